@@ -2,23 +2,18 @@
 
 from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import accumulate, combinations, product
+from itertools import accumulate, combinations
 from typing import Any
 
 import numpy as np
 
 import tiledask as td
-from tiledask.errors import PlacementError
-from tiledask.lab.exercises import products
 from tiledask.lab.exercises.layers import PLACES
 from tiledask.lab.exercises.tiles import space
 from tiledask.lab.puzzles import puzzle_names
 from tiledask.plan.collectives.rows import split_rows
 from tiledask.plan.inputs.model import Model
-from tiledask.plan.products.placement import Tiling
-from tiledask.plan.products.product import grids, options_of, plan_product
 
-R, S0, S1 = td.Replicate(), td.Shard(0), td.Shard(1)
 GB = 10**9
 GPT = Model(hidden=2048, layers=24, heads=16, ffn=8192, vocab=51200, learned_pos=2048, name="gpt")
 """1.3 billion parameters: 21 GB of states at 16 bytes."""
@@ -30,12 +25,6 @@ ROWS = ((3, 3, 3, 2), 5, 2, (2, 2))
 def text(name: str, stages: int, microbatches: int, **options: int) -> str:
     """The order of a schedule, as an answer is written."""
     return td.schedule(name, stages, microbatches, **options).to_text()
-
-
-def whole_numbers(*shapes: tuple[int, int]) -> list[np.ndarray]:
-    """Matrices of which products are exact."""
-    rng = np.random.default_rng(0)
-    return [rng.integers(-4, 5, shape).astype("float32") for shape in shapes]
 
 
 def tile_loop(a, b, tile, *, last_columns=True, adds=True):
@@ -54,27 +43,20 @@ def hurried(a, b, tile):
     return tile_loop(a, b, tile, last_columns=False, adds=False)
 
 
-A, B = whole_numbers((600, 3000), (3000, 600))
-AT = ((S0, S1), (S0, S0))
-
 ABOUT: dict[str, dict[str, Any]] = {
     "fastest-within": {"model": GPT, "cluster": SMALL, "batch": 32, "room": 6 * GB},
     "fewest-devices": {"model": GPT, "cluster": SMALL, "batch": 32},
     "tile-within": {"intensity": 80},
     "hybrid-lenet": {"devices": 2, "batch": 4, "share": 60},
-    "choreography": {"a": A, "b": B, "mesh": (2, 2), "placements": AT, "limit": 5_500_000},
-}  # fmt: skip
+}
 """What exercises are about here, where it is not what they are about by themselves."""
-ON_WORKERS = ("choreography",)
-"""Exercises that run on a cluster of four workers."""
-EXERCISES = tuple(name for name in td.tasks.exercise_names() if name not in ON_WORKERS)
+EXERCISES = td.tasks.exercise_names()
 
 
 @cache
-def task(name: str, cluster: Any = None) -> Any:
+def task(name: str) -> Any:
     """The puzzle or exercise of this name."""
-    named = {"cluster": cluster} if cluster else {}
-    return td.task(name, **named, **ABOUT.get(name, {}))
+    return td.task(name, **ABOUT.get(name, {}))
 
 
 # -- answers that are found ----------------------------------------------------------------------
@@ -175,24 +157,6 @@ def furthest_apart(exercise: Any) -> str:
     return max(exercise.runs, key=lambda name: exercise.again(name).max())
 
 
-def choreographed(_: Any) -> dict[str, Any]:
-    a, b = (Tiling(m.shape, (2, 2), p) for m, p in zip((A, B), AT, strict=True))
-    found = []
-    for name in td.algorithms:
-        takes = options_of(name)
-        shapes = grids(4, 3 if "d" in name[-1:] else 2) if "grid" in takes else (None,)
-        for grid, panel in product(shapes, (50, None) if "panel" in takes else (None,)):
-            options = {"grid": grid, "panel": panel}
-            given = {"algorithm": name} | {k: v for k, v in options.items() if v is not None}
-            try:
-                plan = plan_product(name, a, b, grid=grid, panel=panel)
-            except PlacementError:
-                continue
-            if products.held(plan, A.dtype).peak <= 5_500_000:
-                found.append((products.moved(plan, 4), len(found), given))
-    return min(found)[-1]
-
-
 FOUND: dict[str, Callable[[Any], Any]] = {
     **{name: lambda puzzle: puzzle.solve() for name in puzzle_names()},
     "fastest-within": searched,
@@ -209,6 +173,5 @@ FOUND: dict[str, Callable[[Any], Any]] = {
     "fewest-sums": lambda exercise: first(exercise, combinations(PLACES, 2)),
     "faulty-run": furthest_apart,
     "scale-rule": lambda exercise: first(exercise, map(every, (8, 6, 4, 2))),
-    "choreography": choreographed,
 }
 """Task -> who finds an answer that meets every target."""

@@ -47,19 +47,3 @@ ANSWERS: dict[str, list] = {
     ],
 }
 """Task -> answers."""
-ON_WORKERS: dict[str, list[tuple]] = {
-    "choreography": [
-        (
-            {"algorithm": "summa", "panel": 64},
-            "7.2 MB of A move, 10.8 of B and 0 of partial sums of C",
-        ),
-        (
-            {"algorithm": "2.5d", "grid": (2, 1, 2)},
-            "rank 0 holds A 1.8, B 1.8, fetched panels 2.7, C 0.72 MB",
-        ),
-        ({"algorithm": "cannon", "panel": 64}, "cannon has no option panel"),
-        ({"algorithm": "sumo"}, "no algorithm 'sumo'"),
-        ("summa", "an answer is a dict of td.matmul's arguments: algorithm"),
-    ],
-}
-"""Task on workers -> (an answer that does not solve it, words of the reason)."""

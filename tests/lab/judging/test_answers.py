@@ -7,10 +7,9 @@ import re
 
 import numpy as np
 import pytest
-from answers import ON_WORKERS as TYPED
 from golden.course import answer_of
 from golden.sets import SETS
-from oracles.tasks import EXERCISES, FOUND, ON_WORKERS, task
+from oracles.tasks import EXERCISES, FOUND, task
 
 from tiledask.errors import ConfigError, PartitionError
 from tiledask.lab.exercises.exercise import Exercise
@@ -77,22 +76,6 @@ def test_answers_are_judged_as_a_learner_has_to_read(name, one_thread):
         assert result.reason.startswith(BEGINS)
 
 
-@pytest.mark.few(1)
-@pytest.mark.cluster
-@pytest.mark.parametrize("name", ON_WORKERS)
-def test_answers_that_run_on_workers(name, cluster):
-    judge = task(name, cluster)
-    right = judge.result(FOUND[name](judge))
-    assert (right.reason, right.stars >= 2) == ("Solved: every target is met.", True)
-    for answer, words in TYPED[name]:
-        result = judge.result(answer)
-        assert not result
-        assert words in result.reason
-        is_kept_secret(result)
-    for answer in ODD:
-        assert judge.result(answer).reason.startswith(BEGINS)
-
-
 @pytest.mark.few(6)
 @pytest.mark.parametrize("name", ALONE)
 def test_a_task_and_what_is_no_answer_are_drawn(name, one_thread):
@@ -141,7 +124,9 @@ IN_WORDS = {
 """Targets that a question asks for without their number."""
 
 
-def says_what_it_should(name, judge):
+@pytest.mark.parametrize("name", ALONE)
+def test_a_task_asks_says_how_to_answer_and_has_three_hints_that_do_not(name, one_thread):
+    judge = task(name)
     assert judge.question
     assert judge.form
     assert len(judge.hints) == len(set(judge.hints)) == 3
@@ -158,14 +143,3 @@ def says_what_it_should(name, judge):
         assert not target.least or target.wanted not in said, target
         if target.best and target.best > 4:  # 2 and 3 are in many sentences
             assert target.best not in told, target
-
-
-@pytest.mark.parametrize("name", ALONE)
-def test_a_task_asks_says_how_to_answer_and_has_three_hints_that_do_not(name, one_thread):
-    says_what_it_should(name, task(name))
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize("name", ON_WORKERS)
-def test_tasks_on_workers_ask_and_hint_too(name, cluster):
-    says_what_it_should(name, task(name, cluster))

@@ -1,7 +1,7 @@
 """The walkthroughs' exercises: judges that run an answer, or work out what it is worth.
 
 exercise    a judge becomes an exercise, with its form and hints
-products    by which algorithm blocks are multiplied; tiles: in which tiles of one device
+tiles       a tile loop to repair, and which tiles fit
 layers      layers split over ranks; programs: of rows, a hybrid, a skip connection
 planning    layouts and memory; training: a loss scale, a faulty run
 
