@@ -9,7 +9,6 @@ import numpy as np
 
 import tiledask as td
 from tiledask.lab.exercises.layers import PLACES
-from tiledask.lab.exercises.tiles import space
 from tiledask.lab.puzzles import puzzle_names
 from tiledask.plan.collectives.rows import split_rows
 from tiledask.plan.inputs.model import Model
@@ -46,8 +45,6 @@ def hurried(a, b, tile):
 ABOUT: dict[str, dict[str, Any]] = {
     "fastest-within": {"model": GPT, "cluster": SMALL, "batch": 32, "room": 6 * GB},
     "fewest-devices": {"model": GPT, "cluster": SMALL, "batch": 32},
-    "tile-within": {"intensity": 80},
-    "hybrid-lenet": {"devices": 2, "batch": 4, "share": 60},
 }
 """What exercises are about here, where it is not what they are about by themselves."""
 EXERCISES = td.tasks.exercise_names()
@@ -75,10 +72,6 @@ def searched(exercise: Any) -> td.Layout:
 def on_fewest(exercise: Any) -> td.Layout:
     plans = (td.search(GPT, SMALL, 32, devices=[n]) for n in range(1, 9))
     return next(plan.best.layout for plan in plans if plan.counts["fits"])
-
-
-def best_tile(exercise: Any) -> tuple:
-    return first(exercise, iter(space()))
 
 
 def cannon(skewed=True, by=1, further=0):
@@ -127,12 +120,6 @@ def skipping(*changes):
     return said
 
 
-def heads_in_a_row(exercise: Any) -> list[list[int]]:
-    ends = ((0, *cuts, 10) for cuts in combinations(range(1, 10), 3))
-    splits = ([list(range(*e[r : r + 2])) for r in range(4)] for e in ends)
-    return first(exercise, splits)
-
-
 def rows_read(_: Any) -> dict[int, tuple[int, ...]]:
     slabs, ends = split_rows(*ROWS).slabs, (0, *accumulate(ROWS[0]))
     own = [set(range(*ends[rank : rank + 2])) for rank in range(len(slabs))]
@@ -162,14 +149,9 @@ FOUND: dict[str, Callable[[Any], Any]] = {
     "fastest-within": searched,
     "fewest-devices": on_fewest,
     "repaired-kernel": lambda _: tile_loop,
-    "tile-within": best_tile,
-    "balanced-heads": heads_in_a_row,
     "skip-connection": lambda _: skipping(),
     "cannon": lambda _: cannon(),
     "borrowed-rows": rows_read,
-    "hybrid-lenet": lambda exercise: first(
-        exercise, iter([{"data parallel": 2}, {"network": 2}, {"space": 2}, {"layerwise": 2}])
-    ),
     "fewest-sums": lambda exercise: first(exercise, combinations(PLACES, 2)),
     "faulty-run": furthest_apart,
     "scale-rule": lambda exercise: first(exercise, map(every, (8, 6, 4, 2))),

@@ -1,4 +1,4 @@
-"""Exercises on tiles: planted faults, every choice tried.
+"""A tile loop with planted faults.
 
 Holds `tiledask.lab.exercises.tiles`.
 """
@@ -9,33 +9,6 @@ import numpy as np
 import pytest
 from oracles.judged import missed
 from oracles.tasks import task, tile_loop
-
-import tiledask as td
-from tiledask.lab.exercises.tiles import SIDES, STAGES, STEPS
-
-S0, S1 = td.Shard(0), td.Shard(1)
-IN_BLOCKS, IN_ROWS = (S0, S1), (S0, S0)
-
-# -- tiles -----------------------------------------------------------------------------------------
-
-
-def test_only_these_tiles_keep_to_the_limits_by_hand():
-    """Bytes by the formula, and not by the judge's: 2 s m n k / FLOP per byte."""
-    fitting = {
-        ((tm, tn, tk), stages)
-        for (tm, tn, tk), stages in product(product(SIDES, SIDES, STEPS), STAGES)
-        if stages >= 4
-        and stages * (tm + tn) * tk * 2 <= 100_000
-        and 2 * 4096**3 * (1 / tm + 1 / tn) <= 2 * 4096**3 / 80
-        and 4096 / tk <= 128
-        and (tm, tn) != (256, 256)  # 512 threads x 255 registers
-    }
-    answers = product(product(SIDES, SIDES, STEPS), STAGES[2:])
-    solved = {answer for answer in answers if task("tile-within").result(answer)}
-    assert solved == fitting == {((128, 256, 32), 4), ((256, 128, 32), 4)}
-
-
-# -- kernels ---------------------------------------------------------------------------------------
 
 
 def tiled(times=np.matmul, wider=0, again=False):

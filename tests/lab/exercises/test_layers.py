@@ -3,7 +3,7 @@
 Holds `tiledask.lab.exercises.layers` and `tiledask.lab.exercises.programs`.
 """
 
-from itertools import combinations, product
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -11,8 +11,7 @@ from oracles.judged import missed, targets
 from oracles.tasks import BACK, FORTH, cannon, skipping, task
 
 import tiledask as td
-from tiledask.lab.exercises import layers
-from tiledask.lab.exercises.layers import PLACES, work, wrong_results
+from tiledask.lab.exercises.layers import PLACES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -21,28 +20,6 @@ def test_no_sum_fewer_and_one_pair_alone_is_right():
     sums = task("fewest-sums")
     few = [(), *((place,) for place in PLACES), *combinations(PLACES, 2)]
     assert [chosen for chosen in few if sums.result(chosen)] == [("y", "dnormed")]
-
-
-@pytest.mark.parametrize(("query", "kv", "ranks"), [(4, 2, 3), (6, 2, 2), (6, 3, 3), (3, 1, 4)])
-def test_the_least_imbalance_is_that_of_every_assignment(query, kv, ranks, monkeypatch):
-    """Each head to each rank, by brute force and by the task's formula written out again."""
-    for name, value in {"KV": kv, "RANKS": ranks, "SHARE": query // kv}.items():
-        monkeypatch.setattr(layers, name, value)
-    worth = []
-    for owners in product(range(ranks), repeat=query):
-        held = [
-            {(o, i * kv // query) for i, o in enumerate(owners) if o == r} for r in range(ranks)
-        ]
-        most = max(work(owners.count(r), len(held[r])) for r in range(ranks))
-        worth.append((most, sum(map(len, held))))
-    assert layers.least_imbalance.__wrapped__() == min(worth)
-
-
-def test_a_wrong_kv_head_is_caught(monkeypatch):
-    heads = [(0, 1, 2), (3, 4, 5), (6, 7), (8, 9)]
-    assert wrong_results(heads) == 0
-    monkeypatch.setattr(layers, "SHARE", 6)  # head 5 would look at the first
-    assert wrong_results(heads) == 2
 
 
 LOANS = {0: (3, 4), 1: (2, 6), 2: (4, 5, 9, 10), 3: (8,)}

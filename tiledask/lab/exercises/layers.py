@@ -1,21 +1,19 @@
-"""Layers split over ranks, and run: Cannon's shifts, sums, heads."""
+"""Layers split over ranks, and run: Cannon's shifts, and sums."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
-from itertools import product
 from typing import Any
 
 import numpy as np
 
 from tiledask.distributed.ranks.rank_function import Ranks
 from tiledask.distributed.ranks.threads import run_threads
-from tiledask.errors import PlacementError, RuleError
+from tiledask.errors import RuleError
 from tiledask.lab.exercises.exercise import exercise, instance, none_wrong, on_ranks
 from tiledask.lab.judging import Target
-from tiledask.plan.whole import is_whole
 from tiledask.tile import layers as tile
 
-__all__ = ["balanced_heads", "cannon", "fewest_sums"]
+__all__ = ["cannon", "fewest_sums"]
 
 Values = dict[str, np.ndarray]
 
@@ -168,90 +166,3 @@ def fewest_sums(chosen: tuple[str, ...]) -> list[Target]:
         none_wrong("wrong results", [offence] * bool(wrong), len(wrong)),
         Target("collectives a step", 2, done.records.barriers.get(None, 0), 2, why=more),
     ]
-
-
-# -- attention by heads ----------------------------------------------------------------------------
-
-QUERY, KV, SHARE = 10, 2, 5
-"""Heads, and how many query heads look at one kv head."""
-
-
-def kv_of(heads: Sequence[int]) -> list[int]:
-    """The kv heads that a rank with these query heads needs."""
-    return sorted({head // SHARE for head in heads})
-
-
-def work(query: int, kv: int, hidden: int = 640, width: int = 64, tokens: int = 128) -> int:
-    """FLOP of so many heads in a forward pass without a mask. A query head has its columns of wq
-    and rows of wo, and two products with all tokens; a kv head its columns of wk and wv.
-
-    >>> work(1, 0), work(0, 1)
-    (25165824, 20971520)
-    """
-    projection = 2 * tokens * hidden * width
-    return query * (2 * projection + 4 * tokens * tokens * width) + kv * 2 * projection
-
-
-@cache
-def least_imbalance() -> tuple[int, int]:
-    """(work of the fullest rank, kv heads computed): the least of all ways. It matters only how
-    many heads of each kv head a rank has."""
-    shared = [n for n in product(range(SHARE + 1), repeat=RANKS) if sum(n) == SHARE]
-    ways = [list(zip(*way, strict=True)) for way in product(shared, repeat=KV)]
-    held = [[(sum(each), sum(n > 0 for n in each)) for each in way] for way in ways]
-    return min((max(work(*each) for each in way), sum(kv for _, kv in way)) for way in held)
-
-
-def _heads(answer: Any) -> list[tuple[int, ...]] | None:
-    ranks = [tuple(part) for part in answer]
-    return ranks if len(ranks) == RANKS and all(map(is_whole, sum(ranks, ()))) else None
-
-
-@exercise("balanced-heads", _heads)
-def balanced_heads(ranks: list[tuple[int, ...]]) -> list[Target]:
-    """Assign ten query heads, which share two kv heads, to four ranks. It is run, forward and
-    backward, and compared with one device."""
-    for head in sorted({*range(QUERY), *sum(ranks, ())}):
-        on = [r for r, heads in enumerate(ranks) for each in heads if each == head]
-        if head not in range(QUERY) or len(on) != 1:
-            raise PlacementError(
-                f"query head {head} is on {f'ranks {on}' if on else 'no rank'}; heads are 0 to "
-                f"{QUERY - 1}, and every head has one place"
-            )
-    each = [work(len(heads), len(kv_of(heads))) for heads in ranks]
-    full, even = each.index(max(each)), work(QUERY, KV) / RANKS
-    fullest = f"rank {full} has {len(ranks[full])} query and {len(kv_of(ranks[full]))} kv heads"
-    (least, fewest), copies = least_imbalance(), sum(len(kv_of(heads)) for heads in ranks)
-    best, worst = round(least / even, 4), round(max(each) / even, 4)
-    return [
-        Target("fullest rank / even share", best, worst, best, why=fullest),
-        Target("kv heads computed, all ranks", fewest, copies, fewest),
-        Target("wrong results", 0, wrong_results(ranks), 0),
-    ]
-
-
-def wrong_results(ranks: list[tuple[int, ...]]) -> int:
-    """How many of y and dx are not those of one device, if the ranks' terms are summed; of small
-    heads, for the same is true of them."""
-    width, hidden, tokens = 4, 20, 6
-    heads, rng = tile.Heads(QUERY, KV, width), np.random.default_rng(3)
-    made = tile.self_attention_parameters(hidden, heads)
-    w = {n: rng.normal(size=p.shape) / hidden**0.5 for n, p in made.items()}
-    x, dy = rng.normal(size=(2, 1, tokens, hidden))
-
-    def there_and_back(heads: tile.Heads, w: Values) -> np.ndarray:
-        y, kept = tile.self_attention(x, w, heads)
-        return np.stack([y, tile.self_attention_grad(dy, kept, w)[0]])
-
-    total = np.zeros((2, *x.shape))
-    for mine in filter(None, ranks):
-        kv = kv_of(mine)
-        here = tile.Heads(len(mine), len(kv), width, tuple(kv.index(h // SHARE) for h in mine))
-        of_q, of_kv = (
-            np.concatenate([np.arange(width * i, width * (i + 1)) for i in each])
-            for each in (mine, kv)
-        )
-        cut = {"wq": w["wq"][:, of_q], "wk": w["wk"][:, of_kv], "wv": w["wv"][:, of_kv]}
-        total += there_and_back(here, cut | {"wo": w["wo"][of_q]})
-    right = there_and_back(heads, w)
-    return sum(not _close(mine, one) for mine, one in zip(total, right, strict=True))

@@ -1,13 +1,11 @@
-"""Programs of ranks: rows that a convolution borrows, LeNet under a hybrid, a skip connection."""
+"""Programs of ranks: rows that a convolution borrows, a skip connection."""
 
-from collections.abc import Mapping, Sequence
-from functools import cache
-from itertools import accumulate, product
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.convolution.lenet_train import TrainedLeNet, train_lenet
 from tiledask.errors import PlacementError, ProgramError
 from tiledask.lab import plots
 from tiledask.lab.exercises.exercise import exercise, instance, none_wrong
@@ -16,16 +14,11 @@ from tiledask.lab.plots.primitives import Figure
 from tiledask.plan.collectives.rows import split_rows
 from tiledask.plan.program.graph import LinePlace, graph
 from tiledask.plan.program.instructions import Do, Recv
-from tiledask.plan.program.lenet import PARAMETERS, WAYS, Split
-from tiledask.plan.program.making.convolution.of_lenet import need_of
 from tiledask.plan.program.program import Program
 from tiledask.plan.whole import is_whole
 from tiledask.tile import layers as tile
-from tiledask.tile.datasets import load_images
 
-__all__ = ["borrowed_rows", "hybrid_lenet", "skip_connection"]
-
-MB = 1_000_000
+__all__ = ["borrowed_rows", "skip_connection"]
 
 # -- rows ------------------------------------------------------------------------------------------
 
@@ -80,58 +73,6 @@ def borrowed_rows(
     return [
         none_wrong("output rows that lack an input row", lacking, missing),
         Target("rows borrowed", fewest, count, fewest, why="; ".join(idle)),
-    ]
-
-
-# -- a hybrid --------------------------------------------------------------------------------------
-
-STEPS, SINGLE = 3, 4
-"""Steps of a training; bytes of a number whose moving is planned: counted in float64, halved."""
-
-
-def _splits(devices: int) -> list[Split]:
-    """Every way to split over so many."""
-    each = product(range(1, devices + 1), range(1, 5), (False, True))
-    return [
-        Split(copies, stages, devices // (copies * stages), in_space=space)
-        for copies, stages, space in each
-        if devices % (copies * stages) == 0 and (copies * stages < devices or not space)
-    ]
-
-
-@cache
-def _trained(split: Split, batch: int) -> TrainedLeNet:
-    inner = "space" if split.in_space else "by output units"
-    ways = dict(zip((*WAYS[:2], inner), split.shape, strict=True))
-    return train_lenet(load_images("digits"), ways, steps=STEPS, batch=batch, dtype="float64")
-
-
-@exercise("hybrid-lenet", lambda answer: Split.of(answer) if isinstance(answer, Mapping) else None)
-def hybrid_lenet(
-    split: Split, devices: int = 8, batch: int = 64, share: float = 50.0, balance: float = 1.2
-) -> list[Target]:
-    """Choose ways that multiply to the devices, so that LeNet's training moves the fewest bytes,
-    with little of the model on a device and the busiest near the mean. It is trained on threads."""
-    if split.ranks != devices:
-        raise PlacementError(f"ways multiply, to {devices} devices; these come to {split.ranks}")
-    needs = [need_of(each, batch, SINGLE) for each in _splits(devices)]
-    best = min(
-        sum(n.sent) / MB
-        for n in needs
-        if 100 * max(n.parameters) / PARAMETERS <= share and n.imbalance <= balance
-    )
-    run, alone = _trained(split, batch), _trained(Split(), batch)
-    sent = sum(r.sent for r in run.records) / STEPS / (8 // SINGLE) / MB
-    percent = round(100 * max(held["weights"] for held in run.held) / 8 / PARAMETERS, 2)
-    busiest = round(max(run.flops) * devices / sum(run.flops), 3)
-    far = float(np.max(np.abs(run.losses / alone.losses - 1)))
-    copies, stages, parts = split.shape
-    ways = f"by {copies} copies of {stages} x {parts} parts"
-    return [
-        Target("MB that all devices send in a step", best, sent, best, why=ways),
-        Target("% of the model on a device", share, percent, why=ways),
-        Target("busiest over mean FLOP", balance, busiest, why=ways),
-        Target("losses' distance from a single device's", 1e-10, far),
     ]
 
 
