@@ -2,28 +2,20 @@
 
 import re
 from dataclasses import replace
-from itertools import pairwise
 from types import MappingProxyType
 
 import pytest
 from oracles.figures import places
 
-from tiledask.errors import ScheduleError
 from tiledask.lab.judging import UnsolvedError
 from tiledask.lab.judging.result import Result, Target
 from tiledask.lab.plots.style import RED
 from tiledask.lab.puzzles import load_puzzle, puzzle_levels
 from tiledask.plan.pipelines import closed_form
-from tiledask.plan.pipelines.needs import validate
-from tiledask.plan.pipelines.optimum import optimal_schedule
-from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import schedule
-from tiledask.plan.pipelines.simulate import simulate
-from tiledask.plan.splitting.partition import contiguous_splits, partition
 
 LEVELS = puzzle_levels()
 NAMES = [p.name for p in LEVELS]
-CUTS = [p.name for p in LEVELS if p.kind == "partition"]
 
 
 def with_targets(puzzle, **targets):
@@ -51,94 +43,6 @@ def test_a_target_below_the_best_is_out_of_reach(name):
         assert below.solve() is None or not below.check(below.solve())
 
 
-# --- solved by other means than the puzzle's own -----------------------------------------
-
-
-def cut_of(name):
-    inputs = {k: v for k, v in load_puzzle(name).inputs.items() if k != "shown"}
-    stages = inputs.pop("devices") * inputs.get("chunks", 1)
-    return partition(stages=stages, **inputs)
-
-
-def fewest(fine):
-    return next(m for m in range(1, 100) if fine(m))
-
-
-def seconds(name, m, latency):
-    return simulate(schedule(name, 4, m), 1.0, 2.0, latency).makespan
-
-
-def in_chunks(v, latency=0.0):
-    """The end of 8 micro-batches over 4 devices, of ``v`` chunks each."""
-    order = schedule("interleaved", 4 * v, 8, devices=4)
-    return simulate(order, 12 / v, 24 / v, latency).makespan
-
-
-def optimum(*work, **limits):
-    return lambda: optimal_schedule(*work, **limits).schedule
-
-
-OTHER_MEANS = {
-    **{name: lambda name=name: cut_of(name) for name in CUTS},
-    "fewest-microbatches": lambda: fewest(lambda m: closed_form.bubble_fraction(8, m) <= 0.25),
-    "when-gpipe-wins": lambda: fewest(
-        lambda m: seconds("gpipe", m, 0.25) / seconds("1f1b", m, 0.25) <= 0.92
-    ),
-    "chunks-against-latency": lambda: min((1, 2, 3, 4, 6), key=lambda v: in_chunks(v, 1.0)),
-    "order-on-2": lambda: text("1f1b", 2, 4),
-    "1f1b-by-hand": lambda: schedule("1f1b", 3, 5),
-    "shifted-by-one": lambda: text("1f1b", 4, 8),
-    "order-with-latency": lambda: text("eager-1f1b", 2, 4),
-    "uneven-stages": optimum(3, 4, [1, 2, 1], [2, 4, 2], memory_limit=3),
-    "split-on-2": lambda: text("zb-h1", 2, 4),
-    "zero-bubble-by-hand": lambda: text("zb-h1", 3, 4),
-    "v-by-hand": optimum(4, 4, 1, split=True, place=(0, 1, 1, 0), memory_limit=3),
-    "where-the-stages-go": lambda: text("zb-v", 4, 4),
-    "half-the-memory": lambda: "v-min",
-    "five-percent-idle": lambda: ("zb-v", 10),
-    "partition-and-schedule": lambda: {
-        "layers": partition([2, *[1] * 22, 4], 4),
-        "schedule": "ZB-H1",
-    },
-    "everything-at-once": lambda: "1-4|5-9|10-17|18-24\n" + text("zb-h1", 4, 8),
-}
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_solved_by_the_exact_partition_a_formula_or_a_schedule_of_the_table(name):
-    load_puzzle(name).check(OTHER_MEANS[name]()).require()
-
-
-@pytest.mark.few(4)
-@pytest.mark.parametrize("name", CUTS)
-def test_over_all_splits_exactly_those_within_the_target_are_accepted(name):
-    puzzle = load_puzzle(name)
-    inputs, wanted = puzzle.inputs, puzzle.targets["bottleneck"]
-    devices, chunks = inputs["devices"], inputs.get("chunks", 1)
-    sends = inputs.get("communication", 0.0)
-    best, accepted, refused = cut_of(name), 0, 0
-    every = list(contiguous_splits(len(inputs["costs"]), devices * chunks))
-    for bounds in [*every[:: max(1, len(every) // 30)], best.bounds]:
-        groups = [range(a + 1, b + 1) for a, b in pairwise(bounds)]
-        held, times = [0.0] * devices, []
-        for s, group in enumerate(groups):
-            speed = inputs.get("speeds", [1.0] * devices)[s % devices]
-            sent = sends if isinstance(sends, float) else (*sends, 0.0)[group[-1] - 1]
-            last = s == len(groups) - 1
-            times.append(sum(inputs["costs"][n - 1] for n in group) / speed + (0 if last else sent))
-            if "memory" in inputs:
-                held[s % devices] += sum(inputs["memory"][n - 1] for n in group)
-        caps = inputs.get("capacity", float("inf"))
-        caps = caps if isinstance(caps, list) else [caps] * devices
-        fits = all(h <= c for h, c in zip(held, caps, strict=True))
-        result = puzzle.check(groups)
-        assert (result.legal, bool(result)) == (fits, fits and max(times) <= wanted)
-        assert result.best == (fits and max(times) == best.bottleneck)
-        accepted, refused = accepted + bool(result), refused + (not result)
-    assert accepted
-    assert refused or len(every) == 1
-
-
 def test_fewest_microbatches_accepts_only_the_fewest():
     puzzle = load_puzzle("fewest-microbatches")
     assert [m for m in range(1, 65) if puzzle.check(m)] == [21]
@@ -150,40 +54,6 @@ def test_fewest_microbatches_accepts_only_the_fewest():
     result = with_targets(puzzle, microbatches=30).check(24)
     assert (result.stars, result.targets[1].gap) == (2, 3 / 21)
     assert result.targets[0].best == closed_form.bubble_fraction(8, 30)
-
-
-# --- what the tasks say -------------------------------------------------------------------
-
-
-def test_what_the_tasks_say_of_others_is_so():
-    assert sum(load_puzzle("an-empty-device").inputs["costs"][:3]) == 17
-    for p, m, times, makespan, kept in (
-        (2, 4, (1, 2, 0.5), 17, 2),
-        (2, 4, (1, 2), 15, 2),
-        (3, 4, (1, 2), 18, 3),
-        (4, 8, (2, 4), 66, 4),
-        (2, 4, (2, 4), 30, 2),
-        (3, 4, ([1, 2, 1], [2, 4, 2]), 28, 3),
-    ):
-        t = simulate(schedule("1f1b", p, m), *times)
-        assert (t.makespan, t.peak_in_flight) == (makespan, tuple(range(kept, kept - p, -1)))
-    assert t.lower_bound == 27
-    assert [in_chunks(v) for v in (1, 2, 3)] == pytest.approx([8 * 36 + 108 / v for v in (1, 2, 3)])
-
-
-def shifted(stages, microbatches):
-    """1F1B as torch's Schedule1F1B._get_pipeline_order makes it: the last rank is one ahead."""
-    *rows, last = schedule("1f1b", stages, microbatches).orders
-    ahead = [a._replace(microbatch=a.microbatch + 1) if a.kind == "F" else a for a in last]
-    return Schedule.of([*rows, ahead], range(stages))
-
-
-def test_the_shifted_order_is_the_one_that_torch_makes():
-    shown = Schedule.from_text(load_puzzle("shifted-by-one").inputs["shown"])
-    assert shown == shifted(4, 8)
-    assert shown.to_text().endswith("3F8,3B7")
-    with pytest.raises(ScheduleError, match="3F8"):
-        validate(shown, 4, 8)
 
 
 # --- wrong answers ------------------------------------------------------------------------

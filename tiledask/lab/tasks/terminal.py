@@ -108,11 +108,9 @@ def _print_task(task: Task, console: Console) -> None:
     seed = f", seed {task.seed}" if isinstance(task, IdleLevel) else ""
     head = f"Level {task.name if seed else task.level}{seed}"
     say(console, f"\n\n{task.question}\n", bold=f"{head}: {task.title}", wrap=True)
-    if isinstance(task, IdleLevel):
-        drawing = f"{_letters(task.runs[0])}\n" if task.shows_run else ""  # it is asked about
-        if drawing:
-            say(console, drawing)
-    else:
+    if isinstance(task, IdleLevel) and task.shows_run:  # it is asked about
+        say(console, f"{_letters(task.runs[0])}\n")
+    if isinstance(task, Puzzle):
         rows = numbers_of(task)
         width = max(len(name) for name, _ in rows)
         for name, value in rows:
@@ -153,25 +151,16 @@ def _print_working(task: IdleLevel, console: Console) -> list[str]:
     """The lines of the working, and with them the runs."""
     say(console, task.working(), wrap=True)
     for run in task.runs:
-        drawn = _letters(run)
-        if isinstance(task.fields[0].right, tuple):
-            drawn = re.sub(r"0 s to (\d+) s, 1 s is", r"\1 slots, one is", drawn)
-        say(console, f"\n{run.facts}\n{drawn}")
+        say(console, f"\n{run.facts}\n{_letters(run)}")
     return list(task.lines)
 
 
 def _letters(run: Run) -> str:
-    """The run in letters, or where they would jam, a line in words for each worker."""
+    """The run in letters, where they would not jam."""
     timeline = run.timeline
     if median(timeline.end - timeline.start) * letters_a_second(timeline) >= 2:
         return timeline_text(timeline, name="worker")
-    rows, busy, idle = [], timeline.busy_per_device, timeline.idle_per_device
-    for w in range(timeline.devices):
-        kinds = timeline.kind[timeline.device == w].tolist()
-        counts = f"forwards {kinds.count('F')}, backwards {kinds.count('B')}"
-        rows.append(f"worker {w + 1}  {counts}: {busy[w]:g} s at work, {idle[w]:g} s idle")
-    whole = f"0 s to {timeline.makespan:g} s, too long for letters; --figure FILE draws it"
-    return "\n".join([*rows, f"{'':9} {whole}"])
+    return f"0 s to {timeline.makespan:g} s, too long for letters; --figure FILE draws it"
 
 
 def _value(name: str, value: Any) -> str:
