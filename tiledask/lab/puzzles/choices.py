@@ -68,16 +68,18 @@ def _options(inputs: Inputs) -> dict[str, list[Any]]:
     }
 
 
-@lru_cache(maxsize=64)
-def _tried(key: str) -> list[tuple[Inputs, dict[str, float]]]:
+def _runs(inputs: Inputs) -> Iterator[tuple[Inputs, dict[str, float]]]:
     """Every choice that can run, with all its measures."""
-    inputs, found = json.loads(key), list[tuple[Inputs, dict[str, float]]]()
     options = _options(inputs)
     for values in product(*options.values()):
         value = dict(zip(options, values, strict=True))
         with suppress(ScheduleError):  # some schedules refuse some numbers
-            found.append((value, {name: got for name, (got, _) in _measure(inputs, value).items()}))
-    return found
+            yield value, {name: got for name, (got, _) in _measure(inputs, value).items()}
+
+
+@lru_cache(maxsize=64)
+def _tried(key: str) -> list[tuple[Inputs, dict[str, float]]]:
+    return [*_runs(json.loads(key))]
 
 
 def _meeting(inputs: Inputs, targets: Targets) -> Iterator[tuple[Inputs, dict[str, float]]]:
@@ -140,7 +142,7 @@ def _validate(inputs: Inputs) -> None:
         )
     if prod(map(len, options.values())) > LONGEST:
         raise ScheduleError(f"there are more than {LONGEST} choices to try; leave fewer open")
-    if not _tried(frozen_key(inputs)):
+    if next(_runs(inputs), None) is None:
         raise ScheduleError("none of the choices can run: some schedules refuse some numbers")
 
 
