@@ -31,7 +31,7 @@ def shipped(folder: str) -> Path:
 
 
 def data_file(*parts: str) -> Path:
-    """A file of the data folder, such as data_file("published", "plan.json")."""
+    """A file of the data folder, such as data_file("published", "runs.json")."""
     return shipped("data").joinpath(*parts)
 
 

@@ -8,16 +8,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tiledask.lab.accuracy.evaluate import GROUPS, calibrated
-from tiledask.lab.accuracy.runs import RunRow, published, run_rows
-from tiledask.plan.data import data_file
+from tiledask.lab.accuracy.runs import RunRow, run_rows
+from tiledask.plan.data import data_file, shipped_json
 from tiledask.plan.timing.calibration import Calibration
 
-__all__ = ["CONSTANTS", "OF_LOGS", "Refit", "main", "refit", "refit_logs"]
+__all__ = ["GUESSES", "Refit", "main", "refit"]
 
 NOISE, OUTLIER = 0.03, 0.09
 """Relative error of a row that is well described, and from where it counts linearly."""
@@ -50,66 +50,26 @@ class Constant(NamedTuple):
         return replace(known, **{field: tuple(pairs)})  # type: ignore[arg-type]
 
 
-NVIDIA = "megatron-2025", "megatron-2025-fused-loss", "nemo-24.07"
-FSDP = "llm-foundry", "automodel", "torchtitan"
-CONSTANTS = (
-    Constant("device a100.product_share.bf16", 0.78, 0.3, ("a100",)),
-    Constant("device h100.product_share.bf16", 0.65, 0.3, ("h100", "h200")),
-    Constant("device h100.product_share.fp8", 0.60, 0.3, ("h100", "h200")),
-    Constant("device b200.product_share.bf16", 0.50, 0.2, ("b200",)),
-    Constant("device b200.product_share.fp8", 0.55, 0.3, ("b200",)),
-    Constant("device gb200.product_share.bf16", 0.55, 0.2, ("gb200",)),
-    Constant("device h100.product_depth", 300.0, 0.5),
-    Constant("device h100.memory_share", 0.75, 0.15),
-    Constant("device b200.launch_layer", 6e-4, 0.5, ("b200", "gb200")),
-    Constant("kernel triton-2023 a100.forward", 0.5, 0.3, ("a100/triton-2023",)),
-    Constant("kernel triton-2023 a100.backward", 0.3, 0.4, ("a100/triton-2023",)),
-    Constant("kernel triton-2023 h100.forward", 0.3, 0.3, ("h100/triton-2023",)),
-    Constant("kernel triton-2023 h100.backward", 0.2, 0.4, ("h100/triton-2023",)),
-    Constant("framework megatron-2025.casts", 1.7, 0.4),
-    Constant("framework megatron-2025.exposed.tp", 0.6, 0.3, NVIDIA),
-    Constant("framework megatron-2025.exposed.dp", 0.3, 0.5, NVIDIA),
-    Constant("framework megatron-2025.exposed.pp", 0.3, 0.5, NVIDIA),
-    Constant("framework megatron-2025.mixture_seconds", 1.2e-3, 0.5),
-    Constant("framework megatron-2025.exchange_share", 0.6, 0.05),
-    Constant("framework llm-foundry.exposed.fsdp", 0.5, 0.3, FSDP),
-    Constant("framework llm-foundry.step_seconds", 0.04, 0.5, ("llm-foundry",)),
-    Constant("framework llm-foundry.layer_seconds", 8e-4, 0.5, ("llm-foundry",)),
-    Constant("framework hf-lora.eager_passes", 4.0, 0.4, ("hf-lora",)),
-    Constant("framework hf-lora.floor_seconds", 4.5e-3, 0.3, ("hf-lora",)),
-)
-"""All that the rows of published/plan2.json set, and the prior of each."""
-BLOOM, TITAN = ("megatron-deepspeed",), ("h100-500w",)
-OF_LOGS = (
-    Constant("device a100.misaligned", 0.5, 0.5, BLOOM),
-    Constant("framework megatron-deepspeed.transfer_seconds", 0.01, 0.5, BLOOM),
-    Constant("framework megatron-deepspeed.copies_share", 0.3, 0.5, BLOOM),
-    Constant("framework megatron-deepspeed.eager_passes", 3.0, 0.4, BLOOM),
-    Constant("framework megatron-2022.eager_passes", 1.0, 0.5, ("megatron-2022",)),
-    Constant("device h100-500w.product_share.bf16", 0.6, 0.3, TITAN),
-    Constant("device h100-500w.product_share.fp8", 0.5, 0.3, TITAN),
-    Constant("kernel fa2 h100-500w.forward", 0.3, 0.3, TITAN),
-    Constant("kernel fa2 h100-500w.backward", 0.25, 0.3, TITAN),
-    Constant("framework torchtitan.ring_part", 0.8, 0.4, TITAN),
-    Constant("framework torchtitan-eager.eager_passes", 3.6, 0.4, ("torchtitan-eager",)),
-)
-"""The same of BLOOM's log, Korthikanti's and torchtitan's rows, each a program of its own."""
+GUESSES: dict[str, list[Any]] = shipped_json("calibration", "guesses.json")
+"""Round guesses and priors: of all that NVIDIA's and FSDP's steps set, and of BLOOM's log,
+Korthikanti's and torchtitan's rows, each a program of its own."""
+LOGS = "kor-5", "kor-4", "bloom", "titan"
+"""Groups of the latter."""
 
 
 class Refit:
     """Rows, and the constants that describe them best. Rows that are not `calibrated` are only
-    estimated. ``families``: of each row a series of runs that is one measurement, "model/..."."""
+    estimated."""
 
-    def __init__(
-        self, constants: Sequence[Constant], rows: Sequence[RunRow], families: Sequence[str]
-    ) -> None:
-        self.constants, self.rows, self.families = constants, rows, families
+    def __init__(self, constants: Sequence[Constant], rows: Sequence[RunRow]) -> None:
+        self.constants, self.rows = constants, rows
+        self.families = [row.family for row in rows]
         self.known = [row.run.step().calibration for row in rows]  # as shipped
         self.measured = np.log([row.seconds for row in rows])
         self.fits = np.array([row.key in calibrated() for row in rows])
 
     def estimated(self, values: np.ndarray, only: Sequence[int] | None = None) -> np.ndarray:
-        """Logarithm of what each row (of ``only``) takes with ``values`` of CONSTANTS."""
+        """Logarithm of what each row (of ``only``) takes with ``values`` of the constants."""
         found = []
         for row in range(len(self.rows)) if only is None else only:
             known = self.known[row]
@@ -178,39 +138,22 @@ class Refit:
         return {name: [len(each), float(np.mean(each)), max(each)] for name, each in sizes}
 
 
-def family(row: RunRow) -> str:
-    """Model, device and precision: a series of such runs is one measurement."""
-    name, i = row.case, published("plan2")[row.case]["inputs"]
-    if "case" in i:
-        model = f"{i['case'].split('_l')[0]} tp {row.run.layout.tp}"
-    else:
-        model = i.get("model") or name.split("-")[name.startswith(("mpt", "dgxc", "nemo"))]
-    return f"{model}/{i['gpu']}/{i.get('precision')}"
-
-
-def refit() -> Refit:
-    """The rows of published/plan2.json that the shipped constants were fitted to."""
-    rows = [
-        row
-        for row in chain.from_iterable(run_rows().values())
-        if row.quantity == "step" and row.case in published("plan2") and row.case in calibrated()
-        if not row.case.startswith("titan2506")
-    ]
-    return Refit(CONSTANTS, rows, [*map(family, rows)])
-
-
-def refit_logs() -> Refit:
-    """BLOOM's log, Korthikanti's tables and torchtitan's rows of published/plan.json."""
-    rows = [row for group in ("kor-5", "kor-4", "bloom", "titan") for row in run_rows()[group]]
-    parts = [row.key.split("-") for row in rows]
-    models = [part[2][:3].lower() if part[0] == "kor" else part[1] for part in parts]
-    return Refit(OF_LOGS, rows, [f"{m}/{row.key}" for m, row in zip(models, rows, strict=True)])
+def refit(which: str) -> Refit:
+    """The rows that the shipped constants were fitted to: of "steps" or of "logs"."""
+    return Refit(
+        [Constant(*each) for each in GUESSES[which]],
+        [
+            row
+            for row in chain.from_iterable(run_rows().values())
+            if row.family and row.unit in ("s", "ms") and (row.group in LOGS) == (which == "logs")
+        ],
+    )
 
 
 def main() -> int:
     """Print each constant beside its file's, and keep the errors of models that were left out."""
     left: dict[str, list[float]] = {}
-    for rows in (refit(), refit_logs()):
+    for rows in map(refit, GUESSES):
         values = rows.fitted()
         kept = {key: number for known in rows.known for key, number in known.numbers}
         for constant, value in zip(rows.constants, values, strict=True):

@@ -21,7 +21,7 @@ from tiledask.lab.accuracy.evaluate import (
     rankings,
 )
 from tiledask.lab.accuracy.exact import EXACT
-from tiledask.lab.accuracy.runs import published, run_rows
+from tiledask.lab.accuracy.runs import run_rows
 from tiledask.lab.accuracy.searched import searched
 from tiledask.plan.data import data_file
 from tiledask.plan.judged import MARKS
@@ -30,9 +30,10 @@ from tiledask.plan.whole import is_whole
 __all__ = ["groups", "main", "page"]
 
 PAGES = {"Beside other tools": "other-planners.md", "What is not modelled": "not-modelled.txt"}
+"""Sections that are files of data/published."""
 HEAD = """# Accuracy of the planner
 
-Made from plan.json, plan2.json and the package. Errors are ours / published - 1. *Fitted* rows \
+Made from data/published and the package. Errors are ours / published - 1. *Fitted* rows \
 set constants of the model (data/calibration and tiledask/plan/timing/calibration.py) and show \
 how well it can bend; *check* rows had no part in that. *Left out*: each model estimated by a fit \
 that had none of its rows."""
@@ -47,10 +48,7 @@ def groups() -> tuple[PublishedSource, ...]:
 def page() -> str:
     """The page in Markdown."""
     parts = [HEAD, summary()]
-    for title, name in (
-        ("Beside other tools", "other-planners"),
-        ("What is not modelled", "not-modelled"),
-    ):
+    for title, name in PAGES.items():
         text = data_file("published", name).read_text("utf-8").strip()
         parts += [f"## {title}", text]
     for group in groups():
@@ -62,15 +60,9 @@ def page() -> str:
 
 
 def summary() -> str:
-    """A row for each group, and all step times of plan.json together, which share constants."""
+    """A row for each group."""
     head = ("source", "goal", "all rows", "signed", "fitted", "check", "left out", "")
-    aimed = [group for group in map(measured, run_rows()) if (group.mean or 1) < 1]
-    rows = [row for group in aimed for row in group.rows if row.case in published()]
-    timed = [row for row in rows if row.unit in ("s", "ms")]
-    check = [row for row in timed if not row.calibration]
-    together = f"{_errors(timed)}; check rows {_errors(check)}"
-    table = _table(head, map(_group, groups()))
-    return f"{table}\n\nAll step and layer times of plan.json with a goal: {together}."
+    return _table(head, map(_group, groups()))
 
 
 def _group(group: PublishedSource) -> Sequence[str]:

@@ -26,7 +26,7 @@ __all__ = ["PublishedRun", "RunRow", "model_of", "published", "run_rows"]
 
 
 @cache
-def published(name: str = "plan") -> dict[str, dict[str, Any]]:
+def published(name: str) -> dict[str, dict[str, Any]]:
     """The cases of data/published/NAME.json by their id."""
     return {case["id"]: case for case in shipped_json("published", f"{name}.json")}
 
@@ -69,12 +69,14 @@ class RunRow(NamedTuple):
     group: str
     """A key of data/published/groups.json."""
     case: str
-    """The id of the case in plan.json or plan2.json, which has the source's own words."""
+    """Which run of its source, or which of several by the same program."""
     quantity: str
     """"step", "step, full", "layer, forward and backward", "peak", "reserved" or "fits"."""
     measured: float
     unit: str
     run: PublishedRun
+    family: str = ""
+    """Model, device and precision, of rows that set constants: such a series is one measurement."""
 
     @property
     def key(self) -> str:
@@ -105,7 +107,7 @@ def run_rows() -> dict[str, list[RunRow]]:
             row["quantity"].startswith("layer"),
         )
         facts = row["group"], row["id"], row["quantity"], row["measured"], given.get("unit", "")
-        found.setdefault(row["group"], []).append(RunRow(*facts, run))
+        found.setdefault(row["group"], []).append(RunRow(*facts, run, row.get("family", "")))
     return found
 
 

@@ -4,14 +4,16 @@ a published run  ->  its layout by our clock  \\
                  ->  search, the same program  ->  the best that fits as surely  ->  how much slower
 """
 
-from functools import cache
+from functools import cache, partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 from tiledask.errors import ConfigError
 from tiledask.lab.accuracy.evaluate import PublishedRow, PublishedSource
-from tiledask.lab.accuracy.runs import PublishedRun, RunRow, published, run_rows
+from tiledask.lab.accuracy.runs import RunRow, run_rows
 from tiledask.plan.choosing.search import FIRST, Plan, Space, search
 from tiledask.plan.fitting.overhead import VERDICTS
+from tiledask.plan.inputs.recipes import load_recipe
 
 __all__ = ["SearchComparison", "compare_search", "searched", "workloads"]
 
@@ -31,7 +33,6 @@ NO_GOAL = (
 class SearchComparison(NamedTuple):
     """A published run, and what a search says of it."""
 
-    run: PublishedRun
     theirs: Plan | None
     """Its layout among the plans; None if no Layout of the space is it."""
     best: Plan
@@ -39,37 +40,32 @@ class SearchComparison(NamedTuple):
 
 
 @cache
-def workloads(device: str = "H100") -> dict[str, RunRow]:
-    """NVIDIA's runs on ``device`` by id: of those with one model, devices, batch and precision the
-    one that was measured fastest."""
-    every = (row for rows in run_rows().values() for row in rows)
-    steps = {row.case: row for row in every if row.quantity == "step"}
+def workloads() -> dict[str, RunRow]:
+    """NVIDIA's runs on H100 by id: of those with one model, devices, batch and precision the one
+    that was measured fastest."""
     fastest: dict[tuple[Any, ...], RunRow] = {}
-    for name, case in published("plan2").items():
-        i = case["inputs"]
-        if name in steps and name.startswith(NVIDIA) and i["gpu"] == device:
-            model = i.get("model") or tuple(i["fields"].items())
-            key = (model, i.get("layers"), i["gpus"], i["global_batch"], i["seq"], i["precision"])
-            known = fastest.get(key, steps[name])
-            fastest[key] = min(known, steps[name], key=lambda row: row.measured)
+    for row in chain.from_iterable(run_rows().values()):
+        run = row.run
+        theirs = row.quantity == "step" and row.case.startswith(NVIDIA)
+        if theirs and str(run.cluster).endswith("xH100"):
+            key = run.model, run.cluster, run.layout.sequences, run.sequence, run.recipe
+            fastest[key] = min(fastest.get(key, row), row, key=lambda each: each.measured)
     return {row.case: row for row in fastest.values()}
 
 
 def compare_search(row: RunRow) -> SearchComparison:
     """What ``search`` finds for the workload of a row, with the program that ran it."""
     run = row.run
-    how: dict[str, Any] = {
-        "sequence": run.sequence, "recipe": run.recipe, "framework": run.framework
-    }  # fmt: skip
-    of = run.model, run.cluster, published("plan2")[row.case]["inputs"]["global_batch"]
-    plans = search(*of, **how)
+    find = partial(search, run.model, run.cluster, run.layout.sequences, sequence=run.sequence,
+                   recipe=run.recipe, framework=run.framework)  # fmt: skip
+    plans = find()
     only = Space(**{name: (getattr(run.layout, name),) for name in vars(Space())})
-    there = next((p for p in search(*of, **how, space=only) if p.layout == run.layout), None)
+    there = next((p for p in find(space=only) if p.layout == run.layout), None)
     words = VERDICTS[: 1 + VERDICTS.index(there.verdict)] if there else VERDICTS
     firsts = (sum(plans.counts[word] for word in VERDICTS[:n]) for n in range(len(words)))
     near = [plan for at in firsts for plan in plans[at : at + FIRST]]
     best = min((p for p in near if p.verdict in words), key=lambda plan: plan.seconds)
-    return SearchComparison(run, there, best)
+    return SearchComparison(there, best)
 
 
 @cache
@@ -78,7 +74,7 @@ def searched() -> tuple[PublishedSource, ...]:
     judged, others, refused = list[PublishedRow](), list[PublishedRow](), list[str]()
     for name, row in workloads().items():
         try:
-            run, theirs, best = compare_search(row)
+            theirs, best = compare_search(row)
         except ConfigError as error:
             refused.append(f"{name} cannot be said: {error}")
             continue
@@ -87,11 +83,11 @@ def searched() -> tuple[PublishedSource, ...]:
             continue
         changes = [
             f"{field} {value} -> {getattr(best.layout, field)}"
-            for field, value in vars(run.layout).items()
+            for field, value in vars(row.run.layout).items()
             if getattr(best.layout, field) != value
         ]
         note = " ".join(changes) or "the same"
-        whole = published("plan2")[name]["inputs"]["precision"] == "bf16"
+        whole = not load_recipe(row.run.recipe).product_bytes  # in bf16
         rows = judged if whole and not any(part in name for part in CUT) else others
         seconds = best.seconds, theirs.seconds
         rows.append(PublishedRow(name, "best found, theirs", *seconds, "s", note=note))
