@@ -245,29 +245,18 @@ def written(folder: Path, *sources: str) -> Path:
     return folder / "00_x.ipynb"
 
 
-def test_a_kept_copy_stays_and_a_correction_arrives_beside_it_once(tmp_path):
+def test_a_copy_is_the_learners_and_who_deletes_one_gets_a_fresh_one(tmp_path):
     nbs, learn = tmp_path / "nbs", tmp_path / "learn"
-    path = written(nbs, "1 + 1")
+    written(nbs, "1 + 1")
     assert copy_walkthroughs(nbs, learn) == []
-    mine, beside = learn / "00_x.ipynb", learn / "00_x-2.ipynb"
+    mine = learn / "00_x.ipynb"
     mine.write_text("as I left it")
-    ran = nbformat.read(path, as_version=4)
-    ran.cells[1].outputs = [new_output("stream", text="2")]
-    nbformat.write(ran, path)
-    assert copy_walkthroughs(nbs, learn) == []  # other outputs are no correction
-    written(nbs, "1 + 2")
-    (said,) = copy_walkthroughs(nbs, learn)
-    assert str(beside) in said
-    assert "1 + 2" in beside.read_text()
+    shutil.copy(written(nbs, "1 + 2"), nbs / "01_y.ipynb")
+    assert copy_walkthroughs(nbs, learn) == [f"{learn / '01_y.ipynb'} is new."]
     assert mine.read_text() == "as I left it"
-    beside.unlink()
-    assert copy_walkthroughs(nbs, learn) == []  # said once
-    assert not beside.exists()
-    shutil.copy(written(nbs, "1 + 3"), nbs / "01_y.ipynb")
-    assert len(copy_walkthroughs(nbs, learn)) == 2
     mine.unlink()
     assert copy_walkthroughs(nbs, learn) == [f"{mine} is new."]
-    assert "1 + 3" in mine.read_text()
+    assert "1 + 2" in mine.read_text()
 
 
 def test_fields_of_yesterdays_kernels_become_their_text_and_nothing_else_changes(tmp_path):

@@ -329,12 +329,12 @@ def _notebook():
 
     def read(path: Path, given: str) -> None:
         path.mkdir()
-        for name in ("01_x.ipynb", ".given.json"):  # a learner's folder, in any state
-            (path / name).write_bytes(given.encode("utf-8", "surrogatepass"))
+        # a learner's folder, in any state
+        (path / "01_x.ipynb").write_bytes(given.encode("utf-8", "surrogatepass"))
         copy_walkthroughs(course, path)
         refresh(path)
 
-    return [json.dumps(whole), json.dumps({"01_x.ipynb": ["0" * 64]})], read
+    return [json.dumps(whole)], read
 
 
 COMMANDS = (

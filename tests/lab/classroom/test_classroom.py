@@ -4,8 +4,8 @@ Holds `tiledask.lab.classroom.sheet`, `tiledask.lab.classroom.assignment` and
 `tiledask.lab.classroom.grading`.
 """
 
+import ast
 import json
-from importlib.util import find_spec
 
 import pytest
 
@@ -13,7 +13,7 @@ import tiledask as td
 from tiledask.cli import main
 from tiledask.errors import ConfigError
 from tiledask.lab.classroom.assignment import assigned, write_assignments
-from tiledask.lab.classroom.grading import Grade, _names, as_csv, grade, value_of
+from tiledask.lab.classroom.grading import Grade, as_csv, grade, task_of, value_of
 from tiledask.lab.classroom.sheet import sheet
 from tiledask.lab.learner import copies
 
@@ -73,10 +73,10 @@ def cell(kind, source, number, *tags):
 @pytest.fixture
 def course(tmp_path, monkeypatch):
     """A walkthrough of one puzzle, and one of a function."""
-    puzzle = 'puzzle = td.tasks.load_puzzle("24-on-4")\nanswer = None'
+    puzzle = "puzzle = td.tasks.load_puzzle(name)\nanswer = None"
     rule = 'exercise = td.task("scale-rule")\nanswer = None'
     cells = [
-        cell("code", "import tiledask as td", 0),
+        cell("code", "import tiledask as td\nname = '24-on-4'\n1 / 0", 0),
         cell("markdown", "Cut 24.", 1, "task"),
         cell("code", puzzle, 2, "answer"),
         cell("code", "puzzle.draw(answer)", 3, "draw"),
@@ -106,11 +106,9 @@ def hand_in(folder, whole, learner, **answers):
     return to
 
 
-HEAD = 'puzzle = td.tasks.load_puzzle("24-on-4")\n'
+HEAD = "puzzle = td.tasks.load_puzzle(name)\n"
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not find_spec("nbclient"), reason="needs nbclient")
 def test_answers_are_judged_and_nothing_else_runs(tmp_path, course):
     harm = tmp_path / "harm"
     hand_in(tmp_path, course, "ada", c2=HEAD + 'answer = "1-6 | 7-12 | 13-18 | 19-24"')
@@ -131,8 +129,6 @@ def test_answers_are_judged_and_nothing_else_runs(tmp_path, course):
     assert said["nil", 1] == "not judged: no such cell: it was removed"
     assert said["ada", 2] == "Not attempted yet."
     assert not harm.exists()
-    run = grade(tmp_path / "handed in", runs_code=True)
-    assert Grade("eve", "00_cut", 1, 3, next(e.said for e in run if e.learner == "eve")) in run
 
 
 def test_grades_are_a_table():
@@ -188,5 +184,5 @@ def test_what_is_graded_is_the_task_that_the_check_judges(path):
     cells = json.loads(path.read_text("utf-8"))["cells"]
     for cell, check in zip(cells, cells[2:], strict=False):
         if "answer" in cell["metadata"].get("tags", ()):
-            task, answer = _names("".join(cell["source"]))
-            assert "".join(check["source"]) == f"{task}.check({answer})"
+            task = task_of(ast.parse("".join(cell["source"])).body)
+            assert "".join(check["source"]) == f"{task}.check(answer)"

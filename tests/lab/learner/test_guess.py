@@ -42,7 +42,7 @@ def test_a_learners_copy_keeps_its_predictions_whoever_opens_it(tmp_path, monkey
     for name, there in (("learn", True), ("elsewhere", False)):
         (tmp_path / name).mkdir()
         if there:
-            (tmp_path / name / kept.GIVEN).write_text("{}")
+            (tmp_path / name / kept.PROGRESS).mkdir()
         another_kernel(monkeypatch, str(tmp_path / name / "02_split.ipynb"))
         td.predict("bytes").take(3)
         assert (tmp_path / name / kept.PROGRESS / "02_split.jsonl").exists() == there
@@ -56,7 +56,11 @@ TYPED = [
     ("12 MB", "B", 12e6),
     ("12 mb", "B", 12e6),
     ("12 million", "B", 12e6),
-    ("12 million bytes", "", None),
+    ("50 GPUs", "", 50.0),
+    ("2 M", "", 2e6),
+    ("4x", "", 4.0),
+    ("4 GB", "", None),
+    ("4 or 5", "", None),
     ("12E6", "B", 12e6),
     ("12,000,000", "B", 12e6),
     ("12 MiB", "B", 12 * 2**20),
@@ -291,7 +295,7 @@ def test_what_is_typed_into_the_field_is_kept_and_said():
     field.typed = "8 MB"
     assert (guess.value, field.said) == (8e6, "kept: 8,000,000 B")
     field.typed = "8 MB or so"
-    assert "got ' or so'" in field.said or "units that can be read" in field.said
+    assert "units that can be read" in field.said
     field.typed = ""
     assert guess.value == 8e6
 
@@ -308,9 +312,3 @@ def test_a_prediction_in_plain_python_needs_no_widgets():
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=True
     )
     assert done.stdout == "bytes | yours - | measured 4 B\n"
-
-
-def test_a_letter_of_the_question_is_no_name_for_what_is_counted():
-    """Asked for m, "2 M" is two million."""
-    assert read_number("2 M", question="m of the fullest device") == 2e6
-    assert read_number("12 k", question="k at which it turns") == 12e3

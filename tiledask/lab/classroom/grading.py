@@ -2,10 +2,10 @@
 
     learners' notebooks --- the answers, as they are written ---.
                                                                 v
-    the course's own notebook ------ runs, once ------> its tasks judge them ------> stars
+    the course's own notebook --- what makes its tasks ---> they judge them ---> stars
 
-What learners wrote beside their answers never runs, nor do their stored outputs count. An answer
-that is a function has to run: that is asked for, and done where its writer may do what he likes.
+Nothing that learners wrote runs: an answer that is more than a value, such as a function, is for
+whoever teaches to run, or for nbgrader.
 """
 
 import ast
@@ -13,22 +13,18 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from tiledask.errors import ConfigError
-from tiledask.extras import needed_for
 from tiledask.lab.learner.copies import walkthroughs
 
-__all__ = ["Grade", "as_csv", "grade"]
+__all__ = ["Grade", "as_csv", "grade", "made_for", "task_of", "value_of"]
 
 _NAME = re.compile(r"(\d\d_[a-z0-9_]+?)(?:-\d+)?\.ipynb")
-_MARK = "graded: "
-"""How a line begins that a judge's cell prints."""
-_LIMIT = 600
-"""Seconds that a cell of the course's own notebook may take."""
 
 
 @dataclass(frozen=True)
@@ -46,24 +42,18 @@ class Grade:
     """The verdict in words; why there is none, where the answer could not be judged."""
 
 
-def grade(
-    folder: str | Path, *, runs_code: bool = False, progress: Callable[[str], None] | None = None
-) -> list[Grade]:
+def grade(folder: str | Path, *, progress: Callable[[str], None] | None = None) -> list[Grade]:
     """A Grade for each task in each notebook below ``folder``, learner by learner.
 
-    Each of the course's notebooks that is there runs once, for all learners: a minute or so. With
-    ``runs_code`` answers run that are more than a value, such as functions: only where it does no
-    harm. ``progress`` is told the name of each notebook as it begins. ConfigError where there is
-    no notebook of the course.
+    ``progress`` is told the name of each notebook as it begins. ConfigError where there is no
+    notebook of the course.
     """
-    with needed_for("grading"):
-        import nbclient  # noqa: F401
+    course = {path.stem: path for path in walkthroughs().glob("[0-9]*.ipynb")}
     found: dict[str, list[Path]] = {}
     for path in sorted(Path(folder).rglob("*.ipynb")):
-        if (named := _NAME.fullmatch(path.name)) and ".ipynb_checkpoints" not in path.parts:
+        named = _NAME.fullmatch(path.name)
+        if named and named[1] in course and ".ipynb_checkpoints" not in path.parts:
             found.setdefault(named[1], []).append(path)
-    there = {path.stem for path in walkthroughs().glob("[0-9]*.ipynb")}
-    found = {name: paths for name, paths in found.items() if name in there}
     if not found:
         raise ConfigError(
             f"there is no walkthrough in {str(folder)!r} or below it; give the folder that has "
@@ -73,9 +63,14 @@ def grade(
     for name, paths in found.items():
         if progress is not None:
             progress(name)
-        course = (walkthroughs() / f"{name}.ipynb").read_text("utf-8")
         written = {str(path.parent.relative_to(folder)): _answers(path) for path in paths}
-        grades += _graded(name, course, written, runs_code)
+        with ExitStack() as ended:
+            for number, (cell, task, there) in enumerate(_tasks(course[name], ended), 1):
+                for learner, answers in written.items():
+                    # ids are others where the course was handed out in another version
+                    source = answers.get(cell) or answers.get(number, "")
+                    judged = _judged(task, source, there)
+                    grades.append(Grade(learner, name, number, *judged))
     return sorted(grades, key=lambda each: (each.learner, each.notebook, each.task))
 
 
@@ -88,19 +83,90 @@ def as_csv(grades: Iterable[Grade]) -> str:
     return out.getvalue()
 
 
-def _answers(path: Path) -> dict[str, str]:
-    """Id of a cell, and its place among the answers -> its source; none of what is no notebook."""
+def _answers(path: Path) -> dict[int | str, str]:
+    """Number of a task, and the id of its cell -> the source of the answer; none of what is no
+    notebook."""
+    found: dict[int | str, str] = {}
     try:
         cells = json.loads(path.read_text("utf-8"))["cells"]
-        found = [
-            (cell.get("id", ""), "".join(cell["source"]))
-            for cell in cells
-            if "answer" in cell["metadata"].get("tags", ())
-        ]
-        # ids are others where the course was handed out in another version
-        return {f"{n} of {len(found)}": text for n, (_, text) in enumerate(found, 1)} | dict(found)
-    except (ValueError, KeyError, TypeError, RecursionError):
+        asked = [cell for cell in cells if "answer" in cell["metadata"].get("tags", ())]
+        for number, cell in enumerate(asked, 1):
+            found[number] = found[cell.get("id", number)] = "".join(cell["source"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
+    return found
+
+
+def _tasks(path: Path, ended: ExitStack) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """Each task of a notebook of the course, with the id of its cell and the names that answers
+    may use; ``ended`` closes what was begun for it, such as a cluster."""
+    before: list[ast.stmt] = []
+    there: dict[str, Any] = {}
+    done: set[ast.stmt] = set()
+    for cell in json.loads(path.read_text("utf-8"))["cells"]:
+        tags = cell["metadata"].get("tags", ())
+        if cell["cell_type"] != "code" or "solution" in tags:
+            continue
+        before += (here := ast.parse("".join(cell["source"])).body)
+        if "answer" not in tags:
+            continue
+        name = task_of(here)
+        for statement in made_for({name, "td"}, before):
+            if statement in done:
+                continue
+            done.add(statement)
+            with redirect_stdout(io.StringIO()):
+                exec(compile(ast.Module([statement], []), path.name, "exec"), there)
+            for made in map(there.get, _bound(statement)):
+                if hasattr(made, "close"):
+                    ended.callback(made.close)
+        yield cell.get("id", ""), there[name], there
+
+
+def task_of(cell: Iterable[ast.stmt]) -> str:
+    """The name of the task in an answer's cell: it is the last that is assigned before the answer.
+
+    >>> task_of(ast.parse("data = 1; exercise = make(data); answer = None").body)
+    'exercise'
+    """
+    return [ast.unparse(each.targets[0]) for each in cell if isinstance(each, ast.Assign)][-2]
+
+
+def made_for(names: set[str], statements: Iterable[ast.stmt]) -> list[ast.stmt]:
+    """Those of ``statements`` that ``names`` come from, in their order.
+
+    >>> lines = ast.parse("a = 1; b = a + 1; print(b); c = 3; d = b * 2").body
+    >>> [ast.unparse(each) for each in made_for({"d"}, lines)]
+    ['a = 1', 'b = a + 1', 'd = b * 2']
+    """
+    needed, found = set(names), list[ast.stmt]()
+    for statement in reversed([*statements]):
+        if _bound(statement) & needed:
+            found.insert(0, statement)
+            needed |= {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+    return found
+
+
+def _bound(statement: ast.stmt) -> set[str]:
+    """The names that a statement of a cell gives something to."""
+    if isinstance(statement, ast.Import | ast.ImportFrom):
+        return {each.asname or each.name.split(".")[0] for each in statement.names}
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+        return {statement.name}
+    stored = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
+    return {node.id for node in stored if isinstance(node.ctx, ast.Store)}
+
+
+def _judged(task: Any, source: str, there: dict[str, Any]) -> tuple[int, str]:
+    """(stars, the verdict) of the answer in a cell."""
+    value, why = value_of(source) if source else ("", "no such cell: it was removed")
+    if why:
+        return 0, f"not judged: {why}"
+    try:
+        result = task.result(eval(value, dict(there)))
+    except Exception as error:  # whatever an answer of the wrong kind leads to
+        return 0, f"{type(error).__name__}: {error}"
+    return result.stars, result.reason
 
 
 _MADE = {"Layout", "Shard", "Replicate", "Partial"}
@@ -135,71 +201,3 @@ def _is_plain(node: ast.AST) -> bool:
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Attribute)
     return isinstance(node, _PLAIN)
-
-
-_JUDGE = """\
-import json as _json
-def _judged(task, written):
-    for learner, value, source in written:
-        there = dict(globals())
-        try:
-            exec(source, there)
-            result = task.result(eval(value, there))
-            yield learner, result.stars, result.reason
-        except BaseException as error:
-            yield learner, 0, f"{{type(error).__name__}}: {{error}}"
-for _each in _judged({task}, {written!r}):
-    print({mark!r} + _json.dumps([{number}, *_each]))
-"""
-
-
-def _graded(
-    name: str, course: str, written: Mapping[str, Mapping[str, str]], runs_code: bool
-) -> Iterable[Grade]:
-    """The grades of one notebook: the course's own runs, with a judge's cell after each answer."""
-    import nbformat
-    from nbclient import NotebookClient
-    from nbformat.v4 import new_code_cell
-
-    whole: Any = nbformat.reads(course, as_version=4)
-    cells: list[Any] = []
-    number, of = 0, sum("answer" in cell.metadata.get("tags", ()) for cell in whole.cells)
-    for cell in whole.cells:
-        tags = cell.metadata.get("tags", ())
-        if "solution" in tags:
-            continue
-        cells.append(cell)
-        if "answer" not in tags:
-            continue
-        number += 1
-        task, answer = _names(cell.source)
-        judged = []
-        for learner, answers in written.items():
-            source = answers.get(cell.id) or answers.get(f"{number} of {of}", "")
-            value, why = value_of(source) if source else ("", "no such cell: it was removed")
-            if not why:
-                judged.append((learner, value, ""))
-            elif runs_code and source:
-                judged.append((learner, answer, source))
-            else:
-                yield Grade(learner, name, number, 0, f"not judged: {why}")
-        facts = {"task": task, "written": judged, "number": number, "mark": _MARK}
-        cells.append(new_code_cell(_JUDGE.format(**facts)))
-    whole.cells = cells
-    client: Any = NotebookClient(whole, timeout=_LIMIT)
-    client.execute()
-    text = "".join(out.get("text", "") for cell in cells for out in cell.get("outputs", ()))
-    for line in text.splitlines():
-        if line.startswith(_MARK):
-            number, learner, stars, said = json.loads(line.removeprefix(_MARK))
-            yield Grade(learner, name, number, stars, said)
-
-
-def _names(source: str) -> tuple[str, str]:
-    """What an answer's cell calls its task, and its answer."""
-    targets = [
-        line.targets[0].id
-        for line in ast.parse(source).body
-        if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name)
-    ]
-    return targets[-2], targets[-1]

@@ -27,7 +27,6 @@ NAME+                a puzzle, idle-3, or idle for all
 GRADE_OPTIONS = """
 FOLDER               notebooks, each learner's in a folder of his own
 --csv FILE           the table as a file too
---run-code           run answers that are functions: on a spare machine
 """
 
 
@@ -95,7 +94,7 @@ def run_grade(args: argparse.Namespace) -> Run:
         if not args.json:
             say(args.console, f"judging {name}")
 
-    grades = grade(args.folder, runs_code=args.run_code, progress=begins)
+    grades = grade(args.folder, progress=begins)
     if args.csv:
         atomic_write(Path(args.csv), as_csv(grades).encode())
     rows = [(g.learner, g.notebook, str(g.task), "★" * g.stars, g.said) for g in grades]

@@ -25,7 +25,7 @@ WORDS, EXERCISE, PREDICTION = 60, 5, 1
 DEEPER = "## Deeper: "
 """How a section begins that nothing later needs: it is read by those who want to, and not timed."""
 _ROW = re.compile(
-    r"^(?P<row>\| \[(?P<title>[^]]+)\]\((?P<name>\w+)\.ipynb\) \| (?P<can>.+)) \| \d+ \|$", re.M
+    r"^(?P<row>\| \[(?P<title>[^]]+)\]\((?P<name>\w+)\.ipynb\) \| .+) \| \d+ \|$", re.M
 )
 _HEAD = re.compile(r"^(\| walkthrough \| .+ \| minutes \|)\n(\|---\|---\|--:\|)$", re.M)
 
@@ -65,36 +65,26 @@ def write_contents(source: Path, folder: Path) -> None:
     """Write the contents page of ``folder``; ``source``: the walkthroughs as they are shipped."""
     text = (source / PAGE).read_text("utf-8")
     titles = {row["name"]: row["title"] for row in _ROW.finditer(text)}
-    shown = [each for each in course(source) if each.name in titles]
+    shown = {each.name: each for each in course(source) if each.name in titles}
     made, stars = {}, {}
-    for each in shown:
-        kept = Kept(each.name, folder / PROGRESS / f"{each.name}.jsonl").all().values()
+    for name in shown:
+        kept = Kept(name, folder / PROGRESS / f"{name}.jsonl").all().values()
         typed = [facts for facts in kept if facts.get("value") is not None]
-        made[each.name] = len(typed)
-        stars[each.name] = sum(facts.get("stars") or 0 for facts in typed)
-    rows = {each.name: each for each in shown}
+        made[name], stars[name] = len(typed), sum(facts.get("stars") or 0 for facts in typed)
 
     def row(found: re.Match[str]) -> str:
-        each = rows[found["name"]]
-        # one that was corrected since is a file beside the learner's
-        others = folder.glob(f"{each.name}-*.ipynb")
-        later = sorted(others, key=lambda path: (len(path.name), path))
-        more = f", [corrected]({later[-1].name})" if later else ""
-        counts = f"{made[each.name]} of {each.asked} | {stars[each.name]} of {3 * each.asked}"
-        counts = counts.replace(" of ", "&nbsp;of&nbsp;")
-        name = f"[{found['title']}]({each.name}.ipynb){more}"
-        return f"| {name} | {found['can']} | {each.minutes} | {counts} |"
+        each, name = shown[found["name"]], found["name"]
+        counts = f"{made[name]} of {each.asked} | {stars[name]} of {3 * each.asked}"
+        return f"{found['row']} | {each.minutes} | {counts.replace(' of ', '&nbsp;of&nbsp;')} |"
 
     text = _ROW.sub(row, _HEAD.sub(r"\1 predicted | stars |\n\2--:|--:|", text))
-    asked, all_made = sum(each.asked for each in shown), sum(made.values())
-    hours = round(sum(each.minutes for each in shown) / 60)
-    said = (
-        f"**{all_made} of {asked} predictions made, {sum(stars.values())} of {3 * asked} stars.**"
-    )
-    said += f" All of it takes about {hours} hours."
-    if left := [each.name for each in shown if made[each.name] < each.asked]:
-        first = f"[{titles[left[0]]}]({left[0]}.ipynb)"
-        said += f" {'Go on with' if all_made else 'Begin with'} {first}."
+    asked, all_made = sum(each.asked for each in shown.values()), sum(made.values())
+    hours = round(sum(each.minutes for each in shown.values()) / 60)
+    counts = f"{all_made} of {asked} predictions made, {sum(stars.values())} of {3 * asked} stars"
+    said = f"**{counts}.** All of it takes about {hours} hours."
+    if left := [name for name, each in shown.items() if made[name] < each.asked]:
+        begin = "Go on with" if all_made else "Begin with"
+        said += f" {begin} [{titles[left[0]]}]({left[0]}.ipynb)."
     title, _, rest = text.partition("\n\n")
     atomic_write(folder / PAGE, "\n\n".join((title, said, rest)).encode())
 

@@ -2,11 +2,10 @@
 
     tiledask notebooks learn
 
-A copy, once there, is the learner's: it is neither overwritten nor removed. A walkthrough that was
-corrected since arrives as a new file beside it, once: 16_idle_time-2.ipynb.
+A copy, once there, is the learner's: it is neither overwritten nor removed. Who deletes one gets a
+fresh one, with what was corrected since.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -16,7 +15,7 @@ from platform import python_version
 from typing import Any
 
 from tiledask.files import atomic_write
-from tiledask.lab.learner.kept import GIVEN
+from tiledask.lab.learner.kept import PROGRESS
 from tiledask.plan.data import shipped
 
 __all__ = ["copy_walkthroughs", "learners", "refresh", "walkthroughs"]
@@ -38,59 +37,25 @@ def walkthroughs() -> Path:
 
 
 def copy_walkthroughs(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -> list[str]:
-    """Copy each notebook of ``source`` that ``folder`` lacks; a sentence for what is new in a
-    folder that was in use. The pages beside them are the course's own, and written anew.
-
-    A notebook whose cells differ from all that were handed out is copied too, to the next free
-    name with a number, and what the learner has stays as it is.
-    """
+    """Copy each notebook of ``source`` that ``folder`` lacks; a sentence for each that is new in a
+    folder that was in use. The pages beside them are the course's own, and written anew."""
     source, folder = Path(source), Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    given = _handed_out(folder)
-    in_use, said = bool(given), []
-    for path in sorted(source.glob("[0-9]*.ipynb")):
-        notebook = json.loads(path.read_text("utf-8"))
-        # the digest is of what a learner reads and runs, without stored outputs and counts
-        cells = [(cell["cell_type"], "".join(cell["source"])) for cell in notebook["cells"]]
-        digest = hashlib.sha256(json.dumps(cells).encode()).hexdigest()
-        had = given.setdefault(path.name, [])
-        target = folder / path.name
-        if target.exists():
-            if digest in had:
-                continue
-            number = 2
-            while (target := folder / f"{path.stem}-{number}.ipynb").exists():
-                number += 1
-            said.append(f"{path.name} was corrected: see {target}; your copy is as you left it.")
-        elif in_use:
-            said.append(f"{target} is new.")
-        _write(target, learners(notebook))
-        given[path.name] = [*had, digest]
-    _write(folder / GIVEN, given)
-    for name in PAGES:
-        if (source / name).exists():
-            atomic_write(folder / name, (source / name).read_bytes())
-    return said
-
-
-def _handed_out(folder: Path) -> dict[str, list[str]]:
-    """What `GIVEN` says; nothing, where it is not there or is damaged."""
-    found: object = None
-    with suppress(FileNotFoundError, ValueError, RecursionError):
-        found = json.loads((folder / GIVEN).read_text("utf-8"))
-    return {
-        name: [digest for digest in digests if isinstance(digest, str) and digest.isascii()]
-        for name, digests in (found.items() if isinstance(found, dict) else ())
-        if isinstance(digests, list) and name.isascii()
-    }
+    (folder / PROGRESS).mkdir(parents=True, exist_ok=True)
+    missing = [p for p in sorted(source.glob("[0-9]*.ipynb")) if not (folder / p.name).exists()]
+    in_use = any(folder.glob("*.ipynb"))
+    for path in missing:
+        _write(folder / path.name, learners(json.loads(path.read_text("utf-8"))))
+    for path in (source / name for name in PAGES):
+        if path.exists():
+            atomic_write(folder / path.name, path.read_bytes())
+    return [f"{folder / path.name} is new." for path in missing if in_use]
 
 
 def refresh(folder: str | os.PathLike[str]) -> None:
     """Leave no copy in ``folder`` that waits for a kernel of yesterday; for when none runs.
 
     What a field leaves in a saved notebook is the number of a widget that ended with its kernel,
-    shown as an error, and its text: the text stays. The version of Python becomes that of the
-    kernels to come. Nothing else changes, and a notebook without these is not written.
+    shown as an error, and its text: the text stays. A notebook without fields is not written.
     """
     for path in Path(folder).glob("*.ipynb"):
         # one that is no notebook is the learner's own, whatever it is
@@ -98,11 +63,9 @@ def refresh(folder: str | os.PathLike[str]) -> None:
             notebook = json.loads(path.read_text("utf-8"))
             outputs = [out for cell in notebook["cells"] for out in cell.get("outputs", ())]
             fields = [out["data"] for out in outputs if WIDGET in out.get("data", ())]
-            language = notebook["metadata"].get("language_info", {})
-            if fields or language.get("version", python_version()) != python_version():
-                for data in fields:
-                    del data[WIDGET]
-                language["version"] = python_version()
+            for data in fields:
+                del data[WIDGET]
+            if fields:
                 _write(path, notebook)
 
 

@@ -3,7 +3,7 @@
 // the reader runs its cell takes what is typed next: JupyterLab would take it for its own commands,
 // and "00" restarts the kernel.
 
-// The cell of `el`, if the reader has just run it alone: the focus stands on it, or on the cell
+// Whether the reader has just run the cell of `el` alone: the focus stands on it, or on the cell
 // that follows, and no other cell waits for the kernel, as under Run All.
 function justRun(el) {
   const cell = el.closest(".jp-Cell");
@@ -13,65 +13,41 @@ function justRun(el) {
 }
 
 function render({ model, el }) {
-  el.classList.add("tiledask-field");
+  const [question, unit, choices] = ["question", "unit", "choices"].map((name) => model.get(name));
   const label = document.createElement("label");
-  const said = document.createElement("span");
-  said.setAttribute("role", "status");
-  const unit = model.get("unit");
-  label.textContent = `Your prediction: ${model.get("question")}${unit ? ` (${unit})` : ""} `;
-
-  const choices = model.get("choices");
+  label.textContent = `Your prediction: ${question}${unit ? ` (${unit})` : ""} `;
   const answer = document.createElement(choices.length ? "select" : "input");
-  for (const choice of choices.length ? ["", ...choices] : []) {
-    answer.add(new Option(choice || "choose", choice));
-  }
-  if (!choices.length) {
-    answer.type = "text";
-    answer.placeholder = unit === "B" ? "number, kB, MB" : "a number";
-    answer.size = 16;
-  }
-  // or JupyterLab takes letters for its own commands; in text it knows that by itself
-  if (choices.length) answer.setAttribute("data-lm-suppress-shortcuts", "true");
+  if (choices.length) ["", ...choices].forEach((each) => answer.add(new Option(each || "choose", each)));
+  else answer.placeholder = unit === "B" ? "number, kB, MB" : "a number";
+  // or JupyterLab takes letters for its own commands
+  answer.setAttribute("data-lm-suppress-shortcuts", "true");
   answer.value = model.get("typed");
-
-  let soon;
-  const send = () => {
-    clearTimeout(soon);
-    if (answer.value === model.get("typed")) return;
+  answer.addEventListener("input", () => {
     model.set("typed", answer.value);
     model.save_changes();
-  };
-  answer.addEventListener("input", () => {
-    clearTimeout(soon);
-    soon = setTimeout(send, 60);
   });
-  answer.addEventListener("change", send);
   answer.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && !event.shiftKey) {
-      event.preventDefault();
-      send();
-      el.closest(".jp-Cell")?.nextElementSibling?.focus();
-    }
+    if (event.key !== "Enter" || event.shiftKey) return;
+    event.preventDefault();
+    el.closest(".jp-Cell")?.nextElementSibling?.focus();
   });
 
-  const tell = () => {
-    said.textContent = ` ${model.get("said")}`;
-  };
+  const said = document.createElement("span");
+  said.setAttribute("role", "status");
+  const tell = () => (said.textContent = ` ${model.get("said")}`);
   tell();
   model.on("change:said", tell);
   label.append(answer);
+  el.classList.add("tiledask-field");
   el.append(label, said);
 
   // drawn before it is on the page
   const placed = setInterval(() => {
     if (!el.isConnected) return;
     clearInterval(placed);
-    if (!model.get("typed") && justRun(el)) answer.focus();
+    if (!answer.value && justRun(el)) answer.focus();
   }, 10);
-  return () => {
-    clearInterval(placed);
-    model.off("change:said", tell);
-  };
+  return () => clearInterval(placed);
 }
 
 export default { render };

@@ -86,7 +86,7 @@ class Guess:
                 )
             return answer
         if isinstance(answer, str):
-            value = read_number(answer, self.unit, self.question)
+            value = read_number(answer, self.unit)
         elif isinstance(answer, bool) or not math.isfinite(answer):
             raise ConfigError(f"a prediction is a finite number, got {answer!r}")
         else:

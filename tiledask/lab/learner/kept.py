@@ -5,7 +5,7 @@
                                            tasks, name: {"tries": 2, "stars": 3}
 
 The folder is what TILEDASK_PROGRESS names, as `make lab` sets it, or .progress beside a learner's
-notebook, whoever opened it; without one, as under a test or in plain Python, everything is kept as
+notebook, where it is there; without one, as under a test or in plain Python, everything is kept as
 long as the process lives and no file is read or written.
 What the command line does is kept in terminal.jsonl, `at_terminal`: there is always a folder.
 """
@@ -19,13 +19,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["GIVEN", "PROGRESS", "TASKS", "Kept", "at_terminal", "here", "notebooks"]
+__all__ = ["PROGRESS", "TASKS", "Kept", "at_terminal", "here", "notebooks"]
 
 FOLDER = "TILEDASK_PROGRESS"
 PROGRESS = ".progress"
 """The folder, in the learner's, of what is kept."""
-GIVEN = ".given.json"
-"""In the learner's folder, which is known by it: notebook -> the digests of what was handed out."""
 LOCK = threading.RLock()
 """A field's callbacks may come in a thread of their own, while a cell runs."""
 PREDICTIONS, TASKS = "predictions", "tasks"
@@ -104,9 +102,9 @@ def _place() -> tuple[str, str]:
         return folder or os.path.join(state, "tiledask"), "terminal"
     # the Jupyter server tells each kernel which notebook it is for
     path = Path(os.environ.get("JPY_SESSION_NAME", ""))
-    if not folder and path.name and (path.parent / GIVEN).exists():
+    if not folder and path.name and (path.parent / PROGRESS).is_dir():
         folder = str(path.parent / PROGRESS)
-    # a corrected walkthrough comes as 16_idle_time-2 and asks the same
+    # a second copy, 16_idle_time-2, asks the same
     return folder, re.sub(r"-\d+$", "", path.stem)
 
 

@@ -11,17 +11,15 @@ from tiledask.plan.units import format_bytes, format_seconds
 
 __all__ = ["read_number", "show_number"]
 
-_PREFIXES = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_LETTERS = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12, "p": 1e15}
 _WORDS = {"thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12}
-_UNITS = {
-    "B": {"B": 1.0}
-    | {f"{prefix}B": size for prefix, size in _PREFIXES.items()}
-    | {f"{prefix}iB": 2.0 ** (10 * i) for i, prefix in enumerate("KMGTP", 1)},
-    "s": {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0},
-}
-"""As they are written; read in small letters too."""
-_ALSO = {"us": "µs", "byte": "b", "bytes": "b", "second": "s", "seconds": "s"}
-_ALSO |= {"minute": "min", "minutes": "min", "hour": "h", "hours": "h"}
+_BYTES = {"b": 1.0, "byte": 1.0, "bytes": 1.0}
+for _at, _prefix in enumerate("kmgtp", 1):
+    _BYTES |= {f"{_prefix}b": 10.0 ** (3 * _at), f"{_prefix}ib": 2.0 ** (10 * _at)}
+_SECONDS = dict.fromkeys(("s", "second", "seconds"), 1.0) | {"ms": 1e-3, "µs": 1e-6, "us": 1e-6}
+_SECONDS |= {"ns": 1e-9} | dict.fromkeys(("min", "minute", "minutes"), 60.0)
+_SECONDS |= dict.fromkeys(("h", "hour", "hours"), 3600.0)
+_UNITS = {"B": _BYTES, "s": _SECONDS}
 _NUMBER = re.compile(
     r"((?:[-+−\d.,*×·^/()\s]|[xX](?=\s*[\d.])|(?<=[\d.])[eE](?=[-+−]?\d))*)(.*)", re.DOTALL
 )
@@ -37,13 +35,13 @@ _SUMS: dict[type, Any] = {
 }
 
 
-def read_number(text: str, unit: str = "", question: str = "") -> float:
+def read_number(text: str, unit: str = "") -> float:
     """The number that ``text`` means, in ``unit``.
 
     Groups of three digits may be set apart by commas or spaces; there are sums, products, powers,
     fractions, percent, words from thousand to trillion, and for bytes (B) and seconds (s) their
-    multiples. A number without a unit is taken to be in ``unit``; without one what is counted may
-    be named as in the ``question``. Raises ConfigError for what is no number, and for another unit.
+    multiples. A number without a unit is taken to be in ``unit``; where there is none, what is
+    counted may be named. Raises ConfigError for what is no number, and for another unit.
 
     >>> read_number("12 MB", "B"), read_number("12,000,000", "B"), read_number("12e6")
     (12000000.0, 12000000.0, 12000000.0)
@@ -51,7 +49,7 @@ def read_number(text: str, unit: str = "", question: str = "") -> float:
     (0.75, 0.75, 1073741824.0, 1610612736.0)
     >>> read_number("2 x 4 x 8 kB", "B"), read_number("2 minutes", "s"), read_number("27 %", "%")
     (64000.0, 120.0, 27.0)
-    >>> read_number("1.8 B"), read_number("4x"), read_number("50 GPUs", question="GPUs that fit")
+    >>> read_number("1.8 B"), read_number("4x"), read_number("50 GPUs")
     (1800000000.0, 4.0, 50.0)
     """
     written, named = _NUMBER.fullmatch(text.strip()).groups()  # type: ignore[union-attr]
@@ -65,13 +63,11 @@ def read_number(text: str, unit: str = "", question: str = "") -> float:
     except ArithmeticError:  # too large, or over 0
         pass
     except (SyntaxError, KeyError, TypeError, ValueError, RecursionError, MemoryError):
-        how = "write it as 12 MB, 12e6, 3/4, 2*4*8 or 75 %"
-        if re.fullmatch(r"[^,.]*\d,\d[^,.]*", text):
-            how = f"a decimal has a point: {text.strip().replace(',', '.')}?"
-        elif re.search(r"\d,\d", text):
-            how = "commas stand between groups of three digits: 12,000,000"
-        raise ConfigError(f"a prediction is a number, got {short(text)}; {how}") from None
-    value *= _factor(named.strip(), unit, text, question)
+        raise ConfigError(
+            f"a prediction is a number, got {short(text)}; write it as 12 MB, 12,000,000, 1.5, "
+            f"12e6, 3/4, 2*4*8 or 75 %"
+        ) from None
+    value *= _factor(named.strip().lower(), unit, text)
     if not math.isfinite(value):
         raise ConfigError(f"a prediction is a finite number, got {short(text)}; write another")
     return value
@@ -88,32 +84,20 @@ def _value(node: ast.AST) -> float:
     raise TypeError
 
 
-def _factor(typed: str, unit: str, text: str, question: str) -> float:
+def _factor(typed: str, unit: str, text: str) -> float:
     """What one ``typed`` is in ``unit``."""
-    if typed in ("", unit):
-        return 1.0
-    known = {"%": 0.01} | _WORDS | {name.lower(): 1.0 for name in [unit] if name}
-    if unit != "s":  # "5 m" of seconds are no million
-        known |= {prefix.lower(): size for prefix, size in _PREFIXES.items()}
-    known |= {name.lower(): size for name, size in _UNITS.get(unit, {}).items()}
-    name = _ALSO.get(typed.lower(), typed.lower())
-    if not unit:
-        words = re.findall(r"\w{2,}", question.lower())
-        known |= {"b": 1e9, "x": 1.0, "times": 1.0}
-        known |= {word: 1.0 for each in words for word in (each, each.removesuffix("s"))}
-        known |= {f"{word}s": 1.0 for word in words}
-        name = typed.lower()
-    first, _, rest = name.partition(" ")
-    if first in _WORDS and _ALSO.get(rest, rest) == unit.lower():
-        name = first
-    if name in known:
-        return known[name]
-    allowed = ", ".join(_UNITS.get(unit, ())) or unit or "none, k, M, B (billion), T, x or %"
+    known = {"": 1.0, "%": 0.01, unit.lower(): 1.0} | _UNITS.get(unit, {})
+    many = _WORDS if unit == "s" else _LETTERS | _WORDS  # "5 m" of seconds are no million
+    times, (first, _, rest) = 1.0, typed.partition(" ")
+    if typed not in known and first in many:
+        times, typed = many[first], rest
+    # a plain number may say what is counted, but not in which unit
+    named = not unit and typed not in _BYTES | _SECONDS and not re.search(r"[^a-z -]", typed)
+    if typed in known or named:
+        return times * known.get(typed, 1.0)
     wanted = f"number in {unit}" if unit else "plain number"
-    raise ConfigError(
-        f"asked for a {wanted}, got {short(typed)} in {short(text)}; "
-        f"units that can be read: {allowed}"
-    )
+    units = ", ".join(_UNITS.get(unit, ())) or unit or "none, k, M, B (billion), T, x or %"
+    raise ConfigError(f"asked for a {wanted}, got {short(text)}; units that can be read: {units}")
 
 
 def show_number(value: float, unit: str = "") -> str:
