@@ -2,8 +2,7 @@
 
 ## The best one, by looking at all (question 34)
 
-python -m tiledask.lab.course.index                  writes nbs/questions.md, and the
-                                                        minutes into nbs/contents.md
+python -m tiledask.lab.course.index                  writes nbs/questions.md
 """
 
 import json
@@ -13,8 +12,6 @@ from typing import NamedTuple
 
 from tiledask.files import atomic_write
 from tiledask.lab.course.table import QUESTIONS
-from tiledask.lab.learner import contents
-from tiledask.lab.learner.contents import course
 from tiledask.plan.data import shipped
 
 __all__ = ["PAGE", "Taught", "page", "taught"]
@@ -75,11 +72,8 @@ def page() -> str:
 
 
 def main() -> None:
-    """None, once the page and the minutes in contents.md are written where the walkthroughs are."""
-    folder = shipped("nbs")
-    atomic_write(folder / PAGE, page().encode())
-    counted = contents.timed((folder / contents.PAGE).read_text("utf-8"), course(folder))
-    atomic_write(folder / contents.PAGE, counted.encode())
+    """None, once the page is written where the walkthroughs are."""
+    atomic_write(shipped("nbs") / PAGE, page().encode())
 
 
 if __name__ == "__main__":

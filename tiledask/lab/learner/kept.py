@@ -17,9 +17,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["PROGRESS", "TASKS", "Kept", "at_terminal", "here", "notebooks"]
+__all__ = ["PROGRESS", "TASKS", "Counts", "Kept", "at_terminal", "here", "notebooks"]
 
 FOLDER = "TILEDASK_PROGRESS"
 PROGRESS = ".progress"
@@ -48,8 +48,7 @@ class Kept:
 
     def get(self, name: str, table: str = PREDICTIONS) -> dict[str, Any]:
         """What is known of ``name``: a copy, empty if nothing."""
-        with LOCK:
-            return dict(self._known[table].get(name, {}))
+        return self.all(table).get(name, {})
 
     def put(self, name: str, table: str = PREDICTIONS, **facts: Any) -> None:
         """Keep ``facts`` of ``name``, in the file too, if there is one.
@@ -76,6 +75,47 @@ class Kept:
         """What is known of each, by its name: copies."""
         with LOCK:
             return {name: dict(facts) for name, facts in self._known[table].items()}
+
+
+class Counts(NamedTuple):
+    """Of a notebook, of the command line, or of all."""
+
+    asked: int
+    made: int
+    exact: int
+    stars: int
+    """Of predictions, 3 at most for each."""
+    tried: int
+    """Tasks to which there was an answer."""
+    solved: int
+    task_stars: int
+    """The best that each task tried has had, 3 at most."""
+
+    @classmethod
+    def of(cls, kept: Kept) -> "Counts":
+        asked = kept.all().values()
+        made = [facts for facts in asked if facts.get("value") is not None]
+        stars = [facts.get("stars") or 0 for facts in made]
+        tried = [facts for facts in kept.all(TASKS).values() if facts.get("tries")]
+        solved = sum(bool(facts.get("solved")) for facts in tried)
+        of_tasks = len(tried), solved, sum(facts.get("stars") or 0 for facts in tried)
+        return cls(len(asked), len(made), stars.count(3), sum(stars), *of_tasks)
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Predicted, exact, stars; solved, stars."""
+        return (
+            f"{self.made} of {self.asked}",
+            f"{self.exact}",
+            f"{self.stars} of {3 * self.asked}",
+            f"{self.solved} of {self.tried}",
+            f"{self.task_stars} of {3 * self.tried}",
+        )
+
+    def __str__(self) -> str:
+        predicted, exact, stars, solved, more = self.cells
+        of_tasks = f"; {solved} tasks solved, {more} stars" if self.tried else ""
+        return f"{predicted} predicted, {exact} exact, {stars} stars{of_tasks}"
 
 
 _open: dict[tuple[str, str], Kept] = {}

@@ -3,55 +3,13 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from tiledask.lab.learner.contents import PAGE, SHOW_ANEW, write_contents
 from tiledask.lab.learner.copies import walkthroughs
-from tiledask.lab.learner.kept import FOLDER, TASKS, Kept, here, notebooks
+from tiledask.lab.learner.kept import FOLDER, Counts, here, notebooks
 from tiledask.plan import html
 
-__all__ = ["Counts", "Score", "score"]
-
-
-class Counts(NamedTuple):
-    """Of a notebook, of the command line, or of all."""
-
-    asked: int
-    made: int
-    exact: int
-    stars: int
-    """Of predictions, 3 at most for each."""
-    tried: int
-    """Tasks to which there was an answer."""
-    solved: int
-    task_stars: int
-    """The best that each task tried has had, 3 at most."""
-
-    @classmethod
-    def of(cls, kept: Kept) -> "Counts":
-        asked = kept.all().values()
-        made = [facts for facts in asked if facts.get("value") is not None]
-        stars = [facts.get("stars") or 0 for facts in made]
-        tried = [facts for facts in kept.all(TASKS).values() if facts.get("tries")]
-        solved = sum(bool(facts.get("solved")) for facts in tried)
-        of_tasks = len(tried), solved, sum(facts.get("stars") or 0 for facts in tried)
-        return cls(len(asked), len(made), stars.count(3), sum(stars), *of_tasks)
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """Predicted, exact, stars; solved, stars."""
-        tasks = f"{self.solved} of {self.tried}", f"{self.task_stars} of {3 * self.tried}"
-        return (
-            f"{self.made} of {self.asked}",
-            f"{self.exact}",
-            f"{self.stars} of {3 * self.asked}",
-            *tasks,
-        )
-
-    def __str__(self) -> str:
-        predicted, exact, stars, solved, more = self.cells
-        of_tasks = f"; {solved} tasks solved, {more} stars" if self.tried else ""
-        return f"{predicted} predicted, {exact} exact, {stars} stars{of_tasks}"
+__all__ = ["Score", "score"]
 
 
 @dataclass(frozen=True, repr=False)
