@@ -1,20 +1,13 @@
-"""Formats are NumPy's, the drift verdict tells faults apart, suspects are named by what helps.
-
-Rounding is worked out again in exact fractions.
-"""
+"""The drift verdict tells faults apart, suspects are named by what helps."""
 
 import math
-from fractions import Fraction
 from functools import reduce
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tiledask.errors import ConfigError
 from tiledask.lab.precision import (
-    FORMATS,
     TrainingSetting,
     acceptable,
     blame,
@@ -23,48 +16,7 @@ from tiledask.lab.precision import (
     train,
     worst,
 )
-
-# -- formats ---------------------------------------------------------------------------------------
-
-
-TOP = {"float16": 15, "bfloat16": 127, "float32": 127}
-"""The exponent of the largest numbers."""
-
-
-def nearest(name, x):
-    """``x`` rounded to a format of IEEE 754-2019, section 3, by its definition."""
-    exact, exponent = Fraction(x), 1 - TOP[name]  # below it all have the same last digit
-    while abs(exact) >= Fraction(2) ** (exponent + 1):
-        exponent += 1
-    last = Fraction(2) ** (exponent - FORMATS[name].digits + 1)
-    rounded = round(exact / last) * last  # Fraction's round takes the even one
-    if abs(rounded) >= Fraction(2) ** (TOP[name] + 1):
-        return math.inf if rounded > 0 else -math.inf
-    return float(rounded)
-
-
-@pytest.mark.parametrize("name", TOP)
-@settings(max_examples=50, deadline=None)
-@given(st.floats(allow_nan=False, allow_infinity=False), st.integers(-150, 130))
-def test_formats_round_as_their_definition_says(name, x, exponent):
-    for value in (x, math.ldexp(math.frexp(x)[0], exponent)):
-        # bfloat16 is made of float32: from float64 it is rounded twice
-        with np.errstate(all="ignore"):
-            value = float(np.float32(value)) if name == "bfloat16" else value
-        if math.isfinite(value):
-            assert FORMATS[name].nearest(value) == nearest(name, value)
-
-
-def test_the_numbers_of_the_textbook():
-    half = FORMATS["float16"]
-    largest = [half.nearest(x) for x in (65504, 65519, 65520, -65520)]
-    assert largest == [65504, 65504, math.inf, -math.inf]
-    assert half.nearest(1e-8) == 0
-    assert half.nearest(1e-8 * 2**16) / 2**16 == pytest.approx(9.997e-9, rel=1e-4)
-    assert half.nearest(1 + 2.0**-11) == 1
-    assert half.nearest(1 + 2.0**-11 + 2.0**-20) == 1 + 2.0**-10
-    assert [f.roundoff for f in FORMATS.values()] == [2**-11, 2**-8, 2**-24, 2**-53]
-
+from tiledask.lab.precision.drift import ROUNDOFF
 
 # -- the small network -----------------------------------------------------------------------------
 
@@ -121,7 +73,7 @@ def test_faults_are_told_from_round_off(fault, dtype, monkeypatch):
 
 def test_bf16_sees_a_missing_f_later(monkeypatch):
     first = {}
-    for dtype in FORMATS:
+    for dtype in ROUNDOFF:
         alone = train(dtype, 6).losses
         with monkeypatch.context() as patch:
             patch.setattr(small, "added", FAULTS["a missing f"])
@@ -135,7 +87,7 @@ def verdicts(alone, split, dtype):
     return [acceptable(a, b, n, dtype, ranks=2, layers=2) for n, (a, b) in pairs]
 
 
-@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("dtype", ROUNDOFF)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_gathered_logits_in_a_split_loss_are_a_fault(dtype, ranks):
     loss = math.log(50)

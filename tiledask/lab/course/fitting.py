@@ -3,6 +3,8 @@
 from dataclasses import replace
 from fractions import Fraction
 
+import numpy as np
+
 import tiledask as td
 from tiledask.errors import ConfigError
 from tiledask.lab.course import runs, sizes
@@ -294,8 +296,6 @@ def hybrid(
     scale: float,
 ) -> Worked:  # fmt: skip
     """What every plan that was tried keeps, how busy stages are, and what fp16 loses."""
-    from tiledask.lab.precision import FORMATS
-
     p, d, m = stages, max(1, devices // stages), microbatches
     both = f"dp {d} x pp {p}"
     plans = {
@@ -308,8 +308,9 @@ def hybrid(
         f"{devices} slices": (Layout(tp=devices), ADAM),
     }
     size, lines = sizes.each_of(billions, memory, plans)
-    busy, piped, half = naive_utilisation(p), 1 - bubble_fraction(p, m), FORMATS["float16"]
-    alone, kept = half.nearest(gradient), half.nearest(gradient * scale) / scale
+    busy, piped = naive_utilisation(p), 1 - bubble_fraction(p, m)
+    with np.errstate(over="ignore"):
+        alone, kept = float(np.float16(gradient)), float(np.float16(gradient * scale)) / scale
     found = td.search(sizes.decoder(billions), sizes.machine(devices, memory), devices * m)
     best, fits = found.best, found.best.verdict == "fits"
     fitting = [f"{name} ({format_bytes(n)})" for name, n in size.items() if n <= memory]

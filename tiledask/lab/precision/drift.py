@@ -21,11 +21,12 @@ from dataclasses import dataclass
 from math import isfinite, sqrt
 
 from tiledask.errors import ConfigError
-from tiledask.lab.precision.formats import format_of
 from tiledask.plan.whole import is_whole
 
-__all__ = ["GRADES", "Drift", "acceptable", "likely", "verdicts", "worst"]
+__all__ = ["GRADES", "ROUNDOFF", "Drift", "acceptable", "likely", "verdicts", "worst"]
 
+ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
+"""The largest relative error of a rounding in a format of IEEE 754-2019: half of 1's last digit."""
 GRADES = "round-off", "doubtful", "fault"
 """Of a difference, the best first."""
 
@@ -44,14 +45,14 @@ def likely(steps: int, dtype: str, ranks: int, layers: int) -> float:
     >>> f"{likely(10, 'float32', 2, 12):.1e}, {likely(10, 'bfloat16', 2, 12):.1e}"
     '1.1e-06, 7.4e-02'
     """
-    _check(steps, ranks, layers)
-    return format_of(dtype).roundoff * sqrt(layers * (2 * ranks - 1) * steps)
+    _check(steps, dtype, ranks, layers)
+    return ROUNDOFF[dtype] * sqrt(layers * (2 * ranks - 1) * steps)
 
 
 def worst(steps: int, dtype: str, ranks: int, layers: int) -> float:
     """The drift if every error pointed in one direction."""
-    _check(steps, ranks, layers)
-    return format_of(dtype).roundoff * layers * (2 * ranks - 1) * steps
+    _check(steps, dtype, ranks, layers)
+    return ROUNDOFF[dtype] * layers * (2 * ranks - 1) * steps
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,9 @@ def verdicts(
     return [acceptable(*pair, n, dtype, ranks, layers) for n, pair in pairs]
 
 
-def _check(steps: int, ranks: int, layers: int) -> None:
+def _check(steps: int, dtype: str, ranks: int, layers: int) -> None:
+    if dtype not in ROUNDOFF:
+        raise ConfigError(f"a floating-point format is one of {', '.join(ROUNDOFF)}, got {dtype!r}")
     if not all(is_whole(n, 1) for n in (steps, ranks, layers)):
         raise ConfigError(
             f"losses are compared after 1 step or more, of 1 rank or more with 1 layer or more; "

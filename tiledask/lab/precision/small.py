@@ -13,7 +13,6 @@ and the rounding of these sums, and nothing else.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -65,11 +64,6 @@ class SmallRun:
     """Of the loss, one a step."""
     skipped: int
     state: TrainState = field(repr=False)
-
-    @property
-    def finite(self) -> bool:
-        """Whether every loss is a number."""
-        return all(map(isfinite, self.losses))
 
 
 def train(
