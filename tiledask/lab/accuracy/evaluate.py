@@ -129,10 +129,6 @@ def measured(key: str) -> PublishedSource:
         facts = row.case, row.quantity, row.measured, _ours(row, group.get("beside", ""))
         rows.append(PublishedRow(*facts, row.unit, allowed, _note(row), fitted))
     remark = group.get("remark", "").replace("$uncounted", uncounted("llama-3"))
-    if group["name"] in LEFT_OUT:
-        count, mean, worst = LEFT_OUT[group["name"]]
-        found = f"mean {100 * mean:.1f} %, worst {100 * worst:.1f} % ({count} rows)"
-        remark = f"{remark} Each model estimated without its own rows: {found}.".strip()
     goal = group.get("mean", float("inf"))
     return PublishedSource(group["name"], tuple(rows), goal, group.get("worst"), remark)
 

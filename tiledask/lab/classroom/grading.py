@@ -118,8 +118,8 @@ def _tasks(path: Path, ended: ExitStack) -> Iterator[tuple[str, Any, dict[str, A
             with redirect_stdout(io.StringIO()):
                 exec(compile(ast.Module([statement], []), path.name, "exec"), there)
             for made in map(there.get, _bound(statement)):
-                if hasattr(made, "close"):
-                    ended.callback(made.close)
+                if close := getattr(made, "close", None):
+                    ended.callback(close)
         yield cell.get("id", ""), there[name], there
 
 
