@@ -76,7 +76,11 @@ def course(tmp_path, monkeypatch):
     puzzle = "puzzle = td.tasks.load_puzzle(name)\nanswer = None"
     rule = 'exercise = td.task("scale-rule")\nanswer = None'
     cells = [
-        cell("code", "import tiledask as td\nname = '24-on-4'\n1 / 0", 0),
+        cell(
+            "code",
+            "import tiledask as td\nname = '24-on-4'\n1 / 0\neven = '1-6 | 7-12 | 13-18 | 19-24'",
+            0,
+        ),
         cell("markdown", "Cut 24.", 1, "task"),
         cell("code", puzzle, 2, "answer"),
         cell("code", "puzzle.draw(answer)", 3, "draw"),
@@ -111,11 +115,18 @@ HEAD = "puzzle = td.tasks.load_puzzle(name)\n"
 
 def test_answers_are_judged_and_nothing_else_runs(tmp_path, course):
     harm = tmp_path / "harm"
-    hand_in(tmp_path, course, "ada", c2=HEAD + 'answer = "1-6 | 7-12 | 13-18 | 19-24"')
+    hand_in(tmp_path, course, "ada", c2=HEAD + "answer = even")
     for each in course["cells"]:  # what the others have is of another version
         each["id"] += "x"
     hand_in(tmp_path, course, "bob", c2x=HEAD + 'answer = "1-9 | 10-12 | 13-18 | 19-24"')
-    hand_in(tmp_path, course, "eve", c0x=f"open({str(harm)!r}, 'w')", c2x="answer = puzzle.solve()")
+    hand_in(
+        tmp_path,
+        course,
+        "eve",
+        c0x=f"open({str(harm)!r}, 'w')",
+        c2x="answer = puzzle.solve()",
+        c6x="answer = exit",
+    )
     (hand_in(tmp_path, course, "nil")).write_text("no notebook")
     names = []
     found = grade(tmp_path / "handed in", progress=names.append)
@@ -128,6 +139,7 @@ def test_answers_are_judged_and_nothing_else_runs(tmp_path, course):
     assert said["eve", 1] == "not judged: an answer that has to run"
     assert said["nil", 1] == "not judged: no such cell: it was removed"
     assert said["ada", 2] == "Not attempted yet."
+    assert said["eve", 2].startswith("NameError")  # nothing of Python's own
     assert not harm.exists()
 
 

@@ -65,12 +65,11 @@ def grade(folder: str | Path, *, progress: Callable[[str], None] | None = None) 
             progress(name)
         written = {str(path.parent.relative_to(folder)): _answers(path) for path in paths}
         with ExitStack() as ended:
-            for number, (cell, task, there) in enumerate(_tasks(course[name], ended), 1):
+            for number, (cell, task, made) in enumerate(_tasks(course[name], ended), 1):
                 for learner, answers in written.items():
                     # ids are others where the course was handed out in another version
                     source = answers.get(cell) or answers.get(number, "")
-                    judged = _judged(task, source, there)
-                    grades.append(Grade(learner, name, number, *judged))
+                    grades.append(Grade(learner, name, number, *_judged(task, source, made)))
     return sorted(grades, key=lambda each: (each.learner, each.notebook, each.task))
 
 
@@ -97,30 +96,35 @@ def _answers(path: Path) -> dict[int | str, str]:
     return found
 
 
-def _tasks(path: Path, ended: ExitStack) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """Each task of a notebook of the course, with the id of its cell and the names that answers
-    may use; ``ended`` closes what was begun for it, such as a cluster."""
+Made = Callable[[set[str]], dict[str, Any]]
+"""Names -> what the course gives them, and all that was made before."""
+
+
+def _tasks(path: Path, ended: ExitStack) -> Iterator[tuple[str, Any, Made]]:
+    """Each task of a notebook of the course, with the id of its cell, and what makes the names that
+    answers use; ``ended`` closes what was begun for it, such as a cluster."""
     before: list[ast.stmt] = []
     there: dict[str, Any] = {}
     done: set[ast.stmt] = set()
+
+    def made(names: set[str]) -> dict[str, Any]:
+        for statement in made_for(names, before):
+            if statement not in done:
+                done.add(statement)
+                with redirect_stdout(io.StringIO()):
+                    exec(compile(ast.Module([statement], []), path.name, "exec"), there)
+                for value in map(there.get, _bound(statement)):
+                    if close := getattr(value, "close", None):
+                        ended.callback(close)
+        return there
+
     for cell in json.loads(path.read_text("utf-8"))["cells"]:
         tags = cell["metadata"].get("tags", ())
-        if cell["cell_type"] != "code" or "solution" in tags:
-            continue
-        before += (here := ast.parse("".join(cell["source"])).body)
-        if "answer" not in tags:
-            continue
-        name = task_of(here)
-        for statement in made_for({name, "td"}, before):
-            if statement in done:
-                continue
-            done.add(statement)
-            with redirect_stdout(io.StringIO()):
-                exec(compile(ast.Module([statement], []), path.name, "exec"), there)
-            for made in map(there.get, _bound(statement)):
-                if close := getattr(made, "close", None):
-                    ended.callback(close)
-        yield cell.get("id", ""), there[name], there
+        if cell["cell_type"] == "code" and "solution" not in tags:
+            before += (here := ast.parse("".join(cell["source"])).body)
+            if "answer" in tags:
+                name = task_of(here)
+                yield cell.get("id", ""), made({name})[name], made
 
 
 def task_of(cell: Iterable[ast.stmt]) -> str:
@@ -143,8 +147,12 @@ def made_for(names: set[str], statements: Iterable[ast.stmt]) -> list[ast.stmt]:
     for statement in reversed([*statements]):
         if _bound(statement) & needed:
             found.insert(0, statement)
-            needed |= {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+            needed |= _names(statement)
     return found
+
+
+def _names(tree: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
 def _bound(statement: ast.stmt) -> set[str]:
@@ -157,13 +165,14 @@ def _bound(statement: ast.stmt) -> set[str]:
     return {node.id for node in stored if isinstance(node.ctx, ast.Store)}
 
 
-def _judged(task: Any, source: str, there: dict[str, Any]) -> tuple[int, str]:
+def _judged(task: Any, source: str, made: Made) -> tuple[int, str]:
     """(stars, the verdict) of the answer in a cell."""
     value, why = value_of(source) if source else ("", "no such cell: it was removed")
     if why:
         return 0, f"not judged: {why}"
     try:
-        result = task.result(eval(value, dict(there)))
+        there = made(_names(ast.parse(value)))
+        result = task.result(eval(value, there | {"__builtins__": {}}))
     except Exception as error:  # whatever an answer of the wrong kind leads to
         return 0, f"{type(error).__name__}: {error}"
     return result.stars, result.reason
