@@ -3,6 +3,8 @@
     tiledask notebooks learn --lab
 
 All that JupyterLab keeps lies in the folder: settings and layout in .lab, predictions in .progress.
+data/jupyterlab.json has both: tiledask's page of the dashboard docked at the right of the contents;
+the panels' own cluster button is hidden, as its clusters would listen on every network interface.
 """
 
 import json
@@ -10,19 +12,16 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tiledask.files import atomic_write
 from tiledask.lab.learner.contents import PAGE
 from tiledask.lab.learner.kept import FOLDER, PROGRESS
+from tiledask.plan.data import data_file
 
 __all__ = ["lab_command"]
 
 PORT = "TILEDASK_DASHBOARD_PORT"
 """Clusters read it, and the panels watch it until the first cluster tells them its address."""
-PANEL = "dask-dashboard-launcher"
-ROUTE = "/individual-tiledask"
-
 SAVED = "default-37a8.jupyterlab-workspace"
 """The file in which JupyterLab looks for the layout that it opens with."""
 
@@ -38,20 +37,15 @@ def lab_command(
     """
     folder, environment = Path(folder).resolve(), dict(os.environ)
     dashboard = f"http://127.0.0.1:{environment.setdefault(PORT, '8787')}"
-    settings = {
-        # the panels' own cluster button is hidden: its clusters would listen on every network
-        # interface
-        "dask-labextension:plugin": {"defaultURL": dashboard, "hideClusterManager": True},
-        "@jupyterlab/docmanager-extension:plugin": {
-            "defaultViewers": {"markdown": "Markdown Preview"}
-        },
-        "@jupyterlab/apputils-extension:notification": {"fetchNews": "false"},
-    }
+    text = data_file("jupyterlab.json").read_text("utf-8").replace("$DASHBOARD", dashboard)
+    page = json.dumps(f"{folder.name}/{PAGE}")[1:-1]
+    given = json.loads(text.replace("$PAGE", page))
     workspaces = folder / ".lab" / "workspaces"
     saved = workspaces / SAVED
-    wanted = {folder / ".lab" / "labconfig" / "default_setting_overrides.json": settings}
+    settings = folder / ".lab" / "labconfig" / "default_setting_overrides.json"
+    wanted = {settings: given["settings"]}
     if not saved.exists():
-        wanted[saved] = _workspace(f"{folder.name}/{PAGE}", dashboard)
+        wanted[saved] = given["workspace"]
     for path, content in wanted.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(path, json.dumps(content, indent=1).encode())
@@ -69,28 +63,3 @@ def lab_command(
         *arguments,
     ]
     return command, environment
-
-
-def _workspace(page: str, dashboard: str) -> dict[str, Any]:
-    """A layout: ``page`` at the left, tiledask's page of the dashboard docked at its right."""
-    contents, panel = f"markdownviewer-widget:{page}", f"{PANEL}:{ROUTE}"
-    areas = [{"type": "tab-area", "currentIndex": 0, "widgets": [n]} for n in (contents, panel)]
-    split = {"type": "split-area", "orientation": "horizontal", "sizes": [0.56, 0.44]}
-    side = {"collapsed": True, "visible": True, "widgetStates": {}}
-    layout = {
-        "main": {"dock": split | {"children": areas}, "current": contents},
-        # without a "current" here: it would open in spite of collapsed
-        "left": side | {"widgets": ["filebrowser", PANEL]},
-        "right": side | {"widgets": []},
-        "down": {"size": 0, "widgets": []},
-        "relativeSizes": [0, 1, 0],
-        "top": {"simpleVisibility": True},
-    }
-    item = {"route": ROUTE, "label": "Tiledask", "key": "Individual Tiledask"}
-    data = {
-        "layout-restorer:data": layout,
-        contents: {"data": {"path": page, "factory": "Markdown Preview"}},
-        panel: {"data": {"item": item}},
-        PANEL: {"url": dashboard, "cluster": ""},
-    }
-    return {"metadata": {"id": "default"}, "data": data}
