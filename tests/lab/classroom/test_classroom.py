@@ -140,6 +140,7 @@ def test_answers_are_judged_and_nothing_else_runs(tmp_path, course):
     assert said["nil", 1] == "not judged: no such cell: it was removed"
     assert said["ada", 2] == "Not attempted yet."
     assert said["eve", 2].startswith("NameError")  # nothing of Python's own
+    assert stars["eve", 2] == 0
     assert not harm.exists()
 
 

@@ -85,7 +85,7 @@ def test_the_page_says_what_was_predicted_and_where_to_go_on(nbs, learn):
     write_contents(nbs, learn)
     page = (learn / "contents.md").read_text()
     assert page.startswith("# All\n\n**0 of 6 predictions made, 0 of 18 stars.** ")
-    assert "Begin with [01 Two](01_second.ipynb)." in page
+    assert "takes about 1 hours. Begin with [01 Two](01_second.ipynb)." in page
     predicted(learn, "01_second", 3, 1, None, 0)
     write_contents(nbs, learn)
     page = (learn / "contents.md").read_text()
