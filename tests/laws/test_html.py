@@ -84,8 +84,8 @@ def test_a_table_escapes_all_its_parts():
 
 
 def test_the_doctor_shows_hostile_names():
-    from tiledask.lab.doctor import MachineCheck, to_html
+    from tiledask.lab.doctor import MachineCheck, shown
 
-    shown = to_html([MachineCheck(EVIL, "ok", EVIL, EVIL)])
-    assert "<script" not in shown
-    assert "&lt;script&gt;" in shown
+    page = next(shown([MachineCheck(EVIL, "ok", EVIL, EVIL)]))._repr_html_()
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page

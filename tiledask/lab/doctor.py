@@ -1,6 +1,6 @@
 """The doctor: what this machine has and tiledask will use, what is missing and what brings it.
 
-    examine() -> [MachineCheck, ...] -> shown (terminal), to_html (notebook)
+    examine() -> [MachineCheck, ...] -> shown: a table, then what helps
 
 Nothing here may crash or hang, whatever is broken: each question is asked inside `_careful`,
 and the GPU is asked by a child process that is left behind if the driver does not answer.
@@ -25,7 +25,7 @@ from tiledask.lab.table import Grid
 from tiledask.plan.judged import MARKS
 from tiledask.plan.units import format_bytes
 
-__all__ = ["MachineCheck", "ask_gpu", "examine", "shown", "to_html"]
+__all__ = ["MachineCheck", "ask_gpu", "examine", "shown"]
 
 DRIVER_DEADLINE = 60.0
 """Seconds the driver has to answer; CuPy's first import on a cold disk takes tens of them."""
@@ -33,6 +33,16 @@ SMALL_SHM = 1_000_000_000  # bytes; containers give 64 MiB unless told otherwise
 SMALL_DISK = 5_000_000_000  # bytes; workers spill blocks to it when memory runs short
 SMALL_MEMORY = 4_000_000_000  # bytes; `tiledask tour` needs about 2 GB
 SIGNS = {"ok": MARKS[True], "missing": MARKS[False], "note": "•"}
+PACKAGES = (
+    ("JupyterLab", "the walkthroughs", "jupyterlab", "lab", 0),
+    ("Dask panels", "the dashboard inside JupyterLab", "dask-labextension", "lab", 0),
+    ("NVRTC", "compiling CUDA C++, also without a GPU", "nvidia-cuda-nvrtc", "test", 0),
+    ("CuPy", "tiles on a GPU", "cupy-cuda13x", "gpu", 1),
+    ("Dask-CUDA", "GPU workers", "dask-cuda", "gpu", 1),
+    ("RMM", "one pool for arrays and UCX's messages", "rmm-cu13", "gpu", 1),
+    ("NCCL", "arrays from GPU to GPU", "nvidia-nccl-cu13", "gpu", 2),
+)
+"""Name, use, distribution, the extra that brings it, the fewest GPUs with which it is of use."""
 
 Found = tuple[str, ...]
 """The state, what was found, and perhaps what helps."""
@@ -64,26 +74,17 @@ def examine() -> list[MachineCheck]:
     ('Python', 'workers')
     """
     gpu = ask_gpu()
-    python = f"{platform.python_version()} ({platform.python_implementation()}, {sys.executable})"
     questions: list[tuple[Any, ...]] = [
-        ("Python", "everything; 3.11 to 3.13", lambda: ("ok", python)),
-        ("system", "memory caps need Linux", _system),
+        ("Python", "everything; 3.11 to 3.13", _python),
         ("cores", "one CPU worker each", _cores),
         ("memory", "blocks; workers share it evenly", _memory),
         ("shared memory", "transports between GPU workers (UCX)", _shared_memory),
         ("temporary disk", "spooled arrays, spilled blocks", _disk),
         ("NumPy", "tiles on the CPU; workers have one BLAS thread each", _numpy),
-        ("Dask", "workers, transfers, the dashboard", _dask),
-        ("JupyterLab", "the walkthroughs", _package, "jupyterlab"),
-        ("Dask panels", "the dashboard inside JupyterLab", _package, "dask-labextension"),
         ("g++", "checking CUDA kernels on the CPU", _compiler),
-        ("NVRTC", "compiling CUDA C++, also without a GPU", _nvrtc, gpu),
+        *((name, use, _package, gpu, *about) for name, use, *about in PACKAGES),
         ("GPU", "one worker per GPU", _gpu, gpu),
-        ("CuPy", "tiles on a GPU", _cupy, gpu),
-        ("Dask-CUDA", "GPU workers", _of_gpus, gpu, "dask-cuda", 1),
-        ("GPU memory", "one pool for arrays and messages", _gpu_memory, gpu),
         ("GPU to GPU", "blocks from worker to worker without host memory", _between, gpu),
-        ("NCCL", "arrays from GPU to GPU", _of_gpus, gpu, "nvidia-nccl-cu13", 2),
         ("workers", "td.start_cluster() without arguments", _workers, gpu),
     ]
     return [_careful(*each) for each in questions]
@@ -101,26 +102,22 @@ def _careful(name: str, used_for: str, question: Callable[..., Found], *about: A
     return MachineCheck(name, state, found, used_for, *more)
 
 
-def _enough(enough: bool, found: str, *fix: str) -> Found:
-    return ("ok", found) if enough else ("note", found, *fix)
-
-
 # -- the machine ---------------------------------------------------------------------------------
 
 
-def _system() -> Found:
-    system = platform.system()
-    with contextlib.suppress(OSError):
-        system = platform.freedesktop_os_release().get("PRETTY_NAME", system)
-    return "ok", f"{system}, {platform.machine()}"
+def _enough(enough: bool, found: str, fix: str) -> Found:
+    return ("ok", found) if enough else ("note", found, fix)
+
+
+def _python() -> Found:
+    of = f"{platform.python_implementation()}, {sys.executable}, {platform.platform(terse=True)}"
+    return "ok", f"{platform.python_version()} ({of})"
 
 
 def _cores() -> Found:
     from dask.system import CPU_COUNT as usable
 
-    present = os.cpu_count() or 1
-    found = f"{usable} usable" + (f" of {present}" if usable != present else "")
-    return _enough(usable >= 2, found, "idle times are measured with 2 cores or more")
+    return _enough(usable >= 2, f"{usable} usable", "idle times are measured with 2 or more")
 
 
 def _memory() -> Found:
@@ -147,39 +144,23 @@ def _disk() -> Found:
     return _enough(free >= SMALL_DISK, found, "set TMPDIR to a larger disk")
 
 
-# -- packages and programs -----------------------------------------------------------------------
-
-
 def _numpy() -> Found:
     import numpy as np
 
-    pools = []
-    with contextlib.suppress(ModuleNotFoundError):  # the planner does without it
-        from threadpoolctl import threadpool_info
-
-        pools = [p for p in threadpool_info() if p["user_api"] == "blas"]
-    blas = [f"{p['internal_api']} {p['version']}, {p['num_threads']} threads" for p in pools]
-    # a library that threadpoolctl does not know, such as Apple's Accelerate
-    found = f"{np.__version__} with {', '.join(blas) or 'a BLAS of its own'}"
-    return "ok", found
-
-
-def _dask() -> Found:
-    return "ok", f"dask {version('dask')}, distributed {version('distributed')}"
+    return "ok", np.__version__
 
 
 def _compiler() -> Found:
     path = shutil.which("g++")
-    if path is None:
-        return "missing", "not installed", "apt-get install g++"
-    options: Any = {"capture_output": True, "text": True, "timeout": 10}
-    done = subprocess.run([path, "--version"], stdin=subprocess.DEVNULL, **options)
-    return "ok", done.stdout.partition("\n")[0]
+    return ("ok", path) if path else ("missing", "not installed", "apt-get install g++")
 
 
-def _package(distribution: str, extra: str = "lab") -> Found:
-    installed = _version(distribution)
-    return ("ok", installed) if installed else ("missing", "not installed", install(extra))
+def _package(gpu: dict[str, Any], distribution: str, extra: str, least: int) -> Found:
+    """Missing where there are the GPUs to use it with, otherwise only a note."""
+    installed, wanted = _version(distribution), len(gpu["devices"]) >= least
+    if wanted:
+        return ("ok", installed) if installed else ("missing", "not installed", install(extra))
+    return "note", f"{installed or 'not installed'}, nothing to do with fewer GPUs than {least}"
 
 
 def _version(distribution: str) -> str:
@@ -237,21 +218,20 @@ def _unusable(reason: str) -> dict[str, Any]:
 
 
 def _gpu(gpu: dict[str, Any]) -> Found:
-    names = []
-    for device in gpu["devices"]:
-        size = format_bytes(device["memory"]) if device["memory"] else ""
-        size = f"the host's {size}".rstrip() if device.get("integrated") else size
-        names.append(f"{device['name']} ({size})")
+    names = [
+        f"{d['name']} ({'the host memory' if d.get('integrated') else format_bytes(d['memory'])})"
+        for d in gpu["devices"]
+    ]
     listing = f"{len(names)}: {', '.join(names)}; driver {gpu['driver'] or 'unknown'}"
-    if gpu["usable"]:
+    if gpu["usable"] and not gpu["nvrtc_reason"]:
         return "ok", listing
+    reason = gpu["reason"] or gpu["nvrtc_reason"]
     if names:
         fix = "nvidia-smi says whether it is free" if gpu["cupy"] else install("gpu")
-        return "missing", f"{listing}; {gpu['reason']}", fix
+        return "missing", f"{listing}; {reason}", fix
     if _driver_traces():
-        fix = "nvidia-smi says what is wrong with the driver"
-        return "missing", f"none answers: {gpu['reason']}", fix
-    return "note", f"none: {gpu['reason']}"
+        return "missing", f"none answers: {reason}", "nvidia-smi says what is wrong with the driver"
+    return "note", f"none: {reason}"
 
 
 def _driver_traces() -> bool:
@@ -260,57 +240,13 @@ def _driver_traces() -> bool:
     return any(map(os.path.exists, files)) or shutil.which("nvidia-smi") is not None
 
 
-def _cupy(gpu: dict[str, Any]) -> Found:
-    if not gpu["cupy"]:
-        return _absent(gpu)
-    found = gpu["cupy"] + (f", CUDA {gpu['cuda']}" if gpu["cuda"] else "")
-    if gpu["usable"]:
-        return "ok", f"{found}, a real allocation worked"
-    return "note", f"{found}, without a usable GPU"
-
-
-def _of_gpus(gpu: dict[str, Any], distribution: str, least: int) -> Found:
-    """A package of the GPU extra, of use from ``least`` GPUs on."""
-    installed = _version(distribution)
-    if not installed:
-        return _absent(gpu)
-    if len(gpu["devices"]) >= least:
-        return "ok", installed
-    return "note", f"{installed}, nothing to do {'here' if least == 1 else 'without a second GPU'}"
-
-
-def _absent(gpu: dict[str, Any]) -> Found:
-    """Missing where there is a GPU to use it with, otherwise only a note."""
-    state = "missing" if gpu["devices"] else "note"
-    return state, "not installed", f"with a GPU: {install('gpu')}"
-
-
-def _gpu_memory(gpu: dict[str, Any]) -> Found:
-    if not gpu["devices"]:
-        return "note", "nothing to do here"
-    found, rmm = "CuPy's pool", _version("rmm-cu13")
-    if any(device.get("integrated") for device in gpu["devices"]):
-        found += ", of the host's memory, which the workers share evenly"
-    if rmm:
-        return "ok", f"{found}; RMM {rmm} takes from it"
-    return "note", f"{found}; no RMM beside it", f"for arrays over UCX: {install('gpu')}"
-
-
 def _between(gpu: dict[str, Any]) -> Found:
-    ucx = _version("distributed-ucxx-cu13")
-    said = f"UCX {ucx}" if ucx else "no UCX"
     if not gpu["usable"]:
-        return "note", f"nothing to do here; {said}"
+        return "note", "nothing to do here"
     if reason := gpu.get("unshared"):
-        found = f"no CUDA IPC ({_line(reason)}): through host memory and TCP; {said}"
-        return "note", found, "" if ucx else install("ucx")
-    return "ok", f"CUDA IPC; {said}"
-
-
-def _nvrtc(gpu: dict[str, Any]) -> Found:
-    if gpu["usable"] and gpu["nvrtc_reason"]:
-        return "missing", gpu["nvrtc_reason"], install("gpu")
-    return _package("nvidia-cuda-nvrtc", "test")
+        fix = "" if _version("distributed-ucxx-cu13") else install("ucx")
+        return "note", f"no CUDA IPC ({_line(reason)}): through host memory", fix
+    return "ok", "CUDA IPC"
 
 
 def _workers(gpu: dict[str, Any]) -> Found:
@@ -336,13 +272,6 @@ def shown(findings: Sequence[MachineCheck]) -> Iterator[Any]:
     yield from (f"{f.name}: {f.fix}" for f in findings if f.state == "note" and f.fix)
     yield f"{len(missing)} missing" if missing else "nothing is missing"
     yield from (f"will be used: {f.found}" for f in findings if f.name == "workers")
-
-
-def to_html(findings: Sequence[MachineCheck]) -> str:
-    """The findings as an HTML table, everything in them escaped."""
-    rows = [(SIGNS[f.state], f.name, f.found, f.used_for, f.fix) for f in findings]
-    *_, last = shown(findings)
-    return Grid(("", "", "found", "used for", "what helps"), rows, last, range(5))._repr_html_()
 
 
 def _line(words: object) -> str:
