@@ -11,6 +11,7 @@ import tiledask as td
 from tiledask.errors import ConfigError, DeadlockError, ScheduleError, short
 from tiledask.lab.commands.options import Run
 from tiledask.lab.commands.shown import draw
+from tiledask.lab.sweep import schedule_on
 from tiledask.lab.table import Grid
 from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.pipelines.known import Known, known_makespan
@@ -83,12 +84,9 @@ def run_idle(args: argparse.Namespace) -> Run:
     if any(given is not None for given in (args.unit, args.layers, args.memory_limit)):
         raise ConfigError("--unit, --layers and --memory-limit go with --diagnose TRACE")
     made, reached = _asked(args)
-    times = _times(args, made.stages)
-    floats = {
-        k: [float(x) for x in v] if isinstance(v, list) else float(v) for k, v in times.items()
-    }
+    times = _times(args, made.stages, float)
     try:
-        timeline = simulate(made, **floats, transfers=args.transfers)
+        timeline = simulate(made, **times, transfers=args.transfers)
     except ScheduleError as error:
         reason = str(error)
         if isinstance(error, DeadlockError):
@@ -98,12 +96,11 @@ def run_idle(args: argparse.Namespace) -> Run:
             raise
         yield f"{_name(made)} cannot run: {reason}"
         return 1, {"legal": False, "reason": reason}
-    result = _facts(made, timeline)
+    known = _known(made, times, args.transfers)
+    result = _facts(made, timeline) | ({"closed_form": known.seconds} if known else {})
     if reached:
         yield _reached(_utilisation(args.utilisation), made, reached, result)
     yield from _shown(args, made, timeline, times)
-    if known := _known(made, floats, args.transfers):
-        result["closed_form"] = known.seconds
     if args.explain:
         yield from _explained(timeline, known, args.transfers)
     if args.write_order:
@@ -135,7 +132,7 @@ def _diagnose(args: argparse.Namespace) -> Run:
 
 def _asked(args: argparse.Namespace) -> tuple[Schedule, list[FewestMicrobatches]]:
     """The schedule, and with --utilisation how many micro-batches reach it."""
-    given: dict[str, Any] = {}
+    given: list[int | None] = []
     for name in ("devices", "microbatches"):
         place, option = getattr(args, name), getattr(args, f"{name}_option")
         if None not in (place, option) and place != option:
@@ -143,9 +140,10 @@ def _asked(args: argparse.Namespace) -> tuple[Schedule, list[FewestMicrobatches]
                 f"{name.upper()} is {place} behind the schedule's name and {option} behind "
                 f"--{name}; give it once"
             )
-        given[name] = option if place is None else place
+        given.append(option if place is None else place)
+    devices, microbatches = given
     if args.order is not None:
-        named = (args.schedule, *given.values(), args.chunks, args.utilisation)
+        named = (args.schedule, *given, args.chunks, args.utilisation)
         if any(each is not None for each in named):
             raise ConfigError(
                 "--order FILE has its devices and micro-batches in the file; leave out the "
@@ -153,16 +151,15 @@ def _asked(args: argparse.Namespace) -> tuple[Schedule, list[FewestMicrobatches]
             )
         return _read_order(args.order), []
     if args.utilisation is None:
-        return _made(args.schedule, **given, chunks=args.chunks), []
-    name = "1f1b" if args.schedule is None else args.schedule
-    if given["microbatches"] is not None:
+        return _made(args.schedule, devices, microbatches, args.chunks), []
+    if microbatches is not None:
         raise ConfigError("--utilisation finds MICROBATCHES; leave them out, or --utilisation")
-    wanted = _utilisation(args.utilisation)
 
-    def made(microbatches: int) -> Schedule:
-        return _made(name, given["devices"], microbatches, args.chunks)
+    def made(m: int) -> Schedule:
+        return _made(args.schedule or "1f1b", devices, m, args.chunks)
 
-    found = fewest_microbatches(made, wanted, _times(args, made(1).stages), args.transfers)
+    times = _times(args, made(1).stages, Fraction)
+    found = fewest_microbatches(made, _utilisation(args.utilisation), times, args.transfers)
     return made(found[-1].microbatches), found
 
 
@@ -180,21 +177,17 @@ def _made(
         raise ConfigError(f"the schedule's name comes first, {EXAMPLE}; got {short(name)}")
     if name not in schedules:
         schedule(name, 1, 1)  # says which is the nearest
-    if microbatches is None and name == "naive":
-        microbatches = 1
+    microbatches = 1 if microbatches is None and name == "naive" else microbatches
     if devices is None or microbatches is None:
         lacks = "DEVICES and MICROBATCHES" if devices is None else "MICROBATCHES"
         raise ConfigError(
             f"{typed} needs {lacks} behind it, {EXAMPLE.replace('1f1b', typed)}; --utilisation "
             f"0.9 finds the micro-batches that reach it"
         )
-    for what, number in (("DEVICES", devices), ("MICROBATCHES", microbatches)):
-        whole_number(what, number, 1)
-    if is_looped(name):
-        each = 2 if chunks is None else whole_number("--chunks", chunks, 1)
-        return schedule(name, each * devices, microbatches, devices=devices)
+    whole_number("DEVICES", devices, 1)
+    whole_number("MICROBATCHES", microbatches, 1)
     each = 2 if name in V_SHAPED else 1
-    if chunks not in (None, each):
+    if not is_looped(name) and chunks not in (None, each):
         looped = ", ".join(other for other in schedules if is_looped(other))
         raise ConfigError(
             f"{name} has {each} stage{'s' * (each > 1)} on each device, got --chunks {chunks}; any "
@@ -205,7 +198,8 @@ def _made(
             f"dualpipe's two directions meet in the middle: DEVICES must be even, got {devices}; "
             f"take {devices + 1}"
         )
-    return schedule(name, each * devices, microbatches)
+    chunks = 2 if chunks is None else whole_number("--chunks", chunks, 1)
+    return schedule_on(name, devices, microbatches, chunks=chunks)
 
 
 def _utilisation(text: str) -> Fraction:
@@ -221,22 +215,22 @@ def _utilisation(text: str) -> Fraction:
     return value
 
 
-def _times(args: argparse.Namespace, stages: int) -> dict[str, Any]:
-    """Seconds, exactly as they were typed: one number, or one per stage or boundary."""
-    counts = {"forward": stages, "backward": stages, "latency": stages - 1, "overlapped": stages}
+def _times(args: argparse.Namespace, stages: int, kind: type) -> dict[str, Any]:
+    """Seconds as they were typed: one number, or one per stage or boundary."""
     found: dict[str, Any] = {}
-    for name, count in counts.items():
-        text = getattr(args, name)
-        if text is None:
+    for name in ("forward", "backward", "latency", "overlapped"):
+        if (text := getattr(args, name)) is None:
             continue
         try:
-            numbers = [Fraction(word) for word in text.split(",")]
+            numbers = [kind(Fraction(word)) for word in text.split(",")]
         except (ValueError, ZeroDivisionError):
             raise ConfigError(
                 f"--{name} is seconds, or several between commas, such as 1,1,2; got {short(text)}"
             ) from None
+        count, per = stages, "stage"
+        if name == "latency":
+            count, per = stages - 1, "boundary between stages"
         if len(numbers) not in (1, count):
-            per = "boundary between stages" if name == "latency" else "stage"
             raise ConfigError(
                 f"--{name} is one number, or {count}, one per {per}; got {len(numbers)}"
             )
@@ -250,22 +244,16 @@ def _read_order(path: str) -> Schedule:
 
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "no text"
-        raise ConfigError(
-            f"{short(path)} cannot be read ({reason}); an order is a text file with a line for "
-            f"each device, such as: 0F0 0F1 0B0 0B1"
-        ) from None
-    if text.lstrip().startswith(("[", "{")):
-        try:
+        if text.lstrip().startswith(("[", "{")):
             rows = json.loads(text)
             rows = rows["orders"] if isinstance(rows, dict) else rows
             text = "\n".join(row if isinstance(row, str) else " ".join(row) for row in rows)
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise ConfigError(
-                'an order as JSON is a row of actions for each device, [["0F0", "0B0"], ["1F0", '
-                '"1B0"]], or {"orders": of these}'
-            ) from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or "neither text nor rows"
+        raise ConfigError(
+            f"{short(path)} cannot be read ({reason}); an order is a text file with a line for "
+            f"each device, such as: 0F0 0F1 0B0 0B1, or a JSON list with a row for each"
+        ) from None
     lines = (line for line in text.splitlines() if not line.startswith("#"))
     return Schedule.from_text(in_full("\n".join(lines)), Path(path).name)
 
@@ -290,10 +278,8 @@ def _facts(made: Schedule, t: Timeline) -> dict[str, Any]:
     return {
         "schedule": made.name,
         **{name: getattr(made, name) for name in ("devices", "stages", "microbatches")},
-        "makespan": t.makespan,
-        "lower_bound": t.lower_bound,
+        **{name: getattr(t, name) for name in ("makespan", "lower_bound", *names)},
         "lower_bound_why": t.bound.why,
-        **{name: getattr(t, name) for name in names},
         "causes": {cause: seconds for cause, seconds in t.idle_time.total.items() if seconds},
         "binds": t.critical_path.binds,
         "legal": True,
@@ -342,7 +328,7 @@ def _shown(
     )
     each = "each stage" if share == 1 else f"each of {made.stages} stages"
     took = {
-        name: ", ".join(_seconds(float(s)) for s in (v if isinstance(v, list) else [v]))
+        name: ", ".join(map(_seconds, v if isinstance(v, list) else [v]))
         for name, v in times.items()
     }
     more = "" if args.explain else " More: --explain"
@@ -355,18 +341,17 @@ def _shown(
             f"{made.stages} stages of 1 s forward: {share} times the model of 1f1b's "
             f"{made.devices}; for the same model --forward {1 / share:g} --backward {2 / share:g}"
         )
-    rows: list[tuple[str, ...]] = []
     columns = zip(t.busy_per_device, t.idle_per_device, t.peak_in_flight, strict=True)
-    for d, (busy, idle, kept) in enumerate(columns, 1):
-        part = format_percent(idle / t.makespan if t.makespan else 0.0)
-        rows.append((f"{d}", _seconds(busy), _seconds(idle), part, f"{kept}"))
+    rows = [
+        (f"{d}", _seconds(busy), _seconds(idle), _share(idle, t.makespan), f"{kept}")
+        for d, (busy, idle, kept) in enumerate(columns, 1)
+    ]
     if len(rows) > SHOWN:
-        dots = (f"... {len(rows) - SHOWN} more", *[""] * 4)
-        rows = [*rows[: SHOWN // 2], dots, *rows[-SHOWN // 2 :]]
+        dots = (f"... {len(rows) - SHOWN} more", "", "", "", "")
+        rows[SHOWN // 2 : -SHOWN // 2] = [dots]
     all_of = (_seconds(t.busy), _seconds(t.idle), format_percent(t.bubble_fraction))
     rows.append(("all", *all_of, f"{most} at most"))
-    head = ("device", "busy", "idle", "idle share", "kept")
-    yield Grid(head, rows, bold=[len(rows) - 1])
+    yield Grid(("device", "busy", "idle", "idle share", "kept"), rows, bold=[len(rows) - 1])
     several = made.stages * made.replicas // made.devices
     of = f", counted once for each of its {several} stages" if several > 1 else ""
     yield f"kept: micro-batches whose activations a device keeps at once{of}"
@@ -374,6 +359,10 @@ def _shown(
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:,.6g} s" if seconds >= 1000 else format_seconds(seconds)
+
+
+def _share(part: float, whole: float) -> str:
+    return format_percent(part / whole if whole else 0.0)
 
 
 def _known(made: Schedule, took: dict[str, Any], transfers: str) -> Known | None:
@@ -392,16 +381,9 @@ def _explained(t: Timeline, known: Known | None, how: str) -> Iterator[Any]:
     rows = [(cause, _seconds(s), CAUSES[cause]) for cause, s in t.idle_time.total.items() if s]
     if rows:
         yield Grid(("idle by cause", "device-s", ""), rows, left=(0, 2))
-    yield (
-        f"idle over busy: {format_percent(t.bubble_overhead)}; idle over the longest span of a "
-        f"device: {format_percent(t.span_bubble)}"
-    )
     yield f"no order of these actions takes less than {_seconds(t.bound.seconds)} ({t.bound.why})"
     if known:
         yield f"by formula: {_seconds(known.seconds)} = {known.formula} ({known.source})"
     if path := t.critical_path:
-        yield (
-            f"the path that decides: {len(path.actions)} actions, {_seconds(path.compute)} of "
-            f"compute and {_seconds(path.latency)} of latency, most on {path.binds}"
-        )
+        yield f"the path that decides: {len(path.actions)} actions, most on {path.binds}"
     yield f"{how} transfers: {TRANSFERS[how]}"
