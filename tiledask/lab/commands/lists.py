@@ -6,13 +6,12 @@ from typing import Any
 
 from tiledask.errors import ConfigError, short
 from tiledask.lab.commands.options import Run
-from tiledask.lab.table import Grid
+from tiledask.lab.sweep import compare_schedules
+from tiledask.lab.table import table
 from tiledask.plan.data import meant, names
 from tiledask.plan.inputs.load import load_cluster, load_model, models
 from tiledask.plan.inputs.recipes import load_recipe, recipes
-from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped, layout_schedule, schedules
-from tiledask.plan.pipelines.simulate import simulate
-from tiledask.plan.units import format_bytes
+from tiledask.plan.pipelines.schedules import schedules
 
 __all__ = ["LIST_OPTIONS", "run_list"]
 
@@ -48,11 +47,9 @@ def _recipe(name: str) -> Facts:
 
 def _schedule(name: str) -> Facts:
     """Of 8 micro-batches on 4 devices, where a backward takes as long as two forwards."""
-    stages = 8 if is_looped(name) or name in V_SHAPED else 4
-    timeline = simulate(layout_schedule(name, stages, 8, 4), 4 / stages, 8 / stages)
+    (found,) = compare_schedules([name], 4, 8).values()
     words = (schedules[name].__doc__ or "").split("\n\n")[0]
-    kept = float(max(timeline.peak_in_flight) * 4 / stages)
-    return {"idle": timeline.bubble_fraction, "kept": kept, "what": " ".join(words.split())}
+    return {"idle": found["idle"], "kept": found["kept"], "what": " ".join(words.split())}
 
 
 LISTS: dict[str, tuple[str, Callable[[], Iterable[str]], Callable[[str], Facts]]] = {
@@ -75,8 +72,10 @@ LIST_OPTIONS = f"""
 KIND                 {", ".join(LISTS)}
 PART?                of a name, such as llama; all if none
 """
-HEADS = {"kv_heads": "kv", "TFLOP/s in half": "TFLOP/s, 16 bit"}
-"""Shorter headings of some numbers, for 80 columns."""
+UNITS = dict.fromkeys(("memory", "memory/s", "within it/s", "between/s"), "bytes")
+UNITS["idle"] = "percent"
+HEADS = {"kv_heads": "kv"}
+"""Shorter, for 80 columns."""
 
 
 def run_list(args: argparse.Namespace) -> Run:
@@ -93,24 +92,19 @@ def run_list(args: argparse.Namespace) -> Run:
         raise ConfigError(
             f"no name of {kind} has {short(part)} in it; {near}tiledask list {kind} has all"
         )
-    columns = [
-        name for name in next(iter(found.values())) if any(each[name] for each in found.values())
-    ]
-    rows = [(name, *(_cell(key, each[key]) for key in columns)) for name, each in found.items()]
-    left = [0, *(i for i, name in enumerate(columns, 1) if name == "what")]
-    head = (kind.removesuffix("s"), *(HEADS.get(name, name) for name in columns))
-    yield Grid(head, rows, title, left=left)
+    columns = [key for key in next(iter(found.values())) if any(f[key] for f in found.values())]
+    rows = {
+        name: {HEADS.get(key, key): _cell(key, each[key]) for key in columns}
+        for name, each in found.items()
+    }
+    yield table(rows, title, **{key: UNITS[key] for key in columns if key in UNITS})
     return 0, found
 
 
-def _cell(name: str, value: Any) -> str:
-    """A fact as the column ``name`` shows it."""
-    if value is None or isinstance(value, str):
-        return value or ""
+def _cell(name: str, value: Any) -> Any:
+    """A number as the column ``name`` shows it, where its unit is not enough."""
+    if name == "active" and value is None:
+        return ""
     if name in ("parameters", "active"):
         return f"{value / 1e9:,.2f} B" if value > 1e9 else f"{value / 1e6:,.0f} M"
-    if name.startswith("memory") or name.endswith("/s"):
-        return format_bytes(value)
-    if name == "idle":
-        return f"{100 * value:.1f} %"
-    return f"{value:,.5g}" if value < 1e4 else f"{value:,}"
+    return value

@@ -14,7 +14,7 @@ import tiledask as td
 from tiledask.errors import ConfigError, short
 from tiledask.lab.commands.options import Run
 from tiledask.plan.splitting.assignment import read_assignment, stages_of
-from tiledask.plan.splitting.exact import capacities, count
+from tiledask.plan.splitting.exact import count
 from tiledask.plan.splitting.judge import layer_ranges
 from tiledask.plan.splitting.partition import (
     Partition,
@@ -22,7 +22,7 @@ from tiledask.plan.splitting.partition import (
     layer_costs,
     stage_name,
 )
-from tiledask.plan.units import format_bytes, parse_bytes
+from tiledask.plan.units import parse_bytes
 
 __all__ = ["PARTITION_OPTIONS", "costs_of", "cut_text", "run_partition"]
 
@@ -170,23 +170,8 @@ def _lines(cut: Partition, inputs: Mapping[str, Any], cuts: int, crossings: int)
     of = f"the best of {cuts:,} contiguous cuts" if cuts > 1 else "the only contiguous cut"
     answer = " | ".join(layer_ranges([n + 1 for n in group]) for group in cut.layers)
     what = "device" if chunks == 1 else "chunk"
-    sizes = ", ".join(map(str, cut.sizes[:ROWS])) + ", ..." * (cut.stages > ROWS)
     devices = f"{cut.devices} device{'s' * (cut.devices > 1)}"
     yield f"{len(cut.costs)} layers on {devices}{each}, {of}:\n  {answer}\n"
     yield cut_text(inputs, answer)
-    yield f"\nlayers of each {what}: {sizes}"
-    yield f"bottleneck, the time of the slowest {what}: {cut.bottleneck:g}"
-    if chunks > 1:
-        times = ", ".join(f"{time:g}" for time in cut.device_times[:ROWS])
-        yield f"all chunks of each device: {times}"
-    if inputs["memory"]:
-        held = [0.0] * cut.devices
-        for device, size in zip(cut.place, inputs["memory"], strict=True):
-            held[device] += size
-        rooms = zip(held, capacities(inputs["capacity"], cut.devices), strict=True)
-        used = [
-            format_bytes(bytes_) + ("" if math.isinf(cap) else f" of {format_bytes(cap)}")
-            for bytes_, cap in rooms
-        ]
-        yield f"memory of each device: {', '.join(used[:ROWS])}"
+    yield f"\nbottleneck, the time of the slowest {what}: {cut.bottleneck:g}"
     yield f"the activations change device {crossings} time{'s' * (crossings != 1)}"
