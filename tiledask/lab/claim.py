@@ -1,11 +1,10 @@
 """One claim: a quantity predicted, simulated and measured, and the rule by which they agree.
 
-rule                   holds if, among the columns compared,
+rule                   holds if, among the values that are there,
 "equal"                all values are the same, bytes to the byte
 ("within", d)          every two values are at most d apart
 ("ratio", low, high)   the last value over each earlier one lies in [low, high]
 "at most"              no later value is above the first, which is the bound
-"at least"             no later value is below the first, which is the bound
 "true"                 every value is True
 None                   nothing is claimed; the row informs
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["COLUMNS", "Claim", "Value", "exact", "format_value"]
 
 COLUMNS = ("predicted", "simulated", "measured")
-RULES = {"equal": 0, "within": 1, "ratio": 2, "at most": 0, "at least": 0, "true": 0}
+RULES = {"equal": 0, "within": 1, "ratio": 2, "at most": 0, "true": 0}
 """How many limits each takes."""
 SLACK = 1e-9
 """Of a limit: 0.28 - 0.25 is a little above 0.03 in floating point."""
@@ -41,9 +40,8 @@ Value = int | float | str | bool | tuple[Any, ...] | None
 class Claim:
     """One row of a comparison. Bytes and seconds as such; a percentage as a share of 1.
 
-    >>> bytes_moved = Claim("bytes moved", 4096, None, 4096, unit="bytes", rule="equal")
-    >>> str(bytes_moved.verdict), bytes_moved.shown
-    ('✓ equal to the byte', ('4.096 kB', '—', '4.096 kB'))
+    >>> str(Claim("bytes moved", 4096, None, 4096, unit="bytes", rule="equal").verdict)
+    '✓ equal to the byte'
     >>> str(Claim("idle", 0.27, 0.28, 0.34, unit="percent", rule=("within", 0.03)).verdict)
     '✗ 7 points apart, 3 allowed'
     """
@@ -56,8 +54,6 @@ class Claim:
     """"bytes", "seconds", "percent" (values are shares of 1), "count", or a unit to print."""
     rule: str | tuple[Any, ...] | None = None
     note: str = ""
-    compare: tuple[str, ...] = COLUMNS
-    """The columns that the rule compares, in this order."""
     load: "Load | None" = None
     """What else the machine did while seconds or idle shares were measured, as a run says it."""
 
@@ -87,14 +83,8 @@ class Claim:
 
     @property
     def compared(self) -> tuple[Any, ...]:
-        """The values that the rule compares: those of its columns that are there."""
-        values = (getattr(self, column) for column in self.compare)
-        return tuple(value for value in values if value is not None)
-
-    @property
-    def shown(self) -> tuple[str, ...]:
-        """The three values as people read them."""
-        return tuple(format_value(value, self.unit) for value in self.values)
+        """The values that the rule compares: those that are there."""
+        return tuple(value for value in self.values if value is not None)
 
     @property
     def verdict(self) -> Judged:
@@ -186,14 +176,12 @@ def _judge(
         holds = all(low * (1 - SLACK) <= r <= high * (1 + SLACK) for r in ratios)
         text = " and ".join(f"{r:.3g}" for r in ratios)
         return holds, f"{text} times, {low:g} to {high:g} allowed"
-    if name in ("at most", "at least"):
-        above, (bound, *later) = name == "at most", values
-        farthest = max(later) if above else min(later)
-        if all(value <= bound if above else value >= bound for value in later):
-            share = f"{100 * farthest / bound:.3g} % of the bound" if bound > 0 else ""
+    if name == "at most":
+        bound, *later = values
+        if all(value <= bound for value in later):
+            share = f"{100 * max(later) / bound:.3g} % of the bound" if bound > 0 else ""
             return True, share or "within the bound"
-        side = "above" if above else "below"
-        return False, f"{side} the bound by {_gap(abs(farthest - bound), unit)}"
+        return False, f"above the bound by {_gap(max(later) - bound, unit)}"
     pairs = list(combinations(values, 2))
     if all(isinstance(a, bool) == isinstance(b, bool) and a == b for a, b in pairs):
         return True, "equal to the byte" if unit == "bytes" else "equal"

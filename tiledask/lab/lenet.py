@@ -1,8 +1,5 @@
 """d2l's claims about splitting its LeNet over 4 GPUs: by arithmetic, by program, and run.
 
-lenet_claims      one step on random images: are the gradients those of a single device?
-lenet_trainings   trained for real under each split
-
 Dive into Deep Learning, "Training on Multiple GPUs", says in words what is in numbers here:
     network      a device holds a fraction of the model; whole activations go from layer to layer
     layerwise    "a very large number of synchronization or barrier operations", and an amount of
@@ -10,7 +7,7 @@ Dive into Deep Learning, "Training on Multiple GPUs", says in words what is in n
     data         the simplest, synchronised once; but a model must fit on each device
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -18,7 +15,6 @@ import numpy as np
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.convolution.lenet import BATCH, gradients, initial_weights, samples
 from tiledask.distributed.convolution.lenet_runs import PARTITIONINGS, put_together
-from tiledask.distributed.convolution.lenet_train import TrainedLeNet, train_lenet
 from tiledask.distributed.ranks.rank_function import Ranks
 from tiledask.distributed.ranks.run import run_ranks
 from tiledask.distributed.ranks.threads import run_threads
@@ -27,20 +23,11 @@ from tiledask.lab.table import Comparison
 from tiledask.plan.program.lenet import PARAMETERS, Need, Split
 from tiledask.plan.program.making.convolution.lenet_formulas import need_by_formulas
 from tiledask.plan.program.making.convolution.of_lenet import need
-from tiledask.tile.datasets import Images, load_images
 
-__all__ = ["lenet_claims", "lenet_trainings"]
+__all__ = ["lenet_claims"]
 
 ROUND_OFF = {"float64": 1e-13, "float32": 1e-5}
 """Of a gradient's largest element: sums over images and places differ by their order."""
-SPLITS = (
-    {"network": 4},
-    {"by output units": 4},
-    {"data parallel": 4},
-    {"space": 4},
-    {"data parallel": 2, "by output units": 2},
-)
-"""What is trained, on four ranks each."""
 
 
 def lenet_claims(
@@ -116,32 +103,3 @@ def _rows(
     bound, note = ROUND_OFF[dtype], "of the largest element, against a single device"
     error_row = Claim(f"{name}: gradients' error", bound, None, error, rule="at most", note=note)
     return [*rows, error_row]
-
-
-# -- trained for real ------------------------------------------------------------------------------
-
-
-def lenet_trainings(
-    mesh: Mesh | None = None,
-    splits: Iterable[Mapping[str, int]] = SPLITS,
-    *,
-    steps: int = 40,
-    batch: int = 32,
-    data: Images | None = None,
-    **options: Any,
-) -> dict[str, TrainedLeNet]:
-    """LeNet trained on a single device and under each of ``splits``, by their names.
-
-    On the workers of ``mesh``, the single device on one of them; or, without one, on threads of
-    this process. ``data``: default four fifths of the shipped digits; ``options`` of `train_lenet`.
-
-    >>> list(lenet_trainings(splits=[{"network": 2}], steps=1, batch=2))
-    ['a single device', 'network 2']
-    """
-    data = load_images("digits").split(0.8)[0] if data is None else data
-    runs = {}
-    for ways in ({}, *splits):
-        here = mesh and Mesh(mesh.cluster, (Split.of(ways).ranks,))
-        run = train_lenet(data, ways, here, steps=steps, batch=batch, **options)
-        runs[str(run.split)] = run
-    return runs

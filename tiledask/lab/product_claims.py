@@ -2,7 +2,7 @@
 
 import math
 import sys
-from itertools import pairwise, product
+from itertools import product
 from math import isqrt
 from time import perf_counter
 from typing import NamedTuple
@@ -17,7 +17,6 @@ from tiledask.distributed.products.needed import ProductNeeds
 from tiledask.errors import DoesNotFitError
 from tiledask.lab.table import Claim, Comparison
 from tiledask.plan.products.placement import Tiling, split
-from tiledask.plan.products.product import PANEL
 from tiledask.plan.units import format_bytes
 from tiledask.tile import accumulator, as_dtype
 
@@ -72,28 +71,23 @@ def product_rows(
     (m, k), n, itemsize = problem.a.shape, problem.b.shape[1], C.dtype.itemsize
     (planned, counted), (predicted, measured), (p, q) = C.traffic, C.memory, C.mesh.shape
     runtime = max(predicted.by_tensor(place)["runtime"] for place in predicted.places)
-    formula = messages = None
+    formula = None
     if algorithm in ("summa", "cannon", "gather"):
         # each rank lacks (q-1)/q of a block row of A and (p-1)/p of a block column of B
         formula = (m * k * (q - 1) + k * n * (p - 1)) * itemsize
-    if algorithm == "summa":
-        # each panel of A goes to q - 1 ranks of every row, each of B to p - 1 of every column
-        edges = sorted({edge for parts in (p, q) for ends in split(0, k, parts) for edge in ends})
-        panels = sum(-(-(stop - start) // PANEL) for start, stop in pairwise(edges))
-        messages = panels * (p * (q - 1) + q * (p - 1))
     result = td.to_numpy(C).astype(problem.c.dtype)
     error = float(np.abs(result - problem.c).max() / np.abs(problem.c).max())
     rounded = 2.0 ** -(8 if C.dtype.name == "bfloat16" else 10) * (C.dtype != problem.c.dtype)
     bound = k * float(np.finfo(problem.c.dtype).eps) + rounded
     sent = ("bytes between workers", formula, planned.total, counted.total, "bytes", "equal")
-    count = ("messages between workers", messages, planned.count, counted.count, "", "equal")
+    count = ("messages between workers", None, planned.count, counted.count, "", "equal")
     peak = ("peak bytes per worker", predicted.peak, None, measured.peak, "bytes", "at most")
     wrong = ("relative error of the answer", bound, None, error, "", "at most")
     speed = problem.seconds / C.seconds
     flop = f"{2 * m * n * k / 1e9:.3g} GFLOP; transfers and scheduling included"
     return [
         Claim(*sent),
-        Claim(*count, f"panels of at most {PANEL} columns" if messages else ""),
+        Claim(*count),
         Claim(*peak, f"{format_bytes(runtime)} are for BLAS, interpreter and allocator"),
         *([_tile_row(problem, C, kernel, tile)] if algorithm == "summa" else ()),
         Claim(*wrong, "bound k eps; against one process"),
@@ -116,8 +110,6 @@ def _tile_row(problem: RandomProduct, C: ShardedArray, kernel: str, tile: int | 
         note = f"not counted: {kernel} does not say what it loads; predicted for tiles of {of}"
         return Claim(what, predicted, None, None, "bytes", None, note)
     note = f"by {kernel} on the workers, tile by tile as it loaded them"
-    if C.mesh.cluster.backend == "cupy":
-        note = f"by {kernel} on the GPUs: the grids that it launched, their steps along k"
     return Claim(what, predicted, None, C.tiles.loaded, "bytes", "equal", note)
 
 

@@ -1,9 +1,7 @@
 """Tables of which nothing is ever cut off, whatever the width of the terminal.
 
 Comparison  predicted, simulated and measured side by side, with a verdict for every row
-Grid        any other rows under titles
-table       such rows of numbers, each in its column's unit
-show        a table or words, printed as a command yields them
+Grid        any other rows under titles; `table` makes one of numbers, each in its column's unit
 
 Each is one value for the terminal (rich), the notebook and the report (HTML), and text.
 """
@@ -171,11 +169,11 @@ class Comparison:
         >>> Comparison.of("Idle time", {"2 workers": (0.5, 0.5, 0.51)}, "percent", ("within", 0.03))
         Comparison('Idle time': 1 of 1 claims hold)
         """
-        for quantity, three in values.items():
+        for name, three in values.items():
             if isinstance(three, str) or len(three) != len(COLUMNS):
                 raise ConfigError(
-                    f"{quantity!r}: a claim has {len(COLUMNS)} values, {', '.join(COLUMNS)}, got "
-                    f"{three!r}; write None for what was not asked"
+                    f"{name!r}: a claim has 3 values, {', '.join(COLUMNS)}, got {three!r}; write "
+                    f"None for what was not asked"
                 )
         rows = [Claim(name, p, s, m, unit, rule, load=load) for name, (p, s, m) in values.items()]
         return cls(title, rows)
@@ -224,7 +222,7 @@ class Comparison:
             facts: dict[str, Any] = {"quantity": row.quantity}
             facts |= {column: _json(getattr(row, column)) for column in COLUMNS}
             facts |= {"unit": row.unit, "rule": None if row.rule is None else list(row.rule)}
-            facts |= {"compare": list(row.compare), "note": row.note}
+            facts |= {"compare": list(COLUMNS), "note": row.note}
             rows.append(facts | {"holds": verdict.holds, "reason": verdict.why})
         names = ("title", "ok", "held", "checked", "put_off")
         return {name: getattr(self, name) for name in names} | {"rows": rows}
@@ -235,7 +233,8 @@ class Comparison:
 
         rows = []
         for row, verdict in zip(self.rows, self.verdicts, strict=True):
-            cells = [Text(words) for words in (row.quantity, *row.shown)]
+            shown = (format_value(value, row.unit) for value in row.values)
+            cells = [Text(words) for words in (row.quantity, *shown)]
             cells.append(Text(str(verdict), STYLE[verdict.holds]))
             digits = ["", "", "", ""]  # once where they are equal, else under each value
             if row.rule == ("equal",) and verdict.holds:

@@ -17,7 +17,6 @@ from tiledask.distributed.convolution.lenet import LENET, gradients, initial_wei
 from tiledask.distributed.convolution.lenet_runs import LeNetTrainer
 from tiledask.distributed.convolution.lenet_train import train_lenet
 from tiledask.errors import ConfigError, PlacementError
-from tiledask.lab import lenet as lab
 from tiledask.lab.precision import acceptable
 from tiledask.plan.program.lenet import PARAMETERS, Split, flops
 from tiledask.plan.program.making.convolution.of_lenet import need_of
@@ -183,17 +182,6 @@ def test_all_that_is_sent_is_received_and_no_split_does_more_or_less_work(
 
 
 # -- side by side ----------------------------------------------------------------------------------
-
-
-def few(**options):
-    small = {"splits": [{"by output units": 2}, {"network": 2}], "steps": 3, "batch": 4}
-    return lab.lenet_trainings(**small | options)
-
-
-def test_the_table_and_the_picture():
-    runs = few(splits=[{"by output units": 2}, {"network": 2}, {"data parallel": 2, "space": 2}])
-    names = ["a single device", "by output units 2", "network 2", "data parallel 2 x space 2"]
-    assert list(runs) == names
 
 
 def test_the_exercise():

@@ -156,7 +156,7 @@ class Explanation:
                 format_bytes(c.total),
                 f"{c.messages}",
                 format_bytes(c.peak),
-                format_seconds(c.seconds),
+                format_seconds(c.seconds) if c.cost else "—",
                 format_bytes(c.bound),
                 ", ".join(notes),
             )

@@ -3,16 +3,20 @@
 import argparse
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from math import isqrt
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ConfigError, short
 from tiledask.lab.commands.options import Run
 from tiledask.lab.table import Grid
 from tiledask.plan.data import meant
 from tiledask.plan.products.product import PANEL, algorithms
-from tiledask.plan.units import divisors, format_bytes, format_seconds
+from tiledask.plan.units import divisors, format_bytes
 from tiledask.plan.whole import whole_number
+
+if TYPE_CHECKING:
+    from tiledask.distributed.products.explain import Explanation
 
 __all__ = ["MATMUL_OPTIONS", "run_matmul"]
 
@@ -75,13 +79,13 @@ def run_matmul(args: argparse.Namespace) -> Run:
         f"workers, once, where they arrive; the blocks' way there at the beginning is not."
     )
     yield result["begins"]
-    yield from _algorithms(found, algorithm)
-    facts = found.to_dict()
     if args.no_run:
         why = f"{algorithm} was asked for; without a run no times are compared."
-        facts |= {"chosen": algorithm, "why": why}
-    else:
+        found = replace(found, chosen=algorithm, why=why)
+    yield from _algorithms(replace(found, chosen=algorithm))
+    if not args.no_run:
         yield f"{found.advice} {found.moved}"
+    facts = found.to_dict()
     chosen = next(row for row in facts["choices"] if row["algorithm"] == algorithm)
     return code, result | {"predicted": chosen, "explain": facts}
 
@@ -151,22 +155,12 @@ def _answer(choice: Any) -> str:
     )
 
 
-def _algorithms(found: Any, algorithm: str) -> Iterator[Any]:
+def _algorithms(found: "Explanation") -> Iterator[Any]:
     """A row for each, with times where rates were measured; then why others were refused."""
-    rows, refused = [], []
-    for c in found.choices:
-        mark = "→" if c.algorithm == algorithm else ""
-        if c.plan is None:
-            rows.append((mark, c.algorithm, *("—",) * 5, "refused"))
-            why = f"it {LOCAL}" if c.algorithm == "local" else c.why_not
-            refused.append(f"{c.algorithm} refused: {why}")
-            continue
-        note = "" if c.same_mesh else f"C on {'x'.join(map(str, c.plan.result.mesh))}"
-        received, total, peak = map(format_bytes, (c.received, c.total, c.peak))
-        seconds = format_seconds(c.seconds) if c.cost else "—"
-        rows.append((mark, c.algorithm, received, total, f"{c.messages}", peak, seconds, note))
+    rows = [row[:7] + row[8:] for row in found.rows()]  # what any must move is in --json
     head = ("", "algorithm", "to one", "in all", "messages", "peak", "time", "")
     title = "What every algorithm takes: bytes to one worker and in all, the fullest worker"
-    bold = [number for number, row in enumerate(rows) if row[0]]
-    yield Grid(head, rows, title, left=(0, 1, 7), bold=bold)
-    yield from refused
+    yield Grid(head, rows, title, left=(0, 1, 7), bold=[i for i, row in enumerate(rows) if row[0]])
+    for c in found.choices:
+        if c.plan is None:
+            yield f"{c.algorithm} refused: {f'it {LOCAL}' if c.algorithm == 'local' else c.why_not}"

@@ -9,11 +9,11 @@ schedules   schedule_on: a schedule by its name, for so many devices
 kernels     records: what GPUs reached
 trainings   train_with_failures: a small GPT whose workers are killed at chosen steps
             train_with_fault: a training with one of five faults that people make
-LeNet       lenet_claims, lenet_trainings: what a textbook says of splits
+LeNet       lenet_claims: what a textbook says of splits
 """
 
 from tiledask.lab.claims import compare_claims
-from tiledask.lab.lenet import lenet_claims, lenet_trainings
+from tiledask.lab.lenet import lenet_claims
 from tiledask.lab.published import timeline_of
 from tiledask.lab.studies.faulty import train_with_fault
 from tiledask.lab.studies.gpu_speeds import records
@@ -26,7 +26,6 @@ __all__ = [
     "compare_claims",
     "compare_schedules",
     "lenet_claims",
-    "lenet_trainings",
     "records",
     "replay",
     "same_work",
