@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tiledask.lab.published import stage_times, timeline_of
+from tiledask.lab.sweep import timeline_of
 from tiledask.plan.pipelines.closed_form import interleaved_makespan
 
 FILE = Path(__file__).parents[2] / "data" / "published" / "schedule.json"
@@ -33,7 +33,6 @@ def test_every_kind_of_row_is_worked_out_to_its_last_digit():
 
 def test_times_are_seconds_and_can_be_replaced():
     row = CASES[0]["inputs"]
-    assert stage_times(row)["forward"] == pytest.approx(row["T_F"] / 1000)
     with_latency, without = timeline_of(row), timeline_of(row, latency=0.0)
     extra = (2 * 7 * 24 / 8 + 2 * 6) * row["T_comm"] / 1000
     assert with_latency.makespan - without.makespan == pytest.approx(extra)

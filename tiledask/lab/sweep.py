@@ -3,11 +3,14 @@
     a device's share of the model takes ``forward`` seconds forward and ``backward`` back;
     a schedule with v chunks per device cuts that share in v equal stages
 
-So every schedule has the same work, and idle time can be compared.
+So every schedule has the same work, and idle time can be compared. `timeline_of` is Table 5 of the
+Zero Bubble paper (arXiv 2401.10241), row by row: by the times that the paper measured (Table 9).
+Its rate is taken over the largest span of a device, from its first action to its last, not over
+the makespan: `Timeline.span_bubble`.
 """
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tiledask.plan.pipelines.schedule import Schedule
@@ -16,33 +19,7 @@ from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.program.making.of_schedule import program
 
-__all__ = ["compare_schedules", "same_work", "schedule_on"]
-
-
-def same_work(
-    name: str,
-    devices: int,
-    microbatches: int,
-    *,
-    forward: float = 1.0,
-    backward: float = 2.0,
-    latency: float = 0.0,
-    chunks: int = 2,
-) -> Timeline:
-    """The simulated Timeline of the schedule ``name``, equal work on every device.
-
-    ``forward`` and ``backward`` are seconds of a device's whole share of the model; half of the
-    backward is for the weights. ``chunks``: stages per device of the schedules that leave the
-    choice.
-
-    >>> same_work("zb-v", devices=4, microbatches=8).makespan
-    25.5
-    """
-    seconds = {"forward": forward, "backward": backward, "latency": latency}
-    built = schedule_on(name, devices, microbatches, chunks=chunks, **seconds)
-    share = built.devices / built.stages
-    each, half = (forward * share, backward * share), backward / 2 * share
-    return simulate(built, *each, latency, backward_input=half, backward_weight=half)
+__all__ = ["compare_schedules", "same_work", "schedule_on", "timeline_of"]
 
 
 def schedule_on(
@@ -75,6 +52,29 @@ def schedule_on(
     return schedule(name, each * devices, microbatches, **times)
 
 
+def same_work(
+    name: str,
+    devices: int,
+    microbatches: int,
+    *,
+    forward: float = 1.0,
+    backward: float = 2.0,
+    latency: float = 0.0,
+    chunks: int = 2,
+) -> Timeline:
+    """The simulated Timeline of a `schedule_on` so many devices, equal work on every device; half
+    of the backward is for the weights.
+
+    >>> same_work("zb-v", devices=4, microbatches=8).makespan
+    25.5
+    """
+    seconds = {"forward": forward, "backward": backward, "latency": latency}
+    built = schedule_on(name, devices, microbatches, chunks=chunks, **seconds)
+    share = built.devices / built.stages
+    each, half = (forward * share, backward * share), backward / 2 * share
+    return simulate(built, *each, latency, backward_input=half, backward_weight=half)
+
+
 def compare_schedules(
     names: Iterable[str], devices: int, microbatches: int, *, chunks: int = 2, **seconds: float
 ) -> dict[str, dict[str, float]]:
@@ -100,3 +100,26 @@ def compare_schedules(
             "messages": int(program(built).traffic.messages.sum()),
         }
     return rows
+
+
+PAPERS = {"forward": "T_F", "backward_input": "T_B", "backward_weight": "T_W", "latency": "T_comm"}
+"""Times as `simulate` takes them -> the paper's, in milliseconds."""
+
+
+def timeline_of(inputs: Mapping[str, Any], **instead: float) -> Timeline:
+    """The simulated Timeline of a row: ``inputs`` of a case in data/published/schedule.json.
+
+    ``instead``: seconds to simulate with instead of the row's.
+    """
+    name, p, m = inputs["schedule"].lower(), inputs["p"], inputs["m"]
+    row: dict[str, Any] = {ours: inputs[theirs] / 1000 for ours, theirs in PAPERS.items()}
+    times = row | instead
+    if name == "1f1b-i":
+        v = inputs["v"]
+        chunk = {kind: t if kind == "latency" else t / v for kind, t in times.items()}
+        return simulate(schedule("interleaved", p * v, m, devices=p), **chunk)
+    if name in ("zb-1p", "zb-2p"):
+        held, limit = inputs["M_B"], inputs["M_limit_over_M_B"] * inputs["M_B"]
+        row |= {"activation": held, "weight_part": inputs["M_W"], "memory_limit": limit}
+        return simulate(schedule("zb-auto", p, m, **row), **times)
+    return simulate(schedule(name, p, m), **times)

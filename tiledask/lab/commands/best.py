@@ -10,7 +10,7 @@ import tiledask as td
 from tiledask.errors import ConfigError
 from tiledask.lab.commands import shown
 from tiledask.lab.commands.one_layout import one_layout
-from tiledask.lab.commands.options import SETTLED, Request, Run, budget_of, command, usual_batch
+from tiledask.lab.commands.options import SETTLED, Request, Run, command, usual_batch
 from tiledask.plan.data import names
 from tiledask.plan.fitting.fewest import fewest_devices
 from tiledask.plan.fitting.overhead import overhead_of, sure_of
@@ -68,9 +68,7 @@ def best(asked: Request) -> Run:
     yield shown.plan_table(few, "the fastest of each dp, tp, pp and cp", plans)
     again = command(asked, on_cards(asked, devices), first.layout)
     yield f"the first one; as typed here it shows the bytes that each axis moves, too:\n  {again}"
-    lines, facts = budget_of(asked, step, saving)
-    yield from lines
-    result |= facts
+    yield from shown.cost_words(args, step, saving, result)
     if args.export:
         yield from shown.export_words(first.to(args.export), result)
     if args.critique:
@@ -96,12 +94,8 @@ def _differ(plans: Any) -> list[Any]:
 
 def _facts(plan: Any) -> dict[str, Any]:
     """A row of the table, for JSON; of a layout that does not fit nothing about time."""
-    facts = {"layout": vars(plan.layout), "devices": plan.layout.devices, "peak": plan.peak}
-    facts |= {"verdict": plan.verdict, "options": shlex.join(plan.layout.options)}
-    if plan.verdict == "no":
-        return facts
-    speed = {"tokens_per_second": plan.step.tokens_per_second, "mfu": plan.step.mfu}
-    return facts | {"seconds": plan.step.total, **speed}
+    speed = ("tokens_per_second", "mfu") if plan.verdict != "no" else ()
+    return plan.to_dict() | {name: getattr(plan.step, name) for name in speed}
 
 
 def on_cards(asked: Request, devices: int) -> str:

@@ -2,7 +2,7 @@
 
 import tiledask as td
 from tiledask.lab.commands import shown
-from tiledask.lab.commands.options import Request, Run, budget_of
+from tiledask.lab.commands.options import Request, Run
 from tiledask.plan.inputs.run import check_timed, check_trains
 
 __all__ = ["one_layout"]
@@ -37,9 +37,7 @@ def one_layout(asked: Request) -> Run:
         yield from shown.export_words(exported, result)
     if step is not None:
         yield from shown.bytes_table(step)
-        lines, facts = budget_of(asked, step, saving)
-        yield from lines
-        result |= facts
+        yield from shown.cost_words(args, step, saving, result)
     if args.explain:
         yield from assumed
         if step is not None and saving is not None:

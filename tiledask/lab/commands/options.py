@@ -12,7 +12,7 @@ from tiledask.errors import ConfigError, short
 from tiledask.plan.inputs.sized import ASSUMED
 from tiledask.plan.timing.budget import Budget
 from tiledask.plan.timing.calibration import calibration_of
-from tiledask.plan.units import format_percent, parse_bytes
+from tiledask.plan.units import parse_bytes
 from tiledask.plan.whole import whole_number, whole_rule
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "Request",
     "Run",
     "add_options",
-    "budget_of",
     "check_cost",
     "command",
     "recipe_of",
@@ -219,16 +218,3 @@ def check_cost(args: argparse.Namespace) -> None:
             whole_number(typed.replace("_", "-"), value, 1)
     if args.tokens is not None:
         Budget(args.tokens, 1.0, 1, args.price)
-
-
-def budget_of(asked: Request, step: Any, saving: Any) -> tuple[list[str], dict[str, Any]]:
-    """Days, device-hours and money of --tokens in a line; facts of the step, and of these."""
-    facts, args = {"step": step.to_dict(), "saving": saving.to_dict()}, asked.args
-    if args.tokens is None:
-        return [], facts
-    budget = step.budget(args.tokens, args.price, saving.stretch)
-    lost = format_percent(budget.stretch - 1)
-    share = f"{100 * budget.error:.0f} % either way, {lost} for savings and losses in it"
-    names = ("tokens", "days", "device_hours", "price", "cost", "stretch", "error")
-    facts["budget"] = {name: getattr(budget, name) for name in names}
-    return [f"{budget.line}: {share}"], facts

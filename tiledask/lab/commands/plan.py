@@ -16,7 +16,6 @@ from tiledask.lab.commands.options import (
     TRAINED,
     Request,
     Run,
-    budget_of,
     check_cost,
     command,
     request_of,
@@ -86,9 +85,7 @@ def run_plan(args: argparse.Namespace) -> Run:
     if exported is not None:
         yield from shown.export_words(exported, result)
     if saving is not None:
-        lines, facts = budget_of(asked, best.step, saving)
-        yield from lines
-        result |= facts
+        yield from shown.cost_words(args, best.step, saving, result)
     if args.explain:
         yield f"{asked.model.name}: {asked.model.source}"
         yield saving.line if saving is not None else best.fit.reason

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tiledask.lab.table import Grid
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.timing.axis_bytes import AXES
-from tiledask.plan.units import format_bytes, format_seconds
+from tiledask.plan.units import format_bytes, format_percent, format_seconds
 
 if TYPE_CHECKING:
     from tiledask.plan.choosing.search import Plan, Plans
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "TIGHT",
     "bytes_table",
+    "cost_words",
     "critique_words",
     "draw",
     "draw_memory",
@@ -71,8 +72,6 @@ def fit_words(fit: "Fit", step: "StepEstimate | None" = None, way_out: str = "")
     for name, fix in fit.fixes.items():
         if fix is not None and str(fix) != str(fit.smallest_fix):
             yield f"  {name} alone: {fix}"
-    if rest := ", ".join(name for name, fix in fit.fixes.items() if fix is None):
-        yield f"  no value is enough of one of these alone: {rest}"
 
 
 def _speed(step: "StepEstimate") -> str:
@@ -233,6 +232,19 @@ def step_words(step: "StepEstimate") -> Words:
     title = f"where the {format_seconds(step.total)} of a step go, {share}"
     yield Grid(("part", "time", "share", "formula"), rows, title, left=(0, 3))
     yield f"assumed: {step.assumed}"
+
+
+def cost_words(args: Any, step: "StepEstimate", saving: Any, result: dict[str, Any]) -> Words:
+    """Days, device-hours and money of --tokens; they and the step go into the result, too."""
+    result |= {"step": step.to_dict(), "saving": saving.to_dict()}
+    if args.tokens is None:
+        return
+    budget = step.budget(args.tokens, args.price, saving.stretch)
+    lost = format_percent(budget.stretch - 1)
+    off = f"{100 * budget.error:.0f} % either way, {lost} for savings and losses in it"
+    yield f"{budget.line}: {off}"
+    names = ("tokens", "days", "device_hours", "price", "cost", "stretch", "error")
+    result["budget"] = {name: getattr(budget, name) for name in names}
 
 
 def export_words(exported: Any, result: dict[str, Any]) -> Words:

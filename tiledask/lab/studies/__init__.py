@@ -14,12 +14,11 @@ LeNet       lenet_claims: what a textbook says of splits
 
 from tiledask.lab.claims import compare_claims
 from tiledask.lab.lenet import lenet_claims
-from tiledask.lab.published import timeline_of
 from tiledask.lab.studies.faulty import train_with_fault
 from tiledask.lab.studies.gpu_speeds import records
 from tiledask.lab.studies.interrupted import InterruptedRun, train_with_failures
 from tiledask.lab.studies.replay import replay
-from tiledask.lab.sweep import compare_schedules, same_work, schedule_on
+from tiledask.lab.sweep import compare_schedules, same_work, schedule_on, timeline_of
 
 __all__ = [
     "InterruptedRun",
