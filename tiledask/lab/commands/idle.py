@@ -12,7 +12,7 @@ from tiledask.errors import ConfigError, DeadlockError, ScheduleError, short
 from tiledask.lab.commands.options import Run
 from tiledask.lab.commands.shown import draw
 from tiledask.lab.sweep import schedule_on
-from tiledask.lab.table import Grid
+from tiledask.lab.table import table
 from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.pipelines.known import Known, known_makespan
 from tiledask.plan.pipelines.schedule import Schedule
@@ -324,11 +324,11 @@ def _shown(
         _name(made),
         f": {format_percent(t.bubble_fraction)} idle ({format_percent(t.bubble_overhead)} of the "
         f"busy time), utilisation {format_percent(t.utilisation)}, "
-        f"{_seconds(t.makespan)}; a device keeps {most} at most.",
+        f"{format_seconds(t.makespan)}; a device keeps {most} at most.",
     )
     each = "each stage" if share == 1 else f"each of {made.stages} stages"
     took = {
-        name: ", ".join(map(_seconds, v if isinstance(v, list) else [v]))
+        name: ", ".join(map(format_seconds, v if isinstance(v, list) else [v]))
         for name, v in times.items()
     }
     more = "" if args.explain else " More: --explain"
@@ -342,27 +342,24 @@ def _shown(
             f"{made.devices}; for the same model --forward {1 / share:g} --backward {2 / share:g}"
         )
     columns = zip(t.busy_per_device, t.idle_per_device, t.peak_in_flight, strict=True)
-    rows = [
-        (f"{d}", _seconds(busy), _seconds(idle), _share(idle, t.makespan), f"{kept}")
+    rows: list[dict[str, Any]] = [
+        {
+            "device": f"{d}",
+            "busy": busy,
+            "idle": idle,
+            "idle share": idle / t.makespan,
+            "kept": kept,
+        }
         for d, (busy, idle, kept) in enumerate(columns, 1)
     ]
     if len(rows) > SHOWN:
-        dots = (f"... {len(rows) - SHOWN} more", "", "", "", "")
-        rows[SHOWN // 2 : -SHOWN // 2] = [dots]
-    all_of = (_seconds(t.busy), _seconds(t.idle), format_percent(t.bubble_fraction))
-    rows.append(("all", *all_of, f"{most} at most"))
-    yield Grid(("device", "busy", "idle", "idle share", "kept"), rows, bold=[len(rows) - 1])
+        rows[SHOWN // 2 : -SHOWN // 2] = [{"device": f"... {len(rows) - SHOWN} more"}]
+    every = {"device": "all", "busy": t.busy, "idle": t.idle, "idle share": t.bubble_fraction}
+    rows.append(every | {"kept": f"{most} at most"})
+    yield table(rows, "", busy="seconds", idle="seconds", **{"idle share": "percent"})
     several = made.stages * made.replicas // made.devices
     of = f", counted once for each of its {several} stages" if several > 1 else ""
     yield f"kept: micro-batches whose activations a device keeps at once{of}"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:,.6g} s" if seconds >= 1000 else format_seconds(seconds)
-
-
-def _share(part: float, whole: float) -> str:
-    return format_percent(part / whole if whole else 0.0)
 
 
 def _known(made: Schedule, took: dict[str, Any], transfers: str) -> Known | None:
@@ -378,12 +375,12 @@ def _known(made: Schedule, took: dict[str, Any], transfers: str) -> Known | None
 def _explained(t: Timeline, known: Known | None, how: str) -> Iterator[Any]:
     """Why it idles, what no order undercuts, and the path that decides."""
     assert t.bound is not None
-    rows = [(cause, _seconds(s), CAUSES[cause]) for cause, s in t.idle_time.total.items() if s]
-    if rows:
-        yield Grid(("idle by cause", "device-s", ""), rows, left=(0, 2))
-    yield f"no order of these actions takes less than {_seconds(t.bound.seconds)} ({t.bound.why})"
+    if rows := {c: {"device-s": s, "": CAUSES[c]} for c, s in t.idle_time.total.items() if s}:
+        yield table(rows, "idle by cause", **{"device-s": "seconds"})
+    least = format_seconds(t.bound.seconds)
+    yield f"no order of these actions takes less than {least} ({t.bound.why})"
     if known:
-        yield f"by formula: {_seconds(known.seconds)} = {known.formula} ({known.source})"
+        yield f"by formula: {format_seconds(known.seconds)} = {known.formula} ({known.source})"
     if path := t.critical_path:
         yield f"the path that decides: {len(path.actions)} actions, most on {path.binds}"
     yield f"{how} transfers: {TRANSFERS[how]}"

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from tiledask.lab.table import Grid
+from tiledask.lab.table import Grid, table
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.timing.axis_bytes import AXES
 from tiledask.plan.units import format_bytes, format_percent, format_seconds
@@ -90,13 +90,13 @@ def _speed(step: "StepEstimate") -> str:
 
 def bytes_table(step: "StepEstimate") -> Words:
     """What each axis of more than one device moves."""
-    rows = [
-        (name, f"{getattr(step.layout, name)}", format_bytes(moved), AXES[name])
+    rows = {
+        name: {"of": getattr(step.layout, name), "bytes": moved, "what": AXES[name]}
         for name, moved in step.moved.items()
-    ]
+    }
     if rows:
         title = "what a device sends in a step, on the stage that sends most"
-        yield Grid(("axis", "of", "bytes", "what"), rows, title, left=(0, 3))
+        yield table(rows, title, bytes="bytes")
 
 
 def _ledger(memory: "MemoryEstimate") -> Grid:
@@ -224,13 +224,13 @@ def step_words(step: "StepEstimate") -> Words:
     share = f"MFU {100 * step.mfu:.1f} %"
     if step.mfu_causal < 0.95 * step.mfu:
         share += f", {100 * step.mfu_causal:.1f} % if only the scores under a causal mask count"
-    rows = []
-    for row in step.rows:
-        if row.seconds:
-            part = f"{100 * row.seconds / step.total:.1f} %"
-            rows.append((row.part, format_seconds(row.seconds), part, row.formula))
+    rows = [
+        {"part": r.part, "time": r.seconds, "share": r.seconds / step.total, "formula": r.formula}
+        for r in step.rows
+        if r.seconds
+    ]
     title = f"where the {format_seconds(step.total)} of a step go, {share}"
-    yield Grid(("part", "time", "share", "formula"), rows, title, left=(0, 3))
+    yield table(rows, title, time="seconds", share="percent")
     yield f"assumed: {step.assumed}"
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tiledask.lab.commands.options import Run
-from tiledask.lab.table import Grid
+from tiledask.lab.table import table
 from tiledask.plan.fitting.overhead import CUDA_CONTEXT
 from tiledask.plan.inputs.recipes import load_recipe
 from tiledask.plan.units import divisors, format_bytes
@@ -28,37 +28,28 @@ def splits(weight: int, cluster: Any) -> Run:
     copied = ("data parallel: copies", "pipeline: it is one layer") * (devices > 1)
     rows = [row(split, "the weight", weight, 1, False) for split in copied]
     least = -(-weight // room) if room else devices + 1
-    overs = sorted({*divisors(devices), *([least] if least <= devices else [])} - {1})
+    overs = sorted({*divisors(devices), *([least] if least <= devices else [])} - {1}) or [1]
     overs = [*overs[: MOST_SPLITS - 1], overs[-1]] if len(overs) > MOST_SPLITS else overs
-    for over in overs or [1]:
+    for over in overs:
         split = f"tensor parallel over {over}" if over > 1 else "whole on the one device"
         rows.append(row(split, "the weight", weight, over))
     first, last = next((each for each in rows if each["fits"]), None), rows[-1]
     for name, words in TRAINED.items():
         times = int(load_recipe(name).bytes_per_parameter) // 4
-        kept = f"{times} x, {words}"
-        rows.append(row(last["split"], kept, times * weight, max(overs, default=1)))
-    named = f"a weight of {format_bytes(weight)} on {cluster}"
+        rows.append(row(last["split"], f"{times} x, {words}", times * weight, overs[-1]))
+    verdict = "no" if first is None else "fits"
     if first is not None:
-        how = f"{first['split']}, {format_bytes(first['bytes'])} of {format_bytes(capacity)}"
-        yield "fits", f": {named}: {how} a device"
+        how = f"{first['split']}, {format_bytes(first['bytes'])} of {format_bytes(capacity)} each"
     else:
-        takes = f"{last['fewest']} devices" if last["fewest"] else "larger ones"
-        yield "no", f": {named}: it takes {takes}"
-    cells = []
-    for each in rows:
-        fewest = "no number" if each["fewest"] is None else f"{each['fewest']}"
-        fits = "fits" if each["fits"] else "no"
-        cells.append((each["split"], each["keeps"], format_bytes(each["bytes"]), fits, fewest))
+        how = f"it takes {last['fewest'] or 'larger'} devices"
+    yield verdict, f": a weight of {format_bytes(weight)} on {cluster}: {how}"
     title = f"of {format_bytes(capacity)} a device, where a CUDA context takes "
-    head = ("split", "keeps", "a device", "", "fewest")
-    yield Grid(head, cells, title + format_bytes(CUDA_CONTEXT), left=(0, 1, 3))
+    yield table(rows, title + format_bytes(CUDA_CONTEXT), bytes="bytes")
     if not rows[-1]["fits"] and rows[-1]["fewest"]:
         yield (
             f"Adam in fp32 keeps {format_bytes(weight * 4)} in all: {rows[-1]['fewest']} devices, "
             f"however they are cut; ZeRO shards it over copies that each fit, and gathers the "
             f"whole weight to multiply."
         )
-    verdict = "no" if first is None else "fits"
     facts = {"bytes": weight, "capacity": capacity, "context": CUDA_CONTEXT, "devices": devices}
     return (1 if first is None else 0), {"verdict": verdict, **facts, "rows": rows}
