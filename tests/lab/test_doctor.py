@@ -12,8 +12,8 @@ from tiledask.lab.doctor import MachineCheck, examine, shown
 from tiledask.lab.table import show
 
 NAMES = (
-    "Python|cores|memory|shared memory|temporary disk|NumPy|g++|JupyterLab|Dask panels|NVRTC|CuPy|"
-    "Dask-CUDA|RMM|NCCL|GPU|GPU to GPU|workers"
+    "Python|cores|memory|temporary disk|NumPy|g++|JupyterLab|Dask panels|NVRTC|CuPy|Dask-CUDA|RMM|"
+    "NCCL|GPU|workers"
 )
 DEVICE = {"index": 0, "name": "NVIDIA H200", "compute_capability": "9.0", "memory": 150 * 10**9}
 NO_GPU = doctor._unusable("no NVIDIA driver answers")
@@ -55,12 +55,6 @@ def test_terminal_shows_every_finding_and_ends_with_what_will_be_used(here):
     assert text.splitlines()[-1] == f"will be used: {here[-1].found}"
 
 
-def test_words_are_shown_as_they_are():
-    text = printed([MachineCheck("CuPy", "missing", "a [red] one", "b", "pip install -e .[gpu]")])
-    assert "[red]" in text
-    assert "pip install -e .[gpu]" in text
-
-
 def test_one_broken_question_leaves_the_others(monkeypatch):
     def broken():
         raise OSError("libopenblas\nis gone")
@@ -90,28 +84,8 @@ def test_a_driver_that_crashes_is_a_reason(monkeypatch, code, said):
 
 
 def test_a_driver_that_hangs_is_a_reason():
-    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(900)"
-    answer = doctor.ask_gpu(code, deadline=0.5)
+    answer = doctor.ask_gpu("import time; time.sleep(900)", deadline=0.5)
     assert answer["reason"] == "the NVIDIA driver did not answer within 0.5 s"
-
-
-@pytest.mark.parametrize(
-    ("facts", "state", "words"),
-    [
-        ({"unshared": ""}, "ok", "CUDA IPC"),
-        ({"unshared": "not\nsupported"}, "note", "no CUDA IPC (not supported): through"),
-        ({"usable": False, "reason": "no driver"}, "note", "nothing to do here"),
-    ],
-)
-def test_how_blocks_get_from_gpu_to_gpu(monkeypatch, facts, state, words):
-    monkeypatch.setattr(doctor, "ask_gpu", lambda: GPU | facts)
-    versions = doctor._version
-    monkeypatch.setattr(doctor, "_version", lambda name: "" if "ucx" in name else versions(name))
-    found = by_name(examine())["GPU to GPU"]
-    assert found.state == state
-    assert words in found.found
-    if facts.get("unshared"):
-        assert "[ucx]" in found.fix
 
 
 SHARED = {**DEVICE, "name": "NVIDIA GB10", "memory": 0, "integrated": True}
@@ -163,8 +137,6 @@ def test_small_machines_are_told(monkeypatch):
     found = with_gpu(monkeypatch, NO_GPU)
     assert found["temporary disk"].state == "note"
     assert "TMPDIR" in found["temporary disk"].fix
-    if found["shared memory"].found != "no /dev/shm":
-        assert "--shm-size" in found["shared memory"].fix
 
 
 @pytest.mark.cluster

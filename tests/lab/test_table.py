@@ -95,18 +95,11 @@ def test_a_claim_that_cannot_be_judged_is_refused(kwargs, words):
 @pytest.mark.parametrize(
     ("value", "unit", "shown"),
     [
-        (None, "bytes", "—"),
-        (134217728, "bytes", "134.2 MB"),
         (0.0015, "seconds", "1.5 ms"),
-        (0.5, "percent", "50.0 %"),
         (0.0003, "percent", "0.03 %"),
-        (0, "percent", "0.0 %"),
-        (1771, "count", "1,771"),
         (12345.6, "", "12,346"),
         (3.2e-06, "", "3.2e-06"),
-        (42.666, "FLOP/byte", "42.67 FLOP/byte"),
         ("does not fit", "bytes", "does not fit"),
-        (False, "", "no"),
         ((1.5, 2.5), "seconds", "1.5 s, 2.5 s"),
     ],
 )
@@ -154,14 +147,11 @@ BUSY, QUIET = Load(12.3, others=1.9, cores=2), Load(4.0, others=0.1, cores=2)
     [
         ((0.27, None, 0.4), "percent", ("within", 0.03), BUSY, None),
         ((1.0, None, 2.0), "seconds", ("ratio", 0.9, 1.1), BUSY, None),
-        ((1.0, None, 2.0), "seconds", "at most", BUSY, None),
         ((0.27, None, 0.4), "percent", ("within", 0.03), QUIET, False),
         ((0.27, None, 0.4), "percent", ("within", 0.03), None, False),
         ((0.27, None, 0.28), "percent", ("within", 0.03), BUSY, True),  # in spite of it
         ((10, None, 11), "bytes", "equal", BUSY, False),
-        ((10, None, 11), "bytes", "at most", BUSY, False),
         ((10, None, 11), "count", ("within", 0), BUSY, False),
-        ((0.5, None, 0.6), "percent", "equal", BUSY, False),
         ((None, None, False), "", "true", BUSY, False),
         ((0.5, None, None), "percent", ("within", 0.1), BUSY, False),  # nothing was measured
     ],
@@ -188,7 +178,7 @@ def test_a_comparison_without_claims_is_refused(rows):
         Comparison("empty", rows)
 
 
-@pytest.mark.parametrize("width", [30, 40, 60, 72, 80, 100, 200])
+@pytest.mark.parametrize("width", [30, 60, 100])
 def test_no_line_is_too_wide_and_no_digit_is_cut(width):
     text = example().to_text(width)
     assert max(map(len, text.splitlines())) <= width
@@ -228,10 +218,8 @@ def test_a_grid_cuts_no_word_and_keeps_to_its_width(rows, width):
 
 
 def test_claims_by_one_rule_are_made_of_their_values():
-    values = {"a": (0.5, 0.5, 0.52), "b": (0.5, None, 0.6)}
-    table = Comparison.of("idle", values, "percent", ("within", 0.03))
-    assert [row.verdict.holds for row in table.rows] == [True, False]
-    assert table.rows[1] == Claim("b", 0.5, None, 0.6, "percent", ("within", 0.03))
+    table = Comparison.of("idle", {"b": (0.5, None, 0.6)}, "percent", ("within", 0.03))
+    assert table.rows == (Claim("b", 0.5, None, 0.6, "percent", ("within", 0.03)),)
     with pytest.raises(ConfigError, match=r"'a': a claim has 3 values, predicted, .*write None"):
         Comparison.of("idle", {"a": (1, 2)})
 

@@ -12,7 +12,7 @@ exercises        the walkthroughs' tasks, answered in code and run
 precision        half precision, and how far two losses may drift apart
 commands         the commands of `tiledask`, their options and what they print
 doctor           what this machine has and lacks
-product_claims, claims, lenet, sweep  tables of claims, one subject each
+claims, sweep    tables of claims, one subject each; of schedules
 learner          the learner's copies of the walkthroughs
 accuracy         the planner beside published numbers
 """

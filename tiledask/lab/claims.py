@@ -1,14 +1,191 @@
-"""Claims about memory as a table: what the planner predicts, and what workers were refused."""
+"""Claims as tables, one subject each: what is predicted, what the plan says, what workers did.
 
-from collections.abc import Mapping
+product_rows     a distributed product: bytes, messages, memory, error and time
+compare_claims   memory: what the planner predicts, and what workers were refused
+lenet_claims     d2l's words about splitting its LeNet over 4 GPUs, in numbers
 
+Dive into Deep Learning, "Training on Multiple GPUs", says in words what is in numbers here:
+    network      a device holds a fraction of the model; whole activations go from layer to layer
+    layerwise    "a very large number of synchronization or barrier operations", and an amount of
+                 data that is "potentially even larger"
+    data         the simplest, synchronised once; but a model must fit on each device
+"""
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from itertools import product
+from math import isqrt
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+import psutil
+
+import tiledask as td
+from tiledask.distributed.arrays.array import ShardedArray
+from tiledask.distributed.arrays.mesh import Mesh
+from tiledask.distributed.convolution.lenet import BATCH, gradients, initial_weights, samples
+from tiledask.distributed.convolution.lenet_runs import PARTITIONINGS, put_together
 from tiledask.distributed.memory.claims import TOLERANCE, ClaimRun
-from tiledask.lab.claim import Claim
-from tiledask.lab.table import Comparison
+from tiledask.distributed.products.explain import Explanation, ProductQuestion
+from tiledask.distributed.products.needed import ProductNeeds
+from tiledask.distributed.ranks.rank_function import Ranks
+from tiledask.distributed.ranks.run import run_ranks
+from tiledask.distributed.ranks.threads import run_threads
+from tiledask.errors import DoesNotFitError
+from tiledask.lab.table import Claim, Comparison
+from tiledask.plan.products.placement import Tiling, split
+from tiledask.plan.program.lenet import PARAMETERS, Need, Split
+from tiledask.plan.program.making.convolution.lenet_formulas import need_by_formulas
+from tiledask.plan.program.making.convolution.of_lenet import need
+from tiledask.plan.units import format_bytes
+from tiledask.tile import accumulator, as_dtype
 
-__all__ = ["compare_claims"]
+__all__ = [
+    "RandomProduct",
+    "compare_claims",
+    "compare_product",
+    "lenet_claims",
+    "predict_product",
+    "product_rows",
+    "product_title",
+]
 
+GRID = (td.Shard(0), td.Shard(1))
+Shape = tuple[int, int, int]
 RULE = ("ratio", 1 - TOLERANCE, 1 + TOLERANCE)
+ROUND_OFF = {"float64": 1e-13, "float32": 1e-5}
+"""Of a gradient's largest element: sums over images and places differ by their order."""
+
+# -- one product -----------------------------------------------------------------------------------
+
+
+class RandomProduct(NamedTuple):
+    """Two random matrices, and their product by one process."""
+
+    a: np.ndarray
+    b: np.ndarray
+    c: np.ndarray
+    seconds: float
+    """The faster of two single-process products, with all of BLAS's threads."""
+
+    @classmethod
+    def random(cls, m: int, n: int, k: int, dtype: str = "float32") -> "RandomProduct":
+        """Of m x k and k x n numbers; DoesNotFitError where they and the workers' have no room.
+        Half types are multiplied in what they are summed in."""
+        size = max(4, as_dtype(dtype).itemsize)
+        # A, B and C here and on the workers, and C once more to compare
+        needed, free = size * (2 * k * (m + n) + 3 * m * n), psutil.virtual_memory().available
+        if needed > free:
+            raise DoesNotFitError(
+                f"a product of {m:,} x {n:,} x {k:,} {dtype} numbers and its comparison take "
+                f"{format_bytes(needed)}, and {format_bytes(free)} are free; take sizes of "
+                f"{isqrt(free // (7 * size)):,} or less, or predict it without a run"
+            )
+        rng = np.random.default_rng(0)
+        drawn = (rng.standard_normal(shape, np.float32) for shape in ((m, k), (k, n)))
+        a, b = (x.astype(as_dtype(dtype)) for x in drawn)
+        times, sums = [], accumulator(a.dtype)
+        for _ in range(2):
+            begun = perf_counter()
+            c = a.astype(sums, copy=False) @ b.astype(sums, copy=False)
+            times.append(perf_counter() - begun)
+        return cls(a, b, c, min(times))
+
+
+def product_rows(
+    problem: RandomProduct,
+    C: ShardedArray,
+    kernel: str,
+    tile: int | None,
+    algorithm: str = "summa",
+) -> list[Claim]:
+    """What a formula, the plan and the workers say of one product; the formula of algorithms by
+    which each rank gets once what it lacks of its rows of A and its columns of B."""
+    (m, k), n, itemsize = problem.a.shape, problem.b.shape[1], C.dtype.itemsize
+    (planned, counted), (predicted, measured), (p, q) = C.traffic, C.memory, C.mesh.shape
+    runtime = max(predicted.by_tensor(place)["runtime"] for place in predicted.places)
+    formula = None
+    if algorithm in ("summa", "cannon", "gather"):
+        # each rank lacks (q-1)/q of a block row of A and (p-1)/p of a block column of B
+        formula = (m * k * (q - 1) + k * n * (p - 1)) * itemsize
+    result = td.to_numpy(C).astype(problem.c.dtype)
+    error = float(np.abs(result - problem.c).max() / np.abs(problem.c).max())
+    rounded = 2.0 ** -(8 if C.dtype.name == "bfloat16" else 10) * (C.dtype != problem.c.dtype)
+    bound = k * float(np.finfo(problem.c.dtype).eps) + rounded
+    sent = ("bytes between workers", formula, planned.total, counted.total, "bytes", "equal")
+    count = ("messages between workers", None, planned.count, counted.count, "", "equal")
+    peak = ("peak bytes per worker", predicted.peak, None, measured.peak, "bytes", "at most")
+    wrong = ("relative error of the answer", bound, None, error, "", "at most")
+    speed = problem.seconds / C.seconds
+    flop = f"{2 * m * n * k / 1e9:.3g} GFLOP; transfers and scheduling included"
+    return [
+        Claim(*sent),
+        Claim(*count),
+        Claim(*peak, f"{format_bytes(runtime)} are for BLAS, interpreter and allocator"),
+        *([_tile_row(problem, C, kernel, tile)] if C.tiles and algorithm == "summa" else ()),
+        Claim(*wrong, "bound k eps; against one process"),
+        Claim("seconds, one process, all cores", None, None, problem.seconds, "seconds"),
+        Claim("seconds, over the workers", None, None, C.seconds, "seconds"),
+        Claim("speed against one process", None, None, speed, "x", None, flop),
+    ]
+
+
+def _tile_row(problem: RandomProduct, C: ShardedArray, kernel: str, tile: int | None) -> Claim:
+    """What the tiles load of blocks that are multiplied along all of k."""
+    assert C.tiles is not None  # its kernel counts
+    (m, k), n, (p, q) = problem.a.shape, problem.b.shape[1], C.mesh.shape
+    of = tile or td.tile.kernels[kernel].tile or 512
+    predicted: int = sum(
+        td.tile.traffic(bottom - top, right - left, k, of, C.dtype.itemsize).loaded
+        for (top, bottom), (left, right) in product(split(0, m, p), split(0, n, q))
+    )
+    what = f"bytes that tiles load, all workers, by {kernel}"
+    return Claim(what, predicted, None, C.tiles.loaded, "bytes", "equal")
+
+
+def compare_product(
+    shape: Shape,
+    mesh: tuple[int, int],
+    dtype: str,
+    algorithm: str,
+    kernel: str,
+    tile: int | None,
+    device: str,
+) -> tuple[Comparison, Explanation]:
+    """The comparison of a product of m, n, k on a mesh of new workers, A and B in blocks, and what
+    every algorithm would take for it."""
+    problem = RandomProduct.random(*shape, dtype)
+    with td.start_cluster(workers=math.prod(mesh), device=device, quiet=True) as cluster:
+        over = td.Mesh(cluster, mesh)
+        a, b = (td.distribute(x, over, GRID) for x in (problem.a, problem.b))
+        c = td.matmul(a, b, algorithm=algorithm, kernel=kernel, tile=tile)
+        title = f"{product_title(shape, mesh, dtype, algorithm)}, kernel {kernel}"
+        rows = product_rows(problem, c, kernel, tile, algorithm)
+        return Comparison(title, rows), td.explain(a, b, kernel=kernel)
+
+
+def predict_product(
+    shape: Shape, mesh: tuple[int, int], dtype: str, kernel: str, tile: int | None
+) -> Explanation:
+    """What every algorithm would move and hold for it, without workers and without times."""
+    m, n, k = shape
+    a, b = (Tiling(of, mesh, GRID) for of in ((m, k), (k, n)))
+    needs = ProductNeeds(as_dtype(dtype), kernel, tile, "memory")
+    return ProductQuestion(a, b, needs).weigh(sys.maxsize)
+
+
+def product_title(shape: Shape, mesh: tuple[int, int], dtype: str, algorithm: str) -> str:
+    m, n, k = shape
+    flop = f"{2 * math.prod(shape) / 1e9:,.4g} GFLOP"
+    return (
+        f"{m:,} x {k:,} by {k:,} x {n:,} (m {m:,}, n {n:,}, k {k:,}) {dtype}, {flop}, by "
+        f"{algorithm} on {mesh[0]} x {mesh[1]} workers"
+    )
+
+
+# -- memory ----------------------------------------------------------------------------------------
 
 
 def compare_claims(title: str, runs: Mapping[str, ClaimRun]) -> Comparison:
@@ -32,3 +209,85 @@ def compare_claims(title: str, runs: Mapping[str, ClaimRun]) -> Comparison:
         verdicts = run.predicted_verdict, None, run.executed_verdict
         rows.append(Claim(f"{name}: verdict", *verdicts, rule="equal"))
     return Comparison(title, rows)
+
+
+# -- LeNet -----------------------------------------------------------------------------------------
+
+
+def lenet_claims(
+    mesh: Mesh | None = None,
+    images: int = BATCH,
+    ranks: int = 4,
+    dtype: str = "float32",
+    seed: int = 0,
+    timeout: float = 120.0,
+    ways: Iterable[str] = tuple(PARTITIONINGS),
+) -> Comparison:
+    """A Comparison of LeNet's partitionings: by closed forms, by counting programs, by running.
+
+    On the workers of ``mesh``, or, without one, on ``ranks`` threads of this process. Bytes and
+    numbers of synchronisations are those of one training step on ``images`` images. ``ways``:
+    which of the three, default all.
+
+    >>> lenet_claims(images=4, dtype="float64")
+    Comparison("d2l's LeNet on 4 devices, 4 images": 22 of 22 claims hold)
+    """
+    ranks = ranks if mesh is None else mesh.ranks
+    weights, (x, classes) = initial_weights(seed, dtype), samples(images, seed, dtype)
+    loss, others = gradients(weights, x, classes)
+    rows: list[Claim] = []
+    sent, itemsize = {}, np.dtype(dtype).itemsize
+    for name in ways:
+        step = PARTITIONINGS[name], weights, x, classes
+        if mesh is None:
+            done = run_threads(step[0], ranks, *step[1:], timeout=timeout)
+        else:
+            done = run_ranks(step[0], mesh, *step[1:], timeout=timeout)
+        said = need_by_formulas(Split.of(name, ranks), images, itemsize)
+        counted = need(name, images, ranks, itemsize)
+        # the largest distance from the single device, of the loss or of any gradient
+        found, grads = put_together(name, done.results)
+        errors = [abs(found - loss) / abs(loss)]
+        for layer, each in others.items():
+            for kind, g in each.items():
+                errors.append(float(np.max(np.abs(grads[layer][kind] - g)) / np.max(np.abs(g))))
+        rows += _rows(name, said, counted, done, max(errors), dtype)
+        sent[name] = sum(said.sent), sum(counted.sent), sum(r.sent for r in done.records)
+    if sent.get("network", (0,))[0] and "layerwise" in sent:
+        pairs = zip(sent["layerwise"], sent["network"], strict=True)
+        predicted, program, run = (a / b for a, b in pairs)
+        what, note = "layerwise: bytes over network's", 'd2l: "potentially even larger"'
+        rows.append(Claim(what, predicted, program, run, "", "equal", note))
+    return Comparison(f"d2l's LeNet on {ranks} devices, {images} images", rows)
+
+
+def _rows(
+    name: str, said: Need, counted: Need, done: Ranks, error: float, dtype: str
+) -> list[Claim]:
+    """What a step moves and has on each device: by closed forms, in its program, and run."""
+    held = [share.weight_bytes for share in done.results]
+    flops = [share.flops for share in done.results]
+    sent = [sum(r.sent for r in done.records.where(rank=i)) for i in range(len(held))]
+    waits, sends = done.records.barriers.values(), done.records.where(kind="send")
+    share = max(held) / (np.dtype(dtype).itemsize * PARAMETERS)
+    imbalance = max(flops) * len(flops) / sum(flops)
+    claims: list[tuple[str, Callable[[Need], float], Any, str]] = [
+        ("bytes, all devices", lambda need: sum(need.sent), sum(sent), "bytes"),
+        ("bytes, busiest device", lambda need: max(need.sent), max(sent), "bytes"),
+        ("synchronisations", lambda need: need.barriers, max(waits, default=0), "count"),
+        ("transfers", lambda need: need.transfers, len(sends), "count"),
+        (
+            "most weights on a device",
+            lambda need: max(need.parameters) / PARAMETERS,
+            share,
+            "percent",
+        ),
+        ("busiest over mean FLOP", lambda need: need.imbalance, imbalance, ""),
+    ]
+    rows = [
+        Claim(f"{name}: {what}", of(said), of(counted), run, unit, "equal")
+        for what, of, run, unit in claims
+    ]
+    bound, note = ROUND_OFF[dtype], "of the largest element, against a single device"
+    error_row = Claim(f"{name}: gradients' error", bound, None, error, rule="at most", note=note)
+    return [*rows, error_row]

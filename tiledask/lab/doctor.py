@@ -29,7 +29,6 @@ __all__ = ["MachineCheck", "ask_gpu", "examine", "shown"]
 
 DRIVER_DEADLINE = 60.0
 """Seconds the driver has to answer; CuPy's first import on a cold disk takes tens of them."""
-SMALL_SHM = 1_000_000_000  # bytes; containers give 64 MiB unless told otherwise
 SMALL_DISK = 5_000_000_000  # bytes; workers spill blocks to it when memory runs short
 SMALL_MEMORY = 4_000_000_000  # bytes; `tiledask tour` needs about 2 GB
 SIGNS = {"ok": MARKS[True], "missing": MARKS[False], "note": "•"}
@@ -78,13 +77,11 @@ def examine() -> list[MachineCheck]:
         ("Python", "everything; 3.11 to 3.13", _python),
         ("cores", "one CPU worker each", _cores),
         ("memory", "blocks; workers share it evenly", _memory),
-        ("shared memory", "transports between GPU workers (UCX)", _shared_memory),
         ("temporary disk", "spooled arrays, spilled blocks", _disk),
         ("NumPy", "tiles on the CPU; workers have one BLAS thread each", _numpy),
         ("g++", "checking CUDA kernels on the CPU", _compiler),
         *((name, use, _package, gpu, *about) for name, use, *about in PACKAGES),
         ("GPU", "one worker per GPU", _gpu, gpu),
-        ("GPU to GPU", "blocks from worker to worker without host memory", _between, gpu),
         ("workers", "td.start_cluster() without arguments", _workers, gpu),
     ]
     return [_careful(*each) for each in questions]
@@ -129,14 +126,6 @@ def _memory() -> Found:
     return _enough(free >= SMALL_MEMORY, found, "close other programs, or use fewer workers")
 
 
-def _shared_memory() -> Found:
-    if not os.path.isdir("/dev/shm"):
-        return "note", "no /dev/shm"
-    total = shutil.disk_usage("/dev/shm").total
-    fix = "give the container more: docker run --shm-size=1g"
-    return _enough(total >= SMALL_SHM, f"{format_bytes(total)} in /dev/shm", fix)
-
-
 def _disk() -> Found:
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
@@ -173,21 +162,13 @@ def _version(distribution: str) -> str:
 
 PROBE = """
 import dataclasses, json
-from tiledask.tile import ipc
 from tiledask.tile.backend import probe
-found = dataclasses.asdict(probe())
-if found["usable"]:
-    try:
-        found["unshared"] = ipc.why_no_handles()
-    except Exception as error:
-        found["unshared"] = f"{type(error).__name__}: {error}"
-print("PROBE " + json.dumps(found))
+print("PROBE " + json.dumps(dataclasses.asdict(probe())))
 """
 
 
 def ask_gpu(code: str = PROBE, deadline: float = DRIVER_DEADLINE) -> dict[str, Any]:
-    """What tile.backend.probe() finds, as a dict, asked in a process of its own; with a GPU also
-    "unshared", why its memory cannot be shared with other processes.
+    """What tile.backend.probe() finds, as a dict, asked in a process of its own.
 
     A driver that crashes takes only the child along; one that does not answer within
     ``deadline`` seconds is reported as such.
@@ -238,15 +219,6 @@ def _driver_traces() -> bool:
     """Whether somebody installed an NVIDIA driver here, working or not."""
     files = ("/dev/nvidia0", "/proc/driver/nvidia/version")
     return any(map(os.path.exists, files)) or shutil.which("nvidia-smi") is not None
-
-
-def _between(gpu: dict[str, Any]) -> Found:
-    if not gpu["usable"]:
-        return "note", "nothing to do here"
-    if reason := gpu.get("unshared"):
-        fix = "" if _version("distributed-ucxx-cu13") else install("ucx")
-        return "note", f"no CUDA IPC ({_line(reason)}): through host memory", fix
-    return "ok", "CUDA IPC"
 
 
 def _workers(gpu: dict[str, Any]) -> Found:

@@ -13,13 +13,6 @@ if TYPE_CHECKING:
 
 __all__ = ["check_figure", "save_figure"]
 
-UNDATED = {
-    "png": {"Software": None},
-    "svg": {"Date": None},
-    "pdf": {"CreationDate": None},
-}
-"""What figures are written as, by the ends of their files' names -> what is left out of each."""
-
 
 def check_figure(path: str | os.PathLike[str]) -> str:
     """The format that the name of ``path`` says; a ConfigError if it is none of these, or if
@@ -27,10 +20,9 @@ def check_figure(path: str | os.PathLike[str]) -> str:
     ask before the work begins."""
     path = Path(path)
     kind = path.suffix.lower().removeprefix(".")
-    if kind not in UNDATED:
-        *others, last = (f".{name}" for name in UNDATED)
+    if kind not in ("png", "svg", "pdf"):
         raise ConfigError(
-            f"figures are written as {', '.join(others)} or {last}, by the end of the name; got "
+            f"figures are written as .png, .svg or .pdf, by the end of the name; got "
             f"{short(str(path))}"
         )
     if not path.parent.is_dir():
@@ -48,5 +40,5 @@ def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> None:
         return
     import matplotlib
 
-    with matplotlib.rc_context({"svg.hashsalt": "tiledask", "svg.fonttype": "none"}):
-        figure.savefig(path, format=kind, facecolor="white", metadata=UNDATED[kind])
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        figure.savefig(path, format=kind, facecolor="white")

@@ -2,7 +2,7 @@
 
 Holds `tiledask.distributed.convolution.lenet`, `tiledask.distributed.convolution.lenet_runs`,
 `tiledask.distributed.ranks.group`, `tiledask.distributed.ranks.halos`,
-`tiledask.lab.lenet`.
+`tiledask.lab.claims`.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ from tiledask.distributed.convolution import lenet_runs as R
 from tiledask.distributed.convolution.lenet import LENET, gradients, initial_weights, samples
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError
-from tiledask.lab import lenet as lab
+from tiledask.lab import claims as lab
 from tiledask.plan.collectives import convolution as P
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.program.lenet import BOUNDARIES, PARAMETERS, flops

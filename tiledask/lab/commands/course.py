@@ -88,13 +88,9 @@ def run_sheet(args: argparse.Namespace) -> Run:
 def run_grade(args: argparse.Namespace) -> Run:
     """The stars of each learner's answers."""
     from tiledask.lab.classroom.grading import as_csv, grade
-    from tiledask.lab.table import Grid, say
+    from tiledask.lab.table import Grid
 
-    def begins(name: str) -> None:
-        if not args.json:
-            say(args.console, f"judging {name}")
-
-    grades = grade(args.folder, progress=begins)
+    grades = grade(args.folder)
     if args.csv:
         atomic_write(Path(args.csv), as_csv(grades).encode())
     rows = [(g.learner, g.notebook, str(g.task), "★" * g.stars, g.said) for g in grades]

@@ -44,7 +44,7 @@ SIZES = "a product takes N, A and B such as 2048x1024 1024x4096, or M N K (A is 
 
 def run_matmul(args: argparse.Namespace) -> Run:
     """The product that was asked for, predicted and, unless --no-run, run; 1 if a claim fails."""
-    from tiledask.lab.product_claims import compare_product, predict_product, product_title
+    from tiledask.lab.claims import compare_product, predict_product, product_title
     from tiledask.tile import as_dtype
     from tiledask.tile.table import lookup
 

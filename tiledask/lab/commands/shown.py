@@ -147,8 +147,7 @@ def _alike(held: dict[int, Counter[str]]) -> list[tuple[int, int]]:
 
 
 def plans_words(plans: "Plans", first: int, again: str = "") -> Words:
-    """How many fit, the fastest, and the choice between time, memory and devices. ``again``: the
-    command that asks for the first one."""
+    """How many fit, and the fastest. ``again``: the command that asks for the first one."""
     shown = plans.settle(first)[:first]
     counts = ", ".join(f"{n:,} {word}" for word, n in plans.counts.items())
     yield f"{plans.considered:,} layouts", f" of {plans.model.name} on {plans.cluster}: {counts}"
@@ -164,10 +163,6 @@ def plans_words(plans: "Plans", first: int, again: str = "") -> Words:
     if again:
         yield f"the first one:\n  {again}"
     yield plans.told_apart
-    front = plans.front
-    if len(front) > 1:
-        chosen = front[:: max(1, len(front) // 6)][:6]
-        yield plan_table(chosen, f"no other plan beats these ({len(front)} in all)", plans)
 
 
 SHORT = {name: name for name in ("dp", "tp", "pp", "cp", "ep")} | {

@@ -135,7 +135,7 @@ def split_layer(
 
 def lenet(cluster: Cluster, devices: int, images: int, *ways: str) -> list[Claim]:
     """A training step of d2l's LeNet, partitioned in these ways."""
-    from tiledask.lab.lenet import lenet_claims
+    from tiledask.lab.claims import lenet_claims
 
     return [*lenet_claims(td.Mesh(cluster, (devices,)), images, ways=ways).rows]
 

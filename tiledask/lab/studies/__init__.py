@@ -12,8 +12,7 @@ trainings   train_with_failures: a small GPT whose workers are killed at chosen 
 LeNet       lenet_claims: what a textbook says of splits
 """
 
-from tiledask.lab.claims import compare_claims
-from tiledask.lab.lenet import lenet_claims
+from tiledask.lab.claims import compare_claims, lenet_claims
 from tiledask.lab.studies.faulty import train_with_fault
 from tiledask.lab.studies.gpu_speeds import records
 from tiledask.lab.studies.interrupted import InterruptedRun, train_with_failures
