@@ -1,6 +1,6 @@
 """One claim: a quantity predicted, simulated and measured, and the rule by which they agree.
 
-rule                   holds if, among the values that are there,
+rule                   holds if, among the columns compared,
 "equal"                all values are the same, bytes to the byte
 ("within", d)          every two values are at most d apart
 ("ratio", low, high)   the last value over each earlier one lies in [low, high]
@@ -54,6 +54,8 @@ class Claim:
     """"bytes", "seconds", "percent" (values are shares of 1), "count", or a unit to print."""
     rule: str | tuple[Any, ...] | None = None
     note: str = ""
+    compare: tuple[str, ...] = COLUMNS
+    """The columns that the rule compares, in this order."""
     load: "Load | None" = None
     """What else the machine did while seconds or idle shares were measured, as a run says it."""
 
@@ -83,8 +85,9 @@ class Claim:
 
     @property
     def compared(self) -> tuple[Any, ...]:
-        """The values that the rule compares: those that are there."""
-        return tuple(value for value in self.values if value is not None)
+        """The values that the rule compares: those of its columns that are there."""
+        values = (getattr(self, column) for column in self.compare)
+        return tuple(value for value in values if value is not None)
 
     @property
     def verdict(self) -> Judged:

@@ -222,7 +222,7 @@ class Comparison:
             facts: dict[str, Any] = {"quantity": row.quantity}
             facts |= {column: _json(getattr(row, column)) for column in COLUMNS}
             facts |= {"unit": row.unit, "rule": None if row.rule is None else list(row.rule)}
-            facts |= {"compare": list(COLUMNS), "note": row.note}
+            facts |= {"compare": list(row.compare), "note": row.note}
             rows.append(facts | {"holds": verdict.holds, "reason": verdict.why})
         names = ("title", "ok", "held", "checked", "put_off")
         return {name: getattr(self, name) for name in names} | {"rows": rows}

@@ -95,7 +95,7 @@ def _differ(plans: Any) -> list[Any]:
 def _facts(plan: Any) -> dict[str, Any]:
     """A row of the table, for JSON; of a layout that does not fit nothing about time."""
     speed = ("tokens_per_second", "mfu") if plan.verdict != "no" else ()
-    return plan.to_dict() | {name: getattr(plan.step, name) for name in speed}
+    return dict(plan.to_dict(), **{name: getattr(plan.step, name) for name in speed})
 
 
 def on_cards(asked: Request, devices: int) -> str:
