@@ -114,21 +114,16 @@ def product_rows(
     error = float(np.abs(result - problem.c).max() / np.abs(problem.c).max())
     rounded = 2.0 ** -(8 if C.dtype.name == "bfloat16" else 10) * (C.dtype != problem.c.dtype)
     bound = k * float(np.finfo(problem.c.dtype).eps) + rounded
-    sent = ("bytes between workers", formula, planned.total, counted.total, "bytes", "equal")
-    count = ("messages between workers", None, planned.count, counted.count, "", "equal")
     peak = ("peak bytes per worker", predicted.peak, None, measured.peak, "bytes", "at most")
     wrong = ("relative error of the answer", bound, None, error, "", "at most")
-    speed = problem.seconds / C.seconds
-    flop = f"{2 * m * n * k / 1e9:.3g} GFLOP; transfers and scheduling included"
     return [
-        Claim(*sent),
-        Claim(*count),
+        Claim("bytes between workers", formula, planned.total, counted.total, "bytes", "equal"),
+        Claim("messages between workers", None, planned.count, counted.count, "", "equal"),
         Claim(*peak, f"{format_bytes(runtime)} are for BLAS, interpreter and allocator"),
         *([_tile_row(problem, C, kernel, tile)] if C.tiles and algorithm == "summa" else ()),
         Claim(*wrong, "bound k eps; against one process"),
         Claim("seconds, one process, all cores", None, None, problem.seconds, "seconds"),
         Claim("seconds, over the workers", None, None, C.seconds, "seconds"),
-        Claim("speed against one process", None, None, speed, "x", None, flop),
     ]
 
 
