@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import tiledask as td
-from tiledask.errors import ConfigError, short
+from tiledask.errors import ConfigError
 from tiledask.lab.commands import shown
 from tiledask.lab.commands.best import fewest, on_cards
 from tiledask.lab.commands.options import (
@@ -60,13 +60,7 @@ def run_plan(args: argparse.Namespace) -> Run:
         return (yield from _fewest(asked))
     options: dict[str, Any] = {"sequence": asked.sequence, "recipe": asked.recipe, **asked.by}
     if args.devices is not None:
-        words = [word.strip() for word in args.devices.split(",")]
-        if not all(word.isdecimal() and len(word) < 12 for word in words):
-            raise ConfigError(
-                f"--devices are whole numbers between commas, such as 64,128; got "
-                f"{short(args.devices)}"
-            )
-        options["devices"] = [int(word) for word in words]
+        options["devices"] = args.devices
     given = asked.model, asked.cluster, asked.batch()
     plans = td.search(*given, **options).settle(SETTLED)
     best = plans.best
