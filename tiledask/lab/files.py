@@ -1,6 +1,7 @@
-"""Figures as files: what they are written as, checked before the work begins."""
+"""Figures as files, checked before the work begins; answers that were typed or stand in files."""
 
 import os
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from tiledask.extras import needs
 if TYPE_CHECKING:
     from tiledask.lab.plots.primitives import Figure
 
-__all__ = ["check_figure", "save_figure"]
+__all__ = ["answer_of", "check_figure", "save_figure"]
 
 
 def check_figure(path: str | os.PathLike[str]) -> str:
@@ -42,3 +43,13 @@ def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> None:
 
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         figure.savefig(path, format=kind, facecolor="white")
+
+
+def answer_of(word: str) -> str:
+    """The answer itself, from a file or standard input ("-") where the word names one."""
+    if word == "-":
+        return sys.stdin.read()
+    try:
+        return Path(word).read_text(encoding="utf-8")
+    except OSError:  # no file, or too long for a name
+        return word

@@ -93,8 +93,8 @@ def compare_schedules(
         built = timeline.evidence.schedule
         held = sum(len(built.holders(stage)) for stage in range(built.stages))
         rows[name] = {
-            "ends": round(timeline.makespan, 9),
-            "idle": round(timeline.bubble_fraction, 9),
+            "ends": round(timeline.makespan, 12),
+            "idle": round(timeline.bubble_fraction, 12),
             "kept": devices / built.stages * max(timeline.peak_in_flight),
             "weights": held / built.stages,
             "messages": int(program(built).traffic.messages.sum()),

@@ -1,17 +1,15 @@
 """Tasks in a terminal: all of them, one with its numbers, what answers are worth, the working."""
 
 import re
-import sys
 from collections.abc import Sequence
 from itertools import groupby
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from rich.console import Console
 
 from tiledask.errors import ConfigError
-from tiledask.lab.files import check_figure, save_figure
+from tiledask.lab.files import answer_of, check_figure, save_figure
 from tiledask.lab.idle_ladder import LEVELS, idle_level
 from tiledask.lab.idle_ladder.level import IdleLevel, Run
 from tiledask.lab.judging.result import LEAST, WRONG, Result
@@ -75,7 +73,7 @@ def play(
     if figure:
         check_figure(figure)
     task: Task = idle_level(int(level[1]), seed or 0) if level else load_puzzle(name)
-    typed = [_read(word) for word in answers]
+    typed = [answer_of(word) for word in answers]
     results = [task.check(answer) for answer in typed]
     if not results:
         _print_task(task, console)
@@ -93,16 +91,6 @@ def play(
     if figure:
         save_figure(task.draw(typed[-1] if typed else None), figure)
     return int(not all(results)), said
-
-
-def _read(word: str) -> str:
-    """The answer itself, from a file or standard input ("-") where the word names one."""
-    if word == "-":
-        return sys.stdin.read()
-    try:
-        return Path(word).read_text(encoding="utf-8")
-    except OSError:  # no file, or too long for a name
-        return word
 
 
 def _said(task: Task) -> dict[str, Any]:
