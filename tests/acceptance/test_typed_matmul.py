@@ -42,6 +42,8 @@ def test_it_says_where_the_operands_begin_and_what_is_counted(answers):
     assert facts["predicted"]["total"] >= 167_772_160
     # 2 x 1 x 2 keeps the rows: three blocks of 16.78 MB to each
     assert "201.3 MB move between workers" in shown.words
+    least = answers("ask 7 --set m=4096 n=4096 k=4096 --no-run")[0].words
+    assert "201.3 MB received from 2 x 2 blocks without copies" in least
 
 
 def test_the_first_line_names_both_matrices(answers):
