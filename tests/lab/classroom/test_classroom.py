@@ -128,9 +128,7 @@ def test_answers_are_judged_and_nothing_else_runs(tmp_path, course):
         c6x="answer = exit",
     )
     (hand_in(tmp_path, course, "nil")).write_text("no notebook")
-    names = []
-    found = grade(tmp_path / "handed in", progress=names.append)
-    assert names == ["00_cut"]
+    found = grade(tmp_path / "handed in")
     stars = {(each.learner, each.task): each.stars for each in found}
     assert {who: stars[who, 1] for who in ("ada", "bob", "eve", "nil")} == {
         "ada": 3, "bob": 1, "eve": 0, "nil": 0

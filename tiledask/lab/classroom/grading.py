@@ -42,11 +42,10 @@ class Grade:
     """The verdict in words; why there is none, where the answer could not be judged."""
 
 
-def grade(folder: str | Path, *, progress: Callable[[str], None] | None = None) -> list[Grade]:
+def grade(folder: str | Path) -> list[Grade]:
     """A Grade for each task in each notebook below ``folder``, learner by learner.
 
-    ``progress`` is told the name of each notebook as it begins. ConfigError where there is no
-    notebook of the course.
+    ConfigError where there is no notebook of the course.
     """
     course = {path.stem: path for path in walkthroughs().glob("[0-9]*.ipynb")}
     found: dict[str, list[Path]] = {}
@@ -61,8 +60,6 @@ def grade(folder: str | Path, *, progress: Callable[[str], None] | None = None) 
         )
     grades: list[Grade] = []
     for name, paths in found.items():
-        if progress is not None:
-            progress(name)
         written = {str(path.parent.relative_to(folder)): _answers(path) for path in paths}
         with ExitStack() as ended:
             for number, (cell, task, made) in enumerate(_tasks(course[name], ended), 1):
