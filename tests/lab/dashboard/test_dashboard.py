@@ -8,8 +8,8 @@ import pytest
 from tiledask.lab.dashboard import Recorder, recorder
 from tiledask.lab.dashboard.board import Board, headline, legend
 from tiledask.lab.dashboard.page import every_view, view_of
-from tiledask.lab.plots.gantt import KINDS
 from tiledask.lab.plots.style import colour_named
+from tiledask.lab.plots.timelines import KINDS
 
 EVIL = "<script>alert('x')</script>"
 PIPELINE = {

@@ -1,14 +1,11 @@
 """What figures draw is what was computed: boxes are as long as actions, bars as bytes."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from lab.plots.test_plots import (
     EVERY_CAUSE,
     FORMULA,
     GB,
-    HOSTS,
     PAIRS,
     RING,
     S0,
@@ -26,9 +23,8 @@ from oracles.figures import places, words
 
 import tiledask as td
 from tiledask.lab import plots, sweep
-from tiledask.lab.plots.gantt import KINDS, boxes_of, chunks_of
 from tiledask.lab.plots.plans import PARTS, round_bytes
-from tiledask.lab.precision.drift import SAFETY, likely
+from tiledask.lab.plots.timelines import KINDS, boxes_of, chunks_of
 from tiledask.plan.fitting.overhead import CUDA_CONTEXT
 from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.products.placement import Partial, Replicate
@@ -114,15 +110,6 @@ def test_an_update_is_none_of_the_stages_of_its_device():
     assert not any(text.startswith("paler") for text in said)
 
 
-def test_idle_time_pushed_together_is_one_block_of_p_minus_1_forwards_and_backwards():
-    above, below, *_ = plots.idle_blocks(pipeline(4, 8)).axes
-    for axes, ends in ((above, 33), (below, 9)):
-        idle = [box for cause in CAUSES for box in places(axes, cause)]
-        assert sum(width for _, _, width, _ in idle) == pytest.approx(4 * (4 - 1) * (1 + 2))
-        assert max(x + width for x, _, width, _ in idle) == pytest.approx(ends)
-    assert "9 s on each device, 36 s together" in below.get_title(loc="left")
-
-
 def test_memory_timeline_draws_what_is_held_and_where_it_is_most():
     footprint = held("1f1b", 4, 8)
     figure = plots.memory_timeline({"1F1B": footprint}, capacity=3, unit="activations")
@@ -158,7 +145,7 @@ def test_memory_bars_are_the_bytes_of_the_fullest_moment_and_marked_over_the_cap
 
 def test_the_parts_of_a_step_are_stacked_to_its_time():
     found = steps(TIGHT)
-    (axes,) = plots.step_breakdown(found, shares=False).axes
+    (axes,) = plots.step_breakdown(found).axes
     rows = {}
     for part in PARTS:
         for x, y, width, _ in places(axes, part):
@@ -211,31 +198,19 @@ def test_a_line_of_many_points_has_no_dots_and_no_ticks():
     assert {t.get_text(): t.xy for t in axes.texts} == {"first": (2, 2), "second": (50, 50)}
 
 
-def test_losses_their_differences_controls_and_the_envelope_of_the_theory():
+def test_losses_and_their_differences():
     first, second = curve(), curve(off=1e-6)
-    first.shape, first.model = (2,), SimpleNamespace(layers=3)
-    controls = [curve(off=1e-7), curve(off=1e-3)]
     runs = {"one": first, "two": second}
-    above, below = plots.losses(runs, controls=controls, dtype="float32").axes
+    above, below = plots.losses(runs).axes
     drawn = {line.get_label().partition(":")[0]: line for line in above.get_lines()}
     assert [drawn[name].get_ydata().tolist() for name in runs] == [
         run.losses.tolist() for run in runs.values()
     ]
     off = np.abs(first.losses - second.losses) / np.maximum(first.losses, second.losses)
-    points, envelope = below.get_lines()
+    (points,) = below.get_lines()
     assert points.get_xdata().tolist() == np.flatnonzero(off).tolist()
     assert points.get_ydata().tolist() == off[off > 0].tolist()
     assert points.get_label() == f"two:\nat most {off.max():.1e}"
-    expected = [SAFETY * likely(n + 1, "float32", 2, 3) for n in range(30)]
-    assert envelope.get_ydata().tolist() == pytest.approx(expected)
-    both, tops = np.array([run.losses for run in controls]), []
-    for axes in (above, below):
-        (band,) = (c for c in axes.collections if c.get_gid() == "controls")
-        corners = band.get_paths()[0].vertices
-        tops.append([corners[corners[:, 0] == step, 1].max() for step in range(30)])
-    far = np.abs(first.losses - both[1]) / np.maximum(first.losses, both[1])
-    assert tops[0] == pytest.approx(both.max(axis=0))
-    assert tops[1] == pytest.approx(far)
 
 
 def test_an_array_is_drawn_as_the_parts_that_ranks_have():
@@ -306,35 +281,6 @@ def test_layers_lie_on_their_devices_and_crossings_are_red():
         (0, 0), (1, 1), (2, 1), (3, 0),
     ]  # fmt: skip
     assert axes.get_title(loc="left") == "round robin: 2 crossings"
-
-
-def test_a_group_is_a_lane_of_its_ranks_red_where_it_lies_on_several_hosts():
-    dp, pp = plots.rank_groups((2, 2, 2), hosts=HOSTS).axes
-    for axes, far in ((dp, "dp"), (pp, "pp")):
-        lanes = [tick.get_text() for tick in axes.get_yticklabels()]
-        assert lanes == ["host", *["dp"] * 4, *["tp"] * 4, *["pp"] * 4]
-        ends = {
-            gid: [(x, round(y + 0.36)) for x, y, *_ in places(axes, gid)]
-            for gid in ("across", "within")
-        }
-        assert {lanes[y] for _, y in ends["across"]} == {far}
-        assert (len(ends["across"]), len(ends["within"])) == (8, 16)
-    by_row = {}
-    for text in pp.texts:
-        by_row.setdefault(round(text.get_position()[1]), []).append(text.get_text())
-    assert by_row[0] == ["A", "B"]
-    assert sorted(by_row[5]) == ["rank 0", "rank 2"]
-
-
-def test_rows_are_on_their_ranks_with_what_their_windows_read():
-    (axes,) = plots.rows_on_ranks((3, 3, 2), 3, padding=(1, 1)).axes
-    by_lane = {}
-    for text in axes.texts:
-        by_lane.setdefault(round(text.get_position()[1]), []).append(text.get_text())
-    assert [*by_lane.values()] == [["zero", *"0123"], [*"23456"], [*"567", "zero"]]
-    assert len(places(axes, "window")) == 8
-    (axes,) = plots.rows_on_ranks((3, 3, 2), 3, padding=(1, 1), borrowed={}).axes
-    assert [text.get_text() for text in axes.texts] == ["zero", *"01234567", "zero"]
 
 
 def test_traffic_cells_are_the_bytes_and_those_that_differ_are_framed():

@@ -128,9 +128,7 @@ SPREAD = {
     "four workers": {64: 2e-3, 256: 2e-3, 2048: 0.3},
     "one process": {64: 1e-5, 256: 4e-4, 2048: 0.5},
 }
-HOSTS = {"dp": "AAAABBBB", "pp": "ABABABAB"}
 
-# make test looks at those without a comma
 FIGURES = {
     "gantt": lambda: plots.gantt(pipeline(4, 8), pipeline(4, 8, 1.1, 2.3), titles=["a", "b"]),
     "gantt, 16 x 24": lambda: plots.gantt(pipeline(16, 24)),
@@ -139,12 +137,11 @@ FIGURES = {
     "gantt, a part": lambda: plots.gantt(sweep.same_work("zb-v", 8, 32), between=(10, 30)),
     "gantt, pairs": lambda: plots.gantt(PAIRS),
     "gantt of every cause": lambda: plots.gantt(EVERY_CAUSE, sweep.same_work("zb-v", 4, 8)),
-    "idle blocks": lambda: plots.idle_blocks(pipeline(4, 8)),
     "memory timeline": lambda: plots.memory_timeline(
         {n: held(n, 4, 8) for n in ("gpipe", "1f1b", "zb-v")}, capacity=5.5, unit="activations"
     ),
     "slots": lambda: plots.slots(STAYS, title="A worker dies"),
-    "slots, nested": lambda: plots.slots({"a": STAYS, "b": STAYS}, xlabel=None),
+    "slots, nested": lambda: plots.slots({"a": STAYS, "b": STAYS}, xlabel=""),
     "memory": lambda: plots.memory_bars({"full copy": FULL, "split": SPLIT}, 40 * GB),
     "memory, by hand": lambda: plots.memory_bars({"mine": {"weights": 2, "gradients": 4}}),
     "memory, 63": lambda: stages("llama-3.1-405b", "1008xH100", pp=63, tp=8, dp=2),
@@ -164,9 +161,7 @@ FIGURES = {
         ylabel="power of two",
     ),
     "losses": lambda: plots.losses(
-        {"one device": curve(), "split": curve(off=1e-6), "again": curve()},
-        controls=[curve(off=n * 1e-4) for n in range(3)],
-        dtype="bfloat16",
+        {"one device": curve(), "split": curve(off=1e-6), "again": curve()}
     ),
     "losses, many": lambda: plots.losses({f"dp={n}, tp=2": curve(off=n * 1e-7) for n in range(7)}),
     "placements": lambda: plots.placements({"forward": FORMULA, "backward": FORMULA}, 4),
@@ -181,8 +176,6 @@ FIGURES = {
     "step of a tile": lambda: plots.tile_step(500, 700, 300, 32, (7, 12, 5)),
     "step, two levels": lambda: plots.tile_step(512, 512, 384, (256, 256, 384), inner=32),
     "layers": lambda: plots.layers_on_devices({"a": [0, 0, 1, 1], "b": [n % 4 for n in range(40)]}),
-    "groups of ranks": lambda: plots.rank_groups((2, 2, 2), hosts=HOSTS),
-    "rows": lambda: plots.rows_on_ranks((3, 3, 3, 2), 5, 2, (2, 2)),
     "traffic": lambda: plots.traffic_matrix(RING, RING + Traffic.of(4, [(0, 1, 7)])),
     "traffic, 40": lambda: plots.traffic_matrix(dense(40)),
 }
@@ -240,7 +233,6 @@ def test_matplotlib_waits_for_the_first_figure():
         (lambda: plots.curves({"a": {0: 1}}, xlabel="n", ylabel="s"), "above 0"),
         (lambda: plots.corner(*(cut((4, 5), S0, S1) for _ in "XAY")), "m x k by k x n"),
         (lambda: plots.tile_step(13, 11, 9, 4, (0, 3, 0)), "begins beyond 13 x 11 x 9"),
-        (lambda: plots.rank_groups((2, 2), ("dp",)), "got 1 names"),
         (lambda: plots.losses({}), "0 runs"),
         (lambda: plots.sliders(print, {"m": 4}, m=[1, 2]), "start at one of them"),
         (lambda: plots.sliders(print, m=[]), "1 value or more each"),

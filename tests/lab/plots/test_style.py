@@ -5,8 +5,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from tiledask.lab.plots.gantt import KINDS
 from tiledask.lab.plots.style import _NAMES, PALE, PALETTE, colour_named, ink_on
+from tiledask.lab.plots.timelines import KINDS
 
 OWN = " ".join(_NAMES.values()).split()
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from tiledask.lab.dashboard.recorder import ReportedRun, Task
 from tiledask.lab.dashboard.views import IDLE, View, facts_of, gaps, lane_of, over_time
-from tiledask.lab.plots.gantt import KINDS, boxes_of
 from tiledask.lab.plots.primitives import Box
+from tiledask.lab.plots.timelines import KINDS, boxes_of
 from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.pipelines.timeline import TRANSFER, Span, Timeline
 from tiledask.plan.units import format_seconds

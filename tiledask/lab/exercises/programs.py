@@ -1,7 +1,7 @@
 """Programs of ranks: rows that a convolution borrows, a skip connection."""
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,12 @@ def _loans(answer: Any) -> Loans | None:
     return loans if all(map(is_whole, sum(loans.values(), ()))) else None
 
 
-def _borrowed(loans: Loans | None, rows: Sequence[int], *window: Any, **more: Any) -> Figure:
-    return plots.rows_on_ranks(rows, *window, **more, borrowed=loans or {}, title="Your loans")
+def _borrowed(loans: Loans | None, rows: Sequence[int], *_: Any, **_more: Any) -> Figure:
+    lanes = {}
+    for rank, ends in enumerate(pairwise((0, *accumulate(rows)))):
+        borrowed = [("borrowed", row, row + 1) for row in (loans or {}).get(rank, ())]
+        lanes[f"rank {rank}"] = [("own", *ends), *borrowed]
+    return plots.slots(lanes, xlabel="row of the image", title="Your loans")
 
 
 @exercise("borrowed-rows", _loans, _borrowed)

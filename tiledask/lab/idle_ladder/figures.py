@@ -5,8 +5,8 @@ from typing import Any
 from tiledask.lab.judging import Result
 from tiledask.lab.judging.figure import titled, titled_canvas
 from tiledask.lab.plots import primitives as draw
-from tiledask.lab.plots.gantt import KINDS, gantt
 from tiledask.lab.plots.style import PALE, lighter, styled
+from tiledask.lab.plots.timelines import KINDS, gantt
 
 __all__ = ["draw_level"]
 

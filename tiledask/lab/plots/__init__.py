@@ -1,48 +1,40 @@
 """Figures of timelines, memory, traffic, owners, layers, idle time, products, plans, tiles.
 
 Each function takes plain values and returns a matplotlib Figure that belongs to no window: save
-it, or let a notebook show it. matplotlib is loaded by the first figure, not by this import. What
-one notebook draws once is plain matplotlib in its cell, on a `canvas`, under the same `look`.
+it, or let a notebook show it. A figure is imported when it is first used, and matplotlib when it is
+first drawn. What one notebook draws once is plain matplotlib in its cell, on a `canvas`.
 
 style, picture  the look that all share, and the Figure that draws itself
 primitives      what figures are made of: boxes in lanes and in planes, notes, legends
-gantt           who did what when; idle time, memory over time, tasks in slots
+timelines       who did what when; memory over time, tasks in slots
 plans           bytes by tensor class, the time of a step, the map of a search
-curves          curves over sizes; losses of trainings
+lines           curves over sizes; losses of trainings
 arrays          formulas over ranks, owners of blocks, a step of the loop over tiles
-ranks           layers on devices, groups of ranks, rows of an image, bytes between ranks
-sliders         a figure that is drawn again as the reader moves sliders
+ranks           layers on devices, bytes between ranks
+slider          a figure that is drawn again as the reader moves sliders
 """
 
-from tiledask.lab.plots.arrays import corner, owners, placements, tile_step
-from tiledask.lab.plots.curves import curves, losses
-from tiledask.lab.plots.gantt import gantt, idle_blocks, memory_timeline, slots
-from tiledask.lab.plots.plans import feasibility, memory_bars, short_layout, step_breakdown
-from tiledask.lab.plots.ranks import layers_on_devices, rank_groups, rows_on_ranks, traffic_matrix
-from tiledask.lab.plots.sliders import sliders
-from tiledask.lab.plots.style import BLUE, RED, canvas
+from importlib import import_module
+from typing import Any
 
-__all__ = [
-    "BLUE",
-    "RED",
-    "canvas",
-    "corner",
-    "curves",
-    "feasibility",
-    "gantt",
-    "idle_blocks",
-    "layers_on_devices",
-    "losses",
-    "memory_bars",
-    "memory_timeline",
-    "owners",
-    "placements",
-    "rank_groups",
-    "rows_on_ranks",
-    "short_layout",
-    "sliders",
-    "slots",
-    "step_breakdown",
-    "tile_step",
-    "traffic_matrix",
-]
+_NAMES = {
+    "arrays": "corner owners placements tile_step",
+    "lines": "curves losses",
+    "plans": "feasibility memory_bars short_layout step_breakdown",
+    "ranks": "layers_on_devices traffic_matrix",
+    "slider": "sliders",
+    "style": "BLUE RED canvas",
+    "timelines": "gantt memory_timeline slots",
+}
+_HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"td.plots has no {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

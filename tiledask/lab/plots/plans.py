@@ -18,7 +18,6 @@ from tiledask.lab.plots.style import (
     BLUE,
     GREEN,
     GREY,
-    INK,
     ORANGE,
     PALE,
     PALETTE,
@@ -29,7 +28,6 @@ from tiledask.lab.plots.style import (
     lighter,
     styled,
 )
-from tiledask.plan.choosing.search import Plans
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.timing.step import StepEstimate
@@ -196,22 +194,20 @@ _BAR = 0.58
 def step_breakdown(
     steps: StepEstimate | Mapping[str, StepEstimate],
     *,
-    shares: bool | None = None,
     per: int | None = None,
     title: str = "Where the time of a step goes",
 ) -> Figure:
     """A figure with a bar per step: time and share of each part where there is room, and at the
-    end the step's time and MFU. ``shares``: all bars are equally long, their parts are shares
-    (default: if the longest step takes more than six times the shortest). ``per``: seconds are
-    times the step's devices over so many, so that bars of more devices can be compared."""
+    end the step's time and MFU. If the longest step takes more than six times the shortest, all
+    bars are equally long, and their parts are shares. ``per``: seconds are times the step's devices
+    over so many, so that bars of more devices can be compared."""
     if isinstance(steps, StepEstimate):
         steps = {f"{steps.model.name}, {short_layout(steps.layout)}": steps}
     if not steps:
         raise ConfigError("step_breakdown draws 1 step or more, got 0; pass {'name': plan.step}")
     times = [step.layout.devices / per if per else 1.0 for step in steps.values()]
     totals = [n * step.total for n, step in zip(times, steps.values(), strict=True)]
-    if shares is None:
-        shares = max(totals) > _SPREAD * min(totals)
+    shares = max(totals) > _SPREAD * min(totals)
     boxes = []
     for row, step in enumerate(steps.values()):
         left = 0.0
@@ -255,46 +251,37 @@ def _words(part: str, seconds: float, share: float, per: int | None) -> tuple[st
 
 # -- the map of a search -------------------------------------------------------------------------
 
-_BEST: draw.Look = {"edgecolor": INK, "linewidth": 2.2, "zorder": 3}
-
 
 @styled
-def feasibility(plans: Plans) -> Figure:
-    """A figure with a cell for every tp and pp: the time of a step and the bytes of the best plan
-    that has them, or how many bytes it is too large by; empty where no layout splits evenly. The
-    best of all has a frame."""
+def feasibility(plans: Any) -> Figure:
+    """A figure of what ``search`` found, with a cell for every tp and pp: the time of a step and
+    the bytes of the best plan that has them, or how many bytes it is too large by; empty where no
+    layout splits evenly. The best of all has a star."""
     # the best plan of each pair that has one: plans lie in their order
     firsts = plans.to_frame(None)[["tp", "pp"]].drop_duplicates()
     best = {(tp, pp): plans[at] for at, tp, pp in firsts.itertuples(name=None)}
     columns, rows = (sorted({pair[at] for pair in best}) or [1] for at in (0, 1))
     kinds: dict[str, tuple[str, Any]] = {
-        "fits": ("fits: time of a step (darker: faster)", BLUE),
+        "fits": ("fits: time of a step", lighter(BLUE, 0.4)),
         "tight": ("tight: fits or not, by the overhead of a run", lighter(ORANGE, 0.45)),
         "no": (f"too large: bytes over {round_bytes(plans.cluster.device.memory_bytes)}", PALE),
     }
     boxes = []
     for (tp, pp), plan in best.items():
-        _, colour = kinds[plan.verdict]
-        first = format_seconds(plan.seconds)
-        if plan.verdict == "fits":  # at twice the time it is as pale as it gets
-            colour = lighter(colour, min(0.85, 1.7 * (1 - plans[0].seconds / plan.seconds)))
-        elif plan.verdict == "no":
-            first = f"+{round_bytes(plan.shortfall)}"
-        look = _BEST if plan.layout == plans[0].layout else {}
-        first = f"★ {first}" if look else first
+        too_large = plan.verdict == "no"
+        first = f"+{round_bytes(plan.shortfall)}" if too_large else format_seconds(plan.seconds)
+        first = f"★ {first}" if plan.layout == plans[0].layout else first
         words, at = (f"{first}\n{round_bytes(plan.peak)}", first), columns.index(tp)
         span = rows.index(pp), at - 0.48, at + 0.48
-        boxes.append(draw.span(*span, colour, words, plan.verdict, look=look))
-    seen = {plan.verdict for plan in best.values()}
-    entries = [draw.patch_entry(*look) for verdict, look in kinds.items() if verdict in seen]
-    named = "no layout splits a step evenly"
+        boxes.append(draw.span(*span, kinds[plan.verdict][1], words, plan.verdict))
+    seen, named = {plan.verdict for plan in best.values()}, "no layout splits a step evenly"
     if best:
         verb = "the nearest" if seen == {"no"} else "the best"
-        named = f"{verb}: {round_bytes(plans[0].peak)}, {short_layout(plans[0].layout)}"
+        named = f"★ {verb}: {round_bytes(plans[0].peak)}, {short_layout(plans[0].layout)}"
     figure, (axes,) = draw.lane_figure(
         "\n".join(fill(line, 84) for line in (f"{plans.model.name} on {plans.cluster}", named)),
         [("", [f"{row}" for row in rows], boxes)],
-        [*entries, draw.patch_entry("★ the best of all", "none", **_BEST)],
+        [draw.patch_entry(*kinds[verdict]) for verdict in kinds if verdict in seen],
         xlabel="tensor parallelism (tp)",
         across=(-0.5, len(columns) - 0.5),
         pitch=max(0.45, 1.0 / len(rows)),

@@ -20,36 +20,6 @@ from tiledask.lab.plots.style import INK, RED, canvas, ink_on
 Axes: TypeAlias = Any
 Figure: TypeAlias = Any
 
-__all__ = [
-    "DASHED",
-    "HEIGHT",
-    "Axes",
-    "Box",
-    "Figure",
-    "Look",
-    "Place",
-    "box",
-    "boxes",
-    "fitting_text",
-    "lane_figure",
-    "lanes",
-    "legend",
-    "line_entry",
-    "mark_box",
-    "mark_excess",
-    "note",
-    "patch_entry",
-    "plane",
-    "points_per_unit",
-    "span",
-    "stack",
-    "stacked_axes",
-    "text_in",
-    "ticks_as",
-    "worded",
-    "write",
-]
-
 Place: TypeAlias = tuple[float, float, float, float]
 """x, y, width, height in data."""
 HEIGHT = 0.72
@@ -174,43 +144,19 @@ def boxes(axes: Axes, every: Iterable[Box]) -> None:
         axes.add_collection(drawn, autolim=False)
 
 
-def box(axes: Axes, at: Place, colour: Any, **look: Any) -> Any:
-    """A single rectangle with a white edge; ``colour`` "none": the edge alone."""
-    from matplotlib.patches import Rectangle
-
-    look = {"edgecolor": "white", "linewidth": 0.8, "facecolor": colour} | look
-    return axes.add_patch(Rectangle(at[:2], *at[2:], **look))
-
-
-def stack(
-    axes: Axes,
-    row: float,
-    parts: Iterable[tuple[str, float, Any]],
-    height: float = HEIGHT,
-    **look: Any,
-) -> list[Place]:
-    """A bar of (name, length, colour), one behind the other; where they are."""
-    left, made = 0.0, list[Place]()
-    look = {"edgecolor": "white", "linewidth": 0.6} | look
-    for name, length, colour in parts:
-        axes.barh(row, length, height, left, color=colour, gid=name, **look)
-        made.append((left, row - height / 2, length, height))
-        left += length
-    return made
-
-
 def mark_box(axes: Axes, at: Place, words: str) -> None:
     """Draw a red frame around what is wrong in the box ``at``."""
-    box(axes, at, "none", edgecolor=RED, linewidth=2, zorder=6, gid=f"wrong {words}")
+    from matplotlib.patches import Rectangle
+
+    look: Look = {"facecolor": "none", "edgecolor": RED, "linewidth": 2, "zorder": 6}
+    axes.add_patch(Rectangle(at[:2], *at[2:], gid=f"wrong {words}", **look))
 
 
-def mark_excess(
-    axes: Axes, row: float, limit: float, reached: float, height: float = HEIGHT, **look: Any
-) -> None:
+def mark_excess(axes: Axes, row: float, limit: float, reached: float, **look: Any) -> None:
     """Hatch in red what the bar of a row has above its limit; nothing if it keeps to it."""
     if reached > limit * (1 + 1e-9):
         look = {"hatch": "xxxx", "edgecolor": RED, "gid": "wrong excess", "zorder": 4} | look
-        axes.barh(row, reached - limit, height, limit, color="none", **look)
+        axes.barh(row, reached - limit, HEIGHT, limit, color="none", **look)
 
 
 # -- words ---------------------------------------------------------------------------------------
@@ -240,30 +186,20 @@ def text_in(axes: Axes, at: Place, words: str, colour: Any, size: float = 7.5, *
     axes.text(x + width / 2, y + height / 2, words, **look)
 
 
-def fitting_text(
-    axes: Axes, at: Place, words: str, colour: Any, size: float = 7.5, **look: Any
-) -> bool:
-    """Write ``words`` as `text_in` if they fit into the box; whether they do.
+def write(axes: Axes, every: Iterable[Box], size: float = 7.5) -> None:
+    """Into each box the first of its words that fit, none if none do.
 
     Call it after ``figure.lay_out()``, which fixes what the data's units measure.
     """
     across, down = points_per_unit(axes)
-    # an average DejaVu Sans character is 0.64 em wide; the rest is a margin
-    wide = size * (0.64 * max(map(len, words.splitlines()), default=0) + 0.3)
-    tall = size * 1.25 * len(words.splitlines())
-    fits = bool(words) and wide <= abs(at[2]) * across and tall <= abs(at[3]) * down
-    if fits:
-        middle = "center" if "\n" in words else "center_baseline"
-        look = {"va": middle, "clip_on": True, "gid": "in-box"} | look
-        text_in(axes, at, words, colour, size, **look)
-    return fits
-
-
-def write(axes: Axes, every: Iterable[Box], size: float = 7.5, **look: Any) -> None:
-    """Into each box the first of its words that fit, none if none do."""
     for at, colour, words, *_ in every:
-        for each in (words,) if isinstance(words, str) else words:
-            if fitting_text(axes, at, each, colour, size, **look):
+        for each in filter(None, (words,) if isinstance(words, str) else words):
+            lines = each.splitlines()
+            # an average DejaVu Sans character is 0.64 em wide; the rest is a margin
+            wide, tall = size * (0.64 * max(map(len, lines)) + 0.3), size * 1.25 * len(lines)
+            if wide <= abs(at[2]) * across and tall <= abs(at[3]) * down:
+                va = "center" if len(lines) > 1 else "center_baseline"
+                text_in(axes, at, each, colour, size, va=va, clip_on=True, gid="in-box")
                 break
 
 
@@ -300,13 +236,12 @@ def line_entry(label: str, colour: Any = INK, **look: Any) -> Any:
     return Line2D([], [], label=label, **{"color": colour} | look)
 
 
-def legend(figure: Figure, entries: Sequence[Any], columns: int = 0) -> Any:
-    """A legend below everything, for which the figure becomes higher; in so many ``columns``, or
-    as many as fit."""
+def legend(figure: Figure, entries: Sequence[Any]) -> None:
+    """A legend below everything, for which the figure becomes higher."""
     if not entries:
-        return None
+        return
     # inches: of a character of 9 points, and of a mark and the space around it
     wide = 0.075 * max(len(entry.get_label()) for entry in entries) + 0.55
-    columns = min(columns or max(1, int((figure.get_figwidth() - 0.1) / wide)), len(entries))
+    columns = min(max(1, int((figure.get_figwidth() - 0.1) / wide)), len(entries))
     figure.set_figheight(figure.get_figheight() + 0.1 + 0.2 * -(-len(entries) // columns))
-    return figure.legend(handles=entries, loc="outside lower left", ncols=columns)
+    figure.legend(handles=entries, loc="outside lower left", ncols=columns)

@@ -1,32 +1,18 @@
-"""Where ranks, layers and rows are, and what ranks send: groups, layers on devices, bytes."""
+"""Where layers are, and what ranks send: layers on devices, bytes from rank to rank."""
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
-from math import prod
-from typing import Any
+from itertools import pairwise
 
 import numpy as np
 
 from tiledask.errors import ConfigError
 from tiledask.lab.plots import primitives as draw
-from tiledask.lab.plots.primitives import Box, Figure
-from tiledask.lab.plots.style import (
-    BLUE,
-    GREY,
-    INK,
-    PALE,
-    RED,
-    WIDTH,
-    canvas,
-    colour_of_rank,
-    lighter,
-    styled,
-)
-from tiledask.plan.collectives.rows import split_rows
+from tiledask.lab.plots.primitives import Figure
+from tiledask.lab.plots.style import GREY, RED, WIDTH, canvas, colour_of_rank, styled
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.units import format_bytes
 
-__all__ = ["layers_on_devices", "rank_groups", "rows_on_ranks", "traffic_matrix"]
+__all__ = ["layers_on_devices", "traffic_matrix"]
 
 # -- layers --------------------------------------------------------------------------------------
 
@@ -73,130 +59,6 @@ def layers_on_devices(
     ticks = range(0, longest, 1 + longest // 30)
     every[-1].set_xticks(ticks, [f"{at + first}" for at in ticks])
     return draw.worded(figure, zip(every, (boxes for *_, boxes in panels), strict=True))
-
-
-# -- ranks ---------------------------------------------------------------------------------------
-
-
-@styled
-def rank_groups(
-    shape: Sequence[int],
-    names: Sequence[str] = ("dp", "tp", "pp"),
-    hosts: Sequence[str] | Mapping[str, Sequence[str]] = (),
-    *,
-    title: str = "Who talks to whom along each axis",
-) -> Figure:
-    """A figure with a lane for each group of ranks along each axis of more than one rank, a box for
-    each of its ranks: red where a group lies on several hosts. Ranks are in the order of hosts.
-
-    ``hosts``: of each rank, as ``mesh.hosts`` says; none: all on one; or several of these by what
-    they are called, one above the other.
-
-    >>> len(rank_groups((2, 2, 1), hosts="AABB").axes)
-    1
-    """
-    ranks = prod(shape)
-    placed = hosts if isinstance(hosts, Mapping) else {"": hosts}
-    if len(names) != len(shape) or any(len(on) not in (0, ranks) for on in placed.values()):
-        raise ConfigError(
-            f"rank_groups takes a name for each of {len(shape)} axes and a host for each of "
-            f"{ranks} ranks, or none; got {len(names)} names and hosts {dict(placed)}"
-        )
-    mesh, panels = np.arange(ranks).reshape(shape), []
-    for name, given in placed.items():
-        on = [*given] or [""] * ranks
-        order = sorted(range(ranks), key=[*map([*dict.fromkeys(on)].index, on)].__getitem__)
-        lanes, boxes = ["host"] if given else [], []
-        for host in dict.fromkeys(given):
-            begin = [given[rank] for rank in order].index(host) - 0.45
-            end = begin + list(given).count(host) - 0.1
-            boxes.append(draw.span(0, begin, end, PALE, host, "host"))
-        for axis, word in enumerate(names):
-            groups = np.moveaxis(mesh, axis, -1).reshape(-1, shape[axis]).tolist()
-            for group in (
-                sorted(groups, key=lambda group: order.index(group[0])) if shape[axis] > 1 else ()
-            ):
-                far = len({on[rank] for rank in group}) > 1
-                colour, gid = (RED, "across") if far else (BLUE, "within")
-                for at in sorted(map(order.index, group)):
-                    box = draw.span(
-                        len(lanes), at - 0.45, at + 0.45, colour, f"rank {order[at]}", gid
-                    )
-                    boxes.append(box)
-                lanes.append(word)
-        panels.append((name, lanes, boxes))
-    entries = [draw.patch_entry("a group on one host", BLUE)]
-    if any(len({*on}) > 1 for on in placed.values()):
-        entries.append(draw.patch_entry("a group on several hosts", RED))
-    across = -0.6, ranks - 0.4
-    figure, every = draw.lane_figure(title, panels, entries, xlabel="", across=across, pitch=0.26)
-    for axes in every:
-        axes.set_xticks([])
-        axes.spines["bottom"].set_visible(False)
-    return draw.worded(figure, zip(every, (boxes for *_, boxes in panels), strict=True), 8)
-
-
-# -- rows of an image ----------------------------------------------------------------------------
-
-
-@styled
-def rows_on_ranks(
-    rows: Sequence[int],
-    size: int,
-    stride: int = 1,
-    padding: tuple[int, int] = (0, 0),
-    *,
-    borrowed: Mapping[int, Sequence[int]] | None = None,
-    title: str = "Who makes what of which rows",
-) -> Figure:
-    """A lane for each rank: its rows, those that it borrows, and its windows in lanes below.
-
-    ``rows``: of the image, by rank. ``size``, ``stride`` and ``padding``: of the windows, in rows.
-    ``borrowed``: rank -> rows of others, default those that its windows read; with none at all
-    of a window only the middle is drawn. It belongs to the rank that has its middle row.
-
-    >>> len(rows_on_ranks((3, 3, 2), 3, padding=(1, 1)).axes)
-    1
-    """
-    cut, ends = split_rows(rows, size, stride, padding), (0, *accumulate(rows))
-    owner = {row: r for r, (a, b) in enumerate(pairwise(ends)) for row in range(a, b)}
-    lanes, boxes, begin = list[str](), list[Box](), -padding[0]
-    colour: Any
-    for rank, slab in enumerate(cut.slabs):
-        read = range(slab.start - slab.above, slab.stop + slab.below)
-        mine = {*range(ends[rank], ends[rank + 1]), *(borrowed or {}).get(rank, ())}
-        for row in sorted(mine | {row for row in read if row not in owner or borrowed is None}):
-            holder, colour, look = owner.get(row), PALE, {"edgecolor": GREY}
-            if holder is not None:
-                own = holder == rank
-                colour = colour_of_rank(holder, 0.1 if own else 0.7)
-                look = {} if own else {"hatch": "///"}
-            words = "zero" if holder is None else str(row)
-            boxes.append(draw.span(len(lanes), row, row + 1, colour, words, look=look))
-        lanes.append(f"rank {rank}: {cut.out[rank]} out")
-        for _ in range(cut.out[rank]):
-            middle, end = begin + (cut.reach - 1) // 2, begin + cut.reach
-            if borrowed != {}:
-                window = draw.span(
-                    len(lanes), begin + 0.1, end - 0.1, GREY, gid="window", height=0.2
-                )
-                boxes.append(window)
-            boxes.append(draw.span(len(lanes), middle + 0.3, middle + 0.7, INK, height=0.4))
-            lanes.append("")
-            begin += stride
-    entries = [
-        draw.patch_entry("its own row", lighter(GREY, 0.1)),
-        draw.patch_entry("borrowed, in its owner's colour", lighter(GREY, 0.7), hatch="///"),
-        draw.patch_entry("padding", PALE, edgecolor=GREY),
-        draw.line_entry(f"a window of {size} rows, stride {stride}, and its middle", linewidth=2),
-    ]
-    across = -padding[0] - 0.2, ends[-1] + padding[1] + 0.2
-    xlabel = "number in a box: the row"
-    figure, (axes,) = draw.lane_figure(
-        title, [("", lanes, boxes)], entries, xlabel=xlabel, across=across, pitch=0.22
-    )
-    axes.set_xticks([])
-    return draw.worded(figure, [(axes, boxes)], 8)
 
 
 # -- bytes ---------------------------------------------------------------------------------------

@@ -12,9 +12,9 @@ from typing import Any
 from tiledask.errors import ConfigError, PartitionError, RuleError, ScheduleError
 from tiledask.lab.judging.figure import titled_canvas
 from tiledask.lab.plots import primitives as draw
-from tiledask.lab.plots.gantt import gantt
 from tiledask.lab.plots.primitives import Axes, Figure
 from tiledask.lab.plots.style import INK, PALE, RED, colour_of_rank, styled
+from tiledask.lab.plots.timelines import gantt
 from tiledask.lab.puzzles.choices import CHOICE, chunks_of, first_choice, run_choice
 from tiledask.lab.puzzles.compositions import read_unlimited
 from tiledask.lab.puzzles.kind import Inputs, Targets

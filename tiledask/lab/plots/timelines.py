@@ -1,14 +1,14 @@
-"""Who did what when: actions, simulated above measured on one time axis; idle time pushed
-together, memory over time, tasks in slots.
+"""Who did what when: actions, simulated above measured on one time axis; memory over time, tasks in
+slots.
 
-F0 .. .. .. .. B0        .. .. .. .. F0 B0
-.. F0 .. .. B0 ..   ->   .. .. .. .. F0 B0      idle_blocks: the triangles of a pipeline that fills
-.. .. F0 B0 .. ..        .. .. .. .. F0 B0      and drains become one block
+device 1   F0 .. .. .. .. B0
+device 2   .. F0 .. .. B0 ..
+device 3   .. .. F0 B0 .. ..
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -32,19 +32,7 @@ from tiledask.plan.pipelines.footprint import Footprint
 from tiledask.plan.pipelines.timeline import COMPUTE, TRANSFER, Timeline
 from tiledask.plan.units import format_bytes, format_seconds
 
-__all__ = [
-    "IDLE",
-    "KINDS",
-    "IdleLook",
-    "boxes_of",
-    "chunks_of",
-    "colour_of",
-    "gantt",
-    "idle_blocks",
-    "kinds_shown",
-    "memory_timeline",
-    "slots",
-]
+__all__ = ["IDLE", "KINDS", "boxes_of", "chunks_of", "gantt", "memory_timeline", "slots"]
 
 KINDS = {
     "F": ("forward", colour_named("forward")),
@@ -57,30 +45,19 @@ KINDS = {
 """Kind of action -> its name in a legend, its colour."""
 
 
-class IdleLook(NamedTuple):
-    """How idle time of one cause looks."""
-
-    colour: str
-    """#rrggbb, behind the hatch."""
-    hatch_colour: str
-    hatch: str
-    """One sign of matplotlib's; Bokeh has the same ones."""
-
-    @property
-    def face(self) -> dict[str, Any]:
-        """Of a patch of idle time, as matplotlib names it."""
-        return {"edgecolor": self.hatch_colour, "hatch": 5 * self.hatch, "linewidth": 0}
+def _hatched(colour: str, hatch_colour: str, hatch: str) -> tuple[str, draw.Look]:
+    return colour, {"edgecolor": hatch_colour, "hatch": 5 * hatch, "linewidth": 0}
 
 
 IDLE = {
-    "warm-up": IdleLook(PALE, "#A8A8A8", "/"),
-    "dependency": IdleLook(PALE, "#A8A8A8", "."),
-    "imbalance": IdleLook("#F9DFCC", RED, "x"),
-    "transfer": IdleLook("#DDF0FB", SKY, "-"),
-    "overhead": IdleLook("#F5E4ED", PINK, "+"),
-    "draining": IdleLook(PALE, "#A8A8A8", "\\"),
+    "warm-up": _hatched(PALE, "#A8A8A8", "/"),
+    "dependency": _hatched(PALE, "#A8A8A8", "."),
+    "imbalance": _hatched("#F9DFCC", RED, "x"),
+    "transfer": _hatched("#DDF0FB", SKY, "-"),
+    "overhead": _hatched("#F5E4ED", PINK, "+"),
+    "draining": _hatched(PALE, "#A8A8A8", "\\"),
 }
-"""Cause -> its look: grey where the order of actions is the cause, else a colour of its own."""
+"""Cause -> its colour and hatch: grey where the order of actions is the cause, else its own."""
 _OF_STAGES = ("warm-up", "dependency", "imbalance", "draining")
 
 
@@ -213,7 +190,7 @@ def boxes_of(timeline: Timeline, causes: bool = True) -> list[Box]:
     made, transfers = list[Box](), list[Box]()
     for device, code, start, end in _rows(timeline.idle_time, "device", "code", "start", "end"):
         cause = list(CAUSES)[code]
-        colour, look = IDLE[cause].colour, IDLE[cause].face
+        colour, look = IDLE[cause]
         if not causes and cause in _OF_STAGES:  # an edge, so that no seam is seen between two
             cause, colour, look = "idle", PALE, {"edgecolor": PALE, "linewidth": 0.3}
         made.append(draw.span(device, start, end, colour, gid=cause, look=look))
@@ -228,7 +205,7 @@ def boxes_of(timeline: Timeline, causes: bool = True) -> list[Box]:
             continue
         chunk, look = chunks[d, stage], {"linewidth": 0.3}
         words, gid = f"{number}", f"{kind}{chunk}"
-        made.append(draw.span(d, start, end, colour_of(kind, chunk), words, gid, look=look))
+        made.append(draw.span(d, start, end, _colour_of(kind, chunk), words, gid, look=look))
         if d == last[0] and start < (last[1] + last[2]) / 2:
             for n in (-2, -1):
                 x, _, wide, _ = made[n].at
@@ -251,33 +228,27 @@ def chunks_of(timeline: Timeline) -> dict[tuple[int, int], int]:
     return chunks
 
 
-def colour_of(kind: str, chunk: int) -> tuple[float, float, float]:
+def _colour_of(kind: str, chunk: int) -> tuple[float, float, float]:
     """The colour of an action: by its kind, and paler for a later stage of its device."""
     return lighter(KINDS[kind][1], min(0.7, 0.4 * chunk))
 
 
-def kinds_shown(*timelines: Timeline) -> list[tuple[str, Any]]:
-    """What a legend says of the actions of ``timelines``: (words, their colour). Actions that take
-    no time are not seen, and not named."""
-    seen = {kind for t in timelines for kind in t.kind[t.end > t.start].tolist()}
-    kinds = [kind for kind in COMPUTE if kind in seen]
-    shown: list[tuple[str, Any]] = [KINDS[kind] for kind in kinds]
-    if kinds and any(c for timeline in timelines for c in chunks_of(timeline).values()):
-        shown.append(("paler: a later stage of the device", colour_of(kinds[0], 1)))
-    return shown
-
-
 def _legend_of(timelines: Sequence[Timeline], seen: set[str]) -> list[Any]:
-    """What a legend says of actions, transfers, and those causes of idle time that are seen."""
-    entries: list[Any] = [draw.patch_entry(*shown) for shown in kinds_shown(*timelines)]
-    if TRANSFER in seen or any((timeline.kind == TRANSFER).any() for timeline in timelines):
+    """What a legend says of actions, transfers, and those causes of idle time that are seen.
+    Actions that take no time are not seen, and not named."""
+    made = {kind for t in timelines for kind in t.kind[t.end > t.start].tolist()}
+    kinds = [kind for kind in COMPUTE if kind in made]
+    entries = [draw.patch_entry(*KINDS[kind]) for kind in kinds]
+    if kinds and any(c for timeline in timelines for c in chunks_of(timeline).values()):
+        words = "paler: a later stage of the device"
+        entries.append(draw.patch_entry(words, _colour_of(kinds[0], 1)))
+    if any((timeline.kind == TRANSFER).any() for timeline in timelines):
         entries.append(draw.line_entry("transfer to the device", linewidth=2))
     if "idle" in seen:
         entries.append(draw.patch_entry("idle", PALE, linewidth=0))
-    for cause, words in CAUSES.items():
-        if cause in seen:
-            look = IDLE[cause]
-            entries.append(draw.patch_entry(f"idle: {words}", look.colour, **look.face))
+    for cause in filter(seen.__contains__, CAUSES):
+        colour, look = IDLE[cause]
+        entries.append(draw.patch_entry(f"idle: {CAUSES[cause]}", colour, **look))
     return entries
 
 
@@ -306,40 +277,6 @@ def _numbers(axes: Axes, boxes: list[Box]) -> bool:
     return bool(axes.texts)
 
 
-# -- idle time -----------------------------------------------------------------------------------
-
-
-@styled
-def idle_blocks(
-    timeline: Timeline,
-    *,
-    title: str = "Idle time, where it lies and pushed together",
-    lanes: Sequence[str] | None = None,
-) -> Figure:
-    """A figure of two panels, a row per device. Above, when it computes and when it idles; below,
-    the same pieces with all idle time first, so that the rows' idle time forms a block. ``lanes``
-    name the rows; default: device 1, device 2, ..."""
-    if not timeline.makespan:
-        raise ConfigError("idle_blocks draws 1 device or more that did something, got none")
-    boxes = [box for box in boxes_of(timeline) if box.gid != TRANSFER]
-    when = [box if box.words else box._replace(words=format_seconds(box.at[2])) for box in boxes]
-    pushed, ends = [], dict[float, float]()
-    for box, worded in sorted(zip(boxes, when, strict=True), key=lambda pair: bool(pair[0].words)):
-        _, y, wide, high = box.at
-        pushed.append(worded._replace(at=(ends.get(y, 0.0), y, wide, high)))
-        ends[y] = ends.get(y, 0.0) + wide
-    whole, names = timeline.idle_per_device, lanes or _device_names(timeline)
-    each = f"{format_seconds(whole[0])} on each{'' if lanes else ' device'}, "
-    alike = each if np.allclose(whole, whole[0]) else ""
-    panels = [
-        (f"when: {100 * timeline.bubble_fraction:.1f} % of device-time idle", names, when),
-        (f"how long: {alike}{format_seconds(sum(whole))} together", names, pushed),
-    ]
-    entries, across = _legend_of([timeline], {box.gid for box in boxes}), (0.0, timeline.makespan)
-    figure, every = draw.lane_figure(title, panels, entries, xlabel="time", across=across)
-    return draw.worded(figure, zip(every, (when, pushed), strict=True))
-
-
 # -- tasks ---------------------------------------------------------------------------------------
 
 Lanes = Mapping[str, Sequence[tuple[str, float, float]]]
@@ -352,11 +289,11 @@ def slots(
     tasks: Lanes | Mapping[str, Lanes],
     *,
     title: str = "Which task is where",
-    xlabel: str | None = "time (s)",
+    xlabel: str = "time (s)",
 ) -> Figure:
     """A figure with a lane for each slot, a box for each of its tasks, in the colour of its name,
     and a red line with its name for each moment. A slot that has no task is idle: grey, as on the
-    dashboard. ``xlabel=None``: times say the order alone, and the axis has no numbers.
+    dashboard. Without ``xlabel`` times say the order alone, and the axis has no numbers.
     ``{title: lanes}`` draws a panel for each, one above the other.
 
     >>> len(slots({"slot 0": [("nap", 0, 0.2), ("nap", 0.2, 0.4)], "slot 1": []}).axes)
@@ -373,7 +310,7 @@ def slots(
     end = max(end for *_, end in stays)
     drawn = []
     for lanes in panels.values():
-        named = enumerate(lanes) if xlabel is not None else ()
+        named = enumerate(lanes) if xlabel else ()
         boxes = [draw.span(n, 0, end, PALE, gid="idle") for n, k in named if k.startswith("slot")]
         boxes += [
             draw.span(row, a, b, colour_named(name), name, name)
@@ -382,11 +319,10 @@ def slots(
             if b > a
         ]
         drawn.append(boxes)
-    below = xlabel or "order of steps, not to scale"
     rows = [(name, [*panels[name]], boxes) for name, boxes in zip(panels, drawn, strict=True)]
-    figure, every = draw.lane_figure(title, rows, xlabel=below, across=(0, 1.02 * end))
+    figure, every = draw.lane_figure(title, rows, xlabel=xlabel, across=(0, 1.02 * end))
     for axes, lanes in zip(every, panels.values(), strict=True):
-        if xlabel is None:
+        if not xlabel:
             axes.set_xticks([])
         for row, each in enumerate(lanes.values()):
             for name, begin, _ in (stay for stay in each if stay[1] == stay[2]):

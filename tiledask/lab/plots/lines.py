@@ -1,8 +1,7 @@
 """Curves of what was computed or measured at several sizes or steps, and losses of trainings."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import cycle
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from tiledask.errors import ConfigError
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.primitives import Figure
-from tiledask.lab.plots.style import GREY, PALETTE, RED, YELLOW, canvas, styled
+from tiledask.lab.plots.style import PALETTE, RED, canvas, styled
 from tiledask.plan.units import format_bytes, format_seconds
 
 __all__ = ["curves", "losses"]
@@ -110,22 +109,12 @@ _DASHES = ("-", (0, (5, 2)), (0, (2, 2)), (0, (6, 2, 1, 2)))
 def losses(
     runs: Mapping[str, Any],
     *,
-    controls: Sequence[Any] = (),
-    dtype: str | None = None,
     title: str = "Loss",
 ) -> Figure:
     """A figure of the losses of ``runs``: name -> a `Trained`, or losses from step 0 on.
 
     Below are the differences of all others from the first, relative to the larger loss; where two
     are equal to the bit there is nothing to draw.
-
-    controls
-        The first run in other roundings (tiledask.lab.precision.controls), drawn as one band of all
-        of them: from the lowest loss to the highest, and below up to the one that is farthest away.
-        A run in the band did no more than round-off does.
-    dtype
-        In which activations were added up over the ranks: then the difference that round-off
-        makes (tiledask.lab.precision.drift) is shown too.
     """
     lines = {name: np.asarray(getattr(run, "losses", run), float) for name, run in runs.items()}
     if not any(map(len, lines.values())):
@@ -135,7 +124,7 @@ def losses(
         )
     first, *others = lines
     # beside each panel as many lines of its legend as there are
-    panel = max(2.0, 0.6 + _LINE * 2 * (len(others) + (dtype is not None) + bool(len(controls))))
+    panel = max(2.0, 0.6 + _LINE * 2 * len(others))
     heights = [panel, panel] if others else [2.6]
     figure = canvas(0.8 + sum(heights), title)
     axes = draw.stacked_axes(figure, heights, sharex=True)
@@ -148,37 +137,23 @@ def losses(
     axes[0].set_ylabel("loss (nats)")
     axes[-1].set_xlabel("step")
     axes[-1].xaxis.get_major_locator().set_params(integer=True)
-    if len(controls):
-        every = [np.asarray(getattr(run, "losses", run), float) for run in controls]
-        _band(axes, lines[first], np.array(every))
     if others:
         axes[1].set_title(f"difference from {first}, relative; none: equal to the bit")
         _differences(axes[1], lines)
-    if others and dtype is not None:
-        shapes = [getattr(run, "shape", (1,)) for run in runs.values()]
-        depths = [run.model.layers for run in runs.values() if hasattr(run, "model")]
-        steps = max(map(len, lines.values()))
-        _envelope(axes[1], steps, dtype, max(map(prod, shapes)), max(depths, default=1))
     for each in axes:  # beside: lines may be anywhere
         each.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
-
-
-def _apart(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """How far ``a`` is from ``b``, as a share of the larger; nan if that is not finite."""
-    steps = min(a.shape[-1], len(b))
-    a, b = a[..., :steps], b[:steps]
-    larger = np.maximum(np.abs(a), np.abs(b))
-    with np.errstate(invalid="ignore"):
-        apart: np.ndarray = np.abs(a - b) / np.where(larger == 0, 1.0, larger)
-    return apart
 
 
 def _differences(axes: Any, lines: Mapping[str, np.ndarray]) -> None:
     """A mark for each step: between two of them there may be steps with no difference."""
     first, *others = lines.values()
     for n, (name, y) in enumerate(zip([*lines][1:], others, strict=True), 1):
-        off = _apart(first, y)
+        steps = min(len(first), len(y))
+        a, b = first[:steps], y[:steps]
+        larger = np.maximum(np.abs(a), np.abs(b))
+        with np.errstate(invalid="ignore"):
+            off = np.abs(a - b) / np.where(larger == 0, 1.0, larger)
         some, wrong = np.flatnonzero(np.isfinite(off) & (off > 0)), int((~np.isfinite(off)).sum())
         words = f"at most {off.max():.1e}" if off.any() else "equal to the bit"
         words = f"not finite in {wrong} of {len(off)}" if wrong else words
@@ -189,25 +164,3 @@ def _differences(axes: Any, lines: Mapping[str, np.ndarray]) -> None:
         axes.plot(some, off[some], label=f"{name}:\n{words}", markersize=size, **look)
         if len(some):
             axes.set_yscale("log")
-
-
-def _band(axes: Sequence[Any], first: np.ndarray, controls: np.ndarray) -> None:
-    """What the controls do: their losses, and how far they are from the first run."""
-    off, steps = _apart(controls, first), np.arange(controls.shape[1])
-    look: draw.Look = {"color": YELLOW, "alpha": 0.45, "gid": "controls", "zorder": 1}
-    label = f"{len(controls)} controls"
-    axes[0].fill_between(steps, controls.min(0), controls.max(0), label=label, **look)
-    for below in axes[1:]:
-        words = f"{label}, at most\n{off.max():.1e}"
-        # from 0, which a logarithmic axis puts at its lower end: a control may be equal to the bit
-        below.fill_between(steps[: off.shape[1]], 0, off.max(0), label=words, **look)
-
-
-def _envelope(axes: Any, steps: int, dtype: str, ranks: int, layers: int) -> None:
-    """What round-off makes."""
-    from tiledask.lab.precision.drift import SAFETY, likely
-
-    chance = [SAFETY * likely(n + 1, dtype, ranks, layers) for n in range(steps)]
-    words = f"envelope, {SAFETY:g} x random walk\n({ranks} ranks, {layers} layers)"
-    axes.plot(chance, color=GREY, linewidth=1.2, label=words)
-    axes.set_yscale("log")
