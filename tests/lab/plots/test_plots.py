@@ -1,24 +1,28 @@
-"""Figures: every word inside the picture and no word upon another, also of large ones; and what
-all of them share."""
+"""Figures: every word inside the picture and no word upon another, also of large ones; what is
+drawn is what was computed: boxes are as long as actions, bars as bytes."""
 
 import subprocess
 import sys
 from functools import cache
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from oracles.figures import clipped, drawn_texts, overlaps
+from oracles.figures import clipped, drawn_texts, overlaps, places, words
 
 import tiledask as td
 from tiledask.errors import ConfigError
 from tiledask.lab import plots, sweep
+from tiledask.lab.plots.plans import PARTS
+from tiledask.lab.plots.timelines import KINDS, boxes_of, chunks_of
+from tiledask.plan.fitting.overhead import CUDA_CONTEXT
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
+from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.products.placement import Partial, Replicate, Shard, Tiling
 from tiledask.plan.products.traffic import Traffic
+from tiledask.plan.units import format_bytes, format_seconds
 
 GB = 10**9
 R, S0, S1 = Replicate(), Shard(0), Shard(1)
@@ -46,11 +50,6 @@ def held(name: str, devices: int, microbatches: int):
 def dense(ranks: int) -> Traffic:
     every = [(i, j, 123_456_789 * (i + j)) for i in range(ranks) for j in range(ranks)]
     return Traffic.of(ranks, every)
-
-
-def curve(n=30, off=0.0):
-    steps = np.arange(n)
-    return SimpleNamespace(losses=4 * 0.95**steps * (1 + off * np.sin(steps)))
 
 
 @cache
@@ -147,7 +146,6 @@ FIGURES = {
     "memory, 63": lambda: stages("llama-3.1-405b", "1008xH100", pp=63, tp=8, dp=2),
     "memory, ZeRO": lambda: stages("mixtral-8x7b", "32xH100", dp=32, ep=8, zero=3),
     "step": lambda: plots.step_breakdown(steps(EXPERTS)),
-    "step, one": lambda: plots.step_breakdown(plans(*TIGHT)[0].step),
     "step, unlike": lambda: plots.step_breakdown(steps(EXPERTS) | {"slow": plans(*TIGHT)[0].step}),
     "map": lambda: plots.feasibility(plans(*TIGHT)),
     "map, nothing fits": lambda: plots.feasibility(plans(*NONE)),
@@ -160,10 +158,6 @@ FIGURES = {
         xlabel="step",
         ylabel="power of two",
     ),
-    "losses": lambda: plots.losses(
-        {"one device": curve(), "split": curve(off=1e-6), "again": curve()}
-    ),
-    "losses, many": lambda: plots.losses({f"dp={n}, tp=2": curve(off=n * 1e-7) for n in range(7)}),
     "placements": lambda: plots.placements({"forward": FORMULA, "backward": FORMULA}, 4),
     "owners": lambda: plots.owners({"A": cut((5, 8), S0, S1), "B": cut((5, 8), R, S1)}),
     "owners, thin": lambda: plots.owners(
@@ -223,17 +217,13 @@ def test_matplotlib_waits_for_the_first_figure():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: plots.gantt(), "got 0"),
         (lambda: plots.gantt(pipeline(1, 1), titles=["a", "b"]), "2 titles"),
-        (lambda: plots.gantt(pipeline(1, 1), between=(3, 3)), "start < end"),
-        (lambda: plots.gantt(pipeline(2, 2), path=True), "leave path out"),
         (lambda: plots.memory_bars(Ledger.of([])), "got 0"),
         (lambda: plots.traffic_matrix(RING, Traffic.of(3)), "'measured': 3"),
         (lambda: plots.slots({"slot 0": [("nap", 2, 1)]}), "ends after it begins"),
         (lambda: plots.curves({"a": {0: 1}}, xlabel="n", ylabel="s"), "above 0"),
         (lambda: plots.corner(*(cut((4, 5), S0, S1) for _ in "XAY")), "m x k by k x n"),
         (lambda: plots.tile_step(13, 11, 9, 4, (0, 3, 0)), "begins beyond 13 x 11 x 9"),
-        (lambda: plots.losses({}), "0 runs"),
         (lambda: plots.sliders(print, {"m": 4}, m=[1, 2]), "start at one of them"),
         (lambda: plots.sliders(print, m=[]), "1 value or more each"),
     ],
@@ -247,9 +237,7 @@ def test_a_slider_that_is_moved_draws_anew_and_what_is_refused_is_said():
     def draw(m, p=4):
         if m == 3:
             raise ConfigError("m = 3 has no picture; take 1 or 2")
-        figure = plots.canvas(2, f"m = {m}, p = {p}")
-        figure.subplots().set_xlabel("time (s)")
-        return figure
+        return plots.slots({"slot 0": [("nap", 0, m)]}, title=f"m = {m}, p = {p}")
 
     shown = plots.sliders(draw, {"m": 2}, m=[1, 2, 3], p=[4, 8])
     m, p, words, image = shown._widget()[0].children
@@ -263,6 +251,239 @@ def test_a_slider_that_is_moved_draws_anew_and_what_is_refused_is_said():
     assert words.value == ""
     bundle = shown._repr_mimebundle_()  # without a kernel: the picture it begins with, and words
     assert bundle["image/png"] == first
-    said = "Figure: m = 2, p = 4 | time (s) | with sliders, here at m = 2, p = 4"
-    assert bundle["text/plain"] == said
+    assert bundle["text/plain"].endswith(" | time (s) | with sliders, here at m = 2, p = 4")
     assert "application/vnd.jupyter.widget-view+json" in bundle
+
+
+# -- what is drawn -------------------------------------------------------------------------------
+
+
+def test_a_timeline_is_a_box_for_each_action_piece_of_idle_time_and_transfer():
+    timeline = pipeline(3, 4)
+    boxes = boxes_of(timeline)
+
+    def of(gid):
+        found = (box.at for box in boxes if box.gid == gid)
+        return sorted((round(y), x, pytest.approx(wide)) for x, y, wide, _ in found)
+
+    idle = timeline.idle_time
+    rows = {f"{kind}0": (timeline, timeline.kind == kind) for kind in "FB"}
+    rows |= {cause: (idle, idle.code == number) for number, cause in enumerate(CAUSES)}
+    for gid, (all_of, some) in rows.items():
+        columns = all_of.device, all_of.start, all_of.end - all_of.start
+        assert of(gid) == sorted(zip(*(c[some].tolist() for c in columns), strict=True))
+    assert len(of("T")) == (timeline.kind == "T").sum() == 16
+    below = [(b.at[1] % 1, (b.at[1] + b.at[3]) % 1) for b in boxes if b.gid == "T"]
+    assert all(top > 0.36 and bottom < 0.5 for top, bottom in below)
+    stages = {box.gid for box in boxes_of(EVERY_CAUSE, causes=False)}
+    assert stages == {"F0", "B0", "T", "idle", "transfer", "overhead"}
+
+
+def test_a_forward_and_a_backward_at_once_share_the_lane():
+    boxes = boxes_of(PAIRS)
+    above, below = ([box.at for box in boxes if box.gid == gid] for gid in ("F0", "B1"))
+    assert len(above) == len(below) == 6
+    for (x, y, wide, high), (to, under, far, low) in zip(above, below, strict=True):
+        assert (x, wide, y + high) == pytest.approx((to, far, under))
+        assert high == low == pytest.approx(0.36)
+
+
+def test_gantt_numbers_of_many_actions_are_there_and_in_their_box():
+    timeline = sweep.same_work("1f1b", 8, 32)
+    (axes,) = plots.gantt(timeline).axes
+    at = [(t.get_position(), t.get_text()) for t in axes.texts]
+    middles = (timeline.start + timeline.end) / 2
+    assert sorted((round(x, 9), round(y), number) for (x, y), number in at) == sorted(
+        (round(float(x), 9), int(d), str(i))
+        for x, d, i in zip(middles, timeline.device, timeline.microbatch, strict=True)
+    )
+    across = axes.transData.transform([(0, 0), (1, 0)])[:, 0]
+    widths = [text.get_window_extent().width for text in axes.texts]
+    assert max(widths) <= 1.02 * 2 * np.ptp(across)  # F lasts 1 s, B 2 s
+    many = plots.gantt(pipeline(2, 300))
+    assert not many.axes[0].texts
+    assert "too narrow to number; see between=" in words(many)
+
+
+def test_gantt_draws_the_path_that_decided_the_end_and_how_long_each_device_idles():
+    run = td.simulate("1f1b", 2, 2, latency=0.5)
+    figure = plots.gantt(run, path=True, lanes=["one", "two", "three"])
+    assert {"the longest path", "one", "two"} <= {*words(figure)}
+    (line,) = (line for line in figure.axes[0].lines if line.get_gid() == "path")
+    times, rows = line.get_data()
+    assert (times[0], times[-1]) == (0, run.makespan)
+    assert sum(np.diff(rows) != 0) == 2
+    assert plots.gantt(run, between=(1, 2)).axes[0].get_xlim() == (1, 2)
+    shares = [
+        f"{100 * idle / EVERY_CAUSE.makespan:.1f} % idle" for idle in EVERY_CAUSE.idle_per_device
+    ]
+    assert {*shares} <= {*words(plots.gantt(EVERY_CAUSE))}
+
+
+def test_an_update_is_none_of_the_stages_of_its_device():
+    """Where it came first, the device's one stage would be drawn as a later one, paler."""
+    program = td.training_program(td.GPT(59, 16, 2, 4, 8), (1, 1, 2), batch=2)
+    timeline = program.timeline(lambda kernel: 1.0)
+    assert {"F", "B", "U"} <= set(timeline.kind)
+    assert set(chunks_of(timeline).values()) == {0}
+    said = words(plots.gantt(timeline))
+    assert KINDS["U"][0] in said
+    assert not any(text.startswith("paler") for text in said)
+
+
+def test_memory_timeline_draws_what_is_held_and_where_it_is_most():
+    footprint = held("1f1b", 4, 8)
+    figure = plots.memory_timeline({"1F1B": footprint}, capacity=3, unit="activations")
+    (axes,) = figure.axes
+    drawn = {gid: places(axes, gid) for gid in ("held", "over")}
+    for gid, found in drawn.items():
+        for x, y, wide, high in found:
+            size = footprint.at(round(y + high - 0.45), x + wide / 2)
+            assert high == pytest.approx(0.9 * size / 4)
+            assert (size > 3) == (gid == "over")
+    assert {round(y + high - 0.45) for _, y, _, high in drawn["held"]} == {0, 1, 2, 3}
+    names = [f"device {d + 1}, {4 - d}" for d in range(4)]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == names
+    assert "over the capacity of 3" in words(figure)
+
+
+def test_memory_bars_are_the_bytes_of_the_fullest_moment_and_marked_over_the_capacity():
+    (axes,) = plots.memory_bars(SPLIT, 40 * GB).axes
+    for tensor in ("weights", "optimizer", "activations"):
+        drawn = [w for _, _, w, _ in places(axes, tensor)]
+        assert drawn == [SPLIT.by_tensor(place)[tensor] for place in SPLIT.places]
+    ends = [x + w for x, _, w, _ in places(axes, "activations")]
+    assert ends == list(SPLIT.per_place.values())
+    assert [(x, w) for x, _, w, _ in places(axes, "over")] == [(40 * GB, 2 * GB)]
+    (line,) = axes.lines
+    assert list(line.get_xdata()) == [40 * GB] * 2
+    assert not places(plots.memory_bars(SPLIT, 42 * GB).axes[0], "over")
+    assert "42 GB: 105 % of capacity" in words(axes)
+    every = plots.memory_bars({"small": {"A": GB}, "large": {"A": 7 * GB, "B": GB}}).axes
+    assert [axes.get_xlim()[1] for axes in every] == [10 * GB, 1.25 * GB]
+
+
+def test_the_parts_of_a_step_are_stacked_to_its_time():
+    found = steps(TIGHT)
+    (axes,) = plots.step_breakdown(found).axes
+    rows = {}
+    for part in PARTS:
+        for x, y, width, _ in places(axes, part):
+            rows.setdefault(round(y, 6), []).append((x, width, part))
+    for row, step in zip((sorted(rows[y]) for y in sorted(rows)), found.values(), strict=True):
+        assert {part: width for _, width, part in row} == pytest.approx(
+            {part: getattr(step, part) for part in PARTS if getattr(step, part)}
+        )
+        ends = [x + width for x, width, _ in row]
+        assert [x for x, *_ in row[1:]] == pytest.approx(ends[:-1])
+        assert f"{format_seconds(step.total)}\nMFU {100 * step.mfu:.1f} %" in words(axes)
+
+
+def test_a_cell_is_the_best_plan_that_has_this_tp_and_pp():
+    found = plans(*TIGHT)
+    (axes,) = plots.feasibility(found).axes
+    best, drawn = {}, {}
+    for plan in found:  # the best is the first
+        best.setdefault((plan.layout.tp, plan.layout.pp), plan)
+    columns = [int(tick.get_text()) for tick in axes.get_xticklabels()]
+    rows = [int(tick.get_text()) for tick in axes.get_yticklabels()]
+    for text in axes.texts:
+        x, y = map(round, text.get_position())
+        drawn[columns[x], rows[y]] = text.get_text().removeprefix("★ ").split("\n")
+    assert drawn.keys() == best.keys()
+    for at, plan in best.items():
+        over = plan.peak + CUDA_CONTEXT - found.cluster.device.memory_bytes
+        time = f"+{format_bytes(over)}" if plan.verdict == "no" else format_seconds(plan.seconds)
+        assert drawn[at] == [time, format_bytes(plan.peak)]
+    for verdict in ("fits", "tight", "no"):
+        assert len(places(axes, verdict)) == [p.verdict for p in best.values()].count(verdict)
+
+
+def test_a_line_of_many_points_has_no_dots_and_no_ticks():
+    few, many = {1: 1, 60: 60}, {x: x for x in range(1, 61)}
+    (axes,) = plots.curves({"few": few, "many": many}, xlabel="x", ylabel="y").axes
+    assert [line.get_marker() for line in axes.lines] == ["o", "None"]
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["1", "60"]
+    marks = {"first": {2: 2}, "second": {50: 50}}
+    (axes,) = plots.curves({"many": many}, xlabel="bytes", ylabel="y", marks=marks).axes
+    assert {"1 B", "10 B"} <= {t.get_text() for t in axes.get_xticklabels()}
+    assert [t.get_text() for t in axes.get_legend().get_texts()] == ["many"]
+    assert {t.get_text(): t.xy for t in axes.texts} == {"first": (2, 2), "second": (50, 50)}
+
+
+def test_an_array_is_drawn_as_the_parts_that_ranks_have():
+    shared = td.collectives.shards.deal_heads(query=10, kv=2, ranks=4)[1]
+    row = [*FORMULA, ("keys", (32, 2), td.Shard(1, shared))]
+    figure = plots.placements({"forward": row}, 4)
+    drawn = figure.axes[0].collections
+    gids = [each.get_gid() for each in drawn for _ in each.get_paths()]
+    assert [gids.count(f"rank {rank}: {n}") for rank, n in enumerate((32, 32, 32, 31))] == [3] * 4
+    assert [gids.count(f"partial {rank}") for rank in range(4)] == [1] * 4
+    assert (gids.count("whole"), gids.count("rank 2: all")) == (1, 1)
+    holders = sum(len(ranks) for ranks, _ in shared.shared())
+    assert sum(gid.startswith("shared") for gid in gids) == holders > 1
+    assert {"24 x 32", "32 x 127", "127 x 32", "on several ranks"} <= set(words(figure))
+    collective = next(t for t in figure.axes[0].texts if t.get_text() == "all_reduce")
+    assert collective.get_color() == plots.RED
+
+
+def test_owners_are_drawn_to_scale():
+    copies = cut((1001, 1024), Replicate(), S1)
+    a, b = plots.owners({"A": cut((1001, 1024), S0, S1), "B": copies}).axes
+    drawn = sorted(places(a, "block"), key=lambda at: at[1::-1])
+    assert drawn == [(x, y, 512, h) for y, h in ((0, 501), (501, 500)) for x in (0, 512)]
+    assert [t.get_text() for t in a.texts][::3] == ["rank 0\n501 x 512", "rank 3\n500 x 512"]
+    assert [t.get_text() for t in b.texts] == [f"ranks {r}\n1,001 x 512" for r in ("0, 2", "1, 3")]
+    assert (a.get_title(loc="left"), a.get_aspect()) == ("A, 1,001 x 1,024", 1)
+    assert len({tuple(c.get_facecolor()[0]) for c in a.collections}) == 4
+
+
+def test_a_corner_has_each_block_at_its_matrix_and_says_where_k_is_cut():
+    figure = FIGURES["corner"]()
+    (axes,) = figure.axes
+    assert {h for *_, h in places(axes, "block")} == {300}
+    assert len(places(axes, "block")) == 12
+    assert "K, the summed index, is cut here" in words(figure)
+    assert [len(c.get_paths()) for c in axes.collections if c.get_gid() == "k is cut"] == [1, 1]
+    figure = FIGURES["corner, partial"]()
+    assert len(places(figure.axes[0], "partial sum")) == 4
+    assert len(places(figure.axes[0], "copies")) == 4
+    assert "held by several ranks" in words(figure)
+
+
+def test_a_step_loads_one_tile_of_each_and_the_last_ones_are_smaller():
+    figure = plots.tile_step(13, 11, 9, (5, 4, 4), (2, 2, 2), inner=2)
+    gids = "needed of A", "loaded of A", "needed of B", "loaded of B", "made"
+    outer, inner = (
+        [[(high, wide) for *_, wide, high in places(axes, gid)] for gid in gids]
+        for axes in figure.axes
+    )
+    assert outer == [[(3, 8)], [(3, 1)], [(8, 3)], [(1, 3)], [(3, 3)]]
+    assert inner == [[], [(2, 1)], [], [(1, 2)], [(2, 2)]]
+    (xs, ys) = zip(*(places(figure.axes[0], gid)[0][:2] for gid in gids), strict=True)
+    assert (ys[0] == ys[1] == ys[4], xs[2] == xs[3] == xs[4]) == (True, True)
+    assert (xs[1] - xs[0], ys[3] - ys[2]) == (8, 8)
+
+
+def test_layers_lie_on_their_devices_and_crossings_are_red():
+    (axes,) = plots.layers_on_devices({"round robin": [0, 1, 1, 0]}).axes
+    assert [line.get_gid() for line in axes.lines] == ["crossing", "stays", "crossing"]
+    assert sorted((round(x + 0.42), round(y + 0.36)) for x, y, *_ in places(axes, "")) == [
+        (0, 0), (1, 1), (2, 1), (3, 0),
+    ]  # fmt: skip
+    assert axes.get_title(loc="left") == "round robin: 2 crossings"
+
+
+def test_traffic_cells_are_the_bytes_and_those_that_differ_are_framed():
+    for axes in plots.traffic_matrix(RING, RING).axes[:2]:
+        np.testing.assert_array_equal(axes.images[0].get_array(), RING.bytes)
+        numbers = [t.get_text() for t in axes.texts]
+        assert (numbers.count("16.78\nMB"), numbers.count("·")) == (4, 4)
+        assert not axes.patches
+    more = RING + Traffic.of(4, [(0, 1, 7)])
+    figure = plots.traffic_matrix(RING, more)
+    assert [axes.patches[0].get_gid() for axes in figure.axes] == ["wrong 0 to 1"] * 2
+    assert "1 cell differs" in figure.get_suptitle()
+    on = plots.traffic_matrix({"a": RING.on("AABB")}).axes[0]
+    across, down = (line for line in on.lines if line.get_gid() == "between hosts")
+    assert ({*across.get_xdata()}, {*down.get_ydata()}) == ({1.5}, {1.5})

@@ -64,7 +64,7 @@ def _on_devices(
 ) -> Figure:
     layout = layout or Layout(tp=cluster.devices_per_node, microbatches=batch)
     fit = _fit(layout, model, cluster, batch, recipe)
-    title = f"{layout.devices} devices, without overhead: {plots.short_layout(layout)}"
+    title = f"{layout.devices} devices, without overhead"
     return plots.memory_bars(fit.memory.ledger, fit.capacity, place="stage", title=title)
 
 

@@ -8,7 +8,7 @@ style, picture  the look that all share, and the Figure that draws itself
 primitives      what figures are made of: boxes in lanes and in planes, notes, legends
 timelines       who did what when; memory over time, tasks in slots
 plans           bytes by tensor class, the time of a step, the map of a search
-lines           curves over sizes; losses of trainings
+lines           curves over sizes and steps
 arrays          formulas over ranks, owners of blocks, a step of the loop over tiles
 ranks           layers on devices, bytes between ranks
 slider          a figure that is drawn again as the reader moves sliders
@@ -19,8 +19,8 @@ from typing import Any
 
 _NAMES = {
     "arrays": "corner owners placements tile_step",
-    "lines": "curves losses",
-    "plans": "feasibility memory_bars short_layout step_breakdown",
+    "lines": "curves",
+    "plans": "feasibility memory_bars step_breakdown",
     "ranks": "layers_on_devices traffic_matrix",
     "slider": "sliders",
     "style": "BLUE RED canvas",

@@ -19,7 +19,6 @@ from tiledask.lab.plots.primitives import Axes, Box, Figure, Place
 from tiledask.lab.plots.style import (
     BLUE,
     GREY,
-    INK,
     ORANGE,
     PALE,
     RED,
@@ -88,11 +87,6 @@ def placements(
     1
     """
     arrays = [[each for each in row if not isinstance(each, str)] for row in rows.values()]
-    if not all(arrays) or not arrays:
-        raise ConfigError(
-            f"placements draws 1 array or more in each row, got {len(rows)} rows, one with none; "
-            f"pass {{'columns': [('A', (6, 4), td.Shard(1))]}}"
-        )
     inch = _SIDE / max(n for row in arrays for _, shape, _ in row for n in shape) ** 0.5
     for row in rows.values():
         room = WIDTH - 0.6 - sum(_GAP + _wide(each, 0) for each in row)
@@ -129,7 +123,7 @@ def _formula(axes: Any, row: Sequence[Any], middle: float, inch: float, ranks: i
     for item, width in zip(row, widths, strict=True):
         if isinstance(item, str):
             moves = any(word in _COLLECTIVES for word in item.split())
-            look = {"color": RED, "fontweight": "bold"} if moves else {"color": INK}
+            look = {"color": RED, "fontweight": "bold"} if moves else {}
             draw.text_in(axes, (left, middle, width, 0), item, "white", 9, **look)
         else:
             name, shape, placement = item
@@ -219,9 +213,7 @@ def owners(
 ) -> Figure:
     """A figure of matrices side by side, all to the same scale, a colour and number per rank. Of
     long ones both sides are as long as the roots of what they measure, so that less is empty."""
-    if not matrices:
-        raise ConfigError("owners draws 1 matrix or more, got 0; pass {'A': array}")
-    tilings = {name: as_tiling(each) for name, each in matrices.items()}
+    tilings = {name: getattr(each, "tiling", each) for name, each in matrices.items()}
     shapes = [tiling.shape for tiling in tilings.values()]
     sides = [max(1, side) for shape in shapes for side in shape]
     power = 0.5 if max(sides) > 4 * min(sides) else 1.0
@@ -238,10 +230,6 @@ def owners(
         axes.set_title(f"{name}, {m:,} x {n:,}")
         drawn.append((axes, boxes))
     return draw.worded(figure, drawn, 8.5)
-
-
-def as_tiling(array: "ShardedArray | Tiling") -> Tiling:
-    return array if isinstance(array, Tiling) else array.tiling
 
 
 # -- a product -----------------------------------------------------------------------------------
@@ -278,7 +266,7 @@ def corner(
     What several ranks hold is grey; partial sums lie one upon the other. Where k is cut, a red line
     says so.
     """
-    tilings = [as_tiling(each) for each in (x, a, y)]
+    tilings = [getattr(each, "tiling", each) for each in (x, a, y)]
     (m, k), (other, n) = tilings[0].shape, tilings[1].shape
     if k != other:
         raise ConfigError(
@@ -318,7 +306,6 @@ def tile_step(
     *,
     inner: int | Tile | None = None,
     names: tuple[str, str, str] = ("A", "B", "C"),
-    counted: bool = True,
     title: str = "One step of the tile loop",
 ) -> Figure:
     """A figure of A at the left, B above and C between them, cut into tiles, in one step.
@@ -326,8 +313,7 @@ def tile_step(
     ``tile``: (rows of C, columns of C, of k), or one number for all. ``at``: which tile of C, by
     row and column, and which step along k. The tiles of A and B of this step are filled, those of
     the steps before are pale. ``inner``: of a second panel, in which that tile is cut into tiles of
-    this size: the level below. ``counted``: the legend has numbers and FLOP of the step; without,
-    they can be asked for.
+    this size: the level below.
 
     >>> len(tile_step(64, 64, 96, 32, (1, 0, 2)).axes), len(tile_step(64, 64, 96, 32, inner=8).axes)
     (1, 2)
@@ -350,12 +336,10 @@ def tile_step(
         _draw_step(every[1], names, inside, side, [(0, s) for s in side])
         every[0].set_title(f"a block of {inside[0]} x {inside[1]} of {m} x {n}", pad=16)
         every[1].set_title(f"in it a tile of {side[0]} x {side[1]}", pad=16)
-    i, j, p = (end - begin for begin, end in step)
-    count = f": {(i + j) * p:,} numbers, for {2 * i * j * p:,} FLOP" * counted
     words = {
         "what is made": _MADE,
         "loaded in the steps before": _NEEDED,
-        f"loaded now{count}": _LOADED,
+        "loaded now": _LOADED,
     }
     draw.legend(figure, [draw.patch_entry(*each) for each in words.items()])
     return figure

@@ -1,10 +1,8 @@
-"""Curves of what was computed or measured at several sizes or steps, and losses of trainings."""
+"""Curves of what was computed or measured at several sizes or steps."""
 
 from collections.abc import Callable, Mapping
 from itertools import cycle
 from typing import Any
-
-import numpy as np
 
 from tiledask.errors import ConfigError
 from tiledask.lab.plots import primitives as draw
@@ -12,7 +10,7 @@ from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.plots.style import PALETTE, RED, canvas, styled
 from tiledask.plan.units import format_bytes, format_seconds
 
-__all__ = ["curves", "losses"]
+__all__ = ["curves"]
 
 _FINE = 40
 """Points from which on a line is drawn without dots, and has no ticks of its own."""
@@ -95,72 +93,3 @@ def _words(label: str, other: Callable[[float], str]) -> Callable[[float], str]:
     units = {"bytes": format_bytes, "seconds": format_seconds}
     words = units.get(label.partition(" ")[0], other)
     return lambda value: words(value) if value else "0"
-
-
-# -- losses --------------------------------------------------------------------------------------
-
-_LINE = 0.19
-"""Inches of a line of a legend."""
-_MARKS = "oxs^Dv"
-_DASHES = ("-", (0, (5, 2)), (0, (2, 2)), (0, (6, 2, 1, 2)))
-
-
-@styled
-def losses(
-    runs: Mapping[str, Any],
-    *,
-    title: str = "Loss",
-) -> Figure:
-    """A figure of the losses of ``runs``: name -> a `Trained`, or losses from step 0 on.
-
-    Below are the differences of all others from the first, relative to the larger loss; where two
-    are equal to the bit there is nothing to draw.
-    """
-    lines = {name: np.asarray(getattr(run, "losses", run), float) for name, run in runs.items()}
-    if not any(map(len, lines.values())):
-        raise ConfigError(
-            f"losses draws 1 run or more with 1 step or more, got {len(lines)} runs with 0 steps; "
-            "pass {'one rank': trained}"
-        )
-    first, *others = lines
-    # beside each panel as many lines of its legend as there are
-    panel = max(2.0, 0.6 + _LINE * 2 * len(others))
-    heights = [panel, panel] if others else [2.6]
-    figure = canvas(0.8 + sum(heights), title)
-    axes = draw.stacked_axes(figure, heights, sharex=True)
-    for n, (name, y) in enumerate(lines.items()):
-        # the first is wide and pale, so that those that lie on it can be seen; one step is a dot
-        under = bool(others) and not n
-        look: draw.Look = {"linewidth": 5.0, "alpha": 0.35} if under else {"linewidth": 1.6}
-        look |= {"linestyle": _DASHES[n % len(_DASHES)], "color": PALETTE[n % len(PALETTE)]}
-        axes[0].plot(y, label=name, marker="o" if len(y) == 1 else None, **look)
-    axes[0].set_ylabel("loss (nats)")
-    axes[-1].set_xlabel("step")
-    axes[-1].xaxis.get_major_locator().set_params(integer=True)
-    if others:
-        axes[1].set_title(f"difference from {first}, relative; none: equal to the bit")
-        _differences(axes[1], lines)
-    for each in axes:  # beside: lines may be anywhere
-        each.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return figure
-
-
-def _differences(axes: Any, lines: Mapping[str, np.ndarray]) -> None:
-    """A mark for each step: between two of them there may be steps with no difference."""
-    first, *others = lines.values()
-    for n, (name, y) in enumerate(zip([*lines][1:], others, strict=True), 1):
-        steps = min(len(first), len(y))
-        a, b = first[:steps], y[:steps]
-        larger = np.maximum(np.abs(a), np.abs(b))
-        with np.errstate(invalid="ignore"):
-            off = np.abs(a - b) / np.where(larger == 0, 1.0, larger)
-        some, wrong = np.flatnonzero(np.isfinite(off) & (off > 0)), int((~np.isfinite(off)).sum())
-        words = f"at most {off.max():.1e}" if off.any() else "equal to the bit"
-        words = f"not finite in {wrong} of {len(off)}" if wrong else words
-        # open shapes, so that one is seen on another; small where there are many
-        look: draw.Look = {"fillstyle": "none", "linestyle": "none"}
-        look |= {"marker": _MARKS[(n - 1) % len(_MARKS)], "color": PALETTE[n % len(PALETTE)]}
-        size = 7 if len(off) < _FINE else 3
-        axes.plot(some, off[some], label=f"{name}:\n{words}", markersize=size, **look)
-        if len(some):
-            axes.set_yscale("log")

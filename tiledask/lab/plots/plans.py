@@ -28,12 +28,11 @@ from tiledask.lab.plots.style import (
     lighter,
     styled,
 )
-from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.timing.step import StepEstimate
 from tiledask.plan.units import format_bytes, format_seconds
 
-__all__ = ["PARTS", "feasibility", "memory_bars", "round_bytes", "short_layout", "step_breakdown"]
+__all__ = ["PARTS", "feasibility", "memory_bars", "step_breakdown"]
 
 _SPREAD = 6.0
 """The largest ratio of extents in one panel: a bar of a sixth of the width is still legible."""
@@ -192,7 +191,7 @@ _BAR = 0.58
 
 @styled
 def step_breakdown(
-    steps: StepEstimate | Mapping[str, StepEstimate],
+    steps: Mapping[str, StepEstimate],
     *,
     per: int | None = None,
     title: str = "Where the time of a step goes",
@@ -201,8 +200,6 @@ def step_breakdown(
     end the step's time and MFU. If the longest step takes more than six times the shortest, all
     bars are equally long, and their parts are shares. ``per``: seconds are times the step's devices
     over so many, so that bars of more devices can be compared."""
-    if isinstance(steps, StepEstimate):
-        steps = {f"{steps.model.name}, {short_layout(steps.layout)}": steps}
     if not steps:
         raise ConfigError("step_breakdown draws 1 step or more, got 0; pass {'name': plan.step}")
     times = [step.layout.devices / per if per else 1.0 for step in steps.values()]
@@ -264,20 +261,20 @@ def feasibility(plans: Any) -> Figure:
     kinds: dict[str, tuple[str, Any]] = {
         "fits": ("fits: time of a step", lighter(BLUE, 0.4)),
         "tight": ("tight: fits or not, by the overhead of a run", lighter(ORANGE, 0.45)),
-        "no": (f"too large: bytes over {round_bytes(plans.cluster.device.memory_bytes)}", PALE),
+        "no": (f"too large: bytes over {format_bytes(plans.cluster.device.memory_bytes)}", PALE),
     }
     boxes = []
     for (tp, pp), plan in best.items():
         too_large = plan.verdict == "no"
-        first = f"+{round_bytes(plan.shortfall)}" if too_large else format_seconds(plan.seconds)
+        first = f"+{format_bytes(plan.shortfall)}" if too_large else format_seconds(plan.seconds)
         first = f"★ {first}" if plan.layout == plans[0].layout else first
-        words, at = (f"{first}\n{round_bytes(plan.peak)}", first), columns.index(tp)
+        words, at = (f"{first}\n{format_bytes(plan.peak)}", first), columns.index(tp)
         span = rows.index(pp), at - 0.48, at + 0.48
         boxes.append(draw.span(*span, kinds[plan.verdict][1], words, plan.verdict))
     seen, named = {plan.verdict for plan in best.values()}, "no layout splits a step evenly"
     if best:
         verb = "the nearest" if seen == {"no"} else "the best"
-        named = f"★ {verb}: {round_bytes(plans[0].peak)}, {short_layout(plans[0].layout)}"
+        named = f"★ {verb}: {format_bytes(plans[0].peak)}, {plans[0].layout}"
     figure, (axes,) = draw.lane_figure(
         "\n".join(fill(line, 84) for line in (f"{plans.model.name} on {plans.cluster}", named)),
         [("", [f"{row}" for row in rows], boxes)],
@@ -289,24 +286,3 @@ def feasibility(plans: Any) -> Figure:
     axes.set_xticks(range(len(columns)), columns)
     axes.set_ylabel("stages (pp)")
     return draw.worded(figure, [(axes, boxes)], 8.0)
-
-
-def short_layout(layout: Layout) -> str:
-    """The layout in one line, without what follows from the batch, and what is usual.
-
-    >>> short_layout(Layout(dp=2, tp=8, zero=1, microbatches=9, flash_attention=True,
-    ...                     sequence_parallel=True))
-    'dp=2 tp=8 pp=1 zero=1 sequence_parallel'
-    """
-    words = str(layout).replace("=True", "").split()
-    words = [w for w in words if w != "flash_attention" and not w.startswith("microbatches=")]
-    return " ".join(words if layout.flash_attention else [*words, "without flash_attention"])
-
-
-def round_bytes(n: int) -> str:
-    """``n`` bytes as text of three digits.
-
-    >>> round_bytes(62_980_000_000)
-    '63 GB'
-    """
-    return format_bytes(float(f"{n:.3g}"))

@@ -14,29 +14,6 @@ if TYPE_CHECKING:
 
     from tiledask.lab.plots.picture import Picture
 
-__all__ = [
-    "BLUE",
-    "GREEN",
-    "GREY",
-    "INK",
-    "ORANGE",
-    "PALE",
-    "PALETTE",
-    "PINK",
-    "RED",
-    "SKY",
-    "WIDTH",
-    "YELLOW",
-    "canvas",
-    "colour_named",
-    "colour_of_rank",
-    "ink_on",
-    "lighter",
-    "look",
-    "set_title",
-    "styled",
-]
-
 # Okabe and Ito's colours, told apart with every common kind of colour blindness:
 # https://jfly.uni-koeln.de/color/
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"

@@ -6,7 +6,7 @@ device 2   .. F0 .. .. B0 ..
 device 3   .. .. F0 B0 .. ..
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any
 
@@ -15,18 +15,7 @@ import numpy as np
 from tiledask.errors import ConfigError
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.primitives import Axes, Box, Figure
-from tiledask.lab.plots.style import (
-    BLUE,
-    GREY,
-    INK,
-    PALE,
-    PINK,
-    RED,
-    SKY,
-    colour_named,
-    lighter,
-    styled,
-)
+from tiledask.lab.plots.style import BLUE, INK, PALE, PINK, RED, SKY, colour_named, lighter, styled
 from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.pipelines.footprint import Footprint
 from tiledask.plan.pipelines.timeline import COMPUTE, TRANSFER, Timeline
@@ -84,7 +73,11 @@ def gantt(
     simulation is drawn as a line. A forward and a backward that a device does at once share the
     height of its row.
     """
-    _check(timelines, titles, between, path)
+    if not timelines or (titles is not None and len(titles) != len(timelines)):
+        raise ConfigError(
+            f"gantt draws 1 timeline or more, with a title for each or none at all; got "
+            f"{len(timelines)} timelines and {len(titles or ())} titles"
+        )
     begin = min(0.0, *(float(t.start.min(initial=0.0)) for t in timelines))
     end = max(max(t.makespan, float(t.end.max(initial=0.0))) for t in timelines) or 1.0
     first, last = between or (begin, end)
@@ -96,7 +89,9 @@ def gantt(
         heading = f"{name}: {share}, done after {format_seconds(timeline.makespan)}"
         names = lanes[: timeline.devices] if lanes else _device_names(timeline)
         panels.append((heading, names, drawn[n]))
-    entries = _legend_of(timelines, _seen(chain(*drawn), first, last))
+    # what is wider than a pixel can be seen, and needs words
+    least = (last - first) / 1000
+    entries = _legend_of(timelines, {box.gid for box in chain(*drawn) if box.at[2] > least})
     if path:
         entries.append(draw.line_entry("the longest path", linewidth=1.8))
     if numbers:
@@ -121,32 +116,6 @@ def gantt(
     return figure
 
 
-def _check(
-    timelines: Sequence[Timeline],
-    titles: Sequence[str] | None,
-    between: tuple[float, float] | None,
-    path: bool,
-) -> None:
-    if not timelines or (titles is not None and len(titles) != len(timelines)):
-        raise ConfigError(
-            f"gantt draws 1 timeline or more, with a title for each or none at all; got "
-            f"{len(timelines)} timelines and {len(titles or ())} titles"
-        )
-    if between is not None and not between[0] < between[1]:
-        raise ConfigError(f"between is (start, end), start < end, got {tuple(between)!r}")
-    if path and any(timeline.critical_path is None for timeline in timelines):
-        raise ConfigError("gantt knows the path of what simulate(...) returns; leave path out")
-
-
-def _seen(boxes: Iterable[Box], first: float, last: float) -> set[str]:
-    """What is wider than a pixel there: the rest cannot be seen, and needs no words."""
-    return {
-        gid
-        for (x, _, wide, _), _, _, gid, _ in boxes
-        if min(x + wide, last) - max(x, first) > (last - first) / 1000
-    }
-
-
 def _device_names(timeline: Timeline) -> list[str]:
     return [f"device {d + 1}" for d in range(timeline.devices)]
 
@@ -158,7 +127,7 @@ def _idle_shares(axes: Axes, timeline: Timeline, step: int) -> None:
     if len(set(shares)) > 1:
         right = axes.secondary_yaxis("right")
         right.set_yticks(range(0, timeline.devices, step), shares[::step])
-        right.tick_params(axis="y", length=0, labelsize=7.5, labelcolor=GREY)
+        right.tick_params(axis="y", length=0, labelsize=7.5)
         right.spines[:].set_visible(False)
 
 
@@ -313,7 +282,7 @@ def slots(
         named = enumerate(lanes) if xlabel else ()
         boxes = [draw.span(n, 0, end, PALE, gid="idle") for n, k in named if k.startswith("slot")]
         boxes += [
-            draw.span(row, a, b, colour_named(name), name, name)
+            draw.span(row, a, b, PALE if name == "idle" else colour_named(name), name, name)
             for row, each in enumerate(lanes.values())
             for name, a, b in each
             if b > a
