@@ -57,8 +57,8 @@ TRAINING = {
 @pytest.fixture
 def made(monkeypatch) -> Recorder:
     """A recorder at second 100, on a scheduler with two workers."""
-    for module in ("tiledask.lab.dashboard.recorder.time", "tiledask.lab.dashboard.page.time.time"):
-        monkeypatch.setattr(module, lambda: 100.0)
+    for module in ("recorder.time", "page.time.time"):
+        monkeypatch.setattr(f"tiledask.lab.dashboard.{module}", lambda: 100.0)
     made = Recorder()
     workers = {f"tcp://{n}": SimpleNamespace(name=i) for i, n in enumerate("ab")}
     made.scheduler = SimpleNamespace(workers=workers)
@@ -263,10 +263,8 @@ def test_memory_is_bounded_and_what_is_no_event_is_passed_over(made):
     says(made, PRODUCT)
     many = recorder.KEPT_SPANS + 5
     says(made, PRODUCT, spans=[(0, "multiply", i, 100 + i, 101 + i) for i in range(many)])
-    assert (
-        view_of(made, PRODUCT["run"]).facts["drawn"]
-        == f"the last {recorder.KEPT_SPANS:,} of {many:,}"
-    )
+    drawn = view_of(made, PRODUCT["run"]).facts["drawn"]
+    assert drawn == f"the last {recorder.KEPT_SPANS:,} of {many:,}"
 
 
 def test_words_of_others_are_text(made):

