@@ -213,7 +213,9 @@ def owners(
 ) -> Figure:
     """A figure of matrices side by side, all to the same scale, a colour and number per rank. Of
     long ones both sides are as long as the roots of what they measure, so that less is empty."""
-    tilings = {name: getattr(each, "tiling", each) for name, each in matrices.items()}
+    tilings = {
+        name: each if isinstance(each, Tiling) else each.tiling for name, each in matrices.items()
+    }
     shapes = [tiling.shape for tiling in tilings.values()]
     sides = [max(1, side) for shape in shapes for side in shape]
     power = 0.5 if max(sides) > 4 * min(sides) else 1.0
@@ -266,7 +268,7 @@ def corner(
     What several ranks hold is grey; partial sums lie one upon the other. Where k is cut, a red line
     says so.
     """
-    tilings = [getattr(each, "tiling", each) for each in (x, a, y)]
+    tilings = [each if isinstance(each, Tiling) else each.tiling for each in (x, a, y)]
     (m, k), (other, n) = tilings[0].shape, tilings[1].shape
     if k != other:
         raise ConfigError(
