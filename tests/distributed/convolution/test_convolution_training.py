@@ -184,14 +184,6 @@ def test_all_that_is_sent_is_received_and_no_split_does_more_or_less_work(
 # -- side by side ----------------------------------------------------------------------------------
 
 
-def test_the_exercise():
-    exercise = td.task("hybrid-lenet", batch=16)
-    assert not exercise.check(None).attempted
-    assert exercise.check({"data parallel": 2, "by output units": 4}).best
-    drawn = exercise.draw({"data parallel": 2, "network": 4}).axes[0].texts
-    assert "3.665, at most 1.2" in str([text.get_text() for text in drawn])
-
-
 def test_the_result_says_what_it_is():
     got = train_lenet(DIGITS, {"data parallel": 2}, steps=2, batch=4)
     assert repr(got).startswith("TrainedLeNet(2 steps on data parallel 2, loss 2.")
