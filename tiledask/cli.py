@@ -103,10 +103,10 @@ def _played(args: argparse.Namespace) -> tuple[int, Any]:
 def _check(args: argparse.Namespace) -> None:
     """All of this before the work begins."""
     given = vars(args)
-    for path in filter(None, (given.get("figure"), given.get("map"))):
+    if given.get("figure"):
         from tiledask.lab.files import check_figure
 
-        check_figure(path)
+        check_figure(args.figure)
     if given.get("tokens") is not None:
         from tiledask.plan.units import parse_count
 

@@ -181,9 +181,6 @@ def test_all_that_is_sent_is_received_and_no_split_does_more_or_less_work(
     assert sum(said.parameters) == PARAMETERS * copies * (parts if in_space else 1)
 
 
-# -- side by side ----------------------------------------------------------------------------------
-
-
 def test_the_result_says_what_it_is():
     got = train_lenet(DIGITS, {"data parallel": 2}, steps=2, batch=4)
     assert repr(got).startswith("TrainedLeNet(2 steps on data parallel 2, loss 2.")

@@ -4,6 +4,7 @@ Holds `tiledask.plan.timing.calibration` and `tiledask.plan.timing.rates`.
 """
 
 import json
+import re
 from dataclasses import replace
 from math import hypot
 
@@ -14,7 +15,7 @@ from oracles import profiled
 import tiledask as td
 from tiledask.errors import ConfigError
 from tiledask.lab.accuracy.runs import run_rows
-from tiledask.plan.data import names
+from tiledask.plan.data import data_file, names
 from tiledask.plan.inputs.hardware import load_cluster, load_device
 from tiledask.plan.inputs.recipes import load_recipe
 from tiledask.plan.timing.calibration import EXPOSED, ORIGINS, calibration_of, frameworks
@@ -40,6 +41,8 @@ def test_every_device_joins_every_framework_and_each_number_says_where_it_is_fro
             assert number.low <= number.value <= number.high
             assert number.unit
             assert number.origin.startswith(ORIGINS)
+            for file in re.findall(r"published/\w+\.json", number.origin):
+                assert data_file(*file.split("/")).is_file()
 
 
 def test_what_a_fit_names_is_published_and_no_row_is_of_two_frameworks():

@@ -48,7 +48,8 @@ class Kept:
 
     def get(self, name: str, table: str = PREDICTIONS) -> dict[str, Any]:
         """What is known of ``name``: a copy, empty if nothing."""
-        return self.all(table).get(name, {})
+        with LOCK:
+            return dict(self._known[table].get(name, {}))
 
     def put(self, name: str, table: str = PREDICTIONS, **facts: Any) -> None:
         """Keep ``facts`` of ``name``, in the file too, if there is one.

@@ -91,5 +91,4 @@ def _log_ticks(axis: Any, digits: tuple[int, ...], words: Callable[[float], str]
 def _words(label: str, other: Callable[[float], str]) -> Callable[[float], str]:
     """What a tick says of a value."""
     units = {"bytes": format_bytes, "seconds": format_seconds}
-    words = units.get(label.partition(" ")[0], other)
-    return lambda value: words(value) if value else "0"
+    return units.get(label.partition(" ")[0], other)
