@@ -56,8 +56,12 @@ TRAINING = {
 
 @pytest.fixture
 def made(monkeypatch) -> Recorder:
-    """A recorder at second 100, on a scheduler with two workers."""
-    for module in ("recorder.time", "page.time.time"):
+    """A recorder at second 100, on a scheduler with two workers.
+
+    Its own clock stands still, not the one that a cluster of this process reads: a message of
+    Dask's that is held back for 2 ms by a clock at 100 would wait until 1970 comes again.
+    """
+    for module in ("recorder.time", "page.time"):
         monkeypatch.setattr(f"tiledask.lab.dashboard.{module}", lambda: 100.0)
     made = Recorder()
     workers = {f"tcp://{n}": SimpleNamespace(name=i) for i, n in enumerate("ab")}
@@ -244,7 +248,7 @@ def test_tasks_are_drawn_by_worker_when_no_run_is_newer(made):
 
 def test_a_run_that_fails_or_falls_silent_says_so(made, monkeypatch):
     pipeline(made, until=3)
-    monkeypatch.setattr("tiledask.lab.dashboard.page.time.time", lambda: 145.0)
+    monkeypatch.setattr("tiledask.lab.dashboard.page.time", lambda: 145.0)
     assert view_of(made).title.endswith(", nothing heard for 45 s")
     says(made, PIPELINE, state="failed: DeadlineError: late")
     assert view_of(made).title.endswith(", failed: DeadlineError: late")

@@ -3,9 +3,9 @@
 It shows the newest run, or all tasks by worker where those are newer.
 """
 
-import time
 from collections.abc import Iterable, Iterator
 from functools import partial
+from time import perf_counter, thread_time, time
 from typing import TYPE_CHECKING, Any
 
 from dask.utils import key_split
@@ -44,7 +44,7 @@ _AFTER = 0.5
 
 def view_of(recorder: Collector, choice: str = _NEWEST) -> View:
     """What ``recorder`` has of a run, by its id; of the newest; or of all tasks."""
-    now, run = time.time(), recorder.runs.get(choice)
+    now, run = time(), recorder.runs.get(choice)
     if choice == _NEWEST:
         run = max(reversed(recorder.runs.values()), key=lambda run: run.last, default=None)
         if run and run.is_over(now):
@@ -138,15 +138,15 @@ def _page(framed: bool, scheduler: "Scheduler", extra: dict[str, Any], doc: "Doc
     seen: dict[str, Any] = {"state": None, "next": 0.0}
 
     def draw() -> None:
-        begun, state = time.thread_time(), (recorder.changes, recorder.workers, choice.value)
-        if state == seen["state"] or time.perf_counter() < seen["next"]:
+        begun, state = thread_time(), (recorder.changes, recorder.workers, choice.value)
+        if state == seen["state"] or perf_counter() < seen["next"]:
             return
         view = view_of(recorder, choice.value)
         board.show(view)
         above.text, below.text = headline(view), legend(view)
         choice.options = _choices(recorder)
-        pause = (time.thread_time() - begun) * (1 / _SHARE - 1)
-        seen.update(state=state, next=time.perf_counter() + pause)
+        pause = (thread_time() - begun) * (1 / _SHARE - 1)
+        seen.update(state=state, next=perf_counter() + pause)
 
     def chosen(attr: str, old: str, new: str) -> None:
         seen["next"] = 0.0
