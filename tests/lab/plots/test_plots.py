@@ -219,6 +219,7 @@ def test_matplotlib_waits_for_the_first_figure():
     [
         (lambda: plots.gantt(pipeline(1, 1), titles=["a", "b"]), "2 titles"),
         (lambda: plots.memory_bars(Ledger.of([])), "got 0"),
+        (lambda: plots.memory_bars(td.estimate_memory("gpt2", td.Layout())), "one as .ledger"),
         (lambda: plots.traffic_matrix(RING, Traffic.of(3)), "'measured': 3"),
         (lambda: plots.slots({"slot 0": [("nap", 2, 1)]}), "ends after it begins"),
         (lambda: plots.curves({"a": {0: 1}}, xlabel="n", ylabel="s"), "above 0"),

@@ -1,6 +1,9 @@
 """The page as a file: one HTML document with everything inside, to be looked at anywhere."""
 
 import os
+import pickle
+import subprocess
+import sys
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -11,6 +14,7 @@ from tiledask.distributed.deadlines import DEADLINE
 from tiledask.errors import ConfigError, DeadlineError
 from tiledask.files import atomic_write
 from tiledask.lab.dashboard.page import every_view
+from tiledask.lab.dashboard.views import View
 from tiledask.plan import html
 
 if TYPE_CHECKING:
@@ -44,25 +48,42 @@ def report(path: str | os.PathLike[str], cluster: Any, *, title: str = "Who comp
         if each.client is client:
             each.await_page()
     try:
-        page = asked(client, partial(client._run_on_scheduler, _page_there, title), DEADLINE)
+        views = asked(client, partial(client._run_on_scheduler, _views_there), DEADLINE)
     except TimeoutError:
         raise DeadlineError(
-            f"waited {DEADLINE:g} s for the scheduler to draw what it has recorded; it is busy or "
+            f"waited {DEADLINE:g} s for the scheduler to send what it has recorded; it is busy or "
             f"gone, try again"
         ) from None
-    if page is None:
+    if not views:
         raise ConfigError(
             "this scheduler has recorded nothing: start it with dask scheduler --preload "
             "tiledask.lab.dashboard, or call client.register_plugin(tiledask.lab.dashboard."
             "Recorder()) before the run"
         )
+    # in a process of its own: where the scheduler's pages are drawn, in a thread of this one
+    # perhaps, Bokeh converts nothing meanwhile
+    paths = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    drawn = subprocess.run(
+        [sys.executable, "-m", __name__],
+        input=pickle.dumps((title, views)),
+        stdout=subprocess.PIPE,
+        env=paths,
+        check=True,
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
-    return atomic_write(path, page.encode("utf-8"))  # a reader never sees half a page
+    return atomic_write(path, drawn.stdout)  # a reader never sees half a page
 
 
-def _page_there(title: str, dask_scheduler: "Scheduler") -> str | None:
-    """Called on the scheduler, in the thread that draws Dask's own pages: while one of them is
-    drawn Bokeh converts nothing, whatever the thread."""
+def _views_there(dask_scheduler: "Scheduler") -> list[View]:
+    """Called on the scheduler, which draws nothing: that takes seconds."""
+    recorder: Any = dask_scheduler.plugins.get(PAGE)
+    if recorder is None or not (recorder.runs or recorder.tasks):
+        return []
+    return [*every_view(recorder)]
+
+
+def page_of(title: str, views: list[View]) -> str:
+    """The page as HTML."""
     from bokeh.document import Document
     from bokeh.embed import file_html
     from bokeh.layouts import column
@@ -71,17 +92,14 @@ def _page_there(title: str, dask_scheduler: "Scheduler") -> str | None:
 
     from tiledask.lab.dashboard.board import Board, headline, legend
 
-    recorder: Any = dask_scheduler.plugins.get(PAGE)
     document, drawn = Document(), list[Any]()
-    if recorder is None or not (recorder.runs or recorder.tasks):
-        return None
     date = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z").strip()
 
     def write(text: str) -> None:
         drawn.append(Div(text=text, sizing_mode="stretch_width"))
 
     write(f"<h1>{html.words(title)}</h1><p>{date}</p>")
-    for view in every_view(recorder):
+    for view in views:
         rows = max(len(chart.lanes) for chart in view.charts.values())
         height = max(180, 90 + rows * (44 if rows <= 12 else 24))  # pixels
         write(f"<hr>{headline(view)}")
@@ -91,3 +109,7 @@ def _page_there(title: str, dask_scheduler: "Scheduler") -> str | None:
     document.add_root(column(*drawn, sizing_mode="stretch_width"))
     page: str = file_html(document, INLINE, title, template=_SAFE)
     return page
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(page_of(*pickle.load(sys.stdin.buffer)).encode())

@@ -76,6 +76,10 @@ def memory_bars(
     too thin to be seen in any bar.
     """
     ledgers = {"": ledgers} if isinstance(ledgers, Ledger) else ledgers
+    if not isinstance(ledgers, Mapping):
+        kind = type(ledgers).__name__
+        has = "; it has one as .ledger" if isinstance(getattr(ledgers, "ledger", 0), Ledger) else ""
+        raise ConfigError(f"memory_bars takes a Ledger, or several by name, got {kind}{has}")
     more: dict[str, float] = {_OVERHEAD: overhead} if overhead else {}
     bars = [bar for each in ledgers.items() for bar in _bars(*each, place, more)]
     if not bars:
