@@ -39,13 +39,12 @@ from tiledask.lab import plots as plots
 from tiledask.lab import precision as precision
 from tiledask.lab import studies as studies
 from tiledask.lab import tasks as tasks
-from tiledask.lab.claim import Claim as Claim
+from tiledask.lab.check import Check as Check
+from tiledask.lab.check import Comparison as Comparison
 from tiledask.lab.course.ask import ask as ask
 from tiledask.lab.dashboard.saved import report as report
 from tiledask.lab.learner.guess import predict as predict
 from tiledask.lab.learner.score import score as score
-from tiledask.lab.table import Comparison as Comparison
-from tiledask.lab.table import table as table
 from tiledask.lab.tasks import task as task
 from tiledask.plan import collectives as collectives
 from tiledask.plan import formulas as formulas
@@ -87,6 +86,7 @@ from tiledask.plan.splitting.judge import judge as judge
 from tiledask.plan.splitting.partition import Partition as Partition
 from tiledask.plan.splitting.partition import contiguous_splits as contiguous_splits
 from tiledask.plan.splitting.partition import partition as partition
+from tiledask.plan.tables import table as table
 from tiledask.plan.timing.step import calibrate as calibrate
 from tiledask.plan.timing.step import estimate_step as estimate_step
 from tiledask.tile.datasets import load_images as load_images

@@ -55,15 +55,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """0 if all went well, 1 if a claim failed or a plan does not fit, 2 for a mistaken request."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     command = words[0] if words and words[0] in COMMANDS else ""
-    name = f"tiledask {command}"
+    name, code = f"tiledask {command}", 1
     try:
         parser = _parser(command)
         args, unknown = parser.parse_known_args(words)
         if unknown:
-            print(f"{name}: {_unknown(unknown[0], parser, command)}", file=sys.stderr)
-            return 2
+            raise ConfigError(_unknown(unknown[0], parser, command))
         _check(args)
         code, result = _played(args)
+        if args.json:
+            print(json.dumps(result, indent=1), flush=True)
+    except BrokenPipeError:  # such as: tiledask ... | head
+        sys.stdout = None
     except ERRORS as error:
         said = ConfigError(str(error) or type(error).__name__)  # others' are made short, too
         print(f"{name}: {said}", file=sys.stderr)
@@ -76,25 +79,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"{name}: stopped", file=sys.stderr)
         return 130
-    if args.json:
-        try:
-            print(json.dumps(result, indent=1), flush=True)
-        except BrokenPipeError:  # such as: tiledask ... --json | head
-            sys.stdout = None
     return int(code)
 
 
 def _played(args: argparse.Namespace) -> tuple[int, Any]:
     """What the command returns; what it yields is printed."""
-    from rich.console import Console
+    from tiledask.plan.tables import Console
 
-    from tiledask.lab.table import show
-
-    args.console = Console(stderr=args.json)
+    args.console = Console(sys.stderr if args.json else None)
     steps = args.run(args)
     while True:
         try:
-            show(args.console, next(steps))
+            args.console.print(next(steps))
         except StopIteration as end:
             code, result = end.value
             return code, result

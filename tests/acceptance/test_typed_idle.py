@@ -217,7 +217,7 @@ def test_the_rest_is_explained_on_request(typed):
         ("idle --utilisation 90 --devices 4", "such as 0.9 or 90%; got '90'"),
         ("idle --order no.txt", "a line for each device, such as: 0F0 0F1 0B0 0B1"),
         ("idle --order a.txt 1f1b 4 8", "leave out the schedule"),
-        ("idle 1f1b 4 8 --layers 24", "go with --diagnose TRACE"),
+        ("idle 1f1b 4 8 --unit ms", "goes with --diagnose TRACE"),
     ],
 )
 def test_mistakes_are_answered_in_the_words_of_the_command_line(typed, asked, words):

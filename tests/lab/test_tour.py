@@ -5,15 +5,15 @@ import io
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
-from rich.console import Console
 
 from tiledask.errors import ConfigError
 from tiledask.lab.tour import tour
+from tiledask.plan.tables import Console
 
 KEPT = """
 import json, pathlib
 import tiledask as td
-table = td.Comparison("Bytes", [td.Claim("sent", 4096, None, 4096, "bytes", "equal")])
+table = td.Comparison("Bytes", [td.Check("sent", 4096, None, 4096, "bytes", "equal")])
 print(table)
 pathlib.Path("tour.json").write_text(json.dumps([table.to_dict()]))
 td.plots.memory_bars({"mine": {"weights": 2}})

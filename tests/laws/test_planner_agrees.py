@@ -3,16 +3,12 @@
 import json
 import math
 from dataclasses import replace
-from io import StringIO
 from random import Random
 from statistics import median_low
 
 import pytest
-from rich.console import Console
 
 import tiledask as td
-from tiledask.lab.commands.shown import fit_words, plans_words
-from tiledask.lab.table import show
 from tiledask.plan.fitting.overhead import (
     CUDA_CONTEXT,
     measured_over_estimated,
@@ -93,13 +89,6 @@ def drawn_case(number):
     return model, layout, replace(cluster, device=device, devices_per_node=8), recipe, sequence
 
 
-def text_of(things):
-    console = Console(width=240, record=True, file=StringIO())
-    for thing in things:
-        show(console, thing)
-    return console.export_text()
-
-
 def searched(model, layout, cluster, recipe, sequence):
     """Of the one layout."""
     names = td.Space.__dataclass_fields__
@@ -135,9 +124,9 @@ def test_what_is_printed_says_the_same(number):
     fit = td.fits(*case)
     plans = searched(*case)
     peak = format_bytes(fit.memory.peak)
-    assert text_of(fit_words(fit)).startswith(f"{fit.verdict}: the fullest device")
+    assert fit.to_text(240).startswith(f"{fit.verdict}: the fullest device")
     assert fit.to_dict()["verdict"] == fit.verdict
-    shown = text_of(plans_words(plans, 1))
+    shown = plans.to_text(240)
     assert f"1 {fit.verdict}" in shown
     assert peak in shown
     assert (format_seconds(plans.best.seconds) in shown) == (fit.verdict != "no")

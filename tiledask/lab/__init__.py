@@ -1,6 +1,6 @@
-"""What people look at: tables of claims, figures, tasks that are judged, the page.
+"""What people look at: tables of checks, figures, tasks that are judged, the page.
 
-claim, table     a claim as predicted, simulated and measured; rows of claims side by side
+check            a quantity predicted, simulated and measured, its rule, and tables of them
 plots            matplotlib figures: pipelines, planning, products, training
 tour             runs nbs/tour.ipynb and leaves a page of it
 dashboard        tiledask's page in the Dask dashboard, and the same page as a file
@@ -12,7 +12,7 @@ exercises        the walkthroughs' tasks, answered in code and run
 precision        half precision, and how far two losses may drift apart
 commands         the commands of `tiledask`, their options and what they print
 doctor           what this machine has and lacks
-claims, sweep    tables of claims, one subject each; of schedules
+claims, sweep    tables of checks, one subject each; of schedules
 learner          the learner's copies of the walkthroughs
 accuracy         the planner beside published numbers
 """

@@ -11,8 +11,6 @@ Dive into Deep Learning, "Training on Multiple GPUs", says in words what is in n
     data         the simplest, synchronised once; but a model must fit on each device
 """
 
-import math
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from itertools import product
 from math import isqrt
@@ -28,14 +26,12 @@ from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.convolution.lenet import BATCH, gradients, initial_weights, samples
 from tiledask.distributed.convolution.lenet_runs import PARTITIONINGS, put_together
 from tiledask.distributed.memory.claims import TOLERANCE, ClaimRun
-from tiledask.distributed.products.explain import Explanation, ProductQuestion
-from tiledask.distributed.products.needed import ProductNeeds
 from tiledask.distributed.ranks.rank_function import Ranks
 from tiledask.distributed.ranks.run import run_ranks
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import DoesNotFitError
-from tiledask.lab.table import Claim, Comparison
-from tiledask.plan.products.placement import Tiling, split
+from tiledask.lab.check import Check, Comparison
+from tiledask.plan.products.placement import split
 from tiledask.plan.program.lenet import PARAMETERS, Need, Split
 from tiledask.plan.program.making.convolution.lenet_formulas import need_by_formulas
 from tiledask.plan.program.making.convolution.of_lenet import need
@@ -45,11 +41,8 @@ from tiledask.tile import accumulator, as_dtype
 __all__ = [
     "RandomProduct",
     "compare_claims",
-    "compare_product",
     "lenet_claims",
-    "predict_product",
     "product_rows",
-    "product_title",
 ]
 
 GRID = (td.Shard(0), td.Shard(1))
@@ -100,7 +93,7 @@ def product_rows(
     kernel: str,
     tile: int | None,
     algorithm: str = "summa",
-) -> list[Claim]:
+) -> list[Check]:
     """What a formula, the plan and the workers say of one product; the formula of algorithms by
     which each rank gets once what it lacks of its rows of A and its columns of B."""
     (m, k), n, itemsize = problem.a.shape, problem.b.shape[1], C.dtype.itemsize
@@ -117,17 +110,17 @@ def product_rows(
     peak = ("peak bytes per worker", predicted.peak, None, measured.peak, "bytes", "at most")
     wrong = ("relative error of the answer", bound, None, error, "", "at most")
     return [
-        Claim("bytes between workers", formula, planned.total, counted.total, "bytes", "equal"),
-        Claim("messages between workers", None, planned.count, counted.count, "", "equal"),
-        Claim(*peak, f"{format_bytes(runtime)} are for BLAS, interpreter and allocator"),
+        Check("bytes between workers", formula, planned.total, counted.total, "bytes", "equal"),
+        Check("messages between workers", None, planned.count, counted.count, "", "equal"),
+        Check(*peak, f"{format_bytes(runtime)} are for BLAS, interpreter and allocator"),
         *([_tile_row(problem, C, kernel, tile)] if C.tiles and algorithm == "summa" else ()),
-        Claim(*wrong, "bound k eps; against one process"),
-        Claim("seconds, one process, all cores", None, None, problem.seconds, "seconds"),
-        Claim("seconds, over the workers", None, None, C.seconds, "seconds"),
+        Check(*wrong, "bound k eps; against one process"),
+        Check("seconds, one process, all cores", None, None, problem.seconds, "seconds"),
+        Check("seconds, over the workers", None, None, C.seconds, "seconds"),
     ]
 
 
-def _tile_row(problem: RandomProduct, C: ShardedArray, kernel: str, tile: int | None) -> Claim:
+def _tile_row(problem: RandomProduct, C: ShardedArray, kernel: str, tile: int | None) -> Check:
     """What the tiles load of blocks that are multiplied along all of k."""
     assert C.tiles is not None  # its kernel counts
     (m, k), n, (p, q) = problem.a.shape, problem.b.shape[1], C.mesh.shape
@@ -137,47 +130,7 @@ def _tile_row(problem: RandomProduct, C: ShardedArray, kernel: str, tile: int | 
         for (top, bottom), (left, right) in product(split(0, m, p), split(0, n, q))
     )
     what = f"bytes that tiles load, all workers, by {kernel}"
-    return Claim(what, predicted, None, C.tiles.loaded, "bytes", "equal")
-
-
-def compare_product(
-    shape: Shape,
-    mesh: tuple[int, int],
-    dtype: str,
-    algorithm: str,
-    kernel: str,
-    tile: int | None,
-    device: str,
-) -> tuple[Comparison, Explanation]:
-    """The comparison of a product of m, n, k on a mesh of new workers, A and B in blocks, and what
-    every algorithm would take for it."""
-    problem = RandomProduct.random(*shape, dtype)
-    with td.start_cluster(workers=math.prod(mesh), device=device, quiet=True) as cluster:
-        over = td.Mesh(cluster, mesh)
-        a, b = (td.distribute(x, over, GRID) for x in (problem.a, problem.b))
-        c = td.matmul(a, b, algorithm=algorithm, kernel=kernel, tile=tile)
-        title = f"{product_title(shape, mesh, dtype, algorithm)}, kernel {kernel}"
-        rows = product_rows(problem, c, kernel, tile, algorithm)
-        return Comparison(title, rows), td.explain(a, b, kernel=kernel)
-
-
-def predict_product(
-    shape: Shape, mesh: tuple[int, int], dtype: str, kernel: str, tile: int | None
-) -> Explanation:
-    """What every algorithm would move and hold for it, without workers and without times."""
-    m, n, k = shape
-    a, b = (Tiling(of, mesh, GRID) for of in ((m, k), (k, n)))
-    needs = ProductNeeds(as_dtype(dtype), kernel, tile, "memory")
-    return ProductQuestion(a, b, needs).weigh(sys.maxsize)
-
-
-def product_title(shape: Shape, mesh: tuple[int, int], dtype: str, algorithm: str) -> str:
-    m, n, k = shape
-    flop = f"{2 * math.prod(shape) / 1e9:,.4g} GFLOP"
-    return (
-        f"{m:,} x {k:,} by {k:,} x {n:,} (m {m:,}, n {n:,}, k {k:,}) {dtype}, {flop}, by "
-        f"{algorithm} on {mesh[0]} x {mesh[1]} workers"
-    )
+    return Check(what, predicted, None, C.tiles.loaded, "bytes", "equal")
 
 
 # -- memory ----------------------------------------------------------------------------------------
@@ -195,14 +148,14 @@ def compare_claims(title: str, runs: Mapping[str, ClaimRun]) -> Comparison:
         if run.refused:
             peaks = run.predicted.peak, run.simulated.peak, run.refused.needed
             what = f"{name}: peak, refused at"
-            rows.append(Claim(what, *peaks, unit="bytes", note=str(run.refused)))
+            rows.append(Check(what, *peaks, unit="bytes", note=str(run.refused)))
         else:
             stage, ledgers = run.widest, (run.predicted, run.simulated, run.measured)
             planned, counted, ran = (ledger.per_place[stage] for ledger in ledgers)
             note = f"stage {stage + 1}"
-            rows.append(Claim(f"{name}: peak", planned, counted, ran, "bytes", RULE, note))
+            rows.append(Check(f"{name}: peak", planned, counted, ran, "bytes", RULE, note))
         verdicts = run.predicted_verdict, None, run.executed_verdict
-        rows.append(Claim(f"{name}: verdict", *verdicts, rule="equal"))
+        rows.append(Check(f"{name}: verdict", *verdicts, rule="equal"))
     return Comparison(title, rows)
 
 
@@ -230,7 +183,7 @@ def lenet_claims(
     ranks = ranks if mesh is None else mesh.ranks
     weights, (x, classes) = initial_weights(seed, dtype), samples(images, seed, dtype)
     loss, others = gradients(weights, x, classes)
-    rows: list[Claim] = []
+    rows: list[Check] = []
     sent, itemsize = {}, np.dtype(dtype).itemsize
     for name in ways:
         step = PARTITIONINGS[name], weights, x, classes
@@ -252,13 +205,13 @@ def lenet_claims(
         pairs = zip(sent["layerwise"], sent["network"], strict=True)
         predicted, program, run = (a / b for a, b in pairs)
         what, note = "layerwise: bytes over network's", 'd2l: "potentially even larger"'
-        rows.append(Claim(what, predicted, program, run, "", "equal", note))
+        rows.append(Check(what, predicted, program, run, "", "equal", note))
     return Comparison(f"d2l's LeNet on {ranks} devices, {images} images", rows)
 
 
 def _rows(
     name: str, said: Need, counted: Need, done: Ranks, error: float, dtype: str
-) -> list[Claim]:
+) -> list[Check]:
     """What a step moves and has on each device: by closed forms, in its program, and run."""
     held = [share.weight_bytes for share in done.results]
     flops = [share.flops for share in done.results]
@@ -280,9 +233,9 @@ def _rows(
         ("busiest over mean FLOP", lambda need: need.imbalance, imbalance, ""),
     ]
     rows = [
-        Claim(f"{name}: {what}", of(said), of(counted), run, unit, "equal")
+        Check(f"{name}: {what}", of(said), of(counted), run, unit, "equal")
         for what, of, run, unit in claims
     ]
     bound, note = ROUND_OFF[dtype], "of the largest element, against a single device"
-    error_row = Claim(f"{name}: gradients' error", bound, None, error, rule="at most", note=note)
+    error_row = Check(f"{name}: gradients' error", bound, None, error, rule="at most", note=note)
     return [*rows, error_row]

@@ -1,7 +1,5 @@
 """The doctor: what this machine has and tiledask will use, what is missing and what brings it.
 
-    examine() -> [MachineCheck, ...] -> shown: a table, then what helps
-
 Nothing here may crash or hang, whatever is broken: each question is asked inside `_careful`,
 and the GPU is asked by a child process that is left behind if the driver does not answer.
 """
@@ -21,8 +19,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from tiledask.extras import bring, install, lacking
-from tiledask.lab.table import Grid
 from tiledask.plan.judged import MARKS
+from tiledask.plan.tables import Part, Table
 from tiledask.plan.units import format_bytes
 
 __all__ = ["MachineCheck", "ask_gpu", "examine", "shown"]
@@ -42,7 +40,6 @@ PACKAGES = (
     ("NCCL", "arrays from GPU to GPU", "nvidia-nccl-cu13", "gpu", 2),
 )
 """Name, use, distribution, the extra that brings it, the fewest GPUs with which it is of use."""
-
 Found = tuple[str, ...]
 """The state, what was found, and perhaps what helps."""
 
@@ -52,13 +49,10 @@ class MachineCheck:
     """One thing that was looked for."""
 
     name: str
-    """What it is: "cores", "CuPy", "g++"."""
     state: str
     """"ok", "missing" (tiledask runs without it, but not all of it), or "note"."""
     found: str
-    """What was found, for reading."""
     used_for: str
-    """What tiledask does with it."""
     fix: str = ""
     """The command or the change that helps; empty if nothing needs to."""
 
@@ -73,37 +67,43 @@ def examine() -> list[MachineCheck]:
     ('Python', 'workers')
     """
     gpu = ask_gpu()
-    questions: list[tuple[Any, ...]] = [
-        ("Python", "everything; 3.11 to 3.13", _python),
-        ("cores", "one CPU worker each", _cores),
-        ("memory", "blocks; workers share it evenly", _memory),
-        ("temporary disk", "spooled arrays, spilled blocks", _disk),
-        ("NumPy", "tiles on the CPU; workers have one BLAS thread each", _numpy),
-        ("g++", "checking CUDA kernels on the CPU", _compiler),
-        *((name, use, _package, gpu, *about) for name, use, *about in PACKAGES),
-        ("GPU", "one worker per GPU", _gpu, gpu),
-        ("workers", "td.start_cluster() without arguments", _workers, gpu),
+    return [
+        _careful("Python", "everything; 3.11 to 3.13", _python),
+        _careful("cores", "one CPU worker each", _cores),
+        _careful("memory", "blocks; workers share it evenly", _memory),
+        _careful("temporary disk", "spooled arrays, spilled blocks", _disk),
+        _careful("NumPy", "tiles on the CPU; workers have one BLAS thread each", _numpy),
+        _careful("g++", "checking CUDA kernels on the CPU", _compiler),
+        *(_careful(name, use, _package, gpu, *about) for name, use, *about in PACKAGES),
+        _careful("GPU", "one worker per GPU", _gpu, gpu),
+        _careful("workers", "td.start_cluster() without arguments", _workers, gpu),
     ]
-    return [_careful(*each) for each in questions]
 
 
 def _careful(name: str, used_for: str, question: Callable[..., Found], *about: Any) -> MachineCheck:
     try:
-        state, found, *more = question(*about)
+        state, found, *fix = question(*about)
     except ModuleNotFoundError as error:
         package = lacking(error)
-        state, found, *more = "missing", f"{package} is not installed", bring(package)
+        state, found, fix = "missing", f"{package} is not installed", [bring(package)]
     except Exception as error:  # a broken installation raises all sorts of things
-        state, more = "note", []
         found = f"could not be found out: {type(error).__name__}: {_line(error)}"
-    return MachineCheck(name, state, found, used_for, *more)
+        state, fix = "note", []
+    return MachineCheck(name, state, found, used_for, *fix)
+
+
+def shown(findings: Sequence[MachineCheck]) -> Iterator[Part]:
+    """The findings as a table, then the commands that bring what is missing."""
+    rows = [(SIGNS[f.state], f.name, f.found, f.used_for) for f in findings]
+    yield Table(("", "", "found", "used for"), rows, left=range(4))
+    missing = [finding for finding in findings if finding.state == "missing"]
+    yield from (f"{f.name} is missing ({f.used_for}): {f.fix}" for f in missing)
+    yield from (f"{f.name}: {f.fix}" for f in findings if f.state == "note" and f.fix)
+    yield f"{len(missing)} missing" if missing else "nothing is missing"
+    yield from (f"will be used: {f.found}" for f in findings if f.name == "workers")
 
 
 # -- the machine ---------------------------------------------------------------------------------
-
-
-def _enough(enough: bool, found: str, fix: str) -> Found:
-    return ("ok", found) if enough else ("note", found, fix)
 
 
 def _python() -> Found:
@@ -112,9 +112,10 @@ def _python() -> Found:
 
 
 def _cores() -> Found:
-    from dask.system import CPU_COUNT as usable
+    from dask.system import CPU_COUNT
 
-    return _enough(usable >= 2, f"{usable} usable", "idle times are measured with 2 or more")
+    few = ("note", f"{CPU_COUNT} usable", "idle times are measured with 2 or more")
+    return few if CPU_COUNT < 2 else ("ok", f"{CPU_COUNT} usable")
 
 
 def _memory() -> Found:
@@ -123,14 +124,15 @@ def _memory() -> Found:
 
     free = min(psutil.virtual_memory().available, MEMORY_LIMIT)
     found = f"{format_bytes(MEMORY_LIMIT)} usable, {format_bytes(free)} free now"
-    return _enough(free >= SMALL_MEMORY, found, "close other programs, or use fewer workers")
+    little = ("note", found, "close other programs, or use fewer workers")
+    return little if free < SMALL_MEMORY else ("ok", found)
 
 
 def _disk() -> Found:
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
     found = f"{format_bytes(free)} free in {folder}"
-    return _enough(free >= SMALL_DISK, found, "set TMPDIR to a larger disk")
+    return ("note", found, "set TMPDIR to a larger disk") if free < SMALL_DISK else ("ok", found)
 
 
 def _numpy() -> Found:
@@ -146,16 +148,28 @@ def _compiler() -> Found:
 
 def _package(gpu: dict[str, Any], distribution: str, extra: str, least: int) -> Found:
     """Missing where there are the GPUs to use it with, otherwise only a note."""
-    installed, wanted = _version(distribution), len(gpu["devices"]) >= least
-    if wanted:
-        return ("ok", installed) if installed else ("missing", "not installed", install(extra))
-    return "note", f"{installed or 'not installed'}, nothing to do with fewer GPUs than {least}"
+    installed = _version(distribution)
+    if len(gpu["devices"]) < least:
+        nothing = f"nothing to do with fewer GPUs than {least}"
+        return "note", f"{installed or 'not installed'}, {nothing}"
+    return ("ok", installed) if installed else ("missing", "not installed", install(extra))
 
 
 def _version(distribution: str) -> str:
     with contextlib.suppress(PackageNotFoundError):
         return version(distribution)
     return ""
+
+
+def _workers(gpu: dict[str, Any]) -> Found:
+    from dask.system import CPU_COUNT
+    from distributed.system import MEMORY_LIMIT
+
+    if gpu["usable"] and importlib.util.find_spec("dask_cuda") is not None:
+        return "ok", f"{len(gpu['devices'])} GPU workers, one per GPU"
+    count = max(2, CPU_COUNT)
+    share = format_bytes(MEMORY_LIMIT // count)
+    return "ok", f"{count} CPU workers, one BLAS thread and {share} each"
 
 
 # -- the GPU -------------------------------------------------------------------------------------
@@ -176,13 +190,12 @@ def ask_gpu(code: str = PROBE, deadline: float = DRIVER_DEADLINE) -> dict[str, A
     pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     try:
         child = subprocess.Popen([sys.executable, "-c", code], text=True, **pipes)
-        try:
-            out, err = child.communicate(timeout=deadline)
-        except subprocess.TimeoutExpired:
-            child.kill()  # and no wait: a process stuck inside the driver cannot be killed
-            return _unusable(f"the NVIDIA driver did not answer within {deadline:g} s")
+        out, err = child.communicate(timeout=deadline)
     except OSError as error:
         return _unusable(f"no process could be started to ask for the GPU: {_line(error)}")
+    except subprocess.TimeoutExpired:
+        child.kill()  # and no wait: a process stuck inside the driver cannot be killed
+        return _unusable(f"the NVIDIA driver did not answer within {deadline:g} s")
     for line in out.splitlines():
         with contextlib.suppress(ValueError):
             if line.startswith("PROBE "):
@@ -219,31 +232,6 @@ def _driver_traces() -> bool:
     """Whether somebody installed an NVIDIA driver here, working or not."""
     files = ("/dev/nvidia0", "/proc/driver/nvidia/version")
     return any(map(os.path.exists, files)) or shutil.which("nvidia-smi") is not None
-
-
-def _workers(gpu: dict[str, Any]) -> Found:
-    from dask.system import CPU_COUNT
-    from distributed.system import MEMORY_LIMIT
-
-    if gpu["usable"] and importlib.util.find_spec("dask_cuda") is not None:
-        return "ok", f"{len(gpu['devices'])} GPU workers, one per GPU"
-    count = max(2, CPU_COUNT)
-    share = format_bytes(MEMORY_LIMIT // count)
-    return "ok", f"{count} CPU workers, one BLAS thread and {share} each"
-
-
-# -- showing it ----------------------------------------------------------------------------------
-
-
-def shown(findings: Sequence[MachineCheck]) -> Iterator[Any]:
-    """The findings as a table, then the commands that bring what is missing."""
-    rows = [(SIGNS[f.state], f.name, f.found, f.used_for) for f in findings]
-    yield Grid(("", "", "found", "used for"), rows, left=range(4))
-    missing = [finding for finding in findings if finding.state == "missing"]
-    yield from (f"{f.name} is missing ({f.used_for}): {f.fix}" for f in missing)
-    yield from (f"{f.name}: {f.fix}" for f in findings if f.state == "note" and f.fix)
-    yield f"{len(missing)} missing" if missing else "nothing is missing"
-    yield from (f"will be used: {f.found}" for f in findings if f.name == "workers")
 
 
 def _line(words: object) -> str:

@@ -5,12 +5,11 @@ import os
 from pathlib import Path
 from typing import Any, cast
 
-from rich.console import Console
-
 from tiledask.distributed.cluster.start import choose_device
 from tiledask.extras import needed_for
 from tiledask.files import atomic_write
 from tiledask.plan.data import shipped
+from tiledask.plan.tables import Console
 
 __all__ = ["tour"]
 
@@ -46,15 +45,15 @@ def tour(
     def begin(cell_index: int, **_: Any) -> None:
         cell = cells.cells[cell_index]
         if cell.cell_type == "markdown":
-            console.print(cell.source.partition("\n")[0], style="bold", soft_wrap=True)
+            console.print((cell.source.partition("\n")[0], ""))
 
     def show(cell: Any, **_: Any) -> None:
         for output in cell.outputs:
             if output.output_type == "error":
                 broken.append(f"{output.ename}: {output.evalue}")
-                console.print(broken[-1], style="bold red", markup=False)
+                console.print((broken[-1], ""))
             elif output.output_type == "stream" and output.name == "stdout":
-                console.print(output.text, markup=False, highlight=False, soft_wrap=True)
+                console.print(output.text)
 
     client: Any = NotebookClient(
         cells,
@@ -74,7 +73,7 @@ def tour(
     exporter.log.setLevel("ERROR")
     page, _ = exporter.from_notebook_node(cells, {"metadata": {"name": "tiledask: the tour"}})
     atomic_write(folder / "report.html", page.encode())
-    console.print(f"the page: {folder / 'report.html'}", soft_wrap=True)
+    console.print(f"the page: {folder / 'report.html'}")
     tables = json.loads(found.read_text()) if found.is_file() else []
     for words in broken:
         row = {"quantity": "runs to its end", "holds": False, "reason": words}

@@ -11,7 +11,7 @@ products    least_moved: elements that some rank receives, whatever the algorith
 losses      Checkpointing, checkpoint_interval: how often to save what may be lost
 """
 
-from tiledask.plan.fitting.fit import minimum_devices, zero3_minimum_degree
+from tiledask.plan.fitting.states import minimum_devices, zero3_minimum_degree
 from tiledask.plan.inputs.recipes import state_bytes
 from tiledask.plan.pipelines.closed_form import (
     bubble_fraction,

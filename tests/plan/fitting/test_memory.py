@@ -16,9 +16,9 @@ from oracles.finished import ROOT
 import tiledask as td
 from tiledask.errors import ConfigError, PartitionError
 from tiledask.plan.fitting.activations import layer_bytes, saved_tensors
-from tiledask.plan.fitting.fit import minimum_devices
 from tiledask.plan.fitting.in_flight import in_flight
 from tiledask.plan.fitting.memory import stage_parameters
+from tiledask.plan.fitting.states import minimum_devices
 from tiledask.plan.inputs.layout import SCHEDULES, Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import load_recipe, lora, state_bytes
@@ -137,7 +137,7 @@ def test_moments_and_peak():
     assert all(row.formula and row.source for row in memory.ledger.rows if row.bytes)
     assert repr(memory).startswith("MemoryEstimate(model, dp=1 tp=1 pp=2, mixed-adam-16")
     assert memory._repr_html_().count("<tr>") == 3
-    assert "GB = 1e9 bytes" in memory._repr_html_()
+    assert "GB (1e9 bytes)" in memory._repr_html_()
 
 
 def test_what_recomputation_saves_it_pays_for_one_layer_in_the_backward():

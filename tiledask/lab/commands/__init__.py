@@ -1,12 +1,12 @@
 """The commands, each with its options and what becomes of them; `tiledask.cli` finds them by name.
 
-options  options as rows, and the request that `fit` and `plan` share
+options  options as rows of a text
+request  the request that `fit` and `plan` share, and what it costs
 fit      what `fit` takes: a layout described or imported, a model alone, a weight
 one_layout  does one layout fit, how fast is it, what does it move
 best     no layout: the best ones of a cluster, or what would fit instead
 weight   no model but the bytes of one weight: which splits of it fit
 plan     every layout of a cluster, ranked; the fewest devices
-shown    the words and tables of these
 partition, idle, matmul  a cut, an order, a product: as they are typed
 lists    what is shipped
 answers  questions and puzzles

@@ -88,12 +88,12 @@ def run_sheet(args: argparse.Namespace) -> Run:
 def run_grade(args: argparse.Namespace) -> Run:
     """The stars of each learner's answers."""
     from tiledask.lab.classroom.grading import as_csv, grade
-    from tiledask.lab.table import Grid
+    from tiledask.plan.tables import Table
 
     grades = grade(args.folder)
     if args.csv:
         atomic_write(Path(args.csv), as_csv(grades).encode())
     rows = [(g.learner, g.notebook, str(g.task), "★" * g.stars, g.said) for g in grades]
     head = ("learner", "walkthrough", "task", "stars", "verdict")
-    yield Grid(head, rows, left=(0, 1, 3, 4))
+    yield Table(head, rows, left=(0, 1, 3, 4))
     return 0, [asdict(each) for each in grades]

@@ -9,21 +9,23 @@ from typing import Any
 
 import tiledask as td
 from tiledask.errors import ConfigError
+from tiledask.lab.commands.best import best
 from tiledask.lab.commands.one_layout import one_layout
-from tiledask.lab.commands.options import (
+from tiledask.lab.commands.options import Run
+from tiledask.lab.commands.request import (
     CLUSTER,
     COSTS,
     EXPORTS,
     MODEL,
     TRAINED,
     Request,
-    Run,
     check_cost,
     recipe_of,
     request_of,
     tensor_bytes,
     usual_batch,
 )
+from tiledask.lab.commands.weight import splits
 
 __all__ = ["FIT_OPTIONS", "run_fit"]
 
@@ -78,8 +80,6 @@ def run_fit(args: argparse.Namespace) -> Run:
     """The answer by what was named: a weight, a model, a model in a layout."""
     check_cost(args)
     if size := tensor_bytes(args.model):
-        from tiledask.lab.commands.weight import splits
-
         named = {"command", "run", "json", "model", "cluster", "explain", "console"}
         for name, value in vars(args).items():
             if value and name not in named:
@@ -88,54 +88,48 @@ def run_fit(args: argparse.Namespace) -> Run:
                     f"--{name.replace('_', '-')}"
                 )
         return (yield from splits(size, td.load_cluster(args.cluster)))
-    asked = _asked(args)
-    if args.offload:
-        asked.recipe = td.offload(asked.recipe, to=args.offload)
-    if asked.layout is not None:
-        return (yield from one_layout(asked))
-    from tiledask.lab.commands.best import best
-
-    return (yield from best(asked))
-
-
-def _asked(args: argparse.Namespace) -> Request:
-    """All of it as typed or imported; what is typed goes before."""
     given = vars(args)
-    options = ((field.name, given[field.name]) for field in fields(td.Layout))
-    typed = {name: value for name, value in options if value is not None and value is not False}
+    typed = {
+        field.name: given[field.name]
+        for field in fields(td.Layout)
+        if given[field.name] is not None and given[field.name] is not False
+    }
     configs = [name for name in EXPORTS if given[name]]
     if len(configs) > 1:
         raise ConfigError(f"one configuration at a time; got --{' and --'.join(configs)}")
-    if configs:
-        return _imported(args, configs[0], typed)
-    if args.model is None:
+    if not configs and args.model is None:
         raise ConfigError("a model and a cluster are named, such as: fit 200B 80x40GB")
-    asked = request_of(args)
-    if typed:
-        asked.model.check_tp(typed.get("tp", 1), asked.cluster.devices)
-        asked.layout = _filled(args, typed, asked)
-        each = asked.layout.sequences
-        usual = usual_batch(asked.cluster.devices, asked.sequence)
+    request = _imported(args, configs[0], typed) if configs else request_of(args)
+    speed = ""
+    if typed and not configs:
+        request.model.check_tp(typed.get("tp", 1), request.cluster.devices)
+        request.layout = _filled(request, typed)
+        each = request.layout.sequences
+        usual = usual_batch(request.cluster.devices, request.sequence)
         if args.batch is None and args.microbatches is None and each < usual:
-            asked.way_out = (
+            speed = (
                 f"; one micro-batch a copy, as no --batch was given; --batch "
                 f"{-(-usual // each) * each} is what a search takes"
             )
-    return asked
+    if args.offload:
+        request.recipe = td.offload(request.recipe, to=args.offload)
+    if request.layout is not None:
+        return (yield from one_layout(request, speed))
+    return (yield from best(request))
 
 
-def _filled(args: argparse.Namespace, typed: dict[str, Any], asked: Request) -> Any:
+def _filled(request: Request, typed: dict[str, Any]) -> Any:
     """The layout that was typed, with copies that fill the cluster and the batch's micro-batches,
     where nobody said how many."""
     if "dp" not in typed:
         tp, pp, cp = (typed.get(axis, 1) for axis in ("tp", "pp", "cp"))
         split = typed.get("ep", 1) * (typed.get("expert_tp") or tp)
         step = split // gcd(split, tp * cp) if min(split, tp * cp) > 0 else 1
-        fills = asked.cluster.devices // max(1, tp * pp * cp)
+        fills = request.cluster.devices // max(1, tp * pp * cp)
         typed = typed | {"dp": max(step, fills // step * step, 1)}
-        if typed["dp"] > 1:
-            asked.notes.append(f"dp {typed['dp']} fills the cluster")
-    return td.Layout(**typed, **_microbatches(args, typed["dp"], typed.get("microbatch", 1)))
+        request.notes += [f"dp {typed['dp']} fills the cluster"] * (typed["dp"] > 1)
+    each = _microbatches(request.args, typed["dp"], typed.get("microbatch", 1))
+    return td.Layout(**typed, **each)
 
 
 def _microbatches(args: argparse.Namespace, dp: int, microbatch: int) -> dict[str, Any]:

@@ -9,10 +9,9 @@ from typing import Any
 
 import tiledask as td
 from tiledask.errors import ConfigError, DeadlockError, ScheduleError, short
-from tiledask.lab.commands.options import Run
-from tiledask.lab.commands.shown import draw
+from tiledask.lab.commands.options import Run, number_of, numbers
+from tiledask.lab.commands.request import draw
 from tiledask.lab.sweep import schedule_on
-from tiledask.lab.table import table
 from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.pipelines.known import Known, known_makespan
 from tiledask.plan.pipelines.schedule import Schedule
@@ -20,6 +19,7 @@ from tiledask.plan.pipelines.schedules import V_SHAPED, called, is_looped, sched
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.pipelines.utilisation import FewestMicrobatches, fewest_microbatches
+from tiledask.plan.tables import Part, table
 from tiledask.plan.units import format_percent, format_seconds
 from tiledask.plan.whole import whole_number
 
@@ -56,12 +56,10 @@ MICROBATCHES?        of a step (naive: 1)
 --figure FILE        write the Gantt chart
 --write-order FILE   write the order, for --order
 --trace FILE         write a trace for Perfetto, .json or .json.gz
-# a measured run -- --diagnose in place of a schedule; the other three go with it
+# a measured run -- --diagnose in place of a schedule
 --diagnose TRACE     why it idles: a CSV of spans or of polled utilisation, a Chrome trace, or a
                      folder with one of each rank
---unit UNIT          of the trace's times: s, ms, us or ns
---layers COSTS       a number, or costs: 1,1,2,4
---memory-limit K     micro-batches kept
+--unit UNIT          with --diagnose: of the trace's times, s, ms, us or ns
 examples:
   tiledask idle layer-wise 4
   tiledask idle 1f1b 4 8 --latency 0.25 --transfers paired
@@ -71,7 +69,6 @@ examples:
   tiledask idle --order order.txt --forward 1,2 --backward 2,4
 """
 EXAMPLE = "such as: tiledask idle 1f1b 4 8"
-BATCH = "micro-batch"
 SHOWN = 32
 """Rows of devices; of more the first and the last half."""
 
@@ -80,9 +77,17 @@ def run_idle(args: argparse.Namespace) -> Run:
     """What was asked for, simulated and shown; 1 for an order that cannot run, and for a
     utilisation that is not reached."""
     if args.diagnose is not None:
-        return (yield from _diagnose(args))
-    if any(given is not None for given in (args.unit, args.layers, args.memory_limit)):
-        raise ConfigError("--unit, --layers and --memory-limit go with --diagnose TRACE")
+        others = ("schedule", "devices", "microbatches", "order", "utilisation", "figure", "trace")
+        if any(getattr(args, name) is not None for name in others):
+            raise ConfigError(
+                "--diagnose finds schedule, devices and micro-batches in the trace and writes no "
+                "figure and no trace; leave them out"
+            )
+        found = td.diagnose(args.diagnose, unit=args.unit)
+        yield from found.printed()
+        return 0, found.to_dict()
+    if args.unit is not None:
+        raise ConfigError("--unit goes with --diagnose TRACE")
     made, reached = _asked(args)
     times = _times(args, made.stages, float)
     try:
@@ -111,39 +116,15 @@ def run_idle(args: argparse.Namespace) -> Run:
     return (0 if result.get("reached", True) else 1), result
 
 
-def _diagnose(args: argparse.Namespace) -> Run:
-    from tiledask.lab.commands.partition import costs_of
-
-    others = ("schedule", "devices", "microbatches", "order", "utilisation", "figure", "trace")
-    if any(getattr(args, name) is not None for name in others):
-        raise ConfigError(
-            "--diagnose finds schedule, devices and micro-batches in the trace and writes no "
-            "figure and no trace; leave them out"
-        )
-    layers = costs_of(args.layers) if args.layers else None
-    options = {"unit": args.unit, "layers": layers, "memory_limit": args.memory_limit}
-    found = td.diagnose(args.diagnose, **options)
-    yield str(found)
-    return 0, found.to_dict()
-
-
 # -- what is asked for ---------------------------------------------------------------------------
 
 
 def _asked(args: argparse.Namespace) -> tuple[Schedule, list[FewestMicrobatches]]:
     """The schedule, and with --utilisation how many micro-batches reach it."""
-    given: list[int | None] = []
-    for name in ("devices", "microbatches"):
-        place, option = getattr(args, name), getattr(args, f"{name}_option")
-        if None not in (place, option) and place != option:
-            raise ConfigError(
-                f"{name.upper()} is {place} behind the schedule's name and {option} behind "
-                f"--{name}; give it once"
-            )
-        given.append(option if place is None else place)
-    devices, microbatches = given
+    where = "behind the schedule's name"
+    devices, microbatches = (number_of(args, name, where) for name in ("devices", "microbatches"))
     if args.order is not None:
-        named = (args.schedule, *given, args.chunks, args.utilisation)
+        named = (args.schedule, devices, microbatches, args.chunks, args.utilisation)
         if any(each is not None for each in named):
             raise ConfigError(
                 "--order FILE has its devices and micro-batches in the file; leave out the "
@@ -221,20 +202,15 @@ def _times(args: argparse.Namespace, stages: int, kind: type) -> dict[str, Any]:
     for name in ("forward", "backward", "latency", "overlapped"):
         if (text := getattr(args, name)) is None:
             continue
-        try:
-            numbers = [kind(Fraction(word)) for word in text.split(",")]
-        except (ValueError, ZeroDivisionError):
-            raise ConfigError(
-                f"--{name} is seconds, or several between commas, such as 1,1,2; got {short(text)}"
-            ) from None
+        seconds = numbers(text, f"--{name} is", lambda word: kind(Fraction(word)))
         count, per = stages, "stage"
         if name == "latency":
             count, per = stages - 1, "boundary between stages"
-        if len(numbers) not in (1, count):
+        if len(seconds) not in (1, count):
             raise ConfigError(
-                f"--{name} is one number, or {count}, one per {per}; got {len(numbers)}"
+                f"--{name} is one number, or {count}, one per {per}; got {len(seconds)}"
             )
-        found[name] = numbers[0] if len(numbers) == 1 else numbers
+        found[name] = seconds[0] if len(seconds) == 1 else seconds
     return found
 
 
@@ -263,11 +239,15 @@ def _read_order(path: str) -> Schedule:
 
 def _name(made: Schedule) -> str:
     name = {"naive": "naive (layer-wise)"}.get(made.name, made.name)
-    return f"{name}, {_count(made.devices, 'device')}, {_count(made.microbatches, BATCH, 'es')}"
+    return f"{name}, {_devices(made)}, {_microbatches(made.microbatches)}"
 
 
-def _count(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number:,} {noun}{plural if number != 1 else ''}"
+def _devices(made: Schedule) -> str:
+    return f"{made.devices:,} device{'s' * (made.devices != 1)}"
+
+
+def _microbatches(number: int) -> str:
+    return f"{number:,} micro-batch{'es' * (number != 1)}"
 
 
 def _facts(made: Schedule, t: Timeline) -> dict[str, Any]:
@@ -293,7 +273,7 @@ def _reached(
     m, share = reached[-1]
     facts |= {"wanted": float(wanted), "reached": share >= wanted}
     asked, got = f"{100 * float(wanted):g} %", _exactly(share, wanted)
-    on = f"on {_count(made.devices, 'device')} with {made.name}"
+    on = f"on {_devices(made)} with {made.name}"
     if share < wanted:
         tried = f"{m:,} micro-batches, the most that were tried"
         return f"No: {asked} is not reached {on}; {tried}, give {got}."
@@ -302,8 +282,7 @@ def _reached(
         below, under = reached[0]
         less = f"; {below:,} give {_exactly(under, wanted)}"
         facts["below"] = {"microbatches": below, "utilisation": float(under)}
-    reach = "reaches" if m == 1 else "reach"
-    return f"{_count(m, BATCH, 'es')} {reach} {asked} {on}: {got}{less}."
+    return f"{_microbatches(m)} reach{'es' * (m == 1)} {asked} {on}: {got}{less}."
 
 
 def _exactly(share: Fraction, other: Fraction) -> str:
@@ -317,7 +296,7 @@ def _exactly(share: Fraction, other: Fraction) -> str:
 
 def _shown(
     args: argparse.Namespace, made: Schedule, t: Timeline, times: dict[str, Any]
-) -> Iterator[Any]:
+) -> Iterator[Part]:
     """The answer in a line, what was taken for it, and each device."""
     most, share = max(t.peak_in_flight, default=0), made.stages // made.devices
     yield (
@@ -341,22 +320,17 @@ def _shown(
             f"{made.stages} stages of 1 s forward: {share} times the model of 1f1b's "
             f"{made.devices}; for the same model --forward {1 / share:g} --backward {2 / share:g}"
         )
+    names = ("device", "busy", "idle", "idle share", "kept")
     columns = zip(t.busy_per_device, t.idle_per_device, t.peak_in_flight, strict=True)
-    rows: list[dict[str, Any]] = [
-        {
-            "device": f"{d}",
-            "busy": busy,
-            "idle": idle,
-            "idle share": idle / t.makespan,
-            "kept": kept,
-        }
+    rows: list[tuple[Any, ...]] = [
+        (f"{d}", busy, idle, idle / t.makespan, kept)
         for d, (busy, idle, kept) in enumerate(columns, 1)
     ]
     if len(rows) > SHOWN:
-        rows[SHOWN // 2 : -SHOWN // 2] = [{"device": f"... {len(rows) - SHOWN} more"}]
-    every = {"device": "all", "busy": t.busy, "idle": t.idle, "idle share": t.bubble_fraction}
-    rows.append(every | {"kept": f"{most} at most"})
-    yield table(rows, "", busy="seconds", idle="seconds", **{"idle share": "percent"})
+        rows[SHOWN // 2 : -SHOWN // 2] = [(f"... {len(rows) - SHOWN} more", *[None] * 4)]
+    rows.append(("all", t.busy, t.idle, t.bubble_fraction, f"{most} at most"))
+    units = {"busy": "seconds", "idle": "seconds", "idle share": "percent"}
+    yield table([dict(zip(names, row, strict=True)) for row in rows], **units)
     several = made.stages * made.replicas // made.devices
     of = f", counted once for each of its {several} stages" if several > 1 else ""
     yield f"kept: micro-batches whose activations a device keeps at once{of}"
@@ -372,7 +346,7 @@ def _known(made: Schedule, took: dict[str, Any], transfers: str) -> Known | None
     return known_makespan(*of, *times, chunks=chunks, overlapped=overlapped)
 
 
-def _explained(t: Timeline, known: Known | None, how: str) -> Iterator[Any]:
+def _explained(t: Timeline, known: Known | None, how: str) -> Iterator[Part]:
     """Why it idles, what no order undercuts, and the path that decides."""
     assert t.bound is not None
     if rows := {c: {"device-s": s, "": CAUSES[c]} for c, s in t.idle_time.total.items() if s}:

@@ -7,11 +7,11 @@ from typing import Any
 from tiledask.errors import ConfigError, short
 from tiledask.lab.commands.options import Run
 from tiledask.lab.sweep import compare_schedules
-from tiledask.lab.table import table
 from tiledask.plan.data import meant, names
 from tiledask.plan.inputs.load import load_cluster, load_model, models
 from tiledask.plan.inputs.recipes import load_recipe, recipes
 from tiledask.plan.pipelines.schedules import schedules
+from tiledask.plan.tables import table
 
 __all__ = ["LIST_OPTIONS", "run_list"]
 
@@ -74,8 +74,6 @@ PART?                of a name, such as llama; all if none
 """
 UNITS = dict.fromkeys(("memory", "memory/s", "within it/s", "between/s"), "bytes")
 UNITS["idle"] = "percent"
-HEADS = {"kv_heads": "kv"}
-"""Shorter, for 80 columns."""
 
 
 def run_list(args: argparse.Namespace) -> Run:
@@ -94,7 +92,8 @@ def run_list(args: argparse.Namespace) -> Run:
         )
     columns = [key for key in next(iter(found.values())) if any(f[key] for f in found.values())]
     rows = {
-        name: {HEADS.get(key, key): _cell(key, each[key]) for key in columns}
+        # shorter, for 80 columns
+        name: {"kv" if key == "kv_heads" else key: _cell(key, each[key]) for key in columns}
         for name, each in found.items()
     }
     yield table(rows, title, **{key: UNITS[key] for key in columns if key in UNITS})
@@ -103,8 +102,8 @@ def run_list(args: argparse.Namespace) -> Run:
 
 def _cell(name: str, value: Any) -> Any:
     """A number as the column ``name`` shows it, where its unit is not enough."""
-    if name == "active" and value is None:
+    if name not in ("parameters", "active"):
+        return value
+    if value is None:
         return ""
-    if name in ("parameters", "active"):
-        return f"{value / 1e9:,.2f} B" if value > 1e9 else f"{value / 1e6:,.0f} M"
-    return value
+    return f"{value / 1e9:,.2f} B" if value > 1e9 else f"{value / 1e6:,.0f} M"

@@ -2,21 +2,23 @@
 
 import argparse
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from math import isqrt
+from math import isqrt, prod
 from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ConfigError, short
 from tiledask.lab.commands.options import Run
-from tiledask.lab.table import Grid
 from tiledask.plan.data import meant
 from tiledask.plan.products.product import PANEL, algorithms
+from tiledask.plan.tables import Table
 from tiledask.plan.units import divisors, format_bytes
 from tiledask.plan.whole import whole_number
 
 if TYPE_CHECKING:
     from tiledask.distributed.products.explain import Explanation
+    from tiledask.lab.check import Comparison
 
 __all__ = ["MATMUL_OPTIONS", "run_matmul"]
 
@@ -44,50 +46,84 @@ SIZES = "a product takes N, A and B such as 2048x1024 1024x4096, or M N K (A is 
 
 def run_matmul(args: argparse.Namespace) -> Run:
     """The product that was asked for, predicted and, unless --no-run, run; 1 if a claim fails."""
-    from tiledask.lab.claims import compare_product, predict_product, product_title
+    import tiledask as td
+    from tiledask.distributed.products.explain import ProductQuestion
+    from tiledask.distributed.products.needed import ProductNeeds
     from tiledask.tile import as_dtype
     from tiledask.tile.table import lookup
 
-    shape, (p, q) = _shape(args.size), _mesh(args)
-    if shape[2] > (most := COUNTED // (p * q * (p + q))) and shape[2] > PANEL:
+    (m, n, k), mesh = _shape(args.size), _mesh(args)
+    most = COUNTED // (prod(mesh) * sum(mesh))
+    if k > max(most, PANEL):
         raise ConfigError(
-            f"panels of {PANEL} of the inner size k are counted one by one: on {p} x {q} workers k "
-            f"may be {most:,} at most, got {shape[2]:,}; take a smaller k, or fewer workers"
+            f"panels of {PANEL} of the inner size k are counted one by one: on {mesh[0]} x "
+            f"{mesh[1]} workers k may be {most:,} at most, got {k:,}; take a smaller k, or fewer "
+            f"workers"
         )
-    algorithm, dtype = _algorithm(args.algorithm, (p, q)), as_dtype(args.dtype).name
+    algorithm, dtype = _algorithm(args.algorithm, mesh), as_dtype(args.dtype).name
     # a wrong name is no reason to start workers
     if dtype not in (takes := lookup(args.kernel).dtypes):
         raise ConfigError(
             f"--kernel {args.kernel} takes {', '.join(takes)}, got --dtype {dtype}; take one of "
             f"these, or another kernel"
         )
-    result: dict[str, Any] = dict(zip("mnk", shape, strict=True))
-    result |= {"dtype": dtype, "mesh": (p, q), "algorithm": algorithm}
-    code = 0
+    result: dict[str, Any] = {"m": m, "n": n, "k": k, "dtype": dtype, "mesh": mesh}
+    result["algorithm"] = algorithm
+    title = (
+        f"{m:,} x {k:,} by {k:,} x {n:,} (m {m:,}, n {n:,}, k {k:,}) {dtype}, "
+        f"{2 * m * n * k / 1e9:,.4g} GFLOP, by {algorithm} on {mesh[0]} x {mesh[1]} workers"
+    )
+    grid, code = (td.Shard(0), td.Shard(1)), 0
     if args.no_run:
-        found = predict_product(shape, (p, q), dtype, args.kernel, args.tile)
-        yield product_title(shape, (p, q), dtype, algorithm)
+        needs = ProductNeeds(as_dtype(dtype), args.kernel, args.tile, "memory")
+        a, b = (td.Tiling(shape, mesh, grid) for shape in ((m, k), (k, n)))
+        found = ProductQuestion(a, b, needs).weigh(sys.maxsize)
+        yield title
         yield _answer(found[algorithm])
     else:
-        how = (algorithm, args.kernel, args.tile, args.device)
-        table, found = compare_product(shape, (p, q), dtype, *how)
-        yield table
-        result |= table.to_dict()
-        code = 0 if table.ok else 1
+        compared, found = _run(args, title, (m, n, k), mesh, dtype, algorithm)
+        yield compared.table
+        result |= compared.to_dict()
+        code = 0 if compared.ok else 1
     result["begins"] = (
-        f"A and B begin in {p} x {q} blocks, one of each on every worker. Counted: bytes between "
-        f"workers, once, where they arrive; the blocks' way there at the beginning is not."
+        f"A and B begin in {mesh[0]} x {mesh[1]} blocks, one of each on every worker. Counted: "
+        f"bytes between workers, once, where they arrive; the blocks' way there at the beginning "
+        f"is not."
     )
     yield result["begins"]
+    found = replace(found, chosen=algorithm)
     if args.no_run:
         why = f"{algorithm} was asked for; without a run no times are compared."
-        found = replace(found, chosen=algorithm, why=why)
-    yield from _algorithms(replace(found, chosen=algorithm))
+        found = replace(found, why=why)
+    yield from _algorithms(found)
     if not args.no_run:
         yield f"{found.advice} {found.moved}"
     facts = found.to_dict()
     chosen = next(row for row in facts["choices"] if row["algorithm"] == algorithm)
     return code, result | {"predicted": chosen, "explain": facts}
+
+
+def _run(
+    args: argparse.Namespace,
+    title: str,
+    shape: tuple[int, int, int],
+    mesh: tuple[int, int],
+    dtype: str,
+    algorithm: str,
+) -> "tuple[Comparison, Explanation]":
+    """The product on new workers beside its prediction; what every algorithm would take there."""
+    import tiledask as td
+    from tiledask.lab.check import Comparison
+    from tiledask.lab.claims import RandomProduct, product_rows
+
+    problem, grid = RandomProduct.random(*shape, dtype), (td.Shard(0), td.Shard(1))
+    with td.start_cluster(workers=prod(mesh), device=args.device, quiet=True) as cluster:
+        over = td.Mesh(cluster, mesh)
+        a, b = (td.distribute(x, over, grid) for x in (problem.a, problem.b))
+        c = td.matmul(a, b, algorithm=algorithm, kernel=args.kernel, tile=args.tile)
+        rows = product_rows(problem, c, args.kernel, args.tile, algorithm)
+        compared = Comparison(f"{title}, kernel {args.kernel}", rows)
+        return compared, td.explain(a, b, kernel=args.kernel)
 
 
 def _shape(sizes: list[str]) -> tuple[int, int, int]:
@@ -160,7 +196,7 @@ def _algorithms(found: "Explanation") -> Iterator[Any]:
     rows = [row[:7] + row[8:] for row in found.rows()]  # what any must move is in --json
     head = ("", "algorithm", "to one", "in all", "messages", "peak", "time", "")
     title = "What every algorithm takes: bytes to one worker and in all, the fullest worker"
-    yield Grid(head, rows, title, left=(0, 1, 7), bold=[i for i, row in enumerate(rows) if row[0]])
+    yield Table(head, rows, title, left=(0, 1, 7), bold=[i for i, row in enumerate(rows) if row[0]])
     for c in found.choices:
         if c.plan is None:
             yield f"{c.algorithm} refused: {f'it {LOCAL}' if c.algorithm == 'local' else c.why_not}"

@@ -1,48 +1,45 @@
 """One layout of a model on a cluster: does it fit, how fast is it, what does it move."""
 
+from typing import Any
+
 import tiledask as td
-from tiledask.lab.commands import shown
-from tiledask.lab.commands.options import Request, Run
-from tiledask.plan.inputs.run import check_timed, check_trains
+from tiledask.lab.commands.options import Run
+from tiledask.lab.commands.request import Request, draw
 
-__all__ = ["one_layout"]
+__all__ = ["draw_memory", "one_layout"]
 
 
-def one_layout(asked: Request) -> Run:
-    """Does it fit; how fast is it, what does it move; what would fit."""
-    args, run = asked.args, asked.run
-    fit = td.fits(*run, **asked.by, cached=args.cached)
-    as_run = fit.memory.recipe  # by the framework that was named
-    found = td.critique(*run, **asked.by) if args.critique else None
-    if args.tokens is not None:
-        check_trains(as_run)
-        check_timed(as_run)
-    step = saving = exported = None
-    if fit.verdict != "no" and as_run.trains and not as_run.places:
-        step = td.estimate_step(*run, **asked.by)
+def one_layout(request: Request, speed: str = "") -> Run:
+    """Does it fit; how fast is it, what does it move; what would fit. ``speed``: what a step of a
+    batch that nobody gave stands for."""
+    args = request.args
+    fit = td.fits(*request.run, **request.by, cached=args.cached)
+    recipe = fit.memory.recipe  # by the framework that was named
+    step = saving = None
+    if fit.verdict != "no" and recipe.trains and not recipe.places:
+        step = td.estimate_step(*request.run, **request.by)
         saving = fit.checkpointing(step.total)
-    if args.export:
-        options = {"recipe": asked.recipe, "sequence": asked.sequence}
-        exported = td.export_config(asked.model, asked.layout, args.export, **options)
-    yield from asked.assumed
-    yield from shown.fit_words(fit, step, asked.way_out)
-    result = fit.to_dict() | {"assumptions": asked.notes}
-    assumed = [f"{asked.model.name}: {asked.model.source}"] if asked.model.source else []
-    assumed.append(fit.assumed)
-    if asked.imported is not None:
-        read = {"recipe": asked.imported.recipe, "assumed": list(asked.imported.assumed)}
-        result["imported"] = {"layout": vars(asked.layout), **read}
+    result = fit.to_dict() | {"assumptions": request.notes}
+    extras = [*request.extras(step, saving, result)]  # a mistake in them is the answer
+    yield from request.assumed
+    yield from fit.printed(step.line + speed if step is not None else "")
+    if step is not None and step.bytes_table is not None:
+        yield step.bytes_table
+    yield from extras
+    assumed = [*request.source, fit.assumed]
+    if request.imported is not None:
+        read = {"recipe": request.imported.recipe, "assumed": list(request.imported.assumed)}
+        result["imported"] = {"layout": vars(request.layout), **read}
         assumed += read["assumed"]
-    if exported is not None:
-        yield from shown.export_words(exported, result)
-    if step is not None:
-        yield from shown.bytes_table(step)
-        yield from shown.cost_words(args, step, saving, result)
     if args.explain:
         yield from assumed
         if step is not None and saving is not None:
-            yield from (*shown.step_words(step), saving.line)
-    if found is not None:
-        yield from shown.critique_words(found, result)
-    shown.draw_memory(fit, args.figure)
+            yield from (*step.printed(), saving.line)
+    draw_memory(fit, args.figure)
     return (1 if fit.verdict == "no" else 0), result
+
+
+def draw_memory(fit: Any, path: str | None) -> None:
+    """The memory of each stage beside a device's, where a file was named."""
+    over = fit.overhead.total
+    draw("memory_bars", path, fit.memory.ledger, fit.capacity, place="stage", overhead=over)

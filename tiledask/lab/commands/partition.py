@@ -11,8 +11,8 @@ from itertools import pairwise
 from typing import Any
 
 import tiledask as td
-from tiledask.errors import ConfigError, short
-from tiledask.lab.commands.options import Run
+from tiledask.errors import ConfigError
+from tiledask.lab.commands.options import Run, number_of, numbers
 from tiledask.plan.splitting.assignment import read_assignment, stages_of
 from tiledask.plan.splitting.exact import count
 from tiledask.plan.splitting.judge import layer_ranges
@@ -24,7 +24,7 @@ from tiledask.plan.splitting.partition import (
 )
 from tiledask.plan.units import parse_bytes
 
-__all__ = ["PARTITION_OPTIONS", "costs_of", "cut_text", "run_partition"]
+__all__ = ["PARTITION_OPTIONS", "cut_text", "run_partition"]
 
 PARTITION_OPTIONS = """
 LAYERS               a number of equal layers, or costs such as 1,1,2,4
@@ -79,14 +79,17 @@ def run_partition(args: argparse.Namespace) -> Run:
 
 def _inputs(args: argparse.Namespace) -> tuple[Sequence[float], dict[str, Any]]:
     """Costs and the rest of what was typed, by the names of td.partition and td.judge."""
-    costs, chunks = costs_of(args.layers), count(args.chunks, "--chunks")
-    layers, given = len(costs), {args.devices, args.devices_option} - {None}
-    if len(given) != 1:
+    typed = args.layers
+    equal = typed.isdecimal()
+    costs = layer_costs(int(typed[:30]) if equal else numbers(typed, "costs are"))
+    layers, chunks = len(costs), count(args.chunks, "--chunks")
+    devices = number_of(args, "devices", "behind the layers")
+    if devices is None:
         raise ConfigError(
-            f"one number of devices is needed, got {' and '.join(map(str, given)) or 'none'}; "
-            f"write it behind the layers, such as: partition {args.layers[:40]} 4"
+            f"one number of devices is needed, got none; write it behind the layers, such as: "
+            f"partition {typed[:40]} 4"
         )
-    devices = count(given.pop(), "devices")
+    devices = count(devices, "devices")
     if layers < devices * chunks:
         what, most = ("device", layers) if chunks == 1 else ("chunk", layers // chunks)
         stages = f"{devices} devices" + (f" x {chunks} chunks" if chunks > 1 else "")
@@ -94,39 +97,23 @@ def _inputs(args: argparse.Namespace) -> tuple[Sequence[float], dict[str, Any]]:
             f"every {what} needs a layer of its own, and {layers} layers are fewer than {stages}; "
             f"use at most {most} devices"
         )
-    memory, capacity = (
-        [parse_bytes(word) for word in text.split(",")] if text else None
-        for text in (args.memory, args.capacity)
-    )
-    if (memory is None) != (capacity is None):
-        missing = "--capacity 8GB" if capacity is None else "--memory 1GB"
+    lists: dict[str, list[Any]] = {}
+    for name in ("speeds", "communication", "memory", "capacity"):
+        if text := getattr(args, name):
+            sizes = name in ("memory", "capacity")
+            lists[name] = (
+                [*map(parse_bytes, text.split(","))] if sizes else numbers(text, f"{name} are")
+            )
+    if ("memory" in lists) != ("capacity" in lists):
+        missing = "--capacity 8GB" if "memory" in lists else "--memory 1GB"
         raise ConfigError(
             f"--memory, the bytes of each layer, and --capacity, those of each device, go "
             f"together; add one such as {missing}"
         )
-    sends = _numbers(args.communication, "communication")
-    return costs, {
-        "devices": devices,
-        "speeds": _numbers(args.speeds, "speeds"),
-        "memory": memory * layers if memory and len(memory) == 1 else memory,
-        "capacity": capacity[0] if capacity and len(capacity) == 1 else capacity,
-        "communication": sends[0] if sends and len(sends) == 1 else sends,
-        "chunks": chunks,
-    }
-
-
-def costs_of(layers: str) -> Sequence[float]:
-    """Costs from a number of equal layers, or from numbers between commas."""
-    return layer_costs(int(layers[:30]) if layers.isdecimal() else _numbers(layers, "costs") or ())
-
-
-def _numbers(text: str | None, what: str) -> list[float] | None:
-    try:
-        return [float(word) for word in text.split(",")] if text else None
-    except ValueError:
-        raise ConfigError(
-            f"{what} are numbers between commas, such as 1,1,2; got {short(text)}"
-        ) from None
+    alone = {name: each[0] for name, each in lists.items() if len(each) == 1 and name != "speeds"}
+    if "memory" in alone:
+        alone["memory"] = lists["memory"] * layers
+    return costs, {"devices": devices, "chunks": chunks, **lists, **alone}
 
 
 def cut_text(inputs: Mapping[str, Any], answer: Any) -> str:

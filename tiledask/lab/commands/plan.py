@@ -6,18 +6,17 @@ from typing import Any
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.lab.commands import shown
-from tiledask.lab.commands.best import fewest, on_cards
-from tiledask.lab.commands.options import (
+from tiledask.lab.commands.best import fewest
+from tiledask.lab.commands.options import Run
+from tiledask.lab.commands.request import (
     CLUSTER,
     COSTS,
     MODEL,
     SETTLED,
     TRAINED,
     Request,
-    Run,
     check_cost,
-    command,
+    draw,
     request_of,
     tensor_bytes,
 )
@@ -25,7 +24,6 @@ from tiledask.plan.choosing.smallest import search_fewest
 from tiledask.plan.whole import whole_number
 
 __all__ = ["PLAN_OPTIONS", "run_plan"]
-
 
 PLAN_OPTIONS = f"""
 MODEL                {MODEL}
@@ -55,58 +53,56 @@ def run_plan(args: argparse.Namespace) -> Run:
             f"{args.model} is the size of one weight, and a plan is of a model such as 70B; every "
             f"split of a weight: tiledask fit {args.model} {args.cluster}"
         )
-    asked = request_of(args)
+    request = request_of(args)
     if args.fewest:
-        return (yield from _fewest(asked))
-    options: dict[str, Any] = {"sequence": asked.sequence, "recipe": asked.recipe, **asked.by}
+        return (yield from _fewest(request))
+    options: dict[str, Any] = {"sequence": request.sequence, "recipe": request.recipe, **request.by}
     if args.devices is not None:
         options["devices"] = args.devices
-    given = asked.model, asked.cluster, asked.batch()
+    given = request.model, request.cluster, request.batch()
     plans = td.search(*given, **options).settle(SETTLED)
-    best = plans.best
-    saving = best.checkpointing() if best.verdict != "no" else None
-    exported = best.to(args.export) if args.export else None
-    yield from asked.assumed
-    again = command(asked, args.cluster, plans.settle(args.first)[0].layout)
-    yield from shown.plans_words(plans, args.first, again)
+    best, step, saving = plans.best, None, None
+    if best.verdict != "no":
+        step, saving = best.step, best.checkpointing()
+    result = plans.to_dict(args.first) | {"assumptions": request.notes}
+    extras = [*replace(request, layout=best.layout).extras(step, saving, result)]
+    yield from request.assumed
+    again = request.command(layout=plans.settle(args.first)[0].layout)
+    yield from plans.printed(args.first, again)
     relaxed = [] if args.no_sensitivity else td.sensitivity(*given, plans=plans, **options)
-    if saving is not None:
-        yield from shown.step_words(best.step)
+    result["sensitivity"] = [each.to_dict() for each in relaxed]
+    if step is not None:
+        yield from step.printed()
     yield from (f"  {each}" for each in relaxed)
-    shown.draw("feasibility", args.figure, plans)
-    result = plans.to_dict(args.first) | {"sensitivity": [each.to_dict() for each in relaxed]}
-    result["assumptions"] = asked.notes
-    if exported is not None:
-        yield from shown.export_words(exported, result)
-    if saving is not None:
-        yield from shown.cost_words(args, best.step, saving, result)
+    yield from extras
+    draw("feasibility", args.figure, plans)
     if args.explain:
-        yield f"{asked.model.name}: {asked.model.source}"
+        yield from request.source
         yield saving.line if saving is not None else best.fit.reason
     return (1 if saving is None else 0), result
 
 
-def _fewest(asked: Request) -> Run:
+def _fewest(request: Request) -> Run:
     """The fewest devices on which some layout fits, and that layout."""
-    batch = asked.args.batch
-    if asked.args.devices is not None:
+    batch = request.args.batch
+    if request.args.devices is not None:
         raise ConfigError("--fewest tries every number of devices; leave --devices out")
-    layout, run = fewest(asked), {"recipe": asked.recipe, "sequence": asked.sequence}
+    layout, run = fewest(request), {"recipe": request.recipe, "sequence": request.sequence}
     if batch is not None and layout is not None:  # of any batch: no fewer can do
-        most = replace(asked.cluster, devices=max(asked.cluster.devices, 4 * layout.devices))
-        found = search_fewest(asked.model, most, batch, **run, **asked.by).best
+        most = replace(request.cluster, devices=max(request.cluster.devices, 4 * layout.devices))
+        found = search_fewest(request.model, most, batch, **run, **request.by).best
         layout = found.layout if found.verdict != "no" else None
-    yield from asked.assumed
-    kind, name = asked.cluster.device.name, asked.model.name
+    yield from request.assumed
+    kind, name = request.cluster.device.name, request.model.name
     if layout is None:
-        yield "no", f": no number of {kind} holds {name} with recipe {asked.recipe.name}"
-        return 1, {"verdict": "no", "devices": None, "assumptions": asked.notes}
-    cluster = replace(asked.cluster, devices=layout.devices)
-    fit = td.fits(asked.model, layout, cluster, **run, **asked.by)
+        yield "no", f": no number of {kind} holds {name} with recipe {request.recipe.name}"
+        return 1, {"verdict": "no", "devices": None, "assumptions": request.notes}
+    cluster = replace(request.cluster, devices=layout.devices)
+    fit = td.fits(request.model, layout, cluster, **run, **request.by)
     step = f" with {batch:,} sequences a step" if batch else ""
     words = f": the fewest that {name} fits on{step}; {fit.reason}"
     yield f"{layout.devices:,} x {kind}", words
-    yield f"that is: {command(asked, on_cards(asked, layout.devices), layout)}"
-    if asked.args.explain:
+    yield f"that is: {request.command(layout.devices, layout)}"
+    if request.args.explain:
         yield fit.assumed
-    return 0, fit.to_dict() | {"devices": layout.devices, "assumptions": asked.notes}
+    return 0, fit.to_dict() | {"devices": layout.devices, "assumptions": request.notes}

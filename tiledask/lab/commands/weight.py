@@ -3,9 +3,9 @@
 from typing import Any
 
 from tiledask.lab.commands.options import Run
-from tiledask.lab.table import table
 from tiledask.plan.fitting.overhead import CUDA_CONTEXT
 from tiledask.plan.inputs.recipes import load_recipe
+from tiledask.plan.tables import table
 from tiledask.plan.units import divisors, format_bytes
 
 __all__ = ["splits"]

@@ -12,19 +12,18 @@ from dataclasses import dataclass
 from textwrap import fill
 from typing import Any
 
-from rich.console import Console
-
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.connecting.connect import cluster_of
 from tiledask.errors import ConfigError, short
+from tiledask.lab.check import Comparison
 from tiledask.lab.course.by_words import by_words
 from tiledask.lab.course.index import taught
 from tiledask.lab.course.question import MOST_WORKERS, Question, Worked
 from tiledask.lab.course.table import QUESTIONS
 from tiledask.lab.files import save_figure
 from tiledask.lab.plots.primitives import Figure
-from tiledask.lab.table import Comparison, say
+from tiledask.plan.tables import Console
 
 __all__ = ["Answer", "ask", "ask_command", "list_all", "read_inputs"]
 
@@ -232,11 +231,11 @@ def ask_command(words: str, inputs: list[str], figure: str | None, run: bool) ->
 
 def list_all(console: Console) -> tuple[int, dict[str, Any]]:
     """A line for each question; (0, the same for JSON)."""
-    say(console, "tiledask ask 34, or in words: tiledask ask 24 layers on 4 devices")
+    console.print("tiledask ask 34, or in words: tiledask ask 24 layers on 4 devices")
     facts = {}
     for number, each in QUESTIONS.items():
         title, asked = each.words(each.title), each.words(each.asked)
-        say(console, fill(f"{number:4}  {title}", console.width, subsequent_indent=" " * 6))
+        console.print(fill(f"{number:4}  {title}", console.width, subsequent_indent=" " * 6))
         inputs = {n: {"default": i.default, "meaning": i.meaning} for n, i in each.inputs.items()}
         facts[str(number)] = {"title": title, "asked": asked, "inputs": inputs}
     return 0, {"questions": facts}

@@ -11,7 +11,8 @@ from tiledask.lab.course import runs, sizes
 from tiledask.lab.course.question import Worked, count, cut_over, question
 from tiledask.lab.course.runs import held
 from tiledask.lab.course.sizes import ADAM, COUNTED, GB, brief, holds
-from tiledask.plan.fitting.fit import Fit, minimum_devices, zero3_minimum_degree
+from tiledask.plan.fitting.fit import Fit
+from tiledask.plan.fitting.states import minimum_devices, zero3_minimum_degree
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.recipes import load_recipe, state_bytes
 from tiledask.plan.pipelines.closed_form import bubble_fraction, naive_utilisation

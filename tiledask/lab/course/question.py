@@ -20,7 +20,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ConfigError, short
-from tiledask.lab.claim import Claim
+from tiledask.lab.check import Check
 from tiledask.plan.data import shipped_json
 from tiledask.plan.units import format_bytes, format_count, parse_bytes, parse_count
 
@@ -171,7 +171,7 @@ class Worked:
         answer: str,
         *lines: str,
         values: Mapping[str, Any],
-        run: "Callable[[Cluster], list[Claim]]",
+        run: "Callable[[Cluster], list[Check]]",
         figure: "Callable[[], Figure] | None" = None,
     ) -> None:
         self.answer, self.lines, self.values = answer, lines, values

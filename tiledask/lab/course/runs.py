@@ -18,7 +18,7 @@ import numpy as np
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.ranks.rank import Rank
-from tiledask.lab.claim import Claim
+from tiledask.lab.check import Check
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.pipelines.schedule import Action
 from tiledask.plan.pipelines.timeline import COMPUTE, Timeline
@@ -66,7 +66,7 @@ def multiplied(
     shape: tuple[int, int, int],
     products: Mapping[str, tuple[Blocking, int]],
     dtype: str = "float32",
-) -> list[Claim]:
+) -> list[Check]:
     """Products of small whole numbers, of which every sum is exact; each with the bytes that
     workers send for it, by formula."""
     (m, n, k), rng, of, rows = shape, np.random.default_rng(1), as_dtype(dtype), []
@@ -80,17 +80,17 @@ def multiplied(
         how: dict[str, Any] = {"kernel": kernel, "tile": tile} if way.tile else {}
         C = td.matmul(A, B, algorithm=way.algorithm, **how)
         rows += [
-            Claim(f"{name}: between workers", sent, C.traffic.predicted.total,
+            Check(f"{name}: between workers", sent, C.traffic.predicted.total,
                   C.traffic.measured.total, "bytes", "equal"),
-            Claim(f"{name}: on the fullest worker", C.memory.predicted.peak, None,
+            Check(f"{name}: on the fullest worker", C.memory.predicted.peak, None,
                   C.memory.measured.peak, "bytes", "at most"),
-            Claim(f"{name}: C is A B, every number", rule="true",
+            Check(f"{name}: C is A B, every number", rule="true",
                   measured=bool((td.to_numpy(C) == right).all()), note=f"{C.seconds:.3g} s"),
         ]  # fmt: skip
         if C.tiles:
             loads = loaded(way.plan(m, n, k), tile, of.itemsize)
             words = f"{name}: loaded by tiles of {tile}"
-            rows.append(Claim(words, loads, None, C.tiles.loaded, "bytes", "equal"))
+            rows.append(Check(words, loads, None, C.tiles.loaded, "bytes", "equal"))
     return rows
 
 
@@ -114,7 +114,7 @@ def _split_layer(rank: Rank, x: np.ndarray, weights: dict[str, np.ndarray], dy: 
 
 def split_layer(
     cluster: Cluster, d: int, d_h: int, tokens: int, devices: int, sent: int
-) -> list[Claim]:
+) -> list[Check]:
     """A feed-forward layer on workers, forward and backward, compared with one device."""
     x, weights, dy = feed_forward(d, d_h, tokens)
     ranks = td.run_ranks(_split_layer, td.Mesh(cluster, (devices,)), x, weights, dy)
@@ -125,15 +125,15 @@ def split_layer(
         records = ranks.records.where(way)
         sums = len(records.where(kind="all_reduce")) // devices
         moved = sum(record.sent for record in records)
-        rows.append(Claim(f"all-reduces, {way}", 1, None, sums, "count", "equal"))
-        rows.append(Claim(f"sent, {way}", sent, None, moved, "bytes", "equal"))
+        rows.append(Check(f"all-reduces, {way}", 1, None, sums, "count", "equal"))
+        rows.append(Check(f"sent, {way}", sent, None, moved, "bytes", "equal"))
     for name, made, alone in zip(("y", "dX"), ranks.results[0], (y, dx), strict=True):
         off = float(np.abs(made - alone).max() / np.abs(alone).max())
-        rows.append(Claim(f"{name} against one device", 1e-12, None, off, rule="at most"))
+        rows.append(Check(f"{name} against one device", 1e-12, None, off, rule="at most"))
     return rows
 
 
-def lenet(cluster: Cluster, devices: int, images: int, *ways: str) -> list[Claim]:
+def lenet(cluster: Cluster, devices: int, images: int, *ways: str) -> list[Check]:
     """A training step of d2l's LeNet, partitioned in these ways."""
     from tiledask.lab.claims import lenet_claims
 
@@ -186,7 +186,7 @@ def meanwhile(timeline: Timeline, worker: int, kind: str = "F") -> dict[int, str
 
 def timed(
     cluster: Cluster, order: td.Schedule, busy: Sequence[float], makespan: float, **times: Any
-) -> list[Claim]:
+) -> list[Check]:
     """One batch through workers that are to be ``busy`` so many seconds of ``makespan``, one at a
     time: simulated and run; of up to three runs, the one that other work disturbs least."""
     simulated, runs = td.simulate(order, **times), list[Timeline]()
@@ -195,19 +195,19 @@ def timed(
     return timed_claims(busy, makespan, simulated, min(runs, key=lambda run: run.bubble_fraction))
 
 
-def timed_claims(busy: Sequence[float], makespan: float, s: Timeline, m: Timeline) -> list[Claim]:
+def timed_claims(busy: Sequence[float], makespan: float, s: Timeline, m: Timeline) -> list[Check]:
     """Of a batch, simulated and measured: its time, utilisation, order, and idle time of each."""
     used = sum(busy) / (len(busy) * makespan)
     each = enumerate(zip(busy, s.idle_per_device, m.idle_per_device, strict=True), 1)
     return [
-        Claim("time of the batch", makespan, s.makespan, m.makespan, "seconds"),
-        Claim("utilisation", used, s.utilisation, m.utilisation, "percent", NEARLY),
-        Claim("order of the blocks", None, flow(s), flow(m), rule="equal"),
-        *(Claim(f"worker {i} idles", makespan - b, x, y, "seconds") for i, (b, x, y) in each),
+        Check("time of the batch", makespan, s.makespan, m.makespan, "seconds"),
+        Check("utilisation", used, s.utilisation, m.utilisation, "percent", NEARLY),
+        Check("order of the blocks", None, flow(s), flow(m), rule="equal"),
+        *(Check(f"worker {i} idles", makespan - b, x, y, "seconds") for i, (b, x, y) in each),
     ]
 
 
-def idle(cluster: Cluster, stages: int, microbatches: int, name: str = "1f1b") -> list[Claim]:
+def idle(cluster: Cluster, stages: int, microbatches: int, name: str = "1f1b") -> list[Check]:
     """Idle share of a pipeline of equal stages, and what it keeps.
 
     Whatever else the machine does adds to what is measured, so that no more is claimed of its time
@@ -220,14 +220,14 @@ def idle(cluster: Cluster, stages: int, microbatches: int, name: str = "1f1b") -
     share = td.formulas.bubble_fraction(stages, 1 if name == "naive" else microbatches)
     which, note = f"{name}, {stages} stages, m = {microbatches}", "a busy machine adds to it"
     return [
-        Claim(f"idle, {which}", share, s.bubble_fraction, m.bubble_fraction, "percent",
+        Check(f"idle, {which}", share, s.bubble_fraction, m.bubble_fraction, "percent",
               ("within", 1e-9), note, ("predicted", "simulated")),
-        Claim(f"activations kept at most, {which}", None, max(s.peak_in_flight),
+        Check(f"activations kept at most, {which}", None, max(s.peak_in_flight),
               max(m.peak_in_flight), rule="equal"),
     ]  # fmt: skip
 
 
-def placed(cluster: Cluster, name: str, place: Sequence[int], crossings: int) -> list[Claim]:
+def placed(cluster: Cluster, name: str, place: Sequence[int], crossings: int) -> list[Check]:
     """Real layers passed forward, each on the worker that ``place`` says, and on one worker."""
     from tiledask.distributed.pipelines.stages import stack
 
@@ -240,9 +240,9 @@ def placed(cluster: Cluster, name: str, place: Sequence[int], crossings: int) ->
     planned, counted = done.traffic.predicted, done.traffic.measured
     same, sent = done.outputs.tobytes() == alone.outputs.tobytes(), crossings * batch.nbytes
     return [
-        Claim(f"{name}: messages", crossings, planned.count, counted.count, "count", "equal"),
-        Claim(f"{name}: bytes sent", sent, planned.total, counted.total, "bytes", "equal"),
-        Claim(f"{name}: output has the bits of one worker's", measured=same, rule="true"),
+        Check(f"{name}: messages", crossings, planned.count, counted.count, "count", "equal"),
+        Check(f"{name}: bytes sent", sent, planned.total, counted.total, "bytes", "equal"),
+        Check(f"{name}: output has the bits of one worker's", measured=same, rule="true"),
     ]
 
 
@@ -262,7 +262,7 @@ def reduced(layout: Layout, ranks: int = 4) -> tuple[int, int, int]:
     return small.get("dp", 1), small.get("tp", 1), small.get("pp", 1)
 
 
-def trained(cluster: Cluster, layout: Layout, dtype: str = "float32") -> list[Claim]:
+def trained(cluster: Cluster, layout: Layout, dtype: str = "float32") -> list[Check]:
     """A small decoder under ``layout``, reduced: the loss of one device, the bytes foreseen."""
     from tiledask.lab.precision import acceptable
     from tiledask.lab.precision.drift import SAFETY
@@ -279,17 +279,17 @@ def trained(cluster: Cluster, layout: Layout, dtype: str = "float32") -> list[Cl
     what = f"{dtype}, trained on dp {shape[0]} x tp {shape[1]} x pp {shape[2]}"
     note = "predicted: what round-off explains"
     off = f"{what}: loss after {steps} steps off one device's"
-    rows = [Claim(off, SAFETY * found.likely, None, found.difference, rule="at most", note=note)]
+    rows = [Check(off, SAFETY * found.likely, None, found.difference, rule="at most", note=note)]
     sent = split.layers().reset_index().groupby("parallel")[["predicted_bytes", "bytes"]].sum()
     for kind, row in sent.iterrows():
         both = int(row.predicted_bytes), None, int(row.bytes)
-        rows.append(Claim(f"{what}: {kind} parallel, sent a step", *both, "bytes", "equal"))
+        rows.append(Check(f"{what}: {kind} parallel, sent a step", *both, "bytes", "equal"))
     return rows
 
 
 def held(
     cluster: Cluster, parameters: int, plans: Mapping[str, tuple[Layout, str]], memory: int
-) -> list[Claim]:
+) -> list[Check]:
     """What workers held, or were refused, of each (layout, recipe) on devices of ``memory``.
 
     States depend on tp x pp alone, so that many stages are run as as many slices. Parameters and

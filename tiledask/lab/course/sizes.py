@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tiledask.lab.course.question import count
-from tiledask.plan.fitting.fit import Fit, minimum_devices
+from tiledask.plan.fitting.fit import Fit
 from tiledask.plan.fitting.overhead import CUDA_CONTEXT
+from tiledask.plan.fitting.states import minimum_devices
 from tiledask.plan.inputs.hardware import ClusterSpec, load_cluster
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model

@@ -6,8 +6,6 @@ from itertools import groupby
 from statistics import median
 from typing import Any
 
-from rich.console import Console
-
 from tiledask.errors import ConfigError
 from tiledask.lab.files import answer_of, check_figure, save_figure
 from tiledask.lab.idle_ladder import LEVELS, idle_level
@@ -16,7 +14,7 @@ from tiledask.lab.judging.result import LEAST, WRONG, Result
 from tiledask.lab.learner.kept import TASKS, at_terminal, here
 from tiledask.lab.puzzles.puzzle import KINDS, Puzzle, load_puzzle, puzzle_levels
 from tiledask.lab.puzzles.sketch import letters_a_second, sketch, timeline_text
-from tiledask.lab.table import Grid, say
+from tiledask.plan.tables import Console, Table
 from tiledask.plan.units import format_bytes
 
 __all__ = ["list_all", "numbers_of", "play"]
@@ -41,10 +39,10 @@ def list_all(console: Console) -> tuple[int, list[dict[str, Any]]]:
     for shown in (puzzles, ladder):
         rows = [(*list(each.values())[:-1], "★" * each["stars"]) for each in shown]
         left = [i for i, name in enumerate(shown[0]) if name != "level"]
-        console.print(Grid(tuple(shown[0]), rows, left=left))
+        console.print(Table(tuple(shown[0]), rows, left=left))
         if shown is puzzles:
-            say(console, f"{solved} of {len(puzzles)} solved")
-            say(console, "\nThe idle-time ladder: fresh numbers with each --seed", wrap=True)
+            ladder_title = "The idle-time ladder: fresh numbers with each --seed"
+            console.print(f"{solved} of {len(puzzles)} solved", "", ladder_title)
     return 0, [*puzzles, *ladder]
 
 
@@ -79,12 +77,12 @@ def play(
         _print_task(task, console)
     for word, answer, result in zip(answers, typed, results, strict=True):
         if len(answers) > 1:
-            say(console, "", bold=word)
+            console.print((word, ""))
         _print_result(task, answer, result, console)
     said = _said(task) | {"results": [result.to_dict() for result in results]}
     hinted = task.hint() if hint else None
     if hinted:
-        say(console, str(hinted), wrap=True)
+        console.print(str(hinted))
         said["hint"] = str(hinted)
     if isinstance(task, IdleLevel) and (any(results) or (hinted and hinted.number == hinted.of)):
         said["working"] = _print_working(task, console)
@@ -106,18 +104,18 @@ def _print_task(task: Task, console: Console) -> None:
     """The task, its numbers, its targets and how to answer, and what is drawn of it."""
     seed = f", seed {task.seed}" if isinstance(task, IdleLevel) else ""
     head = f"Level {task.name if seed else task.level}{seed}"
-    say(console, f"\n\n{task.question}\n", bold=f"{head}: {task.title}", wrap=True)
+    console.print((f"{head}: {task.title}", ""), "", task.question, "")
     if isinstance(task, IdleLevel) and task.shows_run:  # it is asked about
-        say(console, f"{_letters(task.runs[0])}\n")
+        console.print(f"{_letters(task.runs[0])}\n")
     if isinstance(task, Puzzle):
         rows = numbers_of(task)
         width = max(len(name) for name, _ in rows)
         for name, value in rows:
-            say(console, f"  {name:{width}}  " + value.replace("\n", f"\n{'':{width + 4}}"))
-        say(console, "")
-    say(console, f"Answer with {task.form}.", wrap=True)
+            console.print(f"  {name:{width}}  " + value.replace("\n", f"\n{'':{width + 4}}"))
+        console.print("")
+    console.print(f"Answer with {task.form}.")
     if isinstance(task, Puzzle) and (drawing := sketch(task)):
-        say(console, f"\n{drawing}")
+        console.print(f"\n{drawing}")
 
 
 def numbers_of(task: Puzzle) -> list[tuple[str, str]]:
@@ -133,24 +131,24 @@ def _print_result(task: Task, answer: Any, result: Result, console: Console) -> 
     """The answer drawn in letters, and what it is worth."""
     puzzle = isinstance(task, Puzzle)
     if isinstance(task, Puzzle) and (drawing := sketch(task, answer)):
-        say(console, drawing)
-    say(console, "", bold=result.reason, colour="green" if result else "red", wrap=True)
+        console.print(drawing)
+    console.print((result.reason, ""))
     first = next((t for t in result.targets if not t.met), None)  # which the reason has said
     for t in result.targets:
         if t.name == WRONG:
             continue
         best = f", best {t.beside}" if puzzle and t.beside and result else ""
         off = f": {t.offence}" if puzzle and t.offence and t is not first else ""
-        say(console, f"  {t.name}: {t.got:g} (target {t.goal}{best}){off}", wrap=True)
+        console.print(f"  {t.name}: {t.got:g} (target {t.goal}{best}){off}")
     if result.score:
-        say(console, result.score)
+        console.print(result.score)
 
 
 def _print_working(task: IdleLevel, console: Console) -> list[str]:
     """The lines of the working, and with them the runs."""
-    say(console, task.working(), wrap=True)
+    console.print(*task.working().split("\n"))
     for run in task.runs:
-        say(console, f"\n{run.facts}\n{_letters(run)}")
+        console.print(f"\n{run.facts}\n{_letters(run)}")
     return list(task.lines)
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from tiledask.plan import html
 from tiledask.plan.fitting.fit import Fit, fits
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout, Numbers
@@ -17,7 +16,8 @@ from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run, check_trains, more_tp
-from tiledask.plan.judged import Judged, judged_table
+from tiledask.plan.judged import Judged
+from tiledask.plan.tables import Part, Printable
 from tiledask.plan.timing.calibration import Calibration
 from tiledask.plan.timing.step import CLOSED_FORMS, StepEstimate, estimate_step
 from tiledask.plan.timing.step_time import step_parts
@@ -27,6 +27,8 @@ __all__ = ["Advice", "PlanCritique", "critique"]
 
 ADVISED = 10
 """Changes that are priced by simulation."""
+PRINTED = 8
+"""Of them, at most."""
 WORTH_IT = 0.01
 """Part of a step's time below which a change is not advised."""
 LARGE = {"bubble": 0.1, "tp": 0.15, "dp": 0.1, "pp": 0.05, "cp": 0.1, "ep": 0.2}
@@ -65,7 +67,7 @@ class Advice:
 
 
 @dataclass(frozen=True, repr=False)
-class PlanCritique:
+class PlanCritique(Printable):
     """What ``critique`` found; true if nothing is wrong and no single change is worth it."""
 
     fit: Fit
@@ -139,9 +141,11 @@ class PlanCritique:
     def __str__(self) -> str:
         return "\n".join([*map(str, self.lines), *(f"→ {each}" for each in self.advice)])
 
-    def _repr_html_(self) -> str:
-        found = judged_table(self.lines, self.fit.layout)
-        return f"{found}<ol>{''.join(f'<li>{html.words(each)}</li>' for each in self.advice)}</ol>"
+    def printed(self) -> Iterator[Part]:
+        yield from (f"  {line}" for line in self.lines)
+        yield from (f"  → {advice}" for advice in self.advice[:PRINTED])
+        if not self.advice and self.step is not None:
+            yield "  no single change makes it 1 % faster"
 
     def to_dict(self) -> dict[str, object]:
         """The same as plain values, for JSON."""

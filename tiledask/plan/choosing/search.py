@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from tiledask.errors import ConfigError, short
-from tiledask.plan import html
 from tiledask.plan.arrays import Array, unbeaten
+from tiledask.plan.choosing.ranking import plan_table
 from tiledask.plan.fitting.fewest import CHUNKS, context_degrees
 from tiledask.plan.fitting.fit import Fit, fits
 from tiledask.plan.fitting.memory import MemoryEstimate
@@ -37,6 +37,7 @@ from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run, check_timed, check_trains
+from tiledask.plan.tables import Part, Printable
 from tiledask.plan.timing.calibration import BESIDE, Calibration, calibration_of
 from tiledask.plan.timing.checkpointing import Checkpointing
 from tiledask.plan.timing.step import StepEstimate, estimate_step, estimate_steps
@@ -216,7 +217,7 @@ FIRST = 10
 """Plans of a search that are put in order by their simulated seconds."""
 
 
-class Plans(Sequence[Plan]):
+class Plans(Sequence[Plan], Printable):
     """The layouts of a search: those that fit, fastest first; then the tight ones; then those
     that do not fit, the nearest first.
 
@@ -449,29 +450,22 @@ class Plans(Sequence[Plan]):
         best = f"; best: {self[0]!r}" if len(self) else ""
         return f"Plans({self.model.name} on {self.cluster}: {counts}{best})"
 
-    def _repr_html_(self) -> str:
-        head = ("", "layout", "verdict", "a device", "a step", "tokens/s")
-        rows = [
-            (
-                n,
-                plan.layout,
-                plan.verdict,
-                format_bytes(plan.peak),
-                format_seconds(plan.seconds),
-                f"{self.global_batch * self.sequence / plan.seconds:,.0f}",
-            )
-            for n, plan in enumerate(self[:FIRST])
-        ]
+    def printed(self, first: int = FIRST, again: str = "") -> Iterator[Part]:
+        """How many fit, and the ``first`` ones. ``again``: the command that asks for the best."""
         counts = ", ".join(f"{n:,} {word}" for word, n in self.counts.items())
-        title = f"{self.model.name} on {self.cluster}, {self.considered:,} layouts: {counts}"
-        left_out = self.left_out.items()
-        notes = [f"Not considered: {why} ({many:,} layouts)." for why, many in left_out]
-        alike: list[Plan] = []
-        if len(self) and self.best.verdict != "no":
-            alike = self.alike
-            notes.append(f"In bold: {self.told_apart}.")
-        shown = html.table(head, rows, title, bold=[self[:FIRST].index(plan) for plan in alike])
-        return shown + "".join(f"<p><small>{html.words(note)}</small></p>" for note in notes)
+        yield f"{self.considered:,} layouts", f" of {self.model.name} on {self.cluster}: {counts}"
+        yield from [f"  {self.cluster.uneven}"] * bool(self.cluster.uneven)
+        for why, many in self.left_out.items():
+            yield f"  not considered: {why} ({many:,} layouts)"
+        if not len(self):
+            return
+        if self.best.verdict == "no":
+            yield plan_table(self.settle(first)[:first], "none fits; the nearest")
+            return
+        sure = "none fits for sure; of the tight ones, " * (self.best.verdict == "tight")
+        yield plan_table(self.settle(first)[:first], f"{sure}fastest first")
+        yield from [f"the first one:\n  {again}"] * bool(again)
+        yield self.told_apart
 
 
 def search(

@@ -5,7 +5,7 @@ trace --> devices, micro-batches, schedule, stage times, latency      (infer.py,
       --> more micro-batches | equal stages | another schedule | faster links  (remedies.py)
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from tiledask.errors import ConfigError
-from tiledask.plan import html
 from tiledask.plan.diagnosis.infer import EXACT, MANY, TraceFit, fit_labelled, fit_rows
 from tiledask.plan.diagnosis.nearest import fit_nearest, fit_turns
 from tiledask.plan.diagnosis.remedies import Remedy, equal_stages, partitioned, remedies
@@ -23,6 +22,7 @@ from tiledask.plan.diagnosis.trace import Trace
 from tiledask.plan.diagnosis.trace_files import read_trace
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.timeline import Timeline
+from tiledask.plan.tables import Part, Printable, Table
 from tiledask.plan.units import format_seconds
 
 __all__ = ["Cause", "Diagnosis", "Finding", "diagnose"]
@@ -66,7 +66,7 @@ class Cause:
 
 
 @dataclass(frozen=True, repr=False)
-class Diagnosis:
+class Diagnosis(Printable):
     """What a trace says about a pipeline, and what to change."""
 
     source: str
@@ -168,76 +168,44 @@ class Diagnosis:
         )
 
     def __str__(self) -> str:
-        lines = [
-            f"{self.source}: {self.devices} devices, makespan {format_seconds(self.makespan)}, "
-            f"{100 * self.idle_share:.1f} % of device-time idle",
-            *self.summary,
-            "",
-            "inferred",
-        ]
-        lines += [f"  {a:14} {b:42} {c}" for a, b, c in self._finding_rows()]
-        lines += ["", "idle time"]
-        lines += [f"  {a:14} {b:>10} {c:>7}  {d}" for a, b, c, d in self._cause_rows()]
-        if self.remedies:
-            rows = self._remedy_rows()
-            wide = max(len(row[0]) for row in rows)
-            lines += ["", f"{'remedies, simulated':{wide + 2}} makespan   idle   saved  memory"]
-            lines += [f"  {a:{wide}} {b:>8} {c:>6} {d:>7} {e:>7}" for a, b, c, d, e in rows]
-            lines += [
-                "  memory: activations that the fullest device keeps, in today's micro-batches"
-            ]
-            if not all(r.fits for r in self.remedies):
-                lines.append("  ! is over the limit")
-        return "\n".join(lines)
+        return self.to_text().rstrip("\n")
 
-    def _finding_rows(self) -> list[tuple[str, str, str]]:
-        return [
+    def printed(self) -> Iterator[Part]:
+        """What was found, and what would help."""
+        yield (
+            f"{self.source}: {self.devices} devices, makespan {format_seconds(self.makespan)}, "
+            f"{100 * self.idle_share:.1f} % of device-time idle"
+        )
+        yield from self.summary
+        found = [
             (f.name, _value(f), ": ".join(filter(None, (f.sure, f.why)))) for f in self.findings
         ]
-
-    def _cause_rows(self) -> list[tuple[str, str, str, str]]:
+        yield Table(("inferred", "value", "how sure"), found, left=range(3))
         whole = self.idle or 1.0
-        return [
+        causes = [
             (c.name, format_seconds(c.seconds), f"{100 * c.seconds / whole:.1f} %", c.words)
             for c in self.causes
             if c.seconds
         ]
-
-    def _remedy_rows(self) -> list[tuple[str, str, str, str, str]]:
-        plan = self.plan
-        if plan is None:
-            return []
-        now = (
-            "(as it is)",
-            format_seconds(plan.makespan),
-            f"{100 * plan.idle_share:.1f} %",
-            "",
-            f"{plan.memory * plan.schedule.microbatches:.3g}",
-        )
-        return [now] + [
-            (
-                r.change,
-                format_seconds(r.makespan),
-                f"{100 * r.idle_share:.1f} %",
-                f"{100 * r.gain:+.1f} %",
-                f"{r.memory:.3g}" + ("" if r.fits else " !"),
-            )
-            for r in self.remedies
-        ]
-
-    def _repr_html_(self) -> str:
-        tables = (
-            ("inferred", ("", "value", "how sure"), self._finding_rows()),
-            ("idle time", ("", "device-seconds", "share", ""), self._cause_rows()),
-            (
-                "remedies, simulated",
-                ("", "makespan", "idle", "saved", "memory"),
-                self._remedy_rows() if self.remedies else [],
-            ),
-        )
-        head = f"<p>{html.words(str(self).splitlines()[0])}</p>"
-        head += f"<p>{'<br>'.join(map(html.words, self.summary))}</p>"
-        return head + "".join(html.table(top, rows, name) for name, top, rows in tables if rows)
+        if causes:
+            yield Table(("idle time", "device-seconds", "share", ""), causes, left=(0, 3))
+        if self.remedies and (plan := self.plan):
+            memory = f"{plan.memory * plan.schedule.microbatches:.3g}"
+            now = format_seconds(plan.makespan), f"{100 * plan.idle_share:.1f} %", "", memory
+            rows = [("(as it is)", *now)] + [
+                (
+                    r.change,
+                    format_seconds(r.makespan),
+                    f"{100 * r.idle_share:.1f} %",
+                    f"{100 * r.gain:+.1f} %",
+                    f"{r.memory:.3g}" + ("" if r.fits else " !"),
+                )
+                for r in self.remedies
+            ]
+            below = "memory: activations that the fullest device keeps, in today's micro-batches"
+            below += "" if all(r.fits for r in self.remedies) else "; ! is over the limit"
+            head = ("remedies, simulated", "makespan", "idle", "saved", "memory")
+            yield Table(head, rows, below=below)
 
 
 _SECONDS = ("forward", "backward", "latency", "overhead")

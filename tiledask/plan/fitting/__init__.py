@@ -1,6 +1,7 @@
 """Bytes: what every device holds and when, whether it fits, and what would.
 
 fit.py          the verdict, what decides it, and the smallest change that makes it fit
+states.py       the fewest devices, or copies, that hold the states alone
 memory.py       one layout: bytes on every stage, and the ledger that explains them
 vectorized.py   thousands of layouts: their peaks, for a search
   terms.py        every tensor class at every moment, once, for both

@@ -6,13 +6,11 @@
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from tiledask.errors import ConfigError
-from tiledask.plan import html
 from tiledask.plan.fitting.activations import layer_bytes
 from tiledask.plan.fitting.fixes import SINGLE, SMALLER, Fix, changes, sentence
 from tiledask.plan.fitting.memory import MemoryEstimate, estimate_memory
@@ -34,19 +32,26 @@ from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import CPU, NVME, Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run, check_trains, more_tp
+from tiledask.plan.tables import Part, Printable
 from tiledask.plan.timing.calibration import calibration_of, holds, uncounted
 from tiledask.plan.timing.checkpointing import RESTART, Checkpointing
-from tiledask.plan.units import format_bytes, parse_bytes
+from tiledask.plan.units import format_bytes
 from tiledask.plan.whole import whole_number
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Fit", "Fix", "fits", "minimum_devices", "zero3_minimum_degree"]
+__all__ = ["TIGHT", "Fit", "Fix", "fits", "used"]
+
+TIGHT = (
+    "tight: what is counted fits, but not with all of the overhead, or not if the estimate is as "
+    "far off as half of the published runs"
+)
+"""What the verdict between "fits" and "no" means."""
 
 
 @dataclass(frozen=True, repr=False)
-class Fit:
+class Fit(Printable):
     """The answer to "does it fit?"."""
 
     memory: MemoryEstimate
@@ -392,15 +397,28 @@ class Fit:
     def __repr__(self) -> str:
         return f"Fit({self.verdict}: {'; '.join(filter(None, [self.reason, self.not_counted]))})"
 
-    def _repr_html_(self) -> str:
-        fix = self.smallest_fix
-        return (
-            f"<p><b>{html.words(self.verdict)}</b>: {html.words(self.reason)}.</p>"
-            + (f"<p>Smallest fix: {html.words(fix)}.</p>" if fix else "")
-            + "".join(f"<p>{html.words(note)}.</p>" for note in self.notes)
-            + self.memory._repr_html_()
-            + f"<p><small>{html.words(self.assumed)}.</small></p>"
-        )
+    def printed(self, speed: str = "") -> Iterator[Part]:
+        """The verdict, the ledger by stage, and what would fit. ``speed``: how fast it is, in a
+        line."""
+        yield f"{self.verdict}{used(self.layout, self.cluster.devices)}", f": {self.reason}"
+        best = self.smallest_fix
+        smallest: list[Part] = [("smallest fix", f": {best}")] if best is not None else []
+        if self.layout.devices > self.cluster.devices:
+            yield from smallest * (not self.lacks_devices_only)
+            return
+        yield from [TIGHT] * (self.verdict == "tight") + [speed] * bool(speed)
+        yield from self.memory.stages()
+        yield from self.notes
+        yield from smallest
+        for name, fix in self.fixes.items():
+            if fix is not None and str(fix) != str(best):
+                yield f"  {name} alone: {fix}"
+
+
+def used(layout: Layout, devices: int) -> str:
+    """What of a cluster a layout leaves unused, behind a verdict; nothing where it uses all."""
+    fewer = layout.devices < devices
+    return f" on {layout.devices:,} of the {devices:,} devices" if fewer else ""
 
 
 LARGEST = 10**24
@@ -503,52 +521,3 @@ def _why(memory: MemoryEstimate, tensor: str) -> str:
         f"every data-parallel copy holds {whole}, so more data-parallel devices do not help "
         f"(ZeRO-{zero[tensor]} would shard it over dp)"
     )
-
-
-# --- states alone, against the memory of devices filled to the last byte ---------------------
-
-
-def minimum_devices(
-    parameters: int, recipe: str | Recipe = "mixed-adam-16", capacity: int | str = "40GB"
-) -> int:
-    """The fewest devices whose memory together holds a recipe's states, and nothing else.
-
-    >>> [minimum_devices(200_000_000_000, r) for r in ("fp16-weights", "fp32-weights")]
-    [10, 20]
-    >>> [minimum_devices(200_000_000_000, r) for r in ("mixed-adam-16", "mixed-adam-18")]
-    [80, 90]
-    """
-    whole = whole_number("parameters", parameters, 1) * load_recipe(recipe).bytes_per_parameter
-    return int(-(-whole // _capacity(capacity)))
-
-
-def zero3_minimum_degree(
-    parameters: int, recipe: str | Recipe = "mixed-adam-16", capacity: int | str = "40GB"
-) -> int:
-    """The smallest data-parallel degree d at which ZeRO-3 holds a recipe's states:
-    parameters x bytes that it shards / d + parameters x bytes that it leaves whole <= capacity.
-
-    States alone, sharded to the byte: no activations, no gathered weights.
-
-    >>> zero3_minimum_degree(200_000_000_000)
-    80
-    """
-    whole = sum(
-        s.bytes for s in load_recipe(recipe).states if s.of == "parameters" and not s.sharded(3)
-    )
-    parameters = whole_number("parameters", parameters, 1)
-    each, kept = load_recipe(recipe).bytes_per_parameter, whole * parameters
-    room = _capacity(capacity)
-    if room < kept + each - whole:
-        raise ConfigError(
-            f"a device of {room} B does not hold one parameter of {each} B and what ZeRO-3 leaves "
-            f"whole of the others, {kept} B; no degree helps"
-        )
-    return int(-(-(each - whole) * parameters // (room - kept)))
-
-
-def _capacity(capacity: int | str) -> int:
-    room = parse_bytes(capacity)
-    if room < 1:
-        raise ConfigError(f"a capacity must be 1 byte or more, got {capacity!r}")
-    return room

@@ -7,14 +7,15 @@ stage s   weights, gradients,       activations  activations  activations      (
 peak = always + the fullest moment
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tiledask.plan import html
 from tiledask.plan.fitting.activations import cut_tokens, layer_costs, local_tokens
 from tiledask.plan.fitting.in_flight import InFlight, stages_in_flight
 from tiledask.plan.fitting.terms import Costs, Terms, fullest, rows
@@ -30,6 +31,7 @@ from tiledask.plan.inputs.run import (
     chunk_kinds,
 )
 from tiledask.plan.ledger import Ledger
+from tiledask.plan.tables import Part, Printable, Table
 from tiledask.plan.timing.calibration import holds
 from tiledask.plan.units import format_bytes
 
@@ -38,9 +40,12 @@ if TYPE_CHECKING:
 
 __all__ = ["MemoryEstimate", "estimate_memory", "layout_terms", "stage_parameters"]
 
+MANY_STAGES = 12
+"""Above this, only the first, the fullest and the last stages are printed."""
+
 
 @dataclass(frozen=True, repr=False)
-class MemoryEstimate:
+class MemoryEstimate(Printable):
     """What a layout needs on each device, and why.
 
     >>> from tiledask.plan.inputs.load import load_model
@@ -108,21 +113,59 @@ class MemoryEstimate:
             f"sequence {self.sequence}: peak {format_bytes(self.peak)} per device)"
         )
 
-    def _repr_html_(self) -> str:
-        place, moment, _ = self.ledger.binding
-        tensors = list(dict.fromkeys(row.tensor for row in self.ledger.rows))
-        rows = []
-        for stage, peak in self.ledger.per_place.items():
-            held = self.ledger.by_tensor(stage)
-            rows.append(
-                (stage + 1, *(format_bytes(held.get(t, 0)) for t in tensors), format_bytes(peak))
-            )
-        title = (
-            f"{self!r}; the fullest is stage {place + 1} at {moment}. Each stage is shown at its "
-            f"own fullest moment; GB = 1e9 bytes."
-        )
-        style = {len(tensors) + 1: "font-weight:bold"}
-        return html.table(("stage", *tensors, "peak"), rows, title, first="th", style=style)
+    def printed(self) -> Iterator[Part]:
+        yield repr(self)
+        yield from self.stages()
+
+    def stages(self) -> Iterator[Part]:
+        """The ledger, a row per stage and a column per group of tensor classes, alike stages once;
+        what is kept beside the devices."""
+        ledger = self.ledger
+        groups = {s.tensor: "optimizer" if s.of_optimizer else s.tensor for s in self.recipe.states}
+        groups["key-value cache"] = "KV cache"
+        held: dict[int, Counter[str]] = {stage: Counter() for stage in ledger.places}
+        for stage, sums in held.items():
+            for tensor, size in ledger.by_tensor(stage).items():
+                other = "activation" in tensor or "logit" in tensor
+                sums[groups.get(tensor, "activations" if other else "buffers")] += size
+        every = dict.fromkeys(name for sums in held.values() for name in sums)
+        names = [name for name in every if any(sums[name] for sums in held.values())]
+        peaks, rows, following = ledger.per_place, [], 0
+        for first, last in _alike(held):
+            if first > following:
+                most = max(peaks[stage] for stage in range(following, first))
+                gap = _span(following, first - 1), "...", *[""] * len(names), f"to {_gb(most)}"
+                rows.append(gap)
+            following = last + 1
+            moments = ledger.moments(first)
+            fullest = max(moments, key=moments.__getitem__)
+            sizes = (_gb(size) for size in (*(held[first][name] for name in names), peaks[first]))
+            rows.append((_span(first, last), fullest, *sizes))
+        title = "GB (1e9 bytes) on a device of each stage at its fullest moment"
+        yield Table(("stage", "moment", *names, "in all"), rows, title, left=(0, 1))
+        for place, each in self.offloaded.items():
+            where = "the host's memory" if place == "cpu" else "the disks"
+            yield f"each device keeps {format_bytes(each.peak)} in {where}"
+
+
+def _span(first: int, last: int) -> str:
+    """Stages as people count them, from 1."""
+    return f"{first + 1}" if first == last else f"{first + 1} to {last + 1}"
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:,.4g}" if size else ""
+
+
+def _alike(held: dict[int, Counter[str]]) -> list[tuple[int, int]]:
+    """(first, last) of each run of stages that hold the same; of many runs, the ends and the
+    fullest."""
+    groups = ([*stages] for _, stages in groupby(held, held.__getitem__))
+    runs = [(stages[0], stages[-1]) for stages in groups]
+    if len(runs) <= MANY_STAGES:
+        return runs
+    fullest = max(runs, key=lambda run: held[run[0]].total())
+    return sorted({*runs[:3], fullest, *runs[-3:]})
 
 
 def estimate_memory(

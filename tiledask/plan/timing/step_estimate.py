@@ -1,11 +1,11 @@
 """The account of one training step: seconds by what they go to, with formulas and sources."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import hypot
 from typing import TYPE_CHECKING, Any
 
-from tiledask.plan import html
 from tiledask.plan.frames import frame
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
@@ -13,7 +13,8 @@ from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.inputs.run import precision_of
 from tiledask.plan.pipelines.schedules import BOTH_WAYS
-from tiledask.plan.timing.axis_bytes import axis_bytes
+from tiledask.plan.tables import Part, Printable, Table, table
+from tiledask.plan.timing.axis_bytes import AXES, axis_bytes
 from tiledask.plan.timing.budget import Budget
 from tiledask.plan.timing.calibration import Calibration, uncounted
 from tiledask.plan.timing.flops import Flops, step_flops
@@ -40,7 +41,7 @@ class StepRow:
 
 
 @dataclass(frozen=True, repr=False)
-class StepEstimate:
+class StepEstimate(Printable):
     """Seconds of one training step; the parts add up to ``total``."""
 
     model: Model
@@ -273,28 +274,49 @@ class StepEstimate:
             f"{self.tokens_per_second:,.0f} tokens/s{said})"
         )
 
-    def _repr_html_(self) -> str:
-        title = (
-            f"{self.model}, {self.layout}: {format_seconds(self.total)} a step, "
-            f"MFU {100 * self.mfu:.1f} %"
+    @property
+    def line(self) -> str:
+        """Seconds, tokens/s and MFU."""
+        layout, many = self.layout, self.layout.sequences
+        step = f"{many:,} sequence{'s' * (many > 1)} of {self.sequence:,} tokens"
+        if layout.pp > 1 and layout.microbatches < layout.pp:
+            filled = f"{layout.microbatches} of {layout.pp} micro-batches"
+            step += f" ({filled} that would fill its stages)"
+        elif layout.microbatches > 1:
+            step += f" ({layout.microbatches:,} micro-batches a copy)"
+        return (
+            f"a step of {step} takes {format_seconds(self.total)}: {self.tokens_per_second:,.0f} "
+            f"tokens/s, MFU {100 * self.mfu:.1f} %, within {100 * self.error:.0f} %"
         )
-        if self._flops.hardware > self.flops:
-            title += f", HFU {100 * self.hfu:.1f} %"
+
+    @property
+    def bytes_table(self) -> Table | None:
+        """What each axis of more than one device moves; None of one device."""
+        rows = {
+            name: {"of": getattr(self.layout, name), "bytes": moved, "what": AXES[name]}
+            for name, moved in self.moved.items()
+        }
+        title = "what a device sends in a step, on the stage that sends most"
+        return table(rows, title, bytes="bytes") if rows else None
+
+    def printed(self) -> Iterator[Part]:
+        """Where the time of a step goes, and what is assumed."""
+        share = f"MFU {100 * self.mfu:.1f} %"
+        if self.mfu_causal < 0.95 * self.mfu:
+            share += f", {100 * self.mfu_causal:.1f} % if only the scores under a causal mask count"
         rows = [
-            (
-                row.part,
-                format_seconds(row.seconds),
-                f"{100 * row.seconds / self.total:.1f} %",
-                row.formula,
-                row.source,
-            )
-            for row in self.rows
-            if row.seconds
+            {
+                "part": r.part,
+                "time": r.seconds,
+                "share": r.seconds / self.total,
+                "formula": r.formula,
+            }
+            for r in self.rows
+            if r.seconds
         ]
-        head = ("part", "time", "share", "formula", "source")
-        table = html.table(head, rows, title, style=dict.fromkeys((1, 2), "text-align:right"))
-        said = f"<p>{html.words(self._less_memory)}.</p>" if self._less_memory else ""
-        return f"{table}{said}<p><small>Assumed: {html.words(self.assumed)}.</small></p>"
+        title = f"where the {format_seconds(self.total)} of a step go, {share}"
+        yield table(rows, title, time="seconds", share="percent")
+        yield f"assumed: {self.assumed}"
 
 
 _ACCOUNT = (

@@ -1,0 +1,61 @@
+"""Tables of which nothing is cut off, in text and on a page; values as people read them."""
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import example as drawn_before
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tiledask as td
+from tiledask.errors import ConfigError
+from tiledask.plan.tables import Table, format_value
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "shown"),
+    [
+        (0.0015, "seconds", "1.5 ms"),
+        (0.0003, "percent", "0.03 %"),
+        (12345.6, "", "12,346"),
+        (3.2e-06, "", "3.2e-06"),
+        ("does not fit", "bytes", "does not fit"),
+        ((1.5, 2.5), "seconds", "1.5 s, 2.5 s"),
+    ],
+)
+def test_values_as_people_read_them(value, unit, shown):
+    assert format_value(value, unit) == shown
+
+
+NUMBER = r"[0-9][0-9.,]*[0-9]"
+PIECES = ["65.59 GB", "tokens/s", "123,456,789", "a", "0.5", ""]
+CELLS = st.lists(st.sampled_from(PIECES), max_size=3).map(" ".join)
+
+
+@given(
+    st.lists(st.lists(CELLS, min_size=4, max_size=4), min_size=1, max_size=4), st.integers(12, 100)
+)
+@drawn_before(rows=[["65.59 GB 65.59 GB", " 123,456,789", "", ""]], width=44)  # it is indented
+def test_a_table_cuts_no_word_and_keeps_to_its_width(rows, width):
+    head = ("", "a device", "share", "[how]")
+    shown = Table(head, rows, "What fits where", left=(0, 3), bold=(0,)).to_text(width)
+    assert max(map(len, shown.splitlines())) <= width
+    given_numbers = [number for row in rows for cell in row for number in re.findall(NUMBER, cell)]
+    assert sorted(re.findall(NUMBER, shown)) == sorted(given_numbers)
+
+
+def test_a_table_shows_each_column_in_its_unit_on_paper_and_on_a_page():
+    rows = {"<a>": {"sent": 4096, "kind": "ring"}, "b": {"sent": np.int64(2), "idle": 0.5}}
+    shown = td.table(rows, sent="bytes", idle="percent")
+    assert [line.split() for line in repr(shown).splitlines()] == [
+        ["sent", "kind", "idle"],
+        ["<a>", "4.096", "kB", "ring", "—"],
+        ["b", "2", "B", "—", *td.table([{"idle": 0.5}], idle="percent").rows[0][0].split()],
+    ]
+    page = shown._repr_html_()
+    assert "&lt;a&gt;" in page
+    assert "<td style='text-align:right'>4.096 kB</td><td style='text-align:left'>ring</td>" in page
+    assert td.table([{"sent": 1}, {"sent": 12_345}]).rows == [["1"], ["12,345"]]
+    with pytest.raises(ConfigError, match="no column 'send' to show in bytes; columns are sent"):
+        td.table([{"sent": 1}], send="bytes")

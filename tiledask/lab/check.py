@@ -1,0 +1,324 @@
+"""Checks: a quantity predicted, simulated and measured, and the rule by which they agree.
+
+rule                   holds if, among the values compared that are there,
+"equal"                all are the same, bytes to the byte
+("within", d)          every two are at most d apart
+("ratio", low, high)   the last over each earlier one lies in [low, high]
+"at most"              no later one is above the first, which is the bound
+"at least"             no later one is below it
+"true"                 every one is True
+None                   nothing is claimed; the row informs
+
+A check of time that fails on a machine which was busy with other things is judged later: it
+neither holds nor fails. Nothing else is excused. A `Comparison` is the table of several.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+from tiledask.errors import ConfigError
+from tiledask.plan.judged import Judged
+from tiledask.plan.tables import Table, Value, format_value
+from tiledask.plan.whole import is_whole
+
+if TYPE_CHECKING:
+    from tiledask.distributed.cluster.load import Load
+
+__all__ = ["COLUMNS", "Check", "Comparison"]
+
+COLUMNS = ("predicted", "simulated", "measured")
+SLACK = 1e-9
+"""Of a limit: 0.28 - 0.25 is a little above 0.03 in floating point."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One row of a comparison. Bytes and seconds as such; a percentage as a share of 1.
+
+    >>> str(Check("bytes moved", 4096, None, 4096, unit="bytes", rule="equal").verdict)
+    '✓ equal to the byte'
+    >>> str(Check("idle", 0.27, 0.28, 0.34, unit="percent", rule=("within", 0.03)).verdict)
+    '✗ 7 points apart, 3 allowed'
+    """
+
+    quantity: str
+    predicted: Value = None
+    simulated: Value = None
+    measured: Value = None
+    unit: str = ""
+    """"bytes", "seconds", "percent" (values are shares of 1), "count", or a unit to print."""
+    rule: str | tuple[Any, ...] | None = None
+    note: str = ""
+    compare: tuple[str, ...] = COLUMNS
+    """The columns that the rule compares, in this order."""
+    load: "Load | None" = None
+    """What else the machine did while seconds or idle shares were measured, as a run says it."""
+
+    def __post_init__(self) -> None:
+        for column in COLUMNS:
+            object.__setattr__(self, column, _plain(getattr(self, column), self.quantity))
+        if self.rule is None:
+            return
+        rule = (self.rule,) if isinstance(self.rule, str) else tuple(self.rule)
+        object.__setattr__(self, "rule", rule)
+        if rule[0] not in RULES or RULES[rule[0]][1] != len(rule) - 1:
+            raise ConfigError(
+                f"{self.quantity!r}: there is no rule {rule!r}; rules are {', '.join(RULES)}, "
+                f"'within' with 1 limit and 'ratio' with 2"
+            )
+        for value in self.values if rule[0] != "equal" else ():
+            if not (isinstance(value, bool) if rule[0] == "true" else _is_number(value)):
+                kind = "True or False" if rule[0] == "true" else "numbers"
+                raise ConfigError(
+                    f"{self.quantity!r}: the rule {rule[0]!r} compares {kind}, got {value!r}; use "
+                    f"another"
+                )
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The values that the rule compares: those of its columns that are there."""
+        values = (getattr(self, column) for column in self.compare)
+        return tuple(value for value in values if value is not None)
+
+    @property
+    def verdict(self) -> Judged:
+        """Whether the check holds, and why. One whose values are missing does not hold."""
+        if self.rule is None:
+            return Judged("", None)
+        assert isinstance(self.rule, tuple)  # since it was made
+        name, *limits = self.rule
+        if len(self.values) < (1 if name == "true" else 2):
+            return Judged("", False, "nothing to compare")
+        holds, reason = RULES[name][0](self.values, self.unit, *limits)
+        timed = self.unit in ("seconds", "percent") and name not in ("equal", "true")
+        if timed and not holds and self.load is not None and self.load.is_high:
+            return Judged("", None, f"{self.load}: judged later ({reason})")
+        return Judged("", holds, reason)
+
+
+def _plain(value: Any, quantity: str) -> Value:
+    """``value`` without NumPy's types, so that it prints and travels as JSON."""
+    value = value.item() if hasattr(value, "dtype") else value
+    if isinstance(value, list | tuple):
+        return tuple(_plain(each, quantity) for each in value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ConfigError(
+        f"{quantity!r}: a check compares numbers, text, True or False, or a tuple of them; got "
+        f"{type(value).__name__}; pass the number or text to be shown"
+    )
+
+
+def _is_number(value: Value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# -- the rules: (values, unit, limits) -> whether it holds, and why --------------------------------
+
+Values = tuple[Any, ...]
+
+
+def _apart(values: Values) -> float:
+    """The largest distance between two of ``values``; nan if one of them is."""
+    gaps = [abs(a - b) for a, b in combinations(values, 2)]
+    return math.nan if any(math.isnan(gap) for gap in gaps) else max(gaps)
+
+
+def _gap(distance: float, unit: str) -> str:
+    return f"{100 * distance:.3g} points" if unit == "percent" else format_value(distance, unit)
+
+
+def _equal(values: Values, unit: str) -> tuple[bool, str]:
+    pairs = list(combinations(values, 2))
+    if all(isinstance(a, bool) == isinstance(b, bool) and a == b for a, b in pairs):
+        return True, "equal to the byte" if unit == "bytes" else "equal"
+    if not all(map(_is_number, values)):
+        return False, "differ"
+    gap = _apart(values)
+    return False, f"differ by {_digits(gap, unit) or _gap(gap, unit)}"
+
+
+def _within(values: Values, unit: str, allowed: float) -> tuple[bool, str]:
+    gap = _apart(values)
+    limit = f"{100 * allowed:.3g}" if unit == "percent" else format_value(allowed, unit)
+    return gap <= allowed * (1 + SLACK), f"{_gap(gap, unit)} apart, {limit} allowed"
+
+
+def _ratio(values: Values, _: str, low: float, high: float) -> tuple[bool, str]:
+    *earlier, last = values
+    ratios = [last / value if value else (1.0 if last == 0 else math.inf) for value in earlier]
+    holds = all(low * (1 - SLACK) <= r <= high * (1 + SLACK) for r in ratios)
+    return holds, f"{' and '.join(f'{r:.3g}' for r in ratios)} times, {low:g} to {high:g} allowed"
+
+
+def _at_most(values: Values, unit: str) -> tuple[bool, str]:
+    bound, *later = values
+    if not all(value <= bound for value in later):
+        return False, f"above the bound by {_gap(max(later) - bound, unit)}"
+    share = f"{100 * max(later) / bound:.3g} % of the bound" if bound > 0 else ""
+    return True, share or "within the bound"
+
+
+def _at_least(values: Values, unit: str) -> tuple[bool, str]:
+    bound, *later = values
+    if all(value >= bound for value in later):
+        return True, "no less than the bound"
+    return False, f"below the bound by {_gap(bound - min(later), unit)}"
+
+
+def _true(values: Values, _: str) -> tuple[bool, str]:
+    return all(values), "true" if all(values) else "not true"
+
+
+RULES: dict[str, tuple[Callable[..., tuple[bool, str]], int]] = {
+    "equal": (_equal, 0),
+    "within": (_within, 1),
+    "ratio": (_ratio, 2),
+    "at most": (_at_most, 0),
+    "at least": (_at_least, 0),
+    "true": (_true, 0),
+}
+"""Name -> how it judges, and how many limits it takes."""
+
+
+def _digits(value: Value, unit: str) -> str:
+    """Every digit of a whole number of bytes; empty for anything else."""
+    return f"{value:,} B" if is_whole(value) and unit == "bytes" else ""
+
+
+# -- several ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Checks under one title: a table for each part of a story.
+
+    >>> table = Comparison("Idle time", (
+    ...     Check("2 workers", 0.5, 0.5, 0.51, unit="percent", rule=("within", 0.03)),
+    ...     Check("4 workers", 0.75, 0.75, 0.81, unit="percent", rule=("within", 0.03))))
+    >>> table, table.ok, table.failures[0].quantity
+    (Comparison('Idle time': 1 of 2 claims hold), False, '4 workers')
+    """
+
+    title: str
+    rows: Sequence[Check]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", tuple(self.rows))
+        if not self.rows or not all(isinstance(row, Check) for row in self.rows):
+            raise ConfigError(
+                f"{self.title!r}: a comparison has one Check or more in its rows, got "
+                f"{[type(row).__name__ for row in self.rows] or 'none'}; without one it proves "
+                f"nothing"
+            )
+
+    @classmethod
+    def of(
+        cls,
+        title: str,
+        values: Mapping[str, Sequence[Value]],
+        unit: str = "",
+        rule: str | tuple[Any, ...] | None = None,
+        load: "Load | None" = None,
+    ) -> "Comparison":
+        """The table of checks by one rule: quantity -> its predicted, simulated and measured value.
+
+        >>> Comparison.of("Idle time", {"2 workers": (0.5, 0.5, 0.51)}, "percent", ("within", 0.03))
+        Comparison('Idle time': 1 of 1 claims hold)
+        """
+        for name, three in values.items():
+            if isinstance(three, str) or len(three) != len(COLUMNS):
+                raise ConfigError(
+                    f"{name!r}: a check has 3 values, {', '.join(COLUMNS)}, got {three!r}; write "
+                    f"None for what was not asked"
+                )
+        rows = [Check(name, p, s, m, unit, rule, load=load) for name, (p, s, m) in values.items()]
+        return cls(title, rows)
+
+    @cached_property
+    def verdicts(self) -> tuple[Judged, ...]:
+        return tuple(row.verdict for row in self.rows)
+
+    @property
+    def held(self) -> int:
+        """How many checks hold."""
+        return sum(verdict.holds is True for verdict in self.verdicts)
+
+    @property
+    def checked(self) -> int:
+        """How many rows claim something that was judged."""
+        return self.held + len(self.failures)
+
+    @property
+    def put_off(self) -> int:
+        """How many rows claim something that is to be judged later."""
+        return sum(verdict.holds is None and bool(verdict.why) for verdict in self.verdicts)
+
+    @property
+    def failures(self) -> tuple[Check, ...]:
+        """The checks that do not hold."""
+        pairs = zip(self.rows, self.verdicts, strict=True)
+        return tuple(row for row, verdict in pairs if verdict.holds is False)
+
+    @property
+    def ok(self) -> bool:
+        """Whether no check fails."""
+        return not self.failures
+
+    @property
+    def summary(self) -> str:
+        """ "3 of 4 claims hold, 1 judged later"."""
+        said = [f"{self.held} of {self.checked} claims hold"] if self.checked else []
+        said += [f"{self.put_off} judged later"] if self.put_off else []
+        return ", ".join(said) or "no claims"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything in the table as JSON can hold it; raw values in bytes, seconds and shares."""
+        rows = []
+        for row, verdict in zip(self.rows, self.verdicts, strict=True):
+            facts: dict[str, Any] = {"quantity": row.quantity}
+            facts |= {column: _json(getattr(row, column)) for column in COLUMNS}
+            facts |= {"unit": row.unit, "rule": None if row.rule is None else list(row.rule)}
+            facts |= {"compare": list(row.compare), "note": row.note}
+            rows.append(facts | {"holds": verdict.holds, "reason": verdict.why})
+        names = ("title", "ok", "held", "checked", "put_off")
+        return {name: getattr(self, name) for name in names} | {"rows": rows}
+
+    @property
+    def table(self) -> Table:
+        """A row for each check, a note and every digit of bytes below it."""
+        rows = []
+        for row, verdict in zip(self.rows, self.verdicts, strict=True):
+            values = [getattr(row, column) for column in COLUMNS]
+            cells = [row.quantity, *(format_value(v, row.unit) for v in values), str(verdict)]
+            below = [row.note, "", "", "", ""]
+            if row.rule == ("equal",) and verdict.holds:
+                below[4] = _digits(row.values[0], row.unit)
+            elif row.rule == ("equal",):
+                below[1:4] = [_digits(value, row.unit) for value in values]
+            rows.append([f"{a}\n{b}".rstrip() for a, b in zip(cells, below, strict=True)])
+        return Table(("", *COLUMNS, "verdict"), rows, self.title, (0, 4), below=self.summary)
+
+    def to_text(self, width: int = 100) -> str:
+        """The table as plain text, no line longer than ``width`` characters."""
+        return self.table.to_text(width)
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def __repr__(self) -> str:
+        return f"Comparison({self.title!r}: {self.summary})"
+
+    def _repr_html_(self) -> str:
+        return self.table._repr_html_()
+
+
+def _json(value: Value) -> Any:
+    if isinstance(value, tuple):
+        return [_json(v) for v in value]
+    # JSON has no words for infinity and not-a-number
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,207 @@
+"""What `fit` and `plan` share: the request as it was typed, and what may come with an answer."""
+
+import argparse
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import tiledask as td
+from tiledask.errors import ConfigError
+from tiledask.plan.inputs.run import check_timed, check_trains
+from tiledask.plan.inputs.sized import ASSUMED
+from tiledask.plan.tables import Part
+from tiledask.plan.timing.budget import Budget
+from tiledask.plan.timing.calibration import calibration_of
+from tiledask.plan.units import format_percent, parse_bytes
+from tiledask.plan.whole import whole_number
+
+__all__ = [
+    "CLUSTER",
+    "COSTS",
+    "EXPORTS",
+    "MODEL",
+    "SETTLED",
+    "TRAINED",
+    "Request",
+    "check_cost",
+    "draw",
+    "request_of",
+    "tensor_bytes",
+    "usual_batch",
+]
+
+EXPORTS = ("megatron", "torchtitan", "deepspeed")
+"""What td.export_config writes, without loading it."""
+MODEL = "gpt-200b, or another of `tiledask list models`; 70B; a config.json; a name on the hub"
+CLUSTER = "80xA100-40GB, a card of `tiledask list hardware`; 80x40GB, by its memory; a JSON file"
+SETTLED = 40
+"""Layouts that are put in order by simulation before the first ones are shown."""
+MOST_TOKENS = 4_000_000
+"""Of a step whose batch nobody gave, where that is a sequence a device or more."""
+TRAINED = """\
+# how it is trained
+--sequence TOKENS    length of a sequence (2048, or less where the model has fewer positions)
+--recipe NAME        bytes of a parameter: a name of `tiledask list recipes`, or a JSON file
+                     (mixed-adam-16, or the framework's)
+--lora-rank R        train adapters of rank R alone; with --recipe qlora over weights of 4 bits
+--framework NAME     whose kernels and overlaps, such as megatron-2025
+--calibration FILE   of td.calibrate, in its place"""
+COSTS = f"""\
+# what comes out
+--explain            what is assumed, and why
+--tokens COUNT       days and device-hours for so many, such as 15T
+--price AMOUNT       with --tokens: of a device for an hour
+--export {"|".join(EXPORTS)}  the layout, the first of several, for {", ".join(EXPORTS)}"""
+
+
+@dataclass
+class Request:
+    """What was typed or imported."""
+
+    args: argparse.Namespace
+    model: Any
+    cluster: Any
+    recipe: Any
+    sequence: int
+    layout: Any = None
+    """None: whichever is best."""
+    notes: list[str] = field(default_factory=list)
+    """What nobody said and is assumed, for one line."""
+    imported: Any = None
+
+    @property
+    def by(self) -> dict[str, Any]:
+        """Whose measurements the estimates take."""
+        return {"calibration": self.args.calibration, "framework": self.args.framework}
+
+    @property
+    def run(self) -> tuple[Any, ...]:
+        """The arguments of td.fits and its like."""
+        return self.model, self.layout, self.cluster, self.recipe, self.sequence
+
+    @property
+    def assumed(self) -> list[str]:
+        """A line of what is assumed; none where everything was said."""
+        return [f"assumed: {'; '.join(self.notes)}"] if self.notes else []
+
+    @property
+    def source(self) -> list[str]:
+        """A line of where the model's numbers come from, if that is known."""
+        return [f"{self.model.name}: {self.model.source}"] if self.model.source else []
+
+    def batch(self) -> int:
+        """Sequences of a step; those that nobody said are among what is assumed."""
+        if self.args.batch is not None:
+            return int(self.args.batch)
+        batch = usual_batch(self.cluster.devices, self.sequence)
+        self.notes.append(f"a step of {batch:,} sequences of {self.sequence:,} tokens")
+        return batch
+
+    def command(self, devices: int | str = "", layout: Any = None, **changed: Any) -> str:
+        """`tiledask fit` with this layout, or the same question with other arguments, to be copied.
+        ``devices``: of the cluster as it was typed; or another cluster."""
+        given = vars(self.args) | changed
+        cluster = str(devices or self.args.cluster)
+        if isinstance(devices, int):
+            typed = re.fullmatch(r"\s*[0-9]+\s*[x×]\s*(.+?)\s*", self.args.cluster, re.IGNORECASE)
+            cluster = f"{devices}x{typed[1].replace(' ', '')}" if typed else self.args.cluster
+        words = [given["model"], cluster, "--sequence", f"{self.sequence}"]
+        if layout is not None and given["lora_rank"] is None:
+            given["recipe"] = given["recipe"] or self.recipe.name
+        for name in ("recipe", "lora_rank", "offload", "framework", "calibration"):
+            if given.get(name) is not None:
+                words += [f"--{name.replace('_', '-')}", f"{given[name]}"]
+        if layout is None and given["batch"] is not None and not given["offload"]:
+            words += ["--batch", f"{given['batch']}"]
+        return shlex.join(["tiledask", "fit", *words, *(layout.options if layout else ())])
+
+    def extras(self, step: Any, saving: Any, result: dict[str, Any]) -> Iterator[Part]:
+        """What --tokens, --export and --critique ask for of the layout; and into the result."""
+        args = self.args
+        if args.tokens is not None:
+            check_trains(self.recipe)
+            check_timed(self.recipe)
+        if step is not None:
+            result |= {"step": step.to_dict(), "saving": saving.to_dict()}
+        if step is not None and args.tokens is not None:
+            budget = step.budget(args.tokens, args.price, saving.stretch)
+            lost = format_percent(budget.stretch - 1)
+            off = f"{100 * budget.error:.0f} % either way, {lost} for savings and losses in it"
+            yield f"{budget.line}: {off}"
+            names = ("tokens", "days", "device_hours", "price", "cost", "stretch", "error")
+            result["budget"] = {name: getattr(budget, name) for name in names}
+        if args.export:
+            options = {"recipe": self.recipe, "sequence": self.sequence}
+            made = td.export_config(self.model, self.layout, args.export, **options)
+            notes = [f"  {note}" for note in made.notes]
+            yield f"for {made.framework}", "\n".join(["", made.text.rstrip("\n"), *notes])
+            facts = {"framework": made.framework, "text": made.text, "notes": [*made.notes]}
+            result["export"] = facts
+        if getattr(args, "critique", False):
+            found = td.critique(*self.run, **self.by)
+            yield from found.printed()
+            result["critique"] = found.to_dict()
+
+
+def request_of(args: argparse.Namespace) -> Request:
+    """The model, the cluster and how it is trained, as typed, and what is assumed of them."""
+    model, cluster = td.load_model(args.model), td.load_cluster(args.cluster)
+    recipe = recipe_of(args, cluster.device)
+    sequence = model.usual_sequence if args.sequence is None else int(args.sequence)
+    request = Request(args, model, cluster, recipe, sequence)
+    known = calibration_of(cluster.device, recipe, **request.by)
+    sized = f"{model.layers} layers of width {model.hidden:,}, {model.parameters:,} parameters"
+    request.notes += [sized] * model.source.startswith(ASSUMED)
+    request.notes += [cluster.assumed] * bool(cluster.assumed)
+    request.notes += [f"run by {known.framework} ({known.why})"] * known.usual
+    return request
+
+
+def tensor_bytes(text: str | None) -> int:
+    """The bytes of one weight that stand where a model does, such as 26GB; 0 if that is none."""
+    sized = re.fullmatch(r"\s*[0-9.]+\s*[kmgtp]i?b\s*", text or "", re.IGNORECASE)
+    return parse_bytes(sized[0]) if sized else 0
+
+
+def recipe_of(args: argparse.Namespace, device: Any) -> Any:
+    """The Recipe that is named, of --lora-rank, or the framework's own."""
+    name = args.recipe
+    if args.lora_rank is not None:
+        base = td.load_recipe(name or "lora")
+        if base.adapters is None:
+            raise ConfigError(
+                f"--lora-rank trains adapters alone, and --recipe {base.name} all weights; leave "
+                f"--recipe out, or name lora or qlora"
+            )
+        return td.lora(args.lora_rank, base.adapters.matrices, base)
+    if name is None and (args.framework or args.calibration):
+        by = {"calibration": args.calibration, "framework": args.framework}
+        name = calibration_of(device, td.load_recipe("mixed-adam-16"), **by).trains
+    return td.load_recipe(name or "mixed-adam-16")
+
+
+def usual_batch(devices: int, sequence: int) -> int:
+    """Sequences of a step that nobody said: 8 a device, or fewer where that is more than 4 million
+    tokens, and 1 a device at least."""
+    return devices * max(1, min(8, MOST_TOKENS // (sequence * devices)))
+
+
+def check_cost(args: argparse.Namespace) -> None:
+    """Refuse tokens, a price, or counts that are none, before the work begins."""
+    for name in ("sequence", "batch", "lora_rank"):
+        if (value := vars(args).get(name)) is not None:
+            typed = "BATCH" if (args.command, name) == ("plan", "batch") else f"--{name}"
+            whole_number(typed.replace("_", "-"), value, 1)
+    if args.tokens is not None:
+        Budget(args.tokens, 1.0, 1, args.price)
+
+
+def draw(figure: str, path: str | None, *about: Any, **options: Any) -> None:
+    """The figure of that name in tiledask.lab.plots as a file, where one was named."""
+    if path:
+        from tiledask.lab import plots
+        from tiledask.lab.files import save_figure
+
+        save_figure(getattr(plots, figure)(*about, **options), path)

@@ -1,0 +1,226 @@
+"""How a result prints itself: its parts, tables and sentences, once for terminal, notebook, text.
+
+A table of which nothing is ever cut off, whatever the width:
+
+             moved    idle          where there is room for every number and word
+    summa  134.2 MB  27.0 %
+    summa: moved 134.2 MB, idle 27.0 %          else a line for each row
+"""
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from textwrap import wrap
+from typing import Any, TextIO
+
+from tiledask.errors import ConfigError
+from tiledask.plan import html
+from tiledask.plan.units import format_bytes, format_percent, format_seconds
+from tiledask.plan.whole import is_whole
+
+__all__ = ["Console", "Part", "Printable", "Table", "Value", "format_value", "table"]
+
+GAP = "  "
+"""Between columns."""
+Value = int | float | str | bool | tuple[Any, ...] | None
+"""What a table's cell is made of; None where there is nothing."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of words under titles."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    title: str = ""
+    left: Collection[int] = (0,)
+    """Columns of words, which begin at the left and wrap; numbers end at the right."""
+    bold: Collection[int] = ()
+    """Rows that stand out on a page."""
+    below: str = ""
+    """A line below the rows."""
+
+    def to_text(self, width: int = 100) -> str:
+        """The table as plain text, no line longer than ``width`` characters."""
+        widths = self._widths(width)
+        lines = _wrapped(self.title, width) if self.title else []
+        for row in (self.head, *self.rows) if widths else ():
+            parts = [_wrapped(str(cell), w) for cell, w in zip(row, widths, strict=True)]
+            for line in zip_longest(*parts, fillvalue=""):
+                sides = ["<" if i in self.left else ">" for i in range(len(line))]
+                each = zip(line, sides, widths, strict=True)
+                lines.append(GAP.join(f"{c:{side}{w}}" for c, side, w in each).rstrip())
+        for row in self.rows if not widths else ():
+            pairs = zip(self.head, row, strict=True)
+            cells = [f"{name} {cell}".strip() for name, cell in pairs if f"{cell}"]
+            words = ": ".join(filter(None, (*cells[:1], ", ".join(cells[1:]))))
+            lines += _wrapped(words.replace("\n", " "), width)
+        return "\n".join([*lines, "", *(_wrapped(self.below, width) if self.below else [])]) + "\n"
+
+    def _widths(self, most: int) -> list[int]:
+        """The width of each column: as it likes, or down to the longest word of a column of words;
+        [] where even that is too wide."""
+        columns = [
+            [line for cell in cells for line in str(cell).split("\n")]
+            for cells in zip(self.head, *self.rows, strict=True)
+        ]
+        widths = [max(map(len, lines)) for lines in columns]
+        least = []
+        for i, (name, *lines) in enumerate(columns):
+            parts = lines if i not in self.left else [w for line in lines for w in _words(line)]
+            least.append(max(map(len, ("", *_words(name), *parts))))
+        for _ in range(sum(widths) + len(GAP) * (len(widths) - 1) - most):
+            widest = max(range(len(widths)), key=lambda i: (widths[i] > least[i], widths[i]))
+            if widths[widest] <= least[widest]:
+                return []
+            widths[widest] -= 1
+        return widths
+
+    def __repr__(self) -> str:
+        """The whole table: it has nothing else to say."""
+        return self.to_text(80).rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        # JupyterLab puts words at the right, too
+        sides = ("left" if i in self.left else "right" for i in range(len(self.head)))
+        lines = any("\n" in str(cell) for row in self.rows for cell in row)
+        keep = ";white-space:pre-line" * lines
+        style = {i: f"text-align:{side}{keep}" for i, side in enumerate(sides)}
+        title = f"{self.title} ({self.below})" if self.title and self.below else self.title
+        return html.table(self.head, self.rows, title or self.below, style=style, bold=self.bold)
+
+
+def _words(line: str) -> list[str]:
+    """The words of a line, the first with its indent."""
+    return re.findall(r"^\s*\S+|\S+", line)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """The lines of ``text``, broken between words where they are longer than ``width``."""
+    found = []
+    for line in text.split("\n"):
+        found += wrap(line, max(width, 1), break_on_hyphens=False) or [""]
+    return found
+
+
+Part = str | tuple[str, str] | Table
+"""A sentence, (what stands out, the words behind it), or a table."""
+
+
+class Printable:
+    """A result that prints itself: ``printed`` says what."""
+
+    def printed(self) -> Iterator[Part]:
+        """What is printed, one below the other."""
+        raise NotImplementedError
+
+    def to_text(self, width: int = 100) -> str:
+        """All of it as plain text, no line of prose longer than ``width`` characters."""
+        return "".join(_text(part, width) for part in self.printed())
+
+    def _repr_html_(self) -> str:
+        return "".join(map(_html, self.printed()))
+
+
+def _text(part: Part, width: int, bold: str = "{}") -> str:
+    """A part as text. Prose wraps; several lines, or a command, stay as they are."""
+    if isinstance(part, Table):
+        return part.to_text(width)
+    first, words = part if isinstance(part, tuple) else ("", part)
+    text = f"{first}{words}"
+    if "\n" not in text and "tiledask " not in text:
+        text = "\n".join(_wrapped(text, width))
+    if first and text.startswith(first):
+        text = bold.format(first) + text.removeprefix(first)
+    return f"{text}\n"
+
+
+def _html(part: Part) -> str:
+    if isinstance(part, Table):
+        return part._repr_html_()
+    first, words = part if isinstance(part, tuple) else ("", part)
+    return f"<p>{f'<b>{html.words(first)}</b>' if first else ''}{html.words(words)}</p>"
+
+
+class Console:
+    """Where parts are printed: standard output, as wide as the terminal is."""
+
+    def __init__(self, file: TextIO | None = None, width: int | None = None):
+        self.file = file
+        self.width = width or shutil.get_terminal_size().columns
+
+    def print(self, *parts: Part) -> None:
+        """Print each; what stands out is bold in a terminal."""
+        file = self.file or sys.stdout
+        bold = "\x1b[1m{}\x1b[0m" if file.isatty() and os.environ.get("TERM") != "dumb" else "{}"
+        for part in parts:
+            file.write(_text(part, self.width, bold))
+        file.flush()
+
+
+def table(
+    rows: Mapping[Any, Mapping[str, Any]] | Iterable[Mapping[str, Any]],
+    title: str = "",
+    **units: str,
+) -> Table:
+    """Rows of values as people read them, in a terminal and in a notebook.
+
+    rows
+        Column -> value of each; of a mapping, each row begins with its name. A row without a
+        column, or None there, shows a dash.
+    units
+        Column -> "bytes", "seconds", "percent" (of values that are shares of 1), "count" or a
+        unit to print. Others are shown as they are, numbers with at most four digits.
+
+    >>> table({"summa": {"moved": 134_217_728, "idle": 0.27}}, moved="bytes", idle="percent")
+              moved    idle
+    summa  134.2 MB  27.0 %
+    """
+    named = isinstance(rows, Mapping)
+    listed = list(rows.values() if isinstance(rows, Mapping) else rows)
+    columns = list(dict.fromkeys(column for row in listed for column in row))
+    for column in units:
+        if column not in columns:
+            raise ConfigError(
+                f"there is no column {column!r} to show in {units[column]}; columns are "
+                f"{', '.join(columns) or 'none'}"
+            )
+    cells = [[_cell(row.get(c), units.get(c, "")) for c in columns] for row in listed]
+    if named:
+        cells = [[_cell(name), *row] for name, row in zip(rows, cells, strict=True)]
+    left = [0] * named
+    for i, column in enumerate(columns, named):
+        left += [i] * all(isinstance(row.get(column), str | None) for row in listed)
+    return Table(("",) * named + tuple(columns), cells, title, left)
+
+
+def _cell(value: Any, unit: str = "") -> str:
+    value = value.item() if hasattr(value, "dtype") and not value.ndim else value
+    plain = isinstance(value, int | float | str | None)
+    return format_value(value, unit) if plain else str(value)
+
+
+def format_value(value: Value, unit: str = "") -> str:
+    """``value`` as people read it, in ``unit``.
+
+    >>> format_value(3.2e12, "bytes"), format_value(0.275, "percent"), format_value(1771, "count")
+    ('3.2 TB', '27.5 %', '1,771')
+    >>> format_value(None), format_value(True), format_value((6, 6)), format_value(21.33, "FLOP/B")
+    ('—', 'yes', '6, 6', '21.33 FLOP/B')
+    """
+    if value is None or isinstance(value, bool):
+        return {None: "—", True: "yes", False: "no"}[value]
+    if isinstance(value, str):
+        return value
+    if isinstance(value, tuple):
+        return ", ".join(format_value(v, unit) for v in value)
+    known = {"bytes": format_bytes, "seconds": format_seconds, "percent": format_percent}
+    if unit in known:
+        return known[unit](value)
+    form = "," if is_whole(value) else ",.0f" if 1000 <= abs(value) < 1e15 else ".4g"
+    number = f"{value:{form}}"
+    return number if unit in ("", "count") else f"{number} {unit}"
