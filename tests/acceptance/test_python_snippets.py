@@ -21,38 +21,12 @@ def test_a_model_that_fits_holds_an_eighth_and_the_norms():
     assert held["master weights"] == held["momentum"] == held["variance"] == 4 * on_one
 
 
-def test_a_model_that_does_not_fit_names_a_layout_that_does():
-    model = td.load_model("gpt-200b")
-    fit = td.fits(model, td.Layout(dp=160), td.load_cluster("160xA100-40GB"))
-    assert fit.verdict == "no"
-    assert fit.memory.peak > 16 * 199_985_233_920  # a whole copy of 16 B a parameter on each
-    fix = fit.smallest_fix
-    assert fix.layout.devices <= 160
-    assert td.fits(model, fix.layout, f"{fix.layout.devices}xA100-40GB").verdict == "fits"
-
-
 def test_sharded_states_fit_on_many_copies_or_the_answer_says_why_not():
     fit = td.fits("gpt-200b", td.Layout(dp=160, zero=1), "160xA100-40GB")
     assert fit.verdict == "no"  # 4 B a parameter stay whole: 800 GB
     assert fit.memory.ledger.by_tensor(0)["weights"] == 2 * 199_985_233_920
     for fix in filter(None, fit.fixes.values()):
         assert td.fits("gpt-200b", fix.layout, f"{fix.devices}xA100-40GB").verdict == "fits"
-
-
-def test_adapters_train_few_parameters():
-    held = td.estimate_memory("llama-2-70b", td.Layout(), td.lora(rank=8)).ledger.by_tensor(0)
-    # r (in + out) of a query of 8192 x 8192 and a value of 8192 x 1024, in 80 layers, 2 B each
-    assert held["gradients"] == 2 * 80 * 8 * ((8192 + 8192) + (8192 + 1024))
-    assert held["weights"] == 2 * 68_976_648_192
-
-
-def test_offloaded_states_are_on_the_host():
-    there = td.offload(to="cpu")
-    memory = td.estimate_memory("gpt2", td.Layout(), there, sequence=1024)
-    held = memory.ledger.by_tensor(0)
-    assert "momentum" not in held
-    assert held["weights"] + held["gradients"] == 4 * GPT2
-    assert memory.offloaded["cpu"].peak == 12 * GPT2
 
 
 def test_the_best_plan_uses_the_cluster_and_the_batch():
@@ -76,30 +50,6 @@ def test_a_step_s_parts_add_up():
 # -- layers on devices -----------------------------------------------------------------------------
 
 
-def test_24_layers_on_4_devices_and_what_a_head_costs():
-    assert td.partition([1.0] * 24, stages=4).sizes == (6, 6, 6, 6)
-    cut = td.partition([4, 4, 4, 1, 3], 2)  # 16 in all: 4 + 4 and 4 + 1 + 3
-    assert (cut.bounds, cut.bottleneck) == ((0, 2, 5), 8)
-    assert td.partition(24, 4, speeds=[1, 1, 2, 2]).sizes == (4, 4, 8, 8)
-
-
-@pytest.mark.parametrize(
-    ("answer", "ok", "rule"),
-    [
-        ("1-6 | 7-12 | 13-18 | 19-24", True, ""),
-        ("1-7 | 8-12 | 13-18 | 19-24", True, ""),  # legal, and slower: 7 for 6
-        ("1,5,9,13,17,21 | 2,6,10,14,18,22 | 3,7,11,15,19,23 | 4,8,12,16,20,24", False, "contig"),
-        ("1-7 | 9-12 | 13-18 | 19-24", False, "missing"),
-        ("7-12 | 1-6 | 13-18 | 19-24", False, "order"),
-    ],
-)
-def test_an_answer_is_judged_by_the_rule_it_breaks(answer, ok, rule):
-    verdict = td.judge(answer, layers=24, devices=4)
-    assert verdict.ok is ok
-    assert rule in verdict.rule
-    assert verdict.optimum == 6
-
-
 # -- schedules -------------------------------------------------------------------------------------
 
 
@@ -114,12 +64,6 @@ def test_gpipe_with_uneven_stages_by_hand():
     run = td.simulate(td.schedule("gpipe", 2, 2), forward=[1, 2], backward=[2, 1])
     assert (run.makespan, run.busy, run.idle) == (10, 12, 8)
     assert run.bubble_fraction == 8 / 20
-
-
-def test_memory_over_time_is_weights_and_what_is_in_flight():
-    run = td.simulate("1f1b", 4, 8)
-    peaks = td.memory_over_time(run, activation=10, static=5).peaks
-    assert list(peaks) == [5 + 10 * n for n in (4, 3, 2, 1)]
 
 
 def test_the_best_order_of_two_stages_and_three_micro_batches():
@@ -164,13 +108,6 @@ def test_a_training_s_program_sums_the_gradients_once():
     assert list(two.sent) == [2 * numbers * 4 // 2] * 2  # 2 (d - 1) / d of 4 B each
 
 
-def test_a_layer_calls_two_sums_forward():
-    stream = td.collectives.layers.Stream(batch=1, tokens=32, width=64, ranks=4)
-    block = td.collectives.layers.decoder_block(stream, 4, 4, 16)
-    assert [call.kind for call in block.forward] == ["all_reduce"] * 2
-    assert [call.counts for call in block.forward] == [(32 * 64 // 4,) * 4] * 2
-
-
 def test_split_trainings_have_one_device_s_losses():
     text = td.load_text("tales")
     model = td.GPT(text.vocabulary, hidden=16, layers=2, heads=4, sequence=8)
@@ -205,41 +142,7 @@ def test_a_prediction_is_kept_and_scored(monkeypatch, tmp_path):
     assert "1 of 1 predicted" in repr(td.score())
 
 
-def test_a_comparison_holds_or_names_what_does_not():
-    values = {"sent": (192, 192, 192), "messages": (6, 6, 7)}
-    found = td.Comparison.of("1F1B on 2 stages", values, rule="equal")
-    assert not found.ok
-    assert [row.quantity for row in found.failures] == ["messages"]
-    assert td.Comparison.of("sent", {"sent": (192, 192, 192)}, "bytes", "equal").ok
-
-
-def test_a_table_has_units():
-    text = str(td.table({"gpt2": {"weights": 2 * GPT2, "layers": 12}}, weights="bytes"))
-    assert text.split() == ["weights", "layers", "gpt2", "248.9", "MB", "12"]
-
-
-def test_a_layout_goes_to_megatron_and_comes_back():
-    layout = td.Layout(dp=2, tp=2, pp=2, microbatches=4)
-    written = td.export_config("gpt2", layout, "megatron", sequence=1024)
-    assert "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2" in written.text
-    assert "--global-batch-size 8" in written.text  # 2 copies x 4 of one sequence
-    read = td.import_config("megatron", written.text, devices=8)
-    assert (read.layout, read.model.parameters) == (layout, GPT2)
-
-
 # -- on workers ------------------------------------------------------------------------------------
-
-
-@pytest.mark.cluster
-def test_a_product_on_four_workers(cluster):
-    mesh = td.Mesh(cluster, (2, 2))
-    A = td.distribute(np.ones((512, 512), "f4"), mesh, (td.Shard(0), td.Shard(1)))
-    C = A @ A
-    # each worker fetches a block of A and one of B: 4 x 2 x 256^2 x 4 B
-    assert C.traffic.predicted == C.traffic.measured
-    assert C.traffic.measured.total == 2_097_152
-    assert (td.to_numpy(C) == 512).all()
-    assert td.to_numpy(td.matmul(A, A, algorithm="cannon"))[0, 0] == 512
 
 
 @pytest.mark.cluster

@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import pytest
 from golden.course import others
+from voice_ways import same
 
 import tiledask as td
 from tiledask.lab.commands.answers import EXAMPLES
@@ -42,113 +43,10 @@ def test_a_page_of_states_says_once_what_it_counts(answers, number):
     assert "states alone" in shown.words
 
 
-@pytest.mark.parametrize(
-    ("words", "few", "beside"),
-    [
-        ("15", 12, 13),  # 480 GB: / 40 = 12; / (40 - 0.988) = 12.3
-        ("15 --set billions=7 memory=24GB", 5, 5),  # 112 GB: / 24 = 4.67; / 23.01 = 4.87
-        ("15 --set recipe=fp16-weights", 2, 2),  # 60 GB
-        ("15 --set billions=2", 1, 1),  # 32 GB
-    ],
-)
-def test_slices_of_a_model(answers, words, few, beside):
-    shown, facts = asked(answers, words)
-    assert facts["values"]["fewest_slices"] == few
-    assert (f"({beside} with a CUDA context on each)" in shown.words) == (beside != few)
-
-
-@pytest.mark.parametrize(
-    ("words", "held", "lowest"),
-    [
-        # 30e9 / 8 = 3.75e9 a GPU: x 16; x (4 + 12/4); x (2 + 14/4); x 16/4
-        ("24", [60, 26.25, 20.625, 15], 2),
-        ("24 --set memory=80GB", [60, 26.25, 20.625, 15], 0),
-        ("24 --set memory=60GB", [60, 26.25, 20.625, 15], 0),  # to the last byte
-        # 7e9 / 32 = 0.21875e9 a GPU: x 16; x (4 + 12/8); x (2 + 14/8); x 16/8
-        ("24 --set billions=7 dp=8 tp=4 pp=8", [3.5, 1.203125, 0.8203125, 0.4375], 0),
-        ("24 --set billions=200", [400, 175, 137.5, 100], None),
-    ],
-)
-def test_a_hybrid_after_a_refresh(answers, words, held, lowest):
-    shown, facts = asked(answers, words)
-    assert [size / 1e9 for size in facts["values"]["states"]] == held
-    assert facts["values"]["lowest_zero"] == lowest
-    assert ("does not start either" in shown.words) == (words == "24")
-
-
-def test_70_billion_on_8_gpus(answers):
-    _, facts = asked(answers, "18")
-    # 70e9 x 16 B / 8 = 140 GB; 1120 / 80 = 14; 1120 / 79.01 = 14.2 -> 15
-    assert facts["values"]["states_each"] == 140_000_000_000
-    assert "14 GPUs (15 with a CUDA context on each)" in facts["answer"]
-    assert "Infeasible" in facts["answer"]
-    _, smaller = asked(answers, "18 --set billions=13")  # 208 GB / 8 = 26 GB
-    assert "26 GB states" in smaller["answer"]
-
-
-def test_two_clusters_and_what_was_said_of_the_first(answers):
-    _, facts = asked(answers, "23")
-    assert "480 GB" in facts["answer"]  # 30e9 x 16 B
-    assert "cannot have trained" in facts["answer"]
-    _, small = asked(answers, "23 --set billions=2 memory_b=24GB link_a=200Gb/s")
-    assert "it trains" in small["answer"]  # 32 GB of 80
-    assert small["inputs"]["link_a"] == 25e9  # 200e9 / 8
-
-
-def test_twice_the_replicas_send_seven_percent_more(answers):
-    shown, facts = asked(answers, "22")
-    # 2 x 7/8 x 2 B x 30e9 / 4 = 26.25 GB; 2 x 15/16 x 2 x 7.5 = 28.125 GB
-    assert facts["values"]["ring_bytes"] == [26.25e9, 28.125e9]
-    assert "as described it does not start" in shown.words  # 120 GB of 80
-    worst = asked(answers, "22 --set slower=64")[1]["answer"]
-    assert "The worst is replicas x 2, links 64 times slower. " in worst
-
-
 def test_half_of_the_micro_batches_is_a_whole_number(typed):
     ran = typed("ask 22 --no-run --set microbatches=3 replicas=4")
     assert (ran.code, ran.out) == (2, "")
     assert "3 has no half; take an even number, such as microbatches=4" in ran.err
-
-
-def test_interleave_is_in_the_plan_and_in_the_product_of_bytes(answers):
-    shown, facts = asked(answers, "20 --set nodes=2 billions=30")
-    # 2 x 64 x 3 x 2 rows x 2048 x 7168 x 2 B / 2 = 11.27 GB; without the 3 3.758 GB
-    assert facts["values"]["sent"]["pp"] == 2 * 64 * 3 * 2 * 2048 * 7168 * 2 / 2
-    assert "pp: 11.27 GB sent a step" in shown.words
-    assert "dp 2 x tp 2 x pp 4, interleave 3, ZeRO-1" in facts["answer"]
-
-
-@pytest.mark.parametrize(
-    ("recipe", "sent"),
-    # 7e9 x 4 B and x 2 B
-    [("fp32-sgd", "fp32 gradients in every step: 2 (N-1)/N x 28 GB"), ("mixed-adam-16", "x 14 GB")],
-)
-def test_gradients_are_sent_as_the_recipe_keeps_them(answers, recipe, sent):
-    assert sent in asked(answers, f"15 --set billions=7 memory=24GB recipe={recipe}")[0].words
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        # 24 GB of weights: 6e9 x 16 B = 96 GB: / 24 = 4, / 23.01 = 4.17
-        ("3 --set weights=24GB", "96 GB / (24 GB - 0.99 GB) -> 5 GPUs"),
-        ("3 --set weights=24GB", "4 GPUs or more (5 with a CUDA context on each)"),
-        ("13", "48 GB / (24 GB - 0.99 GB) -> 3 GPUs"),  # 48 / 23.01 = 2.09
-    ],
-)
-def test_a_context_counts_wherever_states_fill_devices(answers, words, said):
-    assert said in asked(answers, words)[0].words
-
-
-def test_what_tight_means_and_how_far_zero_goes(answers):
-    assert "B with ZeRO-1: tight (it may or may not fit 24 GB: " in (
-        asked(answers, "24 --set billions=13")[0].words
-    )
-    # 40 GB / 4 B = 10 billion; 40 / (4/4 + 12/8) = 16; 40 / (16/8) = 20
-    assert (
-        "with ZeRO-1 for 10 to 16 billion parameters, up to 20 with ZeRO-3"
-        in (asked(answers, "21")[1]["answer"])
-    )
 
 
 # -- a yes or no is exact --------------------------------------------------------------------------
@@ -168,96 +66,109 @@ def test_ninety_percent_is_ninety_percent(answers, stages, microbatches, reaches
     assert ("for 90 % busy" in facts["answer"]) == (not reaches)
 
 
-@pytest.mark.parametrize(
-    ("words", "best"),
-    [
-        ("12", 8),  # sqrt(3 x 0.72 / 0.03) = 8.49: 11 x 0.12 = 1.32 s, and 12 x 0.11 = 1.32 s
-        ("12 --set stages=8 microbatches=63", 36),  # sqrt(7 x 5.67 / 0.03) = 36.4
-        # sqrt(3 x 1000 x 0.09 / 1e-5) = 5196.2: (m + 3)(1e-5 + 90/m), 5196 below 5197
-        ("12 --set microbatches=1000 overhead=0.00001", 5196),
-    ],
-)
-def test_the_best_number_of_micro_batches(answers, words, best):
-    shown, facts = asked(answers, words)
-    assert facts["values"]["best microbatches"] == best
-    assert ("8 (or 9, which takes as long)" in shown.words) == (words == "12")
+# -- worked out by hand ----------------------------------------------------------------------------
 
-
-# -- layers in a row -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("words", "sizes", "crossings"),
-    [
-        ("34", [6, 6, 6, 6], [3, 23]),
-        ("34 --set layers=30", [8, 8, 7, 7], [3, 29]),
-        ("34 --set last_cost=4", [7, 7, 7, 3], [3, 23]),  # 7, 7, 7, 2 + 4 = 6
-        ("34 --set layers=126 devices=16", [8] * 14 + [7] * 2, [15, 125]),  # 14 x 8 + 2 x 7
-    ],
-)
-def test_layers_on_devices(answers, words, sizes, crossings):
-    _, facts = asked(answers, words)
-    assert facts["values"]["sizes"] == sizes
-    found = [facts["values"][name] for name in ("crossings", "crossings round robin")]
-    assert found == crossings
-
-
-def test_layers_dealt_round(answers):
-    _, facts = asked(answers, "36")
-    assert facts["answer"].startswith("False: 1,4,7,10 | 2,5,8,11 | 3,6,9,12")
+WORKED = [
+    # 480 GB: / 40 = 12; / (40 - 0.988) = 12.3
+    ("15", {"fewest_slices": 12}, "(13 with a CUDA context on each)"),
+    # 112 GB: / 24 = 4.67; / 23.01 = 4.87
+    ("15 --set billions=7 memory=24GB", {"fewest_slices": 5}, ""),
+    ("15 --set recipe=fp16-weights", {"fewest_slices": 2}, ""),  # 60 GB
+    ("15 --set billions=2", {"fewest_slices": 1}, ""),  # 32 GB
+    # gradients as the recipe keeps them: 7e9 x 4 B and x 2 B
+    ("15 --set billions=7 memory=24GB recipe=fp32-sgd", {}, "in every step: 2 (N-1)/N x 28 GB"),
+    ("15 --set billions=7 memory=24GB recipe=mixed-adam-16", {}, "x 14 GB"),
+    # 30e9 / 8 = 3.75e9 a GPU: x 16; x (4 + 12/4); x (2 + 14/4); x 16/4
+    (
+        "24",
+        {"states": [60e9, 26.25e9, 20.625e9, 15e9], "lowest_zero": 2},
+        "does not start either",
+    ),
+    ("24 --set memory=80GB", {"lowest_zero": 0}, ""),
+    ("24 --set memory=60GB", {"lowest_zero": 0}, ""),  # to the last byte
+    # 7e9 / 32 = 0.21875e9 a GPU: x 16; x (4 + 12/8); x (2 + 14/8); x 16/8
+    (
+        "24 --set billions=7 dp=8 tp=4 pp=8",
+        {"states": [3.5e9, 1.203125e9, 0.8203125e9, 0.4375e9], "lowest_zero": 0},
+        "",
+    ),
+    (
+        "24 --set billions=200",
+        {"states": [400e9, 175e9, 137.5e9, 100e9], "lowest_zero": None},
+        "",
+    ),
+    ("24 --set billions=13", {}, "B with ZeRO-1: tight (it may or may not fit 24 GB: "),
+    # 40 GB / 4 B = 10 billion; 40 / (4/4 + 12/8) = 16; 40 / (16/8) = 20
+    ("21", {}, "with ZeRO-1 for 10 to 16 billion parameters, up to 20 with ZeRO-3"),
+    # 70e9 x 16 B / 8 = 140 GB; 1120 / 80 = 14; 1120 / 79.01 = 14.2 -> 15
+    ("18", {"states_each": 140e9}, "14 GPUs (15 with a CUDA context on each)"),
+    ("18 --set billions=13", {}, "26 GB states"),  # 208 GB / 8 = 26 GB
+    ("23", {}, "cannot have trained"),  # 30e9 x 16 B = 480 GB
+    ("23 --set billions=2 memory_b=24GB link_a=200Gb/s", {}, "it trains"),  # 32 GB of 80
+    # 2 x 7/8 x 2 B x 30e9 / 4 = 26.25 GB; 2 x 15/16 x 2 x 7.5 = 28.125 GB; 120 GB of 80
+    ("22", {"ring_bytes": [26.25e9, 28.125e9]}, "as described it does not start"),
+    ("22 --set slower=64", {}, "The worst is replicas x 2, links 64 times slower. "),
+    # 2 x 64 x 3 x 2 rows x 2048 x 7168 x 2 B / 2 = 11.27 GB; without the 3 3.758 GB
+    ("20 --set nodes=2 billions=30", {}, "pp: 11.27 GB sent a step"),
+    ("20 --set nodes=2 billions=30", {}, "dp 2 x tp 2 x pp 4, interleave 3, ZeRO-1"),
+    # 24 GB of weights: 6e9 x 16 B = 96 GB: / 24 = 4, / 23.01 = 4.17
+    ("3 --set weights=24GB", {}, "96 GB / (24 GB - 0.99 GB) -> 5 GPUs"),
+    ("3 --set weights=24GB", {}, "4 GPUs or more (5 with a CUDA context on each)"),
+    ("13", {}, "48 GB / (24 GB - 0.99 GB) -> 3 GPUs"),  # 48 / 23.01 = 2.09
+    # sqrt(3 x 0.72 / 0.03) = 8.49: 11 x 0.12 = 1.32 s, and 12 x 0.11 = 1.32 s
+    ("12", {"best microbatches": 8}, "8 (or 9, which takes as long)"),
+    ("12 --set stages=8 microbatches=63", {"best microbatches": 36}, ""),  # sqrt(7 x 5.67 / 0.03)
+    # sqrt(3 x 1000 x 0.09 / 1e-5) = 5196.2: (m + 3)(1e-5 + 90/m), 5196 below 5197
+    ("12 --set microbatches=1000 overhead=0.00001", {"best microbatches": 5196}, ""),
+    (
+        "'how idle are 4 stages with 8 micro-batches under GPipe'",
+        {},
+        "gpipe keeps the activations of 8",
+    ),
+    ("34", {"sizes": [6] * 4, "crossings": 3, "crossings round robin": 23}, ""),
+    ("34 --set layers=30", {"sizes": [8, 8, 7, 7], "crossings round robin": 29}, ""),
+    ("34 --set last_cost=4", {"sizes": [7, 7, 7, 3]}, ""),  # 7, 7, 7, 2 + 4 = 6
+    ("34 --set layers=126 devices=16", {"sizes": [8] * 14 + [7] * 2, "crossings": 15}, ""),
     # (p - 1) / m = 2/3 and a quarter of it, with 4 chunks
-    assert facts["values"]["bubble 1F1B"] == pytest.approx(2 / 3)
-    assert facts["values"]["bubble interleaved"] == pytest.approx(1 / 6)
-    shown, one_each = asked(answers, "36 --set layers=8 devices=8")
-    assert one_each["answer"].startswith("True: with one layer on each of 8 devices")
-    assert "8 layers on 8 devices" in shown.words
+    (
+        "36",
+        {"bubble 1F1B": 2 / 3, "bubble interleaved": 1 / 6},
+        "False: 1,4,7,10 | 2,5,8,11 | 3,6,9,12",
+    ),
+    ("36 --set layers=8 devices=8", {}, "True: with one layer on each of 8 devices"),
+    ("31", {}, "these are idle: worker 1, 2, 4;"),
+    ("35 --set layers=10 workers=4 working=1", {}, "these are idle: GPU 2, 3, 4;"),
+    ("33", {"makespan": 1.2, "idle of each": 0.9, "total idle": 3.6, "efficiency": 0.25}, ""),
+    # 96 x (0.1 + 0.2) = 28.8 s; 28.8 - 0.3; 95 x 28.8
+    (
+        "33 --set workers=96 forward=100ms",
+        {"makespan": 28.8, "idle of each": 28.5, "total idle": 2736.0, "efficiency": 1 / 96},
+        "",
+    ),
+    # 6 + 12 + 2 x 0.2 = 18.4; 3 x 18.4 - 18 = 37.2; 18 / 55.2
+    (
+        "39 --set forward=1,2,3,transfer=0.1,backward=2,4,6",
+        {"makespan": 18.4, "total idle": 37.2, "efficiency": 18 / 55.2},
+        "",
+    ),
+    ("32 --set blocks=7", {"slots": 14, "utilisation": 1 / 7, "makespan": 1.4}, ""),
+    # 1.2 + 2 x 0.1 s, and 6 x 1.2 - 1.2 idle
+    (
+        "38 --set before=3 after=6 compute=1.2s transfer=0.1",
+        {},
+        "(1.4 and 1.7 s with transfers of 0.1 s)",
+    ),
+    # 16 x 8 x 128 devices; 405e9 x 16 B / 128 = 50.625 GB
+    ("11 --set parameters=405B stages=16 tensor=8 replicas=128", {}, "50.62 GB"),
+]
 
 
-def test_who_waits_while_another_computes(answers):
-    _, facts = asked(answers, "31")
-    assert "these are idle: worker 1, 2, 4;" in facts["answer"]
-    assert "25.0 % used" in facts["answer"]
-    shown, first = asked(answers, "35 --set layers=10 workers=4 working=1")
-    assert "these are idle: GPU 2, 3, 4;" in first["answer"]
-    assert "[1-3][4-6][7-8][9-10]" in shown.words
-
-
-@pytest.mark.parametrize(
-    ("words", "values"),
-    [
-        ("33", {"makespan": 1.2, "idle of each": 0.9, "total idle": 3.6, "efficiency": 0.25}),
-        # 96 x (0.1 + 0.2) = 28.8 s; 28.8 - 0.3; 95 x 28.8
-        (
-            "33 --set workers=96 forward=100ms",
-            {"makespan": 28.8, "idle of each": 28.5, "total idle": 2736, "efficiency": 1 / 96},
-        ),
-        # 6 + 12 + 2 x 0.2 = 18.4; 3 x 18.4 - 18 = 37.2; 18 / 55.2
-        (
-            "39 --set forward=1,2,3,transfer=0.1,backward=2,4,6",
-            {"makespan": 18.4, "total idle": 37.2, "efficiency": 18 / 55.2},
-        ),
-        ("32 --set blocks=7", {"slots": 14, "utilisation": 1 / 7, "makespan": 1.4}),
-    ],
-)
-def test_idle_time_of_one_batch(answers, words, values):
-    found = asked(answers, words)[1]["values"]
-    assert {name: found[name] for name in values} == pytest.approx(values)
-
-
-def test_the_same_work_on_more_workers(answers):
-    _, facts = asked(answers, "38 --set before=3 after=6 compute=1.2s transfer=0.1")
-    found = facts["values"]
-    assert found["3 workers, transfers"]["time"] == pytest.approx(1.4)  # 1.2 + 2 x 0.1
-    assert found["6 workers"]["idle"] == pytest.approx(6.0)  # 6 x 1.2 - 1.2
-    assert "33.3 % to 16.7 %" in facts["answer"]
-    assert "(1.4 and 1.7 s with transfers of 0.1 s)" in facts["answer"]
-
-
-def test_combined_parallelism_at_real_sizes(answers):
-    _, facts = asked(answers, "11 --set parameters=405B stages=16 tensor=8 replicas=128")
-    last = facts["values"]["MP + TP + DP"]
-    # 16 x 8 x 128 devices; 405e9 x 16 B / 128 = 50.625 GB; 4 / (4 + 15)
-    assert last == {"devices": 16384, "utilisation": 4 / 19, "bytes": 50.625e9}
+@pytest.mark.parametrize(("words", "values", "said"), WORKED)
+def test_an_answer_has_its_values(answers, words, values, said):
+    shown, facts = asked(answers, words)
+    for name, right in values.items():
+        assert same(facts["values"][name], right, 1e-9), name
+    assert said in shown.words
 
 
 # -- in words --------------------------------------------------------------------------------------
@@ -434,10 +345,3 @@ def test_no_number_stays_of_an_input_that_was_changed(number):
             continue  # together with the others it is no question
         if alone and len(shown) == 1 and shown[0] in numbers_in(texts[0]):
             assert shown[0] not in numbers_in(texts[1]), (name, texts[1])
-
-
-def test_a_schedule_that_is_named_is_the_one_that_is_worked_out(answers):
-    """GPipe keeps all 8 micro-batches; 8 / (8 + 4 - 1) of the time is work."""
-    ran, facts = answers("ask 'how idle are 4 stages with 8 micro-batches under GPipe' --no-run")
-    assert "gpipe keeps the activations of 8" in ran.words
-    assert facts["number"] == 12

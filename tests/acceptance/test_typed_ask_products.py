@@ -5,7 +5,6 @@ import re
 import pytest
 
 import tiledask as td
-from tiledask.plan.collectives import layers
 
 
 def asked(answers, command):
@@ -102,15 +101,6 @@ def test_the_same_product_has_the_same_bytes_however_it_is_asked(answers):
     assert 0 <= one["held"] - values["held"]["2x2x1"] <= 1.1 * tile
 
 
-def test_4_by_4_holds_as_much_in_both_questions(answers):
-    size = "m=8192 n=8192 k=8192 workers=16 memory=80GB"
-    _, one, _ = asked(answers, f"1 --set {size}")
-    _, seven, _ = asked(answers, f"7 --set {size}")
-    assert one["blocking"] == [4, 4]
-    assert seven["held"]["4x4x1"] == pytest.approx(one["held"], rel=0.002)  # a tile's scratch
-    assert one["held"] == pytest.approx(77e6, rel=0.01)
-
-
 def test_a_tiny_product_names_the_runtime(answers):
     words, _, _ = asked(answers, "7 --set m=10 n=10 k=10 workers=3")
     assert "8.389 MB" in words
@@ -149,16 +139,6 @@ def test_a_tile_that_may_stay_is_not_said_to_give_anything_away(answers):
 # -- one layer, one default ------------------------------------------------------------------------
 
 
-def test_an_attention_layer_sums_once_each_way():
-    stream = layers.Stream(1, 8, 16, ranks=2)
-    layer = layers.self_attention(stream, 4, 4, 4)
-    block = layers.decoder_block(stream, 4, 4, 4).calls
-    assert (len(layer.forward), len(layer.backward)) == (1, 1)
-    assert sum("attention" in call.label for call in block) == 2
-    apart = layers.self_attention(stream, 4, 4, 4, fused=False)
-    assert len(apart.backward) == 3  # of wq, wk and wv
-
-
 # -- the words follow the inputs -------------------------------------------------------------------
 
 NUMBERS = {
@@ -190,32 +170,6 @@ def test_a_question_says_the_numbers_that_are_set(answers, number):
 
 
 # -- real sizes ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("command", "name", "value"),
-    [
-        # 2 x 7 x 2048 tokens x 16384 x 8 B
-        ("5 --set d=16384 d_h=65536 devices=8 tokens=2048", "sent", 14 * 2048 * 16384 * 8),
-        # 96 blocks x 4 sums x 2 x 7 x 4 x 2048 x 12288 x 8 B
-        (
-            "30 --set hidden=12288 heads=96 sequence=2048 layers=96 workers=8",
-            "bytes",
-            96 * 4 * 14 * 4 * 2048 * 12288 * 8,
-        ),
-        # 2 x 63 / 64 x 129,068 x 4 B
-        ("28 --set images=8192 devices=64", "bytes of each", round(2 * 63 / 64 * 129_068 * 4)),
-        # 2 B x (m k (q - 1) + k n (p - 1)) of 4 x 4
-        (
-            "1 --set m=16384 n=16384 k=16384 dtype=bfloat16 workers=16 memory=80GB",
-            "sent",
-            2 * 6 * 16384**2,
-        ),
-    ],
-)
-def test_real_sizes_without_a_run(answers, command, name, value):
-    _, values, _ = asked(answers, command)
-    assert values[name] == value
 
 
 def test_what_is_too_large_to_run_is_worked_out_and_says_so(typed):

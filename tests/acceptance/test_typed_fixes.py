@@ -21,17 +21,6 @@ def test_a_no_with_sharded_states_on_many_devices_is_answered(answers, command):
     assert "must be at most" not in shown.err + str(facts)
 
 
-def test_where_devices_are_all_that_lack_that_alone_is_said(answers):
-    shown, facts = answers("fit 13B 4xA100-80GB --tp 8")
-    assert shown.code == 1
-    # 1 x 8 x 1 = 8 devices, and there are 4; 13 B x 16 / 4 = 52 GB of states fit 80
-    assert "the layout needs 8 devices (dp 1 x tp 8 x pp 1), the cluster has 4" in shown.words
-    assert "and on 8 it fits" in shown.words
-    assert facts["smallest_fix"].startswith("tp 8 -> 4 (4 of 4 devices")
-    assert facts["fixes"] == {}
-    assert "alone" not in shown.words
-
-
 def test_a_fix_keeps_the_batch_and_the_copies_work(answers):
     """200 B x 16 B / 8 / 40 GB: ten stages of 8 by states alone; one copy on 160, not two, so the
     batch of 160 becomes 160 micro-batches of one."""
@@ -59,13 +48,6 @@ def test_more_tokens_than_learned_positions_are_refused(typed, command, tokens):
     assert "1,024 positions" in ran.err
     assert tokens in ran.err
     assert "use a sequence of 1,024 or less" in ran.err
-
-
-def test_without_a_sequence_it_is_as_long_as_the_positions_allow(answers):
-    """GPT-2 has 1,024; a model with rotary positions takes the usual 2,048."""
-    assert answers("fit gpt2 1xA100-40GB")[1]["sequence"] == 1024
-    assert answers("fit llama-3.2-1b 1xA100-40GB")[1]["sequence"] == 2048
-    assert answers("fit llama-3.2-1b 1xA100-80GB --sequence 8192")[1]["sequence"] == 8192
 
 
 LLAMA = (

@@ -152,16 +152,6 @@ MEMORY = [
         },
     ),
     Row(
-        # Korthikanti et al., table 2: s b h (34 + 5 a s / h) = 2048 x 12288 x (34 + 80)
-        "activations of a layer of gpt-200b, 2,048 tokens",
-        2048 * 12288 * 114,
-        {
-            "ledger": lambda voice: (
-                held("gpt-200b", td.Layout(), "mixed-adam-16", "activations")(voice) / 110
-            ),
-        },
-    ),
-    Row(
         # 80 layers x (keys and values) x 8 heads x 128 x 2 B x 8,192 tokens
         "keys and values that Llama-2-70B keeps of 8,192 tokens",
         80 * 2 * 8 * 128 * 2 * 8192,
@@ -183,11 +173,6 @@ MEMORY = [
                 if "key" in row["tensor"]
             ),
         },
-    ),
-    Row(
-        "the layer at which a copy of 24 layers of 16.8 MB stops under 40 MB: 16.8 n > 40",
-        3,
-        {"nb 01": shown(1, "the layer at which a worker fails")},
     ),
 ]
 
@@ -309,20 +294,6 @@ BYTES = [
         },
     ),
     Row(
-        # 2 x 4,096^2 x 64 FLOP over (2 x 4,096 x 64 + 4,096^2) x 2 B of A, B and C
-        "FLOP per byte moved from DRAM, 4,096 x 4,096 x 64 in half precision",
-        2 * 4096**2 * 64 / (2 * (2 * 4096 * 64 + 4096**2)),
-        {
-            "levels": said(
-                lambda: (
-                    td.tile.levels_of(4096, 4096, 64, "wgmma_ws_persistent", "H100")[
-                        "DRAM -> L2"
-                    ].intensity
-                )
-            )
-        },
-    ),
-    Row(
         "messages of layer-wise training on 4 workers: 3 up, 3 down",
         6,
         {
@@ -331,16 +302,6 @@ BYTES = [
             "program": said(
                 lambda: td.program(td.schedule("naive", 4, 1), block_bytes=1).traffic.count
             ),
-        },
-    ),
-    Row(
-        # 2 directions x 3 micro-batches x 1 boundary x 32 B
-        "bytes of 1F1B on 2 stages, 3 micro-batches of 32 B",
-        192,
-        {
-            "program": said(
-                lambda: td.program(td.schedule("1f1b", 2, 3), block_bytes=32).traffic.total
-            )
         },
     ),
     Row(
