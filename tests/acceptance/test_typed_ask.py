@@ -11,7 +11,6 @@ from golden.course import others
 from voice_ways import same
 
 import tiledask as td
-from tiledask.lab.commands.answers import EXAMPLES
 from tiledask.lab.course.table import QUESTIONS
 
 CONTEXT = 987_842_478  # 0.92 GiB of a CUDA context, in bytes
@@ -296,12 +295,6 @@ def test_the_answer_comes_first_and_the_page_is_short(typed, number):
     more = typed(f"ask {number} --no-run --explain").out
     assert "\nTaught in\n" in more
     assert all(f"  {name}=" in more for name in QUESTIONS[number].inputs)
-
-
-@pytest.mark.parametrize("command", re.findall(r"^  tiledask (.+)$", EXAMPLES, re.MULTILINE))
-def test_the_examples_of_help_run(typed, command):
-    assert command in typed("ask --help").out
-    assert typed(command).code == 0
 
 
 # -- the text follows the inputs -------------------------------------------------------------------

@@ -306,17 +306,6 @@ def test_a_count_of_none_is_refused_and_not_taken_for_the_usual_one(typed, model
     assert f"{option} must be a whole number of 1 or more, got 0" in shown.err
 
 
-def test_a_sequence_of_none_is_refused_in_python():
-    layout = td.Layout(dp=8)
-    for call in (
-        lambda: td.fits("7B", layout, "8xH100", sequence=0),
-        lambda: td.estimate_step("7B", layout, "8xH100", sequence=0),
-        lambda: td.search("7B", "8xH100", 8, sequence=0),
-    ):
-        with pytest.raises(ValueError, match=r"sequence must be .* got 0"):
-            call()
-
-
 MISTAKES = {
     "fit 70B 64xH100 --batch -1": "--batch must be a whole number of 1 or more, got -1",
     "fit 70B 64H100": "cannot read '64H100' as a cluster; write 64xH100, ",

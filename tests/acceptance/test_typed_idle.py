@@ -227,22 +227,6 @@ def test_mistakes_are_answered_in_the_words_of_the_command_line(typed, asked, wo
     assert not re.search("forward_only|devices=|stages=", ran.err)
 
 
-def test_the_examples_of_the_help_run(answers, typed, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    shown = typed("idle --help").out
-    examples = re.findall(r"^  tiledask (idle .*)", shown, re.MULTILINE)
-    assert len(examples) == 6
-    for example in examples:
-        ran, facts = answers(example)
-        assert (ran.code, facts["legal"]) == (0, True)
-    # the last reads what the one before has written
-    assert (facts["microbatches"], facts["schedule"]) == (4, "order.txt")
-    assert (tmp_path / "order.txt").read_text().startswith("0F0,0F1,0B0,0F2")
-    assert "naive (or layer-wise)" in " ".join(shown.split())
-    assert re.search(r"a measured run:\s+--diagnose in place of a schedule", shown)
-    assert "--replicas" not in shown
-
-
 def test_a_trace_and_a_figure_are_written(typed, tmp_path):
     trace = tmp_path / "run.json"
     assert typed(f"idle layer-wise 2 --trace {trace}").code == 0

@@ -158,13 +158,6 @@ def test_what_cannot_be_answered_is_one_sentence_in_the_words_of_whoever_asks(
         assert words in sentence
 
 
-def test_the_examples_of_help_run(typed):
-    said = typed("partition --help").out
-    examples = re.findall(r"^  tiledask (partition .*)$", said, re.MULTILINE)
-    assert len(examples) == 3
-    assert [typed(example).code for example in examples] == [0, 0, 1]  # the last is judged wrong
-
-
 def test_a_thousand_layers_print_no_thousand_rows(capsys):
     assert main(["partition", "1000", "200"]) == 0
     assert "and 168 more" in capsys.readouterr().out  # of 200 rows 32 are drawn

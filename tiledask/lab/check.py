@@ -14,7 +14,7 @@ neither holds nor fails. Nothing else is excused. A `Comparison` is the table of
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ConfigError
 from tiledask.plan.judged import Judged
-from tiledask.plan.tables import Table, Value, format_value
+from tiledask.plan.tables import Part, Printable, Table, Value, format_value
 from tiledask.plan.whole import is_whole
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def _digits(value: Value, unit: str) -> str:
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison:
+class Comparison(Printable):
     """Checks under one title: a table for each part of a story.
 
     >>> table = Comparison("Idle time", (
@@ -303,18 +303,14 @@ class Comparison:
             rows.append([f"{a}\n{b}".rstrip() for a, b in zip(cells, below, strict=True)])
         return Table(("", *COLUMNS, "verdict"), rows, self.title, (0, 4), below=self.summary)
 
-    def to_text(self, width: int = 100) -> str:
-        """The table as plain text, no line longer than ``width`` characters."""
-        return self.table.to_text(width)
+    def printed(self) -> Iterator[Part]:
+        yield self.table
 
     def __str__(self) -> str:
         return self.to_text()
 
     def __repr__(self) -> str:
         return f"Comparison({self.title!r}: {self.summary})"
-
-    def _repr_html_(self) -> str:
-        return self.table._repr_html_()
 
 
 def _json(value: Value) -> Any:

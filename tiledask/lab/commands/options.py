@@ -23,7 +23,7 @@ def whole(text: str) -> int:
 
 
 WHOLE = ("N", "TOKENS", "R", "V", "SEED", "DEVICES", "MICROBATCHES", "BATCH")
-KINDS: dict[str, Any] = dict.fromkeys(WHOLE, whole) | {"AMOUNT": float, "K": float}
+KINDS: dict[str, Any] = dict.fromkeys(WHOLE, whole) | {"AMOUNT": float}
 KINDS["NUMBERS"] = lambda text: [whole(each.strip()) for each in text.split(",")]
 """What is read as a number, by the name of its value."""
 
