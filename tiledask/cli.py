@@ -61,7 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args, unknown = parser.parse_known_args(words)
         if unknown:
             raise ConfigError(_unknown(unknown[0], parser, command))
-        _check(args)
+        if vars(args).get("figure"):  # refused before the work begins
+            from tiledask.lab.files import check_figure
+
+            check_figure(args.figure)
         code, result = _played(args)
         if args.json:
             print(json.dumps(result, indent=1), flush=True)
@@ -94,21 +97,6 @@ def _played(args: argparse.Namespace) -> tuple[int, Any]:
         except StopIteration as end:
             code, result = end.value
             return code, result
-
-
-def _check(args: argparse.Namespace) -> None:
-    """All of this before the work begins."""
-    given = vars(args)
-    if given.get("figure"):
-        from tiledask.lab.files import check_figure
-
-        check_figure(args.figure)
-    if given.get("tokens") is not None:
-        from tiledask.plan.units import parse_count
-
-        args.tokens = parse_count(args.tokens)
-    elif given.get("price") is not None:
-        raise ConfigError("--price is for --tokens, such as --tokens 15T --price 2.5")
 
 
 def _unknown(word: str, parser: argparse.ArgumentParser, command: str) -> str:

@@ -206,7 +206,7 @@ def test_a_notebook_shows_a_figure_that_no_setting_changes_and_that_changes_no_s
 
 def test_matplotlib_waits_for_the_first_figure():
     code = (
-        "import sys, tiledask, tiledask.lab.plots, tiledask.lab.table;"
+        "import sys, tiledask, tiledask.lab.plots, tiledask.lab.check;"
         "print([m for m in ('matplotlib', 'dask', 'bokeh', 'rich', 'jinja2', 'pandas')"
         " if m in sys.modules])"
     )

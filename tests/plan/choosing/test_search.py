@@ -1,6 +1,6 @@
 """Searches of layouts: complete, pruned rightly, in order; what binds; what would be better.
 
-Holds `tiledask.lab.commands.shown`, `tiledask.plan.choosing.critique` and
+Holds `tiledask.plan.choosing.ranking`, `tiledask.plan.choosing.critique` and
 `tiledask.plan.choosing.sensitivity`.
 """
 

@@ -14,7 +14,7 @@ from tiledask.plan.inputs.sized import ASSUMED
 from tiledask.plan.tables import Part
 from tiledask.plan.timing.budget import Budget
 from tiledask.plan.timing.calibration import calibration_of
-from tiledask.plan.units import format_percent, parse_bytes
+from tiledask.plan.units import format_percent, parse_bytes, parse_count
 from tiledask.plan.whole import whole_number
 
 __all__ = [
@@ -195,7 +195,10 @@ def check_cost(args: argparse.Namespace) -> None:
             typed = "BATCH" if (args.command, name) == ("plan", "batch") else f"--{name}"
             whole_number(typed.replace("_", "-"), value, 1)
     if args.tokens is not None:
+        args.tokens = parse_count(args.tokens)
         Budget(args.tokens, 1.0, 1, args.price)
+    elif args.price is not None:
+        raise ConfigError("--price is for --tokens, such as --tokens 15T --price 2.5")
 
 
 def draw(figure: str, path: str | None, *about: Any, **options: Any) -> None:
