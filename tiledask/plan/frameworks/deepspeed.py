@@ -21,6 +21,21 @@ RECIPES: dict[str, Settings] = {
     "bf16-adam": BF16 | ALL_BF16,
     "fp32-adam": {},
 }
+DECIDES = {
+    "offload": r".*(offload|aio|nvme).*",
+    "its pipeline": r"pipeline.*",
+    "activation checkpointing": r"activation_checkpointing.*",
+    "ZeRO++": r"zero_optimization\.zero_(hpz|quantized).*",
+    "its mixture's settings": r"moe.*",
+}
+"""What memory depends on and is not counted -> its names."""
+HARMLESS = r"""(optimizer|scheduler|fp16|bf16|amp|tensorboard|wandb|csv_monitor|comet
+|flops_profiler|comms_logger|monitor.*|data_efficiency|curriculum.*|elasticity|autotuning|checkpoint|aio)(\..*)?|steps_per_print
+|gradient_clipping|wall_clock.*|dump_state|memory_breakdown|prescale_gradients|gradient_predivide.*
+|zero_allow.*|zero_force.*|communication_data_type|seed|.*_profil.*
+|zero_optimization\.(overlap_comm|contiguous_gradients|reduce_.*|allgather_.*|sub_group_size|round_robin.*
+|stage3_.*|sub_.*|ignore_unused.*|memory_efficient_linear|.*bucket.*|.*gather_16bit.*|load_from.*)"""
+"""Names that neither memory nor layers depend on, as a verbose pattern."""
 
 
 def write(job: Job) -> str:
@@ -74,6 +89,7 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
         raise ConfigError("a DeepSpeed JSON does not say the model; give it beside the file")
     flat: Settings = {}
     for name, value in nested.items():
+        name = {"bfloat16": "bf16"}.get(name, name)
         inner = value if isinstance(value, dict) else None
         flat |= {name: value} if inner is None else {f"{name}.{k}": v for k, v in inner.items()}
     found = Read("the JSON", flat, devices)
@@ -90,20 +106,24 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     size = size or 1
     steps = found.microbatches(batch, dp, size) if batch else steps or 1
     stage = found.whole("zero_optimization.stage", 0)
-    settings = {k: flat.get(k) for each in RECIPES.values() for k in each}
-    found.used |= settings.keys()
+    settings = {k: found.get(k) for each in RECIPES.values() for k in each}
     dtype = settings["data_types.grad_accum_dtype"]
     settings["data_types.grad_accum_dtype"] = {"float32": "fp32"}.get(str(dtype), dtype)
+    halves = [flat.get(f"{name}.enabled") for name in ("bf16", "fp16")]
+    if not any(settings[f"{name}.enabled"] for name in ("bf16", "fp16")):
+        if "auto" in halves:
+            settings["bf16.enabled"] = True
+            found.assumed.append('bf16, where "auto" leaves it to the trainer')
+        else:
+            found.assumed.append("neither bf16 nor fp16 is enabled: everything in fp32")
     recipe = fitting_recipe(tuple(RECIPES.items()), settings)
     if recipe == "mixed-adam-20" and stage < 2:
         recipe = "deepspeed-bf16-adam"
-    for key in flat:
-        if "offload" in key:
-            found.assumed.append(f"{key} is not counted: all states stay on the devices")
+    uncounted = found.uncounted(DECIDES)
     usual = model.usual_sequence
     found.assumed.append(
         f"the JSON has no sequence: {usual} tokens assumed, and attention keeps scores"
     )
-    found.left()
+    found.left(HARMLESS)
     layout = Layout(dp=dp, tp=tp, microbatch=size, microbatches=steps, zero=stage)
-    return Imported(model, layout, recipe, usual, tuple(found.assumed))
+    return Imported(model, layout, recipe, usual, (*uncounted, *found.assumed), uncounted)

@@ -77,6 +77,11 @@ class Imported:
     sequence: int
     assumed: tuple[str, ...]
     """A sentence for each thing that the configuration does not say, and what is taken."""
+    uncounted: tuple[str, ...] = ()
+    """A sentence for each thing that it says, that memory or time depends on, and that is not
+    counted here; they stand in ``assumed`` too, first."""
+    framework: str | None = None
+    """Whose measurements estimate it, where the configuration says more than its program."""
 
 
 class Read:
@@ -89,8 +94,12 @@ class Read:
 
     def get(self, name: str, default: Any = None) -> Any:
         self.used.add(name)
-        value = self.settings.get(name)
+        value = self._value(name)
         return default if value is None or value == "auto" else value
+
+    def _value(self, name: str) -> Any:
+        value = self.settings.get(name)
+        return {"true": True, "false": False}.get(str(value).lower(), value)
 
     def whole(self, name: str, default: int | None = None, least: int = 0) -> int:
         """A whole number of ``least`` or more; without a default it has to be there."""
@@ -100,8 +109,9 @@ class Read:
         digits = isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value)
         number = int(value) if digits else value
         if not is_whole(number, least):
+            unset = "; nothing in it sets that variable" if "$" in str(value) else ""
             raise ConfigError(
-                f"{self.where}: {name} is a whole number from {least} on, got {short(value)}"
+                f"{self.where}: {name} is a whole number from {least} on, got {short(value)}{unset}"
             )
         return int(number)
 
@@ -135,12 +145,26 @@ class Read:
             )
         return batch // (dp * microbatch)
 
-    def left(self) -> None:
-        """Say what was not looked at."""
-        rest = sorted(self.settings.keys() - self.used)
+    def uncounted(self, decides: Mapping[str, str]) -> tuple[str, ...]:
+        """A sentence for each of ``decides``, what it is -> pattern of its names, that is set."""
+        found = []
+        for what, pattern in decides.items():
+            names = [key for key in self._rest() if re.fullmatch(pattern, key, re.VERBOSE)]
+            if names:
+                found.append(f"computed without {what} ({', '.join(names)})")
+                self.used.update(names)
+        return tuple(found)
+
+    def left(self, harmless: str) -> None:
+        """Say what was not looked at, but for names that no memory and no layer depends on."""
+        rest = [key for key in self._rest() if not re.fullmatch(harmless, key, re.VERBOSE)]
         if rest:
-            more = f" and {len(rest) - 12} more" if len(rest) > 12 else ""
-            self.assumed.append(f"not looked at: {', '.join(rest[:12])}{more}")
+            self.assumed.append(f"not looked at: {', '.join(rest)}")
+
+    def _rest(self) -> list[str]:
+        """Names that nobody asked for, and that are not switched off."""
+        rest = sorted(self.settings.keys() - self.used)
+        return [key for key in rest if self._value(key) not in (False, None, "none", "", "auto")]
 
 
 def even_cut(layout: Layout, layers: int) -> tuple[int, ...] | None:

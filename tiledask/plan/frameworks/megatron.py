@@ -6,6 +6,7 @@ from typing import Any
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.frameworks.job import Imported, Job, Read, Settings, fitting_recipe, sized
+from tiledask.plan.frameworks.shell import launched
 from tiledask.plan.inputs.model import Model
 
 __all__ = ["read", "write"]
@@ -33,8 +34,43 @@ READ_AS = (
     ("mixed-adam-16", FP16),
     ("mixed-adam-18", FP16 | {"accumulate_allreduce_grads_in_fp32": True}),
 )
-OVERLAPPED = "megatron-2025-ep-overlap"
-"""The framework in which --overlap-moe-expert-parallel-comm is set."""
+FRAMEWORKS = {
+    "overlap_moe_expert_parallel_comm": "megatron-2025-ep-overlap",
+    "cross_entropy_loss_fusion": "megatron-2025-fused-loss",
+}
+"""A flag -> the framework in which it is set."""
+IN_FP8 = "mixed-adam-18-fp8"
+DECIDES = {
+    "offload": r".*offload.*",
+    "FP8 weights": r"fp8_param.*|keep_fp8_.*|fp4.*",
+    "the optimizer's own precisions": r"use_precision_aware_optimizer|main_(grads|params)_dtype"
+    r"|exp_avg.*_dtype|store_param_remainders",
+    "recomputation of parts": r".*recompute.*|distribute_saved_activations",
+    "CUDA graphs": r".*cuda_graph.*",
+    "FSDP's options": r".*fsdp.*|num_distributed_optimizer_instances|outer_dp_.*",
+}
+"""What memory depends on and is not counted -> its flags."""
+OTHER_LAYERS = (
+    r"hybrid_.*|is_hybrid_model|mamba_.*|spec|attention_output_gate|experimental_attention.*"
+    r"|linear_(attention|key|value|num|conv).*|dsa_.*|heterogeneous_.*|moe_latent.*|multiscale.*"
+)
+"""Flags that make other layers than those that are read."""
+GATED = ("swiglu", "gated_linear_unit", "geglu", "quick_geglu")
+HARMLESS = r"""(adam|sgd|muon|lr|min_lr|log|logging|tensorboard|wandb|data|train|valid|test|eval
+|save|load|ckpt|dist_ckpt|tokenizer|vocab|merge|rotary|rope|timing|profile|manual_gc|moe_router|moe_aux
+|moe_z|moe_permute|moe_grouped|moe_shared_expert_overlap|moe_per_layer|moe_enable|moe_deepep|tp_comm
+|overlap|nccl|inference|one_logger|straggler|check|exit|mock|reset|rdzv|master|local|fp16_lm|te_rng
+|sft|cp_comm|ddp|loss_scale|initial_loss|hysteresis|wgrad|delay|retro|transformer_impl|deterministic
+|dataloader|num_(workers|dataset)|mid_level|async|use_dist_ckpt|auto_detect|seq_length_scale)(_.*)?
+|no_(load|save|initialization|create|mmap|check|.*_fusion|gradient|rope|persist).*|.*_fusion
+|(start_|clip_grad|weight_decay|.*_weight_decay).*|seed|split|optimizer|bf16|mtp_loss.*
+|node_rank|nnodes|nproc_per_node|distributed_(backend|timeout.*)|init_method.*|norm_epsilon
+|layernorm_epsilon|use_mcore_models|use_legacy.*|use_rope_scaling|use_checkpoint.*|tee|log_dir
+|calculate_per_token_loss|.*softmax_in_fp32|attention_mask.*|eod_mask.*|kitchen.*|dist_.*
+|override_opt.*|finetune|enable_(experimental|one).*|high_priority.*|apply_.*|make_vocab.*|use_fused.*
+|fp8_(margin|amax.*|interval|recipe)|first_last.*bf16|num_layers_at.*bf16|window_size|softmax_type
+|squared_relu|micro_batch_size|.*dropout|result_.*|.*_iters|.*_samples|.*interval|.*path|.*url"""
+"""Flags that neither memory nor layers depend on, as a verbose pattern."""
 STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 """Megatron-FSDP's, by ZeRO's stage."""
 
@@ -173,13 +209,15 @@ def _layout(job: Job) -> Settings:
 
 def read(text: str, model: Model | None, devices: int | None) -> Imported:
     """The model, layout and recipe of the flags of pretrain_gpt.py, torchrun's before them too."""
-    flags = _flags(text)
-    per_node = flags.pop("nproc_per_node", None)
-    nodes = flags.pop("nnodes", 1)
+    flags, unsure = _flags(text)
+    per_node, nodes = flags.pop("nproc_per_node", None), flags.pop("nnodes", 1)
     if devices is None and all(re.fullmatch("[0-9]{1,7}", str(n)) for n in (per_node, nodes)):
         devices = int(str(per_node)) * int(str(nodes))
     found = Read("the command", flags, devices)
-    model = _read_model(found) if model is None else model
+    if unsure:
+        names = ", ".join(unsure)
+        found.assumed.append(f"the script's conditions are not judged: {names} as set first")
+    model = _model_of(found, model)
     usual = model.usual_sequence
     sequence = found.assume("seq_length", usual, f"no --seq-length: {usual} tokens assumed")
     layout: Settings = {
@@ -209,21 +247,22 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
         found.assumed.append("no --attention-backend: one that keeps no scores assumed")
     layout["flash_attention"] = backend not in ("unfused", "local")
     layout, sizes = _cut(found, model.layers, layout)
-    recipe = fitting_recipe(READ_AS, flags)
-    found.used |= {key for _, each in READ_AS for key in each}
-    found.left()
-    return Imported(model, sized(layout, sizes), recipe, sequence, tuple(found.assumed))
+    recipe = _recipe(found)
+    framework = next((each for flag, each in FRAMEWORKS.items() if found.get(flag)), None)
+    uncounted = found.uncounted(DECIDES)
+    found.left(HARMLESS)
+    assumed = (*uncounted, *found.assumed)
+    cut = sized(layout, sizes)
+    return Imported(model, cut, recipe, sequence, assumed, uncounted, framework)
 
 
-def _flags(text: str) -> Settings:
-    try:
-        words = shlex.split(text.replace("\\\n", " "), comments=True)
-    except ValueError as error:
-        raise ConfigError(f"the flags cannot be read as a shell reads them: {error}") from None
+def _flags(text: str) -> tuple[Settings, tuple[str, ...]]:
+    """The flags, and the variables that a condition of the script may set otherwise."""
+    words, unsure = launched(text)
     flags: Settings = {}
     name = ""
     for word in words:
-        if match := re.match(r"--([A-Za-z][\w-]*)(?:=(.*))?$", word):
+        if match := re.match(r"--([A-Za-z][\w-]*):?(?:=(.*))?$", word):
             name = match[1].replace("-", "_")
             flags[name] = True if match[2] is None else match[2]
         elif word.endswith(".py"):
@@ -234,7 +273,19 @@ def _flags(text: str) -> Settings:
         raise ConfigError(
             f"Megatron's flags look like --tensor-model-parallel-size 8 --swiglu; got {short(text)}"
         )
-    return flags
+    return flags, unsure
+
+
+def _recipe(found: Read) -> str:
+    recipe = fitting_recipe(READ_AS, {key: found.get(key) for _, each in READ_AS for key in each})
+    if recipe.startswith("fp32") and not (found.get("bf16") or found.get("fp16")):
+        found.assumed.append("neither --bf16 nor --fp16: everything in fp32")
+    if found.get("fp8_format", found.get("fp8")) is None:
+        return recipe
+    if recipe != "mixed-adam-18":
+        words = f"FP8 products as {IN_FP8} has them, with fp32 gradients; the flags say {recipe}"
+        found.assumed.append(words)
+    return IN_FP8
 
 
 def _zero(found: Read) -> int:
@@ -318,11 +369,35 @@ def _unrolled(text: str) -> str:
     return text
 
 
+def _model_of(found: Read, given: Model | None) -> Model:
+    """The model of the flags; or the one ``given``, and that the flags describe another."""
+    if given is None:
+        return _read_model(found)
+    said = len(found.assumed)
+    try:
+        read = _read_model(found)
+    except ConfigError:
+        return given  # the flags that are there do not describe one
+    del found.assumed[said:]
+    if read.parameters != given.parameters:
+        found.assumed.append(
+            f"the model is the one given, of {given.parameters:,} parameters; the flags describe "
+            f"one of {read.parameters:,}"
+        )
+    return given
+
+
 def _read_model(found: Read) -> Model:
     layers, hidden, heads = (
         found.whole(name) for name in ("num_layers", "hidden_size", "num_attention_heads")
     )
-    gated = bool(found.get("swiglu"))
+    other = [key for key in sorted(found.settings) if re.fullmatch(OTHER_LAYERS, key)]
+    if other := [key for key in other if found.get(key) is not None]:
+        raise ConfigError(
+            f"{found.where} has --{other[0].replace('_', '-')}, which makes other layers than are "
+            f"read here; describe the model by hand, td.Model(...) or its config.json"
+        )
+    gated = bool([flag for flag in GATED if found.get(flag)])
     ffn = found.whole("ffn_hidden_size", hidden * 8 // 3 // 64 * 64 if gated else 4 * hidden)
     plain = bool(found.get("disable_bias_linear"))
     latent = bool(found.get("multi_latent_attention"))
@@ -339,8 +414,6 @@ def _read_model(found: Read) -> Model:
     vocab = found.whole("padded_vocab_size", 0) or found.assume("vocab_size", usual, words)
     found.used |= {"make_vocab_size_divisible_by", "moe_router_score_function"}
     found.used |= {"moe_token_dispatcher_type", "overlap_moe_expert_parallel_comm"}
-    if found.get("overlap_moe_expert_parallel_comm"):
-        found.assumed.append(f"experts' exchange is hidden with framework={OVERLAPPED!r}")
     sizes: dict[str, Any] = {}
     if latent:
         names = {

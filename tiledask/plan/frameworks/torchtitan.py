@@ -1,7 +1,9 @@
 """torchtitan's TOML, as its releases up to 0.2.2 take it, both ways."""
 
 import json
+import re
 import tomllib
+from collections.abc import Iterator
 from typing import Any
 
 from tiledask.errors import ConfigError, short
@@ -47,6 +49,21 @@ RECIPES: dict[str, Settings] = {
     "fp32-adam": {"dtype": "float32", "mixed_precision_param": "float32"},
     "bf16-adam": {"dtype": "bfloat16", "mixed_precision_param": "bfloat16"},
 }
+TABLES = ("model", "training", "parallelism", "activation_checkpoint")
+DECIDES = {
+    "offload": r".*offload.*",
+    "FP8's gather of weights": r"(.*\.)?(quantize|float8|mx)\..*(gather|precompute|recipe).*",
+    "an optimizer in the backward": r"optimizer\.early_step_in_backward",
+    "activation checkpointing's memory budget": r"activation_checkpoint\.(memory_budget|per_op).*",
+}
+"""What memory depends on and is not counted -> its names."""
+HARMLESS = r"""(job|profiling|metrics|optimizer|lr_scheduler|checkpoint|comm|validation|debug|memory
+|fault_tolerance|experimental|quantize|float8|mx|compile|.*\.filter_fqns|activation_checkpoint)\..*
+|training\.(dataset.*|steps|seed|deterministic|max_norm|warmup.*|data_.*|gc_.*|mixed_precision_reduce
+|enable_cpu_offload|loss_parallel|.*loss_parallel)|parallelism\.(disable_loss_parallel|.*rotate_method
+|enable_compiled_autograd|enable_async.*|fsdp_reshard.*)|model\.(tokenizer.*|hf_assets.*|norm_type
+|print_.*|converters|.*path)|.*_parallel_(method|microbatches)"""
+"""Names that neither memory nor layers depend on, as a verbose pattern."""
 
 
 def write(job: Job) -> str:
@@ -172,15 +189,9 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # TOMLDecodeError, numbers of 5,000 digits
         raise ConfigError(f"the TOML cannot be read: {error}") from None
-    wanted = ("model", "training", "parallelism", "activation_checkpoint")
-    flat: Settings = {
-        f"{table}.{key}": value
-        for table in wanted
-        if isinstance(tables.get(table), dict)
-        for key, value in tables[table].items()
-    }
-    if not flat:
-        raise ConfigError(f"a torchtitan TOML has tables such as [{'], ['.join(wanted)}]")
+    flat = _today(dict(_flat(tables)))
+    if not any(key.startswith(f"{table}.") for table in TABLES for key in flat):
+        raise ConfigError(f"a torchtitan TOML has tables such as [{'], ['.join(TABLES)}]")
     found = Read("the TOML", flat, devices)
     model = _known(found) if model is None else model
     found.used |= {"model.name", "model.flavor"}
@@ -206,10 +217,13 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     if 1 < shards < layout["dp"]:
         words = f"HSDP: weights are sharded over {shards}, here over all {layout['dp']} copies"
         found.assumed.append(words)
-    local = found.whole("training.local_batch_size", 8)
+    local = found.whole("training.local_batch_size", 8, least=1)
     batch = found.open_number("training.global_batch_size")
     batch = local * layout["dp"] if batch is None else batch
-    size = found.whole("parallelism.pipeline_parallel_microbatch_size", 1)
+    parts = found.whole("parallelism.pipeline_parallel_microbatches", 0)  # before 0.2
+    size = found.whole(
+        "parallelism.pipeline_parallel_microbatch_size", local // parts or 1 if parts else 1
+    )
     layout["microbatch"] = size if parallel["pp"] > 1 else local
     layout["microbatches"] = found.microbatches(batch, layout["dp"], layout["microbatch"])
     layout |= {"sequence_parallel": parallel["tp"] > 1, "flash_attention": True}
@@ -217,8 +231,50 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     layout, sizes = _stages(found, layout, model.layers)
     recipe = _precision(found, layout)
     sequence = found.whole("training.seq_len", model.usual_sequence)
-    found.left()
-    return Imported(model, sized(layout, sizes), recipe, sequence, tuple(found.assumed))
+    framework = _framework(found)
+    uncounted = found.uncounted(DECIDES)
+    found.left(HARMLESS)
+    assumed, cut = (*uncounted, *found.assumed), sized(layout, sizes)
+    return Imported(model, cut, recipe, sequence, assumed, uncounted, framework)
+
+
+def _flat(table: Settings, path: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted name, value) of everything in a table of tables."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
+
+
+def _today(flat: Settings) -> Settings:
+    """The names of 0.2 for those of the releases before it."""
+    found: Settings = {}
+    for name, value in flat.items():
+        table, _, key = name.rpartition(".")
+        if table in ("training", "experimental") and "_parallel" in key:
+            name = (
+                f"parallelism.{key.replace('data_parallel_degree', 'data_parallel_shard_degree')}"
+            )
+        elif name == "training.batch_size":
+            name = "training.local_batch_size"
+        found[name] = value
+    return found
+
+
+def _framework(found: Read) -> str:
+    """Whose measurements: layers compiled or not, their loss too, tensor parallelism in pieces."""
+    compiles = found.get("compile.enable", found.get("training.compile", False))
+    parts = found.get("compile.components", ["model", "loss"])
+    if found.get("parallelism.enable_async_tensor_parallel"):
+        return "torchtitan-async-tp"
+    if not compiles:
+        return "torchtitan-eager"
+    return (
+        "torchtitan-fused-loss"
+        if "loss" in parts and "compile.enable" in found.used
+        else "torchtitan"
+    )
 
 
 def _known(found: Read) -> Model:
@@ -284,6 +340,10 @@ def _stages(found: Read, layout: Settings, layers: int) -> tuple[Settings, tuple
 
 
 def _precision(found: Read, layout: Settings) -> str:
+    converters = " ".join(map(str, found.get("model.converters", ())))
+    if re.search("float8|mx", converters) or found.get("float8.enable_float8_linear"):
+        found.assumed.append("layers' products in FP8, weights gathered in half precision")
+        return "fsdp-adam-fp8"
     weights = found.get("training.dtype", "float32")
     compute = found.get("training.mixed_precision_param", "bfloat16")
     found.used.add("training.mixed_precision_reduce")
