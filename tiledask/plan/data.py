@@ -126,7 +126,8 @@ def read(path: str | os.PathLike[str]) -> "Fields":
     """The JSON object in the file ``path``.
 
     A file that is missing, larger than 4 MiB, not a regular file, not JSON, not an object,
-    nested too deep, repeats a key or holds NaN or Infinity is a ConfigError that names it.
+    nested too deep or repeats a key is a ConfigError that names it; NaN and Infinity are read as
+    Python writes them, and no size or rate may be one.
     """
     where = str(path) if len(str(path)) <= 500 else f"{str(path)[:100]}..."
 
@@ -138,12 +139,9 @@ def read(path: str | os.PathLike[str]) -> "Fields":
             values[key] = value
         return values
 
-    def no_constant(text: str) -> float:
-        raise ConfigError(f"{where}: {text} is not JSON; write a finite number")
-
     try:
         text = _bytes(Path(path), where).decode("utf-8-sig")
-        values = json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
+        values = json.loads(text, object_pairs_hook=unique)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where}: not JSON: {error}; save it as UTF-8") from None
     except json.JSONDecodeError as error:

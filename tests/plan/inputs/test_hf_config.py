@@ -128,10 +128,18 @@ def test_the_keys_of_published_files_are_understood(name):
     assert model_of(shipped(name) | REAL[name]).parameters == load_model(name).parameters
 
 
+def test_keys_that_say_nothing_are_passed_over_and_others_than_the_classes_named(tmp_path):
+    said = {"qkv_bias": False, "shared_experts": 0, "adapters": [], "internal_version": "a1"}
+    path = write(tmp_path, json.dumps(LLAMA | said)[:-1] + ', "router_z_loss_coef": Infinity}')
+    found = load_model(str(path))
+    assert found.parameters == model_of(LLAMA).parameters
+    assert found.source.endswith("no such key: internal_version")
+
+
 BAD = {
     "not JSON": ("{", "not JSON"),
     "twice": ('{"model_type": "gpt2", "model_type": "gpt2"}', "'model_type' stands there twice"),
-    "infinite": ('{"model_type": "gpt2", "n_embd": -Infinity}', "-Infinity is not JSON"),
+    "infinite": ('{"model_type": "gpt2", "n_embd": -Infinity}', "'n_embd' must be a whole"),
     "too deep in a key": ('{"a":' * 800_000, "nested too deep"),
     "family": (
         {**LLAMA, "model_type": "rwkv"},
@@ -164,6 +172,17 @@ BAD = {
         "'first_k_dense_replace' is missing",
     ),
     "mlp bias": ({**DEEPSEEK, "mlp_bias": True}, "'mlp_bias' is True, which changes"),
+    "two": ({**LLAMA, "ssm_size": 8, "is_decoder": 2}, "'ssm_size' is not .*; key 'is_decoder'"),
+    "own code": ({**LLAMA, "internal": 1, "auto_map": {"AutoModel": "m.M"}}, "'internal' is not"),
+    "diffusers": ({"_class_name": "SD3Transformer2DModel"}, "a part of an image model"),
+    "packed within": (
+        {"model_type": "llava", "text_config": LLAMA, "quantization_config": {"quant_method": "x"}},
+        "quant_method 'x'",
+    ),
+    "text of no family": (
+        {"model_type": "a", "text_config": {"model_type": "b"}},
+        "in its 'text_config' is 'b', which is none",
+    ),
     "packed": ({**LLAMA, "quantization_config": {"quant_method": "gptq"}}, "quant_method 'gptq'"),
 }
 

@@ -88,6 +88,12 @@ _TWO_DROPOUTS = MappingProxyType({"attention_dropout": 0.0, "hidden_dropout": 0.
 _THREE_DROPOUTS = MappingProxyType(
     {"attention_dropout": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
 )
+_QWEN2_VL = Family(
+    {**_LLAMA, **_QWEN_BIAS},
+    (*_BASE, "ffn", "kv_heads"),
+    dropout=_NO_DROPOUT,
+    classes=("Qwen2VLForConditionalGeneration",),
+)
 _GEMMA = Family(
     {**_LLAMA, "mlp_bias": False},
     (*_BASE, "ffn", "kv_heads", "head_dim"),
@@ -218,6 +224,7 @@ FAMILIES = MappingProxyType(
             _QWEN3,
             (*_BASE, "ffn", "kv_heads", "head_dim"),
             switches=_ATTENTION_BIAS,
+            neutral={"use_qk_norm": (True,)},
             dropout=_NO_DROPOUT,
             classes=("Qwen3ForCausalLM",),
         ),
@@ -226,6 +233,7 @@ FAMILIES = MappingProxyType(
             (*_BASE, "ffn", "kv_heads", "experts", "top_k", "expert_ffn"),
             ("head_dim",),
             switches=_ATTENTION_BIAS,
+            neutral={"use_qk_norm": (True,)},
             dropout=_NO_DROPOUT,
             classes=("Qwen3MoeForCausalLM",),
             readers=("sparse step",),
@@ -388,12 +396,8 @@ FAMILIES = MappingProxyType(
             readers=("llama4",),
             neutral={"use_qk_norm": (True, False)},  # a norm without weights
         ),
-        "qwen2_vl_text": Family(
-            {**_LLAMA, **_QWEN_BIAS},
-            (*_BASE, "ffn", "kv_heads"),
-            dropout=_NO_DROPOUT,
-            classes=("Qwen2VLForConditionalGeneration",),
-        ),
+        "qwen2_vl_text": _QWEN2_VL,
+        "qwen2_5_vl_text": replace(_QWEN2_VL, classes=("Qwen2_5_VLForConditionalGeneration",)),
         "bert": _BERT,
         "roberta": replace(
             _BERT,

@@ -1,4 +1,4 @@
-"""A Hugging Face config.json as a Model: every key is understood, harmless or refused."""
+"""A Hugging Face config.json as a Model: every key is understood, harmless, ignored or refused."""
 
 import re
 from collections.abc import Mapping
@@ -33,6 +33,12 @@ def model_from_config(config: Fields, name: str) -> Model:
     >>> model_from_config(config, "gpt2").parameters
     124439808
     """
+    if "_class_name" in config:
+        raise config.fail(
+            "_class_name",
+            f"is {short(config.values['_class_name'])}: a part of an image model in diffusers' "
+            "form; the models planned here are language models",
+        )
     if (inner := _language(config)) is not None:
         return model_from_config(inner, f"{name}, text alone")
     if "model_type" not in config and "text_config" in config:
@@ -60,15 +66,16 @@ def model_from_config(config: Fields, name: str) -> Model:
     if "tie_word_embeddings" not in family.neutral:
         values["tied"] = config.boolean("tie_word_embeddings", family.tied)
     _check_quantization(config)
+    ignored = _check_rest(config, family.neutral)
+    if ignored:
+        source += f"; not read, as the family's class has no such key: {', '.join(ignored)}"
     try:
-        model = Model(**{**family.fixed, **values}, dropout=any(rates), name=name, source=source)
+        return Model(**{**family.fixed, **values}, dropout=any(rates), name=name, source=source)
     except ConfigError as error:
         words = str(error)
         raise ConfigError(
             words if words.startswith(config.where) else f"{config.where}: {words}"
         ) from None
-    _check_rest(config, family.neutral)
-    return model
 
 
 def _language(config: Fields) -> Fields | None:
@@ -78,8 +85,8 @@ def _language(config: Fields) -> Fields | None:
     kind = outer.get("model_type")
     if isinstance(inner, dict) and inner.get("model_type") in FAMILIES and kind not in families:
         # which of both says whether the output projection is the embedding's table
-        if kind != "llama4" and outer.get("tie_word_embeddings") is not None:
-            inner = inner | {"tie_word_embeddings": outer["tie_word_embeddings"]}
+        outers = {"quantization_config"} | ({"tie_word_embeddings"} if kind != "llama4" else set())
+        inner = inner | {key: outer[key] for key in outers if outer.get(key) is not None}
         return Fields(inner, f"{config.where}, text_config")
     if inner is None and "vision_config" in outer and f"{kind}_text" in FAMILIES:
         left_out = "architectures", "vision_config"
@@ -101,11 +108,10 @@ def _check_class(config: Fields, kind: str, known: tuple[str, ...]) -> None:
 
 def _way(config: Fields) -> str:
     """How to go on with a model that is not understood."""
-    if isinstance(config.values.get("text_config"), dict):
-        return (
-            "Its language model is the object under 'text_config': save that as a config.json of "
-            "its own, or describe it by hand with td.Model(...)"
-        )
+    inner = config.values.get("text_config")
+    if isinstance(inner, dict):
+        kind = short(inner.get("model_type"))
+        return f"The language model in its 'text_config' is {kind}, which is none of them either"
     return (
         "A model like one of them is described by hand: "
         "td.Model(layers=..., hidden=..., heads=..., ffn=..., vocab=...)"
@@ -266,15 +272,29 @@ def _check_quantization(config: Fields) -> None:
         )
 
 
-def _check_rest(config: Fields, of_family: Mapping[str, tuple[object, ...]]) -> None:
+STRUCTURE = (
+    r"(.*_)?(num|n|size|dims?|ranks?|heads?|layers?|experts?|bias|norms?|width|hidden|intermediate"
+    r"|mlp|ffn|attn|attention|conv|ssm|mamba|state|lora|adapters?|tied?|gated?|moe|shared|blocks?"
+    r"|pattern|kernel|proj|projection|embeddings?|embed|mtp|nextn|indexer|index)(_.*)?"
+)
+"""Words in the keys that may add or drop weights."""
+
+
+def _check_rest(config: Fields, of_family: Mapping[str, tuple[object, ...]]) -> list[str]:
+    """The keys that are ignored: no class of the family reads them, by name they change no
+    weights. ConfigError for all those at once that may."""
     neutral = {**NEUTRAL, **of_family}
+    ignored, wrong = [], []
     for key in config.left():
         value = config.values[key]
         if key in neutral:
             if not any(value is held or value == held for held in neutral[key]):
-                raise config.fail(key, f"is {short(value)}, which changes the parameter count here")
-        elif value is not None and not re.fullmatch(HARMLESS, key, re.VERBOSE):
-            raise config.fail(
-                key,
-                "is not understood and may change the parameter count; remove it if it does not",
-            )
+                wrong.append(f"{key!r} is {short(value)}, which changes the parameter count here")
+        elif value and not re.fullmatch(HARMLESS, key, re.VERBOSE):
+            if "auto_map" in config or re.fullmatch(STRUCTURE, key):
+                wrong.append(f"{key!r} is not understood and may change the parameter count")
+            else:
+                ignored.append(key)
+    if wrong:
+        raise ConfigError(f"{config.where}: key {'; key '.join(wrong)}; remove what does not")
+    return ignored
