@@ -26,6 +26,7 @@ from tiledask.lab.commands.request import (
     usual_batch,
 )
 from tiledask.lab.commands.weight import splits
+from tiledask.plan.timing.calibration import calibration_of
 
 __all__ = ["FIT_OPTIONS", "run_fit"]
 
@@ -159,4 +160,7 @@ def _imported(args: argparse.Namespace, name: str, typed: dict[str, Any]) -> Req
     recipe = recipe_of(args, cluster.device) if chosen else td.load_recipe(found.recipe)
     notes = [f"{found.model!r}, {shlex.join(layout.options)}, read from {name}"]
     sequence = found.sequence if args.sequence is None else args.sequence
-    return Request(args, found.model, cluster, recipe, sequence, layout, notes, found)
+    request = Request(args, found.model, cluster, recipe, sequence, layout, notes, found)
+    known = calibration_of(cluster.device, recipe, **request.by)
+    request.notes += [f"run by {known.framework}", *found.uncounted]
+    return request

@@ -73,8 +73,11 @@ class Request:
 
     @property
     def by(self) -> dict[str, Any]:
-        """Whose measurements the estimates take."""
-        return {"calibration": self.args.calibration, "framework": self.args.framework}
+        """Whose measurements the estimates take: as typed, or as what was imported runs."""
+        calibration, framework = self.args.calibration, self.args.framework
+        if self.imported is not None and calibration is None:
+            framework = framework or self.imported.framework
+        return {"calibration": calibration, "framework": framework}
 
     @property
     def run(self) -> tuple[Any, ...]:
