@@ -81,7 +81,7 @@ def _cluster():
 
 
 def _puzzle():
-    from tiledask.lab.puzzles import load_puzzle, puzzle_names
+    from tiledask.lab.tasks import load_puzzle, puzzle_names
 
     def read(path: Path) -> None:
         puzzle = load_puzzle(path)
@@ -92,8 +92,7 @@ def _puzzle():
 
 
 def _answers():
-    from tiledask.lab.puzzles import load_puzzle, puzzle_names
-    from tiledask.lab.tasks import idle_level
+    from tiledask.lab.tasks import idle_level, load_puzzle, puzzle_names
 
     tasks = [load_puzzle(name) for name in puzzle_names()] + [idle_level(n) for n in range(1, 13)]
     forms = ["6,6,6,6", "1-6 | 7-12 | 13-18 | 19-24", "0F0,0F1,0B0,0B1; 1F0,1B0,1F1,1B1", "42", "x"]

@@ -74,7 +74,7 @@ def cell(kind, source, number, *tags):
 def course(tmp_path, monkeypatch):
     """A walkthrough of one puzzle, and one of a function."""
     puzzle = "puzzle = td.tasks.load_puzzle(name)\nanswer = None"
-    rule = 'exercise = td.task("scale-rule")\nanswer = None'
+    rule = 'exercise = td.task("cannon")\nanswer = None'
     cells = [
         cell(
             "code",

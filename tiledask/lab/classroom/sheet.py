@@ -1,14 +1,12 @@
 """A page to print: tasks with room for answers; the same with answers, for whoever marks it."""
 
-import re
 from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any
 
-from tiledask.lab.idle_ladder import LEVELS, idle_level
-from tiledask.lab.idle_ladder.level import IdleLevel
-from tiledask.lab.puzzles.puzzle import Puzzle, load_puzzle
-from tiledask.lab.tasks.terminal import numbers_of
+from tiledask.lab.tasks import task
+from tiledask.lab.tasks.ladder import LEVELS
+from tiledask.lab.tasks.task import JudgedTask
 from tiledask.plan import html
 
 __all__ = ["sheet"]
@@ -35,10 +33,10 @@ def sheet(names: Sequence[str], seed: int = 0, answers: bool = False) -> str:
     >>> "seed 7" in page, "<ol>" in page, "<ol>" in sheet(["idle-3"], seed=7, answers=True)
     (True, False, True)
     """
-    all_of_them = [f"idle-{n}" for n in LEVELS]
+    all_of_them = [f"idle-{n}" for n in range(1, 1 + len(LEVELS))]
     asked = [each for name in names for each in (all_of_them if name == "idle" else [name])]
-    tasks = [_task(name, seed) for name in asked]
-    parts = [_section(number, task, answers) for number, task in enumerate(tasks, 1)]
+    tasks = [task(name, seed) for name in asked]
+    parts = [_section(number, each, answers) for number, each in enumerate(tasks, 1)]
     title = f"tiledask, seed {seed}{': answers' if answers else ''}"
     head = f"<meta charset='utf-8'><title>{html.words(title)}</title><style>{_STYLE}</style>"
     name = "" if answers else "<p>Name: <span class='room'>&emsp;&emsp;</span></p>"
@@ -47,17 +45,10 @@ def sheet(names: Sequence[str], seed: int = 0, answers: bool = False) -> str:
     )
 
 
-def _task(name: str, seed: int) -> "Puzzle | IdleLevel":
-    if level := re.fullmatch(r"idle-(\d{1,9})", name):
-        return idle_level(int(level[1]), seed)
-    return load_puzzle(name)
-
-
-def _section(number: int, task: "Puzzle | IdleLevel", answers: bool) -> str:
-    rows = numbers_of(task) if isinstance(task, Puzzle) else []
+def _section(number: int, task: JudgedTask, answers: bool) -> str:
     parts = [
         f"<h2>{number}. {html.words(task.title)}</h2><p>{html.words(task.question)}</p>",
-        html.table((), rows, first="th") if rows else "",
+        html.table((), task.numbers, first="th") if task.numbers else "",
         _picture(task.draw(), task.title),
         f"<p>Answer with {html.words(task.form)}.</p>" if task.form else "",
         _answer(task) if answers else "<div class='room'></div>" * 2,
@@ -65,11 +56,11 @@ def _section(number: int, task: "Puzzle | IdleLevel", answers: bool) -> str:
     return f"<section>{''.join(parts)}</section>"
 
 
-def _answer(task: "Puzzle | IdleLevel") -> str:
-    if isinstance(task, IdleLevel):
+def _answer(task: JudgedTask) -> str:
+    best = task.solve() if task.solve else ""
+    if task.lines:
         shown = f"<ol>{''.join(f'<li>{html.words(line)}</li>' for line in task.lines)}</ol>"
     else:
-        best = task.solve()
         shown = f"<p>{html.words(best)}</p>{_picture(task.draw(best), f'{task.title}, solved')}"
     return f"<div class='answer'>{shown}</div>"
 

@@ -43,10 +43,10 @@ def run_ask(args: argparse.Namespace) -> Run:
 
 def run_puzzle(args: argparse.Namespace) -> Run:
     """The task, or what answers are worth: 1 if one does not solve it."""
-    from tiledask.lab.tasks import terminal
+    from tiledask.lab.tasks import play
 
     yield from ()  # it prints as it goes
     if args.puzzle is None:
-        return terminal.list_all(args.console)
+        return play.list_all(args.console)
     it = args.puzzle, args.answer, args.console, args.hint, args.figure, args.seed
-    return terminal.play(*it)
+    return play.play(*it)

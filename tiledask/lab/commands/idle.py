@@ -216,7 +216,7 @@ def _times(args: argparse.Namespace, stages: int, kind: type) -> dict[str, Any]:
 
 def _read_order(path: str) -> Schedule:
     """The order in a file: a line of actions per device, or rows of them as JSON."""
-    from tiledask.lab.puzzles.orders import in_full
+    from tiledask.lab.tasks.order import in_full
 
     try:
         text = Path(path).read_text(encoding="utf-8")

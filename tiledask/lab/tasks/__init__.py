@@ -2,15 +2,21 @@
 
     task = td.task("24-on-4")         # a puzzle; or a level of theirs, or a JSON file of one's own
     task = td.task("idle-3", seed=7)  # a level of the idle-time ladder: fresh numbers
-    task = td.task("cannon")          # an exercise, with what it is about, as in
-    task = td.task("hybrid-lenet", devices=4)
+    task = td.task("cannon")          # an exercise
     task.draw(answer)
     task.check(answer)                # a Result: quiet if not attempted
     task.hint()                       # one more hint than before
     task.check(answer).require()      # raises unless every target is met
 
-No answer is stored; the best one is found by trying or by proof. terminal has the words of
-`tiledask puzzle`.
+No answer is stored; the best one is found by trying or by proof.
+
+task, result     what a task is; what an answer to it is worth: targets met and missed, stars
+puzzle_file      a puzzle from its file; kind: what a kind of puzzle is; one in each of
+                 partition, order, choice, composition
+ladder           twelve levels of idle time
+exercises        judges that run an answer
+figures, text    answers drawn: figures, and letters for a terminal
+play             the words of `tiledask puzzle`
 """
 
 import re
@@ -18,9 +24,9 @@ from importlib import import_module
 from typing import Any
 
 from tiledask.extras import needed_for
-from tiledask.lab.idle_ladder import idle_level
-from tiledask.lab.judging import JudgedTask
-from tiledask.lab.puzzles import load_puzzle, puzzle_levels, puzzle_names
+from tiledask.lab.tasks.ladder import idle_level
+from tiledask.lab.tasks.puzzle_file import load_puzzle, puzzle_levels, puzzle_names
+from tiledask.lab.tasks.task import JudgedTask
 from tiledask.plan.data import shipped_json
 
 __all__ = [
@@ -38,15 +44,13 @@ def exercise_names() -> tuple[str, ...]:
     return tuple(shipped_json("exercises.json"))
 
 
-def task(name: Any, *about: Any, seed: int = 0, **named: Any) -> JudgedTask:
+def task(name: Any, seed: int = 0) -> JudgedTask:
     """A task by its name: of a puzzle, of a level of the ladder, of an exercise.
 
     Parameters
     ----------
     name
         "24-on-4", or what `load_puzzle` takes; "idle-1" to "idle-12"; one of `exercise_names`.
-    about, named
-        What an exercise is about: its arguments.
     seed
         Draws the numbers of a level, and what an exercise draws.
 
@@ -57,11 +61,9 @@ def task(name: Any, *about: Any, seed: int = 0, **named: Any) -> JudgedTask:
     """
     if isinstance(name, str) and (level := re.fullmatch(r"idle-(\d{1,9})", name)):
         return idle_level(int(level[1]), seed)
-    exercises = shipped_json("exercises.json")
-    if name not in exercises:
-        return load_puzzle(name, *about, **named)
+    if not isinstance(name, str) or name not in (exercises := shipped_json("exercises.json")):
+        return load_puzzle(name)
     with needed_for(f"td.task({name!r})"):
-        home = import_module(f"tiledask.lab.exercises.{exercises[name]['module']}")
-    drawn = {"seed": seed} if seed else {}
-    made: JudgedTask = getattr(home, name.replace("-", "_"))(*about, **named, **drawn)
+        home = import_module(f"tiledask.lab.tasks.exercises.{exercises[name]['module']}")
+    made: JudgedTask = getattr(home, name.replace("-", "_"))(seed=seed)
     return made

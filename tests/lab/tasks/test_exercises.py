@@ -1,0 +1,80 @@
+"""The walkthroughs' exercises: shifts, a skip connection, a faulty run.
+
+Holds `tiledask.lab.tasks.exercises`.
+"""
+
+import numpy as np
+import pytest
+from oracles.judged import missed, targets
+from oracles.tasks import BACK, FORTH, cannon, skipping
+
+import tiledask as td
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+# -- a skip connection -----------------------------------------------------------------------------
+
+
+def test_each_half_that_is_missing_is_named_and_a_relay_counts_by_who_made_it():
+    exercise = td.task("skip-connection")
+    for changes, words in ((FORTH, "0B.0 reads nothing that 2B.0"), (BACK, "2F.0 reads nothing")):
+        result = exercise.check(skipping(*changes))
+        assert words in result.reason
+        assert targets(result)["inputs that actions lack"][0] == 4
+    relay = (
+        ("send x2 to 2 @to_2", "send x2 to 2 @to_2\n    send x1 to 2 @to_2"),
+        FORTH[1],
+        ("kept2 = do forward x2", "x1 = recv from 1 @from_1\n    kept2 = do forward x2 x1"),
+    )
+    assert exercise.check(skipping(*relay, *BACK))
+
+
+# -- Cannon ----------------------------------------------------------------------------------------
+
+
+def summa(row, column, a, b):
+    parts = zip(row.all_gather(a[None]), column.all_gather(b[None]), strict=True)
+    return sum(left @ above for left, above in parts)
+
+
+@pytest.mark.parametrize(
+    ("answer", "wrong"),
+    [
+        (cannon(), []),
+        (cannon(skewed=False), ["wrong blocks of C"]),
+        (cannon(further=1), ["blocks moved on 3 x 3"]),
+        (summa, ["calls that are no shift"]),
+        (lambda row, column, a, b: np.zeros((4, 2)), ["wrong blocks of C"]),
+    ],
+)
+def test_shifts_that_are_wrong_are_told_apart(answer, wrong):
+    assert missed(td.task("cannon").check(answer)) == wrong
+
+
+# -- what trains -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def suspects():
+    return td.task("faulty-run", seed=0)
+
+
+def test_one_run_is_faulty_float64_tells_and_nothing_printed_does(suspects):
+    right = [name for name in suspects.runs if suspects.check(name)]
+    assert len(right) == 1
+    assert suspects.runs[right[0]].dtype == "bfloat16"
+    wrong = next(name for name in suspects.runs if name not in right)
+    assert missed(suspects.check(wrong)) == ["sound runs accused", "faulty runs at large"]
+    apart = {name: suspects.again(name).max() for name in suspects.runs}
+    assert apart.pop(right[0]) > 1e-7
+    assert max(apart.values()) < 1e-14
+    assert "tiny" not in f"{suspects.runs} {suspects}"
+    assert "AdamW" not in f"{suspects.runs} {suspects}"
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_another_seed_is_another_faulty_run(suspects, seed):
+    other = td.task("faulty-run", seed=seed)
+    assert other.runs != suspects.runs
+    assert sum(map(bool, map(other.check, other.runs))) == 1

@@ -1,0 +1,240 @@
+"""The idle-time ladder: what the working says, the simulator says, for any seed; and the judge."""
+
+import json
+import re
+from functools import cache
+from html import unescape
+
+import pytest
+
+import tiledask as td
+from tiledask.cli import main
+from tiledask.errors import ConfigError
+from tiledask.lab.learner.kept import TASKS, here
+from tiledask.lab.tasks.ladder.micro_batches import gaps_of
+
+LEVELS = range(1, 13)
+SEEDS = 200
+
+
+@cache
+def level(number, seed=0):
+    return td.tasks.idle_level(number, seed)
+
+
+def worked(task):
+    """The answer that the working ends in, worked out without the simulator."""
+    return task.lines[-1].removeprefix("Answer: ")
+
+
+def compact(text):
+    return re.sub(r"[^a-z0-9./%]", "", text.lower())
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("number", LEVELS)
+def test_the_working_ends_in_what_the_simulator_says_and_another_seeds_answer_is_wrong(number):
+    tasks = [level(number, seed) for seed in range(SEEDS)]
+    answers = [worked(task) for task in tasks]
+    wrong = [t.seed for t, a in zip(tasks, answers, strict=True) if t.result(a).stars != 3]
+    assert wrong == []
+    stale = zip(tasks, answers[1:] + answers[:1], strict=True)
+    assert sum(bool(task.result(answer)) for task, answer in stale) <= 0.05 * SEEDS
+    assert len(set(answers)) >= 30
+    assert max(map(len, answers)) < 200  # worked by hand
+
+
+@pytest.mark.few(6)
+@pytest.mark.parametrize("number", LEVELS)
+def test_no_hint_form_or_verdict_says_the_answer(number):
+    for seed in range(40):
+        task = level(number, seed)
+        answer, stale = worked(task), worked(level(number, seed + 1))
+        result = task.result(stale)
+        assert len(task.hints) == 3
+        assert "  " not in " ".join([task.question, task.form, *task.hints, *task.lines])
+        told = [*task.hints, repr(task), task._repr_html_(), str(task.result(None))]
+        if not result:
+            told += [result.reason, str(result.to_dict()), result._repr_html_()]
+        if "," in answer or ";" in answer:
+            assert not [words for words in told if compact(answer) in compact(words)]
+        else:  # one number, which may be another's too
+            others = {*re.findall(r"\d+", f"{task.question} {stale}"), *map(str, range(10))}
+            assert answer in others or answer not in re.findall(r"\d+", unescape(" ".join(told)))
+
+
+def test_other_levels_and_seeds_are_refused():
+    for given in ((0,), (13,), ("3",), (True,), (3, -1), (3, 1.5), (3, 10**9)):
+        with pytest.raises(ConfigError, match=r"levels 1 to 12|seed must be"):
+            td.tasks.idle_level(*given)
+    assert td.tasks.idle_level(3, 3).lines == level(3, 3).lines
+
+
+def test_who_waits_is_not_at_work_and_needs_what_its_neighbour_makes():
+    for seed in range(40):
+        task = level(2, seed)
+        (run,) = task.timelines.values()
+        rows = [row.split(", ") for row in worked(task).split("; ")]
+        moments = [float(line.split()[1]) for line in task.lines[:2]]
+        for t, row in zip(moments, rows, strict=True):
+            for w, said in enumerate(row):
+                later = run.kind[(run.device == w) & (run.start > t)].tolist()
+                right = "done" if not later else f"{w if later[0] == 'F' else w + 2}"
+                assert said == ("works" if run.state(w, t) != "idle" else right)
+
+
+def test_a_gap_in_the_middle_is_a_neighbours_or_the_ways():
+    words = r". worker (\d), (\S+) s, then (\w+): worker (\d) finished it at (\S+) s, "
+    middle = re.compile(words + r"and the gap began at (\S+) s; .*: (\w+)")
+    for seed in range(20):
+        task = level(11, seed)
+        run, found = (
+            next(iter(task.timelines.values())),
+            [middle.fullmatch(line) for line in task.lines],
+        )
+        assert {match[7] for match in found if match} == {"transfer", "imbalance"}
+        for worker, took, action, other, made, began, cause in (m.groups() for m in found if m):
+            assert run.state(int(other) - 1, float(made) - 0.5) == action
+            assert run.state(int(worker) - 1, float(began) + float(took) + 0.5) == action
+            assert (cause == "transfer") == (float(made) <= float(began))
+    run = td.simulate("1f1b", 4, 8)  # equal stages, no transfers: none in the middle
+    for w in range(4):
+        first = run.end[(run.device == w) & (run.kind == "B")].min()
+        last = run.start[(run.device == w) & (run.kind == "F")].max()
+        assert not [gap for gap in gaps_of(run, w) if first <= gap.start and gap.end <= last]
+
+
+# -- what people type ----------------------------------------------------------------------------
+
+
+def test_answers_are_read_as_they_are_meant():
+    named = "worker 2: 42; worker 1: 30; 3: 24; worker 4: 39 s", {1: 30, 2: 42, 3: 24, 4: 39}
+    for answer in ("30 42 24 39", [30, 42, 24, 39], "30s 42s 24 s 39s", "30\n42\n24\n39", *named):
+        assert level(3).result(answer).stars == 3, answer
+    assert level(12).result("m = 1, m = 4, m = 8").stars == 3
+
+
+def test_a_timetable_in_many_forms():
+    task = level(1)
+    rows = [row.split() for row in worked(task).split("; ")]
+    assert (len(rows), len(rows[0])) == (4, 18)
+    lines = [" ".join(row) for row in rows]
+    for answer in (
+        rows,
+        "\n".join(lines),
+        "; ".join(lines).lower().replace(".", "idle"),
+        {f"worker {n}": line for n, line in enumerate(lines, 1)},
+        [[" ".join(row[:-1]), row[-1]] for row in rows],
+        ["|".join(f"1x{word}" for word in row) for row in rows],
+    ):
+        assert task.result(answer).stars == 3, (answer, task.result(answer).reason)
+
+
+@pytest.mark.parametrize(
+    ("number", "answer", "words"),
+    [
+        (1, "x", "4 are asked for: a line (or a part between ;)"),
+        (1, "F0; F0; F0; F0", "worker 1 has 1 slots filled in, and there are 18"),
+        (1, "F1; F1; F1; F1", "you counted the batch from 1; it is number 0 here"),
+        (2, "1, 2", "'works, 1; 2, works'; got 2"),
+        (3, "1, 2, x, 4", "worker 3's idle time is a number of seconds, as in 6 s or 6; got 'x'"),
+        (3, "0: 1, 1: 2, 2: 3, 3: 4", "you counted workers from 0; here they count from 1"),
+        (3, "15, 42, 24, 39", "that is how long worker 1 works"),
+        (3, "30, 42, 24, 40", "worker 4's idle time is not 40 s: too high, near"),
+        (3, "20, 42, 24, 39", "that is its wait while the batch goes back"),
+        (8, "x", "the number of micro-batches is a whole number, as in 8; got 'x'"),
+        (8, "200", "micro-batches 200: far, more than is needed"),
+        (9, "3, 5 s", "the batch is cut into 1, 2, 4, 8, 16 and 32 parts; got 3"),
+        (9, "1, 5 s", "with 1 micro-batches the time is not 5 s: too low, far"),
+        (11, "x, drain, drain, drain, drain", "one of warm-up, transfer, imbalance,"),
+        (12, "1, 4, 11", "that counts the rounds, m + p - 1, and not only m"),
+    ],
+)
+def test_a_wrong_answer_is_told_where_and_why(number, answer, words):
+    result = level(number).result(answer)
+    assert not result
+    assert words in result.reason
+
+
+JUNK = ("", ",", "nan", "1e999", 10**400, "9" * 5000, [[1]], {1: 2}, b"12", object(), True, "1/0")
+JUNK += ("99x. " * 9, "F" + "9" * 30, "A A A A A", "0: 1, 1: 2")
+
+
+@pytest.mark.parametrize("number", LEVELS)
+def test_junk_is_refused_in_few_words(number):
+    for answer in JUNK:
+        result = level(number).result(answer)
+        assert not result
+        assert len(result.reason) < 400
+
+
+def test_a_share_may_be_rounded_and_a_number_nearly_the_best_is_two_stars():
+    assert worked(level(5)) == "525 s, 5/6"
+    assert [level(5).result(f"525 s, {share}").stars for share in ("83 %", "81 %")] == [3, 0]
+    found = set()
+    for seed in range(20):
+        task = level(9, seed)
+        (run,) = task.timelines.values()
+        best = run.makespan
+        for line in task.lines[:6]:  # "m = 4: (4 + 5) x ... = 99 s"
+            m, own = re.search(r"m = (\d+):", line)[1], float(line.split()[-2])
+            result = task.result(f"{m}, {own} s")
+            assert result.stars == (3 if own <= best + 1e-3 else 2 if own <= 1.05 * best else 1)
+            assert result.stars == 3 or f"{best:g}" not in result.reason
+            found.add(result.stars)
+    assert found == {1, 2, 3}
+
+
+# -- drawn, and in a terminal ----------------------------------------------------------------------
+
+
+def frame(figure):
+    """(x, lane) of the one red frame."""
+    (box,) = (p for p in figure.axes[0].patches if str(p.get_gid()).startswith("wrong"))
+    return round(box.get_x()), round(box.get_y())
+
+
+def test_fields_are_drawn_and_the_first_that_is_off_has_a_frame():
+    task = level(3, 5)
+    for answer in (None, "x"):
+        assert {text.get_text() for text in task.draw(answer).axes[0].texts} == {"?"}
+    right = next(iter(task.timelines.values())).idle_per_device
+    assert frame(task.draw([right[0], right[1] + 1, *right[2:]])) == (0, 1)
+    assert task.draw(right).axes[0].get_yticklabels()[0].get_text() == "worker 1"
+    task = level(1, 5)
+    rows = [row.split() for row in worked(task).split("; ")]
+    rows[1][-1] = "B0" if rows[1][-1] != "B0" else "F0"
+    assert frame(task.draw(rows)) == (len(rows[1]) - 1, 1)
+
+
+def run(capsys, *words):
+    code = main(["puzzle", *words, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("number", LEVELS)
+def test_a_level_is_shown_and_judged_in_a_terminal(capsys, number):
+    task, name = level(number, 7), f"idle-{number}"
+    answer = worked(task)
+    here().put(name, TASKS, hints=0, solved=False)
+    assert main(["puzzle", name, "--seed", "7"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert task.question in shown
+    assert f"Level {name}, seed 7: {task.title}" in shown
+    assert f"Answer: {answer}" not in shown
+    assert ("worker 1 F" in shown) == (number == 11)
+    code, wrong = run(capsys, name, "--seed", "7", "--answer", "x")
+    assert (code, "working" in wrong) == (1, False)
+    code, right = run(capsys, name, "--seed", "7", "--answer", answer)
+    assert (code, right["results"][0]["stars"]) == (0, 3)
+    assert right["working"][-1] == f"Answer: {answer}"
+
+
+def test_the_last_hint_leads_to_the_working(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    for number in (1, 2, 3):
+        assert main(["puzzle", "idle-4", "--hint"]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert f"Hint {number} of 3" in shown
+        assert (f"Answer: {worked(level(4))}" in shown) == (number == 3)

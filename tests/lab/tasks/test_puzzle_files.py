@@ -1,0 +1,158 @@
+"""Puzzle files: what is read, what is refused and how it is said; and the command.
+
+Holds `tiledask.lab.files`, `tiledask.lab.tasks.text` and `tiledask.lab.tasks.play`.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tiledask.cli import main
+from tiledask.errors import ConfigError
+from tiledask.lab.learner.kept import TASKS, Kept
+from tiledask.lab.tasks import load_puzzle, puzzle_levels
+from tiledask.lab.tasks.task import Hint
+from tiledask.plan.data import shipped_json
+
+FOLDER = Path(__file__).parents[3] / "data" / "puzzles"
+PAGE = Path(__file__).parents[3] / "nbs" / "README.md"
+OF_KIND = {
+    "partition": "24-memory-cap",
+    "choice": "five-percent-idle",
+    "order": "shifted-by-one",
+    "composition": "everything-at-once",
+}
+
+
+def write(path, values):
+    path.write_text(values if isinstance(values, str) else json.dumps(values))
+    return path
+
+
+def changed(name, **changes):
+    """The file of a level with values put in ("inputs__costs") or, for None, taken out."""
+    values = json.loads((FOLDER / f"{name}.json").read_text())
+    for where, value in changes.items():
+        *path, key = where.split("__")
+        inner = values
+        for step in path:
+            inner = inner[step]
+        if value is None:
+            del inner[key]
+        else:
+            inner[key] = value
+    return values
+
+
+# --- files of one's own -------------------------------------------------------------------
+
+
+def test_the_example_of_the_page_for_instructors_can_be_set(tmp_path):
+    page = PAGE.read_text()
+    (example,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    puzzle = load_puzzle(write(tmp_path / "mine.json", example))
+    assert (puzzle.name, puzzle.level) == ("mine", 40)
+    assert puzzle.check("1-4 | 5-8 | 9-10").stars == 3
+    assert not puzzle.check("1-3 | 4-6 | 7-10")
+    assert load_puzzle(str(tmp_path / "mine.json")).inputs == puzzle.inputs
+
+
+def test_the_page_names_every_kind_input_target_and_level():
+    page, levels = PAGE.read_text(), puzzle_levels()
+    assert f"{len(levels)} levels" in page
+    assert [each.level for each in levels] == list(range(1, len(levels) + 1))
+    for name, kind in shipped_json("puzzle_kinds.json").items():
+        (row,) = (line for line in page.splitlines() if line.startswith(f"| `{name}`"))
+        for word in [*kind["needed"], *kind["optional"], *kind["measures"]]:
+            assert f"`{word}`" in row, (name, word)
+
+
+def test_a_mapping_is_the_puzzle_of_its_file_and_has_its_title_for_a_name():
+    values = changed("24-memory-cap")
+    own = {key: values[key] for key in values if key != "level"}
+    puzzle, shipped = load_puzzle(own), load_puzzle("24-memory-cap")
+    assert puzzle.name == values["title"]
+    assert (puzzle.inputs, puzzle.targets) == (shipped.inputs, shipped.targets)
+    with pytest.raises(ConfigError, match="the puzzle: key 'targets' is missing; add it"):
+        load_puzzle({key: own[key] for key in own if key != "targets"})
+
+
+def test_two_devices_are_crossed_once_and_one_never():
+    for devices, crossings in ((1, 0), (2, 1)):
+        cut = {"inputs": {"costs": [1, 1], "devices": devices}, "targets": {"crossings": crossings}}
+        puzzle = load_puzzle({"title": "Cut", "kind": "partition", "task": "Cut.", **cut})
+        result = puzzle.result(puzzle.solve())
+        assert (result.stars, result.targets[0].best) == (3, crossings)
+
+
+BAD = [
+    ("partition", {"kind": "riddle"}, "'kind' must be one of partition, choice"),
+    ("partition", {"task": None}, "'task' is missing"),
+    ("partition", {"targets": {}}, "'targets' has none of crossings, bottleneck"),
+    ("partition", {"inputs__devices": None}, "'devices' is missing"),
+    ("partition", {"inputs__device": 4}, "'device' is not known here; did you mean 'devices'"),
+    ("partition", {"inputs__devices": 0}, "whole number from 1 to 128; got 0"),
+    ("partition", {"inputs__costs": "23 x 1"}, "got 24 memory values where 23 are needed"),
+    ("partition", {"inputs__costs": "9999 x 1"}, "must be a list of 1 to 1000 numbers"),
+    ("partition", {"inputs__capacity": "8 apples"}, "a number of bytes, or text such as '8 GB'"),
+    ("partition", {"inputs__capacity": "1 GB"}, "layer 1 needs 4 GB"),
+    ("choice", {"inputs__schedule": "1f1b"}, "each either given or open"),
+    ("choice", {"inputs__forward": [1, 2]}, "'forward' must be a finite number"),
+    ("choice", {"inputs__open__microbatches": {"from": 9, "to": 1}}, "the larger last"),
+    ("choice", {"inputs__open__microbatches": {"from": 1, "to": 900}}, "more than 1000 choices"),
+    ("choice", {"inputs__open__schedule": ["dualpipe"], "inputs__devices": 3}, "none of the"),
+    ("order", {"inputs__microbatches": 40}, "160; the best order is proven for up to 48"),
+    ("order", {"inputs__place": "free"}, 'a "free" place needs devices'),
+    ("composition", {"inputs__weights": "3 x 1 GB"}, "3 weights for 24 layers"),
+    ("composition", {"inputs__capacity": "2 GB"}, "no split fits with any schedule"),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes", "words"), BAD)
+def test_a_bad_file_is_refused_by_its_key(tmp_path, kind, changes, words):
+    values = changed(OF_KIND[kind], **changes)
+    text = json.dumps(values).replace("Infinity", "1e400")
+    with pytest.raises(ConfigError, match=re.escape(words)) as refused:
+        load_puzzle(write(tmp_path / "bad.json", text))
+    assert "bad.json" in str(refused.value)
+
+
+# --- the command --------------------------------------------------------------------------
+
+
+def run(capsys, *arguments):
+    code = main(["puzzle", *arguments, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture
+def kept_in(tmp_path, monkeypatch):
+    """Where the command line keeps progress, begun anew."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "tiledask" / "terminal.jsonl"
+
+
+def test_hints_come_one_by_one_and_stars_are_listed(capsys, kept_in):
+    hints = [run(capsys, "5", "--hint")[1]["hint"] for _ in range(4)]
+    assert hints == [str(Hint(n, 3, load_puzzle(5).hints[n - 1])) for n in (1, 2, 3, 3)]
+    run(capsys, "5", "--answer", "1-6 | 7-13 | 14-20 | 21-24", "--answer", "x")
+    run(capsys, "1", "--answer", "1-7 | 8-12 | 13-18 | 19-24")
+    stars = {level["name"]: level["stars"] for level in run(capsys)[1]}
+    assert {name: n for name, n in stars.items() if n} == {"24-on-4": 1, "24-uneven": 3}
+    assert main(["puzzle"]) == 0
+    assert f"1 of {len(puzzle_levels())} solved" in capsys.readouterr().out
+    kept = Kept("", kept_in).all(TASKS)
+    assert kept["24-uneven"] == {"hints": 3, "tries": 2, "stars": 3, "solved": True}
+    load_puzzle(5).check("x")  # not the command line's: nowhere to be kept
+    assert Kept("", kept_in).all(TASKS) == kept
+
+
+def test_an_answer_may_be_in_a_file(capsys, tmp_path):
+    order = "0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3\n1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3\n"
+    file = write(tmp_path / "answer.txt", order)
+    assert main(["puzzle", "order-on-2", "--answer", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert "device 1  F0 F1 ......B0--- F2 B1---" in shown
+    assert "★★★ as good as can be" in shown

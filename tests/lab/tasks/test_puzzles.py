@@ -1,0 +1,165 @@
+"""Every level can be solved, and not at once; each wrong answer is refused in its own words."""
+
+import re
+
+import pytest
+from oracles.figures import places
+
+from tiledask.lab.plots.style import RED
+from tiledask.lab.tasks import load_puzzle, puzzle_levels
+from tiledask.lab.tasks.result import Result, Target, UnsolvedError
+from tiledask.plan.pipelines import closed_form
+from tiledask.plan.pipelines.schedules import schedule
+
+LEVELS = puzzle_levels()
+NAMES = [p.name for p in LEVELS]
+
+
+def with_targets(puzzle, **targets):
+    """The same puzzle with other targets, or with none of a measure for None."""
+    wanted = {
+        name: most for name, most in {**puzzle.targets, **targets}.items() if most is not None
+    }
+    file = {"title": "x", "kind": puzzle.kind, "task": "x", "inputs": dict(puzzle.inputs)}
+    return load_puzzle(file | {"targets": wanted})
+
+
+def text(name, stages, microbatches, **options):
+    return schedule(name, stages, microbatches, **options).to_text()
+
+
+# --- the levels -------------------------------------------------------------------------
+
+
+@pytest.mark.few(8)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_target_below_the_best_is_out_of_reach(name):
+    """The best that the score compares with is the best: nothing meets a target below it."""
+    puzzle = load_puzzle(name)
+    solved = puzzle.check(puzzle.solve())
+    assert solved.stars == 3
+    reached = dict(zip(puzzle.targets, solved.targets, strict=True))
+    puzzle = with_targets(puzzle, **{measure: t.wanted for measure, t in reached.items()})
+    for measure, target in reached.items():
+        below = with_targets(puzzle, **{measure: target.best * 0.99 - 1e-3})
+        assert below.solve() is None or not below.check(below.solve())
+
+
+def test_fewest_microbatches_accepts_only_the_fewest():
+    puzzle = load_puzzle("fewest-microbatches")
+    assert [m for m in range(1, 65) if puzzle.check(m)] == [21]
+    loose = with_targets(puzzle, microbatches=None)
+    assert [bool(loose.check(m)) for m in (20, 21, 30)] == [False, True, True]
+    asked = [puzzle.check(m).targets[1] for m in (20, 21, 22)]
+    assert [t.wanted for t in asked] == [21, 21, 21]
+    assert [t.hidden for t in asked] == [True, False, True]
+    result = with_targets(puzzle, microbatches=30).check(24)
+    assert (result.stars, result.targets[1].gap) == (2, 3 / 21)
+    assert result.targets[0].best == closed_form.bubble_fraction(8, 30)
+
+
+# --- wrong answers ------------------------------------------------------------------------
+
+ONE_F = text("1f1b", 2, 4)
+EVEN = "1-6 | 7-12 | 13-18 | 19-24"
+
+WRONG = [
+    ("24-on-4", [n % 4 for n in range(24)], "not contiguous. Device 1 holds layers 1, 5, 9, 13"),
+    ("24-memory-cap", EVEN, "over memory. Device 1 would hold 9 GB and has room for 8 GB"),
+    ("fewest-microbatches", "8, 2", "choose microbatches, 1 in all and in this order"),
+    ("order-on-2", ONE_F.replace("0B3", "0B2"), "0B2 is repeated"),
+    ("order-on-2", "0F0,0B0,0F1,0F2,0F3,0B1,0B2,0B3\n1F1,1B1,1F0,1B0,1F2,1B2,1F3,1B3", "deadlock"),
+    ("order-on-2", text("zb-h1", 2, 4), "one piece here"),
+    ("order-on-2", text("chimera", 2, 4), "every stage is on one device here; got 2 replicas"),
+    ("order-on-2", ONE_F.replace("1B0,1F1", "(1F1;1B0)OVERLAP_F_B"), "one action at a time"),
+    ("partition-and-schedule", EVEN + " ; gpipe", "over memory: device 1 holds 19 GB"),
+    ("partition-and-schedule", EVEN + " ; zb-v", "4 stages on 2 devices, and there are 4"),
+    ("partition-and-schedule", EVEN + " ; 0F0,0B0;1F0,1B0", "has 2 stages and the model 4"),
+]
+"""More of them are in tests/golden/judged.json.gz."""
+
+
+@pytest.mark.parametrize(("name", "answer", "words"), WRONG)
+def test_a_wrong_answer_is_refused_in_its_own_words(name, answer, words):
+    result = load_puzzle(name).check(answer)
+    assert result.attempted
+    assert not result
+    assert result.stars <= 1
+    assert words in result.reason
+    with pytest.raises(UnsolvedError, match=re.escape(f"{name}: ")):
+        result.require()
+
+
+def test_what_is_not_ambiguous_is_read():
+    for answer in (
+        "0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3; 1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3",
+        "F0,F1,B0,F2,B1,F3,B2,B3; F0,B0,F1,B1,F2,B2,F3,B3",
+        "device 1: f0 f1 b0 f2 b1 f3 b2 b3\n\ndevice 2: f0 b0 f1 b1 f2 b2 f3 b3",
+    ):
+        assert load_puzzle("order-on-2").result(answer)
+    reason = load_puzzle("v-by-hand").result("F0,I0,W0; F0,I0,W0").reason
+    assert "a device holds several stages here; say which, as in 0F3" in reason
+
+
+# --- results -----------------------------------------------------------------
+
+
+def test_legal_but_slow_says_by_how_much():
+    result = load_puzzle("24-uneven").check(EVEN)
+    assert result.legal
+    assert not result
+    assert result.reason == (
+        "Not yet: time of the slowest device 9, target at most 7: 2 too much; device 4, with "
+        "layers 19 to 24, is the slowest, device 2 takes 6."
+    )
+    assert [t.met for t in result.targets] == [True, False]
+    assert (result.stars, result.score[:3]) == (1, "★☆☆")
+    solved = with_targets(load_puzzle("24-uneven"), bottleneck=9).check(EVEN)
+    assert "29 % above the best possible" in solved.score
+    assert solved.to_dict()["targets"][1]["gap"] == pytest.approx(2 / 7)
+    assert "best possible" not in result._repr_html_()
+    assert solved._repr_html_().count("<th>best possible</th>") == 1
+
+
+def test_stars_and_scores():
+    def score(got, **more):
+        return Result("x", True, True, "", (Target("seconds", 18, got, 16, **more),))
+
+    assert [score(got).stars for got in (16, 17, 20)] == [3, 2, 1]
+    assert score(17).score == "★★☆ solved; seconds 6.2 % above the best possible"
+    assert score(16).score == "★★★ as good as can be"
+    table = {"yardstick": "best of the table"}
+    assert score(16, **table).score == "★★★ as good as the best of the table"
+    assert score(15, **table).score == "★★★ better than the best of the table"
+    puzzle = load_puzzle("everything-at-once")  # its yardstick is a search, and the score says so
+    assert puzzle.check(puzzle.solve()).score == score(16, **table).score
+
+
+# --- drawings ---------------------------------------------------------------------------------
+
+
+def gids(figure):
+    return [str(a.get_gid()) for axes in figure.axes for a in axes.get_children()]
+
+
+def test_the_drawing_shows_layers_limits_and_what_is_wrong():
+    (axes,) = load_puzzle("24-uneven").draw("1-6 | 7-13 | 14-20 | 21-24").axes
+    boxes = [place for n in range(1, 25) for place in places(axes, f"layer {n}")]
+    assert len(boxes) == 24
+    assert max(x + width for x, _, width, _ in boxes) == 7
+    (target,) = (line for line in axes.lines if line.get_gid() == "target")
+    assert set(target.get_xdata()) == {7}
+    assert not [g for g in gids(load_puzzle("24-uneven").draw(EVEN)) if "wrong l" in g]
+    assert "wrong excess" in gids(load_puzzle("24-uneven").draw(EVEN))
+    capped = load_puzzle("24-memory-cap").draw(EVEN)
+    labels = capped.axes[0].get_yticklabels()
+    assert labels[0].get_text() == "device 1, 9 of 8 GB"
+    assert [tick.get_color() == RED for tick in labels] == [True, False, False, True]
+    twice = load_puzzle("24-on-4").draw("1-6 | 6-12 | 13-18 | 19-23")
+    assert {"wrong layer 6", "wrong layer 24"} <= set(gids(twice))
+    assert "send" in gids(load_puzzle("costly-cuts").draw("1-4 | 5-8 | 9-12 | 13-16"))
+
+
+def test_the_drawing_of_an_order_that_ends_too_late_shows_the_target():
+    late = load_puzzle("order-on-2").draw(ONE_F.replace("0F1,0B0", "0B0,0F1"))
+    assert {"target", "wrong end"} <= set(gids(late))

@@ -1,0 +1,70 @@
+"""One judged task: the first offence in words, hints one by one, and what is kept of it.
+
+Holds `tiledask.lab.tasks.result` and `tiledask.lab.tasks.task`.
+"""
+
+import pytest
+
+from tiledask.errors import ConfigError, PartitionError
+from tiledask.lab.learner.kept import TASKS, Kept, here
+from tiledask.lab.tasks.result import Target, UnsolvedError
+from tiledask.lab.tasks.task import JudgedTask
+
+
+def judged(answer):
+    if not isinstance(answer, int):
+        raise ConfigError("an answer is a whole number")
+    if answer < 0:
+        raise PartitionError("layer 3 is missing")
+    return [Target("seconds", 10, answer, 8), Target("bytes", 5_000, 100 * answer, None)]
+
+
+@pytest.fixture
+def task(monkeypatch, tmp_path):
+    monkeypatch.setenv("TILEDASK_PROGRESS", str(tmp_path))
+    monkeypatch.setenv("JPY_SESSION_NAME", "07_cut.ipynb")
+    words = {"name": "cut", "title": "A cut", "question": "Cut.", "form": "a number"}
+    return JudgedTask(**words, judge=judged, hints=("look", "count", "nearly"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason", "stars"),
+    [
+        ("x", "Not an answer: an answer is a whole number", 0),
+        (-1, "Not legal: layer 3 is missing", 0),
+        (11, "Not yet: seconds 11, target at most 10: near, 1 too much.", 1),
+        (60, "Not yet: seconds 60, target at most 10: 50 too much; 1 more below.", 1),
+        (600, "Not yet: seconds 600, target at most 10: far, 60 times as much; 1 more below.", 1),
+        (9, "Solved: every target is met.", 2),
+        (8, "Solved: every target is met.", 3),
+    ],
+)
+def test_the_first_offence_in_words(task, answer, reason, stars):
+    result = task.check(answer)
+    assert (result.reason, result.stars, bool(result)) == (reason, stars, stars >= 2)
+    assert ("best possible" in result._repr_html_()) == (stars >= 2)
+
+
+def test_remarks_stand_in_for_numbers():
+    target = Target("wrong answers", 0, 2, 0, why="answer 2 is too low; answer 3 is not F0")
+    assert str(target) == "answer 2 is too low; answer 3 is not F0"
+
+
+def test_hints_come_one_by_one_and_stars_are_kept(task, tmp_path):
+    offered = "Its <code>hint()</code> gives one more"
+    for shown in (task, task.result(11)):
+        assert offered in shown._repr_html_()
+    assert [str(task.hint())[:11] for _ in range(4)] == [f"Hint {n} of 3" for n in (1, 2, 3, 3)]
+    assert offered not in task.result(11)._repr_html_()  # all were seen
+    for answer in (None, 9, 8, "x"):  # not attempted does not count, and what was reached stays
+        task.check(answer)
+    task.result(11)  # kept of nothing
+    kept = Kept("07_cut", tmp_path / "07_cut.jsonl")
+    known = {"hints": 3, "tries": 3, "stars": 3, "solved": True}
+    assert (kept.all(), kept.all(TASKS)) == ({}, {"cut": known})
+    assert here().get("cut", TASKS) == known
+
+
+def test_an_unsolved_one_says_why(task):
+    with pytest.raises(UnsolvedError, match="cut: Not yet: seconds 11"):
+        task.check(11).require()

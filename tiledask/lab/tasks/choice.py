@@ -1,0 +1,163 @@
+"""Puzzles whose answer picks a schedule by name, or its numbers: every choice there is is tried."""
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import lru_cache
+from itertools import product
+from math import prod
+from typing import Any
+
+from tiledask.errors import ConfigError, ScheduleError
+from tiledask.lab.tasks.kind import (
+    LONGEST,
+    TIMES,
+    Inputs,
+    Kind,
+    Measured,
+    Targets,
+    frozen_key,
+    idle_causes,
+)
+from tiledask.lab.tasks.result import within
+from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped, schedule
+from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.pipelines.timeline import Timeline
+
+__all__ = ["CHOICE"]
+
+_MOST_ACTIONS = 20_000
+
+
+def _chunks(setting: Inputs) -> int:
+    """Stages per device: what is asked of looped schedules, two in a V, otherwise one."""
+    if setting["schedule"] in V_SHAPED:
+        return 2
+    return int(setting.get("chunks", 1)) if is_looped(setting["schedule"]) else 1
+
+
+def _run(setting: Inputs) -> Timeline:
+    """The simulated run; ``forward`` and ``backward`` are the seconds of all layers of a device.
+
+    A device with v chunks has v stages, which take 1 / v of that each.
+    """
+    chunks, devices = _chunks(setting), setting["devices"]
+    options = {"devices": devices} if is_looped(setting["schedule"]) else {}
+    stages, microbatches = devices * chunks, setting["microbatches"]
+    if stages * microbatches * 3 > _MOST_ACTIONS:
+        raise ScheduleError(
+            f"{stages} stages x {microbatches} micro-batches are more than a puzzle simulates "
+            f"({_MOST_ACTIONS} actions): choose fewer"
+        )
+    order = schedule(setting["schedule"], stages, microbatches, **options)
+    times = {name: setting[name] / chunks for name in TIMES if name in setting}
+    return simulate(order, latency=setting.get("latency", 0.0), **times)
+
+
+def _measure(inputs: Inputs, value: Inputs) -> Measured:
+    setting = {**inputs, **value}
+    run, chunks = _run(setting), _chunks(setting)
+    each = [n / chunks for n in run.peak_in_flight]
+    idle, kept = idle_causes(run), f"by device {', '.join(f'{n:g}' for n in each)}"
+    found = {"idle": (run.bubble_fraction, idle), "makespan": (run.makespan, idle)}
+    found |= {"kept": (max(each), kept)}
+    found |= {name: (setting.get(name, 1), "") for name in ("microbatches", "chunks")}
+    if "rival" in setting:
+        rival = _run({**setting, "schedule": setting["rival"]})
+        found["share"] = (run.makespan / rival.makespan, idle)
+    return found
+
+
+def _options(inputs: Inputs) -> dict[str, list[Any]]:
+    """The values that each open name may have."""
+    return {
+        name: list(range(v["from"], v["to"] + 1)) if isinstance(v, dict) else v
+        for name, v in inputs["open"].items()
+    }
+
+
+def _runs(inputs: Inputs) -> Iterator[tuple[Inputs, dict[str, float]]]:
+    """Every choice that can run, with all its measures."""
+    options = _options(inputs)
+    for values in product(*options.values()):
+        value = dict(zip(options, values, strict=True))
+        with suppress(ScheduleError):  # some schedules refuse some numbers
+            yield value, {name: got for name, (got, _) in _measure(inputs, value).items()}
+
+
+@lru_cache(maxsize=64)
+def _tried(key: str) -> list[tuple[Inputs, dict[str, float]]]:
+    return [*_runs(json.loads(key))]
+
+
+def _meeting(inputs: Inputs, targets: Targets) -> Iterator[tuple[Inputs, dict[str, float]]]:
+    for value, reached in _tried(frozen_key(inputs)):
+        if all(within(reached[name], wanted) for name, wanted in targets.items()):
+            yield value, reached
+
+
+def _best(inputs: Inputs, targets: Targets) -> dict[str, float]:
+    best: dict[str, float] = {}
+    for name in targets:
+        others = {other: wanted for other, wanted in targets.items() if other != name}
+        reached = [reached[name] for _, reached in _meeting(inputs, others)]
+        best |= {name: min(reached)} if reached else {}
+    return best
+
+
+def _solve(inputs: Inputs, targets: Targets) -> str | None:
+    value = next((value for value, _ in _meeting(inputs, targets)), None)
+    return None if value is None else ", ".join(map(str, value.values()))
+
+
+def _read(inputs: Inputs, answer: Any) -> Inputs:
+    options = _options(inputs)
+    given = [word.strip() for word in answer.split(",")] if isinstance(answer, str) else answer
+    given = list(given) if isinstance(given, Iterable) else [given]
+    if len(given) != len(options):
+        raise ConfigError(
+            f"choose {' and '.join(options)}, {len(options)} in all and in this order; "
+            f"got {answer!r}, which is {len(given)}"
+        )
+    words = zip(options.items(), given, strict=True)
+    value = {name: _one_of(name, values, word) for (name, values), word in words}
+    _run({**inputs, **value})  # some schedules refuse some numbers
+    return value
+
+
+def _one_of(name: str, values: list[Any], word: Any) -> Any:
+    known = {str(value): value for value in values}
+    written = str(word).strip().lower().removesuffix(".0")
+    if written in known:
+        return known[written]
+    first, *others = known
+    listed = f"{first} to {others[-1]}" if len(values) > 16 else f"one of {', '.join(known)}"
+    raise ConfigError(f"{name} is {listed}; got {word!r}")
+
+
+def _runs_of(inputs: Inputs, answer: Any) -> dict[str, Timeline]:
+    """The run of what was chosen, and its rival's."""
+    setting = {**inputs, **_read(inputs, answer)}
+    both = [setting, *([setting | {"schedule": inputs["rival"]}] if "rival" in inputs else [])]
+    return {
+        f"{each['schedule']}, {each['microbatches']} micro-batches": _run(each) for each in both
+    }
+
+
+def _validate(inputs: Inputs) -> None:
+    options = _options(inputs)
+    lacking = {"schedule", "microbatches", "devices"} - set(options) - set(inputs)
+    if odd := lacking | (set(options) & set(inputs)):
+        raise ScheduleError(
+            f"schedule, devices and microbatches are each either given or open; look at "
+            f"{', '.join(sorted(odd))}"
+        )
+    if prod(map(len, options.values())) > LONGEST:
+        raise ScheduleError(f"there are more than {LONGEST} choices to try; leave fewer open")
+    if next(_runs(inputs), None) is None:
+        raise ScheduleError("none of the choices can run: some schedules refuse some numbers")
+
+
+CHOICE = Kind(
+    validate=_validate, read=_read, measure=_measure, best=_best, solve=_solve, runs=_runs_of
+)

@@ -1,0 +1,183 @@
+"""Puzzles whose answer is a partition and a schedule at once: any split, any order, within memory.
+
+What a device holds at its fullest, in bytes:
+
+    weights of its layers + for each activation in flight, the activations of that stage's layers
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from itertools import compress, pairwise
+from typing import Any, NamedTuple
+
+from tiledask.errors import ConfigError, PartitionError, ScheduleError, short
+from tiledask.lab.tasks.kind import Inputs, Kind, Measured, frozen_key, idle_causes
+from tiledask.lab.tasks.order import order_of
+from tiledask.lab.tasks.partition import legal
+from tiledask.plan.pipelines.closed_form import split_lower_bound
+from tiledask.plan.pipelines.footprint import memory_over_time
+from tiledask.plan.pipelines.needs import peak_in_flight, validate
+from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.plan.pipelines.schedules import called, is_looped, schedule, schedules
+from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.pipelines.timeline import Timeline
+from tiledask.plan.splitting.exact import capacities
+from tiledask.plan.splitting.judge import layer_ranges
+from tiledask.plan.splitting.partition import contiguous_splits, count_contiguous_splits, partition
+from tiledask.plan.units import format_bytes
+
+__all__ = ["COMPOSITION"]
+
+SEARCHED = ("naive", "gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2")
+"""The schedules with one stage per device that the search tries with every split."""
+_MOST_SPLITS, _MOST_PAIRS = 20_000, 512
+
+Stages = tuple[tuple[int, ...], ...]
+"""The layers of each, from 1."""
+
+
+class Composition(NamedTuple):
+    """A partition and an order that go together, and the run that they make."""
+
+    run: Timeline
+    layers: list[list[int]]
+    """Of each device, from 1."""
+    held: tuple[float, ...]
+    """Bytes of each device at its fullest."""
+
+
+def _sums(inputs: Inputs, name: str, groups: Stages | list[list[int]]) -> list[float]:
+    """What the layers of each group have of an input, all together."""
+    return [sum(inputs[name][n - 1] for n in group) for group in groups]
+
+
+def _times(
+    inputs: Inputs, stages: Stages, place: tuple[int, ...]
+) -> tuple[list[float], list[float]]:
+    """Seconds of each stage, forward and backward."""
+    speeds, costs = inputs.get("speeds"), _sums(inputs, "costs", stages)
+    forward = [c / (speeds[d] if speeds else 1.0) for c, d in zip(costs, place, strict=True)]
+    return forward, [inputs["backward"] * seconds for seconds in forward]
+
+
+def _composed(inputs: Inputs, stages: Stages, order: Schedule) -> Composition:
+    run = simulate(order, *_times(inputs, stages, order.place), inputs.get("latency", 0.0))
+    layers: list[list[int]] = [[] for _ in range(inputs["devices"])]
+    for group, device in zip(stages, order.place, strict=True):
+        layers[device] += group
+    activations, weights = _sums(inputs, "activations", stages), _sums(inputs, "weights", layers)
+    return Composition(run, layers, memory_over_time(run, activations, static=weights).peaks)
+
+
+def _read(inputs: Inputs, answer: Any) -> Composition:
+    composition = _unlimited(inputs, answer)
+    caps = capacities(inputs["capacity"], inputs["devices"])
+    for device, (used, cap) in enumerate(zip(composition.held, caps, strict=True), 1):
+        if used > cap:
+            raise ScheduleError(
+                f"over memory: device {device} holds {format_bytes(used)} at its fullest, weights "
+                f"and activations, and has {format_bytes(cap)}; give it fewer layers, or an order "
+                f"that keeps fewer micro-batches"
+            )
+    return composition
+
+
+def _unlimited(inputs: Inputs, answer: Any) -> Composition:
+    """The answer as a Composition that could run if memory were no question."""
+    if isinstance(answer, str):
+        layers, _, order = answer.replace("\n", ";", 1).partition(";")
+        answer = {"layers": layers, "schedule": order.strip()}
+    parts = answer if isinstance(answer, Mapping) else {}
+    if set(parts) != {"layers", "schedule"} or parts["schedule"] == "":
+        raise ConfigError(
+            f"write the layers of each stage, a semicolon, and a schedule's name (or an order, a "
+            f"line per device), as in '1-6 | 7-12 ; 1f1b'; got {answer!r}"
+        )
+    # as many stages as the answer has: the order says whether so many are on the devices
+    stages = legal(parts["layers"], inputs["devices"], layers=len(inputs["costs"])).stages
+    return _composed(inputs, stages, _order(inputs, len(stages), parts["schedule"]))
+
+
+def _order(inputs: Inputs, stages: int, given: Any) -> Schedule:
+    devices, microbatches = inputs["devices"], inputs["microbatches"]
+    if isinstance(given, str) and not re.search(r"(?i)(?<!\w)\d*F\d+(?!\w)", given):
+        name = called(given.strip().lower())
+        if name not in schedules:
+            raise ConfigError(f"no schedule {short(name)}; there are {', '.join(schedules)}")
+        options = {"devices": devices} if is_looped(name) else {}
+        order = schedule(name, stages, microbatches, **options)
+    else:
+        order = order_of(given)
+    if order.replicas > 1:
+        raise ScheduleError(f"every stage is on one device here; got {order.replicas} replicas")
+    validate(order, stages, microbatches)
+    if order.devices != devices:
+        raise ScheduleError(
+            f"{stages} stages on {order.devices} devices, and there are {devices}; give as many "
+            f"stages as devices, or several times as many to a looped schedule"
+        )
+    if not order.trains:
+        raise ScheduleError("training needs backwards too; the order has only forwards")
+    return order
+
+
+def _measure(inputs: Inputs, composition: Composition) -> Measured:
+    return {"makespan": (composition.run.makespan, idle_causes(composition.run))}
+
+
+@lru_cache(maxsize=32)
+def _found(key: str) -> tuple[float, str]:
+    """(seconds, answer) of the fastest of SEARCHED with any split; PartitionError if none fits."""
+    inputs = json.loads(key)
+    devices, m, latency = inputs["devices"], inputs["microbatches"], inputs.get("latency", 0.0)
+    orders = [schedule(name, devices, m) for name in SEARCHED]
+    peaks = [peak_in_flight(order) for order in orders]
+    caps, splits = capacities(inputs["capacity"], devices), []
+    for bounds in contiguous_splits(len(inputs["costs"]), devices):
+        stages = tuple(tuple(range(a + 1, b + 1)) for a, b in pairwise(bounds))
+        weights, kept = _sums(inputs, "weights", stages), _sums(inputs, "activations", stages)
+        room = [cap - weight for cap, weight in zip(caps, weights, strict=True)]
+        fits = [all(n * k <= r for n, k, r in zip(peak, kept, room, strict=True)) for peak in peaks]
+        if any(fits):
+            times = _times(inputs, stages, tuple(range(devices)))
+            splits.append((split_lower_bound(*times, m, latency), stages, fits))
+    best = math.inf, ""
+    for least, stages, fits in sorted(splits):
+        if least >= best[0]:
+            break  # no order of this split, nor of those after it, is faster
+        for order in compress(orders, fits):
+            seconds = _composed(inputs, stages, order).run.makespan
+            if seconds < best[0]:
+                best = seconds, f"{' | '.join(map(layer_ranges, stages))} ; {order.name}"
+    if not splits:
+        raise PartitionError("no split fits with any schedule; give the devices more capacity")
+    return best
+
+
+def _validate(inputs: Inputs) -> None:
+    layers, devices = len(inputs["costs"]), inputs["devices"]
+    partition(inputs["costs"], devices, inputs.get("speeds"))  # refuses what is no split
+    for name in ("weights", "activations"):
+        if len(inputs[name]) != layers:
+            raise PartitionError(f"{len(inputs[name])} {name} for {layers} layers: give one each")
+    splits, pairs = count_contiguous_splits(layers, devices), devices * inputs["microbatches"]
+    if splits > _MOST_SPLITS or pairs > _MOST_PAIRS:
+        raise PartitionError(
+            f"{layers} layers on {devices} devices have {splits:,} splits, with {pairs} forwards; "
+            f"at most {_MOST_SPLITS:,} and {_MOST_PAIRS} are searched; use fewer layers or devices"
+        )
+    _found(frozen_key(inputs))
+
+
+COMPOSITION = Kind(
+    validate=_validate,
+    read=_read,
+    measure=_measure,
+    best=lambda inputs, targets: {"makespan": _found(frozen_key(inputs))[0]},
+    solve=lambda inputs, targets: _found(frozen_key(inputs))[1],
+    yardstick="best of the table",
+    runs=lambda inputs, answer: {"the run": _unlimited(inputs, answer).run},
+)

@@ -1,0 +1,67 @@
+"""A program of ranks to write: a skip connection."""
+
+from tiledask.errors import ProgramError
+from tiledask.lab.tasks.exercises.exercise import exercise, none_wrong
+from tiledask.lab.tasks.result import Target
+from tiledask.lab.tasks.task import JudgedTask
+from tiledask.plan.program.graph import LinePlace, graph
+from tiledask.plan.program.instructions import Do, Recv
+from tiledask.plan.program.program import Program
+
+__all__ = ["skip_connection"]
+
+MICROBATCHES, MESSAGE, KEPT = 4, 1024, 4096
+NEEDED = ("0F 1F", "1F 2F", "2F 2B", "2B 1B", "1F 1B", "1B 0B", "0F 0B", "0F 2F", "2B 0B")
+"""What is made, and which action needs it; the last two by the skip connection."""
+
+
+def skip_connection(seed: int = 0) -> JudgedTask:
+    """The exercise of the notebook on programs."""
+
+    def read(answer: object) -> Program | str | None:
+        return answer if isinstance(answer, Program | str) else None
+
+    return exercise("skip-connection", JudgedTask, read, _judge)
+
+
+def _judge(answer: Program | str) -> list[Target]:
+    program = (Program.from_text(answer) if isinstance(answer, str) else answer).check()
+    if program.ranks != 3:
+        raise ProgramError(f"the pipeline has 3 ranks, this program has {program.ranks}")
+    for rank in range(3):
+        for name, nbytes in program.role(rank).nbytes.items():
+            wanted = KEPT if name.startswith("kept") else MESSAGE
+            if nbytes != wanted:
+                raise ProgramError(f"{name} of rank {rank} has {nbytes:,} B; here {wanted:,} B")
+    lacks = [f"{user} reads nothing that {maker} made" for maker, user in _lacks(program)]
+    sent, held = program.traffic.sent, program.memory.per_place
+    often, fullest = sent.index(max(sent)), max(held, key=lambda rank: held[rank])
+    by, least = f"rank {often} sends {sent[often]:,}", 6 * MICROBATCHES * MESSAGE
+    on, most = f"that is rank {fullest}", 3 * KEPT + 2 * MESSAGE
+    return [
+        none_wrong("inputs that actions lack", lacks[:1], len(lacks)),
+        Target("bytes that all ranks send", least, sum(sent), least, why=by),
+        Target("bytes on the fullest rank", most, held[fullest], why=on),
+        Target("seconds until the end", 18, program.timeline({"F": 1.0, "B": 2.0}).makespan),
+    ]
+
+
+def _lacks(program: Program) -> list[tuple[str, str]]:
+    """(who made it, who needs it and does not read it), by micro-batch: ("0F.3", "2F.3")."""
+    places = [place for node in graph(program) for place in node.places]
+    made = {(at.rank, at.frame, name): at for at in places for name in at.instruction.writes}
+
+    def action(at: LinePlace) -> str:
+        return f"{at.rank}{getattr(at.instruction, 'kernel', ' ')[0].upper()}.{at.frame}"
+
+    def maker(rank: int, frame: int, name: str) -> str:
+        at = made[rank, frame, name]
+        if isinstance(at.instruction, Recv):
+            return maker(program.peer(rank, at.instruction), frame, name)
+        return action(at)
+
+    done = [at for at in places if isinstance(at.instruction, Do)]
+    reads = {(maker(at.rank, at.frame, n), action(at)) for at in done for n in at.instruction.reads}
+    pairs = [tuple(pair.split()) for pair in NEEDED]
+    wanted = [(f"{one}.{m}", f"{other}.{m}") for m in range(MICROBATCHES) for one, other in pairs]
+    return [pair for pair in wanted if pair not in reads]

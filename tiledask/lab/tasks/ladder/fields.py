@@ -1,0 +1,234 @@
+"""A level with the numbers of its seed: fields to fill in, who judges them, the working.
+
+worker 1's idle time   [ 10 s ]          a number, a word, or for a timetable a word per slot
+worker 2's idle time   [ not 8 s: too low, near ]
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tiledask.errors import ConfigError, short
+from tiledask.lab.judging.reading import SECONDS, SHARE, Unit, from_0, labelled, parts, read_number
+from tiledask.lab.plots.primitives import Figure
+from tiledask.lab.tasks.result import WRONG, Target
+from tiledask.lab.tasks.task import JudgedTask
+from tiledask.lab.tasks.text import worker_text
+from tiledask.plan.data import shipped_json
+from tiledask.plan.pipelines.timeline import Timeline
+
+__all__ = ["IDLE", "Asked", "Head", "Judge", "level_of", "listed", "num", "off_by", "total"]
+
+IDLE = "."
+Head = tuple[int, int]
+"""(level, seed)."""
+Judge = Callable[[list[Any]], list[Target]]
+"""Who judges all that was filled in together."""
+_SLOT = re.compile(r"(?:(\d{1,2})\s*[x*]\s*)?([FB]0?(?!\d)|[.\-_]|idle)[\s,|]*", re.IGNORECASE)
+_ROUNDED = 0.02
+"""Of a share: who rounds it to whole percents is right."""
+
+
+def num(value: float) -> str:
+    """A number with as many digits as it needs, six at most."""
+    return f"{value:.6g}"
+
+
+def total(values: Sequence[float]) -> str:
+    """The sum, written out, and what it makes.
+
+    >>> total([3, 5, 2]), total([3])
+    ('3 + 5 + 2 = 10', '3')
+    """
+    return " + ".join(map(num, values)) + f" = {num(sum(values))}" * (len(values) > 1) or "0"
+
+
+def listed(values: Iterable[object]) -> str:
+    """Values in a sentence.
+
+    >>> listed([3, 5, 2])
+    '3, 5 and 2'
+    """
+    *words, last = [num(v) if isinstance(v, int | float) else str(v) for v in values]
+    return f"{', '.join(words)} and {last}" if words else last
+
+
+def off_by(given: float, right: float) -> str:
+    """The side, and whether it is within a tenth or twice as much; never how much.
+
+    >>> off_by(9.5, 10), off_by(30, 10)
+    ('too low, near', 'too high, far')
+    """
+    side = "low" if given < right else "high"
+    near = ", near" if abs(given - right) <= 0.1 * abs(right) else ""
+    return f"too {side}{near or ', far' * (given >= 2 * right or 2 * given <= right)}"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One thing that is asked for: a number, a word, or the words of a row of slots."""
+
+    what: str
+    """ "worker 2's idle time"."""
+    right: Any
+    """As the simulator says; of a row of slots a tuple."""
+    wrong: Sequence[tuple[Any, str]] = ()
+    """(what comes of a mistake, in words which)."""
+    unit: Unit | Mapping[str, str] = SECONDS
+    """Of a number; or the words there are, and a pattern of what else means each."""
+    label: str = ""
+    """What may stand before it: "2" for worker 2."""
+
+    def read(self, given: str) -> Any:
+        """The value of what was written; ConfigError for what is none."""
+        if isinstance(self.right, tuple):
+            return self._slots(given)
+        if isinstance(self.unit, Unit):
+            return read_number(given, self.unit, self.what)
+        text = re.sub(r"^worker\s*(?=\d)", "", given.strip().lower())
+        for word, pattern in self.unit.items():
+            if re.fullmatch(pattern, text):
+                return word
+        if text == "0" and "1" in self.unit:
+            raise ConfigError(from_0("worker"))
+        raise ConfigError(f"{self.what} is one of {', '.join(self.unit)}; got {short(given)}")
+
+    def _slots(self, left: str) -> tuple[str, ...]:
+        words: list[str] = []
+        while match := _SLOT.match(left):
+            word = match[2].upper()
+            words += [f"{word[0]}0" if word[0] in "FB" else IDLE] * int(match[1] or 1)
+            left = left[match.end() :]
+        if re.match("[FBfb]1", left):
+            raise ConfigError("you counted the batch from 1; it is number 0 here: F0 and B0")
+        if left:
+            rule = "a slot has F0, B0 or a dot for idle"
+            raise ConfigError(f"{self.what}: {rule}; got {left[:20]!r}")
+        if len(words) != len(self.right):
+            there = f"{len(words)} slots filled in, and there are {len(self.right)}"
+            raise ConfigError(f"{self.what} has {there}")
+        return tuple(words)
+
+    def off_at(self, given: Any) -> int | None:
+        """The slot in which ``given`` is wrong first, 0 of a number or a word; None if right."""
+        if isinstance(self.right, tuple):
+            pairs = enumerate(zip(given, self.right, strict=True))
+            return next((slot for slot, (a, b) in pairs if a != b), None)
+        if isinstance(self.right, str):
+            return None if given == self.right else 0
+        near = _ROUNDED if self.unit is SHARE else 1e-6
+        return None if math.isclose(given, self.right, rel_tol=near, abs_tol=1e-9) else 0
+
+    def remark(self, given: Any) -> str:
+        """What is wrong with ``given``, and never what is right."""
+        if isinstance(self.right, tuple):
+            slot = self.off_at(given) or 0
+            return f"slot {slot + 1} of {self.what} is the first that is off: {given[slot]} there"
+        number = isinstance(self.unit, Unit)
+        alike = math.isclose if number else lambda a, b, rel_tol: a == b
+        known = (words for value, words in self.wrong if alike(given, value, rel_tol=2e-3))
+        why = next(known, off_by(given, self.right) if number else "")
+        (shown,) = self.words(given if number else repr(given))
+        return f"{self.what} is not {shown}{': ' * bool(why)}{why}"
+
+    def words(self, given: Any) -> Sequence[str]:
+        """What was filled in as people write it, a word for each slot; None: nothing yet."""
+        if isinstance(self.right, tuple):
+            return tuple(given or "?" * len(self.right))
+        if given is None or isinstance(given, str):
+            return [given or "?"]
+        if self.unit is SHARE:
+            return [f"{100 * given:.4g} %"]
+        return [f"{given:g}" + " s" * (self.unit is SECONDS)]
+
+
+def _read(fields: Sequence[Asked], form: str, answer: Any) -> list[Any]:
+    """What was filled in; ConfigError for what is no answer."""
+    text, labels = _typed(answer), [field.label for field in fields]
+    if isinstance(fields[0].right, tuple):
+        words: Sequence[Any] = [row.strip() for row in re.split(r"[;\n]", text) if row.strip()]
+    elif isinstance(fields[0].unit, Unit):
+        words = parts(text)
+    elif all(labels):  # "A warm up B drain": each label begins one
+        words = parts(re.sub(r"[,;\s]+(?=[A-E]\b[\s:=)])", ", ", text.strip()))
+    else:  # no word has a blank, but "worker 3"
+        text = re.sub(r"(?i)\bworker\s+(?=\d)", "worker", text)
+        words = re.split(r"[,;\s]+", text.strip(",; \n"))
+    if all(labels):
+        words = labelled(words, labels, "worker" if labels[0].isdigit() else "gap")
+    if len(words) != len(fields):
+        raise ConfigError(f"{len(labels)} are asked for: {form}; got {len(words)}")
+    return [field.read(word) for field, word in zip(fields, words, strict=True)]
+
+
+def _typed(answer: Any, between: str = "; ") -> str:
+    """The answer as if it had been typed: rows between semicolons, words between blanks."""
+    if isinstance(answer, Mapping):
+        answer = [f"{key}: {value}" for key, value in answer.items()]
+    if isinstance(answer, str) or not isinstance(answer, Iterable):
+        return str(answer)
+    return between.join(_typed(each, " ") for each in answer)
+
+
+def level_of(
+    head: Head,
+    fields: Sequence[Asked],
+    timelines: Mapping[str, Timeline],
+    words: Mapping[str, Any],
+    together: Judge | None = None,
+) -> JudgedTask:
+    """A level with ``words`` put into its texts in data/ladder.json, an empty line left out.
+
+    Each field is right or wrong by itself, unless someone judges them ``together``.
+    """
+    (level, seed), texts = head, shipped_json("ladder.json")[f"{head[0]}"]
+    form = texts["form"].format(**words)
+    lines = "\n".join(texts["working"]).format(**words).split("\n")
+
+    def off(given: list[Any]) -> list[tuple[int, int]]:
+        """(field, slot) of each field that is wrong."""
+        slots = [field.off_at(value) for field, value in zip(fields, given, strict=True)]
+        return [(row, slot) for row, slot in enumerate(slots) if slot is not None]
+
+    def judge(answer: Any) -> list[Target]:
+        given = _read(fields, form, answer)
+        if together:
+            return together(given)
+        rows = [row for row, _ in off(given)]
+        remarks = [fields[row].remark(given[row]) for row in rows[:1]]
+        remarks += [f"{len(rows)} of {len(given)} are off"] * (len(rows) > 1)
+        return [Target(WRONG, 0, len(rows), 0, why="; ".join(remarks))]
+
+    def figure(answer: Any, title: str) -> Figure:
+        from tiledask.lab.tasks.figures import draw_fields
+
+        try:
+            given = _read(fields, form, answer)
+            wrong = [] if together else off(given)
+        except ConfigError:
+            given, wrong = [None] * len(fields), []
+        shown = [field.words(value) for field, value in zip(fields, given, strict=True)]
+        return draw_fields([f.what for f in fields], shown, next(iter(wrong), None), title)
+
+    def letters(answer: Any) -> str:
+        """The run, where the question is about it."""
+        asked = answer is None and texts.get("shows_run")
+        return worker_text(next(iter(timelines.values()))) if asked else ""
+
+    return JudgedTask(
+        name=f"idle-{level}",
+        title=texts["title"],
+        question=texts["question"].format(**words),
+        form=form,
+        judge=judge,
+        hints=tuple(hint.format(**words) for hint in texts["hints"]),
+        kind="idle time",
+        level=level,
+        seed=seed,
+        lines=tuple(line for line in lines if line),
+        timelines=timelines,
+        figure=figure,
+        letters=letters,
+    )

@@ -1,0 +1,229 @@
+"""Puzzles whose answer is the order of every device's actions, against the proven best order."""
+
+import json
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+from tiledask.errors import ConfigError, ScheduleError
+from tiledask.lab.tasks.kind import (
+    TIMES,
+    Inputs,
+    Kind,
+    Measured,
+    Targets,
+    frozen_key,
+    idle_causes,
+)
+from tiledask.lab.tasks.result import within
+from tiledask.plan.pipelines.needs import peaks, validate
+from tiledask.plan.pipelines.optimum import Optimum, optimal_schedule
+from tiledask.plan.pipelines.schedule import Action, Schedule
+from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.pipelines.timeline import Timeline
+
+__all__ = ["ORDER", "in_full", "order_of"]
+
+_TIMES = (*TIMES, "latency")
+_LONGEST = 100_000
+_MOST_PAIRS = 48
+"""Stages x micro-batches up to which the best order is proven in about a second."""
+
+
+def _run(inputs: Inputs, order: Schedule) -> Timeline:
+    """The simulated run of ``order`` with the puzzle's times."""
+    return simulate(order, **{name: inputs[name] for name in _TIMES if name in inputs})
+
+
+def _devices(inputs: Inputs) -> int:
+    """How many devices there are."""
+    place = inputs.get("place")
+    return int(inputs.get("devices") or (1 + max(place) if place else inputs["stages"]))
+
+
+def _limits(inputs: Inputs) -> list[Any] | None:
+    """The most activations that each device may keep; None if that is no rule here."""
+    limit = inputs.get("memory_limit")
+    return [limit] * _devices(inputs) if isinstance(limit, int) else limit
+
+
+def _places(inputs: Inputs) -> Iterator[tuple[int, ...]]:
+    """The placements that are allowed, but for the devices' numbers."""
+    stages, place, devices = inputs["stages"], inputs.get("place"), _devices(inputs)
+    if place != "free":
+        yield tuple(place or range(stages))
+        return
+    for tried in product(range(devices), repeat=stages):
+        if list(dict.fromkeys(tried)) == list(range(devices)):  # as they come: no mirror images
+            yield tried
+
+
+# -- what people write -----------------------------------------------------------------------------
+
+
+def order_of(answer: Any) -> Schedule:
+    """The answer as a schedule, right or wrong; ConfigError for what is none at all, ScheduleError
+    for one that no puzzle has room for."""
+    if isinstance(answer, str):
+        large = re.search(r"\d{5,}", answer)
+        if large or len(answer) > _LONGEST:
+            got = large[0] if large else f"{len(answer)} letters"
+            raise ConfigError(
+                f"an order has {_LONGEST} letters at most, and its numbers 4 digits; got {got}"
+            )
+        try:
+            answer = Schedule.from_text(in_full(answer))
+        except ScheduleError as error:
+            raise ConfigError(f"{error}") from None
+    if not isinstance(answer, Schedule):
+        raise ConfigError(f"write the order as text, a line per device; got {answer!r}")
+    if answer.replicas > 1:
+        raise ScheduleError(f"every stage is on one device here; got {answer.replicas} replicas")
+    if answer.paired.any():
+        raise ScheduleError("a device does one action at a time here; write F and B one by one")
+    if not answer.trains:
+        raise ScheduleError("training needs backwards too; the order has only forwards")
+    return answer
+
+
+def in_full(text: str) -> str:
+    """Every action with its stage; one without is of the stage of its line, as "F0" in line 2 is
+    2F0. Stages count from 0; "device 3:" or "rank 2:" before a line is left out.
+
+    >>> in_full("f0,b0; device 2: F0 B0")
+    '0F0,0B0\\n1F0 1B0'
+    """
+    if "OVERLAP" in text or "@" in text:
+        return text
+    lines = [line for line in re.split(r"[\n;]", text) if line.strip()]
+    for n, line in enumerate(lines):
+        bare = re.sub(r"(?i)^\s*(?:(?:device|rank)\s*)?\d+\s*:\s*", "", line)
+        bare = re.sub(r"(?i)(?<!\w)\d*[fbiw]\d+(?!\w)", lambda action: action[0].upper(), bare)
+        lines[n] = re.sub(r"(?<!\w)([FBIW]\d+)(?!\w)", rf"{n}\1", bare)
+    return "\n".join(lines)
+
+
+def _read(inputs: Inputs, answer: Any) -> Schedule:
+    """The answer as a schedule that can run and does all of the puzzle's work, or ScheduleError."""
+    devices, place = _devices(inputs), inputs.get("place")
+    several = place is not None or inputs["stages"] != devices
+    if several and isinstance(answer, str) and re.search(r"(?<!\w)[FBIWfbiw]\d", answer):
+        raise ScheduleError("a device holds several stages here; say which, as in 0F3 for stage 0")
+    order = validate(order_of(answer), inputs["stages"], inputs["microbatches"])
+    if order.devices != devices:
+        raise ScheduleError(f"{devices} devices need {devices} lines; got {order.devices}")
+    wanted = tuple(place or range(inputs["stages"]))
+    if place != "free" and order.place != wanted:
+        here, there = (", ".join(map(str, ranks)) for ranks in (wanted, order.place))
+        raise ScheduleError(f"the stages are on ranks {here} here; the answer has them on {there}")
+    kinds = {action.kind for action in order}
+    if kinds & {"I", "W"} and not inputs.get("split"):
+        raise ScheduleError("a backward is one piece here: write B, not I and W")
+    return validate(order, memory_limit=_limits(inputs))
+
+
+def _measure(inputs: Inputs, order: Schedule) -> Measured:
+    run, found = _run(inputs, order), list(peaks(order))
+    device = max(range(order.devices), key=lambda d: found[d][0])
+    kept, turn = found[device]
+    where = f"{kept:g} kept from {order.orders[device][turn]} on"
+    return {"makespan": (run.makespan, idle_causes(run)), "kept": (int(kept), where)}
+
+
+# -- the best order --------------------------------------------------------------------------------
+
+
+def _shortest(inputs: Inputs, targets: Targets) -> Optimum | None:
+    """The best order that keeps as few activations as ``targets`` say; None if there is none."""
+    limits = _limits(inputs) or [10**6] * _devices(inputs)
+    return _solved(frozen_key(inputs), *(int(min(n, targets.get("kept", n))) for n in limits))
+
+
+@lru_cache(maxsize=256)
+def _solved(key: str, *limits: int) -> Optimum | None:
+    inputs = json.loads(key)
+    stages, microbatches = inputs["stages"], inputs["microbatches"]
+    best: Optimum | None = None
+    if min(limits) < 1:
+        return None
+    bounds = {place: _bound(inputs, place) for place in _places(inputs)}
+    for place in sorted(bounds, key=bounds.__getitem__):
+        if best and bounds[place] >= best.makespan:
+            break
+        try:
+            found = optimal_schedule(
+                stages,
+                microbatches,
+                **{name: inputs[name] for name in _TIMES if name in inputs},
+                split=bool(inputs.get("split")),
+                place=place,
+                memory_limit=[min(limit, stages * microbatches) for limit in limits],
+                timeout=30.0,  # they take well below a second
+            )
+        except ScheduleError:  # no order keeps within these limits
+            continue
+        if best is None or found.makespan < best.makespan:
+            best = found
+    return best
+
+
+def _bound(inputs: Inputs, place: tuple[int, ...]) -> float:
+    """Seconds that no order goes below with the stages on these devices."""
+    return _run(inputs, _all_forwards_first(inputs, place)).lower_bound or 0.0
+
+
+def _all_forwards_first(inputs: Inputs, place: tuple[int, ...]) -> Schedule:
+    """The forwards of stage after stage, then the backwards from the last stage to the first."""
+    rows: list[list[Action]] = [[] for _ in range(max(place) + 1)]
+    there = list(enumerate(place))
+    for kinds, stages in (("F", there), ("IW" if inputs.get("split") else "B", there[::-1])):
+        for s, device in stages:
+            every = product(range(inputs["microbatches"]), kinds)
+            rows[device] += [Action(kind, s, i) for i, kind in every]
+    return Schedule.of(rows, place)
+
+
+def _best(inputs: Inputs, targets: Targets) -> dict[str, float]:
+    best: dict[str, float] = {}
+    shortest = _shortest(inputs, targets)
+    if shortest is not None and "makespan" in targets:
+        best["makespan"] = shortest.least
+    # the fewest activations with which some order meets the target for the makespan
+    for kept in range(int(targets.get("kept", 0)), 0, -1):
+        if _solve(inputs, {**targets, "kept": kept}) is None:
+            break
+        best["kept"] = kept
+    return best
+
+
+def _solve(inputs: Inputs, targets: Targets) -> str | None:
+    found = _shortest(inputs, targets)
+    if found is None or not within(found.makespan, targets.get("makespan", float("inf"))):
+        return None
+    return found.schedule.to_text()
+
+
+def _validate(inputs: Inputs) -> None:
+    stages, place, limits = inputs["stages"], inputs.get("place"), _limits(inputs)
+    pairs = stages * inputs["microbatches"]
+    if pairs > _MOST_PAIRS:
+        raise ScheduleError(
+            f"{stages} stages x {inputs['microbatches']} micro-batches are {pairs}; the "
+            f"best order is proven for up to {_MOST_PAIRS}"
+        )
+    if place == "free" and not inputs.get("devices", 7) <= stages <= 6:
+        raise ScheduleError('a "free" place needs devices, and as many stages or more, 6 at most')
+    if isinstance(place, list) and (len(place), set(place)) != (stages, {*range(max(place) + 1)}):
+        raise ScheduleError(f"place has the rank, from 0, of each of {stages} stages; got {place}")
+    if limits is not None and len(limits) != _devices(inputs):
+        raise ScheduleError(f"{len(limits)} memory limits for {_devices(inputs)} devices")
+    _bound(inputs, next(_places(inputs)))  # refuses times of the wrong length
+
+
+def _runs(inputs: Inputs, answer: Any) -> dict[str, Timeline]:
+    return {"the order": _run(inputs, order_of(answer))}
+
+
+ORDER = Kind(validate=_validate, read=_read, measure=_measure, best=_best, solve=_solve, runs=_runs)

@@ -1,0 +1,71 @@
+"""Puzzles whose answer gives each layer to a device: judged by rules and by the exact partition."""
+
+from typing import Any
+
+from tiledask.errors import ConfigError, PartitionError
+from tiledask.lab.tasks.kind import Inputs, Kind, Measured, Targets
+from tiledask.plan.splitting.assignment import read_assignment
+from tiledask.plan.splitting.judge import Verdict, judge
+from tiledask.plan.splitting.partition import Partition, partition, stage_name
+
+__all__ = ["PARTITION", "legal"]
+
+
+def _stages(inputs: Inputs) -> int:
+    return int(inputs["devices"] * inputs.get("chunks", 1))
+
+
+def _best_cut(inputs: Inputs) -> Partition:
+    """The split with the smallest bottleneck; PartitionError if there is none at all."""
+    given = {name: value for name, value in inputs.items() if name not in ("shown", "devices")}
+    return partition(stages=_stages(inputs), **given)
+
+
+def legal(answer: Any, stages: int, **numbers: Any) -> Verdict:
+    """The verdict of `judge` on ``answer``: ConfigError for what is none, PartitionError with the
+    rule that it breaks."""
+    layers = numbers.get("layers") or len(numbers["costs"])
+    try:
+        groups = read_assignment(answer, layers, stages)
+    except PartitionError as error:
+        raise ConfigError(f"{error}") from None
+    verdict = judge(groups, **numbers)
+    if not verdict:
+        raise PartitionError(f"{verdict.rule}. {verdict.reason}")
+    return verdict
+
+
+def _read(inputs: Inputs, answer: Any) -> Verdict:
+    given = {name: value for name, value in inputs.items() if name != "shown"}
+    return legal(answer, _stages(inputs), **{"chunks": 1} | given)
+
+
+def _measure(inputs: Inputs, verdict: Verdict) -> Measured:
+    times, shape = verdict.times, (inputs["devices"], inputs.get("chunks", 1))
+    most, least = times.index(max(times)), times.index(min(times))
+    layers = verdict.stages[most]
+    span = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
+    slowest, fastest = stage_name(most, *shape), stage_name(least, *shape)
+    where = f"{slowest}, with {span}, is the slowest, {fastest} takes {times[least]:g}"
+    crossings = verdict.crossings or 0  # None only of what is not legal
+    return {"crossings": (crossings, ""), "bottleneck": (max(times), where)}
+
+
+def _best(inputs: Inputs, targets: Targets) -> dict[str, float]:
+    fewest = _stages(inputs) - 1 if inputs["devices"] > 1 else 0
+    return {"crossings": fewest, "bottleneck": _best_cut(inputs).bottleneck}
+
+
+def _validate(inputs: Inputs) -> None:
+    _best_cut(inputs)
+    if "shown" in inputs:
+        read_assignment(inputs["shown"])
+
+
+PARTITION = Kind(
+    validate=_validate,
+    read=_read,
+    measure=_measure,
+    best=_best,
+    solve=lambda inputs, targets: str(_best_cut(inputs)),
+)

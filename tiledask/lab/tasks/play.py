@@ -1,0 +1,120 @@
+"""Tasks in a terminal: all of them, one with its numbers, what answers are worth, the working."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from tiledask.errors import ConfigError
+from tiledask.lab.files import answer_of, check_figure, save_figure
+from tiledask.lab.learner.kept import TASKS, at_terminal, here
+from tiledask.lab.tasks import task as task_named
+from tiledask.lab.tasks.puzzle_file import puzzle_levels
+from tiledask.lab.tasks.result import WRONG, Result
+from tiledask.lab.tasks.task import JudgedTask
+from tiledask.lab.tasks.text import worker_text
+from tiledask.plan.data import shipped_json
+from tiledask.plan.tables import Console, Table
+
+__all__ = ["list_all", "play"]
+
+
+@at_terminal()
+def list_all(console: Console) -> tuple[int, list[dict[str, Any]]]:
+    """Print puzzles and levels, with the stars of answers so far; (0, what was printed)."""
+    known, texts = here().all(TASKS), shipped_json("ladder.json")
+
+    def starred(head: dict[str, Any]) -> dict[str, Any]:
+        return {**head, "stars": known.get(head["name"], {}).get("stars", 0)}
+
+    puzzles = [starred(_head(puzzle)) for puzzle in puzzle_levels()]
+    ladder = [starred({"name": f"idle-{n}", "title": texts[n]["title"]}) for n in texts]
+    solved = sum(known.get(each["name"], {}).get("solved", False) for each in puzzles)
+    for shown in (puzzles, ladder):
+        rows = [(*list(each.values())[:-1], "★" * each["stars"]) for each in shown]
+        left = [i for i, name in enumerate(shown[0]) if name != "level"]
+        console.print(Table(tuple(shown[0]), rows, left=left))
+        if shown is puzzles:
+            ladder_title = "The idle-time ladder: fresh numbers with each --seed"
+            console.print(f"{solved} of {len(puzzles)} solved", "", ladder_title)
+    return 0, [*puzzles, *ladder]
+
+
+def _head(task: JudgedTask) -> dict[str, Any]:
+    level = task.level if task.seed is None else task.name
+    return {"level": level, "name": task.name, "title": task.title, "kind": task.kind}
+
+
+@at_terminal()
+def play(
+    name: str,
+    answers: Sequence[str],
+    console: Console,
+    hint: bool = False,
+    figure: str | None = None,
+    seed: int | None = None,
+) -> tuple[int, dict[str, Any]]:
+    """Show a task, or judge answers to it; (1 if one is refused or does not solve it, all said).
+
+    An answer may be a file's name, or "-" for standard input. ``hint``: one more than last time.
+    The working of a level of the ladder follows a right answer, or the last hint; ``seed`` draws
+    its numbers.
+    """
+    if seed is not None and not re.fullmatch(r"idle-\d{1,9}", name):
+        raise ConfigError(f"a seed draws the numbers of idle-1 to idle-12, not of {name!r}")
+    if figure:
+        check_figure(figure)
+    task = task_named(name, seed=seed or 0)
+    typed = [answer_of(word) for word in answers]
+    results = [task.check(answer) for answer in typed]
+    if not results:
+        _print_task(task, console)
+    for word, answer, result in zip(answers, typed, results, strict=True):
+        if len(answers) > 1:
+            console.print((word, ""))
+        _print_result(task, answer, result, console)
+    said: dict[str, Any] = {**_head(task), "task": task.question}
+    if task.seed is None:
+        said |= {"inputs": dict(task.inputs), "targets": dict(task.targets)}
+    else:
+        said |= {"seed": task.seed, "form": task.form}
+    said["results"] = [result.to_dict() for result in results]
+    hinted = task.hint() if hint else None
+    if hinted:
+        console.print(str(hinted))
+        said["hint"] = str(hinted)
+    if task.lines and (any(results) or (hinted and hinted.number == hinted.of)):
+        said["working"] = list(task.lines)
+        console.print(*task.working().split("\n"))
+        for facts, run in task.timelines.items():
+            console.print(f"\n{facts}\n{worker_text(run)}")
+    if figure:
+        save_figure(task.draw(typed[-1] if typed else None), figure)
+    return int(not all(results)), said
+
+
+def _print_task(task: JudgedTask, console: Console) -> None:
+    """The task, its numbers, its targets and how to answer, and what is drawn of it."""
+    seed = "" if task.seed is None else f", seed {task.seed}"
+    head = f"Level {_head(task)['level']}{seed}: " if task.level else ""
+    console.print((head + task.title, ""), "", task.question, "")
+    width = max((len(name) for name, _ in task.numbers), default=0)
+    for name, value in task.numbers:
+        console.print(f"  {name:{width}}  " + value.replace("\n", f"\n{'':{width + 4}}"))
+    console.print(*[""] * bool(task.numbers), f"Answer with {task.form}.")
+    if drawing := task.letters(None) if task.letters else "":
+        console.print(f"\n{drawing}")
+
+
+def _print_result(task: JudgedTask, answer: Any, result: Result, console: Console) -> None:
+    """The answer drawn in letters, and what it is worth."""
+    if drawing := task.letters(answer) if task.letters else "":
+        console.print(drawing)
+    console.print((result.reason, ""))
+    first = next((t for t in result.targets if not t.met), None)  # which the reason has said
+    for t in result.targets:
+        if t.name != WRONG:
+            best = f", best {t.beside}" if t.beside and result else ""
+            off = f": {t.offence}" if t.offence and t is not first else ""
+            console.print(f"  {t.name}: {t.got:g} (target {t.goal}{best}){off}")
+    if result.score:
+        console.print(result.score)

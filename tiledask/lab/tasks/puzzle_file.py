@@ -1,0 +1,222 @@
+"""A puzzle, read from a file: a task that works out what an answer to it is worth."""
+
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache, partial
+from itertools import groupby
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from tiledask.errors import ConfigError, RuleError, short
+from tiledask.lab.plots.primitives import Figure
+from tiledask.lab.tasks.choice import CHOICE
+from tiledask.lab.tasks.composition import COMPOSITION
+from tiledask.lab.tasks.kind import INPUTS, Inputs, Kind, Reader, number
+from tiledask.lab.tasks.order import ORDER
+from tiledask.lab.tasks.partition import PARTITION
+from tiledask.lab.tasks.result import LEAST, Target
+from tiledask.lab.tasks.task import JudgedTask
+from tiledask.lab.tasks.text import sketch
+from tiledask.plan.data import Fields, meant, names, read, read_named, shipped_json
+from tiledask.plan.units import format_bytes
+from tiledask.plan.whole import is_whole
+
+__all__ = ["KINDS", "load_puzzle", "puzzle_levels", "puzzle_names"]
+
+KINDS: dict[str, Kind] = {
+    "partition": PARTITION,
+    "choice": CHOICE,
+    "order": ORDER,
+    "composition": COMPOSITION,
+}
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def puzzle_names() -> tuple[str, ...]:
+    """Names of the puzzles there are, from easy to hard.
+
+    >>> puzzle_names()[0]
+    '24-on-4'
+    """
+    # by the files alone: making a puzzle of each takes many times as long
+    every = names("puzzles")
+    return tuple(sorted(every, key=lambda name: read_named("puzzles", name).values["level"]))
+
+
+def puzzle_levels() -> tuple[JudgedTask, ...]:
+    """The puzzles there are, level 1 first."""
+    return tuple(map(load_puzzle, puzzle_names()))
+
+
+def load_puzzle(name: str | int | os.PathLike[str] | Mapping[str, Any]) -> JudgedTask:
+    """The puzzle with this name or level, or of a local JSON file (a path, or a name in .json), or
+    of the same keys as a mapping: its title is its name then, and it needs no level.
+
+    ConfigError if there is none, or if its file is not a puzzle; the message names the key.
+    nbs/README.md says how to write one.
+
+    >>> puzzle = load_puzzle("24-on-4")
+    >>> puzzle.check("1-6 | 7-12 | 13-18 | 19-24").reason
+    'Solved: every target is met.'
+    >>> bool(puzzle.check(None)), puzzle.check(puzzle.solve()).stars
+    (False, 3)
+    >>> load_puzzle(1).name
+    '24-on-4'
+    """
+    if isinstance(name, Mapping):
+        return _read(str(name.get("title", "a puzzle")), Fields({"level": 1, **name}, "the puzzle"))
+    if isinstance(name, os.PathLike) or str(name).endswith(".json"):
+        path = Path(str(name))
+        return _read(path.stem, read(path))
+    if is_whole(name) or re.fullmatch(r"\d{1,9}", str(name)):
+        levels = puzzle_names()
+        if not 1 <= int(name) <= len(levels):
+            raise ConfigError(f"there is no level {name}; the levels are 1 to {len(levels)}")
+        name = levels[int(name) - 1]
+    return _read(str(name), Fields(read_named("puzzles", str(name)).values, f"puzzle {name!r}"))
+
+
+def _read(name: str, fields: Fields) -> JudgedTask:
+    title, kind_name, question = (fields.text(key) for key in ("title", "kind", "task"))
+    level, hints = fields.integer("level"), fields.texts("hints", ())
+    fields.text("source", "")
+    if kind_name not in KINDS:
+        raise fields.fail("kind", f"must be one of {', '.join(KINDS)}, got {short(kind_name)}")
+    kind, given, wanted = KINDS[kind_name], fields.object("inputs"), fields.object("targets")
+    fields.done()
+    about = shipped_json("puzzle_kinds.json")[kind_name]
+    readers = {key: INPUTS[key] for key in about["needed"] + about["optional"]}
+    # one number here, where other kinds may have one for each stage
+    inputs = _values(given, readers | dict.fromkeys(about["single"], number), about["needed"])
+    chosen, measures = inputs.get("open", {}), about["measures"]
+    targets = _values(wanted, {key: partial(_target, key in chosen) for key in measures})
+    if not targets:
+        raise fields.fail("targets", f"has none of {', '.join(measures)}; add one")
+    try:
+        kind.validate(inputs)
+    except (ConfigError, RuleError) as error:
+        raise fields.fail("inputs", f"cannot be a puzzle: {error}") from None
+    return JudgedTask(
+        name=name,
+        title=title,
+        question=question,
+        form=about["form"],
+        hints=hints,
+        kind=kind_name,
+        level=level,
+        inputs=MappingProxyType(inputs),
+        targets=MappingProxyType(targets),
+        numbers=_in_words(inputs, targets, measures),
+        letters=partial(sketch, kind, inputs),
+        **_functions(kind, inputs, targets, measures),
+    )
+
+
+def _functions(
+    kind: Kind, inputs: Inputs, targets: Mapping[str, Any], measures: Mapping[str, str]
+) -> dict[str, Any]:
+    """What judges an answer, finds one and draws one, by fields of a JudgedTask. ``measures``: name
+    in the file -> name for people."""
+    secret = [measure for measure, most in targets.items() if most == LEAST]
+
+    @cache
+    def limits() -> dict[str, float]:
+        """The targets as numbers; what is to be the least is worked out, inf if nothing will do."""
+        known = {**targets, **dict.fromkeys(secret, math.inf)}
+        best = kind.best(inputs, known) if secret else {}
+        return known | {measure: best.get(measure, math.inf) for measure in secret}
+
+    def judge(answer: Any) -> list[Target]:
+        measured, found = kind.measure(inputs, kind.read(inputs, answer)), []
+        # beside a number that stays unsaid, the best of the others would say it
+        unsaid = any(measured[measure][0] != limits()[measure] for measure in secret)
+        best = {} if unsaid else kind.best(inputs, limits())
+        for measure, most in limits().items():
+            got, why = measured[measure]
+            about = measures[measure], most, got, best.get(measure), kind.yardstick
+            found.append(Target(*about, measure in secret, why))
+        return found
+
+    def solve() -> Any:
+        answer = kind.solve(inputs, limits())
+        return answer if answer and all(target.met for target in judge(answer)) else None
+
+    def figure(answer: Any, title: str) -> Figure | None:
+        from tiledask.lab.tasks.figures import draw_layers, draw_runs
+
+        answer = inputs.get("shown") if answer is None else answer
+        if kind.runs is None:
+            return draw_layers(inputs, targets, answer, title)
+        try:
+            runs = kind.runs(inputs, answer)
+        except (ConfigError, RuleError):  # it cannot run
+            return None
+        return draw_runs(runs, targets, title)
+
+    return {"judge": judge, "solve": solve, "figure": figure}
+
+
+def _target(chosen: bool, value: Any) -> Any:
+    """The most that a measure may be, as it is written, or LEAST for what is ``chosen``."""
+    if chosen and value == LEAST:
+        return value
+    read = number(value)
+    return read if isinstance(value, str) else value
+
+
+def _values(
+    fields: Fields, readers: Mapping[str, Reader], needed: Iterable[str] = ()
+) -> dict[str, Any]:
+    """The value of every key; ConfigError for one that is missing, unknown, or refused."""
+    for key in needed:
+        if key not in fields.values:
+            raise fields.fail(key, "is missing; add it")
+    found = {}
+    for key, value in fields.values.items():
+        if key not in readers:
+            known = f"{meant(key, readers)}known: {', '.join(sorted(readers))}"
+            raise fields.fail(key, f"is not known here; {known}")
+        try:
+            found[key] = readers[key](value)
+        except ValueError as error:
+            shown = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:57]}..."
+            raise fields.fail(key, f"{error}; got {shown}") from None
+    return found
+
+
+# -- in words --------------------------------------------------------------------------------------
+
+_BYTES = {"memory", "capacity", "weights", "activations"}
+
+
+def _in_words(
+    inputs: Inputs, targets: Mapping[str, Any], measures: Mapping[str, str]
+) -> list[tuple[str, str]]:
+    """(name, value) of inputs and targets."""
+    rows = [(name.replace("_", " "), _value(name, value)) for name, value in inputs.items()]
+    for name, wanted in targets.items():
+        most = "the least that will do" if wanted == LEAST else f"at most {wanted:g}"
+        rows.append((measures[name], most))
+    return rows
+
+
+def _value(name: str, value: Any) -> str:
+    """A value as people write it: "2, 22 x 1, 4"."""
+    if name == "place" and value != "free":
+        return ", ".join(f"device {d + 1}" for d in value)
+    if isinstance(value, dict):
+        return "; ".join(f"{key} {_value(key, each)}" for key, each in value.items())
+    if isinstance(value, list):
+        parts: list[str] = []
+        for key, same in groupby(value):
+            each, n = _value(name, key), len(list(same))
+            parts += [f"{n} x {each}"] if n > 2 else [each] * n
+        return ", ".join(parts)
+    if name in _BYTES:
+        return format_bytes(value)
+    return f"{value:g}" if isinstance(value, float) else f"{value}"
