@@ -20,12 +20,11 @@ def accuracy_groups(searched: bool) -> Any:
     """The groups of rows of the accuracy page; ``searched``: those that search for layouts."""
     from tiledask.lab.accuracy import evaluate, runs
     from tiledask.lab.accuracy import searched as search
-    from tiledask.lab.accuracy.exact import EXACT
 
     if searched:
         return search.searched()
-    of_runs = map(evaluate.measured, runs.run_rows())
-    return (*map(evaluate.exact, EXACT), *of_runs, evaluate.rankings())
+    of_runs = map(evaluate.measured, runs.published_runs())
+    return (*evaluate.exact(), *of_runs, evaluate.ranking())
 
 
 # -- time ------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from oracles import profiled
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.lab.accuracy.runs import run_rows
+from tiledask.lab.accuracy.runs import published_runs
 from tiledask.plan.data import data_file, names
 from tiledask.plan.inputs.hardware import load_cluster, load_device
 from tiledask.plan.inputs.recipes import load_recipe
@@ -46,7 +46,7 @@ def test_every_device_joins_every_framework_and_each_number_says_where_it_is_fro
 
 
 def test_what_a_fit_names_is_published_and_no_row_is_of_two_frameworks():
-    cases = {row.case for rows in run_rows().values() for row in rows}
+    cases = {row.case for rows in published_runs().values() for row in rows}
     ids = [
         case
         for framework in frameworks()

@@ -1,18 +1,17 @@
 """Every published number beside ours, in groups with a goal.
 
-exact.py                   parameters, states, activations     to the printed digits
+exact.json                 parameters, states, activations     to the printed digits
 runs.json, groups.json     bytes, seconds, ran or did not      a mean and a worst error
-vTrain's candidates        the estimate's first choice         how much slower than the best
+ranking.json               the estimate's first choice         how much slower than the best
 """
 
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache, cached_property
-from typing import Any
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, NamedTuple
 
 from tiledask.lab.accuracy.exact import ROWS, ours
-from tiledask.lab.accuracy.runs import RunRow, model_of, run_rows
+from tiledask.lab.accuracy.runs import PublishedRun, model_of, published_runs
 from tiledask.plan.data import shipped_json
 from tiledask.plan.fitting.overhead import default_overhead
 from tiledask.plan.inputs.hardware import load_device
@@ -21,33 +20,19 @@ from tiledask.plan.inputs.recipes import load_recipe
 from tiledask.plan.timing.calibration import calibration_of, frameworks, holds, uncounted
 from tiledask.plan.timing.step import estimate_step
 
-__all__ = ["GROUPS", "LEFT_OUT", "PublishedRow", "PublishedSource", "calibrated", "exact",
-           "measured", "memory_errors", "rankings"]  # fmt: skip
+__all__ = ["GROUPS", "Group", "Row", "exact", "fitted_keys", "group_of", "measured",
+           "memory_errors", "ranking"]  # fmt: skip
 
 GROUPS: dict[str, dict[str, Any]] = shipped_json("published", "groups.json")
-"""Of runs.json by key: the name, the goal, what a reader must know; of bytes also what devices
-show beside the ledger's, and whether all rows set constants, or every second one."""
+"""By key: the name, the goal, what a reader must know; of bytes also what devices show beside the
+ledger's, and whether all rows set constants, or every second one."""
 UNEXPLAINED: dict[str, str] = shipped_json("published", "unexplained.json")
 """Why a row contradicts others of its own source, by id: no model can be right on both."""
-LEFT_OUT: dict[str, list[float]] = shipped_json("calibration", "left_out.json")
-"""(rows, mean, worst) of each group where a model's rows were left out of the fit that estimates
-them; as `fit_constants.py` found it."""
-GIB = 2**30
-WORKSPACE = 32 * 2**20
-"""Bytes that PyTorch and Transformer Engine each give cuBLAS on Hopper and Blackwell."""
-BESIDE: dict[str, Callable[[int, str], int]] = {
-    "": lambda devices, framework: 0,
-    "default": lambda devices, framework: default_overhead(devices).total,
-    "framework": lambda devices, framework: default_overhead(1, framework=framework).total,
-    # what PyTorch's allocator reserves: neither context nor NCCL
-    "allocator": lambda devices, framework: holds(framework).allocator_bytes,
-    "workspaces": lambda devices, framework: 2 * WORKSPACE,
-}
-"""Bytes that devices show beside the ledger's."""
+WORKSPACES = 2 * 32 * 2**20
+"""Bytes that PyTorch and Transformer Engine give cuBLAS on Hopper and Blackwell."""
 
 
-@dataclass(frozen=True)
-class PublishedRow:
+class Row(NamedTuple):
     """One published number and what tiledask says instead."""
 
     case: str
@@ -75,23 +60,18 @@ class PublishedRow:
         return None if self.allowed is None else abs(self.ours - self.published) <= self.allowed
 
 
-@dataclass(frozen=True)
-class PublishedSource:
+class Group(NamedTuple):
     """Rows of one source, and what is to be reached on them."""
 
     name: str
-    rows: tuple[PublishedRow, ...]
+    rows: tuple[Row, ...]
     mean: float | None = None
     """Largest mean error, relative; None: every row to its printed digits; infinite: no goal."""
     worst: float | None = None
     remark: str = ""
     """What a reader of the errors must know."""
 
-    def part(self, calibration: bool) -> tuple[PublishedRow, ...]:
-        """The rows that were fitted, or those that check."""
-        return tuple(row for row in self.rows if row.calibration == calibration)
-
-    @cached_property
+    @property
     def errors(self) -> tuple[float, float]:
         """(mean, worst) absolute error of all rows, relative."""
         sizes = [abs(row.error) for row in self.rows]
@@ -102,91 +82,102 @@ class PublishedSource:
         """Whether the goal is reached."""
         if self.mean is None:
             return all(row.exact for row in self.rows)
-        return self.errors[0] <= self.mean and (self.worst is None or self.errors[1] <= self.worst)
+        mean, worst = self.errors
+        return mean <= self.mean and (self.worst is None or worst <= self.worst)
 
 
-def exact(name: str) -> PublishedSource:
-    """A group of numbers that arithmetic reproduces."""
-    rows = []
+def group_of(key: str, rows: Iterable[Row], more: str = "") -> Group:
+    """The group of that key, with ``more`` to know of its rows."""
+    known = GROUPS[key]
+    remark = known.get("remark", "").replace("$uncounted", uncounted("llama-3"))
+    goal = known.get("mean", float("inf")), known.get("worst")
+    return Group(known["name"], tuple(rows), *goal, remark + more)
+
+
+def exact() -> list[Group]:
+    """The groups of numbers that arithmetic reproduces."""
+    groups: dict[str, list[Row]] = {}
     for row in ROWS:
-        if row["group"] == name:
-            facts = row["id"], row["quantity"], row["expected"], ours(row), row.get("unit", "")
-            rows.append(PublishedRow(*facts, row.get("allowed", 0), row.get("note", "")))
-    return PublishedSource(name, tuple(rows))
-
-
-# -- what was measured of runs ---------------------------------------------------------------------
+        facts = row["id"], row["quantity"], row["expected"], ours(row), row.get("unit", "")
+        made = Row(*facts, row.get("allowed", 0), row.get("note", ""))
+        groups.setdefault(row["group"], []).append(made)
+    return [Group(name, tuple(rows)) for name, rows in groups.items()]
 
 
 @cache
-def measured(key: str) -> PublishedSource:
-    """A group of runs.json."""
+def measured(key: str) -> Group:
+    """A group of what was measured of runs."""
     group, rows = GROUPS[key], []
-    for at, row in enumerate(run_rows()[key]):
-        fitted = group.get("fitted") == "all" or (group.get("fitted") == "half" and at % 2 == 0)
-        fitted = fitted or (row.quantity[:4] in ("step", "laye") and row.key in calibrated())
-        allowed = 0 if row.quantity == "fits" else None
-        facts = row.case, row.quantity, row.measured, _ours(row, group.get("beside", ""))
-        rows.append(PublishedRow(*facts, row.unit, allowed, _note(row), fitted))
-    remark = group.get("remark", "").replace("$uncounted", uncounted("llama-3"))
-    goal = group.get("mean", float("inf"))
-    return PublishedSource(group["name"], tuple(rows), goal, group.get("worst"), remark)
+    for at, run in enumerate(published_runs()[key]):
+        if run.is_timed:
+            fitted = run.key in fitted_keys()
+        else:
+            fitted = group.get("fitted") == "all" or (group.get("fitted") == "half" and at % 2 == 0)
+        facts = run.case, run.quantity, run.measured, _ours(run, group.get("beside")), run.unit
+        rows.append(Row(*facts, 0 if run.quantity == "fits" else None, _note(run), fitted))
+    return group_of(key, rows)
 
 
-def _ours(row: RunRow, beside: str) -> float:
-    if row.quantity == "fits":
-        return int(row.run.verdict != "no")
-    if row.unit in ("s", "ms"):
-        return row.run.seconds() * (1e3 if row.unit == "ms" else 1)
-    memory = row.run.memory()
-    shown = BESIDE[beside](row.run.layout.devices, memory.recipe.framework)
-    return (memory.peak + shown) / (GIB if row.unit == "GiB" else 1e9)
+def _ours(run: PublishedRun, beside: str | None) -> float:
+    if run.quantity == "fits":
+        return int(run.verdict != "no")
+    if run.is_timed:
+        step = run.step()
+        seconds = sum(step.layer_seconds) if run.is_layer else step.total
+        return seconds * (1e3 if run.unit == "ms" else 1)
+    memory = run.memory()
+    shown = memory.peak + _beside(run, memory.recipe.framework, beside)
+    return shown / (2**30 if run.unit == "GiB" else 1e9)
 
 
-def _note(row: RunRow) -> str:
-    if row.quantity == "fits":
-        return f"{'ran' if row.measured else 'out of memory'}; {row.run.verdict}"
-    if row.unit not in ("s", "ms"):
-        return ""
-    known = UNEXPLAINED.get(row.case, "")
-    if known or row.quantity.startswith("layer"):  # of one layer, not the whole model
-        return known
-    return "its memory is refused" if row.run.verdict == "no" else ""
+def _beside(run: PublishedRun, framework: str, what: str | None) -> int:
+    """Bytes that devices show beside the ledger's."""
+    if what == "default":
+        return default_overhead(run.layout.devices).total
+    if what == "framework":
+        return default_overhead(1, framework=framework).total
+    if what == "allocator":  # what PyTorch's reserves: neither context nor NCCL
+        return holds(framework).allocator_bytes
+    return WORKSPACES if what == "workspaces" else 0
+
+
+def _note(run: PublishedRun) -> str:
+    if run.quantity == "fits":
+        return f"{'ran' if run.measured else 'out of memory'}; {run.verdict}"
+    if run.case in UNEXPLAINED and run.is_timed:
+        return UNEXPLAINED[run.case]
+    step = run.is_timed and not run.is_layer
+    return "its memory is refused" if step and run.verdict == "no" else ""
+
+
+@cache
+def fitted_keys() -> frozenset[str]:
+    """Runs that the constants of a device or a program were fitted to."""
+    device, recipe = load_device("A100-80GB"), load_recipe("mixed-adam-16")
+    known = (calibration_of(device, recipe, framework=name) for name in frameworks())
+    return frozenset(key for each in known for key in each.calibrated)
 
 
 def memory_errors() -> dict[str, list[float]]:
     """Measured over estimated bytes by framework, each that differs once: what
     data/calibration/memory_errors.json has for ``Fit.chance``."""
     found: dict[str, set[float]] = {}
-    for key, rows in run_rows().items():
-        if rows[0].unit in ("GB", "GiB") and "mean" in GROUPS[key]:
-            for row, of in zip(measured(key).rows, rows, strict=True):
-                framework = of.run.memory().recipe.framework
-                found.setdefault(framework, set()).add(round(row.published / row.ours, 3))
+    for key, runs in published_runs().items():
+        if runs[0].unit in ("GB", "GiB") and "mean" in GROUPS[key]:
+            for row, run in zip(measured(key).rows, runs, strict=True):
+                ratios = found.setdefault(run.memory().recipe.framework, set())
+                ratios.add(round(row.published / row.ours, 3))
     return {framework: sorted(ratios) for framework, ratios in sorted(found.items())}
 
 
-@cache
-def calibrated() -> frozenset[str]:
-    """Rows that the constants of a device were fitted to."""
-    device, recipe = load_device("A100-80GB"), load_recipe("mixed-adam-16")
-    return frozenset(
-        case
-        for name in frameworks()
-        for case in calibration_of(device, recipe, framework=name).calibrated
-    )
-
-
-def rankings() -> PublishedSource:
+def ranking() -> Group:
     """How much longer than the best measured layout the estimate's first choice takes."""
     case = shipped_json("published", "ranking.json")
     model, shapes = model_of(case["model"]), case["candidates"]
     run = case["cluster"], case["recipe"], case["sequence"]
     pick = min(shapes, key=lambda c: estimate_step(model, Layout(**c["layout"]), *run).total)
     split = Layout(**pick["layout"])
-    shown = f"dp {split.dp} x tp {split.tp} x pp {split.pp}, b {split.microbatch}"
-    numbers = min(each["measured"] for each in shapes), pick["measured"]
-    note = f"{shown}, of {len(shapes)}"
-    row = PublishedRow(case["id"], "first choice", *numbers, "ms", note=note)
-    name = "vTrain: the measured time of the first choice over the best"
-    return PublishedSource(name, (row,), mean=0.02, worst=0.02)
+    note = f"dp {split.dp} x tp {split.tp} x pp {split.pp}, b {split.microbatch}, of {len(shapes)}"
+    best = min(each["measured"] for each in shapes)
+    row = Row(case["id"], "first choice", best, pick["measured"], "ms", note=note)
+    return group_of("ranking", [row])

@@ -19,10 +19,9 @@ from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import load_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe, lora
-from tiledask.plan.timing.calibration import Calibration
 from tiledask.plan.timing.step import StepEstimate, estimate_step
 
-__all__ = ["PublishedRun", "RunRow", "model_of", "published", "run_rows"]
+__all__ = ["PublishedRun", "model_of", "published", "published_runs"]
 
 
 @cache
@@ -32,26 +31,39 @@ def published(name: str) -> dict[str, dict[str, Any]]:
 
 
 class PublishedRun(NamedTuple):
-    """What ``estimate_step``, ``estimate_memory`` and ``fits`` are asked about."""
+    """A run, and a number that was measured of it."""
 
     model: Model
     layout: Layout
     cluster: str | ClusterSpec
-    recipe: str | Recipe
+    recipe: Recipe
     sequence: int
     framework: str | None
-    one_layer: bool = False
-    """Of which one layer was measured."""
+    case: str
+    """Which run of its source."""
+    quantity: str
+    """"step", "step, full", "layer, forward and backward", "peak", "reserved" or "fits"."""
+    measured: float
+    unit: str
 
-    def step(self, calibration: Calibration | None = None) -> StepEstimate:
-        """The estimate; by the framework, or by ``calibration`` in its place."""
-        framework = None if calibration else self.framework
-        return estimate_step(*self[:5], calibration=calibration, framework=framework)
+    @property
+    def key(self) -> str:
+        """By which a calibration names it: "kor-t5-22B:full"."""
+        return f"{self.case}:{self.quantity[6:]}" if "step, " in self.quantity else self.case
 
-    def seconds(self, calibration: Calibration | None = None) -> float:
-        """Those of a step, or of a forward and a backward pass of the one layer."""
-        step = self.step(calibration)
-        return sum(step.layer_seconds) if self.one_layer else step.total
+    @property
+    def is_timed(self) -> bool:
+        """Whether seconds were measured, of a step or of one layer."""
+        return self.unit in ("s", "ms")
+
+    @property
+    def is_layer(self) -> bool:
+        """Whether one layer was measured, not a step."""
+        return self.quantity.startswith("layer")
+
+    def step(self) -> StepEstimate:
+        """The time that a step is estimated to take."""
+        return estimate_step(*self[:5], framework=self.framework)
 
     def memory(self) -> MemoryEstimate:
         """The ledger of its bytes."""
@@ -63,37 +75,11 @@ class PublishedRun(NamedTuple):
         return fits(*self[:5], framework=self.framework).verdict
 
 
-class RunRow(NamedTuple):
-    """A number that was measured of a run."""
-
-    group: str
-    """A key of data/published/groups.json."""
-    case: str
-    """Which run of its source, or which of several by the same program."""
-    quantity: str
-    """"step", "step, full", "layer, forward and backward", "peak", "reserved" or "fits"."""
-    measured: float
-    unit: str
-    run: PublishedRun
-    family: str = ""
-    """Model, device and precision, of rows that set constants: such a series is one measurement."""
-
-    @property
-    def key(self) -> str:
-        """By which a calibration names the row: "kor-t5-22B:full"."""
-        return f"{self.case}:{self.quantity[6:]}" if "step, " in self.quantity else self.case
-
-    @property
-    def seconds(self) -> float:
-        """Measured, of a step or a layer."""
-        return self.measured / 1e3 if self.unit == "ms" else self.measured
-
-
 @cache
-def run_rows() -> dict[str, list[RunRow]]:
-    """The rows by their group, in the order of the file; what a row does not say of its run is as
-    in the first row of its case."""
-    found: dict[str, list[RunRow]] = {}
+def published_runs() -> dict[str, list[PublishedRun]]:
+    """The runs by their group (a key of groups.json), in the order of the file; what a row does not
+    say of its run is as in the first row of its case."""
+    found: dict[str, list[PublishedRun]] = {}
     firsts: dict[str, dict[str, Any]] = {}
     for given in shipped_json("published", "runs.json"):
         row = firsts.setdefault(given["id"], given) | given
@@ -104,10 +90,12 @@ def run_rows() -> dict[str, list[RunRow]]:
             _recipe(row["recipe"]),
             row["sequence"],
             row.get("framework"),
-            row["quantity"].startswith("layer"),
+            row["id"],
+            row["quantity"],
+            row["measured"],
+            given.get("unit", ""),
         )
-        facts = row["group"], row["id"], row["quantity"], row["measured"], given.get("unit", "")
-        found.setdefault(row["group"], []).append(RunRow(*facts, run, row.get("family", "")))
+        found.setdefault(row["group"], []).append(run)
     return found
 
 
