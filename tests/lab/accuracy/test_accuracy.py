@@ -9,7 +9,14 @@ import pytest
 
 import tiledask as td
 from tiledask.lab.accuracy import evaluate, page
-from tiledask.lab.accuracy.evaluate import Group, Row, exact, fitted_keys, measured, memory_errors
+from tiledask.lab.accuracy.evaluate import (
+    PublishedGroup,
+    PublishedRow,
+    exact,
+    fitted_keys,
+    measured,
+    memory_errors,
+)
 from tiledask.lab.accuracy.runs import published_runs
 from tiledask.lab.accuracy.searched import compare_search, searched, workloads
 from tiledask.plan.data import data_file
@@ -56,13 +63,13 @@ def test_each_row_and_each_goal(key):
 
 
 def test_a_row_that_is_off_is_not_exact_and_fails_its_group():
-    good, bad = (Row("a", "q", 100, ours, allowed=0) for ours in (100, 101))
-    assert Group("g", (good,)).met
-    assert not Group("g", (good, bad)).met
-    rows = Row("a", "q", 100.0, 104.0), Row("b", "q", 100.0, 90.0)
-    assert Group("g", rows).errors == pytest.approx((0.07, 0.1))
+    good, bad = (PublishedRow("a", "q", 100, ours, allowed=0) for ours in (100, 101))
+    assert PublishedGroup("g", (good,)).met
+    assert not PublishedGroup("g", (good, bad)).met
+    rows = PublishedRow("a", "q", 100.0, 104.0), PublishedRow("b", "q", 100.0, 90.0)
+    assert PublishedGroup("g", rows).errors == pytest.approx((0.07, 0.1))
     for goal, met in (((0.05, None), False), ((0.08, 0.09), False), ((0.08, 0.11), True)):
-        assert Group("g", rows, *goal).met == met
+        assert PublishedGroup("g", rows, *goal).met == met
 
 
 def test_the_errors_that_fits_counts_with_are_those_of_the_rows():

@@ -20,8 +20,8 @@ from tiledask.plan.inputs.recipes import load_recipe
 from tiledask.plan.timing.calibration import calibration_of, frameworks, holds, uncounted
 from tiledask.plan.timing.step import estimate_step
 
-__all__ = ["GROUPS", "Group", "Row", "exact", "fitted_keys", "group_of", "measured",
-           "memory_errors", "ranking"]  # fmt: skip
+__all__ = ["GROUPS", "PublishedGroup", "PublishedRow", "exact", "fitted_keys", "group_of",
+           "measured", "memory_errors", "ranking"]  # fmt: skip
 
 GROUPS: dict[str, dict[str, Any]] = shipped_json("published", "groups.json")
 """By key: the name, the goal, what a reader must know; of bytes also what devices show beside the
@@ -32,7 +32,7 @@ WORKSPACES = 2 * 32 * 2**20
 """Bytes that PyTorch and Transformer Engine give cuBLAS on Hopper and Blackwell."""
 
 
-class Row(NamedTuple):
+class PublishedRow(NamedTuple):
     """One published number and what tiledask says instead."""
 
     case: str
@@ -60,11 +60,11 @@ class Row(NamedTuple):
         return None if self.allowed is None else abs(self.ours - self.published) <= self.allowed
 
 
-class Group(NamedTuple):
+class PublishedGroup(NamedTuple):
     """Rows of one source, and what is to be reached on them."""
 
     name: str
-    rows: tuple[Row, ...]
+    rows: tuple[PublishedRow, ...]
     mean: float | None = None
     """Largest mean error, relative; None: every row to its printed digits; infinite: no goal."""
     worst: float | None = None
@@ -86,26 +86,26 @@ class Group(NamedTuple):
         return mean <= self.mean and (self.worst is None or worst <= self.worst)
 
 
-def group_of(key: str, rows: Iterable[Row], more: str = "") -> Group:
+def group_of(key: str, rows: Iterable[PublishedRow], more: str = "") -> PublishedGroup:
     """The group of that key, with ``more`` to know of its rows."""
     known = GROUPS[key]
     remark = known.get("remark", "").replace("$uncounted", uncounted("llama-3"))
     goal = known.get("mean", float("inf")), known.get("worst")
-    return Group(known["name"], tuple(rows), *goal, remark + more)
+    return PublishedGroup(known["name"], tuple(rows), *goal, remark + more)
 
 
-def exact() -> list[Group]:
+def exact() -> list[PublishedGroup]:
     """The groups of numbers that arithmetic reproduces."""
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[PublishedRow]] = {}
     for row in ROWS:
         facts = row["id"], row["quantity"], row["expected"], ours(row), row.get("unit", "")
-        made = Row(*facts, row.get("allowed", 0), row.get("note", ""))
+        made = PublishedRow(*facts, row.get("allowed", 0), row.get("note", ""))
         groups.setdefault(row["group"], []).append(made)
-    return [Group(name, tuple(rows)) for name, rows in groups.items()]
+    return [PublishedGroup(name, tuple(rows)) for name, rows in groups.items()]
 
 
 @cache
-def measured(key: str) -> Group:
+def measured(key: str) -> PublishedGroup:
     """A group of what was measured of runs."""
     group, rows = GROUPS[key], []
     for at, run in enumerate(published_runs()[key]):
@@ -114,7 +114,7 @@ def measured(key: str) -> Group:
         else:
             fitted = group.get("fitted") == "all" or (group.get("fitted") == "half" and at % 2 == 0)
         facts = run.case, run.quantity, run.measured, _ours(run, group.get("beside")), run.unit
-        rows.append(Row(*facts, 0 if run.quantity == "fits" else None, _note(run), fitted))
+        rows.append(PublishedRow(*facts, 0 if run.quantity == "fits" else None, _note(run), fitted))
     return group_of(key, rows)
 
 
@@ -170,7 +170,7 @@ def memory_errors() -> dict[str, list[float]]:
     return {framework: sorted(ratios) for framework, ratios in sorted(found.items())}
 
 
-def ranking() -> Group:
+def ranking() -> PublishedGroup:
     """How much longer than the best measured layout the estimate's first choice takes."""
     case = shipped_json("published", "ranking.json")
     model, shapes = model_of(case["model"]), case["candidates"]
@@ -179,5 +179,5 @@ def ranking() -> Group:
     split = Layout(**pick["layout"])
     note = f"dp {split.dp} x tp {split.tp} x pp {split.pp}, b {split.microbatch}, of {len(shapes)}"
     best = min(each["measured"] for each in shapes)
-    row = Row(case["id"], "first choice", best, pick["measured"], "ms", note=note)
+    row = PublishedRow(case["id"], "first choice", best, pick["measured"], "ms", note=note)
     return group_of("ranking", [row])

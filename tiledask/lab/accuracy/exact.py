@@ -23,7 +23,8 @@ ROWS: list[Case] = shipped_json("published", "exact.json")
 def ours(row: Case) -> float:
     """Our number in the place of a row's."""
     model = model_of(row["model"]) if "model" in row else None
-    return OURS[row["what"]](row, model) / row.get("in", 1)
+    number = OURS[row["what"]](row, model)
+    return number / row["in"] if "in" in row else number
 
 
 def _states(row: Case, model: Any) -> float:

@@ -9,7 +9,14 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
-from tiledask.lab.accuracy.evaluate import Group, Row, exact, measured, memory_errors, ranking
+from tiledask.lab.accuracy.evaluate import (
+    PublishedGroup,
+    PublishedRow,
+    exact,
+    measured,
+    memory_errors,
+    ranking,
+)
 from tiledask.lab.accuracy.runs import published_runs
 from tiledask.lab.accuracy.searched import searched
 from tiledask.plan.data import data_file, shipped_json
@@ -27,7 +34,7 @@ that had none of its rows, as it was when the constants were fitted."""
 
 
 @cache
-def groups() -> tuple[Group, ...]:
+def groups() -> tuple[PublishedGroup, ...]:
     """All groups, from exact counts to measured times."""
     return (*exact(), *map(measured, published_runs()), ranking(), *searched())
 
@@ -69,12 +76,12 @@ def summary() -> str:
     return _table(("source", "goal", "all rows", "fitted", "check", "left out", ""), lines)
 
 
-def _errors(rows: Sequence[Row]) -> str:
+def _errors(rows: Sequence[PublishedRow]) -> str:
     if not rows:
         return ""
     if all(row.exact is not None for row in rows):
         return f"{sum(bool(row.exact) for row in rows)} of {len(rows)}"
-    return _sizes(len(rows), *Group("", tuple(rows)).errors)
+    return _sizes(len(rows), *PublishedGroup("", tuple(rows)).errors)
 
 
 def _sizes(count: int, mean: float, worst: float) -> str:

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from tiledask.errors import ConfigError
-from tiledask.lab.accuracy.evaluate import Group, Row, group_of
+from tiledask.lab.accuracy.evaluate import PublishedGroup, PublishedRow, group_of
 from tiledask.lab.accuracy.runs import PublishedRun, published_runs
 from tiledask.plan.choosing.search import FIRST, Plan, Space, search
 from tiledask.plan.fitting.overhead import VERDICTS
@@ -51,10 +51,10 @@ def compare_search(run: PublishedRun) -> tuple[Plan | None, Plan]:
 
 
 @cache
-def searched() -> tuple[Group, Group]:
+def searched() -> tuple[PublishedGroup, PublishedGroup]:
     """How much slower NVIDIA's layouts are than the best one found, by our clock: those that are
     judged, and the others."""
-    judged, others, refused = list[Row](), list[Row](), list[str]()
+    judged, others, refused = list[PublishedRow](), list[PublishedRow](), list[str]()
     for name, run in workloads().items():
         try:
             theirs, best = compare_search(run)
@@ -74,6 +74,6 @@ def searched() -> tuple[Group, Group]:
         in_bf16 = not run.recipe.product_bytes
         rows = judged if in_bf16 and not any(part in name for part in CUT) else others
         times = best.seconds, theirs.seconds
-        rows.append(Row(name, "best found, theirs", *times, "s", note=note))
+        rows.append(PublishedRow(name, "best found, theirs", *times, "s", note=note))
     more = f" Not here: {'; '.join(refused) or 'none'}."
     return group_of("found", judged, more), group_of("found-others", others)
