@@ -5,10 +5,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from tiledask.lab.plots.style import _NAMES, PALE, PALETTE, colour_named, ink_on
+from tiledask.lab.plots.style import _OWN, PALE, PALETTE, colour_named, ink_on
 from tiledask.lab.plots.timelines import KINDS
-
-OWN = " ".join(_NAMES.values()).split()
 
 
 def rgb(colour: str) -> np.ndarray:
@@ -16,7 +14,7 @@ def rgb(colour: str) -> np.ndarray:
 
 
 def test_no_two_names_of_the_package_have_the_same_colour_and_none_is_that_of_idle_time():
-    own = [rgb(colour_named(name)) for name in OWN]
+    own = [rgb(colour_named(name)) for name in _OWN]
     assert all(np.abs(one - rgb(PALE)).max() >= 16 for one in own)
     assert all(np.abs(a - b).max() >= 16 for a, b in combinations(own, 2))
     names = "forward", "backward", "backward_input", "backward_weight", "update", "multiply"

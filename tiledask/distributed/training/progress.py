@@ -18,12 +18,10 @@ from queue import SimpleQueue
 from typing import Any
 
 from tiledask.distributed.arrays.mesh import Mesh
-from tiledask.distributed.cluster.progress import announced, ended, report, subscribed
-from tiledask.distributed.training.by_layer import predicted_sums
+from tiledask.distributed.cluster.progress import report, subscribed
 from tiledask.distributed.training.job import TrainingJob
 from tiledask.distributed.training.reports import Assembly, Progress, Say
 from tiledask.errors import ConfigError
-from tiledask.plan.program.calls import calls
 from tiledask.plan.program.program import Program
 from tiledask.tile.progress import is_watched, showing
 
@@ -63,24 +61,17 @@ def watched(
         )
     if isinstance(ranks, Mesh):
         ranks.cluster.check_alive()
-        run = f"tiledask-training-{uuid.uuid4().hex[:12]}"
-        say = partial(report, run)
-        with announced(ranks.cluster, run, **_about(job, program)) as on_page:
-            if listener is None:
-                yield say if on_page else None
-            else:
-                with (
-                    _calling(listener, job, program.ranks) as (called, reports),
-                    subscribed(ranks.cluster, run, reports.put),
-                ):
-                    yield say
-                    called.all.wait(ON_THE_WAY)
-        ended(ranks.cluster, run)
-    elif listener is None:
+    if listener is None:
         yield None
-    else:
-        with _calling(listener, job, program.ranks) as (_, reports):
+        return
+    with _calling(listener, job, program.ranks) as (called, reports):
+        if not isinstance(ranks, Mesh):
             yield reports.put
+            return
+        run = f"tiledask-training-{uuid.uuid4().hex[:12]}"
+        with subscribed(ranks.cluster, run, reports.put):
+            yield partial(report, run)
+            called.all.wait(ON_THE_WAY)
 
 
 # -- the listener ------------------------------------------------------------------------------
@@ -152,36 +143,6 @@ def _calling(listener: Listener, job: TrainingJob, ranks: int) -> Iterator[tuple
 
 def _warn(words: str) -> None:
     warnings.warn(words, RuntimeWarning, stacklevel=2)
-
-
-# -- the dashboard's page ----------------------------------------------------------------------
-
-
-def _about(job: TrainingJob, program: Program) -> dict[str, Any]:
-    """What is known before the first step: what it is, and what is predicted of a step."""
-    model, schedule, (dp, tp, pp) = job.model, job.schedule, program.shape
-    sums = [
-        (rank, *place, *predicted)
-        for rank in range(program.ranks)
-        for place, predicted in predicted_sums(calls(program, rank)).items()
-    ]
-    return {
-        "kind": "training",
-        "lanes": [f"rank {rank}" for rank in range(program.ranks)],
-        "facts": {
-            "layout": f"dp {dp}, tp {tp}, pp {pp}",
-            "ZeRO": str(job.zero),
-            "schedule": f"{schedule.name}, {schedule.microbatches} micro-batches",
-            "parameters": f"{model.size:,}, {job.dtype}",
-        },
-        "predicted": {
-            "steps": job.steps,
-            "tokens": job.batch * model.sequence,
-            "floor": getattr(job.data, "floor", None),
-            "units": list(model.units),
-            "sums": sums,
-        },
-    }
 
 
 # -- a bar -------------------------------------------------------------------------------------

@@ -6,10 +6,10 @@ On another one:
     dask scheduler --preload tiledask.lab.dashboard
     client.register_plugin(tiledask.lab.dashboard.Recorder())    # if it runs already
 
-recorder                         collects events and tasks: a ReportedRun each
-pipelines, products, trainings   what is drawn of one: a View
-views, board                     boxes in lanes, idle shares, facts; the same in Bokeh
-page, saved                      the page in the dashboard, and `td.report`: the same as a file
+recorder     collects events and tasks: a ReportedRun each
+views        what is drawn of one: a View of boxes in lanes, idle shares, facts
+board        a View in Bokeh
+page, saved  the page in the dashboard, and `td.report`: the same as a file
 """
 
 import logging
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from distributed import Scheduler
 
 __all__ = ["Recorder", "dask_setup", "open_page"]
-
-logger = logging.getLogger(__name__)
 
 
 class Recorder(Collector):
@@ -41,7 +39,7 @@ class Recorder(Collector):
 
                 put_into(scheduler)
         except Exception as error:  # a page is worth no scheduler
-            logger.warning("tiledask's page is not in the dashboard: %s", error)
+            logging.getLogger(__name__).warning("no page in the dashboard: %s", error)
 
 
 async def open_page(scheduler: "Scheduler") -> None:

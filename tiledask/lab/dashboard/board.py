@@ -1,11 +1,9 @@
 """A View in Bokeh: the same board is live in the dashboard and still in a report.
 
 time                 | idle
-left  | right                     rows of which a view has nothing are not there
-loss
+left  | right                     not there if a view has nothing of it
 """
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,7 @@ from bokeh.models import ColumnDataSource, DataRange1d, FixedTicker, HoverTool, 
 from bokeh.plotting import figure
 
 from tiledask.lab.dashboard.views import Chart, View
-from tiledask.lab.plots.style import BLUE, GREY, INK, PALE, ink_on
+from tiledask.lab.plots.style import GREY, INK, PALE, as_hex, ink_on
 from tiledask.plan import html
 
 __all__ = ["Board", "headline", "legend"]
@@ -34,34 +32,41 @@ class Lanes:
 
     def __init__(self, over_time: bool, **fixed: Any) -> None:
         """``over_time``: it can be zoomed. ``fixed`` is its size."""
-        self.boxes, self.hatched = (ColumnDataSource(_columns((), 1.0, 1.0)) for _ in range(2))
+        self.boxes, self.hatched = (ColumnDataSource(_columns([], 1, 1)) for _ in range(2))
         self.marks = ColumnDataSource({"x": [], "top": [], "bottom": []})
-        self.numbers = ColumnDataSource({"x": [], "y": [], "text": [], "ink": []})
         # fits what is drawn, unless somebody has zoomed in
         self.across = DataRange1d(start=0, range_padding=0.0 if over_time else 0.05)
         self.down = Range1d(0.5, -0.5)
-        tools = "xpan,xwheel_zoom,reset,save" if over_time else ""
-        self.plot = plot = _figure(tools, x_range=self.across, y_range=self.down, **fixed)
+        tools = {"toolbar_location": None, "tools": ""}
+        if over_time:
+            tools = {"toolbar_location": "right", "tools": "xpan,xwheel_zoom,reset,save"}
+        edges = {"min_height": 160, "min_border_left": 5, "min_border_right": 14}
+        self.plot = plot = figure(
+            title="", x_range=self.across, y_range=self.down, outline_line_color=None,
+            active_scroll=None, **tools, **edges, **fixed,
+        )  # fmt: skip
+        plot.toolbar.logo, plot.toolbar.autohide = None, True
+        plot.grid.grid_line_color, plot.axis.minor_tick_line_color = PALE, None
+        plot.axis.axis_label_text_font_style = "normal"
         look = {"line_width": 0.5, "hatch_scale": 8, "hatch_weight": 0.8}
         # a hatch is slow to draw, even one of nothing
         hatched = plot.hbar(**_BAR, **_HATCH, **look, source=self.hatched)
         bars = plot.hbar(**_BAR, line_width=0.5, source=self.boxes)
         mark = {"x0": "x", "x1": "x", "y0": "top", "y1": "bottom", "line_width": 3}
         plot.segment(**mark, line_color=INK, source=self.marks)
+        middle = {"text_align": "center", "text_baseline": "middle", "text_font_size": "11px"}
+        plot.text("middle", "y", text="number", color="ink", **middle, source=self.boxes)
         self.hover = HoverTool(renderers=[bars, hatched], tooltips="@what")
         plot.add_tools(self.hover)
-        plot.yaxis[0].ticker = FixedTicker(ticks=[])
         plot.yaxis.major_tick_line_color = plot.yaxis.axis_line_color = None
         plot.ygrid.grid_line_color = None
-        middle = {"text_align": "center", "text_baseline": "middle", "text_font_size": "11px"}
-        plot.text("x", "y", text="text", color="ink", **middle, source=self.numbers)
         plot.xaxis[0].ticker.desired_num_ticks = 8 if over_time else 3
 
     def show(self, chart: Chart) -> None:
         """Draw ``chart`` in place of what was drawn before."""
         ends = [box.at[0] + box.at[2] for box in chart.boxes]
-        last, units = max([*ends, *chart.marks], default=0.0), _UNITS.get(chart.unit)
-        units = units or ((1.0, chart.unit),)
+        last = max([*ends, *chart.marks], default=0.0)
+        units = _UNITS.get(chart.unit, ((1.0, chart.unit),))
         size, unit = next((each for each in units if last >= each[0]), units[-1])
         self.plot.title.text = chart.title
         self.plot.xaxis[0].axis_label = f"{chart.label} ({unit})" if unit else chart.label
@@ -71,20 +76,12 @@ class Lanes:
             self.across.end = chart.end / size
         count = max(1, len(chart.lanes))
         # a label under another cannot be read: beyond 40 rows some go without
-        self.plot.yaxis[0].ticker.ticks = [*range(0, count, 1 + count // 40)]
+        self.plot.yaxis[0].ticker = FixedTicker(ticks=[*range(0, count, 1 + count // 40)])
         self.plot.yaxis[0].major_label_overrides = dict(enumerate(chart.lanes))
         self.down.update(start=count - 0.42, end=-0.55)
         for source, hatches in ((self.boxes, False), (self.hatched, True)):
             mine = [box for box in chart.boxes if ("hatch" in box.look) == hatches]
-            source.data = _columns(mine, size, last)
-        end = _NARROW * (chart.end or last)
-        named = [box for box in chart.boxes if box.words and box.at[2] > end * len(box.words)]
-        self.numbers.data = {
-            "x": [(box.at[0] + box.at[2] / 2) / size for box in named],
-            "y": [box.at[1] + box.at[3] / 2 for box in named],
-            "text": [box.words for box in named],
-            "ink": [_paint(box.colour)[1] for box in named],
-        }
+            source.data = _columns(mine, size, chart.end or last)
         rows, marks = np.arange(len(chart.marks)), np.array(chart.marks, float) / size
         self.marks.data = {"x": marks, "top": rows - 0.45, "bottom": rows + 0.45}
 
@@ -99,39 +96,16 @@ class Board:
         narrow = wide | {"width": 240, "sizing_mode": "fixed" if height else "stretch_height"}
         self.lanes = {"time": Lanes(True, **wide), "idle": Lanes(False, **narrow)}
         self.lanes |= {place: Lanes(False, **wide) for place in ("left", "right")}
-        self.loss, self.best = (ColumnDataSource({"x": [], "y": []}) for _ in range(2))
-        self.losses = _figure("", x_axis_label="step", y_axis_label="nats per token", **wide)
-        line = self.losses.line("x", "y", color=BLUE, line_width=2, source=self.loss)
-        self.losses.line("x", "y", color=INK, line_dash="dotted", source=self.best)
-        words = "step @x: @y{0.0000}"
-        self.losses.add_tools(HoverTool(renderers=[line], tooltips=words, mode="vline"))
         time, idle, left, right = (lanes.plot for lanes in self.lanes.values())
-        pairs = {"time": (time, idle), "left": (left, right), "loss": (self.losses,)}
-        self.rows = {place: row(*pair, **wide) for place, pair in pairs.items()}
-        self.layout = column(*self.rows.values(), sizing_mode=mode)
+        self.below = row(left, right, **wide)
+        self.layout = column(row(time, idle, **wide), self.below, sizing_mode=mode)
         self.show(view)
 
     def show(self, view: View) -> None:
         """Draw ``view`` in place of what was drawn before."""
-        for place, shown in self.rows.items():
-            shown.visible = place in view.charts or (place == "loss" and bool(view.loss[0]))
+        self.below.visible = "left" in view.charts
         for place, chart in view.charts.items():
             self.lanes[place].show(chart)
-        steps, losses, best = view.loss
-        ends = [steps[0], steps[-1]] if steps and best is not None else []
-        self.loss.data = {"x": [*steps], "y": [*losses]}
-        self.best.data = {"x": ends, "y": [best] * len(ends)}
-        self.losses.title.text = f"Loss (dotted: the best there is, {best:.4g})" if ends else "Loss"
-
-
-def _figure(tools: str, **options: Any) -> Any:
-    where = {"toolbar_location": "right" if tools else None, "active_scroll": None}
-    edges = {"min_height": 160, "min_border_left": 5, "min_border_right": 14}
-    plot = figure(title="", tools=tools, outline_line_color=None, **where, **edges, **options)
-    plot.toolbar.logo, plot.toolbar.autohide = None, True
-    plot.grid.grid_line_color, plot.axis.minor_tick_line_color = PALE, None
-    plot.axis.axis_label_text_font_style = "normal"
-    return plot
 
 
 def _columns(boxes: Any, size: float, last: float) -> dict[str, Any]:
@@ -140,27 +114,24 @@ def _columns(boxes: Any, size: float, last: float) -> dict[str, Any]:
     x, y, wide, height = np.array([box.at for box in boxes], float).reshape(-1, 4).T
     left, right = x / size, (x + wide) / size
     thick = wide > last / 400  # an outline would hide a thinner box
-    colours = [_paint(box.colour)[0] for box in boxes]
+    colours = [as_hex(box.colour) for box in boxes]
+    wanted = _NARROW * last * np.array([len(box.words) for box in boxes], float)
+    both = zip(boxes, wide > wanted, strict=True)
     return {
         "y": y + height / 2,
         "height": height,
         "left": left,
         "right": right,
+        "middle": (left + right) / 2,
         "text": [box.words for box in boxes],
+        "number": [box.words if fits else "" for box, fits in both],
+        "ink": [ink_on(colour) for colour in colours],
         "what": [html.words(box.gid) for box in boxes],
         "fill_color": colours,
         "line_color": ["white" if t else c for t, c in zip(thick, colours, strict=True)],
         "hatch_pattern": [box.look.get("hatch", " ")[0] for box in boxes],
         "hatch_color": [box.look.get("edgecolor", INK) for box in boxes],
     }
-
-
-@lru_cache(256)
-def _paint(colour: Any) -> tuple[str, str]:
-    """(a colour as CSS, the ink that can be read on it)."""
-    shares = () if isinstance(colour, str) else colour
-    css = f"rgb({','.join(str(round(255 * share)) for share in shares)})" if shares else colour
-    return css, ink_on(colour)
 
 
 # -- the words around it -------------------------------------------------------------------------
@@ -187,7 +158,7 @@ def legend(view: View) -> str:
     items = []
     for words, box in view.legend:
         hatch, ink = 3 * box.look.get("hatch", " ")[0], box.look.get("edgecolor", INK)
-        style = f"{_PATCH}background:{_paint(box.colour)[0]};color:{ink};outline:1px solid {GREY}"
+        style = f"{_PATCH}background:{as_hex(box.colour)};color:{ink};outline:1px solid {GREY}"
         items.append(f"<span style='{style}'>{html.words(hatch)}</span>{html.words(words)}")
     if any(chart.marks for chart in view.charts.values()):
         items.append(f"<span style='{_PATCH}width:3px;background:{INK}'></span>predicted")

@@ -1,7 +1,7 @@
 """What runs have reported, on the scheduler: one kind of event makes a ReportedRun.
 
-run_schedule, td.train, td.matmul  --- announced, report, ended --->  ReportedRun
-a worker                           --- finishes a task ------------>  Task
+run_schedule, td.matmul  --- announced, report, ended --->  ReportedRun
+a worker                 --- finishes a task ------------>  Task
 
 The events are those of `tiledask.distributed.cluster.progress`. Collecting costs one append per
 task; everything else is done when somebody looks.
@@ -28,19 +28,21 @@ _SILENT = 30.0
 
 
 class Task(NamedTuple):
-    """A task that a worker has finished, well or not."""
+    """What a worker did for a task, well or not."""
 
     worker: str
     """Name: one that comes back has another address."""
     address: str
     key: Any
-    times: list[dict[str, Any]]
-    """What it did when: {"action": "compute" | "transfer" | ..., "start":, "stop":}, seconds."""
+    action: str
+    """"compute", "transfer", ..."""
+    start: float
+    stop: float
 
 
 @dataclass
 class ReportedRun:
-    """A pipeline, training or product, as far as it has reported."""
+    """A pipeline or a product, as far as it has reported."""
 
     id: str
     kind: str
@@ -53,8 +55,6 @@ class ReportedRun:
     """The address of each lane's worker, where that matters."""
     spans: deque[Any] = field(default_factory=lambda: deque(maxlen=KEPT_SPANS))
     """The last rows, each beginning with its lane."""
-    reported: int = 0
-    """Rows ever reported."""
     counted: dict[int, dict[str, Any]] = field(default_factory=dict)
     """By lane."""
     state: str = "running"
@@ -63,16 +63,14 @@ class ReportedRun:
 
     def on_event(self, event: Mapping[str, Any], now: float) -> None:
         """Take in what ``event`` reports."""
-        spans = event.get("spans", ())
-        self.spans.extend(spans)
-        self.reported += len(spans)
+        self.spans.extend(event.get("spans", ()))
         for lane, numbers in event.get("counted", ()):
             self.counted.setdefault(lane, {}).update(numbers)
         self.state, self.last = event.get("state", self.state), now
 
-    def is_over(self, now: float) -> bool:
-        """Whether it has ended, or seems to."""
-        return self.state != "running" or now - self.last > _SILENT
+    def is_silent(self, now: float) -> bool:
+        """Whether it seems to have ended, and has not said so."""
+        return self.state == "running" and now - self.last > _SILENT
 
 
 class Collector(SchedulerPlugin):
@@ -96,7 +94,8 @@ class Collector(SchedulerPlugin):
         if start == "processing" and (times := kwargs.get("startstops")):
             address = kwargs.get("worker", "")
             worker = self.scheduler and self.scheduler.workers.get(address)
-            self.tasks.append(Task(str(worker.name if worker else address), address, key, times))
+            about = str(worker.name if worker else address), address, key
+            self.tasks.extend(Task(*about, t["action"], t["start"], t["stop"]) for t in times)
             self.changes += 1
 
     def log_event(self, topic: Any, msg: Any) -> None:

@@ -13,7 +13,7 @@ from tiledask.distributed.cluster.cluster import PAGE, RUNNING, asked
 from tiledask.distributed.deadlines import DEADLINE
 from tiledask.errors import ConfigError, DeadlineError
 from tiledask.files import atomic_write
-from tiledask.lab.dashboard.page import every_view
+from tiledask.lab.dashboard.page import view_of
 from tiledask.lab.dashboard.views import View
 from tiledask.plan import html
 
@@ -40,7 +40,7 @@ def report(path: str | os.PathLike[str], cluster: Any, *, title: str = "Who comp
     Raises ConfigError if there is nothing to show, DeadlineError if the scheduler does not answer
     within 300 seconds.
     """
-    client, path = getattr(cluster, "client", cluster), Path(path)
+    client = getattr(cluster, "client", cluster)
     if not hasattr(client, "run_on_scheduler"):
         kind = type(client).__name__
         raise ConfigError(f"report shows a cluster or a Dask client, got {kind}; td.plots draws it")
@@ -79,7 +79,7 @@ def _views_there(dask_scheduler: "Scheduler") -> list[View]:
     recorder: Any = dask_scheduler.plugins.get(PAGE)
     if recorder is None or not (recorder.runs or recorder.tasks):
         return []
-    return [*every_view(recorder)]
+    return [view_of(recorder, choice) for choice in (*reversed(recorder.runs), "tasks")]
 
 
 def page_of(title: str, views: list[View]) -> str:
@@ -100,7 +100,7 @@ def page_of(title: str, views: list[View]) -> str:
 
     write(f"<h1>{html.words(title)}</h1><p>{date}</p>")
     for view in views:
-        rows = max(len(chart.lanes) for chart in view.charts.values())
+        rows = max((len(chart.lanes) for chart in view.charts.values()), default=0)
         height = max(180, 90 + rows * (44 if rows <= 12 else 24))  # pixels
         write(f"<hr>{headline(view)}")
         drawn.append(Board(view, height).layout)

@@ -1,23 +1,36 @@
-"""What is drawn, whatever it comes from: boxes in lanes, bars beside their prediction, facts.
+"""What is drawn of a run, and of tasks: a View each, boxes in lanes beside their prediction.
 
 time    device 1   [F0][F1]....[B0]      idle    33.3 %  |//..x|     left, right: bars by lane
         device 2   ////[F0][B0]....              25.0 %  |//.| :     (: where it is predicted)
+
+pipeline   the boxes of the matplotlib Gantt
+product    panels; bytes and memory by worker
+tasks      those of each worker, by name
 """
 
 import time
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from tiledask.lab.dashboard.recorder import ReportedRun
-from tiledask.lab.plots.primitives import Box, span
-from tiledask.lab.plots.style import PALE
-from tiledask.plan.units import format_seconds
+from dask.utils import key_split
 
-__all__ = ["IDLE", "Chart", "View", "facts_of", "gaps", "lane_of", "over_time", "stacked"]
+from tiledask.lab.dashboard.recorder import ReportedRun, Task
+from tiledask.lab.plots.primitives import HEIGHT, Box, span
+from tiledask.lab.plots.style import PALE, colour_named
+from tiledask.lab.plots.timelines import KINDS, boxes_of
+from tiledask.plan.pipelines.causes import CAUSES
+from tiledask.plan.pipelines.timeline import TRANSFER, Span, Timeline
+from tiledask.plan.units import format_bytes, format_seconds
+
+__all__ = ["Chart", "View", "title_of", "view_of_run", "view_of_tasks"]
 
 IDLE = "idle"
 """How the gid of idle time begins."""
+_WINDOW = 60.0
+"""Seconds of tasks that are drawn; Dask's Task Stream has the rest."""
 
 
 class Chart(NamedTuple):
@@ -35,90 +48,232 @@ class Chart(NamedTuple):
     """Of the axis, if it is not where the last box ends."""
 
 
-class View(NamedTuple):
-    """What is drawn of a run, of a Timeline or of tasks."""
+@dataclass
+class View:
+    """What is drawn of a run or of tasks."""
 
     title: str
-    facts: Mapping[str, str]
-    charts: Mapping[str, Chart]
+    facts: dict[str, str] = field(default_factory=dict)
+    charts: dict[str, Chart] = field(default_factory=dict)
     """By place: time and idle, left and right."""
-    legend: Sequence[tuple[str, Box]]
+    legend: list[tuple[str, Box]] = field(default_factory=list)
     """(what it means, how it looks)."""
     number: str = ""
     """What the number in a box is."""
-    loss: tuple[Sequence[int], Sequence[float], float | None] = (), (), None
-    """Of a training: steps, their losses, the best there is."""
+
+    def draw_time(
+        self,
+        lanes: Sequence[str],
+        boxes: Sequence[Box],
+        until: float,
+        predicted: Sequence[float] | None = None,
+        so_far: str = "",
+    ) -> None:
+        """Add who computes when, and how long each lane is idle: charts, facts and the legend.
+
+        ``boxes`` are in seconds, idle time up to ``until`` among them; ``predicted``: idle shares.
+        """
+        means: dict[str, Box] = {}
+        shares, causes = defaultdict[tuple[int, str], float](float), defaultdict[str, float](float)
+        for box in boxes:
+            means.setdefault(box.gid, box)
+            if box.gid.startswith(IDLE):
+                shares[_lane_of(box), box.gid] += 100 * box.at[2] / until
+        bars, percent = [], [0.0] * len(lanes)
+        for (lane, gid), share in sorted(shares.items()):
+            words, at = f"{gid}: {share:.1f} % of the time", (percent[lane], percent[lane] + share)
+            bars.append(span(lane, *at, means[gid].colour, gid=words, look=means[gid].look))
+            percent[lane] += share
+            causes[gid] += share / len(lanes)
+        names = [f"{share:.1f} %" if until else "" for share in percent]
+        marks = [100 * share for share in predicted or ()]
+        drawn = [*boxes] or [span(lane, 0, 1, PALE, gid=IDLE) for lane in range(len(lanes))]
+        self.charts["time"] = Chart("Who computes when", "time since the start", "s", lanes, drawn)
+        about = "Idle share of each", "idle / makespan", "%"
+        self.charts["idle"] = Chart(*about, names, bars, marks, 100.0)
+        self.legend += [(gid, box) for gid, box in means.items() if gid not in causes]
+        self.legend += [(f"{gid}: {share:.1f} %", means[gid]) for gid, share in causes.items()]
+        if until:
+            self.facts[f"idle measured{so_far}"] = f"{sum(causes.values()):.1f} %"
+        if marks:
+            self.facts["idle predicted"] = f"{sum(marks) / len(marks):.1f} %"
 
 
-def facts_of(run: ReportedRun, now: float) -> tuple[str, dict[str, str], str]:
-    """(title, facts, " so far" if it is not done) of any run."""
-    state = run.state
-    if state == "running" and run.is_over(now):
-        state = f"nothing heard for {format_seconds(now - run.last)}"
-    begun, facts = time.strftime("%H:%M:%S", time.localtime(run.begin)), dict(run.facts)
-    if run.reported > len(run.spans):
-        facts["drawn"] = f"the last {len(run.spans):,} of {run.reported:,}"
-    so_far = "" if run.state == "done" else " so far"
-    return f"{run.kind.capitalize()} of {begun}, {state}", facts, so_far
-
-
-def lane_of(box: Box) -> int:
+def _lane_of(box: Box) -> int:
     """The lane that a box is in; in the lower or upper part, too."""
     return round(box.at[1] + box.at[3] / 2)
 
 
-def gaps(busy: Iterable[Box], lanes: int, until: float) -> list[Box]:
+def _gaps(busy: Iterable[Box], lanes: int, until: float) -> list[Box]:
     """Idle time whose cause nobody knows: where a lane has no box up to ``until``."""
     found, reach = list[Box](), [0.0] * lanes
     ends = [span(lane, until, until, PALE) for lane in range(lanes)]
     for box in sorted([*busy, *ends], key=lambda box: box.at):
-        lane, start = lane_of(box), min(box.at[0], until)
+        lane, start = _lane_of(box), min(box.at[0], until)
         if start - reach[lane] > 1e-9 * until:
             found.append(span(lane, reach[lane], start, PALE, gid=IDLE))
         reach[lane] = max(reach[lane], box.at[0] + box.at[2])
     return found
 
 
-def stacked(boxes: Iterable[Box]) -> Iterator[Box]:
-    """Bars: each box begins where the one before it in its lane ends."""
-    ends = defaultdict[int, float](float)
-    for box in boxes:
-        (_, y, wide, high), lane = box.at, lane_of(box)
-        yield box._replace(at=(ends[lane], y, wide, high))
-        ends[lane] += wide
+# -- runs ----------------------------------------------------------------------------------------
 
 
-def over_time(
-    lanes: Sequence[str],
-    boxes: Sequence[Box],
-    until: float,
-    predicted: Sequence[float] | None = None,
-    so_far: str = "",
-) -> tuple[dict[str, Chart], dict[str, str], list[tuple[str, Box]]]:
-    """(who computes when, and how long each lane is idle; idle shares as facts; the legend).
+def title_of(run: ReportedRun, now: float) -> str:
+    """What it is, when it began and how it stands."""
+    begun = time.strftime("%H:%M:%S", time.localtime(run.begin))
+    silent = f"nothing heard for {format_seconds(now - run.last)}"
+    return f"{run.kind.capitalize()} of {begun}, {silent if run.is_silent(now) else run.state}"
 
-    ``boxes`` are in seconds, idle time up to ``until`` among them; ``predicted``: idle shares."""
-    means: dict[str, Box] = {}
-    shares, causes = defaultdict[tuple[int, str], float](float), defaultdict[str, float](float)
-    for box in boxes:
-        means.setdefault(box.gid, box)
-        if box.gid.startswith(IDLE):
-            shares[lane_of(box), box.gid] += 100 * box.at[2] / until
-    bars, percent = [], [0.0] * len(lanes)
-    for (lane, gid), share in sorted(shares.items()):
-        words, look = f"{gid}: {share:.1f} % of the time", means[gid].look
-        bars.append(span(lane, 0, share, means[gid].colour, gid=words, look=look))
-        percent[lane] += share
-        causes[gid] += share / len(lanes)
-    names = [f"{share:.1f} %" if until else "" for share in percent]
-    marks = [100 * share for share in predicted or ()]
-    drawn = [*boxes] or [span(lane, 0, 1, PALE, gid=IDLE) for lane in range(len(lanes))]
-    charts = {"time": Chart("Who computes when", "time since the start", "s", lanes, drawn)}
-    title, label = "Idle share of each", "idle / makespan"
-    charts["idle"] = Chart(title, label, "%", names, [*stacked(bars)], marks, 100.0)
-    legend = [(gid, box) for gid, box in means.items() if gid not in causes]
-    legend += [(f"{gid}: {share:.1f} %", means[gid]) for gid, share in causes.items()]
-    facts = {f"idle measured{so_far}": f"{sum(causes.values()):.1f} %"} if until else {}
-    if marks:
-        facts["idle predicted"] = f"{sum(marks) / len(marks):.1f} %"
-    return charts, facts, legend
+
+def view_of_run(run: ReportedRun, now: float, tasks: Iterable[Task] = ()) -> View:
+    """A run, as far as it has reported. ``tasks``: for the transfers of a pipeline that Dask
+    made."""
+    view = View(title_of(run, now), dict(run.facts))
+    so_far = "" if run.state == "done" else " so far"
+    if run.kind == "pipeline":
+        _draw_pipeline(view, run, so_far, tasks)
+    else:
+        _draw_product(view, run, so_far)
+    return view
+
+
+# -- a pipeline ------------------------------------------------------------------------------------
+
+
+def _draw_pipeline(view: View, run: ReportedRun, so_far: str, tasks: Iterable[Task]) -> None:
+    spans, devices = [tuple(span) for span in run.spans], len(run.lanes)
+    # an action that ran again, after its worker died, counts as it ran last
+    done: dict[Any, Span] = {span[1:4]: span for span in spans if span[1] != TRANSFER}
+    moved = [span for span in spans if span[1] == TRANSFER] + [*_by_dask(run, done, tasks)]
+    timeline = Timeline.of(devices, [*done.values(), *moved], "measured")
+    last, drawn = [0.0] * devices, boxes_of(timeline) if done else []
+    for box in drawn:
+        if box.words:
+            last[_lane_of(box)] = max(last[_lane_of(box)], box.at[0] + box.at[2])
+    # what a device waits for that has done all so far nobody knows yet
+    drawn = [_in_words(b) for b in drawn if not so_far or b.words or b.at[0] < last[_lane_of(b)]]
+    known = [box for box in drawn if box.words or box.gid.startswith(IDLE)]
+    drawn += _gaps(known, devices, timeline.makespan)
+    view.facts["actions done"] = f"{len(done)} of {run.predicted['actions']}"
+    view.facts[f"makespan{so_far}"] = format_seconds(timeline.makespan)
+    view.draw_time(run.lanes, drawn, timeline.makespan, run.predicted.get("idle"), so_far)
+    view.number = "the micro-batch"
+
+
+def _in_words(box: Box) -> Box:
+    if box.gid in CAUSES:
+        return box._replace(gid=f"{IDLE}, {CAUSES[box.gid]}")
+    if box.gid == TRANSFER:
+        return box._replace(gid="transfer to the device")
+    later = "" if box.gid[1:] == "0" else ", later stage of the device"
+    return box._replace(gid=KINDS[box.gid[0]][0] + later)
+
+
+def _by_dask(run: ReportedRun, done: Mapping[Any, Span], tasks: Iterable[Task]) -> Iterator[Span]:
+    """Dask's transfers to the run's devices, each for the action that its device does next."""
+    device_of = {address: device for device, address in enumerate(run.workers)}
+    turns: list[list[Span]] = [[] for _ in run.lanes]
+    for each in sorted(done.values(), key=_begin):
+        turns[each[0]].append(each)
+    first = min(map(_begin, done.values()), default=float("inf"))
+    for task in tasks:
+        if task.action != "transfer" or task.start < first or task.address not in device_of:
+            continue
+        mine = turns[device_of[task.address]]
+        if after := mine[bisect_left(mine, task.stop, key=_begin) :]:
+            device, kind, stage, number, *_ = after[0]
+            made = stage + {"F": -1, "W": 0}.get(kind, 1)
+            yield device, TRANSFER, made, number, task.start, task.stop
+
+
+def _begin(span: Span) -> float:
+    return span[4]
+
+
+# -- a product -------------------------------------------------------------------------------------
+
+_WORK = {
+    "multiply": "multiplying a panel",
+    "sum": "adding partial sums",
+    "wait": "waiting for a panel",
+    "read": "below: reading from another worker",
+}
+"""Kind of span -> what it is; the colours are those of `tiledask.lab.plots.slots`."""
+
+
+def _draw_product(view: View, run: ReportedRun, so_far: str) -> None:
+    """While it runs the numbers are those of its ranks' last reports; at the end they are those
+    that ``C.traffic``, ``C.memory`` and ``C.seconds`` have."""
+    ranks, predicted, facts = range(len(run.lanes)), run.predicted, view.facts
+    zero = min([run.begin, *(start for *_, start, _ in run.spans)])
+    last, drawn, busy = [0.0] * len(ranks), [], []
+    for rank, kind, panel, start, stop in run.spans:
+        number, at = str(panel) if kind == "multiply" else "", (start - zero, stop - zero)
+        row, high = (rank + HEIGHT / 2 + 0.07, 0.08) if kind == "read" else (rank, HEIGHT)
+        drawn.append(span(row, *at, colour_named(kind), number, _WORK[kind], height=high))
+        busy += drawn[-1:] if kind in ("multiply", "sum") else []
+        last[rank] = max(last[rank], at[1])
+    counted = [run.counted.get(rank, {}) for rank in ranks]
+    seconds = max([*last, *(mine.get("seconds", 0.0) for mine in counted)])
+    until = min(last) if so_far else seconds  # up to here all ranks have reported what they did
+    whole = predicted["seconds"]
+    idle = [max(0.0, 1 - each / whole) for each in predicted["busy"] or ()] if whole else None
+    done = sum(mine.get("done", 0) for mine in counted)
+    facts["panels done"] = f"{done} of {sum(predicted['panels'])}"
+    received, memory = [mine.get("received", 0) for mine in counted], [*map(_memory, counted)]
+    for name, most, sizes, wanted in (
+        ("bytes between workers", "", received, sum(predicted["received"])),
+        ("memory of the fullest worker", "at most ", memory, max(predicted["memory"])),
+    ):
+        known = [size for size in sizes if size is not None]
+        got = format_bytes(max(known) if most else sum(known)) if known == sizes else "not counted"
+        facts[f"{name}{so_far}"] = f"{got}, predicted {most}{format_bytes(wanted)}"
+    facts[f"time{so_far}"] = format_seconds(seconds)
+    if whole:
+        facts["time predicted"] = format_seconds(whole)
+    drawn = [*_gaps(busy, len(ranks), until), *drawn]
+    view.draw_time(run.lanes, drawn, until, idle, so_far)
+    for place, heading, label, kind, what, sizes in (
+        ("left", "Bytes received", "from other workers", "read", "received", received),
+        ("right", "Memory", "the most held", "multiply", "memory", memory),
+    ):
+        boxes = [
+            span(rank, 0, size, colour_named(kind), gid=f"{format_bytes(size)} {label}")
+            for rank, size in enumerate(sizes)
+            if size is not None
+        ]
+        view.charts[place] = Chart(heading, label, "B", run.lanes, boxes, predicted[what])
+    view.number = "the panel"
+
+
+def _memory(counted: dict[str, Any]) -> int | None:
+    """The most bytes that a rank has held, its operands included."""
+    grown = max(0, counted.get("peak", 0) - counted.get("held", 0))
+    most: int | None = counted.get("memory", counted.get("resident", 0) + grown)
+    return most
+
+
+# -- tasks -----------------------------------------------------------------------------------------
+
+
+def view_of_tasks(tasks: Iterable[Task], workers: Iterable[str]) -> View:
+    """Tasks in the rows of their workers. Two at once on a worker count once as busy."""
+    computed = [task for task in tasks if task.action == "compute"]
+    last = max((task.stop for task in computed), default=0.0)
+    computed = [task for task in computed if task.stop > last - _WINDOW]
+    first = min((task.start for task in computed), default=0.0)
+    workers = sorted({*workers, *(t.worker for t in computed)}, key=lambda w: (len(w), w))
+    boxes = []
+    for task in computed:
+        at, name = (task.start - first, task.stop - first), str(key_split(task.key))
+        boxes.append(span(workers.index(task.worker), *at, colour_named(name), name, name))
+    if not boxes:
+        view = View("Nothing has run yet: what td.run_schedule, td.matmul or Dask do is "
+                    "drawn here")  # fmt: skip
+    else:
+        facts = {"workers": str(len(workers)), "tasks": f"{len(boxes):,}"}
+        view = View("Tasks per worker", facts | {"makespan": format_seconds(last - first)})
+    lanes = [f"worker {name.rpartition('://')[2][-22:]}" for name in workers]
+    view.draw_time(lanes, [*_gaps(boxes, len(lanes), last - first), *boxes], last - first)
+    return view

@@ -2,7 +2,7 @@
 
 import colorsys
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -21,24 +21,13 @@ SKY, RED, YELLOW = "#56B4E9", "#D55E00", "#F0E442"
 PALETTE = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, RED, "#8C6D31", "#999999", "#5254A3")
 INK, GREY, PALE = "#222222", "#767676", "#E9E9E9"
 
-_NAMES = {
-    BLUE: "forward pipeline_loop rank_function",
-    ORANGE: "backward loss gradients result",
-    YELLOW: "backward_input wait weights",
-    GREEN: "backward_weight sum load tiledask_sum",
-    SKY: "multiply multiply_local multiply_summa stream",
-    PINK: "multiply_cannon multiply_gather tiledask_part hand",
-    RED: "read reduce_scatter all_reduce all_gather all_to_all",
-    "#8C6D31": "multiply_2.5d multiply_row_parallel step empty begin states",
-    "#5254A3": "multiply_3d multiply_column_parallel distribute from_dask transpose",
-    "#8FA3AD": "update verify measure_speed",
-    "#858585": "task cut lost_part measure_rates dependency",
-    "#7BB32E": "overlapped send_reduce_scatter send_all_reduce send_all_gather send_all_to_all",
-}
-"""What the package's tasks and lanes are called, by their colour: the first name has the colour
-itself, those after it shades of it."""
-_SHADES = (0.0, 0.4, -0.35, 0.65, -0.65, -0.15)
-"""How much of white is mixed in; of black, if negative."""
+_OWN = {
+    "forward": BLUE, "backward": ORANGE, "backward_input": YELLOW, "backward_weight": GREEN,
+    "update": "#8FA3AD", "multiply": SKY, "sum": "#66C5AB", "wait": "#F6EF8E", "read": RED,
+    "load": "#00674B", "hand": "#EDD0E0", "result": "#F6DDA6", "pipeline_loop": "#66AAD1",
+    "rank_function": "#004A74",
+}  # fmt: skip
+"""What the package's tasks and lanes are called -> their colours."""
 
 WIDTH = 9.0
 """Inches: a notebook's column at 100 pixels per inch, 1350 pixels at 150 dpi."""
@@ -117,32 +106,20 @@ def colour_of_rank(rank: int, share: float = 0.1) -> tuple[float, float, float]:
 def colour_named(name: str) -> str:
     """ "#rrggbb" of what is called ``name``, a task or a lane, in every figure and on every page.
 
-    The package's own names have a colour each. Any other has one that is always the same, neither
-    very dark nor very pale, and muted; two such names may share it.
+    Some names of the package have a colour of their own. Any other has one that is always the same,
+    neither very dark nor very pale, and muted; two such names may share it.
 
     >>> colour_named("forward") == BLUE, colour_named("inc") == colour_named("inc")
     (True, True)
     """
-    # a power of ten says how large a product of dask.arrays is
-    name = "stream" if name.startswith("tiledask_matmul") else name
     number = crc32(name.encode())
     lightness = (0.42, 0.56, 0.7)[number // 360 % 3]
-    return _own_colours().get(name) or _hex(
-        colorsys.hls_to_rgb(number % 360 / 360, lightness, 0.45)
-    )
+    return _OWN.get(name) or as_hex(colorsys.hls_to_rgb(number % 360 / 360, lightness, 0.45))
 
 
-@functools.cache
-def _own_colours() -> dict[str, str]:
-    return {
-        name: _hex(lighter(base, share) if share >= 0 else [c * (1 + share) for c in _rgb(base)])
-        for base, names in _NAMES.items()
-        for name, share in zip(names.split(), _SHADES, strict=False)
-    }
-
-
-def _hex(colour: Iterable[float]) -> str:
-    return "#" + "".join(f"{round(255 * c):02X}" for c in colour)
+def as_hex(colour: Any) -> str:
+    """ "#rrggbb" of a colour in any of its forms."""
+    return "#" + "".join(f"{round(255 * c):02X}" for c in _rgb(colour))
 
 
 def _rgb(colour: Any) -> tuple[float, ...]:
