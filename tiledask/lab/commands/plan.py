@@ -7,6 +7,7 @@ from typing import Any
 import tiledask as td
 from tiledask.errors import ConfigError
 from tiledask.lab.commands.best import fewest
+from tiledask.lab.commands.one_layout import draw_memory
 from tiledask.lab.commands.options import Run
 from tiledask.lab.commands.request import (
     CLUSTER,
@@ -16,7 +17,6 @@ from tiledask.lab.commands.request import (
     TRAINED,
     Request,
     check_cost,
-    draw,
     request_of,
     tensor_bytes,
 )
@@ -36,7 +36,7 @@ BATCH?               sequences of a step, over all devices (8 a device, at most 
 {TRAINED}
 {COSTS}
 --no-sensitivity     leave out what binds
---figure FILE        what fits by tp and pp, as a picture
+--figure FILE        the memory of the first plan, as a picture
 examples:
   tiledask plan llama-2-7b 8xA100-80GB 64  # a step of 64 sequences
   tiledask plan 70B 64xH100 512 --devices 32,64  # on half of them, too
@@ -75,7 +75,7 @@ def run_plan(args: argparse.Namespace) -> Run:
         yield from step.printed()
     yield from (f"  {each}" for each in relaxed)
     yield from extras
-    draw("feasibility", args.figure, plans)
+    draw_memory(best.fit, args.figure)
     if args.explain:
         yield from request.source
         yield saving.line if saving is not None else best.fit.reason

@@ -7,7 +7,7 @@ first drawn. What one notebook draws once is plain matplotlib in its cell, on a 
 style, picture  the look that all share, and the Figure that draws itself
 primitives      what figures are made of: boxes in lanes and in planes, notes, legends
 timelines       who did what when; memory over time, tasks in slots
-plans           bytes by tensor class, the time of a step, the map of a search
+plans           bytes by tensor class, the time of a step
 lines           curves over sizes and steps
 arrays          formulas over ranks, owners of blocks, a step of the loop over tiles
 ranks           layers on devices, bytes between ranks
@@ -20,7 +20,7 @@ from typing import Any
 _NAMES = {
     "arrays": "corner owners placements tile_step",
     "lines": "curves",
-    "plans": "feasibility memory_bars step_breakdown",
+    "plans": "memory_bars step_breakdown",
     "ranks": "layers_on_devices traffic_matrix",
     "slider": "sliders",
     "style": "BLUE RED canvas",

@@ -43,26 +43,16 @@ __all__ = ["corner", "owners", "placements", "tile_step"]
 
 Item = str | tuple[str, Sequence[int], Any]
 """A word between two arrays; or an array: its name, shape and placement."""
-_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "send")
+_COLLECTIVES = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "send"}
 _WORDS, _SIDE, _LEAST, _GAP = 0.8, 0.9, 0.32, 0.14
 """Inches of the words above and below a row's arrays, of the longest and the shortest side of an
 array, and between two things at least."""
-_WHOLE, _SEVERAL, _PARTIAL = "whole", "shared", "partial"
-_LOOKS: dict[str, dict[str, Any]] = {
-    _SEVERAL: {
-        "label": "on several ranks",
-        "colour": lighter(GREY, 0.55),
-        "edgecolor": "white",
-        "hatch": "///",
-    },
-    _WHOLE: {"label": "every rank has all of it", "colour": PALE, "edgecolor": GREY},
-    _PARTIAL: {
-        "label": "a partial sum on each rank",
-        "colour": "white",
-        "edgecolor": GREY,
-        "hatch": "////",
-    },
+_MEANS = {
+    "shared": ("on several ranks", lighter(GREY, 0.55), {"edgecolor": "white", "hatch": "///"}),
+    "whole": ("every rank has all of it", PALE, {"edgecolor": GREY}),
+    "partial": ("a partial sum on each rank", "white", {"edgecolor": GREY, "hatch": "////"}),
 }
+"""How the gid of a box begins -> its line in the legend."""
 
 
 @styled
@@ -86,13 +76,12 @@ def placements(
     >>> len(placements({"rows": cut}, 2).axes)
     1
     """
-    arrays = [[each for each in row if not isinstance(each, str)] for row in rows.values()]
-    inch = _SIDE / max(n for row in arrays for _, shape, _ in row for n in shape) ** 0.5
-    for row in rows.values():
+    shapes = [[each[1] for each in row if not isinstance(each, str)] for row in rows.values()]
+    inch = _SIDE / max(n for row in shapes for shape in row for n in shape) ** 0.5
+    for row, mine in zip(rows.values(), shapes, strict=True):
         room = WIDTH - 0.6 - sum(_GAP + _wide(each, 0) for each in row)
-        sides = sum(each[1][-1] ** 0.5 for each in row if not isinstance(each, str))
-        inch = min(inch, room / max(1.0, sides))
-    heights = [max(max(_LEAST, inch * shape[0] ** 0.5) for _, shape, _ in row) for row in arrays]
+        inch = min(inch, room / max(1.0, sum(shape[-1] ** 0.5 for shape in mine)))
+    heights = [max(_side(shape[0], inch) for shape in mine) for mine in shapes]
     bottom = sum(heights) + _WORDS * len(rows)
     figure = canvas(bottom + 0.45, title)
     axes, top, boxes = figure.subplots(), 0.0, list[Box]()
@@ -103,16 +92,21 @@ def placements(
     draw.plane(axes, (0, -0.1, WIDTH - 0.3, bottom + 0.1), boxes, anchor="C")
     kinds = {box.gid.partition(" ")[0] for box in boxes}
     entries = [draw.patch_entry(f"rank {r}", colour_of_rank(r)) for r in range(ranks)]
-    entries += [draw.patch_entry(**look) for kind, look in _LOOKS.items() if kind in kinds]
+    for kind, (label, colour, look) in _MEANS.items():
+        entries += [draw.patch_entry(label, colour, **look)] if kind in kinds else []
     draw.legend(figure, entries)
     return figure
+
+
+def _side(extent: int, inch: float) -> float:
+    return float(max(_LEAST, inch * extent**0.5))
 
 
 def _wide(item: Any, inch: float) -> float:
     """Inches of a word, or of an array whose sides are ``inch`` times a root."""
     if isinstance(item, str):
         return max(0.25, 0.078 * max(map(len, item.split("\n"))))
-    return float(max(_LEAST, inch * item[1][-1] ** 0.5))
+    return _side(item[1][-1], inch)
 
 
 def _formula(axes: Any, row: Sequence[Any], middle: float, inch: float, ranks: int) -> list[Box]:
@@ -122,12 +116,12 @@ def _formula(axes: Any, row: Sequence[Any], middle: float, inch: float, ranks: i
     left = 0.1
     for item, width in zip(row, widths, strict=True):
         if isinstance(item, str):
-            moves = any(word in _COLLECTIVES for word in item.split())
+            moves = not _COLLECTIVES.isdisjoint(item.split())
             look = {"color": RED, "fontweight": "bold"} if moves else {}
             draw.text_in(axes, (left, middle, width, 0), item, "white", 9, **look)
         else:
             name, shape, placement = item
-            height = max(_LEAST, inch * shape[0] ** 0.5)
+            height = _side(shape[0], inch)
             at = (left, middle - height / 2, width, height)
             boxes += _cut(at, shape, placement, ranks)
             draw.note(axes, (left + width / 2, at[1]), name, (0, 2))
@@ -146,30 +140,29 @@ def _cut(at: Place, shape: Sequence[int], placement: Any, ranks: int) -> Iterato
         dim = placement.dim % len(shape)
         shards = placement.shards or even_shards(shape[dim], ranks)
 
-        def part(rank: int, start: int, stop: int, n: int = 0, of: int = 1) -> Box:
-            """From start to stop, across all of the array or as band ``n`` of several."""
-            a, b = start / shards.extent, (stop - start) / shards.extent
-            mine = (x + n / of * width, y + a * height, width / of, b * height)
+        def part(interval: tuple[int, int], n: int = 0, of: int = 1) -> Place:
+            """An interval of the dimension that is cut, or band ``n`` of several of it."""
+            start, stop = (end / shards.extent for end in interval)
             if dim:
-                mine = (x + a * width, y + n / of * height, b * width, height / of)
-            look = {"hatch": "///"} if of > 1 else {}
-            colour = colour_of_rank(rank, 0.55 if of > 1 else 0.1)
-            gid = f"{_SEVERAL} by rank {rank}" if of > 1 else f"rank {rank}: {stop - start}"
-            return Box(mine, colour, gid=gid, look=look)
+                return (x + start * width, y + n / of * height, (stop - start) * width, height / of)
+            return (x + n / of * width, y + start * height, width / of, (stop - start) * height)
 
         for rank, intervals in enumerate(shards.parts):
-            yield from (part(rank, *interval) for interval in intervals)
+            for start, stop in intervals:
+                gid = f"rank {rank}: {stop - start}"
+                yield Box(part((start, stop)), colour_of_rank(rank), gid=gid)
         for holders, interval in shards.shared():
             for n, rank in enumerate(holders):
-                yield part(rank, *interval, n, len(holders))
+                band, colour = part(interval, n, len(holders)), colour_of_rank(rank, 0.55)
+                yield Box(band, colour, gid=f"shared by rank {rank}", look={"hatch": "///"})
     elif isinstance(placement, Partial):
         step = min(0.05, min(width, height) / (3 * ranks))
         for rank in reversed(range(ranks)):
             sheet = (x + step * rank, y + step * rank, width - step * ranks, height - step * ranks)
             look = {"hatch": "////", "edgecolor": colour_of_rank(rank)}
-            yield Box(sheet, "white", gid=f"{_PARTIAL} {rank}", look=look)
+            yield Box(sheet, "white", gid=f"partial {rank}", look=look)
     else:
-        yield Box(at, PALE, gid=_WHOLE, look={"edgecolor": GREY})
+        yield Box(at, PALE, gid="whole", look={"edgecolor": GREY})
 
 
 # -- blocks --------------------------------------------------------------------------------------
@@ -177,9 +170,6 @@ def _cut(at: Place, shape: Sequence[int], placement: Any, ranks: int) -> Iterato
 _SHIFT = 0.036
 """From first to last partial sum, as a share of the figure's extent."""
 _COPIES = "#D9D9D9"
-_MADE, _LOADED, _NEEDED = BLUE, ORANGE, lighter(ORANGE, 0.65)
-_MOST = 24
-"""Lines of a grid in one direction: a finer one is not drawn."""
 
 
 def _blocks(tiling: Tiling, left: float, top: float, shift: float) -> Iterator[Box]:
@@ -213,28 +203,29 @@ def owners(
 ) -> Figure:
     """A figure of matrices side by side, all to the same scale, a colour and number per rank. Of
     long ones both sides are as long as the roots of what they measure, so that less is empty."""
-    tilings = {
-        name: each if isinstance(each, Tiling) else each.tiling for name, each in matrices.items()
-    }
-    shapes = [tiling.shape for tiling in tilings.values()]
-    sides = [max(1, side) for shape in shapes for side in shape]
+    tilings: list[Any] = [getattr(each, "tiling", each) for each in matrices.values()]
+    sides = [max(1, side) for tiling in tilings for side in tiling.shape]
     power = 0.5 if max(sides) > 4 * min(sides) else 1.0
-    widths, tallest = [max(1, n) ** power for _, n in shapes], max(m**power for m, _ in shapes)
+    widths, tallest = [n**power for n in sides[1::2]], max(sides[::2]) ** power
     # inches per row or column, or root
     scale = min((WIDTH - 0.3 * len(widths)) / sum(widths), 4.0 / tallest)
     figure, drawn = canvas(scale * tallest + 0.7, title), []
     panels = figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0]
-    for axes, (name, tiling) in zip(panels, tilings.items(), strict=True):
+    for axes, name, tiling in zip(panels, matrices, tilings, strict=True):
         m, n = tiling.shape
         boxes = [*_blocks(tiling, 0, 0, _SHIFT * max(m, n))]
         aspect = (max(1, n) / max(1, m)) ** (1 - power)
         draw.plane(axes, (0, 0, n, m), boxes, aspect=aspect, anchor="N")
         axes.set_title(f"{name}, {m:,} x {n:,}")
         drawn.append((axes, boxes))
-    return draw.worded(figure, drawn, 8.5)
+    return draw.write(figure, drawn, 8.5)
 
 
 # -- a product -----------------------------------------------------------------------------------
+
+_MADE, _LOADED, _NEEDED = BLUE, ORANGE, lighter(ORANGE, 0.65)
+_MOST = 24
+"""Lines of a grid in one direction: a finer one is not drawn."""
 
 
 def _places(m: int, n: int, k: int) -> tuple[Place, Place, Place]:
@@ -244,12 +235,13 @@ def _places(m: int, n: int, k: int) -> tuple[Place, Place, Place]:
 
 
 def _draw_product(
-    axes: Axes, places: Sequence[Place], boxes: Sequence[Box], names: Sequence[str]
+    axes: Axes, places: Sequence[Place], boxes: Sequence[Box], names: Sequence[str], **look: Any
 ) -> None:
     """The boxes, and the names of the matrices."""
     left, top, wide, high = places[2]
     room = 0.6 * (left - places[0][2])
-    draw.plane(axes, (-room, -room, left + wide + 2 * room, top + high + 2 * room), boxes)
+    extent = (-room, -room, left + wide + 2 * room, top + high + 2 * room)
+    draw.plane(axes, extent, boxes, **look)
     for name, (x, y, *_) in zip(names, places, strict=True):
         draw.note(axes, (x, y), name, (1, 2))
 
@@ -268,7 +260,7 @@ def corner(
     What several ranks hold is grey; partial sums lie one upon the other. Where k is cut, a red line
     says so.
     """
-    tilings = [each if isinstance(each, Tiling) else each.tiling for each in (x, a, y)]
+    tilings: list[Any] = [getattr(each, "tiling", each) for each in (x, a, y)]
     (m, k), (other, n) = tilings[0].shape, tilings[1].shape
     if k != other:
         raise ConfigError(
@@ -295,7 +287,7 @@ def corner(
     if in_x or in_a:
         entries.append(draw.line_entry("K, the summed index, is cut here", RED, linewidth=2.2))
     draw.legend(figure, entries)
-    return draw.worded(figure, [(axes, boxes)], 8.5)
+    return draw.write(figure, [(axes, boxes)], 8.5)
 
 
 @styled
@@ -334,16 +326,16 @@ def tile_step(
     _draw_step(every[0], names, sizes, sides, step)
     if inner is not None:
         inside = tuple(end - begin for begin, end in step)
-        side = tuple(min(both) for both in zip(as_tile(inner), inside, strict=True))
+        side = tuple(map(min, as_tile(inner), inside))
         _draw_step(every[1], names, inside, side, [(0, s) for s in side])
         every[0].set_title(f"a block of {inside[0]} x {inside[1]} of {m} x {n}", pad=16)
         every[1].set_title(f"in it a tile of {side[0]} x {side[1]}", pad=16)
-    words = {
-        "what is made": _MADE,
-        "loaded in the steps before": _NEEDED,
-        "loaded now": _LOADED,
-    }
-    draw.legend(figure, [draw.patch_entry(*each) for each in words.items()])
+    means = (
+        ("what is made", _MADE),
+        ("loaded in the steps before", _NEEDED),
+        ("loaded now", _LOADED),
+    )
+    draw.legend(figure, [draw.patch_entry(*each) for each in means])
     return figure
 
 
@@ -355,9 +347,8 @@ def _draw_step(
     step: Sequence[tuple[int, int]],
 ) -> None:
     """One step, in which of m, n and k these are worked on: (begin, end) of each."""
-    m, n, k = sizes
     (top, bottom), (begin, end), (start, stop) = step
-    places = _places(m, n, k)
+    places = _places(*sizes)
     (x, y, *_), (to, above, *_), _ = places
     parts = (
         ("needed of A", (x, y + top, start, bottom - top), _NEEDED),
@@ -367,17 +358,11 @@ def _draw_step(
         ("made", (to + begin, y + top, end - begin, bottom - top), _MADE),
     )
     boxes = [Box(at, PALE, look={"edgecolor": GREY}) for at in places]
-    boxes += [
-        Box(at, c, gid=gid, look={"edgecolor": "none"}) for gid, at, c in parts if all(at[2:])
-    ]
-    words = [
-        f"{name}  {high} x {wide}" for name, (*_, wide, high) in zip(names, places, strict=True)
-    ]
-    _draw_product(axes, places, boxes, words)
-    axes.set_anchor("C")
-    rows, columns, depths = (
-        range(side, size, side) for side, size in zip(tile, sizes, strict=True)
-    )
+    for gid, at, colour in parts:
+        boxes += [Box(at, colour, gid=gid, look={"edgecolor": "none"})] if all(at[2:]) else []
+    words = [f"{name}  {at[3]} x {at[2]}" for name, at in zip(names, places, strict=True)]
+    _draw_product(axes, places, boxes, words, anchor="C")
+    rows, columns, depths = map(range, tile, sizes, tile)
     look: draw.Look = {"colors": "white", "linewidth": 0.7, "zorder": 3}
     cuts = (rows, depths), (depths, columns), (rows, columns)
     for (left, over, wide, high), (down, across) in zip(places, cuts, strict=True):

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from itertools import cycle
-from typing import Any
 
 from tiledask.errors import ConfigError
 from tiledask.lab.plots import primitives as draw
@@ -37,9 +36,9 @@ def curves(
     1
     """
     marks = marks or {}
+    beside = len(marks) > 1
     every = [*series.values(), *marks.values()]
-    xs = sorted({x for line in every for x in line})
-    ys = [y for line in every for y in line.values()]
+    xs, ys = [x for line in every for x in line], [y for line in every for y in line.values()]
     if not ys or ("x" in log and min(xs) <= 0) or ("y" in log and min(ys) <= 0):
         raise ConfigError(
             f"curves draws 1 line or more, on logarithmic axes of numbers above 0, got "
@@ -51,44 +50,37 @@ def curves(
         look: draw.Look = {} if len(line) >= _FINE else {"marker": "o", "markersize": 4}
         look |= {"linewidth": 2.0, "color": colour, "label": name, "gid": name}
         axes.plot([*line], [*line.values()], **look)
-    beside = len(marks) > 1
     for name, line in marks.items():
-        look = {"marker": "x", "markersize": 7, "markeredgewidth": 1.8, "linestyle": "none"}
-        look |= {"gid": name, "zorder": 5, "color": RED, "label": None if beside else name}
-        axes.plot([*line], [*line.values()], **look)
+        look = {"markersize": 7, "markeredgewidth": 1.8, "gid": name, "zorder": 5, "color": RED}
+        axes.plot([*line], [*line.values()], "x", label=None if beside else name, **look)
         for at in line.items() if beside else ():
             draw.note(axes, at, name, (-4, 4), color=RED)
     axes.set(xlabel=xlabel, ylabel=ylabel)
     if "y" in log:
         axes.set(yscale="log", ylim=(min(ys) / 2, 2 * max(ys)))
-        decades = max(ys) > 100 * min(ys)
-        _log_ticks(axes.yaxis, (1,) if decades else (1, 2, 5), _words(ylabel, "{:g}".format))
+        digits = (1,) if max(ys) > 100 * min(ys) else (1, 2, 5)
+        _log_ticks(axes.yaxis, digits, ylabel, "{:g}".format)
     if "x" in log:
         axes.set(xscale="log")
         named = [*series.values(), *(() if beside else marks.values())]
-        ticks = sorted({x for line in named if len(line) < _FINE for x in line})
-        words = _words(xlabel, "{:,}".format if ticks else "{:,g}".format)
-        _log_ticks(axes.xaxis, (1,), words)
-        if ticks:
-            axes.set_xticks(ticks, [words(x) for x in ticks])
-    axes.grid()
-    if beside and "x" not in log:
+        _log_ticks(axes.xaxis, (1,), xlabel, lambda x: f"{x:,.0f}" if x % 1 == 0 else f"{x:g}")
+        if ticks := sorted({x for line in named if len(line) < _FINE for x in line}):
+            axes.set_xticks(ticks)
+    elif beside:
         axes.margins(x=0.18)  # for the words at the left
+    axes.grid()
     if names := len(series) + (0 if beside else len(marks)):
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=names)
     return figure
 
 
-def _log_ticks(axis: Any, digits: tuple[int, ...], words: Callable[[float], str]) -> None:
-    """Ticks at ``digits`` times powers of ten."""
+def _log_ticks(
+    axis: draw.Axes, digits: tuple[int, ...], label: str, other: Callable[[float], str]
+) -> None:
+    """Ticks at ``digits`` times powers of ten, in the unit that ``label`` begins with, if any."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     axis.set_major_locator(LogLocator(subs=digits, numticks=20))
     axis.set_minor_locator(NullLocator())
-    draw.ticks_as(axis, words)
-
-
-def _words(label: str, other: Callable[[float], str]) -> Callable[[float], str]:
-    """What a tick says of a value."""
     units = {"bytes": format_bytes, "seconds": format_seconds}
-    return units.get(label.partition(" ")[0], other)
+    draw.ticks_as(axis, units.get(label.partition(" ")[0], other))

@@ -1,4 +1,4 @@
-"""Bars of what a plan needs: bytes by tensor class, the time of a step; and the map of a search.
+"""Bars of what a plan needs: bytes by tensor class, the time of a step by its parts.
 
 A ledger of 3.2 TB and one of 36 GB cannot share a linear axis, and the parts of a bar lie on a
 logarithmic one. So ledgers of like size share a panel, every panel has a linear axis from 0,
@@ -6,7 +6,7 @@ and the same capacity is drawn in each: a sliver beside 3.2 TB, a limit beside 3
 """
 
 from collections.abc import Iterator, Mapping
-from itertools import accumulate, groupby, pairwise
+from itertools import groupby
 from math import ceil
 from textwrap import fill
 from typing import Any
@@ -32,7 +32,7 @@ from tiledask.plan.ledger import Ledger
 from tiledask.plan.timing.step import StepEstimate
 from tiledask.plan.units import format_bytes, format_seconds
 
-__all__ = ["PARTS", "feasibility", "memory_bars", "step_breakdown"]
+__all__ = ["PARTS", "memory_bars", "step_breakdown"]
 
 _SPREAD = 6.0
 """The largest ratio of extents in one panel: a bar of a sixth of the width is still legible."""
@@ -40,7 +40,7 @@ _INCHES = 7.2
 """Of all bars: more of them than 20 are thinner, and not all have words."""
 _OVERHEAD = "overhead of a run"
 _OVER: draw.Look = {"edgecolor": RED, "hatch": "////", "linewidth": 1.2}
-_FREE: list[Any] = [colour for colour in PALETTE if colour != RED]
+_FREE = [colour for colour in PALETTE if colour != RED]
 """RED is kept for what is over the capacity."""
 _STATES = "weights, gradients, master weights, momentum, variance"
 _REST = "activations, embedding activations, activation gradients, recomputed activations"
@@ -80,32 +80,30 @@ def memory_bars(
         kind = type(ledgers).__name__
         has = "; it has one as .ledger" if isinstance(getattr(ledgers, "ledger", 0), Ledger) else ""
         raise ConfigError(f"memory_bars takes a Ledger, or several by name, got {kind}{has}")
-    more: dict[str, float] = {_OVERHEAD: overhead} if overhead else {}
-    bars = [bar for each in ledgers.items() for bar in _bars(*each, place, more)]
+    bars = [bar for name, each in ledgers.items() for bar in _bars(name, each, place, overhead)]
     if not bars:
         raise ConfigError("memory_bars needs 1 row or more, got 0; pass a ledger that has rows")
     totals, cap = [sum(tensors.values()) for _, tensors in bars], capacity or 0
     groups, colours = _by_scale(totals, cap), _colours(dict.fromkeys(n for _, b in bars for n in b))
-    per, tops = (
-        "device" if place == "stage" else place,
-        [max(cap, *(totals[n] for n in g)) for g in groups],
-    )
     pitch = max(0.1, min(0.36, _INCHES / len(bars)))
-    panels, visible = [], set()
-    for group, top in zip(groups, tops, strict=True):
+    panels, tops, visible = [], list[float](), set[str]()
+    for group in groups:
         boxes, fullest = [], max(group, key=totals.__getitem__)
+        tops.append(max(cap, totals[fullest]))
         for row, n in enumerate(group):
-            ends = [0.0, *accumulate(bars[n][1].values())]
-            for name, (left, right) in zip(bars[n][1], pairwise(ends), strict=True):
-                boxes.append(draw.span(row, left, right, colours[name], gid=name))
+            left = 0.0
+            for name, size in bars[n][1].items():
+                boxes.append(draw.span(row, left, left + size, colours[name], gid=name))
+                left += size
         visible |= {box.gid for box in boxes if box.at[2] >= totals[fullest] / 1000}
-        scale = f"this panel's scale: up to {format_bytes(top)}" * (len(groups) > 1)
+        scale = f"this panel's scale: up to {format_bytes(tops[-1])}" * (len(groups) > 1)
         lines = 1 + max(bars[n][0].count("\n") for n in group)
         step, first = ceil(0.18 * lines / pitch - 1e-9), group.index(fullest)
         names = [bars[n][0] * ((row - first) % step == 0) for row, n in enumerate(group)]
         panels.append((scale, names, boxes))
-    entries: list[Any] = [draw.patch_entry(n, c) for n, c in colours.items() if n in visible]
-    if cap and max(totals) > cap * (1 + 1e-9):
+    per = "device" if place == "stage" else place
+    entries = [draw.patch_entry(n, colour) for n, colour in colours.items() if n in visible]
+    if max(totals) > cap * (1 + 1e-9) and cap:
         entries.append(draw.patch_entry("over the capacity", "none", **_OVER))
     if cap:
         words = f"capacity: {format_bytes(cap)} per {per}"
@@ -122,24 +120,26 @@ def memory_bars(
 
 def _label(axes: draw.Axes, names: list[str], totals: list[float], cap: float, unit: str) -> None:
     """Totals at the right of the bars that are named, what is above the capacity, and a line."""
-    said = format_bytes if unit == "bytes" else "{:.3g}".format
-    for row, (name, total) in enumerate(zip(names, totals, strict=True)):
-        share = total / cap if cap else 0.0
-        of = f"{100 * share:.0f} % of" if share < 2 else f"{share:.3g} times"
-        if name:
-            words = f"{said(total)}{f': {of} capacity' if cap else ''}"
-            draw.note(axes, (max(total, cap), row), words)
-        if cap:
-            draw.mark_excess(axes, row, cap, total, **_OVER, gid="over")
+    words = format_bytes if unit == "bytes" else "{:.3g}".format
+    draw.ticks_as(axes.xaxis, words)
     if cap:
         axes.axvline(cap, gid="capacity", **draw.DASHED)
-    draw.ticks_as(axes.xaxis, said)
+    for row, (name, total) in enumerate(zip(names, totals, strict=True)):
+        of = ""
+        if cap:
+            draw.mark_excess(axes, row, cap, total, **_OVER, gid="over")
+            share = total / cap
+            of = f": {100 * share:.0f} % of" if share < 2 else f": {share:.3g} times"
+            of += " capacity"
+        if name:
+            draw.note(axes, (max(total, cap), row), words(total) + of)
 
 
 def _bars(
-    label: str, ledger: Ledger | Mapping[str, float], place: str, more: dict[str, float]
+    label: str, ledger: Ledger | Mapping[str, float], place: str, overhead: int
 ) -> Iterator[tuple[str, dict[str, float]]]:
     """(label, bytes of each tensor class) of each run of places that hold the same."""
+    more: dict[str, float] = {_OVERHEAD: overhead} if overhead else {}
     if not isinstance(ledger, Ledger):
         yield label, {**ledger, **more}
         return
@@ -188,9 +188,6 @@ PARTS = {
     "dp": (GREEN, "dp: waiting for gradients or weights"),
     "optimizer": (PALETTE[9], "optimizer: weights are updated"),
 }
-_HATCH = {"bubble": "...."}
-_BAR = 0.58
-"""Height of a bar, in rows; above it stands its name."""
 
 
 @styled
@@ -201,46 +198,41 @@ def step_breakdown(
     title: str = "Where the time of a step goes",
 ) -> Figure:
     """A figure with a bar per step: time and share of each part where there is room, and at the
-    end the step's time and MFU. If the longest step takes more than six times the shortest, all
-    bars are equally long, and their parts are shares. ``per``: seconds are times the step's devices
-    over so many, so that bars of more devices can be compared."""
+    end the step's time and MFU. ``per``: seconds are times the step's devices over so many, so that
+    bars of more devices can be compared."""
     if not steps:
         raise ConfigError("step_breakdown draws 1 step or more, got 0; pass {'name': plan.step}")
-    times = [step.layout.devices / per if per else 1.0 for step in steps.values()]
-    totals = [n * step.total for n, step in zip(times, steps.values(), strict=True)]
-    shares = max(totals) > _SPREAD * min(totals)
-    boxes = []
+    boxes, names, ends = [], [fill(name, 100) for name in steps], []
     for row, step in enumerate(steps.values()):
-        left = 0.0
+        times, left = (step.layout.devices / per if per else 1.0), 0.0
+        ends.append(times * step.total)
         for part, (colour, _) in PARTS.items():
-            if seconds := times[row] * getattr(step, part):
-                words = _words(part, seconds, seconds / totals[row], per)
-                length = seconds / totals[row] if shares else seconds
-                look: draw.Look = {"linewidth": 0.6, "hatch": _HATCH.get(part)}
-                box = draw.span(row + 0.18, left, left + length, colour, words, part, look=look)
-                boxes.append(box._replace(at=(*box.at[:3], _BAR)))
-                left += length
+            if seconds := times * getattr(step, part):
+                words = _words(part, seconds, seconds / ends[-1], per)
+                at = (left, row - 0.11, seconds, 0.58)  # its name stands above it
+                look: draw.Look = {"linewidth": 0.6, "hatch": "...." if part == "bubble" else None}
+                boxes.append(draw.Box(at, colour, words, part, look))
+                left += seconds
+    seen = {box.gid: box for box in boxes}
     entries = [
-        draw.patch_entry(label, colour, edgecolor="white", hatch=_HATCH.get(part))
+        draw.patch_entry(label, colour, edgecolor="white", hatch=seen[part].look["hatch"])
         for part, (colour, label) in PARTS.items()
-        if part in {box.gid for box in boxes}
+        if part in seen
     ]
-    below = f"time of a step x devices / {per}" if per else "time of a step"
-    names = [fill(name, 100) for name in steps]
     figure, (axes,) = draw.lane_figure(
         fill(title, 84),
         [("", [""] * len(steps), boxes)],
         entries,
-        xlabel="share of the step's time" if shares else below,
-        across=(0, 1.16 * (1.0 if shares else max(totals))),
+        xlabel=f"time of a step x devices / {per}" if per else "time of a step",
+        across=(0, 1.16 * max(ends)),
         pitch=0.6 + 0.3 * max(name.count("\n") for name in names),
     )
     for row, (name, step) in enumerate(zip(names, steps.values(), strict=True)):
         draw.note(axes, (0, row - 0.18), name, (0, 2), ha="left")
-        total = f"{format_seconds(totals[row])}\nMFU {100 * step.mfu:.1f} %"
-        draw.note(axes, (1.0 if shares else totals[row], row + 0.11), total)
-    draw.ticks_as(axes.xaxis, lambda x: f"{100 * x:.0f} %" if shares else format_seconds(x))
-    return draw.worded(figure, [(axes, boxes)])
+        total = f"{format_seconds(ends[row])}\nMFU {100 * step.mfu:.1f} %"
+        draw.note(axes, (ends[row], row + 0.11), total)
+    draw.ticks_as(axes.xaxis, format_seconds)
+    return draw.write(figure, [(axes, boxes)])
 
 
 def _words(part: str, seconds: float, share: float, per: int | None) -> tuple[str, ...]:
@@ -248,45 +240,3 @@ def _words(part: str, seconds: float, share: float, per: int | None) -> tuple[st
     time, percent = format_seconds(seconds), f"{100 * share:.0f} %"
     short = percent if per is None else f"{seconds:.1f} s" if seconds >= 0.1 else time
     return f"{part}\n{time}, {percent}", f"{part}\n{time}\n{percent}", f"{part}\n{short}", short
-
-
-# -- the map of a search -------------------------------------------------------------------------
-
-
-@styled
-def feasibility(plans: Any) -> Figure:
-    """A figure of what ``search`` found, with a cell for every tp and pp: the time of a step and
-    the bytes of the best plan that has them, or how many bytes it is too large by; empty where no
-    layout splits evenly. The best of all has a star."""
-    # the best plan of each pair that has one: plans lie in their order
-    firsts = plans.to_frame(None)[["tp", "pp"]].drop_duplicates()
-    best = {(tp, pp): plans[at] for at, tp, pp in firsts.itertuples(name=None)}
-    columns, rows = (sorted({pair[at] for pair in best}) or [1] for at in (0, 1))
-    kinds: dict[str, tuple[str, Any]] = {
-        "fits": ("fits: time of a step", lighter(BLUE, 0.4)),
-        "tight": ("tight: fits or not, by the overhead of a run", lighter(ORANGE, 0.45)),
-        "no": (f"too large: bytes over {format_bytes(plans.cluster.device.memory_bytes)}", PALE),
-    }
-    boxes = []
-    for (tp, pp), plan in best.items():
-        too_large = plan.verdict == "no"
-        first = f"+{format_bytes(plan.shortfall)}" if too_large else format_seconds(plan.seconds)
-        first = f"★ {first}" if plan.layout == plans[0].layout else first
-        words, at = (f"{first}\n{format_bytes(plan.peak)}", first), columns.index(tp)
-        span = rows.index(pp), at - 0.48, at + 0.48
-        boxes.append(draw.span(*span, kinds[plan.verdict][1], words, plan.verdict))
-    seen, named = {plan.verdict for plan in best.values()}, "no layout splits a step evenly"
-    if best:
-        verb = "the nearest" if seen == {"no"} else "the best"
-        named = f"★ {verb}: {format_bytes(plans[0].peak)}, {plans[0].layout}"
-    figure, (axes,) = draw.lane_figure(
-        "\n".join(fill(line, 84) for line in (f"{plans.model.name} on {plans.cluster}", named)),
-        [("", [f"{row}" for row in rows], boxes)],
-        [draw.patch_entry(*kinds[verdict]) for verdict in kinds if verdict in seen],
-        xlabel="tensor parallelism (tp)",
-        across=(-0.5, len(columns) - 0.5),
-        pitch=max(0.45, 1.0 / len(rows)),
-    )
-    axes.set_xticks(range(len(columns)), columns)
-    axes.set_ylabel("stages (pp)")
-    return draw.worded(figure, [(axes, boxes)], 8.0)

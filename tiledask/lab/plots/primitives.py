@@ -4,7 +4,7 @@
     d 1 | [F][F]...[B]                  [A][ B ]
     d 2 |    [F][F][B]                  [ C    ]
 
-A figure makes a list of `Box`, has them drawn by ``lanes`` or ``plane``, and ``worded`` puts words
+A figure makes a list of `Box`, has them drawn by ``lanes`` or ``plane``, and ``write`` puts words
 into those that have room. Sizes that are not the data's are in points. ``**look`` goes to
 matplotlib as it is.
 """
@@ -78,70 +78,59 @@ def lane_figure(
     """
     rows = [len(names) for _, names, _ in panels]
     titled = any(name for name, *_ in panels)
-    figure = canvas(
-        0.7 + 0.18 * title.count("\n") + sum(0.15 + 0.3 * titled + pitch * n for n in rows), title
-    )
-    every = stacked_axes(figure, rows, sharex=across is not None)
+    inches = 0.7 + 0.18 * title.count("\n") + sum(0.15 + 0.3 * titled + pitch * n for n in rows)
+    figure = canvas(inches, title)
+    shared: Look = {"squeeze": False, "height_ratios": rows, "sharex": across is not None}
+    every = list(figure.subplots(len(rows), 1, **shared)[:, 0])
     for axes, (name, names, drawn) in zip(every, panels, strict=True):
         lanes(axes, names, drawn, step)
         axes.set_title(name)
-    every[-1].set_xlabel(xlabel)
+    axes.set_xlabel(xlabel)
     if across:
-        every[-1].set_xlim(across)
+        axes.set_xlim(across)
     if across and xlabel == "time":
         units = (1.0, "s"), (1e-3, "ms"), (1e-6, "µs")
         size, unit = next((u for u in units if across[1] - across[0] >= u[0]), units[-1])
-        every[-1].set_xlabel(f"time ({unit})")
-        ticks_as(every[-1].xaxis, lambda seconds: f"{seconds / size:.6g}")
+        axes.set_xlabel(f"time ({unit})")
+        ticks_as(axes.xaxis, lambda seconds: f"{seconds / size:.6g}")
     legend(figure, entries)
     return figure, every
 
 
-def stacked_axes(figure: Figure, heights: Sequence[float], **options: Any) -> list[Axes]:
-    """Axes one above the other, as high as ``heights`` say; ``options``: of Figure.subplots."""
-    grid = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights, **options)
-    return list(grid[:, 0])
-
-
-def lanes(axes: Axes, labels: Sequence[str], every: Iterable[Box] = (), step: int = 1) -> None:
-    """A row for each label, the first at the top, every ``step``-th named, with ``every`` box."""
+def lanes(axes: Axes, labels: Sequence[str], boxes: Iterable[Box] = (), step: int = 1) -> None:
+    """A row for each label, the first at the top, every ``step``-th named, with boxes in them."""
     axes.set_yticks(range(0, len(labels), step), labels[::step])
     axes.set_ylim(len(labels) - 0.45, -0.55)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
-    boxes(axes, every)
+    _draw(axes, boxes)
 
 
-def plane(axes: Axes, extent: Place, every: Iterable[Box] = (), **look: Any) -> None:
-    """``extent`` to scale, the top at its first y, without ticks or frame, with ``every`` box."""
+def plane(axes: Axes, extent: Place, boxes: Iterable[Box] = (), **look: Any) -> None:
+    """``extent`` to scale, the top at its first y, without ticks or frame, and the boxes in it."""
     left, top, width, height = extent
     axes.set(xlim=(left, left + width), ylim=(top + height, top), xticks=[], yticks=[])
     axes.set_aspect(**{"aspect": "equal", "anchor": "NW"} | look)
     axes.spines[:].set_visible(False)
-    boxes(axes, every)
+    _draw(axes, boxes)
+
+
+def _draw(axes: Axes, boxes: Iterable[Box]) -> None:
+    """Boxes of one colour, gid and look are one collection, which is quick."""
+    from matplotlib.collections import PolyCollection
+
+    alike: dict[Any, list[Box]] = {}
+    for each in boxes:
+        alike.setdefault((each.colour, each.gid, *each.look.items()), []).append(each)
+    for (colour, gid, *own), same in alike.items():
+        corners = [[(x, y), (x + w, y), (x + w, y + h), (x, y + h)] for (x, y, w, h), *_ in same]
+        look = {"edgecolor": "white", "linewidth": 0.8, "zorder": 2, "facecolor": colour}
+        axes.add_collection(PolyCollection(corners, gid=gid, **look | dict(own)), autolim=False)
 
 
 def ticks_as(axis: Any, words: Callable[[float], str]) -> None:
     """Ticks with these words, such as those of ``format_bytes``, and 0 without a unit."""
     axis.set_major_formatter(lambda value, _: words(value) if value else "0")
-
-
-# -- boxes ---------------------------------------------------------------------------------------
-
-
-def boxes(axes: Axes, every: Iterable[Box]) -> None:
-    """Draw boxes; those of one colour, gid and look as one collection, which is quick."""
-    from matplotlib.collections import PolyCollection
-
-    alike: dict[Any, list[Box]] = {}
-    for each in every:
-        alike.setdefault((each.colour, each.gid, *each.look.items()), []).append(each)
-    for same in alike.values():
-        corners = [[(x, y), (x + w, y), (x + w, y + h), (x, y + h)] for (x, y, w, h), *_ in same]
-        first = same[0]
-        look = {"edgecolor": "white", "linewidth": 0.8, "zorder": 2, "facecolor": first.colour}
-        drawn = PolyCollection(corners, gid=first.gid, **look | dict(first.look))
-        axes.add_collection(drawn, autolim=False)
 
 
 def mark_box(axes: Axes, at: Place, words: str) -> None:
@@ -173,8 +162,8 @@ def note(
     """``words`` beside the point ``at``, to the side that ``offset`` (right, up) says."""
     across, up = np.sign(offset).astype(int).tolist()
     aligned = {
-        "ha": {1: "left", 0: "center", -1: "right"}[across],
-        "va": {1: "bottom", 0: "center", -1: "top"}[up],
+        "ha": ("center", "left", "right")[across],
+        "va": ("center", "bottom", "top")[up],
     }
     axes.annotate(words, at, offset, textcoords="offset points", fontsize=size, **aligned | look)
 
@@ -186,30 +175,20 @@ def text_in(axes: Axes, at: Place, words: str, colour: Any, size: float = 7.5, *
     axes.text(x + width / 2, y + height / 2, words, **look)
 
 
-def write(axes: Axes, every: Iterable[Box], size: float = 7.5) -> None:
-    """Into each box the first of its words that fit, none if none do.
-
-    Call it after ``figure.lay_out()``, which fixes what the data's units measure.
-    """
-    across, down = points_per_unit(axes)
-    for at, colour, words, *_ in every:
-        for each in filter(None, (words,) if isinstance(words, str) else words):
-            lines = each.splitlines()
-            # an average DejaVu Sans character is 0.64 em wide; the rest is a margin
-            wide, tall = size * (0.64 * max(map(len, lines)) + 0.3), size * 1.25 * len(lines)
-            if wide <= abs(at[2]) * across and tall <= abs(at[3]) * down:
-                va = "center" if len(lines) > 1 else "center_baseline"
-                text_in(axes, at, each, colour, size, va=va, clip_on=True, gid="in-box")
-                break
-
-
-def worded(
-    figure: Figure, drawn: Iterable[tuple[Axes, Iterable[Box]]], size: float = 7.5
-) -> Figure:
-    """The figure, laid out, with the words of the boxes of its axes."""
-    figure.lay_out()
-    for axes, every in drawn:
-        write(axes, every, size)
+def write(figure: Figure, drawn: Iterable[tuple[Axes, Iterable[Box]]], size: float = 7.5) -> Figure:
+    """The figure, laid out; in each box of its axes the first of its words that fit, if any do."""
+    figure.lay_out()  # it fixes what the data's units measure
+    for axes, boxes in drawn:
+        across, down = points_per_unit(axes)
+        for at, colour, words, *_ in boxes:
+            for each in filter(None, (words,) if isinstance(words, str) else words):
+                lines = each.splitlines()
+                # an average DejaVu Sans character is 0.64 em wide; the rest is a margin
+                wide, tall = size * (0.64 * max(map(len, lines)) + 0.3), size * 1.25 * len(lines)
+                if wide <= abs(at[2]) * across and tall <= abs(at[3]) * down:
+                    va = "center" if len(lines) > 1 else "center_baseline"
+                    text_in(axes, at, each, colour, size, va=va, clip_on=True, gid="in-box")
+                    break
     return figure
 
 

@@ -58,7 +58,7 @@ def layers_on_devices(
             axes.plot((at, at + 1), ends, color=colour, linewidth=width, gid=gid, zorder=1)
     ticks = range(0, longest, 1 + longest // 30)
     every[-1].set_xticks(ticks, [f"{at + first}" for at in ticks])
-    return draw.worded(figure, zip(every, (boxes for *_, boxes in panels), strict=True))
+    return draw.write(figure, zip(every, (boxes for *_, boxes in panels), strict=True))
 
 
 # -- bytes ---------------------------------------------------------------------------------------
@@ -69,31 +69,17 @@ _MOST_NUMBERS = 12
 
 @styled
 def traffic_matrix(
-    predicted: Traffic | Mapping[str, Traffic],
-    measured: Traffic | None = None,
-    *,
-    title: str | None = None,
+    traffics: Mapping[str, Traffic], *, title: str = "Bytes between ranks"
 ) -> Figure:
-    """A heat map of bytes from each rank to each other; with ``measured``, two on one colour scale
-    and a red frame around every cell that differs.
-
-    Of several, ``{name: traffic}``, a panel each on one scale. Lines are drawn between hosts.
-    """
-    traffics = {"predicted": predicted} if isinstance(predicted, Traffic) else dict(predicted)
-    if measured is not None:
-        traffics["measured"] = measured
+    """A heat map of bytes from each rank to each other: a panel for each name, on one colour scale.
+    Lines are drawn between hosts."""
     if len({traffic.ranks for traffic in traffics.values()}) != 1:
         raise ConfigError(
             f"traffic_matrix draws 1 traffic or more, all of as many ranks, got "
             f"{ {name: traffic.ranks for name, traffic in traffics.items()} }; draw the same run"
         )
-    first = next(iter(traffics.values()))
-    wrong = [] if measured is None else np.argwhere(first.bytes != measured.bytes).tolist()
-    found = "" if measured is None else ": measured equals predicted to the byte"
-    found = f": {len(wrong)} cell{'s differ' if len(wrong) > 1 else ' differs'}" if wrong else found
     top = max(1, *(int(t.bytes.max(initial=0)) for t in traffics.values()))
-    wide = WIDTH if len(traffics) > 1 else 0.6 * WIDTH
-    figure = canvas(4.1, title or f"Bytes between ranks{found}", wide)
+    figure = canvas(4.1, title, WIDTH if len(traffics) > 1 else 0.6 * WIDTH)
     panels = figure.subplots(1, len(traffics), squeeze=False)[0]
     for axes, (name, traffic) in zip(panels, traffics.items(), strict=True):
         image = axes.imshow(traffic.bytes, cmap="Blues", vmin=0, vmax=top)
@@ -106,16 +92,13 @@ def traffic_matrix(
             if one != other:
                 axes.axvline(i + 0.5, gid="between hosts", **draw.DASHED)
                 axes.axhline(i + 0.5, gid="between hosts", **draw.DASHED)
-        for i, j in wrong:
-            draw.mark_box(axes, (j - 0.47, i - 0.47, 0.94, 0.94), f"{i} to {j}")
         size = 9 if traffic.ranks <= 4 else 7 if traffic.ranks <= 8 else 5
         for (i, j), nbytes in np.ndenumerate(traffic.bytes):
             if traffic.ranks <= _MOST_NUMBERS:
                 amount = format_bytes(int(nbytes)).replace(" ", "\n") if nbytes else "0"
-                cell = (j - 0.5, i - 0.5, 1, 1)
-                colour = image.cmap(image.norm(nbytes))
+                cell, colour = (j - 0.5, i - 0.5, 1, 1), image.cmap(image.norm(nbytes))
                 draw.text_in(axes, cell, "·" if i == j else amount, colour, size)
-    if first.ranks > _MOST_NUMBERS:
+    if traffic.ranks > _MOST_NUMBERS:
         bar = figure.colorbar(image, ax=list(panels), label="bytes", shrink=0.85)
         draw.ticks_as(bar.ax.yaxis, format_bytes)
     return figure

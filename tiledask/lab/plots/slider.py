@@ -1,5 +1,6 @@
 """A figure that is drawn again when the reader moves a slider; without a kernel, one of them."""
 
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -7,10 +8,10 @@ from tiledask.errors import ConfigError
 from tiledask.extras import needed_for
 from tiledask.plan import html
 
-__all__ = ["Sliders", "sliders"]
+__all__ = ["sliders"]
 
 
-class Sliders(NamedTuple):
+class _Sliders(NamedTuple):
     """A figure and what it is drawn of; a notebook shows it with its sliders."""
 
     draw: Callable[..., Any]
@@ -22,13 +23,15 @@ class Sliders(NamedTuple):
         return f"{self.draw(**self.start)!r} | with sliders, here at {at}"
 
     def _repr_mimebundle_(self, **_options: Any) -> dict[str, Any]:
-        widget, shown = self._widget()
+        widget = self._widget()
         bundle = widget._repr_mimebundle_()
         bundle = dict(bundle[0] if isinstance(bundle, tuple) else bundle)
-        return {**bundle, "text/plain": repr(self), "image/png": shown.value}  # without a kernel
+        # without a kernel: the picture as it begins
+        picture = b64encode(widget.children[-1].value).decode()
+        return {**bundle, "text/plain": repr(self), "image/png": picture}
 
-    def _widget(self) -> tuple[Any, Any]:
-        """The sliders above the figure, and the picture as it begins."""
+    def _widget(self) -> Any:
+        """The sliders, what is refused, and the picture."""
         with needed_for("sliders"):
             import ipywidgets
 
@@ -54,12 +57,12 @@ class Sliders(NamedTuple):
         for slider in moved.values():
             slider.observe(again, "value")
         again()
-        return ipywidgets.VBox([*moved.values(), words, image]), image
+        return ipywidgets.VBox([*moved.values(), words, image])
 
 
 def sliders(
     draw: Callable[..., Any], start: Mapping[str, Any] | None = None, /, **choices: Sequence[Any]
-) -> Sliders:
+) -> _Sliders:
     """``draw(**values)``, a figure of td.plots, with a slider for each of ``choices``; drawn when
     one is moved.
 
@@ -79,4 +82,4 @@ def sliders(
             f"sliders have 1 value or more each, and start at one of them; got {choices} from "
             f"{begun}; sliders(draw, m=[1, 2, 4]) begins at 1"
         )
-    return Sliders(draw, choices, begun)
+    return _Sliders(draw, choices, begun)

@@ -7,7 +7,7 @@ device 3   .. .. F0 B0 .. ..
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,10 @@ from tiledask.lab.plots.primitives import Axes, Box, Figure
 from tiledask.lab.plots.style import BLUE, INK, PALE, PINK, RED, SKY, colour_named, lighter, styled
 from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.pipelines.footprint import Footprint
-from tiledask.plan.pipelines.timeline import COMPUTE, TRANSFER, Timeline
+from tiledask.plan.pipelines.timeline import TRANSFER, Timeline
 from tiledask.plan.units import format_bytes, format_seconds
 
-__all__ = ["IDLE", "KINDS", "boxes_of", "chunks_of", "gantt", "memory_timeline", "slots"]
+__all__ = ["IDLE", "KINDS", "boxes_of", "gantt", "memory_timeline", "slots"]
 
 KINDS = {
     "F": ("forward", colour_named("forward")),
@@ -34,19 +34,15 @@ KINDS = {
 """Kind of action -> its name in a legend, its colour."""
 
 
-def _hatched(colour: str, hatch_colour: str, hatch: str) -> tuple[str, draw.Look]:
-    return colour, {"edgecolor": hatch_colour, "hatch": 5 * hatch, "linewidth": 0}
-
-
 IDLE = {
-    "warm-up": _hatched(PALE, "#A8A8A8", "/"),
-    "dependency": _hatched(PALE, "#A8A8A8", "."),
-    "imbalance": _hatched("#F9DFCC", RED, "x"),
-    "transfer": _hatched("#DDF0FB", SKY, "-"),
-    "overhead": _hatched("#F5E4ED", PINK, "+"),
-    "draining": _hatched(PALE, "#A8A8A8", "\\"),
+    "warm-up": (PALE, "#A8A8A8", "/////"),
+    "dependency": (PALE, "#A8A8A8", "....."),
+    "imbalance": ("#F9DFCC", RED, "xxxxx"),
+    "transfer": ("#DDF0FB", SKY, "-----"),
+    "overhead": ("#F5E4ED", PINK, "+++++"),
+    "draining": (PALE, "#A8A8A8", "\\\\\\\\\\"),
 }
-"""Cause -> its colour and hatch: grey where the order of actions is the cause, else its own."""
+"""Cause -> its colours and hatch: grey where the order of actions is the cause, else its own."""
 _OF_STAGES = ("warm-up", "dependency", "imbalance", "draining")
 
 
@@ -78,29 +74,27 @@ def gantt(
             f"gantt draws 1 timeline or more, with a title for each or none at all; got "
             f"{len(timelines)} timelines and {len(titles or ())} titles"
         )
-    begin = min(0.0, *(float(t.start.min(initial=0.0)) for t in timelines))
-    end = max(max(t.makespan, float(t.end.max(initial=0.0))) for t in timelines) or 1.0
-    first, last = between or (begin, end)
-    drawn = [boxes_of(timeline, causes) for timeline in timelines]
-    devices, panels = max(timeline.devices for timeline in timelines), []
-    for n, timeline in enumerate(timelines):
+    first = min(0.0, *(float(t.start.min(initial=0.0)) for t in timelines))
+    last = max(max(t.makespan, float(t.end.max(initial=0.0))) for t in timelines) or 1.0
+    first, last = between or (first, last)
+    panels, devices = [], max(timeline.devices for timeline in timelines)
+    lanes = lanes or [f"device {d + 1}" for d in range(devices)]
+    for name, timeline in zip(titles or [t.origin for t in timelines], timelines, strict=True):
         idle = f"{100 * timeline.bubble_fraction:.1f} % of device-time idle"
-        name, share = titles[n] if titles else timeline.origin, "a part" if between else idle
-        heading = f"{name}: {share}, done after {format_seconds(timeline.makespan)}"
-        names = lanes[: timeline.devices] if lanes else _device_names(timeline)
-        panels.append((heading, names, drawn[n]))
-    # what is wider than a pixel can be seen, and needs words
-    least = (last - first) / 1000
-    entries = _legend_of(timelines, {box.gid for box in chain(*drawn) if box.at[2] > least})
+        share, whole = "a part" if between else idle, format_seconds(timeline.makespan)
+        heading = f"{name}: {share}, done after {whole}"
+        panels.append((heading, lanes[: timeline.devices], boxes_of(timeline, causes)))
+    entries = _legend_of([box for *_, drawn in panels for box in drawn], (last - first) / 1000)
     if path:
         entries.append(draw.line_entry("the longest path", linewidth=1.8))
     if numbers:
         panel = all((t.kind[t.computes] == "M").all() for t in timelines)
         words = f"number in a box: the {'panel' if panel else 'micro-batch'}"
         entries.append(draw.line_entry(words, marker="$3$", markersize=6, linestyle="none"))
-    pitch, step, across = 0.34 if devices < 12 else 0.22, 1 + devices // 24, (first, last)
+    step = 1 + devices // 24
+    look: draw.Look = {"pitch": 0.34 if devices < 12 else 0.22, "step": step}
     figure, every = draw.lane_figure(
-        title, panels, entries, xlabel="time", across=across, pitch=pitch, step=step
+        title, panels, entries, xlabel="time", across=(first, last), **look
     )
     for axes, timeline in zip(every, timelines, strict=True):
         if not between:
@@ -109,15 +103,11 @@ def gantt(
             _draw_path(axes, timeline)
     if numbers:
         figure.lay_out()
-        there = [_numbers(axes, boxes) for axes, boxes in zip(every, drawn, strict=True)]
+        there = [_numbers(axes, drawn) for axes, (*_, drawn) in zip(every, panels, strict=True)]
         if not any(there):
             figure.legends[0].legend_handles[-1].set_visible(False)
             figure.legends[0].get_texts()[-1].set_text("too narrow to number; see between=")
     return figure
-
-
-def _device_names(timeline: Timeline) -> list[str]:
-    return [f"device {d + 1}" for d in range(timeline.devices)]
 
 
 def _idle_shares(axes: Axes, timeline: Timeline, step: int) -> None:
@@ -151,7 +141,8 @@ def _rows(timeline: Any, *names: str) -> Iterator[tuple[Any, ...]]:
 
 def boxes_of(timeline: Timeline, causes: bool = True) -> list[Box]:
     """A timeline as boxes in the lanes of its devices: pieces of idle time, named by their cause;
-    actions, by kind and chunk; transfers, thin, under the lane of the device that receives.
+    actions, by kind and by which of its device's stages it is, as in "F0"; transfers, thin, under
+    the lane of the device that receives.
 
     Of a forward and a backward that a device does at once each has half of the lane. Without
     ``causes`` what stages cause is "idle".
@@ -159,22 +150,25 @@ def boxes_of(timeline: Timeline, causes: bool = True) -> list[Box]:
     made, transfers = list[Box](), list[Box]()
     for device, code, start, end in _rows(timeline.idle_time, "device", "code", "start", "end"):
         cause = list(CAUSES)[code]
-        colour, look = IDLE[cause]
+        colour, look = _idle_look(cause)
         if not causes and cause in _OF_STAGES:  # an edge, so that no seam is seen between two
             cause, colour, look = "idle", PALE, {"edgecolor": PALE, "linewidth": 0.3}
         made.append(draw.span(device, start, end, colour, gid=cause, look=look))
-    chunks, last = chunks_of(timeline), (-1, 0.0, 0.0)
-    for kind, d, stage, number, start, end in _rows(
-        timeline, "kind", "device", "stage", "microbatch", "start", "end"
-    ):
+    stages: list[set[int]] = [set() for _ in range(timeline.devices)]
+    rows = [*_rows(timeline, "kind", "device", "stage", "microbatch", "start", "end")]
+    for kind, d, stage, *_ in rows:
+        stages[d] |= {stage} if kind != TRANSFER and stage >= 0 else set()
+    chunks = [{stage: n for n, stage in enumerate(sorted(mine))} for mine in stages]
+    last = -1, 0.0, 0.0
+    for kind, d, stage, number, start, end in rows:
         if kind == TRANSFER:
             look = {"edgecolor": INK, "linewidth": 0.5}
             under = d + draw.HEIGHT / 2 + 0.07
             transfers.append(draw.span(under, start, end, INK, gid=kind, height=0.08, look=look))
             continue
-        chunk, look = chunks[d, stage], {"linewidth": 0.3}
-        words, gid = f"{number}", f"{kind}{chunk}"
-        made.append(draw.span(d, start, end, _colour_of(kind, chunk), words, gid, look=look))
+        chunk = chunks[d].get(stage, 0)  # an update is of no stage
+        about = _colour_of(kind, chunk), f"{number}", f"{kind}{chunk}"
+        made.append(draw.span(d, start, end, *about, look={"linewidth": 0.3}))
         if d == last[0] and start < (last[1] + last[2]) / 2:
             for n in (-2, -1):
                 x, _, wide, _ = made[n].at
@@ -184,17 +178,9 @@ def boxes_of(timeline: Timeline, causes: bool = True) -> list[Box]:
     return made + transfers
 
 
-def chunks_of(timeline: Timeline) -> dict[tuple[int, int], int]:
-    """(device, stage) -> which of its device's stages it is: 0, 1, ... ."""
-    computing = np.isin(timeline.kind, COMPUTE)  # a transfer belongs to no stage
-    columns = timeline.device[computing].tolist(), timeline.stage[computing].tolist()
-    chunks: dict[tuple[int, int], int] = {}
-    stages: dict[int, int] = {}
-    for device, stage in sorted(set(zip(*columns, strict=True))):
-        chunks[device, stage] = stages.get(device, 0)
-        if stage >= 0:  # what is of no stage is none of them
-            stages[device] = chunks[device, stage] + 1
-    return chunks
+def _idle_look(cause: str) -> tuple[str, draw.Look]:
+    colour, edge, hatch = IDLE[cause]
+    return colour, {"edgecolor": edge, "hatch": hatch, "linewidth": 0}
 
 
 def _colour_of(kind: str, chunk: int) -> tuple[float, float, float]:
@@ -202,26 +188,27 @@ def _colour_of(kind: str, chunk: int) -> tuple[float, float, float]:
     return lighter(KINDS[kind][1], min(0.7, 0.4 * chunk))
 
 
-def _legend_of(timelines: Sequence[Timeline], seen: set[str]) -> list[Any]:
-    """What a legend says of actions, transfers, and those causes of idle time that are seen.
-    Actions that take no time are not seen, and not named."""
-    made = {kind for t in timelines for kind in t.kind[t.end > t.start].tolist()}
-    kinds = [kind for kind in COMPUTE if kind in made]
+def _legend_of(boxes: Sequence[Box], least: float) -> list[Any]:
+    """What a legend says of actions, and of transfers and idle time longer than ``least``: what is
+    wider than a pixel can be seen, and needs words."""
+    made = {box.gid for box in boxes if box.words and box.at[2] > 0}
+    kinds = [kind for kind in KINDS if any(gid[0] == kind for gid in made)]
     entries = [draw.patch_entry(*KINDS[kind]) for kind in kinds]
-    if kinds and any(c for timeline in timelines for c in chunks_of(timeline).values()):
+    if any(gid[1:] != "0" for gid in made):
         words = "paler: a later stage of the device"
         entries.append(draw.patch_entry(words, _colour_of(kinds[0], 1)))
-    if any((timeline.kind == TRANSFER).any() for timeline in timelines):
+    if any(box.gid == TRANSFER for box in boxes):
         entries.append(draw.line_entry("transfer to the device", linewidth=2))
+    seen = {box.gid for box in boxes if box.at[2] > least}
     if "idle" in seen:
         entries.append(draw.patch_entry("idle", PALE, linewidth=0))
     for cause in filter(seen.__contains__, CAUSES):
-        colour, look = IDLE[cause]
+        colour, look = _idle_look(cause)
         entries.append(draw.patch_entry(f"idle: {CAUSES[cause]}", colour, **look))
     return entries
 
 
-def _numbers(axes: Axes, boxes: list[Box]) -> bool:
+def _numbers(axes: Axes, boxes: Sequence[Box]) -> bool:
     """Micro-batches in their boxes, all of a kind in one size, as large as fits most of them; in
     narrow boxes turned by a quarter. Whether there are any."""
     (x, y), (first, last) = draw.points_per_unit(axes), axes.get_xlim()
@@ -240,9 +227,8 @@ def _numbers(axes: Axes, boxes: list[Box]) -> bool:
         for at, colour, number, *_ in mine if size >= 5 else ():
             needs = 0.9 * size + 0.35 if turned else size * (0.64 * len(number) + 0.25)
             if needs <= at[2] * x * (1 + 1e-9):
-                draw.text_in(
-                    axes, at, str(number), colour, size, clip_on=True, gid="in-box", **look
-                )
+                look |= {"clip_on": True, "gid": "in-box"}
+                draw.text_in(axes, at, str(number), colour, size, **look)
     return bool(axes.texts)
 
 
@@ -269,35 +255,33 @@ def slots(
     1
     """
     nested = bool(tasks) and all(isinstance(lanes, Mapping) for lanes in tasks.values())
-    panels: dict[str, Any] = dict(tasks) if nested else {"": tasks}
-    stays = [stay for lanes in panels.values() for each in lanes.values() for stay in each]
+    given: dict[str, Any] = dict(tasks) if nested else {"": tasks}
+    stays = [stay for lanes in given.values() for each in lanes.values() for stay in each]
     if not stays or any(end < begin for _, begin, end in stays):
         raise ConfigError(
             f"slots draws 1 task or more that ends after it begins, got {stays}; "
             f"pass {{'slot 0': [('nap', 0, 0.2)]}}"
         )
-    end = max(end for *_, end in stays)
-    drawn = []
-    for lanes in panels.values():
-        named = enumerate(lanes) if xlabel else ()
-        boxes = [draw.span(n, 0, end, PALE, gid="idle") for n, k in named if k.startswith("slot")]
-        boxes += [
-            draw.span(row, a, b, PALE if name == "idle" else colour_named(name), name, name)
-            for row, each in enumerate(lanes.values())
-            for name, a, b in each
-            if b > a
-        ]
-        drawn.append(boxes)
-    rows = [(name, [*panels[name]], boxes) for name, boxes in zip(panels, drawn, strict=True)]
-    figure, every = draw.lane_figure(title, rows, xlabel=xlabel, across=(0, 1.02 * end))
-    for axes, lanes in zip(every, panels.values(), strict=True):
+    last, panels = max(end for *_, end in stays), []
+    for name, lanes in given.items():
+        boxes = []
+        for row, (slot, each) in enumerate(lanes.items()):
+            if xlabel and slot.startswith("slot"):
+                boxes.append(draw.span(row, 0, last, PALE, gid="idle"))
+            for task, begin, end in each:
+                if end > begin:
+                    colour = PALE if task == "idle" else colour_named(task)
+                    boxes.append(draw.span(row, begin, end, colour, task, task))
+        panels.append((name, [*lanes], boxes))
+    figure, every = draw.lane_figure(title, panels, xlabel=xlabel, across=(0, 1.02 * last))
+    for axes, lanes in zip(every, given.values(), strict=True):
         if not xlabel:
             axes.set_xticks([])
         for row, each in enumerate(lanes.values()):
-            for name, begin, _ in (stay for stay in each if stay[1] == stay[2]):
+            for task, begin, _ in (stay for stay in each if stay[1] == stay[2]):
                 axes.vlines(begin, row - 0.45, row + 0.45, RED, linewidth=2.5, zorder=3)
-                draw.note(axes, (begin, row), name, color=RED)
-    return draw.worded(figure, zip(every, drawn, strict=True))
+                draw.note(axes, (begin, row), task, color=RED)
+    return draw.write(figure, zip(every, (boxes for *_, boxes in panels), strict=True))
 
 
 # -- memory --------------------------------------------------------------------------------------
@@ -320,20 +304,15 @@ def memory_timeline(
         raise ConfigError(
             "memory_timeline draws 1 footprint or more, of 1 device or more; got none"
         )
-
-    def words(value: float) -> str:
-        return format_bytes(value) if unit == "bytes" else f"{value:.4g}"
-
+    words = format_bytes if unit == "bytes" else "{:.4g}".format
     said = "" if unit == "bytes" else f" {unit}"
     top, panels = max(footprint.peak.bytes for footprint in held.values()) or 1, []
     limit, end = top if capacity is None else capacity, max(f.makespan for f in held.values())
     for name, footprint in held.items():
         boxes = list[Box]()
         for device, (times, sizes) in enumerate(footprint.steps):
-            steps = zip(
-                pairwise([*times.tolist(), footprint.makespan]), sizes.tolist(), strict=True
-            )
-            for (start, stop), size in steps:
+            ends = pairwise([*times.tolist(), footprint.makespan])
+            for (start, stop), size in zip(ends, sizes.tolist(), strict=True):
                 colour, gid = (RED, "over") if size > limit else (lighter(BLUE, 0.4), "held")
                 at = (start, device + 0.45 - 0.9 * size / top, stop - start, 0.9 * size / top)
                 look = {"edgecolor": colour, "linewidth": 0.3}  # or seams are seen
@@ -342,9 +321,8 @@ def memory_timeline(
         most, where, time = footprint.peak
         first = f"first on device {where + 1}, after {format_seconds(time)}"
         panels.append((f"{name}: at most {words(most)}{said}, {first}", names, boxes))
-    kinds = {box.gid for *_, boxes in panels for box in boxes}
     entries = [draw.patch_entry(f"{unit} held, and the most of it", lighter(BLUE, 0.4))]
-    if "over" in kinds:
+    if any(box.gid == "over" for *_, boxes in panels for box in boxes):
         entries.append(draw.patch_entry(f"over the capacity of {words(limit)}", RED))
     across = 0.0, end or 1.0
     return draw.lane_figure(title, panels, entries, xlabel="time", across=across)[0]

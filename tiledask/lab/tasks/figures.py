@@ -69,9 +69,7 @@ def draw_fields(
     if wrong:
         row, at = wrong
         draw.mark_box(axes, draw.span(row, at, at + 1, PALE).at, names[row])
-    figure.lay_out()
-    draw.write(axes, boxes)
-    return figure
+    return draw.write(figure, [(axes, boxes)])
 
 
 # -- puzzles ---------------------------------------------------------------------------------------
