@@ -284,7 +284,7 @@ def test_a_forward_and_a_backward_at_once_share_the_lane():
 
 
 def test_gantt_numbers_of_many_actions_are_there_and_in_their_box():
-    timeline = sweep.same_work("1f1b", 8, 32)
+    timeline = sweep.same_work("1f1b", 8, 12)
     (axes,) = plots.gantt(timeline).axes
     at = [(t.get_position(), t.get_text()) for t in axes.texts]
     middles = (timeline.start + timeline.end) / 2

@@ -209,8 +209,8 @@ def _legend_of(boxes: Sequence[Box], least: float) -> list[Any]:
 
 
 def _numbers(axes: Axes, boxes: Sequence[Box]) -> bool:
-    """Micro-batches in their boxes, all of a kind in one size, as large as fits most of them; in
-    narrow boxes turned by a quarter. Whether there are any."""
+    """Micro-batches in their boxes, all of a kind in one size, as large as fits most of them.
+    Whether there are any."""
     (x, y), (first, last) = draw.points_per_unit(axes), axes.get_xlim()
     inside = [box for box in boxes if first <= box.at[0] and box.at[0] + box.at[2] <= last]
     for kind in KINDS:
@@ -219,15 +219,10 @@ def _numbers(axes: Axes, boxes: Sequence[Box]) -> bool:
             continue
         wide, tall = (float(np.median([box.at[axis] for box in mine])) for axis in (2, 3))
         # a digit is 0.64 em wide and 0.73 em tall
-        along = 0.64 * max(len(box.words) for box in mine) + 0.25
-        size, turned = min(8.0, wide * x / along, tall * y), False
-        if size < 6:
-            size, turned = min(7.0, (wide * x - 0.35) / 0.9, tall * y / along), True
-        look: draw.Look = {"va": "center", "rotation": 90} if turned else {"va": "center_baseline"}
-        for at, colour, number, *_ in mine if size >= 5 else ():
-            needs = 0.9 * size + 0.35 if turned else size * (0.64 * len(number) + 0.25)
-            if needs <= at[2] * x * (1 + 1e-9):
-                look |= {"clip_on": True, "gid": "in-box"}
+        size = min(8.0, wide * x / (0.64 * max(len(box.words) for box in mine) + 0.25), tall * y)
+        for at, colour, number, *_ in mine if size >= 6 else ():
+            if size * (0.64 * len(number) + 0.25) <= at[2] * x * (1 + 1e-9):
+                look: draw.Look = {"va": "center_baseline", "clip_on": True, "gid": "in-box"}
                 draw.text_in(axes, at, str(number), colour, size, **look)
     return bool(axes.texts)
 
