@@ -63,7 +63,7 @@ def curves(
     if "x" in log:
         axes.set(xscale="log")
         named = [*series.values(), *(() if beside else marks.values())]
-        _log_ticks(axes.xaxis, (1,), xlabel, lambda x: f"{x:,.0f}" if x % 1 == 0 else f"{x:g}")
+        _log_ticks(axes.xaxis, (1,), xlabel, lambda x: f"{x:,.0f}" if x % 1 == 0 else f"{x:.3g}")
         if ticks := sorted({x for line in named if len(line) < _FINE for x in line}):
             axes.set_xticks(ticks)
     elif beside:

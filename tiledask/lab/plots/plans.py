@@ -209,7 +209,7 @@ def step_breakdown(
         for part, (colour, _) in PARTS.items():
             if seconds := times * getattr(step, part):
                 words = _words(part, seconds, seconds / ends[-1], per)
-                at = (left, row - 0.11, seconds, 0.58)  # its name stands above it
+                at = (left, row - 0.18, seconds, 0.58)  # its name stands above it
                 look: draw.Look = {"linewidth": 0.6, "hatch": "...." if part == "bubble" else None}
                 boxes.append(draw.Box(at, colour, words, part, look))
                 left += seconds
