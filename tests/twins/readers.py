@@ -309,9 +309,8 @@ def _records():
 def _learner():
     from tiledask.lab.learner.kept import Kept
 
-    rows = ("predictions", "p", {"said": 4, "at": "x"}), ("tasks", "24-on-4", {"tries": 2})
-    lines = (json.dumps(dict(zip(("table", "name", "facts"), row, strict=True))) for row in rows)
-    return ["\n".join(lines)], _in_file(lambda path: _shown(Kept("x", path)))
+    known = {"predictions": {"p": {"said": 4, "at": "x"}}, "tasks": {"24-on-4": {"tries": 2}}}
+    return [json.dumps(known)], _in_file(lambda path: _shown(Kept("x", path)))
 
 
 def _notebook():

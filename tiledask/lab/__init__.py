@@ -4,11 +4,9 @@ check            a quantity predicted, simulated and measured, its rule, and tab
 plots            matplotlib figures: pipelines, planning, products, training
 tour             runs nbs/tour.ipynb and leaves a page of it
 dashboard        tiledask's page in the Dask dashboard, and the same page as a file
-judging          one judged task: question, judge, hints, stars, drawing
-puzzles          tasks from files, answered in a line of text; rules and exact methods judge them
-idle_ladder      twelve levels on idle time, with fresh numbers from a seed
+tasks            puzzles, exercises and the idle ladder: questions, judges, hints, stars, drawings
+quantities       numbers and words as people type them
 course           the course's questions by number, worked out and run
-exercises        the walkthroughs' tasks, answered in code and run
 precision        half precision, and how far two losses may drift apart
 commands         the commands of `tiledask`, their options and what they print
 doctor           what this machine has and lacks

@@ -1,8 +1,4 @@
-"""Sheets to print, copies for a class, and grades of what learners wrote.
-
-Holds `tiledask.lab.classroom.sheet`, `tiledask.lab.classroom.assignment` and
-`tiledask.lab.classroom.grading`.
-"""
+"""Sheets to print, copies for a class, and grades of what learners wrote."""
 
 import ast
 import json
@@ -11,7 +7,6 @@ import pytest
 
 import tiledask as td
 from tiledask.cli import main
-from tiledask.errors import ConfigError
 from tiledask.lab.classroom.assignment import assigned, write_assignments
 from tiledask.lab.classroom.grading import Grade, as_csv, grade, task_of, value_of
 from tiledask.lab.classroom.sheet import sheet
@@ -34,23 +29,15 @@ def test_a_sheet_has_the_tasks_and_its_answers_are_apart():
     assert "http" not in asked.replace("http://www.w3.org", "")
 
 
-def test_a_sheet_of_what_is_not_there_is_refused():
-    with pytest.raises(ConfigError):
-        sheet(["no-such-puzzle"])
-
-
 @pytest.mark.parametrize(
     ("source", "value"),
     [
         ('task = make()\nanswer = "1-6"  # mine', "'1-6'"),
         ("answer = td.Layout(tp=4, pp=2 * 2)", "td.Layout(tp=4, pp=2 * 2)"),
         ("answer = ((rows, columns), (rows, td.Replicate()))", "((rows, columns), (rows, td.Re"),
-        ("answer = -1.5", "-1.5"),
         ("answer = open('x')", ""),
         ("answer = td.tasks.load_puzzle('24-on-4').solve()", ""),
-        ("answer = puzzle.solve()", ""),
         ("answer = [x for x in y]", ""),
-        ("answer = (lambda: 1)()", ""),
         ("answer = 9 ** 9 ** 9", ""),
         ("answer = td.Layout(tp=open('x'))", ""),
         ("def mine():\n    return 1", ""),
@@ -63,32 +50,23 @@ def test_only_what_says_a_value_is_read(source, value):
     assert bool(read) == bool(value) != bool(why)
 
 
-def cell(kind, source, number, *tags):
-    metadata = {"tags": list(tags)}
-    lines = source.splitlines(keepends=True)  # as they are in files
-    made = {"cell_type": kind, "source": lines, "metadata": metadata, "id": f"c{number}"}
-    return made | ({"outputs": [], "execution_count": None} if kind == "code" else {})
-
-
 @pytest.fixture
 def course(tmp_path, monkeypatch):
     """A walkthrough of one puzzle, and one of a function."""
-    puzzle = "puzzle = td.tasks.load_puzzle(name)\nanswer = None"
-    rule = 'exercise = td.task("cannon")\nanswer = None'
+    begin = "import tiledask as td\nname = '24-on-4'\n1 / 0\neven = '1-6 | 7-12 | 13-18 | 19-24'"
+    sources = {
+        begin: "",
+        "puzzle = td.tasks.load_puzzle(name)\nanswer = None": "answer",
+        "puzzle.check(answer)": "check",
+        "# A solution.\npuzzle.result(puzzle.solve()).require()": "solution",
+        'exercise = td.task("cannon")\nanswer = None': "answer",
+        "exercise.check(answer)": "check",
+        "# A solution.\nsecret = 1": "solution",
+    }
+    code = {"cell_type": "code", "outputs": [], "execution_count": None}
     cells = [
-        cell(
-            "code",
-            "import tiledask as td\nname = '24-on-4'\n1 / 0\neven = '1-6 | 7-12 | 13-18 | 19-24'",
-            0,
-        ),
-        cell("markdown", "Cut 24.", 1, "task"),
-        cell("code", puzzle, 2, "answer"),
-        cell("code", "puzzle.draw(answer)", 3, "draw"),
-        cell("code", "puzzle.check(answer)", 4, "check"),
-        cell("code", "# A solution.\npuzzle.result(puzzle.solve()).require()", 5, "solution"),
-        cell("code", rule, 6, "answer"),
-        cell("code", "exercise.check(answer)", 7, "check"),
-        cell("code", "# A solution.\nsecret = 1", 8, "solution"),
+        {**code, "source": source.splitlines(True), "metadata": {"tags": [tag]}, "id": f"c{number}"}
+        for number, (source, tag) in enumerate(sources.items())
     ]
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     whole = {"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}
@@ -115,18 +93,12 @@ HEAD = "puzzle = td.tasks.load_puzzle(name)\n"
 
 def test_answers_are_judged_and_nothing_else_runs(tmp_path, course):
     harm = tmp_path / "harm"
-    hand_in(tmp_path, course, "ada", c2=HEAD + "answer = even")
+    hand_in(tmp_path, course, "ada", c1=HEAD + "answer = even")
     for each in course["cells"]:  # what the others have is of another version
         each["id"] += "x"
-    hand_in(tmp_path, course, "bob", c2x=HEAD + 'answer = "1-9 | 10-12 | 13-18 | 19-24"')
-    hand_in(
-        tmp_path,
-        course,
-        "eve",
-        c0x=f"open({str(harm)!r}, 'w')",
-        c2x="answer = puzzle.solve()",
-        c6x="answer = exit",
-    )
+    hand_in(tmp_path, course, "bob", c1x=HEAD + 'answer = "1-9 | 10-12 | 13-18 | 19-24"')
+    evil = {"c0x": f"open({str(harm)!r}, 'w')", "c1x": "answer = puzzle.solve()"}
+    hand_in(tmp_path, course, "eve", **evil, c4x="answer = exit")
     (hand_in(tmp_path, course, "nil")).write_text("no notebook")
     found = grade(tmp_path / "handed in")
     stars = {(each.learner, each.task): each.stars for each in found}
@@ -142,24 +114,17 @@ def test_answers_are_judged_and_nothing_else_runs(tmp_path, course):
     assert not harm.exists()
 
 
-def test_grades_are_a_table():
-    text = as_csv([Grade("ada", "00_cut", 1, 3, 'said "so", and more')])
-    assert text == 'learner,notebook,task,stars,said\r\nada,00_cut,1,3,"said ""so"", and more"\r\n'
-
-
 def test_the_commands_of_a_class(tmp_path, capsys):
     page = tmp_path / "page.html"
     assert main(["sheet", "idle-3", "--seed", "7", "--to", str(page)]) == 0
+    assert main(["sheet", "no-such-puzzle", "--to", str(page)]) == 2
     assert page.read_text() == sheet(["idle-3"], 7)
     assert main(["notebooks", str(tmp_path / "source"), "--nbgrader"]) == 0
     assert len(list((tmp_path / "source").glob("*/*.ipynb"))) == len(SHIPPED)
     assert main(["grade", str(tmp_path / "nothing")]) == 2
     assert "there is no walkthrough in" in capsys.readouterr().err
-
-
-def test_a_folder_without_walkthroughs_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"there is no walkthrough in .*16_idle_time\.ipynb"):
-        grade(tmp_path)
+    text = as_csv([Grade("ada", "00_cut", 1, 3, 'said "so", and more')])
+    assert text == 'learner,notebook,task,stars,said\r\nada,00_cut,1,3,"said ""so"", and more"\r\n'
 
 
 def test_copies_for_a_class_have_tests_in_the_place_of_solutions(tmp_path, course):
@@ -168,11 +133,11 @@ def test_copies_for_a_class_have_tests_in_the_place_of_solutions(tmp_path, cours
     cells = json.loads(path.read_text())["cells"]
     assert len(cells) == len(course["cells"])
     assert "secret" not in path.read_text()
-    answer, test = cells[2], cells[5]
+    answer, test = cells[1], cells[3]
     assert test["source"] == "puzzle.check(answer).require()"
     assert answer["metadata"]["nbgrader"]["solution"]
     assert {**test["metadata"]["nbgrader"]}.items() >= {
-        "grade": True, "locked": True, "points": 3, "grade_id": "cell-c5", "schema_version": 3
+        "grade": True, "locked": True, "points": 3, "grade_id": "cell-c3", "schema_version": 3
     }.items()  # fmt: skip
 
 

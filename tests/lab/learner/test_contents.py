@@ -11,7 +11,6 @@ from oracles.finished import ROOT
 
 from tiledask.lab.learner import kept
 from tiledask.lab.learner.contents import SHOW_ANEW, write_contents
-from tiledask.lab.learner.copies import walkthroughs
 from tiledask.lab.learner.score import score
 from tiledask.lab.learner.start import lab_command
 
@@ -52,33 +51,9 @@ def predicted(learn: Path, name: str, *stars: int | None) -> None:
         f"q{i}": {"unit": ""} if s is None else {"value": 1.0, "stars": s}
         for i, s in enumerate(stars)
     }
-    into = kept.Kept(name, learn / ".progress" / f"{name}.jsonl")
+    into = kept.Kept(name, learn / ".progress" / f"{name}.json")
     for question, facts in table.items():
         into.put(question, **facts)
-
-
-def minutes(path: Path) -> float:
-    """To read at 60 words a minute, predict and do the exercises, without what goes deeper."""
-    found, deeper = 0.0, False
-    for cell in json.loads(path.read_text("utf-8"))["cells"]:
-        source, words = "".join(cell["source"]), cell["cell_type"] == "markdown"
-        if words and source.startswith("## "):
-            deeper = source.startswith("## Deeper: ")
-        if not deeper:
-            found += 5 * ("task" in cell["metadata"].get("tags", ()))
-            found += len(source.split()) / 60 if words else "td.predict(" in source
-    return found
-
-
-def test_each_walkthrough_takes_the_half_hour_that_the_page_says():
-    page = (walkthroughs() / "contents.md").read_text("utf-8")
-    rows = re.findall(r"\((\w+)\.ipynb\) .* \| (\d+) \|$", page, re.M)
-    assert [name for name, _ in rows] == [
-        p.stem for p in sorted(walkthroughs().glob("[0-9]*.ipynb"))
-    ]
-    for name, said in rows:
-        assert 24 <= int(said) <= 35
-        assert abs(minutes(walkthroughs() / f"{name}.ipynb") - int(said)) < 4, name
 
 
 def test_the_page_says_what_was_predicted_and_where_to_go_on(nbs, learn):

@@ -1,4 +1,4 @@
-"""The drift verdict tells faults apart, suspects are named by what helps."""
+"""The drift verdict tells faults apart."""
 
 import math
 from functools import reduce
@@ -8,15 +8,10 @@ import pytest
 
 from tiledask.errors import ConfigError
 from tiledask.lab.precision import (
-    TrainingSetting,
     acceptable,
-    blame,
-    likely,
     small,
     train,
-    worst,
 )
-from tiledask.lab.precision.drift import ROUNDOFF
 
 # -- the small network -----------------------------------------------------------------------------
 
@@ -71,33 +66,15 @@ def test_faults_are_told_from_round_off(fault, dtype, monkeypatch):
     assert not all(verdicts(alone, wrong, dtype))
 
 
-def test_bf16_sees_a_missing_f_later(monkeypatch):
-    first = {}
-    for dtype in ROUNDOFF:
-        alone = train(dtype, 6).losses
-        with monkeypatch.context() as patch:
-            patch.setattr(small, "added", FAULTS["a missing f"])
-            said = verdicts(alone, train(dtype, 6, 2).losses, dtype)
-        first[dtype] = [bool(each) for each in said].index(False) + 1
-    assert first == {"float16": 2, "bfloat16": 5, "float32": 2, "float64": 2}
-
-
 def verdicts(alone, split, dtype):
     pairs = enumerate(zip(alone, split, strict=True), start=1)
     return [acceptable(a, b, n, dtype, ranks=2, layers=2) for n, (a, b) in pairs]
 
 
-@pytest.mark.parametrize("dtype", ROUNDOFF)
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_gathered_logits_in_a_split_loss_are_a_fault(dtype, ranks):
-    loss = math.log(50)
-    assert acceptable(loss, loss + math.log(ranks), 1, dtype, ranks, 2).grade == "fault"
-
-
 def test_the_envelope_and_its_grades():
     u = 2.0**-24
-    assert likely(9, "float32", 2, 3) == pytest.approx(9 * u)
-    assert worst(9, "float32", 2, 3) == pytest.approx(81 * u)
+    found = acceptable(1.0, 1.0, 9, "float32", 2, 3)
+    assert (found.likely, found.worst) == (pytest.approx(9 * u), pytest.approx(81 * u))
     apart = (0, 17.9, 18.1, 80.9, 81.1)
     grades = [acceptable(1.0, 1 - x * u, 9, "float32", 2, 3).grade for x in apart]
     assert grades == ["round-off", "round-off", "doubtful", "doubtful", "fault"]
@@ -125,23 +102,3 @@ def test_wrong_questions_are_refused():
         acceptable(1, 1, 0, "float32")
     with pytest.raises(ConfigError, match="one of float16, bfloat16, float32, float64, got 'half'"):
         acceptable(1, 1, 1, "half")
-
-
-# -- blame ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.few(3)
-@pytest.mark.parametrize(
-    ("setting", "cause"),
-    [
-        ({}, "nothing"),
-        ({"dtype": "float32"}, "nothing"),
-        ({"scale": 2.0**-22}, "the loss scale is too low"),
-        ({"scale": 2.0**24}, "the loss scale is too high"),
-        ({"dtype": "bfloat16", "rate": 0.002, "master": False}, "no master weights"),
-        ({"rate": 1.0}, "the rate is too high"),
-        ({"dtype": "float32", "rate": 1.0}, "the rate is too high"),
-    ],
-)
-def test_the_experiment_that_helps_names_the_suspect(setting, cause):
-    assert blame(TrainingSetting(**setting)).cause == cause

@@ -1,7 +1,4 @@
-"""Faulty trainings: what each fault changes, when it is seen, and that the package is sound again.
-
-Holds `tiledask.lab.studies.faulty`.
-"""
+"""Faulty trainings: what each fault changes, when it is seen, that the package is sound again."""
 
 import numpy as np
 import pytest

@@ -1,7 +1,4 @@
-"""A training that is killed where it was told: what it does twice is counted, its losses stay.
-
-Holds `tiledask.lab.studies.interrupted`.
-"""
+"""A training that is killed where it was told: what it does twice is counted, its losses stay."""
 
 import pytest
 

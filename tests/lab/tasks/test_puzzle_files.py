@@ -131,7 +131,7 @@ def run(capsys, *arguments):
 def kept_in(tmp_path, monkeypatch):
     """Where the command line keeps progress, begun anew."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return tmp_path / "state" / "tiledask" / "terminal.jsonl"
+    return tmp_path / "state" / "tiledask" / "terminal.json"
 
 
 def test_hints_come_one_by_one_and_stars_are_listed(capsys, kept_in):

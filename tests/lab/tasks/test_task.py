@@ -59,7 +59,7 @@ def test_hints_come_one_by_one_and_stars_are_kept(task, tmp_path):
     for answer in (None, 9, 8, "x"):  # not attempted does not count, and what was reached stays
         task.check(answer)
     task.result(11)  # kept of nothing
-    kept = Kept("07_cut", tmp_path / "07_cut.jsonl")
+    kept = Kept("07_cut", tmp_path / "07_cut.json")
     known = {"hints": 3, "tries": 3, "stars": 3, "solved": True}
     assert (kept.all(), kept.all(TASKS)) == ({}, {"cut": known})
     assert here().get("cut", TASKS) == known

@@ -13,11 +13,10 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, redirect_stdout
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tiledask.errors import ConfigError
 from tiledask.lab.learner.copies import walkthroughs
@@ -25,10 +24,15 @@ from tiledask.lab.learner.copies import walkthroughs
 __all__ = ["Grade", "as_csv", "grade", "made_for", "task_of", "value_of"]
 
 _NAME = re.compile(r"(\d\d_[a-z0-9_]+?)(?:-\d+)?\.ipynb")
+_PLAIN = (
+    *(ast.Constant, ast.Name, ast.Load, ast.Tuple, ast.List, ast.Dict, ast.Set, ast.keyword),
+    *(ast.UnaryOp, ast.USub, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div),
+)
+_MADE = {f"td.{name}" for name in ("Layout", "Shard", "Replicate", "Partial")}
+"""What an answer is made of, and may call."""
 
 
-@dataclass(frozen=True)
-class Grade:
+class Grade(NamedTuple):
     """One learner's answer to one task."""
 
     learner: str
@@ -48,34 +52,37 @@ def grade(folder: str | Path) -> list[Grade]:
     ConfigError where there is no notebook of the course.
     """
     course = {path.stem: path for path in walkthroughs().glob("[0-9]*.ipynb")}
-    found: dict[str, list[Path]] = {}
+    handed_in: dict[str, dict[str, dict[int | str, str]]] = {}
     for path in sorted(Path(folder).rglob("*.ipynb")):
         named = _NAME.fullmatch(path.name)
         if named and named[1] in course and ".ipynb_checkpoints" not in path.parts:
-            found.setdefault(named[1], []).append(path)
-    if not found:
+            learner = str(path.parent.relative_to(folder))
+            handed_in.setdefault(named[1], {})[learner] = _answers(path)
+    if not handed_in:
         raise ConfigError(
             f"there is no walkthrough in {str(folder)!r} or below it; give the folder that has "
             f"learners' notebooks under their own names, such as 16_idle_time.ipynb"
         )
-    grades: list[Grade] = []
-    for name, paths in found.items():
-        written = {str(path.parent.relative_to(folder)): _answers(path) for path in paths}
-        with ExitStack() as ended:
-            for number, (cell, task, made) in enumerate(_tasks(course[name], ended), 1):
-                for learner, answers in written.items():
-                    # ids are others where the course was handed out in another version
-                    source = answers.get(cell) or answers.get(number, "")
-                    grades.append(Grade(learner, name, number, *_judged(task, source, made)))
-    return sorted(grades, key=lambda each: (each.learner, each.notebook, each.task))
+    grades = []
+    for name, learners in handed_in.items():
+        for number, (cell, task, before) in enumerate(_tasks(course[name]), 1):
+            # ids are others where the course was handed out in another version
+            values = {
+                learner: value_of(answers.get(cell) or answers.get(number, ""))
+                for learner, answers in learners.items()
+            }
+            names = {task}.union(*(_names(ast.parse(value)) for value, _ in values.values()))
+            there: dict[str, Any] = {}
+            exec(compile(ast.Module(made_for(names, before), []), name, "exec"), there)
+            for learner, value in values.items():
+                grades.append(Grade(learner, name, number, *_judged(there[task], *value, there)))
+    return sorted(grades)
 
 
 def as_csv(grades: Iterable[Grade]) -> str:
     """A line for each grade: learner, notebook, task, stars, said."""
     out = io.StringIO()
-    writer = csv.writer(out)
-    writer.writerow(field.name for field in fields(Grade))
-    writer.writerows(astuple(each) for each in grades)
+    csv.writer(out).writerows([Grade._fields, *grades])
     return out.getvalue()
 
 
@@ -83,45 +90,24 @@ def _answers(path: Path) -> dict[int | str, str]:
     """Number of a task, and the id of its cell -> the source of the answer; none of what is no
     notebook."""
     found: dict[int | str, str] = {}
-    try:
+    with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
         cells = json.loads(path.read_text("utf-8"))["cells"]
         asked = [cell for cell in cells if "answer" in cell["metadata"].get("tags", ())]
         for number, cell in enumerate(asked, 1):
             found[number] = found[cell.get("id", number)] = "".join(cell["source"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return {}
     return found
 
 
-Made = Callable[[set[str]], dict[str, Any]]
-"""Names -> what the course gives them, and all that was made before."""
-
-
-def _tasks(path: Path, ended: ExitStack) -> Iterator[tuple[str, Any, Made]]:
-    """Each task of a notebook of the course, with the id of its cell, and what makes the names that
-    answers use; ``ended`` closes what was begun for it, such as a cluster."""
+def _tasks(path: Path) -> Iterator[tuple[str, str, list[ast.stmt]]]:
+    """Of each task in a notebook of the course: the id of its cell, its name, and all code up to it
+    but solutions."""
     before: list[ast.stmt] = []
-    there: dict[str, Any] = {}
-    done: set[ast.stmt] = set()
-
-    def made(names: set[str]) -> dict[str, Any]:
-        for statement in made_for(names, before):
-            if statement not in done:
-                done.add(statement)
-                with redirect_stdout(io.StringIO()):
-                    exec(compile(ast.Module([statement], []), path.name, "exec"), there)
-                for value in map(there.get, _bound(statement)):
-                    if close := getattr(value, "close", None):
-                        ended.callback(close)
-        return there
-
     for cell in json.loads(path.read_text("utf-8"))["cells"]:
         tags = cell["metadata"].get("tags", ())
         if cell["cell_type"] == "code" and "solution" not in tags:
             before += (here := ast.parse("".join(cell["source"])).body)
             if "answer" in tags:
-                name = task_of(here)
-                yield cell.get("id", ""), made({name})[name], made
+                yield cell.get("id", ""), task_of(here), before
 
 
 def task_of(cell: Iterable[ast.stmt]) -> str:
@@ -162,25 +148,15 @@ def _bound(statement: ast.stmt) -> set[str]:
     return {node.id for node in stored if isinstance(node.ctx, ast.Store)}
 
 
-def _judged(task: Any, source: str, made: Made) -> tuple[int, str]:
-    """(stars, the verdict) of the answer in a cell."""
-    value, why = value_of(source) if source else ("", "no such cell: it was removed")
+def _judged(task: Any, value: str, why: str, there: dict[str, Any]) -> tuple[int, str]:
+    """(stars, the verdict) of an answer."""
     if why:
         return 0, f"not judged: {why}"
     try:
-        there = made(_names(ast.parse(value)))
         result = task.result(eval(value, there | {"__builtins__": {}}))
     except Exception as error:  # whatever an answer of the wrong kind leads to
         return 0, f"{type(error).__name__}: {error}"
     return result.stars, result.reason
-
-
-_MADE = {"Layout", "Shard", "Replicate", "Partial"}
-"""Of td, what an answer may be made of."""
-_PLAIN = (
-    *(ast.Constant, ast.Name, ast.Load, ast.Tuple, ast.List, ast.Dict, ast.Set, ast.keyword),
-    *(ast.UnaryOp, ast.USub, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div),
-)
 
 
 def value_of(source: str) -> tuple[str, str]:
@@ -191,6 +167,8 @@ def value_of(source: str) -> tuple[str, str]:
     >>> value_of("answer = open('x').read()")
     ('', 'an answer that has to run')
     """
+    if not source:
+        return "", "no such cell: it was removed"
     try:
         last = ast.parse(source).body[-1]
     except (SyntaxError, IndexError, ValueError, RecursionError):
@@ -203,7 +181,7 @@ def value_of(source: str) -> tuple[str, str]:
 def _is_plain(node: ast.AST) -> bool:
     """Whether it does nothing but say a value, a layout or a placement."""
     if isinstance(node, ast.Attribute):
-        return node.attr in _MADE and isinstance(node.value, ast.Name) and node.value.id == "td"
+        return ast.unparse(node) in _MADE
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Attribute)
     return isinstance(node, _PLAIN)

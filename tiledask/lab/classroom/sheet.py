@@ -37,12 +37,10 @@ def sheet(names: Sequence[str], seed: int = 0, answers: bool = False) -> str:
     asked = [each for name in names for each in (all_of_them if name == "idle" else [name])]
     tasks = [task(name, seed) for name in asked]
     parts = [_section(number, each, answers) for number, each in enumerate(tasks, 1)]
-    title = f"tiledask, seed {seed}{': answers' if answers else ''}"
-    head = f"<meta charset='utf-8'><title>{html.words(title)}</title><style>{_STYLE}</style>"
+    title = html.words(f"tiledask, seed {seed}{': answers' if answers else ''}")
+    head = f"<meta charset='utf-8'><title>{title}</title><style>{_STYLE}</style>"
     name = "" if answers else "<p>Name: <span class='room'>&emsp;&emsp;</span></p>"
-    return (
-        f"<!doctype html><html lang='en'>{head}<h1>{html.words(title)}</h1>{name}{''.join(parts)}"
-    )
+    return f"<!doctype html><html lang='en'>{head}<h1>{title}</h1>{name}{''.join(parts)}"
 
 
 def _section(number: int, task: JudgedTask, answers: bool) -> str:

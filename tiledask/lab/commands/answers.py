@@ -19,7 +19,6 @@ QUESTION*            its number, or words that it has; none lists all
 --set INPUT=VALUE+   change inputs, such as layers=12 devices=3
 --no-run             arithmetic and simulation only
 --explain            what the inputs are, and more working
---figure FILE        the answer as a picture, where it has one
 {EXAMPLES}"""
 PUZZLE_OPTIONS = """
 PUZZLE?              a level, a name or a JSON file; none lists all
@@ -32,11 +31,12 @@ PUZZLE?              a level, a name or a JSON file; none lists all
 
 def run_ask(args: argparse.Namespace) -> Run:
     """The answer; 1 if a claim of its run fails."""
-    from tiledask.lab.course.ask import ask_command, list_all
+    from tiledask.lab.course.ask import answered, list_all, read_inputs
 
     if not args.question:
         return list_all(args.console)
-    answer = ask_command(" ".join(args.question), args.set, args.figure, run=not args.no_run)
+    given = read_inputs(args.set)
+    answer = answered(" ".join(args.question), given, run=not args.no_run)
     yield answer.to_text(args.console.width, args.explain).rstrip()
     return (0 if answer.ok else 1), answer.to_dict()
 

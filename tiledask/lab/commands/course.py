@@ -96,4 +96,4 @@ def run_grade(args: argparse.Namespace) -> Run:
     rows = [(g.learner, g.notebook, str(g.task), "★" * g.stars, g.said) for g in grades]
     head = ("learner", "walkthrough", "task", "stars", "verdict")
     yield Table(head, rows, left=(0, 1, 3, 4))
-    return 0, [asdict(each) for each in grades]
+    return 0, [each._asdict() for each in grades]

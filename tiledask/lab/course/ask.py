@@ -2,11 +2,11 @@
 
 Answer         as people read it, in a terminal or a notebook, and as JSON
 ask            td.ask(34, layers=12)
-ask_command    `tiledask ask 34 --set layers=12`, list_all   `tiledask ask`
+answered       `tiledask ask 34 --set layers=12`, list_all   `tiledask ask`
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from textwrap import fill
@@ -16,16 +16,21 @@ import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.connecting.connect import cluster_of
 from tiledask.errors import ConfigError, short
-from tiledask.lab.check import Comparison
+from tiledask.lab.check import Check, Comparison
+from tiledask.lab.course import runs
 from tiledask.lab.course.by_words import by_words
 from tiledask.lab.course.index import taught
-from tiledask.lab.course.question import MOST_WORKERS, Question, Worked
+from tiledask.lab.course.question import Question
 from tiledask.lab.course.table import QUESTIONS
-from tiledask.lab.files import save_figure
-from tiledask.lab.plots.primitives import Figure
+from tiledask.lab.course.words import filled, lines_of, looked_up
 from tiledask.plan.tables import Console
 
-__all__ = ["Answer", "ask", "ask_command", "list_all", "read_inputs"]
+__all__ = ["Answer", "answered", "ask", "list_all", "read_inputs"]
+
+MOST_WORKERS = 4
+"""Of a cluster that is started for a run; a cluster of your own may have more."""
+WRAP: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+INDENT: dict[str, Any] = {"initial_indent": "  ", "subsequent_indent": "    "}
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,7 +39,14 @@ class Answer:
 
     question: Question
     inputs: Mapping[str, Any]
-    worked: Worked
+    title: str
+    asked: str
+    """The question, with the inputs in it."""
+    answer: str
+    """In a sentence or two, with its numbers."""
+    working: list[str]
+    values: Mapping[str, Any]
+    """The results of the working by name."""
     run: Comparison | None
     """Predicted, simulated and measured."""
     not_run: str
@@ -43,29 +55,9 @@ class Answer:
     """Which question was taken, where it was asked in words."""
 
     @property
-    def values(self) -> Mapping[str, Any]:
-        """The results of the working by name."""
-        return self.worked.values
-
-    @property
     def ok(self) -> bool:
         """Whether no claim of the run fails."""
         return self.run is None or self.run.ok
-
-    @property
-    def title(self) -> str:
-        return self.question.words(self.question.title, self.inputs)
-
-    @property
-    def asked(self) -> str:
-        """The question, with the inputs in it."""
-        return self.question.words(self.question.asked, self.inputs)
-
-    def figure(self) -> Figure:
-        """The answer as a picture; ConfigError if it has none."""
-        if self.worked.figure is None:
-            raise ConfigError(f"the answer to question {self.question.number} has no figure")
-        return self.worked.figure()
 
     def to_text(self, width: int = 100, explain: bool = False) -> str:
         """The answer first, then its working, no line of prose longer than ``width`` characters.
@@ -77,26 +69,23 @@ class Answer:
         parts = {
             self.found: [],
             f"{asks.number}. {self.title}": [self.asked],
-            "Answer": [self.worked.answer],
-            "Working": self.worked.lines,
+            "Answer": [self.answer],
+            "Working": self.working,
             "Not run": [self.not_run] * bool(self.not_run),
-            "Inputs": [f"{asks.typed({n: v})}: {asks.inputs[n].meaning}" for n, v in inputs],
-            "Taught in": [*map(str, taught(asks.number))],
         }
-        if not explain:
-            del parts["Inputs"], parts["Taught in"]
+        if explain:
+            parts["Inputs"] = [f"{asks.typed({n: v})}: {asks.inputs[n].meaning}" for n, v in inputs]
+            parts["Taught in"] = [*map(str, taught(asks.number))]
+        else:
             parts[f"Inputs: {asks.typed(self.inputs)} (--set, --explain)"] = []
-        wrap: dict[str, Any] = {
-            "width": width,
-            "break_long_words": False,
-            "break_on_hyphens": False,
-        }
-        indent: dict[str, Any] = {"initial_indent": "  ", "subsequent_indent": "    "}
-        text = "\n\n".join(
-            "\n".join([fill(head, **wrap), *(fill(line, **wrap, **indent) for line in lines)])
+        blocks = [
+            "\n".join(
+                [fill(head, width, **WRAP), *(fill(x, width, **WRAP, **INDENT) for x in lines)]
+            )
             for head, lines in parts.items()
             if lines or head not in ("", "Not run")
-        )
+        ]
+        text = "\n\n".join(blocks)
         return f"{text}\n" + ("" if self.run is None else f"\n{self.run.to_text(width)}")
 
     def __repr__(self) -> str:
@@ -104,22 +93,14 @@ class Answer:
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain values, for JSON."""
-        return {
+        same = ("title", "asked", "found", "answer", "working", "not_run")
+        return {name: getattr(self, name) for name in same} | {
             "number": self.question.number,
-            "title": self.title,
-            "asked": self.asked,
-            "found": self.found,
             "inputs": dict(self.inputs),
-            "answer": self.worked.answer,
-            "working": [*self.worked.lines],
-            "values": dict(self.worked.values),
+            "values": dict(self.values),
             "run": None if self.run is None else self.run.to_dict(),
-            "not_run": self.not_run,
             "taught": [each._asdict() for each in taught(self.question.number)],
         }
-
-
-# -- asking ----------------------------------------------------------------------------------------
 
 
 def ask(
@@ -169,19 +150,40 @@ def answered(
         inputs = in_words | dict(inputs)
     if int(number) not in QUESTIONS:
         raise ConfigError(f"there is no question {number}; there are 1 to 39: `tiledask ask`")
-    taken = QUESTIONS[int(number)]
-    given = taken.read(inputs)
-    worked, table = taken.work(**given), None
+    it = QUESTIONS[int(number)]
+    given = it.read(inputs)
+    names, title, table = it.work(**given), it.words(it.title, given), None
     there = None if cluster is None else cluster_of(cluster, "what a question runs on")
-    size = given.get(taken.workers, MOST_WORKERS)
+    size = given.get(it.workers, MOST_WORKERS)
     workers = len(size) if isinstance(size, list) else size
-    not_run = _refusal(taken, given, workers, there) if run else ""
+    not_run = _refusal(it, given, workers, there) if run else ""
     if run and not not_run:
         start = nullcontext(there) if there else td.start_cluster(workers=workers, quiet=True)
         with start as running:
-            title = f"{taken.words(taken.title, given)}: run on workers"
-            table = Comparison(title, worked.run(running))
-    return Answer(taken, given, worked, table, not_run, found)
+            table = Comparison(f"{title}: run on workers", [*_claims(it, names, running)])
+    return Answer(
+        it,
+        given,
+        title,
+        it.words(it.asked, given),
+        filled(it.answer, names),
+        lines_of(it.working, names),
+        it.results(names),
+        table,
+        not_run,
+        found,
+    )
+
+
+def _claims(asked: Question, names: Mapping[str, Any], cluster: Cluster) -> Iterator[Check]:
+    """Of all runs of a question."""
+    for name, *arguments in asked.runs:
+        given = []
+        for each in arguments:
+            is_name = isinstance(each, str) and not each.startswith("'")
+            given.append(looked_up(each, names) if is_name else each)
+        words = [each.strip("'") if isinstance(each, str) else each for each in given]
+        yield from getattr(runs, name)(cluster, *words)
 
 
 def _refusal(
@@ -219,14 +221,6 @@ def read_inputs(words: list[str]) -> dict[str, str]:
             )
         found[name] = value
     return found
-
-
-def ask_command(words: str, inputs: list[str], figure: str | None, run: bool) -> Answer:
-    """The answer; its figure is written before the run, for not every one has it."""
-    given = read_inputs(inputs)
-    if figure:
-        save_figure(answered(words, given, run=False).figure(), figure)
-    return answered(words, given, run=run)
 
 
 def list_all(console: Console) -> tuple[int, dict[str, Any]]:

@@ -17,6 +17,14 @@ from tiledask.plan.data import shipped
 __all__ = ["PAGE", "Taught", "page", "taught"]
 
 PAGE = "questions.md"
+HEAD = """# The questions, by number
+
+Made from the walkthroughs' headings by `python -m tiledask.lab.course.index`. Each \
+question is also worked out and run by `tiledask ask NUMBER`.
+
+| | question | taught in |
+|---|---|---|
+"""
 _MARKED = re.compile(r"^#+ +(.+) \(questions? (\d+(?:, \d+)*)\)$", re.MULTILINE)
 
 
@@ -38,43 +46,30 @@ def taught(number: int) -> tuple[Taught, ...]:
     >>> [str(each) for each in taught(34)]
     ['nbs/14_cut_24_layers.ipynb: The best one, by looking at all']
     """
-    return tuple(where for n, where in _all() if n == number)
+    return tuple(where for numbers, where in _sections() if str(number) in numbers)
 
 
 @cache
-def _all() -> tuple[tuple[int, Taught], ...]:
-    return tuple(
-        (int(number), Taught(path.name, heading))
+def _sections() -> list[tuple[list[str], Taught]]:
+    """All that teach any, with the numbers of the questions."""
+    return [
+        (numbers.split(", "), Taught(path.name, heading))
         for path in sorted(shipped("nbs").glob("[0-9]*.ipynb"))
         for cell in json.loads(path.read_text("utf-8"))["cells"]
         if cell["cell_type"] == "markdown"
         for heading, numbers in _MARKED.findall("".join(cell["source"]))
-        for number in numbers.split(", ")
-    )
+    ]
 
 
 def page() -> str:
     """The index as Markdown: a line for each question, with links to the walkthroughs."""
-    lines = [
-        "# The questions, by number",
-        "",
-        "Made from the walkthroughs' headings by `python -m tiledask.lab.course.index`. Each "
-        "question is also worked out and run by `tiledask ask NUMBER`.",
-        "",
-        "| | question | taught in |",
-        "|---|---|---|",
-    ]
+    lines = []
     for number, each in QUESTIONS.items():
         title = each.words(each.title).replace("|", "\\|")
         links = "; ".join(f"[{w.notebook[:-6]}]({w.notebook}), {w.section}" for w in taught(number))
-        lines.append(f"| {number} | {title} | {links} |")
-    return "\n".join(lines) + "\n"
-
-
-def main() -> None:
-    """None, once the page is written where the walkthroughs are."""
-    atomic_write(shipped("nbs") / PAGE, page().encode())
+        lines.append(f"| {number} | {title} | {links} |\n")
+    return HEAD + "".join(lines)
 
 
 if __name__ == "__main__":
-    main()
+    atomic_write(shipped("nbs") / PAGE, page().encode())

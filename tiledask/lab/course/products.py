@@ -18,7 +18,7 @@ import tiledask as td
 from tiledask.distributed.products.needed import ledger_of
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.lab.course import runs
-from tiledask.lab.course.question import Worked, count, cut_over, question, shares
+from tiledask.lab.course.question import Names, cut_over, question
 from tiledask.lab.course.runs import Blocking
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.inputs.hardware import load_device
@@ -50,50 +50,37 @@ def _named(grids: Collection[Grid], blocking: str, workers: int) -> list[Grid]:
     )
 
 
-def contents(ledger: Ledger) -> str:
-    """What the fullest place holds, the largest first."""
-    place, moment, _ = ledger.binding
-    found = sorted(ledger.by_tensor(place, moment).items(), key=lambda row: -row[1])
-    words = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in found if nbytes)
-    return words.replace("runtime", "runtime (8 MiB + 2 %)")
-
-
 @question(1)
 def two_levels(
     m: int, n: int, k: int, dtype: str, workers: int, memory: int, blocking: str, tile: int
-) -> Worked:
+) -> Names:
     """Every blocking with what it moves and holds; the tiles of the blocks of the chosen one."""
-    of, flops = as_dtype(dtype), 2 * m * n * k
+    of, flops, shape = as_dtype(dtype), 2 * m * n * k, (m, n, k)
     item, grids = of.itemsize, td.formulas.grids(workers, 2)
     plans = {g: Blocking(g).plan(m, n, k) for g in grids if g[0] <= min(m, k) and g[1] <= min(n, k)}
     moved = {over: plan.traffic(item).total for over, plan in plans.items()}
-    ledgers = {over: ledger_of(plan, of, "tiled", tile) for over, plan in plans.items()}
+    held = {over: ledger_of(plan, of, "tiled", tile).peak for over, plan in plans.items()}
     asked = _named(plans, blocking, workers)
-    p, q = chosen = min(asked, key=lambda g: (ledgers[g].peak > memory, moved[g], ledgers[g].peak))
-    peak, rows, columns = ledgers[chosen].peak, even(m, p), even(n, q)
-    if peak > memory:
-        held = f"a worker would hold {format_bytes(peak)}, of {format_bytes(memory)}"
-        raise ConfigError(f"{held}, {RUNTIME:,} B of it runtime; more workers, or more memory")
+    p, q = chosen = min(asked, key=lambda g: (held[g] > memory, moved[g], held[g]))
+    peak, sent, left = held[chosen], moved[chosen], memory - held[chosen]
+    if left < 0:
+        needs = f"a worker would hold {format_bytes(peak)}, of {format_bytes(memory)}"
+        raise ConfigError(f"{needs}, {RUNTIME:,} B of it runtime; more workers, or more memory")
+    rows, columns, ways = (
+        even(m, p),
+        even(n, q),
+        [(*over, moved[over], held[over]) for over in held],
+    )
     loads, in_tile = runs.loaded(plans[chosen], tile, item), tile / item
-    full = f" (a full tile {in_tile:.4g})" * (round(flops / loads, 3) != round(in_tile, 3))
-    products = {f"tiles of {t}": (Blocking(chosen, tile=t), moved[chosen]) for t in (tile, 32)}
-    return Worked(
-        f"{p} x {q} blocks of {shares(rows)} rows x {shares(columns)} columns; tiles load "
-        f"{format_bytes(loads)}, {flops / loads:.4g} FLOP a byte{full}.",
-        f"level 1, A, B and C in p x q blocks: (m k (q - 1) + k n (p - 1)) x {item} B received",
-        *(f"{a} x {b}: {format_bytes(moved[a, b])} in all, a worker holds "
-          f"{format_bytes(by.peak)} at most" for (a, b), by in ledgers.items()),
-        f"level 2: A is loaded {-(-max(columns) // tile)} times, B {-(-max(rows) // tile)}; a "
-        f"full tile: 2 x {tile}^3 FLOP / (2 x {tile}^2 x {item} B) = {in_tile:.4g} FLOP a byte",
-        values={"blocking": [p, q], "sent": moved[chosen], "held": peak, "loaded": loads,
-                "intensity": in_tile, "intensity in all": flops / loads,
-                "room left": memory - peak},
-        run=lambda cluster: runs.multiplied(cluster, (m, n, k), products, dtype),
-    )  # fmt: skip
+    intensity = flops / loads
+    full = f" (a full tile {in_tile:.4g})" * (round(intensity, 3) != round(in_tile, 3))
+    across, down = -(-max(columns) // tile), -(-max(rows) // tile)
+    products = {f"tiles of {t}": (Blocking(chosen, tile=t), sent) for t in (tile, 32)}
+    return locals()
 
 
 @question(4)
-def methods(rows: int, inner: int, columns: int, gpus: int, room: int) -> Worked:
+def methods(rows: int, inner: int, columns: int, gpus: int, room: int) -> Names:
     """What each method holds of A and sends, and which of them bring A below the room.
 
     Rings: an all-reduce of s bytes over n sends 2 (n - 1) s, a broadcast or a sum (n - 1) s.
@@ -102,6 +89,7 @@ def methods(rows: int, inner: int, columns: int, gpus: int, room: int) -> Worked
     x, a, y = (ITEM * s * n for s, n in ((rows, inner), (inner, columns), (rows, columns)))
     p = next(p for p in range(isqrt(gpus), 0, -1) if gpus % p == 0)
     q, ring, S, R = gpus // p, 2 * (gpus - 1), td.Shard, td.Replicate()
+    shape = rows, columns, inner
     panels = (q - 1) * x + (p - 1) * a
     # method -> (fullest block of A, bytes forward, bytes backward, of what)
     table = {
@@ -112,28 +100,27 @@ def methods(rows: int, inner: int, columns: int, gpus: int, room: int) -> Worked
         "blocks of A": ((-(-inner // p), -(-columns // q)), panels, 2 * panels, "panels, sums"),
     }
     held = {name: ITEM * prod(block) for name, (block, *_) in table.items()}
+    lines = {name: (held[name], *sent) for name, (_, *sent) in table.items()}
+    both = {name: [up, down] for name, (_, up, down, _) in table.items()}
     fitting = [name for name, nbytes in held.items() if nbytes <= room]
-    cut = ", ".join(name for name, nbytes in held.items() if nbytes < a)
+    fits, cut = ", ".join(fitting) or "None", [name for name in held if held[name] < a]
     products = {
         "columns of A": (Blocking((gpus,), "gather", placed=((R,), (S(1),))), 0),
         "blocks of A": (Blocking((p, q)), panels),
     }
-    return Worked(
-        f"Those that cut A itself: {cut}; all others leave {format_bytes(a)} of A on a GPU. "
-        f"{', '.join(fitting) or 'None'} fit {format_bytes(room)}.",
-        f"A is {inner} x {columns} x {ITEM} B = {format_bytes(a)}; bytes below are those of "
-        f"all {gpus} GPUs: an all-reduce of s bytes sends 2 ({gpus} - 1) s",
-        *(f"{name}: {format_bytes(held[name])} of A on the fullest GPU; forward "
-          f"{format_bytes(up)}, backward {format_bytes(down)}: {what}"
-          for name, (_, up, down, what) in table.items()),
-        values={"bytes of A": held, "fit": fitting,
-                "sent": {name: [up, down] for name, (_, up, down, _) in table.items()}},
-        run=lambda cluster: runs.multiplied(cluster, (rows, columns, inner), products),
-    )  # fmt: skip
+    return locals()
 
 
 LAYERS = td.Shard(0), td.Shard(1), td.Replicate()
 """A and B over p and q; each of r layers has them."""
+
+
+def contents(ledger: Ledger) -> list[str]:
+    """What the fullest place holds, the largest first."""
+    place, moment, _ = ledger.binding
+    found = sorted(ledger.by_tensor(place, moment).items(), key=lambda row: -row[1])
+    held = {name: format_bytes(nbytes) for name, nbytes in found if nbytes}
+    return [f"{name}{' (8 MiB + 2 %)' * (name == 'runtime')} {n}" for name, n in held.items()]
 
 
 def kind(over: Grid) -> str:
@@ -145,9 +132,9 @@ def kind(over: Grid) -> str:
 
 
 @question(7)
-def cuts(m: int, n: int, k: int, dtype: str, workers: int, memory: int) -> Worked:
+def cuts(m: int, n: int, k: int, dtype: str, workers: int, memory: int) -> Names:
     """Every grid by its formula, which fit, and the least of all."""
-    of = as_dtype(dtype)
+    of, extents = as_dtype(dtype), (m, n, k)
     item, wide = of.itemsize, accumulator(of).itemsize
     ways = {
         (p, q, r): Blocking((p, q, r), "2.5d", placed=(LAYERS, LAYERS))
@@ -159,41 +146,28 @@ def cuts(m: int, n: int, k: int, dtype: str, workers: int, memory: int) -> Worke
     plans = {over: way.plan(m, n, k) for over, way in ways.items()}
     moved = {over: plan.traffic(item, wide).total for over, plan in plans.items()}
     ledgers = {over: ledger_of(plan, of) for over, plan in plans.items()}
-    fitting = [over for over in plans if ledgers[over].peak <= memory]
+    held = {over: ledger.peak for over, ledger in ledgers.items()}
+    fitting = [over for over in plans if held[over] <= memory]
     best = min(fitting, key=lambda over: (moved[over], over[2]), default=None)
-    lean = best or min(plans, key=lambda over: ledgers[over].peak)
-    peak, among = format_bytes(ledgers[lean].peak), count(len(plans), "grid")
+    lean = best or min(plans, key=held.__getitem__)
     names = {over: f"{' x '.join(map(str, over))}, {kind(over)}" for over in plans}
-    answer = f"None of {among} fits {format_bytes(memory)}: each needs {peak} or more on a worker."
-    if best:
-        answer = (
-            f"{names[best]}, of {among}: the least received, {format_bytes(moved[best])} in all."
-        )
-    square = min(td.formulas.grids(workers, 2), key=lambda grid: (max(grid), grid))
-    begin, spread = [Tiling(shape, square, runs.GRID) for shape in ((m, k), (k, n))], {}
+    chosen, peak, least, fit = names[lean], held[lean], moved[lean], len(fitting)
+    grids, inside = len(plans), contents(ledgers[lean])
+    p, q = min(td.formulas.grids(workers, 2), key=lambda grid: (max(grid), grid))
+    begin, spread = [Tiling(shape, (p, q), runs.GRID) for shape in ((m, k), (k, n))], {}
     for over in plans:
         with suppress(PlacementError):  # too small for it
             total = plan_product("3d", *begin, grid=over).traffic(item, wide).total
-            where = f"{square[0]} x {square[1]} blocks"
             if over[2] > 1:
-                spread[over] = f"; {format_bytes(total)} received from {where} without copies"
+                words = f"{format_bytes(total)} received from {p} x {q} blocks without copies"
+                spread[over] = f"; {words}"
+    lines = {names[o]: (moved[o], held[o], held[o] > memory, spread.get(o, "")) for o in plans}
     products = {}
     for p, q, r in {kind(over): over for over in [*plans, lean]}.values():
         formula = item * (m * k * (q - 1) + k * n * (p - 1)) + wide * m * n * (r - 1)
         products[names[p, q, r]] = ways[p, q, r], formula
-    return Worked(
-        answer,
-        f"A and B lie in p x q blocks, a copy on each of the r layers; workers receive {item} B x "
-        f"(m k (q - 1) + k n (p - 1)) + {wide} B x m n (r - 1)",
-        *(f"{names[over]}: {format_bytes(moved[over])} received, {format_bytes(by.peak)} held "
-          f"at most{', too much' * (by.peak > memory)}{spread.get(over, '')}"
-          for over, by in ledgers.items()),
-        f"{names[lean]}: its fullest worker holds {contents(ledgers[lean])}",
-        values={"moved": {named(over): nbytes for over, nbytes in moved.items()},
-                "held": {named(over): by.peak for over, by in ledgers.items()},
-                "fit": len(fitting), "best": best and list(best)},
-        run=lambda cluster: runs.multiplied(cluster, (m, n, k), products, dtype),
-    )  # fmt: skip
+    by_name = [{named(over): nbytes for over, nbytes in of.items()} for of in (moved, held)]
+    return locals()
 
 
 # -- 10: any plan judged ---------------------------------------------------------------------------
@@ -247,7 +221,7 @@ def _time(seconds: float) -> str:
 def critique(
     m: int, n: int, k: int, workers: int, blocking: str, strategy: str, tile: int, memory: int,
     device: str,
-) -> Worked:  # fmt: skip
+) -> Names:  # fmt: skip
     """Six points of the plan, and what would be better.
 
     Advised is the fastest that fits and neither moves nor loads more, in the smallest tile that
@@ -287,11 +261,5 @@ def critique(
     elif not fits:
         end = f"No plan fits: all hold {format_bytes(min(o.held for o in others))} or more"
     products = {str(plan): (plan.way, plan.moved) for plan in (given, after)}
-    return Worked(
-        f"Faults of {given}: {', '.join(faults) or 'none'}. {end}.",
-        *(f"{name}: {'good' if ok else 'a fault'}: {why}" for name, (ok, why) in points.items()),
-        values={"faults": faults, "advised": str(after), "seconds": now,
-                "seconds, advised": after.seconds, "moved": given.moved, "held": given.held,
-                "loaded": given.loaded, "room left": memory - given.held},
-        run=lambda cluster: runs.multiplied(cluster, shape, products),
-    )  # fmt: skip
+    left = memory - given.held
+    return locals()

@@ -1,11 +1,17 @@
-"""A question of the course: its words and inputs in data/questions.json, its working a function.
+"""A question of the course: its words and inputs in data/questions.json, its sums in a function.
 
 "33": {"title": "Worker Idle Time ...", "asked": "{workers} workers have equal parts ...",
+       "answer": "Each of {p} workers idles {idle:g} of {T:g} s ...",
+       "working": ["own work: {forward:g} + {backward:g} = {each:g} s", ...],
+       "values": {"makespan": "T", "idle of each": "idle", ...},
+       "runs": [["timed", "order", "busy", "T", "times"]],
        "inputs": {"workers": {"default": 4, "meaning": "workers, one after the other"}, ...}}
 
 @question(33)
-def idle_time(workers: int, forward: float, backward: float) -> Worked:
+def idle_time(workers: int, forward: float, backward: float) -> Names:
+    each = forward + backward
     ...
+    return locals()
 
 What is typed for an input is read by the type of its default and the unit that its meaning names:
 "24" "2k" "3B", "40GB" "40GiB", "25GB/s" "200Gb/s", "0.1" "100ms", "24%", "1, 2 x 3".
@@ -15,34 +21,19 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from fractions import Fraction
-from math import inf
-from typing import TYPE_CHECKING, Any
+from math import inf, isclose
+from typing import Any
 
 from tiledask.errors import ConfigError, short
-from tiledask.lab.check import Check
+from tiledask.lab.course.words import filled, looked_up
+from tiledask.lab.quantities import read_number
 from tiledask.plan.data import shipped_json
 from tiledask.plan.units import format_bytes, format_count, parse_bytes, parse_count
 
-if TYPE_CHECKING:
-    from tiledask.distributed.cluster.cluster import Cluster
-    from tiledask.lab.plots.primitives import Figure
+__all__ = ["QUESTIONS", "Input", "Names", "Question", "cut_over", "question"]
 
-__all__ = ["MOST_WORKERS", "QUESTIONS", "Input", "Question", "Worked", "question"]
-
-MOST_WORKERS = 4
-"""Of a cluster that is started for a run; a cluster of your own may have more."""
-UNITS: dict[str, dict[str, str]] = {
-    "billions": {"": "1", "m": "1e-3", "b": "1", "t": "1e3"},
-    "bytes/s": {"": "1", "MB/s": "1e6", "GB/s": "1e9", "TB/s": "1e12", "Mb/s": "125e3"}
-    | {"Gb/s": "125e6", "Tb/s": "125e9"},
-    "bytes": {},
-    "seconds": {"": "1", "s": "1", "ms": "1e-3", "us": "1e-6"},
-    "percent": {"": "1", "%": "1"},
-    "": {"": "1", "k": "1e3", "m": "1e6", "b": "1e9", "g": "1e9", "t": "1e12", "%": "0.01"},
-}
-"""Unit -> what may stand behind a number, and what it is worth; bytes have their own reader."""
-_NUMBER = re.compile(r"((?:\d{1,30}\.?\d{0,30}|\.\d{1,30})(?:e[+-]?\d{1,2})?)\s*([a-zA-Z/%]*)")
+UNITS = {"billions": "billions", "bytes/s": "B/s", "bytes": "B", "seconds": "s", "percent": "%"}
+"""Word in an input's meaning -> its unit."""
 _ITEM = re.compile(r"\s*(?:(\d{1,4})\s*x\s*)?(.*?)\s*")
 
 
@@ -63,7 +54,7 @@ class Input:
 
     @property
     def unit(self) -> str:
-        return next(unit for unit in UNITS if unit in self.meaning)
+        return next((word for word in UNITS if word in self.meaning), "")
 
     def read(self, name: str, given: Any) -> Any:
         """What is ``given``, a value or text as it is typed, as the question takes it.
@@ -75,6 +66,15 @@ class Input:
         >>> Input(24 * 10**9, "bytes of memory").read("memory", "40GB")
         40000000000
         """
+        if self.choices:
+            rule = f"one of {', '.join(map(str, self.choices))}"
+        elif isinstance(self.default, str | list):
+            rule = f"text, or a list of numbers from 0, such as {self.shown(self.default)}"
+        else:
+            whole = isinstance(self.default, int)
+            least = max(self.least, self.least > 0) if whole else self.least
+            kind = f"a {'whole ' * whole}number of {self.unit or 'these'}"
+            rule = f"{kind} from {least:g} to {self.most:g}"
         try:
             if self.choices:
                 return {str(each): each for each in self.choices}[str(given)]
@@ -85,30 +85,19 @@ class Input:
             if isinstance(given, str):
                 return given
             raise TypeError
-        except (ValueError, LookupError, TypeError, ArithmeticError):
-            raise ConfigError(
-                f"{name} must be {self._rule}; got {short(given)}. It is: {self.meaning}"
-            ) from None
-
-    @property
-    def _rule(self) -> str:
-        if self.choices:
-            return f"one of {', '.join(map(str, self.choices))}"
-        if isinstance(self.default, str | list):
-            return f"text, or a list of numbers from 0, such as {self.shown(self.default)}"
-        kind, least = "a number", self.least
-        if isinstance(self.default, int):
-            kind, least = "a whole number", max(self.least, self.least > 0)
-        return f"{kind} of {self.unit or 'these'} from {least:g} to {self.most:g}"
+        except (ValueError, LookupError, TypeError):
+            wrong = f"{name} must be {rule}; got {short(given)}. It is: {self.meaning}"
+            raise ConfigError(wrong) from None
 
     def _number(self, given: Any) -> float:
-        value = _typed(given, self.unit) if isinstance(given, str) else given
-        if isinstance(value, bool) or not isinstance(value, int | float | Fraction):
+        value = read_number(given, UNITS.get(self.unit, ""))
+        if isinstance(self.default, int) and (
+            self.unit == "bytes" or isclose(value, round(value), rel_tol=1e-12)
+        ):
+            value = round(value)
+        if not self.least <= value <= self.most or type(value) is not type(self.default):
             raise ValueError
-        whole = isinstance(self.default, int)
-        if not self.least <= value <= self.most or (whole and value != int(value)):
-            raise ValueError
-        return int(value) if whole else float(value)
+        return value
 
     def _list(self, given: Any) -> list[float]:
         """A list of numbers, in full or as text with repeats."""
@@ -137,45 +126,8 @@ class Input:
         return format_count(value) if big else f"{value:.12g}"
 
 
-def _typed(text: str, unit: str) -> float | Fraction:
-    """The number that is written: "2k" is 2000."""
-    if unit == "bytes":
-        return parse_bytes(text)
-    found, worth = _NUMBER.fullmatch(text.strip()), UNITS[unit]
-    if not found:
-        raise ValueError
-    lower = {each.lower(): each for each in reversed(worth)}  # gb/s: of bytes and bits, bytes
-    ending = found[2] if found[2] in worth else lower.get(found[2].lower())
-    if ending is None:
-        raise ValueError
-    return Fraction(found[1]) * Fraction(worth[ending])
-
-
-class Worked:
-    """What arithmetic and simulation say, and the run that bears it out.
-
-    answer
-        In a sentence or two, with its numbers.
-    lines
-        The working, as a person would write it: "24 layers / 4 devices = 6 layers a device".
-    values
-        The results by name, as JSON can hold them; no inputs.
-    run
-        Predicted, simulated and measured on a cluster.
-    figure
-        Draws the answer, where there is something to draw.
-    """
-
-    def __init__(
-        self,
-        answer: str,
-        *lines: str,
-        values: Mapping[str, Any],
-        run: "Callable[[Cluster], list[Check]]",
-        figure: "Callable[[], Figure] | None" = None,
-    ) -> None:
-        self.answer, self.lines, self.values = answer, lines, values
-        self.run, self.figure = run, figure
+Names = dict[str, Any]
+"""All numbers of a question by name, of which its row makes answer, working, values and runs."""
 
 
 @dataclass(frozen=True)
@@ -187,8 +139,16 @@ class Question:
     """As in the course, with inputs in braces: "{layers} layers"."""
     asked: str
     """In our own words, a sentence or two."""
+    answer: str
+    """In a sentence or two, with its numbers."""
+    working: Sequence[str | Sequence[str]]
+    """As a person would write it: "{layers} layers / {devices} devices = {each} a device"."""
+    values: Mapping[str, str] | str
+    """The results: what each is called -> its name in the function; or the name of all of them."""
     inputs: Mapping[str, Input]
-    work: Callable[..., Worked]
+    runs: Sequence[Sequence[Any]]
+    """What bears it out: functions of `runs`, each with the names of its arguments; 'a word'."""
+    work: Callable[..., Names]
     """Takes the inputs by name, checked one by one; ValueError for what is impossible together."""
     workers: str = ""
     """The input that says how many workers a run takes: a number, or a list with one for each."""
@@ -214,24 +174,32 @@ class Question:
             for n, text in shown.items()
         )
 
+    def results(self, names: Mapping[str, Any]) -> dict[str, Any]:
+        """The values, of all the ``names`` of its function."""
+        if isinstance(self.values, str):
+            found: dict[str, Any] = names[self.values]
+            return found
+        return {
+            name: filled(of, names) if "{" in of else looked_up(of, names)
+            for name, of in self.values.items()
+        }
+
     def words(self, text: str, inputs: Mapping[str, Any] | None = None) -> str:
         """The title or what is ``asked`` with these inputs in it; with the defaults if None."""
         values = self.read({}) if inputs is None else inputs
-        return text.format(**{name: self.inputs[name].shown(v) for name, v in values.items()})
+        return filled(text, {name: self.inputs[name].shown(v) for name, v in values.items()})
 
 
 QUESTIONS: dict[int, Question] = {}
 """Number -> question; `table.py` has read all of them."""
+ROWS = shipped_json("questions.json")
 
 
-_ROWS = shipped_json("questions.json")
+def question(number: int) -> Callable[[Callable[..., Names]], Callable[..., Names]]:
+    """Register the function below as the sums of a question of data/questions.json."""
 
-
-def question(number: int) -> Callable[[Callable[..., Worked]], Callable[..., Worked]]:
-    """Register the function below as the working of a question of data/questions.json."""
-
-    def register(work: Callable[..., Worked]) -> Callable[..., Worked]:
-        row = _ROWS[str(number)]
+    def register(work: Callable[..., Names]) -> Callable[..., Names]:
+        row = ROWS[str(number)]
         inputs = {name: Input(**each) for name, each in row["inputs"].items()}
         QUESTIONS[number] = Question(**{**row, "number": number, "inputs": inputs, "work": work})
         return work
@@ -244,34 +212,3 @@ def cut_over(devices: int, **extents: int) -> None:
     for name, n in extents.items():
         if n < devices:
             raise ConfigError(f"{name} cut over {devices} devices is {devices} or more, got {n}")
-
-
-# -- words that workings share ---------------------------------------------------------------------
-
-
-def shares(of: Sequence[int]) -> str:
-    """How much each has, where it may not be the same.
-
-    >>> shares([3, 3, 2, 2]), shares([16, 16]), shares((2, 1, 4))
-    ('2 or 3', '16', '1 to 4')
-    """
-    least, most = min(of), max(of)
-    return str(most) if least == most else f"{least} {'or' if most == least + 1 else 'to'} {most}"
-
-
-def count(n: int, what: str) -> str:
-    """``n`` of them.
-
-    >>> count(1, "GPU"), count(5952380, "column")
-    ('1 GPU', '5,952,380 columns')
-    """
-    return f"{n:,} {what}{'s' * (n != 1)}"
-
-
-def some(names: Sequence[str], between: str = ", ", most: int = 6) -> str:
-    """All of them, or the first and the last of many.
-
-    >>> some(["a", "b"]), some([str(n) for n in range(1, 10)])
-    ('a, b', '1, 2, 3, ..., 9')
-    """
-    return between.join(names if len(names) <= most else [*names[:3], "...", names[-1]])

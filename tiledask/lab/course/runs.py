@@ -185,7 +185,7 @@ def meanwhile(timeline: Timeline, worker: int, kind: str = "F") -> dict[int, str
 
 
 def timed(
-    cluster: Cluster, order: td.Schedule, busy: Sequence[float], makespan: float, **times: Any
+    cluster: Cluster, order: td.Schedule, busy: Sequence[float], makespan: float, times: Any
 ) -> list[Check]:
     """One batch through workers that are to be ``busy`` so many seconds of ``makespan``, one at a
     time: simulated and run; of up to three runs, the one that other work disturbs least."""

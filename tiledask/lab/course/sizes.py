@@ -5,9 +5,9 @@ billions=30, memory="80GB", devices=8  ->  a Model, a ClusterSpec, the states on
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
-from tiledask.lab.course.question import count
-from tiledask.plan.fitting.fit import Fit
+from tiledask.lab.course.words import count
 from tiledask.plan.fitting.overhead import CUDA_CONTEXT
 from tiledask.plan.fitting.states import minimum_devices
 from tiledask.plan.inputs.hardware import ClusterSpec, load_cluster
@@ -21,7 +21,6 @@ GB = 10**9
 ADAM = "mixed-adam-16"
 CONVENTIONS = ("fp16-weights", "fp32-weights", "fp32-sgd", ADAM, "mixed-adam-18")
 """Recipes whose bytes a parameter a question may mean."""
-COUNTED = "with activations, buffers and a CUDA context, as `tiledask fit` counts"
 HEAD, VOCABULARY = 128, 51_200
 
 
@@ -68,11 +67,23 @@ def machine(
     )
 
 
-def states(billions: float, layout: Layout, recipe: str = ADAM) -> tuple[int, str]:
-    """(bytes of all states on a GPU, how they are worked out).
+Plans = Mapping[str, tuple[Layout, str]]
+"""Name -> a layout, and the recipe of what is kept."""
 
-    >>> states(30, Layout(dp=4, tp=2, pp=4, zero=2))
-    (20625000000, '(2 + 14 / 4) B x 30e9 / 8 = 20.62 GB')
+
+class States(NamedTuple):
+    """Of a model on a GPU."""
+
+    size: int
+    how: str
+    """Worked out: "(2 + 14 / 4) B x 30e9 / 8 = 20.62 GB"."""
+
+
+def states(billions: float, layout: Layout, recipe: str = ADAM) -> States:
+    """Bytes of all states on a GPU.
+
+    >>> states(30, Layout(dp=4, tp=2, pp=4, zero=2)).how
+    '(2 + 14 / 4) B x 30e9 / 8 = 20.62 GB'
     """
     kept, slices = load_recipe(recipe).states, layout.tp * layout.pp
     whole = sum(s.bytes for s in kept if not s.sharded(layout.zero) or layout.dp == 1)
@@ -82,33 +93,12 @@ def states(billions: float, layout: Layout, recipe: str = ADAM) -> tuple[int, st
     size = sum(state_bytes(share, recipe, layout.zero, layout.dp).values())
     each = f"({each})" if whole and shared else each
     split = f" / {slices}" if slices > 1 else ""
-    return size, f"{each} B x {billions:g}e9{split} = {format_bytes(size)}"
+    return States(size, f"{each} B x {billions:g}e9{split} = {format_bytes(size)}")
 
 
-def holds(size: float, memory: int) -> str:
-    """Whether states of that size have room, in words.
-
-    >>> holds(60e9, 80 * 10**9), holds(40e9, 40 * 10**9), holds(60e9, 40 * 10**9)
-    ('20 GB left', 'filled to the last byte', '20 GB too much')
-    """
-    if size == memory:
-        return "filled to the last byte"
-    return f"{format_bytes(abs(memory - size))} {'left' if size < memory else 'too much'}"
-
-
-def each_of(
-    billions: float, memory: int, plans: Mapping[str, tuple[Layout, str]]
-) -> tuple[dict[str, int], list[str]]:
-    """(bytes of states on a GPU of ``memory``, how they are worked out) under each plan."""
-    found = {name: states(billions, *plan) for name, plan in plans.items()}
-    lines = [f"{name}: {how} a GPU, {holds(n, memory)}" for name, (n, how) in found.items()]
-    return {name: size for name, (size, _) in found.items()}, lines
-
-
-def convention(*recipes: str) -> str:
-    """What is counted where states are: once on a page."""
-    kept = ", ".join(f"{r} {load_recipe(r).bytes_per_parameter} B" for r in recipes or (ADAM,))
-    return f"states alone: {kept} a parameter; GB = 1e9 bytes; no CUDA context, no activations"
+def each_of(billions: float, plans: Plans) -> dict[str, States]:
+    """The states on a GPU under each plan."""
+    return {name: states(billions, *plan) for name, plan in plans.items()}
 
 
 def with_context(
@@ -125,29 +115,6 @@ def with_context(
     each = f"({format_bytes(memory)} - {CUDA_CONTEXT / 1e9:.2f} GB)"
     how = f"{context}, as `tiledask fit` counts: {whole} / {each} -> {count(more, 'GPU')}"
     return more, how, f" ({more} with a CUDA context on each)" * (more != few)
-
-
-def verdict(fit: Fit) -> str:
-    """What `tiledask fit` says of everything counted, and of which bytes."""
-    room, least = format_bytes(fit.capacity), format_bytes(fit.band[0])
-    if fit.verdict != "tight":
-        return f"{fit.verdict}, {format_bytes(fit.expected)} needed of {room}"
-    more = f"{least} before overhead, {format_bytes(fit.expected)} with it"
-    return f"tight (it may or may not fit {room}: {more})"
-
-
-def brief(layout: Layout) -> str:
-    """The degrees of a layout and what saves memory, in words.
-
-    >>> brief(Layout(dp=4, tp=2, zero=3, recompute="full")), brief(Layout())
-    ('dp 4 x tp 2, ZeRO-3, recompute full', 'one GPU')
-    """
-    degrees = {"dp": layout.dp, "tp": layout.tp, "pp": layout.pp}
-    split = " x ".join(f"{name} {n}" for name, n in degrees.items() if n > 1) or "one GPU"
-    chunks = f", interleave {layout.interleave}" if layout.interleave > 1 else ""
-    zero = f", ZeRO-{layout.zero}" if layout.zero else ""
-    again = f", recompute {layout.recompute}" if layout.recompute != "none" else ""
-    return f"{split}{chunks}{zero}{again}"
 
 
 def gradient_bytes(billions: float, layout: Layout) -> float:

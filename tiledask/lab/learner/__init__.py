@@ -4,7 +4,6 @@ copies    the learner's copies of nbs/: without outputs, solutions folded, never
 start     JupyterLab on them: the contents, and the dashboard's page docked beside
 contents  the contents page, with progress
 guess     `td.predict`: what is expected before a run, and the row beside what came
-typed     numbers as people type them: "12 MB", "3/11", "27 %"
 kept      the files in which predictions outlive a kernel, and what they count
 score     `td.score`: of this notebook, and of all
 field     the input field in JupyterLab (anywidget)

@@ -29,7 +29,7 @@ def write_contents(source: Path, folder: Path) -> None:
     text = (source / PAGE).read_text("utf-8")
     rows = {row["name"]: row for row in _ROW.finditer(text)}
     asked = {name: _predictions(source / f"{name}.ipynb") for name in rows}
-    came = {name: Counts.of(Kept(name, folder / PROGRESS / f"{name}.jsonl")) for name in rows}
+    came = {name: Counts.of(Kept(name, folder / PROGRESS / f"{name}.json")) for name in rows}
 
     def row(found: re.Match[str]) -> str:
         of, counts = asked[found["name"]], came[found["name"]]

@@ -8,14 +8,13 @@
 A notebook whose reader predicts nothing runs as well: the row then says so with a dash.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tiledask.errors import ConfigError, short
 from tiledask.lab.learner.kept import here
-from tiledask.lab.learner.typed import read_number, show_number
+from tiledask.lab.quantities import read_number, show_number
 from tiledask.plan import html
 
 __all__ = ["Guess", "GuessRow", "predict"]
@@ -76,24 +75,14 @@ class Guess:
 
         Raises ConfigError if it is no number in the unit, or none of the choices.
         """
-        here().put(self.question, value=self._read(answer))
-
-    def _read(self, answer: Value) -> Value:
-        if self.choices:
-            if answer not in self.choices:
-                raise ConfigError(
-                    f"{self.question}: one of {', '.join(self.choices)}, got {short(answer)}"
-                )
-            return answer
-        if isinstance(answer, str):
-            value = read_number(answer, self.unit)
-        elif isinstance(answer, bool) or not math.isfinite(answer):
-            raise ConfigError(f"a prediction is a finite number, got {answer!r}")
-        else:
-            value = float(answer)
-        if self.unit and value < 0:  # a difference, which may be negative, has no unit here
-            raise ConfigError(f"a number in {self.unit} is 0 or more, got {short(answer)}")
-        return value
+        if not self.choices:
+            answer = read_number(answer, self.unit)
+            if self.unit and answer < 0:  # a difference, which may be negative, has no unit here
+                raise ConfigError(f"a number in {self.unit} is 0 or more, got {answer:g}")
+        elif answer not in self.choices:
+            which = ", ".join(self.choices)
+            raise ConfigError(f"{self.question}: one of {which}, got {short(answer)}")
+        here().put(self.question, value=answer)
 
     def beside(
         self,
@@ -117,10 +106,9 @@ class Guess:
             )
         row = GuessRow(self.question, self.unit, self.value, known)
         if isinstance(row.actual, str) != bool(self.choices):
-            kinds = ("a number", "one of the choices")
             raise ConfigError(
-                f"this guess is about {self.question!r}, {kinds[bool(self.choices)]}, and the "
-                f"answer is {short(row.actual)}; run the cell with the field of this row again"
+                f"this guess is about {self.question!r}, and the answer is {short(row.actual)}; "
+                f"run the cell with the field of this row again"
             )
         here().put(self.question, stars=row.stars)
         return row
@@ -162,9 +150,9 @@ class GuessRow:
     @property
     def ratio(self) -> float | None:
         """Yours over the one that judges; None where that says nothing."""
-        yours, actual = self.yours, self.actual
-        said = isinstance(yours, float) and not isinstance(actual, str) and actual
-        return yours / actual if said else None  # type: ignore[operator]
+        if isinstance(self.yours, float) and isinstance(self.actual, int | float) and self.actual:
+            return self.yours / self.actual
+        return None
 
     @property
     def stars(self) -> int | None:
@@ -172,11 +160,9 @@ class GuessRow:
         if self.yours is None:
             return None
         if self.ratio is None:
-            return 3 if self.yours == self.actual else 0
+            return 3 * (self.yours == self.actual)
         off = abs(self.ratio - 1)
-        if off <= NEAR:
-            return 3 if off <= EXACT else 2
-        return int(1 / FACTOR <= self.ratio <= FACTOR)
+        return 3 if off <= EXACT else 2 if off <= NEAR else int(1 / FACTOR <= self.ratio <= FACTOR)
 
     @property
     def verdict(self) -> str:

@@ -1,13 +1,12 @@
 """What outlives a kernel: a file per notebook with the learner's predictions and judged tasks.
 
-    <folder>/03_split_one_product.jsonl    predictions, question: {"value": 8e6}      a line each
-                                           predictions, question: {"stars": 1}        time
-                                           tasks, name: {"tries": 2, "stars": 3}
+    <folder>/03_split_one_product.json    {"predictions": {question: {"value": 8e6, "stars": 1}},
+                                           "tasks": {name: {"tries": 2, "stars": 3}}}
 
 The folder is what TILEDASK_PROGRESS names, as `make lab` sets it, or .progress beside a learner's
 notebook, where it is there; without one, as under a test or in plain Python, everything is kept as
 long as the process lives and no file is read or written.
-What the command line does is kept in terminal.jsonl, `at_terminal`: there is always a folder.
+What the command line does is kept in terminal.json, `at_terminal`: there is always a folder.
 """
 
 import json
@@ -19,6 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tiledask.files import atomic_write
+
 __all__ = ["PROGRESS", "TASKS", "Counts", "Kept", "at_terminal", "here", "notebooks"]
 
 FOLDER = "TILEDASK_PROGRESS"
@@ -28,6 +29,21 @@ LOCK = threading.RLock()
 """A field's callbacks may come in a thread of their own, while a cell runs."""
 PREDICTIONS, TASKS = "predictions", "tasks"
 """What is kept: a table each."""
+DAMAGED = (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError)
+
+
+def _rows(path: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Table, name and facts in a file, or in one of before, a line each; none that is damaged."""
+    lines = path.with_suffix(".jsonl")
+    if not path.exists() and lines.exists():
+        for line in lines.read_bytes().split(b"\n"):
+            with suppress(*DAMAGED):
+                row = json.loads(line)
+                yield row["table"], str(row["name"]), dict(row["facts"])
+    with suppress(*DAMAGED):
+        for table, named in json.loads(path.read_bytes()).items():
+            for name, facts in named.items():
+                yield table, name, dict(facts)
 
 
 class Kept:
@@ -36,20 +52,21 @@ class Kept:
     def __init__(self, notebook: str, path: Path | None) -> None:
         self.notebook, self.path = notebook, path
         self._known: dict[str, dict[str, dict[str, Any]]] = {PREDICTIONS: {}, TASKS: {}}
-        written = b""
-        if path is not None:
-            with suppress(OSError):
-                written = path.read_bytes()
-        for line in written.split(b"\n"):
-            # one that is damaged counts for nothing
-            with suppress(ValueError, RecursionError, KeyError, TypeError):
-                said = json.loads(line)
-                self._known[said["table"]].setdefault(str(said["name"]), {}).update(said["facts"])
+        self._read()
+
+    def _read(self) -> None:
+        """What another process wrote, too."""
+        for table, name, facts in _rows(self.path) if self.path else ():
+            self._known.get(table, {}).setdefault(name, {}).update(facts)
 
     def get(self, name: str, table: str = PREDICTIONS) -> dict[str, Any]:
         """What is known of ``name``: a copy, empty if nothing."""
+        return self.all(table).get(name, {})
+
+    def all(self, table: str = PREDICTIONS) -> dict[str, dict[str, Any]]:
+        """What is known of each, by its name: copies."""
         with LOCK:
-            return dict(self._known[table].get(name, {}))
+            return {name: dict(facts) for name, facts in self._known[table].items()}
 
     def put(self, name: str, table: str = PREDICTIONS, **facts: Any) -> None:
         """Keep ``facts`` of ``name``, in the file too, if there is one.
@@ -57,25 +74,16 @@ class Kept:
         Where none can be written, as on a full disk, they are known to this process alone.
         """
         with LOCK:
-            known = self._known[table].setdefault(name, {})
-            if facts.items() <= known.items():
+            if facts.items() <= self._known[table].setdefault(name, {}).items():
                 return
-            known.update(facts)
-            if self.path is None:
-                return
-            said = {"table": table, "name": name, "facts": facts}
-            # numbers of NumPy, too; what is no JSON at all is known to this process alone
-            with suppress(OSError, TypeError, ValueError, AttributeError):
-                line = json.dumps(said, default=lambda value: value.tolist())
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                with open(self.path, "ab", buffering=0) as file:
-                    # begins anew behind half a line, of a writer that was ended
-                    file.write(f"\n{line}\n".encode())
-
-    def all(self, table: str = PREDICTIONS) -> dict[str, dict[str, Any]]:
-        """What is known of each, by its name: copies."""
-        with LOCK:
-            return {name: dict(facts) for name, facts in self._known[table].items()}
+            self._read()
+            self._known[table].setdefault(name, {}).update(facts)
+            if self.path:
+                # numbers of NumPy, too; what is no JSON at all is known to this process alone
+                with suppress(*DAMAGED):
+                    text = json.dumps(self._known, default=lambda value: value.tolist(), indent=1)
+                    self.path.parent.mkdir(parents=True, exist_ok=True)
+                    atomic_write(self.path, text.encode())
 
 
 class Counts(NamedTuple):
@@ -105,13 +113,9 @@ class Counts(NamedTuple):
     @property
     def cells(self) -> tuple[str, ...]:
         """Predicted, exact, stars; solved, stars."""
-        return (
-            f"{self.made} of {self.asked}",
-            f"{self.exact}",
-            f"{self.stars} of {3 * self.asked}",
-            f"{self.solved} of {self.tried}",
-            f"{self.task_stars} of {3 * self.tried}",
-        )
+        predictions = f"{self.made} of {self.asked}", f"{self.exact}"
+        stars, more = f"{self.stars} of {3 * self.asked}", f"{self.task_stars} of {3 * self.tried}"
+        return *predictions, stars, f"{self.solved} of {self.tried}", more
 
     def __str__(self) -> str:
         predicted, exact, stars, solved, more = self.cells
@@ -126,7 +130,7 @@ _typing: list[bool] = []
 
 @contextmanager
 def at_terminal() -> Iterator[None]:
-    """Within it `here` is terminal.jsonl, which the next command reads."""
+    """Within it `here` is terminal.json, which the next command reads."""
     _typing.append(True)
     try:
         yield
@@ -154,7 +158,7 @@ def here() -> Kept:
     folder, notebook = _place()
     with LOCK:
         if (folder, notebook) not in _open:
-            path = Path(folder) / f"{notebook}.jsonl" if folder and notebook else None
+            path = Path(folder) / f"{notebook}.json" if folder and notebook else None
             _open[folder, notebook] = Kept(notebook, path)
         return _open[folder, notebook]
 
@@ -162,5 +166,6 @@ def here() -> Kept:
 def notebooks() -> list[Kept]:
     """What is kept for all notebooks, by name; of this one as it is now."""
     mine, (folder, _) = here(), _place()
-    paths = [path for path in (Path(folder).glob("*.jsonl") if folder else ()) if path != mine.path]
-    return sorted([mine, *(Kept(path.stem, path) for path in paths)], key=lambda k: k.notebook)
+    names = {path.stem for path in Path(folder).glob("*.json*")} if folder else set()
+    others = (Kept(name, Path(folder) / f"{name}.json") for name in names - {mine.notebook})
+    return sorted([mine, *others], key=lambda each: each.notebook)

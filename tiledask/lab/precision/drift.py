@@ -18,12 +18,12 @@ network's second step in float64, float32 and float16, in bfloat16 not before th
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite, sqrt
+from math import inf, isfinite, sqrt
 
 from tiledask.errors import ConfigError
 from tiledask.plan.whole import is_whole
 
-__all__ = ["GRADES", "ROUNDOFF", "Drift", "acceptable", "likely", "verdicts", "worst"]
+__all__ = ["GRADES", "ROUNDOFF", "Drift", "acceptable", "verdicts"]
 
 ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 """The largest relative error of a rounding in a format of IEEE 754-2019: half of 1's last digit."""
@@ -32,27 +32,6 @@ GRADES = "round-off", "doubtful", "fault"
 
 SAFETY = 2.0
 """Times the random walk that still counts as round-off."""
-NOT_FINITE = (
-    "neither run is finite: that is no matter of the split; scale the loss or lower the rate",
-    "one run is finite and the other is not: look for the first step in which a gradient overflows",
-)
-"""What it says of two losses of which none, or one, is a number."""
-
-
-def likely(steps: int, dtype: str, ranks: int, layers: int) -> float:
-    """The relative difference of two losses that round-off explains, as a random walk.
-
-    >>> f"{likely(10, 'float32', 2, 12):.1e}, {likely(10, 'bfloat16', 2, 12):.1e}"
-    '1.1e-06, 7.4e-02'
-    """
-    _check(steps, dtype, ranks, layers)
-    return ROUNDOFF[dtype] * sqrt(layers * (2 * ranks - 1) * steps)
-
-
-def worst(steps: int, dtype: str, ranks: int, layers: int) -> float:
-    """The drift if every error pointed in one direction."""
-    _check(steps, dtype, ranks, layers)
-    return ROUNDOFF[dtype] * layers * (2 * ranks - 1) * steps
 
 
 @dataclass(frozen=True)
@@ -68,7 +47,9 @@ class Drift:
     difference: float
     """Relative to the larger loss."""
     likely: float
+    """What round-off explains, as a random walk."""
     worst: float
+    """If every error pointed in one direction."""
     reason: str
 
     def __bool__(self) -> bool:
@@ -95,12 +76,23 @@ def acceptable(
     >>> missing.grade, bool(missing)
     ('fault', False)
     """
-    by_chance, at_most = (f(steps, dtype, ranks, layers) for f in (likely, worst))
+    if dtype not in ROUNDOFF:
+        raise ConfigError(f"a floating-point format is one of {', '.join(ROUNDOFF)}, got {dtype!r}")
+    if not all(is_whole(n, 1) for n in (steps, ranks, layers)):
+        raise ConfigError(
+            f"losses are compared after 1 step or more, of 1 rank or more with 1 layer or more; "
+            f"got steps={steps}, ranks={ranks}, layers={layers}"
+        )
+    roundings = layers * (2 * ranks - 1) * steps
+    by_chance, at_most = ROUNDOFF[dtype] * sqrt(roundings), ROUNDOFF[dtype] * roundings
     finite = isfinite(loss_a) + isfinite(loss_b)
     largest = max(abs(loss_a), abs(loss_b))
     difference = abs(loss_a - loss_b) / largest if largest else 0.0
     if finite < 2:
-        grade, difference, reason = "fault", float("inf"), NOT_FINITE[finite]
+        grade, difference = "fault", inf
+        reason = "neither run is finite: scale the loss or lower the rate, whatever the split"
+        if finite:
+            reason = "one run is finite and the other is not: look for the step that overflows"
     elif difference <= SAFETY * by_chance:
         grade, reason = "round-off", "the difference is that of another order of sums"
     elif difference <= at_most:
@@ -126,13 +118,3 @@ def verdicts(
     """
     pairs = enumerate(zip(alone, split, strict=True), 1)
     return [acceptable(*pair, n, dtype, ranks, layers) for n, pair in pairs]
-
-
-def _check(steps: int, dtype: str, ranks: int, layers: int) -> None:
-    if dtype not in ROUNDOFF:
-        raise ConfigError(f"a floating-point format is one of {', '.join(ROUNDOFF)}, got {dtype!r}")
-    if not all(is_whole(n, 1) for n in (steps, ranks, layers)):
-        raise ConfigError(
-            f"losses are compared after 1 step or more, of 1 rank or more with 1 layer or more; "
-            f"got steps={steps}, ranks={ranks}, layers={layers}"
-        )

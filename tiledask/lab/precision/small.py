@@ -11,34 +11,23 @@ and the rounding of these sums, and nothing else.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tiledask.errors import ConfigError
 from tiledask.plan.products.placement import split
-from tiledask.tile import layers
+from tiledask.tile import layers, optimizers
 from tiledask.tile.datasets import load_images
-from tiledask.tile.optimizers import (
-    SGD,
-    LossScale,
-    Rule,
-    TrainState,
-    advance,
-    begin,
-    flush,
-    unscaled,
-)
+from tiledask.tile.optimizers import SGD, LossScale, Rule, TrainState
 
 __all__ = ["Small", "SmallRun", "gradients", "train"]
 
 Arrays = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Small:
+class Small(NamedTuple):
     """Which network."""
 
     hidden: int = 32
@@ -54,8 +43,10 @@ class Small:
         return made | layers.matrix("_out", self.hidden, 10, bias=False)
 
 
-@dataclass(frozen=True)
-class SmallRun:
+SMALL, RULE = Small(), SGD(0.05, momentum=0.9)
+
+
+class SmallRun(NamedTuple):
     """What a training brought."""
 
     losses: tuple[float, ...]
@@ -63,7 +54,7 @@ class SmallRun:
     scales: tuple[float, ...]
     """Of the loss, one a step."""
     skipped: int
-    state: TrainState = field(repr=False)
+    state: TrainState
 
 
 def train(
@@ -71,12 +62,12 @@ def train(
     steps: int = 50,
     ranks: int = 1,
     *,
-    rule: Rule | None = None,
+    rule: Rule = RULE,
     scale: LossScale | None = None,
     master: bool | None = None,
     seed: int = 0,
     batch: int = 32,
-    small: Small | None = None,
+    small: Small = SMALL,
     times: float = 1.0,
 ) -> SmallRun:
     """A Run of `Small` on the shipped digits; the same bits every time.
@@ -91,14 +82,13 @@ def train(
         The loss is multiplied with it, and the gradients are divided again once they are single:
         a network whose gradients are that much smaller, or larger.
     """
-    small, rule = small or Small(), rule or SGD(0.05, momentum=0.9)
     if not 1 <= ranks <= small.inner:
         raise ConfigError(
             f"a block of {small.inner} columns is split over 1 to {small.inner} ranks, got {ranks}"
         )
     digits = load_images("digits")
     drawn = layers.initialise(small.parameters(), seed)
-    state = begin(drawn, rule, dtype, master=master)
+    state = optimizers.begin(drawn, rule, dtype, master=master)
     losses, scales = [], []
     with np.errstate(all="ignore"):  # what overflows here is what is looked at
         for step in range(steps):
@@ -107,8 +97,8 @@ def train(
             scales.append(scale.scale if scale else 1.0)
             loss, grads = gradients(state.weights, small, x, labels, ranks, times * scales[-1])
             losses.append(loss)
-            grads = unscaled(grads, times)
-            state, scale, _ = advance(state, rule, grads, scale)
+            grads = optimizers.unscaled(grads, times)
+            state, scale, _ = optimizers.advance(state, rule, grads, scale)
     return SmallRun(tuple(losses), tuple(scales), scale.skipped if scale else 0, state)
 
 
@@ -121,10 +111,8 @@ def gradients(
     h, kept_in = layers.linear(x, weights["w_in"])
     kept = []
     for n in range(small.blocks):
-        block = [
-            {"w_1": weights[f"{n}.w_1"][:, part], "w_2": weights[f"{n}.w_2"][part]}
-            for part in columns
-        ]
+        w_1, w_2 = weights[f"{n}.w_1"], weights[f"{n}.w_2"]
+        block = [{"w_1": w_1[:, part], "w_2": w_2[part]} for part in columns]
         outs, keeps = zip(*[layers.mlp(h, each) for each in block], strict=True)
         kept.append((block, keeps))
         h = h + added(outs)
@@ -143,4 +131,4 @@ def gradients(
 
 def added(parts: Sequence[Any]) -> Any:
     """The sum of what the ranks bring, from the left, rounded after every addition."""
-    return reduce(lambda a, b: flush(a + b, a.dtype), parts)
+    return reduce(lambda a, b: optimizers.flush(a + b, a.dtype), parts)

@@ -7,8 +7,8 @@ f left out               the backward of f leaves each rank its own part of dx
 copies not summed        each copy of the model steps by its own gradients
 """
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -23,53 +23,31 @@ from tiledask.tile.layers.by_name import KERNELS
 __all__ = ["train_with_fault"]
 
 enter, leave = TensorLayers.enter, TensorLayers.leave
-Planted = AbstractContextManager[Any]
 
 
-def _mean_of_means(copies: int) -> Planted:
-    def planted(honest: Callable[..., Any]) -> Callable[..., Any]:
-        def kernel(*x: Any, count: int, **told: Any) -> Any:
-            return honest(*x, count=copies * x[1].size, **told)
-
-        return kernel
-
-    names = ("loss", "logits_grad")
-    return patch.dict(KERNELS, {name: planted(KERNELS[name]) for name in names})
+def _entered(self: TensorLayers, x: Any, label: str) -> Any:
+    x = enter(self, x, label)
+    return leave(self, x, label) if label.endswith("/backward") else x
 
 
-def _last_alone(copies: int) -> Planted:
-    def accumulate(total: np.ndarray, gradient: np.ndarray) -> None:
-        total[...] = gradient
-
-    return patch.dict(KERNELS, accumulate=accumulate)
+def _left(self: TensorLayers, y: Any, label: str) -> Any:
+    return y if label.endswith("/backward") else leave(self, y, label)
 
 
-def _g_sums_twice(copies: int) -> Planted:
-    def entered(self: TensorLayers, x: Any, label: str) -> Any:
-        x = enter(self, x, label)
-        return leave(self, x, label) if label.endswith("/backward") else x
-
-    return patch.object(TensorLayers, "enter", entered)
+def _by_own_rows(honest: Any, copies: int, *x: Any, count: int, **others: Any) -> Any:
+    return honest(*x, count=copies * x[1].size, **others)
 
 
-def _f_left_out(copies: int) -> Planted:
-    def left(self: TensorLayers, y: Any, label: str) -> Any:
-        return y if label.endswith("/backward") else leave(self, y, label)
-
-    return patch.object(TensorLayers, "leave", left)
-
-
-def _not_summed(copies: int) -> Planted:
-    return patch.object(UnitStates, "_added_up", lambda self, unit, g: g)
-
-
-FAULTS: dict[str, Callable[[int], Planted]] = {
-    "a mean of means": _mean_of_means,
-    "the last micro-batch": _last_alone,
-    "g sums twice": _g_sums_twice,
-    "f left out": _f_left_out,
-    "copies not summed": _not_summed,
-}
+def _planted(copies: int) -> dict[str, AbstractContextManager[Any]]:
+    """Each fault, to be entered."""
+    means = {n: partial(_by_own_rows, KERNELS[n], copies) for n in ("loss", "logits_grad")}
+    return {
+        "a mean of means": patch.dict(KERNELS, means),
+        "the last micro-batch": patch.dict(KERNELS, accumulate=np.copyto),
+        "g sums twice": patch.object(TensorLayers, "enter", _entered),
+        "f left out": patch.object(TensorLayers, "leave", _left),
+        "copies not summed": patch.object(UnitStates, "_added_up", lambda self, unit, g: g),
+    }
 
 
 def train_with_fault(
@@ -81,12 +59,13 @@ def train_with_fault(
     The package is sound again when it returns, or raises: PlacementError if copies of one weight
     came out different. One at a time, and no other training beside it.
     """
-    if fault not in FAULTS:
-        raise ConfigError(f"faults are {', '.join(map(repr, FAULTS))}; got {fault!r}")
     if not isinstance(shape, tuple):
         raise ConfigError(
             f"a fault is planted in this process alone: give the shape of a mesh of threads, for "
             f"example (1, 2, 1); got {type(shape).__name__}"
         )
-    with FAULTS[fault](shape[0]):
+    planted = _planted(shape[0])
+    if fault not in planted:
+        raise ConfigError(f"faults are {', '.join(map(repr, planted))}; got {fault!r}")
+    with planted[fault]:
         return train(model, text, shape, **options)

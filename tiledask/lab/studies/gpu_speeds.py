@@ -1,16 +1,15 @@
 """What GPUs reached, from the records of `make gpu` in data/measured/gpu."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tiledask.plan.data import data_file
 
 __all__ = ["RecordedSpeed", "records"]
 
 
-@dataclass(frozen=True)
-class RecordedSpeed:
+class RecordedSpeed(NamedTuple):
     """One implementation of one product, as it was recorded on a GPU."""
 
     file: str
@@ -29,13 +28,9 @@ def records(folder: Path | None = None) -> list[RecordedSpeed]:
     found = []
     for path in sorted((folder or data_file("measured")).glob("gpu/*.json")):
         facts = json.loads(path.read_text(encoding="utf-8"))
-        if facts["device"].get("kind") == "GPU":
-            found += [
-                RecordedSpeed(
-                    *(path.name, facts["device"]["name"], row["work"], row["way"]),
-                    row["TFLOP/s"] * 1e12,
-                )
-                for row in facts["rows"]
-                if "TFLOP/s" in row and row.get("part") == "speed"
-            ]
+        rows = facts["rows"] if facts["device"].get("kind") == "GPU" else ()
+        for row in rows:
+            if "TFLOP/s" in row and row.get("part") == "speed":
+                what = path.name, facts["device"]["name"], row["work"], row["way"]
+                found.append(RecordedSpeed(*what, row["TFLOP/s"] * 1e12))
     return found

@@ -8,6 +8,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -48,11 +49,8 @@ class _Fatal:
 
     def batch(self, seed: int, step: int, *which: Any) -> Any:
         if step in self.at:
-            try:
+            with suppress(FileExistsError):  # not a second time
                 (Path(self.folder) / str(step)).touch(exist_ok=False)
-            except FileExistsError:
-                pass  # and not a second time
-            else:
                 os.kill(os.getpid(), signal.SIGKILL)
         return self.text.batch(seed, step, *which)
 
@@ -76,15 +74,8 @@ def train_with_failures(
         run = Path(folder) / "run"
         saved: dict[str, Any] = {"folder": run, "save_every": save_every} if save_every else {}
         begun = perf_counter()
-        trained = td.train(
-            model,
-            _Fatal(text, at, folder),
-            td.Mesh(cluster, (2, 1, 1)),
-            steps=steps,
-            batch=8,
-            progress=False,
-            **saved,
-        )
+        mesh, fatal = td.Mesh(cluster, (2, 1, 1)), _Fatal(text, at, folder)
+        trained = td.train(model, fatal, mesh, steps=steps, batch=8, progress=False, **saved)
         seconds = perf_counter() - begun
     assert trained.kept is not None
     resumed = trained.kept.resumed

@@ -1,13 +1,12 @@
 """Memory, simulated: allocations one after the other under a cap."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["Replay", "replay"]
 
 
-@dataclass(frozen=True)
-class Replay:
+class Replay(NamedTuple):
     """How far a sequence of allocations came."""
 
     peak: int

@@ -117,7 +117,7 @@ def draw_layers(inputs: Inputs, targets: Targets, answer: Any, title: str) -> Fi
     axes.set(xlim=(0, 1.03 * longest), xlabel="time of the layers")
     if limit is not None:
         _limit_line(axes, limit, f"target: at most {limit:g}")
-    return draw.worded(figure, [(axes, boxes)])
+    return draw.write(figure, [(axes, boxes)])
 
 
 def _stages(inputs: Inputs, answer: Any) -> list[list[int]]:

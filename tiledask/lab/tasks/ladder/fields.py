@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tiledask.errors import ConfigError, short
-from tiledask.lab.judging.reading import SECONDS, SHARE, Unit, from_0, labelled, parts, read_number
 from tiledask.lab.plots.primitives import Figure
+from tiledask.lab.quantities import from_0, labelled, parts, read_number
 from tiledask.lab.tasks.result import WRONG, Target
 from tiledask.lab.tasks.task import JudgedTask
 from tiledask.lab.tasks.text import worker_text
@@ -76,8 +76,8 @@ class Asked:
     """As the simulator says; of a row of slots a tuple."""
     wrong: Sequence[tuple[Any, str]] = ()
     """(what comes of a mistake, in words which)."""
-    unit: Unit | Mapping[str, str] = SECONDS
-    """Of a number; or the words there are, and a pattern of what else means each."""
+    unit: str | Mapping[str, str] = "s"
+    """Of a number, as in `UNITS`; or the words there are, and a pattern of what else means each."""
     label: str = ""
     """What may stand before it: "2" for worker 2."""
 
@@ -85,7 +85,7 @@ class Asked:
         """The value of what was written; ConfigError for what is none."""
         if isinstance(self.right, tuple):
             return self._slots(given)
-        if isinstance(self.unit, Unit):
+        if isinstance(self.unit, str):
             return read_number(given, self.unit, self.what)
         text = re.sub(r"^worker\s*(?=\d)", "", given.strip().lower())
         for word, pattern in self.unit.items():
@@ -118,7 +118,7 @@ class Asked:
             return next((slot for slot, (a, b) in pairs if a != b), None)
         if isinstance(self.right, str):
             return None if given == self.right else 0
-        near = _ROUNDED if self.unit is SHARE else 1e-6
+        near = _ROUNDED if self.unit == "share" else 1e-6
         return None if math.isclose(given, self.right, rel_tol=near, abs_tol=1e-9) else 0
 
     def remark(self, given: Any) -> str:
@@ -126,7 +126,7 @@ class Asked:
         if isinstance(self.right, tuple):
             slot = self.off_at(given) or 0
             return f"slot {slot + 1} of {self.what} is the first that is off: {given[slot]} there"
-        number = isinstance(self.unit, Unit)
+        number = isinstance(self.unit, str)
         alike = math.isclose if number else lambda a, b, rel_tol: a == b
         known = (words for value, words in self.wrong if alike(given, value, rel_tol=2e-3))
         why = next(known, off_by(given, self.right) if number else "")
@@ -139,9 +139,9 @@ class Asked:
             return tuple(given or "?" * len(self.right))
         if given is None or isinstance(given, str):
             return [given or "?"]
-        if self.unit is SHARE:
+        if self.unit == "share":
             return [f"{100 * given:.4g} %"]
-        return [f"{given:g}" + " s" * (self.unit is SECONDS)]
+        return [f"{given:g}" + " s" * (self.unit == "s")]
 
 
 def _read(fields: Sequence[Asked], form: str, answer: Any) -> list[Any]:
@@ -149,7 +149,7 @@ def _read(fields: Sequence[Asked], form: str, answer: Any) -> list[Any]:
     text, labels = _typed(answer), [field.label for field in fields]
     if isinstance(fields[0].right, tuple):
         words: Sequence[Any] = [row.strip() for row in re.split(r"[;\n]", text) if row.strip()]
-    elif isinstance(fields[0].unit, Unit):
+    elif isinstance(fields[0].unit, str):
         words = parts(text)
     elif all(labels):  # "A warm up B drain": each label begins one
         words = parts(re.sub(r"[,;\s]+(?=[A-E]\b[\s:=)])", ", ", text.strip()))

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tiledask.errors import ConfigError
-from tiledask.lab.judging.reading import COUNT
 from tiledask.lab.tasks.ladder.fields import Asked, Head, level_of, listed, num, total
 from tiledask.lab.tasks.ladder.one_batch import idle_share
 from tiledask.lab.tasks.result import WRONG, Target
@@ -97,7 +96,7 @@ def fewest_for_a_share(head: Head, rng: Random) -> JudgedTask:
 
     words: dict[str, Any] = {"p": p, "q": p - 1, "percent": percent, "share": share}
     words |= {"rounds": rounds, "exact": exact, "m": m, "left": left, "n": m - 1, "fewer": fewer}
-    fields, run = [Asked("the number of micro-batches", least, unit=COUNT)], one_f_one_b(p, m)
+    fields, run = [Asked("the number of micro-batches", least, unit="count")], one_f_one_b(p, m)
     return level_of(head, fields, {f"1F1B, {p} workers": run}, words, judge)
 
 
@@ -137,7 +136,7 @@ def best_with_overhead(head: Head, rng: Random) -> JudgedTask:
         rounds = f"({k} + {p - 1}) x ({T}/{k} + 2 x {o:g}) = {k + p - 1} x {num(T / k + 2 * o)}"
         tried.append(f"m = {k}: {rounds} = {num(times[k])} s")
     fields = (
-        Asked("the number of micro-batches", m, unit=COUNT),
+        Asked("the number of micro-batches", m, unit="count"),
         Asked("the time for the batch", runs[m].makespan),
     )
     words: dict[str, Any] = {"p": p, "q": p - 1, "F": F, "twice": 2 * F, "T": T, "o": o}
@@ -280,7 +279,7 @@ def which_microbatches(head: Head, rng: Random) -> JudgedTask:
             (m + p - 1, "that counts the rounds, m + p - 1, and not only m"),
             (round(p * u / 100, 6), f"that is how many of the {p} work on average"),
         )
-        fields.append(Asked(f"m at {u} %", m, wrong, COUNT))
+        fields.append(Asked(f"m at {u} %", m, wrong, "count"))
         runs[f"{p} workers, {u} % busy"] = one_f_one_b(p, m)
         n = round(x)
         answers.append(f"{n}")

@@ -6,7 +6,6 @@ from math import lcm
 from random import Random
 from typing import Any
 
-from tiledask.lab.judging.reading import SHARE
 from tiledask.lab.tasks.ladder.fields import IDLE, Asked, Head, level_of, listed, num, total
 from tiledask.lab.tasks.task import JudgedTask
 from tiledask.plan.pipelines.schedules import schedule
@@ -29,7 +28,7 @@ def idle_share(run: Timeline) -> Asked:
     """The idle share of all worker-time."""
     works = (run.utilisation, "that is the share in which they work")
     over = (run.bubble_overhead, "that is idle over work; asked is idle over all")
-    return Asked("the idle share", run.bubble_fraction, (works, over), SHARE)
+    return Asked("the idle share", run.bubble_fraction, (works, over), "share")
 
 
 def fill_the_timetable(head: Head, rng: Random) -> JudgedTask:
@@ -149,8 +148,8 @@ def from_few_to_many(head: Head, rng: Random) -> JudgedTask:
     at_once = (T / q, "that would need all of them to work at the same time")
     grown = (many.idle, f"that is all idle time with {q} workers")
     fields = (
-        Asked(f"the utilisation with {p} workers", few.utilisation, unit=SHARE),
-        Asked(f"the utilisation with {q} workers", many.utilisation, [idle], SHARE),
+        Asked(f"the utilisation with {p} workers", few.utilisation, unit="share"),
+        Asked(f"the utilisation with {q} workers", many.utilisation, [idle], "share"),
         Asked(f"the time for a batch with {q} workers", many.makespan, [at_once]),
         Asked("the growth of the idle time", many.idle - few.idle, [grown]),
     )

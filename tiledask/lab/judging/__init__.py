@@ -1,1 +1,0 @@
-"""What people type as answers: `reading`."""
