@@ -153,23 +153,10 @@ def test_an_order_that_cannot_run_is_a_no_with_its_reason(answers, order, name, 
     assert all(each in shown.words and each in facts["reason"] for each in words)
 
 
-def test_transfers_are_said_and_told_apart(answers, order):
-    # 3 down, 1.5 across, 3 + 3 there, 1.5 back, 3: each transfer once
-    for how in ("overlapped", "blocking", "rendezvous", "paired"):
-        typed = f"idle layer-wise 2 --forward 3 --backward 3 --latency 1.5 --transfers {how}"
-        assert answers(typed)[1]["makespan"] == 15
-    # 1F1B of 2 x 2, 1 s a transfer: blocking, device 1 does F0 2-3, B0 3-5, sends 5-6, F1 6-7,
-    # B1 7-9, sends 9-10; device 0 has F0 0-1, F1 2-3, B0 6-8, B1 10-12
-    assert answers("idle 1f1b 2 2 --latency 1 --transfers blocking")[1]["makespan"] == 12
-    shown, facts = answers("idle 1f1b 2 2 --latency 1 --transfers rendezvous")
-    assert (shown.code, facts["legal"]) == (1, False)
-    assert "rank 0 is at 0SEND_F1 to rank 1; rank 1 is at 1SEND_B0 to rank 0" in shown.words
-    assert "--transfers paired posts a send and the receive" in facts["reason"]
-    assert shown.words.endswith("; rank r is device r + 1")
-    assert answers(f"idle --order {order('legal')} --transfers rendezvous")[0].code == 1
-    assert answers("idle 1f1b 2 2 --latency 1 --transfers paired")[1]["makespan"] == 12
-    explained = answers("idle 1f1b 2 2 --transfers paired --explain")[0].words
-    assert "paired transfers: as rendezvous" in explained
+def test_a_transfer_counts_once(answers):
+    # 3 down, 1.5 across, 3 + 3 there, 1.5 back, 3
+    typed = "idle layer-wise 2 --forward 3 --backward 3 --latency 1.5"
+    assert answers(typed)[1]["makespan"] == 15
 
 
 def test_stages_of_an_order_count_from_0(typed, tmp_path):
@@ -196,7 +183,6 @@ def test_the_rest_is_explained_on_request(typed):
     assert "not yet filled" not in plain.out
     for words in ("not yet filled", "no order of these actions takes less than 33 s"):
         assert words in explained.words
-    assert "by formula: 33 s = (m + p - 1)(F + B)" in explained.words
     assert all(len(line) <= 80 for line in explained.out.splitlines())
 
 

@@ -30,7 +30,6 @@ CALLS = {
         lambda: td.Schedule.from_text(LONG),
         lambda: td.simulate("1f1b", 4, 8, forward=LONG),
         lambda: td.simulate("1f1b", 4, 8, latency=[LONG]),
-        lambda: td.simulate("1f1b", 4, 8, transfers=LONG),
         lambda: td.simulate("1f1b", 4, BIG),
         lambda: td.simulate(BIG),
     ],

@@ -3,7 +3,7 @@
 Holds `tiledask.distributed.pipelines.job`, `tiledask.distributed.pipelines.kernels`,
 `tiledask.distributed.pipelines.loops`, `tiledask.distributed.pipelines.lowering`,
 `tiledask.distributed.pipelines.paced`, `tiledask.distributed.pipelines.run`,
-`tiledask.distributed.pipelines.stages` and `tiledask.plan.pipelines.generators.classic`.
+`tiledask.distributed.pipelines.stages` and `tiledask.plan.pipelines.generators.rounds`.
 """
 
 import os
@@ -151,7 +151,7 @@ def test_a_forward_and_a_backward_at_once_start_and_end_together(cluster, engine
     pairs = np.flatnonzero(s.paired).tolist()
     assert len(pairs) > 6
     for at in pairs:
-        first, second = spans[s.action(at)], spans[s.action(at + 1)]
+        first, second = (spans[action] for action in list(s)[at : at + 2])
         assert first == second
         assert first[1] - first[0] == pytest.approx(0.024, abs=1e-6) or run.late > 0
     assert run.simulated.makespan == td.simulate(s, 0.01, 0.02, overlapped=0.024).makespan
@@ -209,9 +209,13 @@ TWO, STAGES = td.schedule("gpipe", 2, 2), stack((0, 1, 2), **SHAPE)
         ),
         ({"target": None}, PlacementError, "needs target="),
         ({"target": TARGET[:3]}, PlacementError, r"target has shape \(3, 12\)"),
-        ({"forward": [1, 2, 3]}, ScheduleError, r"forward must be one number, 2 .* shape \(3,\)"),
+        ({"forward": [1, 2, 3]}, ScheduleError, r"forward must be one number or 2 .* shape \(3,\)"),
         ({"backward": -1}, ScheduleError, "backward must be finite and 0 or more seconds, got -1"),
-        ({"latency": [1, 2, 3]}, ScheduleError, "latency must be one number or one per boundary"),
+        (
+            {"latency": [1, 2, 3]},
+            ScheduleError,
+            "latency must be one number or 1, one per boundary",
+        ),
         ({"engine": "threads"}, ConfigError, "no engine 'threads'; there are tasks, loop"),
         (
             {"schedule": td.Schedule.from_text("0F0,0B0; 1B0,1F0")},
@@ -391,7 +395,7 @@ def test_a_block_does_not_come_before_it_left_by_clocks_that_are_apart(monkeypat
     monkeypatch.setattr(paced, "get_worker", lambda: worker)
     there = time.time()
     came = paced.Arrival(there, (there + left, there))
-    pace = paced.Pace(np.zeros((4, 2, 1)), -np.ones((2, 1)), np.zeros((2, 1, 2)))
+    pace = paced.Pace(np.zeros((4, 2, 1)), -np.ones((2, 1)), np.zeros((1, 3)))
     paced.perform("topic", 1, pace, [paced.Action("F", 1, 0)], [came], lambda: None)
     assert said[0]["spans"][1:] == [(1, "T", 0, 0, min(there + left, there), there)]
 

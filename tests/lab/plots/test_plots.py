@@ -16,7 +16,7 @@ from tiledask.lab import plots, sweep
 from tiledask.lab.plots.plans import PARTS
 from tiledask.lab.plots.timelines import boxes_of
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
-from tiledask.plan.pipelines.causes import CAUSES
+from tiledask.plan.pipelines.idle import CAUSES
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline

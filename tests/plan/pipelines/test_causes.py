@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tiledask.errors import ScheduleError
 from tiledask.lab.sweep import schedule_on
-from tiledask.plan.pipelines.causes import CAUSES
+from tiledask.plan.pipelines.idle import CAUSES
 from tiledask.plan.pipelines.schedules import schedule, schedules
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import KINDS, Timeline
@@ -57,20 +57,19 @@ def test_causes_partition_idle_time_and_equal_stages_are_never_slow(name):
         except ScheduleError:  # not for so many
             continue
         for latency in (0.0, 0.3):
-            for transfers in ("overlapped", "blocking"):
-                even = simulate(s, 1.0, 2.0, latency, transfers=transfers)
-                check(even)
-                assert even.idle_time.total["imbalance"] == 0
-                assert even.idle_time.total["overhead"] == 0
-                if not latency:
-                    assert even.idle_time.total["transfer"] == 0
-                nearly = 1 + 1e-7 * rng.random(s.stages)  # stages that have to be told apart
-                hardly = simulate(s, nearly, 2 * nearly, latency, transfers=transfers)
-                check(hardly)
-                assert hardly.idle_time.total["imbalance"] <= 1e-4
-                assert hardly.idle_time.total == pytest.approx(even.idle_time.total, abs=1e-4)
-                forward, backward = rng.uniform(0.5, 2, (2, s.stages))
-                check(simulate(s, forward, backward, latency, transfers=transfers))
+            even = simulate(s, 1.0, 2.0, latency)
+            check(even)
+            assert even.idle_time.total["imbalance"] == 0
+            assert even.idle_time.total["overhead"] == 0
+            if not latency:
+                assert even.idle_time.total["transfer"] == 0
+            nearly = 1 + 1e-7 * rng.random(s.stages)  # stages that have to be told apart
+            hardly = simulate(s, nearly, 2 * nearly, latency)
+            check(hardly)
+            assert hardly.idle_time.total["imbalance"] <= 1e-4
+            assert hardly.idle_time.total == pytest.approx(even.idle_time.total, abs=1e-4)
+            forward, backward = rng.uniform(0.5, 2, (2, s.stages))
+            check(simulate(s, forward, backward, latency))
 
 
 @settings(max_examples=150, deadline=None)

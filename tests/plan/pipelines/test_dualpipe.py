@@ -1,13 +1,12 @@
 """DualPipe and DualPipeV against DeepSeek's and PyTorch's programs; Chimera against its paper.
 
-Holds `tiledask.plan.pipelines.generators.chimera`.
+Holds `tiledask.plan.pipelines.generators.two_way`.
 """
 
 import pytest
 
 from tiledask.errors import ScheduleError
-from tiledask.plan.pipelines.generators.chimera import chimera
-from tiledask.plan.pipelines.generators.dualpipe import dualpipe, dualpipev
+from tiledask.plan.pipelines.generators.two_way import chimera, dualpipe, dualpipev
 from tiledask.plan.pipelines.needs import peak_in_flight, validate
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.simulate import simulate

@@ -8,11 +8,9 @@ from hypothesis import strategies as st
 
 from tiledask.errors import ScheduleError
 from tiledask.plan.pipelines.needs import (
-    action_needs,
-    checked,
     needs,
     peak_in_flight,
-    stuck,
+    topological_order,
     validate,
 )
 from tiledask.plan.pipelines.schedule import Action, Schedule
@@ -22,17 +20,6 @@ from tiledask.plan.pipelines.simulate import simulate
 
 def words(actions):
     return [str(a) for a in actions]
-
-
-def test_the_table_of_needs():
-    assert words(action_needs(Action("F", 0, 3), 3)) == []
-    assert words(action_needs(Action("F", 2, 3), 3)) == ["1F3"]
-    assert words(action_needs(Action("B", 2, 3), 3)) == ["2F3"]
-    assert words(action_needs(Action("B", 1, 3), 3)) == ["1F3", "2B3"]
-    assert words(action_needs(Action("I", 1, 3), 3, split=True)) == ["1F3", "2I3"]
-    assert words(action_needs(Action("I", 1, 3), 3)) == ["1F3", "2B3"]
-    assert words(action_needs(Action("B", 1, 3), 3, split=True)) == ["1F3", "2I3"]
-    assert words(action_needs(Action("W", 1, 3), 3, split=True)) == ["1I3"]
 
 
 def test_full_and_split_backwards_may_be_mixed():
@@ -47,7 +34,7 @@ def test_a_feasible_order_respects_turns_and_data(name):
     looped = ("interleaved", "looped-bfs", "interleaved-zb")
     options = {"devices": 2} if name in looped else {}
     s = schedule(name, 4, 5, **options)
-    waits, order = checked(s)
+    waits, order = needs(s), topological_order(s)
     when = {a: t for t, a in enumerate(order)}
     assert sorted(when) == sorted(s)
     assert all(when[b] < when[a] for a in order for b in waits[a])
@@ -84,16 +71,6 @@ def test_names_each_fault(text, message):
         validate(Schedule.from_text(text))
     with pytest.raises(ScheduleError, match=message):
         simulate(Schedule.from_text(text))
-
-
-def test_where_devices_stand_for_good_is_told_and_a_pair_stands_together():
-    crossed = "0F0,(0F1;0B0)OVERLAP_F_B,0B1 ; 1F0,(1F1;1B0)OVERLAP_F_B,1B1"
-    found = stuck(Schedule.from_text(crossed))
-    assert [words((*block, lacks)) for block, lacks in found.values()] == [
-        ["0F1", "0B0", "1B0"],
-        ["1F1", "1B0", "0F1"],
-    ]
-    assert not any(stuck(schedule(name, 4, 6)) for name in ("1f1b", "zb-h1", "dualpipe"))
 
 
 @settings(max_examples=150, deadline=None)

@@ -182,13 +182,13 @@ def chimera_case(case):
 
 def llm_puzzle_steps(case):
     """Its steps: a layer takes 1 per micro-batch either way, an update 0.5, a block 0.2 to send
-    and 0.2 to receive, which lengthens the action that uses it. It counts to the start of the last
-    update. (Its memory also counts what the puzzle's program forgets to delete.)"""
+    and 0.2 to receive, which lengthen the actions that make and use it. It counts to the start of
+    the last update. (Its memory also counts what the puzzle's program forgets to delete.)"""
     i, e = case["inputs"], case["expected"]
     p, m = i.get("p", i.get("ranks")), i.get("micro_batches", i["batches"])
     took = i["layers"] / p * i["batches"] / m
-    down, up = ([took + 0.2 * (s != first) for s in range(p)] for first in (0, p - 1))
-    t = simulate(schedule("gpipe", p, m), down, up, latency=0.2, transfers="blocking")
+    each = [took + 0.2 * (s != 0) + 0.2 * (s != p - 1) for s in range(p)]
+    t = simulate(schedule("gpipe", p, m), each, each)
     close(case, t.makespan + 0.5 * (i["layers"] / p - 1), e["timesteps"])
 
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledask.errors import ScheduleError
-from tiledask.plan.pipelines.needs import checked, peak_in_flight, validate
+from tiledask.plan.pipelines.needs import peak_in_flight, validate
 from tiledask.plan.pipelines.schedule import Action, Schedule
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, V_SHAPED, is_looped, schedule, schedules
 
@@ -85,15 +85,7 @@ def assert_complete(s):
     assert sorted(ends) == [(r, i) for r in rows for i in numbers]
     assert len(set(s)) == len(s)
     assert all(s.holder(*a[1:]) == d for d in range(s.devices) for a in s.actions(d))
-    checked(validate(s))
-
-
-@pytest.mark.few(30)
-@pytest.mark.parametrize("p", range(1, 6))
-@pytest.mark.parametrize("name", schedules)
-def test_every_action_of_small_schedules_is_there_once_in_its_place_and_runs(name, p):
-    for m in range(1, 10):
-        assert_complete(of_any_name(name, p, m, 2))
+    assert validate(s) is s
 
 
 @pytest.mark.few(1)
@@ -162,8 +154,7 @@ def test_pipelines_are_placed_by_lines_of_their_own():
     assert [s.holder(0, i) for i in range(4)] == [0, 1, 0, 1]
     assert Schedule.from_text(s.to_text()) == s
     assert s == schedule("chimera", 2, 2)
-    assert s.is_complete
-    with pytest.raises(ScheduleError, match=r"stage 0 of .* is on 2 devices; places has a row"):
+    with pytest.raises(ScheduleError, match=r"stage of .* is on 2 devices; places has a row"):
         _ = s.place
     for line, message in (("@0,x", "cannot read '@0,x' as the places"), ("@0", "2 and 1 stages")):
         with pytest.raises(ScheduleError, match=message):

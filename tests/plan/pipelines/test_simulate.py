@@ -91,11 +91,11 @@ def test_how_the_backward_splits(backward, inputs, weights, expected):
     ("options", "message"),
     [
         ({"forward": -1}, "forward must be finite and 0 or more seconds, got -1"),
-        ({"forward": [1, 2, 3]}, r"2 numbers .* or a table of 2 x 3 .* shape \(3,\)"),
+        ({"forward": [1, 2, 3]}, r"2 numbers .* or a table of 2 x 3 .* got shape \(3,\)"),
         ({"forward": "fast"}, "forward must be numbers of seconds, got 'fast'"),
-        ({"latency": [1, 1]}, r"1 for 2 stages, or a table of 2 x 2 links; got shape \(2,\)"),
+        ({"latency": [1, 1]}, r"1, one per boundary between stages; got shape \(2,\)"),
         ({"latency": -0.5}, "latency must be finite"),
-        ({"backward_weight": 3.0}, "backward_input would be -1"),
+        ({"backward_weight": 3.0}, "would leave -1 for the other"),
     ],
 )
 def test_refuses_times(options, message):

@@ -5,12 +5,8 @@ from itertools import product
 import pytest
 
 from tiledask.errors import ScheduleError
-from tiledask.plan.pipelines.generators.zero_bubble import (
-    interleaved_zero_bubble,
-    zb_auto,
-    zb_h1,
-    zb_h2,
-)
+from tiledask.plan.pipelines.generators.rounds import interleaved_zero_bubble, zb_h1, zb_h2
+from tiledask.plan.pipelines.generators.zb_auto import zb_auto
 from tiledask.plan.pipelines.needs import validate
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.simulate import simulate
@@ -126,7 +122,7 @@ def test_interleaved_with_one_chunk_is_h1():
     [
         (lambda: zb_auto(2, 2, memory_limit=0.9), "takes 1 of memory and the limit is 0.9"),
         (lambda: zb_auto(2, 2, memory_limit=1, weight_part=2), "takes 2 of memory"),
-        (lambda: zb_auto(2, 2, forward=[1, 2, 3]), "forward must be .* 2 stages, got 3"),
+        (lambda: zb_auto(2, 2, forward=[1, 2, 3]), "forward must be .* 2 numbers"),
         (lambda: interleaved_zero_bubble(6, 2, devices=4), "use 4 or 8 stages"),
     ],
 )

@@ -69,18 +69,6 @@ def test_its_clock_is_the_simulators(name, seed):
     assert_same_times(timed, simulated)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_transfers_that_block_are_on_the_stream_of_the_work(name):
-    schedule, F, I, W, rng = drawn(name, 9)
-    both = {"latency": 0.3, "bandwidth": rng.uniform(10.0, 40.0, 2 * (schedule.devices,))}
-    simulated = td.simulate(
-        schedule, F, I + W, backward_input=I, backward_weight=W, block_bytes=8,
-        transfers="blocking", **both,
-    )  # fmt: skip
-    program = td.program(schedule, block_bytes=8, transfers="blocking")
-    assert_same_times(program.timeline(seconds(schedule, F, I, W), **both), simulated)
-
-
 def test_a_pair_takes_what_both_take_at_once():
     schedule = made("dualpipe", 4, 8)
     simulated = td.simulate(schedule, 1.0, 2.0, overlapped=2.5)

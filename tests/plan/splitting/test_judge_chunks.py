@@ -1,6 +1,6 @@
 """The judge with chunks and sends against partition().
 
-Holds `tiledask.plan.splitting.assignment` and `tiledask.plan.splitting.judge`.
+Holds `tiledask.plan.splitting.answers` and `tiledask.plan.splitting.judge`.
 """
 
 from itertools import pairwise
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiledask.plan.splitting.assignment import stages_of
+from tiledask.plan.splitting.answers import stages_of
 from tiledask.plan.splitting.judge import judge
 from tiledask.plan.splitting.partition import contiguous_splits, partition
 

@@ -28,7 +28,7 @@ from tiledask.distributed.pipelines.kernels import StageOperands, StageRunner, S
 from tiledask.distributed.pipelines.paced import Arrival, Pace, perform
 from tiledask.distributed.transport.meeting import meeting, of_run
 from tiledask.errors import ClusterLostError
-from tiledask.plan.pipelines.needs import checked
+from tiledask.plan.pipelines.needs import topological_order
 from tiledask.plan.pipelines.timeline import TRANSFER, Timeline
 from tiledask.plan.program.instructions import Instructions, ProgramPart, Recv, Send
 from tiledask.plan.program.making.of_schedule import KERNELS
@@ -134,7 +134,7 @@ def _in_order(job: PipelineJob) -> Iterator[tuple[int, list[int]]]:
     """A device and its turns that are done at once, each after what it receives from."""
     blocks = [iter(line.at_once) for line in job.program.lines]
     begun = [0] * len(blocks)
-    for action in checked(job.schedule)[1]:
+    for action in topological_order(job.schedule):
         device = job.schedule.holder(action.stage, action.microbatch)
         if not begun[device]:
             turns = next(blocks[device])

@@ -45,16 +45,15 @@ class Pace:
     """[4, stages, microbatches or 1]: for which each action occupies its device."""
     together: np.ndarray
     """[stages, microbatches or 1]: of a forward and a backward at once; -1 for the sum."""
-    arriving: np.ndarray
-    """[2, pipelines, stages]: seconds that a result is on its way at least, from the stage before
-    and from the stage behind."""
+    hop: np.ndarray
+    """[pipelines, stages + 1]: seconds that a result is on its way at least, over the boundary
+    before each stage."""
 
     def of(self, actions: Sequence[Action]) -> tuple[float, list[float]]:
         """Of actions that are done at once, usually one: (seconds for which they occupy the device,
         0 as long as their work takes; seconds that the block of each is on its way at least)."""
         latencies = [
-            float(self.arriving[int(kind != "F"), i % self.arriving.shape[1], s])
-            for kind, s, i in actions
+            float(self.hop[i % len(self.hop), s + (kind != "F")]) for kind, s, i in actions
         ]
         _, s, i = actions[0]
         seconds = _entry(self.together[s], i) if len(actions) > 1 else -1.0

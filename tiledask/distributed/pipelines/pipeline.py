@@ -32,11 +32,11 @@ from tiledask.distributed.pipelines.run import PipelineRun, replay
 from tiledask.distributed.pipelines.stages import Dummy
 from tiledask.distributed.retry import retry_lost
 from tiledask.errors import ConfigError, PlacementError
+from tiledask.plan.pipelines.costs import PerBoundary, PipelineCosts, Times, costs_of
 from tiledask.plan.pipelines.needs import validate
 from tiledask.plan.pipelines.schedule import Schedule
-from tiledask.plan.pipelines.simulate import Times, durations, simulate, together
+from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
-from tiledask.plan.pipelines.transfers.links import Links, PerLink
 from tiledask.plan.products.placement import split
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.program.making.of_schedule import program
@@ -60,7 +60,7 @@ def run_schedule(
     target: np.ndarray | None = None,
     forward: Times | None = None,
     backward: Times | None = None,
-    latency: PerLink = 0.0,
+    latency: PerBoundary = 0.0,
     backward_input: Times | None = None,
     backward_weight: Times | None = None,
     overlapped: Times | None = None,
@@ -117,9 +117,7 @@ def run_schedule(
         )
     workers = cluster_of(cluster, "a pipeline")
     times = (forward, backward, backward_input, backward_weight)
-    seconds = _seconds(schedule, *times)
-    both = together(schedule, seconds, overlapped)
-    arriving = Links.of(schedule, latency).arriving
+    costs = _costs(schedule, *times, latency, overlapped)
     dummies = stages is None
     if stages is None:
         batch = np.zeros((schedule.microbatches, 1)) if batch is None else batch
@@ -128,7 +126,7 @@ def run_schedule(
         stages = [Dummy(np.shape(batch)[-1])] * schedule.stages
     validate(schedule, stages=len(stages))
     batch = _check(schedule, stages, batch, target, workers)
-    simulated = _simulated(schedule, times, seconds, latency, overlapped)
+    simulated = _simulated(schedule, times, costs, latency, overlapped)
     made, kept = _sized(schedule, stages, batch)
     job = PipelineJob(
         schedule,
@@ -137,7 +135,7 @@ def run_schedule(
         batch,
         target,
         workers,
-        Pace(seconds, both, arriving),
+        Pace(costs.seconds, costs.together, costs.hop),
         seconds_of(timeout),
     )
     _check_room(job, kept)
@@ -194,31 +192,34 @@ def _shown(job: PipelineJob) -> Iterator[None]:
         done.update(schedule)  # events may come late
 
 
-def _seconds(
+def _costs(
     schedule: Schedule,
     forward: Times | None,
     backward: Times | None,
     backward_input: Times | None,
     backward_weight: Times | None,
-) -> np.ndarray:
-    """Seconds by kind, as `durations` has them; 0 where an action takes what it takes."""
+    latency: PerBoundary,
+    overlapped: Times | None,
+) -> PipelineCosts:
+    """The PipelineCosts; 0 where an action takes what it takes."""
     if backward is None and (backward_input is None or backward_weight is None):
         backward = 0.0
     forward = 0.0 if forward is None else forward
-    return durations(schedule, forward, backward, backward_input, backward_weight)
+    halves = backward_input, backward_weight
+    return costs_of(schedule, forward, backward, latency, *halves, overlapped)
 
 
 def _simulated(
     schedule: Schedule,
     times: Sequence[Times | None],
-    seconds: np.ndarray,
-    latency: PerLink,
+    costs: PipelineCosts,
+    latency: PerBoundary,
     overlapped: Times | None,
 ) -> Timeline | None:
     if all(each is None for each in times):
         return None
-    shape = len(seconds), schedule.stages, schedule.microbatches
-    F, B, I, W = np.broadcast_to(seconds, shape)
+    shape = len(costs.seconds), schedule.stages, schedule.microbatches
+    F, B, I, W = np.broadcast_to(costs.seconds, shape)
     return simulate(schedule, F, B, latency, I, W, overlapped=overlapped)
 
 

@@ -1,6 +1,7 @@
 """What came out of running a schedule: results, when each action ran, and what that took."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -96,10 +97,11 @@ def replay(schedule: Schedule, measured: Timeline) -> Timeline:
     at = measured.code[ran], measured.stage[ran], measured.microbatch[ran]
     seconds[at] = (measured.end - measured.start)[ran]
     both = None
-    if schedule.paired.any():  # of a pair each half has the time of both
+    if schedule.pairs:  # of a pair each half has the time of both
         both = np.full(seconds.shape[1:], seconds.max())
-        for number in np.flatnonzero(schedule.paired).tolist():
-            first, second = schedule.action(number), schedule.action(number + 1)
+        for first, second in pairwise(schedule):
+            if first not in schedule.pairs:
+                continue
             both[first[1:]] = seconds[(KINDS.index("F"), *first[1:])]
             for kind, *where in (first, second):
                 seconds[(KINDS.index(kind), *where)] = 0.0

@@ -12,8 +12,7 @@ from tiledask.errors import ConfigError, DeadlockError, ScheduleError, short
 from tiledask.lab.commands.options import Run, number_of, numbers
 from tiledask.lab.commands.request import draw
 from tiledask.lab.sweep import schedule_on
-from tiledask.plan.pipelines.causes import CAUSES
-from tiledask.plan.pipelines.known import Known, known_makespan
+from tiledask.plan.pipelines.idle import CAUSES
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import V_SHAPED, called, is_looped, schedule, schedules
 from tiledask.plan.pipelines.simulate import simulate
@@ -25,13 +24,6 @@ from tiledask.plan.whole import whole_number
 
 __all__ = ["IDLE_OPTIONS", "run_idle"]
 
-TRANSFERS = {
-    "overlapped": "a block travels on a stream of its own, and both devices compute meanwhile",
-    "blocking": "the sender waits until the block is in its receiver's buffer, who computes on",
-    "rendezvous": "both ends wait for each other, and do nothing else while a block travels; "
-    "between two actions a device sends, then receives",
-    "paired": "as rendezvous, but all that is between two actions is posted at once",
-}
 IDLE_OPTIONS = f"""
 SCHEDULE?            {", ".join(schedules).replace("naive", "naive (or layer-wise)")}
 DEVICES?             how many, for every schedule
@@ -44,13 +36,12 @@ MICROBATCHES?        of a step (naive: 1)
 --order FILE         in place of a schedule: is this order legal, and how idle? A line for each
                      device, such as 0F0 0F1 0B0 0B1 (stage, F B I or W, micro-batch), or JSON rows
                      of them
---explain            causes of idle time, the bound, the critical path, what transfers mean
+--explain            causes of idle time, the bound, the critical path
 # times -- seconds: one number, or one per stage: 1,1,2,1
 --forward S=1        (%(default)s)
 --backward S=2       half is for I, half for W, where it is split (%(default)s)
 --overlapped S       of a forward and a backward at once, as in dualpipe (their sum)
---latency S=0        from stage to stage: one number, or one per boundary (%(default)s)
---transfers HOW=overlapped  {"; ".join(f"{how}: {words}" for how, words in TRANSFERS.items())}
+--latency S=0        from stage to stage, while both compute on: one number, or one per boundary
                      (%(default)s)
 # files
 --figure FILE        write the Gantt chart
@@ -62,7 +53,7 @@ MICROBATCHES?        of a step (naive: 1)
 --unit UNIT          with --diagnose: of the trace's times, s, ms, us or ns
 examples:
   tiledask idle layer-wise 4
-  tiledask idle 1f1b 4 8 --latency 0.25 --transfers paired
+  tiledask idle 1f1b 4 8 --latency 0.25
   tiledask idle interleaved 4 8 --chunks 2 --explain
   tiledask idle --utilisation 0.9 --devices 4
   tiledask idle 1f1b 2 4 --write-order order.txt
@@ -91,23 +82,21 @@ def run_idle(args: argparse.Namespace) -> Run:
     made, reached = _asked(args)
     times = _times(args, made.stages, float)
     try:
-        timeline = simulate(made, **times, transfers=args.transfers)
+        timeline = simulate(made, **times)
     except ScheduleError as error:
         reason = str(error)
         if isinstance(error, DeadlockError):
-            reason = reason.replace("paired ones post", "--transfers paired posts")
             reason += "; rank r is device r + 1"
         elif args.order is None:
             raise
         yield f"{_name(made)} cannot run: {reason}"
         return 1, {"legal": False, "reason": reason}
-    known = _known(made, times, args.transfers)
-    result = _facts(made, timeline) | ({"closed_form": known.seconds} if known else {})
+    result = _facts(made, timeline)
     if reached:
         yield _reached(_utilisation(args.utilisation), made, reached, result)
     yield from _shown(args, made, timeline, times)
     if args.explain:
-        yield from _explained(timeline, known, args.transfers)
+        yield from _explained(timeline)
     if args.write_order:
         Path(args.write_order).write_text(f"{made.to_text()}\n", encoding="utf-8")
     if args.trace:
@@ -140,7 +129,7 @@ def _asked(args: argparse.Namespace) -> tuple[Schedule, list[FewestMicrobatches]
         return _made(args.schedule or "1f1b", devices, m, args.chunks)
 
     times = _times(args, made(1).stages, Fraction)
-    found = fewest_microbatches(made, _utilisation(args.utilisation), times, args.transfers)
+    found = fewest_microbatches(made, _utilisation(args.utilisation), times)
     return made(found[-1].microbatches), found
 
 
@@ -313,7 +302,7 @@ def _shown(
     more = "" if args.explain else " More: --explain"
     yield (
         f"Of {each}: {took['forward']} forward, {took['backward']} backward; "
-        f"transfers {args.transfers}, {took['latency']}.{more}"
+        f"transfers overlapped, {took['latency']}.{more}"
     )
     if share > 1 and args.order is None and (args.forward, args.backward) == ("1", "2"):
         yield (
@@ -336,25 +325,12 @@ def _shown(
     yield f"kept: micro-batches whose activations a device keeps at once{of}"
 
 
-def _known(made: Schedule, took: dict[str, Any], transfers: str) -> Known | None:
-    """The makespan by formula, if there is one for equal stages and these transfers."""
-    if any(isinstance(each, list) for each in took.values()) or transfers != "overlapped":
-        return None
-    half, chunks = took["backward"] / 2, max(1, made.stages // made.devices)
-    times = (took["forward"], half, half, took["latency"])
-    of, overlapped = (made.name, made.devices, made.microbatches), took.get("overlapped")
-    return known_makespan(*of, *times, chunks=chunks, overlapped=overlapped)
-
-
-def _explained(t: Timeline, known: Known | None, how: str) -> Iterator[Part]:
+def _explained(t: Timeline) -> Iterator[Part]:
     """Why it idles, what no order undercuts, and the path that decides."""
     assert t.bound is not None
     if rows := {c: {"device-s": s, "": CAUSES[c]} for c, s in t.idle_time.total.items() if s}:
         yield table(rows, "idle by cause", **{"device-s": "seconds"})
     least = format_seconds(t.bound.seconds)
     yield f"no order of these actions takes less than {least} ({t.bound.why})"
-    if known:
-        yield f"by formula: {format_seconds(known.seconds)} = {known.formula} ({known.source})"
     if path := t.critical_path:
         yield f"the path that decides: {len(path.actions)} actions, most on {path.binds}"
-    yield f"{how} transfers: {TRANSFERS[how]}"

@@ -13,11 +13,10 @@ from typing import Any
 import tiledask as td
 from tiledask.errors import ConfigError
 from tiledask.lab.commands.options import Run, number_of, numbers
-from tiledask.plan.splitting.assignment import read_assignment, stages_of
-from tiledask.plan.splitting.exact import count
-from tiledask.plan.splitting.judge import layer_ranges
+from tiledask.plan.splitting.answers import layer_ranges, read_assignment, stages_of
 from tiledask.plan.splitting.partition import (
     Partition,
+    count,
     count_contiguous_splits,
     layer_costs,
     stage_name,

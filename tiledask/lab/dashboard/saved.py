@@ -70,8 +70,8 @@ def report(path: str | os.PathLike[str], cluster: Any, *, title: str = "Who comp
         env=paths,
         check=True,
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return atomic_write(path, drawn.stdout)  # a reader never sees half a page
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    return atomic_write(Path(path), drawn.stdout)  # a reader never sees half a page
 
 
 def _views_there(dask_scheduler: "Scheduler") -> list[View]:

@@ -21,7 +21,7 @@ from tiledask.lab.dashboard.recorder import ReportedRun, Task
 from tiledask.lab.plots.primitives import HEIGHT, Box, span
 from tiledask.lab.plots.style import PALE, colour_named
 from tiledask.lab.plots.timelines import KINDS, boxes_of
-from tiledask.plan.pipelines.causes import CAUSES
+from tiledask.plan.pipelines.idle import CAUSES
 from tiledask.plan.pipelines.timeline import TRANSFER, Span, Timeline
 from tiledask.plan.units import format_bytes, format_seconds
 

@@ -16,8 +16,8 @@ from tiledask.errors import ConfigError
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.primitives import Axes, Box, Figure
 from tiledask.lab.plots.style import BLUE, INK, PALE, PINK, RED, SKY, colour_named, lighter, styled
-from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.pipelines.footprint import Footprint
+from tiledask.plan.pipelines.idle import CAUSES
 from tiledask.plan.pipelines.timeline import TRANSFER, Timeline
 from tiledask.plan.units import format_bytes, format_seconds
 

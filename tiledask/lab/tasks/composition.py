@@ -24,9 +24,13 @@ from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import called, is_looped, schedule, schedules
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
-from tiledask.plan.splitting.exact import capacities
-from tiledask.plan.splitting.judge import layer_ranges
-from tiledask.plan.splitting.partition import contiguous_splits, count_contiguous_splits, partition
+from tiledask.plan.splitting.answers import layer_ranges
+from tiledask.plan.splitting.partition import (
+    capacities,
+    contiguous_splits,
+    count_contiguous_splits,
+    partition,
+)
 from tiledask.plan.units import format_bytes
 
 __all__ = ["COMPOSITION"]

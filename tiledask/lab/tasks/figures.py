@@ -16,9 +16,8 @@ from tiledask.lab.plots.timelines import KINDS, gantt
 from tiledask.lab.tasks.kind import Inputs, Targets
 from tiledask.lab.tasks.result import Result, number
 from tiledask.plan.pipelines.timeline import Timeline
-from tiledask.plan.splitting.assignment import read_assignment, stages_of
-from tiledask.plan.splitting.exact import capacities
-from tiledask.plan.splitting.partition import stage_name
+from tiledask.plan.splitting.answers import read_assignment, stages_of
+from tiledask.plan.splitting.partition import capacities, stage_name
 from tiledask.plan.units import format_seconds
 
 __all__ = ["draw_fields", "draw_layers", "draw_runs", "draw_targets"]

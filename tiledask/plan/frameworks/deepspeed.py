@@ -89,7 +89,7 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
         raise ConfigError("a DeepSpeed JSON does not say the model; give it beside the file")
     flat: Settings = {}
     for name, value in nested.items():
-        name = {"bfloat16": "bf16"}.get(name, name)
+        name = "bf16" if name == "bfloat16" else name
         inner = value if isinstance(value, dict) else None
         flat |= {name: value} if inner is None else {f"{name}.{k}": v for k, v in inner.items()}
     found = Read("the JSON", flat, devices)

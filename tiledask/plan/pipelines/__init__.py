@@ -3,14 +3,16 @@
 schedule.py     which actions each device does, in which order
 schedules.py    the table of schedules by name: a new one is a line here
   generators      the functions that make them
-needs.py        what an action waits for apart from its turn, and whether an order can run
+costs.py        how long actions and the ways between stages take
+walk.py         the one loop: every device goes on until it lacks a result
+needs.py        what an action waits for, and whether an order can run
 simulate.py     when each action runs
-  longest_path.py   the loop over turns and data that says so
-  transfers/       how results travel between devices
+bound.py        what no order beats, and the path that decides
 timeline.py     who did what when, simulated or measured
-  idle.py         what each action waited for
-  causes.py       idle time in pieces, each with its cause
+spans.py        spans in columns: what a Timeline is
+  idle.py         idle time in pieces, each with its cause
   footprint.py    memory over time
-bound.py, optimum.py      what no order beats; the best order of a small pipeline
-closed_form.py, known.py  what formulas say, and where each holds
+optimum.py      the best order of a small pipeline
+utilisation.py  how many micro-batches reach a utilisation
+closed_form.py  what formulas say
 """

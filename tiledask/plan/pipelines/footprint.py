@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tiledask.errors import ScheduleError
-from tiledask.plan.pipelines.timeline import Timeline
+from tiledask.plan.pipelines.spans import Spans
 from tiledask.plan.units import format_seconds
 from tiledask.plan.whole import is_whole
 
@@ -97,7 +97,7 @@ class Footprint:
 
 
 def memory_over_time(
-    timeline: Timeline,
+    timeline: Spans,
     activation: PerStage = 1,
     weight_part: PerStage | None = None,
     static: float | Sequence[float] = 0,
@@ -131,16 +131,24 @@ def memory_over_time(
             f"weight_part is a part of activation: stage {s} would keep {part[s]:g} of "
             f"{whole[s]:g}; give at most the activation"
         )
-    # by F, B, I, W and U of each stage
-    change = np.stack([whole, -whole, part - whole, -part, np.zeros_like(whole)])
+    none = np.zeros_like(whole)  # by F, B, I, W, U and M of each stage
+    change = np.stack([whole, -whole, part - whole, -part, none, none])
     always = _numbers(static, timeline.devices, "static", "device")
     trains = bool((timeline.computes & (timeline.code > 0)).any())
-    bounds = np.searchsorted(timeline.device, np.arange(timeline.devices + 1)).tolist()
-    steps = tuple(
-        _steps(timeline, slice(*bounds[d : d + 2]), change, always[d], trains)
-        for d in range(timeline.devices)
-    )
-    return Footprint(steps, timeline.makespan, timeline.origin)
+    steps, computing = [], np.flatnonzero(timeline.computes)
+    ends = np.searchsorted(timeline.device[computing], np.arange(1, timeline.devices))
+    for device, rows in enumerate(np.split(computing, ends)):
+        code, start, end = timeline.code[rows], timeline.start[rows], timeline.end[rows]
+        deltas = change[code, timeline.stage[rows]]
+        times = np.where(code == 0, start, end)
+        if not trains:
+            times, deltas = np.concatenate([start, end]), np.concatenate([deltas, -deltas])
+        if not trains or (times[1:] < times[:-1]).any():
+            order = np.lexsort((deltas, times))  # at equal times what goes is before what comes
+            times, deltas = times[order], deltas[order]
+        held = always[device] + np.cumsum(deltas)
+        steps.append(Steps(np.append(0.0, times), np.append(always[device], held)))
+    return Footprint(tuple(steps), timeline.makespan, timeline.origin)
 
 
 def _numbers(values: PerStage, count: int, name: str, each: str) -> np.ndarray:
@@ -152,27 +160,3 @@ def _numbers(values: PerStage, count: int, name: str, each: str) -> np.ndarray:
         wrong = numbers[~possible].flat[0]
         raise ScheduleError(f"{name} must be finite and 0 or more bytes, got {wrong:g}")
     return np.broadcast_to(numbers, count)
-
-
-def _steps(
-    timeline: Timeline,
-    rows: slice,
-    change: np.ndarray,
-    always: float,
-    trains: bool,
-) -> Steps:
-    """The step function of the device whose spans are ``rows``."""
-    columns = timeline.code, timeline.stage, timeline.start, timeline.end
-    code, stage, start, end = (column[rows] for column in columns)
-    computes = timeline.computes[rows]
-    if not computes.all():
-        code, stage, start, end = (c[computes] for c in (code, stage, start, end))
-    deltas = change[code, stage]
-    times = np.where(code == 0, start, end)
-    if not trains:
-        times, deltas = np.concatenate([start, end]), np.concatenate([deltas, -deltas])
-    if (times[1:] < times[:-1]).any() or not trains:
-        order = np.lexsort((deltas, times))  # at equal times what goes leaves before what comes
-        times, deltas = times[order], deltas[order]
-    held = np.concatenate([[always], always + np.cumsum(deltas)])
-    return Steps(np.concatenate([[0.0], times]), held)

@@ -8,51 +8,24 @@ W(s, i)  needs  I(s, i)                          the gradient of the weights
 Where one stage does B and the next I, each needs the one that is there.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import NoReturn
 
 import numpy as np
 
 from tiledask.errors import DeadlockError, ScheduleError
-from tiledask.plan.pipelines.longest_path import longest_path
+from tiledask.plan.pipelines.costs import costs_of
 from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
-from tiledask.plan.pipelines.transfers.links import Links
+from tiledask.plan.pipelines.walk import is_complete, walk
 from tiledask.plan.units import format_bytes
 
-__all__ = [
-    "action_needs",
-    "checked",
-    "needs",
-    "peak_in_flight",
-    "peaks",
-    "stuck",
-    "validate",
-]
+__all__ = ["needs", "peak_in_flight", "peaks", "refuse", "topological_order", "validate"]
 
 Needs = dict[Action, tuple[Action, ...]]
 
 
-def action_needs(action: Action, stages: int, split: bool = False) -> tuple[Action, ...]:
-    """The actions whose results ``action`` uses; the first is on its own stage, if any is.
-
-    ``split`` says whether the stage behind splits its backward, that is whether the gradient
-    comes from I(s+1, i) rather than from B(s+1, i).
-
-    >>> [str(a) for a in action_needs(Action("B", 0, 5), stages=2)]
-    ['0F5', '1B5']
-    """
-    kind, s, i = action
-    if kind == "F":
-        return (Action("F", s - 1, i),) if s else ()
-    if kind == "W":
-        return (Action("I", s, i),)
-    own = Action("F", s, i)
-    return (own, Action("I" if split else "B", s + 1, i)) if s + 1 < stages else (own,)
-
-
 def needs(schedule: Schedule) -> Needs:
-    """For every action of ``schedule``, the actions whose results it uses.
+    """For every action of ``schedule``, the actions whose results it uses, its own stage's first.
 
     >>> from tiledask.plan.pipelines.schedules import schedule
     >>> waits = needs(schedule("gpipe", stages=2, microbatches=1))
@@ -60,9 +33,29 @@ def needs(schedule: Schedule) -> Needs:
     {'0F0': [], '0B0': ['0F0', '1B0'], '1F0': ['0F0'], '1B0': ['1F0']}
     """
     split = {(a.stage, a.microbatch) for a in schedule if a.kind == "I"}
-    return {
-        a: action_needs(a, schedule.stages, (a.stage + 1, a.microbatch) in split) for a in schedule
-    }
+    found: Needs = {}
+    for action in schedule:
+        kind, s, i = action
+        if kind == "F":
+            found[action] = (Action("F", s - 1, i),) if s else ()
+        elif kind == "W":
+            found[action] = (Action("I", s, i),)
+        else:
+            behind = Action("I" if (s + 1, i) in split else "B", s + 1, i)
+            found[action] = (Action("F", s, i), behind)[: schedule.stages - s]
+    return found
+
+
+def topological_order(schedule: Schedule) -> list[Action]:
+    """All actions of a schedule that can run, each after what it needs and in its turn.
+
+    >>> from tiledask.plan.pipelines.schedules import schedule
+    >>> " ".join(map(str, topological_order(schedule("gpipe", stages=2, microbatches=1))))
+    '0F0 1F0 1B0 0B0'
+    """
+    start = walk(schedule, costs_of(schedule, 1.0, 1.0, backward_input=1.0)).start
+    actions = list(schedule)
+    return [actions[n] for n in sorted(range(len(actions)), key=start.__getitem__)]
 
 
 def peak_in_flight(schedule: Schedule) -> tuple[int, ...]:
@@ -84,8 +77,7 @@ def peaks(
     """Per device, (the most that is kept, the turn at which it is first reached)."""
     kept = activation if weight_part is None else weight_part
     change = np.array([activation, -activation, kept - activation, -kept])
-    for device in range(schedule.devices):
-        kind = schedule.kind[slice(*schedule.turns[device : device + 2])]
+    for kind in np.split(schedule.kind, schedule.turns[1:-1]):
         if not len(kind):
             yield 0.0, 0
         elif not schedule.trains:
@@ -118,209 +110,133 @@ def validate(
     >>> validate(schedule("1f1b", stages=4, microbatches=8), memory_limit=4)
     Schedule(1f1b: 4 stages on 4 devices, 8 micro-batches, 64 actions)
     """
-    as_asked = stages in (None, schedule.stages) and microbatches in (None, schedule.microbatches)
-    no_time = np.zeros((len(KINDS), schedule.stages, 1))
-    if not (
-        as_asked
-        and schedule.is_complete
-        and longest_path(schedule, no_time, no_time[0], Links.of(schedule)) is not None
-    ):
-        checked(schedule, stages, microbatches)  # says what is wrong
-    if memory_limit is not None:
-        _check_memory(schedule, memory_limit, activation, weight_part)
-    return schedule
-
-
-def checked(
-    schedule: Schedule, stages: int | None = None, microbatches: int | None = None
-) -> tuple[Needs, list[Action]]:
-    """What each action needs, and a feasible order of all of them, once every check is passed.
-
-    The same checks and errors as :func:`validate`, for whoever goes on to run the schedule.
-
-    >>> from tiledask.plan.pipelines.schedules import schedule
-    >>> waits, order = checked(schedule("gpipe", stages=2, microbatches=1))
-    >>> " ".join(map(str, order))
-    '0F0 1F0 1B0 0B0'
-    """
-    stages = schedule.stages if stages is None else stages
-    microbatches = schedule.microbatches if microbatches is None else microbatches
-    if schedule.stages != stages:
+    if stages not in (None, schedule.stages):
         raise ScheduleError(
             f"the schedule has {schedule.stages} stages and the model {stages}; a stage that is "
             f"left out changes the result"
         )
-    _check_places(schedule, microbatches)
-    waits = needs(schedule)
-    _check_order(schedule, waits)
-    _check_pairs(schedule, waits)
-    _check_complete(schedule, microbatches)
-    return waits, _feasible_order(schedule, waits)
-
-
-def _check_places(schedule: Schedule, microbatches: int) -> None:
-    for device, order in enumerate(schedule.orders):
-        for a in order:
-            if a.kind not in KINDS:
-                raise ScheduleError(f"{a} on rank {device}: kinds are {', '.join(KINDS)}")
-            if not 0 <= a.stage < schedule.stages:
-                raise ScheduleError(
-                    f"{a} on rank {device}: unknown stage {a.stage}; the stages are 0 to "
-                    f"{schedule.stages - 1}"
-                )
-            if not 0 <= a.microbatch < microbatches:
-                raise ScheduleError(
-                    f"{a} on rank {device}: unknown micro-batch {a.microbatch}; they are 0 to "
-                    f"{microbatches - 1}"
-                )
-            holder = schedule.holder(a.stage, a.microbatch)
-            if holder != device:
-                of = f"pipeline {a.microbatch % schedule.pipelines}'s "
-                raise ScheduleError(
-                    f"{a} is on rank {device}, but {of if schedule.pipelines > 1 else ''}"
-                    f"stage {a.stage} is placed on rank {holder}: move it there"
-                )
-
-
-def _check_order(schedule: Schedule, waits: Needs) -> None:
-    """Nothing twice, and nothing before what it needs on its own device."""
-    for device, order in enumerate(schedule.orders):
-        position: dict[Action, int] = {}
-        for turn, a in enumerate(order):
-            if a in position:
-                raise ScheduleError(
-                    f"{a} is repeated on rank {device}: turns {position[a]} and {turn}; do it once"
-                )
-            position[a] = turn
-        for a, turn in position.items():
-            for b in waits[a]:
-                if schedule.holder(b.stage, b.microbatch) != device or position.get(b, turn) < turn:
-                    continue
-                rule = "backward before forward" if b.kind == "F" != a.kind else "too early"
-                where = f"is only at turn {position[b]}" if b in position else "never comes"
-                raise ScheduleError(
-                    f"{rule}: {a} at turn {turn} on rank {device} needs {b}, which {where}"
-                )
-
-
-def _check_pairs(schedule: Schedule, waits: Needs) -> None:
-    """A pair is a forward and a backward of one device, of which neither uses the other."""
-    for device, order in enumerate(schedule.orders):
-        for turn in np.flatnonzero(schedule.paired[slice(*schedule.turns[device : device + 2])]):
-            both = order[turn : turn + 2]
-            if "".join(a.kind for a in both) not in ("FB", "FI"):
-                raise ScheduleError(
-                    f"a device does a forward and then a backward (B or I) at once; at turn {turn} "
-                    f"of rank {device} it is {' and '.join(map(str, both)) or 'nothing'}"
-                )
-            if both[0] in waits[both[1]]:
-                raise ScheduleError(
-                    f"backward before forward: {both[1]} at turn {turn + 1} on rank {device} "
-                    f"needs {both[0]}, and would run at once with it"
-                )
-
-
-def _check_complete(schedule: Schedule, microbatches: int) -> None:
-    """Every stage sees every micro-batch forward and, in training, backward once."""
-    done = Counter(schedule)
-    for s in range(schedule.stages):
-        for i in range(microbatches):
-            kinds = "".join(kind for kind in KINDS if Action(kind, s, i) in done)
-            if kinds in (("FB", "FIW") if schedule.trains else ("F",)):
-                continue
-            lacking = {"F": "B", "FI": "W", "FW": "I"}.get(kinds, "")
-            if "F" not in kinds:
-                lacking = "F"
-            elif not schedule.trains or "B" in kinds:
-                lacking = ""
-            if not lacking:
-                raise ScheduleError(
-                    f"stage {s} does the backward of micro-batch {i} twice: "
-                    f"{' and '.join(str(Action(k, s, i)) for k in kinds if k != 'F')}; "
-                    f"use B, or I and W"
-                )
-            raise ScheduleError(
-                f"missing {Action(lacking, s, i)} on rank {schedule.holder(s, i)}: all of "
-                f"{microbatches} micro-batches pass through all of {schedule.stages} stages"
-            )
-
-
-def _feasible_order(schedule: Schedule, waits: Needs) -> list[Action]:
-    """All actions, each after what it needs and in its turn; refuses a deadlock."""
-    order, stands = _gone_through(schedule, waits)
-    if not stands:
-        return order
-    # who waits for whom: each device's next action, the result it lacks, and its holder
-    device, steps = next(iter(stands)), dict[int, str]()
-    while device not in steps:
-        block, lacks = stands[device]
-        here = " and ".join(map(str, block))
-        steps[device] = f"rank {device} is at {here} and waits for {lacks}"
-        device = schedule.holder(lacks.stage, lacks.microbatch)
-    circle = list(steps.values())[list(steps).index(device) :]
-    raise DeadlockError(f"deadlock: {'; '.join(circle)}")
-
-
-def stuck(schedule: Schedule) -> dict[int, tuple[tuple[Action, ...], Action]]:
-    """Device -> (the action, or the pair, at which it stands for good, a result that it lacks);
-    empty if the order can run.
-
-    >>> found = stuck(Schedule.from_text("0F0,0B0,0F1,0B1; 1F0,1F1,1B0,1B1"))
-    >>> {device: f"{block[0]} waits for {lacks}" for device, (block, lacks) in found.items()}
-    {0: '0B0 waits for 1B0', 1: '1F1 waits for 0F1'}
-    """
-    return _gone_through(schedule, needs(schedule))[1]
-
-
-def _gone_through(
-    schedule: Schedule, waits: Needs
-) -> tuple[list[Action], dict[int, tuple[tuple[Action, ...], Action]]]:
-    """(what can be done, each after what it needs and in its turn; `stuck` of the rest)."""
-    done: dict[Action, None] = {}
-    turn = [0] * schedule.devices
-    blocked: dict[Action, list[int]] = {}  # devices, by the result that they lack
-    ready = list(range(schedule.devices))[::-1]
-    while ready:
-        device = ready.pop()
-        while block := _next(schedule, device, turn[device]):
-            lacks = next((b for a in block for b in waits[a] if b not in done), None)
-            if lacks is not None:
-                blocked.setdefault(lacks, []).append(device)
-                break
-            done |= dict.fromkeys(block)
-            turn[device] += len(block)
-            for action in block:
-                ready += blocked.pop(action, ())
-    stands = {}
-    for device, at in enumerate(turn):
-        if block := _next(schedule, device, at):
-            stands[device] = block, next(b for a in block for b in waits[a] if b not in done)
-    return list(done), stands
-
-
-def _next(schedule: Schedule, device: int, turn: int) -> tuple[Action, ...]:
-    """The action at this turn, or both of a pair; () after the last."""
-    order = schedule.orders[device]
-    pair = turn < len(order) and schedule.paired[schedule.turns[device] + turn]
-    return order[turn : turn + (2 if pair else 1)]
-
-
-def _check_memory(
-    schedule: Schedule, memory_limit: Any, activation: float, weight_part: float | None
-) -> None:
-    limits = memory_limit if hasattr(memory_limit, "__len__") else [memory_limit] * schedule.devices
+    as_many = microbatches in (None, schedule.microbatches)
+    if not (as_many and is_complete(schedule) and not walk(schedule, costs_of(schedule)).stands):
+        refuse(schedule, microbatches)
+    if memory_limit is None:
+        return schedule
+    limits = (
+        memory_limit if isinstance(memory_limit, Sequence) else [memory_limit] * schedule.devices
+    )
     if len(limits) != schedule.devices:
         raise ScheduleError(
             f"got {len(limits)} memory limits for {schedule.devices} devices: give one, or one each"
         )
-    found = peaks(schedule, activation, weight_part)
-    for device, ((peak, turn), limit) in enumerate(zip(found, limits, strict=True)):
+    found = zip(peaks(schedule, activation, weight_part), limits, schedule.orders, strict=True)
+    for device, ((peak, turn), limit, order) in enumerate(found):
         if peak > limit:
-            at = f"{schedule.action(schedule.turns[device] + turn)}, turn {turn}"
             counts = activation == 1 and weight_part is None
             held = f"{peak:g} activations" if counts else f"{format_bytes(peak)} of activations"
             allowed = f"{limit:g}" if counts else format_bytes(limit)
             raise ScheduleError(
-                f"over memory: rank {device} keeps {held} at {at}, and may keep {allowed}; "
-                f"start fewer forwards before the first backward"
+                f"over memory: rank {device} keeps {held} at {order[turn]}, turn {turn}, and may "
+                f"keep {allowed}; start fewer forwards before the first backward"
             )
+    return schedule
+
+
+def refuse(schedule: Schedule, microbatches: int | None = None) -> NoReturn:
+    """Raise the ScheduleError that names the first fault of a schedule that cannot run."""
+    many = schedule.microbatches if microbatches is None else microbatches
+    waits = needs(schedule)
+    for found in (_places(schedule, many), _turns(schedule, waits), _missing(schedule, many)):
+        for fault in found:
+            raise ScheduleError(fault)
+    raise DeadlockError(f"deadlock: {'; '.join(_circle(schedule, waits))}")
+
+
+def _places(schedule: Schedule, microbatches: int) -> Iterator[str]:
+    """What is of no stage or micro-batch, or on another device."""
+    for device, order in enumerate(schedule.orders):
+        for a in order:
+            unknown = f"{a} on rank {device}: unknown"
+            if not 0 <= a.stage < schedule.stages:
+                yield f"{unknown} stage {a.stage}; the stages are 0 to {schedule.stages - 1}"
+            elif not 0 <= a.microbatch < microbatches:
+                yield f"{unknown} micro-batch {a.microbatch}; they are 0 to {microbatches - 1}"
+            elif (holder := schedule.holder(a.stage, a.microbatch)) != device:
+                of = f"pipeline {a.microbatch % schedule.pipelines}'s "
+                of = f"{of if schedule.pipelines > 1 else ''}stage {a.stage}"
+                yield f"{a} is on rank {device}, but {of} is placed on rank {holder}: move it there"
+
+
+def _turns(schedule: Schedule, waits: Needs) -> Iterator[str]:
+    """What is there twice, before what it needs on its own device, or at once with it."""
+    for device, order in enumerate(schedule.orders):
+        turns: dict[Action, int] = {}
+        for turn, a in enumerate(order):
+            if turns.setdefault(a, turn) != turn:
+                yield f"{a} is repeated on rank {device}: turns {turns[a]} and {turn}; do it once"
+        for a, turn in turns.items():
+            for b in waits[a]:
+                if schedule.holder(b.stage, b.microbatch) != device or turns.get(b, turn) < turn:
+                    continue
+                rule = "backward before forward" if b.kind == "F" != a.kind else "too early"
+                where = f"is only at turn {turns[b]}" if b in turns else "never comes"
+                yield f"{rule}: {a} at turn {turn} on rank {device} needs {b}, which {where}"
+        for turn, a in enumerate(order):
+            both = order[turn : turn + 2]
+            if a not in schedule.pairs:
+                continue
+            if "".join(each.kind for each in both) not in ("FB", "FI"):
+                yield (
+                    f"a device does a forward and then a backward (B or I) at once; at turn {turn} "
+                    f"of rank {device} it is {' and '.join(map(str, both))}"
+                )
+            elif a in waits[both[1]]:
+                yield (
+                    f"backward before forward: {both[1]} at turn {turn + 1} on rank {device} "
+                    f"needs {a}, and would run at once with it"
+                )
+
+
+def _missing(schedule: Schedule, microbatches: int) -> Iterator[str]:
+    """What some stage does not do with some micro-batch, or does twice."""
+    kinds: dict[tuple[int, int], str] = {}
+    for kind in KINDS:
+        for a in schedule:
+            if a.kind == kind:
+                kinds[a[1:]] = kinds.get(a[1:], "") + kind
+    lacking = {"": "F", "F": "B", "FI": "W", "FW": "I", "FB": "", "FIW": ""}
+    for s in range(schedule.stages):
+        for i in range(microbatches):
+            has = kinds.get((s, i), "")
+            if "F" not in has:
+                lacks = "F"
+            elif has == "F" and not schedule.trains:
+                lacks = ""
+            elif has not in lacking:
+                twice = " and ".join(str(Action(kind, s, i)) for kind in has if kind != "F")
+                yield (
+                    f"stage {s} does the backward of micro-batch {i} twice: {twice}; use B, or I "
+                    f"and W"
+                )
+            else:
+                lacks = lacking[has]
+            if lacks:
+                yield (
+                    f"missing {Action(lacks, s, i)} on rank {schedule.holder(s, i)}: all of "
+                    f"{microbatches} micro-batches pass through all of {schedule.stages} stages"
+                )
+
+
+def _circle(schedule: Schedule, waits: Needs) -> list[str]:
+    """Who waits for whom, around: each device's next action, and the result that it lacks."""
+    found, actions = walk(schedule, costs_of(schedule)), list(schedule)
+    done = {action for action, end in zip(actions, found.end, strict=True) if end >= 0}
+    stands = {}
+    for at in found.stands:
+        block = actions[at : at + 2] if schedule.paired[at] else actions[at : at + 1]
+        lacks = next(b for a in block for b in waits[a] if b not in done)
+        stands[int(schedule.device[at])] = " and ".join(map(str, block)), lacks
+    device, steps = next(iter(stands)), dict[int, str]()
+    while device not in steps:
+        here, lacks = stands[device]
+        steps[device] = f"rank {device} is at {here} and waits for {lacks}"
+        device = schedule.holder(lacks.stage, lacks.microbatch)
+    return list(steps.values())[list(steps).index(device) :]

@@ -9,22 +9,21 @@ subject to the data (each result, and its way, before who needs it) and to memor
 of its F to the end of its B or W an activation takes one of ``memory_limit`` places.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import lcm
-from typing import Any
 
 import numpy as np
 
 from tiledask.errors import ScheduleError
 from tiledask.extras import needed_for
 from tiledask.plan.pipelines.bound import lower_bound
-from tiledask.plan.pipelines.needs import validate
-from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
-from tiledask.plan.pipelines.simulate import Times, durations, simulate
+from tiledask.plan.pipelines.costs import PerBoundary, Times, costs_of
+from tiledask.plan.pipelines.needs import needs, validate
+from tiledask.plan.pipelines.schedule import Action, Schedule
+from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
-from tiledask.plan.pipelines.transfers.links import Links, PerLink
 from tiledask.plan.units import format_seconds
 
 __all__ = ["Optimum", "optimal_schedule"]
@@ -60,7 +59,7 @@ def optimal_schedule(
     microbatches: int,
     forward: Times = 1.0,
     backward: Times | None = None,
-    latency: PerLink = 0.0,
+    latency: PerBoundary = 0.0,
     backward_input: Times | None = None,
     backward_weight: Times | None = None,
     *,
@@ -82,41 +81,35 @@ def optimal_schedule(
     (12.0, True, '0F0,0F1,0B0,0F2,0B1,0B2\\n1F0,1B0,1F1,1B1,1F2,1B2')
     """
     place = tuple(range(stages)) if place is None else tuple(place)
-    all_of_it = _unordered(stages, microbatches, place, split)
-    seconds = durations(all_of_it, forward, backward, backward_input, backward_weight)
-    links = Links.of(all_of_it, latency)
-    arriving = links.arriving[:, 0]
+    schedule = _unordered(stages, microbatches, place, split)
+    times = forward, backward, latency, backward_input, backward_weight
+    costs = costs_of(schedule, *times)
     # units per second, and whether that makes all times whole numbers
-    values = {x for table in (seconds, arriving) for x in table.ravel().tolist()}
+    values = {x for table in (costs.seconds, costs.hop) for x in table.ravel().tolist()}
     exact = lcm(*(Fraction(x).limit_denominator(_UNITS).denominator for x in values))
     is_exact = exact <= _UNITS and max(values) * exact < 2**40
     unit = exact if is_exact else _UNITS / max(values)
-    error = 0 if is_exact else len(all_of_it)  # half a unit for an action, half for its way
-    least = lower_bound(all_of_it, seconds, links, np.full((stages, 1), -1.0)).seconds
-    devices, limit = all_of_it.devices, memory_limit
-    limits: list[int] | None = None
-    if limit is not None:
-        limits = list(limit) if isinstance(limit, Iterable) else [limit] * devices
-        if len(limits) != devices or min(limits) < 1:
+    error = 0 if is_exact else len(schedule)  # half a unit for an action, half for its way
+    least, limits = lower_bound(schedule, costs).seconds, None
+    if memory_limit is not None:
+        each = [memory_limit] * schedule.devices if isinstance(memory_limit, int) else memory_limit
+        limits = list(each)
+        if len(limits) != schedule.devices or min(limits) < 1:
             raise ScheduleError(
-                f"memory_limit is one number of at least 1, or one for each of {devices} devices; "
-                f"got {limit}: a device keeps at least the activation that it works on"
+                f"memory_limit is one number of at least 1, or one for each of {schedule.devices} "
+                f"devices; got {memory_limit}: a device keeps at least the activation that it "
+                f"works on"
             )
-    found = _solve(
-        all_of_it,
-        np.rint(seconds * unit).astype(int),
-        np.rint(arriving * unit).astype(int),
-        limits,
-        int(least * unit - error),
-        timeout,
+    number = schedule.microbatch if costs.seconds.shape[2] > 1 else 0
+    took = np.rint(costs.seconds[schedule.kind, schedule.stage, number] * unit).astype(int)
+    seconds = dict(zip(schedule, took.tolist(), strict=True))
+    hop = np.rint(costs.hop[0] * unit).astype(int).tolist()
+    even = costs.seconds.shape[2] == 1
+    orders, shown, proven = _solve(
+        schedule, seconds, hop, limits, even, int(least * unit - error), timeout
     )
-    times = forward, backward, latency, backward_input, backward_weight
-    return Optimum(
-        found.schedule,
-        simulate(found.schedule, *times),
-        max(least, (found.least - error) / unit),
-        found.proven,
-    )
+    best = validate(Schedule.of(orders, place, "optimum"), memory_limit=limits)
+    return Optimum(best, simulate(best, *times), max(least, (shown - error) / unit), proven)
 
 
 def _unordered(stages: int, microbatches: int, place: tuple[int, ...], split: bool) -> Schedule:
@@ -130,55 +123,46 @@ def _unordered(stages: int, microbatches: int, place: tuple[int, ...], split: bo
     for kind in "FIW" if split else "FB":
         for s, device in enumerate(place):
             orders[device] += [Action(kind, s, i) for i in range(microbatches)]
-    return Schedule.of(orders, place, "optimum")
-
-
-_Times = dict[Action, Any]
-"""The solver's variable of each action."""
-
-
-@dataclass(frozen=True)
-class _Found:
-    schedule: Schedule
-    least: float
-    proven: bool
+    return Schedule.of(orders, place)
 
 
 def _solve(
     schedule: Schedule,
-    seconds: np.ndarray,
-    arriving: np.ndarray,
+    seconds: dict[Action, int],
+    hop: list[int],
     limits: list[int] | None,
+    even: bool,
     least: int,
     timeout: float,
-) -> _Found:
+) -> tuple[list[list[Action]], float, bool]:
+    """(orders, the bound that was shown, whether they attain it), in whole units of time."""
     with needed_for("the best order of a pipeline"):
         from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
-    horizon = int(seconds.max(axis=2).sum() * schedule.microbatches + arriving.sum() * 2 + 1)
-    varies = seconds.shape[2] > 1
-    start: _Times = {}
-    end: _Times = {}
-    interval: _Times = {}
-    for a in schedule:
-        took = int(seconds[KINDS.index(a.kind), a.stage, a.microbatch if varies else 0])
-        start[a] = model.new_int_var(0, horizon, f"start {a}")
-        end[a] = start[a] + took
-        interval[a] = model.new_fixed_size_interval_var(start[a], took, str(a))
-    for order in schedule.orders:
-        model.add_no_overlap([interval[a] for a in order])
-    for a in schedule:
-        for b, hop in _data(a, start, arriving):
-            model.add(start[a] >= end[b] + int(hop))
-        later = a._replace(microbatch=a.microbatch + 1)
-        if not varies and later in start:  # equal micro-batches may as well come in order
-            model.add(start[later] >= end[a])
-    if limits:
-        _limit_memory(model, schedule, start, end, limits, horizon)
+    horizon = sum(seconds.values()) + 2 * schedule.microbatches * sum(hop) + 1
+    start = {a: model.new_int_var(0, horizon, f"start {a}") for a in schedule}
+    end = {a: start[a] + took for a, took in seconds.items()}
     last = model.new_int_var(least, horizon, "makespan")
-    for a in schedule:
+    for order in schedule.orders:
+        spans = [model.new_fixed_size_interval_var(start[a], seconds[a], str(a)) for a in order]
+        model.add_no_overlap(spans)
+    for a, before in needs(schedule).items():
         model.add(last >= end[a])
+        for b in before:
+            way = 0 if a.stage == b.stage else hop[max(a.stage, b.stage)]
+            model.add(start[a] >= end[b] + way)
+        later = a._replace(microbatch=a.microbatch + 1)
+        if even and later in start:  # equal micro-batches may as well come in order
+            model.add(start[later] >= end[a])
+    for order, limit in zip(schedule.orders, limits or (), strict=limits is not None):
+        kept = []
+        for a in (a for a in order if a.kind == "F"):
+            gone = a._replace(kind="W")
+            until = end[gone if gone in end else a._replace(kind="B")]
+            size = model.new_int_var(0, horizon, f"kept {a}")
+            kept.append(model.new_interval_var(start[a], size, until, f"kept {a}"))
+        model.add_cumulative(kept, [1] * len(kept), limit)
     model.minimize(last)
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = timeout
@@ -193,33 +177,5 @@ def _solve(
             f"no order of {len(schedule)} actions was found within {timeout:g} s; give it longer "
             f"with timeout=, or fewer micro-batches"
         )
-    orders = (sorted(order, key=lambda a: solver.value(start[a])) for order in schedule.orders)
-    best = validate(Schedule.of(orders, schedule.place, "optimum"), memory_limit=limits)
-    return _Found(best, solver.best_objective_bound, status == cp_model.OPTIMAL)
-
-
-def _data(a: Action, there: Any, arriving: np.ndarray) -> list[tuple[Action, int]]:
-    """(action, time on its way) of each result that ``a`` uses."""
-    kind, s, i = a
-    if kind == "F":
-        needs = [(Action("F", s - 1, i), arriving[0, s])]
-    elif kind == "W":
-        needs = [(Action("I", s, i), 0)]
-    else:
-        behind = Action(kind, s + 1, i), arriving[1, s]
-        needs = [(Action("F", s, i), 0), behind]
-    return [(b, hop) for b, hop in needs if b in there]
-
-
-def _limit_memory(
-    model: Any, schedule: Schedule, start: _Times, end: _Times, limits: list[int], horizon: int
-) -> None:
-    last = "W" if (schedule.kind == KINDS.index("W")).any() else "B"
-    for order, limit in zip(schedule.orders, limits, strict=True):
-        kept = []
-        for a in order:
-            if a.kind == "F":
-                until = end[a._replace(kind=last)]
-                size = model.new_int_var(0, horizon, f"kept {a}")
-                kept.append(model.new_interval_var(start[a], size, until, f"kept {a}"))
-        model.add_cumulative(kept, [1] * len(kept), limit)
+    orders = [sorted(order, key=lambda a: solver.value(start[a])) for order in schedule.orders]
+    return orders, solver.best_objective_bound, status == cp_model.OPTIMAL

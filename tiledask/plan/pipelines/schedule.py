@@ -7,22 +7,25 @@
     rank 2     F0 B0 F1 B1 F2 B2 F3 B3      each forward; then the rest
 
 Only the order is here. Who makes such orders is in schedules.py, what an action waits for in
-needs.py, and how long it takes in simulate.py.
+needs.py, and how long it takes in costs.py.
 """
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, pairwise
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
 from tiledask.errors import ScheduleError, short
 from tiledask.plan import html
 
-__all__ = ["KINDS", "Action", "Columns", "Schedule"]
+__all__ = ["KINDS", "Action", "Schedule"]
+
+KINDS = "FBIW"
+"""The kinds of actions; a column of kinds holds positions in this word."""
 
 
 class Action(NamedTuple):
@@ -41,38 +44,12 @@ class Action(NamedTuple):
         return f"{self.stage}{self.kind}{self.microbatch}"
 
 
-KINDS = "FBIW"
-"""The kinds of actions; a column of kinds holds positions in this word."""
-_TYPES = (np.int8, np.int32, np.int32, np.bool_)
-
-
-class Columns(NamedTuple):
-    """The actions of one device."""
-
-    kind: np.ndarray
-    stage: np.ndarray
-    microbatch: np.ndarray
-    paired: np.ndarray
-
-    @classmethod
-    def of(cls, kind: Any, stage: Any, microbatch: Any, paired: Any = False) -> "Columns":
-        """Numbers are repeated to the length of the longest."""
-        columns = np.broadcast_arrays(kind, stage, microbatch, paired)
-        return cls(*(c.astype(t) for c, t in zip(columns, _TYPES, strict=True)))
-
-    @classmethod
-    def none(cls) -> "Columns":
-        return cls.of([], [], [])
-
-
-@dataclass(frozen=True, repr=False, eq=False)
+@dataclass(frozen=True, repr=False)
 class Schedule:
     """The order of actions on each device, and which device holds each stage.
 
-    Kept as flat columns, device after device, so that millions of actions are no burden.
-    A stage may be on several devices (Chimera, DualPipe, PipeDream's replicated stages): then
-    there are several pipelines through the devices, and micro-batch i takes the one of number
-    i mod pipelines.
+    A stage may be on several devices (Chimera, DualPipe): then there are several pipelines
+    through the devices, and micro-batch i takes the one of number i mod pipelines.
 
     >>> s = Schedule.from_text("0F0,0B0; 1F0,1B0")
     >>> s.devices, s.stages, s.microbatches, s.place
@@ -81,19 +58,13 @@ class Schedule:
     True
     """
 
-    kind: np.ndarray
-    """int8 [actions]: positions in KINDS."""
-    stage: np.ndarray
-    """int32 [actions]."""
-    microbatch: np.ndarray
-    """int32 [actions]."""
-    paired: np.ndarray
-    """bool [actions]: whether the device does this forward and the backward after it at once."""
-    turns: np.ndarray
-    """int64 [devices + 1]: where each device's actions begin, and where the last one's end."""
+    orders: tuple[tuple[Action, ...], ...]
+    """One row of actions per device."""
     places: tuple[tuple[int, ...], ...]
     """Per pipeline, the device of each stage."""
-    name: str = ""
+    pairs: frozenset[Action] = frozenset()
+    """The forwards that a device does at once with the backward after them."""
+    name: str = field(default="", compare=False)
 
     @classmethod
     def of(
@@ -101,49 +72,26 @@ class Schedule:
         orders: Iterable[Iterable[Action]],
         place: Iterable[int] | Iterable[Iterable[int]],
         name: str = "",
-        paired: Iterable[Iterable[bool]] | None = None,
+        pairs: Iterable[Action] = (),
     ) -> "Schedule":
         """The schedule with these actions on each device. Raises ScheduleError for other kinds.
 
-        ``place``: the device of each stage, or a row of them for each pipeline. ``paired``, like
-        the orders: which forwards run at once with the backward after them.
+        ``place``: the device of each stage, or a row of them for each pipeline. ``pairs``: the
+        forwards that are done at once with the backward after them.
         """
-        rows = [list(order) for order in orders]
-        pairs: list[Any] = [False] * len(rows) if paired is None else [list(r) for r in paired]
+        rows = tuple(map(tuple, orders))
         for device, row in enumerate(rows):
             for action in row:
                 if action.kind not in KINDS:
                     raise ScheduleError(f"{action} on rank {device}: kinds are F, B, I, W")
-        columns = (
-            Columns.of(
-                [KINDS.index(a.kind) for a in row],
-                [a.stage for a in row],
-                [a.microbatch for a in row],
-                pair,
-            )
-            for row, pair in zip(rows, pairs, strict=True)
-        )
-        return cls.of_columns(columns, place, name)
-
-    @classmethod
-    def of_columns(
-        cls,
-        rows: Iterable["Columns"],
-        place: Iterable[int] | Iterable[Iterable[int]],
-        name: str = "",
-    ) -> "Schedule":
-        """The schedule whose device d does the actions of the d-th of ``rows``; see :meth:`of`."""
-        rows = list(rows)
-        turns = np.cumsum([0, *(len(row.kind) for row in rows)], dtype=np.int64)
-        joined = Columns(*map(np.concatenate, zip(*rows, strict=True))) if rows else Columns.none()
         each = list[int | Iterable[int]](place)
         pipelines = tuple(tuple(map(int, row)) for row in each if isinstance(row, Iterable))
         only = tuple(int(device) for device in each if not isinstance(device, Iterable))
-        return cls(*joined, turns=turns, places=pipelines or (only,), name=name)
+        return cls(rows, pipelines or (only,), frozenset(pairs), name)
 
     @property
     def devices(self) -> int:
-        return len(self.turns) - 1
+        return len(self.orders)
 
     @property
     def stages(self) -> int:
@@ -170,12 +118,11 @@ class Schedule:
     @property
     def place(self) -> tuple[int, ...]:
         """The device of each stage. Raises ScheduleError where one is on several devices."""
-        for stage, place in enumerate(zip(*self.places, strict=True)):
-            if len(set(place)) > 1:
-                raise ScheduleError(
-                    f"stage {stage} of {self!r} is on {len(set(place))} devices; places has a row "
-                    f"for each pipeline, and holder(stage, microbatch) the device of a micro-batch"
-                )
+        if self.replicas > 1:
+            raise ScheduleError(
+                f"a stage of {self!r} is on {self.replicas} devices; places has a row for each "
+                f"pipeline, and holder(stage, microbatch) the device of a micro-batch"
+            )
         return self.places[0]
 
     @cached_property
@@ -188,48 +135,34 @@ class Schedule:
         """Whether there is any backward."""
         return bool(self.kind.any())
 
+    # -- the same in columns, device after device ---------------------------------------------
+
     @cached_property
-    def is_complete(self) -> bool:
-        """Whether every stage sees every micro-batch forward once and, in training, backward
-        once, each on the device that holds it."""
-        stages, microbatches, stage = self.stages, self.microbatches, self.stage
-        if stages * microbatches > len(self):  # before anything is made for each of them
-            return False
-        if stage.min(initial=0) < 0 or stage.max(initial=-1) >= stages:
-            return False
-        if self.microbatch.min(initial=0) < 0:
-            return False
-        if self.paired.any():  # a pair is a forward and a backward of one device
-            first = np.flatnonzero(self.paired)
-            second = np.minimum(first + 1, len(self) - 1)
-            gradient = np.isin(self.kind[second], [KINDS.index("B"), KINDS.index("I")])
-            alike = self.device[first] == self.device[second]
-            if not (~self.kind[first].astype(bool) & gradient & alike).all():
-                return False
-        size, places = stages * microbatches, np.array(self.places)
-        made = {kind: np.zeros(size, np.bool_) for kind in ("F", "BI", "I", "W")}
-        counts = dict.fromkeys(made, 0)
-        for device, (a, b) in enumerate(pairwise(self.turns.tolist())):  # without large temporaries
-            kind, stage, number = self.kind[a:b], self.stage[a:b], self.microbatch[a:b]
-            pipeline = number % len(places) if len(places) > 1 else 0
-            if (places[pipeline, stage] != device).any():
-                return False
-            where = stage.astype(np.int64) * microbatches + number
-            of_kind = {k: kind == code for code, k in enumerate(KINDS)}
-            for kinds in made:
-                rows = where[np.logical_or.reduce([of_kind[k] for k in kinds])]
-                made[kinds][rows] = True
-                counts[kinds] += len(rows)
+    def _columns(self) -> tuple[np.ndarray, ...]:
+        code = {kind: number for number, kind in enumerate(KINDS)}
+        kinds, stages, microbatches = zip(*self, strict=True) if len(self) else ((), (), ())
+        columns = [code[kind] for kind in kinds], stages, microbatches
+        return tuple(np.array(column, np.int32) for column in columns)
 
-        def once(kinds: str) -> bool:  # as many as there are places, and every place is taken
-            return counts[kinds] == size and bool(made[kinds].all())
+    @property
+    def kind(self) -> np.ndarray:
+        """int32 [actions]: positions in KINDS."""
+        return self._columns[0]
 
-        return (
-            once("F")
-            and (not self.trains or once("BI"))
-            and counts["I"] == counts["W"]
-            and np.array_equal(made["I"], made["W"])
-        )
+    @property
+    def stage(self) -> np.ndarray:
+        """int32 [actions]."""
+        return self._columns[1]
+
+    @property
+    def microbatch(self) -> np.ndarray:
+        """int32 [actions]."""
+        return self._columns[2]
+
+    @cached_property
+    def turns(self) -> np.ndarray:
+        """int64 [devices + 1]: where each device's actions begin, and where the last one's end."""
+        return np.cumsum([0, *map(len, self.orders)], dtype=np.int64)
 
     @cached_property
     def device(self) -> np.ndarray:
@@ -237,21 +170,13 @@ class Schedule:
         return np.repeat(np.arange(self.devices, dtype=np.int32), np.diff(self.turns))
 
     @cached_property
-    def orders(self) -> tuple[tuple[Action, ...], ...]:
-        """One row of actions per device."""
-        columns = (
-            [KINDS[k] for k in self.kind.tolist()],
-            self.stage.tolist(),
-            self.microbatch.tolist(),
-        )
-        actions = list(map(Action, *columns))
-        return tuple(tuple(actions[a:b]) for a, b in pairwise(self.turns.tolist()))
+    def paired(self) -> np.ndarray:
+        """bool [actions]: whether the device does this and the action after it at once."""
+        if not self.pairs:
+            return np.zeros(len(self), np.bool_)
+        return np.fromiter((action in self.pairs for action in self), np.bool_, len(self))
 
-    def action(self, position: int) -> Action:
-        """The action at a position of the columns."""
-        columns = self.kind[position], self.stage[position], self.microbatch[position]
-        kind, stage, microbatch = map(int, columns)
-        return Action(KINDS[kind], stage, microbatch)
+    # -- actions and text -----------------------------------------------------------------------
 
     def actions(self, device: int) -> tuple[Action, ...]:
         """What ``device`` does, in order."""
@@ -262,18 +187,7 @@ class Schedule:
         return chain.from_iterable(self.orders)
 
     def __len__(self) -> int:
-        return len(self.kind)
-
-    def __eq__(self, other: object) -> bool:
-        """Whether both do the same in the same order on the same devices, whatever their names."""
-        if not isinstance(other, Schedule):
-            return NotImplemented
-        columns = ("kind", "stage", "microbatch", "paired", "turns")
-        both = [(getattr(self, name), getattr(other, name)) for name in columns]
-        return self.places == other.places and all(np.array_equal(*each) for each in both)
-
-    def __hash__(self) -> int:
-        return hash((self.places, len(self), self.kind.tobytes(), self.microbatch.tobytes()))
+        return sum(map(len, self.orders))
 
     def to_text(self) -> str:
         """One line per device, actions in PyTorch's grammar: stage, kind, micro-batch.
@@ -286,20 +200,14 @@ class Schedule:
         0F0,0F1,0B0,0B1
         1F0,1F1,1B0,1B1
         """
-        heads = ["@" + ",".join(map(str, row)) for row in self.places] if self.pipelines > 1 else []
-        return "\n".join([*heads, *(",".join(self._words(d)) for d in range(self.devices))])
-
-    def _words(self, device: int) -> Iterator[str]:
-        """What ``device`` does at once, an action or a pair, as it is written."""
-        actions = iter(self.orders[device])
-        pairs = iter(self.paired[slice(*self.turns[device : device + 2])].tolist())
-        for action in actions:
-            second = next(actions, None) if next(pairs) else None
-            if second is None:
-                yield str(action)
-            else:
-                next(pairs)
-                yield f"({action};{second})OVERLAP_F_B"
+        lines = ["@" + ",".join(map(str, row)) for row in self.places] if self.pipelines > 1 else []
+        for order in self.orders:
+            rest, words = iter(order), []
+            for action in rest:
+                second = next(rest, None) if action in self.pairs else None
+                words.append(f"({action};{second})OVERLAP_F_B" if second else f"{action}")
+            lines.append(",".join(words))
+        return "\n".join(lines)
 
     @classmethod
     def from_text(cls, text: str, name: str = "") -> "Schedule":
@@ -319,14 +227,17 @@ class Schedule:
         """
         text = re.sub(r"\(([^();]*);([^();]*)\)OVERLAP_F_B", r"\1+\2", text)
         lines = [line.strip() for line in re.split(r"[\n;]", text.strip().strip(";"))]
-        heads = [line[1:] for line in lines if line.startswith("@")]
-        words = [re.split(r"[,\s]+", line) for line in lines if not line.startswith("@")]
-        rows = [[w for w in row if w and not _BESIDE.fullmatch(w)] for row in words]
-        orders = [[_read(part) for w in row for part in w.split("+")] for row in rows]
-        paired = [
-            [n == 0 < w.count("+") for w in row for n in range(1 + w.count("+"))] for row in rows
-        ]
-        places = [_read_devices(head) for head in heads]
+        rows = [re.split(r"[,\s]+", line) for line in lines if not line.startswith("@")]
+        orders: list[list[Action]] = []
+        pairs = set()
+        for row in rows:
+            orders.append([])
+            for word in row:
+                if word and not _NO_ACTION.fullmatch(word):
+                    actions = [_action(part) for part in word.split("+")]
+                    orders[-1] += actions
+                    pairs |= {*actions[:-1]}
+        places = [_devices(line[1:]) for line in lines if line.startswith("@")]
         if not places:  # each stage on the first device that names it
             place: dict[int, int] = {}
             for device, order in enumerate(orders):
@@ -345,7 +256,7 @@ class Schedule:
                 f"the pipelines have {' and '.join(str(len(place)) for place in places)} stages; "
                 f"give each line of @ a device for every stage"
             )
-        return cls.of(orders, places, name, paired)
+        return cls.of(orders, places, name, pairs)
 
     def __repr__(self) -> str:
         name = f"{self.name}: " if self.name else ""
@@ -362,13 +273,11 @@ class Schedule:
 
 
 _COLOURS = {"F": "#a6cee3", "B": "#b2df8a", "I": "#fdbf6f", "W": "#cab2d6"}
-
-
-_BESIDE = re.compile(r"\d+((WAIT_)?SEND_[FB]|RECV_[FB]|UNSHARD|RESHARD|(WAIT_)?REDUCE_GRAD)\d*")
+_NO_ACTION = re.compile(r"\d+((WAIT_)?SEND_[FB]|RECV_[FB]|UNSHARD|RESHARD|(WAIT_)?REDUCE_GRAD)\d*")
 """PyTorch's words for what is no action."""
 
 
-def _read_devices(text: str) -> list[int]:
+def _devices(text: str) -> list[int]:
     words = [word for word in re.split(r"[,\s]+", text) if word]
     if not words or not all(word.isdecimal() and len(word) < 9 for word in words):
         raise ScheduleError(
@@ -378,7 +287,7 @@ def _read_devices(text: str) -> list[int]:
     return [int(word) for word in words]
 
 
-def _read(word: str) -> Action:
+def _action(word: str) -> Action:
     match = re.fullmatch(r"(\d{1,8})([FBIW])(\d{1,8})", word)
     if not match:
         raise ScheduleError(

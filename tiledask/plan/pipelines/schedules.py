@@ -4,28 +4,23 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from tiledask.errors import ScheduleError, short
 from tiledask.plan.data import meant
-from tiledask.plan.pipelines.generators.chimera import chimera
-from tiledask.plan.pipelines.generators.classic import (
+from tiledask.plan.pipelines.generators.rounds import (
     count_of,
     eager_one_forward_one_backward,
     gpipe,
     interleaved,
+    interleaved_zero_bubble,
     looped_bfs,
     naive,
     one_forward_one_backward,
-)
-from tiledask.plan.pipelines.generators.dualpipe import dualpipe, dualpipev
-from tiledask.plan.pipelines.generators.zb_v import v_half, v_min, zb_v
-from tiledask.plan.pipelines.generators.zero_bubble import (
-    interleaved_zero_bubble,
-    zb_auto,
     zb_h1,
     zb_h2,
 )
+from tiledask.plan.pipelines.generators.two_way import chimera, dualpipe, dualpipev
+from tiledask.plan.pipelines.generators.v_shape import v_half, v_min, zb_v
+from tiledask.plan.pipelines.generators.zb_auto import zb_auto
 from tiledask.plan.pipelines.schedule import Schedule
 
 __all__ = [
@@ -38,8 +33,8 @@ __all__ = [
     "schedules",
 ]
 
-MOST_BLOCKS = 10**7
-"""Stages x micro-batches: what takes some seconds and gigabytes; beyond lies a typing error."""
+MOST_BLOCKS = 10**6
+"""Stages x micro-batches: what takes some seconds and a gigabyte; beyond lies a typing error."""
 
 
 class Schedules(dict[str, Callable[..., Schedule]]):
@@ -182,9 +177,5 @@ def schedule(
             f"without backwards nothing holds the next of {built.microbatches} micro-batches "
             f"back, so they overlap: that is 'gpipe'; for layer-wise inference use microbatches=1"
         )
-    kept = built.kind == 0
-    turns = np.concatenate([[0], np.cumsum(kept)])[built.turns]
-    kind, stage, microbatch = (c[kept] for c in (built.kind, built.stage, built.microbatch))
-    alone = np.zeros(int(kept.sum()), np.bool_)
-    title = f"{built.name}, forward only"
-    return Schedule(kind, stage, microbatch, alone, turns, built.places, title)
+    forwards = ([a for a in order if a.kind == "F"] for order in built.orders)
+    return Schedule.of(forwards, built.places, f"{built.name}, forward only")

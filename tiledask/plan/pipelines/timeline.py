@@ -20,14 +20,20 @@ import numpy as np
 from tiledask.errors import ScheduleError
 from tiledask.plan import html
 from tiledask.plan.frames import frame
-from tiledask.plan.pipelines.causes import CAUSES, IdleTime, idle_time
-from tiledask.plan.pipelines.idle import COMPUTE, KINDS, TRANSFER, Waits, waits
+from tiledask.plan.pipelines.bound import (
+    Bound,
+    CriticalPath,
+    Evidence,
+    critical_path,
+    lower_bound,
+)
+from tiledask.plan.pipelines.footprint import memory_over_time
+from tiledask.plan.pipelines.idle import CAUSES, IdleTime, Waits, idle_time, waits
+from tiledask.plan.pipelines.spans import COMPUTE, KINDS, TRANSFER, Spans
 from tiledask.plan.units import format_seconds
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from tiledask.plan.pipelines.bound import Bound, CriticalPath, Evidence
 
 __all__ = ["COMPUTE", "KINDS", "TRANSFER", "Span", "Timeline", "union_length"]
 
@@ -44,7 +50,7 @@ def union_length(intervals: np.ndarray) -> float:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Timeline:
+class Timeline(Spans):
     """Spans in flat columns. Time 0 is the start of the first compute span, or of the gathering of
     weights that it waits for.
 
@@ -53,21 +59,7 @@ class Timeline:
     (2.0, 2.0, 2.0, 0.5, 1.0)
     """
 
-    devices: int
-    """Number of devices, those that did nothing included."""
-    device: np.ndarray
-    """int32, rising: one device's spans follow the other's, each in the order of their starts."""
-    code: np.ndarray
-    """int8: the kind of each span, as a position in KINDS."""
-    stage: np.ndarray
-    microbatch: np.ndarray
-    start: np.ndarray
-    """Seconds."""
-    end: np.ndarray
-    """Seconds."""
-    origin: str = "simulated"
-    """"simulated" or "measured"."""
-    evidence: "Evidence | None" = None
+    evidence: Evidence | None = None
     """Of a simulation: what it came from."""
 
     @classmethod
@@ -107,31 +99,20 @@ class Timeline:
         return kinds
 
     @cached_property
-    def computes(self) -> np.ndarray:
-        """bool: which spans are compute."""
-        return self.code < len(COMPUTE)
-
-    @cached_property
     def _first(self) -> np.ndarray:
         """Where each device's spans begin, and where the last one's end."""
         return np.searchsorted(self.device, np.arange(self.devices + 1))
 
     def _spans(self, device: int, computes: bool = True) -> np.ndarray:
+        """[n, 2]: starts and ends of what a device computes, or of what is on its way to it."""
         rows = slice(*self._first[device : device + 2])
         wanted = self.computes[rows] == computes
         return np.stack([self.start[rows][wanted], self.end[rows][wanted]], axis=1)
 
     @cached_property
-    def makespan(self) -> float:
-        """Seconds from time 0 to the end of the last compute span, or of the last sum of gradients
-        over the copies of the model."""
-        ends = self.code != KINDS.index(TRANSFER)
-        return float(self.end[ends].max(initial=0.0))
-
-    @cached_property
-    def bound(self) -> "Bound | None":
+    def bound(self) -> Bound | None:
         """What no order of the same actions beats, and why; None for a measured run."""
-        return self.evidence.bound() if self.evidence else None
+        return lower_bound(self.evidence.schedule, self.evidence.costs) if self.evidence else None
 
     @property
     def lower_bound(self) -> float | None:
@@ -139,9 +120,9 @@ class Timeline:
         return self.bound.seconds if self.bound else None
 
     @cached_property
-    def critical_path(self) -> "CriticalPath | None":
+    def critical_path(self) -> CriticalPath | None:
         """The chain of actions that decided the makespan; None for a measured run."""
-        return self.evidence.critical_path() if self.evidence else None
+        return critical_path(self.evidence.schedule, self.evidence.walk) if self.evidence else None
 
     @cached_property
     def busy_per_device(self) -> tuple[float, ...]:
@@ -176,7 +157,7 @@ class Timeline:
     @cached_property
     def idle_time(self) -> IdleTime:
         """Every moment in which a device does not compute, with its cause."""
-        return idle_time(self, self.waits, self.makespan)
+        return idle_time(self, self.waits)
 
     def _waited(self, kind: str) -> tuple[float, ...]:
         each = np.bincount(self.waits.device, getattr(self.waits, kind), minlength=self.devices)
@@ -252,37 +233,10 @@ class Timeline:
         """Per device, the most (stage, micro-batch) activations alive at once.
 
         One is alive from the start of its forward to the end of its backward: the full
-        backward, or the weight gradient where the backward is split. Without a backward
+        backward, or the weight gradient where the backward is split. Without any backward
         (inference) it is alive until its forward ends.
         """
-        peaks = []
-        for d in range(self.devices):
-            rows = np.arange(*self._first[d : d + 2])
-            rows = rows[self.computes[rows]]
-            code, start, end = self.code[rows], self.start[rows], self.end[rows]
-            opens, closes = code == 0, (code == 1) | (code == 3)
-            if opens.sum() != closes.sum() or (start[1:] < end[:-1]).any():
-                peaks.append(self._in_flight_by_time(rows))
-            else:
-                peaks.append(int(np.cumsum(opens.astype(np.int64) - closes).max(initial=0)))
-        return tuple(peaks)
-
-    def _in_flight_by_time(self, rows: np.ndarray) -> int:
-        """The same where actions overlap, or where some activations have no backward."""
-        born: dict[tuple[int, int], float] = {}
-        dead: dict[tuple[int, int], float] = {}
-        for i in rows:
-            key = (int(self.stage[i]), int(self.microbatch[i]))
-            if self.code[i] == 0:
-                born[key] = float(self.start[i])
-            dead[key] = max(dead.get(key, -np.inf), float(self.end[i]))
-        # at equal times the dead leave before the next are born
-        events = sorted([(t, 1) for t in born.values()] + [(dead[k], -1) for k in born])
-        alive = peak = 0
-        for _, change in events:
-            alive += change
-            peak = max(peak, alive)
-        return peak
+        return tuple(map(int, memory_over_time(self).peaks))
 
     def state(self, device: int, time: float) -> str:
         """What ``device`` does at ``time``: an action such as "F0", or "idle"."""

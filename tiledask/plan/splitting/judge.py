@@ -8,18 +8,24 @@ With chunks, the stages are assigned round the devices: 1 2 3 4 1 2 3 4.
 """
 
 import math
-from collections.abc import Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from tiledask.errors import PartitionError
 from tiledask.plan import html
-from tiledask.plan.splitting.assignment import Assignment, read_assignment, stages_of
-from tiledask.plan.splitting.exact import capacities, count
-from tiledask.plan.splitting.partition import Partition, layer_costs, partition, stage_name
+from tiledask.plan.splitting.answers import Assignment, layer_ranges, read_assignment, stages_of
+from tiledask.plan.splitting.partition import (
+    Partition,
+    capacities,
+    count,
+    layer_costs,
+    partition,
+    stage_name,
+)
 from tiledask.plan.units import format_bytes
 
-__all__ = ["Verdict", "judge", "layer_ranges", "read_assignment", "stages_of"]
+__all__ = ["Verdict", "judge"]
 
 
 @dataclass(frozen=True)
@@ -119,182 +125,135 @@ def judge(
     costs = layer_costs(layers) if costs is None else list(costs)
     if len(costs) != layers:
         raise PartitionError(f"{len(costs)} costs do not describe {layers} layers: give one each")
-    best = partition(
-        costs, devices * chunks, speeds, memory, capacity, communication, chunks
-    ).bottleneck
-    broken = _not_a_cover(groups, layers, devices, chunks)
-    if broken:
-        return Verdict(False, *broken, None, None, best)
-    stages = stages_of(groups, devices, chunks)
-    place = [0] * layers
-    for s, group in enumerate(stages):
-        for n in group:
-            place[n - 1] = s % devices
+    stages = devices * chunks
+    best = partition(costs, stages, speeds, memory, capacity, communication, chunks).bottleneck
+    for rule, reason in _no_cover(groups, layers, devices, chunks):
+        return Verdict(False, rule, reason, None, None, best)
+    cut = stages_of(groups, devices, chunks)
+    home = {n: s % devices for s, group in enumerate(cut) for n in group}
+    place = [home[n] for n in range(1, layers + 1)]
     crossings = sum(a != b for a, b in pairwise(place))
-    times = tuple(_stage_times(stages, place, costs, speeds, communication))
-    slowest, each = max(times), (tuple(map(tuple, stages)), times)
-    caps = [] if memory is None or capacity is None else capacities(capacity, devices)
-    broken = (
-        _not_layerwise(stages, place, crossings, devices, chunks)
-        or _out_of_order(stages, devices, chunks)
-        or _over_memory(place, () if memory is None else memory, caps)
+    times = _stage_times(
+        cut, place, costs, [1.0] * devices if speeds is None else speeds, communication
     )
-    if broken:
-        return Verdict(False, *broken, crossings, slowest, best, *each)
+    found = crossings, max(times), best, tuple(map(tuple, cut)), times
+    broken = chain(
+        _not_layerwise(cut, place, devices, chunks), _over_memory(place, memory, capacity, devices)
+    )
+    for rule, reason in broken:
+        return Verdict(False, rule, reason, *found)
     what = "device" if chunks == 1 else "chunk"
-    reason = f"The slowest {what} takes {slowest:g}; the best possible is {best:g}."
-    return Verdict(True, "", reason, crossings, slowest, best, *each)
+    reason = f"The slowest {what} takes {max(times):g}; the best possible is {best:g}."
+    return Verdict(True, "", reason, *found)
 
 
 def _stage_times(
     stages: list[list[int]],
     place: list[int],
     costs: Sequence[float],
-    speeds: Sequence[float] | None,
+    speeds: Sequence[float],
     communication: float | Sequence[float] | None,
-) -> list[float]:
+) -> tuple[float, ...]:
     """Of each stage, cost over its device's speed, plus every send from its layers elsewhere."""
-    devices = max(place) + 1 if speeds is None else len(speeds)
-    between = len(costs) - 1
-    sends = communication if isinstance(communication, Sized) else [communication or 0.0] * between
+    last = len(place)
+    sends = communication if isinstance(communication, Sized) else [communication or 0.0] * last
     times = []
     for s, group in enumerate(stages):
-        speed = 1.0 if speeds is None else speeds[s % devices]
-        sent = (sends[n - 1] for n in group if n <= between and place[n] != place[n - 1])
-        times.append(math.fsum(costs[n - 1] for n in group) / speed + math.fsum(sent))
-    return times
+        sent = (sends[n - 1] for n in group if n < last and place[n] != place[n - 1])
+        work = math.fsum(costs[n - 1] for n in group)
+        times.append(work / speeds[s % len(speeds)] + math.fsum(sent))
+    return tuple(times)
 
 
-def _not_a_cover(
-    groups: list[list[int]], layers: int, devices: int, chunks: int
-) -> tuple[str, str] | None:
-    """(rule, reason) if some layer has not exactly one place among the devices."""
-    stages = devices * chunks
-    if len(groups) > stages:
-        what = "devices" if chunks == 1 else "chunks"
-        each = "" if chunks == 1 else f", {chunks} on each of {devices} devices"
-        return "unknown device", (
-            f"The answer names {len(groups)} {what} and there are {stages}{each}; "
-            f"leave {len(groups) - stages} out."
-        )
-    if devices < len(groups) < stages:
-        return "wrong chunks", (
-            f"The answer has {len(groups)} groups of layers; give the layers of each of {devices} "
-            f"devices, or of each of {stages} chunks ({chunks} per device)."
-        )
-    by_device = len(groups) <= devices
+Broken = Iterator[tuple[str, str]]
+"""(rule, reason) of each rule that is broken, in the order in which they are looked at."""
+
+
+def _no_cover(groups: list[list[int]], layers: int, devices: int, chunks: int) -> Broken:
+    """Some layer has not exactly one place among the devices."""
+    stages, many = devices * chunks, len(groups)
+    if many > stages:
+        what = f"devices and there are {stages}"
+        if chunks > 1:
+            what = f"chunks and there are {stages}, {chunks} on each of {devices} devices"
+        yield "unknown device", f"The answer names {many} {what}; leave {many - stages} out."
+    if devices < many < stages:
+        each = f"each of {devices} devices, or of each of {stages} chunks ({chunks} per device)"
+        yield "wrong chunks", f"The answer has {many} groups of layers; give the layers of {each}."
     holder: dict[int, str] = {}
     for g, group in enumerate(groups):
-        name = stage_name(g, devices, 1 if by_device else chunks)
+        name = stage_name(g, devices, 1 if many <= devices else chunks)
         for n in group:
             if not 1 <= n <= layers:
-                return "unknown layer", (
-                    f"{name.capitalize()} is given layer {n}; the layers are 1 to {layers}."
-                )
+                where = f"{name.capitalize()} is given layer {n}"
+                yield "unknown layer", f"{where}; the layers are 1 to {layers}."
             if n in holder:
-                return "layer twice", (
-                    f"Layer {n} is on {holder[n]} and again on {name}; every layer has one place."
-                )
+                where = f"Layer {n} is on {holder[n]} and again on {name}"
+                yield "layer twice", f"{where}; every layer has one place."
             holder[n] = name
     missing = [n for n in range(1, layers + 1) if n not in holder]
     if missing:
         names = ", ".join(map(str, missing[:6])) + (", ..." if len(missing) > 6 else "")
-        return "layer missing", (
-            f"{len(holder)} of {layers} layers have a place; missing: {names}. "
-            f"A model without them computes something else."
-        )
-    return None
+        have = f"{len(holder)} of {layers} layers have a place; missing: {names}"
+        yield "layer missing", f"{have}. A model without them computes something else."
 
 
-def _not_layerwise(
-    stages: list[list[int]], place: list[int], crossings: int, devices: int, chunks: int
-) -> tuple[str, str] | None:
-    """(rule, reason) if a stage has no layers, or layers that are not consecutive."""
+def _not_layerwise(stages: list[list[int]], place: list[int], devices: int, chunks: int) -> Broken:
+    """A stage has no layers, or they are not consecutive, or not in rising order."""
     what = "device" if chunks == 1 else "chunk"
-    for s, group in enumerate(stages):
+    names = [stage_name(s, devices, chunks) for s in range(len(stages))]
+    titled = list(zip(map(str.capitalize, names), stages, strict=True))
+    for name, group in titled:
         if not group:
-            return f"idle {what}", (
-                f"{stage_name(s, devices, chunks).capitalize()} has 0 of {len(place)} layers; "
-                f"every {what} needs at least 1."
-            )
-    for s, group in enumerate(stages):
+            has = f"{name} has 0 of {len(place)} layers"
+            yield f"idle {what}", f"{has}; every {what} needs at least 1."
+    for name, group in titled:
         if max(group) - min(group) + 1 != len(group):
-            name = stage_name(s, devices, chunks).capitalize()
-            held = f"{name} holds layers {layer_ranges(group)}; "
-            if chunks > 1:
-                return "not contiguous", (
-                    f"{held}the layers of a chunk are consecutive, and a device holds {chunks} "
-                    f"chunks."
+            rule = f"the layers of a chunk are consecutive, and a device holds {chunks} chunks."
+            if chunks == 1:
+                crossings = sum(a != b for a, b in pairwise(place))
+                rule = (
+                    f"in layer-wise partitioning they are consecutive. Activations change device "
+                    f"{crossings} times, against {devices - 1} for a contiguous split."
+                    f"{_interleaved(place, devices)}"
                 )
-            return "not contiguous", (
-                f"{held}in layer-wise partitioning they are consecutive. Activations "
-                f"change device {crossings} times, against {devices - 1} for a contiguous "
-                f"split.{_interleaved(place, devices)}"
-            )
-    return None
-
-
-def _out_of_order(stages: list[list[int]], devices: int, chunks: int) -> tuple[str, str] | None:
-    """(rule, reason) if the layers do not pass through the stages in rising order."""
-    for s, group in enumerate(stages):
-        name = stage_name(s, devices, chunks)
+            yield "not contiguous", f"{name} holds layers {layer_ranges(group)}; {rule}"
+    through = "chunk 1 of every device, then through chunk 2, ..."
+    through = "the devices in order" if chunks == 1 else through
+    for s, (name, group) in enumerate(titled):
         if group != sorted(group):
-            return "out of order", (
-                f"{name.capitalize()} runs layer {group[0]} before layer {min(group)}; "
-                f"layers run in rising order."
-            )
+            runs = f"{name} runs layer {group[0]} before layer {min(group)}"
+            yield "out of order", f"{runs}; layers run in rising order."
         if s and group[0] < stages[s - 1][0]:
-            through = (
-                "the layers pass through the devices in order"
-                if chunks == 1
-                else "the layers pass through chunk 1 of every device, then through chunk 2, ..."
-            )
-            return "out of order", (
-                f"{name.capitalize()} starts at layer {group[0]} and "
-                f"{stage_name(s - 1, devices, chunks)} at layer {stages[s - 1][0]}; {through}."
-            )
-    return None
+            both = f"{name} starts at layer {group[0]} and {names[s - 1]} at layer"
+            rule = f"the layers pass through {through}."
+            yield "out of order", f"{both} {stages[s - 1][0]}; {rule}"
 
 
-def layer_ranges(layers: Sequence[int], most: int = 8) -> str:
-    """Layers as people write them, the first ``most`` runs of them.
-
-    >>> layer_ranges([1, 2, 3, 7]), layer_ranges(range(1, 99, 2), most=3)
-    ('1-3, 7', '1, 3, 5, ...')
-    """
-    runs: list[list[int]] = []
-    for n in layers:
-        if runs and n == runs[-1][-1] + 1:
-            runs[-1].append(n)
-        else:
-            runs.append([n])
-    words = [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:most]]
-    return ", ".join(words + ["..."] * (len(runs) > most))
+def _over_memory(
+    place: list[int],
+    memory: Sequence[float] | None,
+    capacity: float | Sequence[float] | None,
+    devices: int,
+) -> Broken:
+    if memory is None or capacity is None:
+        return
+    for device, cap in enumerate(capacities(capacity, devices)):
+        used = math.fsum(m for m, d in zip(memory, place, strict=True) if d == device)
+        if used > cap:
+            holds = f"Device {device + 1} would hold {format_bytes(used)} and has room for"
+            more = f"move at least {format_bytes(used - cap)} to another device."
+            yield "over memory", f"{holds} {format_bytes(cap)}; {more}"
 
 
 def _interleaved(place: list[int], devices: int) -> str:
     """A sentence if the assignment assigns equal chunks of layers round the devices."""
     run = next((i for i, d in enumerate(place) if d != place[0]), len(place))
-    if devices < 2 or len(place) % (devices * run):
-        return ""
-    if place != [i // run % devices for i in range(len(place))]:
+    dealt = [i // run % devices for i in range(len(place))]
+    if devices < 2 or len(place) % (devices * run) or place != dealt:
         return ""
     chunks = len(place) // (devices * run)
     return (
         f" It is exactly the placement of the interleaved schedule with v = {chunks} chunks per "
         f"device, {chunks * devices} in all."
     )
-
-
-def _over_memory(
-    place: list[int], memory: Sequence[float], caps: list[float]
-) -> tuple[str, str] | None:
-    for device, cap in enumerate(caps):
-        used = math.fsum(m for m, d in zip(memory, place, strict=True) if d == device)
-        if used > cap:
-            return "over memory", (
-                f"Device {device + 1} would hold {format_bytes(used)} and has room for "
-                f"{format_bytes(cap)}; move at least {format_bytes(used - cap)} "
-                f"to another device."
-            )
-    return None

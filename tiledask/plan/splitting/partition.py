@@ -16,14 +16,17 @@ from itertools import combinations, pairwise
 
 from tiledask.errors import PartitionError, short
 from tiledask.plan import html
-from tiledask.plan.splitting.exact import capacities, count, exact, whole
-from tiledask.plan.splitting.minmax import LayerSums, min_max_bounds
+from tiledask.plan.splitting.search import LayerRow, best_bounds
 from tiledask.plan.units import format_bytes
+from tiledask.plan.whole import MOST_COUNT, whole_number
 
 __all__ = [
     "Partition",
+    "capacities",
     "contiguous_splits",
+    "count",
     "count_contiguous_splits",
+    "layer_costs",
     "partition",
     "stage_name",
 ]
@@ -121,29 +124,9 @@ def _range_text(layers: range) -> str:
 
 
 MOST_LAYERS = 100_000
-"""Of a partition: it is worked out in a second or two; beyond lies a typing error."""
+"""Of a partition; beyond lies a typing error."""
 
-
-def layer_costs(costs: int | Sequence[float]) -> Sequence[float]:
-    """The costs themselves, or those of a number of equal layers; PartitionError for too many.
-
-    >>> layer_costs(3)
-    [1.0, 1.0, 1.0]
-    """
-    if not isinstance(costs, Sized):
-        return [1.0] * _few(count(costs, "layers"))
-    _few(len(costs))
-    return costs
-
-
-def _few(layers: int) -> int:
-    """``layers``, if they are not too many to be worked out."""
-    if layers > MOST_LAYERS:
-        raise PartitionError(
-            f"a partition is worked out for {MOST_LAYERS:,} layers at most, got {short(layers)}; "
-            f"put layers that stay together into one"
-        )
-    return layers
+Real = float | Fraction
 
 
 def partition(
@@ -171,16 +154,13 @@ def partition(
                    device share its capacity.
 
     Bottlenecks are compared as exact fractions, so that no rounding decides. Ties go to the
-    most even split (least sum of squared stage times, in floating point; of thousands of layers,
-    of which a few are very large, among the splits near the proportional one), then to longer
-    first stages.
+    most even split (least sum of squared stage times, in floating point), then to longer first
+    stages.
     Raises PartitionError for fewer layers than stages, a value that is negative or not finite,
     wrong lengths, stages that chunks does not divide, capacities that no split satisfies, and
     shared capacities that decide among too many splits to look at.
 
-    >>> partition([1.0] * 24, stages=4) == partition(24, 4)
-    True
-    >>> partition([1.0] * 24, stages=4)
+    >>> partition(24, stages=4)
     Partition([1-6][7-12][13-18][19-24], bottleneck 6)
     >>> partition([1.0] * 24, stages=4, speeds=[1, 1, 2, 2]).sizes
     (4, 4, 8, 8)
@@ -191,50 +171,51 @@ def partition(
     >>> partition([1.0] * 8, stages=4, chunks=2).place
     (0, 0, 1, 1, 0, 0, 1, 1)
     """
-    chunks = count(chunks, "chunks")
-    stages = count(stages, "stages")
+    chunks, stages = count(chunks, "chunks"), count(stages, "stages")
     costs = layer_costs(costs)
-    exact_costs = exact(costs, "cost")
-    _check_stages(stages, len(costs))
+    if len(costs) < stages:
+        raise PartitionError(
+            f"every stage needs a layer of its own, but {len(costs)} layers are fewer than "
+            f"{short(stages)} stages; use at most {len(costs)} stages"
+        )
     if stages % chunks:
         raise PartitionError(
             f"every device holds the same number of stages, but {stages} stages are no multiple "
             f"of {chunks} chunks; use {stages + -stages % chunks} stages"
         )
-    devices = stages // chunks
+    if (memory is None) != (capacity is None):
+        raise PartitionError("memory (of each layer) and capacity (of each device) go together")
+    devices, between = stages // chunks, len(costs) - 1
     speeds = [1.0] * devices if speeds is None else speeds
-    exact_speeds = exact(speeds, "speed", devices, "device", positive=True)
-    sends = _sends(communication, len(costs))
+    sends = communication if isinstance(communication, Sized) else [communication or 0] * between
+    each_cost = _exact(costs, "cost", len(costs), "layer")
+    each_speed = _exact(speeds, "speed", devices, "device", positive=True)
+    each_send = _exact(sends, "communication", between, "place between two layers")
     # stage times in whole numbers: cost / speed + send, all in one unit of time
-    scale = math.lcm(*(v.denominator for v in exact_speeds))
-    whole_speeds = [int(v * scale) for v in exact_speeds] * chunks
-    values = whole([v * scale for v in exact_costs] + (sends if devices > 1 else []))
-    between = values[len(costs) :]
-    time = LayerSums(values[: len(costs)], whole_speeds, [0, *between, 0] if any(between) else None)
-    bounds = min_max_bounds(time, *_memory_row(len(costs), stages, devices, memory, capacity))
-    if bounds is None:
-        if memory is None or capacity is None:
-            raise AssertionError("there is a split of every row without limits")
+    scale = math.lcm(*(v.denominator for v in each_speed))
+    between_devices = each_send if devices > 1 else [Fraction(0)] * between
+    numbers = _whole([*(v * scale for v in each_cost), *between_devices])
+    sizes, rooms = [0] * len(costs), [0] * devices
+    if memory is not None and capacity is not None:
         caps = capacities(capacity, devices)
-        raise PartitionError(_why_too_small(memory, caps, stages, devices))
-    sent = () if devices == 1 else tuple(map(float, sends))
-    return Partition(bounds, tuple(map(float, costs)), tuple(map(float, speeds)), sent)
-
-
-def _check_stages(stages: int, layers: int) -> None:
-    if layers < stages:
-        raise PartitionError(
-            f"every stage needs a layer of its own, but {layers} layers are fewer than "
-            f"{short(stages)} stages; use at most {layers} stages"
+        held = _exact(memory, "memory", len(costs), "layer")
+        unit = math.lcm(*(v.denominator for v in held))
+        sizes = [int(v * unit) for v in held]
+        rooms = [sum(sizes) if c == math.inf else int(Fraction(c) * unit // 1) for c in caps]
+    bounds = best_bounds(
+        LayerRow(
+            numbers[: len(costs)],
+            [int(v * scale) for v in each_speed] * chunks,
+            [0, *numbers[len(costs) :], 0],
+            sizes,
+            rooms,
         )
-
-
-def _sends(communication: float | Sequence[float] | None, layers: int) -> list[Fraction]:
-    """What is sent after each layer but the last; nothing if nothing is said of it."""
-    if communication is None:
-        return []
-    given = communication if isinstance(communication, Sized) else [communication] * (layers - 1)
-    return exact(given, "communication", layers - 1, "place between two layers")
+    )
+    if bounds is None:
+        assert memory is not None, "there is a split of every row without limits"
+        raise PartitionError(_why_too_small(memory, caps, stages, devices))
+    sent = () if devices == 1 or communication is None else tuple(map(float, each_send))
+    return Partition(bounds, tuple(map(float, costs)), tuple(map(float, speeds)), sent)
 
 
 def contiguous_splits(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
@@ -257,53 +238,93 @@ def count_contiguous_splits(layers: int, stages: int) -> int:
     return math.comb(count(layers, "layers") - 1, count(stages, "stages") - 1)
 
 
-def _memory_row(
-    layers: int,
-    stages: int,
-    devices: int,
-    memory: Sequence[float] | None,
-    capacity: float | Sequence[float] | None,
-) -> tuple[LayerSums | None, list[int]]:
-    """(sizes of the layers, room of each device) in whole numbers; (None, []) for no limit."""
-    if (memory is None) != (capacity is None):
-        raise PartitionError("memory (of each layer) and capacity (of each device) go together")
-    if memory is None or capacity is None:
-        return None, []
-    sizes = exact(memory, "memory", layers, "layer")
-    scale = math.lcm(*(v.denominator for v in sizes))
-    row = LayerSums([int(v * scale) for v in sizes], [1] * stages)
-    rooms = [
-        row.scale if c == math.inf else min(Fraction(c) * scale // 1, row.scale)
-        for c in capacities(capacity, devices)
-    ]
-    return row, rooms
+# -- numbers that people give, as exact fractions -------------------------------------------------
+
+
+def count(value: object, name: str) -> int:
+    """``value`` as an int of at least 1."""
+    return whole_number(name, value, 1, MOST_COUNT, error=PartitionError)
+
+
+def layer_costs(costs: int | Sequence[float]) -> Sequence[float]:
+    """The costs themselves, or those of a number of equal layers; PartitionError for too many.
+
+    >>> layer_costs(3)
+    [1.0, 1.0, 1.0]
+    """
+    layers = len(costs) if isinstance(costs, Sized) else count(costs, "layers")
+    if layers > MOST_LAYERS:
+        raise PartitionError(
+            f"a partition is worked out for {MOST_LAYERS:,} layers at most, got {short(layers)}; "
+            f"put layers that stay together into one"
+        )
+    return costs if isinstance(costs, Sized) else [1.0] * layers
+
+
+def capacities(capacity: float | Sequence[float], devices: int) -> list[float]:
+    """One capacity per device; a single number stands for all, math.inf for no limit.
+
+    >>> capacities(80, 2)
+    [80, 80]
+    """
+    values = capacity if isinstance(capacity, Sized) else [capacity] * devices
+    finite = [1 if v == math.inf else v for v in values]
+    _exact(finite, "capacity", devices, "device", positive=True)
+    return list(values)
+
+
+def _exact(
+    values: Sequence[Real], name: str, length: int, each: str, positive: bool = False
+) -> list[Fraction]:
+    """The values as fractions; what is not usable is refused with its position from 1."""
+    if isinstance(values, str) or not hasattr(values, "__len__"):
+        raise PartitionError(f"give the {name} values as a list of numbers, got {short(values)}")
+    if len(values) != length:
+        raise PartitionError(
+            f"got {len(values)} {name} values where {length} are needed: one for each {each}"
+        )
+    fractions = []
+    for i, value in enumerate(values, start=1):
+        try:
+            fraction = Fraction(value if isinstance(value, int | Fraction) else float(value))
+        except (TypeError, ValueError, OverflowError):  # not a number, NaN, infinite
+            fraction = Fraction(-1)
+        if fraction < 0 or (positive and fraction == 0):
+            rule = "more than 0" if positive else "0 or more"
+            raise PartitionError(
+                f"{name} number {i} must be a finite number, {rule}; got {short(value)}"
+            )
+        fractions.append(fraction)
+    return fractions
+
+
+def _whole(values: list[Fraction]) -> list[int]:
+    """The values in the largest unit that makes all of them whole."""
+    scale = math.lcm(*(v.denominator for v in values))
+    scaled = [int(v * scale) for v in values]
+    unit = math.gcd(*scaled) or 1
+    return [v // unit for v in scaled]
 
 
 def _why_too_small(memory: Sequence[float], caps: list[float], stages: int, devices: int) -> str:
     """Which layer fits nowhere, or how much larger the capacities would have to be."""
-    layer = max(range(len(memory)), key=memory.__getitem__)
-    if memory[layer] > max(caps):
+    total, largest = math.fsum(memory), max(memory)
+    if largest > max(caps):
         return (
-            f"layer {layer + 1} needs {format_bytes(float(memory[layer]))} and the largest "
-            f"capacity is {format_bytes(max(caps))}: it fits on no device; split the layer "
+            f"layer {list(memory).index(largest) + 1} needs {format_bytes(float(largest))} and the "
+            f"largest capacity is {format_bytes(max(caps))}: it fits on no device; split the layer "
             f"itself, or use larger devices"
         )
     if devices < stages:
         return (
             f"no contiguous split keeps the {stages // devices} chunks of every device within its "
-            f"capacity: the layers need {format_bytes(math.fsum(memory))} "
-            f"and the {devices} devices have {format_bytes(math.fsum(caps))} together; use larger "
-            f"devices, or more of them"
+            f"capacity: the layers need {format_bytes(total)} and the {devices} devices have "
+            f"{format_bytes(math.fsum(caps))} together; use larger devices, or more of them"
         )
+    within = f"no contiguous split over {stages} devices keeps within"
     if len(set(caps)) == 1:
-        least = partition(memory, stages).bottleneck
-        return (
-            f"no contiguous split over {stages} devices keeps within {format_bytes(caps[0])} on "
-            f"each; the smallest capacity that would do is {format_bytes(least)}"
-        )
-    total = math.fsum(memory)  # as good as no limit
-    factor = partition(memory, stages, speeds=[min(c, total) for c in caps]).bottleneck
-    return (
-        f"no contiguous split over {stages} devices keeps within the capacities "
-        f"{', '.join(map(format_bytes, caps))}; all of them {factor:.4g} times as large would do"
-    )
+        least, each = format_bytes(partition(memory, stages).bottleneck), format_bytes(caps[0])
+        return f"{within} {each} on each; the smallest capacity that would do is {least}"
+    factor = partition(memory, stages, [min(c, total) for c in caps]).bottleneck
+    rooms = ", ".join(map(format_bytes, caps))
+    return f"{within} the capacities {rooms}; all of them {factor:.4g} times as large would do"

@@ -25,11 +25,11 @@ from tiledask.plan.inputs.run import (
     check_trains,
     chunk_kinds,
 )
-from tiledask.plan.pipelines.longest_path import longest_path
+from tiledask.plan.pipelines.costs import costs_of
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, layout_schedule
 from tiledask.plan.pipelines.simulate import simulate
-from tiledask.plan.pipelines.transfers.links import Links
+from tiledask.plan.pipelines.walk import walk
 from tiledask.plan.timing.calibration import Calibration, calibration_of
 from tiledask.plan.timing.layer_time import Seconds
 from tiledask.plan.timing.step_estimate import StepEstimate, StepRow
@@ -194,16 +194,14 @@ def pipeline_seconds(layout: Layout, forward: list[float], backward: list[float]
         return once + (m - 1) * (once if name == "naive" else slowest)
     if name in CLOSED_FORMS:
         return _rounds(layout, forward, backward)
-    order, _ = _order(name, layout.chunks, m, layout.pp)
+    order = _order(name, layout.chunks, m, layout.pp)
     return simulate(order, forward, backward).makespan
 
 
 @lru_cache(maxsize=64)
-def _order(*of: Any) -> tuple[Schedule, Links]:
-    """The schedule, and links that take no time. Kept: a search simulates the same ones for many
-    layouts."""
-    order = layout_schedule(*of)
-    return order, Links.of(order)
+def _order(*of: Any) -> Schedule:
+    """The schedule. Kept: a search simulates the same ones for many layouts."""
+    return layout_schedule(*of)
 
 
 def _rounds(layout: Layout, forward: list[float], backward: list[float]) -> float:
@@ -217,18 +215,14 @@ def _rounds(layout: Layout, forward: list[float], backward: list[float]) -> floa
     """
     p, v, m = layout.pp, layout.interleave, layout.microbatches
     rounds, length = (3 if v == 1 else 4), 2 * p * v
-    there, back = np.array(forward), np.array(backward)
-    seconds = np.stack([there, back, back / 2, back / 2])[:, :, None]
-    apart = np.full((p * v, 1), -1.0)
     while True:
         few = min(m, rounds * p + m % p)
-        order, links = _order(layout.schedule, p * v, few, p)
-        line = longest_path(order, seconds, apart, links)
-        assert line is not None, "1F1B always runs"
-        makespan = float(line.end.max())
+        order = _order(layout.schedule, p * v, few, p)
+        line = walk(order, costs_of(order, forward, backward))
+        makespan = max(line.end)
         if few == m:
             return makespan
-        start, kind = (column.reshape(p, -1) for column in (line.start, order.kind))
+        start, kind = np.reshape(line.start, (p, -1)), order.kind.reshape(p, -1)
         drain = np.argmax(kind[:, ::-1] == 0, axis=1)  # actions after the last forward
         last = start.shape[1] - 1 - drain[:, None] - np.arange(length)
         this, before = (np.take_along_axis(start, last - ago, 1) for ago in (0, length))

@@ -5,13 +5,13 @@ F0 F0 F1 I1 W1 F0+B1      lane 0 and lane 1 are the two chunks of a device; the 
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from tiledask.errors import ScheduleError
 from tiledask.plan.pipelines.schedule import Action, Schedule
 
-__all__ = ["Lane", "from_steps", "half_of", "zigzag"]
+__all__ = ["Lane", "from_steps", "half_of", "v_places"]
 
 
 class Lane(NamedTuple):
@@ -23,7 +23,7 @@ class Lane(NamedTuple):
 
 def from_steps(
     steps: Callable[[int], Iterable[str]],
-    lanes: Callable[[int], Sequence[Lane]],
+    lanes: Callable[[int], Iterable[Lane]],
     place: Iterable[int] | Iterable[Iterable[int]],
     devices: int,
     microbatches: int,
@@ -34,33 +34,27 @@ def from_steps(
     Micro-batches from ``microbatches`` on are left out, so that steps for more of them serve
     for fewer; what is left of a pair is then done alone.
     """
-    both = [_order(steps(d), lanes(d), microbatches) for d in range(devices)]
-    orders = ([action for action, _ in row] for row in both)
-    return Schedule.of(orders, place, name, ([pair for _, pair in row] for row in both))
-
-
-def _order(
-    steps: Iterable[str], lanes: Sequence[Lane], microbatches: int
-) -> list[tuple[Action, bool]]:
-    """(action, whether it is done at once with the next)."""
-    numbers: list[Iterator[int]] = [iter(lane.microbatches) for lane in lanes]
-    waiting = {kind: [deque[int]() for _ in lanes] for kind in "IW"}
-    done = []
-    for word in steps:
-        block = []
-        for part in word.split("+"):
-            kind, lane = part[0], int(part[1:])
-            if kind == "F":
-                microbatch = next(numbers[lane])
-                waiting["I"][lane].append(microbatch)
-            else:
-                microbatch = waiting["W" if kind == "W" else "I"][lane].popleft()
+    orders: list[list[Action]] = [[] for _ in range(devices)]
+    pairs = []
+    for device, order in enumerate(orders):
+        mine = [(lane.stage, iter(lane.microbatches)) for lane in lanes(device)]
+        waiting = {kind: [deque[int]() for _ in mine] for kind in "IW"}
+        for word in steps(device):
+            block = []
+            for kind, lane in ((part[0], int(part[1:])) for part in word.split("+")):
+                stage, numbers = mine[lane]
+                if kind == "F":
+                    microbatch = next(numbers)
+                    waiting["I"][lane].append(microbatch)
+                else:
+                    microbatch = waiting["W" if kind == "W" else "I"][lane].popleft()
                 if kind == "I":
                     waiting["W"][lane].append(microbatch)
-            if microbatch < microbatches:
-                block.append(Action(kind, lanes[lane].stage, microbatch))
-        done += [(action, n + 1 < len(block)) for n, action in enumerate(block)]
-    return done
+                if microbatch < microbatches:
+                    block.append(Action(kind, stage, microbatch))
+            order += block
+            pairs += block[:-1]
+    return Schedule.of(orders, place, name, pairs)
 
 
 def half_of(stages: int) -> int:
@@ -73,7 +67,6 @@ def half_of(stages: int) -> int:
     return stages // 2
 
 
-def zigzag(stages: int, devices: int) -> list[int]:
-    """The device of each stage: down the devices and up again, as often as needed."""
-    there_and_back = [*range(devices), *reversed(range(devices))]
-    return [there_and_back[s % (2 * devices)] for s in range(stages)]
+def v_places(devices: int) -> list[int]:
+    """The device of each stage: down the devices and up again."""
+    return [*range(devices), *reversed(range(devices))]

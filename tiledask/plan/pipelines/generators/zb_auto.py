@@ -1,98 +1,28 @@
-"""Schedules that split the backward in I and W, and put W where a device would wait.
+"""The automatic zero-bubble scheduler: an order for given times within a memory.
 
-I, the gradient of the input, is what the stage before waits for; W, the gradient of the
-weights, nobody waits for, so it can go anywhere after its I (Zero Bubble, arXiv 2401.10241).
-
-ZB-H1, 3 stages, 4 micro-batches (row = device):
-
-    rank 0     F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3
-    rank 1     F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3      W comes as many turns late
-    rank 2     F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3      as there are stages before
+I, the gradient of the input, is what the stage before waits for; W, the gradient of the weights,
+nobody waits for, so it can go anywhere after its I (Zero Bubble, arXiv 2401.10241).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
+import numpy as np
+
 from tiledask.errors import ScheduleError
-from tiledask.plan.pipelines.generators.classic import chunks_each, even_groups
-from tiledask.plan.pipelines.generators.given import Given, PerStage
+from tiledask.plan.pipelines.costs import costs_of
+from tiledask.plan.pipelines.generators.rounds import rounds
+from tiledask.plan.pipelines.needs import peaks
 from tiledask.plan.pipelines.schedule import Action, Schedule
+from tiledask.plan.pipelines.walk import walk
 
-__all__ = ["interleaved_zero_bubble", "zb_auto", "zb_h1", "zb_h2"]
+__all__ = ["zb_auto"]
 
-
-def zb_h1(stages: int, microbatches: int) -> Schedule:
-    """Zero bubble in the memory of 1F1B (arXiv 2401.10241, figure 2).
-
-    If W <= F and m >= p, the longest span of a device is (p-1)(F+I-W) more than its work.
-    Device d keeps at most p-d activations before their I, and d between I and W.
-    """
-    return _handcrafted(stages, microbatches, 1, 1, "zb-h1")
-
-
-def zb_h2(stages: int, microbatches: int) -> Schedule:
-    """Zero bubble in about twice the memory of 1F1B (arXiv 2401.10241, figure 3).
-
-    If W <= F, W <= I and m >= 2p-1, the longest span of a device is (p-1)(F+I-2W) more than its
-    work: nothing when F = I = W. Device d keeps at most 2(p-d)-1 activations before their I, and
-    2d between I and W.
-    """
-    return _handcrafted(stages, microbatches, 2, 2, "zb-h2")
-
-
-def _handcrafted(stages: int, microbatches: int, depth: int, late: int, name: str) -> Schedule:
-    orders = (
-        _delay_weights(
-            [Action("F", s, i) for i in range(microbatches)],
-            [Action("I", s, i) for i in range(microbatches)],
-            warmup=depth * (stages - 1 - s),
-            delay=late * s,
-        )
-        for s in range(stages)
-    )
-    return Schedule.of(orders, range(stages), name)
-
-
-def interleaved_zero_bubble(stages: int, microbatches: int, devices: int) -> Schedule:
-    """ZB-H1 with several chunks of layers per device, as PyTorch's InterleavedZeroBubble.
-
-    Stages, devices and groups of micro-batches are those of "interleaved"; the warm-up is one
-    forward per device behind, not two. With one chunk per device it is ZB-H1.
-    """
-    chunks = chunks_each(stages, devices)
-    groups = even_groups(microbatches, max(1, microbatches // devices))
-
-    def walk(kind: str, device: int, order: range) -> list[Action]:
-        return [
-            Action(kind, c * devices + device, i) for group in groups for c in order for i in group
-        ]
-
-    orders = (
-        _delay_weights(
-            walk("F", d, range(chunks)),
-            walk("I", d, range(chunks)[::-1]),
-            warmup=devices - 1 - d + (chunks - 1) * len(groups[0]),
-            delay=d,
-        )
-        for d in range(devices)
-    )
-    return Schedule.of(orders, (s % devices for s in range(stages)), "interleaved-zb")
-
-
-def _delay_weights(
-    forwards: list[Action], inputs: list[Action], warmup: int, delay: int
-) -> list[Action]:
-    """``warmup`` forwards, then F, I and the W of ``delay`` turns before, then what is left."""
-    weights = [a._replace(kind="W") for a in inputs]
-    order = forwards[:warmup]
-    for turn, gradient in enumerate(inputs):
-        order += forwards[warmup + turn : warmup + turn + 1]
-        order.append(gradient)
-        order += weights[max(0, turn - delay) : max(0, turn - delay + 1)]
-    return order + weights[max(0, len(inputs) - delay) :]
-
-
-# --- the automatic scheduler -------------------------------------------------------------
+PerStage = float | Sequence[float]
+"""One number, or one per stage."""
+_SMALL = 1e-9
+"""Part of a memory below which two are equal."""
 
 
 def zb_auto(
@@ -110,7 +40,7 @@ def zb_auto(
 
     The heuristic of arXiv 2401.10241, section 3.1: warm up with as many forwards as memory
     allows, then F and I in turns, with W in the gaps and where memory needs it. Three choices
-    it leaves open are tried in all combinations, and beside them ZB-H1, ZB-H2 and 1F1B with W
+    it leaves open are tried in all combinations, and with them ZB-H1, ZB-H2 and 1F1B with W
     right after I, if these fit; the order with the shortest span is returned: the longest time of
     a device from its first action to its last.
 
@@ -129,19 +59,41 @@ def zb_auto(
     '0F0,0I0,0W0,0F1,0I1,0W1'
     """
     limit = stages * activation if memory_limit is None else memory_limit
-    times = forward, backward_input, backward_weight, latency
-    given = Given.of(stages, *times, limit, activation, weight_part)
-    given.check_room()
-    drafts = (
-        _Draft(stages, microbatches, given.seconds, latency, limit, activation, weight_part).fill(
-            *choice
+    if not limit >= max(activation, weight_part):
+        raise ScheduleError(
+            f"one micro-batch on a stage takes {max(activation, weight_part):g} of memory and the "
+            f"limit is {limit:g}; allow {max(activation, weight_part):g} or more"
         )
-        for choice in product((True, False), repeat=3)
+    handmade = [_rounds(stages, microbatches, *depths) for depths in ((1, 0), (1, 1), (2, 2))]
+    halves = {"backward_input": backward_input, "backward_weight": backward_weight}
+    costs = costs_of(handmade[0], forward, latency=latency, **halves)
+    F, _, I, W = (each[:, 0].tolist() for each in costs.seconds)
+    seconds = {"F": F, "I": I, "W": W}
+
+    def drafted(*choice: bool) -> Schedule:
+        draft = _Draft(stages, microbatches, seconds, latency, limit, activation, weight_part)
+        return Schedule.of(draft.fill(*choice).orders, range(stages))
+
+    best: tuple[float, float] = (np.inf, np.inf)
+    for order in [*(drafted(*each) for each in product((True, False), repeat=3)), *handmade]:
+        kept = max(peak for peak, _ in peaks(order, activation, weight_part))
+        if kept > limit * (1 + _SMALL):
+            continue
+        found = walk(order, costs)
+        if found.stands:
+            continue
+        start, end = np.array(found.start), np.array(found.end)
+        span = (end[order.turns[1:] - 1] - start[order.turns[:-1]]).max()
+        if (merit := (float(span), float(end.max()))) < best:
+            best, fastest = merit, order
+    return replace(fastest, name="zb-auto")
+
+
+def _rounds(stages: int, microbatches: int, ahead: int, late: int) -> Schedule:
+    """ZB-H1 and ZB-H2 are 1, 1 and 2, 2."""
+    return rounds(
+        "", stages, microbatches, stages, lambda d: ahead * (stages - 1 - d), lambda d: late * d
     )
-    found = [Schedule.of(draft.orders, range(stages)) for draft in drafts]
-    for depths in ((1, 0), (1, 1), (2, 2)):
-        found.append(_handcrafted(stages, microbatches, *depths, ""))
-    return replace(given.best(found), name="zb-auto")
 
 
 @dataclass

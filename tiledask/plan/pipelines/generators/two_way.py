@@ -1,0 +1,139 @@
+"""Two streams of micro-batches that meet: Chimera, DualPipe and DualPipeV.
+
+DualPipe    rank 0     stage 0   stage 3'      two replicas of the model in opposite directions;
+            rank 1     stage 1   stage 2'      even micro-batches go down the devices, odd up
+            rank 2     stage 2   stage 1'
+            rank 3     stage 3   stage 0'
+
+DualPipeV   rank 0     stage 0   stage 3       the upper half alone: one replica in a V,
+            rank 1     stage 1   stage 2       which every micro-batch goes down and up
+
+Chimera     rank 0     F0 F2 .. F1 F3 B1 B3 B0 .. B2      the replicas fill each other's
+            rank 1     .. F0 F1 ...                       bubbles, an action at a time
+            rank 2     .. F1 F0 ...
+            rank 3     F1 F3 .. F0 F2 B0 B2 B1 .. B3
+"""
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from itertools import count
+
+from tiledask.errors import ScheduleError
+from tiledask.plan.pipelines.generators.lanes import Lane, from_steps, half_of, v_places
+from tiledask.plan.pipelines.schedule import Action, Schedule
+
+__all__ = ["chimera", "dualpipe", "dualpipev"]
+
+
+def chimera(stages: int, microbatches: int) -> Schedule:
+    """Chimera, with every stage on two devices: half the bubble of 1F1B for twice the weights
+    (arXiv 2107.06925, figure 3).
+
+    Units of p micro-batches follow one another without a flush; if F and B take equally long
+    and m is a multiple of an even p, the makespan is (2m + p - 2) F. A device keeps at most p
+    activations. Where a device could do several things it takes a backward first, then the
+    forward that has come furthest.
+
+    >>> print(chimera(2, 2).to_text())
+    @0,1
+    @1,0
+    0F0,1F1,1B1,0B0
+    0F1,1F0,1B0,0B1
+    """
+    places = [list(range(stages)), list(range(stages))[::-1]]
+    orders: list[list[Action]] = [[] for _ in range(stages)]
+    # heaps of (rank, action)
+    ready: list[list[tuple[tuple[bool, int, int, int], Action]]] = [[] for _ in range(stages)]
+    kept = [0] * stages
+
+    def offer(kind: str, stage: int, microbatch: int) -> None:
+        rank = kind == "F", microbatch // stages, -stage, microbatch
+        device = places[microbatch % 2][stage]
+        heappush(ready[device], (rank, Action(kind, stage, microbatch)))
+
+    for i in range(microbatches):
+        offer("F", 0, i)
+    while any(ready):  # a slot, in which every device does one action
+        slot = []
+        for device, heap in enumerate(ready):
+            if heap and (heap[0][1].kind == "B" or kept[device] < stages):
+                slot.append((device, heappop(heap)[1]))
+        for device, action in slot:
+            orders[device].append(action)
+            kind, s, i = action
+            kept[device] += 1 if kind == "F" else -1
+            if kind == "F":
+                offer(*(("F", s + 1, i) if s + 1 < stages else ("B", s, i)))
+            elif s:
+                offer("B", s - 1, i)
+    return Schedule.of(orders, places, "chimera")
+
+
+def dualpipe(stages: int, microbatches: int) -> Schedule:
+    """DualPipe: one stage and its mirror image on each device, so that all weights are there twice
+    (DeepSeek-V3, arXiv 2412.19437, figure 5).
+
+    As DeepSeek's for an even m of at least 2p. A device keeps at most p + 1 activations. In
+    the README's table (F&B the seconds of a pair, B of a full backward) a device idles
+    (p/2 - 1)(F&B + B - 3W). Raises ScheduleError for an odd number of stages.
+
+    >>> dualpipe(4, 8)
+    Schedule(dualpipe: 4 stages on 4 devices, 8 micro-batches, 74 actions)
+    """
+    if stages % 2:
+        raise ScheduleError(
+            f"two directions meet in the middle of the devices, and {stages} devices have none; "
+            f"use {stages + 1} stages"
+        )
+    half, each = stages // 2, max(-(-microbatches // 2), stages)
+    down, up = range(stages), range(stages - 1, -1, -1)
+
+    def lanes(d: int) -> list[Lane]:
+        both = [Lane(d, count(0, 2)), Lane(stages - 1 - d, count(1, 2))]
+        return both if d < half else both[::-1]
+
+    def steps(d: int) -> Iterator[str]:
+        return _steps(min(d, stages - 1 - d), half, each)
+
+    return from_steps(steps, lanes, [down, up], stages, microbatches, "dualpipe")
+
+
+def dualpipev(stages: int, microbatches: int) -> Schedule:
+    """DualPipeV: DualPipe cut in half, so that each stage is there once.
+
+    As DeepSeek's and PyTorch's for m >= 2p; a device keeps at most 2p + 1 chunk activations.
+    Raises ScheduleError for an odd number of stages.
+
+    >>> dualpipev(8, 10)
+    Schedule(dualpipev: 8 stages on 4 devices, 10 micro-batches, 182 actions)
+    """
+    p = half_of(stages)
+
+    def lanes(d: int) -> list[Lane]:
+        return [Lane(d, count()), Lane(stages - 1 - d, count())]
+
+    def steps(d: int) -> Iterator[str]:
+        return _steps(d, p, max(microbatches, 2 * p))
+
+    return from_steps(steps, lanes, v_places(p), p, microbatches, "dualpipev")
+
+
+def _steps(d: int, p: int, n: int) -> Iterator[str]:
+    """Of the device that is d-th of p from the outside, for n micro-batches in each lane."""
+    behind = p - 1 - d
+    last = "10" * (d + 1)  # the lanes of the last backwards: half of them in full
+    split = last[d + 1 :]
+    weights = iter(split + "0" * behind)
+    meetings = [step for _ in range(n - 2 * p + d + 1) for step in ("F0+B1", "F1+B0")]
+    if not behind and meetings:  # in the middle the first pair is done one after the other
+        meetings[:1] = ["F0", "B1"]
+    yield from ["F0"] * (2 * behind)
+    yield from ["F0", "F1"] * (d + 1)
+    yield from ["I1", "W1", "F1"] * behind
+    yield from meetings
+    yield from ["B1", "F1+B0"] * behind
+    yield from (f"B{lane}" for lane in last[: d + 1])
+    yield from (f"I{lane}" for lane in split)
+    for _ in range(behind):
+        yield from (f"W{next(weights)}", "I0")
+    yield from (f"W{lane}" for lane in weights)

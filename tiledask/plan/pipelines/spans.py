@@ -1,0 +1,49 @@
+"""Spans of actions and transfers in flat columns: what a simulation and a measured run both are."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+__all__ = ["COMPUTE", "KINDS", "TRANSFER", "Spans"]
+
+COMPUTE = ("F", "B", "I", "W", "U", "M")
+"""Kinds of compute, PyTorch's letters: forward, full backward, input gradient, weight gradient; and
+of no stage the update of a training, and the panels of a blocked product (M, multiply)."""
+TRANSFER = "T"
+"""A block on its way to the device; it may overlap compute and is never counted as busy. Its stage
+and micro-batch are those of the action that made it, or -1 where that is not known."""
+KINDS = (*COMPUTE, TRANSFER)
+"""The kinds of a Timeline's spans; its column of kinds holds positions in them."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Spans:
+    """Columns, a row for each span."""
+
+    devices: int
+    """Number of devices, those that did nothing included."""
+    device: np.ndarray
+    """int32, rising: one device's spans follow the other's, each in the order of their starts."""
+    code: np.ndarray
+    """int8: the kind of each span, as a position in KINDS."""
+    stage: np.ndarray
+    microbatch: np.ndarray
+    start: np.ndarray
+    """Seconds."""
+    end: np.ndarray
+    """Seconds."""
+    origin: str = "simulated"
+    """"simulated" or "measured"."""
+
+    @cached_property
+    def computes(self) -> np.ndarray:
+        """bool: which spans are compute."""
+        return self.code < len(COMPUTE)
+
+    @cached_property
+    def makespan(self) -> float:
+        """Seconds from time 0 to the end of the last compute span, or of the last sum of gradients
+        over the copies of the model."""
+        ends = self.code != KINDS.index(TRANSFER)
+        return float(self.end[ends].max(initial=0.0))

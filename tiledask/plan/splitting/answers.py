@@ -1,0 +1,169 @@
+"""Which layers on which device, as people write it.
+
+"1-3 | 4-6"           [[1, 2, 3], [4, 5, 6]]    the layers of each device
+"1, 1, 1, 2, 2, 2"    [0, 0, 0, 1, 1, 1]        the device of each: from 1, as an index from 0
+(3, 3)                (0, 3, 6)                 sizes and bounds, where it is known what of
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
+from typing import SupportsIndex
+
+from tiledask.errors import PartitionError, short
+from tiledask.plan.splitting.partition import Partition
+from tiledask.plan.whole import is_whole, whole_number
+
+__all__ = ["Assignment", "layer_ranges", "read_assignment", "stages_of"]
+
+Assignment = Partition | str | Iterable[SupportsIndex] | Iterable[Iterable[SupportsIndex]]
+"""A split, text, the device of each layer, or the layers of each device."""
+
+MOST = 1_000_000
+"""Devices, or layers of one range."""
+
+
+def read_assignment(
+    assignment: Assignment, layers: int | None = None, stages: int | None = None
+) -> list[list[int]]:
+    """The layers of each device, counted from 1, from any of the forms that `judge` takes.
+
+    A :class:`Partition` gives the layers of each stage. Of so many ``layers`` on so many
+    ``stages``, if both are given, plain numbers may also be how many layers each stage has, or the
+    bounds between them. The device of each layer counts from 1 in text, unless there is a 0 in it.
+    PartitionError for what can be read in no way, or in two.
+
+    >>> read_assignment("1-3 | 4"), read_assignment([0, 1, 1])
+    ([[1, 2, 3], [4]], [[1], [2, 3]])
+    >>> read_assignment((2, 1), 3, 2), read_assignment("0, 2, 3", 3, 2)
+    ([[1, 2], [3]], [[1, 2], [3]])
+    """
+    if isinstance(assignment, Partition):
+        return [[n + 1 for n in layers] for layers in assignment.layers]
+    numbered = layers is not None and stages is not None and stages > 1
+    if isinstance(assignment, str):
+        parts = re.split(r"\]\s*,?\s*\[|[|;\n]", assignment.strip("[]() \n\t"))
+        words = [part.replace(",", " ").split() for part in parts]
+        row = [word for each in words for word in each]
+        barred = len(parts) > 1
+        plain = all(word.isdecimal() and len(word) < 10 for word in row) and len(row) > 1
+        if numbered and plain and (not barred or all(len(each) == 1 for each in words)):
+            return _of_numbers([*map(int, row)], layers or 0, stages or 0, True, barred)
+        if not barred and len(row) == stages:  # commas for bars
+            words = [[word] for word in row]
+        return [[n for word in each for n in _range(word)] for each in words]
+    given = list(assignment) if isinstance(assignment, Iterable) else []
+    numbers = [int(entry) for entry in given if is_whole(entry)]
+    if numbers and len(numbers) == len(given):
+        if numbered and len(numbers) > 1:
+            return _of_numbers(numbers, layers or 0, stages or 0, False, False)
+        return _of_devices(numbers)
+    groups = [each for each in given if isinstance(each, Iterable) and not isinstance(each, str)]
+    if not groups or len(groups) < len(given):
+        raise PartitionError(
+            f"cannot read {short(assignment)} as an assignment; write the layers of each device, "
+            f"as in '1-6 | 7-12' or [[1, 2], [3, 4]], or the device of each layer, as in "
+            f"[0, 0, 1, 1]"
+        )
+    return [[_layer(n) for n in group] for group in groups]
+
+
+def _layer(value: SupportsIndex) -> int:
+    return whole_number("a layer", value, of="counted from 1", error=PartitionError)
+
+
+def _of_numbers(
+    numbers: list[int], layers: int, stages: int, typed: bool, barred: bool
+) -> list[list[int]]:
+    """The layers of each stage, by the only way in which plain ``numbers`` can be meant."""
+    places = [n - 1 for n in numbers] if typed and 0 not in numbers else numbers
+    sizes, count = list(pairwise(accumulate(numbers, initial=0))), len(numbers)
+    by_layer = count == layers and max(places) < stages and not barred
+    rising = all(a <= b for a, b in pairwise(numbers))
+    forms = {
+        "the device of each layer": by_layer,
+        # a stage without layers is a mistake, a device 0 is none
+        "how many layers each has": count == stages
+        and sum(numbers) == layers
+        and not (by_layer and 0 in numbers),
+        "the bounds between them": count == stages + 1
+        and (numbers[0], numbers[-1]) == (0, layers)
+        and rising,
+    }
+    meant = [form for form, holds in forms.items() if holds]
+    if len(meant) > 1:
+        raise PartitionError(
+            f"{numbers} can be {' or '.join(meant)}; write the layers of each, as in '1-6 | 7-12'"
+        )
+    if meant and not by_layer:
+        bounds = pairwise(numbers) if forms["the bounds between them"] else sizes
+        return [list(range(a + 1, b + 1)) for a, b in bounds]
+    if barred:
+        return [[n] for n in numbers]
+    if count == layers or max(places) < stages:
+        return _of_devices(places)
+    raise PartitionError(
+        f"{short(numbers)} is {count} numbers: neither the device of each of {layers} layers, nor "
+        f"{stages} sizes that add up to {layers} (these add up to {sum(numbers)}), nor "
+        f"{stages + 1} bounds from 0 to {layers}; write the layers of each, as in '1-6 | 7-12'"
+    )
+
+
+def _of_devices(places: list[int]) -> list[list[int]]:
+    if min(places) < 0 or max(places) >= MOST:
+        wrong = min(places) if min(places) < 0 else max(places)
+        raise PartitionError(
+            f"a list counts devices from 0, {MOST:,} of them at most, got device {short(wrong)}"
+        )
+    layers: list[list[int]] = [[] for _ in range(max(places) + 1)]
+    for layer, device in enumerate(places, start=1):
+        layers[device].append(layer)
+    return layers
+
+
+def _range(word: str) -> Iterable[int]:
+    """The layers of "3" or "7-12", in the order written."""
+    match = re.fullmatch(r"(\d{1,12})(?:[-–](\d{1,12}))?", word)
+    if not match:
+        raise PartitionError(f"cannot read {short(word)}; write layers as in '1-6' or '1,4,7'")
+    first, last = int(match[1]), int(match[2] or match[1])
+    if abs(last - first) >= MOST:
+        raise PartitionError(f"{short(word)} names more than {MOST:,} layers, the most")
+    return range(first, last + 1) if first <= last else range(first, last - 1, -1)
+
+
+def stages_of(groups: Sequence[Sequence[int]], devices: int, chunks: int) -> list[list[int]]:
+    """The layers of each stage, from groups that are those of the stages or of the devices.
+
+    Where a device has several chunks, its layers are cut where a number is left out; a device
+    with fewer such runs than chunks leaves stages empty, one with more keeps the rest in its last.
+
+    >>> stages_of([[1, 2, 5, 6], [3, 4, 7, 8]], devices=2, chunks=2)
+    [[1, 2], [3, 4], [5, 6], [7, 8]]
+    """
+    if chunks == 1 or len(groups) > devices:
+        return [list(g) for g in groups] + [[]] * (devices * chunks - len(groups))
+    stages: list[list[int]] = [[] for _ in range(devices * chunks)]
+    for device, group in enumerate(groups):
+        chunk = 0
+        for i, n in enumerate(group):
+            if i and n != group[i - 1] + 1:
+                chunk = min(chunk + 1, chunks - 1)
+            stages[chunk * devices + device].append(n)
+    return stages
+
+
+def layer_ranges(layers: Sequence[int], most: int = 8) -> str:
+    """Layers as people write them, the first ``most`` runs of them.
+
+    >>> layer_ranges([1, 2, 3, 7]), layer_ranges(range(1, 99, 2), most=3)
+    ('1-3, 7', '1, 3, 5, ...')
+    """
+    runs: list[list[int]] = []
+    for n in layers:
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    words = [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:most]]
+    return ", ".join(words + ["..."] * (len(runs) > most))
