@@ -5,7 +5,7 @@ it is loaded when it is first used, so that ``import tiledask`` brings in neithe
 matplotlib nor Bokeh.
 
 formulas     closed forms: idle time, memory, bytes of a product
-collectives  what split layers and convolutions call, before anything runs
+collectives  who sends which chunks to whom, and which heads a rank holds
 tile         one device: kernels, layers, optimizers
 stages       pipeline stages that really compute
 tensor       layers split over ranks

@@ -12,7 +12,7 @@ from pathlib import Path
 __all__ = ["EXTRAS", "bring", "install", "lacking", "needed_for", "needs"]
 
 EXTRAS = {
-    "run": "dask distributed fsspec ml_dtypes psutil scipy threadpoolctl tornado",
+    "run": "dask distributed ml_dtypes psutil scipy threadpoolctl tornado",
     "plots": "bokeh matplotlib pandas",
     "files": "zarr numcodecs",
     "optimum": "ortools",

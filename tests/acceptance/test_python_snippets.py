@@ -108,6 +108,14 @@ def test_a_training_s_program_sums_the_gradients_once():
     assert list(two.sent) == [2 * numbers * 4 // 2] * 2  # 2 (d - 1) / d of 4 B each
 
 
+def test_a_layer_calls_two_sums_forward():
+    block = td.layer_calls("decoder_block", ranks=4, batch=1, tokens=32, width=64, heads=(4, 4, 16))
+    forward = [call for call in block if "forward" in call.label]
+    assert [call.kind for call in forward] == ["all_reduce"] * 2
+    # 2 (n - 1) / n of 32 x 64 float64
+    assert [call.sent for call in forward] == [(2 * 3 * 32 * 64 * 8 // 4,) * 4] * 2
+
+
 def test_split_trainings_have_one_device_s_losses():
     text = td.load_text("tales")
     model = td.GPT(text.vocabulary, hidden=16, layers=2, heads=4, sequence=8)

@@ -1,7 +1,5 @@
 """The table of one voice: bytes that a device holds, and bytes between devices."""
 
-from typing import Any
-
 from voice_ways import Row, ask, held, said, shown, somewhere, typed
 
 import tiledask as td
@@ -180,16 +178,16 @@ MEMORY = [
 
 
 def ring(nbytes: float, ranks: int) -> float:
-    """What a rank sends in an all-reduce on a ring, by the formula of td.collectives."""
-    even = [nbytes // ranks] * ranks
-    return td.collectives.formulas.bytes_of("all_reduce", "ring", even)[0][0]
+    """What a rank sends in an all-reduce on a ring: its part, to the next, 2 (n - 1) times."""
+    return 2 * (ranks - 1) * (nbytes // ranks)
 
 
-def calls_of(block: Any, direction: str) -> int:
-    return len(getattr(block, direction))
+def calls_of(*layers: str) -> list[int]:
+    """The collectives of layers on 4 ranks, forward and backward."""
+    of = {"ranks": 4, "batch": 1, "tokens": 32, "width": 64, "heads": (4, 4, 16)}
+    labels = [call.label for layer in layers for call in td.layer_calls(layer, **of)]
+    return [sum(way in label for label in labels) for way in ("forward", "backward")]
 
-
-STREAM = td.collectives.layers.Stream(batch=1, tokens=32, width=64, ranks=4)
 
 BYTES = [
     Row(
@@ -218,20 +216,8 @@ BYTES = [
         "all-reduces of a split decoder layer, forward and backward: 2 + 2",
         [2, 2],
         {
-            "decoder_block": said(
-                lambda: [
-                    len(each)
-                    for block in [td.collectives.layers.decoder_block(STREAM, 4, 4, 16)]
-                    for each in (block.forward, block.backward)
-                ]
-            ),
-            "attention and feed-forward": said(
-                lambda: [
-                    calls_of(td.collectives.layers.self_attention(STREAM, 4, 4, 16), way)
-                    + calls_of(td.collectives.layers.mlp(STREAM), way)
-                    for way in ("forward", "backward")
-                ]
-            ),
+            "decoder_block": said(lambda: calls_of("decoder_block")),
+            "attention and feed-forward": said(lambda: calls_of("self_attention", "mlp")),
             "ask 30, two layers": lambda voice: [ask(30, "all_reduces")(voice) // 4] * 2,
             "training_program": lambda voice: _layer_calls(),
         },
@@ -250,11 +236,7 @@ BYTES = [
         {
             "ask 5": ask(5, "sent"),
             "calls": said(
-                lambda: sum(
-                    td.collectives.layers.bytes_by_rank(
-                        td.collectives.layers.mlp(STREAM).forward, 4, 8
-                    )[0]
-                )
+                lambda: sum(td.layer_calls("mlp", ranks=4, batch=1, tokens=32, width=64)[0].sent)
             ),
         },
     ),
@@ -308,11 +290,7 @@ BYTES = [
         "all-gather of 500 x 2,000 float32 for 4 workers: 3 x 4 MB",
         12_000_000,
         {
-            "formula": said(
-                lambda: sum(
-                    td.collectives.formulas.bytes_of("all_gather", "ring", [1_000_000] * 4)[0]
-                )
-            ),
+            "formula": lambda voice: 3 * 4 * 1_000_000,
             "nb 03": shown(3, "all-gather of Y"),
         },
     ),

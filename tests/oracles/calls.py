@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 
 import numpy as np
+from oracles.expected_calls import Expected
 
 from tiledask.distributed.ranks.records import Records
-from tiledask.plan.collectives.expected import Expected
 
 PAIRS = ("send", "recv")
 

@@ -1,10 +1,10 @@
-"""What each rank of a training calls in a step, by the closed forms of plan/collectives alone.
+"""What each rank of a training calls in a step, by closed forms alone.
 
     0F0   embedding/forward, layer 0/attention/wo/forward, ..., send          what a stage calls,
     0B0   recv, layer 0/mlp/w_1/backward, ..., layer 0/gradients (ZeRO 2, 3)  action by action
     update   embedding/gradients, ..., embedding/weights (ZeRO 1, 2)          and over the copies
 
-tp comes from plan/collectives/layers.py, dp from plan/collectives/data_parallel.py; what stages
+tp comes from oracles/closed_layers.py, dp from oracles/closed_zero.py; what stages
 send is rows x tokens x hidden, over tp if tokens are sharded.
 """
 
@@ -14,12 +14,12 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from oracles import closed_layers as L
 
 from tiledask.distributed.training.gpt import GPT
-from tiledask.plan.collectives import layers as L
 from tiledask.plan.collectives.algorithms import default
 from tiledask.plan.collectives.cost import cost, even
-from tiledask.plan.collectives.data_parallel import shards
+from tiledask.plan.collectives.shards import shards
 from tiledask.plan.pipelines.schedule import Action, Schedule
 from tiledask.plan.program.calls import Planned
 from tiledask.tile.backend import as_dtype

@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from oracles.closed_layers import Call, LayerCalls, bytes_by_rank
 
 from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.rank_function import Ranks
 from tiledask.distributed.ranks.threads import run_threads
-from tiledask.plan.collectives.layers import Call, LayerCalls, bytes_by_rank
 from tiledask.plan.program.calls import calls
 
 RANKS = range(1, 9)

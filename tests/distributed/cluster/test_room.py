@@ -27,8 +27,7 @@ from tiledask.errors import DoesNotFitError
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import grids
 from tiledask.plan.products.product_plan import RUNTIME
-from tiledask.plan.products.stream_search import least_memory, plan_stream
-from tiledask.plan.products.streaming import Problem, StorageLayout
+from tiledask.plan.products.streaming import Problem, StorageLayout, least_memory, plan_stream
 from tiledask.plan.units import format_bytes, format_up, parse_bytes
 
 ROWS, GRID = (Shard(0),), (Shard(0), Shard(1))

@@ -1,7 +1,6 @@
 """Convolutions split by channels or rows: one device's results and gradients, the calls planned.
 
 Holds `tiledask.distributed.convolution.channels`, `tiledask.distributed.convolution.space`,
-`tiledask.plan.collectives.convolution`, `tiledask.plan.collectives.expected`,
 `tiledask.plan.collectives.rows`, `tiledask.plan.program.making.convolution.convolutions` and
 `tiledask.tile.layers.convolution.im2col`.
 """
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from oracles import closed_convolutions as P
 from oracles.calls import assert_calls, assert_close
 from oracles.gradients import draw
 
@@ -21,7 +21,6 @@ from tiledask.distributed.convolution import channels as C
 from tiledask.distributed.convolution import space as S
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError
-from tiledask.plan.collectives import convolution as P
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.rows import split_rows
 from tiledask.plan.program.calls import calls

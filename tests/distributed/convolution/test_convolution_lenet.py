@@ -7,6 +7,7 @@ Holds `tiledask.distributed.convolution.lenet`, `tiledask.distributed.convolutio
 
 import numpy as np
 import pytest
+from oracles import closed_convolutions as P
 from oracles.calls import assert_close
 from oracles.gradients import draw
 from oracles.published_cases import load_cases
@@ -20,7 +21,6 @@ from tiledask.distributed.convolution.lenet import LENET, gradients, initial_wei
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError
 from tiledask.lab import claims as lab
-from tiledask.plan.collectives import convolution as P
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.program.lenet import BOUNDARIES, PARAMETERS, flops
 from tiledask.plan.program.making.convolution.of_lenet import need

@@ -1,11 +1,11 @@
 """Products of stored matrices: right, counted to the byte, within memory, and never lost.
 
-Holds `tiledask.distributed.out_of_core.disk` and `tiledask.distributed.out_of_core.stream_tiles`.
+Holds `tiledask.distributed.out_of_core.journal` and
+`tiledask.distributed.out_of_core.stream_tiles`.
 """
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,17 +17,14 @@ import pytest
 from oracles.waiting import wait_until
 
 from tiledask.distributed.cluster import worker as on_worker
-from tiledask.distributed.out_of_core import stored as stored_room
 from tiledask.distributed.out_of_core import stream_tiles, streamed
 from tiledask.distributed.out_of_core.disk import free
 from tiledask.distributed.out_of_core.stored import (
     StoredArray,
-    checksum,
     create_array,
     open_array,
-    records_of,
 )
-from tiledask.distributed.out_of_core.streamed import multiply_stored, plan_stored
+from tiledask.distributed.out_of_core.streamed import multiply_stored
 from tiledask.errors import ConfigError, DeadlineError, DoesNotFitError, KernelError, PlacementError
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.products.streaming import plan_cuts
@@ -82,7 +79,7 @@ def check(c, a, b, *, all_read=True):
     assert c.traffic.measured.total == 0
     if all_read:
         assert c.bytes_read.predicted == c.bytes_read.measured
-    assert not os.path.exists(records_of(c))
+    assert not os.path.exists(f"{c.path}.tiledask")
 
 
 def slow(tile=10):
@@ -93,7 +90,7 @@ def slow(tile=10):
 def records(c):
     """Name -> when it was written, of the record of every finished tile."""
     found = {}
-    for file in Path(records_of(c)).glob("tile-*.json"):
+    for file in Path(f"{c.path}.tiledask").glob("tile-*.done"):
         with suppress(FileNotFoundError):
             found[file.name] = file.stat().st_mtime_ns
     return found
@@ -130,7 +127,7 @@ def test_halves_are_summed_in_float32(cluster, tmp_path):
     k = 4000  # a sum of ones in float16 ends at 2048
     a, b = operands(tmp_path, 30, k, 20, "f2", draw=lambda shape, _, dtype: np.ones(shape, dtype))
     c = multiply_stored(a, b, tmp_path / "c.npy", cluster, memory_limit="8.6MB")
-    assert c.plan.panel < k
+    assert c.plan.cuts.panel < k
     np.testing.assert_array_equal(c[:, :], np.full((30, 20), k, "f2"))
 
 
@@ -156,10 +153,8 @@ def test_memory_far_below_the_operands_is_enough(cluster, tmp_path, n, lies):
 def test_the_same_plan_gives_the_same_bits(cluster, tmp_path):
     a, b = operands(tmp_path, 300, 400, 200, "f8", draw=normal)
     limit = {"memory_limit": "8.6MB"}
-    plan = plan_stored(a, b, tmp_path / "1.npy", cluster, **limit)
     first = multiply_stored(a, b, tmp_path / "1.npy", cluster, **limit)
-    assert first.plan == plan
-    assert len(plan.tiles) > cluster.slots
+    assert len(first.plan.tiles) > cluster.slots
     second = multiply_stored(a, b, tmp_path / "2.npy", cluster, **limit)
     assert first[:, :].tobytes() == second[:, :].tobytes()
 
@@ -236,7 +231,7 @@ def test_a_client_that_dies_is_taken_up_by_another(cluster, tmp_path, monkeypatc
     monkeypatch.setattr(streamed, "plan_stream", same_cuts)
     whole = multiply_stored(a, b, tmp_path / "whole.npy", cluster, **slow(12))
     assert whole[:, :].tobytes() == d[:, :].tobytes()
-    assert not os.path.exists(records_of(d))
+    assert not os.path.exists(f"{d.path}.tiledask")
 
 
 K = 450
@@ -279,11 +274,12 @@ def test_an_interrupt_leaves_nothing_at_work_and_nothing_is_lost(cluster, begun)
 @pytest.mark.slow
 def test_another_cluster_goes_on_with_the_same_tiles(cluster, begun):
     a, b, c, options = begun
-    cuts = plan_stored(a, b, c, cluster, kernel="tiled", tile=10, memory_limit="9MB").cuts
+    cuts = json.loads(Path(f"{c.path}.tiledask", "plan.json").read_text())["cuts"]
     with pytest.raises(DoesNotFitError, match="was begun with more memory"):
         multiply_stored(a, b, c, cluster, **{**options, "memory_limit": "8.5MB"})
     d = multiply_stored(a, b, c, cluster, **{**options, "memory_limit": "1GB"})
-    assert d.plan.cuts == cuts
+    assert [*d.plan.cuts.rows] == cuts["rows"]
+    assert d.plan.cuts.panel == cuts["panel"]
     check(d, a, b)
 
 
@@ -294,15 +290,14 @@ def test_where_it_cannot_go_on_it_is_refused_and_starting_over_is_possible(
     a, b, c, options = begun
     with pytest.raises(ConfigError, match=r"B, .*c\.npy, is the result of a product that"):
         multiply_stored(a, c, tmp_path / "d.npy", cluster)
-    plan = Path(records_of(c), "plan.json")
-    tile = next(iter(Path(records_of(c)).glob("tile-*.json")))
+    plan = Path(f"{c.path}.tiledask", "plan.json")
     other_cuts = json.dumps({**json.loads(plan.read_text()), "cuts": {"rows": [0, 700]}})
-    for file, text in ((tile, "{"), (plan, "[1]"), (plan, other_cuts)):
-        right = file.read_text()
-        file.write_text(text)
+    for text in ("{", "[1]", other_cuts):
+        right = plan.read_text()
+        plan.write_text(text)
         with pytest.raises(ConfigError, match=r"is damaged.*resume=False starts over"):
             multiply_stored(a, b, c, cluster, **options)
-        file.write_text(right)
+        plan.write_text(right)
     a.write(((0, 1), (0, 1)), np.array([[7.0]]))
     with pytest.raises(ConfigError, match=r"other input: A mtime_ns was .* resume=False"):
         multiply_stored(a, b, c, cluster, **options)
@@ -312,37 +307,6 @@ def test_where_it_cannot_go_on_it_is_refused_and_starting_over_is_possible(
     d = multiply_stored(a, b, c, cluster, resume=False, **other)
     assert d.resumed_tiles == 0
     check(d, a, b)
-
-
-@pytest.mark.slow
-def test_a_tile_that_changed_since_is_computed_again(cluster, begun):
-    a, b, c, options = begun
-    name = next(iter(records(c)))
-    (top, bottom), (left, right) = json.loads(Path(records_of(c), name).read_text())["region"]
-    before = records(c)
-    bits = np.memmap(c.path, "u8", "r+", c.offset, (K, K))
-    bits[(top + bottom) // 2, (left + right) // 2] ^= 1 << 28  # in the midst of the tile
-    bits.flush()
-    words = rf"1 of {len(before)} tiles .* \(\({top}, .* do not have their checksum"
-    with pytest.warns(UserWarning, match=words):
-        d = multiply_stored(a, b, c, cluster, **options)
-    assert d.resumed_tiles == len(before) - 1
-    check(d, a, b)
-
-
-@pytest.mark.parametrize("lies", ["C", "F", (4, 3)])
-def test_the_checksum_of_a_tile_sees_every_bit_and_no_cuts(tmp_path, monkeypatch, lies):
-    x = integers((21, 14), 5, "f2")
-    array, region = stored(tmp_path / "c", x, lies), ((4, 21), (3, 14))
-    of_file = checksum(array, region, lambda rows, columns: array[rows, columns])
-    y = x.astype("f4")  # as a worker holds it
-    monkeypatch.setattr(stored_room, "_SLAB", 1)
-    assert checksum(array, region, lambda rows, columns: y[rows, columns]) == of_file
-    for i, j in np.ndindex(21, 14):
-        z = x.copy()
-        z.view("u2")[i, j] ^= 1
-        inside = i >= 4 and j >= 3
-        assert (checksum(array, region, lambda *at: z[at]) != of_file) == inside  # noqa: B023
 
 
 @pytest.mark.slow
@@ -372,7 +336,7 @@ def test_a_finished_result_is_not_overwritten_unasked(cluster, tmp_path):
     c = multiply_stored(a, b, tmp_path / "c.npy", cluster)
     with pytest.raises(ConfigError, match=r"exists and is no unfinished product; overwrite=True"):
         multiply_stored(a, b, c.path, cluster)
-    assert not os.path.exists(records_of(c))
+    assert not os.path.exists(f"{c.path}.tiledask")
     check(multiply_stored(a, b, c.path, cluster, overwrite=True), a, b)
     check(multiply_stored(a, b, c.array, cluster), a, b)  # an array that is given is to be filled
 
@@ -409,20 +373,6 @@ def test_an_operand_that_changed_since_it_was_opened(cluster, tmp_path):
         multiply_stored(a, b, tmp_path / "c.npy", cluster)
 
 
-def test_a_missing_chunk_is_not_multiplied_as_zeros(cluster, tmp_path):
-    a, b = operands(tmp_path, 60, 60, 60, lies=(20, 30))
-    os.remove(Path(a.path, "c", "1", "2"))
-    with pytest.raises(
-        ConfigError, match=r"a\.zarr is .* such as c/1/2, is missing; write it again"
-    ):
-        multiply_stored(a, b, tmp_path / "c.npy", cluster)
-    assert not os.path.exists(tmp_path / "c.npy")
-    c = multiply_stored(open_array(a.path, missing="fill"), b, tmp_path / "c.npy", cluster)
-    zeros = open_array(a.path, missing="fill")[:, :]
-    assert not zeros[20:40, 40:].any()
-    np.testing.assert_array_equal(c[:, :], zeros @ b[:, :])
-
-
 def test_an_operand_that_changes_meanwhile(cluster, tmp_path):
     a, b = operands(tmp_path, 400, 400, 400)
     with pytest.raises(ConfigError, match="while it was multiplied, B mtime_ns"):
@@ -443,7 +393,7 @@ def test_a_disk_that_fills_up_meanwhile_costs_a_second_call(
     cluster, tmp_path, small_disk, monkeypatch, name
 ):
     a, b = operands(tmp_path, K, K, K, "f8", draw=normal)
-    monkeypatch.setattr(streamed, "_refuse_if_too_full", lambda target: None)
+    monkeypatch.setattr(streamed, "free", lambda folder: 10**12)
     filler, c = small_disk / "filler", small_disk / name
     c = create_array(c, (K, K), "f8", 50) if name == "c.zarr" else c
     options = {"memory_limit": "8.6MB", **slow(32), "timeout": 240}
@@ -463,24 +413,3 @@ def test_a_disk_that_fills_up_meanwhile_costs_a_second_call(
     assert d.resumed_tiles >= begun > 0
     np.testing.assert_allclose(d[:, :], a[:, :] @ b[:, :], rtol=1e-9, atol=1e-9)
     assert sorted(os.listdir(small_disk)) == [name]
-
-
-def test_a_disk_that_is_full_from_the_start_leaves_nothing_in_the_way(
-    cluster, tmp_path, small_disk, monkeypatch
-):
-    a, b = operands(tmp_path, 20, 20, 20)
-    monkeypatch.setattr(streamed, "_refuse_if_too_full", lambda target: None)
-    filler, c = small_disk / "filler", small_disk / "c.zarr"
-    for left in range(0, 40_000, 4096):  # room for the lock, the plan, the header...
-        filler.write_bytes(bytes(free(small_disk) - left))
-        try:
-            multiply_stored(a, b, c, cluster)
-        except ConfigError as error:
-            refused, words = left, str(error)
-        else:
-            break
-        assert "cannot be written: its disk is full" in words
-        filler.unlink()
-        check(multiply_stored(a, b, c, cluster), a, b)
-        shutil.rmtree(c)
-    assert left == refused + 4096 > 4096

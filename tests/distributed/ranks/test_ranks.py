@@ -16,7 +16,7 @@ import tiledask as td
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.distributed.transport import transport
 from tiledask.errors import CollectiveError, ConfigError, DeadlineError, PlacementError
-from tiledask.plan.collectives.formulas import factor
+from tiledask.plan.collectives.cost import factor
 
 ALGORITHMS = "ring", "tree", "direct"
 NS = range(1, 9)

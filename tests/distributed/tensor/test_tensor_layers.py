@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from oracles import closed_layers as plan
+from oracles.closed_layers import Stream
 from oracles.gradients import draw, inner
 from oracles.tensor_cases import LIES, RANKS, B, S, assert_close, check, spread
 
 from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import KernelError
-from tiledask.plan.collectives import layers as plan
-from tiledask.plan.collectives.layers import Stream
 from tiledask.plan.products.placement import Replicate, Shard
 from tiledask.tile import layers as tile
 

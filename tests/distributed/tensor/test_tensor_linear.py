@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import closed_layers as plan
+from oracles.closed_layers import Stream
 from oracles.gradients import draw
 from oracles.tensor_cases import LIES, RANKS, B, S, check, spread
 
 from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.threads import run_threads
-from tiledask.plan.collectives import layers as plan
-from tiledask.plan.collectives.layers import Stream
 from tiledask.plan.products.placement import Replicate, Shard
 from tiledask.plan.products.shards import Shards
 from tiledask.tile import layers as tile

@@ -1,13 +1,14 @@
 """ZeRO 1, 2 and 3: the plain replica's weights, the planner's bytes.
 
 Holds `tiledask.distributed.training.flat`,
-`tiledask.plan.collectives.data_parallel` and `tiledask.plan.program.making.unit_states`.
+`tiledask.plan.collectives.shards` and `tiledask.plan.program.making.unit_states`.
 """
 
 from collections import Counter
 
 import numpy as np
 import pytest
+from oracles import closed_zero as D
 from oracles.calls import assert_close
 from oracles.single_gpt import TEXT
 
@@ -15,7 +16,6 @@ import tiledask as td
 from tiledask.distributed.training import GPT
 from tiledask.distributed.training.flat import Packing
 from tiledask.errors import ConfigError, PlacementError
-from tiledask.plan.collectives import data_parallel as D
 from tiledask.plan.inputs.recipes import state_bytes
 from tiledask.tile.optimizers import SGD, Adam
 

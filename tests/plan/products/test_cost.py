@@ -6,11 +6,10 @@ from math import inf, prod
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledask.errors import PlacementError
-from tiledask.plan.products.cost import MachineRates, ProductCost, break_even, cost, least_moved
+from tiledask.plan.products.cost import MachineRates, ProductCost, cost, least_moved
 from tiledask.plan.products.placement import Partial, Replicate, Shard, Tiling
 from tiledask.plan.products.product import algorithms, options_of, plan_product
 
@@ -204,34 +203,4 @@ def test_seconds_by_hand():
     assert cost(row_parallel, 4, 8, beside).total == total
 
 
-def saved(n, ranks, itemsize, rates):
-    """Part of one rank's seconds that many save, from the words of `break_even`."""
-    block = n * n * itemsize
-    alone = 2 * n**3 / rates.flops + 4 * block / rates.touch
-    # a p x 1 grid: rows of A and C, C twice, and all of B
-    passes = block / ranks + block + 2 * block / ranks
-    rows = 2 * n**3 / ranks / rates.flops + passes / rates.touch
-    lacking = (block - block / ranks) / rates.read
-    each = max(rows, lacking) if rates.overlapped else rows + lacking
-    return 1 - (each + ranks * rates.task + 2 * rates.request) / alone
-
-
 seconds = st.sampled_from([0.0, 1e-4, 1e-3, 1.0])
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("part", range(4))
-@settings(max_examples=50, deadline=None)
-@given(
-    st.integers(1, 64),
-    st.sampled_from([2, 4, 8]),
-    st.tuples(*[st.floats(1e5, 1e9)] * 2, st.floats(1e4, 1e9), *[seconds] * 5, st.booleans()),
-)
-def test_break_even_is_where_a_scan_finds_it(part, ranks, itemsize, rates):
-    names = ("flops", "touch", "read", "call", "message", "run", "task", "request", "overlapped")
-    rates = MachineRates(**dict(zip(names, rates, strict=True)))
-    limit = break_even(ranks, itemsize, rates)
-    near = range(max(1, limit - 5), limit + 5)
-    for n in (n for n in (*range(1, 2000), *near, 2**19) if n < 2**20):
-        share = saved(n, ranks, itemsize, rates)
-        assert abs(share) < 1e-12 or (share > 0) == (n >= limit)

@@ -172,7 +172,7 @@ def check_nothing_at_hand_is_fetched(plan):
 def check_own_panels_come_first(plan):
     """Where every rank has a panel that it holds itself it begins with one, and goes round k from
     there; else all go through k from its start."""
-    if plan.walk.skewed:
+    if plan.order.skewed:
         return
     own = [
         [all(p.source == rank for p in (*x.a, *x.b)) for x in panels]
@@ -307,15 +307,6 @@ def test_every_law_of_every_plan(name, part, tilings, data):
     check(name, a, b, **data.draw(choices(name, a.ranks)))
 
 
-@pytest.mark.few(6)
-@pytest.mark.parametrize("name", algorithms)
-@pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)])
-def test_every_pair_of_placements_on_small_meshes(name, mesh):
-    every = list(product((Shard(0), Shard(1), Replicate(), Partial()), repeat=len(mesh)))
-    for of_a, of_b in product(every, every):
-        check(name, Tiling((3, 5), mesh, of_a), Tiling((5, 4), mesh, of_b))
-
-
 def test_nothing_moves_where_every_pair_of_placements_allows_it():
     every = list(product((Shard(0), Shard(1), Replicate(), Partial()), repeat=2))
     for of_a, of_b in product(every, every):
@@ -388,30 +379,6 @@ def test_summa_receives_a_row_of_a_and_a_column_of_b(p, q):
     messages = panels * (q - 1) // q + panels * (p - 1) // p
     assert per_rank(plan_product("summa", a, b, panel=2)) == (elements, messages)
     assert received(plan_product("cannon", a, b)) == (elements,) * p * q
-
-
-@pytest.mark.few(4)
-@pytest.mark.parametrize("name", GRID_AXES)
-@pytest.mark.parametrize("shape", [(96, 96, 96), (192, 12, 24), (12, 192, 24), (12, 24, 384)])
-def test_the_grid_that_is_chosen_touches_least(name, shape):
-    m, n, k = shape
-    a, b = Tiling((m, k), (12,), (Shard(0),)), Tiling((k, n), (12,), (Shard(0),))
-
-    def touched(**options):
-        plan = plan_product(name, a, b, **options)
-        sums = plan.work.mesh[2:] > (1,)
-        extents = [plan.extents(rank) for rank in range(12)]
-        rows, columns, depth = (max(each) for each in zip(*extents, strict=True))
-        return rows * depth + depth * columns + (rows * columns if sums else 0)
-
-    every = list(grids(12, GRID_AXES[name]))
-    if name == "2.5d":
-        for c in (1, 2, 3, 4, 6, 12):
-            least = min(touched(grid=grid) for grid in every if grid[2] == c)
-            assert touched(replication=c) == least
-        assert plan_product(name, a, b).work.mesh[2] == 2
-    else:
-        assert touched() == min(touched(grid=grid) for grid in every)
 
 
 T = square(8, (2, 2), *GRID)

@@ -11,10 +11,10 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from oracles.closed_collectives import seconds as collective_seconds
 from oracles.drawn_programs import drawn_jobs
 
 from tiledask.errors import ProgramError
-from tiledask.plan.collectives.seconds import seconds as collective_seconds
 from tiledask.plan.inputs.recipes import load_recipe, state_bytes
 from tiledask.plan.program.calls import calls
 from tiledask.plan.program.check import check

@@ -7,7 +7,7 @@ lenet.py       d2l's LeNet, layer by layer on one device
   lenet_train.py   train_lenet: trained for real, step after step
 
 Each is a program: plan/program/making/convolution has the layers, and in of_lenet.py LeNet's step
-and what it needs. What a layer calls is predicted in plan/collectives/convolution.py.
+and what it needs. What a layer calls is counted from its program.
 """
 
 from tiledask.distributed.convolution.channels import (

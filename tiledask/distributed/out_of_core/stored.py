@@ -4,81 +4,84 @@
     zarr    [0.0] [0.1] ...                     chunks, each read and written as a whole
 
 Files are read into the caller's memory and never mapped: mapped pages would count as this
-process's own, and the system could not tell what a plan is allowed to hold. A zarr array is a
-directory, or by its URL lies in a store that fsspec knows.
+process's own, and the system could not tell what a plan is allowed to hold.
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from tiledask.distributed.out_of_core import stored_npy as npy
 from tiledask.distributed.out_of_core import stored_zarr as zarr
 from tiledask.distributed.out_of_core.disk import reading, sync, writing
-from tiledask.distributed.out_of_core.folder import Folder, is_url, located
-from tiledask.distributed.out_of_core.stored_file import StoredFile
 from tiledask.errors import ConfigError, KernelError
 from tiledask.plan import html
-from tiledask.plan.digests import crc_of
 from tiledask.plan.products.regions import Region, extents_of
+from tiledask.plan.products.streaming import StorageLayout
 from tiledask.plan.units import format_bytes
 from tiledask.plan.whole import is_whole
 from tiledask.tile import as_dtype
 
-__all__ = [
-    "StoredArray",
-    "checksum",
-    "create_array",
-    "describe",
-    "materialize",
-    "open_array",
-    "present",
-    "records_of",
-    "remove",
-    "unfinished",
-]
+__all__ = ["StoredArray", "create_array", "describe", "materialize", "open_array", "remove"]
 
 DTYPES = ("float16", "float32", "float64")
-_SLAB = 2**20
-"""Bytes of a tile, about, that are read or rounded at a time for its checksum."""
 CHUNK = 1024
 """Extent of the chunks of a zarr array that is created without chunks=."""
 
 
 @dataclass(frozen=True, repr=False)
-class StoredArray(StoredFile):
-    """A matrix in a file, of which regions are read and written.
+class StoredArray:
+    """A matrix in a file, of which regions are read and written. Nothing is open or loaded.
 
     ``array[:10, 5]`` is a NumPy array of those elements.
     """
 
+    path: str
+    """Absolute."""
+    kind: Literal["npy", "zarr"]
+    shape: tuple[int, int]
+    dtype: np.dtype
+    chunks: tuple[int, int] | None = None
+    """Extents of a chunk of a zarr array; None for .npy."""
+    order: Literal["C", "F"] = "C"
+    """Order of a .npy file: "C" has contiguous rows, "F" contiguous columns."""
+    offset: int = 0
+    """Bytes before the first element of a .npy file."""
+
     @property
-    def checked(self) -> str:
-        """What is compared when it is read: what is not, nothing here can vouch for."""
-        if self.kind == "npy":
-            return "size and header only: .npy has no checksum"
-        if self.checksum:
-            return f"header, every chunk there and its {self.checksum}"
-        return "header, every chunk there and decoded: its codecs have no checksum"
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements, before any compression."""
+        return self.shape[0] * self.shape[1] * self.dtype.itemsize
+
+    @property
+    def form(self) -> StorageLayout:
+        """What reading and writing it costs."""
+        return StorageLayout(self.shape, self.dtype.itemsize, self.chunks)
 
     def read(self, region: Region, out: np.ndarray) -> int:
         """Bytes read, once ``out`` holds the elements of ``region`` ((top, bottom), (left, right)).
 
         ``out`` is of the region's shape and of this dtype. The bytes are counted read by read; of
         zarr arrays they are those of the decoded chunks. A .npy file fills contiguous rows (of an
-        "F" file: columns) of ``out`` without a copy.
-
-        Raises ConfigError where the file is damaged as far as that is `checked`.
+        "F" file: columns) of ``out`` without a copy. Raises ConfigError where the file ends too
+        early, or a chunk is missing or does not decode.
         """
         self._check(region, out)
         if out.dtype != self.dtype:
             raise ConfigError(f"{self.path} holds {self.dtype}, the buffer is {out.dtype}")
         with reading(self.path):
-            return (npy.read if self.kind == "npy" else zarr.read)(self, region, out)
+            if self.kind == "zarr":
+                return zarr.read(self.path, self.form, region, out)
+            return npy.read(self.path, self._lines, region, out)
 
     def write(self, region: Region, block: np.ndarray) -> None:
         """None, once ``region`` holds ``block``, converted to this dtype if it has another.
@@ -88,44 +91,47 @@ class StoredArray(StoredFile):
         the disk is full.
         """
         self._check(region, block)
-        with writing(self.path, self._unwritten):
-            (npy.write if self.kind == "npy" else zarr.write)(self, region, block)
+        with writing(self.path, self.unwritten):
+            if self.kind == "zarr":
+                zarr.write(self.path, self.form, region, npy.rounded(block, self.dtype))
+            else:
+                npy.write(self.path, self._lines, region, block)
 
-    def check_of(self, region: Region) -> int:
-        """CRC-32 of the elements of ``region``, as `checksum` of a block gives it."""
-        return checksum(self, region, lambda rows, columns: self[rows, columns])
+    @property
+    def _lines(self) -> npy.Lines:
+        return npy.Lines(self.shape, self.dtype, self.order, self.offset)
 
     def sync(self, region: Region) -> None:
-        """None, once what was written to ``region`` would survive a loss of power.
-
-        A store has it when it was written.
-        """
-        if is_url(self.path):
-            return
-        with writing(self.path, self._unwritten):
+        """None, once what was written to ``region`` would survive a loss of power."""
+        with writing(self.path, self.unwritten):
             if self.kind == "npy":
                 sync(self.path)
                 return
-            names = list(zarr.chunk_files(self, region))
+            names = zarr.chunk_files(self.path, self.form, region)
             for name in [*names, *{os.path.dirname(name) for name in names}, self.path]:
                 sync(name)
 
     def identity(self) -> dict[str, Any]:
         """What tells this file from another, or from itself after a change; for JSON."""
+        stats = [file.stat() for file in self._files()]
         return {
             "path": self.path,
             "shape": list(self.shape),
             "dtype": self.dtype.name,
-            **self.folder.state(),
+            "files": len(stats),
+            "bytes": sum(stat.st_size for stat in stats),
+            "mtime_ns": max((stat.st_mtime_ns for stat in stats), default=0),
         }
 
-    def allocated(self) -> int:
-        """Bytes that the file takes on its disk now; 0 if it is not there."""
-        return self.folder.allocated()
-
-    def _unwritten(self) -> int:
+    def unwritten(self) -> int:
         """Bytes that the elements take and the disk has not given yet."""
-        return max(0, self.nbytes - self.allocated())
+        return max(0, self.nbytes - sum(file.stat().st_blocks * 512 for file in self._files()))
+
+    def _files(self) -> list[Path]:
+        place = Path(self.path)
+        if place.is_dir():
+            return [file for file in place.rglob("*") if file.is_file()]
+        return [place] if place.exists() else []
 
     def __getitem__(self, index: Any) -> np.ndarray:
         index = index if isinstance(index, tuple) else (index,)
@@ -153,9 +159,8 @@ class StoredArray(StoredFile):
         return self[:, :].astype(dtype or self.dtype, copy=False)
 
     def _check(self, region: Region, block: np.ndarray) -> None:
-        shape = extents_of(region)
         inside = all(0 <= a <= b <= n for (a, b), n in zip(region, self.shape, strict=True))
-        if not inside or block.shape != shape:
+        if not inside or block.shape != extents_of(region):
             raise ConfigError(
                 f"region {region} of {self.path}, which is {self.shape}, and a buffer of "
                 f"{block.shape} do not go together"
@@ -166,63 +171,27 @@ class StoredArray(StoredFile):
         return f"{self.shape[0]}x{self.shape[1]} {self.dtype}, {lies}, {format_bytes(self.nbytes)}"
 
     def __repr__(self) -> str:
-        name = type(self).__name__
-        return f"{name}({self._words()}, {self.path!r}, checked: {self.checked})"
+        return f"{type(self).__name__}({self._words()}, {self.path!r})"
 
     def _repr_html_(self) -> str:
-        return (
-            f"<b>{type(self).__name__}</b> {self._words()}<br><code>{html.words(self.path)}</code>"
-            f"<br>checked: {html.words(self.checked)}"
-        )
+        name, path = type(self).__name__, html.words(self.path)
+        return f"<b>{name}</b> {self._words()}<br><code>{path}</code>"
 
 
-def checksum(array: StoredFile, region: Region, part: Callable[[slice, slice], np.ndarray]) -> int:
-    """CRC-32 of the tile of ``array`` at ``region``, line by line as the file has them.
-
-    ``part(rows, columns)`` is that part of the array. It is asked for one slab after the other, of
-    whole chunks where there are chunks; the checksum does not depend on how the tile is cut.
-    """
-    along = int(array.order == "F")  # the axis across lines
-    (start, stop), (low, high) = region[along], region[1 - along]
-    step = max(1, _SLAB // ((high - low) * array.dtype.itemsize))
-    if array.chunks:
-        step = -(-step // array.chunks[0]) * array.chunks[0]
-    check = 0
-    for i in range(start, stop, step):
-        across = slice(i, min(stop, i + step)), slice(low, high)
-        lines = part(*across) if along == 0 else part(*across[::-1]).T
-        check = crc_of(npy.rounded(lines, array.dtype), check)
-    return check
-
-
-def open_array(
-    path: str | os.PathLike[str],
-    *,
-    missing: str = "refuse",
-    storage_options: Mapping[str, Any] | None = None,
-) -> StoredArray:
+def open_array(path: str | os.PathLike[str]) -> StoredArray:
     """The matrix in a .npy file or a zarr directory (format 2 or 3), of float16, 32 or 64.
 
-    A zarr array may also be named by a URL that fsspec knows, such as "s3://bucket/a.zarr".
-
-    Only the header is read, and it is compared with what is there: a file of another size, a chunk
-    that is missing or one too many raises ConfigError, as does everything that is no such matrix.
-    Chunks are decoded, and compared with their checksum if they have one, when they are read;
-    ``.checked`` says what is.
-
-    missing
-        "refuse": a chunk of a zarr array that is not there is damage. "fill": it is full of the
-        array's fill value, as zarr reads it; for arrays that were stored sparse.
-    storage_options
-        What fsspec needs besides a URL: endpoint, credentials. Workers are told. Without it,
-        fsspec's own configuration on every machine says so.
+    Only the header is read; everything that is no such matrix, and a .npy file of another size than
+    its header says, raises ConfigError. Chunks of a zarr array are decoded, and compared with their
+    checksum if they have one, when they are read; one that is missing is an error then.
     """
-    if missing not in ("refuse", "fill"):
-        raise ConfigError(f'missing is "refuse" or "fill", got {missing!r}')
-    name = located(path, storage_options)
+    name = os.path.abspath(path)
     with reading(name):
-        if is_url(name) or os.path.isdir(name):
-            return _open_zarr(name, missing, storage_options)
+        if os.path.isdir(name):
+            shape, dtype, chunks = zarr.look(name)
+            shape, dtype = _checked(name, shape, dtype)
+            rows, columns = chunks  # as many as the array has dimensions
+            return StoredArray(name, "zarr", shape, dtype, (rows, columns))
         if not os.path.exists(name):
             raise ConfigError(f"there is no file {name}; td.create_array makes one")
         return _open_npy(name)
@@ -235,24 +204,25 @@ def create_array(
     chunks: tuple[int, int] | int | None = None,
     *,
     overwrite: bool = False,
-    storage_options: Mapping[str, Any] | None = None,
 ) -> StoredArray:
     """A new matrix of zeros: a .npy file, or a zarr directory (format 3) in ``chunks``.
 
     The name decides: ``.npy``, or ``.zarr`` with chunks of 1024 x 1024 unless told otherwise; any
     other name is zarr if it has chunks. The .npy file is sparse and takes no space until it is
-    written; it has no checksum. A zarr directory has a file for every chunk, each with a crc32c. An
-    existing file raises ConfigError unless ``overwrite``, which also forgets what an
-    unfinished product had recorded about it. A zarr array may be named by a URL, with
-    ``storage_options``, as of `open_array`.
+    written. A zarr directory has a file for every chunk, each with a crc32c. An existing file
+    raises ConfigError unless ``overwrite``.
     """
-    array = describe(path, shape, dtype, chunks, storage_options)
-    if present(array) and not overwrite:
+    array = describe(path, shape, dtype, chunks)
+    if os.path.lexists(array.path) and not overwrite:
         raise ConfigError(
             f"{array.path} exists; td.open_array opens it, overwrite=True replaces it"
         )
-    Folder(records_of(array), storage_options).clear()
-    return materialize(array, zeros=True)
+    shutil.rmtree(f"{array.path}.tiledask", ignore_errors=True)  # of an unfinished product
+    materialize(array)
+    if array.kind == "zarr":
+        with writing(array.path, lambda: array.nbytes):
+            zarr.fill_with_zeros(array.path, array.form)
+    return array
 
 
 def describe(
@@ -260,68 +230,45 @@ def describe(
     shape: tuple[int, int],
     dtype: Any,
     chunks: tuple[int, int] | int | None = None,
-    storage_options: Mapping[str, Any] | None = None,
 ) -> StoredArray:
     """The array that `create_array` would make; nothing is touched."""
-    name = located(path, storage_options)
-    kind = "npy" if name.endswith(".npy") else "zarr"
-    if kind == "zarr" and chunks is None and not name.endswith(".zarr"):
+    name = os.path.abspath(path)
+    if not name.endswith((".npy", ".zarr")) and chunks is None:
         raise ConfigError(
             f"the name says what is created: .npy or .zarr, got {os.path.basename(name)!r}; "
             f"rename it, or give chunks= for zarr"
         )
-    if kind == "npy" and chunks is not None:
-        raise ConfigError(f"a .npy file has no chunks, got chunks={chunks}; name it .zarr")
     shape, dtype = _checked(name, shape, dtype)
-    if kind == "npy":
-        return StoredArray(name, kind, shape, dtype, offset=len(npy.header(shape, dtype)))
+    if name.endswith(".npy"):
+        if chunks is not None:
+            raise ConfigError(f"a .npy file has no chunks, got chunks={chunks}; name it .zarr")
+        return StoredArray(name, "npy", shape, dtype, offset=len(npy.header(shape, dtype)))
     given: Any = CHUNK if chunks is None else chunks
     extents = tuple(given) if isinstance(given, Iterable) else (given, given)
     if len(extents) != 2 or not all(is_whole(c, 1) for c in extents):
         raise ConfigError(f"chunks are two whole numbers of 1 or more, got {extents}")
     # a chunk is stored in full, so that one larger than the array is only larger
     rows, columns = (min(int(c), n) for c, n in zip(extents, shape, strict=True))
-    more: dict[str, Any] = {"checksum": "crc32c", "storage_options": storage_options}
-    return StoredArray(name, kind, shape, dtype, (rows, columns), **more)
+    return StoredArray(name, "zarr", shape, dtype, (rows, columns))
 
 
-def materialize(array: StoredArray, zeros: bool) -> StoredArray:
-    """``array``, once its file is there, in place of whatever was there.
-
-    It is all zeros; a zarr array has no chunks yet unless ``zeros``, and reading them is refused.
-    """
-    with writing(array.path, lambda: array.nbytes if array.kind == "zarr" else array.offset):
-        if not is_url(array.path):
-            Path(array.path).parent.mkdir(parents=True, exist_ok=True)
+def materialize(array: StoredArray) -> None:
+    """None, once its file is there in place of whatever was; a zarr array has no chunks yet."""
+    with writing(array.path, lambda: array.offset):
+        Path(array.path).parent.mkdir(parents=True, exist_ok=True)
         remove(array)
         if array.kind == "npy":
-            npy.create(array)
+            npy.create(array.path, array.shape, array.dtype)
         else:
-            zarr.create(array, zeros)
-    return array
-
-
-def present(array: StoredArray) -> bool:
-    """Whether there is anything at the array's path or URL."""
-    return array.folder.exists() if is_url(array.path) else os.path.lexists(array.path)
+            zarr.create(array.path, array.form, array.dtype)
 
 
 def remove(array: StoredArray) -> None:
-    """None, once there is no file or folder at the array's path or URL."""
-    if is_url(array.path) or (os.path.isdir(array.path) and not os.path.islink(array.path)):
-        array.folder.clear()
+    """None, once there is no file or folder at the array's path."""
+    if os.path.isdir(array.path) and not os.path.islink(array.path):
+        shutil.rmtree(array.path)
     else:
         Path(array.path).unlink(missing_ok=True)
-
-
-def records_of(array: StoredArray) -> str:
-    """The folder beside ``array`` that remembers how far an unfinished product has come."""
-    return f"{array.path}.tiledask"
-
-
-def unfinished(array: StoredArray) -> bool:
-    """Whether a product that is to fill ``array`` was begun and not finished."""
-    return Folder(records_of(array), array.storage_options).exists("plan.json")
 
 
 def _open_npy(name: str) -> StoredArray:
@@ -335,39 +282,14 @@ def _open_npy(name: str) -> StoredArray:
         ) from None
     shape, dtype = _checked(name, promised, dtype)
     # a matrix of one row or column lies the same in both orders
-    columns_first = fortran and 1 not in shape
-    array = StoredArray(
-        name, "npy", shape, dtype, order="F" if columns_first else "C", offset=offset
-    )
+    order: Literal["C", "F"] = "F" if fortran and 1 not in shape else "C"
+    array = StoredArray(name, "npy", shape, dtype, order=order, offset=offset)
     if size != offset + array.nbytes:
         what = "was cut short" if size < offset + array.nbytes else "has more than the matrix"
         raise ConfigError(
             f"{name} says it is {shape[0]}x{shape[1]} {dtype}, {offset + array.nbytes} bytes with "
             f"its header, and has {size}; it {what}, or its header is damaged: write it again"
         )
-    return array
-
-
-def _open_zarr(name: str, missing: str, options: Mapping[str, Any] | None) -> StoredArray:
-    try:
-        shape, dtype, chunks, checksum = zarr.look(name, options)
-    except ConfigError:  # of a store
-        raise
-    except Exception as error:  # zarr raises all sorts of things for what it cannot read
-        words = str(error).splitlines()[0] if str(error) else ""
-        what = "names no zarr array" if is_url(name) else "is a folder and no zarr array"
-        raise ConfigError(
-            f"{name} {what} ({type(error).__name__}: {words}); give the "
-            f"{'URL' if is_url(name) else 'path'} of the array itself, which has a zarr.json or a "
-            f".zarray; td.create_array makes one"
-        ) from None
-    extents, found = _checked(name, shape, dtype)
-    rows, columns = chunks  # as many as the array has dimensions
-    more: dict[str, Any] = {"checksum": checksum, "missing": missing}
-    array = StoredArray(
-        name, "zarr", extents, found, (rows, columns), **more, storage_options=options
-    )
-    zarr.survey(array, unfinished(array))
     return array
 
 

@@ -9,16 +9,15 @@ import threading
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from tiledask.distributed.out_of_core.disk import opened
-from tiledask.distributed.out_of_core.stored_file import StoredFile
 from tiledask.errors import ConfigError
 from tiledask.plan.products.regions import Region
 
-__all__ = ["create", "header", "look", "read", "rounded", "write"]
+__all__ = ["Lines", "create", "header", "look", "read", "rounded", "write"]
 
 _SLAB = 2**20
 """Bytes that are converted at a time where memory and file do not agree."""
@@ -29,6 +28,16 @@ _parsing = threading.Lock()
 threads together, and a SystemError comes of it (python/cpython issue 106905)."""
 
 
+class Lines(NamedTuple):
+    """How the elements of a .npy file lie in it."""
+
+    shape: tuple[int, int]
+    dtype: np.dtype
+    order: str
+    offset: int
+    """Bytes before the first element."""
+
+
 def header(shape: tuple[int, int], dtype: np.dtype) -> bytes:
     """What stands before the elements of a matrix in C order."""
     file = BytesIO()
@@ -37,14 +46,14 @@ def header(shape: tuple[int, int], dtype: np.dtype) -> bytes:
     return file.getvalue()
 
 
-def create(array: StoredFile) -> None:
-    """Makes the file, of zeros that take no space; all at once, so that no half of it is seen."""
-    partial = f"{array.path}.partial"
+def create(path: str, shape: tuple[int, int], dtype: np.dtype) -> None:
+    """Make the file, of zeros that take no space; all at once, so that no half of it is seen."""
+    partial, head = f"{path}.partial", header(shape, dtype)
     try:
         with open(partial, "wb") as file:
-            file.write(header(array.shape, array.dtype))
-            file.truncate(array.offset + array.nbytes)
-        os.replace(partial, array.path)
+            file.write(head)
+            file.truncate(len(head) + shape[0] * shape[1] * dtype.itemsize)
+        os.replace(partial, path)
     except BaseException:
         Path(partial).unlink(missing_ok=True)
         raise
@@ -73,12 +82,12 @@ def look(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype, int, int]:
     return shape, fortran, dtype, file.tell(), os.fstat(file.fileno()).st_size
 
 
-def _by_lines(array: StoredFile, region: Region, block: np.ndarray) -> tuple[Region, np.ndarray]:
+def _by_lines(array: Lines, region: Region, block: np.ndarray) -> tuple[Region, np.ndarray]:
     """Both, seen so that what is contiguous in the file is the last dimension."""
     return (region[::-1], block.T) if array.order == "F" else (region, block)
 
 
-def _runs(array: StoredFile, region: Region, block: np.ndarray) -> Iterator[tuple[Any, int]]:
+def _runs(array: Lines, region: Region, block: np.ndarray) -> Iterator[tuple[Any, int]]:
     """(part of ``block`` as bytes, where it is in the file): as few runs as can be.
 
     ``block`` is seen as `_by_lines` sees it, and its lines are contiguous.
@@ -102,33 +111,33 @@ def _slabs(region: Region, block: np.ndarray) -> Iterator[tuple[Region, np.ndarr
         yield ((top + i, top + i + len(part)), columns), part
 
 
-def read(array: StoredFile, region: Region, out: np.ndarray) -> int:
+def read(path: str, array: Lines, region: Region, out: np.ndarray) -> int:
     """Bytes read, once ``out`` holds the region."""
     region, out = _by_lines(array, region, out)
     read = 0
-    with opened(array.path, os.O_RDONLY) as file:
+    with opened(path, os.O_RDONLY) as file:
         if _contiguous_lines(out):
             for part, offset in _runs(array, region, out):
-                read += _transfer(os.preadv, file, part, offset, array)
+                read += _transfer(os.preadv, file, part, offset, path)
             return read
         for within, part in _slabs(region, out):
             lines = np.empty(part.shape, array.dtype)
             for run, offset in _runs(array, within, lines):
-                read += _transfer(os.preadv, file, run, offset, array)
+                read += _transfer(os.preadv, file, run, offset, path)
             part[...] = lines
     return read
 
 
-def write(array: StoredFile, region: Region, block: np.ndarray) -> None:
+def write(path: str, array: Lines, region: Region, block: np.ndarray) -> None:
     """None, once the file holds ``block`` there."""
     region, block = _by_lines(array, region, block)
     as_it_is = block.dtype == array.dtype and _contiguous_lines(block)
     pieces = [(region, block)] if as_it_is else _slabs(region, block)
-    with opened(array.path, os.O_WRONLY) as file:
+    with opened(path, os.O_WRONLY) as file:
         for within, part in pieces:
             lines = part if as_it_is else rounded(part, array.dtype)
             for run, offset in _runs(array, within, lines):
-                _transfer(os.pwritev, file, run, offset, array)
+                _transfer(os.pwritev, file, run, offset, path)
 
 
 def _contiguous_lines(block: np.ndarray) -> bool:
@@ -141,14 +150,14 @@ def rounded(block: np.ndarray, dtype: np.dtype) -> np.ndarray:
         return np.ascontiguousarray(block, dtype)
 
 
-def _transfer(call: Any, file: int, part: np.ndarray, offset: int, array: StoredFile) -> int:
+def _transfer(call: Any, file: int, part: np.ndarray, offset: int, path: str) -> int:
     """Bytes read or written: all of ``part``, in as many calls as the system wants."""
     done: int = call(file, [part], offset)
     while done < len(part):
         more = call(file, [part[done:]], offset + done)
         if not more:
             raise ConfigError(
-                f"{array.path} ended at byte {offset + done} while it was read, "
+                f"{path} ended at byte {offset + done} while it was read, "
                 f"{len(part) - done} bytes too early; something else cut it short"
             )
         done += more

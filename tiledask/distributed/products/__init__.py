@@ -6,9 +6,8 @@ needed.py      bytes that a plan needs on every rank
 rates.py       this cluster's FLOP/s, bytes/s and overheads, measured
 refusal.py     what would fit instead
 operands.py    what two operands must have in common
-page.py        what the dashboard's page shows of it
-line.py        the engine: whoever multiplies goes through a line of a product's program
-multiply.py    what a rank does: it reads others' blocks and leaves its own
+worker.py      what a rank does: it reads others' blocks and leaves its own
+panels.py      the loop over panels: the next ones are fetched while one is multiplied
 lazy.py        x @ y of dask.arrays
 check.py       td.check_product: Freivalds' check
 """

@@ -7,8 +7,8 @@ often repeated. What a rank may hold is asked each time.
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -28,8 +28,6 @@ from tiledask.plan.products.placement import Shard, Tiling
 from tiledask.plan.products.product import PANEL, algorithms, options_of, plan_product
 from tiledask.plan.products.product_plan import RUNTIME, ProductPlan
 from tiledask.plan.products.regions import region_size
-from tiledask.plan.program.making.of_product import multiply_program, sum_program
-from tiledask.plan.program.program import Program
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.tile import accumulator
 
@@ -65,8 +63,6 @@ class Choice:
     """Bytes that some rank must move in any algorithm with this much memory."""
     between_hosts: int = 0
     """Bytes of ``total`` that go between hosts, where the mesh is known: in `tiledask.explain`."""
-    _itemsizes: tuple[int, int] = field(repr=False, default=(1, 1))
-    """Bytes of an element and of a partial sum."""
 
     @property
     def peak(self) -> int:
@@ -77,17 +73,6 @@ class Choice:
     def keeps_placements(self) -> bool:
         """Whether C is cut as A is."""
         return self.plan is not None and self.plan.result.placements == self.plan.a.placements
-
-    @cached_property
-    def programs(self) -> tuple[Program, ...]:
-        """What the ranks would do, instruction by instruction: one program, and where k is shared
-        out a second that sums up; none where it cannot run."""
-        if self.plan is None:
-            return ()
-        return (
-            multiply_program(self.plan, *self._itemsizes),
-            *[sum_program(self.plan, *self._itemsizes)] * self.plan.sums,
-        )
 
     @property
     def seconds(self) -> float:
@@ -114,20 +99,17 @@ class Explanation:
 
     def on(self, mesh: Any, itemsizes: tuple[int, int]) -> "Explanation":
         """The same where the ranks are those of ``mesh``: with the bytes between hosts."""
-        hosts = mesh.cluster.hosts
+        hosts, choices, placed = mesh.cluster.hosts, [], ""
         if len(set(hosts)) < 2:
             return self
-        moved = {c.algorithm: c.plan.traffic(*itemsizes) for c in self.choices if c.plan}
-        choices = tuple(
-            replace(c, between_hosts=moved[c.algorithm].on(hosts, mesh.at).between_hosts)
-            if c.plan
-            else c
-            for c in self.choices
-        )
-        placed = ""
-        if self.chosen:
-            placed = said_of_hosts(moved[self.chosen], hosts, mesh.shape, mesh.names, mesh.at)
-        return replace(self, choices=choices, placed=placed)
+        for c in self.choices:
+            if c.plan:
+                moved = c.plan.traffic(*itemsizes)
+                c = replace(c, between_hosts=moved.on(hosts, mesh.at).between_hosts)
+                if c.algorithm == self.chosen:
+                    placed = said_of_hosts(moved, hosts, mesh.shape, mesh.names, mesh.at)
+            choices.append(c)
+        return replace(self, choices=tuple(choices), placed=placed)
 
     def __getitem__(self, algorithm: str) -> Choice:
         for choice in self.choices:
@@ -163,31 +145,20 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """The same in bytes and seconds, for programs."""
+        names = (
+            *("algorithm", "options", "why_not", "received", "total", "between_hosts"),
+            *("messages", "peak", "fits", "bound"),
+        )
         rows = [
-            {
-                "algorithm": c.algorithm,
-                "options": c.options,
-                "why_not": c.why_not,
-                "received": c.received,
-                "total": c.total,
-                "between_hosts": c.between_hosts,
-                "messages": c.messages,
-                "peak": c.peak,
-                "fits": c.fits,
-                "seconds": c.cost.total if c.cost else None,
-                "bound": c.bound,
-            }
+            {name: getattr(c, name) for name in names}
+            | {"seconds": c.cost.total if c.cost else None}
             for c in self.choices
         ]
-        return {
-            "chosen": self.chosen,
-            "why": self.why,
-            "advice": self.advice,
-            "counted": self.counted,
-            "moved": self.moved,
-            "placed": self.placed,
-            "choices": rows,
-        }
+        words = ("chosen", "why", "advice", "counted", "moved", "placed")
+        return {name: getattr(self, name) for name in words} | {"choices": rows}
+
+    def _words(self) -> Iterator[str]:
+        return filter(None, (self.why, self.advice, self.counted, self.moved, self.placed))
 
     def __repr__(self) -> str:
         rows = [HEAD, *self.rows()]
@@ -199,28 +170,16 @@ class Explanation:
                 for i, (cell, w) in enumerate(zip(row, widths, strict=False))
             ]
             lines.append(("  ".join(cells) + "  " + row[-1]).rstrip())
-        said = filter(None, (self.why, self.advice, self.counted, self.moved, self.placed))
-        return "\n".join([*lines, "", *said]).rstrip()
+        return "\n".join([*lines, "", *self._words()]).rstrip()
 
     def _repr_html_(self) -> str:
         rows = list(self.rows())
         chosen = [number for number, cells in enumerate(rows) if cells[0]]
         found = html.table(HEAD, rows, bold=chosen)
-        said = filter(None, (self.why, self.advice, self.counted, self.moved, self.placed))
-        return f"{found}<p>{'<br>'.join(map(html.words, said))}</p>"
+        return f"{found}<p>{'<br>'.join(map(html.words, self._words()))}</p>"
 
 
-HEAD = (
-    "",
-    "algorithm",
-    "to one",
-    "in all",
-    "messages",
-    "peak",
-    "time",
-    "at least",
-    "",
-)
+HEAD = ("", "algorithm", "to one", "in all", "messages", "peak", "time", "at least", "")
 
 
 @dataclass(frozen=True)
@@ -296,15 +255,8 @@ class ProductQuestion:
         return {key: value for key, value in self.options if self.algorithm or key in takes}
 
     def _planned(self, name: str, **more: Any) -> tuple[ProductPlan, Ledger]:
-        options = self._options(name) | more
-        # as text too: True is no panel of 1
-        text = repr((self.needs, options))
-        key = name, self.a, self.b, self.needs, tuple(options.items()), text
-        try:
-            hash(key)
-        except TypeError:  # an option that is none: the plan says so
-            return _plan_anew(*key)
-        return _plan_once(*key)
+        plan = plan_product(name, self.a, self.b, **(self._options(name) | more))
+        return plan, self.needs(plan)
 
     def _within(self, name: str, allowed: int) -> tuple[ProductPlan, Ledger]:
         """The plan of ``name``, with panels as wide as fit unless their width was asked for."""
@@ -340,7 +292,6 @@ class ProductQuestion:
             plan.result.mesh == self.a.mesh,
             cost(plan, itemsize, partial_sum, rates) if rates else None,
             int(least * itemsize),
-            _itemsizes=(itemsize, partial_sum),
         )
 
     def _advice(self, choices: Sequence[Choice]) -> str:
@@ -366,16 +317,6 @@ def _in_plenty(question: ProductQuestion, _: str) -> tuple[Explanation, int]:
     """(what `weigh` finds in any amount of memory, the most bytes that any of it takes)."""
     found = question.weigh(sys.maxsize)
     return found, max(choice.peak for choice in found.choices)
-
-
-def _plan_anew(
-    name: str, a: Any, b: Any, needs: ProductNeeds, options: tuple[tuple[str, Any], ...], _: str
-) -> tuple[ProductPlan, Ledger]:
-    plan = plan_product(name, a, b, **dict(options))
-    return plan, needs(plan)
-
-
-_plan_once = lru_cache(CACHE)(_plan_anew)
 
 
 def _without_panels(ledger: Ledger) -> int:

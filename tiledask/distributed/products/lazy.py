@@ -9,6 +9,7 @@ dask.array's own product makes every x_ik @ y_kj an array and adds those up. Whe
 is small, several tasks go through a part of the panels each, and their sums are added up.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise, product
 from math import ceil, prod
 from typing import Any, NamedTuple
@@ -26,16 +27,14 @@ from distributed.system import MEMORY_LIMIT
 from tiledask.distributed.arrays.array import ShardedArray
 from tiledask.distributed.cluster.cluster import RUNNING, workers_of
 from tiledask.distributed.products.operands import check_kernel, check_types
-from tiledask.errors import DoesNotFitError, KernelError, PlacementError
-from tiledask.plan.units import divisors, format_bytes, parse_bytes
+from tiledask.errors import DoesNotFitError, PlacementError
+from tiledask.plan.products.product import grids
+from tiledask.plan.units import format_bytes, parse_bytes
 from tiledask.tile import matmul as tile_matmul
 from tiledask.tile import probe, workspace
 from tiledask.tile.backend import accumulator, array_namespace, as_dtype, on_device
 
-__all__ = ["OPTIONS", "multiply"]
-
-OPTIONS = ("memory_limit", "kernel", "tile")
-"""What `multiply` takes."""
+__all__ = ["multiply"]
 
 SHARE = 0.3
 """The share of a worker's memory that its product tasks may hold; the blocks of x and y that
@@ -49,6 +48,10 @@ FINEST = 2**16
 class LazyPlan(NamedTuple):
     """How a product is cut into tasks."""
 
+    moved: int
+    """Bytes that tasks receive, about."""
+    peak: int
+    """Bytes that a task holds at most, those that it receives included."""
     rows: tuple[int, ...]
     """Tiles along each dimension that C has from x."""
     columns: int
@@ -56,8 +59,6 @@ class LazyPlan(NamedTuple):
     """Of a panel, along k."""
     chains: int
     """Tasks that go through a part of the panels each."""
-    peak: int
-    """Bytes that a task holds at most, those that it receives included."""
 
 
 def multiply(
@@ -173,63 +174,57 @@ def _add_up(sums: list[Any], dtype: str) -> Any:
 
 def _plan(x: da.Array, y: da.Array, threads: int, limit: int, kernel: str, tile: Any) -> LazyPlan:
     """The plan that moves fewest bytes, of those that keep all threads busy within the limit."""
-    (*lead, k), n = x.shape, y.shape[1]
-    m, least = prod(lead), 0
-    count = min(threads, ceil(2 * m * n * k / SMALL))
-    while count <= min(FINEST, 2 * threads * m * n):
-        found = []
-        for parts in divisors(count):
-            for r in divisors(parts):
-                rows, columns = _rows(lead, r), min(parts // r, n)
-                chains = min(count // parts, k)
-                plan = _within(x, y, (rows, columns, chains), limit, kernel, tile)
-                least = min(least or plan.peak, plan.peak)
-                moved = columns * x.nbytes + prod(rows) * y.nbytes
-                moved += 2 * (chains - 1) * m * n * accumulator(x.dtype).itemsize
-                found.append((moved, plan.peak, plan))
-        fitting = [each for each in found if each[1] <= limit]
-        if fitting:
-            return min(fitting)[2]
-        count *= 2
+    lead, (k, n), least = x.shape[:-1], y.shape, 0
+    count = min(threads, ceil(2 * prod(lead) * n * k / SMALL))
+    while count <= min(FINEST, 2 * threads * prod(lead) * n):
+        found = [
+            _cut(x, y, _rows(lead, r), min(columns, n), min(chains, k), limit, (kernel, tile))
+            for r, columns, chains in grids(count, 3)
+        ]
+        if fitting := [plan for plan in found if plan.peak <= limit]:
+            return min(fitting)
+        least, count = min(plan.peak for plan in found), 2 * count
     raise DoesNotFitError(
         f"the smallest task of this product would hold {format_bytes(least)}, a task may hold "
         f"{format_bytes(limit)}; give memory_limit= a larger number"
     )
 
 
-def _within(
+def _cut(
     x: da.Array,
     y: da.Array,
-    cuts: tuple[tuple[int, ...], int, int],
+    rows: tuple[int, ...],
+    columns: int,
+    chains: int,
     limit: int,
-    kernel: str,
-    tile: Any,
+    how: tuple[str, Any],
 ) -> LazyPlan:
     """The plan of these cuts with the deepest panels that fit, or of one number if none does.
 
     A task holds a panel of each operand, C, and C again that it goes on with; before it one that
     rechunks holds a panel in parts and put together; where several chains are added up, all sums.
     """
-    (rows, columns, chains), itemsize = cuts, x.dtype.itemsize
-    k, wide = y.shape[0], accumulator(x.dtype).itemsize
+    itemsize, wide, k = x.dtype.itemsize, accumulator(x.dtype).itemsize, y.shape[0]
     m = prod(max(_even(*each)) for each in zip(x.shape, rows, x.chunks, strict=False))
     n = max(_even(y.shape[1], columns, y.chunks[1]))
-    most, least = ceil(k / chains), min(k, 1)
+    most, rounded = ceil(k / chains), itemsize * (wide > itemsize)
 
     def peak(depth: int) -> int:
-        c = m * n * (wide * (2 if depth < most else 1) + itemsize * (wide > itemsize))
-        work = workspace(m, n, depth, itemsize, kernel, tile, accumulate=True, out_itemsize=wide)
-        step = (m + n) * depth * itemsize + c + work
-        sums = m * n * (wide * (chains + 1) + itemsize * (wide > itemsize)) * (chains > 1)
-        return int(max(step, sums, 2 * max(m, n) * depth * itemsize))
+        c = m * n * (wide * (2 if depth < most else 1) + rounded)
+        work = workspace(m, n, depth, itemsize, *how, accumulate=True, out_itemsize=wide)
+        sums = m * n * (wide * (chains + 1) + rounded) * (chains > 1)
+        panels = (m + n) * depth * itemsize
+        return int(max(panels + c + work, sums, 2 * max(m, n) * depth * itemsize))
 
     depth = most
-    while depth > least and peak(depth) > limit:
+    while depth > min(k, 1) and peak(depth) > limit:
         depth = ceil(depth / 2)
-    return LazyPlan(rows, columns, depth, chains, peak(depth))
+    moved = columns * x.nbytes + prod(rows) * y.nbytes
+    moved += 2 * (chains - 1) * prod(x.shape[:-1]) * y.shape[1] * wide
+    return LazyPlan(moved, peak(depth), rows, columns, depth, chains)
 
 
-def _rows(lead: list[int], parts: int) -> tuple[int, ...]:
+def _rows(lead: Sequence[int], parts: int) -> tuple[int, ...]:
     """About ``parts`` tiles along these dimensions, the first ones cut first."""
     found = []
     for extent in lead:
@@ -255,34 +250,26 @@ def _threads(x: da.Array, y: da.Array) -> tuple[int, int]:
     """(tasks that the active scheduler runs at a time, bytes that each of them may hold)."""
     get = get_scheduler(collections=[x, y])
     client = getattr(get, "__self__", None)
+    processes = host = 0
     if isinstance(client, Client):
         ours = next((c for c in RUNNING if c.client is client), None)
         if ours is not None:  # of all slots, whoever is away now: plans, and so bits, stay the same
             ours.check_alive()
-            least = min(limit or MEMORY_LIMIT // ours.slots for limit in ours.memory_limits)
-            return ours.slots, int(SHARE * _memory(x, ours.slots, least))
-        workers = list(workers_of(client).values())
-        limits = [
-            _memory(x, len(workers), w["memory_limit"] or MEMORY_LIMIT // len(workers))
-            // w["nthreads"]
-            for w in workers
-        ]
-        if workers:
-            return sum(w["nthreads"] for w in workers), int(SHARE * min(limits))
-    threads = 1
-    if get is not dask.local.get_sync:
-        threads = dask.config.get("num_workers", None) or CPU_COUNT
-    return threads, int(SHARE * _memory(x, 1, MEMORY_LIMIT) / threads)
-
-
-def _memory(x: da.Array, processes: int, host: int) -> int:
-    """Bytes that each process has for blocks of ``x``: of a GPU here if they are CuPy's, else of
-    the ``host``; of a GPU that has the host's memory no more than that."""
+            processes, threads, limits = ours.slots, ours.slots, ours.memory_limits
+        else:
+            workers = list(workers_of(client).values())
+            processes, threads = len(workers), sum(w["nthreads"] for w in workers)
+            limits = tuple(w["memory_limit"] for w in workers)
+        host = min((limit or MEMORY_LIMIT // processes for limit in limits), default=0)
+    if not processes:
+        processes, host, threads = 1, MEMORY_LIMIT, 1
+        if get is not dask.local.get_sync:
+            threads = dask.config.get("num_workers", None) or CPU_COUNT
     devices = () if array_namespace(x._meta) is np else probe().devices
-    if not devices:
-        return host
-    share = int(min(device.memory for device in devices) * min(1, len(devices) / processes))
-    return min(share, host) if any(device.integrated for device in devices) else share
+    if devices:
+        share = min(d.memory for d in devices) * min(1, len(devices) / processes)
+        host = min(host, int(share)) if any(d.integrated for d in devices) else int(share)
+    return threads, int(SHARE * host * processes / threads)
 
 
 # -- what is refused -----------------------------------------------------------------------------
@@ -290,19 +277,7 @@ def _memory(x: da.Array, processes: int, host: int) -> int:
 
 def _operands(x: Any, y: Any, kernel: str) -> tuple[da.Array, da.Array]:
     """x and y as dask.arrays that multiply, of native byte order; else PlacementError."""
-    found = []
-    for name, z in (("x", x), ("y", y)):
-        if isinstance(z, ShardedArray):
-            raise PlacementError(
-                f"{name} is a ShardedArray and the other is not, both must be one or the other; "
-                f"use {name}.to_dask(), or td.from_dask for the other"
-            )
-        if not isinstance(z, da.Array) and not hasattr(z, "__array_function__"):
-            raise TypeError(f"{name} is a {type(z).__name__}, must be a dask.array; see da.asarray")
-        z = z if isinstance(z, da.Array) else da.from_array(z, chunks="auto")
-        _check_operand(name, z)
-        found.append(z if z.dtype.isnative else z.astype(z.dtype.newbyteorder("=")))
-    x, y = found
+    x, y = _operand("x", x), _operand("y", y)
     if x.ndim < 1 or y.ndim not in (1, 2):
         raise PlacementError(
             f"x must have 1 dimension or more and y 1 or 2, as in (..., k) @ (k, n), got {x.shape} "
@@ -318,18 +293,21 @@ def _operands(x: Any, y: Any, kernel: str) -> tuple[da.Array, da.Array]:
     return x, y
 
 
-def _check_operand(name: str, z: da.Array) -> None:
+def _operand(name: str, z: Any) -> da.Array:
+    if isinstance(z, ShardedArray):
+        raise PlacementError(
+            f"{name} is a ShardedArray and the other is not, both must be one or the other; "
+            f"use {name}.to_dask(), or td.from_dask for the other"
+        )
+    if not isinstance(z, da.Array) and not hasattr(z, "__array_function__"):
+        raise TypeError(f"{name} is a {type(z).__name__}, must be a dask.array; see da.asarray")
+    z = z if isinstance(z, da.Array) else da.from_array(z, chunks="auto")
     if any(np.isnan(z.shape)):
         raise PlacementError(
             f"{name} has chunks of unknown size, its shape is {z.shape}, and a plan needs numbers; "
             f"{name}.compute_chunk_sizes() finds them out"
         )
-    dense = not isinstance(z._meta, np.ma.MaskedArray)
-    try:
-        array_namespace(z._meta)
-    except KernelError:
-        dense = False
-    if not dense:
+    if isinstance(z._meta, np.ma.MaskedArray) or not hasattr(z._meta, "strides"):
         raise PlacementError(
             f"{name} has blocks of {type(z._meta).__name__}, must be NumPy's or CuPy's arrays; "
             f"convert them with {name}.map_blocks, masked ones with da.ma.filled({name}, 0)"
@@ -339,3 +317,5 @@ def _check_operand(name: str, z: da.Array) -> None:
             f"{name} is {z.dtype}, products here are float16, bfloat16, float32 or float64; use "
             f"{name}.astype('float64'), or dask's own x @ y"
         )
+    native: da.Array = z if z.dtype.isnative else z.astype(z.dtype.newbyteorder("="))
+    return native

@@ -1,9 +1,8 @@
 """The high level of the two-level product: plan it, check that it fits, run it, count it.
 
-plan/products/product.py   who multiplies what, and what must move       arithmetic
-plan/program/making        that as a program: what each rank fetches, and when
+plan/products     who multiplies what, and what must move       arithmetic
 here              lend the blocks, one task per rank, count     the client
-multiply.py       goes through a rank's line of the program     a worker
+worker.py         a rank's loop over its panels                 a worker
 transport/        parts of blocks from worker to worker         memory, messages
 """
 
@@ -11,7 +10,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
+from inspect import signature
 from pickle import dumps
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,27 +21,22 @@ from tiledask.distributed.arrays.array import Both, ShardedArray, operators
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.arrays.recompute import Anchors
 from tiledask.distributed.cluster.cluster import slot_of
-from tiledask.distributed.cluster.counters import counting
+from tiledask.distributed.cluster.counters import Counted, counting
 from tiledask.distributed.cluster.progress import Progress, announced, ended, watching
-from tiledask.distributed.cluster.room import as_room, asks_room, room_of
+from tiledask.distributed.cluster.room import Room, as_room, asks_room, room_of
 from tiledask.distributed.deadlines import bounded, seconds_of
 from tiledask.distributed.products.explain import CACHE, Choice, Explanation, ProductQuestion
-from tiledask.distributed.products.multiply import RankLine, run_line
 from tiledask.distributed.products.needed import ProductNeeds
 from tiledask.distributed.products.operands import check_kernel, check_types
-from tiledask.distributed.products.page import about, counts, memory_before
 from tiledask.distributed.products.rates import rates_of
 from tiledask.distributed.products.refusal import refusal
+from tiledask.distributed.products.worker import RankCall, RankJob, run_rank
 from tiledask.distributed.transport.loans import Facts, Span
 from tiledask.distributed.transport.remote_read import Lender, lending, said_of, transport_of
 from tiledask.distributed.transport.tickets import LentBlock, Ticket
 from tiledask.errors import PlacementError
-from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import algorithms, moves_nothing
 from tiledask.plan.products.traffic import Traffic
-from tiledask.plan.program.instructions import Fetch
-from tiledask.plan.program.making.of_product import multiply_program, sum_program
-from tiledask.plan.program.program import Program
 from tiledask.tile import TileCount, accumulator, as_dtype
 from tiledask.tile.table import meant
 
@@ -99,8 +94,8 @@ def matmul(
     multiply, DeadlineError after ``timeout`` seconds (default 300): A and B stay as they are.
     """
     options = {"panel": panel, "grid": grid, "replication": replication}
-    if (others := _of_other_arrays(a, b)) is not None:
-        multiply_others, takes = others
+    if (multiply_others := _of_other_arrays(a, b)) is not None:
+        takes = tuple(signature(multiply_others).parameters)[2:]
         given = {
             "algorithm": algorithm,
             **options,
@@ -129,7 +124,7 @@ def matmul(
     if algorithm is None and a.dtype.name not in a.mesh.cluster.rates:
         rates_of(a.mesh.cluster, a.dtype)  # one algorithm's time is worth no measuring
     question = _question(a, b, algorithm, options, kernel, tile)
-    return _Run(a, b, question, memory_limit, deadline, progress).result()
+    return _Run(a, b, question, deadline).result(memory_limit, progress)
 
 
 def explain(
@@ -181,20 +176,19 @@ def _question(
     return ProductQuestion(a.tiling, b.tiling, needs, rates, algorithm, given)
 
 
-def _of_other_arrays(a: Any, b: Any) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
-    """(what multiplies dask.arrays or files, the options that it takes); None for sharded arrays
-    and for what nothing takes."""
+def _of_other_arrays(a: Any, b: Any) -> Callable[..., Any] | None:
+    """What multiplies dask.arrays or files; None for sharded arrays and for what nothing takes."""
     from tiledask.distributed.out_of_core.stored import StoredArray
 
     if isinstance(a, StoredArray) and isinstance(b, StoredArray):
         from tiledask.distributed.out_of_core import streamed
 
-        return streamed.multiply_stored, streamed.OPTIONS
+        return streamed.multiply_stored
     dask_array = sys.modules.get("dask.array")
     if dask_array and any(isinstance(x, dask_array.Array) for x in (a, b)):
         from tiledask.distributed.products import lazy
 
-        return lazy.multiply, lazy.OPTIONS
+        return lazy.multiply
     return None
 
 
@@ -226,40 +220,28 @@ class Spent:
 
 
 class _Stage(NamedTuple):
-    """A program of a product: what its ranks are told that follows from shapes alone."""
+    """One task for each rank, as far as it follows from shapes alone."""
 
-    lines: tuple[bytes, ...]
-    """By rank, its `RankLine`."""
-    rows: tuple[tuple[str, dict[int, tuple[int, ...]]], ...]
-    """By array, the ranks whose blocks are fetched together, each under one that does."""
-    reads: tuple[tuple[tuple[str, int], ...], ...]
-    """By rank, (array, key among its rows) of what it fetches of."""
+    jobs: tuple[bytes, ...]
+    """By rank, its `RankJob`."""
+    rows: dict[str, list[tuple[int, ...]]]
+    """By array and rank, whose blocks it reads and its own; none where it reads nobody's."""
 
     @classmethod
-    def of(
-        cls, program: Program, made: Tiling, arrays: Mapping[str, Tiling], *said: Any
-    ) -> "_Stage":
-        lines, reads = [], []
-        keys: dict[str, dict[tuple[int, ...], int]] = {name: {} for name in arrays}
-        for rank, region in enumerate(made.regions):
-            line = program.alone(rank)
-            (part,) = line.role(0).parts
-            fetches = (each for each in part.instructions if isinstance(each, Fetch))
-            wanted = sorted({(f.array, f.source) for f in fetches if f.source is not None})
-            owners = {(name, source): arrays[name].regions[source] for name, source in wanted}
-            lines.append(dumps(RankLine(rank, line, owners, region, *said)))
-            mine = []
-            for name in dict.fromkeys(name for name, _ in wanted):
-                # its own block makes the ranks of a row alike
-                row = tuple(sorted({rank, *(source for of, source in wanted if of == name)}))
-                mine.append((name, keys[name].setdefault(row, rank)))
-            reads.append(tuple(mine))
-        rows = ((name, {key: row for row, key in of.items()}) for name, of in keys.items())
-        return cls(tuple(lines), tuple(rows), tuple(reads))
+    def of(cls, jobs: Sequence[RankJob]) -> "_Stage":
+        rows: dict[str, list[tuple[int, ...]]] = {
+            name: [()] * len(jobs) for job in jobs for name, _ in job.reads()
+        }
+        for job in jobs:
+            sources: dict[str, set[int]] = {}
+            for name, piece in job.reads():
+                sources.setdefault(name, {job.rank}).add(piece.source)
+            for name, ranks in sources.items():
+                rows[name][job.rank] = tuple(sorted(ranks))
+        return cls(tuple(map(dumps, jobs)), rows)
 
 
-@dataclass(frozen=True)
-class _Ready:
+class _Ready(NamedTuple):
     """What follows of a product from its plan: equal products need it once."""
 
     what: str
@@ -273,80 +255,72 @@ class _Ready:
     stages: tuple[_Stage, ...]
     """One; where k is shared out a second, that sums."""
 
-    @classmethod
-    def of(cls, choice: Choice, dtype: str, backend: str) -> "_Ready":
-        plan, ledger, one = choice.plan, choice.ledger, as_dtype(dtype)
-        assert plan is not None  # what cannot run is never chosen
-        assert ledger is not None
-        sizes = one.itemsize, accumulator(one).itemsize
-        predicted = plan.traffic(*sizes)
-        resident = {
-            name: tuple(row.bytes for row in ledger.rows if row.tensor == name) for name in "AB"
-        }
-        operands = {"A": plan.a, "B": plan.b}
-        program = multiply_program(plan, *sizes)
-        stages = [_Stage.of(program, plan.work, operands, dtype, backend, plan.sums)]
-        if plan.sums:
-            program = sum_program(plan, *sizes)
-            partials = {"partial": plan.work}
-            stages.append(_Stage.of(program, plan.result, partials, dtype, backend, False))
-        return cls(
-            f"{choice.algorithm} product {plan.a.shape} @ {plan.b.shape}",
-            predicted,
-            resident,
-            [len(panels) for panels in plan.panels],
-            about(choice, predicted),
-            tuple(stages),
-        )
+
+@lru_cache(CACHE)
+def _ready(choice: Choice, dtype: str, backend: str) -> _Ready:
+    plan, ledger, one = choice.plan, choice.ledger, as_dtype(dtype)
+    assert plan is not None  # what cannot run is never chosen
+    assert ledger is not None
+    predicted = plan.traffic(one.itemsize, accumulator(one).itemsize)
+    panels = [len(mine) for mine in plan.panels]
+    stages = [
+        _Stage.of([make(plan, rank, dtype, backend) for rank in range(plan.ranks)])
+        for make in (RankJob.multiplies, *[RankJob.sums] * plan.sums)
+    ]
+    a, b = ("x".join(f"{n:,}" for n in tiling.shape) for tiling in (plan.a, plan.b))
+    about = {
+        "kind": "product",
+        "lanes": [f"rank {rank}" for rank in range(plan.ranks)],
+        "facts": {"product": f"{a} @ {b}", "algorithm": f"{choice.algorithm} {choice.options}"},
+        "predicted": {
+            "panels": panels,
+            "received": list(predicted.received),
+            "memory": list(ledger.per_place.values()),
+            "seconds": choice.cost and choice.cost.total,
+            "busy": choice.cost and list(choice.cost.busy),
+        },
+    }
+    return _Ready(
+        f"{choice.algorithm} product {plan.a.shape} @ {plan.b.shape}",
+        predicted,
+        {name: tuple(row.bytes for row in ledger.rows if row.tensor == name) for name in "AB"},
+        panels,
+        about,
+        tuple(stages),
+    )
 
 
-_ready_once = lru_cache(CACHE)(_Ready.of)
+def _chosen(a: ShardedArray, b: ShardedArray, question: ProductQuestion, room: Room) -> Choice:
+    """What is run in so much room; DoesNotFitError with what would fit instead."""
+    found = question.remembered(room.bytes)
+    if found.chosen:
+        return found[found.chosen]
+
+    def files() -> tuple[int, int]:
+        from tiledask.distributed.out_of_core.streamed import limits_of
+
+        (m, k), n, needs = a.shape, b.shape[1], question.needs
+        return limits_of((m, k), (k, n), a.dtype, needs.kernel, needs.tile)
+
+    in_files = a.ndim == b.ndim == 2 and a.dtype.kind == "f"
+    raise refusal(found, room, question, files if in_files else None)
 
 
 class _Run:
     """One product under way."""
 
     def __init__(
-        self,
-        a: ShardedArray,
-        b: ShardedArray,
-        question: ProductQuestion,
-        memory_limit: int | str | None,
-        deadline: float,
-        progress: Progress,
+        self, a: ShardedArray, b: ShardedArray, question: ProductQuestion, deadline: float
     ) -> None:
-        self.a, self.b, self.question, self.memory_limit = a, b, question, memory_limit
-        self.deadline, self.progress = deadline, progress
-        self.cluster = a.mesh.cluster
-        self.on_page = False
-
-    @cached_property
-    def choice(self) -> Choice:
-        """What is run, known once the workers have said what they may hold."""
-        a, b, found = self.a, self.b, self.question.remembered(self.room.bytes)
-        if found.chosen:
-            return found[found.chosen]
-
-        def files() -> tuple[int, int]:
-            from tiledask.distributed.out_of_core.streamed import limits_of
-
-            (m, k), n, needs = a.shape, b.shape[1], self.question.needs
-            return limits_of((m, k), (k, n), a.dtype, needs.kernel, needs.tile)
-
-        in_files = a.ndim == b.ndim == 2 and a.dtype.kind == "f"
-        raise refusal(found, self.room, self.question, files if in_files else None)
-
-    @cached_property
-    def ready(self) -> _Ready:
-        return _ready_once(self.choice, self.a.dtype.name, self.cluster.backend)
+        self.a, self.b, self.question, self.deadline = a, b, question, deadline
+        self.cluster, self.slots = a.mesh.cluster, a.mesh.at
 
     def _left(self) -> float:
         return max(0.1, self.deadline - time.monotonic())
 
-    def result(self) -> ShardedArray:
-        cluster, a, b = self.cluster, self.a, self.b
-        arrays, slots = [a.blocks, b.blocks], a.mesh.at
-        operands = [*a.blocks, *b.blocks]
+    def result(self, memory_limit: int | str | None, progress: Progress) -> ShardedArray:
+        cluster, slots, a, b = self.cluster, self.slots, self.a, self.b
+        arrays, operands = [a.blocks, b.blocks], [*a.blocks, *b.blocks]
         cluster.again(operands)
         cluster.wait(operands, f"the operands of {a.shape} @ {b.shape}", self._left())
         with (
@@ -359,36 +333,49 @@ class _Run:
             ) as counted,
         ):
             lent, rules = zip(*counted.first, strict=True)
-            tickets = [lent[slot] for slot in slots]
-            self.room = as_room(rules, self.memory_limit, cluster.started_here, slots)
-            ready, held = self.ready, [counted.held[slot] for slot in slots]
+            room = as_room(rules, memory_limit, cluster.started_here, slots)
+            choice = _chosen(a, b, self.question, room)
+            ready = _ready(choice, a.dtype.name, cluster.backend)
+            resident = map(sum, zip(*ready.resident.values(), strict=True))
+            before = [
+                (rank, {"resident": mine, "held": counted.held[slot]})
+                for rank, (mine, slot) in enumerate(zip(resident, slots, strict=True))
+            ]
             with (
-                announced(
-                    cluster,
-                    lender.name,
-                    **ready.about,
-                    counted=memory_before(ready.resident, held),
-                ) as self.on_page,
-                watching(self.progress, lender.name, ready.panels, ready.what, cluster),
+                announced(cluster, lender.name, **ready.about, counted=before) as on_page,
+                watching(progress, lender.name, ready.panels, ready.what, cluster),
             ):
-                blocks = self._result(lender, tickets)
+                tickets = [lent[slot] for slot in slots]
+                blocks = self._blocks(lender, ready, choice.algorithm, tickets, on_page)
             lender.close()
-        plan, facts = self.choice.plan, [found for (found,) in counted.last]
+        return self._counted(choice, ready, blocks, counted, lender.name if on_page else "")
+
+    def _counted(
+        self, choice: Choice, ready: _Ready, blocks: Sequence[Any], counted: Counted, on_page: str
+    ) -> ShardedArray:
+        """C, with what was predicted and what the workers counted."""
+        cluster, slots, mesh, plan = self.cluster, self.slots, self.a.mesh, choice.plan
         assert plan is not None
-        mesh = self.a.mesh
+        facts = [found for (found,) in counted.last]
         if plan.result.mesh != mesh.shape:
             mesh = Mesh(cluster, plan.result.mesh, slots=slots)
         reads = [(src, dst, n) for dst, found in enumerate(facts) for src, n in found.reads]
         predicted = ready.predicted.on(cluster.hosts, slots)
         traffic = Both(predicted, counted.moved(cluster.slots, reads))
-        memory = Both(self.choice.ledger, counted.ledger(ready.resident, slots))
-        if self.on_page:
-            found = counts(slots, traffic.measured, memory.measured, counted.seconds)
-            ended(cluster, lender.name, found)
+        memory = Both(choice.ledger, counted.ledger(ready.resident, slots))
+        if on_page:
+            received = traffic.measured and traffic.measured.received
+            peaks = memory.measured and list(memory.measured.per_place.values())
+            found = (
+                (rank, {"received": received and received[slot],
+                        "memory": peaks and peaks[rank], "seconds": counted.seconds})
+                for rank, slot in enumerate(slots)
+            )  # fmt: skip
+            ended(cluster, on_page, found)
         return ShardedArray(
             mesh,
             plan.result,
-            a.dtype,
+            self.a.dtype,
             tuple(blocks),
             plan.algorithm,
             traffic=traffic,
@@ -398,54 +385,58 @@ class _Run:
             tiles=TileCount.of(tiles for found in facts for tiles in found.tiles),
         )
 
-    def _result(self, lender: Lender, tickets: Sequence[Sequence[Any]]) -> list[Future[Any]]:
-        """The blocks of C, for ``tickets`` of A's and B's: each rank goes through its line, and
-        through a second where k is shared out."""
-        a, b, (stage, *more) = self.a, self.b, self.ready.stages
+    def _blocks(
+        self,
+        lender: Lender,
+        ready: _Ready,
+        algorithm: str,
+        tickets: Sequence[Sequence[Any]],
+        on_page: bool,
+    ) -> list[Future[Any]]:
+        """The blocks of C, for ``tickets`` of A's and B's: a task for each rank, and a second
+        where k is shared out."""
+        a, b, (stage, *more) = self.a, self.b, ready.stages
         of_a, of_b = zip(*tickets, strict=True)
         lent = {"A": _Lent(a.blocks, a.anchors, of_a), "B": _Lent(b.blocks, b.anchors, of_b)}
-        name = f"multiply_{self.choice.algorithm}"
-        blocks = self._run(lender, stage, lent, [None] * len(a.blocks), name)
+        own: Sequence[Any] = [None] * len(a.blocks)
+        blocks = self._submit(lender, stage, lent, own, f"multiply_{algorithm}", on_page)
+        self.cluster.wait(blocks, ready.what, self._left(), cancel=True)
         for stage in more:
             found = lender.lend([blocks], self._left())
-            of_c = [found[slot][0] for slot in a.mesh.at]
-            partial = _Lent(blocks, Anchors(self.cluster, blocks), of_c)
-            blocks = self._run(lender, stage, {"partial": partial}, blocks, "reduce_scatter")
+            of_c = [found[slot][0] for slot in self.slots]
+            lent["partial"] = _Lent(blocks, Anchors(self.cluster, blocks), of_c)
+            blocks = self._submit(lender, stage, lent, blocks, "reduce_scatter", on_page)
+            what = f"the sums of the {ready.what}"
+            self.cluster.wait(blocks, what, self._left(), cancel=True)
         return blocks
 
-    def _run(
+    def _submit(
         self,
         lender: Lender,
         stage: _Stage,
-        arrays: "dict[str, _Lent]",
+        lent: "dict[str, _Lent]",
         own: Sequence[Future[Any] | None],
         name: str,
+        on_page: bool,
     ) -> list[Future[Any]]:
-        """The block that each rank makes by its line, which fetches of ``arrays``; ``own`` are
-        the ranks' partial sums."""
-        args, rows, anchors = {}, dict[tuple[str, int], bytes](), {}
-        cluster, needs = self.cluster, self.question.needs
-        for array, found in stage.rows:
-            one = arrays[array]
-            for (key, row), held in zip(found.items(), one.anchors.of(found), strict=True):
-                rows[array, key] = dumps([((array, r), one.block(r)) for r in row])
-                anchors[array, key] = held
-        for rank, (line, reads) in enumerate(zip(stage.lines, stage.reads, strict=True)):
-            said = [rows[each] for each in reads]
-            told = lender.name, lender.transport, said, needs.kernel, needs.tile, self.on_page
+        """The block that each rank makes; ``own`` are the ranks' partial sums."""
+        needs, args = self.question.needs, {}
+        anchors = {array: lent[array].after(rows) for array, rows in stage.rows.items()}
+        for rank, job in enumerate(stage.jobs):
+            reads = {
+                (array, r): lent[array].block(r) for array, rows in stage.rows.items()
+                for r in rows[rank]
+            }  # fmt: skip
+            call = RankCall(lender.name, lender.transport, reads, needs.kernel, needs.tile, on_page)
             # what keeps Dask able to make again the blocks that the rank reads
-            after = [future for each in reads for future in anchors[each]]
+            after = [future for each in anchors.values() for future in each[rank]]
             mine = self.a.blocks[rank], self.b.blocks[rank], own[rank]
-            args[self.a.mesh.at[rank]] = line, dumps(told), *mine, *after
-        blocks = cluster.submit_all(run_line, args, name=name)
-        prefix = "the sums of the " if "partial" in arrays else ""
-        # they go if this fails, the operands never do
-        cluster.wait(blocks, prefix + self.ready.what, self._left(), cancel=True)
-        return blocks
+            args[self.slots[rank]] = job, dumps(call), *mine, *after
+        return self.cluster.submit_all(run_rank, args, name=name)
 
 
 class _Lent(NamedTuple):
-    """An array that ranks fetch of."""
+    """An array that ranks read of."""
 
     blocks: Sequence[Future[Any]]
     anchors: Anchors
@@ -455,6 +446,13 @@ class _Lent(NamedTuple):
         """The block of a rank, as others may read it."""
         block = self.blocks[rank]
         return LentBlock(str(block.key), slot_of(block), self.tickets[rank])
+
+    def after(self, rows: Sequence[tuple[int, ...]]) -> list[tuple[Future[Any], ...]]:
+        """By rank, what depends on the blocks of its row; ranks of one row share it."""
+        first = {row: rank for rank, row in enumerate(rows) if row}
+        found = self.anchors.of({rank: row for row, rank in first.items()})
+        held = dict(zip(first, found, strict=True))
+        return [held.get(row, ()) for row in rows]
 
 
 def _check(a: Any, b: Any, kernel: str) -> None:

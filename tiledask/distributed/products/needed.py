@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.products.multiply import SUM_BYTES, summed_in
+from tiledask.distributed.products.worker import SUM_BYTES, summed_in
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.products.product_plan import AHEAD, RUNTIME, ProductPlan
 from tiledask.tile import accumulator, workspace
@@ -55,49 +55,33 @@ def ledger_of(
         block = prod(plan.result.block_shape(at)) * size
         # of C that this rank multiplies before the sum; its own part may come later, in place
         partial_sum = m * n - (block // size if plan.sums_in_place else 0)
-        extent = "rows x columns x itemsize"
-        mine = [
-            Row(rank, "A", ALWAYS, blocks[0][rank] * size, extent),
-            Row(rank, "B", ALWAYS, blocks[1][rank] * size, extent),
-            Row(
-                rank,
-                PANELS,
-                "product",
-                min(AHEAD, fetching) * plan.held(rank) * size,
-                f"{AHEAD} x the largest panel",
-            ),
-            Row(rank, "C", "product", partial_sum * wide, extent),
-            Row(rank, "tile workspace", "product", work, f"td.tile.workspace, {kernel}"),
+        extent, at_work = "rows x columns x itemsize", f"td.tile.workspace, {kernel}"
+        panels = min(AHEAD, fetching) * plan.held(rank) * size
+        found = [
+            ("A", ALWAYS, blocks[0][rank] * size, extent),
+            ("B", ALWAYS, blocks[1][rank] * size, extent),
+            (PANELS, "product", panels, f"{AHEAD} x the largest panel"),
+            ("C", "product", partial_sum * wide, extent),
+            ("tile workspace", "product", work, at_work),
         ]
         if wide != size and not plan.sums:
-            mine.append(Row(rank, "rounded C", "product", block, extent))
+            found.append(("rounded C", "product", block, extent))
         if plan.sums:
-            others = max((p.size for p in plan.summed[rank]), default=0)
-            mine += [
-                Row(rank, "partial sum of C", "sum", partial_sum * wide, extent),
-                Row(
-                    rank,
-                    "tile workspace",
-                    "sum",
-                    work if plan.sums_in_place else 0,
-                    f"td.tile.workspace, {kernel}",
-                ),
-                Row(
-                    rank, "C", "sum", block // size * wide + (block if wide != size else 0), extent
-                ),
-                Row(
-                    rank,
-                    "fetched partial sums",
-                    "sum",
-                    min(others * wide, SUM_BYTES[transport]),
-                    f"{SUM_BYTES[transport] >> 20} MiB at most",
-                ),
+            others = max((p.size for p in plan.summed[rank]), default=0) * wide
+            some = SUM_BYTES[transport]
+            held = block // size * wide + (block if wide != size else 0)
+            found += [
+                ("partial sum of C", "sum", partial_sum * wide, extent),
+                ("tile workspace", "sum", work if plan.sums_in_place else 0, at_work),
+                ("C", "sum", held, extent),
+                ("fetched partial sums", "sum", min(others, some), f"{some >> 20} MiB at most"),
             ]
+        mine = [Row(rank, *row) for row in found]
         if transport in ("comm", "mixed"):
             mine += _messages(plan, rank, size, sums)
         for moment in ("product", "sum") if plan.sums else ("product",):
-            held = sum(row.bytes for row in mine if row.moment in (ALWAYS, moment))
-            rows.append(Row(rank, "runtime", moment, RUNTIME + held // 50, "8 MiB + 2 %", _SEEN))
+            total = sum(row.bytes for row in mine if row.moment in (ALWAYS, moment))
+            rows.append(Row(rank, "runtime", moment, RUNTIME + total // 50, "8 MiB + 2 %", _SEEN))
         rows += mine
     return Ledger.of(rows)
 

@@ -1,5 +1,4 @@
 """Programs are run: arrays on threads and on Dask workers, what plan writes and reads as a list.
 
 runner.py     a rank goes through its line, instruction by instruction
-prefetch.py   the same of a line that is alone: what comes next is fetched meanwhile
 """

@@ -357,9 +357,9 @@ class Group:
         if chosen == NCCL:
             nccl_own.check(kind, array, self.owner.transport.devices, self.size)
             chosen = NCCL if self.size > 1 else default(kind, 1)
-        elif chosen not in algorithms(kind):
+        elif chosen not in algorithms:
             raise ConfigError(
-                f"no algorithm {chosen!r} for {kind}; there are {', '.join(algorithms(kind))}"
+                f"no algorithm {chosen!r} for {kind}; there are {', '.join(algorithms)}"
             )
         if not 0 <= same.get("root", 0) < self.size:
             raise ConfigError(

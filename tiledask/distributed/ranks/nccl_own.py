@@ -25,7 +25,7 @@ KINDS = "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"
 def check(kind: str, array: Any, devices: Any, ranks: int) -> None:
     """Raise ConfigError if NCCL itself has no ``kind`` for ``array`` among ``ranks``; one rank
     alone needs none."""
-    others = ", ".join(algorithms(kind))
+    others = ", ".join(algorithms)
     if kind not in KINDS:
         raise ConfigError(
             f"NCCL itself has no {kind}, only {', '.join(KINDS)}; for {kind} there are {others}"

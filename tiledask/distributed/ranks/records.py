@@ -11,7 +11,6 @@ from tiledask.plan import html
 from tiledask.plan.collectives.algorithms import KINDS
 from tiledask.plan.collectives.cost import cost
 from tiledask.plan.collectives.halo import halo_strips
-from tiledask.plan.collectives.layers import Call
 from tiledask.plan.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ __all__ = [
     "StepRecord",
     "Terms",
     "Total",
-    "compared",
     "predicted",
 ]
 
@@ -241,41 +239,6 @@ class Records:
             for names, t in self.totals("kind", "algorithm", "label").items()
         ]
         return html.table(head, rows, repr(self))
-
-
-def compared(records: Records, calls: Iterable[Call], itemsize: int) -> "pd.DataFrame":
-    """A table by label and kind: calls and bytes sent, of all ranks together, both ways.
-
-    ``calls``: of `tiledask.plan.collectives.layers`, for elements of ``itemsize`` bytes; where
-    labels are around a layer, `LayerCalls.inside` puts them around its plan. What only one side
-    has, has 0 on the other. The column ``equal`` says whether both numbers are the same.
-
-    >>> from tiledask.plan.collectives.layers import Stream, row_linear
-    >>> table = compared(Records(()), row_linear(Stream(1, 2, 2, ranks=2)).calls, itemsize=8)
-    >>> table.iloc[0].to_dict()  # nothing was run
-    {'label': 'row_linear/forward', 'kind': 'all_reduce', 'planned_calls': 2, 'counted_calls': 0, \
-'planned_bytes': 64, 'counted_bytes': 0, 'equal': False}
-    """
-    with needed_for("a frame"):
-        import pandas as pd
-
-    sums: dict[tuple[str, str], list[int]] = {}
-    for call in calls:
-        row = sums.setdefault((call.label, call.kind), [0, 0, 0, 0])
-        row[0] += len(call.members)
-        row[2] += sum(call.cost(itemsize).sent)
-    for record in records:
-        row = sums.setdefault((record.label, record.kind), [0, 0, 0, 0])
-        row[1] += 1
-        row[3] += record.sent
-    names = [f"{side}_{what}" for what in ("calls", "bytes") for side in ("planned", "counted")]
-    table = pd.DataFrame(
-        [[*key, *row] for key, row in sums.items()], columns=["label", "kind", *names]
-    )
-    same = (table["planned_calls"] == table["counted_calls"]) & (
-        table["planned_bytes"] == table["counted_bytes"]
-    )
-    return table.assign(equal=same)
 
 
 def _check_names(names: Iterable[str]) -> None:

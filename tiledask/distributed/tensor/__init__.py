@@ -19,7 +19,6 @@ replicated, a shard or a partial sum, and what would be silently wrong raises Pl
 be on every rank, or sharded along its tokens (sequence parallel): y is then placed as x is.
 """
 
-from tiledask.distributed.ranks.records import compared
 from tiledask.distributed.tensor.block import (
     DecoderBlock,
     decoder_block,
@@ -79,7 +78,6 @@ __all__ = [
     "block_layout",
     "column_linear",
     "column_linear_grad",
-    "compared",
     "cross_entropy",
     "cross_entropy_grad",
     "decoder_block",

@@ -19,9 +19,7 @@ from tiledask.lab.course import runs
 from tiledask.lab.course.question import Names, cut_over, question
 from tiledask.lab.course.runs import one_batch
 from tiledask.lab.course.words import some
-from tiledask.plan.collectives import convolution as conv
 from tiledask.plan.collectives.cost import even
-from tiledask.plan.collectives.layers import Stream, decoder_block
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.program.lenet import BOUNDARIES, PARAMETERS, stages_of
 from tiledask.plan.program.making.convolution.of_lenet import need
@@ -62,16 +60,19 @@ def layerwise(channels: int, units: int, rows: int, devices: int) -> Names:
     """Who has which channels; what each way of splitting has to synchronise, and its bytes."""
     cut_over(devices, rows=rows)
     mine, dense = even(channels, devices), even(units, devices)
-    one = conv.Convolution(2, channels, channels, (rows, rows), (3, 3), padding=((1, 1), (1, 1)))
-    calls = {
-        "by output channels": conv.by_output(one, devices, ITEM, gather=True),
-        "by input channels": conv.by_input(one, devices, ITEM),
-        "out, then in": conv.in_pairs(one, one, devices, ITEM),
-        "by rows": conv.in_rows(one, even(rows, devices), ITEM),
+    # 3 x 3 windows, padded: y is as large as x; all ranks send n - 1 times what they gather, and
+    # twice that of a sum
+    row, others = 2 * channels * rows, devices - 1
+    image, dw = row * rows, channels * (9 * channels + 1)
+    table = {
+        "by output channels": (2, 3 * others * image),  # y gathered, dx summed
+        "by input channels": (1, 2 * others * image),  # y summed
+        "out, then in": (2, 4 * others * image),  # y and dx summed, of two layers
+        "by rows": (3, 4 * others * row + 2 * others * dw),  # a row each way, twice; dw summed
     }
     ways = {
-        way: {"barriers": len(made), "bytes": sum(sum(call.cost.sent) for call in made)}
-        for way, made in calls.items()
+        way: {"barriers": barriers * (devices > 1), "bytes": ITEM * numbers}
+        for way, (barriers, numbers) in table.items()
     }
     whole, copies = (need(way, 256, devices, 4) for way in ("layerwise", "data parallel"))
     chain = need("network", 256, min(devices, 4), 4)
@@ -117,8 +118,9 @@ def split_layers(hidden: int, heads: int, sequence: int, layers: int, workers: i
     if hidden % heads:
         raise PlacementError(f"{heads} heads share a width of {hidden}; take a multiple of {heads}")
     h, t, inner = hidden, workers, 4 * hidden
-    calls = decoder_block(Stream(4, sequence, h, t), heads, heads, h // heads, gated=False).calls
-    sums, sent = len(calls), sum(sum(call.cost(ITEM).sent) for call in calls)
+    of = (heads, heads, h // heads)
+    calls = td.layer_calls("decoder_block", ranks=t, batch=4, tokens=sequence, width=h, heads=of)
+    sums, sent = len(calls), sum(sum(call.sent) for call in calls)
     dealt, columns, all_sums, all_sent = (
         even(heads, t),
         even(inner, t),

@@ -55,20 +55,15 @@ Move(source=2, destination=0, chunks=(2,), adds=False))
     >>> [len(rounds("all_reduce", name, 8)) for name in ("ring", "tree", "direct")]
     [14, 6, 2]
     """
-    if kind not in _TABLE:
+    if kind not in _MADE_FROM:
         raise ConfigError(f"no collective {kind!r}; there are {', '.join(KINDS)}")
-    if algorithm not in _TABLE[kind]:
+    if algorithm not in algorithms:
         raise ConfigError(
-            f"no algorithm {algorithm!r} for {kind}; there are {', '.join(_TABLE[kind])}"
+            f"no algorithm {algorithm!r} for {kind}; there are {', '.join(algorithms)}"
         )
     if not 0 <= root < n:
         raise ConfigError(f"root {root} is none of the group's ranks 0..{n - 1}; choose one")
     return _rounds(kind, algorithm, n, root if kind in ("broadcast", "reduce") else 0)
-
-
-def algorithms(kind: str) -> tuple[str, ...]:
-    """The names of the algorithms of ``kind``."""
-    return tuple(_TABLE[kind])
 
 
 def default(kind: str, n: int) -> str:
@@ -98,38 +93,17 @@ def adding_rounds(kind: str, algorithm: str, n: int) -> int:
 
 @cache
 def _rounds(kind: str, algorithm: str, n: int, root: int) -> Rounds:
-    made = _TABLE[kind][algorithm](n)
+    makers, change = _MADE_FROM[kind]
     return tuple(
         tuple(
             m._replace(source=(m.source + root) % n, destination=(m.destination + root) % n)
             for m in moves
         )
-        for moves in made
+        for moves in change(makers[algorithm](n))
     )
 
 
-def _transposed(gathering: Rounds) -> Rounds:
-    """Backwards, arrows turned round, adding instead of keeping."""
-    return tuple(
-        tuple(Move(m.destination, m.source, m.chunks, True) for m in moves)
-        for moves in reversed(gathering)
-    )
-
-
-_Maker = Callable[[int], Rounds]
-"""From a number of ranks to the rounds among them, with root 0."""
-
-
-def _each(change: Callable[[Rounds], Rounds], makers: dict[str, _Maker]) -> dict[str, _Maker]:
-    """The ``makers`` of a collective with ``change`` made to their rounds."""
-
-    def changed(maker: _Maker) -> _Maker:
-        return lambda n: change(maker(n))
-
-    return {name: changed(maker) for name, maker in makers.items()}
-
-
-# -- all_gather, and what is made of it ----------------------------------------------------------
+# -- all_gather ----------------------------------------------------------------------------------
 
 
 def _ring(n: int) -> Rounds:
@@ -159,13 +133,6 @@ def _direct(n: int) -> Rounds:
     return (tuple(everyone),) if n > 1 else ()
 
 
-_GATHER: dict[str, _Maker] = {"ring": _ring, "tree": _tree, "direct": _direct}
-
-
-def _barrier(gathering: Rounds) -> Rounds:
-    return tuple(tuple(m._replace(chunks=()) for m in moves) for moves in gathering)
-
-
 # -- broadcast from rank 0 -----------------------------------------------------------------------
 
 
@@ -190,9 +157,6 @@ def _binomial(n: int) -> Rounds:
 def _star(n: int) -> Rounds:
     whole = tuple(range(n))
     return (tuple(Move(0, v, whole, False) for v in range(1, n)),) if n > 1 else ()
-
-
-_SPREAD: dict[str, _Maker] = {"ring": _chain, "tree": _binomial, "direct": _star}
 
 
 # -- all_to_all ----------------------------------------------------------------------------------
@@ -231,16 +195,46 @@ def _direct_exchange(n: int) -> Rounds:
     return (tuple(moves),) if n > 1 else ()
 
 
-_TABLE: dict[str, dict[str, _Maker]] = {
-    "all_gather": _GATHER,
-    "reduce_scatter": _each(_transposed, _GATHER),
-    "all_reduce": _each(lambda gathering: (*_transposed(gathering), *gathering), _GATHER),
-    "broadcast": _SPREAD,
-    "reduce": _each(_transposed, _SPREAD),
-    "all_to_all": {"ring": _ring_exchange, "tree": _tree_exchange, "direct": _direct_exchange},
-    "barrier": _each(_barrier, _GATHER),
-}
-"""kind -> algorithm -> its rounds among n ranks, with root 0."""
+# -- the table -----------------------------------------------------------------------------------
 
-KINDS = tuple(_TABLE)
+
+def _as_it_is(made: Rounds) -> Rounds:
+    return made
+
+
+def _transposed(made: Rounds) -> Rounds:
+    """Backwards, arrows turned round, adding instead of keeping."""
+    return tuple(
+        tuple(Move(m.destination, m.source, m.chunks, True) for m in moves)
+        for moves in reversed(made)
+    )
+
+
+def _both_ways(made: Rounds) -> Rounds:
+    return (*_transposed(made), *made)
+
+
+def _without_chunks(made: Rounds) -> Rounds:
+    return tuple(tuple(m._replace(chunks=()) for m in moves) for moves in made)
+
+
+_Makers = dict[str, Callable[[int], Rounds]]
+_GATHER: _Makers = {"ring": _ring, "tree": _tree, "direct": _direct}
+_SPREAD: _Makers = {"ring": _chain, "tree": _binomial, "direct": _star}
+_EXCHANGE: _Makers = {"ring": _ring_exchange, "tree": _tree_exchange, "direct": _direct_exchange}
+algorithms = tuple(_GATHER)
+"""The names of the algorithms of every collective."""
+
+_MADE_FROM: dict[str, tuple[_Makers, Callable[[Rounds], Rounds]]] = {
+    "all_gather": (_GATHER, _as_it_is),
+    "reduce_scatter": (_GATHER, _transposed),
+    "all_reduce": (_GATHER, _both_ways),
+    "broadcast": (_SPREAD, _as_it_is),
+    "reduce": (_SPREAD, _transposed),
+    "all_to_all": (_EXCHANGE, _as_it_is),
+    "barrier": (_GATHER, _without_chunks),
+}
+"""kind -> (what makes rounds among n ranks with root 0, what becomes of them)."""
+
+KINDS = tuple(_MADE_FROM)
 """Collectives that are made of moves of chunks; a halo exchange is in halo.py."""

@@ -1,4 +1,4 @@
-"""What a collective moves, counted from its moves: bytes, messages and rounds of every rank.
+"""What a collective moves, counted from its moves: bytes and messages of every rank, and its time.
 
 A message without an element is not sent where every rank knows that there is none: in reductions,
 to which all bring arrays of one shape. Of 1 element in an all_reduce of 4 ranks only one chunk
@@ -8,12 +8,23 @@ has any, and 6 messages are left of 24.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from tiledask.errors import ConfigError
 from tiledask.plan.collectives.algorithms import Move, rounds
 from tiledask.plan.intervals import even
 
-__all__ = ["SHAPES_AGREE", "Cost", "added_up", "cost", "even", "loads", "ranks_of"]
+__all__ = [
+    "SHAPES_AGREE",
+    "Cost",
+    "added_up",
+    "cost",
+    "even",
+    "factor",
+    "loads",
+    "ranks_of",
+    "replayed",
+]
 
 SHAPES_AGREE = ("all_reduce", "reduce_scatter", "reduce")
 """Kinds to which every rank brings an array of the same shape."""
@@ -31,25 +42,6 @@ class Cost:
     """Messages that each rank sends."""
     rounds: int
     """Messages one after the other, on the longest way."""
-
-    def __add__(self, other: "Cost") -> "Cost":
-        """Of one collective after the other."""
-        return Cost(
-            _sums(self.sent, other.sent),
-            _sums(self.received, other.received),
-            _sums(self.messages, other.messages),
-            self.rounds + other.rounds,
-        )
-
-    @property
-    def transposed(self) -> "Cost":
-        """Sent and received changed about; messages only where each rank gets as many as it sends.
-
-        >>> gather = cost("all_gather", "ring", [10, 20, 30], 1)
-        >>> gather.transposed == cost("reduce_scatter", "ring", [10, 20, 30], 1)
-        True
-        """
-        return Cost(self.received, self.sent, self.messages, self.rounds)
 
 
 def cost(
@@ -74,16 +66,8 @@ def cost(
 
 
 @lru_cache(10_000)  # a training has few different ones, of every rank in every micro-batch
-def _cost(
-    kind: str,
-    algorithm: str,
-    counts: tuple[int, ...],
-    itemsize: int,
-    root: int,
-    sum_itemsize: int | None,
-) -> Cost:
-    moved = loads(kind, algorithm, counts, itemsize, root, sum_itemsize)
-    return added_up(moved, ranks_of(kind, counts))
+def _cost(kind: str, algorithm: str, counts: tuple[int, ...], *sizes: Any) -> Cost:
+    return added_up(loads(kind, algorithm, counts, *sizes), ranks_of(kind, counts))
 
 
 def added_up(moved: Iterable[list[tuple[Move, int]]], n: int) -> Cost:
@@ -129,5 +113,57 @@ def ranks_of(kind: str, counts: Sequence[int]) -> int:
     return n
 
 
-def _sums(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(a + b for a, b in zip(one, other, strict=True))
+def replayed(
+    moved: Iterable[list[tuple[Move, int]]],
+    n: int,
+    latency: float,
+    bandwidth: float,
+    overhead: float = 0.0,
+) -> tuple[float, ...]:
+    """Seconds until each of ``n`` ranks is done with rounds of moves and their bytes.
+
+        sender    |overhead|== bytes / bandwidth ==|          sends its messages one after another
+        receiver           '- latency -|== bytes / bandwidth ==|          and takes them in so
+
+    ``latency``: seconds that a message is on its way; ``bandwidth``: bytes a second at which a
+    rank sends, and at the same time receives; ``overhead``: seconds that sending a message
+    occupies the sender. The model of Hockney (1994) with the overhead of LogP (Culler et al.
+    1993), replayed, so that ragged chunks and trees of any size have a time.
+
+    >>> moved = loads("all_reduce", "ring", [1000] * 4, 8)
+    >>> replayed(moved, 4, latency=1.0, bandwidth=8000.0)
+    (12.0, 12.0, 12.0, 12.0)
+    """
+    done = [0.0] * n  # with all earlier rounds
+    for moves in moved:
+        sender, taken_in = list(done), [0.0] * n
+        for move, nbytes in moves:
+            leaves = sender[move.source] + overhead
+            sender[move.source] = leaves + nbytes / bandwidth
+            starts = max(leaves + latency, taken_in[move.destination])
+            taken_in[move.destination] = starts + nbytes / bandwidth
+        done = [max(*ends) for ends in zip(sender, taken_in, strict=True)]
+    return tuple(done)
+
+
+def factor(kind: str, n: int) -> float:
+    """Bytes that a rank must send per byte of data, where ``n`` ranks share them evenly.
+
+    The data are the whole array, of an all_to_all what one rank brings. Source: NVIDIA nccl-tests,
+    doc/PERFORMANCE.md; Thakur, Rabenseifner and Gropp 2005, section 4.
+
+    >>> factor("all_reduce", 8), factor("reduce_scatter", 8), factor("all_to_all", 8)
+    (1.75, 0.875, 0.875)
+    """
+    table = {
+        "all_gather": (n - 1) / n,
+        "reduce_scatter": (n - 1) / n,
+        "all_to_all": (n - 1) / n,
+        "all_reduce": 2 * (n - 1) / n,
+        "broadcast": 1.0,
+        "reduce": 1.0,
+        "barrier": 0.0,
+    }
+    if kind not in table:
+        raise ConfigError(f"no factor for {kind!r}; there are {', '.join(table)}")
+    return table[kind] if n > 1 else 0.0

@@ -1,14 +1,17 @@
-"""Which heads every rank holds, and which columns of matrices that were fused.
+"""Which heads every rank holds, which columns of fused matrices, and which numbers under ZeRO.
 
 query heads over 4 ranks   0 1 2   3 4 5   6 7   8 9
 kv heads that they use     0       0 1     1     1          kv head 1 is on ranks 1, 2 and 3
 """
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 from tiledask.errors import PlacementError
-from tiledask.plan.intervals import Interval
+from tiledask.plan.intervals import Interval, ends_of, even
 from tiledask.plan.products.shards import Shards, even_shards
 
-__all__ = ["deal_heads", "side_by_side"]
+__all__ = ["deal_heads", "shards", "side_by_side"]
 
 
 def side_by_side(*shards: Shards) -> Shards:
@@ -52,3 +55,16 @@ def deal_heads(query: int, kv: int, ranks: int) -> tuple[Shards, Shards]:
         for part in heads.parts
     )
     return heads, Shards(kv, tuple(looks))
+
+
+def shards(sizes: Sequence[int], ranks: int) -> tuple[tuple[int, ...], ...]:
+    """By layer, how many of its numbers each rank keeps.
+
+    A layer is divided as evenly as it can be, and those who get one more take turns, so that
+    all layers together are divided as evenly as one array: no rank has more than ceil(P / n).
+
+    >>> shards([5, 5, 5], 4)
+    ((2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1))
+    """
+    until = [even(total, ranks) for total in ends_of(sizes)]
+    return tuple(tuple(b - a for a, b in zip(*pair, strict=True)) for pair in pairwise(until))

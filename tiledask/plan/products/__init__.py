@@ -6,7 +6,7 @@ regions.py       boxes of an array, and what a rank holds of it
 comms.py         which pieces of blocks move between ranks, from placements alone
 traffic.py       bytes and messages, predicted and counted alike
 product.py       who multiplies, fetches and sums what: one function per algorithm
+product_plan.py  every rank's panels, and what they move
 cost.py          the seconds of it from measured rates, and the least that must move
 streaming.py     products of matrices in files: tiles of C within a memory limit
-stream_search.py the fastest cuts for them
 """

@@ -8,22 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tiledask.errors import PlacementError
-from tiledask.plan.products.placement import Partial, Replicate, Shard, Tiling, fixed_axes
+from tiledask.plan.products.placement import Partial, Replicate, Shard, Tiling
 from tiledask.plan.products.regions import Region, overlap, region_size
 from tiledask.plan.products.traffic import Traffic
 
-__all__ = [
-    "Holders",
-    "Piece",
-    "collective",
-    "fetch",
-    "holders",
-    "redistribution",
-    "traffic_of",
-]
-
-Holders = tuple[tuple[int, Region], ...]
-"""(rank, what it holds of a region), in the order of ranks; none of them empty."""
+__all__ = ["Piece", "collective", "fetch", "redistribution", "traffic_of"]
 
 
 @dataclass(frozen=True)
@@ -51,48 +40,29 @@ def fetch(
     From replicated axes the rank's own row or column is asked, so what is at hand is used first.
     From partial axes every partial sum is asked, except on those in ``keep``, where the rank goes
     on with its own. Empty pieces are left out.
+
+    >>> t = Tiling((8, 8), (2, 4), (Shard(0), Shard(1)))
+    >>> [(p.source, p.region) for p in fetch(t, (1, 2), ((4, 8), (3, 5)))]
+    [(5, ((4, 8), (3, 4))), (6, ((4, 8), (4, 5)))]
     """
-    here = tiling.rank(at)
-    return [Piece(source, here, region) for source, region in holders(tiling, at, wanted, keep)]
-
-
-def holders(
-    tiling: Tiling, at: tuple[int, ...], wanted: Region, keep: tuple[int, ...] = ()
-) -> Holders:
-    """Whom `fetch` asks, and for what; it visits no rank that has nothing.
-
-    >>> holders(Tiling((8, 8), (2, 4), (Shard(0), Shard(1))), (1, 2), ((4, 8), (3, 5)))
-    ((5, ((4, 8), (3, 4))), (6, ((4, 8), (4, 5))))
-    """
-    fixed = fixed_axes(tiling, keep)
     found = [(0, tuple((0, n) for n in tiling.shape))]
-    for axis, (size, i, placement) in enumerate(
-        zip(tiling.mesh, at, tiling.placements, strict=True)
-    ):
-        if isinstance(placement, Shard):
-            d = placement.dim
-            first, last = wanted[d]
-            parts = {
-                whole: [
-                    (part, ends)
-                    for part in range(size)
-                    for ends in [placement.interval(whole, size, part)]
-                    if ends[0] < last and first < ends[1]
-                ]
-                for whole in {region[d] for _, region in found}
-            }
-            found = [
-                (rank * size + part, (*region[:d], ends, *region[d + 1 :]))
-                for rank, region in found
-                for part, ends in parts[region[d]]
-            ]
-        elif axis in fixed:
-            found = [(rank * size + i, region) for rank, region in found]
-        else:
-            found = [(rank * size + j, region) for rank, region in found for j in range(size)]
-    return tuple(
-        (rank, here) for rank, region in found if (here := overlap(region, wanted)) is not None
-    )
+    for axis, (size, i) in enumerate(zip(tiling.mesh, at, strict=True)):
+        placement, further = tiling.placements[axis], []
+        own = isinstance(placement, Replicate) or (isinstance(placement, Partial) and axis in keep)
+        for rank, region in found:
+            for part in [i] if own else range(size):
+                held = region
+                if isinstance(placement, Shard):
+                    d = placement.dim
+                    ends = placement.interval(region[d], size, part)
+                    if ends[0] >= wanted[d][1] or ends[1] <= wanted[d][0]:
+                        continue
+                    held = (*region[:d], ends, *region[d + 1 :])
+                further.append((rank * size + part, held))
+        found = further
+    here = tiling.rank(at)
+    pieces = ((rank, overlap(region, wanted)) for rank, region in found)
+    return [Piece(rank, here, region) for rank, region in pieces if region is not None]
 
 
 def redistribution(source: Tiling, target: Tiling) -> list[Piece]:

@@ -10,16 +10,11 @@ from dataclasses import dataclass
 from math import prod, sqrt
 
 from tiledask.plan.products.comms import Piece
+from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product_plan import ProductPlan
-from tiledask.plan.products.regions import Region
+from tiledask.plan.products.regions import extents_of
 
-__all__ = [
-    "MachineRates",
-    "ProductCost",
-    "break_even",
-    "cost",
-    "least_moved",
-]
+__all__ = ["MachineRates", "ProductCost", "break_even", "cost", "least_moved"]
 
 
 @dataclass(frozen=True)
@@ -69,22 +64,26 @@ def cost(plan: ProductPlan, itemsize: int, sum_itemsize: int, rates: MachineRate
 
     ``itemsize``: bytes of an element of A and B; ``sum_itemsize``: of C while it is summed.
     """
-    blocks = [[_extents(region) for region in t.regions] for t in (plan.a, plan.b, plan.work)]
-    ranks = [
-        _of_rank(plan, rank, blocks, itemsize, sum_itemsize, rates) for rank in range(plan.ranks)
-    ]
+    ranks = list[tuple[float, float, float]]()
+    for rank in range(plan.ranks):
+        (m, n, _), multiply, read = plan.extents(rank), 0.0, 0.0
+        for panel in plan.panels[rank]:
+            k = panel.depth[1] - panel.depth[0]
+            touched = (m * k + k * n) * itemsize + 2 * m * n * sum_itemsize
+            pairs = len(panel.a) * len(panel.b)
+            multiply += 2 * m * n * k / rates.flops + touched / rates.touch + pairs * rates.call
+            read += _reading(panel.a, plan.a, rank, itemsize, rates)
+            read += _reading(panel.b, plan.b, rank, itemsize, rates)
+        added = sum(p.size for p in plan.partials[rank]) * sum_itemsize
+        add = _reading(plan.partials[rank], plan.work, rank, sum_itemsize, rates)
+        ranks.append((multiply, read, add + 2 * added / rates.touch))
     multiply, read, add = max(ranks, key=lambda parts: _together(parts, rates))
-    overhead = _overhead(plan, rates)
-    total = _together((multiply, read, add), rates) + overhead
-    busy = tuple(multiplying + adding for multiplying, _, adding in ranks)
-    return ProductCost(multiply, read, add, overhead, total, busy)
-
-
-def _overhead(plan: ProductPlan, rates: MachineRates) -> float:
-    """Seconds of tasks and requests."""
     # where partial sums are added up they are lent too, and each has an anchor (a task) and a sum
     tasks, requests = (3, rates.requests + 1) if plan.sums else (1, rates.requests)
-    return tasks * plan.ranks * rates.task + requests * rates.request
+    overhead = tasks * plan.ranks * rates.task + requests * rates.request
+    busy = tuple(multiplying + adding for multiplying, _, adding in ranks)
+    total = _together((multiply, read, add), rates) + overhead
+    return ProductCost(multiply, read, add, overhead, total, busy)
 
 
 def _together(parts: tuple[float, float, float], rates: MachineRates) -> float:
@@ -92,57 +91,21 @@ def _together(parts: tuple[float, float, float], rates: MachineRates) -> float:
     return (max(multiply, read) if rates.overlapped else multiply + read) + add
 
 
-Shapes = list[tuple[int, ...]]
-"""The shape of every rank's block."""
-
-
-def _of_rank(
-    plan: ProductPlan,
-    rank: int,
-    blocks: list[Shapes],
-    itemsize: int,
-    sum_itemsize: int,
-    rates: MachineRates,
-) -> tuple[float, float, float]:
-    """(multiply, read, sum) seconds of one rank; ``blocks``: of A, of B and of C as it is made."""
-    m, n, _ = plan.extents(rank)
-    multiply = read = 0.0
-    for panel in plan.panels[rank]:
-        k = panel.depth[1] - panel.depth[0]
-        pairs = len(panel.a) * len(panel.b)
-        multiply += multiply_seconds(m, k, n, pairs, itemsize, sum_itemsize, rates)
-        for pieces, owned in ((panel.a, blocks[0]), (panel.b, blocks[1])):
-            read += _reading((p for p in pieces if p.source != rank), owned, itemsize, rates)
-    added = sum(p.size for p in plan.partials[rank]) * sum_itemsize
-    add = _reading(plan.summed[rank], blocks[2], sum_itemsize, rates) + 2 * added / rates.touch
-    return multiply, read, add
-
-
-def multiply_seconds(
-    m: int, k: int, n: int, pairs: int, itemsize: int, sum_itemsize: int, rates: MachineRates
+def _reading(
+    pieces: Iterable[Piece], tiling: Tiling, rank: int, itemsize: int, rates: MachineRates
 ) -> float:
-    """Seconds of C [m, n] += A [m, k] @ B [k, n], in so many ``pairs`` of pieces."""
-    touched = (m * k + k * n) * itemsize + 2 * m * n * sum_itemsize
-    return 2 * m * n * k / rates.flops + touched / rates.touch + pairs * rates.call
-
-
-def read_seconds(
-    shape: tuple[int, ...], block: tuple[int, ...], itemsize: int, rates: MachineRates
-) -> float:
-    """Seconds of reading a part of a row-major ``block``: by bytes, and by stretches of memory."""
-    d = len(shape) - 1
-    while d > 0 and shape[d] == block[d]:
-        d -= 1
-    runs = prod(shape[:d]) if d > 0 else 1
-    return rates.message + runs * rates.run + prod(shape) * itemsize / rates.read
-
-
-def _reading(pieces: Iterable[Piece], owned: Shapes, itemsize: int, rates: MachineRates) -> float:
-    return sum(read_seconds(_extents(p.region), owned[p.source], itemsize, rates) for p in pieces)
-
-
-def _extents(region: Region) -> tuple[int, ...]:
-    return tuple([stop - start for start, stop in region])
+    """Seconds in which ``rank`` reads what others have of these, from row-major blocks: by bytes,
+    and by stretches of memory."""
+    seconds = 0.0
+    for piece in pieces:
+        if piece.source != rank:
+            shape, block = extents_of(piece.region), extents_of(tiling.regions[piece.source])
+            d = len(shape) - 1
+            while d > 0 and shape[d] == block[d]:
+                d -= 1
+            runs = prod(shape[:d]) if d > 0 else 1
+            seconds += rates.message + runs * rates.run + prod(shape) * itemsize / rates.read
+    return seconds
 
 
 def least_moved(

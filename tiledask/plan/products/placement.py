@@ -31,7 +31,6 @@ __all__ = [
     "Shard",
     "Tiled",
     "Tiling",
-    "fixed_axes",
     "split",
 ]
 
@@ -294,13 +293,3 @@ def _check_whole(name: str, extents: tuple[int, ...], least: int) -> None:
         raise PlacementError(
             f"a {name} is a tuple of whole numbers of {least} or more, got {extents}"
         )
-
-
-def fixed_axes(tiling: Tiling, keep: Sequence[int] = ()) -> tuple[int, ...]:
-    """The mesh's axes along which a rank asks nobody but those with its own coordinate: what is
-    replicated is there, and in ``keep`` it goes on with its own partial sum."""
-    return tuple(
-        axis
-        for axis, placement in enumerate(tiling.placements)
-        if placement == Replicate() or (isinstance(placement, Partial) and axis in keep)
-    )

@@ -15,18 +15,19 @@ or a vector [k]. The plan alone says what moves; the same plan is executed.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from inspect import signature
 from math import prod
 from types import MappingProxyType
 
 from tiledask.errors import PlacementError
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling
-from tiledask.plan.products.product_plan import DepthWalk, ProductPlan
+from tiledask.plan.products.product_plan import DepthOrder, ProductPlan, plan_of
 from tiledask.plan.units import divisors
 from tiledask.plan.whole import is_whole, whole_number
 
 __all__ = [
     "GRID_AXES",
-    "OPTIONS",
     "PANEL",
     "algorithms",
     "grids",
@@ -38,6 +39,8 @@ __all__ = [
 PANEL = 512
 """Extent along k of the panels that are fetched, unless told otherwise: wide enough for BLAS and
 for long runs of memory, narrow enough that two of them are small beside C."""
+GRID_AXES = {"summa": 2, "cannon": 2, "2.5d": 3, "3d": 3}
+"""Name -> the axes of the grid that it takes, of each that takes one."""
 
 # -- the algorithms ------------------------------------------------------------------------------
 
@@ -55,22 +58,12 @@ _LOCAL = {
 
 def local(a: Tiling, b: Tiling) -> ProductPlan:
     """Every rank multiplies the blocks it holds: nothing moves. The result may be Partial()."""
-    _same_mesh("local", a, b)
-    work, cut = [], []
-    for axis, (of_a, of_b) in enumerate(zip(a.placements, b.placements, strict=True)):
-        pair = (_along_a(a, of_a), _along_b(of_b))
-        if pair not in _LOCAL and "P" in pair:
-            raise _unsummed("local", a, b, axis)
-        if pair not in _LOCAL:
-            raise PlacementError(
-                f"mesh axis {axis}: {of_a} @ {of_b} cannot be multiplied where it lies; allowed "
-                f"are Replicate() or rows of A with B replicated, columns of B with A replicated, "
-                f"and columns of A with rows of B. Use td.redistribute, or algorithm='gather'"
-            )
-        work.append(_local_result(a, pair, of_a, of_b))
-        if pair == ("Sk", "Sk"):
-            cut.append(axis)
-    return _plan("local", "", a, b, a.mesh, work, cut, panel=None, leave=True)
+    return _in_place("local", a, b, elsewhere=False)
+
+
+def gather(a: Tiling, b: Tiling) -> ProductPlan:
+    """Nothing is cut anew: C keeps a split that A or B has, and blocks come to where they lack."""
+    return _in_place("gather", a, b, elsewhere=True)
 
 
 def column_parallel(a: Tiling, b: Tiling, *, panel: int = PANEL) -> ProductPlan:
@@ -84,18 +77,18 @@ def column_parallel(a: Tiling, b: Tiling, *, panel: int = PANEL) -> ProductPlan:
             f"row_parallel or gather"
         )
     work = [Shard(len(a.shape) - 1)] * len(a.mesh)
-    return _plan("column_parallel", _width(panel), a, b, a.mesh, work, panel=panel)
+    return _plan("column_parallel", f"panel {panel}", a, b, a.mesh, work, DepthOrder(panel=panel))
 
 
 def row_parallel(a: Tiling, b: Tiling, *, panel: int = PANEL) -> ProductPlan:
-    """Every rank multiplies columns of A by rows of B; a reduce-scatter sums the partial sums.
+    """Every rank computes a partial sum of all of C from its part of k; then these are summed.
 
     A[I, K_XY] @ B[K_XY, J] -> C[I, J]{XY} -> C[I_XY, J]: cut along its first dimension, or along
     its longest if the first has fewer rows than there are ranks.
     """
-    axes = range(len(a.mesh))
+    order = DepthOrder(tuple(range(len(a.mesh))), panel)
     work = [Partial()] * len(a.mesh)
-    return _plan("row_parallel", _width(panel), a, b, a.mesh, work, axes, panel=panel)
+    return _plan("row_parallel", f"panel {panel}", a, b, a.mesh, work, order)
 
 
 def summa(
@@ -109,8 +102,8 @@ def summa(
 
     van de Geijn and Watts, "SUMMA", 1997. ``grid``: (p, q), default the mesh if it has two axes.
     """
-    mesh = _grid("summa", a, b, grid)
-    return _plan("summa", _width(panel), a, b, mesh, _grid_work("summa", a, b), panel=panel)
+    mesh, work = _grid("summa", a, b, grid), _grid_work("summa", a, b)
+    return _plan("summa", f"panel {panel}", a, b, mesh, work, DepthOrder(panel=panel))
 
 
 def cannon(a: Tiling, b: Tiling, *, grid: tuple[int, int] | None = None) -> ProductPlan:
@@ -124,10 +117,8 @@ def cannon(a: Tiling, b: Tiling, *, grid: tuple[int, int] | None = None) -> Prod
 
     Cannon, "A cellular computer to implement the Kalman filter algorithm", 1969.
     """
-    mesh = _grid("cannon", a, b, grid)
-    return _plan(
-        "cannon", "blocks", a, b, mesh, _grid_work("cannon", a, b), panel=None, skewed=True
-    )
+    mesh, work = _grid("cannon", a, b, grid), _grid_work("cannon", a, b)
+    return _plan("cannon", "blocks", a, b, mesh, work, DepthOrder(skewed=True))
 
 
 def two_and_a_half_d(
@@ -154,9 +145,8 @@ def two_and_a_half_d(
             f"are {a.ranks}; take one of {', '.join(map(str, divisors(a.ranks)))}"
         )
     mesh = _grid("2.5d", a, b, grid, last=replication)
-    work = [*_grid_work("2.5d", a, b), Partial()]
-    words = f"replication {mesh[2]}, {_width(panel)}"
-    return _plan("2.5d", words, a, b, mesh, work, [2], panel=panel, sharded=True)
+    work, order = [*_grid_work("2.5d", a, b), Partial()], DepthOrder((2,), panel, sharded=True)
+    return _plan("2.5d", f"replication {mesh[2]}, panel {panel}", a, b, mesh, work, order)
 
 
 def three_d(a: Tiling, b: Tiling, *, grid: tuple[int, int, int] | None = None) -> ProductPlan:
@@ -168,37 +158,8 @@ def three_d(a: Tiling, b: Tiling, *, grid: tuple[int, int, int] | None = None) -
     Agarwal, Balle, Gustavson, Joshi and Palkar, "A three-dimensional approach to parallel matrix
     multiplication", 1995.
     """
-    mesh = _grid("3d", a, b, grid)
-    return _plan(
-        "3d",
-        "",
-        a,
-        b,
-        mesh,
-        [*_grid_work("3d", a, b), Partial()],
-        [2],
-        panel=None,
-        sharded=True,
-        skewed=True,
-    )
-
-
-def gather(a: Tiling, b: Tiling) -> ProductPlan:
-    """Nothing is cut anew: C keeps a split that A or B has, and blocks come to where they lack."""
-    _same_mesh("gather", a, b)
-    work, cut = [], []
-    for axis, (of_a, of_b) in enumerate(zip(a.placements, b.placements, strict=True)):
-        along_a, along_b = _along_a(a, of_a), _along_b(of_b)
-        if (along_a, along_b) in _LOCAL:
-            work.append(_local_result(a, (along_a, along_b), of_a, of_b))
-            if (along_a, along_b) == ("Sk", "Sk"):
-                cut.append(axis)
-        elif "P" in (along_a, along_b):
-            raise _unsummed("gather", a, b, axis)
-        else:  # rows of A win over columns of B
-            columns = Shard(len(a.shape) - 1) if along_b == "Sn" else Replicate()
-            work.append(of_a if along_a == "Sd" else columns)
-    return _plan("gather", "", a, b, a.mesh, work, cut, panel=None, leave=True)
+    mesh, work = _grid("3d", a, b, grid), [*_grid_work("3d", a, b), Partial()]
+    return _plan("3d", "", a, b, mesh, work, DepthOrder((2,), skewed=True, sharded=True))
 
 
 algorithms: Mapping[str, Callable[..., ProductPlan]] = MappingProxyType(
@@ -215,21 +176,6 @@ algorithms: Mapping[str, Callable[..., ProductPlan]] = MappingProxyType(
 )
 """Name -> the function that plans a product of two tilings that multiply (`plan_product` checks
 that), or raises PlacementError."""
-
-OPTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "column_parallel": ("panel",),
-        "row_parallel": ("panel",),
-        "summa": ("panel", "grid"),
-        "cannon": ("grid",),
-        "2.5d": ("panel", "replication", "grid"),
-        "3d": ("grid",),
-    }
-)
-"""Name -> the options that it takes; none for what is not here."""
-
-GRID_AXES: Mapping[str, int] = MappingProxyType({"summa": 2, "cannon": 2, "2.5d": 3, "3d": 3})
-"""Name -> the axes of the grid that it takes, of each that takes one."""
 
 
 def plan_product(name: str, a: Tiling, b: Tiling, **options: object) -> ProductPlan:
@@ -260,7 +206,7 @@ def options_of(name: str) -> tuple[str, ...]:
     >>> options_of("2.5d")
     ('panel', 'replication', 'grid')
     """
-    return OPTIONS.get(name, ())
+    return tuple(signature(algorithms[name]).parameters)[2:]
 
 
 def moves_nothing(a: Tiling, b: Tiling) -> bool:
@@ -270,10 +216,7 @@ def moves_nothing(a: Tiling, b: Tiling) -> bool:
     >>> moves_nothing(t, t.replaced(Shard(1))), moves_nothing(t, t.replaced(Shard(0)))
     (True, False)
     """
-    if a.mesh != b.mesh:
-        return False
-    pairs = zip(a.placements, b.placements, strict=True)
-    return all((_along_a(a, of_a), _along_b(of_b)) in _LOCAL for of_a, of_b in pairs)
+    return a.mesh == b.mesh and all(pair in _LOCAL for pair in _pairs(a, b))
 
 
 def grids(ranks: int, axes: int) -> Iterator[tuple[int, ...]]:
@@ -292,33 +235,50 @@ def grids(ranks: int, axes: int) -> Iterator[tuple[int, ...]]:
 # -- what they share -----------------------------------------------------------------------------
 
 
-def _along_a(a: Tiling, placement: Placement) -> str:
-    match placement:
-        case Shard(dim=dim):
-            return "Sk" if dim == len(a.shape) - 1 else "Sd"
-        case Partial():
-            return "P"
-    return "R"
+def _pairs(a: Tiling, b: Tiling) -> list[tuple[str, str]]:
+    """By mesh axis, what A's and B's placements are to a product, in the letters of `_LOCAL`."""
+
+    def letter(placement: Placement, k: int, other: str) -> str:
+        if isinstance(placement, Shard):
+            return "Sk" if placement.dim == k else other
+        return "P" if isinstance(placement, Partial) else "R"
+
+    return [
+        (letter(of_a, len(a.shape) - 1, "Sd"), letter(of_b, 0, "Sn"))
+        for of_a, of_b in zip(a.placements, b.placements, strict=True)
+    ]
 
 
-def _along_b(placement: Placement) -> str:
-    match placement:
-        case Shard(dim=dim):
-            return "Sk" if dim == 0 else "Sn"
-        case Partial():
-            return "P"
-    return "R"
-
-
-def _local_result(a: Tiling, pair: tuple[str, str], of_a: Placement, of_b: Placement) -> Placement:
-    left = next((p for p in (of_a, of_b) if isinstance(p, Partial)), Partial())
-    results: dict[str, Placement] = {
-        "R": Replicate(),
-        "P": left,
-        "Sd": of_a,
-        "Sn": Shard(len(a.shape) - 1),
-    }
-    return results[_LOCAL[pair]]
+def _in_place(name: str, a: Tiling, b: Tiling, elsewhere: bool) -> ProductPlan:
+    """C as A and B lie, axis by axis; ``elsewhere``: what a rank lacks may come from others."""
+    if a.mesh != b.mesh:
+        raise PlacementError(
+            f"{name} multiplies along one mesh, A lies on {a.mesh} and B on {b.mesh}; "
+            f"distribute both on one mesh, or name another algorithm"
+        )
+    columns, work, cut = Shard(len(a.shape) - 1), list[Placement](), []
+    for axis, pair in enumerate(_pairs(a, b)):
+        of_a, of_b = a.placements[axis], b.placements[axis]
+        if pair not in _LOCAL and "P" in pair:
+            raise _unsummed(name, a, b, axis)
+        if pair not in _LOCAL and not elsewhere:
+            raise PlacementError(
+                f"mesh axis {axis}: {of_a} @ {of_b} cannot be multiplied where it lies; allowed "
+                f"are Replicate() or rows of A with B replicated, columns of B with A replicated, "
+                f"and columns of A with rows of B. Use td.redistribute, or algorithm='gather'"
+            )
+        if pair == ("Sk", "Sk"):
+            cut.append(axis)
+        # where not all can stay, rows of A win over columns of B
+        kept = "Sd" if pair[0] == "Sd" else "Sn" if pair[1] == "Sn" else "R"
+        results: dict[str, Placement] = {
+            "R": Replicate(),
+            "P": Partial(),
+            "Sd": of_a,
+            "Sn": columns,
+        }
+        work.append(results[_LOCAL.get(pair, kept)])
+    return _plan(name, "", a, b, a.mesh, work, DepthOrder(tuple(cut), leave=True))
 
 
 def _grid_work(name: str, a: Tiling, b: Tiling) -> list[Placement]:
@@ -336,10 +296,6 @@ def _grid_work(name: str, a: Tiling, b: Tiling) -> list[Placement]:
     taken = [p.dim for p in a.placements if isinstance(p, Shard) and p.dim < rows]
     longest = max(range(rows), key=lambda d: (d in taken, a.shape[d]), default=rows)
     return [Shard(longest), Shard(rows if columns else longest)]
-
-
-def _width(panel: int) -> str:
-    return f"panel {panel}"
 
 
 def _check_shapes(a: Tiling, b: Tiling) -> None:
@@ -362,14 +318,6 @@ def _check_shapes(a: Tiling, b: Tiling) -> None:
     if a.ranks != b.ranks:
         raise PlacementError(
             f"A lies on {a.ranks} ranks and B on {b.ranks}; distribute both on one mesh"
-        )
-
-
-def _same_mesh(name: str, a: Tiling, b: Tiling) -> None:
-    if a.mesh != b.mesh:
-        raise PlacementError(
-            f"{name} multiplies along one mesh, A lies on {a.mesh} and B on {b.mesh}; "
-            f"distribute both on one mesh, or name another algorithm"
         )
 
 
@@ -399,16 +347,12 @@ def _grid(
 
     usable = [g for g in grids(a.ranks, axes) if last in (None, g[-1])]
     if asked is not None:
-        best = min(usable, key=moved)
         wanted = tuple(asked) if isinstance(asked, Iterable) else (asked,)
-        if (
-            len(wanted) != axes
-            or not all(is_whole(n, 1) for n in wanted)
-            or prod(wanted) != a.ranks
-        ):
+        extents = [n for n in wanted if is_whole(n, 1)]
+        if len(extents) != axes or len(wanted) != axes or prod(wanted) != a.ranks:
             raise PlacementError(
                 f"{name} on {a.ranks} ranks needs a grid of {axes} extents whose product is "
-                f"{a.ranks}, got {asked!r}; for example {best}"
+                f"{a.ranks}, got {asked!r}; for example {min(usable, key=moved)}"
             )
         if last not in (None, wanted[-1]):
             raise PlacementError(
@@ -431,48 +375,28 @@ def _plan(
     b: Tiling,
     mesh: tuple[int, ...],
     work: Sequence[Placement],
-    cut: Sequence[int] = (),
-    *,
-    panel: int | None,
-    skewed: bool = False,
-    sharded: bool = False,
-    leave: bool = False,
+    order: DepthOrder,
 ) -> ProductPlan:
-    """The plan that leaves C as ``work`` and then sums it along the axes in ``cut``, as a
-    `DepthWalk` says."""
-    keep = _kept(name, a, b, mesh, work, cut)
-    walk = DepthWalk(tuple(cut), panel, skewed, sharded, keep, leave)
-    tiling = Tiling((*a.shape[:-1], *b.shape[1:]), mesh, tuple(work))
-    result = tiling if leave else _scattered(tiling, cut)
-    return ProductPlan(name, options, a, b, tiling, result, walk)
+    """The plan that leaves C as ``work``, and then sums it along the axes that share out k."""
+    keep = [
+        axis
+        for tiling in (a, b)
+        for axis, placement in enumerate(tiling.placements)
+        if isinstance(placement, Partial)
+    ]
+    for axis in keep:
+        if not a.mesh == b.mesh == mesh or work[axis] != Partial() or axis in order.cut:
+            raise _unsummed(name, a, b, axis)
+    made = Tiling((*a.shape[:-1], *b.shape[1:]), mesh, tuple(work))
+    order = replace(order, keep=tuple(keep))
+    return plan_of(name, options, a, b, made, made if order.leave else _summed(made, order), order)
 
 
-def _kept(
-    name: str,
-    a: Tiling,
-    b: Tiling,
-    mesh: tuple[int, ...],
-    work: Sequence[Placement],
-    cut: Sequence[int],
-) -> tuple[int, ...]:
-    """The axes along which an operand's own partial sums are multiplied and stay partial sums."""
-    keep = []
-    for tiling in (a, b):
-        for axis, placement in enumerate(tiling.placements):
-            if not isinstance(placement, Partial):
-                continue
-            stays = a.mesh == b.mesh == mesh and work[axis] == placement and axis not in cut
-            if not stays:
-                raise _unsummed(name, a, b, axis)
-            keep.append(axis)
-    return tuple(keep)
-
-
-def _scattered(work: Tiling, cut: Sequence[int]) -> Tiling:
+def _summed(work: Tiling, order: DepthOrder) -> Tiling:
     """Where C lies after the reduce-scatter: cut along its first dimension, if that is enough."""
     if not work.shape:
         return work.replaced(*(Replicate() for _ in work.mesh))
     enough = work.shape[0] >= work.ranks
     dim = 0 if enough else max(range(len(work.shape)), key=lambda d: work.shape[d])
-    placements = [Shard(dim) if axis in cut else p for axis, p in enumerate(work.placements)]
+    placements = [Shard(dim) if axis in order.cut else p for axis, p in enumerate(work.placements)]
     return work.replaced(*placements)

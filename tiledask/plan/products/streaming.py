@@ -8,37 +8,36 @@ A [I, :]     +-----+
 w | w | w    |C[I,J]|       p x q tiles read  s k (q m + p n)  bytes: the larger the fewer
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from heapq import heapify, heapreplace
 from itertools import pairwise, product
+from math import gcd, lcm
 from typing import NamedTuple
 
 from tiledask.errors import ConfigError, DoesNotFitError
-from tiledask.plan import html
+from tiledask.plan.intervals import Interval, ends_of, even
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.products.product_plan import AHEAD, RUNTIME
-from tiledask.plan.products.regions import Region
-from tiledask.plan.units import format_bytes
+from tiledask.plan.products.regions import Region, region_size
+from tiledask.plan.units import format_bytes, format_up
 from tiledask.plan.whole import is_whole, whole_number
 
-__all__ = ["Cuts", "Problem", "StorageLayout", "StreamPlan", "Tile", "covered", "plan_cuts"]
+__all__ = [
+    "Cuts",
+    "Problem",
+    "StorageLayout",
+    "StreamPlan",
+    "Tile",
+    "least_memory",
+    "plan_cuts",
+    "plan_stream",
+]
 
 CHUNK_COPIES = 3
 """Times a chunk is in memory while it is read or written: as stored, decoded, on its way."""
-
-# What plans take a slot to do. Constants and not measurements: the same product is then cut alike
-# on every machine, and gives the same bits.
-BANDWIDTH = 1e9
-"""Bytes per second from a file."""
-
-
-def flops(itemsize: int) -> float:
-    """FLOP per second of a slot."""
-    return 5e10 if itemsize == 8 else 1e11
-
-
-Interval = tuple[int, int]
+PANEL = 512
+"""Extent along k of the narrowest panels, if they fit: wide enough for BLAS."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +52,8 @@ class StorageLayout:
 
     shape: tuple[int, int]
     itemsize: int
-    order: str = "C"
-    """"C": rows are contiguous. "F": columns are."""
     chunks: tuple[int, int] | None = None
     """Extents of what is read and written as a whole; None where any run of elements can be."""
-
-    @property
-    def nbytes(self) -> int:
-        return self.shape[0] * self.shape[1] * self.itemsize
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -74,16 +67,10 @@ class StorageLayout:
 
     def read_bytes(self, region: Region) -> int:
         """Bytes of the elements that a read of ``region`` fetches, before any compression."""
-        rows, columns = (covered(*span, c) for span, c in zip(region, self.grid, strict=True))
-        return rows * columns * self.itemsize
-
-    def calls(self, region: Region) -> int:
-        """Separate reads (of chunks, or of contiguous runs) that ``region`` takes."""
-        if self.chunks:
-            return self.read_bytes(region) // (self.grid[0] * self.grid[1] * self.itemsize)
-        slow, fast = (0, 1) if self.order == "C" else (1, 0)
-        whole = region[fast] == (0, self.shape[fast])
-        return 1 if whole else region[slow][1] - region[slow][0]
+        size = self.itemsize
+        for (start, stop), chunk in zip(region, self.grid, strict=True):
+            size *= (-(-stop // chunk) - start // chunk) * chunk if stop > start else 0
+        return size
 
 
 @dataclass(frozen=True)
@@ -120,13 +107,13 @@ class Cuts:
         """The tiles of C, row by row."""
         return product(pairwise(self.rows), pairwise(self.columns))
 
-    def panels(self, k: int, begin: int = 0) -> list[Interval]:
-        """The panels of a sum over ``begin``..``k``.
+    def panels(self, k: int) -> list[Interval]:
+        """The panels of a sum over k.
 
         >>> Cuts((0, 1), (0, 1), 4).panels(10)
         [(0, 4), (4, 8), (8, 10)]
         """
-        return [(start, min(start + self.panel, k)) for start in range(begin, k, self.panel)]
+        return [(start, min(start + self.panel, k)) for start in range(0, k, self.panel)]
 
 
 class Tile(NamedTuple):
@@ -135,17 +122,13 @@ class Tile(NamedTuple):
     slot: int
     region: Region
     """Rows and columns of C."""
-    begin: int = 0
-    """Up to which k it is summed already, from an earlier run."""
 
 
 @dataclass(frozen=True, repr=False)
 class StreamPlan:
     """What every slot reads, holds and writes, known before anything runs."""
 
-    a: StorageLayout
-    b: StorageLayout
-    c: StorageLayout
+    problem: "Problem"
     cuts: Cuts
     slots: int
     tiles: tuple[Tile, ...]
@@ -154,82 +137,39 @@ class StreamPlan:
     """Bytes per slot and tensor class."""
 
     @property
-    def extents(self) -> tuple[int, int, int]:
-        """m, n and k."""
-        return self.a.shape[0], self.b.shape[1], self.a.shape[1]
-
-    @property
-    def panel(self) -> int:
-        """Extent of a panel along k."""
-        return self.cuts.panel
-
-    @property
     def bytes_read(self) -> int:
-        """Bytes that all slots read: panels, and tiles that an earlier run had begun.
-
-        Of chunked files whole chunks are counted, as they are before compression.
-        """
-        total = 0
-        for tile in self.tiles:
-            rows, columns = tile.region
-            for depth in self.cuts.panels(self.extents[2], tile.begin):
-                total += self.a.read_bytes((rows, depth)) + self.b.read_bytes((depth, columns))
-            if tile.begin:
-                total += self.c.read_bytes(tile.region)
-        return total
+        """Bytes that all slots read. Of chunked files whole chunks are counted, as they are before
+        compression."""
+        a, b, (_, _, k) = self.problem.a, self.problem.b, self.problem.extents
+        return sum(
+            a.read_bytes((tile.region[0], depth)) + b.read_bytes((depth, tile.region[1]))
+            for tile in self.tiles
+            for depth in self.cuts.panels(k)
+        )
 
     @property
     def bytes_written(self) -> int:
-        """Bytes of the tiles that are written; partial sums kept on the way come on top."""
-        return sum(_area(tile.region) * self.c.itemsize for tile in self.tiles)
+        """Bytes of the tiles that are written."""
+        return sum(region_size(tile.region) for tile in self.tiles) * self.problem.c.itemsize
 
     @property
     def panels(self) -> int:
         """Pairs of panels that all slots multiply."""
-        k = self.extents[2]
-        return sum(-(-(k - tile.begin) // self.panel) for tile in self.tiles)
+        return len(self.tiles) * len(self.cuts.panels(self.problem.extents[2]))
 
-    @property
-    def seconds(self) -> float:
-        """Seconds at the rates that this module takes for granted; only for comparisons."""
-        (tm, tn), k = self.cuts.tile, self.extents[2]
-        per_slot = [0] * self.slots
-        for tile in self.tiles:
-            per_slot[tile.slot] += k - tile.begin
-        flop = 2 * tm * tn * max(per_slot)
-        return flop / flops(self.a.itemsize) + self.bytes_read / self.slots / BANDWIDTH
-
-    def remaining(self, summed: Mapping[Region, int]) -> "StreamPlan":
-        """The plan of what is left, where tile ``region`` is summed up to ``summed[region]``."""
-        k = self.extents[2]
-        left = [(region, summed.get(region, 0)) for region in self.cuts.regions]
-        return replace(self, tiles=_deal(left, k, self.slots))
-
-    def of(self, slot: int) -> "StreamPlan":
-        """The part of the plan that ``slot`` does."""
-        return replace(self, tiles=tuple(tile for tile in self.tiles if tile.slot == slot))
+    def remaining(self, finished: Collection[Region]) -> "StreamPlan":
+        """The plan of what is left where these tiles are finished."""
+        left = [region for region in self.cuts.regions if region not in finished]
+        return replace(self, tiles=_dealt(left, self.slots))
 
     def __repr__(self) -> str:
-        (m, n, k), (tm, tn), (p, q) = self.extents, self.cuts.tile, self.cuts.grid
+        (m, n, k), (tm, tn), (p, q) = self.problem.extents, self.cuts.tile, self.cuts.grid
         left = "" if len(self.tiles) == p * q else f", {len(self.tiles)} of them left"
         return (
             f"StreamPlan({m}x{k} @ {k}x{n} in {p} x {q} tiles of up to {tm}x{tn}{left}, "
-            f"panels of {self.panel}: reads {format_bytes(self.bytes_read)}, writes "
+            f"panels of {self.cuts.panel}: reads {format_bytes(self.bytes_read)}, writes "
             f"{format_bytes(self.bytes_written)}, peak {format_bytes(self.ledger.peak)} a slot)"
         )
-
-    def _repr_html_(self) -> str:
-        p, q = self.cuts.grid
-        slot_of = {tile.region: str(tile.slot) for tile in self.tiles}
-        spans = list(pairwise(self.cuts.columns))
-        drawn = p * q <= 400
-        head = ("slot of tile", *(f"{left}..{right}" for left, right in spans))
-        rows = [
-            (f"{top}..{bottom}", *(slot_of.get(((top, bottom), span), "✓") for span in spans))
-            for top, bottom in pairwise(self.cuts.rows)
-        ]
-        grid = html.table(head, rows, first="th") if drawn else ""
-        return f"<p>{html.words(repr(self))}</p>{grid}{self.ledger._repr_html_()}"
 
 
 @dataclass(frozen=True)
@@ -249,35 +189,117 @@ class Problem:
         """m, n and k."""
         return self.a.shape[0], self.b.shape[1], self.a.shape[1]
 
-    @property
-    def chunked(self) -> bool:
-        return any(form.chunks for form in (self.a, self.b, self.c))
-
     def classes(self, m: int, n: int, w: int) -> dict[str, tuple[int, str]]:
         """Tensor class -> (bytes, formula) of a slot, for tiles of m x n and panels of w."""
-        return {
+        panels = AHEAD * (m + n) * w * self.a.itemsize
+        chunks = max(self.a.buffer, self.b.buffer) + self.c.buffer
+        found = {
             "accumulator": (m * n * self.accumulator, "rows x columns x itemsize"),
-            "panels": (self._panels(m, n, w), f"{AHEAD} (rows + columns) x panel x itemsize"),
+            "panels": (panels, f"{AHEAD} (rows + columns) x panel x itemsize"),
             "tile workspace": (self.workspace(m, n, w), "td.tile.workspace"),
-            "chunk buffers": (self._chunks, f"{CHUNK_COPIES} chunks read, {CHUNK_COPIES} written"),
-            "runtime": (self.memory(m, n, w) - self._arrays(m, n, w), "8 MiB + 2 %"),
+            "chunk buffers": (chunks, f"{CHUNK_COPIES} chunks read, {CHUNK_COPIES} written"),
         }
+        arrays = sum(size for size, _ in found.values())
+        return found | {"runtime": (RUNTIME + arrays // 50, "8 MiB + 2 %")}
 
     def memory(self, m: int, n: int, w: int) -> int:
         """The sum of `classes`: bytes of a slot."""
-        arrays = self._arrays(m, n, w)
-        return arrays + RUNTIME + arrays // 50
+        return sum(size for size, _ in self.classes(m, n, w).values())
 
-    def _arrays(self, m: int, n: int, w: int) -> int:
-        work = self.workspace(m, n, w) + self._chunks
-        return m * n * self.accumulator + self._panels(m, n, w) + work
+    def units(self) -> Iterator[tuple[int, int, int]]:
+        """What tiles and panels may be multiples of, along m, n and k: of C's chunks, and as long
+        as they are no larger than the matrices of those that are read."""
+        (m, n, k), (cm, cn) = self.extents, self.c.grid
+        (am, ak), (bk, bn) = self.a.grid, self.b.grid
+        for whole_tiles, whole_panels in product((True, False), repeat=2):
+            along_m, along_n, along_k = lcm(cm, am), lcm(cn, bn), lcm(ak, bk)
+            yield (
+                along_m if whole_tiles and along_m <= m else cm,
+                along_n if whole_tiles and along_n <= n else cn,
+                along_k if whole_panels and along_k <= k else 1,
+            )
 
-    def _panels(self, m: int, n: int, w: int) -> int:
-        return AHEAD * (m + n) * w * self.a.itemsize
 
-    @property
-    def _chunks(self) -> int:
-        return max(self.a.buffer, self.b.buffer) + self.c.buffer
+def plan_stream(problem: Problem, slots: int, memory_limit: int) -> StreamPlan:
+    """The plan with the largest square tiles that ``memory_limit`` bytes a slot allow.
+
+    Tiles are divided evenly among the slots, and whole chunks where C has chunks; panels take the
+    rest of the memory. Raises DoesNotFitError if not even the smallest tiles fit.
+
+    >>> f = StorageLayout((22528, 22528), 4)
+    >>> plan_stream(Problem(f, f, f, accumulator=4), slots=2, memory_limit=1_000_000_000)
+    StreamPlan(22528x22528 @ 22528x22528 in 2 x 2 tiles of up to 11264x11264, panels of 2048: \
+reads 8.12 GB, writes 2.03 GB, peak 902.5 MB a slot)
+    """
+    for units, widest in product(problem.units(), (PANEL, 1)):
+        if cuts := _largest_tiles(problem, units, widest, slots, memory_limit):
+            return plan_cuts(problem, cuts, slots, memory_limit)
+    chunked = any(form.chunks for form in (problem.a, problem.b, problem.c))
+    raise DoesNotFitError(
+        f"a tile of C and {AHEAD} pairs of panels take at least {format_up(least_memory(problem))} "
+        f"a slot, allowed are {format_bytes(memory_limit)}; raise memory_limit"
+        f"{', or store the matrices in smaller chunks' if chunked else ''}"
+    )
+
+
+def least_memory(problem: Problem, extent: int = 1) -> int:
+    """The least ``memory_limit`` with which `plan_stream` finds a plan, in bytes.
+
+    ``extent``: of tiles and panels that have at least so many rows and columns, if there are.
+    """
+    return min(
+        problem.memory(
+            *(min(-(-extent // u) * u, x) for u, x in zip(units, problem.extents, strict=True))
+        )
+        for units in problem.units()
+    )
+
+
+def _largest_tiles(
+    problem: Problem, units: tuple[int, int, int], widest: int, slots: int, limit: int
+) -> Cuts | None:
+    """Cuts in multiples of ``units`` that fit; None if there are none.
+
+    Panels begin with a quarter of a tile's width, ``widest`` at most. The longer side of a tile is
+    cut once more until it fits and there is a tile for every slot; then its columns, until every
+    slot has as many tiles as any other, if that takes no more than twice as many; then panels are
+    widened.
+    """
+    (m, n, k), (along_m, along_n, along_k) = problem.extents, units
+    most_p, most_q = -(-m // along_m), -(-n // along_n)
+
+    def tile(p: int, q: int) -> tuple[int, int]:
+        return min(m, -(-most_p // p) * along_m), min(n, -(-most_q // q) * along_n)
+
+    def panel(p: int, q: int) -> int:
+        narrow = min(widest, max(tile(p, q)) // 4)
+        return min(k, max(1, -(-narrow // along_k)) * along_k)
+
+    def fits(p: int, q: int, width: int) -> bool:
+        return problem.memory(*tile(p, q), width) <= limit
+
+    if not fits(most_p, most_q, panel(most_p, most_q)):
+        return None
+    p = q = 1
+    while not fits(p, q, panel(p, q)) or p * q < min(slots, most_p * most_q):
+        rows, columns = tile(p, q)
+        if p < most_p and (rows >= columns or q == most_q):
+            p += 1
+        else:
+            q += 1
+    step = slots // gcd(p, slots)
+    if (balanced := -(-q // step) * step) <= min(most_q, 2 * q):
+        q = balanced
+    width = panel(p, q)
+    while width < k and fits(p, q, min(2 * width, k)):
+        width = min(2 * width, k)
+    return Cuts(_edges(m, along_m, p), _edges(n, along_n, q), width)
+
+
+def _edges(extent: int, unit: int, parts: int) -> tuple[int, ...]:
+    """0, ..., extent in ``parts`` parts of whole units, as even as can be; the last may be cut."""
+    edges = ends_of(even(-(-extent // unit), parts))
+    return tuple(min(extent, edge * unit) for edge in edges)
 
 
 def plan_cuts(problem: Problem, cuts: Cuts, slots: int, memory_limit: int) -> StreamPlan:
@@ -286,15 +308,15 @@ def plan_cuts(problem: Problem, cuts: Cuts, slots: int, memory_limit: int) -> St
     >>> f = StorageLayout((8, 8), 4)
     >>> plan = plan_cuts(Problem(f, f, f, 4), Cuts((0, 4, 8), (0, 8), 4), 2, 10**9)
     >>> plan.tiles, plan.bytes_read
-    ((Tile(slot=0, region=((0, 4), (0, 8)), begin=0), Tile(slot=1, region=((4, 8), (0, 8)), \
-begin=0)), 768)
+    ((Tile(slot=0, region=((0, 4), (0, 8))), Tile(slot=1, region=((4, 8), (0, 8)))), 768)
     """
-    (tm, tn), k = cuts.tile, problem.extents[2]
-    tiles = _deal([(region, 0) for region in cuts.regions], k, slots)
+    (tm, tn), tiles = cuts.tile, _dealt(cuts.regions, slots)
     rows = [
         Row(slot, name, ALWAYS if name in ("accumulator", "panels") else "product", size, formula)
         for slot in sorted({tile.slot for tile in tiles})
-        for name, (size, formula) in problem.classes(tm, tn, min(cuts.panel, k)).items()
+        for name, (size, formula) in problem.classes(
+            tm, tn, min(cuts.panel, problem.extents[2])
+        ).items()
         if size
     ]
     ledger = Ledger.of(rows)
@@ -303,28 +325,15 @@ begin=0)), 768)
             f"tiles of {tm}x{tn} with panels of {cuts.panel} take {format_bytes(ledger.peak)} a "
             f"slot, allowed are {format_bytes(memory_limit)}; raise memory_limit, or cut smaller"
         )
-    return StreamPlan(problem.a, problem.b, problem.c, cuts, slots, tiles, ledger)
+    return StreamPlan(problem, cuts, slots, tiles, ledger)
 
 
-def _deal(left: Iterable[tuple[Region, int]], k: int, slots: int) -> tuple[Tile, ...]:
-    """The tiles (region, summed up to) of each slot: the most work first, to the idlest."""
-    work = [(_area(region) * (k - begin), region, begin) for region, begin in left]
-    load = [(0, slot) for slot in range(slots)]
+def _dealt(regions: Iterable[Region], slots: int) -> tuple[Tile, ...]:
+    """The tiles of each slot: the largest first, to the idlest."""
+    load, tiles = [(0, slot) for slot in range(slots)], []
     heapify(load)
-    tiles = []
-    for cost, region, begin in sorted(work, key=lambda tile: -tile[0]):
-        if cost:
-            total, slot = load[0]
-            heapreplace(load, (total + cost, slot))
-            tiles.append(Tile(slot, region, begin))
+    for region in sorted(regions, key=lambda region: -region_size(region)):
+        total, slot = load[0]
+        heapreplace(load, (total + region_size(region), slot))
+        tiles.append(Tile(slot, region))
     return tuple(tiles)
-
-
-def covered(start: int, stop: int, chunk: int) -> int:
-    """Elements from ``start`` to ``stop``, out to the edges of chunks."""
-    return (-(-stop // chunk) - start // chunk) * chunk if stop > start else 0
-
-
-def _area(region: Region) -> int:
-    (top, bottom), (left, right) = region
-    return (bottom - top) * (right - left)

@@ -41,28 +41,6 @@ class Traffic:
                 messages[source, destination] += 1
         return cls(nbytes, messages)
 
-    @classmethod
-    def of_groups(
-        cls,
-        ranks: int,
-        groups: Iterable[tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int]]],
-    ) -> "Traffic":
-        """The traffic of groups of ranks that all read the same: (readers, and of each rank that
-        they read from: its number, bytes, messages).
-
-        >>> Traffic.of_groups(3, [([1, 2], [0, 1], [8, 4], [1, 1])]).sent
-        (16, 4, 0)
-        """
-        nbytes = np.zeros((ranks, ranks), np.int64)
-        messages = np.zeros((ranks, ranks), np.int64)
-        for readers, sources, sizes, counts in groups:
-            at = np.ix_(sources, readers)
-            nbytes[at] += np.array(sizes, np.int64)[:, None]
-            messages[at] += np.array(counts, np.int64)[:, None]
-        np.fill_diagonal(nbytes, 0)
-        np.fill_diagonal(messages, 0)
-        return cls(nbytes, messages)
-
     def on(self, hosts: Sequence[str], slots: Sequence[int] | None = None) -> "Traffic":
         """The same between the slots of a cluster, each on its host; rank r is slot ``slots[r]``,
         or r.
@@ -121,10 +99,8 @@ class Traffic:
         )
 
     def __repr__(self) -> str:
-        return f"Traffic({self._said()} among {self.ranks} ranks{self.crossed()})"
-
-    def _said(self) -> str:
-        return f"{self.total:,} bytes in {self.count} messages"
+        words = f"{self.total:,} bytes in {self.count} messages among {self.ranks} ranks"
+        return f"Traffic({words}{self.crossed()})"
 
     def crossed(self) -> str:
         """What of it goes between hosts, in words; nothing if there is one."""
@@ -137,4 +113,5 @@ class Traffic:
             (f"from {i}", *(format_bytes(n) if n else "·" for n in row))
             for i, row in enumerate(self.bytes.tolist())
         ]
-        return html.table(head, rows, self._said() + self.crossed(), first="th")
+        words = f"{self.total:,} bytes in {self.count} messages{self.crossed()}"
+        return html.table(head, rows, words, first="th")

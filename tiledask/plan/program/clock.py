@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tiledask.errors import ProgramError, short
-from tiledask.plan.collectives.seconds import replayed
+from tiledask.plan.collectives.cost import replayed
 from tiledask.plan.pipelines.timeline import COMPUTE, TRANSFER, Span, Timeline
 from tiledask.plan.program.graph import LinePlace, Node, followers, graph
 from tiledask.plan.program.instructions import (

@@ -27,7 +27,6 @@ from math import isqrt, prod
 import numpy as np
 
 from tiledask.errors import ConfigError, PlacementError
-from tiledask.plan.collectives.convolution import Boundary
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.rows import RowSplit, split_rows
 from tiledask.plan.products.placement import Replicate, Shard, Tiling, split
@@ -43,6 +42,7 @@ __all__ = [
     "SHAPES",
     "SIDE",
     "WAYS",
+    "Boundary",
     "Need",
     "Split",
     "flops",
@@ -50,6 +50,18 @@ __all__ = [
     "stages_of",
     "unit_dim",
 ]
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """What a layer gives the next one, of each image."""
+
+    name: str
+    units: int
+    """Output channels, or outputs of a linear layer: what is sharded."""
+    each: int = 1
+    """Elements of a unit."""
+
 
 WAYS = ("data parallel", "network", "by output units", "space")
 _OLDER = {"layerwise": "by output units"}

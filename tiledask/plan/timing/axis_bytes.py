@@ -7,7 +7,7 @@ dp  gradients, and the weights that ZeRO gathers
 
 import numpy as np
 
-from tiledask.plan.collectives.formulas import factor
+from tiledask.plan.collectives.cost import factor
 from tiledask.plan.inputs.items import item_parameters
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
@@ -33,7 +33,7 @@ def axis_bytes(model: Model, layout: Layout, recipe: Recipe, sequence: int) -> d
     that sends most; every device receives as many.
 
     A sum over n devices sends 2 (n-1)/n of its bytes from each, a gather half of that
-    (`td.collectives.formulas`). They are those that `td.training_program` counts, but that a
+    (`tiledask.plan.collectives.cost`). They are those that `td.training_program` counts, but that a
     forward pass done again is done whole, a table that is embedding and head of one stage moves
     once for both, and gradients of weights that all slices of a cut sequence have are left out.
     A stage whose tp slices have whole activations sends them from each, or gathers again what it

@@ -10,7 +10,5 @@ of_end.py        that of its end: a checkpoint is written, weights are brought
 of_states.py     that of a step of which the parameters are counted, and nothing else is known
 of_layout.py     that of a planner's layout, and its seconds
 of_schedule.py   the program of a pipeline schedule
-of_product.py    the programs of a blocked product
-of_stream.py     that of a product of matrices in files
 convolution/     convolutions over ranks, and the program of LeNet's step
 """

@@ -8,7 +8,7 @@ update   sums over the copies, the optimizer's step
 
 import numpy as np
 
-from tiledask.plan.collectives.data_parallel import shards
+from tiledask.plan.collectives.shards import shards
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.program.instructions import ProgramLine, ProgramPart, ProgramRole
 from tiledask.plan.program.making.unit_states import UnitStates, flat_name

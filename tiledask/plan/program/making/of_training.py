@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tiledask.plan.collectives.cost import even
-from tiledask.plan.collectives.data_parallel import shards
+from tiledask.plan.collectives.shards import shards
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.intervals import part_of
 from tiledask.plan.pipelines.schedule import KINDS, Schedule

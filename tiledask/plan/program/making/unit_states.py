@@ -18,7 +18,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from tiledask.plan.collectives.cost import even
-from tiledask.plan.collectives.data_parallel import shards
+from tiledask.plan.collectives.shards import shards
 from tiledask.plan.intervals import ends_of
 from tiledask.plan.program.instructions import Do, Items, Stop
 from tiledask.plan.program.making.writer import ProgramWriter, Value

@@ -9,12 +9,14 @@ then                                                          one all_reduce of 
 Nothing of its program is asked: `of_lenet.need` counts that, and a run its ranks.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from math import isqrt, prod
+from typing import NamedTuple
 
-from tiledask.plan.collectives.convolution import Boundary, in_stages, layerwise
-from tiledask.plan.collectives.cost import even
-from tiledask.plan.collectives.expected import Expected, all_reduced, expected, halo
+from tiledask.plan.collectives.algorithms import default
+from tiledask.plan.collectives.cost import Cost, cost, even
+from tiledask.plan.collectives.halo import halo_strips
 from tiledask.plan.program.calls import Planned
 from tiledask.plan.program.lenet import (
     BOUNDARIES,
@@ -23,6 +25,7 @@ from tiledask.plan.program.lenet import (
     OUT,
     SHAPES,
     SIDE,
+    Boundary,
     Need,
     Split,
     flops,
@@ -30,6 +33,16 @@ from tiledask.plan.program.lenet import (
 )
 
 __all__ = ["calls_of", "need_by_formulas"]
+
+
+class Expected(NamedTuple):
+    """One collective before anything runs."""
+
+    label: str
+    kind: str
+    cost: Cost
+    """By rank, the bytes and the messages."""
+
 
 Calls = list[tuple[int, Expected]]
 """By the number of the layer that calls."""
@@ -151,3 +164,86 @@ def _flops(split: Split, at: tuple[int, int, int], images: int) -> int:
         else:
             total += flops(name, even(mine, split.parts)[part])
     return total
+
+
+# -- closed forms ----------------------------------------------------------------------------------
+
+
+def expected(label: str, kind: str, counts: Sequence[int], itemsize: int) -> tuple[Expected, ...]:
+    """One collective of chunks of ``counts`` elements, as for `cost`; none for a rank alone."""
+    n = len(counts)
+    return (Expected(label, kind, cost(kind, default(kind, n), counts, itemsize)),) * (n > 1)
+
+
+def all_reduced(label: str, elements: int, ranks: int, itemsize: int) -> tuple[Expected, ...]:
+    """One all_reduce of an array of ``elements``."""
+    return expected(label, "all_reduce", even(elements, ranks), itemsize)
+
+
+def halo(
+    label: str, rows: Sequence[int], before: int, after: int, row_bytes: int, back: bool = False
+) -> tuple[Expected, ...]:
+    """One halo_exchange, or its adjoint halo_reduce (``back``); none if no row is lent.
+
+    >>> halo("halo", [3, 3, 2], 1, 1, row_bytes=10)[0].cost.sent
+    (10, 20, 10)
+    """
+    n, strips = len(rows), halo_strips(rows, before, after)
+    sent, received, messages = [0] * n, [0] * n, [0] * n
+    for strip in strips:
+        ends = (strip.destination, strip.source) if back else (strip.source, strip.destination)
+        nbytes = row_bytes * (strip.stop - strip.start)
+        sent[ends[0]] += nbytes
+        received[ends[1]] += nbytes
+        messages[ends[0]] += 1
+    if not strips:
+        return ()
+    kind = "halo_reduce" if back else "halo_exchange"
+    return (Expected(label, kind, Cost(tuple(sent), tuple(received), tuple(messages), 1)),)
+
+
+def transfer(
+    label: str, source: int, destination: int, nbytes: int, ranks: int
+) -> tuple[Expected, ...]:
+    """A message from one rank to another: what one of them sends, and what the other receives.
+
+    >>> [(each.kind, each.cost.sent) for each in transfer("h1", 0, 1, 10, ranks=3)]
+    [('send', (10, 0, 0)), ('recv', (0, 0, 0))]
+    """
+    out = tuple(nbytes * (r == source) for r in range(ranks))
+    into = tuple(nbytes * (r == destination) for r in range(ranks))
+    nothing = (0,) * ranks
+    one = tuple(int(r == source) for r in range(ranks))
+    return (
+        Expected(label, "send", Cost(out, nothing, one, 1)),
+        Expected(label, "recv", Cost(nothing, into, nothing, 0)),
+    )
+
+
+def layerwise(
+    layers: Sequence[Boundary], images: int, ranks: int, itemsize: int
+) -> tuple[Expected, ...]:
+    """Every layer by its output units: gathered for the next layer, summed on the way back."""
+
+    def counts(layer: Boundary) -> list[int]:
+        return [images * layer.each * units for units in even(layer.units, ranks)]
+
+    there = [expected(f"{b.name}/forward/y", "all_gather", counts(b), itemsize) for b in layers]
+    back = [
+        expected(f"{b.name}/backward/dy", "reduce_scatter", counts(b), itemsize)
+        for b in reversed(layers[:-1])
+    ]
+    return tuple(call for calls in (*there, *back) for call in calls)
+
+
+def in_stages(
+    layers: Sequence[Boundary], images: int, ranks: int, itemsize: int
+) -> tuple[Expected, ...]:
+    """A layer on each rank: its output goes to the next, the gradient of it comes back."""
+    sizes = [images * b.units * b.each * itemsize for b in layers]
+    pairs = list(enumerate(layers[:-1]))
+    there = [transfer(f"{b.name}/forward/y", i, i + 1, sizes[i], ranks) for i, b in pairs]
+    back = [
+        transfer(f"{b.name}/backward/dy", i + 1, i, sizes[i], ranks) for i, b in reversed(pairs)
+    ]
+    return tuple(call for calls in (*there, *back) for call in calls)

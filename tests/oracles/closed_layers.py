@@ -17,32 +17,12 @@ the gathered x is kept.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from tiledask.errors import ConfigError
 from tiledask.plan.collectives.algorithms import default
 from tiledask.plan.collectives.cost import Cost, cost, even
 from tiledask.plan.collectives.shards import deal_heads
-from tiledask.plan.frames import frame
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-__all__ = [
-    "Call",
-    "LayerCalls",
-    "Stream",
-    "bytes_by_rank",
-    "column_linear",
-    "cross_entropy",
-    "decoder_block",
-    "embedding",
-    "mlp",
-    "norm",
-    "row_linear",
-    "self_attention",
-    "swiglu_mlp",
-]
 
 
 class Call(NamedTuple):
@@ -89,15 +69,6 @@ class LayerCalls(Generic[C]):
         for other in others:
             self = LayerCalls(self.forward + other.forward, other.backward + self.backward)
         return self
-
-    def to_frame(self: "LayerCalls[Call]", itemsize: int) -> "pd.DataFrame":
-        """A row per collective: way, label, kind, ranks, and the most bytes that one rank sends."""
-        rows = [
-            (way, c.label, c.kind, len(c.members), max(c.cost(itemsize).sent))
-            for way in ("forward", "backward")
-            for c in getattr(self, way)
-        ]
-        return frame(rows, ["way", "label", "kind", "ranks", "bytes_sent"])
 
     def inside(self: "LayerCalls[Call]", label: str) -> "LayerCalls[Call]":
         """The same as parts of a layer called ``label``."""

@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from tiledask.plan.products.shards import Shards, even_shards
 
-__all__ = ["Panel", "panels"]
-
 
 class Panel(NamedTuple):
     """Columns of x, which are rows of w, that have one owner in each."""

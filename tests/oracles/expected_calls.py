@@ -7,8 +7,6 @@ from tiledask.plan.collectives.algorithms import default
 from tiledask.plan.collectives.cost import Cost, cost, even
 from tiledask.plan.collectives.halo import halo_strips
 
-__all__ = ["Expected", "all_reduced", "expected", "halo", "transfer"]
-
 
 class Expected(NamedTuple):
     """One collective before anything runs; programs return these in the order of their calls."""

@@ -11,35 +11,10 @@ all_reduce       both together
 from collections.abc import Sequence
 from itertools import pairwise
 
-from tiledask.errors import ConfigError
-
-__all__ = ["bytes_of", "factor", "seconds_of"]
+from tiledask.plan.collectives.cost import loads, ranks_of, replayed
 
 Bytes = tuple[tuple[int, ...], tuple[int, ...]]
 """(sent by rank, received by rank)."""
-
-
-def factor(kind: str, n: int) -> float:
-    """Bytes that a rank must send per byte of data, where ``n`` ranks share them evenly.
-
-    The data are the whole array, of an all_to_all what one rank brings. Source: NVIDIA nccl-tests,
-    doc/PERFORMANCE.md; Thakur, Rabenseifner and Gropp 2005, section 4.
-
-    >>> factor("all_reduce", 8), factor("reduce_scatter", 8), factor("all_to_all", 8)
-    (1.75, 0.875, 0.875)
-    """
-    table = {
-        "all_gather": (n - 1) / n,
-        "reduce_scatter": (n - 1) / n,
-        "all_to_all": (n - 1) / n,
-        "all_reduce": 2 * (n - 1) / n,
-        "broadcast": 1.0,
-        "reduce": 1.0,
-        "barrier": 0.0,
-    }
-    if kind not in table:
-        raise ConfigError(f"no factor for {kind!r}; there are {', '.join(table)}")
-    return table[kind] if n > 1 else 0.0
 
 
 def bytes_of(kind: str, algorithm: str, chunks: Sequence[int], root: int = 0) -> Bytes:
@@ -147,3 +122,9 @@ _TABLE = {
     "all_to_all": _all_to_all,
     "barrier": _barrier,
 }
+
+
+def seconds(kind, algorithm, counts, itemsize, *, latency, bandwidth, overhead=0.0):
+    """Seconds until each rank is done, by the replay of a collective's moves."""
+    moved = loads(kind, algorithm, counts, itemsize)
+    return replayed(moved, ranks_of(kind, counts), latency, bandwidth, overhead)

@@ -9,15 +9,12 @@ Rajbhandari et al. 2020, arXiv:1910.02054, section 7: as many bytes as without Z
 and 2, half as many again for stage 3.
 """
 
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping
+
+from oracles.expected_calls import Expected, all_reduced, expected
 
 from tiledask.errors import ConfigError
-from tiledask.plan.collectives.cost import even
-from tiledask.plan.collectives.expected import Expected, all_reduced, expected
-from tiledask.plan.intervals import ends_of
-
-__all__ = ["averaging", "buckets", "shards", "zero_step"]
+from tiledask.plan.collectives.shards import shards
 
 Calls = tuple[Expected, ...]
 
@@ -35,40 +32,6 @@ def buckets(elements: int, itemsize: int, bucket_bytes: int) -> tuple[tuple[int,
         )
     width = bucket_bytes // itemsize
     return tuple((at, min(at + width, elements)) for at in range(0, elements, width))
-
-
-def averaging(
-    elements: int,
-    ranks: int,
-    itemsize: int,
-    bucket_bytes: int = 25_000_000,
-    counts_samples: bool = False,
-    algorithm: str | None = None,
-) -> Calls:
-    """An all_reduce for each bucket; before them one of 8 bytes if samples must be counted.
-
-    >>> [each.cost.sent[0] for each in averaging(129068, 4, 4)]
-    [774408]
-    """
-    first = all_reduced("samples", 1, ranks, 8, algorithm) if counts_samples else ()
-    each = [
-        all_reduced(f"bucket {i}", stop - start, ranks, itemsize, algorithm)
-        for i, (start, stop) in enumerate(buckets(elements, itemsize, bucket_bytes))
-    ]
-    return (*first, *(call for calls in each for call in calls))
-
-
-def shards(sizes: Sequence[int], ranks: int) -> tuple[tuple[int, ...], ...]:
-    """By layer, how many of its numbers each rank keeps.
-
-    A layer is divided as evenly as it can be, and those who get one more take turns, so that
-    all layers together are divided as evenly as one array: no rank has more than ceil(P / n).
-
-    >>> shards([5, 5, 5], 4)
-    ((2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1))
-    """
-    until = [even(total, ranks) for total in ends_of(sizes)]
-    return tuple(tuple(b - a for a, b in zip(*pair, strict=True)) for pair in pairwise(until))
 
 
 def zero_step(

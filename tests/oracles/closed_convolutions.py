@@ -6,35 +6,16 @@ by input channels       all_reduce of y            -
 out, then in            all_reduce of y            all_reduce of dx      once for two layers
 by groups               -                          -
 by rows of the image    halo_exchange              halo_reduce, all_reduce of dw and db
-
-And of a whole network: each layer by its output units, or consecutive layers on a rank.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tiledask.plan.collectives.cost import even
-from tiledask.plan.collectives.expected import (
-    Expected,
-    all_reduced,
-    expected,
-    halo,
-    transfer,
-)
-from tiledask.plan.collectives.rows import RowSplit, split_rows
+from oracles.expected_calls import Expected, all_reduced, expected, halo
 
-__all__ = [
-    "Boundary",
-    "Convolution",
-    "by_input",
-    "by_output",
-    "in_pairs",
-    "in_rows",
-    "in_stages",
-    "layerwise",
-    "pool_in_rows",
-]
+from tiledask.plan.collectives.cost import even
+from tiledask.plan.collectives.rows import RowSplit, split_rows
 
 Calls = tuple[Expected, ...]
 
@@ -136,48 +117,3 @@ def _lent(split: RowSplit, row_bytes: int, dx: bool) -> Calls:
 
 def _whole(label: str, conv: Convolution, ranks: int, itemsize: int) -> Calls:
     return all_reduced(label, conv.images * conv.channels * prod(conv.image), ranks, itemsize)
-
-
-# -- a whole network -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Boundary:
-    """What a layer gives the next one, of each image."""
-
-    name: str
-    units: int
-    """Output channels, or outputs of a linear layer: what is sharded."""
-    each: int = 1
-    """Elements of a unit."""
-
-
-def layerwise(layers: Sequence[Boundary], images: int, ranks: int, itemsize: int) -> Calls:
-    """Every layer by its output units: gathered for the next layer, summed on the way back."""
-
-    def counts(layer: Boundary) -> list[int]:
-        return [images * layer.each * units for units in even(layer.units, ranks)]
-
-    there = [expected(f"{b.name}/forward/y", "all_gather", counts(b), itemsize) for b in layers]
-    back = [
-        expected(f"{b.name}/backward/dy", "reduce_scatter", counts(b), itemsize)
-        for b in reversed(layers[:-1])
-    ]
-    return tuple(call for calls in (*there, *back) for call in calls)
-
-
-def in_stages(layers: Sequence[Boundary], images: int, ranks: int, itemsize: int) -> Calls:
-    """A layer on each rank: its output goes to the next, the gradient of it comes back.
-
-    >>> layers = [Boundary("one", 8), Boundary("two", 4), Boundary("three", 2)]
-    >>> [(c.label, c.cost.sent) for c in in_stages(layers, 10, 3, 4) if c.kind == "send"]
-    [('one/forward/y', (320, 0, 0)), ('two/forward/y', (0, 160, 0)), ('two/backward/dy', \
-(0, 0, 160)), ('one/backward/dy', (0, 320, 0))]
-    """
-    sizes = [images * b.units * b.each * itemsize for b in layers]
-    pairs = list(enumerate(layers[:-1]))
-    there = [transfer(f"{b.name}/forward/y", i, i + 1, sizes[i], ranks) for i, b in pairs]
-    back = [
-        transfer(f"{b.name}/backward/dy", i + 1, i, sizes[i], ranks) for i, b in reversed(pairs)
-    ]
-    return tuple(call for calls in (*there, *back) for call in calls)

@@ -1,0 +1,130 @@
+"""What an unfinished product remembers, in a folder beside its result: ``<result>.tiledask/``
+
+    plan.json            the operands, the cuts and the kernel: what the sums depend on
+    tile-3072-0.done     the tile at that row and column is finished
+    client.lock          held, as long as it lives, by the process that works on it
+
+The journal says less than the result holds and never more: a tile is on the disk before its file
+here is. Plain files: a second attempt at a worker's tiles, after it died, skips what is finished.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tiledask.distributed.out_of_core.disk import opened, sync, writing
+from tiledask.errors import ConfigError, short
+from tiledask.plan.products.regions import Region
+
+__all__ = ["Journal", "differences"]
+
+_BLOCK = 4096
+"""Bytes on the disk, about, of a file in it."""
+
+
+@dataclass(frozen=True)
+class Journal:
+    """The folder."""
+
+    folder: str
+
+    @property
+    def exists(self) -> bool:
+        """Whether a product was begun and not finished."""
+        return os.path.exists(os.path.join(self.folder, "plan.json"))
+
+    def plan(self) -> dict[str, Any]:
+        """What `begin` was given; ConfigError if it is damaged."""
+        text = Path(self.folder, "plan.json").read_bytes().decode(errors="replace")
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            raise ConfigError(
+                f"{self.folder}/plan.json is damaged, it says {short(text)}; resume=False starts "
+                f"over"
+            )
+        return value
+
+    def begin(self, plan: Mapping[str, Any]) -> None:
+        """None, once ``plan`` is recorded; what was of any earlier plan is gone."""
+        self.forget()
+        self._write("plan.json", json.dumps(plan))
+
+    def forget(self) -> None:
+        """Remove all that is recorded; first what says that there is anything."""
+        Path(self.folder, "plan.json").unlink(missing_ok=True)
+        for file in Path(self.folder).glob("tile-*"):
+            file.unlink(missing_ok=True)
+
+    def finished(self, region: Region) -> bool:
+        """Whether the tile at ``region`` is finished."""
+        return os.path.exists(os.path.join(self.folder, _name(region)))
+
+    def finish(self, region: Region) -> None:
+        """None, once it is recorded of the tile at ``region``, and would survive a power loss."""
+        self._write(_name(region), "")
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """This process alone works on the product inside the block; ConfigError if another one
+        that lives is at it."""
+        with writing(self.folder, lambda: _BLOCK):
+            os.makedirs(self.folder, exist_ok=True)
+        with opened(os.path.join(self.folder, "client.lock"), os.O_RDWR | os.O_CREAT) as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(
+                    f"another process is working on {self.folder.removesuffix('.tiledask')} "
+                    f"right now; wait for it, or name another result"
+                ) from None
+            try:
+                yield
+            finally:
+                if not self.exists:
+                    shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _write(self, name: str, text: str) -> None:
+        """None, once the file is there with all of ``text``, also after a loss of power."""
+        with writing(self.folder, lambda: _BLOCK):
+            path = os.path.join(self.folder, name)
+            partial = f"{path}.{os.getpid()}.partial"
+            try:
+                with open(partial, "w") as file:
+                    file.write(text)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(partial, path)
+            except OSError:
+                Path(partial).unlink(missing_ok=True)
+                raise
+            sync(self.folder)
+
+
+def differences(was: Mapping[str, Any], now: Mapping[str, Any], of: str = "") -> list[str]:
+    """What changed from ``was`` to ``now``, in words, down to the innermost values.
+
+    >>> differences({"a": {"bytes": 3, "dtype": "f4"}}, {"a": {"bytes": 5, "dtype": "f4"}})
+    ['a bytes was 3 and is 5']
+    """
+    found = []
+    for key in sorted(was.keys() | now.keys()):
+        before, after, name = was.get(key), now.get(key), f"{of} {key}".strip()
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            found += differences(before, after, name)
+        elif before != after:
+            found.append(f"{name} was {before} and is {after}")
+    return found
+
+
+def _name(region: Region) -> str:
+    (top, _), (left, _) = region
+    return f"tile-{top}-{left}.done"
