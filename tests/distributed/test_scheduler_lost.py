@@ -131,7 +131,6 @@ AFTER = {
     "to_numpy": lambda c, f, A: td.to_numpy(A),
     "redistribute": lambda c, f, A: A.redistribute((td.Replicate(),) * 2),
     "explain": lambda c, f, A: td.explain(A, A),
-    "speeds": lambda c, f, A: c.speeds(),
     "connect again": lambda c, f, A: td.connect(c.client),
     "connect to the address": lambda c, f, A: td.connect(c.scheduler_address),
 }
@@ -151,8 +150,8 @@ def kill(cluster, scheduler, seconds=0.0):
     if scheduler is not None:
         scheduler.kill()
     else:
-        loop = cluster.dask_cluster.loop.asyncio_loop
-        asyncio.run_coroutine_threadsafe(cluster.dask_cluster.scheduler.close(), loop)
+        loop = cluster.given.loop.asyncio_loop
+        asyncio.run_coroutine_threadsafe(cluster.given.scheduler.close(), loop)
 
 
 @pytest.mark.few(1)

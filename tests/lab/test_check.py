@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from tiledask.distributed.cluster.load import Load
+from tiledask.distributed.cluster.counters import Load
 from tiledask.errors import ConfigError
 from tiledask.lab.check import Check, Comparison
 

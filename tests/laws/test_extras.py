@@ -77,7 +77,7 @@ MISSING = {
 def test_the_base_install_is_numpy_and_rich_and_all_has_what_needs_no_gpu():
     assert {Requirement(line).name for line in PROJECT["dependencies"]} == {"numpy", "rich"}
     (line,) = PROJECT["optional-dependencies"]["all"]
-    rest = {"all", "test", "tls", "gpu", "ucx", "site"}
+    rest = {"all", "test", "tls", "gpu", "site"}
     assert Requirement(line).extras == set(PROJECT["optional-dependencies"]) - rest
 
 

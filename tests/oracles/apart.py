@@ -11,7 +11,7 @@ def apart(cluster, way="mixed"):
     slots of even numbers on one, the others on the other."""
 
     def look(two, dask_worker):
-        from tiledask.distributed.cluster.cluster import slot_on
+        from tiledask.distributed.cluster.tasks import slot_on
         from tiledask.distributed.transport import process_memory, reader, remote_read
 
         host = str(slot_on(dask_worker) % 2)

@@ -4,11 +4,11 @@
         td.connect(dask.address)
 
     with two_hosts(folder) as hosts:                network namespaces A and B, joined by a veth
-        hosts.on("A"), hosts.on("B")                pair; more than two by a switch
+        hosts.on("A"), hosts.on("B")                pair
         hosts.client(program)
 
-Workers on other hosts than A have process numbers, a /dev/shm and a ``folder`` of their own, as on
-other machines; the client on host A has ``folder`` as its folder for temporary files.
+Workers on host B have process numbers, a /dev/shm and a ``folder`` of their own, as on another
+machine; the client on host A has ``folder`` as its folder for temporary files.
 """
 
 import os
@@ -21,7 +21,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
-from string import ascii_uppercase
 from types import TracebackType
 from typing import Self
 
@@ -102,15 +101,13 @@ def dask_by_hand(folder: Path, workers: int = 2, *options: str) -> Iterator[ByHa
 
 
 class HostsOnOne(ByHand):
-    """The same on hosts "A", where the client is, "B" and so on."""
+    """The same on hosts "A", where the client is, and "B"."""
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.shared = folder / "temporary"
         self.shared.mkdir()
-        self.addresses = {
-            host: f"10.77.0.{i + 1}" for i, host in enumerate(ascii_uppercase[:count])
-        }
+        self.addresses = {"A": "10.77.0.1", "B": "10.77.0.2"}
         self.number = next(_SETS)
         ours = f"{self.number}p{os.getpid()}"
         self.names = {host: f"td{host}{ours}" for host in self.addresses}
@@ -131,81 +128,53 @@ class HostsOnOne(ByHand):
 
     def client(self, program: str, *words: str, timeout: float = 120) -> str:
         """What a client on host A prints; ClusterLostError with its words if it fails."""
-        with self.client_running(program, *words) as client:
-            told, wrong = client.communicate(timeout=timeout)
-        if client.returncode:
-            raise ClusterLostError(
-                f"the client on host A ended with {client.returncode}, needed 0: {wrong[-4000:]}"
-            )
-        return told
-
-    @contextmanager
-    def client_running(self, program: str, *words: str) -> Iterator[subprocess.Popen[str]]:
-        """A client on host A: its process, with pipes to and from it."""
-        process = subprocess.Popen(
+        client = subprocess.run(
             [*self.within("A"), sys.executable, "-c", program, self.address, *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             text=True,
             cwd=self.folder,
             env=environment(TMPDIR=str(self.shared)),
+            timeout=timeout,
+            check=False,
         )
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.communicate()
-
-    def link(self, state: str, host: str = "B") -> None:
-        """Cut a host off ("down"), or bring it back ("up")."""
-        _ip("-n", self.names[host], "link", "set", f"v{self.names[host]}", state)
+        if client.returncode:
+            raise ClusterLostError(
+                f"the client on host A ended with {client.returncode}, needed 0: "
+                f"{client.stderr[-4000:]}"
+            )
+        return client.stdout
 
 
 @contextmanager
-def two_hosts(folder: Path, count: int = 2) -> Iterator[HostsOnOne]:
+def two_hosts(folder: Path) -> Iterator[HostsOnOne]:
     """Hosts with a scheduler on A; skips the test where they cannot be made."""
-    hosts = HostsOnOne(folder, count)
+    hosts = HostsOnOne(folder)
     with ExitStack() as ending:
         try:
             _join(hosts, ending)
         except (OSError, subprocess.CalledProcessError) as error:
             why = (getattr(error, "stderr", "") or str(error)).strip()
-            pytest.skip(f"{count} hosts on one machine take root, Linux and iproute2: {why}")
+            pytest.skip(f"two hosts on one machine take root, Linux and iproute2: {why}")
         with hosts:
-            hosts.scheduler(host=hosts.addresses["A"], before=hosts.within("A"))
+            hosts.scheduler("--no-dashboard", host=hosts.addresses["A"], before=hosts.within("A"))
             yield hosts
 
 
 def _join(hosts: HostsOnOne, ending: ExitStack) -> None:
     """None, once there are namespaces that reach each other; ``ending`` takes them down."""
     names = hosts.names
-    switch = f"tds{hosts.number}p{os.getpid()}"
-    for name in (*names.values(), *([switch] if len(names) > 2 else [])):
+    for name in names.values():
         _ip("netns", "add", name)
         ending.callback(_ip, "netns", "del", name)
-    if len(names) > 2:
-        _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
-        _ip("-n", switch, "link", "set", "bridge", "up")
-        for host, name in names.items():
-            _veth((f"v{name}", name), (f"p{host}", switch))
-            _ip("-n", switch, "link", "set", f"p{host}", "master", "bridge", "up")
-    else:
-        first, second = ((f"v{name}", name) for name in names.values())
-        _veth(first, second)
+    one, other = names.values()
+    peer = ("peer", "name", f"v{other}", "netns", other)
+    _ip("link", "add", "name", f"v{one}", "netns", one, "type", "veth", *peer)
     for host, name in names.items():
         _ip("-n", name, "addr", "add", f"{hosts.addresses[host]}/24", "dev", f"v{name}")
         _ip("-n", name, "link", "set", f"v{name}", "up")
         _ip("-n", name, "link", "set", "lo", "up")
     apart = [*hosts.within("B"), "true"]
     subprocess.run(apart, check=True, capture_output=True, text=True)
-
-
-def _veth(*ends: tuple[str, str]) -> None:
-    """A cable between two cards, each (name, namespace)."""
-    (one, there), (other, where) = ends
-    peer = ("peer", "name", other, "netns", where)
-    _ip("link", "add", "name", one, "netns", there, "type", "veth", *peer)
 
 
 def said(log: Path, pattern: str) -> str:

@@ -26,7 +26,7 @@ from tiledask.plan.tables import Part, Printable, Table, Value, format_value
 from tiledask.plan.whole import is_whole
 
 if TYPE_CHECKING:
-    from tiledask.distributed.cluster.load import Load
+    from tiledask.distributed.cluster.counters import Load
 
 __all__ = ["COLUMNS", "Check", "Comparison"]
 

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any, cast
 
-from tiledask.distributed.cluster.start import choose_device
+from tiledask.distributed.cluster.gpus import choose_device
 from tiledask.extras import needed_for
 from tiledask.files import atomic_write
 from tiledask.plan.data import shipped

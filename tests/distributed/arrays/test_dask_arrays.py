@@ -21,7 +21,7 @@ from distributed import Client, wait
 import tiledask as td
 from tiledask import Partial, Replicate, Shard
 from tiledask.distributed.arrays.dask_arrays import from_dask
-from tiledask.distributed.cluster import worker as on_worker
+from tiledask.distributed.cluster import slots
 from tiledask.distributed.products import lazy
 from tiledask.distributed.products.lazy import multiply
 from tiledask.errors import DoesNotFitError, KernelError, PlacementError
@@ -194,7 +194,7 @@ def test_products_that_make_no_sense():
 
 def held(c):
     """Bytes that the task of ``c`` which holds most holds: received and allocated, measured."""
-    on_worker.warm_up()  # libraries are loaded once, and are not what a task takes
+    slots.warm_up()  # libraries are loaded once, and are not what a task takes
     graph = convert_legacy_graph(dict(c.__dask_graph__()))
     order, values, found = dask.order.order(graph), {}, 0
     for key in sorted(graph, key=order.get):
@@ -370,7 +370,7 @@ def test_a_lost_block_is_made_again(cluster, client):
     a = integers((60, 40))
     array = from_dask(da.from_array(a, 16) + 1, td.Mesh(cluster, (4,)), (Shard(0),))
     back = array.to_dask()
-    victim = cluster.run(on_worker.machine)[2]["pid"]
+    victim = cluster.run(os.getpid)[2]
     os.kill(victim, signal.SIGKILL)
     np.testing.assert_array_equal(back.compute(), a + 1)
     np.testing.assert_array_equal(td.to_numpy(array, timeout=240), a + 1)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 import tiledask as td
 from tiledask.distributed.cluster import clocks
 from tiledask.distributed.cluster.clocks import Clock, set_clocks
-from tiledask.distributed.pipelines.run import PipelineRun
 
 WAY = st.floats(1e-4, 1.0)
 
@@ -32,22 +31,6 @@ def test_the_offset_is_right_to_within_its_error(offset, ways):
     half = min(there + back for there, back in ways) / 2
     most = half if clock.offset else 2 * half
     assert half - 1e-6 <= clock.error <= most + 1e-6
-
-
-def test_two_workers_may_be_wrong_by_the_errors_of_both():
-    # a question that takes all of the round trip, and an answer that does
-    true, trips = (1.0, -1.0), [[(0.0, 1.004, 0.004)], [(0.0, -1.0, 0.006)]]
-    found = tuple(Clock.of(each) for each in trips)
-    wrong = [clock.offset - offset for clock, offset in zip(found, true, strict=True)]
-    assert wrong[0] - wrong[1] == pytest.approx(0.005)
-    third = Clock(0.0, 0.001)
-    said = PipelineRun.clock_error.fget(SimpleNamespace(clocks=(*found, third)))
-    assert said == pytest.approx(0.005)
-
-
-def test_one_slow_trip_does_no_harm():
-    quick, slow = (10.0, 15.001, 10.002), (20.0, 29.0, 28.0)
-    assert Clock.of([slow, quick, slow]).offset == pytest.approx(5.0)
 
 
 @pytest.mark.cluster

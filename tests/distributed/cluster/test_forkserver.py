@@ -7,17 +7,13 @@ import subprocess
 import sys
 import time
 
-import dask
 import numpy as np
 import psutil
 import pytest
-from distributed import Nanny
 from oracles.waiting import wait_until
 from threadpoolctl import threadpool_info
 
 import tiledask as td
-from tiledask.distributed.cluster import forkserver
-from tiledask.errors import ConfigError
 
 pytestmark = [
     pytest.mark.cluster,
@@ -40,10 +36,6 @@ def variables(*names):
 def blas_threads():
     np.ones((2, 2)) @ np.ones((2, 2))
     return {library["num_threads"] for library in threadpool_info()}
-
-
-def drawn():
-    return np.random.random()  # the state that NumPy makes when it is imported
 
 
 def test_two_clusters_at_once_have_their_own_blas_threads_and_environments(monkeypatch):
@@ -74,16 +66,6 @@ def test_the_import_path_is_the_clients(tmp_path, monkeypatch):
             assert second.run(lambda: __import__("of_this_test").number) == [7]
 
 
-def test_workers_draw_different_random_numbers(cluster):
-    assert len(set(cluster.run(drawn))) == cluster.slots
-
-
-def test_dasks_own_setting_is_kept():
-    with dask.config.set({"distributed.worker.multiprocessing-method": "fork"}):
-        assert forkserver.nanny_of_now() is Nanny
-    assert forkserver.nanny_of_now() is not Nanny
-
-
 STARTS = """
 import os, signal, time
 import tiledask as td
@@ -104,7 +86,10 @@ except KeyboardInterrupt:
 def client():
     """(a process that started a cluster without a file or a main guard, its workers and server)."""
     asked, pipe = [sys.executable, "-c", STARTS], subprocess.PIPE
-    with subprocess.Popen(asked, stdout=pipe, text=True, start_new_session=True) as process:
+    env = os.environ | {"TILEDASK_DASHBOARD_PORT": "none"}
+    with subprocess.Popen(
+        asked, stdout=pipe, text=True, start_new_session=True, env=env
+    ) as process:
         yield process, [int(pid) for pid in process.stdout.readline().split()]
         process.kill()
 
@@ -127,12 +112,3 @@ def test_ctrl_c_reaches_the_whole_group_and_ends_the_clients_wait_alone(client):
     assert process.returncode == 0
     server = pids[-1]
     wait_until(lambda: not psutil.pid_exists(server) or has_ended(psutil.Process(server)))
-
-
-def test_a_working_directory_that_was_removed_is_said(tmp_path, monkeypatch):
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
-    with pytest.raises(ConfigError, match=r"working directory, which was removed: .*os\.chdir"):
-        td.start_cluster(1, **QUIET)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tiledask as td
-from tiledask.distributed.cluster import start
+from tiledask.distributed.cluster import gpus as on_gpus
 from tiledask.errors import ConfigError
 from tiledask.lab.precision import acceptable
 from tiledask.tile import probe
@@ -26,7 +26,7 @@ BIG, SMALL = GpuInfo(0, "H200", "9.0", 141 * GB), GpuInfo(1, "T400", "7.5", 4 * 
     ],
 )
 def test_workers_plan_with_what_the_least_of_them_has(devices, per_gpu, share, words):
-    got, said = start._gpu_share(devices, per_gpu, 30 * GB)
+    got, said = on_gpus.gpu_share(devices, per_gpu, 30 * GB)
     assert got == share
     assert said.endswith(words)
 
@@ -45,24 +45,11 @@ WHOLE = "GPU-00000000-5747-a17d-0000-000000000000"
     ],
 )
 def test_gpus_go_by_the_names_that_cuda_knows_them_by(monkeypatch, named, gpus, names):
-    monkeypatch.setattr(start, "probe", lambda: SimpleNamespace(devices=(BIG, SMALL)[:gpus]))
+    monkeypatch.setattr(on_gpus, "probe", lambda: SimpleNamespace(devices=(BIG, SMALL)[:gpus]))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if named is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
-    assert start._visible_gpus() == names
-
-
-def test_the_beginning_of_a_gpus_name_is_refused_as_dask_does_not_know_it(monkeypatch):
-    monkeypatch.setattr(start, "probe", lambda: SimpleNamespace(devices=(BIG,)))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-00000000")
-    with pytest.raises(ConfigError, match=r"'GPU-00000000'.*whole ones, of 40 char.*nvidia-smi -L"):
-        start._visible_gpus()
-
-
-def test_a_worker_that_cannot_use_its_gpu_ends_the_start_with_its_reason():
-    start._refuse_broken(["", ""])
-    with pytest.raises(ConfigError, match=r"slot 1 cannot use its GPU \(busy\).*nvidia-smi -c 0"):
-        start._refuse_broken(["", "busy"])
+    assert on_gpus._visible_gpus() == names
 
 
 @pytest.mark.gpu

@@ -5,6 +5,7 @@ Holds `tiledask.distributed.products.explain`, `tiledask.distributed.products.re
 """
 
 import gc
+import os
 import random
 import re
 import time
@@ -17,7 +18,6 @@ from oracles.waiting import wait_until
 import tiledask as td
 from tiledask import Replicate, Shard
 from tiledask.distributed.cluster import host_memory
-from tiledask.distributed.cluster import worker as on_worker
 from tiledask.distributed.cluster.room import MARGIN, MemoryRule, Room, room_of
 from tiledask.distributed.out_of_core.streamed import limits_of
 from tiledask.distributed.products.explain import ProductQuestion
@@ -172,7 +172,7 @@ def ones(cluster, n):
 def alive(cluster):
     """Process ids, and bytes that each process has held at most."""
     return (
-        [facts["pid"] for facts in cluster.run(on_worker.machine)],
+        cluster.run(os.getpid),
         max(cluster.run(host_memory._status, "VmHWM")),
     )
 

@@ -5,7 +5,7 @@ import pytest
 
 import tiledask as td
 from tiledask import Partial, Replicate, Shard
-from tiledask.distributed.cluster.cluster import slot_on
+from tiledask.distributed.cluster.tasks import slot_on
 from tiledask.errors import PlacementError
 from tiledask.tile import as_dtype
 

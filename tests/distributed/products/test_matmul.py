@@ -19,8 +19,7 @@ import tiledask as td
 from tiledask import Replicate, Shard
 from tiledask.distributed.arrays import recompute
 from tiledask.distributed.cluster import counters
-from tiledask.distributed.cluster import worker as on_worker
-from tiledask.distributed.cluster.cluster import slot_on
+from tiledask.distributed.cluster.tasks import slot_on
 from tiledask.distributed.products.rates import rates_of
 from tiledask.distributed.transport import loans, remote_read
 from tiledask.errors import DeadlineError, DoesNotFitError, KernelError, PlacementError
@@ -106,7 +105,7 @@ def test_a_result_that_is_lost_later_is_made_again(cluster, name, row, monkeypat
     A, B = on_grid(cluster, a, b)
     c = td.matmul(A, B, algorithm=name)
     del A, B  # nobody wants the operands any more: they have to be made again, too
-    os.kill(cluster.run(on_worker.machine)[2]["pid"], signal.SIGKILL)
+    os.kill(cluster.run(os.getpid)[2], signal.SIGKILL)
     np.testing.assert_array_equal(td.to_numpy(c, timeout=240), a @ b)
 
 

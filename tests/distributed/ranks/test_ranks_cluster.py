@@ -1,7 +1,7 @@
 """Rank functions on real workers: both transports, the same bytes, and workers that die.
 
-Holds `tiledask.distributed.ranks.rank_function`, `tiledask.distributed.ranks.run`,
-`tiledask.distributed.transport.dask_transport` and `tiledask.distributed.transport.sockets`.
+Holds `tiledask.distributed.ranks.rank_function`, `tiledask.distributed.ranks.run`
+and `tiledask.distributed.transport.messages`.
 """
 
 import ctypes

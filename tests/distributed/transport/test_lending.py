@@ -9,12 +9,10 @@ Holds `tiledask.distributed.transport.mailbox`, `tiledask.distributed.transport.
 import asyncio
 import ctypes
 import errno
-import os
 import subprocess
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,12 +20,11 @@ from distributed.core import ConnectionPool
 from oracles.memory_orders import arrays
 
 import tiledask as td
-from tiledask.distributed.transport import loans, process_memory, reader, remote_read
+from tiledask.distributed.transport import loans, process_memory, remote_read
 from tiledask.distributed.transport.loans import Loans
 from tiledask.distributed.transport.mailbox import answered
 from tiledask.distributed.transport.process_memory import read_memory
 from tiledask.distributed.transport.tickets import LoanLostError, Ticket
-from tiledask.errors import DeadlineError
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="process_vm_readv is Linux's")
 
@@ -101,32 +98,6 @@ def test_a_process_that_is_gone_or_another():
 
 
 @linux
-def test_a_kernel_that_forbids_it_and_a_probe_that_reads_nonsense_are_reported(monkeypatch):
-    def forbidden(*_):
-        ctypes.set_errno(errno.EPERM)
-        return -1
-
-    assert remote_read._try_memory(ticket_of(np.arange(8, 16) + os.getpid())) == ""
-    assert not reader.refused
-    why = remote_read._try_memory(ticket_of(np.ones(8, int)))
-    assert "read [1, 1, 1, 1, 1, 1, 1, 1], which it does not have" in why
-    monkeypatch.setattr(process_memory, "_readv", lambda: forbidden)
-    assert "not permitted" in remote_read._try_memory(ticket_of(np.arange(8)))
-    assert reader.refused
-    reader.refused.clear()
-
-
-@pytest.mark.cluster
-def test_the_way_is_found_out_once(cluster):
-    way = remote_read.transport_of(cluster)
-    assert way in ("memory", "comm")
-    assert cluster.transport_why
-    before, cluster.transport = cluster.transport, "asked already"
-    assert remote_read.transport_of(cluster) == "asked already"
-    cluster.transport = before
-
-
-@linux
 @pytest.mark.cluster
 def test_where_the_kernel_forbids_it_blocks_come_as_messages(cluster):
     def forbid(forbidden):
@@ -159,13 +130,6 @@ def test_where_the_kernel_forbids_it_blocks_come_as_messages(cluster):
         cluster.transport, cluster.transport_why = known
 
 
-@pytest.mark.parametrize("backend", ["numpy", "cupy"])
-def test_on_other_systems_blocks_travel_as_messages(monkeypatch, backend):
-    monkeypatch.setattr(remote_read.sys, "platform", "darwin")
-    told = "comm", "process_vm_readv is Linux's, this is darwin"
-    assert remote_read._find_transport(SimpleNamespace(transport="", backend=backend)) == told
-
-
 @pytest.mark.cluster
 def test_a_failed_operation_lends_nothing_on(cluster):
     x = td.distribute(np.ones((8, 8)), td.Mesh(cluster, (4,)), [td.Shard(0)])
@@ -192,27 +156,6 @@ def test_a_block_that_is_not_in_memory_has_no_ticket(cluster):
     with remote_read.lending(cluster) as lender:
         assert lender.lend([others], 10) == [[None]] * 4
         lender.end()
-
-
-def test_borrowers_close_before_owners_let_go():
-    asked = []
-    run = lambda function, *_, **__: asked.append(function.__name__)  # noqa: E731
-    remote_read.Lender(SimpleNamespace(transport="ipc", run=run), "exchange").end()
-    assert asked == ["_close", "_end"]
-
-
-def test_a_probe_that_does_not_end_leaves_messages():
-    run = mock.Mock(side_effect=DeadlineError("one worker is frozen"))
-    way, why = remote_read._find_transport(SimpleNamespace(backend="numpy", run=run))
-    assert (way, "trying it did not end: one worker is frozen" in why) == ("comm", True)
-
-
-def test_what_workers_try_does_not_grow_with_their_number():
-    at = [SimpleNamespace(host=str(n % 100), address=n) for n in range(5_000)]
-    some = remote_read._some_of(at)
-    assert len(some) == remote_read.HOSTS * remote_read.EACH
-    assert len({ticket.host for ticket in some}) == remote_read.HOSTS
-    assert remote_read._some_of(at[:9]) == at[:9]
 
 
 def test_a_worker_that_is_being_closed_asks_as_if_the_other_one_were_gone():

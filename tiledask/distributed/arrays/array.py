@@ -13,7 +13,7 @@ from distributed import Future
 
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.arrays.recompute import Anchors
-from tiledask.distributed.cluster.cluster import slot_of
+from tiledask.distributed.cluster.tasks import slot_of
 from tiledask.distributed.deadlines import bounded
 from tiledask.errors import PlacementError
 from tiledask.plan import html

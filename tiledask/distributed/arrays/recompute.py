@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 from distributed import Future, Reschedule, Worker, get_client, get_worker
 
-from tiledask.distributed.cluster.cluster import Cluster, slot_of
+from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.cluster.tasks import slot_of
 from tiledask.errors import DeadlineError
 from tiledask.plan.products.regions import Region
 from tiledask.tile.backend import array_namespace

@@ -11,8 +11,9 @@ from typing import Any
 from distributed import Future
 
 from tiledask.distributed.arrays.array import Both, ShardedArray, operators, placements_of
-from tiledask.distributed.cluster.cluster import Cluster, slot_of
+from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.counters import counting
+from tiledask.distributed.cluster.tasks import slot_of
 from tiledask.distributed.deadlines import bounded
 from tiledask.plan.products.comms import Piece, collective, redistribution, traffic_of
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling

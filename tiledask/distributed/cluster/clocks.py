@@ -60,12 +60,12 @@ def time_there(cluster: Cluster, timeout: float | None = None) -> float:
     seconds = min(60.0, seconds_of(timeout))
     try:
         there: float = cluster.ask(partial(cluster.client._run_on_scheduler, _answer), seconds)
+        return there
     except TimeoutError:
         raise DeadlineError(
             f"the scheduler did not tell the time within {seconds:g} s; it is frozen or gone. "
             f"Start a new cluster"
         ) from None
-    return there
 
 
 # -- on the scheduler and on the workers ----------------------------------------------------------
@@ -78,16 +78,6 @@ def now() -> float:
     return time.time() + _offset
 
 
-class _AsMeasured:
-    """What Dask adds to a worker's times when it draws them: the offset from here."""
-
-    def __get__(self, worker: Any, owner: Any = None) -> float:
-        return _offset
-
-    def __set__(self, worker: Any, value: float) -> None:
-        pass
-
-
 def draw_by_this_clock() -> None:
     """Have Dask draw this worker's times with the offset that was found here: 0 until one is.
 
@@ -95,13 +85,14 @@ def draw_by_this_clock() -> None:
     changes while tasks run: of two that ran one after the other the second was drawn up to 45 ms
     before the end of the first, and transfers against the actions that waited for them.
     """
-    setattr(Worker, "scheduler_delay", _AsMeasured())  # noqa: B010 - Dask says float
+    kept = property(lambda worker: _offset, lambda worker, value: None)
+    setattr(Worker, "scheduler_delay", kept)  # noqa: B010 - Dask says float
 
 
 def draw_by_dasks_clock() -> None:
     """Have Dask draw this worker's times as it does by itself."""
-    if isinstance(vars(Worker).get("scheduler_delay"), _AsMeasured):
-        delattr(Worker, "scheduler_delay")
+    if "scheduler_delay" in vars(Worker):
+        del Worker.scheduler_delay
 
 
 def _answer(dask_scheduler: Any) -> float:

@@ -1,14 +1,20 @@
-"""What the workers themselves count: bytes received from whom, and the most memory held."""
+"""What is counted while a block runs: bytes between workers, the most memory held, and the load."""
 
+import os
 import secrets
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import isawaitable
+from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
+
+import psutil
 
 from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.cluster import Cluster
@@ -17,10 +23,16 @@ from tiledask.errors import DeadlineError
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.products.traffic import Traffic
 
-__all__ = ["ANSWER", "Call", "Counted", "Transfer", "counting"]
+__all__ = ["ANSWER", "Call", "Counted", "Load", "Transfer", "counting", "measuring_load"]
 
 ANSWER = 20.0
 """Seconds that the workers have to say what they counted, once the work is done."""
+
+
+OTHERS = 0.25
+"""Share of the cores from which on a high load is the doing of others."""
+_LOOK = 0.05
+"""Seconds between two looks at who wants a core."""
 
 
 class Transfer(NamedTuple):
@@ -187,3 +199,81 @@ async def _report(
 async def _called(calls: Sequence[Call], dask_worker: Any) -> list[Any]:
     made = [function(*args, dask_worker=dask_worker) for function, args in calls]
     return [await each if isawaitable(each) else each for each in made]
+
+
+# -- how busy the machine was with other things ---------------------------------------------------
+#
+# load               processes that want a core at a time, the run's own too
+# cores x seconds    =  idle  +  ours  +  others'
+#                                this process and all that it has started, workers among them
+#
+# The system's load average forgets over minutes, and doesn't say whose load it is.
+
+
+class Load(NamedTuple):
+    """Who wanted a machine's cores while something ran, and who had them, on average.
+
+    >>> print(Load(12.3, others=1.9, cores=2), Load(12.3, others=1.9, cores=2).is_high)
+    load 12.3 on 2 cores True
+    >>> Load(4.0, others=0.1, cores=2).is_high, Load(1.2, others=1.0, cores=2).is_high
+    (False, False)
+    """
+
+    wanted: float
+    """Processes and threads that ran or could have run."""
+    others: float
+    """Cores that others had."""
+    cores: int
+
+    @property
+    def is_high(self) -> bool:
+        """Whether more wanted a core than there are, and others had a good part of them: what was
+        timed meanwhile says little of what was measured."""
+        return self.wanted > self.cores and self.others >= OTHERS * self.cores
+
+    def __str__(self) -> str:
+        return f"load {self.wanted:.3g} on {self.cores} cores"
+
+
+@contextmanager
+def measuring_load() -> Iterator[Callable[[], Load]]:
+    """While the block runs the load is measured; call what it gives to know it so far."""
+    begun, others, over, wanted = time.monotonic(), _others(), threading.Event(), [_wanted()]
+
+    def look() -> None:
+        while not over.wait(_LOOK):
+            wanted.append(_wanted())
+
+    def so_far() -> Load:
+        seconds = max(time.monotonic() - begun, 1e-9)
+        # counters are in hundredths of a second: what is none may seem to be less
+        had = max(0.0, _others() - others) / seconds
+        return Load(sum(wanted) / len(wanted), had, psutil.cpu_count() or 1)
+
+    looking = threading.Thread(target=look, name="load", daemon=True)
+    looking.start()
+    try:
+        yield so_far
+    finally:
+        over.set()
+        looking.join()
+
+
+def _wanted() -> float:
+    """How many want a core now, but for who asks; where the system doesn't say, of late."""
+    try:
+        running = Path("/proc/loadavg").read_text().split()[3].split("/")[0]
+        return max(0.0, float(running) - 1)
+    except (OSError, IndexError, ValueError):
+        return os.getloadavg()[0]
+
+
+def _others() -> float:
+    """Core-seconds of all processes but this one and what it has started, the ended ones too."""
+    spent, here = psutil.cpu_times(), psutil.Process()
+    kinds = "user", "nice", "system", "irq", "softirq", "steal"
+    busy = sum(getattr(spent, kind, 0.0) for kind in kinds)
+    for process in [here, *here.children(recursive=True)]:
+        with suppress(psutil.Error):  # it has ended meanwhile: its parent has its time
+            busy -= sum(process.cpu_times()[:4])  # its children's too, of those that ended
+    return busy

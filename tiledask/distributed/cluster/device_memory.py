@@ -1,20 +1,14 @@
 """The memory of a worker's GPU: one pool that everything comes from, what it holds, and its cap.
 
-    an array, a kernel's workspace ---.
-    a message through Dask (RMM) -----+--> allocate ----> CuPy's memory pool ----> cudaMalloc
-    a message through UCX (RMM) ------'    counts, and
-                                           refuses beyond the cap
+    an array, a kernel's workspace, a message --> allocate ----> CuPy's memory pool ----> cudaMalloc
+                                                  counts, and refuses beyond the cap
 
-RMM, through which Dask puts what comes in onto the device where it is installed, has no pool of its
-own here: it asks ours. Without RMM Dask's messages come here as CuPy arrays. What CUDA's libraries
-take for themselves (the context, cuBLAS's workspaces) is the device's runtime and not the model's:
-no pool sees it.
+What CUDA's libraries take for themselves (the context, cuBLAS's workspaces) is the device's
+runtime and not the model's: no pool sees it.
 """
 
 import threading
 from collections.abc import Callable
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from distributed import WorkerPlugin
@@ -26,16 +20,13 @@ from tiledask.tile.memory.pool import Refused
 __all__ = [
     "OnePool",
     "allocate",
-    "allow",
     "cap",
     "give_back",
     "held",
     "peak_bytes",
-    "pooled",
     "problem",
     "reachable",
     "reset_peak",
-    "share_of",
 ]
 
 UNIT = 512
@@ -47,8 +38,6 @@ _pool: Any = None
 _problem = ""
 _peak = 0
 """The most bytes held since ``reset_peak``."""
-_lent: dict[int, Any] = {}
-"""What RMM has taken of the pool, by address."""
 _before: list[tuple[Callable[[Any], None], Any]] = []
 """Calls that make memory come from where it came before the pool was the worker's."""
 
@@ -78,6 +67,9 @@ class OnePool(WorkerPlugin):
         except Exception as error:
             _problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
 
+    def teardown(self, worker: Any = None) -> None:
+        give_back()
+
     def _share_pool(self) -> None:
         global _pool, _rules
         cupy = namespace("cupy")
@@ -87,29 +79,14 @@ class OnePool(WorkerPlugin):
             _pool.set_limit(size=self.most)
         _before.append((cupy.cuda.set_allocator, cupy.cuda.get_allocator()))
         cupy.cuda.set_allocator(allocate)
-        if find_spec("rmm"):
-            mr = import_module("rmm").mr
-            _before.append((mr.set_current_device_resource, mr.get_current_device_resource()))
-            mr.set_current_device_resource(mr.CallbackMemoryResource(_lend, _take_back))
 
 
 _rules = OnePool()
 """Those of this worker, once it has its pool."""
 
 
-def pooled() -> bool:
-    """Whether this worker takes all memory of its GPU from the pool."""
-    return _pool is not None
-
-
-def allow(most: int | None, sharers: int) -> None:
-    """None; from now on the pool keeps at most so many bytes, on a GPU of so many workers."""
-    _rules.most, _rules.sharers = most, sharers
-    _pool.set_limit(size=most or 0)
-
-
 def give_back() -> None:
-    """None; CuPy and RMM take memory as they did before, and what is free goes to the driver."""
+    """Have CuPy take memory as it did before; what is free goes to the driver."""
     global _pool, _problem
     while _before:
         restore, was = _before.pop()
@@ -117,14 +94,6 @@ def give_back() -> None:
     if _pool is not None:
         _pool.free_all_blocks()
     _pool, _problem = None, ""
-
-
-def share_of(memory: int, integrated: bool, sharers: int, host: int) -> int:
-    """Bytes of a GPU that each of its ``sharers`` may plan with: a tenth is CUDA's own.
-
-    ``host``: bytes of host memory per worker, which is what a GPU without memory of its own uses.
-    """
-    return int(0.9 * (host if integrated else memory / sharers))
 
 
 def problem() -> str:
@@ -164,19 +133,6 @@ def _refused(asked: int, before: int, why: str) -> Refused:
     )
     error.asked, error.held = asked, before
     return error
-
-
-def _lend(nbytes: int, stream: Any) -> int:
-    """The address of memory for RMM, ready in the order of its ``stream``."""
-    with namespace("cupy").cuda.Stream.from_external(stream):
-        pointer = allocate(nbytes)
-    _lent[pointer.ptr] = pointer
-    address: int = pointer.ptr
-    return address
-
-
-def _take_back(address: int, nbytes: int, stream: Any) -> None:
-    _lent.pop(address, None)  # called from C++, which has no use for a KeyError
 
 
 def cap() -> int | None:

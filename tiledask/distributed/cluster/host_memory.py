@@ -226,8 +226,6 @@ def reset_peak(backend: str) -> int:
     global _peak
     if backend == "cupy":
         return device_memory.reset_peak()
-    if sys.platform != "linux":
-        return psutil.Process().memory_info().rss
     with _lock:
         _settle()
         _trim()
@@ -241,8 +239,6 @@ def held() -> int:
 
     As Dask's nanny sees it: libraries and the pages of files that are mapped are among it.
     """
-    if sys.platform != "linux":
-        return psutil.Process().memory_info().rss
     with _lock:
         _settle()
         _trim()
@@ -261,12 +257,9 @@ def _trim() -> None:
 
 
 def peak_bytes(backend: str) -> int:
-    """The most bytes held since ``reset_peak`` (on other systems than Linux: since the start)."""
+    """The most bytes held since ``reset_peak`` (elsewhere than on Linux: of those looked at)."""
     if backend == "cupy":
         return device_memory.peak_bytes()
-    if sys.platform != "linux":
-        scale = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
     with _lock:
         _look()
         return _peak or 0
@@ -281,12 +274,16 @@ def _look() -> None:
 
 
 def _clear_peak() -> None:
+    if sys.platform != "linux":
+        return
     with open("/proc/self/clear_refs", "w") as clear:
         clear.write("5")  # proc(5): reset the peak resident set size
 
 
 def _status(field: str) -> int:
-    """Bytes of one field of /proc/self/status (Linux)."""
+    """Bytes of one field of /proc/self/status; elsewhere than on Linux what is resident."""
+    if sys.platform != "linux":
+        return psutil.Process().memory_info().rss
     with open("/proc/self/status") as status:
         for line in status:
             if line.startswith(field + ":"):

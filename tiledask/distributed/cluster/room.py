@@ -11,19 +11,14 @@ the least that any leaves on any worker.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import dask
 from distributed.system import MEMORY_LIMIT
 
 from tiledask.distributed.cluster import device_memory, host_memory
-from tiledask.distributed.cluster.cluster import (
-    BlockKeys,
-    Cluster,
-    slot_of,
-    slot_on,
-)
+from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.cluster.tasks import keys_of, slot_of, slot_on
 from tiledask.distributed.deadlines import seconds_of
 from tiledask.errors import DoesNotFitError
 from tiledask.plan.units import format_bytes, format_up, parse_bytes
@@ -37,8 +32,7 @@ SLACK = 1.05
 """What a process takes over the arrays of a rank: what they are sent in, and the allocator."""
 
 
-@dataclass(frozen=True)
-class MemoryRule:
+class MemoryRule(NamedTuple):
     """One rule that a worker's memory is under."""
 
     at: int
@@ -57,16 +51,15 @@ class MemoryRule:
     @property
     def room(self) -> int:
         """Bytes that may come on top."""
-        return max(0, self.at - self.held)
+        return max(0, self.at - max(0, self.held))
 
     def __str__(self) -> str:
-        beside = f", and {format_bytes(self.held)} are held already" if self.held else ""
+        held = f", and {format_bytes(self.held)} are held already" if self.held > 0 else ""
         where = f"slot {self.slot}: " if self.slot >= 0 else ""
-        return f"{where}{self.rule}{beside}"
+        return f"{where}{self.rule}{held}"
 
 
-@dataclass(frozen=True)
-class Room:
+class Room(NamedTuple):
     """What a rank may hold, the blocks of its operands included."""
 
     bounds: tuple[MemoryRule, ...]
@@ -83,6 +76,7 @@ class Room:
 
     @property
     def bytes(self) -> int:
+        """What that leaves."""
         return self.binding.room
 
     def __str__(self) -> str:
@@ -118,22 +112,19 @@ class Room:
         >>> Room((MemoryRule(8, 0, ""), worker)).raised(30_000_000)
         "memory_limit='30 MB' on workers of td.start_cluster(memory_limit='138.3 MB')"
         """
-        call = ""
-        cluster: dict[str, int] = {}
-        for bound in self.bounds:
-            if bound.room >= need:
-                continue
-            if not bound.option:
-                call = f"memory_limit={format_up(need)!r}"
-                continue
-            least = int((need + bound.held + MARGIN) / bound.share) + 1
-            cluster[bound.option] = max(least, cluster.get(bound.option, 0))
-        if max(cluster.values(), default=0) > MEMORY_LIMIT or "GPU" in cluster:
+        short = [bound for bound in self.bounds if bound.room < need]
+        call = f"memory_limit={format_up(need)!r}" if any(not b.option for b in short) else ""
+        least: dict[str, int] = {}
+        for b in short:
+            if b.option:
+                wanted = int((need + max(0, b.held) + MARGIN) / b.share) + 1
+                least[b.option] = max(wanted, least.get(b.option, 0))
+        if max(least.values(), default=0) > MEMORY_LIMIT or "GPU" in least:
             return ""
-        given = ", ".join(f"{name}={format_up(n)!r}" for name, n in sorted(cluster.items()))
+        given = ", ".join(f"{name}={format_up(n)!r}" for name, n in sorted(least.items()))
         workers = f"workers of td.start_cluster({given})" if given else ""
         if workers and not self.started_here:
-            workers = f"workers of 'dask worker --memory-limit {max(cluster.values())}'"
+            workers = f"workers of 'dask worker --memory-limit {max(least.values())}'"
         return " on ".join(filter(None, (call, workers)))
 
 
@@ -191,10 +182,8 @@ def asks_room(
     cluster: Cluster, arrays: Sequence[Sequence[Any]] = (), alone: bool = False
 ) -> tuple[Callable[..., list[MemoryRule]], tuple[Any, ...]]:
     """What `room_of` has every worker do, for who asks them anyway: a function and arguments."""
-    keys, limits = [BlockKeys.of(blocks) for blocks in arrays], set(cluster.memory_limits)
-    # to every worker those of all only where they differ
-    own = limits.pop() if len(limits) == 1 else cluster.memory_limits
-    return _here, (keys, cluster.backend, own, alone)
+    keys = [keys_of(blocks) for blocks in arrays]
+    return _rules, (keys, cluster.backend, cluster.memory_limits, alone)
 
 
 def as_room(
@@ -214,94 +203,85 @@ def as_room(
     return Room(tuple(bounds), started_here, tuple(others))
 
 
-def _here(
-    keys: list[BlockKeys],
+# -- on a worker -----------------------------------------------------------------------------------
+
+
+def _rules(
+    keys: list[dict[int, str]],
     backend: str,
-    limits: int | Sequence[int],
+    limits: Sequence[int],
     alone: bool,
     dask_worker: Any,
 ) -> list[MemoryRule]:
-    """The rules of this worker, by its slot's limit."""
-    slot = slot_on(dask_worker)
-    limit = limits[slot] if isinstance(limits, Sequence) else limits
-    found = _bounds(keys, backend, limit, alone, dask_worker)
-    return [replace(rule, slot=slot) for rule in found]
-
-
-def _bounds(
-    keys: list[BlockKeys], backend: str, limit: int, alone: bool, dask_worker: Any
-) -> list[MemoryRule]:
     """The rules of this worker, its blocks of ``keys`` not counted as held."""
-    slot = slot_on(dask_worker)
-    mine = [each.at(slot) for each in keys]
-    data = dask_worker.data
+    slot, data, manager = slot_on(dask_worker), dask_worker.data, dask_worker.memory_manager
     # what is not on the disk, nor moved from the GPU to the host
     fast = getattr(data, "device", getattr(data, "fast", data))
-    own = sum(getattr(fast[key], "nbytes", 0) for key in mine if key in fast)
+    mine = [each[slot] for each in keys if each.get(slot) in fast]
+    own, limit = sum(getattr(fast[key], "nbytes", 0) for key in mine), limits[slot]
+    rules = list[MemoryRule]()
     if backend == "cupy":
-        return _device_bounds(dask_worker.memory_manager, data, limit, own, alone)
-    cap = host_memory.capped()
-    option = "memory_limit" if cap is None else "memory_cap"
-    bounds = [MemoryRule(limit, 0, f"a worker has {format_bytes(limit)}", option)]
-    if cap is not None:
-        words = f"memory_cap={format_bytes(cap.limit)}"
-        bounds.append(MemoryRule(cap.limit, max(0, cap.taken - own), words, "memory_cap"))
-    return bounds + _dask_bounds(dask_worker.memory_manager, fast, own, alone)
+        rules += _device_rules(data, limit, own, alone)
+        if not probe().devices[0].integrated:
+            return [rule._replace(slot=slot) for rule in rules]
+        fast, process = data.fast, host_memory.held() + device_memory.held()
+    else:
+        cap, process = host_memory.capped(), host_memory.held()
+        option = "memory_limit" if cap is None else "memory_cap"
+        rules.append(MemoryRule(limit, 0, f"a worker has {format_bytes(limit)}", option))
+        if cap is not None:
+            words = f"memory_cap={format_bytes(cap.limit)}"
+            rules.append(MemoryRule(cap.limit, cap.taken - own, words, "memory_cap"))
+    rules += _dask_rules(manager, fast, process, own, alone)
+    return [rule._replace(slot=slot) for rule in rules]
 
 
-def _device_bounds(manager: Any, data: Any, limit: int, own: int, alone: bool) -> list[MemoryRule]:
+def _device_rules(data: Any, limit: int, own: int, alone: bool) -> list[MemoryRule]:
     """The rules of a worker's GPU: its share, what is free there, where Dask-CUDA steps in."""
     cap, used = device_memory.cap(), device_memory.held()
-    words = (
-        f"a worker has {format_bytes(limit)} of its GPU"
-        if cap is None
-        else f"memory_cap={format_bytes(cap)}"
-    )
-    bounds = [MemoryRule(limit, max(0, used - own), words, "GPU" if cap is None else "memory_cap")]
+    rules = [MemoryRule(limit, used - own, f"memory_cap={format_bytes(limit)}", "memory_cap")]
+    if cap is None:
+        words = f"a worker has {format_bytes(limit)} of its GPU"
+        rules = [MemoryRule(limit, used - own, words, "GPU")]
     if probe().devices[0].integrated:  # what the GPU holds is the host's
-        return bounds + _dask_bounds(manager, data.fast, own, alone, used)
+        return rules
     at = int(0.95 * device_memory.reachable())  # the rest is for what lies between blocks
     words = f"{format_bytes(at)} of its GPU are a worker's or free for it now"
-    bounds.append(MemoryRule(at, max(0, used - own), words, "GPU"))
+    rules.append(MemoryRule(at, used - own, words, "GPU"))
     blocks = getattr(getattr(data, "device_buffer", None), "fast", None)
     if blocks is not None and not alone:
         words = (
             f"Dask-CUDA moves blocks, by their sum, to the host from {format_bytes(blocks.n)} on"
         )
-        bounds.append(MemoryRule(int(blocks.n), max(0, blocks.total_weight - own), words, "GPU"))
-    return bounds
+        rules.append(MemoryRule(int(blocks.n), blocks.total_weight - own, words, "GPU"))
+    return rules
 
 
-def _dask_bounds(
-    manager: Any, fast: Any, own: int, alone: bool, beside: int = 0
-) -> list[MemoryRule]:
-    """Where Dask steps in: for what the process holds, and for the blocks among it.
-
-    ``beside``: bytes that the process holds and that are not seen to be its own.
-    """
-    total, process = manager.memory_limit, host_memory.held() + beside
+def _dask_rules(manager: Any, fast: Any, process: int, own: int, alone: bool) -> list[MemoryRule]:
+    """Where Dask steps in: for what the ``process`` holds, and for the blocks among it."""
+    total = manager.memory_limit
     if not total:
         return []
     spills, managed = hasattr(fast, "total_weight"), getattr(fast, "total_weight", 0)
     if alone:
         own, spills = managed, False
+    kill = dask.config.get("distributed.worker.memory.terminate")
+    spill, target = manager.memory_spill_fraction, manager.memory_target_fraction
     rules = [
-        ("terminate", dask.config.get("distributed.worker.memory.terminate"), "kills the worker"),
-        ("pause", manager.memory_pause_fraction, "pauses the worker"),
-        ("spill", spills and manager.memory_spill_fraction, "moves blocks to disk"),
+        (kill, process, "terminate", "kills the worker"),
+        (manager.memory_pause_fraction, process, "pause", "pauses the worker"),
+        (spills and spill, process, "spill", "moves blocks to disk"),
+        (spills and target, managed, "target", "moves blocks, by their sum, to disk"),
     ]
-    found = [(share, process, name, does) for name, share, does in rules if share]
-    if spills and manager.memory_target_fraction:
-        does = "moves blocks, by their sum, to disk"
-        found.append((manager.memory_target_fraction, managed, "target", does))
     return [
         MemoryRule(
             int(share * total),
-            max(0, held - own),
+            held - own,
             f"Dask {does} from {format_bytes(share * total)} on, {100 * share:.0f} % of the "
             f"worker's memory_limit of {format_bytes(total)} (distributed.worker.memory.{name})",
             "memory_limit",
             share,
         )
-        for share, held, name, does in found
+        for share, held, name, does in rules
+        if share
     ]

@@ -20,7 +20,7 @@ from distributed.diskutils import WorkSpace
 
 from tiledask.plan.products.regions import Region, slices
 
-__all__ = ["AS_HOST", "MEMORY", "KeptArray", "machine", "open_spool"]
+__all__ = ["AS_HOST", "MEMORY", "KeptArray", "machine_id", "open_spool"]
 
 MEMORY = Path("/dev/shm")
 """A folder in memory, on Linux."""
@@ -59,7 +59,7 @@ def open_spool(of: Any) -> tuple[Path, Callable[[], None]]:
     return Path(made.dir_path), weakref.finalize(of, made.release)
 
 
-def machine() -> str:
+def machine_id() -> str:
     """This machine since its last start: where it differs, locks may not be seen."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

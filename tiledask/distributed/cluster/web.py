@@ -28,15 +28,21 @@ ORIGINS = "TILEDASK_DASHBOARD_ORIGINS"
 """
 
 
-def asked_port(port: int | None) -> int:
-    """The dashboard's port that was asked for, here or in the environment; 0 for any."""
+def asked_port(port: int | None) -> int | None:
+    """The dashboard's port that was asked for, here or in the environment; 0 for any, None for no
+    dashboard."""
     text = os.environ.get("TILEDASK_DASHBOARD_PORT", "0") if port is None else port
+    if text == "none":
+        return None
     try:
         number = int(text)
     except ValueError:
         number = -1
     if not 0 <= number < 65536:
-        raise ConfigError(f"a dashboard port is 0 (any free one) to 65535, got {text!r}")
+        raise ConfigError(
+            f"a dashboard port is 0 (any free one) to 65535, got {text!r}; "
+            f"TILEDASK_DASHBOARD_PORT=none starts none"
+        )
     return number
 
 

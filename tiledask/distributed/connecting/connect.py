@@ -8,46 +8,34 @@ Nothing of the user's changes: neither the default client nor other tasks, and w
 workers and the scheduler goes when the cluster is closed, or its client is gone.
 """
 
-import asyncio
-import concurrent.futures
 import os
-import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 from distributed import Client
-from distributed.comm.addressing import get_address_host, get_address_host_port
+from distributed.comm.addressing import get_address_host_port
+from distributed.system import MEMORY_LIMIT
 
 from tiledask.distributed.cluster import device_arrays
-from tiledask.distributed.cluster.cluster import (
-    RUNNING,
-    Cluster,
-    asked,
-    check_client,
-    workers_of,
-)
-from tiledask.distributed.cluster.device_memory import share_of
-from tiledask.distributed.cluster.spool import machine
-from tiledask.distributed.connecting.gpus import check_device
-from tiledask.distributed.connecting.slots import Joined, join, leave
-from tiledask.distributed.connecting.versions import check_versions, versions_of
-from tiledask.distributed.deadlines import seconds_of
+from tiledask.distributed.cluster.cluster import RUNNING, Cluster
+from tiledask.distributed.cluster.device_memory import OnePool
+from tiledask.distributed.cluster.gpus import OwnGpu, check_device, own_gpu, share_of, take_pool
+from tiledask.distributed.cluster.slots import Equip, give_back, take_slots
+from tiledask.distributed.cluster.spool import machine_id
+from tiledask.distributed.cluster.tasks import asked, check_client, workers_of
+from tiledask.distributed.connecting.versions import check_versions
+from tiledask.distributed.deadlines import left_of, seconds_of, until
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError, short
 from tiledask.plan.whole import whole_number
 
-__all__ = ["AttachedCluster", "cluster_of", "connect"]
+__all__ = ["cluster_of", "connect"]
 
-T = TypeVar("T")
-SAY = 2.0
-"""Seconds that the scheduler has to say which workers were not ready."""
-KNOCK = 1.5
+_KNOCK = 1.5
 """Seconds in which a host takes a connection, or nobody listens there."""
-LOOK = 0.1
+_LOOK = 0.1
 """Seconds between two looks at how many workers there are."""
 
 
@@ -70,8 +58,7 @@ def connect(
         LocalCluster, SSHCluster, SLURMCluster, KubeCluster. One that is connected to already is
         given back, with slots for workers that came since.
     workers
-        Slots to wait for. Default: as many as there are workers now, at least 1. Workers beyond
-        stand by, and take the slot of one that goes.
+        Slots to wait for. Default: as many as there are workers now, at least 1.
     device
         "auto" takes GPUs where every worker was given one of its own, as LocalCUDACluster and
         ``dask cuda worker`` do (CUDA_VISIBLE_DEVICES), and else computes with NumPy; "cuda" and
@@ -89,25 +76,26 @@ def connect(
     seconds = seconds_of(timeout)
     wanted = None if workers is None else whole_number("workers", workers, 1)
     check_device(device)
-    known = client if isinstance(client, Cluster) else _known(client)
-    if known is not None:
-        _check_known(known, device)
     if isinstance(client, Cluster):
         return client
-    if isinstance(known, AttachedCluster):
-        known.grow(wanted, seconds)
-    if known is not None:
-        return known
-    deadline = time.monotonic() + seconds
-    found, ours = _client(client, security, seconds)
-    try:
-        _wait_for(found, wanted or 1, deadline, seconds)
-        check_versions(_in_time(found, versions_of, deadline, "say their versions"))
-        return AttachedCluster(found, client, ours, wanted, device, deadline, seconds)
-    except BaseException:
-        if ours:
-            found.close(timeout=5)
-        raise
+    with until(seconds):
+        known = _known(client)
+        if known is not None:
+            _check_backend(known, device)
+            if not known.started_here and known.counting.acquire(blocking=False):
+                try:  # an operation under way counts on as many slots as it began with
+                    _hold(known, wanted, seconds)
+                finally:
+                    known.counting.release()
+            return known
+        made, ours = _client(client, security, seconds)
+        try:
+            return _attached(made, client, ours, wanted, device, seconds)
+        except BaseException:
+            give_back(made)
+            if ours:
+                made.close(timeout=5)
+            raise
 
 
 def cluster_of(given: Any, what: str) -> Cluster:
@@ -130,15 +118,13 @@ def _known(given: Any) -> Cluster | None:
     for cluster in reversed(RUNNING):
         its = (cluster.client, cluster.given, _address(cluster.client))
         if any(each is given or (isinstance(each, str) and each == given) for each in its):
-            if cluster.is_running and cluster.status == "running":
+            if cluster.is_running:
                 return cluster
-            if isinstance(cluster, AttachedCluster):  # its client was closed
-                cluster.close()
+            cluster.close()  # its client was closed
     return None
 
 
-def _check_known(cluster: Cluster, device: str) -> None:
-    """None if ``cluster`` computes on what was asked for; else ConfigError."""
+def _check_backend(cluster: Cluster, device: str) -> None:
     has = "cuda" if cluster.backend == "cupy" else "cpu"
     if device not in ("auto", has):
         raise ConfigError(
@@ -193,16 +179,16 @@ def _knock(where: str, seconds: float) -> None:
             f"{short(where)} is no address of a scheduler ({error}): 'dask scheduler' prints one, "
             f"as tcp://10.0.0.1:8786"
         ) from None
-    deadline = time.monotonic() + min(seconds, KNOCK)
+    deadline = time.monotonic() + min(seconds, _KNOCK)
     while True:
         left = max(0.1, deadline - time.monotonic())
         try:
             there = socket.create_connection((host, port), left)
             break
         except OSError as error:
-            if time.monotonic() + 2 * LOOK > deadline:
-                raise _nobody(where, min(seconds, KNOCK), error) from None
-        time.sleep(LOOK)
+            if time.monotonic() + 2 * _LOOK > deadline:
+                raise _nobody(where, min(seconds, _KNOCK), error) from None
+        time.sleep(_LOOK)
     with there:
         there.settimeout(seconds)
         try:
@@ -219,239 +205,154 @@ def _nobody(where: str, seconds: float, error: Exception) -> ClusterLostError:
     )
 
 
-def _wait_for(client: Client, wanted: int, deadline: float, seconds: float) -> None:
-    """None, once ``wanted`` workers run."""
-    while (there := len(workers_of(client))) < wanted:
-        if time.monotonic() > deadline:
-            raise _too_few(client, wanted, there, seconds)
-        time.sleep(LOOK)
-
-
-def _in_time(client: Client, call: Callable[..., T], deadline: float, what: str) -> T:
-    """What ``call(client, seconds)`` returns, in which scheduler and workers do ``what``."""
-    seconds = max(1.0, deadline - time.monotonic())
-    try:
-        return call(client, seconds)
-    except TimeoutError:
-        raise DeadlineError(
-            f"the workers of {_address(client)} did not all {what} within {seconds:.3g} s: "
-            f"one of them is frozen or cannot be reached; look at their logs"
-        ) from None
-
-
-def _too_few(
-    client: Client, wanted: int, there: int, seconds: float, refused: Iterable[str] = ()
-) -> DeadlineError:
-    why = "".join(f"; {words}" for words in refused)
-    fewer = f", or ask for fewer: td.connect(..., workers={there})" if there else ""
-    address = _address(client)
-    return DeadlineError(
-        f"{wanted} workers were asked for, {there} run on {address} after {seconds:g} s{why}. "
-        f"Start more with 'dask worker {address}'{fewer}"
-    )
-
-
 def _address(client: Client) -> str:
     """Where its scheduler listens; empty once it was closed."""
     address: str = getattr(client.scheduler, "address", "")
     return address
 
 
-class AttachedCluster(Cluster):
-    """Slots on workers that somebody else started."""
-
-    started_here = False
-    _one_here = "connect here with td.connect(address)"
-    _another = "connect again with td.connect(address)"
-    anew = "start a worker in its place"
-
-    def __init__(
-        self,
-        client: Client,
-        given: Any,
-        ours: bool,
-        wanted: int | None,
-        device: str,
-        deadline: float,
-        seconds: float,
-    ) -> None:
-        self.given = given
-        self._ours, self._page = ours, False
-        self._notified: concurrent.futures.Future[None] | None = None
-        """Done when the page knows all that it was told."""
-        self._at: dict[int, str] = {}
-        """Slot -> where its worker listened when it was last looked up."""
-        self._hosts: dict[int, str] = {}
-        """Slot -> the host of its worker, or of the last one."""
-        comm: Any = client.scheduler_comm
-        self._interval = comm.interval
-        super().__init__(client, 0, "numpy", "", 0)
-        try:
-            self._join(wanted, device, deadline, seconds)
-        except BaseException:
-            self._ours = False  # whoever called closes it
-            self.close()
-            raise
-        comm.interval = 0.001  # as a client of start_cluster's has it
-
-    def grow(self, wanted: int | None, seconds: float) -> None:
-        """None, with ``wanted`` slots at least; None takes in whatever workers came since."""
-        if wanted is None and len(workers_of(self.client)) <= self.slots:
-            return
-        if wanted is not None and wanted <= self.slots:
-            return
-        if not self.counting.acquire(blocking=False):
-            return  # an operation counts on as many slots as it began with
-        try:
-            device = "cuda" if self.backend == "cupy" else "cpu"
-            self._join(wanted, device, time.monotonic() + seconds, seconds)
-        finally:
-            self.counting.release()
-
-    def _join(self, wanted: int | None, device: str, deadline: float, seconds: float) -> None:
-        """None, once there are slots."""
-        while True:
-            left = max(1.0, deadline - time.monotonic())
-            found = self._on_scheduler(join, wanted, device, left, seconds=left + SAY)
-            slots: dict[int, tuple[str, Joined]] = found["slots"]
-            refused = [f"{address} cannot: {why}" for address, why in found["refused"].items()]
-            if wanted is None and not refused and slots:
-                break
-            if wanted is not None and set(range(wanted)) <= slots.keys():
-                break
-            if wanted is None and refused:
-                raise ConfigError(
-                    f"{len(refused)} workers cannot have a slot: {'; '.join(refused)}; mend them, "
-                    f"or ask for as many as can: td.connect(..., workers={len(slots)})"
-                )
-            if time.monotonic() > deadline:
-                raise _too_few(self.client, wanted or 1, len(slots), seconds, refused)
-            time.sleep(LOOK)
-        count = wanted if wanted is not None else max(slots) + 1
-        mine = {slot: worker for slot, worker in slots.items() if slot < count}
-        _refuse_threads([worker for _, worker in mine.values()])
-        self._lie({slot: address for slot, (address, _) in mine.items()})
-        self.backend = "numpy" if found["without"] else "cupy"
-        self.why = f"workers of {_address(self.client)} were connected to"
-        if device != "cpu":
-            self.why += f": {found['without'] or 'each has a GPU'}"
-        memories = _memories([w for _, w in slots.values()], self.backend)
-        limits = {slot: m for slot, m in zip(slots, memories, strict=True) if slot < count}
-        least = min(limits.values())  # of a slot whose worker is just being restarted
-        self.memory_limits = tuple(limits.get(slot, least) for slot in range(count))
-        if self.backend == "cupy":  # what comes here allocates nothing on a GPU of this process
-            device_arrays.register(on_host=True)
-        self._page = found["page"]
-        self.slots, self.transport = count, ""
-        self.rates.clear()
-        self._speeds = ()
-
-    def _on_scheduler(self, function: Any, *args: Any, seconds: float) -> Any:
-        """What ``function(client, *args)`` returns on the scheduler."""
-        call = partial(self.client._run_on_scheduler, function, self.client.id, *args)
-        try:
-            return asked(self.client, call, seconds)
-        except TimeoutError:
-            raise DeadlineError(
-                f"{_address(self.client)} and its workers were not ready for slots within "
-                f"{seconds:g} s; give them longer with timeout=, or look at their logs"
-            ) from None
-
-    @property
-    def is_running(self) -> bool:
-        return os.getpid() == self._process and self.status == "running"
-
-    def _workers(self) -> dict[int, dict[str, Any]]:
-        found = super()._workers()
-        self._lie({slot: facts["address"] for slot, facts in found.items()})
-        return found
-
-    def _lie(self, at: dict[int, str]) -> None:
-        """None; slots are where these addresses say."""
-        self._at = at
-        self._hosts |= {slot: get_address_host(address) for slot, address in at.items()}
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        return tuple(self._hosts.get(slot, "unknown") for slot in range(self.slots))
-
-    def _addresses(self, slots: Iterable[int]) -> list[str] | None:
-        return [self._at[slot] for slot in slots if slot in self._at]
-
-    def near(self) -> frozenset[int]:
-        token = secrets.token_hex(8)
-        (self.spool / "seen").write_text(token)
-        seen = self.run(_sees, str(self.spool / "seen"), token, machine())
-        return frozenset(slot for slot, sees in enumerate(seen) if sees)
-
-    def notify_page(self, topic: str, event: dict[str, Any]) -> bool:
-        if self._page:  # an answer takes a small product's time, and nobody needs it
-            loop: Any = self.client.loop
-            sent = self._notify(self._notified, topic, event)
-            self._notified = asyncio.run_coroutine_threadsafe(sent, loop.asyncio_loop)
-        return self._page
-
-    async def _notify(
-        self, before: concurrent.futures.Future[None] | None, topic: str, event: dict[str, Any]
-    ) -> None:
-        """Send an event, once the one ``before`` has arrived."""
-        if before is not None:
-            with suppress(Exception):
-                await asyncio.wrap_future(before)
-        scheduler: Any = self.client.scheduler
-        await scheduler.log_event(topic=topic, msg=event)
-
-    def await_page(self) -> None:
-        if self._notified is not None:
-            with suppress(Exception):  # a page is worth no more than that
-                self._notified.result(SAY)
-
-    def with_slots(self, slots: int | str) -> str:
-        return f"td.connect(client, workers={slots})"
-
-    def _end(self) -> None:
-        if self.client.status == "running":
-            self.await_page()
-            with suppress(Exception):  # of a scheduler that is gone: nothing is left there
-                self._on_scheduler(leave, seconds=10.0)
-                comm: Any = self.client.scheduler_comm
-                comm.interval = self._interval
-        if self.backend == "cupy" and not RUNNING:  # CuPy's arrays are CuPy's again
-            device_arrays.register(on_host=False)
-        if self._ours:
-            with suppress(Exception):
-                self.client.close(timeout=5)
+# -- its workers -----------------------------------------------------------------------------------
 
 
-def _memories(workers: list[Joined], backend: str) -> list[int]:
-    """Bytes that each of ``workers`` may plan with, of its GPU or of its machine."""
-    machines = [w.machine for w in workers]
-    host = [w.memory // (1 if w.limited else machines.count(w.machine)) for w in workers]
-    if backend == "numpy":
-        return host
-    gpus = [w.gpu for w in workers if w.gpu]  # each has one
-    uuids = [gpu.uuid for gpu in gpus]
-    return [
-        share_of(gpu.memory, gpu.integrated, uuids.count(gpu.uuid), own)
-        for gpu, own in zip(gpus, host, strict=True)
-    ]
+class Process(NamedTuple):
+    """A worker that somebody else started."""
+
+    machine: str
+    process: str
+    """Its number, and in a container whose numbers that is one of."""
+    memory: int
+    """Bytes of its limit, or of its machine if it has none."""
+    limited: bool
+    """Whether it has one."""
+    gpu: OwnGpu | str
+    """What it computes on; or why that is no GPU."""
 
 
-def _refuse_threads(workers: list[Joined]) -> None:
-    """None if each of ``workers`` is a process of its own; else ConfigError."""
-    processes = [(w.machine, w.process) for w in workers]
-    mine = Joined.of(None)
-    own = len(set(processes) - {(mine.machine, mine.process)})
-    if own < len(processes):
-        raise ConfigError(
-            f"{len(workers)} workers have {own} processes of their own, and each needs one: "
-            f"LocalCluster(processes=True), or 'dask worker --nworkers {len(workers)}'"
-        )
+def _process(device: str, limit: int | None) -> Process:
+    """This process, as a worker whose memory has this ``limit``."""
+    numbers = ""
+    with suppress(OSError):
+        numbers = os.readlink("/proc/self/ns/pid")
+    where, number = f"{socket.gethostname()} {machine_id()}", f"{os.getpid()} {numbers}"
+    return Process(where, number, int(limit or MEMORY_LIMIT), bool(limit), own_gpu(device))
 
 
-def _sees(path: str, token: str, where: str) -> bool:
-    """Whether this worker is on the machine ``where``, and reads ``token`` there."""
+def _on_worker(device: str, dask_worker: Any) -> Process:
+    return _process(device, dask_worker.memory_manager.memory_limit)
+
+
+def _processes(client: Client, device: str) -> dict[str, Process]:
+    """The worker at each address."""
     try:
-        return machine() == where and Path(path).read_text() == token
-    except OSError:
-        return False
+        return asked(client, partial(client._run, _on_worker, device), left_of(60.0).seconds)
+    except TimeoutError:
+        raise DeadlineError(
+            f"the workers of {_address(client)} did not all say what they are in time: one of them "
+            f"is frozen or cannot be reached; look at their logs"
+        ) from None
+
+
+def _attached(
+    client: Client, given: Any, ours: bool, wanted: int | None, device: str, seconds: float
+) -> Cluster:
+    """A new Cluster on the workers of ``client``, which was made here if it is ``ours``."""
+    deadline = time.monotonic() + seconds
+    while (there := len(workers_of(client))) < (wanted or 1):
+        if time.monotonic() > deadline:
+            raise _too_few(client, wanted or 1, there, seconds)
+        time.sleep(_LOOK)
+    check_versions(client, left_of(seconds).seconds)
+    found = _processes(client, device)
+    mine = _process("cpu", None)
+    own = {(each.machine, each.process) for each in found.values()}
+    own.discard((mine.machine, mine.process))
+    if len(own) < len(found):
+        raise ConfigError(
+            f"{len(found)} workers have {len(own)} processes of their own, and each needs one: "
+            f"LocalCluster(processes=True), or 'dask worker --nworkers {len(found)}'"
+        )
+    gpus = [each.gpu for each in found.values() if isinstance(each.gpu, OwnGpu)]
+    sharers = max((gpus.count(gpu) for gpu in gpus), default=1)
+    without = next((f"{a}: {w.gpu}" for a, w in found.items() if isinstance(w.gpu, str)), "")
+    if not without and sharers > 1 and device == "auto":
+        without = f"{sharers} workers share a GPU"
+    if without and device == "cuda":
+        raise ConfigError(f"device='cuda' needs workers with usable GPUs, and {without}")
+    interval = client.scheduler_comm.interval if client.scheduler_comm else 0.01
+    page = take_slots(client, Equip(), left_of(seconds).seconds)
+
+    def end(in_order: bool) -> None:
+        if in_order:
+            give_back(client)
+            if client.scheduler_comm is not None:
+                client.scheduler_comm.interval = interval
+        if not without and not RUNNING:  # CuPy's arrays are CuPy's again
+            device_arrays.register(on_host=False)
+        if ours:
+            with suppress(Exception):
+                client.close(timeout=5)
+
+    why = f"workers of {_address(client)} were connected to"
+    why += "" if device == "cpu" else f": {without or 'each has a GPU'}"
+    cluster = Cluster(client, given, end, backend="numpy" if without else "cupy", why=why)
+    try:
+        cluster.page = page
+        _hold(cluster, wanted, seconds, found)
+        if cluster.backend == "cupy":
+            device_arrays.register(on_host=True)
+            most = int(0.95 * min(gpu.memory for gpu in gpus) / sharers)
+            alone = sharers == 1 or any(gpu.integrated for gpu in gpus)
+            take_pool(cluster, OnePool(None, None if alone else most, sharers), seconds)
+    except BaseException:
+        ours = False  # whoever called closes it
+        cluster.close()
+        raise
+    return cluster
+
+
+def _hold(
+    cluster: Cluster,
+    wanted: int | None,
+    seconds: float,
+    found: dict[str, Process] | None = None,
+) -> None:
+    """Have ``cluster`` hold ``wanted`` slots at least, or those of all workers that there are."""
+    deadline = time.monotonic() + left_of(seconds).seconds
+    while True:
+        workers = cluster.workers()
+        count = max(workers, default=0) + 1 if wanted is None else wanted
+        if workers and (wanted is None or set(range(count)) <= workers.keys()):
+            break
+        if time.monotonic() > deadline:
+            raise _too_few(cluster.client, count, len(workers), seconds)
+        time.sleep(_LOOK)
+    if count <= cluster.slots:
+        return
+    if found is None:
+        found = _processes(cluster.client, "cuda" if cluster.backend == "cupy" else "cpu")
+    at = {slot: w["address"] for slot, w in workers.items() if w["address"] in found}
+    memories = dict(zip(found, _memories(list(found.values())), strict=True))
+    least = min(memories.values())  # of a slot whose worker is just being restarted
+    cluster.hold([memories.get(at.get(slot, ""), least) for slot in range(count)])
+
+
+def _memories(workers: list[Process]) -> list[int]:
+    """Bytes that each of ``workers`` may plan with, of its GPU or of its machine."""
+    machines, gpus = [w.machine for w in workers], [w.gpu for w in workers]
+    memories = []
+    for worker in workers:
+        host = worker.memory // (1 if worker.limited else machines.count(worker.machine))
+        gpu = worker.gpu
+        if isinstance(gpu, OwnGpu):
+            host = share_of(gpu.memory, gpu.integrated, gpus.count(gpu), host)
+        memories.append(host)
+    return memories
+
+
+def _too_few(client: Client, wanted: int, there: int, seconds: float) -> DeadlineError:
+    fewer = f", or ask for fewer: td.connect(..., workers={there})" if there else ""
+    address = _address(client)
+    return DeadlineError(
+        f"{wanted} workers were asked for, {there} run on {address} after {seconds:g} s. "
+        f"Start more with 'dask worker {address}'{fewer}"
+    )

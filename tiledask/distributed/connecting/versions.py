@@ -11,14 +11,11 @@ from typing import Any
 from distributed import Client
 from distributed.versions import get_versions
 
-from tiledask.distributed.cluster.cluster import asked
-from tiledask.errors import ConfigError
+from tiledask.distributed.cluster.tasks import asked
+from tiledask.errors import ConfigError, DeadlineError
 
-__all__ = ["VERSION", "check_versions", "differing", "versions_of"]
+__all__ = ["check_versions", "differing"]
 
-_PACKAGE = sys.modules["tiledask"]  # whose first line ran before this one
-VERSION: str = _PACKAGE.__version__
-"""Of this package, in this process."""
 _ALIKE = ("python", "dask", "distributed", "numpy")
 _MOST = 5
 """Processes that an error names."""
@@ -33,43 +30,35 @@ def differing(here: dict[str, Any], there: dict[str, Any]) -> list[str]:
     found = []
     for name in ("tiledask", *_ALIKE):
         mine, its = here.get(name), there.get(name)
-        same = mine == its if name == "tiledask" else _first_two(mine) == _first_two(its)
-        if not same:
+        numbers = None if name == "tiledask" else 2
+        if str(mine).split(".")[:numbers] != str(its).split(".")[:numbers]:
             found.append(f"{f'{name} {its}' if its else f'no {name}'} (here {mine})")
     return found
 
 
-def _first_two(version: str | None) -> list[str]:
-    return (version or "").split(".")[:2]
-
-
-def versions_of(client: Client, seconds: float) -> dict[str, Any]:
-    """What the scheduler and the workers say of their versions; TimeoutError after ``seconds``."""
+def check_versions(client: Client, seconds: float) -> None:
+    """None if the scheduler and all workers can work with this process; else ConfigError."""
     call: Any = partial(client._get_versions, packages=["tiledask"])
-    found: dict[str, Any] = asked(client, call, seconds)
-    return found
-
-
-def check_versions(said: dict[str, Any]) -> None:
-    """None if those who ``said`` which versions they have can work with this process; else
-    ConfigError."""
-    here = get_versions(packages=["tiledask"])["packages"] | {"tiledask": VERSION}
-    there = {"the scheduler": said["scheduler"]}
-    there |= {f"worker {address}": each for address, each in said["workers"].items()}
-    wrong = {
-        who: words
+    try:
+        found: dict[str, Any] = asked(client, call, seconds)
+    except TimeoutError:
+        raise DeadlineError(
+            f"the workers did not all say their versions within {seconds:.3g} s: one of them is "
+            f"frozen or cannot be reached; look at their logs"
+        ) from None
+    version = sys.modules["tiledask"].__version__
+    here = get_versions(packages=["tiledask"])["packages"] | {"tiledask": version}
+    there = {"the scheduler": found["scheduler"]}
+    there |= {f"worker {address}": each for address, each in found["workers"].items()}
+    wrong = [
+        f"{who} has {', '.join(words)}"
         for who, each in there.items()
         if isinstance(each, dict) and (words := differing(here, each["packages"]))
-    }
-    if not wrong:
-        return
-    listed = [f"{who} has {', '.join(words)}" for who, words in wrong.items()]
-    more = f"; and {len(listed) - _MOST} more" if len(listed) > _MOST else ""
-    only = all(word.partition(" (")[0].endswith("tiledask") for w in wrong.values() for word in w)
-    way = f"pip install tiledask=={VERSION} there"
-    if not only:
-        way = "run them and this process from equal environments"
-    raise ConfigError(
-        f"{len(wrong)} of {len(there)} processes cannot work with this one: "
-        f"{'; '.join(listed[:_MOST])}{more}. What is pickled here must be read there: {way}"
-    )
+    ]
+    if wrong:
+        more = f"; and {len(wrong) - _MOST} more" if len(wrong) > _MOST else ""
+        raise ConfigError(
+            f"{len(wrong)} of {len(there)} processes cannot work with this one: "
+            f"{'; '.join(wrong[:_MOST])}{more}. What is pickled here must be read there: run them "
+            f"and this process from equal environments (pip install tiledask=={version} there)"
+        )

@@ -112,8 +112,8 @@ class _PacedRunner(StageRunner):
         }
 
         def take(env: list[Any]) -> None:
-            parcel = here.take(makers[self.frame], self.deadline)
-            self.arrivals[-1] = Arrival(parcel.made, (parcel.sent, parcel.there))
-            env[x] = aligned(parcel.block)
+            block, made, sent, there = here.take(makers[self.frame], self.deadline)
+            self.arrivals[-1] = Arrival(made, (sent, there))
+            env[x] = aligned(block)
 
         return take

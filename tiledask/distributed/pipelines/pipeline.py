@@ -17,8 +17,7 @@ from distributed import Client
 from tiledask.distributed.arrays.array import Both
 from tiledask.distributed.cluster.clocks import Clock, set_clocks
 from tiledask.distributed.cluster.cluster import Cluster
-from tiledask.distributed.cluster.counters import counting
-from tiledask.distributed.cluster.load import measuring_load
+from tiledask.distributed.cluster.counters import counting, measuring_load
 from tiledask.distributed.cluster.progress import subscribed
 from tiledask.distributed.cluster.room import check_room
 from tiledask.distributed.connecting.connect import cluster_of

@@ -8,7 +8,7 @@ import numpy as np
 
 from tiledask.distributed.arrays.array import Both
 from tiledask.distributed.cluster.clocks import Clock
-from tiledask.distributed.cluster.load import Load
+from tiledask.distributed.cluster.counters import Load
 from tiledask.plan import html
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.pipelines.schedule import KINDS, Schedule

@@ -11,7 +11,7 @@ import numpy as np
 
 from tiledask.distributed.arrays.array import ShardedArray, to_numpy
 from tiledask.distributed.arrays.creation import distribute
-from tiledask.distributed.cluster.cluster import slot_of
+from tiledask.distributed.cluster.tasks import slot_of
 from tiledask.distributed.deadlines import bounded
 from tiledask.distributed.products.matmul import matmul
 from tiledask.errors import PlacementError

@@ -25,7 +25,8 @@ from distributed import Client
 from distributed.system import MEMORY_LIMIT
 
 from tiledask.distributed.arrays.array import ShardedArray
-from tiledask.distributed.cluster.cluster import RUNNING, workers_of
+from tiledask.distributed.cluster.cluster import RUNNING
+from tiledask.distributed.cluster.tasks import workers_of
 from tiledask.distributed.products.operands import check_kernel, check_types
 from tiledask.errors import DoesNotFitError, PlacementError
 from tiledask.plan.products.product import grids

@@ -20,10 +20,10 @@ from distributed import Future
 from tiledask.distributed.arrays.array import Both, ShardedArray, operators
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.arrays.recompute import Anchors
-from tiledask.distributed.cluster.cluster import slot_of
 from tiledask.distributed.cluster.counters import Counted, counting
 from tiledask.distributed.cluster.progress import Progress, announced, ended, watching
 from tiledask.distributed.cluster.room import Room, as_room, asks_room, room_of
+from tiledask.distributed.cluster.tasks import slot_of
 from tiledask.distributed.deadlines import bounded, seconds_of
 from tiledask.distributed.products.explain import CACHE, Choice, Explanation, ProductQuestion
 from tiledask.distributed.products.needed import ProductNeeds

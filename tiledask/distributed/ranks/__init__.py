@@ -11,7 +11,7 @@ threads.py        run_threads: it on threads of this process, without Dask
     collectives.py    what both do: rounds, sums in a fixed order, and the record at the end
   mismatch.py     what a rank called, and how two calls differ
   records.py      every collective as a record; their totals, beside what was planned
-  ../transport/   how messages go from rank to rank: by threads, sockets, Dask's messages
+  ../transport/   how messages go from rank to rank: by threads, datagrams, Dask's messages
     nccl.py       arrays from GPU to GPU, where every rank has one; messages only say what comes
       nccl_own.py   NCCL's own collectives, whose bytes are computed
 """

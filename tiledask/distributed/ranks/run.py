@@ -22,11 +22,10 @@ from tiledask.distributed.out_of_core.disk import writing
 from tiledask.distributed.ranks.nccl import Devices
 from tiledask.distributed.ranks.rank_function import RankResult, Ranks, arguments, collected, ran
 from tiledask.distributed.retry import retry_lost
-from tiledask.distributed.transport import dask_transport, sockets
-from tiledask.distributed.transport.dask_transport import DaskTransport
-from tiledask.distributed.transport.meeting import Meeting, begin, meeting, of_run
+from tiledask.distributed.transport import messages
+from tiledask.distributed.transport.meeting import begin, meeting, of_run
+from tiledask.distributed.transport.messages import Where, WorkerMessages
 from tiledask.distributed.transport.remote_read import transport_of
-from tiledask.distributed.transport.sockets import Sockets, Where
 from tiledask.errors import ConfigError
 from tiledask.tile.nccl import Place, place, stay_near, why_not
 
@@ -34,7 +33,7 @@ __all__ = ["TRANSPORTS", "run_ranks"]
 
 PATIENCE = 20.0
 """Seconds that setting up may take even if the function's own timeout is shorter."""
-TRANSPORTS = {"sockets": Sockets, "posts": DaskTransport}
+TRANSPORTS = "sockets", "posts"
 """How messages go between CPU workers, by name."""
 
 
@@ -43,12 +42,13 @@ class _Plan(NamedTuple):
     rank: int
     shape: tuple[int, ...]
     backend: str
-    way: str
     places: tuple[Place, ...]
     """The places of all ranks, if arrays go from GPU to GPU."""
     seconds: float
-    where: tuple[Where, ...] = ()
-    """Where the ranks are, if messages go by sockets."""
+    where: tuple[Where, ...]
+    """Where the ranks are, if messages may go by sockets."""
+    reads: bool
+    """Whether ranks of one host may read each other's memory."""
     names: tuple[str, ...] = ()
 
 
@@ -74,10 +74,10 @@ def run_ranks(
     timeout
         Seconds that the function may take (default 300). Nothing waits longer.
     transport
-        "sockets" between workers of one host, "posts" by Dask's messages, which go wherever Dask
-        does and are encrypted where it encrypts; both carry arrays of GPUs through host memory.
-        "nccl" carries them from GPU to GPU, and only messages by one of the two. None takes NCCL
-        where every rank has a GPU of its own and there is NCCL, else sockets on one host.
+        "sockets" between workers of one host, and by Dask's messages between hosts; "posts" all by
+        Dask's messages. Both carry arrays of GPUs through host memory. "nccl" carries them from
+        GPU to GPU. None takes NCCL where every rank has a GPU of its own and there is NCCL, else
+        "sockets".
     again
         When a worker dies, run the function again on all ranks, from its beginning, as soon as the
         slot has another, until ``timeout`` is over. For a function that may run several times: what
@@ -121,27 +121,21 @@ def _run(
     run = f"tiledask-ranks-{uuid.uuid4().hex[:12]}"
     folder = cluster.spool / run[-12:]
     places = _places(cluster, mesh.at, transport, patience)
-    everyone = set(range(mesh.ranks))
-    slots = cluster.near() if len(str(folder)) + 5 < sockets.LONGEST else frozenset()
-    way = _way(None if transport == "nccl" else transport, set(mesh.at) <= slots)
-    peers: list[set[int]] = [set()] * mesh.ranks
-    prepare: Callable[[Meeting, Any], Any]
+    peers = [set(range(mesh.ranks)) - {r} for r in range(mesh.ranks)]
     set_clocks(cluster, patience)
     try:
-        if way == "sockets":
-            with writing(folder, lambda: 0):
-                folder.mkdir()
-            reads = transport_of(cluster) != "comm"
-            prepare = partial(sockets.prepare, str(folder), reads)
-        else:
-            prepare, peers = dask_transport.prepare, [everyone - {r} for r in everyone]
+        with writing(folder, lambda: 0):
+            folder.mkdir()
+        reads = transport_of(cluster) in ("memory", "mixed")
+        prepare = partial(messages.prepare, str(folder))
         with meeting(cluster, run, peers, patience, prepare, mesh.at) as (_, where):
             tasks = []
             left = left_of(seconds).seconds - GRACE  # they say it before this call does
-            facts = mesh.shape, cluster.backend, way, places, max(LAST, left), where, mesh.names
+            where = () if transport == "posts" else where
+            facts = mesh.shape, cluster.backend, places, max(LAST, left), where, reads, mesh.names
             for r, (slot, mine) in enumerate(zip(mesh.at, given, strict=True)):
-                told = _Plan(run, r, *facts), function, *mine
-                tasks.append(cluster.submit(slot, _work, *told, name="rank_function"))
+                spec = _Plan(run, r, *facts), function, *mine
+                tasks.append(cluster.submit(slot, _work, *spec, name="rank_function"))
             begin(cluster, run, patience, lead=0.0)  # they wait for each other's messages anyway
             name = getattr(function, "__name__", "function")
             what = f"{name} on {mesh.ranks} ranks"
@@ -172,22 +166,10 @@ def _places(
     return () if reason else places
 
 
-def _way(asked: str | None, near: bool) -> str:
-    """ "sockets" or "posts". Raises ConfigError for sockets where there can be none."""
-    if asked == "sockets" and not near:
-        raise ConfigError(
-            "sockets need workers that share the client's folder for temporary files, and these "
-            "do not; transport='posts'"
-        )
-    return asked or ("sockets" if near else "posts")
-
-
 def _work(plan: _Plan, function: Callable[..., Any], *args: Any) -> RankResult:
     """The function on this worker (a task)."""
     deadline, here = time.monotonic() + plan.seconds, of_run(plan.run, plan.rank)
-    if plan.way == "sockets":
-        here.door.where = plan.where
-    transport = TRANSPORTS[plan.way](plan.rank, here, deadline, get_worker())
+    transport = WorkerMessages(plan.rank, here, deadline, get_worker(), plan.where, plan.reads)
     if plan.places:
         stay_near(plan.places)
         transport.devices = Devices(transport)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-__all__ = ["CancelledError", "Mailbox", "answered", "silent_bell"]
+__all__ = ["CancelledError", "Mailbox", "Waiter", "answered", "silent_bell"]
 
 T = TypeVar("T")
 
@@ -44,11 +44,13 @@ def silent_bell() -> Any:
     return bell
 
 
-class _Waiter(NamedTuple):
+class Waiter(NamedTuple):
+    """Somebody who waits at a mailbox."""
+
     keys: Sequence[Hashable]
     """Without these there is no need to wake up."""
     bell: Any
-    """A `silent_bell`."""
+    """What is released to wake it: a `silent_bell`."""
 
 
 @dataclass(eq=False)
@@ -65,7 +67,7 @@ class Mailbox:
     """Says what the device does, to others that wonder."""
     at_end: list[Callable[[], None]] = field(default_factory=list, kw_only=True)
     """What is to be called when the run is closed here."""
-    waiters: list[_Waiter] = field(default_factory=list, init=False, repr=False)
+    waiters: list[Waiter] = field(default_factory=list, init=False, repr=False)
     """Who waits here."""
     tasks: dict[Any, set[Any]] = field(default_factory=dict, init=False, repr=False)
     """What waits here for messages, and is carried on by the thread that brings the last one."""
@@ -87,13 +89,10 @@ class Mailbox:
     def ring(self) -> None:
         """Wake who misses nothing more; to be called after parcels were put in."""
         # who waits shows that first and looks for its parcels then, so one of both sees the other
-        for keys, bell in list(self.waiters):
-            for each in keys:
-                if each not in self.parcels:
-                    break
-            else:
+        for waiter in list(self.waiters):
+            if self.parcels.keys() >= set(waiter.keys):
                 with suppress(RuntimeError):  # it was rung already
-                    bell.release()
+                    waiter.bell.release()
 
     def wake(self) -> None:
         """Let all that wait look around."""
@@ -111,22 +110,19 @@ class Mailbox:
         ready: Callable[[], bool] | None,
         deadline: float,
         keys: Sequence[Hashable] = (),
+        bell: Any = None,
     ) -> bool:
         """Whether ``ready`` came true before ``deadline`` (time.monotonic); see `check`.
 
         ``keys``: of parcels without all of which it is not ready, unless somebody calls `wake`;
-        None is ready when they are there.
+        None is ready when they are there. ``bell``: of the thread that waits, if it has one.
         """
-        waiter = _Waiter(keys, silent_bell())
+        waiter = Waiter(keys, bell or silent_bell())
         self.waiters.append(waiter)
         try:
             while True:
-                if ready is not None:
-                    done = ready()
-                else:
-                    done = self.parcels.keys() >= set(keys)
-                if self.over is not None:
-                    raise self.over
+                done = self.parcels.keys() >= set(keys) if ready is None else ready()
+                self.check()
                 left = deadline - time.monotonic()
                 if done or left <= 0:
                     return done

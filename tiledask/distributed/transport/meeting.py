@@ -9,6 +9,8 @@ has none, and says so.
 """
 
 import asyncio
+import concurrent.futures
+import pickle
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -16,28 +18,22 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 from distributed.protocol.serialize import to_serialize
 
 from tiledask.distributed.cluster.clocks import now, time_there
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.transport.mailbox import CancelledError, Mailbox, answered
+from tiledask.distributed.transport.transport import take_in
 from tiledask.errors import ClusterLostError, DeadlineError
+from tiledask.tile.backend import array_namespace, as_dtype, name_of
 
-__all__ = ["Meeting", "Met", "Parcel", "begin", "meeting", "of_run"]
+__all__ = ["Meeting", "Met", "begin", "meeting", "of_run"]
 
 LEAD = 0.05
 """Seconds from the word to begin until all do: the word must have reached every worker."""
 REACHED = 5.0
 """Seconds in which a worker connects to the others: Dask would try one that died for 10."""
-
-
-class Parcel(NamedTuple):
-    """A block from another device; times by the scheduler's clock."""
-
-    block: Any
-    made: float
-    sent: float
-    there: float
 
 
 @dataclass
@@ -66,38 +62,44 @@ class Meeting(Mailbox):
         if self.start is not None:
             time.sleep(max(0.0, self.start - now()))
 
-    def take(self, action: Hashable, deadline: float) -> Parcel:
-        """The block that ``action`` made on another device, when it is there."""
+    def take(self, action: Hashable, deadline: float) -> tuple[Any, float, float, float]:
+        """The block that ``action`` made on another device, when it is there; and when it was made
+        and sent, and came."""
         self._wait(lambda: action in self.parcels, deadline, f"what {action} makes")
-        parcel: Parcel = self.parcels.pop(action)
-        return parcel
+        message = self.parcels.pop(action)
+        source, made, sent = message.call
+        self.moves.append((source, message.nbytes))
+        return message.parts[0], made, sent, message.there
 
     def post(self, worker: Any, to: int, action: tuple[Any, ...], block: Any, made: float) -> None:
         """Send a block to device ``to``; returns at once. If it cannot be sent, the run is over."""
-        sending = asyncio.run_coroutine_threadsafe(
-            self._send(worker, to, action, block, made), worker.loop.asyncio_loop
-        )
+        note = self.device, made, now()
+        sending = self.send(worker, to, tuple(action), note, [block])
         sending.add_done_callback(partial(self._sent, action, to))
 
-    async def _send(
-        self, worker: Any, to: int, action: tuple[Any, ...], block: Any, made: float
-    ) -> None:
-        posted = worker.rpc(self.addresses[to]).tiledask_post(
-            run=self.run,
-            source=self.device,
-            action=tuple(action),
-            block=to_serialize(block),
-            made=made,
-            sent=now(),
+    def send(
+        self, worker: Any, to: int, key: tuple[Any, ...], note: Any, parts: Sequence[Any]
+    ) -> concurrent.futures.Future[None]:
+        """Done when the mailbox of device ``to`` has the message."""
+        return asyncio.run_coroutine_threadsafe(
+            self._bring(worker, to, pickle.dumps((key, note)), parts), worker.loop.asyncio_loop
         )
-        answer = await answered(posted)
+
+    async def _bring(self, worker: Any, to: int, about: bytes, parts: Sequence[Any]) -> None:
+        message = worker.rpc(self.addresses[to]).tiledask_message(
+            run=self.run,
+            about=about,
+            parts=[
+                (to_serialize(part.reshape(-1).view(np.uint8)), name_of(part.dtype), part.shape)
+                for part in parts
+            ],
+        )
+        answer = await answered(message)
         if not answer["taken"]:
             raise _replaced(to)
 
     def _sent(self, action: tuple[Any, ...], to: int, sending: Any) -> None:
-        if sending.cancelled():
-            return
-        error = sending.exception()
+        error = None if sending.cancelled() else sending.exception()
         if isinstance(error, OSError):  # Dask's comm errors are
             error = ClusterLostError(
                 f"rank {self.device} could not send what {action} made to rank {to}, whose "
@@ -125,16 +127,18 @@ def _replaced(device: int) -> ClusterLostError:
     )
 
 
-async def _take_in(
-    run: str, source: int, action: tuple[Any, ...], block: Any, made: float, sent: float
-) -> dict[str, Any]:
-    """What another device posts (a handler of the worker)."""
-    there = _meetings.get(run)
-    if there is not None:
-        parcel = Parcel(block, made, sent, now())
-        there.moves.append((source, block.nbytes))
-        there.put(tuple(action), parcel)
-    return {"status": "OK", "taken": there is not None}
+async def _take_message(run: str, about: bytes, parts: list[Any]) -> dict[str, Any]:
+    """Take in what another device sends (a handler of the worker)."""
+    here, there = _meetings.get(run), now()
+    if here is not None:
+        key, note = pickle.loads(about)
+        # messages arrive unaligned, and then sums round otherwise
+        arrays = [
+            array_namespace(flat).array(flat).view(as_dtype(name)).reshape(shape)
+            for flat, name, shape in parts
+        ]
+        take_in(here, key, note, arrays, sum(flat.nbytes for flat, *_ in parts), there)
+    return {"status": "OK", "taken": here is not None}
 
 
 # -- the client ----------------------------------------------------------------------------------
@@ -194,7 +198,7 @@ async def _open(
     dask_worker: Any,
 ) -> Any:
     """What ``prepare`` returns."""
-    dask_worker.handlers["tiledask_post"] = _take_in
+    dask_worker.handlers["tiledask_message"] = _take_message
     if dask_worker.address not in addresses:
         return None
     device = addresses.index(dask_worker.address)

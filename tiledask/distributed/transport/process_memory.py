@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.cluster.spool import AS_HOST, machine
+from tiledask.distributed.cluster.spool import AS_HOST, machine_id
 from tiledask.distributed.transport.tickets import LoanLostError, Ticket, laid_out, layout_of
 from tiledask.plan.products.regions import Region
 from tiledask.tile import as_dtype
@@ -102,7 +102,7 @@ def this_host() -> str:
     numbers = os.environ.get(AS_HOST, "")
     with contextlib.suppress(OSError):
         numbers += os.readlink("/proc/self/ns/pid")
-    return hashlib.sha256(f"{machine()} {numbers}".encode()).hexdigest()[:12]
+    return hashlib.sha256(f"{machine_id()} {numbers}".encode()).hexdigest()[:12]
 
 
 def let_siblings_read() -> None:

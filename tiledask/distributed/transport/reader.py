@@ -26,12 +26,10 @@ from tiledask.errors import DeadlineError
 from tiledask.plan.products.regions import Region
 from tiledask.tile import as_dtype, ipc
 
-__all__ = ["Reader", "read_gpu", "reads_memory_of", "refused"]
+__all__ = ["Reader", "read_gpu"]
 
 PATIENCE = 30.0
 """Seconds that a borrower waits for an owner's answer."""
-refused: set[tuple[str, int]] = set()
-"""(address of another worker, its process) whose memory the system does not let this one read."""
 _failed: set[str] = set()
 """Tasks of this worker that could not read what they were lent, and will run again."""
 
@@ -99,18 +97,12 @@ class Reader:
         self.facts.reads.append((block.slot, total))
 
     def _part(self, ticket: Ticket, ends: Region, buffer: Any) -> Any:
-        if self.transport == "memory":
+        if self.transport in ("memory", "mixed") and ticket.host == this_host():
             return read_memory(ticket, ends, buffer)
-        if self.transport == "mixed" and reads_memory_of(ticket.host, ticket.address, ticket.pid):
-            try:
-                return read_memory(ticket, ends, buffer)
-            except PermissionError:  # it goes as a message, and others will
-                refused.add((ticket.address, ticket.pid))
         if self.transport == "ipc" and ticket.shared:
             with contextlib.suppress(ipc.Unreachable):  # it goes as a message
                 return read_gpu(self.facts.opened, ticket, ends, buffer)
-        # UCX carries GPU memory as it is; over TCP its bytes go, moved by neither's event loop
-        to_host = not ticket.pointer and not ticket.address.startswith("ucx")
+        to_host = not ticket.pointer  # of a GPU the bytes go, moved by neither's event loop
 
         async def ask() -> dict[str, Any]:
             call = self.worker.rpc(ticket.address).tiledask_read(
@@ -141,11 +133,6 @@ class Reader:
         if isinstance(part, np.ndarray):  # messages arrive unaligned, and then sums round otherwise
             part = np.require(part, requirements=["C", "A"])
         return part
-
-
-def reads_memory_of(host: str, address: str, pid: int) -> bool:
-    """Whether this process can read the memory of another on ``host``, as far as is known."""
-    return host == this_host() and (address, pid) not in refused
 
 
 def read_gpu(opened: ipc.Opened, ticket: Ticket, ends: Region, buffer: Any) -> Any:

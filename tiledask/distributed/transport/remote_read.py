@@ -26,19 +26,21 @@ import contextlib
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 from distributed import Future
 from distributed.protocol.serialize import to_serialize
 
-from tiledask.distributed.cluster.cluster import BlockKeys, Cluster, slot_on
+from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.counters import Call
+from tiledask.distributed.cluster.tasks import keys_of, slot_on
 from tiledask.distributed.transport.loans import Facts, Loans, exchanges
 from tiledask.distributed.transport.process_memory import read_memory, this_host
-from tiledask.distributed.transport.reader import read_gpu, refused
+from tiledask.distributed.transport.reader import read_gpu
 from tiledask.distributed.transport.tickets import LoanLostError, Ticket, layout_of
 from tiledask.errors import DeadlineError, KernelError
 from tiledask.plan.products.regions import Region
@@ -58,9 +60,8 @@ __all__ = [
 
 T = TypeVar("T")
 
-HOSTS, EACH = 16, 16
-"""Hosts, and workers of each, that the others try to read from before anything is: all of fewer.
-Whoever else cannot be read from is found out by the first read, which then goes by messages."""
+_TRIED = 16
+"""Workers that the others try to read from before anything is."""
 
 
 # -- the client ----------------------------------------------------------------------------------
@@ -89,7 +90,7 @@ class Lender:
 
     def lends(self, arrays: Sequence[Sequence[Future[Any]]]) -> Call:
         """What `lend` has every worker do, for who asks them anyway."""
-        return _lend, (self.name, [BlockKeys.of(blocks) for blocks in arrays])
+        return _lend, (self.name, [keys_of(blocks) for blocks in arrays])
 
     @property
     def ends(self) -> Call:
@@ -132,53 +133,44 @@ def said_of(cluster: Cluster) -> str:
         "comm": "Blocks go as messages",
     }[way]
     if way == "comm" and cluster.backend == "cupy":
-        by_ucx = cluster.address(0).startswith("ucx")
-        how += " by UCX" if by_ucx else " through host memory and TCP"
+        how += " through host memory and TCP"
     return f"{how}: {cluster.transport_why}."
 
 
 def _find_transport(cluster: Cluster) -> tuple[str, str]:
     if sys.platform != "linux":
         return "comm", f"process_vm_readv is Linux's, this is {sys.platform}"
-    name = f"probe-{secrets.token_hex(8)}"
+    name, on_gpus = f"probe-{secrets.token_hex(8)}", cluster.backend == "cupy"
     try:
         tickets = cluster.run(_lend_probe, name, cluster.backend)
-        found = cluster.run(_try_others, name, cluster.backend, _some_of(tickets))
+        # what each worker is sent must not grow with their number
+        some = tickets if on_gpus else [*{ticket.host: ticket for ticket in tickets}.values()]
+        found = cluster.run(_try_others, name, cluster.backend, some[:_TRIED])
     except DeadlineError as error:
         return "comm", f"trying it did not end: {error}"
     finally:
         with contextlib.suppress(Exception):
             cluster.run(_close, name)
             cluster.run(_end, name)
-    whys = [why for mine in found for why in mine]
-    refusal = next(filter(None, whys), "")
-    if cluster.backend == "cupy":
-        handles = "workers open each other's GPU memory by CUDA's interprocess handles"
-        return ("comm", refusal) if refusal else ("ipc", handles)
     hosts = {ticket.host for ticket in tickets}
-    if len(hosts) == 1 and not refusal:
+    if refusal := next(filter(None, found), ""):
+        return "comm", refusal
+    if on_gpus:
+        return "ipc", "workers open each other's GPU memory by CUDA's interprocess handles"
+    if len(hosts) == 1:
         return "memory", "workers may read each other's memory"
-    if not all(whys):
-        several = "workers are on several hosts, and on one host read each other's memory"
-        return "mixed", refusal or several
-    return "comm", refusal or "workers are on hosts of their own"
-
-
-def _some_of(tickets: Iterable[Ticket]) -> list[Ticket]:
-    """Those that all workers try; what each is sent must not grow with their number."""
-    by_host: dict[str, list[Ticket]] = {}
-    for ticket in tickets:
-        by_host.setdefault(ticket.host, []).append(ticket)
-    return [ticket for mine in [*by_host.values()][:HOSTS] for ticket in mine[:EACH]]
+    if len(hosts) == len(tickets):
+        return "comm", "workers are on hosts of their own"
+    return "mixed", "workers are on several hosts, and on one host read each other's memory"
 
 
 # -- the owner -----------------------------------------------------------------------------------
 
 
-async def _lend(name: str, keys: list[BlockKeys], dask_worker: Any) -> list[Ticket | None]:
+async def _lend(name: str, keys: list[dict[int, str]], dask_worker: Any) -> list[Ticket | None]:
     """Tickets of this worker's blocks, None for one that it does not hold."""
     exchange = exchanges.setdefault(name, Loans())
-    mine = [each.at(slot_on(dask_worker)) for each in keys]
+    mine = [each.get(slot_on(dask_worker), "") for each in keys]
     blocks = {key: dask_worker.data[key] for key in mine if key in dask_worker.data}
 
     def tickets() -> list[Ticket | None]:
@@ -254,7 +246,6 @@ def end_all() -> None:
     """None; this process lends and borrows nothing any more."""
     for name in list(exchanges):
         _end(name)
-    refused.clear()
 
 
 async def serve(exchange: str, name: str, ends: Region, to_host: bool = False) -> dict[str, Any]:
@@ -285,29 +276,25 @@ def _lend_probe(name: str, backend: str, dask_worker: Any) -> Ticket:
     return lend_array(name, array, dask_worker)
 
 
-async def _try_others(
-    name: str, backend: str, tickets: Sequence[Ticket], dask_worker: Any
-) -> list[str]:
-    """Why this worker cannot read each of ``tickets`` past Dask; "" where it can. Of host memory
-    those that others on its host have."""
-    if backend == "cupy":
-        return await _beside(lambda: [_try_gpu(name, ticket) for ticket in tickets])
-    refused.clear()
-    others = [t for t in tickets if t.host == this_host() and t.address != dask_worker.address]
-    return await _beside(lambda: [_try_memory(ticket) for ticket in others])
+async def _try_others(name: str, backend: str, tickets: Sequence[Ticket], dask_worker: Any) -> str:
+    """Why this worker cannot read one of ``tickets`` past Dask; "" where it can read all. Of host
+    memory those that others on its host have."""
+    if backend != "cupy":
+        tickets = [t for t in tickets if t.host == this_host() and t.pid != os.getpid()]
+    attempt = partial(_try_gpu, name) if backend == "cupy" else _try_memory
+    for ticket in tickets:
+        if why := await _beside(attempt, ticket):
+            return why
+    return ""
 
 
 def _try_memory(ticket: Ticket) -> str:
     try:
-        part = read_memory(ticket, ((0, 8),), np.empty(64, np.uint8))
-        why = _not_its_own(ticket, part)
+        return _not_its_own(ticket, read_memory(ticket, ((0, 8),), np.empty(64, np.uint8)))
     except (PermissionError, AttributeError) as error:
-        why = f"process_vm_readv: {error}"
+        return f"process_vm_readv: {error}"
     except LoanLostError as error:
-        why = str(error)
-    if why:
-        refused.add((ticket.address, ticket.pid))
-    return why
+        return str(error)
 
 
 def _try_gpu(name: str, ticket: Ticket) -> str:

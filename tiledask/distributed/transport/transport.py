@@ -51,6 +51,8 @@ class Message(NamedTuple):
     """The receiver's own, unless they are lent."""
     nbytes: int
     """That came, as the transport counted them."""
+    there: float = 0.0
+    """When it came, by the run's clock."""
 
 
 class Begun(NamedTuple):
@@ -427,16 +429,21 @@ class Transport(ABC):
 
 
 def take_in(
-    box: Mailbox, key: tuple[Any, ...], note: Any, parts: Sequence[np.ndarray], nbytes: int
+    box: Mailbox,
+    key: tuple[Any, ...],
+    note: Any,
+    parts: Sequence[np.ndarray],
+    nbytes: int,
+    there: float = 0.0,
 ) -> None:
-    """Put what was delivered into the mailbox; called where it arrives, before `Mailbox.ring`."""
+    """Put what was delivered into the mailbox, where it arrived; ``there``: when it did."""
     if key[0] == "over":
         box.tell(over=pickle.loads(note))
     elif key[0] == "end":
-        box.put(key, note)
+        box.parcels[key] = note
         box.wake()
     else:
-        box.parcels[key] = Message(note, parts, nbytes)
+        box.put(key, Message(note, parts, nbytes, there))
 
 
 def portable(error: BaseException) -> bytes:

@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tiledask.distributed.cluster.cluster import PAGE, RUNNING, asked
+from tiledask.distributed.cluster.cluster import PAGE, RUNNING
+from tiledask.distributed.cluster.tasks import asked
 from tiledask.distributed.deadlines import DEADLINE
 from tiledask.errors import ConfigError, DeadlineError
 from tiledask.files import atomic_write

@@ -1,0 +1,202 @@
+"""GPU workers: whether there are usable GPUs, whose each one is, and Dask-CUDA's workers on them.
+
+    start_cluster     one or more workers on each GPU, which share its memory
+    connect           a GPU that Dask-CUDA gave to a worker (CUDA_VISIBLE_DEVICES)
+
+A plain worker of a machine with GPUs may use the first of them, as all its neighbours may: without
+CUDA_VISIBLE_DEVICES it is not looked for unless device="cuda" asks for it.
+"""
+
+import contextlib
+import importlib
+import os
+import warnings
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import dask
+from distributed import SpecCluster, WorkerPlugin
+
+from tiledask.distributed.cluster import device_memory
+from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.cluster.device_memory import OnePool
+from tiledask.distributed.cluster.tasks import asked
+from tiledask.errors import ConfigError
+from tiledask.extras import install
+from tiledask.plan.units import format_bytes
+from tiledask.tile.backend import GpuInfo, namespace, probe
+
+__all__ = [
+    "OwnGpu",
+    "check_device",
+    "choose_device",
+    "gpu_cluster",
+    "gpu_share",
+    "own_gpu",
+    "pool_limit",
+    "share_of",
+    "take_pool",
+]
+
+
+def check_device(device: str) -> None:
+    """Raise ConfigError if ``device`` is none."""
+    if device not in ("auto", "cuda", "cpu"):
+        raise ConfigError(f"device is 'auto', 'cuda' or 'cpu', got {device!r}")
+
+
+def choose_device(device: str) -> tuple[str, str]:
+    """("numpy" or "cupy", the reason in words), for "auto", "cuda" or "cpu"."""
+    check_device(device)
+    if device == "cpu":
+        return "numpy", "CPU workers were asked for"
+    found = probe()
+    reason = found.reason or _without_dask_cuda()
+    if not reason:
+        names = ", ".join(device.name for device in found.devices)
+        return "cupy", f"{names} took a real allocation"
+    if device == "cuda":
+        raise ConfigError(f"device='cuda' needs a usable GPU: {reason}; or device='cpu'")
+    return "numpy", f"no usable GPU ({reason})"
+
+
+def _without_dask_cuda() -> str:
+    """Why Dask-CUDA cannot be imported here, in a sentence; empty if it can."""
+    try:
+        importlib.import_module("dask_cuda")
+    except Exception as error:  # of a package that it needs and that is too old, too
+        said = " ".join(str(error).split())
+        return f"dask-cuda cannot be imported ({said}): {install('gpu')}"
+    return ""
+
+
+def share_of(memory: int, integrated: bool, sharers: int, host: int) -> int:
+    """Bytes of a GPU that each of its ``sharers`` may plan with: a tenth is CUDA's own.
+
+    ``host``: bytes of host memory per worker, which is what a GPU without memory of its own uses.
+    """
+    return int(0.9 * (host if integrated else memory / sharers))
+
+
+def gpu_share(devices: Sequence[GpuInfo], per_gpu: int, host: int) -> tuple[int, str]:
+    """(bytes of its GPU that each worker may plan with, whose they are in words).
+
+    All workers have what the least of them has. ``host``: bytes of host memory per worker.
+    """
+    shares = [share_of(d.memory, d.integrated, per_gpu, host) for d in devices]
+    least = min(range(len(devices)), key=shares.__getitem__)
+    words = f"a worker has {format_bytes(shares[least])} of "
+    if devices[least].integrated:
+        words += "the memory that its GPU shares with the host"
+    elif len(set(shares)) > 1:
+        words += f"its GPU, as much as GPU {least} gives ({devices[least].name}, the smallest)"
+    else:
+        words += "its GPU"
+    return shares[least], words
+
+
+def pool_limit(per_gpu: int, room: int) -> int | None:
+    """Bytes that a worker's pool may keep from others of its GPU; None if there are none."""
+    devices = probe().devices
+    if any(device.integrated for device in devices):
+        return room
+    return int(0.95 * min(d.memory for d in devices) / per_gpu) if per_gpu > 1 else None
+
+
+def gpu_cluster(slots: int, per_gpu: int, room: int, options: dict[str, Any]) -> SpecCluster:
+    """A cluster of Dask-CUDA's for ``slots`` workers, none of which is started yet."""
+    from dask_cuda import LocalCUDACluster
+    from dask_cuda.device_host_file import DeviceHostFile
+    from distributed.deploy.cluster import Cluster as BaseCluster
+
+    class CudaSlots(LocalCUDACluster):  # type: ignore[misc]  # it has no types
+        """LocalCUDACluster whose workers are given to it: it knows one per GPU, and no deadline."""
+
+        def scale(self, *_args: Any, **_options: Any) -> None:
+            pass
+
+        def _update_worker_status(self, op: str, msg: Any) -> None:  # as of the CPU workers
+            BaseCluster._update_worker_status(self, op, msg)
+
+    gpus, devices = _visible_gpus(), probe().devices
+    config, env = options.pop("config"), options.pop("env")
+    given = {**options, "n_workers": slots, "device_memory_limit": None}
+    owned = CudaSlots(CUDA_VISIBLE_DEVICES=gpus, **given)
+    common = owned.new_spec["options"]
+    config = dask.config.merge(config, common.get("config") or {})
+    levels = {"device_memory_limit": room, "memory_limit": owned.memory_limit}
+    for slot in range(slots):
+        gpu = slot // per_gpu
+        mine = {
+            **common,
+            "config": config,
+            # all of them, its own first: memory of another one can be mapped only where that is
+            # visible (cudaIpcOpenMemHandle)
+            "env": {**env, "CUDA_VISIBLE_DEVICES": ",".join(gpus[gpu:] + gpus[:gpu])},
+            # where both memories are one, Dask alone moves blocks, from memory to disk
+            "data": None if devices[gpu].integrated else (DeviceHostFile, levels),
+            "plugins": _near_cores(gpus[gpu]),
+        }
+        owned.worker_spec[slot] = {"cls": owned.new_spec["cls"], "options": mine}
+    cluster: SpecCluster = owned
+    return cluster
+
+
+def take_pool(cluster: Cluster, pool: OnePool, seconds: float) -> None:
+    """Have all workers take the memory of their GPUs from one ``pool`` each."""
+    register: Any = cluster.client._register_worker_plugin
+    asked(cluster.client, partial(register, pool, pool.name, idempotent=True), seconds)
+    for slot, problem in enumerate(cluster.run(device_memory.problem, timeout=seconds)):
+        if problem:
+            raise ConfigError(
+                f"the worker of slot {slot} cannot use its GPU ({problem}), though this process "
+                f"can: it may be full, or let one process use it at a time (nvidia-smi -c 0 lifts "
+                f"that); or take device='cpu'"
+            )
+
+
+class OwnGpu(NamedTuple):
+    """The GPU that a worker computes on."""
+
+    uuid: str
+    name: str
+    memory: int
+    """Bytes."""
+    integrated: bool
+    """Whether these are the host's."""
+
+
+def own_gpu(device: str) -> OwnGpu | str:
+    """The GPU of this worker; or why it has none."""
+    if device == "cpu":
+        return "CPU workers were asked for"
+    if device == "auto" and not os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return "no GPU was given to it (CUDA_VISIBLE_DEVICES, as Dask-CUDA sets it)"
+    if not probe().usable:
+        return f"no usable GPU ({probe().reason})"
+    facts = namespace("cupy").cuda.runtime.getDeviceProperties(0)
+    first = probe().devices[0]
+    return OwnGpu(facts["uuid"].hex(), first.name, first.memory, first.integrated)
+
+
+def _near_cores(gpu: str) -> tuple[WorkerPlugin, ...]:
+    """What keeps a worker on the cores beside ``gpu``; nothing where the driver doesn't say."""
+    from dask_cuda.plugins import CPUAffinity
+    from dask_cuda.utils import get_cpu_affinity, parse_cuda_visible_device
+
+    with contextlib.suppress(Exception), warnings.catch_warnings():
+        warnings.simplefilter("error")  # what it warns of is that it does not know
+        return (CPUAffinity(get_cpu_affinity(parse_cuda_visible_device(gpu))),)
+    return ()
+
+
+def _visible_gpus() -> list[str]:
+    """The GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES gives them.
+
+    CUDA takes the names up to the first one that it does not know: as many as it found.
+    """
+    devices, named = probe().devices, os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not named:
+        return [str(device.index) for device in devices]
+    return [name.strip() for name in named.split(",")][: len(devices)]

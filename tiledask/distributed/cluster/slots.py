@@ -1,0 +1,339 @@
+"""Slots: the scheduler numbers its workers, and each worker gets what tiledask needs.
+
+    scheduler   Slots     worker -> slot; one that comes takes the lowest number that is free
+    worker      Equip     asks for its slot, and has the resources slot3 and beside3 from then on
+
+Both are plugins of Dask's, so a worker that replaces another comes back to its slot. They go with
+the last client that has asked for slots, however it ends.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+from collections import deque
+from contextlib import suppress
+from functools import partial
+from importlib import import_module
+from itertools import count
+from typing import Any
+
+import numpy as np
+from distributed import Client, SchedulerPlugin, WorkerPlugin
+from distributed.comm.addressing import get_address_host, get_address_host_port
+from distributed.metrics import time
+from distributed.utils import offload
+from distributed.worker_state_machine import TaskErredMsg
+from threadpoolctl import threadpool_limits
+
+from tiledask.distributed.cluster import clocks, device_arrays, host_memory
+from tiledask.distributed.cluster.cluster import PAGE, PAGE_MODULE
+from tiledask.distributed.cluster.device_memory import OnePool
+from tiledask.distributed.cluster.spool import AS_HOST
+from tiledask.distributed.cluster.tasks import asked, slot_named, slot_on
+from tiledask.distributed.deadlines import left_of, until
+from tiledask.errors import DeadlineError
+from tiledask.tile import matmul
+
+__all__ = [
+    "BLAS_THREADS",
+    "Equip",
+    "FailWaiting",
+    "Slots",
+    "give_back",
+    "take_slots",
+    "warm_up",
+]
+
+BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""What BLAS libraries read to learn how many threads they may use."""
+_TRANSFERS = 100_000
+"""Transfers that a worker remembers: they are counted."""
+
+
+def _resources(slot: int) -> tuple[str, str]:
+    return f"slot{slot}", f"beside{slot}"
+
+
+class Slots(SchedulerPlugin):
+    """Which worker of a scheduler is in which slot, for as long as a client needs slots."""
+
+    name = "tiledask-slots"
+
+    def __init__(self, by_name: bool) -> None:
+        self.by_name = by_name
+        """Whether workers that are named 0, 1, ... shall have these slots."""
+        self.slots: dict[str, int] = {}
+        """Of a worker's address."""
+        self.clients: set[str] = set()
+        self.page = False
+        """Whether what collects for the dashboard's page was put there with this."""
+        self.leaving = False
+
+    async def start(self, scheduler: Any, page: bool = True) -> None:
+        """Number the workers that there are, neighbours on one host after each other; and open the
+        dashboard's page."""
+        self.scheduler = scheduler
+        scheduler.handlers["tiledask_slot"] = self.slot
+        scheduler.handlers["tiledask_ready"] = self.ready
+        for address in sorted(scheduler.workers, key=_place):
+            self.add_worker(scheduler, address)
+        if page and PAGE not in scheduler.plugins:
+            with suppress(Exception):  # a page is worth no cluster
+                await import_module(PAGE_MODULE).open_page(scheduler)
+                self.page = True
+
+    def add_worker(self, scheduler: Any, worker: str) -> None:
+        """Give a worker that has come its slot, for which it will ask."""
+        taken, name = set(self.slots.values()), scheduler.workers[worker].name
+        free = next(number for number in count() if number not in taken)
+        wanted = self.by_name and isinstance(name, int) and name not in taken
+        self.slots[worker] = name if wanted else free
+
+    def remove_worker(self, scheduler: Any, worker: str, **_: Any) -> None:
+        """Free the slot of a worker that has gone."""
+        self.slots.pop(worker, None)
+
+    def remove_client(self, scheduler: Any, client: str) -> None:
+        """A client that was closed or killed leaves too."""
+        if client in self.clients and not scheduler._ongoing_background_tasks.closed:
+            scheduler._ongoing_background_tasks.call_soon(leave, client, scheduler)
+
+    def slot(self, address: str) -> int:
+        """The slot of a worker that asks for it."""
+        return self.slots[address]
+
+    def ready(self, address: str) -> None:
+        """Let a worker that is equipped have the tasks of its slot."""
+        scheduler = self.scheduler
+        if (known := scheduler.workers.get(address)) is None or self.leaving:
+            return
+        # not Dask's set_resources: it forgets what of the worker's other resources is in use
+        for name in _resources(self.slots[address]):
+            known.resources[name] = 1
+            known.used_resources.setdefault(name, 0)
+            scheduler.resources.setdefault(name, {})[address] = 1
+        unrunnable = scheduler.bulk_schedule_unrunnable_after_adding_worker(known)
+        scheduler.transitions(unrunnable, f"tiledask-ready-{time()}")
+
+    async def end(self) -> None:
+        """Take everything back, from the workers and from the scheduler."""
+        scheduler, self.leaving = self.scheduler, True
+        for address, slot in self.slots.items():
+            known = scheduler.workers[address]
+            for name in _resources(slot):
+                known.resources.pop(name, None)
+                if not known.used_resources.get(name):  # else a task that ends gives it back
+                    known.used_resources.pop(name, None)
+        for name in list(scheduler.resources):
+            if slot_named([name.replace("beside", "slot")]) >= 0:
+                scheduler.resources.pop(name)
+        for plugin in (Equip.name, OnePool.name):
+            if plugin in scheduler.worker_plugins:
+                with suppress(Exception):  # of a worker that dies
+                    await scheduler.unregister_worker_plugin(None, plugin)
+        for name in [name for name in scheduler.handlers if name.startswith("tiledask_")]:
+            del scheduler.handlers[name]
+        scheduler.remove_plugin(self.name)
+        if self.page and PAGE in scheduler.plugins:
+            scheduler.remove_plugin(PAGE)
+
+
+def _place(address: str) -> tuple[str, int]:
+    """By host, then by port."""
+    with suppress(ValueError):  # of a worker in the scheduler's process
+        host, port = get_address_host_port(address)
+        return host, port
+    return address, 0
+
+
+async def join(client: str, by_name: bool, page: bool, dask_scheduler: Any) -> bool:
+    """Number the workers for ``client``, on the scheduler; whether the dashboard has the page."""
+    while (plugin := dask_scheduler.plugins.get(Slots.name)) is not None and plugin.leaving:
+        await asyncio.sleep(0.02)
+    if plugin is None:
+        plugin = Slots(by_name)
+        dask_scheduler.add_plugin(plugin)
+        await plugin.start(dask_scheduler, page)
+    plugin.clients.add(client)
+    return PAGE in dask_scheduler.plugins
+
+
+async def leave(client: str, dask_scheduler: Any) -> None:
+    """Let ``client`` go without its slots, and with the last client all of them."""
+    plugin = dask_scheduler.plugins.get(Slots.name)
+    if plugin is not None and client in plugin.clients:
+        plugin.clients.remove(client)
+        if not plugin.clients:
+            await plugin.end()
+
+
+# -- the client ------------------------------------------------------------------------------------
+
+
+def take_slots(
+    client: Client,
+    equip: "Equip",
+    seconds: float,
+    by_name: bool = False,
+    page: bool = True,
+) -> bool:
+    """Give all workers slots, unless they have some; whether the dashboard has tiledask's page.
+
+    ``by_name``: to those that are named by a number this one. ``page``: have the page opened.
+    """
+    register: Any = client._register_worker_plugin
+    with until(seconds):
+        try:
+            number = partial(client._run_on_scheduler, join, client.id, by_name, page)
+            there: bool = asked(client, number, seconds)
+            equips = partial(register, equip, equip.name, idempotent=True)
+            asked(client, equips, left_of(seconds).seconds)
+        except TimeoutError:
+            raise DeadlineError(
+                f"workers were not ready for slots within {seconds:.3g} s; give them longer with "
+                f"timeout=, or look at their logs"
+            ) from None
+    return there
+
+
+def give_back(client: Client, seconds: float = 10.0) -> None:
+    """Let ``client`` go without its slots."""
+    with suppress(Exception):  # of a scheduler that is gone: nothing is left there
+        asked(client, partial(client._run_on_scheduler, leave, client.id), seconds)
+
+
+# -- on a worker -----------------------------------------------------------------------------------
+
+
+class Equip(WorkerPlugin):
+    """What products, runs and trainings need on a worker, and its slot."""
+
+    name = "tiledask-equip"
+
+    def __init__(
+        self, threads: int | None = None, cap: int | None = None, hosts: tuple[str, ...] = ()
+    ) -> None:
+        self.threads = threads
+        """BLAS threads of a worker that is all ours; None for somebody else's."""
+        self.cap = cap
+        """Bytes that its allocations may take."""
+        self.hosts = hosts
+        """By slot, the host that a worker is taken to be on."""
+
+    async def setup(self, worker: Any) -> None:
+        """Equip ``worker``, and let it have the tasks of its slot."""
+        from tiledask.distributed.transport import process_memory, remote_read
+
+        slot = await worker.scheduler.tiledask_slot(address=worker.address)
+        if self.threads is not None:
+            self._own(self.threads)
+        if self.hosts:
+            os.environ[AS_HOST] = self.hosts[slot]
+        device_arrays.register(on_host=False)
+        if get_address_host(worker.scheduler.address).startswith("127."):
+            clocks.draw_by_this_clock()  # it is the scheduler's
+        worker.plugins[FailWaiting.name] = FailWaiting(worker)
+        worker._deque_handler.addFilter(_without_frames)
+        worker.handlers["tiledask_read"] = remote_read.serve
+        process_memory.let_siblings_read()
+        host_memory.keep(worker)
+        log = worker.transfer_incoming_log
+        worker.transfer_incoming_log = deque(log, max(_TRANSFERS, log.maxlen or 0))
+        await offload(warm_up)
+        if self.cap is not None:
+            await _start_threads(worker)
+            host_memory.cap_memory(self.cap)
+        for name in _resources(slot):
+            worker.state.total_resources[name] = worker.state.available_resources[name] = 1
+        await worker.scheduler.tiledask_ready(address=worker.address)
+
+    def _own(self, threads: int) -> None:
+        """Make this process a worker of tiledask's alone.
+
+        Interrupting a notebook sends SIGINT to the whole process group: the kernel shall stop, its
+        workers shall not.
+        """
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        os.environ.update(dict.fromkeys(BLAS_THREADS, str(threads)))
+        threadpool_limits(threads)  # a fork has its server's
+        np.random.seed()
+
+    def teardown(self, worker: Any) -> None:
+        """Leave ``worker`` as it was."""
+        from tiledask.distributed.transport import remote_read
+
+        if (slot := slot_on(worker)) >= 0:
+            running = (*worker.state.executing, *worker.state.long_running)
+            used = {name for task in running for name in task.resource_restrictions or ()}
+            for name in _resources(slot):
+                worker.state.total_resources.pop(name, None)
+                if name not in used:
+                    worker.state.available_resources.pop(name, None)
+        remote_read.end_all()
+        worker.plugins.pop(FailWaiting.name, None)
+        worker._deque_handler.removeFilter(_without_frames)
+        for name in [name for name in worker.handlers if name.startswith("tiledask_")]:
+            del worker.handlers[name]
+        host_memory.keep_nothing(worker)
+        clocks.draw_by_dasks_clock()
+
+
+def _without_frames(record: logging.LogRecord) -> bool:
+    """True; the error of ``record`` is words now. Dask keeps what was logged, the frames of each
+    error with it, and the blocks in those: of one that could not be sent, for good."""
+    if record.exc_info:
+        record.exc_text = logging.Formatter().formatException(record.exc_info)
+        record.exc_info = None
+    return True
+
+
+class FailWaiting(WorkerPlugin):
+    """Fails the tasks that wait for a message which this worker could not take in.
+
+    With its own error: most often there was no memory for it. Dask tells nobody, and they would
+    wait until somebody's deadline (dask/distributed#6705); whoever sent it would wait for the
+    answer, too, and keep what it sent.
+    """
+
+    name = "tiledask-fail-waiting"
+
+    def __init__(self, worker: Any) -> None:
+        self.worker = worker
+
+    def transition(self, key: Any, start: str, finish: str, **_kwargs: Any) -> None:
+        """Fail those that wait for ``key``, if it came and could not be taken in."""
+        if (start, finish) != ("flight", "error"):
+            return
+        lost = self.worker.state.tasks[key]
+        for waiting in lost.waiters:
+            failed = TaskErredMsg.from_task(lost, waiting.run_id, f"not-received-{time()}")
+            self.worker.batched_send({**failed.to_dict(), "key": waiting.key})
+        self.worker.rpc.collect()  # the connection that it came by is idle, as Dask sees it
+
+
+def warm_up() -> None:
+    """Load what a product needs: libraries and BLAS's buffers are the worker's own memory, and not
+    what a product is seen to take."""
+    np.random.default_rng(0).standard_normal((256, 256), np.float32).astype(np.float16).sum()
+    for dtype in (np.float32, np.float64, np.float16):
+        a = np.ones((256, 256), dtype)
+        matmul(a, a, out=np.zeros((256, 256), np.result_type(dtype, np.float32)), beta=1.0)
+        if dtype is not np.float16:  # there is no BLAS of these, and it takes 50 ms
+            a @ a
+
+
+async def _start_threads(worker: Any) -> None:
+    """Start the threads that the worker is known to use: stacks are memory too.
+
+    Any other that comes later gets a stack of 1 MiB instead of the system's 8.
+    """
+    threading.stack_size(2**20)
+    loop = asyncio.get_running_loop()
+    # asyncio's own pool looks up the addresses of peers
+    for pool, threads in ((worker.executors["default"], worker.state.nthreads), (None, 4)):
+        together = threading.Barrier(threads)
+        await asyncio.gather(*(loop.run_in_executor(pool, together.wait) for _ in range(threads)))
+    await offload(int)

@@ -1,0 +1,330 @@
+"""Tasks that are pinned to slots: how they begin, how they are waited for, and what their failures
+mean; and questions to the scheduler and the workers, outside of tasks, that end in time."""
+
+import asyncio
+import contextlib
+import copy
+import math
+import os
+import pickle
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from inspect import isawaitable
+from typing import Any, TypeVar
+
+import numpy as np
+from distributed import Client, Future, KilledWorker, as_completed
+from distributed.comm.core import CommClosedError
+from distributed.protocol.pickle import dumps
+from distributed.scheduler import NoValidWorkerError, NoWorkerError
+from distributed.utils import has_arg
+
+from tiledask.distributed.deadlines import DEADLINE, HEAR, Left, heard, left_of
+from tiledask.errors import ClusterLostError, DeadlineError
+from tiledask.plan.units import format_bytes
+
+__all__ = [
+    "FOR_WANT",
+    "asked",
+    "check_client",
+    "enter",
+    "failure",
+    "fetch",
+    "keys_of",
+    "run_everywhere",
+    "slot_named",
+    "slot_of",
+    "slot_on",
+    "states",
+    "wait_for",
+    "workers_of",
+]
+
+T = TypeVar("T")
+FOR_WANT = KilledWorker, NoValidWorkerError, NoWorkerError
+"""What Dask says of tasks that it gave up for want of a worker."""
+_LOOK = 0.02
+"""Seconds between two looks at who is there."""
+_SILENT = 1.0
+"""Seconds without a heartbeat after which a worker is named."""
+
+
+def slot_named(resources: Iterable[str]) -> int:
+    """The slot of a worker that has these resources; -1 if it is in none.
+
+    >>> slot_named(["GPU", "slot12", "beside12"]), slot_named(["slots"])
+    (12, -1)
+    """
+    named = (name[4:] for name in resources if name.startswith("slot"))
+    return next((int(number) for number in named if number.isdigit()), -1)
+
+
+def slot_on(worker: Any) -> int:
+    """The slot that a worker is in, on itself; -1 if it is in none."""
+    return slot_named(worker.state.total_resources)
+
+
+def slot_of(future: Future[Any]) -> int:
+    """The slot that `Cluster.submit` gave ``future``; -1 for a future from elsewhere."""
+    slot: int = vars(future).get("slot", -1)
+    return slot
+
+
+def _aligned(value: Any) -> Any:
+    """``value``, and if it is a NumPy array then aligned and contiguous in C or Fortran order.
+
+    Blocks that were sent or spilled come back unaligned, and then sums round differently.
+    """
+    if not isinstance(value, np.ndarray):
+        return value
+    by_columns = value.flags.f_contiguous and not value.flags.c_contiguous
+    return np.require(value, requirements=["F" if by_columns else "C", "A"])
+
+
+def enter(function: Callable[..., Any], *args: Any) -> Any:
+    """Every task starts here, on its worker."""
+    try:
+        return function(*map(_aligned, args))
+    except (SystemExit, KeyboardInterrupt) as error:
+        # these would end the worker's thread, and nobody would ever know how the task ended
+        raise RuntimeError(f"the task raised {type(error).__name__}: {error}") from None
+
+
+def keys_of(blocks: Iterable[Future[Any]]) -> dict[int, str]:
+    """Slot -> Dask's key of the block that lies there."""
+    return {slot_of(block): str(block.key) for block in blocks}
+
+
+# -- waits for tasks -------------------------------------------------------------------------------
+
+
+def wait_for(
+    cluster: Any,
+    futures: list[Future[Any]],
+    what: str,
+    left: Left,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    pending, count = {f.key: f for f in futures}, 0
+    deadline = time.monotonic() + left.seconds
+    done = as_completed(futures, loop=cluster.client.loop, raise_errors=False)
+    while done.count():
+        while not done.has_ready() and time.monotonic() < deadline:
+            cluster.check_alive()
+            with done.thread_condition:
+                done.thread_condition.wait(HEAR)
+        if not done.has_ready():
+            late = f"{len(pending)} of {len(futures)} tasks not done after {left.said:.3g} s"
+            found = states(cluster, {slot_of(f) for f in pending.values()})
+            raise DeadlineError(
+                f"{what}: {late}; waiting for {', '.join(found)}. First of them: "
+                f"{next(iter(pending))}. Give it longer with timeout=, or look at "
+                f"{cluster.dashboard_link}"
+            )
+        future = next(done)
+        if future.status in ("pending", "lost"):  # its worker died since; it is made again
+            done.add(future)
+            continue
+        pending.pop(future.key, None)
+        if future.status != "finished":
+            raise failure(cluster, future, what)
+        count += 1
+        if progress:
+            progress(count, len(futures))
+
+
+def failure(cluster: Any, future: Future[Any], what: str) -> BaseException:
+    """What the failed ``future`` raised, and where."""
+    slot = slot_of(future)
+    if future.status == "cancelled":
+        cluster.check_alive()
+        return ClusterLostError(
+            f"{what}: task {future.key} was cancelled, and its result is gone; the cluster "
+            f"runs on: make what it belonged to again"
+        )
+    error = future.exception(timeout=30)
+    if isinstance(error, NoValidWorkerError | NoWorkerError):
+        found = states(cluster, range(cluster.slots), math.inf)
+        return ClusterLostError(
+            f"{what}: slot {slot} or one that it waits for had no worker for "
+            f"{error.timeout:g} s{': ' * bool(found)}{', '.join(found[:2])}; arrays are not "
+            f"lost by that: start a worker in its place, and run it again"
+        )
+    if isinstance(error, KilledWorker):
+        named = ClusterLostError(
+            f"{what}: task {str(error.task)[:200]} ended the worker of slot "
+            f"{str(error.task).rpartition('-')[2]} {error.allowed_failures + 1} times, whenever "
+            f"it ran there; other tasks go on. It needs more memory than there is, or native "
+            f"code that it calls crashes: look at the workers' output, give it less at a time, "
+            f"or call its function by itself"
+        )
+        named.__cause__ = error  # by which it is known that trying again will not do
+        return named
+    with contextlib.suppress(Exception):
+        # the client keeps its own as long as the future lives, and so would keep the frames
+        # that this one passes, or has passed, and the future and blocks in them
+        error = copy.copy(error.with_traceback(None))
+    error.add_note(f"raised in slot {slot} during {what}")
+    raised: BaseException = error.with_traceback(future.traceback(timeout=30))
+    return raised
+
+
+def fetch(
+    cluster: Any, part: Sequence[Future[Any]], what: str, seconds: float, said: float
+) -> list[Any]:
+    """The results of a ``part`` of the tasks, all of which are done."""
+    try:
+        gather = partial(cluster.client._gather, part, direct=cluster.started_here)
+        results: list[Any] = cluster.ask(gather, seconds)
+        return results
+    except Exception as error:
+        cluster.check_alive()
+        # a result was lost since, and making it again has failed
+        if (erred := next((f for f in part if f.status == "error"), None)) is not None:
+            failed = failure(cluster, erred, what)
+            raise failed from failed.__cause__
+        if not isinstance(error, TimeoutError):
+            raise
+        found = states(cluster, set(map(slot_of, part)))
+        raise DeadlineError(
+            f"{what}: the results were ready and did not arrive within {said:.3g} s from "
+            f"{', '.join(found)}. Give it longer with timeout="
+        ) from None
+
+
+def states(cluster: Any, slots: Iterable[int], silent: float = 0.0) -> list[str]:
+    """Of each of these slots that has no worker, one that is paused, or one that is silent for
+    so many seconds."""
+    workers, now, found = cluster.workers(), time.time(), []
+    for slot in sorted(slots):
+        facts = workers.get(slot)
+        if facts is None:
+            found.append(f"slot {slot} (it has no worker)")
+        elif facts["status"] == "paused":
+            held, limit = map(format_bytes, (facts["metrics"]["memory"], facts["memory_limit"]))
+            found.append(
+                f"slot {slot} (its worker is paused at {held} of {limit}: let arrays go, or "
+                f"make room where it puts blocks aside, {facts['local_directory']})"
+            )
+        elif (seconds := now - facts["last_seen"]) >= silent:
+            found.append(f"slot {slot} (its worker was last heard of {seconds:.1f} s ago)")
+    return found
+
+
+# -- questions ------------------------------------------------------------------------------------
+
+
+def asked(
+    client: Client,
+    call: Callable[[], Awaitable[T]],
+    seconds: float,
+    check: Callable[[], object] | None = None,
+) -> T:
+    """What ``call()``, of the client's loop, returns; TimeoutError after ``seconds``. Before,
+    in between, and if it fails ``check()`` may raise instead: by default that the client has lost
+    its scheduler, ClusterLostError."""
+    check = check or partial(check_client, client)
+    check()
+    try:
+        found: T = client.sync(lambda: heard(call(), seconds, check))
+    except (Exception, asyncio.CancelledError):
+        check()
+        raise
+    return found
+
+
+def check_client(client: Client) -> None:
+    """None if ``client`` speaks to its scheduler; else ClusterLostError."""
+    loop: Any = client.loop
+    thread = getattr(loop.asyncio_loop, "_thread_id", None)
+    if thread is not None and all(each.ident != thread for each in threading.enumerate()):
+        raise ClusterLostError(
+            f"the client is of another process than {os.getpid()}, which was forked from it: the "
+            f"thread that speaks to the scheduler is not here; make a new one from its address"
+        )
+    if client.status != "running":
+        raise ClusterLostError(
+            f"the client is {client.status!r}, needed 'running': its scheduler is gone, or it was "
+            f"closed; make a new one"
+        )
+
+
+def workers_of(
+    client: Client, check: Callable[[], object] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Address -> what the scheduler knows of each worker now; nothing of an asynchronous client's.
+
+    `Client.scheduler_info` reads what its own look every two seconds may have replaced meanwhile,
+    by totals without workers. Raises ClusterLostError if the scheduler is gone (``check``: as of
+    `asked`).
+    """
+    if client.asynchronous:
+        return {}
+    with contextlib.suppress(OSError):  # whoever needs a worker waits for it, and says so
+        scheduler: Any = client.scheduler
+        call = partial(scheduler.identity, n_workers=-1)
+        found: dict[str, Any] = asked(client, call, left_of(DEADLINE).seconds, check)
+        return dict(found["workers"])
+    return {}
+
+
+def run_everywhere(
+    cluster: Any, function: Callable[..., Any], args: tuple[Any, ...], left: Left
+) -> list[Any]:
+    """What ``function(*args)`` returns on the worker of each slot (`Cluster.run`)."""
+    deadline = time.monotonic() + left.seconds
+    found: dict[int, Any] = {}
+    lost: OSError | None = None
+
+    def late() -> str:
+        silent = states(cluster, range(cluster.slots), _SILENT)
+        name = getattr(function, "__name__", str(function)).strip("_").replace("_", " ")
+        return (
+            f"{', '.join(silent[:8]) or f'all {cluster.slots} workers'} did not answer within "
+            f"{left.said:.3g} s ({name!r}, asked of every worker): frozen, busy or gone. Give it "
+            f"longer with timeout="
+        )
+
+    cluster.check_alive()
+    while missing := set(range(cluster.slots)) - found.keys():
+        if time.monotonic() > deadline and lost is not None:
+            raise ClusterLostError(
+                f"{late()} ({lost}); arrays are not lost by that: do it again when all slots "
+                f"have workers"
+            )
+        run = partial(cluster.client._run, _in_slot, missing, function, args, on_error="return")
+        answers: dict[str, Any] = {}
+        try:
+            answers = cluster.ask(run, max(0.1, deadline - time.monotonic()))
+        except TimeoutError:
+            raise DeadlineError(late()) from None
+        except CommClosedError as error:
+            lost = error
+        for address, answer in answers.items():
+            if isinstance(answer, bytes):
+                found.update([pickle.loads(answer)])
+            elif isinstance(answer, OSError) and (
+                address in str(answer) or isinstance(answer, CommClosedError)
+            ):
+                lost = answer  # a worker died meanwhile: its slot is refilled
+            elif answer is not None:
+                raise answer  # the function's own
+        if missing - found.keys():
+            time.sleep(_LOOK)
+            cluster.wait_for_slots(missing - found.keys(), max(0.1, deadline - time.monotonic()))
+    return [found[slot] for slot in range(cluster.slots)]
+
+
+async def _in_slot(
+    slots: set[int], function: Callable[..., Any], args: tuple[Any, ...], dask_worker: Any
+) -> bytes | None:
+    """(slot, what ``function`` returns) in one piece, which nobody on its way has to look into;
+    None on a worker in none of ``slots``."""
+    if (slot := slot_on(dask_worker)) not in slots:
+        return None
+    worker = {"dask_worker": dask_worker} if has_arg(function, "dask_worker") else {}
+    made = function(*args, **worker)
+    found: bytes = dumps((slot, await made if isawaitable(made) else made))
+    return found

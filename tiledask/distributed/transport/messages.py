@@ -1,0 +1,309 @@
+"""Messages from rank to rank of a run on workers, in the task that waits for them.
+
+    one host        a datagram: its head and small arrays; of large ones a ticket, by which the
+                    receiver reads them from the sender's memory, one copy, and acknowledges it
+    several hosts   Dask's connections, from worker to worker: encrypted where Dask encrypts
+
+The sockets are files in a folder that only the user may enter. A message that a datagram cannot
+take, because it is too long or the queue of its receiver is full, goes by Dask; messages have
+numbers, so one may overtake another. Nobody waits for room to send, and so two ranks may send to
+each other at the same time.
+"""
+
+import asyncio
+import os
+import pickle
+import socket
+import struct
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for_all
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tiledask.distributed.cluster import host_memory
+from tiledask.distributed.cluster.clocks import now
+from tiledask.distributed.ranks.mismatch import Doing
+from tiledask.distributed.transport.loans import Loans
+from tiledask.distributed.transport.mailbox import answered
+from tiledask.distributed.transport.meeting import Meeting, of_run
+from tiledask.distributed.transport.process_memory import read_lent, this_host
+from tiledask.distributed.transport.remote_read import ticket_of
+from tiledask.distributed.transport.tickets import LoanLostError, Ticket
+from tiledask.distributed.transport.transport import LOOK, Transport, take_in
+from tiledask.errors import ClusterLostError, CollectiveError, DeadlineError
+from tiledask.tile.backend import as_dtype, name_of
+
+__all__ = ["Where", "WorkerMessages", "prepare"]
+
+_ANSWER = 2.0
+"""Seconds that a worker gets to say what its rank does."""
+_LENT = 1 << 17
+"""Bytes from which on a message's arrays are lent, where ranks may read each other's memory."""
+_ROOM = 1 << 18
+"""Bytes of the longest datagram that is received."""
+_LONGEST = 100
+"""Characters that the path of a socket may have; systems stop at 104 or 108."""
+_SIZE = struct.Struct("<I")
+
+
+class Where(NamedTuple):
+    """Where a rank is."""
+
+    host: str
+    pid: int
+    path: str
+    """Of the socket that it receives from; empty if it has none."""
+
+
+def prepare(folder: str, here: Meeting, worker: Any) -> Where:
+    """Let messages of other ranks come; called as a run opens in the worker."""
+    worker.handlers["tiledask_doing"] = _tell_doing
+    path = f"{folder}/{here.device}"
+    if sys.platform != "linux" or len(path) > _LONGEST or not Path(folder).is_dir():
+        return Where(this_host(), os.getpid(), "")
+    here.door = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    here.at_end.append(here.door.close)
+    with suppress(FileNotFoundError):
+        Path(path).unlink()
+    here.door.bind(path)
+    return Where(this_host(), os.getpid(), path)
+
+
+class SentArray(NamedTuple):
+    """One array of a datagram, before its bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    ticket: Ticket | None
+    """Where it lies, if it is lent; else its bytes follow."""
+
+
+class WorkerMessages(Transport):
+    """Messages between workers. What is lent counts as sent; the reader counts what came."""
+
+    def __init__(
+        self,
+        rank: int,
+        here: Meeting,
+        deadline: float,
+        worker: Any,
+        where: Sequence[Where] = (),
+        reads: bool = False,
+    ) -> None:
+        """``where``: of all ranks, if those of one host may use sockets; ``reads``: and memory."""
+        self._here, self._worker, self._where = here, worker, where
+        self._near = {
+            other: each.path
+            for other, each in enumerate(where)
+            if here.door is not None and each.path and each.host == this_host()
+        }
+        self._reads = reads
+        self._sending: set[Future[Any]] = set()
+        self._lent: dict[tuple[Any, ...], Loans] = {}
+        """By the key of their acknowledgement, arrays that others read."""
+        self._own: list[tuple[int, tuple[Any, ...]]] = []
+        """(reader, acknowledgement) of what the sender wants back before it goes on."""
+        self._out = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if self._near else None
+        self._room = bytearray(_ROOM if self._near else 0)
+        here.at_end.append(self._close)
+        super().__init__(rank, len(here.addresses), here, deadline)
+
+    def now(self) -> float:
+        return now()
+
+    # -- out ----------------------------------------------------------------------------------
+
+    def deliver(
+        self,
+        to: int,
+        key: tuple[Any, ...],
+        note: Any,
+        parts: Sequence[np.ndarray],
+        lend: bool = False,
+    ) -> int:
+        parts = [np.asarray(part, order="C") for part in parts]
+        nbytes = sum(part.nbytes for part in parts)
+        if to in self._near and self._by_datagram(to, key, note, parts, nbytes, lend):
+            return nbytes
+        kept = parts if lend else [part.copy() for part in parts]  # they are sent later
+        sending = self._here.send(self._worker, to, key, note, kept)
+        self._sending.add(sending)
+        sending.add_done_callback(partial(self._sent, to))
+        return nbytes
+
+    def _by_datagram(
+        self, to: int, key: Any, note: Any, parts: list[np.ndarray], nbytes: int, lend: bool
+    ) -> bool:
+        """Whether the message went as one."""
+        flat = [part.reshape(-1).view(np.uint8) for part in parts]
+        acknowledged, loans = ("read", to, key), Loans()
+        tickets: list[Ticket | None] = [None] * len(parts)
+        if nbytes >= _LENT:
+            if not self._reads:
+                return False
+            tickets = [ticket_of(loans, part, i, self._worker) for i, part in enumerate(flat)]
+            flat = []
+        kinds = [
+            SentArray(name_of(part.dtype), part.shape, ticket)
+            for part, ticket in zip(parts, tickets, strict=True)
+        ]
+        head = pickle.dumps((self.rank, key, note, kinds))
+        if not self._send(to, [_SIZE.pack(len(head)), head, *(part.data for part in flat)]):
+            return False
+        if loans.lent:
+            self._lent[acknowledged] = loans
+            if not lend:
+                self._own.append((to, acknowledged))
+        return True
+
+    def _send(self, to: int, views: Sequence[Any]) -> bool:
+        """Whether a datagram was taken."""
+        assert self._out is not None
+        try:
+            self._out.sendmsg(views, [], socket.MSG_DONTWAIT, self._near[to])
+        except OSError as error:  # too long, no room for it, or nobody there
+            if isinstance(error, ConnectionRefusedError | FileNotFoundError):
+                self._check_there(to)
+            return False
+        return True
+
+    def _check_there(self, rank: int) -> None:
+        """End the run if the process of a rank on this host is gone."""
+        try:
+            os.kill(self._where[rank].pid, 0)
+        except ProcessLookupError as error:
+            self.box.tell(over=_gone(self.rank, rank, error))
+
+    def _sent(self, to: int, sending: Future[Any]) -> None:
+        error = None if sending.cancelled() else sending.exception()
+        if error is not None:
+            self.box.tell(over=_gone(self.rank, to, error))
+        self._sending.discard(sending)
+
+    @property
+    def flying(self) -> bool:
+        return bool(self._sending)
+
+    def settle(self) -> None:
+        while self._own:
+            to, acknowledged = self._own.pop()
+            while not self.wait(None, min(self.deadline, monotonic() + LOOK), [acknowledged]):
+                self._may_wait(to)
+        for acknowledged in self._lent.keys() & self.box.parcels.keys():
+            del self._lent[acknowledged], self.box.parcels[acknowledged]
+
+    def _may_wait(self, to: int) -> None:
+        """Raise if there is no hope that rank ``to`` takes what is lent to it."""
+        self._check_there(to)
+        self.box.check()
+        if monotonic() > self.deadline:
+            raise DeadlineError(
+                f"rank {self.rank} could not send all to rank {to} before the run's deadline: "
+                f"{self._words(to)}. Let rank {to} call the collective too, or give the run "
+                f"longer with timeout="
+            )
+        if ("end", to) in self.box.parcels:
+            raise CollectiveError(
+                f"rank {self.rank} sends to rank {to} in {self.doing().call}, but "
+                f"{self._words(to)}. All ranks of a group make the same calls"
+            )
+
+    def arrived(self) -> None:
+        self._own = [(to, (kind, to, key)) for kind, to, key in self._lent]
+        self.settle()
+        left = wait_for_all(list(self._sending), max(0.0, self.deadline - monotonic())).not_done
+        self.box.check()
+        if left:
+            raise DeadlineError(
+                f"{len(left)} messages that rank {self.rank} sent had not arrived at the run's "
+                f"deadline; a worker is frozen or gone, or the run needs longer: timeout="
+            )
+
+    def fail(self, error: BaseException) -> None:
+        super().fail(error)
+        wait_for_all(list(self._sending), _ANSWER)
+
+    # -- in -----------------------------------------------------------------------------------
+
+    def wait(self, ready: Any, deadline: float, keys: Sequence[Any] = ()) -> bool:
+        # who brings something by Dask meanwhile rings by a datagram of nothing
+        return self.box.wait(ready, deadline, keys, self if self._near else None)
+
+    def release(self) -> None:
+        """Wake the task, if it waits for a datagram."""
+        self._send(self.rank, [b""])
+
+    def acquire(self, timeout: float) -> None:
+        """Take in a datagram, if one comes in time."""
+        self._here.door.settimeout(min(timeout, 3600.0))  # systems take no more than weeks
+        try:
+            size = self._here.door.recv_into(self._room)
+        except OSError:  # nothing came, or the run was closed
+            return
+        if not size:
+            return
+        view = memoryview(self._room)[:size]
+        at = _SIZE.size + _SIZE.unpack_from(view)[0]
+        source, key, note, kinds = pickle.loads(view[_SIZE.size : at])
+        parts = []
+        for name, shape, ticket in kinds:
+            parts.append(host_memory.empty(shape, as_dtype(name)))
+            flat = parts[-1].reshape(-1).view(np.uint8)
+            if ticket is None:
+                flat[:] = np.frombuffer(view[at : at + flat.nbytes], np.uint8)
+                at += flat.nbytes
+                continue
+            try:
+                read_lent(ticket, flat)
+            except LoanLostError as error:
+                self.box.tell(over=_gone(self.rank, source, error))
+                return
+        if any(each.ticket for each in kinds):
+            self.deliver(source, ("read", self.rank, key), None, [])
+        take_in(self.box, key, note, parts, sum(part.nbytes for part in parts), now())
+
+    # -- what others do -----------------------------------------------------------------------
+
+    def ask(self, rank: int) -> Doing | None:
+        if rank in self._near:
+            self._check_there(rank)
+        peer = self._worker.rpc(self._here.addresses[rank])
+
+        async def asked() -> dict[str, Any]:
+            call = answered(peer.tiledask_doing(run=self._here.run))
+            return await asyncio.wait_for(call, _ANSWER)
+
+        try:
+            coroutine = asyncio.run_coroutine_threadsafe(asked(), self._worker.loop.asyncio_loop)
+            doing: Doing | None = pickle.loads(coroutine.result(2 * _ANSWER)["doing"])
+        except (OSError, TimeoutError):  # of a worker that is frozen or gone
+            return None
+        return doing
+
+    def _close(self) -> None:
+        if self._out is not None:
+            self.release()  # wakes the task, if it still waits
+            self._out.close()
+        self._lent.clear()
+
+
+async def _tell_doing(run: str) -> dict[str, Any]:
+    doing = None
+    with suppress(ClusterLostError):
+        doing = of_run(run, 0).doing()
+    return {"status": "OK", "doing": pickle.dumps(doing)}
+
+
+def _gone(rank: int, to: int, why: object) -> ClusterLostError:
+    """The error of a rank whose peer's worker has died."""
+    return ClusterLostError(
+        f"rank {rank} lost rank {to}, whose worker died while the program ran ({why}); what it "
+        f"had computed is gone. Run the program again"
+    )
