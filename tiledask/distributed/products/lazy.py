@@ -314,9 +314,10 @@ def _operand(name: str, z: Any) -> da.Array:
             f"convert them with {name}.map_blocks, masked ones with da.ma.filled({name}, 0)"
         )
     if (z.dtype.kind != "f" and z.dtype.name != "bfloat16") or z.dtype.itemsize > 8:
+        real = f"{name}.astype('float64'), or " if z.dtype.kind != "c" else ""
         raise PlacementError(
             f"{name} is {z.dtype}, products here are float16, bfloat16, float32 or float64; use "
-            f"{name}.astype('float64'), or dask's own x @ y"
+            f"{real}dask's own x @ y"
         )
     native: da.Array = z if z.dtype.isnative else z.astype(z.dtype.newbyteorder("="))
     return native

@@ -474,9 +474,11 @@ def _check(a: Any, b: Any, kernel: str) -> None:
         )
     for name, dtype in (("A", a.dtype), ("B", b.dtype)):
         if dtype.kind != "f" and dtype != as_dtype("bfloat16"):
+            whole = f"{name}.astype('float32') or 'float64'"
+            parts = f"{name}.real and {name}.imag, which are multiplied apart"
             raise PlacementError(
                 f"{name} is {dtype}, products are floating point; distribute "
-                f"{name}.astype('float32') or 'float64'"
+                f"{parts if dtype.kind == 'c' else whole}"
             )
     check_kernel(kernel, a.mesh.cluster.backend)
     check_types(a.dtype, b.dtype, kernel)
