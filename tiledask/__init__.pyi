@@ -81,7 +81,7 @@ from tiledask.plan.products.placement import Tiling as Tiling
 from tiledask.plan.products.product import algorithms as algorithms
 from tiledask.plan.products.traffic import Traffic as Traffic
 from tiledask.plan.program.layer_calls import layer_calls as layer_calls
-from tiledask.plan.program.making.of_schedule import program as program
+from tiledask.plan.program.making.pipeline import program as program
 from tiledask.plan.program.program import Program as Program
 from tiledask.plan.splitting.judge import judge as judge
 from tiledask.plan.splitting.partition import Partition as Partition

@@ -18,7 +18,7 @@ from golden.tile import optimizer
 
 def calls_of(program: Any) -> list[list[tuple]]:
     """By rank (label, kind, sent, received, messages) of every call of a step."""
-    from tiledask.plan.program.calls import calls
+    from tiledask.plan.program.count import calls
 
     return [[tuple(call) for call in calls(program, rank)] for rank in range(program.ranks)]
 

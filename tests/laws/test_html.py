@@ -50,7 +50,6 @@ HOSTILE = {
     "a critique": lambda: td.critique(MODEL, LAYOUT, CLUSTER),
     "a schedule": lambda: replace(ORDER, name=EVIL),
     "a timeline": lambda: TIMELINE,
-    "a program": lambda: replace(td.program(ORDER), name=EVIL),
     "ranks": some_records,
     "records": lambda: some_records().records,
     "a prediction": lambda: td.predict(EVIL, 1, unit=EVIL).beside(measured=1),

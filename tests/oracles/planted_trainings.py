@@ -2,19 +2,19 @@
 
 from collections import defaultdict
 
-from tiledask.distributed.programs.runner import LineRunner
+from tiledask.distributed.programs.runner import Interpreter
 from tiledask.distributed.training.trainer import Trainer
 
 
 def in_collectives(patch, label, change):
     """``change(runner, brought, result)`` is what a collective whose label ends so gives."""
-    honest = LineRunner._collective
+    honest = Interpreter._collective
 
     def planted(self, each):
         call = honest(self, each)
-        if not each.label.endswith(label):
+        if not each["label"].endswith(label):
             return call
-        x, y = self._slots[each.buffer], self._slots[each.result]
+        x, y = self._slots[each.reads[0]], self._slots[each.writes[0]]
 
         def called(env):
             mine = env[x].copy()  # the sum may take its place
@@ -23,7 +23,7 @@ def in_collectives(patch, label, change):
 
         return called
 
-    patch.setattr(LineRunner, "_collective", planted)
+    patch.setattr(Interpreter, "_collective", planted)
 
 
 def in_gradients(patch, at, unit, step, value):
@@ -33,7 +33,7 @@ def in_gradients(patch, at, unit, step, value):
 
     def planted(self, each, part, told):
         kernel = honest(self, each, part, told)
-        if each.kernel != "clear" or each.writes != (name,) or self.rank.coordinates != at:
+        if each.name != "clear" or each.writes != (name,) or self.rank.coordinates != at:
             return kernel
 
         def cleared(x):

@@ -10,7 +10,7 @@ from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.rank_function import Ranks
 from tiledask.distributed.ranks.threads import run_threads
-from tiledask.plan.program.calls import calls
+from tiledask.plan.program.count import calls
 
 RANKS = range(1, 9)
 LIES = [(False, False), (True, False), (True, True)]

@@ -32,9 +32,8 @@ from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import DoesNotFitError
 from tiledask.lab.check import Check, Comparison
 from tiledask.plan.products.placement import split
-from tiledask.plan.program.lenet import PARAMETERS, Need, Split
-from tiledask.plan.program.making.convolution.lenet_formulas import need_by_formulas
-from tiledask.plan.program.making.convolution.of_lenet import need
+from tiledask.plan.program.lenet import PARAMETERS, Need
+from tiledask.plan.program.making.lenet import need
 from tiledask.plan.units import format_bytes
 from tiledask.tile import accumulator, as_dtype
 
@@ -171,7 +170,7 @@ def lenet_claims(
     timeout: float = 120.0,
     ways: Iterable[str] = tuple(PARTITIONINGS),
 ) -> Comparison:
-    """A Comparison of LeNet's partitionings: by closed forms, by counting programs, by running.
+    """A Comparison of LeNet's partitionings: by counting programs, and by running.
 
     On the workers of ``mesh``, or, without one, on ``ranks`` threads of this process. Bytes and
     numbers of synchronisations are those of one training step on ``images`` images. ``ways``:
@@ -191,28 +190,25 @@ def lenet_claims(
             done = run_threads(step[0], ranks, *step[1:], timeout=timeout)
         else:
             done = run_ranks(step[0], mesh, *step[1:], timeout=timeout)
-        said = need_by_formulas(Split.of(name, ranks), images, itemsize)
-        counted = need(name, images, ranks, itemsize)
+        predicted = need(name, images, ranks, itemsize)
         # the largest distance from the single device, of the loss or of any gradient
         found, grads = put_together(name, done.results)
         errors = [abs(found - loss) / abs(loss)]
         for layer, each in others.items():
             for kind, g in each.items():
                 errors.append(float(np.max(np.abs(grads[layer][kind] - g)) / np.max(np.abs(g))))
-        rows += _rows(name, said, counted, done, max(errors), dtype)
-        sent[name] = sum(said.sent), sum(counted.sent), sum(r.sent for r in done.records)
+        rows += _rows(name, predicted, done, max(errors), dtype)
+        sent[name] = sum(predicted.sent), sum(r.sent for r in done.records)
     if sent.get("network", (0,))[0] and "layerwise" in sent:
         pairs = zip(sent["layerwise"], sent["network"], strict=True)
-        predicted, program, run = (a / b for a, b in pairs)
+        ratios = [a / b for a, b in pairs]
         what, note = "layerwise: bytes over network's", 'd2l: "potentially even larger"'
-        rows.append(Check(what, predicted, program, run, "", "equal", note))
+        rows.append(Check(what, ratios[0], None, ratios[1], "", "equal", note))
     return Comparison(f"d2l's LeNet on {ranks} devices, {images} images", rows)
 
 
-def _rows(
-    name: str, said: Need, counted: Need, done: Ranks, error: float, dtype: str
-) -> list[Check]:
-    """What a step moves and has on each device: by closed forms, in its program, and run."""
+def _rows(name: str, predicted: Need, done: Ranks, error: float, dtype: str) -> list[Check]:
+    """What a step moves and has on each device: in its program, and run."""
     held = [share.weight_bytes for share in done.results]
     flops = [share.flops for share in done.results]
     sent = [sum(r.sent for r in done.records.where(rank=i)) for i in range(len(held))]
@@ -233,7 +229,7 @@ def _rows(
         ("busiest over mean FLOP", lambda need: need.imbalance, imbalance, ""),
     ]
     rows = [
-        Check(f"{name}: {what}", of(said), of(counted), run, unit, "equal")
+        Check(f"{name}: {what}", of(predicted), None, run, unit, "equal")
         for what, of, run, unit in claims
     ]
     bound, note = ROUND_OFF[dtype], "of the largest element, against a single device"

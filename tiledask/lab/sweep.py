@@ -17,7 +17,7 @@ from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import V_SHAPED, schedule, schedules
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
-from tiledask.plan.program.making.of_schedule import program
+from tiledask.plan.program.making.pipeline import program
 
 __all__ = ["compare_schedules", "same_work", "schedule_on", "timeline_of"]
 

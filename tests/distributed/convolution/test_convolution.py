@@ -1,7 +1,7 @@
 """Convolutions split by channels or rows: one device's results and gradients, the calls planned.
 
 Holds `tiledask.distributed.convolution.channels`, `tiledask.distributed.convolution.space`,
-`tiledask.plan.collectives.rows`, `tiledask.plan.program.making.convolution.convolutions` and
+`tiledask.plan.collectives.rows`, `tiledask.plan.program.making.convolutions` and
 `tiledask.tile.layers.convolution.im2col`.
 """
 
@@ -23,7 +23,7 @@ from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.rows import split_rows
-from tiledask.plan.program.calls import calls
+from tiledask.plan.program.count import calls
 from tiledask.tile import layers as L
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -112,36 +112,6 @@ def test_any_channels_on_any_ranks(channels, out, ranks, size, stride, padding):
         check(way, x, w, b, ranks, stride=stride, padding=padding)
 
 
-def pair(group, x, first, second, dy, wanted):
-    one = C.part(group, first[0], 0), C.part(group, first[1], 0)
-    two = C.part(group, second[0], 1), second[1]
-    y, kept = C.in_pairs(group, x, one, two, options=({"padding": 1}, {"stride": 2}))
-    dx, grads, others = C.in_pairs_grad(group, dy, kept, one, two, wanted=wanted)
-    assert (dx is None) is not wanted
-    return y, *grads, *others, *([dx] if wanted else [])
-
-
-@pytest.mark.parametrize("wanted", [True, False])
-@pytest.mark.parametrize("ranks", [1, 3, 12])
-def test_out_then_in_takes_one_all_reduce_each_way(ranks, wanted):
-    """And none on the way back where nobody wants the gradient of the images."""
-    x, *first = draw((2, 3, 7, 6), (10, 3, 3, 3), (10,))
-    second = draw((5, 10, 3, 3), (5,), seed=1)
-    h, kept_first = L.conv2d(x, *first, padding=1)
-    z, bent = L.relu(h)
-    y, kept_second = L.conv2d(z, *second, stride=2)
-    (dy,) = draw(y.shape, seed=9)
-    dz, *others = L.conv2d_grad(dy, kept_second, *second)
-    dx, *grads = L.conv2d_grad(L.relu_grad(dz, bent), kept_first, *first)
-    done = run_threads(lambda r: pair(r.group(), x, first, second, dy, wanted), ranks)
-    expected, dims = (y, *grads, *others, dx), (None, 0, 0, 1, None, None)
-    count = 5 + wanted
-    assert_parts(done.results, expected[:count], dims[:count])
-    plans = planned(x, first[0], padding=1), planned(z, second[0], stride=2)
-    assert_calls(done.records, P.in_pairs(*plans, ranks, 8, dx=wanted), ranks)
-    assert done.records.barriers == ({None: 1 + wanted} if ranks > 1 else {})
-
-
 # -- by rows ---------------------------------------------------------------------------------------
 
 
@@ -177,7 +147,6 @@ def check_conv(x, w, b, rows, run=run_threads, far=False, halo=True, **options):
         (even(11, 4), 3, {"padding": 1}),
         (even(11, 4), (2, 3), {"stride": 2, "padding": ((1, 0), (0, 2))}),
         (even(12, 4), 3, {"dilation": 2, "padding": 2}),
-        (even(12, 4), 3, {"padding": 1, "groups": 2}),
         (even(3, 4), 3, {"padding": 1}),  # a rank without rows
         ((4, 0, 5, 0), 3, {"padding": 1}),
         ((2, 2), 1, {"stride": 4, "padding": 3}),  # windows of padding alone, ranks without output
@@ -186,7 +155,7 @@ def check_conv(x, w, b, rows, run=run_threads, far=False, halo=True, **options):
 )
 def test_rows(rows, size, options):
     size = (size, size) if isinstance(size, int) else size
-    x, w, b = draw((2, 4, sum(rows), 7), (6, 4 // options.get("groups", 1), *size), (6,))
+    x, w, b = draw((2, 4, sum(rows), 7), (6, 4, *size), (6,))
     check_conv(x, w, b, rows, **options)
 
 

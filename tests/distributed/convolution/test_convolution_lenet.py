@@ -23,7 +23,7 @@ from tiledask.errors import PlacementError
 from tiledask.lab import claims as lab
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.program.lenet import BOUNDARIES, PARAMETERS, flops
-from tiledask.plan.program.making.convolution.of_lenet import need
+from tiledask.plan.program.making.lenet import need
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -1,7 +1,7 @@
 """d2l's LeNet trained under every split: losses and weights of a single device, step by step.
 
 Holds `tiledask.distributed.convolution.lenet_train`, `tiledask.plan.program.lenet`,
-`tiledask.plan.program.making.convolution.of_lenet`,
+`tiledask.plan.program.making.lenet`,
 `tiledask.distributed.ranks.rank` and `tiledask.lab.exercises.convolutions`.
 """
 
@@ -19,7 +19,7 @@ from tiledask.distributed.convolution.lenet_train import train_lenet
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.lab.precision import acceptable
 from tiledask.plan.program.lenet import PARAMETERS, Split, flops
-from tiledask.plan.program.making.convolution.of_lenet import need_of
+from tiledask.plan.program.making.lenet import need_of
 from tiledask.tile.datasets import load_images
 from tiledask.tile.optimizers import SGD, Adam
 

@@ -1,7 +1,7 @@
 """Memory claims, run: pools count and refuse, gradients are right, verdicts and peaks agree.
 
 Holds `tiledask.distributed.memory.claim_tasks`, `tiledask.distributed.memory.claim_trainer`,
-`tiledask.errors`, `tiledask.plan.program.making.of_states` and `tiledask.tile.memory.pool`.
+`tiledask.errors`, `tiledask.plan.program.making.layout` and `tiledask.tile.memory.pool`.
 """
 
 import ast
@@ -35,8 +35,7 @@ from tiledask.errors import (
 from tiledask.lab.claims import compare_claims
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, State, load_recipe
-from tiledask.plan.program.instructions import AllGather
-from tiledask.plan.program.making.of_states import UNIT
+from tiledask.plan.program.making.layout import UNIT
 from tiledask.tile import probe
 from tiledask.tile.memory.pool import Pool, Refused
 
@@ -235,13 +234,8 @@ def test_shards_are_cast_and_gathered_to_the_byte(tied, layout, recipe):
     case = case_of(replace(TINY, tied=tied), layout, recipe)
     held, said = measured(case)
     assert held == said
-    widths = {
-        each.itemsize
-        for part in case.program.roles[0].parts
-        for each in part.instructions
-        if isinstance(each, AllGather)
-    }
-    assert widths == {2}
+    gathers = (op for op in case.program.roles[0].ops if op.name == "all_gather")
+    assert {op["itemsize"] for op in gathers} == {2}
 
 
 def test_a_copy_that_is_cast_computes_what_half_weights_do():
@@ -403,8 +397,8 @@ def test_a_stage_has_the_planners_parameters():
             case = case_of(model, layout, "fp32-sgd")
             for stage in range(layout.pp):
                 rows = td.estimate_memory(model, layout, "fp32-sgd", 8).ledger.by_tensor(stage)
-                stays = case.program.role(stage).stays
-                weights = [size for name, size in stays.items() if name.startswith("weights/")]
+                state = case.program.role(stage).state
+                weights = [size for name, size in state.items() if name.startswith("weights/")]
                 assert sum(weights) == rows["weights"]
 
 

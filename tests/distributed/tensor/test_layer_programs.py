@@ -1,6 +1,6 @@
 """A layer that ranks call is a program: checked, counted as it is recorded, bound once.
 
-Holds `tiledask.distributed.tensor.layer_programs` and `tiledask.plan.program.making.of_layer`.
+Holds `tiledask.distributed.tensor.layer_programs` and `tiledask.plan.program.making.layer`.
 """
 
 import pickle

@@ -15,7 +15,7 @@ from tiledask.distributed.checkpoints import open_checkpoint, save_checkpoint, s
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.distributed.training import GPT, train
 from tiledask.errors import CheckpointError, ConfigError
-from tiledask.plan.program.calls import calls
+from tiledask.plan.program.count import calls
 from tiledask.tile.optimizers import SGD
 
 pytestmark = pytest.mark.usefixtures("one_thread")

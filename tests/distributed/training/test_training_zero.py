@@ -1,7 +1,7 @@
 """ZeRO 1, 2 and 3: the plain replica's weights, the planner's bytes.
 
 Holds `tiledask.distributed.training.flat`,
-`tiledask.plan.collectives.shards` and `tiledask.plan.program.making.unit_states`.
+`tiledask.plan.collectives.shards` and `tiledask.plan.program.making.zero`.
 """
 
 from collections import Counter

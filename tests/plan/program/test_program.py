@@ -1,9 +1,8 @@
 """Programs of schedules: their readers agree with what was there before, and faults are found.
 
-Holds `tiledask.plan.program.program`, `tiledask.plan.program.instructions`,
-`tiledask.plan.program.making.of_schedule`,
-`tiledask.plan.program.text`, `tiledask.plan.program.check`, `tiledask.plan.program.count`,
-`tiledask.plan.program.clock` and `tiledask.plan.program.held`.
+Holds `tiledask.plan.program.program`, `tiledask.plan.program.ops`,
+`tiledask.plan.program.making.pipeline`, `tiledask.plan.program.text`,
+`tiledask.plan.program.count`, `tiledask.plan.program.clock` and `tiledask.plan.program.memory`.
 """
 
 import numpy as np
@@ -13,7 +12,6 @@ import tiledask as td
 from tiledask.errors import ProgramError, ScheduleError
 from tiledask.plan.pipelines.needs import needs, peaks
 from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped
-from tiledask.plan.program.instructions import AllReduce
 from tiledask.plan.program.program import Program
 
 KINDS = "FBIW"
@@ -69,21 +67,12 @@ def test_its_clock_is_the_simulators(name, seed):
     assert_same_times(timed, simulated)
 
 
-def test_a_pair_takes_what_both_take_at_once():
-    schedule = made("dualpipe", 4, 8)
-    simulated = td.simulate(schedule, 1.0, 2.0, overlapped=2.5)
-    times = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
-    timed = td.program(schedule).timeline(times, overlapped={"F": 2.5})
-    assert_same_times(timed, simulated)
-    assert timed.makespan < td.program(schedule).timeline(times).makespan
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_it_holds_and_moves_what_the_schedule_does(name):
     schedule, *_ = drawn(name, 4)
     program = td.program(schedule).check()
     assert program.memory.per_place == dict(enumerate(schedule_peaks(schedule)))
-    program = td.program(schedule, block_bytes=6, activation=10, weight_part=4)
+    program = td.program(schedule, block_bytes=6, activation=10)
     moves = [
         (schedule.holder(b.stage, b.microbatch), schedule.holder(a.stage, a.microbatch), 6)
         for a, before in needs(schedule).items()
@@ -91,46 +80,12 @@ def test_it_holds_and_moves_what_the_schedule_does(name):
         if b.stage != a.stage
     ]
     assert program.traffic == td.Traffic.of(schedule.devices, moves)
-    alone = td.program(schedule, activation=10, weight_part=4).memory.per_place
-    assert alone == {d: peak for d, (peak, _) in enumerate(peaks(schedule, 10, 4))}
+    alone = td.program(schedule, activation=10).memory.per_place
+    assert alone == {d: peak for d, (peak, _) in enumerate(peaks(schedule, 10, 10))}
 
 
 def schedule_peaks(schedule):
     return tuple(int(peak) for peak, _ in peaks(schedule))
-
-
-@pytest.mark.parametrize(
-    ("schedule", "stages"),
-    [
-        (td.schedule("chimera", 4, 4), {0: (0, 3), 1: (1, 2), 2: (1, 2), 3: (0, 3)}),
-        (td.schedule("dualpipe", 2, 4), {0: (0, 1), 1: (0, 1)}),
-    ],
-    ids=["chimera", "dualpipe"],
-)
-def test_gradients_are_summed_over_the_devices_of_a_stage(schedule, stages):
-    """An all_reduce of W bytes over r ranks moves 2 (r - 1) W in all, and takes its time at the
-    end."""
-    W = [24, 40, 80, 16][: schedule.stages]
-    alone = td.program(schedule, block_bytes=5)
-    program = td.program(schedule, block_bytes=5, weight_bytes=W, itemsize=8).check()
-    assert Program.from_text(program.to_text()) == program
-    sums = {
-        (part.stage, rank): program.members(rank, each)
-        for rank in range(schedule.devices)
-        for part in program.role(rank).parts
-        for each in part.instructions
-        if isinstance(each, AllReduce)
-    }
-    assert sums == {(s, rank): ranks for s, ranks in stages.items() for rank in ranks}
-    moved = program.traffic.bytes - alone.traffic.bytes
-    assert moved.sum() == sum(2 * (len(ranks) - 1) * W[s] for s, ranks in stages.items())
-    times = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
-    before, after = (p.timeline(times, collective=lambda _: 5.0) for p in (alone, program))
-    in_turn = max(sum(rank in ranks for ranks in stages.values()) for rank in range(4))
-    assert after.end.max() == before.makespan + 5.0 * in_turn
-    for rank, bytes_ in program.memory.per_place.items():
-        here = [W[s] for s, ranks in stages.items() if rank in ranks]
-        assert bytes_ == max(alone.memory.per_place[rank], *(2 * w for w in here))
 
 
 def test_memory_names_what_is_held_and_when():
@@ -184,7 +139,7 @@ def test_a_circle_is_said_with_all_who_wait():
         ProgramError, match=r"deadlock: .*'b = recv from 1' waits for rank 1; .*'a ="
     ):
         program.check()
-    with pytest.raises(ProgramError, match=r"waits for ever|for ever, on its stream compute"):
+    with pytest.raises(ProgramError, match="deadlock"):
         program.timeline({"F": 1.0})
 
 
@@ -194,7 +149,7 @@ def test_a_circle_is_said_with_all_who_wait():
         (lambda s: td.program("1f1b"), ScheduleError, "made of td.schedule"),
         (lambda s: td.program(s, block_bytes=-1), ScheduleError, "0 or more bytes, got -1"),
         (lambda s: td.program(s, block_bytes=[1, 2]), ScheduleError, "1 for 2 stages"),
-        (lambda s: td.program(s, weight_part=2), ScheduleError, "2 of 1 would be kept"),
+        (lambda s: td.program(s, activation=-1), ScheduleError, "activation"),
         (lambda s: td.program(s).timeline({"F": 1, "B": -1}), ProgramError, "0 s or more, got -1"),
         (lambda s: Program.from_text("rank 0: 0F.0"), ProgramError, "each has parts"),
         (lambda s: Program.from_text("hello"), ProgramError, "line 1 cannot be read: 'hello'"),

@@ -1,9 +1,12 @@
-"""Readers of programs with collectives: faults are named before anything runs, times are those of
-a second, obvious clock, memory is what arrays take, and text is read back.
+"""Readers of programs with collectives: faults are named before anything runs, memory is what
+arrays take, and text is read back.
 
-Holds `tiledask.plan.program.graph`, `tiledask.plan.program.check`, `tiledask.plan.program.clock`,
-`tiledask.plan.program.count`, `tiledask.plan.program.held` and
-`tiledask.plan.program.text`.
+Holds `tiledask.plan.program.walk`, `tiledask.plan.program.clock`, `tiledask.plan.program.count`,
+`tiledask.plan.program.memory`, `tiledask.plan.program.text`,
+`tiledask.plan.program.making.training`, `tiledask.plan.program.making.layers`,
+`tiledask.plan.program.making.tape`, `tiledask.plan.program.making.zero`,
+`tiledask.plan.program.making.decoder`, `tiledask.plan.program.making.layout` and
+`tiledask.plan.collectives.layouts`.
 """
 
 from dataclasses import replace
@@ -12,131 +15,125 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from oracles.closed_collectives import seconds as collective_seconds
+from oracles.drawn_layouts import MODELS
 from oracles.drawn_programs import drawn_jobs
 
 from tiledask.errors import ProgramError
 from tiledask.plan.inputs.recipes import load_recipe, state_bytes
-from tiledask.plan.program.calls import calls
-from tiledask.plan.program.check import check
-from tiledask.plan.program.instructions import Collective, Do, ProgramLine, Recv, Send
-from tiledask.plan.program.making.of_states import states_program
-from tiledask.plan.program.making.of_training import step_program
+from tiledask.plan.program.count import calls
+from tiledask.plan.program.making.layout import states_program
+from tiledask.plan.program.making.training import step_program
 from tiledask.plan.program.program import Program
+from tiledask.plan.program.walk import walk
 
 # -- faults, one on one rank -----------------------------------------------------------------------
 
 
-def changed(program, rank, part, instructions=None, **role):
-    """``program`` with other instructions in a part, or another role, of one rank alone."""
+def changed(program, rank, block=None, ops=(), **role):
+    """``program`` with other ops in a block, or another role, of one rank alone."""
     mine = program.role(rank)
-    if instructions is not None:
-        parts = list(mine.parts)
-        parts[part] = replace(parts[part], instructions=tuple(instructions))
-        role = {"parts": tuple(parts)}
-    of_rank = list(program.of_rank)
-    of_rank[rank] = len(program.roles)
-    return replace(program, roles=(*program.roles, replace(mine, **role)), of_rank=tuple(of_rank))
+    if block is not None:
+        other = replace(mine.blocks[block], ops=tuple(ops))
+        role = {"blocks": mine.blocks | {block: other}} | role
+    role_of = list(program.role_of)
+    role_of[rank] = len(program.roles)
+    return replace(program, roles=(*program.roles, replace(mine, **role)), role_of=tuple(role_of))
 
 
 def one_of(program, rng, kind):
-    """(rank, part, position) of some instruction of a kind; IndexError if there is none."""
+    """(rank, block, its ops, position) of some op of a kind; None if there is none."""
     places = [
-        (rank, p, at)
+        (rank, name, list(block.ops), at)
         for rank in range(program.ranks)
-        for p, part in enumerate(program.role(rank).parts)
-        for at, each in enumerate(part.instructions)
-        if isinstance(each, kind)
+        for name, block in program.role(rank).blocks.items()
+        for at, op in enumerate(block.ops)
+        if kind(op)
     ]
     return places[rng.integers(len(places))] if places else None
 
 
 def left_out_of(kind):
     def plant(program, rng):
-        if not (place := one_of(program, rng, kind)):
-            return None
-        rank, part, at = place
-        each = program.role(rank).parts[part].instructions
-        return changed(program, rank, part, each[:at] + each[at + 1 :])
+        if place := one_of(program, rng, kind):
+            rank, block, ops, at = place
+            return changed(program, rank, block, ops[:at] + ops[at + 1 :])
 
     return plant
 
 
 def wrong_size(program, rng):
-    if not (place := one_of(program, rng, (Send, Recv))):
-        return None
-    rank, part, at = place
-    name = program.role(rank).parts[part].instructions[at].buffer
-    sizes = program.role(rank).nbytes
-    return changed(program, rank, part, nbytes=sizes | {name: sizes[name] + 8})
+    if place := one_of(program, rng, lambda op: op.is_message):
+        rank, block, ops, at = place
+        (name,), sizes = (*ops[at].reads, *ops[at].writes), program.role(rank).sizes
+        return changed(program, rank, block, ops, sizes=sizes | {name: sizes[name] + 8})
 
 
 def wrong_counts(program, rng):
-    if not (place := one_of(program, rng, Collective)):
-        return None
-    rank, part, at = place
-    each = list(program.role(rank).parts[part].instructions)
-    first, *rest = each[at].counts
-    each[at] = replace(each[at], counts=(first + 1, *rest))
-    return changed(program, rank, part, each)
+    if place := one_of(program, rng, lambda op: op.is_collective):
+        rank, block, ops, at = place
+        args = dict(ops[at].args)
+        args["counts"] = (args["counts"][0] + 1, *args["counts"][1:])
+        ops[at] = replace(ops[at], args=tuple(args.items()))
+        return changed(program, rank, block, ops)
 
 
 def swapped_collectives(program, rng):
-    """Two neighbours among the collectives of a part, that are not the same."""
+    """Two neighbours among the collectives of a block, that are not the same."""
     places = [
-        (rank, p, a, b)
+        (rank, name, list(block.ops), a, b)
         for rank in range(program.ranks)
-        for p, part in enumerate(program.role(rank).parts)
-        for at in [[i for i, e in enumerate(part.instructions) if isinstance(e, Collective)]]
-        for a, b in pairwise(at)
-        if part.instructions[a].axes == part.instructions[b].axes
+        for name, block in program.role(rank).blocks.items()
+        for a, b in pairwise(i for i, op in enumerate(block.ops) if op.is_collective)
+        if block.ops[a]["axes"] == block.ops[b]["axes"]
     ]
-    if not places:
-        return None
-    rank, part, a, b = places[rng.integers(len(places))]
-    each = list(program.role(rank).parts[part].instructions)
-    each[a], each[b] = each[b], each[a]
-    return changed(program, rank, part, each)
+    if places:
+        rank, block, ops, a, b = places[rng.integers(len(places))]
+        ops[a], ops[b] = ops[b], ops[a]
+        return changed(program, rank, block, ops)
 
 
-def with_line(program, rank, rows):
-    line, lines = program.lines[rank], list(program.lines)
-    lines[rank] = ProgramLine(line.part[rows], line.frame[rows], line.paired[rows])
-    return replace(program, lines=tuple(lines))
+def with_order(program, rank, order):
+    orders = list(program.orders)
+    orders[rank] = tuple(order)
+    return replace(program, orders=tuple(orders))
 
 
-def swapped_parts(program, rng):
+def swapped_blocks(program, rng):
     """A forward and its backward."""
     rank = int(rng.integers(program.ranks))
-    role, turns = program.role(rank), list(program.lines[rank])
-    backs = [n for n, (p, _) in enumerate(turns) if role.parts[p].kind in "BI"]
+    blocks, order = program.role(rank).blocks, list(program.orders[rank])
+    backs = [n for n, step in enumerate(order) if blocks[step.block].kind in "BI"]
     n = backs[rng.integers(len(backs))]
-    stage, frame = role.parts[turns[n][0]].stage, turns[n][1]
+
+    def place(step):
+        return blocks[step.block].stage, step.microbatch
+
     ahead = next(
         i
-        for i, (p, f) in enumerate(turns)
-        if f == frame and role.parts[p].kind == "F" and role.parts[p].stage == stage
+        for i, step in enumerate(order)
+        if place(step) == place(order[n]) and blocks[step.block].kind == "F"
     )
-    rows = np.arange(len(turns))
-    rows[[ahead, n]] = n, ahead
-    return with_line(program, rank, rows)
+    order[ahead], order[n] = order[n], order[ahead]
+    return with_order(program, rank, order)
 
 
-def left_out_part(program, rng):
+def left_out_step(program, rng):
     rank = int(rng.integers(program.ranks))
-    turns = len(program.lines[rank])
-    return with_line(program, rank, np.delete(np.arange(turns), rng.integers(turns)))
+    order = list(program.orders[rank])
+    del order[rng.integers(len(order))]
+    return with_order(program, rank, order)
 
 
 FAULTS = {
-    "a send left out": left_out_of(Send),
-    "a receive left out": left_out_of(Recv),
-    "a collective left out": left_out_of(Collective),
-    "a kernel left out": left_out_of(Do),
+    "a send left out": left_out_of(lambda op: op.name == "send"),
+    "a receive left out": left_out_of(lambda op: op.name == "recv"),
+    "a collective left out": left_out_of(lambda op: op.is_collective),
+    "a kernel left out": left_out_of(lambda op: op.is_kernel),
     "a message of another size": wrong_size,
     "a collective of other counts": wrong_counts,
     "two collectives swapped": swapped_collectives,
-    "a backward before its forward": swapped_parts,
-    "a part left out": left_out_part,
+    "a backward before its forward": swapped_blocks,
+    "a step left out": left_out_step,
 }
 
 
@@ -164,8 +161,8 @@ def test_a_fault_on_one_rank_of_a_training_is_named_before_it_runs(count, seed):
 def test_representatives_are_checked_as_all_would_be(count):
     for job, mesh in drawn_jobs(count, 7):
         program = step_program(job, mesh)
-        check(program)
-        check(program.representatives())
+        walk(program)
+        walk(program.representatives())
 
 
 # -- the readers ---------------------------------------------------------------------------------
@@ -210,8 +207,6 @@ def test_seconds_of_a_collective_are_by_default_those_of_its_messages():
     assert timed.makespan == 0.0  # of work there is none
     said = collective_seconds("all_reduce", "direct", (10,) * 4, 8, latency=1.0, bandwidth=80.0)
     assert {e - s for s, e in zip(timed.start, timed.end, strict=True) if e > s} == {max(said)}
-    with pytest.raises(ProgramError, match="with links that differ"):
-        program.timeline({"F": 0.0}, latency=np.arange(16).reshape(4, 4).tolist())
 
 
 # -- what it holds -------------------------------------------------------------------------------
@@ -223,7 +218,7 @@ def test_memory_of_what_stays_is_what_a_rank_keeps(count):
         program = step_program(job, mesh)
         for rank in range(program.ranks):
             states = sum(
-                size for name, size in program.role(rank).stays.items()
+                size for name, size in program.role(rank).state.items()
                 if name.split("/")[0].replace("_", " ") in {s.tensor for s in job.recipe.states}
             )  # fmt: skip
             rows = [r for r in program.memory.rows if r.place == rank]
@@ -247,18 +242,6 @@ def test_an_update_holds_no_more_than_states(copies, recipe):
         assert Program.from_text(program.to_text()) == program
 
 
-def test_what_lies_within_another_buffer_fits_there():
-    program = states_program(1000, load_recipe("fp32-adam"), 1, 2)
-    (role,) = program.roles
-    for within in ({"part.0": "gradients/elsewhere"}, {"part.0": "momentum/parameters"}):
-        size = role.nbytes["part.0"]
-        wrong = replace(role, within=within, nbytes=role.nbytes | {"part.0": size})
-        stays = wrong.stays | {"momentum/parameters": size - 4}
-        wrong = replace(wrong, stays=stays)
-        with pytest.raises(ProgramError, match="give it a place of its own"):
-            check(replace(program, roles=(wrong,)))
-
-
 def test_work_space_is_there_while_its_kernel_works():
     text = """program
 rank 0: 0F.0
@@ -269,3 +252,11 @@ of rank 0: x 8 B, y 8 B
     do use y"""
     held = Program.from_text(text).check().memory
     assert held.by_tensor(0) == {"x": 8, "y": 8, "work space": 100}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_shapes_are_those_of_the_weights_that_are_drawn(name):
+    model = MODELS[name]
+    for unit in model.units:
+        drawn = {n: parameter.shape for n, parameter in model.parameters(unit).items()}
+        assert list(model.whole_shapes(unit).items()) == list(drawn.items())

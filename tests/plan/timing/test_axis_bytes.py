@@ -5,12 +5,11 @@ program --each rank's collectives and sends--> bytes by axis --the most of any r
 
 from collections import Counter
 
-import numpy as np
 import pytest
 
 import tiledask as td
-from tiledask.plan.program.instructions import Collective, Send
-from tiledask.plan.program.making.of_layout import layout_program
+from tiledask.plan.program.making.layout import training_terms
+from tiledask.plan.program.making.training import step_program
 from tiledask.plan.timing.axis_bytes import axis_bytes
 
 MESH = {(0,): "dp", (1,): "tp", (2,): "pp"}
@@ -18,20 +17,17 @@ MESH = {(0,): "dp", (1,): "tp", (2,): "pp"}
 
 def counted(model, layout, recipe, sequence):
     """Bytes that the rank with most of them sends along each axis, instruction by instruction."""
-    program = layout_program(model, layout, recipe, sequence)
+    terms = training_terms(model, layout, recipe, sequence)
+    program = step_program(terms, (layout.dp, layout.tp, layout.pp))
     most = Counter()
-    for rank, line in enumerate(program.lines):
+    for rank, order in enumerate(program.orders):
         role, sent = program.role(rank), Counter()
-        often = np.bincount(line.part, minlength=len(role.parts)).tolist()
-        for part, times in zip(role.parts, often, strict=True):
-            for each in part.instructions:
-                if isinstance(each, Send):
-                    sent["pp"] += times * role.size(each.buffer)
-                elif isinstance(each, Collective) and each.axes in MESH:
-                    me = program.members(rank, each).index(rank)
-                    moves = (move for moves in each.loads() for move in moves)
-                    own = sum(nbytes for move, nbytes in moves if move.source == me)
-                    sent[MESH[each.axes]] += times * own
+        for step in order:
+            for op in role.blocks[step.block].ops:
+                if op.name == "send":
+                    sent["pp"] += role.size(op.reads[0])
+                elif op.is_collective and op["axes"] in MESH:
+                    sent[MESH[op["axes"]]] += op.cost.sent[program.members(rank, op).index(rank)]
         most |= sent
     return dict(most)
 

@@ -1,12 +1,12 @@
 """Convolutions split over the ranks of a program, each with its gradients.
 
-channels.py    by output channels, by input channels, one after the other
+channels.py    by output channels, by input channels
 space.py       by rows of the image, with halos
 lenet.py       d2l's LeNet, layer by layer on one device
   lenet_runs.py    a step on one rank of a split; of weights and images that all have, by name
   lenet_train.py   train_lenet: trained for real, step after step
 
-Each is a program: plan/program/making/convolution has the layers, and in of_lenet.py LeNet's step
+Each is a program: plan/program/making/convolutions.py has the layers, and lenet.py LeNet's step
 and what it needs. What a layer calls is counted from its program.
 """
 
@@ -15,8 +15,6 @@ from tiledask.distributed.convolution.channels import (
     by_input_grad,
     by_output,
     by_output_grad,
-    in_pairs,
-    in_pairs_grad,
     part,
 )
 from tiledask.distributed.convolution.lenet import LENET
@@ -25,7 +23,7 @@ from tiledask.distributed.convolution.space import (
     conv2d_in_rows_grad,
 )
 from tiledask.plan.program.lenet import flops, rows_of
-from tiledask.plan.program.making.convolution.of_lenet import need
+from tiledask.plan.program.making.lenet import need
 
 __all__ = [
     "LENET",
@@ -36,8 +34,6 @@ __all__ = [
     "conv2d_in_rows",
     "conv2d_in_rows_grad",
     "flops",
-    "in_pairs",
-    "in_pairs_grad",
     "need",
     "part",
     "rows_of",

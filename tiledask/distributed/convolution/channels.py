@@ -1,9 +1,8 @@
-"""Convolutions split by channels: of the output, of the input, or in turn.
+"""Convolutions split by channels: of the output, or of the input.
 
                  x [n, c, h, w]     w [o, c, kh, kw]    y [n, o, oh, ow]
 by output        all of it          rows of it          channels
 by input         channels           columns of it       all of it, after the all_reduce
-pair             all of it                              all of it: between the two, channels
 
 Each rank passes its parts, cut as numpy.array_split cuts; `part` gives them. Ranks without a
 channel take part with empty arrays. Each is a program of one layer, as those of `td.tensor`.
@@ -16,8 +15,7 @@ from tiledask.distributed.tensor.layer_programs import KeptLayer, LayerRule, bac
 from tiledask.distributed.tensor.placed import EVERYWHERE, Placed, Weights, replicate
 from tiledask.errors import PlacementError
 from tiledask.plan.products.placement import split
-from tiledask.plan.program.making.convolution.convolutions import WindowTerms
-from tiledask.tile.layers.activations import find_activation
+from tiledask.plan.program.making.convolutions import WindowTerms
 from tiledask.tile.layers.convolution.im2col import Windows, windows
 
 __all__ = [
@@ -25,8 +23,6 @@ __all__ = [
     "by_input_grad",
     "by_output",
     "by_output_grad",
-    "in_pairs",
-    "in_pairs_grad",
     "own",
     "part",
     "window_terms",
@@ -122,47 +118,6 @@ def by_input_grad(
     return _run_grad(group, dy, kept, w, b)
 
 
-# -- out, then in --------------------------------------------------------------------------------
-
-
-def in_pairs(
-    group: Group,
-    x: Any,
-    first: tuple[Any, ...],
-    second: tuple[Any, ...],
-    *,
-    activation: str = "relu",
-    options: tuple[dict[str, Any], dict[str, Any]] = ({}, {}),
-) -> tuple[Any, KeptLayer]:
-    """(all of y, kept) of two convolutions: the first by output, the second by input channels.
-
-    ``first`` and ``second`` are (w, b) as `by_output` and `by_input` take them. The activation
-    between them works on every channel by itself, so nothing has to be gathered: one all_reduce.
-    """
-    weights = _named("first.", *first) | _named("second.", *second)
-    laid = tuple(_windows(w[0], each) for w, each in zip((first, second), options, strict=True))
-    y, kept = forward(_pair, group, (replicate(x),), weights, laid, activation)
-    return y.local, kept
-
-
-def in_pairs_grad(
-    group: Group,
-    dy: Any,
-    kept: KeptLayer,
-    first: tuple[Any, ...],
-    second: tuple[Any, ...],
-    *,
-    activation: str = "relu",
-    wanted: bool = True,
-) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
-    """(all of dx, (dw, db) of the first, (dw, db) of the second): one all_reduce, or none and
-    no dx where it is not ``wanted``."""
-    weights = _named("first.", *first) | _named("second.", *second)
-    dx, grads = backward(group, replicate(dy), kept, weights, wanted)
-    of = {name: g and g.local for name, g in grads.items()}
-    return dx and dx.local, (of["first.w"], of["first.b"]), (of["second.w"], of["second.b"])
-
-
 # -- programs of one layer -----------------------------------------------------------------------
 
 
@@ -175,21 +130,21 @@ def _run(
     group: Group, layer: str, x: Any, w: Any, b: Any, options: dict[str, Any]
 ) -> tuple[Any, KeptLayer]:
     laid = _windows(w, options)
-    y, kept = forward(_one, group, (replicate(x),), _named("", w, b), layer, laid)
+    y, kept = forward(_one, group, (replicate(x),), _named(w, b), layer, laid)
     return y.local, kept
 
 
 def _run_grad(
     group: Group, dy: Any, kept: KeptLayer, w: Any, b: Any, wanted: bool = True
 ) -> tuple[Any, Any, Any]:
-    dx, grads = backward(group, replicate(dy), kept, _named("", w, b), wanted)
+    dx, grads = backward(group, replicate(dy), kept, _named(w, b), wanted)
     db = grads["b"]
     return dx and dx.local, grads["w"].local, db and db.local
 
 
-def _named(room: str, w: Any, b: Any = None) -> Weights:
+def _named(w: Any, b: Any = None) -> Weights:
     """A rank's parts: how many channels others have is not said, and changes nothing here."""
-    return {f"{room}w": replicate(w), f"{room}b": None if b is None else replicate(b)}
+    return {"w": replicate(w), "b": None if b is None else replicate(b)}
 
 
 def _windows(w: Any, options: dict[str, Any]) -> Windows:
@@ -206,20 +161,6 @@ def _one(group: Group, given: tuple[Placed], of: Weights, layer: str, laid: Wind
     (x,) = given
     y = _made(x, of["w"], laid)
     return LayerRule(layer, y, {"unit": "", "window": window_terms(laid)}, layer)
-
-
-def _pair(
-    group: Group,
-    given: tuple[Placed],
-    of: Weights,
-    laid: tuple[Windows, Windows],
-    activation: str,
-) -> LayerRule:
-    find_activation(activation)
-    y = _made(_made(given[0], of["first.w"], laid[0]), of["second.w"], laid[1])
-    terms = tuple(map(window_terms, laid))
-    told = {"unit": "", "windows": terms, "activation": activation}
-    return LayerRule("conv_pair", y, told, "in_pairs")
 
 
 def _made(x: Placed, w: Placed, laid: Windows) -> Placed:

@@ -6,7 +6,7 @@ data parallel    all layers on every rank, and some of the images: gradients are
 space            all layers on every rank, and some rows of each image
 
 Each is a step of a `LeNetTrainer` on weights and images that every rank has in full; its program
-is that of plan/program/making/convolution/of_lenet.py.
+is that of plan/program/making/lenet.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,15 +23,15 @@ from tiledask.distributed.training.trainer import Trainer
 from tiledask.distributed.training.validate import recipe_for
 from tiledask.errors import PlacementError
 from tiledask.plan.products.placement import Tiling
-from tiledask.plan.program.instructions import Do, ProgramPart
 from tiledask.plan.program.lenet import NAMES, Split, unit_dim
-from tiledask.plan.program.making.convolution.of_lenet import (
+from tiledask.plan.program.making.lenet import (
     PARTS,
     STAGES,
     LeNetTerms,
     lenet_program,
 )
-from tiledask.plan.program.making.unit_states import DATA
+from tiledask.plan.program.making.zero import DATA
+from tiledask.plan.program.ops import Block, Op
 from tiledask.plan.program.program import Program
 from tiledask.tile import layers as L
 from tiledask.tile.backend import to_numpy
@@ -120,14 +120,14 @@ class LeNetTrainer(Trainer):
             for unit, each in flat.items()
         }
 
-    def _bind(self, each: Do, part: ProgramPart, told: dict[str, Any]) -> Callable[..., Any]:
-        kernel = super()._bind(each, part, told)
-        if "product" not in dict(each.options):
+    def _bind(self, op: Op, block: Block, told: dict[str, Any]) -> Callable[..., Any]:
+        kernel = super()._bind(op, block, told)
+        if not op["product"]:
             return kernel
 
         def counted(*arrays: Any) -> Any:
             made = kernel(*arrays)
-            self.flops += _flops(each.kernel, arrays, made)
+            self.flops += _flops(op.name, arrays, made)
             return made
 
         return counted

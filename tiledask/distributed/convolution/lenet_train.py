@@ -31,8 +31,7 @@ from tiledask.extras import needed_for
 from tiledask.plan import html
 from tiledask.plan.digests import digest_of
 from tiledask.plan.program.lenet import BOUNDARIES, SIDE, Need, Split
-from tiledask.plan.program.making.convolution.lenet_formulas import need_by_formulas
-from tiledask.plan.program.making.convolution.of_lenet import need_of
+from tiledask.plan.program.making.lenet import need_of
 from tiledask.plan.whole import whole_number
 from tiledask.tile.datasets import Images
 from tiledask.tile.optimizers import Adam, Rule
@@ -64,9 +63,7 @@ class TrainedLeNet:
     records: Records
     """Every collective and message."""
     planned: Need
-    """What a step was to need, by closed forms."""
-    counted: Need
-    """What its program does."""
+    """What a step was to need: what its program does."""
 
     def classify(self, inputs: np.ndarray) -> np.ndarray:
         """[count] the class that each image [count, 1, 28, 28] is given, on this machine."""
@@ -212,7 +209,6 @@ def _collected(job: _Job, done: Ranks) -> TrainedLeNet:
     losses = np.sum([part.losses for part in parts], axis=0, dtype=float)
     seconds = np.max([part.seconds for part in parts], axis=0)
     one_copy = parts[: split.stages * split.parts]
-    step = split, job.batch, np.dtype(job.dtype).itemsize
     return TrainedLeNet(
         split,
         losses,
@@ -221,8 +217,7 @@ def _collected(job: _Job, done: Ranks) -> TrainedLeNet:
         [part.flops for part in parts],
         seconds,
         done.records,
-        need_by_formulas(*step),
-        need_of(*step),
+        need_of(split, job.batch, np.dtype(job.dtype).itemsize),
     )
 
 

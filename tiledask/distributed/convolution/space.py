@@ -52,7 +52,6 @@ def conv2d_in_rows(
     stride: Pair = 1,
     padding: Sides = 0,
     dilation: Pair = 1,
-    groups: int = 1,
     halo: bool = True,
     far: bool = False,
 ) -> tuple[Any, KeptRows]:
@@ -80,7 +79,7 @@ def conv2d_in_rows(
     window = windows(w.shape[2:], stride, padding, dilation)
     split = _split(group, x, rows, window, halo, far)
     weights = {"w": replicate(w), "b": None if b is None else replicate(b)}
-    y, kept = forward(_conv, group, (_rows_of(x, split.rows),), weights, window, split, groups)
+    y, kept = forward(_conv, group, (_rows_of(x, split.rows),), weights, window, split)
     return y.local, KeptRows(split, kept)
 
 
@@ -145,10 +144,9 @@ def _conv(
     of: Weights,
     window: Windows,
     split: RowSplit,
-    groups: int,
 ) -> LayerRule:
     y = _made(given[0], of["w"].shape[0], window, split)
-    told = {"unit": "", "window": window_terms(window), "split": split, "groups": groups}
+    told = {"unit": "", "window": window_terms(window), "split": split}
     return LayerRule("conv_in_rows", y, told, "conv2d_in_rows")
 
 

@@ -31,9 +31,8 @@ from tiledask.plan.inputs.recipes import Recipe, state_bytes
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.products.placement import Replicate, Tiling
-from tiledask.plan.program.making.of_layout import training_terms
-from tiledask.plan.program.making.of_states import UNIT, states_program
-from tiledask.plan.program.making.of_training import step_program
+from tiledask.plan.program.making.layout import UNIT, states_program, training_terms
+from tiledask.plan.program.making.training import step_program
 from tiledask.plan.program.program import Program
 from tiledask.plan.whole import is_whole
 from tiledask.tile.memory.pool import Pool, Refused
@@ -153,8 +152,8 @@ class MemoryCase:
         program = self.program
         first = replace(
             program,
-            lines=program.lines[: len(stages)],
-            of_rank=program.of_rank[: len(stages)],
+            orders=program.orders[: len(stages)],
+            role_of=program.role_of[: len(stages)],
             mesh=(),
         )
         rows = [row for row in first.memory.rows if row.tensor not in HOSTED]

@@ -19,22 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.programs.runner import Bind, LineRunner
+from tiledask.distributed.programs.runner import Bind, Interpreter
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.training.trainer import Trainer
-from tiledask.plan.program.held import tensor_classes
-from tiledask.plan.program.instructions import (
-    AllGather,
-    Collective,
-    Do,
-    Instruction,
-    ProgramPart,
-    ProgramRole,
-    Recv,
-    Send,
-)
-from tiledask.plan.program.making.of_training import TrainingTerms
-from tiledask.plan.program.making.unit_states import DATA
+from tiledask.plan.program.making.training import TrainingTerms
+from tiledask.plan.program.making.zero import DATA
+from tiledask.plan.program.memory import tensor_classes
+from tiledask.plan.program.ops import Block, Op, ProgramRole
 from tiledask.plan.program.program import Program
 from tiledask.tile.backend import array_namespace, namespace, to_numpy
 from tiledask.tile.memory.pool import Pool, Refused
@@ -99,10 +90,10 @@ class StandInRank:
 class _Others:
     """The ranks of a collective that are not there: what it gives is made of what this one has."""
 
-    def __init__(self, each: Collective, me: int, fill: Callable[[str, Any], None]) -> None:
-        self.each, self.fill = each, fill
-        self.here = slice(sum(each.counts[:me]), sum(each.counts[: me + 1]))
-        self.times = len(each.counts) if each.axes == (DATA,) and each.op == "sum" else 1
+    def __init__(self, op: Op, me: int, fill: Callable[[str, Any], None]) -> None:
+        self.op, self.fill, counts = op, fill, op["counts"]
+        self.here = slice(sum(counts[:me]), sum(counts[: me + 1]))
+        self.times = len(counts) if op["axes"] == (DATA,) and op["op"] == "sum" else 1
 
     def all_reduce(self, x: Any, op: str, **_: Any) -> Any:
         return x * self.times
@@ -111,20 +102,20 @@ class _Others:
         return x[self.here] * self.times
 
     def all_gather(self, x: Any, **_: Any) -> Any:
-        whole = array_namespace(x).empty(sum(self.each.counts), x.dtype)
-        self.fill(self.each.label, whole)
+        whole = array_namespace(x).empty(sum(self.op["counts"]), x.dtype)
+        self.fill(self.op["label"], whole)
         whole[self.here] = x
         return whole
 
 
-class _ClaimRunner(LineRunner):
+class _ClaimRunner(Interpreter):
     """A rank's way through its line, whatever it makes counted in a pool."""
 
     def __init__(
         self,
         rank: StandInRank,
         program: Program,
-        stays: Mapping[str, Any],
+        state: Mapping[str, Any],
         bind: Bind,
         pool: Pool,
         fill: Callable[[str, Any], None],
@@ -134,7 +125,7 @@ class _ClaimRunner(LineRunner):
         self.refused: Refused | None = None
         self.starved = False
         """Whether another stage, refused memory, left this one without a block."""
-        super().__init__(rank.ways, program, stays, bind)
+        super().__init__(rank.ways, program, state, bind)
 
     @property
     def stopped(self) -> bool:
@@ -143,28 +134,23 @@ class _ClaimRunner(LineRunner):
 
     def _stop(self) -> None:
         """Let go what was made; what came early is still to be taken."""
-        come = {
-            self._slots[each.buffer]
-            for part in self.role.parts
-            for each in part.instructions
-            if isinstance(each, Recv)
-        }
-        for env in self._frames.values():
-            for slot, value in enumerate(self._stays):
+        come = {self._slots[op.writes[0]] for op in self.role.ops if op.name == "recv"}
+        for env in self._envs.values():
+            for slot, value in enumerate(self._state):
                 if slot not in come:
                     env[slot] = value
 
-    def _call(self, each: Instruction, part: ProgramPart) -> Callable[[list[Any]], None]:
-        call, role, moment = super()._call(each, part), self.role, MOMENTS.get(part.kind)
-        if isinstance(each, Send):
+    def _call(self, op: Op, block: Block) -> Callable[[list[Any]], None]:
+        call, role, moment = super()._call(op, block), self.role, MOMENTS.get(block.kind)
+        if op.name == "send":
             return call
-        new = role.nbytes.keys() - role.within.keys()
-        made = [n for n in each.writes if n in new]
+        new = role.sizes.keys() - role.alias.keys()
+        made = [n for n in op.writes if n in new]
         sizes = [(self.classes[name], role.size(name)) for name in made]
-        slots, work = [self._slot(n) for n in made], each.work if isinstance(each, Do) else 0
+        slots, work = [self._slot(n) for n in made], op["work"]
 
         def counted(env: list[Any]) -> None:
-            if self.stopped and not isinstance(each, Recv):
+            if self.stopped and op.name != "recv":
                 return
             if moment and moment != self.pool.moment:
                 self.pool.enter(moment)
@@ -181,14 +167,14 @@ class _ClaimRunner(LineRunner):
             except Refused as error:
                 self.refused = error.with_traceback(None)  # its frames would keep arrays
                 self._stop()
-                if isinstance(each, Recv):  # whoever sends it expects that it is taken
+                if op.name == "recv":  # whoever sends it expects that it is taken
                     call(env)
 
         return counted
 
-    def _message(self, each: Send | Recv, x: int) -> Callable[[list[Any]], None]:
-        honest = super()._message(each, x)
-        if isinstance(each, Send):
+    def _message(self, op: Op, x: int) -> Callable[[list[Any]], None]:
+        honest = super()._message(op, x)
+        if op.name == "send":
 
             def send(env: list[Any]) -> None:
                 block = NOTHING if self.stopped else np.array(to_numpy(env[x]))
@@ -210,14 +196,14 @@ class _ClaimRunner(LineRunner):
 
         return take
 
-    def _collective(self, each: Collective) -> Callable[[list[Any]], None]:
-        if isinstance(each, AllGather) and each.result in self.role.stays:
+    def _collective(self, op: Op) -> Callable[[list[Any]], None]:
+        if op.name == "all_gather" and op.writes[0] in self.role.state:
             return lambda env: None  # its own part is there, and nobody brings more
-        return super()._collective(each)
+        return super()._collective(op)
 
-    def _together(self, each: Collective) -> _Others:
-        me = 0 if each.among else self.stand_in.coordinates[each.axes[0]]
-        return _Others(each, me, self.fill)
+    def _together(self, op: Op) -> _Others:
+        me = 0 if op["among"] else self.stand_in.coordinates[op["axes"][0]]
+        return _Others(op, me, self.fill)
 
 
 class ClaimTrainer(Trainer):
@@ -235,12 +221,12 @@ class ClaimTrainer(Trainer):
     def _along(self, program: Program, axis: int) -> Any:
         return self.rank.group(axis)
 
-    def _line(self, program: Program, stays: Mapping[str, Any]) -> LineRunner:
+    def _line(self, program: Program, state: Mapping[str, Any]) -> Interpreter:
         def fill(label: str, whole: Any) -> None:
             self.draw(label.partition("/")[0], {"whole": whole})
 
         rank: Any = self.rank
-        return _ClaimRunner(rank, program, stays, self._bind, self.pool, fill)
+        return _ClaimRunner(rank, program, state, self._bind, self.pool, fill)
 
     def _draws(self, unit: str) -> Iterator[tuple[int, Callable[[], Any]]]:
         """Blocks of uniform numbers, the same whoever draws them; a norm's weights are near 1."""
@@ -260,10 +246,10 @@ class ClaimTrainer(Trainer):
                 length = min(BLOCK, size - start)
                 yield length, partial(drawn, number, block, length, mean)
 
-    def _bind(self, each: Do, part: ProgramPart, told: dict[str, Any]) -> Callable[..., Any]:
-        if each.kernel == "gradients":
+    def _bind(self, op: Op, block: Block, told: dict[str, Any]) -> Callable[..., Any]:
+        if op.name == "gradients":
             return self._gradients
-        return super()._bind(each, part, told)
+        return super()._bind(op, block, told)
 
     def _gradients(self, kept: Any) -> None:
         """As a backward would leave them, where nothing is known of layers: the copies' sum is as
@@ -277,11 +263,11 @@ def stand_aside(rank: StandInRank, program: Program) -> None:
     """Hand on empty blocks for a rank whose states were refused."""
 
     def bare(role: ProgramRole) -> ProgramRole:
-        def messages(part: ProgramPart) -> ProgramPart:
-            only = (each for each in part.instructions if isinstance(each, Send | Recv))
-            return replace(part, instructions=tuple(only))
-
-        return replace(role, parts=tuple(map(messages, role.parts)), stays={}, items={}, within={})
+        blocks = (
+            replace(block, ops=tuple(op for op in block.ops if op.is_message))
+            for block in role.blocks.values()
+        )
+        return ProgramRole.of(list(blocks), role.sizes)
 
     alone = replace(program, roles=tuple(map(bare, program.roles)))
     pool = Pool()

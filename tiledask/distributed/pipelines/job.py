@@ -22,7 +22,6 @@ from tiledask.errors import ClusterLostError, DeadlineError
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.timeline import Span, Timeline
 from tiledask.plan.products.placement import split
-from tiledask.plan.program.instructions import Send
 from tiledask.plan.program.program import Program
 
 __all__ = ["Done", "PipelineJob"]
@@ -76,12 +75,12 @@ class PipelineJob:
     @property
     def messages(self) -> Iterator[tuple[int, int, int]]:
         """(from, to, micro-batch) of every block that goes to another device."""
-        for device, line in enumerate(self.program.lines):
-            parts = self.program.role(device).parts
-            for number, frame in line:
-                for each in parts[number].instructions:
-                    if isinstance(each, Send):
-                        yield device, each.peer, frame
+        for device, order in enumerate(self.program.orders):
+            blocks = self.program.role(device).blocks
+            for step in order:
+                for op in blocks[step.block].ops:
+                    if op.name == "send":
+                        yield device, op["peer"], step.microbatch
 
     @property
     def peers(self) -> list[set[int]]:

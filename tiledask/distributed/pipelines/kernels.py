@@ -5,28 +5,23 @@
     dx1 = do backward kept1        the gradient of that
 
 Beside buffers a stage makes outputs, losses, and the sum of its weights' gradients. Of a stage that
-is on several devices each has the gradients of its micro-batches, until a program sums them:
-
-    gradients0 = do pack           all of them in one array
-    do unpack sum0                 and back
+is on several devices each has the gradients of its micro-batches.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from tiledask.distributed.pipelines.feed_forward import mean_square, mean_square_grad
-from tiledask.distributed.programs.runner import LineRunner
-from tiledask.plan.intervals import ends_of
+from tiledask.distributed.programs.runner import Interpreter
 from tiledask.plan.pipelines.schedule import Action
-from tiledask.plan.program.instructions import Do, Instructions, ProgramPart
-from tiledask.plan.program.making.of_schedule import KERNELS, PACKING
-from tiledask.tile.backend import aligned, array_namespace, synchronize
+from tiledask.plan.program.making.pipeline import KERNELS
+from tiledask.plan.program.ops import Block, Op, Order, ProgramData
+from tiledask.tile.backend import aligned, synchronize
 from tiledask.tile.backend import to_numpy as off_device
 
-__all__ = ["StageKernels", "StageOperands", "StageRunner", "StagesMade", "joined"]
+__all__ = ["StageKernels", "StageOperands", "StageRunner", "StagesMade", "at_once", "joined"]
 
 Gradients = list[dict[str, Any]]
 """Of a stage's weights, by layer and name."""
@@ -38,8 +33,6 @@ class StagesMade(NamedTuple):
     outputs: dict[int, Any]
     losses: dict[int, float]
     gradients: dict[int, Gradients]
-    summed: frozenset[int] = frozenset()
-    """Stages whose gradients are those of all their devices."""
 
     def after(self, *before: "StagesMade") -> "StagesMade":
         """The same, its gradients added to those that were made ``before``."""
@@ -65,8 +58,7 @@ def joined(parts: Iterable[StagesMade]) -> tuple[np.ndarray, float, tuple[Gradie
         outputs |= part.outputs
         losses |= part.losses
         for stage, mine in part.gradients.items():
-            before = None if stage in part.summed else sums.get(stage)
-            sums[stage] = _added(before, mine)
+            sums[stage] = _added(sums.get(stage), mine)
     batch = np.concatenate([outputs[frame] for frame in sorted(outputs)])
     gradients = tuple(sums[stage] for stage in sorted(sums))
     return batch, float(sum(losses[frame] for frame in sorted(losses))), gradients
@@ -105,24 +97,21 @@ class StageKernels:
         self.losses: dict[int, float] = {}
         self.sums: Gradients | None = None
         """Of the gradients."""
-        self.summed = False
-        """Whether over all devices that have the stage."""
 
     def taken(self, stage: int) -> StagesMade:
         """What was made beside buffers since this was last asked, by this stage, whose number is
         ``stage``."""
         sums = {} if self.sums is None else {stage: self.sums}
-        summed = frozenset([stage] if self.summed else [])
-        made = StagesMade(self.outputs, self.losses, sums, summed)
+        made = StagesMade(self.outputs, self.losses, sums)
         self._begin()
         return made
 
-    def run(self, each: Do, frame: int, arrays: Sequence[Any]) -> tuple[Any, ...]:
-        """What ``each`` writes of a frame, once its device has made it."""
-        reads = dict(zip(map(_what, each.reads), arrays, strict=True))
-        writes = list(map(_what, each.writes))
+    def run(self, op: Op, frame: int, arrays: Sequence[Any]) -> tuple[Any, ...]:
+        """What ``op`` writes of a frame, once its device has made it."""
+        reads = dict(zip(map(_what, op.reads), arrays, strict=True))
+        writes = list(map(_what, op.writes))
         ends = not {"x", "dx"} & set(writes)  # the last forward, or the first stage's backward
-        made = self._DO[each.kernel](self, frame, reads, ends)
+        made = self._DO[op.name](self, frame, reads, ends)
         return tuple(made[name] for name in writes)
 
     def _forward(self, frame: int, reads: dict[str, Any], last: bool) -> dict[str, Any]:
@@ -158,29 +147,22 @@ class StageKernels:
         made = self._backward_input(frame, reads, first)
         return made | self._backward_weight(frame, made, first)
 
-    def _pack(self, frame: int, reads: dict[str, Any], _: bool) -> dict[str, Any]:
-        assert self.sums is not None
-        flat = [g.ravel() for layer in self.sums for g in layer.values()]
-        return {"gradients": array_namespace(flat[0]).concatenate(flat)}
-
-    def _unpack(self, frame: int, reads: dict[str, Any], _: bool) -> dict[str, Any]:
-        assert self.sums is not None
-        ends = ends_of(g.size for layer in self.sums for g in layer.values())
-        parts = (reads["sum"][a:b] for a, b in pairwise(ends))
-        self.sums = [
-            {name: next(parts).reshape(g.shape) for name, g in layer.items()} for layer in self.sums
-        ]
-        self.summed = True
-        return {}
-
     _DO: ClassVar[dict[str, Callable[..., dict[str, Any]]]] = {
         KERNELS["F"]: _forward,
         KERNELS["B"]: _backward,
         KERNELS["I"]: _backward_input,
         KERNELS["W"]: _backward_weight,
-        PACKING[0]: _pack,
-        PACKING[1]: _unpack,
     }
+
+
+def at_once(order: Order) -> Iterator[list[int]]:
+    """The steps that are done at once, in their order: usually one, of a pair both."""
+    begun: list[int] = []
+    for n, step in enumerate(order):
+        begun.append(n)
+        if not step.paired:
+            yield begun
+            begun = []
 
 
 def _what(buffer: str) -> str:
@@ -188,24 +170,24 @@ def _what(buffer: str) -> str:
     return buffer.rstrip("0123456789")
 
 
-class StageRunner(LineRunner):
+class StageRunner(Interpreter):
     """A rank's way through its line with the kernels of its stages."""
 
     def __init__(
-        self, rank: Any, program: Instructions, operands: Mapping[int, StageOperands]
+        self, rank: Any, program: ProgramData, operands: Mapping[int, StageOperands]
     ) -> None:
         self.kernels = {stage: StageKernels(each) for stage, each in operands.items()}
-        super().__init__(rank, program, {}, self._kernel)
+        super().__init__(rank, program, {}, self._of_stage)
 
-    def _kernel(self, each: Do, part: ProgramPart, _: dict[str, Any]) -> Callable[..., Any]:
-        run = self.kernels[part.stage].run
-        return lambda *arrays: run(each, self.frame, arrays)
+    def _of_stage(self, op: Op, block: Block, _: dict[str, Any]) -> Callable[..., Any]:
+        run = self.kernels[block.stage].run
+        return lambda *arrays: run(op, self.microbatch, arrays)
 
-    def action(self, turn: int) -> Action:
-        """What a schedule calls a turn of the line."""
-        number, frame = self.line[turn]
-        part = self.role.parts[number]
-        return Action(part.kind, part.stage, frame)
+    def action(self, n: int) -> Action:
+        """What a schedule calls step ``n`` of the order."""
+        name, microbatch, _ = self.order[n]
+        block = self.role.blocks[name]
+        return Action(block.kind, block.stage, microbatch)
 
     def made(self) -> list[StagesMade]:
         """What every stage makes beside buffers as the line is gone through."""

@@ -13,12 +13,12 @@ from typing import Any
 from distributed import get_worker
 
 from tiledask.distributed.pipelines.job import Done, PipelineJob
-from tiledask.distributed.pipelines.kernels import StageOperands, StageRunner, StagesMade
+from tiledask.distributed.pipelines.kernels import StageOperands, StageRunner, StagesMade, at_once
 from tiledask.distributed.pipelines.paced import Arrival, Pace, perform
 from tiledask.distributed.transport.meeting import Meeting, meeting, of_run
 from tiledask.plan.pipelines.schedule import Action
 from tiledask.plan.pipelines.timeline import Timeline
-from tiledask.plan.program.instructions import Do, Recv, Send
+from tiledask.plan.program.ops import Op
 from tiledask.plan.program.program import Program
 from tiledask.tile.backend import aligned
 
@@ -80,28 +80,29 @@ class _PacedRunner(StageRunner):
 
     def run(self) -> bool:
         here = self.here
-        for turns in self.program.lines[here.device].at_once:
+        for turns in at_once(self.order):
             here.check()
             actions, self.arrivals = [self.action(turn) for turn in turns], []
             for turn in turns:
                 self.arrivals.append(None)
-                self._some(Recv, turn)
-            work = partial(self._some, Do, *turns)
+                self._some(turn, kind="recv")
+            work = partial(self._some, *turns, kind="")
             self.end, _ = perform(here.run, here.device, self.pace, actions, self.arrivals, work)
-            self._some(Send, *turns)
+            self._some(*turns, kind="send")
             for turn in turns:
                 self._leave(turn)
         return True
 
-    def _some(self, kind: type, *turns: int) -> None:
-        """Do the instructions of a kind."""
+    def _some(self, *turns: int, kind: str) -> None:
+        """Do the messages of a kind; "": the kernels."""
         for self.turn in turns:
             calls = self._bound[self.turn]
-            self._go(self.turn, [(each, call) for each, call in calls if isinstance(each, kind)])
+            some = [each for each in calls if kind == ("" if each[0].is_kernel else each[0].name)]
+            self._go(self.turn, some)
 
-    def _message(self, each: Send | Recv, x: int) -> Callable[[list[Any]], None]:
-        here, peer, name = self.here, each.peer, each.buffer
-        if isinstance(each, Send):
+    def _message(self, op: Op, x: int) -> Callable[[list[Any]], None]:
+        here, peer, name = self.here, op["peer"], op.buffer
+        if op.name == "send":
             return lambda env: here.post(
                 self.worker, peer, self.action(self.turn), env[x], self.end
             )
@@ -112,7 +113,7 @@ class _PacedRunner(StageRunner):
         }
 
         def take(env: list[Any]) -> None:
-            block, made, sent, there = here.take(makers[self.frame], self.deadline)
+            block, made, sent, there = here.take(makers[self.microbatch], self.deadline)
             self.arrivals[-1] = Arrival(made, (sent, there))
             env[x] = aligned(block)
 

@@ -24,14 +24,14 @@ from distributed import Future
 from distributed.protocol.serialize import register_generic
 
 from tiledask.distributed.pipelines.job import Done, PipelineJob
-from tiledask.distributed.pipelines.kernels import StageOperands, StageRunner, StagesMade
+from tiledask.distributed.pipelines.kernels import StageOperands, StageRunner, StagesMade, at_once
 from tiledask.distributed.pipelines.paced import Arrival, Pace, perform
 from tiledask.distributed.transport.meeting import meeting, of_run
 from tiledask.errors import ClusterLostError
 from tiledask.plan.pipelines.needs import topological_order
 from tiledask.plan.pipelines.timeline import TRANSFER, Timeline
-from tiledask.plan.program.instructions import Instructions, ProgramPart, Recv, Send
-from tiledask.plan.program.making.of_schedule import KERNELS
+from tiledask.plan.program.making.pipeline import KERNELS
+from tiledask.plan.program.ops import Block, Op, ProgramData
 from tiledask.plan.program.program import Program
 from tiledask.tile.backend import aligned
 
@@ -86,19 +86,19 @@ def _submit(job: PipelineJob) -> list[Future[Any]]:
         blocks, summed = list[list[Future[Any]]](), list[list[Future[Any]]]()
         for part, frame in block:
             arrived = came.setdefault((device, frame), [])
-            arrived += [sent.pop(key) for key in _messages(Recv, device, [(part, frame)])]
+            arrived += [sent.pop(key) for key in _messages("recv", device, [(part, frame)])]
             blocks.append(arrived)
             so_far = sums.get((device, part.stage)) if part.kind in "BW" else None
             summed.append([] if so_far is None else [so_far])
         # the task's result is what is sent, of a pair a list of that; if nothing is, what is made
-        alone, sends = len(block) == 1, bool(_messages(Send, device, block))
+        alone, sends = len(block) == 1, bool(_messages("send", device, block))
         given = [*chain(*blocks), *(summed[0] if alone and not sends else [])]
         name = KERNELS[block[0][0].kind] if alone else "overlapped"
         ran = submit(device, _act, line, turns[0], before[device], *given, name=name)
         before[device] = ran
         for n, (part, frame) in enumerate(block):
             hand = made = ran
-            for key in _messages(Send, device, [(part, frame)]):
+            for key in _messages("send", device, [(part, frame)]):
                 if not alone:
                     hand = submit(device, operator.getitem, ran, n, name="hand", beside=True)
                 sent[key], job.sent[hand.key] = hand, (TRANSFER, part.stage, frame)
@@ -121,18 +121,18 @@ def _submit(job: PipelineJob) -> list[Future[Any]]:
 
 _Key = tuple[int, str, int]
 """Device, buffer, frame."""
-_Block = list[tuple[ProgramPart, int]]
+_Block = list[tuple[Block, int]]
 """Parts and their frames that are done at once."""
 
 
 def _block(program: Program, rank: int, turns: Sequence[int]) -> _Block:
-    line, parts = program.lines[rank], program.role(rank).parts
-    return [(parts[line.part[turn]], int(line.frame[turn])) for turn in turns]
+    order, blocks = program.orders[rank], program.role(rank).blocks
+    return [(blocks[order[n].block], order[n].microbatch) for n in turns]
 
 
 def _in_order(job: PipelineJob) -> Iterator[tuple[int, list[int]]]:
     """A device and its turns that are done at once, each after what it receives from."""
-    blocks = [iter(line.at_once) for line in job.program.lines]
+    blocks = [iter(at_once(order)) for order in job.program.orders]
     begun = [0] * len(blocks)
     for action in topological_order(job.schedule):
         device = job.schedule.holder(action.stage, action.microbatch)
@@ -143,13 +143,13 @@ def _in_order(job: PipelineJob) -> Iterator[tuple[int, list[int]]]:
         begun[device] -= 1
 
 
-def _messages(kind: type, rank: int, block: _Block) -> list[_Key]:
+def _messages(kind: str, rank: int, block: _Block) -> list[_Key]:
     """By where they go."""
     return [
-        (each.peer if isinstance(each, Send) else rank, each.buffer, frame)
+        (op["peer"] if kind == "send" else rank, op.buffer, frame)
         for part, frame in block
-        for each in part.instructions
-        if isinstance(each, Send | Recv) and isinstance(each, kind)
+        for op in part.ops
+        if op.name == kind
     ]
 
 
@@ -164,7 +164,7 @@ class TaskLine(StageRunner):
         device: int,
         operands: dict[int, StageOperands],
         topic: str,
-        program: Instructions,
+        program: ProgramData,
         pace: Pace,
     ) -> None:
         self.own = device, operands, topic, program, pace
@@ -176,8 +176,8 @@ class TaskLine(StageRunner):
         """By turn: what it made beside buffers, until somebody takes it."""
         super().__init__(None, program, operands)
         self._ways: dict[int, list[int]] = {}
-        for turn, (_, frame) in enumerate(self.line):
-            self._ways.setdefault(frame, []).append(turn)
+        for turn, step in enumerate(self.order):
+            self._ways.setdefault(step.microbatch, []).append(turn)
         self._reached: dict[int, int] = {}
         """By frame: the last of its turns that was gone through."""
         self._turn = 0
@@ -189,27 +189,28 @@ class TaskLine(StageRunner):
         """(by turn, the blocks of a frame up to a turn; the rest of what was given)."""
         came = {}
         for each in self._until(turn):
-            if any(isinstance(i, Recv) for i in self.role.parts[self.line[each][0]].instructions):
+            block = self.role.blocks[self.order[each].block]
+            if any(op.name == "recv" for op in block.ops):
                 came[each], *given = given
                 came[each].array = aligned(came[each].array)
         return came, given
 
     def ready(self, turn: int) -> None:
         """Have the frame as this turn finds it: if it is not here, by its turns up to then."""
-        frame, earlier = self.line[turn][1], self._until(turn)[:-1]
+        frame, earlier = self.order[turn].microbatch, self._until(turn)[:-1]
         if self._reached.get(frame) != (earlier[-1] if earlier else None):
-            self._frames.pop(frame, None)
+            self._envs.pop(frame, None)
             for each in earlier:
                 self.go(each)
                 del self.beside[each]
 
     def go(self, turn: int) -> None:
         """Go through a turn."""
-        number, frame = self.line[turn]
+        name, frame, _ = self.order[turn]
         self._turn, self._reached[frame] = turn, turn
         self._go(turn, self._bound[turn])
         self._leave(turn)
-        stage = self.role.parts[number].stage
+        stage = self.role.blocks[name].stage
         self.beside[turn] = self.kernels[stage].taken(stage)
 
     def again(self, turn: int, came: dict[int, StageBlock]) -> StagesMade:
@@ -221,17 +222,17 @@ class TaskLine(StageRunner):
         return other.beside[turn]
 
     def _until(self, turn: int) -> list[int]:
-        way = self._ways[self.line[turn][1]]
+        way = self._ways[self.order[turn].microbatch]
         return way[: way.index(turn) + 1]
 
-    def _message(self, each: Send | Recv, x: int) -> Callable[[list[Any]], None]:
+    def _message(self, op: Op, x: int) -> Callable[[list[Any]], None]:
         def send(env: list[Any]) -> None:
             self.sends[self._turn] = env[x]
 
         def take(env: list[Any]) -> None:
             env[x] = self.blocks[self._turn].array
 
-        return send if isinstance(each, Send) else take
+        return send if op.name == "send" else take
 
 
 sizeof.register(TaskLine, lambda line: int(sizeof(line.own[1])))
@@ -254,7 +255,7 @@ def _act(line: TaskLine, first: int, before: Any, *given: Any) -> Any:
 
     ``before`` only makes it wait for its turn."""
     device, _, topic, program, pace = line.own
-    turns = [first, first + 1] if program.lines[0].paired[first] else [first]
+    turns = [first, first + 1] if program.orders[0][first].paired else [first]
     arrivals: list[Arrival | None] = []
     for turn in turns:
         came, given = line.arrived(turn, given)

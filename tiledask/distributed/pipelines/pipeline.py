@@ -38,7 +38,7 @@ from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.products.placement import split
 from tiledask.plan.products.traffic import Traffic
-from tiledask.plan.program.making.of_schedule import program
+from tiledask.plan.program.making.pipeline import program
 from tiledask.plan.program.program import Program
 from tiledask.plan.units import format_bytes
 from tiledask.tile.progress import is_watched, showing

@@ -21,8 +21,7 @@ from tiledask.distributed.ranks.run import run_ranks
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError, ProgramError
 from tiledask.plan.products.placement import split
-from tiledask.plan.program.instructions import Do
-from tiledask.plan.program.making.of_schedule import KERNELS, PACKING
+from tiledask.plan.program.making.pipeline import KERNELS
 from tiledask.plan.program.program import Program
 
 __all__ = ["ProgramRun", "run_program"]
@@ -38,8 +37,7 @@ class ProgramRun:
     """Mean square error against the target; None without one."""
     gradients: tuple[Any, ...]
     """Per stage, the gradients of its weights summed over micro-batches; () if forward only. Those
-    of a stage that is on several ranks are summed by the program, if it was told their bytes, and
-    where they come together if not."""
+    of a stage that is on several ranks are summed where they come together."""
     traffic: Both
     """Bytes and messages between ranks: counted in the program, and as they were received."""
     records: Records
@@ -79,12 +77,11 @@ def run_program(
     True
     """
     program.check()
-    parts = [part for role in program.roles for part in role.parts]
-    count, frames = 1 + max(part.stage for part in parts), _frames(program)
-    trains = any(part.kind != "F" for part in parts)
-    unknown = {each.kernel for part in parts for each in part.instructions if isinstance(each, Do)}
-    kernels = (*KERNELS.values(), *PACKING)
-    if unknown := unknown - {*kernels}:
+    blocks = [block for role in program.roles for block in role.blocks.values()]
+    count, frames = 1 + max(block.stage for block in blocks), _frames(program)
+    trains = any(block.kind != "F" for block in blocks)
+    kernels = list(KERNELS.values())
+    if unknown := {op.name for b in blocks for op in b.ops if op.is_kernel} - {*kernels}:
         raise ProgramError(f"no kernel {min(unknown)!r}; there are {', '.join(kernels)}")
     fits = not trains or (target is not None and np.shape(target) == np.shape(batch))
     if len(stages) != count or not fits or len(batch) < frames:
@@ -116,7 +113,7 @@ def run_program(
 
 
 def _frames(program: Program) -> int:
-    return 1 + max(int(line.frame.max(initial=-1)) for line in program.lines)
+    return 1 + max((step.microbatch for order in program.orders for step in order), default=-1)
 
 
 # -- on a rank ------------------------------------------------------------------------------------
@@ -136,7 +133,7 @@ def _through_its_line(
         return {frame: rank.on_device(array[rows]) for frame, rows in enumerate(cut)}
 
     operands = {}
-    for s in sorted({part.stage for part in program.role(rank.index).parts}):
+    for s in sorted({block.stage for block in program.role(rank.index).blocks.values()}):
         given = rows(batch, s == 0), rows(target, s == len(stages) - 1)
         operands[s] = StageOperands(stages[s], stages[s].init(rank.backend), *given, batch.size)
     return StageRunner(rank, program, operands).made()

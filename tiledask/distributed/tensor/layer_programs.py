@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from tiledask.distributed.programs.runner import LineRunner
+from tiledask.distributed.programs.runner import Interpreter
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.tensor.placed import Placed, Weights, need, same_placement
-from tiledask.plan.program.instructions import Do, ProgramPart
-from tiledask.plan.program.making.of_layer import LayerOperand, LayerTerms, layer_program
+from tiledask.plan.program.making.layer import LayerOperand, LayerTerms, layer_program
+from tiledask.plan.program.ops import Block, Op
 from tiledask.tile.layers.by_name import KERNELS
 
 __all__ = ["KeptLayer", "LayerRule", "backward", "forward"]
@@ -78,7 +78,7 @@ class KeptLayer(NamedTuple):
     key: _Key
 
 
-class BoundLayer(LineRunner):
+class BoundLayer(Interpreter):
     """This rank's line of a layer's program, bound to a group."""
 
     def __init__(self, group: Group, key: _Key) -> None:
@@ -97,23 +97,23 @@ class BoundLayer(LineRunner):
             mesh=group.mesh,
             given=tuple(_operand(f"x{n}", x) for n, x in enumerate(xs)),
             weights=tuple(operands),
-            told=tuple(rule.told.items()),
+            options=tuple(rule.told.items()),
             itemsize=[*there.values(), *xs][0].local.itemsize,
             tokens=_tokens(rule.tokens),
             heads=rule.heads,
             regather=rule.regather,
             wanted=wanted,
         )
-        stays: dict[str, Any] = dict.fromkeys(each.name for each in operands)
-        super().__init__(group.owner, layer_program(terms), stays, self._kernel, group=group)
+        state: dict[str, Any] = dict.fromkeys(each.name for each in operands)
+        super().__init__(group.owner, layer_program(terms), state, self._of_layer, group=group)
         self._of_weights = {n: self._slots[rule.room + n] for n in there}
 
-    def _kernel(self, each: Do, part: ProgramPart, told: dict[str, Any]) -> Callable[..., Any]:
-        if each.kernel == "arguments":
+    def _of_layer(self, op: Op, _: Block, told: dict[str, Any]) -> Callable[..., Any]:
+        if op.name == "arguments":
             return lambda: self._arguments
-        if each.kernel == "returns":
+        if op.name == "returns":
             return self._return
-        kernel = KERNELS[each.kernel]
+        kernel = KERNELS[op.name]
         return partial(kernel, **told) if told else kernel
 
     def _return(self, *arrays: Any) -> None:
@@ -123,7 +123,7 @@ class BoundLayer(LineRunner):
         self, turn: int, kept: Sequence[Any], arguments: tuple[Any, ...], weights: Weights
     ) -> tuple[Sequence[Any], tuple[Any, ...]]:
         """(what a part of the line returns, what it keeps besides)."""
-        env, self._arguments = list(kept or self._stays), arguments
+        env, self._arguments = list(kept or self._state), arguments
         for name, slot in self._of_weights.items():
             w = weights[name]
             env[slot] = w and w.local

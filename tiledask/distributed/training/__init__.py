@@ -15,7 +15,7 @@ run.py        train: (dp, tp, pp) ranks, threads or workers; losses, weights and
     reports.py    what ranks report, put together step by step
     by_layer.py   barriers, bytes and seconds by layer, predicted and counted
 
-What a step is, instruction by instruction, is written in plan/program/making/of_training.py.
+What a step is, instruction by instruction, is written in plan/program/making/training.py.
 """
 
 from tiledask.distributed.training.gpt import GPT

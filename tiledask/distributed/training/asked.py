@@ -12,8 +12,7 @@ from tiledask.distributed.training.validate import (
 )
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.pipelines.schedule import Schedule
-from tiledask.plan.program.making.of_end import end_program
-from tiledask.plan.program.making.of_training import step_program
+from tiledask.plan.program.making.training import end_program, step_program
 from tiledask.plan.program.program import Program
 from tiledask.plan.whole import whole_number
 from tiledask.tile.optimizers import LossScale, Rule

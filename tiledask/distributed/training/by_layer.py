@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tiledask.distributed.ranks.records import Record
 from tiledask.extras import needed_for
-from tiledask.plan.program.calls import Planned
+from tiledask.plan.program.count import PlannedCall
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -133,7 +133,7 @@ def tally(rows: Iterable[Record]) -> dict[CallSite, Sums]:
     return found
 
 
-def predicted_sums(calls: Iterable[Planned]) -> dict[CallSite, Sums]:
+def predicted_sums(calls: Iterable[PlannedCall]) -> dict[CallSite, Sums]:
     """The Sums by CallSite of what one rank is to call; nobody predicts the seconds."""
     found: dict[CallSite, Sums] = {}
     for call in calls:
@@ -165,7 +165,7 @@ def ordered(places: Iterable[CallSite], units: Sequence[str]) -> list[CallSite]:
 
 def by_layer(
     records: Iterable[Record],
-    planned: Sequence[Sequence[Planned]],
+    planned: Sequence[Sequence[PlannedCall]],
     units: Sequence[str],
     steps: Iterable[int],
 ) -> "pd.DataFrame":

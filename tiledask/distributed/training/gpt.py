@@ -6,7 +6,7 @@
     stage                 0                          1                 2
 
 What goes from stage to stage is [rows, tokens, hidden], on all ranks of a tensor-parallel group or
-sharded along the tokens. What a step does with it: tiledask.plan.program.making.of_training.
+sharded along the tokens. What a step does with it: tiledask.plan.program.making.training.
 """
 
 from dataclasses import dataclass

@@ -16,7 +16,7 @@ from tiledask.distributed.training.reports import Say, reported
 from tiledask.distributed.training.trainer import Trainer
 from tiledask.errors import ConfigError
 from tiledask.plan.digests import digest_of
-from tiledask.plan.program.making.of_training import TrainingTerms
+from tiledask.plan.program.making.training import TrainingTerms
 from tiledask.plan.program.program import Program
 from tiledask.tile.backend import to_numpy
 from tiledask.tile.optimizers import LossScale, Rule

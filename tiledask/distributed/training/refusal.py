@@ -7,7 +7,7 @@ from typing import Any
 
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster.room import MARGIN, SLACK, check_room
-from tiledask.plan.program.making.of_training import TrainingTerms
+from tiledask.plan.program.making.training import TrainingTerms
 from tiledask.plan.program.program import Program
 
 __all__ = ["check_training"]

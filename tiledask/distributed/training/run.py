@@ -53,9 +53,8 @@ from tiledask.plan.hosts import said_of_hosts
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.products.traffic import Traffic
-from tiledask.plan.program.calls import Planned, calls
-from tiledask.plan.program.making.of_end import end_program
-from tiledask.plan.program.making.of_training import TrainingTerms, step_program
+from tiledask.plan.program.count import PlannedCall, calls
+from tiledask.plan.program.making.training import TrainingTerms, end_program, step_program
 from tiledask.plan.program.program import Program
 from tiledask.plan.whole import whole_number
 from tiledask.tile.optimizers import LossScale, Rule
@@ -116,7 +115,7 @@ class Trained:
         return Both(sum(steps, none).on(hosts), self.measured)
 
     @cached_property
-    def planned(self) -> list[list[Planned]]:
+    def planned(self) -> list[list[PlannedCall]]:
         """What each rank was to call in a step, in order. A step that was left out ends earlier."""
         return [calls(self.program, rank) for rank in range(self.program.ranks)]
 

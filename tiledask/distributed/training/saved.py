@@ -2,7 +2,7 @@
 
 What is saved are whole weights and whole optimizer states by name ("layer 0.mlp.w_1",
 "momentum of layer 0.mlp.w_1"). Each tensor rank writes its block; what ZeRO has sharded is
-gathered before (plan/program/making/of_end.py), so that nobody reads a layout out of a checkpoint.
+gathered before (plan/program/making/training.py), so that nobody reads a layout out of it.
 
 What is not layout is written down too, and must be the same: a table of Adam's momentum would fit
 SGD's, and eight heads' weights four heads', and the numbers would be wrong without a word.

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 from tiledask.distributed import tensor as T
-from tiledask.distributed.programs.runner import LineRunner
+from tiledask.distributed.programs.runner import Interpreter
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.training.flat import Packing
 from tiledask.distributed.training.grad_norm import Guard, squares
-from tiledask.plan.program.instructions import Do, ProgramPart
 from tiledask.plan.program.making.layers import TENSOR
-from tiledask.plan.program.making.unit_states import DATA, PIPELINE, flat_name, sharded_parts
+from tiledask.plan.program.making.zero import DATA, PIPELINE, flat_name, sharded_parts
+from tiledask.plan.program.ops import Block, Op
 from tiledask.plan.program.program import Program
 from tiledask.tile import layers as tile
 from tiledask.tile.backend import accumulator, as_dtype
@@ -81,28 +81,28 @@ class Trainer:
         for unit in self.units:
             kept = [t for t in ("weights", MASTER) if t in self.arrays]
             self.draw(unit, {tensor: self.arrays[tensor][unit] for tensor in kept})
-        stays = {
+        state = {
             flat_name(tensor, unit): array
             for tensor, arrays in self.arrays.items()
             for unit, array in arrays.items()
         }
         self.numbers = {name: np.zeros(()) for name in ("loss", "updates", "scale")}
-        stays |= self.numbers
+        state |= self.numbers
         for unit in self.units:
             name = flat_name("owned", unit)
-            if name in program.role(rank.index).stays:
+            if name in program.role(rank.index).state:
                 owned = self._owned(unit)
-                stays[name] = None if owned.all() else rank.on_device(owned)
+                state[name] = None if owned.all() else rank.on_device(owned)
         if job.model.gated:
             at, width = np.arange(job.model.sequence), job.model.block.heads.width
             told = {"base": job.model.base, "dtype": job.dtype, "xp": rank.backend}
             angles = tile.rotary_angles(at, width, **told)
-            stays["angles"] = angles
+            state["angles"] = angles
         self.numbers["scale"][...] = self.guard.loss_scale
         self.batch: Batch | None = None
         self._came: tuple[int, Any] = -1, None
-        self._runner = self._line(program, stays)
-        self._end = None if end is None else self._line(end, stays)
+        self._runner = self._line(program, state)
+        self._end = None if end is None else self._line(end, state)
         self._write: Write | None = None
         self._brought: dict[str, T.Placed] = {}
 
@@ -125,8 +125,8 @@ class Trainer:
         """The ranks that differ from this one along an axis of the program's mesh only."""
         return self.rank.group().among(program.along(self.rank.index, (axis,)))
 
-    def _line(self, program: Program, stays: Mapping[str, Any]) -> LineRunner:
-        return LineRunner(self.rank, program, stays, self._bind)
+    def _line(self, program: Program, state: Mapping[str, Any]) -> Interpreter:
+        return Interpreter(self.rank, program, state, self._bind)
 
     def close(self) -> None:
         """Let go of all arrays at once."""
@@ -205,14 +205,13 @@ class Trainer:
 
     # -- kernels ----------------------------------------------------------------------------------
 
-    def _bind(self, each: Do, _: ProgramPart, told: dict[str, Any]) -> Callable[..., Any]:
-        mine = getattr(self, f"_{each.kernel}", None) if each.kernel in _OWN else None
-        kernel = mine or KERNELS[each.kernel]
+    def _bind(self, op: Op, _: Block, told: dict[str, Any]) -> Callable[..., Any]:
+        kernel = getattr(self, f"_{op.name}") if op.name in _OWN else KERNELS[op.name]
         return partial(kernel, **told) if told else kernel
 
     def _tokens(self, which: int) -> Any:
         """ids or targets of the micro-batch under way, drawn once for both."""
-        frame = self._runner.frame
+        frame = self._runner.microbatch
         if self._came[0] != frame:
             assert self.batch is not None
             self._came = frame, self.batch(frame)

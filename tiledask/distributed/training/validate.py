@@ -18,12 +18,13 @@ from typing import Any
 from tiledask.distributed.checkpoints import steps_in
 from tiledask.distributed.training.gpt import GPT
 from tiledask.errors import CheckpointError, ConfigError
+from tiledask.plan.collectives.cost import even
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.pipelines.needs import validate
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import called, schedules
 from tiledask.plan.pipelines.schedules import schedule as schedule_named
-from tiledask.plan.program.making.of_training import TrainingTerms
+from tiledask.plan.program.making.training import TrainingTerms
 from tiledask.plan.whole import is_whole, whole_number
 from tiledask.tile.backend import as_dtype
 from tiledask.tile.optimizers import Adam, LossScale, Rule, rule_for
@@ -172,7 +173,7 @@ def zero_of(zero: Any) -> int:
 def cut_of(model: GPT, schedule: Schedule, cut: Any) -> tuple[int, ...]:
     """Layers of each stage; None: as even as they can be."""
     if cut is None:
-        return model.even_cut(schedule.stages)
+        return even(model.layers, schedule.stages)
     if not isinstance(cut, Iterable) or not all(map(is_whole, cut := tuple(cut))):
         raise ConfigError(f"a cut is the number of layers of each stage, got {cut!r}")
     layers = tuple(map(int, cut))

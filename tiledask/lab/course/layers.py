@@ -22,7 +22,7 @@ from tiledask.lab.course.words import some
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.program.lenet import BOUNDARIES, PARAMETERS, stages_of
-from tiledask.plan.program.making.convolution.of_lenet import need
+from tiledask.plan.program.making.lenet import need
 
 ITEM = 8
 """Bytes of a float64."""

@@ -17,21 +17,21 @@ import numpy as np
 from tiledask.distributed.training import Trained, train
 from tiledask.errors import ConfigError
 from tiledask.plan.program.making.layers import TensorLayers
-from tiledask.plan.program.making.unit_states import UnitStates
+from tiledask.plan.program.making.zero import UnitStates
 from tiledask.tile.layers.by_name import KERNELS
 
 __all__ = ["train_with_fault"]
 
-enter, leave = TensorLayers.enter, TensorLayers.leave
+gather, reduce = TensorLayers.gather_tokens, TensorLayers.reduce_output
 
 
 def _entered(self: TensorLayers, x: Any, label: str) -> Any:
-    x = enter(self, x, label)
-    return leave(self, x, label) if label.endswith("/backward") else x
+    x = gather(self, x, label)
+    return reduce(self, x, label) if label.endswith("/backward") else x
 
 
 def _left(self: TensorLayers, y: Any, label: str) -> Any:
-    return y if label.endswith("/backward") else leave(self, y, label)
+    return y if label.endswith("/backward") else reduce(self, y, label)
 
 
 def _by_own_rows(honest: Any, copies: int, *x: Any, count: int, **others: Any) -> Any:
@@ -44,8 +44,8 @@ def _planted(copies: int) -> dict[str, AbstractContextManager[Any]]:
     return {
         "a mean of means": patch.dict(KERNELS, means),
         "the last micro-batch": patch.dict(KERNELS, accumulate=np.copyto),
-        "g sums twice": patch.object(TensorLayers, "enter", _entered),
-        "f left out": patch.object(TensorLayers, "leave", _left),
+        "g sums twice": patch.object(TensorLayers, "gather_tokens", _entered),
+        "f left out": patch.object(TensorLayers, "reduce_output", _left),
         "copies not summed": patch.object(UnitStates, "_added_up", lambda self, unit, g: g),
     }
 

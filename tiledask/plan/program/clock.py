@@ -1,254 +1,164 @@
-"""The reader that times: when every instruction runs, each stream in its order.
+"""The reader that times: when every op runs, each stream in its order.
 
-    compute   [0F.0 ][0F.1 ]         [0B.0 ]      an instruction starts when its stream is free and
-    to_1             [x1.0 ][x1.1 ]               what it reads is there; what a send has carried
-    from_1                        dx1.0           is there at the other end a latency later
+    compute   [0F.0 ][0F.1 ]         [0B.0 ]      an op starts when its stream is free and what it
+    to_1             [x1.0 ][x1.1 ]               reads is there; what a send has carried is there
+    from_1                        dx1.0           at the other end a latency later
 
-What waits for what is a graph (graph.py); a node starts with the last of those it waits for.
+Ops are taken in an order in which they can run (walk.py); each starts once all it needs is there.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tiledask.errors import ProgramError, short
+from tiledask.errors import ProgramError
 from tiledask.plan.collectives.cost import replayed
 from tiledask.plan.pipelines.timeline import COMPUTE, TRANSFER, Span, Timeline
-from tiledask.plan.program.graph import LinePlace, Node, followers, graph
-from tiledask.plan.program.instructions import (
-    COMPUTE_STREAM,
-    Collective,
-    Do,
-    Fetch,
-    Instructions,
-    ProgramPart,
-    Recv,
-    Send,
-)
+from tiledask.plan.program.ops import COMPUTE_STREAM, Block, Op, ProgramData, buffer_of
+from tiledask.plan.program.walk import OpPlace, walk
 
 __all__ = ["clock"]
 
 Seconds = float | Sequence[float]
-"""One number, or one per frame."""
+"""One number, or one per micro-batch."""
 
 
 def clock(
-    program: Instructions,
-    seconds: Mapping[str, Seconds] | Callable[[Do], float],
+    program: ProgramData,
+    seconds: Mapping[str, Seconds],
     *,
-    latency: float | Sequence[Sequence[float]] = 0.0,
-    bandwidth: float | Sequence[Sequence[float]] = float("inf"),
-    overlapped: Mapping[str, Seconds] | None = None,
-    collective: Callable[[Collective], float] | None = None,
-    fetch: Callable[[Fetch], float] | None = None,
+    latency: float = 0.0,
+    bandwidth: float = float("inf"),
 ) -> Timeline:
-    """The Timeline of ``program``: its kernels, and what is on its way to a rank beneath them.
+    """The Timeline of ``program``: its blocks' work, and what is on its way to a rank beneath it.
 
-    seconds       of a part's kernel on the stream of the work, by the part's name ("0F") or its
-                  kind ("F"): one number, or one per frame; or a function of every kernel
-    latency       seconds on the way of a message: a number, or a table [from rank][to rank]
+    seconds       of a block, by its name ("0F") or its kind ("F", "update"): one number, or one
+                  per micro-batch; its kernels take as much each, and two blocks at once both times
+    latency       seconds on the way of a message
     bandwidth     bytes/s of a link from one rank to another: a message takes up its stream for
                   its bytes over that
-    overlapped    of two parts at once, by the first of them; default: the sum of both
-    collective    the seconds of a collective among its members; default: its messages' by latency
-                  and bandwidth, if these are numbers
-    fetch         the seconds of a fetch; default: its bytes by latency and bandwidth
 
-    A message on the stream of the work takes up its sender's for latency and carrying; it lies in a
-    buffer then, and a receiver at most waits for it. A collective begins when all members can, and
-    ends for all.
-    Raises ProgramError for a program that cannot go on, and for times that are missing, negative
-    or not finite.
+    A collective begins when all members can, and ends for all, after as long as its messages take.
+    Raises ProgramError for a program that is wrong, and for times that are missing, negative or
+    not finite.
 
     >>> import tiledask as td
     >>> program = td.program(td.schedule("1f1b", 4, 8))
     >>> clock(program, {"F": 1.0, "B": 2.0}).makespan
     33.0
     """
-    run = _Run(program, seconds, overlapped or {}, latency, bandwidth, collective, fetch)
-    nodes = graph(program)
-    users, left = followers(nodes)
-    starts = [0.0] * len(nodes)
-    ready = [number for number, count in enumerate(left) if not count]
-    done = 0
-    while ready:
-        number = ready.pop()
-        done += 1
-        node = nodes[number]
-        free, there = run.node(node, starts[number])
-        stream, rank = node.places[0].instruction.stream, node.places[0].rank
-        for user in users[number]:
-            place = nodes[user].places[0]
-            # a send's stream is free before what it carries is there
-            arrives = isinstance(place.instruction, Recv) and place.rank != rank
-            same = place.instruction.stream == stream or len(node.places) > 1
-            starts[user] = max(starts[user], there if arrives or not same else free)
-            left[user] -= 1
-            if not left[user]:
-                ready.append(user)
-    if done < len(nodes):
-        place = next(node for node, count in zip(nodes, left, strict=True) if count).places[0]
+    if not bandwidth > 0 or not 0 <= latency < np.inf:
         raise ProgramError(
-            f"rank {place.rank} waits for ever, on its stream {place.instruction.stream}: {place}; "
-            f"program.check() says why"
+            f"bandwidth is above 0 bytes/s and latency a finite number of s of 0 or more, got "
+            f"{bandwidth} and {latency}"
         )
-    return Timeline.of(program.ranks, run.spans())
+    times = _Times(program, seconds, latency, bandwidth)
+    for places in walk(program):
+        times.happen(places)
+    return Timeline.of(program.ranks, [span for of in times.spans.values() for span in of])
 
 
-class _Run:
+class _Times:
+    """When ops are done, one after the other, and the spans of what they do."""
+
     def __init__(
         self,
-        program: Instructions,
-        seconds: Mapping[str, Seconds] | Callable[[Do], float],
-        overlapped: Mapping[str, Seconds],
-        latency: Any,
-        bandwidth: Any,
-        collective: Callable[[Collective], float] | None,
-        fetch: Callable[[Fetch], float] | None,
+        program: ProgramData,
+        seconds: Mapping[str, Seconds],
+        latency: float,
+        bandwidth: float,
     ) -> None:
-        n = program.ranks
-        self.program, self.overlapped = program, overlapped
-        self.by_kernel = seconds if callable(seconds) else None
-        self.seconds: Mapping[str, Seconds] = {} if callable(seconds) else seconds
-        self.latency = _table(latency, n, "latency")
-        self.bandwidth = _table(bandwidth, n, "bandwidth")
-        if not (self.bandwidth > 0).all() or not np.isfinite(self.latency).all():
-            raise ProgramError("bandwidth is above 0 bytes/s, and latency a finite number of s")
-        self.collective = collective or self._by_messages
-        self.fetch = fetch
+        self.program, self.seconds = program, seconds
+        self.latency, self.bandwidth = latency, bandwidth
+        self.spans: dict[tuple[int, int, str], list[Span]] = {}
+        """By rank, step and kind: what it did there, one behind the other."""
+        self.free: dict[tuple[int, str], float] = {}
+        """By rank and stream, when it is free."""
+        self.there: dict[Any, float] = {}
+        """By rank and what is read, or message: when it is there."""
         self._known: dict[Any, float] = {}
-        for part in (part for role in program.roles for part in role.parts):
-            given = self.by_kernel or _said(part, self.seconds)
-            if part.stage >= 0 and part.kind in COMPUTE and not given:
+        for block in (block for role in program.roles for block in role.blocks.values()):
+            if block.kind in COMPUTE and not _key(block, seconds):
                 raise ProgramError(
-                    f"no seconds for {part.name}; give seconds={{{part.kind!r}: ...}}, or "
-                    f"{part.name!r}; there are {', '.join(map(repr, seconds)) or 'none'}"  # type: ignore[arg-type]
+                    f"no seconds for {block.name}; give seconds={{{block.kind!r}: ...}}, or "
+                    f"{block.name!r}; there are {', '.join(map(repr, seconds)) or 'none'}"
                 )
-        self._spans: dict[tuple[int, int, str], list[Span]] = {}
-        """By rank, turn and kind: what it did there, one behind the other."""
 
-    def node(self, node: Node, start: float) -> tuple[float, float]:
-        """(when its stream is free again, when what it makes is there)."""
-        place, each = node.places[0], node.places[0].instruction
-        if isinstance(each, Do):
-            end = start + self._kernels(node.places)
-            for one in node.places:
-                self._span(one, one.rank, _kind_of(one), start, end)
-            return end, end
-        if isinstance(each, Collective):
-            end = start + self._took(each)
-            for one in node.places:
-                self._span(one, one.rank, _kind_of(one, TRANSFER), start, end)
-            return end, end
-        if isinstance(each, Send | Recv):
-            return self._message(place, each, start)
-        if isinstance(each, Fetch):
-            return self._fetch(place, each, start)
-        return start, start
+    def happen(self, places: list[OpPlace]) -> None:
+        """What is done at once is, as soon as it can be."""
+        start = max(map(self._can, places))
+        place, op = places[0], places[0].op
+        free = there = start
+        if op.is_kernel:
+            free = there = start + sum(map(self._kernel, places))
+        elif op.is_collective:
+            free = there = start + self._collective(op)
+        elif op.name == "send":
+            free = start + self.program.role(place.rank).size(place.op.buffer) / self.bandwidth
+            there, peer = free + self.latency, self.program.peer(place.rank, op)
+            self.there[place.rank, peer, place.op.buffer, place.microbatch] = there
+            self._span(place, peer, TRANSFER, start, there)
+        for each in places:
+            self.free[each.rank, each.op.stream] = free
+            for name in each.op.writes:
+                self.there[self._key(each, name)] = there
+                if base := self.program.role(each.rank).alias.get(name):
+                    self.there[each.rank, base] = there
+            if op.is_kernel:
+                kind = each.block.kind
+                self._span(each, each.rank, kind if kind in COMPUTE else "U", start, there)
+            elif op.is_collective:
+                self._span(each, each.rank, TRANSFER, start, there)
 
-    def _fetch(self, place: LinePlace, each: Fetch, start: float) -> tuple[float, float]:
-        """Its stream is taken up until all is there: a rank reads one after the other."""
-        end = start
-        if self.fetch is not None:
-            end = start + self._finite(each.array, self.fetch(each))
-        elif each.source is not None:
-            link = each.source, place.rank
-            end = float(start + self.latency[link] + each.nbytes / self.bandwidth[link])
-        self._span(place, place.rank, TRANSFER, start, end)
-        return end, end
+    def _key(self, place: OpPlace, name: str) -> Any:
+        """State is one; of other buffers there is one per micro-batch."""
+        role = self.program.role(place.rank)
+        buffer = name if name in role.sizes else buffer_of(name)
+        if buffer in role.state:
+            return place.rank, buffer
+        return place.rank, buffer, place.microbatch
 
-    def _message(self, place: LinePlace, each: Send | Recv, start: float) -> tuple[float, float]:
-        peer, rank = self.program.peer(place.rank, each), place.rank
-        source, target = (rank, peer) if isinstance(each, Send) else (peer, rank)
-        nbytes = self.program.role(rank).size(each.buffer)
-        carried, way = nbytes / self.bandwidth[source, target], self.latency[source, target]
-        blocking = each.stream == COMPUTE_STREAM
-        free = float(start + carried + (way if blocking else 0.0))
-        if isinstance(each, Recv):
-            return start, start
-        there = free if blocking else float(free + way)
-        self._span(place, target, TRANSFER, start, there)
-        return free, there
+    def _can(self, place: OpPlace) -> float:
+        """When an op can begin: its stream is free, and what it reads is there."""
+        op, times = place.op, [self.free.get((place.rank, place.op.stream), 0.0)]
+        times += [self.there.get(self._key(place, name), 0.0) for name in op.reads]
+        if op.name == "recv":
+            source = self.program.peer(place.rank, op)
+            times.append(self.there[source, place.rank, place.op.buffer, place.microbatch])
+        return max(times)
 
-    def _kernels(self, places: list[LinePlace]) -> float:
-        """Seconds of a kernel, or of both of a pair."""
-        first = places[0].part
-        if len(places) > 1 and _said(first, self.overlapped):
-            return self._of_part(first, places[0].frame, self.overlapped)
-        return float(sum(self._kernel(place) for place in places))
-
-    def _kernel(self, place: LinePlace) -> float:
-        if self.by_kernel is None:
-            if place.part.kind not in COMPUTE or place.instruction.stream != COMPUTE_STREAM:
-                return 0.0
-            return self._of_part(place.part, place.frame, self.seconds)
-        each = place.instruction
-        assert isinstance(each, Do)
-        return self._finite(each.kernel, self.by_kernel(each))
-
-    def _of_part(self, part: ProgramPart, frame: int, of: Mapping[str, Seconds]) -> float:
-        given = of[_said(part, of)]
-        return self._finite(part.name, given[frame] if np.ndim(given) else given)  # type: ignore[index]
-
-    @staticmethod
-    def _finite(name: str, value: Any) -> float:
-        took = float(value)
+    def _kernel(self, place: OpPlace) -> float:
+        """Seconds of a kernel; none of blocks without, or on another stream than the work's."""
+        block, name = place.block, _key(place.block, self.seconds)
+        if not name or place.op.stream != COMPUTE_STREAM:
+            return 0.0
+        given = self.seconds[name]
+        took = float(given[place.microbatch] if isinstance(given, Sequence) else given)
         if not 0 <= took < np.inf:
-            raise ProgramError(f"{name} takes a finite time of 0 s or more, got {took:g}")
-        return took
+            raise ProgramError(f"{block.name} takes a finite time of 0 s or more, got {took:g}")
+        return took / sum(op.is_kernel for op in block.ops)
 
-    def _took(self, each: Collective) -> float:
-        key = each.kind, each.counts, each.itemsize, each.axes, each.label
+    def _collective(self, op: Op) -> float:
+        key = op.name, op.args
         if key not in self._known:
-            self._known[key] = self._finite(each.kind, self.collective(each))
+            moved = replayed(op.moves(), op.size, self.latency, self.bandwidth)
+            self._known[key] = float(max(moved))
         return self._known[key]
 
-    def _by_messages(self, each: Collective) -> float:
-        if any((table != table.flat[0]).any() for table in (self.latency, self.bandwidth)):
-            raise ProgramError("with links that differ, say how long collectives take: collective=")
-        latency, rate = (float(table.flat[0]) for table in (self.latency, self.bandwidth))
-        return float(max(replayed(each.loads(), each.size, latency, rate)))
-
-    def _span(self, place: LinePlace, rank: int, kind: str, start: float, end: float) -> None:
-        """Work of a part that goes on is one span; of a product each panel, by its number."""
-        here = self._spans.setdefault((rank, place.turn, kind), [])
-        frame = place.frame if place.part.kind in COMPUTE else -1
-        if kind == "M":
-            frame = len(here)
-        elif kind != TRANSFER:
+    def _span(self, place: OpPlace, rank: int, kind: str, start: float, end: float) -> None:
+        """Work of a step that goes on is one span."""
+        here = self.spans.setdefault((rank, place.step, kind), [])
+        if kind != TRANSFER:
             if start == end and here:
                 return
             if here and here[-1][5] == start:
                 start = here.pop()[4]
-        here.append((rank, kind, place.part.stage, frame, start, end))
-
-    def spans(self) -> list[Span]:
-        """All that was done."""
-        return [span for found in self._spans.values() for span in found]
+        microbatch = place.microbatch if place.block.kind in COMPUTE else -1
+        here.append((rank, kind, place.block.stage, microbatch, start, end))
 
 
-def _kind_of(place: LinePlace, moves: str = "") -> str:
-    """The kind of a part's work in a Timeline; what else is of no stage belongs to the update.
-    ``moves``: of what moves numbers instead."""
-    kind = place.part.kind
-    return moves or (kind if kind in COMPUTE else "M" if kind in ("multiply", "sum") else "U")
-
-
-def _said(part: ProgramPart, of: Mapping[str, Seconds]) -> str:
-    """How a part is called there: by its name, its stage and kind, or its kind; "": not at all."""
-    names = part.name, f"{part.stage}{part.kind}", part.kind
+def _key(block: Block, of: Mapping[str, Seconds]) -> str:
+    """How a block is called there: by its name, its stage and kind, or its kind; "": not at all."""
+    names = block.name, f"{block.stage}{block.kind}", block.kind
     return next((name for name in names if name in of), "")
-
-
-def _table(values: Any, n: int, name: str) -> np.ndarray:
-    try:
-        table = np.asarray(values, float)
-    except (TypeError, ValueError):
-        raise ProgramError(f"{name} must be numbers, got {short(values)}") from None
-    if table.shape not in ((), (n, n)) or not (table >= 0).all():
-        raise ProgramError(
-            f"{name} is one number of 0 or more, or a table of {n} x {n} (from rank, to rank); got "
-            f"{short(values)}"
-        )
-    return np.broadcast_to(table, (n, n))

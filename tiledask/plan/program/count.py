@@ -1,73 +1,134 @@
-"""The reader that counts: bytes and messages between ranks, from the lines alone."""
+"""The reader that counts: bytes and messages between ranks, and what each rank calls, in order.
 
-from dataclasses import replace
-from typing import Any
+0F0   embedding/forward, layer 0/attention/wo/forward, ..., send          block by block, each
+0B0   recv, layer 0/mlp/w_1/backward, ..., layer 0/gradients (ZeRO 2, 3)  with its micro-batch
+update   embedding/gradients, ..., embedding/weights (ZeRO 1, 2)
+"""
+
+from collections import Counter
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tiledask.plan.products.traffic import Traffic
-from tiledask.plan.program.instructions import Collective, Fetch, Instructions, Send
+from tiledask.plan.program.ops import Block, Op, ProgramData
 
-__all__ = ["count"]
+__all__ = ["STEP", "PlannedCall", "call_label", "calls", "count", "label_of"]
+
+STEP = "step"
+"""The kind of a block that is all of a training's step."""
 
 
-def count(program: Instructions) -> Traffic:
-    """The Traffic of ``program``: what is sent, fetched, and collectives' messages.
+class PlannedCall(NamedTuple):
+    """One collective or message, on one rank."""
 
-    Each part of a role is looked at once, however often and on however many ranks it runs.
+    label: str
+    kind: str
+    sent: int
+    """Bytes."""
+    received: int
+    """Bytes."""
+    messages: int
+    """That it sends."""
+
+
+def count(program: ProgramData) -> Traffic:
+    """The Traffic of ``program``: what is sent, and collectives' messages.
+
+    Each block of a role is looked at once, however often and on however many ranks it runs.
 
     >>> import tiledask as td
     >>> count(td.program(td.schedule("gpipe", 2, 3), block_bytes=8)).bytes.tolist()
     [[0, 24], [24, 0]]
     """
     moved = np.zeros((2, program.ranks, program.ranks), np.int64)
-    seen: dict[tuple[int, int], tuple[Any, Any, Any]] = {}
+    seen: dict[tuple[int, int], tuple[Any, Any]] = {}
     known: dict[Any, np.ndarray] = {}
-    for rank, line in enumerate(program.lines):
-        key = program.of_rank[rank], id(line)
+    for rank, order in enumerate(program.orders):
+        key = program.role_of[rank], id(order)
         if key not in seen:
-            seen[key] = _by_kind(program, rank, known)
-        sends, fetched, groups = seen[key]
-        for each, nbytes, times in sends:
-            moved[:, rank, program.peer(rank, each)] += nbytes, times
-        for source, nbytes, times in fetched:
-            moved[:, source, rank] += nbytes, times
-        for each, totals in groups:
-            members = program.members(rank, each)
+            seen[key] = _together(program, rank, known)
+        sends, groups = seen[key]
+        for op, nbytes, times in sends:
+            moved[:, rank, program.peer(rank, op)] += nbytes, times
+        for op, totals in groups:
+            members = program.members(rank, op)
             moved[:, rank, members] += totals[:, members.index(rank)]
     return Traffic(*moved)
 
 
-def _by_kind(
-    program: Instructions, rank: int, known: dict[Any, np.ndarray]
-) -> tuple[Any, Any, Any]:
-    """([(send, bytes, times)], [(rank that it is fetched from, bytes, times)], [(a collective of a
-    group, bytes and messages between members)])."""
-    role, line = program.role(rank), program.lines[rank]
-    often = np.bincount(line.part, minlength=len(role.parts)).tolist()
-    sends, fetched, groups = [], [], dict[Any, tuple[Collective, np.ndarray]]()
-    for part, times in zip(role.parts, often, strict=True):
-        for each in part.instructions:
-            if isinstance(each, Send):
-                sends.append((each, times * role.size(each.buffer), times))
-            elif isinstance(each, Fetch) and each.source is not None:
-                fetched.append((each.source, times * each.nbytes, times))
-            elif isinstance(each, Collective):
-                n = each.size
-                _, totals = groups.setdefault(
-                    (each.axes, each.among), (each, np.zeros((2, n, n), np.int64))
-                )
-                what = replace(each, buffer="", result="", label="")
+def _together(program: ProgramData, rank: int, known: dict[Any, np.ndarray]) -> tuple[Any, Any]:
+    """([(send, bytes, times)], [(a collective of a group, bytes and messages between members)])."""
+    role = program.role(rank)
+    often = Counter(step.block for step in program.orders[rank])
+    sends, groups = [], dict[Any, tuple[Op, np.ndarray]]()
+    for name, times in often.items():
+        for op in role.blocks[name].ops:
+            if op.name == "send":
+                sends.append((op, times * role.size(op.buffer), times))
+            elif op.is_collective:
+                shape = 2, op.size, op.size
+                group = op["axes"], op["among"]
+                _, totals = groups.setdefault(group, (op, np.zeros(shape, np.int64)))
+                what = op.name, *(arg for arg in op.args if arg[0] != "label")
                 if what not in known:
-                    known[what] = _between(each)
+                    known[what] = np.zeros(shape, np.int64)
+                    for move, nbytes in (each for moves in op.moves() for each in moves):
+                        known[what][:, move.source, move.destination] += nbytes, 1
                 totals += times * known[what]
-    return sends, fetched, list(groups.values())
+    return sends, list(groups.values())
 
 
-def _between(each: Collective) -> np.ndarray:
-    """[2, n, n]: bytes and messages from member to member of a collective."""
-    found = np.zeros((2, each.size, each.size), np.int64)
-    for moves in each.loads():
-        for move, nbytes in moves:
-            found[:, move.source, move.destination] += nbytes, 1
+def label_of(block: Block, microbatch: int) -> str:
+    """What a run calls a block of a micro-batch: an action, "0F1", or a word, "update"; nothing if
+    it is a whole step, whose calls say themselves what they are.
+
+    >>> label_of(Block("F", 0, (), rows=2), 1), label_of(Block("update", -1, ()), 0)
+    ('0F1', 'update')
+    """
+    if block.kind == STEP:
+        return ""
+    return block.kind if block.stage < 0 else f"{block.stage}{block.kind}{microbatch}"
+
+
+def call_label(block: str, op: Op) -> str:
+    """What a run calls a message or a collective in a block of this label: a message has that of
+    its block, or of its buffer.
+
+    >>> send = Op("send", ("x1",), (), (("peer", 1),))
+    >>> call_label("0F1", send), call_label("", send)
+    ('0F1', 'x1')
+    """
+    if op.is_message:
+        return block or op.buffer
+    return f"{block}/{op['label']}" if block and op["label"] else block or op["label"]
+
+
+def calls(program: ProgramData, rank: int) -> list[PlannedCall]:
+    """What a rank calls when it goes through its order; behind a "stop" too.
+
+    >>> import tiledask as td
+    >>> for call in calls(td.program(td.schedule("gpipe", 2, 1), block_bytes=8), 0):
+    ...     print(*call)
+    0F0 send 8 0 1
+    0B0 recv 0 8 0
+    """
+    role, found = program.role(rank), list[PlannedCall]()
+    moved: dict[str, list[tuple[Op, tuple[int, int, int]]]] = {}
+    for name, block in role.blocks.items():
+        between = [op for op in block.ops if op.is_message or op.is_collective]
+        moved[name] = [(op, _moved(program, rank, op)) for op in between]
+    for step in program.orders[rank]:
+        label = label_of(role.blocks[step.block], step.microbatch)
+        for op, of in moved[step.block]:
+            found.append(PlannedCall(call_label(label, op), op.name, *of))
     return found
+
+
+def _moved(program: ProgramData, rank: int, op: Op) -> tuple[int, int, int]:
+    """(bytes sent, received, messages sent) by a rank."""
+    if op.is_message:
+        size = program.role(rank).size(op.buffer)
+        return (size, 0, 1) if op.name == "send" else (0, size, 0)
+    me, of = program.members(rank, op).index(rank), op.cost
+    return of.sent[me], of.received[me], of.messages[me]

@@ -21,8 +21,8 @@ from tiledask.plan.collectives.layouts import (
 )
 from tiledask.plan.intervals import even
 from tiledask.plan.products.placement import Replicate, Shard, Tiling
-from tiledask.plan.program.calls import calls
-from tiledask.plan.program.making.of_layer import LayerOperand, LayerTerms, layer_program
+from tiledask.plan.program.count import calls
+from tiledask.plan.program.making.layer import LayerOperand, LayerTerms, layer_program
 
 __all__ = ["LayerCall", "layer_calls"]
 
@@ -88,9 +88,9 @@ def layer_calls(
         raise ConfigError(f"layers are {', '.join(LAYERS)}, got {layer!r}")
     weights = _weights(width, HeadCounts(*heads), inner or 4 * width, ranks, gated, fused)
     inside = {"self_attention": "attention.", "mlp": "mlp."}.get(layer, "")
-    told: dict[str, Any] = {"unit": ""}
-    told |= {"kernel": "swiglu" if gated else "gelu"} if layer == "mlp" else {"angles": None}
-    told |= {"gated": gated} if layer == "decoder_block" else {}
+    options: dict[str, Any] = {"unit": ""}
+    options |= {"kernel": "swiglu" if gated else "gelu"} if layer == "mlp" else {"angles": None}
+    options |= {"gated": gated} if layer == "decoder_block" else {}
     x = Tiling((batch, tokens, width), (ranks,), (Shard(1) if sequence else Replicate(),))
     program = layer_program(
         LayerTerms(
@@ -102,7 +102,7 @@ def layer_calls(
                 for name, tiling in weights.items()
                 if name.startswith(inside)
             ),
-            told=tuple(told.items()),
+            options=tuple(options.items()),
             itemsize=itemsize,
             tokens=(1, even(tokens, ranks)) if sequence else None,
             heads=heads,

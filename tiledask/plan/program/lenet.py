@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import starmap
-from math import isqrt, prod
+from math import prod
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.rows import RowSplit, split_rows
 from tiledask.plan.products.placement import Replicate, Shard, Tiling, split
-from tiledask.plan.program.calls import Planned
+from tiledask.plan.program.count import PlannedCall
 from tiledask.plan.whole import whole_number
 
 __all__ = [
@@ -64,8 +64,6 @@ class Boundary:
 
 
 WAYS = ("data parallel", "network", "by output units", "space")
-_OLDER = {"layerwise": "by output units"}
-"""d2l's word, which elsewhere means whole layers on a device: taken, and never given back."""
 SIDE = 28
 """Rows and columns of an image."""
 DENSE = 2
@@ -116,9 +114,8 @@ class Split:
         Split(copies=2, stages=1, parts=4, in_space=False)
         """
         ways = {ways: ranks} if isinstance(ways, str) else dict(ways)
-        if set(ways) >= {*_OLDER, *_OLDER.values()}:
-            raise ConfigError("'layerwise' is 'by output units': keep one of the two")
-        ways = {_OLDER.get(name, name): n for name, n in ways.items()}
+        if "layerwise" in ways:  # d2l's word, which elsewhere means whole layers on a device
+            ways = {"by output units": ways.pop("layerwise")} | ways
         for name, n in ways.items():
             if name not in WAYS:
                 raise ConfigError(f"LeNet is split by {', '.join(map(repr, WAYS))}, got {name!r}")
@@ -131,9 +128,8 @@ class Split:
             )
         inner = "space" if "space" in ways else "by output units"
         copies, stages, parts = (int(ways.get(n, 1)) for n in (*WAYS[:2], inner))
-        made = cls(copies, stages, parts, in_space=inner == "space")
-        stages_of(made.stages)
-        return made
+        stages_of(stages)
+        return cls(copies, stages, parts, in_space=inner == "space")
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -171,16 +167,6 @@ class Split:
         """Of what a part has of a layer's weights."""
         return {k: tiling.block_shape((part,)) for k, tiling in self.tilings(name).items()}
 
-    def shares(self, layer: int, images: int) -> tuple[int, ...]:
-        """Numbers of a layer's output that each part has, of ``images`` images."""
-        boundary = BOUNDARIES[layer]
-        if not self.in_space:
-            return tuple(images * boundary.each * n for n in even(boundary.units, self.parts))
-        if boundary.each == 1:
-            return tuple(n * boundary.units for n in even(images, self.parts))
-        rows = rows_of(self.parts)[f"{boundary.name}/pool"].out
-        return tuple(images * boundary.units * n * isqrt(boundary.each) for n in rows)
-
     def __str__(self) -> str:
         inner = "space" if self.in_space else "by output units"
         names = zip(self.shape, (*WAYS[:2], inner), strict=True)
@@ -191,7 +177,7 @@ class Split:
 class Need:
     """What a split needs of its ranks in one training step."""
 
-    calls: tuple[tuple[Planned, ...], ...]
+    calls: tuple[tuple[PlannedCall, ...], ...]
     """By rank: its collectives and messages, in order."""
     parameters: tuple[int, ...]
     """That each rank holds."""

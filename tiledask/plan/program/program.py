@@ -1,4 +1,4 @@
-"""A program: the instructions of every rank, and what reads them.
+"""A program: the ops of every rank, and what reads them.
 
 td.program(schedule)  -->  check      what is missing, out of order, or waited for in a circle
 made from shapes           traffic    bytes and messages between ranks: counted
@@ -11,23 +11,22 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
-from tiledask.plan import html
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.products.traffic import Traffic
-from tiledask.plan.program.check import check
 from tiledask.plan.program.clock import clock
 from tiledask.plan.program.count import count
-from tiledask.plan.program.held import held
-from tiledask.plan.program.instructions import Instructions
-from tiledask.plan.program.text import from_text, line_text, role_text, to_text
+from tiledask.plan.program.memory import memory
+from tiledask.plan.program.ops import ProgramData
+from tiledask.plan.program.text import from_text, order_text, role_text, to_text
+from tiledask.plan.program.walk import walk
 
 __all__ = ["Program"]
 
 
 @dataclass(frozen=True, repr=False)
-class Program(Instructions):
-    """The instructions of every rank.
+class Program(ProgramData):
+    """The ops of every rank.
 
     >>> import tiledask as td
     >>> program = td.program(td.schedule("gpipe", 2, 1), block_bytes=8)
@@ -57,24 +56,37 @@ class Program(Instructions):
 
     # -- its readers ------------------------------------------------------------------------------
 
+    def check(self) -> Self:
+        """The program itself, if it can run and nothing in it is left over.
+
+        Raises ProgramError for the first fault: a buffer that is read before it is written on its
+        rank, written twice for a micro-batch, or never read; a message that nobody takes or sends,
+        or that is of another size at its other end; a collective that a member leaves out, or
+        makes otherwise; ranks that wait for each other in a circle.
+
+        >>> import tiledask as td
+        >>> text = td.program(td.schedule("1f1b", 2, 2)).to_text()
+        >>> td.Program.from_text(text.replace("send x1 to 1 @to_1", "")).check()
+        Traceback (most recent call last):
+            ...
+        tiledask.errors.ProgramError: rank 1 takes x1 of frame 0 from rank 0, which never sends it to rank 1: turn 0 of rank 1, 1F.0: 'x1 = recv from 0 @from_0'; send it there, after what makes it
+        """  # noqa: E501
+        walk(self.representatives())
+        return self
+
     @cached_property
     def traffic(self) -> Traffic:
-        """The bytes and messages between ranks: counted, line by line."""
+        """The bytes and messages between ranks: counted, order by order."""
         return count(self)
 
     @cached_property
     def memory(self) -> Ledger:
-        """What each rank holds at its fullest moment, as its line goes on."""
-        return held(self)
+        """What each rank holds at its fullest moment, as its order goes on."""
+        return memory(self)
 
     def timeline(self, seconds: Any, **links: Any) -> Timeline:
         """When everything happens; see :func:`tiledask.plan.program.clock.clock`."""
         return clock(self, seconds, **links)
-
-    def check(self) -> Self:
-        """The program itself; see :func:`tiledask.plan.program.check.check`."""
-        check(self.representatives())
-        return self
 
     # -- what people read -------------------------------------------------------------------------
 
@@ -85,16 +97,16 @@ class Program(Instructions):
     @classmethod
     def from_text(cls, text: str) -> Self:
         """The program that ``text`` says; raises ProgramError for what it cannot be."""
-        said = from_text(text)
-        return cls(said.roles, said.lines, said.of_rank, said.name, said.mesh)
+        read = from_text(text)
+        return cls(read.roles, read.orders, read.role_of, read.name, read.mesh)
 
     def line_text(self, rank: int) -> str:
-        """The line of a rank: parts and their frames."""
-        return line_text(self, rank)
+        """The order of a rank: blocks and their micro-batches."""
+        return order_text(self.orders[rank])
 
     def role_text(self, rank: int) -> str:
-        """The buffers of a rank and its parts, each with its instructions."""
-        return role_text(self, rank)
+        """The buffers of a rank and its blocks, each with its ops."""
+        return role_text(self, self.role_of[rank])
 
     def __str__(self) -> str:
         return self.to_text()
@@ -102,17 +114,3 @@ class Program(Instructions):
     def __repr__(self) -> str:
         name = f"{self.name}: " if self.name else ""
         return f"Program({name}{self.ranks} ranks, {len(self):,} instructions)"
-
-    def _repr_html_(self) -> str:
-        lines: dict[int, list[int]] = {}
-        for rank, line in enumerate(self.lines):
-            lines.setdefault(id(line), []).append(rank)
-        rows = [
-            (f"rank {_cut(', '.join(map(str, ranks)), 40)}", _cut(self.line_text(ranks[0])))
-            for ranks in lines.values()
-        ]
-        return html.table(("", "parts, each for a micro-batch"), rows, repr(self), first="th")
-
-
-def _cut(text: str, most: int = 2_000) -> str:
-    return text if len(text) <= most else f"{text[:most]} ..."

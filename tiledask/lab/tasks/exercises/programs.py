@@ -4,9 +4,8 @@ from tiledask.errors import ProgramError
 from tiledask.lab.tasks.exercises.exercise import exercise, none_wrong
 from tiledask.lab.tasks.result import Target
 from tiledask.lab.tasks.task import JudgedTask
-from tiledask.plan.program.graph import LinePlace, graph
-from tiledask.plan.program.instructions import Do, Recv
 from tiledask.plan.program.program import Program
+from tiledask.plan.program.walk import OpPlace, walk
 
 __all__ = ["skip_connection"]
 
@@ -29,7 +28,7 @@ def _judge(answer: Program | str) -> list[Target]:
     if program.ranks != 3:
         raise ProgramError(f"the pipeline has 3 ranks, this program has {program.ranks}")
     for rank in range(3):
-        for name, nbytes in program.role(rank).nbytes.items():
+        for name, nbytes in program.role(rank).sizes.items():
             wanted = KEPT if name.startswith("kept") else MESSAGE
             if nbytes != wanted:
                 raise ProgramError(f"{name} of rank {rank} has {nbytes:,} B; here {wanted:,} B")
@@ -48,20 +47,20 @@ def _judge(answer: Program | str) -> list[Target]:
 
 def _lacks(program: Program) -> list[tuple[str, str]]:
     """(who made it, who needs it and does not read it), by micro-batch: ("0F.3", "2F.3")."""
-    places = [place for node in graph(program) for place in node.places]
-    made = {(at.rank, at.frame, name): at for at in places for name in at.instruction.writes}
+    places = [place for at_once in walk(program) for place in at_once]
+    made = {(at.rank, at.microbatch, name): at for at in places for name in at.op.writes}
 
-    def action(at: LinePlace) -> str:
-        return f"{at.rank}{getattr(at.instruction, 'kernel', ' ')[0].upper()}.{at.frame}"
+    def action(at: OpPlace) -> str:
+        return f"{at.rank}{at.op.name[0].upper()}.{at.microbatch}"
 
-    def maker(rank: int, frame: int, name: str) -> str:
-        at = made[rank, frame, name]
-        if isinstance(at.instruction, Recv):
-            return maker(program.peer(rank, at.instruction), frame, name)
+    def maker(rank: int, microbatch: int, name: str) -> str:
+        at = made[rank, microbatch, name]
+        if at.op.name == "recv":
+            return maker(program.peer(rank, at.op), microbatch, name)
         return action(at)
 
-    done = [at for at in places if isinstance(at.instruction, Do)]
-    reads = {(maker(at.rank, at.frame, n), action(at)) for at in done for n in at.instruction.reads}
+    done = [at for at in places if at.op.is_kernel]
+    reads = {(maker(at.rank, at.microbatch, n), action(at)) for at in done for n in at.op.reads}
     pairs = [tuple(pair.split()) for pair in NEEDED]
     wanted = [(f"{one}.{m}", f"{other}.{m}") for m in range(MICROBATCHES) for one, other in pairs]
     return [pair for pair in wanted if pair not in reads]

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tiledask.errors import PartitionError
-from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.layouts import (
     HeadCounts,
     Shardings,
@@ -79,10 +78,6 @@ class DecoderShapes(ABC):
             before = ["embedding"]
         return (*before, *blocks, *(["head"] if last else []))
 
-    def even_cut(self, stages: int) -> tuple[int, ...]:
-        """Layers as even as they can be: one more on the first stages."""
-        return even(self.layers, stages)
-
     def whole_shapes(self, unit: str) -> Shapes:
         """Of a unit's weights."""
         h = self.hidden
@@ -110,20 +105,15 @@ class DecoderShapes(ABC):
         made: Shapes = {name.format("w"): (rows, columns)}
         return made if self.gated else made | {name.format("b"): (columns,)}
 
-    def layout(self, unit: str, ranks: int) -> Shardings:
-        """How a unit's weights are placed on the ranks of a tensor-parallel group."""
-        if unit == "positions":
-            return {"table": Replicate()}
-        if unit in ("embedding", "head"):
-            norm: Shardings = {f"norm.{kind}": Replicate() for kind in "wb"}
-            return norm | embedding_layout(self.vocabulary, ranks)
-        return block_layout(self.head_counts, self.inner, ranks)
-
     def tilings(self, unit: str, ranks: int) -> dict[str, Tiling]:
-        """How a unit's weights lie on the ranks of a tensor-parallel group."""
-        layout = self.layout(unit, ranks)
+        """How a unit's weights lie on the ranks of a tensor-parallel group: norms on each."""
+        layout: Shardings = {}
+        if unit in ("embedding", "head"):
+            layout = embedding_layout(self.vocabulary, ranks)
+        elif unit != "positions":
+            layout = block_layout(self.head_counts, self.inner, ranks)
         return {
-            name: Tiling(shape, (ranks,), (layout[name],))
+            name: Tiling(shape, (ranks,), (layout.get(name, Replicate()),))
             for name, shape in self.whole_shapes(unit).items()
         }
 

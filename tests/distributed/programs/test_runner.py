@@ -8,9 +8,9 @@ import pytest
 from oracles.single_gpt import TEXT
 
 import tiledask as td
-from tiledask.distributed.programs.runner import LineRunner
+from tiledask.distributed.programs.runner import Interpreter
 from tiledask.distributed.training.trainer import Trainer
-from tiledask.plan.program.instructions import buffer_of
+from tiledask.plan.program.ops import buffer_of
 from tiledask.tile.layers.by_name import KERNELS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -28,15 +28,15 @@ def owner(array):
 def watched(patch):
     """By rank, the most bytes of arrays that its frames held, while a kernel's operands and
     results are both there."""
-    peaks, honest = {}, LineRunner._freed
+    peaks, honest = {}, Interpreter._freed
 
     def freed(self, way, calls):
-        frames = [s for n, s in self._slots.items() if buffer_of(n) not in self.role.stays]
+        frames = [s for n, s in self._slots.items() if buffer_of(n) not in self.role.state]
 
         def measured(call):
             def called(env):
                 call(env)
-                arrays = [env[s] for env in self._frames.values() for s in frames]
+                arrays = [env[s] for env in self._envs.values() for s in frames]
                 owners = map(owner, (x for x in arrays if isinstance(x, np.ndarray)))
                 held = sum({id(x): x.nbytes for x in owners}.values())
                 peaks[self.rank.index] = max(peaks.get(self.rank.index, 0), held)
@@ -45,7 +45,7 @@ def watched(patch):
 
         return honest(self, way, {n: list(map(measured, each)) for n, each in calls.items()})
 
-    patch.setattr(LineRunner, "_freed", freed)
+    patch.setattr(Interpreter, "_freed", freed)
     return peaks
 
 
@@ -67,7 +67,7 @@ def test_what_is_held_is_what_the_program_said(monkeypatch, model, mesh, options
     peaks = watched(monkeypatch)
     run = td.train(model, TEXT, mesh, steps=1, batch=8, progress=False, **options)
     for rank, peak in peaks.items():
-        stays = run.program.role(rank).stays
+        stays = run.program.role(rank).state
         rows = (row for row in run.program.memory.rows if row.place == rank)
         said = sum(row.bytes for row in rows if row.tensor not in stays)
         assert peak <= said

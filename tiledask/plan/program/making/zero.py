@@ -17,11 +17,10 @@ from contextlib import contextmanager
 from math import prod
 from typing import Any, NamedTuple
 
-from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.shards import shards
 from tiledask.plan.intervals import ends_of
-from tiledask.plan.program.instructions import Do, Items, Stop
-from tiledask.plan.program.making.writer import ProgramWriter, Value
+from tiledask.plan.program.making.tape import Tape, Value
+from tiledask.plan.program.ops import Items, Op
 
 __all__ = ["DATA", "PIPELINE", "NormTerms", "UnitStates", "flat_name", "sharded_parts"]
 
@@ -64,7 +63,7 @@ class UnitStates:
 
     def __init__(
         self,
-        writer: ProgramWriter,
+        tape: Tape,
         shapes: Mapping[str, Mapping[str, tuple[int, ...]]],
         recipe: Any,
         zero: int,
@@ -74,7 +73,7 @@ class UnitStates:
     ) -> None:
         """``together``: (label, axes) of one sum of all units' gradients, over ``copies`` ranks;
         without it each unit has its own, over the copies of the model."""
-        self.writer, self.shapes, self.recipe = writer, shapes, recipe
+        self.tape, self.shapes, self.recipe = tape, shapes, recipe
         self.together = together
         self.copies, self.zero, self.copy = copies, zero if copies > 1 else 0, copy
         sizes = [sum(map(prod, of.values())) for of in shapes.values()]
@@ -83,15 +82,15 @@ class UnitStates:
         self.sharded = {s.tensor: s.sharded(self.zero) for s in recipe.states}
         self._flat: dict[str, Value] = {}
         self._pile: dict[str, dict[str, Value]] = {}
-        self.stays: dict[str, int] = {}
-        self.scratch = {flat_name("gradients", unit) for unit in shapes}
-        self.given = set[str]()
+        self.state: dict[str, int] = {}
+        self.accumulators = {flat_name("gradients", unit) for unit in shapes}
+        self.constants = set[str]()
         for state in recipe.states:
             for unit in shapes:
                 kept = self._kept(state.tensor, unit)
-                self.stays[kept.name] = kept.size * kept.itemsize
+                self.state[kept.name] = kept.size * kept.itemsize
                 if not self.sharded[state.tensor]:
-                    writer.items[kept.name] = self._items(unit)
+                    tape.items[kept.name] = self._items(unit)
 
     def _items(self, unit: str) -> Items:
         return tuple(self.shapes[unit].items())
@@ -110,37 +109,27 @@ class UnitStates:
     def scope(self, unit: str, when: str = "forward", again: bool = True) -> Iterator[None]:
         """The block is a unit's forward; ``again``: whether its backward needs weights."""
         self._open(unit, when)
-        self.writer.at_backward(lambda _: self._finish(unit))
+        self.tape.at_backward(lambda _: self._finish(unit))
         yield
         if again and self.sharded["weights"]:
-            self.writer.at_backward(lambda _: self._open(unit, "backward"))
+            self.tape.at_backward(lambda _: self._open(unit, "backward"))
 
     def _open(self, unit: str, when: str) -> None:
-        self._flat[unit] = self._gathered(unit, f"/{when}")
+        """A unit's weights are there, as wide as layers compute with them."""
+        mine, width = self._kept("weights", unit), self.recipe.gathered_bytes
+        if self.sharded["weights"] and mine.itemsize != width:
+            cast = self.tape.value("cast", mine.shape, width)
+            self.tape.ops.append(Op("cast", (mine.name,), (cast.name,), stream="dp"))
+            mine = cast
+        self._flat[unit] = self.whole("weights", unit, f"/{when}", mine)
 
-    def whole(self, tensor: str, unit: str, when: str = "") -> Value:
-        """All numbers of a unit: gathered, where this rank keeps a part of them."""
-        return self._all_of(self._kept(tensor, unit), tensor, unit, when)
-
-    def _gathered(self, unit: str, when: str) -> Value:
-        """The weights of a unit, gathered as wide as layers compute with them."""
-        kept = self._kept("weights", unit)
-        return self._all_of(self._cast(kept), "weights", unit, when)
-
-    def _cast(self, mine: Value) -> Value:
-        """This rank's part of a unit's weights, as wide as they are gathered."""
-        width = self.recipe.gathered_bytes
-        if mine.itemsize == width or not self.sharded["weights"]:
-            return mine
-        cast = self.writer.value("cast", mine.shape, width)
-        self.writer.written.append(Do("cast", (mine.name,), (cast.name,), "dp"))
-        return cast
-
-    def _all_of(self, mine: Value, tensor: str, unit: str, when: str) -> Value:
+    def whole(self, tensor: str, unit: str, when: str = "", mine: Value | None = None) -> Value:
+        """All numbers of a unit: gathered, where this rank keeps a part of them, ``mine``."""
+        mine = mine or self._kept(tensor, unit)
         if not self.sharded[tensor]:
             return mine
-        return self.writer.all_gather(
-            mine, f"{unit}/{tensor}{when}", (DATA,), (self.sizes[unit],),
+        return self.tape.together(
+            "all_gather", mine, f"{unit}/{tensor}{when}", (DATA,), (self.sizes[unit],),
             counts=self.extents[unit], items=self._items(unit), stream="dp",
         )  # fmt: skip
 
@@ -159,22 +148,23 @@ class UnitStates:
             self._pile.setdefault(unit, {})[name] = g
             return
         kept = Value(f"{flat_name('gradients', unit)}[{name}]", g.shape, self._bytes("gradients"))
-        self.writer.do("accumulate", (kept, g), (kept,))
+        self.tape.do("accumulate", (kept, g), (kept,))
 
     def _finish(self, unit: str) -> None:
         """A unit's backward is done, of a micro-batch."""
         found = self._pile.pop(unit, {})
         if not found:
             return
-        writer, kept, extents = self.writer, self._kept("gradients", unit), self.extents[unit]
-        with writer.gradients_of_weights(later=True):
-            flat = writer.value("packed", (self.sizes[unit],), kept.itemsize)
-            dtype = f"float{8 * kept.itemsize}" if kept.itemsize != writer.itemsize else None
-            writer.do("pack", [found[n] for n in self.shapes[unit]], (flat,), dtype=dtype)
-            part = writer.reduce_scatter(
-                flat, f"{unit}/gradients", (DATA,), kept.shape, counts=extents, stream="dp"
-            )
-            writer.do("accumulate", (kept, part), (kept,))
+        tape, kept, extents = self.tape, self._kept("gradients", unit), self.extents[unit]
+        with tape.gradients_of_weights(later=True):
+            flat = tape.value("packed", (self.sizes[unit],), kept.itemsize)
+            dtype = f"float{8 * kept.itemsize}" if kept.itemsize != tape.itemsize else None
+            tape.do("pack", [found[n] for n in self.shapes[unit]], (flat,), dtype=dtype)
+            part = tape.together(
+                "reduce_scatter", flat, f"{unit}/gradients", (DATA,), kept.shape,
+                counts=extents, stream="dp",
+            )  # fmt: skip
+            tape.do("accumulate", (kept, part), (kept,))
 
     # -- the update -----------------------------------------------------------------------------
 
@@ -182,93 +172,87 @@ class UnitStates:
         """Nothing is summed up yet."""
         for unit in self.shapes:
             kept = self._kept("gradients", unit)
-            self.writer.do("clear", (), (kept,))
+            self.tape.do("clear", (), (kept,))
 
     def update(
         self, among: Mapping[str, tuple[str, tuple[int, ...]]], norm: "NormTerms | None"
     ) -> None:
         """The optimizer's step. ``among``: by unit that several pipeline ranks hold, the label of
         the sum of its gradients and these ranks; ``norm``: of all gradients, if it is asked for."""
-        writer = self.writer
+        tape = self.tape
         mine = {unit: self._kept("gradients", unit) for unit in self.shapes}
         for unit, (label, ranks) in among.items():
             g = mine[unit]
-            counts = even(g.size, len(ranks))
-            total = writer.all_reduce(
-                g, label, (PIPELINE,), counts=counts, among=ranks, stream="pp"
-            )
-            mine[unit] = writer.put_within(total, g)
+            total = tape.all_reduce(g, label, (PIPELINE,), len(ranks), "pp", among=ranks)
+            mine[unit] = tape.put_within(total, g)
         if self.together and self.copies > 1:
             mine = self._added_up_together(mine, *self.together)
         else:
             mine = {unit: self._added_up(unit, g) for unit, g in mine.items()}
-        told = self._guard(mine, norm) if norm else []
+        guards = self._guard(mine, norm) if norm else []
         updates = Value("updates", (), 8)
-        writer.do("advance", (updates,), (updates,))
+        tape.do("advance", (updates,), (updates,))
         names = tuple(s.tensor for s in self.recipe.states if s.tensor != "gradients")
         new = {}
         for unit, g in mine.items():
             kept = [self._kept(name, unit) for name in names]
             writes = list(kept)
             if self.zero in (1, 2):
-                made = writer.value("new", g.shape, self._bytes("weights"))
-                new[unit] = writer.put_within(made, self._kept("weights", unit))
+                made = tape.value("new", g.shape, self._bytes("weights"))
+                new[unit] = tape.put_within(made, self._kept("weights", unit))
                 writes[names.index("weights")] = new[unit]
             part = ("part", DATA, self.extents[unit]) if self.zero in (1, 2) else None
-            writer.do("step", (updates, g, *kept, *told), writes, states=names, part=part)
+            tape.do("step", (updates, g, *kept, *guards), writes, states=names, part=part)
         for unit, part_of in new.items():
             whole = self._kept("weights", unit)
-            writer.gather_into(
-                part_of, whole, f"{unit}/weights", (DATA,), counts=self.extents[unit], stream="dp"
-            )
+            tape.together(
+                "all_gather", part_of, f"{unit}/weights", (DATA,), into=whole,
+                counts=self.extents[unit], stream="dp",
+            )  # fmt: skip
 
     def _added_up(self, unit: str, g: Value) -> Value:
         """The gradients over the copies of the model, of all numbers or of this rank's, in the
         place of its own."""
-        writer, extents = self.writer, self.extents[unit]
+        tape, extents = self.tape, self.extents[unit]
         if self.copies == 1 or self.sharded["gradients"]:
             return g
         label = f"{unit}/gradients"
-        if not self.zero:
-            counts = even(g.size, self.copies)
-            total = writer.all_reduce(g, label, (DATA,), counts=counts, stream="dp")
+        if self.zero:
+            total = tape.together(
+                "reduce_scatter", g, label, (DATA,), (extents[self.copy],),
+                counts=extents, stream="dp",
+            )  # fmt: skip
         else:
-            total = writer.reduce_scatter(
-                g, label, (DATA,), (extents[self.copy],), counts=extents, stream="dp"
-            )
-        return writer.put_within(total, g)
+            total = tape.all_reduce(g, label, (DATA,), self.copies, "dp")
+        return tape.put_within(total, g)
 
     def _added_up_together(
         self, mine: Mapping[str, Value], label: str, axes: tuple[int, ...]
     ) -> dict[str, Value]:
         """The sums of all units' gradients, one behind the other in one array."""
-        writer, width = self.writer, self._bytes("gradients")
-        items = tuple((unit, g.shape) for unit, g in mine.items())
-        flat = writer.value("packed", (sum(g.size for g in mine.values()),), width, items)
-        writer.do("pack", list(mine.values()), (flat,))
-        counts = even(flat.size, self.copies)
-        total = writer.all_reduce(flat, label, axes, counts=counts, stream="dp")
+        tape, width = self.tape, self._bytes("gradients")
+        flat, items = tape.packed(mine, width)
+        total = tape.all_reduce(flat, label, axes, self.copies, "dp")
         return {unit: Value(f"{total.name}[{unit}]", shape, width) for unit, shape in items}
 
     def _guard(self, mine: Mapping[str, Value], norm: "NormTerms") -> list[Value]:
         """The norm of all gradients, and by what they are multiplied; the step may be left out."""
-        writer, reads = self.writer, []
+        tape, reads = self.tape, []
         for unit, elsewhere in norm.elsewhere.items():
             g = mine[unit]
             reads += [g]
             if elsewhere:
                 owned = Value(flat_name("owned", unit), g.shape, 1)
-                self.stays[owned.name] = owned.size
-                self.given.add(owned.name)
+                self.state[owned.name] = owned.size
+                self.constants.add(owned.name)
                 reads += [owned]
-        total = writer.value("squares", (), 8)
-        writer.do("square_sum", reads, (total,), masked=tuple(norm.elsewhere.values()))
+        masked = tuple(norm.elsewhere.values())
+        total = tape.make("square_sum", reads, "squares", (), 8, masked=masked)
         if norm.ranks > 1:
-            counts = even(1, norm.ranks)
-            total = writer.all_reduce(total, "norm", norm.axes, counts=counts, stream="all")
+            total = tape.all_reduce(total, "norm", norm.axes, norm.ranks, "all")
         scale = Value("scale", (), 8)
         names = ("factor", "divisor") if mine else ("factor",)  # some ranks hold nothing
-        told = [writer.value(name, (), 8) for name in names]
-        writer.do("guard", (total, scale), (*told, scale))
-        writer.written.append(Stop(told[0].name))
-        return told
+        guards = [tape.value(name, (), 8) for name in names]
+        tape.do("guard", (total, scale), (*guards, scale))
+        tape.ops.append(Op("stop", (guards[0].name,)))
+        return guards

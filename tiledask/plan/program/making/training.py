@@ -1,4 +1,4 @@
-"""The program of a training step of a decoder, over a (dp, tp, pp) mesh: made from shapes alone.
+"""The programs of a training of a decoder over a (dp, tp, pp) mesh: made from shapes alone.
 
     rank 0: begin.0 0F.0 0F.1 0B.0 0B.1 update.0
     rank 1: begin.0 1F.0 1B.0 1F.1 1B.1 update.0
@@ -6,11 +6,12 @@
     F(s)     x of the stage before, its units' layers, x of the next or the loss
     B(s)     the rules of their tape, from the last to the first: I and W where backwards are split
     begin    gradients are cleared         update   sums over the copies, norm, optimizer's step
+    end      after the last step: what was sharded is whole again, is written, and is brought
 
 Ranks whose blocks have equal shapes share a role: made once, whatever the mesh.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -24,23 +25,21 @@ from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.intervals import part_of
 from tiledask.plan.pipelines.schedule import KINDS, Schedule
 from tiledask.plan.products.placement import split
-from tiledask.plan.program.instructions import (
-    Instruction,
-    ProgramLine,
-    ProgramPart,
-    ProgramRole,
-    Recv,
-    Send,
-)
 from tiledask.plan.program.making.decoder import DecoderShapes
 from tiledask.plan.program.making.layers import TENSOR, TensorLayers
-from tiledask.plan.program.making.unit_states import PIPELINE, NormTerms, UnitStates
-from tiledask.plan.program.making.writer import ProgramWriter, Value, needed
+from tiledask.plan.program.making.pipeline import pairs_of
+from tiledask.plan.program.making.tape import Tape, Value, needed
+from tiledask.plan.program.making.zero import DATA, PIPELINE, NormTerms, UnitStates
+from tiledask.plan.program.ops import Block, Op, Order, ProgramRole, Step, message
 from tiledask.plan.program.program import Program
 
-__all__ = ["TrainingTerms", "by_role", "step_program"]
+__all__ = ["TrainingTerms", "end_program", "step_program"]
 
 _T = TypeVar("_T")
+_Sends = Callable[[dict[Value, Value]], None] | None
+"""What sends the gradient of what came, where the backward has it."""
+LOSS, SCALE, UPDATES = (Value(name, (), 8) for name in ("loss", "scale", "updates"))
+"""Numbers that stay."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,21 +104,56 @@ def _stages_of(model: DecoderShapes, cut: tuple[int, ...]) -> dict[str, list[int
 
 def step_program(terms: TrainingTerms, mesh: tuple[int, int, int]) -> Program:
     """The Program of a step of a training on a (dp, tp, pp) mesh; nothing is computed."""
-    rows = [_rows(terms, mesh[0], d) for d in range(mesh[0])]
-
-    def made(at: tuple[int, int, int]) -> tuple[ProgramRole, ProgramLine]:
-        return _Stages(terms, mesh, at).made(rows[at[0]])
-
-    found, of_rank = by_role(terms, mesh, made, rows)
-    roles, lines = zip(*found, strict=True)
+    batches = split(0, terms.batch, mesh[0])
+    rows = [tuple(b - a for a, b in split(*mine, terms.schedule.microbatches)) for mine in batches]
+    found, role_of = _by_role(
+        terms, mesh, lambda at: _Stages(terms, mesh, at).made(rows[at[0]]), rows
+    )
+    roles, orders = zip(*found, strict=True)
     name = f"training {terms.schedule.name}".rstrip()
-    return Program(roles, tuple(lines[n] for n in of_rank), of_rank, name, mesh)
+    return Program(roles, tuple(orders[n] for n in role_of), role_of, name, mesh)
+
+
+def end_program(terms: TrainingTerms, mesh: tuple[int, int, int], saved: bool) -> Program:
+    """The Program of what a mesh does after a training's last step; ``saved``: whether a checkpoint
+    is written, of whole arrays, so that it is taken up again under any other layout."""
+    roles, role_of = _by_role(terms, mesh, lambda at: _end(terms, mesh, at, saved))
+    name = "checkpoint" if saved else "weights brought back"
+    order = (Step("end", 0),)
+    return Program(tuple(roles), (order,) * prod(mesh), role_of, name, mesh)
+
+
+def _end(
+    terms: TrainingTerms, mesh: tuple[int, int, int], at: tuple[int, int, int], saved: bool
+) -> ProgramRole:
+    tape, states = _states(terms, mesh, at)
+    names = [s.tensor for s in terms.recipe.states if s.tensor != "gradients"]
+    found = {(tensor, unit): states.whole(tensor, unit)
+             for tensor in (names if saved else ["weights"]) for unit in states.shapes}  # fmt: skip
+    state = states.state
+    if saved:
+        state, loss, ranks = state | {"loss": 8}, LOSS, mesh[DATA] * mesh[PIPELINE]
+        if ranks > 1:
+            loss = tape.all_reduce(loss, "loss", (DATA, PIPELINE), ranks, "all")
+        tape.do("write_checkpoint", (loss, *found.values()), what=tuple(found))
+    weights = {unit: whole for (tensor, unit), whole in found.items() if tensor == "weights"}
+    tape.do("bring", list(weights.values()), units=tuple(weights))
+    return tape.role([Block("end", -1, tuple(tape.ops))], state, constants=frozenset(state))
+
+
+def _states(
+    terms: TrainingTerms, mesh: tuple[int, int, int], at: tuple[int, int, int], split: bool = False
+) -> tuple[Tape, UnitStates]:
+    copy, rank, device = at
+    tape = Tape(terms.itemsize, split)
+    units = {unit: terms.model.shapes(unit, mesh[TENSOR], rank) for unit in terms.units(device)}
+    return tape, UnitStates(tape, units, terms.recipe, terms.zero, mesh[DATA], copy)
 
 
 # -- in what ranks differ --------------------------------------------------------------------------
 
 
-def by_role(
+def _by_role(
     terms: TrainingTerms,
     mesh: tuple[int, int, int],
     make: Callable[[tuple[int, int, int]], _T],
@@ -132,23 +166,18 @@ def by_role(
     """
     dp, tp, pp = mesh
     blocks = [_blocks(terms, tp, t) for t in range(tp)]
-    kept = [_extents(terms, dp, tp, p) for p in range(pp)]
+    extents = {(t, p): _extents(terms, dp, tp, t, p) for t in range(tp) for p in range(pp)}
     roles: dict[Any, int] = {}
     found: list[_T] = []
-    of_rank = []
+    role_of = []
     for d, t, p in np.ndindex(mesh):
-        key = of_copy[d] if of_copy else (), blocks[t], p, kept[p](t, d)
+        kept = tuple(each[d] for each in extents[t, p])
+        key = of_copy[d] if of_copy else (), blocks[t], p, kept
         if key not in roles:
             roles[key] = len(roles)
             found.append(make((d, t, p)))
-        of_rank.append(roles[key])
-    return found, tuple(of_rank)
-
-
-def _rows(terms: TrainingTerms, copies: int, copy: int) -> tuple[int, ...]:
-    """Rows of each micro-batch of a copy of the model."""
-    mine = split(0, terms.batch, copies)[copy]
-    return tuple(stop - start for start, stop in split(*mine, terms.schedule.microbatches))
+        role_of.append(roles[key])
+    return found, tuple(role_of)
 
 
 def _blocks(terms: TrainingTerms, ranks: int, rank: int) -> Any:
@@ -160,31 +189,20 @@ def _blocks(terms: TrainingTerms, ranks: int, rank: int) -> Any:
                 shared = [ranks for ranks, _ in held.shared() if rank in ranks]
                 found.append((held.counts[rank], *shared))
     tokens = even(model.sequence, ranks)[rank] if terms.sequence_parallel else 0
-    return tuple(found), tokens, _looks(model, ranks, rank)
-
-
-def _looks(model: Any, ranks: int, rank: int) -> Any:
-    """Where, among the kv heads here, the query heads here begin to look."""
     heads = model.head_counts
     first, _ = part_of(0, heads.query, ranks, rank)
-    return first % (heads.query // heads.kv)
+    looks = first % (heads.query // heads.kv)  # where, among the kv heads here, queries begin to
+    return tuple(found), tokens, looks
 
 
-def _extents(terms: TrainingTerms, copies: int, ranks: int, device: int) -> Any:
-    """(tensor rank, copy) -> how much of each unit a rank keeps by ZeRO."""
-    found: dict[int, Any] = {}
-
-    def of(rank: int, copy: int) -> tuple[int, ...]:
-        if not terms.zero:
-            return ()
-        if rank not in found:
-            units = terms.units(device)
-            shapes = [terms.model.shapes(unit, ranks, rank).values() for unit in units]
-            sizes = [sum(map(prod, of)) for of in shapes]
-            found[rank] = shards(sizes, copies)
-        return tuple(extents[copy] for extents in found[rank])
-
-    return of
+def _extents(
+    terms: TrainingTerms, copies: int, ranks: int, rank: int, device: int
+) -> Sequence[tuple[int, ...]]:
+    """By unit of a device, how much of it each copy keeps by ZeRO."""
+    if not terms.zero:
+        return ()
+    shapes = [terms.model.shapes(unit, ranks, rank).values() for unit in terms.units(device)]
+    return shards([sum(map(prod, of)) for of in shapes], copies)
 
 
 # -- one role --------------------------------------------------------------------------------------
@@ -196,85 +214,65 @@ class _Stages:
     def __init__(
         self, terms: TrainingTerms, mesh: tuple[int, int, int], at: tuple[int, int, int]
     ) -> None:
-        self.terms, self.mesh, (self.copy, self.rank, self.device) = terms, mesh, at
+        self.terms, self.mesh, (_, self.rank, self.device) = terms, mesh, at
         self.schedule, self.model = terms.schedule, terms.model
         self.last = self.schedule.stages - 1
-        orders = self.schedule.orders[self.device]
+        actions = {action[:2] for action in self.schedule.orders[self.device]}
         self.kinds = {
-            s: "".join(k for k in KINDS if (k, s) in {a[:2] for a in orders})
-            for s in {action.stage for action in orders}
+            s: [kind for kind in KINDS if (kind, s) in actions]
+            for s in sorted({s for _, s in actions})
         }
         """By stage, the kinds of its actions."""
-        self.writer = ProgramWriter(
-            terms.itemsize, split=any("I" in k for k in self.kinds.values())
-        )
-        units = terms.units(self.device)
-        shapes = {unit: self.model.shapes(unit, mesh[TENSOR], self.rank) for unit in units}
-        self.states = UnitStates(self.writer, shapes, terms.recipe, terms.zero, mesh[0], self.copy)
-        self.parts: list[ProgramPart] = []
+        split = any("I" in kinds for kinds in self.kinds.values())
+        self.tape, self.states = _states(terms, mesh, at, split)
+        self.blocks: dict[str, Block] = {}
 
-    def made(self, rows: tuple[int, ...]) -> tuple[ProgramRole, ProgramLine]:
-        """The role, and the line of its ranks, of whose micro-batches these are the rows."""
-        turns = self.schedule.orders[self.device]
-        pairs = self.schedule.paired[slice(*self.schedule.turns[self.device : self.device + 2])]
-        variants = sorted(set(rows))
-        self._begin()
-        numbers: dict[tuple[str, int, int, int], int] = {}
-        places = self.schedule.places
-        for stage in sorted(self.kinds):
+    def made(self, rows: tuple[int, ...]) -> tuple[ProgramRole, Order]:
+        """The role, and the order of its ranks, of whose micro-batches these are the rows."""
+        places, variants = self.schedule.places, sorted(set(rows))
+        names: dict[tuple[str, int, int, int], str] = {}
+        self.states.begin()
+        self.tape.do("clear", (), (LOSS,))
+        steps = [Step(self._block_of("begin", -1, self.tape.take()), 0)]
+        for stage in self.kinds:
             here = [n for n, place in enumerate(places) if place[stage] == self.device]
             for n in variants:
                 named = n if len(variants) > 1 else None
-                for kind, instructions in self._stage(stage, n, len(variants) > 1):
+                for kind, ops in self._stage(stage, n, named is not None):
                     for pipeline in here:
-                        sent = self._to_ranks(instructions, places[pipeline])
-                        numbers[kind, stage, n, pipeline] = self._part(kind, stage, sent, named)
+                        sent = self._to_ranks(ops, places[pipeline])
+                        names[kind, stage, n, pipeline] = self._block_of(kind, stage, sent, named)
+        pairs = pairs_of(self.schedule, self.device)
+        for (k, s, i), paired in zip(self.schedule.orders[self.device], pairs, strict=True):
+            steps.append(Step(names[k, s, rows[i], i % len(places)], i, paired))
         self._update()
-        turned = [numbers[k, s, rows[i], i % len(places)] for k, s, i in turns]
-        columns = [0, *turned, len(self.parts) - 1], [0, *(t.microbatch for t in turns), 0]
-        paired = np.array([False, *pairs.tolist(), False])
-        part, frame = (np.array(column, np.int32) for column in columns)
-        line = ProgramLine(part, frame, paired)
-        used = {name for part in self.parts for each in part.instructions for name in each.writes}
-        nbytes = {n: size for n, size in self.writer.nbytes.items() if n in used}
-        stays = self.states.stays | self._numbers()
-        kept = nbytes.keys() | stays.keys()
-        items = {n: i for n, i in self.writer.items.items() if n in kept}
-        scratch = frozenset(self.states.scratch | {"loss"})
-        given = frozenset(self.states.given | ({"angles"} & stays.keys()))
-        within = {n: base for n, base in self.writer.within.items() if n in nbytes}
-        parts = tuple(self.parts)
-        return ProgramRole(parts, nbytes, stays, scratch, given, items, within), line
+        steps.append(Step(self._block_of("update", -1, self.tape.take()), 0))
+        state = self.states.state | self._numbers()
+        constants = frozenset(self.states.constants | ({"angles"} & state.keys()))
+        role = self.tape.role(
+            list(self.blocks.values()),
+            state,
+            accumulators=frozenset(self.states.accumulators | {"loss"}),
+            constants=constants,
+        )
+        return role, tuple(steps)
 
-    def _part(
-        self, kind: str, stage: int, instructions: Iterable[Instruction], rows: int | None = None
-    ) -> int:
-        """The number of this part, which may be there for another pipeline."""
-        part = ProgramPart(kind, stage, tuple(instructions), rows=rows)
-        while part not in self.parts:
-            if part.name not in {each.name for each in self.parts}:
-                self.parts.append(part)
-            else:
-                part = replace(part, replica=part.replica + 1)
-        return self.parts.index(part)
+    def _block_of(self, kind: str, stage: int, ops: Iterable[Op], rows: int | None = None) -> str:
+        """The name of this block, which may be there for another pipeline."""
+        block = Block(kind, stage, tuple(ops), rows=rows)
+        while self.blocks.setdefault(block.name, block) != block:
+            block = replace(block, replica=block.replica + 1)
+        return block.name
 
     def _numbers(self) -> dict[str, int]:
         """What else stays: the losses' sum, the number of updates, the scale, the angles."""
         width = self.model.head_counts.width
-        angles = self.model.sequence * width * self.writer.wide if self.model.gated else 0
+        angles = self.model.sequence * width * self.tape.accum_itemsize if self.model.gated else 0
         found = {"loss": 8, "updates": 8}
         found |= {"scale": 8} if self.terms.guarded else {}
         return found | ({"angles": angles} if angles else {})
 
-    def _begin(self) -> None:
-        self.writer.part()
-        self.states.begin()
-        total = Value("loss", (), 8)
-        self.writer.do("clear", (), (total,))
-        self._part("begin", -1, self.writer.written)
-
     def _update(self) -> None:
-        self.writer.part()
         terms, among = self.terms, dict[str, tuple[str, tuple[int, ...]]]()
         for unit in self.states.shapes:
             label = "tied table" if self.model.tied and unit == "embedding" else f"{unit}/replicas"
@@ -286,7 +284,6 @@ class _Stages:
             elsewhere = {unit: self._counts_elsewhere(unit) for unit in here}
             norm = NormTerms(elsewhere, axes, prod(self.mesh[axis] for axis in axes))
         self.states.update(among, norm)
-        self._part("update", -1, self.writer.written)
 
     def _counts_elsewhere(self, unit: str) -> bool:
         """Whether some numbers of a unit are held by several tensor ranks, and count on one."""
@@ -296,19 +293,18 @@ class _Stages:
 
     # -- a stage ----------------------------------------------------------------------------------
 
-    def _stage(self, s: int, rows: int, named: bool) -> list[tuple[str, list[Instruction]]]:
-        """(kind, instructions) of its parts, for micro-batches of so many rows."""
-        writer, model, terms = self.writer, self.model, self.terms
+    def _stage(self, s: int, rows: int, named: bool) -> list[tuple[str, list[Op]]]:
+        """(kind, ops) of its blocks, for micro-batches of so many rows."""
+        tape, model, terms = self.tape, self.model, self.terms
         ranks = self.mesh[TENSOR]
         tokens = (1, even(model.sequence, ranks)) if terms.sequence_parallel else None
         heads = model.head_counts
         layers = TensorLayers(
-            writer, self.states, ranks, self.rank, tokens, heads, selective=terms.selective
+            tape, self.states, ranks, self.rank, tokens, heads, selective=terms.selective
         )
         shape = rows, tokens[1][self.rank] if tokens else model.sequence, model.hidden
         suffix = f":{rows}" if named else ""
         units = model.stage_units(s, terms.cut)
-        writer.part()
         ids, targets = self._tokens(s, rows)
         x = self._embedded(layers, ids) if s == 0 else self._comes(f"x{s}{suffix}", s - 1, shape)
         first = x
@@ -322,36 +318,32 @@ class _Stages:
         seeds: dict[Value, Value] = {}
         if s == self.last:
             loss = self._loss(layers, x, targets, sends if s and not blocks else None)
-            seeds[loss] = Value("scale", (), 8) if terms.scaled else loss
+            seeds[loss] = SCALE if terms.scaled else loss
         else:
             out = self._goes(x, first, f"x{s + 1}{suffix}", s + 1)
-            x = out if out is x else writer.on_tape(out, lambda d: [(first, d)])
-        forward, tape = writer.written, writer.take_tape()
-        writer.part()
+            x = out if out is x else tape.on_tape(out, lambda d: [(first, d)])
+        forward, rules = tape.take(), tape.take_rules()
         if s < self.last:
             seeds[x] = self._comes(f"dx{s + 1}{suffix}", s + 1, shape)
-        found = writer.backward(tape, seeds)
+        found = tape.backward(rules, seeds)
         if s and not blocks and s < self.last:
             self._goes(found[first], seeds[x], f"dx{s}{suffix}", s - 1)
-        backward, of_weights = writer.written, writer.of_weights
-        needed([forward, backward, of_weights], self._lasting(s, suffix))
+        of_weights, backward = tape.of_weights, tape.take()
+        sent = {f"x{s + 1}{suffix}": 0, f"dx{s}{suffix}": 0}  # whoever takes them reads them
+        lasting = self.states.state | self._numbers() | sent
+        needed([forward, backward, of_weights], lasting)
         made = {"F": forward, "B": [*backward, *of_weights], "I": backward, "W": of_weights}
         return [(kind, made[kind]) for kind in self.kinds[s]]
 
-    def _lasting(self, s: int, suffix: str) -> Mapping[str, int]:
-        """What somebody reads, though no instruction of the stage does."""
-        ends = {f"x{s + 1}{suffix}": 0, f"dx{s}{suffix}": 0}
-        return self.states.stays | self._numbers() | ends
-
     def _tokens(self, s: int, rows: int) -> tuple[Value, Value]:
         """(ids, targets), as far as the stage needs them."""
-        shape, found = (rows, self.model.sequence), []
-        for name, at in (("ids", 0), ("targets", self.last)):
-            if s == at:
-                made = self.writer.value(name, shape, 8)
-                self.writer.do(name, (), (made,), rows=rows)
-                found.append(made)
-        return found[0] if found else _NOTHING, found[-1] if found else _NOTHING
+        ids = targets = _NOTHING
+        shape = rows, self.model.sequence
+        if s == 0:
+            ids = self.tape.make("ids", (), "ids", shape, 8, rows=rows)
+        if s == self.last:
+            targets = self.tape.make("targets", (), "targets", shape, 8, rows=rows)
+        return ids, targets
 
     def _embedded(self, layers: TensorLayers, ids: Value) -> Value:
         with self.states.scope("embedding", again=False):
@@ -361,50 +353,37 @@ class _Stages:
                 x = layers.positions(x)
         return x
 
-    def _block(
-        self,
-        layers: TensorLayers,
-        x: Value,
-        unit: str,
-        sends: Callable[[dict[Value, Value]], None] | None,
-    ) -> Value:
-        writer = self.writer
+    def _block(self, layers: TensorLayers, x: Value, unit: str, sends: _Sends) -> Value:
+        tape = self.tape
 
-        def written() -> Value:
+        def made() -> Value:
             if sends:
-                writer.at_backward(sends)
+                tape.at_backward(sends)
             angles = Value("angles", (), 0) if self.model.gated else None
             return layers.block(x, angles, unit, self.model.gated, eps=self.model.eps)
 
-        if not self.terms.recompute:
-            with self.states.scope(unit):
-                return written()
-        before = writer.taped
+        before = len(tape)
         with self.states.scope(unit):
-            y = written()
-        writer.take_tape(before)
+            y = made()
+        if not self.terms.recompute:
+            return y
+        tape.take_rules(before)
 
         def rule(dy: Value) -> list[tuple[Value, Value]]:
-            before = writer.taped
+            before = len(tape)
             with self.states.scope(unit, "backward", again=False):
-                again = written()
-            found = writer.backward(writer.take_tape(before), {again: dy})
+                again = made()
+            found = tape.backward(tape.take_rules(before), {again: dy})
             return [(x, found[x])]
 
-        return writer.on_tape(y, rule)
+        return tape.on_tape(y, rule)
 
-    def _loss(
-        self,
-        layers: TensorLayers,
-        x: Value,
-        targets: Value,
-        sends: Callable[[dict[Value, Value]], None] | None,
-    ) -> Value:
-        model, states, writer = self.model, self.states, self.writer
+    def _loss(self, layers: TensorLayers, x: Value, targets: Value, sends: _Sends) -> Value:
+        model, states, tape = self.model, self.states, self.tape
         count = self.terms.batch * model.sequence
         with states.scope("head"):
             if sends:
-                writer.at_backward(sends)
+                tape.at_backward(sends)
             x = layers.norm(x, "head", "norm", "norm", model.gated, model.eps)
             if model.tied:
                 with states.scope("embedding"):
@@ -414,39 +393,35 @@ class _Stages:
             else:
                 logits = layers.column_linear(x, "head", ["w_head"], ["w_head"])
             loss = layers.loss(logits, targets, even(model.vocabulary, layers.ranks), count)
-        total = Value("loss", (), 8)
-        writer.do("add_loss", (total, loss), (total,))
+        tape.do("add_loss", (LOSS, loss), (LOSS,))
         return loss
 
     # -- between stages ---------------------------------------------------------------------------
 
     def _comes(self, name: str, other: int, shape: tuple[int, ...]) -> Value:
         """What another stage makes."""
-        made = self.writer.named(Value(name, shape, self.writer.itemsize))
-        self.writer.written.append(Recv(name, other))
-        return made
+        self.tape.ops.append(message("recv", name, other))
+        return self.tape.named(Value(name, shape, self.tape.itemsize))
 
     def _goes(self, x: Value, came: Value | None, name: str, other: int) -> Value:
         """``x`` under its name on the way; a stage without layers hands on what ``came``."""
         if x is came:
-            handed = self.writer.named(Value(name, x.shape, x.itemsize))
-            self.writer.do("hand_on", (x,), (handed,))
+            handed = self.tape.named(Value(name, x.shape, x.itemsize))
+            self.tape.do("hand_on", (x,), (handed,))
             x = handed
         else:
-            self.writer.rename(x, name)
-        self.writer.written.append(Send(name, other))
+            self.tape.rename(x, name)
+        self.tape.ops.append(message("send", name, other))
         return x
 
-    def _to_ranks(
-        self, written: Sequence[Instruction], place: Sequence[int]
-    ) -> Iterator[Instruction]:
+    def _to_ranks(self, ops: Sequence[Op], place: Sequence[int]) -> Iterator[Op]:
         """The same, with messages to and from the ranks of stages, where these are others."""
-        for each in written:
-            if not isinstance(each, Send | Recv):
-                yield each
-            elif (rank := place[each.peer]) != self.device:
-                way = "to" if isinstance(each, Send) else "from"
-                yield replace(each, peer=rank, stream=f"{way}_{rank}", axis=PIPELINE)
+        for op in ops:
+            if not op.is_message:
+                yield op
+            elif (rank := place[op["peer"]]) != self.device:
+                way = "to" if op.name == "send" else "from"
+                yield message(op.name, op.buffer, rank, f"{way}_{rank}", PIPELINE)
 
 
 _NOTHING = Value("", (), 0)

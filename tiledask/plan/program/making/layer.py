@@ -1,21 +1,17 @@
-"""The program of one layer on the ranks of a group or a grid: from shapes alone.
+"""The program of one layer on the ranks of a group: from shapes alone.
 
 forward     x = do arguments      the layer      do returns y
 backward    dy = do arguments     its tape       do returns dx, and the weights' gradients
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from tiledask.plan.products.placement import Tiling
-from tiledask.plan.program.instructions import ProgramLine, ProgramPart, ProgramRole
-from tiledask.plan.program.making.convolution.convolutions import ConvolutionLayers
-from tiledask.plan.program.making.writer import ProgramWriter, Value, needed
+from tiledask.plan.program.making.convolutions import ConvolutionLayers
+from tiledask.plan.program.making.tape import Tape, Value, needed
+from tiledask.plan.program.ops import Block, ProgramRole, Step
 from tiledask.plan.program.program import Program
 
 __all__ = ["LayerOperand", "LayerTerms", "layer_program"]
@@ -29,9 +25,9 @@ class LayerOperand(NamedTuple):
     itemsize: int
     """Bytes of a number."""
 
-    def value(self, at: tuple[int, ...]) -> Value:
-        """What the rank at ``at`` has of it."""
-        return Value(self.name, self.tiling.block_shape(at), self.itemsize)
+    def value(self, rank: int) -> Value:
+        """What a rank has of it."""
+        return Value(self.name, self.tiling.block_shape((rank,)), self.itemsize)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +41,8 @@ class LayerTerms:
     given: tuple[LayerOperand, ...]
     """What it takes, and the gradient of the first of which it gives, if it has one."""
     weights: tuple[LayerOperand, ...]
-    told: tuple[tuple[str, Any], ...] = ()
-    """What its method is told besides, by name."""
+    options: tuple[tuple[str, Any], ...] = ()
+    """What its method takes besides, by name."""
     itemsize: int
     """Bytes of a number of activations."""
     tokens: tuple[int, tuple[int, ...]] | None = None
@@ -66,41 +62,40 @@ def layer_program(terms: LayerTerms) -> Program:
     >>> from tiledask.plan.products.placement import Replicate, Shard
     >>> x = LayerOperand("x", Tiling((3, 4), (2,), (Replicate(),)), 8)
     >>> w = LayerOperand("w", Tiling((4, 6), (2,), (Shard(1),)), 8)
-    >>> told = ("unit", ""), ("names", ("w",)), ("labels", ("column_linear",))
+    >>> options = ("unit", ""), ("names", ("w",)), ("labels", ("column_linear",))
     >>> terms = LayerTerms(
-    ...     layer="column_linear", mesh=(2,), given=(x,), weights=(w,), told=told, itemsize=8)
+    ...     layer="column_linear", mesh=(2,), given=(x,), weights=(w,), options=options, itemsize=8)
     >>> print(layer_program(terms).check().line_text(1), layer_program(terms).traffic.sent)
     forward.0 backward.0 (96, 96)
     """
-    roles = tuple(_role(terms, at) for at in product(*map(range, terms.mesh)))
-    turns = np.arange(2, dtype=np.int32), np.zeros(2, np.int32), np.zeros(2, bool)
-    lines, ranks = (ProgramLine(*turns),) * len(roles), tuple(range(len(roles)))
-    return Program(roles, lines, ranks, terms.layer, (1, *terms.mesh))
+    ranks = range(terms.mesh[0])
+    orders = ((Step("forward", 0), Step("backward", 0)),) * len(ranks)
+    roles = tuple(_role(terms, rank) for rank in ranks)
+    return Program(roles, orders, tuple(ranks), terms.layer, (1, *terms.mesh))
 
 
-def _role(terms: LayerTerms, at: tuple[int, ...]) -> ProgramRole:
-    writer = ProgramWriter(terms.itemsize)
-    weights = _Weights({each.name: each.value(at) for each in terms.weights})
-    told = terms.tokens, terms.heads, terms.regather
-    layers = ConvolutionLayers(writer, weights, terms.mesh[0], at[0], *told)
-    writer.part()
-    given = [writer.named(each.value(at)) for each in terms.given]
-    writer.do("arguments", (), given)
-    y = getattr(layers, terms.layer)(*given, **dict(terms.told))
-    writer.do("returns", (y,))
-    forward, tape = writer.written, writer.take_tape()
-    writer.part()
-    dy = writer.value("dy", y.shape, y.itemsize)
-    writer.do("arguments", (), (dy,))
-    found = writer.backward(tape, {y: dy})
+def _role(terms: LayerTerms, rank: int) -> ProgramRole:
+    tape = Tape(terms.itemsize)
+    weights = _Weights({each.name: each.value(rank) for each in terms.weights})
+    more = terms.tokens, terms.heads, terms.regather
+    layers = ConvolutionLayers(tape, weights, terms.mesh[0], rank, *more)
+    given = [tape.named(each.value(rank)) for each in terms.given]
+    tape.do("arguments", (), given)
+    y = getattr(layers, terms.layer)(*given, **dict(terms.options))
+    tape.do("returns", (y,))
+    forward, rules = tape.take(), tape.take_rules()
+    dy = tape.value("dy", y.shape, y.itemsize)
+    tape.do("arguments", (), (dy,))
+    found = tape.backward(rules, {y: dy})
     of_x = [found[given[0]]] if terms.wanted and given[0] in found else []
-    writer.do("returns", [*of_x, *(weights.gradients[each.name] for each in terms.weights)])
+    tape.do("returns", [*of_x, *(weights.gradients[each.name] for each in terms.weights)])
+    backward = tape.take()
     if not terms.wanted:  # the forward is not touched: who has run it can go on with either
-        needed([writer.written], {})
-    stays = {name: w.size * w.itemsize for name, w in weights.values.items()}
-    written = {"forward": forward, "backward": writer.written}
-    parts = tuple(ProgramPart(kind, -1, tuple(each)) for kind, each in written.items())
-    return ProgramRole(parts, writer.nbytes, stays, given=frozenset(stays), items=writer.items)
+        needed([backward], {})
+    state = {name: w.size * w.itemsize for name, w in weights.values.items()}
+    both = {"forward": forward, "backward": backward}
+    blocks = [Block(kind, -1, tuple(ops)) for kind, ops in both.items()]
+    return ProgramRole.of(blocks, tape.sizes, state, constants=frozenset(state), items=tape.items)
 
 
 class _Weights:
@@ -117,6 +112,3 @@ class _Weights:
 
     def gradient(self, unit: str, name: str, g: Value) -> None:
         self.gradients[name] = g
-
-    def scope(self, unit: str, when: str, again: bool) -> AbstractContextManager[None]:
-        return nullcontext()

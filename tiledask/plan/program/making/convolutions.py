@@ -1,0 +1,256 @@
+"""Convolutions and pooling over the ranks of a group, written into a program: forward only.
+
+    conv_by_output   y [.., mine, ..] of all x                       dx is a sum over the ranks
+    conv_by_input    y is a sum over the ranks, of x [.., mine, ..]
+    conv_in_rows     own rows of the image, and halos                dw and db are sums
+    pool_in_rows     own rows, and halos only where windows cross
+
+An array is [images, channels, rows, columns]. What has no number is made of zeros, not computed.
+"""
+
+from math import prod
+from typing import Any, NamedTuple
+
+from tiledask.plan.collectives.rows import RowSplit
+from tiledask.plan.program.making.layers import TensorLayers
+from tiledask.plan.program.making.tape import Gradients, Value
+
+__all__ = ["ConvolutionLayers", "WindowTerms"]
+
+ROWS = 2
+"""The dimension of an image's rows."""
+
+
+class WindowTerms(NamedTuple):
+    """Windows over rows and columns, as kernels take them."""
+
+    size: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
+    """((above, below), (left, right))."""
+    dilation: tuple[int, int] = (1, 1)
+
+    def out(self, axis: int, extent: int) -> int:
+        """How many windows there are along an axis of ``extent``.
+
+        >>> WindowTerms((3, 3), (2, 1)).out(0, 7)
+        3
+        """
+        reach = (self.size[axis] - 1) * self.dilation[axis] + 1
+        return (extent + sum(self.padding[axis]) - reach) // self.stride[axis] + 1
+
+    def args(self, *names: str) -> dict[str, Any]:
+        """Some of it by name, without what is usual."""
+        usual = self._field_defaults
+        return {n: v for n in names if (v := getattr(self, n)) != usual.get(n)}
+
+
+class ConvolutionLayers(TensorLayers):
+    """The layers of some images on one rank of a group; weights are w and, if there is one, b."""
+
+    # -- by channels ----------------------------------------------------------------------------
+
+    def conv_by_output(self, x: Value, unit: str, window: WindowTerms) -> Value:
+        """The output channels of the rows of w that are here."""
+        y = self._convolved(x, unit, window)
+
+        def rule(dy: Value) -> Gradients:
+            dx = self._dx_of(dy, x, unit, window)
+            self._weights_of(dy, x, unit, window)
+            return [(x, self.reduce_output(dx, "backward/dx"))]
+
+        return self.tape.on_tape(y, rule)
+
+    def conv_by_input(self, x: Value, unit: str, window: WindowTerms) -> Value:
+        """All output channels, of the input channels that are here; b is added once."""
+        tape, b = self.tape, self.weights.has(unit, "b")
+        y = made = self.reduce_output(self._convolved(x, unit, window, bias=False), "forward/y")
+        if b:
+            y = tape.value("y", made.shape)
+            tape.do("add_channels", (made, self.weights.weight(unit, "b")), (y,))
+
+        def rule(dy: Value) -> Gradients:
+            dx = self._dx_of(dy, x, unit, window)
+            self._weights_of(dy, x, unit, window, bias=False)
+            if b:
+                db = tape.value("db", dy.shape[1:2])
+                tape.do("channel_sums", (dy,), (db,))
+                self.weights.gradient(unit, "b", db)
+            return [(x, dx)]
+
+        return tape.on_tape(y, rule)
+
+    # -- by rows of the image -------------------------------------------------------------------
+
+    def conv_in_rows(
+        self,
+        x: Value,
+        unit: str,
+        window: WindowTerms,
+        split: RowSplit,
+        label: str = "",
+        summed: bool = True,
+    ) -> Value:
+        """The output rows of this rank's rows; ``summed``: whether dw and db are, over the ranks.
+        ``label`` comes before those of the halos."""
+        here, read = self._padded(window, split), self._read(x, split, label)
+        y = self._convolved(read, unit, here, rows=split.out[self.rank])
+
+        def rule(dy: Value) -> Gradients:
+            d = self._dx_of(dy, read, unit, here)
+            dx = self._given_back(d, x, split, label)
+            self._weights_of(dy, read, unit, here, summed=summed)
+            return [(x, dx)]
+
+        return self.tape.on_tape(y, rule)
+
+    def pool_in_rows(
+        self, x: Value, window: WindowTerms, split: RowSplit, label: str = ""
+    ) -> Value:
+        """The output rows of this rank's rows: means of windows."""
+        read, here = self._read(x, split, label), self._padded(window, split)
+        y = self._pooled(read, here, split.out[self.rank])
+
+        def rule(dy: Value) -> Gradients:
+            return [(x, self._given_back(self._pool_dx(dy, read, here), x, split, label))]
+
+        return self.tape.on_tape(y, rule)
+
+    def _padded(self, window: WindowTerms, split: RowSplit) -> WindowTerms:
+        """Zeros above and below only where this rank's windows reach beyond the image."""
+        slab = split.slabs[self.rank]
+        return window._replace(padding=((slab.above, slab.below), window.padding[1]))
+
+    def _read(self, x: Value, split: RowSplit, label: str) -> Value:
+        """The rows that this rank's windows read."""
+        wider, at = x, split.local(self.rank)
+        if split.strips:
+            held = sum(split.widths(self.rank)) + split.rows[self.rank]
+            wider = self._halo("halo_exchange", x, f"{label}forward/halo", split, held)
+        return self._part(wider, ROWS, (at.start, at.stop, wider.shape[ROWS]))
+
+    def _given_back(self, d: Value, x: Value, split: RowSplit, label: str) -> Value:
+        """dx of the own rows for that of the rows that were read."""
+        at, held = split.local(self.rank), sum(split.widths(self.rank)) + split.rows[self.rank]
+        dx = d
+        if held != d.shape[ROWS]:  # zeros elsewhere
+            dx = self.tape.value("dx", _resized(d, ROWS, held))
+            self.tape.do("part_grad", (d,), (dx,), dim=ROWS, at=(at.start, at.stop, held))
+        if split.strips:
+            own = x.shape[ROWS]
+            dx = self._halo("halo_reduce", dx, f"{label}backward/halo", split, own)
+        return dx
+
+    def _halo(self, kind: str, x: Value, label: str, split: RowSplit, rows: int) -> Value:
+        row = prod(x.shape[:ROWS] + x.shape[ROWS + 1 :])
+        return self.tape.together(
+            kind, x, label, (self.axis,), _resized(x, ROWS, rows),
+            counts=tuple(row * n for n in split.rows), dim=ROWS, extents=split.rows,
+            before=split.before, after=split.after, stream="tp",
+        )  # fmt: skip
+
+    # -- on one rank ----------------------------------------------------------------------------
+
+    def pool(self, x: Value, window: WindowTerms) -> Value:
+        """Means of windows, of all rows."""
+        y = self._pooled(x, window, window.out(0, x.shape[ROWS]))
+        return self.tape.on_tape(y, lambda dy: [(x, self._pool_dx(dy, x, window))])
+
+    def flat(self, x: Value) -> Value:
+        """[images, all that an image has]."""
+
+        def shaped(x: Value, shape: tuple[int, ...]) -> Value:
+            y = self.tape.value("y", shape)
+            self.tape.do("reshape", (x,), (y,), shape=shape)
+            return y
+
+        y = shaped(x, (x.shape[0], prod(x.shape[1:])))
+        return self.tape.on_tape(y, lambda dy: [(x, shaped(dy, x.shape))])
+
+    def own(self, x: Value, dim: int, counts: tuple[int, ...]) -> Value:
+        """This rank's part, of ``counts`` by rank along ``dim``, of what all have. No rule: of a
+        gradient, or of what has none."""
+        return self._part(x, dim, ("part", self.axis, counts), counts[self.rank])
+
+    def _part(self, x: Value, dim: int, at: tuple[Any, ...], extent: int | None = None) -> Value:
+        """Indices ``at`` (start, stop, of how many) along ``dim``."""
+        extent = at[1] - at[0] if extent is None else extent
+        if extent == x.shape[dim]:
+            return x
+        y = self.tape.value("part", _resized(x, dim, extent), x.itemsize)
+        self.tape.do("part", (x,), (y,), dim=dim, at=at)
+        return y
+
+    def _computed(
+        self, part: Value, kernel: str, reads: tuple[Value, ...], y: Value, **args: Any
+    ) -> Value:
+        """``y`` by a kernel; of zeros where ``part``, of which it is made, has no number."""
+        if part.size:
+            self.tape.do(kernel, reads, (y,), **args)
+        else:
+            self.tape.do("zeros", reads[:1], (y,), shape=y.shape)
+        return y
+
+    def _convolved(
+        self, x: Value, unit: str, window: WindowTerms, rows: int | None = None, bias: bool = True
+    ) -> Value:
+        """w over the windows of x, + b; ``rows``: of the output, where the ranks' split says so."""
+        w, b = self.weights.weight(unit, "w"), bias and self.weights.has(unit, "b")
+        rows = window.out(0, x.shape[ROWS]) if rows is None else rows
+        y = self.tape.value("y", (x.shape[0], w.shape[0], rows, window.out(1, x.shape[3])))
+        reads = (x, w, self.weights.weight(unit, "b")) if b else (x, w)
+        args = window.args("stride", "padding", "dilation") | {"product": _product(y, w)}
+        return self._computed(y, "conv2d", reads, y, **args)
+
+    def _dx_of(self, dy: Value, x: Value, unit: str, window: WindowTerms) -> Value:
+        dx, w = self.tape.value("dx", x.shape), self.weights.weight(unit, "w")
+        if not dy.size:
+            self.tape.do("zeros", (x,), (dx,), shape=dx.shape)
+            return dx
+        args = window.args("stride", "padding", "dilation") | {"product": _product(dy, w)}
+        self.tape.do("conv2d_grad_input", (dy, x, w), (dx,), **args)
+        return dx
+
+    def _weights_of(
+        self,
+        dy: Value,
+        x: Value,
+        unit: str,
+        window: WindowTerms,
+        bias: bool = True,
+        summed: bool = False,
+    ) -> None:
+        """The gradients of w and b; ``summed`` over the ranks."""
+        tape, names = self.tape, ["w", *(["b"] if bias and self.weights.has(unit, "b") else [])]
+        weights = [self.weights.weight(unit, name) for name in names]
+        found = {n: tape.value(f"d{n}", w.shape) for n, w in zip(names, weights, strict=True)}
+        if dy.size:
+            args = window.args("size", "stride", "padding", "dilation")
+            args["product"] = _product(dy, weights[0])
+            tape.do("conv2d_grad_weight", (dy, x), list(found.values()), **args)
+        else:
+            for g in found.values():
+                tape.do("zeros", (dy,), (g,), shape=g.shape)
+        if summed and self.ranks > 1:
+            found = self.summed_small(found, "backward/dw db")
+        self._bring(unit, found)
+
+    def _pooled(self, x: Value, window: WindowTerms, rows: int) -> Value:
+        y = self.tape.value("y", (*x.shape[:ROWS], rows, window.out(1, x.shape[3])))
+        args = window.args("size", "stride", "padding")
+        return self._computed(y, "avg_pool2d", (x,), y, **args)
+
+    def _pool_dx(self, dy: Value, x: Value, window: WindowTerms) -> Value:
+        dx = self.tape.value("dx", x.shape)
+        args = window.args("size", "stride", "padding") | {"image": x.shape[ROWS:]}
+        return self._computed(dy, "avg_pool2d_grad", (dy,), dx, **args)
+
+
+def _product(y: Value, w: Value) -> tuple[int, int, int]:
+    """(m, k, n) of a convolution's products."""
+    out, *window = w.shape
+    return out, prod(window), prod(y.shape) // max(1, out)
+
+
+def _resized(x: Value, dim: int, extent: int) -> tuple[int, ...]:
+    return (*x.shape[:dim], extent, *x.shape[dim + 1 :])

@@ -1,0 +1,119 @@
+"""The program of a pipeline schedule: devices are ranks, an action is a block for a micro-batch.
+
+    F(s)   x_s     = recv from the rank of stage s-1        where it is another one
+           x_s+1 kept_s = do forward x_s
+           send x_s+1 to the rank of stage s+1
+    B(s)   dx_s+1  = recv ...      dx_s = do backward kept_s dx_s+1      send dx_s ...
+    I(s)   dx_s dy_s = do backward_input kept_s dx_s+1               where backwards are split
+    W(s)   do backward_weight for_w_s dy_s
+
+x_s is what comes into stage s, dx_s the gradient of it, kept_s what the forward leaves for the
+backward; for_w_s the part of that which the gradient of the weights needs.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tiledask.errors import ScheduleError, short
+from tiledask.plan.pipelines.needs import validate
+from tiledask.plan.pipelines.schedule import KINDS, Schedule
+from tiledask.plan.program.ops import Block, Op, Order, ProgramRole, Step, message
+from tiledask.plan.program.program import Program
+from tiledask.plan.whole import whole_number
+
+__all__ = ["KERNELS", "pairs_of", "program"]
+
+KERNELS = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
+"""By kind of action: the name of its kernel."""
+
+
+def program(
+    schedule: Schedule, *, block_bytes: int | Sequence[int] = 0, activation: int = 1
+) -> Program:
+    """The Program of ``schedule``: every send and receive of it, and what each rank holds.
+
+    block_bytes    bytes of the activations at a boundary between stages, and of their gradient;
+                   one number, or one per boundary
+    activation     bytes that a forward keeps for its backward; 1 counts activations. Of a backward
+                   in two parts the second needs them
+
+    Raises ScheduleError for an order that cannot run, and for sizes that are negative, too many, or
+    of no whole numbers.
+
+    >>> import tiledask as td
+    >>> print(td.program(td.schedule("1f1b", 2, 3)).line_text(0))
+    0F.0 0F.1 0B.0 0F.2 0B.1 0B.2
+    """
+    if not isinstance(schedule, Schedule):
+        raise ScheduleError(f"a program is made of td.schedule(...), got {short(schedule)}")
+    validate(schedule)
+    last, given = schedule.stages - 1, np.asarray(block_bytes)
+    if given.dtype.kind not in "iu" or given.shape not in ((), (last,)):
+        raise ScheduleError(
+            f"block_bytes must be one whole number or one per boundary between stages, {last} for "
+            f"{schedule.stages} stages; got {short(block_bytes)}"
+        )
+    if (least := given.min(initial=0)) < 0:
+        raise ScheduleError(f"block_bytes must be 0 or more bytes, got {least}")
+    activation = whole_number("activation", activation, 0, error=ScheduleError)
+    split = any(action.kind == "I" for order in schedule.orders for action in order)
+    kept = {"kept": 0, "for_w": activation, "dy": 0} if split else {"kept": activation}
+    sizes = {f"{name}{s}": size for s in range(last + 1) for name, size in kept.items()}
+    for s, size in enumerate(np.broadcast_to(given, last).tolist()):
+        sizes |= {f"x{s + 1}": size, f"dx{s + 1}": size}
+    ranks = range(schedule.devices)
+    roles, orders = zip(*(_rank(schedule, rank, sizes, split) for rank in ranks), strict=True)
+    return Program(roles, orders, tuple(ranks), schedule.name)
+
+
+def pairs_of(schedule: Schedule, device: int) -> list[bool]:
+    """By action of a device, whether it is done at once with the one after it."""
+    found: list[bool] = schedule.paired[slice(*schedule.turns[device : device + 2])].tolist()
+    return found
+
+
+def _rank(
+    schedule: Schedule, device: int, sizes: Mapping[str, int], split: bool
+) -> tuple[ProgramRole, Order]:
+    """What a device's role is, and its order."""
+    actions, pipelines = schedule.orders[device], schedule.pipelines
+    keys = {(a.stage, a.microbatch % pipelines, KINDS.index(a.kind)) for a in actions}
+    blocks: dict[tuple[str, int, tuple[Op, ...]], Block] = {}
+    block_of, again = dict[tuple[int, int, int], str](), Counter[tuple[str, int]]()
+    for stage, pipeline, kind in sorted(keys):
+        does = KINDS[kind], stage, _ops(schedule, KINDS[kind], stage, pipeline, split)
+        if does not in blocks:  # of several pipelines those that differ
+            blocks[does] = Block(*does, replica=again[does[:2]])
+            again[does[:2]] += 1
+        block_of[stage, pipeline, kind] = blocks[does].name
+    names = [block_of[a.stage, a.microbatch % pipelines, KINDS.index(a.kind)] for a in actions]
+    steps = zip(names, (a.microbatch for a in actions), pairs_of(schedule, device), strict=True)
+    written = [name for block in blocks.values() for op in block.ops for name in op.writes]
+    role = ProgramRole.of(list(blocks.values()), {name: sizes[name] for name in written})
+    return role, tuple(Step(*step) for step in steps)
+
+
+def _ops(schedule: Schedule, kind: str, s: int, pipeline: int, split: bool) -> tuple[Op, ...]:
+    """Those of an action of stage ``s``."""
+    place, last, forward = schedule.places[pipeline], schedule.stages - 1, kind == "F"
+    kept = [f"kept{s}", f"for_w{s}"] if split else [f"kept{s}"]
+    if kind == "W":
+        return (Op(KERNELS[kind], (kept[-1], f"dy{s}")),)
+    comes, goes = (s - 1, s + 1) if forward else (s + 1, s - 1)
+    x, y = (f"x{s}", f"x{goes}") if forward else (f"dx{comes}", f"dx{s}")
+    reads = [x] if 0 <= comes <= last else []
+    writes = [y] if 0 <= goes <= last else []
+    before, after = list[Op](), list[Op]()
+    if reads and place[comes] != place[s]:
+        before = [message("recv", x, place[comes], f"from_{place[comes]}")]
+    if writes and place[goes] != place[s]:
+        after = [message("send", y, place[goes], f"to_{place[goes]}")]
+    if forward and schedule.trains:
+        writes += kept
+    elif kind == "I":
+        reads, writes = [kept[0], *reads], [*writes, f"dy{s}"]
+    elif kind == "B":
+        reads = [*kept, *reads]
+    return (*before, Op(KERNELS[kind], tuple(reads), tuple(writes)), *after)

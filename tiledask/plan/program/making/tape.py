@@ -1,0 +1,244 @@
+"""Layers are written forward; what writes their gradients is kept on a tape, and read backwards.
+
+    y = linear(tape, x, ...)         ops, and on the tape: how dx follows from dy
+    tape.backward({y: dy})           the rules of the tape, from the last to the first
+
+Where backwards are split, what makes the weights' gradients goes to a list of its own.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from tiledask.plan.collectives.cost import even
+from tiledask.plan.program.ops import Block, Items, Op, ProgramRole, buffer_of, collective
+
+__all__ = ["Gradients", "Tape", "Value", "needed"]
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """An array of a rank while its program is written."""
+
+    name: str
+    """Of its buffer; with [item] if it lies in a flat one."""
+    shape: tuple[int, ...]
+    itemsize: int
+
+    @property
+    def size(self) -> int:
+        """How many numbers."""
+        return prod(self.shape)
+
+
+Gradients = Sequence[tuple[Value, Value]]
+"""(value, its gradient), as far as it goes through one layer."""
+Rules = list[tuple[Value | None, Callable[..., Any]]]
+"""(value, what writes the gradients of what it was made of), or (None, what is done there)."""
+_NEW = {
+    "all_gather": "whole",
+    "reduce_scatter": "part",
+    "all_to_all": "parts",
+    "halo_exchange": "wider",
+    "halo_reduce": "own",
+}
+"""After what the result of a collective is called."""
+
+
+class Tape:
+    """The ops of one role under way, and the rules of their backward."""
+
+    def __init__(self, itemsize: int, split: bool = False) -> None:
+        self.itemsize = itemsize
+        """Bytes of a number of activations."""
+        self.accum_itemsize = max(itemsize, 4)
+        """Of the numbers in which they are summed."""
+        self.split = split
+        """Whether gradients of weights are blocks of their own."""
+        self.sizes: dict[str, int] = {}
+        self.items: dict[str, Items] = {}
+        self.alias: dict[str, str] = {}
+        self._names: dict[str, int] = {}
+        self._rules: Rules = []
+        self._later: list[Op] = []
+        self.ops: list[Op] = []
+        """Since the block began."""
+        self.of_weights: list[Op] = []
+        """Those of them for gradients of weights, if backwards are split."""
+
+    # -- blocks -----------------------------------------------------------------------------------
+
+    def take(self) -> list[Op]:
+        """The ops of the block that ends here; another begins."""
+        ops, self.ops, self.of_weights = self.ops, [], []
+        return ops
+
+    @contextmanager
+    def gradients_of_weights(self, later: bool = False) -> Iterator[None]:
+        """What is written in the block nobody waits for but the update; ``later``: so it comes
+        behind what follows at once from the layer's gradient, a sum or a send."""
+        before = self.ops
+        if self.split:
+            self.ops = self.of_weights
+        elif later:
+            self.ops = self._later
+        yield
+        self.ops = before
+
+    def _catch_up(self) -> None:
+        self.ops += self._later
+        self._later.clear()
+
+    def role(self, blocks: Sequence[Block], state: Mapping[str, int], **more: Any) -> ProgramRole:
+        """The role of these blocks: of the buffers those that they write."""
+        used = {name for block in blocks for op in block.ops for name in op.writes}
+        sizes = {name: size for name, size in self.sizes.items() if name in used}
+        items = {n: i for n, i in self.items.items() if n in sizes or n in state}
+        alias = {n: base for n, base in self.alias.items() if n in sizes}
+        return ProgramRole.of(list(blocks), sizes, dict(state), items=items, alias=alias, **more)
+
+    # -- values -----------------------------------------------------------------------------------
+
+    def value(
+        self, hint: str, shape: Sequence[int], itemsize: int | None = None, items: Items = ()
+    ) -> Value:
+        """A new buffer, called after ``hint``."""
+        self._names[hint] = n = self._names.get(hint, -1) + 1
+        return self.named(Value(f"{hint}.{n}", tuple(shape), itemsize or self.itemsize), items)
+
+    def named(self, value: Value, items: Items = ()) -> Value:
+        """``value``, a buffer of a micro-batch."""
+        self.sizes[value.name] = value.size * value.itemsize
+        if items:
+            self.items[value.name] = items
+        return value
+
+    def put_within(self, value: Value, state: Value) -> Value:
+        """``value``, a buffer that takes the place of ``state``, or of a part of it."""
+        self.alias[value.name] = self.alias.get(state.name, state.name)
+        return value
+
+    def rename(self, value: Value, name: str) -> None:
+        """Call a buffer of this block by a name that other ranks or blocks know."""
+        old, value.name = value.name, name
+        self.sizes[name] = self.sizes.pop(old)
+
+        def new(names: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(name if n == old else n for n in names)
+
+        self.ops[:] = [replace(op, reads=new(op.reads), writes=new(op.writes)) for op in self.ops]
+
+    # -- ops --------------------------------------------------------------------------------------
+
+    def do(
+        self, kernel: str, reads: Sequence[Value], writes: Sequence[Value] = (), **args: Any
+    ) -> None:
+        """A kernel; args that are None are left out."""
+        read, made = (tuple(value.name for value in values) for values in (reads, writes))
+        given = tuple((name, value) for name, value in args.items() if value is not None)
+        self.ops.append(Op(kernel, read, made, given))
+
+    def make(
+        self,
+        kernel: str,
+        reads: Sequence[Value],
+        hint: str,
+        shape: Sequence[int],
+        itemsize: int | None = None,
+        **args: Any,
+    ) -> Value:
+        """What a kernel makes: a new buffer, called after ``hint``."""
+        y = self.value(hint, shape, itemsize)
+        self.do(kernel, reads, (y,), **args)
+        return y
+
+    def together(
+        self,
+        kind: str,
+        x: Value,
+        label: str,
+        axes: tuple[int, ...],
+        shape: Sequence[int] = (),
+        into: Value | None = None,
+        items: Items = (),
+        **args: Any,
+    ) -> Value:
+        """What a collective gives for ``x``: an array of ``shape`` (of a sum that of x), or
+        ``into``, state in whose place it comes."""
+        if kind == "all_reduce":
+            items, shape = self.items.get(x.name, ()), x.shape
+        hint = _NEW.get(kind) or x.name.partition(".")[0].partition("/")[0]
+        y = self.value(hint, shape, x.itemsize, items) if into is None else into
+        names = x.name, y.name
+        self.ops.append(collective(kind, *names, axes, itemsize=x.itemsize, label=label, **args))
+        return y
+
+    def all_reduce(
+        self, x: Value, label: str, axes: tuple[int, ...], ranks: int, stream: str, **args: Any
+    ) -> Value:
+        """The sum over ``ranks`` ranks, in even chunks."""
+        counts = even(x.size, ranks)
+        return self.together("all_reduce", x, label, axes, counts=counts, stream=stream, **args)
+
+    def packed(
+        self, values: Mapping[str, Value], itemsize: int | None = None, **args: Any
+    ) -> tuple[Value, Items]:
+        """(an array of all values, one behind the other; their names and shapes)."""
+        items = tuple((name, value.shape) for name, value in values.items())
+        size = sum(value.size for value in values.values())
+        flat = self.value("packed", (size,), itemsize, items)
+        self.do("pack", list(values.values()), (flat,), **args)
+        return flat, items
+
+    # -- backwards --------------------------------------------------------------------------------
+
+    def on_tape(self, y: Value, rule: Callable[[Value], Gradients]) -> Value:
+        """``y``, of which ``rule`` writes the gradients of what it was made of, from its own."""
+        self._rules.append((y, rule))
+        return y
+
+    def at_backward(self, write: Callable[[dict[Value, Value]], None]) -> None:
+        """Do this where the backward comes here, with the gradients that it has."""
+        self._rules.append((None, write))
+
+    def take_rules(self, since: int = 0) -> Rules:
+        """What is on the tape, from rule ``since`` on, taken off."""
+        rules, self._rules = self._rules[since:], self._rules[:since]
+        return rules
+
+    def __len__(self) -> int:
+        return len(self._rules)
+
+    def backward(self, rules: Rules, gradients: Mapping[Value, Value]) -> dict[Value, Value]:
+        """Write the backward of some rules; the gradients of all that they began with."""
+        found = dict(gradients)
+        for y, rule in reversed(rules):
+            if y is None:
+                rule(found)
+            elif y in found:
+                self._catch_up()
+                for x, dx in rule(found.pop(y)):
+                    found[x] = self.add(found[x], dx) if x in found else dx
+        self._catch_up()
+        return found
+
+    def add(self, x: Value, y: Value) -> Value:
+        """x + y, rounded once; nothing is left on the tape."""
+        return self.make("add", (x, y), "sum", x.shape)
+
+
+def needed(blocks: Sequence[list[Op]], state: Mapping[str, int]) -> None:
+    """Leave out, in place, what makes buffers that nothing reads. The blocks are in their order."""
+    read: set[str] = set()
+    for block in reversed(blocks):
+        kept = []
+        for op in reversed(block):
+            writes = [buffer_of(name) for name in op.writes]
+            if not writes or any(name in read or name in state for name in writes):
+                read |= {buffer_of(name) for name in op.reads}
+                while len(writes) > 1 and writes[-1] not in read and writes[-1] not in state:
+                    writes.pop()  # what a kernel makes besides
+                kept.append(replace(op, writes=op.writes[: len(writes)]))
+        block[:] = reversed(kept)
