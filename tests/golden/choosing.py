@@ -22,7 +22,7 @@ def accuracy_groups(searched: bool) -> Any:
     from tiledask.lab.accuracy import searched as search
 
     if searched:
-        return search.searched()
+        return (search.searched(),)
     of_runs = map(evaluate.measured, runs.published_runs())
     return (*evaluate.exact(), *of_runs, evaluate.ranking())
 

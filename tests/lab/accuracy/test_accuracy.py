@@ -161,11 +161,11 @@ def test_theirs_is_in_the_space_and_within_5_percent_of_the_best_that_people_run
 def test_no_published_layout_is_faster_than_the_best_found_and_the_page_has_every_row(
     tmp_path, monkeypatch, capsys
 ):
-    judged, others = searched()
-    assert judged.met
-    assert len(judged.rows) >= 20
-    assert all(row.error >= 0 for row in (*judged.rows, *others.rows))
-    assert judged.remark.count("its memory is refused") < 6
+    found = searched()
+    assert found.met
+    assert len(found.rows) >= 20
+    assert all(row.error >= 0 for row in found.rows)
+    assert found.remark.count("its memory is refused") < 6
     errors = data_file("calibration", "memory_errors.json").read_text("utf-8")
     monkeypatch.chdir(tmp_path)
     page.main()

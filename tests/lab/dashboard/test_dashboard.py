@@ -35,6 +35,20 @@ PRODUCT = {
     },
     "counted": [(0, {"held": 5000, "resident": 400}), (1, {"held": 6000, "resident": 500})],
 }
+WO, GRADIENTS = ("layer 0/attention/wo", "forward", "tensor"), ("head", "gradients", "data")
+TRAINING = {
+    "run": "tiledask-training-a",
+    "kind": "training",
+    "lanes": ["rank 0", "rank 1"],
+    "facts": {"layout": "dp 2, tp 1, pp 1"},
+    "predicted": {
+        "steps": 3,
+        "tokens": 64,
+        "floor": 0.5,
+        "units": ["embedding", "layer 0", "head"],
+        "sums": [(*WO, 4, 2, 200, 8, 0.0), (*GRADIENTS, 4, 1, 1800, 8, 0.0)],
+    },
+}
 
 
 @pytest.fixture
@@ -158,18 +172,50 @@ def test_a_product_under_way_shows_what_its_ranks_have_reported_beside_the_plan(
     assert view_of(made).facts["bytes between workers"] == "not counted, predicted 400 B"
 
 
+def training(made: Recorder) -> None:
+    """Two ranks: steps of a second, from second 100, a rank 0.1 s after the other."""
+    says(made, TRAINING)
+    for step in range(3):
+        for rank in (0, 1):
+            each = (WO, (2, 2, 100, 4, 0.2)), (GRADIENTS, (1, 1, 900, 2, 0.1))
+            sums = [(*where, *((step + 1) * n for n in numbers)) for where, numbers in each]
+            row = rank, "step", step, 2.0 - step / 2, 1000, 6, 3, 101.0 + step + rank / 10
+            counted = {"begin": 100.0, "steps": step + 1, "sums": sums}
+            says(made, TRAINING, spans=[row], counted=[(rank, counted)])
+
+
+def test_a_training_is_drawn_by_layer(made):
+    says(made, TRAINING)
+    assert view_of(made).facts["steps done"] == "0 of 3"
+    training(made)
+    view = view_of(made)
+    assert facts(view) == (
+        "layout: dp 2, tp 1, pp 1 | steps done: 3 of 3 | loss: 2.0000 | time per step: 1.03 s | "
+        "tokens/s: 62 | barriers: 3 a step | bytes: 2 kB a step"
+    )
+    left, right = view.charts["left"], view.charts["right"]
+    assert list(left.lanes) == ["layer 0", "head"]
+    assert [box[:3] for box in boxes(left)] == [(0, 0, 2), (1, 0, 1)]
+    assert [box[:3] for box in boxes(right)] == [(0, 0, 200), (1, 0, 1800)]
+    assert (left.marks, right.marks) == ([2, 1], [200, 1800])
+    assert view.loss == ([0, 1, 2], [4.0, 3.0, 2.0], 0.5)
+    words = [words for words, _ in view.legend]
+    assert words == ["tensor parallel, forward", "data parallel, gradients"]
+
+
 def test_one_board_shows_any_run(made):
     board = Board(view_of(made))
-    counted = [(rank, {"received": n, "memory": n}) for rank, n in enumerate((200, 1800))]
-    says(made, PRODUCT | {"counted": counted})
+    training(made)
     board.show(view_of(made))
-    assert board.below.visible
-    assert board.lanes["left"].boxes.data["right"].tolist() == [0.2, 1.8]
-    assert board.lanes["left"].plot.xaxis[0].axis_label == "from other workers (kB)"
-    assert board.lanes["left"].plot.yaxis[0].major_label_overrides == {0: "rank 0", 1: "rank 1"}
+    assert [row.visible for row in board.rows.values()] == [False, True, True]
+    assert board.lanes["right"].boxes.data["right"].tolist() == [0.2, 1.8]
+    assert board.lanes["right"].plot.xaxis[0].axis_label == " (kB)"
+    assert board.lanes["left"].plot.yaxis[0].major_label_overrides == {0: "layer 0", 1: "head"}
+    assert board.loss.data == {"x": [0, 1, 2], "y": [4.0, 3.0, 2.0]}
+    assert board.floor.data["y"] == [0.5, 0.5]
     pipeline(made)
     board.show(view_of(made, PIPELINE["run"]))
-    assert not board.below.visible
+    assert [row.visible for row in board.rows.values()] == [True, False, False]
     time, idle = board.lanes["time"], board.lanes["idle"]
     assert time.boxes.data["number"] == ["0", "1", "0", "1", "0", "0", "1", "1"]
     assert sorted({*time.hatched.data["hatch_pattern"]}) == [".", "/", "\\"]

@@ -79,9 +79,16 @@ def product(cluster) -> None:
     td.matmul(A, A, algorithm="summa", panel=32)
 
 
+def training(cluster) -> None:
+    text, mesh = td.load_text("tales"), td.Mesh(cluster, (1, 2, 2))
+    model = td.GPT(text.vocabulary, hidden=16, layers=3, heads=4, sequence=16)
+    td.train(model, text, mesh, steps=20, batch=8, microbatches=2, progress=False)
+
+
 WORK = {  # what an open page reads then, and which colours are seen
     "pipeline": (pipeline, ["36 of 36", "25.0 %"], [BLUE, ORANGE, PALE]),
     "product": (product, ["bytes between workers"], [RED, PALE]),
+    "training": (training, ["20 of 20", "dp 1, tp 2, pp 2"], [BLUE, ORANGE]),
 }
 
 

@@ -63,7 +63,8 @@ def test_a_real_run_is_drawn_as_it_is_measured(cluster, tmp_path):
     assert idle.lanes == [f"{100 * each / whole:.1f} %" for each in run.timeline.idle_per_device]
     assert idle.marks == pytest.approx([100 / 3] * 3)
     assert view.facts["actions done"] == f"{len(schedule)} of {len(schedule)}"
-    html = td.report(tmp_path / "new" / "run.html", cluster, title="<b>1</b>").read_text("utf-8")
+    path = str(tmp_path / "new" / "run.html")
+    html = td.report(path, cluster, title="<b>1</b>").read_text("utf-8")
     assert outside(html) == []
     assert "default-src 'none'" in html
     assert "<b>1" not in html
@@ -114,6 +115,19 @@ def test_a_product_fails_by_itself_and_never_by_the_page(cluster, monkeypatch):
     with pytest.raises(PlacementError, match="planted"):
         td.matmul(a, a, algorithm="summa")
     assert last(cluster)[0] == "failed: PlacementError: planted"
+
+
+def test_a_real_training_is_drawn_as_it_is_counted(cluster):
+    text, mesh = td.load_text("tales"), td.Mesh(cluster, (1, 2, 2))
+    model = td.GPT(text.vocabulary, hidden=8, layers=2, heads=2, sequence=8)
+    got = td.train(model, text, mesh, steps=3, batch=4, microbatches=2, progress=False)
+    last(cluster)
+    wait_until(lambda: shown(cluster).facts["steps done"] == "3 of 3")
+    view, frame = shown(cluster), got.layers()
+    assert view.loss[1] == pytest.approx(got.losses.tolist(), rel=1e-12)
+    for place, what in (("left", "barriers"), ("right", "bytes")):
+        chart = view.charts[place]
+        assert sum(box.at[2] for box in chart.boxes) == sum(chart.marks) == frame[what].sum()
 
 
 # -- clusters of Dask's own ------------------------------------------------------------------------

@@ -22,7 +22,7 @@ def test_no_two_names_of_the_package_have_the_same_colour_and_none_is_that_of_id
     assert colour_named("anything") == colour_named("anything") != colour_named("something")
 
 
-@pytest.mark.parametrize("colour", [*PALETTE, "white", "black"])
+@pytest.mark.parametrize("colour", [*PALETTE, "#FFFFFF", "#000000"])
 def test_ink_has_the_contrast_that_small_text_needs(colour):
     from matplotlib.colors import to_rgb
 

@@ -18,10 +18,12 @@ from queue import SimpleQueue
 from typing import Any
 
 from tiledask.distributed.arrays.mesh import Mesh
-from tiledask.distributed.cluster.progress import report, subscribed
+from tiledask.distributed.cluster.progress import announced, ended, report, subscribed
+from tiledask.distributed.training.by_layer import predicted_sums, together
 from tiledask.distributed.training.job import TrainingJob
 from tiledask.distributed.training.reports import Assembly, Progress, Say
 from tiledask.errors import ConfigError
+from tiledask.plan.program.count import calls
 from tiledask.plan.program.program import Program
 from tiledask.tile.progress import is_watched, showing
 
@@ -34,8 +36,6 @@ AFTER_A_FAILURE = 1.0
 ON_THE_WAY = 2.0
 """Seconds in which reports that are under way arrive."""
 Listener = Callable[[Progress], Any]
-Reports = SimpleQueue[dict[str, Any] | None]
-"""None: no more come."""
 
 
 @contextmanager
@@ -59,19 +59,47 @@ def watched(
             "progress is None, True, False or a function of one "
             f"tiledask.distributed.training.Progress, got {type(progress).__name__}; print is one"
         )
-    if isinstance(ranks, Mesh):
-        ranks.cluster.check_alive()
-    if listener is None:
-        yield None
+    if not isinstance(ranks, Mesh):
+        with _calling(listener, job, program.ranks) if listener else nullcontext() as called:
+            yield called.reports.put if called else None
         return
-    with _calling(listener, job, program.ranks) as (called, reports):
-        if not isinstance(ranks, Mesh):
-            yield reports.put
-            return
-        run = f"tiledask-training-{uuid.uuid4().hex[:12]}"
-        with subscribed(ranks.cluster, run, reports.put):
-            yield partial(report, run)
-            called.all.wait(ON_THE_WAY)
+    ranks.cluster.check_alive()
+    run = f"tiledask-training-{uuid.uuid4().hex[:12]}"
+    say = partial(report, run)
+    with announced(ranks.cluster, run, **_about(job, program)) as on_page:
+        if listener is None:
+            yield say if on_page else None
+        else:
+            with (
+                _calling(listener, job, program.ranks) as called,
+                subscribed(ranks.cluster, run, called.reports.put),
+            ):
+                yield say
+                called.all.wait(ON_THE_WAY)
+    ended(ranks.cluster, run)
+
+
+def _about(job: TrainingJob, program: Program) -> dict[str, Any]:
+    """What the page shows before the first step: what it is, what is predicted of a step."""
+    model, schedule, (dp, tp, pp) = job.model, job.schedule, program.shape
+    planned = together(predicted_sums(calls(program, rank)) for rank in range(program.ranks))
+    return {
+        "kind": "training",
+        "lanes": [f"rank {rank}" for rank in range(program.ranks)],
+        "facts": {
+            "layout": f"dp {dp}, tp {tp}, pp {pp}",
+            "ZeRO": str(job.zero),
+            "schedule": f"{schedule.name}, {schedule.microbatches} micro-batches",
+            "parameters": f"{model.size:,}, {job.dtype}",
+        },
+        "predicted": {
+            "steps": job.steps,
+            "tokens": job.batch * model.sequence,
+            "floor": getattr(job.data, "floor", None),
+            "units": list(model.units),
+            "sums": [(*place, *sums) for place, sums in planned.items()],
+        },
+    }
 
 
 # -- the listener ------------------------------------------------------------------------------
@@ -80,10 +108,12 @@ def watched(
 class _Calls(threading.Thread):
     """Calls a listener with every whole step, until it raises or time is over."""
 
-    def __init__(self, listener: Listener, reports: Reports, job: TrainingJob, ranks: int) -> None:
+    def __init__(self, listener: Listener, job: TrainingJob, ranks: int) -> None:
         super().__init__(name="progress of a training", daemon=True)
         floor, tokens = getattr(job.data, "floor", None), job.batch * job.model.sequence
-        self.listener, self.reports = listener, reports
+        self.listener = listener
+        self.reports = SimpleQueue[dict[str, Any] | None]()
+        """None: no more come."""
         self.assembly = Assembly(ranks, job.steps, tokens, floor)
         self.step = job.first
         """The step that the listener is busy with."""
@@ -117,14 +147,13 @@ class _Calls(threading.Thread):
 
 
 @contextmanager
-def _calling(listener: Listener, job: TrainingJob, ranks: int) -> Iterator[tuple[_Calls, Reports]]:
-    """What calls the listener while the block runs, and where it takes its reports from."""
-    reports: Reports = SimpleQueue()
-    called = _Calls(listener, reports, job, ranks)
+def _calling(listener: Listener, job: TrainingJob, ranks: int) -> Iterator[_Calls]:
+    """What calls the listener while the block runs."""
+    called = _Calls(listener, job, ranks)
     called.start()
     with listener.shown if isinstance(listener, Bar) else nullcontext():
         try:
-            yield called, reports
+            yield called
         except BaseException:  # the training's own
             called.end(AFTER_A_FAILURE)
             raise

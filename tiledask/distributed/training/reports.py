@@ -4,8 +4,9 @@
     rank 1   step  step  step ... report ---+--> Assembly --> Progress of each step, in order
     rank 2   step  step  step ... report --/
 
-A report has a row for each step since the last one. There are at most ten a second from a rank,
-however short its steps are.
+A report has a row for each step since the last one, and for the dashboard's page the sums of all
+collectives so far, layer by layer. There are at most ten a second from a rank, however short its
+steps are.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -98,12 +99,13 @@ class _Reporter:
         self.rank, self.say, self.attempt = rank, say, attempt
         self.steps: list[tuple[Any, ...]] = []
         self.seen, self.begin = len(rank.records), rank.transport.now()
-        self.last = self.begin - EVERY
+        self.last, self.done_so_far = self.begin - EVERY, len(rank.steps)
         # what was kept is not done again; the last of it may not have been reported
         rows: dict[int, list[Record]] = {}
         for each in rank.records:
             if each.step is not None:
                 rows.setdefault(each.step, []).append(each)
+        self.sums = dict(tally(each for mine in rows.values() for each in mine))
         for step, loss in zip(rank.steps, losses, strict=True):
             if step.end > rank.steps[-1].end - AGAIN:
                 self._add(step.step, loss, step.end, tally(rows.get(step.step, ())))
@@ -113,7 +115,10 @@ class _Reporter:
         now = self.rank.transport.now()
         mine = tally(row for row in self.rank.records[self.seen :] if row.step == number)
         self.seen = len(self.rank.records)
+        for place, sums in mine.items():
+            self.sums[place] = self.sums.get(place, Sums()).plus(sums)
         self._add(number, loss, now, mine)
+        self.done_so_far += 1
         if now - self.last >= EVERY:
             self.report()
 
@@ -129,8 +134,10 @@ class _Reporter:
         if not self.steps:
             return
         self.last = self.steps[-1][-1]
-        counted = [(self.rank.index, {"begin": self.begin})]
-        self.say({"attempt": self.attempt, "spans": self.steps, "counted": counted})
+        sums = [(*place, *mine) for place, mine in self.sums.items()]
+        counted = {"begin": self.begin, "steps": self.done_so_far, "sums": sums}
+        every = [(self.rank.index, counted)]
+        self.say({"attempt": self.attempt, "spans": self.steps, "counted": every})
         self.steps = []
 
 

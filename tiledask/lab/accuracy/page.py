@@ -36,7 +36,7 @@ that had none of its rows, as it was when the constants were fitted."""
 @cache
 def groups() -> tuple[PublishedGroup, ...]:
     """All groups, from exact counts to measured times."""
-    return (*exact(), *map(measured, published_runs()), ranking(), *searched())
+    return (*exact(), *map(measured, published_runs()), ranking(), searched())
 
 
 def page() -> str:

@@ -7,6 +7,7 @@ programs of today have tensor parallelism; of Megatron-Core's table the fastest 
 chunks that fit, of AutoModel's runs the least recomputation that fits.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from tiledask.plan.inputs.hardware import ClusterSpec, load_cluster
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import load_model
 from tiledask.plan.inputs.model import Model
-from tiledask.plan.inputs.recipes import Recipe, load_recipe, lora
+from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.timing.step import StepEstimate, estimate_step
 
 __all__ = ["PublishedRun", "model_of", "published", "published_runs"]
@@ -35,7 +36,7 @@ class PublishedRun(NamedTuple):
 
     model: Model
     layout: Layout
-    cluster: str | ClusterSpec
+    cluster: ClusterSpec
     recipe: Recipe
     sequence: int
     framework: str | None
@@ -85,9 +86,9 @@ def published_runs() -> dict[str, list[PublishedRun]]:
         row = firsts.setdefault(given["id"], given) | given
         run = PublishedRun(
             model_of(row["model"]),
-            Layout(**_tuples(row["layout"])),
-            _cluster(row["cluster"]),
-            _recipe(row["recipe"]),
+            _with(Layout(), row["layout"]),
+            _like(load_cluster, row["cluster"]),
+            _like(load_recipe, row["recipe"]),
             row["sequence"],
             row.get("framework"),
             row["id"],
@@ -100,35 +101,24 @@ def published_runs() -> dict[str, list[PublishedRun]]:
 
 
 def model_of(given: str | dict[str, Any]) -> Model:
-    """By name; one cut down to some layers; or by its fields."""
+    """By name, one like it, or by all its fields."""
+    if isinstance(given, dict) and "like" not in given:
+        return Model(**{name: _with(None, own) for name, own in given.items()})
+    model: Model = _like(load_model, given)
+    return model
+
+
+def _like(load: Callable[[str], Any], given: str | dict[str, Any]) -> Any:
+    """By name; or like the one of a name, with some fields of its own."""
     if isinstance(given, str):
-        return load_model(given)
-    if "like" in given:
-        return replace(load_model(given["like"]), layers=given["layers"])
-    return Model(**_tuples(given))
+        return load(given)
+    return _with(load(given["like"]), {name: given[name] for name in given if name != "like"})
 
 
-def _cluster(given: str | dict[str, Any]) -> str | ClusterSpec:
-    """By name, or with other adapters between its nodes."""
-    if isinstance(given, str):
-        return given
-    cluster = load_cluster(given["like"])
-    link = replace(cluster.between_nodes, bytes_per_second=given["between_nodes"])
-    return replace(cluster, between_nodes=link)
-
-
-def _recipe(given: str | dict[str, Any]) -> Recipe:
-    """By name, with adapters, gradients or operands of other bytes."""
-    if isinstance(given, str):
-        return load_recipe(given)
-    recipe = load_recipe(given["like"])
-    if "lora" in given:
-        recipe = lora(given["lora"], tuple(given["beside"]), recipe)
-    if width := given.get("gradient_bytes"):
-        states = (replace(s, bytes=width) if s.tensor == "gradients" else s for s in recipe.states)
-        recipe = replace(recipe, states=tuple(states))
-    return replace(recipe, product_bytes=given.get("product_bytes", recipe.product_bytes))
-
-
-def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
+def _with(base: Any, given: Any) -> Any:
+    """``given`` in the place of ``base``: a dict names some fields, of states by their tensor."""
+    if not isinstance(given, dict):
+        return tuple(given) if isinstance(given, list) else given
+    if isinstance(base, tuple):
+        return tuple(_with(each, given.get(each.tensor, {})) for each in base)
+    return replace(base, **{name: _with(getattr(base, name), own) for name, own in given.items()})

@@ -20,7 +20,7 @@ NVIDIA = "dgxc-", "mbridge-", "nemo2407-"
 """How the ids of NVIDIA's runs begin."""
 CUT = "proxy", "-2l-", "-4l-", "-16l-", "deepseek"
 """In the ids of models cut down to fewer layers, which run the layouts of the whole ones, and of
-the first port of DeepSeek-V3, whose stages have one chunk."""
+the first port of DeepSeek-V3, whose stages have one chunk: no choices of theirs."""
 
 
 @cache
@@ -30,7 +30,7 @@ def workloads() -> dict[str, PublishedRun]:
     fastest: dict[tuple[Any, ...], PublishedRun] = {}
     for run in chain.from_iterable(published_runs().values()):
         theirs = run.quantity == "step" and run.case.startswith(NVIDIA)
-        if theirs and str(run.cluster).endswith("xH100"):
+        if theirs and run.cluster.device.name == "H100":
             key = run.model, run.cluster, run.layout.sequences, run.sequence, run.recipe
             fastest[key] = min(fastest.get(key, run), run, key=lambda each: each.measured)
     return {run.case: run for run in fastest.values()}
@@ -51,11 +51,13 @@ def compare_search(run: PublishedRun) -> tuple[Plan | None, Plan]:
 
 
 @cache
-def searched() -> tuple[PublishedGroup, PublishedGroup]:
-    """How much slower NVIDIA's layouts are than the best one found, by our clock: those that are
-    judged, and the others."""
-    judged, others, refused = list[PublishedRow](), list[PublishedRow](), list[str]()
+def searched() -> PublishedGroup:
+    """How much slower NVIDIA's layouts in half precision are than the best one found, by our
+    clock."""
+    rows, refused = list[PublishedRow](), list[str]()
     for name, run in workloads().items():
+        if run.recipe.product_bytes or any(part in name for part in CUT):
+            continue
         try:
             theirs, best = compare_search(run)
         except ConfigError as error:
@@ -64,16 +66,8 @@ def searched() -> tuple[PublishedGroup, PublishedGroup]:
         if theirs is None or theirs.verdict == "no":
             refused.append(f"{name} ran, and its memory is refused")
             continue
-        both = vars(run.layout).items(), vars(best.layout).values()
-        changes = [
-            f"{field} {ran} -> {found}"
-            for (field, ran), found in zip(*both, strict=True)
-            if ran != found
-        ]
-        note = " ".join(changes) or "the same"
-        in_bf16 = not run.recipe.product_bytes
-        rows = judged if in_bf16 and not any(part in name for part in CUT) else others
-        times = best.seconds, theirs.seconds
+        both = zip(vars(run.layout).items(), vars(best.layout).values(), strict=True)
+        changes = [f"{field} {ran} -> {found}" for (field, ran), found in both if ran != found]
+        times, note = (best.seconds, theirs.seconds), " ".join(changes) or "the same"
         rows.append(PublishedRow(name, "best found, theirs", *times, "s", note=note))
-    more = f" Not here: {'; '.join(refused) or 'none'}."
-    return group_of("found", judged, more), group_of("found-others", others)
+    return group_of("found", rows, f" Not here: {'; '.join(refused) or 'none'}.")

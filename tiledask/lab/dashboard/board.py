@@ -1,7 +1,8 @@
 """A View in Bokeh: the same board is live in the dashboard and still in a report.
 
 time                 | idle
-left  | right                     not there if a view has nothing of it
+left  | right
+loss                              rows of which a view has nothing are not there
 """
 
 from typing import Any
@@ -12,7 +13,7 @@ from bokeh.models import ColumnDataSource, DataRange1d, FixedTicker, HoverTool, 
 from bokeh.plotting import figure
 
 from tiledask.lab.dashboard.views import Chart, View
-from tiledask.lab.plots.style import GREY, INK, PALE, as_hex, ink_on
+from tiledask.lab.plots.style import BLUE, GREY, INK, PALE, as_hex, ink_on
 from tiledask.plan import html
 
 __all__ = ["Board", "headline", "legend"]
@@ -37,17 +38,8 @@ class Lanes:
         # fits what is drawn, unless somebody has zoomed in
         self.across = DataRange1d(start=0, range_padding=0.0 if over_time else 0.05)
         self.down = Range1d(0.5, -0.5)
-        tools = {"toolbar_location": None, "tools": ""}
-        if over_time:
-            tools = {"toolbar_location": "right", "tools": "xpan,xwheel_zoom,reset,save"}
-        edges = {"min_height": 160, "min_border_left": 5, "min_border_right": 14}
-        self.plot = plot = figure(
-            title="", x_range=self.across, y_range=self.down, outline_line_color=None,
-            active_scroll=None, **tools, **edges, **fixed,
-        )  # fmt: skip
-        plot.toolbar.logo, plot.toolbar.autohide = None, True
-        plot.grid.grid_line_color, plot.axis.minor_tick_line_color = PALE, None
-        plot.axis.axis_label_text_font_style = "normal"
+        tools = "xpan,xwheel_zoom,reset,save" if over_time else ""
+        self.plot = plot = _figure(tools, x_range=self.across, y_range=self.down, **fixed)
         look = {"line_width": 0.5, "hatch_scale": 8, "hatch_weight": 0.8}
         # a hatch is slow to draw, even one of nothing
         hatched = plot.hbar(**_BAR, **_HATCH, **look, source=self.hatched)
@@ -97,15 +89,38 @@ class Board:
         self.lanes = {"time": Lanes(True, **wide), "idle": Lanes(False, **narrow)}
         self.lanes |= {place: Lanes(False, **wide) for place in ("left", "right")}
         time, idle, left, right = (lanes.plot for lanes in self.lanes.values())
-        self.below = row(left, right, **wide)
-        self.layout = column(row(time, idle, **wide), self.below, sizing_mode=mode)
+        self.loss, self.floor = (ColumnDataSource({"x": [], "y": []}) for _ in range(2))
+        losses = _figure("", x_axis_label="step", y_axis_label="nats per token", **wide)
+        line = losses.line("x", "y", color=BLUE, line_width=2, source=self.loss)
+        losses.line("x", "y", color=INK, line_dash="dotted", source=self.floor)
+        words = "step @x: @y{0.0000}"
+        losses.add_tools(HoverTool(renderers=[line], tooltips=words, mode="vline"))
+        self.losses, rows = losses, {"time": (time, idle), "left": (left, right), "loss": (losses,)}
+        self.rows = {place: row(*plots, **wide) for place, plots in rows.items()}
+        self.layout = column(*self.rows.values(), sizing_mode=mode)
         self.show(view)
 
     def show(self, view: View) -> None:
         """Draw ``view`` in place of what was drawn before."""
-        self.below.visible = "left" in view.charts
+        steps, losses, best = view.loss
+        for place, shown in self.rows.items():
+            shown.visible = place in view.charts or (place == "loss" and len(steps) > 0)
         for place, chart in view.charts.items():
             self.lanes[place].show(chart)
+        ends = [steps[0], steps[-1]] if steps and best is not None else []
+        self.loss.data = {"x": [*steps], "y": [*losses]}
+        self.floor.data = {"x": ends, "y": [best] * len(ends)}
+        self.losses.title.text = f"Loss (dotted: the best there is, {best:.4g})" if ends else "Loss"
+
+
+def _figure(tools: str, **options: Any) -> Any:
+    where = {"toolbar_location": "right" if tools else None, "active_scroll": None}
+    edges = {"min_height": 160, "min_border_left": 5, "min_border_right": 14}
+    plot = figure(title="", tools=tools, outline_line_color=None, **where, **edges, **options)
+    plot.toolbar.logo, plot.toolbar.autohide = None, True
+    plot.grid.grid_line_color, plot.axis.minor_tick_line_color = PALE, None
+    plot.axis.axis_label_text_font_style = "normal"
+    return plot
 
 
 def _columns(boxes: Any, size: float, last: float) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What runs have reported, on the scheduler: one kind of event makes a ReportedRun.
 
-run_schedule, td.matmul  --- announced, report, ended --->  ReportedRun
-a worker                 --- finishes a task ------------>  Task
+run_schedule, td.matmul, td.train  --- announced, report, ended --->  ReportedRun
+a worker                           --- finishes a task ------------>  Task
 
 The events are those of `tiledask.distributed.cluster.progress`. Collecting costs one append per
 task; everything else is done when somebody looks.
@@ -42,7 +42,7 @@ class Task(NamedTuple):
 
 @dataclass
 class ReportedRun:
-    """A pipeline or a product, as far as it has reported."""
+    """A pipeline, a product or a training, as far as it has reported."""
 
     id: str
     kind: str

@@ -64,15 +64,11 @@ def report(path: str | os.PathLike[str], cluster: Any, *, title: str = "Who comp
     # in a process of its own: where the scheduler's pages are drawn, in a thread of this one
     # perhaps, Bokeh converts nothing meanwhile
     paths = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    drawn = subprocess.run(
-        [sys.executable, "-m", __name__],
-        input=pickle.dumps((title, views)),
-        stdout=subprocess.PIPE,
-        env=paths,
-        check=True,
-    )
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    return atomic_write(Path(path), drawn.stdout)  # a reader never sees half a page
+    command, given = [sys.executable, "-m", __name__], pickle.dumps((title, views))
+    drawn = subprocess.run(command, input=given, stdout=subprocess.PIPE, env=paths, check=True)
+    file = Path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return atomic_write(file, drawn.stdout)  # a reader never sees half a page
 
 
 def _views_there(dask_scheduler: "Scheduler") -> list[View]:

@@ -5,6 +5,7 @@ time    device 1   [F0][F1]....[B0]      idle    33.3 %  |//..x|     left, right
 
 pipeline   the boxes of the matplotlib Gantt
 product    panels; bytes and memory by worker
+training   barriers and bytes by layer, and the loss
 tasks      those of each worker, by name
 """
 
@@ -13,13 +14,15 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from dask.utils import key_split
 
+from tiledask.distributed.training.by_layer import CallSite, Sums, ordered, together
 from tiledask.lab.dashboard.recorder import ReportedRun, Task
 from tiledask.lab.plots.primitives import HEIGHT, Box, span
-from tiledask.lab.plots.style import PALE, colour_named
+from tiledask.lab.plots.style import BLUE, GREEN, GREY, ORANGE, PALE, PINK, YELLOW, colour_named
 from tiledask.lab.plots.timelines import KINDS, boxes_of
 from tiledask.plan.pipelines.idle import CAUSES
 from tiledask.plan.pipelines.timeline import TRANSFER, Span, Timeline
@@ -60,6 +63,8 @@ class View:
     """(what it means, how it looks)."""
     number: str = ""
     """What the number in a box is."""
+    loss: tuple[Sequence[int], Sequence[float], float | None] = ((), (), None)
+    """Steps, the loss of each, and the best there is."""
 
     def draw_time(
         self,
@@ -133,6 +138,8 @@ def view_of_run(run: ReportedRun, now: float, tasks: Iterable[Task] = ()) -> Vie
     so_far = "" if run.state == "done" else " so far"
     if run.kind == "pipeline":
         _draw_pipeline(view, run, so_far, tasks)
+    elif run.kind == "training":
+        _draw_training(view, run)
     else:
         _draw_product(view, run, so_far)
     return view
@@ -172,23 +179,19 @@ def _in_words(box: Box) -> Box:
 
 def _by_dask(run: ReportedRun, done: Mapping[Any, Span], tasks: Iterable[Task]) -> Iterator[Span]:
     """Dask's transfers to the run's devices, each for the action that its device does next."""
-    device_of = {address: device for device, address in enumerate(run.workers)}
+    begin, device_of = itemgetter(4), {address: i for i, address in enumerate(run.workers)}
     turns: list[list[Span]] = [[] for _ in run.lanes]
-    for each in sorted(done.values(), key=_begin):
+    for each in sorted(done.values(), key=begin):
         turns[each[0]].append(each)
-    first = min(map(_begin, done.values()), default=float("inf"))
+    first = min(map(begin, done.values()), default=float("inf"))
     for task in tasks:
         if task.action != "transfer" or task.start < first or task.address not in device_of:
             continue
         mine = turns[device_of[task.address]]
-        if after := mine[bisect_left(mine, task.stop, key=_begin) :]:
+        if after := mine[bisect_left(mine, task.stop, key=begin) :]:
             device, kind, stage, number, *_ = after[0]
             made = stage + {"F": -1, "W": 0}.get(kind, 1)
             yield device, TRANSFER, made, number, task.start, task.stop
-
-
-def _begin(span: Span) -> float:
-    return span[4]
 
 
 # -- a product -------------------------------------------------------------------------------------
@@ -254,6 +257,72 @@ def _memory(counted: dict[str, Any]) -> int | None:
     return most
 
 
+# -- a training ------------------------------------------------------------------------------------
+
+_PARTS = (
+    ("tensor, forward", BLUE, "tensor parallel, forward"),
+    ("tensor, backward", ORANGE, "tensor parallel, backward"),
+    ("data, gradients", GREEN, "data parallel, gradients"),
+    ("data, weights", PINK, "data parallel, weights"),
+    ("pipeline", GREY, "between stages"),
+    ("all ranks", YELLOW, "all ranks, norm of the gradients"),
+)
+"""How a part of a step begins, its colour, what it is."""
+_RECENT = 10
+"""Steps over which seconds and tokens are taken."""
+
+
+def _draw_training(view: View, run: ReportedRun) -> None:
+    """Ranks report the sums of all their steps so far: a report that is lost leaves no gap."""
+    said, counted, facts = run.predicted, run.counted.values(), view.facts
+    planned = _sums(said["sums"], 1)
+    step = together(_sums(mine["sums"], mine["steps"]) for mine in counted)
+    units = [*dict.fromkeys(at.unit for at in ordered({**planned, **step}, said["units"]))]
+    for where, heading, unit, of in (
+        ("left", "Barriers of a step, of the rank that has most", "", "barriers"),
+        ("right", "Bytes of a step, sent by all ranks", "B", "sent"),
+    ):
+        bars, ends = [], [0.0] * len(units)
+        for place, mine in sorted(step.items(), key=lambda each: _part(each[0])):
+            words = f"{place.layer}, {place.when}: {mine.barriers:.4g} barriers and "
+            words += f"{format_bytes(mine.sent)} a step ({format_seconds(mine.seconds)})"
+            lane, colour = units.index(place.unit), _PARTS[_part(place)][1]
+            start, ends[lane] = ends[lane], ends[lane] + getattr(mine, of)
+            bars.append(span(lane, start, ends[lane], colour, gid=words))
+        marks = [sum(getattr(planned[p], of) for p in planned if p.unit == u) for u in units]
+        view.charts[where] = Chart(heading, "", unit, units, bars, marks)
+    used = [_PARTS[part] for part in sorted({_part(place) for place in (*planned, *step)})]
+    view.legend = [(words, span(0, 0, 0, colour)) for _, colour, words in used]
+    rows: dict[int, dict[int, Any]] = {}
+    for rank, _, number, *row in run.spans:
+        rows.setdefault(number, {})[rank] = row  # of a step that was done again, the last
+    rows = {number: rows[number] for number in sorted(rows) if len(rows[number]) == len(run.lanes)}
+    whole = {number: [*zip(*mine.values(), strict=True)] for number, mine in rows.items()}
+    view.loss = [*whole], [sum(losses) for losses, *_ in whole.values()], said["floor"]
+    facts["steps done"] = f"{max(whole, default=-1) + 1} of {said['steps']}"
+    if whole:
+        ends = [min(mine["begin"] for mine in counted), *(max(row[-1]) for row in whole.values())]
+        ends = ends[-_RECENT - 1 :]
+        seconds = (ends[-1] - ends[0]) / (len(ends) - 1) or 1.0
+        _, sent, _, barriers, _ = whole[max(whole)]
+        facts["loss"] = f"{view.loss[1][-1]:.4f}"
+        facts["time per step"] = format_seconds(seconds)
+        facts["tokens/s"] = f"{said['tokens'] / seconds:,.0f}"
+        facts["barriers"] = f"{max(barriers)} a step"
+        facts["bytes"] = f"{format_bytes(sum(sent))} a step"
+
+
+def _sums(rows: Iterable[Sequence[Any]], steps: int) -> dict[CallSite, Sums]:
+    """What ``rows`` say of one of so many steps."""
+    return {CallSite(*row[:3]): Sums(*(n / steps for n in row[3:])) for row in rows}
+
+
+def _part(place: CallSite) -> int:
+    """Its row in _PARTS."""
+    name = f"{place.parallel}, {place.when}"
+    return next(i for i, (begins, *_) in enumerate(_PARTS) if name.startswith(begins))
+
+
 # -- tasks -----------------------------------------------------------------------------------------
 
 
@@ -269,8 +338,8 @@ def view_of_tasks(tasks: Iterable[Task], workers: Iterable[str]) -> View:
         at, name = (task.start - first, task.stop - first), str(key_split(task.key))
         boxes.append(span(workers.index(task.worker), *at, colour_named(name), name, name))
     if not boxes:
-        view = View("Nothing has run yet: what td.run_schedule, td.matmul or Dask do is "
-                    "drawn here")  # fmt: skip
+        view = View("Nothing has run yet: what td.run_schedule, td.matmul, td.train or Dask do "
+                    "is drawn here")  # fmt: skip
     else:
         facts = {"workers": str(len(workers)), "tasks": f"{len(boxes):,}"}
         view = View("Tasks per worker", facts | {"makespan": format_seconds(last - first)})

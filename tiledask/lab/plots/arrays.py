@@ -118,7 +118,7 @@ def _formula(axes: Any, row: Sequence[Any], middle: float, inch: float, ranks: i
         if isinstance(item, str):
             moves = not _COLLECTIVES.isdisjoint(item.split())
             look = {"color": RED, "fontweight": "bold"} if moves else {}
-            draw.text_in(axes, (left, middle, width, 0), item, "white", 9, **look)
+            draw.text_in(axes, (left, middle, width, 0), item, "#FFFFFF", 9, **look)
         else:
             name, shape, placement = item
             height = _side(shape[0], inch)

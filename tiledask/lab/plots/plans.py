@@ -158,8 +158,8 @@ def _by_scale(totals: list[float], capacity: float) -> list[list[int]]:
     """The bars of each panel, the largest panel first; within one they keep their order."""
     panels: list[list[int]] = []
     for n in sorted(range(len(totals)), key=lambda n: -totals[n]):
-        first = totals[panels[-1][0]] if panels else float("inf")
-        if max(first, capacity) > _SPREAD * max(totals[n], capacity):
+        least = _SPREAD * max(totals[n], capacity)
+        if not panels or max(totals[panels[-1][0]], capacity) > least:
             panels.append([])
         panels[-1].append(n)
     return [sorted(panel) for panel in panels]

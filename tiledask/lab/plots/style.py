@@ -10,8 +10,6 @@ from zlib import crc32
 from tiledask.extras import needed_for
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from tiledask.lab.plots.picture import Picture
 
 # Okabe and Ito's colours, told apart with every common kind of colour blindness:
@@ -80,13 +78,8 @@ def canvas(height: float, title: str, width: float = WIDTH) -> "Picture":
     figure = Picture(width, height, look)
     engine: Any = figure.get_layout_engine()
     engine.set(w_pad=0.08, h_pad=0.06)
-    set_title(figure, title)
-    return figure
-
-
-def set_title(figure: "Figure", title: str) -> None:
-    """Put ``title`` at the left above the figure, in place of the one that it has."""
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    return figure
 
 
 # -- colours -------------------------------------------------------------------------------------
@@ -118,19 +111,15 @@ def colour_named(name: str) -> str:
 
 
 def as_hex(colour: Any) -> str:
-    """ "#rrggbb" of a colour in any of its forms."""
+    """ "#rrggbb" of that, or of shares of red, green and blue."""
     return "#" + "".join(f"{round(255 * c):02X}" for c in _rgb(colour))
 
 
 def _rgb(colour: Any) -> tuple[float, ...]:
-    # these two without matplotlib: the page in the dashboard is drawn by the scheduler
-    if not isinstance(colour, str):
-        return tuple(colour)[:3]
-    if colour.startswith("#"):
+    # without matplotlib: the page in the dashboard is drawn by the scheduler
+    if isinstance(colour, str):
         return tuple(int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    from matplotlib.colors import to_rgb
-
-    return to_rgb(colour)
+    return tuple(colour)[:3]
 
 
 def ink_on(colour: Any) -> str:
