@@ -15,13 +15,13 @@ def progress(tmp_path, monkeypatch):
 
 def test_the_list_is_a_table_of_80_columns(answers):
     shown, levels = answers("puzzle")
-    assert (shown.code, len(levels)) == (0, 27 + 12)
+    assert (shown.code, len(levels)) == (0, 26 + 12)
     assert levels[0] == {"level": 1, "name": "24-on-4", "title": "24 layers on 4 devices",
                          "kind": "partition", "stars": 0}  # fmt: skip
     lines = shown.out.splitlines()
     assert max(map(len, lines)) <= 80
     assert re.match(r"level +name +title +kind +stars", lines[0])
-    assert "0 of 27 solved" in lines
+    assert "0 of 26 solved" in lines
 
 
 def test_a_task_is_shown_with_its_numbers_and_without_an_answer(answers):
@@ -88,7 +88,7 @@ def test_hints_come_one_by_one(typed):
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("puzzle 99", "no level 99; the levels are 1 to 27"),
+        ("puzzle 99", "no level 99; the levels are 1 to 26"),
         ("puzzle 24-on-5", "did you mean '24-on-4'"),
         ("puzzle 24-on-4 --seed 3", "a seed draws the numbers of idle-1 to idle-12"),
         ("puzzle 24-on-4 --verify", "no argument '--verify'"),

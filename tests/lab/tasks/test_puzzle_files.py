@@ -104,7 +104,7 @@ BAD = [
     ("choice", {"inputs__open__microbatches": {"from": 1, "to": 900}}, "more than 1000 choices"),
     ("choice", {"inputs__open__schedule": ["dualpipe"], "inputs__devices": 3}, "none of the"),
     ("order", {"inputs__microbatches": 40}, "160; the best order is proven for up to 48"),
-    ("order", {"inputs__place": "free"}, 'a "free" place needs devices'),
+    ("order", {"inputs__place": [0, 2]}, "place has the rank, from 0, of each of 4 stages"),
     ("composition", {"inputs__weights": "3 x 1 GB"}, "3 weights for 24 layers"),
     ("composition", {"inputs__capacity": "2 GB"}, "no split fits with any schedule"),
 ]

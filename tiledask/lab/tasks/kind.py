@@ -188,7 +188,7 @@ INPUTS: Mapping[str, Reader] = {
     "capacity": _several(_size, or_one=True),
     "memory_limit": _several(_whole(1, 10_000), or_one=True),
     "open": _open,
-    "place": lambda value: value if value == "free" else _several(_whole(0, 15))(value),
+    "place": _several(_whole(0, 15)),
     "rival": _choice(schedules),
     "shown": _text,
     "split": _choice((True, False)),

@@ -2,9 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
 from functools import lru_cache
-from itertools import product
 from typing import Any
 
 from tiledask.errors import ConfigError, ScheduleError
@@ -20,7 +18,8 @@ from tiledask.lab.tasks.kind import (
 from tiledask.lab.tasks.result import within
 from tiledask.plan.pipelines.needs import peaks, validate
 from tiledask.plan.pipelines.optimum import Optimum, optimal_schedule
-from tiledask.plan.pipelines.schedule import Action, Schedule
+from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 
@@ -40,7 +39,7 @@ def _run(inputs: Inputs, order: Schedule) -> Timeline:
 def _devices(inputs: Inputs) -> int:
     """How many devices there are."""
     place = inputs.get("place")
-    return int(inputs.get("devices") or (1 + max(place) if place else inputs["stages"]))
+    return 1 + max(place) if place else int(inputs["stages"])
 
 
 def _limits(inputs: Inputs) -> list[Any] | None:
@@ -49,15 +48,9 @@ def _limits(inputs: Inputs) -> list[Any] | None:
     return [limit] * _devices(inputs) if isinstance(limit, int) else limit
 
 
-def _places(inputs: Inputs) -> Iterator[tuple[int, ...]]:
-    """The placements that are allowed, but for the devices' numbers."""
-    stages, place, devices = inputs["stages"], inputs.get("place"), _devices(inputs)
-    if place != "free":
-        yield tuple(place or range(stages))
-        return
-    for tried in product(range(devices), repeat=stages):
-        if list(dict.fromkeys(tried)) == list(range(devices)):  # as they come: no mirror images
-            yield tried
+def _place(inputs: Inputs) -> tuple[int, ...]:
+    """The device of each stage, from 0."""
+    return tuple(inputs.get("place") or range(inputs["stages"]))
 
 
 # -- what people write -----------------------------------------------------------------------------
@@ -114,9 +107,8 @@ def _read(inputs: Inputs, answer: Any) -> Schedule:
     order = validate(order_of(answer), inputs["stages"], inputs["microbatches"])
     if order.devices != devices:
         raise ScheduleError(f"{devices} devices need {devices} lines; got {order.devices}")
-    wanted = tuple(place or range(inputs["stages"]))
-    if place != "free" and order.place != wanted:
-        here, there = (", ".join(map(str, ranks)) for ranks in (wanted, order.place))
+    if order.place != _place(inputs):
+        here, there = (", ".join(map(str, ranks)) for ranks in (_place(inputs), order.place))
         raise ScheduleError(f"the stages are on ranks {here} here; the answer has them on {there}")
     kinds = {action.kind for action in order}
     if kinds & {"I", "W"} and not inputs.get("split"):
@@ -145,44 +137,20 @@ def _shortest(inputs: Inputs, targets: Targets) -> Optimum | None:
 def _solved(key: str, *limits: int) -> Optimum | None:
     inputs = json.loads(key)
     stages, microbatches = inputs["stages"], inputs["microbatches"]
-    best: Optimum | None = None
     if min(limits) < 1:
         return None
-    bounds = {place: _bound(inputs, place) for place in _places(inputs)}
-    for place in sorted(bounds, key=bounds.__getitem__):
-        if best and bounds[place] >= best.makespan:
-            break
-        try:
-            found = optimal_schedule(
-                stages,
-                microbatches,
-                **{name: inputs[name] for name in _TIMES if name in inputs},
-                split=bool(inputs.get("split")),
-                place=place,
-                memory_limit=[min(limit, stages * microbatches) for limit in limits],
-                timeout=30.0,  # they take well below a second
-            )
-        except ScheduleError:  # no order keeps within these limits
-            continue
-        if best is None or found.makespan < best.makespan:
-            best = found
-    return best
-
-
-def _bound(inputs: Inputs, place: tuple[int, ...]) -> float:
-    """Seconds that no order goes below with the stages on these devices."""
-    return _run(inputs, _all_forwards_first(inputs, place)).lower_bound or 0.0
-
-
-def _all_forwards_first(inputs: Inputs, place: tuple[int, ...]) -> Schedule:
-    """The forwards of stage after stage, then the backwards from the last stage to the first."""
-    rows: list[list[Action]] = [[] for _ in range(max(place) + 1)]
-    there = list(enumerate(place))
-    for kinds, stages in (("F", there), ("IW" if inputs.get("split") else "B", there[::-1])):
-        for s, device in stages:
-            every = product(range(inputs["microbatches"]), kinds)
-            rows[device] += [Action(kind, s, i) for i, kind in every]
-    return Schedule.of(rows, place)
+    try:
+        return optimal_schedule(
+            stages,
+            microbatches,
+            **{name: inputs[name] for name in _TIMES if name in inputs},
+            split=bool(inputs.get("split")),
+            place=_place(inputs),
+            memory_limit=[min(limit, stages * microbatches) for limit in limits],
+            timeout=30.0,  # they take well below a second
+        )
+    except ScheduleError:  # no order keeps within these limits
+        return None
 
 
 def _best(inputs: Inputs, targets: Targets) -> dict[str, float]:
@@ -213,13 +181,11 @@ def _validate(inputs: Inputs) -> None:
             f"{stages} stages x {inputs['microbatches']} micro-batches are {pairs}; the "
             f"best order is proven for up to {_MOST_PAIRS}"
         )
-    if place == "free" and not inputs.get("devices", 7) <= stages <= 6:
-        raise ScheduleError('a "free" place needs devices, and as many stages or more, 6 at most')
-    if isinstance(place, list) and (len(place), set(place)) != (stages, {*range(max(place) + 1)}):
+    if place and (len(place), set(place)) != (stages, {*range(max(place) + 1)}):
         raise ScheduleError(f"place has the rank, from 0, of each of {stages} stages; got {place}")
     if limits is not None and len(limits) != _devices(inputs):
         raise ScheduleError(f"{len(limits)} memory limits for {_devices(inputs)} devices")
-    _bound(inputs, next(_places(inputs)))  # refuses times of the wrong length
+    _run(inputs, schedule("gpipe", stages, 1))  # refuses times of the wrong length
 
 
 def _runs(inputs: Inputs, answer: Any) -> dict[str, Timeline]:

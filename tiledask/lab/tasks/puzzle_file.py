@@ -207,7 +207,7 @@ def _in_words(
 
 def _value(name: str, value: Any) -> str:
     """A value as people write it: "2, 22 x 1, 4"."""
-    if name == "place" and value != "free":
+    if name == "place":
         return ", ".join(f"device {d + 1}" for d in value)
     if isinstance(value, dict):
         return "; ".join(f"{key} {_value(key, each)}" for key, each in value.items())
