@@ -45,18 +45,6 @@ def test_what_cannot_be_is_refused_with_the_rule(number, inputs, rule):
 # -- pipelines -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("stages", "overhead"), [(4, 0.04), (3, 0.01), (8, 0.1), (2, 0.1)])
-def test_throughput_has_its_best_between_few_and_many(stages, overhead):
-    """The simulator finds the same best number, and no other is as fast."""
-    found = values(12, stages=stages, overhead=overhead)
-    seconds = []
-    for m in range(1, 65):
-        times = {"forward": 0.24 / m + overhead / 2, "backward": 0.48 / m + overhead / 2}
-        seconds.append(round(td.simulate("1f1b", stages, m, **times).makespan, 9))
-    assert found["best microbatches"] == 1 + seconds.index(min(seconds))
-    assert found["best seconds"] == pytest.approx(min(seconds))
-
-
 def test_claims_notice_workers_that_wait_too_long_or_work_at_once():
     """Planted: a batch that takes half as long again; one whose second worker does not wait."""
     t = td.simulate(runs.one_batch([0, 1]), 1.0, 1.0)

@@ -1,6 +1,5 @@
 """What a reader predicts: read as typed, kept, judged beside what came, quiet if there is none."""
 
-import json
 import sys
 
 import pytest
@@ -124,18 +123,6 @@ def test_a_damaged_file_counts_for_nothing_and_is_written_anew(folder, monkeypat
     td.predict("bytes", 5, unit="B")
     another_kernel(monkeypatch)
     assert td.predict("bytes", unit="B").value == 5
-
-
-def test_a_file_of_lines_as_it_was_before_is_read_and_its_stars_stay(folder, monkeypatch):
-    folder.mkdir()
-    rows = [{"value": 8e6}, {"stars": 1}, {"stars": 3}]
-    lines = [{"table": "predictions", "name": "bytes", "facts": facts} for facts in rows]
-    text = "\n".join(map(json.dumps, lines[:2])) + "\n{\n" + json.dumps(lines[2])
-    (folder / "02_split.jsonl").write_text(text)
-    for _ in range(2):
-        another_kernel(monkeypatch)
-        assert repr(td.score()) == "02_split: 1 of 1 predicted, 1 exact, 3 of 3 stars"
-        td.predict("bytes", 8e6, unit="B")  # the file of today is written
 
 
 def test_without_a_folder_no_file_is_written(tmp_path, monkeypatch):

@@ -11,7 +11,6 @@ import tiledask as td
 from tiledask.cli import main
 from tiledask.errors import ConfigError
 from tiledask.lab.learner.kept import TASKS, here
-from tiledask.lab.tasks.ladder.micro_batches import gaps_of
 
 LEVELS = range(1, 13)
 SEEDS = 200
@@ -68,40 +67,6 @@ def test_other_levels_and_seeds_are_refused():
         with pytest.raises(ConfigError, match=r"levels 1 to 12|seed must be"):
             td.tasks.idle_level(*given)
     assert td.tasks.idle_level(3, 3).lines == level(3, 3).lines
-
-
-def test_who_waits_is_not_at_work_and_needs_what_its_neighbour_makes():
-    for seed in range(40):
-        task = level(2, seed)
-        (run,) = task.timelines.values()
-        rows = [row.split(", ") for row in worked(task).split("; ")]
-        moments = [float(line.split()[1]) for line in task.lines[:2]]
-        for t, row in zip(moments, rows, strict=True):
-            for w, said in enumerate(row):
-                later = run.kind[(run.device == w) & (run.start > t)].tolist()
-                right = "done" if not later else f"{w if later[0] == 'F' else w + 2}"
-                assert said == ("works" if run.state(w, t) != "idle" else right)
-
-
-def test_a_gap_in_the_middle_is_a_neighbours_or_the_ways():
-    words = r". worker (\d), (\S+) s, then (\w+): worker (\d) finished it at (\S+) s, "
-    middle = re.compile(words + r"and the gap began at (\S+) s; .*: (\w+)")
-    for seed in range(20):
-        task = level(11, seed)
-        run, found = (
-            next(iter(task.timelines.values())),
-            [middle.fullmatch(line) for line in task.lines],
-        )
-        assert {match[7] for match in found if match} == {"transfer", "imbalance"}
-        for worker, took, action, other, made, began, cause in (m.groups() for m in found if m):
-            assert run.state(int(other) - 1, float(made) - 0.5) == action
-            assert run.state(int(worker) - 1, float(began) + float(took) + 0.5) == action
-            assert (cause == "transfer") == (float(made) <= float(began))
-    run = td.simulate("1f1b", 4, 8)  # equal stages, no transfers: none in the middle
-    for w in range(4):
-        first = run.end[(run.device == w) & (run.kind == "B")].min()
-        last = run.start[(run.device == w) & (run.kind == "F")].max()
-        assert not [gap for gap in gaps_of(run, w) if first <= gap.start and gap.end <= last]
 
 
 # -- what people type ----------------------------------------------------------------------------

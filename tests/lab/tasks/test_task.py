@@ -45,11 +45,6 @@ def test_the_first_offence_in_words(task, answer, reason, stars):
     assert ("best possible" in result._repr_html_()) == (stars >= 2)
 
 
-def test_remarks_stand_in_for_numbers():
-    target = Target("wrong answers", 0, 2, 0, why="answer 2 is too low; answer 3 is not F0")
-    assert str(target) == "answer 2 is too low; answer 3 is not F0"
-
-
 def test_hints_come_one_by_one_and_stars_are_kept(task, tmp_path):
     offered = "Its <code>hint()</code> gives one more"
     for shown in (task, task.result(11)):

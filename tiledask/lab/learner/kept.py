@@ -32,20 +32,6 @@ PREDICTIONS, TASKS = "predictions", "tasks"
 DAMAGED = (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError)
 
 
-def _rows(path: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Table, name and facts in a file, or in one of before, a line each; none that is damaged."""
-    lines = path.with_suffix(".jsonl")
-    if not path.exists() and lines.exists():
-        for line in lines.read_bytes().split(b"\n"):
-            with suppress(*DAMAGED):
-                row = json.loads(line)
-                yield row["table"], str(row["name"]), dict(row["facts"])
-    with suppress(*DAMAGED):
-        for table, named in json.loads(path.read_bytes()).items():
-            for name, facts in named.items():
-                yield table, name, dict(facts)
-
-
 class Kept:
     """In two tables: question or name of a task -> what is known of it."""
 
@@ -55,9 +41,11 @@ class Kept:
         self._read()
 
     def _read(self) -> None:
-        """What another process wrote, too."""
-        for table, name, facts in _rows(self.path) if self.path else ():
-            self._known.get(table, {}).setdefault(name, {}).update(facts)
+        """What another process wrote, too; nothing from a file that is damaged or not there."""
+        with suppress(*DAMAGED):
+            for table, named in json.loads(self.path.read_bytes()).items() if self.path else ():
+                for name, facts in named.items():
+                    self._known[table].setdefault(name, {}).update(facts)
 
     def get(self, name: str, table: str = PREDICTIONS) -> dict[str, Any]:
         """What is known of ``name``: a copy, empty if nothing."""
@@ -103,19 +91,18 @@ class Counts(NamedTuple):
     @classmethod
     def of(cls, kept: Kept) -> "Counts":
         asked = kept.all().values()
-        made = [facts for facts in asked if facts.get("value") is not None]
-        stars = [facts.get("stars") or 0 for facts in made]
+        stars = [facts.get("stars") or 0 for facts in asked if facts.get("value") is not None]
         tried = [facts for facts in kept.all(TASKS).values() if facts.get("tries")]
-        solved = sum(bool(facts.get("solved")) for facts in tried)
-        of_tasks = len(tried), solved, sum(facts.get("stars") or 0 for facts in tried)
-        return cls(len(asked), len(made), stars.count(3), sum(stars), *of_tasks)
+        solved, of_tasks = ([f.get(name) or 0 for f in tried] for name in ("solved", "stars"))
+        made = len(asked), len(stars), stars.count(3), sum(stars)
+        return cls(*made, len(tried), sum(solved), sum(of_tasks))
 
     @property
     def cells(self) -> tuple[str, ...]:
         """Predicted, exact, stars; solved, stars."""
-        predictions = f"{self.made} of {self.asked}", f"{self.exact}"
         stars, more = f"{self.stars} of {3 * self.asked}", f"{self.task_stars} of {3 * self.tried}"
-        return *predictions, stars, f"{self.solved} of {self.tried}", more
+        predicted, solved = f"{self.made} of {self.asked}", f"{self.solved} of {self.tried}"
+        return predicted, f"{self.exact}", stars, solved, more
 
     def __str__(self) -> str:
         predicted, exact, stars, solved, more = self.cells
@@ -166,6 +153,6 @@ def here() -> Kept:
 def notebooks() -> list[Kept]:
     """What is kept for all notebooks, by name; of this one as it is now."""
     mine, (folder, _) = here(), _place()
-    names = {path.stem for path in Path(folder).glob("*.json*")} if folder else set()
+    names = {path.stem for path in Path(folder).glob("*.json")} if folder else set()
     others = (Kept(name, Path(folder) / f"{name}.json") for name in names - {mine.notebook})
     return sorted([mine, *others], key=lambda each: each.notebook)
