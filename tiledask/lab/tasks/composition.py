@@ -8,9 +8,9 @@ What a device holds at its fullest, in bytes:
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from functools import lru_cache
-from itertools import compress, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from tiledask.errors import ConfigError, PartitionError, ScheduleError, short
@@ -39,41 +39,38 @@ SEARCHED = ("naive", "gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2")
 """The schedules with one stage per device that the search tries with every split."""
 _MOST_SPLITS, _MOST_PAIRS = 20_000, 512
 
-Stages = tuple[tuple[int, ...], ...]
+Stages = Sequence[Sequence[int]]
 """The layers of each, from 1."""
 
 
 class Composition(NamedTuple):
-    """A partition and an order that go together, and the run that they make."""
+    """The run that a partition and an order make together."""
 
     run: Timeline
-    layers: list[list[int]]
-    """Of each device, from 1."""
     held: tuple[float, ...]
     """Bytes of each device at its fullest."""
 
 
-def _sums(inputs: Inputs, name: str, groups: Stages | list[list[int]]) -> list[float]:
-    """What the layers of each group have of an input, all together."""
-    return [sum(inputs[name][n - 1] for n in group) for group in groups]
+def _sums(inputs: Inputs, name: str, stages: Stages) -> list[float]:
+    """What the layers of each stage have of an input, all together."""
+    return [sum(inputs[name][n - 1] for n in group) for group in stages]
 
 
-def _times(
-    inputs: Inputs, stages: Stages, place: tuple[int, ...]
-) -> tuple[list[float], list[float]]:
+def _times(inputs: Inputs, stages: Stages, place: Sequence[int]) -> tuple[list[float], list[float]]:
     """Seconds of each stage, forward and backward."""
-    speeds, costs = inputs.get("speeds"), _sums(inputs, "costs", stages)
-    forward = [c / (speeds[d] if speeds else 1.0) for c, d in zip(costs, place, strict=True)]
+    speeds = inputs.get("speeds", [1.0] * inputs["devices"])
+    costs = _sums(inputs, "costs", stages)
+    forward = [cost / speeds[device] for cost, device in zip(costs, place, strict=True)]
     return forward, [inputs["backward"] * seconds for seconds in forward]
 
 
 def _composed(inputs: Inputs, stages: Stages, order: Schedule) -> Composition:
     run = simulate(order, *_times(inputs, stages, order.place), inputs.get("latency", 0.0))
-    layers: list[list[int]] = [[] for _ in range(inputs["devices"])]
-    for group, device in zip(stages, order.place, strict=True):
-        layers[device] += group
-    activations, weights = _sums(inputs, "activations", stages), _sums(inputs, "weights", layers)
-    return Composition(run, layers, memory_over_time(run, activations, static=weights).peaks)
+    weights = [0.0] * inputs["devices"]
+    for device, nbytes in zip(order.place, _sums(inputs, "weights", stages), strict=True):
+        weights[device] += nbytes
+    kept = _sums(inputs, "activations", stages)
+    return Composition(run, memory_over_time(run, kept, static=weights).peaks)
 
 
 def _read(inputs: Inputs, answer: Any) -> Composition:
@@ -91,30 +88,27 @@ def _read(inputs: Inputs, answer: Any) -> Composition:
 
 def _unlimited(inputs: Inputs, answer: Any) -> Composition:
     """The answer as a Composition that could run if memory were no question."""
-    if isinstance(answer, str):
-        layers, _, order = answer.replace("\n", ";", 1).partition(";")
-        answer = {"layers": layers, "schedule": order.strip()}
-    parts = answer if isinstance(answer, Mapping) else {}
-    if set(parts) != {"layers", "schedule"} or parts["schedule"] == "":
+    layers, _, order = str(answer).replace("\n", ";", 1).partition(";")
+    if not order.strip():
         raise ConfigError(
             f"write the layers of each stage, a semicolon, and a schedule's name (or an order, a "
             f"line per device), as in '1-6 | 7-12 ; 1f1b'; got {answer!r}"
         )
     # as many stages as the answer has: the order says whether so many are on the devices
-    stages = legal(parts["layers"], inputs["devices"], layers=len(inputs["costs"])).stages
-    return _composed(inputs, stages, _order(inputs, len(stages), parts["schedule"]))
+    stages = legal(layers, inputs["devices"], layers=len(inputs["costs"])).stages
+    return _composed(inputs, stages, _order(inputs, len(stages), order.strip()))
 
 
-def _order(inputs: Inputs, stages: int, given: Any) -> Schedule:
+def _order(inputs: Inputs, stages: int, given: str) -> Schedule:
     devices, microbatches = inputs["devices"], inputs["microbatches"]
-    if isinstance(given, str) and not re.search(r"(?i)(?<!\w)\d*F\d+(?!\w)", given):
-        name = called(given.strip().lower())
+    if re.search(r"(?i)(?<!\w)\d*F\d+(?!\w)", given):
+        order = order_of(given)
+    else:
+        name = called(given.lower())
         if name not in schedules:
             raise ConfigError(f"no schedule {short(name)}; there are {', '.join(schedules)}")
         options = {"devices": devices} if is_looped(name) else {}
         order = schedule(name, stages, microbatches, **options)
-    else:
-        order = order_of(given)
     if order.replicas > 1:
         raise ScheduleError(f"every stage is on one device here; got {order.replicas} replicas")
     validate(order, stages, microbatches)
@@ -123,8 +117,6 @@ def _order(inputs: Inputs, stages: int, given: Any) -> Schedule:
             f"{stages} stages on {order.devices} devices, and there are {devices}; give as many "
             f"stages as devices, or several times as many to a looped schedule"
         )
-    if not order.trains:
-        raise ScheduleError("training needs backwards too; the order has only forwards")
     return order
 
 
@@ -138,21 +130,24 @@ def _found(key: str) -> tuple[float, str]:
     inputs = json.loads(key)
     devices, m, latency = inputs["devices"], inputs["microbatches"], inputs.get("latency", 0.0)
     orders = [schedule(name, devices, m) for name in SEARCHED]
-    peaks = [peak_in_flight(order) for order in orders]
+    peaks = [(order, peak_in_flight(order)) for order in orders]
     caps, splits = capacities(inputs["capacity"], devices), []
     for bounds in contiguous_splits(len(inputs["costs"]), devices):
-        stages = tuple(tuple(range(a + 1, b + 1)) for a, b in pairwise(bounds))
+        stages = [range(a + 1, b + 1) for a, b in pairwise(bounds)]
         weights, kept = _sums(inputs, "weights", stages), _sums(inputs, "activations", stages)
-        room = [cap - weight for cap, weight in zip(caps, weights, strict=True)]
-        fits = [all(n * k <= r for n, k, r in zip(peak, kept, room, strict=True)) for peak in peaks]
-        if any(fits):
-            times = _times(inputs, stages, tuple(range(devices)))
-            splits.append((split_lower_bound(*times, m, latency), stages, fits))
+        fitting = []
+        for order, peak in peaks:
+            held = (w + n * k for w, n, k in zip(weights, peak, kept, strict=True))
+            if all(nbytes <= cap for nbytes, cap in zip(held, caps, strict=True)):
+                fitting.append(order)
+        if fitting:
+            least = split_lower_bound(*_times(inputs, stages, range(devices)), m, latency)
+            splits.append((least, bounds, stages, fitting))
     best = math.inf, ""
-    for least, stages, fits in sorted(splits):
+    for least, _, stages, fitting in sorted(splits):
         if least >= best[0]:
             break  # no order of this split, nor of those after it, is faster
-        for order in compress(orders, fits):
+        for order in fitting:
             seconds = _composed(inputs, stages, order).run.makespan
             if seconds < best[0]:
                 best = seconds, f"{' | '.join(map(layer_ranges, stages))} ; {order.name}"

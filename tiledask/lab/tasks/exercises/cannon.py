@@ -16,9 +16,7 @@ __all__ = ["cannon"]
 
 def cannon(seed: int = 0) -> JudgedTask:
     """The exercise of the notebook on panels."""
-    return exercise(
-        "cannon", JudgedTask, lambda answer: answer if callable(answer) else None, _judge
-    )
+    return exercise("cannon", JudgedTask, callable, _judge)
 
 
 def _judge(answer: Callable[..., Any]) -> list[Target]:

@@ -16,32 +16,24 @@ AnyTask = TypeVar("AnyTask", bound=JudgedTask)
 def exercise(
     name: str,
     kind: type[AnyTask],
-    read: Callable[[Any], Any],
+    is_answer: Callable[[Any], bool],
     judge: Callable[[Any], Sequence[Target]],
     **more: Any,
 ) -> AnyTask:
     """The exercise whose words the file has under ``name``; its stars are saved under the title.
 
-    ``read`` gives an answer as ``judge`` takes it; None for what is none.
     ``more``: fields of a JudgedTask.
     """
-    words = shipped_json("exercises.json")[name]
+    words = {**shipped_json("exercises.json")[name]}
+    del words["module"]
+    words["hints"] = tuple(words["hints"])
 
     def judged(answer: Any) -> Sequence[Target]:
-        found = read(answer)
-        if found is None:
+        if not is_answer(answer):
             raise ConfigError(f"an answer is {words['form']}; got {short(answer)}")
-        return judge(found)
+        return judge(answer)
 
-    return kind(
-        name=words["title"],
-        title=words["title"],
-        question=words["question"],
-        form=words["form"],
-        hints=tuple(words["hints"]),
-        judge=judged,
-        **more,
-    )
+    return kind(name=words["title"], judge=judged, **words, **more)
 
 
 def none_wrong(name: str, wrong: Sequence[str], count: int | None = None) -> Target:

@@ -16,11 +16,9 @@ NEEDED = ("0F 1F", "1F 2F", "2F 2B", "2B 1B", "1F 1B", "1B 0B", "0F 0B", "0F 2F"
 
 def skip_connection(seed: int = 0) -> JudgedTask:
     """The exercise of the notebook on programs."""
-
-    def read(answer: object) -> Program | str | None:
-        return answer if isinstance(answer, Program | str) else None
-
-    return exercise("skip-connection", JudgedTask, read, _judge)
+    return exercise(
+        "skip-connection", JudgedTask, lambda answer: isinstance(answer, Program | str), _judge
+    )
 
 
 def _judge(answer: Program | str) -> list[Target]:

@@ -107,8 +107,8 @@ def faulty_run(seed: int = 0) -> FaultyRun:
             Target("faulty runs at large", 0, int(wrong), 0),
         ]
 
-    def read(answer: Any) -> str | None:
-        return answer if isinstance(answer, str) and answer in runs else None
+    def is_run(answer: Any) -> bool:
+        return isinstance(answer, str) and answer in runs
 
     figure, about = partial(_seven, seed), {"seed": seed}
-    return exercise("faulty-run", FaultyRun, read, judge, inputs=about, figure=figure)
+    return exercise("faulty-run", FaultyRun, is_run, judge, inputs=about, figure=figure)
