@@ -83,16 +83,6 @@ def test_a_run_bears_it_out(number, cluster):
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
-@every
-def test_a_run_of_other_inputs_bears_it_out(number, cluster):
-    for name, other in OTHERS[number].items():
-        answer = td.ask(number, cluster=cluster, **{name: other})
-        if answer.run is not None:  # it may take more workers than there are
-            assert missed(answer.run) == [], name
-
-
-@pytest.mark.cluster
 def test_workers_that_were_started_for_a_run_are_gone_after_it():
     before = {id(each) for each in RUNNING if each.is_running}
     assert missed(td.ask(5, devices=2).run) == []
@@ -110,18 +100,3 @@ def test_the_command_says_what_td_ask_says(capsys):
     typed = ["ask", "34", "--set", "layers=12", "--set", "devices=3", "--no-run", "--json"]
     assert cli.main(typed) == 0
     assert json.loads(capsys.readouterr().out) == worked(34, layers=12, devices=3).to_dict()
-
-
-@pytest.mark.parametrize(
-    ("typed", "words"),
-    [
-        ("ask 34 --set layers", "--set takes inputs and values"),
-        ("ask 34 --set run=1", "question 34 has no 'run'"),
-        ("ask 34 --set layers=2", "2 layers are fewer than 4 stages"),
-        ("ask xyzzy --no-run", "no question is near 'xyzzy'; the nearest are"),
-        ("ask 99", "there is no question 99; there are "),
-    ],
-)
-def test_a_mistake_is_explained(capsys, typed, words):
-    assert cli.main(typed.split()) == 2
-    assert words in capsys.readouterr().err

@@ -113,22 +113,3 @@ def test_jupyterlab_stays_on_this_machine_and_in_the_learners_folder(tmp_path, m
     assert [path.name for path in tmp_path.iterdir()] == ["learn"]
     settings = json.loads(Path(own, "labconfig", "default_setting_overrides.json").read_text())
     assert settings["dask-labextension:plugin"]["defaultURL"] == "http://127.0.0.1:9000"
-
-
-def test_the_first_layout_is_ours_and_later_ones_the_learners(tmp_path):
-    handler = pytest.importorskip(
-        "jupyterlab_server.workspaces_handler", reason="no JupyterLab: pip install 'tiledask[lab]'"
-    )
-    _, environment = lab_command(tmp_path / "learn")
-    folder = Path(environment["JUPYTERLAB_WORKSPACES_DIR"])
-    saved = handler.WorkspacesManager(str(folder)).load("default")["data"]
-    contents, panel = (
-        area["widgets"][0] for area in saved["layout-restorer:data"]["main"]["dock"]["children"]
-    )
-    assert saved[contents]["data"] == {"path": "learn/contents.md", "factory": "Markdown Preview"}
-    assert saved[panel]["data"]["item"]["route"] == "/individual-tiledask"
-    (path,) = folder.iterdir()
-    assert path.stem == handler.slugify("default")
-    path.write_text("mine")
-    lab_command(tmp_path / "learn")
-    assert path.read_text() == "mine"

@@ -79,14 +79,6 @@ def test_a_mapping_is_the_puzzle_of_its_file_and_has_its_title_for_a_name():
         load_puzzle({key: own[key] for key in own if key != "targets"})
 
 
-def test_two_devices_are_crossed_once_and_one_never():
-    for devices, crossings in ((1, 0), (2, 1)):
-        cut = {"inputs": {"costs": [1, 1], "devices": devices}, "targets": {"crossings": crossings}}
-        puzzle = load_puzzle({"title": "Cut", "kind": "partition", "task": "Cut.", **cut})
-        result = puzzle.result(puzzle.solve())
-        assert (result.stars, result.targets[0].best) == (3, crossings)
-
-
 BAD = [
     ("partition", {"kind": "riddle"}, "'kind' must be one of partition, choice"),
     ("partition", {"task": None}, "'task' is missing"),

@@ -158,8 +158,3 @@ def test_the_drawing_shows_layers_limits_and_what_is_wrong():
     twice = load_puzzle("24-on-4").draw("1-6 | 6-12 | 13-18 | 19-23")
     assert {"wrong layer 6", "wrong layer 24"} <= set(gids(twice))
     assert "send" in gids(load_puzzle("costly-cuts").draw("1-4 | 5-8 | 9-12 | 13-16"))
-
-
-def test_the_drawing_of_an_order_that_ends_too_late_shows_the_target():
-    late = load_puzzle("order-on-2").draw(ONE_F.replace("0F1,0B0", "0B0,0F1"))
-    assert {"target", "wrong end"} <= set(gids(late))
