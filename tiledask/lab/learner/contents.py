@@ -10,14 +10,9 @@ from pathlib import Path
 from tiledask.files import atomic_write
 from tiledask.lab.learner.kept import PROGRESS, Counts, Kept
 
-__all__ = ["PAGE", "SHOW_ANEW", "write_contents"]
+__all__ = ["PAGE", "write_contents"]
 
 PAGE = "contents.md"
-SHOW_ANEW = (
-    "<script>for (const page of window.jupyterapp?.shell.widgets('main') ?? []) "
-    f"if (page.context?.path.endsWith('{PAGE}')) page.context.revert()</script>"
-)
-"""In JupyterLab, has an open contents page read its file again; elsewhere it does nothing."""
 _ROW = re.compile(
     r"^\| \[(?P<title>[^]]+)\]\((?P<name>\w+)\.ipynb\) \| .+ \| (?P<minutes>\d+) \|$", re.M
 )

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from tiledask.lab.learner.contents import PAGE, SHOW_ANEW, write_contents
+from tiledask.lab.learner.contents import PAGE, write_contents
 from tiledask.lab.learner.copies import walkthroughs
 from tiledask.lab.learner.kept import FOLDER, Counts, here, notebooks
 from tiledask.plan import html
@@ -19,8 +19,6 @@ class Score:
     rows: dict[str, Counts]
     bold: int
     """The row of this notebook."""
-    on_page: bool
-    """Whether there is a contents page, which shows it too."""
 
     def __repr__(self) -> str:
         return "\n".join(f"{name}: {row}" for name, row in self.rows.items())
@@ -28,8 +26,7 @@ class Score:
     def _repr_html_(self) -> str:
         head = ("notebook", "predicted", "exact", "stars", "tasks solved", "stars")
         rows = [(name, *row.cells) for name, row in self.rows.items()]
-        table = html.table(head, rows, first="th", bold=[self.bold])
-        return table + SHOW_ANEW * self.on_page
+        return html.table(head, rows, first="th", bold=[self.bold])
 
 
 def score() -> Score:
@@ -48,7 +45,6 @@ def score() -> Score:
     if len(rows) > 1:
         rows["all"] = Counts(*map(sum, zip(*rows.values(), strict=True)))
     learners = Path(os.environ.get(FOLDER, "")).parent
-    on_page = bool(os.environ.get(FOLDER)) and (learners / PAGE).exists()
-    if on_page:
+    if os.environ.get(FOLDER) and (learners / PAGE).exists():
         write_contents(walkthroughs(), learners)
-    return Score(rows, bold, on_page)
+    return Score(rows, bold)
