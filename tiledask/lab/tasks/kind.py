@@ -145,15 +145,6 @@ def _choice(words: Iterable[Any]) -> Reader:
     return read
 
 
-def _text(value: Any) -> str:
-    """Words, or lines; a list of lines is joined."""
-    if isinstance(value, list) and all(isinstance(line, str) for line in value):
-        value = "\n".join(value)
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError("must be text, or a list of lines")
-    return value
-
-
 def _open(value: Any) -> dict[str, Any]:
     """Names that are chosen -> a list of values, or a range of whole numbers."""
     if not isinstance(value, dict) or not value or not set(value) <= set(_CHOSEN):
@@ -190,7 +181,7 @@ INPUTS: Mapping[str, Reader] = {
     "open": _open,
     "place": _several(_whole(0, 15)),
     "rival": _choice(schedules),
-    "shown": _text,
+    "shown": lambda value: "\n".join(map(str, value if isinstance(value, list) else [value])),
     "split": _choice((True, False)),
     "stages": _whole(1, 16),
 }
