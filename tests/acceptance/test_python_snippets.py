@@ -29,41 +29,7 @@ def test_sharded_states_fit_on_many_copies_or_the_answer_says_why_not():
         assert td.fits("gpt-200b", fix.layout, f"{fix.devices}xA100-40GB").verdict == "fits"
 
 
-def test_the_best_plan_uses_the_cluster_and_the_batch():
-    plans = td.search("gpt2", "8xA100-40GB", 64, sequence=1024)
-    best = plans.best
-    assert best.verdict == "fits"
-    assert best.layout.devices == 8
-    assert best.layout.dp * best.layout.microbatch * best.layout.microbatches == 64
-    # no faster than 6 FLOP a parameter and token at 312 TFLOP/s on each
-    assert best.seconds >= 6 * GPT2 * 64 * 1024 / (8 * 312e12)
-    assert best.step.tokens_per_second == pytest.approx(64 * 1024 / best.step.total)
-
-
-def test_a_step_s_parts_add_up():
-    layout = td.Layout(dp=2, pp=4, microbatches=8)
-    step = td.estimate_step("gpt2", layout, "8xA100-40GB", sequence=1024)
-    assert sum(row.seconds for row in step.rows) == pytest.approx(step.total)
-    assert step.tokens == 2 * 8 * 1024
-
-
-# -- layers on devices -----------------------------------------------------------------------------
-
-
 # -- schedules -------------------------------------------------------------------------------------
-
-
-def test_1f1b_is_the_order_of_the_figure():
-    order = td.schedule("1f1b", stages=2, microbatches=3)
-    assert order.to_text().splitlines() == ["0F0,0F1,0B0,0F2,0B1,0B2", "1F0,1B0,1F1,1B1,1F2,1B2"]
-    assert td.Schedule.from_text(order.to_text()) == order
-
-
-def test_gpipe_with_uneven_stages_by_hand():
-    # stage 0: F 0-1, 1-2, B 6-8, 8-10; stage 1: F 1-3, 3-5, B 5-6, 6-7
-    run = td.simulate(td.schedule("gpipe", 2, 2), forward=[1, 2], backward=[2, 1])
-    assert (run.makespan, run.busy, run.idle) == (10, 12, 8)
-    assert run.bubble_fraction == 8 / 20
 
 
 def test_the_best_order_of_two_stages_and_three_micro_batches():
@@ -74,21 +40,7 @@ def test_the_best_order_of_two_stages_and_three_micro_batches():
         td.validate(td.schedule("gpipe", 4, 8), memory_limit=4)
 
 
-def test_what_makes_a_layer_wise_run_idle():
-    found = td.diagnose(td.simulate("naive", 4, 1))
-    assert found.cause == "one at a time"
-    assert found["devices"].value == 4
-
-
 # -- programs --------------------------------------------------------------------------------------
-
-
-def test_a_program_has_its_messages_and_its_memory():
-    program = td.program(td.schedule("1f1b", 2, 3), block_bytes=32, activation=10)
-    program.check()
-    assert (program.traffic.total, program.traffic.count) == (2 * 3 * 32, 2 * 3)
-    # activations kept, and a block that has come
-    assert program.memory.per_place == {0: 2 * 10 + 32, 1: 10 + 32}
 
 
 def test_a_program_runs_and_moves_what_it_says():
@@ -97,15 +49,6 @@ def test_a_program_runs_and_moves_what_it_says():
     run = td.run_program(program, td.stages.stack((0, 1, 2), width=4, hidden=8), x, target=x)
     assert run.traffic.measured == run.traffic.predicted
     assert run.traffic.measured.total == 2 * 3 * 32
-
-
-def test_a_training_s_program_sums_the_gradients_once():
-    model = td.GPT(64, hidden=16, layers=1, heads=4, sequence=8)
-    # 64 x 16 and 8 x 16; 12 h^2 + 13 h; a norm of 2 h; a head of 16 x 64
-    numbers = 1024 + 128 + (12 * 256 + 13 * 16) + 32 + 1024
-    assert td.training_program(model, (1, 1, 1), batch=2).traffic.total == 0
-    two = td.training_program(model, (2, 1, 1), batch=2).traffic
-    assert list(two.sent) == [2 * numbers * 4 // 2] * 2  # 2 (d - 1) / d of 4 B each
 
 
 def test_a_layer_calls_two_sums_forward():
@@ -123,11 +66,6 @@ def test_split_trainings_have_one_device_s_losses():
     split = td.train(model, text, (2, 2, 2), steps=2, batch=4, microbatches=2, zero=1)
     np.testing.assert_allclose(split.losses, alone.losses, rtol=1e-5)
     assert split.traffic.predicted == split.traffic.measured
-
-
-def test_ranks_on_threads_sum():
-    done = td.run_threads(lambda rank: rank.group().all_reduce(float(rank.index)).item(), 4)
-    assert done.results == [0 + 1 + 2 + 3] * 4
 
 
 # -- questions, predictions, tables ----------------------------------------------------------------

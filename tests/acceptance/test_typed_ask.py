@@ -70,20 +70,14 @@ def test_ninety_percent_is_ninety_percent(answers, stages, microbatches, reaches
 WORKED = [
     # 480 GB: / 40 = 12; / (40 - 0.988) = 12.3
     ("15", {"fewest_slices": 12}, "(13 with a CUDA context on each)"),
-    # 112 GB: / 24 = 4.67; / 23.01 = 4.87
-    ("15 --set billions=7 memory=24GB", {"fewest_slices": 5}, ""),
-    ("15 --set recipe=fp16-weights", {"fewest_slices": 2}, ""),  # 60 GB
-    ("15 --set billions=2", {"fewest_slices": 1}, ""),  # 32 GB
     # gradients as the recipe keeps them: 7e9 x 4 B and x 2 B
     ("15 --set billions=7 memory=24GB recipe=fp32-sgd", {}, "in every step: 2 (N-1)/N x 28 GB"),
-    ("15 --set billions=7 memory=24GB recipe=mixed-adam-16", {}, "x 14 GB"),
     # 30e9 / 8 = 3.75e9 a GPU: x 16; x (4 + 12/4); x (2 + 14/4); x 16/4
     (
         "24",
         {"states": [60e9, 26.25e9, 20.625e9, 15e9], "lowest_zero": 2},
         "does not start either",
     ),
-    ("24 --set memory=80GB", {"lowest_zero": 0}, ""),
     ("24 --set memory=60GB", {"lowest_zero": 0}, ""),  # to the last byte
     # 7e9 / 32 = 0.21875e9 a GPU: x 16; x (4 + 12/8); x (2 + 14/8); x 16/8
     (
@@ -101,32 +95,23 @@ WORKED = [
     ("21", {}, "with ZeRO-1 for 10 to 16 billion parameters, up to 20 with ZeRO-3"),
     # 70e9 x 16 B / 8 = 140 GB; 1120 / 80 = 14; 1120 / 79.01 = 14.2 -> 15
     ("18", {"states_each": 140e9}, "14 GPUs (15 with a CUDA context on each)"),
-    ("18 --set billions=13", {}, "26 GB states"),  # 208 GB / 8 = 26 GB
-    ("23", {}, "cannot have trained"),  # 30e9 x 16 B = 480 GB
     ("23 --set billions=2 memory_b=24GB link_a=200Gb/s", {}, "it trains"),  # 32 GB of 80
     # 2 x 7/8 x 2 B x 30e9 / 4 = 26.25 GB; 2 x 15/16 x 2 x 7.5 = 28.125 GB; 120 GB of 80
     ("22", {"ring_bytes": [26.25e9, 28.125e9]}, "as described it does not start"),
-    ("22 --set slower=64", {}, "The worst is replicas x 2, links 64 times slower. "),
     # 2 x 64 x 3 x 2 rows x 2048 x 7168 x 2 B / 2 = 11.27 GB; without the 3 3.758 GB
     ("20 --set nodes=2 billions=30", {}, "pp: 11.27 GB sent a step"),
-    ("20 --set nodes=2 billions=30", {}, "dp 2 x tp 2 x pp 4, interleave 3, ZeRO-1"),
     # 24 GB of weights: 6e9 x 16 B = 96 GB: / 24 = 4, / 23.01 = 4.17
     ("3 --set weights=24GB", {}, "96 GB / (24 GB - 0.99 GB) -> 5 GPUs"),
     ("3 --set weights=24GB", {}, "4 GPUs or more (5 with a CUDA context on each)"),
     ("13", {}, "48 GB / (24 GB - 0.99 GB) -> 3 GPUs"),  # 48 / 23.01 = 2.09
     # sqrt(3 x 0.72 / 0.03) = 8.49: 11 x 0.12 = 1.32 s, and 12 x 0.11 = 1.32 s
     ("12", {"best microbatches": 8}, "8 (or 9, which takes as long)"),
-    ("12 --set stages=8 microbatches=63", {"best microbatches": 36}, ""),  # sqrt(7 x 5.67 / 0.03)
-    # sqrt(3 x 1000 x 0.09 / 1e-5) = 5196.2: (m + 3)(1e-5 + 90/m), 5196 below 5197
-    ("12 --set microbatches=1000 overhead=0.00001", {"best microbatches": 5196}, ""),
     (
         "'how idle are 4 stages with 8 micro-batches under GPipe'",
         {},
         "gpipe keeps the activations of 8",
     ),
     ("34", {"sizes": [6] * 4, "crossings": 3, "crossings round robin": 23}, ""),
-    ("34 --set layers=30", {"sizes": [8, 8, 7, 7], "crossings round robin": 29}, ""),
-    ("34 --set last_cost=4", {"sizes": [7, 7, 7, 3]}, ""),  # 7, 7, 7, 2 + 4 = 6
     ("34 --set layers=126 devices=16", {"sizes": [8] * 14 + [7] * 2, "crossings": 15}, ""),
     # (p - 1) / m = 2/3 and a quarter of it, with 4 chunks
     (
@@ -134,10 +119,7 @@ WORKED = [
         {"bubble 1F1B": 2 / 3, "bubble interleaved": 1 / 6},
         "False: 1,4,7,10 | 2,5,8,11 | 3,6,9,12",
     ),
-    ("36 --set layers=8 devices=8", {}, "True: with one layer on each of 8 devices"),
     ("31", {}, "these are idle: worker 1, 2, 4;"),
-    ("35 --set layers=10 workers=4 working=1", {}, "these are idle: GPU 2, 3, 4;"),
-    ("33", {"makespan": 1.2, "idle of each": 0.9, "total idle": 3.6, "efficiency": 0.25}, ""),
     # 96 x (0.1 + 0.2) = 28.8 s; 28.8 - 0.3; 95 x 28.8
     (
         "33 --set workers=96 forward=100ms",
@@ -157,8 +139,6 @@ WORKED = [
         {},
         "(1.4 and 1.7 s with transfers of 0.1 s)",
     ),
-    # 16 x 8 x 128 devices; 405e9 x 16 B / 128 = 50.625 GB
-    ("11 --set parameters=405B stages=16 tensor=8 replicas=128", {}, "50.62 GB"),
 ]
 
 

@@ -1,7 +1,5 @@
 """Questions 1 to 10, 13 and 26 to 30 as people type them; numbers worked out by hand."""
 
-import re
-
 import pytest
 
 import tiledask as td
@@ -53,13 +51,6 @@ def test_flop_a_byte_is_that_of_the_bytes_beside_it(answers):
     assert "2048  " not in repr(levels)
 
 
-def test_the_bytes_of_uneven_rows_are_those_that_are_held(answers):
-    # 334 of 1000 rows of 60 GB: 20.04 GB, and y of 8 x 15,000,000 x 4 B: 480 MB
-    words, values, _ = asked(answers, "2 --set weights=60GB gpus=3")
-    assert "by rows: 1 x 60 GB x 0.334 + 480 MB = 20.52 GB" in words
-    assert values["held"]["rows"] == 20_520_000_000
-
-
 def test_no_tile_is_promised_that_the_blocks_do_not_reach(answers):
     # blocks of 64 x 32: A of 16,384 B and B of 8,192 B on each of 2: 2 x 64^3 / 49,152 = 10.67
     words, values, _ = asked(answers, "6")
@@ -101,12 +92,6 @@ def test_the_same_product_has_the_same_bytes_however_it_is_asked(answers):
     assert 0 <= one["held"] - values["held"]["2x2x1"] <= 1.1 * tile
 
 
-def test_a_tiny_product_names_the_runtime(answers):
-    words, _, _ = asked(answers, "7 --set m=10 n=10 k=10 workers=3")
-    assert "8.389 MB" in words
-    assert "runtime (8 MiB + 2 %) 8.389 MB" in words
-
-
 # -- advice that gains something -------------------------------------------------------------------
 
 
@@ -118,13 +103,6 @@ def test_what_is_no_faster_is_not_advised(answers, strategy):
     assert "No other plan that moves and loads no more is faster than 7.49 µs" in words
 
 
-def test_what_is_advised_is_faster_as_printed(answers):
-    words, values, _ = asked(answers, "10")
-    new, old = re.search(r"Take .*: (.*?) µs for (.*?) µs", words).groups()
-    assert float(new) < float(old)
-    assert values["seconds, advised"] < values["seconds"]
-
-
 def test_a_plan_that_does_not_fit_is_not_called_the_best(answers):
     words, values, _ = asked(answers, "10 --set memory=1MB")
     assert "memory" in values["faults"]
@@ -134,39 +112,6 @@ def test_a_plan_that_does_not_fit_is_not_called_the_best(answers):
 def test_a_tile_that_may_stay_is_not_said_to_give_anything_away(answers):
     words, _, _ = asked(answers, "8 --set kernel=smem_tiled tuned_on=A100-80GB")
     assert "Nothing: of this product 16 x 16 x 16 is the best tile on both" in words
-
-
-# -- one layer, one default ------------------------------------------------------------------------
-
-
-# -- the words follow the inputs -------------------------------------------------------------------
-
-NUMBERS = {
-    1: "m=1000 workers=2",
-    2: "weights=100GB gpus=5",
-    3: "weights=100GB gpus=17",
-    4: "rows=100 gpus=3",
-    5: "d_h=130 devices=3",
-    6: "size=96 workers=4",
-    7: "m=300 workers=3",
-    8: "runs_on=A100-80GB m=1024",
-    9: "size=512 workers=2",
-    10: "m=640 strategy=cannon",
-    13: "parameters=7B memory=80GB units=3",
-    26: "images=100 devices=3",
-    27: "channels=32 devices=2",
-    28: "images=100 devices=2",
-    29: "layers=12 workers=3",
-    30: "hidden=64 heads=8 layers=3",
-}
-
-
-@pytest.mark.parametrize("number", NUMBERS)
-def test_a_question_says_the_numbers_that_are_set(answers, number):
-    _, _, facts = asked(answers, f"{number} --set {NUMBERS[number]}")
-    for each in NUMBERS[number].split():
-        value = each.partition("=")[2]
-        assert value in facts["asked"].replace(" GB", "GB"), facts["asked"]
 
 
 # -- real sizes ------------------------------------------------------------------------------------

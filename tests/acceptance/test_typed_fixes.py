@@ -2,8 +2,6 @@
 
 import pytest
 
-import tiledask as td
-
 LARGE = [
     "fit gpt-200b 160xA100-40GB --dp 160 --zero 1",
     "fit llama-3.1-405b 1024xH100 --dp 128 --tp 8 --zero 1",
@@ -87,26 +85,3 @@ def test_too_few_devices_are_said_beside_too_little_memory(typed, command, asked
     assert f"the layout needs {asked} devices" in shown.words
     assert f"the cluster has {there}, and even so the fullest device" in shown.words
     assert "smallest fix: " in shown.words
-
-
-def test_a_no_that_ran_says_what_is_not_counted_wherever_it_is_printed():
-    """Llama 3 405B as Meta trained it: 8 x 16 x 128 = 16,384 devices, and it ran."""
-    layout = td.Layout(
-        dp=128,
-        tp=8,
-        pp=16,
-        interleave=8,
-        microbatches=16,
-        zero=1,
-        sequence_parallel=True,
-        flash_attention=True,
-        partition=(0, *range(127), 126),
-    )
-    run = "llama-3.1-405b", layout, "16384xH100", "mixed-adam-18", 8192
-    fit = td.fits(*run, framework="llama-3")
-    assert "runs by llama-3 had room where this has none: not counted is " in str(fit)
-    step = td.estimate_step(*run, framework="llama-3")
-    said = "its memory may be less than td.fits says, by "
-    assert said in str(step)
-    assert said in step._repr_html_()
-    assert "not counted" not in str(td.fits(*run, framework="megatron-2025"))

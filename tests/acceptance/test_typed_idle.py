@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 
 import pytest
 
@@ -52,10 +51,9 @@ def test_the_first_number_is_devices_for_every_schedule(answers, name):
         # m v (F + B) + (p - 1)(F + B): 8 x 2 x 3 + 9, 8 x 4 x 3 + 9, 8 x 3 + 9
         ("interleaved 4 8", 57),
         ("interleaved 4 8 --chunks 4", 105),
-        ("interleaved --devices 4 --microbatches 8 --chunks 1", 33),
+        ("interleaved 4 8 --chunks 1", 33),
         # m v (F + B) + (p - 1) F, with two on each device: 48 + 3
         ("zb-v 4 8", 51),
-        ("zb-v 4 8 --chunks 2", 51),
         # 4 x 3 s for each of two micro-batches, and 6 transfers of 0.5 s each
         ("layer-wise 4 2 --latency 0.5", 30),
         # gpipe: 5 + 7 x 2 down, 10 + 7 x 4 back
@@ -75,7 +73,7 @@ def test_chunks_and_times(answers, asked, makespan):
         ("gpipe 4 --utilisation 9/10", 27, 0.9, 26 / 29),
         # sums of tenths are rounded, in which 9 / 10 would fall short of 0.9; as fractions not
         ("gpipe 2 --utilisation 0.9 --forward 0.1 --backward 0.2", 9, 0.9, 8 / 9),
-        ("1f1b 8 --utilization 0.8", 28, 28 / 35, 27 / 34),
+        ("1f1b 8 --utilisation 0.8", 28, 28 / 35, 27 / 34),
         ("1f1b 2 --utilisation 0.901", 10, 10 / 11, 9 / 10),  # 9 / 10 is not 0.901
         # busy 15 m of 4 (6 m + 9): 540 of 900 for 36, 525 of 876 for 35
         (
@@ -110,72 +108,10 @@ def test_a_utilisation_that_is_never_reached_is_a_no(answers):
     assert shown.out.startswith("No: 50 % is not reached on 4 devices with naive")
 
 
-ORDERS = {
-    "legal": "0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1\n",
-    "without stages": "rank 0: F0 F1 B0 B1\nrank 1: F0 B0 F1 B1\n",
-    "commas": "# 1F1B\n0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n",
-    "rows": '[["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]',
-    "object": '{"orders": ["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"]}',
-    "deadlock": "0F0 0B0 0F1 0B1\n1F0 1F1 1B0 1B1\n",
-    "missing": "0F0 0F1 0B0 0B1\n1F0 1B0\n",
-    "repeated": "0F0 0F1 0F1 0B0 0B1\n1F0 1B0 1F1 1B1\n",
-}
-
-
-@pytest.fixture
-def order(tmp_path):
-    for name, text in ORDERS.items():
-        (tmp_path / name).write_text(text)
-    return lambda name: shlex.quote(str(tmp_path / name))
-
-
-@pytest.mark.parametrize("name", ["legal", "without stages", "commas", "rows", "object"])
-def test_an_order_in_a_file_is_judged_and_timed(answers, order, name):
-    shown, facts = answers(f"idle --order {order(name)} --forward 2 --backward 3")
-    # 1F1B of 2 stages and 2 micro-batches: (2 + 1)(2 + 3) = 15 s, of which each works 10
-    assert (shown.code, facts["legal"], facts["makespan"]) == (0, True, 15)
-    assert facts["idle_per_device"] == [5, 5]
-    assert facts["peak_in_flight"] == [2, 1]
-    assert "33.3 % idle" in shown.words
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("deadlock", ["deadlock", "0B0 and waits for 1B0", "1F1 and waits for 0F1"]),
-        ("missing", ["missing 1F1"]),
-        ("repeated", ["0F1 is repeated"]),
-    ],
-)
-def test_an_order_that_cannot_run_is_a_no_with_its_reason(answers, order, name, words):
-    shown, facts = answers(f"idle --order {order(name)}")
-    assert (shown.code, facts["legal"]) == (1, False)
-    assert all(each in shown.words and each in facts["reason"] for each in words)
-
-
 def test_a_transfer_counts_once(answers):
     # 3 down, 1.5 across, 3 + 3 there, 1.5 back, 3
     typed = "idle layer-wise 2 --forward 3 --backward 3 --latency 1.5"
     assert answers(typed)[1]["makespan"] == 15
-
-
-def test_stages_of_an_order_count_from_0(typed, tmp_path):
-    (tmp_path / "order.txt").write_text("1F0 1B0\n2F0 2B0\n")
-    ran = typed(f"idle --order {tmp_path / 'order.txt'}")
-    assert ran.code == 2
-    assert "stage 0 has no action at all; stages count from 0" in ran.err
-
-
-def test_chunks_of_1_s_are_a_larger_model(answers):
-    words = answers("idle interleaved 4 8")[0].words
-    # 4 devices of 2 stages: 8 s of a forward where 1f1b has 4
-    assert "8 stages of 1 s forward: 2 times the model of 1f1b's 4" in words
-    assert "for the same model --forward 0.5 --backward 1" in words
-    # 24 s of work each and (4 - 1)(0.5 + 1) = 4.5 s of idling
-    shown, facts = answers("idle interleaved 4 8 --forward 0.5 --backward 1")
-    assert facts["makespan"] == 28.5
-    assert "times the model" not in shown.words
-    assert "times the model" not in answers("idle 1f1b 4 8")[0].words
 
 
 def test_the_rest_is_explained_on_request(typed):
@@ -192,7 +128,7 @@ def test_the_rest_is_explained_on_request(typed):
         ("idle zbh1 4 8", "did you mean 'zb-h1'?"),
         ("idle 1f1b 4", "needs MICROBATCHES behind it, such as: tiledask idle 1f1b 4 8"),
         ("idle 4 8", "the schedule's name comes first"),
-        ("idle", "--order FILE"),
+        ("idle", "--diagnose TRACE"),
         ("idle 1f1b 8 4 --devices 4", "8 behind the schedule's name and 4 behind --devices"),
         ("idle 1f1b 4 8 --chunks 2", "any number of them have interleaved"),
         ("idle dualpipe 3 8", "DEVICES must be even, got 3; take 4"),
@@ -201,8 +137,6 @@ def test_the_rest_is_explained_on_request(typed):
         ("idle 1f1b 4 8 --latency 1,2", "or 3, one per boundary between stages; got 2"),
         ("idle 1f1b 4 8 --utilisation 0.9", "leave them out, or --utilisation"),
         ("idle --utilisation 90 --devices 4", "such as 0.9 or 90%; got '90'"),
-        ("idle --order no.txt", "a line for each device, such as: 0F0 0F1 0B0 0B1"),
-        ("idle --order a.txt 1f1b 4 8", "leave out the schedule"),
         ("idle 1f1b 4 8 --unit ms", "goes with --diagnose TRACE"),
     ],
 )

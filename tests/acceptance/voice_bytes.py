@@ -1,6 +1,6 @@
 """The table of one voice: bytes that a device holds, and bytes between devices."""
 
-from voice_ways import Row, ask, held, said, shown, somewhere, typed
+from voice_ways import Row, ask, held, said, shown, typed
 
 import tiledask as td
 
@@ -136,7 +136,6 @@ MEMORY = [
         6_500_000_000,
         {
             "ask 3": ask(3, "held", "fp32-weights"),
-            "fit 26GB 4x24GB": somewhere("fit 26GB 4x24GB", 6_500_000_000),
         },
     ),
     Row(
@@ -251,8 +250,8 @@ BYTES = [
                 16 * ask(9, "numbers", "move little between devices")(voice)
             ),
             "plan": said(lambda: _summa(1024)),
-            "matmul": typed("matmul 1024 --mesh 2x2", "rows", 0, "measured"),
-            "matmul, predicted": typed("matmul 1024 --mesh 2x2", "rows", 0, "predicted"),
+            "matmul": typed("matmul 1024", "rows", 0, "measured"),
+            "matmul, predicted": typed("matmul 1024", "rows", 0, "predicted"),
         },
     ),
     Row(

@@ -237,9 +237,6 @@ CUTS = [
             "td.partition": said(
                 lambda: td.partition(24, 4, memory=[1] * 24, capacity=[8, 8, 8, 3]).bottleneck
             ),
-            "partition": typed(
-                "partition 24 4 --memory 1GB --capacity 8GB,8GB,8GB,3GB", "bottleneck"
-            ),
             "nb 15": shown(15, "the slowest of four devices, under caps"),
         },
     ),

@@ -15,9 +15,9 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "devices", "microbatches"), CASES)
 def test_every_schedule_does_the_same_work(name, devices, microbatches):
-    timeline = sweep.same_work(name, devices, microbatches, forward=1.5, backward=2.5)
+    timeline = sweep.same_work(name, devices, microbatches)
     assert timeline.devices == devices
-    assert timeline.busy_per_device == pytest.approx([4.0 * microbatches] * devices)
+    assert timeline.busy_per_device == pytest.approx([3.0 * microbatches] * devices)
 
 
 def test_a_table_of_schedules_has_their_end_idle_time_memory_and_messages():

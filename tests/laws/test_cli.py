@@ -93,8 +93,6 @@ def test_a_layout_is_imported_and_exported(capsys, tmp_path):
         ("idle --diagnose no.csv", "no trace at 'no.csv'"),
         ("idle gpipe --diagnose no.csv", "finds schedule, devices and micro-batches in"),
         ("idle --diagnose no.csv --unit h", "a unit of time is s, ms, us, ns; got 'h'"),
-        ("matmul 64 --mesh 2x2x2", "a mesh is rows x columns"),
-        ("matmul 64 --mesh 0x2", "workers must be a whole number of 1 or more, got 0"),
     ],
 )
 def test_a_mistake_is_explained_in_one_line(capsys, typed, words):

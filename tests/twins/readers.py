@@ -337,10 +337,9 @@ COMMANDS = (
     "fit gpt-200b 160xA100-40GB --dp 4 --tp 8 --pp 5 --critique --partition 12,14,14,14,12",
     "plan gpt2 4xT4 8 --devices 2,4 --first 2",
     "partition 24 4",
-    "partition 4,4,9,8 3 --communication 1,1,1",
-    "partition 4,4,4,1,3 --devices 4 --chunks 1 --solution",
+    "partition 4,4,9,8 3 --speeds 1,1,2",
+    "partition 4,4,4,1,3 4 --chunks 1 --judge 1-2|3|4|5 --solution",
     "partition 4 2 --judge 1-2|3-4",
-    "partition 1,1,2,4 2 --memory 1GB --capacity 8GB --speeds 1,2",
     "puzzle 24-on-4 --answer 6,6,6,6",
     "puzzle idle-3 --seed 7 --answer 12",
     "puzzle 1 --hint",
@@ -371,7 +370,7 @@ def _commands():
         if typed[:1] in (["tour"], ["doctor"], ["notebooks"]) or "--run" in typed:
             return
         if typed[:1] == ["matmul"] and "x8" not in typed:
-            typed += ["--mesh", "0x1"]  # no workers here
+            typed += ["--workers", "0"]  # no workers here
         if typed[:1] == ["ask"] and typed[1:2] and typed[1].isdecimal():
             typed += ["--no-run"]
         said, wrong = io.StringIO(), io.StringIO()

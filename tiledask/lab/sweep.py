@@ -1,6 +1,6 @@
 """One schedule against another: the same model on the same devices, simulated over and over.
 
-    a device's share of the model takes ``forward`` seconds forward and ``backward`` back;
+    a device's share of the model takes 1 s forward and 2 s back, half of them for the weights;
     a schedule with v chunks per device cuts that share in v equal stages
 
 So every schedule has the same work, and idle time can be compared. `timeline_of` is Table 5 of the
@@ -23,19 +23,12 @@ __all__ = ["compare_schedules", "same_work", "schedule_on", "timeline_of"]
 
 
 def schedule_on(
-    name: str,
-    devices: int,
-    microbatches: int,
-    *,
-    chunks: int = 2,
-    forward: float = 1.0,
-    backward: float = 2.0,
-    latency: float = 0.0,
+    name: str, devices: int, microbatches: int, *, chunks: int = 2, latency: float = 0.0
 ) -> Schedule:
     """The schedule ``name`` for so many devices, with as few stages on each as make it what it is.
 
-    ``chunks`` stages per device for those that leave the choice; the seconds of a device's whole
-    share of the model matter to those that are made for their times.
+    ``chunks`` stages per device for those that leave the choice. One that is made for its times
+    takes a device's whole share of the model as 1 s forward and 2 s back.
 
     >>> [schedule_on(name, 4, 8).stages for name in ("1f1b", "interleaved", "zb-v")]
     [4, 8, 8]
@@ -46,37 +39,25 @@ def schedule_on(
     each = 2 if name in V_SHAPED else 1  # stages per device
     times: dict[str, Any] = {}
     if "backward_weight" in takes:  # made for these times
-        half = backward / 2 / each
-        times = {"forward": forward / each, "backward_input": half, "backward_weight": half}
+        times = dict.fromkeys(("forward", "backward_input", "backward_weight"), 1 / each)
         times["latency"] = latency
     return schedule(name, each * devices, microbatches, **times)
 
 
-def same_work(
-    name: str,
-    devices: int,
-    microbatches: int,
-    *,
-    forward: float = 1.0,
-    backward: float = 2.0,
-    latency: float = 0.0,
-    chunks: int = 2,
-) -> Timeline:
-    """The simulated Timeline of a `schedule_on` so many devices, equal work on every device; half
-    of the backward is for the weights.
+def same_work(name: str, devices: int, microbatches: int, *, latency: float = 0.0) -> Timeline:
+    """The simulated Timeline of a `schedule_on` so many devices, equal work on every device.
 
     >>> same_work("zb-v", devices=4, microbatches=8).makespan
     25.5
     """
-    seconds = {"forward": forward, "backward": backward, "latency": latency}
-    built = schedule_on(name, devices, microbatches, chunks=chunks, **seconds)
-    share = built.devices / built.stages
-    each, half = (forward * share, backward * share), backward / 2 * share
-    return simulate(built, *each, latency, backward_input=half, backward_weight=half)
+    built = schedule_on(name, devices, microbatches, latency=latency)
+    share = devices / built.stages
+    times = share, 2 * share, latency
+    return simulate(built, *times, backward_input=share, backward_weight=share)
 
 
 def compare_schedules(
-    names: Iterable[str], devices: int, microbatches: int, *, chunks: int = 2, **seconds: float
+    names: Iterable[str], devices: int, microbatches: int, *, latency: float = 0.0
 ) -> dict[str, dict[str, float]]:
     """Rows for `td.table`, equal work on every device as in `same_work`. Of each schedule: its end
     in seconds, the idle share of device-time, the most activations that a device keeps (1 is a
@@ -88,7 +69,7 @@ def compare_schedules(
     """
     rows: dict[str, dict[str, float]] = {}
     for name in names:
-        timeline = same_work(name, devices, microbatches, chunks=chunks, **seconds)
+        timeline = same_work(name, devices, microbatches, latency=latency)
         assert timeline.evidence is not None
         built = timeline.evidence.schedule
         held = sum(len(built.holders(stage)) for stage in range(built.stages))

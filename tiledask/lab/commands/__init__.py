@@ -2,10 +2,9 @@
 
 options  options as rows of a text
 request  the request that `fit` and `plan` share, and what it costs
-fit      what `fit` takes: a layout described or imported, a model alone, a weight
+fit      what `fit` takes: a layout described or imported, a model alone
 one_layout  does one layout fit, how fast is it, what does it move
 best     no layout: the best ones of a cluster, or what would fit instead
-weight   no model but the bytes of one weight: which splits of it fit
 plan     every layout of a cluster, ranked; the fewest devices
 partition, idle, matmul  a cut, an order, a product: as they are typed
 lists    what is shipped

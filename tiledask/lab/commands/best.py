@@ -11,10 +11,9 @@ from tiledask.lab.commands.one_layout import draw_memory, one_layout
 from tiledask.lab.commands.options import Run
 from tiledask.lab.commands.request import SETTLED, Request, usual_batch
 from tiledask.plan.choosing.ranking import plan_table
-from tiledask.plan.data import names
 from tiledask.plan.fitting.fewest import fewest_devices
 from tiledask.plan.fitting.fit import TIGHT, used
-from tiledask.plan.fitting.overhead import overhead_of, sure_of
+from tiledask.plan.fitting.overhead import overhead_of
 from tiledask.plan.inputs.run import caches, check_timed, check_trains
 from tiledask.plan.tables import Part
 from tiledask.plan.timing.calibration import calibration_of
@@ -116,9 +115,9 @@ def _search(request: Request) -> Any:
     return found
 
 
-def fewest(request: Request, cluster: Any = None, recipe: Any = None) -> Any:
+def fewest(request: Request, recipe: Any = None) -> Any:
     """The Layout on the fewest devices of the cluster's kind, however many it has; or None."""
-    cluster, recipe = cluster or request.cluster, recipe or request.recipe
+    cluster, recipe = request.cluster, recipe or request.recipe
     known = calibration_of(cluster.device, recipe, **request.by)
     cached = getattr(request.args, "cached", 0) or recipe.cached
     held = replace(known.holding(recipe), cached=cached)
@@ -140,10 +139,10 @@ def _smallest(request: Request) -> Run:
 
 
 def _what_would(request: Request, plans: Any, would: dict[str, Any]) -> Iterator[Part]:
-    """Why none fits, and what would: more devices, larger ones, fewer states on them."""
+    """Why none fits, and what would: more devices, or fewer states on them."""
     cluster, nearest, recipe = request.cluster, plans.best, request.recipe
     over = overhead_of(nearest.layout, plans.run.framework).total
-    many, room = cluster.devices, format_bytes(cluster.device.memory_bytes)
+    many = cluster.devices
     states = request.model.parameters * recipe.bytes_per_parameter
     yield (
         "no",
@@ -160,22 +159,12 @@ def _what_would(request: Request, plans: Any, would: dict[str, Any]) -> Iterator
     if least is not None and least.devices > many:
         would["devices"] = {"count": least.devices, "layout": vars(least)}
         yield _way(f"{least.devices:,} devices", request.command(least.devices, least))
-    sure = cluster.device.memory_bytes / sure_of(cluster.device, plans.run)
-    needed = -int(-(nearest.peak + over) * sure // 1e9) * 10**9
-    larger = _larger(request, needed)
-    size, card = (larger.memory_bytes, larger.name) if larger else (needed, "")
-    would["memory"] = {"bytes": size, "card": card}
-    some = f"{many:,} device{'s' * (many > 1)} of {format_bytes(size)} in the place of {room}"
-    if larger:
-        yield _way(f"{some}, such as {card}", request.command(f"{many}x{card}"))
-    else:
-        yield f"  {some}, more than any card that is shipped has"
     for option, (changed, less) in SAVES.items():
         kept = any(state.of_optimizer for state in recipe.states)
         if recipe.adapters is not None or ("offload" in changed and not kept):
             continue
         try:
-            other = fewest(request, recipe=less(recipe))
+            other = fewest(request, less(recipe))
         except ConfigError:  # adapters of weights that the model does not have
             continue
         if other is not None and other.devices <= many:
@@ -185,19 +174,3 @@ def _what_would(request: Request, plans: Any, would: dict[str, Any]) -> Iterator
 
 def _way(what: str, command: str) -> str:
     return f"  {what}:\n    {command}"
-
-
-def _larger(request: Request, needed: int) -> Any:
-    """The shipped Device with the least memory that is enough, by the program that runs on it,
-    too; None if none has as much."""
-    cards = (td.load_cluster(f"1x{name}").device for name in names("hardware"))
-    enough = [card for card in cards if card.memory_bytes >= needed]
-    for card in sorted(enough, key=lambda d: (d.memory_bytes, "TPU" in d.name, d.name)):
-        cluster = td.load_cluster(f"{request.cluster.devices}x{card.name}")
-        try:
-            least = fewest(request, cluster)
-        except ConfigError:  # such as a card without the recipe's precision
-            continue
-        if least is not None and least.devices <= cluster.devices:
-            return card
-    return None

@@ -22,16 +22,13 @@ from tiledask.lab.commands.request import (
     check_cost,
     recipe_of,
     request_of,
-    tensor_bytes,
-    usual_batch,
 )
-from tiledask.lab.commands.weight import splits
 from tiledask.plan.timing.calibration import calibration_of
 
 __all__ = ["FIT_OPTIONS", "run_fit"]
 
 FIT_OPTIONS = f"""
-MODEL?               {MODEL}; 26GB, the bytes of one weight
+MODEL?               {MODEL}
 CLUSTER              {CLUSTER}
 # the layout (without one: the best layouts of the cluster)
 --dp N               data-parallel copies (what the other three leave of the cluster)
@@ -68,7 +65,6 @@ examples:
   tiledask fit llama-3.1-8b 8xH100 --zero 1  # one layout: dp 8, ZeRO-1
   tiledask fit 70B 64xH100 --tp 8 --pp 4 --batch 512
   tiledask fit 8B 1x24GB --lora-rank 16  # adapters alone
-  tiledask fit 26GB 4x24GB  # one weight, in every split
 
 verdicts:
   fits   with all of the overhead, and as far off as half of the published runs
@@ -78,17 +74,8 @@ verdicts:
 
 
 def run_fit(args: argparse.Namespace) -> Run:
-    """The answer by what was named: a weight, a model, a model in a layout."""
+    """The answer by what was named: a model, a model in a layout."""
     check_cost(args)
-    if size := tensor_bytes(args.model):
-        named = {"command", "run", "json", "model", "cluster", "explain", "console"}
-        for name, value in vars(args).items():
-            if value and name not in named:
-                raise ConfigError(
-                    f"of a weight of {args.model} every split is shown; no "
-                    f"--{name.replace('_', '-')}"
-                )
-        return (yield from splits(size, td.load_cluster(args.cluster)))
     given = vars(args)
     typed = {
         field.name: given[field.name]
@@ -101,21 +88,13 @@ def run_fit(args: argparse.Namespace) -> Run:
     if not configs and args.model is None:
         raise ConfigError("a model and a cluster are named, such as: fit 200B 80x40GB")
     request = _imported(args, configs[0], typed) if configs else request_of(args)
-    speed = ""
     if typed and not configs:
         request.model.check_tp(typed.get("tp", 1), request.cluster.devices)
         request.layout = _filled(request, typed)
-        each = request.layout.sequences
-        usual = usual_batch(request.cluster.devices, request.sequence)
-        if args.batch is None and args.microbatches is None and each < usual:
-            speed = (
-                f"; one micro-batch a copy, as no --batch was given; --batch "
-                f"{-(-usual // each) * each} is what a search takes"
-            )
     if args.offload:
         request.recipe = td.offload(request.recipe, to=args.offload)
     if request.layout is not None:
-        return (yield from one_layout(request, speed))
+        return (yield from one_layout(request))
     return (yield from best(request))
 
 

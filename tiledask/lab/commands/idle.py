@@ -1,20 +1,18 @@
-"""`tiledask idle`: of a schedule by name, an order in a file, a utilisation, a measured trace."""
+"""`tiledask idle`: of a schedule by name, a utilisation, a measured trace."""
 
 import argparse
-import json
 from collections.abc import Iterator
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import tiledask as td
-from tiledask.errors import ConfigError, DeadlockError, ScheduleError, short
-from tiledask.lab.commands.options import Run, number_of, numbers
+from tiledask.errors import ConfigError, short
+from tiledask.lab.commands.options import Run, numbers
 from tiledask.lab.commands.request import draw
 from tiledask.lab.sweep import schedule_on
 from tiledask.plan.pipelines.idle import CAUSES
 from tiledask.plan.pipelines.schedule import Schedule
-from tiledask.plan.pipelines.schedules import V_SHAPED, called, is_looped, schedule, schedules
+from tiledask.plan.pipelines.schedules import called, is_looped, schedule, schedules
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.pipelines.utilisation import FewestMicrobatches, fewest_microbatches
@@ -29,13 +27,8 @@ SCHEDULE?            {", ".join(schedules).replace("naive", "naive (or layer-wis
 DEVICES?             how many, for every schedule
 MICROBATCHES?        of a step (naive: 1)
 --devices N          the same as DEVICES
---microbatches N     the same as MICROBATCHES
 --chunks V           stages on each device, of interleaved, looped-bfs, interleaved-zb (2)
---utilisation --utilization U  finds the fewest micro-batches that reach U, such as 0.9 or 90%%
-                     (of 1f1b)
---order FILE         in place of a schedule: is this order legal, and how idle? A line for each
-                     device, such as 0F0 0F1 0B0 0B1 (stage, F B I or W, micro-batch), or JSON rows
-                     of them
+--utilisation U      finds the fewest micro-batches that reach U, such as 0.9 or 90%% (of 1f1b)
 --explain            causes of idle time, the bound, the critical path
 # times -- seconds: one number, or one per stage: 1,1,2,1
 --forward S=1        (%(default)s)
@@ -45,7 +38,6 @@ MICROBATCHES?        of a step (naive: 1)
                      (%(default)s)
 # files
 --figure FILE        write the Gantt chart
---write-order FILE   write the order, for --order
 --trace FILE         write a trace for Perfetto, .json or .json.gz
 # a measured run -- --diagnose in place of a schedule
 --diagnose TRACE     why it idles: a CSV of spans or of polled utilisation, a Chrome trace, or a
@@ -56,8 +48,6 @@ examples:
   tiledask idle 1f1b 4 8 --latency 0.25
   tiledask idle interleaved 4 8 --chunks 2 --explain
   tiledask idle --utilisation 0.9 --devices 4
-  tiledask idle 1f1b 2 4 --write-order order.txt
-  tiledask idle --order order.txt --forward 1,2 --backward 2,4
 """
 EXAMPLE = "such as: tiledask idle 1f1b 4 8"
 SHOWN = 32
@@ -68,7 +58,7 @@ def run_idle(args: argparse.Namespace) -> Run:
     """What was asked for, simulated and shown; 1 for an order that cannot run, and for a
     utilisation that is not reached."""
     if args.diagnose is not None:
-        others = ("schedule", "devices", "microbatches", "order", "utilisation", "figure", "trace")
+        others = ("schedule", "devices", "microbatches", "utilisation", "figure", "trace")
         if any(getattr(args, name) is not None for name in others):
             raise ConfigError(
                 "--diagnose finds schedule, devices and micro-batches in the trace and writes no "
@@ -79,26 +69,18 @@ def run_idle(args: argparse.Namespace) -> Run:
         return 0, found.to_dict()
     if args.unit is not None:
         raise ConfigError("--unit goes with --diagnose TRACE")
-    made, reached = _asked(args)
+    reached = [] if args.utilisation is None else _fewest(args)
+    made = _made(args, reached[-1].microbatches if reached else args.microbatches)
     times = _times(args, made.stages, float)
-    try:
-        timeline = simulate(made, **times)
-    except ScheduleError as error:
-        reason = str(error)
-        if isinstance(error, DeadlockError):
-            reason += "; rank r is device r + 1"
-        elif args.order is None:
-            raise
-        yield f"{_name(made)} cannot run: {reason}"
-        return 1, {"legal": False, "reason": reason}
+    name = "naive (layer-wise)" if made.name == "naive" else made.name
+    title = f"{name}, {_devices(made)}, {_microbatches(made.microbatches)}"
+    timeline = simulate(made, **times)
     result = _facts(made, timeline)
     if reached:
         yield _reached(_utilisation(args.utilisation), made, reached, result)
-    yield from _shown(args, made, timeline, times)
+    yield from _shown(args, title, made, timeline, times)
     if args.explain:
         yield from _explained(timeline)
-    if args.write_order:
-        Path(args.write_order).write_text(f"{made.to_text()}\n", encoding="utf-8")
     if args.trace:
         timeline.to_trace(args.trace)
     draw("gantt", args.figure, timeline, title=f"{made!r}")
@@ -108,67 +90,53 @@ def run_idle(args: argparse.Namespace) -> Run:
 # -- what is asked for ---------------------------------------------------------------------------
 
 
-def _asked(args: argparse.Namespace) -> tuple[Schedule, list[FewestMicrobatches]]:
-    """The schedule, and with --utilisation how many micro-batches reach it."""
-    where = "behind the schedule's name"
-    devices, microbatches = (number_of(args, name, where) for name in ("devices", "microbatches"))
-    if args.order is not None:
-        named = (args.schedule, devices, microbatches, args.chunks, args.utilisation)
-        if any(each is not None for each in named):
-            raise ConfigError(
-                "--order FILE has its devices and micro-batches in the file; leave out the "
-                "schedule, its numbers and --utilisation"
-            )
-        return _read_order(args.order), []
-    if args.utilisation is None:
-        return _made(args.schedule, devices, microbatches, args.chunks), []
-    if microbatches is not None:
+def _fewest(args: argparse.Namespace) -> list[FewestMicrobatches]:
+    """The fewest micro-batches that reach --utilisation, behind what one fewer reaches."""
+    if args.microbatches is not None:
         raise ConfigError("--utilisation finds MICROBATCHES; leave them out, or --utilisation")
-
-    def made(m: int) -> Schedule:
-        return _made(args.schedule or "1f1b", devices, m, args.chunks)
-
-    times = _times(args, made(1).stages, Fraction)
-    found = fewest_microbatches(made, _utilisation(args.utilisation), times)
-    return made(found[-1].microbatches), found
+    args.schedule = args.schedule or "1f1b"
+    times = _times(args, _made(args, 1).stages, Fraction)
+    wanted = _utilisation(args.utilisation)
+    return fewest_microbatches(lambda m: _made(args, m), wanted, times)
 
 
-def _made(
-    typed: str | None, devices: int | None, microbatches: int | None, chunks: int | None
-) -> Schedule:
-    """The schedule by name, of so many devices with so many chunks on each."""
-    if typed is None:
+def _made(args: argparse.Namespace, microbatches: int | None) -> Schedule:
+    """The schedule that is named, of so many micro-batches."""
+    if args.schedule is None:
         raise ConfigError(
-            f"a schedule needs its name, DEVICES and MICROBATCHES, {EXAMPLE}; an order of your own "
-            f"is read by --order FILE, a measured run by --diagnose TRACE"
+            f"a schedule needs its name, DEVICES and MICROBATCHES, {EXAMPLE}; a measured run is "
+            f"read by --diagnose TRACE"
         )
-    name = called(typed)
+    if None not in (args.devices, args.devices_option):
+        raise ConfigError(
+            f"one number of devices is needed, got {args.devices} behind the schedule's name and "
+            f"{args.devices_option} behind --devices; give it once"
+        )
+    devices = args.devices_option if args.devices is None else args.devices
+    name = called(args.schedule)
     if name.isdecimal():
         raise ConfigError(f"the schedule's name comes first, {EXAMPLE}; got {short(name)}")
     if name not in schedules:
         schedule(name, 1, 1)  # says which is the nearest
-    microbatches = 1 if microbatches is None and name == "naive" else microbatches
+    if name == "naive" and microbatches is None:
+        microbatches = 1
     if devices is None or microbatches is None:
         lacks = "DEVICES and MICROBATCHES" if devices is None else "MICROBATCHES"
         raise ConfigError(
-            f"{typed} needs {lacks} behind it, {EXAMPLE.replace('1f1b', typed)}; --utilisation "
-            f"0.9 finds the micro-batches that reach it"
+            f"{args.schedule} needs {lacks} behind it, {EXAMPLE.replace('1f1b', args.schedule)}; "
+            f"--utilisation 0.9 finds the micro-batches that reach it"
         )
     whole_number("DEVICES", devices, 1)
     whole_number("MICROBATCHES", microbatches, 1)
-    each = 2 if name in V_SHAPED else 1
-    if not is_looped(name) and chunks not in (None, each):
+    if args.chunks is not None and not is_looped(name):
         looped = ", ".join(other for other in schedules if is_looped(other))
-        raise ConfigError(
-            f"{name} has {each} stage{'s' * (each > 1)} on each device, got --chunks {chunks}; any "
-            f"number of them have {looped}"
-        )
+        raise ConfigError(f"{name} has no --chunks; any number of them have {looped}")
     if name == "dualpipe" and devices % 2:
         raise ConfigError(
             f"dualpipe's two directions meet in the middle: DEVICES must be even, got {devices}; "
             f"take {devices + 1}"
         )
-    chunks = 2 if chunks is None else whole_number("--chunks", chunks, 1)
+    chunks = 2 if args.chunks is None else whole_number("--chunks", args.chunks, 1)
     return schedule_on(name, devices, microbatches, chunks=chunks)
 
 
@@ -203,32 +171,7 @@ def _times(args: argparse.Namespace, stages: int, kind: type) -> dict[str, Any]:
     return found
 
 
-def _read_order(path: str) -> Schedule:
-    """The order in a file: a line of actions per device, or rows of them as JSON."""
-    from tiledask.lab.tasks.order import in_full
-
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        if text.lstrip().startswith(("[", "{")):
-            rows = json.loads(text)
-            rows = rows["orders"] if isinstance(rows, dict) else rows
-            text = "\n".join(row if isinstance(row, str) else " ".join(row) for row in rows)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or "neither text nor rows"
-        raise ConfigError(
-            f"{short(path)} cannot be read ({reason}); an order is a text file with a line for "
-            f"each device, such as: 0F0 0F1 0B0 0B1, or a JSON list with a row for each"
-        ) from None
-    lines = (line for line in text.splitlines() if not line.startswith("#"))
-    return Schedule.from_text(in_full("\n".join(lines)), Path(path).name)
-
-
 # -- what is shown -------------------------------------------------------------------------------
-
-
-def _name(made: Schedule) -> str:
-    name = {"naive": "naive (layer-wise)"}.get(made.name, made.name)
-    return f"{name}, {_devices(made)}, {_microbatches(made.microbatches)}"
 
 
 def _devices(made: Schedule) -> str:
@@ -284,12 +227,12 @@ def _exactly(share: Fraction, other: Fraction) -> str:
 
 
 def _shown(
-    args: argparse.Namespace, made: Schedule, t: Timeline, times: dict[str, Any]
+    args: argparse.Namespace, title: str, made: Schedule, t: Timeline, times: dict[str, Any]
 ) -> Iterator[Part]:
     """The answer in a line, what was taken for it, and each device."""
     most, share = max(t.peak_in_flight, default=0), made.stages // made.devices
     yield (
-        _name(made),
+        title,
         f": {format_percent(t.bubble_fraction)} idle ({format_percent(t.bubble_overhead)} of the "
         f"busy time), utilisation {format_percent(t.utilisation)}, "
         f"{format_seconds(t.makespan)}; a device keeps {most} at most.",
@@ -304,11 +247,6 @@ def _shown(
         f"Of {each}: {took['forward']} forward, {took['backward']} backward; "
         f"transfers overlapped, {took['latency']}.{more}"
     )
-    if share > 1 and args.order is None and (args.forward, args.backward) == ("1", "2"):
-        yield (
-            f"{made.stages} stages of 1 s forward: {share} times the model of 1f1b's "
-            f"{made.devices}; for the same model --forward {1 / share:g} --backward {2 / share:g}"
-        )
     names = ("device", "busy", "idle", "idle share", "kept")
     columns = zip(t.busy_per_device, t.idle_per_device, t.peak_in_flight, strict=True)
     rows: list[tuple[Any, ...]] = [

@@ -22,13 +22,12 @@ if TYPE_CHECKING:
 
 __all__ = ["MATMUL_OPTIONS", "run_matmul"]
 
+ALGORITHMS = [name for name in algorithms if name != "local"]
 MATMUL_OPTIONS = f"""
-SIZE*                N of N x N by N x N (4096); A and B as written, 2048x1024 1024x4096; or M N K,
-                     the inner size last (2048 4096 1024 is the same): A is M x K and B is K x N
+SIZE*                N of N x N by N x N (4096); or A and B as written, 2048x1024 1024x4096
 --dtype float16|bfloat16|float32|float64=float32  (%(default)s)
---algorithm NAME=summa  {", ".join(algorithms)} (%(default)s)
---workers N          in the squarest mesh (4)
---mesh PxQ           workers as rows x columns, such as 2x2
+--algorithm NAME=summa  {", ".join(ALGORITHMS)} (%(default)s)
+--workers N=4        in the squarest mesh (%(default)s)
 --no-run             prediction alone, of any size, without workers
 --kernel KERNEL=blas  (%(default)s)
 --tile N             of the kernel
@@ -40,8 +39,7 @@ examples:
 """
 COUNTED = 70_000_000
 """The most of k x workers x (rows + columns) of them: panels of k are counted one by one, ~5 s."""
-LOCAL = "moves nothing: it takes A cut by rows alone or B by columns alone, no blocks"
-SIZES = "a product takes N, A and B such as 2048x1024 1024x4096, or M N K (A is M x K, B is K x N)"
+LOCAL = "it moves nothing: it takes A cut by rows alone or B by columns alone, no blocks"
 
 
 def run_matmul(args: argparse.Namespace) -> Run:
@@ -52,7 +50,12 @@ def run_matmul(args: argparse.Namespace) -> Run:
     from tiledask.tile import as_dtype
     from tiledask.tile.table import lookup
 
-    (m, n, k), mesh = _shape(args.size), _mesh(args)
+    (m, n, k), mesh = _shape(args.size), _mesh(args.workers)
+    if (algorithm := args.algorithm) not in ALGORITHMS:
+        raise ConfigError(
+            f"no algorithm {short(algorithm)}; {meant(algorithm, ALGORITHMS)}there are "
+            f"{', '.join(ALGORITHMS)}"
+        )
     most = COUNTED // (prod(mesh) * sum(mesh))
     if k > max(most, PANEL):
         raise ConfigError(
@@ -60,15 +63,15 @@ def run_matmul(args: argparse.Namespace) -> Run:
             f"{mesh[1]} workers k may be {most:,} at most, got {k:,}; take a smaller k, or fewer "
             f"workers"
         )
-    algorithm, dtype = _algorithm(args.algorithm, mesh), as_dtype(args.dtype).name
+    dtype = as_dtype(args.dtype).name
     # a wrong name is no reason to start workers
     if dtype not in (takes := lookup(args.kernel).dtypes):
         raise ConfigError(
             f"--kernel {args.kernel} takes {', '.join(takes)}, got --dtype {dtype}; take one of "
             f"these, or another kernel"
         )
-    result: dict[str, Any] = {"m": m, "n": n, "k": k, "dtype": dtype, "mesh": mesh}
-    result["algorithm"] = algorithm
+    result: dict[str, Any] = {"m": m, "n": n, "k": k, "dtype": dtype}
+    result |= {"mesh": mesh, "algorithm": algorithm}
     title = (
         f"{m:,} x {k:,} by {k:,} x {n:,} (m {m:,}, n {n:,}, k {k:,}) {dtype}, "
         f"{2 * m * n * k / 1e9:,.4g} GFLOP, by {algorithm} on {mesh[0]} x {mesh[1]} workers"
@@ -91,10 +94,8 @@ def run_matmul(args: argparse.Namespace) -> Run:
         f"is not."
     )
     yield result["begins"]
-    found = replace(found, chosen=algorithm)
-    if args.no_run:
-        why = f"{algorithm} was asked for; without a run no times are compared."
-        found = replace(found, why=why)
+    why = f"{algorithm} was asked for; without a run no times are compared."
+    found = replace(found, chosen=algorithm, why=why if args.no_run else found.why)
     yield from _algorithms(found)
     if not args.no_run:
         yield f"{found.advice} {found.moved}"
@@ -127,7 +128,8 @@ def _run(
 
 
 def _shape(sizes: list[str]) -> tuple[int, int, int]:
-    """m, n and k: of one size, of three, or of two matrices as written."""
+    """m, n and k: of one size, or of two matrices as written."""
+    first = sizes[0] if sizes else "4096"
     pairs = [re.fullmatch(r"(\d{1,18})x(\d{1,18})", size) for size in sizes]
     if len(sizes) == 2 and all(pairs):
         (m, k), (inner, n) = (map(int, each.groups()) for each in pairs if each)
@@ -136,50 +138,23 @@ def _shape(sizes: list[str]) -> tuple[int, int, int]:
                 f"A has {k:,} columns and B {inner:,} rows, and these must agree; take "
                 f"{sizes[0]} {k}x{n}, or {m}x{inner} {sizes[1]}"
             )
+    elif len(sizes) <= 1 and re.fullmatch(r"-?\d{1,18}", first):
+        m = n = k = int(first)
     else:
-        wrong = ConfigError(f"{SIZES}; got {short(' '.join(sizes))}")
-        if len(sizes) not in (0, 1, 3) or any(pairs):
-            raise wrong
-        try:
-            numbers = [int(size) for size in sizes]
-        except ValueError:
-            raise wrong from None
-        m, n, k = numbers if len(numbers) == 3 else (numbers or [4096]) * 3
+        raise ConfigError(
+            f"a product takes N, or A and B such as 2048x1024 1024x4096; got "
+            f"{short(' '.join(sizes))}"
+        )
     for size in (m, n, k):
         whole_number("a size", size, 1)
     return m, n, k
 
 
-def _mesh(args: argparse.Namespace) -> tuple[int, int]:
-    """Rows and columns of workers: as given, or as square as their number allows."""
-    if args.mesh is None:
-        workers = whole_number("--workers", 4 if args.workers is None else args.workers, 1, 4096)
-        rows = max(d for d in divisors(workers) if d <= isqrt(workers))
-        return rows, workers // rows
-    if not re.fullmatch(r"\d{1,9}x\d{1,9}", args.mesh):
-        raise ConfigError(f"a mesh is rows x columns, such as 2x2; got {short(args.mesh)}")
-    rows, columns = map(int, args.mesh.split("x"))
-    whole_number("workers", min(rows, columns), 1)
-    if args.workers not in (None, rows * columns):
-        raise ConfigError(
-            f"--mesh {args.mesh} has {rows * columns} workers and --workers says {args.workers}; "
-            f"leave one of them out"
-        )
-    return rows, columns
-
-
-def _algorithm(name: str, mesh: tuple[int, int]) -> str:
-    if name not in algorithms:
-        raise ConfigError(
-            f"no algorithm {short(name)}; {meant(name, algorithms)}there are "
-            f"{', '.join(algorithms)}"
-        )
-    if name == "local":
-        others = ", ".join(each for each in algorithms if each != "local")
-        raise ConfigError(
-            f"local {LOCAL}; A and B begin in {mesh[0]} x {mesh[1]} blocks, so take one of {others}"
-        )
-    return name
+def _mesh(workers: int) -> tuple[int, int]:
+    """Rows and columns of workers, as square as their number allows."""
+    workers = whole_number("--workers", workers, 1, 4096)
+    rows = max(d for d in divisors(workers) if d <= isqrt(workers))
+    return rows, workers // rows
 
 
 def _answer(choice: Any) -> str:
@@ -199,4 +174,4 @@ def _algorithms(found: "Explanation") -> Iterator[Any]:
     yield Table(head, rows, title, left=(0, 1, 7), bold=[i for i, row in enumerate(rows) if row[0]])
     for c in found.choices:
         if c.plan is None:
-            yield f"{c.algorithm} refused: {f'it {LOCAL}' if c.algorithm == 'local' else c.why_not}"
+            yield f"{c.algorithm} refused: {LOCAL if c.algorithm == 'local' else c.why_not}"

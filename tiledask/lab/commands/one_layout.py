@@ -9,9 +9,8 @@ from tiledask.lab.commands.request import Request, draw
 __all__ = ["draw_memory", "one_layout"]
 
 
-def one_layout(request: Request, speed: str = "") -> Run:
-    """Does it fit; how fast is it, what does it move; what would fit. ``speed``: what a step of a
-    batch that nobody gave stands for."""
+def one_layout(request: Request) -> Run:
+    """Does it fit; how fast is it, what does it move; what would fit."""
     args = request.args
     fit = td.fits(*request.run, **request.by, cached=args.cached)
     recipe = fit.memory.recipe  # by the framework that was named
@@ -22,7 +21,7 @@ def one_layout(request: Request, speed: str = "") -> Run:
     result = fit.to_dict() | {"assumptions": request.notes}
     extras = [*request.extras(step, saving, result)]  # a mistake in them is the answer
     yield from request.assumed
-    yield from fit.printed(step.line + speed if step is not None else "")
+    yield from fit.printed(step.line if step is not None else "")
     if step is not None and step.bytes_table is not None:
         yield step.bytes_table
     yield from extras

@@ -8,7 +8,7 @@ from typing import Any
 from tiledask.errors import ConfigError, short
 from tiledask.plan.whole import whole_rule
 
-__all__ = ["Run", "add_options", "number_of", "numbers"]
+__all__ = ["Run", "add_options", "numbers"]
 
 Run = Generator[Any, None, tuple[int, Any]]
 """A command: it yields parts that are printed (`tiledask.plan.tables`), and returns the exit code
@@ -64,16 +64,6 @@ def add_options(parser: argparse.ArgumentParser, text: str) -> None:
         if flags and any(action.dest == first for action in parser._actions):
             settings["dest"] = f"{first}_option"  # a place has the name
         into.add_argument(*(flags or [first]), **settings)
-
-
-def number_of(args: argparse.Namespace, name: str, place: str) -> int | None:
-    """A number that may stand in a place or behind the option of its name."""
-    given = {getattr(args, name): place, getattr(args, f"{name}_option"): f"behind --{name}"}
-    given.pop(None, None)
-    if len(given) > 1:
-        each = " and ".join(f"{number} {where}" for number, where in given.items())
-        raise ConfigError(f"one number of {name} is needed, got {each}; give it once")
-    return next(iter(given), None)
 
 
 def numbers(text: str, what: str, kind: Callable[[str], Any] = float) -> list[Any]:

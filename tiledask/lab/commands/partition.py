@@ -12,7 +12,7 @@ from typing import Any
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.lab.commands.options import Run, number_of, numbers
+from tiledask.lab.commands.options import Run, numbers
 from tiledask.plan.splitting.answers import layer_ranges, read_assignment, stages_of
 from tiledask.plan.splitting.partition import (
     Partition,
@@ -21,19 +21,14 @@ from tiledask.plan.splitting.partition import (
     layer_costs,
     stage_name,
 )
-from tiledask.plan.units import parse_bytes
 
 __all__ = ["PARTITION_OPTIONS", "cut_text", "run_partition"]
 
 PARTITION_OPTIONS = """
 LAYERS               a number of equal layers, or costs such as 1,1,2,4
-DEVICES?             how many there are
---devices N          the same
+DEVICES              how many there are
 --speeds SPEEDS      one per device, such as 1,1,2,2
 --chunks V=1         per device, in turns (%(default)s)
---memory MEMORY      bytes of each layer, such as 1GB or 4GB,1GB,1GB,4GB
---capacity CAPACITY  bytes of each device, such as 8GB or 16GB,8GB
---communication COMMUNICATION  time to send across a cut; one, or one per place
 --judge ANSWER       the layers of each device, such as '1-6 | 7-12'
 --solution           with --judge: the best cut as well
 examples:
@@ -49,8 +44,12 @@ BAR = 40
 
 def run_partition(args: argparse.Namespace) -> Run:
     """The best cut, or what --judge is worth: 1 where it breaks a rule, and then no best."""
-    costs, inputs = _inputs(args)
-    devices, chunks = inputs.pop("devices"), inputs["chunks"]
+    equal = args.layers.isdecimal()
+    costs = layer_costs(int(args.layers[:30]) if equal else numbers(args.layers, "costs are"))
+    devices, chunks = count(args.devices, "devices"), count(args.chunks, "--chunks")
+    _check_enough(len(costs), devices, chunks)
+    speeds = numbers(args.speeds, "speeds are") if args.speeds else None
+    inputs: dict[str, Any] = {"chunks": chunks, "speeds": speeds}
     drawn = inputs | {"costs": costs, "devices": devices}
     result: dict[str, Any] = {"layers": len(costs), "devices": devices, "chunks": chunks}
     code = 0
@@ -76,43 +75,16 @@ def run_partition(args: argparse.Namespace) -> Run:
     return code, result
 
 
-def _inputs(args: argparse.Namespace) -> tuple[Sequence[float], dict[str, Any]]:
-    """Costs and the rest of what was typed, by the names of td.partition and td.judge."""
-    typed = args.layers
-    equal = typed.isdecimal()
-    costs = layer_costs(int(typed[:30]) if equal else numbers(typed, "costs are"))
-    layers, chunks = len(costs), count(args.chunks, "--chunks")
-    devices = number_of(args, "devices", "behind the layers")
-    if devices is None:
-        raise ConfigError(
-            f"one number of devices is needed, got none; write it behind the layers, such as: "
-            f"partition {typed[:40]} 4"
-        )
-    devices = count(devices, "devices")
-    if layers < devices * chunks:
-        what, most = ("device", layers) if chunks == 1 else ("chunk", layers // chunks)
-        stages = f"{devices} devices" + (f" x {chunks} chunks" if chunks > 1 else "")
-        raise ConfigError(
-            f"every {what} needs a layer of its own, and {layers} layers are fewer than {stages}; "
-            f"use at most {most} devices"
-        )
-    lists: dict[str, list[Any]] = {}
-    for name in ("speeds", "communication", "memory", "capacity"):
-        if text := getattr(args, name):
-            sizes = name in ("memory", "capacity")
-            lists[name] = (
-                [*map(parse_bytes, text.split(","))] if sizes else numbers(text, f"{name} are")
-            )
-    if ("memory" in lists) != ("capacity" in lists):
-        missing = "--capacity 8GB" if "memory" in lists else "--memory 1GB"
-        raise ConfigError(
-            f"--memory, the bytes of each layer, and --capacity, those of each device, go "
-            f"together; add one such as {missing}"
-        )
-    alone = {name: each[0] for name, each in lists.items() if len(each) == 1 and name != "speeds"}
-    if "memory" in alone:
-        alone["memory"] = lists["memory"] * layers
-    return costs, {"devices": devices, "chunks": chunks, **lists, **alone}
+def _check_enough(layers: int, devices: int, chunks: int) -> None:
+    """Refuse fewer layers than devices, or than all of their chunks."""
+    if layers >= devices * chunks:
+        return
+    what, most = ("device", layers) if chunks == 1 else ("chunk", layers // chunks)
+    stages = f"{devices} devices" + (f" x {chunks} chunks" if chunks > 1 else "")
+    raise ConfigError(
+        f"every {what} needs a layer of its own, and {layers} layers are fewer than {stages}; "
+        f"use at most {most} devices"
+    )
 
 
 def cut_text(inputs: Mapping[str, Any], answer: Any) -> str:

@@ -18,7 +18,6 @@ from tiledask.lab.commands.request import (
     Request,
     check_cost,
     request_of,
-    tensor_bytes,
 )
 from tiledask.plan.choosing.smallest import search_fewest
 from tiledask.plan.whole import whole_number
@@ -48,11 +47,6 @@ def run_plan(args: argparse.Namespace) -> Run:
     """The layouts ranked, what binds them; with --fewest the smallest cluster."""
     check_cost(args)
     whole_number("--first", args.first, 1, 100)
-    if tensor_bytes(args.model):
-        raise ConfigError(
-            f"{args.model} is the size of one weight, and a plan is of a model such as 70B; every "
-            f"split of a weight: tiledask fit {args.model} {args.cluster}"
-        )
     request = request_of(args)
     if args.fewest:
         return (yield from _fewest(request))

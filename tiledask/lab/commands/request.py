@@ -14,7 +14,7 @@ from tiledask.plan.inputs.sized import ASSUMED
 from tiledask.plan.tables import Part
 from tiledask.plan.timing.budget import Budget
 from tiledask.plan.timing.calibration import calibration_of
-from tiledask.plan.units import format_percent, parse_bytes, parse_count
+from tiledask.plan.units import format_percent, parse_count
 from tiledask.plan.whole import whole_number
 
 __all__ = [
@@ -28,7 +28,6 @@ __all__ = [
     "check_cost",
     "draw",
     "request_of",
-    "tensor_bytes",
     "usual_batch",
 ]
 
@@ -160,12 +159,6 @@ def request_of(args: argparse.Namespace) -> Request:
     request.notes += [cluster.assumed] * bool(cluster.assumed)
     request.notes += [f"run by {known.framework} ({known.why})"] * known.usual
     return request
-
-
-def tensor_bytes(text: str | None) -> int:
-    """The bytes of one weight that stand where a model does, such as 26GB; 0 if that is none."""
-    sized = re.fullmatch(r"\s*[0-9.]+\s*[kmgtp]i?b\s*", text or "", re.IGNORECASE)
-    return parse_bytes(sized[0]) if sized else 0
 
 
 def recipe_of(args: argparse.Namespace, device: Any) -> Any:
