@@ -136,9 +136,6 @@ def _csv():
     return [
         "device,start,end,kind,stage,microbatch\n0,0.0,1.0,F,0,0\n1,1.0,2.0,F,1,0\n1,2,4,B,1,0\n0,4,6,B,0,0\n",
         "time,device0,device1\n0.0,1.0,0.0\n1.0,0.5,0.25\n2.0,0,1\n",
-        "timestamp, index, utilization.gpu [%]\n2026/01/01 10:00:00.000, 0, 97 %\n"
-        "2026/01/01 10:00:00.000, 1, 5 %\n2026/01/01 10:00:01.000, 0, 90 %\n"
-        "2026/01/01 10:00:01.000, 1, 0 %\n",
     ], _trace(".csv")
 
 

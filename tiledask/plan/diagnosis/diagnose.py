@@ -237,8 +237,7 @@ def diagnose(
     trace          a Timeline; a table or a CSV file with the columns device, start, end and,
                    if known, kind, stage, microbatch; a Chrome trace (JSON, as torch.profiler
                    writes it, packed or not), those of all ranks as a list of paths or their folder;
-                   or polled utilisation: time and a column per device, or
-                   timestamp, index, utilization.gpu as nvidia-smi prints them
+                   or polled utilisation: time and a column per device, in percent or shares
     unit           of the times: "s", "ms", "us" or "ns". Default: s in CSV, us in Chrome's JSON
     layers         costs of the model's layers: the partition is then exact, not just equal stages
     memory_limit   most micro-batches whose activations a device may keep, in those of the trace
@@ -274,11 +273,11 @@ def diagnose(
 def _fit(trace: Trace) -> TraceFit | None:
     if trace.is_labelled:
         return fit_labelled(trace)
-    if not trace.blocks:
-        found = fit_rows(trace)
-        turns = trace.is_one_at_a_time and (found is None or _is_far_fetched(found, trace))
-        return fit_turns(trace) if turns else found or fit_nearest(trace)
-    return fit_turns(trace) if trace.is_one_at_a_time else fit_nearest(trace)
+    edges = not trace.blocks and trace.levels is None
+    found = fit_rows(trace) if edges else None
+    if trace.is_one_at_a_time and (found is None or _is_far_fetched(found, trace)):
+        return fit_turns(trace)
+    return found or (fit_nearest(trace) if trace.levels is None else None)
 
 
 def _is_far_fetched(found: TraceFit, trace: Trace) -> bool:
@@ -290,11 +289,8 @@ def _is_far_fetched(found: TraceFit, trace: Trace) -> bool:
 
 def _measure(trace: Trace) -> str:
     """The measurement that would tell what this trace does not."""
-    if trace.is_coarse:
-        return (
-            "poll at least 10 times within an action, or record one training step with "
-            "torch.profiler on every rank and give the folder"
-        )
+    if trace.levels is not None:
+        return "record one training step with torch.profiler on every rank and give the folder"
     if trace.is_labelled:
         return ""
     return (
@@ -308,11 +304,10 @@ def _measure(trace: Trace) -> str:
 
 def _findings(trace: Trace, fit: TraceFit) -> tuple[Finding, ...]:
     plan, order = fit.plan, fit.plan.schedule
-    reproduced = not trace.blocks and not fit.guess and fit.error <= EXACT * trace.makespan
+    reproduced = not fit.guess and fit.error <= EXACT * trace.makespan
     off = fit.guess or f"simulated edges are within {format_seconds(fit.error)} of the trace's"
     counted, named = _schedule_sure(trace, fit, reproduced, off)
-    is_median = not (trace.blocks or fit.guess)
-    timed = ("exact", "") if reproduced else ("likely", "median" if is_median else "")
+    timed = ("exact", "") if reproduced else ("likely", "" if fit.guess else "median")
     per_device = plan.device_times
     mean, busiest = sum(per_device) / len(per_device), int(np.argmax(per_device))
     findings = [
@@ -323,7 +318,7 @@ def _findings(trace: Trace, fit: TraceFit) -> tuple[Finding, ...]:
     ]
     if order.trains:
         findings.append(_stage_times("backward", "BIW", plan.backward, timed, fit))
-    if trace.is_coarse:
+    if trace.levels is not None:
         why = "samples hide how many steps there are, and how long an action takes"
         findings[3:] = [Finding(f.name, None, "cannot be told", why) for f in findings[3:]]
         fit = replace(fit, has_hops=False, has_turns=False)
@@ -357,7 +352,7 @@ def _schedule_sure(
     same = [f.name for f in fit.others if _same_order(built(f), plan.schedule)]
     others = [f for f in fit.others if not _same_order(built(f), plan.schedule)]
     why = "the only order of the table with these edges"
-    if trace.blocks or len(trace.start) > MANY:
+    if len(trace.start) > MANY:
         why = f"the simplest of the table; {off}"
     elif not reproduced:
         why = f"the best of the table; {off}"
@@ -411,17 +406,13 @@ def _latency(plan: TimedSchedule, fit: TraceFit, timed: tuple[str, str], devices
 def _few_findings(trace: Trace) -> tuple[Finding, ...]:
     """What can be said of a trace that no schedule explains."""
     why = "no schedule of the table has these edges; is this one step, and all of it?"
-    if trace.grain:
-        if trace.is_coarse:
-            why = (
-                f"samples {format_seconds(trace.grain)} apart are too coarse: actions cannot be "
-                f"told apart; poll at least 10 times within an action, or record spans"
-            )
-        else:
-            why = (
-                f"no schedule was found that has these edges, which are known to "
-                f"{format_seconds(trace.grain)}; record spans of actions, of one whole step"
-            )
+    if trace.levels is not None:
+        why = "samples do not tell actions apart; record spans"
+    elif trace.grain:
+        why = (
+            f"no schedule was found that has these edges, which are known to "
+            f"{format_seconds(trace.grain)}; record spans of actions, of one whole step"
+        )
     busy = trace.busy_per_device
     return (
         Finding("devices", trace.devices, "exact", "in this order: " + ", ".join(trace.names)),
@@ -466,7 +457,7 @@ def _few_causes(trace: Trace) -> tuple[Cause, ...]:
     first = trace.start[trace.turns[:-1]]
     last = trace.end[trace.turns[1:] - 1]
     busy = trace.busy_per_device
-    if trace.is_coarse:
+    if trace.levels is not None:
         uneven = trace.devices * float(busy.max()) - float(busy.sum())
         known = {"imbalance": (uneven, "pauses of devices with less work than the busiest")}
         return _summing(trace, known, "pauses of the busiest device too: samples hide when")

@@ -1,4 +1,4 @@
-"""Plans for traces that no plan explains edge by edge: those with noise, and polls of a second.
+"""Plans for traces that no plan explains edge by edge: those with noise.
 
 turns      one device busy at a time, whatever the noise: layer-wise, one micro-batch
 nearest    the plan whose simulation has devices busy when the trace has them busy, for most of
@@ -74,7 +74,7 @@ def fit_nearest(trace: Trace) -> TraceFit | None:
     Work per device is the trace's. Schedule, micro-batches, latency, overhead and the share of
     forwards are tried, and the best guesses improved step by step.
     """
-    if not 1 < trace.devices <= MOST_DEVICES or trace.is_coarse:
+    if not 1 < trace.devices <= MOST_DEVICES:
         return None
     look = _Look.at(trace)
     tried = [(look.miss(form, times), form, times) for form, times in _guesses(trace)]

@@ -1,12 +1,13 @@
-"""When devices were busy, read from what tools write: spans, Chrome traces, polled utilisation.
+"""When devices were busy: rows of actions, blocks of kernels, or shares of polled utilisation.
 
 rows      device,start,end [,kind,stage,microbatch]     one action each
-blocks    time,device0,device1,... in shares or percent  actions that touch have run together
+blocks    the same of kernels: actions that touch have run together
+polls     time,device0,device1,...                      how much, and not when
 """
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -16,13 +17,12 @@ from tiledask.errors import ConfigError
 from tiledask.plan.pipelines.schedule import KINDS
 from tiledask.plan.pipelines.timeline import TRANSFER, Timeline
 
-__all__ = ["UNITS", "Row", "Trace", "of_samples", "of_timeline"]
+__all__ = ["UNITS", "Row", "Trace", "of_polls", "of_timeline"]
 
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 """Seconds of each unit that a file may be in."""
 IDLE_BELOW = 0.005
-"""A polled share below this is 0, and above 1 minus this is 1: tools round to whole percents."""
-
+"""Devices that a sample without work has busy at most: tools round to whole percents."""
 MOST_DEVICES = 4096
 TURNS = 0.1
 """Share of the busy time with two devices or more at once, below which they take turns."""
@@ -54,8 +54,6 @@ class Trace:
     """Whether one interval may be several actions without a pause."""
     levels: np.ndarray | None = None
     """Of polls: [samples, 2], the seconds of each and how many devices were busy, on average."""
-    window: float = 0.0
-    """Of polls too coarse for turns to be seen: the seconds watched."""
     source: str = ""
     """What was read, and what had to be assumed."""
 
@@ -126,8 +124,8 @@ class Trace:
 
     @cached_property
     def makespan(self) -> float:
-        """Seconds from the first start to the last end; of coarse polls, those watched."""
-        return max(float(self.end.max()), self.window)
+        """Seconds from the first start to the last end; of polls, those watched."""
+        return float(self.end.max() if self.levels is None else self.levels[:, 0].sum())
 
     @cached_property
     def busy_per_device(self) -> np.ndarray:
@@ -148,12 +146,6 @@ class Trace:
     def is_labelled(self) -> bool:
         """Whether every row says kind, stage and micro-batch."""
         return all(bool((c >= 0).all()) for c in (self.code, self.stage, self.microbatch))
-
-    @property
-    def is_coarse(self) -> bool:
-        """Of polls: whether most blocks are too few samples long to say where they begin."""
-        lengths = self.end - self.start
-        return self.levels is not None and bool((lengths < 4 * self.grain).mean() > 0.5)
 
     @cached_property
     def busy_together(self) -> np.ndarray:
@@ -195,22 +187,19 @@ class Trace:
         uneven = self.devices * most - float(self.busy_per_device.sum())
         return self.overlap < (TURNS if waiting > uneven else TURNS / 5)
 
-    def merged(self, gap: float, sliver: float = 0.0) -> "Trace":
+    def merged(self, gap: float, sliver: float) -> "Trace":
         """The same with intervals of a device that are no more than ``gap`` apart made one; those
         that are then shorter than ``sliver`` of the median are left out."""
-        rows: list[Row] = []
-        for d, name in enumerate(self.names):
-            mine = slice(*self.turns[d : d + 2])
-            start, end = self.start[mine], self.end[mine]
-            opens = np.flatnonzero(np.append(True, start[1:] - end[:-1] > gap))
-            closes = np.append(opens[1:], len(start)) - 1
-            pairs = zip(start[opens].tolist(), end[closes].tolist(), strict=True)
-            rows += [(name, a, b, "", -1, -1) for a, b in pairs]
-        least = sliver * float(np.median([b - a for _, a, b, *_ in rows]))
-        rows = [row for row in rows if row[2] - row[1] >= least]
-        merged = Trace.of(rows, self.names, source=self.source)
-        grain = max(self.grain, gap)
-        return replace(merged, transfer=self.transfer, grain=grain, blocks=True)
+        opens = np.append(True, self.start[1:] - self.end[:-1] > gap)
+        opens[self.turns[:-1]] = True
+        closes = np.append(opens[1:], True)
+        start, end = self.start[opens], self.end[closes]
+        names = [self.names[d] for d in self.device[opens]]
+        long = end - start >= sliver * np.median(end - start)
+        spans = zip(names, start.tolist(), end.tolist(), long, strict=True)
+        rows = [(name, a, b, "", -1, -1) for name, a, b, kept in spans if kept]
+        about = {"transfer": self.transfer, "grain": gap, "blocks": True, "source": self.source}
+        return Trace.of(rows, self.names, **about)
 
 
 def _check_rows(rows: Sequence[Row], source: str) -> None:
@@ -277,67 +266,27 @@ def of_timeline(timeline: Timeline) -> Trace:
     )
 
 
-# --- polled utilisation --------------------------------------------------------------------
+def of_polls(time: np.ndarray, shares: np.ndarray, names: Sequence[str], source: str) -> Trace:
+    """The Trace of polled utilisation: how much each device works and how many at once, not when.
 
-
-def of_samples(samples: dict[str, tuple[np.ndarray, np.ndarray]], source: str) -> Trace:
-    """The Trace behind polled shares: per device (seconds, shares of 0..1), any order.
-
-    A sample holds from its time to the next. One that is partly busy is busy at its end where it
-    comes after an idle one, else at its start.
-    Raises ConfigError for fewer than 2 samples, two at one time, and holes between them.
+    ``time``: [samples], seconds, of which each sample holds to the next; ``shares``: 0 to 1,
+    [samples, devices]. Time before the first work and after the last does not count. Raises
+    ConfigError for fewer than two samples, and for two at one time.
     """
-    rows: list[Row] = []
-    polls: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
-    for name, (time, share) in samples.items():
-        order = np.argsort(time, kind="stable")
-        time, share = time[order], share[order]
-        step = _step(name, time, source)
-        widths = np.append(np.diff(time), step)
-        polls[name] = time, widths, share
-        rows += [(name, a, b, "", -1, -1) for a, b in _blocks(time - time[0], widths, share)]
-    grain = max(float(widths[-1]) for _, widths, _ in polls.values())
-    trace = Trace.of(rows, list(samples), grain=grain, blocks=True, source=source)
-    # how many devices were busy, from the first sample with work to the last
-    time, widths, _ = max(polls.values(), key=lambda poll: len(poll[0]))
-    total = np.zeros(len(time))
-    for mine, _, share in polls.values():
-        total += share[np.clip(np.searchsorted(mine, time, "right") - 1, 0, len(mine) - 1)]
-    works = np.flatnonzero(total > IDLE_BELOW)
-    inside = slice(works[0], works[-1] + 1)
-    levels = np.stack([widths[inside], total[inside]], axis=1)
-    trace = replace(trace.merged(1e-6 * grain), grain=grain, levels=levels)
-    return replace(trace, window=float(levels[:, 0].sum())) if trace.is_coarse else trace
-
-
-def _step(name: str, time: np.ndarray, source: str) -> float:
-    """Seconds between two samples."""
     if len(time) < 2:
-        raise ConfigError(
-            f"{source} has {len(time)} sample of device {name}; without a second one nothing "
-            f"says how long it lasts"
-        )
-    gaps = np.diff(time)
-    step = float(np.median(gaps))
-    if gaps.min() <= 0:
-        at = time[int(np.argmin(gaps))]
-        raise ConfigError(f"device {name} of {source} has two samples at {at:g} s; keep one")
-    if gaps.max() > 2.5 * step:
-        at = int(np.argmax(gaps))
-        raise ConfigError(
-            f"samples of device {name} in {source} are {step:g} s apart, but between {time[at]:g} "
-            f"and {time[at + 1]:g} s there is none; cut the trace there, or fill the hole"
-        )
-    return step
-
-
-def _blocks(time: np.ndarray, width: np.ndarray, share: np.ndarray) -> list[tuple[float, float]]:
-    """Busy intervals whose sum is that of the shares times their widths."""
-    share = np.where(share < IDLE_BELOW, 0.0, np.where(share > 1 - IDLE_BELOW, 1.0, share))
-    blocks: list[tuple[float, float]] = []
-    after_idle = False
-    for a, b, busy in zip(time, time + width, share * width, strict=True):
-        if busy:
-            blocks.append((b - busy, b) if after_idle else (a, a + busy))
-        after_idle = not busy
-    return blocks
+        raise ConfigError(f"{source} has {len(time)} samples; a trace of polls needs two or more")
+    rising = np.argsort(time, kind="stable")
+    time, shares = time[rising], shares[rising]
+    width = np.diff(time)
+    if width.min() <= 0:
+        at = time[int(np.argmin(width))]
+        raise ConfigError(f"{source} has two samples at {at:g} s; keep one")
+    step = float(np.median(width))
+    width = np.append(width, step)
+    busy = shares.sum(axis=1)
+    works = np.flatnonzero(busy > IDLE_BELOW)
+    seconds = (width @ shares).tolist()
+    rows = [(n, 0.0, s, "", -1, -1) for n, s in zip(names, seconds, strict=True) if s]
+    inside = slice(*(works[[0, -1]] + [0, 1])) if works.size else slice(0)
+    levels = np.stack([width, busy], axis=1)[inside]
+    return Trace.of(rows, names, grain=step, levels=levels, source=source)

@@ -1,7 +1,7 @@
 """Traces in files: CSV of intervals, CSV of polled utilisation, Chrome's JSON.
 
-device,start,end            time,device0,device1      timestamp, index, utilization.gpu [%]
-0,0.0,1.0                   0.0,1.0,0.0               2026/01/01 10:00:00.000, 0, 97 %
+device,start,end            time,device0,device1
+0,0.0,1.0                   0.0,100,0
 """
 
 import csv
@@ -9,17 +9,16 @@ import gzip
 import os
 import re
 import zlib
-from collections.abc import Iterable
-from datetime import datetime
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tiledask.errors import ConfigError
+from tiledask.errors import ConfigError, short
 from tiledask.plan.diagnosis.chrome import MeasuredStep, of_chrome, step_of_chrome
-from tiledask.plan.diagnosis.trace import UNITS, Trace, of_samples, of_timeline
+from tiledask.plan.diagnosis.trace import UNITS, Trace, of_polls, of_timeline
 from tiledask.plan.pipelines.timeline import TRANSFER, Timeline
 from tiledask.plan.units import format_bytes
 
@@ -30,9 +29,8 @@ MAX_BYTES = 256_000_000
 
 MOST_FILES = 1024
 
-TIME = ("time", "timestamp", "t")
-DEVICE = ("device", "index", "gpu", "rank", "uuid", "pci.bus_id")
-SHARE = ("utilisation", "utilization", "utilization.gpu", "util", "share", "busy")
+UNKNOWN = ("", "nan")
+"""A label that a row does not have; "nan" is what pandas writes."""
 
 
 def read_trace(trace: Any, unit: str | None = None) -> Trace:
@@ -78,7 +76,7 @@ def read_step(trace: Any, unit: str | None = None) -> MeasuredStep:
         read = _of_text(name, text, unit)
     else:
         read = read_trace(trace, unit)
-    if read.levels is not None or read.window:
+    if read.levels is not None:
         raise ConfigError(
             f"{read.source} is polled utilisation, which does not show where a step ends; give "
             f"the seconds of a step, or torch.profiler's trace"
@@ -166,146 +164,69 @@ def _of_text(name: str, text: str, unit: str | None) -> Trace:
     return _of_table(table[0], table[1:], name, unit)
 
 
-def _without_unit(name: str) -> str:
-    """The name of a column without what stands behind it in brackets.
-
-    >>> _without_unit("utilization.gpu [%]"), _without_unit("time (s)"), _without_unit("start")
-    ('utilization.gpu', 'time', 'start')
-    """
-    opens = max(name.rfind("["), name.rfind("("))
-    return name[:opens].rstrip() if opens >= 0 and name.endswith(("]", ")")) else name
-
-
 def _of_table(header: list[str], rows: list[list[str]], source: str, unit: str | None) -> Trace:
-    names = [_without_unit(name.strip()).lower() for name in header]
-    for number, row in enumerate(rows):
+    for line, row in enumerate(rows, 2):
         if len(row) != len(header):
             raise ConfigError(
-                f"line {number + 2} of {source} has {len(row)} columns and the head {len(header)}"
+                f"line {line} of {source} has {len(row)} columns and the head {len(header)}"
             )
+    names = [name.strip().lower() for name in header]
     columns = {name: [row[i].strip() for row in rows] for i, name in enumerate(names)}
-    scale = UNITS[unit or "s"]
-    said = "" if unit else " (times taken as seconds)"
-    if {"start", "end"} <= columns.keys():
-        return _of_intervals(columns, source + said, scale)
-    time = next((name for name in TIME if name in columns), None)
-    if time is None:
+    columns.pop("", None)  # an index
+    scale, about = UNITS[unit or "s"], source + ("" if unit else " (times taken as seconds)")
+    if {"device", "start", "end"} <= columns.keys():
+        return _of_intervals(columns, about, scale)
+    if "time" not in columns or len(columns) == 1:
         raise ConfigError(
             f"{source} has the columns {', '.join(header)}; a trace has device, start, end, or "
             f"time and a column of utilisation for each device"
         )
-    said = "" if re.match(_DATE, columns[time][0] if rows else "") else said
-    seconds = _times(columns.pop(time), source, scale)
-    device = next((name for name in DEVICE if name in columns), None)
-    share = next((name for name in SHARE if name in columns), None)
-    if share is not None and device is not None:
-        values = _numbers(columns[share], share, source + said)
-        of = np.array(columns[device])
-        by_name = {str(n): values[of == n] for n in dict.fromkeys(columns[device])}
-        read = _shares(by_name, {share: columns[share]}, source + said)
-        return of_samples({n: (seconds[of == n], v) for n, v in read.items()}, source + said)
-    shares = {n: c for n, c in zip(names, zip(*rows, strict=True), strict=False) if n in columns}
-    shares.pop("", None)
-    read = _shares({n: _numbers(c, n, source) for n, c in shares.items()}, shares, source)
-    return of_samples({n: (seconds, values) for n, values in read.items()}, source + said)
-
-
-_DATE = r"\d{4}[-/]"
+    numbers = {name: _numbers(column, name, source) for name, column in columns.items()}
+    time = numbers.pop("time") * scale
+    shares = np.stack([*numbers.values()], axis=1)
+    if not (np.isfinite(time).all() and ((shares >= 0) & (shares <= 100 + 1e-9)).all()):
+        raise ConfigError(
+            f"{source} has a time that is not finite, or utilisation that is neither a share of 0 "
+            f"to 1 nor a percentage of 0 to 100; drop that sample"
+        )
+    is_percent = shares.max(initial=0.0) > 1 + 1e-9
+    return of_polls(time, shares / (100 if is_percent else 1), [*numbers], about)
 
 
 def _of_intervals(columns: dict[str, list[str]], source: str, scale: float) -> Trace:
-    if "device" not in columns:
-        raise ConfigError(f"{source} has start and end but no column device: whose work is it?")
-    count = len(columns["device"])
     start, end = (_numbers(columns[name], name, source) * scale for name in ("start", "end"))
-    kinds = columns.get("kind", [""] * count)
-    stages, numbers = (_labels(columns.get(name), name, count, source) for name in LABELS)
-    transfer, rows = 0.0, []
-    for i, (name, a, b) in enumerate(zip(columns["device"], start, end, strict=True)):
-        kind = "" if kinds[i].lower() in UNKNOWN else kinds[i]
-        if kind == TRANSFER:
-            transfer += float(b - a)
+    nothing = [""] * len(start)
+    kinds = ["" if kind == "nan" else kind for kind in columns.get("kind", nothing)]
+    stages, numbers = (
+        _labels(columns.get(name, nothing), name, source) for name in ("stage", "microbatch")
+    )
+    work, transfer = [], 0.0
+    for row in zip(
+        columns["device"], start.tolist(), end.tolist(), kinds, stages, numbers, strict=True
+    ):
+        if row[3] == TRANSFER:
+            transfer += row[2] - row[1]
         else:
-            rows.append((name, float(a), float(b), kind, stages[i], numbers[i]))
-    # the devices named; if they are numbers, those that are left out between 0 and the last
-    names = list(dict.fromkeys(columns["device"]))
-    if all(name.isdecimal() and len(name) < 10 for name in names):
-        last = max(map(int, names), default=-1)
-        names = [str(d) for d in range(last + 1)] if last < 2 * len(names) else names
-    return Trace.of(rows, names, transfer=transfer, source=source)
+            work.append(row)
+    return Trace.of(work, columns["device"], transfer=transfer, source=source)
 
 
-LABELS = ("stage", "microbatch")
-UNKNOWN = ("", "nan", "none", "?", "-", "busy")
-
-
-def _labels(column: list[str] | None, name: str, count: int, source: str) -> list[int]:
-    if column is None:
-        return [-1] * count
-    if all(v.lower() in UNKNOWN for v in column):
-        return [-1] * count
-    numbers = []
-    for line, v in enumerate(column):
-        is_whole = re.fullmatch(r"-?\d{1,9}(\.0*)?", v, re.ASCII)
-        if not is_whole and v.lower() not in UNKNOWN:
+def _labels(column: list[str], name: str, source: str) -> list[int]:
+    """Whole numbers, -1 for what is not told; pandas writes them as 3.0 where some are not."""
+    for line, word in enumerate(column, 2):
+        if word not in UNKNOWN and not re.fullmatch(r"-?\d{1,9}(\.0)?", word, re.ASCII):
             raise ConfigError(
-                f"line {line + 2}: {name} in {source} is a whole number or empty, got {v[:40]!r}"
+                f"line {line}: {name} in {source} is a whole number or empty, got {short(word)}"
             )
-        numbers.append(int(float(v)) if is_whole else -1)
-    return numbers
+    return [-1 if word in UNKNOWN else int(float(word)) for word in column]
 
 
-def _numbers(column: Iterable[str], name: str, source: str) -> np.ndarray:
-    values = []
-    for line, word in enumerate(column):
+def _numbers(column: Sequence[str], name: str, source: str) -> np.ndarray:
+    for line, word in enumerate(column, 2):
         try:
-            values.append(float(word.strip().rstrip("%")))
+            float(word)
         except ValueError:
             raise ConfigError(
-                f"line {line + 2} of {source}: {name} is a number, got {word.strip()[:40]!r}"
+                f"line {line} of {source}: {name} is a number, got {short(word)}"
             ) from None
-    return np.array(values)
-
-
-def _times(column: list[str], source: str, scale: float) -> np.ndarray:
-    """Seconds, from numbers or from dates as nvidia-smi writes them."""
-    if not column or not re.match(_DATE, column[0]):
-        seconds = _numbers(column, "time", source) * scale
-    else:
-        try:
-            dates = [datetime.fromisoformat(word.replace("/", "-")) for word in column]
-            seconds = np.array([(date - dates[0]).total_seconds() for date in dates])
-        except ValueError as error:
-            said = str(error)[:100]
-            raise ConfigError(f"{source}: a time cannot be read as a date: {said}") from None
-        except TypeError:
-            raise ConfigError(
-                f"{source}: some times have a time zone and some have none; write all in one way"
-            ) from None
-        later: np.ndarray = seconds - seconds.min()
-        return later
-    if not np.isfinite(seconds).all() or (seconds < 0).any():
-        line = int(np.flatnonzero(~(seconds >= 0) | ~np.isfinite(seconds))[0])
-        raise ConfigError(
-            f"line {line + 2} of {source}: a time is finite and 0 or more, got {column[line]}"
-        )
-    return seconds
-
-
-def _shares(
-    values: dict[str, np.ndarray], words: dict[str, Any], source: str
-) -> dict[str, np.ndarray]:
-    """Shares of 0..1: a number above 1, or a % sign anywhere, says that they are percent."""
-    if not values or not all(len(v) for v in values.values()):
-        raise ConfigError(f"{source} has no samples; a trace needs two or more for each device")
-    for name, column in values.items():
-        wrong = ~(np.isfinite(column) & (column >= 0) & (column <= 100 + 1e-9))
-        if wrong.any():
-            line = int(np.flatnonzero(wrong)[0])
-            raise ConfigError(
-                f"device {name} of {source} is busy for {column[line]:g} at its sample {line + 1}; "
-                f"utilisation is a share of 0 to 1 or a percentage of 0 to 100"
-            )
-    percent = any(v.max() > 1 + 1e-9 for v in values.values())
-    percent = percent or any("%" in word for column in words.values() for word in column)
-    return {name: column / (100 if percent else 1) for name, column in values.items()}
+    return np.array(column, float)
