@@ -117,7 +117,7 @@ def estimate_steps(
     means = _apart([time.mean_layer()], len(layouts))
     run, scale = (cluster, recipe, sequence, known), known.scale
     return [
-        StepEstimate(model, layout, *run, scale * parts, scale * mean)
+        StepEstimate(model, layout, *run, scale * mean, **vars(scale * parts))
         for layout, parts, (mean,) in zip(layouts, _over_stages(time, layouts), means, strict=True)
     ]
 

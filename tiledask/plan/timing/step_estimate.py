@@ -1,7 +1,7 @@
 """The account of one training step: seconds by what they go to, with formulas and sources."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from math import hypot
 from typing import TYPE_CHECKING, Any
@@ -50,9 +50,27 @@ class StepEstimate(Printable):
     recipe: Recipe
     sequence: int
     calibration: Calibration
-    parts: Parts[float]
     work: Work
     """Seconds of one micro-batch in one layer (the mean one)."""
+    compute: float
+    """Products, attention core and element-wise kernels, forward and backward."""
+    recompute: float
+    """What the backward pass computes again."""
+    tp: float
+    """Waiting for tensor-parallel collectives."""
+    cp: float
+    """Waiting for keys and values of other pieces of the sequence."""
+    ep: float
+    """Waiting for tokens on their way to experts and back."""
+    pp: float
+    """Waiting for transfers between stages."""
+    dp: float
+    """Waiting for gradients (and ZeRO's weights) of the other copies: of the model, and of its
+    stages."""
+    bubble: float
+    """Idle time of the slowest stage while the pipeline fills and drains."""
+    optimizer: float
+    """Updating the weights."""
 
     @property
     def simulated(self) -> bool:
@@ -65,56 +83,11 @@ class StepEstimate(Printable):
         saved = uncounted(self.calibration.framework)
         return f"its memory may be less than td.fits says, by {saved}" if saved else ""
 
-    @property
-    def compute(self) -> float:
-        """Products, attention core and element-wise kernels, forward and backward."""
-        return self.parts.compute
-
-    @property
-    def recompute(self) -> float:
-        """What the backward pass computes again."""
-        return self.parts.recompute
-
-    @property
-    def tp(self) -> float:
-        """Waiting for tensor-parallel collectives."""
-        return self.parts.tp
-
-    @property
-    def cp(self) -> float:
-        """Waiting for keys and values of other pieces of the sequence."""
-        return self.parts.cp
-
-    @property
-    def ep(self) -> float:
-        """Waiting for tokens on their way to experts and back."""
-        return self.parts.ep
-
-    @property
-    def pp(self) -> float:
-        """Waiting for transfers between stages."""
-        return self.parts.pp
-
-    @property
-    def dp(self) -> float:
-        """Waiting for gradients (and ZeRO's weights) of the other copies: of the model, and of
-        its stages."""
-        return self.parts.dp
-
-    @property
-    def bubble(self) -> float:
-        """Idle time of the slowest stage while the pipeline fills and drains."""
-        return self.parts.bubble
-
-    @property
-    def optimizer(self) -> float:
-        """Updating the weights."""
-        return self.parts.optimizer
-
-    @property
+    @cached_property
     def total(self) -> float:
         """Seconds of the step."""
-        return self.parts.total
+        seconds: list[float] = [getattr(self, field.name) for field in fields(Parts)]
+        return sum(seconds)
 
     @cached_property
     def _flops(self) -> Flops:
@@ -228,28 +201,18 @@ class StepEstimate(Printable):
         return float(self.work.seconds.forward), float(self.work.seconds.backward)
 
     @property
-    def _how(self) -> str:
-        return ", simulated over the stages as they are" if self.simulated else ""
-
-    @property
-    def _replicas(self) -> str:
-        both_ways = self.layout.schedule in BOTH_WAYS
-        return "; and over the 2 devices of each stage, which nothing hides" if both_ways else ""
-
-    @property
-    def _hides(self) -> str:
-        both_ways = self.layout.schedule in BOTH_WAYS
-        return ", less what another micro-batch's work hides" if both_ways else ""
-
-    @property
-    def _copies(self) -> int:
-        return self.layout.dp * self.layout.cp
-
-    @property
     def rows(self) -> tuple[StepRow, ...]:
         """Where the time goes: part, seconds, formula, source."""
+        layout, both_ways = self.layout, self.layout.schedule in BOTH_WAYS
+        words = {
+            "s": self,
+            "copies": layout.dp * layout.cp,
+            "how": ", simulated over the stages as they are" * self.simulated,
+            "hides": ", less what another micro-batch's work hides" * both_ways,
+            "replicas": "; and over the 2 devices of each stage, which nothing hides" * both_ways,
+        }
         return tuple(
-            StepRow(part, getattr(self, part), formula.format(s=self), source.format(s=self))
+            StepRow(part, getattr(self, part), formula.format(**words), source.format(**words))
             for part, formula, source in _ACCOUNT
         )
 
@@ -344,8 +307,7 @@ _ACCOUNT = (
     ),
     (
         "ep",
-        "2 exchanges of all tokens forward and 2 backward a mixture over ep={s.layout.ep}"
-        "{s._hides}",
+        "2 exchanges of all tokens forward and 2 backward a mixture over ep={s.layout.ep}{hides}",
         "Lepikhin et al. 2020, GShard, arXiv:2006.16668, section 3.2",
     ),
     (
@@ -356,13 +318,13 @@ _ACCOUNT = (
     (
         "bubble",
         "(sum of stages - slowest) / interleave of one micro-batch: (p-1)/v for equal stages in "
-        "1F1B, p={s.layout.pp}, v={s.layout.interleave}; here {s.layout.schedule}{s._how}",
+        "1F1B, p={s.layout.pp}, v={s.layout.interleave}; here {s.layout.schedule}{how}",
         "Narayanan et al. 2021, section 2.2",
     ),
     (
         "dp",
-        "gradients over dp x cp = {s._copies}, zero={s.layout.zero}, less what hides behind "
-        "the last backward pass{s._replicas}",
+        "gradients over dp x cp = {copies}, zero={s.layout.zero}, less what hides behind "
+        "the last backward pass{replicas}",
         "Rajbhandari et al. 2020, arXiv:1910.02054, section 7",
     ),
     (
