@@ -18,9 +18,11 @@ from tiledask.lab.accuracy.runs import published_runs
 from tiledask.plan.data import data_file, names
 from tiledask.plan.inputs.hardware import load_cluster, load_device
 from tiledask.plan.inputs.recipes import load_recipe
-from tiledask.plan.timing.calibration import EXPOSED, ORIGINS, calibration_of, frameworks
+from tiledask.plan.timing.calibration import calibration_of, frameworks
 from tiledask.plan.timing.rates import rates_of
 
+EXPOSED = ("tp", "tp_backward", "sum", "sum_backward", "dp", "fsdp", "pp", "ep")
+ORIGINS = ("datasheet", "microbenchmark", "literature", "fit", "guess")
 MIXED, FP8 = load_recipe("mixed-adam-18"), load_recipe("mixed-adam-18-fp8")
 RUN = "llama-3.1-70b", td.Layout(tp=8, pp=4, dp=2, microbatches=16), "64xH100"
 

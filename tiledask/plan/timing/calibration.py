@@ -12,7 +12,7 @@ program's. Where no device is named, memory is nobody's own: what the arithmetic
 
 import json
 import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from math import hypot
 from pathlib import Path
@@ -34,7 +34,6 @@ __all__ = [
     "uncounted",
 ]
 
-ORIGINS = ("datasheet", "microbenchmark", "literature", "fit", "guess")
 OTHER = "other"
 """The entry of a kernel's file for devices that it does not name, and of precisions."""
 
@@ -86,7 +85,7 @@ class Holds(NamedTuple):
     """Parameters whose gradients wait in a bucket at most, likewise."""
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class Calibration:
     """What a run reaches: the numbers of a device, of an attention kernel and of a framework."""
 
@@ -99,22 +98,22 @@ class Calibration:
     """(precision, share of the peak) in a deep matrix product that fills the device."""
     product_depth: float
     """The k at which a product reaches half of that."""
-    misaligned: float
+    misaligned: float = 0.0
     """What a product takes longer for each halving of 32 down to what divides all its sizes."""
     memory_share: float
     """Of the memory bandwidth, in element-wise kernels."""
     tiles: bool
     """Products run in whole waves of tiles; otherwise their FLOP count."""
-    launch_layer: float
+    launch_layer: float = 0.0
     """Seconds of a layer, both ways, that launches and small kernels add for each micro-batch."""
-    launch_collective: float
+    launch_collective: float = 0.0
     """Seconds that each collective over tp takes beside its bytes and its links' latency."""
-    launch_rank: float
+    launch_rank: float = 0.0
     """More of them for each rank but the first."""
     flash_share: float
     """Of the peak, in a fused attention core; forward."""
     flash_backward_share: float
-    flash_fill: float
+    flash_fill: float = 0.0
     """Tiles of 128 rows of a head at which the forward core reaches half of its share."""
     exposed: tuple[tuple[str, float], ...]
     """(kind of collective, the part that is waited for though work could hide it)."""
@@ -123,20 +122,20 @@ class Calibration:
     most_nodes: float
     """Nodes that a token crosses to at most, once each, however many of its experts are there; 0:
     each copy crosses by itself."""
-    own_adapter: bool
+    own_adapter: bool = False
     """Copies gather weights through the adapter of each device, not through all of a node."""
-    copies_share: float
+    copies_share: float = 1.0
     """Of the links' bandwidth, in sums and gathers between copies of the model."""
-    ring_part: float
+    ring_part: float = 1.0
     """Of the attention core's share, what it reaches against pieces of keys that came round."""
-    gathers_operands: bool
+    gathers_operands: bool = False
     """What tensor parallelism gathers is as wide as the products' operands."""
-    transfer_seconds: float
+    transfer_seconds: float = 0.0
     """Seconds that a transfer between stages takes beside its bytes, each way."""
-    prefetch: float
+    prefetch: float = 0.0
     """Weights that ZeRO-3 gathers ahead, matrix by matrix; 0: a layer is gathered at once, while
     the one before is at work."""
-    adds_gradients: bool
+    adds_gradients: bool = False
     """The products of weights' gradients add to those of earlier micro-batches, whatever their
     width (Transformer Engine); otherwise only to gradients wider than the product's numbers."""
     step_seconds: float
@@ -223,42 +222,49 @@ class Calibration:
 
 BESIDE = "zero beside pp"
 """The stages of ZeRO that a program runs in a pipeline's stages."""
-EXPOSED = ("tp", "tp_backward", "sum", "sum_backward", "dp", "fsdp", "pp", "ep")
-
-
 RULED = ("zero", BESIDE, "sequence_parallel", "tp", "pp", "cp", "ep", "interleave")
 """Of what a framework's file may say which values its program runs."""
+BESIDE_NUMBERS = (
+    "generation",
+    "basis",
+    "error",
+    "power_w",
+    "fitted",
+    "like",
+    "attention",
+    "memory",
+)
+"""What files say that is no field of a Calibration."""
 
 
-class _Numbers:
-    """Numbers of a file, taken out by name and kept with their ranges."""
+class _File(NamedTuple):
+    """A file of numbers, as it is written."""
 
-    def __init__(self, fields: Fields, path: str):
-        self.fields, self.path = fields, path
-        self.found: list[tuple[str, Reached]] = []
+    said: dict[str, Any]
+    """Lists and objects as tuples."""
+    numbers: dict[str, Reached]
+    """By their keys: "exposed.tp"."""
 
-    def __call__(self, key: str, default: float | None = None) -> float:
-        if default is not None and key not in self.fields:
-            return default
-        told = self.fields.object(key)
-        value = told.number("value")
-        low, high = told.pair("range", [value, value])
-        origin = told.text("from")
-        if origin.split(":")[0] not in ORIGINS:
-            raise told.fail("from", f"must begin with one of {ORIGINS}, got {short(origin)}")
-        number = Reached(value, low, high, told.text("unit", "share"), origin)
-        told.done()
-        if not number.low <= value <= number.high:
-            raise told.fail("value", f"must lie in its range, got {value:g} and {low} .. {high}")
-        self.found.append((f"{self.path}.{key}", number))
-        return value
 
-    def table(self, key: str) -> tuple[tuple[str, float], ...]:
-        """The numbers of the object under ``key``, by their names."""
-        inner = _Numbers(self.fields.object(key), f"{self.path}.{key}")
-        pairs = tuple((name, inner(name)) for name in inner.fields.values)
-        self.found += inner.found
-        return pairs
+def _read(told: Fields) -> _File:
+    """All of an object: a number stands in it with its range, unit and origin."""
+    said: dict[str, Any] = {}
+    numbers: dict[str, Reached] = {}
+    for key, value in told.values.items():
+        if not isinstance(value, dict):
+            said[key] = tuple(value) if isinstance(value, list) else value
+        elif "value" not in value:
+            inner = _read(told.object(key))
+            said[key] = tuple(inner.said.items())
+            numbers |= {f"{key}.{name}": number for name, number in inner.numbers.items()}
+        else:
+            number = told.object(key)
+            said[key] = number.number("value")
+            low, high = number.pair("range", [said[key], said[key]])
+            unit, origin = number.text("unit", "share"), number.text("from")
+            number.done()
+            numbers[key] = Reached(said[key], low, high, unit, origin)
+    return _File(said, numbers)
 
 
 def frameworks() -> tuple[str, ...]:
@@ -271,110 +277,37 @@ def frameworks() -> tuple[str, ...]:
 
 
 @cache
-def _device(name: str) -> tuple[dict[str, Any], tuple[tuple[str, Reached], ...]]:
-    told = read_named("calibration/device", name)
-    number = _Numbers(told, f"device {name}")
-    known: dict[str, Any] = {
-        "device": told.text("name"),
-        "generation": told.text("generation"),
-        "framework": told.text("framework"),
-        "tiles": told.text("basis") == "tiles",
-        "product_share": number.table("product_share"),
-        "product_depth": number("product_depth"),
-        "misaligned": number("misaligned", 0.0),
-        "memory_share": number("memory_share"),
-        "launch_layer": number("launch_layer", 0.0),
-        "launch_collective": number("launch_collective", 0.0),
-        "launch_rank": number("launch_rank", 0.0),
-        "error": number("error"),
-        "power_w": told.integer("power_w", 0, 0),
-        "calibrated": told.texts("fitted", ()),
-        "source": told.text("source"),
-    }
-    told.done()
-    return known, tuple(number.found)
+def _device(name: str) -> _File:
+    found = _read(read_named("calibration/device", name))
+    said = {"device": found.said.pop("name"), "tiles": found.said["basis"] == "tiles"}
+    return _File(found.said | said, {f"device {name}.{k}": n for k, n in found.numbers.items()})
 
 
 @cache
-def _kernel(
-    name: str, device: str, generation: str
-) -> tuple[dict[str, Any], tuple[tuple[str, Reached], ...]]:
-    told = read_named("calibration/kernel", name)
-    told.text("name"), told.text("source")
-    devices = told.object("devices")
+def _kernel(name: str, device: str, generation: str) -> _File:
+    devices = read_named("calibration/kernel", name).object("devices")
     there = next(each for each in (device, generation, OTHER) if each in devices)
-    number = _Numbers(devices.object(there), f"kernel {name} {there}")
-    known = {
-        "flash_share": number("forward"),
-        "flash_backward_share": number("backward"),
-        "flash_fill": number("fill_tiles", 0.0),
-    }
-    number.fields.done()
-    return known, tuple(number.found)
+    found = _read(devices.object(there))
+    fields = {"forward": "flash_share", "backward": "flash_backward_share"}
+    fields["fill_tiles"] = "flash_fill"
+    said = {fields[key]: value for key, value in found.said.items()}
+    path = f"kernel {name} {there}"
+    return _File(said, {f"{path}.{key}": number for key, number in found.numbers.items()})
 
 
 @cache
-def _framework(name: str) -> tuple[dict[str, Any], tuple[tuple[str, Reached], ...]]:
-    told = read_named("calibration/framework", name)
-    like: dict[str, Any] = {}
-    found: tuple[tuple[str, Reached], ...] = ()
-    if "like" in told:
-        like, found = _framework(told.text("like"))
-    number = _Numbers(told, f"framework {name}")
-    known: dict[str, Any] = {"framework": told.text("name"), "source": told.text("source")}
-    if "attention" in told:
-        inner = told.object("attention")
-        known["attention"] = {key: inner.text(key) for key in inner.values}
-    if "exposed" in told:
-        known["exposed"] = number.table("exposed")
-        missing = set(EXPOSED) ^ {key for key, _ in known["exposed"]}
-        if missing:
-            raise told.fail("exposed", f"must name {EXPOSED}; look at {sorted(missing)}")
-    if "errors" in told:
-        known["errors"] = number.table("errors")
-    if "memory" in told:
-        held = {key: int(value) for key, value in number.table("memory")}
-        if unknown := set(held) - set(Holds._fields):
-            raise told.fail("memory", f"has {Holds._fields}; look at {sorted(unknown)}")
-        known["memory"] = {**like.get("memory", {}), **held}
-    for key in ("own_adapter", "adds_gradients", "gathers_operands"):
-        if key in told:
-            known[key] = told.boolean(key)
-    for key in ("trains", "uncounted"):
-        if key in told:
-            known[key] = told.text(key)
-    if "runs" in told:
-        known["runs"] = _runs(told.object("runs"))
-    for key in _FRAMEWORK:
-        if key in told:
-            known[key] = number(key)
-    known["calibrated"] = told.texts("fitted", ())
-    told.done()
-    own = {key.split(".", 1)[1] for key, _ in number.found}
-    kept = tuple(pair for pair in found if pair[0].split(".", 1)[1] not in own)
-    return {**_UNLESS_SAID, **like, **known}, (*kept, *number.found)
-
-
-def _runs(told: Fields) -> tuple[tuple[str, tuple[Any, ...]], ...]:
-    """What a program runs: a list of values for each of RULED that it restricts."""
-    told.text("from")
-    found = []
-    for key in (key for key in RULED if key in told):
-        values = told._take(key, None)
-        kind = bool if key == "sequence_parallel" else int
-        if not isinstance(values, list) or {type(value) for value in values} != {kind}:
-            raise told.fail(key, f"must be a list of values of that field, got {short(values)}")
-        found.append((key, tuple(values)))
-    told.done()
-    return tuple(found)
-
-
-_FRAMEWORK = ("prefetch", "exchange_share", "most_nodes", "step_seconds", "layer_seconds",
-              "floor_seconds", "mixture_seconds", "eager_passes", "loss_passes", "product_part",
-              "casts", "copies_share", "transfer_seconds", "ring_part")  # fmt: skip
-_UNLESS_SAID = {"prefetch": 0.0, "own_adapter": False, "adds_gradients": False,
-                "gathers_operands": False, "copies_share": 1.0, "transfer_seconds": 0.0,
-                "ring_part": 1.0}  # fmt: skip
+def _framework(name: str) -> _File:
+    """With all that it has from the one that it is ``like``, but for what that was fitted to."""
+    said, numbers = _read(read_named("calibration/framework", name))
+    said["framework"] = said.pop("name")
+    runs = dict(said.get("runs", ()))
+    said |= {"runs": tuple((key, runs[key]) for key in RULED if key in runs)} if runs else {}
+    like = _framework(said["like"]) if "like" in said else _File({}, {})
+    memory = dict(like.said.get("memory", ())) | dict(said.get("memory", ()))
+    kept = {k: n for k, n in like.numbers.items() if k.split("|")[1] not in numbers}
+    own = {f"framework {name}|{key}": number for key, number in numbers.items()}
+    fitted = {"fitted": said.get("fitted", ()), "memory": tuple(memory.items())}
+    return _File(like.said | said | fitted, kept | own)
 
 
 @cache
@@ -384,12 +317,14 @@ def holds(framework: str) -> Holds:
     >>> [holds(name).loss_bytes for name in ("", "megatron-2025", "hf-lora")]
     [6, 14, 16]
     """
-    return Holds(**_framework(_known(framework))[0].get("memory", {})) if framework else Holds()
+    if not framework:
+        return Holds()
+    return Holds(**{key: int(n) for key, n in _framework(_known(framework)).said["memory"]})
 
 
 def uncounted(framework: str) -> str:
     """What runs by ``framework`` saved of memory that no ledger counts; mostly nothing."""
-    found: str = _framework(_known(framework))[0].get("uncounted", "") if framework else ""
+    found: str = _framework(_known(framework)).said.get("uncounted", "") if framework else ""
     return found
 
 
@@ -399,24 +334,23 @@ def _joined(device: str, framework: str, why: str, kind: str) -> Calibration:
     of_device, first = _device(device)
     of_framework, third = _framework(framework)
     generation = of_device["generation"]
-    attention = of_framework["attention"]
+    attention = dict(of_framework["attention"])
     kernel = attention.get(generation, attention[OTHER])
     of_kernel, second = _kernel(kernel, device, generation)
-    errors = dict(of_framework["errors"])
-    known = {f.name for f in fields(Calibration)}
-    both = {**of_framework, **of_device, **of_kernel}
-    return Calibration(
-        **{key: value for key, value in both.items() if key in known}
-        | {
-            "kernel": kernel,
-            "framework": framework,
-            "why": why,
-            "errors": (("framework", errors[kind]), ("device", of_device["error"])),
-            "calibrated": (*of_device["calibrated"], *of_framework["calibrated"]),
-            "source": f"{of_device['source']} {of_framework['source']}",
-            "numbers": (*first, *second, *third),
-        }
-    )
+    numbers = {key.replace("|", "."): number for key, number in (first | second | third).items()}
+    both = {**of_framework, **of_device, **of_kernel} | {
+        "kernel": kernel,
+        "framework": framework,
+        "why": why,
+        "errors": (
+            ("framework", dict(of_framework["errors"])[kind]),
+            ("device", of_device["error"]),
+        ),
+        "calibrated": (*of_device.get("fitted", ()), *of_framework["fitted"]),
+        "source": f"{of_device['source']} {of_framework['source']}",
+        "numbers": tuple(numbers.items()),
+    }
+    return Calibration(**{key: both[key] for key in both if key not in BESIDE_NUMBERS})
 
 
 def calibration_of(
@@ -465,15 +399,17 @@ def calibration_of(
         return _joined(device.calibration, _known(framework), "as asked", kind)
     if recipe.framework and not recipe.usual:
         return _joined(device.calibration, recipe.framework, f"as recipe {recipe.name} is", kind)
-    default = _device(device.calibration)[0]["framework"]
+    default = _device(device.calibration).said["framework"]
     return _joined(device.calibration, default, f"the default for {device.name}", kind)
 
 
 def _saved(path: str | os.PathLike[str]) -> Calibration:
     """The Calibration that ``Calibration.save`` wrote."""
     told = read(path)
-    number = _Numbers(told, "scale")
-    scale, errors = number("scale"), told.numbers("errors")
+    errors = told.numbers("errors")
+    number = told.object("scale")
+    scale = number.number("value")
+    number.pair("range")
     device, framework = told.text("device"), _known(told.text("framework"))
     why = told.text("why", "a measured step")
     told.done()
