@@ -10,14 +10,15 @@ import math
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from operator import attrgetter
 from statistics import median
 from typing import Any, NamedTuple
 
-from tiledask.errors import ConfigError
+from tiledask.errors import ConfigError, short
 from tiledask.plan.diagnosis.trace import Row, Trace
 from tiledask.plan.whole import is_whole
 
@@ -39,6 +40,8 @@ LAUNCH_GAP = 1e-3
 """Share of the makespan below which a pause between two kernels is no idle time."""
 SLIVER = 0.05
 """Of the median block: shorter ones are copies and checks, not actions."""
+MOST_TIME = 1e300
+"""Above which a time is refused: its sums would not be finite."""
 CLOCKS = 2e-3
 """Share of the makespan by which the clocks of two ranks may differ."""
 
@@ -53,8 +56,6 @@ class _Event(NamedTuple):
     start: float
     """Seconds from the first event of all files."""
     end: float
-    launched: float
-    """When its kernel was launched; the start if that is not told."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +99,15 @@ def of_chrome(texts: Sequence[tuple[str, str]], source: str, scale: float) -> Tr
     worker = next((cat for cat in ("kernel", "cpu_op") if has[cat]), "")
     labels = [e for e in every if ACTION.search(e.name) or PHASE.match(e.name)]
     on_gpu = any(e.cat.startswith("gpu") for e in labels)
+    if worker == "kernel" and not on_gpu:
+        labels = []  # the CPU launches kernels and does not wait for them
     rows: list[_Timed] = []
     aside = travel = 0.0
-    for f, names in zip(files, _device_names(files, worker, bool(labels), on_gpu), strict=True):
+    for f, names in zip(files, _device_names(files, worker, bool(labels)), strict=True):
         work, tuned, sent = _work(f, worker)
         aside, travel = aside + tuned, travel + sent
         found = _labelled(f, work, worker, on_gpu) if labels else ((e, BARE) for e in work)
-        rows += [_Timed(names[_key(e)], _step_of(e, f), e, label) for e, label in found]
+        rows += [_Timed(names[e[2:5]], _step_of(e, f), e, label) for e, label in found]
     if not rows:
         raise ConfigError(f"{source} has transfers only, and no work of a stage")
     chosen, said = _one_step(rows, bool(labels))
@@ -168,28 +171,24 @@ class _Read(NamedTuple):
 def _parsed(name: str, text: str) -> _Read:
     try:
         data = json.loads(text)
-    except RecursionError:
-        raise ConfigError(
-            f"{name} begins like JSON but its brackets are too deep; a trace has a list of events"
-        ) from None
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise ConfigError(f"{name} begins like JSON but cannot be read: {error}") from None
-    about = data if isinstance(data, dict) else {}
-    events = about.get("traceEvents", []) if isinstance(data, dict) else data
+    about = data if isinstance(data, dict) else {"traceEvents": data}
+    events = about.get("traceEvents", [])
     if not isinstance(events, list):
         raise ConfigError(
-            f"{name} has traceEvents {_short(events)}; they are a list of events, as "
+            f"{name} has traceEvents {short(events)}; they are a list of events, as "
             f"torch.profiler writes them"
         )
     events = [e for e in events if isinstance(e, dict)]
     names = {
-        _short(e.get("pid", "")): str(_args(e).get("name"))
+        _word(e.get("pid", "")): str(_args(e).get("name"))
         for e in events
         if e.get("name") == "process_name"
     }
     ours = sorted((name, pid) for pid, name in names.items() if BESIDE.match(name))
     others = {pid for _, pid in ours[1:]}
-    events = [e for e in events if _short(e.get("pid", "")) not in others] if others else events
+    events = [e for e in events if _word(e.get("pid", "")) not in others] if others else events
     told = about.get("distributedInfo")
     rank = told.get("rank") if isinstance(told, dict) else None
     base = about.get("baseTimeNanoseconds", 0)
@@ -225,18 +224,9 @@ def _on_one_clock(read: list[_Read], scale: float) -> list[_File]:
     files = []
     for r, mine, start, late in zip(read, spans, starts, later, strict=True):
         shift = start * scale + late - zero if mine else 0.0
-        launches = {
-            _args(e).get("correlation"): _number(e, "ts", r.name)
-            for e in mine
-            if str(e.get("cat", "")).lower() == "cuda_runtime" and _is_id(e)
-        }
-        made = [_event(e, r.name, start, shift, scale, launches) for e in mine]
+        made = [_event(e, r.name, start, shift, scale) for e in mine]
         files.append(_File(r.name, r.rank, made))
     return files
-
-
-def _is_id(event: _Json) -> bool:
-    return isinstance(_args(event).get("correlation"), int | str)
 
 
 def _args(event: _Json) -> _Json:
@@ -244,55 +234,38 @@ def _args(event: _Json) -> _Json:
     return args if isinstance(args, dict) else {}
 
 
-def _event(
-    e: _Json,
-    source: str,
-    first: float,
-    shift: float,
-    scale: float,
-    launches: Mapping[object, float] | None,
-) -> _Event:
+def _event(e: _Json, source: str, first: float, shift: float, scale: float) -> _Event:
     start, length = _number(e, "ts", source), _number(e, "dur", source)
     if length < 0:
         raise ConfigError(
-            f"event {_short(e.get('name'))} of {source} lasts {length:g}; that is 0 or more"
+            f"event {_word(e.get('name'))} of {source} lasts {length:g}; that is 0 or more"
         )
     args = _args(e)
     at = (start - first) * scale + shift
-    launch = launches.get(args["correlation"], start) if launches and _is_id(e) else start
     return _Event(
         str(e.get("name", ""))[:200],
         str(e.get("cat", "")).lower(),
-        _short(e.get("pid", "")),
-        _short(e.get("tid", 0)),
-        _short(args["device"]) if "device" in args else "",
+        _word(e.get("pid", "")),
+        _word(e.get("tid", 0)),
+        _word(args["device"]) if "device" in args else "",
         at,
         at + length * scale,
-        (launch - first) * scale + shift,
     )
 
 
 def _number(event: _Json, name: str, source: str) -> float:
-    value = event.get(name, math.nan)
-    try:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if is_number and math.isfinite(float(value)):
-            return float(value)
-    except OverflowError:
-        pass
-    shown = repr(_short(value)) if isinstance(value, str) else _short(value)
-    raise ConfigError(
-        f"event {_short(event.get('name'))} of {source} has {name} {shown}; it is a "
-        f"finite number: drop the event"
-    )
+    value = event.get(name)
+    is_number = isinstance(value, int | float) and abs(value) < MOST_TIME
+    if not is_number or isinstance(value, bool):
+        raise ConfigError(
+            f"event {_word(event.get('name'))} of {source} has {name} {short(value)}; it is a "
+            f"finite number: drop the event"
+        )
+    return float(value)
 
 
-def _short(value: Any) -> str:
-    """``value`` in 40 letters at most; a word as it is."""
-    if is_whole(value) and abs(value) >= 1 << 63:
-        return "of more than 18 digits"
-    text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."
+def _word(value: Any) -> str:
+    return str(value)[:40]
 
 
 # --- events to rows -------------------------------------------------------------------------
@@ -311,45 +284,29 @@ class _Timed(NamedTuple):
     label: _Label
 
 
-def _key(event: _Event) -> _Key:
-    return event.pid, event.tid, event.device
-
-
-def _device_names(
-    files: list[_File], worker: str, labelled: bool, on_gpu: bool
-) -> list[dict[_Key, str]]:
+def _device_names(files: list[_File], worker: str, labelled: bool) -> list[dict[_Key, str]]:
     """Of each file {key: device}: which events are of one device.
 
     A rank's file is one device, or one per args.device. In a file of several ranks they are told
-    apart by pid where args.device does not, and by tid where there is one process.
+    apart by pid and args.device, and by tid where there is one process without.
     """
-    is_gpu = on_gpu or (worker == "kernel" and not labelled)
     of_files = []
     for f in files:
-        if len(files) == 1 and f.rank is None:
-            of_files.append(_in_one_file(f, worker, labelled and (on_gpu or worker != "kernel")))
-            continue
-        own = f"rank {f.rank}" if f.rank is not None else f.name.split(".")[0]
-        gpus = {e.device for e in f.events if e.cat == "kernel" and e.device}
-        several = is_gpu and len(gpus) > 1
-        of_files.append({_key(e): f"{own} gpu {e.device}" if several else own for e in f.events})
+        if len(files) > 1 or f.rank is not None:
+            own = f"rank {f.rank}" if f.rank is not None else f.name.split(".")[0]
+            gpus = {e.device for e in f.events if e.cat == "kernel" and e.device}
+            several = len(gpus) > 1
+            names = {e[2:5]: own + f" gpu {e.device}" * several for e in f.events}
+        else:
+            counted = [e for e in f.events if not worker or e.cat == worker]
+            counted = [e for e in f.events if _label(e)] if labelled else counted
+            pids, devices = ({e[at] for e in counted} for at in (2, 4))
+            names = {}
+            for e in f.events:
+                apart = [e.pid] * (len(pids) > 1) + [e.device] * (len(devices) > 1)
+                names[e[2:5]] = "/".join(filter(None, apart)) or e.device or e.tid
+        of_files.append(names)
     return of_files
-
-
-def _in_one_file(f: _File, worker: str, by_label: bool) -> dict[_Key, str]:
-    counted = [e for e in f.events if (_label(e) if by_label else e.cat == worker or not worker)]
-    pids = {e.pid for e in counted}
-    devices = {e.device for e in counted}
-    both = {(e.pid, e.device) for e in counted}
-
-    def name(e: _Event) -> str:
-        if devices == {""}:
-            return e.pid if len(pids) > 1 else e.tid
-        if len(both) == len(devices) or len(pids) == 1:
-            return e.device or e.pid
-        return e.pid if len(both) == len(pids) else f"{e.pid}/{e.device}"
-
-    return {_key(e): name(e) for e in f.events}
 
 
 def _work(f: _File, worker: str) -> tuple[list[_Event], float, float]:
@@ -371,15 +328,7 @@ def _work(f: _File, worker: str) -> tuple[list[_Event], float, float]:
 
 def _is_inside(e: _Event, spans: list[_Event]) -> bool:
     """Whether a span of its own time line, its GPU's or its process's, has it."""
-    is_kernel = e.cat == "kernel"
-    for s in spans:
-        if s.cat.startswith("gpu"):
-            mine, at = is_kernel and s.pid == e.pid, e.start
-        else:
-            mine, at = is_kernel or s.pid == e.pid, e.launched
-        if mine and s.start <= at < s.end:
-            return True
-    return False
+    return any(s.pid == e.pid and s.start <= e.start < s.end for s in spans)
 
 
 def _label(e: _Event) -> _Label | None:
@@ -388,7 +337,7 @@ def _label(e: _Event) -> _Label | None:
     if found:
         if "OVERLAP" in e.name:
             raise ConfigError(
-                f"{_short(e.name)} is a forward and a backward at once; which part of its time is "
+                f"{_word(e.name)} is a forward and a backward at once; which part of its time is "
                 f"whose cannot be told: give a run without pairs"
             )
         return found[2], int(found[1]), int(found[3])
@@ -400,34 +349,30 @@ def _labelled(
     f: _File, work: list[_Event], worker: str, on_gpu: bool
 ) -> Iterator[tuple[_Event, _Label]]:
     """The labelled actions, each from its first work to its last; without any it is as told."""
-    told = any(e.launched != e.start for e in work)
-    by_launch = worker == "kernel" and not on_gpu and told
     places: dict[str, list[_Event]] = defaultdict(list)
-    for e in sorted(work, key=lambda e: e.launched if by_launch else e.start):
-        places["" if by_launch else e.pid].append(e)
+    for e in work:
+        places[e.pid].append(e)
+    start = attrgetter("start")
     for span in f.events:
         label = _label(span)
         if label is None or (on_gpu and not span.cat.startswith("gpu")):
             continue
-        mine = places["" if by_launch else span.pid]
-        at = (lambda e: e.launched) if by_launch else (lambda e: e.start)
-        inside = mine[bisect_left(mine, span.start, key=at) : bisect_left(mine, span.end, key=at)]
-        if inside and (on_gpu or by_launch or worker == "cpu_op"):
-            first, last = inside[0], max(e.end for e in inside)
-            holder = first if by_launch else span
-            yield holder._replace(start=first.start, end=last, launched=span.launched), label
+        mine = places[span.pid]
+        inside = mine[
+            bisect_left(mine, span.start, key=start) : bisect_left(mine, span.end, key=start)
+        ]
+        if inside and worker:
+            yield span._replace(start=inside[0].start, end=max(e.end for e in inside)), label
         elif not (on_gpu and work):
             yield span, label
 
 
 def _step_of(e: _Event, f: _File) -> int:
     """The number of its step; -1 before the first mark, 0 if there is none."""
-    if e.cat != "cpu_op" and (e.pid, True) in f.marks:
-        at, (starts, numbers) = e.start, f.marks[e.pid, True]
-    else:
-        at = e.launched
-        starts, numbers = f.marks.get((e.pid, False)) or f.marks.get(("", False), ([], []))
-    passed = bisect_right(starts, at + 1e-9)
+    of_gpu = f.marks.get((e.pid, True)) if e.cat != "cpu_op" else None
+    of_cpu = f.marks.get((e.pid, False)) or f.marks.get(("", False), ([], []))
+    starts, numbers = of_gpu or of_cpu
+    passed = bisect_right(starts, e.start + 1e-9)
     return (numbers[passed - 1] if passed else -1) if starts else 0
 
 
