@@ -314,10 +314,10 @@ def _findings(trace: Trace, fit: TraceFit) -> tuple[Finding, ...]:
         Finding("devices", trace.devices, "exact", "in this order: " + ", ".join(trace.names)),
         Finding("microbatches", order.microbatches, *counted),
         Finding("schedule", str(plan.form) if plan.form else "own order", *named),
-        _stage_times("forward", "F", plan.forward, timed, fit),
+        _stage_times("forward", plan.forward, timed, fit),
     ]
     if order.trains:
-        findings.append(_stage_times("backward", "BIW", plan.backward, timed, fit))
+        findings.append(_stage_times("backward", plan.backward, timed, fit))
     if trace.levels is not None:
         why = "samples hide how many steps there are, and how long an action takes"
         findings[3:] = [Finding(f.name, None, "cannot be told", why) for f in findings[3:]]
@@ -376,18 +376,17 @@ def _same_order(a: Schedule | None, b: Schedule) -> bool:
 
 
 def _stage_times(
-    name: str, kinds: str, values: tuple[float, ...], timed: tuple[str, str], fit: TraceFit
+    name: str, values: tuple[float, ...], timed: tuple[str, str], fit: TraceFit
 ) -> Finding:
-    loose = [f for f in fit.free if f[0] in kinds]
-    if not loose:
+    if not fit.guess:
         return Finding(name, values, *timed)
-    stages = sorted({int(f.rsplit(" ", 1)[1]) for f in loose})
+    stages = ", ".join(map(str, range(fit.plan.schedule.stages)))
     return Finding(
         name,
         values,
         "likely",
-        f"no edge lies between the actions of stage {', '.join(map(str, stages))}: their sum is "
-        f"known, how it divides is a guess",
+        f"no edge lies between the actions of stage {stages}: their sum is known, how it divides "
+        f"is a guess",
     )
 
 
@@ -397,8 +396,6 @@ def _latency(plan: TimedSchedule, fit: TraceFit, timed: tuple[str, str], devices
     if not fit.has_hops:
         why = "" if fit.guess else "no action waited for another device's result"
         return Finding("latency", None, "cannot be told", why)
-    if "latency" in fit.free:
-        return Finding("latency", None, "cannot be told", "a stage may as well have taken longer")
     value = plan.latency[0] if len(set(plan.latency)) <= 1 else plan.latency
     return Finding("latency", value, *timed)
 

@@ -51,8 +51,6 @@ class TraceFit:
     """Whether some action waited for a result from another device."""
     has_turns: bool
     """Whether some action waited for the one before it on its device."""
-    free: tuple[str, ...] = ()
-    """Times that the trace does not fix."""
     others: tuple[Form, ...] = ()
     """Other schedules of the table that fit as well; some may be the same order."""
     guess: str = ""

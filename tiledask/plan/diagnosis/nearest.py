@@ -6,7 +6,6 @@ nearest    the plan whose simulation has devices busy when the trace has them bu
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -50,11 +49,7 @@ def fit_turns(trace: Trace) -> TraceFit:
 
 
 def _guessed(plan: TimedSchedule, guess: str) -> TraceFit:
-    stages = range(plan.schedule.stages)
-    free = tuple(f"{kind} of stage {s}" for kind in "FB" for s in stages)
-    return TraceFit(
-        plan, 0.0, 0.0, len(stages), has_hops=True, has_turns=True, free=free, guess=guess
-    )
+    return TraceFit(plan, 0.0, 0.0, plan.schedule.stages, True, True, guess=guess)
 
 
 class _Times(NamedTuple):
@@ -76,11 +71,10 @@ def fit_nearest(trace: Trace) -> TraceFit | None:
     """
     if not 1 < trace.devices <= MOST_DEVICES:
         return None
-    look = _Look.at(trace)
+    look = _Look(trace)
     tried = [(look.miss(form, times), form, times) for form, times in _guesses(trace)]
-    found = []
-    for miss, form, times in sorted(tried, key=lambda t: t[0])[:FOLLOWED]:
-        found.append(_improved(look, form, times, miss))
+    best = sorted(tried, key=lambda t: t[0])[:FOLLOWED]
+    found = [_improved(look, form, times, miss) for miss, form, times in best]
     if not found:
         return None
     least = min(miss for miss, *_ in found)
@@ -90,7 +84,7 @@ def fit_nearest(trace: Trace) -> TraceFit | None:
     plan = look.plan(form, times)
     if plan is None or miss > MOST_MISSED * 2 * idle * (1 - idle):
         return None
-    alike = 1 - look.differs(plan)
+    alike = float((look.seen(plan) == look.busy).mean())
     words = f"devices work or wait as it says {100 * alike:.0f} % of the time"
     return _guessed(plan, f"the nearest of the table: {words}")
 
@@ -129,19 +123,14 @@ def forms_of(devices: int) -> Iterator[Form]:
                 yield form
 
 
-@dataclass(frozen=True)
 class _Look:
     """A trace, seen at some moments."""
 
-    trace: Trace
-    moments: np.ndarray
-    busy: np.ndarray
-    """[devices, moments]"""
-
-    @classmethod
-    def at(cls, trace: Trace) -> "_Look":
-        moments = (np.arange(MOMENTS) + 0.5) / MOMENTS * trace.makespan
-        return cls(trace, moments, _busy_at(moments, trace.start, trace.end, trace.turns))
+    def __init__(self, trace: Trace):
+        self.trace = trace
+        self.moments = (np.arange(MOMENTS) + 0.5) / MOMENTS * trace.makespan
+        self.busy = _busy_at(self.moments, trace.start, trace.end, trace.turns)
+        """[devices, moments]"""
 
     def plan(self, form: Form, times: _Times) -> TimedSchedule | None:
         """The TimedSchedule of these times; every chunk of a device has the same."""
@@ -176,10 +165,6 @@ class _Look:
         start = plan.timeline.start + plan.overhead
         zero = start.min()
         return _busy_at(self.moments, start - zero, plan.timeline.end - zero, plan.schedule.turns)
-
-    def differs(self, plan: TimedSchedule) -> float:
-        """Share of device-time in which one works and the other does not."""
-        return float((self.seen(plan) != self.busy).mean())
 
 
 def _busy_at(

@@ -160,16 +160,9 @@ class TimedSchedule:
     def device_times(self) -> tuple[float, ...]:
         """Seconds of work of each device for one micro-batch (mean over micro-batches)."""
         s = self.schedule
-        table = np.array(
-            [
-                self.forward,
-                self.backward,
-                *(
-                    part or tuple(b / 2 for b in self.backward)
-                    for part in (self.backward_input, self.backward_weight)
-                ),
-            ]
-        )
+        half = tuple(b / 2 for b in self.backward)
+        kinds = (self.forward, self.backward, self.backward_input or half)
+        table = np.array([*kinds, self.backward_weight or half])
         work = np.bincount(s.device, table[s.kind, s.stage], minlength=s.devices)
         return tuple((work / s.microbatches).tolist())
 
