@@ -255,13 +255,12 @@ def _event(e: _Json, source: str, first: float, shift: float, scale: float) -> _
 
 def _number(event: _Json, name: str, source: str) -> float:
     value = event.get(name)
-    is_number = isinstance(value, int | float) and abs(value) < MOST_TIME
-    if not is_number or isinstance(value, bool):
-        raise ConfigError(
-            f"event {_word(event.get('name'))} of {source} has {name} {short(value)}; it is a "
-            f"finite number: drop the event"
-        )
-    return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MOST_TIME:
+        return float(value)
+    raise ConfigError(
+        f"event {_word(event.get('name'))} of {source} has {name} {short(value)}; it is a finite "
+        f"number: drop the event"
+    )
 
 
 def _word(value: Any) -> str:

@@ -92,14 +92,8 @@ class StepEstimate(Printable):
     @cached_property
     def _flops(self) -> Flops:
         layout, frozen = self.layout, not self.recipe.gradient_bytes
-        return step_flops(
-            self.model,
-            layout.sequences,
-            self.sequence,
-            layout.recompute,
-            layout.flash_attention,
-            frozen,
-        )
+        run = layout.sequences, self.sequence, layout.recompute, layout.flash_attention
+        return step_flops(self.model, *run, frozen)
 
     @property
     def flops(self) -> float:
