@@ -1,7 +1,7 @@
 """Schedules executed: the gradients of one device, the order of the schedule, honest clocks.
 
 Holds `tiledask.distributed.pipelines.job`, `tiledask.distributed.pipelines.kernels`,
-`tiledask.distributed.pipelines.loops`, `tiledask.distributed.pipelines.lowering`,
+`tiledask.distributed.pipelines.engines`,
 `tiledask.distributed.pipelines.paced`, `tiledask.distributed.pipelines.run`,
 `tiledask.distributed.pipelines.stages` and `tiledask.plan.pipelines.generators.rounds`.
 """
@@ -349,16 +349,21 @@ def kill_soon(cluster, slot, after):
     return thread
 
 
-def test_a_loop_runs_again_when_a_worker_died(cluster):
-    stages = stack((0, 1, 2), **SHAPE)
-    options = {"target": TARGET, "engine": "loop", "timeout": 240}
-    schedule = td.schedule("1f1b", 2, 4)
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", ["1f1b", "zb-v", "dualpipev", "chimera"])
+@ENGINES
+def test_a_schedule_runs_again_with_the_same_bits_when_a_worker_died(cluster, name, engine):
+    schedule = small(name, 6)
+    stages = stack(range(schedule.stages + 1), **SHAPE)
+    options = {"target": TARGET, "engine": engine, "timeout": 240}
     right = td.run_schedule(schedule, stages, BATCH, cluster, **options)
-    killing = kill_soon(cluster, 1, 0.3)  # of the 3 s that it takes at least: 5 x (0.3 + 0.3)
-    options |= {"forward": 0.3, "backward": 0.3}
+    times = ("forward", "backward", "backward_input", "backward_weight")
+    options |= dict.fromkeys(times, 0.05)
     before = announced(cluster)
+    killing = kill_soon(cluster, 1, 0.3)  # of the 0.6 s that it takes at least
     run = td.run_schedule(schedule, stages, BATCH, cluster, **options)
     killing.join()
+    assert run.simulated.makespan > 0.6
     assert len({*announced(cluster)} - {*before}) == 2
     assert run.loss == right.loss
     assert (run.outputs == right.outputs).all()

@@ -2,8 +2,7 @@
 
 pipeline.py        run_schedule
 job.py             one run: what it starts from, and what was heard of it
-loops.py           each device one task, which goes through its line
-lowering.py        each part of a frame a Dask task
+engines.py         each device one task that loops, or each action a Dask task
 kernels.py         what a stage computes, as the kernels of its program
 paced.py           work that takes its time
 stages.py          stages that compute, and one that only takes its time

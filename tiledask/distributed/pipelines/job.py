@@ -2,10 +2,9 @@
 
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from dask.typing import Key
@@ -17,14 +16,14 @@ from tiledask.distributed.cluster.progress import announced, ended
 from tiledask.distributed.cluster.spool import KeptArray
 from tiledask.distributed.pipelines.kernels import StageOperands, StagesMade
 from tiledask.distributed.pipelines.paced import Pace
-from tiledask.distributed.transport.meeting import begin
+from tiledask.distributed.transport.meeting import begin, meeting
 from tiledask.errors import ClusterLostError, DeadlineError
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.timeline import Span, Timeline
 from tiledask.plan.products.placement import split
 from tiledask.plan.program.program import Program
 
-__all__ = ["Done", "PipelineJob"]
+__all__ = ["JobDone", "PipelineJob"]
 
 SILENCE = 5.0
 """Seconds without a report, all work being done, after which one is not waited for any more."""
@@ -36,9 +35,8 @@ def _topic() -> str:
     return f"tiledask-run-{uuid.uuid4().hex}"
 
 
-@dataclass(frozen=True)
-class Done:
-    """What an engine brings back."""
+class JobDone(NamedTuple):
+    """What a run brings back."""
 
     made: list[StagesMade]
     """By every stage, on every device in their order."""
@@ -120,24 +118,39 @@ class PipelineJob:
         cluster.wait(ready, "weights and micro-batches", self.patience, cancel=True)
         return ready
 
-    @contextmanager
-    def begun(self, addresses: Sequence[str], simulated: Timeline | None) -> Iterator[None]:
-        """Announces the run, and lets its devices begin."""
+    def run(
+        self,
+        engine: Callable[["PipelineJob"], list[Future[Any]]],
+        simulated: Timeline | None,
+    ) -> JobDone:
+        """What the actions made, submitted by ``engine``, and when they ran."""
+        cluster = self.cluster
+        try:
+            with meeting(cluster, self.topic, self.peers, self.patience) as (addresses, _):
+                ends = engine(self)
+                with announced(cluster, self.topic, **self._about(addresses, simulated)):
+                    begin(cluster, self.topic, self.patience)
+                    parts = cluster.gather(ends, f"{self.schedule!r}", self.timeout, cancel=True)
+        finally:
+            for each in self.kept:
+                each.remove()
+        moves = [(source, to, n) for to, (_, came) in enumerate(parts) for source, n in came]
+        return JobDone([each for made, _ in parts for each in made], *self.heard(), moves)
+
+    def _about(self, addresses: Sequence[str], simulated: Timeline | None) -> dict[str, Any]:
+        """What is announced of the run."""
         schedule = self.schedule
         predicted: dict[str, Any] = {"actions": len(schedule)}
         if simulated is not None:
             whole = simulated.makespan or 1.0
             predicted["idle"] = [each / whole for each in simulated.idle_per_device]
-        about = {
+        return {
             "kind": "pipeline",
             "lanes": [f"device {d + 1}" for d in range(schedule.devices)],
             "facts": {"schedule": schedule.name, "micro-batches": str(schedule.microbatches)},
             "predicted": predicted,
             "workers": list(addresses),
         }
-        with announced(self.cluster, self.topic, **about):
-            begin(self.cluster, self.topic, self.patience)
-            yield
 
     def heard(self) -> tuple[list[Span], float]:
         """(every action and the blocks that it waited for, the longest overrun), once all have
@@ -146,10 +159,7 @@ class PipelineJob:
         known, since = 0, time.monotonic()
         while True:
             events = self.cluster.events(self.topic)
-            # an action that ran again, after its worker died, counts as it ran last; of one whose
-            # worker died before it reported, whoever was given its block says what it knows
-            told = [e["before"] for e in events if "before" in e] + events
-            ran = {tuple(e["spans"][0][1:4]): e for e in told}
+            ran = {tuple(e["spans"][0][1:4]): e for e in events}
             if len(ran) == len(self.schedule):
                 ended(self.cluster, self.topic)
                 spans: list[Span] = [tuple(span) for e in ran.values() for span in e["spans"]]

@@ -34,22 +34,6 @@ class StagesMade(NamedTuple):
     losses: dict[int, float]
     gradients: dict[int, Gradients]
 
-    def after(self, *before: "StagesMade") -> "StagesMade":
-        """The same, its gradients added to those that were made ``before``."""
-        sums = dict(self.gradients)
-        for each in before:
-            sums = {stage: _added(each.gradients[stage], mine) for stage, mine in sums.items()}
-        return self._replace(gradients=sums)
-
-    def host(self) -> "StagesMade":
-        """The same in NumPy."""
-        sums = {
-            stage: [{name: off_device(g) for name, g in layer.items()} for layer in layers]
-            for stage, layers in self.gradients.items()
-        }
-        outputs = {frame: off_device(y) for frame, y in self.outputs.items()}
-        return self._replace(outputs=outputs, gradients=sums)
-
 
 def joined(parts: Iterable[StagesMade]) -> tuple[np.ndarray, float, tuple[Gradients, ...]]:
     """(outputs, loss, gradients by stage) of the whole batch, from what every rank made."""
@@ -90,21 +74,20 @@ class StageKernels:
 
     def __init__(self, operands: StageOperands) -> None:
         self.stage, self.weights, self.inputs, self.targets, self.size = operands
-        self._begin()
-
-    def _begin(self) -> None:
         self.outputs: dict[int, Any] = {}
         self.losses: dict[int, float] = {}
         self.sums: Gradients | None = None
         """Of the gradients."""
 
-    def taken(self, stage: int) -> StagesMade:
-        """What was made beside buffers since this was last asked, by this stage, whose number is
-        ``stage``."""
-        sums = {} if self.sums is None else {stage: self.sums}
-        made = StagesMade(self.outputs, self.losses, sums)
-        self._begin()
-        return made
+    def made(self, stage: int) -> StagesMade:
+        """What was made beside buffers, by this stage, whose number is ``stage``; in NumPy."""
+        sums: dict[int, Gradients] = {}
+        if self.sums is not None:
+            sums[stage] = [
+                {name: off_device(g) for name, g in layer.items()} for layer in self.sums
+            ]
+        outputs = {frame: off_device(y) for frame, y in self.outputs.items()}
+        return StagesMade(outputs, self.losses, sums)
 
     def run(self, op: Op, frame: int, arrays: Sequence[Any]) -> tuple[Any, ...]:
         """What ``op`` writes of a frame, once its device has made it."""
@@ -190,6 +173,5 @@ class StageRunner(Interpreter):
         return Action(block.kind, block.stage, microbatch)
 
     def made(self) -> list[StagesMade]:
-        """What every stage makes beside buffers as the line is gone through."""
-        self.run()
-        return [each.taken(stage).host() for stage, each in self.kernels.items()]
+        """What every stage made beside buffers as the line was gone through."""
+        return [each.made(stage) for stage, each in self.kernels.items()]

@@ -33,8 +33,6 @@ class Arrival(NamedTuple):
     made: float
     sent: tuple[float, float] | None = None
     """(start, end) of its way, if that is known here."""
-    said: dict[str, Any] | None = None
-    """What was reported of the action that made it, if that is known here."""
 
 
 @dataclass(frozen=True)
@@ -74,14 +72,9 @@ def perform(
     actions: Sequence[Action],
     arrivals: Sequence[Arrival | None],
     work: Callable[[], Any],
-) -> tuple[float, list[dict[str, Any]]]:
-    """(the moment at which actions were over, whose ``work`` began when their blocks were there;
-    the event on ``topic`` that reports each).
-
-    What is known of whoever made a block is reported again: a worker that dies within
-    `REPORT_AFTER` takes its report along, and where its block has gone by then nobody does its work
-    again.
-    """
+) -> float:
+    """The moment at which actions were over, whose ``work`` began when their blocks were there;
+    each is reported on ``topic``."""
     seconds, latencies = pace.of(actions)
     came = list(zip(actions, latencies, arrivals, strict=True))
     for _, latency, block in came:
@@ -94,22 +87,19 @@ def perform(
     # is no work of that device, but overhead before its next action
     end = max(worked, start + seconds)
     _sleep_until(end)
-    worker, said = get_worker(), []
+    worker = get_worker()
     for action, latency, block in came:
         late = max(0.0, worked - start - seconds) if seconds else 0.0
         spans: list[Span] = [(device, *action, start, end)]
         if block is not None:
             spans += _ways(device, action, latency, block)
         event = {"run": topic, "spans": spans, "late": late}
-        said.append(event)
-        if block is not None and block.said is not None:
-            event = {**event, "before": block.said}
         # later, because a worker's messages go out 2 ms apart: the news that this action is done,
         # for which another device may be waiting, shall not queue behind its time of day
         worker.loop.add_callback(
             worker.loop.call_later, REPORT_AFTER, worker.log_event, topic, event
         )
-    return end, said
+    return end
 
 
 def _ways(device: int, action: Action, latency: float, block: Arrival) -> Iterator[Span]:

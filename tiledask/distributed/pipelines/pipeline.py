@@ -22,10 +22,9 @@ from tiledask.distributed.cluster.progress import subscribed
 from tiledask.distributed.cluster.room import check_room
 from tiledask.distributed.connecting.connect import cluster_of
 from tiledask.distributed.deadlines import bounded, seconds_of
-from tiledask.distributed.pipelines.job import Done, PipelineJob
+from tiledask.distributed.pipelines.engines import ENGINES
+from tiledask.distributed.pipelines.job import JobDone, PipelineJob
 from tiledask.distributed.pipelines.kernels import joined
-from tiledask.distributed.pipelines.loops import run_loops
-from tiledask.distributed.pipelines.lowering import run_tasks
 from tiledask.distributed.pipelines.paced import Pace
 from tiledask.distributed.pipelines.run import PipelineRun, replay
 from tiledask.distributed.pipelines.stages import Dummy
@@ -44,9 +43,6 @@ from tiledask.plan.units import format_bytes
 from tiledask.tile.progress import is_watched, showing
 
 __all__ = ["ENGINES", "PipelineRun", "run_schedule"]
-
-ENGINES = {"tasks": run_tasks, "loop": run_loops}
-"""Ways to run a Job, by name."""
 
 
 @bounded
@@ -91,10 +87,10 @@ def run_schedule(
         of it; where that takes longer, it counts instead.
     engine
         "tasks": each action is a Dask task pinned to its device, its turn a real dependency, so
-        that Dask's task stream is the Gantt chart, and what a worker that dies had done is done
-        again. "loop": each device is one task that goes through its actions, and blocks are
-        posted from worker to worker past the scheduler: for short actions. The results are the
-        same to the bit; when a worker dies, the whole schedule runs again in its time.
+        that Dask's task stream is the Gantt chart. "loop": each device is one task that goes
+        through its actions, and blocks are posted from worker to worker past the scheduler: for
+        short actions. The results are the same to the bit; when a worker dies, the whole schedule
+        runs again in its time.
 
     The gradients of a stage that is on several devices are summed when they are brought back; a
     program that is told their bytes sums them among the devices (:func:`tiledask.program`).
@@ -139,18 +135,13 @@ def run_schedule(
     )
     _check_room(job, kept)
 
-    def attempt(number: int, left: float) -> tuple[PipelineJob, Done, tuple[Clock, ...]]:
+    def attempt(number: int, left: float) -> tuple[PipelineJob, JobDone, tuple[Clock, ...]]:
         again = job.again(left) if number else job
         clocks = set_clocks(workers, again.patience)
-        try:
-            with _shown(again):
-                return again, ENGINES[engine](again, simulated), clocks
-        finally:
-            for each in again.kept:
-                each.remove()
+        with _shown(again):
+            return again, again.run(ENGINES[engine], simulated), clocks
 
     with counting(workers, job.patience) as counted, measuring_load() as load_so_far:
-        # of tasks Dask does again what was lost, but for a worker that was when all began
         job, done, clocks = retry_lost(workers, range(schedule.devices), job.timeout, attempt)
         load = load_so_far()
     arrived = [

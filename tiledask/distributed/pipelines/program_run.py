@@ -136,4 +136,6 @@ def _through_its_line(
     for s in sorted({block.stage for block in program.role(rank.index).blocks.values()}):
         given = rows(batch, s == 0), rows(target, s == len(stages) - 1)
         operands[s] = StageOperands(stages[s], stages[s].init(rank.backend), *given, batch.size)
-    return StageRunner(rank, program, operands).made()
+    line = StageRunner(rank, program, operands)
+    line.run()
+    return line.made()
