@@ -17,10 +17,10 @@ from tiledask.distributed.cluster.tasks import slot_of
 from tiledask.distributed.deadlines import bounded
 from tiledask.plan.products.comms import Piece, collective, redistribution, traffic_of
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling
-from tiledask.plan.products.regions import within
+from tiledask.plan.products.regions import Region, extents_of, within
 from tiledask.tile.backend import array_namespace
 
-__all__ = ["Sender", "redistribute"]
+__all__ = ["redistribute"]
 
 
 @bounded
@@ -84,30 +84,6 @@ def _reduced(source: Tiling, target: Tiling) -> Tiling | None:
     return None if halfway == list(target.placements) else source.replaced(*halfway)
 
 
-class Sender:
-    """Sends pieces of blocks; every piece is cut once, by its owner.
-
-    Each destination gets a Future of its own, made on the owner: Dask would otherwise let it
-    fetch the piece from whichever worker has a copy by then, or find a copy that an earlier
-    operation left, and the bytes from rank to rank would be anybody's guess.
-    """
-
-    def __init__(self, cluster: Cluster, name: str) -> None:
-        self.cluster, self.name = cluster, name
-        self._cut: dict[tuple[Any, ...], Future[Any]] = {}
-
-    def send(self, block: Future[Any], where: tuple[slice, ...]) -> Future[Any]:
-        """``block[where]`` as a Future for one destination."""
-        key = (block.key, *((s.start, s.stop) for s in where))
-        if key not in self._cut:
-            self._cut[key] = self.cluster.submit(
-                slot_of(block), _cut, block, where, name="cut", beside=True
-            )
-        return self.cluster.submit(
-            slot_of(block), _same, self._cut[key], name=f"send_{self.name}", beside=True
-        )
-
-
 def _exchange(
     cluster: Cluster,
     blocks: Sequence[Future[Any]],
@@ -116,14 +92,27 @@ def _exchange(
     pieces: list[Piece],
     name: str,
 ) -> list[Future[Any]]:
-    """The new block of every rank: its pieces, cut where they are and joined where they go."""
-    here = old.regions
-    sender, given = Sender(cluster, name), {}
-    for rank, at in enumerate(new.coordinates()):
-        mine = [p for p in pieces if p.destination == rank]
-        parts = [sender.send(blocks[p.source], within(p.region, here[p.source])) for p in mine]
-        where = [within(p.region, new.region(at)) for p in mine]
-        given[slot_of(blocks[rank])] = new.block_shape(at), where, blocks[rank], *parts
+    """The new block of every rank: its pieces, cut once on their owners and joined where they go.
+
+    Each destination gets a Future of its own, made on the owner: Dask would otherwise let it
+    fetch the piece from whichever worker has a copy by then, or find a copy that an earlier
+    operation left, and the bytes from rank to rank would be anybody's guess.
+    """
+    cut: dict[tuple[int, Region], Future[Any]] = {}
+    given: dict[int, tuple[Any, ...]] = {}
+    for rank, region in enumerate(new.regions):
+        parts, where = list[Future[Any]](), list[tuple[slice, ...]]()
+        for piece in pieces:
+            if piece.destination != rank:
+                continue
+            block, key = blocks[piece.source], (piece.source, piece.region)
+            owner, inside = slot_of(block), within(piece.region, old.regions[piece.source])
+            if key not in cut:
+                cut[key] = cluster.submit(owner, _cut, block, inside, name="cut", beside=True)
+            parts.append(cluster.submit(owner, _same, cut[key], name=f"send_{name}", beside=True))
+            where.append(within(piece.region, region))
+        shape = extents_of(region)
+        given[slot_of(blocks[rank])] = shape, where, blocks[rank], *parts
     return cluster.submit_all(_join, given, name=name)
 
 
