@@ -314,6 +314,9 @@ def test_a_run_is_announced_and_its_actions_reported(cluster, engine):
     simulated = td.simulate(schedule, 0.01, 0.01)
     idle = [share * simulated.makespan for share in about["predicted"]["idle"]]
     assert idle == pytest.approx(simulated.idle_per_device)
+    deadline = time.monotonic() + 60
+    while len(cluster.client.get_events(about["run"])) < len(schedule):  # they come a little later
+        assert time.monotonic() < deadline
     events = [event["spans"][0] for _, event in cluster.client.get_events(about["run"])]
     assert sorted(tuple(span[1:4]) for span in events) == sorted(map(tuple, schedule))
     assert {(device, stage) for device, _, stage, *_ in events} == {(0, 0), (1, 1)}

@@ -24,13 +24,13 @@ from dask.sizeof import sizeof
 from distributed import Future, get_worker
 from distributed.protocol.serialize import register_generic
 
-from tiledask.distributed.pipelines.job import PipelineJob
-from tiledask.distributed.pipelines.kernels import StageOperands, StageRunner, StagesMade, at_once
+from tiledask.distributed.pipelines.job import DeviceDone, PipelineJob
+from tiledask.distributed.pipelines.kernels import StageOperands, StageRunner, at_once
 from tiledask.distributed.pipelines.paced import Arrival, Pace, perform
 from tiledask.distributed.transport.meeting import Meeting, of_run
 from tiledask.plan.pipelines.needs import topological_order
 from tiledask.plan.pipelines.schedule import Action
-from tiledask.plan.pipelines.timeline import TRANSFER
+from tiledask.plan.pipelines.timeline import TRANSFER, Span
 from tiledask.plan.program.making.pipeline import KERNELS
 from tiledask.plan.program.ops import Op
 from tiledask.plan.program.program import Program
@@ -38,11 +38,8 @@ from tiledask.tile.backend import aligned
 
 __all__ = ["ENGINES"]
 
-Ended = tuple[list[StagesMade], list[tuple[int, int]]]
-"""(what each of a device's stages made, (source, bytes) of what came past Dask)."""
 
-
-def submit_loops(job: PipelineJob) -> list[Future[Ended]]:
+def submit_loops(job: PipelineJob) -> list[Future[DeviceDone]]:
     """A task for each device."""
     return [
         job.cluster.submit(device, _loop, job.topic, device, *given, name="pipeline_loop")
@@ -50,7 +47,7 @@ def submit_loops(job: PipelineJob) -> list[Future[Ended]]:
     ]
 
 
-def submit_tasks(job: PipelineJob) -> list[Future[Ended]]:
+def submit_tasks(job: PipelineJob) -> list[Future[DeviceDone]]:
     """A task for each action, or two that are done at once; and for each device what it made.
 
     All other futures are dropped here, so that activations go as soon as they are used.
@@ -130,6 +127,10 @@ class _DeviceLine(StageRunner):
         self.deadline = time.monotonic() + seconds
         self.turn, self.end = 0, 0.0
         """The turn under way; the end of what was done last."""
+        self.spans: list[Span] = []
+        """Of all that was done."""
+        self.late = 0.0
+        """The longest that an action took beyond its time."""
         self.arrivals: list[Arrival | None] = []
         """Of the blocks that what is under way uses."""
         super().__init__(SimpleNamespace(index=here.device), program, operands)
@@ -143,10 +144,17 @@ class _DeviceLine(StageRunner):
             self.arrivals.append(None)
             self._some(turn, kind="recv")
         work = partial(self._some, *turns, kind="")
-        self.end = perform(here.run, here.device, self.pace, actions, self.arrivals, work)
+        given = self.pace, actions, self.arrivals, work
+        self.end, spans, late = perform(here.run, here.device, *given)
+        self.spans += spans
+        self.late = max(self.late, late)
         self._some(*turns, kind="send")
         for turn in turns:
             self._leave(turn)
+
+    def done(self) -> DeviceDone:
+        """What it brings back."""
+        return DeviceDone(self.made(), self.spans, self.late, self.here.moves)
 
     def _some(self, *turns: int, kind: str) -> None:
         """Do the messages of a kind; "": the kernels."""
@@ -224,11 +232,11 @@ class _TaskLine(_DeviceLine):
         return send if op.name == "send" else take
 
 
-def _loop(run: str, device: int, *given: Any) -> Ended:
+def _loop(run: str, device: int, *given: Any) -> DeviceDone:
     line = _LoopLine(of_run(run, device), *given)
     line.here.wait_for_start(line.deadline)
     line.run()
-    return line.made(), line.here.moves
+    return line.done()
 
 
 def _begin(run: str, device: int, *given: Any) -> None:
@@ -243,6 +251,6 @@ def _act(run: str, device: int, turns: Sequence[int], before: Any, *blocks: Any)
     return sent if len(turns) > 1 else sent[0]
 
 
-def _ended(run: str, device: int, last: Any) -> Ended:
-    here = of_run(run, device)
-    return here.door.made(), here.moves
+def _ended(run: str, device: int, last: Any) -> DeviceDone:
+    done: DeviceDone = of_run(run, device).door.done()
+    return done

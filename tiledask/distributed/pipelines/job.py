@@ -1,6 +1,5 @@
-"""One run of a schedule: who does what next, what it starts from, and what was heard of it."""
+"""One run of a schedule: what it starts from, and what its devices bring back."""
 
-import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,16 +16,13 @@ from tiledask.distributed.cluster.spool import KeptArray
 from tiledask.distributed.pipelines.kernels import StageOperands, StagesMade
 from tiledask.distributed.pipelines.paced import Pace
 from tiledask.distributed.transport.meeting import begin, meeting
-from tiledask.errors import ClusterLostError, DeadlineError
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.timeline import Span, Timeline
 from tiledask.plan.products.placement import split
 from tiledask.plan.program.program import Program
 
-__all__ = ["JobDone", "PipelineJob"]
+__all__ = ["DeviceDone", "PipelineJob"]
 
-SILENCE = 5.0
-"""Seconds without a report, all work being done, after which one is not waited for any more."""
 PATIENCE = 20.0
 """Seconds that setting up and reporting may take even if the run's own timeout is shorter."""
 
@@ -35,15 +31,17 @@ def _topic() -> str:
     return f"tiledask-run-{uuid.uuid4().hex}"
 
 
-class JobDone(NamedTuple):
-    """What a run brings back."""
+class DeviceDone(NamedTuple):
+    """What a device brings back."""
 
     made: list[StagesMade]
-    """By every stage, on every device in their order."""
+    """By every stage."""
     spans: list[Span]
+    """Of its actions, and of the blocks that they waited for."""
     late: float
-    moves: list[tuple[int, int, int]]
-    """(source, destination, bytes) of what went past Dask."""
+    """The longest that an action took beyond its time."""
+    moves: list[tuple[int, int]]
+    """(source, bytes) of what came past Dask."""
 
 
 @dataclass
@@ -120,22 +118,22 @@ class PipelineJob:
 
     def run(
         self,
-        engine: Callable[["PipelineJob"], list[Future[Any]]],
+        engine: Callable[["PipelineJob"], list[Future[DeviceDone]]],
         simulated: Timeline | None,
-    ) -> JobDone:
-        """What the actions made, submitted by ``engine``, and when they ran."""
-        cluster = self.cluster
+    ) -> list[DeviceDone]:
+        """By device, what its actions made, submitted by ``engine``."""
+        cluster, patience = self.cluster, self.patience
         try:
-            with meeting(cluster, self.topic, self.peers, self.patience) as (addresses, _):
+            with meeting(cluster, self.topic, self.peers, patience) as (addresses, _):
                 ends = engine(self)
                 with announced(cluster, self.topic, **self._about(addresses, simulated)):
-                    begin(cluster, self.topic, self.patience)
-                    parts = cluster.gather(ends, f"{self.schedule!r}", self.timeout, cancel=True)
+                    begin(cluster, self.topic, patience)
+                    done = cluster.gather(ends, f"{self.schedule!r}", self.timeout, cancel=True)
         finally:
             for each in self.kept:
                 each.remove()
-        moves = [(source, to, n) for to, (_, came) in enumerate(parts) for source, n in came]
-        return JobDone([each for made, _ in parts for each in made], *self.heard(), moves)
+        ended(cluster, self.topic)
+        return done
 
     def _about(self, addresses: Sequence[str], simulated: Timeline | None) -> dict[str, Any]:
         """What is announced of the run."""
@@ -151,33 +149,6 @@ class PipelineJob:
             "predicted": predicted,
             "workers": list(addresses),
         }
-
-    def heard(self) -> tuple[list[Span], float]:
-        """(every action and the blocks that it waited for, the longest overrun), once all have
-        been reported; they are done already."""
-        deadline = time.monotonic() + self.patience
-        known, since = 0, time.monotonic()
-        while True:
-            events = self.cluster.events(self.topic)
-            ran = {tuple(e["spans"][0][1:4]): e for e in events}
-            if len(ran) == len(self.schedule):
-                ended(self.cluster, self.topic)
-                spans: list[Span] = [tuple(span) for e in ran.values() for span in e["spans"]]
-                return spans, max(e["late"] for e in ran.values())
-            if len(ran) > known:
-                known, since = len(ran), time.monotonic()
-            if time.monotonic() > since + SILENCE:
-                raise ClusterLostError(
-                    f"{len(ran)} of {len(self.schedule)} actions reported when they ran, and then "
-                    f"none for {SILENCE:g} s after all were done: a worker died before it did. Run "
-                    f"the schedule again"
-                )
-            if time.monotonic() > deadline:
-                raise DeadlineError(
-                    f"{len(ran)} of {len(self.schedule)} actions reported when they ran within "
-                    f"{self.patience:g} s after all were done; run the schedule again"
-                )
-            time.sleep(0.01)
 
 
 def _operands(

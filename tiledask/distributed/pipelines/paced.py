@@ -72,9 +72,12 @@ def perform(
     actions: Sequence[Action],
     arrivals: Sequence[Arrival | None],
     work: Callable[[], Any],
-) -> float:
-    """The moment at which actions were over, whose ``work`` began when their blocks were there;
-    each is reported on ``topic``."""
+) -> tuple[float, list[Span], float]:
+    """(the moment at which actions were over, whose ``work`` began when their blocks were there;
+    the spans of actions and of blocks on their way; how long the work took beyond its time).
+
+    Each action is reported on ``topic``, too.
+    """
     seconds, latencies = pace.of(actions)
     came = list(zip(actions, latencies, arrivals, strict=True))
     for _, latency, block in came:
@@ -87,19 +90,20 @@ def perform(
     # is no work of that device, but overhead before its next action
     end = max(worked, start + seconds)
     _sleep_until(end)
-    worker = get_worker()
+    late = max(0.0, worked - start - seconds) if seconds else 0.0
+    worker, every = get_worker(), list[Span]()
     for action, latency, block in came:
-        late = max(0.0, worked - start - seconds) if seconds else 0.0
         spans: list[Span] = [(device, *action, start, end)]
         if block is not None:
             spans += _ways(device, action, latency, block)
-        event = {"run": topic, "spans": spans, "late": late}
+        every += spans
         # later, because a worker's messages go out 2 ms apart: the news that this action is done,
         # for which another device may be waiting, shall not queue behind its time of day
+        event = {"run": topic, "spans": spans, "late": late}
         worker.loop.add_callback(
             worker.loop.call_later, REPORT_AFTER, worker.log_event, topic, event
         )
-    return end
+    return end, every, late
 
 
 def _ways(device: int, action: Action, latency: float, block: Arrival) -> Iterator[Span]:

@@ -23,7 +23,7 @@ from tiledask.distributed.cluster.room import check_room
 from tiledask.distributed.connecting.connect import cluster_of
 from tiledask.distributed.deadlines import bounded, seconds_of
 from tiledask.distributed.pipelines.engines import ENGINES
-from tiledask.distributed.pipelines.job import JobDone, PipelineJob
+from tiledask.distributed.pipelines.job import DeviceDone, PipelineJob
 from tiledask.distributed.pipelines.kernels import joined
 from tiledask.distributed.pipelines.paced import Pace
 from tiledask.distributed.pipelines.run import PipelineRun, replay
@@ -135,7 +135,9 @@ def run_schedule(
     )
     _check_room(job, kept)
 
-    def attempt(number: int, left: float) -> tuple[PipelineJob, JobDone, tuple[Clock, ...]]:
+    def attempt(
+        number: int, left: float
+    ) -> tuple[PipelineJob, list[DeviceDone], tuple[Clock, ...]]:
         again = job.again(left) if number else job
         clocks = set_clocks(workers, again.patience)
         with _shown(again):
@@ -150,8 +152,10 @@ def run_schedule(
         for key in transfer.keys
         if key in job.sent
     ]
-    outputs, loss, gradients = joined(done.made)
-    measured = Timeline.of(schedule.devices, [*done.spans, *arrived], "measured")
+    outputs, loss, gradients = joined(made for each in done for made in each.made)
+    spans = [span for each in done for span in each.spans]
+    measured = Timeline.of(schedule.devices, [*spans, *arrived], "measured")
+    moves = [(source, to, n) for to, each in enumerate(done) for source, n in each.moves]
     return PipelineRun(
         measured,
         simulated,
@@ -159,9 +163,9 @@ def run_schedule(
         outputs,
         None if target is None or dummies else loss,
         gradients,
-        Both(_predicted_traffic(job), counted.moved(workers.slots, done.moves)),
+        Both(_predicted_traffic(job), counted.moved(workers.slots, moves)),
         counted.ledger({}),
-        done.late,
+        max(each.late for each in done),
         clocks,
         engine,
         load,
