@@ -87,9 +87,6 @@ def test_folded_experts_of_many_layouts_are_those_of_one():
     for n, peak in enumerate(found.tolist()):
         more = {"expert_tp": int(slices[n]), "tp": int(tp[n]), "zero": int(zero[n])}
         assert td.estimate_memory(model, Layout(**same, **more), sequence=30).peak == peak
-    for wrong in ({"dp": 1, "ep": 8}, {"sequence_parallel": [True, False]}):
-        with pytest.raises(ConfigError, match="expert_tp"):
-            peaks(model, tp=4, expert_tp=1, **(same | wrong))
 
 
 def test_a_state_of_one_moment_counts_at_that_moment():
@@ -128,23 +125,8 @@ def test_whosever_program_it_is_columns_say_what_the_ledger_says(recipe, model):
         assert peak == td.estimate_memory(model, layout, recipe, 64).peak
 
 
-@pytest.mark.parametrize(
-    ("fields", "error", "message"),
-    [
-        ({"dp": 0}, ConfigError, "dp must lie between 1"),
-        ({"dp": float("nan")}, ConfigError, "dp must be integers"),
-        ({"zero": 4}, ConfigError, "zero must lie between 0 and 3"),
-        ({"schedule": "zb-v"}, ConfigError, "schedule must be one of"),
-        ({"ep": 2, "dp": 2}, ConfigError, "ep=2 shards experts and model has none"),
-        (
-            {"dp": 2**31, "microbatch": 2**31, "microbatches": 2**31, "schedule": "gpipe"},
-            ConfigError,
-            "too large to count",
-        ),
-    ],
-)
-def test_rules(fields, error, message):
-    with pytest.raises(error, match=message):
-        peaks(DENSE, sequence=64, **fields)
-    with pytest.raises(ConfigError, match="ep must divide dp x cp"):
-        peaks(MIXED, dp=[4, 3], ep=[4, 4])
+def test_what_64_bits_do_not_hold_is_refused():
+    with pytest.raises(ConfigError, match="too large to count"):
+        peaks(DENSE, sequence=64, microbatch=2**31, microbatches=2**31, schedule="gpipe")
+    with pytest.raises(ConfigError, match="schedule must be one of"):
+        peaks(DENSE, sequence=64, schedule="zb-v")

@@ -519,6 +519,11 @@ def search(
     sequence = check_run(model, Layout(), sequence)
     if not isinstance(space, Space):
         raise ConfigError(f"space is a td.Space, such as Space(tp=(1, 2)), got {short(space)}")
+    for layout in (
+        *(Layout(dp=ep, ep=ep) for ep in space.ep or ()),
+        *(Layout(cp=cp) for cp in space.cp or ()),
+    ):
+        check_run(model, layout, sequence)
     rows = [
         row
         for n in _counts(devices, cluster)
