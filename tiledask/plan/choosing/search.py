@@ -22,12 +22,9 @@ from tiledask.plan.fitting.fit import Fit, fits
 from tiledask.plan.fitting.memory import MemoryEstimate
 from tiledask.plan.fitting.overhead import (
     VERDICTS,
-    judge,
-    lacks,
-    most_of,
+    Room,
     overhead_of,
     overheads,
-    sure_of,
 )
 from tiledask.plan.fitting.vectorized import peaks
 from tiledask.plan.frames import frame
@@ -156,7 +153,7 @@ class Plan:
     def shortfall(self) -> int:
         """Bytes that a device lacks for the tensors and a CUDA context; 0 if none."""
         certain = overhead_of(self.layout, self.found.run.framework).certain
-        return lacks(self.peak, certain, self.found.cluster.device, self.found.run)
+        return self.found.room.lacks(self.peak, certain)
 
     @cached_property
     def fit(self) -> Fit:
@@ -253,8 +250,8 @@ class Plans(Sequence[Plan], Printable):
             columns = columns | {"devices": devices, "peak": peak}
         devices, peak, copies = columns["devices"], columns["peak"], columns["dp"] * columns["cp"]
         overhead = overheads(devices, copies, columns["zero"], self.run.framework)
-        sure, most = (bound(cluster.device, self.run) for bound in (sure_of, most_of))
-        verdict = judge(peak, *overhead, sure, most)
+        self.room = Room.of(cluster.device, self.run)
+        verdict = self.room.verdict(peak, *overhead)
         seconds = np.full(len(peak), np.inf)
         inside = np.flatnonzero(verdict < 2)
         if len(inside):

@@ -7,6 +7,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -17,13 +18,9 @@ from tiledask.plan.fitting.memory import MemoryEstimate, estimate_memory
 from tiledask.plan.fitting.overhead import (
     VERDICTS,
     Overhead,
-    judge,
-    lacks,
+    Room,
     measured_over_estimated,
-    most_of,
     overhead_of,
-    reported_by,
-    sure_of,
 )
 from tiledask.plan.fitting.repair import Search
 from tiledask.plan.inputs.hardware import ClusterSpec
@@ -90,14 +87,14 @@ class Fit(Printable):
         return self.cluster.device.memory_bytes
 
     @property
-    def most(self) -> int:
-        """Bytes of one device beyond which nothing fits; see ``most_of``."""
-        return most_of(self.cluster.device, self.memory.recipe)
-
-    @property
     def _given(self) -> bool:
         """Whether the overhead is not the budget that the published rows were compared with."""
         return self.overhead != overhead_of(self.layout, self.memory.recipe.framework)
+
+    @cached_property
+    def room(self) -> Room:
+        """Bytes of one device up to which it fits, and beyond which nothing does."""
+        return Room.of(self.cluster.device, self.memory.recipe, not self._given)
 
     @cached_property
     def chance(self) -> tuple[int, int] | None:
@@ -107,14 +104,8 @@ class Fit(Printable):
         if self._given:
             return None
         _, ratios = measured_over_estimated(self.memory.recipe.framework)
-        room = reported_by(self.cluster.device, self.memory.recipe)
+        room = self.room.reported
         return sum(ratio * self.expected <= room for ratio in ratios), len(ratios)
-
-    @property
-    def sure(self) -> int:
-        """Bytes of estimate and overhead up to which it fits; see ``sure_of``."""
-        device, recipe = self.cluster.device, self.memory.recipe
-        return self.capacity if self._given else sure_of(device, recipe)
 
     @cached_property
     def lacking(self) -> tuple[str, int, int] | None:
@@ -149,7 +140,7 @@ class Fit(Printable):
     def _by_memory(self) -> str:
         """The verdict on the memory of a device alone."""
         overhead = self.overhead.certain, self.overhead.total
-        return VERDICTS[judge(self.memory.peak, *overhead, self.sure, self.most)]
+        return VERDICTS[self.room.verdict(self.memory.peak, *overhead)]
 
     @property
     def lacks_devices_only(self) -> bool:
@@ -161,8 +152,7 @@ class Fit(Printable):
     def shortfall(self) -> int:
         """Bytes by which the estimate and the certain overhead, the CUDA context, exceed the
         nominal capacity of a device, where they exceed the most of it; 0 if they do not."""
-        device, recipe = self.cluster.device, self.memory.recipe
-        return lacks(self.memory.peak, self.overhead.certain, device, recipe)
+        return self.room.lacks(self.memory.peak, self.overhead.certain)
 
     @cached_property
     def reason(self) -> str:
@@ -174,34 +164,29 @@ class Fit(Printable):
         for tensor, size in self.memory.ledger.by_tensor(stage).items():
             name = _OPTIMIZER if tensor in sharded else tensor
             classes[name] = classes.get(name, 0) + size
-        largest = max(classes, key=classes.__getitem__)
-        tensor, held = largest, classes[largest]
+        tensor = max(classes, key=classes.__getitem__)
         low, high = map(format_bytes, self.band)
         room, device = format_bytes(self.capacity), self.cluster.device.name
         where = f"stage {stage + 1} of {self.layout.pp}, {moment}" if self.layout.pp > 1 else moment
-        largest = f"the largest class is {tensor}, {format_bytes(held)}"
+        needs = f"the fullest device ({where}) needs {low}"
+        largest = f"the largest class is {tensor}, {format_bytes(classes[tensor])}"
         if self.verdict == "fits":
-            return (
-                f"the fullest device ({where}) needs {low}, with overhead {high}, of {room} on "
-                f"{device}; {largest}"
-            )
+            return f"{needs}, with overhead {high}, of {room} on {device}; {largest}"
         why = f"{largest}: {_why(self.memory, tensor)}"
         if self.verdict == "tight" and self.band[0] + self.overhead.certain > self.capacity:
-            most = format_bytes(self.most)
             return (
-                f"the fullest device ({where}) needs {low}, with a CUDA context more than the "
-                f"nominal {room} of {device} and no more than the {most} that its driver reports; "
-                f"{why}"
+                f"{needs}, with a CUDA context more than the nominal {room} of {device} and no "
+                f"more than the {format_bytes(self.room.most)} that its driver reports; {why}"
             )
         if self.verdict == "tight" and self.expected <= self.capacity:
             return (
-                f"the fullest device ({where}) needs {low}, with overhead {high} ({self.overhead}),"
-                f" of {room} on {device}; {self._rows}, less than half; {why}"
+                f"{needs}, with overhead {high} ({self.overhead}), of {room} on {device}; "
+                f"{self._rows}, less than half; {why}"
             )
         if self.verdict == "tight":
             return (
-                f"the fullest device ({where}) needs {low} and up to {high} with overhead "
-                f"({self.overhead}), between which lie the {room} of {device}; {why}"
+                f"{needs} and up to {high} with overhead ({self.overhead}), between which lie the "
+                f"{room} of {device}; {why}"
             )
         if not self.shortfall and self.lacking:
             place, needed, there = self.lacking
@@ -222,8 +207,8 @@ class Fit(Printable):
         context = f" and a CUDA context of {format_bytes(certain)}" if certain else ""
         return (
             f"{few}{', and even so ' * bool(few)}"
-            f"the fullest device ({where}) needs {low}{context}, {format_bytes(self.shortfall)} "
-            f"more than the {room} of {device}; {why}"
+            f"{needs}{context}, {format_bytes(self.shortfall)} more than the {room} of {device}; "
+            f"{why}"
         )
 
     @property
@@ -258,13 +243,10 @@ class Fit(Printable):
             for state in recipe.states
             if state.of == trained and not re.search("gradients|gathered", state.tensor)
         }
-        held = (
-            sum(size for tensor, size in ledger.by_tensor(stage).items() if tensor in saved)
-            for stage in ledger.places
-        )
-        step = step or self._seconds(self)
-        given = {"restart": RESTART, **given}
-        return Checkpointing(max(held), devices=self.layout.devices, step=step, **given)
+        stages = map(ledger.by_tensor, ledger.places)
+        most = max(sum(stage[tensor] for tensor in saved & stage.keys()) for stage in stages)
+        given = {"restart": RESTART, "step": step or self._seconds(self), **given}
+        return Checkpointing(most, devices=self.layout.devices, **given)
 
     @cached_property
     def smallest_fix(self) -> Fix | None:
@@ -307,23 +289,21 @@ class Fit(Printable):
             return {}
         search = Search(self.memory, self.cluster, self.overhead)
         single = {name: self._fix(search.single(name)) for name in SINGLE}
-        now, other = self.memory.recipe, None
-        if now.trains and self.layout.devices <= self.cluster.devices:
-            # the next smaller recipe that fits in the same layout
-            there = {weight.name for weight in self.memory.model.layer}
-            smaller = (
-                recipe
-                for recipe in map(load_recipe, SMALLER)
-                if recipe.bytes_per_parameter < now.bytes_per_parameter
-                and (recipe.adapters is None or there.issuperset(recipe.adapters.matrices))
-            )
-            tried = (self._fix(self.layout, recipe) for recipe in smaller)
-            other = next((fix for fix in tried if fix is not None), None)
-        return {
-            **single,
-            "recipe": other,
-            "devices": self._fix(search.fewest_devices(("dp", "tp", "pp"))),
-        }
+        devices = self._fix(search.fewest_devices(("dp", "tp", "pp")))
+        return {**single, "recipe": self._smaller_recipe(), "devices": devices}
+
+    def _smaller_recipe(self) -> Fix | None:
+        """The next smaller recipe that fits in the same layout."""
+        now, there = self.memory.recipe, {weight.name for weight in self.memory.model.layer}
+        if not now.trains or self.layout.devices > self.cluster.devices:
+            return None
+        for recipe in map(load_recipe, SMALLER):
+            known = recipe.adapters is None or there.issuperset(recipe.adapters.matrices)
+            if known and recipe.bytes_per_parameter < now.bytes_per_parameter:
+                fix = self._fix(self.layout, recipe)
+                if fix is not None:
+                    return fix
+        return None
 
     def _fix(
         self, layout: Layout | None, recipe: Recipe | None = None, fewest: bool = False
@@ -345,14 +325,11 @@ class Fit(Printable):
             if recipe is not None or again.lacking:
                 return None
             raise AssertionError(f"the search returned {layout}, which does not fit")
-        # of a sequence; none for a recipe that does not train, or that the time model refuses
         seconds = slower = None
-        try:
+        with suppress(ValueError):  # of a recipe that does not train, or has no time model
             after, before = self._seconds(again), self._seconds(self)
             slower = after / again.layout.sequences / (before / self.layout.sequences)
             seconds = after
-        except ValueError:
-            pass
         changed = changes(self.layout, layout) + (() if recipe is None else ("recipe",))
         return Fix(
             layout,
@@ -369,10 +346,9 @@ class Fit(Printable):
         from tiledask.plan.timing.step import estimate_step
 
         step, memory = self.step or estimate_step, fit.memory
-        most = max(self.cluster.devices, memory.layout.devices)
-        cluster = replace(self.cluster, devices=most)
-        estimate = step(memory.model, memory.layout, cluster, memory.recipe, memory.sequence)
-        return float(estimate.total)
+        devices = max(self.cluster.devices, memory.layout.devices)
+        run = replace(self.cluster, devices=devices), memory.recipe, memory.sequence
+        return float(step(memory.model, memory.layout, *run).total)
 
     def to_dict(self) -> dict[str, Any]:
         """The verdict, why, what would fit, and the memory, as plain values for JSON."""

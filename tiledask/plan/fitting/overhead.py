@@ -26,15 +26,11 @@ from tiledask.plan.whole import whole_number
 __all__ = [
     "VERDICTS",
     "Overhead",
+    "Room",
     "default_overhead",
-    "judge",
-    "lacks",
     "measured_over_estimated",
-    "most_of",
     "overhead_of",
     "overheads",
-    "reported_by",
-    "sure_of",
 ]
 
 VERDICTS = ("fits", "tight", "no")
@@ -135,47 +131,46 @@ def measured_over_estimated(framework: str) -> tuple[str, tuple[float, ...]]:
     return "all frameworks", tuple(ratio for ratios in told.values() for ratio in ratios)
 
 
-def most_of(device: Device, recipe: Recipe) -> int:
-    """Bytes of ``device`` that a run can have at most: the nominal capacity for a plan by nobody's
-    own program; for one whose framework is known, what the driver reports less NCCL's buffers, if
-    that is more."""
-    reported = reported_by(device, recipe)
-    return max(device.memory_bytes, reported - NCCL_BUFFERS)
+@dataclass(frozen=True)
+class Room:
+    """Bytes of a device, and what they say of a run: the one rule of ``fits`` and ``search``.
 
-
-def reported_by(device: Device, recipe: Recipe) -> int:
-    """Bytes of ``device`` that a run is counted with: what the driver reports for one whose
-    framework is named, else the nominal capacity."""
-    named = recipe.framework and not recipe.usual
-    return device.most_bytes if named else device.memory_bytes
-
-
-def sure_of(device: Device, recipe: Recipe) -> int:
-    """Bytes of tensors and overhead up to which a run fits: the nominal ones of ``device``, or less
-    where, as far off as the published rows, fewer than half of the runs would have room."""
-    _, ratios = measured_over_estimated(recipe.framework)
-    half = sorted(ratios)[(len(ratios) - 1) // 2]
-    return min(device.memory_bytes, int(reported_by(device, recipe) / half))
-
-
-def lacks(peak: int, certain: int, device: Device, recipe: Recipe) -> int:
-    """Bytes by which ``peak`` and the ``certain`` overhead exceed the nominal capacity of
-    ``device``, where they exceed the most of it; 0 if they do not."""
-    least = peak + certain
-    return least - device.memory_bytes if least > most_of(device, recipe) else 0
-
-
-def judge(peak: Any, certain: Any, total: Any, capacity: Any, most: Any = 0) -> Any:
-    """The place in VERDICTS of ``peak`` bytes of tensors on a device of ``capacity`` bytes, with
-    an overhead of ``total`` bytes of which ``certain`` are certain; numbers or columns. The
-    capacity is ``sure_of`` the device, the nominal one where the overhead is not ours; ``most``:
-    bytes that the device has, where that is more.
-
-    The one rule of ``fits`` and ``search``.
-
-    >>> [VERDICTS[judge(peak, 10, 70, 1000)] for peak in (930, 931, 990, 991)]
-    ['fits', 'tight', 'tight', 'no']
-    >>> VERDICTS[judge(991, 10, 70, 1000, most=1050)]
-    'tight'
+    >>> room = Room(nominal=1000, reported=1000, sure=1000, most=1050)
+    >>> [VERDICTS[room.verdict(peak, 10, 70)] for peak in (930, 931, 990, 991, 1040, 1041)]
+    ['fits', 'tight', 'tight', 'tight', 'tight', 'no']
     """
-    return (peak + certain > max(most, capacity)) * 1 + (peak + total > capacity)
+
+    nominal: int
+    reported: int
+    """What a run is counted with: what the driver reports for one whose framework is named, else
+    the nominal capacity."""
+    sure: int
+    """Tensors and overhead up to which a run fits: the nominal capacity, or less where, as far off
+    as the published rows, fewer than half of the runs would have room."""
+    most: int
+    """Tensors and certain overhead beyond which nothing fits: the nominal capacity for a plan by
+    nobody's own program; for one whose framework is known, what the driver reports less NCCL's
+    buffers, if that is more."""
+
+    @classmethod
+    def of(cls, device: Device, recipe: Recipe, ours: bool = True) -> "Room":
+        """That of ``device``; ``ours``: the overhead is that with which the published rows were
+        compared."""
+        named = recipe.framework and not recipe.usual
+        nominal = device.memory_bytes
+        reported = device.most_bytes if named else nominal
+        ratios = sorted(measured_over_estimated(recipe.framework)[1])
+        half = ratios[(len(ratios) - 1) // 2]
+        sure = min(nominal, int(reported / half)) if ours else nominal
+        return cls(nominal, reported, sure, max(nominal, reported - NCCL_BUFFERS))
+
+    def verdict(self, peak: Any, certain: Any, total: Any) -> Any:
+        """The place in VERDICTS of ``peak`` bytes of tensors beside an overhead of ``total`` bytes
+        of which ``certain`` are certain; numbers or columns."""
+        return (peak + certain > self.most) * 1 + (peak + total > self.sure)
+
+    def lacks(self, peak: int, certain: int) -> int:
+        """Bytes by which ``peak`` and the ``certain`` overhead exceed the nominal capacity, where
+        they exceed the most; 0 if they do not."""
+        least = peak + certain
+        return least - self.nominal if least > self.most else 0
