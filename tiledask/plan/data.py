@@ -7,10 +7,11 @@ import re
 import stat
 import sys
 from collections.abc import Iterable
+from dataclasses import MISSING, fields
 from functools import cache
 from pathlib import Path
 from string import ascii_lowercase
-from typing import Any
+from typing import Any, TypeVar
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.whole import is_whole, whole_rule
@@ -20,6 +21,7 @@ __all__ = ["Fields", "data_file", "meant", "names", "read", "read_named", "shipp
 LARGEST = 4 * 2**20
 """Bytes of the largest file that is read: a description takes some thousand."""
 _REQUIRED = object()
+T = TypeVar("T")
 
 
 @cache
@@ -269,6 +271,31 @@ class Fields:
         """The object under ``key`` as (name, number) pairs."""
         inner = self.object(key)
         return tuple((name, inner.number(name)) for name in inner.values)
+
+    def record(self, kind: type[T], **allowed: tuple[str, ...]) -> T:
+        """The dataclass ``kind`` of these values, each read by the type of its field; whole numbers
+        that must be there, or are 1 or more by default, are 1 or more. ``allowed``: words that a
+        field may have."""
+        read: dict[Any, Any] = {
+            bool: self.boolean,
+            float: self.number,
+            str: self.text,
+            tuple[str, ...]: self.texts,
+            tuple[tuple[str, float], ...]: self.numbers,
+        }
+        values: dict[str, Any] = {}
+        for field in fields(kind):  # type: ignore[arg-type]
+            key, default = field.name, field.default
+            if default is not MISSING and key not in self:
+                self._taken.add(key)
+            elif field.type in (int, int | None):
+                least = int(default is MISSING or default is None or default > 0)
+                values[key] = self.integer(key, minimum=least)
+            else:
+                values[key] = read[field.type](key)
+            if key in allowed and values.get(key, default) not in allowed[key]:
+                raise self.fail(key, f"must be one of {allowed[key]}, got {values[key]!r}")
+        return kind(**values)
 
     def done(self) -> None:
         """Refuse keys that nothing asked for: a misspelt key must not be ignored."""

@@ -292,46 +292,15 @@ def _shipped() -> dict[str, str]:
 
 def _device(fields: Fields) -> Device:
     fields.texts("aliases", ())
-    mib = fields.integer("memory_mib") if "memory_mib" in fields else None
-    capability = fields.text("capability", "")
-    if capability and not re.fullmatch(r"[0-9]+\.[0-9]", capability):
-        raise fields.fail("capability", f"must be text such as '9.0', got {short(capability)}")
-    return Device(
-        name=fields.text("name"),
-        memory_bytes=fields.integer("memory_bytes"),
-        memory_bandwidth=fields.number("memory_bandwidth"),
-        peak_flops=fields.numbers("peak_flops"),
-        memory_mib=mib,
-        source=fields.text("source", ""),
-        checked=fields.text("checked", ""),
-        multiprocessors=fields.integer("multiprocessors", 0, minimum=0),
-        calibration=fields.text("calibration", "other"),
-        capability=capability,
-        clock=fields.number("clock", 0.0),
-        **{name: fields.integer(name, 0, minimum=0) for name in _COUNTS},
-    )
-
-
-_COUNTS = (
-    "l2_bytes",
-    "l2_bytes_per_clock",
-    "registers",
-    "threads",
-    "blocks",
-    "shared_bytes",
-    "block_shared_bytes",
-    "shared_bytes_per_clock",
-)
-"""Of a device, all 0 if not given."""
+    device = fields.record(Device)
+    if device.capability and not re.fullmatch(r"[0-9]+\.[0-9]", device.capability):
+        rule = f"must be text such as '9.0', got {short(device.capability)}"
+        raise fields.fail("capability", rule)
+    return device
 
 
 def _link(fields: Fields) -> Link:
-    link = Link(
-        fields.text("name"),
-        fields.number("bytes_per_second"),
-        fields.number("latency", LATENCY),
-        fields.number("share", SHARE),
-    )
+    link = fields.record(Link)
     fields.done()
     if not 0 < link.share <= 1:
         raise fields.fail("share", f"must be above 0 and at most 1, got {link.share:g}")
@@ -351,6 +320,5 @@ def _whole(devices: int, fields: Fields) -> ClusterSpec:
         host_bytes=fields.integer("host_bytes", 0, 0),
         nvme_bytes=fields.integer("nvme_bytes", 0, 0),
     )
-    fields.integer("memory_mib", 1)
     fields.done()
     return spec

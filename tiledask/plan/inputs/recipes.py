@@ -210,15 +210,13 @@ def _recipe(fields: Fields) -> Recipe:
     product, framework = fields.integer("product_bytes", 0, 0), fields.text("framework", "")
     working = []
     for each in fields.objects("working") if "working" in fields else ():
-        tensor, size = each.text("tensor"), each.integer("bytes")
-        of = _one_of(each, "of", OF_WORKING)
-        working.append(Working(tensor, size, of, _one_of(each, "moment", MOMENTS)))
+        working.append(each.record(Working, of=OF_WORKING, moment=MOMENTS))
         each.done()
     adapters = None
     if "adapters" in fields:
-        told = fields.object("adapters")
-        adapters = Adapters(told.integer("rank"), told.texts("matrices"))
-        told.done()
+        given = fields.object("adapters")
+        adapters = given.record(Adapters)
+        given.done()
     fields.done()
     if adapters is None and any(state.of == "adapters" for state in states):
         raise fields.fail("states", "keep something for adapters, and there are none; add them")
@@ -226,26 +224,11 @@ def _recipe(fields: Fields) -> Recipe:
 
 
 def _state(each: Fields) -> State:
-    state = State(
-        each.text("tensor"),
-        each.integer("bytes"),
-        each.integer("zero"),
-        _one_of(each, "moment", MOMENTS, ALWAYS),
-        _one_of(each, "of", OF_STATES, OF_STATES[0]),
-        each.integer("per", 1, 1),
-        _one_of(each, "place", PLACES, DEVICE),
-    )
+    state = each.record(State, moment=MOMENTS, of=OF_STATES, place=PLACES)
     if state.zero > NEVER:
         raise each.fail("zero", f"must be a ZeRO stage, 1, 2 or 3, or {NEVER} for none")
     each.done()
     return state
-
-
-def _one_of(each: Fields, key: str, allowed: tuple[str, ...], default: str | None = None) -> str:
-    word = each.text(key) if default is None else each.text(key, default)
-    if word not in allowed:
-        raise each.fail(key, f"must be one of {allowed}, got {word!r}")
-    return word
 
 
 def load_recipe(recipe: str | os.PathLike[str] | Recipe) -> Recipe:
