@@ -22,7 +22,7 @@ from tiledask.plan.fitting.fit import Fit, fits
 from tiledask.plan.fitting.memory import MemoryEstimate
 from tiledask.plan.fitting.overhead import (
     VERDICTS,
-    Room,
+    DeviceLimits,
     overhead_of,
     overheads,
 )
@@ -250,7 +250,7 @@ class Plans(Sequence[Plan], Printable):
             columns = columns | {"devices": devices, "peak": peak}
         devices, peak, copies = columns["devices"], columns["peak"], columns["dp"] * columns["cp"]
         overhead = overheads(devices, copies, columns["zero"], self.run.framework)
-        self.room = Room.of(cluster.device, self.run)
+        self.room = DeviceLimits.of(cluster.device, self.run)
         verdict = self.room.verdict(peak, *overhead)
         seconds = np.full(len(peak), np.inf)
         inside = np.flatnonzero(verdict < 2)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tiledask.plan.fitting.fixes import changes
-from tiledask.plan.fitting.overhead import Overhead, Room, overheads
+from tiledask.plan.fitting.overhead import DeviceLimits, Overhead, overheads
 from tiledask.plan.fitting.vectorized import ORDERS, peaks
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import MOST_OF_ANY, RECOMPUTE, Layout
@@ -88,7 +88,7 @@ def fewest_devices(
         step[possible],
         unit[possible],
     )
-    room = Room.of(cluster.device, recipe, overhead is None).sure
+    room = DeviceLimits.of(cluster.device, recipe, overhead is None).sure
 
     def held(copies: Any, at: np.ndarray) -> np.ndarray:
         """Bytes beyond the device's on layouts ``at`` in ``copies`` x ``step``; 0 or less fits."""

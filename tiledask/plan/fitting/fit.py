@@ -17,8 +17,8 @@ from tiledask.plan.fitting.fixes import SINGLE, SMALLER, Fix, changes, sentence
 from tiledask.plan.fitting.memory import MemoryEstimate, estimate_memory
 from tiledask.plan.fitting.overhead import (
     VERDICTS,
+    DeviceLimits,
     Overhead,
-    Room,
     measured_over_estimated,
     overhead_of,
 )
@@ -92,9 +92,9 @@ class Fit(Printable):
         return self.overhead != overhead_of(self.layout, self.memory.recipe.framework)
 
     @cached_property
-    def room(self) -> Room:
+    def room(self) -> DeviceLimits:
         """Bytes of one device up to which it fits, and beyond which nothing does."""
-        return Room.of(self.cluster.device, self.memory.recipe, not self._given)
+        return DeviceLimits.of(self.cluster.device, self.memory.recipe, not self._given)
 
     @cached_property
     def chance(self) -> tuple[int, int] | None:

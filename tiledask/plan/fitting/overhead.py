@@ -25,8 +25,8 @@ from tiledask.plan.whole import whole_number
 
 __all__ = [
     "VERDICTS",
+    "DeviceLimits",
     "Overhead",
-    "Room",
     "default_overhead",
     "measured_over_estimated",
     "overhead_of",
@@ -132,11 +132,11 @@ def measured_over_estimated(framework: str) -> tuple[str, tuple[float, ...]]:
 
 
 @dataclass(frozen=True)
-class Room:
+class DeviceLimits:
     """Bytes of a device, and what they say of a run: the one rule of ``fits`` and ``search``.
 
-    >>> room = Room(nominal=1000, reported=1000, sure=1000, most=1050)
-    >>> [VERDICTS[room.verdict(peak, 10, 70)] for peak in (930, 931, 990, 991, 1040, 1041)]
+    >>> limits = DeviceLimits(nominal=1000, reported=1000, sure=1000, most=1050)
+    >>> [VERDICTS[limits.verdict(peak, 10, 70)] for peak in (930, 931, 990, 991, 1040, 1041)]
     ['fits', 'tight', 'tight', 'tight', 'tight', 'no']
     """
 
@@ -153,7 +153,7 @@ class Room:
     buffers, if that is more."""
 
     @classmethod
-    def of(cls, device: Device, recipe: Recipe, ours: bool = True) -> "Room":
+    def of(cls, device: Device, recipe: Recipe, ours: bool = True) -> "DeviceLimits":
         """That of ``device``; ``ours``: the overhead is that with which the published rows were
         compared."""
         named = recipe.framework and not recipe.usual

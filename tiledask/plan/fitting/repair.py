@@ -19,7 +19,7 @@ from tiledask.errors import ConfigError, PartitionError, ScheduleError
 from tiledask.plan.arrays import Array
 from tiledask.plan.fitting.fewest import FREE, fewest_devices
 from tiledask.plan.fitting.memory import MemoryEstimate, layout_terms
-from tiledask.plan.fitting.overhead import Overhead, Room, overhead_of, overheads
+from tiledask.plan.fitting.overhead import DeviceLimits, Overhead, overhead_of, overheads
 from tiledask.plan.fitting.terms import fullest
 from tiledask.plan.fitting.vectorized import ORDERS, peaks
 from tiledask.plan.inputs.hardware import ClusterSpec
@@ -46,7 +46,7 @@ class Search:
         self.model, self.recipe, self.sequence = memory.model, memory.recipe, memory.sequence
         self.start, self.cluster, self.overhead = memory.layout, cluster, overhead
         self.own = overhead != overhead_of(memory.layout, self.recipe.framework)
-        self.sure = Room.of(cluster.device, self.recipe, not self.own).sure
+        self.sure = DeviceLimits.of(cluster.device, self.recipe, not self.own).sure
 
     @property
     def special(self) -> bool:
