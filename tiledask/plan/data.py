@@ -22,6 +22,15 @@ LARGEST = 4 * 2**20
 """Bytes of the largest file that is read: a description takes some thousand."""
 _REQUIRED = object()
 T = TypeVar("T")
+_WHOLE = (int, int | None)
+_READ: dict[Any, str] = {
+    bool: "boolean",
+    float: "number",
+    str: "text",
+    tuple[str, ...]: "texts",
+    tuple[tuple[str, float], ...]: "numbers",
+}
+"""Type of a dataclass's field -> what reads it from JSON."""
 
 
 @cache
@@ -276,23 +285,16 @@ class Fields:
         """The dataclass ``kind`` of these values, each read by the type of its field; whole numbers
         that must be there, or are 1 or more by default, are 1 or more. ``allowed``: words that a
         field may have."""
-        read: dict[Any, Any] = {
-            bool: self.boolean,
-            float: self.number,
-            str: self.text,
-            tuple[str, ...]: self.texts,
-            tuple[tuple[str, float], ...]: self.numbers,
-        }
         values: dict[str, Any] = {}
         for field in fields(kind):  # type: ignore[arg-type]
             key, default = field.name, field.default
             if default is not MISSING and key not in self:
                 self._taken.add(key)
-            elif field.type in (int, int | None):
+            elif field.type in _WHOLE:
                 least = int(default is MISSING or default is None or default > 0)
                 values[key] = self.integer(key, minimum=least)
             else:
-                values[key] = read[field.type](key)
+                values[key] = getattr(self, _READ[field.type])(key)
             if key in allowed and values.get(key, default) not in allowed[key]:
                 raise self.fail(key, f"must be one of {allowed[key]}, got {values[key]!r}")
         return kind(**values)
