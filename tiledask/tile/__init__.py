@@ -37,7 +37,6 @@ from tiledask.tile.choice import (
     predict,
     ridge,
     tune,
-    waves,
 )
 from tiledask.tile.epilogue import gelu
 from tiledask.tile.levels import Tile, TileCount, TileTraffic, traffic
@@ -74,6 +73,5 @@ __all__ = [
     "to_numpy",
     "traffic",
     "tune",
-    "waves",
     "workspace",
 ]

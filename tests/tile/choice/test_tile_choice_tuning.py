@@ -34,7 +34,6 @@ def test_every_tile_is_measured_and_the_order_compared():
     assert found.correlation > 0.5
     text = repr(found)
     assert f"rank correlation of predicted and measured order: {found.correlation:.2f}" in text
-    assert "on a CPU only the bytes are predicted, not the time" in text
     assert found._repr_html_().count("<tr>") == 1 + len(TILES)
 
 
@@ -56,7 +55,6 @@ def test_a_deadline_ends_the_measurement(monkeypatch):
         (32, "the deadline of 2.5 s had passed"),
         (64, "the deadline of 2.5 s had passed"),
     ]
-    assert "not 64x64x64: the deadline of 2.5 s had passed" in repr(found)
 
 
 def test_a_tile_that_the_kernel_refuses_is_listed(monkeypatch):

@@ -16,7 +16,7 @@ from tiledask.lab.course.runs import Blocking
 from tiledask.lab.course.words import count
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.inputs.hardware import load_device
-from tiledask.tile.choice import Prediction
+from tiledask.tile.choice import Levels
 from tiledask.tile.choice.residency import refusal
 
 
@@ -50,7 +50,7 @@ def level_at_fault(size: int, workers: int, device: str, largest: float) -> Name
 def carried_tile(kernel: str, tuned_on: str, runs_on: str, m: int, n: int, k: int) -> Names:
     """Shared memory, occupancy, waves and bound of both tiles on the new device."""
 
-    def best_on(device: str) -> Prediction:
+    def best_on(device: str) -> Levels:
         if found := td.tile.candidates(kernel, device):
             return td.tile.order(m, n, k, found, device)[0]
         why = refusal(td.tile.config_of(kernel), device)

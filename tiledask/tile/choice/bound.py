@@ -1,69 +1,219 @@
-"""How fast a kernel can be at most: roofline, predicted order, ridge."""
+"""How fast a kernel can be at most: one formula at four levels, and the roofline over them.
+
+    level                      the tile of C that shares what it loads
+    between workers            the block of a worker
+    DRAM -> L2                 all tiles of a wave
+    L2 -> shared memory        the tile of a thread block, or of a cluster of them
+    shared memory -> registers the tile of a warp
+
+A tile of tm x tn loads A n/tn times and B m/tm times, at each of them: `traffic`.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tiledask.errors import KernelError
-from tiledask.plan.inputs.hardware import Device
+from tiledask.plan.inputs.hardware import ClusterSpec, Device, Link
 from tiledask.plan.units import format_seconds
 from tiledask.tile.choice.config import Config
 from tiledask.tile.choice.configs import config_of
-from tiledask.tile.choice.hierarchy import Levels, levels_of
 from tiledask.tile.choice.residency import Occupancy, as_device, occupancy, refusal
+from tiledask.tile.choice.waves import Waves, dram_loads, waves
+from tiledask.tile.levels import traffic
 
-__all__ = ["Prediction", "order", "predict", "ridge"]
+__all__ = ["Level", "Levels", "levels_of", "order", "predict", "ridge"]
+
+_REQUEST = 128
+"""Bytes: a warp's request to shared memory takes a clock of all 32 banks, however few it wants."""
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """The least time of a product, were everything to overlap and every level at its peak.
+class Level:
+    """What crosses one level of the hierarchy of memories."""
 
-    The bytes from DRAM rest on the rule of `dram_traffic`; those of the other levels, and the
-    arithmetic, are the kernel's whatever L2 does.
-    """
-
-    levels: Levels
-    occupancy: Occupancy
+    name: str
+    tile: tuple[int, int]
+    """Rows and columns of C that share what is loaded."""
+    loaded: int
+    """Bytes of A and B."""
+    stored: int
+    """Bytes of C."""
+    flops: int
+    """FLOP of the product."""
+    bandwidth: float
+    """Bytes per second at most; 0 if unknown."""
+    resident: int = 0
+    """Bytes of ``loaded`` that lie there already: a worker's own blocks."""
+    stretch: float = 1.0
+    """Lengthens the time where tiles cannot be shared out evenly."""
 
     @property
-    def config(self) -> Config:
-        return self.levels.config
+    def moved(self) -> int:
+        """Bytes that cross the level."""
+        return self.loaded - self.resident + self.stored
+
+    @property
+    def intensity(self) -> float:
+        """FLOP per byte ``moved``; infinite where nothing crosses."""
+        return self.flops / self.moved if self.moved else float("inf")
 
     @property
     def seconds(self) -> float:
-        """Seconds at least."""
-        return self.levels.seconds
+        """Seconds at full bandwidth; 0 if that is unknown."""
+        return self.stretch * self.moved / self.bandwidth if self.bandwidth else 0.0
+
+
+@dataclass(frozen=True, repr=False)
+class Levels:
+    """A product [m, k] x [k, n] level by level; with workers, inside the device of one of them.
+
+    Its time is the least: were everything to overlap, and every level at its peak. The bytes from
+    DRAM rest on the rule of `dram_loads`; those of the other levels, and the arithmetic, are the
+    kernel's whatever L2 does.
+    """
+
+    m: int
+    n: int
+    k: int
+    config: Config
+    device: Device
+    levels: tuple[Level, ...]
+    compute: float
+    """Seconds of the arithmetic at peak, on the busiest multiprocessor."""
+    occupancy: Occupancy
+
+    def __getitem__(self, name: str) -> Level:
+        for level in self.levels:
+            if level.name == name:
+                return level
+        raise KernelError(f"no level {name!r}; there are {', '.join(x.name for x in self.levels)}")
+
+    @property
+    def times(self) -> dict[str, float]:
+        """Seconds by name, those of the arithmetic first; 0 for what could not be bounded."""
+        return {"arithmetic": self.compute} | {x.name: x.seconds for x in self.levels}
+
+    @property
+    def seconds(self) -> float:
+        """Seconds at least: the longest of `times`."""
+        return max(self.times.values())
 
     @property
     def flops_per_second(self) -> float:
         """FLOP/s at most, of the product's own 2 m n k."""
-        return 2 * self.levels.m * self.levels.n * self.levels.k / self.seconds
+        return 2 * self.m * self.n * self.k / self.seconds
 
     @property
     def binding(self) -> str:
         """ "arithmetic", or the name of the level that takes longest."""
-        return self.levels.binding
+        return max(self.times, key=self.times.__getitem__)
 
     @property
     def unbounded(self) -> tuple[str, ...]:
-        """Levels of unknown bandwidth, which may be slower still."""
-        return self.levels.unbounded
+        """Names of levels of unknown bandwidth, which may be slower still."""
+        return tuple(x.name for x in self.levels if not x.bandwidth)
 
     def __repr__(self) -> str:
         unknown = f"; {', '.join(self.unbounded)} not bounded" if self.unbounded else ""
         return (
-            f"{self.config} on {self.levels.device.name}: at most "
+            f"{self.config} on {self.device.name}: at most "
             f"{self.flops_per_second / 1e12:.4g} TFLOP/s ({format_seconds(self.seconds)}), bound "
             f"by {self.binding}{unknown}"
         )
 
 
+def levels_of(
+    m: int,
+    n: int,
+    k: int,
+    config: Config | str,
+    device: Device | ClusterSpec | str,
+    dtype: str = "",
+    workers: tuple[int, int] | None = None,
+    link: Link | None = None,
+) -> Levels:
+    """The bytes, intensities and times of a product [m, k] x [k, n] at every level.
+
+    ``config`` is a Config or the name of a kernel, whose own for ``dtype`` is then taken; with
+    ``workers`` (rows, columns) each has a block of C, and the levels below are those of the first,
+    which has the largest. ``link``, or the cluster's own, is what joins them. C's elements are
+    stored in the operands' type.
+
+    >>> levels_of(8192, 8192, 8192, "wgmma_ws_persistent", "H200")["L2 -> shared memory"].tile
+    (256, 256)
+    """
+    config = config_of(config, dtype)
+    if not config.peak:
+        raise KernelError(
+            f"the levels are a GPU's, and {config.kernel!r} runs on a CPU: td.tile.traffic counts "
+            f"its bytes"
+        )
+    if isinstance(device, ClusterSpec):
+        link = link or device.within_node
+        device = device.device
+    device, levels, size = as_device(device), [], config.itemsize
+    traffic(m, n, k, config.block, size)  # refuses extents that are none
+    if workers is not None:
+        levels.append(_between(m, n, k, config, workers, link))
+        m, n = -(-m // workers[0]), -(-n // workers[1])
+    schedule, on_one = waves(m, n, config, device), occupancy(config, device)
+    flops, stored, together = 2 * m * n * k, m * n * size, config.loaded_together
+    touched, a, b = dram_loads(m, n, k, config, device)
+    l2 = traffic(m, n, k, (*together, config.block[2]), size).loaded
+    shared, stretch = _shared_loads(k, config, schedule), schedule.stretch
+    levels += [
+        Level("DRAM -> L2", touched, a + b, stored, flops, device.memory_bandwidth),
+        Level("L2 -> shared memory", together, l2, stored, flops, device.l2_bandwidth),
+        Level(
+            "shared memory -> registers",
+            config.warp,
+            shared,
+            0,
+            flops,
+            device.shared_bandwidth,
+            stretch=stretch,
+        ),
+    ]
+    # whole tiles, on the busiest multiprocessor, in those of its quarters that have a warp
+    tm, tn, tk = config.block
+    work = 2 * schedule.tiles * tm * tn * -(-k // tk) * tk
+    compute = stretch * work / (on_one.quarters or 1.0) / device.peak(config.peak)
+    return Levels(m, n, k, config, device, tuple(levels), compute, on_one)
+
+
+def _between(
+    m: int, n: int, k: int, config: Config, workers: tuple[int, int], link: Link | None
+) -> Level:
+    rows, columns = workers
+    if not (1 <= rows <= m and 1 <= columns <= n):
+        raise KernelError(
+            f"workers are (rows, columns), each 1 or more and with a row and column of C for each; "
+            f"got {workers} for {m} x {n}"
+        )
+    tile = -(-m // rows), -(-n // columns)
+    total = traffic(m, n, k, (*tile, k), config.itemsize)
+    bandwidth = rows * columns * link.reached if link else 0.0
+    own = (m + n) * k * config.itemsize
+    return Level("between workers", tile, total.loaded, 0, total.flops, bandwidth, resident=own)
+
+
+def _shared_loads(k: int, config: Config, schedule: Waves) -> int:
+    """Bytes of whole tiles: a warp reads the zeros beyond C's edge like anything else."""
+    (tm, tn, tk), (rows, columns) = config.block, config.warp
+    m, n, k = schedule.rows * tm, schedule.columns * tn, -(-k // tk) * tk
+    wanted = traffic(m, n, k, (rows, columns, 1), config.itemsize)
+    # one request for a column of A's tile, and one for a row of B's
+    a = wanted.a * max(1, _REQUEST / (rows * config.itemsize))
+    b = wanted.b * max(1, _REQUEST / (columns * config.itemsize))
+    return round(a + b)
+
+
 def predict(
     m: int, n: int, k: int, config: Config | str, device: Device | str, dtype: str = ""
-) -> Prediction:
-    """The bound for ``config``, or a kernel's own for ``dtype``, on ``device``.
+) -> Levels:
+    """`levels_of` for ``config``, or a kernel's own for ``dtype``, on a device that can run it.
 
-    Raises KernelError with the reason where the device cannot run it.
+    Raises KernelError with the reason where ``device`` cannot.
 
     >>> predict(8192, 8192, 8192, "smem_tiled", "H200").binding
     'shared memory -> registers'
@@ -71,29 +221,23 @@ def predict(
     config, device = config_of(config, dtype), as_device(device)
     if why := refusal(config, device):
         raise KernelError(f"{config} cannot run on {device.name}: {why}")
-    return Prediction(levels_of(m, n, k, config, device), occupancy(config, device))
+    return levels_of(m, n, k, config, device)
 
 
 def order(
     m: int, n: int, k: int, candidates: Iterable[Config], device: Device | str
-) -> tuple[Prediction, ...]:
+) -> tuple[Levels, ...]:
     """The predictions of ``candidates``, the fastest first.
 
     Those that one level bounds alike are told apart by what the other levels take, and then by the
     bytes out of L2.
     """
-    found = [predict(m, n, k, config, device) for config in candidates]
-    return tuple(sorted(found, key=_rank))
 
+    def rank(found: Levels) -> tuple[float, float, int, int]:
+        l2 = found["L2 -> shared memory"].moved
+        return found.seconds, sum(found.times.values()), l2, -found.config.stages
 
-def _rank(prediction: Prediction) -> tuple[float, float, int, int]:
-    levels = prediction.levels
-    return (
-        prediction.seconds,
-        sum(levels.times.values()),
-        levels["L2 -> shared memory"].moved,
-        -levels.config.stages,
-    )
+    return tuple(sorted((predict(m, n, k, each, device) for each in candidates), key=rank))
 
 
 def ridge(device: Device | str, peak: str = "fp32") -> float:

@@ -4,19 +4,19 @@ import os
 import platform
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from math import isnan
 from statistics import median
 from typing import Any
 
 import numpy as np
 
 from tiledask.errors import DeadlineError, KernelError
-from tiledask.plan import html
 from tiledask.plan.data import names
 from tiledask.plan.inputs.hardware import Device, load_device
-from tiledask.plan.units import format_bytes, format_seconds
+from tiledask.plan.tables import Table, table
 from tiledask.plan.whole import whole_number
 from tiledask.tile.backend import accumulator, as_dtype, namespace, probe, synchronize
 from tiledask.tile.choice.bound import predict
@@ -81,54 +81,35 @@ class Tuning:
             [t.predicted for t in self.trials], [t.measured for t in self.trials]
         )
 
-    def _rows(self) -> Iterator[tuple[str, ...]]:
-        place = {t: i for i, t in enumerate(sorted(self.trials, key=lambda t: t.predicted), 1)}
-        for i, trial in enumerate(self.trials, 1):
-            words = format_bytes if self.by == "bytes" else format_seconds
-            known = trial.predicted == trial.predicted
-            speed = 2 * self.m * self.n * self.k / trial.measured / 1e9
-            yield (
-                by(trial.tile),
-                words(trial.predicted) if known else "unknown",
-                str(place[trial]) if known else "-",
-                format_seconds(trial.measured),
-                str(i),
-                f"{speed:.4g}",
-            )
-
-    @property
-    def _head(self) -> tuple[str, ...]:
-        what = {"bytes": "bytes predicted", "seconds": "at least"}.get(self.by, "predicted")
-        return ("tile", what, "place", "measured", "place", "GFLOP/s")
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What the table says and rests on, in sentences."""
-        found = [f"{by(self.best.tile)} is the fastest of {len(self.trials)}"]
-        if self.correlation == self.correlation:
-            found += [f"rank correlation of predicted and measured order: {self.correlation:.2f}"]
+    def to_table(self) -> Table:
+        """The tiles and their places in both orders, and what that rests on."""
+        known = self.by and not any(isnan(t.predicted) for t in self.trials)
+        order = sorted(self.trials, key=lambda trial: trial.predicted)
+        rows = [
+            {
+                "tile": by(trial.tile),
+                "predicted": trial.predicted if known else None,
+                "place predicted": order.index(trial) + 1 if known else None,
+                "measured": trial.measured,
+                "place": place,
+                "GFLOP/s": 2 * self.m * self.n * self.k / trial.measured / 1e9,
+            }
+            for place, trial in enumerate(self.trials, 1)
+        ]
+        notes = [f"rank correlation of predicted and measured order: {self.correlation:.2f}"]
         if self.by == "bytes":
-            found += ["on a CPU only the bytes are predicted, not the time"]
-        return (*found, *(f"not {by(tile)}: {why}" for tile, why in self.refused))
-
-    @property
-    def title(self) -> str:
-        return (
-            f"{self.kernel}, {self.m} x {self.n} x {self.k} in {self.dtype} on {self.device}, "
-            f"median of {min(t.repeats for t in self.trials)} or more"
-        )
+            notes += ["on a CPU only the bytes are predicted, not the time"]
+        notes += [f"not {by(tile)}: {why}" for tile, why in self.refused]
+        product = f"{self.kernel}, {self.m} x {self.n} x {self.k} in {self.dtype}"
+        title = f"{product} on {self.device}, median of {min(t.repeats for t in self.trials)}"
+        found = table(rows, title, predicted=self.by, measured="seconds")
+        return replace(found, below="; ".join(notes))
 
     def __repr__(self) -> str:
-        rows = [self._head, *self._rows()]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = [
-            "  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows
-        ]
-        return "\n".join([self.title, *lines, *self.notes])
+        return self.to_table().to_text()
 
     def _repr_html_(self) -> str:
-        found = html.table(self._head, self._rows(), self.title)
-        return f"{found}<p>{'<br>'.join(map(html.words, self.notes))}</p>"
+        return self.to_table()._repr_html_()
 
 
 def tune(

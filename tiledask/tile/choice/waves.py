@@ -1,4 +1,4 @@
-"""Waves: the tiles of C that run at the same time, their tail, and DRAM's traffic.
+"""Waves: the tiles of C that run at the same time, and what they load from DRAM.
 
     group = 2, 4 slots             the order of tiles, and waves a, b, c of 4 at a time
       0  2  4 | 6  8                 a a b | b c
@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from itertools import islice
 
 from tiledask.plan.inputs.hardware import Device
-from tiledask.plan.units import format_bytes
 from tiledask.tile.choice.config import Config
-from tiledask.tile.choice.residency import as_device, occupancy
+from tiledask.tile.choice.residency import occupancy
 from tiledask.tile.levels import traffic
 
-__all__ = ["DramTraffic", "Waves", "dram_traffic", "raster", "waves"]
+__all__ = ["Waves", "dram_loads", "raster", "waves"]
 
 _MOST_WAVES = 5_000
 """Most waves that are walked one by one: about a second."""
@@ -38,12 +37,7 @@ def raster(rows: int, columns: int, group: int = 1) -> Iterator[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Waves:
-    """Tiles of C over the slots that compute one at a time.
-
-    >>> config = Config("mine", (128, 256, 64), (64, 256), 384, 2, "bf16", registers=168)
-    >>> waves(8192, 8192, config, "H200")
-    2048 tiles over 132 slots: 15.52 -> 16 waves, the last 52 % full; efficiency 97.0 %
-    """
+    """Tiles of C over the slots that compute one at a time."""
 
     rows: int
     """Rows of tiles; whole clusters."""
@@ -51,7 +45,6 @@ class Waves:
     slots: int
     """Tiles that run at one time: blocks of a multiprocessor, times multiprocessors."""
     multiprocessors: int
-    persistent: bool
 
     @property
     def tiles(self) -> int:
@@ -63,32 +56,20 @@ class Waves:
         return -(-self.tiles // self.slots)
 
     @property
-    def tail(self) -> float:
-        """The share of slots that the last wave fills."""
-        return (self.tiles - (self.count - 1) * self.slots) / self.slots
-
-    @property
-    def efficiency(self) -> float:
-        """Tiles over the slots of all waves."""
-        return self.tiles / (self.count * self.slots)
-
-    @property
     def stretch(self) -> float:
         """Time over that of a perfect balance, as some multiprocessor computes the most; >= 1."""
         return -(-self.tiles // self.multiprocessors) * self.multiprocessors / self.tiles
 
-    def __repr__(self) -> str:
-        walk = f"; {min(self.slots, self.tiles)} persistent blocks" * self.persistent
-        found = f"{self.count} wave{'s' * (self.count > 1)}, the last {100 * self.tail:.0f} % full"
-        return (
-            f"{self.tiles} tiles over {self.slots} slots: {self.tiles / self.slots:.2f} -> "
-            f"{found}; efficiency {100 * self.efficiency:.1f} %{walk}"
-        )
 
+def waves(m: int, n: int, config: Config, device: Device) -> Waves:
+    """The waves in which ``device`` computes the tiles of an [m, n] product.
 
-def waves(m: int, n: int, config: Config, device: Device | str) -> Waves:
-    """The waves in which ``device`` computes the tiles of an [m, n] product."""
-    device = as_device(device)
+    >>> from tiledask.plan.inputs.hardware import load_device
+    >>> config = Config("mine", (128, 256, 64), (64, 256), 384, 2, "bf16", registers=168)
+    >>> found = waves(8192, 8192, config, load_device("H200"))
+    >>> found.tiles, found.slots, found.count
+    (2048, 132, 16)
+    """
     (tm, tn, _), (up, across) = config.block, config.cluster
     team = up * across
     slots = device.multiprocessors * max(1, occupancy(config, device).blocks)
@@ -97,33 +78,13 @@ def waves(m: int, n: int, config: Config, device: Device | str) -> Waves:
         -(-n // (tn * across)) * across,
         max(team, slots // team * team),
         device.multiprocessors,
-        config.persistent,
     )
 
 
-@dataclass(frozen=True)
-class DramTraffic:
-    """What a product loads from the device's memory into L2, counted wave by wave."""
-
-    a: int
-    """Bytes of A."""
-    b: int
-    c: int
-    """Bytes of C, stored once."""
-    tile: tuple[int, int]
-    """Rows and columns of C that share what is loaded: those that the first wave touches."""
-    kept: bool
-    """Whether a wave found in L2 some of what an earlier wave had loaded."""
-    rule: str
-    """What was assumed of L2, in a sentence."""
-
-    @property
-    def loaded(self) -> int:
-        return self.a + self.b
-
-
-def dram_traffic(m: int, n: int, k: int, config: Config, device: Device | str) -> DramTraffic:
-    """The bytes between DRAM and L2 in a product of [m, k] by [k, n], by walking the waves.
+def dram_loads(
+    m: int, n: int, k: int, config: Config, device: Device
+) -> tuple[tuple[int, int], int, int]:
+    """(tile of C that shares what is loaded, bytes of A, bytes of B) between DRAM and L2.
 
     Two rules. Blocks of one wave go along k together: what must live in L2 is one step along k, in
     all its stages, of the rows and columns that the wave touches; if that is too large, every
@@ -132,34 +93,21 @@ def dram_traffic(m: int, n: int, k: int, config: Config, device: Device | str) -
     panels; Mattson's stack distance). If L2's size is unknown, waves share within themselves only.
     More than 5,000 waves are not walked: `traffic` of the first wave's tile stands for them all.
     """
-    device, size, (tm, tn, tk) = as_device(device), config.itemsize, config.block
-    schedule, c = waves(m, n, config, device), m * n * size
+    size, (tm, tn, tk), schedule = config.itemsize, config.block, waves(m, n, config, device)
     rows, columns = -(-m // tm), -(-n // tn)
     tiles = raster(rows, columns, config.group)
     first = list(islice(tiles, schedule.slots))
     tile = min(m, len({i for i, _ in first}) * tm), min(n, len({j for _, j in first}) * tn)
     step = sum(tile) * min(tk, k) * size * config.stages
-    of_step, of_l2 = format_bytes(step), format_bytes(device.l2_bytes)
-    if device.l2_bytes and step > device.l2_bytes:
-        alone = traffic(m, n, k, (*config.loaded_together, tk), size)
-        rule = f"a wave's step along k is {of_step}, more than L2's {of_l2}: nothing is shared"
-        return DramTraffic(alone.a, alone.b, c, config.loaded_together, False, rule)
-    if schedule.count > _MOST_WAVES:
+    if too_large := 0 < device.l2_bytes < step:
+        tile = config.loaded_together
+    if too_large or schedule.count > _MOST_WAVES:
         even = traffic(m, n, k, (*tile, tk), size)
-        rule = (
-            f"{schedule.count} waves are too many to walk: each is taken to be as the first, and "
-            f"L2 to keep none from wave to wave"
-        )
-        return DramTraffic(even.a, even.b, c, tile, False, rule)
+        return tile, even.a, even.b
     panels = {("a", i): min(tm, m - tm * i) * k * size for i in range(rows)}
     panels |= {("b", j): min(tn, n - tn * j) * k * size for j in range(columns)}
-    loaded, kept = _walked(first, tiles, schedule.slots, panels, device.l2_bytes)
-    rule = (
-        f"a wave shares in L2 what it needs, {of_step} a step along k; L2 has "
-        f"{of_l2 if device.l2_bytes else 'an unknown number of bytes'}, and "
-        f"{'keeps some' if kept else 'keeps none'} from wave to wave"
-    )
-    return DramTraffic(loaded["a"], loaded["b"], c, tile, kept, rule)
+    loaded = _walked(first, tiles, schedule.slots, panels, device.l2_bytes)
+    return tile, loaded["a"], loaded["b"]
 
 
 _Panel = tuple[str, int]
@@ -172,9 +120,9 @@ def _walked(
     slots: int,
     size: dict[_Panel, int],
     capacity: int,
-) -> tuple[dict[str, int], bool]:
-    """(bytes loaded of A and B, whether a wave found a panel of an earlier one), wave by wave."""
-    loaded, kept = {"a": 0, "b": 0}, False
+) -> dict[str, int]:
+    """Bytes loaded of A and B, wave by wave."""
+    loaded = {"a": 0, "b": 0}
     held: dict[_Panel, int] = {}
     """The panels in L2, the least recently used first: the wave that used each last."""
     now, full = 0, 0
@@ -188,8 +136,6 @@ def _walked(
             if held.pop(panel, None) is None:
                 loaded[panel[0]] += size[panel]
                 full += size[panel]
-            else:
-                kept = True
             held[panel] = now
         wave, now = list(islice(rest, slots)), now + 1
-    return loaded, kept
+    return loaded
