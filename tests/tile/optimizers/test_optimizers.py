@@ -1,7 +1,4 @@
-"""SGD, Adam, AdamW and clipping: against the formulas in loops, and laws that need no reference.
-
-Holds `tiledask.tile.optimizers.clipping`.
-"""
+"""SGD, Adam and AdamW: against the formulas in loops, and laws that need no reference."""
 
 import math
 
@@ -10,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiledask.tile.optimizers import SGD, Adam, AdamW, clip, global_norm, rule_for
+from tiledask.tile.optimizers import SGD, Adam, AdamW, rule_for
 
 RULES = (
     SGD(0.1),
@@ -102,26 +99,3 @@ def test_the_rule_of_a_recipe():
     assert rule_for("mixed-adam-16") == Adam()
     assert rule_for("fp32-momentum", 0.1) == SGD(0.1, momentum=0.9)
     assert rule_for("fp32-sgd") == SGD()
-
-
-# -- clipping --------------------------------------------------------------------------------------
-
-
-def test_the_norm_is_of_all_gradients_together():
-    rng = np.random.default_rng(1)
-    grads = {"w": rng.standard_normal((3, 4)), "b": rng.standard_normal(4)}
-    flat = np.concatenate([g.ravel() for g in grads.values()])
-    assert global_norm(grads) == pytest.approx(np.linalg.norm(flat), rel=1e-14)
-    clipped, norm = clip(grads, norm_limit := 0.5)
-    assert norm == global_norm(grads)
-    assert global_norm(clipped) == pytest.approx(norm_limit, rel=1e-12)
-    np.testing.assert_allclose(clipped["w"] * norm / norm_limit, grads["w"])
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_squares_of_halves_do_not_overflow(dtype):
-    grads = {"w": np.full(100, 3000, dtype)}
-    assert global_norm(grads) == 30000
-    clipped, _ = clip(grads, 1.0)
-    assert clipped["w"].dtype == dtype
-    assert global_norm(clipped) == pytest.approx(1.0, rel=1e-3)

@@ -8,8 +8,6 @@ read.py      open_checkpoint: the newest whole one; each rank reads its pieces, 
     step-00000040/               made under another name and renamed when all is on the disk
       index.json                 shapes, types, boxes, checksums, and what the caller adds
       rank-0-0.npy ...           a box each, as numpy.load reads it
-
-A step of an optimizer goes in and out by TrainState.flat() and TrainState.of().
 """
 
 from tiledask.distributed.checkpoints.index import Index, Stored, StoredBox

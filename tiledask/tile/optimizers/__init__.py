@@ -9,7 +9,7 @@ Values in, values out: a step returns new arrays and changes none. Rules work el
 so the step of a shard is the shard of the step, to the bit, and ZeRO is a matter of slices.
 """
 
-from tiledask.tile.optimizers.clipping import clip, clip_factor, global_norm, square_sum
+from tiledask.tile.optimizers.clipping import clip_factor
 from tiledask.tile.optimizers.loss_scale import LossScale, unscaled
 from tiledask.tile.optimizers.mixed import TrainState, advance, begin, flush
 from tiledask.tile.optimizers.rules import SGD, Adam, AdamW, Rule, rule_for
@@ -23,11 +23,8 @@ __all__ = [
     "TrainState",
     "advance",
     "begin",
-    "clip",
     "clip_factor",
     "flush",
-    "global_norm",
     "rule_for",
-    "square_sum",
     "unscaled",
 ]

@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike
 from tiledask.errors import ConfigError
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.tile.backend import HALVES, Array, accumulator, array_namespace, as_dtype
-from tiledask.tile.optimizers.clipping import clip, square_sum
+from tiledask.tile.optimizers.clipping import clip_factor
 from tiledask.tile.optimizers.loss_scale import LossScale, unscaled
 from tiledask.tile.optimizers.rules import Rule
 
@@ -49,32 +49,11 @@ class TrainState:
         >>> begin({"w": np.ones(1000, np.float32)}, Adam(), "float16").nbytes
         {'weights': 2000, 'master weights': 4000, 'momentum': 4000, 'variance': 4000}
         """
-        return {
-            tensor: sum(array.nbytes for array in arrays.values())
-            for tensor, arrays in self._classes().items()
-        }
-
-    def flat(self) -> Arrays:
-        """Every array under "class/name", as a checkpoint stores them.
-
-        >>> sorted(TrainState({"w": np.ones(1)}, moments={"momentum": {"w": np.ones(1)}}).flat())
-        ['momentum/w', 'weights/w']
-        """
-        classes = self._classes().items()
-        return {f"{tensor}/{name}": a for tensor, arrays in classes for name, a in arrays.items()}
-
-    @classmethod
-    def of(cls, flat: Mapping[str, Array], t: int) -> "TrainState":
-        """The state of which `flat` was taken, after ``t`` steps."""
-        classes: dict[str, Arrays] = {}
-        for key, array in flat.items():
-            tensor, _, name = key.partition("/")
-            classes.setdefault(tensor, {})[name] = array
-        return cls(classes.pop("weights", {}), classes.pop(MASTER, {}), classes, t)
-
-    def _classes(self) -> dict[str, Arrays]:
         master = {MASTER: self.master} if self.master else {}
-        return {"weights": self.weights} | master | self.moments
+        classes = {"weights": self.weights} | master | self.moments
+        return {
+            tensor: sum(x.nbytes for x in arrays.values()) for tensor, arrays in classes.items()
+        }
 
 
 def begin(
@@ -83,7 +62,6 @@ def begin(
     dtype: DTypeLike | None = None,
     *,
     master: bool | None = None,
-    states: DTypeLike | None = None,
     recipe: str | Recipe | None = None,
 ) -> TrainState:
     """The state before the first step, from weights as they were drawn.
@@ -92,13 +70,13 @@ def begin(
         Of the weights in the forward pass; as they are, if left out.
     master
         Whether single-precision masters are kept; left out: of halves they are.
-    states
-        The type of the moments; left out: that of what is stepped.
     recipe
-        In place of the three: what this recipe of the planner says, whose halves are fp16.
+        In place of both: what this recipe of the planner says, also of the moments; its halves are
+        fp16.
 
     The masters are the weights as they came, not as they were rounded.
     """
+    states: DTypeLike | None = None  # the moments' type; None: that of what is stepped
     if recipe is not None:
         dtype, master, states = _of_recipe(load_recipe(recipe), rule)
     given = dict(weights)
@@ -156,7 +134,8 @@ def advance(
         name: unscaled({name: g}, scale.scale if scale else 1, _work(stepped[name]))[name]
         for name, g in grads.items()
     }
-    squares = square_sum(wide)
+    # in float64: halves overflow from 256 on
+    squares = float(sum((g.astype(np.float64) ** 2).sum() for g in wide.values()))
     norm = math.sqrt(squares if together is None else together(squares))
     if scale is not None:
         finite = math.isfinite(norm)
@@ -164,7 +143,8 @@ def advance(
         if not finite:
             return state, scale, norm
     if limit is not None:
-        wide, _ = clip(wide, limit, norm)
+        factor = clip_factor(norm, limit) if math.isfinite(norm) else 1.0
+        wide = {name: g * g.dtype.type(factor) for name, g in wide.items()}
     return _stepped(state, rule, wide), scale, norm
 
 
