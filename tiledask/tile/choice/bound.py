@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from tiledask.errors import KernelError
 from tiledask.plan.inputs.hardware import ClusterSpec, Device, Link
+from tiledask.plan.tables import Table, table
 from tiledask.plan.units import format_seconds
 from tiledask.tile.choice.config import Config
 from tiledask.tile.choice.configs import config_of
@@ -113,13 +114,32 @@ class Levels:
         """Names of levels of unknown bandwidth, which may be slower still."""
         return tuple(x.name for x in self.levels if not x.bandwidth)
 
+    def to_table(self) -> Table:
+        """What crosses each level, and how long that takes at least."""
+        return table(
+            {
+                x.name: {
+                    "tile of C": "x".join(map(str, x.tile)),
+                    "moved": x.moved,
+                    "FLOP/byte": x.intensity,
+                    "time": x.seconds if x.bandwidth else None,
+                }
+                for x in self.levels
+            },
+            moved="bytes",
+            time="seconds",
+        )
+
     def __repr__(self) -> str:
         unknown = f"; {', '.join(self.unbounded)} not bounded" if self.unbounded else ""
         return (
             f"{self.config} on {self.device.name}: at most "
             f"{self.flops_per_second / 1e12:.4g} TFLOP/s ({format_seconds(self.seconds)}), bound "
-            f"by {self.binding}{unknown}"
+            f"by {self.binding}{unknown}\n{self.to_table().to_text()}"
         )
+
+    def _repr_html_(self) -> str:
+        return self.to_table()._repr_html_()
 
 
 def levels_of(
