@@ -57,8 +57,8 @@ def test_the_language_model_of_images_and_text_is_the_one_that_transformers_coun
         told = config | {"tie_word_embeddings": outer, "text_config": text}
         model = model_of(drop_nones(told | {"text_config": drop_nones(text)}))
         assert (model.parameters, model.name) == (parameters, "test, text alone"), (outer, inner)
-    with pytest.raises(ConfigError, match=r"config\.json, text_config: key 'odd' is not"):
-        model_of(told | {"text_config": drop_nones(text) | {"odd": 1}})
+    with pytest.raises(ConfigError, match=r"config\.json, text_config: key 'odd_size' is not"):
+        model_of(told | {"text_config": drop_nones(text) | {"odd_size": 1}})
 
 
 def drop_nones(config):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-__all__ = ["ALIASES", "FAMILIES", "HARMLESS", "NEUTRAL", "Family", "Switch"]
+__all__ = ["ALIASES", "FAMILIES", "HARMLESS", "NEUTRAL", "SAME", "Family", "Switch"]
 
 ALIASES = {
     "hidden": ("hidden_size", "n_embd", "n_embed"),
@@ -87,12 +87,6 @@ _NO_DROPOUT = MappingProxyType({"attention_dropout": 0.0})
 _TWO_DROPOUTS = MappingProxyType({"attention_dropout": 0.0, "hidden_dropout": 0.0})
 _THREE_DROPOUTS = MappingProxyType(
     {"attention_dropout": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
-)
-_QWEN2_VL = Family(
-    {**_LLAMA, **_QWEN_BIAS},
-    (*_BASE, "ffn", "kv_heads"),
-    dropout=_NO_DROPOUT,
-    classes=("Qwen2VLForConditionalGeneration",),
 )
 _GEMMA = Family(
     {**_LLAMA, "mlp_bias": False},
@@ -396,8 +390,12 @@ FAMILIES = MappingProxyType(
             readers=("llama4",),
             neutral={"use_qk_norm": (True, False)},  # a norm without weights
         ),
-        "qwen2_vl_text": _QWEN2_VL,
-        "qwen2_5_vl_text": replace(_QWEN2_VL, classes=("Qwen2_5_VLForConditionalGeneration",)),
+        "qwen2_vl_text": Family(
+            {**_LLAMA, **_QWEN_BIAS},
+            (*_BASE, "ffn", "kv_heads"),
+            dropout=_NO_DROPOUT,
+            classes=("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
+        ),
         "bert": _BERT,
         "roberta": replace(
             _BERT,
@@ -407,6 +405,8 @@ FAMILIES = MappingProxyType(
     }
 )
 """``model_type`` -> its family."""
+SAME = {"qwen2_5_vl": "qwen2_vl", "qwen2_5_vl_text": "qwen2_vl_text"}
+"""``model_type`` -> another one whose language model has the same weights."""
 
 HARMLESS = r"""_.*|(.*_)?token_ids?|(torch_)?dtype|.*pdrop|.*dropout(_prob|_rate)?|init.*_range
 |initializer_.*

@@ -6,7 +6,7 @@ from typing import Any
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.data import Fields
-from tiledask.plan.inputs.families import ALIASES, FAMILIES, HARMLESS, NEUTRAL, Family
+from tiledask.plan.inputs.families import ALIASES, FAMILIES, HARMLESS, NEUTRAL, SAME, Family
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.model_rules import MOST_LAYERS
 
@@ -43,7 +43,7 @@ def model_from_config(config: Fields, name: str) -> Model:
         return model_from_config(inner, f"{name}, text alone")
     if "model_type" not in config and "text_config" in config:
         raise config.fail("model_type", f"is missing. {_way(config)}")
-    kind = config.text("model_type")
+    kind = _kind(config.text("model_type"))
     if kind not in families:
         raise config.fail(
             "model_type",
@@ -82,8 +82,9 @@ def _language(config: Fields) -> Fields | None:
     """The config of the language model within that of a model of images and text, if it is one
     that is understood: under "text_config", or in older files among the others' keys."""
     outer, inner = config.values, config.values.get("text_config")
-    kind = outer.get("model_type")
-    if isinstance(inner, dict) and inner.get("model_type") in FAMILIES and kind not in families:
+    kind = _kind(outer.get("model_type"))
+    of_text = _kind(inner.get("model_type")) if isinstance(inner, dict) else None
+    if isinstance(inner, dict) and of_text in FAMILIES and kind not in families:
         # which of both says whether the output projection is the embedding's table
         outers = {"quantization_config"} | ({"tie_word_embeddings"} if kind != "llama4" else set())
         inner = inner | {key: outer[key] for key in outers if outer.get(key) is not None}
@@ -93,6 +94,10 @@ def _language(config: Fields) -> Fields | None:
         inner = {key: value for key, value in outer.items() if key not in left_out}
         return Fields(inner | {"model_type": f"{kind}_text"}, config.where)
     return None
+
+
+def _kind(model_type: Any) -> Any:
+    return SAME.get(model_type, model_type) if isinstance(model_type, str) else model_type
 
 
 def _check_class(config: Fields, kind: str, known: tuple[str, ...]) -> None:
