@@ -220,7 +220,7 @@ def of_no_training(step):
     [
         (cut_short, r"has \d+ bytes and .* needs \d+ of it"),
         (flip, "does not have its checksum"),
-        (lambda step: damaged_file(step).unlink(), "cannot be read: No such file"),
+        (lambda step: damaged_file(step).unlink(), "No such file"),
         (lambda step: os.truncate(step / "index.json", 1000), "cannot be read as a checkpoint's"),
         (lambda step: (step / "index.json").unlink(), "cannot be read as a checkpoint's"),
         (without_an_array, "has no array 'variance of layer 1.mlp.w_1'"),
