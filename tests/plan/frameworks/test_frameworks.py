@@ -257,6 +257,35 @@ def test_older_names_float8_and_what_is_compiled_are_read(written):
     assert (found.layout.dp, found.layout.tp, found.layout.pp) == (4, 2, 2)
     assert found.layout.microbatches == 2
     assert (found.recipe, found.framework) == OLD[written]
+    layers = text.replace("[experimental]", "compile = true\n[experimental]")
+    if "compile" not in more:  # before 0.2 the loss was not compiled
+        found = td.import_config("torchtitan", layers, devices=16)
+        assert found.framework == "torchtitan"
+
+
+OTHER_STATES = {
+    "megatron": "--bf16 --optimizer muon",
+    "torchtitan": '[model]\nflavor = "8B"\n[optimizer]\nname = "SGD"',
+    "deepspeed": '{"bf16": {"enabled": true}, "optimizer": {"type": "Lion", "params": {}}}',
+}
+
+
+@pytest.mark.parametrize("framework", READABLE)
+def test_an_optimizer_with_other_states_than_adams_is_said(framework):
+    text = OTHER_STATES[framework]
+    (found,) = td.import_config(framework, text, model="llama-3.1-8b", devices=8).uncounted
+    assert found.startswith("computed with Adam's states (")
+    for name in ("muon", "SGD", "Lion"):
+        text = text.replace(name, "AdamW")
+    assert not td.import_config(framework, text, model="llama-3.1-8b", devices=8).uncounted
+
+
+def test_a_launcher_without_a_file_and_a_condition_without_an_else_are_read():
+    script = "GPUS=8\nif [ $H ]; then MORE=--fp8-format=hybrid; fi\n"
+    script += "CUDA_VISIBLE_DEVICES=0 torchrun --nproc_per_node $GPUS -m train --bf16 $MORE"
+    found = td.import_config("megatron", script, model="llama-3.1-8b")
+    assert (found.layout.dp, found.recipe) == (8, "mixed-adam-18-fp8")
+    assert any("conditions are not judged: MORE" in line for line in found.assumed)
 
 
 @pytest.mark.parametrize(

@@ -121,12 +121,8 @@ def split_layers(hidden: int, heads: int, sequence: int, layers: int, workers: i
     of = (heads, heads, h // heads)
     calls = td.layer_calls("decoder_block", ranks=t, batch=4, tokens=sequence, width=h, heads=of)
     sums, sent = len(calls), sum(sum(call.sent) for call in calls)
-    dealt, columns, all_sums, all_sent = (
-        even(heads, t),
-        even(inner, t),
-        layers * sums,
-        layers * sent,
-    )
+    dealt, columns = even(heads, t), even(inner, t)
+    all_sums, all_sent = layers * sums, layers * sent
     x = np.random.default_rng(30).standard_normal(2)
     *made, of_sum = (td.tile.gelu(v)[0].item() for v in (x[:1], x[1:], x[:1] + x[1:]))
     apart, layout = sum(made), Layout(tp=t)

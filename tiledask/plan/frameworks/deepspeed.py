@@ -30,10 +30,11 @@ DECIDES = {
 }
 """What memory depends on and is not counted -> its names."""
 HARMLESS = r"""(optimizer|scheduler|fp16|bf16|amp|tensorboard|wandb|csv_monitor|comet
-|flops_profiler|comms_logger|monitor.*|data_efficiency|curriculum.*|elasticity|autotuning|checkpoint|aio)(\..*)?|steps_per_print
+|flops_profiler|comms_logger|monitor.*|data_efficiency|curriculum.*|elasticity|autotuning
+|checkpoint)(\..*)?|steps_per_print
 |gradient_clipping|wall_clock.*|dump_state|memory_breakdown|prescale_gradients|gradient_predivide.*
 |zero_allow.*|zero_force.*|communication_data_type|seed|.*_profil.*
-|zero_optimization\.(overlap_comm|contiguous_gradients|reduce_.*|allgather_.*|sub_group_size|round_robin.*
+|zero_optimization\.(overlap_comm|contiguous_gradients|reduce_.*|allgather_.*|round_robin.*
 |stage3_.*|sub_.*|ignore_unused.*|memory_efficient_linear|.*bucket.*|.*gather_16bit.*|load_from.*)"""
 """Names that neither memory nor layers depend on, as a verbose pattern."""
 
@@ -119,11 +120,10 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     recipe = fitting_recipe(tuple(RECIPES.items()), settings)
     if recipe == "mixed-adam-20" and stage < 2:
         recipe = "deepspeed-bf16-adam"
-    uncounted = found.uncounted(DECIDES)
     usual = model.usual_sequence
     found.assumed.append(
         f"the JSON has no sequence: {usual} tokens assumed, and attention keeps scores"
     )
-    found.left(HARMLESS)
+    assumed, uncounted = found.rest(DECIDES, HARMLESS, recipe, "optimizer.type")
     layout = Layout(dp=dp, tp=tp, microbatch=size, microbatches=steps, zero=stage)
-    return Imported(model, layout, recipe, usual, (*uncounted, *found.assumed), uncounted)
+    return Imported(model, layout, recipe, usual, assumed, uncounted)

@@ -145,23 +145,30 @@ class Read:
             )
         return batch // (dp * microbatch)
 
-    def uncounted(self, decides: Mapping[str, str]) -> tuple[str, ...]:
-        """A sentence for each of ``decides``, what it is -> pattern of its names, that is set."""
-        found = []
+    def rest(
+        self, decides: Mapping[str, str], harmless: str, recipe: str, optimizer: str
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """(all that is assumed, what of it is not counted), once all is read that can be.
+
+        ``decides``: what memory depends on and nobody reads -> pattern of its names; ``harmless``:
+        pattern of the names that neither memory nor layers depend on, which are not listed;
+        ``optimizer``: the name under which it stands, beside the ``recipe`` that was found.
+        """
+        uncounted = []
+        kind = str(self.get(optimizer, "Adam"))
+        if "adam" in recipe and "adam" not in kind.lower():
+            uncounted.append(f"computed with Adam's states ({optimizer} is {short(kind)})")
         for what, pattern in decides.items():
-            names = [key for key in self._rest() if re.fullmatch(pattern, key, re.VERBOSE)]
+            names = [key for key in self._left() if re.fullmatch(pattern, key, re.VERBOSE)]
             if names:
-                found.append(f"computed without {what} ({', '.join(names)})")
+                uncounted.append(f"computed without {what} ({', '.join(names)})")
                 self.used.update(names)
-        return tuple(found)
+        left = [key for key in self._left() if not re.fullmatch(harmless, key, re.VERBOSE)]
+        if left:
+            self.assumed.append(f"not looked at: {', '.join(left)}")
+        return (*uncounted, *self.assumed), tuple(uncounted)
 
-    def left(self, harmless: str) -> None:
-        """Say what was not looked at, but for names that no memory and no layer depends on."""
-        rest = [key for key in self._rest() if not re.fullmatch(harmless, key, re.VERBOSE)]
-        if rest:
-            self.assumed.append(f"not looked at: {', '.join(rest)}")
-
-    def _rest(self) -> list[str]:
+    def _left(self) -> list[str]:
         """Names that nobody asked for, and that are not switched off."""
         rest = sorted(self.settings.keys() - self.used)
         return [key for key in rest if self._value(key) not in (False, None, "none", "", "auto")]

@@ -58,18 +58,18 @@ OTHER_LAYERS = (
 GATED = ("swiglu", "gated_linear_unit", "geglu", "quick_geglu")
 HARMLESS = r"""(adam|sgd|muon|lr|min_lr|log|logging|tensorboard|wandb|data|train|valid|test|eval
 |save|load|ckpt|dist_ckpt|tokenizer|vocab|merge|rotary|rope|timing|profile|manual_gc|moe_router|moe_aux
-|moe_z|moe_permute|moe_grouped|moe_shared_expert_overlap|moe_per_layer|moe_enable|moe_deepep|tp_comm
+|moe_z|moe_token|moe_permute|moe_grouped|moe_shared_expert_overlap|moe_per_layer|moe_enable|moe_deepep|tp_comm
 |overlap|nccl|inference|one_logger|straggler|check|exit|mock|reset|rdzv|master|local|fp16_lm|te_rng
 |sft|cp_comm|ddp|loss_scale|initial_loss|hysteresis|wgrad|delay|retro|transformer_impl|deterministic
 |dataloader|num_(workers|dataset)|mid_level|async|use_dist_ckpt|auto_detect|seq_length_scale)(_.*)?
 |no_(load|save|initialization|create|mmap|check|.*_fusion|gradient|rope|persist).*|.*_fusion
-|(start_|clip_grad|weight_decay|.*_weight_decay).*|seed|split|optimizer|bf16|mtp_loss.*
-|node_rank|nnodes|nproc_per_node|distributed_(backend|timeout.*)|init_method.*|norm_epsilon
+|(start_|clip_grad|weight_decay|.*_weight_decay).*|seed|split|bf16|mtp_loss.*
+|node_rank|distributed_(backend|timeout.*)|init_method.*|norm_epsilon
 |layernorm_epsilon|use_mcore_models|use_legacy.*|use_rope_scaling|use_checkpoint.*|tee|log_dir
 |calculate_per_token_loss|.*softmax_in_fp32|attention_mask.*|eod_mask.*|kitchen.*|dist_.*
 |override_opt.*|finetune|enable_(experimental|one).*|high_priority.*|apply_.*|make_vocab.*|use_fused.*
 |fp8_(margin|amax.*|interval|recipe)|first_last.*bf16|num_layers_at.*bf16|window_size|softmax_type
-|squared_relu|micro_batch_size|.*dropout|result_.*|.*_iters|.*_samples|.*interval|.*path|.*url"""
+|squared_relu|.*dropout|result_.*|.*_iters|.*_samples|.*interval|.*path|.*url"""
 """Flags that neither memory nor layers depend on, as a verbose pattern."""
 STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 """Megatron-FSDP's, by ZeRO's stage."""
@@ -249,9 +249,7 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     layout, sizes = _cut(found, model.layers, layout)
     recipe = _recipe(found)
     framework = next((each for flag, each in FRAMEWORKS.items() if found.get(flag)), None)
-    uncounted = found.uncounted(DECIDES)
-    found.left(HARMLESS)
-    assumed = (*uncounted, *found.assumed)
+    assumed, uncounted = found.rest(DECIDES, HARMLESS, recipe, "optimizer")
     cut = sized(layout, sizes)
     return Imported(model, cut, recipe, sequence, assumed, uncounted, framework)
 
@@ -265,7 +263,7 @@ def _flags(text: str) -> tuple[Settings, tuple[str, ...]]:
         if match := re.match(r"--([A-Za-z][\w-]*):?(?:=(.*))?$", word):
             name = match[1].replace("-", "_")
             flags[name] = True if match[2] is None else match[2]
-        elif word.endswith(".py"):
+        elif word.endswith(".py") or word == "-m":
             name = ""  # torchrun ends, the program begins
         elif name:
             flags[name] = word if flags[name] is True else f"{flags[name]} {word}"
@@ -293,7 +291,6 @@ def _zero(found: Read) -> int:
     if found.get("use_torch_fsdp2"):
         return 3
     distributed = bool(found.get("use_distributed_optimizer"))
-    found.used |= {"overlap_grad_reduce", "overlap_param_gather", "ckpt_format"}
     if not (found.get("use_megatron_fsdp") or found.get("use_custom_fsdp")):
         return int(distributed)
     if strategy not in STRATEGIES:
@@ -412,8 +409,6 @@ def _read_model(found: Read) -> Model:
     )
     words = f"no --vocab-size: {usual:,} assumed"
     vocab = found.whole("padded_vocab_size", 0) or found.assume("vocab_size", usual, words)
-    found.used |= {"make_vocab_size_divisible_by", "moe_router_score_function"}
-    found.used |= {"moe_token_dispatcher_type", "overlap_moe_expert_parallel_comm"}
     sizes: dict[str, Any] = {}
     if latent:
         names = {

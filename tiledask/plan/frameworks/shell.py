@@ -52,7 +52,7 @@ def launched(text: str) -> tuple[list[str], tuple[str, ...]]:
             depth += (keyword in _BEGINS) - (keyword in _ENDS)
         for name, after in _assigned(words, variables):
             before = variables.get(name)
-            if depth and before not in (None, after):
+            if depth and before != after:
                 unsure[name] = None
             if not depth or before is None or after[: len(before)] == before:
                 variables[name] = after
@@ -61,7 +61,10 @@ def launched(text: str) -> tuple[list[str], tuple[str, ...]]:
     programs = [c for c in commands if any(word.endswith(".py") for word in c)]
     if programs:
         return max(programs, key=lambda c: sum(word.startswith("--") for word in c)), (*unsure,)
-    return [part for held in variables.values() for word in held for part in _split(word)], ()
+    words = [word for command in commands for word in command]
+    if not any(word.startswith("--") for word in words):
+        words = [part for held in variables.values() for word in held for part in _split(word)]
+    return words, (*unsure,)
 
 
 def _assigned(words: list[str], variables: _Variables) -> Iterator[tuple[str, list[str]]]:

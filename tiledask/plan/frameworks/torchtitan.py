@@ -58,11 +58,10 @@ DECIDES = {
 }
 """What memory depends on and is not counted -> its names."""
 HARMLESS = r"""(job|profiling|metrics|optimizer|lr_scheduler|checkpoint|comm|validation|debug|memory
-|fault_tolerance|experimental|quantize|float8|mx|compile|.*\.filter_fqns|activation_checkpoint)\..*
+|fault_tolerance|experimental|quantize|float8|mx|compile|activation_checkpoint)\..*
 |training\.(dataset.*|steps|seed|deterministic|max_norm|warmup.*|data_.*|gc_.*|mixed_precision_reduce
-|enable_cpu_offload|loss_parallel|.*loss_parallel)|parallelism\.(disable_loss_parallel|.*rotate_method
-|enable_compiled_autograd|enable_async.*|fsdp_reshard.*)|model\.(tokenizer.*|hf_assets.*|norm_type
-|print_.*|converters|.*path)|.*_parallel_(method|microbatches)"""
+|.*loss_parallel)|parallelism\.(disable_loss_parallel|.*rotate_method|enable_compiled_autograd
+|fsdp_reshard.*)|model\.(tokenizer.*|hf_assets.*|norm_type|print_.*|.*path)|.*_parallel_method"""
 """Names that neither memory nor layers depend on, as a verbose pattern."""
 
 
@@ -232,9 +231,8 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     recipe = _precision(found, layout)
     sequence = found.whole("training.seq_len", model.usual_sequence)
     framework = _framework(found)
-    uncounted = found.uncounted(DECIDES)
-    found.left(HARMLESS)
-    assumed, cut = (*uncounted, *found.assumed), sized(layout, sizes)
+    assumed, uncounted = found.rest(DECIDES, HARMLESS, recipe, "optimizer.name")
+    cut = sized(layout, sizes)
     return Imported(model, cut, recipe, sequence, assumed, uncounted, framework)
 
 
@@ -270,11 +268,8 @@ def _framework(found: Read) -> str:
         return "torchtitan-async-tp"
     if not compiles:
         return "torchtitan-eager"
-    return (
-        "torchtitan-fused-loss"
-        if "loss" in parts and "compile.enable" in found.used
-        else "torchtitan"
-    )
+    fused = "loss" in parts and "compile.enable" in found.settings  # training.compile: layers alone
+    return "torchtitan-fused-loss" if fused else "torchtitan"
 
 
 def _known(found: Read) -> Model:
@@ -346,7 +341,6 @@ def _precision(found: Read, layout: Settings) -> str:
         return "fsdp-adam-fp8"
     weights = found.get("training.dtype", "float32")
     compute = found.get("training.mixed_precision_param", "bfloat16")
-    found.used.add("training.mixed_precision_reduce")
     reshard = found.get("parallelism.fsdp_reshard_after_forward", "default")
     kept = layout["zero"] == 3 and reshard != "always"
     if weights == "bfloat16" or compute == "float32":

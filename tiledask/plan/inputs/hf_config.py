@@ -86,8 +86,8 @@ def _language(config: Fields) -> Fields | None:
     of_text = _kind(inner.get("model_type")) if isinstance(inner, dict) else None
     if isinstance(inner, dict) and of_text in FAMILIES and kind not in families:
         # which of both says whether the output projection is the embedding's table
-        outers = {"quantization_config"} | ({"tie_word_embeddings"} if kind != "llama4" else set())
-        inner = inner | {key: outer[key] for key in outers if outer.get(key) is not None}
+        shared = ["quantization_config", *["tie_word_embeddings"] * (kind != "llama4")]
+        inner = inner | {key: outer[key] for key in shared if outer.get(key) is not None}
         return Fields(inner, f"{config.where}, text_config")
     if inner is None and "vision_config" in outer and f"{kind}_text" in FAMILIES:
         left_out = "architectures", "vision_config"
