@@ -1,6 +1,7 @@
 """Interrupting a notebook stops what waits and nothing else, in a real kernel."""
 
 import time
+from uuid import uuid4
 
 import pytest
 from jupyter_client.manager import start_new_kernel
@@ -109,19 +110,24 @@ def run(client, code, timeout=240):
 @pytest.mark.parametrize("name", CALLS)
 def test_a_cluster_survives_the_interrupt(kernel, name):
     manager, client = kernel
+    for _ in range(3):  # Python drops an interrupt that falls into a destructor: ask again
+        if (raised := interrupted(manager, client, f"{CALLS[name]}; None")) is not None:
+            break
+    found = run(client, AFTER)
+    assert raised == "KeyboardInterrupt"
+    assert found[0].endswith("s, [] 0 [0, 0] True [0, 1]")
+
+
+def interrupted(manager, client, code):
+    """The name of the error with which ``code`` ends that is interrupted; None if it has none."""
+    begun = f"begun {uuid4().hex}"  # by no other word: what a cluster logs is a stream, too
     # a kernel drops what it is sent shortly after an error, unless told not to
-    message = client.execute(f"print('now')\n{CALLS[name]}", stop_on_error=False)
-    # what a cluster still logs of the call before is a stream, too
-    while "now" not in client.get_iopub_msg(timeout=240)["content"].get("text", ""):
+    message = client.execute(f"print('{begun}')\n{code}", stop_on_error=False)
+    while begun not in client.get_iopub_msg(timeout=240)["content"].get("text", ""):
         pass
     time.sleep(0.5)
-    begun = time.monotonic()
     manager.interrupt_kernel()
     while True:
         reply = client.get_shell_msg(timeout=240)
         if reply["parent_header"].get("msg_id") == message:
-            break
-    print(f"stopped after {time.monotonic() - begun:.2f} s")  # 0.3 s on a quiet machine
-    found = run(client, AFTER)
-    assert reply["content"].get("ename") == "KeyboardInterrupt", reply["content"]
-    assert found[0].endswith("s, [] 0 [0, 0] True [0, 1]")
+            return reply["content"].get("ename")
