@@ -18,7 +18,15 @@ from oracles.waiting import wait_until
 
 import tiledask as td
 from tiledask.distributed.arrays import recompute
-from tiledask.distributed.deadlines import GRACE, LAST, bounded, heard, left_of, until
+from tiledask.distributed.deadlines import (
+    GRACE,
+    LAST,
+    bounded,
+    heard,
+    keep_interrupts,
+    left_of,
+    until,
+)
 from tiledask.errors import ClusterLostError, DeadlineError
 
 GRID = (td.Shard(0), td.Shard(1))
@@ -47,6 +55,23 @@ def test_a_timeout_is_found_wherever_it_stands():
     assert call.__doc__ == "Words."
     with pytest.raises(ValueError, match="a timeout is a number of seconds above 0, got -1"):
         call("x", -1)
+
+
+def test_an_interrupt_that_falls_into_a_destructor_comes_again(monkeypatch):
+    class Dropped:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
+    keep_interrupts()
+    keep_interrupts()
+    dropped = [Dropped()]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            wait_until(dropped.clear)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_an_interrupted_call_keeps_nothing_though_its_traceback_is_kept():

@@ -9,7 +9,10 @@ Calls within a call can only shorten it. Threads that are started within have no
 A wait for what the scheduler or a worker answers is `heard`: it ends when one of them is lost.
 """
 
+import _thread
 import asyncio
+import sys
+import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
@@ -17,13 +20,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
 from inspect import signature
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from tiledask.errors import ConfigError
 
 __all__ = [
-    *("DEADLINE", "GRACE", "HEAR", "LAST", "Left", "bounded", "heard", "left_of", "seconds_of"),
-    "until",
+    *("DEADLINE", "GRACE", "HEAR", "LAST", "Left", "bounded", "heard", "keep_interrupts"),
+    *("left_of", "seconds_of", "until"),
 ]
 
 P = ParamSpec("P")
@@ -38,6 +41,8 @@ LAST = 0.25
 
 HEAR = 0.1
 """Seconds after which a wait looks whether what it waits for is lost."""
+_AGAIN = 0.05
+"""Seconds after which an interrupt that Python dropped is sent again."""
 _NEWS = 1.0
 """Seconds after which it is known of a connection that broke whose end is gone."""
 
@@ -142,3 +147,22 @@ def bounded(function: Callable[P, T]) -> Callable[P, T]:
             raise
 
     return ends
+
+
+def keep_interrupts() -> None:
+    """From now on an interrupt that falls into a destructor comes again, until it ends a call.
+
+    Python prints what a destructor raises and goes on. Dask's futures have one that waits for the
+    lock of the interpreter, so on a busy client Ctrl-C often falls into it.
+    """
+    before = sys.unraisablehook
+    if getattr(before, "__name__", "") == "again":
+        return
+
+    def again(found: Any) -> None:
+        if found.exc_type is KeyboardInterrupt:
+            threading.Timer(_AGAIN, _thread.interrupt_main).start()
+        else:
+            before(found)
+
+    sys.unraisablehook = again

@@ -39,7 +39,7 @@ from tiledask.distributed.cluster.tasks import (
     workers_of,
 )
 from tiledask.distributed.cluster.web import panel
-from tiledask.distributed.deadlines import DEADLINE, left_of, seconds_of
+from tiledask.distributed.deadlines import DEADLINE, keep_interrupts, left_of, seconds_of
 from tiledask.distributed.out_of_core.disk import writing
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.plan import html
@@ -72,6 +72,7 @@ class Cluster:
         started_here: bool = False,
         hosts: tuple[str, ...] = (),
     ) -> None:
+        keep_interrupts()
         self.client = client
         self.given = given
         """Dask's own cluster, or what was connected to."""
