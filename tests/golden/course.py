@@ -3,14 +3,13 @@
 import ast
 import json
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import tiledask as td
-from golden.store import MACHINE, GoldenSet, digest, read
+from golden.store import MACHINE, GoldenSet, digest
 
 # -- the one place that looks inside ---------------------------------------------------------------
 
@@ -47,19 +46,13 @@ def main(words: list[str]) -> int:
     return main(words)
 
 
-def stored(name: str) -> Callable[[], dict[str, Any]]:
-    """Draws the rows that there are: people chose them."""
-    path = Path(__file__).with_name(f"{name}.json.gz")
-    return lambda: {key: row[0] for key, row in read(path)["rows"].items()}
-
-
 # -- questions -------------------------------------------------------------------------------------
 
 
 def others() -> dict[int, dict[str, Any]]:
     """Question -> its inputs, each with another value than the usual one."""
     found: dict[int, dict[str, Any]] = {}
-    for given in [*stored("questions")().values(), *stored("questions_long")().values()]:
+    for given, _ in [row for one in SETS[:2] for row in one.stored().values()]:
         found.setdefault(given["question"], {}).update(given["inputs"])
     return found
 
@@ -97,12 +90,6 @@ def result(given: dict[str, Any]) -> Any:
 # -- the ladder of idle time -----------------------------------------------------------------------
 
 
-def levels() -> dict[str, Any]:
-    return {
-        f"{n} of {seed}": {"level": n, "seed": seed} for n in range(1, 13) for seed in (0, 1, 7)
-    }
-
-
 def level(given: dict[str, Any]) -> Any:
     """The answer that the working ends in, which the same level judges as right."""
     it = td.tasks.idle_level(given["level"], given["seed"])
@@ -111,30 +98,6 @@ def level(given: dict[str, Any]) -> Any:
 
 
 # -- what commands print as JSON -------------------------------------------------------------------
-
-COMMANDS = (
-    "list models", "list hardware", "list recipes", "list schedules",
-    "fit gpt-200b 160xA100-40GB --dp 160 --zero 3 --recompute full",
-    "fit llama-2-7b 8xA100-80GB --dp 2 --tp 4 --zero 1",
-    "fit llama-2-13b 16xA10 --tp 4 --pp 4 --microbatches 8 --critique",
-    "fit gpt2 1xT4 --recipe lora",
-    "plan llama-2-7b 8xA100-80GB 16",
-    "ask 14 --no-run", "ask 21 --no-run --set microbatches=25", "ask 34 --no-run",
-    "ask", "ask 7 --no-run",
-    "partition 24 4", "partition 24 4 --judge '1-7 | 8-12 | 13-18 | 19-24'",
-    "partition 1,1,2,4,1,1 3",
-    "idle 1f1b 4 8", "idle gpipe 4 8", "idle zb-h1 4 8 --latency 0.1",
-    "puzzle", "puzzle 24-on-4", "puzzle 24-on-4 --answer '6 6 6 6'",
-    "fit 4096xNothing", "puzzle 24-on-5", "ask 99",
-)  # fmt: skip
-
-
-def typed() -> dict[str, Any]:
-    return {command: {"command": command} for command in COMMANDS}
-
-
-def typed_on_workers() -> dict[str, Any]:
-    return {command: {"command": command} for command in ("matmul 256", "ask 34")}
 
 
 def keys(given: dict[str, Any], cluster: Any = None) -> Any:
@@ -165,11 +128,11 @@ def paths_of(value: Any, at: str = "") -> Iterator[str]:
 
 
 SETS = (
-    GoldenSet("questions", values, stored("questions")),
-    GoldenSet("questions_long", values, stored("questions_long"), "slow"),
-    GoldenSet("judged", result, stored("judged")),
-    GoldenSet("judged_long", result, stored("judged_long"), "slow"),
-    GoldenSet("ladder", level, levels),
-    GoldenSet("json_keys", keys, typed),
-    GoldenSet("json_keys_on_workers", keys, typed_on_workers, "cluster"),
+    GoldenSet("questions", values),
+    GoldenSet("questions_long", values, "slow"),
+    GoldenSet("judged", result),
+    GoldenSet("judged_long", result, "slow"),
+    GoldenSet("ladder", level),
+    GoldenSet("json_keys", keys),
+    GoldenSet("json_keys_on_workers", keys, "cluster"),
 )

@@ -1,8 +1,6 @@
 """Golden values of many devices: product plans, collectives and split layers, on threads of this
 process; products and redistributions on four workers."""
 
-from itertools import product
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -79,29 +77,6 @@ def tiling(shape: list[int], mesh: list[int], placements: list[str]) -> Any:
 # -- plans of products -----------------------------------------------------------------------------
 
 
-MESHES = [[2], [3], [4], [2, 2], [2, 3], [3, 2], [4, 2], [3, 3], [2, 2, 2], [4, 4]]
-
-
-def grids() -> dict[str, Any]:
-    """40 meshes and placements, every algorithm on each."""
-    draw, found = Random(31), {}
-    for n in range(40):
-        mesh = draw.choice(
-            ([2], [3], [4], [2, 2], [2, 3], [3, 2], [4, 2], [3, 3], [2, 2, 2], [4, 4])
-        )
-        each = ["R", "S0", "S1"]
-        usual = ["S0", "S1", "R"][: len(mesh)] if len(mesh) > 1 else ["S0"]
-        found[f"{n} {'x'.join(map(str, mesh))}"] = {
-            "extents": [draw.randint(5, 60) for _ in range(3)],
-            "mesh": mesh,
-            "a": usual if n % 3 == 0 else [draw.choice(each) for _ in mesh],
-            "b": usual if n % 3 == 0 else [draw.choice(each) for _ in mesh],
-            "panel": draw.choice((1, 4, 16, 512)),
-            "itemsize": draw.choice((2, 4, 8)),
-        }
-    return found
-
-
 def planned(given: dict[str, Any]) -> Any:
     """Of each algorithm bytes and messages by rank, and its order."""
     m, k, n = given["extents"]
@@ -128,28 +103,6 @@ def planned(given: dict[str, Any]) -> Any:
 
 
 # -- products and redistributions on workers -------------------------------------------------------
-
-GRID, ROW, COLUMN = ["S0", "S1"], ["S0", "R"], ["R", "S1"]
-LAID = {
-    "grid": ([2, 2], GRID, GRID),
-    "copies": ([2, 2], ["R", "R"], GRID),
-    "lines": ([4], ["S0"], ["S0"]),
-    "inner": ([4], ["S1"], ["S0"]),
-    "columns": ([4], ["R"], ["S1"]),
-}
-
-
-def run_products() -> dict[str, Any]:
-    found = {}
-    for (laid, (mesh, a, b)), name in product(LAID.items(), td.algorithms):
-        if name == "local" and laid not in ("inner", "columns"):
-            continue  # something must move
-        for dtype in ("float32", "bfloat16") if laid == "grid" else ("float32",):
-            found[f"{name} on {laid}, {dtype}"] = {
-                "algorithm": name, "mesh": mesh, "a": a, "b": b, "dtype": dtype,
-                "extents": [13, 22, 17], "panel": 5,
-            }  # fmt: skip
-    return found
 
 
 def run_product(given: dict[str, Any], cluster: Any) -> Any:
@@ -178,21 +131,6 @@ def run_product(given: dict[str, Any], cluster: Any) -> Any:
     }
 
 
-def moves() -> dict[str, Any]:
-    each = ["R", "S0", "S1"]
-    found = {
-        f"{x} to {y} on {n}": {"mesh": [n], "from": [x], "to": [y]}
-        for n in (3, 4)
-        for x, y in product(each, each)
-        if x != y
-    }
-    for x, y in (("S0 S1", "R R"), ("S0 S1", "S1 S0"), ("R S0", "S0 R"), ("S0 S0", "R S1")):
-        found[f"{x} to {y}"] = {"mesh": [2, 2], "from": x.split(), "to": y.split()}
-    for y in each:
-        found[f"P to {y}"] = {"mesh": [4], "from": ["P"], "to": [y]}
-    return found
-
-
 def moved(given: dict[str, Any], cluster: Any) -> Any:
     """Bits, the collective's name, bytes by rank; partial sums are those of a local product."""
     mesh = td.Mesh(cluster, tuple(given["mesh"]))
@@ -216,14 +154,6 @@ def moved(given: dict[str, Any], cluster: Any) -> Any:
 
 
 # -- collectives -----------------------------------------------------------------------------------
-
-
-def group_calls() -> dict[str, Any]:
-    found = {}
-    for n in (1, 2, 3, 4, 5, 8):
-        for dtype in ("float32", "float64", "float16", "bfloat16"):
-            found[f"{n} ranks, {dtype}"] = {"ranks": n, "dtype": dtype}
-    return found
 
 
 def collectives(given: dict[str, Any]) -> Any:
@@ -264,20 +194,6 @@ HEADS = {
     "10 heads": (10, 5, 2),
     "one kv": (3, 1, 4),
 }
-
-
-def split_layers() -> dict[str, Any]:
-    found = {}
-    names = [*HEADS, "8 heads fused", "mlp", "mlp of 17", "swiglu", "swiglu fused"]
-    for name, t in product(names, (1, 2, 3, 4)):
-        for sequence, regather in ((False, False), (True, False), (True, True)):
-            key = (
-                f"{name} on {t}"
-                + (", tokens" if sequence else "")
-                + (", regathered" if regather else "")
-            )
-            found[key] = {"layer": name, "ranks": t, "sequence": sequence, "regather": regather}
-    return found
 
 
 def parts_of(name: str) -> tuple[str, dict, tuple, Any]:
@@ -331,9 +247,9 @@ def split_layer(given: dict[str, Any]) -> Any:
 
 
 SETS = (
-    GoldenSet("product_plans", planned, grids),
-    GoldenSet("collectives", collectives, group_calls),
-    GoldenSet("split_layers", split_layer, split_layers),
-    GoldenSet("products", run_product, run_products, "cluster"),
-    GoldenSet("redistributions", moved, moves, "cluster"),
+    GoldenSet("product_plans", planned),
+    GoldenSet("collectives", collectives),
+    GoldenSet("split_layers", split_layer),
+    GoldenSet("products", run_product, "cluster"),
+    GoldenSet("redistributions", moved, "cluster"),
 )

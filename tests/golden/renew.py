@@ -3,7 +3,6 @@
     python tests/golden/renew.py                 all sets, from what their files have as given
     python tests/golden/renew.py ledgers steps   these
     python tests/golden/renew.py --fast          all but those that need workers or are slow
-    python tests/golden/renew.py --draw ledgers  what is given is drawn anew, too
     python tests/golden/renew.py --check ...     say what has changed, and write nothing
 
 A change of golden values is a change of what the package answers: say in the commit why.
@@ -25,18 +24,17 @@ from golden.sets import SETS  # noqa: E402
 from golden.store import GoldenSet, change, count, differences  # noqa: E402
 
 
-def renewed(one: GoldenSet, draw: bool, check: bool, cluster: object) -> str:
+def renewed(one: GoldenSet, check: bool, cluster: object) -> str:
     """What has changed in a set, in a line and a line for each of the first rows."""
     begun = process_time()
-    old = one.stored() if one.path.exists() else {}
-    given = {key: row[0] for key, row in old.items()} if old and not draw else one.draw()
-    new = {key: [each, one.compute(each, cluster)] for key, each in given.items()}
+    old = one.stored()
+    new = {key: [given, one.compute(given, cluster)] for key, (given, _) in old.items()}
     rows, largest, shown = 0, 0.0, []
-    for key in {**old, **new}:
-        found = list(differences(old.get(key, [None, "-"])[1], new.get(key, [None, "-"])[1]))
+    for key in old:
+        found = list(differences(old[key][1], new[key][1]))
         rows += bool(found)
         largest = max([largest, *(change(a, b) for _, a, b in found)])
-        if found and old and len(shown) < 5:
+        if found and len(shown) < 5:
             where, a, b = found[0]
             shown.append(f"    {key}: {where}: {a!r} -> {b!r}")
     if not check:
@@ -46,9 +44,9 @@ def renewed(one: GoldenSet, draw: bool, check: bool, cluster: object) -> str:
     return "\n".join(
         [
             f"{one.name:14} {len(new):5} rows, {values:6} values, "
-            f"{one.path.stat().st_size / 1e3 if one.path.exists() else 0:6.0f} kB, "
+            f"{one.path.stat().st_size / 1e3:6.0f} kB, "
             f"{process_time() - begun:5.1f} s; {rows} rows changed"
-            + (f", most by {largest:.2g}" if rows and old else "")
+            + (f", most by {largest:.2g}" if rows else "")
             + (f"; {refused} refused" if refused else ""),
             *shown,
         ]
@@ -59,7 +57,6 @@ def main(words: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sets", nargs="*", metavar="SET", choices=[[], *SETS])
     parser.add_argument("--fast", action="store_true", help="no slow ones, none on workers")
-    parser.add_argument("--draw", action="store_true", help="draw what is given anew")
     parser.add_argument("--check", action="store_true", help="write nothing")
     asked = parser.parse_args(words)
     names = asked.sets or [n for n in SETS if not (asked.fast and SETS[n].mark)]
@@ -73,7 +70,7 @@ def main(words: list[str]) -> None:
 
             cluster = stack.enter_context(td.start_cluster(workers=4, device="cpu", quiet=True))
         for name in names:
-            print(renewed(SETS[name], asked.draw, asked.check, cluster), flush=True)
+            print(renewed(SETS[name], asked.check, cluster), flush=True)
 
 
 if __name__ == "__main__":

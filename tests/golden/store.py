@@ -5,10 +5,11 @@
 
 `zcat` shows one, and `git diff` too after `git config diff.gz.textconv zcat`.
 
-A row has what it was computed from, so that no generator is needed to read or to compute it again,
-and what came out: whole numbers and texts are compared exactly, other numbers to 1e-12, and what
-stands under MACHINE, bits that libraries of another machine may round otherwise, only where the
-machine makes the same bits of a probe as the one that wrote the file.
+A row has what it was computed from, and what came out. Whole numbers and texts are compared
+exactly, other numbers to 1e-12, and what stands under MACHINE, bits that libraries of another
+machine may round otherwise, only where the machine makes the same bits of a probe as the one that
+wrote the file. A new row is written by its key and what is given, with null for its values, and
+renewed.
 """
 
 import gzip
@@ -47,8 +48,6 @@ class GoldenSet:
     name: str
     values: Callable[..., Any]
     """``values(given)``, or ``values(given, cluster)`` where it runs on workers."""
-    draw: Callable[[], Mapping[str, Any]]
-    """Key -> what is given, when the set is drawn anew."""
     mark: str = ""
     """"slow", or "cluster" where four CPU workers are needed."""
 

@@ -1,8 +1,6 @@
 """Golden values of one device: kernels' products and bounds, layers there and back, steps of
 optimizers, draws."""
 
-from itertools import product
-from random import Random
 from typing import Any
 
 import ml_dtypes
@@ -35,40 +33,6 @@ def dtype_of(name: str) -> Any:
 
 # -- which tile, and how fast ----------------------------------------------------------------------
 
-DEVICES = [
-    "A10",
-    "A100-40GB",
-    "A100-80GB",
-    "B200",
-    "GB200",
-    "H100",
-    "H100-500W",
-    "H200",
-    "L4",
-    "L40S",
-    "MI300X",
-    "RTX4090",
-    "T4",
-    "V100",
-]
-SIZES = ((4096, 4096, 4096), (1024, 4096, 16384), (3000, 1000, 500))
-KERNELS = (
-    ("smem_tiled", "float32"),
-    ("sgemm_warptiled", "float32"),
-    ("mma_multistage", "float32"),
-    ("mma_multistage", "bfloat16"),
-    ("wgmma_ws_persistent", "bfloat16"),
-)
-
-
-def kernels() -> dict[str, Any]:
-    found = {}
-    for (kernel, dtype), device in product(KERNELS, DEVICES):
-        given = {"kernel": kernel, "dtype": dtype, "device": device, "sizes": SIZES}
-        if "refused" not in str(predicted(given)):
-            found[f"{kernel} {dtype} on {device}"] = given
-    return found
-
 
 def predicted(given: dict[str, Any]) -> Any:
     """Of each size what binds, seconds, and of each level its tile, bytes and intensity."""
@@ -85,20 +49,6 @@ def predicted(given: dict[str, Any]) -> Any:
             }
     except ValueError as refused:
         return {"refused": type(refused).__name__}
-    return found
-
-
-def blocks() -> dict[str, Any]:
-    draw, found = Random(21), {}
-    for n in range(60):
-        tile = [draw.choice((8, 16, 32, 64, 100)) for _ in range(3)]
-        found[str(n)] = {
-            "extents": [draw.randint(1, 400) for _ in range(3)],
-            "tile": tile,
-            "itemsize": draw.choice((2, 4, 8)),
-            "accumulate": draw.random() < 0.5,
-            "workers": [draw.randint(1, 4), draw.randint(1, 4)],
-        }
     return found
 
 
@@ -126,20 +76,6 @@ def traffic(given: dict[str, Any]) -> Any:
             for kernel in ("blas", "tiled")
         },
     }
-
-
-def multiplied() -> dict[str, Any]:
-    draw, found = Random(22), {}
-    for n in range(24):
-        dtype = ("float32", "float64", "float16", "bfloat16")[n % 4]
-        found[str(n)] = {
-            "extents": [draw.randint(1, 20) for _ in range(3)],
-            "tile": [draw.randint(1, 9), draw.randint(1, 9), 1],
-            "dtype": dtype,
-            "beta": draw.choice((0.0, 1.0, 0.5)),
-            "bias": n % 3 == 0,
-        }
-    return found
 
 
 def kernel_bits(given: dict[str, Any]) -> Any:
@@ -291,10 +227,6 @@ LAYERS = {
 }
 
 
-def layers() -> dict[str, Any]:
-    return {name: {"layer": name} for name in LAYERS}
-
-
 def layer(given: dict[str, Any]) -> Any:
     """Output and gradients in double precision; their bits in every precision."""
     found: dict[str, Any] = {MACHINE: {}}
@@ -309,39 +241,6 @@ def layer(given: dict[str, Any]) -> Any:
 
 
 # -- steps -----------------------------------------------------------------------------------------
-
-RULES = {
-    "SGD": {"kind": "sgd", "lr": 0.1},
-    "momentum": {"kind": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
-    "Nesterov": {"kind": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": True},
-    "dampened": {"kind": "sgd", "lr": 0.1, "momentum": 0.9, "dampening": 0.5},
-    "Adam": {"kind": "adam", "lr": 0.01, "eps": 1e-8},
-    "Adam, decayed": {"kind": "adam", "lr": 0.01, "weight_decay": 0.1},
-    "AdamW": {"kind": "adamw", "lr": 0.01, "weight_decay": 0.1},
-}
-WIDTHS = ("float64", "float32", "float16", "bfloat16")
-
-
-def steps() -> dict[str, Any]:
-    found = {
-        f"{rule}, {dtype}": {"rule": RULES[rule], "dtype": dtype}
-        for rule in RULES
-        for dtype in WIDTHS
-    }
-    for recipe, rule in (
-        ("mixed-adam-16", "Adam"), ("mixed-adam-18", "AdamW"),
-        ("bf16-adam", "Adam"), ("fp32-adam", "Adam"), ("fp32-sgd", "SGD"), ("fp16-sgd", "SGD"),
-        ("fp32-momentum", "momentum"), ("mixed-momentum", "momentum"), ("fsdp-adam", "AdamW"),
-    ):  # fmt: skip
-        found[f"{rule} by {recipe}"] = {"rule": RULES[rule], "recipe": recipe}
-        found[f"{rule} by {recipe}, scaled"] = {
-            "rule": RULES[rule],
-            "recipe": recipe,
-            "scale": 1024.0,
-        }
-    for dtype in WIDTHS:
-        found[f"Adam, {dtype}, clipped"] = {"rule": RULES["Adam"], "dtype": dtype, "clip": 0.5}
-    return found
 
 
 def stepped(given: dict[str, Any]) -> Any:
@@ -376,11 +275,6 @@ def stepped(given: dict[str, Any]) -> Any:
 
 
 # -- draws and data --------------------------------------------------------------------------------
-
-
-def draws() -> dict[str, Any]:
-    kinds = ("weights", "uniforms", "normals", "text", "images")
-    return {kind: {"kind": kind} for kind in kinds}
 
 
 def drawn(given: dict[str, Any]) -> Any:
@@ -420,10 +314,10 @@ def drawn(given: dict[str, Any]) -> Any:
 
 
 SETS = (
-    GoldenSet("tiles", predicted, kernels),
-    GoldenSet("tile_bytes", traffic, blocks),
-    GoldenSet("kernels", kernel_bits, multiplied),
-    GoldenSet("layers", layer, layers),
-    GoldenSet("optimizers", stepped, steps),
-    GoldenSet("draws", drawn, draws),
+    GoldenSet("tiles", predicted),
+    GoldenSet("tile_bytes", traffic),
+    GoldenSet("kernels", kernel_bits),
+    GoldenSet("layers", layer),
+    GoldenSet("optimizers", stepped),
+    GoldenSet("draws", drawn),
 )

@@ -1,8 +1,6 @@
 """Golden values of trainings: programs of drawn ones, and losses, on threads of this process."""
 
-from itertools import pairwise, product
 from math import prod
-from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -49,52 +47,6 @@ def options(given: dict[str, Any]) -> dict[str, Any]:
     return told
 
 
-def programs() -> dict[str, Any]:
-    """60 drawn trainings."""
-    draw, found = Random(32), {}
-    shapes = [s for s in product(range(1, 5), repeat=3) if prod(s) <= 12]
-    while len(found) < 60:
-        n, name = len(found), draw.choice(list(MODELS))
-        shape, schedule = (
-            draw.choice(shapes),
-            draw.choice(("1f1b", "gpipe", "zb-h1", "interleaved")),
-        )
-        stages = shape[2] * (2 if schedule == "interleaved" else 1)
-        layers = MODELS[name]["layers"]
-        marks = sorted(draw.randint(0, layers) for _ in range(stages - 1))
-        told = {
-            "schedule": schedule,
-            "cut": [b - a for a, b in pairwise((0, *marks, layers))],
-            "zero": draw.choice(range(4)),
-            "microbatches": draw.choice((1, 2, 3, 4)),
-            "sequence_parallel": draw.random() < 0.5,
-            "dtype": draw.choice(("float64", "float32", "float16", "bfloat16")),
-        }
-        if told["dtype"] in ("float16", "bfloat16"):
-            told["recipe"] = draw.choice(("mixed-adam-16", "mixed-adam-18"))
-        else:
-            told["rule"] = {"kind": draw.choice(("adam", "adamw", "sgd")), "lr": 0.01}
-        if draw.random() < 0.4:
-            told["clip"] = 1.0
-        if draw.random() < 0.3:
-            told["scale"] = 1024.0
-        if draw.random() < 0.2:
-            told["recompute"] = True
-        if n % 12 == 11:
-            told["checkpoint"] = True
-        given = {"model": name, "ranks": list(shape), "batch": draw.randint(4, 9), "options": told}
-        try:
-            program_of(given)
-        except ValueError:
-            continue
-        found[f"{n} {name}"] = given
-    return found
-
-
-def half(odd: int) -> dict[str, Any]:
-    return {key: given for n, (key, given) in enumerate(programs().items()) if n % 2 == odd}
-
-
 def program_of(given: dict[str, Any]) -> Any:
     model = td.GPT(**MODELS[given["model"]])
     return td.training_program(
@@ -117,48 +69,6 @@ def program(given: dict[str, Any]) -> Any:
         "calls": digest(called),
         "rank 0": {kind: sum(call[1] == kind for call in called[0]) for kind in kinds},
     }
-
-
-ADAM = {"kind": "adam", "lr": 0.01, "eps": 1e-6}
-SGD = {"kind": "sgd", "lr": 0.1, "momentum": 0.9}
-
-
-def trainings() -> dict[str, Any]:
-    """Those of a GPT, one that goes on from a checkpoint, and those of LeNet."""
-    chunks = {"microbatches": 2, "schedule": "interleaved", "cut": [1, 1, 0, 1]}
-    everything = {"zero": 1, "microbatches": 2, "sequence_parallel": True}
-    halves = {"dtype": "float16", "recipe": "mixed-adam-16", "scale": 1024.0, "zero": 1}
-    rows = {
-        "one device": ("GPT-2", (1, 1, 1), {"rule": ADAM}),
-        "dp": ("GPT-2", (2, 1, 1), {"rule": ADAM, "microbatches": 2}),
-        "tp": ("GPT-2", (1, 3, 1), {"rule": ADAM}),
-        "tp, tokens": ("Llama", (1, 2, 1), {"rule": SGD, "sequence_parallel": True}),
-        "pp, 1f1b": ("GPT-2", (1, 1, 3), {"rule": SGD, "microbatches": 4}),
-        "pp, zb-h1": ("Llama tied", (1, 1, 2), {"rule": ADAM, "microbatches": 3}),
-        "interleaved": ("Llama tied", (1, 1, 2), {"rule": ADAM, **chunks}),
-        "ZeRO-1": ("GPT-2 tied", (2, 1, 1), {"rule": ADAM, "zero": 1, "clip": 0.5}),
-        "ZeRO-2": ("Llama", (3, 1, 1), {"rule": ADAM, "zero": 2, "microbatches": 2}),
-        "ZeRO-3": ("GPT-2", (2, 1, 2), {"rule": SGD, "zero": 3, "microbatches": 2}),
-        "all": ("Llama", (2, 2, 2), {"rule": ADAM, **everything}),
-        "recomputed": ("GPT-2", (1, 2, 2), {"rule": ADAM, "microbatches": 2, "recompute": True}),
-        "mixed, fp16": ("GPT-2", (2, 1, 1), halves),
-        "mixed, bf16": ("Llama", (1, 2, 1), {"dtype": "bfloat16", "recipe": "mixed-adam-18"}),
-        "single": ("GPT-2", (2, 1, 2), {"dtype": "float32", "rule": ADAM, "microbatches": 2}),
-    }
-    found: dict[str, Any] = {
-        key: {"model": model, "ranks": shape, "batch": 5, "steps": 4,
-              "options": {"dtype": "float64"} | told}
-        for key, (model, shape, told) in rows.items()
-    }  # fmt: skip
-    found["pp, zb-h1"]["options"]["schedule"] = "zb-h1"
-    found["resumed"] = found["all"] | {"resumed": [2, 1, 1]}
-    splits = {
-        "LeNet": {}, "LeNet, split": {"data parallel": 2, "network": 2},
-        "LeNet, by output": {"by output units": 3}, "LeNet, rows": {"space": 2},
-    }  # fmt: skip
-    for key, ways in splits.items():
-        found[key] = {"ways": ways, "batch": 6, "steps": 3, "dtype": "float64", "rule": ADAM}
-    return found
 
 
 def training(given: dict[str, Any]) -> Any:
@@ -211,7 +121,7 @@ def losses_of(done: Any, ranks: int, precise: bool) -> dict[str, Any]:
 
 
 SETS = (
-    GoldenSet("training_programs", program, lambda: half(0)),
-    GoldenSet("training_programs_long", program, lambda: half(1), "slow"),
-    GoldenSet("trainings", training, trainings),
+    GoldenSet("training_programs", program),
+    GoldenSet("training_programs_long", program, "slow"),
+    GoldenSet("trainings", training),
 )
