@@ -22,12 +22,12 @@ COMMANDS = {
     "grade": ("course", "what the answers in a folder of learners' notebooks are worth"),
     "fit": ("fit", "does a model fit on a cluster, how fast, and if not, what would?"),
     "plan": ("plan", "every layout of a cluster: which fit, which is fastest, what binds"),
-    "ask": ("answers", "a question of the course, worked out and run"),
+    "ask": ("course", "a question of the course, worked out and run"),
     "partition": (
         "partition",
         "the best contiguous cut of layers over devices, or what an answer is worth",
     ),
-    "puzzle": ("answers", "puzzles from easy to hard: show one, judge answers, draw them"),
+    "puzzle": ("course", "puzzles from easy to hard: show one, judge answers, draw them"),
     "idle": ("idle", "how idle a pipeline schedule leaves its devices"),
     "matmul": ("matmul", "a product over workers: predicted, run and compared"),
 }

@@ -26,7 +26,6 @@ HOLDS = [
     ("at most", (10, 9, 8)),
     (("at most",), (None, 9, 9)),
     ("at most", (0, None, 0)),
-    ("at least", (3, None, 4)),
     ("true", (None, None, True)),
     ("true", (True, True, np.True_)),
 ]
@@ -46,7 +45,6 @@ FAILS = [
     ("at most", (10, None, 11), "above the bound by 1"),
     ("at most", (10, 11, 9), "above the bound by 1"),
     ("at most", (10, 9, NAN), None),
-    ("at least", (10, 9, 8), "below the bound by 2"),
     ("true", (True, None, False), "not true"),
     ("equal", (5, None, None), "nothing to compare"),
     (("within", 0.03), (None, None, 0.2), "nothing to compare"),
@@ -151,10 +149,9 @@ def test_only_a_claim_about_time_is_put_off_and_only_on_a_busy_machine(
         assert "✗" not in table._repr_html_() + table.to_text()
 
 
-@pytest.mark.parametrize("rows", [(), ["x"]])
-def test_a_comparison_without_claims_is_refused(rows):
-    with pytest.raises(ConfigError, match="one Check or more"):
-        Comparison("empty", rows)
+def test_a_comparison_without_claims_is_refused():
+    with pytest.raises(ConfigError, match="proves nothing"):
+        Comparison("empty", ())
 
 
 @pytest.mark.parametrize("width", [30, 60, 100])
@@ -179,5 +176,3 @@ def test_html_escapes_and_has_every_digit():
 def test_claims_by_one_rule_are_made_of_their_values():
     table = Comparison.of("idle", {"b": (0.5, None, 0.6)}, "percent", ("within", 0.03))
     assert table.rows == (Check("b", 0.5, None, 0.6, "percent", ("within", 0.03)),)
-    with pytest.raises(ConfigError, match=r"'a': a check has 3 values, predicted, .*write None"):
-        Comparison.of("idle", {"a": (1, 2)})

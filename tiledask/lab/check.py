@@ -5,7 +5,6 @@ rule                   holds if, among the values compared that are there,
 ("within", d)          every two are at most d apart
 ("ratio", low, high)   the last over each earlier one lies in [low, high]
 "at most"              no later one is above the first, which is the bound
-"at least"             no later one is below it
 "true"                 every one is True
 None                   nothing is claimed; the row informs
 
@@ -53,8 +52,6 @@ class Check:
     """"bytes", "seconds", "percent" (values are shares of 1), "count", or a unit to print."""
     rule: str | tuple[Any, ...] | None = None
     note: str = ""
-    compare: tuple[str, ...] = COLUMNS
-    """The columns that the rule compares, in this order."""
     load: "Load | None" = None
     """What else the machine did while seconds or idle shares were measured, as a run says it."""
 
@@ -65,14 +62,14 @@ class Check:
             return
         rule = (self.rule,) if isinstance(self.rule, str) else tuple(self.rule)
         object.__setattr__(self, "rule", rule)
-        if rule[0] not in RULES or RULES[rule[0]][1] != len(rule) - 1:
+        if rule[0] not in RULES or LIMITS.get(rule[0], 0) != len(rule) - 1:
             raise ConfigError(
                 f"{self.quantity!r}: there is no rule {rule!r}; rules are {', '.join(RULES)}, "
                 f"'within' with 1 limit and 'ratio' with 2"
             )
+        fits, kind = (_is_bool, "True or False") if rule[0] == "true" else (_is_number, "numbers")
         for value in self.values if rule[0] != "equal" else ():
-            if not (isinstance(value, bool) if rule[0] == "true" else _is_number(value)):
-                kind = "True or False" if rule[0] == "true" else "numbers"
+            if not fits(value):
                 raise ConfigError(
                     f"{self.quantity!r}: the rule {rule[0]!r} compares {kind}, got {value!r}; use "
                     f"another"
@@ -80,8 +77,8 @@ class Check:
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The values that the rule compares: those of its columns that are there."""
-        values = (getattr(self, column) for column in self.compare)
+        """The values that the rule compares: those that are there."""
+        values = self.predicted, self.simulated, self.measured
         return tuple(value for value in values if value is not None)
 
     @property
@@ -93,7 +90,7 @@ class Check:
         name, *limits = self.rule
         if len(self.values) < (1 if name == "true" else 2):
             return Judged("", False, "nothing to compare")
-        holds, reason = RULES[name][0](self.values, self.unit, *limits)
+        holds, reason = RULES[name](self.values, self.unit, *limits)
         timed = self.unit in ("seconds", "percent") and name not in ("equal", "true")
         if timed and not holds and self.load is not None and self.load.is_high:
             return Judged("", None, f"{self.load}: judged later ({reason})")
@@ -113,8 +110,12 @@ def _plain(value: Any, quantity: str) -> Value:
     )
 
 
+def _is_bool(value: Value) -> bool:
+    return isinstance(value, bool)
+
+
 def _is_number(value: Value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not _is_bool(value)
 
 
 # -- the rules: (values, unit, limits) -> whether it holds, and why --------------------------------
@@ -133,8 +134,7 @@ def _gap(distance: float, unit: str) -> str:
 
 
 def _equal(values: Values, unit: str) -> tuple[bool, str]:
-    pairs = list(combinations(values, 2))
-    if all(isinstance(a, bool) == isinstance(b, bool) and a == b for a, b in pairs):
+    if all(_is_bool(a) == _is_bool(b) and a == b for a, b in combinations(values, 2)):
         return True, "equal to the byte" if unit == "bytes" else "equal"
     if not all(map(_is_number, values)):
         return False, "differ"
@@ -163,26 +163,19 @@ def _at_most(values: Values, unit: str) -> tuple[bool, str]:
     return True, share or "within the bound"
 
 
-def _at_least(values: Values, unit: str) -> tuple[bool, str]:
-    bound, *later = values
-    if all(value >= bound for value in later):
-        return True, "no less than the bound"
-    return False, f"below the bound by {_gap(bound - min(later), unit)}"
-
-
 def _true(values: Values, _: str) -> tuple[bool, str]:
     return all(values), "true" if all(values) else "not true"
 
 
-RULES: dict[str, tuple[Callable[..., tuple[bool, str]], int]] = {
-    "equal": (_equal, 0),
-    "within": (_within, 1),
-    "ratio": (_ratio, 2),
-    "at most": (_at_most, 0),
-    "at least": (_at_least, 0),
-    "true": (_true, 0),
+RULES: dict[str, Callable[..., tuple[bool, str]]] = {
+    "equal": _equal,
+    "within": _within,
+    "ratio": _ratio,
+    "at most": _at_most,
+    "true": _true,
 }
-"""Name -> how it judges, and how many limits it takes."""
+LIMITS = {"within": 1, "ratio": 2}
+"""How many limits a rule takes."""
 
 
 def _digits(value: Value, unit: str) -> str:
@@ -209,12 +202,8 @@ class Comparison(Printable):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", tuple(self.rows))
-        if not self.rows or not all(isinstance(row, Check) for row in self.rows):
-            raise ConfigError(
-                f"{self.title!r}: a comparison has one Check or more in its rows, got "
-                f"{[type(row).__name__ for row in self.rows] or 'none'}; without one it proves "
-                f"nothing"
-            )
+        if not self.rows:
+            raise ConfigError(f"{self.title!r} has no Check in its rows, and so proves nothing")
 
     @classmethod
     def of(
@@ -230,12 +219,6 @@ class Comparison(Printable):
         >>> Comparison.of("Idle time", {"2 workers": (0.5, 0.5, 0.51)}, "percent", ("within", 0.03))
         Comparison('Idle time': 1 of 1 claims hold)
         """
-        for name, three in values.items():
-            if isinstance(three, str) or len(three) != len(COLUMNS):
-                raise ConfigError(
-                    f"{name!r}: a check has 3 values, {', '.join(COLUMNS)}, got {three!r}; write "
-                    f"None for what was not asked"
-                )
         rows = [Check(name, p, s, m, unit, rule, load=load) for name, (p, s, m) in values.items()]
         return cls(title, rows)
 
@@ -283,7 +266,7 @@ class Comparison(Printable):
             facts: dict[str, Any] = {"quantity": row.quantity}
             facts |= {column: _json(getattr(row, column)) for column in COLUMNS}
             facts |= {"unit": row.unit, "rule": None if row.rule is None else list(row.rule)}
-            facts |= {"compare": list(row.compare), "note": row.note}
+            facts |= {"compare": list(COLUMNS), "note": row.note}
             rows.append(facts | {"holds": verdict.holds, "reason": verdict.why})
         names = ("title", "ok", "held", "checked", "put_off")
         return {name: getattr(self, name) for name in names} | {"rows": rows}

@@ -1,6 +1,7 @@
 """Claims as tables, one subject each: what is predicted, what the plan says, what workers did.
 
 product_rows     a distributed product: bytes, messages, memory, error and time
+replay           memory, simulated: allocations one after the other under a cap
 compare_claims   memory: what the planner predicts, and what workers were refused
 lenet_claims     d2l's words about splitting its LeNet over 4 GPUs, in numbers
 
@@ -11,11 +12,11 @@ Dive into Deep Learning, "Training on Multiple GPUs", says in words what is in n
     data         the simplest, synchronised once; but a model must fit on each device
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import product
 from math import isqrt
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import psutil
@@ -42,6 +43,7 @@ __all__ = [
     "compare_claims",
     "lenet_claims",
     "product_rows",
+    "replay",
 ]
 
 GRID = (td.Shard(0), td.Shard(1))
@@ -135,6 +137,32 @@ def _tile_row(problem: RandomProduct, C: ShardedArray, kernel: str, tile: int | 
 # -- memory ----------------------------------------------------------------------------------------
 
 
+class Replay(NamedTuple):
+    """How far a sequence of allocations came."""
+
+    peak: int
+    """Bytes held at the fullest moment."""
+    failed: int | None
+    """Index of the allocation that did not fit; None if all did."""
+
+
+def replay(allocations: Iterable[int], cap: int, workspace: int = 0) -> Replay:
+    """The Replay of ``allocations`` (bytes, in order, all kept) on a device of ``cap`` bytes.
+
+    ``workspace`` bytes come beside each allocation and go when it is filled.
+
+    >>> replay([15, 15, 15], cap=40, workspace=4)
+    Replay(peak=34, failed=2)
+    """
+    held = peak = 0
+    for i, nbytes in enumerate(allocations):
+        if held + nbytes + workspace > cap:
+            return Replay(peak, i)
+        held += nbytes
+        peak = max(peak, held + workspace)
+    return Replay(peak, None)
+
+
 def compare_claims(title: str, runs: Mapping[str, ClaimRun]) -> Comparison:
     """Two rows a claim: the peak of the fullest device, and the verdict. Simulated is what the
     program holds that is run.
@@ -193,15 +221,15 @@ def lenet_claims(
         predicted = need(name, images, ranks, itemsize)
         # the largest distance from the single device, of the loss or of any gradient
         found, grads = put_together(name, done.results)
-        errors = [abs(found - loss) / abs(loss)]
-        for layer, each in others.items():
-            for kind, g in each.items():
-                errors.append(float(np.max(np.abs(grads[layer][kind] - g)) / np.max(np.abs(g))))
+        errors = [abs(found - loss) / abs(loss)] + [
+            float(np.max(np.abs(grads[layer][kind] - g)) / np.max(np.abs(g)))
+            for layer, each in others.items()
+            for kind, g in each.items()
+        ]
         rows += _rows(name, predicted, done, max(errors), dtype)
         sent[name] = sum(predicted.sent), sum(r.sent for r in done.records)
     if sent.get("network", (0,))[0] and "layerwise" in sent:
-        pairs = zip(sent["layerwise"], sent["network"], strict=True)
-        ratios = [a / b for a, b in pairs]
+        ratios = [a / b for a, b in zip(sent["layerwise"], sent["network"], strict=True)]
         what, note = "layerwise: bytes over network's", 'd2l: "potentially even larger"'
         rows.append(Check(what, ratios[0], None, ratios[1], "", "equal", note))
     return Comparison(f"d2l's LeNet on {ranks} devices, {images} images", rows)
@@ -215,22 +243,17 @@ def _rows(name: str, predicted: Need, done: Ranks, error: float, dtype: str) -> 
     waits, sends = done.records.barriers.values(), done.records.where(kind="send")
     share = max(held) / (np.dtype(dtype).itemsize * PARAMETERS)
     imbalance = max(flops) * len(flops) / sum(flops)
-    claims: list[tuple[str, Callable[[Need], float], Any, str]] = [
-        ("bytes, all devices", lambda need: sum(need.sent), sum(sent), "bytes"),
-        ("bytes, busiest device", lambda need: max(need.sent), max(sent), "bytes"),
-        ("synchronisations", lambda need: need.barriers, max(waits, default=0), "count"),
-        ("transfers", lambda need: need.transfers, len(sends), "count"),
-        (
-            "most weights on a device",
-            lambda need: max(need.parameters) / PARAMETERS,
-            share,
-            "percent",
-        ),
-        ("busiest over mean FLOP", lambda need: need.imbalance, imbalance, ""),
-    ]
+    most = max(predicted.parameters) / PARAMETERS
     rows = [
-        Check(f"{name}: {what}", of(predicted), None, run, unit, "equal")
-        for what, of, run, unit in claims
+        Check(f"{name}: {what}", claimed, None, run, unit, "equal")
+        for what, claimed, run, unit in (
+            ("bytes, all devices", sum(predicted.sent), sum(sent), "bytes"),
+            ("bytes, busiest device", max(predicted.sent), max(sent), "bytes"),
+            ("synchronisations", predicted.barriers, max(waits, default=0), "count"),
+            ("transfers", predicted.transfers, len(sends), "count"),
+            ("most weights on a device", most, share, "percent"),
+            ("busiest over mean FLOP", predicted.imbalance, imbalance, ""),
+        )
     ]
     bound, note = ROUND_OFF[dtype], "of the largest element, against a single device"
     error_row = Check(f"{name}: gradients' error", bound, None, error, rule="at most", note=note)

@@ -431,7 +431,7 @@ def test_a_step_loads_one_tile_of_each_and_the_last_ones_are_smaller():
 
 def test_layers_lie_on_their_devices_and_crossings_are_red():
     (axes,) = plots.layers_on_devices({"round robin": [0, 1, 1, 0]}).axes
-    assert [line.get_gid() for line in axes.lines] == ["crossing", "stays", "crossing"]
+    assert [line.get_color() == plots.RED for line in axes.lines] == [True, False, True]
     assert sorted((round(x + 0.42), round(y + 0.36)) for x, y, *_ in places(axes, "")) == [
         (0, 0), (1, 1), (2, 1), (3, 0),
     ]  # fmt: skip

@@ -3,7 +3,6 @@
 `python -m tiledask.lab.accuracy.page` makes a page of all of them.
 
 runs      published numbers by their id; published runs in the planner's words
-exact     parameters, states and activations, to the printed digits
 evaluate  every number beside ours, in groups with a goal
 searched  what NVIDIA runs, against what ``search`` finds
 """

@@ -6,17 +6,18 @@ ranking.json               the estimate's first choice         how much slower t
 """
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
-from tiledask.lab.accuracy.exact import ROWS, ours
 from tiledask.lab.accuracy.runs import PublishedRun, model_of, published_runs
 from tiledask.plan.data import shipped_json
+from tiledask.plan.fitting.activations import layer_bytes
+from tiledask.plan.fitting.memory import estimate_memory
 from tiledask.plan.fitting.overhead import default_overhead
-from tiledask.plan.inputs.hardware import load_device
+from tiledask.plan.inputs.hardware import load_cluster, load_device
 from tiledask.plan.inputs.layout import Layout
-from tiledask.plan.inputs.recipes import load_recipe
+from tiledask.plan.inputs.recipes import load_recipe, state_bytes
 from tiledask.plan.timing.calibration import calibration_of, frameworks, holds, uncounted
 from tiledask.plan.timing.step import estimate_step
 
@@ -26,6 +27,7 @@ __all__ = ["GROUPS", "PublishedGroup", "PublishedRow", "exact", "fitted_keys", "
 GROUPS: dict[str, dict[str, Any]] = shipped_json("published", "groups.json")
 """By key: the name, the goal, what a reader must know; of bytes also what devices show beside the
 ledger's, and whether all rows set constants, or every second one."""
+Case = dict[str, Any]
 UNEXPLAINED: dict[str, str] = shipped_json("published", "unexplained.json")
 """Why a row contradicts others of its own source, by id: no model can be right on both."""
 WORKSPACES = 2 * 32 * 2**20
@@ -97,11 +99,70 @@ def group_of(key: str, rows: Iterable[PublishedRow], more: str = "") -> Publishe
 def exact() -> list[PublishedGroup]:
     """The groups of numbers that arithmetic reproduces."""
     groups: dict[str, list[PublishedRow]] = {}
-    for row in ROWS:
+    for row in shipped_json("published", "exact.json"):
         facts = row["id"], row["quantity"], row["expected"], ours(row), row.get("unit", "")
         made = PublishedRow(*facts, row.get("allowed", 0), row.get("note", ""))
         groups.setdefault(row["group"], []).append(made)
     return [PublishedGroup(name, tuple(rows)) for name, rows in groups.items()]
+
+
+def ours(row: Case) -> float:
+    """Our number in the place of a row's of exact.json."""
+    model = model_of(row["model"]) if "model" in row else None
+    number = OURS[row["what"]](row, model)
+    return number / row["in"] if "in" in row else number
+
+
+def _states(row: Case, model: Any) -> float:
+    count = model.parameters if model else row["parameters"]
+    return sum(state_bytes(count, row["recipe"], row.get("zero", 0), row.get("dp", 1)).values())
+
+
+def _matrices(row: Case, model: Any) -> float:
+    """States of the matrices of the first stage."""
+    split = Layout(tp=row["tp"], pp=row["pp"])
+    matrices = sum(w.count(split.tp) for w in model.layer if w.kind == "matrix")
+    each = load_recipe(row["recipe"]).bytes_per_parameter
+    return float(matrices * split.stage_layers(0, model.layers) * each)
+
+
+def _held(row: Case, model: Any, moment: str, tensor: str) -> float:
+    """Bytes of a class on the first stage, whatever the recipe; or percent of another layout's."""
+    held = []
+    for layout in filter(row.__contains__, ("layout", "percent of")):
+        run = model, Layout(**row[layout]), "mixed-adam-18", row["sequence"]
+        held.append(estimate_memory(*run).ledger.by_tensor(0, moment)[tensor])
+    return 100 * held[0] / held[1] if held[1:] else held[0]
+
+
+def _layer(row: Case, model: Any, **how: Any) -> int:
+    """Bytes of the activations of a layer."""
+    return layer_bytes(model, Layout(**row.get("layout", {}), **how), row["sequence"])
+
+
+def _core(row: Case, model: Any) -> int:
+    """Bytes that are recomputed if attention's core is."""
+    return _layer(row, model) - _layer(row, model, recompute="selective")
+
+
+OURS: dict[str, Callable[[Case, Any], float]] = {
+    "parameters": lambda row, model: model.parameters,
+    "active_parameters": lambda row, model: model.active_parameters,
+    "less parameters": lambda row, model: row["of"] - model.parameters,
+    "without embeddings": lambda row, model: model.parameters - 2 * model.vocab * model.hidden,
+    "embedding": lambda row, model: model.embedding[0].count(),
+    "a layer": lambda row, model: model.item_parameters[1],
+    "states": _states,
+    "matrices": _matrices,
+    "usable MiB": lambda row, model: load_cluster(f"1x{row['device']}").device.memory_mib or 0,
+    "first stage": lambda row, model: _held(row, model, "forward", "activations"),
+    "checkpoints": lambda row, model: _held(row, model, "backward", "activations"),
+    "logits": lambda row, model: _held(row, model, "forward", "logits"),
+    "a layer's bytes": _layer,
+    "core": lambda row, model: _core(row, model) / (row["sequence"] * model.hidden),
+    "saved": lambda row, model: 100 * _core(row, model) / _layer(row, model),
+}
+"""What a row asks for -> how it is worked out."""
 
 
 @cache

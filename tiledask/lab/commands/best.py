@@ -1,4 +1,5 @@
-"""`tiledask fit MODEL CLUSTER`: the best layouts that fit; where none does, what would."""
+"""What `fit` answers: of a cluster the best layouts, or what would fit; of one layout whether it
+fits, how fast it is, what it moves."""
 
 import shlex
 from collections.abc import Callable, Iterator
@@ -7,9 +8,8 @@ from typing import Any
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.lab.commands.one_layout import draw_memory, one_layout
 from tiledask.lab.commands.options import Run
-from tiledask.lab.commands.request import SETTLED, Request, usual_batch
+from tiledask.lab.commands.request import SETTLED, Request, draw, usual_batch
 from tiledask.plan.choosing.ranking import plan_table
 from tiledask.plan.fitting.fewest import fewest_devices
 from tiledask.plan.fitting.fit import TIGHT, used
@@ -19,7 +19,7 @@ from tiledask.plan.tables import Part
 from tiledask.plan.timing.calibration import calibration_of
 from tiledask.plan.units import format_bytes, format_seconds
 
-__all__ = ["best", "fewest"]
+__all__ = ["best", "draw_memory", "fewest", "one_layout"]
 
 FIRST = 5
 """Layouts that are shown, each of other degrees."""
@@ -82,6 +82,41 @@ def best(request: Request) -> Run:
     if args.explain:
         yield from (*request.source, plans.told_apart, *step.printed(), saving.line)
     return 0, result
+
+
+def one_layout(request: Request) -> Run:
+    """Does it fit; how fast is it, what does it move; what would fit."""
+    args = request.args
+    fit = td.fits(*request.run, **request.by, cached=args.cached)
+    recipe = fit.memory.recipe  # by the framework that was named
+    step = saving = None
+    if fit.verdict != "no" and recipe.trains and not recipe.places:
+        step = td.estimate_step(*request.run, **request.by)
+        saving = fit.checkpointing(step.total)
+    result = fit.to_dict() | {"assumptions": request.notes}
+    extras = [*request.extras(step, saving, result)]  # a mistake in them is the answer
+    yield from request.assumed
+    yield from fit.printed(step.line if step is not None else "")
+    if step is not None and step.bytes_table is not None:
+        yield step.bytes_table
+    yield from extras
+    assumed = [*request.source, fit.assumed]
+    if request.imported is not None:
+        read = {"recipe": request.imported.recipe, "assumed": list(request.imported.assumed)}
+        result["imported"] = {"layout": vars(request.layout), **read}
+        assumed += read["assumed"]
+    if args.explain:
+        yield from assumed
+        if step is not None and saving is not None:
+            yield from (*step.printed(), saving.line)
+    draw_memory(fit, args.figure)
+    return (1 if fit.verdict == "no" else 0), result
+
+
+def draw_memory(fit: Any, path: str | None) -> None:
+    """The memory of each stage beside a device's, where a file was named."""
+    over = fit.overhead.total
+    draw("memory_bars", path, fit.memory.ledger, fit.capacity, place="stage", overhead=over)
 
 
 def _differ(plans: Any) -> list[Any]:

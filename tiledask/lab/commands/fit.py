@@ -9,8 +9,7 @@ from typing import Any
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.lab.commands.best import best
-from tiledask.lab.commands.one_layout import one_layout
+from tiledask.lab.commands.best import best, one_layout
 from tiledask.lab.commands.options import Run
 from tiledask.lab.commands.request import (
     CLUSTER,

@@ -72,13 +72,11 @@ def run_idle(args: argparse.Namespace) -> Run:
     reached = [] if args.utilisation is None else _fewest(args)
     made = _made(args, reached[-1].microbatches if reached else args.microbatches)
     times = _times(args, made.stages, float)
-    name = "naive (layer-wise)" if made.name == "naive" else made.name
-    title = f"{name}, {_devices(made)}, {_microbatches(made.microbatches)}"
     timeline = simulate(made, **times)
     result = _facts(made, timeline)
     if reached:
         yield _reached(_utilisation(args.utilisation), made, reached, result)
-    yield from _shown(args, title, made, timeline, times)
+    yield from _shown(made, timeline, times, "" if args.explain else " More: --explain")
     if args.explain:
         yield from _explained(timeline)
     if args.trace:
@@ -120,23 +118,22 @@ def _made(args: argparse.Namespace, microbatches: int | None) -> Schedule:
         schedule(name, 1, 1)  # says which is the nearest
     if name == "naive" and microbatches is None:
         microbatches = 1
-    if devices is None or microbatches is None:
-        lacks = "DEVICES and MICROBATCHES" if devices is None else "MICROBATCHES"
+    given = {"DEVICES": devices, "MICROBATCHES": microbatches}
+    if lacks := " and ".join(what for what, number in given.items() if number is None):
         raise ConfigError(
             f"{args.schedule} needs {lacks} behind it, {EXAMPLE.replace('1f1b', args.schedule)}; "
             f"--utilisation 0.9 finds the micro-batches that reach it"
         )
-    whole_number("DEVICES", devices, 1)
-    whole_number("MICROBATCHES", microbatches, 1)
     if args.chunks is not None and not is_looped(name):
         looped = ", ".join(other for other in schedules if is_looped(other))
         raise ConfigError(f"{name} has no --chunks; any number of them have {looped}")
+    given["--chunks"] = 2 if args.chunks is None else args.chunks
+    devices, microbatches, chunks = (whole_number(*each, 1) for each in given.items())
     if name == "dualpipe" and devices % 2:
         raise ConfigError(
             f"dualpipe's two directions meet in the middle: DEVICES must be even, got {devices}; "
             f"take {devices + 1}"
         )
-    chunks = 2 if args.chunks is None else whole_number("--chunks", args.chunks, 1)
     return schedule_on(name, devices, microbatches, chunks=chunks)
 
 
@@ -160,9 +157,8 @@ def _times(args: argparse.Namespace, stages: int, kind: type) -> dict[str, Any]:
         if (text := getattr(args, name)) is None:
             continue
         seconds = numbers(text, f"--{name} is", lambda word: kind(Fraction(word)))
-        count, per = stages, "stage"
-        if name == "latency":
-            count, per = stages - 1, "boundary between stages"
+        between = name == "latency"
+        count, per = stages - between, "boundary between stages" if between else "stage"
         if len(seconds) not in (1, count):
             raise ConfigError(
                 f"--{name} is one number, or {count}, one per {per}; got {len(seconds)}"
@@ -174,22 +170,22 @@ def _times(args: argparse.Namespace, stages: int, kind: type) -> dict[str, Any]:
 # -- what is shown -------------------------------------------------------------------------------
 
 
-def _devices(made: Schedule) -> str:
-    return f"{made.devices:,} device{'s' * (made.devices != 1)}"
-
-
-def _microbatches(number: int) -> str:
-    return f"{number:,} micro-batch{'es' * (number != 1)}"
+def _of(made: Schedule) -> tuple[str, str]:
+    """Its devices and its micro-batches, in words."""
+    devices, frames = made.devices, made.microbatches
+    batches = f"{frames:,} micro-batch{'es' * (frames != 1)}"
+    return f"{devices:,} device{'s' * (devices != 1)}", batches
 
 
 def _facts(made: Schedule, t: Timeline) -> dict[str, Any]:
-    assert t.bound is not None
-    assert t.critical_path is not None
+    assert t.bound
+    assert t.critical_path
+    sizes = ("devices", "stages", "microbatches")
     shares = ("utilisation", "bubble_fraction", "bubble_overhead", "span_bubble")
     names = ("busy", "idle", *shares, "busy_per_device", "idle_per_device", "peak_in_flight")
     return {
         "schedule": made.name,
-        **{name: getattr(made, name) for name in ("devices", "stages", "microbatches")},
+        **{name: getattr(made, name) for name in sizes},
         **{name: getattr(t, name) for name in ("makespan", "lower_bound", *names)},
         "lower_bound_why": t.bound.why,
         "causes": {cause: seconds for cause, seconds in t.idle_time.total.items() if seconds},
@@ -202,10 +198,10 @@ def _reached(
     wanted: Fraction, made: Schedule, reached: list[FewestMicrobatches], facts: dict[str, Any]
 ) -> str:
     """Whether the utilisation is reached, and by how many micro-batches; into the facts, too."""
-    m, share = reached[-1]
+    (m, share), (devices, batches) = reached[-1], _of(made)
     facts |= {"wanted": float(wanted), "reached": share >= wanted}
     asked, got = f"{100 * float(wanted):g} %", _exactly(share, wanted)
-    on = f"on {_devices(made)} with {made.name}"
+    on = f"on {devices} with {made.name}"
     if share < wanted:
         tried = f"{m:,} micro-batches, the most that were tried"
         return f"No: {asked} is not reached {on}; {tried}, give {got}."
@@ -214,25 +210,21 @@ def _reached(
         below, under = reached[0]
         less = f"; {below:,} give {_exactly(under, wanted)}"
         facts["below"] = {"microbatches": below, "utilisation": float(under)}
-    return f"{_microbatches(m)} reach{'es' * (m == 1)} {asked} {on}: {got}{less}."
+    return f"{batches} reach{'es' * (m == 1)} {asked} {on}: {got}{less}."
 
 
 def _exactly(share: Fraction, other: Fraction) -> str:
     """In percent, with as many digits as it takes to be another than ``other``."""
-    for digits in range(1, 15):
-        shown = f"{100 * float(share):.{digits}f} %"
-        if share == other or shown != f"{100 * float(other):.{digits}f} %":
-            break
-    return shown
+    every = ([f"{100 * float(x):.{digits}f} %" for x in (share, other)] for digits in range(1, 15))
+    return next(mine for mine, its in every if share == other or mine != its)
 
 
-def _shown(
-    args: argparse.Namespace, title: str, made: Schedule, t: Timeline, times: dict[str, Any]
-) -> Iterator[Part]:
+def _shown(made: Schedule, t: Timeline, times: dict[str, Any], more: str) -> Iterator[Part]:
     """The answer in a line, what was taken for it, and each device."""
     most, share = max(t.peak_in_flight, default=0), made.stages // made.devices
+    name = "naive (layer-wise)" if made.name == "naive" else made.name
     yield (
-        title,
+        ", ".join((name, *_of(made))),
         f": {format_percent(t.bubble_fraction)} idle ({format_percent(t.bubble_overhead)} of the "
         f"busy time), utilisation {format_percent(t.utilisation)}, "
         f"{format_seconds(t.makespan)}; a device keeps {most} at most.",
@@ -242,7 +234,6 @@ def _shown(
         name: ", ".join(map(format_seconds, v if isinstance(v, list) else [v]))
         for name, v in times.items()
     }
-    more = "" if args.explain else " More: --explain"
     yield (
         f"Of {each}: {took['forward']} forward, {took['backward']} backward; "
         f"transfers overlapped, {took['latency']}.{more}"

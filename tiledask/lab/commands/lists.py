@@ -29,7 +29,7 @@ def _model(name: str) -> Facts:
 def _device(name: str) -> Facts:
     cluster = load_cluster(f"1x{name}")
     device, peaks = cluster.device, dict(cluster.device.peak_flops)
-    half = next((peaks[p] for p in ("bf16", "fp16") if p in peaks), max(peaks.values()))
+    half = peaks.get("bf16") or peaks.get("fp16") or max(peaks.values())
     return {
         "memory": device.memory_bytes,
         "memory/s": device.memory_bandwidth,
@@ -47,7 +47,7 @@ def _recipe(name: str) -> Facts:
 
 def _schedule(name: str) -> Facts:
     """Of 8 micro-batches on 4 devices, where a backward takes as long as two forwards."""
-    (found,) = compare_schedules([name], 4, 8).values()
+    found = compare_schedules([name], 4, 8)[name]
     words = (schedules[name].__doc__ or "").split("\n\n")[0]
     return {"idle": found["idle"], "kept": found["kept"], "what": " ".join(words.split())}
 
@@ -91,9 +91,9 @@ def run_list(args: argparse.Namespace) -> Run:
             f"no name of {kind} has {short(part)} in it; {near}tiledask list {kind} has all"
         )
     columns = [key for key in next(iter(found.values())) if any(f[key] for f in found.values())]
+    shorter = {"kv_heads": "kv"}  # for 80 columns
     rows = {
-        # shorter, for 80 columns
-        name: {"kv" if key == "kv_heads" else key: _cell(key, each[key]) for key in columns}
+        name: {shorter.get(key, key): _cell(key, each[key]) for key in columns}
         for name, each in found.items()
     }
     yield table(rows, title, **{key: UNITS[key] for key in columns if key in UNITS})

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from math import isqrt, prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiledask.errors import ConfigError, short
 from tiledask.lab.commands.options import Run
@@ -15,10 +15,6 @@ from tiledask.plan.products.product import PANEL, algorithms
 from tiledask.plan.tables import Table
 from tiledask.plan.units import divisors, format_bytes
 from tiledask.plan.whole import whole_number
-
-if TYPE_CHECKING:
-    from tiledask.distributed.products.explain import Explanation
-    from tiledask.lab.check import Comparison
 
 __all__ = ["MATMUL_OPTIONS", "run_matmul"]
 
@@ -47,44 +43,36 @@ def run_matmul(args: argparse.Namespace) -> Run:
     import tiledask as td
     from tiledask.distributed.products.explain import ProductQuestion
     from tiledask.distributed.products.needed import ProductNeeds
+    from tiledask.lab.check import Comparison
+    from tiledask.lab.claims import RandomProduct, product_rows
     from tiledask.tile import as_dtype
-    from tiledask.tile.table import lookup
 
-    (m, n, k), mesh = _shape(args.size), _mesh(args.workers)
-    if (algorithm := args.algorithm) not in ALGORITHMS:
-        raise ConfigError(
-            f"no algorithm {short(algorithm)}; {meant(algorithm, ALGORITHMS)}there are "
-            f"{', '.join(ALGORITHMS)}"
-        )
-    most = COUNTED // (prod(mesh) * sum(mesh))
-    if k > max(most, PANEL):
-        raise ConfigError(
-            f"panels of {PANEL} of the inner size k are counted one by one: on {mesh[0]} x "
-            f"{mesh[1]} workers k may be {most:,} at most, got {k:,}; take a smaller k, or fewer "
-            f"workers"
-        )
-    dtype = as_dtype(args.dtype).name
-    # a wrong name is no reason to start workers
-    if dtype not in (takes := lookup(args.kernel).dtypes):
-        raise ConfigError(
-            f"--kernel {args.kernel} takes {', '.join(takes)}, got --dtype {dtype}; take one of "
-            f"these, or another kernel"
-        )
-    result: dict[str, Any] = {"m": m, "n": n, "k": k, "dtype": dtype}
+    (m, n, k), mesh, dtype = _shape(args.size), _mesh(args.workers), as_dtype(args.dtype)
+    _check(args, k, mesh, dtype.name)
+    algorithm, kernel, tile = args.algorithm, args.kernel, args.tile
+    grid, code = (td.Shard(0), td.Shard(1)), 0
+    result: dict[str, Any] = {"m": m, "n": n, "k": k, "dtype": dtype.name}
     result |= {"mesh": mesh, "algorithm": algorithm}
     title = (
-        f"{m:,} x {k:,} by {k:,} x {n:,} (m {m:,}, n {n:,}, k {k:,}) {dtype}, "
+        f"{m:,} x {k:,} by {k:,} x {n:,} (m {m:,}, n {n:,}, k {k:,}) {dtype.name}, "
         f"{2 * m * n * k / 1e9:,.4g} GFLOP, by {algorithm} on {mesh[0]} x {mesh[1]} workers"
     )
-    grid, code = (td.Shard(0), td.Shard(1)), 0
     if args.no_run:
-        needs = ProductNeeds(as_dtype(dtype), args.kernel, args.tile, "memory")
-        a, b = (td.Tiling(shape, mesh, grid) for shape in ((m, k), (k, n)))
-        found = ProductQuestion(a, b, needs).weigh(sys.maxsize)
+        shapes = td.Tiling((m, k), mesh, grid), td.Tiling((k, n), mesh, grid)
+        needs = ProductNeeds(dtype, kernel, tile, "memory")
+        found = ProductQuestion(*shapes, needs).weigh(sys.maxsize)
+        why = f"{algorithm} was asked for; without a run no times are compared."
         yield title
         yield _answer(found[algorithm])
     else:
-        compared, found = _run(args, title, (m, n, k), mesh, dtype, algorithm)
+        problem = RandomProduct.random(m, n, k, dtype.name)
+        with td.start_cluster(workers=prod(mesh), device=args.device, quiet=True) as cluster:
+            over = td.Mesh(cluster, mesh)
+            a, b = (td.distribute(x, over, grid) for x in (problem.a, problem.b))
+            c = td.matmul(a, b, algorithm=algorithm, kernel=kernel, tile=tile)
+            rows = product_rows(problem, c, kernel, tile, algorithm)
+            found = td.explain(a, b, kernel=kernel)
+        compared, why = Comparison(f"{title}, kernel {kernel}", rows), found.why
         yield compared.table
         result |= compared.to_dict()
         code = 0 if compared.ok else 1
@@ -94,8 +82,7 @@ def run_matmul(args: argparse.Namespace) -> Run:
         f"is not."
     )
     yield result["begins"]
-    why = f"{algorithm} was asked for; without a run no times are compared."
-    found = replace(found, chosen=algorithm, why=why if args.no_run else found.why)
+    found = replace(found, chosen=algorithm, why=why)
     yield from _algorithms(found)
     if not args.no_run:
         yield f"{found.advice} {found.moved}"
@@ -104,46 +91,44 @@ def run_matmul(args: argparse.Namespace) -> Run:
     return code, result | {"predicted": chosen, "explain": facts}
 
 
-def _run(
-    args: argparse.Namespace,
-    title: str,
-    shape: tuple[int, int, int],
-    mesh: tuple[int, int],
-    dtype: str,
-    algorithm: str,
-) -> "tuple[Comparison, Explanation]":
-    """The product on new workers beside its prediction; what every algorithm would take there."""
-    import tiledask as td
-    from tiledask.lab.check import Comparison
-    from tiledask.lab.claims import RandomProduct, product_rows
+def _check(args: argparse.Namespace, k: int, mesh: tuple[int, int], dtype: str) -> None:
+    """Refuse what would only come to light on workers."""
+    from tiledask.tile.table import lookup
 
-    problem, grid = RandomProduct.random(*shape, dtype), (td.Shard(0), td.Shard(1))
-    with td.start_cluster(workers=prod(mesh), device=args.device, quiet=True) as cluster:
-        over = td.Mesh(cluster, mesh)
-        a, b = (td.distribute(x, over, grid) for x in (problem.a, problem.b))
-        c = td.matmul(a, b, algorithm=algorithm, kernel=args.kernel, tile=args.tile)
-        rows = product_rows(problem, c, args.kernel, args.tile, algorithm)
-        compared = Comparison(f"{title}, kernel {args.kernel}", rows)
-        return compared, td.explain(a, b, kernel=args.kernel)
+    if args.algorithm not in ALGORITHMS:
+        raise ConfigError(
+            f"no algorithm {short(args.algorithm)}; {meant(args.algorithm, ALGORITHMS)}there are "
+            f"{', '.join(ALGORITHMS)}"
+        )
+    most = COUNTED // (prod(mesh) * sum(mesh))
+    if k > max(most, PANEL):
+        raise ConfigError(
+            f"panels of {PANEL} of the inner size k are counted one by one: on {mesh[0]} x "
+            f"{mesh[1]} workers k may be {most:,} at most, got {k:,}; take a smaller k, or fewer "
+            f"workers"
+        )
+    if dtype not in (takes := lookup(args.kernel).dtypes):
+        raise ConfigError(
+            f"--kernel {args.kernel} takes {', '.join(takes)}, got --dtype {dtype}; take one of "
+            f"these, or another kernel"
+        )
 
 
 def _shape(sizes: list[str]) -> tuple[int, int, int]:
     """m, n and k: of one size, or of two matrices as written."""
-    first = sizes[0] if sizes else "4096"
-    pairs = [re.fullmatch(r"(\d{1,18})x(\d{1,18})", size) for size in sizes]
-    if len(sizes) == 2 and all(pairs):
-        (m, k), (inner, n) = (map(int, each.groups()) for each in pairs if each)
+    words = " ".join(sizes or ["4096"])
+    if one := re.fullmatch(r"-?\d{1,18}", words):
+        m = n = k = int(one[0])
+    elif two := re.fullmatch(r"(\d{1,18})x(\d{1,18}) (\d{1,18})x(\d{1,18})", words):
+        m, k, inner, n = map(int, two.groups())
         if k != inner:
             raise ConfigError(
                 f"A has {k:,} columns and B {inner:,} rows, and these must agree; take "
                 f"{sizes[0]} {k}x{n}, or {m}x{inner} {sizes[1]}"
             )
-    elif len(sizes) <= 1 and re.fullmatch(r"-?\d{1,18}", first):
-        m = n = k = int(first)
     else:
         raise ConfigError(
-            f"a product takes N, or A and B such as 2048x1024 1024x4096; got "
-            f"{short(' '.join(sizes))}"
+            f"a product takes N, or A and B such as 2048x1024 1024x4096; got {short(words)}"
         )
     for size in (m, n, k):
         whole_number("a size", size, 1)
@@ -166,7 +151,7 @@ def _answer(choice: Any) -> str:
     )
 
 
-def _algorithms(found: "Explanation") -> Iterator[Any]:
+def _algorithms(found: Any) -> Iterator[Any]:
     """A row for each, with times where rates were measured; then why others were refused."""
     rows = [row[:7] + row[8:] for row in found.rows()]  # what any must move is in --json
     head = ("", "algorithm", "to one", "in all", "messages", "peak", "time", "")

@@ -47,7 +47,13 @@ def run_partition(args: argparse.Namespace) -> Run:
     equal = args.layers.isdecimal()
     costs = layer_costs(int(args.layers[:30]) if equal else numbers(args.layers, "costs are"))
     devices, chunks = count(args.devices, "devices"), count(args.chunks, "--chunks")
-    _check_enough(len(costs), devices, chunks)
+    if len(costs) < devices * chunks:
+        pieces = f"{devices} devices" + f" x {chunks} chunks" * (chunks > 1)
+        raise ConfigError(
+            f"every {'chunk' if chunks > 1 else 'device'} needs a layer of its own, and "
+            f"{len(costs)} layers are fewer than {pieces}; use at most {len(costs) // chunks} "
+            f"devices"
+        )
     speeds = numbers(args.speeds, "speeds are") if args.speeds else None
     inputs: dict[str, Any] = {"chunks": chunks, "speeds": speeds}
     drawn = inputs | {"costs": costs, "devices": devices}
@@ -73,18 +79,6 @@ def run_partition(args: argparse.Namespace) -> Run:
         facts |= {"crossings": crossings, "cuts": cuts}
         result |= {"solution": facts} if args.judge else facts
     return code, result
-
-
-def _check_enough(layers: int, devices: int, chunks: int) -> None:
-    """Refuse fewer layers than devices, or than all of their chunks."""
-    if layers >= devices * chunks:
-        return
-    what, most = ("device", layers) if chunks == 1 else ("chunk", layers // chunks)
-    stages = f"{devices} devices" + (f" x {chunks} chunks" if chunks > 1 else "")
-    raise ConfigError(
-        f"every {what} needs a layer of its own, and {layers} layers are fewer than {stages}; "
-        f"use at most {most} devices"
-    )
 
 
 def cut_text(inputs: Mapping[str, Any], answer: Any) -> str:

@@ -6,8 +6,7 @@ from typing import Any
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.lab.commands.best import fewest
-from tiledask.lab.commands.one_layout import draw_memory
+from tiledask.lab.commands.best import draw_memory, fewest
 from tiledask.lab.commands.options import Run
 from tiledask.lab.commands.request import (
     CLUSTER,

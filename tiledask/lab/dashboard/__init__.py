@@ -12,34 +12,14 @@ board        a View in Bokeh
 page, saved  the page in the dashboard, and `td.report`: the same as a file
 """
 
-import logging
 from typing import TYPE_CHECKING
 
-from tiledask.extras import needed_for
-from tiledask.lab.dashboard.recorder import Collector
+from tiledask.lab.dashboard.recorder import Recorder
 
 if TYPE_CHECKING:
     from distributed import Scheduler
 
 __all__ = ["Recorder", "dask_setup", "open_page"]
-
-
-class Recorder(Collector):
-    """Collects what the page shows, and puts the page into the dashboard when it starts.
-
-    On a cluster that runs already: ``client.register_plugin(tiledask.lab.dashboard.Recorder())``.
-    """
-
-    async def start(self, scheduler: "Scheduler") -> None:
-        """Called by Dask: once with the scheduler, or when the plugin is registered later."""
-        await super().start(scheduler)
-        try:
-            with needed_for("it"):
-                from tiledask.lab.dashboard.page import put_into
-
-                put_into(scheduler)
-        except Exception as error:  # a page is worth no scheduler
-            logging.getLogger(__name__).warning("no page in the dashboard: %s", error)
 
 
 async def open_page(scheduler: "Scheduler") -> None:

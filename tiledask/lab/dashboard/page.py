@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from distributed.utils import log_errors
 
 from tiledask.distributed.cluster.cluster import PAGE
-from tiledask.lab.dashboard.recorder import Collector
+from tiledask.lab.dashboard.recorder import Recorder
 from tiledask.lab.dashboard.views import View, title_of, view_of_run, view_of_tasks
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _AFTER = 0.5
 """Seconds after a run's end in which tasks are its own."""
 
 
-def view_of(recorder: Collector, choice: str = _NEWEST) -> View:
+def view_of(recorder: Recorder, choice: str = _NEWEST) -> View:
     """What ``recorder`` has of a run, by its id; of the newest; or of all tasks."""
     now, run = time(), recorder.runs.get(choice)
     if choice == _NEWEST:
@@ -82,7 +82,7 @@ def _page(framed: bool, scheduler: "Scheduler", extra: dict[str, Any], doc: "Doc
 
     from tiledask.lab.dashboard.board import Board, headline, legend
 
-    recorder: Any = scheduler.plugins.get(PAGE) or Collector()
+    recorder: Any = scheduler.plugins.get(PAGE) or Recorder()
     board, choice = Board(view_of(recorder)), Select(title="show", value=_NEWEST, width=260)
     above, below = (Div(sizing_mode="stretch_width", margin=(5, 5, 0, 8)) for _ in range(2))
     seen: Any = None

@@ -7,6 +7,7 @@ The events are those of `tiledask.distributed.cluster.progress`. Collecting cost
 task; everything else is done when somebody looks.
 """
 
+import logging
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,11 +17,12 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.metrics import time
 
 from tiledask.distributed.cluster.cluster import PAGE
+from tiledask.extras import needed_for
 
 if TYPE_CHECKING:
     from distributed import Scheduler
 
-__all__ = ["Collector", "ReportedRun", "Task"]
+__all__ = ["Recorder", "ReportedRun", "Task"]
 
 KEPT_RUNS, KEPT_SPANS, KEPT_TASKS = 12, 4_000, 4_000
 _SILENT = 30.0
@@ -73,8 +75,11 @@ class ReportedRun:
         return self.state == "running" and now - self.last > _SILENT
 
 
-class Collector(SchedulerPlugin):
-    """Collects what the page shows; a `tiledask.lab.dashboard.Recorder` opens the page too."""
+class Recorder(SchedulerPlugin):
+    """Collects what the page shows, and puts the page into the dashboard when it starts.
+
+    On a cluster that runs already: ``client.register_plugin(tiledask.lab.dashboard.Recorder())``.
+    """
 
     name = PAGE
     idempotent = True
@@ -89,6 +94,13 @@ class Collector(SchedulerPlugin):
     async def start(self, scheduler: "Scheduler") -> None:
         """Called by Dask: once with the scheduler, or when the plugin is registered later."""
         self.scheduler = scheduler
+        try:
+            with needed_for("it"):
+                from tiledask.lab.dashboard.page import put_into
+
+                put_into(scheduler)
+        except Exception as error:  # a page is worth no scheduler
+            logging.getLogger(__name__).warning("no page in the dashboard: %s", error)
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         if start == "processing" and (times := kwargs.get("startstops")):

@@ -224,29 +224,25 @@ def _draw_product(view: View, run: ReportedRun, so_far: str) -> None:
     idle = [max(0.0, 1 - each / whole) for each in predicted["busy"] or ()] if whole else None
     done = sum(mine.get("done", 0) for mine in counted)
     facts["panels done"] = f"{done} of {sum(predicted['panels'])}"
-    received, memory = [mine.get("received", 0) for mine in counted], [*map(_memory, counted)]
-    for name, most, sizes, wanted in (
-        ("bytes between workers", "", received, sum(predicted["received"])),
-        ("memory of the fullest worker", "at most ", memory, max(predicted["memory"])),
-    ):
-        known = [size for size in sizes if size is not None]
-        got = format_bytes(max(known) if most else sum(known)) if known == sizes else "not counted"
-        facts[f"{name}{so_far}"] = f"{got}, predicted {most}{format_bytes(wanted)}"
-    facts[f"time{so_far}"] = format_seconds(seconds)
-    if whole:
-        facts["time predicted"] = format_seconds(whole)
-    drawn = [*_gaps(busy, len(ranks), until), *drawn]
-    view.draw_time(run.lanes, drawn, until, idle, so_far)
-    for place, heading, label, kind, what, sizes in (
-        ("left", "Bytes received", "from other workers", "read", "received", received),
-        ("right", "Memory", "the most held", "multiply", "memory", memory),
-    ):
+    received = [mine.get("received", 0) for mine in counted]
+    for place, what, sizes, heading, label, kind, name, most, add in (
+        ("left", "received", received, "Bytes received", "from other workers", "read",
+         "bytes between workers", "", sum),
+        ("right", "memory", [*map(_memory, counted)], "Memory", "the most held", "multiply",
+         "memory of the fullest worker", "at most ", max),
+    ):  # fmt: skip
+        got = "not counted" if None in sizes else format_bytes(add(sizes))
+        facts[f"{name}{so_far}"] = f"{got}, predicted {most}{format_bytes(add(predicted[what]))}"
         boxes = [
             span(rank, 0, size, colour_named(kind), gid=f"{format_bytes(size)} {label}")
             for rank, size in enumerate(sizes)
             if size is not None
         ]
         view.charts[place] = Chart(heading, label, "B", run.lanes, boxes, predicted[what])
+    facts[f"time{so_far}"] = format_seconds(seconds)
+    if whole:
+        facts["time predicted"] = format_seconds(whole)
+    view.draw_time(run.lanes, [*_gaps(busy, len(ranks), until), *drawn], until, idle, so_far)
     view.number = "the panel"
 
 
@@ -259,15 +255,15 @@ def _memory(counted: dict[str, Any]) -> int | None:
 
 # -- a training ------------------------------------------------------------------------------------
 
-_PARTS = (
-    ("tensor, forward", BLUE, "tensor parallel, forward"),
-    ("tensor, backward", ORANGE, "tensor parallel, backward"),
-    ("data, gradients", GREEN, "data parallel, gradients"),
-    ("data, weights", PINK, "data parallel, weights"),
-    ("pipeline", GREY, "between stages"),
-    ("all ranks", YELLOW, "all ranks, norm of the gradients"),
-)
-"""How a part of a step begins, its colour, what it is."""
+_PARTS = {
+    "tensor, forward": (BLUE, "tensor parallel, forward"),
+    "tensor, backward": (ORANGE, "tensor parallel, backward"),
+    "data, gradients": (GREEN, "data parallel, gradients"),
+    "data, weights": (PINK, "data parallel, weights"),
+    "pipeline": (GREY, "between stages"),
+    "all ranks": (YELLOW, "all ranks, norm of the gradients"),
+}
+"""How a part of a step begins -> its colour, what it is."""
 _RECENT = 10
 """Steps over which seconds and tokens are taken."""
 
@@ -283,16 +279,17 @@ def _draw_training(view: View, run: ReportedRun) -> None:
         ("right", "Bytes of a step, sent by all ranks", "B", "sent"),
     ):
         bars, ends = [], [0.0] * len(units)
-        for place, mine in sorted(step.items(), key=lambda each: _part(each[0])):
+        for place, mine in sorted(step.items(), key=lambda each: [*_PARTS].index(_part(each[0]))):
             words = f"{place.layer}, {place.when}: {mine.barriers:.4g} barriers and "
             words += f"{format_bytes(mine.sent)} a step ({format_seconds(mine.seconds)})"
-            lane, colour = units.index(place.unit), _PARTS[_part(place)][1]
+            lane, colour = units.index(place.unit), _PARTS[_part(place)][0]
             start, ends[lane] = ends[lane], ends[lane] + getattr(mine, of)
             bars.append(span(lane, start, ends[lane], colour, gid=words))
         marks = [sum(getattr(planned[p], of) for p in planned if p.unit == u) for u in units]
         view.charts[where] = Chart(heading, "", unit, units, bars, marks)
-    used = [_PARTS[part] for part in sorted({_part(place) for place in (*planned, *step)})]
-    view.legend = [(words, span(0, 0, 0, colour)) for _, colour, words in used]
+    used = {_part(place) for place in (*planned, *step)}
+    known = (each for part, each in _PARTS.items() if part in used)
+    view.legend = [(words, span(0, 0, 0, colour)) for colour, words in known]
     rows: dict[int, dict[int, Any]] = {}
     for rank, _, number, *row in run.spans:
         rows.setdefault(number, {})[rank] = row  # of a step that was done again, the last
@@ -305,11 +302,13 @@ def _draw_training(view: View, run: ReportedRun) -> None:
         ends = ends[-_RECENT - 1 :]
         seconds = (ends[-1] - ends[0]) / (len(ends) - 1) or 1.0
         _, sent, _, barriers, _ = whole[max(whole)]
-        facts["loss"] = f"{view.loss[1][-1]:.4f}"
-        facts["time per step"] = format_seconds(seconds)
-        facts["tokens/s"] = f"{said['tokens'] / seconds:,.0f}"
-        facts["barriers"] = f"{max(barriers)} a step"
-        facts["bytes"] = f"{format_bytes(sum(sent))} a step"
+        facts |= {
+            "loss": f"{view.loss[1][-1]:.4f}",
+            "time per step": format_seconds(seconds),
+            "tokens/s": f"{said['tokens'] / seconds:,.0f}",
+            "barriers": f"{max(barriers)} a step",
+            "bytes": f"{format_bytes(sum(sent))} a step",
+        }
 
 
 def _sums(rows: Iterable[Sequence[Any]], steps: int) -> dict[CallSite, Sums]:
@@ -317,10 +316,10 @@ def _sums(rows: Iterable[Sequence[Any]], steps: int) -> dict[CallSite, Sums]:
     return {CallSite(*row[:3]): Sums(*(n / steps for n in row[3:])) for row in rows}
 
 
-def _part(place: CallSite) -> int:
-    """Its row in _PARTS."""
+def _part(place: CallSite) -> str:
+    """Its key in _PARTS."""
     name = f"{place.parallel}, {place.when}"
-    return next(i for i, (begins, *_) in enumerate(_PARTS) if name.startswith(begins))
+    return next(begins for begins in _PARTS if name.startswith(begins))
 
 
 # -- tasks -----------------------------------------------------------------------------------------

@@ -6,11 +6,10 @@ first drawn. What one notebook draws once is plain matplotlib in its cell, on a 
 
 style, picture  the look that all share, and the Figure that draws itself
 primitives      what figures are made of: boxes in lanes and in planes, notes, legends
-timelines       who did what when; memory over time, tasks in slots
+timelines       who did what when; memory over time, tasks in slots, layers on devices
 plans           bytes by tensor class, the time of a step
 lines           curves over sizes and steps
-arrays          formulas over ranks, owners of blocks, a step of the loop over tiles
-ranks           layers on devices, bytes between ranks
+arrays          formulas over ranks, owners of blocks, tiles of a product, bytes between ranks
 slider          a figure that is drawn again as the reader moves sliders
 """
 
@@ -18,13 +17,12 @@ from importlib import import_module
 from typing import Any
 
 _NAMES = {
-    "arrays": "corner owners placements tile_step",
+    "arrays": "corner owners placements tile_step traffic_matrix",
     "lines": "curves",
     "plans": "memory_bars step_breakdown",
-    "ranks": "layers_on_devices traffic_matrix",
     "slider": "sliders",
     "style": "BLUE RED canvas",
-    "timelines": "gantt memory_timeline slots",
+    "timelines": "gantt layers_on_devices memory_timeline slots",
 }
 _HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(_HOME)

@@ -1,4 +1,5 @@
-"""Who has what of arrays: formulas with their parts, owners of blocks, tiles of a product.
+"""Who has what of arrays, and who sends what: formulas with their parts, owners of blocks, tiles of
+a product, bytes from rank to rank.
 
             j
         +-------+
@@ -11,7 +12,10 @@ i | X | |   Y   | i   corner: who holds what; tile_step: one step of the loop ov
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tiledask.errors import ConfigError
 from tiledask.lab.plots import primitives as draw
@@ -31,13 +35,15 @@ from tiledask.lab.plots.style import (
 from tiledask.plan.products.placement import Partial, Shard, Tiling
 from tiledask.plan.products.regions import Region
 from tiledask.plan.products.shards import even_shards
+from tiledask.plan.products.traffic import Traffic
+from tiledask.plan.units import format_bytes
 from tiledask.plan.whole import is_whole
 from tiledask.tile.levels import Tile, as_tile
 
 if TYPE_CHECKING:
     from tiledask.distributed.arrays.array import ShardedArray
 
-__all__ = ["corner", "owners", "placements", "tile_step"]
+__all__ = ["corner", "owners", "placements", "tile_step", "traffic_matrix"]
 
 # -- formulas ------------------------------------------------------------------------------------
 
@@ -92,8 +98,9 @@ def placements(
     draw.plane(axes, (0, -0.1, WIDTH - 0.3, bottom + 0.1), boxes, anchor="C")
     kinds = {box.gid.partition(" ")[0] for box in boxes}
     entries = [draw.patch_entry(f"rank {r}", colour_of_rank(r)) for r in range(ranks)]
-    for kind, (label, colour, look) in _MEANS.items():
-        entries += [draw.patch_entry(label, colour, **look)] if kind in kinds else []
+    entries += [
+        draw.patch_entry(*about, **look) for k, (*about, look) in _MEANS.items() if k in kinds
+    ]
     draw.legend(figure, entries)
     return figure
 
@@ -201,21 +208,18 @@ def owners(
     *,
     title: str = "Who owns which block",
 ) -> Figure:
-    """A figure of matrices side by side, all to the same scale, a colour and number per rank. Of
-    long ones both sides are as long as the roots of what they measure, so that less is empty."""
+    """A figure of matrices side by side, all to the same scale, a colour and number per rank."""
     tilings: list[Any] = [getattr(each, "tiling", each) for each in matrices.values()]
-    sides = [max(1, side) for tiling in tilings for side in tiling.shape]
-    power = 0.5 if max(sides) > 4 * min(sides) else 1.0
-    widths, tallest = [n**power for n in sides[1::2]], max(sides[::2]) ** power
-    # inches per row or column, or root
-    scale = min((WIDTH - 0.3 * len(widths)) / sum(widths), 4.0 / tallest)
-    figure, drawn = canvas(scale * tallest + 0.7, title), []
+    shapes = [[max(1, side) for side in tiling.shape] for tiling in tilings]
+    (*heights,), (*widths,) = zip(*shapes, strict=True)
+    # inches per row or column
+    scale = min((WIDTH - 0.3 * len(widths)) / sum(widths), 4.0 / max(heights))
+    figure, drawn = canvas(scale * max(heights) + 0.7, title), []
     panels = figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0]
     for axes, name, tiling in zip(panels, matrices, tilings, strict=True):
         m, n = tiling.shape
         boxes = [*_blocks(tiling, 0, 0, _SHIFT * max(m, n))]
-        aspect = (max(1, n) / max(1, m)) ** (1 - power)
-        draw.plane(axes, (0, 0, n, m), boxes, aspect=aspect, anchor="N")
+        draw.plane(axes, (0, 0, n, m), boxes, anchor="N")
         axes.set_title(f"{name}, {m:,} x {n:,}")
         drawn.append((axes, boxes))
     return draw.write(figure, drawn, 8.5)
@@ -275,17 +279,16 @@ def corner(
         boxes += _blocks(tiling, left, top, _SHIFT * max(across, down))
         titles.append(f"{name}, {' x '.join(f'{side:,}' for side in tiling.shape)}")
     _draw_product(axes, places, boxes, titles)
-    look: draw.Look = {"color": RED, "linewidth": 2.2, "gid": "k is cut"}
+    look: draw.Look = {"color": RED, "linewidth": 2.2}
     in_x = sorted({region[1][0] for region in tilings[0].regions} - {0})
     in_a = sorted({region[0][0] for region in tilings[1].regions} - {0})
     (_, top, *_), (left, *_), _ = places
-    axes.vlines(in_x, top, top + m, **look)
-    axes.hlines(in_a, left, left + n, **look)
-    entries: list[Any] = []
-    if any(box.gid == "copies" for box in boxes):
-        entries.append(draw.patch_entry("held by several ranks", _COPIES))
+    axes.vlines(in_x, top, top + m, gid="k is cut", **look)
+    axes.hlines(in_a, left, left + n, gid="k is cut", **look)
+    copies = any(box.gid == "copies" for box in boxes)
+    entries = [draw.patch_entry("held by several ranks", _COPIES)] * copies
     if in_x or in_a:
-        entries.append(draw.line_entry("K, the summed index, is cut here", RED, linewidth=2.2))
+        entries.append(draw.line_entry("K, the summed index, is cut here", **look))
     draw.legend(figure, entries)
     return draw.write(figure, [(axes, boxes)], 8.5)
 
@@ -330,22 +333,13 @@ def tile_step(
         _draw_step(every[1], names, inside, side, [(0, s) for s in side])
         every[0].set_title(f"a block of {inside[0]} x {inside[1]} of {m} x {n}", pad=16)
         every[1].set_title(f"in it a tile of {side[0]} x {side[1]}", pad=16)
-    means = (
-        ("what is made", _MADE),
-        ("loaded in the steps before", _NEEDED),
-        ("loaded now", _LOADED),
-    )
+    before, now = ("loaded in the steps before", _NEEDED), ("loaded now", _LOADED)
+    means = ("what is made", _MADE), before, now
     draw.legend(figure, [draw.patch_entry(*each) for each in means])
     return figure
 
 
-def _draw_step(
-    axes: Axes,
-    names: Sequence[str],
-    sizes: Sequence[int],
-    tile: Sequence[int],
-    step: Sequence[tuple[int, int]],
-) -> None:
+def _draw_step(axes: Axes, names: Any, sizes: Any, tile: Any, step: Any) -> None:
     """One step, in which of m, n and k these are worked on: (begin, end) of each."""
     (top, bottom), (begin, end), (start, stop) = step
     places = _places(*sizes)
@@ -369,3 +363,39 @@ def _draw_step(
         if max(len(down), len(across)) < _MOST:
             axes.hlines([over + row for row in down], left, left + wide, **look)
             axes.vlines([left + column for column in across], over, over + high, **look)
+
+
+# -- bytes ---------------------------------------------------------------------------------------
+
+
+@styled
+def traffic_matrix(
+    traffics: Mapping[str, Traffic], *, title: str = "Bytes between ranks"
+) -> Figure:
+    """A heat map of bytes from each rank to each other: a panel for each name, on one colour scale,
+    numbers where there is room. Lines are drawn between hosts."""
+    if len({traffic.ranks for traffic in traffics.values()}) != 1:
+        raise ConfigError(
+            f"traffic_matrix draws 1 traffic or more, all of as many ranks, got "
+            f"{ {name: traffic.ranks for name, traffic in traffics.items()} }; draw the same run"
+        )
+    top = max(1, *(int(t.bytes.max(initial=0)) for t in traffics.values()))
+    figure = canvas(4.1, title, WIDTH if len(traffics) > 1 else 0.6 * WIDTH)
+    panels, drawn = figure.subplots(1, len(traffics), squeeze=False)[0], []
+    for axes, (name, traffic) in zip(panels, traffics.items(), strict=True):
+        image = axes.imshow(traffic.bytes, cmap="Blues", vmin=0, vmax=top)
+        axes.set_title(f"{name}: {format_bytes(traffic.total)} in {traffic.count:,} messages")
+        ticks = range(0, traffic.ranks, 1 + traffic.ranks // 17)
+        axes.set(xticks=ticks, yticks=ticks, xlabel="to rank", ylabel="from rank")
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        for i, (one, other) in enumerate(pairwise(traffic.hosts)):
+            for line in (axes.axvline, axes.axhline) if one != other else ():
+                line(i + 0.5, gid="between hosts", **draw.DASHED)
+        cells = []
+        for (i, j), nbytes in np.ndenumerate(traffic.bytes):
+            amount = format_bytes(int(nbytes)).replace(" ", "\n") if nbytes else "0"
+            colour, words = image.cmap(image.norm(nbytes)), "·" if i == j else amount
+            cells.append(Box((j - 0.5, i - 0.5, 1, 1), colour, words))
+        drawn.append((axes, cells))
+    return draw.write(figure, drawn, 9 if traffic.ranks <= 4 else 7 if traffic.ranks <= 8 else 5)

@@ -179,17 +179,26 @@ def write(figure: Figure, drawn: Iterable[tuple[Axes, Iterable[Box]]], size: flo
     """The figure, laid out; in each box of its axes the first of its words that fit, if any do."""
     figure.lay_out()  # it fixes what the data's units measure
     for axes, boxes in drawn:
-        across, down = points_per_unit(axes)
-        for at, colour, words, *_ in boxes:
-            for each in filter(None, (words,) if isinstance(words, str) else words):
-                lines = each.splitlines()
-                # an average DejaVu Sans character is 0.64 em wide; the rest is a margin
-                wide, tall = size * (0.64 * max(map(len, lines)) + 0.3), size * 1.25 * len(lines)
-                if wide <= abs(at[2]) * across and tall <= abs(at[3]) * down:
-                    va = "center" if len(lines) > 1 else "center_baseline"
-                    text_in(axes, at, each, colour, size, va=va, clip_on=True, gid="in-box")
-                    break
+        write_in(axes, boxes, size)
     return figure
+
+
+def write_in(axes: Axes, boxes: Iterable[Box], size: float) -> None:
+    """In each box the first of its words that fit, if any do; of axes that have their place."""
+    across, down = points_per_unit(axes)
+    for at, colour, words, *_ in boxes:
+        for each in filter(None, (words,) if isinstance(words, str) else words):
+            if size_of_words(each, abs(at[2]) * across, abs(at[3]) * down) >= size * (1 - 1e-9):
+                va = "center" if "\n" in each else "center_baseline"
+                text_in(axes, at, each, colour, size, va=va, clip_on=True, gid="in-box")
+                break
+
+
+def size_of_words(words: str, width: float, height: float) -> float:
+    """The largest size, in points, in which they fit into so many points."""
+    lines = words.split("\n")
+    # an average DejaVu Sans character is 0.64 em wide; the rest is a margin
+    return min(width / (0.64 * max(map(len, lines)) + 0.3), height / (1.25 * len(lines)))
 
 
 def points_per_unit(axes: Axes) -> tuple[float, float]:

@@ -1,5 +1,5 @@
-"""Who did what when: actions, simulated above measured on one time axis; memory over time, tasks in
-slots.
+"""Boxes in lanes: who did what when, simulated above measured on one time axis; tasks in slots,
+layers on devices, memory over time.
 
 device 1   F0 .. .. .. .. B0
 device 2   .. F0 .. .. B0 ..
@@ -15,13 +15,25 @@ import numpy as np
 from tiledask.errors import ConfigError
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.primitives import Axes, Box, Figure
-from tiledask.lab.plots.style import BLUE, INK, PALE, PINK, RED, SKY, colour_named, lighter, styled
+from tiledask.lab.plots.style import (
+    BLUE,
+    GREY,
+    INK,
+    PALE,
+    PINK,
+    RED,
+    SKY,
+    colour_named,
+    colour_of_rank,
+    lighter,
+    styled,
+)
 from tiledask.plan.pipelines.footprint import Footprint
 from tiledask.plan.pipelines.idle import CAUSES
 from tiledask.plan.pipelines.timeline import TRANSFER, Timeline
 from tiledask.plan.units import format_bytes, format_seconds
 
-__all__ = ["IDLE", "KINDS", "boxes_of", "gantt", "memory_timeline", "slots"]
+__all__ = ["KINDS", "boxes_of", "gantt", "layers_on_devices", "memory_timeline", "slots"]
 
 KINDS = {
     "F": ("forward", colour_named("forward")),
@@ -34,15 +46,20 @@ KINDS = {
 """Kind of action -> its name in a legend, its colour."""
 
 
+def _hatch(edge: str, hatch: str) -> draw.Look:
+    return {"edgecolor": edge, "hatch": hatch, "linewidth": 0}
+
+
+_GREY = "#A8A8A8"
 IDLE = {
-    "warm-up": (PALE, "#A8A8A8", "/////"),
-    "dependency": (PALE, "#A8A8A8", "....."),
-    "imbalance": ("#F9DFCC", RED, "xxxxx"),
-    "transfer": ("#DDF0FB", SKY, "-----"),
-    "overhead": ("#F5E4ED", PINK, "+++++"),
-    "draining": (PALE, "#A8A8A8", "\\\\\\\\\\"),
+    "warm-up": (PALE, _hatch(_GREY, "/////")),
+    "dependency": (PALE, _hatch(_GREY, ".....")),
+    "imbalance": ("#F9DFCC", _hatch(RED, "xxxxx")),
+    "transfer": ("#DDF0FB", _hatch(SKY, "-----")),
+    "overhead": ("#F5E4ED", _hatch(PINK, "+++++")),
+    "draining": (PALE, _hatch(_GREY, "\\\\\\\\\\")),
 }
-"""Cause -> its colours and hatch: grey where the order of actions is the cause, else its own."""
+"""Cause -> its colour and look: grey where the order of actions is the cause, else its own."""
 _OF_STAGES = ("warm-up", "dependency", "imbalance", "draining")
 
 
@@ -69,7 +86,7 @@ def gantt(
     simulation is drawn as a line. A forward and a backward that a device does at once share the
     height of its row.
     """
-    if not timelines or (titles is not None and len(titles) != len(timelines)):
+    if not timelines or len(titles or timelines) != len(timelines):
         raise ConfigError(
             f"gantt draws 1 timeline or more, with a title for each or none at all; got "
             f"{len(timelines)} timelines and {len(titles or ())} titles"
@@ -150,7 +167,7 @@ def boxes_of(timeline: Timeline, causes: bool = True) -> list[Box]:
     made, transfers = list[Box](), list[Box]()
     for device, code, start, end in _rows(timeline.idle_time, "device", "code", "start", "end"):
         cause = list(CAUSES)[code]
-        colour, look = _idle_look(cause)
+        colour, look = IDLE[cause]
         if not causes and cause in _OF_STAGES:  # an edge, so that no seam is seen between two
             cause, colour, look = "idle", PALE, {"edgecolor": PALE, "linewidth": 0.3}
         made.append(draw.span(device, start, end, colour, gid=cause, look=look))
@@ -178,11 +195,6 @@ def boxes_of(timeline: Timeline, causes: bool = True) -> list[Box]:
     return made + transfers
 
 
-def _idle_look(cause: str) -> tuple[str, draw.Look]:
-    colour, edge, hatch = IDLE[cause]
-    return colour, {"edgecolor": edge, "hatch": hatch, "linewidth": 0}
-
-
 def _colour_of(kind: str, chunk: int) -> tuple[float, float, float]:
     """The colour of an action: by its kind, and paler for a later stage of its device."""
     return lighter(KINDS[kind][1], min(0.7, 0.4 * chunk))
@@ -202,10 +214,11 @@ def _legend_of(boxes: Sequence[Box], least: float) -> list[Any]:
     seen = {box.gid for box in boxes if box.at[2] > least}
     if "idle" in seen:
         entries.append(draw.patch_entry("idle", PALE, linewidth=0))
-    for cause in filter(seen.__contains__, CAUSES):
-        colour, look = _idle_look(cause)
-        entries.append(draw.patch_entry(f"idle: {CAUSES[cause]}", colour, **look))
-    return entries
+    return entries + [
+        draw.patch_entry(f"idle: {CAUSES[cause]}", IDLE[cause][0], **IDLE[cause][1])
+        for cause in CAUSES
+        if cause in seen
+    ]
 
 
 def _numbers(axes: Axes, boxes: Sequence[Box]) -> bool:
@@ -218,12 +231,9 @@ def _numbers(axes: Axes, boxes: Sequence[Box]) -> bool:
         if not mine:
             continue
         wide, tall = (float(np.median([box.at[axis] for box in mine])) for axis in (2, 3))
-        # a digit is 0.64 em wide and 0.73 em tall
-        size = min(8.0, wide * x / (0.64 * max(len(box.words) for box in mine) + 0.25), tall * y)
-        for at, colour, number, *_ in mine if size >= 6 else ():
-            if size * (0.64 * len(number) + 0.25) <= at[2] * x * (1 + 1e-9):
-                look: draw.Look = {"va": "center_baseline", "clip_on": True, "gid": "in-box"}
-                draw.text_in(axes, at, str(number), colour, size, **look)
+        size = draw.size_of_words(max((box.words for box in mine), key=len), wide * x, tall * y)
+        if size >= 6:
+            draw.write_in(axes, mine, min(8.0, size))
     return bool(axes.texts)
 
 
@@ -279,6 +289,46 @@ def slots(
     return draw.write(figure, zip(every, (boxes for *_, boxes in panels), strict=True))
 
 
+# -- layers --------------------------------------------------------------------------------------
+
+
+@styled
+def layers_on_devices(
+    assignments: Mapping[str, Sequence[int]],
+    *,
+    title: str = "Which device holds which layer",
+    unit: str = "layer",
+    first: int = 1,
+) -> Figure:
+    """A figure with one panel per assignment (the device of each layer, in order), one lane per
+    device of any of them, layers counted from ``first``, a line from layer to layer, red where it
+    changes devices. ``unit`` is what the words call a layer, such as "stage"."""
+    longest = max(map(len, assignments.values()))
+    lanes = [f"device {d + 1}" for d in range(1 + max(map(max, assignments.values())))]
+    panels = []
+    for name, devices in assignments.items():
+        boxes = [
+            draw.span(device, at - 0.42, at + 0.42, colour_of_rank(device), f"{at + first}")
+            for at, device in enumerate(devices)
+        ]
+        crossings = sum(a != b for a, b in pairwise(devices))
+        panels.append((f"{name}: {crossings} crossing{'s' * (crossings != 1)}", lanes, boxes))
+    entries = [
+        draw.patch_entry(f"a {unit} and its number (a colour per device)", colour_of_rank(0)),
+        draw.line_entry("crossing: activations move to another device", RED, linewidth=2),
+        draw.line_entry("stays on the device", GREY, linewidth=1),
+    ]
+    across = -0.7, longest - 0.3
+    figure, every = draw.lane_figure(title, panels, entries, xlabel=unit, across=across)
+    for axes, devices in zip(every, assignments.values(), strict=True):
+        for at, ends in enumerate(pairwise(devices)):
+            colour, width = (RED, 2) if len({*ends}) > 1 else (GREY, 1)
+            axes.plot((at, at + 1), ends, color=colour, linewidth=width, zorder=1)
+    ticks = range(0, longest, 1 + longest // 30)
+    every[-1].set_xticks(ticks, [f"{at + first}" for at in ticks])
+    return draw.write(figure, zip(every, (boxes for *_, boxes in panels), strict=True))
+
+
 # -- memory --------------------------------------------------------------------------------------
 
 
@@ -295,10 +345,6 @@ def memory_timeline(
 
     ``unit``: "bytes", or the word for what was counted: "activations".
     """
-    if not held or not all(footprint.devices for footprint in held.values()):
-        raise ConfigError(
-            "memory_timeline draws 1 footprint or more, of 1 device or more; got none"
-        )
     words = format_bytes if unit == "bytes" else "{:.4g}".format
     said = "" if unit == "bytes" else f" {unit}"
     top, panels = max(footprint.peak.bytes for footprint in held.values()) or 1, []

@@ -1,7 +1,7 @@
 """Half precision: how far two losses may drift apart.
 
 drift.py     how far the loss of a split run may be from one device's: theory, verdict
-small.py     the network that is trained for it, split as tensor parallelism splits it
+small.py     a small network, trained in any precision
 """
 
 from tiledask.lab.precision.drift import GRADES, Drift, acceptable, verdicts

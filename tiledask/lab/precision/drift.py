@@ -11,8 +11,7 @@ and the loss feels them relative to its own size. It is a mean over many tokens 
 halves ten times less, or more, in the first ten steps that were measured. A training that is itself
 unstable (its rate too high) multiplies any difference from step to step, and then no envelope
 holds. So compare early, in the widest format at hand: a fault is of the same size in every format,
-while round-off shrinks with u. A gradient that is not added up over the ranks shows in the small
-network's second step in float64, float32 and float16, in bfloat16 not before the fifth.
+while round-off shrinks with u.
 (Higham 2002, Accuracy and Stability of Numerical Algorithms, sections 2.8 and 4.2.)
 """
 

@@ -12,11 +12,9 @@ trainings   train_with_failures: a small GPT whose workers are killed at chosen 
 LeNet       lenet_claims: what a textbook says of splits
 """
 
-from tiledask.lab.claims import compare_claims, lenet_claims
-from tiledask.lab.studies.faulty import train_with_fault
+from tiledask.lab.claims import compare_claims, lenet_claims, replay
 from tiledask.lab.studies.gpu_speeds import records
-from tiledask.lab.studies.interrupted import InterruptedRun, train_with_failures
-from tiledask.lab.studies.replay import replay
+from tiledask.lab.studies.spoiled import InterruptedRun, train_with_failures, train_with_fault
 from tiledask.lab.sweep import compare_schedules, same_work, schedule_on, timeline_of
 
 __all__ = [
