@@ -9,7 +9,7 @@ from tiledask.lab.doctor import MachineCheck, examine, shown
 from tiledask.plan.tables import Console
 
 NAMES = (
-    "Python|cores|memory|temporary disk|NumPy|g++|JupyterLab|Dask panels|NVRTC|CuPy|Dask-CUDA|RMM|"
+    "Python|cores|memory|temporary disk|g++|NumPy|JupyterLab|Dask panels|NVRTC|CuPy|Dask-CUDA|RMM|"
     "NCCL|GPU|workers"
 )
 DEVICE = {"index": 0, "name": "NVIDIA H200", "compute_capability": "9.0", "memory": 150 * 10**9}
@@ -55,10 +55,10 @@ def test_one_broken_question_leaves_the_others(monkeypatch):
     def broken():
         raise OSError("libopenblas\nis gone")
 
-    monkeypatch.setattr(doctor, "_numpy", broken)
+    monkeypatch.setattr(doctor, "_compiler", broken)
     findings = with_gpu(monkeypatch, NO_GPU)
     assert "|".join(findings) == NAMES
-    assert findings["NumPy"].found == "could not be found out: OSError: libopenblas is gone"
+    assert findings["g++"].found == "could not be found out: OSError: libopenblas is gone"
 
 
 @pytest.mark.parametrize(
@@ -121,10 +121,10 @@ def test_what_is_not_installed_is_missing(monkeypatch):
     monkeypatch.setattr(doctor, "_version", lambda distribution: "")
     found = with_gpu(monkeypatch, NO_GPU)
     missing = {name: f.fix for name, f in found.items() if f.state == "missing"}
-    lab, test = (doctor.install(extra) for extra in ("lab", "test"))
-    fixes = {"g++": "apt-get install g++", "NVRTC": test}
+    lab, test, run = (doctor.install(extra) for extra in ("lab", "test", "run"))
+    fixes = {"g++": "apt-get install g++", "NVRTC": test, "NumPy": run}
     assert missing == fixes | {"JupyterLab": lab, "Dask panels": lab}
-    assert "4 missing" in printed(list(found.values()))
+    assert "5 missing" in printed(list(found.values()))
 
 
 @pytest.mark.cluster

@@ -57,7 +57,7 @@ class Check:
 
     def __post_init__(self) -> None:
         for column in COLUMNS:
-            object.__setattr__(self, column, _plain(getattr(self, column), self.quantity))
+            object.__setattr__(self, column, _plain(getattr(self, column)))
         if self.rule is None:
             return
         rule = (self.rule,) if isinstance(self.rule, str) else tuple(self.rule)
@@ -67,13 +67,6 @@ class Check:
                 f"{self.quantity!r}: there is no rule {rule!r}; rules are {', '.join(RULES)}, "
                 f"'within' with 1 limit and 'ratio' with 2"
             )
-        fits, kind = (_is_bool, "True or False") if rule[0] == "true" else (_is_number, "numbers")
-        for value in self.values if rule[0] != "equal" else ():
-            if not fits(value):
-                raise ConfigError(
-                    f"{self.quantity!r}: the rule {rule[0]!r} compares {kind}, got {value!r}; use "
-                    f"another"
-                )
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -97,25 +90,12 @@ class Check:
         return Judged("", holds, reason)
 
 
-def _plain(value: Any, quantity: str) -> Value:
+def _plain(value: Any) -> Value:
     """``value`` without NumPy's types, so that it prints and travels as JSON."""
-    value = value.item() if hasattr(value, "dtype") else value
     if isinstance(value, list | tuple):
-        return tuple(_plain(each, quantity) for each in value)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise ConfigError(
-        f"{quantity!r}: a check compares numbers, text, True or False, or a tuple of them; got "
-        f"{type(value).__name__}; pass the number or text to be shown"
-    )
-
-
-def _is_bool(value: Value) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_number(value: Value) -> bool:
-    return isinstance(value, int | float) and not _is_bool(value)
+        return tuple(map(_plain, value))
+    plain: Value = value.item() if hasattr(value, "dtype") else value
+    return plain
 
 
 # -- the rules: (values, unit, limits) -> whether it holds, and why --------------------------------
@@ -134,9 +114,10 @@ def _gap(distance: float, unit: str) -> str:
 
 
 def _equal(values: Values, unit: str) -> tuple[bool, str]:
-    if all(_is_bool(a) == _is_bool(b) and a == b for a, b in combinations(values, 2)):
+    kinds = {type(value) for value in values}
+    if (len(kinds) == 1 or bool not in kinds) and all(value == values[0] for value in values):
         return True, "equal to the byte" if unit == "bytes" else "equal"
-    if not all(map(_is_number, values)):
+    if not kinds <= {int, float}:
         return False, "differ"
     gap = _apart(values)
     return False, f"differ by {_digits(gap, unit) or _gap(gap, unit)}"
@@ -226,20 +207,16 @@ class Comparison(Printable):
     def verdicts(self) -> tuple[Judged, ...]:
         return tuple(row.verdict for row in self.rows)
 
-    @property
-    def held(self) -> int:
-        """How many checks hold."""
-        return sum(verdict.holds is True for verdict in self.verdicts)
-
-    @property
-    def checked(self) -> int:
-        """How many rows claim something that was judged."""
-        return self.held + len(self.failures)
-
-    @property
-    def put_off(self) -> int:
-        """How many rows claim something that is to be judged later."""
-        return sum(verdict.holds is None and bool(verdict.why) for verdict in self.verdicts)
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """How many checks hold, how many claim something that was judged, and how many something
+        that is to be judged later."""
+        ends = [verdict.holds for verdict in self.verdicts if verdict.why]
+        return {
+            "held": ends.count(True),
+            "checked": len(ends) - ends.count(None),
+            "put_off": ends.count(None),
+        }
 
     @property
     def failures(self) -> tuple[Check, ...]:
@@ -255,8 +232,9 @@ class Comparison(Printable):
     @property
     def summary(self) -> str:
         """ "3 of 4 claims hold, 1 judged later"."""
-        said = [f"{self.held} of {self.checked} claims hold"] if self.checked else []
-        said += [f"{self.put_off} judged later"] if self.put_off else []
+        held, checked, later = self.counts.values()
+        said = [f"{held} of {checked} claims hold"] * bool(checked)
+        said += [f"{later} judged later"] * bool(later)
         return ", ".join(said) or "no claims"
 
     def to_dict(self) -> dict[str, Any]:
@@ -268,8 +246,7 @@ class Comparison(Printable):
             facts |= {"unit": row.unit, "rule": None if row.rule is None else list(row.rule)}
             facts |= {"compare": list(COLUMNS), "note": row.note}
             rows.append(facts | {"holds": verdict.holds, "reason": verdict.why})
-        names = ("title", "ok", "held", "checked", "put_off")
-        return {name: getattr(self, name) for name in names} | {"rows": rows}
+        return {"title": self.title, "ok": self.ok, **self.counts, "rows": rows}
 
     @property
     def table(self) -> Table:

@@ -31,6 +31,7 @@ SMALL_DISK = 5_000_000_000  # bytes; workers spill blocks to it when memory runs
 SMALL_MEMORY = 4_000_000_000  # bytes; `tiledask tour` needs about 2 GB
 SIGNS = {"ok": MARKS[True], "missing": MARKS[False], "note": "•"}
 PACKAGES = (
+    ("NumPy", "tiles on the CPU; workers have one BLAS thread each", "numpy", "run", 0),
     ("JupyterLab", "the walkthroughs", "jupyterlab", "lab", 0),
     ("Dask panels", "the dashboard inside JupyterLab", "dask-labextension", "lab", 0),
     ("NVRTC", "compiling CUDA C++, also without a GPU", "nvidia-cuda-nvrtc", "test", 0),
@@ -72,7 +73,6 @@ def examine() -> list[MachineCheck]:
         _careful("cores", "one CPU worker each", _cores),
         _careful("memory", "blocks; workers share it evenly", _memory),
         _careful("temporary disk", "spooled arrays, spilled blocks", _disk),
-        _careful("NumPy", "tiles on the CPU; workers have one BLAS thread each", _numpy),
         _careful("g++", "checking CUDA kernels on the CPU", _compiler),
         *(_careful(name, use, _package, gpu, *about) for name, use, *about in PACKAGES),
         _careful("GPU", "one worker per GPU", _gpu, gpu),
@@ -111,11 +111,15 @@ def _python() -> Found:
     return "ok", f"{platform.python_version()} ({of})"
 
 
+def _enough(found: str, enough: bool, fix: str) -> Found:
+    return ("ok", found) if enough else ("note", found, fix)
+
+
 def _cores() -> Found:
     from dask.system import CPU_COUNT
 
-    few = ("note", f"{CPU_COUNT} usable", "idle times are measured with 2 or more")
-    return few if CPU_COUNT < 2 else ("ok", f"{CPU_COUNT} usable")
+    few = "idle times are measured with 2 or more"
+    return _enough(f"{CPU_COUNT} usable", CPU_COUNT > 1, few)
 
 
 def _memory() -> Found:
@@ -124,21 +128,14 @@ def _memory() -> Found:
 
     free = min(psutil.virtual_memory().available, MEMORY_LIMIT)
     found = f"{format_bytes(MEMORY_LIMIT)} usable, {format_bytes(free)} free now"
-    little = ("note", found, "close other programs, or use fewer workers")
-    return little if free < SMALL_MEMORY else ("ok", found)
+    return _enough(found, free >= SMALL_MEMORY, "close other programs, or use fewer workers")
 
 
 def _disk() -> Found:
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
     found = f"{format_bytes(free)} free in {folder}"
-    return ("note", found, "set TMPDIR to a larger disk") if free < SMALL_DISK else ("ok", found)
-
-
-def _numpy() -> Found:
-    import numpy as np
-
-    return "ok", np.__version__
+    return _enough(found, free >= SMALL_DISK, "set TMPDIR to a larger disk")
 
 
 def _compiler() -> Found:

@@ -85,7 +85,7 @@ def test_the_table(where, request):
     mesh = td.Mesh(request.getfixturevalue("cluster"), (4,)) if workers else None
     table = lab.lenet_claims(mesh, images=5, dtype="float64")
     assert table.ok
-    assert table.checked == len(table.rows) == 22
+    assert table.counts["checked"] == len(table.rows) == 22
     assert "layerwise: synchronisations" in table.to_text(120)
     assert "busiest over mean FLOP" in table._repr_html_()
 

@@ -213,14 +213,11 @@ def test_matplotlib_waits_for_the_first_figure():
     [
         (lambda: plots.gantt(pipeline(1, 1), titles=["a", "b"]), "2 titles"),
         (lambda: plots.memory_bars(Ledger.of([])), "got 0"),
-        (lambda: plots.memory_bars(td.estimate_memory("gpt2", td.Layout())), "one as .ledger"),
         (lambda: plots.traffic_matrix({"a": RING, "b": Traffic.of(3)}), "'b': 3"),
         (lambda: plots.slots({"slot 0": [("nap", 2, 1)]}), "ends after it begins"),
         (lambda: plots.curves({"a": {0: 1}}, xlabel="n", ylabel="s"), "above 0"),
         (lambda: plots.corner(*(cut((4, 5), S0, S1) for _ in "XAY")), "m x k by k x n"),
         (lambda: plots.tile_step(13, 11, 9, 4, (0, 3, 0)), "begins beyond 13 x 11 x 9"),
-        (lambda: plots.sliders(print, {"m": 4}, m=[1, 2]), "start at one of them"),
-        (lambda: plots.sliders(print, m=[]), "1 value or more each"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(call, message):

@@ -1,30 +1,37 @@
-"""`tiledask fit`: does a layout fit, how fast is it, what does it move; or whichever is best."""
+"""`tiledask fit`: of a layout whether it fits, how fast it is, what it moves; of a model alone the
+best layouts of a cluster, or what would fit.
+"""
 
 import argparse
 import shlex
-from dataclasses import fields, replace
-from math import gcd
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.lab.commands.best import best, one_layout
 from tiledask.lab.commands.options import Run
 from tiledask.lab.commands.request import (
     CLUSTER,
     COSTS,
-    EXPORTS,
     MODEL,
+    SETTLED,
     TRAINED,
     Request,
-    check_cost,
-    recipe_of,
+    draw,
     request_of,
+    usual_batch,
 )
+from tiledask.plan.choosing.ranking import plan_table
+from tiledask.plan.fitting.fewest import fewest_devices
+from tiledask.plan.fitting.fit import TIGHT, used
+from tiledask.plan.fitting.overhead import overhead_of
+from tiledask.plan.inputs.run import caches, check_timed, check_trains
+from tiledask.plan.tables import Part
 from tiledask.plan.timing.calibration import calibration_of
+from tiledask.plan.units import format_bytes, format_seconds
 
-__all__ = ["FIT_OPTIONS", "run_fit"]
+__all__ = ["FIT_OPTIONS", "draw_memory", "fewest", "run_fit"]
 
 FIT_OPTIONS = f"""
 MODEL?               {MODEL}
@@ -70,75 +77,182 @@ verdicts:
   tight  what is counted fits, but not with all of that
   no     it does not fit, or the cluster has too few devices
 """
+FIRST = 5
+"""Layouts that are shown, each of other degrees."""
+DEGREES = ("dp", "tp", "pp", "cp")
+SAVES: dict[str, dict[str, Any]] = {
+    "--offload cpu": {"offload": "cpu"},
+    "--lora-rank 16": {"lora_rank": 16, "recipe": None},
+}
+"""Options that keep less on the devices, and what they change of what was typed."""
 
 
 def run_fit(args: argparse.Namespace) -> Run:
     """The answer by what was named: a model, a model in a layout."""
-    check_cost(args)
-    given = vars(args)
-    typed = {
-        field.name: given[field.name]
-        for field in fields(td.Layout)
-        if given[field.name] is not None and given[field.name] is not False
-    }
-    configs = [name for name in EXPORTS if given[name]]
-    if len(configs) > 1:
-        raise ConfigError(f"one configuration at a time; got --{' and --'.join(configs)}")
-    if not configs and args.model is None:
-        raise ConfigError("a model and a cluster are named, such as: fit 200B 80x40GB")
-    request = _imported(args, configs[0], typed) if configs else request_of(args)
-    if typed and not configs:
-        request.model.check_tp(typed.get("tp", 1), request.cluster.devices)
-        request.layout = _filled(request, typed)
+    request = request_of(args)
     if args.offload:
         request.recipe = td.offload(request.recipe, to=args.offload)
-    if request.layout is not None:
-        return (yield from one_layout(request))
-    return (yield from best(request))
+    if request.layout is None and request.recipe.trains and not request.recipe.places:
+        return (yield from _best(request))
+    if request.layout is None:  # of what has no time model, served or offloaded
+        if args.batch is not None or args.tokens is not None:
+            check_trains(request.recipe)
+            check_timed(request.recipe)
+        if least := fewest(request):
+            options = shlex.join(least.options)
+            request.notes.append(f"the layout on the fewest devices: {options}")
+        request.layout = least or td.Layout()
+    return (yield from _one_layout(request))
 
 
-def _filled(request: Request, typed: dict[str, Any]) -> Any:
-    """The layout that was typed, with copies that fill the cluster and the batch's micro-batches,
-    where nobody said how many."""
-    if "dp" not in typed:
-        tp, pp, cp = (typed.get(axis, 1) for axis in ("tp", "pp", "cp"))
-        split = typed.get("ep", 1) * (typed.get("expert_tp") or tp)
-        step = split // gcd(split, tp * cp) if min(split, tp * cp) > 0 else 1
-        fills = request.cluster.devices // max(1, tp * pp * cp)
-        typed = typed | {"dp": max(step, fills // step * step, 1)}
-        request.notes += [f"dp {typed['dp']} fills the cluster"] * (typed["dp"] > 1)
-    each = _microbatches(request.args, typed["dp"], typed.get("microbatch", 1))
-    return td.Layout(**typed, **each)
+def _best(request: Request) -> Run:
+    """The fastest layouts that fit, or what would."""
+    args = request.args
+    caches(request.recipe, args.cached)  # refused where it trains
+    plans = _search(request)
+    few, first, devices = _differ(plans), plans.best, request.cluster.devices
+    result: dict[str, Any] = {
+        "model": {"name": request.model.name, "source": request.model.source},
+        "considered": plans.considered,
+        "counts": plans.counts,
+        "plans": [plan.to_dict() for plan in few],
+        "verdict": first.verdict,
+        "devices": first.layout.devices,
+        "batch": plans.global_batch,
+        "sequence": request.sequence,
+        "recipe": plans.recipe.name,
+        "framework": plans.run.framework,
+        "assumptions": request.notes,
+    }
+    if first.verdict == "no":
+        yield from request.assumed
+        result["would_fit"] = {}
+        yield from _what_would(request, plans, result["would_fit"])
+        return 1, result
+    for plan, facts in zip(few, result["plans"], strict=True):
+        facts |= {"tokens_per_second": plan.step.tokens_per_second, "mfu": plan.step.mfu}
+    step, saving = first.step, first.checkpointing()
+    extras = [*replace(request, layout=first.layout).extras(step, saving, result)]
+    yield from request.assumed
+    where = used(first.layout, devices) or f" on {devices:,} device{'s' * (devices > 1)}"
+    yield (
+        first.verdict,
+        f"{where}: {plans.counts[first.verdict]:,} of {plans.considered:,} layouts; the fastest "
+        f"takes {format_seconds(first.seconds)} a step, {step.tokens_per_second:,.0f} tokens/s, "
+        f"MFU {100 * step.mfu:.1f} %",
+    )
+    yield from [TIGHT] * (first.verdict == "tight")
+    yield plan_table(few, "the fastest of each dp, tp, pp and cp")
+    again = request.command(devices, first.layout)
+    yield f"the first one; as typed here it shows the bytes that each axis moves, too:\n  {again}"
+    yield from extras
+    draw_memory(first.fit, args.figure)
+    if args.explain:
+        yield from (*request.sources, plans.told_apart, *step.printed(), saving.line)
+    return 0, result
 
 
-def _microbatches(args: argparse.Namespace, dp: int, microbatch: int) -> dict[str, Any]:
-    """The micro-batches of a copy that --batch asks for; nothing without it."""
-    if args.batch is None:
-        return {}
-    if args.microbatches is not None:
-        raise ConfigError("--batch says how many micro-batches a copy has; no --microbatches")
-    each = max(1, dp * microbatch)
-    if args.batch % each:
-        near = max(1, round(args.batch / each)) * each
-        raise ConfigError(
-            f"--batch {args.batch} is no multiple of the {each} sequences that dp {dp} x "
-            f"microbatch {microbatch} take at once; {near} is"
-        )
-    return {"microbatches": args.batch // each}
+def _one_layout(request: Request) -> Run:
+    """Does it fit; how fast is it, what does it move; what would fit."""
+    args = request.args
+    fit = td.fits(*request.run, **request.by, cached=args.cached)
+    recipe = fit.memory.recipe  # by the framework that was named
+    step = saving = None
+    if fit.verdict != "no" and recipe.trains and not recipe.places:
+        step = td.estimate_step(*request.run, **request.by)
+        saving = fit.checkpointing(step.total)
+    result = fit.to_dict() | {"assumptions": request.notes}
+    extras = [*request.extras(step, saving, result)]  # a mistake in them is the answer
+    yield from request.assumed
+    yield from fit.printed(step.line if step is not None else "")
+    if step is not None and step.bytes_table is not None:
+        yield step.bytes_table
+    yield from extras
+    result |= {"imported": request.read} if request.read else {}
+    if args.explain:
+        yield from (*request.sources, fit.assumed)
+        if step is not None and saving is not None:
+            yield from (*step.printed(), saving.line)
+    draw_memory(fit, args.figure)
+    return (1 if fit.verdict == "no" else 0), result
 
 
-def _imported(args: argparse.Namespace, name: str, typed: dict[str, Any]) -> Request:
-    """What another program's configuration says; what is typed besides goes before."""
-    cluster, given = td.load_cluster(args.cluster), vars(args)[name]
-    given = given if name == "megatron" else Path(given)
-    found = td.import_config(name, given, model=args.model, devices=cluster.devices)
-    layout = replace(found.layout, **typed)
-    layout = replace(layout, **_microbatches(args, layout.dp, layout.microbatch))
-    chosen = args.recipe is not None or args.lora_rank is not None
-    recipe = recipe_of(args, cluster.device) if chosen else td.load_recipe(found.recipe)
-    notes = [f"{found.model!r}, {shlex.join(layout.options)}, read from {name}"]
-    sequence = found.sequence if args.sequence is None else args.sequence
-    request = Request(args, found.model, cluster, recipe, sequence, layout, notes, found)
+def draw_memory(fit: Any, path: str | None) -> None:
+    """The memory of each stage beside a device's, where a file was named."""
+    over = fit.overhead.total
+    draw("memory_bars", path, fit.memory.ledger, fit.capacity, place="stage", overhead=over)
+
+
+def _differ(plans: Any) -> list[Any]:
+    """The fastest of the first few for each dp x tp x pp x cp; of those that fit, if any does."""
+    found: dict[Any, Any] = {}
+    for plan in plans[:SETTLED]:
+        if plan.verdict != "no" or plans.best.verdict == "no":
+            found.setdefault(tuple(getattr(plan.layout, name) for name in DEGREES), plan)
+    return list(found.values())[:FIRST]
+
+
+def _search(request: Request) -> Any:
+    """The layouts of all devices; where none of them fits, of fewer that share out better."""
+    cluster, node = request.cluster, request.cluster.devices_per_node
+    run = {"sequence": request.sequence, "recipe": request.recipe, **request.by}
+    found = td.search(request.model, cluster, request.batch(), **run).settle(SETTLED)
+    if found.best.verdict == "fits":
+        return found
+    least = fewest(request)
+    if least is None or least.devices > cluster.devices:
+        return found
+    for many in {cluster.devices // node * node: 1, least.devices: 1}:
+        if not least.devices <= many < cluster.devices:
+            continue
+        batch = request.args.batch or usual_batch(many, request.sequence)
+        other = td.search(request.model, cluster, batch, devices=[many], **run).settle(SETTLED)
+        if len(other) and other.best.verdict == "fits":
+            if request.args.batch is None:
+                request.notes[-1] = f"a step of {batch:,} sequences of {request.sequence:,} tokens"
+            return other
+    return found
+
+
+def fewest(request: Request, recipe: Any = None) -> Any:
+    """The Layout on the fewest devices of the cluster's kind, however many it has; or None."""
+    cluster, recipe = request.cluster, recipe or request.recipe
     known = calibration_of(cluster.device, recipe, **request.by)
-    request.notes += [f"run by {known.framework}", *found.uncounted]
-    return request
+    cached = getattr(request.args, "cached", 0) or recipe.cached
+    held = replace(known.holding(recipe), cached=cached)
+    return fewest_devices(request.model, td.Layout(), cluster, held, request.sequence)
+
+
+def _what_would(request: Request, plans: Any, would: dict[str, Any]) -> Iterator[Part]:
+    """Why none fits, and what would: more devices, or fewer states on them."""
+    nearest, recipe, many = plans.best, request.recipe, request.cluster.devices
+    over = overhead_of(nearest.layout, plans.run.framework).total
+    states = request.model.parameters * recipe.bytes_per_parameter
+    yield (
+        "no",
+        f": none of {plans.considered:,} layouts fits on {request.cluster}: states of "
+        f"{recipe.bytes_per_parameter:g} B a parameter are {format_bytes(states)}, "
+        f"{format_bytes(states / many)} on each; the nearest layout, "
+        f"{shlex.join(nearest.layout.options) or 'of one device'}, takes "
+        f"{format_bytes(nearest.peak)} a device and {format_bytes(over)} of overhead",
+    )
+    if request.args.explain:
+        yield nearest.fit.reason
+    yield "what would fit, each the smallest change of its kind:"
+    least = fewest(request)
+    if least is not None and least.devices > many:
+        would["devices"] = {"count": least.devices, "layout": vars(least)}
+        yield f"  {least.devices:,} devices:\n    {request.command(least.devices, least)}"
+    kept = any(state.of_optimizer for state in recipe.states)
+    for option, changed in SAVES.items() if recipe.adapters is None else ():
+        if "offload" in changed and not kept:
+            continue
+        try:
+            less = td.offload(recipe, to="cpu") if "offload" in changed else td.load_recipe("lora")
+            other = fewest(request, less)
+        except ConfigError:  # adapters of weights that the model does not have
+            continue
+        if other is not None and other.devices <= many:
+            would[option] = {"devices": other.devices, "layout": vars(other)}
+            yield f"  {option}, on {other.devices:,} of the devices:"
+            yield f"    {request.command(**changed)}"

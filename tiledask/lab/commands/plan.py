@@ -6,7 +6,7 @@ from typing import Any
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.lab.commands.best import draw_memory, fewest
+from tiledask.lab.commands.fit import draw_memory, fewest
 from tiledask.lab.commands.options import Run
 from tiledask.lab.commands.request import (
     CLUSTER,
@@ -15,7 +15,6 @@ from tiledask.lab.commands.request import (
     SETTLED,
     TRAINED,
     Request,
-    check_cost,
     request_of,
 )
 from tiledask.plan.choosing.smallest import search_fewest
@@ -44,14 +43,12 @@ examples:
 
 def run_plan(args: argparse.Namespace) -> Run:
     """The layouts ranked, what binds them; with --fewest the smallest cluster."""
-    check_cost(args)
     whole_number("--first", args.first, 1, 100)
     request = request_of(args)
     if args.fewest:
         return (yield from _fewest(request))
     options: dict[str, Any] = {"sequence": request.sequence, "recipe": request.recipe, **request.by}
-    if args.devices is not None:
-        options["devices"] = args.devices
+    options |= {} if args.devices is None else {"devices": args.devices}
     given = request.model, request.cluster, request.batch()
     plans = td.search(*given, **options).settle(SETTLED)
     best, step, saving = plans.best, None, None
@@ -70,7 +67,7 @@ def run_plan(args: argparse.Namespace) -> Run:
     yield from extras
     draw_memory(best.fit, args.figure)
     if args.explain:
-        yield from request.source
+        yield from request.sources
         yield saving.line if saving is not None else best.fit.reason
     return (1 if saving is None else 0), result
 

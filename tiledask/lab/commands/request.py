@@ -1,10 +1,12 @@
-"""What `fit` and `plan` share: the request as it was typed, and what may come with an answer."""
+"""The request of `fit` and `plan`, as typed or imported, and what may come with an answer."""
 
 import argparse
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from math import gcd
+from pathlib import Path
 from typing import Any
 
 import tiledask as td
@@ -25,7 +27,6 @@ __all__ = [
     "SETTLED",
     "TRAINED",
     "Request",
-    "check_cost",
     "draw",
     "request_of",
     "usual_batch",
@@ -68,15 +69,13 @@ class Request:
     """None: whichever is best."""
     notes: list[str] = field(default_factory=list)
     """What nobody said and is assumed, for one line."""
-    imported: Any = None
+    read: dict[str, Any] = field(default_factory=dict)
+    """What was read from another program's configuration, for --json."""
 
     @property
     def by(self) -> dict[str, Any]:
-        """Whose measurements the estimates take: as typed, or as what was imported runs."""
-        calibration, framework = self.args.calibration, self.args.framework
-        if self.imported is not None and calibration is None:
-            framework = framework or self.imported.framework
-        return {"calibration": calibration, "framework": framework}
+        """Whose measurements the estimates take."""
+        return {"calibration": self.args.calibration, "framework": self.args.framework}
 
     @property
     def run(self) -> tuple[Any, ...]:
@@ -89,9 +88,10 @@ class Request:
         return [f"assumed: {'; '.join(self.notes)}"] if self.notes else []
 
     @property
-    def source(self) -> list[str]:
-        """A line of where the model's numbers come from, if that is known."""
-        return [f"{self.model.name}: {self.model.source}"] if self.model.source else []
+    def sources(self) -> list[str]:
+        """Lines of where the model's numbers come from, if that is known, and of what was read."""
+        source = [f"{self.model.name}: {self.model.source}"] if self.model.source else []
+        return source + self.read.get("assumed", [])
 
     def batch(self) -> int:
         """Sequences of a step; those that nobody said are among what is assumed."""
@@ -149,6 +149,17 @@ class Request:
 
 def request_of(args: argparse.Namespace) -> Request:
     """The model, the cluster and how it is trained, as typed, and what is assumed of them."""
+    check_cost(args)
+    given = vars(args)
+    configs = [name for name in EXPORTS if given.get(name)]
+    if len(configs) > 1:
+        raise ConfigError(f"one configuration at a time; got --{' and --'.join(configs)}")
+    typed = {each.name: given.get(each.name) for each in fields(td.Layout)}
+    typed = {name: each for name, each in typed.items() if each is not None and each is not False}
+    if configs:
+        return _imported(args, configs[0], typed)
+    if args.model is None:
+        raise ConfigError("a model and a cluster are named, such as: fit 200B 80x40GB")
     model, cluster = td.load_model(args.model), td.load_cluster(args.cluster)
     recipe = recipe_of(args, cluster.device)
     sequence = model.usual_sequence if args.sequence is None else int(args.sequence)
@@ -158,6 +169,58 @@ def request_of(args: argparse.Namespace) -> Request:
     request.notes += [sized] * model.source.startswith(ASSUMED)
     request.notes += [cluster.assumed] * bool(cluster.assumed)
     request.notes += [f"run by {known.framework} ({known.why})"] * known.usual
+    if typed:
+        model.check_tp(typed.get("tp", 1), cluster.devices)
+        request.layout = _filled(request, typed)
+    return request
+
+
+def _filled(request: Request, typed: dict[str, Any]) -> Any:
+    """The layout that was typed, with copies that fill the cluster and the batch's micro-batches,
+    where nobody said how many."""
+    if "dp" not in typed:
+        tp, pp, cp = (typed.get(axis, 1) for axis in ("tp", "pp", "cp"))
+        split = typed.get("ep", 1) * (typed.get("expert_tp") or tp)
+        step = split // gcd(split, tp * cp) if min(split, tp * cp) > 0 else 1
+        fills = request.cluster.devices // max(1, tp * pp * cp)
+        typed = typed | {"dp": max(step, fills // step * step, 1)}
+        request.notes += [f"dp {typed['dp']} fills the cluster"] * (typed["dp"] > 1)
+    each = _microbatches(request.args, typed["dp"], typed.get("microbatch", 1))
+    return td.Layout(**typed, **each)
+
+
+def _microbatches(args: argparse.Namespace, dp: int, microbatch: int) -> dict[str, Any]:
+    """The micro-batches of a copy that --batch asks for; nothing without it."""
+    if args.batch is None:
+        return {}
+    if args.microbatches is not None:
+        raise ConfigError("--batch says how many micro-batches a copy has; no --microbatches")
+    each = max(1, dp * microbatch)
+    if args.batch % each:
+        near = max(1, round(args.batch / each)) * each
+        raise ConfigError(
+            f"--batch {args.batch} is no multiple of the {each} sequences that dp {dp} x "
+            f"microbatch {microbatch} take at once; {near} is"
+        )
+    return {"microbatches": args.batch // each}
+
+
+def _imported(args: argparse.Namespace, name: str, typed: dict[str, Any]) -> Request:
+    """What another program's configuration says; what is typed besides goes before."""
+    cluster, given = td.load_cluster(args.cluster), vars(args)[name]
+    given = given if name == "megatron" else Path(given)
+    found = td.import_config(name, given, model=args.model, devices=cluster.devices)
+    layout = replace(found.layout, **typed)
+    layout = replace(layout, **_microbatches(args, layout.dp, layout.microbatch))
+    chosen = args.recipe is not None or args.lora_rank is not None
+    recipe = recipe_of(args, cluster.device) if chosen else td.load_recipe(found.recipe)
+    notes = [f"{found.model!r}, {shlex.join(layout.options)}, read from {name}"]
+    sequence = found.sequence if args.sequence is None else args.sequence
+    args.framework = args.framework or (None if args.calibration else found.framework)
+    read = {"layout": vars(layout), "recipe": found.recipe, "assumed": [*found.assumed]}
+    request = Request(args, found.model, cluster, recipe, sequence, layout, notes, read)
+    known = calibration_of(cluster.device, recipe, **request.by)
+    request.notes += [f"run by {known.framework}", *found.uncounted]
     return request
 
 

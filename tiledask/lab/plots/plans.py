@@ -57,7 +57,7 @@ _COLOURS: dict[str, Any] = {
 
 @styled
 def memory_bars(
-    ledgers: Ledger | Mapping[str, Ledger | Mapping[str, float]],
+    ledgers: Any,
     capacity: int | None = None,
     *,
     place: str = "place",
@@ -68,23 +68,21 @@ def memory_bars(
     """A figure of stacked bars, one per place at its fullest moment; what exceeds ``capacity``
     (bytes per place) is hatched.
 
-    ``ledgers``: by name; what was counted by hand is bytes by tensor class, for one bar. Places one
-    after the other that hold the same are drawn once. ``place`` is the word for a
+    ``ledgers``: one, or several by name; what was counted by hand is bytes by tensor class, for one
+    bar. Places one after the other that hold the same are drawn once. ``place`` is the word for a
     place: "stage" (whose bytes are those of one device), "GPU", "worker". ``overhead``: bytes that
     a run takes on every place beside these, such as ``fits(...).overhead.total``; drawn
     last, in grey. ``unit``: what was counted by hand, if not bytes. The legend leaves out what is
     too thin to be seen in any bar.
     """
+    ledgers = getattr(ledgers, "ledger", ledgers)  # of an estimate
     ledgers = {"": ledgers} if isinstance(ledgers, Ledger) else ledgers
-    if not isinstance(ledgers, Mapping):
-        kind = type(ledgers).__name__
-        has = "; it has one as .ledger" if isinstance(getattr(ledgers, "ledger", 0), Ledger) else ""
-        raise ConfigError(f"memory_bars takes a Ledger, or several by name, got {kind}{has}")
     bars = [bar for name, each in ledgers.items() for bar in _bars(name, each, place, overhead)]
     if not bars:
         raise ConfigError("memory_bars needs 1 row or more, got 0; pass a ledger that has rows")
     totals, cap = [sum(tensors.values()) for _, tensors in bars], capacity or 0
-    groups, colours = _by_scale(totals, cap), _colours(dict.fromkeys(n for _, b in bars for n in b))
+    names = dict.fromkeys(name for _, tensors in bars for name in tensors)
+    groups, colours = _by_scale(totals, cap), _colours(names)
     pitch = max(0.1, min(0.36, _INCHES / len(bars)))
     panels, tops, visible = [], list[float](), set[str]()
     for group in groups:

@@ -4,7 +4,6 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tiledask.errors import ConfigError
 from tiledask.extras import needed_for
 from tiledask.plan import html
 
@@ -75,11 +74,5 @@ def sliders(
     >>> sliders(idle, {"m": 8}, m=[1, 2, 4, 8]).start
     {'m': 8}
     """
-    begun = {name: values[0] for name, values in choices.items() if values} | dict(start or {})
-    wrong = [name for name, value in begun.items() if value not in choices.get(name, ())]
-    if not choices or len(begun) != len(choices) or wrong:
-        raise ConfigError(
-            f"sliders have 1 value or more each, and start at one of them; got {choices} from "
-            f"{begun}; sliders(draw, m=[1, 2, 4]) begins at 1"
-        )
+    begun = {name: values[0] for name, values in choices.items()} | dict(start or {})
     return _Sliders(draw, choices, begun)
