@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tiledask.lab.dashboard import Recorder, recorder
+from tiledask.lab.dashboard import Recorder, page, reported
 from tiledask.lab.dashboard.board import Board, headline, legend
 from tiledask.lab.dashboard.page import view_of
 from tiledask.lab.plots.style import colour_named
@@ -58,8 +58,7 @@ def made(monkeypatch) -> Recorder:
     Its own clock stands still, not the one that a cluster of this process reads: a message of
     Dask's that is held back for 2 ms by a clock at 100 would wait until 1970 comes again.
     """
-    for module in ("recorder.time", "page.time"):
-        monkeypatch.setattr(f"tiledask.lab.dashboard.{module}", lambda: 100.0)
+    monkeypatch.setattr("tiledask.lab.dashboard.page.time", lambda: 100.0)
     made = Recorder()
     workers = {f"tcp://{n}": SimpleNamespace(name=i) for i, n in enumerate("ab")}
     made.scheduler = SimpleNamespace(workers=workers)
@@ -255,16 +254,16 @@ def test_memory_is_bounded_and_what_is_no_event_is_passed_over(made):
     for said in (None, 3, {}, {"state": "done"}, {"run": "unknown", "spans": []}):
         made.log_event("tiledask-runs", said)
     assert not made.runs
-    for i in range(recorder.KEPT_TASKS + 10):
+    for i in range(page.KEPT_TASKS + 10):
         ran(made, "tcp://a", f"x-{i}", ("compute", i, i + 1))
-    assert len(made.tasks) == recorder.KEPT_TASKS
-    for i in range(recorder.KEPT_RUNS + 3):
+    assert len(made.tasks) == page.KEPT_TASKS
+    for i in range(page.KEPT_RUNS + 3):
         says(made, PIPELINE | {"run": f"{i}"})
-    assert list(made.runs) == [f"{i}" for i in range(3, recorder.KEPT_RUNS + 3)]
+    assert list(made.runs) == [f"{i}" for i in range(3, page.KEPT_RUNS + 3)]
     says(made, PRODUCT)
-    many = range(recorder.KEPT_SPANS + 5)
+    many = range(reported.KEPT_SPANS + 5)
     says(made, PRODUCT, spans=[(0, "multiply", i, 100 + i, 101 + i) for i in many])
-    assert len(made.runs[PRODUCT["run"]].spans) == recorder.KEPT_SPANS
+    assert len(made.runs[PRODUCT["run"]].spans) == reported.KEPT_SPANS
 
 
 def test_words_of_others_are_text(made):

@@ -6,7 +6,7 @@ On another one:
     dask scheduler --preload tiledask.lab.dashboard
     client.register_plugin(tiledask.lab.dashboard.Recorder())    # if it runs already
 
-recorder     collects events and tasks: a ReportedRun each
+reported     what runs have reported: a ReportedRun each
 views        what is drawn of one: a View of boxes in lanes, idle shares, facts
 board        a View in Bokeh
 page, saved  the page in the dashboard, and `td.report`: the same as a file
@@ -14,7 +14,7 @@ page, saved  the page in the dashboard, and `td.report`: the same as a file
 
 from typing import TYPE_CHECKING
 
-from tiledask.lab.dashboard.recorder import Recorder
+from tiledask.lab.dashboard.page import Recorder
 
 if TYPE_CHECKING:
     from distributed import Scheduler

@@ -1,24 +1,32 @@
 """The page in Dask's dashboard: tiledask in its bar, individual-tiledask in JupyterLab's panel.
 
-It shows the newest run, or all tasks by worker where those are newer.
+A `Recorder` collects what it shows: the newest run, or all tasks by worker where those are newer.
+Collecting costs one append per task; everything else is done when somebody looks.
 """
 
+import logging
+from collections import deque
+from collections.abc import Mapping
 from functools import partial
-from time import perf_counter, thread_time, time
+from time import perf_counter, thread_time
 from typing import TYPE_CHECKING, Any
 
+from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.metrics import time
 from distributed.utils import log_errors
 
 from tiledask.distributed.cluster.cluster import PAGE
-from tiledask.lab.dashboard.recorder import Recorder
+from tiledask.extras import needed_for
+from tiledask.lab.dashboard.reported import ReportedRun, Task
 from tiledask.lab.dashboard.views import View, title_of, view_of_run, view_of_tasks
 
 if TYPE_CHECKING:
     from bokeh.document import Document
     from distributed import Scheduler
 
-__all__ = ["put_into", "view_of"]
+__all__ = ["Recorder", "view_of"]
 
+KEPT_RUNS, KEPT_TASKS = 12, 4_000
 _BARE, _FRAMED = "individual-tiledask", "tiledask"
 _EVERY = 250
 """Milliseconds between two looks at the record."""
@@ -29,6 +37,60 @@ the scheduler waits for a core are not drawing, or nothing would be drawn while 
 _NEWEST = "newest"
 _AFTER = 0.5
 """Seconds after a run's end in which tasks are its own."""
+
+
+class Recorder(SchedulerPlugin):
+    """Collects what the page shows, and puts the page into the dashboard when it starts.
+
+    On a cluster that runs already: ``client.register_plugin(tiledask.lab.dashboard.Recorder())``.
+    """
+
+    name = PAGE
+    idempotent = True
+
+    def __init__(self) -> None:
+        self.scheduler: Scheduler | None = None
+        self.runs: dict[str, ReportedRun] = {}
+        self.tasks: deque[Task] = deque(maxlen=KEPT_TASKS)
+        self.changes = 0
+        """Rises with everything that is collected."""
+
+    async def start(self, scheduler: "Scheduler") -> None:
+        """Called by Dask: once with the scheduler, or when the plugin is registered later."""
+        self.scheduler = scheduler
+        try:
+            with needed_for("it"):
+                _put_into(scheduler)
+        except Exception as error:  # a page is worth no scheduler
+            logging.getLogger(__name__).warning("no page in the dashboard: %s", error)
+
+    def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+        if start == "processing" and (times := kwargs.get("startstops")):
+            address = kwargs.get("worker", "")
+            worker = self.scheduler and self.scheduler.workers.get(address)
+            about = str(worker.name if worker else address), address, key
+            self.tasks.extend(Task(*about, t["action"], t["start"], t["stop"]) for t in times)
+            self.changes += 1
+
+    def log_event(self, topic: Any, msg: Any) -> None:
+        if not (str(topic).startswith("tiledask-") and isinstance(msg, Mapping) and "run" in msg):
+            return
+        run, now = msg["run"], time()
+        if "kind" in msg:
+            about = {name: msg[name] for name in ("kind", "lanes", "facts", "predicted")}
+            workers = msg.get("workers", [])
+            self.runs[run] = ReportedRun(id=run, begin=now, workers=workers, **about)
+            while len(self.runs) > KEPT_RUNS:
+                del self.runs[next(iter(self.runs))]
+        if run in self.runs:
+            self.runs[run].on_event(msg, now)
+            self.changes += 1
+
+    @property
+    def workers(self) -> list[str]:
+        """The names of the workers there are."""
+        workers = self.scheduler.workers.values() if self.scheduler else ()
+        return [str(worker.name) for worker in workers]
 
 
 def view_of(recorder: Recorder, choice: str = _NEWEST) -> View:
@@ -44,7 +106,7 @@ def view_of(recorder: Recorder, choice: str = _NEWEST) -> View:
     return view_of_run(run, now, recorder.tasks)
 
 
-def put_into(scheduler: "Scheduler") -> None:
+def _put_into(scheduler: "Scheduler") -> None:
     """Put the page into the dashboard of ``scheduler``, if it has one without it.
 
     Bokeh's server takes no pages after it was made, so a second one with the same pages and this

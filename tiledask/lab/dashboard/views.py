@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from dask.utils import key_split
 
 from tiledask.distributed.training.by_layer import CallSite, Sums, ordered, together
-from tiledask.lab.dashboard.recorder import ReportedRun, Task
+from tiledask.lab.dashboard.reported import ReportedRun, Task
 from tiledask.lab.plots.primitives import HEIGHT, Box, span
 from tiledask.lab.plots.style import BLUE, GREEN, GREY, ORANGE, PALE, PINK, YELLOW, colour_named
 from tiledask.lab.plots.timelines import KINDS, boxes_of
