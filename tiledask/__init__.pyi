@@ -42,7 +42,7 @@ from tiledask.lab import tasks as tasks
 from tiledask.lab.check import Check as Check
 from tiledask.lab.check import Comparison as Comparison
 from tiledask.lab.course.ask import ask as ask
-from tiledask.lab.dashboard.saved import report as report
+from tiledask.lab.dashboard.page import report as report
 from tiledask.lab.learner.guess import predict as predict
 from tiledask.lab.learner.score import score as score
 from tiledask.lab.tasks import task as task

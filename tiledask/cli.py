@@ -21,7 +21,7 @@ COMMANDS = {
     "sheet": ("course", "puzzles, or levels of the idle-time ladder, as a page to print"),
     "grade": ("course", "what the answers in a folder of learners' notebooks are worth"),
     "fit": ("fit", "does a model fit on a cluster, how fast, and if not, what would?"),
-    "plan": ("plan", "every layout of a cluster: which fit, which is fastest, what binds"),
+    "plan": ("fit", "every layout of a cluster: which fit, which is fastest, what binds"),
     "ask": ("course", "a question of the course, worked out and run"),
     "partition": (
         "partition",

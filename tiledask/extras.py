@@ -54,13 +54,12 @@ def needs(what: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
     'a frame needs pandas, which is not installed'
     """
     package = lacking(error)
+    said = f"{what} needs {package}, which is not installed: {bring(package)}"
     if package in sys.stdlib_module_names:  # fcntl, resource: Python's own, but not on Windows
         said = (
             f"{what} needs Python's {package}, which {platform.system()} does not have: use Linux; "
             f"planning, schedules, the simulator and puzzles work here too"
         )
-        return ModuleNotFoundError(said, name=error.name)
-    said = f"{what} needs {package}, which is not installed: {bring(package)}"
     return ModuleNotFoundError(said, name=error.name)
 
 

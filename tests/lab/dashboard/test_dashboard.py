@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tiledask.lab.dashboard import Recorder, page, reported
+from tiledask.lab.dashboard import Recorder, page, views
 from tiledask.lab.dashboard.board import Board, headline, legend
 from tiledask.lab.dashboard.page import view_of
 from tiledask.lab.plots.style import colour_named
@@ -261,9 +261,9 @@ def test_memory_is_bounded_and_what_is_no_event_is_passed_over(made):
         says(made, PIPELINE | {"run": f"{i}"})
     assert list(made.runs) == [f"{i}" for i in range(3, page.KEPT_RUNS + 3)]
     says(made, PRODUCT)
-    many = range(reported.KEPT_SPANS + 5)
+    many = range(views.KEPT_SPANS + 5)
     says(made, PRODUCT, spans=[(0, "multiply", i, 100 + i, 101 + i) for i in many])
-    assert len(made.runs[PRODUCT["run"]].spans) == reported.KEPT_SPANS
+    assert len(made.runs[PRODUCT["run"]].spans) == views.KEPT_SPANS
 
 
 def test_words_of_others_are_text(made):

@@ -2,8 +2,8 @@
 
 options  options as rows of a text
 request  the request that `fit` and `plan` share, typed or imported, and what it costs
-fit      a layout: does it fit, how fast is it, what does it move; no layout: the best ones
-plan     every layout of a cluster, ranked; the fewest devices
+fit      a layout: does it fit, how fast is it, what does it move; no layout: the best ones, all
+         of a cluster ranked, the fewest devices
 partition, idle, matmul  a cut, an order, a product: as they are typed
 lists    what is shipped
 course   questions and puzzles, the tour, the doctor, walkthroughs, sheets and grades

@@ -6,10 +6,9 @@ On another one:
     dask scheduler --preload tiledask.lab.dashboard
     client.register_plugin(tiledask.lab.dashboard.Recorder())    # if it runs already
 
-reported     what runs have reported: a ReportedRun each
-views        what is drawn of one: a View of boxes in lanes, idle shares, facts
-board        a View in Bokeh
-page, saved  the page in the dashboard, and `td.report`: the same as a file
+views  what runs have reported, and what is drawn of it: boxes in lanes, idle shares, facts
+board  a View in Bokeh
+page   the page in the dashboard, from events and tasks; `td.report`: the same as a file
 """
 
 from typing import TYPE_CHECKING

@@ -13,15 +13,12 @@ from bokeh.models import ColumnDataSource, DataRange1d, FixedTicker, HoverTool, 
 from bokeh.plotting import figure
 
 from tiledask.lab.dashboard.views import Chart, View
+from tiledask.lab.plots.primitives import unit_of
 from tiledask.lab.plots.style import BLUE, GREY, INK, PALE, as_hex, ink_on
 from tiledask.plan import html
 
 __all__ = ["Board", "headline", "legend"]
 
-_UNITS = {
-    "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")),
-    "B": ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")),
-}
 _BAR = {name: name for name in ("y", "height", "left", "right", "fill_color", "line_color")}
 _HATCH = {name: name for name in ("hatch_pattern", "hatch_color")}
 _NARROW = 1 / 40
@@ -58,8 +55,7 @@ class Lanes:
         """Draw ``chart`` in place of what was drawn before."""
         ends = [box.at[0] + box.at[2] for box in chart.boxes]
         last = max([*ends, *chart.marks], default=0.0)
-        units = _UNITS.get(chart.unit, ((1.0, chart.unit),))
-        size, unit = next((each for each in units if last >= each[0]), units[-1])
+        size, unit = unit_of(chart.unit, last)
         self.plot.title.text = chart.title
         self.plot.xaxis[0].axis_label = f"{chart.label} ({unit})" if unit else chart.label
         if chart.unit == "s":

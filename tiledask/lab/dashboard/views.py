@@ -1,5 +1,8 @@
 """What is drawn of a run, and of tasks: a View each, boxes in lanes beside their prediction.
 
+run_schedule, td.matmul, td.train  --- announced, report, ended --->  ReportedRun  -->  View
+a worker                           --- finishes a task ------------>  Task
+
 time    device 1   [F0][F1]....[B0]      idle    33.3 %  |//..x|     left, right: bars by lane
         device 2   ////[F0][B0]....              25.0 %  |//.| :     (: where it is predicted)
 
@@ -11,7 +14,7 @@ tasks      those of each worker, by name
 
 import time
 from bisect import bisect_left
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -20,7 +23,6 @@ from typing import Any, NamedTuple
 from dask.utils import key_split
 
 from tiledask.distributed.training.by_layer import CallSite, Sums, ordered, together
-from tiledask.lab.dashboard.reported import ReportedRun, Task
 from tiledask.lab.plots.primitives import HEIGHT, Box, span
 from tiledask.lab.plots.style import BLUE, GREEN, GREY, ORANGE, PALE, PINK, YELLOW, colour_named
 from tiledask.lab.plots.timelines import KINDS, boxes_of
@@ -28,7 +30,60 @@ from tiledask.plan.pipelines.idle import CAUSES
 from tiledask.plan.pipelines.timeline import TRANSFER, Span, Timeline
 from tiledask.plan.units import format_bytes, format_seconds
 
-__all__ = ["Chart", "View", "title_of", "view_of_run", "view_of_tasks"]
+__all__ = ["Chart", "ReportedRun", "Task", "View", "title_of", "view_of_run", "view_of_tasks"]
+
+KEPT_SPANS = 4_000
+_SILENT = 30.0
+"""Seconds without a report after which a run may have ended."""
+
+
+class Task(NamedTuple):
+    """What a worker did for a task, well or not."""
+
+    worker: str
+    """Name: one that comes back has another address."""
+    address: str
+    key: Any
+    action: str
+    """"compute", "transfer", ..."""
+    start: float
+    stop: float
+
+
+@dataclass
+class ReportedRun:
+    """A pipeline, a product or a training, as far as it has reported."""
+
+    id: str
+    kind: str
+    lanes: list[str]
+    facts: dict[str, str]
+    predicted: dict[str, Any]
+    begin: float
+    """Seconds since the epoch, by the scheduler's clock."""
+    workers: list[str] = field(default_factory=list)
+    """The address of each lane's worker, where that matters."""
+    spans: deque[Any] = field(default_factory=lambda: deque(maxlen=KEPT_SPANS))
+    """The last rows, each beginning with its lane."""
+    counted: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """By lane."""
+    state: str = "running"
+    last: float = 0.0
+    """When it was heard of."""
+
+    def on_event(self, event: Mapping[str, Any], now: float) -> None:
+        """Take in what ``event`` reports."""
+        self.spans.extend(event.get("spans", ()))
+        for lane, numbers in event.get("counted", ()):
+            self.counted.setdefault(lane, {}).update(numbers)
+        self.state, self.last = event.get("state", self.state), now
+
+    def is_silent(self, now: float) -> bool:
+        """Whether it seems to have ended, and has not said so."""
+        return self.state == "running" and now - self.last > _SILENT
+
+
+# -- a view ----------------------------------------------------------------------------------------
 
 IDLE = "idle"
 """How the gid of idle time begins."""

@@ -4,13 +4,11 @@ Each function takes plain values and returns a matplotlib Figure that belongs to
 it, or let a notebook show it. A figure is imported when it is first used, and matplotlib when it is
 first drawn. What one notebook draws once is plain matplotlib in its cell, on a `canvas`.
 
-style, picture  the look that all share, and the Figure that draws itself
+style, picture  the look that all share, the Figure that draws itself, and again by sliders
 primitives      what figures are made of: boxes in lanes and in planes, notes, legends
 timelines       who did what when; memory over time, tasks in slots, layers on devices
-plans           bytes by tensor class, the time of a step
-lines           curves over sizes and steps
+bars            bytes by tensor class, the time of a step; curves over sizes and steps
 arrays          formulas over ranks, owners of blocks, tiles of a product, bytes between ranks
-slider          a figure that is drawn again as the reader moves sliders
 """
 
 from importlib import import_module
@@ -18,9 +16,8 @@ from typing import Any
 
 _NAMES = {
     "arrays": "corner owners placements tile_step traffic_matrix",
-    "lines": "curves",
-    "plans": "memory_bars step_breakdown",
-    "slider": "sliders",
+    "bars": "curves memory_bars step_breakdown",
+    "picture": "sliders",
     "style": "BLUE RED canvas",
     "timelines": "gantt layers_on_devices memory_timeline slots",
 }

@@ -26,8 +26,18 @@ HEIGHT = 0.72
 """Of a box or a bar, in rows."""
 Look = dict[str, Any]
 """What goes to matplotlib as it is: colours, widths, hatches."""
+UNITS = {
+    "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")),
+    "B": ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")),
+}
 DASHED: Look = {"color": INK, "linestyle": "--", "linewidth": 1.4}
 """Of a line at a limit: ``axes.axvline(capacity, **DASHED)``."""
+
+
+def unit_of(kind: str, extent: float) -> tuple[float, str]:
+    """The unit of an axis of so much, of a ``kind`` of UNITS or of none: its size, its name."""
+    units = UNITS.get(kind, ((1.0, kind),))
+    return next((each for each in units if extent >= each[0]), units[-1])
 
 
 class Box(NamedTuple):
@@ -89,8 +99,7 @@ def lane_figure(
     if across:
         axes.set_xlim(across)
     if across and xlabel == "time":
-        units = (1.0, "s"), (1e-3, "ms"), (1e-6, "µs")
-        size, unit = next((u for u in units if across[1] - across[0] >= u[0]), units[-1])
+        size, unit = unit_of("s", across[1] - across[0])
         axes.set_xlabel(f"time ({unit})")
         ticks_as(axes.xaxis, lambda seconds: f"{seconds / size:.6g}")
     legend(figure, entries)
