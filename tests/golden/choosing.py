@@ -17,10 +17,9 @@ from golden.store import GoldenSet, digest
 def accuracy_groups(searched: bool) -> Any:
     """The groups of rows of the accuracy page; ``searched``: those that search for layouts."""
     from tiledask.lab.accuracy import evaluate, runs
-    from tiledask.lab.accuracy import searched as search
 
     if searched:
-        return (search.searched(),)
+        return (evaluate.searched(),)
     of_runs = map(evaluate.measured, runs.published_runs())
     return (*evaluate.exact(), *of_runs, evaluate.ranking())
 

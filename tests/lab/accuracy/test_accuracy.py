@@ -12,13 +12,15 @@ from tiledask.lab.accuracy import evaluate, page
 from tiledask.lab.accuracy.evaluate import (
     PublishedGroup,
     PublishedRow,
+    compare_search,
     exact,
     fitted_keys,
     measured,
     memory_errors,
+    searched,
+    workloads,
 )
 from tiledask.lab.accuracy.runs import published_runs
-from tiledask.lab.accuracy.searched import compare_search, searched, workloads
 from tiledask.plan.data import data_file
 from tiledask.plan.fitting.memory import estimate_memory, stage_parameters
 from tiledask.plan.fitting.overhead import default_overhead

@@ -4,7 +4,6 @@
 
 runs      published numbers by their id; published runs in the planner's words
 evaluate  every number beside ours, in groups with a goal
-searched  what NVIDIA runs, against what ``search`` finds
 """
 
 from tiledask.lab.accuracy.runs import published

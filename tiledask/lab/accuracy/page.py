@@ -9,16 +9,9 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
-from tiledask.lab.accuracy.evaluate import (
-    PublishedGroup,
-    PublishedRow,
-    exact,
-    measured,
-    memory_errors,
-    ranking,
-)
+from tiledask.lab.accuracy import evaluate
+from tiledask.lab.accuracy.evaluate import PublishedGroup, PublishedRow
 from tiledask.lab.accuracy.runs import published_runs
-from tiledask.lab.accuracy.searched import searched
 from tiledask.plan.data import data_file, shipped_json
 from tiledask.plan.judged import MARKS
 from tiledask.plan.whole import is_whole
@@ -36,7 +29,8 @@ that had none of its rows, as it was when the constants were fitted."""
 @cache
 def groups() -> tuple[PublishedGroup, ...]:
     """All groups, from exact counts to measured times."""
-    return (*exact(), *map(measured, published_runs()), ranking(), searched())
+    measured = map(evaluate.measured, published_runs())
+    return (*evaluate.exact(), *measured, evaluate.ranking(), evaluate.searched())
 
 
 def page() -> str:
@@ -98,7 +92,7 @@ def main() -> None:
     file = Path("build", "accuracy.md")
     file.parent.mkdir(exist_ok=True)
     file.write_text(page(), encoding="utf-8")
-    errors = json.dumps(memory_errors(), indent=1) + "\n"
+    errors = json.dumps(evaluate.memory_errors(), indent=1) + "\n"
     data_file("calibration", "memory_errors.json").write_text(errors, encoding="utf-8")
     print(f"{summary()}\nevery row: {file}")
 
