@@ -52,6 +52,8 @@ class Check:
     """"bytes", "seconds", "percent" (values are shares of 1), "count", or a unit to print."""
     rule: str | tuple[Any, ...] | None = None
     note: str = ""
+    compare: tuple[str, ...] = COLUMNS
+    """The columns that the rule compares, in this order."""
     load: "Load | None" = None
     """What else the machine did while seconds or idle shares were measured, as a run says it."""
 
@@ -70,8 +72,8 @@ class Check:
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The values that the rule compares: those that are there."""
-        values = self.predicted, self.simulated, self.measured
+        """The values that the rule compares: those of its columns that are there."""
+        values = (getattr(self, column) for column in self.compare)
         return tuple(value for value in values if value is not None)
 
     @property
@@ -244,7 +246,7 @@ class Comparison(Printable):
             facts: dict[str, Any] = {"quantity": row.quantity}
             facts |= {column: _json(getattr(row, column)) for column in COLUMNS}
             facts |= {"unit": row.unit, "rule": None if row.rule is None else list(row.rule)}
-            facts |= {"compare": list(COLUMNS), "note": row.note}
+            facts |= {"compare": list(row.compare), "note": row.note}
             rows.append(facts | {"holds": verdict.holds, "reason": verdict.why})
         return {"title": self.title, "ok": self.ok, **self.counts, "rows": rows}
 

@@ -91,7 +91,7 @@ class Request:
     def sources(self) -> list[str]:
         """Lines of where the model's numbers come from, if that is known, and of what was read."""
         source = [f"{self.model.name}: {self.model.source}"] if self.model.source else []
-        return source + self.read.get("assumed", [])
+        return [*source, *self.read.get("assumed", ())]
 
     def batch(self) -> int:
         """Sequences of a step; those that nobody said are among what is assumed."""
@@ -154,7 +154,7 @@ def request_of(args: argparse.Namespace) -> Request:
     configs = [name for name in EXPORTS if given.get(name)]
     if len(configs) > 1:
         raise ConfigError(f"one configuration at a time; got --{' and --'.join(configs)}")
-    typed = {each.name: given.get(each.name) for each in fields(td.Layout)}
+    typed: dict[str, Any] = {each.name: given.get(each.name) for each in fields(td.Layout)}
     typed = {name: each for name, each in typed.items() if each is not None and each is not False}
     if configs:
         return _imported(args, configs[0], typed)

@@ -260,6 +260,16 @@ _WORK = {
 """Kind of span -> what it is; the colours are those of `tiledask.lab.plots.slots`."""
 
 
+_RECEIVED = "Bytes received", "from other workers", "read", "bytes between workers"
+_HELD = "Memory", "the most held", "multiply", "memory of the fullest worker"
+_COUNTED: dict[str, tuple[str, str, str, str, str, Any, str]] = {
+    "received": ("left", *_RECEIVED, sum, ""),
+    "memory": ("right", *_HELD, max, "at most "),
+}
+"""What is counted -> where it is drawn, the chart's title and label, the kind of span whose colour
+it has, what all ranks' together is called and how it is taken."""
+
+
 def _draw_product(view: View, run: ReportedRun, so_far: str) -> None:
     """While it runs the numbers are those of its ranks' last reports; at the end they are those
     that ``C.traffic``, ``C.memory`` and ``C.seconds`` have."""
@@ -279,13 +289,10 @@ def _draw_product(view: View, run: ReportedRun, so_far: str) -> None:
     idle = [max(0.0, 1 - each / whole) for each in predicted["busy"] or ()] if whole else None
     done = sum(mine.get("done", 0) for mine in counted)
     facts["panels done"] = f"{done} of {sum(predicted['panels'])}"
-    received = [mine.get("received", 0) for mine in counted]
-    for place, what, sizes, heading, label, kind, name, most, add in (
-        ("left", "received", received, "Bytes received", "from other workers", "read",
-         "bytes between workers", "", sum),
-        ("right", "memory", [*map(_memory, counted)], "Memory", "the most held", "multiply",
-         "memory of the fullest worker", "at most ", max),
-    ):  # fmt: skip
+    known = {"received": [mine.get("received", 0) for mine in counted]}
+    known["memory"] = [*map(_memory, counted)]
+    for what, (place, heading, label, kind, name, add, most) in _COUNTED.items():
+        sizes: list[Any] = known[what]
         got = "not counted" if None in sizes else format_bytes(add(sizes))
         facts[f"{name}{so_far}"] = f"{got}, predicted {most}{format_bytes(add(predicted[what]))}"
         boxes = [

@@ -53,7 +53,7 @@ _COLLECTIVES = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "redu
 _WORDS, _SIDE, _LEAST, _GAP = 0.8, 0.9, 0.32, 0.14
 """Inches of the words above and below a row's arrays, of the longest and the shortest side of an
 array, and between two things at least."""
-_MEANS = {
+_MEANS: dict[str, tuple[str, Any, draw.Look]] = {
     "shared": ("on several ranks", lighter(GREY, 0.55), {"edgecolor": "white", "hatch": "///"}),
     "whole": ("every rank has all of it", PALE, {"edgecolor": GREY}),
     "partial": ("a partial sum on each rank", "white", {"edgecolor": GREY, "hatch": "////"}),
@@ -98,9 +98,8 @@ def placements(
     draw.plane(axes, (0, -0.1, WIDTH - 0.3, bottom + 0.1), boxes, anchor="C")
     kinds = {box.gid.partition(" ")[0] for box in boxes}
     entries = [draw.patch_entry(f"rank {r}", colour_of_rank(r)) for r in range(ranks)]
-    entries += [
-        draw.patch_entry(*about, **look) for k, (*about, look) in _MEANS.items() if k in kinds
-    ]
+    for kind, (words, colour, look) in _MEANS.items():
+        entries += [draw.patch_entry(words, colour, **look)] if kind in kinds else []
     draw.legend(figure, entries)
     return figure
 

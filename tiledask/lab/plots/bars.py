@@ -83,8 +83,8 @@ def memory_bars(
     if not bars:
         raise ConfigError("memory_bars needs 1 row or more, got 0; pass a ledger that has rows")
     totals, cap = [sum(tensors.values()) for _, tensors in bars], capacity or 0
-    names = dict.fromkeys(name for _, tensors in bars for name in tensors)
-    groups, colours = _by_scale(totals, cap), _colours(names)
+    classes = dict.fromkeys(name for _, tensors in bars for name in tensors)
+    groups, colours = _by_scale(totals, cap), _colours(classes)
     pitch = max(0.1, min(0.36, _INCHES / len(bars)))
     panels, tops, visible = [], list[float](), set[str]()
     for group in groups:

@@ -231,7 +231,8 @@ def _numbers(axes: Axes, boxes: Sequence[Box]) -> bool:
         if not mine:
             continue
         wide, tall = (float(np.median([box.at[axis] for box in mine])) for axis in (2, 3))
-        size = draw.size_of_words(max((box.words for box in mine), key=len), wide * x, tall * y)
+        longest = max((f"{box.words}" for box in mine), key=len)
+        size = draw.size_of_words(longest, wide * x, tall * y)
         if size >= 6:
             draw.write_in(axes, mine, min(8.0, size))
     return bool(axes.texts)
