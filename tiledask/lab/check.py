@@ -146,16 +146,12 @@ def _at_most(values: Values, unit: str) -> tuple[bool, str]:
     return True, share or "within the bound"
 
 
-def _true(values: Values, _: str) -> tuple[bool, str]:
-    return all(values), "true" if all(values) else "not true"
-
-
 RULES: dict[str, Callable[..., tuple[bool, str]]] = {
     "equal": _equal,
     "within": _within,
     "ratio": _ratio,
     "at most": _at_most,
-    "true": _true,
+    "true": lambda values, _: (all(values), "true" if all(values) else "not true"),
 }
 LIMITS = {"within": 1, "ratio": 2}
 """How many limits a rule takes."""

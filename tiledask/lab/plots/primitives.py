@@ -207,7 +207,8 @@ def size_of_words(words: str, width: float, height: float) -> float:
     """The largest size, in points, in which they fit into so many points."""
     lines = words.split("\n")
     # an average DejaVu Sans character is 0.64 em wide; the rest is a margin
-    return min(width / (0.64 * max(map(len, lines)) + 0.3), height / (1.25 * len(lines)))
+    tall = 1.25 * len(lines) if lines[1:] else 1.0
+    return min(width / (0.64 * max(map(len, lines)) + 0.3), height / tall)
 
 
 def points_per_unit(axes: Axes) -> tuple[float, float]:
