@@ -9,17 +9,7 @@ import pytest
 
 import tiledask as td
 from tiledask.lab.accuracy import evaluate, page
-from tiledask.lab.accuracy.evaluate import (
-    PublishedGroup,
-    PublishedRow,
-    compare_search,
-    exact,
-    fitted_keys,
-    measured,
-    memory_errors,
-    searched,
-    workloads,
-)
+from tiledask.lab.accuracy.evaluate import PublishedGroup, PublishedRow, exact, measured
 from tiledask.lab.accuracy.runs import published_runs
 from tiledask.plan.data import data_file
 from tiledask.plan.fitting.memory import estimate_memory, stage_parameters
@@ -61,7 +51,7 @@ def test_each_row_and_each_goal(key):
     if group.rows[0].unit in ("s", "ms"):
         both = zip(group.rows, published_runs()[key], strict=True)
         fitted = {run.key for row, run in both if row.calibration}
-        assert fitted == {run.key for run in published_runs()[key]} & fitted_keys()
+        assert fitted == {run.key for run in published_runs()[key]} & evaluate.fitted_keys()
 
 
 def test_a_row_that_is_off_is_not_exact_and_fails_its_group():
@@ -76,7 +66,7 @@ def test_a_row_that_is_off_is_not_exact_and_fails_its_group():
 
 def test_the_errors_that_fits_counts_with_are_those_of_the_rows():
     kept = json.loads(data_file("calibration", "memory_errors.json").read_text("utf-8"))
-    assert kept == memory_errors()
+    assert kept == evaluate.memory_errors()
     every = [ratio for ratios in kept.values() for ratio in ratios]
     assert len(every) == sum(map(len, kept.values())) > 50
     model, layout = td.load_model("llama-2-7b"), Layout(tp=8)
@@ -141,17 +131,17 @@ def test_bloom_fp32_gradients_cost_4_bytes_a_parameter_that_zero_1_leaves_whole(
 
 
 def test_of_one_workload_the_layout_that_was_measured_fastest_is_theirs():
-    assert "dgxc-nemotron15b-tp2-bf16-64" in workloads()
-    assert "dgxc-nemotron15b-tp4-bf16-64" not in workloads()
-    assert len(workloads()) > 40
+    assert "dgxc-nemotron15b-tp2-bf16-64" in evaluate.workloads()
+    assert "dgxc-nemotron15b-tp4-bf16-64" not in evaluate.workloads()
+    assert len(evaluate.workloads()) > 40
 
 
 @pytest.mark.parametrize(
     "name", ["llama8b-bf16-8", "gpt175b-bf16-128", "nemotron340b-2409-bf16-512"]
 )
 def test_theirs_is_in_the_space_and_within_5_percent_of_the_best_that_people_run(name):
-    run = workloads()[f"dgxc-{name}"]
-    theirs, best = compare_search(run)
+    run = evaluate.workloads()[f"dgxc-{name}"]
+    theirs, best = evaluate.compare_search(run)
     assert theirs.layout == run.layout
     assert theirs.verdict != "no"
     assert theirs.seconds == run.step().total
@@ -163,7 +153,7 @@ def test_theirs_is_in_the_space_and_within_5_percent_of_the_best_that_people_run
 def test_no_published_layout_is_faster_than_the_best_found_and_the_page_has_every_row(
     tmp_path, monkeypatch, capsys
 ):
-    found = searched()
+    found = evaluate.searched()
     assert found.met
     assert len(found.rows) >= 20
     assert all(row.error >= 0 for row in found.rows)
