@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from itertools import product
 from math import isqrt
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import psutil
@@ -192,34 +192,39 @@ def compare_claims(title: str, runs: Mapping[str, ClaimRun]) -> Comparison:
 def lenet_claims(
     mesh: Mesh | None = None,
     images: int = BATCH,
+    ranks: int = 4,
     dtype: str = "float32",
+    seed: int = 0,
+    timeout: float = 120.0,
     ways: Iterable[str] = tuple(PARTITIONINGS),
 ) -> Comparison:
     """A Comparison of LeNet's partitionings: by counting programs, and by running.
 
-    On the workers of ``mesh``, or, without one, on 4 threads of this process. Bytes and
+    On the workers of ``mesh``, or, without one, on ``ranks`` threads of this process. Bytes and
     numbers of synchronisations are those of one training step on ``images`` images. ``ways``:
     which of the three, default all.
 
     >>> lenet_claims(images=4, dtype="float64")
     Comparison("d2l's LeNet on 4 devices, 4 images": 22 of 22 claims hold)
     """
-    run: Any = run_threads if mesh is None else run_ranks
-    ranks = 4 if mesh is None else mesh.ranks
-    weights, (x, classes) = initial_weights(0, dtype), samples(images, 0, dtype)
+    ranks = ranks if mesh is None else mesh.ranks
+    weights, (x, classes) = initial_weights(seed, dtype), samples(images, seed, dtype)
     loss, others = gradients(weights, x, classes)
     rows: list[Check] = []
     sent, itemsize = {}, np.dtype(dtype).itemsize
     for name in ways:
-        done = run(PARTITIONINGS[name], mesh or ranks, weights, x, classes, timeout=120.0)
+        step = PARTITIONINGS[name], weights, x, classes
+        if mesh is None:
+            done = run_threads(step[0], ranks, *step[1:], timeout=timeout)
+        else:
+            done = run_ranks(step[0], mesh, *step[1:], timeout=timeout)
         predicted = need(name, images, ranks, itemsize)
         # the largest distance from the single device, of the loss or of any gradient
         found, grads = put_together(name, done.results)
-        errors = [abs(found - loss) / abs(loss)] + [
-            float(np.max(np.abs(grads[layer][kind] - g)) / np.max(np.abs(g)))
-            for layer, each in others.items()
-            for kind, g in each.items()
-        ]
+        errors = [abs(found - loss) / abs(loss)]
+        for layer, each in others.items():
+            for kind, g in each.items():
+                errors.append(float(np.max(np.abs(grads[layer][kind] - g)) / np.max(np.abs(g))))
         rows += _rows(name, predicted, done, max(errors), dtype)
         sent[name] = sum(predicted.sent), sum(r.sent for r in done.records)
     if sent.get("network", (0,))[0] and "layerwise" in sent:
