@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from itertools import product
 from math import isqrt
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -243,16 +243,17 @@ def _rows(name: str, predicted: Need, done: Ranks, error: float, dtype: str) -> 
     share = max(held) / (np.dtype(dtype).itemsize * PARAMETERS)
     imbalance = max(flops) * len(flops) / sum(flops)
     most = max(predicted.parameters) / PARAMETERS
+    counted: list[tuple[str, float, Any, str]] = [
+        ("bytes, all devices", sum(predicted.sent), sum(sent), "bytes"),
+        ("bytes, busiest device", max(predicted.sent), max(sent), "bytes"),
+        ("synchronisations", predicted.barriers, max(waits, default=0), "count"),
+        ("transfers", predicted.transfers, len(sends), "count"),
+        ("most weights on a device", most, share, "percent"),
+        ("busiest over mean FLOP", predicted.imbalance, imbalance, ""),
+    ]
     rows = [
         Check(f"{name}: {what}", claimed, None, run, unit, "equal")
-        for what, claimed, run, unit in (
-            ("bytes, all devices", sum(predicted.sent), sum(sent), "bytes"),
-            ("bytes, busiest device", max(predicted.sent), max(sent), "bytes"),
-            ("synchronisations", predicted.barriers, max(waits, default=0), "count"),
-            ("transfers", predicted.transfers, len(sends), "count"),
-            ("most weights on a device", most, share, "percent"),
-            ("busiest over mean FLOP", predicted.imbalance, imbalance, ""),
-        )
+        for what, claimed, run, unit in counted
     ]
     bound, note = ROUND_OFF[dtype], "of the largest element, against a single device"
     error_row = Check(f"{name}: gradients' error", bound, None, error, rule="at most", note=note)
