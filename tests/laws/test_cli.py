@@ -216,6 +216,7 @@ def test_no_digit_is_cut_at_any_width(capsys, monkeypatch, tmp_path, typed):
     monkeypatch.setattr("tiledask.lab.doctor.ask_gpu", lambda: _unusable("no driver"))
     for name in ("_memory", "_disk"):  # both change while this runs
         monkeypatch.setattr(f"tiledask.lab.doctor.{name}", lambda: ("ok", "8 GB"))
+    monkeypatch.setattr("platform.platform", lambda: "Linux-6.1")  # one word, of any length
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "first"))  # one hint, and not one more
     whole = printed(capsys, monkeypatch, 1000, *typed.split())
     for width in (40, 60, 80, None):

@@ -371,7 +371,6 @@ def test_a_cancelled_task_says_so(cluster, tmp_path):
     (tmp_path / "go on").touch()
 
 
-@contextlib.contextmanager
 @pytest.mark.slow
 def test_a_slot_survives_two_deaths_fifteen_seconds_apart():
     with td.start_cluster(2, device="cpu", quiet=True) as started:

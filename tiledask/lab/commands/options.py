@@ -70,7 +70,7 @@ def numbers(text: str, what: str, kind: Callable[[str], Any] = float) -> list[An
     """Numbers between commas."""
     try:
         return [kind(word) for word in text.split(",")]
-    except (ValueError, ZeroDivisionError):
+    except (ValueError, ArithmeticError):
         raise ConfigError(
             f"{what} numbers between commas, such as 1,1,2; got {short(text)}"
         ) from None
