@@ -20,9 +20,7 @@ def plan_product(name: str, a: Any, b: Any, **options: Any) -> Any:
 
 
 def options_of(name: str) -> tuple[str, ...]:
-    from tiledask.plan.products.product import options_of
-
-    return options_of(name)
+    return td.algorithms[name].options
 
 
 def panels_of(plan: Any) -> list[Any]:

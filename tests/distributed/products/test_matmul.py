@@ -23,7 +23,7 @@ from tiledask.distributed.cluster.tasks import slot_on
 from tiledask.distributed.products.rates import rates_of
 from tiledask.distributed.transport import loans, remote_read
 from tiledask.errors import DeadlineError, DoesNotFitError, KernelError, PlacementError
-from tiledask.plan.products.product import algorithms, options_of
+from tiledask.plan.products.product import algorithms
 from tiledask.plan.products.product_plan import AHEAD, RUNTIME
 
 pytestmark = pytest.mark.cluster
@@ -170,7 +170,7 @@ def test_every_algorithm_on_every_mesh(cluster, transport, name, case):
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("panel", [1, 3, 1000])
-@pytest.mark.parametrize("name", [name for name in algorithms if "panel" in options_of(name)])
+@pytest.mark.parametrize("name", [n for n, each in algorithms.items() if "panel" in each.options])
 def test_any_panel_width(cluster, name, panel):
     c = multiply(cluster, (2, 2), 10, 17, 9, GRID, GRID, algorithm=name, panel=panel)
     whole = multiply(cluster, (2, 2), 10, 17, 9, GRID, GRID, algorithm=name)

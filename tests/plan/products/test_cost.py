@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tiledask.errors import PlacementError
 from tiledask.plan.products.cost import MachineRates, ProductCost, cost, least_moved
 from tiledask.plan.products.placement import Partial, Replicate, Shard, Tiling
-from tiledask.plan.products.product import algorithms, options_of, plan_product
+from tiledask.plan.products.product import algorithms, plan_product
 
 GRID = (Shard(0), Shard(1))
 COPIES = (*GRID, Replicate())
@@ -42,7 +42,7 @@ def plans(count, seed):
             for s in ((m, k), (k, n))
         )
         name = draw.choice(list(algorithms))
-        options = {"panel": draw.randint(1, 9)} if "panel" in options_of(name) else {}
+        options = {"panel": draw.randint(1, 9)} if "panel" in algorithms[name].options else {}
         try:
             found.append(plan_product(name, a, b, **options))
         except PlacementError:

@@ -17,17 +17,15 @@ from hypothesis import strategies as st
 from tiledask.errors import PlacementError
 from tiledask.plan.products.placement import Partial, Replicate, Shard, Tiling
 from tiledask.plan.products.product import (
-    GRID_AXES,
     algorithms,
     grids,
     moves_nothing,
-    options_of,
     plan_product,
 )
 from tiledask.plan.products.traffic import Traffic
 
 GRID = (Shard(0), Shard(1))
-PANELLED = [name for name in algorithms if "panel" in options_of(name)]
+PANELLED = [name for name in algorithms if "panel" in algorithms[name].options]
 
 
 @cache
@@ -234,7 +232,7 @@ def refused(name, a, b):
     return (
         Partial() in (*a.placements, *b.placements)
         or (name == "column_parallel" and len(b.shape) == 1)
-        or (name in GRID_AXES and shapeless)
+        or (algorithms[name].axes and shapeless)
     )
 
 
@@ -289,8 +287,8 @@ def choices(draw, name, ranks):
     options = {}
     if name in PANELLED:
         options["panel"] = draw(st.sampled_from([None, 1, 2, 3, 5]))
-    if name in GRID_AXES:
-        options["grid"] = draw(st.sampled_from([None, *grids(ranks, GRID_AXES[name])]))
+    if algorithms[name].axes:
+        options["grid"] = draw(st.sampled_from([None, *grids(ranks, algorithms[name].axes)]))
     if name == "2.5d" and options["grid"] is None:
         layers = [c for c in range(1, ranks + 1) if ranks % c == 0]
         options["replication"] = draw(st.sampled_from([None, *layers]))

@@ -25,7 +25,7 @@ from tiledask.plan.products.cost import (
     least_moved,
 )
 from tiledask.plan.products.placement import Shard, Tiling
-from tiledask.plan.products.product import PANEL, algorithms, options_of, plan_product
+from tiledask.plan.products.product import PANEL, algorithms, plan_product
 from tiledask.plan.products.product_plan import RUNTIME, ProductPlan
 from tiledask.plan.products.regions import region_size
 from tiledask.plan.units import format_bytes, format_seconds
@@ -251,7 +251,7 @@ class ProductQuestion:
 
     def _options(self, name: str) -> dict[str, Any]:
         """Those that the algorithm has; all of them, where it was asked for."""
-        takes = options_of(name)
+        takes = algorithms[name].options
         return {key: value for key, value in self.options if self.algorithm or key in takes}
 
     def _planned(self, name: str, **more: Any) -> tuple[ProductPlan, Ledger]:
@@ -261,7 +261,7 @@ class ProductQuestion:
     def _within(self, name: str, allowed: int) -> tuple[ProductPlan, Ledger]:
         """The plan of ``name``, with panels as wide as fit unless their width was asked for."""
         (plan, ledger), width = self._planned(name), PANEL
-        narrows = "panel" in options_of(name) and "panel" not in self._options(name)
+        narrows = "panel" in algorithms[name].options and "panel" not in self._options(name)
         while narrows and ledger.peak > allowed and width > 1:
             width = width // 2 if _without_panels(ledger) <= allowed else 1
             plan, ledger = self._planned(name, panel=width)

@@ -68,7 +68,7 @@ def cost(plan: ProductPlan, itemsize: int, sum_itemsize: int, rates: MachineRate
     for rank in range(plan.ranks):
         (m, n, _), multiply, read = plan.extents(rank), 0.0, 0.0
         for panel in plan.panels[rank]:
-            k = panel.depth[1] - panel.depth[0]
+            k = panel.size
             touched = (m * k + k * n) * itemsize + 2 * m * n * sum_itemsize
             pairs = len(panel.a) * len(panel.b)
             multiply += 2 * m * n * k / rates.flops + touched / rates.touch + pairs * rates.call

@@ -1,4 +1,4 @@
-"""How a product C = A @ B is shared out over ranks: one function per algorithm, and their table.
+"""How a product C = A @ B is shared out over ranks: a table of algorithms, a row for each.
 
 A product is a box of m x n x k multiplications. Every algorithm gives each rank one part of it,
 fetches what that part needs of A and B from wherever it lies, and adds up what belongs together:
@@ -8,17 +8,33 @@ fetches what that part needs of A and B from wherever it lies, and adds up what 
      m /  B   /| k            summa, cannon     m and n are cut      panels of A and B come
       +------+ |              2.5d              m, n, and k          the same in layers, C is summed
       |  C   | +              3d                m, n and k           one local product, C is summed
-      +------+/
+      +------+/               local, gather      as A and B lie      nothing; what is lacking
 
 A is [..., k]: any number of leading dimensions (tokens, batches), none for a vector. B is [k, n],
 or a vector [k]. The plan alone says what moves; the same plan is executed.
+
+summa    C stays; panels of A and B pass by, the same one at every rank at a time. On a p x q grid,
+         with A, B and C all (Shard(0), Shard(1)), each rank receives (q-1)/q of a row of A and
+         (p-1)/p of a column of B (van de Geijn and Watts, "SUMMA", 1997)
+cannon   C stays; on a square grid no block has two readers at a time: rank (i, j) begins i + j
+         blocks further. Blocks are read from their owners, not passed on, so there is no first
+         skew to move. On a p x q grid k is cut where A's and B's blocks end, and some blocks have
+         two readers (Cannon, "A cellular computer to implement the Kalman filter algorithm", 1969)
+2.5d     a grid (p, q, c): each of c layers works like SUMMA on its share of k, a c-th of every
+         block, and the partial sums are summed by a reduce-scatter along the last axis. Costs least
+         if A and B are (Shard(0), Shard(1), Replicate()) (Solomonik and Demmel,
+         "Communication-optimal parallel 2.5D matrix multiplication and LU factorization
+         algorithms", 2011)
+3d       a grid (p, q, r): rank (i, j, l) takes an r-th of every block of A[I_i, K] and B[K, J_j],
+         and r partial sums of each block of C are summed. The fewest bytes where memory allows
+         (Agarwal et al., "A three-dimensional approach to parallel matrix multiplication", 1995)
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from inspect import signature
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
+from typing import Any
 
 from tiledask.errors import PlacementError
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling
@@ -26,23 +42,11 @@ from tiledask.plan.products.product_plan import DepthOrder, ProductPlan, plan_of
 from tiledask.plan.units import divisors
 from tiledask.plan.whole import is_whole, whole_number
 
-__all__ = [
-    "GRID_AXES",
-    "PANEL",
-    "algorithms",
-    "grids",
-    "moves_nothing",
-    "options_of",
-    "plan_product",
-]
+__all__ = ["PANEL", "Algorithm", "algorithms", "grids", "moves_nothing", "plan_product"]
 
 PANEL = 512
 """Extent along k of the panels that are fetched, unless told otherwise: wide enough for BLAS and
 for long runs of memory, narrow enough that two of them are small beside C."""
-GRID_AXES = {"summa": 2, "cannon": 2, "2.5d": 3, "3d": 3}
-"""Name -> the axes of the grid that it takes, of each that takes one."""
-
-# -- the algorithms ------------------------------------------------------------------------------
 
 # What A and B may be along one mesh axis so that each rank multiplies what it holds, and what the
 # product then is along that axis; d stands for a leading dimension of A.
@@ -56,129 +60,171 @@ _LOCAL = {
 }
 
 
-def local(a: Tiling, b: Tiling) -> ProductPlan:
-    """Every rank multiplies the blocks it holds: nothing moves. The result may be Partial()."""
-    return _in_place("local", a, b, elsewhere=False)
+@dataclass(frozen=True)
+class Algorithm:
+    """Called with two tilings that multiply, the plan of their product.
 
-
-def gather(a: Tiling, b: Tiling) -> ProductPlan:
-    """Nothing is cut anew: C keeps a split that A or B has, and blocks come to where they lack."""
-    return _in_place("gather", a, b, elsewhere=True)
-
-
-def column_parallel(a: Tiling, b: Tiling, *, panel: int = PANEL) -> ProductPlan:
-    """Every rank computes columns of C from all of A and its columns of B.
-
-    A[I, K] @ B[K, J_XY] -> C[I, J_XY]. Costs nothing if A is replicated and B cut by columns.
+    Options: ``panel``, the extent of panels along k; ``grid``, the ranks as (p, q) or (p, q, c), by
+    default the mesh if it has as many axes; ``replication``, how many layers 2.5d has.
     """
-    if len(b.shape) < 2:
-        raise PlacementError(
-            f"column_parallel cuts the columns of B, and B {b.shape} is a vector; use "
-            f"row_parallel or gather"
+
+    name: str
+    cuts: str = ""
+    """What is cut along the axes of the grid that it takes, or one letter for all axes of A's mesh;
+    "": what the operands' placements cut, and C may stay partial sums."""
+    words: str = ""
+    """Of the choices within it."""
+
+    @property
+    def axes(self) -> int:
+        """Of the grid that it takes; 0: it takes none."""
+        return len(self.cuts) if len(self.cuts) > 1 else 0
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options that it takes."""
+        named = (name for name in ("panel", "replication") if f"{{{name}}}" in self.words)
+        return (*named, *(["grid"] if self.axes else []))
+
+    def __call__(self, a: Tiling, b: Tiling, **options: Any) -> ProductPlan:
+        """The plan; options that are None are left out. Raises PlacementError."""
+        given = {key: value for key, value in options.items() if value is not None}
+        if unknown := sorted(given.keys() - {*self.options}):
+            takes = ", ".join(self.options) or "none at all"
+            raise PlacementError(
+                f"{self.name} has no option {', '.join(unknown)}; it takes {takes}"
+            )
+        _check_shapes(a, b)
+        panel = given.get("panel", PANEL)
+        whole_number("panel", panel, 1, of="columns of A", error=PlacementError)
+        mesh, layers = a.mesh, given.get("replication")
+        if self.axes:
+            mesh = self._grid(a, b, given.get("grid"), layers)
+        work = self._work(a, b) if self.cuts else self._in_place(a, b)
+        kept = [i for t in (a, b) for i, p in enumerate(t.placements) if p == Partial()]
+        if kept and self.cuts:
+            raise self._unsummed(a, b, kept[0])
+        cut = [i for i, p in enumerate(work) if p == Partial() and i not in kept]
+        order = DepthOrder(
+            tuple(cut),
+            panel if "panel" in self.options else None,
+            skewed=bool(self.axes) and "panel" not in self.options,
+            sharded=self.axes == 3,
+            keep=tuple(kept),
+            leave=not self.cuts,
         )
-    work = [Shard(len(a.shape) - 1)] * len(a.mesh)
-    return _plan("column_parallel", f"panel {panel}", a, b, a.mesh, work, DepthOrder(panel=panel))
+        words = self.words.format(panel=panel, replication=mesh[-1])
+        made = Tiling((*a.shape[:-1], *b.shape[1:]), mesh, tuple(work))
+        result = made if order.leave else _summed(made, order)
+        return plan_of(self.name, words, a, b, made, result, order)
 
+    # -- what C is while ranks multiply -----------------------------------------------------------
 
-def row_parallel(a: Tiling, b: Tiling, *, panel: int = PANEL) -> ProductPlan:
-    """Every rank computes a partial sum of all of C from its part of k; then these are summed.
+    def _work(self, a: Tiling, b: Tiling) -> list[Placement]:
+        """By axis. On a grid rows are the leading dimension that A is cut along already, or its
+        longest; if C has only rows or only columns, both axes cut that."""
+        rows, columns = len(a.shape) - 1, len(b.shape) - 1
+        if not columns and self.cuts == "n":
+            raise PlacementError(
+                f"{self.name} cuts the columns of B, and B {b.shape} is a vector; use "
+                f"row_parallel or gather"
+            )
+        if self.axes and not rows + columns:
+            raise PlacementError(
+                f"{self.name} cuts rows and columns of C, and the product of two vectors has "
+                f"neither; use row_parallel"
+            )
+        taken = [p.dim for p in a.placements if isinstance(p, Shard) and p.dim < rows]
+        longest = max(range(rows), key=lambda d: (d in taken, a.shape[d]), default=rows)
+        along = {"m": Shard(longest), "n": Shard(rows if columns else longest), "k": Partial()}
+        return [along[letter] for letter in (self.cuts if self.axes else self.cuts * len(a.mesh))]
 
-    A[I, K_XY] @ B[K_XY, J] -> C[I, J]{XY} -> C[I_XY, J]: cut along its first dimension, or along
-    its longest if the first has fewer rows than there are ranks.
-    """
-    order = DepthOrder(tuple(range(len(a.mesh))), panel)
-    work = [Partial()] * len(a.mesh)
-    return _plan("row_parallel", f"panel {panel}", a, b, a.mesh, work, order)
+    def _in_place(self, a: Tiling, b: Tiling) -> list[Placement]:
+        """By axis, as A and B lie; where not all can stay, rows of A win over columns of B."""
+        if a.mesh != b.mesh:
+            raise PlacementError(
+                f"{self.name} multiplies along one mesh, A lies on {a.mesh} and B on {b.mesh}; "
+                f"distribute both on one mesh, or name another algorithm"
+            )
+        work = list[Placement]()
+        for axis, pair in enumerate(_pairs(a, b)):
+            of_a, of_b = a.placements[axis], b.placements[axis]
+            if pair not in _LOCAL and "P" in pair:
+                raise self._unsummed(a, b, axis)
+            if pair not in _LOCAL and self.name == "local":
+                raise PlacementError(
+                    f"mesh axis {axis}: {of_a} @ {of_b} cannot be multiplied where it lies; "
+                    f"use td.redistribute, or algorithm='gather'"
+                )
+            kept = "Sd" if pair[0] == "Sd" else "Sn" if pair[1] == "Sn" else "R"
+            columns = Shard(len(a.shape) - 1)
+            results = {"R": Replicate(), "P": Partial(), "Sd": of_a, "Sn": columns}
+            work.append(results[_LOCAL.get(pair, kept)])
+        return work
 
-
-def summa(
-    a: Tiling, b: Tiling, *, panel: int = PANEL, grid: tuple[int, int] | None = None
-) -> ProductPlan:
-    """C stays; panels of A and B pass by, the same one at every rank at a time.
-
-          B  [0j]          a p x q grid with A, B and C all (Shard(0), Shard(1)):
-             [1j]          each rank receives (q-1)/q of a row of A
-    A [i0][i1]  C [ij]     and (p-1)/p of a column of B
-
-    van de Geijn and Watts, "SUMMA", 1997. ``grid``: (p, q), default the mesh if it has two axes.
-    """
-    mesh, work = _grid("summa", a, b, grid), _grid_work("summa", a, b)
-    return _plan("summa", f"panel {panel}", a, b, mesh, work, DepthOrder(panel=panel))
-
-
-def cannon(a: Tiling, b: Tiling, *, grid: tuple[int, int] | None = None) -> ProductPlan:
-    """C stays; on a square grid no block of A or of B has two readers at a time.
-
-    step 0   A[i, i+j]   B[i+j, j]       blocks are read from their owners, not passed on, so
-    step 1   A[i, i+j+1] ...             there is no first skew to move
-
-    On a p x q grid k is cut where A's and B's blocks end, rank (i, j) starts at the segment that
-    is i + j of the way round, and some blocks have two readers.
-
-    Cannon, "A cellular computer to implement the Kalman filter algorithm", 1969.
-    """
-    mesh, work = _grid("cannon", a, b, grid), _grid_work("cannon", a, b)
-    return _plan("cannon", "blocks", a, b, mesh, work, DepthOrder(skewed=True))
-
-
-def two_and_a_half_d(
-    a: Tiling,
-    b: Tiling,
-    *,
-    panel: int = PANEL,
-    replication: int | None = None,
-    grid: tuple[int, int, int] | None = None,
-) -> ProductPlan:
-    """``replication`` layers of a p x q grid, each with its part of k; then C is summed.
-
-    A grid (p, q, c): each layer works like SUMMA on its share of k, and the c partial sums of each
-    block of C are summed by a reduce-scatter along the last axis, into (Shard(0), Shard(1),
-    Shard(0)). Costs least if A and B are (Shard(0), Shard(1), Replicate()). A layer's share is
-    a c-th of every block along k, so that all ranks fetch alike.
-
-    Solomonik and Demmel, "Communication-optimal parallel 2.5D matrix multiplication and LU
-    factorization algorithms", 2011.
-    """
-    if replication is not None and (not is_whole(replication, 1) or a.ranks % replication):
-        raise PlacementError(
-            f"2.5d with replication {replication!r} needs a number of ranks that it divides, there "
-            f"are {a.ranks}; take one of {', '.join(map(str, divisors(a.ranks)))}"
+    def _unsummed(self, a: Tiling, b: Tiling, axis: int) -> PlacementError:
+        first = axis < len(a.mesh) and isinstance(a.placements[axis], Partial)
+        operand = "A" if first else "B"
+        return PlacementError(
+            f"{operand} is Partial() along mesh axis {axis}, and {self.name} would multiply before "
+            f"the partial sums are added; td.redistribute {operand} to Replicate() or a Shard, or "
+            f"the other operand to Replicate() along that axis and use 'local', which leaves C as "
+            f"it is"
         )
-    mesh = _grid("2.5d", a, b, grid, last=replication)
-    work, order = [*_grid_work("2.5d", a, b), Partial()], DepthOrder((2,), panel, sharded=True)
-    return _plan("2.5d", f"replication {mesh[2]}, panel {panel}", a, b, mesh, work, order)
+
+    def _grid(self, a: Tiling, b: Tiling, asked: Any, layers: Any) -> tuple[int, ...]:
+        """The grid: the one asked for, the mesh if it fits, or the one that moves least."""
+        m, n, k = prod(a.shape[:-1]), prod(b.shape[1:]), a.shape[-1]
+
+        def moved(grid: tuple[int, ...]) -> tuple[float, bool, tuple[int, ...]]:
+            p, q, r = (*grid, 1)[:3]
+            received = m * k / (p * r) + k * n / (q * r) + (m * n / (p * q) if r > 1 else 0)
+            # of alike ones 2.5d keeps the mesh's rows: more of A is where it is multiplied
+            return received, self.name == "2.5d" and p != a.mesh[0], grid
+
+        if layers is not None and (not is_whole(layers, 1) or a.ranks % layers):
+            raise PlacementError(
+                f"2.5d with replication {layers!r} needs a number of ranks that it divides, there "
+                f"are {a.ranks}; take one of {', '.join(map(str, divisors(a.ranks)))}"
+            )
+        usable = [g for g in grids(a.ranks, self.axes) if layers in (None, g[-1])]
+        if asked is not None:
+            wanted = tuple(asked) if isinstance(asked, Iterable) else (asked,)
+            whole = all(is_whole(n, 1) for n in wanted)
+            if not whole or len(wanted) != self.axes or prod(wanted) != a.ranks:
+                raise PlacementError(
+                    f"{self.name} on {a.ranks} ranks needs a grid of {self.axes} extents whose "
+                    f"product is {a.ranks}, got {asked!r}; for example {min(usable, key=moved)}"
+                )
+            if layers not in (None, wanted[-1]):
+                raise PlacementError(
+                    f"grid {wanted} has {wanted[-1]} layers and replication={layers} asks for "
+                    f"{layers}; leave one of them out"
+                )
+            return wanted
+        if a.mesh == b.mesh and a.mesh in usable:
+            return a.mesh
+        if self.name == "2.5d" and layers is None:
+            # two layers where there can be: one is SUMMA, and every further one is another copy
+            usable = [g for g in usable if g[2] == 2] or usable
+        return min(usable, key=moved)
 
 
-def three_d(a: Tiling, b: Tiling, *, grid: tuple[int, int, int] | None = None) -> ProductPlan:
-    """The box of m x n x k multiplications in p x q x r parts: one local product per rank.
-
-    Rank (i, j, l) takes an r-th of every block of A[I_i, K] and of B[K, J_j], and r partial sums of
-    each block of C are summed by a reduce-scatter. The fewest bytes where memory allows.
-
-    Agarwal, Balle, Gustavson, Joshi and Palkar, "A three-dimensional approach to parallel matrix
-    multiplication", 1995.
-    """
-    mesh, work = _grid("3d", a, b, grid), [*_grid_work("3d", a, b), Partial()]
-    return _plan("3d", "", a, b, mesh, work, DepthOrder((2,), skewed=True, sharded=True))
-
-
-algorithms: Mapping[str, Callable[..., ProductPlan]] = MappingProxyType(
-    {
-        "local": local,
-        "column_parallel": column_parallel,
-        "row_parallel": row_parallel,
-        "summa": summa,
-        "cannon": cannon,
-        "2.5d": two_and_a_half_d,
-        "3d": three_d,
-        "gather": gather,
-    }
+_TABLE = (
+    Algorithm("local"),
+    Algorithm("column_parallel", "n", "panel {panel}"),
+    Algorithm("row_parallel", "k", "panel {panel}"),
+    Algorithm("summa", "mn", "panel {panel}"),
+    Algorithm("cannon", "mn", "blocks"),
+    Algorithm("2.5d", "mnk", "replication {replication}, panel {panel}"),
+    Algorithm("3d", "mnk"),
+    Algorithm("gather"),
 )
-"""Name -> the function that plans a product of two tilings that multiply (`plan_product` checks
-that), or raises PlacementError."""
+algorithms: Mapping[str, Algorithm] = MappingProxyType({each.name: each for each in _TABLE})
+"""By name."""
 
 
-def plan_product(name: str, a: Tiling, b: Tiling, **options: object) -> ProductPlan:
+def plan_product(name: str, a: Tiling, b: Tiling, **options: Any) -> ProductPlan:
     """The plan of algorithm ``name`` for tilings that multiply; options that are None are left out.
 
     >>> grid = (Shard(0), Shard(1))
@@ -188,25 +234,7 @@ def plan_product(name: str, a: Tiling, b: Tiling, **options: object) -> ProductP
     """
     if name not in algorithms:
         raise PlacementError(f"no algorithm {name!r}; td.algorithms has {', '.join(algorithms)}")
-    given = {key: value for key, value in options.items() if value is not None}
-    takes = options_of(name)
-    if unknown := sorted(set(given) - set(takes)):
-        raise PlacementError(
-            f"{name} has no option {', '.join(unknown)}; it takes "
-            f"{', '.join(takes) or 'none at all'}"
-        )
-    _check_shapes(a, b)
-    whole_number("panel", given.get("panel", 1), 1, of="columns of A", error=PlacementError)
-    return algorithms[name](a, b, **given)
-
-
-def options_of(name: str) -> tuple[str, ...]:
-    """The options that algorithm ``name`` takes.
-
-    >>> options_of("2.5d")
-    ('panel', 'replication', 'grid')
-    """
-    return tuple(signature(algorithms[name]).parameters)[2:]
+    return algorithms[name](a, b, **options)
 
 
 def moves_nothing(a: Tiling, b: Tiling) -> bool:
@@ -232,9 +260,6 @@ def grids(ranks: int, axes: int) -> Iterator[tuple[int, ...]]:
         yield from ((first, *rest) for rest in grids(ranks // first, axes - 1))
 
 
-# -- what they share -----------------------------------------------------------------------------
-
-
 def _pairs(a: Tiling, b: Tiling) -> list[tuple[str, str]]:
     """By mesh axis, what A's and B's placements are to a product, in the letters of `_LOCAL`."""
 
@@ -249,55 +274,6 @@ def _pairs(a: Tiling, b: Tiling) -> list[tuple[str, str]]:
     ]
 
 
-def _in_place(name: str, a: Tiling, b: Tiling, elsewhere: bool) -> ProductPlan:
-    """C as A and B lie, axis by axis; ``elsewhere``: what a rank lacks may come from others."""
-    if a.mesh != b.mesh:
-        raise PlacementError(
-            f"{name} multiplies along one mesh, A lies on {a.mesh} and B on {b.mesh}; "
-            f"distribute both on one mesh, or name another algorithm"
-        )
-    columns, work, cut = Shard(len(a.shape) - 1), list[Placement](), []
-    for axis, pair in enumerate(_pairs(a, b)):
-        of_a, of_b = a.placements[axis], b.placements[axis]
-        if pair not in _LOCAL and "P" in pair:
-            raise _unsummed(name, a, b, axis)
-        if pair not in _LOCAL and not elsewhere:
-            raise PlacementError(
-                f"mesh axis {axis}: {of_a} @ {of_b} cannot be multiplied where it lies; allowed "
-                f"are Replicate() or rows of A with B replicated, columns of B with A replicated, "
-                f"and columns of A with rows of B. Use td.redistribute, or algorithm='gather'"
-            )
-        if pair == ("Sk", "Sk"):
-            cut.append(axis)
-        # where not all can stay, rows of A win over columns of B
-        kept = "Sd" if pair[0] == "Sd" else "Sn" if pair[1] == "Sn" else "R"
-        results: dict[str, Placement] = {
-            "R": Replicate(),
-            "P": Partial(),
-            "Sd": of_a,
-            "Sn": columns,
-        }
-        work.append(results[_LOCAL.get(pair, kept)])
-    return _plan(name, "", a, b, a.mesh, work, DepthOrder(tuple(cut), leave=True))
-
-
-def _grid_work(name: str, a: Tiling, b: Tiling) -> list[Placement]:
-    """C on a grid of two axes: rows over the first, columns over the second.
-
-    If C has only one of the two, both axes cut that. Rows are the leading dimension that A is cut
-    along already, or its longest.
-    """
-    rows, columns = len(a.shape) - 1, len(b.shape) - 1
-    if not rows + columns:
-        raise PlacementError(
-            f"{name} cuts rows and columns of C, and the product of two vectors has neither; "
-            f"use row_parallel"
-        )
-    taken = [p.dim for p in a.placements if isinstance(p, Shard) and p.dim < rows]
-    longest = max(range(rows), key=lambda d: (d in taken, a.shape[d]), default=rows)
-    return [Shard(longest), Shard(rows if columns else longest)]
-
-
 def _check_shapes(a: Tiling, b: Tiling) -> None:
     for name, tiling in (("A", a), ("B", b)):
         if not tiling.shape or 0 in tiling.shape:
@@ -307,8 +283,8 @@ def _check_shapes(a: Tiling, b: Tiling) -> None:
             )
     if len(b.shape) > 2:
         raise PlacementError(
-            f"B has {len(b.shape)} dimensions, it is a matrix [k, n] or a vector [k]; only A may "
-            f"have leading dimensions (tokens, batches). Multiply the matrices of B one by one"
+            f"B has {len(b.shape)} dimensions, it is a matrix [k, n] or a vector [k]; multiply the "
+            f"matrices of B one by one"
         )
     if a.shape[-1] != b.shape[0]:
         raise PlacementError(
@@ -319,77 +295,6 @@ def _check_shapes(a: Tiling, b: Tiling) -> None:
         raise PlacementError(
             f"A lies on {a.ranks} ranks and B on {b.ranks}; distribute both on one mesh"
         )
-
-
-def _unsummed(name: str, a: Tiling, b: Tiling, axis: int) -> PlacementError:
-    first = axis < len(a.mesh) and isinstance(a.placements[axis], Partial)
-    operand, tiling = ("A", a) if first else ("B", b)
-    return PlacementError(
-        f"{operand} is {tiling.placements[axis]!r} along mesh axis {axis}, and {name} would "
-        f"multiply before the partial sums are added; td.redistribute {operand} to Replicate() or "
-        f"a Shard, or the other operand to Replicate() along that axis and use 'local', which "
-        f"leaves C as it is"
-    )
-
-
-def _grid(
-    name: str, a: Tiling, b: Tiling, asked: Sequence[int] | None, last: int | None = None
-) -> tuple[int, ...]:
-    """The grid of ranks: the one asked for, the mesh if it fits, or the one that moves least."""
-    axes = GRID_AXES[name]
-    m, n, k = prod(a.shape[:-1]), prod(b.shape[1:]), a.shape[-1]
-
-    def moved(grid: tuple[int, ...]) -> tuple[float, bool, tuple[int, ...]]:
-        p, q, r = (*grid, 1)[:3]
-        received = m * k / (p * r) + k * n / (q * r) + (m * n / (p * q) if r > 1 else 0)
-        # of alike ones 2.5d keeps the mesh's rows: more of A is where it is multiplied
-        return received, name == "2.5d" and p != a.mesh[0], grid
-
-    usable = [g for g in grids(a.ranks, axes) if last in (None, g[-1])]
-    if asked is not None:
-        wanted = tuple(asked) if isinstance(asked, Iterable) else (asked,)
-        extents = [n for n in wanted if is_whole(n, 1)]
-        if len(extents) != axes or len(wanted) != axes or prod(wanted) != a.ranks:
-            raise PlacementError(
-                f"{name} on {a.ranks} ranks needs a grid of {axes} extents whose product is "
-                f"{a.ranks}, got {asked!r}; for example {min(usable, key=moved)}"
-            )
-        if last not in (None, wanted[-1]):
-            raise PlacementError(
-                f"grid {wanted} has {wanted[-1]} layers and replication={last} asks for {last}; "
-                f"leave one of them out"
-            )
-        return wanted
-    if a.mesh == b.mesh and a.mesh in usable:
-        return a.mesh
-    if name == "2.5d" and last is None:
-        # two layers where there can be: one is SUMMA, and every further one is another copy
-        usable = [g for g in usable if g[2] == 2] or usable
-    return min(usable, key=moved)
-
-
-def _plan(
-    name: str,
-    options: str,
-    a: Tiling,
-    b: Tiling,
-    mesh: tuple[int, ...],
-    work: Sequence[Placement],
-    order: DepthOrder,
-) -> ProductPlan:
-    """The plan that leaves C as ``work``, and then sums it along the axes that share out k."""
-    keep = [
-        axis
-        for tiling in (a, b)
-        for axis, placement in enumerate(tiling.placements)
-        if isinstance(placement, Partial)
-    ]
-    for axis in keep:
-        if not a.mesh == b.mesh == mesh or work[axis] != Partial() or axis in order.cut:
-            raise _unsummed(name, a, b, axis)
-    made = Tiling((*a.shape[:-1], *b.shape[1:]), mesh, tuple(work))
-    order = replace(order, keep=tuple(keep))
-    return plan_of(name, options, a, b, made, made if order.leave else _summed(made, order), order)
 
 
 def _summed(work: Tiling, order: DepthOrder) -> Tiling:

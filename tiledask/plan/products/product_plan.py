@@ -7,13 +7,13 @@
 The same panels predict the traffic and are executed.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import prod
 
-from tiledask.plan.intervals import Interval, split
+from tiledask.plan.intervals import Interval, part_of, split
 from tiledask.plan.products.comms import Piece, fetch
 from tiledask.plan.products.placement import Replicate, Shard, Tiling
 from tiledask.plan.products.traffic import Traffic
@@ -37,9 +37,31 @@ class ProductPanel:
     """The pieces of A that it takes, which together are A[rows, depth]."""
     b: Pieces
 
+    @property
+    def size(self) -> int:
+        """Its extent along k."""
+        return self.depth[1] - self.depth[0]
+
     def fetched(self, rank: int) -> list[Piece]:
         """The pieces that ``rank`` reads from other ranks."""
         return [piece for piece in (*self.a, *self.b) if piece.source != rank]
+
+    def part(self, start: int, stop: int) -> "ProductPanel":
+        """The step of indices start..stop of k, in which no piece begins or ends."""
+        depth = start, stop
+        return ProductPanel(
+            depth,
+            tuple(
+                Piece(p.source, p.destination, (*p.region[:-1], depth))
+                for p in self.a
+                if p.region[-1][0] <= start < p.region[-1][1]
+            ),
+            tuple(
+                Piece(p.source, p.destination, (depth, *p.region[1:]))
+                for p in self.b
+                if p.region[0][0] <= start < p.region[0][1]
+            ),
+        )
 
 
 @dataclass(frozen=True)
@@ -134,7 +156,7 @@ class ProductPlan:
         """(m, n, k) of what ``rank`` multiplies, all leading dimensions of A taken as one m."""
         shape = [stop - start for start, stop in self.work.regions[rank]]
         lead = len(self.a.shape) - 1
-        depth = sum(panel.depth[1] - panel.depth[0] for panel in self.panels[rank])
+        depth = sum(panel.size for panel in self.panels[rank])
         return prod(shape[:lead]), prod(shape[lead:]), depth
 
     def held(self, rank: int) -> int:
@@ -165,21 +187,28 @@ def plan_of(
     rank has none: if only those of a grid's diagonal began elsewhere, nobody would be done sooner.
     """
     lead, ranks = len(a.shape) - 1, range(work.ranks)
-    asked, blocks = [], []
-    for rank, depth in enumerate(_depths(a.shape[-1], work, order)):
+    depths = [(0, a.shape[-1])] * len(ranks)
+    if not order.sharded:
+        axes = (Shard(0) if axis in order.cut else Replicate() for axis in range(len(work.mesh)))
+        depths = [depth for (depth,) in Tiling(a.shape[-1:], work.mesh, tuple(axes)).regions]
+    blocks = []
+    for rank, depth in enumerate(depths):
         region = work.regions[rank]
-        of_a = tuple(fetch(a, a.at(rank), (*region[:lead], depth), order.keep))
-        of_b = tuple(fetch(b, b.at(rank), (depth, *region[lead:]), order.keep))
-        asked.append((of_a, of_b))
-        blocks.append(_blocks(rank, depth, of_a, of_b, work, order))
-    own = [_own_block(rank, blocks[rank], *asked[rank]) for rank in ranks]
+        of_a = fetch(a, a.at(rank), (*region[:lead], depth), order.keep)
+        of_b = fetch(b, b.at(rank), (depth, *region[lead:]), order.keep)
+        layer = (work.at(rank)[-1], work.mesh[-1]) if order.sharded else (0, 1)
+        blocks.append(_blocks(ProductPanel(depth, tuple(of_a), tuple(of_b)), *layer))
+    own = [
+        next((n for n, block in enumerate(mine) if block.size and not block.fetched(rank)), None)
+        for rank, mine in enumerate(blocks)
+    ]
     panels = []
-    for rank in ranks:
-        mine, first = blocks[rank], 0 if None in own else own[rank]
+    for rank, mine in enumerate(blocks):
+        first = 0 if None in own else own[rank] or 0
         if order.skewed and mine:
             first = sum(work.at(rank)) * len(mine) // max(work.mesh) % len(mine)
-        turned = mine[first:] + mine[:first]
-        panels.append(tuple(p for block in turned for p in _panels(block, *asked[rank], order)))
+        turned = (*mine[first:], *mine[:first])
+        panels.append(tuple(p for block in turned for p in _panels(block, rank, order.panel)))
     partials: tuple[Pieces, ...] = ((),) * len(ranks)
     if not order.leave and any(work.mesh[axis] > 1 for axis in order.cut):
         partials = tuple(
@@ -188,70 +217,22 @@ def plan_of(
     return ProductPlan(algorithm, options, a, b, work, result, order, tuple(panels), partials)
 
 
-def _depths(k: int, work: Tiling, order: DepthOrder) -> list[Interval]:
-    """By rank, the part of k in which all that it multiplies lies."""
-    if order.sharded:
-        return [(0, k)] * work.ranks
-    axes = (Shard(0) if axis in order.cut else Replicate() for axis in range(len(work.mesh)))
-    return [depth for (depth,) in Tiling((k,), work.mesh, tuple(axes)).regions]
-
-
-def _blocks(
-    rank: int, depth: Interval, of_a: Pieces, of_b: Pieces, work: Tiling, order: DepthOrder
-) -> list[Interval]:
-    """What a rank multiplies of k, cut where the owner of a piece that it takes changes."""
-    if not of_a or not of_b:
+def _blocks(whole: ProductPanel, layer: int, layers: int) -> list[ProductPanel]:
+    """What a rank multiplies, cut where the owner of a piece that it takes changes; of each block
+    the part that falls to ``layer``, where those that get one more take turns."""
+    if not whole.a or not whole.b:
         return []
-    ends = {end for p in of_a for end in p.region[-1]} | {end for p in of_b for end in p.region[0]}
-    blocks = list(pairwise(sorted(ends | {*depth})))
-    if order.sharded:
-        blocks = _shares(blocks, work.at(rank)[-1], work.mesh[-1])
-    return blocks
-
-
-def _shares(blocks: Iterable[Interval], layer: int, layers: int) -> list[Interval]:
-    """The part of every block that falls to ``layer``; those that get one more take turns.
-
-    >>> [_shares([(0, 3), (3, 6)], layer, 2) for layer in range(2)]
-    [[(0, 2), (5, 6)], [(2, 3), (3, 5)]]
-    """
-    shares = []
-    for start, stop in blocks:
-        shares.append(split(start, stop, layers)[layer])
+    ends = {end for p in whole.a for end in p.region[-1]}
+    ends |= {end for p in whole.b for end in p.region[0]}
+    found = []
+    for start, stop in pairwise(sorted(ends | {*whole.depth})):
+        found.append(whole.part(*part_of(start, stop, layers, layer)))
         layer = (layer - (stop - start)) % layers
-    return shares
+    return found
 
 
-def _own_block(rank: int, blocks: Sequence[Interval], of_a: Pieces, of_b: Pieces) -> int | None:
-    """The first of its blocks of k of which nothing is fetched."""
-    for number, (start, stop) in enumerate(blocks):
-        pieces = (*_over(start, of_a, -1), *_over(start, of_b, 0))
-        if start < stop and all(p.source == rank for p in pieces):
-            return number
-    return None
-
-
-def _over(start: int, pieces: Pieces, dim: int) -> list[Piece]:
-    """Those that have index ``start`` of k, which is their dimension ``dim``."""
-    return [p for p in pieces if p.region[dim][0] <= start < p.region[dim][1]]
-
-
-def _panels(
-    block: Interval, of_a: Pieces, of_b: Pieces, order: DepthOrder
-) -> Iterator[ProductPanel]:
-    """``block`` panel by panel; whole if nothing of it is fetched.
-
-    No piece ends inside of it: a piece has all of it along k, or none.
-    """
-    length = block[1] - block[0]
-    if not length:
-        return
-    over_a, over_b = _over(block[0], of_a, -1), _over(block[0], of_b, 0)
-    fetched = any(p.source != p.destination for p in (*over_a, *over_b))
-    parts = -(-length // order.panel) if order.panel and fetched else 1
-    for depth in split(*block, parts):
-        yield ProductPanel(
-            depth,
-            tuple(Piece(p.source, p.destination, (*p.region[:-1], depth)) for p in over_a),
-            tuple(Piece(p.source, p.destination, (depth, *p.region[1:])) for p in over_b),
-        )
+def _panels(block: ProductPanel, rank: int, width: int | None) -> Iterator[ProductPanel]:
+    """``block`` panel by panel; whole if nothing of it is fetched."""
+    if block.size:
+        parts = -(-block.size // width) if width and block.fetched(rank) else 1
+        yield from (block.part(*depth) for depth in split(*block.depth, parts))
