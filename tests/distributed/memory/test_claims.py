@@ -1,7 +1,7 @@
 """Memory claims, run: pools count and refuse, gradients are right, verdicts and peaks agree.
 
 Holds `tiledask.distributed.memory.claim_tasks`, `tiledask.distributed.memory.claim_trainer`,
-`tiledask.errors`, `tiledask.plan.program.making.layout` and `tiledask.tile.memory.pool`.
+`tiledask.errors`, `tiledask.distributed.memory.claim_programs` and `tiledask.tile.memory.pool`.
 """
 
 import ast
@@ -22,6 +22,7 @@ from oracles.memory_claims import CASES, DECODER, LAYER
 import tiledask as td
 from tiledask.distributed import deadlines
 from tiledask.distributed.memory import claim_tasks, claim_trainer
+from tiledask.distributed.memory.claim_programs import UNIT
 from tiledask.distributed.memory.claim_tasks import MemoryCase, Role, step, trained
 from tiledask.distributed.memory.claim_trainer import ClaimTrainer
 from tiledask.distributed.memory.claims import TOLERANCE, run_claim
@@ -35,7 +36,6 @@ from tiledask.errors import (
 from tiledask.lab.claims import compare_claims
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, State, load_recipe
-from tiledask.plan.program.making.layout import UNIT
 from tiledask.tile import probe
 from tiledask.tile.memory.pool import Pool, Refused
 

@@ -5,7 +5,7 @@ Holds `tiledask.plan.program.walk`, `tiledask.plan.program.clock`, `tiledask.pla
 `tiledask.plan.program.memory`, `tiledask.plan.program.text`,
 `tiledask.plan.program.making.training`, `tiledask.plan.program.making.layers`,
 `tiledask.plan.program.making.tape`, `tiledask.plan.program.making.zero`,
-`tiledask.plan.program.making.decoder`, `tiledask.plan.program.making.layout` and
+`tiledask.plan.program.making.decoder`, `tiledask.distributed.memory.claim_programs` and
 `tiledask.plan.collectives.layouts`.
 """
 
@@ -18,10 +18,10 @@ from oracles.closed_collectives import seconds as collective_seconds
 from oracles.drawn_layouts import MODELS
 from oracles.drawn_programs import drawn_jobs
 
+from tiledask.distributed.memory.claim_programs import states_program
 from tiledask.errors import ProgramError
 from tiledask.plan.inputs.recipes import load_recipe, state_bytes
 from tiledask.plan.program.count import calls
-from tiledask.plan.program.making.layout import states_program
 from tiledask.plan.program.making.training import step_program
 from tiledask.plan.program.program import Program
 from tiledask.plan.program.walk import walk

@@ -15,6 +15,7 @@ import numpy as np
 
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.memory.claim_programs import UNIT, states_program, training_terms
 from tiledask.distributed.memory.claim_trainer import (
     ClaimJob,
     ClaimTrainer,
@@ -31,7 +32,6 @@ from tiledask.plan.inputs.recipes import Recipe, state_bytes
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.products.placement import Replicate, Tiling
-from tiledask.plan.program.making.layout import UNIT, states_program, training_terms
 from tiledask.plan.program.making.training import step_program
 from tiledask.plan.program.program import Program
 from tiledask.plan.whole import is_whole

@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from tiledask.distributed.memory.claim_programs import tensor_classes
 from tiledask.distributed.programs.runner import Bind, Interpreter
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.training.trainer import Trainer
 from tiledask.plan.program.making.training import TrainingTerms
 from tiledask.plan.program.making.zero import DATA
-from tiledask.plan.program.memory import tensor_classes
 from tiledask.plan.program.ops import Block, Op, ProgramRole
 from tiledask.plan.program.program import Program
 from tiledask.tile.backend import array_namespace, namespace, to_numpy

@@ -12,20 +12,7 @@ import numpy as np
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.program.ops import Order, ProgramData, ProgramRole, buffer_of
 
-__all__ = ["memory", "tensor_classes"]
-
-_BY_WORD = {
-    **dict.fromkeys(("ids", "targets"), "token ids"),
-    **dict.fromkeys(("inverse", "mean", "maximum", "sums", "loss"), "statistics"),
-    **dict.fromkeys(("whole", "cast"), "gathered weights"),
-}
-_IN_BACKWARD = {
-    **dict.fromkeys(("db", "dw", "packed", "part", "shared"), "gradients of weights"),
-    **dict.fromkeys(("dx", "dy", "handed", "sum"), "activation gradients"),
-}
-"""By the word with which a buffer's name begins."""
-_LOGITS = {"largest_logit": "logits", "logits_grad": "logit gradients"}
-"""By the kernel that reads, or writes, them alone."""
+__all__ = ["memory"]
 
 
 def memory(program: ProgramData) -> Ledger:
@@ -46,28 +33,6 @@ def memory(program: ProgramData) -> Ledger:
             found[key] = _fullest(program.role(rank), order)
         rows += [Row(rank, *row) for row in found[key]]
     return Ledger.of(rows)
-
-
-def tensor_classes(role: ProgramRole) -> dict[str, str]:
-    """The tensor class of every buffer of a training's role, as ledgers have them.
-
-    What a forward leaves to a backward are activations, but for statistics of norms and of the
-    loss; what is gone before its block ends is "in between".
-    """
-    classes = {name: name.partition("/")[0].replace("_", " ") for name in role.state}
-    placed = [(block, op) for block in role.blocks.values() for op in block.ops]
-    last = {buffer_of(name): block for block, op in placed for name in op.reads}
-    for block, op in placed:
-        for name in map(buffer_of, op.writes):
-            word = name.partition(".")[0].partition(":")[0].rstrip("0123456789")
-            usual = "activations" if last.get(name, block) is not block else "in between"
-            if block.kind != "F":
-                usual = _IN_BACKWARD.get(word, "recomputed activations")
-            classes.setdefault(name, _BY_WORD.get(word, usual))
-        if op.name in _LOGITS:
-            named = op.reads if op.name == "largest_logit" else op.writes
-            classes[named[0]] = _LOGITS[op.name]
-    return classes
 
 
 _Held = tuple[str, str, int, str]

@@ -8,6 +8,5 @@ decoder.py       the shapes of a decoder's units
 pipeline.py      the program of a pipeline schedule
 layer.py         that of one layer
 training.py      those of a training's step and of its end
-layout.py        what that of a planner's layout follows from; that of states alone
 lenet.py         that of a step of LeNet on the ranks of any split, and what it needs
 """

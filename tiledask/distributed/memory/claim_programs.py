@@ -1,5 +1,5 @@
-"""The program of a layout that the planner has found; and of states of which only a number of
-parameters is known.
+"""The programs of claims: of a layout that the planner has found, and of states of which only a
+number of parameters is known; and what their buffers are, in a ledger's words.
 
 rank 0: begin.0 backward.0 update.0
 
@@ -18,13 +18,25 @@ from tiledask.plan.program.making.decoder import Decoder
 from tiledask.plan.program.making.tape import Tape, Value
 from tiledask.plan.program.making.training import TrainingTerms
 from tiledask.plan.program.making.zero import UnitStates, flat_name
-from tiledask.plan.program.ops import Block, ProgramRole, Step
+from tiledask.plan.program.ops import Block, ProgramRole, Step, buffer_of
 from tiledask.plan.program.program import Program
 
-__all__ = ["UNIT", "states_program", "training_terms", "why_no_program"]
+__all__ = ["UNIT", "states_program", "tensor_classes", "training_terms", "why_no_program"]
 
 UNIT = "parameters"
 """What all of a number of parameters are called."""
+_BY_WORD = {
+    **dict.fromkeys(("ids", "targets"), "token ids"),
+    **dict.fromkeys(("inverse", "mean", "maximum", "sums", "loss"), "statistics"),
+    **dict.fromkeys(("whole", "cast"), "gathered weights"),
+}
+_IN_BACKWARD = {
+    **dict.fromkeys(("db", "dw", "packed", "part", "shared"), "gradients of weights"),
+    **dict.fromkeys(("dx", "dy", "handed", "sum"), "activation gradients"),
+}
+"""By the word with which a buffer's name begins."""
+_LOGITS = {"largest_logit": "logits", "logits_grad": "logit gradients"}
+"""By the kernel that reads, or writes, them alone."""
 
 
 def why_no_program(model: Model, layout: Layout, sequence: int = 0) -> str:
@@ -110,3 +122,25 @@ def _states(count: int, recipe: Recipe, zero: int, copies: int, copy: int) -> Pr
     blocks = [Block(kind, -1, tuple(ops)) for kind, ops in each.items()]
     accumulators = frozenset(states.accumulators)
     return tape.role(blocks, states.state | {"updates": 8}, accumulators=accumulators)
+
+
+def tensor_classes(role: ProgramRole) -> dict[str, str]:
+    """The tensor class of every buffer of a training's role, as ledgers have them.
+
+    What a forward leaves to a backward are activations, but for statistics of norms and of the
+    loss; what is gone before its block ends is "in between".
+    """
+    classes = {name: name.partition("/")[0].replace("_", " ") for name in role.state}
+    placed = [(block, op) for block in role.blocks.values() for op in block.ops]
+    last = {buffer_of(name): block for block, op in placed for name in op.reads}
+    for block, op in placed:
+        for name in map(buffer_of, op.writes):
+            word = name.partition(".")[0].partition(":")[0].rstrip("0123456789")
+            usual = "activations" if last.get(name, block) is not block else "in between"
+            if block.kind != "F":
+                usual = _IN_BACKWARD.get(word, "recomputed activations")
+            classes.setdefault(name, _BY_WORD.get(word, usual))
+        if op.name in _LOGITS:
+            named = op.reads if op.name == "largest_logit" else op.writes
+            classes[named[0]] = _LOGITS[op.name]
+    return classes

@@ -1,6 +1,6 @@
 """The programs of layouts: which have one, and that their ranks hold what the ledger says.
 
-Holds `tiledask.plan.program.making.layout`.
+Holds `tiledask.distributed.memory.claim_programs`.
 """
 
 from dataclasses import replace
@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 import tiledask as td
+from tiledask.distributed.memory.claim_programs import training_terms, why_no_program
 from tiledask.errors import ConfigError
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.pipelines.schedules import BOTH_WAYS
-from tiledask.plan.program.making.layout import training_terms, why_no_program
 from tiledask.plan.program.making.training import step_program
 
 RECIPE = td.load_recipe("mixed-adam-16")
