@@ -15,7 +15,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from oracles.closed_collectives import seconds as collective_seconds
-from oracles.drawn_layouts import MODELS
 from oracles.drawn_programs import drawn_jobs
 
 from tiledask.distributed.memory.claim_programs import states_program
@@ -252,11 +251,3 @@ of rank 0: x 8 B, y 8 B
     do use y"""
     held = Program.from_text(text).check().memory
     assert held.by_tensor(0) == {"x": 8, "y": 8, "work space": 100}
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_shapes_are_those_of_the_weights_that_are_drawn(name):
-    model = MODELS[name]
-    for unit in model.units:
-        drawn = {n: parameter.shape for n, parameter in model.parameters(unit).items()}
-        assert list(model.whole_shapes(unit).items()) == list(drawn.items())

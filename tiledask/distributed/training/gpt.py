@@ -107,33 +107,16 @@ class GPT(DecoderShapes):
 
     def parameters(self, unit: str) -> dict[str, tile.Parameter]:
         """The parameters of a unit, by name."""
-        if unit == "embedding":
-            return {"table": tile.Parameter((self.vocabulary, self.hidden), scale=0.5)}
-        if unit == "positions":
-            return {"table": tile.Parameter((self.sequence, self.hidden), scale=0.5)}
-        if unit == "head":
-            tied = {} if self.tied else tile.matrix("_head", self.hidden, self.vocabulary, False)
-            return self._norm("norm") | tied
-        if self.gated:
-            feed = tile.swiglu_mlp_parameters(self.hidden, self.inner, fused=True)
-        else:
-            feed = tile.mlp_parameters(self.hidden, self.inner)
-        attention = tile.self_attention_parameters(
-            self.hidden, self.block.heads, fused=True, bias=not self.gated
-        )
-        return (
-            self._norm("norm_1")
-            | {f"attention.{name}": p for name, p in attention.items()}
-            | self._norm("norm_2")
-            | {f"mlp.{name}": p for name, p in feed.items()}
-        )
-
-    def _norm(self, name: str) -> dict[str, tile.Parameter]:
-        made = {f"{name}.w": tile.Parameter((self.hidden,), "ones")}
-        bias = {f"{name}.b": tile.Parameter((self.hidden,), "zeros")}
-        return made if self.gated else made | bias
+        return {name: _drawn(name, shape) for name, shape in self.whole_shapes(unit).items()}
 
     @property
     def size(self) -> int:
         """Numbers in all weights."""
         return sum(p.size for unit in self.units for p in self.parameters(unit).values())
+
+
+def _drawn(name: str, shape: tuple[int, ...]) -> tile.Parameter:
+    """Tables with a deviation of a half, matrices of 1/sqrt(rows); ones for norms, zero biases."""
+    if len(shape) == 2:
+        return tile.Parameter(shape, scale=0.5 if name == "table" else shape[0] ** -0.5)
+    return tile.Parameter(shape, "ones" if name.endswith(".w") else "zeros")

@@ -8,20 +8,14 @@ Behind a bar stands the form in which tokens are sharded between layers. An all_
 reduce_scatter and an all_gather (Korthikanti et al., arXiv:2205.05198): both move the same bytes.
 """
 
-from math import prod
 from typing import Any, NamedTuple
 
 from tiledask.errors import ConfigError
-from tiledask.plan.collectives.layouts import (
-    HeadCounts,
-    Shardings,
-    attention_layout,
-    mlp_layout,
-    swiglu_layout,
-)
+from tiledask.plan.collectives.layouts import HeadCounts, block_layout
 from tiledask.plan.intervals import even
 from tiledask.plan.products.placement import Replicate, Shard, Tiling
 from tiledask.plan.program.count import calls
+from tiledask.plan.program.making.decoder import block_shapes
 from tiledask.plan.program.making.layer import LayerOperand, LayerTerms, layer_program
 
 __all__ = ["LayerCall", "layer_calls"]
@@ -86,7 +80,11 @@ def layer_calls(
     """
     if layer not in LAYERS:
         raise ConfigError(f"layers are {', '.join(LAYERS)}, got {layer!r}")
-    weights = _weights(width, HeadCounts(*heads), inner or 4 * width, ranks, gated, fused)
+    counts, inner = HeadCounts(*heads), inner or 4 * width
+    shapes, layout = (
+        block_shapes(width, counts, inner, gated, fused),
+        block_layout(counts, inner, ranks),
+    )
     inside = {"self_attention": "attention.", "mlp": "mlp."}.get(layer, "")
     options: dict[str, Any] = {"unit": ""}
     options |= {"kernel": "swiglu" if gated else "gelu"} if layer == "mlp" else {"angles": None}
@@ -98,8 +96,8 @@ def layer_calls(
             mesh=(ranks,),
             given=(LayerOperand("x", x, itemsize),),
             weights=tuple(
-                LayerOperand(name, tiling, itemsize)
-                for name, tiling in weights.items()
+                LayerOperand(name, Tiling(shape, (ranks,), (layout[name],)), itemsize)
+                for name, shape in shapes.items()
                 if name.startswith(inside)
             ),
             options=tuple(options.items()),
@@ -114,28 +112,3 @@ def layer_calls(
             label = call.label.partition("/")[2]
             found.setdefault(label, (call.kind, [0] * ranks))[1][rank] += call.sent
     return [LayerCall(label, kind, tuple(sent)) for label, (kind, sent) in found.items()]
-
-
-def _weights(
-    width: int, heads: HeadCounts, inner: int, ranks: int, gated: bool, fused: bool
-) -> dict[str, Tiling]:
-    """Name -> how the matrices of a decoder block lie, and its norms' weights."""
-    q, kv = heads.query * heads.width, heads.kv * heads.width
-    into: dict[str, int] = {"wqkv": q + 2 * kv} if fused else {"wq": q, "wk": kv, "wv": kv}
-    attention = {name: (width, columns) for name, columns in into.items()} | {"wo": (q, width)}
-    names = (["w_gate_up"] if fused else ["w_gate", "w_up"]) if gated else ["w_1"]
-    each = inner * (2 if names == ["w_gate_up"] else 1)
-    feed = dict.fromkeys(names, (width, each)) | {"w_down" if gated else "w_2": (inner, width)}
-    of_feed = swiglu_layout(inner, ranks) if gated else mlp_layout(inner, ranks)
-    norms = {f"norm_{n}.{kind}": (width,) for n in (1, 2) for kind in ("w" if gated else "wb")}
-    layouts: list[tuple[str, dict[str, tuple[int, ...]], Shardings]] = [
-        ("attention.", {**attention}, attention_layout(heads, ranks)),
-        ("mlp.", {**feed}, of_feed),
-        ("", {**norms}, dict.fromkeys(norms, Replicate())),
-    ]
-    return {
-        f"{inside}{name}": Tiling(shape, (ranks,), (layout[name],))
-        for inside, shapes, layout in layouts
-        for name, shape in shapes.items()
-        if prod(shape)
-    }

@@ -18,10 +18,39 @@ from tiledask.plan.collectives.layouts import (
 from tiledask.plan.intervals import ends_of
 from tiledask.plan.products.placement import Replicate, Tiling
 
-__all__ = ["Decoder", "DecoderShapes"]
+__all__ = ["Decoder", "DecoderShapes", "block_shapes"]
 
 Shapes = dict[str, tuple[int, ...]]
 """By the weight's name."""
+
+
+def block_shapes(
+    hidden: int,
+    heads: HeadCounts,
+    inner: int,
+    gated: bool,
+    fused: bool = True,
+    bias: bool = False,
+) -> Shapes:
+    """Of the weights of a block: norms, matrices and their biases, in their order. ``fused``: q, k
+    and v are one matrix, and gate and up.
+
+    >>> block_shapes(4, HeadCounts(2, 1, 2), 8, gated=True)["attention.wqkv"]
+    (4, 8)
+    """
+    q, kv = heads.query * heads.width, heads.kv * heads.width
+    into = {"qkv": q + 2 * kv} if fused else {"q": q, "k": kv, "v": kv}
+    attention = {name: (hidden, columns) for name, columns in into.items()} | {"o": (q, hidden)}
+    names = (["_gate_up"] if fused else ["_gate", "_up"]) if gated else ["_1"]
+    feed = dict.fromkeys(names, (hidden, inner * (2 if names == ["_gate_up"] else 1)))
+    feed["_down" if gated else "_2"] = inner, hidden
+    found: Shapes = {}
+    for number, (layer, matrices) in enumerate((("attention", attention), ("mlp", feed)), 1):
+        found |= {f"norm_{number}.{kind}": (hidden,) for kind in ("w" if gated else "wb")}
+        for name, shape in matrices.items():
+            found[f"{layer}.w{name}"] = shape
+            found |= {f"{layer}.b{name}": shape[1:]} if bias else {}
+    return found
 
 
 class DecoderShapes(ABC):
@@ -80,30 +109,15 @@ class DecoderShapes(ABC):
 
     def whole_shapes(self, unit: str) -> Shapes:
         """Of a unit's weights."""
-        h = self.hidden
+        h, kinds = self.hidden, "w" if self.gated else "wb"
         if unit == "embedding":
             return {"table": (self.vocabulary, h)}
         if unit == "positions":
             return {"table": (self.positions, h)}
         if unit == "head":
-            return self._norm_shapes("norm") | (
-                {} if self.tied else {"w_head": (h, self.vocabulary)}
-            )
-        query, kv, width = self.head_counts
-        columns = (query + 2 * kv) * width
-        attention = self._linear_shapes("attention.{}qkv", h, columns)
-        attention |= self._linear_shapes("attention.{}o", query * width, h)
-        first, last = ("_gate_up", "_down") if self.gated else ("_1", "_2")
-        feed = self._linear_shapes(f"mlp.{{}}{first}", h, self.inner * (2 if self.gated else 1))
-        feed |= self._linear_shapes(f"mlp.{{}}{last}", self.inner, h)
-        return self._norm_shapes("norm_1") | attention | self._norm_shapes("norm_2") | feed
-
-    def _norm_shapes(self, name: str) -> Shapes:
-        return {f"{name}.{kind}": (self.hidden,) for kind in ("w" if self.gated else "wb")}
-
-    def _linear_shapes(self, name: str, rows: int, columns: int) -> Shapes:
-        made: Shapes = {name.format("w"): (rows, columns)}
-        return made if self.gated else made | {name.format("b"): (columns,)}
+            norm: Shapes = {f"norm.{kind}": (h,) for kind in kinds}
+            return norm if self.tied else norm | {"w_head": (h, self.vocabulary)}
+        return block_shapes(h, self.head_counts, self.inner, self.gated, bias=not self.gated)
 
     def tilings(self, unit: str, ranks: int) -> dict[str, Tiling]:
         """How a unit's weights lie on the ranks of a tensor-parallel group: norms on each."""
