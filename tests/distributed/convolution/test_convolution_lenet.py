@@ -22,7 +22,7 @@ from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError
 from tiledask.lab import claims as lab
 from tiledask.plan.collectives.cost import even
-from tiledask.plan.program.lenet import BOUNDARIES, PARAMETERS, flops
+from tiledask.plan.program.lenet import EACH, NAMES, PARAMETERS, UNITS, flops
 from tiledask.plan.program.making.lenet import need
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -111,7 +111,7 @@ def test_d2l_says_who_holds_who_works_and_who_sends_how_much():
     assert set(data.parameters) == {PARAMETERS}
     assert [round(each.imbalance, 2) for each in (network, layerwise, data)] == [3.67, 1.04, 1.0]
     said = expected("d2l_lenet_network")
-    assert [256 * b.units * b.each * 4 for b in BOUNDARIES[:-1]] == said["fwd_bytes"]
+    assert [256 * UNITS[n] * EACH[n] * 4 for n in NAMES[:-1]] == said["fwd_bytes"]
     assert sum(network.sent) == said["total_bytes_fwd_bwd"]
     assert (network.transfers, data.barriers) == (said["transfers"], 1)
     assert set(data.sent) == {expected("d2l_lenet_dp")["bytes_per_device"]}

@@ -30,7 +30,7 @@ from tiledask.errors import ConfigError, PlacementError
 from tiledask.extras import needed_for
 from tiledask.plan import html
 from tiledask.plan.digests import digest_of
-from tiledask.plan.program.lenet import BOUNDARIES, SIDE, Need, Split
+from tiledask.plan.program.lenet import NAMES, SIDE, UNITS, Need, Split
 from tiledask.plan.program.making.lenet import need_of
 from tiledask.plan.whole import whole_number
 from tiledask.tile.datasets import Images
@@ -223,7 +223,7 @@ def _collected(job: _Job, done: Ranks) -> TrainedLeNet:
 
 def _check(data: Images, steps: int, batch: int, dtype: str) -> None:
     high, wide = data.pixels.shape[1:]
-    most = BOUNDARIES[-1].units
+    most = UNITS[NAMES[-1]]
     if (high, wide) != (SIDE, SIDE) or data.classes > most:
         raise ConfigError(
             f"LeNet takes images of {SIDE} x {SIDE} and up to {most} classes, got {data!r}; "

@@ -21,7 +21,7 @@ from tiledask.lab.course.runs import one_batch
 from tiledask.lab.course.words import some
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.inputs.layout import Layout
-from tiledask.plan.program.lenet import BOUNDARIES, PARAMETERS, stages_of
+from tiledask.plan.program.lenet import EACH, NAMES, PARAMETERS, UNITS, stages_of
 from tiledask.plan.program.making.lenet import need
 
 ITEM = 8
@@ -49,8 +49,8 @@ def network(images: int, devices: int) -> Names:
     stages, found = stages_of(devices), need("network", images, devices, 4)
     names = [" + ".join(f"{LENET[i].name} {LENET[i].size:,}" for i in part) for part in stages]
     held = [(n, n / PARAMETERS, of) for n, of in zip(found.parameters, names, strict=True)]
-    last = [BOUNDARIES[part[-1]] for part in stages[:-1]]
-    crossed = [images * each.units * each.each * 4 for each in last]
+    last = [NAMES[part[-1]] for part in stages[:-1]]
+    crossed = [images * UNITS[name] * EACH[name] * 4 for name in last]
     both, sent = 2 * sum(crossed), sum(found.sent)
     return locals()
 

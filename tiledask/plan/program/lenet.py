@@ -34,15 +34,15 @@ from tiledask.plan.program.count import PlannedCall
 from tiledask.plan.whole import whole_number
 
 __all__ = [
-    "BOUNDARIES",
     "DENSE",
+    "EACH",
     "NAMES",
     "OUT",
     "PARAMETERS",
     "SHAPES",
     "SIDE",
+    "UNITS",
     "WAYS",
-    "Boundary",
     "Need",
     "Split",
     "flops",
@@ -50,17 +50,6 @@ __all__ = [
     "stages_of",
     "unit_dim",
 ]
-
-
-@dataclass(frozen=True)
-class Boundary:
-    """What a layer gives the next one, of each image."""
-
-    name: str
-    units: int
-    """Output channels, or outputs of a linear layer: what is sharded."""
-    each: int = 1
-    """Elements of a unit."""
 
 
 WAYS = ("data parallel", "network", "by output units", "space")
@@ -79,13 +68,10 @@ NAMES = tuple(SHAPES)
 PARAMETERS = sum(prod(shape) for shapes in SHAPES.values() for shape in shapes.values())
 OUT = {"conv1": (26, 26), "conv2": (9, 9), "fc1": (1, 1), "fc2": (1, 1)}
 """Rows and columns of what a layer's products make, before pooling."""
-BOUNDARIES = (
-    Boundary("conv1", 20, 13 * 13),
-    Boundary("conv2", 50, 4 * 4),
-    Boundary("fc1", 128),
-    Boundary("fc2", 10),
-)
-"""What each layer gives the next."""
+UNITS = {name: shapes["b"][0] for name, shapes in SHAPES.items()}
+"""Output channels, or outputs of a linear layer: what is sharded of what it gives the next one."""
+EACH = {"conv1": 13 * 13, "conv2": 4 * 4, "fc1": 1, "fc2": 1}
+"""Numbers of a unit, behind the pooling."""
 
 
 def unit_dim(shape: tuple[int, ...]) -> int:
@@ -121,10 +107,9 @@ class Split:
                 raise ConfigError(f"LeNet is split by {', '.join(map(repr, WAYS))}, got {name!r}")
             whole_number(name, n, 1, of="ranks")
         if {"by output units", "space"} <= set(ways):
-            units, rows = ways["by output units"], ways["space"]
             raise ConfigError(
-                f"a layer is split by its units or in space, got {units} by output units and "
-                f"{rows} in space; keep one, and multiply the other into 'data parallel'"
+                f"a layer is split by its units or in space, got {ways}; keep one, and multiply "
+                f"the other into 'data parallel'"
             )
         inner = "space" if "space" in ways else "by output units"
         copies, stages, parts = (int(ways.get(n, 1)) for n in (*WAYS[:2], inner))
@@ -154,12 +139,9 @@ class Split:
 
     def tilings(self, name: str) -> dict[str, Tiling]:
         """How the weights of a layer lie on the parts of its stage."""
+        placed = Shard if not self.in_space else lambda dim: Replicate()
         return {
-            kind: Tiling(
-                shape,
-                (self.parts,),
-                (Replicate() if self.in_space else Shard(unit_dim(shape)),),
-            )
+            kind: Tiling(shape, (self.parts,), (placed(unit_dim(shape)),))
             for kind, shape in SHAPES[name].items()
         }
 
@@ -233,8 +215,7 @@ def stages_of(ranks: int) -> list[tuple[int, ...]]:
     """
     if ranks > len(NAMES):
         raise PlacementError(
-            f"a stage has a layer or more, and LeNet has {len(NAMES)}: got {ranks} ranks; use "
-            f"{len(NAMES)} or fewer"
+            f"a stage has a layer or more, and LeNet has {len(NAMES)}; got {ranks} ranks"
         )
     return list(map(tuple, starmap(range, split(0, len(NAMES), ranks))))
 
@@ -248,9 +229,6 @@ def flops(name: str, images: int, units: int | None = None) -> int:
     >>> flops("fc2", 256)
     1966080
     """
-    shape = SHAPES[name]["w"]
-    width = shape[unit_dim(shape)]
-    once = (
-        2 * images * prod(OUT[name]) * (prod(shape) // width) * (width if units is None else units)
-    )
+    inputs = prod(SHAPES[name]["w"]) // UNITS[name]
+    once = 2 * images * prod(OUT[name]) * inputs * (UNITS[name] if units is None else units)
     return once * (2 if name == "conv1" else 3)

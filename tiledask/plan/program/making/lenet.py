@@ -22,12 +22,12 @@ from tiledask.plan.collectives.cost import even
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.program.count import STEP, calls
 from tiledask.plan.program.lenet import (
-    BOUNDARIES,
     DENSE,
     NAMES,
     OUT,
     SHAPES,
     SIDE,
+    UNITS,
     Need,
     Split,
     rows_of,
@@ -67,7 +67,7 @@ def lenet_program(terms: LeNetTerms) -> Program:
         copy, stage, part = split.at(rank)
         images = even(terms.batch, split.copies)[copy]
         # parts of equal shapes do the same, but for halos, which differ at the image's ends
-        units = tuple(even(b.units, split.parts)[part] for b in BOUNDARIES)
+        units = tuple(even(units, split.parts)[part] for units in UNITS.values())
         keys.append((images, stage, part if split.in_space else units))
         if keys[-1] not in roles:
             roles[keys[-1]] = _Step(terms, images, stage, part).role()
@@ -161,7 +161,7 @@ class _Step:
             classes = self.all.own(classes, 0, even(n, self.split.parts))
         else:
             y = self._gathered(LAST, y)
-        return self.alone.loss(y, classes, (BOUNDARIES[LAST].units,), self.terms.batch)
+        return self.alone.loss(y, classes, (UNITS[NAMES[LAST]],), self.terms.batch)
 
     def _images(self) -> Value:
         n = self.images
@@ -176,17 +176,17 @@ class _Step:
         """All units of what a layer makes: of its gradient, a sum, each needs its own units."""
         if self.split.parts == 1:
             return x
-        of, tape = BOUNDARIES[boundary], self.tape
-        units = even(of.units, self.split.parts)
+        name, tape = NAMES[boundary], self.tape
+        units = even(UNITS[name], self.split.parts)
         each = prod(x.shape[2:]) * x.shape[0]
         args: dict[str, Any] = {"counts": tuple(each * n for n in units), "dim": 1, "stream": "tp"}
-        shape = x.shape[0], of.units, *x.shape[2:]
-        whole = tape.together("all_gather", x, f"{of.name}/forward/y", (PARTS,), shape, **args)
+        shape = x.shape[0], UNITS[name], *x.shape[2:]
+        whole = tape.together("all_gather", x, f"{name}/forward/y", (PARTS,), shape, **args)
 
         def rule(dy: Value) -> Gradients:
             if boundary == LAST:  # every part had all of the loss
                 return [(x, self.all.own(dy, 1, units))]
-            label, own = f"{of.name}/backward/dy", args | {"extents": units}
+            label, own = f"{name}/backward/dy", args | {"extents": units}
             return [(x, tape.together("reduce_scatter", dy, label, (PARTS,), x.shape, **own))]
 
         return tape.on_tape(whole, rule)
@@ -219,28 +219,28 @@ class _Step:
 
     def _comes(self, boundary: int, what: str) -> Value:
         """What another stage makes, or the gradient of what it takes."""
-        here, name = self.stage + (1 if what == "backward/dy" else -1), BOUNDARIES[boundary].name
+        here, name = self.stage + (1 if what == "backward/dy" else -1), NAMES[boundary]
         made = Value(f"{name}/{what}", self._shape(boundary), self.tape.itemsize)
         self.tape.ops.append(message("recv", made.name, here, f"from_{here}", STAGES))
         return self.tape.named(made)
 
     def _goes(self, x: Value, boundary: int, what: str, stage: int) -> None:
-        self.tape.rename(x, f"{BOUNDARIES[boundary].name}/{what}")
+        self.tape.rename(x, f"{NAMES[boundary]}/{what}")
         self.tape.ops.append(message("send", x.name, stage, f"to_{stage}", STAGES))
 
     def _shape(self, boundary: int) -> tuple[int, ...]:
         """Of what this part has of a layer's output."""
-        of, parts = BOUNDARIES[boundary], self.split.parts
-        n, units = self.images, of.units
+        name, parts = NAMES[boundary], self.split.parts
+        n, units = self.images, UNITS[name]
         if not self.split.in_space:
             units = even(units, parts)[self.part]
         elif boundary >= DENSE:
             n = even(n, parts)[self.part]
         if boundary >= DENSE:
             return n, units
-        rows = columns = OUT[of.name][0] // 2
+        rows = columns = OUT[name][0] // 2
         if self.split.in_space:
-            rows = rows_of(parts)[f"{of.name}/pool"].out[self.part]
+            rows = rows_of(parts)[f"{name}/pool"].out[self.part]
         return n, units, rows, columns
 
 
