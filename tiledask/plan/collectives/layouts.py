@@ -86,14 +86,8 @@ def block_layout(heads: HasHeads, inner: int, ranks: int) -> Shardings:
     """The layout of a decoder block, in one dict; the weights of its norms are on every rank."""
     norms: Shardings = {f"{n}.{kind}": Replicate() for n in ("norm_1", "norm_2") for kind in "wb"}
     feed = mlp_layout(inner, ranks) | swiglu_layout(inner, ranks)
-    return (
-        norms
-        | {
-            f"attention.{name}": sharding
-            for name, sharding in attention_layout(heads, ranks).items()
-        }
-        | {f"mlp.{name}": sharding for name, sharding in feed.items()}
-    )
+    layers = {"attention": attention_layout(heads, ranks), "mlp": feed}
+    return norms | {f"{name}.{w}": at for name, layer in layers.items() for w, at in layer.items()}
 
 
 def _by_columns(name: str, shards: Shards) -> Shardings:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.program.making.convolutions import ConvolutionLayers
+from tiledask.plan.program.making.layers import LayerWeights
 from tiledask.plan.program.making.tape import Tape, Value, needed
 from tiledask.plan.program.ops import Block, ProgramRole, Step
 from tiledask.plan.program.program import Program
@@ -76,7 +77,7 @@ def layer_program(terms: LayerTerms) -> Program:
 
 def _role(terms: LayerTerms, rank: int) -> ProgramRole:
     tape = Tape(terms.itemsize)
-    weights = _Weights({each.name: each.value(rank) for each in terms.weights})
+    weights = LayerWeights({each.name: each.value(rank) for each in terms.weights})
     more = terms.tokens, terms.heads, terms.regather
     layers = ConvolutionLayers(tape, weights, terms.mesh[0], rank, *more)
     given = [tape.named(each.value(rank)) for each in terms.given]
@@ -96,19 +97,3 @@ def _role(terms: LayerTerms, rank: int) -> ProgramRole:
     both = {"forward": forward, "backward": backward}
     blocks = [Block(kind, -1, tuple(ops)) for kind, ops in both.items()]
     return ProgramRole.of(blocks, tape.sizes, state, constants=frozenset(state), items=tape.items)
-
-
-class _Weights:
-    """The weights of a layer without a unit: a `layers.LayerWeights`."""
-
-    def __init__(self, values: dict[str, Value]) -> None:
-        self.values, self.gradients = values, dict[str, Value]()
-
-    def weight(self, unit: str, name: str) -> Value:
-        return self.values[name]
-
-    def has(self, unit: str, name: str) -> bool:
-        return name in self.values
-
-    def gradient(self, unit: str, name: str, g: Value) -> None:
-        self.gradients[name] = g

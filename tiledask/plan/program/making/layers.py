@@ -12,8 +12,9 @@ on the tape. (Shoeybi et al., arXiv:1909.08053; Korthikanti et al., arXiv:2205.0
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 from tiledask.plan.collectives.shards import deal_heads
 from tiledask.plan.program.making.tape import Gradients, Tape, Value
@@ -24,20 +25,23 @@ TENSOR = 1
 """The axis of the mesh of the tensor-parallel ranks."""
 
 
-class LayerWeights(Protocol):
-    """Where layers have their weights from, and bring their gradients to."""
+class LayerWeights:
+    """Where layers have their weights from, and bring their gradients to: those of one unit."""
+
+    def __init__(self, values: Mapping[str, Value]) -> None:
+        self.values, self.gradients = values, dict[str, Value]()
 
     def weight(self, unit: str, name: str) -> Value:
         """An array of a unit as it is now: forward or backward."""
-        ...
+        return self.values[name]
 
     def has(self, unit: str, name: str) -> bool:
         """Whether a unit has such an array."""
-        ...
+        return name in self.values
 
     def gradient(self, unit: str, name: str, g: Value) -> None:
         """A gradient is there."""
-        ...
+        self.gradients[name] = g
 
 
 @dataclass(frozen=True)
@@ -234,11 +238,8 @@ class TensorLayers:
         """``kernel`` of ``x``; its gradient needs x too, or of relu what came out."""
         y = self.tape.make(kernel, (x,), "y", (*x.shape[:-1], width))
         kept = y if kernel == "relu" else x
-
-        def rule(dy: Value) -> Gradients:
-            return [(x, self.tape.make(f"{kernel}_grad", (dy, kept), "dx", x.shape))]
-
-        return self.tape.on_tape(y, rule)
+        made = partial(self.tape.make, f"{kernel}_grad", hint="dx", shape=x.shape)
+        return self.tape.on_tape(y, lambda dy: [(x, made((dy, kept)))])
 
     # -- attention ------------------------------------------------------------------------------
 
@@ -255,7 +256,10 @@ class TensorLayers:
             looks = tuple(i // (query // kv) - first for i in range(start, stop))
         args: dict[str, Any] = {"heads": (n, m, width)}
         if angles:
-            qkv = self._rotated(qkv, angles, args)
+            before = qkv
+            qkv = tape.make("rotate", (before, angles), "qkv", before.shape, **args)
+            back = partial(tape.make, "rotate_grad", hint="dx", shape=before.shape, **args)
+            tape.on_tape(qkv, lambda dy: [(before, back((dy, angles)))])
         args = args | {"kv_of": looks, "causal": None if causal else False, "scale": scale}
         rows, tokens, _ = qkv.shape
         c = tape.value("y", (rows, tokens, n * width))
@@ -274,14 +278,6 @@ class TensorLayers:
             return [(qkv, d)]
 
         return tape.on_tape(c, rule)
-
-    def _rotated(self, qkv: Value, angles: Value, args: Mapping[str, Any]) -> Value:
-        turned = self.tape.make("rotate", (qkv, angles), "qkv", qkv.shape, **args)
-
-        def rule(dy: Value) -> Gradients:
-            return [(qkv, self.tape.make("rotate_grad", (dy, angles), "dx", qkv.shape, **args))]
-
-        return self.tape.on_tape(turned, rule)
 
     def _shared(self, found: dict[str, Value], unit: str) -> dict[str, Value]:
         """``found`` of q | k | v, or of each apart: of kv heads on several ranks, the sum."""

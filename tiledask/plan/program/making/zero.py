@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from tiledask.plan.collectives.shards import shards
 from tiledask.plan.intervals import ends_of
+from tiledask.plan.program.making.layers import LayerWeights
 from tiledask.plan.program.making.tape import Tape, Value
 from tiledask.plan.program.ops import Items, Op
 
@@ -58,8 +59,8 @@ class NormTerms(NamedTuple):
     """Along these axes."""
 
 
-class UnitStates:
-    """The units of a rank: a `layers.LayerWeights`, and what their update is."""
+class UnitStates(LayerWeights):
+    """The weights of a rank's units, and what their update is."""
 
     def __init__(
         self,
