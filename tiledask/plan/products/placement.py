@@ -44,14 +44,10 @@ class Shard:
     """Who holds what of it, if that is not even."""
 
     def __post_init__(self) -> None:
-        if not is_whole(self.dim):
+        if not is_whole(self.dim) or not isinstance(self.shards, Shards | None):
             raise PlacementError(
-                f"Shard takes the number of a dimension, 0 for the first; got {self.dim!r}"
-            )
-        if not isinstance(self.shards, Shards | None):
-            raise PlacementError(
-                f"besides a dimension, Shard takes who holds what of it, a Shards; got "
-                f"{self.shards!r}"
+                f"Shard takes the number of a dimension, 0 for the first, and perhaps a Shards; "
+                f"got {self.dim!r}, {self.shards!r}"
             )
 
     def interval(self, whole: Interval, ranks: int, rank: int) -> Interval:
@@ -112,8 +108,14 @@ class Tiling:
     placements: tuple[Placement, ...]
 
     def __post_init__(self) -> None:
-        _check_whole("shape", self.shape, 0)
-        _check_whole("mesh", self.mesh, ANY if ANY in self.mesh else 1)
+        for name, extents, least in (
+            ("shape", self.shape, 0),
+            ("mesh", self.mesh, ANY if ANY in self.mesh else 1),
+        ):
+            if not all(is_whole(n, least) for n in extents):
+                raise PlacementError(
+                    f"a {name} is a tuple of whole numbers of {least} or more, got {extents}"
+                )
         if len(self.placements) != len(self.mesh):
             raise PlacementError(
                 f"a mesh of {len(self.mesh)} axes {self.mesh} needs one placement per axis, got "
@@ -121,29 +123,29 @@ class Tiling:
                 f"does not split the array"
             )
         for ranks, placement in zip(self.mesh, self.placements, strict=True):
-            if not isinstance(placement, Shard):
-                if not isinstance(placement, Replicate | Partial):
-                    raise PlacementError(
-                        f"a placement is Shard(dim), Replicate() or Partial(), got {placement!r}"
-                    )
-                continue
-            if not 0 <= placement.dim < len(self.shape):
+            if not isinstance(placement, Placement):
                 raise PlacementError(
-                    f"Shard({placement.dim}) needs a dimension 0..{len(self.shape) - 1} of an "
-                    f"array of shape {self.shape}; choose one of those"
+                    f"a placement is Shard(dim), Replicate() or Partial(), got {placement!r}"
                 )
-            if ranks == ANY:
-                raise PlacementError(
-                    f"a mesh is a tuple of whole numbers of 1 or more where an array is sharded, "
-                    f"got {self.mesh} for {self.placements}"
-                )
-            if placement.shards is not None:
-                self._told(placement, ranks)
+            if isinstance(placement, Shard):
+                self._check_shard(placement, ranks)
 
-    def _told(self, placement: Shard, ranks: int) -> None:
-        """Refuse shards of another dimension, or of other ranks; those that are even go unsaid."""
-        shards, dim = placement.shards, placement.dim
-        assert shards is not None
+    def _check_shard(self, placement: Shard, ranks: int) -> None:
+        """Refuse another dimension, and shards of another one or of other ranks; those that are
+        even go unsaid."""
+        dim, shards = placement.dim, placement.shards
+        if not 0 <= dim < len(self.shape):
+            raise PlacementError(
+                f"Shard({dim}) needs a dimension 0..{len(self.shape) - 1} of an array of shape "
+                f"{self.shape}; choose one of those"
+            )
+        if ranks == ANY:
+            raise PlacementError(
+                f"a mesh has 1 rank or more where an array is sharded, got {self.mesh} for "
+                f"{self.placements}"
+            )
+        if shards is None:
+            return
         extent = self.shape[dim]
         if (shards.ranks, shards.extent) != (ranks, extent):
             raise PlacementError(
@@ -156,8 +158,8 @@ class Tiling:
             object.__setattr__(self, "placements", tuple(even))
         elif sum(isinstance(p, Shard) and p.dim == dim for p in self.placements) > 1:
             raise PlacementError(
-                f"dimension {dim} is sharded along several axes of the mesh {self.mesh}, as "
-                f"{self.placements}: then evenly; leave {shards} out"
+                f"dimension {dim} is sharded along several axes of the mesh {self.mesh}: then "
+                f"evenly; leave {shards} out"
             )
 
     def __reduce__(self) -> tuple[type["Tiling"], tuple[tuple[Any, ...], ...]]:
@@ -213,16 +215,11 @@ class Tiling:
         >>> Tiling((6, 2), (2,), (Shard(0, shards),)).slice((0,)).boxes
         (((0, 2), (0, 2)), ((4, 6), (0, 2)))
         """
-        parts: list[tuple[Interval, ...]] = [((0, n),) if n else () for n in self.shape]
-        for size, i, placement in zip(self.mesh, at, self.placements, strict=True):
-            if isinstance(placement, Shard):
-                if placement.shards is None:
-                    (whole,) = parts[placement.dim] or ((0, 0),)
-                    start, stop = placement.interval(whole, size, i)
-                    parts[placement.dim] = ((start, stop),) if start < stop else ()
-                else:
-                    parts[placement.dim] = placement.shards.parts[i]
-        return TensorSlice(self.shape, tuple(parts))
+        told = {p.dim: p.shards.parts[i] for i, p in zip(at, self.placements, strict=True)
+                if isinstance(p, Shard) and p.shards is not None}  # fmt: skip
+        even = [Replicate() if isinstance(p, Shard) and p.shards else p for p in self.placements]
+        parts = [((a, b),) if a < b else () for a, b in self.replaced(*even).region(at)]
+        return TensorSlice(self.shape, tuple(told.get(d, part) for d, part in enumerate(parts)))
 
     def shards(self, axis: int = 0) -> Shards | None:
         """Who holds what of the dimension that is cut along an axis; None if none is."""
@@ -286,10 +283,3 @@ class Tiled:
     def placements(self) -> tuple[Placement, ...]:
         """One for each axis of the mesh."""
         return self.tiling.placements
-
-
-def _check_whole(name: str, extents: tuple[int, ...], least: int) -> None:
-    if not all(is_whole(n, least) for n in extents):
-        raise PlacementError(
-            f"a {name} is a tuple of whole numbers of {least} or more, got {extents}"
-        )
