@@ -19,7 +19,7 @@ from tiledask.distributed.convolution.lenet_train import train_lenet
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.lab.precision import acceptable
 from tiledask.plan.program.lenet import PARAMETERS, Split, flops
-from tiledask.plan.program.making.lenet import need_of
+from tiledask.plan.program.making.lenet import need
 from tiledask.tile.datasets import load_images
 from tiledask.tile.optimizers import SGD, Adam
 
@@ -173,7 +173,7 @@ def test_on_workers(cluster, ways):
 def test_all_that_is_sent_is_received_and_no_split_does_more_or_less_work(
     copies, stages, parts, in_space, images
 ):
-    said = need_of(Split(copies, stages, parts, in_space), images, 4)
+    said = need(Split(copies, stages, parts, in_space), images, 1, 4)
     calls = [call for mine in said.calls for call in mine]
     assert sum(said.sent) == sum(call.received for call in calls)
     assert said.transfers == sum(call.kind == "recv" for call in calls)

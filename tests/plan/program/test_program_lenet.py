@@ -21,7 +21,7 @@ from tiledask.plan.products.shards import Shards
 from tiledask.plan.program.lenet import Split
 from tiledask.plan.program.making.convolutions import WindowTerms
 from tiledask.plan.program.making.layer import LayerOperand, LayerTerms, layer_program
-from tiledask.plan.program.making.lenet import LeNetTerms, lenet_program, need_of
+from tiledask.plan.program.making.lenet import LeNetTerms, lenet_program, need
 from tiledask.plan.program.ops import collective
 from tiledask.plan.program.program import Program
 
@@ -44,7 +44,7 @@ def test_any_split_is_right_read_back_and_counted(split, images, itemsize):
     program = program_of(split, images, itemsize).check()
     text = program.to_text()
     assert Program.from_text(text).to_text() == text
-    traffic, said = program.traffic, need_of(split, images, itemsize)
+    traffic, said = program.traffic, need(split, images, split.ranks, itemsize)
     assert tuple(traffic.sent) == said.sent
     assert traffic.messages.sum() == said.messages
 

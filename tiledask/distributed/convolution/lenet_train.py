@@ -31,7 +31,7 @@ from tiledask.extras import needed_for
 from tiledask.plan import html
 from tiledask.plan.digests import digest_of
 from tiledask.plan.program.lenet import NAMES, SIDE, UNITS, Need, Split
-from tiledask.plan.program.making.lenet import need_of
+from tiledask.plan.program.making.lenet import need
 from tiledask.plan.whole import whole_number
 from tiledask.tile.datasets import Images
 from tiledask.tile.optimizers import Adam, Rule
@@ -217,7 +217,7 @@ def _collected(job: _Job, done: Ranks) -> TrainedLeNet:
         [part.flops for part in parts],
         seconds,
         done.records,
-        need_of(split, job.batch, np.dtype(job.dtype).itemsize),
+        need(split, job.batch, split.ranks, np.dtype(job.dtype).itemsize),
     )
 
 

@@ -38,7 +38,7 @@ from tiledask.plan.program.making.zero import DATA, UnitStates, flat_name
 from tiledask.plan.program.ops import Block, ProgramRole, Step, message
 from tiledask.plan.program.program import Program
 
-__all__ = ["LeNetTerms", "lenet_program", "need", "need_of"]
+__all__ = ["LeNetTerms", "lenet_program", "need"]
 
 STAGES, PARTS = 1, 2
 """Axes of the mesh, behind that of the copies."""
@@ -252,7 +252,7 @@ def _window(name: str) -> WindowTerms:
 # -- what a step needs ---------------------------------------------------------------------------
 
 
-def need(ways: Mapping[str, int] | str, images: int, ranks: int, itemsize: int) -> Need:
+def need(ways: Split | Mapping[str, int] | str, images: int, ranks: int, itemsize: int) -> Need:
     """The Need of a split for a batch of ``images``: its program, counted.
 
     ``ways``: "by output units", "network", "data parallel" or "space" for all ``ranks``; or how
@@ -264,20 +264,15 @@ def need(ways: Mapping[str, int] | str, images: int, ranks: int, itemsize: int) 
     >>> need({"data parallel": 2, "by output units": 2}, 256, 4, 4).barriers
     8
     """
-    return need_of(Split.of(ways, ranks), images, itemsize)
-
-
-def need_of(split: Split, images: int, itemsize: int) -> Need:
-    """The same for a Split."""
+    split = ways if isinstance(ways, Split) else Split.of(ways, ranks)
     usual = load_recipe("fp32-adam")
     states = tuple(replace(state, bytes=itemsize) for state in usual.states)
-    terms = LeNetTerms(split, images, replace(usual, states=states), itemsize)
-    program = lenet_program(terms)
-    ranks, weights = range(split.ranks), [flat_name("weights", name) for name in NAMES]
-    roles = [program.role(rank) for rank in ranks]
+    program = lenet_program(LeNetTerms(split, images, replace(usual, states=states), itemsize))
+    weights = [flat_name("weights", name) for name in NAMES]
+    roles = [program.role(rank) for rank in range(split.ranks)]
     products = ([op["product"] for op in role.ops if op["product"]] for role in roles)
     return Need(
-        tuple(tuple(calls(program, rank)) for rank in ranks),
+        tuple(tuple(calls(program, rank)) for rank in range(split.ranks)),
         tuple(sum(role.state.get(n, 0) for n in weights) // itemsize for role in roles),
         tuple(sum(2 * prod(product) for product in mine) for mine in products),
     )
