@@ -80,7 +80,7 @@ from tiledask.plan.products.placement import Shard as Shard
 from tiledask.plan.products.placement import Tiling as Tiling
 from tiledask.plan.products.product import algorithms as algorithms
 from tiledask.plan.products.traffic import Traffic as Traffic
-from tiledask.plan.program.layer_calls import layer_calls as layer_calls
+from tiledask.plan.program.making.layer import layer_calls as layer_calls
 from tiledask.plan.program.making.pipeline import program as program
 from tiledask.plan.program.program import Program as Program
 from tiledask.plan.splitting.judge import judge as judge

@@ -1,6 +1,6 @@
 """What a layer's program calls is what closed forms say, to the byte.
 
-Holds `tiledask.plan.program.layer_calls`.
+Holds `tiledask.plan.program.making.layer`.
 """
 
 from itertools import product

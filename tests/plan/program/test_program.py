@@ -2,7 +2,7 @@
 
 Holds `tiledask.plan.program.program`, `tiledask.plan.program.ops`,
 `tiledask.plan.program.making.pipeline`, `tiledask.plan.program.text`,
-`tiledask.plan.program.count`, `tiledask.plan.program.clock` and `tiledask.plan.program.memory`.
+`tiledask.plan.program.count`, `tiledask.plan.program.clock`.
 """
 
 import numpy as np

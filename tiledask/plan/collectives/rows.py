@@ -70,19 +70,13 @@ class RowSplit:
 
     def check_neighbours(self) -> None:
         """None; raises PlacementError if a window reaches past a neighbour's rows."""
-        with_rows = [r for r, rows in enumerate(self.rows) if rows]
         for strip in self.strips:
-            here, there = (with_rows.index(r) for r in (strip.destination, strip.source))
-            if abs(here - there) > 1:
-                sign = 1 if there > here else -1
-                beside = with_rows[here + sign]
-                width = self.after if sign > 0 else self.before
+            first, second = sorted(strip[:2])
+            if any(self.rows[first + 1 : second]):
                 raise PlacementError(
-                    f"a halo comes from a neighbour's rows: windows of {self.reach} rows need "
-                    f"{width} {'behind' if sign > 0 else 'before'} those of rank "
-                    f"{strip.destination}, and its neighbour, rank {beside}, has "
-                    f"{self.rows[beside]}; use fewer ranks, or far=True to borrow from ranks "
-                    f"further away too"
+                    f"a halo comes from a neighbour's rows, and windows of {self.reach} rows of "
+                    f"rank {strip.destination} read row {strip.start} of rank {strip.source}; use "
+                    f"fewer ranks, or far=True to borrow from ranks further away too"
                 )
 
     def _start(self, rank: int) -> int:
@@ -111,27 +105,20 @@ def split_rows(
     h, padded = ends[-1], ends[-1] + sum(padding)
     if not rows or min(rows) < 0 or reach > padded:
         raise PlacementError(
-            f"a window must fit into the padded image: it has {reach} rows (size {size}, dilation "
-            f"{dilation}), and ranks with {rows} rows and padding of {padding} have {padded}; use "
-            f"more padding or a smaller window"
+            f"a window fits into the padded image: it has {reach} rows, and ranks with {rows} rows "
+            f"and padding of {padding} have {padded}; use more padding or a smaller window"
         )
     firsts = np.arange((padded - reach) // stride + 1) * stride - padding[0]
     middles = np.clip(firsts + (reach - 1) // 2, 0, max(h - 1, 0))
     owners = np.searchsorted(ends[1:], middles, side="right") if h else np.zeros(len(firsts), int)
-    out = tuple(np.bincount(owners, minlength=len(rows)).tolist())
     slabs = []
-    for rank, made in enumerate(out):
-        if not made:
+    for rank in range(len(rows)):
+        mine = firsts[owners == rank].tolist()
+        if not mine:
             slabs.append(Slab(ends[rank], ends[rank], 0, 0))
             continue
-        mine = firsts[sum(out[:rank]) : sum(out[: rank + 1])]
-        start, stop = int(mine[0]), int(mine[-1]) + reach
-        slabs.append(
-            Slab(
-                min(max(start, 0), h),
-                min(max(stop, 0), h),
-                min(max(-start, 0), stop - start),
-                min(max(stop - h, 0), stop - start),
-            )
-        )
+        start, stop = mine[0], mine[-1] + reach
+        above, below = (min(max(beyond, 0), stop - start) for beyond in (-start, stop - h))
+        slabs.append(Slab(*(min(max(end, 0), h) for end in (start, stop)), above, below))
+    out = tuple(np.bincount(owners, minlength=len(rows)).tolist())
     return RowSplit(rows, out, tuple(slabs), reach)

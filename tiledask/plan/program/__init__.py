@@ -7,7 +7,5 @@ lenet.py     d2l's LeNet by its shapes, and how it is split
 text.py      as text that people read, and back
 walk.py      in which order ops can run, and what is wrong
 clock.py     when every op runs
-count.py     bytes and messages between ranks; what each rank calls, in order
-  layer_calls.py  what one layer calls
-memory.py    what every rank holds
+count.py     bytes and messages between ranks; what each rank calls, in order, and what it holds
 """

@@ -15,8 +15,7 @@ from tiledask.plan.ledger import Ledger
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.program.clock import clock
-from tiledask.plan.program.count import count
-from tiledask.plan.program.memory import memory
+from tiledask.plan.program.count import count, memory
 from tiledask.plan.program.ops import ProgramData
 from tiledask.plan.program.text import from_text, order_text, role_text, to_text
 from tiledask.plan.program.walk import walk
