@@ -103,7 +103,13 @@ def _rounds(kind: str, algorithm: str, n: int, root: int) -> Rounds:
     )
 
 
-# -- all_gather ----------------------------------------------------------------------------------
+# -- the algorithms: rounds among n ranks ----------------------------------------------------------
+
+
+def _to_all(n: int, chunks: Callable[[int, int], tuple[int, ...]], senders: int) -> Rounds:
+    """One round; everybody begins with another neighbour, so that nobody is sent all at once."""
+    pairs = ((r, (r + k) % n) for k in range(1, n) for r in range(senders))
+    return (tuple(Move(r, to, chunks(r, to), False) for r, to in pairs),) if n > 1 else ()
 
 
 def _ring(n: int) -> Rounds:
@@ -113,57 +119,40 @@ def _ring(n: int) -> Rounds:
 
 
 def _tree(n: int) -> Rounds:
-    made: list[tuple[Move, ...]] = []
-    have = 1  # rank r has chunks r, r+1, ... r+have-1
+    made, have = list[tuple[Move, ...]](), 1  # rank r has chunks r, r+1, ... r+have-1
     while have < n:
         more = min(have, n - have)
-        made.append(
-            tuple(
-                Move(r, (r - have) % n, tuple((r + j) % n for j in range(more)), False)
-                for r in range(n)
-            )
-        )
+        each = ((r, tuple((r + j) % n for j in range(more))) for r in range(n))
+        made.append(tuple(Move(r, (r - have) % n, chunks, False) for r, chunks in each))
         have += more
     return tuple(made)
 
 
 def _direct(n: int) -> Rounds:
-    # everybody begins with another neighbour, so that nobody is sent all messages at once
-    everyone = (Move(r, (r + k) % n, (r,), False) for k in range(1, n) for r in range(n))
-    return (tuple(everyone),) if n > 1 else ()
-
-
-# -- broadcast from rank 0 -----------------------------------------------------------------------
+    return _to_all(n, lambda r, to: (r,), n)
 
 
 def _chain(n: int) -> Rounds:
-    """From rank to rank, chunk after chunk: rank v passes chunk c on in round v + c."""
-    last = 2 * n - 3
+    """A broadcast from rank to rank, chunk after chunk: rank v passes c on in round v + c."""
     return tuple(
         tuple(Move(v, v + 1, (t - v,), False) for v in range(n - 1) if 0 <= t - v < n)
-        for t in range(last + 1)
+        for t in range(2 * n - 2)
     )
 
 
 def _binomial(n: int) -> Rounds:
-    made, have = [], 1  # ranks 0..have-1 have everything
-    whole = tuple(range(n))
-    while have < n:
+    made, whole = list[tuple[Move, ...]](), tuple(range(n))
+    while (have := 2 ** len(made)) < n:  # ranks 0..have-1 have everything
         made.append(tuple(Move(v, v + have, whole, False) for v in range(min(have, n - have))))
-        have *= 2
     return tuple(made)
 
 
 def _star(n: int) -> Rounds:
-    whole = tuple(range(n))
-    return (tuple(Move(0, v, whole, False) for v in range(1, n)),) if n > 1 else ()
-
-
-# -- all_to_all ----------------------------------------------------------------------------------
+    return _to_all(n, lambda r, to: tuple(range(n)), 1)
 
 
 def _hops(n: int, steps: list[int], goes: Callable[[int, int], bool]) -> Rounds:
-    """Rounds in which chunks move ``steps[k]`` ranks on, if ``goes(distance, k)`` says so."""
+    """Exchanges whose chunks move ``steps[k]`` ranks on in round k, if ``goes(distance, k)``."""
     made = []
     for k, step in enumerate(steps):
         parcels: dict[int, list[int]] = {}
@@ -171,14 +160,13 @@ def _hops(n: int, steps: list[int], goes: Callable[[int, int], bool]) -> Rounds:
             if goes(distance, k):
                 passed = sum(steps[j] for j in range(k) if goes(distance, j))
                 parcels.setdefault((s + passed) % n, []).append(n * s + (s + distance) % n)
-        made.append(
-            tuple(Move(r, (r + step) % n, tuple(c), False) for r, c in sorted(parcels.items()))
-        )
+        each = sorted(parcels.items())
+        made.append(tuple(Move(r, (r + step) % n, tuple(chunks), False) for r, chunks in each))
     return tuple(made)
 
 
 def _ring_exchange(n: int) -> Rounds:
-    """Round the ring, neighbour to neighbour: what goes d ranks far is sent d times."""
+    """Neighbour to neighbour: what goes d ranks far is sent d times."""
     return _hops(n, [1] * (n - 1), lambda distance, k: distance > k)
 
 
@@ -189,17 +177,10 @@ def _tree_exchange(n: int) -> Rounds:
 
 
 def _direct_exchange(n: int) -> Rounds:
-    moves = (
-        Move(r, (r + k) % n, (n * r + (r + k) % n,), False) for k in range(1, n) for r in range(n)
-    )
-    return (tuple(moves),) if n > 1 else ()
+    return _to_all(n, lambda r, to: (n * r + to,), n)
 
 
 # -- the table -----------------------------------------------------------------------------------
-
-
-def _as_it_is(made: Rounds) -> Rounds:
-    return made
 
 
 def _transposed(made: Rounds) -> Rounds:
@@ -210,14 +191,6 @@ def _transposed(made: Rounds) -> Rounds:
     )
 
 
-def _both_ways(made: Rounds) -> Rounds:
-    return (*_transposed(made), *made)
-
-
-def _without_chunks(made: Rounds) -> Rounds:
-    return tuple(tuple(m._replace(chunks=()) for m in moves) for moves in made)
-
-
 _Makers = dict[str, Callable[[int], Rounds]]
 _GATHER: _Makers = {"ring": _ring, "tree": _tree, "direct": _direct}
 _SPREAD: _Makers = {"ring": _chain, "tree": _binomial, "direct": _star}
@@ -226,13 +199,16 @@ algorithms = tuple(_GATHER)
 """The names of the algorithms of every collective."""
 
 _MADE_FROM: dict[str, tuple[_Makers, Callable[[Rounds], Rounds]]] = {
-    "all_gather": (_GATHER, _as_it_is),
+    "all_gather": (_GATHER, lambda made: made),
     "reduce_scatter": (_GATHER, _transposed),
-    "all_reduce": (_GATHER, _both_ways),
-    "broadcast": (_SPREAD, _as_it_is),
+    "all_reduce": (_GATHER, lambda made: (*_transposed(made), *made)),
+    "broadcast": (_SPREAD, lambda made: made),
     "reduce": (_SPREAD, _transposed),
-    "all_to_all": (_EXCHANGE, _as_it_is),
-    "barrier": (_GATHER, _without_chunks),
+    "all_to_all": (_EXCHANGE, lambda made: made),
+    "barrier": (
+        _GATHER,
+        lambda made: tuple(tuple(m._replace(chunks=()) for m in moves) for moves in made),
+    ),
 }
 """kind -> (what makes rounds among n ranks with root 0, what becomes of them)."""
 

@@ -8,6 +8,8 @@ Ops are taken in an order in which they can run (walk.py); each starts once all 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -53,80 +55,74 @@ def clock(
             f"bandwidth is above 0 bytes/s and latency a finite number of s of 0 or more, got "
             f"{bandwidth} and {latency}"
         )
+    for block in (block for role in program.roles for block in role.blocks.values()):
+        if block.kind in COMPUTE and not _key(block, seconds):
+            raise ProgramError(
+                f"no seconds for {block.name}; give seconds={{{block.kind!r}: ...}}, or "
+                f"{block.name!r}; there are {', '.join(map(repr, seconds)) or 'none'}"
+            )
     times = _Times(program, seconds, latency, bandwidth)
     for places in walk(program):
         times.happen(places)
     return Timeline.of(program.ranks, [span for of in times.spans.values() for span in of])
 
 
+@dataclass
 class _Times:
     """When ops are done, one after the other, and the spans of what they do."""
 
-    def __init__(
-        self,
-        program: ProgramData,
-        seconds: Mapping[str, Seconds],
-        latency: float,
-        bandwidth: float,
-    ) -> None:
-        self.program, self.seconds = program, seconds
-        self.latency, self.bandwidth = latency, bandwidth
-        self.spans: dict[tuple[int, int, str], list[Span]] = {}
-        """By rank, step and kind: what it did there, one behind the other."""
-        self.free: dict[tuple[int, str], float] = {}
-        """By rank and stream, when it is free."""
-        self.there: dict[Any, float] = {}
-        """By rank and what is read, or message: when it is there."""
-        self._known: dict[Any, float] = {}
-        for block in (block for role in program.roles for block in role.blocks.values()):
-            if block.kind in COMPUTE and not _key(block, seconds):
-                raise ProgramError(
-                    f"no seconds for {block.name}; give seconds={{{block.kind!r}: ...}}, or "
-                    f"{block.name!r}; there are {', '.join(map(repr, seconds)) or 'none'}"
-                )
+    program: ProgramData
+    seconds: Mapping[str, Seconds]
+    latency: float
+    bandwidth: float
+    spans: dict[tuple[int, int, str], list[Span]] = field(default_factory=dict)
+    """By rank, step and kind: what it did there, one behind the other."""
+    free: dict[tuple[int, str], float] = field(default_factory=dict)
+    """By rank and stream, when it is free."""
+    there: dict[Any, float] = field(default_factory=dict)
+    """By rank and what is read, or message: when it is there."""
 
     def happen(self, places: list[OpPlace]) -> None:
         """What is done at once is, as soon as it can be."""
-        start = max(map(self._can, places))
-        place, op = places[0], places[0].op
-        free = there = start
+        place, start = places[0], max(map(self._can, places))
+        op, free = place.op, start
         if op.is_kernel:
-            free = there = start + sum(map(self._kernel, places))
+            free += sum(map(self._kernel, places))
         elif op.is_collective:
-            free = there = start + self._collective(op)
-        elif op.name == "send":
-            free = start + self.program.role(place.rank).size(place.op.buffer) / self.bandwidth
+            free += _collective(op, self.latency, self.bandwidth)
+        there = free
+        if op.name == "send":
+            free += self.program.role(place.rank).size(op.buffer) / self.bandwidth
             there, peer = free + self.latency, self.program.peer(place.rank, op)
-            self.there[place.rank, peer, place.op.buffer, place.microbatch] = there
+            self.there[place.rank, peer, op.buffer, place.microbatch] = there
             self._span(place, peer, TRANSFER, start, there)
         for each in places:
             self.free[each.rank, each.op.stream] = free
             for name in each.op.writes:
-                self.there[self._key(each, name)] = there
+                self.there[self._where(each, name)] = there
                 if base := self.program.role(each.rank).alias.get(name):
                     self.there[each.rank, base] = there
             if op.is_kernel:
-                kind = each.block.kind
-                self._span(each, each.rank, kind if kind in COMPUTE else "U", start, there)
+                kind = each.block.kind if each.block.kind in COMPUTE else "U"
+                self._span(each, each.rank, kind, start, there)
             elif op.is_collective:
                 self._span(each, each.rank, TRANSFER, start, there)
 
-    def _key(self, place: OpPlace, name: str) -> Any:
+    def _where(self, place: OpPlace, name: str) -> Any:
         """State is one; of other buffers there is one per micro-batch."""
         role = self.program.role(place.rank)
         buffer = name if name in role.sizes else buffer_of(name)
-        if buffer in role.state:
-            return place.rank, buffer
-        return place.rank, buffer, place.microbatch
+        key = place.rank, buffer
+        return key if buffer in role.state else (*key, place.microbatch)
 
     def _can(self, place: OpPlace) -> float:
         """When an op can begin: its stream is free, and what it reads is there."""
-        op, times = place.op, [self.free.get((place.rank, place.op.stream), 0.0)]
-        times += [self.there.get(self._key(place, name), 0.0) for name in op.reads]
+        rank, op = place.rank, place.op
+        times = [self.there.get(self._where(place, name), 0.0) for name in op.reads]
         if op.name == "recv":
-            source = self.program.peer(place.rank, op)
-            times.append(self.there[source, place.rank, place.op.buffer, place.microbatch])
-        return max(times)
+            source = self.program.peer(rank, op)
+            times.append(self.there[source, rank, op.buffer, place.microbatch])
+        return max(self.free.get((rank, op.stream), 0.0), *times, 0.0)
 
     def _kernel(self, place: OpPlace) -> float:
         """Seconds of a kernel; none of blocks without, or on another stream than the work's."""
@@ -139,13 +135,6 @@ class _Times:
             raise ProgramError(f"{block.name} takes a finite time of 0 s or more, got {took:g}")
         return took / sum(op.is_kernel for op in block.ops)
 
-    def _collective(self, op: Op) -> float:
-        key = op.name, op.args
-        if key not in self._known:
-            moved = replayed(op.moves(), op.size, self.latency, self.bandwidth)
-            self._known[key] = float(max(moved))
-        return self._known[key]
-
     def _span(self, place: OpPlace, rank: int, kind: str, start: float, end: float) -> None:
         """Work of a step that goes on is one span."""
         here = self.spans.setdefault((rank, place.step, kind), [])
@@ -156,6 +145,11 @@ class _Times:
                 start = here.pop()[4]
         microbatch = place.microbatch if place.block.kind in COMPUTE else -1
         here.append((rank, kind, place.block.stage, microbatch, start, end))
+
+
+@lru_cache(10_000)
+def _collective(op: Op, latency: float, bandwidth: float) -> float:
+    return float(max(replayed(op.moves(), op.size, latency, bandwidth)))
 
 
 def _key(block: Block, of: Mapping[str, Seconds]) -> str:
