@@ -81,7 +81,7 @@ def test_rows_of_11_over_4_ranks_are_lent_both_ways_and_weights_are_summed():
         "split": split_rows(rows, 3, 1, (1, 1)),
     }
     terms = LayerTerms(
-        layer="conv_in_rows",
+        layer="conv",
         mesh=(4,),
         given=(operand("x0", (2, 6, 11, 5), 2, rows),),
         weights=(operand("w", (10, 6, 3, 3)), operand("b", (10,))),

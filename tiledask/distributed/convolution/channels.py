@@ -68,7 +68,7 @@ def by_output(
 
     With ``gather`` all of y, by an all_gather. ``options``: stride, padding, dilation.
     """
-    y, kept = _run(group, "conv_by_output", x, w, b, options)
+    y, kept = _run(group, "conv", x, w, b, options)
     if not gather:
         return y, KeptOutput(kept, None)
     with group.label("forward/y"):  # how many channels others have, only this tells

@@ -147,7 +147,7 @@ def _conv(
 ) -> LayerRule:
     y = _made(given[0], of["w"].shape[0], window, split)
     told = {"unit": "", "window": window_terms(window), "split": split}
-    return LayerRule("conv_in_rows", y, told, "conv2d_in_rows")
+    return LayerRule("conv", y, told, "conv2d_in_rows")
 
 
 def _made(x: Placed, channels: int, window: Windows, split: RowSplit) -> Placed:

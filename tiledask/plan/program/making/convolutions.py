@@ -1,9 +1,9 @@
 """Convolutions and pooling over the ranks of a group, written into a program: forward only.
 
-    conv_by_output   y [.., mine, ..] of all x                       dx is a sum over the ranks
+    conv             y [.., mine, ..] of all x                       dx is a sum over the ranks
+      in rows        own rows of the image, and halos                dw and db are sums
     conv_by_input    y is a sum over the ranks, of x [.., mine, ..]
-    conv_in_rows     own rows of the image, and halos                dw and db are sums
-    pool_in_rows     own rows, and halos only where windows cross
+    pool             in rows: halos only where windows cross
 
 An array is [images, channels, rows, columns]. What has no number is made of zeros, not computed.
 """
@@ -48,16 +48,30 @@ class WindowTerms(NamedTuple):
 class ConvolutionLayers(TensorLayers):
     """The layers of some images on one rank of a group; weights are w and, if there is one, b."""
 
-    # -- by channels ----------------------------------------------------------------------------
-
-    def conv_by_output(self, x: Value, unit: str, window: WindowTerms) -> Value:
-        """The output channels of the rows of w that are here."""
-        y = self._convolved(x, unit, window)
+    def conv(
+        self,
+        x: Value,
+        unit: str,
+        window: WindowTerms,
+        split: RowSplit | None = None,
+        label: str = "",
+        summed: bool = True,
+    ) -> Value:
+        """The output channels of the rows of w that are here, of all of x; or, by a ``split``, the
+        output rows of this rank's rows. ``summed``: whether dw and db then are, over the ranks.
+        ``label`` comes before those of the halos."""
+        here, rows, read = window, None, x
+        if split:
+            here, rows = self._padded(window, split), split.out[self.rank]
+            read = self._read(x, split, label)
+        y = self._convolved(read, unit, here, rows)
 
         def rule(dy: Value) -> Gradients:
-            dx = self._dx_of(dy, x, unit, window)
-            self._weights_of(dy, x, unit, window)
-            return [(x, self.reduce_output(dx, "backward/dx"))]
+            dx = self._dx_of(dy, read, unit, here)
+            if split:
+                dx = self._given_back(dx, x, split, label)
+            self._weights_of(dy, read, unit, here, summed=summed and split is not None)
+            return [(x, dx if split else self.reduce_output(dx, "backward/dx"))]
 
         return self.tape.on_tape(y, rule)
 
@@ -80,41 +94,27 @@ class ConvolutionLayers(TensorLayers):
 
         return tape.on_tape(y, rule)
 
-    # -- by rows of the image -------------------------------------------------------------------
-
-    def conv_in_rows(
-        self,
-        x: Value,
-        unit: str,
-        window: WindowTerms,
-        split: RowSplit,
-        label: str = "",
-        summed: bool = True,
+    def pool(
+        self, x: Value, window: WindowTerms, split: RowSplit | None = None, label: str = ""
     ) -> Value:
-        """The output rows of this rank's rows; ``summed``: whether dw and db are, over the ranks.
-        ``label`` comes before those of the halos."""
-        here, read = self._padded(window, split), self._read(x, split, label)
-        y = self._convolved(read, unit, here, rows=split.out[self.rank])
+        """Means of windows: of all rows, or by a ``split`` the output rows of this rank's rows."""
+        here, rows, read = window, window.out(0, x.shape[ROWS]), x
+        if split:
+            here, rows = self._padded(window, split), split.out[self.rank]
+            read = self._read(x, split, label)
+        y = self.tape.value("y", (*read.shape[:ROWS], rows, window.out(1, x.shape[3])))
+        args = here.args("size", "stride", "padding")
+        self._computed(y, "avg_pool2d", (read,), y, **args)
 
         def rule(dy: Value) -> Gradients:
-            d = self._dx_of(dy, read, unit, here)
-            dx = self._given_back(d, x, split, label)
-            self._weights_of(dy, read, unit, here, summed=summed)
-            return [(x, dx)]
+            dx = self.tape.value("dx", read.shape)
+            back = (dy, "avg_pool2d_grad", (dy,), dx)
+            self._computed(*back, **args, image=read.shape[ROWS:])
+            return [(x, self._given_back(dx, x, split, label) if split else dx)]
 
         return self.tape.on_tape(y, rule)
 
-    def pool_in_rows(
-        self, x: Value, window: WindowTerms, split: RowSplit, label: str = ""
-    ) -> Value:
-        """The output rows of this rank's rows: means of windows."""
-        read, here = self._read(x, split, label), self._padded(window, split)
-        y = self._pooled(read, here, split.out[self.rank])
-
-        def rule(dy: Value) -> Gradients:
-            return [(x, self._given_back(self._pool_dx(dy, read, here), x, split, label))]
-
-        return self.tape.on_tape(y, rule)
+    # -- rows and halos -------------------------------------------------------------------------
 
     def _padded(self, window: WindowTerms, split: RowSplit) -> WindowTerms:
         """Zeros above and below only where this rank's windows reach beyond the image."""
@@ -150,11 +150,6 @@ class ConvolutionLayers(TensorLayers):
         )  # fmt: skip
 
     # -- on one rank ----------------------------------------------------------------------------
-
-    def pool(self, x: Value, window: WindowTerms) -> Value:
-        """Means of windows, of all rows."""
-        y = self._pooled(x, window, window.out(0, x.shape[ROWS]))
-        return self.tape.on_tape(y, lambda dy: [(x, self._pool_dx(dy, x, window))])
 
     def flat(self, x: Value) -> Value:
         """[images, all that an image has]."""
@@ -234,16 +229,6 @@ class ConvolutionLayers(TensorLayers):
         if summed and self.ranks > 1:
             found = self.summed_small(found, "backward/dw db")
         self._bring(unit, found)
-
-    def _pooled(self, x: Value, window: WindowTerms, rows: int) -> Value:
-        y = self.tape.value("y", (*x.shape[:ROWS], rows, window.out(1, x.shape[3])))
-        args = window.args("size", "stride", "padding")
-        return self._computed(y, "avg_pool2d", (x,), y, **args)
-
-    def _pool_dx(self, dy: Value, x: Value, window: WindowTerms) -> Value:
-        dx = self.tape.value("dx", x.shape)
-        args = window.args("size", "stride", "padding") | {"image": x.shape[ROWS:]}
-        return self._computed(dy, "avg_pool2d_grad", (dy,), dx, **args)
 
 
 def _product(y: Value, w: Value) -> tuple[int, int, int]:

@@ -111,7 +111,7 @@ class _Step:
         x = begun = self._images() if first == 0 else self._comes(first - 1, "forward/y")
         for i in self.layers:
             with self.states.scope(NAMES[i]):
-                x = (self._in_rows if self.split.in_space else self._by_units)(i, x)
+                x = self._layer(i, x)
         if last == LAST:
             loss = self._loss(x)
             shares = 1 if self.split.in_space else self.split.parts
@@ -126,27 +126,18 @@ class _Step:
 
     # -- layers ---------------------------------------------------------------------------------
 
-    def _by_units(self, i: int, x: Value) -> Value:
-        """Between layers a part has some units of x; before a layer it gathers the others'."""
-        if i:
+    def _layer(self, i: int, x: Value) -> Value:
+        """By units a part has some of x between layers, and gathers the others' before one; in
+        space it has some rows, and what has no rows is done by images."""
+        name, space = NAMES[i], self.split.in_space
+        if i and not space:
             x = self._gathered(i - 1, x)
         if i >= DENSE:
-            return self._dense(i, x)
-        y = self.alone.conv_by_output(x, NAMES[i], _window(NAMES[i]))
-        y = self.alone.through("relu", y, y.shape[-1])
-        return self.alone.pool(y, POOL)
-
-    def _in_rows(self, i: int, x: Value) -> Value:
-        """Between convolutions a part has some rows of x; what has no rows is done by images."""
-        name, splits = NAMES[i], rows_of(self.split.parts)
-        if i >= DENSE:
-            return self._dense(i, self._to_images(x) if i == DENSE else x)
-        y = self.all.conv_in_rows(
-            x, name, _window(name), splits[name], label=f"{name}/", summed=False
-        )
-        y = self.all.through("relu", y, y.shape[-1])
-        label = f"{name}/pool/"
-        return self.all.pool_in_rows(y, POOL, splits[f"{name}/pool"], label)
+            return self._dense(i, self._to_images(x) if space and i == DENSE else x)
+        layers, splits = (self.all, rows_of(self.split.parts)) if space else (self.alone, {})
+        y = layers.conv(x, name, _window(name), splits.get(name), f"{name}/", summed=False)
+        y = layers.through("relu", y, y.shape[-1])
+        return layers.pool(y, POOL, splits.get(f"{name}/pool"), f"{name}/pool/")
 
     def _dense(self, i: int, x: Value) -> Value:
         flat = self.alone.flat(x) if i == DENSE else x
