@@ -129,10 +129,13 @@ class UnitStates(LayerWeights):
         mine = mine or self._kept(tensor, unit)
         if not self.sharded[tensor]:
             return mine
-        return self.tape.together(
-            "all_gather", mine, f"{unit}/{tensor}{when}", (DATA,), (self.sizes[unit],),
-            counts=self.extents[unit], items=self._items(unit), stream="dp",
-        )  # fmt: skip
+        shape, items = (self.sizes[unit],), self._items(unit)
+        return self._among("all_gather", unit, mine, f"{tensor}{when}", shape=shape, items=items)
+
+    def _among(self, kind: str, unit: str, x: Value, label: str, **args: Any) -> Value:
+        """A collective among the copies of the model, of the parts of a unit that these keep."""
+        args |= {"counts": self.extents[unit], "stream": "dp"}
+        return self.tape.together(kind, x, f"{unit}/{label}", (DATA,), **args)
 
     def weight(self, unit: str, name: str) -> Value:
         """An array of a unit as it is now."""
@@ -156,15 +159,12 @@ class UnitStates(LayerWeights):
         found = self._pile.pop(unit, {})
         if not found:
             return
-        tape, kept, extents = self.tape, self._kept("gradients", unit), self.extents[unit]
+        tape, kept = self.tape, self._kept("gradients", unit)
         with tape.gradients_of_weights(later=True):
             flat = tape.value("packed", (self.sizes[unit],), kept.itemsize)
             dtype = f"float{8 * kept.itemsize}" if kept.itemsize != tape.itemsize else None
             tape.do("pack", [found[n] for n in self.shapes[unit]], (flat,), dtype=dtype)
-            part = tape.together(
-                "reduce_scatter", flat, f"{unit}/gradients", (DATA,), kept.shape,
-                counts=extents, stream="dp",
-            )  # fmt: skip
+            part = self._among("reduce_scatter", unit, flat, "gradients", shape=kept.shape)
             tape.do("accumulate", (kept, part), (kept,))
 
     # -- the update -----------------------------------------------------------------------------
@@ -205,27 +205,20 @@ class UnitStates(LayerWeights):
             part = ("part", DATA, self.extents[unit]) if self.zero in (1, 2) else None
             tape.do("step", (updates, g, *kept, *guards), writes, states=names, part=part)
         for unit, part_of in new.items():
-            whole = self._kept("weights", unit)
-            tape.together(
-                "all_gather", part_of, f"{unit}/weights", (DATA,), into=whole,
-                counts=self.extents[unit], stream="dp",
-            )  # fmt: skip
+            self._among("all_gather", unit, part_of, "weights", into=self._kept("weights", unit))
 
     def _added_up(self, unit: str, g: Value) -> Value:
         """The gradients over the copies of the model, of all numbers or of this rank's, in the
         place of its own."""
-        tape, extents = self.tape, self.extents[unit]
         if self.copies == 1 or self.sharded["gradients"]:
             return g
-        label = f"{unit}/gradients"
         if self.zero:
-            total = tape.together(
-                "reduce_scatter", g, label, (DATA,), (extents[self.copy],),
-                counts=extents, stream="dp",
-            )  # fmt: skip
+            shape = (self.extents[unit][self.copy],)
+            total = self._among("reduce_scatter", unit, g, "gradients", shape=shape)
         else:
-            total = tape.all_reduce(g, label, (DATA,), self.copies, "dp")
-        return tape.put_within(total, g)
+            label = f"{unit}/gradients"
+            total = self.tape.all_reduce(g, label, (DATA,), self.copies, "dp")
+        return self.tape.put_within(total, g)
 
     def _added_up_together(
         self, mine: Mapping[str, Value], label: str, axes: tuple[int, ...]
