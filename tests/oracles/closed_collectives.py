@@ -124,7 +124,7 @@ _TABLE = {
 }
 
 
-def seconds(kind, algorithm, counts, itemsize, *, latency, bandwidth, overhead=0.0):
+def seconds(kind, algorithm, counts, itemsize, *, latency, bandwidth):
     """Seconds until each rank is done, by the replay of a collective's moves."""
     moved = loads(kind, algorithm, counts, itemsize)
-    return replayed(moved, ranks_of(kind, counts), latency, bandwidth, overhead)
+    return replayed(moved, ranks_of(kind, counts), latency, bandwidth)

@@ -91,8 +91,6 @@ def test_all_reduce_is_reduce_scatter_and_all_gather(data, algorithm, n):
         (scatter.received, gather.received, both.received),
     ):
         assert tuple(map(sum, zip(one, two, strict=True))) == whole
-    if all(counts):  # nobody leaves a message out
-        assert scatter.rounds + gather.rounds == both.rounds
 
 
 @pytest.mark.parametrize("n", range(2, 10))
@@ -122,8 +120,8 @@ def test_rounds(n, most):
 
 def test_messages_that_nobody_needs_are_left_out():
     few = cost("all_reduce", "direct", even(1, 4), 8)
-    assert few == Cost((24, 8, 8, 8), (24, 8, 8, 8), (3, 1, 1, 1), 2)
-    assert cost("all_reduce", "ring", [0, 0, 0], 8) == Cost((0,) * 3, (0,) * 3, (0,) * 3, 0)
+    assert few == Cost((24, 8, 8, 8), (24, 8, 8, 8), (3, 1, 1, 1))
+    assert cost("all_reduce", "ring", [0, 0, 0], 8) == Cost((0,) * 3, (0,) * 3, (0,) * 3)
     # but an all_gather must say that there is nothing
     assert cost("all_gather", "ring", [0, 0, 0], 8).messages == (2, 2, 2)
 
@@ -141,10 +139,7 @@ def test_seconds_agree_with_the_planner_on_one_node(n):
     assert seconds("all_gather", "tree", even(2**26, n), 2, **link) == pytest.approx([planned] * n)
 
 
-def test_overhead_is_why_directly_is_not_always_best():
-    rates = {"latency": 1e-6, "bandwidth": 1e9, "overhead": 1e-5}
-    ring, tree, direct = (max(seconds("all_gather", n, [1] * 64, 8, **rates)) for n in ALGORITHMS)
-    assert tree < direct < ring
+def test_chunks_of_other_sizes_take_as_long_as_the_longest_way():
     ragged = seconds("all_gather", "ring", [100, 0, 0], 1, latency=0.0, bandwidth=1.0)
     assert max(ragged) == 200.0  # the long chunk goes two ranks far
 

@@ -40,8 +40,6 @@ class Cost:
     """Bytes that reach each rank."""
     messages: tuple[int, ...]
     """Messages that each rank sends."""
-    rounds: int
-    """Messages one after the other, on the longest way."""
 
 
 def cost(
@@ -73,14 +71,11 @@ def _cost(kind: str, algorithm: str, counts: tuple[int, ...], *sizes: Any) -> Co
 def added_up(moved: Iterable[list[tuple[Move, int]]], n: int) -> Cost:
     """The Cost of rounds of moves and their bytes, among ``n`` ranks."""
     sent, received, messages = [0] * n, [0] * n, [0] * n
-    taken = 0
-    for moves in moved:
-        taken += bool(moves)
-        for move, nbytes in moves:
-            sent[move.source] += nbytes
-            received[move.destination] += nbytes
-            messages[move.source] += 1
-    return Cost(tuple(sent), tuple(received), tuple(messages), taken)
+    for move, nbytes in (each for moves in moved for each in moves):
+        sent[move.source] += nbytes
+        received[move.destination] += nbytes
+        messages[move.source] += 1
+    return Cost(tuple(sent), tuple(received), tuple(messages))
 
 
 def loads(
@@ -114,21 +109,16 @@ def ranks_of(kind: str, counts: Sequence[int]) -> int:
 
 
 def replayed(
-    moved: Iterable[list[tuple[Move, int]]],
-    n: int,
-    latency: float,
-    bandwidth: float,
-    overhead: float = 0.0,
+    moved: Iterable[list[tuple[Move, int]]], n: int, latency: float, bandwidth: float
 ) -> tuple[float, ...]:
     """Seconds until each of ``n`` ranks is done with rounds of moves and their bytes.
 
-        sender    |overhead|== bytes / bandwidth ==|          sends its messages one after another
-        receiver           '- latency -|== bytes / bandwidth ==|          and takes them in so
+        sender    |== bytes / bandwidth ==|                   sends its messages one after another
+        receiver  '- latency -|== bytes / bandwidth ==|                   and takes them in so
 
     ``latency``: seconds that a message is on its way; ``bandwidth``: bytes a second at which a
-    rank sends, and at the same time receives; ``overhead``: seconds that sending a message
-    occupies the sender. The model of Hockney (1994) with the overhead of LogP (Culler et al.
-    1993), replayed, so that ragged chunks and trees of any size have a time.
+    rank sends, and at the same time receives. The model of Hockney (1994), replayed, so that ragged
+    chunks and trees of any size have a time.
 
     >>> moved = loads("all_reduce", "ring", [1000] * 4, 8)
     >>> replayed(moved, 4, latency=1.0, bandwidth=8000.0)
@@ -138,7 +128,7 @@ def replayed(
     for moves in moved:
         sender, taken_in = list(done), [0.0] * n
         for move, nbytes in moves:
-            leaves = sender[move.source] + overhead
+            leaves = sender[move.source]
             sender[move.source] = leaves + nbytes / bandwidth
             starts = max(leaves + latency, taken_in[move.destination])
             taken_in[move.destination] = starts + nbytes / bandwidth
@@ -155,15 +145,8 @@ def factor(kind: str, n: int) -> float:
     >>> factor("all_reduce", 8), factor("reduce_scatter", 8), factor("all_to_all", 8)
     (1.75, 0.875, 0.875)
     """
-    table = {
-        "all_gather": (n - 1) / n,
-        "reduce_scatter": (n - 1) / n,
-        "all_to_all": (n - 1) / n,
-        "all_reduce": 2 * (n - 1) / n,
-        "broadcast": 1.0,
-        "reduce": 1.0,
-        "barrier": 0.0,
-    }
+    table = dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), (n - 1) / n)
+    table |= {"all_reduce": 2 * (n - 1) / n, "broadcast": 1.0, "reduce": 1.0, "barrier": 0.0}
     if kind not in table:
         raise ConfigError(f"no factor for {kind!r}; there are {', '.join(table)}")
     return table[kind] if n > 1 else 0.0
