@@ -103,7 +103,7 @@ class Algorithm:
         work = self._work(a, b) if self.cuts else self._in_place(a, b)
         kept = [i for t in (a, b) for i, p in enumerate(t.placements) if p == Partial()]
         if kept and self.cuts:
-            raise self._unsummed(a, b, kept[0])
+            raise self._unsummed(a, kept[0])
         cut = [i for i, p in enumerate(work) if p == Partial() and i not in kept]
         order = DepthOrder(
             tuple(cut),
@@ -150,7 +150,7 @@ class Algorithm:
         for axis, pair in enumerate(_pairs(a, b)):
             of_a, of_b = a.placements[axis], b.placements[axis]
             if pair not in _LOCAL and "P" in pair:
-                raise self._unsummed(a, b, axis)
+                raise self._unsummed(a, axis)
             if pair not in _LOCAL and self.name == "local":
                 raise PlacementError(
                     f"mesh axis {axis}: {of_a} @ {of_b} cannot be multiplied where it lies; "
@@ -162,7 +162,7 @@ class Algorithm:
             work.append(results[_LOCAL.get(pair, kept)])
         return work
 
-    def _unsummed(self, a: Tiling, b: Tiling, axis: int) -> PlacementError:
+    def _unsummed(self, a: Tiling, axis: int) -> PlacementError:
         first = axis < len(a.mesh) and isinstance(a.placements[axis], Partial)
         operand = "A" if first else "B"
         return PlacementError(

@@ -139,11 +139,11 @@ class Split:
 
     def tilings(self, name: str) -> dict[str, Tiling]:
         """How the weights of a layer lie on the parts of its stage."""
-        placed = Shard if not self.in_space else lambda dim: Replicate()
-        return {
-            kind: Tiling(shape, (self.parts,), (placed(unit_dim(shape)),))
-            for kind, shape in SHAPES[name].items()
-        }
+        found = {}
+        for kind, shape in SHAPES[name].items():
+            placed = Replicate() if self.in_space else Shard(unit_dim(shape))
+            found[kind] = Tiling(shape, (self.parts,), (placed,))
+        return found
 
     def shapes(self, name: str, part: int) -> dict[str, tuple[int, ...]]:
         """Of what a part has of a layer's weights."""
