@@ -180,7 +180,7 @@ class _LoopLine(_DeviceLine):
             )
         makers = {
             frame: Action(part.kind, part.stage, frame)
-            for part, buffer, frame in self._sends(peer)
+            for part, buffer, frame in self.program.sent(peer, self.index)
             if buffer == name
         }
 

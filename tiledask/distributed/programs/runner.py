@@ -184,21 +184,13 @@ class Interpreter:
         def take(env: _Env) -> None:
             """Messages come in the order of their sender; what is early is kept."""
             if source not in self._arriving:
-                self._arriving[source] = self._sends(source)
+                self._arriving[source] = program.sent(source, self.index)
             while env[x] is None:
                 _, name, microbatch = next(self._arriving[source])
                 came = aligned(group.recv(peer, label=call_label(self._label, op)))
                 self._env(microbatch)[self._slots[name]] = came
 
         return take
-
-    def _sends(self, source: int) -> Iterator[tuple[Block, str, int]]:
-        """What a rank sends to this one, in its order: (block that does, buffer, micro-batch)."""
-        blocks = self.program.role(source).blocks
-        for step in self.program.orders[source]:
-            for op in blocks[step.block].ops:
-                if op.name == "send" and self.program.peer(source, op) == self.index:
-                    yield blocks[step.block], op.buffer, step.microbatch
 
     def _kernel(self, op: Op, block: Block) -> _Call:
         args = {n: self._resolved(value) for n, value in op.args if n not in _OF_READERS}

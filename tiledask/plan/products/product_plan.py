@@ -10,11 +10,11 @@ The same panels predict the traffic and are executed.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import prod
 
 from tiledask.plan.intervals import Interval, part_of, split
-from tiledask.plan.products.comms import Piece, fetch
+from tiledask.plan.products.comms import Piece, fetch, traffic_of
 from tiledask.plan.products.placement import Replicate, Shard, Tiling
 from tiledask.plan.products.traffic import Traffic
 
@@ -146,11 +146,8 @@ class ProductPlan:
     @cached_property
     def _elements(self) -> tuple[Traffic, Traffic]:
         """Elements of A and B, and of partial sums, from rank to rank."""
-        read, summed = (
-            Traffic.of(self.ranks, ((p.source, p.destination, p.size) for mine in of for p in mine))
-            for of in (self.fetched, self.summed)
-        )
-        return read, summed
+        fetched, summed = map(chain.from_iterable, (self.fetched, self.summed))
+        return traffic_of(self.ranks, fetched, 1), traffic_of(self.ranks, summed, 1)
 
     def extents(self, rank: int) -> tuple[int, int, int]:
         """(m, n, k) of what ``rank`` multiplies, all leading dimensions of A taken as one m."""

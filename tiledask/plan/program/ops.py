@@ -369,6 +369,14 @@ class ProgramData:
     def _groups(self) -> dict[Any, dict[int, tuple[int, ...]]]:
         return {}
 
+    def sent(self, source: int, target: int) -> Iterator[tuple[Block, str, int]]:
+        """What a rank sends to another, in its order: (block that does, buffer, micro-batch)."""
+        blocks = self.role(source).blocks
+        for step in self.orders[source]:
+            for op in blocks[step.block].ops:
+                if op.name == "send" and self.peer(source, op) == target:
+                    yield blocks[step.block], op.buffer, step.microbatch
+
     def representatives(self) -> Self:
         """A program of fewer ranks, that stand for all: an axis along which all ranks do the same
         is left with one. What its members do together this one does, as long as they."""

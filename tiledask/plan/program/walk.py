@@ -195,7 +195,8 @@ class _Walk:
                     raise _fault(f"rank {other} leaves out a collective of ranks {key[0]}", place)
             else:
                 other, _, name, microbatch = key
-                if not self._sends(key):
+                sent = self.program.sent(other, rank)
+                if all(message[1:] != (name, microbatch) for message in sent):
                     raise ProgramError(
                         f"rank {rank} takes {name} of frame {microbatch} from rank {other}, which "
                         f"never sends it to rank {rank}: {place}; send it there, after what makes "
@@ -208,17 +209,6 @@ class _Walk:
         circle = chain[chain.index(chain[-1]) : -1]
         waiting = "; ".join(f"{lacks[r][1]} waits for rank {waits_for[r]}" for r in circle)
         raise ProgramError(f"deadlock: {waiting}")
-
-    def _sends(self, key: _Message) -> bool:
-        """Whether the order of the rank that a message is from has the send of it."""
-        source, target, name, microbatch = key
-        program, blocks = self.program, self.program.role(source).blocks
-        return any(
-            op.name == "send" and op.reads == (name,) and program.peer(source, op) == target
-            for step in program.orders[source]
-            if step.microbatch == microbatch
-            for op in blocks[step.block].ops
-        )
 
     # -- buffers ----------------------------------------------------------------------------------
 
