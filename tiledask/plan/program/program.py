@@ -16,15 +16,14 @@ from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.program.clock import clock
 from tiledask.plan.program.count import count, memory
-from tiledask.plan.program.ops import ProgramData
-from tiledask.plan.program.text import from_text, order_text, role_text, to_text
+from tiledask.plan.program.text import ProgramText
 from tiledask.plan.program.walk import walk
 
 __all__ = ["Program"]
 
 
 @dataclass(frozen=True, repr=False)
-class Program(ProgramData):
+class Program(ProgramText):
     """The ops of every rank.
 
     >>> import tiledask as td
@@ -52,8 +51,6 @@ class Program(ProgramData):
     >>> program.timeline({"F": 1.0, "B": 2.0}, latency=0.5).makespan
     7.0
     """
-
-    # -- its readers ------------------------------------------------------------------------------
 
     def check(self) -> Self:
         """The program itself, if it can run and nothing in it is left over.
@@ -86,30 +83,3 @@ class Program(ProgramData):
     def timeline(self, seconds: Any, **links: Any) -> Timeline:
         """When everything happens; see :func:`tiledask.plan.program.clock.clock`."""
         return clock(self, seconds, **links)
-
-    # -- what people read -------------------------------------------------------------------------
-
-    def to_text(self) -> str:
-        """The program as text, which `from_text` reads."""
-        return to_text(self)
-
-    @classmethod
-    def from_text(cls, text: str) -> Self:
-        """The program that ``text`` says; raises ProgramError for what it cannot be."""
-        read = from_text(text)
-        return cls(read.roles, read.orders, read.role_of, read.name, read.mesh)
-
-    def line_text(self, rank: int) -> str:
-        """The order of a rank: blocks and their micro-batches."""
-        return order_text(self.orders[rank])
-
-    def role_text(self, rank: int) -> str:
-        """The buffers of a rank and its blocks, each with its ops."""
-        return role_text(self, self.role_of[rank])
-
-    def __str__(self) -> str:
-        return self.to_text()
-
-    def __repr__(self) -> str:
-        name = f"{self.name}: " if self.name else ""
-        return f"Program({name}{self.ranks} ranks, {len(self):,} instructions)"

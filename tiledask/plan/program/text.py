@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, Self
 
 from tiledask.errors import ProgramError, short
 from tiledask.plan.program.ops import (
@@ -30,64 +30,8 @@ from tiledask.plan.program.ops import (
     message,
 )
 
-__all__ = ["from_text", "order_text", "role_text", "to_text"]
+__all__ = ["ProgramText"]
 
-
-def order_text(order: Order) -> str:
-    """The steps of a rank: blocks, each with its micro-batch.
-
-    >>> import tiledask as td
-    >>> order_text(td.program(td.schedule("dualpipe", 2, 4)).orders[0])
-    '0F.0 1F.1 0F.2 1B.1 (1F.3 0B.0) 1B.3 0I.2 0W.2'
-    """
-    words, opened = [], False
-    for name, microbatch, paired in order:
-        word = f"{name}.{microbatch}"
-        words.append(f"({word}" if paired else f"{word})" if opened else word)
-        opened = paired
-    return " ".join(words)
-
-
-def to_text(program: ProgramData) -> str:
-    """The whole program. Ranks of one order share a line, and those of one role its blocks."""
-    text = [f"program {program.name}".rstrip()]
-    if program.mesh:
-        text.append(f"mesh {' '.join(map(str, program.mesh))}")
-    alike: dict[tuple[int, int], list[int]] = {}
-    for rank, order in enumerate(program.orders):
-        alike.setdefault((program.role_of[rank], id(order)), []).append(rank)
-    for ranks in alike.values():
-        words = " ".join(map(str, ranks))
-        text.append(f"rank {words}: {order_text(program.orders[ranks[0]])}".rstrip())
-    return "\n".join([*text, *(role_text(program, n) for n in range(len(program.roles)))])
-
-
-def role_text(program: ProgramData, number: int) -> str:
-    """A role, with all ranks that have it: its buffers and its blocks."""
-    role = program.roles[number]
-    ranks = [rank for rank, of in enumerate(program.role_of) if of == number]
-    text = [f"of rank {' '.join(map(str, ranks))}: {_sizes(role.sizes)}".rstrip()]
-    changed = role.state.keys() - role.accumulators - role.constants
-    kinds = {"stays": changed, "scratch": role.accumulators, "given": role.constants}
-    for word, names in kinds.items():
-        if sizes := {name: size for name, size in role.state.items() if name in names}:
-            text.append(f"  {word} {_sizes(sizes)}")
-    for name, items in role.items.items():
-        shapes = (f"{item} {'x'.join(map(str, shape))}".rstrip() for item, shape in items)
-        text.append(f"  in {name}: {', '.join(shapes)}")
-    for base in dict.fromkeys(role.alias.values()):
-        here = (name for name, of in role.alias.items() if of == base)
-        text.append(f"  within {base}: {', '.join(here)}")
-    for block in role.blocks.values():
-        text += [f"  {block.name}", *(f"    {op!r}" for op in block.ops)]
-    return "\n".join(text)
-
-
-def _sizes(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {size} B" for name, size in sizes.items())
-
-
-# -- and back --------------------------------------------------------------------------------------
 
 _STEP = re.compile(r"(\(?)([^\s().]+)\.(\d{1,9})\)?")
 _BLOCK = re.compile(r"(?:(\d{1,8})([FBIW])|([a-z]+))('*)(?::(\d{1,9}))?")
@@ -115,45 +59,112 @@ class _Reading:
         return ProgramRole.of(blocks, self.sizes, state, *kinds, **self.rest)
 
 
-def from_text(text: str) -> ProgramData:
-    """The program that ``text`` says. Raises ProgramError for a line that it cannot read.
+class ProgramText(ProgramData):
+    """A program that people read, and write."""
 
-    >>> import tiledask as td
-    >>> text = to_text(td.program(td.schedule("zb-h1", 3, 4), block_bytes=16))
-    >>> to_text(from_text(text)) == text
-    True
-    """
-    name, mesh, roles = "", tuple[int, ...](), list[_Reading]()
-    orders, role_of = dict[int, str](), dict[int, int]()
-    for number, line in enumerate(text.splitlines(), 1):
-        words = line.strip()
-        if found := re.fullmatch(r"program ?(.*)", words):
-            name = found[1]
-        elif found := re.fullmatch(r"mesh((?: \d{1,8})+)", words):
-            mesh = tuple(map(int, found[1].split()))
-        elif found := re.fullmatch(rf"rank ({_RANKS}):(.*)", words):
-            orders |= dict.fromkeys(map(int, found[1].split()), found[2].strip())
-        elif found := re.fullmatch(rf"of rank ({_RANKS}):(.*)", words):
-            role_of |= dict.fromkeys(map(int, found[1].split()), len(roles))
-            roles.append(_Reading(_read_sizes(number, words, found[2])))
-        elif words and not (roles and _read_of_role(roles[-1], number, words)):
-            raise _unreadable(number, words, "'rank 0: ...', or 'of rank 0: ...' before its blocks")
-    ranks = range(len(orders))
-    if not orders or sorted(orders) != [*ranks] or not set(orders) <= set(role_of):
-        raise ProgramError(
-            f"ranks are numbered from 0 and each has parts ('of rank ...'); got lines of ranks "
-            f"{sorted(orders)} and parts of {sorted(role_of)}"
-        )
-    if mesh and prod(mesh) != len(orders):
-        raise ProgramError(f"a mesh {mesh} has {prod(mesh)} ranks, and {len(orders)} have lines")
-    made = tuple(role.made() for role in roles)
-    read: dict[tuple[int, str], Order] = {}
-    for rank in ranks:
-        key = role_of[rank], orders[rank]
-        if key not in read:
-            read[key] = _order(orders[rank], made[role_of[rank]], rank)
-    all_orders = tuple(read[role_of[rank], orders[rank]] for rank in ranks)
-    return ProgramData(made, all_orders, tuple(role_of[rank] for rank in ranks), name, mesh)
+    def to_text(self) -> str:
+        """The whole program. Ranks of one order share a line, and those of one role its blocks."""
+        text = [f"program {self.name}".rstrip()]
+        if self.mesh:
+            text.append(f"mesh {' '.join(map(str, self.mesh))}")
+        alike: dict[tuple[int, int], list[int]] = {}
+        for rank, order in enumerate(self.orders):
+            alike.setdefault((self.role_of[rank], id(order)), []).append(rank)
+        for ranks in alike.values():
+            words = " ".join(map(str, ranks))
+            text.append(f"rank {words}: {self.line_text(ranks[0])}".rstrip())
+        first = map(self.role_of.index, sorted({*self.role_of}))
+        return "\n".join([*text, *map(self.role_text, first)])
+
+    def line_text(self, rank: int) -> str:
+        """The order of a rank: blocks, each with its micro-batch.
+
+        >>> import tiledask as td
+        >>> td.program(td.schedule("dualpipe", 2, 4)).line_text(0)
+        '0F.0 1F.1 0F.2 1B.1 (1F.3 0B.0) 1B.3 0I.2 0W.2'
+        """
+        words, opened = [], False
+        for name, microbatch, paired in self.orders[rank]:
+            word = f"{name}.{microbatch}"
+            words.append(f"({word}" if paired else f"{word})" if opened else word)
+            opened = paired
+        return " ".join(words)
+
+    def role_text(self, rank: int) -> str:
+        """The role of a rank, with all that have it: its buffers, and blocks with their ops."""
+        role, number = self.role(rank), self.role_of[rank]
+        ranks = [rank for rank, of in enumerate(self.role_of) if of == number]
+        text = [f"of rank {' '.join(map(str, ranks))}: {_sizes(role.sizes)}".rstrip()]
+        changed = role.state.keys() - role.accumulators - role.constants
+        kinds = {"stays": changed, "scratch": role.accumulators, "given": role.constants}
+        for word, names in kinds.items():
+            if sizes := {name: size for name, size in role.state.items() if name in names}:
+                text.append(f"  {word} {_sizes(sizes)}")
+        for name, items in role.items.items():
+            shapes = (f"{item} {'x'.join(map(str, shape))}".rstrip() for item, shape in items)
+            text.append(f"  in {name}: {', '.join(shapes)}")
+        for base in dict.fromkeys(role.alias.values()):
+            here = (name for name, of in role.alias.items() if of == base)
+            text.append(f"  within {base}: {', '.join(here)}")
+        for block in role.blocks.values():
+            text += [f"  {block.name}", *(f"    {op!r}" for op in block.ops)]
+        return "\n".join(text)
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """The program that ``text`` says. Raises ProgramError for a line that it cannot read.
+
+        >>> import tiledask as td
+        >>> text = td.program(td.schedule("zb-h1", 3, 4), block_bytes=16).to_text()
+        >>> td.Program.from_text(text).to_text() == text
+        True
+        """
+        name, mesh, roles = "", tuple[int, ...](), list[_Reading]()
+        orders, role_of = dict[int, str](), dict[int, int]()
+        for number, line in enumerate(text.splitlines(), 1):
+            words = line.strip()
+            if found := re.fullmatch(r"program ?(.*)", words):
+                name = found[1]
+            elif found := re.fullmatch(r"mesh((?: \d{1,8})+)", words):
+                mesh = tuple(map(int, found[1].split()))
+            elif found := re.fullmatch(rf"rank ({_RANKS}):(.*)", words):
+                orders |= dict.fromkeys(map(int, found[1].split()), found[2].strip())
+            elif found := re.fullmatch(rf"of rank ({_RANKS}):(.*)", words):
+                role_of |= dict.fromkeys(map(int, found[1].split()), len(roles))
+                roles.append(_Reading(_read_sizes(number, words, found[2])))
+            elif words and not (roles and _read_of_role(roles[-1], number, words)):
+                raise _unreadable(
+                    number, words, "'rank 0: ...', or 'of rank 0: ...' before its blocks"
+                )
+        ranks = range(len(orders))
+        if not orders or sorted(orders) != [*ranks] or not set(orders) <= set(role_of):
+            raise ProgramError(
+                f"ranks are numbered from 0 and each has parts ('of rank ...'); got lines of ranks "
+                f"{sorted(orders)} and parts of {sorted(role_of)}"
+            )
+        if mesh and prod(mesh) != len(orders):
+            raise ProgramError(
+                f"a mesh {mesh} has {prod(mesh)} ranks, and {len(orders)} have lines"
+            )
+        made = tuple(role.made() for role in roles)
+        read: dict[tuple[int, str], Order] = {}
+        for rank in ranks:
+            key = role_of[rank], orders[rank]
+            if key not in read:
+                read[key] = _order(orders[rank], made[role_of[rank]], rank)
+        all_orders = tuple(read[role_of[rank], orders[rank]] for rank in ranks)
+        return cls(made, all_orders, tuple(role_of[rank] for rank in ranks), name, mesh)
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def __repr__(self) -> str:
+        name = f"{self.name}: " if self.name else ""
+        return f"{type(self).__name__}({name}{self.ranks} ranks, {len(self):,} instructions)"
+
+
+def _sizes(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {size} B" for name, size in sizes.items())
 
 
 def _read_of_role(role: _Reading, number: int, words: str) -> bool:
