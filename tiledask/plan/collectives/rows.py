@@ -119,6 +119,6 @@ def split_rows(
             continue
         start, stop = mine[0], mine[-1] + reach
         above, below = (min(max(beyond, 0), stop - start) for beyond in (-start, stop - h))
-        slabs.append(Slab(*(min(max(end, 0), h) for end in (start, stop)), above, below))
+        slabs.append(Slab(min(max(start, 0), h), min(max(stop, 0), h), above, below))
     out = tuple(np.bincount(owners, minlength=len(rows)).tolist())
     return RowSplit(rows, out, tuple(slabs), reach)

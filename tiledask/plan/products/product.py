@@ -136,7 +136,11 @@ class Algorithm:
             )
         taken = [p.dim for p in a.placements if isinstance(p, Shard) and p.dim < rows]
         longest = max(range(rows), key=lambda d: (d in taken, a.shape[d]), default=rows)
-        along = {"m": Shard(longest), "n": Shard(rows if columns else longest), "k": Partial()}
+        along: dict[str, Placement] = {
+            "m": Shard(longest),
+            "n": Shard(rows if columns else longest),
+            "k": Partial(),
+        }
         return [along[letter] for letter in (self.cuts if self.axes else self.cuts * len(a.mesh))]
 
     def _in_place(self, a: Tiling, b: Tiling) -> list[Placement]:
@@ -157,8 +161,8 @@ class Algorithm:
                     f"use td.redistribute, or algorithm='gather'"
                 )
             kept = "Sd" if pair[0] == "Sd" else "Sn" if pair[1] == "Sn" else "R"
-            columns = Shard(len(a.shape) - 1)
-            results = {"R": Replicate(), "P": Partial(), "Sd": of_a, "Sn": columns}
+            results: dict[str, Placement] = {"R": Replicate(), "P": Partial(), "Sd": of_a}
+            results["Sn"] = Shard(len(a.shape) - 1)
             work.append(results[_LOCAL.get(pair, kept)])
         return work
 

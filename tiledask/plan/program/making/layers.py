@@ -12,7 +12,6 @@ on the tape. (Shoeybi et al., arXiv:1909.08053; Korthikanti et al., arXiv:2205.0
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -238,8 +237,11 @@ class TensorLayers:
         """``kernel`` of ``x``; its gradient needs x too, or of relu what came out."""
         y = self.tape.make(kernel, (x,), "y", (*x.shape[:-1], width))
         kept = y if kernel == "relu" else x
-        made = partial(self.tape.make, f"{kernel}_grad", hint="dx", shape=x.shape)
-        return self.tape.on_tape(y, lambda dy: [(x, made((dy, kept)))])
+
+        def rule(dy: Value) -> Gradients:
+            return [(x, self.tape.make(f"{kernel}_grad", (dy, kept), "dx", x.shape))]
+
+        return self.tape.on_tape(y, rule)
 
     # -- attention ------------------------------------------------------------------------------
 
@@ -256,10 +258,7 @@ class TensorLayers:
             looks = tuple(i // (query // kv) - first for i in range(start, stop))
         args: dict[str, Any] = {"heads": (n, m, width)}
         if angles:
-            before = qkv
-            qkv = tape.make("rotate", (before, angles), "qkv", before.shape, **args)
-            back = partial(tape.make, "rotate_grad", hint="dx", shape=before.shape, **args)
-            tape.on_tape(qkv, lambda dy: [(before, back((dy, angles)))])
+            qkv = self._rotated(qkv, angles, args)
         args = args | {"kv_of": looks, "causal": None if causal else False, "scale": scale}
         rows, tokens, _ = qkv.shape
         c = tape.value("y", (rows, tokens, n * width))
@@ -278,6 +277,14 @@ class TensorLayers:
             return [(qkv, d)]
 
         return tape.on_tape(c, rule)
+
+    def _rotated(self, qkv: Value, angles: Value, args: Mapping[str, Any]) -> Value:
+        turned = self.tape.make("rotate", (qkv, angles), "qkv", qkv.shape, **args)
+
+        def rule(dy: Value) -> Gradients:
+            return [(qkv, self.tape.make("rotate_grad", (dy, angles), "dx", qkv.shape, **args))]
+
+        return self.tape.on_tape(turned, rule)
 
     def _shared(self, found: dict[str, Value], unit: str) -> dict[str, Value]:
         """``found`` of q | k | v, or of each apart: of kv heads on several ranks, the sum."""
