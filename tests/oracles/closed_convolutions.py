@@ -104,11 +104,6 @@ def in_rows(conv: Convolution, rows: Sequence[int], itemsize: int, dx: bool = Tr
     return (*_lent(conv.rows(rows), row, dx), *dw)
 
 
-def pool_in_rows(split: RowSplit, images: int, channels: int, columns: int, itemsize: int) -> Calls:
-    """Pooling where each rank has ``split.rows``: only rows of windows that cross move."""
-    return _lent(split, images * channels * columns * itemsize, True)
-
-
 def _lent(split: RowSplit, row_bytes: int, dx: bool) -> Calls:
     facts = split.rows, split.before, split.after, row_bytes
     back = halo("backward/halo", *facts, back=True) if dx else ()

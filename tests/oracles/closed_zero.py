@@ -19,21 +19,6 @@ from tiledask.plan.collectives.shards import shards
 Calls = tuple[Expected, ...]
 
 
-def buckets(elements: int, itemsize: int, bucket_bytes: int) -> tuple[tuple[int, int], ...]:
-    """(start, stop) of each bucket of a flat array; every one is full but the last.
-
-    >>> buckets(10, 4, 16)
-    ((0, 4), (4, 8), (8, 10))
-    """
-    if bucket_bytes < itemsize:
-        raise ConfigError(
-            f"a bucket holds a number of {itemsize} bytes or more, got {bucket_bytes} bytes; "
-            f"25_000_000 is usual"
-        )
-    width = bucket_bytes // itemsize
-    return tuple((at, min(at + width, elements)) for at in range(0, elements, width))
-
-
 def zero_step(
     layers: Mapping[str, int],
     ranks: int,

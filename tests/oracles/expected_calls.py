@@ -74,21 +74,3 @@ def halo(
         return ()
     kind = "halo_reduce" if back else "halo_exchange"
     return (Expected(label, kind, Cost(tuple(sent), tuple(received), tuple(messages))),)
-
-
-def transfer(
-    label: str, source: int, destination: int, nbytes: int, ranks: int
-) -> tuple[Expected, ...]:
-    """A message from one rank to another: what one of them sends, and what the other receives.
-
-    >>> [(each.kind, each.cost.sent) for each in transfer("h1", 0, 1, 10, ranks=3)]
-    [('send', (10, 0, 0)), ('recv', (0, 0, 0))]
-    """
-    out = tuple(nbytes * (r == source) for r in range(ranks))
-    into = tuple(nbytes * (r == destination) for r in range(ranks))
-    nothing = (0,) * ranks
-    one = tuple(int(r == source) for r in range(ranks))
-    return (
-        Expected(label, "send", Cost(out, nothing, one)),
-        Expected(label, "recv", Cost(nothing, into, nothing)),
-    )

@@ -6,7 +6,6 @@ from math import inf, prod
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 from tiledask.errors import PlacementError
 from tiledask.plan.products.cost import MachineRates, ProductCost, cost, least_moved
@@ -201,6 +200,3 @@ def test_seconds_by_hand():
     )
     # sums begin when the products have ended: nothing to overlap with
     assert cost(row_parallel, 4, 8, beside).total == total
-
-
-seconds = st.sampled_from([0.0, 1e-4, 1e-3, 1.0])
