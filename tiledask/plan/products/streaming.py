@@ -152,11 +152,6 @@ class StreamPlan:
         """Bytes of the tiles that are written."""
         return sum(region_size(tile.region) for tile in self.tiles) * self.problem.c.itemsize
 
-    @property
-    def panels(self) -> int:
-        """Pairs of panels that all slots multiply."""
-        return len(self.tiles) * len(self.cuts.panels(self.problem.extents[2]))
-
     def remaining(self, finished: Collection[Region]) -> "StreamPlan":
         """The plan of what is left where these tiles are finished."""
         left = [region for region in self.cuts.regions if region not in finished]
