@@ -49,8 +49,7 @@ def network(images: int, devices: int) -> Names:
     stages, found = stages_of(devices), need("network", images, devices, 4)
     names = [" + ".join(f"{LENET[i].name} {LENET[i].size:,}" for i in part) for part in stages]
     held = [(n, n / PARAMETERS, of) for n, of in zip(found.parameters, names, strict=True)]
-    made = (NAMES[part[-1]] for part in stages[:-1])
-    last = [(name, UNITS[name], EACH[name]) for name in made]
+    last = [(n, UNITS[n], EACH[n]) for n in (NAMES[part[-1]] for part in stages[:-1])]
     crossed = [images * units * each * 4 for _, units, each in last]
     both, sent = 2 * sum(crossed), sum(found.sent)
     return locals()
