@@ -299,7 +299,7 @@ REFUSED = [
         *told_rows((4, 2, 5), (4, 2, 5), 7, padding=((3, 3), (0, 0))),
     ),
     (r"rank [01] has 4; got \(3, 5\)", *told_rows((4, 4), (3, 5), 3, padding=1)),
-    (r"has 9 rows .*have 8", *told_rows((4, 3), (4, 3), 9, padding=((0, 1), (0, 0)))),
+    (r"has 9 rows.*have 8", *told_rows((4, 3), (4, 3), 9, padding=((0, 1), (0, 0)))),
 ]
 
 

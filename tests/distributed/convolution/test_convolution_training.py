@@ -208,7 +208,7 @@ def test_the_result_says_what_it_is():
             {"by output units": 2, "space": 2},
             {},
             ConfigError,
-            "got 2 by output units and 2 in space; keep one",
+            "in space, got .*; keep one",
         ),
         ({"network": 5}, {}, PlacementError, "LeNet has 4: got 5"),
         ("by output units", {}, ConfigError, r"how many ranks each has: \{'by output units': 4\}"),

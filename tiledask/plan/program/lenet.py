@@ -215,7 +215,8 @@ def stages_of(ranks: int) -> list[tuple[int, ...]]:
     """
     if ranks > len(NAMES):
         raise PlacementError(
-            f"a stage has a layer or more, and LeNet has {len(NAMES)}; got {ranks} ranks"
+            f"a stage has a layer or more, and LeNet has {len(NAMES)}: got {ranks} ranks; use "
+            f"{len(NAMES)} or fewer"
         )
     return list(map(tuple, starmap(range, split(0, len(NAMES), ranks))))
 
