@@ -117,7 +117,7 @@ def _states(count: int, recipe: Recipe, zero: int, copies: int, copy: int) -> Pr
     begin = tape.take()
     tape.do("gradients", (), (Value(flat_name("gradients", UNIT), (), 0),))
     backward = tape.take()
-    states.update({}, None)
+    states.update({})
     each = {"begin": begin, "backward": backward, "update": tape.take()}
     blocks = [Block(kind, -1, tuple(ops)) for kind, ops in each.items()]
     accumulators = frozenset(states.accumulators)

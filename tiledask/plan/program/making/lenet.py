@@ -100,7 +100,7 @@ class _Step:
         states.begin()
         tape.do("clear", (), (total,))
         self._forward_and_backward(total)
-        states.update({}, None)
+        states.update({})
         state, ops = states.state | {"loss": 8, "updates": 8}, tape.take()
         needed([ops], state)
         accumulators = frozenset(states.accumulators | {"loss"})

@@ -29,7 +29,7 @@ from tiledask.plan.program.making.decoder import DecoderShapes
 from tiledask.plan.program.making.layers import TENSOR, TensorLayers
 from tiledask.plan.program.making.pipeline import pairs_of
 from tiledask.plan.program.making.tape import Tape, Value, needed
-from tiledask.plan.program.making.zero import DATA, PIPELINE, NormTerms, UnitStates
+from tiledask.plan.program.making.zero import DATA, PIPELINE, UnitStates
 from tiledask.plan.program.ops import Block, Op, Order, ProgramRole, Step, message
 from tiledask.plan.program.program import Program
 
@@ -104,8 +104,7 @@ def _stages_of(model: DecoderShapes, cut: tuple[int, ...]) -> dict[str, list[int
 
 def step_program(terms: TrainingTerms, mesh: tuple[int, int, int]) -> Program:
     """The Program of a step of a training on a (dp, tp, pp) mesh; nothing is computed."""
-    batches = split(0, terms.batch, mesh[0])
-    rows = [tuple(b - a for a, b in split(*mine, terms.schedule.microbatches)) for mine in batches]
+    rows = [even(n, terms.schedule.microbatches) for n in even(terms.batch, mesh[0])]
     found, role_of = _by_role(
         terms, mesh, lambda at: _Stages(terms, mesh, at).made(rows[at[0]]), rows
     )
@@ -278,12 +277,11 @@ class _Stages:
             label = "tied table" if self.model.tied and unit == "embedding" else f"{unit}/replicas"
             if len(holders := terms.holders(unit)) > 1:
                 among[unit] = label, holders
-        norm = None
-        if axes := terms.guarded:
+        norm, axes = None, terms.guarded
+        if axes:
             here = [u for u in self.states.shapes if self.device == terms.holders(u)[0]]
-            elsewhere = {unit: self._counts_elsewhere(unit) for unit in here}
-            norm = NormTerms(elsewhere, axes, prod(self.mesh[axis] for axis in axes))
-        self.states.update(among, norm)
+            norm = {unit: self._counts_elsewhere(unit) for unit in here}
+        self.states.update(among, norm, axes, prod(self.mesh[axis] for axis in axes))
 
     def _counts_elsewhere(self, unit: str) -> bool:
         """Whether some numbers of a unit are held by several tensor ranks, and count on one."""

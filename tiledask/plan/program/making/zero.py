@@ -15,7 +15,7 @@ Rajbhandari et al. 2020, arXiv:1910.02054.
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from tiledask.plan.collectives.shards import shards
 from tiledask.plan.intervals import ends_of
@@ -23,7 +23,7 @@ from tiledask.plan.program.making.layers import LayerWeights
 from tiledask.plan.program.making.tape import Tape, Value
 from tiledask.plan.program.ops import Items, Op
 
-__all__ = ["DATA", "PIPELINE", "NormTerms", "UnitStates", "flat_name", "sharded_parts"]
+__all__ = ["DATA", "PIPELINE", "UnitStates", "flat_name", "sharded_parts"]
 
 DATA, PIPELINE = 0, 2
 """Axes of the mesh."""
@@ -46,17 +46,6 @@ def sharded_parts(sizes: Mapping[str, int], copies: int, copy: int) -> dict[str,
     """
     extents = dict(zip(sizes, shards(list(sizes.values()), copies), strict=True))
     return {unit: slice(*ends_of(each)[copy : copy + 2]) for unit, each in extents.items()}
-
-
-class NormTerms(NamedTuple):
-    """Over what the norm of all gradients is taken."""
-
-    elsewhere: Mapping[str, bool]
-    """By unit that counts on this pipeline rank, whether some of its numbers do on another tensor
-    rank, which holds them too."""
-    axes: tuple[int, ...]
-    ranks: int
-    """Along these axes."""
 
 
 class UnitStates(LayerWeights):
@@ -176,21 +165,29 @@ class UnitStates(LayerWeights):
             self.tape.do("clear", (), (kept,))
 
     def update(
-        self, among: Mapping[str, tuple[str, tuple[int, ...]]], norm: "NormTerms | None"
+        self,
+        among: Mapping[str, tuple[str, tuple[int, ...]]],
+        norm: Mapping[str, bool] | None = None,
+        axes: tuple[int, ...] = (),
+        ranks: int = 1,
     ) -> None:
         """The optimizer's step. ``among``: by unit that several pipeline ranks hold, the label of
-        the sum of its gradients and these ranks; ``norm``: of all gradients, if it is asked for."""
+        the sum of its gradients and these ranks.
+
+        ``norm``: of all gradients, over so many ``ranks`` along ``axes``, if it is asked for: by
+        unit that counts on this pipeline rank, whether some of its numbers do on another tensor
+        rank, which holds them too."""
         tape = self.tape
         mine = {unit: self._kept("gradients", unit) for unit in self.shapes}
-        for unit, (label, ranks) in among.items():
+        for unit, (label, holders) in among.items():
             g = mine[unit]
-            total = tape.all_reduce(g, label, (PIPELINE,), len(ranks), "pp", among=ranks)
+            total = tape.all_reduce(g, label, (PIPELINE,), len(holders), "pp", among=holders)
             mine[unit] = tape.put_within(total, g)
         if self.together and self.copies > 1:
             mine = self._added_up_together(mine, *self.together)
         else:
             mine = {unit: self._added_up(unit, g) for unit, g in mine.items()}
-        guards = self._guard(mine, norm) if norm else []
+        guards = [] if norm is None else self._guard(mine, norm, axes, ranks)
         updates = Value("updates", (), 8)
         tape.do("advance", (updates,), (updates,))
         names = tuple(s.tensor for s in self.recipe.states if s.tensor != "gradients")
@@ -229,10 +226,12 @@ class UnitStates(LayerWeights):
         total = tape.all_reduce(flat, label, axes, self.copies, "dp")
         return {unit: Value(f"{total.name}[{unit}]", shape, width) for unit, shape in items}
 
-    def _guard(self, mine: Mapping[str, Value], norm: "NormTerms") -> list[Value]:
+    def _guard(
+        self, mine: Mapping[str, Value], norm: Mapping[str, bool], axes: tuple[int, ...], ranks: int
+    ) -> list[Value]:
         """The norm of all gradients, and by what they are multiplied; the step may be left out."""
         tape, reads = self.tape, []
-        for unit, elsewhere in norm.elsewhere.items():
+        for unit, elsewhere in norm.items():
             g = mine[unit]
             reads += [g]
             if elsewhere:
@@ -240,10 +239,10 @@ class UnitStates(LayerWeights):
                 self.state[owned.name] = owned.size
                 self.constants.add(owned.name)
                 reads += [owned]
-        masked = tuple(norm.elsewhere.values())
+        masked = tuple(norm.values())
         total = tape.make("square_sum", reads, "squares", (), 8, masked=masked)
-        if norm.ranks > 1:
-            total = tape.all_reduce(total, "norm", norm.axes, norm.ranks, "all")
+        if ranks > 1:
+            total = tape.all_reduce(total, "norm", axes, ranks, "all")
         scale = Value("scale", (), 8)
         names = ("factor", "divisor") if mine else ("factor",)  # some ranks hold nothing
         guards = [tape.value(name, (), 8) for name in names]
