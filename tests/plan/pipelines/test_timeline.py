@@ -3,7 +3,6 @@
 import gzip
 import json
 from collections import defaultdict
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -230,13 +229,13 @@ def test_a_pair_waits_for_what_either_uses():
 # -- Chrome's trace events -----------------------------------------------------------------------
 
 
-def traced(path, *timelines):
+def traced(path, timeline):
     """The events of a file, once they are what the format's description asks for.
 
     "Trace Event Format": X has name, ts and dur in microseconds, pid and tid; M one of the names
     below, with its argument; complete events of a thread are nested or apart.
     """
-    timelines[0].to_trace(path, *timelines[1:])
+    timeline.to_trace(path)
     read = gzip.decompress if path.suffix == ".gz" else bytes
     data = json.loads(read(path.read_bytes()))
     assert data["displayTimeUnit"] in ("ms", "ns")
@@ -278,15 +277,3 @@ def test_a_trace_is_read_again_as_the_same_actions(tmp_path, name):
         assert (getattr(again, column) == getattr(mine, column)).all()
     assert again.start == pytest.approx(mine.start - mine.start.min())
     assert again.names == mine.names
-
-
-def test_simulated_and_measured_are_two_processes_of_which_the_measured_is_diagnosed(tmp_path):
-    t = simulate(schedules["gpipe"](2, 3))
-    traced(tmp_path / "both.json", simulate(schedules["1f1b"](2, 5)), replace(t, origin="measured"))
-    assert len(read_trace(tmp_path / "both.json").device) == len(t)
-    events = traced(tmp_path / "both.json", t, replace(t, origin="measured"))
-    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
-    assert names == {0: "simulated: 2 devices", 1: "measured: 2 devices"}
-    assert {e["pid"] for e in events if e["ph"] == "X"} == {0, 1}
-    threads = [e["args"]["name"] for e in events if e["name"] == "thread_name" and e["pid"] == 1]
-    assert threads == ["rank 0", "rank 1"]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,46 +17,61 @@ from tiledask.errors import ConfigError
 from tiledask.plan.diagnosis.infer import EXACT, MANY, TraceFit, fit_labelled, fit_rows
 from tiledask.plan.diagnosis.nearest import fit_nearest, fit_turns
 from tiledask.plan.diagnosis.remedies import Remedy, equal_stages, partitioned, remedies
-from tiledask.plan.diagnosis.timed import TimedSchedule, built
+from tiledask.plan.diagnosis.timed import TimedSchedule
 from tiledask.plan.diagnosis.trace import Trace
 from tiledask.plan.diagnosis.trace_files import read_trace
-from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.tables import Part, Printable, Table
 from tiledask.plan.units import format_seconds
 
 __all__ = ["Cause", "Diagnosis", "Finding", "diagnose"]
 
-SURE = ("exact", "likely", "cannot be told")
+UNSURE = "cannot be told"
 LITTLE = 0.05
 """Share of device-time: less idle time than this is nothing to mend."""
-_HEADLINES = {
-    "one at a time": "{devices} devices, one busy at a time{average}: layer-wise execution, {one}"
-    "which leaves each idle for {rest} of the time; here {idle} is idle.",
-    "ramp": "{of}too few for the order they run in: filling and draining is {share} of "
-    "the idle time.",
-    "imbalance": "Uneven stages: {worst} has {more} more work than the mean, and waiting for it "
-    "is {share} of the idle time.",
-    "communication": "Slow links: results on their way are {share} of the idle time.",
-    "overhead": "Slow starts: actions that are ready and not started are {share} of the idle time.",
-    "unexplained": "No known cause has most of the idle time: {share} of it is unexplained.",
+CAUSES = {
+    "one at a time": (
+        "waiting for the turn of others: no two work at once",
+        "{devices} devices, one busy at a time{average}: layer-wise execution, {one}"
+        "which leaves each idle for {rest} of the time; here {idle} is idle.",
+    ),
+    "ramp": (
+        "filling, draining and waiting that equal stages and free links have",
+        "{of}too few for the order they run in: filling and draining is {share} of the idle time.",
+    ),
+    "imbalance": (
+        "waiting for slower stages",
+        "Uneven stages: {worst} has {more} more work than the mean, and waiting for it is {share} "
+        "of the idle time.",
+    ),
+    "communication": (
+        "waiting for results on their way",
+        "Slow links: results on their way are {share} of the idle time.",
+    ),
+    "overhead": (
+        "ready, but not started",
+        "Slow starts: actions that are ready and not started are {share} of the idle time.",
+    ),
+    "unexplained": (
+        "what the inferred plan, simulated, does not have",
+        "No known cause has most of the idle time: {share} of it is unexplained.",
+    ),
 }
+"""Name -> what it is, and the sentence of a trace of which it has most of the idle time."""
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """One thing inferred, and how sure that is."""
 
     name: str
     value: Any
     """A number, a tuple with one per stage, or text; None if it cannot be told."""
-    sure: str
-    """One of SURE."""
+    sure: str = UNSURE
+    """"exact", "likely" or "cannot be told"."""
     why: str = ""
 
 
-@dataclass(frozen=True)
-class Cause:
+class Cause(NamedTuple):
     """A part of the idle time."""
 
     name: str
@@ -95,11 +110,10 @@ class Diagnosis(Printable):
     @cached_property
     def summary(self) -> tuple[str, ...]:
         """Sentences: the main cause, the best remedy with its predicted gain, what to measure."""
-        share = self.causes[0].seconds / self.idle if self.idle else 0.0
         worst, m = self["imbalance"], self["microbatches"].value
-        headline = _HEADLINES[self.cause].format(
+        sentence = CAUSES[self.cause][1].format(
             devices=self.devices,
-            share=f"{100 * share:.0f} %",
+            share=f"{100 * self.causes[0].seconds / (self.idle or 1.0):.0f} %",
             idle=f"{100 * self.idle_share:.0f} %",
             rest=f"{self.devices - 1}/{self.devices}",
             average=" on average" if self["forward"].value is None else "",
@@ -108,17 +122,19 @@ class Diagnosis(Printable):
             more=f"{100 * worst.value:.0f} %",
             of=f"{m} micro-batches on {self.devices} devices: " if m else "",
         )
-        said = [headline]
         if self.idle_share < LITTLE:
             busy = 100 * (1 - self.idle_share)
-            said = [f"Devices work {busy:.1f} % of the time: there is little to gain."]
+            sentence = f"Devices work {busy:.1f} % of the time: there is little to gain."
+        sentences = [sentence]
         if self.remedies and self.plan:
             best = self.remedies[0]
-            said.append(
+            sentences.append(
                 f"Best remedy: {best.change}. Predicted: {format_seconds(self.plan.makespan)} "
                 f"becomes {format_seconds(best.makespan)} ({100 * best.gain:.0f} % saved)."
             )
-        return (*said, f"To tell more: {self.measure}.") if self.measure else tuple(said)
+        if self.measure:
+            sentences.append(f"To tell more: {self.measure}.")
+        return tuple(sentences)
 
     @cached_property
     def remedies(self) -> tuple[Remedy, ...]:
@@ -130,10 +146,7 @@ class Diagnosis(Printable):
 
     def __getitem__(self, name: str) -> Finding:
         """The Finding called ``name``."""
-        for finding in self.findings:
-            if finding.name == name:
-                return finding
-        raise KeyError(f"no finding {name!r}; there are {[f.name for f in self.findings]}")
+        return {finding.name: finding for finding in self.findings}[name]
 
     @property
     def idle_share(self) -> float:
@@ -143,14 +156,10 @@ class Diagnosis(Printable):
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON can hold it; seconds and shares."""
-        return {
-            "source": self.source,
-            "devices": self.devices,
-            "makespan": self.makespan,
-            "idle": self.idle,
-            "idle_share": self.idle_share,
+        names = ("source", "devices", "makespan", "idle", "idle_share")
+        return {name: getattr(self, name) for name in names} | {
             "findings": {
-                f.name: {"value": f.value, "sure": f.sure, "why": f.why} for f in self.findings
+                name: {"value": v, "sure": s, "why": w} for name, v, s, w in self.findings
             },
             "causes": {c.name: c.seconds for c in self.causes},
             "summary": list(self.summary),
@@ -159,9 +168,7 @@ class Diagnosis(Printable):
 
     def __repr__(self) -> str:
         best = self.remedies[0] if self.remedies else None
-        helps = ""
-        if best and best.gain > 0:
-            helps = f", best remedy: {best.change}, {100 * best.gain:.1f} %"
+        helps = f", best remedy: {best.change}, {100 * best.gain:.1f} %" if best else ""
         return (
             f"Diagnosis({self.devices} devices, {self['schedule'].value or 'schedule unknown'}, "
             f"{100 * self.idle_share:.1f} % idle, most of it {self.cause}{helps})"
@@ -178,29 +185,27 @@ class Diagnosis(Printable):
         )
         yield from self.summary
         found = [
-            (f.name, _value(f), ": ".join(filter(None, (f.sure, f.why)))) for f in self.findings
+            (f.name, _shown(f), ": ".join(filter(None, (f.sure, f.why)))) for f in self.findings
         ]
         yield Table(("inferred", "value", "how sure"), found, left=range(3))
-        whole = self.idle or 1.0
         causes = [
-            (c.name, format_seconds(c.seconds), f"{100 * c.seconds / whole:.1f} %", c.words)
+            (c.name, format_seconds(c.seconds), f"{100 * c.seconds / self.idle:.1f} %", c.words)
             for c in self.causes
             if c.seconds
         ]
         if causes:
             yield Table(("idle time", "device-seconds", "share", ""), causes, left=(0, 3))
         if self.remedies and (plan := self.plan):
-            memory = f"{plan.memory * plan.schedule.microbatches:.3g}"
-            now = format_seconds(plan.makespan), f"{100 * plan.idle_share:.1f} %", "", memory
-            rows = [("(as it is)", *now)] + [
+            now = Remedy("(as it is)", plan, 0.0, plan.memory * plan.schedule.microbatches, True)
+            rows = [
                 (
                     r.change,
                     format_seconds(r.makespan),
                     f"{100 * r.idle_share:.1f} %",
-                    f"{100 * r.gain:+.1f} %",
+                    "" if r is now else f"{100 * r.gain:+.1f} %",
                     f"{r.memory:.3g}" + ("" if r.fits else " !"),
                 )
-                for r in self.remedies
+                for r in (now, *self.remedies)
             ]
             below = "memory: activations that the fullest device keeps, in today's micro-batches"
             below += "" if all(r.fits for r in self.remedies) else "; ! is over the limit"
@@ -208,21 +213,17 @@ class Diagnosis(Printable):
             yield Table(head, rows, below=below)
 
 
-_SECONDS = ("forward", "backward", "latency", "overhead")
-
-
-def _value(finding: Finding) -> str:
+def _shown(finding: Finding) -> str:
     value = finding.value
     if value is None:
         return "-"
     if finding.name == "imbalance":
         return f"{100 * value:.1f} %"
-    if finding.name not in _SECONDS:
+    if finding.name not in ("forward", "backward", "latency", "overhead"):
         return str(value)
-    if isinstance(value, tuple):
-        shown = [format_seconds(v) for v in value[:6]]
-        return ", ".join(shown) + (f", ... ({len(value)})" if len(value) > 6 else "")
-    return format_seconds(value)
+    several = value if isinstance(value, tuple) else (value,)
+    more = f", ... ({len(several)})" if len(several) > 6 else ""
+    return ", ".join(map(format_seconds, several[:6])) + more
 
 
 def diagnose(
@@ -258,16 +259,20 @@ def diagnose(
         raise ConfigError(f"a memory limit is more than 0 micro-batches, got {memory_limit}")
     read = read_trace(trace, unit)
     fit = _fit(read)
-    about = (read.source, read.devices, read.makespan, read.idle)
-    if fit is None:
-        few = _few_findings(read), _few_causes(read)
-        return Diagnosis(*about, *few, None, measure=_measure(read))
-    if layers is not None:
+    if fit and layers is not None:
         partitioned(fit.plan, layers)  # refuses layers that cannot be cut, before anybody waits
-    found = _findings(read, fit), _causes(read, fit.plan)
-    measure = _measure(read) if fit.guess else ""
-    costs = None if layers is None else tuple(map(float, layers))
-    return Diagnosis(*about, *found, fit.plan, costs, memory_limit, measure)
+    return Diagnosis(
+        read.source,
+        read.devices,
+        read.makespan,
+        read.idle,
+        tuple(_findings(read, fit)),
+        _causes(read, fit.plan if fit else None),
+        fit.plan if fit else None,
+        None if layers is None else tuple(map(float, layers)),
+        memory_limit,
+        _measure(read) if fit is None or fit.guess else "",
+    )
 
 
 def _fit(trace: Trace) -> TraceFit | None:
@@ -275,24 +280,19 @@ def _fit(trace: Trace) -> TraceFit | None:
         return fit_labelled(trace)
     edges = not trace.blocks and trace.levels is None
     found = fit_rows(trace) if edges else None
-    if trace.is_one_at_a_time and (found is None or _is_far_fetched(found, trace)):
+    # two batches of one after the other look like a wave through chunks, and not exactly
+    is_far_fetched = found is None or (
+        found.plan.schedule.stages > trace.devices and found.error > EXACT * trace.makespan
+    )
+    if trace.is_one_at_a_time and is_far_fetched:
         return fit_turns(trace)
     return found or (fit_nearest(trace) if trace.levels is None else None)
-
-
-def _is_far_fetched(found: TraceFit, trace: Trace) -> bool:
-    """Whether a schedule in chunks is to explain turns, and that not exactly: two batches of one
-    after the other look like a wave."""
-    chunks = found.plan.schedule.stages > trace.devices
-    return chunks and found.error > EXACT * trace.makespan
 
 
 def _measure(trace: Trace) -> str:
     """The measurement that would tell what this trace does not."""
     if trace.levels is not None:
         return "record one training step with torch.profiler on every rank and give the folder"
-    if trace.is_labelled:
-        return ""
     return (
         "record one training step with a label around each action, such as "
         'torch.profiler.record_function("0F3"): forward of micro-batch 3 on stage 0'
@@ -302,180 +302,125 @@ def _measure(trace: Trace) -> str:
 # --- what is inferred -----------------------------------------------------------------------
 
 
-def _findings(trace: Trace, fit: TraceFit) -> tuple[Finding, ...]:
-    plan, order = fit.plan, fit.plan.schedule
-    reproduced = not fit.guess and fit.error <= EXACT * trace.makespan
-    off = fit.guess or f"simulated edges are within {format_seconds(fit.error)} of the trace's"
-    counted, named = _schedule_sure(trace, fit, reproduced, off)
+def _findings(trace: Trace, fit: TraceFit | None) -> Iterator[Finding]:
+    yield Finding("devices", trace.devices, "exact", "in this order: " + ", ".join(trace.names))
+    work = np.array(fit.plan.device_times) if fit else trace.busy_per_device
+    uneven = float(work.max() / work.mean() - 1) if work.any() else 0.0
+    most = f"device {trace.names[int(work.argmax())]} has the most work, over the mean"
+    if fit is None:
+        why = "no schedule of the table has these edges; is this one step, and all of it?"
+        if trace.levels is not None:
+            why = "samples do not tell actions apart; record spans"
+        yield Finding("microbatches", None, why=why)
+        yield from (Finding(name, None) for name in ("schedule", "forward", "backward"))
+        yield Finding("imbalance", uneven, "exact", most)
+        yield from (Finding(name, None) for name in ("latency", "overhead"))
+        return
+    plan, reproduced = fit.plan, not fit.guess and fit.error <= EXACT * trace.makespan
     timed = ("exact", "") if reproduced else ("likely", "" if fit.guess else "median")
-    per_device = plan.device_times
-    mean, busiest = sum(per_device) / len(per_device), int(np.argmax(per_device))
-    findings = [
-        Finding("devices", trace.devices, "exact", "in this order: " + ", ".join(trace.names)),
-        Finding("microbatches", order.microbatches, *counted),
-        Finding("schedule", str(plan.form) if plan.form else "own order", *named),
-        _stage_times("forward", plan.forward, timed, fit),
-    ]
-    if order.trains:
-        findings.append(_stage_times("backward", plan.backward, timed, fit))
-    if trace.levels is not None:
-        why = "samples hide how many steps there are, and how long an action takes"
-        findings[3:] = [Finding(f.name, None, "cannot be told", why) for f in findings[3:]]
-        fit = replace(fit, has_hops=False, has_turns=False)
-    overhead = Finding("overhead", plan.overhead, *timed)
-    if not fit.has_turns:
+    sampled = trace.levels is not None
+    counted, named = _sure_of_schedule(trace, fit, reproduced)
+    yield Finding("microbatches", plan.schedule.microbatches, *counted)
+    yield Finding("schedule", str(plan.form) if plan.form else "own order", *named)
+    for name in ("forward", "backward")[: 1 + plan.schedule.trains]:
+        if sampled:
+            why = "samples hide how many steps there are, and how long an action takes"
+            yield Finding(name, None, why=why)
+        elif fit.guess:
+            why = "the sum of a stage's actions is known, how it divides is a guess"
+            yield Finding(name, getattr(plan, name), "likely", why)
+        else:
+            yield Finding(name, getattr(plan, name), *timed)
+    yield Finding("imbalance", uneven, timed[0], most)
+    if trace.devices == 1:
+        yield Finding("latency", 0.0, "exact", "one device sends nothing")
+    elif fit.has_hops and not sampled:
+        alike = len(set(plan.latency)) <= 1
+        yield Finding("latency", plan.latency[0] if alike else plan.latency, *timed)
+    else:
+        why = "" if fit.guess else "no action waited for another device's result"
+        yield Finding("latency", None, why=why)
+    if fit.has_turns and not sampled:
+        yield Finding("overhead", plan.overhead, *timed)
+    else:
         why = "every action waited for a result: overhead and latency look the same"
-        overhead = Finding("overhead", None, "cannot be told", "" if fit.guess else why)
-    findings += [
-        Finding(
-            "imbalance",
-            max(per_device) / mean - 1 if mean else 0.0,
-            timed[0],
-            f"device {trace.names[busiest]} has the most work, over the mean",
-        ),
-        _latency(plan, fit, timed, trace.devices),
-        overhead,
-    ]
-    return tuple(findings)
+        yield Finding("overhead", None, why="" if fit.guess else why)
 
 
-def _schedule_sure(
-    trace: Trace, fit: TraceFit, reproduced: bool, off: str
-) -> tuple[tuple[str, str], tuple[str, str]]:
+_Sure = tuple[str, str]
+"""(how sure, why)."""
+
+
+def _sure_of_schedule(trace: Trace, fit: TraceFit, reproduced: bool) -> tuple[_Sure, _Sure]:
     """How sure the number of micro-batches is, and the schedule."""
-    plan = fit.plan
+    order, form = fit.plan.schedule, fit.plan.form
     if fit.guess:
         return ("likely", ""), ("likely", fit.guess)
     if trace.is_labelled:
-        why = "the order of its actions" if plan.form else "no schedule of the table has this order"
+        why = "the order of its actions" if form else "no schedule of the table has this order"
         return ("exact", "labels"), ("exact", why)
-    same = [f.name for f in fit.others if _same_order(built(f), plan.schedule)]
-    others = [f for f in fit.others if not _same_order(built(f), plan.schedule)]
-    why = "the only order of the table with these edges"
-    if len(trace.start) > MANY:
-        why = f"the simplest of the table; {off}"
-    elif not reproduced:
-        why = f"the best of the table; {off}"
-    if same:
-        why += f"; with these counts the same as {', '.join(same)}"
-    sure = "exact" if reproduced and not others and len(trace.start) <= MANY else "likely"
+    same, others = [], []
+    for other in fit.others:
+        is_same = (made := other.made()) is not None and made.orders == order.orders
+        (same if is_same else others).append(other)
+    within = f"simulated edges are within {format_seconds(fit.error)} of the trace's"
     if others:
-        why = f"{off}; so are those of " + " and ".join(
-            f"{form} (micro-batches: {form.microbatches})" for form in others[:3]
-        )
-    counts = {form.microbatches for form in others} - {plan.schedule.microbatches}
-    if sure == "exact":
-        return (sure, why), (sure, why)
-    return ("exact" if reproduced and not counts else sure, "" if not counts else why), (sure, why)
-
-
-def _same_order(a: Schedule | None, b: Schedule) -> bool:
-    """Whether both do the same in the same order, wherever replicas are that do nothing."""
-    columns = ("kind", "stage", "microbatch", "turns")
-    return a is not None and all(np.array_equal(getattr(a, c), getattr(b, c)) for c in columns)
-
-
-def _stage_times(
-    name: str, values: tuple[float, ...], timed: tuple[str, str], fit: TraceFit
-) -> Finding:
-    if not fit.guess:
-        return Finding(name, values, *timed)
-    stages = ", ".join(map(str, range(fit.plan.schedule.stages)))
-    return Finding(
-        name,
-        values,
-        "likely",
-        f"no edge lies between the actions of stage {stages}: their sum is known, how it divides "
-        f"is a guess",
-    )
-
-
-def _latency(plan: TimedSchedule, fit: TraceFit, timed: tuple[str, str], devices: int) -> Finding:
-    if devices == 1:
-        return Finding("latency", 0.0, "exact", "one device sends nothing")
-    if not fit.has_hops:
-        why = "" if fit.guess else "no action waited for another device's result"
-        return Finding("latency", None, "cannot be told", why)
-    value = plan.latency[0] if len(set(plan.latency)) <= 1 else plan.latency
-    return Finding("latency", value, *timed)
-
-
-def _few_findings(trace: Trace) -> tuple[Finding, ...]:
-    """What can be said of a trace that no schedule explains."""
-    why = "no schedule of the table has these edges; is this one step, and all of it?"
-    if trace.levels is not None:
-        why = "samples do not tell actions apart; record spans"
-    elif trace.grain:
-        why = (
-            f"no schedule was found that has these edges, which are known to "
-            f"{format_seconds(trace.grain)}; record spans of actions, of one whole step"
-        )
-    busy = trace.busy_per_device
-    return (
-        Finding("devices", trace.devices, "exact", "in this order: " + ", ".join(trace.names)),
-        *(
-            Finding(name, None, "cannot be told", why if name == "microbatches" else "")
-            for name in ("microbatches", "schedule", "forward", "backward")
-        ),
-        Finding(
-            "imbalance",
-            float(busy.max() / busy.mean() - 1),
-            "exact",
-            f"device {trace.names[int(busy.argmax())]} has the most work, over the mean",
-        ),
-        Finding("latency", None, "cannot be told"),
-        Finding("overhead", None, "cannot be told"),
-    )
+        each = (f"{form} (micro-batches: {form.microbatches})" for form in others[:3])
+        why = f"{within}; so are those of {' and '.join(each)}"
+        alike = {form.microbatches for form in others} == {order.microbatches}
+        counted = ("exact" if reproduced else "likely", "") if alike else ("likely", why)
+        return counted, ("likely", why)
+    why = f"the best of the table; {within}"
+    if len(trace.start) > MANY:
+        why = f"the simplest of the table; {within}"
+    elif reproduced:
+        why = "the only order of the table with these edges"
+    if same:
+        why += f"; with these counts the same as {', '.join(form.name for form in same)}"
+    if reproduced and len(trace.start) <= MANY:
+        return ("exact", why), ("exact", why)
+    return ("exact" if reproduced else "likely", ""), ("likely", why)
 
 
 # --- where the idle time comes from ---------------------------------------------------------
 
 
-def _causes(trace: Trace, plan: TimedSchedule) -> tuple[Cause, ...]:
+def _causes(trace: Trace, plan: TimedSchedule | None) -> tuple[Cause, ...]:
+    """The parts of the idle time, largest first; without a plan few of them are known."""
+    seconds = _lost(trace, plan) if plan else _seen(trace)
+    tiny = 1e-9 * trace.devices * trace.makespan
+    seconds = {name: s if abs(s) > tiny else 0.0 for name, s in seconds.items()}
+    rest = trace.idle - sum(seconds.values())
+    if abs(rest) <= tiny:  # rounding
+        first = next(iter(seconds))
+        seconds[first], rest = seconds[first] + rest, 0.0
+    seconds["unexplained"] = rest
+    causes = (Cause(name, s, CAUSES[name][0]) for name, s in seconds.items())
+    return tuple(sorted(causes, key=lambda c: -c.seconds))
+
+
+def _lost(trace: Trace, plan: TimedSchedule) -> dict[str, float]:
     """What the idle time shrinks by as each cause is taken out, one after the other."""
     no_overhead = replace(plan, overhead=0.0)
     no_latency = replace(no_overhead, latency=())
-    even = equal_stages(no_latency)
-    ramp = min(no_latency.idle, even.idle)  # uneven stages can also help: that is no cause
-    first = ("ramp", "filling, draining and waiting that equal stages and free links have")
-    if trace.is_one_at_a_time:
-        first = ("one at a time", "waiting for the turn of others: no two work at once")
-    known = {
-        first[0]: (ramp, first[1]),
-        "imbalance": (no_latency.idle - ramp, "waiting for slower stages"),
-        "communication": (no_overhead.idle - no_latency.idle, "waiting for results on their way"),
-        "overhead": (plan.idle - no_overhead.idle, "ready, but not started"),
+    ramp = min(no_latency.idle, equal_stages(no_latency).idle)  # uneven stages can also help
+    return {
+        "one at a time" if trace.is_one_at_a_time else "ramp": ramp,
+        "imbalance": no_latency.idle - ramp,
+        "communication": no_overhead.idle - no_latency.idle,
+        "overhead": plan.idle - no_overhead.idle,
     }
-    return _summing(trace, known, "what the inferred plan, simulated, does not have")
 
 
-def _few_causes(trace: Trace) -> tuple[Cause, ...]:
+def _seen(trace: Trace) -> dict[str, float]:
     """The same without a plan: only when devices begin and end, and how much they work."""
-    first = trace.start[trace.turns[:-1]]
-    last = trace.end[trace.turns[1:] - 1]
     busy = trace.busy_per_device
     if trace.levels is not None:
-        uneven = trace.devices * float(busy.max()) - float(busy.sum())
-        known = {"imbalance": (uneven, "pauses of devices with less work than the busiest")}
-        return _summing(trace, known, "pauses of the busiest device too: samples hide when")
-    ramp = float((first + trace.makespan - last).sum())
-    inside = last - first - busy
-    uneven = sum(min(float(i), float(busy.max() - b)) for i, b in zip(inside, busy, strict=True))
-    known = {
-        "ramp": (ramp, "before a device's first work and after its last"),
-        "imbalance": (max(0.0, uneven), "pauses of devices with less work than the busiest"),
+        return {"imbalance": float((busy.max() - busy).sum())}
+    first = trace.start[trace.turns[:-1]]
+    last = trace.end[trace.turns[1:] - 1]
+    uneven = np.minimum(last - first - busy, busy.max() - busy).sum()
+    return {
+        "ramp": float((first + trace.makespan - last).sum()),
+        "imbalance": max(0.0, float(uneven)),
     }
-    return _summing(trace, known, "other pauses: communication, overhead or the schedule's order")
-
-
-def _summing(trace: Trace, known: dict[str, tuple[float, str]], rest: str) -> tuple[Cause, ...]:
-    """``known`` causes and what is left of the idle time; rounding counts as nothing."""
-    tiny = 1e-9 * trace.devices * trace.makespan
-    seconds = {name: s if abs(s) > tiny else 0.0 for name, (s, _) in known.items()}
-    left = trace.idle - sum(seconds.values())
-    if abs(left) <= tiny:
-        first = next(iter(seconds))
-        seconds[first], left = seconds[first] + left, 0.0
-    causes = [Cause(name, seconds[name], words) for name, (_, words) in known.items()]
-    causes.append(Cause("unexplained", left, rest))
-    return tuple(sorted(causes, key=lambda c: -c.seconds))

@@ -8,22 +8,20 @@ and the guess is right if the simulator, told these times, puts every row where 
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from tiledask.errors import ConfigError
-from tiledask.plan.diagnosis.timed import (
-    FORWARD_ONLY,
-    Form,
-    TimedSchedule,
-    built,
-)
+from tiledask.plan.diagnosis.timed import FORWARD_ONLY, Form, TimedSchedule
 from tiledask.plan.diagnosis.trace import Trace
 from tiledask.plan.pipelines.needs import validate
 from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
-from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped, schedule, schedules
+from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped, schedules
+from tiledask.plan.pipelines.walk import makers
 
 __all__ = ["EXACT", "MANY", "TraceFit", "fit", "fit_labelled", "fit_rows"]
 
@@ -65,9 +63,15 @@ def fit(order: Schedule, trace: Trace, form: Form | None = None) -> TraceFit | N
     """The TraceFit of ``trace`` if its rows can be the actions of ``order``, else None."""
     if not np.array_equal(order.turns, trace.turns) or order.paired.any():
         return None
-    told = (order.kind, order.stage, order.microbatch)
-    read = (trace.code, trace.stage, trace.microbatch)
-    if any(((r >= 0) & (t != r)).any() for t, r in zip(told, read, strict=True)):
+    for told, read in (
+        (order.kind, trace.code),
+        (order.stage, trace.stage),
+        (order.microbatch, trace.microbatch),
+    ):
+        if ((read >= 0) & (told != read)).any():
+            return None
+    waits = _waits(order, trace)
+    if waits is None:
         return None
     length = trace.end - trace.start
     key = order.kind.astype(np.int64) * order.stages + order.stage
@@ -75,21 +79,16 @@ def fit(order: Schedule, trace: Trace, form: Form | None = None) -> TraceFit | N
     # the median length of each kind on each stage; 0 where there is none
     rising = np.lexsort((length, key))
     first = np.cumsum(count) - count
-    low, high = first + (count - 1) // 2, first + count // 2
-    inside = np.minimum(np.stack([low, high]), len(length) - 1)
+    middle = np.stack([first + (count - 1) // 2, first + count // 2])
+    inside = np.minimum(middle, len(length) - 1)
     typical = np.where(count > 0, length[rising][inside].mean(axis=0), 0.0)
-    waits = _waits(order, trace)
-    if waits is None:
-        return None
     # a kind that a stage never does follows from the others
     F, B, I, W = typical.reshape(4, -1)
     _, whole, split, _ = count.reshape(4, -1) > 0
     B = np.where(whole, B, I + W)
     I, W = np.where(split, I, B / 2), np.where(split, W, B / 2)
-    forward, backward, inputs, weights = (tuple(t.tolist()) for t in (F, B, I, W))
-    plan = TimedSchedule(
-        order, forward, backward, inputs, weights, waits.latency, waits.overhead, form
-    )
+    seconds = (tuple(t.tolist()) for t in (F, B, I, W))
+    plan = TimedSchedule(order, *seconds, waits.latency, waits.overhead, form)
     error = float(np.abs(plan.timeline.end - waits.overhead - trace.end).max())
     spread = float(np.abs(np.concatenate([length - typical[key], waits.late])).mean())
     hops = len(set(waits.latency)) if waits.has_hops else 0
@@ -113,41 +112,30 @@ class _Waits(NamedTuple):
 
 def _waits(order: Schedule, trace: Trace) -> _Waits | None:
     """The _Waits of ``trace`` if its rows are ``order``; None if a result is used early."""
-    made = np.full((2, order.stages, order.microbatches), -1)
-    result = np.array([0, 1, 1, -1])[order.kind]
-    gives = np.flatnonzero(result >= 0)
-    made[result[gives], order.stage[gives], order.microbatch[gives]] = gives
-    needed, boundary = np.full(len(order), -1), np.full(len(order), -1)
-    s, i = order.stage, order.microbatch
-    down = np.flatnonzero((order.kind == 0) & (s > 0))
-    up = np.flatnonzero(((order.kind == 1) | (order.kind == 2)) & (s < order.stages - 1))
-    needed[down], boundary[down] = made[0, s[down] - 1, i[down]], s[down] - 1
-    needed[up], boundary[up] = made[1, s[up] + 1, i[up]], s[up]
-    if (needed[np.concatenate([down, up])] < 0).any():
-        return None
-    remote = (needed >= 0) & (order.device[needed] != order.device)
-    there = np.where(remote, trace.start - trace.end[needed], np.inf)
-    if there.min(initial=np.inf) < -1e-9 * trace.makespan - trace.grain:
+    maker, little = makers(order), EXACT * trace.makespan
+    remote = maker < len(order)
+    maker[~remote] = 0
+    remote &= order.device[maker] != order.device
+    boundary = np.where(remote, np.minimum(order.stage, order.stage[maker]), -1)
+    since = np.where(remote, trace.start - trace.end[maker], np.inf)
+    if since.min(initial=np.inf) < -little - trace.grain:
         return None
     before = np.full(len(order), np.inf)
     before[1:] = trace.start[1:] - trace.end[:-1]
     before[order.turns[:-1]] = np.inf
-    hop = remote & (there < before)
-    all_hops = float(np.median(there[hop])) if hop.any() else 0.0
-    per_boundary = np.full(max(0, order.stages - 1), all_hops)
-    for b in range(order.stages - 1):
-        here = hop & (boundary == b)
-        if here.any():
-            per_boundary[b] = np.median(there[here])
-    turn = np.isfinite(before) & (there >= before + np.append(per_boundary, 0.0)[boundary])
+    hop = remote & (since < before)
+    of_boundary = np.zeros(order.stages)  # the last is of what comes over none
+    of_boundary[:-1] = np.median(since[hop]) if hop.any() else 0.0
+    for b in np.unique(boundary[hop]):
+        of_boundary[b] = np.median(since[hop & (boundary == b)])
+    turn = np.isfinite(before) & (since >= before + of_boundary[boundary])
     overhead = max(0.0, float(np.median(before[turn]))) if turn.any() else 0.0
-    if overhead <= EXACT * trace.makespan:
-        overhead = 0.0
-    latency = np.maximum(0.0, per_boundary - overhead)
-    latency[latency <= EXACT * trace.makespan] = 0.0
-    if len(latency) and np.ptp(latency) <= EXACT * trace.makespan:
+    overhead = overhead if overhead > little else 0.0
+    latency = np.maximum(0.0, of_boundary[:-1] - overhead)
+    latency[latency <= little] = 0.0
+    if len(latency) and np.ptp(latency) <= little:
         latency[:] = latency[0]
-    ready = np.minimum(before, there - np.append(latency, 0.0)[boundary])
+    ready = np.minimum(before, since - np.append(latency, 0.0)[boundary])
     late = np.where(np.isfinite(ready), ready - overhead, 0.0)
     return _Waits(tuple(latency.tolist()), overhead, bool(hop.any()), bool(turn.any()), late)
 
@@ -174,21 +162,18 @@ def fit_labelled(trace: Trace) -> TraceFit:
     place = np.full((m, stages), -1)
     place[trace.microbatch, trace.stage] = trace.device
     anywhere = place.max(axis=0)
-    if (missing := np.flatnonzero(anywhere < 0)).size:
+    if anywhere.min() < 0:
         raise ConfigError(
-            f"{trace.source} has stage {stages - 1} but no row of stage {missing[0]}; a trace "
-            f"holds every stage of one training step"
+            f"{trace.source} has stage {stages - 1} but no row of stage {anywhere.argmin()}; a "
+            f"trace holds every stage of one training step"
         )
     place = np.where(place < 0, anywhere, place)
-    numbers = range(1, m + 1)
-    pipelines = next(n for n in numbers if (place == place[np.arange(m) % n]).all())
+    pipelines = next(n for n in range(1, m + 1) if (place == place[np.arange(m) % n]).all())
     kinds = [KINDS[k] for k in trace.code.tolist()]
     actions = list(map(Action, kinds, trace.stage.tolist(), trace.microbatch.tolist()))
-    orders = [actions[a:b] for a, b in zip(trace.turns, trace.turns[1:], strict=False)]
-    own = validate(Schedule.of(orders, place[:pipelines].tolist(), "own order"))
-    times = fit(own, trace)
+    orders = [actions[a:b] for a, b in pairwise(trace.turns)]
+    times = fit(validate(Schedule.of(orders, place[:pipelines].tolist(), "own order")), trace)
     if times is None:
-        validate(own)
         raise ConfigError(
             f"{trace.source} has an action that starts before the result it needs is there; "
             f"check its labels and the clocks of its devices"
@@ -199,21 +184,16 @@ def fit_labelled(trace: Trace) -> TraceFit:
 
 def _tuned(plan: TimedSchedule, trace: Trace) -> TraceFit | None:
     """The TraceFit of the automatic scheduler's order, if that is what these times lead it to."""
-    stages, m = plan.schedule.stages, plan.schedule.microbatches
-    form = Form("zb-auto", plan.devices, 1, m)
-    if stages != plan.devices or built(form) is None:
+    form = Form("zb-auto", plan.devices, 1, plan.schedule.microbatches)
+    if plan.schedule.stages != plan.devices:
         return None
-    mean_latency = float(np.mean(plan.latency)) if plan.latency else 0.0
-    order = schedule(
-        form.name,
-        stages,
-        m,
+    order = form.made(
         forward=plan.forward,
         backward_input=plan.backward_input,
         backward_weight=plan.backward_weight,
-        latency=mean_latency,
+        latency=float(np.mean(plan.latency or 0.0)),
     )
-    return fit(order, trace, form)
+    return order and fit(order, trace, form)
 
 
 def fit_rows(trace: Trace) -> TraceFit | None:
@@ -244,7 +224,7 @@ def fit_rows(trace: Trace) -> TraceFit | None:
 
 
 def _fit_form(form: Form, trace: Trace) -> TraceFit | None:
-    order = built(form) if form.chunks else None
+    order = form.made() if form.chunks else None
     return None if order is None else fit(order, trace, form)
 
 
@@ -253,24 +233,17 @@ def _candidates(trace: Trace) -> list[Form]:
     rows = np.diff(trace.turns)
     p, fewest, most = trace.devices, int(rows.min()), int(rows.max())
     found: list[tuple[int, Form]] = []
-
-    def add(name: str, per_chunk: int, chunks: int, trains: bool = True) -> None:
-        if fewest == most and most % (per_chunk * chunks) == 0:
-            m = most // (per_chunk * chunks)
-            found.append((per_chunk * chunks, Form(name, p, chunks, m, trains)))
-
-    for v in range(1, MOST_CHUNKS + 1):
-        for name in FORWARD_ONLY:
-            if is_looped(name) == (v > 1):
-                add(name, 1, v, trains=False)
-    for name in schedules:
-        if name == "dualpipev":
-            found += [(6, Form(name, p, 2, m)) for m in range(-(-fewest // 6), most // 4 + 1) if m]
-        elif name in V_SHAPED:
-            add(name, 3, 2)
-        elif is_looped(name):
-            for v in range(2, MOST_CHUNKS + 1):
-                add(name, 3 if name.endswith("zb") else 2, v)
-        else:
-            add(name, 3 if name.startswith("zb") else 2, 1)
+    for trains, names in ((False, FORWARD_ONLY), (True, schedules)):
+        for name in names:
+            split = name.startswith(("zb", "v-")) or name.endswith("zb")
+            kinds = (3 if split else 2) if trains else 1
+            chunks: Iterable[int] = range(2, MOST_CHUNKS + 1) if is_looped(name) else (1,)
+            for v in (2,) if name in V_SHAPED else chunks:
+                m, rest = divmod(most, kinds * v)
+                if name == "dualpipev":  # some backwards are split
+                    numbers: Iterable[int] = range(max(1, -(-fewest // 6)), most // 4 + 1)
+                else:
+                    numbers = [m] if fewest == most and not rest else []
+                times = 6 if name == "dualpipev" else kinds * v
+                found += [(times, Form(name, p, v, m, trains)) for m in numbers]
     return [form for _, form in sorted(found, key=lambda pair: pair[0])]

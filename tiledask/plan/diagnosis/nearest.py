@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tiledask.plan.diagnosis.infer import TraceFit
-from tiledask.plan.diagnosis.timed import Form, TimedSchedule, built, forms
+from tiledask.plan.diagnosis.timed import Form, TimedSchedule, forms
 from tiledask.plan.diagnosis.trace import Trace
 
 __all__ = ["fit_nearest", "fit_turns"]
@@ -20,7 +20,7 @@ __all__ = ["fit_nearest", "fit_turns"]
 MOMENTS = 600
 """At which trace and simulation are compared."""
 MOST_MISSED = 0.7
-"""Of what as much work at other moments would miss: a plan that misses more is not told."""
+"""Of what as much work at other moments would miss: a plan that misses more is none."""
 MOST_MICROBATCHES = 64
 MOST_ACTIONS = 3_000
 MOST_DEVICES = 64
@@ -31,6 +31,8 @@ LATE = 3.0
 """Weight of work that is done earlier or later, against work at other moments."""
 FOLLOWED = 4
 """Guesses that are improved."""
+MOVES = ((-1, 0, 0), (1, 0, 0), (0, -1, 0), (0, 1, 0), (0, 0, -1), (0, 0, 1))
+"""Steps of share, hop and overhead."""
 
 
 def fit_turns(trace: Trace) -> TraceFit:
@@ -52,9 +54,8 @@ def _guessed(plan: TimedSchedule, guess: str) -> TraceFit:
     return TraceFit(plan, 0.0, 0.0, plan.schedule.stages, True, True, guess=guess)
 
 
-class _Times(NamedTuple):
-    """What a guess is made of, beside its form."""
-
+class _Guess(NamedTuple):
+    form: Form
     share: float
     """Of a forward, in forward and backward together."""
     hop: float
@@ -71,26 +72,26 @@ def fit_nearest(trace: Trace) -> TraceFit | None:
     """
     if not 1 < trace.devices <= MOST_DEVICES:
         return None
-    look = _Look(trace)
-    tried = [(look.miss(form, times), form, times) for form, times in _guesses(trace)]
-    best = sorted(tried, key=lambda t: t[0])[:FOLLOWED]
-    found = [_improved(look, form, times, miss) for miss, form, times in best]
+    moments = (np.arange(MOMENTS) + 0.5) / MOMENTS * trace.makespan
+    seen = _Seen(trace, moments, _busy_at(moments, trace.start, trace.end, trace.turns))
+    tried = sorted(((seen.miss(g), g) for g in _guesses(trace)), key=lambda pair: pair[0])
+    found = [_improved(seen, *each) for each in tried[:FOLLOWED]]
     if not found:
         return None
-    least = min(miss for miss, *_ in found)
+    least = min(miss for miss, _ in found)
     plain = [f for f in found if f[0] <= 1.1 * least + 0.005]
-    miss, form, times = min(plain, key=lambda f: (f[1].chunks, TRIED.index(f[1].name), f[0]))
+    miss, guess = min(plain, key=lambda f: (f[1].form.chunks, TRIED.index(f[1].form.name), f[0]))
     idle = trace.idle / (trace.devices * trace.makespan)
-    plan = look.plan(form, times)
+    plan = seen.plan(guess)
     if plan is None or miss > MOST_MISSED * 2 * idle * (1 - idle):
         return None
-    alike = float((look.seen(plan) == look.busy).mean())
+    alike = float((seen.simulated(plan) == seen.busy).mean())
     words = f"devices work or wait as it says {100 * alike:.0f} % of the time"
     return _guessed(plan, f"the nearest of the table: {words}")
 
 
-def _guesses(trace: Trace) -> Iterator[tuple[Form, _Times]]:
-    """Forms with times to begin with: from device to device it takes down + up = F + B + 2 hops."""
+def _guesses(trace: Trace) -> Iterator[_Guess]:
+    """Times to begin with: from device to device it takes down + up = F + B + 2 hops."""
     first, last = trace.start[trace.turns[:-1]], trace.end[trace.turns[1:] - 1]
     down, up = float(first.max()), trace.makespan - float(last.min())
     way = (down + up) / (trace.devices - 1)
@@ -102,7 +103,7 @@ def _guesses(trace: Trace) -> Iterator[tuple[Form, _Times]]:
     gap = float(np.median(gaps)) if len(gaps) else 0.0
     work = float(trace.busy_per_device.mean())
     blocks = int(np.diff(trace.turns).max())
-    for form in forms_of(trace.devices):
+    for form in _forms(trace.devices):
         length = work / form.microbatches / form.chunks
         fits = LEAST_WAY * length <= way <= MOST_WAY * length
         if not fits or blocks > 3 * form.chunks * form.microbatches:
@@ -110,12 +111,11 @@ def _guesses(trace: Trace) -> Iterator[tuple[Form, _Times]]:
         for overhead in {0.0, min(gap, 2 * length)}:
             hop = max(0.0, (way - length) / 2 - overhead)
             for share in shares:
-                for part in (0.0, 0.5, 1.0):
-                    if part == 0.0 or hop > 0.05 * length:
-                        yield form, _Times(share, part * hop, overhead)
+                for part in (0.0, 0.5, 1.0) if hop > 0.05 * length else (0.0,):
+                    yield _Guess(form, share, part * hop, overhead)
 
 
-def forms_of(devices: int) -> Iterator[Form]:
+def _forms(devices: int) -> Iterator[Form]:
     for m in (m for m in range(1, MOST_MICROBATCHES + 1) if m <= 16 or m % 4 == 0):
         for form in forms(devices, m, most=2):
             small = 2 * devices * form.chunks * m <= MOST_ACTIONS
@@ -123,48 +123,47 @@ def forms_of(devices: int) -> Iterator[Form]:
                 yield form
 
 
-class _Look:
+class _Seen(NamedTuple):
     """A trace, seen at some moments."""
 
-    def __init__(self, trace: Trace):
-        self.trace = trace
-        self.moments = (np.arange(MOMENTS) + 0.5) / MOMENTS * trace.makespan
-        self.busy = _busy_at(self.moments, trace.start, trace.end, trace.turns)
-        """[devices, moments]"""
+    trace: Trace
+    moments: np.ndarray
+    busy: np.ndarray
+    """bool [devices, moments]."""
 
-    def plan(self, form: Form, times: _Times) -> TimedSchedule | None:
-        """The TimedSchedule of these times; every chunk of a device has the same."""
-        order = built(form)
+    def plan(self, guess: _Guess) -> TimedSchedule | None:
+        """The TimedSchedule of a guess; every chunk of a device has the same times."""
+        form, share, hop, overhead = guess
+        order = form.made()
         if order is None:
             return None
-        of_stage = np.zeros(order.stages, int)
-        of_stage[order.stage] = order.device
-        length = (self.trace.busy_per_device / form.microbatches / form.chunks)[of_stage]
-        forward, backward = (
-            tuple((length * part).tolist()) for part in (times.share, 1 - times.share)
-        )
-        hops = (times.hop,) * (order.stages - 1)
+        device = np.zeros(order.stages, int)
+        device[order.stage] = order.device
+        length = (self.trace.busy_per_device / form.microbatches / form.chunks)[device]
+        forward, backward = (tuple((length * part).tolist()) for part in (share, 1 - share))
+        latency = (hop,) * (order.stages - 1)
         return TimedSchedule(
-            order, forward, backward, latency=hops, overhead=times.overhead, form=form
+            order, forward, backward, latency=latency, overhead=overhead, form=form
         )
 
-    def miss(self, form: Form, times: _Times) -> float:
+    def miss(self, guess: _Guess) -> float:
         """How far off it is: work at other moments, work done late, another makespan."""
-        plan = self.plan(form, times)
+        plan = self.plan(guess)
         if plan is None:
             return np.inf
-        t = plan.timeline
-        off = abs(t.makespan - self.trace.makespan) / self.trace.makespan
+        off = abs(plan.makespan - self.trace.makespan) / self.trace.makespan
         if off > 0.3:
-            return 1.0 + float(off)
-        seen = self.seen(plan)
-        late = np.abs(np.cumsum(seen, axis=1) - np.cumsum(self.busy, axis=1)).mean() / MOMENTS
-        return float((seen != self.busy).mean()) + LATE * float(late) + 0.5 * off
+            return 1.0 + off
+        busy = self.simulated(plan)
+        late = np.abs(np.cumsum(busy, axis=1) - np.cumsum(self.busy, axis=1)).mean() / MOMENTS
+        return float((busy != self.busy).mean()) + LATE * float(late) + 0.5 * off
 
-    def seen(self, plan: TimedSchedule) -> np.ndarray:
+    def simulated(self, plan: TimedSchedule) -> np.ndarray:
+        """When the devices of a plan are busy: bool [devices, moments]."""
         start = plan.timeline.start + plan.overhead
         zero = start.min()
-        return _busy_at(self.moments, start - zero, plan.timeline.end - zero, plan.schedule.turns)
+        turns = plan.schedule.turns
+        return _busy_at(self.moments, start - zero, plan.timeline.end - zero, turns)
 
 
 def _busy_at(
@@ -177,24 +176,23 @@ def _busy_at(
     return np.stack(rows)
 
 
-def _improved(look: _Look, form: Form, times: _Times, miss: float) -> tuple[float, Form, _Times]:
-    """(miss, form, times) after steps to whatever neighbour is better."""
-    unit = float(look.trace.busy_per_device.mean()) / form.microbatches / form.chunks
+def _improved(seen: _Seen, miss: float, guess: _Guess) -> tuple[float, _Guess]:
+    """(miss, guess) after steps to whatever neighbour is better."""
+    form = guess.form
+    unit = float(seen.trace.busy_per_device.mean()) / form.microbatches / form.chunks
     for step in (0.2, 0.07, 0.025):
         for _ in range(4):
-            tried = [
-                _Times(
-                    float(np.clip(times.share * (1 + a * step), 0.05, 0.9)),
-                    max(0.0, times.hop + b * step * unit),
-                    max(0.0, times.overhead + c * step * unit),
+            near = [
+                _Guess(
+                    form,
+                    float(np.clip(guess.share * (1 + a * step), 0.05, 0.9)),
+                    max(0.0, guess.hop + b * step * unit),
+                    max(0.0, guess.overhead + c * step * unit),
                 )
                 for a, b, c in MOVES
             ]
-            best, better = min((look.miss(form, t), t) for t in tried)
+            best, better = min((seen.miss(each), each) for each in near)
             if best >= miss:
                 break
-            miss, times = best, better
-    return miss, form, times
-
-
-MOVES = [(a, 0, 0) for a in (-1, 1)] + [(0, b, 0) for b in (-1, 1)] + [(0, 0, c) for c in (-1, 1)]
+            miss, guess = best, better
+    return miss, guess

@@ -1,24 +1,15 @@
 """What would shorten a pipeline: each change is a plan from a plan, and the simulator judges it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tiledask.errors import PartitionError
-from tiledask.plan.diagnosis.timed import Form, TimedSchedule, built, forms, recut
+from tiledask.plan.diagnosis.timed import Form, TimedSchedule, forms, recut
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.splitting.partition import partition
 
-__all__ = [
-    "Remedy",
-    "equal_stages",
-    "every_remedy",
-    "faster_links",
-    "more_microbatches",
-    "partitioned",
-    "remedies",
-    "rescheduled",
-]
+__all__ = ["Remedy", "equal_stages", "every_remedy", "partitioned", "remedies"]
 
 MOST = 5
 """Remedies that are shown."""
@@ -30,8 +21,6 @@ FINER = 8
 """By how much micro-batches are made smaller, if that gives each device two or more."""
 FASTER = (2, 10)
 """By how much links are made faster."""
-TIMES = "forward", "backward_input", "backward_weight"
-"""Whose seconds "zb-auto" is made for."""
 MOST_ACTIONS = 50_000
 """Of a plan that is simulated as a remedy: some 0.2 s."""
 
@@ -43,10 +32,6 @@ class Remedy:
     change: str
     plan: TimedSchedule
     """What runs after the change; ``plan.timeline`` is the simulation."""
-    makespan: float
-    """Seconds."""
-    idle_share: float
-    """idle / (devices x makespan) after the change."""
     gain: float
     """Share of the simulated makespan that is saved; below 0 if it gets longer."""
     memory: float
@@ -54,19 +39,26 @@ class Remedy:
     fits: bool
     """Whether that is within the memory limit."""
 
+    @property
+    def makespan(self) -> float:
+        """Seconds."""
+        return self.plan.makespan
+
+    @property
+    def idle_share(self) -> float:
+        """idle / (devices x makespan) after the change."""
+        return self.plan.idle_share
+
     def to_dict(self) -> dict[str, object]:
         """Everything but the plan's schedule, as JSON can hold it."""
-        return {
-            "change": self.change,
-            "schedule": str(self.plan.form or self.plan.schedule.name),
-            "microbatches": self.plan.schedule.microbatches,
-            "stages": self.plan.schedule.stages,
-            "makespan": self.makespan,
-            "idle_share": self.idle_share,
-            "gain": self.gain,
-            "memory": self.memory,
-            "fits": self.fits,
+        order = self.plan.schedule
+        of_plan = {
+            "schedule": str(self.plan.form or order.name),
+            "microbatches": order.microbatches,
+            "stages": order.stages,
         }
+        names = ("makespan", "idle_share", "gain", "memory", "fits")
+        return {"change": self.change, **of_plan} | {name: getattr(self, name) for name in names}
 
     def __repr__(self) -> str:
         return (
@@ -93,22 +85,23 @@ def remedies(
     >>> best.change, best.makespan
     ('8 micro-batches of 1/8 the size, schedule 1f1b', 4.125)
     """
-    of_lever: dict[str, list[Remedy]] = {}
+    of_lever: dict[str, list[Remedy]] = defaultdict(list)
     for lever, remedy in every_remedy(plan, layers, memory_limit):
         if remedy.gain > LEAST:
-            of_lever.setdefault(lever, []).append(remedy)
-    chosen = []
-    for found in of_lever.values():
-        best = min(found, key=_merit)
-        near = [r for r in found if r.fits == best.fits and r.gain >= NEARLY**2 * best.gain]
-        once = [r for r in near if r.plan.schedule.replicas == 1] or near
-        enough = [r for r in once if r.gain >= NEARLY * max(o.gain for o in once)]
-        least = min(_effort(r.plan.schedule) for r in enough)
-        plain = [r for r in enough if _effort(r.plan.schedule) == least]
-        most = max(r.gain for r in plain)
-        alike = (r for r in plain if r.gain >= 0.9 * most)  # of these, the one that keeps least
-        chosen.append(min(alike, key=lambda r: (r.memory, *_merit(r))))
-    return tuple(sorted(chosen, key=_merit)[:MOST])
+            of_lever[lever].append(remedy)
+    return tuple(sorted(map(_plainest, of_lever.values()), key=_merit)[:MOST])
+
+
+def _plainest(found: list[Remedy]) -> Remedy:
+    """The plainest change of a lever of those that save nearly what its best one does."""
+    best = min(found, key=_merit)
+    near = [r for r in found if r.fits == best.fits and r.gain >= NEARLY**2 * best.gain]
+    once = [r for r in near if r.plan.schedule.replicas == 1] or near
+    enough = [r for r in once if r.gain >= NEARLY * max(o.gain for o in once)]
+    least = min(_effort(r.plan.schedule) for r in enough)
+    plain = [r for r in enough if _effort(r.plan.schedule) == least]
+    alike = [r for r in plain if r.gain >= 0.9 * max(o.gain for o in plain)]
+    return min(alike, key=lambda r: (r.memory, *_merit(r)))  # the one that keeps least
 
 
 def _merit(r: Remedy) -> tuple[bool, float, float]:
@@ -127,21 +120,23 @@ def every_remedy(
     base, m = plan.makespan, plan.schedule.microbatches
     limit = float("inf") if memory_limit is None else memory_limit
     for lever, change, after in _changes(plan, layers):
-        memory = after.memory * m
-        gain = 1 - after.makespan / base if base else 0.0
-        fits = memory <= limit * (1 + 1e-9)
-        yield lever, Remedy(change, after, after.makespan, after.idle_share, gain, memory, fits)
+        if after is not None:
+            memory, gain = after.memory * m, 1 - after.makespan / base if base else 0.0
+            yield lever, Remedy(change, after, gain, memory, memory <= limit * (1 + 1e-9))
 
 
 def _changes(
     plan: TimedSchedule, layers: Sequence[float] | None
-) -> Iterator[tuple[str, str, TimedSchedule]]:
+) -> Iterator[tuple[str, str, TimedSchedule | None]]:
+    """(lever, words, plan); None where a schedule has no such counts."""
     m, p = plan.schedule.microbatches, plan.devices
-    finer = {times: f"{times * m} micro-batches of 1/{times} the size" for times in _finer(m, p)}
-    for times, words in finer.items():
-        after = more_microbatches(plan, times * m)
-        if after is not None:
-            yield "micro-batches", words, after
+    finer = [
+        (times * m, f"{times * m} micro-batches of 1/{times} the size", _scaled(plan, 1 / times))
+        for times in _finer(m, p)
+    ]
+    for many, words, smaller in finer if plan.form else ():
+        form = plan.form._replace(microbatches=many)
+        yield "micro-batches", words, _rescheduled(smaller, form)
     if p > 1:
         if layers is None:
             yield "stages", "equal stages", equal_stages(plan)
@@ -149,18 +144,17 @@ def _changes(
             after, cut = partitioned(plan, layers)
             yield "stages", f"layers cut {cut}", after
         for form in forms(p, m, plan.schedule.trains):
-            other = rescheduled(plan, form)
+            other = _rescheduled(plan, form)
             if other is not None and other.schedule != plan.schedule:
                 yield "schedule", _named(form, other), other
-            if plan.form is not None and form[:3] == plan.form[:3]:
-                continue
-            for times, words in finer.items():
-                both = rescheduled(_scaled(plan, 1 / times), form._replace(microbatches=times * m))
-                if both is not None:
-                    yield "micro-batches and schedule", f"{words}, {_named(form, both)}", both
-        if any(plan.latency):
-            for times in FASTER:
-                yield "links", f"links {times} times as fast", faster_links(plan, times)
+            if plan.form is None or form[:3] != plan.form[:3]:
+                for many, words, smaller in finer:
+                    both = _rescheduled(smaller, form._replace(microbatches=many))
+                    if both is not None:
+                        yield "micro-batches and schedule", f"{words}, {_named(form, both)}", both
+        for times in FASTER if any(plan.latency) else ():
+            latency = tuple(c / times for c in plan.latency)
+            yield "links", f"links {times} times as fast", replace(plan, latency=latency)
     if plan.overhead:
         yield "overhead", "no overhead between actions", replace(plan, overhead=0.0)
 
@@ -181,38 +175,9 @@ def _named(form: Form, plan: TimedSchedule) -> str:
     return f"schedule {form}" + (", weights twice" if plan.schedule.replicas > 1 else "")
 
 
-def more_microbatches(plan: TimedSchedule, microbatches: int) -> TimedSchedule | None:
-    """``plan`` with its batch cut into ``microbatches``; None if its order is not in the table.
-
-    An action takes time in proportion to its tokens; latency and overhead of each stay the same.
-    """
-    if plan.form is None:
-        return None
-    after = _scaled(plan, plan.schedule.microbatches / microbatches)
-    return rescheduled(after, plan.form._replace(microbatches=microbatches))
-
-
 def _scaled(plan: TimedSchedule, factor: float) -> TimedSchedule:
-    return _retimed(plan, lambda times: tuple(t * factor for t in times))
-
-
-_StageTimes = tuple[float, ...]
-"""Seconds of each stage; () where a plan leaves a kind out."""
-
-
-def _retimed(plan: TimedSchedule, change: Callable[[_StageTimes], _StageTimes]) -> TimedSchedule:
-    """``plan`` with ``change`` made to the times of each kind that it has."""
-    forward, backward, inputs, weights = (
-        change(times) if times else ()
-        for times in (plan.forward, plan.backward, plan.backward_input, plan.backward_weight)
-    )
-    return replace(
-        plan,
-        forward=forward,
-        backward=backward,
-        backward_input=inputs,
-        backward_weight=weights,
-    )
+    """An action takes time in proportion to its tokens; latency and overhead stay the same."""
+    return plan.retimed(lambda times: tuple(t * factor for t in times))
 
 
 def equal_stages(plan: TimedSchedule) -> TimedSchedule:
@@ -223,7 +188,7 @@ def equal_stages(plan: TimedSchedule) -> TimedSchedule:
     ((2.0, 2.0), 21.0, 18.0)
     """
     stages = plan.schedule.stages
-    return _retimed(plan, lambda times: (sum(times) / stages,) * stages)
+    return plan.retimed(lambda times: (sum(times) / stages,) * stages)
 
 
 def partitioned(plan: TimedSchedule, layers: Sequence[float]) -> tuple[TimedSchedule, str]:
@@ -237,10 +202,10 @@ def partitioned(plan: TimedSchedule, layers: Sequence[float]) -> tuple[TimedSche
     if not whole > 0:
         raise PartitionError("the layers cost nothing: give each its time or its FLOP")
     shares = [time / whole for time in cut.times]
-    return _retimed(plan, lambda times: tuple(sum(times) * s for s in shares)), str(cut)
+    return plan.retimed(lambda times: tuple(sum(times) * s for s in shares)), str(cut)
 
 
-def rescheduled(plan: TimedSchedule, form: Form) -> TimedSchedule | None:
+def _rescheduled(plan: TimedSchedule, form: Form) -> TimedSchedule | None:
     """``plan``'s work in the order of another Form; None if that has no such counts, or is large.
 
     More or fewer stages are cut out of the present ones, at equal depth; where the boundaries
@@ -249,19 +214,14 @@ def rescheduled(plan: TimedSchedule, form: Form) -> TimedSchedule | None:
     stages, latency = form.devices * form.chunks, plan.latency
     if 3 * stages * form.microbatches > MOST_ACTIONS:
         return None
+    mean = sum(latency) / len(latency) if latency else 0.0
     if stages != plan.schedule.stages:
-        mean = sum(latency) / len(latency) if latency else 0.0
         latency = (mean,) * (stages - 1)
-    after = _retimed(plan, lambda times: recut(times, stages))
+    after = plan.retimed(lambda times: recut(times, stages))
     after = replace(after, form=form, latency=latency)
-    made_for: dict[str, Any] = {}
+    made_for = {}
     if form.name == "zb-auto":
-        made_for = {kind: after.times[kind] for kind in TIMES}
-        made_for["latency"] = sum(latency) / len(latency) if latency else 0.0
-    order = built(form, **made_for)
+        kinds = ("forward", "backward_input", "backward_weight")
+        made_for = {kind: after.times[kind] for kind in kinds} | {"latency": mean}
+    order = form.made(**made_for)
     return None if order is None else replace(after, schedule=order)
-
-
-def faster_links(plan: TimedSchedule, times: float) -> TimedSchedule:
-    """``plan`` with every latency divided by ``times``."""
-    return replace(plan, latency=tuple(c / times for c in plan.latency))

@@ -4,8 +4,8 @@ Form            which schedule of the table, how many devices, chunks and micro-
 TimedSchedule   a schedule and the seconds of everything in it; simulated: makespan, idle time
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -18,20 +18,16 @@ from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped, schedule, sch
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 
-__all__ = [
-    "FORWARD_ONLY",
-    "Form",
-    "TimedSchedule",
-    "built",
-    "forms",
-    "recut",
-]
+__all__ = ["FORWARD_ONLY", "Form", "TimedSchedule", "forms", "recut"]
 
 FORWARD_ONLY = ("gpipe", "interleaved", "looped-bfs")
 """One name for each order of forwards: the others are one of them when backwards are left out."""
-STEPWISE = {"zb-auto": 4_000, "v-half": 4_000, "v-min": 4_000}
-"""Schedules whose order is made action by action, in Python, and actions up to which they are made
-just to compare: some 0.1 s."""
+STEPWISE = ("zb-auto", "v-half", "v-min")
+"""Schedules whose order is made action by action, in Python."""
+MOST_STEPS = 4_000
+"""Actions up to which those are made just to compare: some 0.1 s."""
+_StageTimes = tuple[float, ...]
+"""Seconds of each stage."""
 
 
 class Form(NamedTuple):
@@ -47,7 +43,19 @@ class Form(NamedTuple):
     def build(self, **times: Any) -> Schedule:
         """The Schedule, made for ``times`` where they are given. Raises ScheduleError if there is
         none with these counts."""
-        return _made(self, **times) if times else _build(self)
+        return _build(self) if not times else _build.__wrapped__(self, **times)
+
+    def made(self, **times: Any) -> Schedule | None:
+        """The same; None if there is none on that many devices, or it takes longer than anybody
+        waits who only wants to compare."""
+        actions = 3 * self.devices * self.chunks * self.microbatches
+        if self.name in STEPWISE and actions > MOST_STEPS:
+            return None
+        try:
+            made = self.build(**times)
+        except ScheduleError:
+            return None
+        return made if made.devices == self.devices else None
 
     def __str__(self) -> str:
         chunks = f", {self.chunks} chunks per device" if self.chunks > 1 else ""
@@ -55,31 +63,19 @@ class Form(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _build(form: Form) -> Schedule:
-    return _made(form)
-
-
-def _made(form: Form, **options: Any) -> Schedule:
-    options |= {"devices": form.devices} if is_looped(form.name) else {}
-    return schedule(
-        form.name,
-        form.devices * form.chunks,
-        form.microbatches,
-        forward_only=not form.trains,
-        **options,
-    )
+def _build(form: Form, **times: Any) -> Schedule:
+    stages, options = form.devices * form.chunks, {"forward_only": not form.trains, **times}
+    if is_looped(form.name):
+        options["devices"] = form.devices
+    return schedule(form.name, stages, form.microbatches, **options)
 
 
 def forms(devices: int, microbatches: int, trains: bool = True, most: int = 4) -> Iterator[Form]:
     """Every Form of the table, with up to ``most`` chunks per device."""
     for name in schedules if trains else FORWARD_ONLY:
-        if name in V_SHAPED:
-            chunks: Sequence[int] = (2,)
-        elif is_looped(name):
-            chunks = range(2, most + 1)
-        else:
-            chunks = (1,)
-        yield from (Form(name, devices, v, microbatches, trains) for v in chunks)
+        chunks: Sequence[int] = range(2, most + 1) if is_looped(name) else (1,)
+        for v in (2,) if name in V_SHAPED else chunks:
+            yield Form(name, devices, v, microbatches, trains)
 
 
 @dataclass(frozen=True, repr=False)
@@ -105,17 +101,25 @@ class TimedSchedule:
     """None for an order that is not in the table."""
 
     @property
-    def times(self) -> dict[str, tuple[float, ...]]:
-        """The arguments of :func:`tiledask.simulate`, overheads in the actions."""
+    def seconds(self) -> dict[str, _StageTimes]:
+        """Of each kind of action, a backward in halves where its parts are not given."""
         half = tuple(b / 2 for b in self.backward)
-        named = {
+        return {
             "forward": self.forward,
             "backward": self.backward,
             "backward_input": self.backward_input or half,
             "backward_weight": self.backward_weight or half,
         }
-        times = {name: tuple(t + self.overhead for t in ts) for name, ts in named.items()}
+
+    @property
+    def times(self) -> dict[str, _StageTimes]:
+        """The arguments of :func:`tiledask.simulate`, overheads in the actions."""
+        times = {name: tuple(t + self.overhead for t in ts) for name, ts in self.seconds.items()}
         return times | {"latency": self.latency or (0.0,) * (self.schedule.stages - 1)}
+
+    def retimed(self, change: Callable[[_StageTimes], _StageTimes]) -> "TimedSchedule":
+        """The same with ``change`` made to the times of each kind."""
+        return replace(self, **{name: change(times) for name, times in self.seconds.items()})
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -159,10 +163,7 @@ class TimedSchedule:
     @cached_property
     def device_times(self) -> tuple[float, ...]:
         """Seconds of work of each device for one micro-batch (mean over micro-batches)."""
-        s = self.schedule
-        half = tuple(b / 2 for b in self.backward)
-        kinds = (self.forward, self.backward, self.backward_input or half)
-        table = np.array([*kinds, self.backward_weight or half])
+        s, table = self.schedule, np.array([*self.seconds.values()])
         work = np.bincount(s.device, table[s.kind, s.stage], minlength=s.devices)
         return tuple((work / s.microbatches).tolist())
 
@@ -183,25 +184,7 @@ def recut(times: Sequence[float], stages: int) -> tuple[float, ...]:
     """
     if stages == len(times):
         return tuple(times)
-    if not times:
-        return ()
     depth = np.linspace(0.0, 1.0, len(times) + 1)
     done = np.concatenate([[0.0], np.cumsum(times)])
     cuts = np.interp(np.linspace(0.0, 1.0, stages + 1), depth, done)
     return tuple(np.diff(cuts).tolist())
-
-
-def built(form: Form, **times: Any) -> Schedule | None:
-    """The Schedule of ``form``; None if there is none on that many devices, or it takes too long.
-
-    ``times`` are those that "zb-auto" is made for. Too long is longer than anybody
-    waits who only wants to compare: see STEPWISE.
-    """
-    actions = 3 * form.devices * form.chunks * form.microbatches
-    if actions > STEPWISE.get(form.name, actions):
-        return None
-    try:
-        made = form.build(**times)
-    except ScheduleError:
-        return None
-    return made if made.devices == form.devices else None

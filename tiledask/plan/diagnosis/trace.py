@@ -64,32 +64,30 @@ class Trace:
         Raises ConfigError for no rows, numbers that are not finite, a start below 0, an end before
         its start, two intervals of a device at once, and a device that never works.
         """
-        rows = [*rows]
-        _check_rows(rows, about.get("source", "the trace"))
+        rows, source = [*rows], about.get("source", "the trace")
+        _check_rows(rows, source)
         first: dict[str, float] = {}
         for name, begin, *_ in rows:
             first[name] = min(begin, first.get(name, np.inf))
-        lazy = [name for name in names if name not in first]
-        if lazy:
+        if lazy := [name for name in names if name not in first]:
             raise ConfigError(
-                f"device {lazy[0]} does no work in {about.get('source', 'the trace')}, and every "
-                f"device of a pipeline holds a stage; leave it out if it is not part of the run"
+                f"device {lazy[0]} does no work in {source}, and every device of a pipeline holds "
+                f"a stage; leave it out if it is not part of the run"
             )
         if len(first) > MOST_DEVICES:
             raise ConfigError(
-                f"{about.get('source', 'the trace')} has {len(first)} devices, and up to "
-                f"{MOST_DEVICES} are read; give one pipeline, and check what names a device"
+                f"{source} has {len(first)} devices, and up to {MOST_DEVICES} are read; give one "
+                f"pipeline, and check what names a device"
             )
         order = sorted(first, key=lambda name: (first[name], _natural(name)))
         number = {name: d for d, name in enumerate(order)}
         rows.sort(key=lambda row: (number[row[0]], row[1], row[2]))
-        zero = min(row[1] for row in rows)
-        _, start, end, kind, stage, microbatch = zip(*rows, strict=True)
+        device, start, end, kind, stage, microbatch = zip(*rows, strict=True)
         trace = cls(
             tuple(order),
-            np.array([number[row[0]] for row in rows], np.int32),
-            np.array(start, float) - zero,
-            np.array(end, float) - zero,
+            np.array([number[name] for name in device], np.int32),
+            np.array(start, float) - min(start),
+            np.array(end, float) - min(start),
             np.array([KINDS.find(k) if k else -1 for k in kind], np.int8),
             np.array(stage, np.int32),
             np.array(microbatch, np.int32),
@@ -101,22 +99,20 @@ class Trace:
     def _check_overlap(self) -> None:
         same = self.device[1:] == self.device[:-1]
         over = np.where(same, self.end[:-1] - self.start[1:], 0.0)
-        worst = int(np.argmax(over)) if len(over) else 0
-        if len(over) and over[worst] > 1e-9 * self.makespan:
-            a, b = worst, worst + 1
-            together = self.start[a] == self.start[b] and self.end[a] == self.end[b]
-            if together and {self.code[a] == 0, self.code[b] == 0} == {True, False}:
-                raise ConfigError(
-                    f"device {self.names[self.device[a]]} does a forward and a backward at once, "
-                    f"as DualPipe's pairs; which part of their time is whose cannot be told: give "
-                    f"a run without pairs"
-                )
-            raise ConfigError(
-                f"device {self.names[self.device[a]]} does two things at once: from "
-                f"{self.start[a]:g} to {self.end[a]:g} s and from {self.start[b]:g} to "
-                f"{self.end[b]:g} s (from the trace's first start); give one row per action, and "
-                f"leave out transfers or mark them with kind {TRANSFER}"
+        if over.max(initial=0.0) <= 1e-9 * self.makespan:
+            return
+        a = int(np.argmax(over))
+        (x, y), (u, v) = zip(self.start[a : a + 2], self.end[a : a + 2], strict=True)
+        way_out = (
+            f"from {x:g} to {y:g} s and from {u:g} to {v:g} s (from the trace's first start); give "
+            f"one row per action, and leave out transfers or mark them with kind {TRANSFER}"
+        )
+        if (x, y) == (u, v) and sorted(self.code[a : a + 2])[0] == 0 < max(self.code[a : a + 2]):
+            way_out = (
+                "a forward and a backward at once, as DualPipe's pairs, of whose time each has an "
+                "unknown part: give a run without pairs"
             )
+        raise ConfigError(f"device {self.names[self.device[a]]} does two things at once: {way_out}")
 
     @property
     def devices(self) -> int:
@@ -203,33 +199,28 @@ class Trace:
 
 
 def _check_rows(rows: Sequence[Row], source: str) -> None:
-    if not rows:
-        raise ConfigError(f"{source} has no busy interval; a trace needs one action or more")
     for name, start, end, kind, *_ in rows:
-        if not (np.isfinite(start) and np.isfinite(end)):
+        if not 0 <= start <= end < np.inf:
             raise ConfigError(
-                f"device {name} of {source} works from {start} to {end}; times are finite numbers: "
-                f"drop the row, or close the interval that never ended"
-            )
-        if start < 0 or end < start:
-            raise ConfigError(
-                f"device {name} of {source} works from {start:g} to {end:g} s; times are 0 or "
-                f"more, and an interval ends at or after its start"
+                f"device {name} of {source} works from {start:g} to {end:g} s; times are finite "
+                f"and 0 or more, and an interval ends at or after its start"
             )
         if kind and kind not in KINDS:
             raise ConfigError(
                 f"device {name} of {source} does {kind!r}; kinds are {', '.join(KINDS)}, "
                 f"{TRANSFER} for a transfer, or nothing if it is not known"
             )
-    last = {"stage": max(row[4] for row in rows), "microbatch": max(row[5] for row in rows)}
-    for label, far in last.items():
+    if not any(row[2] > row[1] for row in rows):
+        least = f"every one of {len(rows)} takes 0 s: there is no work in it" if rows else "none"
+        raise ConfigError(f"{source} needs busy intervals, one or more; {least}")
+    for label, far in zip(
+        ("stage", "microbatch"), map(max, [*zip(*rows, strict=True)][4:]), strict=True
+    ):
         if far >= max(1000, len(rows)):
             raise ConfigError(
                 f"{label} {far} in {source}, of {len(rows)} row{'s' * (len(rows) > 1)}; they count "
                 f"from 0, and each has a row"
             )
-    if not any(row[2] > row[1] for row in rows):
-        raise ConfigError(f"every interval of {source} takes 0 s: there is no work in it")
 
 
 def _natural(name: str) -> tuple[tuple[int, str], ...]:
@@ -245,25 +236,11 @@ def of_timeline(timeline: Timeline) -> Trace:
     >>> of_timeline(Timeline.of(1, [(0, "F", 0, 0, 0.0, 1.0)])).is_labelled
     True
     """
-    columns = (
-        timeline.device,
-        timeline.start,
-        timeline.end,
-        timeline.kind,
-        timeline.stage,
-        timeline.microbatch,
-    )
-    rows = [
-        (str(d), a, b, str(k), s, i)
-        for d, a, b, k, s, i in zip(*(c.tolist() for c in columns), strict=True)
-        if k != TRANSFER
-    ]
-    return Trace.of(
-        rows,
-        [str(d) for d in range(timeline.devices)],
-        transfer=timeline.transfer,
-        source=f"the {timeline.origin} timeline",
-    )
+    t, work = timeline, timeline.kind != TRANSFER
+    columns = (t.device.astype(str), t.start, t.end, t.kind, t.stage, t.microbatch)
+    rows = zip(*(column[work].tolist() for column in columns), strict=True)
+    names, source = [str(d) for d in range(t.devices)], f"the {t.origin} timeline"
+    return Trace.of(rows, names, transfer=t.transfer, source=source)
 
 
 def of_polls(time: np.ndarray, shares: np.ndarray, names: Sequence[str], source: str) -> Trace:

@@ -9,7 +9,6 @@ import gzip
 import os
 import re
 import zlib
-from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -26,56 +25,47 @@ __all__ = ["MAX_BYTES", "read_step", "read_trace"]
 
 MAX_BYTES = 256_000_000
 """Bytes above which a file is refused: as JSON it would take ten times as much memory."""
-
 MOST_FILES = 1024
-
-UNKNOWN = ("", "nan")
-"""A label that a row does not have; "nan" is what pandas writes."""
+_Table = tuple[list[str], list[list[str]]]
+"""Names of columns, and rows of words."""
 
 
 def read_trace(trace: Any, unit: str | None = None) -> Trace:
     """The Trace in a Timeline, a pandas DataFrame with the columns of one, a file, or the files of
     all ranks: a list of paths, or their folder.
 
-    ``unit``: of the times, "s", "ms", "us" or "ns". A CSV file is in seconds unless told, Chrome's
+    ``unit``: of the times, "s", "ms", "us" or "ns". A CSV file is in seconds by default, Chrome's
     JSON in microseconds. Raises ConfigError for what cannot be read, naming the line.
     """
     if unit is not None and unit not in UNITS:
         raise ConfigError(f"a unit of time is {', '.join(UNITS)}; got {unit!r}")
-    if isinstance(trace, Trace):
-        return trace
     if isinstance(trace, Timeline):
         return of_timeline(trace)
-    if found := _of_ranks(trace):
-        return of_chrome(*found, UNITS[unit or "us"])
-    if isinstance(trace, str | PathLike):
-        path = Path(trace)
-        return _of_text(path.name, _text(path), unit)
+    if paths := _paths(trace):
+        texts, source = _texts(paths, trace)
+        if texts[0][1].lstrip()[0] in "[{":
+            return of_chrome(texts, source, UNITS[unit or "us"])
+        return _of_table(_csv(*texts[0]), source, unit)
     if hasattr(trace, "columns") and hasattr(trace, "itertuples"):
-        header = [str(name) for name in trace.columns]
         rows = [[str(v) for v in row] for row in trace.itertuples(index=False)]
-        return _of_table(header, rows, "the table", unit)
+        return _of_table(([str(name) for name in trace.columns], rows), "the table", unit)
     raise ConfigError(
         f"a trace is a Timeline, a table with the columns device, start, end, the path of a file, "
         f"or those of all ranks; got {type(trace).__name__}"
     )
 
 
-def read_step(trace: Any, unit: str | None = None) -> MeasuredStep:
+def read_step(trace: Any) -> MeasuredStep:
     """How long a step takes of whatever `read_trace` reads: of torch.profiler's files the median of
     those between two of its marks; of everything else, from the first start to the last end, which
     is to be one step. Raises ConfigError for polled utilisation, which does not show where a step
     ends.
     """
-    if found := _of_ranks(trace):
-        return step_of_chrome(*found, UNITS[unit or "us"])
-    if isinstance(trace, str | PathLike):
-        name, text = Path(trace).name, _text(Path(trace))
-        if text.lstrip()[0] in "[{":
-            return step_of_chrome([(name, text)], name, UNITS[unit or "us"])
-        read = _of_text(name, text, unit)
-    else:
-        read = read_trace(trace, unit)
+    if paths := _paths(trace):
+        texts, source = _texts(paths, trace)
+        if texts[0][1].lstrip()[0] in "[{":
+            return step_of_chrome(texts, source, UNITS["us"])
+    read = read_trace(trace)
     if read.levels is not None:
         raise ConfigError(
             f"{read.source} is polled utilisation, which does not show where a step ends; give "
@@ -85,63 +75,64 @@ def read_step(trace: Any, unit: str | None = None) -> MeasuredStep:
     return MeasuredStep(read.makespan, None, f"{source}, taken for one step")
 
 
-def _of_ranks(trace: Any) -> tuple[list[tuple[str, str]], str] | None:
-    """((file name, JSON) of a Chrome trace per rank, what they are called) of a folder or a list of
-    paths; None of anything else."""
-    if isinstance(trace, str | PathLike):
-        path = Path(trace)
-        if not os.path.isdir(path):  # a name that is too long is none
-            return None
-        source = path.name
-        paths = sorted(p for p in path.iterdir() if p.name.endswith((".json", ".json.gz")))
-        if not paths:
-            raise ConfigError(
-                f"folder {source!r} has no .json or .json.gz; give a folder with a trace of "
-                f"each rank, as torch.profiler writes them, or a file"
-            )
-    elif isinstance(trace, list | tuple) and trace:
-        if not all(isinstance(t, str | PathLike) for t in trace):
-            return None
-        paths, source = [Path(t) for t in trace], f"{len(trace)} files"
-    else:
-        return None
+# --- files ----------------------------------------------------------------------------------
+
+
+def _paths(trace: Any) -> list[Path]:
+    """The files of a path, of a list of paths or of a folder; none of anything else."""
+    if isinstance(trace, list | tuple):
+        return [Path(t) for t in trace] if all(isinstance(t, str | PathLike) for t in trace) else []
+    if not isinstance(trace, str | PathLike):
+        return []
+    if not os.path.isdir(trace):  # a name that is too long is none
+        return [Path(trace)]
+    paths = sorted(p for p in Path(trace).iterdir() if p.name.endswith((".json", ".json.gz")))
+    if not paths:
+        raise ConfigError(
+            f"folder {Path(trace).name!r} has no .json or .json.gz; give a folder with a trace of "
+            f"each rank, as torch.profiler writes them, or a file"
+        )
+    return paths
+
+
+def _texts(paths: list[Path], trace: Any) -> tuple[list[tuple[str, str]], str]:
+    """((file name, text) of each, what they are called)."""
     if len(paths) > MOST_FILES:
         raise ConfigError(
-            f"{source} has {len(paths)} traces, and up to {MOST_FILES} are read at once; give the "
+            f"{len(paths)} traces are given, and up to {MOST_FILES} are read at once; give the "
             f"ranks of one pipeline"
         )
     texts: list[tuple[str, str]] = []
     for path in paths:
         texts.append((path.name, _text(path, MAX_BYTES - sum(len(text) for _, text in texts))))
-        if texts[-1][1].lstrip()[:1] not in ("[", "{"):
+        if len(paths) > 1 and texts[-1][1].lstrip()[0] not in "[{":
             raise ConfigError(f"{path.name} is no Chrome trace JSON; of several files each is one")
-    return texts, source
+    several = isinstance(trace, list | tuple)
+    return texts, f"{len(paths)} files" if several else Path(trace).name
 
 
-def _text(path: Path, most: int = MAX_BYTES) -> str:
+def _text(path: Path, most: int) -> str:
     """What is in a file, unpacked if it is gzip. Raises ConfigError above ``most`` bytes."""
     if not os.path.isfile(path):
         raise ConfigError(f"no trace at {str(path)!r}; give a CSV or a Chrome trace JSON file")
     size = path.stat().st_size
-    if size <= most:
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-        if data[:2] == b"\x1f\x8b":
-            try:
-                with gzip.open(path) as file:
-                    data = file.read(most + 1)
-            except (OSError, EOFError, zlib.error) as error:
-                raise ConfigError(f"{path.name} is gzip but cannot be unpacked: {error}") from None
-        size = len(data)
-    if size > most:
-        raise ConfigError(
-            f"{path.name} has {format_bytes(size)}, and a trace is read up to "
-            f"{format_bytes(MAX_BYTES)}; cut it to one training step, or keep only the kernels"
-        )
     try:
+        if size <= most:
+            with open(path, "rb") as file:
+                packed = file.read(2) == b"\x1f\x8b"
+            with gzip.open(path) if packed else open(path, "rb") as file:
+                data = file.read(most + 1)
+            size = len(data)
+        if size > most:
+            raise ConfigError(
+                f"{path.name} has {format_bytes(size)}, and a trace is read up to "
+                f"{format_bytes(MAX_BYTES)}; cut it to one training step, or keep only the kernels"
+            )
         text = data.decode("utf-8-sig")
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ConfigError(f"{path.name} is gzip but cannot be unpacked: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(
             f"{path.name} is not text; give CSV, or a Chrome trace as JSON or .json.gz"
@@ -151,26 +142,27 @@ def _text(path: Path, most: int = MAX_BYTES) -> str:
     return text
 
 
-def _of_text(name: str, text: str, unit: str | None) -> Trace:
-    """The Trace in the ``text`` of a file of this ``name``."""
-    if text.lstrip()[0] in "[{":
-        return of_chrome([(name, text)], name, UNITS[unit or "us"])
+def _csv(name: str, text: str) -> _Table:
     lines = [line for line in text.splitlines() if line.strip()]
     separator = max(",;\t", key=lines[0].count)
     try:
-        table = list(csv.reader(lines, delimiter=separator, skipinitialspace=True))
+        head, *rows = csv.reader(lines, delimiter=separator, skipinitialspace=True)
     except csv.Error as error:
         raise ConfigError(f"{name} cannot be read as CSV: {error}") from None
-    return _of_table(table[0], table[1:], name, unit)
+    return head, rows
 
 
-def _of_table(header: list[str], rows: list[list[str]], source: str, unit: str | None) -> Trace:
+# --- tables ---------------------------------------------------------------------------------
+
+
+def _of_table(table: _Table, source: str, unit: str | None) -> Trace:
+    head, rows = table
     for line, row in enumerate(rows, 2):
-        if len(row) != len(header):
+        if len(row) != len(head):
             raise ConfigError(
-                f"line {line} of {source} has {len(row)} columns and the head {len(header)}"
+                f"line {line} of {source} has {len(row)} columns and the head {len(head)}"
             )
-    names = [name.strip().lower() for name in header]
+    names = [name.strip().lower() for name in head]
     columns = {name: [row[i].strip() for row in rows] for i, name in enumerate(names)}
     columns.pop("", None)  # an index
     scale, about = UNITS[unit or "s"], source + ("" if unit else " (times taken as seconds)")
@@ -178,10 +170,10 @@ def _of_table(header: list[str], rows: list[list[str]], source: str, unit: str |
         return _of_intervals(columns, about, scale)
     if "time" not in columns or len(columns) == 1:
         raise ConfigError(
-            f"{source} has the columns {', '.join(header)}; a trace has device, start, end, or "
+            f"{source} has the columns {', '.join(head)}; a trace has device, start, end, or "
             f"time and a column of utilisation for each device"
         )
-    numbers = {name: _numbers(column, name, source) for name, column in columns.items()}
+    numbers = {name: _numbers(columns, name, source) for name in columns}
     time = numbers.pop("time") * scale
     shares = np.stack([*numbers.values()], axis=1)
     if not (np.isfinite(time).all() and ((shares >= 0) & (shares <= 100 + 1e-9)).all()):
@@ -194,39 +186,32 @@ def _of_table(header: list[str], rows: list[list[str]], source: str, unit: str |
 
 
 def _of_intervals(columns: dict[str, list[str]], source: str, scale: float) -> Trace:
-    start, end = (_numbers(columns[name], name, source) * scale for name in ("start", "end"))
-    nothing = [""] * len(start)
-    kinds = ["" if kind == "nan" else kind for kind in columns.get("kind", nothing)]
-    stages, numbers = (
-        _labels(columns.get(name, nothing), name, source) for name in ("stage", "microbatch")
-    )
-    work, transfer = [], 0.0
-    for row in zip(
-        columns["device"], start.tolist(), end.tolist(), kinds, stages, numbers, strict=True
-    ):
-        if row[3] == TRANSFER:
-            transfer += row[2] - row[1]
-        else:
-            work.append(row)
+    start, end = ((_numbers(columns, name, source) * scale).tolist() for name in ("start", "end"))
+    unknown = [""] * len(start)
+    kinds = ["" if kind == "nan" else kind for kind in columns.get("kind", unknown)]
+    labels = [_labels(columns.get(name, unknown), name, source) for name in ("stage", "microbatch")]
+    rows = list(zip(columns["device"], start, end, kinds, *labels, strict=True))
+    work = [row for row in rows if row[3] != TRANSFER]
+    transfer = sum(row[2] - row[1] for row in rows if row[3] == TRANSFER)
     return Trace.of(work, columns["device"], transfer=transfer, source=source)
 
 
 def _labels(column: list[str], name: str, source: str) -> list[int]:
-    """Whole numbers, -1 for what is not told; pandas writes them as 3.0 where some are not."""
+    """Whole numbers, -1 where there is none; pandas writes them as 3.0 then, and others as nan."""
     for line, word in enumerate(column, 2):
-        if word not in UNKNOWN and not re.fullmatch(r"-?\d{1,9}(\.0)?", word, re.ASCII):
+        if not re.fullmatch(r"-?\d{1,9}(\.0)?|nan|", word, re.ASCII):
             raise ConfigError(
                 f"line {line}: {name} in {source} is a whole number or empty, got {short(word)}"
             )
-    return [-1 if word in UNKNOWN else int(float(word)) for word in column]
+    return [-1 if word in ("", "nan") else int(float(word)) for word in column]
 
 
-def _numbers(column: Sequence[str], name: str, source: str) -> np.ndarray:
-    for line, word in enumerate(column, 2):
+def _numbers(columns: dict[str, list[str]], name: str, source: str) -> np.ndarray:
+    for line, word in enumerate(columns[name], 2):
         try:
             float(word)
         except ValueError:
             raise ConfigError(
                 f"line {line} of {source}: {name} is a number, got {short(word)}"
             ) from None
-    return np.array(column, float)
+    return np.array(columns[name], float)

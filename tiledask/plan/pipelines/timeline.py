@@ -249,23 +249,22 @@ class Timeline(Spans):
         names = ("device", "kind", "stage", "microbatch", "start", "end")
         return frame({name: getattr(self, name) for name in names})
 
-    def to_trace(self, path: str | os.PathLike[str], *beside: "Timeline") -> None:
-        """Write Chrome's trace events, which Perfetto and chrome://tracing show: this timeline and
-        those ``beside`` it a process each, its devices the threads. Packed if ``path`` ends in .gz.
+    def to_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write Chrome's trace events, which Perfetto and chrome://tracing show: devices are
+        threads. Packed if ``path`` ends in .gz.
 
         What is on its way to a device has a thread of its own, and so has work at the same time as
         other work. Kinds are categories; stage, micro-batch and device stand in ``args``.
         """
-        every = (self, *beside)
-        zero = min(float(t.start.min(initial=0.0)) for t in every)  # a block may come before 0
-        events = [e for pid, t in enumerate(every) for e in t._trace_events(pid, zero)]
-        text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode()
+        zero = float(self.start.min(initial=0.0))  # a block may come before 0
+        data = {"traceEvents": list(self._trace_events(zero)), "displayTimeUnit": "ms"}
+        text = json.dumps(data).encode()
         with open(path, "wb") as file:
             file.write(gzip.compress(text, mtime=0) if os.fspath(path).endswith(".gz") else text)
 
-    def _trace_events(self, pid: int, zero: float) -> Iterator[dict[str, Any]]:
+    def _trace_events(self, zero: float) -> Iterator[dict[str, Any]]:
         def named(kind: str, tid: int, **args: Any) -> dict[str, Any]:
-            return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": args}
+            return {"name": kind, "ph": "M", "pid": 0, "tid": tid, "args": args}
 
         yield named("process_name", 0, name=f"{self.origin}: {self.devices} devices")
         lanes: dict[tuple[int, bool, int], tuple[int, float]] = {}  # -> (thread, free from)
@@ -290,7 +289,7 @@ class Timeline(Spans):
                 "ph": "X",
                 "ts": 1e6 * (start - zero),
                 "dur": 1e6 * (end - start),
-                "pid": pid,
+                "pid": 0,
                 "tid": thread,
                 "args": {"device": d, "stage": stage, "microbatch": batch},
             }

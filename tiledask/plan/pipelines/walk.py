@@ -11,7 +11,7 @@ import numpy as np
 from tiledask.plan.pipelines.costs import PipelineCosts
 from tiledask.plan.pipelines.schedule import Schedule
 
-__all__ = ["Walk", "is_complete", "walk"]
+__all__ = ["Walk", "is_complete", "makers", "walk"]
 
 
 class Walk(NamedTuple):
@@ -50,23 +50,31 @@ def is_complete(schedule: Schedule) -> bool:
     return bool(((kind[first] == 0) & gradient & same).all())
 
 
-def walk(schedule: Schedule, costs: PipelineCosts) -> Walk:
-    """The Walk of a schedule that is complete.
+def makers(schedule: Schedule) -> np.ndarray:
+    """int64 [actions]: the position of the one action whose result each waits for.
 
-    Each action waits for one other: a forward for the stage before, a backward for the stage
-    behind, the last one's for its forward, weights' gradients for what its backward left. All
-    else that it uses comes before that.
+    A forward waits for the stage before, a backward for the stage behind, the last one's for its
+    forward, weights' gradients for what its backward left; all else that they use comes before
+    that. 2 x actions for none, one more for one that is not there.
     """
     kind, stage, number = schedule.kind, schedule.stage, schedule.microbatch
-    many, stages = len(kind), schedule.stages
-    never = 2 * many + 1  # moments: ends, arrivals, 0, never
-    made = np.full((3, stages, schedule.microbatches), never)
+    many = len(kind)
+    made = np.full((3, schedule.stages, schedule.microbatches), 2 * many + 1)
     made[np.array([0, 1, 1, 2])[kind], stage, number] = np.arange(many)
-    turns_back = (kind % 3 != 0) & (stage == stages - 1)
+    turns_back = (kind % 3 != 0) & (stage == schedule.stages - 1)
     source = stage + np.array([-1, 1, 1, 0])[kind] - turns_back
     maker = made[np.where(turns_back | (kind == 0), 0, 1), np.maximum(source, 0), number]
     maker[source < 0] = 2 * many
-    moment = np.where((source != stage) & (maker < many), maker + many, maker)
+    return maker
+
+
+def walk(schedule: Schedule, costs: PipelineCosts) -> Walk:
+    """The Walk of a schedule that is complete."""
+    kind, stage, number = schedule.kind, schedule.stage, schedule.microbatch
+    many, maker = len(kind), makers(schedule)
+    # moments: ends, arrivals, 0, never
+    travels = (maker < many) & (stage[np.minimum(maker, many - 1)] != stage)
+    moment = np.where(travels, maker + many, maker)
     boundary, pipeline = stage + (kind == 0), number % schedule.pipelines
     boundary[kind == 3] = 0  # what W makes goes nowhere
     link = np.full(many, -1)
