@@ -16,12 +16,12 @@ tell them apart the timeline is replayed with every action as long as the mean o
 order, and what each action waited for transfers and for whoever starts it, stay as they were.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
@@ -47,30 +47,33 @@ CAUSES: Mapping[str, str] = MappingProxyType(
 _WARM_UP, _DEPENDENCY, _IMBALANCE, _TRANSFER, _OVERHEAD, _DRAINING = range(len(CAUSES))
 _EXACT = 1e-9
 """Of the makespan: less is rounding."""
+_Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Waits:
     """How long each compute span was waited for, in the order of a Timeline's compute spans."""
 
-    device: np.ndarray
-    """int32 [actions]."""
     free: np.ndarray
     """float64 [actions]: when everything before it on the device had ended; 0 before the first."""
     ready: np.ndarray
     """float64 [actions]: when it could start; as ``free`` where nothing was waited for."""
-    true_idle: np.ndarray
-    """float64 [actions]: ready - free, seconds."""
-    transfer: np.ndarray
-    """float64 [actions]: seconds after that in which a block that it uses was on its way."""
-    overhead: np.ndarray
-    """float64 [actions]: the rest, until it did start."""
-    arriving: np.ndarray
-    """float64 [n, 3]: (action, start, end) of every piece of ``transfer``, in order, apart."""
+    begin: np.ndarray
+    """float64 [actions]: when it started, or was ready if that was later."""
+    arriving: Mapping[int, list[_Interval]]
+    """By action, when a block that it uses was on its way in between: in order, apart."""
     uses: np.ndarray
     """int64 [actions, 2]: the actions whose results it uses, -1 for none."""
     pairs: np.ndarray
     """int64: the actions that are done at once with the one after them."""
+
+    @property
+    def overhead(self) -> np.ndarray:
+        """float64 [actions]: seconds in which it could have started, and nothing was on its way."""
+        overhead: np.ndarray = self.begin - self.ready
+        for k, ways in self.arriving.items():
+            overhead[k] -= sum(b - a for a, b in ways)
+        return overhead
 
 
 def waits(spans: Spans) -> Waits:
@@ -79,41 +82,36 @@ def waits(spans: Spans) -> Waits:
     Of a simulation, all waiting of an action that could start is its transfers': nothing else
     holds it up. Of a measured run, its transfers are the spans of kind T on its device
     with its micro-batch, and as stage the one that made the block: the stage before for a forward,
-    the stage behind for a backward. A forward and a backward that start together are done at
-    once, and wait together. Compute spans that overlap have no wait between them.
+    the stage behind for a backward. A forward and a backward that start and end together are done
+    at once, and wait together. Compute spans that overlap have no wait between them.
     """
     rows = np.flatnonzero(spans.computes)
-    device, start = spans.device[rows], spans.start[rows]
-    first = np.searchsorted(device, np.arange(spans.devices + 1)).tolist()
+    device, code, start, end = (c[rows] for c in (spans.device, spans.code, spans.start, spans.end))
     free = np.zeros(len(rows))  # since when the device has been; from 0 before its first action
-    for a, b in pairwise(first):
-        free[a + 1 : b] = np.maximum.accumulate(spans.end[rows[a:b]])[:-1]
-    gap = np.maximum(start - free, 0.0)
+    for a, b in pairwise(np.searchsorted(device, np.arange(spans.devices + 1)).tolist()):
+        free[a + 1 : b] = np.maximum.accumulate(end[a:b])[:-1]
     uses = _uses(spans, rows)
-    made = np.append(spans.end[rows], -np.inf)[uses].max(axis=1)
-    pair = np.flatnonzero(  # a forward and a backward at once wait for what either uses
+    made = np.append(end, -np.inf)[uses].max(axis=1)
+    pairs = np.flatnonzero(  # a forward and a backward at once wait for what either uses
         (device[1:] == device[:-1])
         & (start[1:] == start[:-1])
-        & (spans.end[rows][1:] == spans.end[rows][:-1])
-        & (spans.code[rows][:-1] == _F)
-        & np.isin(spans.code[rows][1:], (_B, _I))
-        & (spans.end[rows][1:] > start[1:])
+        & (end[1:] == end[:-1])
+        & (code[:-1] == _F)
+        & np.isin(code[1:], (_B, _I))
+        & (end[1:] > start[1:])
     )
-    made[pair] = np.maximum(made[pair], made[pair + 1])
-    ready = np.where(gap > 0, np.clip(made, free, np.maximum(start, free)), free)
-    true_idle = ready - free
-    held_up = np.where(gap > 0, start - ready, 0.0)
-    late = np.flatnonzero(held_up > 0)
-    pieces: Iterable[tuple[float, float, float]]
+    made[pairs] = np.maximum(made[pairs], made[pairs + 1])
+    begin = np.maximum(start, free)
+    ready = np.clip(made, free, begin)
+    late = np.flatnonzero(begin > ready).tolist()
     if spans.origin == "simulated":
-        pieces = zip(late.tolist(), ready[late].tolist(), start[late].tolist(), strict=True)
+        arriving = {k: [(float(ready[k]), float(begin[k]))] for k in late}
     else:
-        pieces = _arriving(spans, rows, pair, late, ready)
-    arriving = np.array([*pieces], float).reshape(-1, 3)
-    seconds = arriving[:, 2] - arriving[:, 1]
-    transfer = np.bincount(arriving[:, 0].astype(np.int64), seconds, minlength=len(rows))
-    overhead = held_up - transfer
-    return Waits(device, free, ready, true_idle, transfer, overhead, arriving, uses, pair)
+        sent = _sent(spans, rows)
+        for k in pairs.tolist():
+            sent[k] = sent[k] + sent[k + 1]
+        arriving = {k: _within(sent[k], float(ready[k]), float(begin[k])) for k in late}
+    return Waits(free, ready, begin, arriving, uses, pairs)
 
 
 def _uses(spans: Spans, rows: np.ndarray) -> np.ndarray:
@@ -136,28 +134,29 @@ def _uses(spans: Spans, rows: np.ndarray) -> np.ndarray:
     return np.stack([own, np.where(backward, gradient[stage + 2, microbatch], -1)], axis=1)
 
 
-def _arriving(
-    spans: Spans, rows: np.ndarray, pairs: np.ndarray, late: np.ndarray, ready: np.ndarray
-) -> Iterator[tuple[float, float, float]]:
-    """(action, start, end) while a block that one of the actions ``late`` uses is on its way."""
-    # (device, stage that made it, micro-batch) -> when such a block was on its way
-    found: dict[tuple[int, int, int], list[tuple[float, float]]] = {}
-    for j in np.flatnonzero(spans.code == _T).tolist():
-        key = int(spans.device[j]), int(spans.stage[j]), int(spans.microbatch[j])
-        found.setdefault(key, []).append((float(spans.start[j]), float(spans.end[j])))
-    with_next = set(pairs.tolist())
-    for k in late.tolist():
-        ways = []
-        for j in rows[k : k + 2] if k in with_next else rows[k : k + 1]:
-            side = {_F: -1, _B: 1, _I: 1}.get(int(spans.code[j]), 0)
-            key = int(spans.device[j]), int(spans.stage[j]) + side, int(spans.microbatch[j])
-            ways += found.get(key, []) if side else []
-        reach, start = float(ready[k]), float(spans.start[rows[k]])
-        for a, b in sorted(ways):
-            a, b = max(a, reach), min(b, start)
-            if b > a:
-                reach = b
-                yield k, a, b
+def _sent(spans: Spans, rows: np.ndarray) -> list[list[_Interval]]:
+    """Of each action, when a block from another stage was on its way to it."""
+    found: dict[tuple[int, int, int], list[_Interval]] = defaultdict(list)
+    columns = spans.device, spans.stage, spans.microbatch, spans.code, spans.start, spans.end
+    every = list(zip(*(column.tolist() for column in columns), strict=True))
+    for device, stage, number, code, start, end in every:
+        if code == _T:
+            found[device, stage, number].append((start, end))
+    maker = {_F: -1, _B: 1, _I: 1}
+    return [
+        found.get((device, stage + maker[code], number), []) if code in maker else []
+        for device, stage, number, code, *_ in (every[row] for row in rows.tolist())
+    ]
+
+
+def _within(ways: list[_Interval], reach: float, end: float) -> list[_Interval]:
+    """What of ``ways`` lies between two moments, in order and apart."""
+    found = []
+    for a, b in sorted(ways):
+        if min(b, end) > max(a, reach):
+            found.append((max(a, reach), min(b, end)))
+            reach = found[-1][1]
+    return found
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -211,46 +210,35 @@ def idle_time(spans: Spans, waited: Waits) -> IdleTime:
     >>> found.per_device["imbalance"], found.per_device["warm-up"]
     ((10.5, 0.0), (0.0, 1.0))
     """
-    makespan = spans.makespan
-    free, ready, device = waited.free, waited.ready, waited.device
+    makespan, rounding = spans.makespan, _EXACT * spans.makespan
+    device = spans.device[spans.computes]
     last = np.zeros(spans.devices)
     np.maximum.at(last, device, spans.end[spans.computes])
     even, even_end = _with_equal_stages(spans, waited, last)
-    rounding = _EXACT * makespan
-    first = np.searchsorted(device, np.arange(spans.devices + 1))
-    begins = np.zeros(len(device), bool)
-    begins[first[:-1][np.diff(first) > 0]] = True
-    # until an action could start
-    own = np.where(ready - free <= even + rounding, ready, free + even)
-    ramp = np.where(begins, _WARM_UP, _DEPENDENCY)
-    # from then on: blocks on their way, and what is left between them
-    action, a, b = waited.arriving.T
-    action = action.astype(np.int64)
-    started = np.maximum(spans.start[spans.computes], ready)
-    held = np.flatnonzero(started > ready)
-    # between pieces: from when it could start or one has arrived, until the next goes or it starts
-    since = np.concatenate([ready[held], b]), np.concatenate([held, action])
-    until = np.concatenate([a, started[held]]), np.concatenate([action, held])
-    by_since, by_until = np.lexsort(since), np.lexsort(until)
-    # after the last action
-    close = np.full(spans.devices, last.max(initial=0.0))
-    even_drain = even_end.max(initial=0.0) - even_end
-    drained = np.where(close - last <= even_drain + rounding, close, last + even_drain)
-    every = np.arange(spans.devices)
-    pieces: list[tuple[np.ndarray, Any, np.ndarray, np.ndarray]] = [
-        (device, ramp, free, own),
-        (device, _IMBALANCE, own, ready),
-        (device[action], _TRANSFER, a, b),
-        (device[since[1][by_since]], _OVERHEAD, since[0][by_since], until[0][by_until]),
-        (every, _DRAINING, last, drained),
-        (every, _IMBALANCE, drained, close),
-        (every, _DRAINING, close, np.full(spans.devices, makespan)),
-    ]
-    where, start, end = (np.concatenate([piece[n] for piece in pieces]) for n in (0, 2, 3))
-    why = np.concatenate([np.broadcast_to(cause, len(at)) for at, cause, *_ in pieces])
-    order = np.lexsort((start, where))
-    kept = order[(end > start)[order]]
-    return IdleTime(spans.devices, where[kept], why[kept], start[kept], end[kept])
+    pieces: list[tuple[int, float, int, float]] = []  # device, start, cause, end
+    columns = device, waited.free, waited.ready, waited.begin, even
+    before = -1
+    for k, (d, free, ready, begin, alike) in enumerate(
+        zip(*(column.tolist() for column in columns), strict=True)
+    ):
+        own = ready if ready - free <= alike + rounding else free + alike
+        pieces.append((d, free, _DEPENDENCY if d == before else _WARM_UP, own))
+        pieces.append((d, own, _IMBALANCE, ready))
+        before, reach = d, ready
+        for a, b in waited.arriving.get(k, ()):
+            pieces += [(d, reach, _OVERHEAD, a), (d, a, _TRANSFER, b)]
+            reach = b
+        pieces.append((d, reach, _OVERHEAD, begin))
+    close = float(last.max(initial=0.0))
+    drains = (even_end.max(initial=0.0) - even_end).tolist()
+    for d, (done, drain) in enumerate(zip(last.tolist(), drains, strict=True)):
+        own = close if close - done <= drain + rounding else done + drain
+        pieces.append((d, done, _DRAINING, own))
+        pieces += [(d, own, _IMBALANCE, close), (d, close, _DRAINING, makespan)]
+    pieces = sorted(piece for piece in pieces if piece[3] > piece[1])
+    where, start, cause, end = zip(*pieces, strict=True) if pieces else ((),) * 4
+    whole = np.array(where, np.int64), np.array(cause, np.int64)
+    return IdleTime(spans.devices, *whole, np.array(start, float), np.array(end, float))
 
 
 def _with_equal_stages(
@@ -260,15 +248,14 @@ def _with_equal_stages(
     action took the mean of its kind. ``last``: when each device is done as it is."""
     rows = np.flatnonzero(spans.computes)
     kind = spans.code[rows].astype(np.int64)
-    kind[waited.pairs] = kind[waited.pairs + 1] = (
-        kind.max(initial=0) + 1
-    )  # both at once take their own time
+    # both at once take their own time
+    kind[waited.pairs] = kind[waited.pairs + 1] = kind.max(initial=0) + 1
     length = spans.end[rows] - spans.start[rows]
     mean = np.bincount(kind, length) / np.maximum(np.bincount(kind), 1)
     if np.abs(length - mean[kind]).max(initial=0.0) <= _EXACT * length.max(initial=0.0):
-        return waited.true_idle, last  # they are equal
-    held = (waited.transfer + waited.overhead).tolist()
-    device, uses = waited.device.tolist(), waited.uses.tolist()
+        return waited.ready - waited.free, last  # they are equal
+    held, took = (waited.begin - waited.ready).tolist(), mean[kind].tolist()
+    device, uses = spans.device[rows].tolist(), waited.uses.tolist()
     joined = set((waited.pairs + 1).tolist())
     wait, end = np.zeros(len(rows)), [0.0] * len(rows)
     free = [0.0] * spans.devices
@@ -281,5 +268,5 @@ def _with_equal_stages(
         needed = uses[k] + uses[k + 1] if k + 1 in joined else uses[k]
         ready = max(free[d], *(end[n] for n in needed if n >= 0), 0.0)
         wait[k] = ready - free[d]
-        free[d] = end[k] = ready + held[k] + float(mean[kind[k]])
+        free[d] = end[k] = ready + held[k] + took[k]
     return wait, np.array(free)

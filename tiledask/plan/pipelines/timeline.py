@@ -159,22 +159,18 @@ class Timeline(Spans):
         """Every moment in which a device does not compute, with its cause."""
         return idle_time(self, self.waits)
 
-    def _waited(self, kind: str) -> tuple[float, ...]:
-        each = np.bincount(self.waits.device, getattr(self.waits, kind), minlength=self.devices)
-        return tuple(each.tolist())
-
-    @cached_property
+    @property
     def exposed_transfer_per_device(self) -> tuple[float, ...]:
         """Seconds in which each device waits for a block that is on its way to it, and whose
         action could otherwise start."""
-        return self._waited("transfer")
+        return self.idle_time.per_device["transfer"]
 
-    @cached_property
+    @property
     def overhead_per_device(self) -> tuple[float, ...]:
         """Seconds in which each device has an action that could start, no block that it waits
         for is on its way, and it does not start: the time of whoever runs the schedule. 0 in a
         simulation."""
-        return self._waited("overhead")
+        return self.idle_time.per_device["overhead"]
 
     @property
     def true_idle_per_device(self) -> tuple[float, ...]:
