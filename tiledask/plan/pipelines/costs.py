@@ -13,7 +13,7 @@ import numpy as np
 from tiledask.errors import ScheduleError, short
 from tiledask.plan.pipelines.schedule import Schedule
 
-__all__ = ["PerBoundary", "PipelineCosts", "Times", "costs_of"]
+__all__ = ["PerBoundary", "PipelineCosts", "Times", "costs_of", "numbers"]
 
 Times = float | Sequence[float] | Sequence[Sequence[float]]
 """Seconds: one number, one per stage, or one per stage and micro-batch."""
@@ -67,15 +67,19 @@ def costs_of(
     Raises ScheduleError for times that are negative, not finite or of the wrong shape.
     """
     stages, microbatches = schedule.stages, schedule.microbatches
+    of_stages = {
+        (): "one number",
+        (stages,): f"{stages} numbers (one per stage)",
+        (stages, microbatches): f"a table of {stages} x {microbatches} (stage x micro-batch)",
+    }
+    of_boundaries = {
+        (): "one number",
+        (stages - 1,): f"{stages - 1}, one per boundary between stages",
+    }
 
     def table(times: Times, name: str) -> np.ndarray:
         """[stages, microbatches], or [stages, 1] if all micro-batches agree."""
-        shapes = {
-            (): "one number",
-            (stages,): f"{stages} numbers (one per stage)",
-            (stages, microbatches): f"a table of {stages} x {microbatches} (stage x micro-batch)",
-        }
-        values = _numbers(times, name, shapes, "seconds")
+        values = numbers(times, name, of_stages, "seconds").astype(float)
         return values if values.ndim == 2 else np.broadcast_to(values, stages)[:, None]
 
     halves = backward_input, backward_weight
@@ -94,30 +98,36 @@ def costs_of(
             f"leave {min(I.min(), W.min()):g} for the other; give backward=, or both parts"
         )
     seconds = np.stack(np.broadcast_arrays(table(forward, "forward"), B, I, W))
-    together = np.full((stages, 1), -1.0)
-    if overlapped is not None:
-        together = table(overlapped, "overlapped")
-    shapes = {(): "one number", (stages - 1,): f"{stages - 1}, one per boundary between stages"}
+    together = np.full((stages, 1), -1.0) if overlapped is None else table(overlapped, "overlapped")
+    rate = np.asarray(bandwidth, float)
+    if rate.shape not in of_boundaries or not (rate > 0).all():
+        raise ScheduleError(
+            f"bandwidth must be above 0 bytes/s, {' or '.join(of_boundaries.values())}; got "
+            f"{short(bandwidth)}; for a block that takes no time leave block_bytes out"
+        )
     places = np.array(schedule.places)
-    between = np.pad(places[:, 1:] != places[:, :-1], ((0, 0), (1, 1)))
-
-    def by_boundary(values: PerBoundary, name: str, unit: str) -> np.ndarray:
-        row = np.zeros(stages + 1)
-        row[1:-1] = _numbers(values, name, shapes, unit)
-        return np.where(between, row, 0.0)
-
-    size, rate = by_boundary(block_bytes, "block_bytes", "bytes"), _rates(bandwidth, shapes)
-    carry = np.zeros_like(size)
-    carry[:, 1:-1] = size[:, 1:-1] / rate
-    found = PipelineCosts(seconds, together, by_boundary(latency, "latency", "seconds"), carry)
+    travels = places[:, 1:] != places[:, :-1]
+    latency, carry = (
+        np.pad(np.where(travels, each, 0.0), ((0, 0), (1, 1)))
+        for each in (
+            numbers(latency, "latency", of_boundaries, "seconds"),
+            numbers(block_bytes, "block_bytes", of_boundaries, "bytes") / rate,
+        )
+    )
+    found = PipelineCosts(seconds, together, latency, carry)
     if overlapped is not None and schedule.pairs:
         _check_pairs(schedule, found)
     return found
 
 
-def _numbers(values: Any, name: str, shapes: dict[Any, str], unit: str) -> np.ndarray:
+def numbers(values: Any, name: str, shapes: dict[Any, str], unit: str) -> np.ndarray:
+    """``values`` as an array of one of ``shapes``, whole numbers as they are.
+
+    Raises ScheduleError for another shape, and for what is not finite or below 0.
+    """
     try:
-        found = np.asarray(values, float)
+        found = np.asarray(values)
+        found = found if found.dtype.kind in "iuf" else np.asarray(values, float)
     except (TypeError, ValueError):
         raise ScheduleError(f"{name} must be numbers of {unit}, got {short(values)}") from None
     if found.shape not in shapes:
@@ -129,16 +139,6 @@ def _numbers(values: Any, name: str, shapes: dict[Any, str], unit: str) -> np.nd
         wrong = found[~good].flat[0]
         raise ScheduleError(f"{name} must be finite and 0 or more {unit}, got {wrong:g}")
     return found
-
-
-def _rates(bandwidth: PerBoundary, shapes: dict[Any, str]) -> np.ndarray:
-    rate = np.asarray(bandwidth, float)
-    if rate.shape not in shapes or not (rate > 0).all():
-        raise ScheduleError(
-            f"bandwidth must be above 0 bytes/s, {' or '.join(shapes.values())}; got "
-            f"{short(bandwidth)}; for a block that takes no time leave block_bytes out"
-        )
-    return rate
 
 
 def _check_pairs(schedule: Schedule, costs: PipelineCosts) -> None:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tiledask.errors import ScheduleError
+from tiledask.plan.pipelines.costs import numbers
 from tiledask.plan.pipelines.spans import Spans
 from tiledask.plan.units import format_seconds
 from tiledask.plan.whole import is_whole
@@ -69,23 +70,13 @@ class Footprint:
     def peak(self) -> Moment:
         """The most that any device holds; the earliest such moment."""
         most = max(self.peaks)
-        found = []
-        for device, (times, held) in enumerate(self.steps):
-            if self.peaks[device] == most:
-                found.append((times[int(np.argmax(held))].item(), device))
-        time, device = min(found)
+        first = (
+            (times[int(np.argmax(held))].item(), device)
+            for device, (times, held) in enumerate(self.steps)
+            if held.max() == most
+        )
+        time, device = min(first)
         return Moment(most, device, time)
-
-    def at(self, device: int, time: float) -> float:
-        """What ``device`` holds at ``time``."""
-        times, held = self.steps[device]
-        row = max(0, int(np.searchsorted(times, time, side="right")) - 1)
-        bytes_: float = held[row].item()
-        return bytes_
-
-    def over(self, capacity: float) -> tuple[int, ...]:
-        """The devices that at some moment hold more than ``capacity``."""
-        return tuple(d for d, peak in enumerate(self.peaks) if peak > capacity)
 
     def __repr__(self) -> str:
         most, device, time = self.peak
@@ -118,13 +109,16 @@ def memory_over_time(
     >>> held = memory_over_time(simulate(schedule("1f1b", stages=4, microbatches=8)))
     >>> held.peaks, held.peak
     ((4, 3, 2, 1), Moment(bytes=4, device=0, time=3.0))
-    >>> held.at(0, time=2.5), held.over(capacity=2)
-    (3, (0, 1))
     """
-    stages = 1 + int(timeline.stage.max(initial=0))
-    whole = part = _numbers(activation, stages, "activation", "stage")
+    stages, devices = 1 + int(timeline.stage.max(initial=0)), timeline.devices
+
+    def each(values: PerStage, name: str, what: str, count: int) -> np.ndarray:
+        shapes = {(): "one number", (count,): f"{count}, one per {what}"}
+        return np.broadcast_to(numbers(values, name, shapes, "bytes"), count)
+
+    whole = part = each(activation, "activation", "stage", stages)
     if weight_part is not None:
-        part = _numbers(weight_part, stages, "weight_part", "stage")
+        part = each(weight_part, "weight_part", "stage", stages)
     if (part > whole).any():
         s = int(np.argmax(part > whole))
         raise ScheduleError(
@@ -133,10 +127,10 @@ def memory_over_time(
         )
     none = np.zeros_like(whole)  # by F, B, I, W, U and M of each stage
     change = np.stack([whole, -whole, part - whole, -part, none, none])
-    always = _numbers(static, timeline.devices, "static", "device")
+    always = each(static, "static", "device", devices)
     trains = bool((timeline.computes & (timeline.code > 0)).any())
     steps, computing = [], np.flatnonzero(timeline.computes)
-    ends = np.searchsorted(timeline.device[computing], np.arange(1, timeline.devices))
+    ends = np.searchsorted(timeline.device[computing], np.arange(1, devices))
     for device, rows in enumerate(np.split(computing, ends)):
         code, start, end = timeline.code[rows], timeline.start[rows], timeline.end[rows]
         deltas = change[code, timeline.stage[rows]]
@@ -149,14 +143,3 @@ def memory_over_time(
         held = always[device] + np.cumsum(deltas)
         steps.append(Steps(np.append(0.0, times), np.append(always[device], held)))
     return Footprint(tuple(steps), timeline.makespan, timeline.origin)
-
-
-def _numbers(values: PerStage, count: int, name: str, each: str) -> np.ndarray:
-    numbers = np.asarray(values)
-    if numbers.dtype.kind not in "iuf" or numbers.shape not in ((), (count,)):
-        raise ScheduleError(f"{name} must be one number or {count}, one per {each}; got {values!r}")
-    possible = np.isfinite(numbers) & (numbers >= 0)
-    if not possible.all():
-        wrong = numbers[~possible].flat[0]
-        raise ScheduleError(f"{name} must be finite and 0 or more bytes, got {wrong:g}")
-    return np.broadcast_to(numbers, count)

@@ -8,7 +8,9 @@ W(s, i)  needs  I(s, i)                          the gradient of the weights
 Where one stage does B and the next I, each needs the one that is there.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import NoReturn
 
 import numpy as np
@@ -120,9 +122,8 @@ def validate(
         refuse(schedule, microbatches)
     if memory_limit is None:
         return schedule
-    limits = (
-        memory_limit if isinstance(memory_limit, Sequence) else [memory_limit] * schedule.devices
-    )
+    each = isinstance(memory_limit, Sequence)
+    limits = memory_limit if each else [memory_limit] * schedule.devices
     if len(limits) != schedule.devices:
         raise ScheduleError(
             f"got {len(limits)} memory limits for {schedule.devices} devices: give one, or one each"
@@ -174,55 +175,39 @@ def _turns(schedule: Schedule, waits: Needs) -> Iterator[str]:
                 yield f"{a} is repeated on rank {device}: turns {turns[a]} and {turn}; do it once"
         for a, turn in turns.items():
             for b in waits[a]:
-                if schedule.holder(b.stage, b.microbatch) != device or turns.get(b, turn) < turn:
+                if schedule.holder(*b[1:]) != device or turns.get(b, turn) < turn:
                     continue
                 rule = "backward before forward" if b.kind == "F" != a.kind else "too early"
                 where = f"is only at turn {turns[b]}" if b in turns else "never comes"
                 yield f"{rule}: {a} at turn {turn} on rank {device} needs {b}, which {where}"
         for turn, a in enumerate(order):
-            both = order[turn : turn + 2]
-            if a not in schedule.pairs:
-                continue
-            if "".join(each.kind for each in both) not in ("FB", "FI"):
+            both, at = order[turn : turn + 2], f"at turn {turn} of rank {device}"
+            if a in schedule.pairs and "".join(each.kind for each in both) not in ("FB", "FI"):
                 yield (
-                    f"a device does a forward and then a backward (B or I) at once; at turn {turn} "
-                    f"of rank {device} it is {' and '.join(map(str, both))}"
+                    f"a device does a forward and then a backward (B or I) at once; {at} it is "
+                    f"{' and '.join(map(str, both))}"
                 )
-            elif a in waits[both[1]]:
-                yield (
-                    f"backward before forward: {both[1]} at turn {turn + 1} on rank {device} "
-                    f"needs {a}, and would run at once with it"
-                )
+            elif a in schedule.pairs and a in waits[both[1]]:
+                yield f"backward before forward: {at} {both[1]} needs {a}, and runs with it"
 
 
 def _missing(schedule: Schedule, microbatches: int) -> Iterator[str]:
     """What some stage does not do with some micro-batch, or does twice."""
-    kinds: dict[tuple[int, int], str] = {}
-    for kind in KINDS:
-        for a in schedule:
-            if a.kind == kind:
-                kinds[a[1:]] = kinds.get(a[1:], "") + kind
-    lacking = {"": "F", "F": "B", "FI": "W", "FW": "I", "FB": "", "FIW": ""}
-    for s in range(schedule.stages):
-        for i in range(microbatches):
-            has = kinds.get((s, i), "")
-            if "F" not in has:
-                lacks = "F"
-            elif has == "F" and not schedule.trains:
-                lacks = ""
-            elif has not in lacking:
-                twice = " and ".join(str(Action(kind, s, i)) for kind in has if kind != "F")
-                yield (
-                    f"stage {s} does the backward of micro-batch {i} twice: {twice}; use B, or I "
-                    f"and W"
-                )
-            else:
-                lacks = lacking[has]
-            if lacks:
-                yield (
-                    f"missing {Action(lacks, s, i)} on rank {schedule.holder(s, i)}: all of "
-                    f"{microbatches} micro-batches pass through all of {schedule.stages} stages"
-                )
+    kinds: dict[tuple[int, ...], str] = defaultdict(str)
+    for a in sorted(schedule, key=lambda a: KINDS.index(a.kind)):
+        kinds[a[1:]] += a.kind
+    lacking = {"": "F", "F": "B" * schedule.trains, "FI": "W", "FW": "I", "FB": "", "FIW": ""}
+    for s, i in product(range(schedule.stages), range(microbatches)):
+        has = kinds[s, i]
+        lacks = lacking.get(has, "") if "F" in has else "F"
+        if lacks:
+            yield (
+                f"missing {Action(lacks, s, i)} on rank {schedule.holder(s, i)}: all of "
+                f"{microbatches} micro-batches pass through all of {schedule.stages} stages"
+            )
+        if has not in lacking:
+            twice = " and ".join(str(Action(kind, s, i)) for kind in has if kind != "F")
+            yield f"stage {s} does the backward of micro-batch {i} twice: {twice}; B, or I and W"
 
 
 def _circle(schedule: Schedule, waits: Needs) -> list[str]:

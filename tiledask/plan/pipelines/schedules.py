@@ -6,18 +6,7 @@ from typing import Any
 
 from tiledask.errors import ScheduleError, short
 from tiledask.plan.data import meant
-from tiledask.plan.pipelines.generators.rounds import (
-    count_of,
-    eager_one_forward_one_backward,
-    gpipe,
-    interleaved,
-    interleaved_zero_bubble,
-    looped_bfs,
-    naive,
-    one_forward_one_backward,
-    zb_h1,
-    zb_h2,
-)
+from tiledask.plan.pipelines.generators.rounds import ALL, count_of, in_loops, in_rounds
 from tiledask.plan.pipelines.generators.two_way import chimera, dualpipe, dualpipev
 from tiledask.plan.pipelines.generators.v_shape import v_half, v_min, zb_v
 from tiledask.plan.pipelines.generators.zb_auto import zb_auto
@@ -46,19 +35,41 @@ class Schedules(dict[str, Callable[..., Schedule]]):
 
 schedules = Schedules(
     {
-        "naive": naive,
-        "gpipe": gpipe,
-        "1f1b": one_forward_one_backward,
-        "eager-1f1b": eager_one_forward_one_backward,
-        "interleaved": interleaved,
-        "looped-bfs": looped_bfs,
-        "zb-h1": zb_h1,
-        "zb-h2": zb_h2,
+        # layer-wise: one micro-batch goes all the way forward and back, then the next
+        "naive": in_rounds("naive", 0),
+        # all forwards, then all backwards: every device keeps the activations of all micro-batches
+        # (GPipe, arXiv 1811.06965, figure 2c)
+        "gpipe": in_rounds("gpipe", ALL),
+        # a backward as soon as there is one: stage s keeps the activations of at most stages - s
+        # micro-batches (PipeDream-flush; arXiv 2104.04473, figure 3)
+        "1f1b": in_rounds("1f1b", 1),
+        # twice as many forwards ahead, so that results on their way are not waited for: while one
+        # travels no longer than an action takes, its latency is paid only on the way in and out.
+        # Stage s keeps at most 2 (stages - s) - 1 (arXiv 2211.05322)
+        "eager-1f1b": in_rounds("eager-1f1b", 2),
+        # 1F1B with chunks: a device takes a group of micro-batches through its first chunk, then
+        # through its next (arXiv 2104.04473, section 2.2)
+        "interleaved": in_loops("interleaved", 2),
+        # GPipe with chunks: every micro-batch through a chunk, then the next; breadth-first
+        # pipeline parallelism (arXiv 2211.05953)
+        "looped-bfs": in_loops("looped-bfs", ALL),
+        # zero bubble in the memory of 1F1B: if W <= F and m >= p, the longest span of a device is
+        # (p-1)(F+I-W) more than its work. Device d keeps at most p-d activations before their I,
+        # and d between I and W (arXiv 2401.10241, figure 2)
+        "zb-h1": in_rounds("zb-h1", 1, 1),
+        # in about twice that memory: if W <= F, W <= I and m >= 2p-1, it is (p-1)(F+I-2W) more,
+        # nothing when F = I = W. At most 2(p-d)-1 before their I, and 2d between I and W (figure 3)
+        "zb-h2": in_rounds("zb-h2", 2, 2),
+        # the best of several orders for given times within a memory (section 3.1)
         "zb-auto": zb_auto,
-        "interleaved-zb": interleaved_zero_bubble,
+        # ZB-H1 with chunks, as PyTorch's InterleavedZeroBubble: groups as in "interleaved", and one
+        # forward ahead for each device behind, not two
+        "interleaved-zb": in_loops("interleaved-zb", 1, 1),
+        # down the stages and back: two on each device
         "zb-v": zb_v,
         "v-half": v_half,
         "v-min": v_min,
+        # two streams of micro-batches that meet; of the first two every stage is on two devices
         "chimera": chimera,
         "dualpipe": dualpipe,
         "dualpipev": dualpipev,

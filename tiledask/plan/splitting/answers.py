@@ -40,24 +40,14 @@ def read_assignment(
     """
     if isinstance(assignment, Partition):
         return [[n + 1 for n in layers] for layers in assignment.layers]
-    numbered = layers is not None and stages is not None and stages > 1
     if isinstance(assignment, str):
-        parts = re.split(r"\]\s*,?\s*\[|[|;\n]", assignment.strip("[]() \n\t"))
-        words = [part.replace(",", " ").split() for part in parts]
-        row = [word for each in words for word in each]
-        barred = len(parts) > 1
-        plain = all(word.isdecimal() and len(word) < 10 for word in row) and len(row) > 1
-        if numbered and plain and (not barred or all(len(each) == 1 for each in words)):
-            return _of_numbers([*map(int, row)], layers or 0, stages or 0, True, barred)
-        if not barred and len(row) == stages:  # commas for bars
-            words = [[word] for word in row]
-        return [[n for word in each for n in _range(word)] for each in words]
+        return _of_text(assignment, layers, stages)
     given = list(assignment) if isinstance(assignment, Iterable) else []
-    numbers = [int(entry) for entry in given if is_whole(entry)]
-    if numbers and len(numbers) == len(given):
-        if numbered and len(numbers) > 1:
-            return _of_numbers(numbers, layers or 0, stages or 0, False, False)
-        return _of_devices(numbers)
+    if given and all(map(is_whole, given)):
+        numbers = [*map(int, given)]
+        if layers is None or stages in (None, 1) or len(numbers) == 1:
+            return _of_devices(numbers)
+        return _of_numbers(numbers, numbers, layers, stages)
     groups = [each for each in given if isinstance(each, Iterable) and not isinstance(each, str)]
     if not groups or len(groups) < len(given):
         raise PartitionError(
@@ -65,39 +55,47 @@ def read_assignment(
             f"as in '1-6 | 7-12' or [[1, 2], [3, 4]], or the device of each layer, as in "
             f"[0, 0, 1, 1]"
         )
-    return [[_layer(n) for n in group] for group in groups]
+    rule = {"of": "counted from 1", "error": PartitionError}
+    return [[whole_number("a layer", n, **rule) for n in group] for group in groups]
 
 
-def _layer(value: SupportsIndex) -> int:
-    return whole_number("a layer", value, of="counted from 1", error=PartitionError)
+def _of_text(text: str, layers: int | None, stages: int | None) -> list[list[int]]:
+    parts = re.split(r"\]\s*,?\s*\[|[|;\n]", text.strip("[]() \n\t"))
+    words = [part.replace(",", " ").split() for part in parts]
+    row = [word for each in words for word in each]
+    barred, lone = len(parts) > 1, all(len(each) == 1 for each in words)
+    plain = all(word.isdecimal() and len(word) < 10 for word in row) and len(row) > 1
+    if layers is not None and stages not in (None, 1) and plain and (lone or not barred):
+        numbers = [*map(int, row)]
+        places = numbers if 0 in numbers else [n - 1 for n in numbers]
+        return _of_numbers(numbers, places, layers, stages, barred)
+    if not barred and len(row) == stages:  # commas for bars
+        words = [[word] for word in row]
+    return [[n for word in each for n in _range(word)] for each in words]
 
 
 def _of_numbers(
-    numbers: list[int], layers: int, stages: int, typed: bool, barred: bool
+    numbers: list[int], places: list[int], layers: int, stages: int, barred: bool = False
 ) -> list[list[int]]:
-    """The layers of each stage, by the only way in which plain ``numbers`` can be meant."""
-    places = [n - 1 for n in numbers] if typed and 0 not in numbers else numbers
-    sizes, count = list(pairwise(accumulate(numbers, initial=0))), len(numbers)
-    by_layer = count == layers and max(places) < stages and not barred
+    """The layers of each stage, by the only way in which plain ``numbers`` can be meant.
+
+    ``places``: the devices, counted from 0, if they are that. ``barred``: they stood between bars.
+    """
+    count, forms = len(numbers), dict[str, list[list[int]]]()
+    if by_layer := count == layers and max(places) < stages and not barred:
+        forms["the device of each layer"] = _of_devices(places)
+    # a stage without layers is a mistake, a device 0 is none
+    if count == stages and sum(numbers) == layers and not (by_layer and 0 in numbers):
+        forms["how many layers each has"] = _between([*accumulate(numbers, initial=0)])
     rising = all(a <= b for a, b in pairwise(numbers))
-    forms = {
-        "the device of each layer": by_layer,
-        # a stage without layers is a mistake, a device 0 is none
-        "how many layers each has": count == stages
-        and sum(numbers) == layers
-        and not (by_layer and 0 in numbers),
-        "the bounds between them": count == stages + 1
-        and (numbers[0], numbers[-1]) == (0, layers)
-        and rising,
-    }
-    meant = [form for form, holds in forms.items() if holds]
-    if len(meant) > 1:
+    if count == stages + 1 and (numbers[0], numbers[-1]) == (0, layers) and rising:
+        forms["the bounds between them"] = _between(numbers)
+    if len(forms) > 1:
         raise PartitionError(
-            f"{numbers} can be {' or '.join(meant)}; write the layers of each, as in '1-6 | 7-12'"
+            f"{numbers} can be {' or '.join(forms)}; write the layers of each, as in '1-6 | 7-12'"
         )
-    if meant and not by_layer:
-        bounds = pairwise(numbers) if forms["the bounds between them"] else sizes
-        return [list(range(a + 1, b + 1)) for a, b in bounds]
+    if forms:
+        return forms.popitem()[1]
     if barred:
         return [[n] for n in numbers]
     if count == layers or max(places) < stages:
@@ -107,6 +105,10 @@ def _of_numbers(
         f"{stages} sizes that add up to {layers} (these add up to {sum(numbers)}), nor "
         f"{stages + 1} bounds from 0 to {layers}; write the layers of each, as in '1-6 | 7-12'"
     )
+
+
+def _between(bounds: list[int]) -> list[list[int]]:
+    return [list(range(a + 1, b + 1)) for a, b in pairwise(bounds)]
 
 
 def _of_devices(places: list[int]) -> list[list[int]]:

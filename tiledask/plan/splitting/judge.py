@@ -125,22 +125,19 @@ def judge(
     costs = layer_costs(layers) if costs is None else list(costs)
     if len(costs) != layers:
         raise PartitionError(f"{len(costs)} costs do not describe {layers} layers: give one each")
-    stages = devices * chunks
-    best = partition(costs, stages, speeds, memory, capacity, communication, chunks).bottleneck
+    best = partition(
+        costs, devices * chunks, speeds, memory, capacity, communication, chunks
+    ).bottleneck
     for rule, reason in _no_cover(groups, layers, devices, chunks):
         return Verdict(False, rule, reason, None, None, best)
     cut = stages_of(groups, devices, chunks)
     home = {n: s % devices for s, group in enumerate(cut) for n in group}
     place = [home[n] for n in range(1, layers + 1)]
     crossings = sum(a != b for a, b in pairwise(place))
-    times = _stage_times(
-        cut, place, costs, [1.0] * devices if speeds is None else speeds, communication
-    )
+    times = _stage_times(cut, place, costs, speeds or [1.0] * devices, communication)
     found = crossings, max(times), best, tuple(map(tuple, cut)), times
-    broken = chain(
-        _not_layerwise(cut, place, devices, chunks), _over_memory(place, memory, capacity, devices)
-    )
-    for rule, reason in broken:
+    broken = _not_layerwise(cut, place, devices, chunks)
+    for rule, reason in chain(broken, _over_memory(place, memory, capacity, devices)):
         return Verdict(False, rule, reason, *found)
     what = "device" if chunks == 1 else "chunk"
     reason = f"The slowest {what} takes {max(times):g}; the best possible is {best:g}."
@@ -173,9 +170,8 @@ def _no_cover(groups: list[list[int]], layers: int, devices: int, chunks: int) -
     """Some layer has not exactly one place among the devices."""
     stages, many = devices * chunks, len(groups)
     if many > stages:
-        what = f"devices and there are {stages}"
-        if chunks > 1:
-            what = f"chunks and there are {stages}, {chunks} on each of {devices} devices"
+        of_chunks = f"chunks and there are {stages}, {chunks} on each of {devices} devices"
+        what = of_chunks if chunks > 1 else f"devices and there are {stages}"
         yield "unknown device", f"The answer names {many} {what}; leave {many - stages} out."
     if devices < many < stages:
         each = f"each of {devices} devices, or of each of {stages} chunks ({chunks} per device)"
@@ -185,11 +181,11 @@ def _no_cover(groups: list[list[int]], layers: int, devices: int, chunks: int) -
         name = stage_name(g, devices, 1 if many <= devices else chunks)
         for n in group:
             if not 1 <= n <= layers:
-                where = f"{name.capitalize()} is given layer {n}"
-                yield "unknown layer", f"{where}; the layers are 1 to {layers}."
+                given = f"{name.capitalize()} is given layer {n}"
+                yield "unknown layer", f"{given}; the layers are 1 to {layers}."
             if n in holder:
-                where = f"Layer {n} is on {holder[n]} and again on {name}"
-                yield "layer twice", f"{where}; every layer has one place."
+                both = f"Layer {n} is on {holder[n]} and again on {name}"
+                yield "layer twice", f"{both}; every layer has one place."
             holder[n] = name
     missing = [n for n in range(1, layers + 1) if n not in holder]
     if missing:
@@ -200,7 +196,15 @@ def _no_cover(groups: list[list[int]], layers: int, devices: int, chunks: int) -
 
 def _not_layerwise(stages: list[list[int]], place: list[int], devices: int, chunks: int) -> Broken:
     """A stage has no layers, or they are not consecutive, or not in rising order."""
-    what = "device" if chunks == 1 else "chunk"
+    what, before = "chunk", "chunk 1 of every device, then through chunk 2, ..."
+    consecutive = f"the layers of a chunk are consecutive, and a device holds {chunks} chunks."
+    if chunks == 1:
+        what, before = "device", "the devices in order"
+        consecutive = (
+            f"in layer-wise partitioning they are consecutive. Activations change device "
+            f"{sum(a != b for a, b in pairwise(place))} times, against {devices - 1} for a "
+            f"contiguous split.{_interleaved(place, devices)}"
+        )
     names = [stage_name(s, devices, chunks) for s in range(len(stages))]
     titled = list(zip(map(str.capitalize, names), stages, strict=True))
     for name, group in titled:
@@ -209,25 +213,14 @@ def _not_layerwise(stages: list[list[int]], place: list[int], devices: int, chun
             yield f"idle {what}", f"{has}; every {what} needs at least 1."
     for name, group in titled:
         if max(group) - min(group) + 1 != len(group):
-            rule = f"the layers of a chunk are consecutive, and a device holds {chunks} chunks."
-            if chunks == 1:
-                crossings = sum(a != b for a, b in pairwise(place))
-                rule = (
-                    f"in layer-wise partitioning they are consecutive. Activations change device "
-                    f"{crossings} times, against {devices - 1} for a contiguous split."
-                    f"{_interleaved(place, devices)}"
-                )
-            yield "not contiguous", f"{name} holds layers {layer_ranges(group)}; {rule}"
-    through = "chunk 1 of every device, then through chunk 2, ..."
-    through = "the devices in order" if chunks == 1 else through
+            yield "not contiguous", f"{name} holds layers {layer_ranges(group)}; {consecutive}"
     for s, (name, group) in enumerate(titled):
         if group != sorted(group):
             runs = f"{name} runs layer {group[0]} before layer {min(group)}"
             yield "out of order", f"{runs}; layers run in rising order."
-        if s and group[0] < stages[s - 1][0]:
-            both = f"{name} starts at layer {group[0]} and {names[s - 1]} at layer"
-            rule = f"the layers pass through {through}."
-            yield "out of order", f"{both} {stages[s - 1][0]}; {rule}"
+        if s and group[0] < (first := stages[s - 1][0]):
+            both = f"{name} starts at layer {group[0]} and {names[s - 1]} at layer {first}"
+            yield "out of order", f"{both}; the layers pass through {before}."
 
 
 def _over_memory(

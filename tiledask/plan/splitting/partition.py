@@ -193,27 +193,25 @@ def partition(
     each_send = _exact(sends, "communication", between, "place between two layers")
     # stage times in whole numbers: cost / speed + send, all in one unit of time
     scale = math.lcm(*(v.denominator for v in each_speed))
-    between_devices = each_send if devices > 1 else [Fraction(0)] * between
-    numbers = _whole([*(v * scale for v in each_cost), *between_devices])
-    sizes, rooms = [0] * len(costs), [0] * devices
+    travels = each_send if devices > 1 else [Fraction(0)] * between
+    whole = _whole([*(v * scale for v in each_cost), *travels])
+    sizes, rooms, caps = [0] * len(costs), [0] * devices, list[float]()
     if memory is not None and capacity is not None:
         caps = capacities(capacity, devices)
         held = _exact(memory, "memory", len(costs), "layer")
         unit = math.lcm(*(v.denominator for v in held))
         sizes = [int(v * unit) for v in held]
         rooms = [sum(sizes) if c == math.inf else int(Fraction(c) * unit // 1) for c in caps]
-    bounds = best_bounds(
-        LayerRow(
-            numbers[: len(costs)],
-            [int(v * scale) for v in each_speed] * chunks,
-            [0, *numbers[len(costs) :], 0],
-            sizes,
-            rooms,
-        )
+    row = LayerRow(
+        whole[: len(costs)],
+        [int(v * scale) for v in each_speed] * chunks,
+        [0, *whole[len(costs) :], 0],
+        sizes,
+        rooms,
     )
+    bounds = best_bounds(row)
     if bounds is None:
-        assert memory is not None, "there is a split of every row without limits"
-        raise PartitionError(_why_too_small(memory, caps, stages, devices))
+        raise PartitionError(_why_too_small(memory or [], caps, stages, devices))
     sent = () if devices == 1 or communication is None else tuple(map(float, each_send))
     return Partition(bounds, tuple(map(float, costs)), tuple(map(float, speeds)), sent)
 
@@ -308,11 +306,11 @@ def _whole(values: list[Fraction]) -> list[int]:
 
 def _why_too_small(memory: Sequence[float], caps: list[float], stages: int, devices: int) -> str:
     """Which layer fits nowhere, or how much larger the capacities would have to be."""
-    total, largest = math.fsum(memory), max(memory)
-    if largest > max(caps):
+    total, largest, most = math.fsum(memory), max(memory), max(caps)
+    if largest > most:
         return (
             f"layer {list(memory).index(largest) + 1} needs {format_bytes(float(largest))} and the "
-            f"largest capacity is {format_bytes(max(caps))}: it fits on no device; split the layer "
+            f"largest capacity is {format_bytes(most)}: it fits on no device; split the layer "
             f"itself, or use larger devices"
         )
     if devices < stages:
@@ -322,9 +320,11 @@ def _why_too_small(memory: Sequence[float], caps: list[float], stages: int, devi
             f"{format_bytes(math.fsum(caps))} together; use larger devices, or more of them"
         )
     within = f"no contiguous split over {stages} devices keeps within"
-    if len(set(caps)) == 1:
-        least, each = format_bytes(partition(memory, stages).bottleneck), format_bytes(caps[0])
-        return f"{within} {each} on each; the smallest capacity that would do is {least}"
     factor = partition(memory, stages, [min(c, total) for c in caps]).bottleneck
+    if most == min(caps):
+        least = format_bytes(factor * min(most, total))
+        return (
+            f"{within} {format_bytes(most)} on each; the smallest capacity that would do is {least}"
+        )
     rooms = ", ".join(map(format_bytes, caps))
     return f"{within} the capacities {rooms}; all of them {factor:.4g} times as large would do"

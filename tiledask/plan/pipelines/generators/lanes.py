@@ -6,19 +6,15 @@ F0 F0 F1 I1 W1 F0+B1      lane 0 and lane 1 are the two chunks of a device; the 
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from itertools import count
 
 from tiledask.errors import ScheduleError
 from tiledask.plan.pipelines.schedule import Action, Schedule
 
-__all__ = ["Lane", "from_steps", "half_of", "v_places"]
+__all__ = ["Lane", "from_steps", "half_of", "v_from_steps", "v_places"]
 
-
-class Lane(NamedTuple):
-    """One chunk of a device: a stage, and the micro-batches that pass through it."""
-
-    stage: int
-    microbatches: Iterable[int]
+Lane = tuple[int, Iterable[int]]
+"""One chunk of a device: a stage, and the micro-batches that pass through it."""
 
 
 def from_steps(
@@ -37,24 +33,34 @@ def from_steps(
     orders: list[list[Action]] = [[] for _ in range(devices)]
     pairs = []
     for device, order in enumerate(orders):
-        mine = [(lane.stage, iter(lane.microbatches)) for lane in lanes(device)]
-        waiting = {kind: [deque[int]() for _ in mine] for kind in "IW"}
+        mine = [
+            (stage, iter(numbers), deque[int](), deque[int]()) for stage, numbers in lanes(device)
+        ]
         for word in steps(device):
             block = []
-            for kind, lane in ((part[0], int(part[1:])) for part in word.split("+")):
-                stage, numbers = mine[lane]
+            for part in word.split("+"):
+                kind, (stage, numbers, forwards, inputs) = part[0], mine[int(part[1:])]
                 if kind == "F":
-                    microbatch = next(numbers)
-                    waiting["I"][lane].append(microbatch)
+                    forwards.append(microbatch := next(numbers))
                 else:
-                    microbatch = waiting["W" if kind == "W" else "I"][lane].popleft()
+                    microbatch = (inputs if kind == "W" else forwards).popleft()
                 if kind == "I":
-                    waiting["W"][lane].append(microbatch)
+                    inputs.append(microbatch)
                 if microbatch < microbatches:
                     block.append(Action(kind, stage, microbatch))
             order += block
             pairs += block[:-1]
     return Schedule.of(orders, place, name, pairs)
+
+
+def v_from_steps(
+    steps: Callable[[int], Iterable[str]], devices: int, microbatches: int, name: str
+) -> Schedule:
+    """The same where lane 0 goes down the devices and lane 1 up again."""
+    last = 2 * devices - 1
+    lanes = {d: [(d, count()), (last - d, count())] for d in range(devices)}
+    places = v_places(devices)
+    return from_steps(steps, lanes.__getitem__, places, devices, microbatches, name)
 
 
 def half_of(stages: int) -> int:

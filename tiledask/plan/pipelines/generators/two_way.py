@@ -19,7 +19,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 from tiledask.errors import ScheduleError
-from tiledask.plan.pipelines.generators.lanes import Lane, from_steps, half_of, v_places
+from tiledask.plan.pipelines.generators.lanes import Lane, from_steps, half_of, v_from_steps
 from tiledask.plan.pipelines.schedule import Action, Schedule
 
 __all__ = ["chimera", "dualpipe", "dualpipev"]
@@ -89,7 +89,7 @@ def dualpipe(stages: int, microbatches: int) -> Schedule:
     down, up = range(stages), range(stages - 1, -1, -1)
 
     def lanes(d: int) -> list[Lane]:
-        both = [Lane(d, count(0, 2)), Lane(stages - 1 - d, count(1, 2))]
+        both = [(d, count(0, 2)), (stages - 1 - d, count(1, 2))]
         return both if d < half else both[::-1]
 
     def steps(d: int) -> Iterator[str]:
@@ -108,14 +108,9 @@ def dualpipev(stages: int, microbatches: int) -> Schedule:
     Schedule(dualpipev: 8 stages on 4 devices, 10 micro-batches, 182 actions)
     """
     p = half_of(stages)
-
-    def lanes(d: int) -> list[Lane]:
-        return [Lane(d, count()), Lane(stages - 1 - d, count())]
-
-    def steps(d: int) -> Iterator[str]:
-        return _steps(d, p, max(microbatches, 2 * p))
-
-    return from_steps(steps, lanes, v_places(p), p, microbatches, "dualpipev")
+    return v_from_steps(
+        lambda d: _steps(d, p, max(microbatches, 2 * p)), p, microbatches, "dualpipev"
+    )
 
 
 def _steps(d: int, p: int, n: int) -> Iterator[str]:

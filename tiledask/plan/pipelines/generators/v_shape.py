@@ -9,9 +9,8 @@ In a V ``stages`` is twice the number of devices: stage s is on device s, or on 
 """
 
 from collections.abc import Callable
-from itertools import count
 
-from tiledask.plan.pipelines.generators.lanes import Lane, from_steps, half_of, v_places
+from tiledask.plan.pipelines.generators.lanes import half_of, v_from_steps, v_places
 from tiledask.plan.pipelines.needs import needs, peak_in_flight
 from tiledask.plan.pipelines.schedule import Action, Schedule
 
@@ -41,10 +40,7 @@ def zb_v(stages: int, microbatches: int) -> Schedule:
             *["W0"] * d,
         ]
 
-    def lanes(d: int) -> list[Lane]:
-        return [Lane(d, count()), Lane(2 * p - 1 - d, count())]
-
-    return from_steps(steps, lanes, v_places(p), p, microbatches, "zb-v")
+    return v_from_steps(steps, p, microbatches, "zb-v")
 
 
 def v_half(stages: int, microbatches: int) -> Schedule:
@@ -95,9 +91,7 @@ def _repeated(
             for slot, (kind, stage) in block
             for i in range(microbatches)
         )
-        actions: list[Action] = []
-        weights: list[Action] = []
-        turn = placed[0][0]
+        actions, weights, turn = list[Action](), list[Action](), placed[0][0]
         for slot, action in placed:
             free = max(0, slot - turn)
             actions += [*weights[:free], action]
@@ -117,12 +111,11 @@ def _filled(schedule: Schedule) -> Schedule:
     what is left of it always can, so there is no deadlock. W is done in turn, but once the forwards
     of its first chunk are through a device does it only when it can do nothing else.
     """
-    waits, room = needs(schedule), max(peak_in_flight(schedule))
+    waits, most = needs(schedule), max(peak_in_flight(schedule))
     left = [list(order) for order in schedule.orders]
     orders: list[list[Action]] = [[] for _ in left]
     kept, forwards = [0] * len(left), [schedule.microbatches] * len(left)
-    queues = [len({action[:2] for action in order}) for order in left]
-    change = {"F": 1, "B": -1, "I": 0, "W": -1}
+    change = {"F": 1, "I": 0, "W": -1}
     done: set[Action] = set()
 
     def turn_of(device: int) -> int | None:
@@ -132,12 +125,12 @@ def _filled(schedule: Schedule) -> Schedule:
         for turn, a in enumerate(left[device]):
             if a[:2] not in seen:
                 seen.add(a[:2])
-                fits = turn == 0 or a.kind != "F" or peak < room
+                fits = turn == 0 or a.kind != "F" or peak < most
                 if fits and done.issuperset(waits[a]):
                     if a.kind != "W" or forwards[device]:
                         return turn
                     weight = turn if weight is None else weight
-                if len(seen) == queues[device]:
+                if len(seen) == 6:  # F, I and W of two chunks
                     break
             height += change[a.kind]
             peak = max(peak, height)
@@ -147,10 +140,9 @@ def _filled(schedule: Schedule) -> Schedule:
         slot = []
         for device, rest in enumerate(left):
             if (turn := turn_of(device)) is not None:
-                action = rest.pop(turn)
-                slot.append(action)
+                slot.append(action := rest.pop(turn))
                 orders[device].append(action)
                 kept[device] += change[action.kind]
-                forwards[device] -= action.kind == "F" and action.stage == device
+                forwards[device] -= action[:2] == ("F", device)
         done |= set(slot)
     return Schedule.of(orders, schedule.places, schedule.name)

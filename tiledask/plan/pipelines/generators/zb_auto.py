@@ -5,8 +5,9 @@ nobody waits for, so it can go anywhere after its I (Zero Bubble, arXiv 2401.102
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,19 @@ PerStage = float | Sequence[float]
 """One number, or one per stage."""
 _SMALL = 1e-9
 """Part of a memory below which two are equal."""
+HANDMADE = (1, 0), (1, 1), (2, 2)
+"""1F1B with W right after I, ZB-H1 and ZB-H2, by forwards ahead and turns late."""
+
+
+class _Memory(NamedTuple):
+    limit: float
+    activation: float
+    weight_part: float
+
+    def holds(self, before: int, after: int) -> bool:
+        """Whether there is room for activations before their I, and what is left after it."""
+        kept = before * self.activation + after * self.weight_part
+        return kept <= self.limit * (1 + _SMALL)
 
 
 def zb_auto(
@@ -64,23 +78,19 @@ def zb_auto(
             f"one micro-batch on a stage takes {max(activation, weight_part):g} of memory and the "
             f"limit is {limit:g}; allow {max(activation, weight_part):g} or more"
         )
-    handmade = [_rounds(stages, microbatches, *depths) for depths in ((1, 0), (1, 1), (2, 2))]
+    handmade = [rounds("", stages, microbatches, stages, *each) for each in HANDMADE]
     halves = {"backward_input": backward_input, "backward_weight": backward_weight}
     costs = costs_of(handmade[0], forward, latency=latency, **halves)
     F, _, I, W = (each[:, 0].tolist() for each in costs.seconds)
-    seconds = {"F": F, "I": I, "W": W}
-
-    def drafted(*choice: bool) -> Schedule:
-        draft = _Draft(stages, microbatches, seconds, latency, limit, activation, weight_part)
-        return Schedule.of(draft.fill(*choice).orders, range(stages))
-
+    memory = _Memory(limit, activation, weight_part)
+    drafts = [
+        _Draft(microbatches, {"F": F, "I": I, "W": W}, latency, memory).filled(*choice)
+        for choice in product((True, False), repeat=3)
+    ]
     best: tuple[float, float] = (np.inf, np.inf)
-    for order in [*(drafted(*each) for each in product((True, False), repeat=3)), *handmade]:
+    for order in (*drafts, *handmade):
         kept = max(peak for peak, _ in peaks(order, activation, weight_part))
-        if kept > limit * (1 + _SMALL):
-            continue
-        found = walk(order, costs)
-        if found.stands:
+        if kept > limit * (1 + _SMALL) or (found := walk(order, costs)).stands:
             continue
         start, end = np.array(found.start), np.array(found.end)
         span = (end[order.turns[1:] - 1] - start[order.turns[:-1]]).max()
@@ -89,59 +99,42 @@ def zb_auto(
     return replace(fastest, name="zb-auto")
 
 
-def _rounds(stages: int, microbatches: int, ahead: int, late: int) -> Schedule:
-    """ZB-H1 and ZB-H2 are 1, 1 and 2, 2."""
-    return rounds(
-        "", stages, microbatches, stages, lambda d: ahead * (stages - 1 - d), lambda d: late * d
-    )
-
-
-@dataclass
 class _Draft:
     """Orders being written action by action, with the clock of each stage."""
 
-    stages: int
-    microbatches: int
-    seconds: dict[str, list[float]]
-    latency: float
-    limit: float
-    activation: float
-    weight_part: float
-    orders: list[list[Action]] = field(init=False)
-    clock: list[float] = field(init=False)
-    idle: list[float] = field(init=False)
-    """Seconds of waiting since the first forward of each stage."""
-    ends: dict[str, list[list[float]]] = field(init=False)
-    """When each action written so far ends: [kind][stage][micro-batch]."""
+    def __init__(
+        self, microbatches: int, seconds: dict[str, list[float]], latency: float, memory: _Memory
+    ) -> None:
+        self.microbatches, self.seconds = microbatches, seconds
+        self.latency, self.memory = latency, memory
+        self.stages = range(len(seconds["F"]))
+        self.orders: list[list[Action]] = [[] for _ in self.stages]
+        self.clock, self.idle = ([0.0 for _ in self.stages] for _ in range(2))
+        """Of each stage: seconds until its last end, and of waiting since its first forward."""
+        self.ends = {kind: [list[float]() for _ in self.stages] for kind in "FIW"}
+        """When each action written so far ends: [kind][stage][micro-batch]."""
 
-    def __post_init__(self) -> None:
-        self.orders = [[] for _ in range(self.stages)]
-        self.clock, self.idle = ([0.0] * self.stages for _ in range(2))
-        self.ends = {kind: [[] for _ in range(self.stages)] for kind in "FIW"}
-
-    def fill(self, punctual: bool, hold: bool, greedy: bool) -> "_Draft":
-        """Writes the whole order.
+    def filled(self, punctual: bool, hold: bool, greedy: bool) -> Schedule:
+        """The Schedule, once the whole order is written.
 
         punctual   the warm-up never delays the first I; otherwise it leaves no gap before it
         hold       a stage that is ahead of the next may leave out a forward
         greedy     a W goes into a gap that is shorter, even on a stage with time to spare
         """
-        stages = range(self.stages)
-        for s in stages:
+        for s in self.stages:
             self.put("F", s)
         for s, more in enumerate(self.warmup(punctual)):
-            for _ in range(more):
-                self.put("F", s)
-        for s in reversed(stages):
+            self.put("F", s, more)
+        for s in reversed(self.stages):
             self.put("I", s)
         for _ in range(1, self.microbatches):
             for s in self.forwarding(hold):
                 self.put_after_weights("F", s, greedy)
-            for s in reversed(stages):
+            for s in reversed(self.stages):
                 self.put_after_weights("I", s, greedy)
-        for s in stages:
-            self.put_weights(s, self.pending(s))
-        return self
+        for s in self.stages:
+            self.put("W", s, self.pending(s))
+        return Schedule.of(self.orders, self.stages)
 
     def done(self, kind: str, s: int) -> int:
         return len(self.ends[kind][s])
@@ -153,49 +146,42 @@ class _Draft:
     def arrival(self, kind: str, s: int) -> float:
         """When the block for the next F or I of stage ``s`` comes from its neighbour."""
         neighbour = s + {"F": -1, "I": 1}[kind]
-        if not 0 <= neighbour < self.stages:
+        if neighbour not in self.stages:
             return 0.0
         return self.ends[kind][neighbour][self.done(kind, s)] + self.latency
 
-    def put(self, kind: str, s: int) -> None:
-        """Writes the next action of ``kind`` on stage ``s``."""
-        start = self.clock[s] if kind == "W" else max(self.clock[s], self.arrival(kind, s))
-        if self.orders[s]:
-            self.idle[s] += start - self.clock[s]
-        self.orders[s].append(Action(kind, s, self.done(kind, s)))
-        self.clock[s] = start + self.seconds[kind][s]
-        self.ends[kind][s].append(self.clock[s])
-
-    def put_weights(self, s: int, count: int) -> None:
+    def put(self, kind: str, s: int, count: int = 1) -> None:
+        """Writes the next actions of ``kind`` on stage ``s``."""
         for _ in range(count):
-            self.put("W", s)
+            start = self.clock[s] if kind == "W" else max(self.clock[s], self.arrival(kind, s))
+            if self.orders[s]:
+                self.idle[s] += start - self.clock[s]
+            self.orders[s].append(Action(kind, s, self.done(kind, s)))
+            self.clock[s] = start + self.seconds[kind][s]
+            self.ends[kind][s].append(self.clock[s])
 
     def fits(self, s: int, forwards: int = 0, inputs: int = 0, weights: int = 0) -> bool:
         """Whether memory holds what is kept after so many more actions."""
         i = self.done("I", s) + inputs
-        before, after = self.done("F", s) + forwards - i, i - self.done("W", s) - weights
-        return before * self.activation + after * self.weight_part <= self.limit * (1 + 1e-9)
+        return self.memory.holds(self.done("F", s) + forwards - i, i - self.done("W", s) - weights)
 
     def weights_before(self, kind: str, s: int) -> int:
         """How many W memory needs before the next ``kind`` on stage ``s``."""
-        f, i = {"F": (1, 0), "I": (0, 1)}[kind]
-        if self.fits(s, f, i):  # nearly always
-            return 0
-        pending = range(1, self.pending(s) + 1)
-        needed = next((n for n in pending if self.fits(s, f, i, n)), None)
-        if needed is None:
-            raise ScheduleError(
-                f"{kind}{self.done(kind, s)} of stage {s} does not fit in memory {self.limit:g}: "
-                f"an activation takes {self.activation:g} before I and {self.weight_part:g} after; "
-                f"raise memory_limit"
-            )
-        return needed
+        more = (1, 0) if kind == "F" else (0, 1)
+        for weights in range(self.pending(s) + 1):
+            if self.fits(s, *more, weights):
+                return weights
+        raise ScheduleError(
+            f"{kind}{self.done(kind, s)} of stage {s} does not fit in memory "
+            f"{self.memory.limit:g}: an activation takes {self.memory.activation:g} before I and "
+            f"{self.memory.weight_part:g} after; raise memory_limit"
+        )
 
     def warmup(self, punctual: bool) -> list[int]:
         """Per stage, the forwards between F0 and I0: as many as fit in memory and time."""
-        extra = [0] * self.stages
+        extra = [0 for _ in self.stages]
         ready = -float("inf")
-        for s in reversed(range(self.stages)):
+        for s in reversed(self.stages):
             clock, F = self.clock[s], self.seconds["F"][s]
             while (
                 1 + extra[s] < self.microbatches
@@ -205,21 +191,21 @@ class _Draft:
                 extra[s] += 1
                 clock += F
             ready = max(clock, ready) + self.seconds["I"][s] + self.latency
-        for s in range(1, self.stages):  # each stage fewer than the one before, or all there are
+        for s in self.stages[1:]:  # each stage fewer than the one before, or all there are
             everything = 1 + extra[s - 1] == self.microbatches
             extra[s] = min(extra[s], extra[s - 1] if everything else max(0, extra[s - 1] - 1))
         return extra
 
     def forwarding(self, hold: bool) -> list[int]:
         """The stages that do a forward in this round: never one without the stage behind."""
-        left = [s for s in range(self.stages) if self.done("F", s) < self.microbatches]
+        left = [s for s in self.stages if self.done("F", s) < self.microbatches]
         held = [s for s in left if hold and self.holds(s)]
         return [s for s in left if s > max(held, default=-1)]
 
     def holds(self, s: int) -> bool:
         """Whether the next stage has enough to do without another forward from ``s``."""
         after = s + 1
-        if after == self.stages or self.done("F", s) < self.done("F", after) + 2:
+        if after not in self.stages or self.done("F", s) < self.done("F", after) + 2:
             return False
         deadline = (
             self.clock[after] + self.seconds["F"][after] + self.seconds["I"][after] + self.latency
@@ -235,7 +221,7 @@ class _Draft:
 
     def put_after_weights(self, kind: str, s: int, greedy: bool) -> None:
         """Writes ``kind``, and before it the W that memory needs or that fit into the gap."""
-        self.put_weights(s, self.weights_before(kind, s))
+        self.put("W", s, self.weights_before(kind, s))
         ready, W = self.arrival(kind, s), self.seconds["W"][s]
         while self.pending(s) and self.clock[s] + W <= ready:
             self.put("W", s)
