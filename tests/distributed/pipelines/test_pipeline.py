@@ -34,6 +34,7 @@ from tiledask.errors import (
     ScheduleError,
 )
 from tiledask.lab.sweep import schedule_on
+from tiledask.plan.pipelines.costs import costs_of
 
 pytestmark = pytest.mark.cluster
 
@@ -403,7 +404,7 @@ def test_a_block_does_not_come_before_it_left_by_clocks_that_are_apart(monkeypat
     monkeypatch.setattr(paced, "get_worker", lambda: worker)
     there = time.time()
     came = paced.Arrival(there, (there + left, there))
-    pace = paced.Pace(np.zeros((4, 2, 1)), -np.ones((2, 1)), np.zeros((1, 3)))
+    pace = costs_of(td.schedule("1f1b", 2, 1), 0.0, 0.0)
     paced.perform("topic", 1, pace, [paced.Action("F", 1, 0)], [came], lambda: None)
     assert said[0]["spans"][1:] == [(1, "T", 0, 0, min(there + left, there), there)]
 

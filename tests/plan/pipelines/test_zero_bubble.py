@@ -5,11 +5,15 @@ from itertools import product
 import pytest
 
 from tiledask.errors import ScheduleError
-from tiledask.plan.pipelines.generators.rounds import interleaved_zero_bubble, zb_h1, zb_h2
 from tiledask.plan.pipelines.generators.zb_auto import zb_auto
 from tiledask.plan.pipelines.needs import validate
 from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.plan.pipelines.schedules import schedules
 from tiledask.plan.pipelines.simulate import simulate
+
+zb_h1, zb_h2, interleaved_zero_bubble = (
+    schedules[name] for name in ("zb-h1", "zb-h2", "interleaved-zb")
+)
 
 
 def typed(*rows: str) -> list[list[str]]:

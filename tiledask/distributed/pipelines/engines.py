@@ -25,9 +25,10 @@ from distributed import Future, get_worker
 from distributed.protocol.serialize import register_generic
 
 from tiledask.distributed.pipelines.job import DeviceDone, PipelineJob
-from tiledask.distributed.pipelines.kernels import StageOperands, StageRunner, at_once
-from tiledask.distributed.pipelines.paced import Arrival, Pace, perform
+from tiledask.distributed.pipelines.kernels import StageKernels, StageRunner, at_once
+from tiledask.distributed.pipelines.paced import Arrival, perform
 from tiledask.distributed.transport.meeting import Meeting, of_run
+from tiledask.plan.pipelines.costs import PipelineCosts
 from tiledask.plan.pipelines.needs import topological_order
 from tiledask.plan.pipelines.schedule import Action
 from tiledask.plan.pipelines.timeline import TRANSFER, Span
@@ -119,9 +120,9 @@ class _DeviceLine(StageRunner):
         self,
         here: Meeting,
         program: Program,
-        pace: Pace,
+        pace: PipelineCosts,
         seconds: float,
-        operands: dict[int, StageOperands],
+        operands: dict[int, StageKernels],
     ) -> None:
         self.here, self.worker, self.pace = here, get_worker(), pace
         self.deadline = time.monotonic() + seconds

@@ -13,9 +13,9 @@ from tiledask.distributed.arrays.array import read_block
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.progress import announced, ended
 from tiledask.distributed.cluster.spool import KeptArray
-from tiledask.distributed.pipelines.kernels import StageOperands, StagesMade
-from tiledask.distributed.pipelines.paced import Pace
+from tiledask.distributed.pipelines.kernels import StageKernels, StagesMade
 from tiledask.distributed.transport.meeting import begin, meeting
+from tiledask.plan.pipelines.costs import PipelineCosts
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.timeline import Span, Timeline
 from tiledask.plan.products.placement import split
@@ -54,7 +54,7 @@ class PipelineJob:
     batch: np.ndarray
     target: np.ndarray | None
     cluster: Cluster
-    pace: Pace
+    pace: PipelineCosts
     timeout: float
     """Seconds that the actions may take, all together."""
     topic: str = field(default_factory=_topic)
@@ -93,7 +93,7 @@ class PipelineJob:
         return max(self.timeout, PATIENCE)
 
     def prepare(self) -> list[Future[Any]]:
-        """By device, what its stages work with (`StageOperands` by stage), in place there."""
+        """By device, what its stages work with (`StageKernels` by stage), in place there."""
         cluster, last, ready = self.cluster, self.schedule.stages - 1, list[Future[Any]]()
         arrays = [a for a in (self.batch, self.target) if a is not None]
         self.kept += [cluster.keep(each) for each in arrays]
@@ -158,7 +158,7 @@ def _operands(
     width: int,
     size: int,
     backend: str,
-) -> dict[int, StageOperands]:
+) -> dict[int, StageKernels]:
     """By stage; micro-batches and targets come from what was kept, which can be read again."""
 
     def read(which: int, parts: dict[int, Any]) -> dict[int, Any]:
@@ -168,6 +168,6 @@ def _operands(
         }
 
     return {
-        s: StageOperands(stage, stage.init(backend), read(0, inputs), read(-1, targets), size)
+        s: StageKernels(stage, stage.init(backend), read(0, inputs), read(-1, targets), size)
         for s, stage, inputs, targets in stages
     }

@@ -9,6 +9,7 @@ is on several devices each has the gradients of its micro-batches.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from tiledask.plan.program.ops import Block, Op, Order, ProgramData
 from tiledask.tile.backend import aligned, synchronize
 from tiledask.tile.backend import to_numpy as off_device
 
-__all__ = ["StageKernels", "StageOperands", "StageRunner", "StagesMade", "at_once", "joined"]
+__all__ = ["StageKernels", "StageRunner", "StagesMade", "at_once", "joined"]
 
 Gradients = list[dict[str, Any]]
 """Of a stage's weights, by layer and name."""
@@ -55,8 +56,9 @@ def _added(first: Gradients | None, second: Gradients) -> Gradients:
     return [{name: a[name] + b[name] for name in b} for a, b in zip(first, second, strict=True)]
 
 
-class StageOperands(NamedTuple):
-    """What a stage works with on one device."""
+@dataclass
+class StageKernels:
+    """One stage on one device: what it works with, and what it has made beside buffers."""
 
     stage: Any
     """As :mod:`tiledask.distributed.pipelines.stages` says."""
@@ -67,27 +69,16 @@ class StageOperands(NamedTuple):
     """Of each frame, on the last; none: no loss."""
     size: int
     """Elements of the whole batch."""
-
-
-class StageKernels:
-    """The kernels of one stage on one device, and what they have made beside buffers."""
-
-    def __init__(self, operands: StageOperands) -> None:
-        self.stage, self.weights, self.inputs, self.targets, self.size = operands
-        self.outputs: dict[int, Any] = {}
-        self.losses: dict[int, float] = {}
-        self.sums: Gradients | None = None
-        """Of the gradients."""
+    outputs: dict[int, Any] = field(default_factory=dict)
+    losses: dict[int, float] = field(default_factory=dict)
+    sums: Gradients | None = None
+    """Of the gradients."""
 
     def made(self, stage: int) -> StagesMade:
         """What was made beside buffers, by this stage, whose number is ``stage``; in NumPy."""
-        sums: dict[int, Gradients] = {}
-        if self.sums is not None:
-            sums[stage] = [
-                {name: off_device(g) for name, g in layer.items()} for layer in self.sums
-            ]
+        sums = [{name: off_device(g) for name, g in layer.items()} for layer in self.sums or ()]
         outputs = {frame: off_device(y) for frame, y in self.outputs.items()}
-        return StagesMade(outputs, self.losses, sums)
+        return StagesMade(outputs, self.losses, {} if self.sums is None else {stage: sums})
 
     def run(self, op: Op, frame: int, arrays: Sequence[Any]) -> tuple[Any, ...]:
         """What ``op`` writes of a frame, once its device has made it."""
@@ -157,9 +148,9 @@ class StageRunner(Interpreter):
     """A rank's way through its line with the kernels of its stages."""
 
     def __init__(
-        self, rank: Any, program: ProgramData, operands: Mapping[int, StageOperands]
+        self, rank: Any, program: ProgramData, kernels: Mapping[int, StageKernels]
     ) -> None:
-        self.kernels = {stage: StageKernels(each) for stage, each in operands.items()}
+        self.kernels = kernels
         super().__init__(rank, program, {}, self._of_stage)
 
     def _of_stage(self, op: Op, block: Block, _: dict[str, Any]) -> Callable[..., Any]:

@@ -9,17 +9,17 @@ block made        block there
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from distributed import get_worker
 
 from tiledask.distributed.cluster.clocks import now
+from tiledask.plan.pipelines.costs import PipelineCosts
 from tiledask.plan.pipelines.schedule import KINDS, Action
 from tiledask.plan.pipelines.timeline import TRANSFER, Span
 
-__all__ = ["Arrival", "Pace", "perform"]
+__all__ = ["Arrival", "perform"]
 
 REPORT_AFTER = 0.02
 """Seconds after its end at which an action is reported."""
@@ -35,40 +35,10 @@ class Arrival(NamedTuple):
     """(start, end) of its way, if that is known here."""
 
 
-@dataclass(frozen=True)
-class Pace:
-    """How long actions and their blocks take."""
-
-    seconds: np.ndarray
-    """[4, stages, microbatches or 1]: for which each action occupies its device."""
-    together: np.ndarray
-    """[stages, microbatches or 1]: of a forward and a backward at once; -1 for the sum."""
-    hop: np.ndarray
-    """[pipelines, stages + 1]: seconds that a result is on its way at least, over the boundary
-    before each stage."""
-
-    def of(self, actions: Sequence[Action]) -> tuple[float, list[float]]:
-        """Of actions that are done at once, usually one: (seconds for which they occupy the device,
-        0 as long as their work takes; seconds that the block of each is on its way at least)."""
-        latencies = [
-            float(self.hop[i % len(self.hop), s + (kind != "F")]) for kind, s, i in actions
-        ]
-        _, s, i = actions[0]
-        seconds = _entry(self.together[s], i) if len(actions) > 1 else -1.0
-        if seconds < 0:
-            seconds = sum(_entry(self.seconds[KINDS.index(k), s], i) for k, s, i in actions)
-        return seconds, latencies
-
-
-def _entry(row: np.ndarray, microbatch: int) -> float:
-    """The entry of a row of [microbatches or 1]."""
-    return float(row[microbatch if len(row) > 1 else 0])
-
-
 def perform(
     topic: str,
     device: int,
-    pace: Pace,
+    costs: PipelineCosts,
     actions: Sequence[Action],
     arrivals: Sequence[Arrival | None],
     work: Callable[[], Any],
@@ -78,7 +48,8 @@ def perform(
 
     Each action is reported on ``topic``, too.
     """
-    seconds, latencies = pace.of(actions)
+    seconds, hop = _occupied(costs, actions), costs.hop
+    latencies = [float(hop[i % len(hop), s + (kind != "F")]) for kind, s, i in actions]
     came = list(zip(actions, latencies, arrivals, strict=True))
     for _, latency, block in came:
         if block is not None:
@@ -104,6 +75,20 @@ def perform(
             worker.loop.call_later, REPORT_AFTER, worker.log_event, topic, event
         )
     return end, every, late
+
+
+def _occupied(costs: PipelineCosts, actions: Sequence[Action]) -> float:
+    """Seconds for which actions that are done at once, usually one, occupy their device; 0 for as
+    long as their work takes."""
+
+    def entry(row: np.ndarray, microbatch: int) -> float:
+        return float(row[microbatch if len(row) > 1 else 0])
+
+    _, stage, microbatch = actions[0]
+    seconds = entry(costs.together[stage], microbatch) if len(actions) > 1 else -1.0
+    if seconds >= 0:
+        return seconds
+    return sum(entry(costs.seconds[KINDS.index(k), s], i) for k, s, i in actions)
 
 
 def _ways(device: int, action: Action, latency: float, block: Arrival) -> Iterator[Span]:

@@ -7,7 +7,7 @@
 Stage s reads and writes what :func:`tiledask.plan.pipelines.needs.needs` says, and nothing else.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,7 +25,6 @@ from tiledask.distributed.deadlines import bounded, seconds_of
 from tiledask.distributed.pipelines.engines import ENGINES
 from tiledask.distributed.pipelines.job import DeviceDone, PipelineJob
 from tiledask.distributed.pipelines.kernels import joined
-from tiledask.distributed.pipelines.paced import Pace
 from tiledask.distributed.pipelines.run import PipelineRun, replay
 from tiledask.distributed.pipelines.stages import Dummy
 from tiledask.distributed.retry import retry_lost
@@ -111,8 +110,10 @@ def run_schedule(
             else f"no engine {engine!r}; there are {', '.join(ENGINES)}"
         )
     workers = cluster_of(cluster, "a pipeline")
-    times = (forward, backward, backward_input, backward_weight)
-    costs = _costs(schedule, *times, latency, overlapped)
+    halves = {"backward_input": backward_input, "backward_weight": backward_weight}
+    times = {"forward": forward, "backward": backward, **halves}
+    travel = {"latency": latency, "overlapped": overlapped}
+    costs = _costs(schedule, times, travel)
     dummies = stages is None
     if stages is None:
         batch = np.zeros((schedule.microbatches, 1)) if batch is None else batch
@@ -121,18 +122,14 @@ def run_schedule(
         stages = [Dummy(np.shape(batch)[-1])] * schedule.stages
     validate(schedule, stages=len(stages))
     batch = _check(schedule, stages, batch, target, workers)
-    simulated = _simulated(schedule, times, costs, latency, overlapped)
+    simulated = None
+    if any(each is not None for each in times.values()):
+        shape = len(times), schedule.stages, schedule.microbatches
+        seconds = dict(zip(times, np.broadcast_to(costs.seconds, shape), strict=True))
+        simulated = simulate(schedule, **seconds, **travel)
     made, kept = _sized(schedule, stages, batch)
-    job = PipelineJob(
-        schedule,
-        made,
-        stages,
-        batch,
-        target,
-        workers,
-        Pace(costs.seconds, costs.together, costs.hop),
-        seconds_of(timeout),
-    )
+    limit = seconds_of(timeout)
+    job = PipelineJob(schedule, made, stages, batch, target, workers, costs, limit)
     _check_room(job, kept)
 
     def attempt(
@@ -187,34 +184,13 @@ def _shown(job: PipelineJob) -> Iterator[None]:
 
 
 def _costs(
-    schedule: Schedule,
-    forward: Times | None,
-    backward: Times | None,
-    backward_input: Times | None,
-    backward_weight: Times | None,
-    latency: PerBoundary,
-    overlapped: Times | None,
+    schedule: Schedule, times: Mapping[str, Times | None], travel: Mapping[str, Any]
 ) -> PipelineCosts:
     """The PipelineCosts; 0 where an action takes what it takes."""
-    if backward is None and (backward_input is None or backward_weight is None):
-        backward = 0.0
-    forward = 0.0 if forward is None else forward
-    halves = backward_input, backward_weight
-    return costs_of(schedule, forward, backward, latency, *halves, overlapped)
-
-
-def _simulated(
-    schedule: Schedule,
-    times: Sequence[Times | None],
-    costs: PipelineCosts,
-    latency: PerBoundary,
-    overlapped: Times | None,
-) -> Timeline | None:
-    if all(each is None for each in times):
-        return None
-    shape = len(costs.seconds), schedule.stages, schedule.microbatches
-    F, B, I, W = np.broadcast_to(costs.seconds, shape)
-    return simulate(schedule, F, B, latency, I, W, overlapped=overlapped)
+    given = {name: each for name, each in times.items() if each is not None}
+    whole = {"backward"} if {"backward_input", "backward_weight"} <= given.keys() else set()
+    rest = dict.fromkeys({"forward", "backward"} - given.keys() - whole, 0.0)
+    return costs_of(schedule, **given, **rest, **travel)
 
 
 def _check(

@@ -14,7 +14,7 @@ import numpy as np
 from tiledask.distributed.arrays.array import Both
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.deadlines import bounded
-from tiledask.distributed.pipelines.kernels import StageOperands, StageRunner, StagesMade, joined
+from tiledask.distributed.pipelines.kernels import StageKernels, StageRunner, StagesMade, joined
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.ranks.records import Records
 from tiledask.distributed.ranks.run import run_ranks
@@ -78,7 +78,8 @@ def run_program(
     """
     program.check()
     blocks = [block for role in program.roles for block in role.blocks.values()]
-    count, frames = 1 + max(block.stage for block in blocks), _frames(program)
+    count = 1 + max(block.stage for block in blocks)
+    frames = 1 + max((step.microbatch for order in program.orders for step in order), default=-1)
     trains = any(block.kind != "F" for block in blocks)
     kernels = list(KERNELS.values())
     if unknown := {op.name for b in blocks for op in b.ops if op.is_kernel} - {*kernels}:
@@ -112,10 +113,6 @@ def run_program(
     )
 
 
-def _frames(program: Program) -> int:
-    return 1 + max((step.microbatch for order in program.orders for step in order), default=-1)
-
-
 # -- on a rank ------------------------------------------------------------------------------------
 
 
@@ -132,10 +129,10 @@ def _through_its_line(
             return {}
         return {frame: rank.on_device(array[rows]) for frame, rows in enumerate(cut)}
 
-    operands = {}
+    kernels = {}
     for s in sorted({block.stage for block in program.role(rank.index).blocks.values()}):
         given = rows(batch, s == 0), rows(target, s == len(stages) - 1)
-        operands[s] = StageOperands(stages[s], stages[s].init(rank.backend), *given, batch.size)
-    line = StageRunner(rank, program, operands)
+        kernels[s] = StageKernels(stages[s], stages[s].init(rank.backend), *given, batch.size)
+    line = StageRunner(rank, program, kernels)
     line.run()
     return line.made()
