@@ -66,6 +66,13 @@ def test_when_the_clock_started_does_not_matter(rows, shift):
         assert t.start[t.kind != "T"].min() == 0
 
 
+def parts(t):
+    """(true idle, transfer, overhead) of each device."""
+    found = t.idle_time.per_device
+    each = zip(t.idle_per_device, found["transfer"], found["overhead"], strict=True)
+    return [(idle - transfer - overhead, transfer, overhead) for idle, transfer, overhead in each]
+
+
 def parts_by_ticks(rows, devices=4):
     """(true idle, transfer, overhead) per device in half seconds, tick by tick from the words.
 
@@ -127,10 +134,7 @@ def once_each(rows):
 def test_idle_is_transfer_overhead_and_true_idle_by_counting_half_seconds(part, rows):
     spans = [(d, k, s, i, a / 2, (a + n) / 2) for d, k, s, i, a, n in rows]
     t = Timeline.of(4, spans, "measured")
-    parts = zip(
-        t.true_idle_per_device, t.exposed_transfer_per_device, t.overhead_per_device, strict=True
-    )
-    assert [tuple(2 * x for x in each) for each in parts] == parts_by_ticks(rows)
+    assert [tuple(2 * x for x in each) for each in parts(t)] == parts_by_ticks(rows)
     assert t.exposed_transfer + t.overhead + t.true_idle == t.idle
     assert t.busy + t.idle == 4 * t.makespan
 
@@ -142,9 +146,7 @@ def test_a_wait_has_three_parts():
         (1, "F", 1, 0, 2.0, 3.0),
     ]
     t = Timeline.of(2, rows, "measured")
-    assert t.true_idle_per_device == (2.0, 1.0)
-    assert t.exposed_transfer_per_device == (0, 0.5)
-    assert t.overhead_per_device == (0, 0.5)
+    assert parts(t) == [(2.0, 0, 0), (1.0, 0.5, 0.5)]
     assert t.waits.overhead.tolist() == [0, 0.5]
     assert t.overhead_per_action == 0.25
 
@@ -221,9 +223,7 @@ def test_a_pair_waits_for_what_either_uses():
     ]
     t = Timeline.of(2, spans, "measured")
     assert t.busy_per_device == (4.0, 3.0)
-    assert t.true_idle_per_device == (3.0, 5.0)
-    assert t.exposed_transfer_per_device == (0.5, 0.0)
-    assert t.overhead_per_device == (0.5, 0.0)
+    assert parts(t) == [(3.0, 0.5, 0.5), (5.0, 0, 0)]
 
 
 # -- Chrome's trace events -----------------------------------------------------------------------

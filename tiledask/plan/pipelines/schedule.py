@@ -81,13 +81,10 @@ class Schedule:
         """
         rows = tuple(map(tuple, orders))
         for device, row in enumerate(rows):
-            for action in row:
-                if action.kind not in KINDS:
-                    raise ScheduleError(f"{action} on rank {device}: kinds are F, B, I, W")
-        each = list[int | Iterable[int]](place)
-        pipelines = tuple(tuple(map(int, row)) for row in each if isinstance(row, Iterable))
-        only = tuple(int(device) for device in each if not isinstance(device, Iterable))
-        return cls(rows, pipelines or (only,), frozenset(pairs), name)
+            if unknown := [action for action in row if action.kind not in KINDS]:
+                raise ScheduleError(f"{unknown[0]} on rank {device}: kinds are F, B, I, W")
+        places = np.atleast_2d(np.array(list(place), int)).tolist()
+        return cls(rows, tuple(map(tuple, places)), frozenset(pairs), name)
 
     @property
     def devices(self) -> int:
@@ -227,16 +224,16 @@ class Schedule:
         """
         text = re.sub(r"\(([^();]*);([^();]*)\)OVERLAP_F_B", r"\1+\2", text)
         lines = [line.strip() for line in re.split(r"[\n;]", text.strip().strip(";"))]
-        rows = [re.split(r"[,\s]+", line) for line in lines if not line.startswith("@")]
-        orders: list[list[Action]] = []
-        pairs = set()
-        for row in rows:
-            orders.append([])
-            for word in row:
-                if word and not _NO_ACTION.fullmatch(word):
-                    actions = [_action(part) for part in word.split("+")]
-                    orders[-1] += actions
-                    pairs |= {*actions[:-1]}
+        orders, pairs = list[list[Action]](), set[Action]()
+        for line in lines:
+            if not line.startswith("@"):
+                blocks = [
+                    [_action(part) for part in word.split("+")]
+                    for word in re.split(r"[,\s]+", line)
+                    if word and not _NO_ACTION.fullmatch(word)
+                ]
+                orders.append([action for block in blocks for action in block])
+                pairs |= {action for block in blocks for action in block[:-1]}
         places = [_devices(line[1:]) for line in lines if line.startswith("@")]
         if not places:  # each stage on the first device that names it
             place: dict[int, int] = {}

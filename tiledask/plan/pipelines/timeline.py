@@ -166,36 +166,22 @@ class Timeline(Spans):
         return self.idle_time.per_device["transfer"]
 
     @property
-    def overhead_per_device(self) -> tuple[float, ...]:
-        """Seconds in which each device has an action that could start, no block that it waits
-        for is on its way, and it does not start: the time of whoever runs the schedule. 0 in a
-        simulation."""
-        return self.idle_time.per_device["overhead"]
-
-    @property
-    def true_idle_per_device(self) -> tuple[float, ...]:
-        """Seconds in which each device has nothing that it could do: what its next action uses is
-        not made yet, or it has done all of its actions. The bubble of the schedule itself."""
-        parts = self.idle_per_device, self.exposed_transfer_per_device, self.overhead_per_device
-        return tuple(  # rounding must not make it negative
-            max(0.0, idle - transfer - overhead)
-            for idle, transfer, overhead in zip(*parts, strict=True)
-        )
-
-    @property
     def exposed_transfer(self) -> float:
         """Device-seconds of waiting for blocks on their way, all devices together."""
         return sum(self.exposed_transfer_per_device)
 
     @property
     def overhead(self) -> float:
-        """Device-seconds in which an action could have been running, all devices together."""
-        return sum(self.overhead_per_device)
+        """Device-seconds in which an action could start, no block that it waits for is on its
+        way, and it does not: the time of whoever runs the schedule. 0 in a simulation."""
+        return self.idle_time.total["overhead"]
 
     @property
     def true_idle(self) -> float:
-        """Device-seconds without work: idle - exposed_transfer - overhead."""
-        return sum(self.true_idle_per_device)
+        """Device-seconds in which a device has nothing that it could do: what its next action uses
+        is not made yet, or it has done all of its actions. The bubble of the schedule itself,
+        idle - exposed_transfer - overhead."""
+        return max(0.0, self.idle - self.exposed_transfer - self.overhead)
 
     @cached_property
     def overhead_per_action(self) -> float:

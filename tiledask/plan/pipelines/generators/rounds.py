@@ -67,15 +67,17 @@ def rounds(
         mine, delay = range(d, stages, devices), (late or 0) * d
         forwards = [Action("F", s, i) for group in groups for s in mine for i in group]
         back = [(s, i) for group in groups for s in reversed(mine) for i in group]
+        back_kind = "B" if late is None else "I"
         weights = [] if late is None else [Action("W", *each) for each in back]
         begun = ahead * (devices - 1 - d) + (chunks - 1) * len(groups[0])
         begun = len(forwards) if ahead == ALL else min(begun, len(forwards))
         done = forwards[:begun]
         for turn, each in enumerate(back):
-            done += forwards[begun + turn : begun + turn + 1]
-            done.append(Action("B" if late is None else "I", *each))
-            if turn >= delay:
-                done += weights[turn - delay : turn - delay + 1]
+            if begun + turn < len(forwards):
+                done.append(forwards[begun + turn])
+            done.append(Action(back_kind, *each))
+            if weights and turn >= delay:
+                done.append(weights[turn - delay])
         return done + weights[max(0, len(back) - delay) :]
 
     return Schedule.of(map(order, range(devices)), (s % devices for s in range(stages)), name)

@@ -7,7 +7,6 @@ nobody waits for, so it can go anywhere after its I (Zero Bubble, arXiv 2401.102
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
-from typing import NamedTuple
 
 import numpy as np
 
@@ -26,17 +25,6 @@ _SMALL = 1e-9
 """Part of a memory below which two are equal."""
 HANDMADE = (1, 0), (1, 1), (2, 2)
 """1F1B with W right after I, ZB-H1 and ZB-H2, by forwards ahead and turns late."""
-
-
-class _Memory(NamedTuple):
-    limit: float
-    activation: float
-    weight_part: float
-
-    def holds(self, before: int, after: int) -> bool:
-        """Whether there is room for activations before their I, and what is left after it."""
-        kept = before * self.activation + after * self.weight_part
-        return kept <= self.limit * (1 + _SMALL)
 
 
 def zb_auto(
@@ -82,7 +70,7 @@ def zb_auto(
     halves = {"backward_input": backward_input, "backward_weight": backward_weight}
     costs = costs_of(handmade[0], forward, latency=latency, **halves)
     F, _, I, W = (each[:, 0].tolist() for each in costs.seconds)
-    memory = _Memory(limit, activation, weight_part)
+    memory = limit, activation, weight_part
     drafts = [
         _Draft(microbatches, {"F": F, "I": I, "W": W}, latency, memory).filled(*choice)
         for choice in product((True, False), repeat=3)
@@ -103,10 +91,14 @@ class _Draft:
     """Orders being written action by action, with the clock of each stage."""
 
     def __init__(
-        self, microbatches: int, seconds: dict[str, list[float]], latency: float, memory: _Memory
+        self,
+        microbatches: int,
+        seconds: dict[str, list[float]],
+        latency: float,
+        memory: tuple[float, float, float],
     ) -> None:
-        self.microbatches, self.seconds = microbatches, seconds
-        self.latency, self.memory = latency, memory
+        self.microbatches, self.seconds, self.latency = microbatches, seconds, latency
+        self.limit, self.activation, self.weight_part = memory
         self.stages = range(len(seconds["F"]))
         self.orders: list[list[Action]] = [[] for _ in self.stages]
         self.clock, self.idle = ([0.0 for _ in self.stages] for _ in range(2))
@@ -163,7 +155,9 @@ class _Draft:
     def fits(self, s: int, forwards: int = 0, inputs: int = 0, weights: int = 0) -> bool:
         """Whether memory holds what is kept after so many more actions."""
         i = self.done("I", s) + inputs
-        return self.memory.holds(self.done("F", s) + forwards - i, i - self.done("W", s) - weights)
+        before, after = self.done("F", s) + forwards - i, i - self.done("W", s) - weights
+        kept = before * self.activation + after * self.weight_part
+        return kept <= self.limit * (1 + _SMALL)
 
     def weights_before(self, kind: str, s: int) -> int:
         """How many W memory needs before the next ``kind`` on stage ``s``."""
@@ -173,8 +167,8 @@ class _Draft:
                 return weights
         raise ScheduleError(
             f"{kind}{self.done(kind, s)} of stage {s} does not fit in memory "
-            f"{self.memory.limit:g}: an activation takes {self.memory.activation:g} before I and "
-            f"{self.memory.weight_part:g} after; raise memory_limit"
+            f"{self.limit:g}: an activation takes {self.activation:g} before I and "
+            f"{self.weight_part:g} after; raise memory_limit"
         )
 
     def warmup(self, punctual: bool) -> list[int]:
