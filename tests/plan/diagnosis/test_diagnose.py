@@ -95,41 +95,26 @@ def test_plans_without_labels(count):
     assert sure >= 0.95 * count
 
 
-def write_steady(path, count, devices, percent, noise=0.0, seed=0):
-    """``count`` samples, a second apart, of devices that are all busy for ``percent`` of each."""
-    rng = np.random.default_rng(seed)
-    rows = np.maximum(0.0, percent + noise * rng.normal(size=(count, devices)))
-    head = ",".join(["time", *(f"gpu{d}" for d in range(devices))])
-    table = np.column_stack([np.arange(count), rows])
-    np.savetxt(path, table, "%.4f", ",", header=head, comments="")
-    return path, 1 - rows.mean() / 100
-
-
 @pytest.mark.parametrize(
-    ("count", "devices", "percent", "noise"),
-    [(4, 4, 25, 0), (8, 2, 50, 0), (60, 4, 25, 0), (60, 4, 25, 5), (30, 8, 12.5, 2), (9, 4, 20, 1)],
+    ("devices", "percent", "layer_wise"), [(4, 25, True), (8, 12.5, True), (4, 70, False)]
 )
-def test_a_steady_share_of_one_in_n_is_layer_wise(tmp_path, count, devices, percent, noise):
-    path, idle = write_steady(tmp_path / "poll.csv", count, devices, percent, noise)
-    d = diagnose(path)
-    assert d.idle_share == pytest.approx(idle, abs=1e-6)  # the first and last sample pause too
-    assert d.makespan == pytest.approx(count)
-    assert (d.cause, d["schedule"].value) == ("one at a time", "naive")
-    assert d["schedule"].sure == "likely"
-    assert f"{devices} devices, one busy at a time on average: layer-wise" in d.summary[0]
-    assert "micro-batches of 1/" in d.remedies[0].change
-    assert d.remedies[0].change.endswith(("schedule 1f1b", "schedule gpipe"))
+def test_a_steady_share_of_one_in_n_is_layer_wise(tmp_path, devices, percent, layer_wise):
+    rows = np.maximum(0.0, percent + 2 * np.random.default_rng(0).normal(size=(60, devices)))
+    table = np.column_stack([np.arange(60), rows])
+    head = ",".join(["time", *(f"gpu{d}" for d in range(devices))])
+    np.savetxt(tmp_path / "poll.csv", table, "%.4f", ",", header=head, comments="")
+    d = diagnose(tmp_path / "poll.csv")
+    assert d.idle_share == pytest.approx(1 - rows.mean() / 100, abs=1e-6)
+    assert d.makespan == pytest.approx(60)
     assert d["forward"].value is None
     assert "torch.profiler on every rank" in d.measure
     assert sum(c.seconds for c in d.causes) == pytest.approx(d.idle)
-
-
-def test_a_steady_share_above_one_in_n_is_not(tmp_path):
-    path, idle = write_steady(tmp_path / "poll.csv", 60, 4, 70, 5)
-    d = diagnose(path)
-    assert d.idle_share == pytest.approx(idle, abs=1e-6)
-    assert (d.cause, d.plan, d.remedies) == ("unexplained", None, ())
-    assert d.summary[-1].startswith("To tell more: record one training step with torch.profiler")
+    if layer_wise:
+        assert (d.cause, d["schedule"].value) == ("one at a time", "naive")
+        assert f"{devices} devices, one busy at a time on average: layer-wise" in d.summary[0]
+        assert "micro-batches of 1/" in d.remedies[0].change
+    else:
+        assert (d.cause, d.plan, d.remedies) == ("unexplained", None, ())
 
 
 @pytest.mark.parametrize("joined", [False, True])
@@ -292,16 +277,6 @@ def test_devices_are_ordered_by_when_they_begin():
     assert d["devices"].why == "in this order: gpu7, gpu6, gpu5, gpu4"
 
 
-def test_transfers_are_no_work():
-    import pandas as pd
-
-    frame = RUN.to_frame()
-    sent = frame.iloc[[0]].assign(kind="T", stage=-1, microbatch=-1, end=99.0)
-    assert_is_run(diagnose(pd.concat([frame, sent])))
-    spans = [*frame.itertuples(index=False, name=None), (1, "T", -1, -1, 1.0, 1.25)]
-    assert_is_run(diagnose(Timeline.of(4, spans, "measured")))
-
-
 def events(timeline, name, **more):
     return [
         {"ph": "X", "name": name(r), "pid": 1, "tid": r.device, "ts": 1e6 * r.start + 5e9}
@@ -323,23 +298,6 @@ def test_a_chrome_trace(tmp_path):
     assert_is_run(diagnose(path))
 
 
-def test_polls_in_percent_or_shares_tell_how_much_and_not_when(tmp_path):
-    edges = 0.03 * np.arange(int(RUN.makespan / 0.03) + 3)
-    busy = [np.clip(edges - a, 0, b - a) for a, b in zip(RUN.start, RUN.end, strict=True)]
-    for scale in (1, 100):
-        shares = {
-            f"gpu{d}": scale * np.diff(sum(busy[i] for i in np.flatnonzero(RUN.device == d))) / 0.03
-            for d in range(4)
-        }
-        path = tmp_path / "poll.csv"
-        columns = {"time": edges[:-1], **shares}
-        table = np.stack([*columns.values()], axis=1)
-        np.savetxt(path, table, "%.6f", ",", header=",".join(columns), comments="")
-        d = diagnose(path)
-        assert (d.devices, d.makespan) == (RUN.devices, pytest.approx(RUN.makespan, rel=0.02))
-        assert d.idle_share == pytest.approx(RUN.bubble_fraction, abs=0.02)
-
-
 HEAD = "device,start,end\n"
 LABELLED = "device,kind,stage,microbatch,start,end\n"
 BAD = {
@@ -348,8 +306,6 @@ BAD = {
     "empty": ("", "is empty"),
     "no work": (HEAD + "0,1,1\n", "takes 0 s: there is no work"),
     "idle column": ("time,a,b\n0,1,0\n1,1,0\n", "device b does no work"),
-    "ragged": (HEAD + "0,1\n", "line 2 of .* has 2 columns and the head 3"),
-    "stage": (LABELLED + "0,F,one,0,0,1\n", "stage in .* is a whole number or empty, got 'one'"),
     "too early": (LABELLED + "0,F,0,0,0,2\n1,F,1,0,1,3\n", "before the result it needs is there"),
     "twice": ("time,a\n0,1\n0,1\n", "two samples at 0 s"),
     "no events": ('{"traceEvents": []}', "no complete event"),
@@ -358,8 +314,6 @@ BAD = {
         '[{"ph": "X", "ts": 1%s, "dur": 1}]' % ("0" * 400),
         r"ts 1000\d*\.\.\. \(401 characters\)",
     ),
-    "huge field": (HEAD + f"0,0,{'1' * 200_000}\n", "cannot be read as CSV: field larger"),
-    "square": (HEAD + "²,0,1\n0,0,1\n", None),
     "bad event": ('[{"ph": "X", "ts": 1, "dur": "long"}]', "has dur 'long'"),
 }
 

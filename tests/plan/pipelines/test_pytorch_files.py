@@ -16,19 +16,17 @@ from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import is_looped, schedule
 
 FILES = sorted((Path(__file__).parent / "torch_csv").glob("*/*.csv"))
-NAME = re.compile(r"(\w+)-(\d+)s(\d+)r(\d+)m-compute_(only|comms)")
+NAME = re.compile(r"(\w+)-(\d+)s(\d+)r(\d+)m-compute_only")
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_what_pytorch_wrote_is_read_and_is_our_order(file):
-    """With messages and gathers of weights, which follow from the actions, and without."""
-    name, stages, ranks, microbatches, kind = NAME.fullmatch(file.stem).groups()
+    name, stages, ranks, microbatches = NAME.fullmatch(file.stem).groups()
     text = file.read_text()
     read = validate(Schedule.from_text(text, name), int(stages), int(microbatches))
     assert read.devices == int(ranks)
-    if kind == "only":
-        rows = [",".join(filter(None, row.split(","))) for row in text.splitlines()]
-        assert read.to_text().splitlines() == rows
+    rows = [",".join(filter(None, row.split(","))) for row in text.splitlines()]
+    assert read.to_text().splitlines() == rows
     options = {"devices": int(ranks)} if "Inter" in name or "Loop" in name else {}
     if name != "LoopedBFS":  # whose backwards PyTorch does from the last to the first
         assert read == schedule(name, int(stages), int(microbatches), **options)

@@ -105,18 +105,6 @@ def test_refuses_times(options, message):
         cf.one_forward_one_backward_makespan(4, 6, 1, 2, latency=0.1)
 
 
-def test_a_large_order_that_cannot_run_is_refused_too():
-    m = 2_000
-    crossed = "\n".join(
-        ",".join(f"{s}{kind}{i}" for kind in "FB" for i in numbers)
-        for s, numbers in enumerate((range(m), [1, 0, *range(2, m)]))
-    )
-    assert simulate(Schedule.from_text(crossed)).makespan > 3 * m
-    stuck = Schedule.from_text(crossed.replace("1F1,", "", 1).replace("1B1,", "1B1,1F1,", 1))
-    with pytest.raises(ScheduleError, match=r"backward before forward: 1B1 at turn"):
-        simulate(stuck)
-
-
 def test_a_schedule_is_named_by_position_or_keyword():
     made = schedule("1f1b", 4, 8)
     ends = [

@@ -25,31 +25,12 @@ def equal_chunks(built: Schedule):
     return simulate(built, 1.0, 2.0)
 
 
-@pytest.mark.parametrize("name", GENERATORS)
-@pytest.mark.parametrize("p", range(1, 6))
-def test_the_stages_go_down_and_up(name, p):
-    for m in (1, 5):
-        built = GENERATORS[name](p, m)
-        down_and_up = [*range(p), *range(p)[::-1]]
-        assert list(built.place) == down_and_up * (built.stages // (2 * p))
-        assert not any(a.kind == "B" for a in built)
-
-
 def test_zb_v_2_devices():
     """Figure 6 of arXiv 2401.10241 for 2 devices: warm-up down and up, then F I W in turns."""
     assert zb_v(4, 3).to_text().splitlines() == [
         "0F0,0F1,0F2,3F0,3I0,3W0,3F1,3I1,3W1,0I0,0W0,3F2,3I2,3W2,0I1,0W1,0I2,0W2",
         "1F0,2F0,1F1,2F1,2I0,2W0,1F2,1I0,1W0,2F2,2I1,2W1,1I1,2I2,1I2,1W1,2W2,1W2",
     ]
-
-
-def test_zb_v_with_few_microbatches_leaves_out_the_others():
-    """As PyTorch, the order for m = 2p - 1 without the micro-batches that there are not."""
-    for p in range(1, 6):
-        full = zb_v(2 * p, 2 * p - 1)
-        for m in range(1, 2 * p - 1):
-            kept = [[a for a in order if a.microbatch < m] for order in full.orders]
-            assert zb_v(2 * p, m) == Schedule.of(kept, full.place)
 
 
 @pytest.mark.parametrize("p", range(1, 7))

@@ -109,18 +109,6 @@ def test_auto_plans_with_the_times_of_each_stage():
     assert rates[1] > 0.27
 
 
-def test_interleaved_order_of_pytorch():
-    assert interleaved_zero_bubble(4, 2, devices=2).to_text().splitlines() == [
-        "0F0,0F1,2F0,2F1,2I0,2W0,2I1,2W1,0I0,0W0,0I1,0W1",
-        "1F0,1F1,3F0,3I0,3F1,3I1,3W0,1I0,3W1,1I1,1W0,1W1",
-    ]
-
-
-def test_interleaved_with_one_chunk_is_h1():
-    for p, m in product(range(1, 6), range(1, 10)):
-        assert interleaved_zero_bubble(p, m, devices=p) == zb_h1(p, m)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [

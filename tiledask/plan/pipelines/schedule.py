@@ -211,9 +211,8 @@ class Schedule:
         """The schedule written in ``text``: a line (or a part between ``;``) per device.
 
         Actions such as ``0F3`` are separated by commas or spaces; ``(0F1;1B0)OVERLAP_F_B`` is a
-        forward and a backward at once. PyTorch's CSV files can be read, with communication or
-        without: empty cells are left out, and so are sends, receives and what is done with the
-        weights of a stage that several copies of the model share out.
+        forward and a backward at once. PyTorch's "compute_only" files can be read: empty cells are
+        left out.
         A stage is placed on the first device that names it; lines of ``@`` and a device for each
         stage place pipelines, which the micro-batches take in turn. Raises ScheduleError for any
         other word, and for a stage number left out.
@@ -230,7 +229,7 @@ class Schedule:
                 blocks = [
                     [_action(part) for part in word.split("+")]
                     for word in re.split(r"[,\s]+", line)
-                    if word and not _NO_ACTION.fullmatch(word)
+                    if word
                 ]
                 orders.append([action for block in blocks for action in block])
                 pairs |= {action for block in blocks for action in block[:-1]}
@@ -270,8 +269,6 @@ class Schedule:
 
 
 _COLOURS = {"F": "#a6cee3", "B": "#b2df8a", "I": "#fdbf6f", "W": "#cab2d6"}
-_NO_ACTION = re.compile(r"\d+((WAIT_)?SEND_[FB]|RECV_[FB]|UNSHARD|RESHARD|(WAIT_)?REDUCE_GRAD)\d*")
-"""PyTorch's words for what is no action."""
 
 
 def _devices(text: str) -> list[int]:

@@ -1,13 +1,9 @@
-"""Writes PyTorch's own schedules as files beside this one, and loads ours into PyTorch.
-
-    python make.py              the files, in a folder of this Python's torch version
-    python make.py FILE ...     loads each by torch, as "compute_only" if that is what it is
+"""Writes PyTorch's own schedules as files beside this one, in a folder of its version.
 
 It needs torch alone (CPU), in an environment apart. 2.14.1 writes what 2.13.0 does. 2.15.0 has
 waits, and was run as its folders torch/distributed/pipelining and fsdp over 2.14.1.
 """
 
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -63,38 +59,9 @@ def write() -> None:
                 rank: [a for a in line if a is None or a.is_compute_op]
                 for rank, line in order.items()
             }
-        made._prepare_schedule_with_comms(made.pipeline_order)
-        for format in ("compute_only", "compute_comms"):
-            file = f"{name}-{stages}s{ranks}r{microbatches}m-{format}.csv"
-            made._dump_csv(str(HERE / file), format=format)
-
-
-def load(file: str) -> None:
-    """Torch's loader takes it, and torch's dry run of its messages comes to an end."""
-    rows = Path(file).read_text().splitlines()
-    words = [[of_torch._Action.from_str(w) for w in row.split(",") if w] for row in rows]
-    each = [a for line in words for action in line for a in (action.sub_actions or (action,))]
-    stages = 1 + max(a.stage_index for a in each)
-    microbatches = 1 + max(a.microbatch_index or 0 for a in each)
-    made = runtime(of_torch._PipelineScheduleRuntime, stages, len(rows), microbatches)
-    computes = all(a.is_compute_op for a in each)
-    made._load_csv(file, format="compute_only" if computes else "compute_comms")
-    moves = {of_torch.SEND_F, of_torch.RECV_F, of_torch.SEND_B, of_torch.RECV_B}
-    order = {
-        rank: [
-            a
-            for action in line
-            for a in (action.sub_actions or (action,))
-            if a.is_compute_op or a.computation_type in moves
-        ]
-        for rank, line in made.pipeline_order_with_comms.items()
-    }
-    of_torch._simulate_comms_compute(order, made.stage_index_to_group_rank.get, stages)
-    print(f"torch {torch.__version__} loads {Path(file).name}")
+        file = f"{name}-{stages}s{ranks}r{microbatches}m-compute_only.csv"
+        made._dump_csv(str(HERE / file), format="compute_only")
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        load(name)
-    if not sys.argv[1:]:
-        write()
+    write()
