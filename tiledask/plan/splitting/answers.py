@@ -2,12 +2,13 @@
 
 "1-3 | 4-6"           [[1, 2, 3], [4, 5, 6]]    the layers of each device
 "1, 1, 1, 2, 2, 2"    [0, 0, 0, 1, 1, 1]        the device of each: from 1, as an index from 0
+(3, 3)                (0, 3, 6)                 sizes and bounds, where it is known what of
 """
 
 import re
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
-from typing import Any, SupportsIndex
+from itertools import accumulate, pairwise
+from typing import SupportsIndex
 
 from tiledask.errors import PartitionError, short
 from tiledask.plan.splitting.partition import Partition
@@ -27,34 +28,26 @@ def read_assignment(
 ) -> list[list[int]]:
     """The layers of each device, counted from 1, from any of the forms that `judge` takes.
 
-    A :class:`Partition` gives the layers of each stage. Text without bars is the device of each of
-    so many ``layers``, counted from 1 unless there is a 0 in it, the layer of each of so many
-    ``stages``, or the bounds between them. PartitionError for what can be read in no way.
+    A :class:`Partition` gives the layers of each stage. Of so many ``layers`` on so many
+    ``stages``, if both are given, plain numbers may also be how many layers each stage has, or the
+    bounds between them. The device of each layer counts from 1 in text, unless there is a 0 in it.
+    PartitionError for what can be read in no way, or in two.
 
     >>> read_assignment("1-3 | 4"), read_assignment([0, 1, 1])
     ([[1, 2, 3], [4]], [[1], [2, 3]])
-    >>> read_assignment("1, 1, 2", 3, 2), read_assignment("1, 2", 2, 2)
-    ([[1, 2], [3]], [[1], [2]])
+    >>> read_assignment((2, 1), 3, 2), read_assignment("0, 2, 3", 3, 2)
+    ([[1, 2], [3]], [[1, 2], [3]])
     """
     if isinstance(assignment, Partition):
         return [[n + 1 for n in layers] for layers in assignment.layers]
     if isinstance(assignment, str):
-        parts = re.split(r"\]\s*,?\s*\[|[|;\n]", assignment.strip("[]() \n\t"))
-        words = [part.replace(",", " ").split() for part in parts]
-        if len(words) == 1:
-            row, devices = words[0], (stages or 1) if layers else 1
-            if len(row) > 1 < devices and all(re.fullmatch(r"\d{1,9}", word) for word in row):
-                places = [int(word) - ("0" not in row) for word in row]
-                if len(row) == layers or max(places) < devices:
-                    return _of_devices(places)
-                if len(row) == devices + 1 and (places[0], places[-1]) == (0, layers):  # bounds
-                    return [[*range(a + 1, b + 1)] for a, b in pairwise(places)]
-            if len(row) == stages:  # commas for bars
-                words = [[word] for word in row]
-        return [[n for word in each for n in _range(word)] for each in words]
+        return _of_text(assignment, layers, stages)
     given = list(assignment) if isinstance(assignment, Iterable) else []
     if given and all(map(is_whole, given)):
-        return _of_devices([*map(int, given)])
+        numbers = [*map(int, given)]
+        if layers is None or stages in (None, 1) or len(numbers) == 1:
+            return _of_devices(numbers)
+        return _of_numbers(numbers, numbers, layers, stages)
     groups = [each for each in given if isinstance(each, Iterable) and not isinstance(each, str)]
     if not groups or len(groups) < len(given):
         raise PartitionError(
@@ -62,14 +55,67 @@ def read_assignment(
             f"as in '1-6 | 7-12' or [[1, 2], [3, 4]], or the device of each layer, as in "
             f"[0, 0, 1, 1]"
         )
-    rule: dict[str, Any] = {"of": "counted from 1", "error": PartitionError}
+    rule = {"of": "counted from 1", "error": PartitionError}
     return [[whole_number("a layer", n, **rule) for n in group] for group in groups]
 
 
-def _of_devices(places: list[int]) -> list[list[int]]:
-    if wrong := [place for place in places if not 0 <= place < MOST]:
+def _of_text(text: str, layers: int | None, stages: int | None) -> list[list[int]]:
+    parts = re.split(r"\]\s*,?\s*\[|[|;\n]", text.strip("[]() \n\t"))
+    words = [part.replace(",", " ").split() for part in parts]
+    row = [word for each in words for word in each]
+    barred, lone = len(parts) > 1, all(len(each) == 1 for each in words)
+    plain = all(word.isdecimal() and len(word) < 10 for word in row) and len(row) > 1
+    if layers is not None and stages not in (None, 1) and plain and (lone or not barred):
+        numbers = [*map(int, row)]
+        places = numbers if 0 in numbers else [n - 1 for n in numbers]
+        return _of_numbers(numbers, places, layers, stages, barred)
+    if not barred and len(row) == stages:  # commas for bars
+        words = [[word] for word in row]
+    return [[n for word in each for n in _range(word)] for each in words]
+
+
+def _of_numbers(
+    numbers: list[int], places: list[int], layers: int, stages: int, barred: bool = False
+) -> list[list[int]]:
+    """The layers of each stage, by the only way in which plain ``numbers`` can be meant.
+
+    ``places``: the devices, counted from 0, if they are that. ``barred``: they stood between bars.
+    """
+    count, forms = len(numbers), dict[str, list[list[int]]]()
+    if by_layer := count == layers and max(places) < stages and not barred:
+        forms["the device of each layer"] = _of_devices(places)
+    # a stage without layers is a mistake, a device 0 is none
+    if count == stages and sum(numbers) == layers and not (by_layer and 0 in numbers):
+        forms["how many layers each has"] = _between([*accumulate(numbers, initial=0)])
+    rising = all(a <= b for a, b in pairwise(numbers))
+    if count == stages + 1 and (numbers[0], numbers[-1]) == (0, layers) and rising:
+        forms["the bounds between them"] = _between(numbers)
+    if len(forms) > 1:
         raise PartitionError(
-            f"a list counts devices from 0, {MOST:,} of them at most, got device {short(wrong[0])}"
+            f"{numbers} can be {' or '.join(forms)}; write the layers of each, as in '1-6 | 7-12'"
+        )
+    if forms:
+        return forms.popitem()[1]
+    if barred:
+        return [[n] for n in numbers]
+    if count == layers or max(places) < stages:
+        return _of_devices(places)
+    raise PartitionError(
+        f"{short(numbers)} is {count} numbers: neither the device of each of {layers} layers, nor "
+        f"{stages} sizes that add up to {layers} (these add up to {sum(numbers)}), nor "
+        f"{stages + 1} bounds from 0 to {layers}; write the layers of each, as in '1-6 | 7-12'"
+    )
+
+
+def _between(bounds: list[int]) -> list[list[int]]:
+    return [list(range(a + 1, b + 1)) for a, b in pairwise(bounds)]
+
+
+def _of_devices(places: list[int]) -> list[list[int]]:
+    if min(places) < 0 or max(places) >= MOST:
+        wrong = min(places) if min(places) < 0 else max(places)
+        raise PartitionError(
+            f"a list counts devices from 0, {MOST:,} of them at most, got device {short(wrong)}"
         )
     layers: list[list[int]] = [[] for _ in range(max(places) + 1)]
     for layer, device in enumerate(places, start=1):

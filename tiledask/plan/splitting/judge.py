@@ -86,6 +86,8 @@ def judge(
       - the layers of each device, counted from 1: ``[[1, 2, 3], [4, 5, 6]]`` or ranges,
       - the same as text: ``"1-3 | 4-6"`` or ``"[1-3][4-6]"`` or ``"1,2,3 | 4,5,6"``,
       - the device of each layer: ``[0, 0, 0, 1, 1, 1]``, counted from 0, or as text from 1,
+      - how many layers each device has, or the bounds between them, where it is said how many
+        layers and devices there are: ``(3, 3)``, ``(0, 3, 6)``,
       - a :class:`Partition`.
 
     With ``chunks`` above 1 a device holds so many stages, assigned round the devices: stage s is on
