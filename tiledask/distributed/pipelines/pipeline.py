@@ -187,7 +187,7 @@ def _costs(
     schedule: Schedule, times: Mapping[str, Times | None], travel: Mapping[str, Any]
 ) -> PipelineCosts:
     """The PipelineCosts; 0 where an action takes what it takes."""
-    given = {name: each for name, each in times.items() if each is not None}
+    given: dict[str, Any] = {name: t for name, t in times.items() if t is not None}
     whole = {"backward"} if {"backward_input", "backward_weight"} <= given.keys() else set()
     rest = dict.fromkeys({"forward", "backward"} - given.keys() - whole, 0.0)
     return costs_of(schedule, **given, **rest, **travel)

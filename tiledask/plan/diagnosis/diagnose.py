@@ -17,7 +17,7 @@ from tiledask.errors import ConfigError
 from tiledask.plan.diagnosis.infer import EXACT, MANY, TraceFit, fit_labelled, fit_rows
 from tiledask.plan.diagnosis.nearest import fit_nearest, fit_turns
 from tiledask.plan.diagnosis.remedies import Remedy, equal_stages, partitioned, remedies
-from tiledask.plan.diagnosis.timed import TimedSchedule
+from tiledask.plan.diagnosis.timed import Form, TimedSchedule
 from tiledask.plan.diagnosis.trace import Trace
 from tiledask.plan.diagnosis.trace_files import read_trace
 from tiledask.plan.pipelines.timeline import Timeline
@@ -359,7 +359,7 @@ def _sure_of_schedule(trace: Trace, fit: TraceFit, reproduced: bool) -> tuple[_S
     if trace.is_labelled:
         why = "the order of its actions" if form else "no schedule of the table has this order"
         return ("exact", "labels"), ("exact", why)
-    same, others = [], []
+    same, others = list[Form](), list[Form]()
     for other in fit.others:
         is_same = (made := other.made()) is not None and made.orders == order.orders
         (same if is_same else others).append(other)

@@ -87,8 +87,10 @@ def fit(order: Schedule, trace: Trace, form: Form | None = None) -> TraceFit | N
     _, whole, split, _ = count.reshape(4, -1) > 0
     B = np.where(whole, B, I + W)
     I, W = np.where(split, I, B / 2), np.where(split, W, B / 2)
-    seconds = (tuple(t.tolist()) for t in (F, B, I, W))
-    plan = TimedSchedule(order, *seconds, waits.latency, waits.overhead, form)
+    forward, backward, inputs, weights = (tuple(t.tolist()) for t in (F, B, I, W))
+    plan = TimedSchedule(
+        order, forward, backward, inputs, weights, waits.latency, waits.overhead, form
+    )
     error = float(np.abs(plan.timeline.end - waits.overhead - trace.end).max())
     spread = float(np.abs(np.concatenate([length - typical[key], waits.late])).mean())
     hops = len(set(waits.latency)) if waits.has_hops else 0
@@ -193,7 +195,7 @@ def _tuned(plan: TimedSchedule, trace: Trace) -> TraceFit | None:
         backward_weight=plan.backward_weight,
         latency=float(np.mean(plan.latency or 0.0)),
     )
-    return order and fit(order, trace, form)
+    return None if order is None else fit(order, trace, form)
 
 
 def fit_rows(trace: Trace) -> TraceFit | None:

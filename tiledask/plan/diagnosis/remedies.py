@@ -134,9 +134,10 @@ def _changes(
         (times * m, f"{times * m} micro-batches of 1/{times} the size", _scaled(plan, 1 / times))
         for times in _finer(m, p)
     ]
-    for many, words, smaller in finer if plan.form else ():
-        form = plan.form._replace(microbatches=many)
-        yield "micro-batches", words, _rescheduled(smaller, form)
+    for many, words, smaller in finer:
+        if plan.form is not None:
+            form = plan.form._replace(microbatches=many)
+            yield "micro-batches", words, _rescheduled(smaller, form)
     if p > 1:
         if layers is None:
             yield "stages", "equal stages", equal_stages(plan)

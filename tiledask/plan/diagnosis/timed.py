@@ -119,7 +119,8 @@ class TimedSchedule:
 
     def retimed(self, change: Callable[[_StageTimes], _StageTimes]) -> "TimedSchedule":
         """The same with ``change`` made to the times of each kind."""
-        return replace(self, **{name: change(times) for name, times in self.seconds.items()})
+        changed: dict[str, Any] = {name: change(times) for name, times in self.seconds.items()}
+        return replace(self, **changed)
 
     @cached_property
     def timeline(self) -> Timeline:

@@ -107,14 +107,14 @@ def costs_of(
         )
     places = np.array(schedule.places)
     travels = places[:, 1:] != places[:, :-1]
-    latency, carry = (
+    delay, carry = (
         np.pad(np.where(travels, each, 0.0), ((0, 0), (1, 1)))
         for each in (
             numbers(latency, "latency", of_boundaries, "seconds"),
             numbers(block_bytes, "block_bytes", of_boundaries, "bytes") / rate,
         )
     )
-    found = PipelineCosts(seconds, together, latency, carry)
+    found = PipelineCosts(seconds, together, delay, carry)
     if overlapped is not None and schedule.pairs:
         _check_pairs(schedule, found)
     return found

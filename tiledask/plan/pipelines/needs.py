@@ -122,8 +122,9 @@ def validate(
         refuse(schedule, microbatches)
     if memory_limit is None:
         return schedule
-    each = isinstance(memory_limit, Sequence)
-    limits = memory_limit if each else [memory_limit] * schedule.devices
+    limits = (
+        memory_limit if isinstance(memory_limit, Sequence) else [memory_limit] * schedule.devices
+    )
     if len(limits) != schedule.devices:
         raise ScheduleError(
             f"got {len(limits)} memory limits for {schedule.devices} devices: give one, or one each"

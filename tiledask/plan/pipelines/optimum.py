@@ -12,6 +12,7 @@ of its F to the end of its B or W an activation takes one of ``memory_limit`` pl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import product
 from math import lcm
 
 import numpy as np
@@ -19,7 +20,7 @@ import numpy as np
 from tiledask.errors import ScheduleError
 from tiledask.extras import needed_for
 from tiledask.plan.pipelines.bound import lower_bound
-from tiledask.plan.pipelines.costs import PerBoundary, Times, costs_of
+from tiledask.plan.pipelines.costs import PerBoundary, PipelineCosts, Times, costs_of
 from tiledask.plan.pipelines.needs import needs, validate
 from tiledask.plan.pipelines.schedule import Action, Schedule
 from tiledask.plan.pipelines.simulate import simulate
@@ -80,64 +81,55 @@ def optimal_schedule(
     >>> best.makespan, best.proven, best.schedule.to_text()
     (12.0, True, '0F0,0F1,0B0,0F2,0B1,0B2\\n1F0,1B0,1F1,1B1,1F2,1B2')
     """
-    place = tuple(range(stages)) if place is None else tuple(place)
-    schedule = _unordered(stages, microbatches, place, split)
+    places = tuple(range(stages) if place is None else place)
+    if len(places) != stages or not stages or microbatches < 1:
+        raise ScheduleError(
+            f"place names the device of each of {stages} stages, got {len(places)}; and there must "
+            f"be at least one micro-batch, got {microbatches}"
+        )
+    actions: list[list[Action]] = [[] for _ in range(1 + max(places))]
+    for kind, s, i in product("FIW" if split else "FB", range(stages), range(microbatches)):
+        actions[places[s]].append(Action(kind, s, i))
+    schedule = Schedule.of(actions, places)
     times = forward, backward, latency, backward_input, backward_weight
     costs = costs_of(schedule, *times)
+    limits = None
+    if memory_limit is not None:
+        each = [memory_limit] * len(actions) if isinstance(memory_limit, int) else memory_limit
+        limits = list(each)
+        if len(limits) != len(actions) or min(limits) < 1:
+            raise ScheduleError(
+                f"memory_limit is one number of at least 1, or one for each of {len(actions)} "
+                f"devices; got {memory_limit}: a device keeps at least the activation that it "
+                f"works on"
+            )
     # units per second, and whether that makes all times whole numbers
     values = {x for table in (costs.seconds, costs.hop) for x in table.ravel().tolist()}
     exact = lcm(*(Fraction(x).limit_denominator(_UNITS).denominator for x in values))
     is_exact = exact <= _UNITS and max(values) * exact < 2**40
     unit = exact if is_exact else _UNITS / max(values)
     error = 0 if is_exact else len(schedule)  # half a unit for an action, half for its way
-    least, limits = lower_bound(schedule, costs).seconds, None
-    if memory_limit is not None:
-        each = [memory_limit] * schedule.devices if isinstance(memory_limit, int) else memory_limit
-        limits = list(each)
-        if len(limits) != schedule.devices or min(limits) < 1:
-            raise ScheduleError(
-                f"memory_limit is one number of at least 1, or one for each of {schedule.devices} "
-                f"devices; got {memory_limit}: a device keeps at least the activation that it "
-                f"works on"
-            )
-    number = schedule.microbatch if costs.seconds.shape[2] > 1 else 0
-    took = np.rint(costs.seconds[schedule.kind, schedule.stage, number] * unit).astype(int)
-    seconds = dict(zip(schedule, took.tolist(), strict=True))
-    hop = np.rint(costs.hop[0] * unit).astype(int).tolist()
-    even = costs.seconds.shape[2] == 1
-    orders, shown, proven = _solve(
-        schedule, seconds, hop, limits, even, int(least * unit - error), timeout
+    least = lower_bound(schedule, costs).seconds
+    whole = costs._replace(
+        seconds=np.rint(costs.seconds * unit),
+        latency=np.rint(costs.hop * unit),
+        carry=0 * costs.hop,
     )
-    best = validate(Schedule.of(orders, place, "optimum"), memory_limit=limits)
+    orders, shown, proven = _solve(schedule, whole, limits, int(least * unit - error), timeout)
+    best = validate(Schedule.of(orders, places, "optimum"), memory_limit=limits)
     return Optimum(best, simulate(best, *times), max(least, (shown - error) / unit), proven)
 
 
-def _unordered(stages: int, microbatches: int, place: tuple[int, ...], split: bool) -> Schedule:
-    """Every action on its device, in some order."""
-    if len(place) != stages or not stages or microbatches < 1:
-        raise ScheduleError(
-            f"place names the device of each of {stages} stages, got {len(place)}; and there must "
-            f"be at least one micro-batch, got {microbatches}"
-        )
-    orders: list[list[Action]] = [[] for _ in range(1 + max(place))]
-    for kind in "FIW" if split else "FB":
-        for s, device in enumerate(place):
-            orders[device] += [Action(kind, s, i) for i in range(microbatches)]
-    return Schedule.of(orders, place)
-
-
 def _solve(
-    schedule: Schedule,
-    seconds: dict[Action, int],
-    hop: list[int],
-    limits: list[int] | None,
-    even: bool,
-    least: int,
-    timeout: float,
+    schedule: Schedule, costs: PipelineCosts, limits: list[int] | None, least: int, timeout: float
 ) -> tuple[list[list[Action]], float, bool]:
     """(orders, the bound that was shown, whether they attain it), in whole units of time."""
     with needed_for("the best order of a pipeline"):
         from ortools.sat.python import cp_model
+
+    took = costs.of_actions(schedule).astype(int).tolist()
+    seconds, hop = dict(zip(schedule, took, strict=True)), costs.hop[0].astype(int).tolist()
+    even = costs.seconds.shape[2] == 1
 
     model = cp_model.CpModel()
     horizon = sum(seconds.values()) + 2 * schedule.microbatches * sum(hop) + 1

@@ -63,7 +63,9 @@ def makers(schedule: Schedule) -> np.ndarray:
     made[np.array([0, 1, 1, 2])[kind], stage, number] = np.arange(many)
     turns_back = (kind % 3 != 0) & (stage == schedule.stages - 1)
     source = stage + np.array([-1, 1, 1, 0])[kind] - turns_back
-    maker = made[np.where(turns_back | (kind == 0), 0, 1), np.maximum(source, 0), number]
+    maker: np.ndarray = made[
+        np.where(turns_back | (kind == 0), 0, 1), np.maximum(source, 0), number
+    ]
     maker[source < 0] = 2 * many
     return maker
 

@@ -43,8 +43,8 @@ def read_assignment(
     if isinstance(assignment, str):
         return _of_text(assignment, layers, stages)
     given = list(assignment) if isinstance(assignment, Iterable) else []
-    if given and all(map(is_whole, given)):
-        numbers = [*map(int, given)]
+    numbers = [int(n) for n in given if is_whole(n)]
+    if numbers and len(numbers) == len(given):
         if layers is None or stages in (None, 1) or len(numbers) == 1:
             return _of_devices(numbers)
         return _of_numbers(numbers, numbers, layers, stages)
@@ -55,8 +55,10 @@ def read_assignment(
             f"as in '1-6 | 7-12' or [[1, 2], [3, 4]], or the device of each layer, as in "
             f"[0, 0, 1, 1]"
         )
-    rule = {"of": "counted from 1", "error": PartitionError}
-    return [[whole_number("a layer", n, **rule) for n in group] for group in groups]
+    return [
+        [whole_number("a layer", n, of="counted from 1", error=PartitionError) for n in group]
+        for group in groups
+    ]
 
 
 def _of_text(text: str, layers: int | None, stages: int | None) -> list[list[int]]:

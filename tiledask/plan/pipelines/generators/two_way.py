@@ -89,7 +89,7 @@ def dualpipe(stages: int, microbatches: int) -> Schedule:
     down, up = range(stages), range(stages - 1, -1, -1)
 
     def lanes(d: int) -> list[Lane]:
-        both = [(d, count(0, 2)), (stages - 1 - d, count(1, 2))]
+        both: list[Lane] = [(d, count(0, 2)), (stages - 1 - d, count(1, 2))]
         return both if d < half else both[::-1]
 
     def steps(d: int) -> Iterator[str]:
