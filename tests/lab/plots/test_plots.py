@@ -317,7 +317,8 @@ def test_memory_timeline_draws_what_is_held_and_where_it_is_most():
     drawn = {gid: places(axes, gid) for gid in ("held", "over")}
     for gid, found in drawn.items():
         for x, y, wide, high in found:
-            size = footprint.at(round(y + high - 0.45), x + wide / 2)
+            times, sizes = footprint.steps[round(y + high - 0.45)]
+            size = sizes[np.searchsorted(times, x + wide / 2, side="right") - 1]
             assert high == pytest.approx(0.9 * size / 4)
             assert (size > 3) == (gid == "over")
     assert {round(y + high - 0.45) for _, y, _, high in drawn["held"]} == {0, 1, 2, 3}

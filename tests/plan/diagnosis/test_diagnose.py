@@ -176,14 +176,6 @@ def test_an_order_that_is_in_no_table():
     assert "micro-batches" not in levers  # of an order that nothing makes finer
 
 
-def test_the_automatic_scheduler_is_recognised_by_its_times():
-    times = {"forward": [1.0, 1.7, 1.2], "backward_input": [1.1, 1.5, 0.8]}
-    times |= {"backward_weight": [0.4, 0.9, 1.6], "latency": 0.3}
-    order = td.schedule("zb-auto", 3, 6, **times)
-    assert order != td.schedule("zb-auto", 3, 6)
-    assert diagnose(td.simulate(order, **times))["schedule"].value == "zb-auto"
-
-
 def test_causes_of_known_plans():
     def causes(timeline):
         return {c.name: c.seconds for c in diagnose(timeline).causes if c.seconds}

@@ -180,22 +180,7 @@ def fit_labelled(trace: Trace) -> TraceFit:
             f"{trace.source} has an action that starts before the result it needs is there; "
             f"check its labels and the clocks of its devices"
         )
-    again = _tuned(times.plan, trace) if trains else None
-    return again or times
-
-
-def _tuned(plan: TimedSchedule, trace: Trace) -> TraceFit | None:
-    """The TraceFit of the automatic scheduler's order, if that is what these times lead it to."""
-    form = Form("zb-auto", plan.devices, 1, plan.schedule.microbatches)
-    if plan.schedule.stages != plan.devices:
-        return None
-    order = form.made(
-        forward=plan.forward,
-        backward_input=plan.backward_input,
-        backward_weight=plan.backward_weight,
-        latency=float(np.mean(plan.latency or 0.0)),
-    )
-    return None if order is None else fit(order, trace, form)
+    return times
 
 
 def fit_rows(trace: Trace) -> TraceFit | None:
@@ -242,10 +227,6 @@ def _candidates(trace: Trace) -> list[Form]:
             chunks: Iterable[int] = range(2, MOST_CHUNKS + 1) if is_looped(name) else (1,)
             for v in (2,) if name in V_SHAPED else chunks:
                 m, rest = divmod(most, kinds * v)
-                if name == "dualpipev":  # some backwards are split
-                    numbers: Iterable[int] = range(max(1, -(-fewest // 6)), most // 4 + 1)
-                else:
-                    numbers = [m] if fewest == most and not rest else []
-                times = 6 if name == "dualpipev" else kinds * v
-                found += [(times, Form(name, p, v, m, trains)) for m in numbers]
+                if fewest == most and not rest:
+                    found.append((kinds * v, Form(name, p, v, m, trains)))
     return [form for _, form in sorted(found, key=lambda pair: pair[0])]

@@ -137,20 +137,22 @@ class _Draft:
 
     def arrival(self, kind: str, s: int) -> float:
         """When the block for the next F or I of stage ``s`` comes from its neighbour."""
-        neighbour = s + {"F": -1, "I": 1}[kind]
-        if neighbour not in self.stages:
+        neighbour, ends = s - 1 if kind == "F" else s + 1, self.ends[kind]
+        if not 0 <= neighbour < len(ends):
             return 0.0
-        return self.ends[kind][neighbour][self.done(kind, s)] + self.latency
+        return ends[neighbour][len(ends[s])] + self.latency
 
     def put(self, kind: str, s: int, count: int = 1) -> None:
         """Writes the next actions of ``kind`` on stage ``s``."""
+        order, ends, took = self.orders[s], self.ends[kind][s], self.seconds[kind][s]
         for _ in range(count):
-            start = self.clock[s] if kind == "W" else max(self.clock[s], self.arrival(kind, s))
-            if self.orders[s]:
-                self.idle[s] += start - self.clock[s]
-            self.orders[s].append(Action(kind, s, self.done(kind, s)))
-            self.clock[s] = start + self.seconds[kind][s]
-            self.ends[kind][s].append(self.clock[s])
+            clock = self.clock[s]
+            start = clock if kind == "W" else max(clock, self.arrival(kind, s))
+            if order:
+                self.idle[s] += start - clock
+            order.append(Action(kind, s, len(ends)))
+            self.clock[s] = start + took
+            ends.append(start + took)
 
     def fits(self, s: int, forwards: int = 0, inputs: int = 0, weights: int = 0) -> bool:
         """Whether memory holds what is kept after so many more actions."""
@@ -161,9 +163,11 @@ class _Draft:
 
     def weights_before(self, kind: str, s: int) -> int:
         """How many W memory needs before the next ``kind`` on stage ``s``."""
-        more = (1, 0) if kind == "F" else (0, 1)
-        for weights in range(self.pending(s) + 1):
-            if self.fits(s, *more, weights):
+        f, i = (1, 0) if kind == "F" else (0, 1)
+        if self.fits(s, f, i):  # nearly always
+            return 0
+        for weights in range(1, self.pending(s) + 1):
+            if self.fits(s, f, i, weights):
                 return weights
         raise ScheduleError(
             f"{kind}{self.done(kind, s)} of stage {s} does not fit in memory "
@@ -215,7 +219,8 @@ class _Draft:
 
     def put_after_weights(self, kind: str, s: int, greedy: bool) -> None:
         """Writes ``kind``, and before it the W that memory needs or that fit into the gap."""
-        self.put("W", s, self.weights_before(kind, s))
+        if weights := self.weights_before(kind, s):
+            self.put("W", s, weights)
         ready, W = self.arrival(kind, s), self.seconds["W"][s]
         while self.pending(s) and self.clock[s] + W <= ready:
             self.put("W", s)
