@@ -126,25 +126,14 @@ def test_a_memory_limit_in_bytes_counts_what_the_weight_gradient_still_needs():
         validate(late, memory_limit=5e9, activation=3e9)
 
 
-def one(*action, place=(0,)):
-    return Schedule.of([[Action(*action)]], place)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: validate(one("X", 0, 0)), "kinds are F, B, I, W"),
-        (lambda: validate(one("F", 0, -1)), "unknown micro-batch -1"),
+def test_refuses_what_is_not_of_this_model():
+    for call, message in (
+        (lambda: Schedule.of([[Action("X", 0, 0)]], [0]), "kinds are F, B, I, W"),
+        (lambda: validate(Schedule.of([[Action("F", 0, -1)]], [0])), "unknown micro-batch -1"),
         (lambda: validate(schedule("1f1b", 3, 8), stages=4), "has 3 stages and the model 4"),
-        (
-            lambda: validate(schedule("1f1b", 4, 9), microbatches=8),
-            "0F8 on rank 0: unknown micro-batch 8; .* 0 to 7",
-        ),
-    ],
-)
-def test_refuses_what_is_not_of_this_model(call, message):
-    with pytest.raises(ScheduleError, match=message):
-        call()
+    ):
+        with pytest.raises(ScheduleError, match=message):
+            call()
 
 
 def test_an_action_in_the_wrong_replica_is_named():

@@ -107,7 +107,8 @@ class Trace:
             f"from {x:g} to {y:g} s and from {u:g} to {v:g} s (from the trace's first start); give "
             f"one row per action, and leave out transfers or mark them with kind {TRANSFER}"
         )
-        if (x, y) == (u, v) and sorted(self.code[a : a + 2])[0] == 0 < max(self.code[a : a + 2]):
+        kinds = self.code[a : a + 2]
+        if (x, y) == (u, v) and min(kinds) == 0 < max(kinds):
             way_out = (
                 "a forward and a backward at once, as DualPipe's pairs, of whose time each has an "
                 "unknown part: give a run without pairs"
