@@ -105,7 +105,11 @@ def small(name, m):
     """The schedule called ``name`` on at most 4 devices, with as few stages as it takes; those made
     for given times for uneven ones, searched, in little memory."""
     if name.endswith("-auto"):
-        given = {"forward": [1, 3, 2, 1], "memory_limit": 3, "latency": 0.5, "tries": 200}
+        given = {
+            "forward": [1, 3, 2, 1],
+            "memory_limit": 3,
+            "latency": 0.5,
+        }
         return td.schedule(name, 4, m, **given)
     try:
         return schedule_on(name, 3, m)

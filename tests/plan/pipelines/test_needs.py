@@ -50,6 +50,7 @@ def test_a_feasible_order_respects_turns_and_data(name):
         ("0B0,0F0", "backward before forward: 0B0 at turn 0 on rank 0 needs 0F0, .* turn 1"),
         ("0F0,0W0,0I0", "too early: 0W0 at turn 1 on rank 0 needs 0I0, which is only at turn 2"),
         ("0F0,0I0", "missing 0W0"),
+        ("@2,1;", "the schedule has no action"),
         ("0F0,0B0 ; 1F0", "too early: 0B0 .* 1B0|missing 1B0"),
         ("0F1,0B1", "missing 0F0"),
         ("0F0,0F1,(0B0;0B1)OVERLAP_F_B", "at turn 2 of rank 0 it is 0B0 and 0B1"),

@@ -194,6 +194,8 @@ def _turns(schedule: Schedule, waits: Needs) -> Iterator[str]:
 
 def _missing(schedule: Schedule, microbatches: int) -> Iterator[str]:
     """What some stage does not do with some micro-batch, or does twice."""
+    if not len(schedule.kind):
+        yield "the schedule has no action; a stage and micro-batch has two or more, as 0F0,0B0"
     kinds: dict[tuple[int, ...], str] = defaultdict(str)
     for a in sorted(schedule, key=lambda a: KINDS.index(a.kind)):
         kinds[a[1:]] += a.kind
