@@ -22,6 +22,7 @@ import tiledask as td
 from tiledask.distributed.cluster.progress import RUNS
 from tiledask.distributed.cluster.room import MARGIN, SLACK
 from tiledask.distributed.pipelines import paced, pipeline
+from tiledask.distributed.pipelines.engines import _TaskLine
 from tiledask.distributed.pipelines.stages import (
     stack,
 )
@@ -366,6 +367,13 @@ def test_a_schedule_runs_again_with_the_same_bits_when_a_worker_died(cluster, na
     for stage, theirs in zip(run.gradients, right.gradients, strict=True):
         for layer, other in zip(stage, theirs, strict=True):
             assert all((layer[name] == other[name]).all() for name in other)
+
+
+def test_a_task_that_dask_runs_again_is_a_lost_worker():
+    line = object.__new__(_TaskLine)
+    line.begun, line.index = 3, 0
+    with pytest.raises(ClusterLostError, match="rank 0"):
+        line.act([2], [])
 
 
 def test_a_loop_says_that_a_worker_died_when_no_time_is_left(cluster):

@@ -28,6 +28,7 @@ from tiledask.distributed.pipelines.job import DeviceDone, PipelineJob
 from tiledask.distributed.pipelines.kernels import StageKernels, StageRunner, at_once
 from tiledask.distributed.pipelines.paced import Arrival, perform
 from tiledask.distributed.transport.meeting import Meeting, of_run
+from tiledask.errors import ClusterLostError
 from tiledask.plan.pipelines.costs import PipelineCosts
 from tiledask.plan.pipelines.needs import topological_order
 from tiledask.plan.pipelines.schedule import Action
@@ -213,9 +214,15 @@ class _TaskLine(_DeviceLine):
     """What the task was given."""
     sends: dict[int, Any]
     """By turn, what it sends."""
+    begun = 0
+    """Turns that were begun."""
 
     def act(self, turns: Sequence[int], blocks: Sequence[_StageBlock]) -> list[_StageBlock | None]:
-        """What each of a task's actions sends."""
+        """What each of a task's actions sends. Dask runs a task again whose result a lost worker
+        had: what it used is gone here, and all is begun anew."""
+        if turns[0] < self.begun:
+            raise ClusterLostError(f"a worker was lost with what rank {self.index} sent it")
+        self.begun = turns[-1] + 1
         self.blocks, self.sends = iter(blocks), {}
         self.at_once(turns)
         sends, self.sends = self.sends, {}
