@@ -13,5 +13,5 @@ collectives who sends what to whom: rounds, bytes, closed forms      -> products
 data, units, html, ledger, arrays, intervals: what all of them use
 
 To add a schedule: a function in pipelines/generators, a line in the table of pipelines/schedules.
-To add a model family: an entry of FAMILIES in inputs/families.
+To add a model family: a row of data/families.json.
 """

@@ -6,7 +6,7 @@ model.py        a model as a list of weights
   model_rules.py  the rules that they obey
   weights.py      the weights of a layer, one matrix, bias or norm at a time
 hf_config.py    a Hugging Face config.json as a model
-  families.py     what each model_type implies: a new family is one entry here
+  families.py     what each model_type implies: a new family is a row of data/families.json
 hardware.py     devices, links and clusters
 recipes.py      bytes per parameter, and which of them ZeRO shards
 layout.py       degrees of parallelism, micro-batches, schedule

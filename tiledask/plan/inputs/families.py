@@ -1,14 +1,17 @@
 """Model families as data: what a Hugging Face model_type implies that its config does not say.
 
+data/families.json has a row for each, or what it has that another, which it is "like", has not.
 The weights are those of the class of that name in the transformers library; a key that can
 change their number is either read, or refused unless it holds the value that changes nothing.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field
+from typing import Any
 
-__all__ = ["ALIASES", "FAMILIES", "HARMLESS", "NEUTRAL", "SAME", "Family", "Switch"]
+from tiledask.plan.data import shipped_json
+
+__all__ = ["ALIASES", "FAMILIES", "HARMLESS", "NEUTRAL", "SAME", "Family"]
 
 ALIASES = {
     "hidden": ("hidden_size", "n_embd", "n_embed"),
@@ -28,34 +31,17 @@ ALIASES = {
 """Field of a Model -> the keys that name it, the usual one first."""
 
 
-Values = Mapping[str, object]
-"""Fields of a Model, and what they are."""
-
-
-@dataclass(frozen=True)
-class Switch:
-    """A key that is true or false, and the Model fields that it sets."""
-
-    default: bool
-    true: Values
-    false: Values = field(default_factory=dict)
-
-
-def _sets(default: bool, *fields: str) -> Switch:
-    """The key's own value goes into ``fields``."""
-    return Switch(default, dict.fromkeys(fields, True), dict.fromkeys(fields, False))
-
-
 @dataclass(frozen=True)
 class Family:
     """What a ``model_type`` implies."""
 
-    fixed: Values
+    fixed: Mapping[str, object]
     """Model fields that every member has."""
     required: tuple[str, ...]
     optional: tuple[str, ...] = ()
-    switches: Mapping[str, "Switch"] = field(default_factory=dict)
-    """Boolean key -> what it changes."""
+    switches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Boolean key -> its "default", and the Model fields that its value goes into, "sets", or
+    what they are where it is "true" or "false"."""
     dropout: Mapping[str, float] = field(default_factory=dict)
     """Dropout key -> its default."""
     tied: bool = False
@@ -69,341 +55,27 @@ class Family:
     ``layer_types`` says goes first."""
     router: str = "greedy"
     """Default of topk_method, for a "dense first" family."""
-    neutral: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    neutral: Mapping[str, list[object]] = field(default_factory=dict)
     """Keys that change weights of this family unless they hold one of these values."""
 
 
-_BASE = ("hidden", "layers", "heads", "vocab")
-_GPT = {"mlp": "gelu", "norm": "layernorm"}
-_LLAMA = {"mlp": "swiglu", "norm": "rmsnorm"}
-_NO_BIAS = {"qkv_bias": False, "out_bias": False, "mlp_bias": False}
-_QWEN_BIAS = {"qkv_bias": True, "out_bias": False, "mlp_bias": False}
-_ATTENTION = ("qkv_bias", "out_bias")
-_ATTENTION_BIAS = MappingProxyType({"attention_bias": _sets(False, *_ATTENTION)})
-_LLAMA_BIAS = MappingProxyType({**_ATTENTION_BIAS, "mlp_bias": _sets(False, "mlp_bias")})
-_QWEN3 = {**_LLAMA, "mlp_bias": False, "qk_norm": "per_head"}
-_NEVER_BIAS = MappingProxyType({"attention_bias": (False,), "mlp_bias": (False,)})
-_NO_DROPOUT = MappingProxyType({"attention_dropout": 0.0})
-_TWO_DROPOUTS = MappingProxyType({"attention_dropout": 0.0, "hidden_dropout": 0.0})
-_THREE_DROPOUTS = MappingProxyType(
-    {"attention_dropout": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
-)
-_GEMMA = Family(
-    {**_LLAMA, "mlp_bias": False},
-    (*_BASE, "ffn", "kv_heads", "head_dim"),
-    switches={**_ATTENTION_BIAS, "use_bidirectional_attention": Switch(False, {"causal": False})},
-    dropout=_NO_DROPOUT,
-    tied=True,
-    classes=("GemmaForCausalLM",),
-)
-_COHERE = Family(  # its norm has a weight and no bias, as an RMS norm has
-    {**_LLAMA, "mlp_bias": False, "layer_norms": 1},
-    (*_BASE, "ffn"),
-    ("kv_heads", "head_dim"),
-    switches=_ATTENTION_BIAS,
-    dropout=_NO_DROPOUT,
-    tied=True,
-    classes=("Cohere2ForCausalLM",),
-    window=4,
-    neutral={
-        "use_qk_norm": (False,),
-        "use_parallel_block": (True,),
-        "use_gated_activation": (True,),
-        "use_embedding_sharing": (True,),
-        "use_parallel_embedding": (True, False),
-        "position_embedding_type": ("rope_gptj",),
-    },
-)
-_BERT = Family(
-    {**_GPT, "embedding_norm": True, "final_norm": False, "head_dense": True, "head_bias": True}
-    | {"causal": False},
-    (*_BASE, "ffn", "learned_pos", "token_types"),
-    dropout={"attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1},
-    tied=True,
-    classes=("BertForMaskedLM", "BertLMHeadModel"),
-    # of an untied head the bias is one or two, by the version of transformers
-    neutral={
-        "is_decoder": (False,),
-        "tie_word_embeddings": (True,),
-        "position_embedding_type": ("absolute",),
-    },
-)
-_DEEPSEEK_V2 = Family(
-    {**_LLAMA, "mlp_bias": False},
-    (*_BASE, "ffn"),
-    ("kv_heads",),
-    switches=_ATTENTION_BIAS,
-    dropout=_NO_DROPOUT,
-    readers=("latent", "dense first"),
-    neutral={"mlp_bias": (False,)},
-    classes=("DeepseekV2ForCausalLM",),
-)
+def _families() -> dict[str, Family]:
+    """Those of the file: of one that is like another, tables are added to and the rest replaced."""
+    rows: dict[str, dict[str, Any]] = {}
+    for name, own in shipped_json("families.json").items():
+        rows[name] = dict(rows.get(own.pop("like", ""), {}))
+        for key, value in own.items():
+            more = isinstance(value, dict) and key in rows[name]
+            rows[name][key] = rows[name][key] | value if more else value
+    base = ("hidden", "layers", "heads", "vocab")
+    found = {}
+    for name, row in rows.items():
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
+        found[name] = Family(**values | {"required": (*base, *row.get("required", ()))})
+    return found
 
-FAMILIES = MappingProxyType(
-    {
-        "gpt2": Family(
-            _GPT,
-            (*_BASE, "learned_pos"),
-            ("ffn",),
-            tied=True,
-            dropout={"attn_pdrop": 0.1, "resid_pdrop": 0.1, "embd_pdrop": 0.1},
-            classes=("GPT2LMHeadModel",),
-        ),
-        "gpt_neox": Family(
-            _GPT,
-            (*_BASE, "ffn"),
-            switches={"attention_bias": _sets(True, *_ATTENTION)},
-            dropout=_TWO_DROPOUTS,
-            classes=("GPTNeoXForCausalLM",),
-        ),
-        "bloom": Family(
-            {**_GPT, "embedding_norm": True},
-            _BASE,
-            ("ffn",),
-            tied=True,
-            dropout=_TWO_DROPOUTS,
-            classes=("BloomForCausalLM",),
-        ),
-        "llama": Family(
-            _LLAMA,
-            (*_BASE, "ffn"),
-            ("kv_heads", "head_dim"),
-            switches=_LLAMA_BIAS,
-            dropout=_NO_DROPOUT,
-            classes=("LlamaForCausalLM", "LLaMAForCausalLM"),
-        ),
-        "smollm3": Family(
-            _LLAMA,
-            (*_BASE, "ffn", "kv_heads"),
-            ("head_dim",),
-            switches=_LLAMA_BIAS,
-            tied=True,
-            dropout=_NO_DROPOUT,
-            classes=("SmolLM3ForCausalLM",),
-        ),
-        "mistral": Family(
-            {**_LLAMA, **_NO_BIAS},
-            (*_BASE, "ffn", "kv_heads"),
-            ("head_dim",),
-            dropout=_NO_DROPOUT,
-            classes=("MistralForCausalLM",),
-            window=0,
-            neutral=_NEVER_BIAS,
-        ),
-        "mixtral": Family(
-            {**_LLAMA, **_NO_BIAS},
-            (*_BASE, "ffn", "kv_heads", "experts", "top_k"),
-            ("head_dim",),
-            dropout=_NO_DROPOUT,
-            classes=("MixtralForCausalLM",),
-            window=0,
-            neutral=_NEVER_BIAS,
-        ),
-        "qwen2": Family(
-            {**_LLAMA, **_QWEN_BIAS},
-            (*_BASE, "ffn", "kv_heads"),
-            ("head_dim",),
-            dropout=_NO_DROPOUT,
-            classes=("Qwen2ForCausalLM",),
-        ),
-        "qwen2_moe": Family(
-            {**_LLAMA, **_QWEN_BIAS, "shared_gate": True},
-            (*_BASE, "ffn", "kv_heads", "experts", "top_k", "expert_ffn", "shared_ffn"),
-            switches={"qkv_bias": _sets(True, "qkv_bias")},
-            dropout=_NO_DROPOUT,
-            classes=("Qwen2MoeForCausalLM",),
-            readers=("sparse step",),
-        ),
-        "qwen3": Family(
-            _QWEN3,
-            (*_BASE, "ffn", "kv_heads", "head_dim"),
-            switches=_ATTENTION_BIAS,
-            neutral={"use_qk_norm": (True,)},
-            dropout=_NO_DROPOUT,
-            classes=("Qwen3ForCausalLM",),
-        ),
-        "qwen3_moe": Family(
-            _QWEN3,
-            (*_BASE, "ffn", "kv_heads", "experts", "top_k", "expert_ffn"),
-            ("head_dim",),
-            switches=_ATTENTION_BIAS,
-            neutral={"use_qk_norm": (True,)},
-            dropout=_NO_DROPOUT,
-            classes=("Qwen3MoeForCausalLM",),
-            readers=("sparse step",),
-        ),
-        "olmo": Family(
-            {"mlp": "swiglu", "norm": "none", "mlp_bias": False},
-            (*_BASE, "ffn"),
-            ("kv_heads",),
-            switches=_ATTENTION_BIAS,
-            dropout=_NO_DROPOUT,
-            classes=("OlmoForCausalLM",),
-        ),
-        "olmo2": Family(
-            {**_LLAMA, "mlp_bias": False, "qk_norm": "full"},
-            (*_BASE, "ffn"),
-            ("kv_heads",),
-            switches=_ATTENTION_BIAS,
-            dropout=_NO_DROPOUT,
-            classes=("Olmo2ForCausalLM",),
-        ),
-        "deepseek_v2": _DEEPSEEK_V2,
-        "deepseek_v3": replace(
-            _DEEPSEEK_V2,
-            classes=("DeepseekV3ForCausalLM",),
-            router="noaux_tc",
-        ),
-        "phi": Family(
-            {**_GPT, "layer_norms": 1, "head_bias": True},
-            (*_BASE, "ffn"),
-            ("kv_heads",),
-            switches={"qk_layernorm": Switch(False, {"qk_norm": "per_head"})},
-            dropout=_THREE_DROPOUTS,
-            classes=("PhiForCausalLM",),
-        ),
-        "phi3": Family(
-            {**_LLAMA, **_NO_BIAS},
-            (*_BASE, "ffn"),
-            ("kv_heads",),
-            dropout=_THREE_DROPOUTS,
-            classes=("Phi3ForCausalLM",),
-            window=0,
-            neutral=_NEVER_BIAS,
-        ),
-        "gemma": _GEMMA,
-        "gemma2": replace(
-            _GEMMA,
-            fixed={**_GEMMA.fixed, "layer_norms": 4},
-            classes=("Gemma2ForCausalLM",),
-            window=2,
-        ),
-        "gemma3_text": replace(
-            _GEMMA,
-            fixed={**_GEMMA.fixed, "layer_norms": 4, "qk_norm": "per_head"},
-            classes=("Gemma3ForCausalLM",),
-            window=6,
-        ),
-        "granite": Family(
-            _LLAMA,
-            (*_BASE, "ffn"),
-            ("kv_heads",),
-            switches=_LLAMA_BIAS,
-            dropout=_NO_DROPOUT,
-            classes=("GraniteForCausalLM",),
-        ),
-        "starcoder2": Family(
-            _GPT,
-            (*_BASE, "ffn", "kv_heads"),
-            ("head_dim",),
-            switches={"use_bias": _sets(True, *_ATTENTION, "mlp_bias")},
-            dropout={"attention_dropout": 0.0, "residual_dropout": 0.0, "embedding_dropout": 0.0},
-            tied=True,
-            classes=("Starcoder2ForCausalLM",),
-            window=0,
-            neutral={"mlp_type": ("default",), "norm_type": ("layer_norm",)},
-        ),
-        "opt": Family(
-            _GPT,
-            (*_BASE, "ffn", "learned_pos"),
-            switches={
-                "enable_bias": _sets(True, *_ATTENTION, "mlp_bias"),
-                "layer_norm_elementwise_affine": Switch(True, {}, {"norm": "none"}),
-                "do_layer_norm_before": _sets(True, "final_norm"),
-                "_remove_final_layer_norm": Switch(False, {"final_norm": False}),
-            },
-            dropout={"dropout": 0.1, "attention_dropout": 0.0},
-            tied=True,
-            classes=("OPTForCausalLM",),
-            readers=("opt",),
-        ),
-        "olmoe": Family(
-            {**_LLAMA, "mlp_bias": False, "qk_norm": "full"},
-            (*_BASE, "ffn", "experts", "top_k"),
-            ("kv_heads",),
-            switches=_ATTENTION_BIAS,
-            dropout=_NO_DROPOUT,
-            classes=("OlmoeForCausalLM",),
-        ),
-        "stablelm": Family(
-            {"mlp": "swiglu", "norm": "layernorm", "out_bias": False, "mlp_bias": False},
-            (*_BASE, "ffn", "kv_heads"),
-            switches={
-                "use_qkv_bias": _sets(False, "qkv_bias"),
-                "qk_layernorm": Switch(False, {"qk_norm": "own"}),
-                "use_parallel_residual": Switch(False, {"layer_norms": 1}),
-            },
-            dropout=_TWO_DROPOUTS,
-            classes=("StableLmForCausalLM",),
-        ),
-        "cohere": replace(
-            _COHERE,
-            switches={**_ATTENTION_BIAS, "use_qk_norm": Switch(False, {"qk_norm": "own"})},
-            classes=("CohereForCausalLM",),
-            window=None,
-        ),
-        "cohere2": _COHERE,
-        "gpt_oss": Family(
-            {**_LLAMA, "mlp_bias": True, "router_bias": True, "attention_sinks": True},
-            (*_BASE, "ffn", "kv_heads", "head_dim", "experts", "top_k"),
-            switches={"attention_bias": _sets(True, *_ATTENTION)},
-            dropout=_NO_DROPOUT,
-            classes=("GptOssForCausalLM",),
-            window=2,
-        ),
-        "glm4_moe": Family(
-            {**_LLAMA, "out_bias": False, "mlp_bias": False},
-            (*_BASE, "ffn", "kv_heads"),
-            ("head_dim",),
-            switches={
-                "attention_bias": _sets(False, "qkv_bias"),
-                "use_qk_norm": Switch(False, {"qk_norm": "per_head"}),
-            },
-            dropout=_NO_DROPOUT,
-            readers=("dense first", "floor"),
-            router="noaux_tc",
-            classes=("Glm4MoeForCausalLM",),
-        ),
-        "gptj": Family(
-            {**_GPT, "layer_norms": 1, "head_bias": True, "qkv_bias": False, "out_bias": False},
-            _BASE,
-            ("ffn",),
-            dropout={"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0},
-            classes=("GPTJForCausalLM",),
-        ),
-        "falcon": Family(
-            _GPT,
-            _BASE,
-            ("ffn",),
-            switches={"bias": _sets(False, *_ATTENTION, "mlp_bias")},
-            dropout=_TWO_DROPOUTS,
-            tied=True,
-            classes=("FalconForCausalLM",),
-            readers=("falcon",),
-        ),
-        "llama4_text": Family(
-            {**_LLAMA, "mlp_bias": False},
-            (*_BASE, "ffn", "kv_heads", "head_dim", "experts", "top_k"),
-            switches=_ATTENTION_BIAS,
-            dropout=_NO_DROPOUT,
-            classes=("Llama4ForCausalLM",),
-            readers=("llama4",),
-            neutral={"use_qk_norm": (True, False)},  # a norm without weights
-        ),
-        "qwen2_vl_text": Family(
-            {**_LLAMA, **_QWEN_BIAS},
-            (*_BASE, "ffn", "kv_heads"),
-            dropout=_NO_DROPOUT,
-            classes=("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
-        ),
-        "bert": _BERT,
-        "roberta": replace(
-            _BERT,
-            fixed={**_BERT.fixed, "unused_pos": 2},
-            classes=("RobertaForMaskedLM", "RobertaForCausalLM"),
-        ),
-    }
-)
+
+FAMILIES = _families()
 """``model_type`` -> its family."""
 SAME = {"qwen2_5_vl": "qwen2_vl", "qwen2_5_vl_text": "qwen2_vl_text"}
 """``model_type`` -> another one whose language model has the same weights."""
@@ -439,14 +111,12 @@ HARMLESS = r"""_.*|(.*_)?token_ids?|(torch_)?dtype|.*pdrop|.*dropout(_prob|_rate
 """Keys of training, generation, precision or labels, as a verbose pattern: no parameter count
 depends on them."""
 
-NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
-    {
-        "add_cross_attention": (False,),
-        "is_encoder_decoder": (False,),
-        "is_decoder": (False, True),
-        "tie_encoder_decoder": (False,),
-        "cross_attention_hidden_size": (None,),
-        "pruned_heads": ({}, None),
-    }
-)
+NEUTRAL: Mapping[str, list[object]] = {
+    "add_cross_attention": [False],
+    "is_encoder_decoder": [False],
+    "is_decoder": [False, True],
+    "tie_encoder_decoder": [False],
+    "cross_attention_hidden_size": [None],
+    "pruned_heads": [{}, None],
+}
 """Keys that add or drop weights unless they hold one of these values."""

@@ -57,7 +57,8 @@ def model_from_config(config: Fields, name: str) -> Model:
     if not values["ffn"]:
         values["ffn"] = 4 * values["hidden"]
     for key, switch in family.switches.items():
-        values |= switch.true if config.boolean(key, switch.default) else switch.false
+        on = config.boolean(key, switch["default"])
+        values |= dict.fromkeys(switch.get("sets", ()), on) | switch.get(str(on).lower(), {})
     for reader in family.readers:
         values |= _READERS[reader](config, family, values)
     if family.window is not None and "sliding_window" in config:
@@ -285,7 +286,7 @@ STRUCTURE = (
 """Words in the keys that may add or drop weights."""
 
 
-def _check_rest(config: Fields, of_family: Mapping[str, tuple[object, ...]]) -> list[str]:
+def _check_rest(config: Fields, of_family: Mapping[str, list[object]]) -> list[str]:
     """The keys that are ignored: no class of the family reads them, by name they change no
     weights. ConfigError for all those at once that may."""
     neutral = {**NEUTRAL, **of_family}
