@@ -6,12 +6,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Array", "Values", "combinations", "numbered", "unbeaten"]
+__all__ = ["Array", "Values", "combinations", "numbered", "stacked", "unbeaten"]
 
 Array = NDArray[Any]
 """An array of any numbers; where the numbers' kind is known, it is written out instead."""
 Values = float | Array
 """One number, or an array with one for each layout that is looked at at once."""
+
+
+def stacked(*values: Values) -> Array:
+    """Numbers and arrays of them, one below the other; the last axis is that of the layouts.
+
+    >>> stacked(1.0, np.array([2.0, 3.0])).tolist(), stacked(1.0, 2.0).tolist()
+    ([[1.0, 1.0], [2.0, 3.0]], [[1.0], [2.0]])
+    """
+    return np.stack(np.broadcast_arrays(*map(np.atleast_1d, values)))
 
 
 def combinations(columns: Sequence[Array]) -> tuple[Array, Array]:

@@ -3,7 +3,6 @@
 step.py             the estimate of one layout, its stages as they are
   step_estimate.py    the account: seconds by what they go to
 step_time.py        the same as plain formulas, for thousands of layouts at once
-  step_values.py      a layout's numbers, a piece's work, the parts of a step
 layer_time.py       one layer on one device
   roofline.py         a matrix product by its shape; passes over memory
 collective_time.py  collectives among ranks that sit in nodes

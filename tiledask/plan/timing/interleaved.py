@@ -21,8 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tiledask.plan.arrays import Values
-from tiledask.plan.timing.layer_time import Seconds
+from tiledask.plan.arrays import Array, Values
 
 __all__ = ["interleaved_seconds"]
 
@@ -77,22 +76,25 @@ def interleaved_seconds(
     v: Values,
     m: Values,
     layers: Values,
-    layer: Seconds,
-    hop: Seconds,
-    embedding: Seconds,
-    head: Seconds,
+    layer: Array,
+    hop: Array,
+    embedding: Array,
+    head: Array,
 ) -> Values:
     """Seconds from the first forward to the last backward pass.
 
     ``m``: micro-batches, a multiple of ``p``; ``v``: chunks of a device, 2 or more. ``layer``,
-    ``hop``: of one micro-batch in a layer, and what a chunk waits for its neighbours. Within 2 %
-    of the simulation, or 3 % where most chunks have one layer; layers of two kinds, given as their
-    mean, 5 %. Where embedding and head count as layers 4 %, and with one layer in most chunks 8 %.
+    ``hop``: of one micro-batch in a layer, and what a chunk waits for its neighbours, both ways.
+    Within 2 % of the simulation, or 3 % where most chunks have one layer; layers of two kinds,
+    given as their mean, 5 %. Where embedding and head count as layers 4 %, and with one layer in
+    most chunks 8 %.
     """
     each, more = np.divmod(layers, p * v)
     f, b, s = (
-        _Chunks(p, v, each, more, *(getattr(one, way) for one in (layer, hop, embedding, head)))
-        for way in ("forward", "backward", "total")
+        _Chunks(p, v, each, more, *ways)
+        for ways in zip(
+            *((*one, one[0] + one[1]) for one in (layer, hop, embedding, head)), strict=True
+        )
     )
     turns, last, z, some = m // p, v - 1, p - 1, more % p
     h = np.where(some > 0, some, z) - 1

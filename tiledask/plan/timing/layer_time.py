@@ -4,7 +4,8 @@ x -norm- QKV -[scores softmax context]- output -+- norm - up act down -+-      f
          gemm      attention core       gemm   pass     gemm   gemm   pass
 
 A product [t, k] x [k, n] costs twice more backward: its inputs' gradient [t, n] x [n, k] and its
-weight's [k, t] x [t, n]. Numbers of the layout may be NumPy arrays.
+weight's [k, t] x [t, n]. Numbers of the layout may be NumPy arrays; what comes out is an array of
+[forward and backward, layouts].
 """
 
 from collections.abc import Iterator
@@ -13,15 +14,13 @@ from itertools import groupby
 
 import numpy as np
 
-from tiledask.plan.arrays import Values
+from tiledask.plan.arrays import Array, Values, stacked
 from tiledask.plan.inputs.model import Model, Weight
 from tiledask.plan.inputs.recipes import Adapters
 from tiledask.plan.timing.roofline import Rates, ceil_div, gemm_bytes, gemm_seconds, memory_seconds
 
 __all__ = [
-    "NOTHING",
     "Product",
-    "Seconds",
     "adapter_passes",
     "attention_core",
     "logits",
@@ -29,29 +28,6 @@ __all__ = [
     "products",
     "weight_products",
 ]
-
-
-@dataclass(frozen=True)
-class Seconds:
-    """Seconds of a forward and of a backward pass; they add up part by part."""
-
-    forward: Values = 0.0
-    backward: Values = 0.0
-
-    __array_ufunc__ = None  # array x Seconds is Seconds' own affair, not NumPy's
-
-    def __add__(self, other: "Seconds") -> "Seconds":
-        return Seconds(self.forward + other.forward, self.backward + other.backward)
-
-    def __rmul__(self, times: Values) -> "Seconds":
-        return Seconds(times * self.forward, times * self.backward)
-
-    @property
-    def total(self) -> Values:
-        return self.forward + self.backward
-
-
-NOTHING = Seconds()
 
 
 @dataclass(frozen=True)
@@ -101,7 +77,7 @@ def weight_products(
     casts: float = 0.0,
     added: bool = False,
     experts: tuple[Values, Values, Values] = (1, 1, 1),
-) -> Seconds:
+) -> Array:
     """Seconds of all products with weights for ``tokens`` on one device.
 
     ``experts``: devices that hold them, slices of each, and the tokens that come to a device's
@@ -110,7 +86,7 @@ def weight_products(
     added up, by the product itself if ``added``. ``casts``: passes of 4 bytes over each input,
     forward, and each output's gradient, backward, that make operands of 8 bits.
     """
-    total = Seconds()
+    total: Array = np.zeros((2, 1))
     for product in products(weights):
         first = product.weights[0]
         batch: Values = 1
@@ -128,7 +104,7 @@ def weight_products(
             forward = forward + memory_seconds(width * held, rates)
             inputs = inputs + memory_seconds((width + 2 * gradient) * held, rates)
         cast = [memory_seconds(4.0 * casts * batch * rows * side, rates) for side in (k, n)]
-        total += Seconds(forward + cast[0], inputs + weight + cast[1])
+        total = total + stacked(forward + cast[0], inputs + weight + cast[1])
     return total
 
 
@@ -169,7 +145,7 @@ def attention_core(
     flash: Values,
     rates: Rates,
     width: int,
-) -> Seconds:
+) -> Array:
     """Seconds of scores, softmax and context of ``queries`` rows against ``keys`` of each head.
 
     Without flash attention: two batched products over all keys, masked or not, and the scores
@@ -188,17 +164,17 @@ def attention_core(
 
     score, grad_query, grad_key = shapes(model.qk_dim)
     grad_score, context, grad_value = shapes(model.v_dim)
-    both = Seconds(score + context, grad_score + grad_query + grad_key + grad_value)
+    both = stacked(score + context, grad_score + grad_query + grad_key + grad_value)
     masked = 2 * width + 1 if model.dropout else 0
-    eager = both + Seconds(
+    eager = both + stacked(
         memory_seconds((2 * width + masked) * scores, rates),
         memory_seconds((3 * width + masked) * scores, rates),
     )
     flop = 2.0 * scores * (model.qk_dim + model.v_dim) * model.visible(keys)
     filled = 1 + rates.flash_fill / (batch * queries / 128)
-    return Seconds(
-        np.where(flash, filled * flop / rates.flash, eager.forward),
-        np.where(flash, 2.5 * flop / rates.flash_backward, eager.backward),
+    return stacked(
+        np.where(flash, filled * flop / rates.flash, eager[0]),
+        np.where(flash, 2.5 * flop / rates.flash_backward, eager[1]),
     )
 
 
@@ -210,7 +186,7 @@ def passes(
     tp: Values,
     rates: Rates,
     width: int,
-) -> Seconds:
+) -> Array:
     """Seconds of the element-wise kernels outside the attention core, limited by memory.
 
     ``whole``: tokens of what tensor parallelism leaves whole (fewer with sequence parallelism).
@@ -240,7 +216,7 @@ def passes(
     if any(w.copies > 1 for w in weights):
         sorted_ = 4 * model.imbalance * model.top_k * h * whole
         there, back = there + sorted_, back + sorted_
-    return Seconds(
+    return stacked(
         memory_seconds(1.0 * width * there, rates), memory_seconds(1.0 * width * back, rates)
     )
 
@@ -252,12 +228,12 @@ def adapter_passes(
     tp: Values,
     rates: Rates,
     width: int,
-) -> Seconds:
+) -> Array:
     """Seconds of low-rank adapters, limited by memory: beside a product [t, k] x [k, n] its input
     is read, and the adapter's output written and added, k + 4 n numbers a token forward, and
     4 k + 2 n backward."""
     if adapters is None:
-        return Seconds()
+        return np.zeros((2, 1))
     there: Values = 0.0
     back: Values = 0.0
     for product in products(weights):
@@ -266,7 +242,7 @@ def adapter_passes(
                 k, n = Product(weight.name, (weight,)).shape(tp)
                 there = there + weight.active * (k + 4 * n)
                 back = back + weight.active * (4 * k + 2 * n)
-    return Seconds(
+    return stacked(
         memory_seconds(1.0 * width * tokens * there, rates),
         memory_seconds(1.0 * width * tokens * back, rates),
     )
@@ -281,7 +257,7 @@ def logits(
     gradient: int,
     passed: float = 1.0,
     added: bool = False,
-) -> Seconds:
+) -> Array:
     """Seconds of the logits and of the cross-entropy over the vocabulary, cut over ``tp``.
 
     The product, and passes over single-precision logits: cast, maximum, exponential, sum and
@@ -290,7 +266,7 @@ def logits(
     """
     columns = ceil_div(model.vocab, tp)
     numbers = 1.0 * tokens * columns
-    total = Seconds(
+    total = stacked(
         memory_seconds(passed * (24 + width) * numbers, rates),
         memory_seconds(passed * (12 + width) * numbers, rates),
     )
@@ -299,5 +275,5 @@ def logits(
         there = gemm_seconds(tokens, k, n, rates, width)
         back = gemm_seconds(tokens, n, k, rates, width)
         weight = weight_gradient(tokens, k, n, rates, width, gradient, added=added)
-        total += Seconds(there, back + weight)
+        total = total + stacked(there, back + weight)
     return total

@@ -5,16 +5,16 @@ stage 1  . F F F B F B F B ...  B B . |                  |
          fill                    drain   dp                optimizer
 """
 
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache, reduce
-from itertools import starmap
 from operator import add
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from tiledask.errors import ConfigError, short
+from tiledask.plan.arrays import Array, stacked
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout, Numbers
 from tiledask.plan.inputs.load import as_cluster, as_model
@@ -31,10 +31,8 @@ from tiledask.plan.pipelines.schedules import BOTH_WAYS, layout_schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.walk import walk
 from tiledask.plan.timing.calibration import Calibration, calibration_of
-from tiledask.plan.timing.layer_time import Seconds
 from tiledask.plan.timing.step_estimate import StepEstimate, StepRow
-from tiledask.plan.timing.step_time import StepTime
-from tiledask.plan.timing.step_values import Parts, Work
+from tiledask.plan.timing.step_time import PIECE, Parts, StepTime
 
 __all__ = [
     "StepEstimate",
@@ -114,11 +112,15 @@ def estimate_steps(
             )
     known = calibration_of(cluster.device, recipe, calibration, framework, model.experts > 0)
     time = StepTime(model, cluster, Numbers.of(*layouts), recipe, sequence, known)
-    means = _apart([time.mean_layer()], len(layouts))
-    run, scale = (cluster, recipe, sequence, known), known.scale
+    means = known.scale * _of_each([time.mean_layer()], layouts).sum((1, 2))
     return [
-        StepEstimate(model, layout, *run, scale * mean, **vars(scale * parts))
-        for layout, parts, (mean,) in zip(layouts, _over_stages(time, layouts), means, strict=True)
+        StepEstimate(
+            *(model, layout, cluster, recipe, sequence, known, tuple(mean)),
+            *(known.scale * part for part in parts),
+        )
+        for layout, parts, mean in zip(
+            layouts, _over_stages(time, layouts), means.tolist(), strict=True
+        )
     ]
 
 
@@ -232,31 +234,13 @@ def _rounds(layout: Layout, forward: list[float], backward: list[float]) -> floa
             return makespan + (m - few) // p * float(later.max() + later.min()) / 2
 
 
-def _apart(works: Sequence[Work], layouts: int) -> list[list[Work]]:
-    """Works that hold columns as those of each layout, in plain numbers."""
-    numbers = (way for work in works for part in work.parts for way in vars(part).values())
-    columns = [np.broadcast_to(each, layouts).tolist() for each in numbers]
-    found = []
-    for row in zip(*columns, strict=True):
-        parts = starmap(Seconds, zip(row[::2], row[1::2], strict=True))
-        found.append(list(starmap(Work, zip(*[parts] * len(fields(Work)), strict=True))))
-    return found
+def _stages(model: Model, layout: Layout, pieces: Array) -> tuple[Array, float, int]:
+    """(seconds of a micro-batch on the stage that the others wait for, seconds from the first
+    forward to the last backward pass, layers of the fullest stage) of a layout.
 
-
-class _Stages(NamedTuple):
-    """What the stages of a layout take."""
-
-    slowest: Work
-    """Of the stage that the others wait for."""
-    run: float
-    """Seconds from the first forward to the last backward pass."""
-    fullest: int
-    """Layers of the stage that has the most."""
-
-
-def _stages(model: Model, layout: Layout, pieces: Sequence[Work]) -> _Stages:
-    """Of a layout, from one micro-batch's Work in a dense layer, in a mixture, in what a chunk
-    sends, in the embedding and in the head."""
+    ``pieces``: of one micro-batch in a dense layer, in a mixture, in what a chunk sends, in the
+    embedding and in the head.
+    """
     kinds, m = chunk_kinds(model, layout), layout.microbatches
 
     def seconds(
@@ -268,35 +252,37 @@ def _stages(model: Model, layout: Layout, pieces: Sequence[Work]) -> _Stages:
         chunks[-1] += last
         return chunks
 
-    ways = [work.seconds for work in pieces]
-    each = tuple(seconds(*(getattr(one, way) for one in ways)) for way in ("forward", "backward"))
-    total = list(map(add, *each))
+    forward, backward = (seconds(*way) for way in pieces.sum(1).T.tolist())
+    total = list(map(add, forward, backward))
     stages = map(layout.stage_chunks, range(layout.pp))
     slowest = max(stages, key=lambda chunks: sum(total[chunk] for chunk in chunks))
     numbers = *map(sum, zip(*(kinds[chunk] for chunk in slowest), strict=True)), len(slowest)
     numbers += 0 in slowest, len(kinds) - 1 in slowest
     part = 0.5 if layout.schedule in BOTH_WAYS else 1  # each copy gets half of the micro-batches
-    slow = part * reduce(add, (n * work for n, work in zip(numbers, pieces, strict=True) if n))
-    run = pipeline_seconds(layout, *each) if layout.pp > 1 else m * float(slow.total)
+    slow = part * reduce(add, (n * piece for n, piece in zip(numbers, pieces, strict=True) if n))
+    many = layout.pp > 1
+    run = pipeline_seconds(layout, forward, backward) if many else m * float(slow.sum(0).sum())
     fullest = max(layout.stage_layers(stage, model.layers) for stage in range(layout.pp))
-    return _Stages(slow, run, fullest)
+    return slow, run, fullest
 
 
-def _over_stages(time: StepTime, layouts: Sequence[Layout]) -> list[Parts[float]]:
+def _over_stages(time: StepTime, layouts: Sequence[Layout]) -> Iterator[Parts]:
     """The Parts of layouts whose stages are summed one by one."""
     works = {name == "mixture layer": layer for name, _, layer in time.kinds}
-    layers = [works.get(mixture, Work()) for mixture in (False, True)]
-    pieces = _apart([*layers, time.transfer(), time.embedding(), time.head()], len(layouts))
+    layers = [works.get(mixture, np.zeros((len(PIECE), 2, 1))) for mixture in (False, True)]
+    pieces = _of_each([*layers, time.transfer(), time.embedding(), time.head()], layouts)
     stages = [_stages(time.model, *pair) for pair in zip(layouts, pieces, strict=True)]
-    fullest = np.array([stage.fullest for stage in stages])
-    seconds = [stage.slowest.seconds for stage in stages]
-    ways = (np.array([getattr(each, way) for each in seconds]) for way in ("forward", "backward"))
-    exposed = np.asarray(time.reduction(fullest, Seconds(*ways)))
-    update, found = np.asarray(time.optimizer(fullest)), []
+    fullest = np.array([most for *_, most in stages])
+    ways = np.array([slow.sum(0) for slow, *_ in stages]).T
+    waited, update = stacked(time.reduction(fullest, ways), time.optimizer(fullest)).tolist()
     for n, (layout, (slow, run, _)) in enumerate(zip(layouts, stages, strict=True)):
-        m, dp = layout.microbatches, float(exposed[n])
-        names = ("compute", "recompute", "tp", "cp", "ep", "pp")
-        parts = {name: float(m * getattr(slow, name).total) for name in names}
-        bubble = max(0.0, run - m * float(slow.total))
-        found.append(Parts[float](**parts, dp=dp, bubble=bubble, optimizer=float(update[n])))
-    return found
+        m = layout.microbatches
+        parts = (m * (slow[:, 0] + slow[:, 1])).tolist()
+        bubble = max(0.0, run - m * float(slow.sum(0).sum()))
+        yield Parts(*parts, waited[n], bubble, update[n])
+
+
+def _of_each(works: Sequence[Array], layouts: Sequence[Layout]) -> Array:
+    """Works of columns as [layouts, works, PIECE, ways]."""
+    each = (np.broadcast_to(work, (len(PIECE), 2, len(layouts))) for work in works)
+    return np.moveaxis(np.stack(list(each)), -1, 0)

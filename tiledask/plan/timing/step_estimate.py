@@ -1,7 +1,7 @@
 """The account of one training step: seconds by what they go to, with formulas and sources."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from math import hypot
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from tiledask.plan.timing.axis_bytes import AXES, axis_bytes
 from tiledask.plan.timing.budget import Budget
 from tiledask.plan.timing.calibration import Calibration, uncounted
 from tiledask.plan.timing.flops import Flops, step_flops
-from tiledask.plan.timing.step_values import Parts, Work
+from tiledask.plan.timing.step_time import Parts
 from tiledask.plan.units import format_seconds
 
 if TYPE_CHECKING:
@@ -50,8 +50,9 @@ class StepEstimate(Printable):
     recipe: Recipe
     sequence: int
     calibration: Calibration
-    work: Work
-    """Seconds of one micro-batch in one layer (the mean one)."""
+    layer_seconds: tuple[float, float]
+    """Seconds of one micro-batch in one layer, the mean one, with its collectives: (forward,
+    backward)."""
     compute: float
     """Products, attention core and element-wise kernels, forward and backward."""
     recompute: float
@@ -86,7 +87,7 @@ class StepEstimate(Printable):
     @cached_property
     def total(self) -> float:
         """Seconds of the step."""
-        seconds: list[float] = [getattr(self, field.name) for field in fields(Parts)]
+        seconds: list[float] = [getattr(self, name) for name in Parts._fields]
         return sum(seconds)
 
     @cached_property
@@ -188,11 +189,6 @@ class StepEstimate(Printable):
         ``stretch``: wall time over the work's, for savings and losses."""
         run = self.tokens_per_second, self.layout.devices
         return Budget(tokens, *run, price, stretch, self.error)
-
-    @property
-    def layer_seconds(self) -> tuple[float, float]:
-        """Seconds of one micro-batch in one layer with its collectives: (forward, backward)."""
-        return float(self.work.seconds.forward), float(self.work.seconds.backward)
 
     @property
     def rows(self) -> tuple[StepRow, ...]:

@@ -4,15 +4,15 @@ total = m x (compute + recompute + tp + cp + ep + pp)  + bubble + dp + optimizer
         the slowest stage, each micro-batch            fill and drain, end of the step
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, lru_cache, reduce
+from functools import cached_property, reduce
 from operator import add
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from tiledask.plan.arrays import Values, combinations, numbered
+from tiledask.plan.arrays import Array, Values, combinations, numbered, stacked
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import SELECTIVE_OP, Numbers
 from tiledask.plan.inputs.model import Model, Weight
@@ -29,7 +29,6 @@ from tiledask.plan.timing.collective_time import (
 )
 from tiledask.plan.timing.interleaved import interleaved_seconds
 from tiledask.plan.timing.layer_time import (
-    Seconds,
     adapter_passes,
     attention_core,
     logits,
@@ -39,17 +38,50 @@ from tiledask.plan.timing.layer_time import (
 )
 from tiledask.plan.timing.rates import rates_of
 from tiledask.plan.timing.roofline import Rates, ceil_div, memory_seconds
-from tiledask.plan.timing.step_values import Parts, Work
 
-__all__ = ["Parts", "StepTime", "over_chunks", "stage_layers", "step_parts"]
+__all__ = ["PIECE", "Parts", "StepTime", "stage_layers", "step_parts"]
 
 SENDING = 20 / 132
 """Share of a device's multiprocessors that send tokens to experts beside other work (DeepSeek-V3,
 arXiv:2412.19437, section 3.2.2)."""
 
-
 BUCKET, BUCKET_OF_COPY = 4e7, 1e6
 """Numbers in a bucket of gradients: at least, and for each copy (Megatron-Core's default)."""
+PIECE = ("compute", "recompute", "tp", "cp", "ep", "pp")
+"""What the seconds of one micro-batch in a piece of the model go to: an array of [these, forward
+and backward, layouts]."""
+NOTHING = np.zeros((2, 1))
+
+
+class Parts(NamedTuple):
+    """Seconds of a step by what they go to, on the stage that the others wait for: numbers, or a
+    column of them."""
+
+    compute: Any
+    recompute: Any
+    tp: Any
+    cp: Any
+    ep: Any
+    pp: Any
+    dp: Any
+    bubble: Any
+    optimizer: Any
+
+    @property
+    def total(self) -> Any:
+        return sum(self)
+
+
+def _piece(**seconds: Array) -> Array:
+    """The seconds of a piece of the model, those that are not given 0."""
+    return np.stack(np.broadcast_arrays(*(seconds.get(name, NOTHING) for name in PIECE)))
+
+
+def _total(piece: Array) -> Array:
+    """Seconds of a piece, forward and backward, everything together."""
+    forward, backward = piece.sum(0)
+    both: Array = forward + backward
+    return both
 
 
 @dataclass(frozen=True)
@@ -94,7 +126,7 @@ class StepTime:
 
     # the pieces of the model -------------------------------------------------------------
 
-    def layer(self, weights: tuple[Weight, ...]) -> Work:
+    def layer(self, weights: tuple[Weight, ...]) -> Array:
         """One layer of ``weights``."""
         n, model, rates, width = self.n, self.model, self.rates, self.width
         core = attention_core(
@@ -124,49 +156,43 @@ class StepTime:
         mixture = any(weight.copies > 1 for weight in weights)
         host = known.launch_layer + known.layer_seconds + mixture * known.mixture_seconds
         beside = adapter_passes(recipe.adapters, weights, self.tokens, n.tp, rates, width)
-        beside += Seconds(host / 3, host * 2 / 3)
+        beside = beside + stacked(host / 3, host * 2 / 3)
         compute = matrices + core + beside + known.eager_passes * around
         recompute = np.asarray(n.recompute)
         full = recompute == "full"
-        attention = np.where(n.flash_attention, 0.0, core.forward)
-        every_second = compute.forward - core.forward - matrices.forward / 2
+        attention = np.where(n.flash_attention, 0.0, core[0])
+        every_second = compute[0] - core[0] - matrices[0] / 2
         again = np.select(
             [full, recompute == "selective", recompute == SELECTIVE_OP],
-            [compute.forward, attention, every_second],
+            [compute[0], attention, every_second],
             0.0,
         )
-        others = Seconds(compute.forward, compute.backward + again)
-        experts = self._experts(others) if mixture else Seconds()
-        collectives = (self._tensor(weights), self._context(core), experts)
-        repeated = (Seconds(c.forward, c.backward + full * c.forward) for c in collectives)
+        others = stacked(compute[0], compute[1] + again)
+        experts = self._experts(others) if mixture else NOTHING
+        collectives = {"tp": self._tensor(weights), "cp": self._context(core), "ep": experts}
+        repeated = {name: stacked(c[0], c[1] + full * c[0]) for name, c in collectives.items()}
         if known.floor_seconds:
-            short = np.maximum(0.0, known.floor_seconds - compute.total - again)
-            compute += Seconds(0.0, short)
-        return Work(compute, Seconds(0.0, again), *repeated)
+            short = np.maximum(0.0, known.floor_seconds - compute.sum(0) - again)
+            compute = stacked(compute[0], compute[1] + short)
+        return _piece(compute=compute, recompute=stacked(0.0, again), **repeated)
 
     @cached_property
-    def kinds(self) -> list[tuple[str, int, Work]]:
-        """(name, how many there are, the Work of one) of each kind of layer of the model."""
-        given = [getattr(self.n, name) for name in LAYER]
-        if any(isinstance(value, np.ndarray) for value in given):
-            return self._each_kind()
-        of = self.model, self.cluster, self.recipe, self.sequence, self.calibration
-        return _kinds(*of, *given)
-
-    def _each_kind(self) -> list[tuple[str, int, Work]]:
+    def kinds(self) -> list[tuple[str, int, Array]]:
+        """(name, how many there are, the seconds of one) of each kind of layer of the model."""
         return [(name, n, self.layer(weights)) for name, n, weights in self.model.layer_kinds]
 
-    def mean_layer(self) -> Work:
+    def mean_layer(self) -> Array:
         """The mean over all layers of the model."""
         total = self.model.layers
-        return reduce(add, (n / total * layer for _, n, layer in self.kinds))
+        mean: Array = reduce(add, (n / total * layer for _, n, layer in self.kinds))
+        return mean
 
     def _sum(self) -> Values:
         """Seconds of a sum of the residual stream over tp."""
         moved = 1.0 * self.tokens * self.model.hidden * self.width
         return all_reduce(moved, self.n.tp, 1, self.cluster)
 
-    def _tensor(self, weights: tuple[Weight, ...]) -> Seconds:
+    def _tensor(self, weights: tuple[Weight, ...]) -> Array:
         """Sums of the residual stream over tp, attention's and the MLP's, each way: with sequence
         parallelism an all-gather and a reduce-scatter in place of each (Korthikanti et al. 2022,
         section 4.2.2), four collectives each way. A mixture's are of the tokens that come to its
@@ -185,19 +211,17 @@ class StepTime:
         launch = np.where(cut, 2, 1) * count * launch
         if known.gathers_operands:  # half of what moves is gathered, the other half sums
             sums = sums * np.where(cut, (1 + self.recipe.operand_bytes / self.width) / 2, 1)
-        return Seconds(
+        return stacked(
             sums * np.where(cut, waits("tp"), waits("sum")) + launch,
             sums * np.where(cut, waits("tp_backward"), waits("sum_backward")) + launch,
         )
 
-    def _context(self, core: Seconds) -> Seconds:
+    def _context(self, core: Array) -> Array:
         """Keys and values pass round the ring while the core computes on those at hand."""
         n, model = self.n, self.model
         heads = ceil_div(model.kv_heads, n.tp) * (model.qk_dim + model.v_dim)
         ring = (n.cp - 1) * p2p(1.0 * heads * self.width * self.tokens, n.cp, n.tp, self.cluster)
-        return Seconds(
-            np.maximum(0.0, ring - core.forward), np.maximum(0.0, 2 * ring - core.backward)
-        )
+        return np.maximum(0.0, stacked(ring, 2 * ring) - core)
 
     @property
     def come(self) -> Values:
@@ -206,7 +230,7 @@ class StepTime:
         come: Values = self.model.imbalance * self.n.expert_slices / self.n.tp
         return come
 
-    def _experts(self, others: Seconds) -> Seconds:
+    def _experts(self, others: Array) -> Array:
         """Tokens go to their experts and come back: two exchanges each way. As much is waited for
         as the framework leaves exposed, or the work of another micro-batch going the other way,
         ``others``, cannot hide. Under a schedule that has a pair of them at work all the time
@@ -224,17 +248,15 @@ class StepTime:
         )
         twice = 2 * once
         least = np.where(self.both_ways, SENDING, known.waits("ep")) * twice
-        return Seconds(
-            np.maximum(least, twice - others.backward), np.maximum(least, twice - others.forward)
-        )
+        return np.maximum(least, twice - others[::-1])
 
-    def embedding(self) -> Work:
+    def embedding(self) -> Array:
         """Rows of the table summed over tp, and their gradients scattered back."""
         moved = 2.0 * self.width * self.model.hidden * self.tokens
-        compute = Seconds(memory_seconds(moved, self.rates), memory_seconds(2 * moved, self.rates))
-        return Work(compute, tp=Seconds(self._sum(), 0.0))
+        compute = memory_seconds(stacked(moved, 2 * moved), self.rates)
+        return _piece(compute=compute, tp=stacked(self._sum(), 0.0))
 
-    def head(self) -> Work:
+    def head(self) -> Array:
         """Logits, loss, and the sum of their gradient over tp."""
         compute = logits(
             self.model,
@@ -246,9 +268,9 @@ class StepTime:
             self.calibration.loss_passes,
             self.calibration.adds_gradients,
         )
-        return Work(compute, tp=Seconds(0.0, self._sum()))
+        return _piece(compute=compute, tp=stacked(0.0, self._sum()))
 
-    def transfer(self) -> Work:
+    def transfer(self) -> Array:
         """What a chunk waits for its neighbours: activations one way, gradients the other.
 
         Each tensor-parallel rank sends its slice to its peer (scatter/gather, Narayanan et
@@ -262,7 +284,7 @@ class StepTime:
         known = self.calibration
         beside = (np.asarray(n.pp) > 1) * known.transfer_seconds
         waited = (hop + gather) * known.waits("pp") + beside
-        return Work(pp=Seconds(waited, waited))
+        return _piece(pp=stacked(waited, waited))
 
     # the end of the step -----------------------------------------------------------------
 
@@ -277,7 +299,7 @@ class StepTime:
         tables, dense, experts = _once(self.n, names, lambda n: replace(self, n=n)._weights())
         return layers * dense + tables, layers * experts
 
-    def _weights(self) -> Iterator[Values]:
+    def _weights(self) -> Array:
         """On a device: of embedding and head, and dense ones and experts' of the mean layer."""
         n, model = self.n, self.model
 
@@ -291,10 +313,11 @@ class StepTime:
         tables = count(model.embedding, False)
         if not model.tied:
             tables = np.where((np.asarray(n.pp) == 1) | self.both_ways, 2 * tables, tables)
-        yield tables
-        for experts in (False, True):
-            kinds = ((many, weights) for _, many, weights in model.layer_kinds)
-            yield sum(many / model.layers * count(weights, experts) for many, weights in kinds)
+        dense, experts = (
+            sum(many / model.layers * count(weights, of) for _, many, weights in model.layer_kinds)
+            for of in (False, True)
+        )
+        return stacked(tables, dense, experts)
 
     def over_copies(self, dense: Values, experts: Values, width: int, layers: Values = 1) -> Values:
         """Seconds in which the copies of the model gather so many weights of ``width`` bytes each,
@@ -313,11 +336,11 @@ class StepTime:
             total = total + here * all_gather(moved, size, apart, self.cluster, own, calls)
         return total
 
-    def reduction(self, layers: Values, work: Seconds) -> Values:
+    def reduction(self, layers: Values, work: Array) -> Values:
         """Seconds that the reduction of gradients (and ZeRO's weights) is waited for.
 
-        ``work``: seconds of one micro-batch; its backward pass can hide the reduction, its
-        forward pass the gathering of weights. Of v chunks, the others are done a turn of all
+        ``work``: seconds of one micro-batch, both ways; its backward pass can hide the reduction,
+        its forward pass the gathering of weights. Of v chunks, the others are done a turn of all
         p stages earlier each: 1 + (p-1)(v-1)/v passes in all.
         """
         n, recipe = self.n, self.recipe
@@ -343,8 +366,8 @@ class StepTime:
         hidden = part * of_gradients * gradients + ahead * beside * weights
         gathered = before * weights
         hiding = each * (1 + (n.pp - 1) * (n.interleave - 1) / n.interleave)
-        summed = summed - np.minimum(hidden, hiding * work.backward)
-        waited = summed + gathered - np.minimum(ahead * gathered, hiding * work.forward)
+        summed = summed - np.minimum(hidden, hiding * work[1])
+        waited = summed + gathered - np.minimum(ahead * gathered, hiding * work[0])
         return waited + trained * self._over_replicas(held)
 
     def _ahead(self) -> float:
@@ -395,32 +418,20 @@ def stage_layers(n: Numbers, layers: int) -> tuple[Values, Values, Values]:
     return first - inside, np.where(np.asarray(n.pp) > 2, second, last), last
 
 
-def over_chunks(n: Numbers, layers: int, those: Values, *pieces: Work) -> Values:
+def _over_chunks(n: Numbers, layers: int, those: Values, *pieces: Array) -> Array:
     """`interleaved_seconds` of ``those`` layouts, 0 of others: of a layer, a chunk's wait, the
     embedding and the head. Of ``items``, both of these stand for a layer each."""
-    seconds = [piece.seconds for piece in pieces]
-    ways = [way for each in seconds for way in (each.forward, each.backward)]
-    columns = np.broadcast_arrays(n.pp, n.interleave, n.microbatches, n.items, those, *ways)
-    here = np.asarray(columns[4], np.bool_)
-    p, v, m, items, _, *both = (column[here] for column in columns)
-    layer, hop, embedding, head = map(Seconds, both[::2], both[1::2])
+    ways = [way for piece in pieces for way in piece.sum(0)]
+    columns = stacked(n.pp, n.interleave, n.microbatches, n.items, those, *ways)
+    here = columns[4] > 0
+    p, v, m, items = columns[:4, here].astype(np.int64)
+    layer, hop, embedding, head = columns[5:, here].reshape(4, 2, -1)
     less = -1.0 * items * layer
-    numbers = p, v, m, layers + 2 * items
     found = np.zeros(here.shape)
-    found[here] = interleaved_seconds(*numbers, layer, hop, embedding + less, head + less)
+    found[here] = interleaved_seconds(
+        p, v, m, layers + 2 * items, layer, hop, embedding + less, head + less
+    )
     return found
-
-
-def _slower(a: Work, b: Work) -> Work:
-    """Of two stages' work the one that takes longer, layout by layout."""
-    behind = b.total > a.total
-
-    def chosen(a: Seconds, b: Seconds) -> Seconds:
-        return Seconds(
-            np.where(behind, b.forward, a.forward), np.where(behind, b.backward, a.backward)
-        )
-
-    return Work(*(chosen(getattr(a, f.name), getattr(b, f.name)) for f in fields(Work)))
 
 
 LAYER = ("tp", "cp", "ep", "expert_tp", "microbatch", "sequence_parallel", "flash_attention",
@@ -428,70 +439,41 @@ LAYER = ("tp", "cp", "ep", "expert_tp", "microbatch", "sequence_parallel", "flas
 """The fields of a layout that a layer's time depends on."""
 
 
-@lru_cache(512)
-def _kinds(
-    model: Model,
-    cluster: ClusterSpec,
-    recipe: Recipe,
-    sequence: int,
-    calibration: Calibration,
-    *given: Any,
-) -> list[tuple[str, int, Work]]:
-    """The ``kinds`` of layouts that have ``given`` for LAYER. Kept: many plans of a search have."""
-    n = Numbers(**dict(zip(LAYER, given, strict=True)))
-    return StepTime(model, cluster, n, recipe, sequence, calibration)._each_kind()
-
-
-def _once(
-    n: Numbers, names: Sequence[str], work: Callable[[Numbers], Iterable[Values]]
-) -> Iterator[Values]:
+def _once(n: Numbers, names: Sequence[str], work: Callable[[Numbers], Array]) -> Array:
     """``work`` of ``n``, done once for each combination of the fields ``names`` that occurs."""
-    given = np.broadcast_arrays(*(getattr(n, name) for name in names))
-    shape = given[0].shape
-    if given[0].size < 2:
-        yield from work(n)
-        return
-    columns = [column.ravel() for column in given]
+    columns = np.broadcast_arrays(*(getattr(n, name) for name in names))
+    if columns[0].size < 2:
+        return work(n)
+    columns = [column.ravel() for column in columns]
     rows, which = combinations([numbered(column) for column in columns])
-    few = Numbers(**{name: each[rows] for name, each in zip(names, columns, strict=True)})
-    for values in map(np.asarray, work(few)):
-        yield values[which].reshape(shape) if values.ndim else values
+    found = work(Numbers(**{name: each[rows] for name, each in zip(names, columns, strict=True)}))
+    return np.broadcast_to(found, (*found.shape[:-1], len(rows)))[..., which]
 
 
-def _mean_layer(time: StepTime) -> Work:
-    """``time.mean_layer()``, worked out once for each combination of LAYER that occurs."""
-
-    def parts(n: Numbers) -> Iterator[Values]:
-        for each in replace(time, n=n).mean_layer().parts:
-            yield from (each.forward, each.backward)
-
-    both = list(_once(time.n, LAYER, parts))
-    return Work(*map(Seconds, both[::2], both[1::2]))
-
-
-def _pipeline(time: StepTime) -> Iterator[Values]:
+def _pipeline(time: StepTime) -> Array:
     """Layers of the fullest stage; seconds of its micro-batches, forward and backward, and of the
-    bubble; and what goes to each field of Work in all micro-batches of the slowest stage."""
+    bubble; and what goes to each of PIECE in all micro-batches of the slowest stage."""
     n, layers = time.n, time.model.layers
-    layer, embedding, head, hop = _mean_layer(time), time.embedding(), time.head(), time.transfer()
+    layer = _once(n, LAYER, lambda few: replace(time, n=few).mean_layer())
+    embedding, head, hop = time.embedding(), time.head(), time.transfer()
     send = n.interleave * hop
     at_first, at_second, at_last = stage_layers(n, layers)
     single = np.where(np.asarray(n.pp) == 1, 1.0, 0.0)
-    first = at_first * layer + embedding + single * head + send
-    last = at_last * layer + head + single * embedding + send
-    slowest = _slower(first, last)
-    if np.any(n.items):
-        slowest = _slower(slowest, at_second * layer + send)
-    every = layers * layer.total + embedding.total + head.total + n.pp * send.total
-    fill = np.maximum(0.0, every - slowest.total)
+    slowest = at_first * layer + embedding + single * head + send
+    others = [at_last * layer + head + single * embedding + send]
+    others += [at_second * layer + send] if np.any(n.items) else []
+    for other in others:
+        slowest = np.where(_total(other) > _total(slowest), other, slowest)
+    work = _total(slowest)
+    every = layers * _total(layer) + _total(embedding) + _total(head) + n.pp * _total(send)
+    fill = np.maximum(0.0, every - work)
     naive, several = np.asarray(n.schedule) == "naive", np.asarray(n.interleave) > 1
     bubble = np.where(naive, n.microbatches, 1) * fill
     if several.any():
-        run = over_chunks(n, layers, several, layer, hop, embedding, head)
-        bubble = np.where(several, np.maximum(0.0, run - n.microbatches * slowest.total), bubble)
-    yield np.maximum(at_first, at_second)
-    yield from (slowest.seconds.forward, slowest.seconds.backward, bubble)
-    yield from (n.microbatches * each.total for each in slowest.parts)
+        run = _over_chunks(n, layers, several, layer, hop, embedding, head)
+        bubble = np.where(several, np.maximum(0.0, run - n.microbatches * work), bubble)
+    parts = n.microbatches * (slowest[:, 0] + slowest[:, 1])
+    return stacked(np.maximum(at_first, at_second), *slowest.sum(0), bubble, *parts)
 
 
 def step_parts(
@@ -502,7 +484,7 @@ def step_parts(
     sequence: int = 2048,
     calibration: str | Calibration | None = None,
     framework: str | None = None,
-) -> Parts[Values]:
+) -> Parts:
     """The Parts of a step; arrays where ``n`` holds arrays.
 
     The slowest stage, the first (embedding), the next or the last (head), works through all
@@ -522,5 +504,7 @@ def step_parts(
     names = [field.name for field in fields(Numbers) if field.name != "zero"]
     found = _once(n, names, lambda few: _pipeline(replace(time, n=few)))
     fullest, forward, backward, bubble, *parts = found
-    parts += [time.reduction(fullest, Seconds(forward, backward)), bubble, time.optimizer(fullest)]
-    return known.scale * Parts[Values](*parts)
+    waited = time.reduction(fullest, stacked(forward, backward))
+    shape = np.broadcast_shapes(*map(np.shape, vars(n).values()))
+    columns = stacked(*parts, waited, bubble, time.optimizer(fullest))
+    return Parts(*(known.scale * column for column in columns.reshape(-1, *shape)))
