@@ -9,5 +9,4 @@ collective_time.py  collectives among ranks that sit in nodes
 flops.py            FLOP that the model needs, and that hardware is made to do
 budget.py           days, device-hours and money of a training
 checkpointing.py    how often to save, so that savings and losses cost least
-rates.py            what programs reach of a datasheet's numbers
 """

@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tiledask.errors import ConfigError, short
-from tiledask.plan.data import Fields, names, read, read_named
+from tiledask.plan.data import names, read, read_named
 from tiledask.plan.inputs.hardware import Device
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.inputs.run import precision_of
+from tiledask.plan.timing.roofline import Rates
 
 __all__ = [
     "Calibration",
     "Holds",
-    "Reached",
     "calibration_of",
     "frameworks",
     "holds",
@@ -36,17 +36,6 @@ __all__ = [
 
 OTHER = "other"
 """The entry of a kernel's file for devices that it does not name, and of precisions."""
-
-
-@dataclass(frozen=True)
-class Reached:
-    """One number of a calibration, its likely range, and where it is from."""
-
-    value: float
-    low: float
-    high: float
-    unit: str
-    origin: str
 
 
 class Holds(NamedTuple):
@@ -167,8 +156,6 @@ class Calibration:
     """What its runs saved of memory that no ledger counts: they had room where it has none."""
     scale: float = 1.0
     """Measured over estimated seconds, where a step of one's own was measured."""
-    numbers: tuple[tuple[str, Reached], ...] = ()
-    """Every number of the three files with its range, unit and origin."""
 
     @property
     def name(self) -> str:
@@ -201,6 +188,22 @@ class Calibration:
         known = dict(self.product_share)
         return known.get(precision, known["bf16"])
 
+    def rates(self, device: Device, recipe: Recipe, width: int = 0) -> Rates:
+        """What ``device`` reaches in numbers of ``width`` bytes (default: those that ``recipe``
+        computes with); the attention core is as wide as the activations."""
+        precision = precision_of(device, recipe, width or recipe.compute_bytes)
+        core = device.peak(precision_of(device, recipe, recipe.compute_bytes))
+        return Rates(
+            flops=device.peak(precision) * self.product(precision) * self.product_part,
+            memory=device.memory_bandwidth * self.memory_share,
+            depth=self.product_depth,
+            misaligned=self.misaligned,
+            multiprocessors=device.multiprocessors if self.tiles else 0,
+            flash=core * self.flash_share,
+            flash_backward=core * self.flash_backward_share,
+            flash_fill=self.flash_fill,
+        )
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write what every ``calibration=`` reads again: the names of its files, and its scale."""
         low, high = (self.scale * (1 + side * self.error) for side in (-1, 1))
@@ -224,7 +227,14 @@ BESIDE = "zero beside pp"
 """The stages of ZeRO that a program runs in a pipeline's stages."""
 RULED = ("zero", BESIDE, "sequence_parallel", "tp", "pp", "cp", "ep", "interleave")
 """Of what a framework's file may say which values its program runs."""
-BESIDE_NUMBERS = (
+KERNEL = {
+    "forward": "flash_share",
+    "backward": "flash_backward_share",
+    "fill_tiles": "flash_fill",
+}
+"""What a kernel's file says -> the field of a Calibration."""
+NO_FIELD = (
+    "name",
     "generation",
     "basis",
     "error",
@@ -237,34 +247,19 @@ BESIDE_NUMBERS = (
 """What files say that is no field of a Calibration."""
 
 
-class _File(NamedTuple):
-    """A file of numbers, as it is written."""
+def _plain(told: Any) -> Any:
+    """Lists and objects as tuples; of a number with its range, unit and origin the number."""
+    if isinstance(told, dict) and "value" in told:
+        return float(told["value"])
+    if isinstance(told, dict):
+        return tuple((key, _plain(value)) for key, value in told.items())
+    return tuple(told) if isinstance(told, list) else told
 
-    said: dict[str, Any]
-    """Lists and objects as tuples."""
-    numbers: dict[str, Reached]
-    """By their keys: "exposed.tp"."""
 
-
-def _read(told: Fields) -> _File:
-    """All of an object: a number stands in it with its range, unit and origin."""
-    said: dict[str, Any] = {}
-    numbers: dict[str, Reached] = {}
-    for key, value in told.values.items():
-        if not isinstance(value, dict):
-            said[key] = tuple(value) if isinstance(value, list) else value
-        elif "value" not in value:
-            inner = _read(told.object(key))
-            said[key] = tuple(inner.said.items())
-            numbers |= {f"{key}.{name}": number for name, number in inner.numbers.items()}
-        else:
-            number = told.object(key)
-            said[key] = number.number("value")
-            low, high = number.pair("range", [said[key], said[key]])
-            unit, origin = number.text("unit", "share"), number.text("from")
-            number.done()
-            numbers[key] = Reached(said[key], low, high, unit, origin)
-    return _File(said, numbers)
+@cache
+def _file(kind: str, name: str) -> dict[str, Any]:
+    """The shipped file ``name`` of "device", "kernel" or "framework"; an error where none is."""
+    return dict(_plain(read_named(f"calibration/{kind}", name).values))
 
 
 def frameworks() -> tuple[str, ...]:
@@ -277,37 +272,15 @@ def frameworks() -> tuple[str, ...]:
 
 
 @cache
-def _device(name: str) -> _File:
-    found = _read(read_named("calibration/device", name))
-    said = {"device": found.said.pop("name"), "tiles": found.said["basis"] == "tiles"}
-    return _File(found.said | said, {f"device {name}.{k}": n for k, n in found.numbers.items()})
-
-
-@cache
-def _kernel(name: str, device: str, generation: str) -> _File:
-    devices = read_named("calibration/kernel", name).object("devices")
-    there = next(each for each in (device, generation, OTHER) if each in devices)
-    found = _read(devices.object(there))
-    fields = {"forward": "flash_share", "backward": "flash_backward_share"}
-    fields["fill_tiles"] = "flash_fill"
-    said = {fields[key]: value for key, value in found.said.items()}
-    path = f"kernel {name} {there}"
-    return _File(said, {f"{path}.{key}": number for key, number in found.numbers.items()})
-
-
-@cache
-def _framework(name: str) -> _File:
+def _framework(name: str) -> dict[str, Any]:
     """With all that it has from the one that it is ``like``, but for what that was fitted to."""
-    said, numbers = _read(read_named("calibration/framework", name))
-    said["framework"] = said.pop("name")
-    runs = dict(said.get("runs", ()))
-    said |= {"runs": tuple((key, runs[key]) for key in RULED if key in runs)} if runs else {}
-    like = _framework(said["like"]) if "like" in said else _File({}, {})
-    memory = dict(like.said.get("memory", ())) | dict(said.get("memory", ()))
-    kept = {k: n for k, n in like.numbers.items() if k.split("|")[1] not in numbers}
-    own = {f"framework {name}|{key}": number for key, number in numbers.items()}
-    fitted = {"fitted": said.get("fitted", ()), "memory": tuple(memory.items())}
-    return _File(like.said | said | fitted, kept | own)
+    own = _file("framework", _known(name))
+    like = _framework(own["like"]) if "like" in own else {}
+    runs = dict(own.get("runs", ()))
+    ruled = {"runs": tuple((key, runs[key]) for key in RULED if key in runs)} if runs else {}
+    memory = dict(like.get("memory", ())) | dict(own.get("memory", ()))
+    fitted = {"fitted": own.get("fitted", ()), "memory": memory}
+    return like | own | ruled | fitted
 
 
 @cache
@@ -319,38 +292,38 @@ def holds(framework: str) -> Holds:
     """
     if not framework:
         return Holds()
-    return Holds(**{key: int(n) for key, n in _framework(_known(framework)).said["memory"]})
+    return Holds(**{key: int(n) for key, n in _framework(framework)["memory"].items()})
 
 
 def uncounted(framework: str) -> str:
     """What runs by ``framework`` saved of memory that no ledger counts; mostly nothing."""
-    found: str = _framework(_known(framework)).said.get("uncounted", "") if framework else ""
+    found: str = _framework(framework).get("uncounted", "") if framework else ""
     return found
 
 
 @cache
 def _joined(device: str, framework: str, why: str, kind: str) -> Calibration:
     """``kind``: "dense", "fp8" or "mixture", whose errors differ."""
-    of_device, first = _device(device)
-    of_framework, third = _framework(framework)
-    generation = of_device["generation"]
-    attention = dict(of_framework["attention"])
+    of_device, of_framework = _file("device", device), _framework(framework)
+    generation, attention = of_device["generation"], dict(of_framework["attention"])
     kernel = attention.get(generation, attention[OTHER])
-    of_kernel, second = _kernel(kernel, device, generation)
-    numbers = {key.replace("|", "."): number for key, number in (first | second | third).items()}
-    both = {**of_framework, **of_device, **of_kernel} | {
+    devices = dict(_file("kernel", kernel)["devices"])
+    core = dict(next(devices[each] for each in (device, generation, OTHER) if each in devices))
+    both = {**of_framework, **of_device} | {KERNEL[key]: value for key, value in core.items()}
+    both |= {
+        "device": device,
         "kernel": kernel,
         "framework": framework,
         "why": why,
+        "tiles": of_device["basis"] == "tiles",
         "errors": (
             ("framework", dict(of_framework["errors"])[kind]),
             ("device", of_device["error"]),
         ),
         "calibrated": (*of_device.get("fitted", ()), *of_framework["fitted"]),
         "source": f"{of_device['source']} {of_framework['source']}",
-        "numbers": tuple(numbers.items()),
     }
-    return Calibration(**{key: both[key] for key in both if key not in BESIDE_NUMBERS})
+    return Calibration(**{key: both[key] for key in both if key not in NO_FIELD})
 
 
 def calibration_of(
@@ -399,7 +372,7 @@ def calibration_of(
         return _joined(device.calibration, _known(framework), "as asked", kind)
     if recipe.framework and not recipe.usual:
         return _joined(device.calibration, recipe.framework, f"as recipe {recipe.name} is", kind)
-    default = _device(device.calibration).said["framework"]
+    default = _file("device", device.calibration)["framework"]
     return _joined(device.calibration, default, f"the default for {device.name}", kind)
 
 

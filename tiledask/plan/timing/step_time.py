@@ -36,7 +36,6 @@ from tiledask.plan.timing.layer_time import (
     products,
     weight_products,
 )
-from tiledask.plan.timing.rates import rates_of
 from tiledask.plan.timing.roofline import Rates, ceil_div, memory_seconds
 
 __all__ = ["PIECE", "Parts", "StepTime", "stage_layers", "step_parts"]
@@ -101,13 +100,13 @@ class StepTime:
     @cached_property
     def rates(self) -> Rates:
         """Of the attention core, the head and the passes over memory."""
-        return rates_of(self.cluster.device, self.recipe, self.calibration)
+        return self.calibration.rates(self.cluster.device, self.recipe)
 
     @cached_property
     def product_rates(self) -> Rates:
         """Of the layers' products."""
         width = self.recipe.operand_bytes
-        return rates_of(self.cluster.device, self.recipe, self.calibration, width)
+        return self.calibration.rates(self.cluster.device, self.recipe, width)
 
     @property
     def width(self) -> int:
