@@ -1,6 +1,6 @@
 """A model as weights: layers that differ, latent attention, experts, shares, rules.
 
-Holds `tiledask.plan.inputs.model_rules`, `tiledask.plan.inputs.model_sizes` and
+Holds `tiledask.plan.inputs.model_sizes` and
 `tiledask.plan.inputs.weights`.
 """
 

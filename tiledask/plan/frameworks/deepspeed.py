@@ -4,39 +4,15 @@ import json
 from typing import Any
 
 from tiledask.errors import ConfigError, short
+from tiledask.plan.data import shipped_json
 from tiledask.plan.frameworks.job import Imported, Job, Read, Settings, fitting_recipe
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 
 __all__ = ["read", "write"]
 
-IN_FP32 = {"data_types.grad_accum_dtype": "fp32"}
-BF16, FP16 = {"bf16.enabled": True}, {"fp16.enabled": True}
-ALL_BF16 = {"bf16.bf16_master_weights_and_grads": True, "bf16.bf16_optimizer_states": True}
-RECIPES: dict[str, Settings] = {
-    "mixed-adam-16": BF16,
-    "mixed-adam-20": BF16 | IN_FP32,
-    "deepspeed-bf16-adam": BF16 | IN_FP32,
-    "deepspeed-fp16-adam": FP16,
-    "bf16-adam": BF16 | ALL_BF16,
-    "fp32-adam": {},
-}
-DECIDES = {
-    "offload": r".*(offload|aio|nvme).*",
-    "its pipeline": r"pipeline.*",
-    "activation checkpointing": r"activation_checkpointing.*",
-    "ZeRO++": r"zero_optimization\.zero_(hpz|quantized).*",
-    "its mixture's settings": r"moe.*",
-}
-"""What memory depends on and is not counted -> its names."""
-HARMLESS = r"""(optimizer|scheduler|fp16|bf16|amp|tensorboard|wandb|csv_monitor|comet
-|flops_profiler|comms_logger|monitor.*|data_efficiency|curriculum.*|elasticity|autotuning
-|checkpoint)(\..*)?|steps_per_print
-|gradient_clipping|wall_clock.*|dump_state|memory_breakdown|prescale_gradients|gradient_predivide.*
-|zero_allow.*|zero_force.*|communication_data_type|seed|.*_profil.*
-|zero_optimization\.(overlap_comm|contiguous_gradients|reduce_.*|allgather_.*|round_robin.*
-|stage3_.*|sub_.*|ignore_unused.*|memory_efficient_linear|.*bucket.*|.*gather_16bit.*|load_from.*)"""
-"""Names that neither memory nor layers depend on, as a verbose pattern."""
+TABLE = shipped_json("frameworks", "deepspeed.json")
+RECIPES: dict[str, Settings] = TABLE["recipes"]
 
 
 def write(job: Job) -> str:
@@ -93,7 +69,7 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
         name = "bf16" if name == "bfloat16" else name
         inner = value if isinstance(value, dict) else None
         flat |= {name: value} if inner is None else {f"{name}.{k}": v for k, v in inner.items()}
-    found = Read("the JSON", flat, devices)
+    found = Read("the JSON", flat, devices, TABLE)
     tp = found.whole("tensor_parallel.autotp_size", 1) or 1
     names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     batch, size, steps = (found.whole(name, 0) for name in names)
@@ -124,6 +100,6 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     found.assumed.append(
         f"the JSON has no sequence: {usual} tokens assumed, and attention keeps scores"
     )
-    assumed, uncounted = found.rest(DECIDES, HARMLESS, recipe, "optimizer.type")
+    assumed, uncounted = found.rest(recipe, "optimizer.type")
     layout = Layout(dp=dp, tp=tp, microbatch=size, microbatches=steps, zero=stage)
     return Imported(model, layout, recipe, usual, assumed, uncounted)

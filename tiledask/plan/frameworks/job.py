@@ -85,10 +85,13 @@ class Imported:
 
 
 class Read:
-    """A configuration that is read: flat settings, the values found in them, what was assumed."""
+    """A configuration that is read: flat settings, the values found in them, what was assumed.
 
-    def __init__(self, where: str, settings: Settings, devices: int | None):
-        self.where, self.settings, self.devices = where, settings, devices
+    ``table``: the framework's, of data/frameworks.
+    """
+
+    def __init__(self, where: str, settings: Settings, devices: int | None, table: Settings):
+        self.where, self.settings, self.devices, self.table = where, settings, devices, table
         self.used: set[str] = set()
         self.assumed: list[str] = []
 
@@ -136,6 +139,10 @@ class Read:
             )
         return self.devices // each
 
+    def degrees(self) -> Settings:
+        """The fields of a layout that stand there as plain numbers; 1 where they do not."""
+        return {field: self.whole(name, 1, least=1) for field, name in self.table["layout"].items()}
+
     def microbatches(self, batch: int, dp: int, microbatch: int) -> int:
         """Micro-batches of a copy in a step of ``batch`` sequences."""
         if not dp * microbatch or batch % (dp * microbatch):
@@ -145,25 +152,25 @@ class Read:
             )
         return batch // (dp * microbatch)
 
-    def rest(
-        self, decides: Mapping[str, str], harmless: str, recipe: str, optimizer: str
-    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def rest(self, recipe: str, optimizer: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """(all that is assumed, what of it is not counted), once all is read that can be.
 
-        ``decides``: what memory depends on and nobody reads -> pattern of its names; ``harmless``:
-        pattern of the names that neither memory nor layers depend on, which are not listed;
+        The table says which names memory depends on and nobody reads, "decides"; of the others
+        those that neither memory nor layers depend on, "harmless", are not listed.
         ``optimizer``: the name under which it stands, beside the ``recipe`` that was found.
         """
         uncounted = []
         kind = str(self.get(optimizer, "Adam"))
         if "adam" in recipe and "adam" not in kind.lower():
             uncounted.append(f"computed with Adam's states ({optimizer} is {short(kind)})")
-        for what, pattern in decides.items():
-            names = [key for key in self._left() if re.fullmatch(pattern, key, re.VERBOSE)]
+        for what, patterns in self.table["decides"].items():
+            names = [key for key in self._left() if re.fullmatch("|".join(patterns), key)]
             if names:
                 uncounted.append(f"computed without {what} ({', '.join(names)})")
                 self.used.update(names)
-        left = [key for key in self._left() if not re.fullmatch(harmless, key, re.VERBOSE)]
+        harmless = [*self.table["harmless"]]
+        harmless += [f"{word}(_.*)?" for word in self.table.get("harmless_words", ())]
+        left = [key for key in self._left() if not re.fullmatch("|".join(harmless), key)]
         if left:
             self.assumed.append(f"not looked at: {', '.join(left)}")
         return (*uncounted, *self.assumed), tuple(uncounted)

@@ -5,74 +5,20 @@ import shlex
 from typing import Any
 
 from tiledask.errors import ConfigError, short
+from tiledask.plan.data import shipped_json
 from tiledask.plan.frameworks.job import Imported, Job, Read, Settings, fitting_recipe, sized
 from tiledask.plan.frameworks.shell import launched
 from tiledask.plan.inputs.model import Model
 
 __all__ = ["read", "write"]
 
-FP8_MOMENTS = {
-    "use_precision_aware_optimizer": True,
-    "exp_avg_dtype": "fp8",
-    "exp_avg_sq_dtype": "fp8",
-}
-SGD = {"optimizer": "sgd", "sgd_momentum": 0.0}
-MOMENTUM = {"optimizer": "sgd", "sgd_momentum": 0.9}
-IN_BF16 = {"bf16": True, "grad_reduce_in_bf16": True}
-RECIPES: dict[str, Settings] = {
-    "mixed-adam-18": {"bf16": True},
-    "mixed-adam-16": IN_BF16,
-    "mixed-adam-8bit": IN_BF16 | FP8_MOMENTS,
-    "mixed-momentum": IN_BF16 | MOMENTUM,
-    "fp32-adam": {},
-    "fp32-momentum": MOMENTUM,
-    "fp32-sgd": SGD,
-}
-FP16 = {"fp16": True}
-READ_AS = (
-    *RECIPES.items(),
-    ("mixed-adam-16", FP16),
-    ("mixed-adam-18", FP16 | {"accumulate_allreduce_grads_in_fp32": True}),
-)
-FRAMEWORKS = {
-    "overlap_moe_expert_parallel_comm": "megatron-2025-ep-overlap",
-    "cross_entropy_loss_fusion": "megatron-2025-fused-loss",
-}
-"""A flag -> the framework in which it is set."""
+TABLE = shipped_json("frameworks", "megatron.json")
+RECIPES: dict[str, Settings] = TABLE["recipes"]
+READ_AS = (*RECIPES.items(), *TABLE["read_as"])
+"""What is read, beside what is written."""
 IN_FP8 = "mixed-adam-18-fp8"
-DECIDES = {
-    "offload": r".*offload.*",
-    "FP8 weights": r"fp8_param.*|keep_fp8_.*|fp4.*",
-    "the optimizer's own precisions": r"use_precision_aware_optimizer|main_(grads|params)_dtype"
-    r"|exp_avg.*_dtype|store_param_remainders",
-    "recomputation of parts": r".*recompute.*|distribute_saved_activations",
-    "CUDA graphs": r".*cuda_graph.*",
-    "FSDP's options": r".*fsdp.*|num_distributed_optimizer_instances|outer_dp_.*",
-}
-"""What memory depends on and is not counted -> its flags."""
-OTHER_LAYERS = (
-    r"hybrid_.*|is_hybrid_model|mamba_.*|spec|attention_output_gate|experimental_attention.*"
-    r"|linear_(attention|key|value|num|conv).*|dsa_.*|heterogeneous_.*|moe_latent.*|multiscale.*"
-)
-"""Flags that make other layers than those that are read."""
-GATED = ("swiglu", "gated_linear_unit", "geglu", "quick_geglu")
-HARMLESS = r"""(adam|sgd|muon|lr|min_lr|log|logging|tensorboard|wandb|data|train|valid|test|eval
-|save|load|ckpt|dist_ckpt|tokenizer|vocab|merge|rotary|rope|timing|profile|manual_gc|moe_router|moe_aux
-|moe_z|moe_token|moe_permute|moe_grouped|moe_shared_expert_overlap|moe_per_layer|moe_enable|moe_deepep|tp_comm
-|overlap|nccl|inference|one_logger|straggler|check|exit|mock|reset|rdzv|master|local|fp16_lm|te_rng
-|sft|cp_comm|ddp|loss_scale|initial_loss|hysteresis|wgrad|delay|retro|transformer_impl|deterministic
-|dataloader|num_(workers|dataset)|mid_level|async|use_dist_ckpt|auto_detect|seq_length_scale)(_.*)?
-|no_(load|save|initialization|create|mmap|check|.*_fusion|gradient|rope|persist).*|.*_fusion
-|(start_|clip_grad|weight_decay|.*_weight_decay).*|seed|split|bf16|mtp_loss.*
-|node_rank|distributed_(backend|timeout.*)|init_method.*|norm_epsilon
-|layernorm_epsilon|use_mcore_models|use_legacy.*|use_rope_scaling|use_checkpoint.*|tee|log_dir
-|calculate_per_token_loss|.*softmax_in_fp32|attention_mask.*|eod_mask.*|kitchen.*|dist_.*
-|override_opt.*|finetune|enable_(experimental|one).*|high_priority.*|apply_.*|make_vocab.*|use_fused.*
-|fp8_(margin|amax.*|interval|recipe)|first_last.*bf16|num_layers_at.*bf16|window_size|softmax_type
-|squared_relu|.*dropout|result_.*|.*_iters|.*_samples|.*interval|.*path|.*url"""
-"""Flags that neither memory nor layers depend on, as a verbose pattern."""
-STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
-"""Megatron-FSDP's, by ZeRO's stage."""
+SHARDING: list[str] = TABLE["sharding"]
+"""Megatron-FSDP's strategies, by ZeRO's stage."""
 
 
 def write(job: Job) -> str:
@@ -156,15 +102,10 @@ def _frequency(mixtures: list[bool]) -> str:
 
 def _layout(job: Job) -> Settings:
     layout, lost = job.layout, job.lost
-    found: Settings = {
-        "tensor_model_parallel_size": layout.tp,
-        "pipeline_model_parallel_size": layout.pp,
-        "context_parallel_size": layout.cp,
-        "micro_batch_size": layout.microbatch,
-        "global_batch_size": job.batch,
-        "seq_length": job.sequence,
-    }
-    found |= {"expert_model_parallel_size": layout.ep} if layout.ep > 1 else {}
+    names = TABLE["layout"]
+    found = {name: getattr(layout, field) for field, name in names.items() if field != "ep"}
+    found |= {"global_batch_size": job.batch, "seq_length": job.sequence}
+    found |= {names["ep"]: layout.ep} if layout.ep > 1 else {}
     if layout.expert_tp:
         found["expert_tensor_parallel_size"] = layout.expert_tp
     if layout.sequence_parallel and layout.tp > 1:
@@ -196,7 +137,7 @@ def _layout(job: Job) -> Settings:
         found |= {"overlap_grad_reduce": True, "overlap_param_gather": True}
     if layout.zero > 1:
         found |= {"use_megatron_fsdp": True, "ckpt_format": "fsdp_dtensor"}
-        found["data_parallel_sharding_strategy"] = STRATEGIES[layout.zero]
+        found["data_parallel_sharding_strategy"] = SHARDING[layout.zero]
     if layout.zero < 2 and layout.tp * layout.cp > 1:
         job.said.append("before Blackwell Megatron wants CUDA_DEVICE_MAX_CONNECTIONS=1 set")
     elif layout.zero > 1:
@@ -213,23 +154,14 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     per_node, nodes = flags.pop("nproc_per_node", None), flags.pop("nnodes", 1)
     if devices is None and all(re.fullmatch("[0-9]{1,7}", str(n)) for n in (per_node, nodes)):
         devices = int(str(per_node)) * int(str(nodes))
-    found = Read("the command", flags, devices)
+    found = Read("the command", flags, devices, TABLE)
     if unsure:
         names = ", ".join(unsure)
         found.assumed.append(f"the script's conditions are not judged: {names} as set first")
     model = _model_of(found, model)
     usual = model.usual_sequence
     sequence = found.assume("seq_length", usual, f"no --seq-length: {usual} tokens assumed")
-    layout: Settings = {
-        field: found.whole(f"{name}_size", 1, least=1)
-        for field, name in (
-            ("tp", "tensor_model_parallel"),
-            ("pp", "pipeline_model_parallel"),
-            ("cp", "context_parallel"),
-            ("ep", "expert_model_parallel"),
-            ("microbatch", "micro_batch"),
-        )
-    }
+    layout = found.degrees()
     layout["expert_tp"] = found.whole("expert_tensor_parallel_size", 0, least=0)
     if not model.experts or layout["expert_tp"] == layout["tp"]:
         layout["expert_tp"] = 0
@@ -248,8 +180,8 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     layout["flash_attention"] = backend not in ("unfused", "local")
     layout, sizes = _cut(found, model.layers, layout)
     recipe = _recipe(found)
-    framework = next((each for flag, each in FRAMEWORKS.items() if found.get(flag)), None)
-    assumed, uncounted = found.rest(DECIDES, HARMLESS, recipe, "optimizer")
+    framework = next((each for flag, each in TABLE["programs"].items() if found.get(flag)), None)
+    assumed, uncounted = found.rest(recipe, "optimizer")
     cut = sized(layout, sizes)
     return Imported(model, cut, recipe, sequence, assumed, uncounted, framework)
 
@@ -287,15 +219,15 @@ def _recipe(found: Read) -> str:
 
 
 def _zero(found: Read) -> int:
-    strategy = found.get("data_parallel_sharding_strategy", STRATEGIES[3])
+    strategy = found.get("data_parallel_sharding_strategy", SHARDING[3])
     if found.get("use_torch_fsdp2"):
         return 3
     distributed = bool(found.get("use_distributed_optimizer"))
     if not (found.get("use_megatron_fsdp") or found.get("use_custom_fsdp")):
         return int(distributed)
-    if strategy not in STRATEGIES:
-        raise ConfigError(f"--data-parallel-sharding-strategy is {', '.join(STRATEGIES)}")
-    return STRATEGIES.index(strategy)
+    if strategy not in SHARDING:
+        raise ConfigError(f"--data-parallel-sharding-strategy is {', '.join(SHARDING)}")
+    return SHARDING.index(strategy)
 
 
 def _recompute(found: Read) -> str:
@@ -388,13 +320,14 @@ def _read_model(found: Read) -> Model:
     layers, hidden, heads = (
         found.whole(name) for name in ("num_layers", "hidden_size", "num_attention_heads")
     )
-    other = [key for key in sorted(found.settings) if re.fullmatch(OTHER_LAYERS, key)]
+    others = "|".join(TABLE["other_layers"])
+    other = [key for key in sorted(found.settings) if re.fullmatch(others, key)]
     if other := [key for key in other if found.get(key) is not None]:
         raise ConfigError(
             f"{found.where} has --{other[0].replace('_', '-')}, which makes other layers than are "
             f"read here; describe the model by hand, td.Model(...) or its config.json"
         )
-    gated = bool([flag for flag in GATED if found.get(flag)])
+    gated = bool([flag for flag in TABLE["gated"] if found.get(flag)])
     ffn = found.whole("ffn_hidden_size", hidden * 8 // 3 // 64 * 64 if gated else 4 * hidden)
     plain = bool(found.get("disable_bias_linear"))
     latent = bool(found.get("multi_latent_attention"))

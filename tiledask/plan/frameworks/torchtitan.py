@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tiledask.errors import ConfigError, short
+from tiledask.plan.data import shipped_json
 from tiledask.plan.frameworks.job import Imported, Job, Read, Settings, sized
 from tiledask.plan.inputs.load import load_model
 from tiledask.plan.inputs.model import Model
@@ -15,54 +16,12 @@ from tiledask.plan.pipelines.schedules import OF_PYTORCH, V_SHAPED, called
 
 __all__ = ["read", "write"]
 
-FLAVORS = {
-    "llama-3.1-8b": ("llama3", "8B"),
-    "llama-3.1-70b": ("llama3", "70B"),
-    "llama-3.1-405b": ("llama3", "405B"),
-    "deepseek-v2-lite": ("deepseek_v3", "16B"),
-    "deepseek-v2": ("deepseek_v3", "236B"),
-    "deepseek-v3": ("deepseek_v3", "671B"),
-    "qwen3-0.6b": ("qwen3", "0.6B"),
-    "qwen3-1.7b": ("qwen3", "1.7B"),
-    "qwen3-4b": ("qwen3", "4B"),
-    "qwen3-8b": ("qwen3", "8B"),
-    "qwen3-14b": ("qwen3", "14B"),
-    "qwen3-32b": ("qwen3", "32B"),
-    "qwen3-30b-a3b": ("qwen3", "30B-A3B"),
-    "qwen3-235b-a22b": ("qwen3", "235B-A22B"),
-}
+TABLE = shipped_json("frameworks", "torchtitan.json")
+FLAVORS = {ours: tuple(theirs) for ours, theirs in TABLE["flavors"].items()}
 """Our name of a model -> (name, flavor) there."""
-NAMES = {
-    "gpipe": "GPipe",
-    "1f1b": "1F1B",
-    "interleaved": "Interleaved1F1B",
-    "looped-bfs": "LoopedBFS",
-    "interleaved-zb": "InterleavedZeroBubble",
-    "zb-v": "ZBVZeroBubble",
-    "dualpipev": "DualPipeV",
-}
+NAMES: dict[str, str] = TABLE["schedules"]
 """Our schedules that torch has, by what it calls them."""
-RECIPES: dict[str, Settings] = {
-    "fsdp-adam": {"dtype": "float32", "mixed_precision_param": "bfloat16"},
-    "fsdp-adam-pipeline": {"dtype": "float32", "mixed_precision_param": "bfloat16"},
-    "fsdp-adam-no-reshard": {"dtype": "float32", "mixed_precision_param": "bfloat16"},
-    "fp32-adam": {"dtype": "float32", "mixed_precision_param": "float32"},
-    "bf16-adam": {"dtype": "bfloat16", "mixed_precision_param": "bfloat16"},
-}
 TABLES = ("model", "training", "parallelism", "activation_checkpoint")
-DECIDES = {
-    "offload": r".*offload.*",
-    "FP8's gather of weights": r"(.*\.)?(quantize|float8|mx)\..*(gather|precompute|recipe).*",
-    "an optimizer in the backward": r"optimizer\.early_step_in_backward",
-    "activation checkpointing's memory budget": r"activation_checkpoint\.(memory_budget|per_op).*",
-}
-"""What memory depends on and is not counted -> its names."""
-HARMLESS = r"""(job|profiling|metrics|optimizer|lr_scheduler|checkpoint|comm|validation|debug|memory
-|fault_tolerance|experimental|quantize|float8|mx|compile|activation_checkpoint)\..*
-|training\.(dataset.*|steps|seed|deterministic|max_norm|warmup.*|data_.*|gc_.*|mixed_precision_reduce
-|.*loss_parallel)|parallelism\.(disable_loss_parallel|.*rotate_method|enable_compiled_autograd
-|fsdp_reshard.*)|model\.(tokenizer.*|hf_assets.*|norm_type|print_.*|.*path)|.*_parallel_method"""
-"""Names that neither memory nor layers depend on, as a verbose pattern."""
 
 
 def write(job: Job) -> str:
@@ -72,7 +31,7 @@ def write(job: Job) -> str:
     if job.model.name not in FLAVORS:
         lost["model"] = f"torchtitan has no flavor of {job.model.name}: add it by its sizes"
     local = layout.microbatch * (layout.microbatches if layout.pp > 1 else 1)
-    training = job.of_recipe(RECIPES, "fsdp-adam") | {
+    training = job.of_recipe(TABLE["recipes"], "fsdp-adam") | {
         "seq_len": job.sequence,
         "local_batch_size": local,
         "global_batch_size": job.batch,
@@ -191,18 +150,10 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     flat = _today(dict(_flat(tables)))
     if not any(key.startswith(f"{table}.") for table in TABLES for key in flat):
         raise ConfigError(f"a torchtitan TOML has tables such as [{'], ['.join(TABLES)}]")
-    found = Read("the TOML", flat, devices)
+    found = Read("the TOML", flat, devices, TABLE)
     model = _known(found) if model is None else model
     found.used |= {"model.name", "model.flavor"}
-    parallel = {
-        field: found.whole(f"parallelism.{name}_parallel_degree", 1, least=1)
-        for field, name in (
-            ("tp", "tensor"),
-            ("pp", "pipeline"),
-            ("cp", "context"),
-            ("ep", "expert"),
-        )
-    }
+    parallel = found.degrees()
     slices = found.whole("parallelism.expert_tensor_parallel_degree", 1, least=1)
     folded = parallel["ep"] > 1 and slices != parallel["tp"]  # else experts have tp slices
     parallel["expert_tp"] = slices if folded else 0
@@ -231,7 +182,7 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     recipe = _precision(found, layout)
     sequence = found.whole("training.seq_len", model.usual_sequence)
     framework = _framework(found)
-    assumed, uncounted = found.rest(DECIDES, HARMLESS, recipe, "optimizer.name")
+    assumed, uncounted = found.rest(recipe, "optimizer.name")
     cut = sized(layout, sizes)
     return Imported(model, cut, recipe, sequence, assumed, uncounted, framework)
 

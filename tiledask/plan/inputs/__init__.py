@@ -2,8 +2,7 @@
 
 load.py         a model and a cluster, by shipped name or from a file
 model.py        a model as a list of weights
-  model_sizes.py  its fields
-  model_rules.py  the rules that they obey
+  model_sizes.py  its fields, and the rules that they obey
   weights.py      the weights of a layer, one matrix, bias or norm at a time
 hf_config.py    a Hugging Face config.json as a model
   families.py     what each model_type implies: a new family is a row of data/families.json

@@ -13,22 +13,16 @@ from tiledask.plan.data import shipped_json
 
 __all__ = ["ALIASES", "FAMILIES", "HARMLESS", "NEUTRAL", "SAME", "Family"]
 
-ALIASES = {
-    "hidden": ("hidden_size", "n_embd", "n_embed"),
-    "layers": ("num_hidden_layers", "n_layer"),
-    "heads": ("num_attention_heads", "n_head"),
-    "vocab": ("vocab_size",),
-    "ffn": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
-    "kv_heads": ("num_key_value_heads",),
-    "head_dim": ("head_dim",),
-    "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
-    "top_k": ("num_experts_per_tok", "experts_per_token"),
-    "expert_ffn": ("moe_intermediate_size",),
-    "shared_ffn": ("shared_expert_intermediate_size",),
-    "learned_pos": ("n_positions", "max_position_embeddings", "n_ctx"),
-    "token_types": ("type_vocab_size",),
-}
+KEYS = shipped_json("families.json")
+ALIASES: dict[str, list[str]] = KEYS["aliases"]
 """Field of a Model -> the keys that name it, the usual one first."""
+SAME: dict[str, str] = KEYS["same"]
+"""``model_type`` -> another one whose language model has the same weights."""
+NEUTRAL: dict[str, list[object]] = KEYS["neutral"]
+"""Keys that add or drop weights unless they hold one of these values."""
+HARMLESS = "|".join(KEYS["harmless"])
+"""Keys of training, generation, precision or labels, as a pattern: no parameter count depends on
+them."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +56,7 @@ class Family:
 def _families() -> dict[str, Family]:
     """Those of the file: of one that is like another, tables are added to and the rest replaced."""
     rows: dict[str, dict[str, Any]] = {}
-    for name, own in shipped_json("families.json").items():
+    for name, own in KEYS["families"].items():
         rows[name] = dict(rows.get(own.pop("like", ""), {}))
         for key, value in own.items():
             more = isinstance(value, dict) and key in rows[name]
@@ -77,46 +71,3 @@ def _families() -> dict[str, Family]:
 
 FAMILIES = _families()
 """``model_type`` -> its family."""
-SAME = {"qwen2_5_vl": "qwen2_vl", "qwen2_5_vl_text": "qwen2_vl_text"}
-"""``model_type`` -> another one whose language model has the same weights."""
-
-HARMLESS = r"""_.*|(.*_)?token_ids?|(torch_)?dtype|.*pdrop|.*dropout(_prob|_rate)?|init.*_range
-|initializer_.*
-|rope_(theta|scaling|parameters|interleave|type|local_base_freq|position_.*|traditional)
-|rotary_(pct|emb_base)
-|(max_)?(seq|sequence)_len(gth)?|max_position_embeddings|n_ctx|partial_rotary_factor
-|no_rope_layers|no_rope_layer_interval|use_mrope|sliding_window|use_sliding_window|layer_types
-|sliding_window_size|order_of_interleaved_layers
-|max_window_layers|(layer|rms)_norm_eps|layer_norm_epsilon|hidden_act|activation_function
-|pretraining_tp|clip_qkv|scale_att(n|ention_soft).*|reorder_and_upcast_attn|attention_softmax_in_fp32
-|use_parallel_residual|bias_dropout_fusion|skip_bias_add(_qkv)?|masked_softmax_fusion
-|offset_alibi|slow_but_exact|apply_residual_connection_post_layernorm
-|router_(aux_loss_coef|jitter_noise|z_loss_coef)|output_router_logits|norm_topk_prob
-|n_positions|rotary_dim|original_max_position_embeddings|norm_epsilon|query_pre_attn_scalar
-|hidden_activation|activation|swiglu_(alpha|limit)|logit_scale|logits_scaling
-|scale_(embedding|decoder_outputs)|forced_decoder_ids|directionality|output_past
-|pooler_(act|fc_.*|num_.*|type)|pooler_size_per_head|model_max_length|rotary|ff_factor|initial_context_length
-|(final|attn)_logit_softcapping|cache_implementation|alibi
-|(embedding|residual|attention)_multiplier|.*layerdrop|init_std|attention_chunk_size
-|attn_(scale|temperature_tuning)|floor_scale|for_llm_compressor
-|aux_loss_alpha|seq_aux|ep_size|n_group|topk_group|routed_scaling_factor|scoring_func
-|use_cache|gradient_checkpointing|chunk_size_feed_forward|use_bfloat16|torchscript
-|summary_.*|task_specific_params|id2label|label2id|num_labels|problem_type|classifier_dropout
-|finetuning_task|tokenizer_class|auto_map|transformers_version|unsloth_.*|name|source
-|output_(attentions|hidden_states|scores)|return_dict(_in_generate)?|remove_invalid_values
-|do_sample|temperature|top_p|top_k|typical_p|prefix|num_(beams|beam_groups|return_sequences)
-|(repetition|length|diversity|exponential_decay_length)_penalty|min_length|max_length
-|(encoder_)?no_repeat_ngram_size|early_stopping|bad_words_ids|(begin_)?suppress_tokens
-|tf_legacy_loss"""
-"""Keys of training, generation, precision or labels, as a verbose pattern: no parameter count
-depends on them."""
-
-NEUTRAL: Mapping[str, list[object]] = {
-    "add_cross_attention": [False],
-    "is_encoder_decoder": [False],
-    "is_decoder": [False, True],
-    "tie_encoder_decoder": [False],
-    "cross_attention_hidden_size": [None],
-    "pruned_heads": [{}, None],
-}
-"""Keys that add or drop weights unless they hold one of these values."""

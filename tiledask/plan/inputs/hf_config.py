@@ -8,7 +8,7 @@ from tiledask.errors import ConfigError, short
 from tiledask.plan.data import Fields
 from tiledask.plan.inputs.families import ALIASES, FAMILIES, HARMLESS, NEUTRAL, SAME, Family
 from tiledask.plan.inputs.model import Model
-from tiledask.plan.inputs.model_rules import MOST_LAYERS
+from tiledask.plan.inputs.model_sizes import MOST_LAYERS
 
 __all__ = ["families", "model_from_config"]
 
@@ -296,7 +296,7 @@ def _check_rest(config: Fields, of_family: Mapping[str, list[object]]) -> list[s
         if key in neutral:
             if not any(value is held or value == held for held in neutral[key]):
                 wrong.append(f"{key!r} is {short(value)}, which changes the parameter count here")
-        elif value and not re.fullmatch(HARMLESS, key, re.VERBOSE):
+        elif value and not re.fullmatch(HARMLESS, key):
             if "auto_map" in config or re.fullmatch(STRUCTURE, key):
                 wrong.append(f"{key!r} is not understood and may change the parameter count")
             else:

@@ -9,8 +9,7 @@ from functools import cached_property
 
 from tiledask.errors import ConfigError
 from tiledask.plan import html
-from tiledask.plan.inputs.model_rules import MOST, check_integer, completed
-from tiledask.plan.inputs.model_sizes import ModelSizes
+from tiledask.plan.inputs.model_sizes import MOST, ModelSizes, check_integer, completed
 from tiledask.plan.inputs.weights import (
     Weight,
     attention,

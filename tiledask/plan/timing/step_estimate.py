@@ -6,6 +6,7 @@ from functools import cached_property
 from math import hypot
 from typing import TYPE_CHECKING, Any
 
+from tiledask.plan.data import shipped_json
 from tiledask.plan.frames import frame
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
@@ -28,6 +29,8 @@ __all__ = ["StepEstimate", "StepRow"]
 
 SHARED = ("device", "framework and release not named", "measurement")
 """Doubts that all layouts of one run share: they move all its seconds together."""
+ACCOUNT: list[dict[str, str]] = shipped_json("step_parts.json")
+"""Of each part of a step its formula and where that is from, in words."""
 
 
 @dataclass(frozen=True)
@@ -202,8 +205,13 @@ class StepEstimate(Printable):
             "replicas": "; and over the 2 devices of each stage, which nothing hides" * both_ways,
         }
         return tuple(
-            StepRow(part, getattr(self, part), formula.format(**words), source.format(**words))
-            for part, formula, source in _ACCOUNT
+            StepRow(
+                row["part"],
+                getattr(self, row["part"]),
+                row["formula"].format(**words),
+                row["source"].format(**words),
+            )
+            for row in ACCOUNT
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -270,56 +278,3 @@ class StepEstimate(Printable):
         title = f"where the {format_seconds(self.total)} of a step go, {share}"
         yield table(rows, title, time="seconds", share="percent")
         yield f"assumed: {self.assumed}"
-
-
-_ACCOUNT = (
-    (
-        "compute",
-        "{s.layout.microbatches} micro-batches x the slowest stage: products by shape, "
-        "attention core, passes over memory, logits",
-        "roofline; tiledask/plan/timing/layer_time.py",
-    ),
-    (
-        "recompute",
-        "recompute={s.layout.recompute}: the forward pass of what is not kept, again",
-        "Korthikanti et al. 2022, arXiv:2205.05198, section 5",
-    ),
-    (
-        "tp",
-        "2 sums forward and 2 backward a layer over tp={s.layout.tp}, and 2 recomputed with "
-        "recompute=full; less what hides behind products",
-        "Shoeybi et al. 2019, arXiv:1909.08053, section 3; Korthikanti et al. 2022, section 4.2.2",
-    ),
-    (
-        "cp",
-        "(cp - 1) turns of keys and values round cp={s.layout.cp}, less the attention core",
-        "Liu et al. 2023, Ring Attention, arXiv:2310.01889, section 3",
-    ),
-    (
-        "ep",
-        "2 exchanges of all tokens forward and 2 backward a mixture over ep={s.layout.ep}{hides}",
-        "Lepikhin et al. 2020, GShard, arXiv:2006.16668, section 3.2",
-    ),
-    (
-        "pp",
-        "2 x interleave={s.layout.interleave} transfers a micro-batch of 1/tp of the activations",
-        "Narayanan et al. 2021, arXiv:2104.04473, section 4.1",
-    ),
-    (
-        "bubble",
-        "(sum of stages - slowest) / interleave of one micro-batch: (p-1)/v for equal stages in "
-        "1F1B, p={s.layout.pp}, v={s.layout.interleave}; here {s.layout.schedule}{how}",
-        "Narayanan et al. 2021, section 2.2",
-    ),
-    (
-        "dp",
-        "gradients over dp x cp = {copies}, zero={s.layout.zero}, less what hides behind "
-        "the last backward pass{replicas}",
-        "Rajbhandari et al. 2020, arXiv:1910.02054, section 7",
-    ),
-    (
-        "optimizer",
-        "states read and written once, gradients four times, at the memory bandwidth",
-        "roofline; recipe {s.recipe.name}",
-    ),
-)
