@@ -153,16 +153,12 @@ def read(path: str | os.PathLike[str]) -> "Fields":
     try:
         text = _bytes(Path(path), where).decode("utf-8-sig")
         values = json.loads(text, object_pairs_hook=unique)
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{where}: not JSON: {error}; save it as UTF-8") from None
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{where}: not JSON: {error}") from None
-    except RecursionError:
-        raise ConfigError(f"{where}: nested too deep to read; a description is flat") from None
     except ConfigError:
         raise
-    except ValueError:  # an integer of more digits than Python converts
-        raise ConfigError(f"{where}: holds a number of thousands of digits; no size has") from None
+    except RecursionError:
+        raise ConfigError(f"{where}: nested too deep to read; a description is flat") from None
+    except ValueError as error:  # also an integer of more digits than Python converts
+        raise ConfigError(f"{where}: not JSON in UTF-8: {error}") from None
     return Fields(values, where)
 
 
@@ -172,18 +168,14 @@ def _bytes(path: Path, where: str) -> bytes:
         found = path.stat()
         if stat.S_ISREG(found.st_mode) and found.st_size <= LARGEST:
             return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{where}: cannot be read: {error.strerror}") from None
-    except ValueError as error:  # a path with a null character
-        raise ConfigError(f"{where!r}: cannot be read: {error}") from None
-    if stat.S_ISDIR(found.st_mode):
-        raise ConfigError(f"{where}: is a folder; name a .json file")
+    except (OSError, ValueError) as error:  # ValueError: a path with a null character
+        no_file = isinstance(error, OSError)
+        name, why = (where, error.strerror) if no_file else (repr(where), error)
+        raise ConfigError(f"{name}: cannot be read: {why}") from None
     if not stat.S_ISREG(found.st_mode):
-        raise ConfigError(f"{where}: is not a regular file; copy the description into one")
-    raise ConfigError(
-        f"{where}: holds {found.st_size:,} bytes, and a description at most {LARGEST:,}; "
-        "is it the weights?"
-    )
+        raise ConfigError(f"{where}: is a folder, or not a regular file; name a .json file")
+    rule = f"a description at most {LARGEST:,}; is it the weights?"
+    raise ConfigError(f"{where}: holds {found.st_size:,} bytes, and {rule}")
 
 
 class Fields:

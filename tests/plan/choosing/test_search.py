@@ -337,7 +337,7 @@ def test_bad_spaces(space, words):
         (lambda m, c: search(m, c, 0), "global_batch must be a whole number of 1 or more .* got 0"),
         (lambda m, c: search(m, c, 16, devices=(1.5,)), "between 1 and the cluster's 16"),
         (lambda m, c: search(m, c, 16, recipe="fp16-weights"), "keeps no gradients"),
-        (lambda m, c: td.estimate_step(m, Layout(cp=8), c, sequence=4), "cannot cut a sequence"),
+        (lambda m, c: td.estimate_step(m, Layout(cp=8), c, sequence=4), "cannot cut 4 tokens"),
         (lambda m, c: td.fits(m, {"dp": 2}, c), "a layout is a td.Layout.* got {'dp': 2}"),
         (lambda m, c: td.fits(m, Layout(), c, td.lora(matrices=("q_proj",))), "beside 'q_proj'"),
     ],

@@ -330,8 +330,8 @@ def test_every_schedule_has_a_ledger():
     ("call", "words"),
     [
         (lambda: estimate(Layout()), "a model is named by text or by a path, got Layout"),
-        (lambda: estimate(cp=33), "cp=33 cannot cut a sequence of 32 tokens"),
-        (lambda: estimate(GATED, dp=2, ep=2), "ep=2 shards experts and model has none"),
+        (lambda: estimate(cp=33), "cp=33 cannot cut 32 tokens"),
+        (lambda: estimate(GATED, dp=2, ep=2), "ep=2 is for experts and model has none"),
         (lambda: estimate(sequence=10**15), "sequence must be at most 1,073,741,824 tokens"),
         (lambda: load_recipe("fp32-adm"), "did you mean 'fp32-adam'"),
         *(
@@ -569,7 +569,7 @@ OFF = td.offload("mixed-adam-16", ("weights",))
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: td.estimate_memory(SMALL, Layout(), OFF), "only zero=3 brings them"),
+        (lambda: td.estimate_memory(SMALL, Layout(), OFF), "from where zero=3 alone brings them"),
         (lambda: td.offload(states="momentum"), "must be a tuple of names"),
         (lambda: td.estimate_step(SMALL, Layout(), "1xH100", td.offload()), "is not modelled"),
         (lambda: td.estimate_memory(SMALL, Layout(), cached=9), "serve with 'fp16-weights'"),

@@ -236,7 +236,7 @@ def test_what_is_no_regular_file_is_refused_and_does_not_hang(tmp_path):
     with pytest.raises(ConfigError, match=r"holds no config\.json"):
         load_model(tmp_path)
     (tmp_path / "config.json").write_bytes(json.dumps(GPT2).encode("utf-16"))
-    with pytest.raises(ConfigError, match=r"not JSON: .*save it as UTF-8"):
+    with pytest.raises(ConfigError, match="not JSON in UTF-8: "):
         load_model(tmp_path)
     (tmp_path / "config.json").unlink()
     (tmp_path / "config.json").mkdir()

@@ -69,7 +69,7 @@ def test_partitions_in_words():
     assert Layout(pp=3, partition="items").chunk_layers(10) == (3, 4, 3)
     assert Layout(pp=12, partition="items").chunk_layers(10) == (0, *[1] * 10, 0)
     assert Layout(partition="items").chunk_layers(3) == (3,)
-    with pytest.raises(PartitionError, match="13 chunks need as many items, the model has 12"):
+    with pytest.raises(PartitionError, match="13 chunks need as many items"):
         Layout(pp=13, partition="items").chunk_layers(10)
 
 

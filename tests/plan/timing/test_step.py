@@ -202,7 +202,7 @@ def test_folded_experts_trade_slices_for_exchanges_and_compute_the_same():
     assert step(model, cluster, **FOLDED, ep=8, expert_tp=4).total == pytest.approx(
         step(model, cluster, **FOLDED, ep=8).total, rel=1e-12
     )
-    with pytest.raises(ConfigError, match="expert_tp=1 slices experts and model has none"):
+    with pytest.raises(ConfigError, match="expert_tp=1 is for experts and model has none"):
         step(**FOLDED, expert_tp=1)
 
 

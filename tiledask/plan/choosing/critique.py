@@ -198,20 +198,13 @@ def _lines(fit: Fit, step: StepEstimate | None) -> Iterator[Judged]:
     layout, cluster = fit.layout, fit.cluster
     yield Judged("memory", fit.verdict != "no", f"{fit.verdict}: {fit.reason}")
     if layout.devices < cluster.devices:
-        idle = cluster.devices - layout.devices
-        yield Judged(
-            "devices",
-            False,
-            f"{idle} of {cluster.devices} stay unused: dp {layout.dp} x cp {layout.cp} x tp "
-            f"{layout.tp} x pp {layout.pp} = {layout.devices}",
-        )
+        idle = f"{cluster.devices - layout.devices} of {cluster.devices} stay unused"
+        degrees = f"dp {layout.dp} x cp {layout.cp} x tp {layout.tp} x pp {layout.pp}"
+        yield Judged("devices", False, f"{idle}: {degrees} = {layout.devices}")
     if layout.tp > cluster.devices_per_node:
-        yield Judged(
-            "tensor parallelism",
-            False,
-            f"tp {layout.tp} leaves its node of {cluster.devices_per_node}: every layer then sums "
-            f"over {cluster.between_nodes.name}",
-        )
+        leaves = f"tp {layout.tp} leaves its node of {cluster.devices_per_node}"
+        sums = f"every layer then sums over {cluster.between_nodes.name}"
+        yield Judged("tensor parallelism", False, f"{leaves}: {sums}")
     if cluster.uneven:
         yield Judged("nodes", True, cluster.uneven)
     for note in more_tp(fit.memory.model, layout):
@@ -220,43 +213,26 @@ def _lines(fit: Fit, step: StepEstimate | None) -> Iterator[Judged]:
         return
     total = step.total
     for part, most in LARGE.items():
-        share = getattr(step, part) / total
-        if share > 0:
+        seconds = getattr(step, part)
+        if seconds > 0:
             row = next(row for row in step.rows if row.part == part)
-            yield Judged(
-                part,
-                share <= most,
-                f"{100 * share:.1f} % of a step ({format_seconds(getattr(step, part))}) is waiting "
-                f"for {WAITS[part]}; above {100 * most:.0f} % is a fault. {row.formula} "
-                f"({row.source})",
-            )
+            waits = f"{100 * seconds / total:.1f} % of a step ({format_seconds(seconds)})"
+            rule = f"above {100 * most:.0f} % is a fault. {row.formula} ({row.source})"
+            why = f"{waits} is waiting for {WAITS[part]}; {rule}"
+            yield Judged(part, seconds / total <= most, why)
     if layout.pp > 1:
-        yield _balance(fit)
+        layers = fit.memory.model.layers
+        counts = [layout.stage_layers(stage, layers) for stage in range(layout.pp)]
+        ratio = max(counts) * len(counts) / sum(counts)
+        most = f"the fullest of {len(counts)} stages has {max(counts)} layers, {ratio:.3g} times"
+        why = f"{most} the mean of {sum(counts)}/{len(counts)}; above 1.1 is a fault"
+        yield Judged("balance", ratio <= 1.1, why)
     if layout.recompute != "none":
-        share = step.recompute / total
-        yield Judged(
-            "recomputation",
-            True,
-            f"{100 * share:.1f} % of a step computes activations again ({layout.recompute})",
-        )
-    yield Judged(
-        "utilisation",
-        step.mfu >= 0.3,
-        f"MFU {100 * step.mfu:.1f} %: {step.flops:.3g} FLOP in {format_seconds(total)} on "
-        f"{layout.devices} x {cluster.device.name}; below 30 % is a fault",
-    )
-
-
-def _balance(fit: Fit) -> Judged:
-    layers = fit.memory.model.layers
-    counts = [fit.layout.stage_layers(stage, layers) for stage in range(fit.layout.pp)]
-    ratio = max(counts) * len(counts) / sum(counts)
-    return Judged(
-        "balance",
-        ratio <= 1.1,
-        f"the fullest of {len(counts)} stages has {max(counts)} layers, {ratio:.3g} times the "
-        f"mean of {sum(counts)}/{len(counts)}; above 1.1 is a fault",
-    )
+        share = f"{100 * step.recompute / total:.1f} % of a step computes activations again"
+        yield Judged("recomputation", True, f"{share} ({layout.recompute})")
+    work = f"MFU {100 * step.mfu:.1f} %: {step.flops:.3g} FLOP in {format_seconds(total)}"
+    where = f"on {layout.devices} x {cluster.device.name}; below 30 % is a fault"
+    yield Judged("utilisation", step.mfu >= 0.3, f"{work} {where}")
 
 
 _Change = dict[str, Any]
@@ -285,17 +261,12 @@ def _neighbours(fit: Fit) -> Iterator[Layout]:
             for name in ("1f1b", "zb-h1")
             if name != layout.schedule
         ]
+    size, many = layout.microbatch, layout.microbatches
     for times in (2, 4, 8):
-        if layout.microbatches % times == 0:
-            less, more = layout.microbatches // times, layout.microbatch * times
-            changes.append({"microbatch": more, "microbatches": less})
-        if layout.microbatch % times == 0:
-            changes.append(
-                {
-                    "microbatch": layout.microbatch // times,
-                    "microbatches": layout.microbatches * times,
-                }
-            )
+        if many % times == 0:
+            changes.append({"microbatch": size * times, "microbatches": many // times})
+        if size % times == 0:
+            changes.append({"microbatch": size // times, "microbatches": many * times})
     changes += _other_shapes(layout, cluster.devices)
     for change in changes:
         if "pp" in change and isinstance(layout.partition, tuple):

@@ -106,23 +106,19 @@ class Space:
             values = getattr(self, field.name)
             if values is None:
                 continue
+            name, rule = field.name, "is a sequence of one value or more"
             if isinstance(values, str) or not hasattr(values, "__len__") or not len(values):
-                raise ConfigError(
-                    f"Space {field.name} is a sequence of one value or more, such as "
-                    f"{field.name}=({short(values or 1)},); got {short(values)}"
-                )
-            if field.name == "partition" and not {*values} <= {None, ITEMS}:
-                raise ConfigError(
-                    f"Space partition holds None or {ITEMS!r}, got {short(values)}; other bounds "
-                    f"are for one Layout"
-                )
+                example = f"{name}=({short(values or 1)},)"
+                raise ConfigError(f"Space {name} {rule}, such as {example}; got {short(values)}")
+            if name == "partition" and not {*values} <= {None, ITEMS}:
+                rule = f"holds None or {ITEMS!r}, got {short(values)}"
+                raise ConfigError(f"Space partition {rule}; other bounds are for one Layout")
             for value in values:  # the smallest layout with each says what is wrong with it
-                others = {"dp": value} if field.name == "ep" else {}
-                if field.name == "expert_tp" and is_whole(value, 1):
-                    others = {"dp": value}
-                if field.name == "interleave" and value not in (0, 1):
+                copies = name == "ep" or (name == "expert_tp" and is_whole(value, 1))
+                others = {"dp": value} if copies else {}
+                if name == "interleave" and value not in (0, 1):
                     others = {"pp": 2, "microbatches": 2}
-                Layout(**others, **{field.name: value})
+                Layout(**others, **{name: value})
 
 
 @dataclass(frozen=True, repr=False)
@@ -370,16 +366,12 @@ class Plans(Sequence[Plan], Printable):
     @property
     def best(self) -> Plan:
         """The fastest that fits; if none does the fastest tight one, else the nearest."""
-        if not len(self) and self.left_out:
-            raise ConfigError(
-                f"no layout of the space on {self.cluster.devices} devices is left: "
-                f"{'; '.join(self.left_out)}; change the space, or name another framework"
-            )
         if not len(self):
+            many = f"whole micro-batches of the {self.global_batch} sequences to every copy"
+            why = "; ".join(self.left_out) or f"none gives {many}"
             raise ConfigError(
-                f"no layout of the space gives every copy whole micro-batches of the "
-                f"{self.global_batch} sequences on {self.cluster.devices} devices; change the "
-                f"batch, the devices or the space"
+                f"no layout of the space on {self.cluster.devices} devices is left: {why}; change "
+                f"the batch, the devices or the space, or name another framework"
             )
         return self[0]
 
@@ -503,23 +495,15 @@ def search(
         named = calibration_of(cluster.device, usual, calibration, framework)
         recipe, runs, program = recipe or named.trains, named.runs, named.framework
     recipe, space = load_recipe(recipe or "mixed-adam-16"), space or Space()
-    global_batch = whole_number(
-        "global_batch",
-        global_batch,
-        1,
-        MOST_OF_ANY,
-        of="sequences",
-        way_out="is it a number of tokens?",
-    )
+    words = {"of": "sequences", "way_out": "is it a number of tokens?"}
+    global_batch = whole_number("global_batch", global_batch, 1, MOST_OF_ANY, **words)
     check_trains(recipe)
     check_timed(recipe)
     sequence = check_run(model, Layout(), sequence)
     if not isinstance(space, Space):
         raise ConfigError(f"space is a td.Space, such as Space(tp=(1, 2)), got {short(space)}")
-    for layout in (
-        *(Layout(dp=ep, ep=ep) for ep in space.ep or ()),
-        *(Layout(cp=cp) for cp in space.cp or ()),
-    ):
+    layouts = [Layout(dp=ep, ep=ep) for ep in space.ep or ()]
+    for layout in [*layouts, *(Layout(cp=cp) for cp in space.cp or ())]:
         check_run(model, layout, sequence)
     rows = [
         row
@@ -552,20 +536,14 @@ def _run_by(
     """The layouts that a program runs, and how many it does not, by why."""
     left_out = {}
     for field, values in runs:
-        runs_it = _runs_it(columns, field, values)
+        idle = {BESIDE: columns["pp"] == 1, "sequence_parallel": columns["tp"] == 1}
+        runs_it = np.isin(columns["zero" if field == BESIDE else field], values)
+        runs_it |= idle.get(field, False)  # where that field does nothing
         columns = {name: column[runs_it] for name, column in columns.items()}
         if not runs_it.all():
             shown = " or ".join(map(str, values))
             left_out[f"{program} runs {field} {shown}"] = int((~runs_it).sum())
     return columns, left_out
-
-
-def _runs_it(columns: dict[str, np.ndarray], field: str, values: tuple[Any, ...]) -> np.ndarray:
-    """Which layouts have one of ``values`` in ``field``, where that field does anything."""
-    pp, tp = columns["pp"], columns["tp"]
-    idle = {BESIDE: pp == 1, "sequence_parallel": tp == 1}.get(field, False)
-    found: np.ndarray = np.isin(columns["zero" if field == BESIDE else field], values) | idle
-    return found
 
 
 def tensor_degrees(model: Model, cluster: ClusterSpec) -> list[int]:
@@ -604,16 +582,8 @@ def _shapes(
 def _columns(rows: list[tuple[int, ...]], space: Space, model: Model) -> dict[str, np.ndarray]:
     """The columns of all layouts: each of ``rows`` with every choice of the rest."""
     shapes = np.array(rows, np.int64).reshape(-1, len(SHAPE))
-    rest = list(
-        product(
-            space.zero,
-            space.recompute,
-            space.sequence_parallel,
-            space.flash_attention,
-            space.schedule,
-            [partition == ITEMS for partition in space.partition],
-        )
-    )
+    items = [partition == ITEMS for partition in space.partition]
+    rest = list(product(*(getattr(space, name) for name in REST[:-1]), items))
     n = {name: shapes[:, at, None] for at, name in enumerate(SHAPE)}
     n |= {name: np.array([each[at] for each in rest]) for at, name in enumerate(REST)}
     # choices that change nothing: a sequence cut over one device, scores that are not kept,

@@ -6,7 +6,7 @@ between nodes x 2   48.0 -> 47.9 s    1.00 x
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -137,30 +137,26 @@ def _in_nodes(now: Plans, other: ClusterSpec, options: dict[str, Any]) -> Plans:
 
 
 def _relaxed(cluster: ClusterSpec, times: float) -> Iterator[tuple[str, ClusterSpec]]:
-    device = cluster.device
+    device, node = cluster.device, cluster.devices_per_node
 
     def faster(link: Link) -> Link:
         return replace(link, bytes_per_second=link.bytes_per_second * times)
 
-    def devices(**changes: Any) -> ClusterSpec:
-        return replace(cluster, device=replace(device, **changes))
-
     def more(count: int) -> int:
         return max(count + 1, round(count * times))
 
-    peaks = tuple((name, flops * times) for name, flops in device.peak_flops)
-    limits: dict[str, Callable[[], ClusterSpec]] = {
-        "memory": lambda: devices(memory_bytes=round(device.memory_bytes * times)),
-        "peak FLOP/s": lambda: devices(peak_flops=peaks),
-        "memory bandwidth": lambda: devices(memory_bandwidth=device.memory_bandwidth * times),
-        "bandwidth within nodes": lambda: replace(cluster, within_node=faster(cluster.within_node)),
-        "bandwidth between nodes": lambda: replace(
-            cluster, between_nodes=faster(cluster.between_nodes)
-        ),
-        "devices in a node": lambda: replace(
-            cluster, devices_per_node=more(cluster.devices_per_node)
-        ),
-        "devices": lambda: replace(cluster, devices=more(cluster.devices)),
+    of_device: dict[str, dict[str, Any]] = {
+        "memory": {"memory_bytes": round(device.memory_bytes * times)},
+        "peak FLOP/s": {"peak_flops": tuple((name, n * times) for name, n in device.peak_flops)},
+        "memory bandwidth": {"memory_bandwidth": device.memory_bandwidth * times},
     }
-    for limit, relax in limits.items():
-        yield limit, relax()
+    of_cluster: dict[str, dict[str, Any]] = {
+        "bandwidth within nodes": {"within_node": faster(cluster.within_node)},
+        "bandwidth between nodes": {"between_nodes": faster(cluster.between_nodes)},
+        "devices in a node": {"devices_per_node": more(node)},
+        "devices": {"devices": more(cluster.devices)},
+    }
+    for limit, change in of_device.items():
+        yield limit, replace(cluster, device=replace(device, **change))
+    for limit, change in of_cluster.items():
+        yield limit, replace(cluster, **change)

@@ -172,22 +172,17 @@ class Fit(Printable):
         largest = f"the largest class is {tensor}, {format_bytes(classes[tensor])}"
         if self.verdict == "fits":
             return f"{needs}, with overhead {high}, of {room} on {device}; {largest}"
-        why = f"{largest}: {_why(self.memory, tensor)}"
-        if self.verdict == "tight" and self.band[0] + self.overhead.certain > self.capacity:
-            return (
-                f"{needs}, with a CUDA context more than the nominal {room} of {device} and no "
-                f"more than the {format_bytes(self.room.most)} that its driver reports; {why}"
-            )
-        if self.verdict == "tight" and self.expected <= self.capacity:
-            return (
-                f"{needs}, with overhead {high} ({self.overhead}), of {room} on {device}; "
-                f"{self._rows}, less than half; {why}"
-            )
+        why, certain = f"{largest}: {_why(self.memory, tensor)}", self.overhead.certain
         if self.verdict == "tight":
-            return (
-                f"{needs} and up to {high} with overhead ({self.overhead}), between which lie the "
-                f"{room} of {device}; {why}"
-            )
+            between = f" and up to {high} with overhead ({self.overhead}), between which lie the "
+            between += f"{room} of {device}"
+            if self.expected <= self.capacity:
+                between = f", with overhead {high} ({self.overhead}), of {room} on {device}; "
+                between += f"{self._rows}, less than half"
+            elif self.band[0] + certain > self.capacity:
+                between = f", with a CUDA context more than the nominal {room} of {device} and no "
+                between += f"more than the {format_bytes(self.room.most)} that its driver reports"
+            return f"{needs}{between}; {why}"
         if not self.shortfall and self.lacking:
             place, needed, there = self.lacking
             kind = "host memory" if place == CPU else "disks"
@@ -203,7 +198,6 @@ class Fit(Printable):
             few = f"the layout needs {need} devices ({degrees}), the cluster has {there}"
         if not self.shortfall:
             return few + f", and on {need} it fits" * self.lacks_devices_only
-        certain = self.overhead.certain
         context = f" and a CUDA context of {format_bytes(certain)}" if certain else ""
         return (
             f"{few}{', and even so ' * bool(few)}"

@@ -227,9 +227,8 @@ def load_cluster(spec: str | os.PathLike[str]) -> ClusterSpec:
         given = {key: fields.values[key] for key in over if key in fields}
         unknown = [key for key in fields.left() if key not in (*over, "source")]
         if unknown:
-            raise fields.fail(
-                unknown[0], "is not known here; known: devices, device, " + ", ".join(over)
-            )
+            known = ", ".join(("devices", "device", *over))
+            raise fields.fail(unknown[0], f"is not known here; known: {known}")
         return _filled(_whole(devices, Fields({**base.values, **given}, fields.where)), fields)
     counted = re.fullmatch(r"([0-9]{1,12})[ *-]*([a-z][^/]+)", text, re.IGNORECASE)
     card = counted and any(name.lower() == counted[2].lower() for name in names("hardware"))
@@ -264,13 +263,10 @@ def _filled(cluster: ClusterSpec, fields: Fields) -> ClusterSpec:
     if "devices_per_node" in fields and cluster.uneven:
         many, node = cluster.devices, cluster.devices_per_node
         sizes = divisors(many, most=many - 1)
-        near = sorted(sorted(sizes, key=lambda n: abs(n - node))[:2])
-        raise fields.fail(
-            "devices_per_node",
-            f"of {node} leaves a node with {many % node} of {many} devices; give "
-            f"{many - many % node} or {many + -many % node} devices, or nodes of "
-            f"{' or '.join(map(str, near))}",
-        )
+        near = " or ".join(map(str, sorted(sorted(sizes, key=lambda n: abs(n - node))[:2])))
+        left = f"of {node} leaves a node with {many % node} of {many} devices"
+        full = f"give {many - many % node} or {many + -many % node} devices, or nodes of {near}"
+        raise fields.fail("devices_per_node", f"{left}; {full}")
     return cluster
 
 

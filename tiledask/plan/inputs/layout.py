@@ -134,72 +134,52 @@ class Layout(_Experts):
             object.__setattr__(self, "partition", bounds)
 
     def _check_experts(self) -> None:
+        ep, copies = self.ep, self.dp * self.cp
         if self.expert_slices == self.tp:
-            if self.dp * self.cp % self.ep:
+            if copies % ep:
                 raise ConfigError(
-                    f"ep must divide dp x cp, over which experts are sharded, got {self.ep} and "
-                    f"{self.dp} x {self.cp}; ep={gcd(self.dp * self.cp, self.ep)} does, or with "
-                    f"expert_tp=1 experts are sharded over tp x dp x cp"
+                    f"ep={ep} must divide dp x cp = {copies}, over which experts are sharded; "
+                    f"ep={gcd(copies, ep)} does, or expert_tp=1, which shards over tp too"
                 )
-            return
-        if self.dp % self.dp_step:
+        elif self.dp % self.dp_step:
             raise ConfigError(
-                f"ep x expert_tp must divide tp x dp x cp, over which experts are sharded, got "
-                f"{self.ep} x {self.expert_tp} and {self.tp} x {self.dp} x {self.cp}; a dp that "
-                f"{self.dp_step} divides does"
+                f"ep x expert_tp = {ep * self.expert_tp} must divide tp x dp x cp = "
+                f"{self.tp * copies}; a dp that {self.dp_step} divides does"
             )
-        if self.tp > 1 and not self.sequence_parallel:
+        elif self.tp > 1 and not self.sequence_parallel:
             raise ConfigError(
                 f"expert_tp={self.expert_tp} beside tp={self.tp} sends each device's own tokens to "
-                f"experts; use sequence_parallel=True, which cuts the sequence over tp"
+                f"experts; use sequence_parallel=True"
             )
 
     def _check_interleave(self) -> None:
-        if self.schedule in V_SHAPED and self.pp == 1:
-            raise ScheduleError(
-                f"schedule={self.schedule!r} goes down the stages and up again; it needs pp of 2 "
-                f"or more, got pp=1; use schedule='1f1b'"
-            )
-        if self.schedule in V_SHAPED and self.interleave == 1:
-            object.__setattr__(self, "interleave", 2)
-        if self.interleave == 1:
-            return
-        if self.schedule in V_SHAPED and self.interleave != 2:
-            raise ScheduleError(
-                f"schedule={self.schedule!r} has two chunks on each stage, got "
-                f"interleave={self.interleave}; use interleave=2"
-            )
-        if not (self.schedule in ("1f1b", *V_SHAPED) or is_looped(self.schedule)):
-            looped = ", ".join(repr(name) for name in schedules if is_looped(name))
-            raise ScheduleError(
-                f"only schedule='1f1b', {looped} take several chunks on a stage, got "
-                f"{self.schedule!r} with interleave={self.interleave}"
-            )
-        if self.pp == 1:
-            raise ScheduleError(
-                f"interleave={self.interleave} needs pp of 2 or more, got pp=1; use interleave=1"
-            )
-        if self.schedule == "1f1b" and self.microbatches % self.pp:
+        name, p, v, m = self.schedule, self.pp, self.interleave, self.microbatches
+        if name in V_SHAPED and v == 1:
+            object.__setattr__(self, "interleave", v := 2)
+        several, broken = name in ("1f1b", *V_SHAPED) or is_looped(name), ""
+        if v > 1 and not several:
+            broken = f"{name!r} has one chunk on a stage, got interleave={v}; use '1f1b'"
+        elif name in V_SHAPED and v != 2:
+            broken = f"{name!r} has two chunks on each stage, got interleave={v}; use interleave=2"
+        elif v > 1 and p == 1:
+            broken = f"{name!r} in {v} chunks needs pp of 2 or more, got pp=1; use schedule='1f1b' "
+            broken += "and interleave=1"
+        elif v > 1 and name == "1f1b" and m % p:
             # Megatron-LM sends groups of pp micro-batches through each chunk in turn
-            near = -(-self.microbatches // self.pp) * self.pp
-            raise ScheduleError(
-                f"an interleaved schedule needs microbatches to be a multiple of pp, got "
-                f"{self.microbatches} and {self.pp}; {near} works"
-            )
+            broken = f"{name!r} in {v} chunks needs microbatches to be a multiple of pp, "
+            broken += f"got {m} and {p}; {-(-m // p) * p} works"
+        if broken:
+            raise ScheduleError(f"schedule={broken}")
 
     def _bounds(self, partition: Iterable[SupportsIndex]) -> tuple[int, ...]:
         given = tuple(partition) if isinstance(partition, Iterable) else (None,)
         if not all(map(is_whole, given)):
-            raise PartitionError(
-                f"partition must be a sequence of whole numbers such as (0, 6, 12), "
-                f"got {short(partition)}"
-            )
+            rule = "must be a sequence of whole numbers such as (0, 6, 12)"
+            raise PartitionError(f"partition {rule}, got {short(partition)}")
         bounds = tuple(map(int, given))
         if len(bounds) != self.chunks + 1:
-            raise PartitionError(
-                f"partition needs {self.chunks + 1} bounds for {self.chunks} chunks "
-                f"(pp x interleave), got {len(bounds)}"
-            )
+            rule = f"needs {self.chunks + 1} bounds for {self.chunks} chunks (pp x interleave)"
+            raise PartitionError(f"partition {rule}, got {len(bounds)}")
         inner = [b - a for a, b in pairwise(bounds)]
         if bounds[0] != 0 or min(inner) < 0 or (self.chunks > 2 and min(inner[1:-1]) < 1):
             raise PartitionError(
@@ -329,36 +309,28 @@ def _read_partition(text: str) -> list[int]:
     """The bounds of stages with as many layers as ``text`` says, "5, 6, 6, 5"."""
     sizes = text.split(",")
     if not all(re.fullmatch(r"\s*\d{1,6}\s*", size) for size in sizes):
-        raise PartitionError(
-            f"partition {short(text)}: write the layers of each stage, such as '5, 6, 6, 5', or "
-            f"{ITEMS!r}"
-        )
+        rule = f"write the layers of each stage, such as '5, 6, 6, 5', or {ITEMS!r}"
+        raise PartitionError(f"partition {short(text)}: {rule}")
     return list(accumulate(map(int, sizes), initial=0))
 
 
 @lru_cache(maxsize=4096)
 def _chunk_layers(layout: Layout, layers: int) -> tuple[int, ...]:
-    bounds = layout.partition
-    if isinstance(bounds, str):  # ITEMS
-        if layout.chunks > layers + 2:
-            raise PartitionError(
-                f"{layout.chunks} chunks need as many items, the model has {layers + 2}: {layers} "
-                f"layers, embedding and head; use pp x interleave of {layers + 2} or less"
-            )
-        sizes = list(even(layers + 2, layout.chunks))
-        sizes[0] -= 1
-        sizes[-1] -= 1
-        return tuple(sizes)
-    if bounds is not None:
+    bounds, items = layout.partition, 2 * layout.by_items
+    if isinstance(bounds, tuple):
         if bounds[-1] != layers:
             raise PartitionError(
                 f"the partition ends at {bounds[-1]}, the model has {layers} layers; "
                 f"the last bound must be the number of layers"
             )
         return tuple(b - a for a, b in pairwise(bounds))
-    if layout.chunks > layers:
+    if layout.chunks > layers + items:
+        what = "items, embedding and head among them" if items else "layers"
         raise PartitionError(
-            f"pp x interleave = {layout.chunks} chunks need as many layers, the model has "
-            f"{layers}; use pp x interleave of {layers} or less"
+            f"pp x interleave = {layout.chunks} chunks need as many {what}, the model has "
+            f"{layers + items}; use pp x interleave of {layers + items} or less"
         )
-    return even(layers, layout.chunks)
+    sizes = list(even(layers + items, layout.chunks))
+    sizes[0] -= items // 2
+    sizes[-1] -= items // 2
+    return tuple(sizes)

@@ -45,28 +45,21 @@ def check_run(model: Model, layout: Layout, sequence: int | None) -> int:
     sequence = whole_number("sequence", sequence, 1, LONGEST, of="tokens", way_out=meant)
     if 0 < model.positions < sequence:
         raise ConfigError(
-            f"{model.name} has learned {model.positions:,} positions, and a sequence of "
-            f"{sequence:,} tokens needs as many as it is long; use a sequence of "
-            f"{model.positions:,} or less, or a model with rotary positions"
+            f"{model.name} has learned {model.positions:,} positions, fewer than the {sequence:,} "
+            f"tokens of a sequence; use {model.positions:,} or less, or rotary positions"
         )
     if layout.cp > sequence:
-        raise ConfigError(
-            f"cp={layout.cp} cannot cut a sequence of {sequence} tokens; use cp of {sequence} or "
-            f"less"
-        )
+        raise ConfigError(f"cp={layout.cp} cannot cut {sequence} tokens; use {sequence} or less")
     model.check_tp(layout.tp)
-    if layout.ep > 1 and not model.experts:
-        raise ConfigError(f"ep={layout.ep} shards experts and {model.name} has none; use ep=1")
-    if layout.expert_tp and not model.experts:
-        raise ConfigError(
-            f"expert_tp={layout.expert_tp} slices experts and {model.name} has none; leave it out"
-        )
-    if layout.ep > 1 and model.experts % layout.ep:
+    if not model.experts:
+        for name in ("ep", "expert_tp"):
+            if (degree := getattr(layout, name)) > (name == "ep"):
+                none = f"is for experts and {model.name} has none; leave it out"
+                raise ConfigError(f"{name}={degree} {none}")
+    elif model.experts % layout.ep:
+        experts = f"the {model.experts} experts of {model.name}"
         near = divisors(model.experts)
-        raise ConfigError(
-            f"ep={layout.ep} does not divide the {model.experts} experts of {model.name}; ep may "
-            f"be one of {near}"
-        )
+        raise ConfigError(f"ep={layout.ep} does not divide {experts}; ep may be one of {near}")
     layout.chunk_layers(model.layers)
     return sequence
 
@@ -96,10 +89,8 @@ def caches(recipe: Recipe, cached: int) -> Recipe:
     meant = "tokens of all sequences that a copy serves"
     cached = whole_number("cached", cached or recipe.cached, 0, LONGEST**2, of=meant)
     if cached and recipe.trains:
-        raise ConfigError(
-            f"recipe {recipe.name!r} trains, and keeps no keys and values of {cached:,} tokens; "
-            f"serve with 'fp16-weights', 'int8-weights' or 'int4-weights'"
-        )
+        serve = "serve with 'fp16-weights', 'int8-weights' or 'int4-weights'"
+        raise ConfigError(f"recipe {recipe.name!r} trains, and keeps no keys and values; {serve}")
     return replace(recipe, cached=cached)
 
 
@@ -119,9 +110,8 @@ def precision_of(device: Device, recipe: Recipe, width: int = 0) -> str:
     if found is None:
         usual = "'mixed-adam-16'" if recipe.trains else "'fp16-weights'"
         raise ConfigError(
-            f"recipe {recipe.name!r} multiplies numbers of {width} B in {' or '.join(order)}, and "
-            f"{device.name} has no units for that but for {', '.join(peaks)}; use a recipe of "
-            f"another width, such as {usual}, or a device that has, such as H100"
+            f"recipe {recipe.name!r} multiplies in {' or '.join(order)}, and {device.name} has no "
+            f"units for that but for {', '.join(peaks)}; use {usual}, or a device such as H100"
         )
     return found
 
@@ -130,8 +120,8 @@ def check_held(recipe: Recipe, layout: Layout) -> Recipe:
     """The recipe; refuses weights that lie elsewhere where nothing brings them."""
     if recipe.offloads_weights and layout.zero != 3:
         raise ConfigError(
-            f"recipe {recipe.name!r} keeps its weights off the device, and only zero=3 brings them "
-            f"a layer at a time, got zero={layout.zero}; offload optimizer states alone"
+            f"recipe {recipe.name!r} keeps its weights off the device, from where zero=3 alone "
+            f"brings them, got zero={layout.zero}; offload optimizer states alone"
         )
     return recipe
 

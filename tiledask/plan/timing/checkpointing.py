@@ -68,22 +68,12 @@ class Checkpointing:
     """Steps from one save to the next; None: what costs least."""
 
     def __post_init__(self) -> None:
-        if not (self.state_bytes >= 0 and self.bandwidth > 0 and self.devices >= 1):
-            raise ConfigError(
-                f"what is saved has 0 bytes or more, goes at more than 0 B/s and is of 1 device or "
-                f"more; got {self.state_bytes!r}, {self.bandwidth!r} and {self.devices!r}"
-            )
-        if not (self.restart >= 0 and self.step >= 0):
-            raise ConfigError(
-                f"a restart and a step take 0 s or more, got {self.restart!r} and {self.step!r}"
-            )
-        checkpoint_interval(self.cost, self.mtbf)
-        if not all(map(isfinite, (self.cost, self.mtbf, self.restart, self.step))):
-            raise ConfigError(
-                f"a save of {self.cost!r} s, losses {self.mtbf!r} s apart, a restart of "
-                f"{self.restart!r} s and a step of {self.step!r} s must all be finite; give what "
-                f"was measured"
-            )
+        least = {"state_bytes": 0, "devices": 1, "restart": 0, "step": 0}
+        for name in (*least, "bandwidth", "mtbf"):
+            value, floor = getattr(self, name), least.get(name)
+            if not (isfinite(value) and (value > 0 if floor is None else value >= floor)):
+                rule = "above 0" if floor is None else f"{floor} or more"
+                raise ConfigError(f"{name} must be finite and {rule}, got {value!r}; measure it")
         if self.every is not None:
             whole_number("every", self.every, 1)
             if not self.step:

@@ -128,17 +128,9 @@ class StepTime:
     def layer(self, weights: tuple[Weight, ...]) -> Array:
         """One layer of ``weights``."""
         n, model, rates, width = self.n, self.model, self.rates, self.width
-        core = attention_core(
-            model,
-            n.microbatch,
-            ceil_div(self.sequence, n.cp),
-            self.sequence,
-            n.tp,
-            n.flash_attention,
-            rates,
-            width,
-        )
         recipe, known = self.recipe, self.calibration
+        rows = n.microbatch, ceil_div(self.sequence, n.cp), self.sequence
+        core = attention_core(model, *rows, n.tp, n.flash_attention, rates, width)
         core = (1 + (1 / known.ring_part - 1) * (1 - 1 / np.asarray(n.cp))) * core
         matrices = weight_products(
             weights,
@@ -236,16 +228,9 @@ class StepTime:
         it is what the sending multiprocessors are missed for."""
         token = self.model.imbalance * self.whole * self.model.hidden * self.width
         known = self.calibration
-        once = exchange(
-            token,
-            self.model.top_k,
-            self.n.ep,
-            self.n.expert_slices,
-            self.cluster,
-            known.exchange_share,
-            known.most_nodes,
-        )
-        twice = 2 * once
+        group = self.n.ep, self.n.expert_slices, self.cluster
+        sent = known.exchange_share, known.most_nodes
+        twice = 2 * exchange(token, self.model.top_k, *group, *sent)
         least = np.where(self.both_ways, SENDING, known.waits("ep")) * twice
         return np.maximum(least, twice - others[::-1])
 
@@ -257,16 +242,9 @@ class StepTime:
 
     def head(self) -> Array:
         """Logits, loss, and the sum of their gradient over tp."""
-        compute = logits(
-            self.model,
-            self.tokens,
-            self.n.tp,
-            self.rates,
-            self.width,
-            self.recipe.gradient_bytes,
-            self.calibration.loss_passes,
-            self.calibration.adds_gradients,
-        )
+        known, widths = self.calibration, (self.width, self.recipe.gradient_bytes)
+        passed = known.loss_passes, known.adds_gradients
+        compute = logits(self.model, self.tokens, self.n.tp, self.rates, *widths, *passed)
         return _piece(compute=compute, tp=stacked(0.0, self._sum()))
 
     def transfer(self) -> Array:
@@ -506,4 +484,4 @@ def step_parts(
     waited = time.reduction(fullest, stacked(forward, backward))
     shape = np.broadcast_shapes(*map(np.shape, vars(n).values()))
     columns = stacked(*parts, waited, bubble, time.optimizer(fullest))
-    return Parts(*(known.scale * column for column in columns.reshape(-1, *shape)))
+    return Parts(*(known.scale * column for column in columns.reshape(len(columns), *shape)))
