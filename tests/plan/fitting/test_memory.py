@@ -5,7 +5,6 @@ Holds `tiledask.plan.fitting.activations`, `tiledask.plan.inputs.items`,
 """
 
 import json
-import math
 from dataclasses import replace
 
 import pytest
@@ -18,7 +17,6 @@ from tiledask.errors import ConfigError, PartitionError
 from tiledask.plan.fitting.activations import layer_bytes, saved_tensors
 from tiledask.plan.fitting.in_flight import in_flight
 from tiledask.plan.fitting.memory import stage_parameters
-from tiledask.plan.fitting.states import minimum_devices
 from tiledask.plan.inputs.layout import SCHEDULES, Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import load_recipe, lora, state_bytes
@@ -197,14 +195,6 @@ def test_more_of_anything_that_shards_never_needs_more(layout):
     assert changed(sequence_parallel=True) <= peak
 
 
-def test_a_device_wider_than_the_key_value_heads_copies_them():
-    model = replace(SMALL, kv_heads=2)
-    one = stage_parameters(model, Layout(tp=2), 0)
-    two = stage_parameters(model, Layout(tp=4), 0)
-    assert two > one / 2  # keys and values are copied, norms too
-    assert layer_bytes(model, Layout(tp=4), 32) > layer_bytes(model, Layout(tp=4), 32, masks=False)
-
-
 @pytest.mark.parametrize("model", [SMALL, GATED])
 def test_flash_attention_leaves_one_number_per_head_and_token_of_the_scores(model):
     s, heads = 32, model.heads // 2
@@ -274,18 +264,6 @@ def test_imbalance_is_more_tokens_on_the_fullest_device_of_experts():
         replace(GATED, imbalance=1.2)
 
 
-def test_latent_attention_keeps_its_latents_and_whole_heads():
-    v3 = td.load_model("deepseek-v3")
-    sizes = {t.name: t.elements for t in saved_tensors(v3, 4096, 2, 2, flash=True)}
-    assert sizes["query"] == sizes["key"] == 64 * (128 + 64)
-    assert sizes["value"] == sizes["attention output input"] == 64 * 128
-    assert (sizes["kv latent norm input"], sizes["kv latent"]) == (512 + 64, 512)
-    assert sizes["query latent"] == 1536
-    assert sizes["softmax row statistic"] == 64
-    assert sizes["mlp gate"] == 8 * 2048 // 2
-    assert sizes["shared mlp gate"] == 2048 // 2
-
-
 def test_fsdp_in_a_pipeline_keeps_weights_and_gradients_whole():
     layout = Layout(dp=4, pp=2, zero=3, microbatches=4)
     plain, whole = (estimate(SMALL, layout, f"fsdp-adam{end}") for end in ("", "-pipeline"))
@@ -348,104 +326,6 @@ def test_what_is_no_run_is_refused(call, words):
 
 
 # --- by whose program -------------------------------------------------------------------------
-
-WORDS = replace(SMALL, vocab=10_000)
-
-
-@pytest.mark.parametrize(
-    ("framework", "each"),
-    [
-        (None, 6),
-        ("llm-foundry", 4),
-        ("megatron-2021", 6),
-        ("megatron-2025", 14),
-        ("megatron-2025-fused-loss", 6),
-        ("torchtitan", 14),
-        ("torchtitan-fused-loss", 6),
-        ("hf-lora", 16),
-    ],
-)
-def test_the_loss_holds_for_each_logit_what_the_framework_does(framework, each):
-    memory = td.estimate_memory(WORDS, Layout(), sequence=64, framework=framework)
-    loss = [row for row in memory.ledger.rows if row.moment == "loss" and "log" in row.tensor]
-    assert sum(row.bytes for row in loss) == each * 64 * 10_000
-    assert min(row.bytes for row in loss) > 0
-    run = {"sequence": 64, "overhead": 0, "framework": framework}
-    assert td.fits(WORDS, Layout(), "1xA100-80GB", **run).memory.per_stage == memory.per_stage
-    asked = {"sequence": 64, "framework": framework, "recipe": "mixed-adam-16", "space": ONE}
-    (plan,) = td.search(WORDS, "1xA100-80GB", 1, **asked)
-    assert plan.peak == memory.peak == plan.fit.memory.peak
-
-
-def test_a_fused_gate_is_not_kept_and_buffers_stay_where_the_framework_has_them():
-    def told(framework, model=GATED, **layout):
-        memory = td.estimate_memory(model, Layout(**layout), sequence=64, framework=framework)
-        return {(row.tensor, row.moment): row.bytes for row in memory.ledger.rows}
-
-    plain, fused = (told(f) for f in ("megatron-2025", "megatron-2025-fused-loss"))
-    less = plain["activations", "loss"] - fused["activations", "loss"]
-    assert less == 2 * 64 * GATED.ffn * GATED.layers
-    matrices = {w.name: w.size * w.units for w in GATED.layer if w.inputs}
-    assert {"query", "mlp gate", "mlp down"} < set(matrices)
-    assert fused["gradient buffers", "always"] == 2 * sum(matrices.values())
-    assert ("gathered sequence", "loss") not in fused
-    cut = {"tp": 2, "sequence_parallel": True}
-    assert told("megatron-2025-fused-loss", **cut)["gathered sequence", "loss"] == (
-        2 * 64 * GATED.hidden
-    )
-    mixture = replace(MIXED, dense_layers=())
-    dense = sum(w.size * w.units for w in mixture.layer if w.inputs and w.copies == 1)
-    expert = sum(w.size * w.units for w in mixture.layer if w.inputs and w.copies > 1)
-    buffers = told("megatron-2025-fused-loss", mixture)["gradient buffers", "always"]
-    assert buffers == 2 * (dense + expert)
-    kept = [told(f, mixture)["activations", "loss"] for f in (None, "megatron-2025-fused-loss")]
-    inside = mixture.top_k * mixture.expert_ffn + mixture.shared_ffn
-    outputs = mixture.top_k * mixture.hidden  # not kept either
-    assert kept[0] - kept[1] == 2 * 64 * (inside + outputs) * mixture.layers
-
-
-ONE = td.Space(zero=(0,), recompute=("none",), flash_attention=(False,), sequence_parallel=(False,))
-
-
-def test_inputs_of_products_in_fp8_and_of_adapters_are_kept_as_the_framework_keeps_them():
-    def kept(recipe, framework, **layout):
-        memory = td.estimate_memory(GATED, Layout(**layout), recipe, 64, framework=framework)
-        return memory.ledger.by_tensor(0)["activations"]
-
-    fp8, h = "mixed-adam-18-fp8", GATED.hidden
-    inputs = h + GATED.heads * GATED.v_dim + h + GATED.ffn  # query, output, gate, down
-    for recompute, less in (("none", inputs), ("full", 0)):
-        whole, half = (kept(fp8, f, recompute=recompute) for f in (None, "megatron-2025"))
-        assert whole - half == GATED.layers * 64 * less
-    assert kept(fp8, "torchtitan") == kept(fp8, None) == kept("mixed-adam-18", "megatron-2025")
-    two = 3 * 2 * h * 64 * GATED.layers  # dropout's copy and mask, beside query and value
-    assert kept("lora", "hf-lora") - kept("lora", "automodel") == two
-    up = td.lora(8, ("mlp up",))  # of one layer that is dense, and of the experts visited in others
-    ways = up, replace(up, framework="hf-lora")
-    one, two = (held(estimate(MIXED, recipe=way, sequence=64), "activations") for way in ways)
-    assert two - one == 3 * MIXED.hidden * 64 * (1 + MIXED.top_k * (MIXED.layers - 1))
-    row = td.lora(8, ("mlp down",))  # its inputs are cut over tp
-    more = kept(row, "hf-lora", tp=2) - kept(row, "automodel", tp=2)
-    assert more == 3 * GATED.ffn // 2 * 64 * GATED.layers
-
-
-@pytest.mark.parametrize(
-    ("recipe", "of_layers"),
-    [("int8-weights", 1.0), ("int4-weights", 0.5 + 2.5 / 128), ("qlora", 0.5 + 0.127 / 8)],
-)
-def test_weights_in_4_and_8_bits(recipe, of_layers):
-    model = td.load_model("llama-2-7b")
-    ends = 2 * model.vocab * model.hidden + model.hidden
-    memory = td.estimate_memory(model, Layout(), recipe, 64)
-    held = memory.ledger.by_tensor(0)
-    packed = held["weights"] + held.get("weight scales", 0) + held.get("scales of scales", 0)
-    assert packed == pytest.approx(of_layers * (model.parameters - ends), rel=1e-4)
-    assert held["embedding weights"] == 2 * ends
-    found = td.load_recipe(recipe)
-    assert found.bytes_per_parameter == pytest.approx(of_layers, rel=1e-4)
-    assert minimum_devices(model.parameters, recipe, "1GB") == math.ceil(
-        model.parameters * found.bytes_per_parameter / 1e9
-    )
 
 
 def test_a_recipe_of_ones_own_is_a_file(tmp_path):

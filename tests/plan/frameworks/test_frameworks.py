@@ -164,16 +164,6 @@ def test_a_model_comes_back_from_megatrons_flags(name):
     assert read.active_parameters == model.active_parameters or differs
 
 
-@pytest.mark.parametrize("slices", [0, 1])
-@pytest.mark.parametrize("framework", ["megatron", "torchtitan"])
-def test_the_slices_of_experts_go_there_and_back(framework, slices):
-    layout = td.Layout(dp=8, tp=4, ep=8, sequence_parallel=True, expert_tp=slices, zero=1)
-    found = td.export_config("mixtral-8x7b", layout, framework, sequence=2048)
-    assert "expert_tp" not in found.lost
-    read = td.import_config(framework, found.text, model="mixtral-8x7b", devices=32).layout
-    assert (read.ep, read.expert_tp) == (8, slices)
-
-
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_what_is_offloaded_is_said(framework):
     found = td.export_config("gpt2", td.Layout(dp=2), framework, recipe=td.offload())

@@ -49,40 +49,6 @@ def test_a_dense_layer_uses_every_weight_and_a_mixture_those_of_two_experts():
     assert sum(most.item_parameters) == most.parameters
 
 
-def test_the_products_of_deepseek_v3():
-    v3 = load_model("deepseek-v3")
-    products = {
-        w.name: (w.inputs, w.units * w.size // w.inputs) for w in v3.layer if w.kind == "matrix"
-    }
-    expert = {"gate": (7168, 2048), "up": (7168, 2048), "down": (2048, 7168)}
-    assert products == {
-        "query down": (7168, 1536),
-        "query up": (1536, 128 * 192),
-        "kv down": (7168, 512 + 64),
-        "kv up": (512, 128 * (128 + 128)),
-        "attention output": (128 * 128, 7168),
-        "router": (7168, 256),
-        **{f"{which} {name}": n for which in ("mlp", "shared mlp") for name, n in expert.items()},
-    }
-    held = {w.name: w.count(1) / w.count(8) for w in v3.layer}
-    assert {name for name in products if held[name] == 1} == {"query down", "kv down", "router"}
-    assert held["query latent norm"] == held["kv latent norm"] == 1
-    assert {held[name] for name in products} == {1, 8}
-    lite = named(load_model("deepseek-v2-lite").layer)
-    assert not {"query down", "query up"} & lite.keys()
-    assert lite["query"] == Weight("query", 16, 192 * 2048, inputs=2048)
-
-
-def test_widths_and_cache():
-    v3, llama, falcon = load_model("deepseek-v3"), load_model("llama-3.1-8b"), Model(**TINY)
-    assert (v3.qk_dim, v3.v_dim, v3.kv_cache_elements) == (192, 128, 576)
-    assert (llama.qk_dim, llama.v_dim, llama.kv_cache_elements) == (128, 128, 2 * 8 * 128)
-    assert falcon.kv_cache_elements == 2 * 64
-    assert replace(falcon, kv_heads=1).kv_cache_elements == 2 * 16  # multi-query
-    # DeepSeek-V2, arXiv:2405.04434, section 2.1.4: as grouped-query attention with 2.25 groups
-    assert v3.kv_cache_elements == 2 * 2.25 * 128
-
-
 def test_tensor_parallel_shares_cover_the_model_and_copy_what_is_not_cut():
     model = load_model("llama-3.1-8b")
     for tp in (1, 2, 4, 8):

@@ -71,20 +71,6 @@ def test_what_a_fit_names_is_published_and_no_row_is_of_two_frameworks():
     assert not any(case.startswith("megascale") for case in ids)  # recalled: only predicted
 
 
-def test_precision_holds_for_an_operation_not_for_a_run():
-    """FP8 runs in the layers' products; core, head, passes and what is sent stay in bf16."""
-    wide, narrow = (td.estimate_step(*RUN, recipe=each, sequence=8192) for each in (MIXED, FP8))
-    assert (narrow.tp, narrow.pp, narrow.optimizer) == (wide.tp, wide.pp, wide.optimizer)
-    assert 0.5 * wide.compute < narrow.compute < 0.85 * wide.compute
-    device, known = load_device("H100"), wide.calibration
-    kept, products = (known.rates(device, FP8, width) for width in (2, 1))
-    assert kept.flash == products.flash
-    assert products.flops / kept.flops == pytest.approx(2 * 0.615 / 0.702, rel=1e-3)
-    assert narrow.mfu < wide.mfu  # of the peak in FP8
-    uncast = replace(narrow.calibration, casts=0.0)
-    assert td.estimate_step(*RUN, FP8, 8192, calibration=uncast).total < narrow.total
-
-
 def test_what_deepspeed_fetches_ahead_is_what_hides():
     """A matrix at least; a bucket of a layer hides all that the work can. Calls cost messages."""
     gpt = td.Model(hidden=12288, layers=96, heads=96, ffn=49152, vocab=51200, learned_pos=2048)
@@ -114,23 +100,6 @@ def test_fsdp_gathers_as_often_as_it_reshards(microbatches, recipe, gathers, sum
     traffic = bytes_ * 63 / 64 / min(8 * link.reached, 0.78 * 450e9)
     assert step.dp == pytest.approx(0.5 * traffic, rel=0.2)
     assert not step.simulated
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "part", "more"),
-    [
-        ("transfer_seconds", 0.01, "pp", lambda step: 2 * 32 * 0.01),
-        ("copies_share", 0.5, "dp", lambda step: step.dp),
-    ],
-)
-def test_one_constant_moves_one_part_of_a_step(field, value, part, more):
-    """Of 32 micro-batches: two transfers each; half the bandwidth doubles what is waited for."""
-    run = "bloom-7b1", td.Layout(dp=4, tp=4, pp=2, microbatches=32, zero=1), "32xA100-80GB"
-    plain = td.estimate_step(*run, framework="megatron-2021")
-    known = replace(plain.calibration, **{field: value})
-    moved = td.estimate_step(*run, calibration=known)
-    assert getattr(moved, part) - getattr(plain, part) == pytest.approx(more(plain), rel=0.02)
-    assert moved.compute == pytest.approx(plain.compute)
 
 
 def test_a_measured_step_scales_every_part_and_is_kept(tmp_path):

@@ -151,13 +151,6 @@ def test_rounds_that_repeat_themselves_are_the_whole_simulation(data):
     assert pipeline_seconds(layout, forward, backward) == pytest.approx(whole, rel=1e-9)
 
 
-def test_adapters_beside_frozen_weights_skip_a_third():
-    frozen, trained = (step(dp=8, recipe=r) for r in ("lora", "mixed-adam-16"))
-    assert 0.6 < frozen.compute / trained.compute < 0.75
-    assert frozen.dp == frozen.optimizer == 0
-    assert frozen.flops == pytest.approx(2 / 3 * trained.flops, rel=0.05)
-
-
 def test_sums_over_tp_by_hand():
     """Per layer 2 sums of b s h numbers forward, and backward what is not hidden; one more
     forward for the embedding, one more backward for the head."""
@@ -168,15 +161,6 @@ def test_sums_over_tp_by_hand():
     assert step(tp=8, recompute="full").tp == pytest.approx(whole * (apart + 1))
     assert gathered.tp == pytest.approx(whole * (1.5 + 1 / 32))
     assert gathered.compute < step(tp=8).compute
-
-
-def test_experts_on_more_devices_trade_exchanges_for_weights():
-    mixtral = td.load_model("mixtral-8x7b")
-    alone = step(mixtral, dp=8, zero=1, flash_attention=True)
-    spread = step(mixtral, dp=8, ep=8, zero=1, flash_attention=True)
-    assert alone.ep == 0 < spread.ep
-    assert spread.dp < alone.dp
-    assert spread.flops == pytest.approx(6 * spread.tokens * mixtral.active_parameters, rel=0.1)
 
 
 FOLDED = {"dp": 8, "tp": 4, "zero": 1, "sequence_parallel": True, "flash_attention": True}
@@ -204,21 +188,6 @@ def test_folded_experts_trade_slices_for_exchanges_and_compute_the_same():
     )
     with pytest.raises(ConfigError, match="expert_tp=1 is for experts and model has none"):
         step(**FOLDED, expert_tp=1)
-
-
-def test_an_uneven_routing_stretches_work_and_exchange_of_experts():
-    cluster, run = td.load_cluster("32xH100"), {**FOLDED, "ep": 32, "expert_tp": 1}
-    even = replace(td.load_model("mixtral-8x7b"), experts=32)
-    one, two = (
-        step(replace(even, imbalance=each), cluster, "mixed-adam-18", 4096, **run)
-        for each in (1.0, 1.25)
-    )
-    assert two.ep == pytest.approx(1.25 * one.ep, rel=0.02)  # latency stays
-    assert one.compute < two.compute < 1.25 * one.compute
-    assert one.flops == two.flops  # what the model needs
-    assert "experts' tokens 1.25 x the mean on the fullest" in two.assumed
-    assert "experts' tokens spread evenly" in one.assumed
-    assert "experts" not in step().assumed
 
 
 def test_an_exchange_hides_behind_the_work_of_another_micro_batch_and_no_more():
@@ -255,17 +224,6 @@ def test_zero_moves_weights_and_saves_updating():
     four = step(dp=64, recipe="mixed-adam-18")  # bytes of a gradient: they hide in the product
     assert four.dp == pytest.approx(2 * plain.dp, rel=0.1)
     assert four.compute < plain.compute
-
-
-def test_a_framework_that_overlaps_waits_for_less_whatever_the_device():
-    h100, layout = td.load_cluster("64xH100"), Layout(dp=64, microbatch=4, zero=1)
-    old, new = (
-        estimate_step(GPT, layout, h100, framework=name)
-        for name in ("megatron-2021", "megatron-2025")
-    )
-    assert new.dp == pytest.approx(old.dp * new.calibration.waits("dp"), rel=1e-9)
-    assert 0 < new.dp < old.dp / 3
-    assert (new.optimizer, old.calibration.why) == (old.optimizer, "as asked")
 
 
 @pytest.mark.parametrize(
