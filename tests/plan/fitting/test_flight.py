@@ -5,7 +5,7 @@ Holds `tiledask.plan.fitting.in_flight`.
 
 import pytest
 
-from tiledask.plan.fitting.in_flight import alive, in_flight
+from tiledask.plan.fitting.in_flight import alive
 from tiledask.plan.inputs.layout import SCHEDULES, Layout
 from tiledask.plan.pipelines.needs import peak_in_flight
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, V_SHAPED, is_looped, schedule
@@ -22,10 +22,11 @@ def test_in_flight_is_what_the_schedule_holds(name, p, m):
     layout = Layout(pp=p, microbatches=m, schedule=name, interleave=v)
     real = "interleaved" if name == "1f1b" and v > 1 else name
     built = schedule(real, p * v, m, **({"devices": p} if looped else {}))
-    assert tuple(in_flight(layout, stage) for stage in range(p)) == peak_in_flight(built)
-    for stage in range(p):
+    states = [alive(name, p, m, layout.interleave, stage) for stage in range(p)]
+    assert tuple(max(map(sum, each)) for each in states) == peak_in_flight(built)
+    for stage, each in enumerate(states):
         chunks = layout.stage_chunks(stage)
-        assert all(len(state) == len(chunks) for state in alive(layout, stage))
+        assert all(len(state) == len(chunks) for state in each)
         if name not in BOTH_WAYS:
             assert [built.place[chunk] for chunk in chunks] == [stage] * v
 

@@ -15,8 +15,7 @@ from oracles.finished import ROOT
 import tiledask as td
 from tiledask.errors import ConfigError, PartitionError
 from tiledask.plan.fitting.activations import layer_bytes, saved_tensors
-from tiledask.plan.fitting.in_flight import in_flight
-from tiledask.plan.fitting.memory import stage_parameters
+from tiledask.plan.fitting.in_flight import alive
 from tiledask.plan.inputs.layout import SCHEDULES, Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import load_recipe, lora, state_bytes
@@ -48,6 +47,11 @@ def held(memory, tensor, stage=0, moment=None):
 def states(memory, stage=0):
     names = {state.tensor for state in memory.recipe.states}
     return sum(n for t, n in memory.ledger.by_tensor(stage).items() if t in names)
+
+
+def stage_parameters(model, layout, stage):
+    served = td.estimate_memory(model, replace(layout, zero=0), "fp16-weights", 32)
+    return served.ledger.by_tensor(stage)["weights"] // 2
 
 
 @pytest.mark.parametrize("recipe", TRAINED_WHOLE)
@@ -301,7 +305,9 @@ def test_every_schedule_has_a_ledger():
         layout = Layout(pp=2, microbatches=4, schedule=name, interleave=several)
         memory, each = estimate(model, layout), layer_bytes(SMALL, layout, 32)
         assert min(memory.per_stage) > 0
-        assert held(memory, "activations") // (8 // layout.chunks * each) == in_flight(layout, 0)
+        assert held(memory, "activations") // (8 // layout.chunks * each) == max(
+            map(sum, alive(name, 2, 4, layout.interleave, 0))
+        )
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,7 @@ def kept_as(recipe: Recipe) -> KeptOtherwise:
     return KeptOtherwise(width, held.keeps_expert_outputs > 0, adapters, adapter_input, activated)
 
 
+@lru_cache(maxsize=4096)
 def saved_tensors(
     model: Model,
     sequence: int,
@@ -91,19 +92,6 @@ def saved_tensors(
     ``kept``: what a framework keeps otherwise.
     """
     mixture = bool(model.experts) if mixture is None else mixture
-    return _saved(model, sequence, tp, width, flash, mixture, kept)
-
-
-@lru_cache(maxsize=4096)
-def _saved(
-    model: Model,
-    sequence: int,
-    tp: int,
-    width: int,
-    flash: bool,
-    mixture: bool,
-    kept: KeptOtherwise,
-) -> tuple[Saved, ...]:
     h, ends = model.hidden, ("attention", "mlp")
     tensors = _attention(model, sequence, -(-model.heads // tp), tp, width, flash)
     if mixture:  # each token, its copies for top_k experts, their answers before they are summed
@@ -129,11 +117,9 @@ def _saved(
         tensors += [Saved(f"{at} norm input", h, width, False) for at in inputs]
     if model.dropout:
         tensors += [Saved(f"{at} dropout mask", h, 1, False, flows=False) for at in ends]
-    dropped = {"expert outputs": not kept.outputs}
-    dropped |= dict.fromkeys(
-        ("mlp activated gate", "shared mlp activated gate"), not kept.activated
-    )
-    tensors = [t for t in tensors if not dropped.get(t.name)]
+    dropped = () if kept.outputs else ("expert outputs",)
+    dropped += () if kept.activated else ("mlp activated gate", "shared mlp activated gate")
+    tensors = [t for t in tensors if t.name not in dropped]
     if kept.input_width:
         tensors = [
             replace(t, itemsize=kept.input_width) if re.fullmatch(INPUTS, t.name) else t
@@ -195,17 +181,10 @@ def _inside(model: Model, name: str, width_inside: int, width: int) -> list[Save
 
 
 def _outputs(
-    model: Model,
-    tp: int,
-    width: int,
-    flash: bool,
-    sequence: int,
-    mixture: bool,
-    kept_as: KeptOtherwise,
+    model: Model, every: tuple[Saved, ...], width: int, flash: bool, mixture: bool
 ) -> list[Saved]:
-    """What operator-level selection keeps: the layer's input, the attention's output and
-    every second matrix product: query, value, gate (or up) and, behind a gate, down."""
-    every = saved_tensors(model, sequence, tp, width, flash, mixture, kept_as)
+    """What operator-level selection keeps of ``every`` tensor: the layer's input, the attention's
+    output and every second matrix product: query, value, gate (or up) and, behind a gate, down."""
     tensors = {t.name: t for t in every}
     first = "gate" if model.mlp == "swiglu" else "activation input"
     names = ["query", "value", "attention output input", f"mlp {first}"]
@@ -213,7 +192,7 @@ def _outputs(
     names += [f"shared mlp {first}"] if mixture and model.shared_ffn else []
     kept = [tensors[name] for name in names] + [Saved("layer input", model.hidden, width, False)]
     if mixture:
-        kept += [tensors["expert outputs"]] if kept_as.outputs else []
+        kept += [t for t in every if t.name == "expert outputs"]
     elif model.mlp == "swiglu":
         kept += [Saved("mlp output", model.hidden, width, False)]
     return kept
@@ -246,14 +225,12 @@ def layer_bytes(
     flash, tp = layout.flash_attention, layout.tp
     if recompute == "full":
         return width * model.hidden * cut_tokens(layout, sequence)
+    every = saved_tensors(model, sequence, tp, width, flash, mixture, otherwise)
+    core = recompute != "selective"
     if recompute == SELECTIVE_OP:
-        kept = _outputs(model, tp, width, flash, sequence, mixture, otherwise)
+        kept = _outputs(model, every, width, flash, mixture)
     else:
-        kept = [
-            tensor
-            for tensor in saved_tensors(model, sequence, tp, width, flash, mixture, otherwise)
-            if not (tensor.core and recompute == "selective") and (masks or tensor.flows)
-        ]
+        kept = [t for t in every if (core or not t.core) and (masks or t.flows)]
     tokens, cut = local_tokens(layout, sequence), cut_tokens(layout, sequence)
     return sum(t.itemsize * t.elements * (tokens if t.sliced else cut) for t in kept)
 

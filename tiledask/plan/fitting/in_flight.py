@@ -21,7 +21,6 @@ __all__ = [
     "Held",
     "InFlight",
     "alive",
-    "in_flight",
     "stages_in_flight",
 ]
 
@@ -82,7 +81,7 @@ def stages_in_flight(
     found = []
     for stage, *chunks in zip(stages, *(column.tolist() for column in columns), strict=True):
         here = [kinds[chunk] for chunk in chunks]
-        found.append(_of_stage(chunks, here, _alive(layout.schedule, p, m, v, stage), last))
+        found.append(_of_stage(chunks, here, alive(layout.schedule, p, m, v, stage), last))
     return found
 
 
@@ -109,37 +108,25 @@ def _product(a: Sequence[int], b: Sequence[int]) -> int:
     return sum(map(mul, a, b))
 
 
-def in_flight(layout: Layout, stage: int) -> int:
-    """Chunks of a micro-batch whose activations ``stage`` holds at its fullest.
+@lru_cache(maxsize=16384)
+def alive(name: str, p: int, m: int, v: int, stage: int) -> tuple[tuple[int, ...], ...]:
+    """The fullest states of ``stage`` under a schedule: micro-batches alive in each of its chunks.
 
     naive 1; gpipe m; 1f1b min(p - stage, m). Interleaved over v chunks, stage s runs
     2(p-s-1) + (v-1)p forward chunks before its first backward (Megatron-LM's schedule) and
     the first stage holds p*v + p - 1 chunks: L(1 + (p-1)/(pv)) layers (Korthikanti et al.
-    2022, section 4.2.3). Other schedules are counted action by action.
+    2022, section 4.2.3). Other schedules are counted action by action: an activation is held from
+    its forward to the end of its backward; where that is split, to the end of the part for the
+    weights. Where chunks hold unequal numbers of layers, which state is the fullest depends on
+    them.
 
-    >>> [in_flight(Layout(pp=4, microbatches=8), stage) for stage in range(4)]
-    [4, 3, 2, 1]
-    >>> in_flight(Layout(pp=4, microbatches=8, interleave=2), 0)
+    >>> [alive("1f1b", 4, 8, 1, stage) for stage in range(4)]
+    [((4,),), ((3,),), ((2,),), ((1,),)]
+    >>> max(map(sum, alive("1f1b", 4, 8, 2, 0)))
     11
-    >>> [in_flight(Layout(pp=4, microbatches=8, schedule="dualpipe"), stage) for stage in range(4)]
+    >>> [max(map(sum, alive("dualpipe", 4, 8, 1, stage))) for stage in range(4)]
     [5, 5, 5, 5]
     """
-    return max(map(sum, alive(layout, stage)))
-
-
-def alive(layout: Layout, stage: int) -> tuple[tuple[int, ...], ...]:
-    """The fullest states of ``stage``: micro-batches alive in each of its chunks.
-
-    Where chunks hold unequal numbers of layers, which state is the fullest depends on them.
-    An activation is held from its forward to the end of its backward; where that is split,
-    to the end of the part for the weights.
-    """
-    p, m = layout.pp, layout.microbatches
-    return _alive(layout.schedule, p, m, layout.interleave, stage)
-
-
-@lru_cache(maxsize=16384)
-def _alive(name: str, p: int, m: int, v: int, stage: int) -> tuple[tuple[int, ...], ...]:
     if v == 1:
         closed = {
             "naive": 1,

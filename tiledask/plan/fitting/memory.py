@@ -38,7 +38,7 @@ from tiledask.plan.units import format_bytes
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["MemoryEstimate", "estimate_memory", "layout_terms", "stage_parameters"]
+__all__ = ["MemoryEstimate", "estimate_memory", "layout_terms"]
 
 MANY_STAGES = 12
 """Above this, only the first, the fullest and the last stages are printed."""
@@ -229,16 +229,3 @@ def layout_terms(
 def _columns(rows: Sequence[tuple[int, ...]]) -> Sequence[Any]:
     """A column for each number; the numbers themselves of one row."""
     return list(np.array(rows, object).T) if len(rows) > 1 else rows[0]
-
-
-def stage_parameters(model: Model, layout: Layout, stage: int) -> int:
-    """Parameters on one device of ``stage``, before any sharding over data parallelism.
-
-    The last of several stages holds the embedding matrix once more if it is tied.
-    """
-    (held,) = stages_in_flight(layout, chunk_kinds(model, layout), [stage])
-    split = layout.tp, layout.ep, layout.expert_slices
-    items = item_parameters(model, load_recipe("fp16-weights"), *split)
-    layers = held.items[:2] if model.experts else held.items[:1]
-    each = zip((*layers, *held.items[2:5]), items, strict=True)
-    return int(sum(n * (item.dense + item.expert) for n, item in each))

@@ -45,7 +45,7 @@ class Term(NamedTuple):
     bytes: Any
     """0 on a stage that does not have it."""
     formula: tuple[Any, ...]
-    """What makes the words, and the numbers in them."""
+    """The words, or what makes them, and the numbers in them."""
     source: str
 
 
@@ -68,7 +68,8 @@ def rows(terms: Iterable[Term], stages: int) -> Iterator[Row]:
     for stage in range(stages):
         for tensor, moment, there, size, (words, *numbers), source in every:
             if here(there):
-                yield Row(stage, tensor, moment, here(size), words(*map(here, numbers)), source)
+                make = words.format if isinstance(words, str) else words
+                yield Row(stage, tensor, moment, here(size), make(*map(here, numbers)), source)
 
 
 def _largest(numbers: Iterable[Any]) -> Any:
@@ -189,7 +190,7 @@ class Terms:
         tokens = -(-self.recipe.cached // self.layout.cp)
         layers = self.held.dense + self.held.mixtures
         size: Any = layers * (tokens * (width * each))
-        words = "{} layers x {:,} tokens x {} B x {:,} numbers of a token".format
+        words = "{} layers x {:,} tokens x {} B x {:,} numbers of a token"
         formula = words, layers, tokens, width, each
         source = "keys and values, 2 x heads x width, or the latent: DeepSeek-V2, arXiv:2405.04434"
         yield Term("key-value cache", ALWAYS, 1, size, formula, source)
@@ -203,7 +204,7 @@ class Terms:
             return item, formula
         largest = _largest(there * each.largest for _, there, each in self._items())
         some = (item <= live) * item + (item > live) * _largest((largest, live))
-        words = "{2} B x {0:,} parameters, the largest weight or {1:,} live ones".format
+        words = "{2} B x {0:,} parameters, the largest weight or {1:,} live ones"
         return some, (words, some, live)
 
     def _training(self) -> Iterator[Term]:
@@ -221,28 +222,24 @@ class Terms:
         for work in self.recipe.working:
             if work.of == "largest weight":
                 weight = _largest(there * item.largest for _, there, item in self._items())
-                size, words = work.bytes * weight, "{} B x {:,} parameters of the largest weight"
-                formula = words.format, work.bytes, weight
+                formula = "{} B x {:,} parameters of the largest weight", work.bytes, weight
+                size = work.bytes * weight
                 yield Term(work.tensor, work.moment, 1, size, formula, self.recipe.source)
-        yield Term("activations", STEP, 1, 0, (str, "freed by the backward pass"), "")
+        yield Term("activations", STEP, 1, 0, ("freed by the backward pass",), "")
 
     def _buffers(self) -> Iterator[Term]:
         """What stands for gradients that are added up already, and for the head's whole input."""
         framework, width = self.recipe.framework, self.recipe.compute_bytes
         if not holds(framework).keeps_buffers:
             return
-        source, words = f"framework {framework}", "{} B x {:,} parameters, a layer's matrices"
+        source = f"framework {framework}"
         size: Any = _largest(there * each.matrices for _, there, each in self._items()[:-3])
-        formula = words.format, width, size
+        formula = "{} B x {:,} parameters, a layer's matrices", width, size
         yield Term("gradient buffers", ALWAYS, 1, width * size, formula, source)
         cut = (self.layout.sequence_parallel > 0) & (self.layout.tp > 1) & (self.held.has_head > 0)
-        size, words = (
-            cut * (self.model.hidden * self.costs.whole),
-            "{} B x {:,} of the head's input",
-        )
-        yield Term(
-            "gathered sequence", LOSS, cut, width * size, (words.format, width, size), source
-        )
+        size = cut * (self.model.hidden * self.costs.whole)
+        formula = "{} B x {:,} of the head's input", width, size
+        yield Term("gathered sequence", LOSS, cut, width * size, formula, source)
 
     def _kept(self) -> Iterator[tuple[str, Any, Any, tuple[Any, ...], str]]:
         """What is kept from the forward pass: (tensor, there, bytes, formula, source)."""
@@ -255,19 +252,19 @@ class Terms:
         width, tokens = self.recipe.compute_bytes, model.hidden * self.costs.cut
         if per_token := model.dropout + width * model.embedding_norm:
             n, words = held.kept_embeddings, "dropout mask, 1 B, and norm input of each token, "
-            size, formula = n * (per_token * tokens), ((words + "x {} micro-batches").format, n)
+            size, formula = n * (per_token * tokens), (words + "x {} micro-batches", n)
             yield "embedding activations", held.has_embedding, size, formula, ENDS
         if holds(self.recipe.framework).keeps_sent:
             v, kept = layout.interleave, held.kept_dense + held.kept_mixtures
             senders = (layout.pp > 1) * (v - held.has_head)
             n = senders * layout.microbatches - (-senders * (kept * v // np.maximum(here, 1)) // v)
             size, words = n * (width * tokens), "{} B of each number sent x {}: outputs in flight, "
-            formula = (words + "and a buffer for each micro-batch's gradient").format, width, n
+            formula = words + "and a buffer for each micro-batch's gradient", width, n
             source = f"framework {self.recipe.framework}"
             yield "sent activations", 1 * (n > 0), size, formula, source
         n, words = held.kept_heads, "inputs of the final norm and of the output projection, "
         size, inputs = n * (width * tokens), model.head_tensors
-        formula = (words + "{} B each, x {} micro-batches").format, width, n
+        formula = words + "{} B each, x {} micro-batches", width, n
         yield "head activations", held.has_head, inputs * size, formula, ENDS
 
     def _logits(self) -> Iterator[Term]:
@@ -278,23 +275,23 @@ class Terms:
         width, ends, waiting = self.recipe.compute_bytes, self.held.has_head, self.held.kept_heads
         if not np.any(ends):
             return
-        elements, words = self._elements, "{} B x {:,} logits x {} micro-batches".format
+        elements, words = self._elements, f"{LOGITS} x {{}} micro-batches"
         for moment, n in ((FORWARD, waiting), (LOSS, waiting), (BACKWARD, waiting - ends)):
-            yield Term(
-                "logits", moment, ends, n * (each * elements), (words, each, elements, n), ENDS
-            )
-        size, formula = ends * (width * elements), (LOGITS, width, elements)
-        source = "cast back to the precision of the product"
-        yield Term("logit gradients", LOSS, ends, size, formula, source)
+            formula = words, each, elements, n
+            yield Term("logits", moment, ends, n * (each * elements), formula, ENDS)
+        rows: list[tuple[str, str, Any, int, str]] = [
+            ("logit gradients", LOSS, ends, width, "cast back to the precision of the product")
+        ]
         if more := loss - 2 - each:
-            size, formula = ends * (more * elements), (LOGITS, more, elements)
-            source, tensor = f"framework {self.recipe.framework}", LOG_PROBABILITIES
-            yield Term(tensor, LOSS, ends, size, formula, source)
+            source = f"framework {self.recipe.framework}"
+            rows.append((LOG_PROBABILITIES, LOSS, ends, more, source))
         for work in self.recipe.working:
-            if work.of in ("logit", "logit of a split vocabulary"):
+            if work.of != "largest weight":
                 there = ends * ((work.of == "logit") | (self.layout.tp > 1))
-                size, formula = there * (work.bytes * elements), (LOGITS, work.bytes, elements)
-                yield Term(work.tensor, work.moment, there, size, formula, self.recipe.source)
+                rows.append((work.tensor, work.moment, there, work.bytes, self.recipe.source))
+        for tensor, moment, there, size, source in rows:
+            formula = LOGITS, size, elements
+            yield Term(tensor, moment, there, there * (size * elements), formula, source)
 
     @property
     def _elements(self) -> Any:
@@ -312,14 +309,14 @@ class Terms:
                 (BACKWARD, 2, "one layer's input, gathered again, and its gradient, whole"),
             ):
                 size = gathers * (n * self.recipe.compute_bytes * tokens)
-                yield Term("gathered sequence", moment, gathers, size, (str, words), source)
+                yield Term("gathered sequence", moment, gathers, size, (words,), source)
         there, layer = self._largest_layer()
         words = "of the residual stream and of the two largest tensors of one layer"
         grads = layer.gradients
-        yield Term("activation gradients", BACKWARD, there, grads, (str, words), "upper bound")
+        yield Term("activation gradients", BACKWARD, there, grads, (words,), "upper bound")
         if np.any(recomputes):
             there, size = there * recomputes, (layer.whole - layer.kept) * recomputes
-            formula = "what {} recomputation dropped of one layer".format, layout.recompute
+            formula = "what {} recomputation dropped of one layer", layout.recompute
             yield Term("recomputed activations", BACKWARD, there, size, formula, KORTHIKANTI)
 
     def _largest_layer(self) -> tuple[Any, LayerBytes]:
@@ -332,15 +329,15 @@ class Terms:
     def _serving(self) -> Iterator[Term]:
         """One forward pass over the whole sequence, layer by layer."""
         there, layer = self._largest_layer()
-        words, size = (str, "tensors of one layer, all at once"), layer.served
-        yield Term("working activations", FORWARD, there, size, words, "upper bound")
+        words, size = "tensors of one layer, all at once", layer.served
+        yield Term("working activations", FORWARD, there, size, (words,), "upper bound")
         width, ends = self.recipe.compute_bytes, self.held.has_head
         size, formula = ends * (width * self._elements), (LOGITS, width, self._elements)
         source = "one forward pass over the whole sequence"
         yield Term("logits", FORWARD, ends, size, formula, source)
 
 
-LOGITS = "{} B x {:,} logits".format
+LOGITS = "{} B x {:,} logits"
 LOG_PROBABILITIES = "log-probabilities and their gradient"
 
 
