@@ -5,6 +5,7 @@ And the divisors of a number, by which anything is shared out.
 
 import re
 from math import isqrt
+from typing import Any
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.whole import is_whole
@@ -20,21 +21,9 @@ __all__ = [
     "parse_count",
 ]
 
-_SIZES = {
-    "": 1,
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "pb": 10**15,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
-    "pib": 2**50,
-}
-
+_SIZES = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgtp", 1):
+    _SIZES |= {f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power}
 
 _MOST_BYTES = 10**24
 """No disk, no memory and no network on Earth moves more."""
@@ -102,21 +91,18 @@ def parse_bytes(text: str | int | float) -> int:
     >>> parse_bytes("40GB"), parse_bytes("1 MiB"), parse_bytes(17)
     (40000000000, 1048576, 17)
     """
-    if not isinstance(text, str):
-        number = isinstance(text, float) or is_whole(text)
-        if not number or not 0 <= text <= _MOST_BYTES:
-            raise ConfigError(f"a size is 0 to {_MOST_BYTES:.0e} bytes, got {short(text)}")
-        return int(text)
-    match = _SIZE.fullmatch(text.lower())
-    if not match or match[2] not in _SIZES:
-        raise ConfigError(
-            f"cannot read {short(text)} as a size; write a number and a unit: '40GB' (1e9 bytes "
-            f"each), '40GiB' (2**30 each) or '512MB'"
-        )
-    size = float(match[1]) * _SIZES[match[2]]
-    if size > _MOST_BYTES:
+    size: Any = text
+    if isinstance(text, str):
+        match = _SIZE.fullmatch(text.lower())
+        if not match or match[2] not in _SIZES:
+            raise ConfigError(
+                f"cannot read {short(text)} as a size; write a number and a unit: '40GB' (1e9 "
+                f"bytes each), '40GiB' (2**30 each) or '512MB'"
+            )
+        size = float(match[1]) * _SIZES[match[2]]
+    if not (isinstance(size, float) or is_whole(size)) or not 0 <= size <= _MOST_BYTES:
         raise ConfigError(f"a size is 0 to {_MOST_BYTES:.0e} bytes, got {short(text)}")
-    return round(size)
+    return round(size) if isinstance(text, str) else int(size)
 
 
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}

@@ -4,10 +4,12 @@ a layout  ->  fits? balanced? how much is waiting, and for what?      each Judge
           ->  one change at a time, costed: memory and seconds   ->   the advice, best first
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
+
+import numpy as np
 
 from tiledask.plan.fitting.fit import Fit, fits
 from tiledask.plan.inputs.hardware import ClusterSpec
@@ -90,16 +92,12 @@ class PlanCritique(Printable):
             fix = self.fit.smallest_fix
             fixed = [fix.layout] if fix is not None and not fix.missing else []
             layouts = dict.fromkeys([*fixed, *_neighbours(self.fit)])
-            fitting = [
-                each
-                for each in layouts
-                if fits(memory.model, each, *run, **self.assumed).verdict == "fits"
-            ]
-            chosen = self._fastest(fitting)
+            tried = (fits(memory.model, each, *run, **self.assumed) for each in layouts)
+            chosen = self._fastest([fit.layout for fit in tried if fit.verdict == "fits"])
             before = None
         else:
             before = self.step.total
-            chosen = self._fastest(_neighbours(self.fit), 1.02 * self._quick(start))
+            chosen = self._fastest(_neighbours(self.fit), 1.02 * self._quick([start])[0])
         better = []
         for layout in chosen:
             change = ", ".join(
@@ -116,19 +114,21 @@ class PlanCritique(Printable):
                 better.append(Advice(change, layout, again.memory.peak, seconds, speedup))
         return tuple(sorted(better, key=lambda each: each.seconds))
 
-    def _quick(self, layout: Layout) -> float:
-        """Seconds of a step by formula."""
-        memory, numbers = self.fit.memory, Numbers.of(layout)
+    def _quick(self, layouts: Sequence[Layout]) -> list[float]:
+        """Seconds of a step by formula, of each of one layout or more."""
+        memory, numbers = self.fit.memory, Numbers.of(*layouts)
         run = memory.model, self.fit.cluster, numbers, memory.recipe, memory.sequence
-        return float(step_parts(*run, **self.assumed).total)
+        seconds: list[float] = np.ravel(step_parts(*run, **self.assumed).total).tolist()
+        return seconds
 
     def _fastest(self, layouts: Iterable[Layout], limit: float = float("inf")) -> list[Layout]:
         """The ADVISED layouts that are fastest by formula, and not slower than ``limit``; and those
         of whose schedule there is none."""
-        priced = [(self._quick(each), n, each) for n, each in enumerate(layouts)]
-        chosen = sorted(each for each in priced if each[0] <= limit)[:ADVISED]
-        special = [each for each in priced if each[2].schedule not in CLOSED_FORMS]
-        return [layout for _, _, layout in dict.fromkeys([*chosen, *special])]
+        tried = list(layouts)
+        priced = sorted(zip(self._quick(tried), range(len(tried)), strict=True)) if tried else []
+        chosen = [n for seconds, n in priced if seconds <= limit][:ADVISED]
+        chosen += [n for n, layout in enumerate(tried) if layout.schedule not in CLOSED_FORMS]
+        return [tried[n] for n in dict.fromkeys(chosen)]
 
     def __bool__(self) -> bool:
         return all(line.good for line in self.lines) and not self.advice
