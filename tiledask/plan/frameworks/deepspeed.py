@@ -34,23 +34,9 @@ def write(job: Job) -> str:
     if layout.zero not in stages.get(job.recipe.name, (layout.zero,)):
         words = "BF16_Optimizer is what fp32 accumulation with ZeRO 1 means, and nothing else does"
         lost["recipe"] = words
-    for field, words in (
-        ("pp", f"pp={layout.pp} is PipelineModule(num_stages={layout.pp}) in the program"),
-        ("cp", "no ring attention: DeepSpeed-Ulysses deals out heads instead"),
-        ("ep", f"ep={layout.ep} is deepspeed.moe.layer.MoE(ep_size={layout.ep}) in the program"),
-        ("expert_tp", "its experts are sliced by tp"),
-        ("recompute", f"recompute={layout.recompute} is activation checkpointing in the program"),
-        ("schedule", f"its pipeline is 1F1B; {layout.schedule} has no counterpart"),
-        ("interleave", "its stages have one chunk of layers each"),
-        ("sequence_parallel", "AutoTP does not cut the sequence"),
-        (
-            "flash_attention",
-            "the attention is the model's: attn_implementation='flash_attention_2'",
-        ),
-        ("partition", "layers are given to stages by PipelineModule(partition_method=...)"),
-    ):
+    for field, words in TABLE["lost"].items():
         if getattr(layout, field) != getattr(Layout(), field):
-            lost[field] = words
+            lost[field] = words.format(layout)
     return json.dumps(nested, indent=2) + "\n"
 
 

@@ -16,6 +16,8 @@ TABLE = shipped_json("frameworks", "megatron.json")
 RECIPES: dict[str, Settings] = TABLE["recipes"]
 READ_AS = (*RECIPES.items(), *TABLE["read_as"])
 """What is read, beside what is written."""
+SIZES: dict[str, dict[str, tuple[str, int | None]]] = TABLE["sizes"]
+"""Of each group the field of a Model -> (flag, its value where it is not there)."""
 IN_FP8 = "mixed-adam-18-fp8"
 SHARDING: list[str] = TABLE["sharding"]
 """Megatron-FSDP's strategies, by ZeRO's stage."""
@@ -33,19 +35,17 @@ def write(job: Job) -> str:
     return " \\\n".join(filter(None, lines)) + "\n"
 
 
+def _sizes(model: Model, group: str) -> Settings:
+    """The flags of a group of sizes, those that are not 0."""
+    fields = {field: getattr(model, field) for field in SIZES[group]}
+    return {SIZES[group][field][0]: size for field, size in fields.items() if size}
+
+
 def _model(job: Job) -> Settings:
     m = job.model
-    found: Settings = {
-        "num_layers": m.layers,
-        "hidden_size": m.hidden,
-        "ffn_hidden_size": m.ffn,
-        "num_attention_heads": m.heads,
-    }
+    found = _sizes(m, "all")
     if m.latent:
-        found["multi_latent_attention"] = True
-        found |= {"q_lora_rank": m.q_lora_rank} if m.q_lora_rank else {}
-        found |= {"kv_lora_rank": m.kv_lora_rank, "qk_head_dim": m.qk_nope_head_dim}
-        found |= {"qk_pos_emb_head_dim": m.qk_rope_head_dim, "v_head_dim": m.v_head_dim}
+        found |= {"multi_latent_attention": True, **_sizes(m, "latent")}
     else:
         found["kv_channels"] = m.head_dim
         if m.kv_heads < m.heads:
@@ -69,10 +69,8 @@ def _model(job: Job) -> Settings:
     rate = 0.1 if m.dropout else 0.0
     found |= {"attention_dropout": rate, "hidden_dropout": rate}
     if m.experts:
-        found |= {"num_experts": m.experts, "moe_router_topk": m.top_k}
-        found |= {"moe_ffn_hidden_size": m.expert_ffn, "moe_token_dispatcher_type": "alltoall"}
-        if m.shared_ffn:
-            found["moe_shared_expert_intermediate_size"] = m.shared_ffn
+        found |= {**_sizes(m, "experts"), "moe_token_dispatcher_type": "alltoall"}
+        found |= _sizes(m, "shared")
         found |= {"moe_shared_expert_gate": True} if m.shared_gate else {}
         if m.router_bias:
             found |= {"moe_router_score_function": "sigmoid"}
@@ -80,17 +78,19 @@ def _model(job: Job) -> Settings:
         if m.dense_layers:
             found["moe_layer_freq"] = _frequency([m.is_mixture(i) for i in range(m.layers)])
     found |= {"mtp_num_layers": m.mtp_layers} if m.with_mtp else {}
-    for lost, words in (
-        (m.norm == "none" and "norm", "Megatron's norms have weights; the model's have none"),
-        (m.qk_norm == "full" and "qk_norm", "norms of all heads at once: Megatron's are by head"),
-        (m.embedding_norm and "embedding_norm", "a norm after the embedding has no flag"),
+    for name, lost, words in (
+        ("norm", m.norm == "none", "Megatron's norms have weights; the model's have none"),
+        ("qk_norm", m.qk_norm == "full", "norms of all heads at once: Megatron's are by head"),
+        ("embedding_norm", m.embedding_norm, "a norm after the embedding has no flag"),
+        ("imbalance", m.imbalance > 1, "how uneven the routing is has no flag"),
+        (
+            "positions",
+            m.embedding_norm and not m.learned_pos,
+            "ALiBi positions have no flag: rotary ones stand there",
+        ),
     ):
         if lost:
-            job.lost[lost] = words
-    if m.imbalance > 1:
-        job.lost["imbalance"] = "how uneven the routing is has no flag"
-    if m.embedding_norm and not m.learned_pos:
-        job.lost["positions"] = "ALiBi positions have no flag: rotary ones stand there"
+            job.lost[name] = words
     return found
 
 
@@ -344,20 +344,13 @@ def _read_model(found: Read) -> Model:
     vocab = found.whole("padded_vocab_size", 0) or found.assume("vocab_size", usual, words)
     sizes: dict[str, Any] = {}
     if latent:
-        names = {
-            "q_lora_rank": ("q_lora_rank", 0),
-            "kv_lora_rank": ("kv_lora_rank", 32),
-            "qk_nope_head_dim": ("qk_head_dim", 128),
-            "qk_rope_head_dim": ("qk_pos_emb_head_dim", 64),
-            "v_head_dim": ("v_head_dim", 128),
-        }
-        sizes |= {field: found.whole(*each) for field, each in names.items()}
+        sizes |= {field: found.whole(*each) for field, each in SIZES["latent"].items()}
     else:
         sizes["head_dim"] = found.whole("kv_channels", hidden // max(1, heads))
     if experts:
-        sizes |= {"experts": experts, "top_k": found.whole("moe_router_topk", 2)}
+        of_experts = SIZES["experts"] | SIZES["shared"]
+        sizes |= {field: found.whole(*each) for field, each in of_experts.items()}
         sizes["expert_ffn"] = found.whole("moe_ffn_hidden_size", ffn)
-        sizes["shared_ffn"] = found.whole("moe_shared_expert_intermediate_size", 0)
         sizes["shared_gate"] = bool(found.get("moe_shared_expert_gate"))
         sizes["router_bias"] = bool(found.get("moe_router_enable_expert_bias"))
         factor = str(found.get("moe_expert_capacity_factor", 1))

@@ -69,12 +69,8 @@ def write(job: Job) -> str:
         lost["sequence_parallel"] = "sequence_parallel does nothing with tp=1: left out"
     if not layout.flash_attention:
         lost["flash_attention"] = "torchtitan's attention keeps no scores"
-    saved = {"mode": "none"}
-    if layout.recompute == "full":
-        saved = {"mode": "full"}
-    elif layout.recompute == "selective_op":
-        saved = {"mode": "selective", "selective_ac_option": "op"}
-    elif layout.recompute == "selective":
+    saved = TABLE["recompute"]
+    if layout.recompute not in saved:
         lost["recompute"] = "attention's core alone is not recomputed there, nor are scores kept"
     job.said.append("for torchtitan up to 0.2.2; from 0.3 the same names are fields in Python")
     return _toml(
@@ -82,7 +78,7 @@ def write(job: Job) -> str:
             "model": {"name": name, "flavor": flavor},
             "training": training,
             "parallelism": parallel,
-            "activation_checkpoint": saved,
+            "activation_checkpoint": saved.get(layout.recompute, saved["none"]),
         }
     )
 
@@ -237,10 +233,9 @@ def _known(found: Read) -> Model:
 def _saved(found: Read) -> str:
     mode = found.get("activation_checkpoint.mode", "selective")
     option = str(found.get("activation_checkpoint.selective_ac_option", "2"))
-    if mode in ("none", "full"):
-        return str(mode)
-    if mode == "selective" and option == "op":
-        return "selective_op"
+    for name, settings in TABLE["recompute"].items():
+        if settings["mode"] == mode and settings.get("selective_ac_option", option) == option:
+            return str(name)
     found.assumed.append(f"activation checkpointing {mode} {option} has no word here: as full")
     return "full"
 
