@@ -6,10 +6,10 @@
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tiledask.plan.fitting.activations import layer_bytes
@@ -54,9 +54,8 @@ class Fit(Printable):
     memory: MemoryEstimate
     cluster: ClusterSpec
     overhead: Overhead
-    step: Callable[..., Any] | None = None
-    """A time model: step(model, layout, cluster, recipe, sequence).total in seconds; None:
-    ``estimate_step``."""
+    by: dict[str, Any] = field(default_factory=dict)
+    """The ``calibration`` and ``framework`` that were named: those of the seconds of fixes."""
     why: str = "as its recipe is"
     """Why the framework of the memory's recipe is assumed."""
 
@@ -339,10 +338,9 @@ class Fit(Printable):
     def _seconds(self, fit: "Fit") -> float:
         from tiledask.plan.timing.step import estimate_step
 
-        step, memory = self.step or estimate_step, fit.memory
-        devices = max(self.cluster.devices, memory.layout.devices)
+        memory, devices = fit.memory, max(self.cluster.devices, fit.layout.devices)
         run = replace(self.cluster, devices=devices), memory.recipe, memory.sequence
-        return float(step(memory.model, memory.layout, *run).total)
+        return estimate_step(memory.model, memory.layout, *run, **self.by).total
 
     def to_dict(self) -> dict[str, Any]:
         """The verdict, why, what would fit, and the memory, as plain values for JSON."""
@@ -402,7 +400,6 @@ def fits(
     recipe: str | Recipe = "mixed-adam-16",
     sequence: int | None = None,
     overhead: Overhead | int | None = None,
-    step: Callable[..., Any] | None = None,
     *,
     calibration: Any = None,
     framework: str | None = None,
@@ -419,9 +416,6 @@ def fits(
     ``cached``: tokens, of all sequences that a copy serves, whose keys and values it keeps. What a
     recipe offloads must have room in a node's host memory and on its disks, where the cluster says
     how much there is.
-    ``step`` is the time model that prices fixes, called as step(model, layout, cluster, recipe,
-    sequence) for an object with ``total`` seconds (default: ``estimate_step``, with
-    ``calibration`` and ``framework``).
 
     >>> from tiledask.plan.inputs.load import load_cluster, load_model
     >>> model, cluster = load_model("gpt-200b"), load_cluster("160xA100-40GB")
@@ -439,12 +433,9 @@ def fits(
     elif not isinstance(overhead, Overhead):
         unit = "bytes, or an Overhead"
         overhead = Overhead(0, 0, 0, whole_number("overhead", overhead, 0, LARGEST, of=unit))
-    if step is None and (calibration is not None or framework is not None):
-        from tiledask.plan.timing.step import estimate_step
-
-        step = partial(estimate_step, calibration=calibration, framework=framework)
     memory = estimate_memory(model, layout, recipe, sequence, cached=cached)
-    return Fit(memory, cluster, overhead, step, known.why)
+    by = {"calibration": calibration, "framework": framework}
+    return Fit(memory, cluster, overhead, by, known.why)
 
 
 _OPTIMIZER = "optimizer states"
