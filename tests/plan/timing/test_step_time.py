@@ -18,7 +18,7 @@ from tiledask.plan.inputs.recipes import load_recipe
 from tiledask.plan.timing.calibration import calibration_of
 from tiledask.plan.timing.collective_time import all_gather, all_reduce, all_to_all, members, p2p
 from tiledask.plan.timing.flops import step_flops
-from tiledask.plan.timing.layer_time import passes, products
+from tiledask.plan.timing.layer_time import products
 from tiledask.plan.timing.roofline import TILES, Rates, gemm_bytes, gemm_seconds
 from tiledask.plan.timing.step_time import Parts, StepTime, step_parts
 
@@ -85,11 +85,18 @@ def test_passes_of_a_gpt_by_hand():
     2 x (6 + 1, 6 + 5), two biases after sums (0, 4); GELU on 4h (16, 24) and its bias (0, 8),
     context turned (4, 4), gradients of q, k, v joined (0, 12) and their biases (0, 6)."""
     gpt = Model(hidden=512, layers=1, heads=8, ffn=2048, vocab=100, dropout=True)
-    rates = Rates(flops=1e12, memory=1.0)
-    found = passes(gpt, gpt.layer, 10, 10, 1, rates, 2)
+    recipe = load_recipe("mixed-adam-16")
+
+    def passes(**layout):
+        known = calibration_of(DGX.device, recipe)
+        time = StepTime(gpt, DGX, Numbers(**layout), recipe, 10, known)
+        vars(time)["rates"] = Rates(flops=1e12, memory=1.0)
+        return time.passes(gpt.layer)
+
+    found = passes()
     assert found[0] == 10 * 512 * (8 + 14 + 16 + 4)
     assert found[1] == 10 * 512 * (12 + 22 + 4 + 24 + 8 + 4 + 12 + 6)
-    halves = passes(gpt, gpt.layer, 10, 5, 2, rates, 2)  # tp 2, sequence parallel
+    halves = passes(tp=2, sequence_parallel=True)
     assert halves.sum() == found.sum() / 2
 
 

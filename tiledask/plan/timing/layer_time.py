@@ -10,24 +10,21 @@ weight's [k, t] x [t, n]. Numbers of the layout may be NumPy arrays; what comes 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 
 import numpy as np
 
 from tiledask.plan.arrays import Array, Values, stacked
+from tiledask.plan.inputs.hardware import ClusterSpec
+from tiledask.plan.inputs.layout import Numbers
 from tiledask.plan.inputs.model import Model, Weight
-from tiledask.plan.inputs.recipes import Adapters
+from tiledask.plan.inputs.recipes import Recipe
+from tiledask.plan.inputs.run import check_timed
+from tiledask.plan.timing.calibration import Calibration
 from tiledask.plan.timing.roofline import Rates, ceil_div, gemm_bytes, gemm_seconds, memory_seconds
 
-__all__ = [
-    "Product",
-    "adapter_passes",
-    "attention_core",
-    "logits",
-    "passes",
-    "products",
-    "weight_products",
-]
+__all__ = ["LayerTime", "Product", "products"]
 
 
 @dataclass(frozen=True)
@@ -67,213 +64,202 @@ def products(weights: tuple[Weight, ...]) -> tuple[Product, ...]:
     return tuple(Product("+".join(w.name for w in group), group) for group in groups)
 
 
-def weight_products(
-    weights: tuple[Weight, ...],
-    tokens: Values,
-    tp: Values,
-    rates: Rates,
-    width: int,
-    gradient: int,
-    casts: float = 0.0,
-    added: bool = False,
-    experts: tuple[Values, Values, Values] = (1, 1, 1),
-) -> Array:
-    """Seconds of all products with weights for ``tokens`` on one device.
+@dataclass(frozen=True)
+class LayerTime:
+    """What the time of a layer is made of, for one layout or for arrays of them."""
 
-    ``experts``: devices that hold them, slices of each, and the tokens that come to a device's
-    for each of its own and each choice. Their products are small: what reads and writes their
-    weights is not hidden but comes on top. ``gradient``: bytes of a weight's gradient where it is
-    added up, by the product itself if ``added``. ``casts``: passes of 4 bytes over each input,
-    forward, and each output's gradient, backward, that make operands of 8 bits.
-    """
-    total: Array = np.zeros((2, 1))
-    for product in products(weights):
-        first = product.weights[0]
-        batch: Values = 1
-        rows, slices = tokens, tp
-        if first.copies > 1:
-            ep, slices, come = experts
-            batch, rows = ceil_div(first.copies, ep), come * tokens * first.active * ep
-            rows = rows / first.copies
-        k, n = product.shape(slices)
-        forward = gemm_seconds(rows, k, n, rates, width, batch)
-        inputs = gemm_seconds(rows, n, k, rates, width, batch)
-        weight = weight_gradient(rows, k, n, rates, width, gradient, batch, added)
-        if first.copies > 1:
-            held = 1.0 * batch * k * n
-            forward = forward + memory_seconds(width * held, rates)
-            inputs = inputs + memory_seconds((width + 2 * gradient) * held, rates)
-        cast = [memory_seconds(4.0 * casts * batch * rows * side, rates) for side in (k, n)]
-        total = total + stacked(forward + cast[0], inputs + weight + cast[1])
-    return total
+    model: Model
+    cluster: ClusterSpec
+    n: Numbers
+    recipe: Recipe
+    sequence: int
+    calibration: Calibration
 
+    def __post_init__(self) -> None:
+        check_timed(self.recipe)
 
-def weight_gradient(
-    tokens: Values,
-    k: Values,
-    n: Values,
-    rates: Rates,
-    width: int,
-    gradient: int,
-    batch: Values = 1,
-    added: bool = False,
-) -> Values:
-    """Seconds of [k, tokens] x [tokens, n], added to the gradients of earlier micro-batches.
+    @cached_property
+    def rates(self) -> Rates:
+        """Of the attention core, the head and the passes over memory."""
+        return self.calibration.rates(self.cluster.device, self.recipe)
 
-    Gradients as wide as the product's numbers are added by a kernel of its own, which reads
-    two and writes one. Into wider ones the product itself adds (Megatron-LM's fused
-    accumulation of fp32 gradients), or into any if ``added``. Frozen weights, ``gradient`` 0, have
-    none.
-    """
-    if not gradient:
-        return 0.0
-    product = gemm_seconds(k, tokens, n, rates, width, batch)
-    weights = 1.0 * batch * k * n
-    if gradient <= width and not added:
-        return product + memory_seconds((width + 2 * gradient) * weights, rates)
-    moved = gemm_bytes(k, tokens, n, width, batch) + (2 * gradient - width) * weights
-    seconds: Values = np.maximum(product, memory_seconds(moved, rates))
-    return seconds
+    @cached_property
+    def product_rates(self) -> Rates:
+        """Of the layers' products."""
+        width = self.recipe.operand_bytes
+        return self.calibration.rates(self.cluster.device, self.recipe, width)
 
+    @property
+    def width(self) -> int:
+        return self.recipe.compute_bytes
 
-def attention_core(
-    model: Model,
-    microbatch: Values,
-    queries: Values,
-    keys: Values,
-    tp: Values,
-    flash: Values,
-    rates: Rates,
-    width: int,
-) -> Array:
-    """Seconds of scores, softmax and context of ``queries`` rows against ``keys`` of each head.
+    @property
+    def tokens(self) -> Values:
+        """Tokens of a micro-batch on one device."""
+        return self.n.microbatch * ceil_div(self.sequence, self.n.cp)
 
-    Without flash attention: two batched products over all keys, masked or not, and the scores
-    read and written by softmax (2 passes forward, 3 backward) and by dropout (2 passes and a
-    mask of one byte, each way). With it: one kernel that skips what the mask hides, and
-    that computes the scores again backward: 5 products for the 2 of the forward pass (Dao 2023,
-    arXiv:2307.08691, section 3.1).
-    """
-    batch = microbatch * ceil_div(model.heads, tp)
-    scores = 1.0 * batch * queries * keys
+    @property
+    def whole(self) -> Values:
+        """Of them, those whose residual stream a device works on outside the products."""
+        each = ceil_div(ceil_div(self.sequence, self.n.cp), self.n.tp)
+        return np.where(self.n.sequence_parallel, self.n.microbatch * each, self.tokens)
 
-    def shapes(d: int) -> Iterator[Values]:
-        """[q, d] x [d, s], [q, s] x [s, d] and [s, q] x [q, d]."""
-        for m, k, n in ((queries, d, keys), (queries, keys, d), (keys, queries, d)):
-            yield gemm_seconds(m, k, n, rates, width, batch)
+    @property
+    def come(self) -> Values:
+        """Tokens that come to the experts of the fullest device, for each token of its own and
+        each of a token's experts."""
+        come: Values = self.model.imbalance * self.n.expert_slices / self.n.tp
+        return come
 
-    score, grad_query, grad_key = shapes(model.qk_dim)
-    grad_score, context, grad_value = shapes(model.v_dim)
-    both = stacked(score + context, grad_score + grad_query + grad_key + grad_value)
-    masked = 2 * width + 1 if model.dropout else 0
-    eager = both + stacked(
-        memory_seconds((2 * width + masked) * scores, rates),
-        memory_seconds((3 * width + masked) * scores, rates),
-    )
-    flop = 2.0 * scores * (model.qk_dim + model.v_dim) * model.visible(keys)
-    filled = 1 + rates.flash_fill / (batch * queries / 128)
-    return stacked(
-        np.where(flash, filled * flop / rates.flash, eager[0]),
-        np.where(flash, 2.5 * flop / rates.flash_backward, eager[1]),
-    )
+    def weight_products(self, weights: tuple[Weight, ...]) -> Array:
+        """Seconds of all products with weights.
 
+        Those of experts are small: what reads and writes their weights is not hidden but comes on
+        top. Operands of 8 bits are cast in passes of 4 bytes over each input, forward, and each
+        output's gradient, backward.
+        """
+        n, rates, recipe = self.n, self.product_rates, self.recipe
+        width, gradient = recipe.operand_bytes, recipe.gradient_bytes
+        casts = self.calibration.casts if recipe.product_bytes else 0.0
+        total: Array = np.zeros((2, 1))
+        for product in products(weights):
+            first = product.weights[0]
+            batch: Values = 1
+            rows, slices = self.tokens, n.tp
+            if first.copies > 1:
+                batch, slices = ceil_div(first.copies, n.ep), n.expert_slices
+                rows = self.come * self.tokens * first.active * n.ep / first.copies
+            k, columns = product.shape(slices)
+            forward = gemm_seconds(rows, k, columns, rates, width, batch)
+            inputs = gemm_seconds(rows, columns, k, rates, width, batch)
+            weight = self.weight_gradient(rows, k, columns, rates, width, batch)
+            if first.copies > 1:
+                held = 1.0 * batch * k * columns
+                forward = forward + memory_seconds(width * held, rates)
+                inputs = inputs + memory_seconds((width + 2 * gradient) * held, rates)
+            cast = 4.0 * casts * batch * rows
+            forward = forward + memory_seconds(cast * k, rates)
+            backward = inputs + weight + memory_seconds(cast * columns, rates)
+            total = total + stacked(forward, backward)
+        return total
 
-def passes(
-    model: Model,
-    weights: tuple[Weight, ...],
-    tokens: Values,
-    whole: Values,
-    tp: Values,
-    rates: Rates,
-    width: int,
-) -> Array:
-    """Seconds of the element-wise kernels outside the attention core, limited by memory.
+    def weight_gradient(
+        self, rows: Values, k: Values, n: Values, rates: Rates, width: int, batch: Values = 1
+    ) -> Values:
+        """Seconds of [k, rows] x [rows, n], added to the gradients of earlier micro-batches.
 
-    ``whole``: tokens of what tensor parallelism leaves whole (fewer with sequence parallelism).
-    Passes, each of ``width`` bytes a number, forward and backward:
+        Gradients as wide as the product's numbers are added by a kernel of its own, which reads
+        two and writes one. Into wider ones the product itself adds (Megatron-LM's fused
+        accumulation of fp32 gradients), or into any where the framework does so. Frozen weights
+        have none.
+        """
+        gradient = self.recipe.gradient_bytes
+        if not gradient:
+            return 0.0
+        product = gemm_seconds(k, rows, n, rates, width, batch)
+        weights = 1.0 * batch * k * n
+        if gradient <= width and not self.calibration.adds_gradients:
+            return product + memory_seconds((width + 2 * gradient) * weights, rates)
+        moved = gemm_bytes(k, rows, n, width, batch) + (2 * gradient - width) * weights
+        seconds: Values = np.maximum(product, memory_seconds(moved, rates))
+        return seconds
 
-    norm 2, 3 | residual sum 3, 3 | its dropout a mask, 2 and a mask | activation 2, 3; gated 3, 5
-    context turned from heads to rows 2, 2; gradients of q, k, v joined 0, 2 | a bias 0, 1
-    mixture: tokens sorted to their experts and back 4, 4
-    """
-    h, norms = model.hidden, model.layer_norms * (model.norm != "none")
-    mask, biases = model.dropout / width, model.out_bias + model.mlp_bias
-    there: Values = h * (norms * 2 + 2 * (3 + mask)) * whole
-    back: Values = h * (norms * 3 + 2 * (3 + (2 + 1 / width) * model.dropout) + biases) * whole
-    a, g = ceil_div(model.heads, tp), ceil_div(model.kv_heads, tp)
-    context, qkv = a * model.v_dim, a * model.qk_dim + g * (model.qk_dim + model.v_dim)
-    inner: Values = sum(
-        ceil_div(w.inputs, tp) * w.active * (model.imbalance if w.copies > 1 else 1)
-        for w in weights
-        if w.row and "mlp" in w.name
-    )
-    gated = model.mlp == "swiglu"
-    turned: Values = 2 * context * tokens
-    joined: Values = (2 + model.qkv_bias) * qkv * tokens
-    inner = inner * tokens
-    there = there + (3 if gated else 2) * inner + turned
-    back = back + ((5 if gated else 3) + model.mlp_bias) * inner + turned + joined
-    if any(w.copies > 1 for w in weights):
-        sorted_ = 4 * model.imbalance * model.top_k * h * whole
-        there, back = there + sorted_, back + sorted_
-    return stacked(
-        memory_seconds(1.0 * width * there, rates), memory_seconds(1.0 * width * back, rates)
-    )
+    def attention_core(self) -> Array:
+        """Seconds of scores, softmax and context: a piece of the sequence against all of it.
 
+        Without flash attention: two batched products over all keys, masked or not, and the scores
+        read and written by softmax (2 passes forward, 3 backward) and by dropout (2 passes and a
+        mask of one byte, each way). With it: one kernel that skips what the mask hides, and
+        that computes the scores again backward: 5 products for the 2 of the forward pass (Dao 2023,
+        arXiv:2307.08691, section 3.1).
+        """
+        n, model, rates, width = self.n, self.model, self.rates, self.width
+        queries, keys = ceil_div(self.sequence, n.cp), self.sequence
+        batch = n.microbatch * ceil_div(model.heads, n.tp)
+        scores = 1.0 * batch * queries * keys
 
-def adapter_passes(
-    adapters: Adapters | None,
-    weights: tuple[Weight, ...],
-    tokens: Values,
-    tp: Values,
-    rates: Rates,
-    width: int,
-) -> Array:
-    """Seconds of low-rank adapters, limited by memory: beside a product [t, k] x [k, n] its input
-    is read, and the adapter's output written and added, k + 4 n numbers a token forward, and
-    4 k + 2 n backward."""
-    if adapters is None:
-        return np.zeros((2, 1))
-    there: Values = 0.0
-    back: Values = 0.0
-    for product in products(weights):
-        for weight in product.weights:
-            if weight.name in adapters.matrices:
-                k, n = Product(weight.name, (weight,)).shape(tp)
-                there = there + weight.active * (k + 4 * n)
-                back = back + weight.active * (4 * k + 2 * n)
-    return stacked(
-        memory_seconds(1.0 * width * tokens * there, rates),
-        memory_seconds(1.0 * width * tokens * back, rates),
-    )
+        def shapes(d: int) -> Iterator[Values]:
+            """[q, d] x [d, s], [q, s] x [s, d] and [s, q] x [q, d]."""
+            for m, k, n in ((queries, d, keys), (queries, keys, d), (keys, queries, d)):
+                yield gemm_seconds(m, k, n, rates, width, batch)
 
+        score, grad_query, grad_key = shapes(model.qk_dim)
+        grad_score, context, grad_value = shapes(model.v_dim)
+        both = stacked(score + context, grad_score + grad_query + grad_key + grad_value)
+        masked = 2 * width + 1 if model.dropout else 0
+        moved = stacked((2 * width + masked) * scores, (3 * width + masked) * scores)
+        eager = both + memory_seconds(moved, rates)
+        flop = 2.0 * scores * (model.qk_dim + model.v_dim) * model.visible(keys)
+        filled = 1 + rates.flash_fill / (batch * queries / 128)
+        fused = stacked(filled * flop / rates.flash, 2.5 * flop / rates.flash_backward)
+        return np.where(n.flash_attention, fused, eager)
 
-def logits(
-    model: Model,
-    tokens: Values,
-    tp: Values,
-    rates: Rates,
-    width: int,
-    gradient: int,
-    passed: float = 1.0,
-    added: bool = False,
-) -> Array:
-    """Seconds of the logits and of the cross-entropy over the vocabulary, cut over ``tp``.
+    def passes(self, weights: tuple[Weight, ...]) -> Array:
+        """Seconds of the element-wise kernels outside the attention core, limited by memory.
 
-    The product, and passes over single-precision logits: cast, maximum, exponential, sum and
-    quotient forward (24 + width bytes a logit), gradient and cast backward (12 + width); of them
-    the part ``passed`` is done by a fused or compiled loss. ``added``: as of `weight_gradient`.
-    """
-    columns = ceil_div(model.vocab, tp)
-    numbers = 1.0 * tokens * columns
-    total = stacked(
-        memory_seconds(passed * (24 + width) * numbers, rates),
-        memory_seconds(passed * (12 + width) * numbers, rates),
-    )
-    *before, (last, _) = model.head_matrices
-    for k, n in (*before, (last, columns)):
-        there = gemm_seconds(tokens, k, n, rates, width)
-        back = gemm_seconds(tokens, n, k, rates, width)
-        weight = weight_gradient(tokens, k, n, rates, width, gradient, added=added)
-        total = total + stacked(there, back + weight)
-    return total
+        Passes, each of ``width`` bytes a number, forward and backward:
+
+        norm 2, 3 | residual sum 3, 3 | its dropout a mask, 2 and a mask | a bias 0, 1
+        activation 2, 3; gated 3, 5 | context turned from heads to rows 2, 2
+        gradients of q, k, v joined 0, 2 | mixture: tokens sorted to their experts and back 4, 4
+        """
+        model, tokens, whole, width = self.model, self.tokens, self.whole, self.width
+        tp, rates = self.n.tp, self.rates
+        h, norms = model.hidden, model.layer_norms * (model.norm != "none")
+        mask, biases = model.dropout / width, model.out_bias + model.mlp_bias
+        there: Values = h * (norms * 2 + 2 * (3 + mask)) * whole
+        back: Values = h * (norms * 3 + 2 * (3 + (2 + 1 / width) * model.dropout) + biases) * whole
+        a, g = ceil_div(model.heads, tp), ceil_div(model.kv_heads, tp)
+        context, qkv = a * model.v_dim, a * model.qk_dim + g * (model.qk_dim + model.v_dim)
+        inner: Values = sum(
+            ceil_div(w.inputs, tp) * w.active * (model.imbalance if w.copies > 1 else 1)
+            for w in weights
+            if w.row and "mlp" in w.name
+        )
+        gated = model.mlp == "swiglu"
+        turned: Values = 2 * context * tokens
+        joined: Values = (2 + model.qkv_bias) * qkv * tokens
+        inner = inner * tokens
+        there = there + (3 if gated else 2) * inner + turned
+        back = back + ((5 if gated else 3) + model.mlp_bias) * inner + turned + joined
+        if any(w.copies > 1 for w in weights):
+            sorted_ = 4 * model.imbalance * model.top_k * h * whole
+            there, back = there + sorted_, back + sorted_
+        return memory_seconds(1.0 * width * stacked(there, back), rates)
+
+    def adapter_passes(self, weights: tuple[Weight, ...]) -> Array:
+        """Seconds of low-rank adapters, limited by memory: beside a product [t, k] x [k, n] its
+        input is read, and the adapter's output written and added, k + 4 n numbers a token forward,
+        and 4 k + 2 n backward."""
+        adapters, width, tokens = self.recipe.adapters, self.width, self.tokens
+        if adapters is None:
+            return np.zeros((2, 1))
+        there: Values = 0.0
+        back: Values = 0.0
+        for product in products(weights):
+            for weight in product.weights:
+                if weight.name in adapters.matrices:
+                    k, n = Product(weight.name, (weight,)).shape(self.n.tp)
+                    there = there + weight.active * (k + 4 * n)
+                    back = back + weight.active * (4 * k + 2 * n)
+        return memory_seconds(1.0 * width * tokens * stacked(there, back), self.rates)
+
+    def logits(self) -> Array:
+        """Seconds of the logits and of the cross-entropy over the vocabulary.
+
+        The product, and passes over single-precision logits: cast, maximum, exponential, sum and
+        quotient forward (24 + width bytes a logit), gradient and cast backward (12 + width); of
+        them a fused or compiled loss does a part.
+        """
+        tokens, rates, width = self.tokens, self.rates, self.width
+        passed = self.calibration.loss_passes
+        columns = ceil_div(self.model.vocab, self.n.tp)
+        moved = stacked(passed * (24 + width), passed * (12 + width)) * (1.0 * tokens * columns)
+        total = memory_seconds(moved, rates)
+        *before, (last, _) = self.model.head_matrices
+        for k, n in (*before, (last, columns)):
+            there = gemm_seconds(tokens, k, n, rates, width)
+            back = gemm_seconds(tokens, n, k, rates, width)
+            weight = self.weight_gradient(tokens, k, n, rates, width)
+            total = total + stacked(there, back + weight)
+        return total

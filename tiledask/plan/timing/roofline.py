@@ -11,7 +11,7 @@ from typing import overload
 
 import numpy as np
 
-from tiledask.plan.arrays import Values
+from tiledask.plan.arrays import Array, Values
 
 __all__ = ["TILES", "Rates", "ceil_div", "gemm_bytes", "gemm_seconds", "memory_seconds"]
 
@@ -108,6 +108,14 @@ def halvings(*sizes: Values) -> Values:
         common = np.gcd(common, np.ceil(size).astype(np.int64))
     times: Values = np.log2(32 // common)
     return times
+
+
+@overload
+def memory_seconds(moved: Array, rates: Rates) -> Array: ...
+
+
+@overload
+def memory_seconds(moved: Values, rates: Rates) -> Values: ...
 
 
 def memory_seconds(moved: Values, rates: Rates) -> Values:

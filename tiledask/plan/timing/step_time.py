@@ -17,7 +17,6 @@ from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import SELECTIVE_OP, Numbers
 from tiledask.plan.inputs.model import Model, Weight
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.plan.inputs.run import check_timed
 from tiledask.plan.pipelines.schedules import BOTH_WAYS
 from tiledask.plan.timing.calibration import Calibration, calibration_of
 from tiledask.plan.timing.collective_time import (
@@ -28,15 +27,8 @@ from tiledask.plan.timing.collective_time import (
     zero_passes,
 )
 from tiledask.plan.timing.interleaved import interleaved_seconds
-from tiledask.plan.timing.layer_time import (
-    adapter_passes,
-    attention_core,
-    logits,
-    passes,
-    products,
-    weight_products,
-)
-from tiledask.plan.timing.roofline import Rates, ceil_div, memory_seconds
+from tiledask.plan.timing.layer_time import LayerTime, products
+from tiledask.plan.timing.roofline import ceil_div, memory_seconds
 
 __all__ = ["PIECE", "Parts", "StepTime", "stage_layers", "step_parts"]
 
@@ -84,70 +76,20 @@ def _total(piece: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class StepTime:
+class StepTime(LayerTime):
     """What the time of a step is made of, for one layout or for arrays of them."""
-
-    model: Model
-    cluster: ClusterSpec
-    n: Numbers
-    recipe: Recipe
-    sequence: int
-    calibration: Calibration
-
-    def __post_init__(self) -> None:
-        check_timed(self.recipe)
-
-    @cached_property
-    def rates(self) -> Rates:
-        """Of the attention core, the head and the passes over memory."""
-        return self.calibration.rates(self.cluster.device, self.recipe)
-
-    @cached_property
-    def product_rates(self) -> Rates:
-        """Of the layers' products."""
-        width = self.recipe.operand_bytes
-        return self.calibration.rates(self.cluster.device, self.recipe, width)
-
-    @property
-    def width(self) -> int:
-        return self.recipe.compute_bytes
-
-    @property
-    def tokens(self) -> Values:
-        """Tokens of a micro-batch on one device."""
-        return self.n.microbatch * ceil_div(self.sequence, self.n.cp)
-
-    @property
-    def whole(self) -> Values:
-        """Of them, those whose residual stream a device works on outside the products."""
-        each = ceil_div(ceil_div(self.sequence, self.n.cp), self.n.tp)
-        return np.where(self.n.sequence_parallel, self.n.microbatch * each, self.tokens)
 
     # the pieces of the model -------------------------------------------------------------
 
     def layer(self, weights: tuple[Weight, ...]) -> Array:
         """One layer of ``weights``."""
-        n, model, rates, width = self.n, self.model, self.rates, self.width
-        recipe, known = self.recipe, self.calibration
-        rows = n.microbatch, ceil_div(self.sequence, n.cp), self.sequence
-        core = attention_core(model, *rows, n.tp, n.flash_attention, rates, width)
+        n, known = self.n, self.calibration
+        core = self.attention_core()
         core = (1 + (1 / known.ring_part - 1) * (1 - 1 / np.asarray(n.cp))) * core
-        matrices = weight_products(
-            weights,
-            self.tokens,
-            n.tp,
-            self.product_rates,
-            recipe.operand_bytes,
-            recipe.gradient_bytes,
-            known.casts if recipe.product_bytes else 0.0,
-            known.adds_gradients,
-            (n.ep, n.expert_slices, self.come),
-        )
-        around = passes(model, weights, self.tokens, self.whole, n.tp, rates, width)
+        matrices, around = self.weight_products(weights), self.passes(weights)
         mixture = any(weight.copies > 1 for weight in weights)
         host = known.launch_layer + known.layer_seconds + mixture * known.mixture_seconds
-        beside = adapter_passes(recipe.adapters, weights, self.tokens, n.tp, rates, width)
-        beside = beside + stacked(host / 3, host * 2 / 3)
+        beside = self.adapter_passes(weights) + stacked(host / 3, host * 2 / 3)
         compute = matrices + core + beside + known.eager_passes * around
         recompute = np.asarray(n.recompute)
         full = recompute == "full"
@@ -214,13 +156,6 @@ class StepTime:
         ring = (n.cp - 1) * p2p(1.0 * heads * self.width * self.tokens, n.cp, n.tp, self.cluster)
         return np.maximum(0.0, stacked(ring, 2 * ring) - core)
 
-    @property
-    def come(self) -> Values:
-        """Tokens that come to the experts of the fullest device, for each token of its own and
-        each of a token's experts."""
-        come: Values = self.model.imbalance * self.n.expert_slices / self.n.tp
-        return come
-
     def _experts(self, others: Array) -> Array:
         """Tokens go to their experts and come back: two exchanges each way. As much is waited for
         as the framework leaves exposed, or the work of another micro-batch going the other way,
@@ -242,10 +177,7 @@ class StepTime:
 
     def head(self) -> Array:
         """Logits, loss, and the sum of their gradient over tp."""
-        known, widths = self.calibration, (self.width, self.recipe.gradient_bytes)
-        passed = known.loss_passes, known.adds_gradients
-        compute = logits(self.model, self.tokens, self.n.tp, self.rates, *widths, *passed)
-        return _piece(compute=compute, tp=stacked(0.0, self._sum()))
+        return _piece(compute=self.logits(), tp=stacked(0.0, self._sum()))
 
     def transfer(self) -> Array:
         """What a chunk waits for its neighbours: activations one way, gradients the other.
