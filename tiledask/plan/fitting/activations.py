@@ -1,6 +1,7 @@
 """What a forward pass leaves behind for the backward pass, tensor by tensor."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple
 
 from tiledask.plan.inputs.layout import SELECTIVE_OP, Layout
 from tiledask.plan.inputs.model import Model
-from tiledask.plan.inputs.recipes import Adapters, Recipe
+from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.timing.calibration import holds
 
 __all__ = [
@@ -41,34 +42,9 @@ class Saved:
     """Whether a gradient of this size flows back into it: not into a mask or a statistic."""
 
 
-class KeptOtherwise(NamedTuple):
-    """What a framework keeps otherwise; as it stands here, nothing."""
-
-    input_width: int = 0
-    """Bytes of a number of the products' inputs, where it is not the width of the others."""
-    outputs: bool = True
-    """Whether the experts' outputs are kept."""
-    adapters: Adapters | None = None
-    adapter_input: int = 0
-    """Bytes that each adapter keeps of a number of its input."""
-    activated: bool = True
-    """Whether an activated gate is kept beside gate and up."""
-
-
-AS_COUNTED = KeptOtherwise()
 INPUTS = "attention input|attention output input|(shared )?mlp (input|product|activation output)|"
 INPUTS += "(kv|query) latent"
 """Names of the tensors that are inputs of a layer's matrix products."""
-
-
-def kept_as(recipe: Recipe) -> KeptOtherwise:
-    """What a run of ``recipe`` keeps otherwise than the arithmetic: inputs of products in FP8 in
-    fewer bytes, inputs of adapters, as its framework does."""
-    held, fp8 = holds(recipe.framework), recipe.operand_bytes < recipe.compute_bytes
-    width = min(held.fp8_input_bytes, recipe.compute_bytes) if fp8 else 0
-    adapters = recipe.adapters if held.adapter_input_bytes else None
-    adapter_input, activated = held.adapter_input_bytes, not held.fused_gate
-    return KeptOtherwise(width, held.keeps_expert_outputs > 0, adapters, adapter_input, activated)
 
 
 @lru_cache(maxsize=4096)
@@ -79,7 +55,7 @@ def saved_tensors(
     width: int,
     flash: bool = False,
     mixture: bool | None = None,
-    kept: KeptOtherwise = AS_COUNTED,
+    recipe: Recipe | None = None,
 ) -> tuple[Saved, ...]:
     """Tensors that one layer keeps, as eager execution with fused norms does.
 
@@ -89,7 +65,8 @@ def saved_tensors(
     ``flash`` leaves, of the s x s tensors, a single-precision row statistic per head and token
     (Dao et al. 2022, arXiv:2205.14135, algorithm 1). ``mixture`` says which kind of layer of a
     model with experts (default: the last layer's); these are taken to be visited evenly.
-    ``kept``: what a framework keeps otherwise.
+    ``recipe``: whose framework keeps some otherwise, inputs of products in FP8 in fewer bytes, and
+    inputs of adapters.
     """
     mixture = bool(model.experts) if mixture is None else mixture
     h, ends = model.hidden, ("attention", "mlp")
@@ -117,22 +94,29 @@ def saved_tensors(
         tensors += [Saved(f"{at} norm input", h, width, False) for at in inputs]
     if model.dropout:
         tensors += [Saved(f"{at} dropout mask", h, 1, False, flows=False) for at in ends]
-    dropped = () if kept.outputs else ("expert outputs",)
-    dropped += () if kept.activated else ("mlp activated gate", "shared mlp activated gate")
-    tensors = [t for t in tensors if t.name not in dropped]
-    if kept.input_width:
-        tensors = [
-            replace(t, itemsize=kept.input_width) if re.fullmatch(INPUTS, t.name) else t
-            for t in tensors
-        ]
-    if kept.adapters is not None:
-        for weight in model.mixture_layer if mixture else model.dense_layer:
-            if weight.name in kept.adapters.matrices:
-                cut = weight.split and weight.row
-                many = -(-weight.inputs // tp) if cut else weight.inputs
-                name = f"{weight.name} adapter input"
-                tensors += [Saved(name, many * weight.active, kept.adapter_input, cut, flows=False)]
-    return tuple(tensors)
+    return tuple(tensors if recipe is None else _otherwise(tensors, model, tp, mixture, recipe))
+
+
+def _otherwise(
+    tensors: list[Saved], model: Model, tp: int, mixture: bool, recipe: Recipe
+) -> Iterator[Saved]:
+    """``tensors`` as the framework of ``recipe`` keeps them."""
+    held, fp8 = holds(recipe.framework), recipe.operand_bytes < recipe.compute_bytes
+    width = min(held.fp8_input_bytes, recipe.compute_bytes)
+    dropped: tuple[str, ...] = () if held.keeps_expert_outputs else ("expert outputs",)
+    dropped += ("mlp activated gate", "shared mlp activated gate") if held.fused_gate else ()
+    for each in tensors:
+        if each.name not in dropped:
+            narrow = fp8 and re.fullmatch(INPUTS, each.name)
+            yield replace(each, itemsize=width) if narrow else each
+    if recipe.adapters is None or not held.adapter_input_bytes:
+        return
+    for weight in model.mixture_layer if mixture else model.dense_layer:
+        if weight.name in recipe.adapters.matrices:
+            cut = weight.split and weight.row
+            many = (-(-weight.inputs // tp) if cut else weight.inputs) * weight.active
+            name = f"{weight.name} adapter input"
+            yield Saved(name, many, held.adapter_input_bytes, cut, flows=False)
 
 
 def _attention(
@@ -206,13 +190,13 @@ def layer_bytes(
     recompute: str | None = None,
     masks: bool = True,
     mixture: bool | None = None,
-    otherwise: KeptOtherwise = AS_COUNTED,
+    recipe: Recipe | None = None,
 ) -> int:
     """Bytes that one layer keeps of one micro-batch on one device.
 
-    Without ``masks``, only tensors that a gradient of their size flows back into; ``otherwise``:
-    what a framework keeps otherwise. Source:
-    Korthikanti et al. 2022, arXiv:2205.05198, Table 2.
+    Without ``masks``, only tensors that a gradient of their size flows back into; ``recipe``:
+    whose framework keeps some otherwise. Source: Korthikanti et al. 2022, arXiv:2205.05198,
+    Table 2.
 
     >>> gpt3 = Model(hidden=12288, layers=96, heads=96, ffn=49152, vocab=51200, dropout=True)
     >>> layer_bytes(gpt3, Layout(tp=8), 2048) / (2048 * 12288)  # 10 + 24/t + 5as/(ht)
@@ -225,7 +209,7 @@ def layer_bytes(
     flash, tp = layout.flash_attention, layout.tp
     if recompute == "full":
         return width * model.hidden * cut_tokens(layout, sequence)
-    every = saved_tensors(model, sequence, tp, width, flash, mixture, otherwise)
+    every = saved_tensors(model, sequence, tp, width, flash, mixture, recipe)
     core = recompute != "selective"
     if recompute == SELECTIVE_OP:
         kept = _outputs(model, every, width, flash, mixture)
@@ -252,13 +236,13 @@ def layer_costs(
     model: Model, layout: Layout, sequence: int, recipe: Recipe
 ) -> tuple[LayerBytes, ...]:
     """Of a dense layer and, in a model with experts, of a mixture."""
-    width, otherwise = recipe.compute_bytes, kept_as(recipe)
+    width = recipe.compute_bytes
 
     def layer(mixture: bool) -> LayerBytes:
         run = model, layout, sequence, width
         return LayerBytes(
-            layer_bytes(*run, mixture=mixture, otherwise=otherwise),
-            layer_bytes(*run, "none", mixture=mixture, otherwise=otherwise),
+            layer_bytes(*run, mixture=mixture, recipe=recipe),
+            layer_bytes(*run, "none", mixture=mixture, recipe=recipe),
             gradient_bytes(*run, mixture),
             layer_bytes(*run, "none", masks=False, mixture=mixture),
         )

@@ -85,19 +85,14 @@ def sentence(
     need = f"{new.devices} of {cluster.devices} devices"
     if missing:
         on = f"{cluster.devices} device{'s' * (cluster.devices > 1)}"
-        none = f"no layout on {on} fits; the smallest that does takes"
-        need = (
-            f"{none if fewest else 'it takes'} {new.devices}, {missing} more than the cluster has"
-        )
+        none = f"no layout on {on} fits; the smallest that does" if fewest else "it"
+        need = f"{none} takes {new.devices}, {missing} more than the cluster has"
     if missing and fewest:  # what all have that the fewest devices were looked for among
-        even = new.partition is None
-        how = f"{new.schedule} over even stages" if even else "its own stages"
+        how = "its own stages" if new.partition else f"{new.schedule} over even stages"
         count = old.microbatch * old.microbatches
-        need += (
-            f", of all with recipe {after.recipe.name}, {count} sequence{'s' * (count > 1)} of "
-            f"{after.sequence} tokens a copy (cp {old.cp}, or pieces of 4096 or more), tp that "
-            f"divides a node, {how}"
-        )
+        need += f", of all with recipe {after.recipe.name}, {count} sequence{'s' * (count > 1)} of "
+        need += f"{after.sequence} tokens a copy (cp {old.cp}, or pieces of 4096 or more), "
+        need += f"tp that divides a node, {how}"
     if old.microbatches != new.microbatches:
         need += f", {new.microbatches} micro-batches a copy"
     if old.sequences != new.sequences:

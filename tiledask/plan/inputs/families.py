@@ -64,7 +64,7 @@ def _families() -> dict[str, Family]:
     base = ("hidden", "layers", "heads", "vocab")
     found = {}
     for name, row in rows.items():
-        values = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
         found[name] = Family(**values | {"required": (*base, *row.get("required", ()))})
     return found
 

@@ -227,8 +227,8 @@ def load_cluster(spec: str | os.PathLike[str]) -> ClusterSpec:
         given = {key: fields.values[key] for key in over if key in fields}
         unknown = [key for key in fields.left() if key not in (*over, "source")]
         if unknown:
-            known = ", ".join(("devices", "device", *over))
-            raise fields.fail(unknown[0], f"is not known here; known: {known}")
+            keys = ", ".join(("devices", "device", *over))
+            raise fields.fail(unknown[0], f"is not known here; known: {keys}")
         return _filled(_whole(devices, Fields({**base.values, **given}, fields.where)), fields)
     counted = re.fullmatch(r"([0-9]{1,12})[ *-]*([a-z][^/]+)", text, re.IGNORECASE)
     card = counted and any(name.lower() == counted[2].lower() for name in names("hardware"))

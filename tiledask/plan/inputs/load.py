@@ -55,7 +55,8 @@ def load_model(spec: str | os.PathLike[str]) -> Model:
         )
     text = os.fspath(spec)
     path = Path(text)
-    if (sized := model_of_size(text)) and not _is(path, Path.exists):
+    there = _is(path, Path.exists)
+    if (sized := model_of_size(text)) and not there:
         return sized
     if text.lower() in models() and not isinstance(spec, os.PathLike):
         return model_from_config(read_named("models", text), text.lower())
@@ -64,18 +65,16 @@ def load_model(spec: str | os.PathLike[str]) -> Model:
             raise ConfigError(f"{text}: the folder holds no config.json; name the file itself")
         return model_from_config(read(path / "config.json"), path.resolve().name)
     hub = re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", text)
-    if hub and not _is(path, Path.exists) and not text.lower().endswith(".json"):
-        name = _on_the_hub().get(text.lower())
-        if name is None and (cached := _in_the_cache(text)):
-            return model_from_config(read(cached), text.rsplit("/", 1)[-1].lower())
-        if name is None:
-            raise ConfigError(
-                f"{text} is no shipped model, and has no config.json in {_cache()}; "
-                f"{meant(path.name, models())}to get it: hf download {text} config.json. One of "
-                "your own is td.Model(...), or the path of its config.json"
-            )
-        return model_from_config(read_named("models", name), name)
-    if text.lower().endswith(".json") or os.sep in text or _is(path, Path.exists):
+    if hub and not there and not text.lower().endswith(".json"):
+        if name := _on_the_hub().get(text.lower()):
+            return model_from_config(read_named("models", name), name)
+        if cached := _in_the_cache(text):
+            return model_from_config(read(cached), path.name.lower())
+        raise ConfigError(
+            f"{text} is no shipped model, and has no config.json in {_cache()}; "
+            f"{meant(path.name, models())}to get it: hf download {text} config.json"
+        )
+    if text.lower().endswith(".json") or os.sep in text or there:
         name = path.parent.resolve().name if path.stem == "config" else path.stem
         return model_from_config(read(path), name)
     return model_from_config(read_named("models", text), text.lower())

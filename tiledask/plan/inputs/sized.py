@@ -1,6 +1,7 @@
 """A model of which only the size is known: "175B" as a decoder of the usual shape."""
 
 import re
+from dataclasses import replace
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.inputs.model import Model
@@ -56,21 +57,8 @@ def model_of_size(text: str) -> Model | None:
     few = round(layers / by) * by
     inside = (wanted - 2 * VOCAB * h) / few - 4 * h * h
     ffn = round(inside / (3 * h) / 128) * 128
-    model = _decoder(text.strip(), few, h, ffn, "")
-    off = model.parameters / wanted - 1
-    words = (
-        f"{ASSUMED} {few} layers of width {h:,} ({h // 128} heads of 128, gated MLP of {ffn:,}, "
-        f"RMS norms, no biases, no groups of heads), {VOCAB:,} words, embedding and head apart: "
-        f"{model.parameters:,} parameters, {100 * off:+.1f} %. Memory of the states is as exact as "
-        "that; activations and time are those of this shape. A config.json or td.Model(...) is "
-        "exact."
-    )
-    return _decoder(text.strip(), few, h, ffn, words)
-
-
-def _decoder(name: str, layers: int, h: int, ffn: int, source: str) -> Model:
-    return Model(
-        layers=layers,
+    model = Model(
+        layers=few,
         hidden=h,
         heads=h // 128,
         ffn=ffn,
@@ -81,6 +69,14 @@ def _decoder(name: str, layers: int, h: int, ffn: int, source: str) -> Model:
         out_bias=False,
         mlp_bias=False,
         tied=False,
-        name=name,
-        source=source,
+        name=text.strip(),
     )
+    off = model.parameters / wanted - 1
+    words = (
+        f"{ASSUMED} {few} layers of width {h:,} ({h // 128} heads of 128, gated MLP of {ffn:,}, "
+        f"RMS norms, no biases, no groups of heads), {VOCAB:,} words, embedding and head apart: "
+        f"{model.parameters:,} parameters, {100 * off:+.1f} %. Memory of the states is as exact as "
+        "that; activations and time are those of this shape. A config.json or td.Model(...) is "
+        "exact."
+    )
+    return replace(model, source=words)

@@ -43,11 +43,9 @@ def bandwidth(
     """Bytes/s at which each member of the group passes a ring's data on; through its own adapter
     alone where a program builds one ring of all."""
     here = members(size, stride, cluster)
-    if own_adapter:
-        between = cluster.between_nodes.reached
-        return np.where(here >= size, cluster.within_node.reached, between)
     within, between = cluster.within_node.reached, cluster.between_nodes.reached
-    return np.where(here >= size, within, np.minimum(within, here * between))
+    shared = between if own_adapter else np.minimum(within, here * between)
+    return np.where(here >= size, within, shared)
 
 
 def latency(size: Values, stride: Values, cluster: ClusterSpec) -> Values:
