@@ -244,10 +244,9 @@ class Plans(Sequence[Plan], Printable):
             devices = columns["dp"] * columns["tp"] * columns["pp"] * columns["cp"]
             peak = peaks(model, self.run, sequence, **chosen)
             columns = columns | {"devices": devices, "peak": peak}
-        devices, peak, copies = columns["devices"], columns["peak"], columns["dp"] * columns["cp"]
-        overhead = overheads(devices, copies, columns["zero"], self.run.framework)
+        peak = columns["peak"]
         self.room = DeviceLimits.of(cluster.device, self.run)
-        verdict = self.room.verdict(peak, *overhead)
+        verdict = self.room.verdict(peak, *overheads(Numbers(**chosen), self.run.framework))
         seconds = np.full(len(peak), np.inf)
         inside = np.flatnonzero(verdict < 2)
         if len(inside):

@@ -15,7 +15,7 @@ from tiledask.plan.fitting.fixes import changes
 from tiledask.plan.fitting.overhead import DeviceLimits, Overhead, overheads
 from tiledask.plan.fitting.vectorized import ORDERS, peaks
 from tiledask.plan.inputs.hardware import ClusterSpec
-from tiledask.plan.inputs.layout import MOST_OF_ANY, RECOMPUTE, Layout
+from tiledask.plan.inputs.layout import MOST_OF_ANY, RECOMPUTE, Layout, Numbers
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.units import divisors
@@ -83,26 +83,16 @@ def fewest_devices(
     unit = columns["tp"] * columns["pp"] * columns["cp"] * step
     """Devices of the fewest copies, of which all numbers are multiples."""
     possible = unit <= MOST_OF_ANY
-    columns, step, unit = (
-        {k: v[possible] for k, v in columns.items()},
-        step[possible],
-        unit[possible],
-    )
+    columns = {name: column[possible] for name, column in columns.items()}
+    step, unit = step[possible], unit[possible]
     room = DeviceLimits.of(cluster.device, recipe, overhead is None).sure
 
     def held(copies: Any, at: np.ndarray) -> np.ndarray:
         """Bytes beyond the device's on layouts ``at`` in ``copies`` x ``step``; 0 or less fits."""
-        chosen = {name: column[at] for name, column in columns.items()}
-        dp = copies * step[at]
-        peak = peaks(model, recipe, sequence, dp=dp, **chosen)
-        total = (
-            overhead.total
-            if overhead is not None
-            else overheads(copies * unit[at], dp * chosen["cp"], chosen["zero"], recipe.framework)[
-                1
-            ]
-        )
-        return peak + total - room
+        n = {name: column[at] for name, column in columns.items()} | {"dp": copies * step[at]}
+        own = None if overhead is None else overhead.total
+        total = overheads(Numbers(**n), recipe.framework)[1] if own is None else own
+        return peaks(model, recipe, sequence, **n) + total - room
 
     def fewest(at: np.ndarray, high: np.ndarray) -> np.ndarray:
         """The fewest copies of layouts ``at``, that fit in ``high`` of them and not in one."""
@@ -119,10 +109,8 @@ def fewest_devices(
     every = np.arange(len(unit))
     alone = held(1, every) <= 0
     copies = np.where(alone, 1, 0)
-    sharded = np.isin(
-        columns["zero"],
-        [zero for zero in range(4) if any(state.sharded(zero) for state in recipe.states)],
-    )
+    least = min((state.zero for state in recipe.states), default=4)
+    sharded = columns["zero"] >= least
     rest = every[~alone & sharded] if "dp" in free else every[:0]
     if len(rest):
         most = MOST_OF_ANY // unit[rest]  # copies on the most devices that any cluster has

@@ -17,7 +17,7 @@ import numpy as np
 
 from tiledask.plan.data import shipped_json
 from tiledask.plan.inputs.hardware import Device
-from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.layout import Layout, Numbers
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.timing.calibration import holds
 from tiledask.plan.units import format_bytes
@@ -108,14 +108,14 @@ def overhead_of(layout: Layout, framework: str = "") -> Overhead:
     return default_overhead(layout.devices, zero, framework)
 
 
-def overheads(
-    devices: np.ndarray, copies: np.ndarray, zero: np.ndarray, framework: str = ""
-) -> tuple[Any, Any]:
+def overheads(n: Layout | Numbers, framework: str = "") -> tuple[Any, Any]:
     """(certain, total) bytes of the budgets of many layouts, column by column as
-    ``overhead_of`` has them; ``copies``: dp x cp."""
+    ``overhead_of`` has them."""
     kinds = (1, 0), (2, 0), (2, 3)
     budgets = [default_overhead(*kind, framework) for kind in kinds]
-    which = np.where(devices == 1, 0, np.where((zero == 3) & (copies > 1), 2, 1))
+    copies = np.asarray(n.dp * n.cp)
+    shards = (np.asarray(n.zero) == 3) & (copies > 1)
+    which = np.where(copies * n.tp * n.pp == 1, 0, np.where(shards, 2, 1))
     certain = np.array([budget.certain for budget in budgets])[which]
     return certain, np.array([budget.total for budget in budgets])[which]
 

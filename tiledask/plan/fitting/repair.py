@@ -159,10 +159,7 @@ class Search:
 
     def _budget(self, n: Any) -> Any:
         """Bytes of the whole overhead of a layout, or of Numbers."""
-        if self.own:
-            return self.overhead.total
-        devices, copies = np.asarray(n.dp * n.cp * n.tp * n.pp), np.asarray(n.dp * n.cp)
-        return overheads(devices, copies, np.asarray(n.zero), self.recipe.framework)[1]
+        return self.overhead.total if self.own else overheads(n, self.recipe.framework)[1]
 
     def _fastest_first(self, n: Numbers) -> Array:
         """The order of layouts: those of the start's global batch, by seconds of a sequence, then
