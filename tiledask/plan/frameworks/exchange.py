@@ -1,7 +1,6 @@
 """The table of frameworks: what writes a layout for each, and what reads one."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from tiledask.errors import ConfigError, short
@@ -13,19 +12,10 @@ from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run, check_trains, more_tp
 
-__all__ = ["FRAMEWORKS", "READABLE", "export_config", "import_config"]
+__all__ = ["FRAMEWORKS", "export_config", "import_config"]
 
-FRAMEWORKS: dict[str, Callable[[Job], str]] = {
-    "megatron": megatron.write,
-    "torchtitan": torchtitan.write,
-    "deepspeed": deepspeed.write,
-}
-READABLE: dict[str, Callable[[str, Model | None, int | None], Imported]] = {
-    "megatron": megatron.read,
-    "torchtitan": torchtitan.read,
-    "deepspeed": deepspeed.read,
-}
-
+FRAMEWORKS = {"megatron": megatron, "torchtitan": torchtitan, "deepspeed": deepspeed}
+"""Of each what writes a layout, ``write``, and what reads one, ``read``."""
 MOST_BYTES = 1_000_000
 
 
@@ -47,13 +37,12 @@ def export_config(
     ()
     """
     if framework not in FRAMEWORKS:
-        raise ConfigError(
-            f"a layout is exported to {', '.join(FRAMEWORKS)}; got {short(framework)}"
-        )
+        known = ", ".join(FRAMEWORKS)
+        raise ConfigError(f"a layout is exported to {known}; got {short(framework)}")
     model, recipe = as_model(model), load_recipe(recipe)
     check_trains(recipe)
     job = Job(model, layout, recipe, check_run(model, layout, sequence))
-    text = FRAMEWORKS[framework](job)
+    text = FRAMEWORKS[framework].write(job)
     if recipe.places:
         places = " and ".join(recipe.places)
         job.lost["offload"] = f"states offloaded to {places} are not written: add that by hand"
@@ -78,10 +67,9 @@ def import_config(
     >>> import_config("megatron", flags, model="gpt2", devices=8).layout
     Layout(dp=4, tp=2, microbatches=4, flash_attention=True)
     """
-    if framework not in READABLE:
-        raise ConfigError(
-            f"configurations of {', '.join(READABLE)} are read; got {short(framework)}"
-        )
+    if framework not in FRAMEWORKS:
+        known = ", ".join(FRAMEWORKS)
+        raise ConfigError(f"configurations of {known} are read; got {short(framework)}")
     text = os.fspath(config)
     if isinstance(config, os.PathLike) or ("\n" not in text and os.path.isfile(text)):
         path = Path(text)
@@ -91,6 +79,7 @@ def import_config(
                 f"configuration, or its text"
             )
         text = path.read_text("utf-8", errors="replace")
-    found = READABLE[framework](text, None if model is None else as_model(model), devices)
+    given = None if model is None else as_model(model)
+    found = FRAMEWORKS[framework].read(text, given, devices)
     check_run(found.model, found.layout, found.sequence)
     return found
