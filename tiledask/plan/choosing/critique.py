@@ -224,8 +224,8 @@ def _lines(fit: Fit, step: StepEstimate | None) -> Iterator[Judged]:
         layers = fit.memory.model.layers
         counts = [layout.stage_layers(stage, layers) for stage in range(layout.pp)]
         ratio = max(counts) * len(counts) / sum(counts)
-        most = f"the fullest of {len(counts)} stages has {max(counts)} layers, {ratio:.3g} times"
-        why = f"{most} the mean of {sum(counts)}/{len(counts)}; above 1.1 is a fault"
+        fullest = f"the fullest of {len(counts)} stages has {max(counts)} layers, {ratio:.3g} times"
+        why = f"{fullest} the mean of {sum(counts)}/{len(counts)}; above 1.1 is a fault"
         yield Judged("balance", ratio <= 1.1, why)
     if layout.recompute != "none":
         share = f"{100 * step.recompute / total:.1f} % of a step computes activations again"

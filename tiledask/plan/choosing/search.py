@@ -494,8 +494,8 @@ def search(
         named = calibration_of(cluster.device, usual, calibration, framework)
         recipe, runs, program = recipe or named.trains, named.runs, named.framework
     recipe, space = load_recipe(recipe or "mixed-adam-16"), space or Space()
-    words = {"of": "sequences", "way_out": "is it a number of tokens?"}
-    global_batch = whole_number("global_batch", global_batch, 1, MOST_OF_ANY, **words)
+    meant, what = "is it a number of tokens?", "sequences"
+    whole = whole_number("global_batch", global_batch, 1, MOST_OF_ANY, of=what, way_out=meant)
     check_trains(recipe)
     check_timed(recipe)
     sequence = check_run(model, Layout(), sequence)
@@ -507,11 +507,11 @@ def search(
     rows = [
         row
         for n in _counts(devices, cluster)
-        for row in _shapes(model, cluster, global_batch, sequence, space, n)
+        for row in _shapes(model, cluster, whole, sequence, space, n)
     ]
     columns = _columns(rows, space, model)
     columns, left_out = _run_by(program, columns, runs)
-    of = model, cluster, global_batch, recipe, sequence
+    of = model, cluster, whole, recipe, sequence
     return Plans(*of, columns, calibration, framework, left_out)
 
 

@@ -290,8 +290,8 @@ class Terms:
                 there = ends * ((work.of == "logit") | (self.layout.tp > 1))
                 rows.append((work.tensor, work.moment, there, work.bytes, self.recipe.source))
         for tensor, moment, there, size, source in rows:
-            formula = LOGITS, size, elements
-            yield Term(tensor, moment, there, there * (size * elements), formula, source)
+            held = there * (size * elements)
+            yield Term(tensor, moment, there, held, (LOGITS, size, elements), source)
 
     @property
     def _elements(self) -> Any:

@@ -80,6 +80,6 @@ def import_config(
             )
         text = path.read_text("utf-8", errors="replace")
     given = None if model is None else as_model(model)
-    found = FRAMEWORKS[framework].read(text, given, devices)
+    found: Imported = FRAMEWORKS[framework].read(text, given, devices)
     check_run(found.model, found.layout, found.sequence)
     return found

@@ -279,7 +279,7 @@ def _over_stages(time: StepTime, layouts: Sequence[Layout]) -> Iterator[Parts]:
         m = layout.microbatches
         parts = (m * (slow[:, 0] + slow[:, 1])).tolist()
         bubble = max(0.0, run - m * float(slow.sum(0).sum()))
-        yield Parts(*parts, waited[n], bubble, update[n])
+        yield Parts(*[*parts, waited[n], bubble, update[n]])
 
 
 def _of_each(works: Sequence[Array], layouts: Sequence[Layout]) -> Array:

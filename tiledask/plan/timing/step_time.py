@@ -154,7 +154,8 @@ class StepTime(LayerTime):
         n, model = self.n, self.model
         heads = ceil_div(model.kv_heads, n.tp) * (model.qk_dim + model.v_dim)
         ring = (n.cp - 1) * p2p(1.0 * heads * self.width * self.tokens, n.cp, n.tp, self.cluster)
-        return np.maximum(0.0, stacked(ring, 2 * ring) - core)
+        waited: Array = np.maximum(0.0, stacked(ring, 2 * ring) - core)
+        return waited
 
     def _experts(self, others: Array) -> Array:
         """Tokens go to their experts and come back: two exchanges each way. As much is waited for
@@ -277,7 +278,8 @@ class StepTime(LayerTime):
         hiding = each * (1 + (n.pp - 1) * (n.interleave - 1) / n.interleave)
         summed = summed - np.minimum(hidden, hiding * work[1])
         waited = summed + gathered - np.minimum(ahead * gathered, hiding * work[0])
-        return waited + trained * self._over_replicas(held)
+        total: Values = waited + trained * self._over_replicas(held)
+        return total
 
     def _ahead(self) -> float:
         """The part of a layer's weights that is gathered while other weights are at work: all, or
@@ -313,7 +315,8 @@ class StepTime(LayerTime):
         written = recipe.weight_bytes if gradient else 0
         reduced = np.where(np.asarray(n.zero) >= 2, mine, held)
         moved = mine * (2 * states + written) + reduced * 4 * gradient
-        return memory_seconds(moved, self.rates) + self.calibration.step_seconds
+        seconds: Values = memory_seconds(moved, self.rates) + self.calibration.step_seconds
+        return seconds
 
 
 def stage_layers(n: Numbers, layers: int) -> tuple[Values, Values, Values]:
@@ -350,10 +353,10 @@ LAYER = ("tp", "cp", "ep", "expert_tp", "microbatch", "sequence_parallel", "flas
 
 def _once(n: Numbers, names: Sequence[str], work: Callable[[Numbers], Array]) -> Array:
     """``work`` of ``n``, done once for each combination of the fields ``names`` that occurs."""
-    columns = np.broadcast_arrays(*(getattr(n, name) for name in names))
-    if columns[0].size < 2:
+    given = np.broadcast_arrays(*(getattr(n, name) for name in names))
+    if given[0].size < 2:
         return work(n)
-    columns = [column.ravel() for column in columns]
+    columns = [column.ravel() for column in given]
     rows, which = combinations([numbered(column) for column in columns])
     found = work(Numbers(**{name: each[rows] for name, each in zip(names, columns, strict=True)}))
     return np.broadcast_to(found, (*found.shape[:-1], len(rows)))[..., which]
