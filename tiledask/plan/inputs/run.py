@@ -45,8 +45,8 @@ def check_run(model: Model, layout: Layout, sequence: int | None) -> int:
     sequence = whole_number("sequence", sequence, 1, LONGEST, of="tokens", way_out=meant)
     if 0 < model.positions < sequence:
         raise ConfigError(
-            f"{model.name} has learned {model.positions:,} positions, fewer than the {sequence:,} "
-            f"tokens of a sequence; use {model.positions:,} or less, or rotary positions"
+            f"{model.name} has learned {model.positions:,} positions, and not {sequence:,}; use a "
+            f"sequence of {model.positions:,} or less, or a model with rotary positions"
         )
     if layout.cp > sequence:
         raise ConfigError(f"cp={layout.cp} cannot cut {sequence} tokens; use {sequence} or less")
