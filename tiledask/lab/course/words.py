@@ -1,20 +1,22 @@
-"""The words of an answer: texts of data/questions.json, filled with the names of its sums.
+"""Texts of data/questions.json and data/ladder.json, filled with the names of their sums.
 
 {whole:bytes}   208 GB       {few:count GPU}    7 GPUs          {widths:shares}        32 or 33
 {used:%.1f}     72.7 %       {fits:fit|fail}    yes, or no      {size:holds 40000}     2 kB left
 {names:list}    a, b         {layout:brief}     dp 4 x tp 2     {names:some , }        1, 2, ..., 9
+{times:and}     3, 5 and 2   {times:sum}        3 + 5 = 8       {share:percent}        27.3 %
 """
 
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from string import Formatter
 from typing import Any
 
 from tiledask.plan.fitting.fit import Fit
 from tiledask.plan.inputs.layout import Layout
-from tiledask.plan.units import format_bytes, format_seconds
+from tiledask.plan.units import format_bytes, format_percent, format_seconds
 
-__all__ = ["brief", "count", "filled", "lines_of", "looked_up", "shares", "some"]
+__all__ = ["brief", "count", "each_of", "filled", "lines_of", "listed", "looked_up", "shares"]
+__all__ += ["some", "total"]
 
 
 def shares(of: Sequence[int]) -> str:
@@ -43,6 +45,26 @@ def some(names: Sequence[object], between: str = ", ", most: int = 6) -> str:
     ('a, b', '1, 2, 3, ..., 9')
     """
     return between.join(map(str, names if len(names) <= most else [*names[:3], "...", names[-1]]))
+
+
+def listed(values: Iterable[object]) -> str:
+    """Values in a sentence, numbers with six digits at most.
+
+    >>> listed([3, 5, 2])
+    '3, 5 and 2'
+    """
+    *words, last = [f"{v:.6g}" if isinstance(v, int | float) else str(v) for v in values]
+    return f"{', '.join(words)} and {last}" if words else last
+
+
+def total(values: Sequence[float]) -> str:
+    """The sum, written out, and what it makes.
+
+    >>> total([3, 5, 2]), total([3])
+    ('3 + 5 + 2 = 10', '3')
+    """
+    whole = f" = {sum(values):.6g}" * (len(values) > 1)
+    return " + ".join(f"{value:.6g}" for value in values) + whole or "0"
 
 
 def holds(size: float, memory: str) -> str:
@@ -85,6 +107,9 @@ FORMS: dict[str, Any] = {
     "seconds": format_seconds,
     "list": lambda names, between=", ": between.join(map(str, names)) or "none",
     "some": some,
+    "and": listed,
+    "sum": total,
+    "percent": format_percent,
     "shares": shares,
     "count": count,
     "holds": holds,
@@ -127,11 +152,15 @@ def lines_of(working: Sequence[str | Sequence[str]], names: Mapping[str, Any]) -
         if isinstance(each, str):
             lines.append(filled(each, names))
         else:
-            found = looked_up(each[0], names)
-            rows = found.items() if isinstance(found, Mapping) else enumerate(found, 1)
-            inner = (ChainMap({"name": name, "it": it}, {**names}) for name, it in rows)
-            lines += [filled(each[1], row) for row in inner]
+            lines += [filled(each[1], row) for row in each_of(each[0], names)]
     return [line for line in lines if line]
+
+
+def each_of(rows: str, names: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The names for each of ``rows``: with its ``name``, or its number from 1, and ``it``."""
+    found = looked_up(rows, names)
+    pairs = found.items() if isinstance(found, Mapping) else enumerate(found, 1)
+    return (ChainMap({"name": name, "it": it}, {**names}) for name, it in pairs)
 
 
 def looked_up(name: str, names: Mapping[str, Any]) -> Any:

@@ -6,7 +6,7 @@
     task.working()                  # the arithmetic, line by line
 
 The simulator says what is right; the working is worked out without it, and a test holds that both
-agree. Its texts are in data/ladder.json.
+agree. Its texts and what is asked for are in data/ladder.json.
 
 one_batch      levels 1 to 6: who does what, who waits, idle time in seconds
 micro_batches  levels 7 to 12: how many micro-batches; a slow stage; which gap is which
@@ -14,21 +14,22 @@ fields         what is filled in, who judges it
 """
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 from tiledask.errors import ConfigError
 from tiledask.lab.tasks.ladder import micro_batches, one_batch
-from tiledask.lab.tasks.ladder.fields import Head
+from tiledask.lab.tasks.ladder.fields import Names, level_of
 from tiledask.lab.tasks.task import JudgedTask
 from tiledask.plan.whole import is_whole, whole_number
 
 __all__ = ["LEVELS", "idle_level"]
 
-LEVELS: tuple[Callable[[Head, Random], JudgedTask], ...] = (
+LEVELS: tuple[Callable[[Random, int], Names], ...] = (
     one_batch.fill_the_timetable,
     one_batch.who_waits_for_whom,
-    one_batch.idle_of_each,
-    one_batch.idle_of_each,
+    partial(one_batch.idle_of_each, transfers=False),
+    partial(one_batch.idle_of_each, transfers=True),
     one_batch.idle_in_all,
     one_batch.from_few_to_many,
     micro_batches.triangles,
@@ -38,7 +39,7 @@ LEVELS: tuple[Callable[[Head, Random], JudgedTask], ...] = (
     micro_batches.which_gap_is_which,
     micro_batches.which_microbatches,
 )
-"""What draws the numbers of each level, 1 first."""
+"""What draws the numbers of each level, 1 first, and does its sums."""
 
 
 def idle_level(level: int, seed: int = 0) -> JudgedTask:
@@ -52,4 +53,4 @@ def idle_level(level: int, seed: int = 0) -> JudgedTask:
     if not is_whole(level, 1) or level > len(LEVELS):
         raise ConfigError(f"the idle-time ladder has levels 1 to {len(LEVELS)}, got {level!r}")
     seed = whole_number("seed", seed, 0, 10**9 - 1)
-    return LEVELS[level - 1]((level, seed), Random(f"{level}/{seed}"))
+    return level_of(level, seed, LEVELS[level - 1](Random(f"{level}/{seed}"), seed))

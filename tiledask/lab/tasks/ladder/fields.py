@@ -5,54 +5,30 @@ worker 2's idle time   [ not 8 s: too low, near ]
 """
 
 import math
+import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tiledask.errors import ConfigError, short
+from tiledask.lab.course.words import each_of, filled, lines_of, looked_up
 from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.quantities import from_0, labelled, parts, read_number
 from tiledask.lab.tasks.result import WRONG, Target
 from tiledask.lab.tasks.task import JudgedTask
 from tiledask.lab.tasks.text import worker_text
 from tiledask.plan.data import shipped_json
-from tiledask.plan.pipelines.timeline import Timeline
 
-__all__ = ["IDLE", "Asked", "Head", "Judge", "level_of", "listed", "num", "off_by", "total"]
+__all__ = ["IDLE", "Asked", "Names", "level_of"]
 
 IDLE = "."
-Head = tuple[int, int]
-"""(level, seed)."""
-Judge = Callable[[list[Any]], list[Target]]
-"""Who judges all that was filled in together."""
+Names = dict[str, Any]
+"""Of the sums of a level; texts and fields in data/ladder.json are made of them."""
 _SLOT = re.compile(r"(?:(\d{1,2})\s*[x*]\s*)?([FB]0?(?!\d)|[.\-_]|idle)[\s,|]*", re.IGNORECASE)
 _ROUNDED = 0.02
 """Of a share: who rounds it to whole percents is right."""
-
-
-def num(value: float) -> str:
-    """A number with as many digits as it needs, six at most."""
-    return f"{value:.6g}"
-
-
-def total(values: Sequence[float]) -> str:
-    """The sum, written out, and what it makes.
-
-    >>> total([3, 5, 2]), total([3])
-    ('3 + 5 + 2 = 10', '3')
-    """
-    return " + ".join(map(num, values)) + f" = {num(sum(values))}" * (len(values) > 1) or "0"
-
-
-def listed(values: Iterable[object]) -> str:
-    """Values in a sentence.
-
-    >>> listed([3, 5, 2])
-    '3, 5 and 2'
-    """
-    *words, last = [num(v) if isinstance(v, int | float) else str(v) for v in values]
-    return f"{', '.join(words)} and {last}" if words else last
 
 
 def off_by(given: float, right: float) -> str:
@@ -73,9 +49,9 @@ class Asked:
     what: str
     """ "worker 2's idle time"."""
     right: Any
-    """As the simulator says; of a row of slots a tuple."""
+    """As the simulator says; of a row of slots a list."""
     wrong: Sequence[tuple[Any, str]] = ()
-    """(what comes of a mistake, in words which)."""
+    """(what comes of a mistake, in words which); None: it cannot be made here."""
     unit: str | Mapping[str, str] = "s"
     """Of a number, as in `UNITS`; or the words there are, and a pattern of what else means each."""
     label: str = ""
@@ -83,7 +59,7 @@ class Asked:
 
     def read(self, given: str) -> Any:
         """The value of what was written; ConfigError for what is none."""
-        if isinstance(self.right, tuple):
+        if isinstance(self.right, list):
             return self._slots(given)
         if isinstance(self.unit, str):
             return read_number(given, self.unit, self.what)
@@ -113,7 +89,7 @@ class Asked:
 
     def off_at(self, given: Any) -> int | None:
         """The slot in which ``given`` is wrong first, 0 of a number or a word; None if right."""
-        if isinstance(self.right, tuple):
+        if isinstance(self.right, list):
             pairs = enumerate(zip(given, self.right, strict=True))
             return next((slot for slot, (a, b) in pairs if a != b), None)
         if isinstance(self.right, str):
@@ -123,19 +99,19 @@ class Asked:
 
     def remark(self, given: Any) -> str:
         """What is wrong with ``given``, and never what is right."""
-        if isinstance(self.right, tuple):
+        if isinstance(self.right, list):
             slot = self.off_at(given) or 0
             return f"slot {slot + 1} of {self.what} is the first that is off: {given[slot]} there"
         number = isinstance(self.unit, str)
-        alike = math.isclose if number else lambda a, b, rel_tol: a == b
-        known = (words for value, words in self.wrong if alike(given, value, rel_tol=2e-3))
+        alike = partial(math.isclose, rel_tol=2e-3) if number else operator.eq
+        known = (words for v, words in self.wrong if v is not None and alike(given, v))
         why = next(known, off_by(given, self.right) if number else "")
         (shown,) = self.words(given if number else repr(given))
         return f"{self.what} is not {shown}{': ' * bool(why)}{why}"
 
     def words(self, given: Any) -> Sequence[str]:
         """What was filled in as people write it, a word for each slot; None: nothing yet."""
-        if isinstance(self.right, tuple):
+        if isinstance(self.right, list):
             return tuple(given or "?" * len(self.right))
         if given is None or isinstance(given, str):
             return [given or "?"]
@@ -147,7 +123,7 @@ class Asked:
 def _read(fields: Sequence[Asked], form: str, answer: Any) -> list[Any]:
     """What was filled in; ConfigError for what is no answer."""
     text, labels = _typed(answer), [field.label for field in fields]
-    if isinstance(fields[0].right, tuple):
+    if isinstance(fields[0].right, list):
         words: Sequence[Any] = [row.strip() for row in re.split(r"[;\n]", text) if row.strip()]
     elif isinstance(fields[0].unit, str):
         words = parts(text)
@@ -172,20 +148,26 @@ def _typed(answer: Any, between: str = "; ") -> str:
     return between.join(_typed(each, " ") for each in answer)
 
 
-def level_of(
-    head: Head,
-    fields: Sequence[Asked],
-    timelines: Mapping[str, Timeline],
-    words: Mapping[str, Any],
-    together: Judge | None = None,
-) -> JudgedTask:
-    """A level with ``words`` put into its texts in data/ladder.json, an empty line left out.
+def _asked(rows: Sequence[Mapping[str, Any]], names: Names) -> Iterator[Asked]:
+    """The fields of a level; a row with ``each`` is one for each of what it names."""
+    for row in rows:
+        for here in each_of(row["each"], names) if "each" in row else [names]:
+            right, label = looked_up(row["right"], here), filled(row.get("label", ""), here)
+            unit = names[row["choices"]] if "choices" in row else row.get("unit", "s")
+            mistakes = row.get("wrong", {}).items()
+            wrong = [(looked_up(value, here), filled(why, here)) for value, why in mistakes]
+            yield Asked(filled(row["what"], here), right, wrong, unit, label)
 
-    Each field is right or wrong by itself, unless someone judges them ``together``.
+
+def level_of(level: int, seed: int, names: Names) -> JudgedTask:
+    """A level with the ``names`` of its sums put into its texts in data/ladder.json.
+
+    Each field is right or wrong by itself, unless a ``judge`` of that name judges them together.
     """
-    (level, seed), texts = head, shipped_json("ladder.json")[f"{head[0]}"]
-    form = texts["form"].format(**words)
-    lines = "\n".join(texts["working"]).format(**words).split("\n")
+    texts, together = shipped_json("ladder.json")[f"{level}"], names.get("judge")
+    form, fields = filled(texts["form"], names), [*_asked(texts["fields"], names)]
+    titles = texts["runs"].items() if "runs" in texts else ()
+    runs = {filled(title, names): names[run] for run, title in titles} or names["runs"]
 
     def off(given: list[Any]) -> list[tuple[int, int]]:
         """(field, slot) of each field that is wrong."""
@@ -195,7 +177,8 @@ def level_of(
     def judge(answer: Any) -> list[Target]:
         given = _read(fields, form, answer)
         if together:
-            return together(given)
+            judged: list[Target] = together(given)
+            return judged
         rows = [row for row, _ in off(given)]
         remarks = [fields[row].remark(given[row]) for row in rows[:1]]
         remarks += [f"{len(rows)} of {len(given)} are off"] * (len(rows) > 1)
@@ -215,20 +198,20 @@ def level_of(
     def letters(answer: Any) -> str:
         """The run, where the question is about it."""
         asked = answer is None and texts.get("shows_run")
-        return worker_text(next(iter(timelines.values()))) if asked else ""
+        return worker_text(next(iter(runs.values()))) if asked else ""
 
     return JudgedTask(
         name=f"idle-{level}",
         title=texts["title"],
-        question=texts["question"].format(**words),
+        question=filled(texts["question"], names),
         form=form,
         judge=judge,
-        hints=tuple(hint.format(**words) for hint in texts["hints"]),
+        hints=tuple(filled(hint, names) for hint in texts["hints"]),
         kind="idle time",
         level=level,
         seed=seed,
-        lines=tuple(line for line in lines if line),
-        timelines=timelines,
+        lines=tuple(lines_of(texts["working"], names)),
+        timelines=runs,
         figure=figure,
         letters=letters,
     )

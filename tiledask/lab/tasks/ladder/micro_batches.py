@@ -9,17 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tiledask.errors import ConfigError
-from tiledask.lab.tasks.ladder.fields import Asked, Head, level_of, listed, num, total
-from tiledask.lab.tasks.ladder.one_batch import idle_share
+from tiledask.lab.course.words import listed
+from tiledask.lab.tasks.ladder.fields import Asked, Names
 from tiledask.lab.tasks.result import WRONG, Target
-from tiledask.lab.tasks.task import JudgedTask
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.units import format_percent
 
 __all__ = ["best_with_overhead", "fewest_for_a_share", "one_slow_stage", "triangles"]
-__all__ += ["gaps_of", "which_gap_is_which", "which_microbatches"]
+__all__ += ["which_gap_is_which", "which_microbatches"]
 
 _TIMES = ((1, 1), (1, 2), (2, 2), (2, 4), (2, 3), (1, 3), (3, 6))
 _TINY = 1e-9
@@ -44,44 +43,25 @@ def one_f_one_b(p: int, m: int) -> Timeline:
     return simulate(schedule("1f1b", p, m), 1.0, 2.0)
 
 
-def triangles(head: Head, rng: Random) -> JudgedTask:
+def triangles(rng: Random, seed: int) -> Names:
     """The end, the idle time of each worker and the idle share: (p - 1) (F + B) of it all."""
     name, p, m = rng.choice(("gpipe", "1f1b")), rng.randint(2, 5), rng.randint(2, 10)
     F, B = rng.choice(_TIMES)
-    run = simulate(schedule(name, p, m), F, B)
-    name = {"gpipe": "GPipe", "1f1b": "1F1B"}[name]
-    T, ramp = m * (F + B), (p - 1) * (F + B)
-    share, steps = Fraction(ramp, ramp + T), "count the steps down: between p workers are p - 1"
-    end = (
-        (T, "that is the work of one worker, without any waiting"),
-        (p * T, "that would be one worker after the other"),
-        (T + p * (F + B), steps),
-    )
-    idle = (
-        ((p - 1) * F, "that is the triangle at the start; another is at the end"),
-        ((p - 1) * B, "that is the triangle at the end; another is at the start"),
-        (p * (F + B), steps),
-        (run.idle, "that is the idle time of all workers together"),
-    )
-    fields = (
-        Asked("the end", run.makespan, end),
-        Asked("the idle time of a worker", run.idle_per_device[0], idle),
-        idle_share(run),
-    )
-    words: dict[str, Any] = {"p": p, "q": p - 1, "m": m, "name": name, "F": F, "B": B}
-    words |= {"both": F + B, "others": f"{p - 1} worker{'s' * (p > 2)}", "T": T, "ramp": ramp}
-    words |= {"end": T + ramp, "share": share}
-    return level_of(head, fields, {f"{name}, {p} workers, {m} micro-batches": run}, words)
+    run, called = simulate(schedule(name, p, m), F, B), {"gpipe": "GPipe", "1f1b": "1F1B"}[name]
+    q, both, T, in_turn = p - 1, F + B, m * (F + B), p * m * (F + B)
+    ramp, first, last, ramp_more = q * both, q * F, q * B, p * both
+    end, end_more, share = T + ramp, T + ramp_more, Fraction(ramp, ramp + T)
+    return locals()
 
 
-def fewest_for_a_share(head: Head, rng: Random) -> JudgedTask:
+def fewest_for_a_share(rng: Random, seed: int) -> Names:
     """m for a target idle share."""
     p, percent, most = rng.randint(3, 9), rng.choice((10, 12, 15, 20, 25, 30, 35, 40)), 200
-    share, wanted = Fraction(percent, 100), percent / 100
-    rounds = num(float((p - 1) / share))
-    exact, m = num(float((p - 1) / share) - p + 1), math.ceil((p - 1) / share) - (p - 1)
-    left, fewer = (format_percent((p - 1) / (n + p - 1)) for n in (m, m - 1))
+    share, wanted, q = Fraction(percent, 100), percent / 100, p - 1
+    rounds, m = float(q / share), math.ceil(q / share) - q
+    exact, n, left, fewer = rounds - q, m - 1, q / (m + q), q / (m - 1 + q)
     least = next(n for n in range(1, most) if one_f_one_b(p, n).bubble_fraction <= wanted + 1e-9)
+    run = one_f_one_b(p, m)
 
     def judge(given: list[Any]) -> list[Target]:
         n = int(given[0])
@@ -94,33 +74,31 @@ def fewest_for_a_share(head: Head, rng: Random) -> JudgedTask:
             Target("micro-batches", least, n, least, least=True),
         ]
 
-    words: dict[str, Any] = {"p": p, "q": p - 1, "percent": percent, "share": share}
-    words |= {"rounds": rounds, "exact": exact, "m": m, "left": left, "n": m - 1, "fewer": fewer}
-    fields, run = [Asked("the number of micro-batches", least, unit="count")], one_f_one_b(p, m)
-    return level_of(head, fields, {f"1F1B, {p} workers": run}, words, judge)
+    return locals()
 
 
-def best_with_overhead(head: Head, rng: Random) -> JudgedTask:
+def best_with_overhead(rng: Random, seed: int) -> Names:
     """The best m where every action costs something, however small it is."""
     options = (1, 2, 4, 8, 16, 32)
     while True:
         p, F, o = rng.randint(3, 6), rng.choice((8, 16, 24, 32)), rng.choice((0.25, 0.5, 1, 2))
-        T = 3 * F
-        times = {m: (m + p - 1) * (T / m + 2 * o) for m in options}
-        m = min(times, key=times.__getitem__)
-        second = sorted(times.values())[1]
-        if m not in (options[0], options[-1]) and second > 1.01 * times[m]:
+        T, q, twice = 3 * F, p - 1, 2 * F
+        rounds = {k: (k + q, T / k + 2 * o, (k + q) * (T / k + 2 * o)) for k in options}
+        m = min(options, key=lambda k: rounds[k][2])
+        least, second = sorted(seconds for _, _, seconds in rounds.values())[:2]
+        if m not in (options[0], options[-1]) and second > 1.01 * least:
             break
     runs = {k: simulate(schedule("1f1b", p, k), F / k + o, 2 * F / k + o) for k in options}
-    best = min(run.makespan for run in runs.values())
+    best, run, each = min(run.makespan for run in runs.values()), runs[m], rounds[m][1]
+    waits = q * each
 
     def judge(given: list[Any]) -> list[Target]:
         if given[0] not in options:
             raise ConfigError(f"the batch is cut into {listed(options)} parts; got {given[0]:g}")
         k, own = int(given[0]), runs[given[0]].makespan
         wrong = (
-            ((k + p - 1) * T / k, "that is without the cost of an action"),
-            ((k + p - 1) * (T / k + o), "a round has two actions, and each costs extra"),
+            ((k + q) * T / k, "that is without the cost of an action"),
+            ((k + q) * (T / k + o), "a round has two actions, and each costs extra"),
             (k * (T / k + 2 * o), "that is the work of one worker, without any waiting"),
         )
         off = not math.isclose(given[1], own, rel_tol=1e-3)
@@ -131,59 +109,29 @@ def best_with_overhead(head: Head, rng: Random) -> JudgedTask:
             Target("seconds for the batch", 1.05 * best, own, best, least=True, why=far),
         ]
 
-    tried = []
-    for k in options:
-        rounds = f"({k} + {p - 1}) x ({T}/{k} + 2 x {o:g}) = {k + p - 1} x {num(T / k + 2 * o)}"
-        tried.append(f"m = {k}: {rounds} = {num(times[k])} s")
-    fields = (
-        Asked("the number of micro-batches", m, unit="count"),
-        Asked("the time for the batch", runs[m].makespan),
-    )
-    words: dict[str, Any] = {"p": p, "q": p - 1, "F": F, "twice": 2 * F, "T": T, "o": o}
-    words |= {"options": listed(options), "one": f"{p} x {num(T + 2 * o)} = {num(times[1])}"}
-    words |= {"tried": "\n".join(tried), "m": m, "least": num(times[m]), "each": num(T / m + 2 * o)}
-    words |= {"waits": num((p - 1) * (T / m + 2 * o))}
-    return level_of(head, fields, {f"1F1B, {p} workers": runs[m]}, words, judge)
+    return locals()
 
 
-def one_slow_stage(head: Head, rng: Random) -> JudgedTask:
+def one_slow_stage(rng: Random, seed: int) -> Names:
     """The end, the idle time of the slow worker and of another."""
     p, m, F = rng.choice((3, 4)), rng.randint(4, 8), rng.choice((1, 2))
-    k, slow = rng.randrange(p), F * rng.choice((2, 3))
-    forward = [slow if w == k else F for w in range(p)]
+    k, slow = rng.randrange(p) + 1, F * rng.choice((2, 3))
+    forward = [slow if w == k else F for w in range(1, p + 1)]
     run = simulate(schedule("1f1b", p, m), forward, [2 * f for f in forward])
-    other = rng.choice([w for w in range(p) if w != k])
+    other = rng.choice([w for w in range(1, p + 1) if w != k])
     # micro-batch 0 goes down and comes back while the slow worker does its forwards in advance
-    behind, ahead, last = (p - 1 - k) * 3 * F, (p - 1 - k) * slow, k == p - 1
-    down, up, inside = total([F] * k), total([2 * F] * k), max(0, behind - ahead)
-    work, waits, fast = m * 3 * slow, 3 * F * k + inside, m * 3 * F
-    end, waited = work + waits, f"it waits {behind} - {ahead} = {inside} s" if inside else "no wait"
-    ends = "It begins at once, and nothing is to be done after its last backward"
-    if k:
-        ends = f"Before its first forward the others need {down} s, after its last backward {up} s"
-    if not last:
-        ends += f"; in between see whether a gradient is back when its first {p - k} forwards are "
-        ends += "done"
-    between = f"In between, the first backward needs {behind} s below it, and meanwhile it does "
-    between += f"{ahead} s of forwards: {waited}"
-    wrong = (
-        (work, f"that is the work of worker {k + 1} alone"),
-        ((m + p - 1) * 3 * slow, "that would be so if all were as slow"),
-        ((m + p - 1) * 3 * F, "that would be so if all were as fast"),
-    )
-    fields = [Asked("the end", run.makespan, wrong)]
-    for w in (k, other):
-        mistakes = [(run.busy_per_device[w], f"that is how long worker {w + 1} works")]
-        if w + 1 < p:  # counted from 0, this number is the next one's
-            why = f"worker {w + 2} is idle so long; did you count workers from 0? Here from 1"
-            mistakes.append((run.idle_per_device[w + 1], why))
-        right = run.idle_per_device[w]
-        fields.append(Asked(f"worker {w + 1}'s idle time", right, mistakes))
-    words: dict[str, Any] = {"p": p, "m": m, "F": F, "k": k + 1, "slow": slow, "twice": 2 * slow}
-    words |= {"pace": 2 * F, "other": other + 1, "ends": ends, "work": work, "down": down, "up": up}
-    words |= {"between": "" if last else between, "waits": waits, "end": end, "fast": fast}
-    words |= {"rest": end - fast}
-    return level_of(head, fields, {f"1F1B, {p} workers, {m} micro-batches": run}, words)
+    behind, before, below, ahead = (p - k) * 3 * F, (p - k) * slow, k < p, p - k + 1
+    down, up, inside = [F] * (k - 1), [2 * F] * (k - 1), max(0, behind - before)
+    waited = f"it waits {behind} - {before} = {inside} s" if inside else "no wait"
+    work, waits, fast = m * 3 * slow, 3 * F * (k - 1) + inside, m * 3 * F
+    end, twice, pace, rest = work + waits, 2 * slow, 2 * F, work + waits - fast
+    all_slow, all_fast, idle = (m + p - 1) * 3 * slow, (m + p - 1) * 3 * F, run.idle_per_device
+    rows = [  # counted from 0, the idle time of the next one is that of this number
+        {"w": w, "next": w + 1, "busy": run.busy_per_device[w - 1], "idle": idle[w - 1]}
+        | {"after": idle[w] if w < p else None}
+        for w in (k, other)
+    ]
+    return locals()
 
 
 class Gap(NamedTuple):
@@ -226,13 +174,13 @@ def _cause(run: Timeline, at_once: Timeline, gap: Gap) -> tuple[str, str]:
     stays = at_once.start[k] - at_once.end[k - 1] > _TINY
     words = (
         f"then {run.kind[k]}{run.microbatch[k]}: worker {run.device[maker] + 1} finished it at "
-        f"{num(run.end[maker])} s, and the gap began at {num(gap.start)} s; it was "
+        f"{run.end[maker]:.6g} s, and the gap began at {gap.start:.6g} s; it was "
         f"{'not made yet' if late else 'on its way'}"
     )
     return ("imbalance" if stays else "transfer") if late == stays else "", words
 
 
-def which_gap_is_which(head: Head, rng: Random) -> JudgedTask:
+def which_gap_is_which(rng: Random, seed: int) -> Names:
     """Five gaps of one run, each by its reason."""
     while True:
         latency, m = rng.choice((1, 2)), rng.randint(4, 7)
@@ -248,16 +196,13 @@ def which_gap_is_which(head: Head, rng: Random) -> JudgedTask:
             gaps.append(rng.choice(rest))
             rng.shuffle(gaps)
             break
-    fields, shown, works, answers = [], [], [], []
+    causes, rows, shown = _CAUSES, {}, []
     for letter, gap in zip("ABCDE", gaps, strict=True):
-        (cause, because), who = why[gap], f"{letter} worker {gap.worker + 1}"
-        fields.append(Asked(f"gap {letter}", cause, (), _CAUSES, letter))
-        shown.append(f"{who}, {num(gap.start)} to {num(gap.end)} s")
-        works.append(f"{who}, {num(gap.end - gap.start)} s, {because}: {cause}")
-        answers.append(f"{letter} {cause}")
-    words: dict[str, Any] = {"p": p, "m": m, "forward": listed(forward), "latency": latency}
-    words |= {"shown": "; ".join(shown), "works": "\n".join(works), "answer": ", ".join(answers)}
-    return level_of(head, fields, {f"1F1B, {p} workers, {m} micro-batches": run}, words)
+        (cause, because), w = why[gap], gap.worker + 1
+        rows[letter] = {"w": w, "seconds": gap.end - gap.start, "because": because, "cause": cause}
+        shown.append(f"{letter} worker {w}, {gap.start:.6g} to {gap.end:.6g} s")
+    answer = ", ".join(f"{letter} {row['cause']}" for letter, row in rows.items())
+    return locals()
 
 
 @cache
@@ -266,26 +211,19 @@ def _behind(p: int, percent: int) -> list[int]:
     return [m for m in range(1, 100) if round(100 * one_f_one_b(p, m).utilisation) == percent]
 
 
-def which_microbatches(head: Head, rng: Random) -> JudgedTask:
+def which_microbatches(rng: Random, seed: int) -> Names:
     """The micro-batches behind three utilisations that were seen."""
     p = rng.randint(3, 8)
     seen = sorted(rng.sample([u for u in range(10, 90) if len(_behind(p, u)) == 1], 3))
-    if not head[1]:
+    if not seed:
         p, seen = 4, [25, 57, 73]
-    fields, runs, works, answers = [], {}, [], []
+    rows, q, shown = [], p - 1, [f"{u} %" for u in seen]
     for u in seen:
-        (m,), x = _behind(p, u), u * (p - 1) / (100 - u)
-        wrong = (
-            (m + p - 1, "that counts the rounds, m + p - 1, and not only m"),
-            (round(p * u / 100, 6), f"that is how many of the {p} work on average"),
-        )
-        fields.append(Asked(f"m at {u} %", m, wrong, "count"))
-        runs[f"{p} workers, {u} % busy"] = one_f_one_b(p, m)
+        (m,), x = _behind(p, u), u * q / (100 - u)
         n = round(x)
-        answers.append(f"{n}")
-        found = f"{n}/{n + p - 1} = {format_percent(n / (n + p - 1))}"
-        turned = f"{u / 100:g} x {p - 1} / {(100 - u) / 100:g} = {x:.2f}"
-        works.append(f"{u} %: {turned}, so m = {n}: {found}")
-    words: dict[str, Any] = {"p": p, "q": p - 1, "seen": listed([f"{u} %" for u in seen])}
-    words |= {"works": "\n".join(works), "answer": ", ".join(answers)}
-    return level_of(head, fields, runs, words)
+        rows.append({"u": u, "m": m, "x": x, "n": n, "rounds": n + q, "back": n / (n + q)}
+                    | {"share": u / 100, "rest": (100 - u) / 100}
+                    | {"counted": m + q, "work": round(p * u / 100, 6)})  # fmt: skip
+    runs = {f"{p} workers, {row['u']} % busy": one_f_one_b(p, row["m"]) for row in rows}
+    answer = ", ".join(f"{row['n']}" for row in rows)
+    return locals()
