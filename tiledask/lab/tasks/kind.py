@@ -1,26 +1,26 @@
-"""A kind of puzzle: how an answer is read, measured, and beaten if it can be; readers of inputs.
+"""A kind of puzzle: how an answer is read, measured, and beaten if it can be; how inputs are read.
 
 A kind is a row of functions of the puzzle's inputs. None of them knows a stored answer: ``best``
-and ``solve`` work it out. Lists of inputs may be written in full, or as text with repeats:
-"2, 22 x 1, 4" is 2, 22 ones and 4.
+and ``solve`` work it out.
 """
 
 import json
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tiledask.errors import ConfigError
 from tiledask.lab.tasks.result import OPTIMUM
+from tiledask.plan.data import shipped_json
 from tiledask.plan.pipelines.schedules import schedules
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.units import format_seconds, parse_bytes
 from tiledask.plan.whole import whole_rule
 
-__all__ = ["INPUTS", "LONGEST", "TIMES", "Inputs", "Kind", "Measured", "Reader"]
-__all__ += ["Targets", "frozen_key", "idle_causes", "number"]
+__all__ = ["LONGEST", "TIMES", "Inputs", "Kind", "Measured", "Targets", "frozen_key"]
+__all__ += ["idle_causes", "read_input"]
 
 Inputs = Mapping[str, Any]
 Targets = Mapping[str, float]
@@ -67,82 +67,75 @@ def idle_causes(run: Timeline) -> str:
     return f"idle: {', '.join(causes)}" if causes else ""
 
 
-# -- readers of inputs -----------------------------------------------------------------------------
+# -- inputs of a file ------------------------------------------------------------------------------
 
-Reader = Callable[[Any], Any]
-"""What JSON holds -> the value. Raises ValueError with the rule, as in "must be ... "."""
-
+TIMES = ("forward", "backward", "backward_input", "backward_weight")
 LONGEST = 1000
 """Items in a list: more than anyone reads."""
 _HUGE = 1e18
+_CHOSEN = ("schedule", "devices", "microbatches", "chunks")
+"""What a puzzle may leave open."""
 
 
-def _number(rule: str, of: Callable[[Any], Any], least: float = 0, most: float = _HUGE) -> Reader:
-    """A number from ``least`` to ``most``; ``of`` makes it of what JSON holds, or fails."""
+def read_input(row: Mapping[str, Any], value: Any) -> Any:
+    """The value of an input, as its ``row`` of data/puzzle_inputs.json says; ValueError with the
+    rule. A list may be written in full or as text with repeats.
 
-    def read(value: Any) -> Any:
-        try:
-            found = None if isinstance(value, bool) else of(value)
-        except (ConfigError, ValueError, TypeError, AttributeError, OverflowError):
-            found = None
-        if found is None or not least <= found <= most:
-            raise ValueError(f"must be {rule}")
-        return found
-
-    return read
-
-
-def _whole(least: int, most: int) -> Reader:
-    def of(value: Any) -> int:
-        return int(value) if isinstance(value, str) and len(value) < 10 else operator.index(value)
-
-    return _number(whole_rule(least, most), of, least, most)
-
-
-number = _number(f"a finite number of at least 0 and at most {_HUGE:g}", float)
-_size = _number("a number of bytes, or text such as '8 GB'", parse_bytes)
-
-
-def _several(one: Reader, or_one: bool = False) -> Reader:
-    """A list of what ``one`` reads, written in full or as text with repeats; or ``one`` by itself.
-
-    >>> _several(number)("2, 3 x 1, 4.5"), _several(_size, True)("4 GB, 2 x 512 MB")
-    ([2.0, 1.0, 1.0, 1.0, 4.5], [4000000000, 512000000, 512000000])
+    >>> read_input({"of": "number", "list": "only"}, "2, 3 x 1, 4.5")
+    [2.0, 1.0, 1.0, 1.0, 4.5]
+    >>> read_input({"of": "bytes", "list": "or one"}, "4 GB, 2 x 512 MB")
+    [4000000000, 512000000, 512000000]
     """
-
-    def read(value: Any) -> Any:
-        if or_one and not isinstance(value, list):
-            try:
-                return one(value)
-            except ValueError:
-                if not isinstance(value, str):
-                    raise
-        if isinstance(value, str):
-            words = [word.strip() for word in value.split(",")]
-            repeats = [re.fullmatch(r"(\d{1,4})\s*x\s*(.+)", word) for word in words]
-            pairs = zip(words, repeats, strict=True)
-            each = ([many[2]] * int(many[1]) if many else [word] for word, many in pairs)
-            value = [item for items in each for item in items]
-        if not isinstance(value, list) or not 1 <= len(value) <= LONGEST:
-            example = "in full or as text with repeats, as in '2, 22 x 1, 4'"
-            raise ValueError(f"must be a list of 1 to {LONGEST} numbers, {example}")
+    if row["of"] == "open":
+        return _open(value)
+    if "list" not in row:
+        return _one(row, value)
+    if row["list"] == "or one" and not isinstance(value, list):
         try:
-            return [one(item) for item in value]
-        except ValueError as error:
-            raise ValueError(f"every item {error}") from None
+            return _one(row, value)
+        except ValueError:
+            if not isinstance(value, str):
+                raise
+    if isinstance(value, str):
+        items = [re.fullmatch(r"(?:(\d{1,4})\s*x\s)?\s*(.*?)", w.strip()) for w in value.split(",")]
+        value = [item[2] for item in items if item for _ in range(int(item[1] or 1))]
+    if not isinstance(value, list) or not 1 <= len(value) <= LONGEST:
+        example = "in full or as text with repeats, as in '2, 22 x 1, 4'"
+        raise ValueError(f"must be a list of 1 to {LONGEST} numbers, {example}")
+    try:
+        return [_one(row, item) for item in value]
+    except ValueError as error:
+        raise ValueError(f"every item {error}") from None
 
-    return read
+
+def _whole(value: Any) -> int:
+    return int(value) if isinstance(value, str) and len(value) < 10 else operator.index(value)
 
 
-def _choice(words: Iterable[Any]) -> Reader:
-    known = tuple(words)
+_READ: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "number": (float, f"a finite number of at least 0 and at most {_HUGE:g}"),
+    "bytes": (parse_bytes, "a number of bytes, or text such as '8 GB'"),
+    "whole": (_whole, ""),
+}
+"""What an input may be -> what makes it of JSON, and the rule."""
 
-    def read(value: Any) -> Any:
+
+def _one(row: Mapping[str, Any], value: Any) -> Any:
+    if row["of"] == "text":
+        return "\n".join(map(str, value if isinstance(value, list) else [value]))
+    if row["of"] in ("flag", "schedule"):
+        known = (True, False) if row["of"] == "flag" else tuple(schedules)
         if value not in known:
             raise ValueError(f"must be one of {', '.join(map(str, known))}")
         return value
-
-    return read
+    (read, rule), least, most = _READ[row["of"]], row.get("least", 0), row.get("most", _HUGE)
+    try:
+        found = None if isinstance(value, bool) else read(value)
+    except (ConfigError, ValueError, TypeError, AttributeError, OverflowError):
+        found = None
+    if found is None or not least <= found <= most:
+        raise ValueError(f"must be {rule or whole_rule(least, most)}")
+    return found
 
 
 def _open(value: Any) -> dict[str, Any]:
@@ -152,37 +145,14 @@ def _open(value: Any) -> dict[str, Any]:
         raise ValueError(f"must be an object such as {example}, with some of {', '.join(_CHOSEN)}")
     found: dict[str, Any] = {}
     for name, values in value.items():
-        ends = values if isinstance(values, dict) else {}
+        row, ends = shipped_json("puzzle_inputs.json")[name], values
         try:
-            read = {key: _CHOSEN[name](end) for key, end in ends.items()}
-            found[name] = read or _several(_CHOSEN[name])(values)
+            if not isinstance(values, dict):
+                found[name] = read_input({**row, "list": "only"}, values)
+                continue
+            found[name] = ends = {key: read_input(row, end) for key, end in values.items()}
         except ValueError as error:
             raise ValueError(f"has a {name} that {error}") from None
-        if read and (set(read) != {"from", "to"} or read["from"] > read["to"]):
+        if set(ends) != {"from", "to"} or ends["from"] > ends["to"]:
             raise ValueError(f"has a range of {name} {values}: give from and to, the larger last")
     return found
-
-
-TIMES = ("forward", "backward", "backward_input", "backward_weight")
-
-_CHOSEN: dict[str, Reader] = {
-    "schedule": _choice(schedules),
-    "devices": _whole(1, 128),
-    "microbatches": _whole(1, LONGEST),
-    "chunks": _whole(1, 16),
-}
-INPUTS: Mapping[str, Reader] = {
-    **_CHOSEN,
-    **dict.fromkeys((*TIMES, "latency", "communication"), _several(number, or_one=True)),
-    **dict.fromkeys(("costs", "speeds"), _several(number)),
-    **dict.fromkeys(("memory", "weights", "activations"), _several(_size)),
-    "capacity": _several(_size, or_one=True),
-    "memory_limit": _several(_whole(1, 10_000), or_one=True),
-    "open": _open,
-    "place": _several(_whole(0, 15)),
-    "rival": _choice(schedules),
-    "shown": lambda value: "\n".join(map(str, value if isinstance(value, list) else [value])),
-    "split": _choice((True, False)),
-    "stages": _whole(1, 16),
-}
-"""Name in a file -> who reads it, whatever the kind of puzzle."""

@@ -5,7 +5,6 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache, partial
-from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,7 +13,7 @@ from tiledask.errors import ConfigError, RuleError, short
 from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.tasks.choice import CHOICE
 from tiledask.lab.tasks.composition import COMPOSITION
-from tiledask.lab.tasks.kind import INPUTS, Inputs, Kind, Reader, number
+from tiledask.lab.tasks.kind import Inputs, Kind, read_input
 from tiledask.lab.tasks.order import ORDER
 from tiledask.lab.tasks.partition import PARTITION
 from tiledask.lab.tasks.result import LEAST, Target
@@ -26,6 +25,7 @@ from tiledask.plan.whole import is_whole
 
 __all__ = ["KINDS", "load_puzzle", "puzzle_levels", "puzzle_names"]
 
+_NUMBER = {"of": "number"}
 KINDS: dict[str, Kind] = {
     "partition": PARTITION,
     "choice": CHOICE,
@@ -89,12 +89,13 @@ def _read(name: str, fields: Fields) -> JudgedTask:
         raise fields.fail("kind", f"must be one of {', '.join(KINDS)}, got {short(kind_name)}")
     kind, given, wanted = KINDS[kind_name], fields.object("inputs"), fields.object("targets")
     fields.done()
-    about = shipped_json("puzzle_kinds.json")[kind_name]
-    readers = {key: INPUTS[key] for key in about["needed"] + about["optional"]}
+    about, rows = shipped_json("puzzle_kinds.json")[kind_name], shipped_json("puzzle_inputs.json")
+    known = {key: rows[key] for key in about["needed"] + about["optional"]}
     # one number here, where other kinds may have one for each stage
-    inputs = _values(given, readers | dict.fromkeys(about["single"], number), about["needed"])
+    inputs = _values(given, known | dict.fromkeys(about["single"], _NUMBER), about["needed"])
     chosen, measures = inputs.get("open", {}), about["measures"]
-    targets = _values(wanted, {key: partial(_target, key in chosen) for key in measures})
+    least = {key: {"of": "text"} for key in chosen if wanted.values.get(key) == LEAST}
+    targets = _values(wanted, {key: least.get(key, _NUMBER) for key in measures})
     if not targets:
         raise fields.fail("targets", f"has none of {', '.join(measures)}; add one")
     try:
@@ -111,7 +112,7 @@ def _read(name: str, fields: Fields) -> JudgedTask:
         level=level,
         inputs=MappingProxyType(inputs),
         targets=MappingProxyType(targets),
-        numbers=_in_words(inputs, targets, measures),
+        numbers=_in_words(given.values, targets, measures),
         letters=partial(sketch, kind, inputs),
         **_functions(kind, inputs, targets, measures),
     )
@@ -161,44 +162,30 @@ def _functions(
     return {"judge": judge, "solve": solve, "figure": figure}
 
 
-def _target(chosen: bool, value: Any) -> Any:
-    """The most that a measure may be, as it is written, or LEAST for what is ``chosen``."""
-    if chosen and value == LEAST:
-        return value
-    read = number(value)
-    return read if isinstance(value, str) else value
-
-
 def _values(
-    fields: Fields, readers: Mapping[str, Reader], needed: Iterable[str] = ()
+    fields: Fields, rows: Mapping[str, Mapping[str, Any]], needed: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """The value of every key; ConfigError for one that is missing, unknown, or refused."""
-    for key in needed:
+    """The value of every key, as its row says; ConfigError for one that is missing, unknown, or
+    refused."""
+    found = {}
+    for key in [*(key for key in needed if key not in fields.values), *fields.values]:
         if key not in fields.values:
             raise fields.fail(key, "is missing; add it")
-    found = {}
-    for key, value in fields.values.items():
-        if key not in readers:
-            known = f"{meant(key, readers)}known: {', '.join(sorted(readers))}"
+        if key not in rows:
+            known = f"{meant(key, rows)}known: {', '.join(sorted(rows))}"
             raise fields.fail(key, f"is not known here; {known}")
         try:
-            found[key] = readers[key](value)
+            found[key] = read_input(rows[key], fields.values[key])
         except ValueError as error:
-            shown = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:57]}..."
-            raise fields.fail(key, f"{error}; got {shown}") from None
+            raise fields.fail(key, f"{error}; got {short(fields.values[key])}") from None
     return found
 
 
-# -- in words --------------------------------------------------------------------------------------
-
-_BYTES = {"memory", "capacity", "weights", "activations"}
-
-
 def _in_words(
-    inputs: Inputs, targets: Mapping[str, Any], measures: Mapping[str, str]
+    given: Mapping[str, Any], targets: Mapping[str, Any], measures: Mapping[str, str]
 ) -> list[tuple[str, str]]:
-    """(name, value) of inputs and targets."""
-    rows = [(name.replace("_", " "), _value(name, value)) for name, value in inputs.items()]
+    """(name, value) of inputs, as they are ``given``, and of targets."""
+    rows = [(name.replace("_", " "), _value(name, value)) for name, value in given.items()]
     for name, wanted in targets.items():
         most = "the least that will do" if wanted == LEAST else f"at most {wanted:g}"
         rows.append((measures[name], most))
@@ -207,16 +194,13 @@ def _in_words(
 
 def _value(name: str, value: Any) -> str:
     """A value as people write it: "2, 22 x 1, 4"."""
-    if name == "place":
-        return ", ".join(f"device {d + 1}" for d in value)
     if isinstance(value, dict):
         return "; ".join(f"{key} {_value(key, each)}" for key, each in value.items())
     if isinstance(value, list):
-        parts: list[str] = []
-        for key, same in groupby(value):
-            each, n = _value(name, key), len(list(same))
-            parts += [f"{n} x {each}"] if n > 2 else [each] * n
-        return ", ".join(parts)
-    if name in _BYTES:
-        return format_bytes(value)
-    return f"{value:g}" if isinstance(value, float) else f"{value}"
+        return ("\n" if name == "shown" else ", ").join(_value(name, each) for each in value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return f"{value}"
+    if name == "place":
+        return f"device {value + 1}"
+    of = shipped_json("puzzle_inputs.json").get(name, _NUMBER)["of"]
+    return format_bytes(value) if of == "bytes" else f"{value:g}"
