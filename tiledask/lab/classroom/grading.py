@@ -21,15 +21,9 @@ from typing import Any, NamedTuple
 from tiledask.errors import ConfigError
 from tiledask.lab.learner.copies import walkthroughs
 
-__all__ = ["Grade", "as_csv", "grade", "made_for", "task_of", "value_of"]
+__all__ = ["Grade", "as_csv", "grade", "judged", "made_for", "task_of"]
 
 _NAME = re.compile(r"(\d\d_[a-z0-9_]+?)(?:-\d+)?\.ipynb")
-_PLAIN = (
-    *(ast.Constant, ast.Name, ast.Load, ast.Tuple, ast.List, ast.Dict, ast.Set, ast.keyword),
-    *(ast.UnaryOp, ast.USub, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div),
-)
-_MADE = {f"td.{name}" for name in ("Layout", "Shard", "Replicate", "Partial")}
-"""What an answer is made of, and may call."""
 
 
 class Grade(NamedTuple):
@@ -63,20 +57,13 @@ def grade(folder: str | Path) -> list[Grade]:
             f"there is no walkthrough in {str(folder)!r} or below it; give the folder that has "
             f"learners' notebooks under their own names, such as 16_idle_time.ipynb"
         )
-    grades = []
-    for name, learners in handed_in.items():
-        for number, (cell, task, before) in enumerate(_tasks(course[name]), 1):
-            # ids are others where the course was handed out in another version
-            values = {
-                learner: value_of(answers.get(cell) or answers.get(number, ""))
-                for learner, answers in learners.items()
-            }
-            names = {task}.union(*(_names(ast.parse(value)) for value, _ in values.values()))
-            there: dict[str, Any] = {}
-            exec(compile(ast.Module(made_for(names, before), []), name, "exec"), there)
-            for learner, value in values.items():
-                grades.append(Grade(learner, name, number, *_judged(there[task], *value, there)))
-    return sorted(grades)
+    return sorted(
+        # ids are others where the course was handed out in another version
+        Grade(learner, name, n, *judged(task, answers.get(cell) or answers.get(n, "")))
+        for name, learners in handed_in.items()
+        for n, (cell, task) in enumerate(_tasks(course[name]), 1)
+        for learner, answers in learners.items()
+    )
 
 
 def as_csv(grades: Iterable[Grade]) -> str:
@@ -98,16 +85,18 @@ def _answers(path: Path) -> dict[int | str, str]:
     return found
 
 
-def _tasks(path: Path) -> Iterator[tuple[str, str, list[ast.stmt]]]:
-    """Of each task in a notebook of the course: the id of its cell, its name, and all code up to it
-    but solutions."""
+def _tasks(path: Path) -> Iterator[tuple[str, Any]]:
+    """Of each task in a notebook of the course: the id of its cell, and the task, made by those
+    statements before it that it comes from."""
     before: list[ast.stmt] = []
     for cell in json.loads(path.read_text("utf-8"))["cells"]:
         tags = cell["metadata"].get("tags", ())
         if cell["cell_type"] == "code" and "solution" not in tags:
             before += (here := ast.parse("".join(cell["source"])).body)
             if "answer" in tags:
-                yield cell.get("id", ""), task_of(here), before
+                name, there = task_of(here), dict[str, Any]()
+                exec(compile(ast.Module(made_for(name, before), []), path.stem, "exec"), there)
+                yield cell.get("id", ""), there[name]
 
 
 def task_of(cell: Iterable[ast.stmt]) -> str:
@@ -119,69 +108,37 @@ def task_of(cell: Iterable[ast.stmt]) -> str:
     return [ast.unparse(each.targets[0]) for each in cell if isinstance(each, ast.Assign)][-2]
 
 
-def made_for(names: set[str], statements: Iterable[ast.stmt]) -> list[ast.stmt]:
-    """Those of ``statements`` that ``names`` come from, in their order.
+def made_for(name: str, statements: Iterable[ast.stmt]) -> list[ast.stmt]:
+    """Those of ``statements``, imports, functions and assignments, that ``name`` comes from.
 
     >>> lines = ast.parse("a = 1; b = a + 1; print(b); c = 3; d = b * 2").body
-    >>> [ast.unparse(each) for each in made_for({"d"}, lines)]
+    >>> [ast.unparse(each) for each in made_for("d", lines)]
     ['a = 1', 'b = a + 1', 'd = b * 2']
     """
-    needed, found = set(names), list[ast.stmt]()
+    needed, found = {name}, list[ast.stmt]()
     for statement in reversed([*statements]):
-        if _bound(statement) & needed:
+        names = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
+        bound = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            bound = {each.asname or each.name.split(".")[0] for each in statement.names}
+        elif isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            bound = {statement.name}
+        if bound & needed:
             found.insert(0, statement)
-            needed |= _names(statement)
+            needed |= {node.id for node in names}
     return found
 
 
-def _names(tree: ast.AST) -> set[str]:
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-
-
-def _bound(statement: ast.stmt) -> set[str]:
-    """The names that a statement of a cell gives something to."""
-    if isinstance(statement, ast.Import | ast.ImportFrom):
-        return {each.asname or each.name.split(".")[0] for each in statement.names}
-    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-        return {statement.name}
-    stored = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
-    return {node.id for node in stored if isinstance(node.ctx, ast.Store)}
-
-
-def _judged(task: Any, value: str, why: str, there: dict[str, Any]) -> tuple[int, str]:
-    """(stars, the verdict) of an answer."""
-    if why:
-        return 0, f"not judged: {why}"
+def judged(task: Any, source: str) -> tuple[int, str]:
+    """(stars, the verdict) of the value that the last line of a cell gives its answer."""
+    if not source:
+        return 0, "not judged: no such cell: it was removed"
     try:
-        result = task.result(eval(value, there | {"__builtins__": {}}))
+        value = ast.literal_eval(ast.parse(source).body[-1].value)  # type: ignore[attr-defined]
+    except (SyntaxError, LookupError, ValueError, TypeError, AttributeError, RecursionError):
+        return 0, "not judged: an answer that has to run"
+    try:
+        result = task.result(value)
     except Exception as error:  # whatever an answer of the wrong kind leads to
         return 0, f"{type(error).__name__}: {error}"
     return result.stars, result.reason
-
-
-def value_of(source: str) -> tuple[str, str]:
-    """(the value that a cell gives its answer, as it is written, why there is none).
-
-    >>> value_of('task = make()\\nanswer = "1-6 | 7-12"  # mine')
-    ("'1-6 | 7-12'", '')
-    >>> value_of("answer = open('x').read()")
-    ('', 'an answer that has to run')
-    """
-    if not source:
-        return "", "no such cell: it was removed"
-    try:
-        last = ast.parse(source).body[-1]
-    except (SyntaxError, IndexError, ValueError, RecursionError):
-        return "", "no Python"
-    if isinstance(last, ast.Assign) and all(map(_is_plain, ast.walk(last.value))):
-        return ast.unparse(last.value), ""
-    return "", "an answer that has to run"
-
-
-def _is_plain(node: ast.AST) -> bool:
-    """Whether it does nothing but say a value, a layout or a placement."""
-    if isinstance(node, ast.Attribute):
-        return ast.unparse(node) in _MADE
-    if isinstance(node, ast.Call):
-        return isinstance(node.func, ast.Attribute)
-    return isinstance(node, _PLAIN)
