@@ -87,7 +87,7 @@ def test_the_last_of_formula_simulated_and_measured_judges():
 def test_who_predicts_nothing_is_not_judged():
     guess = td.predict("bytes", unit="B")
     row = guess.beside(measured=5)
-    assert (row.stars, row.verdict, row.ratio) == (None, "", None)
+    assert (row.stars, row.verdict) == (None, "")
     assert repr(row) == "bytes | yours - | measured 5 B"
     assert "☆" not in row._repr_html_()
     assert "run this cell in JupyterLab" in repr(guess)

@@ -104,14 +104,17 @@ class Guess:
                 f"{self.question}: 0 of 3 values to stand beside the prediction; give formula=, "
                 f"simulated= or measured="
             )
-        row = GuessRow(self.question, self.unit, self.value, known)
-        if isinstance(row.actual, str) != bool(self.choices):
+        yours, actual = self.value, [*known.values()][-1]
+        if isinstance(actual, str) != bool(self.choices):
             raise ConfigError(
-                f"this guess is about {self.question!r}, and the answer is {short(row.actual)}; "
+                f"this guess is about {self.question!r}, and the answer is {short(actual)}; "
                 f"run the cell with the field of this row again"
             )
-        here().put(self.question, stars=row.stars)
-        return row
+        stars, verdict = _judged(yours, actual)
+        here().put(self.question, stars=stars)
+        shown = {name: _show(value, self.unit) for name, value in known.items()}
+        mine = "-" if yours is None else _show(yours, self.unit)
+        return GuessRow(self.question, {"yours": mine, **shown}, stars, verdict)
 
     def __repr__(self) -> str:
         """True also on the next day, when only the text of an output is left."""
@@ -137,58 +140,38 @@ class GuessRow:
     """A prediction beside what it was about."""
 
     question: str
-    unit: str
-    yours: Value | None
-    others: dict[str, Value]
-    """Of formula, simulated and measured those that there are, in this order."""
-
-    @property
-    def actual(self) -> Value:
-        """The last of the others, which judges."""
-        return [*self.others.values()][-1]
-
-    @property
-    def ratio(self) -> float | None:
-        """Yours over the one that judges; None where that says nothing."""
-        if isinstance(self.yours, float) and isinstance(self.actual, int | float) and self.actual:
-            return self.yours / self.actual
-        return None
-
-    @property
-    def stars(self) -> int | None:
-        """0 to 3, as `STARS` says; None without a prediction."""
-        if self.yours is None:
-            return None
-        if self.ratio is None:
-            return 3 * (self.yours == self.actual)
-        off = abs(self.ratio - 1)
-        return 3 if off <= EXACT else 2 if off <= NEAR else int(1 / FACTOR <= self.ratio <= FACTOR)
-
-    @property
-    def verdict(self) -> str:
-        """In words; empty without a prediction."""
-        if self.stars is None:
-            return ""
-        if isinstance(self.yours, str):
-            return "right" if self.stars else "no"
-        ratio = f"{self.ratio:.3g} x, " if self.ratio is not None and self.stars < 3 else ""
-        return f"{ratio}{STARS[self.stars]}"
-
-    @property
-    def _cells(self) -> dict[str, str]:
-        mine = "-" if self.yours is None else _show(self.yours, self.unit)
-        return {"yours": mine} | {n: _show(value, self.unit) for n, value in self.others.items()}
+    cells: dict[str, str]
+    """Yours, and of formula, simulated and measured those that there are."""
+    stars: int | None
+    """0 to 3, as `STARS` says; None without a prediction."""
+    verdict: str
+    """In words; empty without a prediction."""
 
     def __repr__(self) -> str:
-        cells = [f"{name} {shown}" for name, shown in self._cells.items()]
+        cells = [f"{name} {shown}" for name, shown in self.cells.items()]
         return " | ".join(filter(None, (self.question, *cells, self.verdict)))
 
     def _repr_html_(self) -> str:
-        cells = {"prediction": self.question, **self._cells}
+        cells = {"prediction": self.question, **self.cells}
         if self.stars is not None:
             stars = "★" * self.stars + "☆" * (3 - self.stars)
             cells["yours / actual"] = f"{stars} {self.verdict}"
         return html.table(cells, [cells.values()], first="th")
+
+
+def _judged(yours: Value | None, actual: Value) -> tuple[int | None, str]:
+    """(stars, in words) of a prediction beside what came."""
+    if yours is None:
+        return None, ""
+    if isinstance(yours, str) or isinstance(actual, str):
+        return (3, "right") if yours == actual else (0, "no")
+    if yours == actual or not actual:
+        stars = 3 * (yours == actual)
+        return stars, STARS[stars]
+    ratio = yours / actual
+    off = abs(ratio - 1)
+    stars = 3 if off <= EXACT else 2 if off <= NEAR else int(1 / FACTOR <= ratio <= FACTOR)
+    return stars, f"{ratio:.3g} x, " * (stars < 3) + STARS[stars]
 
 
 def _show(value: Value, unit: str) -> str:

@@ -140,19 +140,21 @@ def _place() -> tuple[str, str]:
     return folder, re.sub(r"-\d+$", "", path.stem)
 
 
+def _in(folder: str, notebook: str) -> Kept:
+    return Kept(notebook, Path(folder, f"{notebook}.json") if folder and notebook else None)
+
+
 def here() -> Kept:
     """What is kept for the notebook of this kernel, or for the command line."""
-    folder, notebook = _place()
     with LOCK:
-        if (folder, notebook) not in _open:
-            path = Path(folder) / f"{notebook}.json" if folder and notebook else None
-            _open[folder, notebook] = Kept(notebook, path)
-        return _open[folder, notebook]
+        if (place := _place()) not in _open:
+            _open[place] = _in(*place)
+        return _open[place]
 
 
 def notebooks() -> list[Kept]:
     """What is kept for all notebooks, by name; of this one as it is now."""
     mine, (folder, _) = here(), _place()
     names = {path.stem for path in Path(folder).glob("*.json")} if folder else set()
-    others = (Kept(name, Path(folder) / f"{name}.json") for name in names - {mine.notebook})
+    others = [_in(folder, name) for name in names - {mine.notebook}]
     return sorted([mine, *others], key=lambda each: each.notebook)
