@@ -15,7 +15,7 @@ puzzle_file      a puzzle from its file; kind: what a kind of puzzle is; one in 
                  partition, order, choice, composition
 ladder           twelve levels of idle time
 exercises        judges that run an answer
-figures, text    answers drawn: figures, and letters for a terminal
+figures          answers drawn
 play             the words of `tiledask puzzle`
 """
 

@@ -15,12 +15,12 @@ from tiledask.errors import ConfigError
 from tiledask.lab.tasks.result import OPTIMUM
 from tiledask.plan.data import shipped_json
 from tiledask.plan.pipelines.schedules import schedules
-from tiledask.plan.pipelines.timeline import Timeline
+from tiledask.plan.pipelines.timeline import COMPUTE, Timeline
 from tiledask.plan.units import format_seconds, parse_bytes
 from tiledask.plan.whole import whole_rule
 
 __all__ = ["LONGEST", "TIMES", "Inputs", "Kind", "Measured", "Targets", "frozen_key"]
-__all__ += ["idle_causes", "read_input"]
+__all__ += ["idle_causes", "read_input", "run_text"]
 
 Inputs = Mapping[str, Any]
 Targets = Mapping[str, float]
@@ -65,6 +65,22 @@ def idle_causes(run: Timeline) -> str:
     total = run.idle_time.total.items()
     causes = [f"{cause} {format_seconds(seconds)}" for cause, seconds in total if seconds > 0]
     return f"idle: {', '.join(causes)}" if causes else ""
+
+
+def run_text(run: Timeline, name: str = "device") -> str:
+    """Who does what from when to when, a line per device, which has this ``name``.
+
+    >>> import tiledask as td
+    >>> print(run_text(td.simulate(td.schedule("1f1b", 2, 1))))
+    device 1  F0 0-1, B0 4-6
+    device 2  F0 1-2, B0 2-4
+    """
+    spans: dict[int, list[str]] = {device: [] for device in range(run.devices)}
+    rows = zip(run.device, run.kind, run.microbatch, run.start, run.end, strict=True)
+    for device, kind, microbatch, start, end in rows:
+        if kind in COMPUTE:
+            spans[device].append(f"{kind}{microbatch} {start:g}-{end:g}")
+    return "\n".join(f"{name} {d + 1}  {', '.join(found)}" for d, found in spans.items())
 
 
 # -- inputs of a file ------------------------------------------------------------------------------

@@ -8,10 +8,10 @@ from tiledask.errors import ConfigError
 from tiledask.lab.files import answer_of, check_figure, save_figure
 from tiledask.lab.learner.kept import TASKS, at_terminal, here
 from tiledask.lab.tasks import task as task_named
+from tiledask.lab.tasks.kind import run_text
 from tiledask.lab.tasks.puzzle_file import puzzle_levels
 from tiledask.lab.tasks.result import WRONG, Result
 from tiledask.lab.tasks.task import JudgedTask
-from tiledask.lab.tasks.text import worker_text
 from tiledask.plan.data import shipped_json
 from tiledask.plan.tables import Console, Table
 
@@ -86,7 +86,7 @@ def play(
         said["working"] = list(task.lines)
         console.print(*task.working().split("\n"))
         for facts, run in task.timelines.items():
-            console.print(f"\n{facts}\n{worker_text(run)}")
+            console.print("", facts, *run_text(run, "worker").split("\n"))
     if figure:
         save_figure(task.draw(typed[-1] if typed else None), figure)
     return int(not all(results)), said

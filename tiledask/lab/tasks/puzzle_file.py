@@ -3,22 +3,21 @@
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from tiledask.errors import ConfigError, RuleError, short
-from tiledask.lab.plots.primitives import Figure
+from tiledask.lab.commands.partition import cut_text
 from tiledask.lab.tasks.choice import CHOICE
 from tiledask.lab.tasks.composition import COMPOSITION
-from tiledask.lab.tasks.kind import Inputs, Kind, read_input
+from tiledask.lab.tasks.kind import Inputs, Kind, read_input, run_text
 from tiledask.lab.tasks.order import ORDER
 from tiledask.lab.tasks.partition import PARTITION
 from tiledask.lab.tasks.result import LEAST, Target
 from tiledask.lab.tasks.task import JudgedTask
-from tiledask.lab.tasks.text import sketch
 from tiledask.plan.data import Fields, meant, names, read, read_named, shipped_json
 from tiledask.plan.units import format_bytes
 from tiledask.plan.whole import is_whole
@@ -113,7 +112,6 @@ def _read(name: str, fields: Fields) -> JudgedTask:
         inputs=MappingProxyType(inputs),
         targets=MappingProxyType(targets),
         numbers=_in_words(given.values, targets, measures),
-        letters=partial(sketch, kind, inputs),
         **_functions(kind, inputs, targets, measures),
     )
 
@@ -147,19 +145,25 @@ def _functions(
         answer = kind.solve(inputs, limits())
         return answer if answer and all(target.met for target in judge(answer)) else None
 
-    def figure(answer: Any, title: str) -> Figure | None:
-        from tiledask.lab.tasks.figures import draw_layers, draw_runs
-
+    def shown(answer: Any, layers: Callable[[Any], Any], runs: Callable[[Any], Any]) -> Any:
+        """The answer, or what the task shows, drawn by ``layers`` or ``runs``; None: not at all."""
         answer = inputs.get("shown") if answer is None else answer
-        if kind.runs is None:
-            return draw_layers(inputs, targets, answer, title)
         try:
-            runs = kind.runs(inputs, answer)
-        except (ConfigError, RuleError):  # it cannot run
+            return layers(answer) if kind.runs is None else runs(kind.runs(inputs, answer))
+        except (ConfigError, RuleError):
             return None
-        return draw_runs(runs, targets, title)
 
-    return {"judge": judge, "solve": solve, "figure": figure}
+    def figure(answer: Any, title: str) -> Any:
+        from tiledask.lab.tasks import figures
+
+        layers = partial(figures.draw_layers, inputs, targets, title=title)
+        return shown(answer, layers, partial(figures.draw_runs, targets=targets, title=title))
+
+    def letters(answer: Any) -> str:
+        layers, runs = partial(cut_text, inputs), lambda runs: run_text(next(iter(runs.values())))
+        return shown(answer, layers, runs) or ""
+
+    return {"judge": judge, "solve": solve, "figure": figure, "letters": letters}
 
 
 def _values(

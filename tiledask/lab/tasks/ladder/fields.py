@@ -16,9 +16,9 @@ from tiledask.errors import ConfigError, short
 from tiledask.lab.course.words import each_of, filled, lines_of, looked_up
 from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.quantities import from_0, labelled, parts, read_number
+from tiledask.lab.tasks.kind import run_text
 from tiledask.lab.tasks.result import WRONG, Target
 from tiledask.lab.tasks.task import JudgedTask
-from tiledask.lab.tasks.text import worker_text
 from tiledask.plan.data import shipped_json
 
 __all__ = ["IDLE", "Asked", "Names", "level_of"]
@@ -198,7 +198,7 @@ def level_of(level: int, seed: int, names: Names) -> JudgedTask:
     def letters(answer: Any) -> str:
         """The run, where the question is about it."""
         asked = answer is None and texts.get("shows_run")
-        return worker_text(next(iter(runs.values()))) if asked else ""
+        return run_text(next(iter(runs.values())), "worker") if asked else ""
 
     return JudgedTask(
         name=f"idle-{level}",
