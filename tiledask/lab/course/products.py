@@ -22,10 +22,7 @@ from tiledask.lab.course.question import Names, cut_over, question
 from tiledask.lab.course.runs import Blocking
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.inputs.hardware import load_device
-from tiledask.plan.ledger import Ledger
 from tiledask.plan.products.cost import MachineRates, cost
-from tiledask.plan.products.placement import Tiling
-from tiledask.plan.products.product import plan_product
 from tiledask.plan.products.product_plan import RUNTIME, ProductPlan
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.tile.backend import accumulator, as_dtype
@@ -115,14 +112,6 @@ LAYERS = td.Shard(0), td.Shard(1), td.Replicate()
 """A and B over p and q; each of r layers has them."""
 
 
-def contents(ledger: Ledger) -> list[str]:
-    """What the fullest place holds, the largest first."""
-    place, moment, _ = ledger.binding
-    found = sorted(ledger.by_tensor(place, moment).items(), key=lambda row: -row[1])
-    held = {name: format_bytes(nbytes) for name, nbytes in found if nbytes}
-    return [f"{name}{' (8 MiB + 2 %)' * (name == 'runtime')} {n}" for name, n in held.items()]
-
-
 def kind(over: Grid) -> str:
     """Of a cut: 1-D, 2-D, 2.5-D or 3-D."""
     cut = sum(parts > 1 for parts in over)
@@ -145,23 +134,14 @@ def cuts(m: int, n: int, k: int, dtype: str, workers: int, memory: int) -> Names
         raise ConfigError(f"{m} x {n} x {k} cannot be cut for {workers} workers; take fewer")
     plans = {over: way.plan(m, n, k) for over, way in ways.items()}
     moved = {over: plan.traffic(item, wide).total for over, plan in plans.items()}
-    ledgers = {over: ledger_of(plan, of) for over, plan in plans.items()}
-    held = {over: ledger.peak for over, ledger in ledgers.items()}
+    held = {over: ledger_of(plan, of).peak for over, plan in plans.items()}
     fitting = [over for over in plans if held[over] <= memory]
     best = min(fitting, key=lambda over: (moved[over], over[2]), default=None)
     lean = best or min(plans, key=held.__getitem__)
     names = {over: f"{' x '.join(map(str, over))}, {kind(over)}" for over in plans}
     chosen, peak, least, fit = names[lean], held[lean], moved[lean], len(fitting)
-    grids, inside = len(plans), contents(ledgers[lean])
-    p, q = min(td.formulas.grids(workers, 2), key=lambda grid: (max(grid), grid))
-    begin, spread = [Tiling(shape, (p, q), runs.GRID) for shape in ((m, k), (k, n))], {}
-    for over in plans:
-        with suppress(PlacementError):  # too small for it
-            total = plan_product("3d", *begin, grid=over).traffic(item, wide).total
-            if over[2] > 1:
-                words = f"{format_bytes(total)} received from {p} x {q} blocks without copies"
-                spread[over] = f"; {words}"
-    lines = {names[o]: (moved[o], held[o], held[o] > memory, spread.get(o, "")) for o in plans}
+    grids = len(plans)
+    lines = {names[over]: (moved[over], held[over], held[over] > memory) for over in plans}
     products = {}
     for p, q, r in {kind(over): over for over in [*plans, lean]}.values():
         formula = item * (m * k * (q - 1) + k * n * (p - 1)) + wide * m * n * (r - 1)
@@ -238,26 +218,25 @@ def critique(
     each = [float(prod(given.plan.extents(rank))) for rank in range(workers)]
     balance, reuse, sums = max(each) * workers / sum(each), flops / given.loaded, given.plan.sums
     ideal = flops / workers / load_device(device).peak("fp32")
-    points = {  # what is good -> whether it is, and why
-        "memory": (fits, f"{format_bytes(given.held)} held, of {format_bytes(memory)}"),
-        "balance": (balance <= 1.1, f"{balance:.3g} times the mean FLOP on one; 1.1 at most"),
-        "traffic": (given.moved <= 1.1 * least, f"{format_bytes(given.moved)} received; "
-                    f"{format_bytes(least)} would do; 1.1 times that at most"),
-        "barriers": (not sums, "partial sums of C wait for all" if sums else "none"),
-        "tiles": (reuse >= ridge, f"{reuse:.3g} FLOP a byte loaded; the {device} needs "
-                  f"{ridge:.3g}, tiles of {ceil(ITEM * ridge)}"),
-        "time": (now <= 2 * ideal, f"{_time(now)}, {now / ideal:,.4g} times the ideal; 2 at most"),
-    }  # fmt: skip
-    faults = [name for name, (good, _) in points.items() if not good]
+    points = {
+        "memory": fits,
+        "balance": balance <= 1.1,
+        "traffic": given.moved <= 1.1 * least,
+        "barriers": not sums,
+        "tiles": reuse >= ridge,
+        "time": now <= 2 * ideal,
+    }
+    faults, taken = [name for name, good in points.items() if not good], _time(now)
+    extent, times = ceil(ITEM * ridge), now / ideal
     better = [o for o in others if o.held <= memory]
     if fits:
         lean = (o for o in better if o.moved <= given.moved and o.loaded <= given.loaded)
-        better = [o for o in lean if o.seconds < now and _time(o.seconds) != _time(now)]
+        better = [o for o in lean if o.seconds < now and _time(o.seconds) != taken]
     better.sort(key=lambda o: (o.seconds, max(0.0, ridge - flops / o.loaded), o.way.tile))
     after = [*better, given][0]
-    end = f"No other plan that moves and loads no more is faster than {_time(now)}"
+    end = f"No other plan that moves and loads no more is faster than {taken}"
     if better:
-        end = f"Take {after}: {_time(after.seconds)} for {_time(now)}"
+        end = f"Take {after}: {_time(after.seconds)} for {taken}"
     elif not fits:
         end = f"No plan fits: all hold {format_bytes(min(o.held for o in others))} or more"
     products = {str(plan): (plan.way, plan.moved) for plan in (given, after)}
