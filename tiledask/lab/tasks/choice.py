@@ -13,7 +13,6 @@ from tiledask.lab.tasks.kind import (
     LONGEST,
     TIMES,
     Inputs,
-    Kind,
     Measured,
     Targets,
     frozen_key,
@@ -24,7 +23,7 @@ from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped, schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 
-__all__ = ["CHOICE"]
+__all__ = ["best", "check_inputs", "measure", "read", "runs", "solve"]
 
 _MOST_ACTIONS = 20_000
 
@@ -54,7 +53,7 @@ def _run(setting: Inputs) -> Timeline:
     return simulate(order, latency=setting.get("latency", 0.0), **times)
 
 
-def _measure(inputs: Inputs, value: Inputs) -> Measured:
+def measure(inputs: Inputs, value: Inputs) -> Measured:
     setting = {**inputs, **value}
     run, chunks = _run(setting), _chunks(setting)
     each = [n / chunks for n in run.peak_in_flight]
@@ -76,18 +75,18 @@ def _options(inputs: Inputs) -> dict[str, list[Any]]:
     }
 
 
-def _runs(inputs: Inputs) -> Iterator[tuple[Inputs, dict[str, float]]]:
+def _choices(inputs: Inputs) -> Iterator[tuple[Inputs, dict[str, float]]]:
     """Every choice that can run, with all its measures."""
     options = _options(inputs)
     for values in product(*options.values()):
         value = dict(zip(options, values, strict=True))
         with suppress(ScheduleError):  # some schedules refuse some numbers
-            yield value, {name: got for name, (got, _) in _measure(inputs, value).items()}
+            yield value, {name: got for name, (got, _) in measure(inputs, value).items()}
 
 
 @lru_cache(maxsize=64)
 def _tried(key: str) -> list[tuple[Inputs, dict[str, float]]]:
-    return [*_runs(json.loads(key))]
+    return [*_choices(json.loads(key))]
 
 
 def _meeting(inputs: Inputs, targets: Targets) -> Iterator[tuple[Inputs, dict[str, float]]]:
@@ -96,21 +95,21 @@ def _meeting(inputs: Inputs, targets: Targets) -> Iterator[tuple[Inputs, dict[st
             yield value, reached
 
 
-def _best(inputs: Inputs, targets: Targets) -> dict[str, float]:
-    best: dict[str, float] = {}
+def best(inputs: Inputs, targets: Targets) -> dict[str, float]:
+    found: dict[str, float] = {}
     for name in targets:
         others = {other: wanted for other, wanted in targets.items() if other != name}
         reached = [reached[name] for _, reached in _meeting(inputs, others)]
-        best |= {name: min(reached)} if reached else {}
-    return best
+        found |= {name: min(reached)} if reached else {}
+    return found
 
 
-def _solve(inputs: Inputs, targets: Targets) -> str | None:
+def solve(inputs: Inputs, targets: Targets) -> str | None:
     value = next((value for value, _ in _meeting(inputs, targets)), None)
     return None if value is None else ", ".join(map(str, value.values()))
 
 
-def _read(inputs: Inputs, answer: Any) -> Inputs:
+def read(inputs: Inputs, answer: Any) -> Inputs:
     options = _options(inputs)
     given = [word.strip() for word in answer.split(",")] if isinstance(answer, str) else answer
     given = list(given) if isinstance(given, Iterable) else [given]
@@ -135,16 +134,16 @@ def _one_of(name: str, values: list[Any], word: Any) -> Any:
     raise ConfigError(f"{name} is {listed}; got {word!r}")
 
 
-def _runs_of(inputs: Inputs, answer: Any) -> dict[str, Timeline]:
+def runs(inputs: Inputs, answer: Any) -> dict[str, Timeline]:
     """The run of what was chosen, and its rival's."""
-    setting = {**inputs, **_read(inputs, answer)}
+    setting = {**inputs, **read(inputs, answer)}
     both = [setting, *([setting | {"schedule": inputs["rival"]}] if "rival" in inputs else [])]
     return {
         f"{each['schedule']}, {each['microbatches']} micro-batches": _run(each) for each in both
     }
 
 
-def _validate(inputs: Inputs) -> None:
+def check_inputs(inputs: Inputs) -> None:
     options = _options(inputs)
     lacking = {"schedule", "microbatches", "devices"} - set(options) - set(inputs)
     if odd := lacking | (set(options) & set(inputs)):
@@ -154,10 +153,5 @@ def _validate(inputs: Inputs) -> None:
         )
     if prod(map(len, options.values())) > LONGEST:
         raise ScheduleError(f"there are more than {LONGEST} choices to try; leave fewer open")
-    if next(_runs(inputs), None) is None:
+    if next(_choices(inputs), None) is None:
         raise ScheduleError("none of the choices can run: some schedules refuse some numbers")
-
-
-CHOICE = Kind(
-    validate=_validate, read=_read, measure=_measure, best=_best, solve=_solve, runs=_runs_of
-)

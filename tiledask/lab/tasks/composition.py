@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from tiledask.errors import ConfigError, PartitionError, ScheduleError, short
-from tiledask.lab.tasks.kind import Inputs, Kind, Measured, frozen_key, idle_causes
+from tiledask.lab.tasks.kind import Inputs, Measured, Targets, frozen_key, idle_causes
 from tiledask.lab.tasks.order import order_of
 from tiledask.lab.tasks.partition import legal
 from tiledask.plan.pipelines.closed_form import split_lower_bound
@@ -33,10 +33,11 @@ from tiledask.plan.splitting.partition import (
 )
 from tiledask.plan.units import format_bytes
 
-__all__ = ["COMPOSITION"]
+__all__ = ["YARDSTICK", "best", "check_inputs", "measure", "read", "runs", "solve"]
 
 SEARCHED = ("naive", "gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2")
 """The schedules with one stage per device that the search tries with every split."""
+YARDSTICK = "best of the table"
 _MOST_SPLITS, _MOST_PAIRS = 20_000, 512
 
 Stages = Sequence[Sequence[int]]
@@ -73,7 +74,7 @@ def _composed(inputs: Inputs, stages: Stages, order: Schedule) -> Composition:
     return Composition(run, memory_over_time(run, kept, static=weights).peaks)
 
 
-def _read(inputs: Inputs, answer: Any) -> Composition:
+def read(inputs: Inputs, answer: Any) -> Composition:
     composition = _unlimited(inputs, answer)
     caps = capacities(inputs["capacity"], inputs["devices"])
     for device, (used, cap) in enumerate(zip(composition.held, caps, strict=True), 1):
@@ -120,7 +121,7 @@ def _order(inputs: Inputs, stages: int, given: str) -> Schedule:
     return order
 
 
-def _measure(inputs: Inputs, composition: Composition) -> Measured:
+def measure(inputs: Inputs, composition: Composition) -> Measured:
     return {"makespan": (composition.run.makespan, idle_causes(composition.run))}
 
 
@@ -143,20 +144,20 @@ def _found(key: str) -> tuple[float, str]:
         if fitting:
             least = split_lower_bound(*_times(inputs, stages, range(devices)), m, latency)
             splits.append((least, bounds, stages, fitting))
-    best = math.inf, ""
+    fastest = math.inf, ""
     for least, _, stages, fitting in sorted(splits):
-        if least >= best[0]:
+        if least >= fastest[0]:
             break  # no order of this split, nor of those after it, is faster
         for order in fitting:
             seconds = _composed(inputs, stages, order).run.makespan
-            if seconds < best[0]:
-                best = seconds, f"{' | '.join(map(layer_ranges, stages))} ; {order.name}"
+            if seconds < fastest[0]:
+                fastest = seconds, f"{' | '.join(map(layer_ranges, stages))} ; {order.name}"
     if not splits:
         raise PartitionError("no split fits with any schedule; give the devices more capacity")
-    return best
+    return fastest
 
 
-def _validate(inputs: Inputs) -> None:
+def check_inputs(inputs: Inputs) -> None:
     layers, devices = len(inputs["costs"]), inputs["devices"]
     partition(inputs["costs"], devices, inputs.get("speeds"))  # refuses what is no split
     for name in ("weights", "activations"):
@@ -171,12 +172,13 @@ def _validate(inputs: Inputs) -> None:
     _found(frozen_key(inputs))
 
 
-COMPOSITION = Kind(
-    validate=_validate,
-    read=_read,
-    measure=_measure,
-    best=lambda inputs, targets: {"makespan": _found(frozen_key(inputs))[0]},
-    solve=lambda inputs, targets: _found(frozen_key(inputs))[1],
-    yardstick="best of the table",
-    runs=lambda inputs, answer: {"the run": _unlimited(inputs, answer).run},
-)
+def best(inputs: Inputs, targets: Targets) -> dict[str, float]:
+    return {"makespan": _found(frozen_key(inputs))[0]}
+
+
+def solve(inputs: Inputs, targets: Targets) -> str:
+    return _found(frozen_key(inputs))[1]
+
+
+def runs(inputs: Inputs, answer: Any) -> dict[str, Timeline]:
+    return {"the run": _unlimited(inputs, answer).run}

@@ -1,53 +1,38 @@
-"""A kind of puzzle: how an answer is read, measured, and beaten if it can be; how inputs are read.
+"""What kinds of puzzle share: how inputs of a file are read, a run in words.
 
-A kind is a row of functions of the puzzle's inputs. None of them knows a stored answer: ``best``
-and ``solve`` work it out.
+A kind is a module with functions of a puzzle's inputs; names of these inputs and of measures, and
+how an answer is written, are in data/puzzle_kinds.json. None of them knows a stored answer.
+
+check_inputs(inputs)      raises a tiledask error for inputs that contradict each other
+read(inputs, answer)      the answer as a value; a tiledask error that names the rule it breaks
+measure(inputs, value)    what that value reaches
+best(inputs, targets)     for each target, the least that an answer reaches which meets the others
+solve(inputs, targets)    the answer to try for these targets, as people write it; None: none is
+runs(inputs, answer)      by name the runs of an answer that can run, legal or not, its own first;
+                          without it, what is drawn is layers on devices
+YARDSTICK                 what ``best`` is, where it is no proof and an answer may beat it
 """
 
 import json
 import operator
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from tiledask.errors import ConfigError
-from tiledask.lab.tasks.result import OPTIMUM
 from tiledask.plan.data import shipped_json
 from tiledask.plan.pipelines.schedules import schedules
 from tiledask.plan.pipelines.timeline import COMPUTE, Timeline
 from tiledask.plan.units import format_seconds, parse_bytes
 from tiledask.plan.whole import whole_rule
 
-__all__ = ["LONGEST", "TIMES", "Inputs", "Kind", "Measured", "Targets", "frozen_key"]
+__all__ = ["LONGEST", "TIMES", "Inputs", "Measured", "Targets", "frozen_key"]
 __all__ += ["idle_causes", "read_input", "run_text"]
 
 Inputs = Mapping[str, Any]
 Targets = Mapping[str, float]
 Measured = Mapping[str, tuple[float, str]]
 """Measure -> (what a legal answer reaches, which device, stage or action makes it so large)."""
-
-
-@dataclass(frozen=True)
-class Kind:
-    """One kind of puzzle: its functions. Names of its inputs and measures, and how an answer is
-    written, are in data/puzzle_kinds.json."""
-
-    validate: Callable[[Inputs], None]
-    """Raises a tiledask error for inputs that contradict each other."""
-    read: Callable[[Inputs, Any], Any]
-    """The answer as a value; a tiledask error that names the rule it breaks."""
-    measure: Callable[[Inputs, Any], Measured]
-    """What that value reaches."""
-    best: Callable[[Inputs, Targets], Mapping[str, float]]
-    """For each target, the least that an answer reaches which meets all the others."""
-    solve: Callable[[Inputs, Targets], str | None]
-    """The answer to try for these targets, written as people do; None if there is none."""
-    yardstick: str = OPTIMUM
-    """What ``best`` is: proven, or the best of a search, which an answer may beat."""
-    runs: Callable[[Inputs, Any], Mapping[str, Timeline]] | None = None
-    """By name the runs of an answer that can run, legal or not; its own is the first. None: what is
-    drawn is layers on devices."""
 
 
 def frozen_key(inputs: Inputs) -> str:

@@ -5,11 +5,10 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from tiledask.errors import ConfigError, ScheduleError
+from tiledask.errors import ConfigError, ScheduleError, short
 from tiledask.lab.tasks.kind import (
     TIMES,
     Inputs,
-    Kind,
     Measured,
     Targets,
     frozen_key,
@@ -23,7 +22,7 @@ from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 
-__all__ = ["ORDER", "in_full", "order_of"]
+__all__ = ["best", "check_inputs", "in_full", "measure", "order_of", "read", "runs", "solve"]
 
 _TIMES = (*TIMES, "latency")
 _LONGEST = 100_000
@@ -60,12 +59,9 @@ def order_of(answer: Any) -> Schedule:
     """The answer as a schedule, right or wrong; ConfigError for what is none at all, ScheduleError
     for one that no puzzle has room for."""
     if isinstance(answer, str):
-        large = re.search(r"\d{5,}", answer)
-        if large or len(answer) > _LONGEST:
-            got = large[0] if large else f"{len(answer)} letters"
-            raise ConfigError(
-                f"an order has {_LONGEST} letters at most, and its numbers 4 digits; got {got}"
-            )
+        if len(answer) > _LONGEST or re.search(r"\d{5,}", answer):
+            rule = f"an order has {_LONGEST} letters at most, and its numbers 4 digits"
+            raise ConfigError(f"{rule}; got {short(answer)}")
         try:
             answer = Schedule.from_text(in_full(answer))
         except ScheduleError as error:
@@ -98,7 +94,7 @@ def in_full(text: str) -> str:
     return "\n".join(lines)
 
 
-def _read(inputs: Inputs, answer: Any) -> Schedule:
+def read(inputs: Inputs, answer: Any) -> Schedule:
     """The answer as a schedule that can run and does all of the puzzle's work, or ScheduleError."""
     devices, place = _devices(inputs), inputs.get("place")
     several = place is not None or inputs["stages"] != devices
@@ -116,7 +112,7 @@ def _read(inputs: Inputs, answer: Any) -> Schedule:
     return validate(order, memory_limit=_limits(inputs))
 
 
-def _measure(inputs: Inputs, order: Schedule) -> Measured:
+def measure(inputs: Inputs, order: Schedule) -> Measured:
     run, found = _run(inputs, order), list(peaks(order))
     device = max(range(order.devices), key=lambda d: found[d][0])
     kept, turn = found[device]
@@ -153,34 +149,31 @@ def _solved(key: str, *limits: int) -> Optimum | None:
         return None
 
 
-def _best(inputs: Inputs, targets: Targets) -> dict[str, float]:
-    best: dict[str, float] = {}
-    shortest = _shortest(inputs, targets)
+def best(inputs: Inputs, targets: Targets) -> dict[str, float]:
+    shortest, found = _shortest(inputs, targets), dict[str, float]()
     if shortest is not None and "makespan" in targets:
-        best["makespan"] = shortest.least
+        found["makespan"] = shortest.least
     # the fewest activations with which some order meets the target for the makespan
     for kept in range(int(targets.get("kept", 0)), 0, -1):
-        if _solve(inputs, {**targets, "kept": kept}) is None:
+        if solve(inputs, {**targets, "kept": kept}) is None:
             break
-        best["kept"] = kept
-    return best
+        found["kept"] = kept
+    return found
 
 
-def _solve(inputs: Inputs, targets: Targets) -> str | None:
+def solve(inputs: Inputs, targets: Targets) -> str | None:
     found = _shortest(inputs, targets)
     if found is None or not within(found.makespan, targets.get("makespan", float("inf"))):
         return None
     return found.schedule.to_text()
 
 
-def _validate(inputs: Inputs) -> None:
+def check_inputs(inputs: Inputs) -> None:
     stages, place, limits = inputs["stages"], inputs.get("place"), _limits(inputs)
     pairs = stages * inputs["microbatches"]
     if pairs > _MOST_PAIRS:
-        raise ScheduleError(
-            f"{stages} stages x {inputs['microbatches']} micro-batches are {pairs}; the "
-            f"best order is proven for up to {_MOST_PAIRS}"
-        )
+        rule = f"the best order is proven for up to {_MOST_PAIRS}"
+        raise ScheduleError(f"{stages} stages x {inputs['microbatches']} are {pairs}; {rule}")
     if place and (len(place), set(place)) != (stages, {*range(max(place) + 1)}):
         raise ScheduleError(f"place has the rank, from 0, of each of {stages} stages; got {place}")
     if limits is not None and len(limits) != _devices(inputs):
@@ -188,8 +181,5 @@ def _validate(inputs: Inputs) -> None:
     _run(inputs, schedule("gpipe", stages, 1))  # refuses times of the wrong length
 
 
-def _runs(inputs: Inputs, answer: Any) -> dict[str, Timeline]:
+def runs(inputs: Inputs, answer: Any) -> dict[str, Timeline]:
     return {"the order": _run(inputs, order_of(answer))}
-
-
-ORDER = Kind(validate=_validate, read=_read, measure=_measure, best=_best, solve=_solve, runs=_runs)

@@ -3,12 +3,12 @@
 from typing import Any
 
 from tiledask.errors import ConfigError, PartitionError
-from tiledask.lab.tasks.kind import Inputs, Kind, Measured, Targets
+from tiledask.lab.tasks.kind import Inputs, Measured, Targets
 from tiledask.plan.splitting.answers import read_assignment
 from tiledask.plan.splitting.judge import Verdict, judge
 from tiledask.plan.splitting.partition import Partition, partition, stage_name
 
-__all__ = ["PARTITION", "legal"]
+__all__ = ["best", "check_inputs", "legal", "measure", "read", "solve"]
 
 
 def _stages(inputs: Inputs) -> int:
@@ -35,12 +35,12 @@ def legal(answer: Any, stages: int, **numbers: Any) -> Verdict:
     return verdict
 
 
-def _read(inputs: Inputs, answer: Any) -> Verdict:
+def read(inputs: Inputs, answer: Any) -> Verdict:
     given = {name: value for name, value in inputs.items() if name != "shown"}
     return legal(answer, _stages(inputs), **{"chunks": 1} | given)
 
 
-def _measure(inputs: Inputs, verdict: Verdict) -> Measured:
+def measure(inputs: Inputs, verdict: Verdict) -> Measured:
     times, shape = verdict.times, (inputs["devices"], inputs.get("chunks", 1))
     most, least = times.index(max(times)), times.index(min(times))
     layers = verdict.stages[most]
@@ -51,21 +51,16 @@ def _measure(inputs: Inputs, verdict: Verdict) -> Measured:
     return {"crossings": (crossings, ""), "bottleneck": (max(times), where)}
 
 
-def _best(inputs: Inputs, targets: Targets) -> dict[str, float]:
+def best(inputs: Inputs, targets: Targets) -> dict[str, float]:
     fewest = _stages(inputs) - 1 if inputs["devices"] > 1 else 0
     return {"crossings": fewest, "bottleneck": _best_cut(inputs).bottleneck}
 
 
-def _validate(inputs: Inputs) -> None:
+def check_inputs(inputs: Inputs) -> None:
     _best_cut(inputs)
     if "shown" in inputs:
         read_assignment(inputs["shown"])
 
 
-PARTITION = Kind(
-    validate=_validate,
-    read=_read,
-    measure=_measure,
-    best=_best,
-    solve=lambda inputs, targets: str(_best_cut(inputs)),
-)
+def solve(inputs: Inputs, targets: Targets) -> str:
+    return str(_best_cut(inputs))

@@ -11,12 +11,9 @@ from typing import Any
 
 from tiledask.errors import ConfigError, RuleError, short
 from tiledask.lab.commands.partition import cut_text
-from tiledask.lab.tasks.choice import CHOICE
-from tiledask.lab.tasks.composition import COMPOSITION
-from tiledask.lab.tasks.kind import Inputs, Kind, read_input, run_text
-from tiledask.lab.tasks.order import ORDER
-from tiledask.lab.tasks.partition import PARTITION
-from tiledask.lab.tasks.result import LEAST, Target
+from tiledask.lab.tasks import choice, composition, order, partition
+from tiledask.lab.tasks.kind import Inputs, read_input, run_text
+from tiledask.lab.tasks.result import LEAST, OPTIMUM, Target
 from tiledask.lab.tasks.task import JudgedTask
 from tiledask.plan.data import Fields, meant, names, read, read_named, shipped_json
 from tiledask.plan.units import format_bytes
@@ -25,12 +22,13 @@ from tiledask.plan.whole import is_whole
 __all__ = ["KINDS", "load_puzzle", "puzzle_levels", "puzzle_names"]
 
 _NUMBER = {"of": "number"}
-KINDS: dict[str, Kind] = {
-    "partition": PARTITION,
-    "choice": CHOICE,
-    "order": ORDER,
-    "composition": COMPOSITION,
+KINDS: dict[str, Any] = {
+    "partition": partition,
+    "choice": choice,
+    "order": order,
+    "composition": composition,
 }
+"""Kind -> the module with its functions, as kind.py says."""
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -98,7 +96,7 @@ def _read(name: str, fields: Fields) -> JudgedTask:
     if not targets:
         raise fields.fail("targets", f"has none of {', '.join(measures)}; add one")
     try:
-        kind.validate(inputs)
+        kind.check_inputs(inputs)
     except (ConfigError, RuleError) as error:
         raise fields.fail("inputs", f"cannot be a puzzle: {error}") from None
     return JudgedTask(
@@ -117,11 +115,12 @@ def _read(name: str, fields: Fields) -> JudgedTask:
 
 
 def _functions(
-    kind: Kind, inputs: Inputs, targets: Mapping[str, Any], measures: Mapping[str, str]
+    kind: Any, inputs: Inputs, targets: Mapping[str, Any], measures: Mapping[str, str]
 ) -> dict[str, Any]:
     """What judges an answer, finds one and draws one, by fields of a JudgedTask. ``measures``: name
     in the file -> name for people."""
     secret = [measure for measure, most in targets.items() if most == LEAST]
+    yardstick, its_runs = getattr(kind, "YARDSTICK", OPTIMUM), getattr(kind, "runs", None)
 
     @cache
     def limits() -> dict[str, float]:
@@ -137,7 +136,7 @@ def _functions(
         best = {} if unsaid else kind.best(inputs, limits())
         for measure, most in limits().items():
             got, why = measured[measure]
-            about = measures[measure], most, got, best.get(measure), kind.yardstick
+            about = measures[measure], most, got, best.get(measure), yardstick
             found.append(Target(*about, measure in secret, why))
         return found
 
@@ -149,7 +148,7 @@ def _functions(
         """The answer, or what the task shows, drawn by ``layers`` or ``runs``; None: not at all."""
         answer = inputs.get("shown") if answer is None else answer
         try:
-            return layers(answer) if kind.runs is None else runs(kind.runs(inputs, answer))
+            return runs(its_runs(inputs, answer)) if its_runs else layers(answer)
         except (ConfigError, RuleError):
             return None
 
