@@ -142,11 +142,11 @@ def _flow(layers: int, workers: int, working: int, unit: str) -> Names:
     cut = td.partition(layers, workers)
     order, (up, down) = one_batch(cut.place), LAYER.values()
     t, before = td.simulate(order, **LAYER), sum(cut.sizes[: working - 1])
-    others, begins = runs.meanwhile(t, working - 1), before * up
-    busy = [n * (up + down) for n in cut.sizes]
+    begins, busy = before * up, [n * (up + down) for n in cut.sizes]
     T, used, flow, times = sum(busy), 1 / workers, runs.flow(t), LAYER
-    idle = some([w + 1 for w, state in others.items() if state == "idle"])
-    states = {f"{unit} {w + 1}": state for w, state in others.items()}
+    others = [w for w in range(1, workers + 1) if w != working]
+    states = {f"{unit} {w}": t.state(w - 1, begins + up / 2) for w in others}
+    idle = some([w for w in others if states[f"{unit} {w}"] == "idle"])
     return locals()
 
 

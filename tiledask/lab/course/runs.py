@@ -171,19 +171,6 @@ def flow(timeline: Timeline) -> str:
     return text.strip()
 
 
-def meanwhile(timeline: Timeline, worker: int, kind: str = "F") -> dict[int, str]:
-    """What each other worker does in the middle of all that ``worker`` does of this ``kind``:
-    "idle", or its actions; workers from 0.
-
-    >>> meanwhile(td.simulate(one_batch([0, 1, 2])), 1)
-    {0: 'idle', 2: 'idle'}
-    """
-    mine = (timeline.device == worker) & (timeline.kind == kind)
-    moments = (timeline.start[mine] + timeline.end[mine]) / 2
-    others = (other for other in range(timeline.devices) if other != worker)
-    return {o: ", ".join(sorted({timeline.state(o, at) for at in moments})) for o in others}
-
-
 def timed(
     cluster: Cluster, order: td.Schedule, busy: Sequence[float], makespan: float, times: Any
 ) -> list[Check]:
