@@ -3,20 +3,19 @@
 read_number("2 x 4 MB", "B")       8000000.0
 show_number(12_000_000, "B")       "12,000,000 B"
 parts("21 s 15 s, ...")            the words of an answer, one for each thing asked
-labelled(["worker 1: 6 s", ...])   the same words, without labels and in the labels' order
 """
 
 import ast
 import math
 import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.units import format_bytes, format_seconds
 
-__all__ = ["UNITS", "Unit", "from_0", "labelled", "parts", "read_number", "show_number"]
+__all__ = ["UNITS", "Unit", "parts", "read_number", "show_number"]
 
 
 class Unit(NamedTuple):
@@ -164,48 +163,17 @@ _BEHIND = sorted({*_SECONDS, *UNITS["share"].sizes, *_COUNTED} - {""}, key=len, 
 _BEFORE_UNIT = re.compile(rf"(?i)(?<=\d)\s+(?=(?:{'|'.join(map(re.escape, _BEHIND))})\.?(?:\s|$))")
 
 
-def parts(answer: Any) -> list[Any]:
-    """The words of an answer: between commas, semicolons or lines, or else between spaces.
-
-    A unit stays with its number. A dict gives "key: value" for each; a list its items.
+def parts(text: str) -> list[str]:
+    """The words of an answer: between commas, semicolons or lines, or else between spaces. A unit
+    stays with its number.
 
     >>> parts("21 s 3 / 11"), parts("21 s, 27.3 %")
     (['21s', '3/11'], ['21 s', '27.3 %'])
     """
-    if isinstance(answer, Mapping):
-        return [f"{key}: {value}" for key, value in answer.items()]
-    if not isinstance(answer, str):
-        return list(answer) if isinstance(answer, Iterable) else [answer]
-    if len(answer) > 10_000:
-        raise ConfigError(f"an answer has at most 10,000 letters; got {len(answer):,}")
-    text = answer.strip().strip(",;")
+    if len(text) > 10_000:
+        raise ConfigError(f"an answer has at most 10,000 letters; got {len(text):,}")
+    text = text.strip().strip(",;")
     if re.search(r"[,;\n]", text):
         return [word.strip() for word in re.split(r"[,;\n]", text)]
     text = re.sub(r"\s*([/:=])\s*", r"\1", text)
     return _BEFORE_UNIT.sub("", text).split() or [""]
-
-
-def labelled(words: Sequence[Any], labels: Sequence[str], what: str) -> list[Any]:
-    """``words`` without their labels, in the order of ``labels``; as they are if they have none.
-
-    ConfigError for other labels than these; it says so where workers were counted from 0.
-
-    >>> labelled(["worker 2: 15 s", "worker 1: 21 s"], ["1", "2"], "worker")
-    ['21 s', '15 s']
-    """
-    digits = all(label.isdigit() for label in labels)
-    label = r"(\d+)\s*[:=)]\s*" if digits else r"([A-Za-z])(?:\s*[:=)]\s*|\s+(?=[A-Za-z]{2}))"
-    found = [re.fullmatch(rf"(?:(?i:{what})\s*)?{label}(\S.*)", str(word)) for word in words]
-    if not any(found) or len(words) != len(labels):
-        return list(words)
-    named = [match[1].upper() if match else "" for match in found]
-    if sorted(named) == sorted(labels):
-        return [next(m[2] for m in found if m and m[1].upper() == label) for label in labels]
-    if all(n.isdigit() for n in named) and sorted(str(int(n) + 1) for n in named) == sorted(labels):
-        raise ConfigError(from_0(what))
-    raise ConfigError(f"label each with its {what}, {', '.join(labels)}, or none; got {named}")
-
-
-def from_0(what: str) -> str:
-    """What to say to whoever counted from 0 where people count from 1."""
-    return f"you counted {what}s from 0; here they count from 1"

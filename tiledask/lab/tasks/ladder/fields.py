@@ -15,7 +15,7 @@ from typing import Any
 from tiledask.errors import ConfigError, short
 from tiledask.lab.course.words import each_of, filled, lines_of, looked_up
 from tiledask.lab.plots.primitives import Figure
-from tiledask.lab.quantities import from_0, labelled, parts, read_number
+from tiledask.lab.quantities import parts, read_number
 from tiledask.lab.tasks.kind import run_text
 from tiledask.lab.tasks.result import WRONG, Target
 from tiledask.lab.tasks.task import JudgedTask
@@ -55,7 +55,7 @@ class Asked:
     unit: str | Mapping[str, str] = "s"
     """Of a number, as in `UNITS`; or the words there are, and a pattern of what else means each."""
     label: str = ""
-    """What may stand before it: "2" for worker 2."""
+    """What may stand before it: "A" for gap A."""
 
     def read(self, given: str) -> Any:
         """The value of what was written; ConfigError for what is none."""
@@ -68,7 +68,7 @@ class Asked:
             if re.fullmatch(pattern, text):
                 return word
         if text == "0" and "1" in self.unit:
-            raise ConfigError(from_0("worker"))
+            raise ConfigError("you counted workers from 0; here they count from 1")
         raise ConfigError(f"{self.what} is one of {', '.join(self.unit)}; got {short(given)}")
 
     def _slots(self, left: str) -> tuple[str, ...]:
@@ -124,16 +124,16 @@ def _read(fields: Sequence[Asked], form: str, answer: Any) -> list[Any]:
     """What was filled in; ConfigError for what is no answer."""
     text, labels = _typed(answer), [field.label for field in fields]
     if isinstance(fields[0].right, list):
-        words: Sequence[Any] = [row.strip() for row in re.split(r"[;\n]", text) if row.strip()]
+        words = [row.strip() for row in re.split(r"[;\n]", text) if row.strip()]
     elif isinstance(fields[0].unit, str):
         words = parts(text)
     elif all(labels):  # "A warm up B drain": each label begins one
         words = parts(re.sub(r"[,;\s]+(?=[A-E]\b[\s:=)])", ", ", text.strip()))
+        named = dict(m.groups() for w in words if (m := re.fullmatch(r"([A-E])[\s:=)]+(.+)", w)))
+        words = [named[label] for label in labels] if sorted(named) == sorted(labels) else words
     else:  # no word has a blank, but "worker 3"
         text = re.sub(r"(?i)\bworker\s+(?=\d)", "worker", text)
         words = re.split(r"[,;\s]+", text.strip(",; \n"))
-    if all(labels):
-        words = labelled(words, labels, "worker" if labels[0].isdigit() else "gap")
     if len(words) != len(fields):
         raise ConfigError(f"{len(labels)} are asked for: {form}; got {len(words)}")
     return [field.read(word) for field, word in zip(fields, words, strict=True)]
@@ -141,8 +141,6 @@ def _read(fields: Sequence[Asked], form: str, answer: Any) -> list[Any]:
 
 def _typed(answer: Any, between: str = "; ") -> str:
     """The answer as if it had been typed: rows between semicolons, words between blanks."""
-    if isinstance(answer, Mapping):
-        answer = [f"{key}: {value}" for key, value in answer.items()]
     if isinstance(answer, str) or not isinstance(answer, Iterable):
         return str(answer)
     return between.join(_typed(each, " ") for each in answer)
