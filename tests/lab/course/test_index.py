@@ -1,14 +1,37 @@
-"""Every question has its section in the walkthroughs, and the index says which."""
+"""Every question has its section in the walkthroughs, and the index says which.
+
+python tests/lab/course/test_index.py                writes nbs/questions.md
+"""
 
 import tiledask as td
-from tiledask.lab.course.index import PAGE, page, taught
+from tiledask.lab.course.index import taught
 from tiledask.lab.course.table import QUESTIONS
 from tiledask.plan.data import shipped
 
+PAGE = shipped("nbs") / "questions.md"
+HEAD = """# The questions, by number
+
+Made from the walkthroughs' headings by `python tests/lab/course/test_index.py`. Each \
+question is also worked out and run by `tiledask ask NUMBER`.
+
+| | question | taught in |
+|---|---|---|
+"""
+
+
+def page() -> str:
+    """The index as Markdown: a line for each question, with links to the walkthroughs."""
+    lines = []
+    for number, each in QUESTIONS.items():
+        title = each.words(each.title).replace("|", "\\|")
+        links = "; ".join(f"[{w.notebook[:-6]}]({w.notebook}), {w.section}" for w in taught(number))
+        lines.append(f"| {number} | {title} | {links} |\n")
+    return HEAD + "".join(lines)
+
 
 def test_every_question_is_taught_by_a_section():
-    assert [number for number in range(1, 40) if not taught(number)] == []
-    assert set(QUESTIONS) == set(range(1, 40))
+    assert [*QUESTIONS] == [*range(1, 40)]
+    assert all(map(taught, QUESTIONS))
 
 
 def test_an_answer_says_where_it_is_taught():
@@ -16,5 +39,8 @@ def test_an_answer_says_where_it_is_taught():
 
 
 def test_the_page_is_what_the_headings_say():
-    written = (shipped("nbs") / PAGE).read_text("utf-8")
-    assert written == page(), "make it anew: python -m tiledask.lab.course.index"
+    assert PAGE.read_text("utf-8") == page()
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")

@@ -1,8 +1,6 @@
 """Which section of which walkthrough teaches a question: by its heading.
 
 ## The best one, by looking at all (question 34)
-
-python -m tiledask.lab.course.index                  writes nbs/questions.md
 """
 
 import json
@@ -10,21 +8,10 @@ import re
 from functools import cache
 from typing import NamedTuple
 
-from tiledask.files import atomic_write
-from tiledask.lab.course.table import QUESTIONS
 from tiledask.plan.data import shipped
 
-__all__ = ["PAGE", "Taught", "page", "taught"]
+__all__ = ["Taught", "taught"]
 
-PAGE = "questions.md"
-HEAD = """# The questions, by number
-
-Made from the walkthroughs' headings by `python -m tiledask.lab.course.index`. Each \
-question is also worked out and run by `tiledask ask NUMBER`.
-
-| | question | taught in |
-|---|---|---|
-"""
 _MARKED = re.compile(r"^#+ +(.+) \(questions? (\d+(?:, \d+)*)\)$", re.MULTILINE)
 
 
@@ -59,17 +46,3 @@ def _sections() -> list[tuple[list[str], Taught]]:
         if cell["cell_type"] == "markdown"
         for heading, numbers in _MARKED.findall("".join(cell["source"]))
     ]
-
-
-def page() -> str:
-    """The index as Markdown: a line for each question, with links to the walkthroughs."""
-    lines = []
-    for number, each in QUESTIONS.items():
-        title = each.words(each.title).replace("|", "\\|")
-        links = "; ".join(f"[{w.notebook[:-6]}]({w.notebook}), {w.section}" for w in taught(number))
-        lines.append(f"| {number} | {title} | {links} |\n")
-    return HEAD + "".join(lines)
-
-
-if __name__ == "__main__":
-    atomic_write(shipped("nbs") / PAGE, page().encode())
