@@ -1,24 +1,40 @@
-"""Levels 7 to 12: micro-batches; two triangles, a target, the best number, a slow stage, gaps."""
+"""The idle-time ladder: twelve levels of one question, how long does who wait, with fresh numbers.
+
+    task = idle_level(3, seed=7)    # a JudgedTask
+    task.check("21 s, 15 s, 24 s")  # stars; who is off is told where, never what is right
+    task.hint()                     # three, from a nudge to nearly the way
+    task.working()                  # the arithmetic, line by line
+
+The simulator says what is right; the working is worked out without it, and a test holds that both
+agree. Its texts and what is asked for are in data/ladder.json.
+
+levels 1 to 6    one batch: who does what, who waits, idle time in seconds
+levels 7 to 12   how many micro-batches; a slow stage; which gap is which
+fields.py        what is filled in, who judges it
+"""
 
 import math
+from collections.abc import Callable, Sequence
 from fractions import Fraction
-from functools import cache
+from functools import cache, partial
+from itertools import accumulate
 from random import Random
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tiledask.errors import ConfigError
-from tiledask.lab.course.words import listed
-from tiledask.lab.tasks.ladder.fields import Asked, Names
+from tiledask.lab.course.words import listed, total
+from tiledask.lab.tasks.fields import IDLE, Asked, Names, level_of
 from tiledask.lab.tasks.result import WRONG, Target
+from tiledask.lab.tasks.task import JudgedTask
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.units import format_percent
+from tiledask.plan.whole import is_whole, whole_number
 
-__all__ = ["best_with_overhead", "fewest_for_a_share", "one_slow_stage", "triangles"]
-__all__ += ["which_gap_is_which", "which_microbatches"]
+__all__ = ["LEVELS", "idle_level"]
 
 _TIMES = ((1, 1), (1, 2), (2, 2), (2, 4), (2, 3), (1, 3), (3, 6))
 _TINY = 1e-9
@@ -35,6 +51,118 @@ _UNEVEN = (
     *((3, 2, 1, 2), (3, 2, 1, 3), (3, 2, 3, 1), (3, 2, 3, 2), (3, 3, 2, 3)),
 )
 """Forwards, over the time of a transfer, that often leave gaps of all kinds."""
+_STEPS = ((2, 4), (2, 3), (2, 6), (2, 8), (3, 4), (3, 6), (4, 6), (4, 8))
+
+
+# -- one batch at a time ---------------------------------------------------------------------------
+
+
+def one_batch(forward: Sequence[float], backward: Sequence[float], sends: Any = 0) -> Timeline:
+    """The simulated run of one batch through a worker for each stage."""
+    return simulate(schedule("naive", len(forward), 1), forward, backward, latency=sends)
+
+
+def fill_the_timetable(rng: Random, seed: int) -> Names:
+    """What each worker does in each slot."""
+    while True:
+        p, times = rng.choice((3, 4)), rng.choice((1, 2))
+        forward = [rng.choice((1, 2)) for _ in range(p)]
+        backward = [times * f for f in forward]
+        if sum(forward + backward) <= 18:
+            break
+    run, workers, twice, up = (
+        one_batch(forward, backward),
+        range(1, p + 1),
+        times == 2,
+        sum(backward),
+    )
+    slots, back = round(run.makespan), workers[::-1]
+    rows = [
+        [run.state(w, slot + 0.5).replace("idle", IDLE) for slot in range(slots)] for w in range(p)
+    ]
+    waits = [(forward[:w], forward[w + 1 :] + backward[w + 1 :], backward[:w]) for w in range(p)]
+    above, below, behind = (
+        "; ".join(f"worker {w}: {total(each)}" for w, each in enumerate(part, 1) if each)
+        for part in zip(*waits, strict=True)
+    )
+    answer = "; ".join(map(" ".join, rows))
+    return locals()
+
+
+def who_waits_for_whom(rng: Random, seed: int) -> Names:
+    """The number of the worker that each waits for, "works" or "done"."""
+    p = rng.choice((3, 4, 5))
+    forward = [rng.randint(1, 4) for _ in range(p)]
+    down, up = sum(forward), 2 * sum(forward)
+    moments = (rng.randrange(down) + 0.5, down + rng.randrange(up) + 0.5)
+    run = one_batch(forward, [2 * f for f in forward])
+    known = {f"{w}": f"{w}" for w in range(1, p + 1)}
+    known |= {"works": "works?|working|computes|busy|[fb]0?"}
+    known |= {"done": "done|none|nobody|nothing|finished|-"}
+    took, asked, works, answers = [*forward, *(2 * f for f in forward[::-1])], [], [], []
+    for at in moments:
+        step = next(n for n, end in enumerate(accumulate(took)) if end > at)
+        busy, forwards = (step + 1, True) if step < p else (2 * p - step, False)
+        after = [f"{w}" if forwards else "done" for w in range(busy, p)]
+        waits = [*(f"{w + 1}" for w in range(1, busy)), "works", *after]
+        needs = "need the activations from the worker before" if forwards else "are done"
+        before, behind, ends = busy > 1, busy < p, took[: step + 1]
+        works.append({"at": at, "busy": busy, "took": took[step], "ends": ends, "needs": needs}
+                     | {"forwards": forwards, "before": before, "behind": behind})  # fmt: skip
+        answers.append(", ".join(waits))
+        for w, wait in enumerate(waits, 1):
+            asked.append((w, at, wait, f"{busy}" if wait.isdigit() else None))
+    answer = "; ".join(answers)
+    return locals()
+
+
+def idle_of_each(rng: Random, seed: int, transfers: bool) -> Names:
+    """Levels 3 and 4: the idle time of each worker with stages such as 3, 5 and 2; then with
+    transfers that take time from one worker to the next."""
+    p = rng.choice((3, 4))
+    forward = [1] * p
+    while len(set(forward)) == 1:  # not all alike
+        forward = [rng.randint(1, 7) for _ in range(p)]
+    sends = [rng.randint(1, 4) if transfers else 0 for _ in range(p - 1)]
+    backward, F, B, way = [2 * f for f in forward], sum(forward), 2 * sum(forward), sum(sends)
+    run, compute, twice = one_batch(forward, backward, sends), F + B, 2 * way
+    end = compute + twice
+    rows = [
+        {"f": f, "b": 2 * f, "own": 3 * f, "rest": end - 3 * f, "idle": idle}
+        | {
+            "still": compute - 3 * f,
+            "once": compute + way - 3 * f,
+            "there": F - f,
+            "home": B - 2 * f,
+        }
+        for f, idle in zip(forward, run.idle_per_device, strict=True)
+    ]
+    ways = [f"{c} s from worker {w} to {w + 1}" for w, c in enumerate(sends, 1)]
+    answer = ", ".join(f"{row['rest']} s" for row in rows)
+    return locals()
+
+
+def idle_in_all(rng: Random, seed: int) -> Names:
+    """Total idle time: (p - 1) T, however the model is cut."""
+    p = rng.randint(3, 6)
+    forward = [rng.randint(1, 7) for _ in range(p)]
+    T, q = 3 * sum(forward), p - 1
+    run, idle, whole = one_batch(forward, [2 * f for f in forward]), q * T, p * T
+    return locals()
+
+
+def from_few_to_many(rng: Random, seed: int) -> Names:
+    """Utilisation, time and idle time when workers are added and nothing else changes."""
+    p, q = rng.choice(_STEPS) if seed else _STEPS[0]
+    whole = math.lcm(p, q) * rng.randint(1, 4)
+    T, twice, share, less, at_once = 3 * whole, 2 * whole, 1 / p, 1 / q, 3 * whole / q
+    few, many = (one_batch([whole / n] * n, [2 * whole / n] * n) for n in (p, q))
+    grown, wait, others = many.idle - few.idle, f"{p - 1} wait{'s' * (p == 2)}", q - 1
+    before, after, more, times = (p - 1) * T, (q - 1) * T, (q - p) * T, q - p
+    return locals()
+
+
+# -- micro-batches ---------------------------------------------------------------------------------
 
 
 @cache
@@ -227,3 +355,36 @@ def which_microbatches(rng: Random, seed: int) -> Names:
     runs = {f"{p} workers, {row['u']} % busy": one_f_one_b(p, row["m"]) for row in rows}
     answer = ", ".join(f"{row['n']}" for row in rows)
     return locals()
+
+
+# -- all of them -----------------------------------------------------------------------------------
+
+LEVELS: tuple[Callable[[Random, int], Names], ...] = (
+    fill_the_timetable,
+    who_waits_for_whom,
+    partial(idle_of_each, transfers=False),
+    partial(idle_of_each, transfers=True),
+    idle_in_all,
+    from_few_to_many,
+    triangles,
+    fewest_for_a_share,
+    best_with_overhead,
+    one_slow_stage,
+    which_gap_is_which,
+    which_microbatches,
+)
+"""What draws the numbers of each level, 1 first, and does its sums."""
+
+
+def idle_level(level: int, seed: int = 0) -> JudgedTask:
+    """A level of the idle-time ladder, 1 to 12, with the numbers of ``seed``.
+
+    ConfigError for another level. Equal seeds give equal numbers on every machine.
+
+    >>> idle_level(3, seed=7).check("9 s").reason[:43]
+    'Not an answer: 3 are asked for: the seconds'
+    """
+    if not is_whole(level, 1) or level > len(LEVELS):
+        raise ConfigError(f"the idle-time ladder has levels 1 to {len(LEVELS)}, got {level!r}")
+    seed = whole_number("seed", seed, 0, 10**9 - 1)
+    return level_of(level, seed, LEVELS[level - 1](Random(f"{level}/{seed}"), seed))
