@@ -11,39 +11,20 @@ from typing import Any
 from tiledask.errors import PartitionError
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.primitives import Axes, Figure
-from tiledask.lab.plots.style import GREEN, INK, PALE, RED, canvas, colour_of_rank, lighter, styled
+from tiledask.lab.plots.style import INK, PALE, RED, canvas, colour_of_rank, lighter, styled
 from tiledask.lab.plots.timelines import KINDS, gantt
 from tiledask.lab.tasks.kind import Inputs, Targets
-from tiledask.lab.tasks.result import Result, number
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.splitting.answers import read_assignment, stages_of
 from tiledask.plan.splitting.partition import capacities, stage_name
 from tiledask.plan.units import format_seconds
 
-__all__ = ["draw_fields", "draw_layers", "draw_runs", "draw_targets"]
+__all__ = ["draw_fields", "draw_layers", "draw_runs"]
 
 
 def _canvas(height: float, title: str) -> Figure:
     """An empty figure of so many inches below the title's first line."""
     return canvas(height + 0.18 * title.count("\n"), title)
-
-
-@styled
-def draw_targets(result: Result, title: str) -> Figure:
-    """A bar for each target, as long as what was reached is of what is wanted: red beyond it. An
-    empty frame where there is no legal answer."""
-    names = [target.name for target in result.targets] or ["your answer"]
-    figure = _canvas(0.7 + 0.34 * len(names), title)
-    axes = figure.subplots()
-    draw.lanes(axes, names)
-    axes.barh(range(len(names)), 1.0, draw.HEIGHT, color=PALE, zorder=0)
-    for row, target in enumerate(result.targets):
-        share = target.got / target.wanted if target.wanted else 2.0 * (target.got > 0)
-        colour, gid = (GREEN, "met") if target.met else (RED, f"wrong {target.name}")
-        axes.barh(row, min(max(share, 0.0), 2.0), draw.HEIGHT, color=colour, gid=gid)
-        draw.note(axes, (2.6, row), f"{number(target.got)}, {target.goal}", (0, 0), 8)
-    axes.set(xlim=(0, 3.2), xticks=[0, 1], xticklabels=["0", "target"])
-    return figure
 
 
 @styled
@@ -53,8 +34,8 @@ def draw_fields(
     wrong: tuple[int, int] | None,
     title: str,
 ) -> Figure:
-    """A lane for each field of a level with the words that were filled in; (lane, word) of the
-    first that is off in a red frame."""
+    """A lane for each field of a level, or target, with the words that were filled in or reached;
+    (lane, word) of the first that is off in a red frame."""
     boxes = []
     for row, words in enumerate(given):
         for at, word in enumerate(words):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tiledask.errors import ConfigError, RuleError
 from tiledask.lab.learner.kept import TASKS, here
-from tiledask.lab.tasks.result import Result, Target
+from tiledask.lab.tasks.result import Result, Target, number
 from tiledask.plan import html
 from tiledask.plan.pipelines.timeline import Timeline
 
@@ -111,7 +111,7 @@ class JudgedTask:
         """A figure of ``answer``, below the verdict; of the task if there is none yet. Once all of
         a level is right, its runs."""
         from tiledask.lab.plots.timelines import gantt
-        from tiledask.lab.tasks.figures import draw_targets
+        from tiledask.lab.tasks.figures import draw_fields
 
         result = self.result(answer)
         title = [self.title + (f"  {result.score[:3]}" if result.targets else "")]
@@ -121,8 +121,13 @@ class JudgedTask:
         if result and runs:
             lanes = [f"worker {w + 1}" for w in range(max(run.devices for run in runs.values()))]
             return gantt(*runs.values(), titles=[*runs], title=words, lanes=lanes)
-        drawn = self.figure(answer, words) if self.figure else None
-        return drawn or draw_targets(result, words)
+        if self.figure and (drawn := self.figure(answer, words)):
+            return drawn
+        reached = {t.name: [number(t.got), t.goal] for t in result.targets} or {
+            "your answer": ["?"]
+        }
+        missed = [(row, 0) for row, target in enumerate(result.targets) if not target.met]
+        return draw_fields([*reached], [*reached.values()], next(iter(missed), None), words)
 
     def hint(self) -> Hint:
         """One more hint than last time; the last one again where there are no more."""
