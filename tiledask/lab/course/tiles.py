@@ -5,7 +5,7 @@ low    tiles within a worker  reuse, coalesced loads, tensor cores, occupancy
 """
 
 from math import ceil
-from typing import NamedTuple
+from typing import Any
 
 import tiledask as td
 from tiledask.errors import ConfigError
@@ -79,37 +79,29 @@ def carried_tile(kernel: str, tuned_on: str, runs_on: str, m: int, n: int, k: in
 # -- 9: eight goals, each a number that moves with one level ---------------------------------------
 
 
-class Setup(NamedTuple):
-    """One way to compute a size x size x size product."""
+def _numbers(
+    size: int, grid: Grid, rows: Grid, tile: int, device: str, down: bool = False,
+    kernel: str = "smem_tiled",
+) -> dict[str, tuple[str, float]]:  # fmt: skip
+    """Goal -> what tells how far a size x size x size product reaches it, and that number.
 
-    size: int
-    grid: Grid
-    rows: Grid
-    """Rows of C of each worker, where they are dealt out by rows."""
-    tile: int
-    device: str
-    down: bool = False
-    """Whether neighbouring threads read down a column."""
-    kernel: str = "smem_tiled"
-
-
-def _numbers(s: Setup) -> dict[str, tuple[str, float]]:
-    """Goal -> what tells how far it is reached, and that number."""
-    found = [c for c in td.tile.candidates(s.kernel, s.device) if c.block == (s.tile,) * 3]
-    config = found[0] if found else td.tile.config_of(s.kernel)
-    on_one, peak = td.tile.occupancy(config, s.device), load_device(s.device).peak(config.peak)
-    (p, q), C = s.grid, s.size**2
-    block = even(s.size, p)[0] * even(s.size, q)[0]
+    ``rows``: of C, of each worker, where they are dealt out by rows; ``down``: whether neighbouring
+    threads read down a column."""
+    found = [c for c in td.tile.candidates(kernel, device) if c.block == (tile,) * 3]
+    config = found[0] if found else td.tile.config_of(kernel)
+    on_one, peak = td.tile.occupancy(config, device), load_device(device).peak(config.peak)
+    (p, q), C = grid, size**2
+    block = even(size, p)[0] * even(size, q)[0]
     return {
         "fit each part into a device's memory": (
             "bytes of A, B and C on a worker", 3 * ITEM * block),
         "move little between devices": ("bytes between workers", ITEM * C * (p + q - 2)),
         "give every device as much to do": (
-            "FLOP of the fullest worker over the mean", max(s.rows) * len(s.rows) / s.size),
-        "choose how many devices": ("FLOP a worker", 2 * C * s.size // (p * q)),
-        "use again what was loaded": ("FLOP a byte that tiles load", s.tile / ITEM),
+            "FLOP of the fullest worker over the mean", max(rows) * len(rows) / size),
+        "choose how many devices": ("FLOP a worker", 2 * C * size // (p * q)),
+        "use again what was loaded": ("FLOP a byte that tiles load", tile / ITEM),
         "load coalesced": (  # by the 32 threads of a warp
-            "sectors of 32 bytes that a warp's load touches", 32 if s.down else 32 * ITEM // 32),
+            "sectors of 32 bytes that a warp's load touches", 32 if down else 32 * ITEM // 32),
         "use tensor cores": ("peak of the units that compute, TFLOP/s", peak / 1e12),
         "hide latency by many warps": (
             "warps on a multiprocessor", on_one.blocks * on_one.warps),
@@ -125,22 +117,25 @@ def goals(size: int, workers: int, tile: int, device: str) -> Names:
     if why_not := refusal(td.tile.config_of("mma_multistage"), device):
         raise ConfigError(f"the tensor-core kernel does not run on a {device}: {why_not}")
     square = next(g for g in td.formulas.grids(workers, 2) if g[0] ** 2 >= workers)
-    usual = Setup(size, square, even(size, workers), tile, device)
-    few, part = workers // 2, size // (2 * workers)
+    few, part, flat, other = workers // 2, size // (2 * workers), (1, workers), 48 - tile
     uneven = (size - (workers - 1) * part, *[part] * (workers - 1))
-    half = usual._replace(grid=min(td.formulas.grids(few, 2), key=sum), rows=even(size, few))
-    flat, other = usual._replace(grid=(1, workers)), usual._replace(tile=48 - tile)
-    changes = {
-        f"blocks on 1 x {workers}": ("high", flat),
+    usual: dict[str, Any] = {"grid": square, "rows": even(size, workers), "tile": tile}
+    half = {"grid": min(td.formulas.grids(few, 2), key=sum), "rows": even(size, few)}
+    changes: dict[str, tuple[str, dict[str, Any]]] = {
+        f"blocks on 1 x {workers}": ("high", {"grid": flat}),
         count(few, "worker"): ("high", half),
-        "uneven rows": ("high", usual._replace(rows=uneven)),
-        "the other tile": ("low", other),
-        "threads read down columns": ("low", usual._replace(down=True)),
-        "a tensor-core kernel": ("low", usual._replace(kernel="mma_multistage")),
+        "uneven rows": ("high", {"rows": uneven}),
+        "the other tile": ("low", {"tile": other}),
+        "threads read down columns": ("low", {"down": True}),
+        "a tensor-core kernel": ("low", {"kernel": "mma_multistage"}),
     }
-    after = {name: _numbers(setup) for name, (_, setup) in changes.items()}
+    now, *then = (
+        _numbers(size, device=device, **usual | change)
+        for change in ({}, *(change for _, change in changes.values()))
+    )
+    after = dict(zip(changes, then, strict=True))
     lines, levels, numbers = [], dict[str, str](), dict[str, float]()
-    for goal, (metric, number) in _numbers(usual).items():
+    for goal, (metric, number) in now.items():
         moved = {name: new[goal][1] for name, new in after.items() if new[goal][1] != number}
         numbers[goal], level = number, " and ".join(dict.fromkeys(changes[n][0] for n in moved))
         levels[goal] = level
@@ -149,8 +144,8 @@ def goals(size: int, workers: int, tile: int, device: str) -> Names:
     high, low = ([goal for goal in levels if levels[goal] == at] for at in ("high", "low"))
     highs, lows, shape = len(high), len(low), (size,) * 3
     products = {
-        f"{named(s.grid)}, tiles of {s.tile}": (
-            Blocking(s.grid, tile=s.tile), ITEM * size**2 * (sum(s.grid) - 2))
-        for s in (usual, flat, other)
+        f"{named(grid)}, tiles of {t}": (
+            Blocking(grid, tile=t), ITEM * size**2 * (sum(grid) - 2))
+        for grid, t in ((square, tile), (flat, tile), (square, other))
     }  # fmt: skip
     return locals()
