@@ -44,10 +44,8 @@ def _run(setting: Inputs) -> Timeline:
     options = {"devices": devices} if is_looped(setting["schedule"]) else {}
     stages, microbatches = devices * chunks, setting["microbatches"]
     if stages * microbatches * 3 > _MOST_ACTIONS:
-        raise ScheduleError(
-            f"{stages} stages x {microbatches} micro-batches are more than a puzzle simulates "
-            f"({_MOST_ACTIONS} actions): choose fewer"
-        )
+        rule = f"more than the {_MOST_ACTIONS} actions that a puzzle simulates: choose fewer"
+        raise ScheduleError(f"{stages} stages x {microbatches} micro-batches are {rule}")
     order = schedule(setting["schedule"], stages, microbatches, **options)
     times = {name: setting[name] / chunks for name in TIMES if name in setting}
     return simulate(order, latency=setting.get("latency", 0.0), **times)
@@ -114,10 +112,8 @@ def read(inputs: Inputs, answer: Any) -> Inputs:
     given = [word.strip() for word in answer.split(",")] if isinstance(answer, str) else answer
     given = list(given) if isinstance(given, Iterable) else [given]
     if len(given) != len(options):
-        raise ConfigError(
-            f"choose {' and '.join(options)}, {len(options)} in all and in this order; "
-            f"got {answer!r}, which is {len(given)}"
-        )
+        rule = f"choose {' and '.join(options)}, {len(options)} in all and in this order"
+        raise ConfigError(f"{rule}; got {answer!r}, which is {len(given)}")
     words = zip(options.items(), given, strict=True)
     value = {name: _one_of(name, values, word) for (name, values), word in words}
     _run({**inputs, **value})  # some schedules refuse some numbers
@@ -147,10 +143,8 @@ def check_inputs(inputs: Inputs) -> None:
     options = _options(inputs)
     lacking = {"schedule", "microbatches", "devices"} - set(options) - set(inputs)
     if odd := lacking | (set(options) & set(inputs)):
-        raise ScheduleError(
-            f"schedule, devices and microbatches are each either given or open; look at "
-            f"{', '.join(sorted(odd))}"
-        )
+        rule = "schedule, devices and microbatches are each either given or open"
+        raise ScheduleError(f"{rule}; look at {', '.join(sorted(odd))}")
     if prod(map(len, options.values())) > LONGEST:
         raise ScheduleError(f"there are more than {LONGEST} choices to try; leave fewer open")
     if next(_choices(inputs), None) is None:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from tiledask.errors import ConfigError, PartitionError, ScheduleError, short
@@ -80,9 +81,8 @@ def read(inputs: Inputs, answer: Any) -> Composition:
     for device, (used, cap) in enumerate(zip(composition.held, caps, strict=True), 1):
         if used > cap:
             raise ScheduleError(
-                f"over memory: device {device} holds {format_bytes(used)} at its fullest, weights "
-                f"and activations, and has {format_bytes(cap)}; give it fewer layers, or an order "
-                f"that keeps fewer micro-batches"
+                f"over memory: device {device} holds {format_bytes(used)} at its fullest, and has "
+                f"{format_bytes(cap)}; give it fewer layers, or an order that keeps less"
             )
     return composition
 
@@ -91,10 +91,10 @@ def _unlimited(inputs: Inputs, answer: Any) -> Composition:
     """The answer as a Composition that could run if memory were no question."""
     layers, _, order = str(answer).replace("\n", ";", 1).partition(";")
     if not order.strip():
-        raise ConfigError(
-            f"write the layers of each stage, a semicolon, and a schedule's name (or an order, a "
-            f"line per device), as in '1-6 | 7-12 ; 1f1b'; got {answer!r}"
+        rule = (
+            "write the layers of each stage, a semicolon, and a schedule, as in '1-6 | 7-12 ; 1f1b'"
         )
+        raise ConfigError(f"{rule}; got {answer!r}")
     # as many stages as the answer has: the order says whether so many are on the devices
     stages = legal(layers, inputs["devices"], layers=len(inputs["costs"])).stages
     return _composed(inputs, stages, _order(inputs, len(stages), order.strip()))
@@ -114,10 +114,9 @@ def _order(inputs: Inputs, stages: int, given: str) -> Schedule:
         raise ScheduleError(f"every stage is on one device here; got {order.replicas} replicas")
     validate(order, stages, microbatches)
     if order.devices != devices:
-        raise ScheduleError(
-            f"{stages} stages on {order.devices} devices, and there are {devices}; give as many "
-            f"stages as devices, or several times as many to a looped schedule"
-        )
+        rule = "give as many stages as devices, or several times as many to a looped schedule"
+        there = f"{stages} stages on {order.devices} devices, and there are {devices}"
+        raise ScheduleError(f"{there}; {rule}")
     return order
 
 
@@ -131,30 +130,28 @@ def _found(key: str) -> tuple[float, str]:
     inputs = json.loads(key)
     devices, m, latency = inputs["devices"], inputs["microbatches"], inputs.get("latency", 0.0)
     orders = [schedule(name, devices, m) for name in SEARCHED]
-    peaks = [(order, peak_in_flight(order)) for order in orders]
-    caps, splits = capacities(inputs["capacity"], devices), []
-    for bounds in contiguous_splits(len(inputs["costs"]), devices):
+    peaks, caps = [*map(peak_in_flight, orders)], capacities(inputs["capacity"], devices)
+
+    def bounded(bounds: Sequence[int]) -> tuple[float, Stages]:
         stages = [range(a + 1, b + 1) for a, b in pairwise(bounds)]
+        return split_lower_bound(*_times(inputs, stages, range(devices)), m, latency), stages
+
+    fastest, answer = math.inf, ""
+    splits = map(bounded, contiguous_splits(len(inputs["costs"]), devices))
+    for least, stages in sorted(splits, key=itemgetter(0)):
+        if least >= fastest:
+            break  # no order of this split, nor of those after it, is faster
         weights, kept = _sums(inputs, "weights", stages), _sums(inputs, "activations", stages)
-        fitting = []
-        for order, peak in peaks:
+        for order, peak in zip(orders, peaks, strict=True):
             held = (w + n * k for w, n, k in zip(weights, peak, kept, strict=True))
             if all(nbytes <= cap for nbytes, cap in zip(held, caps, strict=True)):
-                fitting.append(order)
-        if fitting:
-            least = split_lower_bound(*_times(inputs, stages, range(devices)), m, latency)
-            splits.append((least, bounds, stages, fitting))
-    fastest = math.inf, ""
-    for least, _, stages, fitting in sorted(splits):
-        if least >= fastest[0]:
-            break  # no order of this split, nor of those after it, is faster
-        for order in fitting:
-            seconds = _composed(inputs, stages, order).run.makespan
-            if seconds < fastest[0]:
-                fastest = seconds, f"{' | '.join(map(layer_ranges, stages))} ; {order.name}"
-    if not splits:
+                seconds = _composed(inputs, stages, order).run.makespan
+                if seconds < fastest:
+                    fastest = seconds
+                    answer = f"{' | '.join(map(layer_ranges, stages))} ; {order.name}"
+    if not answer:
         raise PartitionError("no split fits with any schedule; give the devices more capacity")
-    return fastest
+    return fastest, answer
 
 
 def check_inputs(inputs: Inputs) -> None:
@@ -165,10 +162,10 @@ def check_inputs(inputs: Inputs) -> None:
             raise PartitionError(f"{len(inputs[name])} {name} for {layers} layers: give one each")
     splits, pairs = count_contiguous_splits(layers, devices), devices * inputs["microbatches"]
     if splits > _MOST_SPLITS or pairs > _MOST_PAIRS:
-        raise PartitionError(
-            f"{layers} layers on {devices} devices have {splits:,} splits, with {pairs} forwards; "
-            f"at most {_MOST_SPLITS:,} and {_MOST_PAIRS} are searched; use fewer layers or devices"
+        rule = (
+            f"{_MOST_SPLITS:,} and {_MOST_PAIRS} are searched at most; use fewer layers or devices"
         )
+        raise PartitionError(f"there are {splits:,} splits with {pairs} forwards; {rule}")
     _found(frozen_key(inputs))
 
 
