@@ -104,11 +104,6 @@ class Counts(NamedTuple):
         predicted, solved = f"{self.made} of {self.asked}", f"{self.solved} of {self.tried}"
         return predicted, f"{self.exact}", stars, solved, more
 
-    def __str__(self) -> str:
-        predicted, exact, stars, solved, more = self.cells
-        of_tasks = f"; {solved} tasks solved, {more} stars" if self.tried else ""
-        return f"{predicted} predicted, {exact} exact, {stars} stars{of_tasks}"
-
 
 _open: dict[tuple[str, str], Kept] = {}
 _typing: list[bool] = []

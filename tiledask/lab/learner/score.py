@@ -1,35 +1,17 @@
 """The score: predictions made and how near they came, tasks tried, solved, and their stars."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from tiledask.lab.learner.contents import PAGE, write_contents
 from tiledask.lab.learner.copies import walkthroughs
 from tiledask.lab.learner.kept import FOLDER, Counts, here, notebooks
-from tiledask.plan import html
+from tiledask.plan.tables import Table
 
-__all__ = ["Score", "score"]
-
-
-@dataclass(frozen=True, repr=False)
-class Score:
-    """A line for this notebook, one for each other that was begun, and one for all."""
-
-    rows: dict[str, Counts]
-    bold: int
-    """The row of this notebook."""
-
-    def __repr__(self) -> str:
-        return "\n".join(f"{name}: {row}" for name, row in self.rows.items())
-
-    def _repr_html_(self) -> str:
-        head = ("notebook", "predicted", "exact", "stars", "tasks solved", "stars")
-        rows = [(name, *row.cells) for name, row in self.rows.items()]
-        return html.table(head, rows, first="th", bold=[self.bold])
+__all__ = ["score"]
 
 
-def score() -> Score:
+def score() -> Table:
     """How many of this notebook's predictions were made and how near they came, and how many of
     the tasks that were tried are solved; all notebooks too, and the command line.
 
@@ -37,8 +19,8 @@ def score() -> Score:
     within a factor of 2 one. A task has its best answer's. Where `make lab` made a contents page,
     it shows the score too.
 
-    >>> isinstance(score(), Score)
-    True
+    >>> score().head[:3]
+    ('notebook', 'predicted', 'exact')
     """
     rows = {kept.notebook or "here": Counts.of(kept) for kept in notebooks()}
     bold = list(rows).index(here().notebook or "here")
@@ -47,4 +29,5 @@ def score() -> Score:
     learners = Path(os.environ.get(FOLDER, "")).parent
     if os.environ.get(FOLDER) and (learners / PAGE).exists():
         write_contents(walkthroughs(), learners)
-    return Score(rows, bold)
+    head = ("notebook", "predicted", "exact", "stars", "tasks solved", "stars")
+    return Table(head, [(name, *row.cells) for name, row in rows.items()], bold=[bold])

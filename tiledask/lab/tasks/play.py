@@ -10,7 +10,6 @@ from tiledask.lab.learner.kept import TASKS, at_terminal, here
 from tiledask.lab.tasks import task as task_named
 from tiledask.lab.tasks.kind import run_text
 from tiledask.lab.tasks.puzzle_file import puzzle_levels
-from tiledask.lab.tasks.result import WRONG, Result
 from tiledask.lab.tasks.task import JudgedTask
 from tiledask.plan.data import shipped_json
 from tiledask.plan.tables import Console, Table
@@ -65,13 +64,17 @@ def play(
         check_figure(figure)
     task = task_named(name, seed=seed or 0)
     typed = [answer_of(word) for word in answers]
+
+    def drawn(answer: Any) -> list[str]:
+        return [task.letters(answer)] if task.letters and task.letters(answer) else []
+
     results = [task.check(answer) for answer in typed]
-    if not results:
-        _print_task(task, console)
     for word, answer, result in zip(answers, typed, results, strict=True):
         if len(answers) > 1:
             console.print((word, ""))
-        _print_result(task, answer, result, console)
+        console.print(*drawn(answer), *result.printed())
+    if not results:
+        console.print(*task.printed(), *drawn(None))
     said: dict[str, Any] = {**_head(task), "task": task.question}
     if task.seed is None:
         said |= {"inputs": dict(task.inputs), "targets": dict(task.targets)}
@@ -90,31 +93,3 @@ def play(
     if figure:
         save_figure(task.draw(typed[-1] if typed else None), figure)
     return int(not all(results)), said
-
-
-def _print_task(task: JudgedTask, console: Console) -> None:
-    """The task, its numbers, its targets and how to answer, and what is drawn of it."""
-    seed = "" if task.seed is None else f", seed {task.seed}"
-    head = f"Level {_head(task)['level']}{seed}: " if task.level else ""
-    console.print((head + task.title, ""), "", task.question, "")
-    width = max((len(name) for name, _ in task.numbers), default=0)
-    for name, value in task.numbers:
-        console.print(f"  {name:{width}}  " + value.replace("\n", f"\n{'':{width + 4}}"))
-    console.print(*[""] * bool(task.numbers), f"Answer with {task.form}.")
-    if drawing := task.letters(None) if task.letters else "":
-        console.print(f"\n{drawing}")
-
-
-def _print_result(task: JudgedTask, answer: Any, result: Result, console: Console) -> None:
-    """The answer drawn in letters, and what it is worth."""
-    if drawing := task.letters(answer) if task.letters else "":
-        console.print(drawing)
-    console.print((result.reason, ""))
-    first = next((t for t in result.targets if not t.met), None)  # which the reason has said
-    for t in result.targets:
-        if t.name != WRONG:
-            best = f", best {t.beside}" if t.beside and result else ""
-            off = f": {t.offence}" if t.offence and t is not first else ""
-            console.print(f"  {t.name}: {t.got:g} (target {t.goal}{best}){off}")
-    if result.score:
-        console.print(result.score)

@@ -1,9 +1,10 @@
 """The worth of an answer: its targets, each beside the best there is, and up to three stars."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tiledask.plan import html
+from tiledask.plan.tables import Part, Printable, Table
 
 __all__ = ["LEAST", "OPTIMUM", "WRONG", "Result", "Target", "UnsolvedError", "number", "within"]
 
@@ -114,7 +115,7 @@ def within(got: float, wanted: float) -> bool:
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(Printable):
     """What an answer to a task is worth; true once every target is met."""
 
     puzzle: str
@@ -187,14 +188,17 @@ class Result:
         said |= {"stars": self.stars, "score": self.score, "reason": self.reason}
         return {**said, "targets": targets}
 
-    def _repr_html_(self) -> str:
+    def printed(self) -> Iterator[Part]:
+        """The verdict, every target, the stars; the best once all are met."""
+        yield self.reason, ""
         rows = [
             (t.name, number(t.got), t.goal, *([t.beside] if self else []), t.offence or "met")
             for t in self.targets
+            if t.name != WRONG
         ]
-        # not a caption: those wrap at the table's width, which is nothing without rows
-        says = "<br>".join(html.words(part) for part in (self.reason, self.score) if part)
         head = ("", "yours", "target", *(["best possible"] if self else []), "")
-        stuck = f"<p>Its <code>hint()</code> gives one more: {self.hints} left.</p>"
-        table = html.table(head, rows) if rows else ""
-        return f"<p>{says}</p>{table}{stuck if self.hints and not self else ''}"
+        if rows:
+            yield Table(head, rows, left=(0, len(head) - 1))
+        yield from filter(None, [self.score])
+        if self.hints and not self:
+            yield f"One more hint: hint(), or --hint; {self.hints} left."

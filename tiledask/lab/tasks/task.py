@@ -6,7 +6,7 @@ task.draw(answer)       a figure of the answer; of the task without one
 """
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +15,7 @@ from tiledask.lab.learner.kept import TASKS, here
 from tiledask.lab.tasks.result import Result, Target, number
 from tiledask.plan import html
 from tiledask.plan.pipelines.timeline import Timeline
+from tiledask.plan.tables import Part, Printable, Table
 
 if TYPE_CHECKING:
     from tiledask.lab.plots.primitives import Figure
@@ -38,7 +39,7 @@ class Hint(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class JudgedTask:
+class JudgedTask(Printable):
     """A question that is judged by running or working out the answer; no answer is stored."""
 
     name: str
@@ -145,11 +146,16 @@ class JudgedTask:
         """The question alone: what a level has beside it holds what is right."""
         return f"{self.title}. {self.question} Answer with {self.form}."
 
-    def _repr_html_(self) -> str:
-        hints = f"<p>Its <code>hint()</code> gives one more of {len(self.hints)} hints.</p>"
-        said = f"<p><b>{html.words(self.title)}.</b> {html.words(self.question)}</p>"
-        form = f"<p>Answer with {html.words(self.form)}.</p>"
-        return said + form + (hints if self.hints else "")
+    def printed(self) -> Iterator[Part]:
+        """The question, its numbers, and how to answer."""
+        of = f"{self.level if self.seed is None else f'{self.name}, seed {self.seed}'}"
+        yield f"Level {of}: " * bool(self.level) + self.title, ""
+        yield self.question
+        if self.numbers:
+            yield Table(("", ""), self.numbers, left=(0, 1))
+        yield f"Answer with {self.form}."
+        if self.hints:
+            yield f"One more of {len(self.hints)} hints: hint(), or --hint."
 
 
 def _verdict(targets: Sequence[Target]) -> str:
