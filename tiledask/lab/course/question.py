@@ -19,7 +19,7 @@ What is typed for an input is read by the type of its default and the unit that 
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from math import inf, isclose
 from typing import Any
@@ -30,10 +30,12 @@ from tiledask.lab.quantities import read_number
 from tiledask.plan.data import shipped_json
 from tiledask.plan.units import format_bytes, format_count, parse_bytes, parse_count
 
-__all__ = ["QUESTIONS", "Input", "Names", "Question", "cut_over", "question"]
+__all__ = ["LONGEST", "QUESTIONS", "Input", "Names", "Question", "cut_over", "question"]
 
 UNITS = {"billions": "billions", "bytes/s": "B/s", "bytes": "B", "seconds": "s", "percent": "%"}
 """Word in an input's meaning -> its unit."""
+LONGEST = 1000
+"""Items in a list: more than anyone reads."""
 _ITEM = re.compile(r"\s*(?:(\d{1,4})\s*x\s*)?(.*?)\s*")
 
 
@@ -51,6 +53,8 @@ class Input:
     """The most with which the question is run; the working takes more."""
     choices: Sequence[Any] = ()
     """The only values there are, where there are few."""
+    one: bool = False
+    """Of a list: whether one number will do for all, and stays one."""
 
     @property
     def unit(self) -> str:
@@ -68,12 +72,14 @@ class Input:
         """
         if self.choices:
             rule = f"one of {', '.join(map(str, self.choices))}"
-        elif isinstance(self.default, str | list):
-            rule = f"text, or a list of numbers from 0, such as {self.shown(self.default)}"
+        elif isinstance(self.default, str):
+            rule = "text"
+        elif isinstance(self.default, list):
+            rule = f"a list of 1 to {LONGEST} numbers, as in '2, 22 x 1, 4'"
         else:
             whole = isinstance(self.default, int)
             least = max(self.least, self.least > 0) if whole else self.least
-            kind = f"a {'whole ' * whole}number of {self.unit or 'these'}"
+            kind = f"a {'whole ' * whole}number{' of ' * bool(self.unit)}{self.unit}"
             rule = f"{kind} from {least:g} to {self.most:g}"
         try:
             if self.choices:
@@ -87,7 +93,7 @@ class Input:
             raise TypeError
         except (ValueError, LookupError, TypeError):
             wrong = f"{name} must be {rule}; got {short(given)}. It is: {self.meaning}"
-            raise ConfigError(wrong) from None
+            raise ConfigError(wrong.lstrip()) from None
 
     def _number(self, given: Any) -> float:
         value = read_number(given, UNITS.get(self.unit, ""))
@@ -99,16 +105,18 @@ class Input:
             raise ValueError
         return value
 
-    def _list(self, given: Any) -> list[float]:
-        """A list of numbers, in full or as text with repeats."""
-        one = Input(0.0, self.meaning, 0)
-        if isinstance(given, str):
+    def _list(self, given: Any) -> Any:
+        """A list of numbers, in full or as text with repeats; or one for all of them."""
+        each, text = replace(self, default=self.default[0]), isinstance(given, str)
+        if self.one and not (re.search("[,x]", given) if text else isinstance(given, list | tuple)):
+            return each._number(given)
+        if text:
             items = [_ITEM.fullmatch(part) for part in given.split(",")]
             given = [word[2] for word in items if word for _ in range(int(word[1] or 1))]
         given = given if isinstance(given, list | tuple) else [given]
-        if not 1 <= len(given) <= 1000:
+        if not 1 <= len(given) <= LONGEST:
             raise ValueError
-        return [one._number(item) for item in given]
+        return [each._number(item) for item in given]
 
     def shown(self, value: Any) -> str:
         """A value as people read it: "40 GB", "0.3, 0.1".

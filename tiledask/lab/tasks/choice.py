@@ -9,8 +9,8 @@ from math import prod
 from typing import Any
 
 from tiledask.errors import ConfigError, ScheduleError
+from tiledask.lab.course.question import LONGEST
 from tiledask.lab.tasks.kind import (
-    LONGEST,
     TIMES,
     Inputs,
     Measured,

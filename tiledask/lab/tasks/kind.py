@@ -14,20 +14,18 @@ YARDSTICK                 what ``best`` is, where it is no proof and an answer m
 """
 
 import json
-import operator
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from tiledask.errors import ConfigError
+from tiledask.errors import ConfigError, short
+from tiledask.lab.course.question import Input
 from tiledask.plan.data import shipped_json
 from tiledask.plan.pipelines.schedules import schedules
 from tiledask.plan.pipelines.timeline import COMPUTE, Timeline
-from tiledask.plan.units import format_seconds, parse_bytes
-from tiledask.plan.whole import whole_rule
+from tiledask.plan.units import format_seconds
 
-__all__ = ["LONGEST", "TIMES", "Inputs", "Measured", "Targets", "frozen_key"]
-__all__ += ["idle_causes", "read_input", "run_text"]
+__all__ = ["INPUTS", "TIMES", "Inputs", "Measured", "Targets", "frozen_key"]
+__all__ += ["idle_causes", "read_open", "run_text"]
 
 Inputs = Mapping[str, Any]
 Targets = Mapping[str, float]
@@ -71,89 +69,31 @@ def run_text(run: Timeline, name: str = "device") -> str:
 # -- inputs of a file ------------------------------------------------------------------------------
 
 TIMES = ("forward", "backward", "backward_input", "backward_weight")
-LONGEST = 1000
-"""Items in a list: more than anyone reads."""
-_HUGE = 1e18
+_SCHEDULE = Input("1f1b", "a schedule by name", choices=tuple(schedules))
+INPUTS = {
+    **{name: Input(**row) for name, row in shipped_json("puzzle_inputs.json").items()},
+    **{"schedule": _SCHEDULE, "rival": _SCHEDULE},
+}
+"""Name in a file -> what it is, whatever the kind of puzzle; but for what is left open."""
 _CHOSEN = ("schedule", "devices", "microbatches", "chunks")
 """What a puzzle may leave open."""
 
 
-def read_input(row: Mapping[str, Any], value: Any) -> Any:
-    """The value of an input, as its ``row`` of data/puzzle_inputs.json says; ValueError with the
-    rule. A list may be written in full or as text with repeats.
-
-    >>> read_input({"of": "number", "list": "only"}, "2, 3 x 1, 4.5")
-    [2.0, 1.0, 1.0, 1.0, 4.5]
-    >>> read_input({"of": "bytes", "list": "or one"}, "4 GB, 2 x 512 MB")
-    [4000000000, 512000000, 512000000]
-    """
-    if row["of"] == "open":
-        return _open(value)
-    if "list" not in row:
-        return _one(row, value)
-    if row["list"] == "or one" and not isinstance(value, list):
-        try:
-            return _one(row, value)
-        except ValueError:
-            if not isinstance(value, str):
-                raise
-    if isinstance(value, str):
-        items = [re.fullmatch(r"(?:(\d{1,4})\s*x\s)?\s*(.*?)", w.strip()) for w in value.split(",")]
-        value = [item[2] for item in items if item for _ in range(int(item[1] or 1))]
-    if not isinstance(value, list) or not 1 <= len(value) <= LONGEST:
-        example = "in full or as text with repeats, as in '2, 22 x 1, 4'"
-        raise ValueError(f"must be a list of 1 to {LONGEST} numbers, {example}")
-    try:
-        return [_one(row, item) for item in value]
-    except ValueError as error:
-        raise ValueError(f"every item {error}") from None
-
-
-def _whole(value: Any) -> int:
-    return int(value) if isinstance(value, str) and len(value) < 10 else operator.index(value)
-
-
-_READ: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "number": (float, f"a finite number of at least 0 and at most {_HUGE:g}"),
-    "bytes": (parse_bytes, "a number of bytes, or text such as '8 GB'"),
-    "whole": (_whole, ""),
-}
-"""What an input may be -> what makes it of JSON, and the rule."""
-
-
-def _one(row: Mapping[str, Any], value: Any) -> Any:
-    if row["of"] == "text":
-        return "\n".join(map(str, value if isinstance(value, list) else [value]))
-    if row["of"] in ("flag", "schedule"):
-        known = (True, False) if row["of"] == "flag" else tuple(schedules)
-        if value not in known:
-            raise ValueError(f"must be one of {', '.join(map(str, known))}")
-        return value
-    (read, rule), least, most = _READ[row["of"]], row.get("least", 0), row.get("most", _HUGE)
-    try:
-        found = None if isinstance(value, bool) else read(value)
-    except (ConfigError, ValueError, TypeError, AttributeError, OverflowError):
-        found = None
-    if found is None or not least <= found <= most:
-        raise ValueError(f"must be {rule or whole_rule(least, most)}")
-    return found
-
-
-def _open(value: Any) -> dict[str, Any]:
+def read_open(given: Any) -> dict[str, Any]:
     """Names that are chosen -> a list of values, or a range of whole numbers."""
-    if not isinstance(value, dict) or not value or not set(value) <= set(_CHOSEN):
+    if not isinstance(given, dict) or not given or not set(given) <= set(_CHOSEN):
         example = '{"microbatches": {"from": 1, "to": 64}}'
-        raise ValueError(f"must be an object such as {example}, with some of {', '.join(_CHOSEN)}")
+        raise ConfigError(f"must be an object such as {example}, with some of {', '.join(_CHOSEN)}")
     found: dict[str, Any] = {}
-    for name, values in value.items():
-        row, ends = shipped_json("puzzle_inputs.json")[name], values
-        try:
-            if not isinstance(values, dict):
-                found[name] = read_input({**row, "list": "only"}, values)
-                continue
-            found[name] = ends = {key: read_input(row, end) for key, end in values.items()}
-        except ValueError as error:
-            raise ValueError(f"has a {name} that {error}") from None
+    for name, values in given.items():
+        read = INPUTS[name].read
+        if isinstance(values, list) and values:
+            found[name] = [read(name, value) for value in values]
+            continue
+        pairs = values.items() if isinstance(values, dict) else ()
+        ends = {key: read(name, end) for key, end in pairs}
         if set(ends) != {"from", "to"} or ends["from"] > ends["to"]:
-            raise ValueError(f"has a range of {name} {values}: give from and to, the larger last")
+            rule = "a list, or from and to, the larger last"
+            raise ConfigError(f"has {short(values)} for {name}: give {rule}")
+        found[name] = ends
     return found

@@ -11,8 +11,9 @@ from typing import Any
 
 from tiledask.errors import ConfigError, RuleError, short
 from tiledask.lab.commands.partition import cut_text
+from tiledask.lab.course.question import Input
 from tiledask.lab.tasks import choice, composition, order, partition
-from tiledask.lab.tasks.kind import Inputs, read_input, run_text
+from tiledask.lab.tasks.kind import INPUTS, Inputs, read_open, run_text
 from tiledask.lab.tasks.result import LEAST, OPTIMUM, Target
 from tiledask.lab.tasks.task import JudgedTask
 from tiledask.plan.data import Fields, meant, names, read, read_named, shipped_json
@@ -21,7 +22,7 @@ from tiledask.plan.whole import is_whole
 
 __all__ = ["KINDS", "load_puzzle", "puzzle_levels", "puzzle_names"]
 
-_NUMBER = {"of": "number"}
+_NUMBER, _LEAST = Input(0.0, "a number", 0), Input(LEAST, "the least that will do")
 KINDS: dict[str, Any] = {
     "partition": partition,
     "choice": choice,
@@ -86,13 +87,13 @@ def _read(name: str, fields: Fields) -> JudgedTask:
         raise fields.fail("kind", f"must be one of {', '.join(KINDS)}, got {short(kind_name)}")
     kind, given, wanted = KINDS[kind_name], fields.object("inputs"), fields.object("targets")
     fields.done()
-    about, rows = shipped_json("puzzle_kinds.json")[kind_name], shipped_json("puzzle_inputs.json")
-    known = {key: rows[key] for key in about["needed"] + about["optional"]}
+    about = shipped_json("puzzle_kinds.json")[kind_name]
+    known = {key: INPUTS.get(key) for key in about["needed"] + about["optional"]}
     # one number here, where other kinds may have one for each stage
     inputs = _values(given, known | dict.fromkeys(about["single"], _NUMBER), about["needed"])
     chosen, measures = inputs.get("open", {}), about["measures"]
-    least = {key: {"of": "text"} for key in chosen if wanted.values.get(key) == LEAST}
-    targets = _values(wanted, {key: least.get(key, _NUMBER) for key in measures})
+    least = {key for key in chosen if wanted.values.get(key) == LEAST}
+    targets = _values(wanted, {key: _LEAST if key in least else _NUMBER for key in measures})
     if not targets:
         raise fields.fail("targets", f"has none of {', '.join(measures)}; add one")
     try:
@@ -166,21 +167,22 @@ def _functions(
 
 
 def _values(
-    fields: Fields, rows: Mapping[str, Mapping[str, Any]], needed: Iterable[str] = ()
+    fields: Fields, known: Mapping[str, Input | None], needed: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """The value of every key, as its row says; ConfigError for one that is missing, unknown, or
-    refused."""
+    """The value of every key, read as what is ``known`` of it says; ConfigError for one that is
+    missing, unknown, or refused."""
     found = {}
     for key in [*(key for key in needed if key not in fields.values), *fields.values]:
         if key not in fields.values:
             raise fields.fail(key, "is missing; add it")
-        if key not in rows:
-            known = f"{meant(key, rows)}known: {', '.join(sorted(rows))}"
-            raise fields.fail(key, f"is not known here; {known}")
+        if key not in known:
+            others = f"{meant(key, known)}known: {', '.join(sorted(known))}"
+            raise fields.fail(key, f"is not known here; {others}")
         try:
-            found[key] = read_input(rows[key], fields.values[key])
-        except ValueError as error:
-            raise fields.fail(key, f"{error}; got {short(fields.values[key])}") from None
+            of, value = known[key], fields.values[key]
+            found[key] = of.read("", value) if of else read_open(value)
+        except ConfigError as error:
+            raise fields.fail(key, str(error)) from None
     return found
 
 
@@ -200,10 +202,9 @@ def _value(name: str, value: Any) -> str:
     if isinstance(value, dict):
         return "; ".join(f"{key} {_value(key, each)}" for key, each in value.items())
     if isinstance(value, list):
-        return ("\n" if name == "shown" else ", ").join(_value(name, each) for each in value)
+        return ", ".join(_value(name, each) for each in value)
     if not isinstance(value, int | float) or isinstance(value, bool):
         return f"{value}"
     if name == "place":
         return f"device {value + 1}"
-    of = shipped_json("puzzle_inputs.json").get(name, _NUMBER)["of"]
-    return format_bytes(value) if of == "bytes" else f"{value:g}"
+    return format_bytes(value) if INPUTS.get(name, _NUMBER).unit == "bytes" else f"{value:g}"
