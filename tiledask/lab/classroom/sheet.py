@@ -44,14 +44,9 @@ def sheet(names: Sequence[str], seed: int = 0, answers: bool = False) -> str:
 
 
 def _section(number: int, task: JudgedTask, answers: bool) -> str:
-    parts = [
-        f"<h2>{number}. {html.words(task.title)}</h2><p>{html.words(task.question)}</p>",
-        html.table((), task.numbers, first="th") if task.numbers else "",
-        _picture(task.draw(), task.title),
-        f"<p>Answer with {html.words(task.form)}.</p>" if task.form else "",
-        _answer(task) if answers else "<div class='room'></div>" * 2,
-    ]
-    return f"<section>{''.join(parts)}</section>"
+    room = _answer(task) if answers else "<div class='room'></div>" * 2
+    shown = f"{task._repr_html_()}{_picture(task.draw(), task.title)}"
+    return f"<section><h2>{number}</h2>{shown}{room}</section>"
 
 
 def _answer(task: JudgedTask) -> str:

@@ -154,8 +154,6 @@ class JudgedTask(Printable):
         if self.numbers:
             yield Table(("", ""), self.numbers, left=(0, 1))
         yield f"Answer with {self.form}."
-        if self.hints:
-            yield f"One more of {len(self.hints)} hints: hint(), or --hint."
 
 
 def _verdict(targets: Sequence[Target]) -> str:
