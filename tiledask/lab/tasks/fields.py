@@ -129,7 +129,8 @@ def _read(fields: Sequence[Asked], form: str, answer: Any) -> list[Any]:
         words = parts(text)
     elif all(labels):  # "A warm up B drain": each label begins one
         words = parts(re.sub(r"[,;\s]+(?=[A-E]\b[\s:=)])", ", ", text.strip()))
-        named = dict(m.groups() for w in words if (m := re.fullmatch(r"([A-E])[\s:=)]+(.+)", w)))
+        found = (re.fullmatch(r"([A-E])[\s:=)]+(.+)", word) for word in words)
+        named = {each[1]: each[2] for each in found if each}
         words = [named[label] for label in labels] if sorted(named) == sorted(labels) else words
     else:  # no word has a blank, but "worker 3"
         text = re.sub(r"(?i)\bworker\s+(?=\d)", "worker", text)

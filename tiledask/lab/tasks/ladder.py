@@ -254,7 +254,9 @@ def one_slow_stage(rng: Random, seed: int) -> Names:
     work, waits, fast = m * 3 * slow, 3 * F * (k - 1) + inside, m * 3 * F
     end, twice, pace, rest = work + waits, 2 * slow, 2 * F, work + waits - fast
     all_slow, all_fast, idle = (m + p - 1) * 3 * slow, (m + p - 1) * 3 * F, run.idle_per_device
-    rows = [  # counted from 0, the idle time of the next one is that of this number
+    rows: list[
+        dict[str, Any]
+    ] = [  # counted from 0, the idle time of the next one is that of this number
         {"w": w, "next": w + 1, "busy": run.busy_per_device[w - 1], "idle": idle[w - 1]}
         | {"after": idle[w] if w < p else None}
         for w in (k, other)
