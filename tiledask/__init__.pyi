@@ -32,7 +32,7 @@ from tiledask.distributed.ranks.run import run_ranks as run_ranks
 from tiledask.distributed.ranks.threads import run_threads as run_threads
 from tiledask.distributed.training import GPT as GPT
 from tiledask.distributed.training import train as train
-from tiledask.distributed.training.asked import training_program as training_program
+from tiledask.distributed.training.run import training_program as training_program
 from tiledask.lab import accuracy as accuracy
 from tiledask.lab import doctor as doctor
 from tiledask.lab import plots as plots

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from oracles.expected_calls import Expected, all_reduced, expected, halo
+from oracles.expected_calls import Expected, all_reduced, halo
 
-from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.rows import RowSplit, split_rows
 
 Calls = tuple[Expected, ...]
@@ -61,20 +60,14 @@ class Convolution:
         return split_rows(rows, self.size[0], self.stride[0], self.padding[0], self.dilation[0])
 
 
-def by_output(
-    conv: Convolution, ranks: int, itemsize: int, gather: bool = False, dx: bool = True
-) -> Calls:
-    """Each rank has some output channels; ``gather`` puts y together on every rank.
-    Without ``dx`` no gradient goes on to a layer before.
+def by_output(conv: Convolution, ranks: int, itemsize: int) -> Calls:
+    """Each rank has some output channels.
 
     >>> conv = Convolution(2, 6, 10, (5, 4), (3, 3), padding=((1, 1), (1, 1)))
-    >>> [(each.kind, each.cost.received[0]) for each in by_output(conv, 4, 8, gather=True)]
-    [('all_gather', 2240), ('all_reduce', 2880)]
+    >>> [(each.kind, each.cost.received[0]) for each in by_output(conv, 4, 8)]
+    [('all_reduce', 2880)]
     """
-    each = conv.images * prod(conv.out_image)
-    y = expected("forward/y", "all_gather", [each * c for c in even(conv.out, ranks)], itemsize)
-    back = _whole("backward/dx", conv, ranks, itemsize) if dx else ()
-    return (*(y if gather else ()), *back)
+    return _whole("backward/dx", conv, ranks, itemsize)
 
 
 def by_input(conv: Convolution, ranks: int, itemsize: int) -> Calls:
@@ -94,20 +87,19 @@ def in_pairs(
     return (*y, *back)
 
 
-def in_rows(conv: Convolution, rows: Sequence[int], itemsize: int, dx: bool = True) -> Calls:
-    """Each rank has ``rows`` of the image, and all of w. Without ``dx`` no gradient goes on.
+def in_rows(conv: Convolution, rows: Sequence[int], itemsize: int) -> Calls:
+    """Each rank has ``rows`` of the image, and all of w.
 
     Between two neighbours 2 floor(k/2) n c w elements each way for an odd size k and stride 1.
     """
     row = conv.images * conv.channels * conv.image[1] * itemsize
     dw = all_reduced("backward/dw db", conv.parameters, len(rows), itemsize)
-    return (*_lent(conv.rows(rows), row, dx), *dw)
+    return (*_lent(conv.rows(rows), row), *dw)
 
 
-def _lent(split: RowSplit, row_bytes: int, dx: bool) -> Calls:
+def _lent(split: RowSplit, row_bytes: int) -> Calls:
     facts = split.rows, split.before, split.after, row_bytes
-    back = halo("backward/halo", *facts, back=True) if dx else ()
-    return (*halo("forward/halo", *facts), *back)
+    return (*halo("forward/halo", *facts), *halo("backward/halo", *facts, back=True))
 
 
 def _whole(label: str, conv: Convolution, ranks: int, itemsize: int) -> Calls:

@@ -1,26 +1,23 @@
 """Trainings whose programs are made, drawn as the layouts of trainings that run are."""
 
+from dataclasses import replace
 from random import Random
 
 from oracles.drawn_layouts import BATCH, MODELS, RULES, drawn_layouts
 
-from tiledask.distributed.training.job import TrainingJob
-from tiledask.distributed.training.validate import cut_of, recipe_for, scheduled
-from tiledask.tile.backend import as_dtype
+from tiledask.distributed.training.config import configured
 from tiledask.tile.optimizers import LossScale
 
 
 def job_of(name, layout, dtype="float64", clip=None, scale=None, **options):
     """What ranks are told of a training of one of MODELS."""
-    model, rule = MODELS[name], RULES["Adam"]
-    schedule = scheduled(layout.options["schedule"], layout.shape[2], layout.microbatches)
-    return TrainingJob(
-        model=model, schedule=schedule, cut=cut_of(model, schedule, layout.cut), batch=BATCH,
-        recipe=recipe_for(rule, dtype), itemsize=as_dtype(dtype).itemsize,
-        sequence_parallel=layout.sequence_parallel, zero=layout.zero, scaled=scale is not None,
-        clipped=clip is not None, data=None, steps=1, rule=rule, dtype=dtype, seed=0, scale=scale,
-        clip=clip, **options,
+    config = configured(
+        MODELS[name], layout.shape, batch=BATCH, microbatches=layout.microbatches,
+        schedule=layout.options["schedule"], cut=layout.cut,
+        sequence_parallel=layout.sequence_parallel, zero=layout.zero, rule=RULES["Adam"],
+        dtype=dtype, clip=clip,
     )  # fmt: skip
+    return replace(config, scale=scale, scaled=scale is not None, **options)
 
 
 def drawn_jobs(count, seed, shape=None):

@@ -126,7 +126,7 @@ def assert_single(got, batch, rule, tolerance=1e-10, **options):
     """A training has the single device's losses, norms, scales and weights, and the traffic that
     was planned."""
     steps = got.first + len(got.losses)
-    losses, norms, scales, weights = reference(got.model, steps, batch, rule, **options)
+    losses, norms, scales, weights = reference(got.config.model, steps, batch, rule, **options)
     off = np.abs(got.losses / losses[got.first :] - 1)
     assert off.max(initial=0) <= tolerance, f"losses: step {int(np.argmax(off > tolerance))}: {off}"
     if len(got.norms):
@@ -137,7 +137,7 @@ def assert_single(got, batch, rule, tolerance=1e-10, **options):
     if options.get("scale"):
         assert got.scales.tolist() == scales[got.first :].tolist(), "scales"
         assert got.to_frame().loss_scale.tolist() == got.scales.tolist()
-    far, name = farthest(got.weights, weights, got.model, rule)
+    far, name = farthest(got.weights, weights, got.config.model, rule)
     assert far <= tolerance, f"{name}: {far:.2g}"
     assert_planned(got)
 

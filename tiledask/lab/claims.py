@@ -24,12 +24,8 @@ import psutil
 import tiledask as td
 from tiledask.distributed.arrays.array import ShardedArray
 from tiledask.distributed.arrays.mesh import Mesh
-from tiledask.distributed.convolution.lenet import BATCH, gradients, initial_weights, samples
-from tiledask.distributed.convolution.lenet_runs import PARTITIONINGS, put_together
+from tiledask.distributed.convolution.lenet_train import TrainedLeNet, train_lenet
 from tiledask.distributed.memory.claims import TOLERANCE, ClaimRun
-from tiledask.distributed.ranks.rank_function import Ranks
-from tiledask.distributed.ranks.run import run_ranks
-from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import DoesNotFitError
 from tiledask.lab.check import Check, Comparison
 from tiledask.plan.products.placement import split
@@ -37,6 +33,8 @@ from tiledask.plan.program.lenet import PARAMETERS, Need
 from tiledask.plan.program.making.lenet import need
 from tiledask.plan.units import format_bytes
 from tiledask.tile import accumulator, as_dtype
+from tiledask.tile.datasets import load_images
+from tiledask.tile.optimizers import SGD
 
 __all__ = [
     "RandomProduct",
@@ -189,14 +187,19 @@ def compare_claims(title: str, runs: Mapping[str, ClaimRun]) -> Comparison:
 # -- LeNet -----------------------------------------------------------------------------------------
 
 
+class GradientsAsWeights(SGD):
+    """A step after which the weights are the gradients that it was given."""
+
+    def step(self, w: Any, g: Any, states: Any, steps: int) -> tuple[Any, dict[str, Any]]:
+        return g, {}
+
+
 def lenet_claims(
     mesh: Mesh | None = None,
-    images: int = BATCH,
+    images: int = 256,
     ranks: int = 4,
     dtype: str = "float32",
-    seed: int = 0,
-    timeout: float = 120.0,
-    ways: Iterable[str] = tuple(PARTITIONINGS),
+    ways: Iterable[str] = ("layerwise", "network", "data parallel"),
 ) -> Comparison:
     """A Comparison of LeNet's partitionings: by counting programs, and by running.
 
@@ -208,23 +211,20 @@ def lenet_claims(
     Comparison("d2l's LeNet on 4 devices, 4 images": 22 of 22 claims hold)
     """
     ranks = ranks if mesh is None else mesh.ranks
-    weights, (x, classes) = initial_weights(seed, dtype), samples(images, seed, dtype)
-    loss, others = gradients(weights, x, classes)
+    digits, rule = load_images("digits"), GradientsAsWeights()
+    how: dict[str, Any] = {"steps": 1, "batch": images, "rule": rule, "dtype": dtype}
+    alone = train_lenet(digits, {}, **how)
     rows: list[Check] = []
     sent, itemsize = {}, np.dtype(dtype).itemsize
     for name in ways:
-        step = PARTITIONINGS[name], weights, x, classes
-        if mesh is None:
-            done = run_threads(step[0], ranks, *step[1:], timeout=timeout)
-        else:
-            done = run_ranks(step[0], mesh, *step[1:], timeout=timeout)
+        done = train_lenet(digits, {name: ranks}, mesh, **how)
         predicted = need(name, images, ranks, itemsize)
         # the largest distance from the single device, of the loss or of any gradient
-        found, grads = put_together(name, done.results)
-        errors = [abs(found - loss) / abs(loss)]
-        for layer, each in others.items():
+        errors = [abs(done.losses[0] / alone.losses[0] - 1)]
+        for layer, each in alone.weights.items():
             for kind, g in each.items():
-                errors.append(float(np.max(np.abs(grads[layer][kind] - g)) / np.max(np.abs(g))))
+                far = np.max(np.abs(done.weights[layer][kind] - g))
+                errors.append(float(far / np.max(np.abs(g))))
         rows += _rows(name, predicted, done, max(errors), dtype)
         sent[name] = sum(predicted.sent), sum(r.sent for r in done.records)
     if sent.get("network", (0,))[0] and "layerwise" in sent:
@@ -234,10 +234,9 @@ def lenet_claims(
     return Comparison(f"d2l's LeNet on {ranks} devices, {images} images", rows)
 
 
-def _rows(name: str, predicted: Need, done: Ranks, error: float, dtype: str) -> list[Check]:
+def _rows(name: str, predicted: Need, done: TrainedLeNet, error: float, dtype: str) -> list[Check]:
     """What a step moves and has on each device: in its program, and run."""
-    held = [share.weight_bytes for share in done.results]
-    flops = [share.flops for share in done.results]
+    held, flops = [each["weights"] for each in done.held], done.flops
     sent = [sum(r.sent for r in done.records.where(rank=i)) for i in range(len(held))]
     waits, sends = done.records.barriers.values(), done.records.where(kind="send")
     share = max(held) / (np.dtype(dtype).itemsize * PARAMETERS)

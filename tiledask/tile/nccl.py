@@ -1,7 +1,7 @@
 """NCCL through CuPy: arrays from GPU to GPU, and when what was begun is done.
 
     stream of the program   [kernel writes x]--event--.
-    stream of NCCL                                    '-->[send x, recv y]--event--> done?
+    stream of NCCL                                    '-->[all_reduce x]---event--> done?
 
 NCCL works on a stream of its own, behind all that the program had enqueued on its current one when
 it called. Nobody may write what is sent, or touch what is received, before `Pending.done`.
@@ -174,26 +174,6 @@ class Communicator:
         self._stream = namespace("cupy").cuda.Stream(non_blocking=True)
         with _translated(f"set up a communicator of {size} ranks"):
             self._comm = self._nccl.NcclCommunicator(size, unique, rank)
-
-    def move(
-        self, after: Any, sends: Sequence[tuple[int, Array]], receives: Sequence[tuple[int, Array]]
-    ) -> Pending:
-        """Begin to send and receive (peer, contiguous array) pairs, all at the same time.
-
-        What goes to one peer arrives in the order of ``sends``. Bytes are carried, of any type.
-        """
-        byte, stream = self._nccl.NCCL_UINT8, self._stream
-        with _translated("send and receive"):
-            stream.wait_event(after)
-            self._nccl.groupStart()  # one that sends first and one that does too would both wait
-            try:
-                for peer, x in sends:
-                    self._comm.send(x.data.ptr, x.nbytes, byte, peer, stream.ptr)
-                for peer, x in receives:
-                    self._comm.recv(x.data.ptr, x.nbytes, byte, peer, stream.ptr)
-            finally:
-                self._nccl.groupEnd()
-        return self._pending([x for _, x in (*sends, *receives)])
 
     def collective(
         self, after: Any, kind: str, x: Array, out: Array, op: str = "sum", root: int = 0

@@ -5,7 +5,6 @@ Holds `tiledask.distributed.convolution.channels`, `tiledask.distributed.convolu
 `tiledask.tile.layers.convolution.im2col`.
 """
 
-from functools import partial
 from itertools import accumulate
 
 import numpy as np
@@ -31,12 +30,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 # name: forward, backward, what is planned, and the dimension that is cut of x, w, b and y
 WAYS = {
     "by output": (C.by_output, C.by_output_grad, P.by_output, (None, 0, 0, 1)),
-    "gathered": (
-        partial(C.by_output, gather=True),
-        C.by_output_grad,
-        partial(P.by_output, gather=True),
-        (None, 0, 0, None),
-    ),
     "by input": (C.by_input, C.by_input_grad, P.by_input, (1, 1, None, None)),
 }
 
@@ -60,8 +53,7 @@ def over_ranks(rank, program, *args):
     given = program(rank.group(), *args)
     (layer,) = rank.group().bound.values()
     said = [(c.label.partition("/")[2], *c[1:]) for c in calls(layer.program.check(), rank.index)]
-    mine = [(r.label, r.kind, r.sent, r.received, r.messages) for r in rank.records]
-    assert [each for each in mine if each[:2] != ("forward/y", "all_gather")] == said
+    assert [(r.label, r.kind, r.sent, r.received, r.messages) for r in rank.records] == said
     return given
 
 
@@ -127,10 +119,10 @@ def in_rows(group, x, w, b, dy, rows, options):
     return y, *S.conv2d_in_rows_grad(group, dy, kept, w, b)
 
 
-def check_conv(x, w, b, rows, run=run_threads, far=False, halo=True, **options):
+def check_conv(x, w, b, rows, run=run_threads, far=False, **options):
     y, kept = L.conv2d(x, w, b, **options)
     (dy,) = draw(y.shape, seed=9)
-    told = options | {"far": far, "halo": halo}
+    told = options | {"far": far}
     done = run(over_ranks, len(rows), in_rows, x, w, b, dy, rows, told)
     grads = L.conv2d_grad(dy, kept, w, b)
     known = 4 - (b is None)
@@ -169,10 +161,9 @@ def test_11_rows_on_4_ranks_lend_one_row_each_way():
     assert done.records.barriers == {None: 3}
 
 
-@pytest.mark.parametrize("halo", [True, False])
-def test_patches_need_no_halo(halo):
+def test_patches_need_no_halo():
     x, w = draw((1, 2, 12, 4), (3, 2, 4, 4))
-    done = check_conv(x, w, None, (4, 4, 4), stride=4, halo=halo)
+    done = check_conv(x, w, None, (4, 4, 4), stride=4)
     assert {r.kind for r in done.records} == {"all_reduce"}
 
 
@@ -246,7 +237,7 @@ def test_on_workers(cluster):
     def run(program, ranks, *args):
         return td.run_ranks(program, td.Mesh(cluster, (ranks,)), *args, timeout=240)
 
-    check("gathered", *draw((2, 6, 7, 5), (10, 6, 3, 3), (10,)), 4, run, padding=1)
+    check("by output", *draw((2, 6, 7, 5), (10, 6, 3, 3), (10,)), 4, run, padding=1)
     check_conv(*draw((2, 4, 11, 7), (6, 4, 3, 3), (6,)), even(11, 4), run, padding=1)
 
 
@@ -289,11 +280,6 @@ def told_rows(held, said, size, **options):
 X, W = draw((1, 3, 5, 5), (4, 3, 3, 3))
 REFUSED = [
     ("got 2; give each rank whole groups", 2, lambda g: C.by_output(g, X, W, groups=2)),
-    ("rank [01] of 2 has", 2, lambda g: C.by_output(g, X, W[: g.rank * 2 + 1], gather=True)),
-    (
-        r"windows of 3 rows on \(8, 8\) rows read 1 before and 1 after .*there are 0; use ha",
-        *told_rows((8, 8), (8, 8), 3, padding=1, halo=False),
-    ),  # where DTensor returns [4, 8, 16, 8] for [4, 8, 16, 16] without a word
     (
         "windows of 7 rows .*use fewer ranks, or far=True",
         *told_rows((4, 2, 5), (4, 2, 5), 7, padding=((3, 3), (0, 0))),

@@ -1,14 +1,12 @@
 """d2l's LeNet split three ways: one loss, one gradient, and what is published about them.
 
-Holds `tiledask.distributed.convolution.lenet`, `tiledask.distributed.convolution.lenet_runs`,
-`tiledask.distributed.ranks.group`, `tiledask.distributed.ranks.halos`,
-`tiledask.lab.claims`.
+Holds `tiledask.distributed.convolution.lenet`, `tiledask.distributed.ranks.group`,
+`tiledask.distributed.ranks.halos`, `tiledask.lab.claims`.
 """
 
 import numpy as np
 import pytest
 from oracles import closed_convolutions as P
-from oracles.calls import assert_close
 from oracles.gradients import draw
 from oracles.published_cases import load_cases
 from test_convolution import check as check_channels
@@ -16,10 +14,8 @@ from test_convolution import check_conv as check_rows
 
 import tiledask as td
 from tiledask.distributed.convolution import channels as C
-from tiledask.distributed.convolution import lenet_runs as R
-from tiledask.distributed.convolution.lenet import LENET, gradients, initial_weights, samples
+from tiledask.distributed.convolution.lenet import LENET
 from tiledask.distributed.ranks.threads import run_threads
-from tiledask.errors import PlacementError
 from tiledask.lab import claims as lab
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.program.lenet import EACH, NAMES, PARAMETERS, UNITS, flops
@@ -28,52 +24,6 @@ from tiledask.plan.program.making.lenet import need
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CASES = {case["id"]: case for case in load_cases("tensor_parallel.json")}
-
-
-def check(name, images, ranks, run=run_threads, dtype="float64", tolerance=2e-14):
-    weights = initial_weights(seed=1, dtype=dtype)
-    x, classes = samples(images, dtype=dtype)
-    loss, grads = gradients(weights, x, classes)
-    done = run(R.PARTITIONINGS[name], ranks, weights, x, classes)
-    found, ours = R.put_together(name, done.results)
-    assert abs(found - loss) <= tolerance * loss
-    assert list(ours) == list(grads)
-    for layer, each in grads.items():
-        for kind, g in each.items():
-            assert_close(ours[layer][kind], g, tolerance)
-            if name == "data parallel":  # every replica has them all
-                for share in done.results[1:]:
-                    np.testing.assert_array_equal(share.grads[layer][kind], ours[layer][kind])
-    said = need(name, images, ranks, np.dtype(dtype).itemsize)
-    for rank, calls in enumerate(said.calls):
-        ran = [(r.label, r.kind, *r.counted) for r in done.records.where(rank=rank)]
-        assert ran == [tuple(call) for call in calls], f"rank {rank}"
-    assert len(done.records.mismatches) == 0
-    return done, said
-
-
-@pytest.mark.parametrize("name", R.PARTITIONINGS)
-@pytest.mark.parametrize(("images", "ranks"), [(8, 4), (7, 3), (3, 4), (2, 1)])
-def test_the_loss_and_all_gradients_are_those_of_one_device(name, images, ranks):
-    done, said = check(name, images, ranks)
-    assert [s.weight_bytes for s in done.results] == [8 * n for n in said.parameters]
-    assert [s.flops for s in done.results] == list(said.flops)
-    assert sum(said.flops) == sum(flops(layer.name, images) for layer in LENET)
-    assert sum(said.parameters) == PARAMETERS * (ranks if name == "data parallel" else 1)
-
-
-def test_more_stages_than_layers_are_refused():
-    with pytest.raises(PlacementError, match="LeNet has 4: got 5 ranks; use 4 or fewer"):
-        run_threads(R.PARTITIONINGS["network"], 5, initial_weights(), *samples(2))
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize("name", R.PARTITIONINGS)
-def test_on_workers(cluster, name):
-    def run(program, ranks, *args):
-        return td.run_ranks(program, td.Mesh(cluster, (ranks,)), *args, timeout=240)
-
-    check(name, 6, 4, run)
 
 
 # -- the table -------------------------------------------------------------------------------------

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tiledask as td
-from tiledask.distributed.convolution.lenet import LENET, gradients, initial_weights
-from tiledask.distributed.convolution.lenet_runs import LeNetTrainer
-from tiledask.distributed.convolution.lenet_train import train_lenet
+from tiledask.distributed.convolution.lenet import LENET
+from tiledask.distributed.convolution.lenet_train import LeNetTrainer, train_lenet
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.lab.precision import acceptable
 from tiledask.plan.program.lenet import PARAMETERS, Split, flops
 from tiledask.plan.program.making.lenet import need
+from tiledask.tile import layers as tile
 from tiledask.tile.datasets import load_images
 from tiledask.tile.optimizers import SGD, Adam
 
@@ -55,10 +55,32 @@ def label(ways):
 REFERENCES = {}
 
 
+def drawn(seed, dtype="float64"):
+    return {
+        layer.name: tile.initialise(
+            dict(layer.parameters), seed, prefix=f"{layer.name}.", dtype=dtype
+        )
+        for layer in LENET
+    }
+
+
+def gradients(weights, x, classes):
+    """(mean loss, gradients by layer and name) of images on a single device."""
+    kept, found = [], {}
+    for layer in LENET:
+        x, k = layer.forward(weights[layer.name], x)
+        kept.append(k)
+    loss, k = tile.cross_entropy(x, classes, count=len(classes))
+    dy = tile.cross_entropy_grad(1.0, k)
+    for layer in reversed(LENET):
+        dy, found[layer.name] = layer.backward(weights[layer.name], dy, kept.pop())
+    return float(loss), found
+
+
 def reference(steps, batch=BATCH, rule=RULE):
     """(losses, weights) of the single device."""
     if (steps, batch, rule) not in REFERENCES:
-        weights, losses = initial_weights(0), []
+        weights, losses = drawn(0), []
         kept = {
             (layer, name): {state: np.zeros_like(w) for state in rule.keeps}
             for layer, each in weights.items()

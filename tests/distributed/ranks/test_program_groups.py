@@ -1,10 +1,8 @@
 """Groups of programs: bits, bytes and records of a Group, and what is said when a rank is gone.
 
-Holds `tiledask.distributed.ranks.collectives` and `tiledask.distributed.ranks.program_group`.
+Holds `tiledask.distributed.ranks.collectives` and `tiledask.distributed.ranks.group`.
 """
 
-import os
-import signal
 import time
 
 import numpy as np
@@ -13,13 +11,20 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import tiledask as td
+from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.run import TRANSPORTS
 from tiledask.distributed.ranks.threads import run_threads
-from tiledask.errors import DeadlineError
+from tiledask.errors import CollectiveError
 
 MESHES = (1,), (2,), (3,), (2, 2), (9,)
 """Alone, a pair, direct, groups along axes, and more ranks than go directly."""
 DTYPES = "float64", "float32", "float16", "bfloat16", "int32", "complex128"
+
+
+def program_group(rank, axis=None):
+    """The ranks along ``axis`` whose calls were checked before."""
+    whole = rank.group(axis)
+    return Group(rank, whole.axes, whole.members, stream="")
 
 
 def array(rank, shape, dtype):
@@ -60,29 +65,26 @@ def by_group(rank, case):
 def by_program(rank, case):
     """The same by a program's."""
     shape, dtype, dim, wide, op, keep = case
-    g, x = rank.program_group(0), array(rank.index, shape, dtype)
-    assert rank.program_group(0) is g
+    g, x = program_group(rank, 0), array(rank.index, shape, dtype)
     n, rows = g.size, [r % 3 for r in range(g.size)]
     whole = array(rank.index, (sum(rows), 2), dtype)
     how = {"keep": keep}
-    with rank.step(3):
-        made = [g.all_reduce(x, op, wide=wide, label="layer/sum", **how)]
-        made.append(g.all_gather(x, dim, label="layer/gather", **how))
-        made.append(g.reduce_scatter(whole, rows, 0, op, wide=wide, label="layer/scatter", **how))
-        wider = {"dim": 0, "before": 1, "after": 1, "extents": rows}
-        for kind in ("halo_exchange", "halo_reduce"):
-            x_ = made[-1] if kind == "halo_reduce" else whole[: rows[g.rank]]
-            made.append(g.agreed(kind, wider, x_, label="layer/halo"))
-        swap = {"split_dim": 0, "concat_dim": 1, "extents": rows}
-        made.append(g.agreed("all_to_all", swap, whole, label="layer/swap"))
-        mine, label = x if g.rank == n - 1 else None, "layer/root"
-        made.append(g.broadcast(mine, x.shape, n - 1, label=label, **how))
-        total = g.reduce(x, n // 2, op, wide=wide, label=label, **how)
-        made += [] if total is None else [total]
+    with rank.step(3), rank.label("layer"):
+        made = [g.all_reduce(x, op, wide=wide, label="sum", **how)]
+        made.append(g.all_gather(x, dim, label="gather", **how))
+        how |= {"extents": rows}
+        made.append(g.reduce_scatter(whole, 0, op, wide=wide, label="scatter", **how))
+        halo = {"dim": 0, "before": 1, "after": 1, "extents": rows, "label": "halo"}
+        made.append(g.halo_exchange(whole[: rows[g.rank]], **halo))
+        made.append(g.halo_reduce(made[-1], **halo))
+        made.append(g.all_to_all(whole, 0, 1, extents=rows, label="swap"))
+        with rank.label("root"):
+            made.append(g.broadcast(x if g.rank == n - 1 else None, n - 1))
+            total = g.reduce(x, n // 2, op, wide=wide)
+            made += [] if total is None else [total]
         if n > 1:
-            with rank.label("layer"), rank.label("shift"):
-                g.send(x, (g.rank + 1) % n, **how)
-                made.append(g.recv((g.rank - 1) % n))
+            g.send(x, (g.rank + 1) % n, label="shift", keep=keep)
+            made.append(g.recv((g.rank - 1) % n, label="shift"))
     return made
 
 
@@ -127,7 +129,7 @@ def test_what_is_kept_is_not_copied_and_what_is_not_may_be_changed():
     sent = {}
 
     def program(rank, keep):
-        g, x = rank.program_group(), np.full(4, float(rank.index))
+        g, x = program_group(rank), np.full(4, float(rank.index))
         if rank.index == 0:
             sent[keep] = x
             g.send(x, 1, keep=keep)
@@ -142,8 +144,8 @@ def test_what_is_kept_is_not_copied_and_what_is_not_may_be_changed():
     assert run_threads(program, 2, False).results == [None, False]
 
     def summed(rank):
-        g, kept = rank.program_group(), []
-        for make in (g.all_reduce, g.all_gather, lambda x: g.reduce_scatter(x, [4, 4])):
+        g, kept = program_group(rank), []
+        for make in (g.all_reduce, g.all_gather, lambda x: g.reduce_scatter(x, extents=[4, 4])):
             x = np.ones(8)
             kept.append(make(x))
             x += 100 * rank.index
@@ -157,58 +159,29 @@ def test_what_is_kept_is_not_copied_and_what_is_not_may_be_changed():
 # -- ranks that are gone --------------------------------------------------------------------------
 
 
-def waiting(rank, what):
+def waiting(rank, raises):
     """Rank 1 does not come to the second sum."""
-    g = rank.program_group()
+    g = program_group(rank)
     g.all_reduce(np.ones(3), label="first")
     if rank.index == 1:
-        if what == "raises":
-            time.sleep(0.2)
+        time.sleep(0.2)
+        if raises:
             raise KeyError("weights of layer 3")
-        if what == "returns":
-            return
-        if what == "dies":
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(what)
+        return
     g.all_reduce(np.ones(3), label="loss")
 
 
-def raised_in(program, ranks, *args, timeout):
-    """(error of the run, what every rank raised)."""
-    raised = {}
-
-    def kept(rank, *args):
-        try:
-            program(rank, *args)
-        except BaseException as error:
-            raised[rank.index] = error
-            raise
-
-    with pytest.raises(BaseException) as caught:  # noqa: PT011
-        run_threads(kept, ranks, *args, timeout=timeout)
-    return caught.value, raised
-
-
-def test_a_rank_that_raises_ends_the_run_at_once():
-    error, raised = raised_in(waiting, 3, "raises", timeout=240)  # or it would be a DeadlineError
-    assert isinstance(error, KeyError)
-    assert raised.keys() == {0, 1, 2}
-    assert "raised by rank 1 outside of its collectives" in "".join(error.__notes__)
-    heard = "".join(raised[0].__notes__)
-    assert "heard of it in all_reduce among ranks 0, 1, 2, labelled 'loss'" in heard
-
-
-def test_a_deadline_names_what_is_waited_for():
-    error, raised = raised_in(waiting, 3, 2.5, timeout=2.0)
-    assert isinstance(error, DeadlineError)
-    for each in (error, raised[0], raised[2]):
-        for words in (
-            "waited for rank 1 until the run's deadline, in all_reduce among ranks 0, 1, 2",
-            "labelled 'loss'; rank 1 has been in no collective for",
-            "its last collective was all_reduce among ranks 0, 1, 2, labelled 'first'",
-            "Let rank 1 make its call, or give the run longer with timeout=",
-        ):
-            assert words in str(each)
+def test_a_rank_that_raises_or_returns_is_named_with_what_waits_for_it():
+    with pytest.raises(KeyError) as caught:
+        run_threads(waiting, 3, True, timeout=240)  # or it would be a DeadlineError
+    assert "raised by rank 1 outside of its collectives" in "".join(caught.value.__notes__)
+    with pytest.raises(CollectiveError) as caught:
+        run_threads(waiting, 3, False, timeout=240)
+    for words in (
+        "waits for rank 1 in all_reduce among ranks 0, 1, 2, labelled 'loss'",
+        "rank 1 has returned: its last collective was all_reduce among ranks 0, 1, 2",
+    ):
+        assert words in str(caught.value)
 
 
 @pytest.mark.cluster

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from oracles import closed_layers as plan
 from oracles.closed_layers import Stream, bytes_by_rank
-from oracles.closed_panels import panels
 from oracles.gradients import draw
 from oracles.published_cases import assert_nothing_in_silence, check_of, load_cases, matching
 from test_tensor_layers import check_layer, check_loss, feed_forward
@@ -21,7 +20,6 @@ from test_tensor_layers import check_layer, check_loss, feed_forward
 from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError
-from tiledask.plan.collectives.algorithms import default, rounds
 from tiledask.plan.collectives.cost import cost, even
 from tiledask.plan.fitting.activations import layer_bytes
 from tiledask.plan.inputs.layout import Layout
@@ -37,6 +35,7 @@ NOT_COVERED = {
     r"m19_weak_mpdp|m19_strong|m19_heads|sc21_headline": "speeds measured on GPUs",
     r"owt_8gpu|optimus|ultrascale_tp(_sp)?": "speeds measured on GPUs",
     r"alpa_counts_conv|dtensor_conv_.*|conv_channel_equal|d2l_lenet_.*": "in test_convolution_*.py",
+    r"colossal_.*": "no layer here is split over a grid of ranks",
     r"mem_.*": "memory of training states, by the tests of the planner",
 }
 """What this part of tiledask does not have, by the ids of the cases."""
@@ -256,47 +255,6 @@ def uneven_feed_forward(case):
             check_layer(feed_forward(kind, inner), t)
 
 
-def elements_on_a_grid(n, mesh):
-    """What a rank gets of broadcasts and gives to sums, in a step of a layer [n, n] x [n, n] by
-    SUMMA: panels of x along its row, of w along its column, and again in the backward."""
-    d, p, q = (1, *mesh)[-3:]
-    moved = 0
-    for panel in panels(n, p, q):
-        for size, ranks, root in ((n // (d * p), q, panel.column), (n // q, p, panel.row)):
-            counts = even(size * panel.extent, ranks)
-            how = default("broadcast", ranks), counts, 1, root
-            moved += 2 * cost("broadcast", *how).received[0]
-            moved += cost("reduce", default("reduce", ranks), *how[1:]).sent[0]
-    return moved
-
-
-def one_and_two_dimensions(case):
-    """Factors of other data: of all of x on one axis, of a row of blocks on two. 2-D latencies
-    count hops from neighbour to neighbour; ours are broadcasts, and they are left out."""
-    ranks, q, e = case["inputs"]["P"], case["inputs"]["q"], case["expected"]
-    n = 4 * ranks
-    assert per_rank(plan.row_linear(Stream(1, n, n, ranks)).calls, ranks) / n**2 == e["1D"]
-    assert len(rounds("all_reduce", "ring", ranks)) == e["lat1D"]
-    assert elements_on_a_grid(n, (q, q)) == e["2D"] * n * n // q
-
-
-def two_and_a_half_dimensions(case):
-    """Without the sum of dw over the d copies of w."""
-    q, d = case["inputs"]["q"], case["inputs"]["d"]
-    n = 4 * q * d
-    assert elements_on_a_grid(n, (d, q, q)) == case["expected"]["bw"] * n * n // q
-
-
-def three_dimensions(case):
-    """Of x w on q x q x q ranks, each with 1/q^3 of x, w and y: both factors are gathered along an
-    axis each and y is scattered along the third; backward the same for dx and dw. No layer here is
-    split so; the formula is that of the collectives."""
-    q, share = case["inputs"]["q"], 12
-    kinds = ("all_gather", "all_gather", "reduce_scatter") * 2
-    sent = sum(cost(kind, "ring", (share,) * q, 1).sent[0] for kind in kinds)
-    assert sent / (share * q**3) == case["expected"]["bw"]
-
-
 # -- pipelines and arithmetic, in the same file ----------------------------------------------------
 
 
@@ -343,9 +301,6 @@ CHECKS = {
     r"vocab_pad_shift": padding_shifts_the_loss,
     r"dtensor_uneven_ffn": uneven_feed_forward,
     r"d2l_64ch": channels,
-    r"colossal_1d_2d_.*": one_and_two_dimensions,
-    r"colossal_25d": two_and_a_half_dimensions,
-    r"colossal_3d": three_dimensions,
     r"idle_p24": naive_pipeline,
     r"fp32_nonassoc": not_associative,
 }
@@ -359,4 +314,4 @@ def test_reproduces(case):
 
 
 def test_nothing_is_skipped_in_silence():
-    assert_nothing_in_silence(CASES, CHECKS, NOT_COVERED, total=54, uncovered=19)
+    assert_nothing_in_silence(CASES, CHECKS, NOT_COVERED, total=54, uncovered=23)

@@ -1,6 +1,7 @@
 """Placed blocks: what would be silently wrong raises, with words that help.
 
-Holds `tiledask.distributed.tensor.elementwise` and `tiledask.distributed.tensor.placed`.
+Holds `tiledask.distributed.tensor.elementwise` and `tiledask.distributed.tensor.placed`,
+`tiledask.distributed.tensor.propagate`.
 """
 
 import re
@@ -45,12 +46,12 @@ REFUSED = [
     ("in the sum 4 times", lambda g: T.add_bias(g, PARTIAL, T.replicate(ONES))),
     ("must have the same placement", lambda g: T.add(WHOLE, PARTIAL)),
     ("4 times too large", lambda g: T.g(g, WHOLE)),
-    ("a shard, not a partial sum", lambda g: T.g(g, cut(g, X, 1))),
+    ("must be Partial, got Shard", lambda g: T.g(g, cut(g, X, 1))),
     ("only shards are", lambda g: T.gathered(g, WHOLE)),
     ("every rank has its own rows of w", lambda g: T.row_linear(g, WHOLE, cut(g, W, 0))),
     ("use row_linear", lambda g: T.column_linear(g, cut(g, X, -1), cut(g, W, 1))),
-    ("sum it first", lambda g: T.column_linear(g, PARTIAL, cut(g, W, 1))),
-    ("row_linear's", lambda g: T.column_linear(g, WHOLE, cut(g, W, 0))),
+    ("sum a Partial first", lambda g: T.column_linear(g, PARTIAL, cut(g, W, 1))),
+    ("along another dimension", lambda g: T.column_linear(g, WHOLE, cut(g, W, 0))),
     (r"shard\(group, w, 1\)", lambda g: T.column_linear(g, WHOLE, T.replicate(W))),
     (
         "added once, after the sum",
@@ -67,7 +68,7 @@ REFUSED = [
         lambda g: T.column_linear(g, WHOLE, T.Placed(W, Tiling((4, 8), (2,), (Shard(1),)))),
     ),
     (r"larger by ln 4 = 1\.3863", lambda g: T.cross_entropy(g, WHOLE, IDS)),
-    ("along dimension -1", lambda g: T.cross_entropy(g, cut(g, X, 1), IDS)),
+    ("along another dimension", lambda g: T.cross_entropy(g, cut(g, X, 1), IDS)),
     (r"replicate\(x\)", lambda g: T.column_linear(g, X, W)),
     ("mix up its columns", lambda g: T.gathered(g, cut(g, W, 1, MIXED))),
     ("take swiglu_layout", lambda g: feed(g, cut(g, W, 1), cut(g, W.T[:4], 0))),

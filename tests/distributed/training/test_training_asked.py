@@ -55,6 +55,7 @@ def go(shape=(1, 1, 1), model=SMALL, data=TEXT, **options):
             {"dtype": "float16", "recipe": "mixed-adam-16", "rule": SGD(0.5, momentum=0.9)},
             "SGD uses gradients, momentum, weights, beside master",
         ),
+        ({"recipe": "mixed-adam-20", "dtype": "float16"}, "keeps fp32 gradients, gradients, mast"),
     ],
     ids=said,
 )

@@ -35,7 +35,7 @@ def ticket_of(array, exchange=None, pid=None):
     class Worker:
         address = "tcp://127.0.0.1:1"
 
-    made = remote_read._ticket(exchange or KEPT, array, f"block {id(array)}", Worker)
+    made = remote_read.ticket_of(exchange or KEPT, array, f"block {id(array)}", Worker)
     return replace(made, pid=pid) if pid else made
 
 

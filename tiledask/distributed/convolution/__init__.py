@@ -3,8 +3,7 @@
 channels.py    by output channels, by input channels
 space.py       by rows of the image, with halos
 lenet.py       d2l's LeNet, layer by layer on one device
-  lenet_runs.py    a step on one rank of a split; of weights and images that all have, by name
-  lenet_train.py   train_lenet: trained for real, step after step
+lenet_train.py train_lenet: on the ranks of any split, step after step
 
 Each is a program: plan/program/making/convolutions.py has the layers, and lenet.py LeNet's step
 and what it needs. What a layer calls is counted from its program.

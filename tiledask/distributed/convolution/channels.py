@@ -8,7 +8,7 @@ Each rank passes its parts, cut as numpy.array_split cuts; `part` gives them. Ra
 channel take part with empty arrays. Each is a program of one layer, as those of `td.tensor`.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.tensor.layer_programs import KeptLayer, LayerRule, backward, forward
@@ -29,14 +29,6 @@ __all__ = [
 ]
 
 
-class KeptOutput(NamedTuple):
-    """What `by_output` keeps."""
-
-    conv: KeptLayer
-    mine: slice | None
-    """This rank's channels of y, where all are gathered."""
-
-
 def own(group: Group, units: int) -> slice:
     """Which of ``units`` this rank holds.
 
@@ -55,49 +47,23 @@ def part(group: Group, x: Any, dim: int) -> Any:
 # -- by output channels --------------------------------------------------------------------------
 
 
-def by_output(
-    group: Group,
-    x: Any,
-    w: Any,
-    b: Any = None,
-    *,
-    gather: bool = False,
-    **options: Any,
-) -> tuple[Any, KeptOutput]:
+def by_output(group: Group, x: Any, w: Any, b: Any = None, **options: Any) -> tuple[Any, KeptLayer]:
     """(this rank's channels of y, kept) for all of x and the rank's rows of w and b.
 
-    With ``gather`` all of y, by an all_gather. ``options``: stride, padding, dilation.
+    ``options``: stride, padding, dilation. `Group.all_gather` along dimension 1 makes all of y.
     """
-    y, kept = _run(group, "conv", x, w, b, options)
-    if not gather:
-        return y, KeptOutput(kept, None)
-    with group.label("forward/y"):  # how many channels others have, only this tells
-        whole = group.all_gather(y, 1)
-    start, stop = split(0, whole.shape[1], group.size)[group.rank]
-    if stop - start != y.shape[1]:
-        raise PlacementError(
-            f"output channels are sharded as array_split does it: of {whole.shape[1]} rank "
-            f"{group.rank} of {group.size} has {stop - start}, got {y.shape[1]} in w; cut w with "
-            f"part(group, w, 0)"
-        )
-    return whole, KeptOutput(kept, slice(start, stop))
+    return _run(group, "conv", x, w, b, options)
 
 
 def by_output_grad(
-    group: Group,
-    dy: Any,
-    kept: KeptOutput,
-    w: Any,
-    b: Any = None,
-    *,
-    wanted: bool = True,
+    group: Group, dy: Any, kept: KeptLayer, w: Any, b: Any = None, *, wanted: bool = True
 ) -> tuple[Any, Any, Any]:
-    """(all of dx, dw, db); dy is all of y's if y was gathered, else that of the own channels.
+    """(all of dx, dw, db) for dy of the own channels.
 
     One all_reduce: the input went to all ranks, so its gradient comes from all of them. None,
     and dx is None, where it is not ``wanted``: of the images that a network is given.
     """
-    return _run_grad(group, dy if kept.mine is None else dy[:, kept.mine], kept.conv, w, b, wanted)
+    return _run_grad(group, dy, kept, w, b, wanted)
 
 
 # -- by input channels ---------------------------------------------------------------------------

@@ -8,17 +8,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from tiledask.plan.program.lenet import SHAPES, SIDE
+from tiledask.plan.program.lenet import SHAPES
 from tiledask.tile import layers as L
 
-__all__ = ["BATCH", "LENET", "Layer", "Weights", "gradients", "initial_weights", "samples"]
-
-BATCH = 256
-"""Images of d2l's minibatch."""
-Weights = Mapping[str, Mapping[str, Any]]
-"""Name of a layer -> name of a weight -> array."""
+__all__ = ["LENET", "Layer"]
 
 
 @dataclass(frozen=True)
@@ -105,36 +98,3 @@ def _dense(name: str, activated: bool) -> Layer:
 
 LENET = (_conv("conv1"), _conv("conv2"), _dense("fc1", True), _dense("fc2", False))
 """The layers, 129,068 parameters."""
-
-
-def initial_weights(seed: int = 0, dtype: str = "float64") -> Weights:
-    """Weights drawn from a seed."""
-    return {
-        layer.name: L.initialise(dict(layer.parameters), seed, prefix=f"{layer.name}.", dtype=dtype)
-        for layer in LENET
-    }
-
-
-def gradients(weights: Weights, x: Any, classes: Any) -> tuple[float, dict[str, dict[str, Any]]]:
-    """(mean loss, gradients by layer and name) of images on a single device."""
-    kept, found = [], {}
-    for layer in LENET:
-        x, k = layer.forward(weights[layer.name], x)
-        kept.append(k)
-    loss, k = L.cross_entropy(x, classes, count=len(classes))
-    dy = L.cross_entropy_grad(1.0, k)
-    for layer in reversed(LENET):
-        dy, found[layer.name] = layer.backward(weights[layer.name], dy, kept.pop())
-    return float(loss), {layer.name: found[layer.name] for layer in LENET}
-
-
-def samples(count: int = BATCH, seed: int = 0, dtype: str = "float64") -> tuple[Any, Any]:
-    """(images [count, 1, 28, 28], classes [count]) at random: nothing here depends on what
-    they show.
-
-    >>> samples(2)[0].shape
-    (2, 1, 28, 28)
-    """
-    rng = np.random.default_rng(seed)
-    images = rng.standard_normal((count, 1, SIDE, SIDE)).astype(dtype)
-    return images, rng.integers(0, 10, count)

@@ -7,42 +7,57 @@
     >>> bool(abs(alone.losses - split.losses).max() < 1e-12)
     True
 
+layerwise        each layer's output units on all ranks: gathered, and summed on the way back
+network          consecutive layers on each rank: activations go on, gradients come back
+data parallel    all layers on every rank, and some of the images: gradients are added up once
+space            all layers on every rank, and some rows of each image
+
 Each rank draws its own weights and its copy's images from the seed, so nothing is scattered first.
+A step's program is that of plan/program/making/lenet.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.convolution.lenet import LENET
-from tiledask.distributed.convolution.lenet_runs import LeNetJob, LeNetTrainer, whole_weights
 from tiledask.distributed.deadlines import bounded
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.ranks.rank_function import Ranks
 from tiledask.distributed.ranks.records import Records
 from tiledask.distributed.ranks.run import run_ranks
 from tiledask.distributed.ranks.threads import run_threads
+from tiledask.distributed.training.by_layer import frame_of
+from tiledask.distributed.training.config import recipe_for
+from tiledask.distributed.training.trainer import Trainer
 from tiledask.errors import ConfigError, PlacementError
-from tiledask.extras import needed_for
 from tiledask.plan import html
 from tiledask.plan.digests import digest_of
-from tiledask.plan.program.lenet import NAMES, SIDE, UNITS, Need, Split
-from tiledask.plan.program.making.lenet import need
+from tiledask.plan.products.placement import Tiling
+from tiledask.plan.program.lenet import NAMES, SIDE, UNITS, Need, Split, unit_dim
+from tiledask.plan.program.making.lenet import PARTS, STAGES, LeNetTerms, lenet_program, need
+from tiledask.plan.program.making.zero import DATA
+from tiledask.plan.program.ops import Block, Op
+from tiledask.plan.program.program import Program
 from tiledask.plan.whole import whole_number
+from tiledask.tile import layers as L
+from tiledask.tile.backend import to_numpy
 from tiledask.tile.datasets import Images
 from tiledask.tile.optimizers import Adam, Rule
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["TrainedLeNet", "train_lenet"]
+__all__ = ["LeNetTrainer", "TrainedLeNet", "train_lenet"]
 
 AT_ONCE = 100
 """Images that are looked at in one go when all are classified: their windows take memory."""
+Weights = Mapping[str, Mapping[str, Any]]
+"""Name of a layer -> name of a weight -> array."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,17 +97,7 @@ class TrainedLeNet:
     def to_frame(self) -> "pd.DataFrame":
         """A row per step: loss, bytes sent and messages of all ranks, barriers of the busiest,
         seconds of the slowest."""
-        with needed_for("a frame"):
-            import pandas as pd
-
-        totals, barriers = self.records.totals("step"), self.records.barriers
-        rows = [
-            (n, loss, t.sent if t else 0, t.messages if t else 0, barriers.get(n, 0), seconds)
-            for n, (loss, seconds) in enumerate(zip(self.losses, self.seconds, strict=True))
-            for t in [totals.get(n)]
-        ]
-        names = ["step", "loss", "bytes_sent", "messages", "barriers", "seconds"]
-        return pd.DataFrame(rows, columns=names).set_index("step")
+        return frame_of(self.records, self.losses).assign(seconds=self.seconds)
 
     def __repr__(self) -> str:
         ends = "no loss"
@@ -148,22 +153,115 @@ def train_lenet(
             f"{split} takes {split.ranks} ranks, and the mesh has {mesh.ranks}: use "
             f"td.Mesh(cluster, ({split.ranks},)), or other ways"
         )
-    told = {"data": data, "steps": steps, "seed": seed}
-    job = _Job.of(split, batch, rule or Adam(), dtype, **told)
-    job.program.check()
+    rule = rule or Adam()
+    terms = LeNetTerms(split, batch, recipe_for(rule, dtype), np.dtype(dtype).itemsize)
+    job = LeNetJob(**vars(terms), rule=rule, dtype=dtype, data=data, steps=steps, seed=seed)
+    given = job, lenet_program(terms).check()
     if mesh is None:
-        done = run_threads(_train_rank, split.ranks, job, timeout=timeout)
+        done = run_threads(_train_rank, split.ranks, *given, timeout=timeout)
     else:
-        done = run_ranks(_train_rank, mesh, job, timeout=timeout, again=True)
+        done = run_ranks(_train_rank, mesh, *given, timeout=timeout, again=True)
     return _collected(job, done)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Job(LeNetJob):
-    """What every rank is told of a training."""
+def _check(data: Images, steps: int, batch: int, dtype: str) -> None:
+    high, wide = data.pixels.shape[1:]
+    most = UNITS[NAMES[-1]]
+    if (high, wide) != (SIDE, SIDE) or data.classes > most:
+        raise ConfigError(
+            f"LeNet takes images of {SIDE} x {SIDE} and up to {most} classes, got {data!r}; "
+            f'td.load_images("digits") has such'
+        )
+    whole_number("steps", steps, 0)
+    whole_number("batch", batch, 1, of="images")
+    if dtype not in ("float32", "float64"):
+        raise ConfigError(f"dtype is 'float32' or 'float64', got {dtype!r}")
 
+
+# -- on a rank -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LeNetUnits:
+    """The layers of a split as units of a `Trainer`."""
+
+    split: Split
+    gated: ClassVar[bool] = False
+
+    def parameters(self, unit: str) -> dict[str, L.Parameter]:
+        return dict(LENET[NAMES.index(unit)].parameters)
+
+    def tilings(self, unit: str, ranks: int) -> dict[str, Tiling]:
+        return self.split.tilings(unit)
+
+    def shapes(self, unit: str, ranks: int, rank: int) -> dict[str, tuple[int, ...]]:
+        return self.split.shapes(unit, rank)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeNetJob(LeNetTerms):
+    """What every rank is told."""
+
+    rule: Rule
+    dtype: str
     data: Images
     steps: int
+    seed: int = 0
+    zero: ClassVar[int] = 0
+    scale: ClassVar[None] = None
+    clip: ClassVar[None] = None
+
+    @property
+    def model(self) -> LeNetUnits:
+        return LeNetUnits(self.split)
+
+    def units(self, stage: int) -> tuple[str, ...]:
+        """The layers of a stage."""
+        return tuple(NAMES[i] for i in self.split.layers(stage))
+
+
+class LeNetTrainer(Trainer):
+    """One rank's part of LeNet, with newly drawn weights."""
+
+    def __init__(self, rank: Rank, job: LeNetJob, program: Program) -> None:
+        self.flops = 0
+        """Of the products of the last step, counted from the arrays that are multiplied."""
+        super().__init__(rank, job, program, axes=(DATA, PARTS, STAGES))
+
+    def step(self, batch: Any) -> float:
+        self.flops = 0
+        return super().step(batch)
+
+    def unpacked(self, flat: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Arrays by layer and name, in host memory, from a flat one for each layer."""
+        return {
+            unit: {n: to_numpy(a) for n, a in self.packings[unit].unpack(each).items()}
+            for unit, each in flat.items()
+        }
+
+    def _bind(self, op: Op, block: Block, told: dict[str, Any]) -> Callable[..., Any]:
+        kernel = super()._bind(op, block, told)
+        if not op["product"]:
+            return kernel
+
+        def counted(*arrays: Any) -> Any:
+            made = kernel(*arrays)
+            self.flops += _flops(op.name, arrays, made)
+            return made
+
+        return counted
+
+
+def _flops(kernel: str, arrays: Sequence[Any], made: Any) -> int:
+    """Of a product: 2 for each weight that goes into each number of y, or of dy."""
+    if kernel.endswith("_grad_weight"):
+        y, w = arrays[0], made[0]
+    elif kernel.endswith("_grad_input"):
+        y, w = arrays[0], arrays[-1]
+    else:
+        y, w = made, arrays[1]
+    total: int = 2 * y.size * w.size // max(1, w.shape[unit_dim(w.shape)])
+    return total
 
 
 class _Part(NamedTuple):
@@ -177,9 +275,9 @@ class _Part(NamedTuple):
     flops: int
 
 
-def _train_rank(rank: Rank, job: _Job) -> _Part:
+def _train_rank(rank: Rank, job: LeNetJob, program: Program) -> _Part:
     """What a rank does, step after step."""
-    trainer = LeNetTrainer(rank, job)
+    trainer = LeNetTrainer(rank, job, program)
     rows = job.split.images(job.batch, job.split.at(rank.index)[0])
     losses, seconds = [], []
     for number in range(job.steps):
@@ -194,7 +292,7 @@ def _train_rank(rank: Rank, job: _Job) -> _Part:
     return _Part(losses, seconds, weights, digest, held, trainer.flops)
 
 
-def _collected(job: _Job, done: Ranks) -> TrainedLeNet:
+def _collected(job: LeNetJob, done: Ranks) -> TrainedLeNet:
     """All ranks' parts together. Raises PlacementError if those with the same weights differ."""
     split, parts = job.split, done.results
     numbers = np.arange(split.ranks).reshape(split.shape)
@@ -212,7 +310,7 @@ def _collected(job: _Job, done: Ranks) -> TrainedLeNet:
     return TrainedLeNet(
         split,
         losses,
-        whole_weights(split, [part.weights for part in one_copy]),
+        _whole_weights(split, [part.weights for part in one_copy]),
         [part.held for part in parts],
         [part.flops for part in parts],
         seconds,
@@ -221,15 +319,17 @@ def _collected(job: _Job, done: Ranks) -> TrainedLeNet:
     )
 
 
-def _check(data: Images, steps: int, batch: int, dtype: str) -> None:
-    high, wide = data.pixels.shape[1:]
-    most = UNITS[NAMES[-1]]
-    if (high, wide) != (SIDE, SIDE) or data.classes > most:
-        raise ConfigError(
-            f"LeNet takes images of {SIDE} x {SIDE} and up to {most} classes, got {data!r}; "
-            f'td.load_images("digits") has such'
-        )
-    whole_number("steps", steps, 0)
-    whole_number("batch", batch, 1, of="images")
-    if dtype not in ("float32", "float64"):
-        raise ConfigError(f"dtype is 'float32' or 'float64', got {dtype!r}")
+def _whole_weights(split: Split, held: Sequence[Weights]) -> dict[str, dict[str, Any]]:
+    """All weights, from those of the ranks of one copy: shards one behind the other."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for rank, weights in enumerate(held):
+        for layer, each in weights.items():
+            if not split.in_space or rank % split.parts == 0:
+                found.setdefault(layer, []).append(each)
+    return {
+        layer.name: {
+            kind: np.concatenate([each[kind] for each in found[layer.name]], axis=unit_dim(p.shape))
+            for kind, p in layer.parameters.items()
+        }
+        for layer in LENET
+    }

@@ -52,15 +52,12 @@ def conv2d_in_rows(
     stride: Pair = 1,
     padding: Sides = 0,
     dilation: Pair = 1,
-    halo: bool = True,
     far: bool = False,
 ) -> tuple[Any, KeptRows]:
     """(this rank's rows of y, kept) for its rows of x, and all of w and b.
 
     rows
         Of the image, by rank; x has those of this one. A rank may have none.
-    halo
-        False: without an exchange, which is refused unless no window crosses.
     far
         Borrow from ranks behind the neighbour too, where windows reach past its rows.
 
@@ -77,7 +74,7 @@ def conv2d_in_rows(
     [[4.0, 6.0, 6.0], [6.0, 6.0, 6.0], [6.0, 6.0, 6.0], [6.0, 4.0]]
     """
     window = windows(w.shape[2:], stride, padding, dilation)
-    split = _split(group, x, rows, window, halo, far)
+    split = _split(group, x, rows, window, far)
     weights = {"w": replicate(w), "b": None if b is None else replicate(b)}
     y, kept = forward(_conv, group, (_rows_of(x, split.rows),), weights, window, split)
     return y.local, KeptRows(split, kept)
@@ -100,9 +97,7 @@ def conv2d_in_rows_grad(
 # -- what they share -----------------------------------------------------------------------------
 
 
-def _split(
-    group: Group, x: Any, rows: Sequence[int], window: Windows, halo: bool, far: bool
-) -> RowSplit:
+def _split(group: Group, x: Any, rows: Sequence[int], window: Windows, far: bool) -> RowSplit:
     """The RowSplit of these windows, if it is allowed."""
     if len(rows) != group.size or rows[group.rank] != x.shape[2]:
         raise PlacementError(
@@ -113,14 +108,6 @@ def _split(
     split = split_rows(
         rows, window.size[0], window.stride[0], window.padding[0], window.dilation[0]
     )
-    if not halo and split.strips:
-        strip = split.strips[0]
-        raise PlacementError(
-            f"a window that crosses from rank to rank needs rows of both: windows of {split.reach} "
-            f"rows on {tuple(rows)} rows read {split.before} before and {split.after} after a "
-            f"rank's own (row {strip.start} of rank {strip.source} for rank {strip.destination}), "
-            f"and without an exchange there are 0; use halo=True"
-        )
     if not far:
         split.check_neighbours()
     return split

@@ -16,12 +16,7 @@ import numpy as np
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.memory.claim_programs import UNIT, states_program, training_terms
-from tiledask.distributed.memory.claim_trainer import (
-    ClaimJob,
-    ClaimTrainer,
-    StandInRank,
-    stand_aside,
-)
+from tiledask.distributed.memory.claim_trainer import ClaimJob, ClaimTrainer, StandInRank
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.ranks.run import run_ranks
 from tiledask.errors import DeadlineError
@@ -174,14 +169,11 @@ class DeviceRun:
     """Cross entropy of the step's micro-batches, on the last stage; None elsewhere."""
     refused: Refused | None = None
     """The MemoryError that ended it, if one did."""
-    starved: bool = False
-    """Whether it stopped because another stage, refused memory, sent it no block."""
 
     @property
     def outcome(self) -> str:
         """How it ended, in words."""
-        stopped = "stopped: another stage was refused memory"
-        return str(self.refused or (stopped if self.starved else "came to the end"))
+        return str(self.refused or "came to the end")
 
     @property
     def peak(self) -> int:
@@ -203,11 +195,17 @@ def run_states(case: MemoryCase, cluster: Cluster, seconds: float) -> tuple[Devi
     return tuple(cluster.gather(runs, f"the states of {len(roles)} devices", seconds, cancel=True))
 
 
+class StageRefusedError(Exception):
+    """The DeviceRun of a stage that was refused memory."""
+
+
 def run_pipeline(case: MemoryCase, cluster: Cluster, seconds: float) -> tuple[DeviceRun, ...]:
-    """A rank for every stage, each on a worker."""
+    """A rank for every stage, each on a worker; the one that was refused memory, if one was."""
     mesh = Mesh(cluster, (case.layout.pp,), slots=range(case.layout.pp))
     try:
-        return tuple(run_ranks(_stage, mesh, case, timeout=seconds, again=True).results)
+        return tuple(run_ranks(run_stage, mesh, case, timeout=seconds, again=True).results)
+    except StageRefusedError as error:
+        return (error.args[0],)
     except DeadlineError as error:
         raise DeadlineError(
             f"{case.job.schedule!r}: tasks not done after {seconds:g} s; give it longer with "
@@ -215,35 +213,31 @@ def run_pipeline(case: MemoryCase, cluster: Cluster, seconds: float) -> tuple[De
         ) from None
 
 
-def _stage(rank: Rank, case: MemoryCase) -> DeviceRun:
-    return step(case, Role(rank.index), rank.index, rank.backend, rank)
+def run_stage(rank: Rank, case: MemoryCase) -> DeviceRun:
+    """A stage on one rank; raises StageRefusedError, which ends the run of all."""
+    device = step(case, Role(rank.index), rank.index, rank.backend, rank)
+    if device.refused:
+        raise StageRefusedError(device)
+    return device
 
 
 def step(
     case: MemoryCase, role: Role, slot: int, backend: str, rank: Rank | None = None
 ) -> DeviceRun:
     """A training step of one device; ``rank``: by which it talks to other stages."""
-    here = case.rank(role, backend, rank)
-    pool, job = Pool(case.capacity, backend), case.job
+    pool, trainer, loss, refused = Pool(case.capacity, backend), None, 0.0, None
     try:
-        trainer = ClaimTrainer(here, job, case.program, pool)
+        here = case.rank(role, backend, rank)
+        trainer = ClaimTrainer(here, case.job, case.program, pool)
+        loss = trained(trainer, case)
     except Refused as error:
-        if rank is not None:
-            stand_aside(here, case.program)
-        rows = tuple(pool.rows(role.stage))
-        return DeviceRun(role, slot, rows, refused=error.with_traceback(None))
-    loss = trained(trainer, case)
-    trainer.close()
-    line, last = trainer.line, rank is not None and role.stage == case.layout.pp - 1
+        refused = error.with_traceback(None)  # its frames would keep arrays
+    finally:
+        if trainer is not None:
+            trainer.close()
+    has_loss = rank is not None and role.stage == case.layout.pp - 1 and not refused
     rows = tuple(pool.rows(role.stage))
-    return DeviceRun(
-        role,
-        slot,
-        rows,
-        loss if last and not line.stopped else None,
-        line.refused,
-        line.starved,
-    )
+    return DeviceRun(role, slot, rows, loss if has_loss else None, refused)
 
 
 def trained(trainer: ClaimTrainer, case: MemoryCase) -> float:

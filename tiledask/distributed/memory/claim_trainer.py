@@ -1,17 +1,16 @@
 """One rank of a claim: the trainer of a training, in a pool that counts, its other ranks stood for.
 
     mesh (dp, tp, pp)     copy 0, slice 0 of every stage is run
-    blocks                go from stage to stage; an empty one says that there is no memory for more
+    blocks                go from stage to stage
     over copies           all bring the same: a sum is this rank's, as often as there are copies
     over slices, tied     sums are left out: each adds up its own part, in arrays of the same shape
     ZeRO-3                what other copies have of the weights is drawn again
 
-An instruction that makes something is counted before it begins; from the first that is refused on,
-nothing is done but to hand on empty blocks, so that all stages come to their end.
+An instruction that makes something is counted before it begins; the first that is refused ends it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from types import SimpleNamespace
@@ -25,13 +24,13 @@ from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.training.trainer import Trainer
 from tiledask.plan.program.making.training import TrainingTerms
 from tiledask.plan.program.making.zero import DATA
-from tiledask.plan.program.ops import Block, Op, ProgramRole
+from tiledask.plan.program.ops import Block, Op
 from tiledask.plan.program.program import Program
 from tiledask.tile.backend import array_namespace, namespace, to_numpy
-from tiledask.tile.memory.pool import Pool, Refused
+from tiledask.tile.memory.pool import Pool
 from tiledask.tile.optimizers import Rule
 
-__all__ = ["ClaimJob", "ClaimTrainer", "StandInRank", "stand_aside"]
+__all__ = ["ClaimJob", "ClaimTrainer", "StandInRank"]
 
 BLOCK = 2**16
 """Numbers that are drawn at once."""
@@ -44,8 +43,6 @@ MOMENTS = {
     "update": "optimizer step",
 }
 """By a part's kind, the planner's word."""
-NOTHING = np.empty(0, np.uint8)
-"""The block of a stage that was refused memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,23 +119,7 @@ class _ClaimRunner(Interpreter):
     ) -> None:
         self.stand_in, self.pool, self.fill = rank, pool, fill
         self.classes = tensor_classes(program.role(rank.index))
-        self.refused: Refused | None = None
-        self.starved = False
-        """Whether another stage, refused memory, left this one without a block."""
         super().__init__(rank.ways, program, state, bind)
-
-    @property
-    def stopped(self) -> bool:
-        """Whether nothing is made any more."""
-        return self.starved or self.refused is not None
-
-    def _stop(self) -> None:
-        """Let go what was made; what came early is still to be taken."""
-        come = {self._slots[op.writes[0]] for op in self.role.ops if op.name == "recv"}
-        for env in self._envs.values():
-            for slot, value in enumerate(self._state):
-                if slot not in come:
-                    env[slot] = value
 
     def _call(self, op: Op, block: Block) -> Callable[[list[Any]], None]:
         call, role, moment = super()._call(op, block), self.role, MOMENTS.get(block.kind)
@@ -150,8 +131,6 @@ class _ClaimRunner(Interpreter):
         slots, work = [self._slot(n) for n in made], op["work"]
 
         def counted(env: list[Any]) -> None:
-            if self.stopped and op.name != "recv":
-                return
             if moment and moment != self.pool.moment:
                 self.pool.enter(moment)
 
@@ -159,42 +138,23 @@ class _ClaimRunner(Interpreter):
                 call(env)
                 return [env[slot] for slot in slots]
 
-            try:
-                if self.stopped:
-                    call(env)
-                else:
-                    self.pool.made(sizes, make, work)
-            except Refused as error:
-                self.refused = error.with_traceback(None)  # its frames would keep arrays
-                self._stop()
-                if op.name == "recv":  # whoever sends it expects that it is taken
-                    call(env)
+            self.pool.made(sizes, make, work)
 
         return counted
 
     def _message(self, op: Op, x: int) -> Callable[[list[Any]], None]:
-        honest = super()._message(op, x)
-        if op.name == "send":
+        through_host = super()._message(op, x)
 
-            def send(env: list[Any]) -> None:
-                block = NOTHING if self.stopped else np.array(to_numpy(env[x]))
-                way = env.copy()
-                way[x] = block  # a copy on its way: this device's memory is free again
-                honest(way)
-
-            return send
+        def send(env: list[Any]) -> None:
+            way = env.copy()
+            way[x] = np.array(to_numpy(env[x]))  # a copy: this device's memory is free again
+            through_host(way)
 
         def take(env: list[Any]) -> None:
-            honest(env)
-            if env[x].dtype == NOTHING.dtype or self.stopped:
-                env[x] = None
-                if not self.stopped:
-                    self.starved = True
-                    self._stop()
-            else:
-                env[x] = self.pool.xp.array(env[x])
+            through_host(env)
+            env[x] = self.pool.xp.array(env[x])
 
-        return take
+        return send if op.name == "send" else take
 
     def _collective(self, op: Op) -> Callable[[list[Any]], None]:
         if op.name == "all_gather" and op.writes[0] in self.role.state:
@@ -211,12 +171,6 @@ class ClaimTrainer(Trainer):
 
     def __init__(self, rank: StandInRank, job: ClaimJob, program: Program, pool: Pool) -> None:
         super().__init__(rank, job, program, pool=pool)  # type: ignore[arg-type]
-
-    @property
-    def line(self) -> _ClaimRunner:
-        """Its way through the program, and how that ended."""
-        assert isinstance(self._runner, _ClaimRunner)
-        return self._runner
 
     def _along(self, program: Program, axis: int) -> Any:
         return self.rank.group(axis)
@@ -257,24 +211,3 @@ class ClaimTrainer(Trainer):
         (unit,) = self.units
         self.draw(unit, {"gradients": kept})
         kept /= self.rank.group(DATA).size
-
-
-def stand_aside(rank: StandInRank, program: Program) -> None:
-    """Hand on empty blocks for a rank whose states were refused."""
-
-    def bare(role: ProgramRole) -> ProgramRole:
-        blocks = (
-            replace(block, ops=tuple(op for op in block.ops if op.is_message))
-            for block in role.blocks.values()
-        )
-        return ProgramRole.of(list(blocks), role.sizes)
-
-    alone = replace(program, roles=tuple(map(bare, program.roles)))
-    pool = Pool()
-    runner = _ClaimRunner(rank, alone, {}, lambda *_: _nothing, pool, lambda *_: None)
-    runner.starved = True
-    runner.run()
-
-
-def _nothing() -> None:
-    return None

@@ -125,14 +125,12 @@ class ClaimRun:
             for d in self.devices
         ]
         head = ("stage", "slice", "copy", "worker", "predicted", "held at most", "end")
-        others = (
-            ""
-            if len(self.devices) == every
-            else (
-                f"; {len(self.devices)} of {every} devices were run, one of each stage; the others "
-                f"hold the same, or a rounding less"
+        others = ""
+        if (ran := len(self.devices)) < every:
+            others = (
+                f"; {ran} of {every} devices were run; the others hold the same, or a rounding "
+                f"less, or stopped when this one was refused"
             )
-        )
         return html.table(head, rows, f"{self}{others}", style={6: "text-align:left"})
 
 
@@ -214,43 +212,17 @@ def _scale(what: Model | int, scale: int | None) -> int:
 
 
 def _check_model(model: Model, layout: Layout, recipe: Recipe, sequence: int) -> None:
-    """Refuse what no code here executes."""
-    plain = {
-        "norm": "layernorm",
-        "mlp": "gelu",
-        "kv_heads": model.heads,
-        "experts": 0,
-        "qk_norm": None,
-        "kv_lora_rank": 0,
-        "mtp_layers": 0,
-        "embedding_norm": False,
-        "dropout": False,
-        "qkv_bias": True,
-        "out_bias": True,
-        "mlp_bias": True,
-        "layer_norms": 2,
-        "final_norm": True,
-        "head_bias": False,
-        "head_dense": False,
-        "attention_sinks": False,
-        "embedding_width": 0,
-        "token_types": 0,
-        "causal": True,
-    }
-    simple = {
-        "cp": 1,
-        "ep": 1,
-        "expert_tp": 0,
-        "interleave": 1,
-        "sequence_parallel": False,
-        "flash_attention": False,
-    }
-    for owner, fields in ((model, plain), (layout, simple)):
-        for field, value in fields.items():
-            if getattr(owner, field) != value:
+    """Refuse what no code here executes: all but these fields are a plain decoder's."""
+    names = "hidden layers heads ffn vocab head_dim tied learned_pos unused_pos name source"
+    free = {name: getattr(model, name) for name in names.split()}
+    names = "dp tp pp microbatch microbatches zero recompute schedule partition"
+    split = {name: getattr(layout, name) for name in names.split()}
+    for given, plain in ((model, Model(**free)), (layout, Layout(**split))):
+        for field, value in vars(plain).items():
+            if (got := getattr(given, field)) != value:
                 raise ConfigError(
                     f"what can be executed is a decoder like GPT-2's with {field}={value!r}, got "
-                    f"{getattr(owner, field)!r}; change it, or run the states alone of "
+                    f"{got!r}; change it, or run the states alone of "
                     f"model.parameters={model.parameters:,}"
                 )
     for field, allowed in (("schedule", SCHEDULES), ("recompute", RECOMPUTED)):

@@ -16,7 +16,6 @@ from math import prod
 from typing import Any
 
 from tiledask.distributed.ranks.group import Group
-from tiledask.distributed.ranks.program_group import ProgramGroup
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.plan.intervals import ends_of
 from tiledask.plan.program.count import call_label, label_of
@@ -62,7 +61,7 @@ class Interpreter:
         self.microbatch = 0
         """The one under way."""
         self._bind, self._label = bind, ""
-        self._groups: dict[Any, ProgramGroup] = {}
+        self._groups: dict[Any, Group] = {}
         self._slots: dict[str, int] = {}
         self._state: _Env = []
         for name in self.role.state:
@@ -249,12 +248,12 @@ class Interpreter:
         """Whom a collective is among."""
         return self._group(op["axes"], self.program.members(self.index, op))
 
-    def _group(self, axes: tuple[int, ...], members: tuple[int, ...]) -> ProgramGroup:
+    def _group(self, axes: tuple[int, ...], members: tuple[int, ...]) -> Group:
         if (axes, members) not in self._groups:
-            assert self.rank is not None  # a rank that is alone has no messages
-            among = None if self.group is None else self.group.among(members)
-            here = (axes, members) if among is None else (among.axes, among.members)
-            self._groups[axes, members] = ProgramGroup(self.rank, *here, group=among)
+            if self.group is not None:
+                self._groups[axes, members] = self.group.among(members)
+            else:
+                self._groups[axes, members] = Group(self.rank, axes, members, stream="")
         return self._groups[axes, members]
 
 
@@ -268,10 +267,10 @@ def _run_of(group: Any, op: Op, keep: bool) -> Callable[..., Any]:
         extents = op["extents"] or op["counts"]
         return partial(group.reduce_scatter, dim=op["dim"], extents=extents, keep=keep)
     if op.name == "all_to_all":
-        dims = {"split_dim": op["split_dim"], "concat_dim": op["dim"]}
+        told = {"split_dim": op["split_dim"], "concat_dim": op["dim"]}
     else:
-        dims = {name: op[name] for name in ("dim", "before", "after")}
-    return partial(group.agreed, op.name, {"extents": op["extents"]} | dims)
+        told = {name: op[name] for name in ("dim", "before", "after")}
+    return partial(getattr(group, op.name), extents=op["extents"], **told)
 
 
 def _stop(x: Any) -> None:

@@ -9,7 +9,7 @@ and then copied, so all ranks have the same bits; with "direct" they are those o
 What a call does in which round is worked out once for its kind, group, sizes and type.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tiledask.distributed.cluster import host_memory
-from tiledask.distributed.ranks.records import Record, Terms
-from tiledask.distributed.transport.transport import Begun, Port, Steps
-from tiledask.errors import ConfigError
+from tiledask.distributed.ranks.records import Terms
+from tiledask.distributed.transport.transport import Steps
+from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.collectives.algorithms import adding_rounds, rounds
 from tiledask.plan.collectives.cost import SHAPES_AGREE
 from tiledask.plan.intervals import ends_of
-from tiledask.tile.backend import accumulator, array_namespace
+from tiledask.tile.backend import accumulator, array_namespace, to_numpy
 
 __all__ = [
     "OPERATIONS",
@@ -32,11 +32,12 @@ __all__ = [
     "all_reduced",
     "check_operation",
     "cut",
+    "in_host_memory",
     "joined",
     "rank_rounds",
-    "record",
     "reduced",
     "reduction",
+    "same",
     "sum_dtype",
     "through",
 ]
@@ -248,27 +249,20 @@ def cut(x: Any, dim: int, extents: Sequence[int]) -> Held:
     return {c: x[(*before, slice(*ends))] for c, ends in enumerate(pairwise(ends_of(extents)))}
 
 
-# -- what is written down -------------------------------------------------------------------------
+def in_host_memory(x: Any) -> tuple[np.ndarray, Callable[[np.ndarray], Any]]:
+    """(``x`` in host memory, what takes a result to where ``x`` was)."""
+    if isinstance(x, int | float | complex):
+        x = np.asarray(x)
+    xp = array_namespace(x)
+    host = np.asarray(to_numpy(x))
+    if host.dtype.hasobject:
+        raise PlacementError(
+            f"collectives move numbers, got an array of {host.dtype}; convert it, or put the "
+            f"values in what the program returns"
+        )
+    return host, (xp.asarray if xp is not np else same)
 
 
-def record(
-    rank: Any,
-    port: Port,
-    begun: Begun,
-    what: tuple[Any, ...],
-    label: str,
-    terms: Terms,
-    synchronises: bool = True,
-    moved: tuple[int, int, int] | None = None,
-) -> None:
-    """A collective that `Port.enter` began is done, and is written down.
-
-    ``what``: the Record's fields from the kind to the payload. ``moved``: if nobody counted it.
-    """
-    done = port.leave(begun)
-    barrier = None
-    if synchronises:
-        barrier, rank.barriers = rank.barriers, rank.barriers + 1
-    moved = done[:3] if moved is None else moved
-    when = rank.at_step, barrier, label, done.begin, port.since, done.cpu
-    rank.records.append(Record._make((rank.index, *what, *moved, *when, terms)))
+def same(x: np.ndarray) -> np.ndarray:
+    """``x`` itself."""
+    return x

@@ -3,9 +3,11 @@
     moves (plan/collectives)  --by round-->  messages (transport)  --counted-->  Record
 
 The rounds that are carried out are those that the arithmetic adds up; what is counted is what
-the transport really sent and received. Arrays on GPUs go from GPU to GPU where every rank has one
-of its own and there is NCCL (nccl.py); else through host memory: they are copied to it, sent, and
-the result is copied back.
+the transport really sent and received. Ranks agree on each call before it begins; those of a
+program, which was checked before it runs, need not: then nothing travels but arrays. What can go
+wrong while it runs is told the same way. Arrays on GPUs go through host memory: they are copied to
+it, sent, and the result is copied back; but where every rank has a GPU of its own and there is NCCL
+(nccl.py) an all_reduce is NCCL's own, unless an algorithm is named.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,23 +16,26 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.ranks import halos, nccl_own
+from tiledask.distributed.ranks import halos, nccl
 from tiledask.distributed.ranks.collectives import (
     RankReduction,
     all_reduced,
     cut,
+    in_host_memory,
     joined,
     reduced,
     reduction,
+    same,
     through,
 )
-from tiledask.distributed.ranks.exchange import Exchange, exchanging
+from tiledask.distributed.ranks.exchange import Exchange
+from tiledask.distributed.ranks.mismatch import CollectiveCall
 from tiledask.distributed.ranks.records import NCCL
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.collectives.algorithms import algorithms, default
 from tiledask.plan.collectives.cost import even
-from tiledask.tile.backend import array_namespace, to_numpy
-from tiledask.tile.nccl import on_gpu
+from tiledask.tile.backend import name_of
+from tiledask.tile.nccl import REDUCES, on_gpu
 
 __all__ = ["Group"]
 
@@ -45,15 +50,30 @@ class Group:
     ``algorithm``: "ring", "tree" or "direct" (plan/collectives/algorithms.py draws them); None
     takes the one that `tiledask.plan.collectives.algorithms.default` names. Between GPUs also
     "nccl" for an all_reduce, all_gather, reduce_scatter, broadcast or reduce: NCCL's own, see
-    nccl_own.py.
+    nccl.py.
     Between GPUs no collective begins before all ranks of the group have called it.
 
-    Ranks that do not call the same raise CollectiveError, which names both calls.
+    Ranks that do not call the same raise CollectiveError, which names both calls. Not those of a
+    ``stream`` of a checked program, which call the same: there what comes would be wrong, or the
+    deadline end the run. One thread uses a stream, and its messages are in order.
+
+    ``label`` is for the record, behind the rank's labels of now. ``keep`` says that neither what
+    is passed nor what comes back is ever changed, by anybody: then, in a program, ranks that share
+    memory need no copies, and nobody waits until others have read.
     """
 
-    def __init__(self, rank: Any, axes: tuple[int, ...], members: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        rank: Any,
+        axes: tuple[int, ...],
+        members: tuple[int, ...],
+        stream: str | None = None,
+    ) -> None:
         self.axes, self.members = axes, members
         self.size = len(members)
+        self.checked = stream is None
+        """Whether ranks agree on each call."""
+        self._stream = "" if self.checked else f"program {stream}"
         self.rank = members.index(rank.index)
         """This rank's number in the group."""
         self.owner = rank
@@ -72,9 +92,9 @@ class Group:
         """This rank's coordinate there."""
         return (self.rank,)
 
-    def label(self, *names: str) -> AbstractContextManager[None]:
-        """Collectives inside the block carry the names, joined by "/", as `Rank.label` does it."""
-        labelled: AbstractContextManager[None] = self.owner.label("/".join(names))
+    def label(self, text: str) -> AbstractContextManager[None]:
+        """Collectives inside the block carry ``text``, as `Rank.label` does it."""
+        labelled: AbstractContextManager[None] = self.owner.label(text)
         return labelled
 
     def among(self, numbers: Sequence[int]) -> "Group":
@@ -95,8 +115,21 @@ class Group:
 
     # -- reductions ---------------------------------------------------------------------------
 
+    def _alone(self, x: Any, keep: bool) -> Any:
+        """What a program's only rank has of its own array; None if there are others."""
+        if self.size > 1 or self.checked:
+            return None
+        return x if keep else x.copy()
+
     def all_reduce(
-        self, x: Any, op: str = "sum", *, algorithm: str | None = None, wide: bool = False
+        self,
+        x: Any,
+        op: str = "sum",
+        *,
+        algorithm: str | None = None,
+        wide: bool = False,
+        label: str | None = None,
+        keep: bool = False,
     ) -> Any:
         """The sum of all ranks' ``x`` (equal shapes), on every rank. ``op``: also "max", "min".
 
@@ -108,12 +141,17 @@ class Group:
         >>> run_threads(lambda rank: rank.group().all_reduce(2.0**rank.index).item(), 4).results
         [15.0, 15.0, 15.0, 15.0]
         """
-        host, back = self._brought(x)
-        with self._calling("all_reduce", algorithm, host, op=op, wide=wide or None) as exchange:
+        if (alone := self._alone(x, keep)) is not None:
+            return alone
+        if algorithm is None and self.owner.transport.devices is not None and on_gpu(x):
+            algorithm = NCCL if self.size > 1 and x.dtype.name in REDUCES else None
+        host, back = self._brought(x, algorithm)
+        facts = {"op": op, "wide": wide or None}
+        with self._calling("all_reduce", algorithm, host, label, **facts) as exchange:
             if exchange.algorithm == NCCL:
-                return nccl_own.all_reduce(exchange, host, op, wide)
+                return nccl.all_reduce(exchange, host, op, wide)
             plan = self._planned(exchange, even(host.size, self.size), host.dtype, op, wide)
-            host = exchange.carry(all_reduced(plan, host))
+            host = exchange.carry(all_reduced(plan, host, keep and not self.checked))
         return back(host)
 
     def reduce_scatter(
@@ -125,6 +163,8 @@ class Group:
         extents: Sequence[int] | None = None,
         algorithm: str | None = None,
         wide: bool = False,
+        label: str | None = None,
+        keep: bool = False,
     ) -> Any:
         """This rank's part, along ``dim``, of the sum of all ranks' ``x`` (equal shapes).
 
@@ -135,17 +175,18 @@ class Group:
         >>> run_threads(lambda rank: rank.group().reduce_scatter(np.arange(5)).tolist(), 3).results
         [[0, 3], [6, 9], [12]]
         """
-        host, back = self._brought(x)
+        if (alone := self._alone(x, keep)) is not None:
+            return alone
+        host, back = self._brought(x, algorithm)
         dim, extents = _dim(host, dim), self._extents(host, dim, extents)
-        with self._calling(
-            "reduce_scatter", algorithm, host, op=op, wide=wide or None, dim=dim, extents=extents
-        ) as exchange:
+        facts = {"op": op, "wide": wide or None, "dim": dim, "extents": extents}
+        with self._calling("reduce_scatter", algorithm, host, label, **facts) as exchange:
             if exchange.algorithm == NCCL:
-                return nccl_own.reduce_scatter(exchange, host, dim, extents, op, wide)
+                return nccl.reduce_scatter(exchange, host, dim, extents, op, wide)
             parts = cut(host, dim, extents)
             counts = tuple(part.size for part in parts.values())
             plan = self._planned(exchange, counts, host.dtype, op, wide)
-            held = exchange.carry(reduced(plan, parts))
+            held = exchange.carry(reduced(plan, parts, keep and not self.checked))
             host = held[self.rank] if self.size > 1 else host.copy()
         return back(host)
 
@@ -162,11 +203,11 @@ class Group:
 
         ``op`` and ``wide`` as for `all_reduce`. The adjoint of `broadcast`.
         """
-        host, back = self._brought(x)
+        host, back = self._brought(x, algorithm)
         facts = {"op": op, "wide": wide or None, "root": root}
-        with self._calling("reduce", algorithm, host, **facts) as exchange:
+        with self._calling("reduce", algorithm, host, None, **facts) as exchange:
             if exchange.algorithm == NCCL:
-                host = nccl_own.reduce(exchange, host, op, wide, root)
+                host = nccl.reduce(exchange, host, op, wide, root)
             else:
                 counts = even(host.size, self.size)
                 plan = self._planned(exchange, counts, host.dtype, op, wide, root)
@@ -183,14 +224,22 @@ class Group:
         wide: bool,
         root: int = 0,
     ) -> RankReduction:
-        kind = exchange.call.kind
+        kind = exchange.kind
         plan = reduction(kind, exchange.algorithm, self.rank, counts, dtype, op, wide, root)
         exchange.terms = plan.terms
         return plan
 
     # -- gathering and scattering -------------------------------------------------------------
 
-    def all_gather(self, x: Any, dim: int = 0, *, algorithm: str | None = None) -> Any:
+    def all_gather(
+        self,
+        x: Any,
+        dim: int = 0,
+        *,
+        algorithm: str | None = None,
+        label: str | None = None,
+        keep: bool = False,
+    ) -> Any:
         """All ranks' ``x``, one after the other along ``dim``; there their extents may differ.
 
         The adjoint of `reduce_scatter`.
@@ -199,18 +248,22 @@ class Group:
         >>> run_threads(lambda rank: rank.group().all_gather(np.ones(rank.index)).size, 4).results
         [6, 6, 6, 6]
         """
-        host, back = self._brought(x)
+        if (alone := self._alone(x, keep)) is not None:
+            return alone
+        host, back = self._brought(x, algorithm)
         dim = _dim(host, dim)
         # along ``dim`` every rank may have another extent, but not for NCCL
         shape = (*host.shape[:dim], "any", *host.shape[dim + 1 :])
         shape = host.shape if algorithm == NCCL else shape
-        with self._calling("all_gather", algorithm, host, dim=dim, shape=shape) as exchange:
+        facts = {"dim": dim, "shape": shape}
+        with self._calling("all_gather", algorithm, host, label, **facts) as exchange:
             if exchange.algorithm == NCCL:
-                return nccl_own.all_gather(exchange, host, dim)
+                return nccl.all_gather(exchange, host, dim)
             held = {self.rank: host}
-            exchange.carry(through(exchange.rounds(), held))
-            exchange.terms = tuple(held[c].size for c in range(self.size)), host.dtype.itemsize
-            host = np.concatenate([held[c] for c in range(self.size)], axis=dim)
+            exchange.carry(through(exchange.rounds(), held, keep and not self.checked))
+            parts = [held[c] for c in range(self.size)]
+            exchange.terms = tuple([part.size for part in parts]), host.dtype.itemsize
+            host = np.concatenate(parts, axis=dim)
         return back(host)
 
     def all_to_all(
@@ -221,6 +274,7 @@ class Group:
         *,
         extents: Sequence[int] | None = None,
         algorithm: str | None = None,
+        label: str | None = None,
     ) -> Any:
         """What every rank has for this one: its part of their ``x`` along ``split_dim``, joined
         along ``concat_dim``.
@@ -236,9 +290,8 @@ class Group:
         split_dim, concat_dim = _dim(host, split_dim), _dim(host, concat_dim)
         parts = cut(host, split_dim, self._extents(host, split_dim, extents))
         n, me = self.size, self.rank
-        with self._calling(
-            "all_to_all", algorithm, host, shape=(), split_dim=split_dim, concat_dim=concat_dim
-        ) as exchange:
+        facts = {"shape": (), "split_dim": split_dim, "concat_dim": concat_dim}
+        with self._calling("all_to_all", algorithm, host, label, **facts) as exchange:
             held = {n * me + d: part for d, part in parts.items()}
             exchange.carry(through(exchange.rounds(), held))
             # chunks that never came by cost this rank nothing
@@ -257,13 +310,16 @@ class Group:
                 f"a broadcast takes x from its root, rank {root} of the group, and None from all "
                 f"others; rank {self.rank} passed {'None' if x is None else 'an array'}"
             )
-        host, back = (None, self.owner.on_device) if x is None else self._brought(x)
+        host, back = None, self.owner.on_device
+        if x is not None:
+            host, back = self._brought(x, algorithm)
         facts = {"shape": None, "dtype": None, "root": root}
-        with self._calling("broadcast", algorithm, host, **facts) as exchange:
+        with self._calling("broadcast", algorithm, host, None, **facts) as exchange:
             if exchange.algorithm == NCCL:
-                return nccl_own.broadcast(exchange, host, root)
+                return nccl.broadcast(exchange, host, root)
             held = {} if host is None else cut(host.reshape(-1), 0, even(host.size, self.size))
             exchange.carry(through(exchange.rounds(root), held))
+            assert exchange.call is not None  # ranks agree on each broadcast
             host = joined(held, exchange.call.about)
             exchange.dtype, exchange.payload = host.dtype, host.nbytes
             exchange.terms = even(host.size, self.size), host.dtype.itemsize, root
@@ -271,7 +327,7 @@ class Group:
 
     def barrier(self, *, algorithm: str | None = None) -> None:
         """Return when all ranks of the group have called this."""
-        with self._calling("barrier", algorithm, None) as exchange:
+        with self._calling("barrier", algorithm, None, None) as exchange:
             exchange.carry(through(exchange.rounds(), {}))
             exchange.terms = (0,) * self.size, 1
 
@@ -285,6 +341,7 @@ class Group:
         after: int,
         *,
         extents: Sequence[int] | None = None,
+        label: str | None = None,
     ) -> Any:
         """``x`` with up to ``before`` rows of the ranks before it, and ``after`` of those behind.
 
@@ -299,7 +356,9 @@ class Group:
         [[0, 1, 2], [1, 2, 3, 4], [3, 4, 5]]
         """
         host, back = self._brought(x)
-        return back(halos.widened(self, host, _dim(host, dim), before, after, extents))
+        rows = None if extents is None else tuple(extents)
+        halo = halos.Halo(_dim(host, dim), before, after, rows)
+        return back(halos.widened(self, host, halo, label))
 
     def halo_reduce(
         self,
@@ -309,27 +368,29 @@ class Group:
         after: int,
         *,
         extents: Sequence[int] | None = None,
+        label: str | None = None,
     ) -> Any:
         """The own rows of ``y``, to which other ranks add what they have there in their halos.
 
         The adjoint of `halo_exchange`, with its arguments. Sums: own first, then by rank.
         """
         host, back = self._brought(y)
-        return back(halos.folded(self, host, _dim(host, dim), before, after, extents))
+        rows = None if extents is None else tuple(extents)
+        halo = halos.Halo(_dim(host, dim), before, after, rows)
+        return back(halos.folded(self, host, halo, label))
 
-    def send(self, x: Any, to: int) -> None:
-        """Send ``x`` to the group's rank ``to``, which calls `recv`. Does not wait for it.
-
-        Goes through host memory, also between GPUs: nccl.py says why.
-        """
-        host, _ = _host(x)
-        with self._pair("send", to, host) as exchange:
-            exchange.swap([(exchange.members.index(self.members[to]), [host])], ())
+    def send(self, x: Any, to: int, *, label: str | None = None, keep: bool = False) -> None:
+        """Send ``x`` to the group's rank ``to``, which calls `recv`. Does not wait for it."""
+        host, _ = self._brought(x)
+        with self.calling("send", host, "", label, to) as exchange:
+            there = exchange.members.index(self.members[to])
+            exchange.swap([(there, [host])], (), keep and not self.checked)
             exchange.terms = host.nbytes, None
 
-    def recv(self, source: int) -> Any:
-        """What the group's rank ``source`` sends to this one next."""
-        with self._pair("recv", source, None) as exchange:
+    def recv(self, source: int, *, label: str | None = None) -> Any:
+        """What the group's rank ``source`` sends to this one next; not to be changed if it keeps
+        it."""
+        with self.calling("recv", None, "", label, source) as exchange:
             ((host,),) = exchange.swap((), (exchange.members.index(self.members[source]),))
             exchange.dtype, exchange.terms = host.dtype, (None, host.nbytes)
         return self.owner.on_device(host)
@@ -351,11 +412,11 @@ class Group:
     # -- what they share ----------------------------------------------------------------------
 
     def _calling(
-        self, kind: str, algorithm: str | None, array: np.ndarray | None, **same: Any
-    ) -> AbstractContextManager[Exchange]:
+        self, kind: str, algorithm: str | None, array: Any, label: str | None, **same: Any
+    ) -> Exchange:
         chosen = algorithm or default(kind, self.size)
         if chosen == NCCL:
-            nccl_own.check(kind, array, self.owner.transport.devices, self.size)
+            nccl.check(kind, array, self.owner.transport.devices, self.size)
             chosen = NCCL if self.size > 1 else default(kind, 1)
         elif chosen not in algorithms:
             raise ConfigError(
@@ -365,34 +426,53 @@ class Group:
             raise ConfigError(
                 f"root {same['root']} is none of the group's ranks 0..{self.size - 1}; choose one"
             )
-        return self.calling(kind, array, algorithm=chosen, **same)
+        return self.calling(kind, array, chosen, label, **same)
 
-    def _brought(self, x: Any) -> tuple[Any, Callable[[Any], Any]]:
+    def _brought(self, x: Any, algorithm: str | None = None) -> tuple[Any, Callable[[Any], Any]]:
         """(``x`` where its collective takes it from, what takes a result to where ``x`` was)."""
-        if self.owner.transport.devices is not None and self.size > 1 and on_gpu(x):
-            return x, _same
-        return _host(x)
+        if algorithm == NCCL and self.size > 1:
+            return x, same
+        return (x, same) if type(x) is np.ndarray and not x.dtype.hasobject else in_host_memory(x)
 
     def calling(
-        self, kind: str, array: np.ndarray | None, **facts: Any
-    ) -> AbstractContextManager[Exchange]:
-        """An Exchange for the group's next collective."""
-        self._calls += 1
-        return exchanging(
-            self.owner, kind, self.members, self._calls, axes=self.axes, array=array, **facts
-        )
+        self,
+        kind: str,
+        array: Any,
+        algorithm: str = "",
+        label: str | None = None,
+        other: int | None = None,
+        **facts: Any,
+    ) -> Exchange:
+        """An Exchange for the group's next collective, or a message to or from an ``other``, which
+        may overtake a program's collectives. ``facts``: what all ranks agree in."""
+        owner, label = self.owner, "/".join(filter(None, (self.owner.here, label)))
+        members, stream, number = self.members, self._stream, 0
+        if other is None:
+            self._calls, number = self._calls + 1, self._calls + 1
+        else:
+            self._check_other(kind, other)
+            members = tuple(sorted((members[other], owner.index)))
+            stream, facts = stream and f"{stream}pair", {"shape": None, "dtype": None}
+        call = None
+        # of a broadcast only the root knows the shape; NCCL must never wait for a program
+        if self.checked or kind == "broadcast" or algorithm == NCCL:
+            told: dict[str, Any] = {"algorithm": algorithm or None}
+            if array is not None:
+                told |= {"dtype": name_of(array.dtype), "shape": array.shape}
+            agreed = tuple(
+                (name, fact) for name, fact in (told | facts).items() if fact is not None
+            )
+            about = array.shape if kind == "broadcast" and array is not None else None
+            call = CollectiveCall(owner.index, kind, members, number, label, agreed, about)
+        port = owner.transport.port(members, stream)
+        return Exchange(owner, port, kind, algorithm, self.axes, array, label, call)
 
-    def _pair(
-        self, kind: str, other: int, array: np.ndarray | None
-    ) -> AbstractContextManager[Exchange]:
+    def _check_other(self, kind: str, other: int) -> None:
         if other == self.rank or not 0 <= other < self.size:
             raise ConfigError(
                 f"rank {self.rank} of a group of {self.size} cannot {kind} to or from {other!r}; "
                 f"choose another of 0..{self.size - 1}"
             )
-        pair = tuple(sorted((self.members[other], self.owner.index)))
-        facts: dict[str, Any] = {"shape": None, "dtype": None}
-        return exchanging(self.owner, kind, pair, 0, axes=self.axes, array=array, **facts)
 
     def _extents(self, x: np.ndarray, dim: int, extents: Sequence[int] | None) -> tuple[int, ...]:
         if extents is None:
@@ -404,24 +484,6 @@ class Group:
                 f"add up to {sum(extents)}"
             )
         return tuple(extents)
-
-
-def _host(x: Any) -> tuple[np.ndarray, Callable[[np.ndarray], Any]]:
-    """(``x`` in host memory, what takes a result to where ``x`` was)."""
-    if isinstance(x, int | float | complex):
-        x = np.asarray(x)
-    xp = array_namespace(x)
-    host = np.asarray(to_numpy(x))
-    if host.dtype.hasobject:
-        raise PlacementError(
-            f"collectives move numbers, got an array of {host.dtype}; convert it, or put the "
-            f"values in what the program returns"
-        )
-    return host, (xp.asarray if xp is not np else _same)
-
-
-def _same(x: np.ndarray) -> np.ndarray:
-    return x
 
 
 def _dim(x: np.ndarray, dim: int) -> int:

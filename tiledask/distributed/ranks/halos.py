@@ -6,24 +6,38 @@ with before=after=1 . . . . .                folded: the copies' values go back 
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tiledask.errors import PlacementError
 from tiledask.plan.collectives.halo import Strip, halo_strips, halo_widths
 
-__all__ = ["folded", "widened"]
+__all__ = ["Halo", "folded", "widened"]
 
 
-def widened(
-    group: Any, x: np.ndarray, dim: int, before: int, after: int, extents: Sequence[int] | None
-) -> np.ndarray:
+class Halo(NamedTuple):
+    """Which rows are lent."""
+
+    dim: int
+    before: int
+    after: int
+    extents: tuple[int, ...] | None
+    """Rows of every rank, if they are said."""
+
+    def calling(self, group: Any, kind: str, x: np.ndarray, label: str | None) -> Any:
+        """The Exchange of such a call."""
+        shape = (*x.shape[: self.dim], "any", *x.shape[self.dim + 1 :])
+        return group.calling(kind, x, label=label, shape=shape, **self._asdict())
+
+
+def widened(group: Any, x: np.ndarray, halo: Halo, label: str | None) -> np.ndarray:
     """``x`` with its halos; see `Group.halo_exchange`."""
+    dim, before, after, extents = halo
     rows = _rows(group, x.shape[dim], before, after, extents)
     me, first = group.rank, sum(rows[: group.rank])
     strips = halo_strips(rows, before, after)
-    with _calling(group, "halo_exchange", x, dim, before, after, extents) as exchange:
+    with halo.calling(group, "halo_exchange", x, label) as exchange:
         exchange.terms = rows, _row_bytes(x, dim), before, after
         out = [(s.destination, [_part(x, dim, s, first)]) for s in strips if s.source == me]
         into = [s for s in strips if s.destination == me]
@@ -35,10 +49,9 @@ def widened(
         return np.concatenate([*ahead, x, *behind], axis=dim)
 
 
-def folded(
-    group: Any, y: np.ndarray, dim: int, before: int, after: int, extents: Sequence[int] | None
-) -> np.ndarray:
+def folded(group: Any, y: np.ndarray, halo: Halo, label: str | None) -> np.ndarray:
     """The own rows of ``y`` with others' added; see `Group.halo_reduce`."""
+    dim, before, after, extents = halo
     me = group.rank
     if extents is None:
         lent = (before if me else 0) + (after if me < group.size - 1 else 0)
@@ -53,7 +66,7 @@ def folded(
         )
     first = sum(rows[:me])
     strips = halo_strips(rows, before, after)
-    with _calling(group, "halo_reduce", y, dim, before, after, extents) as exchange:
+    with halo.calling(group, "halo_reduce", y, label) as exchange:
         exchange.terms = rows, _row_bytes(y, dim), before, after
         back = [s for s in strips if s.destination == me]
         out = [(s.source, [_part(y, dim, s, first - ahead)]) for s in back]
@@ -64,15 +77,6 @@ def folded(
             place = _part(own, dim, strip, first)
             np.add(place, part, out=place)
     return own
-
-
-def _calling(
-    group: Any, kind: str, x: np.ndarray, dim: int, before: int, after: int, extents: Any
-) -> Any:
-    shape = (*x.shape[:dim], "any", *x.shape[dim + 1 :])
-    given = None if extents is None else tuple(extents)
-    facts = {"shape": shape, "dim": dim, "before": before, "after": after, "extents": given}
-    return group.calling(kind, x, **facts)
 
 
 def _rows(

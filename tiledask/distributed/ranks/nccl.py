@@ -1,59 +1,57 @@
-"""Arrays from GPU to GPU by NCCL, where every rank has a GPU of its own; messages say what comes.
+"""NCCL's own collectives between GPUs: algorithm="nccl", where every rank has a GPU of its own.
 
-              all meet           round: messages, then NCCL, until it is done    next round
-    rank 0    hear all --.       "[4, 3] of float32" --.    send ==.
-    rank 1    signal <---'--->    make room for it  <--'    recv <='
+              all meet, by messages     NCCL, until it is done
+    rank 0    hear all --.              all_reduce ==.
+    rank 1    signal <---'--->          all_reduce <='
 
-The rounds and moves are those of messages, and bytes are counted where NCCL is given them. Why it
-cannot hang:
+NCCL chooses the way itself, so nobody here counts the bytes. A record of such a call has what
+NVIDIA's nccl-tests reckon with (doc/PERFORMANCE.md): those of a ring, and it says that they are
+computed. `Ranks.traffic`, who sent to whom, is without them. Sums are added in NCCL's order: to the
+last bit they need not be those of the other algorithms. Why it cannot hang:
 
 - Before anything is given to NCCL all ranks of the group have met: they have made the same call.
   So NCCL never waits for a program, only for machines. Ranks that do not call, that call something
   else or in another order are found by their signals, as by messages without GPUs.
-- All of a round is begun at once, in one NCCL group, and done before the rank goes on. So a rank
-  has one operation under way, in one communicator, and all ranks go through the rounds in order.
+- A rank has one operation under way, in one communicator.
 - NCCL is called on a thread that can be left behind, and what the GPU does is asked for, not waited
   for, until the run's deadline. When the run is over communicators are aborted.
 
-`Group.send` and `Group.recv` stay on their way through host memory. A send must not wait for its
-recv (a pipeline's schedule relies on that), but to NCCL both have to be there: a send that was
-begun alone would keep a kernel spinning on the GPU, which any later communicator may run into.
+All else goes through host memory, also between GPUs.
 """
 
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
+from tiledask.distributed.ranks.collectives import check_operation, sum_dtype
+from tiledask.distributed.ranks.exchange import Exchange
 from tiledask.distributed.transport.transport import Transport
-from tiledask.errors import DeadlineError
+from tiledask.errors import ConfigError, DeadlineError
+from tiledask.plan.collectives.algorithms import algorithms
+from tiledask.plan.collectives.cost import even
 from tiledask.tile import nccl
 from tiledask.tile.backend import as_dtype, name_of
 
-if TYPE_CHECKING:
-    from tiledask.distributed.ranks.exchange import Exchange
+__all__ = [
+    "KINDS",
+    "Devices",
+    "all_gather",
+    "all_reduce",
+    "broadcast",
+    "check",
+    "reduce",
+    "reduce_scatter",
+]
 
-__all__ = ["Devices"]
-
+KINDS = "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"
 PAUSE = 20e-6, 1e-3
 """Seconds between looks at what the GPU does: at first, and at most."""
 END = 5.0
 """Seconds that aborting the communicators may keep the end of a run waiting."""
-
-Parts = tuple[int, Sequence[Any]]
-"""(number in the group, arrays)."""
 _Made = TypeVar("_Made")
-
-
-class _Coming(NamedTuple):
-    """What a message says instead of carrying it."""
-
-    parts: tuple[tuple[str, tuple[int, ...]], ...]
-    """(element type, shape) of each."""
-    about: Any
-    """What the sender's call is about."""
 
 
 class Devices:
@@ -66,7 +64,7 @@ class Devices:
         self._communicators: dict[tuple[int, ...], nccl.Communicator] = {}
         self._begun: nccl.Pending | None = None  # keeps its arrays until it is done or aborted
 
-    def open(self, exchange: "Exchange") -> None:
+    def open(self, exchange: Exchange) -> None:
         """Return when all ranks of the group are in this call, and have their communicator."""
         known = exchange.members in self._communicators
         make = None if known else lambda: self._called(exchange, nccl.unique_id)
@@ -77,10 +75,11 @@ class Devices:
             )
 
     def meet(
-        self, exchange: "Exchange", brings: Callable[[], Any] | None = None, hub: int = 0
+        self, exchange: Exchange, brings: Callable[[], Any] | None = None, hub: int = 0
     ) -> Any:
         """What number ``hub`` ``brings``, once all ranks of the group are in this call."""
         port, call = exchange.port, exchange.call
+        assert call is not None  # of NCCL ranks agree on each
         if exchange.me != hub:
             port.signal(hub, call)
             return port.hear(hub).call.about
@@ -92,28 +91,11 @@ class Devices:
             port.signal(other, call._replace(about=about))
         return about
 
-    def swap(
-        self, exchange: "Exchange", sends: Sequence[Parts], sources: Sequence[int]
-    ) -> list[Sequence[Any]]:
-        """A round: ``sends`` go out; the parts that come from each of ``sources``."""
-        giving = [self._announced(exchange, to, parts) for to, parts in sends]
-        came = [(source, self._expected(exchange, source)) for source in sources]
-        out = _each(pair for pair in giving if pair is not None)
-        into = _each((source, parts) for source, (awaited, parts) in came if awaited)
-        if out or into:
-            self._done(exchange, nccl.Communicator.move, out, into)
-        port = exchange.port
-        port.sent += sum(part.nbytes for _, part in out)
-        for source, part in into:
-            port.received += part.nbytes
-            port.counts.came[source] += part.nbytes
-        return [parts for _, (_, parts) in came]
-
     def collective(
-        self, exchange: "Exchange", x: Any, out: Any, op: str = "sum", root: int = 0
+        self, exchange: Exchange, x: Any, out: Any, op: str = "sum", root: int = 0
     ) -> None:
         """NCCL's own collective from ``x`` into ``out``."""
-        kind = exchange.call.kind
+        kind = exchange.kind
         if x.nbytes or out.nbytes:
             self._done(exchange, nccl.Communicator.collective, kind, x, out, op, root)
 
@@ -126,46 +108,22 @@ class Devices:
         wait(ended, END)
         self._begun = None
 
-    # -- a round ------------------------------------------------------------------------------
-
-    def _announced(self, exchange: "Exchange", to: int, parts: Sequence[Any]) -> Parts | None:
-        """What NCCL has to send, after a message that says so; what is in host memory goes with
-        the message."""
-        if not all(map(nccl.on_gpu, parts)):
-            exchange.port.put(to, parts, exchange.call)
-            return None
-        parts = [nccl.contiguous(part) for part in parts]
-        kinds = tuple((name_of(part.dtype), part.shape) for part in parts)
-        call = exchange.call._replace(about=_Coming(kinds, exchange.call.about))
-        exchange.port.put(to, [], call)
-        return to, parts
-
-    def _expected(self, exchange: "Exchange", source: int) -> tuple[bool, Sequence[Any]]:
-        """(whether NCCL has to bring it, room for what comes from ``source``, or what came)."""
-        (message,) = exchange.port.get((source,))
-        coming = message.call.about
-        if not isinstance(coming, _Coming):
-            exchange.learn(coming)
-            return False, message.parts
-        exchange.learn(coming.about)
-        return True, [nccl.empty(shape, as_dtype(name)) for name, shape in coming.parts]
-
     # -- waiting ------------------------------------------------------------------------------
 
-    def _done(self, exchange: "Exchange", begin: Callable[..., nccl.Pending], *args: Any) -> None:
+    def _done(self, exchange: Exchange, begin: Callable[..., nccl.Pending], *args: Any) -> None:
         """Return when what ``begin`` begins is done."""
         communicator, after = self._communicators[exchange.members], nccl.now()
         self._begun = pending = self._called(exchange, begin, communicator, after, *args)
         self._until(exchange, lambda: pending.done)
         self._begun = None
 
-    def _called(self, exchange: "Exchange", function: Callable[..., _Made], *args: Any) -> _Made:
+    def _called(self, exchange: Exchange, function: Callable[..., _Made], *args: Any) -> _Made:
         """What ``function`` returns on the other thread."""
         future = self._lane.begin(function, *args)
         self._until(exchange, future.done)
         return future.result()
 
-    def _until(self, exchange: "Exchange", ready: Callable[[], bool]) -> None:
+    def _until(self, exchange: Exchange, ready: Callable[[], bool]) -> None:
         transport, (pause, most) = self._transport, PAUSE
         while not transport.wait(ready, min(transport.deadline, time.monotonic() + pause)):
             if time.monotonic() >= transport.deadline:
@@ -208,6 +166,87 @@ class _Lane:
                 future.set_exception(error)
 
 
-def _each(pairs: Iterable[Parts]) -> list[tuple[int, Any]]:
-    """(number, array) of all that have any bytes, which both sides know."""
-    return [(number, part) for number, parts in pairs for part in parts if part.nbytes]
+# -- the collectives -------------------------------------------------------------------------------
+
+
+def check(kind: str, array: Any, devices: Any, ranks: int) -> None:
+    """Raise ConfigError if NCCL itself has no ``kind`` for ``array`` among ``ranks``; one rank
+    alone needs none."""
+    others = ", ".join(algorithms)
+    if kind not in KINDS:
+        raise ConfigError(
+            f"NCCL itself has no {kind}, only {', '.join(KINDS)}; for {kind} there are {others}"
+        )
+    if ranks == 1:
+        return
+    if devices is None:
+        raise ConfigError(
+            f"algorithm='nccl' needs a run over NCCL, and this is none: with transport='nccl' "
+            f"run_ranks says why; {others} go without"
+        )
+    if array is not None and not nccl.on_gpu(array):
+        raise ConfigError(
+            f"algorithm='nccl' takes arrays of GPUs, got one in host memory; rank.on_device(x) "
+            f"moves it there, and {others} go without"
+        )
+
+
+def all_reduce(exchange: Exchange, x: Any, op: str, wide: bool) -> Any:
+    """The sum on every rank, as `Group.all_reduce`."""
+    given = _partial(exchange, x, op, wide)
+    out = nccl.empty(given.shape, given.dtype)
+    exchange.devices.collective(exchange, given, out, op)
+    return out.astype(x.dtype, copy=False)
+
+
+def reduce(exchange: Exchange, x: Any, op: str, wide: bool, root: int) -> Any:
+    """The sum on ``root``, as `Group.reduce`; what other ranks than ``root`` get means nothing."""
+    given = _partial(exchange, x, op, wide, root)
+    out = nccl.empty(given.shape, given.dtype)
+    exchange.devices.collective(exchange, given, out, op, root)
+    return out.astype(x.dtype, copy=False)
+
+
+def reduce_scatter(
+    exchange: Exchange, x: Any, dim: int, extents: Sequence[int], op: str, wide: bool
+) -> Any:
+    """This rank's part of the sum, as `Group.reduce_scatter`, for equal ``extents``."""
+    if len(set(extents)) > 1:
+        raise ConfigError(
+            f"NCCL's own reduce_scatter gives every rank as much, and here they get "
+            f"{tuple(extents)} along dim {dim}; algorithm='ring' takes any extents"
+        )
+    given = nccl.contiguous(_partial(exchange, x, op, wide).swapaxes(0, dim))
+    out = nccl.empty((extents[0], *given.shape[1:]), given.dtype)
+    exchange.devices.collective(exchange, given, out, op)
+    return nccl.contiguous(out.swapaxes(0, dim)).astype(x.dtype, copy=False)
+
+
+def all_gather(exchange: Exchange, x: Any, dim: int) -> Any:
+    """All ranks' arrays joined, as `Group.all_gather`, of arrays of one shape."""
+    n = len(exchange.members)
+    exchange.terms = (x.size,) * n, x.dtype.itemsize
+    given = nccl.contiguous(x.swapaxes(0, dim))
+    out = nccl.empty((n * given.shape[0], *given.shape[1:]), x.dtype)
+    exchange.devices.collective(exchange, given, out)
+    return nccl.contiguous(out.swapaxes(0, dim))
+
+
+def broadcast(exchange: Exchange, x: Any, root: int) -> Any:
+    """The root's array on every rank, as `Group.broadcast`."""
+    facts = None if x is None else (name_of(x.dtype), x.shape)
+    name, shape = exchange.devices.meet(exchange, lambda: facts, root)
+    out = nccl.empty(shape, as_dtype(name))
+    exchange.dtype, exchange.payload = out.dtype, out.nbytes
+    exchange.terms = even(out.size, len(exchange.members)), out.dtype.itemsize, root
+    exchange.devices.collective(exchange, out if x is None else nccl.contiguous(x), out, root=root)
+    return out
+
+
+def _partial(exchange: Exchange, x: Any, op: str, wide: bool, root: int = 0) -> Any:
+    """``x`` as NCCL adds it; ``wide`` halves travel as float32."""
+    check_operation(op)
+    sums = sum_dtype(x.dtype, wide)
+    nccl.check_dtype(sums)
+    exchange.terms = even(x.size, len(exchange.members)), sums.itemsize, root
+    return nccl.contiguous(x.astype(sums, copy=False))

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from tiledask.distributed.ranks.group import Group
-from tiledask.distributed.ranks.program_group import ProgramGroup
 from tiledask.distributed.ranks.records import Record, StepRecord
 from tiledask.distributed.transport.transport import Transport
 from tiledask.errors import ConfigError
@@ -43,7 +42,6 @@ class Rank:
         self.records: list[Record] = []
         self.steps: list[StepRecord] = []
         self._groups: dict[tuple[int, ...], Group] = {}
-        self._program_groups: dict[tuple[Any, ...], ProgramGroup] = {}
         self._labels: list[str] = []
         self.at_step: int | None = None
         """The step under way."""
@@ -78,17 +76,6 @@ class Rank:
             members = tuple(r for r, at in places if all(at[i] == mine[i] for i in fixed))
             self._groups[chosen] = Group(self, chosen, members)
         return self._groups[chosen]
-
-    def program_group(
-        self, axes: int | str | tuple[int | str, ...] | None = None, stream: str = ""
-    ) -> ProgramGroup:
-        """The ranks of `group`, for what a checked program does on one of its streams."""
-        group = self.group(axes)
-        key = group.axes, stream
-        if key not in self._program_groups:
-            made = ProgramGroup(self, group.axes, group.members, stream)
-            self._program_groups[key] = made
-        return self._program_groups[key]
 
     def label(self, text: str) -> AbstractContextManager[None]:
         """Collectives inside the block carry ``text``; blocks in blocks are joined by "/"."""

@@ -75,9 +75,8 @@ def run_ranks(
         Seconds that the function may take (default 300). Nothing waits longer.
     transport
         "sockets" between workers of one host, and by Dask's messages between hosts; "posts" all by
-        Dask's messages. Both carry arrays of GPUs through host memory. "nccl" carries them from
-        GPU to GPU. None takes NCCL where every rank has a GPU of its own and there is NCCL, else
-        "sockets".
+        Dask's messages. Both carry arrays of GPUs through host memory. "nccl" has NCCL's own
+        collectives besides. None takes it where every rank has a GPU of its own and there is NCCL.
     again
         When a worker dies, run the function again on all ranks, from its beginning, as soon as the
         slot has another, until ``timeout`` is over. For a function that may run several times: what

@@ -3,7 +3,8 @@
 block.py            a decoder block and its layers: norms; attention by heads; feed-forward
 vocabulary.py       an embedding sharded by rows; the loss of logits that never meet
 linear.py           the linear layers inside of a layer: column-parallel, row-parallel
-elementwise.py      activations, sums, biases: what is wrong on a Partial
+elementwise.py      activations, sums, biases
+propagate.py        who may be placed how, by one rule of letters
 f_g.py              f and g, and their forms for tokens that are sharded
 layer_programs.py   each is a program of one layer, run on the group
 shards.py           who holds what of all weights; checkpoints under another layout

@@ -30,17 +30,11 @@ from typing import Any
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.tensor.layer_programs import KeptLayer, LayerRule, backward, forward
 from tiledask.distributed.tensor.linear import OF_A_SUM, by_columns, by_rows
-from tiledask.distributed.tensor.placed import (
-    EVERYWHERE,
-    Placed,
-    Weights,
-    need,
-    refuse,
-    same_placement,
-)
+from tiledask.distributed.tensor.placed import EVERYWHERE, Placed, Weights
+from tiledask.distributed.tensor.propagate import propagate, refuse, same_placement
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.collectives.shards import deal_heads, side_by_side
-from tiledask.plan.products.placement import Replicate, Shard
+from tiledask.plan.products.placement import Shard
 from tiledask.plan.products.shards import Shards
 from tiledask.tile import layers as tile
 from tiledask.tile.layers.linear import check_weights
@@ -110,9 +104,9 @@ def _block(
     group: Group, given: tuple[Placed, ...], weights: Weights, block: DecoderBlock
 ) -> LayerRule:
     x, kernel = given[0], "swiglu" if block.gated else "gelu"
-    _normed("norm_1", x, _inside("norm_1", weights))
+    _normed(group, "norm_1", x, _inside("norm_1", weights))
     _attend(group, x, _inside("attention", weights), block.heads)
-    _normed("norm_2", x, _inside("norm_2", weights))
+    _normed(group, "norm_2", x, _inside("norm_2", weights))
     y = _feed(group, x, _inside("mlp", weights), kernel)
     told: dict[str, Any] = {"unit": "", "gated": block.gated, "causal": block.causal}
     told |= {"angles": None} if len(given) == 1 else {}
@@ -150,11 +144,8 @@ def self_attention(
     return forward(_attention, group, given, weights, heads, causal, scale, regather)
 
 
-def self_attention_grad(
-    group: Group, dy: Placed, kept: KeptLayer, weights: Weights
-) -> tuple[Placed, Weights]:
-    """(dx, the gradient of each weight by its name); kv heads' are whole on each of their ranks."""
-    return backward(group, dy, kept, weights)
+self_attention_grad = backward
+"""(dx, the gradient of each weight by its name); kv heads' are whole on each of their ranks."""
 
 
 def _with_angles(x: Placed, angles: tile.Angles | None) -> tuple[Placed, ...]:
@@ -221,11 +212,6 @@ def mlp(
     return forward(_mlp, group, (x,), weights, activation, regather)
 
 
-def mlp_grad(group: Group, dy: Placed, kept: KeptLayer, weights: Weights) -> tuple[Placed, Weights]:
-    """(dx, the gradient of each weight by its name)."""
-    return backward(group, dy, kept, weights)
-
-
 def swiglu_mlp(
     group: Group, x: Placed, weights: Weights, *, regather: bool = False
 ) -> tuple[Placed, KeptLayer]:
@@ -233,7 +219,8 @@ def swiglu_mlp(
     return forward(_mlp, group, (x,), weights, "swiglu", regather)
 
 
-swiglu_mlp_grad = mlp_grad
+mlp_grad = swiglu_mlp_grad = backward
+"""(dx, the gradient of each weight by its name)."""
 
 
 def _mlp(
@@ -303,27 +290,16 @@ def _norm(
     group: Group, given: tuple[Placed], weights: Weights, gated: bool, eps: float, name: str
 ) -> LayerRule:
     (x,) = given
-    y = _normed(name, x, weights)
+    y = _normed(group, name, x, weights)
     told: dict[str, Any] = {"unit": "", "name": "norm", "label": name, "gated": gated, "eps": eps}
     return LayerRule("norm", y, told, name, "", x, "norm.")
 
 
-def _normed(name: str, x: Placed, weights: Weights) -> Placed:
+def _normed(group: Group, name: str, x: Placed, weights: Weights) -> Placed:
     """The placement of y; PlacementError for what does not go together."""
-    need(
-        name,
-        "x",
-        x,
-        (Replicate, Shard),
-        "the norm of a sum is not the sum of norms; sum first, by g(group, x)",
+    why = (
+        "the norm of a sum is not the sum of norms, nor is that of a token's columns that of its "
+        "own part; sum first, by g(group, x), or gather it, or shard its tokens"
     )
-    if x.dim == x.ndim - 1:
-        refuse(
-            name,
-            f"{x} is sharded along the columns that a token's norm is taken of, and each rank "
-            f"would take that of its own part; gather it, or shard its tokens",
-        )
-    for label, weight in weights.items():
-        if weight is not None:
-            need(name, label, weight, (Replicate,), "every rank has whole tokens")
+    propagate(group, name, "*H H H", why, x=x, w=weights["w"], b=weights.get("b"))
     return x.spec

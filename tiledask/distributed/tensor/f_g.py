@@ -13,26 +13,12 @@ with sharded tokens: Korthikanti et al., arXiv:2205.05198, section 4.2.)
 """
 
 from tiledask.distributed.ranks.group import Group
-from tiledask.distributed.tensor.placed import (
-    EVERYWHERE,
-    Placed,
-    checked_dim,
-    fits,
-    need,
-    refuse,
-    replicate,
-)
-from tiledask.errors import PlacementError
+from tiledask.distributed.tensor.placed import EVERYWHERE, Placed, checked_dim, replicate
+from tiledask.distributed.tensor.propagate import fits, need, refuse
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard
 from tiledask.plan.products.shards import Shards, even_shards
 
-__all__ = [
-    "entering",
-    "f",
-    "g",
-    "gathered",
-    "leaving",
-]
+__all__ = ["entering", "f", "g", "gathered", "leaving"]
 
 TWICE = (
     "it is the same on every rank, so its sum is {0} times too large; leave the all_reduce out. "
@@ -55,10 +41,6 @@ def g(group: Group, y: Placed) -> Placed:
     >>> run_threads(lambda rank: g(rank.group(), partial(np.ones(1))).local.tolist(), 4).results
     [[4.0], [4.0], [4.0], [4.0]]
     """
-    if isinstance(y.placement, Shard):
-        refuse(
-            "g (all_reduce)", f"{y} is a shard, not a partial sum; gathered(group, y) joins shards"
-        )
     need("g (all_reduce)", "y", y, (Partial,), TWICE.format(group.size))
     return replicate(group.all_reduce(y.local) if group.size > 1 else y.local)
 
@@ -69,46 +51,20 @@ def gathered(group: Group, x: Placed) -> Placed:
     If its gradient is not Partial but the same on all ranks, there is nothing to add: then take
     `shard` of it.
     """
-    dim = _joined(group, x)
-    return replicate(group.all_gather(x.local, dim))
-
-
-def _joined(group: Group, x: Placed) -> int:
-    """Along which dimension; raises PlacementError unless a gather makes the array."""
     need("gathered (all_gather)", "x", x, (Shard,), "only shards are joined")
-    fits(group, "gathered (all_gather)", "x", x)
-    dim, shards = x.split
-    if not shards.in_a_row:
-        refuse(
-            "gathered (all_gather)",
-            f"the ranks' parts of {x} are not one behind the other ({shards}), and a gather "
-            f"would mix up its columns; take its halves apart first, or put_together",
-        )
-    return dim
-
-
-def _dealt(group: Group, y: Placed, dim: int, shards: Shards | None) -> Placed:
-    """The placement; raises PlacementError unless ``y`` is a sum and the shards are in a row."""
-    need("reduce_scatter", "y", y, (Partial,), TWICE.format(group.size))
-    dim = checked_dim(y.ndim, dim)
-    shards = shards or even_shards(y.shape[dim], group.size)
-    if shards.extent != y.shape[dim] or not shards.in_a_row:
-        raise PlacementError(
-            f"a reduce_scatter along dimension {dim} scatters {y.shape[dim]} indices one behind "
-            f"the other, got shards of {shards}; use even_shards({y.shape[dim]}, {group.size})"
-        )
-    return Placed.of(None, Shard(dim), y.shape, shards)
-
-
-# -- which of both, by the placement of a layer's x ------------------------------------------------
+    entering(group, x)
+    return replicate(group.all_gather(x.local, x.split[0]))
 
 
 def entering(group: Group, x: Placed) -> None:
-    """None; raises PlacementError unless all of ``x`` can be had: by `f`, or `gathered`."""
-    if isinstance(x.placement, Replicate):
-        f(group, x)
-    else:
-        _joined(group, x)
+    """None; raises PlacementError unless all of ``x`` is here, or is had by a gather."""
+    fits(group, "gathered (all_gather)", "x", x)
+    if x.shards and not x.shards.in_a_row:
+        refuse(
+            "gathered (all_gather)",
+            f"the ranks' parts of {x} are not one behind the other ({x.shards}), and a gather "
+            f"would mix up its columns; take its halves apart first, or put_together",
+        )
 
 
 def leaving(group: Group, y: Placed, to: Placement, shards: Shards | None) -> Placed:
@@ -117,4 +73,12 @@ def leaving(group: Group, y: Placed, to: Placement, shards: Shards | None) -> Pl
         refuse("to=Partial()", f"{y} is summed up here; say to=Replicate(), or Shard(dim) of it")
     if isinstance(to, Replicate):
         return Placed.of(y.local, EVERYWHERE, y.shape)
-    return _dealt(group, y, to.dim, shards)
+    dim = checked_dim(y.ndim, to.dim)
+    shards = shards or even_shards(y.shape[dim], group.size)
+    if shards.extent != y.shape[dim] or not shards.in_a_row:
+        refuse(
+            "reduce_scatter",
+            f"along dimension {dim} are {y.shape[dim]} indices, one behind the other, got shards "
+            f"of {shards}; use even_shards({y.shape[dim]}, {group.size})",
+        )
+    return Placed.of(None, Shard(dim), y.shape, shards)

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from tiledask.distributed.programs.runner import Interpreter
 from tiledask.distributed.ranks.group import Group
-from tiledask.distributed.tensor.placed import Placed, Weights, need, same_placement
+from tiledask.distributed.tensor.placed import Placed, Weights
+from tiledask.distributed.tensor.propagate import need, same_placement
 from tiledask.plan.program.making.layer import LayerOperand, LayerTerms, layer_program
 from tiledask.plan.program.ops import Block, Op
 from tiledask.tile.layers.by_name import KERNELS

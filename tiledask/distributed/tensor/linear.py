@@ -7,11 +7,12 @@ row      x [.., mine] --w[mine, :]--> partial sum of y [.., out]   y is a sum ov
 from typing import Any
 
 from tiledask.distributed.ranks.group import Group
-from tiledask.distributed.tensor.elementwise import bias_fits
+from tiledask.distributed.tensor.elementwise import ONCE
 from tiledask.distributed.tensor.f_g import entering, leaving
 from tiledask.distributed.tensor.layer_programs import KeptLayer, LayerRule, backward, forward
-from tiledask.distributed.tensor.placed import EVERYWHERE, Placed, Weights, fits, need, refuse
-from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard
+from tiledask.distributed.tensor.placed import EVERYWHERE, Placed, Weights
+from tiledask.distributed.tensor.propagate import propagate, refuse
+from tiledask.plan.products.placement import Partial, Placement, Shard
 from tiledask.plan.products.shards import Shards
 
 __all__ = [
@@ -30,6 +31,15 @@ OF_A_SUM = (
     "make dw t times too large"
 )
 """Why dy must be placed as y is, where rows of a matrix made a sum."""
+COLUMNS = (
+    "w and b are sharded along their columns, shard(group, w, 1) and shard(group, b, 0), and take "
+    "all of x: sum a Partial first, by g(group, x); where x is sharded along its columns use "
+    "row_linear, or gathered(group, x)"
+)
+ROWS = (
+    "every rank has its own rows of w, shard(group, w, 0), which multiply its own columns of x: "
+    "take shard(group, x, -1), or column_linear; b is on every rank, added once, after the sum"
+)
 
 
 def column_linear(
@@ -63,11 +73,7 @@ def column_linear(
 def column_linear_grad(
     group: Group, dy: Placed, kept: KeptLayer, w: Placed, b: Placed | None = None
 ) -> tuple[Placed, Placed, Placed | None]:
-    """(dx, placed as x was, dw and db, placed as w and b are)."""
-    operation = f"{kept.rule.name}'s gradient"
-    need(operation, "dy", dy, (Shard,), AS_Y)
-    if dy.dim != dy.ndim - 1 or dy.shards != w.shards:
-        refuse(operation, f"dy is {dy} ({dy.shards}), the columns of w are {w.shards}")
+    """(dx, placed as x was, dw and db, placed as w and b are); so of `row_linear`."""
     dx, grads = backward(group, dy, kept, {"w": w, "b": b})
     return dx, grads["w"], grads["b"]
 
@@ -100,12 +106,7 @@ def row_linear(
     return forward(_rows, group, (x,), {"w": w, "b": b}, to, shards, name)
 
 
-def row_linear_grad(
-    group: Group, dy: Placed, kept: KeptLayer, w: Placed, b: Placed | None = None
-) -> tuple[Placed, Placed, Placed | None]:
-    """(dx, placed as x was, dw as w, db on every rank)."""
-    dx, grads = backward(group, dy, kept, {"w": w, "b": b})
-    return dx, grads["w"], grads["b"]
+row_linear_grad = column_linear_grad
 
 
 # -- what goes together ----------------------------------------------------------------------------
@@ -134,22 +135,7 @@ def _rows(
 
 def by_columns(group: Group, name: str, x: Placed, w: Placed, b: Placed | None = None) -> Placed:
     """The placement of `column_linear`'s y; PlacementError for what does not go together."""
-    need(name, "x", x, (Replicate, Shard), "sum it first, by g(group, x)")
-    if x.dim == x.ndim - 1:
-        refuse(
-            name,
-            f"x is sharded along its columns ({x}), but every rank's columns of w take all of "
-            f"x; use row_linear, whose w is sharded along its rows, or gathered(group, x)",
-        )
-    need(name, "w", w, (Shard,), "w is sharded along its columns: shard(group, w, 1)")
-    if w.dim != 1:
-        refuse(name, f"w must be Shard(1), got {w}: a w sharded along its rows is row_linear's")
-    _check_width(name, x, w)
-    if b is not None:
-        need(name, "b", b, (Shard,), "b is placed as the columns of w are: shard(group, b, 0)")
-        if b.shards != w.shards:
-            refuse(name, f"b is sharded as {b.shards}, the columns of w as {w.shards}")
-    fits(group, name, "w", w)
+    propagate(group, name, "*K Kn! n!", COLUMNS, x=x, w=w, b=b)
     entering(group, x)
     return Placed.of(None, Shard(x.ndim - 1), (*x.shape[:-1], w.shape[1]), w.shards)
 
@@ -164,28 +150,7 @@ def by_rows(
     shards: Shards | None = None,
 ) -> Placed:
     """The placement of `row_linear`'s y; PlacementError for what does not go together."""
-    need(
-        name,
-        "x",
-        x,
-        (Shard,),
-        "every rank has its own rows of w, which multiply its own columns of x; take "
-        "shard(group, x, -1), or column_linear",
-    )
-    need(name, "w", w, (Shard,), "w is sharded along its rows: shard(group, w, 0)")
-    if w.dim != 0 or x.dim != x.ndim - 1:
-        refuse(
-            name,
-            f"x is sharded along its columns and w along its rows, got x {x} and w {w}; "
-            f"gathered(group, x) and column_linear go together too",
-        )
-    _check_width(name, x, w)
-    if x.shards != w.shards:
-        refuse(
-            name,
-            f"the columns of x are sharded as {x.shards}, the rows of w as {w.shards}; shard "
-            f"w as the layer before shards its columns",
-        )
+    propagate(group, name, "*k! k!N N", ROWS, x=x, w=w, b=b)
     _, rows = w.split
     if sum(rows.counts) != w.shape[0]:
         refuse(
@@ -193,17 +158,7 @@ def by_rows(
             f"w's {w.shape[0]} rows are sharded as {rows}, together {sum(rows.counts)}: "
             f"what several ranks hold would be in the sum several times; give each row one rank",
         )
-    if b is not None:
-        need(name, "b", b, (Replicate,), "it is added once, after the sum, on every rank")
-    if x.local is not None:
-        fits(group, name, "x", x)
-    fits(group, name, "w", w)
     y = Placed.of(None, Partial(), (*x.shape[:-1], w.shape[1]))
     y = leaving(group, y, to, shards)
-    bias_fits(group, y, b)
+    propagate(group, "add_bias", "*n n", ONCE.format(group.size), x=y, b=b)
     return y
-
-
-def _check_width(name: str, x: Placed, w: Placed) -> None:
-    if w.ndim != 2 or x.shape[-1] != w.shape[0]:
-        refuse(name, f"w has as many rows as x has columns, got x {x} and w {w}")

@@ -11,7 +11,7 @@ uses for itself is Partial; that of a Partial is Replicate.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from tiledask.distributed.ranks.group import Group
 from tiledask.errors import PlacementError
@@ -34,12 +34,8 @@ __all__ = [
     "Weights",
     "block_of",
     "checked_dim",
-    "fits",
-    "need",
     "partial",
-    "refuse",
     "replicate",
-    "same_placement",
     "shard",
 ]
 
@@ -156,52 +152,3 @@ def checked_dim(ndim: int, dim: int) -> int:
     if not -ndim <= dim < ndim:
         raise PlacementError(f"an array of {ndim} dimensions has none numbered {dim}")
     return dim % ndim
-
-
-def need(operation: str, name: str, x: Placed, wanted: Sequence[type], why: str) -> None:
-    """None; raises PlacementError unless ``x`` is placed in one of the ``wanted`` ways."""
-    if not isinstance(x, Placed):
-        raise PlacementError(
-            f"{operation} takes {name} with its placement, got {type(x).__name__}: "
-            f"replicate(x), partial(x) or shard(group, x, dim)"
-        )
-    if not isinstance(x.placement, tuple(wanted)):
-        names = " or ".join(kind.__name__ for kind in wanted)
-        refuse(operation, f"{name} must be {names}, got {x}: {why}")
-
-
-def fits(group: Group, operation: str, name: str, x: Placed) -> None:
-    """None; raises PlacementError unless ``x`` is one of this rank's blocks in this group."""
-    over, here = x.tiling.mesh, tuple(x.local.shape)
-    if ANY in over:
-        return
-    if over != group.mesh:
-        refuse(
-            operation,
-            f"{name} is {x} over {' x '.join(map(str, over))} ranks ({x.shards}), and rank "
-            f"{group.rank} of this group of {group.size} has {list(here)} of it; place it again "
-            f"on this group, from the whole",
-        )
-    wanted = x.tiling.block_shape(group.place)
-    if here != wanted:
-        refuse(
-            operation,
-            f"rank {group.rank} of {group.size} holds {list(wanted)} of {name} {list(x.shape)}, "
-            f"got {list(here)}; place it from the whole",
-        )
-
-
-def refuse(operation: str, reason: str) -> NoReturn:
-    """Raises PlacementError."""
-    raise PlacementError(f"{operation}: {reason}")
-
-
-def same_placement(operation: str, name: str, x: Placed, other_name: str, other: Placed) -> None:
-    """None; raises PlacementError unless both have the same placement."""
-    if x.tiling is not other.tiling and x.tiling != other.tiling:
-        refuse(
-            operation,
-            f"{name} and {other_name} must have the same placement, got {x} "
-            f"({x.shards or 'whole'}) and {other} ({other.shards or 'whole'}); "
-            f"bring one to the other's placement by g or gathered",
-        )

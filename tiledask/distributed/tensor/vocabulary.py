@@ -16,18 +16,11 @@ from math import log
 from typing import Any, NamedTuple
 
 from tiledask.distributed.ranks.group import Group
-from tiledask.distributed.tensor.f_g import leaving
+from tiledask.distributed.tensor.f_g import entering, leaving
 from tiledask.distributed.tensor.layer_programs import KeptLayer, LayerRule, backward, forward
-from tiledask.distributed.tensor.placed import (
-    EVERYWHERE,
-    Placed,
-    Weights,
-    fits,
-    need,
-    refuse,
-    replicate,
-)
-from tiledask.plan.products.placement import Partial, Placement, Shard
+from tiledask.distributed.tensor.placed import EVERYWHERE, Placed, Weights, replicate
+from tiledask.distributed.tensor.propagate import propagate
+from tiledask.plan.products.placement import Partial, Placement
 from tiledask.plan.products.shards import Shards
 from tiledask.tile import layers as tile
 from tiledask.tile.layers.cross_entropy import check_count
@@ -73,23 +66,11 @@ def _embedding(
     shards: Shards | None,
 ) -> LayerRule:
     table, (tokens,) = weights["table"], given
-    counts = _sharded_along(group, "embedding", "table", table, 0).counts
+    propagate(group, "embedding", "v!H", "each rank has its part of dimension 0", table=table)
+    entering(group, table)
+    counts = table.split[1].counts
     y = leaving(group, Placed.of(None, Partial(), (*tokens.shape, table.shape[1])), to, shards)
     return LayerRule("embedding", y, {"counts": counts}, "embedding", "", y)
-
-
-def _sharded_along(group: Group, operation: str, name: str, x: Placed, dim: int) -> Shards:
-    """Who holds what of ``x``; raises PlacementError unless it is sharded along ``dim``, one part
-    behind the other."""
-    need(operation, name, x, (Shard,), f"each rank has its part of dimension {dim}")
-    at, shards = x.split
-    if at != dim % x.ndim or not shards.in_a_row:
-        refuse(
-            operation,
-            f"{name} must be sharded along dimension {dim}, one part behind the other, got {x}",
-        )
-    fits(group, operation, name, x)
-    return shards
 
 
 class KeptShardedLoss(NamedTuple):
@@ -142,15 +123,13 @@ def _loss(
     group: Group, given: tuple[Placed, Placed], weights: Weights, smoothing: float, ignore: int
 ) -> LayerRule:
     logits, _ = given
-    need(
-        "cross_entropy",
-        "logits",
-        logits,
-        (Shard,),
+    why = (
         f"each of {group.size} ranks would count every class, and the loss would be larger by "
         f"ln {group.size} = {log(group.size):.4f}; hand over what column_linear gives without "
-        f"gathering it, or use tiledask.tile.layers.cross_entropy on all of it",
+        f"gathering it, or use tiledask.tile.layers.cross_entropy on all of it"
     )
-    counts = _sharded_along(group, "cross_entropy", "logits", logits, -1).counts
+    propagate(group, "cross_entropy", "*v!", why, logits=logits)
+    entering(group, logits)
+    counts = logits.split[1].counts
     told = {"counts": counts, "count": 1.0, "smoothing": smoothing, "ignore": ignore}
     return LayerRule("loss", Placed.of(None, EVERYWHERE, ()), told, "cross_entropy")

@@ -1,10 +1,10 @@
 """A small GPT trained for real, by data, tensor and pipeline parallelism at once.
 
-run.py        train: (dp, tp, pp) ranks, threads or workers; losses, weights and records
-  asked.py      training_program: what every rank would do, before anything runs
-  validate.py   what a training is asked for, looked at before a rank starts; its recipe
+run.py        train: (dp, tp, pp) ranks, threads or workers; losses, weights and records;
+              training_program: what every rank would do, before anything runs
+  config.py     its options as one frozen value, checked before a rank starts
   refusal.py    whether the workers have room for it, and what would fit
-  job.py        what every rank is told, and one rank's way through its steps
+  job.py        one rank's way through its steps
     trainer.py    what a rank keeps, and the kernels of its program that use it
     flat.py       arrays by name as one flat array, and back
     grad_norm.py  the norm of all gradients: clipping, and steps that are left out

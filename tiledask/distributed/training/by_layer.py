@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from tiledask.distributed.ranks.records import Record
+from tiledask.distributed.ranks.records import Record, Records
 from tiledask.extras import needed_for
 from tiledask.plan.program.count import PlannedCall
 
@@ -29,6 +29,7 @@ __all__ = [
     "CallSite",
     "Sums",
     "by_layer",
+    "frame_of",
     "ordered",
     "place_of",
     "predicted_sums",
@@ -161,6 +162,22 @@ def ordered(places: Iterable[CallSite], units: Sequence[str]) -> list[CallSite]:
     """``places`` as the model has its units; what is no unit of its own comes last."""
     rank = {unit: n for n, unit in enumerate(units)}
     return sorted(places, key=lambda place: rank.get(place.unit, len(rank)))
+
+
+def frame_of(records: Records, losses: Iterable[float], first: int = 0) -> "pd.DataFrame":
+    """A row per step, the first of number ``first``: loss, bytes sent and messages of all ranks,
+    barriers of the busiest."""
+    with needed_for("a frame"):
+        import pandas as pd
+
+    totals, barriers = records.totals("step"), records.barriers
+    rows = [
+        (step, loss, t.sent if t else 0, t.messages if t else 0, barriers.get(step, 0))
+        for step, loss in enumerate(losses, first)
+        for t in [totals.get(step)]
+    ]
+    names = ["step", "loss", "bytes_sent", "messages", "barriers"]
+    return pd.DataFrame(rows, columns=names).set_index("step")
 
 
 def by_layer(

@@ -50,24 +50,19 @@ class GPT(DecoderShapes):
     """Of its rotary angles, if it is gated."""
 
     def __post_init__(self) -> None:
-        switches = "gated", "tied"
-        for name in switches:
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(
-                    f"a GPT's {name} is True or False, got {short(getattr(self, name))}"
-                )
-        for name in ("eps", "base"):
-            n = getattr(self, name)
-            if n is None and name == "eps":
+        optional = "kv_heads", "ffn", "eps"
+        for name, value in vars(self).items():
+            if value is None and name in optional:
                 continue
-            if isinstance(n, bool) or not isinstance(n, int | float) or not 0 < n < float("inf"):
-                raise ConfigError(f"a GPT's {name} is a number above 0, got {short(n)}")
-        others = *switches, "eps", "base"
-        counts = {name: n for name, n in vars(self).items() if name not in others}
-        for name, n in counts.items():
-            if n is None and name in ("kv_heads", "ffn"):
-                continue
-            whole_number(f"a GPT's {name}", n, 1)
+            if name in ("gated", "tied"):
+                if not isinstance(value, bool):
+                    raise ConfigError(f"a GPT's {name} is True or False, got {short(value)}")
+            elif name in ("eps", "base"):
+                number = isinstance(value, int | float) and not isinstance(value, bool)
+                if not number or not 0 < value < float("inf"):
+                    raise ConfigError(f"a GPT's {name} is a number above 0, got {short(value)}")
+            else:
+                whole_number(f"a GPT's {name}", value, 1)
         if self.hidden % self.heads:
             raise ConfigError(
                 f"a GPT has a width that its heads share: got hidden={self.hidden}, heads="
@@ -107,7 +102,7 @@ class GPT(DecoderShapes):
 
     def parameters(self, unit: str) -> dict[str, tile.Parameter]:
         """The parameters of a unit, by name."""
-        return {name: _drawn(name, shape) for name, shape in self.whole_shapes(unit).items()}
+        return {name: _parameter(name, shape) for name, shape in self.whole_shapes(unit).items()}
 
     @property
     def size(self) -> int:
@@ -115,8 +110,8 @@ class GPT(DecoderShapes):
         return sum(p.size for unit in self.units for p in self.parameters(unit).values())
 
 
-def _drawn(name: str, shape: tuple[int, ...]) -> tile.Parameter:
-    """Tables with a deviation of a half, matrices of 1/sqrt(rows); ones for norms, zero biases."""
-    if len(shape) == 2:
-        return tile.Parameter(shape, scale=0.5 if name == "table" else shape[0] ** -0.5)
-    return tile.Parameter(shape, "ones" if name.endswith(".w") else "zeros")
+def _parameter(name: str, shape: tuple[int, ...]) -> tile.Parameter:
+    """How a weight starts: a norm's factors at 1, a bias at 0, the others at random."""
+    if len(shape) == 1:
+        return tile.Parameter(shape, "ones" if name.endswith(".w") else "zeros")
+    return tile.Parameter(shape, scale=0.5 if name == "table" else shape[0] ** -0.5)

@@ -1,6 +1,5 @@
-"""What every rank of a training is told, and one rank's way through its steps."""
+"""One rank's way through the steps of a training, and what it brings back."""
 
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -10,48 +9,16 @@ import numpy as np
 from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.training import saved
-from tiledask.distributed.training.gpt import GPT
+from tiledask.distributed.training.config import TrainingConfig
 from tiledask.distributed.training.history import History
-from tiledask.distributed.training.reports import Say, reported
+from tiledask.distributed.training.reports import Say, StepReporter
 from tiledask.distributed.training.trainer import Trainer
 from tiledask.errors import ConfigError
 from tiledask.plan.digests import digest_of
-from tiledask.plan.program.making.training import TrainingTerms
 from tiledask.plan.program.program import Program
 from tiledask.tile.backend import to_numpy
-from tiledask.tile.optimizers import LossScale, Rule
 
-__all__ = ["StateKept", "TrainedRank", "TrainingJob", "train_rank"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingJob(TrainingTerms):
-    """What every rank is told."""
-
-    model: GPT
-    data: Any
-    steps: int
-    rule: Rule
-    dtype: str
-    seed: int
-    scale: LossScale | None = None
-    """The loss scale of the first step."""
-    clip: float | None = None
-    folder: str | None = None
-    """Where checkpoints are."""
-    first: int = 0
-    """Steps that are done already, by the newest of them."""
-    save_every: int | None = None
-    """Steps from one checkpoint to the next; there is one after the last."""
-    attempt: int = 0
-    """How often it was begun before, until a worker was lost."""
-    history: str = ""
-    """The folder of what ranks measured before each checkpoint, to go on from there."""
-
-    def is_saved(self, done: int) -> bool:
-        """Whether there is a checkpoint after so many steps, and more to do."""
-        every = self.save_every
-        return every is not None and done % every == 0 and self.first < done < self.steps
+__all__ = ["StateKept", "TrainedRank", "train_rank"]
 
 
 class StateKept(NamedTuple):
@@ -83,7 +50,7 @@ class TrainedRank(NamedTuple):
 
 def train_rank(
     rank: Rank,
-    job: TrainingJob,
+    config: TrainingConfig,
     program: Program,
     end: Program,
     say: Say | None = None,
@@ -91,34 +58,37 @@ def train_rank(
     """What a rank does with its ``program``, step after step, and at the ``end``; ``say`` is told
     of steps."""
     copies = rank.group(0)
-    trainer = Trainer(rank, job, program, end)
+    trainer = Trainer(rank, config, program, end)
     losses: list[float] = []
     scales: list[float] = []
     growing: tuple[list[Any], ...] = rank.records, rank.steps, losses, scales, trainer.guard.norms
-    history, saves = History(job.history, rank, growing), list[float]()
-    if job.first:
-        saved.load(trainer, job)
-        history.load(job.first)
+    history, saves = History(config.history, rank, growing), list[float]()
+    reporter = StepReporter(rank, say, config.attempt) if say else None
+    if config.first:
+        saved.load(trainer, config)
+        history.load(config.first)
 
     def save(step: int) -> dict[str, T.Placed]:
-        return trainer.end(partial(saved.save, trainer, job, step, job.attempt > 0))
+        return trainer.end(partial(saved.save, trainer, config, step, config.attempt > 0))
 
-    for number in reported(range(job.first, job.steps), losses, rank, say, job.attempt):
+    for number in range(config.first, config.steps):
 
         def batch(microbatch: int, number: int = number) -> tuple[np.ndarray, np.ndarray]:
-            rows = job.rows(copies.size, copies.rank, microbatch)
-            return _drawn(job, number, rows)
+            rows = config.rows(copies.size, copies.rank, microbatch)
+            return _drawn(config, number, rows)
 
         scales.append(trainer.guard.loss_scale)
         # what overflows becomes infinite, as on a GPU; the norm finds it
         with rank.step(number), np.errstate(over="ignore", invalid="ignore"):
             losses.append(trainer.step(batch))
-        if job.is_saved(number + 1):
+        if reporter:
+            reporter.update(losses, at_once=number + 1 == config.steps)
+        if config.is_saved(number + 1):
             begun = perf_counter()
             save(number + 1)
             history.save(number + 1)
             saves.append(perf_counter() - begun)
-    weights = save(job.steps)
+    weights = save(config.steps)
     weights = {name: w.like(to_numpy(w.local)) for name, w in weights.items()}
     return TrainedRank(
         losses,
@@ -131,10 +101,10 @@ def train_rank(
     )
 
 
-def _drawn(job: TrainingJob, number: int, rows: slice) -> tuple[np.ndarray, np.ndarray]:
+def _drawn(config: TrainingConfig, number: int, rows: slice) -> tuple[np.ndarray, np.ndarray]:
     """(ids, targets) of some rows of a step's batch. Raises ConfigError if they are not those."""
-    sequence = job.model.sequence
-    ids, targets = job.data.batch(job.seed, number, job.batch, sequence, rows)
+    sequence = config.model.sequence
+    ids, targets = config.data.batch(config.seed, number, config.batch, sequence, rows)
     wanted = (rows.stop - rows.start, sequence)
     if not np.shape(ids) == np.shape(targets) == wanted:
         raise ConfigError(

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Self
 
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster.progress import announced, ended, report, subscribed
 from tiledask.distributed.training.by_layer import predicted_sums, together
-from tiledask.distributed.training.job import TrainingJob
+from tiledask.distributed.training.config import TrainingConfig
 from tiledask.distributed.training.reports import Assembly, Progress, Say
 from tiledask.errors import ConfigError
 from tiledask.plan.program.count import calls
@@ -41,7 +41,7 @@ Listener = Callable[[Progress], Any]
 @contextmanager
 def watched(
     progress: bool | Listener | None,
-    job: TrainingJob,
+    job: TrainingConfig,
     program: Program,
     ranks: Mesh | Sequence[int],
 ) -> Iterator[Say | None]:
@@ -59,27 +59,27 @@ def watched(
             "progress is None, True, False or a function of one "
             f"tiledask.distributed.training.Progress, got {type(progress).__name__}; print is one"
         )
+    shown = listener.shown if isinstance(listener, Bar) else nullcontext()
+    calling = _Calls(listener, job, program.ranks) if listener else nullcontext()
     if not isinstance(ranks, Mesh):
-        with _calling(listener, job, program.ranks) if listener else nullcontext() as called:
+        with shown, calling as called:
             yield called.reports.put if called else None
         return
     ranks.cluster.check_alive()
     run = f"tiledask-training-{uuid.uuid4().hex[:12]}"
     say = partial(report, run)
-    with announced(ranks.cluster, run, **_about(job, program)) as on_page:
-        if listener is None:
+    page = announced(ranks.cluster, run, **_about(job, program))
+    with page as on_page, shown, calling as called:
+        if called is None:
             yield say if on_page else None
         else:
-            with (
-                _calling(listener, job, program.ranks) as called,
-                subscribed(ranks.cluster, run, called.reports.put),
-            ):
+            with subscribed(ranks.cluster, run, called.reports.put):
                 yield say
                 called.all.wait(ON_THE_WAY)
     ended(ranks.cluster, run)
 
 
-def _about(job: TrainingJob, program: Program) -> dict[str, Any]:
+def _about(job: TrainingConfig, program: Program) -> dict[str, Any]:
     """What the page shows before the first step: what it is, what is predicted of a step."""
     model, schedule, (dp, tp, pp) = job.model, job.schedule, program.shape
     planned = together(predicted_sums(calls(program, rank)) for rank in range(program.ranks))
@@ -108,7 +108,7 @@ def _about(job: TrainingJob, program: Program) -> dict[str, Any]:
 class _Calls(threading.Thread):
     """Calls a listener with every whole step, until it raises or time is over."""
 
-    def __init__(self, listener: Listener, job: TrainingJob, ranks: int) -> None:
+    def __init__(self, listener: Listener, job: TrainingConfig, ranks: int) -> None:
         super().__init__(name="progress of a training", daemon=True)
         floor, tokens = getattr(job.data, "floor", None), job.batch * job.model.sequence
         self.listener = listener
@@ -139,39 +139,27 @@ class _Calls(threading.Thread):
                 except BaseException as error:  # nobody else hears of what is raised in a thread
                     self.error = error
 
-    def end(self, seconds: float) -> None:
-        """Let it do what is left, for so many seconds."""
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, failed: type[BaseException] | None, *_: Any) -> None:
+        """Let it do what is left, for some seconds; say so if it did not."""
         self.reports.put(None)
-        self.join(seconds)
-        self.over = True
-
-
-@contextmanager
-def _calling(listener: Listener, job: TrainingJob, ranks: int) -> Iterator[_Calls]:
-    """What calls the listener while the block runs."""
-    called = _Calls(listener, job, ranks)
-    called.start()
-    with listener.shown if isinstance(listener, Bar) else nullcontext():
-        try:
-            yield called
-        except BaseException:  # the training's own
-            called.end(AFTER_A_FAILURE)
-            raise
-        called.end(PATIENCE)
-    if error := called.error:
-        _warn(
-            f"progress= raised {type(error).__name__} at step {called.step}: {error}; it was "
-            f"called no more, and the training went on"
-        )
-    elif called.is_alive():
-        _warn(
-            f"progress= was busy with step {called.step} of {job.steps} when {PATIENCE:g} s had "
-            f"passed since the last was done: it is called no more. Let it return sooner"
-        )
-
-
-def _warn(words: str) -> None:
-    warnings.warn(words, RuntimeWarning, stacklevel=2)
+        self.join(AFTER_A_FAILURE if failed else PATIENCE)
+        self.over, words = True, ""
+        if self.error:
+            words = (
+                f"raised {type(self.error).__name__} at step {self.step}: {self.error}; it was "
+                f"called no more, and the training went on"
+            )
+        elif self.is_alive():
+            words = (
+                f"was busy with step {self.step} of {self.assembly.steps} when {PATIENCE:g} s had "
+                f"passed since the last was done: it is called no more. Let it return sooner"
+            )
+        if words and not failed:
+            warnings.warn(f"progress= {words}", RuntimeWarning, stacklevel=3)
 
 
 # -- a bar -------------------------------------------------------------------------------------

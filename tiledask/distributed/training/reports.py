@@ -9,21 +9,19 @@ collectives so far, layer by layer. There are at most ten a second from a rank, 
 steps are.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any
 
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.ranks.records import Record
 from tiledask.distributed.training.by_layer import CallSite, Sums, tally
 
-__all__ = ["Assembly", "Progress", "Say", "reported"]
+__all__ = ["Assembly", "Progress", "Say", "StepReporter"]
 
 EVERY = 0.1
 """Seconds between two reports of a rank, at least."""
-AGAIN = 1.0
-"""Seconds of steps that are reported again when a run goes on from what was kept."""
 Say = Callable[[dict[str, Any]], None]
 
 
@@ -50,98 +48,39 @@ class Progress:
     """The best loss there is, if the data knows it."""
 
 
-class _Step(NamedTuple):
-    """What was reported of a step so far."""
+class StepReporter:
+    """What one rank says of its steps. ``attempt``: how often the run was begun before; what was
+    saved then is reported again, for its last steps may not have been."""
 
-    number: int
-    loss: float
-    sent: int
-    messages: int
-    barriers: int
-    end: float
-
-    def plus(self, other: "_Step") -> "_Step":
-        """Both ranks' together."""
-        return _Step(
-            self.number,
-            self.loss + other.loss,
-            self.sent + other.sent,
-            self.messages + other.messages,
-            max(self.barriers, other.barriers),
-            max(self.end, other.end),
-        )
-
-
-# -- on a rank ---------------------------------------------------------------------------------
-
-
-def reported(
-    numbers: Iterable[int],
-    losses: Sequence[float],
-    rank: Rank,
-    say: Say | None,
-    attempt: int = 0,
-) -> Iterator[int]:
-    """The ``numbers`` of a rank's steps. When the next is asked for the last is done, and the
-    last of ``losses`` is this rank's part of its loss. ``attempt``: how often the run was begun
-    before; some steps are then reported again."""
-    reporter = say and _Reporter(rank, say, attempt, losses)
-    for number in numbers:
-        yield number
-        if reporter:
-            reporter.done(number, losses[-1])
-    if reporter:
-        reporter.report()
-
-
-class _Reporter:
-    def __init__(self, rank: Rank, say: Say, attempt: int, losses: Sequence[float]) -> None:
+    def __init__(self, rank: Rank, say: Say, attempt: int) -> None:
         self.rank, self.say, self.attempt = rank, say, attempt
-        self.steps: list[tuple[Any, ...]] = []
-        self.seen, self.begin = len(rank.records), rank.transport.now()
-        self.last, self.done_so_far = self.begin - EVERY, len(rank.steps)
-        # what was kept is not done again; the last of it may not have been reported
-        rows: dict[int, list[Record]] = {}
-        for each in rank.records:
-            if each.step is not None:
-                rows.setdefault(each.step, []).append(each)
-        self.sums = dict(tally(each for mine in rows.values() for each in mine))
-        for step, loss in zip(rank.steps, losses, strict=True):
-            if step.end > rank.steps[-1].end - AGAIN:
-                self._add(step.step, loss, step.end, tally(rows.get(step.step, ())))
+        self.begin = rank.transport.now()
+        self._seen, self._done, self._last = 0, 0, self.begin - EVERY
+        self._rows: list[tuple[Any, ...]] = []
+        self._sums: dict[CallSite, Sums] = {}
 
-    def done(self, number: int, loss: float) -> None:
-        """A step is done."""
-        now = self.rank.transport.now()
-        mine = tally(row for row in self.rank.records[self.seen :] if row.step == number)
-        self.seen = len(self.rank.records)
-        for place, sums in mine.items():
-            self.sums[place] = self.sums.get(place, Sums()).plus(sums)
-        self._add(number, loss, now, mine)
-        self.done_so_far += 1
-        if now - self.last >= EVERY:
-            self.report()
-
-    def _add(self, number: int, loss: float, end: float, mine: Mapping[CallSite, Sums]) -> None:
-        sums = reduce(Sums.plus, mine.values(), Sums())
-        # the ranks of a tensor-parallel group all have the loss of the same rows
-        part = 0.0 if self.rank.coordinates[1] else loss
-        row = number, part, sums.sent, sums.messages, sums.barriers, end
-        self.steps.append((self.rank.index, "step", *row))
-
-    def report(self) -> None:
-        """All that was not reported yet."""
-        if not self.steps:
-            return
-        self.last = self.steps[-1][-1]
-        sums = [(*place, *mine) for place, mine in self.sums.items()]
-        counted = {"begin": self.begin, "steps": self.done_so_far, "sums": sums}
-        every = [(self.rank.index, counted)]
-        self.say({"attempt": self.attempt, "spans": self.steps, "counted": every})
-        self.steps = []
-
-
-# -- whoever listens ---------------------------------------------------------------------------
+    def update(self, losses: Sequence[float], at_once: bool = False) -> None:
+        """Report the steps that are done, of which this rank has these parts of the ``losses``."""
+        rank, records = self.rank, dict[int | None, list[Record]]()
+        for each in rank.records[self._seen :]:
+            records.setdefault(each.step, []).append(each)
+        for step, loss in zip(rank.steps[self._done :], losses[self._done :], strict=True):
+            mine = tally(records.get(step.step, ()))
+            for place, sums in mine.items():
+                self._sums[place] = self._sums.get(place, Sums()).plus(sums)
+            whole = reduce(Sums.plus, mine.values(), Sums())
+            # the ranks of a tensor-parallel group all have the loss of the same rows
+            part = 0.0 if rank.coordinates[1] else loss
+            row = step.step, part, whole.sent, whole.messages, whole.barriers, step.end
+            self._rows.append((rank.index, "step", *row))
+        self._seen, self._done = len(rank.records), len(rank.steps)
+        now = rank.transport.now()
+        if self._rows and (at_once or now - self._last >= EVERY):
+            rows = [(*place, *mine) for place, mine in self._sums.items()]
+            counted = {"begin": self.begin, "steps": self._done, "sums": rows}
+            every = [(rank.index, counted)]
+            self.say({"attempt": self.attempt, "spans": self._rows, "counted": every})
+            self._last, self._rows = now, []
 
 
 class Assembly:
@@ -151,7 +90,7 @@ class Assembly:
         self.ranks, self.steps, self.tokens, self.floor = ranks, steps, tokens, floor
         self._begin: dict[int, float] = {}
         """Rank -> when its first step began."""
-        self._open: dict[int, list[_Step]] = {}
+        self._open: dict[int, list[Sequence[Any]]] = {}
         """Number -> what the ranks that are through have reported."""
         self._last: float | None = None
         self._attempt, self._next = 0, 0
@@ -167,25 +106,24 @@ class Assembly:
             self._open.clear()
         for rank, counted in report["counted"]:
             self._begin.setdefault(rank, counted["begin"])
-        for _, _, *row in report["spans"]:
-            step = _Step(*row)
-            if step.number < self._next:
+        for _, _, number, *row in report["spans"]:
+            if number < self._next:
                 continue  # an earlier attempt completed it
-            ranks = self._open.setdefault(step.number, [])
-            ranks.append(step)
+            ranks = self._open.setdefault(number, [])
+            ranks.append(row)
             if len(ranks) < self.ranks:
                 continue
-            whole = reduce(_Step.plus, self._open.pop(step.number))
+            losses, sent, messages, barriers, ends = zip(*self._open.pop(number), strict=True)
             before = min(self._begin.values()) if self._last is None else self._last
-            self._last, self._next = whole.end, whole.number + 1
+            self._last, self._next = max(ends), number + 1
             yield Progress(
-                whole.number,
+                number,
                 self.steps,
-                whole.loss,
-                whole.end - before,
+                sum(losses),
+                self._last - before,
                 self.tokens,
-                whole.sent,
-                whole.messages,
-                whole.barriers,
+                sum(sent),
+                sum(messages),
+                max(barriers),
                 self.floor,
             )

@@ -29,53 +29,43 @@ from tiledask.distributed.ranks.records import Records
 from tiledask.distributed.ranks.run import run_ranks
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.distributed.retry import retry_lost
-from tiledask.distributed.training.by_layer import by_layer
+from tiledask.distributed.training.by_layer import by_layer, frame_of
+from tiledask.distributed.training.config import (
+    AXES,
+    TrainingConfig,
+    check_kinds,
+    configured,
+    with_folder,
+)
 from tiledask.distributed.training.gpt import GPT
 from tiledask.distributed.training.history import new_folder, newest_step
-from tiledask.distributed.training.job import StateKept, TrainedRank, TrainingJob, train_rank
+from tiledask.distributed.training.job import StateKept, TrainedRank, train_rank
 from tiledask.distributed.training.progress import watched
 from tiledask.distributed.training.refusal import check_training
 from tiledask.distributed.training.reports import Progress, Say
-from tiledask.distributed.training.validate import (
-    AXES,
-    of_kind,
-    ready,
-    rule_of,
-    save_every_of,
-    scale_of,
-    shape_of,
-    terms_of,
-)
 from tiledask.errors import ConfigError, PlacementError
-from tiledask.extras import needed_for
 from tiledask.plan import html
 from tiledask.plan.hosts import said_of_hosts
-from tiledask.plan.inputs.recipes import Recipe
-from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.program.count import PlannedCall, calls
 from tiledask.plan.program.making.training import TrainingTerms, end_program, step_program
 from tiledask.plan.program.program import Program
 from tiledask.plan.whole import whole_number
-from tiledask.tile.optimizers import LossScale, Rule
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Trained", "said_on", "train"]
+__all__ = ["Trained", "train", "training_program"]
 
 
 @dataclass(frozen=True, repr=False)
 class Trained:
     """What came of a training."""
 
-    model: GPT
-    shape: tuple[int, int, int]
-    """(dp, tp, pp)."""
+    config: TrainingConfig
+    """Its options, checked: ``model``, ``shape`` (dp, tp, pp), ``recipe``, ..."""
     losses: np.ndarray
     """[steps] float64: the mean over all tokens of each step's batch, before its update."""
-    first: int
-    """The number of the first of them: 0, or where a checkpoint was."""
     weights: dict[str, np.ndarray]
     """The weights in full, by "unit.name", after the last step."""
     held: list[dict[str, int]]
@@ -84,25 +74,29 @@ class Trained:
     """Every collective and message."""
     program: Program
     """What every rank did in a step, instruction by instruction."""
-    recipe: Recipe
-    """What was kept of each number."""
+    end: Program
+    """What every rank did after the last step."""
     norms: np.ndarray
     """[steps] of all gradients, before they were clipped; empty if nobody asked for them."""
     scales: np.ndarray
     """[steps] by which each loss was multiplied before its gradients were taken."""
-    scaled: bool
-    """Whether by a `LossScale`, so that steps with a norm that is not finite were left out."""
-    end: Program
-    """What every rank did after the last step."""
     measured: Traffic
     """What moved from rank to rank in all of it."""
     placed: str = ""
     """Which axes crossed hosts, and what that cost a step; empty on one host."""
-    saves: int = 0
-    """How many checkpoints were written before the last step."""
     kept: StateKept | None = None
     """How often the state was saved, and where the training went on when a worker was lost; None
     of threads, which are lost with their process."""
+
+    @property
+    def first(self) -> int:
+        """The number of the first of its steps: 0, or where a checkpoint was."""
+        return self.config.first
+
+    @property
+    def saves(self) -> int:
+        """How many checkpoints were written before the last step."""
+        return sum(map(self.config.is_saved, range(self.config.steps)))
 
     @cached_property
     def traffic(self) -> Both:
@@ -122,27 +116,17 @@ class Trained:
     @property
     def skipped(self) -> list[int]:
         """Numbers of the steps that were left out, because a gradient was not finite."""
-        if not self.scaled:
+        if self.config.scale is None:
             return []
         return [self.first + int(i) for i in np.flatnonzero(~np.isfinite(self.norms))]
 
     def to_frame(self) -> "pd.DataFrame":
         """A row per step: loss, bytes sent and messages of all ranks, barriers of the busiest;
         the gradients' norm and the loss scale, if there were any."""
-        with needed_for("a frame"):
-            import pandas as pd
-
-        totals, barriers = self.records.totals("step"), self.records.barriers
-        rows = [
-            (step, loss, t.sent if t else 0, t.messages if t else 0, barriers.get(step, 0))
-            for step, loss in enumerate(self.losses, self.first)
-            for t in [totals.get(step)]
-        ]
-        names = ["step", "loss", "bytes_sent", "messages", "barriers"]
-        frame = pd.DataFrame(rows, columns=names).set_index("step")
+        frame = frame_of(self.records, self.losses, self.first)
         if len(self.norms):
             frame["norm"] = self.norms
-        if self.scaled:
+        if self.config.scale is not None:
             frame["loss_scale"] = self.scales
         return frame
 
@@ -154,17 +138,17 @@ class Trained:
         full = set(steps) - set(self.skipped)
         records = (r for r in self.records if rank in (None, r.rank))
         planned = [each if rank in (None, n) else [] for n, each in enumerate(self.planned)]
-        return by_layer(records, planned, self.model.units, full)
+        return by_layer(records, planned, self.config.model.units, full)
 
     def __repr__(self) -> str:
-        dp, tp, pp = self.shape
+        (dp, tp, pp), size = self.config.shape, self.config.model.size
         ends = "no loss"
         if len(self.losses):
             ends = f"loss {self.losses[0]:.4f} -> {self.losses[-1]:.4f}"
         left_out = f", {len(self.skipped)} left out" if self.skipped else ""
         return (
             f"Trained({len(self.losses)} steps{left_out} on {dp * tp * pp} ranks (dp={dp}, "
-            f"tp={tp}, pp={pp}), {ends}, {self.model.size:,} parameters{self.measured.crossed()})"
+            f"tp={tp}, pp={pp}), {ends}, {size:,} parameters{self.measured.crossed()})"
         )
 
     def _repr_html_(self) -> str:
@@ -178,25 +162,16 @@ def train(
     ranks: Mesh | Sequence[int],
     *,
     steps: int,
-    batch: int,
-    microbatches: int | None = None,
-    schedule: str | Schedule = "1f1b",
-    cut: Sequence[int] | None = None,
-    sequence_parallel: bool = False,
-    zero: int = 0,
-    rule: Rule | None = None,
-    dtype: str = "float32",
-    recipe: str | Recipe | None = None,
-    scale: LossScale | None = None,
-    clip: float | None = None,
-    recompute: bool = False,
     seed: int = 0,
     folder: str | os.PathLike[str] | None = None,
     save_every: int | None = None,
     progress: bool | Callable[[Progress], Any] | None = None,
     timeout: float = 300.0,
+    **options: Any,
 ) -> Trained:
     """Losses, weights and records of a GPT that was trained on the ranks of a (dp, tp, pp) mesh.
+
+    Of these options ``batch`` is needed; all others have a default.
 
     data
         A `tiledask.load_text` or whatever else has ``vocabulary`` and ``batch(seed, step, size,
@@ -269,60 +244,66 @@ def train(
     >>> bool(abs(runs[0].losses - runs[1].losses).max() < 1e-12)
     True
     """
-    shape = shape_of(ranks.shape, ranks.names) if isinstance(ranks, Mesh) else shape_of(ranks)
-    if isinstance(ranks, Mesh):
-        ranks = Mesh(ranks.cluster, shape, AXES, ranks.slots)
-    of_kind(model=model, data=data, rule=rule, scale=scale)
-    steps, batch = whole_number("steps", steps, 0), whole_number("batch", batch, 1)
-    seed = whole_number("seed", seed)
+    config, mesh = configured(model, ranks, **options), None
+    check_kinds(data=data)
+    steps, seed = whole_number("steps", steps, 0), whole_number("seed", seed)
     if data.vocabulary > model.vocabulary:
         raise ConfigError(
             f"the data has {data.vocabulary} different tokens, the model {model.vocabulary}: "
             f"GPT(vocabulary={data.vocabulary}, ...) or more"
         )
-    rule = rule_of(rule, recipe)
-    scale = scale_of(scale, dtype)
-    terms = terms_of(
-        model, shape, batch, microbatches, schedule, cut, sequence_parallel, zero, rule, dtype,
-        recipe, scale, clip, recompute,
-    )  # fmt: skip
-    path, first = ready(folder, steps)
-    save_every = save_every_of(path, save_every)
-    job = TrainingJob(
-        **vars(terms),
-        data=data,
-        steps=steps,
-        rule=rule,
-        dtype=dtype,
-        seed=seed,
-        scale=scale,
-        clip=clip,
-        folder=path,
-        first=first,
-        save_every=save_every,
-    )
-    if path is not None and isinstance(ranks, Mesh):
-        check_shared(ranks.cluster, write=(path,))
-    saves = path is not None and first < steps
+    config = with_folder(replace(config, data=data, steps=steps, seed=seed), folder, save_every)
+    if isinstance(ranks, Mesh):
+        ranks = mesh = Mesh(ranks.cluster, config.shape, AXES, ranks.slots)
+        if config.folder is not None:
+            check_shared(mesh.cluster, write=(config.folder,))
+    saves = config.folder is not None and config.first < steps
 
     def programs(terms: TrainingTerms) -> tuple[Program, Program]:
-        return step_program(terms, shape), end_program(terms, shape, saves)
+        return step_program(terms, config.shape), end_program(terms, config.shape, saves)
 
-    program, end = (each.check() for each in programs(job))
-    with watched(progress, job, program, ranks) as say:
-        if isinstance(ranks, Mesh):
-            check_training(ranks, terms, (program, end), programs, seconds_of(timeout))
-            done, resumed = _on_workers(ranks, job, program, end, say, seconds_of(timeout))
+    program, end = (each.check() for each in programs(config))
+    resumed, placed = None, ""
+    with watched(progress, config, program, ranks) as say:
+        if mesh is None:
+            done = run_threads(train_rank, config.shape, config, program, end, say, timeout=timeout)
         else:
-            resumed = None
-            done = run_threads(train_rank, shape, job, program, end, say, timeout=timeout)
-    placed = said_on(ranks, program) if isinstance(ranks, Mesh) else ""
-    return _collected(job, shape, program, end, done, placed, resumed)
+            seconds = seconds_of(timeout)
+            check_training(mesh, config, (program, end), programs, seconds)
+            done, resumed = _on_workers(mesh, config, program, end, say, seconds)
+            hosts = mesh.cluster.hosts
+            placed = said_of_hosts(program.traffic, hosts, config.shape, AXES, mesh.at)
+    return _collected(config, program, end, done, placed, resumed)
+
+
+def training_program(
+    model: GPT, ranks: Sequence[int], *, checkpoint: bool = False, **options: Any
+) -> Program:
+    """What every rank of a (dp, tp, pp) mesh would do in a step of `tiledask.train`.
+
+    ``checkpoint``: what it would do after the last step instead, if it had a ``folder``.
+
+    The ``options`` are those of `tiledask.train` from ``batch`` to ``recompute``, and so are the
+    errors; nothing is computed, so a thousand ranks take a tenth of a second. The program says its
+    bytes (``traffic``), what each rank holds (``memory``), when everything happens
+    (``timeline``), and whether it is right (``check``).
+
+    >>> model = GPT(59, hidden=16, layers=2, heads=4, sequence=8)
+    >>> program = training_program(model, (1, 1, 2), batch=4, microbatches=2)
+    >>> program.check()
+    Program(training 1f1b: 2 ranks, 216 instructions)
+    >>> print(program.line_text(1))
+    begin.0 1F.0 1B.0 1F.1 1B.1 update.0
+    """
+    config = configured(model, ranks, **options)
+    if checkpoint:
+        return end_program(config, config.shape, saved=True)
+    return step_program(config, config.shape)
 
 
 def _on_workers(
     mesh: Mesh,
-    job: TrainingJob,
+    config: TrainingConfig,
     program: Program,
     end: Program,
     say: Say | None,
@@ -330,17 +311,17 @@ def _on_workers(
 ) -> tuple[Ranks, tuple[int, ...]]:
     """(what the ranks bring back, the steps from which they went on when a worker was lost)."""
     resumed: list[int] = []
-    folder, history = job.folder, ""
-    if folder is not None and job.save_every is not None:
+    folder, history = config.folder, ""
+    if folder is not None and config.save_every is not None:
         history = new_folder(folder, uuid.uuid4().hex[:12])
 
     def attempt(number: int, left: float) -> Ranks:
-        first = job.first
+        first = config.first
         if number and folder is not None and history:
             first = newest_step(folder, history, mesh.ranks, first)
         if number:
             resumed.append(first)
-        now = replace(job, first=first, attempt=number, history=history)
+        now = replace(config, first=first, attempt=number, history=history)
         return run_ranks(train_rank, mesh, now, program, end, say, timeout=left)
 
     try:
@@ -351,19 +332,8 @@ def _on_workers(
     return done, tuple(resumed)
 
 
-def said_on(mesh: Mesh, program: Program) -> str:
-    """What crosses hosts where the ranks of a training's ``program`` are those of ``mesh``, in
-    words; nothing on one host."""
-    cluster = mesh.cluster
-    if len(set(cluster.hosts)) == 1:
-        return ""
-    at = Mesh(cluster, program.shape, AXES, mesh.slots).at
-    return said_of_hosts(program.traffic, cluster.hosts, program.shape, AXES, at)
-
-
 def _collected(
-    job: TrainingJob,
-    shape: tuple[int, int, int],
+    config: TrainingConfig,
     program: Program,
     end: Program,
     done: Ranks,
@@ -371,54 +341,42 @@ def _collected(
     resumed: tuple[int, ...] | None,
 ) -> Trained:
     """All ranks' parts together. Raises PlacementError if copies of the model differ."""
-    parts: dict[tuple[int, ...], TrainedRank] = dict(
-        zip(np.ndindex(shape), done.results, strict=True)
-    )
+    each: list[TrainedRank] = done.results
+    parts = dict(zip(np.ndindex(config.shape), each, strict=True))
+    copies, slices, devices = map(range, config.shape)
     for (copy, slice_, device), part in parts.items():
         if part.digest != parts[0, slice_, device].digest:
             raise PlacementError(
-                f"copies 0 and {copy} of the model have different weights after {job.steps} steps, "
-                f"on tensor rank {slice_} and pipeline rank {device}: what was summed over dp was "
-                f"not the same on both"
+                f"copies 0 and {copy} of the model have different weights after {config.steps} "
+                f"steps, on tensor rank {slice_} and pipeline rank {device}: what was summed over "
+                f"dp was not the same on both"
             )
-    lasts = job.schedule.holders(job.schedule.stages - 1)
-    heads = [parts[copy, 0, last] for copy in range(shape[0]) for last in lasts]
-    losses = np.sum([head.losses for head in heads], axis=0)
+    lasts = config.schedule.holders(config.schedule.stages - 1)
+    losses = np.sum([parts[c, 0, last].losses for c in copies for last in lasts], axis=0)
     weights: dict[str, np.ndarray] = {}
-    for device in range(shape[2]):
-        first = [parts[0, slice_, device].weights for slice_ in range(shape[1])]
-        found = T.put_together([held for held in first if held is not None])
-        for name, w in found.items():
+    for device in devices:
+        first = [parts[0, slice_, device].weights or {} for slice_ in slices]
+        for name, w in T.put_together(first).items():
             if not np.array_equal(weights.setdefault(name, w), w, equal_nan=True):
                 raise PlacementError(
                     f"{name} is on several pipeline ranks, and differs there by up to "
                     f"{np.abs(weights[name] - w).max():.3g}: its gradients were not added up"
                 )
-    names = [f"{u}.{name}" for u in job.model.units for name in job.model.parameters(u)]
-    held = [part.held for part in done.results]
-    ordered = {name: weights[name] for name in names}
-    losses = np.asarray(losses, float)
-    norms, scales = (np.asarray(each) for each in (parts[0, 0, 0].norms, parts[0, 0, 0].scales))
-    kept = None
+    model, kept = config.model, None
     if resumed is not None:
-        each = [part.kept for part in done.results]
-        kept = StateKept(max(k.times for k in each), max(k.seconds for k in each), resumed)
+        times, seconds = (max(of) for of in zip(*(part.kept[:2] for part in each), strict=True))
+        kept = StateKept(times, seconds, resumed)
     return Trained(
-        job.model,
-        shape,
-        losses,
-        job.first,
-        ordered,
-        held,
+        config,
+        np.asarray(losses, float),
+        {n: weights[n] for u in model.units for n in (f"{u}.{w}" for w in model.parameters(u))},
+        [part.held for part in each],
         done.records,
         program,
-        job.recipe,
-        norms,
-        scales,
-        job.scale is not None,
         end,
+        np.asarray(each[0].norms),
+        np.asarray(each[0].scales),
         done.traffic,
         placed,
-        sum(map(job.is_saved, range(job.steps))),
         kept,
     )

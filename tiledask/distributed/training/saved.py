@@ -35,7 +35,7 @@ def save(
     loss: float,
     whole: Mapping[tuple[str, str], Mapping[str, Any]],
 ) -> None:
-    """Write the checkpoint of a `job.TrainingJob` after so many steps, of this loss; all ranks call
+    """Write the checkpoint of a TrainingConfig after so many steps, of this loss; all ranks call
     this.
 
     ``again``: what was written may be there, by an attempt that a lost worker has ended.
@@ -58,7 +58,7 @@ def save(
 
 
 def load(trainer: Trainer, job: Any) -> None:
-    """Take weights and states from the checkpoint that a `job.TrainingJob` goes on from.
+    """Take weights and states from the checkpoint that a TrainingConfig goes on from.
 
     Raises CheckpointError if that is damaged, or of another training.
     """

@@ -47,7 +47,7 @@ Write = Callable[[float, Mapping[tuple[str, str], Mapping[str, Any]]], None]
 class Trainer:
     """One rank's part of a model, with newly drawn weights: those that one device would draw.
 
-    ``job``: a `job.TrainingJob`, or what has the same; ``program``: of a step of it; ``end``: of
+    ``job``: a TrainingConfig, or what has the same; ``program``: of a step of it; ``end``: of
     what follows the last, if anything does; ``pool``: in which its states lie. ``axes``: of the
     program's mesh, for data, tensor and pipeline parallelism; the mesh of the run may have another
     shape.
@@ -206,7 +206,7 @@ class Trainer:
     # -- kernels ----------------------------------------------------------------------------------
 
     def _bind(self, op: Op, _: Block, told: dict[str, Any]) -> Callable[..., Any]:
-        kernel = getattr(self, f"_{op.name}") if op.name in _OWN else KERNELS[op.name]
+        kernel = getattr(self, f"_{op.name}", None) or KERNELS[op.name]
         return partial(kernel, **told) if told else kernel
 
     def _tokens(self, which: int) -> Any:
@@ -297,20 +297,3 @@ class Trainer:
         states |= {"fp32 gradients": g}
         for tensor, array in mine.items():
             array[...] = flush(states.get(tensor, new), array.dtype)
-
-
-_OWN = {
-    "add_loss",
-    "advance",
-    "bring",
-    "cast",
-    "classes",
-    "guard",
-    "ids",
-    "images",
-    "square_sum",
-    "step",
-    "targets",
-    "write_checkpoint",
-}
-"""Kernels that use what the rank keeps."""

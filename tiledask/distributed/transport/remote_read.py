@@ -28,7 +28,6 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -39,7 +38,7 @@ from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.counters import Call
 from tiledask.distributed.cluster.tasks import keys_of, slot_on
 from tiledask.distributed.transport.loans import Facts, Loans, exchanges
-from tiledask.distributed.transport.process_memory import read_memory, this_host
+from tiledask.distributed.transport.process_memory import check_lent, this_host
 from tiledask.distributed.transport.reader import read_gpu
 from tiledask.distributed.transport.tickets import LoanLostError, Ticket, layout_of
 from tiledask.errors import DeadlineError, KernelError
@@ -145,7 +144,7 @@ def _find_transport(cluster: Cluster) -> tuple[str, str]:
         tickets = cluster.run(_lend_probe, name, cluster.backend)
         # what each worker is sent must not grow with their number
         some = tickets if on_gpus else [*{ticket.host: ticket for ticket in tickets}.values()]
-        found = cluster.run(_try_others, name, cluster.backend, some[:_TRIED])
+        found = cluster.run(_try_others, name, some[:_TRIED])
     except DeadlineError as error:
         return "comm", f"trying it did not end: {error}"
     finally:
@@ -174,7 +173,7 @@ async def _lend(name: str, keys: list[dict[int, str]], dask_worker: Any) -> list
     blocks = {key: dask_worker.data[key] for key in mine if key in dask_worker.data}
 
     def tickets() -> list[Ticket | None]:
-        there = {key: _ticket(exchange, x, key, dask_worker) for key, x in blocks.items()}
+        there = {key: ticket_of(exchange, x, key, dask_worker) for key, x in blocks.items()}
         return [there.get(key) for key in mine]
 
     if all(isinstance(block, np.ndarray) for block in blocks.values()):
@@ -187,9 +186,10 @@ async def _beside(function: Callable[..., T], *args: Any) -> T:
     return await asyncio.get_running_loop().run_in_executor(None, function, *args)
 
 
-def _ticket(exchange: Loans, block: Any, name: str, worker: Any) -> Ticket:
+def ticket_of(exchange: Loans, block: Any, name: Any, worker: Any) -> Ticket:
+    """A Ticket for what ``exchange`` keeps until it is dropped or the block taken back."""
     if not hasattr(block, "dtype"):  # whoever asked for it refuses it by this name
-        nothing = _ticket(exchange, np.empty(0), name, worker)
+        nothing = ticket_of(exchange, np.empty(0), name, worker)
         return replace(nothing, dtype=type(block).__name__)
     if name not in exchange.lent:
         exchange.lent[name] = (block, np.frombuffer(secrets.token_bytes(16), np.uint8).copy())
@@ -215,12 +215,7 @@ def _ticket(exchange: Loans, block: Any, name: str, worker: Any) -> Ticket:
 
 def lend_array(name: str, array: Any, worker: Any) -> Ticket:
     """The Ticket of an array that is no block of Dask's; called on the worker that has it."""
-    return _ticket(exchanges.setdefault(name, Loans()), array, "array", worker)
-
-
-def ticket_of(exchange: Loans, array: np.ndarray, name: Any, worker: Any) -> Ticket:
-    """A Ticket for an array that ``exchange`` keeps until it is dropped or the array taken back."""
-    return _ticket(exchange, array, name, worker)
+    return ticket_of(exchanges.setdefault(name, Loans()), array, "array", worker)
 
 
 async def _close(name: str) -> None:
@@ -271,46 +266,33 @@ async def serve(exchange: str, name: str, ends: Region, to_host: bool = False) -
 
 
 def _lend_probe(name: str, backend: str, dask_worker: Any) -> Ticket:
-    """The ticket of 8 numbers that no other worker has."""
-    array = (namespace(backend).arange(24) + os.getpid())[8:16]
-    return lend_array(name, array, dask_worker)
+    """The ticket of a few numbers."""
+    return lend_array(name, namespace(backend).arange(8), dask_worker)
 
 
-async def _try_others(name: str, backend: str, tickets: Sequence[Ticket], dask_worker: Any) -> str:
+async def _try_others(name: str, tickets: Sequence[Ticket]) -> str:
     """Why this worker cannot read one of ``tickets`` past Dask; "" where it can read all. Of host
-    memory those that others on its host have."""
-    if backend != "cupy":
-        tickets = [t for t in tickets if t.host == this_host() and t.pid != os.getpid()]
-    attempt = partial(_try_gpu, name) if backend == "cupy" else _try_memory
+    memory those that others on its host have; the token tells whether it is theirs."""
     for ticket in tickets:
-        if why := await _beside(attempt, ticket):
+        if ticket.pid == os.getpid() or (ticket.pointer and ticket.host != this_host()):
+            continue
+        if why := await _beside(_try, name, ticket):
             return why
     return ""
 
 
-def _try_memory(ticket: Ticket) -> str:
+def _try(name: str, ticket: Ticket) -> str:
+    if not ticket.pointer and ticket.shared is None:
+        return ipc.why_no_handles() or "a block on the GPU has no interprocess handle"
     try:
-        return _not_its_own(ticket, read_memory(ticket, ((0, 8),), np.empty(64, np.uint8)))
-    except (PermissionError, AttributeError) as error:
-        return f"process_vm_readv: {error}"
+        if ticket.pointer:
+            check_lent(ticket)
+        else:
+            opened = (exchanges.get(name) or Loans()).opened
+            read_gpu(opened, ticket, ((0, 8),), namespace("cupy").empty(64, np.uint8))
     except LoanLostError as error:
         return str(error)
-
-
-def _try_gpu(name: str, ticket: Ticket) -> str:
-    exchange, buffer = exchanges.get(name) or Loans(), namespace("cupy").empty(64, np.uint8)
-    if ticket.shared is None:
-        return ipc.why_no_handles() or "a block on the GPU has no interprocess handle"
-    if ticket.pid == os.getpid():  # CUDA opens no handle of one's own
-        return ""
-    try:
-        part = read_gpu(exchange.opened, ticket, ((0, 8),), buffer).get()
-    except Exception as error:  # CUDA's
-        return f"CUDA's interprocess handles: {error}"
-    return _not_its_own(ticket, part)
-
-
-def _not_its_own(ticket: Ticket, part: np.ndarray) -> str:
-    if part.tolist() == [ticket.pid + i for i in range(8, 16)]:
-        return ""
-    return f"the worker at {ticket.address}: read {part.tolist()}, which it does not have"
+    except Exception as error:  # CUDA's are of many kinds
+        how = "process_vm_readv" if ticket.pointer else "CUDA's interprocess handles"
+        return f"{how}: {error}"
+    return ""

@@ -1,18 +1,13 @@
-"""What a training is asked for, looked at before a rank starts: who waits hours hears it at once.
+"""What a training is, as one frozen value: checked at once, for who waits hours hears it late.
 
-of_kind           single arguments
-scheduled         a schedule that ranks can carry out
-cut_of            layers of each of its stages
-recipe_for        what is kept of each number, and in how many bytes
-terms_of          all that a training's program follows from
-save_every_of     how often a checkpoint is written
-ready             a folder for checkpoints, and the step of the newest that is there
+options of tiledask.train  --configured-->  TrainingConfig: every rank is told it, and programs
+                                            follow from it
 """
 
 import inspect
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tiledask.distributed.checkpoints import steps_in
@@ -31,20 +26,7 @@ from tiledask.tile.optimizers import Adam, LossScale, Rule, rule_for
 from tiledask.tile.optimizers.clipping import clip_factor
 from tiledask.tile.optimizers.rules import check_states
 
-__all__ = [
-    "AXES",
-    "cut_of",
-    "of_kind",
-    "ready",
-    "recipe_for",
-    "rule_of",
-    "save_every_of",
-    "scale_of",
-    "scheduled",
-    "shape_of",
-    "terms_of",
-    "zero_of",
-]
+__all__ = ["AXES", "TrainingConfig", "check_kinds", "configured", "recipe_for", "with_folder"]
 
 AXES = ("dp", "tp", "pp")
 """Of a training's mesh."""
@@ -56,14 +38,91 @@ KINDS = {
 }
 
 
-def of_kind(**given: Any) -> None:
-    """None; raises ConfigError if a model, rule, scale or data is something else.
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig(TrainingTerms):
+    """What every rank of a training is told."""
 
-    >>> of_kind(rule="adam")
-    Traceback (most recent call last):
-        ...
-    tiledask.errors.ConfigError: rule is SGD(rate), Adam(rate) or AdamW(rate), got 'adam'
-    """
+    model: GPT
+    shape: tuple[int, int, int]
+    """(dp, tp, pp)."""
+    rule: Rule
+    dtype: str
+    scale: LossScale | None = None
+    """The loss scale of the first step."""
+    clip: float | None = None
+    data: Any = None
+    steps: int = 0
+    seed: int = 0
+    folder: str | None = None
+    """Where checkpoints are."""
+    first: int = 0
+    """Steps that are done already, by the newest of them."""
+    save_every: int | None = None
+    """Steps from one checkpoint to the next; there is one after the last."""
+    attempt: int = 0
+    """How often it was begun before, until a worker was lost."""
+    history: str = ""
+    """The folder of what ranks measured before each checkpoint, to go on from there."""
+
+    def is_saved(self, done: int) -> bool:
+        """Whether there is a checkpoint after so many steps, and more to do."""
+        every = self.save_every
+        return every is not None and done % every == 0 and self.first < done < self.steps
+
+
+def configured(
+    model: GPT,
+    ranks: Any,
+    *,
+    batch: int,
+    microbatches: int | None = None,
+    schedule: str | Schedule = "1f1b",
+    cut: Sequence[int] | None = None,
+    sequence_parallel: bool = False,
+    zero: int = 0,
+    rule: Rule | None = None,
+    dtype: str = "float32",
+    recipe: str | Recipe | None = None,
+    scale: LossScale | None = None,
+    clip: float | None = None,
+    recompute: bool = False,
+) -> TrainingConfig:
+    """The TrainingConfig of these arguments of `tiledask.train`; raises what that raises."""
+    shape = _shape_of(ranks)
+    batch = whole_number("batch", batch, 1)
+    check_kinds(model=model, rule=rule, scale=scale)
+    if rule is None:
+        rule = Adam() if recipe is None else rule_for(recipe)
+    if scale is None and dtype == "float16":
+        scale = LossScale()
+    if clip is not None:
+        clip_factor(0.0, clip)
+    if not is_whole(zero, 0, 3):
+        raise ConfigError(f"ZeRO has stages 1, 2 and 3, and 0 for none; got {zero!r}")
+    kept = recipe_for(rule, dtype, recipe)
+    made = _scheduled(schedule, shape[2], microbatches)
+    return TrainingConfig(
+        model=model,
+        shape=shape,
+        schedule=made,
+        cut=_cut_of(model, made, cut),
+        batch=batch,
+        recipe=kept,
+        itemsize=as_dtype(dtype).itemsize,
+        sequence_parallel=bool(sequence_parallel),
+        zero=int(zero),
+        scaled=scale is not None,
+        clipped=clip is not None,
+        recompute=bool(recompute),
+        rule=rule,
+        dtype=dtype,
+        scale=scale,
+        clip=clip,
+    )
+
+
+def check_kinds(**given: Any) -> None:
+    """Raise ConfigError if a model, rule, scale or data is something else."""
     for name, value in given.items():
         if name == "data":
             right = hasattr(value, "batch") and hasattr(value, "vocabulary")
@@ -75,22 +134,24 @@ def of_kind(**given: Any) -> None:
             raise ConfigError(f"{name} is {words}, got {value!r}")
 
 
-def shape_of(ranks: Any, names: Sequence[str] = ()) -> tuple[int, int, int]:
-    """(dp, tp, pp). ``names``: of the mesh's axes, if it has any; they may be others, and these
-    must not be in another order."""
+def _shape_of(ranks: Any) -> tuple[int, int, int]:
+    """(dp, tp, pp), of three numbers or a mesh. If its axes have names they may be others, and
+    these must not be in another order."""
+    names = getattr(ranks, "names", ())
     if any(name in AXES and AXES[axis : axis + 1] != (name,) for axis, name in enumerate(names)):
         raise ConfigError(
             f"ranks are a mesh (dp, tp, pp) in this order, got one of {', '.join(names)}; "
             f"td.Mesh(cluster, (...), names={AXES})"
         )
+    ranks = getattr(ranks, "shape", ranks)
     shape = tuple(ranks) if isinstance(ranks, Sequence) else (ranks,)
     if len(shape) != 3:
         raise ConfigError(f"ranks are a mesh (dp, tp, pp), three numbers; got {shape}")
-    dp, tp, pp = shape
-    return whole_number("dp", dp, 1), whole_number("tp", tp, 1), whole_number("pp", pp, 1)
+    dp, tp, pp = (whole_number(name, n, 1) for name, n in zip(AXES, shape, strict=True))
+    return dp, tp, pp
 
 
-def scheduled(schedule: Any, devices: int, microbatches: int | None) -> Schedule:
+def _scheduled(schedule: Any, devices: int, microbatches: int | None) -> Schedule:
     """A schedule that can be carried out on as many devices."""
     if isinstance(schedule, str):
         count = 1 if microbatches is None else microbatches
@@ -140,37 +201,24 @@ def recipe_for(rule: Rule, dtype: str, recipe: str | Recipe | None = None) -> Re
                 f"{given.compute_bytes} B, a number in {dtype} has {size} B; 'fp32-adam' is one "
                 f"for float32, 'mixed-adam-16' and 'mixed-adam-18' for float16 and bfloat16"
             )
-        return _used_up(given, rule)
+        check_states(given)
+        states, used = {s.tensor for s in given.states}, {"weights", "gradients", *rule.keeps}
+        if states - {"master weights"} != used:
+            raise ConfigError(
+                f"recipe {given.name!r} keeps {', '.join(sorted(states))}, and "
+                f"{type(rule).__name__} uses {', '.join(sorted(used))}, beside master weights if "
+                f"there are any; 'mixed-adam-16' and 'fp32-adam' can be trained by Adam"
+            )
+        return given
     usual = load_recipe("mixed-adam-16" if size == 2 else "fp32-adam")
     kept = ("weights", "gradients", "master weights", *rule.keeps)
-    states = tuple(s for s in usual.states if s.tensor in kept)
-    if size != 2:
-        states = tuple(replace(s, bytes=size) for s in states)
+    held = [s for s in usual.states if s.tensor in kept]
+    of_size = tuple(held if size == 2 else [replace(s, bytes=size) for s in held])
     name = f"{dtype} {type(rule).__name__}"
-    return replace(usual, name=name, compute_bytes=size, states=states)
+    return replace(usual, name=name, compute_bytes=size, states=of_size)
 
 
-def _used_up(recipe: Recipe, rule: Rule) -> Recipe:
-    """``recipe``. Raises ConfigError unless it keeps what ``rule`` uses, and nothing else."""
-    check_states(recipe)
-    kept, used = {s.tensor for s in recipe.states}, {"weights", "gradients", *rule.keeps}
-    if kept - {"master weights"} != used:
-        raise ConfigError(
-            f"recipe {recipe.name!r} keeps {', '.join(sorted(kept))}, and {type(rule).__name__} "
-            f"uses {', '.join(sorted(used))}, beside master weights if there are any; "
-            f"'mixed-adam-16' and 'fp32-adam' are recipes that can be trained by Adam"
-        )
-    return recipe
-
-
-def zero_of(zero: Any) -> int:
-    """A stage of ZeRO."""
-    if not is_whole(zero, 0, 3):
-        raise ConfigError(f"ZeRO has stages 1, 2 and 3, and 0 for none; got {zero!r}")
-    return int(zero)
-
-
-def cut_of(model: GPT, schedule: Schedule, cut: Any) -> tuple[int, ...]:
+def _cut_of(model: GPT, schedule: Schedule, cut: Any) -> tuple[int, ...]:
     """Layers of each stage; None: as even as they can be."""
     if cut is None:
         return even(model.layers, schedule.stages)
@@ -186,72 +234,19 @@ def cut_of(model: GPT, schedule: Schedule, cut: Any) -> tuple[int, ...]:
     return layers
 
 
-def rule_of(rule: Rule | None, recipe: str | Recipe | None) -> Rule:
-    """``rule``; left out, Adam, or the one whose states the recipe keeps."""
-    if rule is not None:
-        return rule
-    return Adam() if recipe is None else rule_for(recipe)
-
-
-def scale_of(scale: LossScale | None, dtype: str) -> LossScale | None:
-    """``scale``; left out, a dynamic one for float16 alone."""
-    return LossScale() if scale is None and dtype == "float16" else scale
-
-
-def terms_of(
-    model: GPT,
-    shape: tuple[int, int, int],
-    batch: int,
-    microbatches: int | None,
-    schedule: Any,
-    cut: Any,
-    sequence_parallel: bool,
-    zero: Any,
-    rule: Rule,
-    dtype: str,
-    recipe: str | Recipe | None,
-    scale: LossScale | None,
-    clip: float | None,
-    recompute: bool,
-) -> TrainingTerms:
-    """What a training's program follows from; the arguments are those of `tiledask.train`."""
-    if clip is not None:
-        clip_factor(0.0, clip)
-    kept = recipe_for(rule, dtype, recipe)
-    made, stage = scheduled(schedule, shape[2], microbatches), zero_of(zero)
-    return TrainingTerms(
-        model=model,
-        schedule=made,
-        cut=cut_of(model, made, cut),
-        batch=batch,
-        recipe=kept,
-        itemsize=as_dtype(dtype).itemsize,
-        sequence_parallel=bool(sequence_parallel),
-        zero=stage,
-        scaled=scale is not None,
-        clipped=clip is not None,
-        recompute=bool(recompute),
-    )
-
-
-def save_every_of(folder: str | None, save_every: Any) -> int | None:
-    """Steps from one checkpoint to the next; None where there are none."""
-    if save_every is None:
-        return None
-    if folder is None:
-        raise ConfigError(
-            f"save_every={save_every} writes checkpoints, and needs folder= to write them to"
-        )
-    return whole_number("save_every", save_every, 1)
-
-
-def ready(folder: str | os.PathLike[str] | None, steps: int) -> tuple[str | None, int]:
-    """(the folder's full path, the step of the newest checkpoint in it or 0).
+def with_folder(config: TrainingConfig, folder: Any, save_every: Any) -> TrainingConfig:
+    """``config`` with checkpoints in ``folder``, from the step of the newest that is there.
 
     The folder is made if there is none: who cannot write hears it before the training, not after.
     """
     if folder is None:
-        return None, 0
+        if save_every is not None:
+            raise ConfigError(
+                f"save_every={save_every} writes checkpoints, and needs folder= to write them to"
+            )
+        return config
+    if save_every is not None:
+        save_every = whole_number("save_every", save_every, 1)
     path = os.path.abspath(folder)
     try:
         os.makedirs(path, exist_ok=True)
@@ -263,9 +258,9 @@ def ready(folder: str | os.PathLike[str] | None, steps: int) -> tuple[str | None
     if not os.access(path, os.W_OK | os.X_OK):
         raise CheckpointError(f"checkpoints are written to {path}, where you may not write")
     first = max(steps_in(path), default=0)
-    if first > steps:
+    if first > config.steps:
         raise ConfigError(
-            f"{path} has a checkpoint of step {first}, which is past the last of {steps} steps; "
-            f"ask for {first} or more, or take another folder"
+            f"{path} has a checkpoint of step {first}, which is past the last of {config.steps} "
+            f"steps; ask for {first} or more, or take another folder"
         )
-    return path, first
+    return replace(config, folder=path, first=first, save_every=save_every)
