@@ -321,7 +321,9 @@ FAULTS = {
     "the mean's part forgotten": wrong(
         "layer norm", lambda g, dy, kept: [g[0] + dy.mean(-1, keepdims=True), *g[1:]]
     ),
-    "turned forward once more": wrong("rotate", lambda g, dy, kept: [L.rotate(dy, kept)[0]]),
+    "turned forward once more": wrong(
+        "rotate", lambda g, dy, kept: [L.rotate(dy, kept["angles"])[0]]
+    ),
     "kv heads not summed": wrong("attention, grouped", lambda g, dy, kept: [g[0], g[1] / 2, g[2]]),
     "one part in a hundred thousand": wrong("mlp", lambda g, dy, kept: [g[0] * (1 + 1e-5), *g[1:]]),
     "dk and dv exchanged": wrong("attention", lambda g, dy, kept: [g[0], g[2], g[1]]),

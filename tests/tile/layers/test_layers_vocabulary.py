@@ -15,6 +15,7 @@ from oracles.gradients import draw
 from tiledask.tile import as_dtype
 from tiledask.tile import layers as L
 from tiledask.tile.backend import to_numpy
+from tiledask.tile.layers.by_name import KERNELS, RankPart
 
 # -- embedding -------------------------------------------------------------------------------------
 
@@ -108,20 +109,21 @@ def test_devices_with_some_classes_get_the_loss_of_one(vocabulary, tokens, smoot
 
 def split_loss(logits, targets, cuts, smoothing):
     """(loss, dlogits) of each device that holds classes cuts[i] .. cuts[i + 1]."""
-    spans = [(a, b) for a, b in itertools.pairwise(cuts)]
-    rule = L.LossRule(logits.shape[-1], smoothing)
-    count = L.count_targets(targets, rule)
-    local = [logits[..., a:b] for a, b in spans]
-    maximum = np.max([L.local_maximum(z) for z in local], axis=0)
+    parts = [RankPart(a, b, logits.shape[-1]) for a, b in itertools.pairwise(cuts)]
+    count = L.count_targets(targets, L.LossRule(logits.shape[-1], smoothing))
+    local = [logits[..., part.here] for part in parts]
+    maximum = np.max([KERNELS["largest_logit"](z) for z in local], axis=0)
     sums = sum(
-        L.local_sums(z, targets, maximum, rule, a) for z, (a, _) in zip(local, spans, strict=True)
+        KERNELS["loss_sums"](z, targets, maximum, classes=part, smoothing=smoothing)
+        for z, part in zip(local, parts, strict=True)
     )
+    told = [{"classes": part, "count": count, "smoothing": smoothing} for part in parts]
     return [
         (
-            L.loss_of_sums(sums, targets, rule, count),
-            L.logits_grad(1.0, z, targets, maximum, sums[0], rule, count, a),
+            KERNELS["loss"](sums, targets, **each),
+            KERNELS["logits_grad"](z, targets, maximum, sums, **each),
         )
-        for z, (a, _) in zip(local, spans, strict=True)
+        for z, each in zip(local, told, strict=True)
     ]
 
 
@@ -153,6 +155,3 @@ def test_a_loss_of_halves_is_float32(dtype):
         scaled = L.cross_entropy_grad(2.0**16, kept)[0, 9]
         assert float(scaled) / 2**16 == pytest.approx(1 / (4 * 50_257), rel=1e-3)
         assert float(grad[0, 9]) != pytest.approx(1 / (4 * 50_257), rel=1e-3)
-
-
-ROWS, TWO = np.ones((4, 2)), np.ones((2, 4))

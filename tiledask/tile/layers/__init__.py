@@ -1,5 +1,7 @@
 """The layers of one device, forward and backward: the oracles of layers that are split.
 
+saving.py           the layers as a person calls them; by_name.py: as programs do
+ops.py              the table of kernels, and how a layer is made of two
 self_attention.py   projections, heads, rotary positions; and back
   attention.py        any query head at any kv head; softmax
   rotary.py           pairs of columns turned by their position
@@ -9,80 +11,37 @@ mlp.py              up, activation, down: plain and SwiGLU
 norms.py            LayerNorm, RMSNorm
 embedding.py        rows of a table, or of a part of it
 cross_entropy.py    the loss, in pieces that devices with some of the classes add up
-conv.py             convolution in two dimensions
-pooling.py            the largest, the mean; flatten
-im2col.py           the windows of an image, and their sum back
+convolution/        convolution in two dimensions, pooling, and the windows of both
 parameters.py       numbers by name and place, the same whatever the split
 rng.py              random numbers without a state
 operands.py         what all of them ask of their operands; halves
 
 One convention:
 
-    y, kept        = f(x, weights..., options)        forward
-    dx, dweights...= f_grad(dy, kept, weights...)     backward, the transpose of f's derivative
+    y, saved       = f(x, weights..., options)        forward
+    dx, dweights...= f_grad(dy, saved, weights...)    backward, the transpose of f's derivative
 
-- ``kept`` holds what the backward needs of the activations, and the options; never weights. Those
+- ``saved`` holds what the backward needs of the activations, and the options; never weights. Those
   are passed again, as a device that gathers its weights only when they are used would pass them.
 - There is a gradient for each operand, in their order; None for one that was None. Integers have
   none. Layers of many weights take them in a dict and return a dict of the same names.
-- Nothing that is passed in is changed. ``bytes_kept`` counts what forwards keep.
+- Nothing that is passed in is changed.
 - Operands are of one type: float64, float32, float16 or bfloat16. Halves are summed, activated
   and normalised in float32, and rounded where a function returns; a loss of halves stays float32.
 - NumPy and CuPy arrays alike; shapes that do not go together raise KernelError, a ValueError.
 """
 
-from tiledask.tile.layers.activations import (
-    ACTIVATIONS,
-    find_activation,
-    gelu,
-    gelu_grad,
-    relu,
-    relu_grad,
-    silu,
-    silu_grad,
-    swiglu,
-    swiglu_grad,
-)
-from tiledask.tile.layers.attention import (
-    attention,
-    attention_grad,
-    shared_heads,
-    softmax,
-    softmax_grad,
-)
-from tiledask.tile.layers.convolution.conv import (
-    conv2d,
-    conv2d_grad,
-    conv2d_grad_input,
-    conv2d_grad_weight,
-    conv2d_parameters,
-)
+from tiledask.tile.layers.activations import ACTIVATIONS, find_activation
+from tiledask.tile.layers.attention import shared_heads
+from tiledask.tile.layers.convolution.conv import conv2d_parameters
 from tiledask.tile.layers.convolution.im2col import windows
-from tiledask.tile.layers.convolution.pooling import (
-    avg_pool2d,
-    avg_pool2d_grad,
-    flatten,
-    flatten_grad,
-    max_pool2d,
-    max_pool2d_grad,
-)
 from tiledask.tile.layers.cross_entropy import (
     LossRule,
     count_targets,
     cross_entropy,
     cross_entropy_grad,
-    local_maximum,
-    local_sums,
-    logits_grad,
-    loss_of_sums,
 )
-from tiledask.tile.layers.embedding import embedding, embedding_grad
-from tiledask.tile.layers.linear import (
-    linear,
-    linear_grad,
-    linear_grad_input,
-    linear_grad_weight,
-)
+from tiledask.tile.layers.linear import linear_grad_input, linear_grad_weight
 from tiledask.tile.layers.mlp import (
     fuse_gate_up,
     mlp,
@@ -92,11 +51,43 @@ from tiledask.tile.layers.mlp import (
     swiglu_mlp_grad,
     swiglu_mlp_parameters,
 )
-from tiledask.tile.layers.norms import layer_norm, layer_norm_grad, rms_norm, rms_norm_grad
-from tiledask.tile.layers.operands import bytes_kept
 from tiledask.tile.layers.parameters import Parameter, draw, initialise, matrix
 from tiledask.tile.layers.rng import key, normals, positions, uniforms
-from tiledask.tile.layers.rotary import Angles, rotary_angles, rotate, rotate_grad
+from tiledask.tile.layers.rotary import Angles, rotary_angles
+from tiledask.tile.layers.saving import (
+    attention,
+    attention_grad,
+    avg_pool2d,
+    avg_pool2d_grad,
+    conv2d,
+    conv2d_grad,
+    conv2d_grad_input,
+    conv2d_grad_weight,
+    embedding,
+    embedding_grad,
+    flatten,
+    flatten_grad,
+    gelu,
+    gelu_grad,
+    layer_norm,
+    layer_norm_grad,
+    linear,
+    linear_grad,
+    max_pool2d,
+    max_pool2d_grad,
+    relu,
+    relu_grad,
+    rms_norm,
+    rms_norm_grad,
+    rotate,
+    rotate_grad,
+    silu,
+    silu_grad,
+    softmax,
+    softmax_grad,
+    swiglu,
+    swiglu_grad,
+)
 from tiledask.tile.layers.self_attention import (
     Heads,
     fuse_qkv,
@@ -115,7 +106,6 @@ __all__ = [
     "attention_grad",
     "avg_pool2d",
     "avg_pool2d_grad",
-    "bytes_kept",
     "conv2d",
     "conv2d_grad",
     "conv2d_grad_input",
@@ -142,10 +132,6 @@ __all__ = [
     "linear_grad",
     "linear_grad_input",
     "linear_grad_weight",
-    "local_maximum",
-    "local_sums",
-    "logits_grad",
-    "loss_of_sums",
     "matrix",
     "max_pool2d",
     "max_pool2d_grad",

@@ -4,128 +4,15 @@ Each is computed in float32 for halves. `ACTIVATIONS` has them by name.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from tiledask.errors import KernelError
 from tiledask.tile import epilogue
 from tiledask.tile.backend import Array, array_namespace
 from tiledask.tile.layers.operands import check_floats, rounded, wide
+from tiledask.tile.layers.ops import KERNELS, op
 
-__all__ = [
-    "ACTIVATIONS",
-    "Activation",
-    "find_activation",
-    "gelu",
-    "gelu_grad",
-    "relu",
-    "relu_grad",
-    "silu",
-    "silu_grad",
-    "swiglu",
-    "swiglu_grad",
-]
-
-
-def relu(x: Array) -> tuple[Array, Array]:
-    """(max(x, 0), kept); keeps y, which the next layer keeps anyway. The slope at 0 is 0.
-
-    >>> import numpy as np
-    >>> relu(np.array([-1.0, 2.0]))[0].tolist()
-    [0.0, 2.0]
-    """
-    y = rounded(check_floats(x=x).maximum(wide(x), 0), x)
-    return y, y
-
-
-def relu_grad(dy: Array, kept: Array) -> Array:
-    """dx of `relu`."""
-    return rounded(wide(dy) * (wide(kept) > 0), dy)
-
-
-def gelu(x: Array) -> tuple[Array, Array]:
-    """(x times the normal distribution function of x, kept), in its tanh form; keeps x.
-
-    >>> import numpy as np
-    >>> gelu(np.array([0.0, 1.0]))[0].round(4).tolist()
-    [0.0, 0.8412]
-    """
-    check_floats(x=x)
-    return rounded(epilogue.gelu(wide(x)), x), x
-
-
-def gelu_grad(dy: Array, kept: Array) -> Array:
-    """dx of `gelu`."""
-    return rounded(epilogue.gelu_grad(wide(dy), wide(kept)), dy)
-
-
-def silu(x: Array) -> tuple[Array, Array]:
-    """(x / (1 + exp(-x)), kept); keeps x. Also called swish (arXiv:1710.05941).
-
-    >>> import numpy as np
-    >>> silu(np.array([-1000.0, 0.0, 1.0]))[0].round(4).tolist()
-    [-0.0, 0.0, 0.7311]
-    """
-    check_floats(x=x)
-    return rounded(wide(x) * _sigmoid(wide(x)), x), x
-
-
-def silu_grad(dy: Array, kept: Array) -> Array:
-    """dx of `silu`."""
-    return rounded(wide(dy) * _silu_slope(wide(kept)), dy)
-
-
-class KeptGate(NamedTuple):
-    """What `swiglu` keeps."""
-
-    gate: Array
-    up: Array
-
-
-def swiglu(gate: Array, up: Array) -> tuple[Array, KeptGate]:
-    """(silu(gate) up, kept), element by element; keeps both. Shazeer, arXiv:2002.05202.
-
-    >>> import numpy as np
-    >>> swiglu(np.array([0.0, 1.0]), np.array([5.0, 2.0]))[0].round(4).tolist()
-    [0.0, 1.4621]
-    """
-    check_floats(gate=gate, up=up)
-    if gate.shape != up.shape:
-        raise KernelError(
-            f"gate and up are multiplied element by element, got {gate.shape} and {up.shape}; "
-            f"split the fused output in the middle of its last axis"
-        )
-    y = wide(gate) * _sigmoid(wide(gate)) * wide(up)
-    return rounded(y, gate), KeptGate(gate, up)
-
-
-def swiglu_grad(dy: Array, kept: KeptGate) -> tuple[Array, Array]:
-    """(dgate, dup) of `swiglu`."""
-    gate, up, d = wide(kept.gate), wide(kept.up), wide(dy)
-    dgate, dup = d * up * _silu_slope(gate), d * gate * _sigmoid(gate)
-    return rounded(dgate, dy), rounded(dup, dy)
-
-
-class Activation(NamedTuple):
-    """A function of one array and its gradient."""
-
-    forward: Callable[[Array], tuple[Array, Array]]
-    """The function: x -> (y, kept)."""
-    grad: Callable[[Array, Array], Array]
-    """Its gradient: (dy, kept) -> dx."""
-
-
-ACTIVATIONS = {
-    "relu": Activation(relu, relu_grad),
-    "gelu": Activation(gelu, gelu_grad),
-    "silu": Activation(silu, silu_grad),
-}
-
-
-def find_activation(name: str) -> Activation:
-    """The activation called ``name``; raises KernelError with the names there are."""
-    if name not in ACTIVATIONS:
-        raise KernelError(f"an activation is one of {', '.join(ACTIVATIONS)}, got {name!r}")
-    return ACTIVATIONS[name]
+__all__ = ["ACTIVATIONS", "Activation", "find_activation", "gated", "gated_grad"]
 
 
 def _sigmoid(x: Array) -> Array:
@@ -138,3 +25,84 @@ def _sigmoid(x: Array) -> Array:
 def _silu_slope(x: Array) -> Array:
     s = _sigmoid(x)
     return s * (1 + x * (1 - s))
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A function of one array, element by element, and its gradient.
+
+    >>> import numpy as np
+    >>> y, saved = ACTIVATIONS["relu"].forward(np.array([-1.0, 2.0]))
+    >>> y.tolist(), ACTIVATIONS["relu"].grad(np.ones(2), saved).tolist()
+    ([0.0, 2.0], [0.0, 1.0])
+    """
+
+    f: Callable[[Array], Array]
+    f_grad: Callable[[Array, Array], Array]
+    """(dy, x), or (dy, y) where y is saved, which the next layer saves anyway."""
+    saves_y: bool = False
+
+    def forward(self, x: Array) -> tuple[Array, Array]:
+        """(y, saved): the function of each element."""
+        check_floats(x=x)
+        y = rounded(self.f(wide(x)), x)
+        return y, y if self.saves_y else x
+
+    def grad(self, dy: Array, saved: Array) -> Array:
+        """dx of `forward`."""
+        return rounded(self.f_grad(wide(dy), wide(saved)), dy)
+
+
+ACTIVATIONS = {
+    # the slope at 0 is 0
+    "relu": Activation(
+        lambda x: array_namespace(x).maximum(x, 0), lambda dy, y: dy * (y > 0), saves_y=True
+    ),
+    # in the tanh form
+    "gelu": Activation(epilogue.gelu, epilogue.gelu_grad),
+    # x / (1 + exp(-x)), also called swish (arXiv:1710.05941)
+    "silu": Activation(lambda x: x * _sigmoid(x), lambda dy, x: dy * _silu_slope(x)),
+}
+KERNELS |= {name: lambda z, found=found: found.forward(z)[0] for name, found in ACTIVATIONS.items()}
+KERNELS |= {f"{name}_grad": found.grad for name, found in ACTIVATIONS.items()}
+
+
+def find_activation(name: str) -> Activation:
+    """The activation called ``name``; raises KernelError with the names there are."""
+    if name not in ACTIVATIONS:
+        raise KernelError(f"an activation is one of {', '.join(ACTIVATIONS)}, got {name!r}")
+    return ACTIVATIONS[name]
+
+
+def gated(gate: Array, up: Array) -> Array:
+    """silu(gate) up, element by element. Shazeer, arXiv:2002.05202.
+
+    >>> import numpy as np
+    >>> gated(np.array([0.0, 1.0]), np.array([5.0, 2.0])).round(4).tolist()
+    [0.0, 1.4621]
+    """
+    check_floats(gate=gate, up=up)
+    if gate.shape != up.shape:
+        raise KernelError(
+            f"gate and up are multiplied element by element, got {gate.shape} and {up.shape}; "
+            f"split the fused output in the middle of its last axis"
+        )
+    return rounded(wide(gate) * _sigmoid(wide(gate)) * wide(up), gate)
+
+
+def gated_grad(dy: Array, gate: Array, up: Array) -> tuple[Array, Array]:
+    """(dgate, dup)."""
+    gate, up, d = wide(gate), wide(up), wide(dy)
+    return rounded(d * up * _silu_slope(gate), dy), rounded(d * gate * _sigmoid(gate), dy)
+
+
+@op
+def _swiglu(z: Array) -> Array:
+    n = z.shape[-1] // 2
+    return gated(z[..., :n], z[..., n:])
+
+
+@op
+def _swiglu_grad(dy: Array, z: Array) -> Array:
+    n = z.shape[-1] // 2
+    return array_namespace(dy).concatenate(gated_grad(dy, z[..., :n], z[..., n:]), axis=-1)

@@ -8,25 +8,25 @@ A device that holds some of the query heads holds the kv heads that they look at
 of 8 heads over 2 kv heads, the device with query heads 3, 4 and 5 has both, with (0, 1, 1).
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from tiledask.errors import KernelError
 from tiledask.tile.backend import Array, accumulator, array_namespace
 from tiledask.tile.layers.operands import check_floats, check_shape, rounded, wide
+from tiledask.tile.layers.ops import op
+from tiledask.tile.layers.rotary import Angles, rotate, rotate_grad
 
 __all__ = [
-    "KeptAttention",
-    "attention",
-    "attention_grad",
-    "attention_weights",
+    "attend",
+    "attend_grad",
     "by_head",
     "merged",
+    "normalise",
+    "normalise_grad",
     "shared_heads",
-    "softmax",
-    "softmax_grad",
 ]
 
 
@@ -57,15 +57,14 @@ def merged(x: Array) -> Array:
     return x.swapaxes(1, 2).reshape(b, s, heads * e)
 
 
-def softmax(x: Array) -> tuple[Array, Array]:
-    """(exp(x) over its sum along the last axis, kept); keeps y.
+def normalise(x: Array) -> Array:
+    """exp(x) over its sum along the last axis.
 
-    >>> softmax(np.array([0.0, 0.0, -np.inf]))[0].tolist()
+    >>> normalise(np.array([0.0, 0.0, -np.inf])).tolist()
     [0.5, 0.5, 0.0]
     """
     check_floats(x=x)
-    y = rounded(_softmax_in(x.astype(accumulator(x.dtype))), x)
-    return y, y
+    return rounded(_softmax_in(x.astype(accumulator(x.dtype))), x)
 
 
 def _softmax_in(y: Array) -> Array:
@@ -76,27 +75,15 @@ def _softmax_in(y: Array) -> Array:
     return y
 
 
-def softmax_grad(dy: Array, kept: Array) -> Array:
-    """dx of `softmax`: y (dy - the sum of dy y)."""
-    y, d = wide(kept), wide(dy)
+def normalise_grad(dy: Array, y: Array) -> Array:
+    """dx: y (dy - the sum of dy y)."""
+    y, d = wide(y), wide(dy)
     dx = d - (d * y).sum(axis=-1, keepdims=True)
     dx *= y
     return rounded(dx, dy)
 
 
-class KeptAttention(NamedTuple):
-    """What attention keeps: its operands and the probabilities."""
-
-    q: Array
-    k: Array
-    v: Array
-    p: Array
-    """[b, query heads, s, t], in the operands' type."""
-    kv_of: tuple[int, ...]
-    scale: float
-
-
-def attention(
+def attend(
     q: Array,
     k: Array,
     v: Array,
@@ -104,38 +91,30 @@ def attention(
     causal: bool = True,
     scale: float | None = None,
     offset: int = 0,
-) -> tuple[Array, KeptAttention]:
-    """(softmax(scale q k^T) v [b, query heads, s, f], kept), Vaswani et al., arXiv:1706.03762.
+) -> tuple[Array, Array]:
+    """softmax(scale q k^T) v [b, query heads, s, f], Vaswani et al., arXiv:1706.03762; and p.
 
     q [b, query heads, s, e], k [b, kv heads, t, e], v [b, kv heads, t, f]. ``kv_of`` is the kv
     head of each query head, by default `shared_heads`; ``scale`` is 1/sqrt(e) by default. With
     ``causal``, query i looks at keys 0 .. offset + i: ``offset`` is the position of the first
     query among the keys, for a part of a sequence.
 
-    Of halves, scores, softmax and sums are float32; what is rounded is p and the result.
+    Of halves, scores, softmax and sums are float32; what is rounded is the result and p, the
+    softmax [b, query heads, s, t].
 
     >>> one = np.ones((1, 1, 2, 4))
-    >>> y, kept = attention(one, one, one)
-    >>> kept.p[0, 0].tolist()
+    >>> attend(one, one, one)[1][0, 0].tolist()
     [[1.0, 0.0], [0.5, 0.5]]
     """
     check_floats(q=q, k=k, v=v)
     kv_of = _checked(q, k, v, kv_of, causal, offset)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    p = attention_weights(q, k, kv_of, causal, scale, offset)
-    y = wide(p) @ _per_query(v, kv_of)
-    return rounded(y, q), KeptAttention(q, k, v, p, kv_of, scale)
+    p = _weights(q, k, kv_of, causal, scale, offset)
+    return rounded(wide(p) @ _per_query(v, kv_of), q), p
 
 
-def attention_weights(
-    q: Array,
-    k: Array,
-    kv_of: tuple[int, ...],
-    causal: bool = True,
-    scale: float | None = None,
-    offset: int = 0,
+def _weights(
+    q: Array, k: Array, kv_of: Sequence[int], causal: bool, scale: float | None, offset: int = 0
 ) -> Array:
-    """softmax(scale q k^T) [b, query heads, s, t], the p that `attention` keeps."""
     xp = array_namespace(q, k)
     scores = wide(q) @ _per_query(k, kv_of).swapaxes(-1, -2)
     scores *= q.shape[-1] ** -0.5 if scale is None else scale
@@ -146,27 +125,35 @@ def attention_weights(
     return rounded(_softmax_in(scores), q)
 
 
-def attention_grad(dy: Array, kept: KeptAttention) -> tuple[Array, Array, Array]:
-    """(dq, dk, dv) of `attention`; a kv head's gradient is the sum over its query heads."""
-    q, k, v, p, kv_of, scale = kept
+def attend_grad(
+    dy: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    p: Array,
+    kv_of: Sequence[int] | None = None,
+    scale: float | None = None,
+) -> tuple[Array, Array, Array]:
+    """(dq, dk, dv); a kv head's gradient is the sum over its query heads."""
     check_floats(dy=dy, q=q)
+    kv_of = shared_heads(q.shape[1], k.shape[1]) if kv_of is None else tuple(kv_of)
     d, wide_p = wide(dy), wide(p)
     dp = d @ _per_query(v, kv_of).swapaxes(-1, -2)
-    ds = softmax_grad(dp, wide_p)
-    ds *= scale
+    ds = normalise_grad(dp, wide_p)
+    ds *= q.shape[-1] ** -0.5 if scale is None else scale
     dq = ds @ _per_query(k, kv_of)
     dk = _summed(ds.swapaxes(-1, -2) @ wide(q), kv_of, k.shape[1])
     dv = _summed(wide_p.swapaxes(-1, -2) @ d, kv_of, v.shape[1])
     return rounded(dq, dy), rounded(dk, dy), rounded(dv, dy)
 
 
-def _per_query(x: Array, kv_of: tuple[int, ...]) -> Array:
+def _per_query(x: Array, kv_of: Sequence[int]) -> Array:
     """[b, query heads, t, e]: of each query head its kv head; the same array if that is all."""
     x = wide(x)
     return x if kv_of == tuple(range(x.shape[1])) else x[:, list(kv_of)]
 
 
-def _summed(d: Array, kv_of: tuple[int, ...], kv_heads: int) -> Array:
+def _summed(d: Array, kv_of: Sequence[int], kv_heads: int) -> Array:
     """[b, kv heads, t, e]: the transpose of `_per_query`; zeros for a head that nobody looks at."""
     if kv_of == tuple(range(kv_heads)):
         return d
@@ -195,3 +182,57 @@ def _checked(
             f"out queries that come before all keys"
         )
     return kv_of
+
+
+# -- of q, k and v side by side, as programs have them ---------------------------------------------
+
+_Heads = tuple[int, int, int]
+"""Query heads and kv heads here, and the columns of each."""
+
+
+def _split(qkv: Array, heads: _Heads) -> list[Array]:
+    query, kv, width = heads
+    ends = [0, query * width, (query + kv) * width, (query + 2 * kv) * width]
+    return [by_head(qkv[..., ends[i] : ends[i + 1]], width) for i in range(3)]
+
+
+@op
+def _attention(
+    qkv: Array, heads: _Heads, kv_of: tuple[int, ...], causal: bool = True, scale: Any = None
+) -> tuple[Array, Array]:
+    c, p = attend(*_split(qkv, heads), kv_of, causal, scale)
+    return merged(c), p
+
+
+@op
+def _attention_weights(
+    qkv: Array, heads: _Heads, kv_of: tuple[int, ...], causal: bool = True, scale: Any = None
+) -> Array:
+    """The p of `attention`, computed once more."""
+    return _weights(*_split(qkv, heads)[:2], kv_of, causal, scale)
+
+
+@op
+def _attention_grad(
+    dc: Array, qkv: Array, p: Array, heads: _Heads, kv_of: tuple[int, ...], scale: Any = None
+) -> Array:
+    found = attend_grad(by_head(dc, heads[2]), *_split(qkv, heads), p, kv_of, scale)
+    return array_namespace(dc).concatenate([merged(each) for each in found], axis=-1)
+
+
+def _rotated(turn: Callable[..., Array], x: Array, angles: Angles, heads: _Heads) -> Array:
+    """q and k turned, and v as it is."""
+    query, kv, width = heads
+    n = (query + kv) * width
+    turned = merged(turn(by_head(x[..., :n], width), angles))
+    return array_namespace(x).concatenate([turned, x[..., n:]], axis=-1)
+
+
+@op
+def _rotate(qkv: Array, angles: Angles, heads: _Heads) -> Array:
+    return _rotated(rotate, qkv, angles, heads)
+
+
+@op
+def _rotate_grad(dy: Array, angles: Angles, heads: _Heads) -> Array:
+    return _rotated(rotate_grad, dy, angles, heads)

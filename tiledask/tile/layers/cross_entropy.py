@@ -8,9 +8,9 @@ For one token with logits z, target y, vocabulary V and smoothing e, with m the 
 
 m is a maximum and S, z_y - m and T are sums over classes, so devices that hold some columns each
 
-    local_maximum    -- maximum over devices -->  m
-    local_sums       -- sum over devices ------>  S, z_y - m, and T if e > 0
-    loss_of_sums     the same number everywhere
+    largest_logit    -- maximum over devices -->  m
+    loss_sums        -- sum over devices ------>  S, z_y - m, and T if e > 0
+    loss             the same number everywhere
     logits_grad      each for its own columns
 
 Smoothing gives each of the V classes e/V, the target's included (Szegedy et al., CVPR 2016,
@@ -20,24 +20,24 @@ device the loss is wrong as soon as there are two.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
 from tiledask.errors import KernelError
 from tiledask.plan.whole import is_whole
 from tiledask.tile.backend import Array, array_namespace
 from tiledask.tile.layers.operands import check_floats, check_integers, check_shape, rounded, wide
+from tiledask.tile.layers.ops import RankPart, Saved, op
 
 __all__ = [
-    "KeptLoss",
     "LossRule",
     "check_count",
     "count_targets",
     "cross_entropy",
     "cross_entropy_grad",
-    "local_maximum",
-    "local_sums",
+    "largest_logit",
     "logits_grad",
-    "loss_of_sums",
+    "loss",
+    "loss_sums",
 ]
 
 
@@ -59,28 +59,14 @@ class LossRule:
             raise KernelError(f"smoothing is from 0 to 1, got {self.smoothing}; 0.1 is usual")
 
 
-class KeptLoss(NamedTuple):
-    """What `cross_entropy` keeps."""
-
-    logits: Array
-    targets: Array
-    maximum: Array
-    """[...] of each token."""
-    exponentials: Array
-    """[...] S of each token."""
-    rule: LossRule
-    divisor: float
-    """The loss is the sum over the tokens, divided by it."""
-
-
 def cross_entropy(
     logits: Array,
     targets: Array,
     smoothing: float = 0.0,
     ignore: int = -100,
     count: float | None = None,
-) -> tuple[Array, KeptLoss]:
-    """(loss, kept) for logits [..., V] and targets [...]; the loss is a scalar array.
+) -> tuple[Array, Saved]:
+    """(loss, saved) for logits [..., V] and targets [...]; the loss is a scalar array.
 
     The sum over tokens whose target is not ``ignore``, over ``count``: by default the number of
     those tokens, which makes it their mean; 1 leaves the sum, and a micro-batch passes the number
@@ -93,19 +79,20 @@ def cross_entropy(
     >>> round(float(loss), 4)  # log 4
     1.3863
     """
-    rule = LossRule(logits.shape[-1], smoothing, ignore)
+    classes = RankPart(0, logits.shape[-1], logits.shape[-1])
+    rule = LossRule(classes.extent, smoothing, ignore)
     counted = count_targets(targets, rule)
-    count = counted if count is None else count
-    maximum = local_maximum(logits)
-    sums = local_sums(logits, targets, maximum, rule)
-    loss = loss_of_sums(sums, targets, rule, count)
-    return loss, KeptLoss(logits, targets, maximum, sums[0], rule, count)
+    told: Saved = {"classes": classes, "smoothing": smoothing, "ignore": ignore}
+    told["count"] = counted if count is None else count
+    maximum = largest_logit(logits)
+    sums = _sums(logits, targets, maximum, rule, 0)
+    arrays = {"logits": logits, "targets": targets, "maximum": maximum, "sums": sums}
+    return loss(sums, targets, **told), arrays | told
 
 
-def cross_entropy_grad(dloss: float, kept: KeptLoss) -> Array:
+def cross_entropy_grad(dloss: float, saved: Saved) -> Array:
     """dlogits of `cross_entropy`. ``dloss`` is 1, or the scale of a scaled loss."""
-    logits, targets, maximum, exponentials, rule, count = kept
-    return logits_grad(dloss, logits, targets, maximum, exponentials, rule, count)
+    return logits_grad(**saved, scale=dloss)
 
 
 def count_targets(targets: Array, rule: LossRule) -> int:
@@ -126,51 +113,58 @@ def count_targets(targets: Array, rule: LossRule) -> int:
     return int(counted.size)
 
 
-def local_maximum(logits: Array) -> Array:
-    """[...] the largest logit of each token among the columns held here [..., n]."""
-    check_floats(logits=logits)
+@op
+def largest_logit(logits: Array) -> Array:
+    """[...] the largest logit of each token among the columns held here [..., n]; -inf of none."""
+    xp = check_floats(logits=logits)
     if not logits.shape[-1]:
-        raise KernelError("a device holds 1 class or more, got none; use fewer devices")
+        return xp.full(logits.shape[:-1], -float("inf"), wide(logits).dtype)
     return wide(logits).max(axis=-1)
 
 
-def local_sums(
-    logits: Array, targets: Array, maximum: Array, rule: LossRule, first: int = 0
+@op
+def loss_sums(
+    logits: Array, targets: Array, maximum: Array, classes: RankPart, **told: Any
 ) -> Array:
     """[2, ...] or, with smoothing, [3, ...]: the columns' parts of S, of z_y - m and of T.
 
-    The columns held here are classes ``first``, first + 1, ... ``maximum`` [...] is that of all
-    columns. The sum of these arrays over the devices is what `loss_of_sums` takes.
+    The columns held here are the ``classes``; ``maximum`` [...] is that of all columns. The sum of
+    these arrays over the devices is what `loss` takes.
 
     >>> import numpy as np
     >>> z, y, m = np.zeros((1, 3)), np.array([4]), np.zeros(1)
-    >>> local_sums(z, y, m, LossRule(6, smoothing=0.1), first=3).tolist()
+    >>> loss_sums(z, y, m, RankPart(3, 6, 6), smoothing=0.1).tolist()
     [[3.0], [0.0], [0.0]]
     """
+    rule = LossRule(classes.extent, **told)
+    count_targets(targets, rule)
+    return _sums(logits, targets, maximum, rule, classes.start)
+
+
+def _sums(logits: Array, targets: Array, maximum: Array, rule: LossRule, first: int) -> Array:
     xp = check_floats(logits=logits)
-    check_integers("targets", targets)
     array_namespace(logits, targets, maximum)
     check_shape("targets", targets, logits.shape[:-1], "one for each token of the logits")
     check_shape("maximum", maximum, logits.shape[:-1], "one for each token of the logits")
+    if not logits.shape[-1]:  # more ranks than classes
+        sums = 3 if rule.smoothing else 2
+        return xp.zeros((sums, *logits.shape[:-1]), wide(logits).dtype)
     shifted = wide(logits) - maximum[..., None]
     at, here = _local(targets, rule, first, logits.shape[-1])
     picked = xp.take_along_axis(shifted, at[..., None], axis=-1)[..., 0]
-    sums = [xp.exp(shifted).sum(axis=-1), xp.where(here, picked, 0)]
-    return xp.stack([*sums, shifted.sum(axis=-1)] if rule.smoothing else sums)
+    found = [xp.exp(shifted).sum(axis=-1), xp.where(here, picked, 0)]
+    return xp.stack([*found, shifted.sum(axis=-1)] if rule.smoothing else found)
 
 
-def loss_of_sums(sums: Array, targets: Array, rule: LossRule, count: float) -> Array:
-    """The loss, a scalar array, from what `local_sums` of all devices add up to.
+@op
+def loss(sums: Array, targets: Array, classes: RankPart, count: float, **told: Any) -> Array:
+    """The loss, a scalar array, from what `loss_sums` of all devices add up to.
 
     Each device gets the same number. ``count`` is `count_targets`, 1 for the sum, or the number of
     tokens of the whole batch.
     """
+    rule = LossRule(classes.extent, **told)
     check_count(count)
-    if len(sums) != (3 if rule.smoothing else 2):
-        raise KernelError(
-            f"smoothing={rule.smoothing} needs {3 if rule.smoothing else 2} sums for each token, "
-            f"got {len(sums)}; make them by local_sums with the same rule"
-        )
     exponentials, picked, *total = sums
     losses = array_namespace(sums).log(exponentials) - (1 - rule.smoothing) * picked
     if total:
@@ -178,29 +172,33 @@ def loss_of_sums(sums: Array, targets: Array, rule: LossRule, count: float) -> A
     return (losses * _counts(targets, rule)).sum() / count
 
 
+@op
 def logits_grad(
-    dloss: float,
     logits: Array,
     targets: Array,
     maximum: Array,
-    exponentials: Array,
-    rule: LossRule,
+    sums: Array,
+    scale: Any = 1.0,
+    *,
+    classes: RankPart,
     count: float,
-    first: int = 0,
+    **told: Any,
 ) -> Array:
-    """dlogits [..., n] of the columns held here; ``maximum`` and ``exponentials`` of all columns.
+    """dlogits [..., n] of the columns held here; ``maximum`` and ``sums`` are of all columns.
 
     Of halves it is computed in float32 and rounded once. Where 1 / count is too small for float16,
-    scale the loss: ``dloss`` is the scale.
+    ``scale`` the loss.
     """
-    xp = check_floats(logits=logits)
+    xp, rule = check_floats(logits=logits), LossRule(classes.extent, **told)
     check_count(count)
-    p = xp.exp(wide(logits) - maximum[..., None]) / exponentials[..., None]
-    at, here = _local(targets, rule, first, logits.shape[-1])
+    if not logits.shape[-1]:
+        return logits.copy()
+    p = xp.exp(wide(logits) - maximum[..., None]) / sums[0][..., None]
+    at, here = _local(targets, rule, classes.start, logits.shape[-1])
     tokens = p.reshape(-1, p.shape[-1])  # a view: p is new
     tokens[xp.arange(len(tokens)), at.ravel()] -= (1 - rule.smoothing) * here.ravel()
     p -= rule.smoothing / rule.vocabulary
-    p *= _counts(targets, rule)[..., None] * (dloss / count)
+    p *= _counts(targets, rule)[..., None] * (float(scale) / count)
     return rounded(p, logits)
 
 

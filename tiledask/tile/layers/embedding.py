@@ -5,8 +5,6 @@ token 1 -> t[1]         token 1 -> 0            t[1]
 token 7 -> 0            token 7 -> t[7]         t[7]
 """
 
-from typing import NamedTuple
-
 from tiledask.errors import KernelError
 from tiledask.tile.backend import Array, array_namespace
 from tiledask.tile.layers.operands import (
@@ -17,32 +15,23 @@ from tiledask.tile.layers.operands import (
     rounded,
     wide,
 )
+from tiledask.tile.layers.ops import RankPart, op
 
-__all__ = ["KeptEmbedding", "embedding", "embedding_grad"]
+__all__ = ["embed", "embed_grad"]
 
 _COLUMNS = 256
 """Of the gradient, summed at a time."""
 
 
-class KeptEmbedding(NamedTuple):
-    """What the embedding keeps."""
-
-    tokens: Array
-    first: int
-    rows: int
-
-
-def embedding(
-    tokens: Array, table: Array, first: int = 0, vocabulary: int | None = None
-) -> tuple[Array, KeptEmbedding]:
-    """(y [..., h], kept) for tokens [...] and the rows ``first``, first + 1, ... of a table.
+def embed(tokens: Array, table: Array, first: int = 0, vocabulary: int | None = None) -> Array:
+    """[..., h] for tokens [...] and the rows ``first``, first + 1, ... of a table [rows, h].
 
     Tokens without a row here give zeros, so the sum over the devices is the whole table's. With
     ``vocabulary``, a token outside of 0 .. vocabulary - 1, whose row is nowhere, raises
     KernelError; without it such a token is zeros everywhere.
 
     >>> import numpy as np
-    >>> embedding(np.array([2, 3, 4]), np.array([[1.0], [2.0]]), first=3)[0].tolist()
+    >>> embed(np.array([2, 3, 4]), np.array([[1.0], [2.0]]), first=3).tolist()
     [[0.0], [1.0], [2.0]]
     """
     xp = check_floats(table=table)
@@ -56,23 +45,23 @@ def embedding(
                 f"tokens are 0 .. {vocabulary - 1}, got {int(wrong[0])} ({wrong.size} of "
                 f"{tokens.size} are outside)"
             )
-    kept = KeptEmbedding(tokens, first, len(table))
-    at, here = _local(kept)
+    if not len(table):  # more ranks than rows
+        return xp.zeros((*tokens.shape, table.shape[1]), table.dtype)
+    at, here = _local(tokens, first, len(table))
     bits = table[at].view(f"i{table.itemsize}")  # CuPy's where has no bfloat16, and would widen it
-    return xp.where(here[..., None], bits, 0).view(table.dtype), kept
+    return xp.where(here[..., None], bits, 0).view(table.dtype)
 
 
-def embedding_grad(dy: Array, kept: KeptEmbedding) -> Array:
+def embed_grad(dy: Array, tokens: Array, rows: int, first: int = 0) -> Array:
     """dtable [rows, h]: for each row the sum of dy over its tokens, which are added two and two in
     their order: the same bits each time, on a GPU too.
 
     >>> import numpy as np
-    >>> tokens, table = np.array([1, 0, 1, 1]), np.zeros((2, 1))
-    >>> embedding_grad(np.array([[1.0], [2.0], [3.0], [4.0]]), embedding(tokens, table)[1]).tolist()
+    >>> embed_grad(np.array([[1.0], [2.0], [3.0], [4.0]]), np.array([1, 0, 1, 1]), 2).tolist()
     [[2.0], [8.0]]
     """
     xp = check_floats(dy=dy)
-    at, here = _local(kept)
+    at, here = _local(tokens, first, rows)
     places = xp.flatnonzero(here)
     at = at.reshape(-1)[places]
     order = xp.argsort(at, kind="stable")
@@ -85,7 +74,7 @@ def embedding_grad(dy: Array, kept: KeptEmbedding) -> Array:
         pairs.append((later, left))
         at = at[left]
     terms, width = by_token(dy), dy.shape[-1]
-    total = xp.zeros((kept.rows, width), dy.dtype)
+    total = xp.zeros((rows, width), dy.dtype)
     for first in range(0, width, _COLUMNS):  # of which there are copies, not of all
         some = slice(first, first + _COLUMNS)
         summed = wide(terms[:, some][places])
@@ -97,8 +86,33 @@ def embedding_grad(dy: Array, kept: KeptEmbedding) -> Array:
     return total
 
 
-def _local(kept: KeptEmbedding) -> tuple[Array, Array]:
+def _local(tokens: Array, first: int, rows: int) -> tuple[Array, Array]:
     """(row here, whether there is one) of each token; row 0 stands for none."""
-    at = kept.tokens.astype("int64") - kept.first
-    here = (at >= 0) & (at < kept.rows)
+    at = tokens.astype("int64") - first
+    here = (at >= 0) & (at < rows)
     return at * here, here
+
+
+@op
+def _embedding(ids: Array, table: Array, rows: RankPart) -> Array:
+    return embed(ids, table, rows.start, rows.extent)
+
+
+@op
+def _embedding_grad(dy: Array, ids: Array, rows: RankPart) -> Array:
+    return embed_grad(dy, ids, rows.stop - rows.start, rows.start)
+
+
+@op
+def _add_rows(x: Array, table: Array, tokens: RankPart | None = None) -> Array:
+    return x + table[tokens.here if tokens else slice(x.shape[1])]
+
+
+@op
+def _add_rows_grad(dy: Array, rows: int, tokens: RankPart | None = None) -> Array:
+    total = dy.sum(axis=0)
+    if len(total) == rows:
+        return total
+    whole = array_namespace(dy).zeros((rows, dy.shape[-1]), dy.dtype)
+    whole[tokens.here if tokens else slice(len(total))] = total
+    return whole

@@ -12,15 +12,16 @@ from tiledask.tile.layers.operands import (
     rounded,
     wide,
 )
+from tiledask.tile.layers.ops import op
 
 __all__ = [
     "Arrays",
     "apply",
     "apply_grad",
+    "check_linear",
     "check_weights",
     "fuse",
     "linear",
-    "linear_grad",
     "linear_grad_input",
     "linear_grad_weight",
 ]
@@ -29,53 +30,49 @@ Arrays = dict[str, Array]
 """Arrays by name."""
 
 
-def linear(x: Array, w: Array, b: Array | None = None) -> tuple[Array, Array]:
-    """(y [..., out], kept) for x [..., in], w [in, out] and b [out], or no b; keeps x.
+def check_linear(x: Array, w: Array, b: Array | None) -> None:
+    """None; raises KernelError unless x [..., in], w [in, out] and b [out] go together."""
+    check_floats(x=x, w=w, b=b)
+    check_shape("w", w, (x.shape[-1], None), "as many rows as x has columns, by outputs")
+    if b is not None:
+        check_shape("b", b, (w.shape[1],), "one for each column of w")
+
+
+@op
+def linear(x: Array, w: Array, b: Array | None = None, turned: bool = False) -> Array:
+    """x w + b [..., out] for x [..., in], w [in, out] ([out, in] if ``turned``) and b [out].
 
     Of halves the whole sum, b included, is float32 and rounded once.
 
     >>> import numpy as np
-    >>> y, kept = linear(np.ones((2, 3)), np.ones((3, 1)), np.ones(1))
-    >>> y.tolist()
+    >>> linear(np.ones((2, 3)), np.ones((3, 1)), np.ones(1)).tolist()
     [[4.0], [4.0]]
     """
-    check_floats(x=x, w=w, b=b)
-    check_shape("w", w, (x.shape[-1], None), "as many rows as x has columns, by outputs")
+    w = w.T if turned else w
+    check_linear(x, w, b)
     y = multiply(x, w)
     if b is not None:
-        check_shape("b", b, (w.shape[1],), "one for each column of w")
         y += wide(b)
-    return rounded(y, x), x
+    return rounded(y, x)
 
 
-def linear_grad(
-    dy: Array, kept: Array, w: Array, b: Array | None = None
-) -> tuple[Array, Array, Array]:
-    """(dx, dw, db) of `linear`; db is None where b is.
-
-    >>> import numpy as np
-    >>> x, w = np.ones((2, 3)), np.ones((3, 1))
-    >>> dx, dw, db = linear_grad(np.ones((2, 1)), x, w)
-    >>> dx.shape, dw.tolist(), db
-    ((2, 3), [[2.0], [2.0], [2.0]], None)
-    """
-    dw, db = linear_grad_weight(dy, kept)
-    return linear_grad_input(dy, w), dw, None if b is None else db
-
-
-def linear_grad_input(dy: Array, w: Array) -> Array:
+@op
+def linear_grad_input(dy: Array, w: Array, turned: bool = False) -> Array:
     """dx = dy w^T [..., in]: the half of the backward that the layer before waits for."""
+    w = w.T if turned else w
     check_floats(dy=dy, w=w)
     return rounded(multiply(dy, w.T), dy)
 
 
-def linear_grad_weight(dy: Array, x: Array) -> tuple[Array, Array]:
+@op
+def linear_grad_weight(dy: Array, x: Array, turned: bool = False) -> tuple[Array, Array]:
     """(dw [in, out], db [out]) = (x^T dy, the sum of dy): the half that nobody waits for."""
     check_floats(dy=dy, x=x)
     check_shape("dy", dy, (*x.shape[:-1], None), "as many rows as x has")
     dy, x = by_token(dy), by_token(x)
     db = wide(dy).sum(axis=0)
-    return rounded(multiply(x.T, dy), dy), rounded(db, dy)
+    dw = rounded(multiply(x.T, dy), dy)
+    return dw.T if turned else dw, rounded(db, dy)
 
 
 # -- by name: weight w<name> and bias b<name> in one dict ------------------------------------------
@@ -100,16 +97,15 @@ def check_weights(weights: Arrays, names: Iterable[str]) -> None:
 
 
 def apply(x: Array, weights: Arrays, name: str) -> Array:
-    """x w<name> + b<name>, without what it keeps: x."""
-    return linear(x, weights[f"w{name}"], weights.get(f"b{name}"))[0]
+    """x w<name> + b<name>."""
+    return linear(x, weights[f"w{name}"], weights.get(f"b{name}"))
 
 
 def apply_grad(dy: Array, x: Array, weights: Arrays, name: str, grads: Arrays) -> Array:
     """dx of `apply`; writes the gradients of w<name>, and of b<name> if there is one, to grads."""
-    b = weights.get(f"b{name}")
-    dx, dw, db = linear_grad(dy, x, weights[f"w{name}"], b)
-    grads |= {f"w{name}": dw} if b is None else {f"w{name}": dw, f"b{name}": db}
-    return dx
+    dw, db = linear_grad_weight(dy, x)
+    grads |= {f"w{name}": dw, f"b{name}": db} if f"b{name}" in weights else {f"w{name}": dw}
+    return linear_grad_input(dy, weights[f"w{name}"])
 
 
 def fuse(weights: Arrays, names: tuple[str, ...], into: str) -> Arrays:

@@ -13,21 +13,26 @@ w_1 and an activation that kernels can end with are one product, finished in the
 g = gelu(x w_1 + b_1), and z = x w_1 + b_1, which the backward needs, is written on the way.
 """
 
-from typing import NamedTuple
-
 from tiledask.errors import KernelError
 from tiledask.tile.backend import HALVES, Array, array_namespace
 from tiledask.tile.epilogue import ACTIVATIONS as ENDINGS
-from tiledask.tile.layers.activations import KeptGate, find_activation, swiglu, swiglu_grad
-from tiledask.tile.layers.linear import Arrays, apply, apply_grad, check_weights, fuse, linear
-from tiledask.tile.layers.operands import by_token, check_floats, check_shape, rounded, wide
+from tiledask.tile.layers.activations import find_activation, gated, gated_grad
+from tiledask.tile.layers.linear import (
+    Arrays,
+    apply,
+    apply_grad,
+    check_linear,
+    check_weights,
+    fuse,
+    linear,
+)
+from tiledask.tile.layers.operands import by_token, rounded, wide
+from tiledask.tile.layers.ops import Saved
 from tiledask.tile.layers.parameters import Parameter, matrix
 from tiledask.tile.product import matmul
 from tiledask.tile.table import kernels
 
 __all__ = [
-    "KeptMLP",
-    "KeptSwiGLU",
     "activated_linear",
     "fuse_gate_up",
     "kernel_for",
@@ -42,18 +47,6 @@ __all__ = [
 _HOPPER = "wgmma_ws_persistent"
 
 
-class KeptMLP(NamedTuple):
-    """What `mlp` keeps."""
-
-    x: Array
-    before: Array
-    """What the activation keeps."""
-    """What the activation keeps."""
-    g: Array
-    """What w_2 multiplies."""
-    activation: str
-
-
 def mlp_parameters(hidden: int, inner: int, bias: bool = True) -> dict[str, Parameter]:
     """The weights of `mlp` by name, with deviations of 1/sqrt(rows).
 
@@ -63,8 +56,8 @@ def mlp_parameters(hidden: int, inner: int, bias: bool = True) -> dict[str, Para
     return matrix("_1", hidden, inner, bias) | matrix("_2", inner, hidden, bias)
 
 
-def mlp(x: Array, weights: Arrays, activation: str = "gelu") -> tuple[Array, KeptMLP]:
-    """(y [..., h], kept) for x [..., h]: w_2 activation(w_1 x), by its name.
+def mlp(x: Array, weights: Arrays, activation: str = "gelu") -> tuple[Array, Saved]:
+    """(y [..., h], saved) for x [..., h]: w_2 activation(w_1 x), by its name.
 
     >>> import numpy as np
     >>> w = {"w_1": np.array([[1.0, -1.0]]), "w_2": np.array([[1.0], [1.0]])}
@@ -72,26 +65,16 @@ def mlp(x: Array, weights: Arrays, activation: str = "gelu") -> tuple[Array, Kep
     [[3.0]]
     """
     check_weights(weights, ["_1", "_2"])
-    g, before = activated_linear(x, weights["w_1"], weights.get("b_1"), activation)
-    return apply(g, weights, "_2"), KeptMLP(x, before, g, activation)
+    g, bent = activated_linear(x, weights["w_1"], weights.get("b_1"), activation)
+    return apply(g, weights, "_2"), {"x": x, "g": g, "bent": bent, "activation": activation}
 
 
-def mlp_grad(dy: Array, kept: KeptMLP, weights: Arrays) -> tuple[Array, Arrays]:
+def mlp_grad(dy: Array, saved: Saved, weights: Arrays) -> tuple[Array, Arrays]:
     """(dx, the gradient of each weight by its name)."""
     grads: Arrays = {}
-    dg = apply_grad(dy, kept.g, weights, "_2", grads)
-    dz = find_activation(kept.activation).grad(dg, kept.before)
-    dx = apply_grad(dz, kept.x, weights, "_1", grads)
-    return dx, grads
-
-
-class KeptSwiGLU(NamedTuple):
-    """What `swiglu_mlp` keeps."""
-
-    x: Array
-    gate: KeptGate
-    g: Array
-    """What w_down multiplies."""
+    dg = apply_grad(dy, saved["g"], weights, "_2", grads)
+    dz = find_activation(saved["activation"]).grad(dg, saved["bent"])
+    return apply_grad(dz, saved["x"], weights, "_1", grads), grads
 
 
 def swiglu_mlp_parameters(
@@ -109,8 +92,8 @@ def swiglu_mlp_parameters(
     return made | matrix("_down", inner, hidden, bias)
 
 
-def swiglu_mlp(x: Array, weights: Arrays) -> tuple[Array, KeptSwiGLU]:
-    """(y [..., h], kept) for x [..., h]: w_down (silu(w_gate x) w_up x).
+def swiglu_mlp(x: Array, weights: Arrays) -> tuple[Array, Saved]:
+    """(y [..., h], saved) for x [..., h]: w_down (silu(w_gate x) w_up x).
 
     >>> import numpy as np
     >>> w = {"w_gate_up": np.array([[1.0, 2.0]]), "w_down": np.array([[1.0]])}
@@ -130,23 +113,21 @@ def swiglu_mlp(x: Array, weights: Arrays) -> tuple[Array, KeptSwiGLU]:
         gate, up = z[..., :inner], z[..., inner:]
     else:
         gate, up = apply(x, weights, "_gate"), apply(x, weights, "_up")
-    g, kept = swiglu(gate, up)
-    return apply(g, weights, "_down"), KeptSwiGLU(x, kept, g)
+    g = gated(gate, up)
+    return apply(g, weights, "_down"), {"x": x, "g": g, "gate": gate, "up": up}
 
 
-def swiglu_mlp_grad(dy: Array, kept: KeptSwiGLU, weights: Arrays) -> tuple[Array, Arrays]:
+def swiglu_mlp_grad(dy: Array, saved: Saved, weights: Arrays) -> tuple[Array, Arrays]:
     """(dx, the gradient of each weight by its name)."""
     grads: Arrays = {}
-    dg = apply_grad(dy, kept.g, weights, "_down", grads)
-    dgate, dup = swiglu_grad(dg, kept.gate)
+    dg = apply_grad(dy, saved["g"], weights, "_down", grads)
+    dgate, dup = gated_grad(dg, saved["gate"], saved["up"])
     if "w_gate_up" in weights:
         both = array_namespace(dgate).concatenate([dgate, dup], axis=-1)
-        dx = apply_grad(both, kept.x, weights, "_gate_up", grads)
-    else:
-        from_gate = apply_grad(dgate, kept.x, weights, "_gate", grads)
-        from_up = apply_grad(dup, kept.x, weights, "_up", grads)
-        dx = rounded(wide(from_gate) + wide(from_up), dy)
-    return dx, grads
+        return apply_grad(both, saved["x"], weights, "_gate_up", grads), grads
+    from_gate = apply_grad(dgate, saved["x"], weights, "_gate", grads)
+    from_up = apply_grad(dup, saved["x"], weights, "_up", grads)
+    return rounded(wide(from_gate) + wide(from_up), dy), grads
 
 
 def fuse_gate_up(weights: Arrays) -> Arrays:
@@ -158,7 +139,7 @@ def fuse_gate_up(weights: Arrays) -> Arrays:
 
 
 def activated_linear(x: Array, w: Array, b: Array, activation: str) -> tuple[Array, Array]:
-    """(g [..., out], what ``activation`` keeps) for x [..., in], w [in, out] and b [out] or None.
+    """(g [..., out], what ``activation`` saves) for x [..., in], w [in, out] and b [out] or None.
 
     One product with an epilogue where the kernels have one for the activation (GELU), so that z is
     written once and never read; of halves g comes from the float32 sums, not from z as rounded.
@@ -171,11 +152,8 @@ def activated_linear(x: Array, w: Array, b: Array, activation: str) -> tuple[Arr
     """
     found = find_activation(activation)
     if activation not in ENDINGS or not (x.size and w.size):
-        return found.forward(linear(x, w, b)[0])
-    check_floats(x=x, w=w, b=b)
-    check_shape("w", w, (x.shape[-1], None), "as many rows as x has columns, by outputs")
-    if b is not None:
-        check_shape("b", b, (w.shape[1],), "one for each column of w")
+        return found.forward(linear(x, w, b))
+    check_linear(x, w, b)
     flat = by_token(x)
     g, z = (array_namespace(x).empty((flat.shape[0], w.shape[1]), x.dtype) for _ in range(2))
     matmul(flat, w, kernel_for(x), out=g, bias=b, activation=activation, preactivation=z)

@@ -4,36 +4,25 @@ Statistics, and the whole chain of operations, are float32 for halves; only y is
 programs round x / rms to halves before they multiply by w; their last bit differs.)
 """
 
-from typing import NamedTuple
-
 from tiledask.errors import KernelError
 from tiledask.tile.backend import Array
 from tiledask.tile.layers.operands import by_token, check_floats, check_shape, rounded, wide
+from tiledask.tile.layers.ops import op
 
-__all__ = ["KeptNorm", "layer_norm", "layer_norm_grad", "rms_norm", "rms_norm_grad"]
-
-
-class KeptNorm(NamedTuple):
-    """What a norm keeps: its input and a number or two per token."""
-
-    x: Array
-    """[..., width]."""
-    inverse: Array
-    """[..., 1] by what each token was multiplied: 1 / deviation, or 1 / root mean square."""
-    mean: Array
-    """[..., 1], or 0 where none is taken off."""
+__all__ = ["layer_norm", "layer_norm_grad", "rms_norm", "rms_norm_grad"]
 
 
+@op
 def layer_norm(
     x: Array, w: Array, b: Array | None = None, eps: float = 1e-5
-) -> tuple[Array, KeptNorm]:
-    """(y, kept) = (x - mean) / sqrt(variance + eps) w + b over the last axis, w and b [width].
+) -> tuple[Array, Array, Array]:
+    """(x - mean) / sqrt(variance + eps) w + b over the last axis, w and b [width].
 
-    The variance is the mean of squares, not divided by width - 1. Ba et al., arXiv:1607.06450.
+    Then 1 / deviation and the mean [..., 1] of each token. The variance is the mean of squares,
+    not divided by width - 1. Ba et al., arXiv:1607.06450.
 
     >>> import numpy as np
-    >>> y, _ = layer_norm(np.array([[1.0, 3.0]]), np.ones(2), np.zeros(2), eps=0.0)
-    >>> y.tolist()
+    >>> layer_norm(np.array([[1.0, 3.0]]), np.ones(2), np.zeros(2), eps=0.0)[0].tolist()
     [[-1.0, 1.0]]
     """
     xp = _checked(x, w, b, eps)
@@ -44,29 +33,31 @@ def layer_norm(
     y *= wide(w)
     if b is not None:
         y += wide(b)
-    return rounded(y, x), KeptNorm(x, inverse, mean)
+    return rounded(y, x), inverse, mean
 
 
+@op
 def layer_norm_grad(
-    dy: Array, kept: KeptNorm, w: Array, b: Array | None = None
+    dy: Array, x: Array, inverse: Array, mean: Array, w: Array, b: Array | None = None
 ) -> tuple[Array, Array, Array]:
-    """(dx, dw, db) of `layer_norm`; db is None where b is.
+    """(dx, dw, db); db is None where b is.
 
     n = (x - mean) / deviation,  d = dy w
     dx = (d - mean(d) - n mean(d n)) / deviation
     """
-    normed, d, dw = _through_w(dy, kept, w)
+    normed, d, dw = _through_w(dy, x, inverse, mean, w)
     along = _mean(d * normed)
     d -= _mean(d)
     normed *= along
     d -= normed
-    d *= kept.inverse
-    db = None if b is None else rounded(_over_tokens(wide(dy)), dy)
+    d *= inverse
+    db = None if b is None else rounded(by_token(wide(dy)).sum(axis=0), dy)
     return rounded(d, dy), dw, db
 
 
-def rms_norm(x: Array, w: Array, eps: float = 1e-6) -> tuple[Array, KeptNorm]:
-    """(y, kept) = x / sqrt(mean(x^2) + eps) w over the last axis, w [width].
+@op
+def rms_norm(x: Array, w: Array, eps: float = 1e-6) -> tuple[Array, Array]:
+    """x / sqrt(mean(x^2) + eps) w over the last axis, w [width]; and 1 / the root [..., 1].
 
     Zhang and Sennrich, arXiv:1910.07467.
 
@@ -77,13 +68,14 @@ def rms_norm(x: Array, w: Array, eps: float = 1e-6) -> tuple[Array, KeptNorm]:
     xp = _checked(x, w, None, eps)
     wider = wide(x)
     inverse = 1 / xp.sqrt(_mean(wider * wider) + eps)
-    return rounded(wider * inverse * wide(w), x), KeptNorm(x, inverse, 0)
+    return rounded(wider * inverse * wide(w), x), inverse
 
 
-def rms_norm_grad(dy: Array, kept: KeptNorm, w: Array) -> tuple[Array, Array]:
-    """(dx, dw) of `rms_norm`: dx = (d - n mean(d n)) / rms, with n = x / rms and d = dy w."""
-    normed, d, dw = _through_w(dy, kept, w)
-    dx = (d - normed * _mean(d * normed)) * kept.inverse
+@op
+def rms_norm_grad(dy: Array, x: Array, inverse: Array, w: Array) -> tuple[Array, Array]:
+    """(dx, dw): dx = (d - n mean(d n)) / rms, with n = x / rms and d = dy w."""
+    normed, d, dw = _through_w(dy, x, inverse, 0, w)
+    dx = (d - normed * _mean(d * normed)) * inverse
     return rounded(dx, dy), dw
 
 
@@ -97,16 +89,14 @@ def _checked(x: Array, w: Array, b: Array, eps: float) -> Array:
     return xp
 
 
-def _through_w(dy: Array, kept: KeptNorm, w: Array) -> tuple[Array, Array, Array]:
+def _through_w(
+    dy: Array, x: Array, inverse: Array, mean: Array, w: Array
+) -> tuple[Array, Array, Array]:
     """(n, the gradient of n, dw); both new."""
-    check_floats(dy=dy, x=kept.x, w=w)
-    normed = wide(kept.x) - kept.mean
-    normed *= kept.inverse
-    return normed, wide(dy) * wide(w), rounded(_over_tokens(wide(dy) * normed), dy)
-
-
-def _over_tokens(x: Array) -> Array:
-    return by_token(x).sum(axis=0)
+    check_floats(dy=dy, x=x, w=w)
+    normed = wide(x) - mean
+    normed *= inverse
+    return normed, wide(dy) * wide(w), rounded(by_token(wide(dy) * normed).sum(axis=0), dy)
 
 
 def _mean(x: Array) -> Array:

@@ -11,7 +11,6 @@ from tiledask.tile.product import matmul
 
 __all__ = [
     "by_token",
-    "bytes_kept",
     "check_floats",
     "check_integers",
     "check_shape",
@@ -108,24 +107,3 @@ def multiply(a: Array, b: Array) -> Array:
 def by_token(x: Array) -> Array:
     """[tokens, width] for x [..., width], none of either included."""
     return x.reshape(prod(x.shape[:-1]), x.shape[-1])
-
-
-def bytes_kept(*kept: Array) -> int:
-    """Bytes of the arrays in what forwards keep; an array that several of them keep counts once.
-
-    >>> import numpy as np
-    >>> x = np.ones((2, 3))
-    >>> bytes_kept(x, (x, {"also": x}), 1e-5)
-    48
-    """
-    found: dict[int, int] = {}
-    stack = list(kept)
-    while stack:
-        value = stack.pop()
-        if isinstance(value, dict):
-            stack.extend(value.values())
-        elif isinstance(value, tuple | list):
-            stack.extend(value)
-        elif hasattr(value, "nbytes"):
-            found[id(value)] = value.nbytes
-    return sum(found.values())

@@ -55,11 +55,11 @@ def rotary_angles(
     return Angles(*(module.asarray(f(angles).astype(kind)) for f in (np.cos, np.sin)))
 
 
-def rotate(x: Array, angles: Angles) -> tuple[Array, Angles]:
-    """(x [..., tokens, e] turned, kept); keeps the angles alone.
+def rotate(x: Array, angles: Angles) -> Array:
+    """x [..., tokens, e], turned.
 
     >>> x = np.array([[1.0, 0.0]])
-    >>> rotate(x, rotary_angles(np.array([1]), 2, dtype="float64"))[0].round(4).tolist()
+    >>> rotate(x, rotary_angles(np.array([1]), 2, dtype="float64")).round(4).tolist()
     [[0.5403, 0.8415]]
     """
     check_floats(x=x)
@@ -69,12 +69,12 @@ def rotate(x: Array, angles: Angles) -> tuple[Array, Angles]:
             f"angles are of {tokens} tokens and {2 * half} columns, got x {x.shape}, whose last "
             f"axes are tokens and columns; make rotary_angles of the positions of x"
         )
-    return rounded(_turned(wide(x), *angles), x), angles
+    return rounded(_turned(wide(x), *angles), x)
 
 
-def rotate_grad(dy: Array, kept: Angles) -> Array:
-    """dx of `rotate`: turned back, for the transpose of a rotation is its inverse."""
-    return rounded(_turned(wide(dy), kept.cos, -kept.sin), dy)
+def rotate_grad(dy: Array, angles: Angles) -> Array:
+    """dx: turned back, for the transpose of a rotation is its inverse."""
+    return rounded(_turned(wide(dy), angles.cos, -angles.sin), dy)
 
 
 def _turned(x: Array, cos: Array, sin: Array) -> Array:

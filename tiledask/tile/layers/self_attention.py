@@ -11,26 +11,24 @@ columns of wq, wk, wv and their rows of wo, and what comes out is its term of th
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from tiledask.errors import KernelError
 from tiledask.tile.backend import Array, array_namespace
 from tiledask.tile.layers.attention import (
-    KeptAttention,
-    attention,
-    attention_grad,
+    attend,
+    attend_grad,
     by_head,
     merged,
     shared_heads,
 )
 from tiledask.tile.layers.linear import Arrays, apply, apply_grad, check_weights, fuse
 from tiledask.tile.layers.operands import check_shape, rounded, wide
+from tiledask.tile.layers.ops import Saved
 from tiledask.tile.layers.parameters import Parameter, matrix
 from tiledask.tile.layers.rotary import Angles, rotate, rotate_grad
 
 __all__ = [
     "Heads",
-    "KeptSelfAttention",
     "fuse_qkv",
     "self_attention",
     "self_attention_grad",
@@ -66,18 +64,6 @@ class Heads:
         return {"q": self.query * self.width, "k": kv, "v": kv}
 
 
-class KeptSelfAttention(NamedTuple):
-    """What the layer keeps."""
-
-    x: Array
-    core: KeptAttention
-    """q and k in it are turned already."""
-    c: Array
-    """[b, s, heads e], what wo multiplies."""
-    angles: Angles | None
-    heads: Heads
-
-
 def self_attention_parameters(
     hidden: int, heads: Heads, fused: bool = False, bias: bool = False
 ) -> dict[str, Parameter]:
@@ -101,8 +87,8 @@ def self_attention(
     angles: Angles | None = None,
     causal: bool = True,
     scale: float | None = None,
-) -> tuple[Array, KeptSelfAttention]:
-    """(y [b, s, h], kept) for x [b, s, h]; with ``angles``, q and k are turned by them.
+) -> tuple[Array, Saved]:
+    """(y [b, s, h], saved) for x [b, s, h]; with ``angles``, q and k are turned by them.
 
     >>> import numpy as np
     >>> heads = Heads(query=1, kv=1, width=2)
@@ -124,25 +110,25 @@ def self_attention(
         parts = [both[..., :end], both[..., end : end + kv], both[..., end + kv :]]
     q, k, v = (by_head(part, heads.width) for part in parts)
     if angles is not None:
-        q, k = rotate(q, angles)[0], rotate(k, angles)[0]
-    c, core = attention(q, k, v, heads.kv_of, causal, scale)
+        q, k = rotate(q, angles), rotate(k, angles)
+    c, p = attend(q, k, v, heads.kv_of, causal, scale)
     c = merged(c)
-    return apply(c, weights, "o"), KeptSelfAttention(x, core, c, angles, heads)
+    core = {"q": q, "k": k, "v": v, "p": p, "kv_of": heads.kv_of, "scale": scale}
+    return apply(c, weights, "o"), {"x": x, "c": c, "core": core, "angles": angles}
 
 
-def self_attention_grad(
-    dy: Array, kept: KeptSelfAttention, weights: Arrays
-) -> tuple[Array, Arrays]:
+def self_attention_grad(dy: Array, saved: Saved, weights: Arrays) -> tuple[Array, Arrays]:
     """(dx, the gradient of each weight by its name)."""
     grads: Arrays = {}
-    dc = apply_grad(dy, kept.c, weights, "o", grads)
-    dq, dk, dv = attention_grad(by_head(dc, kept.heads.width), kept.core)
-    if kept.angles is not None:
-        dq, dk = rotate_grad(dq, kept.angles), rotate_grad(dk, kept.angles)
+    angles, core = saved["angles"], saved["core"]
+    dc = apply_grad(dy, saved["c"], weights, "o", grads)
+    dq, dk, dv = attend_grad(by_head(dc, core["v"].shape[-1]), **core)
+    if angles is not None:
+        dq, dk = rotate_grad(dq, angles), rotate_grad(dk, angles)
     parts = {"q": merged(dq), "k": merged(dk), "v": merged(dv)}
     if "wqkv" in weights:
         parts = {"qkv": array_namespace(dq).concatenate(list(parts.values()), axis=-1)}
-    terms = [apply_grad(part, kept.x, weights, name, grads) for name, part in parts.items()]
+    terms = [apply_grad(part, saved["x"], weights, name, grads) for name, part in parts.items()]
     dx = sum(map(wide, terms[1:]), start=wide(terms[0]))
     return rounded(dx, dy), grads
 

@@ -9,31 +9,22 @@ its input channels only. The columns are made again for the backward; x is all t
 """
 
 from math import prod
-from typing import NamedTuple
+from typing import Any
 
 from tiledask.errors import KernelError
 from tiledask.plan.whole import is_whole
 from tiledask.tile.backend import Array, array_namespace
 from tiledask.tile.layers.convolution.im2col import Pair, Sides, Windows, windows
 from tiledask.tile.layers.operands import check_floats, check_shape, rounded, wide
+from tiledask.tile.layers.ops import op
 from tiledask.tile.layers.parameters import Parameter
 
 __all__ = [
-    "KeptConv",
     "conv2d",
-    "conv2d_grad",
     "conv2d_grad_input",
     "conv2d_grad_weight",
     "conv2d_parameters",
 ]
-
-
-class KeptConv(NamedTuple):
-    """What a convolution keeps."""
-
-    x: Array
-    windows: Windows
-    groups: int
 
 
 def conv2d_parameters(
@@ -49,6 +40,7 @@ def conv2d_parameters(
     return {"w": w, "b": Parameter((out,), "zeros")} if bias else {"w": w}
 
 
+@op
 def conv2d(
     x: Array,
     w: Array,
@@ -57,15 +49,15 @@ def conv2d(
     padding: Sides = 0,
     dilation: Pair = 1,
     groups: int = 1,
-) -> tuple[Array, KeptConv]:
-    """(y [n, o, oh, ow], kept) for x [n, c, h, w], w [o, c/groups, kh, kw] and b [o], or no b.
+) -> Array:
+    """[n, o, oh, ow] for x [n, c, h, w], w [o, c/groups, kh, kw] and b [o], or no b.
 
     ``padding`` adds zeros: an integer, (rows, columns), or ((above, below), (left, right)). Raises
     KernelError for shapes that do not go together, and a window larger than the padded image.
 
     >>> import numpy as np
     >>> x = np.arange(9.0).reshape(1, 1, 3, 3)
-    >>> conv2d(x, np.ones((1, 1, 2, 2)))[0].tolist()
+    >>> conv2d(x, np.ones((1, 1, 2, 2))).tolist()
     [[[[8.0, 12.0], [20.0, 24.0]]]]
     """
     check_floats(x=x, w=w, b=b)
@@ -88,35 +80,41 @@ def conv2d(
     if b is not None:
         check_shape("b", b, (w.shape[0],), "one for each output channel")
         y += wide(b)[:, None, None, None]
-    return _images_first(rounded(y, x)), KeptConv(x, geometry, groups)
+    return _images_first(rounded(y, x))
 
 
-def conv2d_grad(
-    dy: Array, kept: KeptConv, w: Array, b: Array | None = None
-) -> tuple[Array, Array, Array]:
-    """(dx, dw, db) of `conv2d`; db is None where b is."""
-    dw, db = conv2d_grad_weight(dy, kept)
-    return conv2d_grad_input(dy, kept, w), dw, None if b is None else db
-
-
-def conv2d_grad_input(dy: Array, kept: KeptConv, w: Array) -> Array:
+@op
+def conv2d_grad_input(dy: Array, x: Array, w: Array, groups: int = 1, **told: Any) -> Array:
     """dx [n, c, h, w]: each window's share of dy through w, summed where windows overlap."""
     check_floats(dy=dy, w=w)
-    x, geometry, groups = kept
+    geometry = windows(w.shape[2:], **told)
     d = _by_group(_images_last(dy), groups)
     columns = _by_group(w, groups).swapaxes(-1, -2) @ d
     parts = columns.reshape(x.shape[1], *geometry.size, *dy.shape[2:], len(x))
     return _images_first(rounded(geometry.fold(parts, x.shape[2:]), dy))
 
 
-def conv2d_grad_weight(dy: Array, kept: KeptConv) -> tuple[Array, Array]:
-    """(dw [o, c/groups, kh, kw], db [o])."""
-    check_floats(dy=dy, x=kept.x)
-    x, geometry, groups = kept
+@op
+def conv2d_grad_weight(
+    dy: Array, x: Array, size: Pair, groups: int = 1, **told: Any
+) -> tuple[Array, Array]:
+    """(dw [o, c/groups, kh, kw], db [o]) of windows of ``size``."""
+    check_floats(dy=dy, x=x)
+    geometry = windows(size, **told)
     d = _by_group(_images_last(dy), groups)
     dw = d @ _columns(x, geometry, groups).swapaxes(-1, -2)  # [g, o/g, c/g kh kw]
     dw = dw.reshape(dy.shape[1], x.shape[1] // groups, *geometry.size)
     return rounded(dw, dy), rounded(wide(dy).sum(axis=(0, 2, 3)), dy)
+
+
+@op
+def _add_channels(y: Array, b: Array) -> Array:
+    return y + b[:, None, None]
+
+
+@op
+def _channel_sums(dy: Array) -> Array:
+    return dy.sum(axis=(0, 2, 3))
 
 
 def _columns(x: Array, geometry: Windows, groups: int) -> Array:
