@@ -218,7 +218,7 @@ def test_cublas_finishes_halves_some_rows_at_a_time(dtype, ending, shape):
         patch.setattr(numpy_kernels, "gemm", gemm)
         patch.setattr(numpy_kernels, "gemm_batch", gemm)
         patch.setattr(numpy_kernels, "half_rows", lambda n: 4)
-        patch.setitem(table._KERNELS, "cublas", row)
+        patch.setitem(table.kernels, "cublas", row)
         check(np, case_of("cublas", dtype, ending, shape=shape))
 
 

@@ -1,7 +1,6 @@
 """The products of one device: every kernel against float64, and the bytes a tile level moves.
 
-Holds `tiledask.tile.checks`, `tiledask.tile.kernel`, `tiledask.tile.levels` and
-`tiledask.tile.product`.
+Holds `tiledask.tile.table`, `tiledask.tile.levels` and `tiledask.tile.product`.
 """
 
 from dataclasses import replace
@@ -14,9 +13,8 @@ from hypothesis import strategies as st
 
 import tiledask as td
 from tiledask.errors import KernelError
-from tiledask.tile import backend, checks, table
-from tiledask.tile import kernel as rows
-from tiledask.tile.kernel import unsuited
+from tiledask.tile import backend, product, table
+from tiledask.tile.table import unsuited
 
 EXTENTS = st.integers(1, 9)
 TILES = st.tuples(EXTENTS, EXTENTS, EXTENTS)
@@ -148,7 +146,7 @@ def test_refused_with_the_rule_and_a_way_out(case):
 
 
 def test_table_lists_every_kernel_and_why_one_cannot_run(monkeypatch):
-    monkeypatch.setattr(rows, "probe", lambda: backend.Backend(False, "no GPU <here>"))
+    monkeypatch.setattr(table, "probe", lambda: backend.Backend(False, "no GPU <here>"))
     on_gpus = ["smem_tiled", "sgemm_warptiled", "mma_multistage", "wgmma_ws_persistent", "cublas"]
     assert list(td.tile.kernels) == ["loops", "tiled", "blas", *on_gpus]
     assert [k.available for k in td.tile.kernels.values()] == [True] * 3 + [False] * 5
@@ -164,7 +162,7 @@ def test_table_lists_every_kernel_and_why_one_cannot_run(monkeypatch):
 
 
 def test_without_nvrtc_only_our_own_cuda_kernels_are_missing(monkeypatch):
-    monkeypatch.setattr(rows, "probe", lambda: backend.Backend(True, "", nvrtc_reason="no NVRTC"))
+    monkeypatch.setattr(table, "probe", lambda: backend.Backend(True, "", nvrtc_reason="no NVRTC"))
     assert td.tile.kernels["cublas"].available
     assert td.tile.kernels["smem_tiled"].why_not == "no NVRTC"
     assert table.find("blas", "cupy").name == "cublas"
@@ -188,17 +186,17 @@ NEEDS = "needs a GPU of compute capability "
     ("kernel", "capabilities", "why_not"),
     [
         *((AMPERE, at, "") for at in (("8.0",), ("8.9",), ("10.0",), ("7.5", "8.0"))),
-        (AMPERE, ("7.5",), NEEDS + "8.0 (A100) or more, this one (T4) has 7.5"),
+        (AMPERE, ("7.5",), NEEDS + "8.0 (A100) or more, and there is T4 (7.5)"),
         *((HOPPER, at, "") for at in (("9.0",), ("8.0", "9.0"))),
-        (HOPPER, ("7.5",), NEEDS + "9.0 (H100, H200), this one (T4) has 7.5"),
-        (HOPPER, ("8.9", "10.0"), NEEDS + "9.0 (H100, H200), these are L4 (8.9), B200 (10.0)"),
+        (HOPPER, ("7.5",), NEEDS + "9.0 (H100, H200), and there is T4 (7.5)"),
+        (HOPPER, ("8.9", "10.0"), NEEDS + "9.0 (H100, H200), and there is L4 (8.9), B200 (10.0)"),
     ],
 )
 def test_a_kernel_says_which_gpus_it_needs(monkeypatch, kernel, capabilities, why_not):
     machine = gpus(*capabilities)
     assert unsuited(kernel, machine.devices) == why_not
-    monkeypatch.setattr(rows, "probe", lambda: machine)
-    monkeypatch.setitem(table._KERNELS, kernel.name, kernel)
+    monkeypatch.setattr(table, "probe", lambda: machine)
+    monkeypatch.setitem(table.kernels, kernel.name, kernel)
     info = td.tile.kernels[kernel.name]
     assert (info.available, info.why_not) == (not why_not, why_not)
     if why_not:
@@ -211,11 +209,9 @@ def test_of_several_gpus_the_one_that_holds_the_operands_decides(monkeypatch):
     on_t4, on_h100 = (
         SimpleNamespace(device=SimpleNamespace(id=i), shape=(4, 4), ndim=2) for i in (0, 1)
     )
-    checks.check_device(on_h100, on_h100, HOPPER)
-    with pytest.raises(
-        KernelError, match=r"cannot run where a is: needs .* this one \(T4\) has 7.5"
-    ):
-        checks.check_device(on_t4, on_t4, HOPPER)
+    product._check_device(on_h100, on_h100, HOPPER)
+    with pytest.raises(KernelError, match=r"cannot run where a is: needs .* there is T4 \(7.5\)"):
+        product._check_device(on_t4, on_t4, HOPPER)
 
 
 def test_float32_is_rounded_to_tf32_only_for_those_who_ask():
@@ -226,17 +222,17 @@ def test_float32_is_rounded_to_tf32_only_for_those_who_ask():
         """The one that rounds."""
 
     both = replace(table.lookup("cublas"), run=exact, tf32=rounding)
-    assert checks.run_of(X, Y, both, None) is exact
-    assert checks.run_of(X, Y, both, "tf32") is rounding
+    assert product._run_of(X, Y, both, None) is exact
+    assert product._run_of(X, Y, both, "tf32") is rounding
     only = replace(both, name="mma", dtypes=("float16",))
-    assert checks.run_of(X, Y, only, "tf32") is rounding
-    assert checks.run_of(X.astype("f2"), Y.astype("f2"), only, None) is exact
+    assert product._run_of(X, Y, only, "tf32") is rounding
+    assert product._run_of(X.astype("f2"), Y.astype("f2"), only, None) is exact
     with pytest.raises(KernelError, match=r"23 bits of mantissa 10 remain; .*precision='tf32'"):
-        checks.run_of(X, Y, only, None)
+        product._run_of(X, Y, only, None)
     with pytest.raises(KernelError, match="takes float16, got float64; cast"):
-        checks.run_of(X.astype("f8"), Y.astype("f8"), only, None)
+        product._run_of(X.astype("f8"), Y.astype("f8"), only, None)
     with pytest.raises(KernelError, match="rounds float32 operands, got float64"):
-        checks.run_of(X.astype("f8"), Y.astype("f8"), both, "tf32")
+        product._run_of(X.astype("f8"), Y.astype("f8"), both, "tf32")
 
 
 def test_a_batched_kernel_gets_the_batch_whole(monkeypatch):
@@ -249,7 +245,7 @@ def test_a_batched_kernel_gets_the_batch_whole(monkeypatch):
         out[...] = a @ b
 
     row = table.Kernel("whole", "numpy", ("float32",), "", run, batched=True)
-    monkeypatch.setitem(table._KERNELS, "whole", row)
+    monkeypatch.setitem(table.kernels, "whole", row)
     a, b = operands(4, 5, 6, "float32")
     stack, before = np.stack([a, a, a]), np.zeros((3, 4, 5), "f4")
     c = td.tile.matmul(stack, b, "whole", activation="gelu", preactivation=before)

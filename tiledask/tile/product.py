@@ -1,29 +1,22 @@
 """The product of two matrices on one device, by the kernel one names."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from numbers import Real
 from types import ModuleType
 
 from tiledask.errors import KernelError
 from tiledask.tile import backend
 from tiledask.tile.backend import Array
-from tiledask.tile.checks import (
-    batch_of,
-    check_activation,
-    check_device,
-    check_epilogue,
-    check_out,
-    check_shapes,
-    checked_tile,
-    number,
-    run_of,
-)
-from tiledask.tile.cuda.hopper_tile import AnyTile
-from tiledask.tile.epilogue import Epilogue
-from tiledask.tile.kernel import Run, Sizes
+from tiledask.tile.cuda.hopper_tile import WGMMA_TILES, AnyTile, HopperTile, as_tile
+from tiledask.tile.epilogue import ACTIVATIONS, Epilogue
 from tiledask.tile.levels import Tile, TileTraffic
-from tiledask.tile.table import find, lookup
+from tiledask.tile.table import Kernel, Run, Sizes, find, kernels, lookup, unsuited
 
 __all__ = ["accumulate", "count_traffic", "matmul", "workspace"]
+
+_LOOPS_LIMIT = 2**24
+"""Multiplications that kernel "loops" accepts: about a second of Python."""
 
 
 def matmul(
@@ -77,7 +70,7 @@ def matmul(
     [[6.0, 7.0, 8.0, 9.0], [6.0, 7.0, 8.0, 9.0]]
     """
     epilogue = Epilogue(
-        number("alpha", alpha), number("beta", beta), bias, activation, preactivation
+        _number("alpha", alpha), _number("beta", beta), bias, activation, preactivation
     )
     return _run(a, b, kernel, tile, out, epilogue, precision)[0]
 
@@ -92,7 +85,7 @@ def accumulate(
     which share what they load of B. None for those whose loops are others' (BLAS, cuBLAS). The
     arguments are those of `matmul`, of 2 dimensions.
     """
-    return _run(a, b, kernel, tile, out, Epilogue(beta=number("beta", beta)), None)[1]
+    return _run(a, b, kernel, tile, out, Epilogue(beta=_number("beta", beta)), None)[1]
 
 
 def count_traffic(
@@ -119,7 +112,7 @@ def count_traffic(
             f"the bytes are counted of one product, a [m, k] by b [k, n], got a batch, "
             f"{a.shape} @ {b.shape}; count a[i] @ b[i] and multiply by the batch"
         )
-    out, counted = _run(a, b, "tiled", tile, out, Epilogue(beta=number("beta", beta)), None)
+    out, counted = _run(a, b, "tiled", tile, out, Epilogue(beta=_number("beta", beta)), None)
     assert counted is not None  # of one product "tiled" always counts
     return out, counted
 
@@ -159,9 +152,9 @@ def workspace(
     8388608
     """
     chosen = lookup(kernel)
-    check_activation(activation)
+    _check_activation(activation)
     out_itemsize = itemsize if out_itemsize is None else out_itemsize
-    taken, biased = checked_tile(chosen, tile), bias_itemsize is not None
+    taken, biased = _checked_tile(chosen, tile), bias_itemsize is not None
     sizes = Sizes(m, n, k, itemsize, out_itemsize, taken, biased, activation)
     return chosen.workspace(sizes) + (4 * n if bias_itemsize == 2 else 0)
 
@@ -178,14 +171,14 @@ def _run(
     others = [x for x in (out, epilogue.bias, epilogue.preactivation) if x is not None]
     xp = backend.array_namespace(a, b, *others)
     kernel = find(name, xp.__name__)
-    check_shapes(a, b)
-    run = run_of(a, b, kernel, precision)
-    check_device(a, b, kernel)
-    taken = checked_tile(kernel, tile)
-    shape = (*batch_of(a, b), a.shape[-2], b.shape[-1])
-    check_epilogue(a, b, out, epilogue, shape, xp)
+    _check_shapes(a, b)
+    run = _run_of(a, b, kernel, precision)
+    _check_device(a, b, kernel)
+    taken = _checked_tile(kernel, tile)
+    shape = (*(a.shape[:-2] or b.shape[:-2]), a.shape[-2], b.shape[-1])
+    _check_epilogue(a, b, out, epilogue, shape, xp)
     if out is not None:
-        check_out("out", out, a, shape, xp, {"a": a, "b": b})
+        _check_out("out", out, a, shape, xp, {"a": a, "b": b})
     elif epilogue.loads_c:
         raise KernelError(
             f"beta={epilogue.beta:g} adds what out holds, and there is none; give out= an array"
@@ -221,3 +214,166 @@ def _each(
     for i in range(len(out)):
         run(a[i], b[i], out[i], tile, epilogue.of(i))
     return None
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+def _number(name: str, x: Array) -> float:
+    if type(x) is not float and not isinstance(x, Real):
+        raise KernelError(f"{name} must be a real number, got {type(x).__name__} {x!r}")
+    return float(x)
+
+
+def _check_shapes(a: Array, b: Array) -> None:
+    """None if a [m, k] and b [k, n], or batches of them, multiply."""
+    x, y = ("x".join(map(str, each.shape)) for each in (a, b))
+    if not {a.ndim, b.ndim} <= {2, 3}:
+        raise KernelError(f"a and b have 2 dimensions, or 3 with a batch in front, got {x} @ {y}")
+    if a.ndim == b.ndim == 3 and len(a) != len(b):
+        raise KernelError(
+            f"a and b of a batch must be as many, got {len(a)} and {len(b)}, {x} @ {y}; what all "
+            f"products share has 2 dimensions"
+        )
+    if a.shape[-1] != b.shape[-2]:
+        raise KernelError(
+            f"the columns of a must be as many as the rows of b, got {x} @ {y}: {a.shape[-1]} "
+            f"against {b.shape[-2]}; transpose or reshape one"
+        )
+    if 0 in (*a.shape, *b.shape):
+        raise KernelError(f"all extents must be 1 or more, got {x} @ {y}")
+
+
+def _run_of(a: Array, b: Array, kernel: Kernel, precision: str | None) -> Run:
+    """What multiplies a and b: a kernel has another function for float32 as TF32."""
+    if a.dtype != b.dtype:
+        raise KernelError(f"a and b must have one element type, got {a.dtype} and {b.dtype}")
+    name, native = backend.name_of(a.dtype), a.dtype.isnative
+    if precision is None:
+        if name in kernel.dtypes and native:
+            return kernel.run
+        if name == "float32" and kernel.tf32:
+            raise KernelError(
+                f"kernel {kernel.name!r} takes float32 as TF32 only, of whose 23 bits of mantissa "
+                f"10 remain; if that will do say precision='tf32', or else use kernel='blas'"
+            )
+        raise KernelError(
+            f"kernel {kernel.name!r} takes {', '.join(kernel.dtypes)}, got {a.dtype}; cast with "
+            f".astype" + (" or use kernel='blas'" if name in backend.HALVES else "")
+        )
+    if precision != "tf32":
+        raise KernelError(f"precision must be None or 'tf32', got {precision!r}")
+    if name != "float32" or not native:
+        raise KernelError(f"precision='tf32' rounds float32 operands, got {a.dtype}; leave it out")
+    if kernel.tf32 is None:
+        others = ", ".join(each for each, info in kernels.items() if info.tf32)
+        raise KernelError(
+            f"precision='tf32' leaves 10 of the 23 bits of mantissa, and kernel {kernel.name!r} "
+            f"has no such product; leave it out, or use one of {others} (CuPy arrays)"
+        )
+    return kernel.tf32
+
+
+def _check_device(a: Array, b: Array, kernel: Kernel) -> None:
+    """None if a and b are together on a device that ``kernel`` runs on, and not too much for it."""
+    if a.device != b.device:
+        raise KernelError(f"a and b must be on one device, got {a.device} and {b.device}")
+    if kernel.capability is not None:  # of several GPUs it may be another that the kernel is for
+        here = a.device.id
+        devices = tuple([d for d in backend.probe().devices if d.index == here])
+        if why_not := unsuited(kernel, devices):
+            raise KernelError(f"kernel {kernel.name!r} cannot run where a is: {why_not}")
+    work = (*a.shape[:-2], *b.shape[:-2], 1)[0] * a.shape[-2] * a.shape[-1] * b.shape[-1]
+    if kernel.name == "loops" and work > _LOOPS_LIMIT:
+        raise KernelError(
+            f"kernel 'loops' is a reference for up to {_LOOPS_LIMIT} multiplications, got {work}; "
+            f"use kernel='tiled' or 'blas'"
+        )
+
+
+def _check_epilogue(
+    a: Array,
+    b: Array,
+    out: Array | None,
+    epilogue: Epilogue,
+    shape: tuple[int, ...],
+    xp: ModuleType,
+) -> None:
+    """None if ``epilogue`` goes with a, b and an ``out`` of ``shape``; None for a new one."""
+    _check_activation(epilogue.activation)
+    bias, before = epilogue.bias, epilogue.preactivation
+    if bias is not None:
+        _check_type("bias", bias, a, shape[-1:], xp)
+        if out is not None and _overlap(xp)(bias, out):
+            raise KernelError("out must not overlap the bias, which is still read; copy one")
+    if before is not None:
+        if epilogue.activation is None:
+            raise KernelError(
+                f"preactivation= is what an activation is applied to, and there is none; leave it "
+                f"out, or give activation= one of {', '.join(ACTIVATIONS)}"
+            )
+        others = {"a": a, "b": b, "out": out, "bias": bias}
+        _check_out("preactivation", before, a, shape, xp, others)
+
+
+def _check_activation(name: str | None) -> None:
+    if name is not None and name not in ACTIVATIONS:
+        raise KernelError(f"activation must be None or {', '.join(ACTIVATIONS)}, got {name!r}")
+
+
+def _check_type(name: str, x: Array, a: Array, shape: tuple[int, ...], xp: ModuleType) -> None:
+    wide = backend.accumulator(a.dtype)
+    if x.shape != shape or x.dtype not in (a.dtype, wide):
+        either = f"{a.dtype}" if wide == a.dtype else f"{a.dtype} or {wide}"
+        raise KernelError(
+            f"{name} must be {either} {shape}, got {x.dtype} {x.shape}; "
+            f"allocate it with {xp.__name__}.empty({shape}, '{wide}')"
+        )
+    if x.device != a.device:
+        raise KernelError(f"{name} must be where a is, {a.device}, got {x.device}")
+
+
+def _check_out(
+    name: str,
+    out: Array,
+    a: Array,
+    shape: tuple[int, ...],
+    xp: ModuleType,
+    others: dict[str, Array],
+) -> None:
+    """None if ``out`` can be written while ``others`` are still read or written."""
+    _check_type(name, out, a, shape, xp)
+    if xp.__name__ == "numpy" and not out.flags.writeable:
+        raise KernelError(f"{name} must be writable, got a read-only array; pass {name}.copy()")
+    overlap = _overlap(xp)
+    if near := [other for other, x in others.items() if x is not None and overlap(x, out)]:
+        raise KernelError(f"{name} must not overlap {near[0]}, which is in use; copy one")
+
+
+def _overlap(xp: ModuleType) -> Callable[[Array, Array], bool]:
+    # CuPy compares bounds only, so that it may see an overlap between two interleaved slices
+    found: Callable[[Array, Array], bool] = (
+        xp.shares_memory if xp.__name__ == "numpy" else xp.may_share_memory
+    )
+    return found
+
+
+def _checked_tile(kernel: Kernel, tile: int | AnyTile | None) -> AnyTile | None:
+    """What ``kernel`` is told when ``tile`` is asked for; None where it is to choose itself."""
+    if tile is None:
+        return None if kernel.chooses else kernel.tile
+    if isinstance(tile, HopperTile) and kernel.tiles == WGMMA_TILES:
+        return tile
+    if kernel.tile is None:
+        raise KernelError(
+            f"kernel {kernel.name!r} has no tile to choose, got tile={tile!r}; leave it out, or "
+            f"use kernel='tiled' (NumPy) or 'smem_tiled' (CuPy)"
+        )
+    found = as_tile(tile)
+    if kernel.tiles and found not in kernel.tiles:
+        built = " or ".join(f"({', '.join(map(str, t))})" for t in kernel.tiles)
+        raise KernelError(
+            f"kernel {kernel.name!r} is built for tiles of {built}, got {found}; give one of "
+            f"these, or leave it out for {kernel.tile}"
+        )
+    return found

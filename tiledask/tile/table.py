@@ -1,21 +1,45 @@
-"""The kernels by name: what each takes, whether this machine can run it, and what it needs."""
+"""The kernels by name: what each takes, whether this machine can run it, and what it allocates."""
 
-from collections.abc import Iterator, Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 from tiledask.errors import KernelError
 from tiledask.plan import html
 from tiledask.tile import numpy_kernels
-from tiledask.tile.backend import HALVES
+from tiledask.tile.backend import HALVES, Array, GpuInfo, as_dtype, probe
 from tiledask.tile.cuda import launch
-from tiledask.tile.epilogue import activation_bytes
-from tiledask.tile.kernel import Kernel, Run, Sizes
-from tiledask.tile.levels import Tile
+from tiledask.tile.cuda.hopper_tile import AnyTile
+from tiledask.tile.epilogue import Epilogue, activation_bytes
+from tiledask.tile.levels import Tile, TileTraffic
 
-__all__ = ["KernelTable", "find", "kernels", "lookup", "meant"]
+__all__ = ["Kernel", "KernelTable", "Run", "Sizes", "find", "kernels", "lookup", "meant"]
 
-_ALL = ("float16", "bfloat16", "float32", "float64")
+Run = Callable[[Array, Array, Array, Any, Epilogue], TileTraffic | None]
+"""(a, b, out, tile, epilogue): writes what the epilogue makes of a @ b into out.
+
+The tile is one that the kernel is built for: a `Tile`, a HopperTile, or None."""
+
+
+class Sizes(NamedTuple):
+    """What decides how much a kernel allocates for one product."""
+
+    m: int
+    n: int
+    k: int
+    itemsize: int
+    """Bytes per element of a and b."""
+    out_itemsize: int
+    tile: AnyTile | None
+    bias: bool = False
+    activation: str | None = None
+
+    def activated(self, m: int, n: int, arrays: str = "numpy") -> int:
+        """Bytes that the activation of [m, n] allocates at one time."""
+        if self.activation is None:
+            return 0
+        return activation_bytes(m, n, max(self.itemsize, 4), arrays)
 
 
 def _tiled_workspace(sizes: Sizes) -> int:
@@ -24,23 +48,22 @@ def _tiled_workspace(sizes: Sizes) -> int:
     # the accumulator and one tile product; halves are widened a tile at a time, and then no more
     wide = max(sizes.itemsize, 4)
     copies = (tm * tk + tk * tn) * wide if sizes.itemsize < wide else 0
-    return 2 * tm * tn * wide + max(copies, _activation(sizes, tm, tn))
+    return 2 * tm * tn * wide + max(copies, sizes.activated(tm, tn))
 
 
 def _blas_workspace(sizes: Sizes) -> int:
     if sizes.itemsize != 2:
-        return _activation(sizes, sizes.m, sizes.n)
-    tile = numpy_kernels.half_tile(sizes.out_itemsize)
-    tm, tn, tk = (min(t, x) for t, x in zip(tile, (sizes.m, sizes.n, sizes.k), strict=True))
+        return sizes.activated(sizes.m, sizes.n)
+    tm, tn, tk = map(min, numpy_kernels.half_tile(sizes.out_itemsize), sizes[:3])
     room = tm * tk + tk * tn + (tm * tn if sizes.out_itemsize == 2 else 0)
-    return 4 * room + _activation(sizes, tm, tn)
+    return 4 * room + sizes.activated(tm, tn)
 
 
 def _cublas_workspace(sizes: Sizes) -> int:
-    if sizes.out_itemsize != 2 or not sizes.elementwise:
-        return _activation(sizes, sizes.m, sizes.n, "cupy")
+    if sizes.out_itemsize != 2 or not (sizes.bias or sizes.activation):
+        return sizes.activated(sizes.m, sizes.n, "cupy")
     rows = min(numpy_kernels.half_rows(sizes.n), sizes.m)
-    return 4 * rows * sizes.n + _activation(sizes, rows, sizes.n, "cupy")
+    return 4 * rows * sizes.n + sizes.activated(rows, sizes.n, "cupy")
 
 
 def _hopper_workspace(sizes: Sizes) -> int:
@@ -56,99 +79,95 @@ def _hopper_workspace(sizes: Sizes) -> int:
     return max(padded(m, k), padded(k, m)) + max(padded(k, n), padded(n, k))
 
 
-def _activation(sizes: Sizes, m: int, n: int, arrays: str = "numpy") -> int:
-    if sizes.activation is None:
-        return 0
-    return activation_bytes(m, n, max(sizes.itemsize, 4), arrays)
+_EXAMPLES = {(8, 0): "A100", (9, 0): "H100, H200"}
+"""GPUs of a compute capability (NVIDIA, "CUDA GPU Compute Capability")."""
 
 
-def _ours(
-    name: str, dtypes: tuple[str, ...], summary: str, run: Run, tiles: tuple[Tile, ...], **more: Any
-) -> Kernel:
-    """One of our CUDA kernels, whose first tile is the usual one."""
-    more |= {"tile": tiles[0], "tiles": tiles, "needs_nvrtc": True, "batched": True}
-    return Kernel(name, "cupy", dtypes, summary, run, **more)
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """One row of the table: the function and what it accepts."""
+
+    name: str
+    arrays: str
+    """"numpy" or "cupy"."""
+    dtypes: tuple[str, ...]
+    summary: str
+    run: Run
+    workspace: Callable[[Sizes], int] = lambda sizes: 0
+    """Bytes it allocates besides a, b, out and the rest of what it is given."""
+    tile: Tile | None = None
+    """The tile it uses unless told otherwise; None for a kernel that has no tile of ours."""
+    chooses: bool = False
+    """Whether it is told when nobody chose a tile, and chooses itself; `tile` is then the usual."""
+    tiles: tuple[Tile, ...] = ()
+    """The tiles that it is built for; empty if any will do."""
+    k_bytes: int = 0
+    """Bytes along k of each of `tiles`, which so go with one size of elements; 0: with all."""
+    compiled: bool = False
+    """Whether it is ours, and needs NVRTC."""
+    capability: tuple[int, int] | None = None
+    """The least compute capability that it runs on, such as (8, 0); None for any."""
+    exactly: bool = False
+    """It runs on that capability alone: its machine code is for one architecture, like sm_90a."""
+    batched: bool = False
+    """It takes a, b and out of 3 dimensions too, all three, an operand that all share with a
+    stride of 0; for other kernels a batch is one product after the other."""
+    tf32: Run | None = None
+    """What multiplies float32 operands rounded to TF32, for those who ask; None if nothing does."""
+
+    @property
+    def why_not(self) -> str:
+        """Why no device of this machine can run it, in a sentence; empty if one can."""
+        if self.arrays == "numpy":
+            return ""
+        found = probe()
+        missing = found.nvrtc_reason if self.compiled else ""
+        return found.reason or missing or unsuited(self, found.devices)
+
+    @property
+    def available(self) -> bool:
+        """Whether this machine can run it."""
+        return not self.why_not
+
+    @property
+    def needs(self) -> str:
+        """The GPUs that it runs on: "compute capability 8.0 (A100) or more"; empty if any."""
+        if self.capability is None:
+            return ""
+        number, known = ".".join(map(str, self.capability)), _EXAMPLES[self.capability]
+        return f"compute capability {number} ({known}){'' if self.exactly else ' or more'}"
+
+    @property
+    def types(self) -> str:
+        """Its element types in words."""
+        return ", ".join(self.dtypes + (("float32 as tf32",) if self.tf32 else ()))
+
+    def tiles_for(self, dtype: str) -> tuple[Tile, ...]:
+        """Those of `tiles` that go with elements of ``dtype``.
+
+        >>> kernels["mma_multistage"].tiles_for("float32")  # 64 bytes of k
+        ((128, 128, 16), (64, 64, 16))
+        """
+        size = as_dtype(dtype).itemsize
+        return tuple(t for t in self.tiles if self.k_bytes in (0, t[2] * size))
 
 
-_KERNELS = {
-    kernel.name: kernel
-    for kernel in (
-        Kernel(
-            "loops",
-            "numpy",
-            _ALL,
-            "the definition, one multiplication at a time; the reference for tiny sizes",
-            numpy_kernels.loops,
-        ),
-        Kernel(
-            "tiled",
-            "numpy",
-            _ALL,
-            "explicit loops over tiles, each tile product by BLAS into an accumulator",
-            numpy_kernels.tiled,
-            _tiled_workspace,
-            tile=(512, 512, 512),
-        ),
-        Kernel(
-            "blas",
-            "numpy",
-            _ALL,
-            "the library's product, added in place; on CuPy arrays this name means cublas",
-            numpy_kernels.blas,
-            _blas_workspace,
-        ),
-        _ours(
-            "smem_tiled",
-            ("float32",),
-            "the textbook: a tile of C per thread block, operands through shared memory",
-            launch.smem_tiled,
-            launch.SMEM_TILES[::-1],
-        ),
-        _ours(
-            "sgemm_warptiled",
-            ("float32",),
-            "tiles within tiles, down to registers; copies under the arithmetic",
-            launch.sgemm_warptiled,
-            launch.SGEMM_TILES,
-            capability=(8, 0),
-        ),
-        _ours(
-            "mma_multistage",
-            HALVES,
-            "tensor cores of a warp, several stages of copies under way",
-            launch.mma_multistage,
-            launch.MMA_TILES,
-            tile_k_bytes=launch.MMA_K_BYTES,
-            chooses=True,
-            capability=(8, 0),
-            tf32=launch.mma_multistage,
-        ),
-        _ours(
-            "wgmma_ws_persistent",
-            HALVES,
-            "Hopper: tiles by the copy engine, one producer, two consumers, blocks that stay",
-            launch.wgmma_ws_persistent,
-            launch.WGMMA_TILES,
-            workspace=_hopper_workspace,
-            chooses=True,
-            capability=(9, 0),
-            exactly=True,
-        ),
-        Kernel(
-            "cublas",
-            "cupy",
-            _ALL,
-            "NVIDIA's library; float32 stays float32 unless TF32 is asked for",
-            numpy_kernels.cublas,
-            _cublas_workspace,
-            batched=True,
-            tf32=partial(numpy_kernels.cublas, tf32=True),
-        ),
-    )
-}
+@cache
+def unsuited(kernel: Kernel, devices: tuple[GpuInfo, ...]) -> str:
+    """Why none of ``devices`` runs ``kernel``, in a sentence; empty if one does.
+
+    >>> unsuited(kernels["wgmma_ws_persistent"], (GpuInfo(0, "T4", "7.5", 16 * 10**9),))
+    'needs a GPU of compute capability 9.0 (H100, H200), and there is T4 (7.5)'
+    """
+    least = kernel.capability
+    has = [tuple(map(int, device.compute_capability.split("."))) for device in devices]
+    if least is None or any(each == least if kernel.exactly else each >= least for each in has):
+        return ""
+    there = ", ".join(f"{d.name} ({d.compute_capability})" for d in devices)
+    return f"needs a GPU of {kernel.needs}, and there is {there}"
 
 
-class KernelTable(Mapping[str, Kernel]):
+class KernelTable(dict[str, Kernel]):
     """The kernels by name. Asking one whether it is available asks this machine.
 
     >>> [name for name, kernel in kernels.items() if kernel.arrays == "numpy"]
@@ -157,62 +176,121 @@ class KernelTable(Mapping[str, Kernel]):
     (True, 'compute capability 9.0 (H100, H200)')
     """
 
-    def __getitem__(self, name: str) -> Kernel:
-        return _KERNELS[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in _KERNELS
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_KERNELS)
-
-    def __len__(self) -> int:
-        return len(_KERNELS)
-
     def __repr__(self) -> str:
-        width, found = max(map(len, self)), list(self.values())
-        lines = [
-            f"{info.name:<{width}}  {info.arrays:<5}  "
-            f"{'available' if info.available else 'unavailable':<11}  "
-            f"{_types(info)}: {info.summary}"
-            for info in found
-        ]
-        reasons: dict[str, list[str]] = {}
-        for info in found:
-            if info.why_not:
-                reasons.setdefault(info.why_not, []).append(info.name)
+        width, reasons = max(map(len, self)), dict[str, list[str]]()
+        lines = []
+        for each in self.values():
+            here = "available" if each.available else "unavailable"
+            lines.append(
+                f"{each.name:<{width}}  {each.arrays:<5}  {here:<11}  {each.types}: {each.summary}"
+            )
+            if each.why_not:
+                reasons.setdefault(each.why_not, []).append(each.name)
         lines += [f"{', '.join(names)}: {why_not}" for why_not, names in reasons.items()]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         head = ("kernel", "arrays", "types", "tiles", "needs", "here", "what it is")
         rows = []
-        for info in self.values():
-            tiles = [info.tile, *(t for t in info.tiles if t != info.tile)] if info.tile else []
-            shown = ", ".join("x".join(map(str, tile)) for tile in tiles)
-            if info.tile and not info.tiles:
-                shown += ", or any"
-            shown, needs = shown or "none to choose", info.needs or _ANY[info.arrays]
-            here = "yes" if info.available else f"no: {info.why_not}"
-            rows.append((info.name, info.arrays, _types(info), shown, needs, here, info.summary))
+        for each in self.values():
+            tiles = dict.fromkeys((each.tile, *each.tiles)) if each.tile else ()
+            shown = ", ".join("x".join(map(str, tile or ())) for tile in tiles) or "none to choose"
+            shown += ", or any" if each.tile and not each.tiles else ""
+            needs = each.needs or {"numpy": "any CPU", "cupy": "any GPU"}[each.arrays]
+            here = "yes" if each.available else f"no: {each.why_not}"
+            rows.append((each.name, each.arrays, each.types, shown, needs, here, each.summary))
         return html.table(head, rows)
 
 
-kernels = KernelTable()
+def _numpy(name: str, summary: str, run: Run, **more: Any) -> Kernel:
+    return Kernel(
+        name, "numpy", ("float16", "bfloat16", "float32", "float64"), summary, run, **more
+    )
 
-_ANY = {"numpy": "any CPU", "cupy": "any GPU"}
+
+def _ours(
+    name: str, dtypes: tuple[str, ...], summary: str, run: Run, tiles: tuple[Tile, ...], **more: Any
+) -> Kernel:
+    """One of our CUDA kernels, whose first tile is the usual one."""
+    more |= {"tile": tiles[0], "tiles": tiles, "compiled": True, "batched": True}
+    return Kernel(name, "cupy", dtypes, summary, run, **more)
 
 
-def _types(kernel: Kernel) -> str:
-    as_tf32 = ("float32 as tf32",) if kernel.tf32 else ()
-    return ", ".join(kernel.dtypes + as_tf32)
+_ROWS = (
+    _numpy(
+        "loops",
+        "the definition, one multiplication at a time; the reference for tiny sizes",
+        numpy_kernels.loops,
+    ),
+    _numpy(
+        "tiled",
+        "explicit loops over tiles, each tile product by BLAS into an accumulator",
+        numpy_kernels.tiled,
+        workspace=_tiled_workspace,
+        tile=(512, 512, 512),
+    ),
+    _numpy(
+        "blas",
+        "the library's product, added in place; on CuPy arrays this name means cublas",
+        numpy_kernels.blas,
+        workspace=_blas_workspace,
+    ),
+    _ours(
+        "smem_tiled",
+        ("float32",),
+        "the textbook: a tile of C per thread block, operands through shared memory",
+        launch.smem_tiled,
+        launch.SMEM_TILES[::-1],
+    ),
+    _ours(
+        "sgemm_warptiled",
+        ("float32",),
+        "tiles within tiles, down to registers; copies under the arithmetic",
+        launch.sgemm_warptiled,
+        launch.SGEMM_TILES,
+        capability=(8, 0),
+    ),
+    _ours(
+        "mma_multistage",
+        HALVES,
+        "tensor cores of a warp, several stages of copies under way",
+        launch.mma_multistage,
+        launch.MMA_TILES,
+        k_bytes=launch.MMA_K_BYTES,
+        chooses=True,
+        capability=(8, 0),
+        tf32=launch.mma_multistage,
+    ),
+    _ours(
+        "wgmma_ws_persistent",
+        HALVES,
+        "Hopper: tiles by the copy engine, one producer, two consumers, blocks that stay",
+        launch.wgmma_ws_persistent,
+        launch.WGMMA_TILES,
+        workspace=_hopper_workspace,
+        chooses=True,
+        capability=(9, 0),
+        exactly=True,
+    ),
+    Kernel(
+        "cublas",
+        "cupy",
+        ("float16", "bfloat16", "float32", "float64"),
+        "NVIDIA's library; float32 stays float32 unless TF32 is asked for",
+        numpy_kernels.cublas,
+        _cublas_workspace,
+        batched=True,
+        tf32=partial(numpy_kernels.cublas, tf32=True),
+    ),
+)
+kernels = KernelTable({kernel.name: kernel for kernel in _ROWS})
 
 
 def lookup(name: str) -> Kernel:
     """The kernel called ``name``, whether or not this machine can run it."""
-    if name not in _KERNELS:
-        raise KernelError(f"there is no kernel {name!r}; there are {', '.join(_KERNELS)}")
-    return _KERNELS[name]
+    if name not in kernels:
+        raise KernelError(f"there is no kernel {name!r}; there are {', '.join(kernels)}")
+    return kernels[name]
 
 
 def meant(name: str, arrays: str) -> str:
@@ -231,7 +309,7 @@ def find(name: str, arrays: str) -> Kernel:
     """
     kernel = lookup(meant(name, arrays))
     if kernel.arrays != arrays:
-        mine = ", ".join(other.name for other in _KERNELS.values() if other.arrays == arrays)
+        mine = ", ".join(each.name for each in kernels.values() if each.arrays == arrays)
         move = {"cupy": "cupy.asarray(x)", "numpy": "td.tile.to_numpy(x)"}[kernel.arrays]
         raise KernelError(
             f"kernel {kernel.name!r} takes {kernel.arrays} arrays, got {arrays}; use one of "
