@@ -12,8 +12,7 @@ import tiledask as td
 from tiledask.errors import KernelError
 from tiledask.plan.inputs.hardware import Device, load_cluster, load_device
 from tiledask.tile.choice.config import Config
-from tiledask.tile.choice.residency import refusal
-from tiledask.tile.choice.waves import dram_loads, raster, waves
+from tiledask.tile.choice.occupancy import dram_loads, raster, refusal, waves
 from tiledask.tile.cuda import build, launch
 from tiledask.tile.cuda.hopper_tile import wgmma_memory
 from tiledask.tile.levels import traffic
@@ -35,27 +34,6 @@ def plain(tm, tn, tk=1, group=1, itemsize=1, **more) -> Config:
 
 
 # -- shared memory -------------------------------------------------------------------------------
-
-
-@given(
-    block=st.tuples(SMALL, SMALL, SMALL),
-    kept=st.integers(0, 99),
-    how=st.fixed_dictionaries(
-        {
-            "stages": st.integers(1, 4),
-            "pad": st.sampled_from([0, 8, 16]),
-            "a_rows": st.sampled_from("mk"),
-            "b_rows": st.sampled_from("kn"),
-            "itemsize": st.sampled_from([2, 4]),
-        }
-    ),
-)
-def test_shared_memory_is_every_row_of_every_stage(block, kept, how):
-    (tm, tn, tk), size, pad = block, how["itemsize"], how["pad"]
-    a = [tk * size + pad] * tm if how["a_rows"] == "m" else [tm * size + pad] * tk
-    b = [tn * size + pad] * tk if how["b_rows"] == "k" else [tk * size + pad] * tn
-    config = plain(*block, kept=kept, **how)
-    assert config.shared_bytes == how["stages"] * (sum(a) + sum(b)) + kept
 
 
 def test_a_kernels_configuration_follows_type_and_tile():

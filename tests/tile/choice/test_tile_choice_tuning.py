@@ -1,16 +1,11 @@
 """Tiles measured here: the order beside the predicted one, and what goes wrong."""
 
-from types import SimpleNamespace
-
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import tiledask as td
 from tiledask.errors import KernelError
 from tiledask.tile import probe
-from tiledask.tile.choice import rank_correlation, tuning
+from tiledask.tile.choice import tuning
 from tiledask.tile.choice.tuning import described
 
 TILES = [8, 16, 32, 64]
@@ -43,20 +38,6 @@ def test_by_default_the_kernels_own_tile_is_among_them():
     assert len(found.trials) >= 4
 
 
-def test_a_deadline_ends_the_measurement(monkeypatch):
-    looks, stopwatch = iter(range(100)), iter(range(100))
-    pretended = SimpleNamespace(
-        monotonic=lambda: next(looks), perf_counter=lambda: float(next(stopwatch))
-    )
-    monkeypatch.setattr(tuning, "time", pretended)
-    found = td.tile.tune("tiled", 8, 8, 8, "float32", TILES, deadline=2.5, **HERE)
-    assert [trial.tile[0] for trial in found.trials] == [8, 16]
-    assert [(tile[0], why) for tile, why in found.refused] == [
-        (32, "the deadline of 2.5 s had passed"),
-        (64, "the deadline of 2.5 s had passed"),
-    ]
-
-
 def test_a_tile_that_the_kernel_refuses_is_listed(monkeypatch):
     once = tuning._Runs.once
 
@@ -81,7 +62,6 @@ def test_a_tile_that_the_kernel_refuses_is_listed(monkeypatch):
         ({"candidates": [0]}, "tm must be a whole number of 1 or more, got 0"),
         ({"m": 0}, "m must be a whole number of 1 or more, got 0"),
         ({"repeats": 0}, "repeats must be a whole number of 1 or more, got 0"),
-        ({"deadline": float("nan")}, "deadline must be above 0 s, got nan"),
     ],
 )
 def test_what_cannot_be_tuned(arguments, message):
@@ -93,20 +73,6 @@ def test_what_cannot_be_tuned(arguments, message):
 def test_a_gpu_kernel_needs_a_gpu():
     with pytest.raises(KernelError, match=r"kernel 'smem_tiled' cannot run here: .+"):
         td.tile.tune("smem_tiled", 8, 8, 8)
-
-
-# -- ranks ---------------------------------------------------------------------------------------
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=9))
-def test_rank_correlation_is_spearmans(pairs):
-    from scipy.stats import spearmanr
-
-    x, y = zip(*pairs, strict=True)
-    if len(set(x)) == 1 or len(set(y)) == 1:
-        assert np.isnan(rank_correlation(x, y))
-    else:
-        assert rank_correlation(x, y) == pytest.approx(spearmanr(x, y).statistic)
 
 
 # -- devices -------------------------------------------------------------------------------------

@@ -16,8 +16,7 @@ from tiledask.lab.course.runs import Blocking
 from tiledask.lab.course.words import count
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.inputs.hardware import load_device
-from tiledask.tile.choice import Levels
-from tiledask.tile.choice.residency import refusal
+from tiledask.tile.choice import Levels, refusal
 
 
 @question(6)

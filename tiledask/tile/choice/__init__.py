@@ -1,18 +1,15 @@
 """The choice of tile as arithmetic: what each level moves, what bounds it, what is the fastest.
 
-config.py           Config: how a kernel tiles, and its shared memory
-  configs.py        the configurations by kernel, and the candidates on a device
-residency.py        occupancy: blocks of a multiprocessor, and which limit binds
-waves.py            which tiles run together, and what they load from DRAM
-bound.py            levels_of: one formula at four levels; predict: the roofline over them
-tuning.py           tune: candidates measured here, beside the predicted order
+config.py      Config: how a kernel tiles, and its shared memory; the configurations by kernel
+occupancy.py   blocks of a multiprocessor, the limit that binds, what runs together in waves
+bound.py       levels_of: one formula at four levels; predict: the roofline over them
+tuning.py      tune: candidates measured here, beside the predicted order
 """
 
 from tiledask.tile.choice.bound import Level, Levels, levels_of, order, predict, ridge
-from tiledask.tile.choice.config import Config
-from tiledask.tile.choice.configs import candidates, config_of, configs
-from tiledask.tile.choice.residency import Occupancy, occupancy
-from tiledask.tile.choice.tuning import Trial, Tuning, rank_correlation, tune
+from tiledask.tile.choice.config import Config, config_of, configs
+from tiledask.tile.choice.occupancy import Occupancy, candidates, occupancy, refusal
+from tiledask.tile.choice.tuning import Trial, Tuning, tune
 
 __all__ = [
     "Config",
@@ -28,7 +25,7 @@ __all__ = [
     "occupancy",
     "order",
     "predict",
-    "rank_correlation",
+    "refusal",
     "ridge",
     "tune",
 ]

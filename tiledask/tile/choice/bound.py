@@ -16,10 +16,15 @@ from tiledask.errors import KernelError
 from tiledask.plan.inputs.hardware import ClusterSpec, Device, Link
 from tiledask.plan.tables import Table, table
 from tiledask.plan.units import format_seconds
-from tiledask.tile.choice.config import Config
-from tiledask.tile.choice.configs import config_of
-from tiledask.tile.choice.residency import Occupancy, as_device, occupancy, refusal
-from tiledask.tile.choice.waves import Waves, dram_loads, waves
+from tiledask.tile.choice.config import Config, config_of
+from tiledask.tile.choice.occupancy import (
+    Occupancy,
+    as_device,
+    dram_loads,
+    occupancy,
+    refusal,
+    waves,
+)
 from tiledask.tile.levels import traffic
 
 __all__ = ["Level", "Levels", "levels_of", "order", "predict", "ridge"]
@@ -180,22 +185,20 @@ def levels_of(
     flops, stored, together = 2 * m * n * k, m * n * size, config.loaded_together
     touched, a, b = dram_loads(m, n, k, config, device)
     l2 = traffic(m, n, k, (*together, config.block[2]), size).loaded
-    shared, stretch = _shared_loads(k, config, schedule), schedule.stretch
+    (tm, tn, tk), (rows, columns), stretch = config.block, config.warp, schedule.stretch
+    # a warp reads the zeros beyond C's edge like anything else: whole tiles. One request for a
+    # column of A's tile, and one for a row of B's
+    padded = schedule.rows * tm, schedule.columns * tn, -(-k // tk) * tk
+    wanted = traffic(*padded, (rows, columns, 1), size)
+    a_read = wanted.a * max(1, _REQUEST / (rows * size))
+    b_read = wanted.b * max(1, _REQUEST / (columns * size))
+    read, rate = round(a_read + b_read), device.shared_bandwidth
     levels += [
         Level("DRAM -> L2", touched, a + b, stored, flops, device.memory_bandwidth),
         Level("L2 -> shared memory", together, l2, stored, flops, device.l2_bandwidth),
-        Level(
-            "shared memory -> registers",
-            config.warp,
-            shared,
-            0,
-            flops,
-            device.shared_bandwidth,
-            stretch=stretch,
-        ),
+        Level("shared memory -> registers", config.warp, read, 0, flops, rate, stretch=stretch),
     ]
-    # whole tiles, on the busiest multiprocessor, in those of its quarters that have a warp
-    tm, tn, tk = config.block
+    # on the busiest multiprocessor, in those of its quarters that have a warp
     work = 2 * schedule.tiles * tm * tn * -(-k // tk) * tk
     compute = stretch * work / (on_one.quarters or 1.0) / device.peak(config.peak)
     return Levels(m, n, k, config, device, tuple(levels), compute, on_one)
@@ -215,17 +218,6 @@ def _between(
     bandwidth = rows * columns * link.reached if link else 0.0
     own = (m + n) * k * config.itemsize
     return Level("between workers", tile, total.loaded, 0, total.flops, bandwidth, resident=own)
-
-
-def _shared_loads(k: int, config: Config, schedule: Waves) -> int:
-    """Bytes of whole tiles: a warp reads the zeros beyond C's edge like anything else."""
-    (tm, tn, tk), (rows, columns) = config.block, config.warp
-    m, n, k = schedule.rows * tm, schedule.columns * tn, -(-k // tk) * tk
-    wanted = traffic(m, n, k, (rows, columns, 1), config.itemsize)
-    # one request for a column of A's tile, and one for a row of B's
-    a = wanted.a * max(1, _REQUEST / (rows * config.itemsize))
-    b = wanted.b * max(1, _REQUEST / (columns * config.itemsize))
-    return round(a + b)
 
 
 def predict(

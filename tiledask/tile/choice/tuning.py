@@ -7,25 +7,27 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from importlib import import_module
 from math import isnan
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from tiledask.errors import DeadlineError, KernelError
+from tiledask.errors import KernelError
+from tiledask.extras import needed_for
 from tiledask.plan.data import names
 from tiledask.plan.inputs.hardware import Device, load_device
 from tiledask.plan.tables import Table, table
 from tiledask.plan.whole import whole_number
-from tiledask.tile.backend import accumulator, as_dtype, namespace, probe, synchronize
+from tiledask.tile.backend import accumulator, as_dtype, namespace, probe
 from tiledask.tile.choice.bound import predict
-from tiledask.tile.choice.configs import config_of
+from tiledask.tile.choice.config import config_of
 from tiledask.tile.cuda.hopper_tile import AnyTile, HopperTile, as_tile
 from tiledask.tile.levels import traffic
 from tiledask.tile.product import matmul
 from tiledask.tile.progress import showing
-from tiledask.tile.table import kernels, lookup
+from tiledask.tile.table import Kernel, kernels, lookup
 
 __all__ = [
     "Trial",
@@ -34,7 +36,6 @@ __all__ = [
     "cpu_name",
     "described",
     "device_at_hand",
-    "rank_correlation",
     "tune",
 ]
 
@@ -77,9 +78,12 @@ class Tuning:
     @property
     def correlation(self) -> float:
         """Spearman's, between the predicted and the measured order; NaN where either has none."""
-        return rank_correlation(
-            [t.predicted for t in self.trials], [t.measured for t in self.trials]
-        )
+        pairs = [(t.predicted, t.measured) for t in self.trials]
+        if any(len(set(each)) < 2 for each in zip(*pairs, strict=True)):
+            return float("nan")
+        with needed_for("a rank correlation"):
+            found: float = import_module("scipy.stats").spearmanr(pairs).statistic
+        return round(found, 12)
 
     def to_table(self) -> Table:
         """The tiles and their places in both orders, and what that rests on."""
@@ -121,40 +125,35 @@ def tune(
     candidates: Sequence[int | AnyTile] | None = None,
     *,
     repeats: int = 5,
-    deadline: float = 60.0,
     seed: int = 0,
     progress: bool = True,
 ) -> Tuning:
     """Measure tiles of ``kernel`` in a product [m, k] x [k, n], here.
 
-    ``candidates`` are tiles, of wgmma_ws_persistent also HopperTiles; by default all
-    that the kernel is built for. Each of ``repeats`` rounds draws fresh
-    normal numbers and runs every tile once, after one run that is not timed; the medians count.
-    GPUs are timed by CUDA events. After ``deadline`` seconds no more is begun: a tile without a
-    time yet is listed as such, and if none has one, that is a DeadlineError.
+    ``candidates`` are tiles, of wgmma_ws_persistent also HopperTiles; by default all that the
+    kernel is built for. Each of ``repeats`` rounds draws fresh normal numbers and runs every tile
+    once, after one run that is not timed; the medians count. GPUs are timed by CUDA events.
 
     A CPU's prediction is the bytes between its memory and its cache, and so an order, no time.
     """
     whole_number("repeats", repeats, 1, error=KernelError)
-    if not deadline > 0:
-        raise KernelError(f"deadline must be above 0 s, got {deadline}")
     traffic(m, n, k, 1, 4)  # refuses extents that are none
     found = lookup(kernel)
     if found.tile is None:
-        having = ", ".join(name for name in kernels if lookup(name).tile)
+        having = ", ".join(name for name, each in kernels.items() if each.tile)
         raise KernelError(f"kernel {kernel!r} has no tile to choose; those that have: {having}")
-    if why_not := kernels[kernel].why_not:
+    if why_not := found.why_not:
         raise KernelError(f"kernel {kernel!r} cannot run here: {why_not}")
     dtype, gpu = as_dtype(dtype).name, found.arrays == "cupy"
     device = device_at_hand() if gpu else None
-    if candidates is not None:
-        tiles = [as_tile(tile) for tile in candidates]
-    else:
+    tiles = [as_tile(tile) for tile in candidates or ()]
+    if candidates is None:
         tiles = [found.tile, *(found.tiles or ((extent,) * 3 for extent in _EXTENTS))]
     if not tiles:
         raise KernelError("there is no tile to measure: candidates is empty; give one or more")
-    runs = _Runs(kernel, m, n, k, dtype, seed)
-    times, failed = _measure(runs, list(dict.fromkeys(tiles)), repeats, deadline, progress)
+    times, refused = _measured(
+        _Runs(found, (m, n, k), dtype, seed), list(dict.fromkeys(tiles)), repeats, progress
+    )
     trials = [
         Trial(tile, _predicted(kernel, m, n, k, dtype, tile, device, gpu), median(s), len(s))
         for tile, s in times.items()
@@ -162,29 +161,7 @@ def tune(
     trials.sort(key=lambda trial: trial.measured)
     name = probe().devices[namespace("cupy").cuda.Device().id].name if gpu else cpu_name()
     what = ("seconds" if device else "") if gpu else "bytes"
-    return Tuning(kernel, m, n, k, dtype, name, what, tuple(trials), tuple(failed))
-
-
-def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
-    """Spearman's: Pearson's of the ranks, equal values sharing their mean rank.
-
-    NaN where one of them is all equal, or has a NaN.
-
-    >>> rank_correlation([1, 2, 3], [10, 30, 20]), rank_correlation([1, 1], [1, 2])
-    (0.5, nan)
-    """
-    a, b = (_ranks(np.asarray(values, float)) for values in (x, y))
-    if len(a) < 2 or np.isnan([*x, *y]).any() or not (np.ptp(a) and np.ptp(b)):
-        return float("nan")
-    a, b = a - a.mean(), b - b.mean()
-    return round(float((a @ b) / np.sqrt((a @ a) * (b @ b))), 12)
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    below = (values[None, :] < values[:, None]).sum(axis=1)
-    equal = (values[None, :] == values[:, None]).sum(axis=1)
-    ranks: np.ndarray = below + (equal + 1) / 2
-    return ranks
+    return Tuning(kernel, m, n, k, dtype, name, what, tuple(trials), tuple(refused.items()))
 
 
 def _predicted(
@@ -204,20 +181,16 @@ def by(tile: AnyTile) -> str:
     return str(tile) if isinstance(tile, HopperTile) else "x".join(map(str, tile))
 
 
-# -- seconds: fresh numbers, and a deadline -------------------------------------------------------
-
-
 class _Runs:
     """One product after another on fresh numbers, and how long each takes."""
 
-    def __init__(self, kernel: str, m: int, n: int, k: int, dtype: str, seed: int) -> None:
-        info = lookup(kernel)
-        self.kernel, self.shapes, self.dtype = kernel, ((m, k), (k, n)), as_dtype(dtype)
-        self.xp = namespace(info.arrays)
+    def __init__(self, kernel: Kernel, extents: tuple[int, int, int], dtype: str, seed: int):
+        m, n, k = extents
+        self.kernel, self.shapes, self.dtype = kernel.name, ((m, k), (k, n)), as_dtype(dtype)
+        self.xp = namespace(kernel.arrays)
         self.rng = self.xp.random.default_rng(seed)
         self.out = self.xp.empty((m, n), self.dtype)
-        self.precision = "tf32" if info.tf32 and dtype not in info.dtypes else None
-        self.draw()
+        self.precision = "tf32" if kernel.tf32 and dtype not in kernel.dtypes else None
 
     def draw(self) -> None:
         wide = accumulator(self.dtype)  # generators know no halves
@@ -227,7 +200,6 @@ class _Runs:
 
     def once(self, tile: AnyTile) -> None:
         matmul(self.a, self.b, self.kernel, tile, self.out, precision=self.precision)
-        synchronize(self.out)
 
     def seconds(self, tile: AnyTile) -> float:
         if self.xp is np:
@@ -236,51 +208,41 @@ class _Runs:
             return time.perf_counter() - begun
         begin, end = self.xp.cuda.Event(), self.xp.cuda.Event()
         begin.record()
-        matmul(self.a, self.b, self.kernel, tile, self.out, precision=self.precision)
+        self.once(tile)
         end.record()
         end.synchronize()
         milliseconds: float = self.xp.cuda.get_elapsed_time(begin, end)
         return milliseconds / 1e3
 
 
-def _measure(
-    runs: _Runs, tiles: list[AnyTile], repeats: int, deadline: float, progress: bool
-) -> tuple[dict[AnyTile, list[float]], list[tuple[AnyTile, str]]]:
-    """(seconds of each tile in each round, (tile, why) of those without any)."""
+def _measured(
+    runs: _Runs, tiles: list[AnyTile], repeats: int, progress: bool
+) -> tuple[dict[AnyTile, list[float]], dict[AnyTile, str]]:
+    """(seconds of each tile in each round, why of those that the kernel refuses)."""
     times: dict[AnyTile, list[float]] = {tile: [] for tile in tiles}
-    failed: dict[AnyTile, str] = {}
-    end, late = time.monotonic() + deadline, f"the deadline of {deadline:g} s had passed"
+    refused: dict[AnyTile, str] = {}
     done: list[str] = []
 
     def look() -> tuple[int, int | None, str]:
         return len(done), len(tiles) * repeats, f"measured {done[-1]}" if done else ""
 
-    shown = showing("measuring tiles", look, "runs", after=0.0) if progress else nullcontext()
-    with shown:
-        for number, tile in ((number, tile) for number in range(repeats) for tile in tiles):
-            if number and tile == tiles[0]:
-                runs.draw()
-            if tile in failed:
-                continue
-            if time.monotonic() > end:
-                break
-            try:
-                if not number:
-                    runs.once(tile)
-                times[tile].append(runs.seconds(tile))
-            except KernelError as error:
-                failed[tile] = str(error)
-            done.append(by(tile))
+    with showing("measuring tiles", look, "runs", after=0.0) if progress else nullcontext():
+        for number in range(repeats):
+            runs.draw()
+            for tile in tiles:
+                try:
+                    if not number:
+                        runs.once(tile)
+                    if tile not in refused:
+                        times[tile].append(runs.seconds(tile))
+                except KernelError as error:
+                    refused[tile] = str(error)
+                done.append(by(tile))
     found = {tile: seconds for tile, seconds in times.items() if seconds}
-    if not found and failed:
-        reasons = "; ".join(f"{by(tile)}: {why}" for tile, why in failed.items())
-        raise KernelError(f"no tile can be measured: {reasons}")
     if not found:
-        raise DeadlineError(
-            f"waited {deadline:g} s for a first tile to be measured, and none was; raise deadline, "
-            f"or measure a smaller product"
-        )
-    return found, [(tile, failed.get(tile, late)) for tile in times if tile not in found]
+        reasons = "; ".join(f"{by(tile)}: {why}" for tile, why in refused.items())
+        raise KernelError(f"no tile can be measured: {reasons}")
+    return found, refused
 
 
 # -- the device at hand ----------------------------------------------------------------------------
