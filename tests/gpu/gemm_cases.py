@@ -234,7 +234,7 @@ class Variant:
 
     kernel: str
     tile: Any
-    """None for a kernel without one; for the one for Hopper also a HopperTile."""
+    """None for a kernel without one."""
     dtype: str
     """ "tf32" for float32 that enters rounded."""
 

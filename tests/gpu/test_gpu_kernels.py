@@ -16,7 +16,6 @@ from gpu.gemm_cases import OURS, GemmCase, Variant, check, differing, variants
 
 from tiledask.tile.backend import namespace
 from tiledask.tile.choice.tuning import by
-from tiledask.tile.cuda.hopper_tile import HopperTile
 from tiledask.tile.table import kernels
 
 
@@ -28,15 +27,11 @@ def steps(arrays):
         for sizes in (variant.tile or (64, 64, 64), (1, 1, 1)):
             yield "one tile", variant, variant.case(*sizes)
     usual = every[0]
-
-    def tiled(**how):
-        return replace(usual, tile=HopperTile(usual.tile, **how)) if arrays == "cupy" else usual
-
     yield "ring", usual, usual.case(128, 256, 256)
-    for cluster in (1, 2):
-        yield "cluster", tiled(cluster=cluster), usual.case(256, 256, 64)
-    for variant in (usual, tiled(staged=False)):
-        yield "many tiles", variant, usual.case(4096 // less, 4096 // less, 512 // less)
+    for rows in (128, 256):
+        yield "cluster", usual, usual.case(rows, 256, 64)
+    for columns in (4096, 4094):  # of which the latter do not go through shared memory
+        yield "many tiles", usual, usual.case(4096 // less, columns // less, 512 // less)
     ragged = usual.case(384, 520, 328)
     yield "ragged", usual, ragged
     for layouts in list(product("CF", repeat=3))[1:]:

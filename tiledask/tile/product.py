@@ -8,9 +8,8 @@ from types import ModuleType
 from tiledask.errors import KernelError
 from tiledask.tile import backend
 from tiledask.tile.backend import Array
-from tiledask.tile.cuda.hopper_tile import WGMMA_TILES, AnyTile, HopperTile, as_tile
 from tiledask.tile.epilogue import ACTIVATIONS, Epilogue
-from tiledask.tile.levels import Tile, TileTraffic
+from tiledask.tile.levels import Tile, TileTraffic, as_tile
 from tiledask.tile.table import Kernel, Run, Sizes, find, kernels, lookup, unsuited
 
 __all__ = ["accumulate", "count_traffic", "matmul", "workspace"]
@@ -23,7 +22,7 @@ def matmul(
     a: Array,
     b: Array,
     kernel: str = "blas",
-    tile: int | AnyTile | None = None,
+    tile: int | Tile | None = None,
     out: Array | None = None,
     *,
     alpha: float = 1.0,
@@ -42,7 +41,7 @@ def matmul(
     kernel, tile
         A name in `td.tile.kernels`; "blas" means the library's product on either kind of array.
         The tile is one extent or (tm, tn, tk), for the kernels that have one, which the table
-        shows too; for wgmma_ws_persistent also a `HopperTile` (tile/cuda/hopper_tile.py).
+        shows too.
     out
         Where the result is written, and returned. With ``beta`` what it holds is multiplied by
         that and added; with 0 it is not read, so that NaN there doesn't enter.
@@ -76,7 +75,7 @@ def matmul(
 
 
 def accumulate(
-    a: Array, b: Array, out: Array, kernel: str, tile: int | AnyTile | None, beta: float
+    a: Array, b: Array, out: Array, kernel: str, tile: int | Tile | None, beta: float
 ) -> TileTraffic | None:
     """What the kernel loaded while it wrote a @ b + beta out into ``out``, by its own loop.
 
@@ -123,7 +122,7 @@ def workspace(
     k: int,
     itemsize: int,
     kernel: str = "blas",
-    tile: int | AnyTile | None = None,
+    tile: int | Tile | None = None,
     accumulate: bool = False,
     out_itemsize: int | None = None,
     *,
@@ -163,7 +162,7 @@ def _run(
     a: Array,
     b: Array,
     name: str,
-    tile: int | AnyTile | None,
+    tile: int | Tile | None,
     out: Array | None,
     epilogue: Epilogue,
     precision: str | None,
@@ -200,7 +199,7 @@ def _each(
     a: Array,
     b: Array,
     out: Array,
-    tile: AnyTile | None,
+    tile: Tile | None,
     epilogue: Epilogue,
     xp: ModuleType,
 ) -> TileTraffic | None:
@@ -358,12 +357,10 @@ def _overlap(xp: ModuleType) -> Callable[[Array, Array], bool]:
     return found
 
 
-def _checked_tile(kernel: Kernel, tile: int | AnyTile | None) -> AnyTile | None:
+def _checked_tile(kernel: Kernel, tile: int | Tile | None) -> Tile | None:
     """What ``kernel`` is told when ``tile`` is asked for; None where it is to choose itself."""
     if tile is None:
         return None if kernel.chooses else kernel.tile
-    if isinstance(tile, HopperTile) and kernel.tiles == WGMMA_TILES:
-        return tile
     if kernel.tile is None:
         raise KernelError(
             f"kernel {kernel.name!r} has no tile to choose, got tile={tile!r}; leave it out, or "

@@ -10,7 +10,6 @@ from tiledask.plan import html
 from tiledask.tile import numpy_kernels
 from tiledask.tile.backend import HALVES, Array, GpuInfo, as_dtype, probe
 from tiledask.tile.cuda import launch
-from tiledask.tile.cuda.hopper_tile import AnyTile
 from tiledask.tile.epilogue import Epilogue, activation_bytes
 from tiledask.tile.levels import Tile, TileTraffic
 
@@ -19,7 +18,7 @@ __all__ = ["Kernel", "KernelTable", "Run", "Sizes", "find", "kernels", "lookup",
 Run = Callable[[Array, Array, Array, Any, Epilogue], TileTraffic | None]
 """(a, b, out, tile, epilogue): writes what the epilogue makes of a @ b into out.
 
-The tile is one that the kernel is built for: a `Tile`, a HopperTile, or None."""
+The tile is one that the kernel is built for, or None."""
 
 
 class Sizes(NamedTuple):
@@ -31,7 +30,7 @@ class Sizes(NamedTuple):
     itemsize: int
     """Bytes per element of a and b."""
     out_itemsize: int
-    tile: AnyTile | None
+    tile: Tile | None
     bias: bool = False
     activation: str | None = None
 
@@ -43,7 +42,7 @@ class Sizes(NamedTuple):
 
 
 def _tiled_workspace(sizes: Sizes) -> int:
-    assert isinstance(sizes.tile, tuple)  # the kernel has one, and takes no other kind
+    assert sizes.tile is not None  # the kernel has one
     tm, tn, tk = map(min, sizes.tile, (sizes.m, sizes.n, sizes.k))
     # the accumulator and one tile product; halves are widened a tile at a time, and then no more
     wide = max(sizes.itemsize, 4)

@@ -14,7 +14,7 @@ from tiledask.plan.inputs.hardware import Device, load_cluster, load_device
 from tiledask.tile.choice.config import Config
 from tiledask.tile.choice.occupancy import dram_loads, raster, refusal, waves
 from tiledask.tile.cuda import build, launch
-from tiledask.tile.cuda.hopper_tile import wgmma_memory
+from tiledask.tile.cuda.hopper_tile import HopperTile
 from tiledask.tile.levels import traffic
 
 H200, A100, L4, T4 = map(load_device, ("H200", "A100-40GB", "L4", "T4"))
@@ -168,7 +168,8 @@ def test_registers_are_those_that_the_compiler_reports(config):
 @pytest.mark.parametrize("config", [c for k in ON_GPUS[1:] for c in td.tile.configs[k]], ids=str)
 def test_shared_memory_is_what_the_launch_asks_for(config):
     if config.kernel == "wgmma_ws_persistent":
-        wanted = wgmma_memory(config.block[1], staged=True)
+        way = HopperTile(config.block)
+        wanted = way.stages, way.shared_bytes
     else:
         wanted = launch.panels_memory(config.kernel, config.block, config.itemsize, False, True)
     assert (config.stages, config.shared_bytes) == wanted

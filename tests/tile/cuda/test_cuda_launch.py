@@ -4,18 +4,9 @@ import numpy as np
 import pytest
 from twins.cuda_host import host_tensor_map
 
-from tiledask.errors import KernelError
 from tiledask.tile.backend import as_dtype
 from tiledask.tile.cuda.hopper_tile import WGMMA_TILES, HopperTile, chosen
 from tiledask.tile.cuda.operands import padded, readable
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"tile": (128, 64, 64)}, {"stages": 4}, {"stages": 1}, {"cluster": 3}], ids=str
-)
-def test_a_tile_that_cannot_be_is_refused(wrong):
-    with pytest.raises(KernelError):
-        HopperTile(**wrong)
 
 
 def cycles(m, n, k, way, multiprocessors):
@@ -39,7 +30,7 @@ SHAPES = [
 def test_the_tile_chosen_is_the_one_that_takes_least(multiprocessors):
     for m, n, k in SHAPES:
         took = cycles(m, n, k, chosen(m, n, k, 1, multiprocessors), multiprocessors)
-        ways = [HopperTile(t, cluster=c) for t in WGMMA_TILES for c in (1, 2)[: 1 + (m > 128)]]
+        ways = [HopperTile(t, c) for t in WGMMA_TILES for c in (1, 2)[: 1 + (m > 128)]]
         assert took == min(cycles(m, n, k, way, multiprocessors) for way in ways), (m, n, k)
 
 

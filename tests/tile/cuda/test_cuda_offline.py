@@ -17,7 +17,7 @@ from oracles import compiler_said
 from tiledask.errors import KernelError
 from tiledask.tile.backend import nvrtc_reason
 from tiledask.tile.cuda import build, launch
-from tiledask.tile.cuda.hopper_tile import wgmma_memory
+from tiledask.tile.cuda.hopper_tile import HopperTile
 from tiledask.tile.cuda.source import KERNELS, file_text
 
 pytestmark = pytest.mark.skipif(bool(nvrtc_reason()), reason=nvrtc_reason() or "-")
@@ -165,7 +165,8 @@ def test_wgmma_gives_registers_away_and_fits_into_a_multiprocessor():
 @pytest.mark.parametrize("columns", [256, 128])
 @pytest.mark.parametrize("staged", [0, 1])
 def test_wgmma_shared_memory_fits(columns, staged):
-    stages, shared = wgmma_memory(columns, staged)
+    way = HopperTile((128, columns, 64), staged=staged)
+    stages, shared = way.stages, way.shared_bytes
     assert shared <= 227 * 1024
     assert stages >= 3
     # one more stage would not fit: the ring is as deep as it can be

@@ -52,7 +52,7 @@ from tiledask.plan.products.streaming import (
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.units import format_bytes, parse_bytes
 from tiledask.tile import accumulator, workspace
-from tiledask.tile.cuda.hopper_tile import HopperTile, as_tile
+from tiledask.tile.levels import as_tile
 
 __all__ = ["StoredProduct", "limits_of", "multiply_stored"]
 
@@ -94,7 +94,7 @@ def multiply_stored(
     cluster: Cluster | Client | str,
     *,
     kernel: str = "blas",
-    tile: int | tuple[int, int, int] | HopperTile | None = None,
+    tile: int | tuple[int, int, int] | None = None,
     memory_limit: int | str | None = None,
     timeout: float | None = None,
     progress: Progress = None,
@@ -260,7 +260,7 @@ def _about(product: StreamProduct) -> dict[str, Any]:
         "result": {"shape": list(c.shape), "dtype": c.dtype.name, **lies},
         "kernel": {
             "name": product.kernel,
-            "tile": str(tile) if isinstance(tile, HopperTile) else tile and list(tile),
+            "tile": tile and list(tile),
         },
     }
 

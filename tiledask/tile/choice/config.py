@@ -16,7 +16,7 @@ from typing import Any
 from tiledask.errors import KernelError
 from tiledask.plan.whole import whole_number
 from tiledask.tile.backend import as_dtype
-from tiledask.tile.cuda.hopper_tile import RASTER, HopperTile
+from tiledask.tile.cuda.hopper_tile import RASTER
 from tiledask.tile.levels import Tile, as_tile
 
 __all__ = ["Config", "config_of", "configs", "space"]
@@ -146,10 +146,7 @@ def _mma(
 
 
 def _wgmma(
-    block: Tile = (128, 256, 64),
-    stages: int = 3,
-    cluster: tuple[int, int] = (2, 1),
-    staged: bool = True,
+    block: Tile = (128, 256, 64), stages: int = 3, cluster: tuple[int, int] = (2, 1)
 ) -> Config:
     tm, tn, _ = block
     return Config(
@@ -163,7 +160,7 @@ def _wgmma(
         registers=168,
         stages=stages,
         stage_extra=16,  # two barriers
-        kept=staged * tm * tn * 2,
+        kept=tm * tn * 2,
         cluster=cluster,
         group=RASTER * cluster[0],
         capability="9.0",
@@ -186,9 +183,7 @@ configs: dict[str, tuple[Config, ...]] = {
 """The shipped configurations of each kernel, its own choice first; cuBLAS keeps its to itself."""
 
 
-def config_of(
-    kernel: str | Config, dtype: str = "", tile: int | Tile | HopperTile | None = None
-) -> Config:
+def config_of(kernel: str | Config, dtype: str = "", tile: int | Tile | None = None) -> Config:
     """The configuration that ``kernel`` uses for elements of ``dtype``, and for ``tile`` if given.
 
     >>> print(config_of("mma_multistage", "float32"))
@@ -211,22 +206,19 @@ def config_of(
         raise KernelError(
             f"kernel {kernel!r} takes elements of {sizes} bytes, got {dtype}, of {size}"
         )
-    chosen = fitting[0] if tile is None else _with_tile(fitting, tile)
+    chosen = fitting[0] if tile is None else _with_tile(fitting, as_tile(tile))
     return replace(chosen, peak="fp16") if dtype == "float16" else chosen
 
 
-def _with_tile(found: list[Config], tile: int | Tile | HopperTile) -> Config:
+def _with_tile(found: list[Config], tile: Tile) -> Config:
     usual = found[0]
-    if isinstance(tile, HopperTile) and usual.kernel == "wgmma_ws_persistent":
-        return _wgmma(tile.tile, tile.stages, (tile.cluster, 1), staged=tile.staged)
-    block = None if isinstance(tile, HopperTile) else as_tile(tile)
     for config in (*found, *space(usual.kernel)):
-        if config.block == block and config.itemsize == usual.itemsize:
+        if config.block == tile and config.itemsize == usual.itemsize:
             return config
-    if block and usual.kernel == "sgemm_warptiled":
-        return _sgemm(block, usual.stages)
-    if block and usual.kernel == "mma_multistage":
-        return _mma(block, usual.stages, usual.itemsize, usual.peak)
+    if usual.kernel == "sgemm_warptiled":
+        return _sgemm(tile, usual.stages)
+    if usual.kernel == "mma_multistage":
+        return _mma(tile, usual.stages, usual.itemsize, usual.peak)
     built = " or ".join(str(config.block) for config in found)
     raise KernelError(f"kernel {usual.kernel!r} is built for tiles of {built}, got {tile}")
 

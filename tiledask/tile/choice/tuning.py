@@ -23,8 +23,7 @@ from tiledask.plan.whole import whole_number
 from tiledask.tile.backend import accumulator, as_dtype, namespace, probe
 from tiledask.tile.choice.bound import predict
 from tiledask.tile.choice.config import config_of
-from tiledask.tile.cuda.hopper_tile import AnyTile, HopperTile, as_tile
-from tiledask.tile.levels import traffic
+from tiledask.tile.levels import Tile, as_tile, traffic
 from tiledask.tile.product import matmul
 from tiledask.tile.progress import showing
 from tiledask.tile.table import Kernel, kernels, lookup
@@ -47,7 +46,7 @@ _EXTENTS = (32, 64, 128, 256, 512, 1024)
 class Trial:
     """One tile, predicted and measured."""
 
-    tile: AnyTile
+    tile: Tile
     predicted: float
     """Seconds at least on a GPU; bytes moved on a CPU; NaN for a GPU of which nothing is known."""
     measured: float
@@ -68,7 +67,7 @@ class Tuning:
     by: str
     """What the prediction is: "bytes" or "seconds"; empty if there is none."""
     trials: tuple[Trial, ...]
-    refused: tuple[tuple[AnyTile, str], ...]
+    refused: tuple[tuple[Tile, str], ...]
     """(tile, why it was not measured)."""
 
     @property
@@ -122,7 +121,7 @@ def tune(
     n: int,
     k: int,
     dtype: str = "float32",
-    candidates: Sequence[int | AnyTile] | None = None,
+    candidates: Sequence[int | Tile] | None = None,
     *,
     repeats: int = 5,
     seed: int = 0,
@@ -130,9 +129,9 @@ def tune(
 ) -> Tuning:
     """Measure tiles of ``kernel`` in a product [m, k] x [k, n], here.
 
-    ``candidates`` are tiles, of wgmma_ws_persistent also HopperTiles; by default all that the
-    kernel is built for. Each of ``repeats`` rounds draws fresh normal numbers and runs every tile
-    once, after one run that is not timed; the medians count. GPUs are timed by CUDA events.
+    ``candidates`` are tiles; by default all that the kernel is built for. Each of ``repeats``
+    rounds draws fresh normal numbers and runs every tile once, after one run that is not timed;
+    the medians count. GPUs are timed by CUDA events.
 
     A CPU's prediction is the bytes between its memory and its cache, and so an order, no time.
     """
@@ -165,7 +164,7 @@ def tune(
 
 
 def _predicted(
-    kernel: str, m: int, n: int, k: int, dtype: str, tile: AnyTile, device: Device | None, gpu: bool
+    kernel: str, m: int, n: int, k: int, dtype: str, tile: Tile, device: Device | None, gpu: bool
 ) -> float:
     try:
         config = config_of(kernel, dtype, tile)
@@ -176,9 +175,9 @@ def _predicted(
         return float("nan")
 
 
-def by(tile: AnyTile) -> str:
-    """(64, 64, 8) as "64x64x8"; a HopperTile as it calls itself."""
-    return str(tile) if isinstance(tile, HopperTile) else "x".join(map(str, tile))
+def by(tile: Tile) -> str:
+    """(64, 64, 8) as "64x64x8"."""
+    return "x".join(map(str, tile))
 
 
 class _Runs:
@@ -198,10 +197,10 @@ class _Runs:
             self.rng.standard_normal(shape, dtype=wide).astype(self.dtype) for shape in self.shapes
         )
 
-    def once(self, tile: AnyTile) -> None:
+    def once(self, tile: Tile) -> None:
         matmul(self.a, self.b, self.kernel, tile, self.out, precision=self.precision)
 
-    def seconds(self, tile: AnyTile) -> float:
+    def seconds(self, tile: Tile) -> float:
         if self.xp is np:
             begun = time.perf_counter()
             self.once(tile)
@@ -216,11 +215,11 @@ class _Runs:
 
 
 def _measured(
-    runs: _Runs, tiles: list[AnyTile], repeats: int, progress: bool
-) -> tuple[dict[AnyTile, list[float]], dict[AnyTile, str]]:
+    runs: _Runs, tiles: list[Tile], repeats: int, progress: bool
+) -> tuple[dict[Tile, list[float]], dict[Tile, str]]:
     """(seconds of each tile in each round, why of those that the kernel refuses)."""
-    times: dict[AnyTile, list[float]] = {tile: [] for tile in tiles}
-    refused: dict[AnyTile, str] = {}
+    times: dict[Tile, list[float]] = {tile: [] for tile in tiles}
+    refused: dict[Tile, str] = {}
     done: list[str] = []
 
     def look() -> tuple[int, int | None, str]:

@@ -4,7 +4,6 @@ Each gets a, b and out of 2 dimensions, or all of 3, checked before; launches on
 stream in use, and does not wait.
 """
 
-from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ import numpy as np
 from tiledask.errors import KernelError
 from tiledask.tile.backend import Array, array_namespace, namespace
 from tiledask.tile.cuda import build, tensor_map
-from tiledask.tile.cuda.hopper_tile import WGMMA_TILES, AnyTile, HopperTile, chosen
+from tiledask.tile.cuda.hopper_tile import WGMMA_TILES, chosen
 from tiledask.tile.cuda.operands import Matrix, MatrixLayout, address_of, matrix, padded, readable
 from tiledask.tile.epilogue import Epilogue
 from tiledask.tile.levels import Tile, TileTraffic
@@ -48,15 +47,12 @@ _TYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "float"}
 
 def smem_tiled(a: Array, b: Array, out: Array, tile: Tile, epilogue: Epilogue) -> TileTraffic:
     """The textbook kernel; operands and C of any strides."""
-    a, b, c = matrix(a), matrix(b), matrix(out)
-    before = _before(epilogue, c, False)
-    plan = _smem_plan(a.layout, b.layout, c.layout, tile[0], _parts(epilogue, before, False))
-    return _launch(plan, a, b, c, before, epilogue)
+    return _run("smem_tiled", matrix(a), matrix(b), matrix(out), False, tile, epilogue)
 
 
 def sgemm_warptiled(a: Array, b: Array, out: Array, tile: Tile, epilogue: Epilogue) -> TileTraffic:
     """float32 on CUDA cores. Copies an operand whose rows and columns both lie apart."""
-    return _panels("sgemm_warptiled", a, b, out, tile, epilogue)
+    return _run("sgemm_warptiled", *_by_rows(a, b, out), tile, epilogue)
 
 
 def mma_multistage(
@@ -72,11 +68,11 @@ def mma_multistage(
             f"mma_multistage takes {MMA_K_BYTES} bytes of k at a time, {each} elements of {size} "
             f"bytes, got a tile of {tile[2]}; use {(*tile[:2], each)}"
         )
-    return _panels("mma_multistage", a, b, out, tile, epilogue)
+    return _run("mma_multistage", *_by_rows(a, b, out), tile, epilogue)
 
 
 def wgmma_ws_persistent(
-    a: Array, b: Array, out: Array, tile: AnyTile | None, epilogue: Epilogue
+    a: Array, b: Array, out: Array, tile: Tile | None, epilogue: Epilogue
 ) -> TileTraffic:
     """Halves on Hopper's tensor cores, tiles brought by its copy engine.
 
@@ -85,10 +81,9 @@ def wgmma_ws_persistent(
     memory where its rows start and end on such boundaries and it is of the operands' type and
     neither read nor wanted before the activation; else by pairs, or one by one.
     """
-    a, b, c, turned = _by_rows(readable(a), readable(b), matrix(out))
+    a, b, c, turned = _by_rows(a, b, out)
     a, b = padded(a), padded(b)
-    before = _before(epilogue, c, turned)
-    parts = _parts(epilogue, before, turned)
+    before, parts = _parts(epilogue, c, turned)
     plan = _hopper_plan(a.layout, b.layout, c.layout, tile, parts, _multiprocessors())
     m, n, k, batches, a_batched, b_batched, *strides = plan.numbers
     assert plan.maps is not None  # this kernel has them
@@ -136,17 +131,6 @@ def panels_memory(
     else:
         more = 8 * k * (a_turned + b_turned) if itemsize == 4 else 0
     return stages, stages * ((rows + columns) * k + more) * itemsize
-
-
-def _panels(
-    name: str, a: Array, b: Array, out: Array, tile: Tile, epilogue: Epilogue
-) -> TileTraffic:
-    """The launch of a kernel of one tile a block, whose panels come by ``cp.async``."""
-    a, b, c, turned = _by_rows(readable(a), readable(b), matrix(out))
-    before = _before(epilogue, c, turned)
-    parts = _parts(epilogue, before, turned)
-    plan = _panels_plan(name, a.layout, b.layout, c.layout, tile, parts)
-    return _launch(plan, a, b, c, before, epilogue)
 
 
 # -- a launch's plan: all but addresses ------------------------------------------------------------
@@ -206,80 +190,68 @@ class _Parts(NamedTuple):
         return int(c.by_rows and c.columns % 2 == 0 and boundary >= 2 * c.itemsize)
 
 
-def _parts(epilogue: Epilogue, before: Matrix | None, turned: bool) -> _Parts:
-    return _Parts(
-        epilogue.loads_c,
-        epilogue.bias is not None,
-        epilogue.activation is not None,
-        0 if before is None else before.layout.boundary,
-        turned,
-    )
+def _parts(epilogue: Epilogue, c: Matrix, turned: bool) -> tuple[Matrix | None, _Parts]:
+    """(where the values before the activation go, which must lie as those of C do; the parts)."""
+    before, boundary = None, 0
+    if epilogue.preactivation is not None:
+        found = matrix(epilogue.preactivation)
+        before = found.turned if turned else found
+        boundary = before.layout.boundary
+        given, wanted = ((x.layout.batch, x.layout.row, x.layout.column) for x in (before, c))
+        if given != wanted:
+            raise KernelError(
+                f"on a GPU preactivation must lie as out does, strides of {wanted} elements, got "
+                f"{given}; make it with cupy.empty_like(out)"
+            )
+    bias, gelu = epilogue.bias is not None, epilogue.activation is not None
+    return before, _Parts(epilogue.loads_c, bias, gelu, boundary, turned)
 
 
 @lru_cache(_PLANS)
-def _smem_plan(
-    a: MatrixLayout, b: MatrixLayout, c: MatrixLayout, extent: int, parts: _Parts
-) -> LaunchPlan:
-    _check_extents("smem_tiled", a, b)
-    if -(-c.rows // extent) > _MAX_GRID_YZ:
-        raise KernelError(
-            f"smem_tiled has one row of thread blocks per {extent} rows, up to {_MAX_GRID_YZ} of "
-            f"them, so at most {_MAX_GRID_YZ * extent} rows, got {c.rows}; cut the product into "
-            f"blocks or use kernel='cublas'"
-        )
-    grid = (-(-c.columns // extent), -(-c.rows // extent))
-    return LaunchPlan(
-        "smem_tiled",
-        {"TILE": extent, **parts.macros},
-        grid,
-        (extent, extent),
-        0,
-        _numbers(a, b, c),
-        _loads((extent, extent, extent), *grid, a, b, c, parts),
-    )
-
-
-@lru_cache(_PLANS)
-def _panels_plan(
+def _plan(
     name: str, a: MatrixLayout, b: MatrixLayout, c: MatrixLayout, tile: Tile, parts: _Parts
 ) -> LaunchPlan:
+    """Of a kernel of one tile a block."""
     _check_extents(name, a, b)
     rows, columns, k = tile
-    a_turned, b_turned = not a.by_rows, b.by_rows
-    stages, shared = panels_memory(name, tile, a.itemsize, a_turned, b_turned)
-    macros = {
-        "TYPE": _TYPES[a.dtype],
-        "OUT": _TYPES[c.dtype],
-        "TILE_M": rows,
-        "TILE_N": columns,
-        "TILE_K": k,
-        "STAGES": stages,
-        "A_TURNED": int(a_turned),
-        "B_TURNED": int(b_turned),
-        "A_BYTES": _piece(a),
-        "B_BYTES": _piece(b),
-        "PAIRS": parts.pairs(c),
-        **parts.macros,
-    }
     across, down = -(-c.columns // columns), -(-c.rows // rows)
-    return LaunchPlan(
-        name,
-        macros,
-        (across * down, 1),
-        (256 if name == "sgemm_warptiled" and rows == 128 else 128,),  # THREADS of panels.cuh
-        shared,
-        _numbers(a, b, c),
-        _loads(tile, across, down, a, b, c, parts),
-    )
+    grid, block, shared = (across * down, 1), (128,), 0
+    macros: dict[str, Any] = {"TILE": rows}
+    if name == "smem_tiled":
+        grid, block = (across, down), (rows, rows)
+        if down > _MAX_GRID_YZ:
+            raise KernelError(
+                f"smem_tiled has a row of thread blocks per {rows} rows, {_MAX_GRID_YZ} at most: "
+                f"at most {_MAX_GRID_YZ * rows} rows, got {c.rows}; cut the product into blocks or "
+                f"use kernel='cublas'"
+            )
+    else:
+        a_turned, b_turned = not a.by_rows, b.by_rows
+        stages, shared = panels_memory(name, tile, a.itemsize, a_turned, b_turned)
+        if name == "sgemm_warptiled" and rows == 128:
+            block = (256,)  # THREADS of panels.cuh
+        macros = {
+            "TYPE": _TYPES[a.dtype],
+            "OUT": _TYPES[c.dtype],
+            "TILE_M": rows,
+            "TILE_N": columns,
+            "TILE_K": k,
+            "STAGES": stages,
+            "A_TURNED": int(a_turned),
+            "B_TURNED": int(b_turned),
+            "A_BYTES": _piece(a),
+            "B_BYTES": _piece(b),
+            "PAIRS": parts.pairs(c),
+        }
+    extents = map(np.int32, (c.rows, c.columns, a.columns))
+    numbers = (*extents, *a.strides, *b.strides, *c.strides)
+    loads = _loads(tile, across, down, a, b, c, parts)
+    return LaunchPlan(name, macros | parts.macros, grid, block, shared, numbers, loads)
 
 
 def _piece(x: MatrixLayout) -> int:
     """Bytes that one instruction may copy of a line: 16, 4 or an element's."""
     return 16 if x.boundary == 16 else max(x.itemsize, min(x.boundary, 4))
-
-
-def _numbers(a: MatrixLayout, b: MatrixLayout, c: MatrixLayout) -> tuple[np.generic, ...]:
-    return (*map(np.int32, (c.rows, c.columns, a.columns)), *a.strides, *b.strides, *c.strides)
 
 
 def _loads(
@@ -317,7 +289,7 @@ def _hopper_plan(
     a: MatrixLayout,
     b: MatrixLayout,
     c: MatrixLayout,
-    tile: AnyTile | None,
+    tile: Tile | None,
     parts: _Parts,
     multiprocessors: int,
 ) -> LaunchPlan:
@@ -325,11 +297,8 @@ def _hopper_plan(
     # the copy engine writes whole 16 bytes, beyond the last column too if that ends between them
     whole = c.by_rows and c.boundary == 16 and c.columns * c.itemsize % 16 == 0
     staged = whole and c.dtype == a.dtype and not (parts.beta or parts.before)
-    if not isinstance(tile, HopperTile):
-        tile = chosen(c.rows, c.columns, a.columns, c.batches, multiprocessors, staged, tile)
-    elif tile.staged and not staged:
-        tile = replace(tile, staged=False)
-    columns, cluster = tile.tile[1], tile.cluster
+    way = chosen(c.rows, c.columns, a.columns, c.batches, multiprocessors, staged, tile)
+    columns, cluster = way.tile[1], way.cluster
     # a cluster's tile: what it loads of B leaves L2 once, and the copy engine writes it into the
     # shared memory of both blocks; each loads its own of A; boxes end at the matrices' edges
     together = (128 * cluster, columns, 64)
@@ -338,9 +307,9 @@ def _hopper_plan(
         "TYPE": _TYPES[a.dtype],
         "OUT": _TYPES[c.dtype],
         "TILE_N": columns,
-        "STAGES": tile.stages,
+        "STAGES": way.stages,
         "CLUSTER": cluster,
-        "STAGED": int(tile.staged),
+        "STAGED": int(way.staged),
         "A_TURNED": int(not a.by_rows),
         "B_TURNED": int(b.by_rows),
         "PAIRS": parts.pairs(c),
@@ -353,13 +322,13 @@ def _hopper_plan(
         macros,
         (min(down * across * c.batches, max(1, multiprocessors // cluster)) * cluster,),
         (384,),
-        tile.shared_bytes,
+        way.shared_bytes,
         (
             *map(np.int32, (c.rows, c.columns, a.columns, c.batches, a.batch > 0, b.batch > 0)),
             *c.strides,
         ),
         _loads(together, across, down, a, b, c, parts),
-        (_extents(a, box_a), _extents(b, box_b), _extents(c, (64, 64, 1)) if tile.staged else None),
+        (_extents(a, box_a), _extents(b, box_b), _extents(c, (64, 64, 1)) if way.staged else None),
     )
 
 
@@ -383,10 +352,12 @@ def _check_extents(name: str, a: MatrixLayout, b: MatrixLayout) -> None:
 # -- launches -------------------------------------------------------------------------------------
 
 
-def _launch(
-    plan: LaunchPlan, a: Matrix, b: Matrix, c: Matrix, before: Matrix | None, epilogue: Epilogue
+def _run(
+    name: str, a: Matrix, b: Matrix, c: Matrix, turned: bool, tile: Tile, epilogue: Epilogue
 ) -> TileTraffic:
-    """Launches a kernel whose grid has the batch as its third direction."""
+    """The launch of a kernel of one tile a block, whose grid has the batch as third direction."""
+    before, parts = _parts(epilogue, c, turned)
+    plan = _plan(name, a.layout, b.layout, c.layout, tile, parts)
     kernel, ending = _kernel(plan.name, plan.macros, plan.shared), _ending(epilogue)
     extents, a_strides, b_strides, c_strides = (plan.numbers[i : i + 3] for i in (0, 3, 6, 9))
     for first in range(0, c.layout.batches, _MAX_GRID_YZ):
@@ -413,12 +384,13 @@ def _launch(
 _NULL = np.uint64(0)
 
 
-def _by_rows(a: Matrix, b: Matrix, c: Matrix) -> tuple[Matrix, Matrix, Matrix, bool]:
+def _by_rows(a: Array, b: Array, out: Array) -> tuple[Matrix, Matrix, Matrix, bool]:
     """(a, b, c, False), or the transposed product (b^T, a^T, c^T, True) if C's columns lie
     together: threads that are neighbours write neighbours of a row."""
+    x, y, c = readable(a), readable(b), matrix(out)
     if c.layout.by_rows or not c.layout.by_columns:
-        return a, b, c, False
-    return b.turned, a.turned, c.turned, True
+        return x, y, c, False
+    return y.turned, x.turned, c.turned, True
 
 
 def _ending(epilogue: Epilogue) -> tuple[np.float32, np.float32, Array]:
@@ -429,21 +401,6 @@ def _ending(epilogue: Epilogue) -> tuple[np.float32, np.float32, Array]:
     elif bias.strides[0] != bias.itemsize:
         bias = array_namespace(bias).ascontiguousarray(bias)
     return np.float32(epilogue.alpha), np.float32(epilogue.beta), bias
-
-
-def _before(epilogue: Epilogue, c: Matrix, turned: bool) -> Matrix | None:
-    """Where the values before the activation go; they must lie as those of C do."""
-    if epilogue.preactivation is None:
-        return None
-    found = matrix(epilogue.preactivation)
-    found = found.turned if turned else found
-    given, wanted = ((x.layout.batch, x.layout.row, x.layout.column) for x in (found, c))
-    if given != wanted:
-        raise KernelError(
-            f"on a GPU preactivation must lie as out does, strides of {wanted} elements, got "
-            f"{given}; make it with cupy.empty_like(out)"
-        )
-    return found
 
 
 def _map(x: Matrix, box: _Box) -> np.ndarray:
