@@ -1,14 +1,18 @@
 """Cases on either kind of arrays, large on a GPU and small without."""
 
+import re
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import psutil
 import pytest
 
-from tiledask.tile.backend import namespace
+from tiledask.plan.data import names
+from tiledask.plan.inputs.hardware import Device, load_device
+from tiledask.tile.backend import namespace, probe
 
-__all__ = ["GPU", "LESS", "memory_of", "on"]
+__all__ = ["GPU", "LESS", "device_at_hand", "memory_of", "on"]
 
 LESS = {"cupy": 1, "numpy": 64}
 """What extents are divided by."""
@@ -29,3 +33,18 @@ def memory_of(arrays: str) -> int:
     if arrays == "numpy":
         return int(psutil.virtual_memory().total)
     return int(namespace("cupy").cuda.runtime.memGetInfo()[1])
+
+
+def device_at_hand() -> Device | None:
+    """The shipped description of the GPU in use, with as many multiprocessors as its driver says;
+    None if the model is not among them."""
+    cp = namespace("cupy")
+    found = probe().devices[cp.cuda.Device().id]
+    words = set(re.findall(r"[A-Z0-9]+", found.name.upper()))
+    shipped = [load_device(each) for each in names("hardware")]
+    same = [device for device in shipped if device.name.upper().split("-")[0] in words]
+    if not same:
+        return None
+    nearest = min(same, key=lambda device: abs(device.memory_bytes - found.memory))
+    count = cp.cuda.runtime.getDeviceProperties(cp.cuda.Device().id)["multiProcessorCount"]
+    return replace(nearest, multiprocessors=int(count))

@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 from gpu.contest import LIBRARY, Gemm, contest
-from gpu.devices import LESS, on
+from gpu.devices import LESS, device_at_hand, on
 
 from tiledask.tile.choice import config_of, predict
-from tiledask.tile.choice.tuning import device_at_hand
 
 HOPPER, TENSOR = ("wgmma_ws_persistent",), ("wgmma_ws_persistent", "mma_multistage")
 GOALS = {"wgmma_ws_persistent": "bf16", "sgemm_warptiled": "fp32"}

@@ -11,11 +11,10 @@ from statistics import median
 
 import numpy as np
 import pytest
-from gpu.devices import GPU, LESS, on
+from gpu.devices import GPU, LESS, device_at_hand, on
 
 import tiledask as td
 from tiledask.lab.sweep import schedule_on
-from tiledask.tile.choice.tuning import device_at_hand
 from tiledask.tile.optimizers import SGD
 
 pytestmark = pytest.mark.cluster

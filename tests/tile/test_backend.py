@@ -130,16 +130,15 @@ UNUSABLE = {
     ),
     "GPU without CuPy": (
         (nvml(count=4), NO_CUPY),
-        r"CuPy is not installed although the driver reports 4 GPU\(s\), the first a NVIDIA H200: "
-        r"pip install .*\[gpu\]'",
+        r"reports 4 GPU\(s\), the first a NVIDIA H200, and CuPy is not installed: pip .*\[gpu\]'",
     ),
     "nothing to ask the driver with": (
         (NO_NVML, NO_CUPY),
-        "CuPy is not installed and NVML's Python bindings .* on a machine with an NVIDIA GPU: pip",
+        "NVML's Python bindings .*, and CuPy is not installed: pip",
     ),
     "CuPy with an old driver": (
         (nvml(), cupy(no_device=OLD)),
-        "the driver 580.10 reports 1 GPU.* may be older than CuPy's CUDA",
+        "the driver 580.10 reports 1 GPU.*: the driver may be older than CuPy's CUDA",
     ),
     "a full device": (
         (nvml(), cupy(no_memory="out of memory")),
@@ -159,9 +158,7 @@ def test_an_unusable_machine_is_told_why(machine, case):
 
 def test_devices_hidden_by_the_environment_are_named(machine):
     found = machine(nvml(), cupy(no_device="cudaErrorNoDevice"), CUDA_VISIBLE_DEVICES="")
-    assert "CUDA_VISIBLE_DEVICES='' says which of them may be used: unset or correct it" in (
-        found.reason
-    )
+    assert "CUDA_VISIBLE_DEVICES='' says which to use" in found.reason
 
 
 # -- arrays --------------------------------------------------------------------------------------

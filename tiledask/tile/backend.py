@@ -86,7 +86,16 @@ class _Driver:
 
     version: str = ""
     devices: tuple[GpuInfo, ...] = ()
-    problem: str = ""
+    problem: str = "the NVIDIA driver reports no device"
+    asked: bool = True
+    """False if there is nothing to ask it with."""
+
+    @property
+    def found(self) -> str:
+        if not self.devices:
+            return self.problem
+        count, first = len(self.devices), self.devices[0].name
+        return f"the driver {self.version} reports {count} GPU(s), the first a {first}"
 
 
 @cache
@@ -100,28 +109,21 @@ def probe() -> Backend:
     True
     """
     driver = _ask_driver()
+    known: dict[str, Any] = {"devices": driver.devices, "driver": driver.version}
     try:
         cp = _import_cupy()
     except Exception as error:  # a broken installation raises all sorts of things
-        if isinstance(error, ModuleNotFoundError) and error.name == "cupy":
-            fault = "CuPy is not installed"
-        else:
-            fault = f"CuPy cannot be imported ({_line(error)})"
-        if driver.devices:
-            reason = f"{fault} although the driver reports {_listing(driver)}: {install('gpu')}"
-        elif "bindings" in driver.problem:
-            reason = (
-                f"{fault} and {driver.problem}; on a machine with an NVIDIA GPU: {install('gpu')}"
-            )
-        else:
-            reason = f"{driver.problem or 'the NVIDIA driver reports no device'}, and {fault}"
-        return Backend(False, reason, devices=driver.devices, driver=driver.version)
+        missing = isinstance(error, ModuleNotFoundError) and error.name == "cupy"
+        fault = "is not installed" if missing else f"cannot be imported ({_line(error)})"
+        # without the bindings nobody knows whether there is a GPU
+        hint = "" if driver.asked and not driver.devices else f": {install('gpu')}"
+        return Backend(False, f"{driver.found}, and CuPy {fault}{hint}", **known)
+    known["cupy"] = cp.__version__
     try:
         number = cp.cuda.runtime.runtimeGetVersion()
-        cuda = f"{number // 1000}.{number % 1000 // 10}"  # 13020 is 13.2
+        known["cuda"] = f"{number // 1000}.{number % 1000 // 10}"  # 13020 is 13.2
     except Exception:  # a version is for reading only; without it the probe goes on
-        cuda = ""
-    known = {"cupy": cp.__version__, "driver": driver.version, "cuda": cuda}
+        known["cuda"] = ""
     try:
         devices = _cupy_devices(cp)
         # four numbers to the device and back: an allocation and two copies, no kernel
@@ -130,8 +132,15 @@ def probe() -> Backend:
         if not np.array_equal(sent, received):
             raise RuntimeError(f"sent {sent.tolist()} to the device, {received.tolist()} came back")
     except Exception as error:  # CUDARuntimeError, or a library that cannot be loaded
-        return Backend(False, _without_device(error, driver), devices=driver.devices, **known)
-    return Backend(True, "", devices=devices, nvrtc_reason=nvrtc_reason(), **known)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        hint = (
+            "" if visible is None else f", and CUDA_VISIBLE_DEVICES={visible!r} says which to use"
+        )
+        if driver.devices:
+            hint += ": the driver may be older than CuPy's CUDA, or the device full; see nvidia-smi"
+        reason = f"CuPy is installed but no device is usable ({_line(error)}); {driver.found}{hint}"
+        return Backend(False, reason, **known)
+    return Backend(True, "", **known | {"devices": devices, "nvrtc_reason": nvrtc_reason()})
 
 
 def array_namespace(*arrays: Array) -> ModuleType:
@@ -284,7 +293,9 @@ def _ask_driver() -> _Driver:
     try:
         nvml = _import_nvml()
     except ImportError:
-        return _Driver(problem="NVML's Python bindings (nvidia-ml-py) are not installed")
+        return _Driver(
+            problem="NVML's Python bindings (nvidia-ml-py) are not installed", asked=False
+        )
     try:
         nvml.nvmlInit()
         try:
@@ -306,20 +317,17 @@ def _ask_driver() -> _Driver:
 
 
 def _cupy_devices(cp: ModuleType) -> tuple[GpuInfo, ...]:
-    devices = []
-    for i in range(cp.cuda.runtime.getDeviceCount()):
-        facts = cp.cuda.runtime.getDeviceProperties(i)
-        capability = f"{facts['major']}.{facts['minor']}"
-        devices.append(
-            GpuInfo(
-                i,
-                _text(facts["name"]),
-                capability,
-                facts["totalGlobalMem"],
-                bool(facts.get("integrated")),
-            )
+    every = map(cp.cuda.runtime.getDeviceProperties, range(cp.cuda.runtime.getDeviceCount()))
+    return tuple(
+        GpuInfo(
+            i,
+            _text(facts["name"]),
+            f"{facts['major']}.{facts['minor']}",
+            facts["totalGlobalMem"],
+            bool(facts.get("integrated")),
         )
-    return tuple(devices)
+        for i, facts in enumerate(every)
+    )
 
 
 @cache
@@ -333,27 +341,6 @@ def nvrtc_reason() -> str:
             f"{install('gpu')}"
         )
     return ""
-
-
-def _without_device(error: Exception, driver: _Driver) -> str:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if driver.devices and visible is not None:
-        hint = (
-            f"the driver reports {_listing(driver)}, and CUDA_VISIBLE_DEVICES={visible!r} says "
-            f"which of them may be used: unset or correct it"
-        )
-    elif driver.devices:
-        hint = (
-            f"the driver {driver.version} reports {_listing(driver)}: it may be older than CuPy's "
-            f"CUDA, or the device full or set aside for another process; see nvidia-smi"
-        )
-    else:
-        hint = driver.problem or "the NVIDIA driver reports no device"
-    return f"CuPy is installed but no device is usable ({_line(error)}); {hint}"
-
-
-def _listing(driver: _Driver) -> str:
-    return f"{len(driver.devices)} GPU(s), the first a {driver.devices[0].name}"
 
 
 def _text(value: str | bytes) -> str:

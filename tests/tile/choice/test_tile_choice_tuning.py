@@ -6,7 +6,6 @@ import tiledask as td
 from tiledask.errors import KernelError
 from tiledask.tile import probe
 from tiledask.tile.choice import tuning
-from tiledask.tile.choice.tuning import described
 
 TILES = [8, 16, 32, 64]
 HERE = {"progress": False, "repeats": 3}
@@ -75,42 +74,12 @@ def test_a_gpu_kernel_needs_a_gpu():
         td.tile.tune("smem_tiled", 8, 8, 8)
 
 
-# -- devices -------------------------------------------------------------------------------------
-
-
-DRIVERS = {
-    "NVIDIA H200": (150, "H200"),
-    "NVIDIA H100 80GB HBM3": (85, "H100"),
-    "NVIDIA A100-SXM4-40GB": (42, "A100-40GB"),
-    "NVIDIA A100-SXM4-80GB": (85, "A100-80GB"),
-    "Tesla T4": (16, "T4"),
-    **{f"NVIDIA {name}": (size, name) for name, size in (("L4", 24), ("L40S", 48), ("A10", 24))},
-    "NVIDIA B200": (190, "B200"),
-}
-
-
-@pytest.mark.parametrize("name", DRIVERS)
-def test_drivers_names_are_known(name):
-    gigabytes, shipped = DRIVERS[name]
-    assert described(name, gigabytes * 10**9, {}).name == shipped
-
-
-def test_what_the_driver_says_counts():
-    facts = {"multiProcessorCount": 114, "l2CacheSize": 50 * 2**20, "regsPerMultiprocessor": 0}
-    pcie = described("NVIDIA H100 PCIe", 80 * 10**9, facts)
-    assert (pcie.name, pcie.multiprocessors, pcie.registers) == ("H100", 114, 65536)
-    assert described("NVIDIA GeForce RTX 4090", 24 * 10**9, facts) is None
-    assert described("NVIDIA A1000", 6 * 10**9, facts) is None
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not probe().usable, reason=f"no usable GPU: {probe().reason}")
 @pytest.mark.parametrize("kernel", [k for k in td.tile.configs if k != "tiled"])
-def test_on_a_gpu_times_are_above_the_bound(kernel):
+def test_on_a_gpu(kernel):
     info = td.tile.kernels.get(kernel)
     if info is None or not info.available:
         pytest.skip(f"{kernel} cannot run here: {info.why_not if info else 'not in the table'}")
     found = td.tile.tune(kernel, 2048, 2048, 2048, info.dtypes[-1], **HERE)
     assert found.trials
-    if found.by:
-        assert all(not trial.measured < trial.predicted for trial in found.trials)

@@ -4,25 +4,20 @@ import os
 import platform
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
-from math import isnan
+from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 
 from tiledask.errors import KernelError
 from tiledask.extras import needed_for
-from tiledask.plan.data import names
-from tiledask.plan.inputs.hardware import Device, load_device
 from tiledask.plan.tables import Table, table
 from tiledask.plan.whole import whole_number
 from tiledask.tile.backend import accumulator, as_dtype, namespace, probe
-from tiledask.tile.choice.bound import predict
-from tiledask.tile.choice.config import config_of
 from tiledask.tile.levels import Tile, as_tile, traffic
 from tiledask.tile.product import matmul
 from tiledask.tile.progress import showing
@@ -33,8 +28,6 @@ __all__ = [
     "Tuning",
     "by",
     "cpu_name",
-    "described",
-    "device_at_hand",
     "tune",
 ]
 
@@ -47,8 +40,8 @@ class Trial:
     """One tile, predicted and measured."""
 
     tile: Tile
-    predicted: float
-    """Seconds at least on a GPU; bytes moved on a CPU; NaN for a GPU of which nothing is known."""
+    predicted: int
+    """Bytes that tiles load and store."""
     measured: float
     """Seconds: the median of the repeats."""
     repeats: int
@@ -64,8 +57,6 @@ class Tuning:
     k: int
     dtype: str
     device: str
-    by: str
-    """What the prediction is: "bytes" or "seconds"; empty if there is none."""
     trials: tuple[Trial, ...]
     refused: tuple[tuple[Tile, str], ...]
     """(tile, why it was not measured)."""
@@ -86,13 +77,12 @@ class Tuning:
 
     def to_table(self) -> Table:
         """The tiles and their places in both orders, and what that rests on."""
-        known = self.by and not any(isnan(t.predicted) for t in self.trials)
         order = sorted(self.trials, key=lambda trial: trial.predicted)
         rows = [
             {
                 "tile": by(trial.tile),
-                "predicted": trial.predicted if known else None,
-                "place predicted": order.index(trial) + 1 if known else None,
+                "predicted": trial.predicted,
+                "place predicted": order.index(trial) + 1,
                 "measured": trial.measured,
                 "place": place,
                 "GFLOP/s": 2 * self.m * self.n * self.k / trial.measured / 1e9,
@@ -100,12 +90,11 @@ class Tuning:
             for place, trial in enumerate(self.trials, 1)
         ]
         notes = [f"rank correlation of predicted and measured order: {self.correlation:.2f}"]
-        if self.by == "bytes":
-            notes += ["on a CPU only the bytes are predicted, not the time"]
+        notes += ["the bytes are predicted, not the time"]
         notes += [f"not {by(tile)}: {why}" for tile, why in self.refused]
         product = f"{self.kernel}, {self.m} x {self.n} x {self.k} in {self.dtype}"
         title = f"{product} on {self.device}, median of {min(t.repeats for t in self.trials)}"
-        found = table(rows, title, predicted=self.by, measured="seconds")
+        found = table(rows, title, predicted="bytes", measured="seconds")
         return replace(found, below="; ".join(notes))
 
     def __repr__(self) -> str:
@@ -133,7 +122,7 @@ def tune(
     rounds draws fresh normal numbers and runs every tile once, after one run that is not timed;
     the medians count. GPUs are timed by CUDA events.
 
-    A CPU's prediction is the bytes between its memory and its cache, and so an order, no time.
+    What is predicted is the bytes between the tiles' memory and the next, and so an order, no time.
     """
     whole_number("repeats", repeats, 1, error=KernelError)
     traffic(m, n, k, 1, 4)  # refuses extents that are none
@@ -144,7 +133,6 @@ def tune(
     if why_not := found.why_not:
         raise KernelError(f"kernel {kernel!r} cannot run here: {why_not}")
     dtype, gpu = as_dtype(dtype).name, found.arrays == "cupy"
-    device = device_at_hand() if gpu else None
     tiles = [as_tile(tile) for tile in candidates or ()]
     if candidates is None:
         tiles = [found.tile, *(found.tiles or ((extent,) * 3 for extent in _EXTENTS))]
@@ -154,25 +142,12 @@ def tune(
         _Runs(found, (m, n, k), dtype, seed), list(dict.fromkeys(tiles)), repeats, progress
     )
     trials = [
-        Trial(tile, _predicted(kernel, m, n, k, dtype, tile, device, gpu), median(s), len(s))
+        Trial(tile, traffic(m, n, k, tile, as_dtype(dtype).itemsize).total, median(s), len(s))
         for tile, s in times.items()
     ]
     trials.sort(key=lambda trial: trial.measured)
     name = probe().devices[namespace("cupy").cuda.Device().id].name if gpu else cpu_name()
-    what = ("seconds" if device else "") if gpu else "bytes"
-    return Tuning(kernel, m, n, k, dtype, name, what, tuple(trials), tuple(refused.items()))
-
-
-def _predicted(
-    kernel: str, m: int, n: int, k: int, dtype: str, tile: Tile, device: Device | None, gpu: bool
-) -> float:
-    try:
-        config = config_of(kernel, dtype, tile)
-        if not gpu:
-            return float(traffic(m, n, k, config.block, config.itemsize).total)
-        return predict(m, n, k, config, device).seconds if device else float("nan")
-    except KernelError:  # it ran, and so the estimate that forbids it is wrong
-        return float("nan")
+    return Tuning(kernel, m, n, k, dtype, name, tuple(trials), tuple(refused.items()))
 
 
 def by(tile: Tile) -> str:
@@ -244,66 +219,15 @@ def _measured(
     return found, refused
 
 
-# -- the device at hand ----------------------------------------------------------------------------
-
-_REPORTED = {
-    "multiprocessors": "multiProcessorCount",
-    "l2_bytes": "l2CacheSize",
-    "registers": "regsPerMultiprocessor",
-    "threads": "maxThreadsPerMultiProcessor",
-    "blocks": "maxBlocksPerMultiProcessor",
-    "shared_bytes": "sharedMemPerMultiprocessor",
-    "block_shared_bytes": "sharedMemPerBlockOptin",
-}
-"""Fields of a Device and their names in CUDA's cudaDeviceProp."""
-
-
-def device_at_hand() -> Device | None:
-    """The GPU in use: the shipped description of its model, with what its driver says instead.
-
-    None if the model is not among them. Raises KernelError where no GPU is usable.
-    """
-    cp = namespace("cupy")
-    facts = cp.cuda.runtime.getDeviceProperties(cp.cuda.Device().id)
-    device = probe().devices[cp.cuda.Device().id]
-    return described(device.name, device.memory, facts)
-
-
-def described(name: str, memory: int, facts: Mapping[str, Any]) -> Device | None:
-    """The shipped device that a driver calls ``name``, ``facts`` of cudaDeviceProp replacing its
-    own: a card of fewer multiprocessors goes by the same name.
-
-    >>> found = described("NVIDIA A100-SXM4-80GB", 80 * 10**9, {"multiProcessorCount": 100})
-    >>> found.name, found.multiprocessors
-    ('A100-80GB', 100)
-    >>> described("NVIDIA GeForce GTX 1080", 8 * 10**9, {}) is None
-    True
-    """
-    words = set(re.findall(r"[A-Z0-9]+", name.upper()))
-    shipped = [load_device(each) for each in names("hardware")]
-    same = [device for device in shipped if device.name.upper().split("-")[0] in words]
-    if not same:
-        return None
-    nearest = min(same, key=lambda device: abs(device.memory_bytes - memory))
-    told: dict[str, Any] = {
-        field: int(facts[key]) for field, key in _REPORTED.items() if facts.get(key)
-    }
-    return replace(nearest, **told)
-
-
 def cpu_name() -> str:
     """The processor's name and how many of its cores this process may use.
 
     >>> cpu_name().endswith(" core(s)")
     True
     """
-    model = ""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            found = (line for line in lines if line.lower().startswith("model name"))
-            model = next(found, "").partition(":")[2].strip()
-    except OSError:  # not Linux
-        pass
+    model, cpuinfo = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
+    if cpuinfo.exists():  # Linux, where the other two are no names
+        found = re.search(r"^model name\s*: (.+)$", cpuinfo.read_text(), re.MULTILINE)
+        model = found[1] if found else model
     affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return f"{model or platform.processor() or platform.machine()}, {cores} core(s)"
+    return f"{model}, {len(affinity(0)) if affinity else os.cpu_count() or 1} core(s)"

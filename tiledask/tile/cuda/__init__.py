@@ -8,12 +8,12 @@ launch.py        a function per kernel: which variant of it, with what arguments
     source.py    a kernel and its headers as one text
 *.cu, *.cuh      the kernels, and the headers that they share
 
-To look at them on any machine: file_text gives a file, compile_for machine code and the compiler's
-log, resources what the log says of registers, nvrtc_reason why nothing can be compiled.
+To look at them on any machine: file_text gives a file, compile_for machine code and the
+compiler's log, nvrtc_reason why nothing can be compiled.
 """
 
 from tiledask.tile.backend import nvrtc_reason
-from tiledask.tile.cuda.build import compile_for, resources
+from tiledask.tile.cuda.build import compile_for
 from tiledask.tile.cuda.source import file_text
 
-__all__ = ["compile_for", "file_text", "nvrtc_reason", "resources"]
+__all__ = ["compile_for", "file_text", "nvrtc_reason"]

@@ -4,15 +4,9 @@ NVRTC needs no GPU, so that the same function compiles for machines that are els
 test measured of the code is true of the code that runs.
 """
 
-import atexit
 import hashlib
 import os
-import re
-import shutil
-import tempfile
-import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -24,27 +18,11 @@ from tiledask.tile.backend import namespace
 from tiledask.tile.cache import cache_folder
 from tiledask.tile.cuda.source import source
 
-__all__ = ["Resources", "arch_of", "compile_for", "loaded", "resources"]
+__all__ = ["arch_of", "compile_for", "loaded"]
 
 Macros = Mapping[str, Any]
 
 _HOPPER_ONLY = ("wgmma_ws_persistent",)
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What ptxas says that one thread, and one block, of a kernel takes."""
-
-    registers: int
-    """Registers of a thread, at launch."""
-    spilled: int
-    """Bytes of registers that did not fit and go through memory, stores and loads, per thread."""
-    stack: int
-    """Bytes of local memory per thread."""
-    shared: int
-    """Bytes of shared memory that the text itself declares; a launch may add to them."""
-    remarks: tuple[str, ...]
-    """Warnings and advice: an ignored setmaxnreg (C7508), a wgmma made to wait (C7510)..."""
 
 
 def arch_of(name: str, capability: str) -> str:
@@ -102,30 +80,6 @@ def _nvrtc(name: str, text: str, options: list[str]) -> tuple[bytes, str, str]:
         nvrtc.nvrtcDestroyProgram(program)
 
 
-def resources(log: str) -> Resources:
-    """What the compiler's log says of the one kernel in it.
-
-    >>> r = resources("ptxas . 0 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads\\n"
-    ...               "ptxas info : Used 40 registers, 2048 bytes smem")
-    >>> r.registers, r.spilled, r.shared
-    (40, 12, 2048)
-    """
-
-    def number(pattern: str) -> int:
-        found = re.search(pattern, log)
-        return int(found[1]) if found else 0
-
-    spilled = number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads")
-    remarks = tuple(line.strip() for line in log.splitlines() if re.search(r"\(C\d+\)", line))
-    return Resources(
-        number(r"Used (\d+) registers"),
-        spilled,
-        number(r"(\d+) bytes stack frame"),
-        number(r"(\d+) bytes smem"),
-        remarks,
-    )
-
-
 def loaded(name: str, macros: Macros, capability: str) -> Any:
     """The kernel ``name`` on the device in use, of this capability; compiled if it never was."""
     return _loaded(name, tuple(sorted(macros.items())), arch_of(name, capability))
@@ -144,14 +98,17 @@ def _kept(name: str, macros: Macros, arch: str) -> Path:
     """
     made_of = repr((source(name), _options(macros, arch), _version())).encode()
     file = f"{name}-{arch}-{hashlib.sha256(made_of).hexdigest()[:24]}.cubin"
-    folder = _folder()
-    if not (folder / file).is_file():
-        code, _ = compile_for(name, macros, arch)
-        try:
+    folder = cache_folder() / "kernels"
+    try:
+        _check_own(folder)
+        if not (folder / file).is_file():
+            code, _ = compile_for(name, macros, arch)
             atomic_write(folder / file, code, 0o600)  # two processes may do this at once
-        except OSError as error:
-            folder = _of_this_process(f"{folder} cannot be written ({error.strerror})")
-            atomic_write(folder / file, code, 0o600)
+    except OSError as error:
+        raise KernelError(
+            f"machine code is kept in {folder}, which cannot be used ({error}); set TILEDASK_CACHE "
+            f"to a folder of your own"
+        ) from None
     return folder / file
 
 
@@ -162,27 +119,9 @@ def _version() -> tuple[int, int]:
     return major, minor
 
 
-def _folder() -> Path:
-    """The folder of machine code, where nobody else can put any; if need be, only until we end."""
-    folder = cache_folder() / "kernels"
-    try:
-        folder.mkdir(0o700, parents=True, exist_ok=True)
-        if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
-            return _of_this_process(f"{folder} is another user's")
-        folder.chmod(0o700)
-    except OSError as error:
-        return _of_this_process(f"{folder} cannot be used ({error.strerror})")
-    return folder
-
-
-@cache
-def _of_this_process(why: str) -> Path:
-    warnings.warn(
-        f"{why}: kernels are compiled anew in every process; set TILEDASK_CACHE to a folder of "
-        f"your own",
-        UserWarning,
-        stacklevel=5,
-    )
-    folder = tempfile.mkdtemp(prefix="tiledask-kernels-")  # mode 0700
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
+def _check_own(folder: Path) -> None:
+    """Make the folder, where nobody else can put any code; OSError if somebody could."""
+    folder.mkdir(0o700, parents=True, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+        raise PermissionError("it is another user's")
+    folder.chmod(0o700)
