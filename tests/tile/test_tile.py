@@ -152,9 +152,9 @@ def test_table_lists_every_kernel_and_why_one_cannot_run(monkeypatch):
     assert [k.available for k in td.tile.kernels.values()] == [True] * 3 + [False] * 5
     assert td.tile.kernels["cublas"].why_not == "no GPU <here>"
     assert td.tile.kernels["blas"].why_not == ""
-    assert "smem_tiled           cupy   unavailable" in repr(td.tile.kernels)
-    assert repr(td.tile.kernels).endswith(f"\n{', '.join(on_gpus)}: no GPU <here>")
-    assert "no: no GPU &lt;here&gt;" in td.tile.kernels._repr_html_()
+    assert repr(td.tile.kernels).count("unavailable") == 5
+    assert f"{', '.join(on_gpus)}: no GPU <here>" in repr(td.tile.kernels)
+    assert "no GPU &lt;here&gt;" in td.tile.kernels._repr_html_()
     assert "fast" not in td.tile.kernels
     assert len(td.tile.kernels) == 8
     with pytest.raises(KernelError, match="'cublas' cannot run here: no GPU <here>"):
@@ -244,7 +244,7 @@ def test_a_batched_kernel_gets_the_batch_whole(monkeypatch):
         )
         out[...] = a @ b
 
-    row = table.Kernel("whole", "numpy", ("float32",), "", run, batched=True)
+    row = table.Kernel("whole", "numpy", ("float32",), run, batched=True)
     monkeypatch.setitem(table.kernels, "whole", row)
     a, b = operands(4, 5, 6, "float32")
     stack, before = np.stack([a, a, a]), np.zeros((3, 4, 5), "f4")

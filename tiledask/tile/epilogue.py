@@ -11,7 +11,6 @@ once. Others finish C where it lies, a piece at a time that stays in the cache.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 from tiledask.tile.backend import Array, array_namespace
 
@@ -74,14 +73,11 @@ def _tanh_part(x: Array) -> Array:
     return array_namespace(x).tanh(t, out=t) if t.ndim else array_namespace(x).tanh(t)
 
 
-ACTIVATIONS: MappingProxyType[str, Callable[[Array], Array]] = MappingProxyType({"gelu": gelu})
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"gelu": gelu}
 """The functions that a product may end with, by name."""
 
-PIECE_BYTES = MappingProxyType({"numpy": 2**17, "cupy": 2**24})
+PIECE_BYTES = {"numpy": 2**17, "cupy": 2**24}
 """Bytes of the piece that is finished at a time: some of a core's second cache, of a GPU's L2."""
-
-_COPIES = 1
-"""Arrays of a piece's size that an activation holds at one time; `gelu` holds so many."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +153,7 @@ def activation_bytes(m: int, n: int, itemsize: int, arrays: str = "numpy") -> in
     """
     columns = min(n, PIECE_BYTES[arrays] // itemsize)
     rows = min(m, PIECE_BYTES[arrays] // itemsize // columns)
-    return _COPIES * rows * columns * itemsize
+    return rows * columns * itemsize  # `gelu` holds one array of a piece's size
 
 
 def _pieces(c: Array) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:

@@ -34,18 +34,7 @@ __all__ = [
     "why_not",
 ]
 
-REDUCES = (
-    "float16",
-    "bfloat16",
-    "float32",
-    "float64",
-    "int8",
-    "uint8",
-    "int32",
-    "uint32",
-    "int64",
-    "uint64",
-)
+REDUCES = "float16 bfloat16 float32 float64 int8 uint8 int32 uint32 int64 uint64".split()
 """Element types that NCCL can add."""
 
 

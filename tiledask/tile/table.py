@@ -1,12 +1,12 @@
 """The kernels by name: what each takes, whether this machine can run it, and what it allocates."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
 from tiledask.errors import KernelError
-from tiledask.plan import html
+from tiledask.plan.tables import Table, table
 from tiledask.tile import numpy_kernels
 from tiledask.tile.backend import HALVES, Array, GpuInfo, as_dtype, probe
 from tiledask.tile.cuda import launch
@@ -90,7 +90,6 @@ class Kernel:
     arrays: str
     """"numpy" or "cupy"."""
     dtypes: tuple[str, ...]
-    summary: str
     run: Run
     workspace: Callable[[Sizes], int] = lambda sizes: 0
     """Bytes it allocates besides a, b, out and the rest of what it is given."""
@@ -175,76 +174,56 @@ class KernelTable(dict[str, Kernel]):
     (True, 'compute capability 9.0 (H100, H200)')
     """
 
-    def __repr__(self) -> str:
-        width, reasons = max(map(len, self)), dict[str, list[str]]()
-        lines = []
-        for each in self.values():
-            here = "available" if each.available else "unavailable"
-            lines.append(
-                f"{each.name:<{width}}  {each.arrays:<5}  {here:<11}  {each.types}: {each.summary}"
-            )
+    def to_table(self) -> Table:
+        """The kernels, and below why some cannot run here."""
+        reasons: dict[str, list[str]] = {}
+        rows = {}
+        for name, each in self.items():
             if each.why_not:
-                reasons.setdefault(each.why_not, []).append(each.name)
-        lines += [f"{', '.join(names)}: {why_not}" for why_not, names in reasons.items()]
-        return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        head = ("kernel", "arrays", "types", "tiles", "needs", "here", "what it is")
-        rows = []
-        for each in self.values():
+                reasons.setdefault(each.why_not, []).append(name)
             tiles = dict.fromkeys((each.tile, *each.tiles)) if each.tile else ()
             shown = ", ".join("x".join(map(str, tile or ())) for tile in tiles) or "none to choose"
-            shown += ", or any" if each.tile and not each.tiles else ""
-            needs = each.needs or {"numpy": "any CPU", "cupy": "any GPU"}[each.arrays]
-            here = "yes" if each.available else f"no: {each.why_not}"
-            rows.append((each.name, each.arrays, each.types, shown, needs, here, each.summary))
-        return html.table(head, rows)
+            rows[name] = {
+                "arrays": each.arrays,
+                "types": each.types,
+                "tiles": shown + (", or any" if each.tile and not each.tiles else ""),
+                "needs": each.needs or {"numpy": "any CPU", "cupy": "any GPU"}[each.arrays],
+                "here": "available" if each.available else "unavailable",
+            }
+        below = [f"{', '.join(names)}: {why_not}" for why_not, names in reasons.items()]
+        return replace(table(rows), below="\n".join(below))
+
+    def __repr__(self) -> str:
+        return self.to_table().to_text()
+
+    def _repr_html_(self) -> str:
+        return self.to_table()._repr_html_()
 
 
-def _numpy(name: str, summary: str, run: Run, **more: Any) -> Kernel:
-    return Kernel(
-        name, "numpy", ("float16", "bfloat16", "float32", "float64"), summary, run, **more
-    )
+_ALL = ("float16", "bfloat16", "float32", "float64")
 
 
 def _ours(
-    name: str, dtypes: tuple[str, ...], summary: str, run: Run, tiles: tuple[Tile, ...], **more: Any
+    name: str, dtypes: tuple[str, ...], run: Run, tiles: tuple[Tile, ...], **more: Any
 ) -> Kernel:
     """One of our CUDA kernels, whose first tile is the usual one."""
     more |= {"tile": tiles[0], "tiles": tiles, "compiled": True, "batched": True}
-    return Kernel(name, "cupy", dtypes, summary, run, **more)
+    return Kernel(name, "cupy", dtypes, run, **more)
 
 
 _ROWS = (
-    _numpy(
-        "loops",
-        "the definition, one multiplication at a time; the reference for tiny sizes",
-        numpy_kernels.loops,
-    ),
-    _numpy(
-        "tiled",
-        "explicit loops over tiles, each tile product by BLAS into an accumulator",
-        numpy_kernels.tiled,
-        workspace=_tiled_workspace,
-        tile=(512, 512, 512),
-    ),
-    _numpy(
-        "blas",
-        "the library's product, added in place; on CuPy arrays this name means cublas",
-        numpy_kernels.blas,
-        workspace=_blas_workspace,
-    ),
+    Kernel("loops", "numpy", _ALL, numpy_kernels.loops),
+    Kernel("tiled", "numpy", _ALL, numpy_kernels.tiled, _tiled_workspace, tile=(512, 512, 512)),
+    Kernel("blas", "numpy", _ALL, numpy_kernels.blas, _blas_workspace),
     _ours(
         "smem_tiled",
         ("float32",),
-        "the textbook: a tile of C per thread block, operands through shared memory",
         launch.smem_tiled,
         launch.SMEM_TILES[::-1],
     ),
     _ours(
         "sgemm_warptiled",
         ("float32",),
-        "tiles within tiles, down to registers; copies under the arithmetic",
         launch.sgemm_warptiled,
         launch.SGEMM_TILES,
         capability=(8, 0),
@@ -252,7 +231,6 @@ _ROWS = (
     _ours(
         "mma_multistage",
         HALVES,
-        "tensor cores of a warp, several stages of copies under way",
         launch.mma_multistage,
         launch.MMA_TILES,
         k_bytes=launch.MMA_K_BYTES,
@@ -263,7 +241,6 @@ _ROWS = (
     _ours(
         "wgmma_ws_persistent",
         HALVES,
-        "Hopper: tiles by the copy engine, one producer, two consumers, blocks that stay",
         launch.wgmma_ws_persistent,
         launch.WGMMA_TILES,
         workspace=_hopper_workspace,
@@ -274,8 +251,7 @@ _ROWS = (
     Kernel(
         "cublas",
         "cupy",
-        ("float16", "bfloat16", "float32", "float64"),
-        "NVIDIA's library; float32 stays float32 unless TF32 is asked for",
+        _ALL,
         numpy_kernels.cublas,
         _cublas_workspace,
         batched=True,

@@ -15,11 +15,11 @@ from numpy.typing import DTypeLike
 
 from tiledask.errors import KernelError
 from tiledask.tile.backend import Array, as_dtype, namespace
-from tiledask.tile.layers.rng import Part, key, normals, positions, uniforms
+from tiledask.tile.layers.rng import Part, key, normals, positions
 
 __all__ = ["Parameter", "draw", "initialise", "matrix"]
 
-KINDS = ("normal", "uniform", "zeros", "ones")
+KINDS = ("normal", "zeros", "ones")
 _AT_ONCE = 2**16
 """Numbers that are drawn at a time: what is between a place and its number stays in the cache."""
 
@@ -31,9 +31,9 @@ class Parameter:
     shape: tuple[int, ...]
     """Shape of the whole array, whoever holds it."""
     kind: str = "normal"
-    """"normal", "uniform", "zeros" or "ones"."""
+    """"normal", "zeros" or "ones"."""
     scale: float = 1.0
-    """The deviation of normal numbers; uniform ones are from -scale to scale."""
+    """The deviation of normal numbers."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -90,13 +90,9 @@ def draw(
 
 def _drawn(parameter: Parameter, seed: int, name: str, at: np.ndarray) -> np.ndarray:
     """The float64 numbers at those places."""
-    values: np.ndarray
-    if parameter.kind == "normal":
-        values = normals(key(seed, name), at) * parameter.scale
-    elif parameter.kind == "uniform":
-        values = (2 * uniforms(key(seed, name), at) - 1) * parameter.scale
-    else:
-        values = np.full(at.shape, float(parameter.kind == "ones"))
+    if parameter.kind != "normal":
+        return np.full(at.shape, float(parameter.kind == "ones"))
+    values: np.ndarray = normals(key(seed, name), at) * parameter.scale
     return values
 
 

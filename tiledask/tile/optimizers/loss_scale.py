@@ -62,15 +62,12 @@ class LossScale:
                 f"a loss scale lies between its floor, {self.floor:g}, above 0, and its ceiling, "
                 f"{self.ceiling:g}; got {self.scale:g}: 65536 is usual"
             )
-        if not self.growth > 1 or not 0 < self.backoff < 1:
+        whole = self.interval is None or is_whole(self.interval, 1)
+        if not (self.growth > 1 and 0 < self.backoff < 1 and whole):
             raise ConfigError(
-                f"a scale grows by a factor above 1 and backs off by one between 0 and 1, got "
-                f"growth={self.growth:g} and backoff={self.backoff:g}; 2 and 0.5 are usual"
-            )
-        if self.interval is not None and not is_whole(self.interval, 1):
-            raise ConfigError(
-                f"a scale grows after 1 step or more, got interval={self.interval}; None makes it "
-                f"static"
+                f"a scale grows by a factor above 1 after 1 step or more and backs off by one "
+                f"between 0 and 1; got growth={self.growth:g}, interval={self.interval} and "
+                f"backoff={self.backoff:g}: 2, 2000 and 0.5 are usual"
             )
 
     @classmethod

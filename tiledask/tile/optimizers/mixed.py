@@ -10,7 +10,7 @@ adds them up (Micikevicius et al. 2018, arXiv:1710.03740, section 3.1).
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -129,40 +129,40 @@ def advance(
             f"{len(grads)}; {missing[0]!r} is on one side only: pass zeros where a weight had no "
             f"part"
         )
-    stepped = state.master or state.weights
+    stepped, divisor = state.master or state.weights, scale.scale if scale else 1
     wide = {
-        name: unscaled({name: g}, scale.scale if scale else 1, _work(stepped[name]))[name]
+        name: unscaled({name: g}, divisor, accumulator(stepped[name].dtype))[name]
         for name, g in grads.items()
     }
     # in float64: halves overflow from 256 on
     squares = float(sum((g.astype(np.float64) ** 2).sum() for g in wide.values()))
     norm = math.sqrt(squares if together is None else together(squares))
+    finite = math.isfinite(norm)
     if scale is not None:
-        finite = math.isfinite(norm)
         scale = scale.after(finite)
         if not finite:
             return state, scale, norm
     if limit is not None:
-        factor = clip_factor(norm, limit) if math.isfinite(norm) else 1.0
+        factor = clip_factor(norm, limit) if finite else 1.0
         wide = {name: g * g.dtype.type(factor) for name, g in wide.items()}
     return _stepped(state, rule, wide), scale, norm
 
 
 def _stepped(state: TrainState, rule: Rule, grads: Arrays) -> TrainState:
-    source, t = state.master or state.weights, state.t + 1
     made: Arrays = {}
     moments: dict[str, Arrays] = {kept: {} for kept in rule.keeps}
-    for name, w in source.items():
-        kept = {each: state.moments[each][name] for each in rule.keeps}
-        work = {each: value.astype(_work(w), copy=False) for each, value in kept.items()}
-        made[name], new = rule.step(w.astype(_work(w), copy=False), grads[name], work, t)
+    for name, w in (state.master or state.weights).items():
+        # computed as a fused kernel does, halves in float32
+        held, work = {each: state.moments[each][name] for each in rule.keeps}, accumulator(w.dtype)
+        kept = {each: value.astype(work, copy=False) for each, value in held.items()}
+        made[name], new = rule.step(w.astype(work, copy=False), grads[name], kept, state.t + 1)
         for each, value in new.items():
-            moments[each][name] = flush(value, kept[each].dtype)
-    weights = {name: flush(made[name], w.dtype) for name, w in state.weights.items()}
-    if not state.master:
-        return TrainState(weights, {}, moments, t)
-    master = {name: flush(made[name], w.dtype) for name, w in state.master.items()}
-    return replace(state, weights=weights, master=master, moments=moments, t=t)
+            moments[each][name] = flush(value, held[each].dtype)
+    weights, master = (
+        {name: flush(made[name], w.dtype) for name, w in arrays.items()}
+        for arrays in (state.weights, state.master)
+    )
+    return TrainState(weights, master, moments, state.t + 1)
 
 
 def flush(x: Array, dtype: DTypeLike) -> Array:
@@ -188,8 +188,3 @@ def _of_recipe(recipe: Recipe, rule: Rule) -> tuple[DTypeLike, bool, DTypeLike |
             f"whose moments it keeps, 'mixed-adam-16' a recipe that can be stepped"
         )
     return known[held["weights"]], MASTER in held, known[kept.pop()] if kept else None
-
-
-def _work(w: Array) -> np.dtype:
-    """The type in which a step of ``w`` is computed: as a fused kernel does, halves in float32."""
-    return accumulator(w.dtype)

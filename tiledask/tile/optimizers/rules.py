@@ -172,14 +172,10 @@ def check_states(recipe: Recipe) -> None:
             f"recipe {recipe.name!r} offloads states to {' and '.join(recipe.places)}; what can be "
             f"run keeps all of them on the device"
         )
-    wrong = [
-        s
-        for s in recipe.states
-        if s.tensor not in KNOWN or s.bytes not in (2, 4, 8) or s.of != "parameters"
-    ]
-    if wrong:
-        raise ConfigError(
-            f"recipe {recipe.name!r} keeps {wrong[0].bytes} B of {wrong[0].tensor!r} for each of "
-            f"the {wrong[0].of}; what can be run keeps {', '.join(KNOWN)} of 2, 4 or 8 B for all "
-            f"parameters, such as 'mixed-adam-16'"
-        )
+    for s in recipe.states:
+        if s.tensor not in KNOWN or s.bytes not in (2, 4, 8) or s.of != "parameters":
+            raise ConfigError(
+                f"recipe {recipe.name!r} keeps {s.bytes} B of {s.tensor!r} for each of the {s.of}; "
+                f"what can be run keeps {', '.join(KNOWN)} of 2, 4 or 8 B for all parameters, such "
+                f"as 'mixed-adam-16'"
+            )
