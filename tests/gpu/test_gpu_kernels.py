@@ -2,7 +2,7 @@
 
 Every kernel at its smallest; then, step by step, what the kernel for Hopper needs: a ring of
 stages, a cluster, many tiles a block. Edges, layouts, endings and repeated runs of each are in
-tests/tile/cuda/test_cuda_gpu.py.
+tests/tile/test_epilogue.py.
 """
 
 from dataclasses import replace

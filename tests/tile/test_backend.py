@@ -174,13 +174,6 @@ def test_round_trip_through_the_namespace(xp):
         assert xp.zeros(2).device == x.device
 
 
-@pytest.mark.parametrize("x", [[1.0], 1.0, None, "array"])
-def test_what_is_no_array_is_refused(x):
-    for ask in (backend.array_namespace, backend.to_numpy, backend.synchronize):
-        with pytest.raises(KernelError, match=f"got {type(x).__name__}; convert it"):
-            ask(x)
-
-
 # -- the layer -----------------------------------------------------------------------------------
 
 

@@ -1,6 +1,6 @@
 """activation(alpha a @ b + beta out + bias), by every kernel, also for batches: against float64.
 
-Holds `tiledask.tile.functions` and `tiledask.tile.numpy_kernels`.
+Holds `tiledask.tile.epilogue` and `tiledask.tile.numpy_kernels`.
 """
 
 from dataclasses import dataclass, replace
@@ -344,6 +344,7 @@ def fresh():
 @pytest.mark.parametrize(("kernel", "dtype", "precision"), ON_GPU)
 @pytest.mark.parametrize("batch", ["", "ab", "a", "b"])
 def test_gpu_every_ending_in_every_order(gpu, kernel, dtype, precision, batch):
+    """At every edge of a tile and in the middle of many, the smallest first."""
     ends = product(
         *([1.0, -0.5], [0.0, 1.0, -2.0], [None, "own", "wide"]),
         [(None, False), ("gelu", False), ("gelu", True)],
@@ -351,6 +352,8 @@ def test_gpu_every_ending_in_every_order(gpu, kernel, dtype, precision, batch):
     )
     orders, tiles = list(map("".join, product("CF", repeat=3))), tiles_of(kernel, dtype)
     for i, (alpha, beta, bias, end, out) in enumerate(ends):
+        tile, around = tiles[i % len(tiles)], np.random.default_rng(fresh())
+        edges = [(1, t - 1, t, t + 1, 2 * t + 3, 5 * t + 8) for t in tile or (64, 64, 64)]
+        shape = tuple(int(around.choice(each[: 1 + i // 10])) for each in edges)
         how = (batch, alpha, beta, bias, *end, out, precision, fresh())
-        tile = tiles[i % len(tiles)]
-        check(gpu, Case(kernel, dtype, (67, 45, 83), tile, orders[i % 8], *how))
+        check(gpu, Case(kernel, dtype, shape, tile, orders[i % 8], *how))

@@ -34,7 +34,8 @@ __all__ = [
     "why_not",
 ]
 
-REDUCES = "float16 bfloat16 float32 float64 int8 uint8 int32 uint32 int64 uint64".split()
+_BITS = {"float": (16, 32, 64), "bfloat": (16,), "int": (8, 32, 64), "uint": (8, 32, 64)}
+REDUCES = tuple(f"{kind}{bits}" for kind, widths in _BITS.items() for bits in widths)
 """Element types that NCCL can add."""
 
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from twins.cuda_host import host_tensor_map
 
 from tiledask.tile.backend import as_dtype
 from tiledask.tile.cuda.hopper_tile import WGMMA_TILES, HopperTile, chosen
@@ -44,19 +43,3 @@ def test_a_copy_holds_the_same_numbers_nan_too(dtype, step):
     copied = padded(readable(x))
     assert copied.layout.boundary == 16
     np.testing.assert_array_equal(copied.array.astype("f4"), x.astype("f4"))
-
-
-REFUSED = {
-    "address": (8, (64, 64, 1), (128, 8192), (64, 64, 1)),
-    "stride": (16, (64, 64, 1), (130, 8192), (64, 64, 1)),
-    "stride of a batch": (16, (64, 64, 1), (128, 2**40), (64, 64, 1)),
-    "wide box": (16, (64, 64, 1), (128, 8192), (128, 64, 1)),
-    "long box": (16, (64, 512, 1), (128, 2**16), (64, 257, 1)),
-    "nothing": (16, (64, 0, 1), (128, 8192), (64, 64, 1)),
-}
-
-
-@pytest.mark.parametrize("why", REFUSED)
-def test_maps_on_the_host_go_by_the_drivers_rules(why):
-    with pytest.raises(AssertionError):
-        host_tensor_map("float16", *REFUSED[why])

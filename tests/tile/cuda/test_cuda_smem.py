@@ -154,40 +154,6 @@ def test_gelu_is_right_for_every_number(gpu):
     assert (out[x <= -12] <= 0).sum() == (x <= -12).sum() - 1
 
 
-STRAYS = {
-    "after": FAULTS["C is stored transposed"],
-    "before": ("row0 + y, col0 + x, sum", "row0 + y - 20, col0 + x, sum"),
-}
-
-
-@pytest.mark.parametrize("where", STRAYS)
-def test_a_store_outside_of_what_was_lent_is_a_finding(gpu, tmp_path, where):
-    case = GemmCase(9, 7, 17, batch=2, bias=True, margin=1)
-    with (
-        host_gpu(tmp_path, [STRAYS[where]]),
-        pytest.raises(HostFault, match=rf"outside of what was lent: \d+ bytes {where} an array"),
-    ):
-        is_right(run_with(8), case)
-    assert is_right(run_with(8), case)  # and it is no later kernel's
-
-
-def test_what_is_read_outside_of_what_was_lent_is_nan(tmp_path):
-    a, b, bias, out = (lent(np.ones(shape, np.float32)) for shape in ((9, 3), (3, 7), 7, (9, 7)))
-    with host_gpu(tmp_path, [FAULTS["bias by row"]]):
-        run_with(8)(a, b, out, Epilogue(bias=bias))
-    np.testing.assert_array_equal(out[:7], 4)
-    assert np.isnan(out[7:]).all()
-
-
-def test_only_what_was_lent_reaches_a_kernel(gpu):
-    a, b, bias = np.ones((9, 3), np.float32), np.ones((3, 7), np.float32), np.ones(7, np.float32)
-    for others in ((a, lent(b), lent(bias)), (lent(a), b, lent(bias)), (lent(a), lent(b), bias)):
-        with pytest.raises(AssertionError, match="lend the array of"):
-            run_with(8)(*others[:2], lent_empty((9, 7), np.float32), Epilogue(bias=others[2]))
-    with pytest.raises(AssertionError, match=r"lend the array of \(9, 7\)"):
-        run_with(8)(lent(a), lent(b), np.empty((9, 7), np.float32), Epilogue())
-
-
 def test_backwards_operands_need_no_copy(gpu):
     rng = np.random.default_rng(0)
     a, b = rng.integers(-9, 9, (37, 70)).astype("f4"), rng.integers(-9, 9, (70, 50)).astype("f4")

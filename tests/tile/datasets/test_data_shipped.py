@@ -87,19 +87,6 @@ def test_every_picture_comes_once_before_any_comes_again():
     assert not np.array_equal(first, second)
 
 
-def test_the_pictures():
-    digits = td.load_images("digits")
-    assert np.bincount(digits.labels).tolist() == [200] * 10
-    assert len(np.unique(digits.pixels, axis=0)) == 2000
-    parts = digits.split()
-    assert [len(part) for part in parts] == [1600, 400]
-    for name in ("pixels", "labels"):
-        joined = np.concatenate([getattr(part, name) for part in parts])
-        np.testing.assert_array_equal(joined, getattr(digits, name))
-    x = digits.inputs(slice(0, 3), "float16")
-    assert (x.shape, x.dtype, x.max()) == ((3, 1, 28, 28), np.float16, 1)
-
-
 def test_a_file_of_ones_own(tmp_path):
     path = tmp_path / "mine.txt"
     path.write_text("añb€")

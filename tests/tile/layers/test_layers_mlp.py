@@ -10,32 +10,12 @@ from tiledask.tile import gelu
 from tiledask.tile import layers as L
 from tiledask.tile.layers.mlp import activated_linear
 
-
-@pytest.mark.parametrize("leading", [(1,), (7,), (2, 5)])
-def test_linear_by_definition(leading):
-    x, w, b = draw((*leading, 5), (5, 3), (3,))
-    np.testing.assert_allclose(L.linear(x, w, b)[0], x @ w + b, rtol=1e-13, atol=1e-14)
-
-
 # -- feed-forward ----------------------------------------------------------------------------------
 
 
 def weights_of(parameters, seed=0):
     w = L.initialise(parameters, seed, dtype="float64")
     return {n: draw(a.shape, seed=1)[0] if n[0] == "b" else a for n, a in w.items()}
-
-
-def test_mlp_by_definition():
-    w, (x,) = weights_of(L.mlp_parameters(4, 10)), draw((6, 4))
-    expected = gelu(x @ w["w_1"] + w["b_1"]) @ w["w_2"] + w["b_2"]
-    np.testing.assert_allclose(L.mlp(x, w)[0], expected, rtol=1e-13, atol=1e-14)
-
-
-def test_swiglu_by_definition():
-    w, (x,) = weights_of(L.swiglu_mlp_parameters(3, 5, bias=True)), draw((4, 3))
-    gate, up = (x @ w[f"w_{name}"] + w[f"b_{name}"] for name in ("gate", "up"))
-    expected = (gate / (1 + np.exp(-gate)) * up) @ w["w_down"] + w["b_down"]
-    np.testing.assert_allclose(L.swiglu_mlp(x, w)[0], expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("bias", [True, False])

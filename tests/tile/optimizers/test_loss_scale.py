@@ -1,4 +1,4 @@
-"""Loss scaling: the scale's rules against a loop, and fp16 trainings that need it."""
+"""Loss scaling: the scale's rules against a loop."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledask.errors import DivergedError
-from tiledask.lab.precision import train
-from tiledask.tile.optimizers import SGD, LossScale, unscaled
+from tiledask.tile.optimizers import LossScale, unscaled
 
 
 def loop(scale, growth, backoff, interval, floor, steps):
@@ -66,41 +65,3 @@ def test_gradients_are_widened_before_they_are_divided():
     assert wide.dtype == np.float32
     assert wide[0] == 2.0**-26
     assert np.float16(grads["w"][0] / np.float16(2.0**15)) == 0  # what the other order does
-
-
-# -- a training ------------------------------------------------------------------------------------
-
-STEPS, RULE = 25, SGD(0.03)
-TINY, HUGE = 2.0**-22, 2.0**24
-
-
-@pytest.fixture(scope="module")
-def single():
-    return train("float32", STEPS, rule=RULE)
-
-
-def test_without_a_scale_fp16_learns_nothing(single):
-    run = train("float16", STEPS, rule=RULE, times=TINY)
-    moved = [np.abs(run.state.master[n] - w).max() for n, w in _drawn().items()]
-    assert max(moved) < 0.01 * max(
-        np.abs(single.state.weights[n] - w).max() for n, w in _drawn().items()
-    )
-
-
-def test_with_a_dynamic_scale_the_same_training_works(single):
-    scale = LossScale(2.0**48, interval=10)
-    run = train("float16", STEPS, rule=RULE, times=TINY, scale=scale)
-    assert np.isfinite(run.losses).all()
-    assert 1 <= run.skipped < STEPS // 2
-    assert run.scales[0] == 2.0**48
-    assert min(run.scales) < 2.0**48
-    first, learned = single.losses[0], single.losses[0] - min(single.losses)
-    assert learned > 0.2 * first
-    assert first - min(run.losses) > 0.5 * learned
-
-
-def _drawn():
-    from tiledask.lab.precision import Small
-    from tiledask.tile import layers
-
-    return layers.initialise(Small().parameters(), 0)
