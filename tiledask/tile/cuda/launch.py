@@ -4,6 +4,7 @@ Each gets a, b and out of 2 dimensions, or all of 3, checked before; launches on
 stream in use, and does not wait.
 """
 
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from tiledask.tile.cuda import build, tensor_map
 from tiledask.tile.cuda.hopper_tile import WGMMA_TILES, chosen
 from tiledask.tile.cuda.operands import Matrix, MatrixLayout, address_of, matrix, padded, readable
 from tiledask.tile.epilogue import Epilogue
-from tiledask.tile.levels import Tile, TileTraffic
+from tiledask.tile.levels import Tile, TileTraffic, traffic
 
 __all__ = [
     "MMA_K_BYTES",
@@ -86,10 +87,12 @@ def wgmma_ws_persistent(
     before, parts = _parts(epilogue, c, turned)
     plan = _hopper_plan(a.layout, b.layout, c.layout, tile, parts, _multiprocessors())
     m, n, k, batches, a_batched, b_batched, *strides = plan.numbers
-    assert plan.maps is not None  # this kernel has them
-    box_a, box_b, box_c = plan.maps
-    map_a, map_b = _map(a, box_a), _map(b, box_b)
-    map_c = _map(c, box_c) if box_c else map_a  # not read, but on its boundary
+    # C's is not read where it is not brought, but on its boundary
+    pairs = zip((a, b, c), plan.maps, strict=True)
+    maps = [
+        box and tensor_map.encode(x.layout.dtype, address_of(x.array), *box) for x, box in pairs
+    ]
+    map_a, map_b, map_c = maps if maps[2] is not None else (*maps[:2], maps[0])
     _kernel(plan.name, plan.macros, plan.shared)(
         plan.grid,
         plan.block,
@@ -136,6 +139,11 @@ def panels_memory(
 # -- a launch's plan: all but addresses ------------------------------------------------------------
 
 
+_Box = tuple[tuple[int, int, int], tuple[int, int], tuple[int, int, int]]
+"""Of a tensor map: elements along a line, of lines, of matrices; bytes from line to line and from
+matrix to matrix; elements of a box."""
+
+
 class LaunchPlan(NamedTuple):
     """A variant of a kernel and its launch, for operands that lie so; kept, as many are alike."""
 
@@ -147,19 +155,8 @@ class LaunchPlan(NamedTuple):
     numbers: tuple[np.generic, ...]
     """Extents and strides, in the kernel's types and order."""
     traffic: TileTraffic
-    maps: "tuple[_Box, _Box, _Box | None] | None" = None
+    maps: tuple[_Box | None, ...] = ()
     """What the tensor maps of A, B and C are made of; None for C where it is not brought."""
-
-
-class _Box(NamedTuple):
-    """A tensor map, its address aside."""
-
-    dtype: str
-    sizes: tuple[int, int, int]
-    """Along a line, of lines, of matrices."""
-    strides: tuple[int, int]
-    """Bytes from line to line, from matrix to matrix."""
-    box: tuple[int, int, int]
 
 
 class _Parts(NamedTuple):
@@ -245,7 +242,7 @@ def _plan(
         }
     extents = map(np.int32, (c.rows, c.columns, a.columns))
     numbers = (*extents, *a.strides, *b.strides, *c.strides)
-    loads = _loads(tile, across, down, a, b, c, parts)
+    loads = _loads(tile, a, b, c, parts)
     return LaunchPlan(name, macros | parts.macros, grid, block, shared, numbers, loads)
 
 
@@ -255,33 +252,17 @@ def _piece(x: MatrixLayout) -> int:
 
 
 def _loads(
-    tile: Tile,
-    across: int,
-    down: int,
-    a: MatrixLayout,
-    b: MatrixLayout,
-    c: MatrixLayout,
-    parts: _Parts,
+    tile: Tile, a: MatrixLayout, b: MatrixLayout, c: MatrixLayout, parts: _Parts
 ) -> TileTraffic:
-    """What ``across`` x ``down`` tiles of C load, each along k in steps of tk.
+    """What the tiles of C load, each along k in steps of tk; of a batch, together.
 
-    From the bounds of the launch and of the kernel's own loop: edges are guarded, so that a row of
-    A is loaded once per column of tiles, a column of B once per row of them. Of the product as it
-    is launched: where C lies by columns, A is what was B, transposed.
+    Edges are guarded in the kernels, so that a row of A is loaded once per column of tiles, a
+    column of B once per row of them. Of the product as it is launched: where C lies by columns, A
+    is what was B, transposed.
     """
-    stored = c.batches * c.rows * c.columns * c.itemsize
-    return TileTraffic(
-        c.rows,
-        c.columns,
-        a.columns,
-        tile,
-        a.itemsize,
-        tiles=c.batches * across * down * -(-a.columns // tile[2]),
-        a=c.batches * across * a.rows * a.columns * a.itemsize,
-        b=c.batches * down * b.rows * b.columns * b.itemsize,
-        c=stored,
-        c_loaded=stored if parts.beta else 0,
-    )
+    one = traffic(c.rows, c.columns, a.columns, tile, a.itemsize, parts.beta, c.itemsize)
+    sums = {name: getattr(one, name) * c.batches for name in ("tiles", "a", "b", "c", "c_loaded")}
+    return replace(one, **sums)
 
 
 @lru_cache(_PLANS)
@@ -327,7 +308,7 @@ def _hopper_plan(
             *map(np.int32, (c.rows, c.columns, a.columns, c.batches, a.batch > 0, b.batch > 0)),
             *c.strides,
         ),
-        _loads(together, across, down, a, b, c, parts),
+        _loads(together, a, b, c, parts),
         (_extents(a, box_a), _extents(b, box_b), _extents(c, (64, 64, 1)) if way.staged else None),
     )
 
@@ -337,7 +318,7 @@ def _extents(x: MatrixLayout, box: tuple[int, int, int]) -> _Box:
     across = (x.row if x.by_rows else x.column) * x.itemsize
     batches = x.batches if x.batch else 1
     further = x.batch * x.itemsize if x.batch else -(-lines * across // 16) * 16
-    return _Box(x.dtype, (length, lines, batches), (across, further), box)
+    return (length, lines, batches), (across, further), box
 
 
 def _check_extents(name: str, a: MatrixLayout, b: MatrixLayout) -> None:
@@ -401,10 +382,6 @@ def _ending(epilogue: Epilogue) -> tuple[np.float32, np.float32, Array]:
     elif bias.strides[0] != bias.itemsize:
         bias = array_namespace(bias).ascontiguousarray(bias)
     return np.float32(epilogue.alpha), np.float32(epilogue.beta), bias
-
-
-def _map(x: Matrix, box: _Box) -> np.ndarray:
-    return tensor_map.encode(box.dtype, address_of(x.array), box.sizes, box.strides, box.box)
 
 
 # -- the device in use ----------------------------------------------------------------------------

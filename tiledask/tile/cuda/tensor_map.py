@@ -65,14 +65,10 @@ def encode(
         _OOB_FILL_NONE,
     )
     if result:
-        name, said = ctypes.c_char_p(), f"error {result}"
-        if not driver.cuGetErrorName(result, ctypes.byref(name)) and name.value is not None:
-            said = f"{name.value.decode()} ({result})"
         raise KernelError(
-            f"the driver refuses a tensor map of {sizes} elements, strides {strides} bytes, box "
-            f"{box}, at an address that is {address % 16} beyond a multiple of 16: "
-            f"{said}; addresses and strides are multiples of 16 bytes, strides below "
-            f"2^40, a box is 1 to 256 in each dimension and 128 bytes wide at most"
+            f"the driver refuses (error {result}) a tensor map of {sizes} elements, strides "
+            f"{strides} bytes, box {box}, at {address:#x}: addresses and strides are multiples of "
+            f"16 bytes, strides below 2^40, a box is 1 to 256 in each dimension and 128 bytes wide"
         )
     made.setflags(write=False)  # others get it too
     return made
