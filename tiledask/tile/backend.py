@@ -46,7 +46,7 @@ HALVES = ("float16", "bfloat16")
 
 @dataclass(frozen=True)
 class GpuInfo:
-    """One GPU, as the driver or CuPy describes it."""
+    """One GPU, as CuPy describes it."""
 
     index: int
     """Position among the devices that this process may use."""
@@ -55,7 +55,7 @@ class GpuInfo:
     compute_capability: str
     """Such as "9.0", whose machine code is sm_90."""
     memory: int
-    """Bytes; 0 if the driver, asked without CuPy, does not say."""
+    """Bytes."""
     integrated: bool = False
     """Whether it has no memory of its own: its bytes are the host's."""
 
@@ -71,31 +71,13 @@ class Backend:
     cupy: str = ""
     """CuPy's version; empty if it cannot be imported."""
     devices: tuple[GpuInfo, ...] = ()
-    """The GPUs that CuPy sees, or without CuPy those that the driver reports."""
+    """The GPUs that CuPy sees."""
     driver: str = ""
-    """Version of the NVIDIA driver; empty if there is none or nothing to ask it with."""
+    """The newest CUDA that the NVIDIA driver runs, such as "13.0"; empty if there is none."""
     cuda: str = ""
     """Version of the CUDA runtime that CuPy uses, such as "13.0"; empty if unknown."""
     nvrtc_reason: str = ""
     """Why CUDA C++ cannot be compiled here at run time; empty if it can, or if not usable."""
-
-
-@dataclass(frozen=True)
-class _Driver:
-    """What NVML, the driver's own library, says."""
-
-    version: str = ""
-    devices: tuple[GpuInfo, ...] = ()
-    problem: str = "the NVIDIA driver reports no device"
-    asked: bool = True
-    """False if there is nothing to ask it with."""
-
-    @property
-    def found(self) -> str:
-        if not self.devices:
-            return self.problem
-        count, first = len(self.devices), self.devices[0].name
-        return f"the driver {self.version} reports {count} GPU(s), the first a {first}"
 
 
 @cache
@@ -108,24 +90,21 @@ def probe() -> Backend:
     >>> backend.usable == (backend.reason == "")
     True
     """
-    driver = _ask_driver()
-    known: dict[str, Any] = {"devices": driver.devices, "driver": driver.version}
     try:
         cp = _import_cupy()
     except Exception as error:  # a broken installation raises all sorts of things
         missing = isinstance(error, ModuleNotFoundError) and error.name == "cupy"
         fault = "is not installed" if missing else f"cannot be imported ({_line(error)})"
-        # without the bindings nobody knows whether there is a GPU
-        hint = "" if driver.asked and not driver.devices else f": {install('gpu')}"
-        return Backend(False, f"{driver.found}, and CuPy {fault}{hint}", **known)
-    known["cupy"] = cp.__version__
+        return Backend(False, f"CuPy {fault}; on a machine with an NVIDIA GPU: {install('gpu')}")
+    known: dict[str, Any] = {"cupy": cp.__version__}
     try:
-        number = cp.cuda.runtime.runtimeGetVersion()
-        known["cuda"] = f"{number // 1000}.{number % 1000 // 10}"  # 13020 is 13.2
-    except Exception:  # a version is for reading only; without it the probe goes on
-        known["cuda"] = ""
-    try:
-        devices = _cupy_devices(cp)
+        runtime = cp.cuda.runtime
+        for what, number in (
+            ("cuda", runtime.runtimeGetVersion),
+            ("driver", runtime.driverGetVersion),
+        ):
+            known[what] = f"{number() // 1000}.{number() % 1000 // 10}"  # 13020 is 13.2
+        known["devices"] = _cupy_devices(cp)
         # four numbers to the device and back: an allocation and two copies, no kernel
         sent = np.array([2, 3, 5, 7], np.int64)
         received = cp.asarray(sent).get()
@@ -133,14 +112,12 @@ def probe() -> Backend:
             raise RuntimeError(f"sent {sent.tolist()} to the device, {received.tolist()} came back")
     except Exception as error:  # CUDARuntimeError, or a library that cannot be loaded
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        hint = (
-            "" if visible is None else f", and CUDA_VISIBLE_DEVICES={visible!r} says which to use"
+        hint = "" if visible is None else f"; CUDA_VISIBLE_DEVICES={visible!r} says which to use"
+        reason = f"CuPy is installed but no device is usable ({_line(error)}){hint}"
+        return Backend(
+            False, f"{reason}; nvidia-smi says whether one is old, full or taken", **known
         )
-        if driver.devices:
-            hint += ": the driver may be older than CuPy's CUDA, or the device full; see nvidia-smi"
-        reason = f"CuPy is installed but no device is usable ({_line(error)}); {driver.found}{hint}"
-        return Backend(False, reason, **known)
-    return Backend(True, "", **known | {"devices": devices, "nvrtc_reason": nvrtc_reason()})
+    return Backend(True, "", nvrtc_reason=nvrtc_reason(), **known)
 
 
 def array_namespace(*arrays: Array) -> ModuleType:
@@ -283,37 +260,6 @@ def _family(x: Array) -> str:
 
 def _import_cupy() -> ModuleType:
     return import_module("cupy")
-
-
-def _import_nvml() -> ModuleType:
-    return import_module("pynvml")
-
-
-def _ask_driver() -> _Driver:
-    try:
-        nvml = _import_nvml()
-    except ImportError:
-        return _Driver(
-            problem="NVML's Python bindings (nvidia-ml-py) are not installed", asked=False
-        )
-    try:
-        nvml.nvmlInit()
-        try:
-            devices = []
-            for i in range(nvml.nvmlDeviceGetCount()):
-                handle = nvml.nvmlDeviceGetHandleByIndex(i)
-                major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-                name = _text(nvml.nvmlDeviceGetName(handle))
-                try:
-                    memory = nvml.nvmlDeviceGetMemoryInfo(handle).total
-                except nvml.NVMLError_NotSupported:  # it has none of its own
-                    memory = 0
-                devices.append(GpuInfo(i, name, f"{major}.{minor}", memory, not memory))
-            return _Driver(_text(nvml.nvmlSystemGetDriverVersion()), tuple(devices))
-        finally:
-            nvml.nvmlShutdown()
-    except Exception as error:  # NVMLError, or a binding too old for the driver
-        return _Driver(problem=f"no NVIDIA driver answers ({_line(error)})")
 
 
 def _cupy_devices(cp: ModuleType) -> tuple[GpuInfo, ...]:
