@@ -46,10 +46,6 @@ class GemmCase:
     dtype: str = "float32"
     out_dtype: str = ""
     """The operands' if empty."""
-    batch: int = 0
-    """0: matrices of 2 dimensions."""
-    shared: str = ""
-    """"a", "b": this operand is one for the whole batch."""
     margin: int = 8
     """Elements of NaN before and after each line; 8 keep the alignment of halves, 1 does not."""
     alpha: float = 1.0
@@ -65,8 +61,6 @@ class GemmCase:
     def __str__(self) -> str:
         words = {
             f"{self.m} x {self.n} x {self.k}": True,
-            f"batch of {self.batch}": self.batch,
-            f"one {self.shared} for all": self.shared,
             self.layouts: self.layouts != "CCC",
             f"margin {self.margin}": self.margin != 8,
             f"into {self.out_dtype}": self.out_dtype,
@@ -152,15 +146,11 @@ class _Operands:
         self.case, self.xp, self.empty = case, xp, empty or xp.empty
         rng = np.random.default_rng(case.seed)
         dtype, out_dtype = as_dtype(case.dtype), as_dtype(case.out_dtype or case.dtype)
-        lead = (case.batch,) if case.batch else ()
-        a = rng.standard_normal((*lead, case.m, case.k)).astype(dtype)
-        b = rng.standard_normal((*lead, case.k, case.n)).astype(dtype)
-        self.c = rng.standard_normal((*lead, case.m, case.n)).astype(out_dtype)
-        self.a, self.b = (x[0] if name in case.shared else x for name, x in (("a", a), ("b", b)))
+        self.a = rng.standard_normal((case.m, case.k)).astype(dtype)
+        self.b = rng.standard_normal((case.k, case.n)).astype(dtype)
+        self.c = rng.standard_normal((case.m, case.n)).astype(out_dtype)
         self.views = [self._embed(self.a, case.layouts[0])[1],
                       self._embed(self.b, case.layouts[1])[1]]  # fmt: skip
-        if case.batch:
-            self.views = [xp.broadcast_to(x, (case.batch, *x.shape[-2:])) for x in self.views]
         self.out = self._embed(self.c, case.layouts[2])
         self.before = self._embed(self.c, case.layouts[2]) if case.before else None
         self.bias: Any = 0.0
@@ -172,15 +162,15 @@ class _Operands:
 
     def _embed(self, values: Any, layout: str) -> tuple[Any, Any]:
         if layout == "F":
-            around, view = self._embed(values.swapaxes(-1, -2), "C")
-            return around, view.swapaxes(-1, -2)
-        *batch, rows, columns = values.shape
+            around, view = self._embed(values.T, "C")
+            return around, view.T
+        rows, columns = values.shape
         margin, step = self.case.margin, 2 if layout == "S" else 1
         boundary = 16 // values.itemsize  # lines start on one, if the margin is one
         line = -(-columns * step // boundary) * boundary + 2 * margin
-        around = self.empty((*batch, rows + 3, line), values.dtype)
+        around = self.empty((rows + 3, line), values.dtype)
         bits(around)[...] = _ones(around)
-        view = around[..., 1 : 1 + rows, margin : margin + columns * step : step]
+        view = around[1 : 1 + rows, margin : margin + columns * step : step]
         bits(view)[...] = self.xp.asarray(bits(values))
         return around, view
 

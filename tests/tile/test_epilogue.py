@@ -1,4 +1,4 @@
-"""activation(alpha a @ b + beta out + bias), by every kernel, also for batches: against float64.
+"""activation(alpha a @ b + beta out + bias), by every kernel, against float64.
 
 Holds `tiledask.tile.epilogue` and `tiledask.tile.numpy_kernels`.
 """
@@ -34,9 +34,7 @@ class Case:
     shape: tuple = (9, 7, 8)
     tile: tuple | None = None
     orders: str = "CCC"
-    """Of a, b, and out with the preactivation: C or F, of each matrix of a batch."""
-    batch: str = ""
-    """Which of "a" and "b" are a batch of 3; the other they share."""
+    """Of a, b, and out with the preactivation: C or F."""
     alpha: float = 1.0
     beta: float = 0.0
     bias: str | None = None
@@ -51,12 +49,10 @@ class Case:
 
 def embedded(xp, values, order="C"):
     """``values`` as a view into the middle of an array of NaN: what is read or written beside it
-    is seen. Of a stack each matrix is laid out in ``order``."""
-    shape = [extent + 5 for extent in values.shape]
-    if order == "F":
-        shape[-2:] = shape[:-3:-1]
+    is seen."""
+    shape = [extent + 5 for extent in values.shape[:: -1 if order == "F" else 1]]
     room = xp.asarray(np.full(shape, np.nan, values.dtype))
-    room = room.swapaxes(-1, -2) if order == "F" else room
+    room = room.T if order == "F" else room
     view = room[tuple(slice(2, 2 + extent) for extent in values.shape)]
     view[...] = xp.asarray(values)
     return room, view
@@ -85,19 +81,17 @@ def check(xp, case):
     rng, (m, n, k) = np.random.default_rng(case.seed), case.shape
     own, wide = td.tile.as_dtype(case.dtype), td.tile.accumulator(case.dtype)
     result = own if case.out == "own" else wide
-    front = (3,) if case.batch else ()
 
     def drawn(shape, dtype, order="C"):
         return embedded(xp, rng.standard_normal(shape).astype(dtype), order)[1]
 
-    a = drawn((3, m, k) if "a" in case.batch else (m, k), own, case.orders[0])
-    b = drawn((3, k, n) if "b" in case.batch else (k, n), own, case.orders[1])
-    held = rng.standard_normal((*front, m, n)) if case.beta else np.full((*front, m, n), np.nan)
+    a, b = drawn((m, k), own, case.orders[0]), drawn((k, n), own, case.orders[1])
+    held = rng.standard_normal((m, n)) if case.beta else np.full((m, n), np.nan)
     around, out = embedded(xp, held.astype(result), case.orders[2])
     bias = None if case.bias is None else drawn((n,), own if case.bias == "own" else wide)
     before = None
     if case.preactivation:
-        empty = np.full((*front, m, n), np.nan, result)
+        empty = np.full((m, n), np.nan, result)
         before_around, before = embedded(xp, empty, case.orders[2])
 
     x, y, c = (td.tile.to_numpy(z).astype("f8") for z in (a, b, out))
@@ -139,7 +133,6 @@ def endings():
     return st.fixed_dictionaries(
         {
             "orders": st.text("CF", min_size=3, max_size=3),
-            "batch": st.sampled_from(["", "", "ab", "a", "b"]),
             "alpha": st.sampled_from([1.0, -0.5, 0.0, 3.0]),
             "beta": st.sampled_from([0.0, 0.0, 1.0, -2.0]),
             "bias": st.sampled_from([None, "own", "wide"]),
@@ -195,9 +188,6 @@ def test_without_out_the_result_is_new(kernel, dtype):
     c = td.tile.matmul(a, b, kernel, alpha=2.0, bias=a[0])
     assert c.dtype == a.dtype
     assert c.tolist() == [[3, 0, 0], [1, 2, 0], [1, 0, 2]]
-    stack = td.tile.matmul(np.stack([a, a + a]), b, kernel)
-    assert stack.tolist() == [a.tolist(), (a + a).tolist()]
-    assert stack.dtype == a.dtype
 
 
 # -- cuBLAS of halves, its product replaced by NumPy's -------------------------------------------
@@ -216,7 +206,6 @@ def test_cublas_finishes_halves_some_rows_at_a_time(dtype, ending, shape):
     row = replace(table.lookup("cublas"), arrays="numpy")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(numpy_kernels, "gemm", gemm)
-        patch.setattr(numpy_kernels, "gemm_batch", gemm)
         patch.setattr(numpy_kernels, "half_rows", lambda n: 4)
         patch.setitem(table.kernels, "cublas", row)
         check(np, case_of("cublas", dtype, ending, shape=shape))
@@ -295,7 +284,7 @@ REFUSED = {
     "bias within out": ((X, Y), {"bias": ROOM[0, :5], "out": ROOM[:, :5]}, "overlap the bias"),
     "kept elsewhere": ((X, Y), {**GELU, "preactivation": X}, r"preactivation must be float32 \(4"),
     "kept in out": ((X, Y), {**GELU, "preactivation": Z, "out": Z}, "must not overlap out"),
-    "other batches": ((X[None], np.zeros((2, 6, 5), "f4")), {}, "as many, got 1 and 2, 1x4x6 @ 2"),
+    "a batch": ((X[None], Y), {}, "2 dimensions, got 1x4x6 @ 6x5"),
     "tf32 here": ((X, Y), {"precision": "tf32"}, "10 of the 23 .* one of mma_multistage, cublas"),
 }
 
@@ -342,8 +331,7 @@ def fresh():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("kernel", "dtype", "precision"), ON_GPU)
-@pytest.mark.parametrize("batch", ["", "ab", "a", "b"])
-def test_gpu_every_ending_in_every_order(gpu, kernel, dtype, precision, batch):
+def test_gpu_every_ending_in_every_order(gpu, kernel, dtype, precision):
     """At every edge of a tile and in the middle of many, the smallest first."""
     ends = product(
         *([1.0, -0.5], [0.0, 1.0, -2.0], [None, "own", "wide"]),
@@ -355,5 +343,5 @@ def test_gpu_every_ending_in_every_order(gpu, kernel, dtype, precision, batch):
         tile, around = tiles[i % len(tiles)], np.random.default_rng(fresh())
         edges = [(1, t - 1, t, t + 1, 2 * t + 3, 5 * t + 8) for t in tile or (64, 64, 64)]
         shape = tuple(int(around.choice(each[: 1 + i // 10])) for each in edges)
-        how = (batch, alpha, beta, bias, *end, out, precision, fresh())
+        how = (alpha, beta, bias, *end, out, precision, fresh())
         check(gpu, Case(kernel, dtype, shape, tile, orders[i % 8], *how))

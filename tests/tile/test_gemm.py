@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tiledask.errors import KernelError
 from tiledask.tile import as_dtype, backend
 from tiledask.tile import gemm as module
-from tiledask.tile.gemm import PANEL_ROWS, gemm, gemm_batch
+from tiledask.tile.gemm import PANEL_ROWS, gemm
 
 EXTENTS = st.integers(1, 9)
 SCALARS = [(1.0, 0.0), (1.0, 1.0), (-0.5, 0.0), (2.0, -3.0), (0.0, 0.5)]
@@ -214,9 +214,6 @@ class FakeArray:
     def T(self):
         return FakeArray(self.x.T)
 
-    def transpose(self, *axes):
-        return FakeArray(self.x.transpose(*axes))
-
     def __len__(self):
         return len(self.x)
 
@@ -242,10 +239,6 @@ def columns(pointer, kind, rows, count, ld):
 GEMM_EX = (
     "handle transa transb m n k alpha a a_type lda b b_type ldb beta c c_type ldc compute_type algo"
 )
-BATCHED = (
-    "handle transa transb m n k alpha a a_type lda a_step b b_type ldb b_step beta c c_type ldc "
-    "c_step batch compute_type algo"
-)
 
 
 def gemm_ex(*arguments):
@@ -264,20 +257,10 @@ def gemm_ex(*arguments):
     out[...] = total + beta * out.astype(wide) if beta else total
 
 
-def gemm_strided_batched_ex(*arguments):
-    """cupy.cuda.cublas.gemmStridedBatchedEx; steps from one matrix to the next are in elements."""
-    given = dict(zip(BATCHED.split(), arguments, strict=True))
-    itemsize = {x: as_dtype(KINDS[given[f"{x}_type"]]).itemsize for x in "abc"}
-    steps = {x: given.pop(f"{x}_step") * itemsize[x] for x in "abc"}
-    for i in range(given.pop("batch")):
-        gemm_ex(*{**given, **{x: given[x] + i * step for x, step in steps.items()}}.values())
-
-
 @pytest.fixture
 def fake_cupy(monkeypatch):
     cublas = SimpleNamespace(
         gemmEx=gemm_ex,
-        gemmStridedBatchedEx=gemm_strided_batched_ex,
         CUBLAS_COMPUTE_32F="32F",
         CUBLAS_COMPUTE_64F="64F",
         CUBLAS_COMPUTE_32F_FAST_TF32="TF32",
@@ -313,57 +296,6 @@ def test_cublas_is_told_the_same_layouts(fake_cupy, dtype, out, scalars):
         c[...] = held
         gemm(FakeArray(a), FakeArray(b), FakeArray(c), *scalars)
         np.testing.assert_array_equal(c.astype("f8"), expected.astype(out).astype("f8"))
-
-
-BATCHES = {
-    "rows": lambda new, r, c: new(3, r, c),
-    "columns": lambda new, r, c: new(3, c, r).transpose(0, 2, 1),
-    "within others": lambda new, r, c: new(5, r + 3, c + 5)[1:4, 2 : r + 2, 1 : c + 1],
-    "columns within others": lambda new, r, c: new(3, c + 4, r + 3)[:, 2:-2, 1:-2].swapaxes(1, 2),
-    "side by side": lambda new, r, c: new(r, 3, c).transpose(1, 0, 2),
-    "last first": lambda new, r, c: new(3, r, c)[::-1],
-    "shared": lambda new, r, c: np.broadcast_to(new(r, c), (3, r, c)),
-    "upwards": lambda new, r, c: new(3, r, c)[:, ::-1],
-}
-
-
-@pytest.mark.few(3)
-@pytest.mark.parametrize("scalars", SCALARS)
-@pytest.mark.parametrize(
-    ("dtype", "out"), [("bfloat16", "bfloat16"), ("float16", "float32"), ("float64", "float64")]
-)
-def test_cublas_is_told_the_layouts_of_a_batch(fake_cupy, monkeypatch, dtype, out, scalars):
-    alpha, beta = scalars
-    calls = []
-    for name in ("gemmEx", "gemmStridedBatchedEx"):
-        function = getattr(fake_cupy.cuda.cublas, name)
-
-        def called(*arguments, name=name, function=function):
-            calls.append(name)
-            function(*arguments)
-
-        monkeypatch.setattr(fake_cupy.cuda.cublas, name, called)
-    results = [how for how in BATCHES if how != "shared"]
-    for i, (a_how, b_how) in enumerate(product(BATCHES, BATCHES)):
-        c_how, rng = results[i % len(results)], np.random.default_rng(i)
-
-        def drawn(*shape, rng=rng):
-            return rng.integers(-9, 10, shape).astype(as_dtype(dtype))
-
-        a, b = BATCHES[a_how](drawn, 5, 3), BATCHES[b_how](drawn, 3, 7)
-        c = BATCHES[c_how](poisoned(as_dtype(out)), 5, 7)
-        expected = alpha * (a.astype("f8") @ b.astype("f8"))
-        if beta:
-            c[...] = rng.integers(-9, 10, (3, 5, 7))
-            expected += beta * c.astype("f8")
-        calls.clear()
-        gemm_batch(FakeArray(a), FakeArray(b), FakeArray(c), alpha, beta)
-        np.testing.assert_array_equal(
-            c.astype("f8"), expected.astype(as_dtype(out)).astype("f8"), f"{a_how} {b_how} {c_how}"
-        )
-        one_call = "upwards" not in (a_how, b_how, c_how)
-        assert set(calls) == {"gemmStridedBatchedEx" if one_call else "gemmEx"}
-        assert len(calls) == 1 or not one_call
 
 
 def test_cublas_rounds_to_tf32_only_where_cupy_does(fake_cupy, monkeypatch):

@@ -235,26 +235,6 @@ def test_float32_is_rounded_to_tf32_only_for_those_who_ask():
         product._run_of(X.astype("f8"), Y.astype("f8"), both, "tf32")
 
 
-def test_a_batched_kernel_gets_the_batch_whole(monkeypatch):
-    seen = []
-
-    def run(a, b, out, tile, epilogue):
-        seen.append(
-            (a.shape, b.shape, a.strides[0], b.strides[0], epilogue.preactivation is before)
-        )
-        out[...] = a @ b
-
-    row = table.Kernel("whole", "numpy", ("float32",), run, batched=True)
-    monkeypatch.setitem(table.kernels, "whole", row)
-    a, b = operands(4, 5, 6, "float32")
-    stack, before = np.stack([a, a, a]), np.zeros((3, 4, 5), "f4")
-    c = td.tile.matmul(stack, b, "whole", activation="gelu", preactivation=before)
-    assert seen == [((3, 4, 6), (3, 6, 5), 4 * 24, 0, True)]
-    assert c.shape == (3, 4, 5)
-    td.tile.matmul(a, b, "whole")
-    assert seen[1][:2] == ((4, 6), (6, 5))
-
-
 # -- on a GPU ------------------------------------------------------------------------------------
 
 

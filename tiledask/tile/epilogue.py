@@ -10,7 +10,7 @@ once. Others finish C where it lies, a piece at a time that stays in the cache.
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tiledask.tile.backend import Array, array_namespace
 
@@ -114,14 +114,8 @@ class Epilogue:
         """Whether C is the product and nothing else."""
         return self.alpha == 1 and not self.loads_c and not self.elementwise
 
-    def of(self, index: int) -> "Epilogue":
-        """The epilogue of one product of a batch."""
-        if self.preactivation is None:
-            return self
-        return replace(self, preactivation=self.preactivation[index])
-
     def finish(self, c: Array, i: int = 0, j: int = 0) -> None:
-        """None, once ``c``, the tile of C [..., rows, columns] at (i, j), is biased and activated.
+        """None, once ``c``, the tile of C [rows, columns] at (i, j), is biased and activated.
 
         ``c`` holds alpha a @ b + beta C in the type that is summed in, and is changed in place;
         the preactivation is stored on the way.
@@ -135,12 +129,12 @@ class Epilogue:
         if not self.elementwise:
             return
         for rows, columns in _pieces(c):
-            piece = c[..., slice(*rows), slice(*columns)]
+            piece = c[slice(*rows), slice(*columns)]
             above, left = slice(i + rows[0], i + rows[1]), slice(j + columns[0], j + columns[1])
             if self.bias is not None:
                 piece += self.bias[left]
             if self.preactivation is not None:
-                self.preactivation[..., above, left] = piece
+                self.preactivation[above, left] = piece
             if self.activation is not None:
                 piece[...] = ACTIVATIONS[self.activation](piece)
 
@@ -157,15 +151,13 @@ def activation_bytes(m: int, n: int, itemsize: int, arrays: str = "numpy") -> in
 
 
 def _pieces(c: Array) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """((first row, last), (first column, last)) of pieces of ``c`` [..., m, n] that lie together.
+    """((first row, last), (first column, last)) of pieces of ``c`` [m, n] that lie together.
 
     Of whole rows where rows are contiguous, of whole columns where those are.
     """
-    batch, (m, n) = c.shape[:-2], c.shape[-2:]
+    m, n = c.shape
     room = PIECE_BYTES[array_namespace(c).__name__] // c.itemsize
-    for extent in batch:
-        room = max(1, room // extent)
-    if abs(c.strides[-1]) <= abs(c.strides[-2]):
+    if abs(c.strides[1]) <= abs(c.strides[0]):
         width = min(n, room)
         height = min(m, room // width)
     else:

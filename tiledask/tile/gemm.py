@@ -1,8 +1,7 @@
 """C = alpha A B + beta C in place: what neither NumPy nor CuPy has a name for, straight from BLAS.
 
     NumPy   gemm of the BLAS in SciPy, called where SciPy publishes it
-    CuPy    cublasGemmEx, which multiplies halves too, also into a float32 C; for a batch
-            cublasGemmStridedBatchedEx
+    CuPy    cublasGemmEx, which multiplies halves too, also into a float32 C
 
 BLAS reads a matrix by columns: each contiguous, ``ld`` elements from one to the next. A matrix
 whose rows are contiguous it takes as such a one transposed; a C like that is computed as
@@ -23,7 +22,7 @@ from tiledask.errors import KernelError
 from tiledask.extras import needed_for
 from tiledask.tile.backend import Array, array_namespace, on_device
 
-__all__ = ["PANEL_ROWS", "gemm", "gemm_batch"]
+__all__ = ["PANEL_ROWS", "gemm"]
 
 PANEL_ROWS = 512
 """Rows of a C without a unit stride that `gemm` computes at a time, in a scratch of that size."""
@@ -76,31 +75,6 @@ def gemm(
         _by_columns(b.T, a.T, c.T, how, xp)
     else:
         _through_scratch(a, b, c, how, xp)
-
-
-def gemm_batch(
-    a: Array, b: Array, c: Array, alpha: float = 1.0, beta: float = 0.0, *, tf32: bool = False
-) -> None:
-    """None, once each c[i] holds alpha a[i] @ b[i] + beta c[i]; CuPy arrays of 3 dimensions.
-
-    One call of cuBLAS where every matrix has a unit stride; otherwise one after the other. An
-    operand that all share is broadcast, with a stride of 0 from one to the next.
-    """
-    how = _How(alpha, beta, tf32)
-    if _goes_in(a) and _goes_in(b) and _leading(c[0]) is not None:
-        _gpu(a, b, c, how)
-    elif _goes_in(a) and _goes_in(b) and _leading(c[0].T) is not None:
-        a, b, c = (x.transpose(0, 2, 1) for x in (a, b, c))
-        _gpu(b, a, c, how)
-    else:
-        for i in range(c.shape[0]):
-            gemm(a[i], b[i], c[i], alpha, beta, tf32=tf32)
-
-
-def _goes_in(x: Array) -> bool:
-    """Whether BLAS takes the matrices of a batch, or their transposes, as they lie."""
-    whole = x.strides[0] % x.itemsize == 0
-    return whole and any(_leading(y) is not None for y in (x[0], x[0].T))
 
 
 def _leading(x: Array) -> int | None:
@@ -220,30 +194,21 @@ _CUDA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
 
 
 def _gpu(a: Array, b: Array, c: Array, how: _How) -> None:
-    """The product, or those of a batch at one call; c's matrices are contiguous by columns."""
+    """The product; c's columns are contiguous."""
     cuda = array_namespace(c).cuda
     factors = _factors(c, how)  # kept until the call has read them
     alpha, beta = (factor.ctypes.data for factor in factors)
-    batch = c.shape[:-2]
-    (m, n), k = c.shape[-2:], a.shape[-1]
-    (turn_a, lda), (turn_b, ldb) = (_flag(x[0] if batch else x) for x in (a, b))
-    given = (a, lda), (b, ldb), (c, _leading(c[0] if batch else c))
+    (turn_a, lda), (turn_b, ldb) = _flag(a), _flag(b)
     x, y, z = (
-        (
-            array.data.ptr,
-            _CUDA_TYPES[array.dtype.name],
-            leading,
-            *([array.strides[0] // array.itemsize] if batch else []),
-        )
-        for array, leading in given
+        (array.data.ptr, _CUDA_TYPES[array.dtype.name], leading)
+        for array, leading in ((a, lda), (b, ldb), (c, _leading(c)))
     )
-    call = cuda.cublas.gemmStridedBatchedEx if batch else cuda.cublas.gemmEx
     with on_device(c):
-        call(
+        cuda.cublas.gemmEx(
             cuda.device.get_cublas_handle(),
             int(turn_a),
             int(turn_b),
-            *(m, n, k, alpha, *x, *y, beta, *z, *batch),
+            *(*c.shape, a.shape[1], alpha, *x, *y, beta, *z),
             _compute_type(a.dtype.name, cuda.cublas, how.tf32),
             cuda.cublas.CUBLAS_GEMM_DEFAULT,
         )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tiledask.tile.backend import HALVES, Array, accumulator, array_namespace, name_of
 from tiledask.tile.epilogue import ACTIVATIONS, Epilogue
-from tiledask.tile.gemm import gemm, gemm_batch
+from tiledask.tile.gemm import gemm
 from tiledask.tile.levels import Tile, TileTraffic
 
 __all__ = ["blas", "cublas", "half_rows", "half_tile", "loops", "tiled"]
@@ -135,15 +135,14 @@ def _blas_of_halves(a: np.ndarray, b: np.ndarray, out: np.ndarray, epilogue: Epi
 def cublas(
     a: Array, b: Array, out: Array, tile: None, epilogue: Epilogue, *, tf32: bool = False
 ) -> None:
-    """a @ b by cuBLAS on CuPy arrays, also a batch; it scales and adds, the rest follows.
+    """a @ b by cuBLAS on CuPy arrays; it scales and adds, the rest follows.
 
     Halves that are not done then go through float32, some rows at a time: rounded once too.
     """
     if epilogue.elementwise and out.dtype != accumulator(out.dtype):
         _cublas_of_halves(a, b, out, epilogue)
         return
-    product = gemm if out.ndim == 2 else gemm_batch
-    product(a, b, out, epilogue.alpha, epilogue.beta, tf32=tf32)
+    gemm(a, b, out, epilogue.alpha, epilogue.beta, tf32=tf32)
     epilogue.finish(out)
 
 
@@ -153,10 +152,6 @@ def half_rows(n: int) -> int:
 
 
 def _cublas_of_halves(a: Array, b: Array, out: Array, epilogue: Epilogue) -> None:
-    if out.ndim == 3:
-        for i in range(len(out)):
-            _cublas_of_halves(a[i], b[i], out[i], epilogue.of(i))
-        return
     (m, n), rows = out.shape, half_rows(out.shape[1])
     room = array_namespace(out).empty((min(rows, m), n), np.float32)
     for i in range(0, m, rows):

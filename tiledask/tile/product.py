@@ -34,9 +34,7 @@ def matmul(
 ) -> Array:
     """activation(alpha a @ b + beta out + bias), by ``kernel``, for NumPy or CuPy arrays.
 
-    a [m, k] and b [k, n] give [m, n]; a [batch, m, k] and b [batch, k, n] give [batch, m, n], and
-    one of them may have 2 dimensions, for all of the batch. Any strides will do; all extents are
-    1 or more.
+    a [m, k] and b [k, n] give [m, n]. Any strides will do; all extents are 1 or more.
 
     kernel, tile
         A name in `td.tile.kernels`; "blas" means the library's product on either kind of array.
@@ -82,7 +80,7 @@ def accumulate(
     "tiled" counts each tile as it takes it; our CUDA kernels give what the grid loads that they
     launched: a tile for each thread block, or on Hopper one for the blocks of a cluster together,
     which share what they load of B. None for those whose loops are others' (BLAS, cuBLAS). The
-    arguments are those of `matmul`, of 2 dimensions.
+    arguments are those of `matmul`.
     """
     return _run(a, b, kernel, tile, out, Epilogue(beta=_number("beta", beta)), None)[1]
 
@@ -97,7 +95,7 @@ def count_traffic(
 ) -> tuple[Array, TileTraffic]:
     """a @ b + beta out by the kernel "tiled", and the bytes that it loaded and stored on the way.
 
-    The arguments are those of `matmul`, for NumPy arrays of 2 dimensions. The count is made tile
+    The arguments are those of `matmul`, for NumPy arrays. The count is made tile
     by tile from the arrays that were really taken; `traffic` predicts it.
 
     >>> import numpy as np
@@ -106,13 +104,8 @@ def count_traffic(
     >>> count_traffic(a, b, tile=(2, 4, 2))[1] == traffic(5, 7, 3, tile=(2, 4, 2), itemsize=4)
     True
     """
-    if 3 in (getattr(a, "ndim", 2), getattr(b, "ndim", 2)):
-        raise KernelError(
-            f"the bytes are counted of one product, a [m, k] by b [k, n], got a batch, "
-            f"{a.shape} @ {b.shape}; count a[i] @ b[i] and multiply by the batch"
-        )
     out, counted = _run(a, b, "tiled", tile, out, Epilogue(beta=_number("beta", beta)), None)
-    assert counted is not None  # of one product "tiled" always counts
+    assert counted is not None  # "tiled" always counts
     return out, counted
 
 
@@ -133,9 +126,8 @@ def workspace(
 
     ``itemsize`` is that of the operands, 2 for halves, and ``out_itemsize`` that of ``out`` if it
     differs: 4 where halves are added up in float32; ``bias_itemsize`` is None without a bias.
-    Adding to ``out`` (``accumulate``) takes no more than writing, keeping the preactivation
-    nothing more, and a batch no more than one of its products. But wgmma_ws_persistent takes a
-    batch at once: it copies each product's operands whose rows do not start on 16 bytes.
+    Adding to ``out`` (``accumulate``) takes no more than writing, and keeping the preactivation
+    nothing more. wgmma_ws_persistent copies operands whose rows do not start on 16 bytes.
 
     Not counted: what the library keeps inside itself; copies of operands without a unit stride,
     and 512 rows of an ``out`` without one; NumPy's own buffers (at most 3 x 8192 elements) where
@@ -174,7 +166,7 @@ def _run(
     run = _run_of(a, b, kernel, precision)
     _check_device(a, b, kernel)
     taken = _checked_tile(kernel, tile)
-    shape = (*(a.shape[:-2] or b.shape[:-2]), a.shape[-2], b.shape[-1])
+    shape = a.shape[0], b.shape[1]
     _check_epilogue(a, b, out, epilogue, shape, xp)
     if out is not None:
         _check_out("out", out, a, shape, xp, {"a": a, "b": b})
@@ -189,30 +181,7 @@ def _run(
             wide = epilogue.bias.astype(backend.accumulator(a.dtype), copy=False)
             if wide is not epilogue.bias:
                 epilogue = replace(epilogue, bias=wide)
-        counted = _each(run, kernel.batched, a, b, out, taken, epilogue, xp)
-    return out, counted
-
-
-def _each(
-    run: Run,
-    whole: bool,
-    a: Array,
-    b: Array,
-    out: Array,
-    tile: Tile | None,
-    epilogue: Epilogue,
-    xp: ModuleType,
-) -> TileTraffic | None:
-    """What ``run`` returns; for a batch None, once it is done as a whole or one by one."""
-    if out.ndim == 2:
-        return run(a, b, out, tile, epilogue)
-    a, b = (xp.broadcast_to(x, (len(out), *x.shape[-2:])) for x in (a, b))
-    if whole:
-        run(a, b, out, tile, epilogue)
-        return None
-    for i in range(len(out)):
-        run(a[i], b[i], out[i], tile, epilogue.of(i))
-    return None
+        return out, run(a, b, out, taken, epilogue)
 
 
 # -- what is refused -------------------------------------------------------------------------------
@@ -225,19 +194,14 @@ def _number(name: str, x: Array) -> float:
 
 
 def _check_shapes(a: Array, b: Array) -> None:
-    """None if a [m, k] and b [k, n], or batches of them, multiply."""
+    """None if a [m, k] and b [k, n] multiply."""
     x, y = ("x".join(map(str, each.shape)) for each in (a, b))
-    if not {a.ndim, b.ndim} <= {2, 3}:
-        raise KernelError(f"a and b have 2 dimensions, or 3 with a batch in front, got {x} @ {y}")
-    if a.ndim == b.ndim == 3 and len(a) != len(b):
+    if not a.ndim == b.ndim == 2:
+        raise KernelError(f"a and b have 2 dimensions, got {x} @ {y}; multiply slices of them")
+    if a.shape[1] != b.shape[0]:
         raise KernelError(
-            f"a and b of a batch must be as many, got {len(a)} and {len(b)}, {x} @ {y}; what all "
-            f"products share has 2 dimensions"
-        )
-    if a.shape[-1] != b.shape[-2]:
-        raise KernelError(
-            f"the columns of a must be as many as the rows of b, got {x} @ {y}: {a.shape[-1]} "
-            f"against {b.shape[-2]}; transpose or reshape one"
+            f"the columns of a must be as many as the rows of b, got {x} @ {y}: {a.shape[1]} "
+            f"against {b.shape[0]}; transpose or reshape one"
         )
     if 0 in (*a.shape, *b.shape):
         raise KernelError(f"all extents must be 1 or more, got {x} @ {y}")
@@ -282,7 +246,7 @@ def _check_device(a: Array, b: Array, kernel: Kernel) -> None:
         devices = tuple([d for d in backend.probe().devices if d.index == here])
         if why_not := unsuited(kernel, devices):
             raise KernelError(f"kernel {kernel.name!r} cannot run where a is: {why_not}")
-    work = (*a.shape[:-2], *b.shape[:-2], 1)[0] * a.shape[-2] * a.shape[-1] * b.shape[-1]
+    work = a.shape[0] * a.shape[1] * b.shape[1]
     if kernel.name == "loops" and work > _LOOPS_LIMIT:
         raise KernelError(
             f"kernel 'loops' is a reference for up to {_LOOPS_LIMIT} multiplications, got {work}; "

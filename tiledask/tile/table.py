@@ -107,9 +107,6 @@ class Kernel:
     """The least compute capability that it runs on, such as (8, 0); None for any."""
     exactly: bool = False
     """It runs on that capability alone: its machine code is for one architecture, like sm_90a."""
-    batched: bool = False
-    """It takes a, b and out of 3 dimensions too, all three, an operand that all share with a
-    stride of 0; for other kernels a batch is one product after the other."""
     tf32: Run | None = None
     """What multiplies float32 operands rounded to TF32, for those who ask; None if nothing does."""
 
@@ -207,7 +204,7 @@ def _ours(
     name: str, dtypes: tuple[str, ...], run: Run, tiles: tuple[Tile, ...], **more: Any
 ) -> Kernel:
     """One of our CUDA kernels, whose first tile is the usual one."""
-    more |= {"tile": tiles[0], "tiles": tiles, "compiled": True, "batched": True}
+    more |= {"tile": tiles[0], "tiles": tiles, "compiled": True}
     return Kernel(name, "cupy", dtypes, run, **more)
 
 
@@ -254,7 +251,6 @@ _ROWS = (
         _ALL,
         numpy_kernels.cublas,
         _cublas_workspace,
-        batched=True,
         tf32=partial(numpy_kernels.cublas, tf32=True),
     ),
 )

@@ -28,7 +28,7 @@ SHAPES = [
 @pytest.mark.parametrize("multiprocessors", [132, 114, 7, 1])
 def test_the_tile_chosen_is_the_one_that_takes_least(multiprocessors):
     for m, n, k in SHAPES:
-        took = cycles(m, n, k, chosen(m, n, k, 1, multiprocessors), multiprocessors)
+        took = cycles(m, n, k, chosen(m, n, k, multiprocessors), multiprocessors)
         ways = [HopperTile(t, c) for t in WGMMA_TILES for c in (1, 2)[: 1 + (m > 128)]]
         assert took == min(cycles(m, n, k, way, multiprocessors) for way in ways), (m, n, k)
 

@@ -82,7 +82,7 @@ MMA, TF32 = (pytest.param(kernel) for kernel in ("mma", "tf32"))
 @pytest.mark.few(20)
 @pytest.mark.parametrize("run", RUNS["mma"])
 @pytest.mark.parametrize("kernel", ["sgemm", MMA])
-def test_endings_batches_bands_and_orders(built, kernel, run):
+def test_endings_bands_and_orders(built, kernel, run):
     assert built(kernel, "small").is_right(*RUNS[kernel][run])
 
 
@@ -147,7 +147,6 @@ a lane has other rows: first * STEP, corner.col => first, corner.col
 a ragged band is walked as if it were whole: min(RASTER, down - band * RASTER) => RASTER
 the bias is another's: bias[2 * p + q % 2] => bias[2 * p]
 a bias beyond C is read: global_read_if(column < right,  => global_read_if(true,
-the batch is forgotten: a + z * a_batch => a
 """),
     "mma": OF_BOTH
     | faults(r"""
@@ -176,20 +175,19 @@ rows 8 apart are put in one: to + 8 * ROW_PITCH => to + ROW_PITCH
 lanes read rows before they are put: __syncwarp();  // all lanes have put => //
 rows are overwritten before they are read:
     __syncwarp();  // all lanes have read => // all have read
-the batch is forgotten: b + z * b_batch => b
 """),
 }
 SHOWING = {
     "sgemm": [
         case("sgemm", (60, 60, 120), "FF"),
         case("sgemm", (70, 20, 40), "FF", bias=True),
-        case("sgemm", (20, 70, 37), "FF", batch=2),
+        case("sgemm", (20, 70, 37), "FF"),
         case("sgemm", (64 * 9, 65, 3), "FF"),
     ],
     "mma": [
         case("mma", (60, 60, 300)),
         case("mma", (70, 20, 70), bias=True),
-        case("mma", (20, 70, 75), batch=2),
+        case("mma", (20, 70, 75)),
     ],
 }
 

@@ -68,12 +68,6 @@ def test_what_its_grid_loads_is_what_the_formula_says(gpu, extent, shape):
     assert loaded == [traffic(m, n, k, extent, 4, accumulate=True)]
 
 
-@pytest.mark.parametrize("shared", ["", "a", "b"])
-def test_batches(gpu, shared):
-    case = GemmCase(9, 7, 17, batch=3, shared=shared, bias=True, gelu=True, before=True)
-    assert is_right(run_with(16), case)
-
-
 FAULTS = faults(r"""
 tiles read before they are complete: __syncthreads();  // both => // both
 tiles overwritten while they are read: __syncthreads();  // everyone => // everyone
@@ -89,8 +83,6 @@ blocks of the grid are mixed up: col0 = blockIdx.x => col0 = blockIdx.y
 column-major tiles land transposed:
     col = column_major ? threadIdx.y : threadIdx.x => col = threadIdx.x
 a barrier only some threads reach: __syncthreads();  // both => if (x) __syncthreads();  // both
-a batch multiplies its first matrix: a + z * a_batch => a
-a batch writes its first matrix: store(e, result, z, => store(e, result, 0,
 beta is forgotten: y += e.beta * to_float(c.data[at]) => y += to_float(c.data[at])
 alpha is forgotten: float y = e.alpha * sum => float y = sum
 beta = 0 reads C: if (HAS_BETA) y += e => y += e
@@ -106,8 +98,7 @@ FAULTS["the activation comes too early"] = (
 
 
 def is_caught(folder, faults):
-    batch = GemmCase(9, 7, 17, batch=2, bias=True, margin=1)
-    cases = [batch] + [
+    cases = [
         GemmCase(*shape, layouts, margin=1, seed=seed, **ending)
         for seed, (shape, layouts, ending) in enumerate(product(SHAPES, LAYOUTS, ENDINGS))
     ]
@@ -160,14 +151,6 @@ def test_backwards_operands_need_no_copy(gpu):
     out = lent_empty((37, 50), np.float32)
     run_with(16)(lent(a)[:, ::-1], lent(b)[::-1], out, Epilogue())
     np.testing.assert_array_equal(out, a @ b)
-
-
-def test_more_matrices_than_a_grid_has_go_in_several_launches(gpu, monkeypatch):
-    monkeypatch.setattr(launch, "_MAX_GRID_YZ", 2)
-    case = GemmCase(5, 6, 7, batch=5, bias=True, gelu=True, before=True)
-    assert is_right(run_with(16), case)
-    grids = [grid for grid, *_ in gpu["smem_tiled", ("TILE", 16)].launched]
-    assert grids[-3:] == [(1, 1, 2), (1, 1, 2), (1, 1, 1)]
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def told(monkeypatch):
     """Takes the choice of how the kernel goes over C."""
 
     def tell(cluster):
-        def way(m, n, k, batches, multiprocessors, staged, tile):
+        def way(m, n, k, multiprocessors, staged, tile):
             return HopperTile(tile, cluster, staged)
 
         launch._hopper_plan.cache_clear()
@@ -74,11 +74,7 @@ CASES = {
     "one less": replace(BASE, m=127, n=127, k=63),
     "many tiles, and stages": replace(BASE, m=700, n=300, k=500),
     "more rows of clusters than a band": replace(BASE, m=2500, n=200, k=10),
-    "a batch": replace(BASE, batch=3),
-    "a batch that shares a": replace(BASE, batch=3, shared="a"),
-    "a batch that shares b": replace(BASE, batch=3, shared="b", layouts="FFC"),
     "operands off their boundary": replace(BASE, margin=1),
-    "a batch off its boundary": replace(BASE, margin=1, batch=2, layouts="FCC"),
     "operands and C without neighbours": replace(BASE, layouts="SSS"),
     "halves with 5 bits of exponent": replace(BASE, dtype="float16"),
     "float32 out": replace(BASE, out_dtype="float32"),
@@ -89,7 +85,7 @@ CASES = {
     "bias and columns": replace(BASE, bias=True, layouts="CCF"),
     "bias and GELU": replace(BASE, bias=True, gelu=True),
     "everything": replace(EVERYTHING, out_dtype=""),
-    "everything, columns, float32 out": replace(EVERYTHING, layouts="FCF", batch=2),
+    "everything, columns, float32 out": replace(EVERYTHING, layouts="FCF"),
 }
 
 
@@ -120,7 +116,6 @@ COUNTED = {
     "a cluster has no rows for its second block": (replace(BASE, m=300, n=296, k=420), 2),
     "less than a tile": (replace(BASE, m=9, n=7, k=17), 1),
     "columns of C": (replace(BASE, m=300, layouts="CCF"), 2),
-    "a batch that shares a": (replace(BASE, batch=3, shared="a"), 2),
 }
 
 
@@ -137,11 +132,9 @@ def test_what_it_says_it_loads_is_what_the_copy_engine_takes(gpu, told, case):
 
     assert is_right(run, case)
     assert said[0].loaded == sum(kernel.taken for kernel in gpu.values()) - before
-    if not case.batch:
-        turned = case.layouts.endswith("F")  # as it is launched, the transposed product
-        m, n = (case.n, case.m) if turned else (case.m, case.n)
-        formula = traffic(m, n, case.k, (128 * cluster, NARROW[1], 64), 2)
-        assert said == [formula]
+    turned = case.layouts.endswith("F")  # as it is launched, the transposed product
+    m, n = (case.n, case.m) if turned else (case.m, case.n)
+    assert said == [traffic(m, n, case.k, (128 * cluster, NARROW[1], 64), 2)]
 
 
 def test_a_variant_for_each_epilogue(tmp_path):
@@ -268,7 +261,6 @@ a step of k is lost:
     => k0 + TILE_K < k; k0 += TILE_K) {\n            barrier_wait(s.empty
 tiles of the last band are mixed up: within % rows => within % RASTER
 registers are taken that nobody gave: registers_down_to<40>(); =>
-a batch reads its first matrix: at.batch * a_batched => 0
 the lower row lies 4 rows on: Share<OUT, 2, 8, AT => Share<OUT, 2, 4, AT
 pairs lie 4 columns apart: AT_ONCE / 8, 8> => AT_ONCE / 8, 4>
 a row of the panel is another's: row + q % 2 * 8, => row + (1 - q % 2) * 8,
@@ -283,7 +275,6 @@ SHOWN_BY = {
     "turned steps of k go the straight way": TURNED,
     "turned halves of A are mixed up": TURNED,
     "tiles of the last band are mixed up": CASES["more rows of clusters than a band"],
-    "a batch reads its first matrix": CASES["a batch"],
     "the lower row lies 4 rows on": DIRECT,
     "pairs lie 4 columns apart": DIRECT,
     "sums that come next do not move up": APART,

@@ -1,6 +1,5 @@
 """The kernels whose panels come by cp.async, on the host; and what they ask of shared memory."""
 
-from dataclasses import replace
 from functools import partial
 from unittest.mock import patch
 
@@ -53,7 +52,7 @@ ENDINGS = {
 def runs(dtype, k):
     """{name: (case, seed)} for a kernel of 64 x 64 tiles and steps of ``k`` along k.
 
-    What is done to the sums; batches; many tiles and no steps; threads in any order.
+    What is done to the sums; many tiles; threads in any order.
     """
     rows, longer = lies("CC", 16, dtype), 5 * k // 4
     columns = lies("FF", 16, dtype, c="F")  # then the transposed product runs
@@ -61,14 +60,10 @@ def runs(dtype, k):
     cases = {
         "C's elements all lie apart": GemmCase(66, 65, longer, **apart, beta=1.0, bias=True),
         "a whole band of tiles and a ragged one": GemmCase(64 * 8 + 3, 130, 3, **rows),
-        "no steps along k": GemmCase(30, 30, 0, **rows, beta=2.0, bias=True),
     }
     for name, how in ENDINGS.items():
         cases[f"{name}, rows"] = GemmCase(66, 70, longer, **rows, **how)
         cases[f"{name}, columns"] = GemmCase(66, 70, longer, **columns, **how)
-    batch = GemmCase(40, 70, longer - 1, **rows, batch=3, beta=1.0, before=True)
-    for shared in ("", "a", "b"):
-        cases[f"a batch that shares {shared or 'nothing'}"] = replace(batch, shared=shared)
     made = {name: (case, 1) for name, case in cases.items()}
     for seed in range(3, 9):
         made[f"threads in order {seed}"] = GemmCase(65, 66, 5 * longer, **rows), seed

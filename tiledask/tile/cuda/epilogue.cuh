@@ -43,15 +43,13 @@ struct Epilogue {
     const float* bias;
 };
 
-// Element (i, j) of matrix z lies at data[z * batch + i * row + j * col], strides in elements.
+// Element (i, j) lies at data[i * row + j * col], strides in elements.
 template <class T> struct Result {
     T* data;
     T* before;  // where the values before the activation go, laid out as C is
-    stride_t row, col, batch;
+    stride_t row, col;
 
-    __device__ inline stride_t at(int z, int i, int j) const {
-        return z * batch + i * row + j * col;
-    }
+    __device__ inline stride_t at(int i, int j) const { return i * row + j * col; }
 };
 
 // GELU by its tanh form, as tiledask.tile.gelu has it, without tanh, which has branches:
@@ -67,8 +65,8 @@ __device__ inline float gelu(float x) {
 
 // One element of C.
 template <class T>
-__device__ inline void store(const Epilogue& e, const Result<T>& c, int z, int i, int j, float sum) {
-    const stride_t at = c.at(z, i, j);
+__device__ inline void store(const Epilogue& e, const Result<T>& c, int i, int j, float sum) {
+    const stride_t at = c.at(i, j);
     float y = e.alpha * sum;
     if (HAS_BETA) y += e.beta * to_float(c.data[at]);
     if (HAS_BIAS) y += e.bias[BIAS_BY_ROW ? i : j];
@@ -88,8 +86,8 @@ template <class T, int ROWS, int ROW_STEP, int COLS, int COL_STEP> struct Share 
     int down, right;  // rows and columns from there to the edges of C
     stride_t first;   // elements from where C begins
 
-    __device__ inline Share(const Result<T>& c, int z, int i, int j, int m, int n)
-        : c(c), i(i), j(j), down(m - i), right(n - j), first(c.at(z, i, j)) {}
+    __device__ inline Share(const Result<T>& c, int i, int j, int m, int n)
+        : c(c), i(i), j(j), down(m - i), right(n - j), first(c.at(i, j)) {}
 
     // Whether element q of pair p of row r is inside of C.
     __device__ inline bool inside(int r, int p, int q) const {

@@ -64,7 +64,6 @@ def chosen(
     m: int,
     n: int,
     k: int,
-    batches: int,
     multiprocessors: int,
     staged: bool = True,
     tile: Tile | None = None,
@@ -76,15 +75,15 @@ def chosen(
     with 3 rows of tiles a quarter of them is empty. Where nothing is gained it is the usual one. A
     supposition in numbers, not a measurement.
 
-    >>> chosen(8192, 8192, 8192, 1, 132).cluster, chosen(384, 2**20, 4096, 1, 132).cluster
+    >>> chosen(8192, 8192, 8192, 132).cluster, chosen(384, 2**20, 4096, 132).cluster
     (2, 1)
-    >>> chosen(1024, 1024, 1024, 1, 132).tile  # 64 tiles for 132 multiprocessors, not 32
+    >>> chosen(1024, 1024, 1024, 132).tile  # 64 tiles for 132 multiprocessors, not 32
     (128, 128, 64)
     """
 
     def cycles(way: HopperTile) -> float:
         columns = way.tile[1]
-        count = -(-m // (128 * way.cluster)) * -(-n // columns) * batches
+        count = -(-m // (128 * way.cluster)) * -(-n // columns)
         rounds = -(-count // max(1, multiprocessors // way.cluster))
         step = _CYCLES[columns] * (_ALONE if way.cluster == 1 else 1)
         return rounds * (-(-k // 64) * step + _END[columns])

@@ -1,10 +1,9 @@
 """A function per kernel: the variant that its operands call for, and its arguments.
 
-Each gets a, b and out of 2 dimensions, or all of 3, checked before; launches on the device and
+Each gets a, b and out, checked before; launches on the device and
 stream in use, and does not wait.
 """
 
-from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -40,8 +39,8 @@ MMA_K_BYTES = 64
 
 _MAX_EXTENT = 2**31 - 512
 """Rows and columns are 32-bit ints on the device, and the last tile may end some beyond them."""
-_MAX_GRID_YZ = 65_535
-"""Blocks in the grid's y and z directions (CUDA C++ Programming Guide, table of capabilities)."""
+_MAX_GRID_Y = 65_535
+"""Blocks in the grid's y direction (CUDA C++ Programming Guide, table of capabilities)."""
 _PLANS = 4096
 _TYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "float"}
 
@@ -86,7 +85,7 @@ def wgmma_ws_persistent(
     a, b = padded(a), padded(b)
     before, parts = _parts(epilogue, c, turned)
     plan = _hopper_plan(a.layout, b.layout, c.layout, tile, parts, _multiprocessors())
-    m, n, k, batches, a_batched, b_batched, *strides = plan.numbers
+    extents, strides = plan.numbers[:3], plan.numbers[3:]
     # C's is not read where it is not brought, but on its boundary
     pairs = zip((a, b, c), plan.maps, strict=True)
     maps = [
@@ -97,15 +96,8 @@ def wgmma_ws_persistent(
         plan.grid,
         plan.block,
         (
-            m,
-            n,
-            k,
-            batches,
-            map_a,
-            a_batched,
-            map_b,
-            b_batched,
-            map_c,
+            *extents,
+            *(map_a, map_b, map_c),
             c.array,
             _NULL if before is None else before.array,
             *strides,
@@ -140,8 +132,8 @@ def panels_memory(
 
 
 _Box = tuple[tuple[int, int, int], tuple[int, int], tuple[int, int, int]]
-"""Of a tensor map: elements along a line, of lines, of matrices; bytes from line to line and from
-matrix to matrix; elements of a box."""
+"""Of a tensor map: elements along a line, of lines, one matrix; bytes from line to line and beyond
+the matrix; elements of a box."""
 
 
 class LaunchPlan(NamedTuple):
@@ -194,7 +186,7 @@ def _parts(epilogue: Epilogue, c: Matrix, turned: bool) -> tuple[Matrix | None, 
         found = matrix(epilogue.preactivation)
         before = found.turned if turned else found
         boundary = before.layout.boundary
-        given, wanted = ((x.layout.batch, x.layout.row, x.layout.column) for x in (before, c))
+        given, wanted = ((x.layout.row, x.layout.column) for x in (before, c))
         if given != wanted:
             raise KernelError(
                 f"on a GPU preactivation must lie as out does, strides of {wanted} elements, got "
@@ -212,14 +204,16 @@ def _plan(
     _check_extents(name, a, b)
     rows, columns, k = tile
     across, down = -(-c.columns // columns), -(-c.rows // rows)
-    grid, block, shared = (across * down, 1), (128,), 0
+    grid: tuple[int, ...] = (across * down,)
+    block: tuple[int, ...] = (128,)
+    shared = 0
     macros: dict[str, Any] = {"TILE": rows}
     if name == "smem_tiled":
         grid, block = (across, down), (rows, rows)
-        if down > _MAX_GRID_YZ:
+        if down > _MAX_GRID_Y:
             raise KernelError(
-                f"smem_tiled has a row of thread blocks per {rows} rows, {_MAX_GRID_YZ} at most: "
-                f"at most {_MAX_GRID_YZ * rows} rows, got {c.rows}; cut the product into blocks or "
+                f"smem_tiled has a row of thread blocks per {rows} rows, {_MAX_GRID_Y} at most: "
+                f"at most {_MAX_GRID_Y * rows} rows, got {c.rows}; cut the product into blocks or "
                 f"use kernel='cublas'"
             )
     else:
@@ -242,7 +236,7 @@ def _plan(
         }
     extents = map(np.int32, (c.rows, c.columns, a.columns))
     numbers = (*extents, *a.strides, *b.strides, *c.strides)
-    loads = _loads(tile, a, b, c, parts)
+    loads = _loads(tile, a, c, parts)
     return LaunchPlan(name, macros | parts.macros, grid, block, shared, numbers, loads)
 
 
@@ -251,18 +245,14 @@ def _piece(x: MatrixLayout) -> int:
     return 16 if x.boundary == 16 else max(x.itemsize, min(x.boundary, 4))
 
 
-def _loads(
-    tile: Tile, a: MatrixLayout, b: MatrixLayout, c: MatrixLayout, parts: _Parts
-) -> TileTraffic:
-    """What the tiles of C load, each along k in steps of tk; of a batch, together.
+def _loads(tile: Tile, a: MatrixLayout, c: MatrixLayout, parts: _Parts) -> TileTraffic:
+    """What the tiles of C load, each along k in steps of tk.
 
     Edges are guarded in the kernels, so that a row of A is loaded once per column of tiles, a
     column of B once per row of them. Of the product as it is launched: where C lies by columns, A
     is what was B, transposed.
     """
-    one = traffic(c.rows, c.columns, a.columns, tile, a.itemsize, parts.beta, c.itemsize)
-    sums = {name: getattr(one, name) * c.batches for name in ("tiles", "a", "b", "c", "c_loaded")}
-    return replace(one, **sums)
+    return traffic(c.rows, c.columns, a.columns, tile, a.itemsize, parts.beta, c.itemsize)
 
 
 @lru_cache(_PLANS)
@@ -278,7 +268,7 @@ def _hopper_plan(
     # the copy engine writes whole 16 bytes, beyond the last column too if that ends between them
     whole = c.by_rows and c.boundary == 16 and c.columns * c.itemsize % 16 == 0
     staged = whole and c.dtype == a.dtype and not (parts.beta or parts.before)
-    way = chosen(c.rows, c.columns, a.columns, c.batches, multiprocessors, staged, tile)
+    way = chosen(c.rows, c.columns, a.columns, multiprocessors, staged, tile)
     columns, cluster = way.tile[1], way.cluster
     # a cluster's tile: what it loads of B leaves L2 once, and the copy engine writes it into the
     # shared memory of both blocks; each loads its own of A; boxes end at the matrices' edges
@@ -301,14 +291,11 @@ def _hopper_plan(
     return LaunchPlan(
         "wgmma_ws_persistent",
         macros,
-        (min(down * across * c.batches, max(1, multiprocessors // cluster)) * cluster,),
+        (min(down * across, max(1, multiprocessors // cluster)) * cluster,),
         (384,),
         way.shared_bytes,
-        (
-            *map(np.int32, (c.rows, c.columns, a.columns, c.batches, a.batch > 0, b.batch > 0)),
-            *c.strides,
-        ),
-        _loads(together, a, b, c, parts),
+        (*map(np.int32, (c.rows, c.columns, a.columns)), *c.strides),
+        _loads(together, a, c, parts),
         (_extents(a, box_a), _extents(b, box_b), _extents(c, (64, 64, 1)) if way.staged else None),
     )
 
@@ -316,9 +303,7 @@ def _hopper_plan(
 def _extents(x: MatrixLayout, box: tuple[int, int, int]) -> _Box:
     length, lines = (x.columns, x.rows) if x.by_rows else (x.rows, x.columns)
     across = (x.row if x.by_rows else x.column) * x.itemsize
-    batches = x.batches if x.batch else 1
-    further = x.batch * x.itemsize if x.batch else -(-lines * across // 16) * 16
-    return (length, lines, batches), (across, further), box
+    return (length, lines, 1), (across, -(-lines * across // 16) * 16), box
 
 
 def _check_extents(name: str, a: MatrixLayout, b: MatrixLayout) -> None:
@@ -336,29 +321,28 @@ def _check_extents(name: str, a: MatrixLayout, b: MatrixLayout) -> None:
 def _run(
     name: str, a: Matrix, b: Matrix, c: Matrix, turned: bool, tile: Tile, epilogue: Epilogue
 ) -> TileTraffic:
-    """The launch of a kernel of one tile a block, whose grid has the batch as third direction."""
+    """The launch of a kernel of one tile a block."""
     before, parts = _parts(epilogue, c, turned)
     plan = _plan(name, a.layout, b.layout, c.layout, tile, parts)
-    kernel, ending = _kernel(plan.name, plan.macros, plan.shared), _ending(epilogue)
-    extents, a_strides, b_strides, c_strides = (plan.numbers[i : i + 3] for i in (0, 3, 6, 9))
-    for first in range(0, c.layout.batches, _MAX_GRID_YZ):
-        count = min(_MAX_GRID_YZ, c.layout.batches - first)
-        kernel(
-            (*plan.grid, count),
-            plan.block,
-            (
-                *extents,
-                a.part(first),
-                *a_strides,
-                b.part(first),
-                *b_strides,
-                c.part(first),
-                _NULL if before is None else before.part(first),
-                *c_strides,
-                *ending,
-            ),
-            shared_mem=plan.shared,
-        )
+    extents, a_strides, b_strides, c_strides = (
+        plan.numbers[i:j] for i, j in ((0, 3), (3, 5), (5, 7), (7, 9))
+    )
+    _kernel(plan.name, plan.macros, plan.shared)(
+        plan.grid,
+        plan.block,
+        (
+            *extents,
+            a.array,
+            *a_strides,
+            b.array,
+            *b_strides,
+            c.array,
+            _NULL if before is None else before.array,
+            *c_strides,
+            *_ending(epilogue),
+        ),
+        shared_mem=plan.shared,
+    )
     return plan.traffic
 
 

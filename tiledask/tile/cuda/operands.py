@@ -20,17 +20,15 @@ __all__ = [
 
 
 class MatrixLayout(NamedTuple):
-    """How a matrix [rows, columns], or a batch of them [batch, rows, columns], lies in memory."""
+    """How a matrix [rows, columns] lies in memory."""
 
     dtype: str
     itemsize: int
-    batches: int
     rows: int
     columns: int
     row: int
-    """Elements from one row to the next; so `column`, and `batch`, 0 where all share one matrix."""
+    """Elements from one row to the next; so `column`."""
     column: int
-    batch: int
     boundary: int
     """The largest power of two of bytes, up to 16, on which every line of elements starts."""
 
@@ -49,9 +47,9 @@ class MatrixLayout(NamedTuple):
         return self._replace(rows=self.columns, columns=self.rows, row=self.column, column=self.row)
 
     @property
-    def strides(self) -> tuple[np.int64, np.int64, np.int64]:
-        """(row, column, batch) for a kernel's signature."""
-        return np.int64(self.row), np.int64(self.column), np.int64(self.batch)
+    def strides(self) -> tuple[np.int64, np.int64]:
+        """(row, column) for a kernel's signature."""
+        return np.int64(self.row), np.int64(self.column)
 
 
 class Matrix(NamedTuple):
@@ -63,19 +61,15 @@ class Matrix(NamedTuple):
     @property
     def turned(self) -> "Matrix":
         """The transposed matrix; the same elements."""
-        return Matrix(self.array.swapaxes(-1, -2), self.layout.turned)
-
-    def part(self, first: int) -> Array:
-        """The array from matrix ``first`` of the batch on."""
-        return self.array[first:] if first and self.layout.batch else self.array
+        return Matrix(self.array.T, self.layout.turned)
 
 
 def matrix(x: Array) -> Matrix:
-    """``x`` [rows, columns] or [batch, rows, columns] as a kernel sees it; nothing is copied.
+    """``x`` [rows, columns] as a kernel sees it; nothing is copied.
 
     >>> lies = matrix(np.zeros((5, 7), np.float32)[:, ::2]).layout
-    >>> lies.row, lies.column, lies.batch, lies.by_rows
-    (7, 2, 0, False)
+    >>> lies.row, lies.column, lies.by_rows
+    (7, 2, False)
     """
     return Matrix(x, _layout(x.dtype, x.shape, x.strides, address_of(x) % 16))
 
@@ -85,9 +79,7 @@ def _layout(
     dtype: np.dtype, shape: tuple[int, ...], strides: tuple[int, ...], address: int
 ) -> MatrixLayout:
     size = dtype.itemsize
-    batches, (rows, columns) = (shape[0] if len(shape) == 3 else 1), shape[-2:]
-    row, column = (stride // size for stride in strides[-2:])
-    batch = strides[0] // size if batches > 1 else 0
+    (rows, columns), (row, column) = shape, (stride // size for stride in strides)
     if columns == 1 and row != 1:
         column = 1
     elif rows == 1 and column != 1:
@@ -99,8 +91,8 @@ def _layout(
     elif columns == 1 and row == 1:
         column = apart
     across = row if column == 1 else column
-    boundary = gcd(address, 16, across * size, batch * size)
-    return MatrixLayout(name_of(dtype), size, batches, rows, columns, row, column, batch, boundary)
+    boundary = gcd(address, 16, across * size)
+    return MatrixLayout(name_of(dtype), size, rows, columns, row, column, boundary)
 
 
 def readable(x: Array) -> Matrix:
@@ -123,15 +115,12 @@ def padded(found: Matrix) -> Matrix:
     xp, each = array_namespace(x), 16 // lies.itemsize
     lines, length = (lies.rows, lies.columns) if lies.by_rows else (lies.columns, lies.rows)
     width = -(-length // each) * each
-    shared = lies.batch == 0
     with on_device(x):
-        room = xp.empty((1 if shared else lies.batches, lines, width), x.dtype)
-        view = room[..., :length] if lies.by_rows else room[..., :length].swapaxes(-1, -2)
-        bits(view)[...] = bits(x[:1] if shared and x.ndim == 3 else x)
-    copied = matrix(view[0] if shared else view)
+        room = xp.empty((lines, width), x.dtype)
+        view = room[:, :length] if lies.by_rows else room[:, :length].T
+        bits(view)[...] = bits(x)
     row, column = (width, 1) if lies.by_rows else (1, width)
-    batch = copied.layout.batch
-    return Matrix(copied.array, lies._replace(row=row, column=column, batch=batch, boundary=16))
+    return Matrix(view, lies._replace(row=row, column=column, boundary=16))
 
 
 def bits(x: Array) -> Array:

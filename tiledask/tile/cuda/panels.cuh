@@ -151,7 +151,7 @@ template <class T, int EXTENT, int TURNED, int BOUNDARY, class Layout> struct Co
 // of a tile would outgrow the cache of instructions: it is in a loop, in which the sums that come next
 // move to where the first were, as a register cannot be chosen at run time.
 template <int ROWS, int STEP, int PITCH>
-__device__ inline void store_rows(const Epilogue& e, const Result<OUT>& c, int z, Place corner,
+__device__ inline void store_rows(const Epilogue& e, const Result<OUT>& c, Place corner,
                                   int m, int n, const float* rows) {
     const int ACROSS = WARP_N / 2, DOWN = 32 / ACROSS;  // lanes
     const int AT_ONCE = ROWS / DOWN < 8 ? ROWS / DOWN : 8;            // rows of a lane
@@ -167,7 +167,7 @@ __device__ inline void store_rows(const Epilogue& e, const Result<OUT>& c, int z
             y[2 * i + 1] = x.y;
         }
         const Share<OUT, AT_ONCE, DOWN * STEP, 1, 0> share(
-            c, z, corner.row + first * STEP, corner.col + col, m, n);
+            c, corner.row + first * STEP, corner.col + col, m, n);
         share.finish(e, y);
         share.store(y);
     }

@@ -3,8 +3,8 @@
 //
 //                          n                      level      what it is           what it owns
 //                 .-----+-----+-----.             grid       blockIdx.x: a tile   C, by tiles in a
-//                 |     |/////|     |                        blockIdx.z: of       raster; one matrix
-//               k |-----+-----+-----|                        which matrix         of the batch
+//                 |     |/////|     |                                             raster
+//               k |-----+-----+-----|
 //                 |     |/////|     |  B          block      8 warps, four by     one tile of C,
 //                 '-----+-----+-----'                        two, or 4            TILE_M x TILE_N
 //            k                                    stage      one of STAGES in     TILE_M x TILE_K of A,
@@ -102,18 +102,18 @@ __device__ inline void multiply(Sums& sums, const Fragments& f) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 sgemm_warptiled(int m, int n, int k,
-                const TYPE* a, stride_t a_row, stride_t a_col, stride_t a_batch,  // 0: one for all
-                const TYPE* b, stride_t b_row, stride_t b_col, stride_t b_batch,
-                OUT* c, OUT* before, stride_t c_row, stride_t c_col, stride_t c_batch,
+                const TYPE* a, stride_t a_row, stride_t a_col,
+                const TYPE* b, stride_t b_row, stride_t b_col,
+                OUT* c, OUT* before, stride_t c_row, stride_t c_col,
                 float alpha, float beta, const float* bias) {
     float* memory = reinterpret_cast<float*>(dynamic_shared());
     const Place tile = place_of(blockIdx.x, m, n), warp = place_of_warp();
     const Lane lane;
-    const int z = blockIdx.z, steps = (k + TILE_K - 1) / TILE_K;
+    const int steps = (k + TILE_K - 1) / TILE_K;
     Copier<float, TILE_M, A_TURNED, A_BYTES, LayoutA> copy_a(
-        a + z * a_batch, A_TURNED ? a_col : a_row, tile.row, m);
+        a, A_TURNED ? a_col : a_row, tile.row, m);
     Copier<float, TILE_N, B_TURNED, B_BYTES, LayoutB> copy_b(
-        b + z * b_batch, B_TURNED ? b_row : b_col, tile.col, n);
+        b, B_TURNED ? b_row : b_col, tile.col, n);
 
     int copied = 0, into = 0;  // steps, and the stage that the next of them goes to
     const auto copy_next = [&] {
@@ -147,7 +147,7 @@ sgemm_warptiled(int m, int n, int k,
         from = from + 1 < STAGES ? from + 1 : 0;
     }
 
-    const Result<OUT> result = {c, before, c_row, c_col, c_batch};
+    const Result<OUT> result = {c, before, c_row, c_col};
     const Epilogue e = {alpha, beta, bias};
     float* rows = memory + threadIdx.x / 32 * 8 * ROW_PITCH;
     __syncthreads();  // everyone has read the last stage
@@ -164,7 +164,7 @@ sgemm_warptiled(int m, int n, int k,
                 for (int q = 0; q < 12; ++q) x[q / 4][q % 4] = x[q / 4 + 1][q % 4];  // the next row
             }
             const Place corner = {tile.row + warp.row + i * PATCH_M + r, tile.col + warp.col};
-            store_rows<8, 4, ROW_PITCH>(e, result, z, corner, m, n, rows);
+            store_rows<8, 4, ROW_PITCH>(e, result, corner, m, n, rows);
         }
     }
 }

@@ -54,23 +54,22 @@ __device__ inline void load_tile(float* tile, const float* data, int row0, int c
 
 extern "C" __global__ void __launch_bounds__(TILE * TILE)
 smem_tiled(int m, int n, int k,
-           const float* a, stride_t a_row, stride_t a_col, stride_t a_batch,   // m x k
-           const float* b, stride_t b_row, stride_t b_col, stride_t b_batch,   // k x n
-           float* c, float* before, stride_t c_row, stride_t c_col, stride_t c_batch,  // m x n
+           const float* a, stride_t a_row, stride_t a_col,                  // m x k
+           const float* b, stride_t b_row, stride_t b_col,                  // k x n
+           float* c, float* before, stride_t c_row, stride_t c_col,         // m x n
            float alpha, float beta, const float* bias) {
     __shared__ float a_tile[TILE * TILE];
     __shared__ float b_tile[TILE * TILE];
 
     const int row0 = blockIdx.y * TILE;  // this block's tile of C starts at (row0, col0)
     const int col0 = blockIdx.x * TILE;
-    const int z = blockIdx.z;              // of matrix z of the batch
     const int y = threadIdx.y;  // this thread's element of it is (y, x)
     const int x = threadIdx.x;
 
     float sum = 0.0f;  // stays in a register for the whole walk along k
     for (int step = 0; step < k; step += TILE) {
-        load_tile(a_tile, a + z * a_batch, row0, step, m, k, a_row, a_col);  // TILE x TILE of A
-        load_tile(b_tile, b + z * b_batch, step, col0, k, n, b_row, b_col);  // TILE x TILE of B
+        load_tile(a_tile, a, row0, step, m, k, a_row, a_col);  // TILE x TILE of A
+        load_tile(b_tile, b, step, col0, k, n, b_row, b_col);  // TILE x TILE of B
         __syncthreads();  // both tiles are complete before anyone reads them
         for (int p = 0; p < TILE; ++p) {
             sum += at(a_tile, y, p) * at(b_tile, p, x);
@@ -80,7 +79,7 @@ smem_tiled(int m, int n, int k,
 
     if (y < m - row0 && x < n - col0) {
         const Epilogue e = {alpha, beta, bias};
-        const Result<float> result = {c, before, c_row, c_col, c_batch};
-        store(e, result, z, row0 + y, col0 + x, sum);
+        const Result<float> result = {c, before, c_row, c_col};
+        store(e, result, row0 + y, col0 + x, sum);
     }
 }

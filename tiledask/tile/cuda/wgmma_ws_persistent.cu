@@ -85,60 +85,53 @@ struct Ring {
     }
 };
 
-// A tile of C for this block: its corner, and which matrix of the batch.
-struct Place { int row, col, batch; };
+// A tile of C for this block: its corner.
+struct Place { int row, col; };
 
-// Tiles are numbered matrix by matrix, in bands of RASTER rows of clusters, in a band column by
-// column: blocks that run at the same time share rows of A and columns of B.
-__device__ inline Place place_of(int tile, int m, int n) {
+// Tiles are numbered in bands of RASTER rows of clusters, in a band column by column: blocks that run at the same time share rows of A and columns of B.
+__device__ inline Place place_of(int t, int m, int n) {
     const int down = (m + TILE_M * CLUSTER - 1) / (TILE_M * CLUSTER);
     const int across = (n + TILE_N - 1) / TILE_N;
-    const int batch = tile / (down * across), t = tile % (down * across);
     const int band = t / (RASTER * across), within = t % (RASTER * across);
     const int rows = min(RASTER, down - band * RASTER);
     const int cluster_row = band * RASTER + within % rows;
-    return Place{(cluster_row * CLUSTER + cluster_rank()) * TILE_M, within / rows * TILE_N, batch};
+    return Place{(cluster_row * CLUSTER + cluster_rank()) * TILE_M, within / rows * TILE_N};
 }
 
-__device__ inline void load_a(const Shared& s, int stage, const TensorMap& map, int row, int k0,
-                              int batch) {
+__device__ inline void load_a(const Shared& s, int stage, const TensorMap& map, int row, int k0) {
     if (A_TURNED) {  // boxes of 64 of m, 64 of k
         for (int half = 0; half < CONSUMERS; ++half) {
-            tile_load(s.a(stage) + half * PANEL_BYTES, map, s.full(stage), row + half * ROWS, k0,
-                      batch);
+            tile_load(s.a(stage) + half * PANEL_BYTES, map, s.full(stage), row + half * ROWS, k0, 0);
         }
     } else {  // one box of 64 of k, 128 of m
-        tile_load(s.a(stage), map, s.full(stage), k0, row, batch);
+        tile_load(s.a(stage), map, s.full(stage), k0, row, 0);
     }
 }
 
 // This block's share of the tile of B, into every block of the cluster.
-__device__ inline void load_b(const Shared& s, int stage, const TensorMap& map, int col, int k0,
-                              int batch) {
+__device__ inline void load_b(const Shared& s, int stage, const TensorMap& map, int col, int k0) {
     const unsigned short everyone = (1 << CLUSTER) - 1;
     const int share = TILE_N / CLUSTER, first = cluster_rank() * share;
     char* to = s.b(stage) + first * ROW_BYTES;
     if (B_TURNED) {  // boxes of 64 of n, 64 of k
         for (int j = 0; j < share; j += 64) {
-            tile_load_to(everyone, to + j * ROW_BYTES, map, s.full(stage), col + first + j, k0,
-                         batch);
+            tile_load_to(everyone, to + j * ROW_BYTES, map, s.full(stage), col + first + j, k0, 0);
         }
     } else {  // one box of 64 of k, the share of n
-        tile_load_to(everyone, to, map, s.full(stage), k0, col + first, batch);
+        tile_load_to(everyone, to, map, s.full(stage), k0, col + first, 0);
     }
 }
 
 __device__ inline void produce(const Shared& s, const TensorMap& map_a, const TensorMap& map_b,
-                               int m, int n, int k, int a_batched, int b_batched, int first,
-                               int tiles, int step) {
+                               int m, int n, int k, int first, int tiles, int step) {
     Ring ring = {0, 0};
     for (int tile = first; tile < tiles; tile += step) {
         const Place at = place_of(tile, m, n);
         for (int k0 = 0; k0 < k; k0 += TILE_K) {
             barrier_wait(s.empty(ring.stage), ring.parity ^ 1);
             barrier_arrive_expecting(s.full(ring.stage), STAGE_BYTES);
-            load_a(s, ring.stage, map_a, at.row, k0, at.batch * a_batched);
-            load_b(s, ring.stage, map_b, at.col, k0, at.batch * b_batched);
+            load_a(s, ring.stage, map_a, at.row, k0);
+            load_b(s, ring.stage, map_b, at.col, k0);
             ring.next();
         }
     }
@@ -171,7 +164,7 @@ __device__ inline void fetch_c(const Result<OUT>& c, const Place& at, int consum
     const int thread = threadIdx.x % GROUP_THREADS, i = at.row + consumer * ROWS + thread % ROWS;
 #pragma unroll
     for (int j = thread / ROWS * LINE_COLS; j < TILE_N; j += 2 * LINE_COLS) {
-        fetch_into_l2_if(i < m && at.col + j < n, c.data + c.at(at.batch, i, at.col + j));
+        fetch_into_l2_if(i < m && at.col + j < n, c.data + c.at(i, at.col + j));
     }
 }
 
@@ -200,7 +193,7 @@ __device__ inline void store_tile(const Epilogue& e, const Result<OUT>& c, const
 #pragma unroll
     for (int j = 0; j < TILE_N; j += AT_ONCE) {
         float* y = sums + j / 2;
-        Part(c, at.batch, at.row + consumer * ROWS + row, at.col + j + col, m, n).finish(e, y);
+        Part(c, at.row + consumer * ROWS + row, at.col + j + col, m, n).finish(e, y);
 #pragma unroll
         for (int q = 0; q < AT_ONCE / 4; ++q) {
             const int r = row + q % 2 * 8, byte = (j + q / 2 * 8 + col) * sizeof(OUT);
@@ -213,8 +206,7 @@ __device__ inline void store_tile(const Epilogue& e, const Result<OUT>& c, const
     group_sync(1 + consumer, GROUP_THREADS);
     if (thread == 0) {
         for (int j = 0; j < TILE_N / 64; ++j) {
-            tile_store(map_c, panels + j * PANEL_BYTES, at.col + j * 64, at.row + consumer * ROWS,
-                       at.batch);
+            tile_store(map_c, panels + j * PANEL_BYTES, at.col + j * 64, at.row + consumer * ROWS, 0);
         }
         stores_commit();
     }
@@ -229,7 +221,7 @@ __device__ inline void store_tile(const Epilogue& e, const Result<OUT>& c, const
 #pragma unroll TIMES
     for (int j = 0; j < TILE_N; j += AT_ONCE) {
         float* y = sums + (UNROLLED ? j : 0) / 2;
-        const Part part(c, at.batch, row, at.col + j + lane % 4 * 2, m, n);
+        const Part part(c, row, at.col + j + lane % 4 * 2, m, n);
         part.finish(e, y);
         part.store(y);
         move_up(sums);
@@ -266,11 +258,11 @@ __device__ inline void consume(const Shared& s, const TensorMap& map_c, const Re
 }
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1)
-wgmma_ws_persistent(int m, int n, int k, int batches,
-                    const __grid_constant__ TensorMap map_a, int a_batched,  // 0: one A for all
-                    const __grid_constant__ TensorMap map_b, int b_batched,
+wgmma_ws_persistent(int m, int n, int k,
+                    const __grid_constant__ TensorMap map_a,
+                    const __grid_constant__ TensorMap map_b,
                     const __grid_constant__ TensorMap map_c,  // STAGED only
-                    OUT* c, OUT* before, stride_t c_row, stride_t c_col, stride_t c_batch,
+                    OUT* c, OUT* before, stride_t c_row, stride_t c_col,
                     float alpha, float beta, const float* bias) {
     const Shared s = {dynamic_shared()};
     const int group = warp_uniform(threadIdx.x / GROUP_THREADS);  // 0 produces, 1 and 2 consume
@@ -287,16 +279,14 @@ wgmma_ws_persistent(int m, int n, int k, int batches,
     cluster_sync();
 
     const int down = (m + TILE_M * CLUSTER - 1) / (TILE_M * CLUSTER);
-    const int tiles = down * ((n + TILE_N - 1) / TILE_N) * batches;  // of clusters
+    const int tiles = down * ((n + TILE_N - 1) / TILE_N);  // of clusters
     const int first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
     if (group == 0) {
         registers_down_to<40>();
-        if (threadIdx.x == 0) {
-            produce(s, map_a, map_b, m, n, k, a_batched, b_batched, first, tiles, step);
-        }
+        if (threadIdx.x == 0) produce(s, map_a, map_b, m, n, k, first, tiles, step);
     } else {
         registers_up_to<232>();
-        const Result<OUT> result = {c, before, c_row, c_col, c_batch};
+        const Result<OUT> result = {c, before, c_row, c_col};
         const Epilogue e = {alpha, beta, bias};
         consume(s, map_c, result, e, m, n, k, group - 1, first, tiles, step);
     }
