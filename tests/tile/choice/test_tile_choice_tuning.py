@@ -5,7 +5,6 @@ import pytest
 import tiledask as td
 from tiledask.errors import KernelError
 from tiledask.tile import probe
-from tiledask.tile.choice import tuning
 
 TILES = [8, 16, 32, 64]
 HERE = {"progress": False, "repeats": 3}
@@ -20,11 +19,10 @@ def test_every_tile_is_measured_and_the_order_compared():
     measured = [trial.measured for trial in found.trials]
     assert measured == sorted(measured)
     assert measured[0] > 0
-    assert {trial.repeats for trial in found.trials} == {3}
     for trial in found.trials:
         assert trial.predicted == td.tile.traffic(128, 128, 128, trial.tile, 4).total
     # 4096 tile products take Python far longer than 8
-    assert found.best.tile[0] >= 32
+    assert found.trials[0].tile[0] >= 32
     assert found.correlation > 0.5
     text = repr(found)
     assert f"rank correlation of predicted and measured order: {found.correlation:.2f}" in text
@@ -35,21 +33,6 @@ def test_by_default_the_kernels_own_tile_is_among_them():
     found = td.tile.tune("tiled", 32, 32, 32, **HERE)
     assert td.tile.kernels["tiled"].tile in {trial.tile for trial in found.trials}
     assert len(found.trials) >= 4
-
-
-def test_a_tile_that_the_kernel_refuses_is_listed(monkeypatch):
-    once = tuning._Runs.once
-
-    def picky(self, tile):
-        if tile == (16, 16, 16):
-            raise KernelError("not built for 16")
-        once(self, tile)
-
-    monkeypatch.setattr(tuning._Runs, "once", picky)
-    found = td.tile.tune("tiled", 8, 8, 8, "float32", [8, 16], **HERE)
-    assert found.refused == (((16, 16, 16), "not built for 16"),)
-    with pytest.raises(KernelError, match="no tile can be measured: 16x16x16: not built for 16"):
-        td.tile.tune("tiled", 8, 8, 8, "float32", [16], **HERE)
 
 
 @pytest.mark.parametrize(

@@ -101,31 +101,6 @@ def test_an_overflow_skips_the_step_and_lowers_the_scale():
     assert (new.t, norm) == (1, 1.0)
 
 
-def test_shards_skip_together():
-    """The rank whose own gradients are finite learns of the overflow by the sum."""
-    rule = Adam()
-    state = begin({"w": np.ones(1, np.float32)}, rule, "float16")
-    _, scale, _ = advance(
-        state, rule, {"w": np.ones(1, np.float16)}, LossScale(8.0), together=lambda own: np.inf
-    )
-    assert scale.skipped == 1
-
-
-def test_shards_clip_by_the_norm_of_all():
-    rule, g = SGD(rate=1.0), np.array([3.0, 4.0])
-    whole, *_ = advance(begin({"w": np.zeros(2)}, rule), rule, {"w": g}, limit=1.0)
-    for i in range(2):
-        part, _, norm = advance(
-            begin({"w": np.zeros(1)}, rule),
-            rule,
-            {"w": g[i : i + 1]},
-            limit=1.0,
-            together=lambda own, i=i: own + g[1 - i] ** 2,
-        )
-        assert norm == 5.0
-        np.testing.assert_array_equal(part.weights["w"], whole.weights["w"][i : i + 1])
-
-
 # -- the state -------------------------------------------------------------------------------------
 
 

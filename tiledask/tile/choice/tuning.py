@@ -1,14 +1,10 @@
 """Tiles measured on the device at hand, beside the order that the arithmetic predicts."""
 
-import os
-import platform
-import re
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
-from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -17,7 +13,7 @@ from tiledask.errors import KernelError
 from tiledask.extras import needed_for
 from tiledask.plan.tables import Table, table
 from tiledask.plan.whole import whole_number
-from tiledask.tile.backend import accumulator, as_dtype, namespace, probe
+from tiledask.tile.backend import accumulator, as_dtype, namespace
 from tiledask.tile.levels import Tile, as_tile, traffic
 from tiledask.tile.product import matmul
 from tiledask.tile.progress import showing
@@ -27,7 +23,6 @@ __all__ = [
     "Trial",
     "Tuning",
     "by",
-    "cpu_name",
     "tune",
 ]
 
@@ -43,8 +38,7 @@ class Trial:
     predicted: int
     """Bytes that tiles load and store."""
     measured: float
-    """Seconds: the median of the repeats."""
-    repeats: int
+    """Seconds: the median of the rounds."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,14 +50,7 @@ class Tuning:
     n: int
     k: int
     dtype: str
-    device: str
     trials: tuple[Trial, ...]
-    refused: tuple[tuple[Tile, str], ...]
-    """(tile, why it was not measured)."""
-
-    @property
-    def best(self) -> Trial:
-        return self.trials[0]
 
     @property
     def correlation(self) -> float:
@@ -89,13 +76,10 @@ class Tuning:
             }
             for place, trial in enumerate(self.trials, 1)
         ]
-        notes = [f"rank correlation of predicted and measured order: {self.correlation:.2f}"]
-        notes += ["the bytes are predicted, not the time"]
-        notes += [f"not {by(tile)}: {why}" for tile, why in self.refused]
-        product = f"{self.kernel}, {self.m} x {self.n} x {self.k} in {self.dtype}"
-        title = f"{product} on {self.device}, median of {min(t.repeats for t in self.trials)}"
+        title = f"{self.kernel}, {self.m} x {self.n} x {self.k} in {self.dtype}"
         found = table(rows, title, predicted="bytes", measured="seconds")
-        return replace(found, below="; ".join(notes))
+        below = f"rank correlation of predicted and measured order: {self.correlation:.2f}"
+        return replace(found, below=f"{below}; the bytes are predicted, not the time")
 
     def __repr__(self) -> str:
         return self.to_table().to_text()
@@ -132,22 +116,19 @@ def tune(
         raise KernelError(f"kernel {kernel!r} has no tile to choose; those that have: {having}")
     if why_not := found.why_not:
         raise KernelError(f"kernel {kernel!r} cannot run here: {why_not}")
-    dtype, gpu = as_dtype(dtype).name, found.arrays == "cupy"
+    dtype = as_dtype(dtype).name
     tiles = [as_tile(tile) for tile in candidates or ()]
     if candidates is None:
-        tiles = [found.tile, *(found.tiles or ((extent,) * 3 for extent in _EXTENTS))]
+        tiles = [found.tile, *(found.tiles_for(dtype) or ((n,) * 3 for n in _EXTENTS))]
     if not tiles:
         raise KernelError("there is no tile to measure: candidates is empty; give one or more")
-    times, refused = _measured(
-        _Runs(found, (m, n, k), dtype, seed), list(dict.fromkeys(tiles)), repeats, progress
-    )
+    times = _measured(_Runs(found, (m, n, k), dtype, seed), tiles, repeats, progress)
     trials = [
-        Trial(tile, traffic(m, n, k, tile, as_dtype(dtype).itemsize).total, median(s), len(s))
-        for tile, s in times.items()
+        Trial(tile, traffic(m, n, k, tile, as_dtype(dtype).itemsize).total, median(seconds))
+        for tile, seconds in times.items()
     ]
     trials.sort(key=lambda trial: trial.measured)
-    name = probe().devices[namespace("cupy").cuda.Device().id].name if gpu else cpu_name()
-    return Tuning(kernel, m, n, k, dtype, name, tuple(trials), tuple(refused.items()))
+    return Tuning(kernel, m, n, k, dtype, tuple(trials))
 
 
 def by(tile: Tile) -> str:
@@ -191,43 +172,20 @@ class _Runs:
 
 def _measured(
     runs: _Runs, tiles: list[Tile], repeats: int, progress: bool
-) -> tuple[dict[Tile, list[float]], dict[Tile, str]]:
-    """(seconds of each tile in each round, why of those that the kernel refuses)."""
+) -> dict[Tile, list[float]]:
+    """Seconds of each tile in each round."""
     times: dict[Tile, list[float]] = {tile: [] for tile in tiles}
-    refused: dict[Tile, str] = {}
     done: list[str] = []
 
     def look() -> tuple[int, int | None, str]:
-        return len(done), len(tiles) * repeats, f"measured {done[-1]}" if done else ""
+        return len(done), len(times) * repeats, f"measured {done[-1]}" if done else ""
 
     with showing("measuring tiles", look, "runs", after=0.0) if progress else nullcontext():
         for number in range(repeats):
             runs.draw()
-            for tile in tiles:
-                try:
-                    if not number:
-                        runs.once(tile)
-                    if tile not in refused:
-                        times[tile].append(runs.seconds(tile))
-                except KernelError as error:
-                    refused[tile] = str(error)
+            for tile, seconds in times.items():
+                if not number:
+                    runs.once(tile)
+                seconds.append(runs.seconds(tile))
                 done.append(by(tile))
-    found = {tile: seconds for tile, seconds in times.items() if seconds}
-    if not found:
-        reasons = "; ".join(f"{by(tile)}: {why}" for tile, why in refused.items())
-        raise KernelError(f"no tile can be measured: {reasons}")
-    return found, refused
-
-
-def cpu_name() -> str:
-    """The processor's name and how many of its cores this process may use.
-
-    >>> cpu_name().endswith(" core(s)")
-    True
-    """
-    model, cpuinfo = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
-    if cpuinfo.exists():  # Linux, where the other two are no names
-        found = re.search(r"^model name\s*: (.+)$", cpuinfo.read_text(), re.MULTILINE)
-        model = found[1] if found else model
-    affinity = getattr(os, "sched_getaffinity", None)
-    return f"{model}, {len(affinity(0)) if affinity else os.cpu_count() or 1} core(s)"
+    return times

@@ -9,7 +9,7 @@ adds them up (Micikevicius et al. 2018, arXiv:1710.03740, section 3.1).
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -102,7 +102,6 @@ def advance(
     grads: Mapping[str, Array],
     scale: LossScale | None = None,
     limit: float | None = None,
-    together: Callable[[float], float] | None = None,
 ) -> tuple[TrainState, LossScale | None, float]:
     """(new state, new scale, norm) after a step with gradients of ``scale.scale`` times the loss.
 
@@ -110,12 +109,9 @@ def advance(
         None: the loss was not scaled, and nothing is skipped.
     limit
         The largest norm of all gradients together.
-    together
-        Of gradients that are a shard: a function that adds a number up over all ranks.
 
     The norm is of unscaled gradients, before clipping. If it is not finite and there is a scale,
-    the step is skipped: the state comes back as it was, with a lower scale. Every rank that gets
-    the same sum decides the same.
+    the step is skipped: the state comes back as it was, with a lower scale.
 
     >>> from tiledask.tile.optimizers import SGD
     >>> state = begin({"w": np.ones(1)}, SGD(rate=1.0))
@@ -136,7 +132,7 @@ def advance(
     }
     # in float64: halves overflow from 256 on
     squares = float(sum((g.astype(np.float64) ** 2).sum() for g in wide.values()))
-    norm = math.sqrt(squares if together is None else together(squares))
+    norm = math.sqrt(squares)
     finite = math.isfinite(norm)
     if scale is not None:
         scale = scale.after(finite)
