@@ -1,7 +1,7 @@
 """The layers of one device, forward and backward: the oracles of layers that are split.
 
-saving.py           the layers as a person calls them; by_name.py: as programs do
-ops.py              the table of kernels, and how a layer is made of two
+by_name.py          the table of kernels, as programs call them, and how a layer is made of two
+saving.py           the layers as a person calls them
 self_attention.py   projections, heads, rotary positions; and back
   attention.py        any query head at any kv head; softmax
   rotary.py           pairs of columns turned by their position

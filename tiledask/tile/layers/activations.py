@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from tiledask.errors import KernelError
 from tiledask.tile import epilogue
 from tiledask.tile.backend import Array, array_namespace
+from tiledask.tile.layers.by_name import KERNELS, op
 from tiledask.tile.layers.operands import check_floats, rounded, wide
-from tiledask.tile.layers.ops import KERNELS, op
 
 __all__ = ["ACTIVATIONS", "Activation", "find_activation", "gated", "gated_grad"]
 

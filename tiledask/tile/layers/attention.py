@@ -15,8 +15,8 @@ import numpy as np
 
 from tiledask.errors import KernelError
 from tiledask.tile.backend import Array, accumulator, array_namespace
+from tiledask.tile.layers.by_name import op
 from tiledask.tile.layers.operands import check_floats, check_shape, rounded, wide
-from tiledask.tile.layers.ops import op
 from tiledask.tile.layers.rotary import Angles, rotate, rotate_grad
 
 __all__ = [

@@ -1,20 +1,90 @@
-"""The kernels of layers by name, as programs call them: arrays in, arrays out, nothing kept.
+"""The one table of layers: a kernel by name, arrays in and arrays out; and the pair made of two.
 
-    do linear x w b          linear(x, w, b) -> y
-    do linear_grad_input     dy w^T          what a backward needs is among what it reads
+    @op                                      a program calls it by its name
+    def rms_norm(x, w, eps): y, inverse
+    @op
+    def rms_norm_grad(dy, x, inverse, w): dx, dw
 
-Here are those that move and add; those of each layer stand in its own file. Kernels that change
-what they are given return None.
+    rms_norm, rms_norm_grad = layer(...)     y, saved = rms_norm(x, w)
+                                             dx, dw = rms_norm_grad(dy, saved, w)
+
+What a gradient reads beside dy and the weights is what its layer saves, by name: operands, options
+and what the forward returned after y. Here are the kernels that move and add; those of each layer
+stand in its own file. Kernels that change what they are given return None.
 """
 
+from collections.abc import Callable
+from inspect import signature
 from itertools import pairwise
+from typing import Any, NamedTuple, TypeVar
 
 from tiledask.plan.intervals import ends_of
 from tiledask.tile.backend import Array, array_namespace
 from tiledask.tile.layers.operands import rounded, wide
-from tiledask.tile.layers.ops import KERNELS, RankPart, op
 
-__all__ = ["KERNELS", "RankPart"]
+__all__ = ["KERNELS", "WEIGHTS", "RankPart", "Saved", "layer", "op"]
+
+Saved = dict[str, Any]
+"""What a gradient reads, by name."""
+WEIGHTS = ("w", "b")
+"""Operands that are not saved: a device that gathers its weights passes them again."""
+
+KERNELS: dict[str, Callable[..., Any]] = {}
+"""By name: what computes it. What a program tells a kernel besides arrays comes by keyword."""
+
+_Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
+
+
+class RankPart(NamedTuple):
+    """The indices of a dimension that are here."""
+
+    start: int
+    stop: int
+    extent: int
+    """Of all ranks together."""
+
+    @property
+    def here(self) -> slice:
+        return slice(self.start, self.stop)
+
+
+def op(kernel: _Kernel) -> _Kernel:
+    """Enter ``kernel`` into the table by its name."""
+    KERNELS[kernel.__name__.lstrip("_")] = kernel
+    return kernel
+
+
+def layer(
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    returns: str = "",
+    also: Callable[..., Saved] | None = None,
+) -> tuple[Callable[..., tuple[Array, Saved]], Callable[..., Any]]:
+    """(f, f_grad) of two kernels: f(operands, options) -> (y, saved), f_grad(dy, saved, weights).
+
+    ``returns`` names what ``forward`` returns after y; ``also`` gives what else to save.
+    """
+    operands, after = tuple(signature(forward).parameters), returns.split()
+    reads = [name for name in signature(backward).parameters if name not in ("dy", *WEIGHTS)]
+
+    def f(*arrays: Array, **options: Any) -> tuple[Array, Saved]:
+        found = forward(*arrays, **options)
+        y, *more = found if after else (found,)
+        given = dict(zip((*operands[: len(arrays)], *after, "y"), (*arrays, *more, y), strict=True))
+        given |= options | also(*arrays, **options) if also else options
+        return y, {name: given[name] for name in reads if name in given}
+
+    def f_grad(dy: Array, saved: Saved, *weights: Array) -> Any:
+        return backward(dy, **saved | dict(zip(WEIGHTS, weights, strict=False)))
+
+    text = (forward.__doc__ or "").partition("\n\n    >>>")[0]
+    f.__name__, f.__doc__ = forward.__name__, f"(y, saved): {text}"
+    f_grad.__name__ = backward.__name__
+    f_grad.__doc__ = f"The gradients of `{forward.__name__}`: {backward.__doc__}"
+    return f, f_grad
+
+
+# -- kernels that move and add --------------------------------------------------------------------
 
 
 @op

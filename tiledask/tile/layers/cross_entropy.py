@@ -25,8 +25,8 @@ from typing import Any
 from tiledask.errors import KernelError
 from tiledask.plan.whole import is_whole
 from tiledask.tile.backend import Array, array_namespace
+from tiledask.tile.layers.by_name import RankPart, Saved, op
 from tiledask.tile.layers.operands import check_floats, check_integers, check_shape, rounded, wide
-from tiledask.tile.layers.ops import RankPart, Saved, op
 
 __all__ = [
     "LossRule",

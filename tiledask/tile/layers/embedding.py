@@ -7,6 +7,7 @@ token 7 -> 0            token 7 -> t[7]         t[7]
 
 from tiledask.errors import KernelError
 from tiledask.tile.backend import Array, array_namespace
+from tiledask.tile.layers.by_name import RankPart, op
 from tiledask.tile.layers.operands import (
     by_token,
     check_floats,
@@ -15,7 +16,6 @@ from tiledask.tile.layers.operands import (
     rounded,
     wide,
 )
-from tiledask.tile.layers.ops import RankPart, op
 
 __all__ = ["embed", "embed_grad"]
 

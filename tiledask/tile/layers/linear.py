@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from tiledask.errors import KernelError
 from tiledask.tile.backend import Array, array_namespace
+from tiledask.tile.layers.by_name import op
 from tiledask.tile.layers.operands import (
     by_token,
     check_floats,
@@ -12,7 +13,6 @@ from tiledask.tile.layers.operands import (
     rounded,
     wide,
 )
-from tiledask.tile.layers.ops import op
 
 __all__ = [
     "Arrays",

@@ -17,6 +17,7 @@ from tiledask.errors import KernelError
 from tiledask.tile.backend import HALVES, Array, array_namespace
 from tiledask.tile.epilogue import ACTIVATIONS as ENDINGS
 from tiledask.tile.layers.activations import find_activation, gated, gated_grad
+from tiledask.tile.layers.by_name import Saved
 from tiledask.tile.layers.linear import (
     Arrays,
     apply,
@@ -27,7 +28,6 @@ from tiledask.tile.layers.linear import (
     linear,
 )
 from tiledask.tile.layers.operands import by_token, rounded, wide
-from tiledask.tile.layers.ops import Saved
 from tiledask.tile.layers.parameters import Parameter, matrix
 from tiledask.tile.product import matmul
 from tiledask.tile.table import kernels

@@ -6,8 +6,8 @@ programs round x / rms to halves before they multiply by w; their last bit diffe
 
 from tiledask.errors import KernelError
 from tiledask.tile.backend import Array
+from tiledask.tile.layers.by_name import op
 from tiledask.tile.layers.operands import by_token, check_floats, check_shape, rounded, wide
-from tiledask.tile.layers.ops import op
 
 __all__ = ["layer_norm", "layer_norm_grad", "rms_norm", "rms_norm_grad"]
 

@@ -11,12 +11,12 @@ from tiledask.tile.backend import Array, array_namespace
 from tiledask.tile.layers import norms, rotary
 from tiledask.tile.layers.activations import ACTIVATIONS, gated, gated_grad
 from tiledask.tile.layers.attention import attend, attend_grad, normalise, normalise_grad
+from tiledask.tile.layers.by_name import Saved, layer
 from tiledask.tile.layers.convolution import conv, pooling
 from tiledask.tile.layers.convolution.im2col import Pair, Sides
 from tiledask.tile.layers.embedding import embed, embed_grad
 from tiledask.tile.layers.linear import linear as affine
 from tiledask.tile.layers.linear import linear_grad_input, linear_grad_weight
-from tiledask.tile.layers.ops import Saved, layer
 
 relu, relu_grad = ACTIVATIONS["relu"].forward, ACTIVATIONS["relu"].grad
 gelu, gelu_grad = ACTIVATIONS["gelu"].forward, ACTIVATIONS["gelu"].grad

@@ -21,9 +21,9 @@ from tiledask.tile.layers.attention import (
     merged,
     shared_heads,
 )
+from tiledask.tile.layers.by_name import Saved
 from tiledask.tile.layers.linear import Arrays, apply, apply_grad, check_weights, fuse
 from tiledask.tile.layers.operands import check_shape, rounded, wide
-from tiledask.tile.layers.ops import Saved
 from tiledask.tile.layers.parameters import Parameter, matrix
 from tiledask.tile.layers.rotary import Angles, rotate, rotate_grad
 

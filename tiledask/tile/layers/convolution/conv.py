@@ -14,9 +14,9 @@ from typing import Any
 from tiledask.errors import KernelError
 from tiledask.plan.whole import is_whole
 from tiledask.tile.backend import Array, array_namespace
+from tiledask.tile.layers.by_name import op
 from tiledask.tile.layers.convolution.im2col import Pair, Sides, Windows, windows
 from tiledask.tile.layers.operands import check_floats, check_shape, rounded, wide
-from tiledask.tile.layers.ops import op
 from tiledask.tile.layers.parameters import Parameter
 
 __all__ = [

@@ -6,9 +6,9 @@ import numpy as np
 
 from tiledask.errors import KernelError
 from tiledask.tile.backend import Array
+from tiledask.tile.layers.by_name import op
 from tiledask.tile.layers.convolution.im2col import Pair, Sides, Windows, windows
 from tiledask.tile.layers.operands import check_floats, check_shape, rounded, wide
-from tiledask.tile.layers.ops import op
 
 __all__ = ["avg_pool2d", "avg_pool2d_grad", "max_pool2d", "max_pool2d_grad"]
 
