@@ -17,7 +17,6 @@ __all__ = ["GPU", "LESS", "device_at_hand", "memory_of", "on"]
 LESS = {"cupy": 1, "numpy": 64}
 """What extents are divided by."""
 
-
 GPU = (pytest.mark.gpu, pytest.mark.slow)
 """Marks of what `make gpu` runs, and no other run."""
 
@@ -46,5 +45,4 @@ def device_at_hand() -> Device | None:
     if not same:
         return None
     nearest = min(same, key=lambda device: abs(device.memory_bytes - found.memory))
-    count = cp.cuda.runtime.getDeviceProperties(cp.cuda.Device().id)["multiProcessorCount"]
-    return replace(nearest, multiprocessors=int(count))
+    return replace(nearest, multiprocessors=cp.cuda.Device().attributes["MultiProcessorCount"])

@@ -11,7 +11,6 @@ import struct
 import subprocess
 import sysconfig
 import tempfile
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -20,7 +19,7 @@ from unittest.mock import patch
 from tiledask.tile.cuda import build
 from tiledask.tile.cuda.source import source
 
-__all__ = ["Resources", "compiled", "disassembler", "disassembly", "resources", "round_trips", "text_bytes"]
+__all__ = ["compiled", "disassembler", "disassembly", "round_trips", "text_bytes"]
 
 KEPT = Path(__file__).parents[2] / "build" / "cuda_compiled"
 """`make clean` removes it."""
@@ -48,40 +47,6 @@ def compiled(name, macros, arch, faults=()):
             new.write_bytes(pickle.dumps(made))
             new.replace(path)
     return pickle.loads(path.read_bytes())
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What ptxas says that one thread, and one block, of a kernel takes."""
-
-    registers: int
-    """Registers of a thread, at launch."""
-    spilled: int
-    """Bytes of registers that did not fit and go through memory, stores and loads, per thread."""
-    stack: int
-    """Bytes of local memory per thread."""
-    shared: int
-    """Bytes of shared memory that the text itself declares; a launch may add to them."""
-    remarks: tuple[str, ...]
-    """Warnings and advice: an ignored setmaxnreg (C7508), a wgmma made to wait (C7510)..."""
-
-
-def resources(log: str) -> Resources:
-    """What the compiler's log says of the one kernel in it."""
-
-    def number(pattern: str) -> int:
-        found = re.search(pattern, log)
-        return int(found[1]) if found else 0
-
-    spilled = number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads")
-    remarks = tuple(line.strip() for line in log.splitlines() if re.search(r"\(C\d+\)", line))
-    return Resources(
-        number(r"Used (\d+) registers"),
-        spilled,
-        number(r"(\d+) bytes stack frame"),
-        number(r"(\d+) bytes smem"),
-        remarks,
-    )
 
 
 def text_bytes(code):

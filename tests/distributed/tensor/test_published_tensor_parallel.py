@@ -28,7 +28,7 @@ from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.products.shards import even_shards
 from tiledask.tile import layers as tile
-from tiledask.tile.layers.by_name import KERNELS, RankPart
+from tiledask.tile.layers.cross_entropy import RankPart, loss, loss_sums
 
 CASES = load_cases("tensor_parallel.json")
 
@@ -225,11 +225,11 @@ def gathered_logits(case):
     def program(rank):
         with pytest.raises(PlacementError, match="larger by ln"):
             T.cross_entropy(rank.group(), T.replicate(z), targets)
-        told = {"classes": RankPart(0, 16, 16)}
-        mine = KERNELS["loss_sums"](z, targets, z.max(axis=-1), **told)
+        mine = loss_sums(z, targets, z.max(axis=-1), RankPart(0, 16, 16))
         mine[0] = rank.group().all_reduce(mine[0])  # every rank counts every class
-        counted = KERNELS["loss"](mine, targets, count=5, **told)
-        return float(counted - tile.cross_entropy(z, targets)[0])
+        return float(
+            loss(mine, targets, RankPart(0, 16, 16), 5) - tile.cross_entropy(z, targets)[0]
+        )
 
     for t, excess in zip(case["inputs"]["tp"], case["expected"]["excess"], strict=True):
         assert run_threads(program, t).results == pytest.approx([excess] * t, abs=5e-5)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import compiler_said
+from tile.cuda.ptxas import resources
 
 import tiledask as td
 from tiledask.errors import KernelError
@@ -157,7 +158,7 @@ def test_registers_are_those_that_the_compiler_reports(config):
     )
     capability = config.capability or "8.0"
     arch = build.arch_of(config.kernel, capability)
-    found = compiler_said.resources(compiler_said.compiled(config.kernel, macros(config), arch)[1])
+    found = resources(compiler_said.compiled(config.kernel, macros(config), arch)[1])
     # sources are still tuned: a few registers more or less change nothing, unless a block more fits
     assert found.registers == pytest.approx(config.registers, abs=32)
     device = {"8.0": "A100-40GB", "9.0": "H100"}[capability]

@@ -13,6 +13,7 @@ from itertools import product
 
 import pytest
 from oracles import compiler_said
+from tile.cuda.ptxas import resources
 
 from tiledask.errors import KernelError
 from tiledask.tile.backend import nvrtc_reason
@@ -30,7 +31,7 @@ WGMMA |= {"A_TURNED": 0, "B_TURNED": 1, **PLAIN}
 @cache
 def compiled(name, arch, *macros):
     code, log = compiler_said.compiled(name, dict(macros), arch)
-    return code, compiler_said.resources(log)
+    return code, resources(log)
 
 
 def compile_it(name, arch, macros):

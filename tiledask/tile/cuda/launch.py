@@ -234,8 +234,8 @@ def _plan(
             "B_BYTES": _piece(b),
             "PAIRS": parts.pairs(c),
         }
-    extents = map(np.int32, (c.rows, c.columns, a.columns))
-    numbers = (*extents, *a.strides, *b.strides, *c.strides)
+    extents = (np.int32(x) for x in (c.rows, c.columns, a.columns))
+    numbers: tuple[np.generic, ...] = (*extents, *a.strides, *b.strides, *c.strides)
     loads = _loads(tile, a, c, parts)
     return LaunchPlan(name, macros | parts.macros, grid, block, shared, numbers, loads)
 

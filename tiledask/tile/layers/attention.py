@@ -190,10 +190,11 @@ _Heads = tuple[int, int, int]
 """Query heads and kv heads here, and the columns of each."""
 
 
-def _split(qkv: Array, heads: _Heads) -> list[Array]:
+def _split(qkv: Array, heads: _Heads) -> tuple[Array, Array, Array]:
     query, kv, width = heads
     ends = [0, query * width, (query + kv) * width, (query + 2 * kv) * width]
-    return [by_head(qkv[..., ends[i] : ends[i + 1]], width) for i in range(3)]
+    q, k, v = (by_head(qkv[..., ends[i] : ends[i + 1]], width) for i in range(3))
+    return q, k, v
 
 
 @op
