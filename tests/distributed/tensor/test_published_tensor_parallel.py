@@ -28,7 +28,7 @@ from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.products.shards import even_shards
 from tiledask.tile import layers as tile
-from tiledask.tile.layers.cross_entropy import RankPart, loss, loss_sums
+from tiledask.tile.layers.cross_entropy import RankPart, cross_entropy, loss, loss_sums
 
 CASES = load_cases("tensor_parallel.json")
 
@@ -227,9 +227,7 @@ def gathered_logits(case):
             T.cross_entropy(rank.group(), T.replicate(z), targets)
         mine = loss_sums(z, targets, z.max(axis=-1), RankPart(0, 16, 16))
         mine[0] = rank.group().all_reduce(mine[0])  # every rank counts every class
-        return float(
-            loss(mine, targets, RankPart(0, 16, 16), 5) - tile.cross_entropy(z, targets)[0]
-        )
+        return float(loss(mine, targets, RankPart(0, 16, 16), 5) - cross_entropy(z, targets)[0])
 
     for t, excess in zip(case["inputs"]["tp"], case["expected"]["excess"], strict=True):
         assert run_threads(program, t).results == pytest.approx([excess] * t, abs=5e-5)
