@@ -64,15 +64,20 @@ def layer(
 
     ``returns`` names what ``forward`` returns after y; ``also`` gives what else to save.
     """
-    operands, after = tuple(signature(forward).parameters), returns.split()
+    operands, made = tuple(signature(forward).parameters), ("y", *returns.split())
     reads = [name for name in signature(backward).parameters if name not in ("dy", *WEIGHTS)]
+    given = [(name, operands.index(name)) for name in reads if name in operands]
+    results = [(name, made.index(name)) for name in reads if name in made]
 
     def f(*arrays: Array, **options: Any) -> tuple[Array, Saved]:
         found = forward(*arrays, **options)
-        y, *more = found if after else (found,)
-        given = dict(zip((*operands[: len(arrays)], *after, "y"), (*arrays, *more, y), strict=True))
-        given |= options | also(*arrays, **options) if also else options
-        return y, {name: given[name] for name in reads if name in given}
+        found = found if returns else (found,)
+        saved = {name: arrays[i] for name, i in given if i < len(arrays)}
+        saved |= {name: found[i] for name, i in results}
+        if options or also:
+            more = options | also(*arrays, **options) if also else options
+            saved |= {name: value for name, value in more.items() if name in reads}
+        return found[0], saved
 
     def f_grad(dy: Array, saved: Saved, *weights: Array) -> Any:
         return backward(dy, **saved | dict(zip(WEIGHTS, weights, strict=False)))
