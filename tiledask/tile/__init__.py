@@ -1,7 +1,7 @@
 """The low level: one device computes one product, tile by tile, on NumPy or CuPy arrays.
 
-product.py       matmul by the kernel one names; checks.py refuses, table.py has the kernels
-  kernel.py      a row of the table: numpy_kernels.py (loops, tiled, blas), gemm.py under it, cuda/
+product.py       matmul by the kernel one names, and what it refuses
+  table.py       the kernels: numpy_kernels.py (loops, tiled, blas), gemm.py under it, cuda/
   epilogue.py    bias, activation and C, before a product is stored
 levels.py        the bytes that a level of tiles moves
 choice/          which tile: predicted level by level, measured here
