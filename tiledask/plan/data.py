@@ -169,8 +169,7 @@ def _bytes(path: Path, where: str) -> bytes:
         if stat.S_ISREG(found.st_mode) and found.st_size <= LARGEST:
             return path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a path with a null character
-        no_file = isinstance(error, OSError)
-        name, why = (where, error.strerror) if no_file else (repr(where), error)
+        name, why = (where, error.strerror) if isinstance(error, OSError) else (repr(where), error)
         raise ConfigError(f"{name}: cannot be read: {why}") from None
     if not stat.S_ISREG(found.st_mode):
         raise ConfigError(f"{where}: is a folder, or not a regular file; name a .json file")
