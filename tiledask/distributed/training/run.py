@@ -46,11 +46,14 @@ from tiledask.distributed.training.reports import Progress, Say
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan import html
 from tiledask.plan.hosts import said_of_hosts
+from tiledask.plan.inputs.recipes import Recipe
+from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.program.count import PlannedCall, calls
 from tiledask.plan.program.making.training import TrainingTerms, end_program, step_program
 from tiledask.plan.program.program import Program
 from tiledask.plan.whole import whole_number
+from tiledask.tile.optimizers import LossScale, Rule
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -162,16 +165,25 @@ def train(
     ranks: Mesh | Sequence[int],
     *,
     steps: int,
+    batch: int,
+    microbatches: int | None = None,
+    schedule: str | Schedule = "1f1b",
+    cut: Sequence[int] | None = None,
+    sequence_parallel: bool = False,
+    zero: int = 0,
+    rule: Rule | None = None,
+    dtype: str = "float32",
+    recipe: str | Recipe | None = None,
+    scale: LossScale | None = None,
+    clip: float | None = None,
+    recompute: bool = False,
     seed: int = 0,
     folder: str | os.PathLike[str] | None = None,
     save_every: int | None = None,
     progress: bool | Callable[[Progress], Any] | None = None,
     timeout: float = 300.0,
-    **options: Any,
 ) -> Trained:
     """Losses, weights and records of a GPT that was trained on the ranks of a (dp, tp, pp) mesh.
-
-    Of these options ``batch`` is needed; all others have a default.
 
     data
         A `tiledask.load_text` or whatever else has ``vocabulary`` and ``batch(seed, step, size,
@@ -244,7 +256,23 @@ def train(
     >>> bool(abs(runs[0].losses - runs[1].losses).max() < 1e-12)
     True
     """
-    config, mesh = configured(model, ranks, **options), None
+    config = configured(
+        model,
+        ranks,
+        batch=batch,
+        microbatches=microbatches,
+        schedule=schedule,
+        cut=cut,
+        sequence_parallel=sequence_parallel,
+        zero=zero,
+        rule=rule,
+        dtype=dtype,
+        recipe=recipe,
+        scale=scale,
+        clip=clip,
+        recompute=recompute,
+    )
+    mesh = None
     check_kinds(data=data)
     steps, seed = whole_number("steps", steps, 0), whole_number("seed", seed)
     if data.vocabulary > model.vocabulary:
