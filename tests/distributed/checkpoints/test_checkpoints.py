@@ -250,12 +250,13 @@ def test_a_file_that_is_cut_short_or_gone_meanwhile_is_found(tmp_path):
     path = one(tmp_path)
     saved = open_checkpoint(tmp_path)
     os.truncate(path, path.stat().st_size - 8)
-    with pytest.raises(CheckpointError, match=r"has 2400120 bytes and 'w' needs 2400128 of it"):
-        open_checkpoint(tmp_path)
-    with pytest.raises(CheckpointError, match=r"it has \d+ of \d+ bytes"):
+    with pytest.raises(CheckpointError, match="npy is damaged"):
         saved.read()
+    os.truncate(path, 2_399_999)
+    with pytest.raises(CheckpointError, match=r"has 2399999 bytes and 'w' needs 2400000 of it"):
+        open_checkpoint(tmp_path)
     path.unlink()
-    with pytest.raises(CheckpointError, match="cannot be read: No such file"):
+    with pytest.raises(CheckpointError, match="No such file"):
         saved.read()
 
 
@@ -278,7 +279,7 @@ def test_nothing_outside_of_its_folder_is_read(tmp_path, file):
     path.with_name("link.npy").symlink_to("../outside.npy")
     file = str(outside) if file == "{absolute}" else file
     rewritten(tmp_path, lambda index: index["arrays"]["w"]["parts"][0].__setitem__(0, file))
-    with pytest.raises(CheckpointError, match="is not of what is beside it"):
+    with pytest.raises(CheckpointError, match="not of what is beside it"):
         open_checkpoint(tmp_path)
 
 
@@ -288,7 +289,7 @@ def test_nothing_outside_of_its_folder_is_read(tmp_path, file):
         ("shape", [500_000_000_000], "no rank holds"),
         ("shape", [0, 2**62, 2**62], "not of what is beside it"),
         ("dtype", "object", "dtype"),
-        ("dtype", "float32", "2400128 bytes and 'w' needs 1200128"),
+        ("dtype", "complex128", "2400128 bytes and 'w' needs 4800000"),
         ("parts", [], "no rank holds"),
     ],
 )
@@ -341,9 +342,9 @@ def test_a_full_disk_is_said(tmp_path, small_disk):
 
 def test_a_later_format_is_refused(tmp_path, monkeypatch):
     with monkeypatch.context() as later:
-        later.setattr(index_room, "FORMAT", 3)
+        later.setattr(index_room, "FORMAT", 4)
         one(tmp_path)
-    with pytest.raises(CheckpointError, match="has format 3, this version reads 2"):
+    with pytest.raises(CheckpointError, match="has format 4, this version reads 3"):
         open_checkpoint(tmp_path)
 
 

@@ -4,7 +4,6 @@ import json
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +27,8 @@ __all__ = [
 ]
 
 FILE = "index.json"
-FORMAT = 2
+FORMAT = 3
+_DAMAGE = LookupError, TypeError, ValueError, OverflowError, AttributeError, OSError, RecursionError
 _CELLS = 2**28
 """Parts, at most, into which the boxes of an array cut it."""
 
@@ -38,8 +38,6 @@ class StoredBox(NamedTuple):
 
     file: str
     box: Region
-    offset: int
-    """Bytes before the numbers."""
     checksum: int
     """CRC-32 of the numbers."""
 
@@ -81,10 +79,7 @@ def in_file(dtype: Any) -> np.dtype:
 
 def write_index(folder: Path, index: Index) -> Path:
     """The index's file, with a checksum of its own; not yet forced to the disk."""
-    arrays = {
-        name: {"shape": each.shape, "dtype": each.dtype, "parts": each.parts}
-        for name, each in index.arrays.items()
-    }
+    arrays = {name: vars(each) for name, each in index.arrays.items()}
     body = {"format": FORMAT, "step": index.step, "about": index.about, "arrays": arrays}
     text = _canonical(body)
     path = folder / FILE
@@ -93,65 +88,51 @@ def write_index(folder: Path, index: Index) -> Path:
 
 
 def read_index(folder: Path) -> Index:
-    """The index in ``folder``; CheckpointError if it is not whole, or is not of these files.
+    """The index in ``folder``; CheckpointError if it is damaged, or is not of these files.
 
-    What it names are files in the folder, each of its size, and together they are the arrays.
+    What it names are files in the folder, and together they are the arrays.
     """
     path = folder / FILE
     try:
         given = json.loads(path.read_text())
-        body, checksum = given["index"], given["crc32"]
-        whole = isinstance(body, dict) and zlib.crc32(_canonical(body).encode()) == checksum
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read as a checkpoint's index ({type(error).__name__}: "
-            f"{str(error)[:200]}); open an earlier step with step="
-        ) from None
-    if not whole:
-        raise CheckpointError(
-            f"{path} is damaged: its checksum is not {checksum}; open an earlier step with step="
-        )
-    if body.get("format") != FORMAT:
-        raise CheckpointError(
-            f"{path} has format {short(body.get('format'))}, this version reads {FORMAT}; read it "
-            f"with the version that wrote it"
-        )
-    try:
+        body = given["index"]
+        if zlib.crc32(_canonical(body).encode()) != given["crc32"]:
+            raise ValueError(f"its checksum is not {given['crc32']}")
+        if body["format"] != FORMAT:
+            raise ValueError(
+                f"it has format {short(body['format'])}, this version reads {FORMAT}; read it with "
+                f"the version that wrote it"
+            )
+        if not folder.name.endswith(f"-{body['step']:08d}"):
+            raise ValueError(f"its step is {body['step']}")
         arrays = {name: _stored(folder, name, each) for name, each in body["arrays"].items()}
-        index = Index(int(body["step"]), arrays, dict(body["about"]))
-        if not folder.name.endswith(f"-{index.step:08d}"):
-            raise ValueError(f"its step is {index.step}")
-    except (LookupError, TypeError, ValueError, OverflowError, AttributeError, OSError) as error:
+        return Index(int(body["step"]), arrays, dict(body["about"]))
+    except _DAMAGE as error:
         raise CheckpointError(
-            f"{path} is not of what is beside it: {str(error)[:300]}; one of the two is damaged: "
-            f"open an earlier step with step="
+            f"{path} is damaged, or not of what is beside it: {type(error).__name__}: "
+            f"{str(error)[:300]}; open an earlier step with step="
         ) from None
-    return index
 
 
 def _stored(folder: Path, name: str, each: dict[str, Any]) -> Stored:
-    """What the index says of an array, whose parts are files in the folder, each of its size; so no
-    shape is larger than what is on the disk."""
+    """What the index says of an array, whose parts are files in the folder and no larger than
+    these."""
     shape, dtype = tuple(each["shape"]), as_dtype(each["dtype"])
-    numbers = [*shape, *(n for _, box, *rest in each["parts"] for n in (*rest, *chain(*box)))]
     size = prod(n for n in shape if n) * dtype.itemsize  # arrays of no elements have extents
-    if not all(is_whole(n, 0, 2**63 - 1) for n in numbers) or size >= 2**63 or len(shape) > 32:
-        raise ValueError(f"{name!r} has shape {shape} and parts {each['parts']}")
+    if not all(is_whole(n, 0) for n in shape) or size >= 2**63 or len(shape) > 32:
+        raise ValueError(f"{name!r} has shape {shape}")
     if dtype.name != each["dtype"] or not (dtype.kind in "biufc" or dtype.name == "bfloat16"):
         raise ValueError(f"{name!r} has dtype {each['dtype']}, and numbers are stored")
     parts = []
-    for file, ends, offset, checksum in each["parts"]:
-        box = tuple((start, stop) for start, stop in ends)
-        part, path = StoredBox(file, box, offset, checksum), folder / file
-        inside = all(a < b <= n for (a, b), n in zip(box, shape, strict=True))
+    for file, ends, checksum in each["parts"]:
+        box, path = tuple((start, stop) for start, stop in ends), folder / file
+        inside = all(0 <= a < b <= n for (a, b), n in zip(box, shape, strict=True))
         if not inside or path.name != file or path.is_symlink():
-            raise ValueError(f"{name!r} of {shape} has a part {part}, not one in this folder")
-        needs = offset + prod(extents_of(box)) * dtype.itemsize
-        if path.stat().st_size != needs:
-            raise ValueError(
-                f"{file} has {path.stat().st_size} bytes and {name!r} needs {needs} of it"
-            )
-        parts.append(part)
+            raise ValueError(f"{name!r} of {shape} has {box} in {file}, not a part in this folder")
+        has, needs = path.stat().st_size, prod(extents_of(box)) * dtype.itemsize
+        if has < needs:
+            raise ValueError(f"{file} has {has} bytes and {name!r} needs {needs} of it")
+        parts.append(StoredBox(file, box, checksum))
     check_cover(name, shape, [part.box for part in parts])
     return Stored(shape, each["dtype"], tuple(parts))
 

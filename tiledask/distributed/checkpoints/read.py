@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -55,29 +56,14 @@ class Checkpoint:
         """Bytes of all arrays."""
         return sum(each.nbytes for each in self.arrays.values())
 
-    def whole(self) -> dict[str, TensorSlice]:
-        """Pieces that ask for all of it."""
-        return {name: whole(each.shape) for name, each in self.arrays.items()}
-
     def read(self, pieces: Mapping[str, TensorSlice | Flat] | None = None) -> dict[str, np.ndarray]:
         """New arrays in host memory by name, in the shapes of these pieces; all, if left out.
 
         Bit for bit what was saved. Raises CheckpointError where a name is not there, a shape is
         another, or a file is damaged; nothing that has not passed its checksum comes back.
         """
-        return {name: self._array(name, piece) for name, piece in self._asked(pieces).items()}
-
-    def verify(self) -> int:
-        """Bytes read, once every file has passed its checksums; CheckpointError if one has not."""
-        read = 0
-        for stored in self.arrays.values():
-            read += sum(self._part(stored, part).nbytes for part in stored.parts)
-        return read
-
-    def _asked(
-        self, pieces: Mapping[str, TensorSlice | Flat] | None
-    ) -> Mapping[str, TensorSlice | Flat]:
-        pieces = self.whole() if pieces is None else pieces
+        if pieces is None:
+            pieces = {name: whole(each.shape) for name, each in self.arrays.items()}
         for name, piece in pieces.items():
             if name not in self.arrays:
                 near = get_close_matches(name, self.arrays, n=1)
@@ -90,10 +76,14 @@ class Checkpoint:
                     f"{name!r} of {self} is {list(self.arrays[name].shape)}, the piece is of an "
                     f"array of {list(piece.shape)}; the model is another one"
                 )
-        return pieces
+        return {name: self._array(self.arrays[name], piece) for name, piece in pieces.items()}
 
-    def _array(self, name: str, piece: TensorSlice | Flat) -> np.ndarray:
-        stored = self.arrays[name]
+    def verify(self) -> int:
+        """Bytes read, once every file has passed its checksums; CheckpointError if one has not."""
+        stored = self.arrays.values()
+        return sum(self._part(each, part).nbytes for each in stored for part in each.parts)
+
+    def _array(self, stored: Stored, piece: TensorSlice | Flat) -> np.ndarray:
         local = np.empty(piece.local_shape, as_dtype(stored.dtype))
         raw = local.view(in_file(stored.dtype))
         read: dict[StoredBox, np.ndarray] = {}
@@ -106,42 +96,21 @@ class Checkpoint:
 
     def _part(self, stored: Stored, part: StoredBox) -> np.ndarray:
         """The numbers of ``part``, which have its checksum."""
-        path, made = self.path / part.file, np.empty(extents_of(part.box), in_file(stored.dtype))
-        # bytes read: as many as there is room for, unless the file ends before
-        into, got = made.reshape(-1).view(np.uint8).data, 0
+        path, shape = self.path / part.file, extents_of(part.box)
         try:
-            with open(path, "rb", buffering=0) as file:
-                self._check_header(file, part, made.dtype)
-                file.seek(part.offset)
-                while got < len(into) and (more := file.readinto(into[got:])):
-                    got += more
-        except OSError as error:
+            with open(path, "rb") as file:
+                found, _, dtype, _, _ = look(file)
+                if (found, dtype) != (shape, in_file(stored.dtype)):
+                    raise ValueError(f"it has {found} {dtype}, and {shape} {stored.dtype} is saved")
+                made: np.ndarray = np.fromfile(file, dtype, prod(shape)).reshape(shape)
+            if crc_of(made) != part.checksum:
+                raise ValueError("it does not have its checksum")
+        except (OSError, ValueError) as error:
             raise CheckpointError(
-                f"{path} cannot be read: {error.strerror}; {self} is not whole: open an earlier "
-                f"step with step="
-            ) from None
-        if got < made.nbytes or crc_of(made) != part.checksum:
-            what = "it does not have its checksum"
-            if got < made.nbytes:
-                what = f"it has {got} of {made.nbytes} bytes"
-            raise CheckpointError(
-                f"{path} is damaged: {what}; {self} cannot be read whole: open an earlier step "
+                f"{path} is damaged: {error}; {self} cannot be read whole: open an earlier step "
                 f"with step="
-            )
+            ) from None
         return made
-
-    def _check_header(self, file: Any, part: StoredBox, dtype: np.dtype) -> None:
-        wanted = extents_of(part.box), False, dtype, part.offset
-        found: object
-        try:
-            found = look(file)[:-1]
-        except ValueError as error:
-            found = error
-        if found != wanted:
-            raise CheckpointError(
-                f"{self.path / part.file} is damaged: its header says {found} and the index "
-                f"{wanted}; {self} cannot be read whole: open an earlier step with step="
-            )
 
     def __repr__(self) -> str:
         return (

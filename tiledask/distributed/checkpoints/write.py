@@ -9,12 +9,11 @@ What several ranks hold is written by one of them: of those that hold the same b
 that has least to write so far. Until the rename the folder has a name that nobody opens.
 """
 
-import json
 import os
+import pickle
 import shutil
 from collections.abc import Mapping
 from itertools import pairwise
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.errors import CheckpointError
 from tiledask.plan.digests import crc_of
-from tiledask.plan.products.regions import Region, extents_of
+from tiledask.plan.products.regions import Region, region_size
 from tiledask.plan.whole import whole_number
 from tiledask.tile.backend import to_numpy
 
@@ -43,10 +42,8 @@ __all__ = ["UNFINISHED", "folder_of", "save_checkpoint"]
 UNFINISHED = ".unfinished"
 _BLOCK = 4096
 """Bytes on the disk, at least, of a folder or an index."""
-Boxes = tuple[tuple[int, ...], str, tuple[Region, ...]]
-"""(shape of the array, its type, boxes of it)."""
-Held = dict[str, Boxes]
-"""What one rank holds, by name."""
+Held = dict[str, tuple[tuple[int, ...], str, tuple[Region, ...]]]
+"""What one rank holds, by name: (shape of the array, its type, boxes of it)."""
 
 
 def folder_of(folder: str | os.PathLike[str], step: int) -> Path:
@@ -100,25 +97,22 @@ def save_checkpoint(
     partial = final.with_name(final.name + UNFINISHED)
     with rank.label("checkpoint"):
         everyone = rank.group()
-        held = _told(everyone, _held(arrays, pieces))
-        mine = _assigned(
-            [
-                {
-                    name: (
-                        tuple(shape),
-                        dtype,
-                        tuple(tuple((a, b) for a, b in box) for box in boxes),
-                    )
-                    for name, (shape, dtype, boxes) in each.items()
-                }
-                for each in held
-            ]
-        )
+        held = _gathered(everyone, _held(arrays, pieces))
+        writers = _writers(held)
         if rank.index == 0:
             _make_room(final, partial)
         everyone.barrier()
-        written = _write(partial, rank.index, arrays, pieces, mine[rank.index])
-        every = _told(everyone, written)
+        mine = [
+            (name, box, view)
+            for name, local in arrays.items()
+            for box, view in pieces[name].views(local)
+            if writers[name, box] == rank.index
+        ]
+        written = [
+            (name, _write_box(partial / f"rank-{rank.index}-{number}.npy", box, view))
+            for number, (name, box, view) in enumerate(mine)
+        ]
+        every = _gathered(everyone, written)
         if rank.index == 0:
             _finish(partial, final, Index(step, _stored(held, every), about or {}))
         everyone.barrier()
@@ -143,17 +137,17 @@ def _held(arrays: Mapping[str, Any], pieces: Mapping[str, TensorSlice | Flat]) -
     return held
 
 
-def _told(everyone: Group, mine: Any) -> list[Any]:
-    """What all ranks say, by rank: JSON, gathered as bytes."""
-    text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
-    ends = np.cumsum([0, *everyone.all_gather(np.array([text.size]))])
-    texts = everyone.all_gather(text).tobytes()
-    return [json.loads(texts[a:b]) for a, b in pairwise(ends)]
+def _gathered(everyone: Group, mine: Any) -> list[Any]:
+    """What every rank brings, by rank."""
+    data = np.frombuffer(pickle.dumps(mine), np.uint8)
+    ends = np.cumsum([0, *everyone.all_gather(np.array([data.size]))])
+    every = everyone.all_gather(data).tobytes()
+    return [pickle.loads(every[a:b]) for a, b in pairwise(ends)]
 
 
-def _assigned(held: list[Held]) -> list[set[tuple[str, Region]]]:
-    """The boxes that each rank writes; every box once, and who has least gets the next."""
-    holders: dict[tuple[str, Region], list[int]] = {}
+def _writers(held: list[Held]) -> dict[tuple[str, Region], int]:
+    """The rank that writes each box: of those that hold it the one with least to write so far."""
+    holders: dict[str, dict[Region, list[int]]] = {}
     known: dict[str, tuple[int, tuple[tuple[int, ...], str]]] = {}
     for rank, each in enumerate(held):
         for name, (shape, dtype, boxes) in each.items():
@@ -164,20 +158,15 @@ def _assigned(held: list[Held]) -> list[set[tuple[str, Region]]]:
                     f"{list(shape)} on rank {rank}; one name is one array"
                 )
             for box in boxes:
-                holders.setdefault((name, box), []).append(rank)
-    boxes_of: dict[str, list[Region]] = {name: [] for name in known}
-    for name, box in holders:
-        boxes_of[name].append(box)
+                holders.setdefault(name, {}).setdefault(box, []).append(rank)
     for name, (_, (shape, _)) in known.items():
-        check_cover(name, shape, boxes_of[name])
-    load = [0] * len(held)
-    assigned: list[set[tuple[str, Region]]] = [set() for _ in held]
-    sizes = {key: prod(extents_of(key[1])) for key in holders}
-    for (name, box), ranks in sorted(holders.items(), key=lambda item: -sizes[item[0]]):
-        writer = min(ranks, key=lambda rank: (load[rank], rank))
-        load[writer] += sizes[name, box]
-        assigned[writer].add((name, box))
-    return assigned
+        check_cover(name, shape, holders.get(name, ()))
+    every = [(name, box, ranks) for name, mine in holders.items() for box, ranks in mine.items()]
+    load, writers = [0] * len(held), {}
+    for name, box, ranks in sorted(every, key=lambda item: -region_size(item[1])):
+        writers[name, box] = writer = min(ranks, key=lambda rank: (load[rank], rank))
+        load[writer] += region_size(box)
+    return writers
 
 
 def _make_room(final: Path, partial: Path) -> None:
@@ -190,51 +179,26 @@ def _make_room(final: Path, partial: Path) -> None:
         partial.mkdir(parents=True)
 
 
-def _write(
-    folder: Path,
-    rank: int,
-    arrays: Mapping[str, Any],
-    pieces: Mapping[str, TensorSlice | Flat],
-    mine: set[tuple[str, Region]],
-) -> list[tuple[str, StoredBox]]:
-    """(name, part) of each box that this rank has written, once they are on the disk."""
-    written: list[tuple[str, StoredBox]] = []
-    for name, local in arrays.items():
-        for box, view in pieces[name].views(local):
-            if (name, box) in mine:
-                path = folder / f"rank-{rank}-{len(written)}.npy"
-                written.append((name, _write_box(path, box, view)))
-    return written
-
-
 def _write_box(path: Path, box: Region, view: Any) -> StoredBox:
+    """The part, once its file is on the disk."""
     host = to_numpy(view)
     # one box of a copy: an axis may be cut; the index names types without their byte order
     host = np.array(host, host.dtype.newbyteorder("="), order="C")
     host = host.view(in_file(host.dtype))
-    with writing(path, lambda: host.nbytes, CheckpointError):
-        try:
-            with open(path, "wb") as file:
-                about = np.lib.format.header_data_from_array_1_0(host)
-                np.lib.format.write_array_header_1_0(file, about)
-                offset = file.tell()
-                file.write(host.data)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError:
-            path.unlink(missing_ok=True)
-            raise
-    return StoredBox(path.name, box, offset, crc_of(host))
+    with writing(path, lambda: host.nbytes, CheckpointError), open(path, "wb") as file:
+        np.save(file, host, allow_pickle=False)
+        file.flush()
+        os.fsync(file.fileno())
+    return StoredBox(path.name, box, crc_of(host))
 
 
-def _stored(held: list[dict[str, Any]], every: list[list[Any]]) -> dict[str, Stored]:
+def _stored(held: list[Held], every: list[list[tuple[str, StoredBox]]]) -> dict[str, Stored]:
     parts: dict[str, list[StoredBox]] = {}
-    for written in every:
-        for name, part in written:
-            parts.setdefault(name, []).append(StoredBox(*part))
+    for name, part in (each for written in every for each in written):
+        parts.setdefault(name, []).append(part)
     facts = {name: each for h in held for name, each in h.items()}
     return {
-        name: Stored(tuple(shape), dtype, tuple(parts.get(name, ())))
+        name: Stored(shape, dtype, tuple(parts.get(name, ())))
         for name, (shape, dtype, _) in sorted(facts.items())
     }
 
