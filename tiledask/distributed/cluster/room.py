@@ -55,24 +55,21 @@ class MemoryRule(NamedTuple):
 
     def __str__(self) -> str:
         held = f", and {format_bytes(self.held)} are held already" if self.held > 0 else ""
-        where = f"slot {self.slot}: " if self.slot >= 0 else ""
-        return f"{where}{self.rule}{held}"
+        return f"{f'slot {self.slot}: ' * (self.slot >= 0)}{self.rule}{held}"
 
 
 class Room(NamedTuple):
     """What a rank may hold, the blocks of its operands included."""
 
-    bounds: tuple[MemoryRule, ...]
+    rules: tuple[MemoryRule, ...]
     """Every rule of every worker that takes part."""
     started_here: bool = True
     """Whether the workers are those of td.start_cluster."""
-    others: tuple[MemoryRule, ...] = ()
-    """Every rule of every worker that takes no part."""
 
     @property
     def binding(self) -> MemoryRule:
         """The rule that leaves least."""
-        return min(self.bounds, key=lambda bound: bound.room)
+        return min(self.rules, key=lambda rule: rule.room)
 
     @property
     def bytes(self) -> int:
@@ -82,27 +79,9 @@ class Room(NamedTuple):
     def __str__(self) -> str:
         return f"{format_bytes(self.bytes)} ({self.binding})"
 
-    def at_hand(self) -> int:
-        """Bytes that the workers leave, whatever the call allows itself."""
-        return min((b.room for b in self.bounds if b.option), default=self.bytes)
-
     def elsewhere(self) -> int:
         """Bytes that other workers, started with the same options, will leave too."""
         return self.bytes if not self.binding.option else max(0, self.bytes - MARGIN)
-
-    def slots(self, need: int) -> tuple[int, ...]:
-        """As many slots as take part, all of which leave ``need`` bytes; none if there are fewer.
-
-        >>> small, large = (MemoryRule(at, 0, "", slot=slot) for at, slot in ((8, 0), (80, 2)))
-        >>> room = Room((small,), others=(large,))
-        >>> room.slots(50), room.slots(100)
-        ((2,), ())
-        """
-        rules = (*self.bounds, *self.others)
-        short = {rule.slot for rule in rules if rule.room < need}
-        able = sorted({rule.slot for rule in rules} - short - {-1})
-        ranks = len({rule.slot for rule in self.bounds} - {-1})
-        return tuple(able[:ranks]) if len(able) >= ranks and -1 not in short else ()
 
     def raised(self, need: int) -> str:
         """The options under which a rank may hold ``need`` bytes; empty if this machine has not
@@ -112,13 +91,13 @@ class Room(NamedTuple):
         >>> Room((MemoryRule(8, 0, ""), worker)).raised(30_000_000)
         "memory_limit='30 MB' on workers of td.start_cluster(memory_limit='138.3 MB')"
         """
-        short = [bound for bound in self.bounds if bound.room < need]
-        call = f"memory_limit={format_up(need)!r}" if any(not b.option for b in short) else ""
-        least: dict[str, int] = {}
-        for b in short:
-            if b.option:
-                wanted = int((need + max(0, b.held) + MARGIN) / b.share) + 1
-                least[b.option] = max(wanted, least.get(b.option, 0))
+        call, least = "", dict[str, int]()
+        for rule in (rule for rule in self.rules if rule.room < need):
+            if not rule.option:
+                call = f"memory_limit={format_up(need)!r}"
+                continue
+            wanted = int((need + max(0, rule.held) + MARGIN) / rule.share) + 1
+            least[rule.option] = max(wanted, least.get(rule.option, 0))
         if max(least.values(), default=0) > MEMORY_LIMIT or "GPU" in least:
             return ""
         given = ", ".join(f"{name}={format_up(n)!r}" for name, n in sorted(least.items()))
@@ -166,15 +145,14 @@ def check_room(
     function, args = asks_room(cluster, alone=True)
     found = cluster.run(function, *args, timeout=timeout)
     rooms = [as_room(found, None, cluster.started_here, [slot]) for slot in slots]
-    short = [need - room.bytes for need, room in zip(needs, rooms, strict=True)]
-    if max(short) <= 0:
+    rank = max(range(len(rooms)), key=lambda rank: needs[rank] - rooms[rank].bytes)
+    room, need = rooms[rank], needs[rank]
+    if need <= room.bytes:
         return
-    rank = short.index(max(short))
-    least = min(room.bytes for room in rooms)
-    ways = filter(None, (other(least), rooms[rank].raised(needs[rank])))
+    ways = filter(None, (other(min(each.bytes for each in rooms)), room.raised(need)))
     raise DoesNotFitError(
-        f"{what} takes {format_bytes(needs[rank])} on rank {rank}, and slot {slots[rank]} leaves "
-        f"{rooms[rank]}. What would fit: {'; or '.join(ways) or 'more ranks, or less on each'}"
+        f"{what} takes {format_bytes(need)} on rank {rank}, and slot {slots[rank]} leaves {room}. "
+        f"What would fit: {'; or '.join(ways) or 'more ranks, or less on each'}"
     )
 
 
@@ -194,13 +172,13 @@ def as_room(
 ) -> Room:
     """The Room that the workers' rules, by slot, leave in ``slots`` (default: in all), and the
     bytes that the call allows itself."""
-    slots = range(len(found)) if slots is None else slots
-    bounds = [bound for slot in slots for bound in found[slot]]
-    others = [bound for slot in set(range(len(found))) - {*slots} for bound in found[slot]]
+    rules = [
+        rule for slot in (range(len(found)) if slots is None else slots) for rule in found[slot]
+    ]
     if limit is not None:
-        given = parse_bytes(limit)
-        bounds.insert(0, MemoryRule(given, 0, f"memory_limit={limit!r} was asked for"))
-    return Room(tuple(bounds), started_here, tuple(others))
+        own = MemoryRule(parse_bytes(limit), 0, f"memory_limit={limit!r} was asked for")
+        rules.insert(0, own)
+    return Room(tuple(rules), started_here)
 
 
 # -- on a worker -----------------------------------------------------------------------------------
@@ -218,46 +196,43 @@ def _rules(
     # what is not on the disk, nor moved from the GPU to the host
     fast = getattr(data, "device", getattr(data, "fast", data))
     mine = [each[slot] for each in keys if each.get(slot) in fast]
-    own, limit = sum(getattr(fast[key], "nbytes", 0) for key in mine), limits[slot]
-    rules = list[MemoryRule]()
+    own, limit, process = sum(getattr(fast[key], "nbytes", 0) for key in mine), limits[slot], 0
     if backend == "cupy":
-        rules += _device_rules(data, limit, own, alone)
-        if not probe().devices[0].integrated:
-            return [rule._replace(slot=slot) for rule in rules]
-        fast, process = data.fast, host_memory.held() + device_memory.held()
+        rules = _device_rules(data, limit, own, alone)
+        if probe().devices[0].integrated:
+            fast, process = data.fast, host_memory.held() + device_memory.held()
     else:
         cap, process = host_memory.capped(), host_memory.held()
         option = "memory_limit" if cap is None else "memory_cap"
-        rules.append(MemoryRule(limit, 0, f"a worker has {format_bytes(limit)}", option))
+        rules = [(limit, 0, f"a worker has {format_bytes(limit)}", option)]
         if cap is not None:
             words = f"memory_cap={format_bytes(cap.limit)}"
-            rules.append(MemoryRule(cap.limit, cap.taken - own, words, "memory_cap"))
-    rules += _dask_rules(manager, fast, process, own, alone)
-    return [rule._replace(slot=slot) for rule in rules]
+            rules.append((cap.limit, cap.taken - own, words, option))
+    dask_rules = _dask_rules(manager, fast, process, own, alone) if process else ()
+    return [MemoryRule(*rule)._replace(slot=slot) for rule in (*rules, *dask_rules)]
 
 
-def _device_rules(data: Any, limit: int, own: int, alone: bool) -> list[MemoryRule]:
+def _device_rules(data: Any, limit: int, own: int, alone: bool) -> list[tuple[Any, ...]]:
     """The rules of a worker's GPU: its share, what is free there, where Dask-CUDA steps in."""
-    cap, used = device_memory.cap(), device_memory.held()
-    rules = [MemoryRule(limit, used - own, f"memory_cap={format_bytes(limit)}", "memory_cap")]
-    if cap is None:
-        words = f"a worker has {format_bytes(limit)} of its GPU"
-        rules = [MemoryRule(limit, used - own, words, "GPU")]
+    used, capped = device_memory.held() - own, device_memory.cap() is not None
+    words = f"a worker has {format_bytes(limit)} of its GPU"
+    if capped:
+        words = f"memory_cap={format_bytes(limit)}"
+    rules = [(limit, used, words, "memory_cap" if capped else "GPU")]
     if probe().devices[0].integrated:  # what the GPU holds is the host's
         return rules
     at = int(0.95 * device_memory.reachable())  # the rest is for what lies between blocks
-    words = f"{format_bytes(at)} of its GPU are a worker's or free for it now"
-    rules.append(MemoryRule(at, used - own, words, "GPU"))
+    rules.append((at, used, f"{format_bytes(at)} of its GPU are its own or free for it now", "GPU"))
     blocks = getattr(getattr(data, "device_buffer", None), "fast", None)
     if blocks is not None and not alone:
-        words = (
-            f"Dask-CUDA moves blocks, by their sum, to the host from {format_bytes(blocks.n)} on"
-        )
-        rules.append(MemoryRule(int(blocks.n), blocks.total_weight - own, words, "GPU"))
+        words = f"Dask-CUDA moves blocks to the host from a sum of {format_bytes(blocks.n)} on"
+        rules.append((int(blocks.n), blocks.total_weight - own, words, "GPU"))
     return rules
 
 
-def _dask_rules(manager: Any, fast: Any, process: int, own: int, alone: bool) -> list[MemoryRule]:
+def _dask_rules(
+    manager: Any, fast: Any, process: int, own: int, alone: bool
+) -> list[tuple[Any, ...]]:
     """Where Dask steps in: for what the ``process`` holds, and for the blocks among it."""
     total = manager.memory_limit
     if not total:
@@ -267,14 +242,14 @@ def _dask_rules(manager: Any, fast: Any, process: int, own: int, alone: bool) ->
         own, spills = managed, False
     kill = dask.config.get("distributed.worker.memory.terminate")
     spill, target = manager.memory_spill_fraction, manager.memory_target_fraction
-    rules = [
+    table = [
         (kill, process, "terminate", "kills the worker"),
         (manager.memory_pause_fraction, process, "pause", "pauses the worker"),
         (spills and spill, process, "spill", "moves blocks to disk"),
         (spills and target, managed, "target", "moves blocks, by their sum, to disk"),
     ]
     return [
-        MemoryRule(
+        (
             int(share * total),
             held - own,
             f"Dask {does} from {format_bytes(share * total)} on, {100 * share:.0f} % of the "
@@ -282,6 +257,6 @@ def _dask_rules(manager: Any, fast: Any, process: int, own: int, alone: bool) ->
             "memory_limit",
             share,
         )
-        for share, held, name, does in rules
+        for share, held, name, does in table
         if share
     ]

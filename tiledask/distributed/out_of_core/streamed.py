@@ -54,12 +54,10 @@ from tiledask.plan.units import format_bytes, parse_bytes
 from tiledask.tile import accumulator, workspace
 from tiledask.tile.levels import as_tile
 
-__all__ = ["StoredProduct", "limits_of", "multiply_stored"]
+__all__ = ["StoredProduct", "multiply_stored"]
 
 _LETTING_GO = 20.0
 """Seconds that a product that failed waits for its workers, which stop at their next panel."""
-WORTH = 128
-"""Rows and columns of a tile that multiplies faster than it is read."""
 _SLOW = 1e9
 """FLOP per second of a worker by which a product that was given no timeout has one."""
 
@@ -171,16 +169,6 @@ def multiply_stored(
         seconds=counted.seconds,
         resumed_tiles=len(finished),
     )
-
-
-def limits_of(
-    a: tuple[int, int], b: tuple[int, int], dtype: Any, kernel: str, tile: Any
-) -> tuple[int, int]:
-    """The least ``memory_limit`` of a product of matrices of these shapes in .npy files, in bytes,
-    and one with tiles that are worth a call to BLAS."""
-    forms = [StorageLayout(shape, dtype.itemsize) for shape in (a, b, (a[0], b[1]))]
-    problem = _problem(forms, dtype, kernel, tile)
-    return least_memory(problem), least_memory(problem, WORTH)
 
 
 # -- what is asked for ---------------------------------------------------------------------------

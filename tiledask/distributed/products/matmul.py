@@ -295,15 +295,7 @@ def _chosen(a: ShardedArray, b: ShardedArray, question: ProductQuestion, room: R
     found = question.remembered(room.bytes)
     if found.chosen:
         return found[found.chosen]
-
-    def files() -> tuple[int, int]:
-        from tiledask.distributed.out_of_core.streamed import limits_of
-
-        (m, k), n, needs = a.shape, b.shape[1], question.needs
-        return limits_of((m, k), (k, n), a.dtype, needs.kernel, needs.tile)
-
-    in_files = a.ndim == b.ndim == 2 and a.dtype.kind == "f"
-    raise refusal(found, room, question, files if in_files else None)
+    raise refusal(found, room, question)
 
 
 class _Run:

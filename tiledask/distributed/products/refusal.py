@@ -1,6 +1,5 @@
 """What would fit instead of a product that does not; each way out is planned before it is named."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
@@ -10,7 +9,7 @@ from tiledask.errors import DoesNotFitError, PlacementError
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import algorithms, grids
 from tiledask.plan.products.product_plan import RUNTIME
-from tiledask.plan.units import format_bytes, format_up
+from tiledask.plan.units import format_bytes
 
 __all__ = ["refusal"]
 
@@ -19,19 +18,9 @@ RANKS = 64
 error."""
 
 
-def refusal(
-    found: Explanation,
-    room: Room,
-    question: ProductQuestion,
-    limits_of_files: Callable[[], tuple[int, int]] | None,
-) -> Exception:
+def refusal(found: Explanation, room: Room, question: ProductQuestion) -> Exception:
     """Why nothing that was ``found`` of a question is chosen: a DoesNotFitError with what would fit
-    instead.
-
-    ``limits_of_files`` gives the least bytes in which the operands are multiplied if they lie in
-    files, and the least that is worth it; None if they cannot lie there. A PlacementError where
-    memory is not what is wrong.
-    """
+    instead; a PlacementError where memory is not what is wrong."""
     a, b, only = question.a, question.b, question.algorithm
     able = [c for c in found.choices if c.plan is not None and (c.same_mesh or only)]
     if not able:
@@ -42,42 +31,17 @@ def refusal(
         free = replace(question, options=())
         fitting = (n for n in algorithms if free.fits(n, room.bytes))
         ways += [f"algorithm={name!r}" for name in fitting if name != only][:1]
-    mesh = _mesh(room.elsewhere(), question)
-    if mesh:
-        ways.append(f"a mesh of {_by(mesh)} ranks (this is {_by(a.mesh)})")
-    if slots := room.slots(least.peak):
-        ways.append(f"workers that have it, td.Mesh(cluster, {a.mesh}, slots={slots})")
+    if mesh := _mesh(room.elsewhere(), question):
+        by, this = ("x".join(map(str, shape)) for shape in (mesh, a.mesh))
+        ways.append(f"a mesh of {by} ranks (this is {this})")
     if more := room.raised(least.peak):
         ways.append(more)
-    least_limit, limit = limits_of_files() if limits_of_files else (0, 0)
-    # while the blocks of A and B still lie there
-    held = sum(max(prod(t.block_shape(at)) for at in t.coordinates()) for t in (a, b))
-    held *= question.itemsizes[0]
-    if 0 < limit <= room.at_hand() - held:
-        ways.append(
-            f"operands in files, td.matmul(td.open_array(...), td.open_array(...), out=..., "
-            f"cluster=..., memory_limit={format_up(limit)!r}), which takes "
-            f"{format_up(least_limit)} at least"
-        )
-    none = (
-        ""
-        if mesh
-        else (
-            f" No mesh does: on any of them {format_bytes(RUNTIME)} of a rank are the runtime's."
-            if room.elsewhere() <= RUNTIME
-            else f" No mesh of up to {max(RANKS, 2 * a.ranks)} ranks was found that does."
-        )
-    )
     return DoesNotFitError(
         f"no plan of A {a.shape} @ B {b.shape} fits: {least.algorithm}"
         f"{', ' + least.options if least.options else ''} needs least, "
         f"{format_bytes(least.peak)} on a rank, allowed are {room}. What would fit: "
-        f"{'; or '.join(ways) or 'nothing on this machine'}.{none}"
+        f"{'; or '.join(ways) or 'operands in files, td.open_array'}"
     )
-
-
-def _by(mesh: tuple[int, ...]) -> str:
-    return "x".join(map(str, mesh))
 
 
 def _mesh(allowed: int, question: ProductQuestion) -> tuple[int, ...] | None:
