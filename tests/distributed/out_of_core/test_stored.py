@@ -227,7 +227,7 @@ def test_a_missing_chunk_is_no_zeros(tmp_path, kind):
     x = values()
     path = store(tmp_path, x, kind)
     array = open_array(path)
-    (file,) = stored_zarr.chunk_files(path, array.form, ((11, 12), (5, 6)))
+    (file,) = stored_zarr.chunk_files(array, ((11, 12), (5, 6)))
     os.remove(file)
     words = rf"{path} is \(23, 17\) in chunks of .*{os.path.relpath(file, path)} is missing; write"
     with pytest.raises(ConfigError, match=words):
@@ -240,7 +240,7 @@ def test_a_missing_chunk_is_no_zeros(tmp_path, kind):
 def test_a_chunk_that_was_damaged_is_refused(tmp_path):
     array = create_array(tmp_path / "c.zarr", SHAPE, "f4", (5, 4))
     array.write(((0, 23), (0, 17)), values())
-    (file,) = stored_zarr.chunk_files(array.path, array.form, ((11, 12), (5, 6)))
+    (file,) = stored_zarr.chunk_files(array, ((11, 12), (5, 6)))
     held = bytearray(Path(file).read_bytes())
     held[len(held) // 2] ^= 1
     Path(file).write_bytes(held)

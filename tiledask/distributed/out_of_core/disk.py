@@ -26,19 +26,13 @@ def writing(
     try:
         yield
     except OSError as refused:
+        why = f"{refused.strerror or refused}; see who may write there"
         # of an array that had no room NumPy says how much was "requested and written", and no more
         if refused.errno in _FULL or (refused.errno is None and "requested and" in str(refused)):
             why = (
                 f"its disk is full: {format_bytes(needs())} more are needed, "
                 f"{format_bytes(free(path))} are free; make room and do the same again"
             )
-        elif refused.errno == errno.EFBIG:
-            why = (
-                f"no file may be that large here, and {format_bytes(needs())} more are needed; "
-                f"raise the limit (ulimit -f), or name a file on another disk"
-            )
-        else:
-            why = f"{refused.strerror or refused}; see who may write there"
         raise error(f"{os.fspath(path)} cannot be written: {why}") from refused
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from tiledask.distributed.out_of_core.disk import opened, sync, writing
 from tiledask.errors import ConfigError, short
+from tiledask.files import atomic_write
 from tiledask.plan.products.regions import Region
 
 __all__ = ["Journal", "differences"]
@@ -37,21 +38,18 @@ class Journal:
     @property
     def exists(self) -> bool:
         """Whether a product was begun and not finished."""
-        return os.path.exists(os.path.join(self.folder, "plan.json"))
+        return Path(self.folder, "plan.json").exists()
 
     def plan(self) -> dict[str, Any]:
         """What `begin` was given; ConfigError if it is damaged."""
         text = Path(self.folder, "plan.json").read_bytes().decode(errors="replace")
         try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
-            value = None
-        if not isinstance(value, dict):
+            return dict(json.loads(text).items())
+        except (ValueError, AttributeError, RecursionError):
             raise ConfigError(
                 f"{self.folder}/plan.json is damaged, it says {short(text)}; resume=False starts "
                 f"over"
-            )
-        return value
+            ) from None
 
     def begin(self, plan: Mapping[str, Any]) -> None:
         """None, once ``plan`` is recorded; what was of any earlier plan is gone."""
@@ -66,7 +64,7 @@ class Journal:
 
     def finished(self, region: Region) -> bool:
         """Whether the tile at ``region`` is finished."""
-        return os.path.exists(os.path.join(self.folder, _name(region)))
+        return Path(self.folder, _name(region)).exists()
 
     def finish(self, region: Region) -> None:
         """None, once it is recorded of the tile at ``region``, and would survive a power loss."""
@@ -78,7 +76,7 @@ class Journal:
         that lives is at it."""
         with writing(self.folder, lambda: _BLOCK):
             os.makedirs(self.folder, exist_ok=True)
-        with opened(os.path.join(self.folder, "client.lock"), os.O_RDWR | os.O_CREAT) as lock:
+        with opened(f"{self.folder}/client.lock", os.O_RDWR | os.O_CREAT) as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -95,17 +93,7 @@ class Journal:
     def _write(self, name: str, text: str) -> None:
         """None, once the file is there with all of ``text``, also after a loss of power."""
         with writing(self.folder, lambda: _BLOCK):
-            path = os.path.join(self.folder, name)
-            partial = f"{path}.{os.getpid()}.partial"
-            try:
-                with open(partial, "w") as file:
-                    file.write(text)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(partial, path)
-            except OSError:
-                Path(partial).unlink(missing_ok=True)
-                raise
+            atomic_write(Path(self.folder, name), text.encode())
             sync(self.folder)
 
 

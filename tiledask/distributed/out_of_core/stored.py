@@ -20,7 +20,6 @@ from tiledask.distributed.out_of_core import stored_npy as npy
 from tiledask.distributed.out_of_core import stored_zarr as zarr
 from tiledask.distributed.out_of_core.disk import reading, sync, writing
 from tiledask.errors import ConfigError, KernelError
-from tiledask.plan import html
 from tiledask.plan.products.regions import Region, extents_of
 from tiledask.plan.products.streaming import StorageLayout
 from tiledask.plan.units import format_bytes
@@ -79,9 +78,8 @@ class StoredArray:
         if out.dtype != self.dtype:
             raise ConfigError(f"{self.path} holds {self.dtype}, the buffer is {out.dtype}")
         with reading(self.path):
-            if self.kind == "zarr":
-                return zarr.read(self.path, self.form, region, out)
-            return npy.read(self.path, self._lines, region, out)
+            read: int = self._module.read(self, region, out)
+            return read
 
     def write(self, region: Region, block: np.ndarray) -> None:
         """None, once ``region`` holds ``block``, converted to this dtype if it has another.
@@ -92,23 +90,17 @@ class StoredArray:
         """
         self._check(region, block)
         with writing(self.path, self.unwritten):
-            if self.kind == "zarr":
-                zarr.write(self.path, self.form, region, npy.rounded(block, self.dtype))
-            else:
-                npy.write(self.path, self._lines, region, block)
+            self._module.write(self, region, block)
 
     @property
-    def _lines(self) -> npy.Lines:
-        return npy.Lines(self.shape, self.dtype, self.order, self.offset)
+    def _module(self) -> Any:
+        """What knows this kind of file."""
+        return npy if self.kind == "npy" else zarr
 
     def sync(self, region: Region) -> None:
         """None, once what was written to ``region`` would survive a loss of power."""
         with writing(self.path, self.unwritten):
-            if self.kind == "npy":
-                sync(self.path)
-                return
-            names = zarr.chunk_files(self.path, self.form, region)
-            for name in [*names, *{os.path.dirname(name) for name in names}, self.path]:
+            for name in self._module.files(self, region):
                 sync(name)
 
     def identity(self) -> dict[str, Any]:
@@ -166,16 +158,12 @@ class StoredArray:
                 f"{block.shape} do not go together"
             )
 
-    def _words(self) -> str:
-        lies = f"chunks {self.chunks}" if self.chunks else f"{self.order} order"
-        return f"{self.shape[0]}x{self.shape[1]} {self.dtype}, {lies}, {format_bytes(self.nbytes)}"
-
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._words()}, {self.path!r})"
-
-    def _repr_html_(self) -> str:
-        name, path = type(self).__name__, html.words(self.path)
-        return f"<b>{name}</b> {self._words()}<br><code>{path}</code>"
+        lies = f"chunks {self.chunks}" if self.chunks else f"{self.order} order"
+        return (
+            f"{type(self).__name__}({self.shape[0]}x{self.shape[1]} {self.dtype}, {lies}, "
+            f"{format_bytes(self.nbytes)}, {self.path!r})"
+        )
 
 
 def open_array(path: str | os.PathLike[str]) -> StoredArray:
@@ -221,7 +209,7 @@ def create_array(
     materialize(array)
     if array.kind == "zarr":
         with writing(array.path, lambda: array.nbytes):
-            zarr.fill_with_zeros(array.path, array.form)
+            zarr.fill_with_zeros(array)
     return array
 
 
@@ -257,10 +245,7 @@ def materialize(array: StoredArray) -> None:
     with writing(array.path, lambda: array.offset):
         Path(array.path).parent.mkdir(parents=True, exist_ok=True)
         remove(array)
-        if array.kind == "npy":
-            npy.create(array.path, array.shape, array.dtype)
-        else:
-            zarr.create(array.path, array.form, array.dtype)
+        array._module.create(array)
 
 
 def remove(array: StoredArray) -> None:

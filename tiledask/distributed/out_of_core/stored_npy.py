@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from tiledask.distributed.out_of_core.disk import opened
 from tiledask.errors import ConfigError
 from tiledask.plan.products.regions import Region
 
-__all__ = ["Lines", "create", "header", "look", "read", "rounded", "write"]
+__all__ = ["create", "files", "header", "look", "read", "rounded", "write"]
 
 _SLAB = 2**20
 """Bytes that are converted at a time where memory and file do not agree."""
@@ -28,16 +28,6 @@ _parsing = threading.Lock()
 threads together, and a SystemError comes of it (python/cpython issue 106905)."""
 
 
-class Lines(NamedTuple):
-    """How the elements of a .npy file lie in it."""
-
-    shape: tuple[int, int]
-    dtype: np.dtype
-    order: str
-    offset: int
-    """Bytes before the first element."""
-
-
 def header(shape: tuple[int, int], dtype: np.dtype) -> bytes:
     """What stands before the elements of a matrix in C order."""
     file = BytesIO()
@@ -46,17 +36,16 @@ def header(shape: tuple[int, int], dtype: np.dtype) -> bytes:
     return file.getvalue()
 
 
-def create(path: str, shape: tuple[int, int], dtype: np.dtype) -> None:
+def create(array: Any) -> None:
     """Make the file, of zeros that take no space; all at once, so that no half of it is seen."""
-    partial, head = f"{path}.partial", header(shape, dtype)
+    partial = f"{array.path}.partial"
     try:
         with open(partial, "wb") as file:
-            file.write(head)
-            file.truncate(len(head) + shape[0] * shape[1] * dtype.itemsize)
-        os.replace(partial, path)
-    except BaseException:
+            file.write(header(array.shape, array.dtype))
+            file.truncate(array.offset + array.nbytes)
+        os.replace(partial, array.path)
+    finally:
         Path(partial).unlink(missing_ok=True)
-        raise
 
 
 def look(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype, int, int]:
@@ -82,15 +71,10 @@ def look(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype, int, int]:
     return shape, fortran, dtype, file.tell(), os.fstat(file.fileno()).st_size
 
 
-def _by_lines(array: Lines, region: Region, block: np.ndarray) -> tuple[Region, np.ndarray]:
-    """Both, seen so that what is contiguous in the file is the last dimension."""
-    return (region[::-1], block.T) if array.order == "F" else (region, block)
-
-
-def _runs(array: Lines, region: Region, block: np.ndarray) -> Iterator[tuple[Any, int]]:
+def _runs(array: Any, region: Region, block: np.ndarray) -> Iterator[tuple[Any, int]]:
     """(part of ``block`` as bytes, where it is in the file): as few runs as can be.
 
-    ``block`` is seen as `_by_lines` sees it, and its lines are contiguous.
+    ``block`` lies as the file does, and its rows are contiguous.
     """
     ((top, bottom), (left, right)), line = region, array.shape[array.order == "C"]
     start, step = array.offset + (top * line + left) * block.itemsize, line * block.itemsize
@@ -111,37 +95,39 @@ def _slabs(region: Region, block: np.ndarray) -> Iterator[tuple[Region, np.ndarr
         yield ((top + i, top + i + len(part)), columns), part
 
 
-def read(path: str, array: Lines, region: Region, out: np.ndarray) -> int:
-    """Bytes read, once ``out`` holds the region."""
-    region, out = _by_lines(array, region, out)
-    read = 0
-    with opened(path, os.O_RDONLY) as file:
-        if _contiguous_lines(out):
-            for part, offset in _runs(array, region, out):
-                read += _transfer(os.preadv, file, part, offset, path)
-            return read
-        for within, part in _slabs(region, out):
-            lines = np.empty(part.shape, array.dtype)
+def read(array: Any, region: Region, out: np.ndarray) -> int:
+    """Bytes read, once ``out`` holds the region of a StoredArray."""
+    return _carry(os.preadv, os.O_RDONLY, array, region, out)
+
+
+def write(array: Any, region: Region, block: np.ndarray) -> None:
+    """None, once the file of a StoredArray holds ``block`` there."""
+    _carry(os.pwritev, os.O_WRONLY, array, region, block)
+
+
+def files(array: Any, region: Region) -> list[str]:
+    """What is on the disk of that region."""
+    return [array.path]
+
+
+def _carry(call: Any, flags: int, array: Any, region: Region, block: np.ndarray) -> int:
+    """Bytes that went from the file to ``block``, or from it to the file: without a copy where
+    both agree."""
+    reads, done = flags == os.O_RDONLY, 0
+    if array.order == "F":  # seen so that what is contiguous in the file is the last dimension
+        region, block = region[::-1], block.T
+    rows_lie_together = block.shape[1] <= 1 or block.strides[1] == block.itemsize
+    direct = block.dtype == array.dtype and rows_lie_together
+    with opened(array.path, flags) as file:
+        for within, part in [(region, block)] if direct else _slabs(region, block):
+            lines = part
+            if not direct:
+                lines = np.empty(part.shape, array.dtype) if reads else rounded(part, array.dtype)
             for run, offset in _runs(array, within, lines):
-                read += _transfer(os.preadv, file, run, offset, path)
-            part[...] = lines
-    return read
-
-
-def write(path: str, array: Lines, region: Region, block: np.ndarray) -> None:
-    """None, once the file holds ``block`` there."""
-    region, block = _by_lines(array, region, block)
-    as_it_is = block.dtype == array.dtype and _contiguous_lines(block)
-    pieces = [(region, block)] if as_it_is else _slabs(region, block)
-    with opened(path, os.O_WRONLY) as file:
-        for within, part in pieces:
-            lines = part if as_it_is else rounded(part, array.dtype)
-            for run, offset in _runs(array, within, lines):
-                _transfer(os.pwritev, file, run, offset, path)
-
-
-def _contiguous_lines(block: np.ndarray) -> bool:
-    return block.shape[1] <= 1 or block.strides[1] == block.itemsize
+                done += _transfer(call, file, run, offset, array.path)
+            if reads and not direct:
+                part[...] = lines
+    return done
 
 
 def rounded(block: np.ndarray, dtype: np.dtype) -> np.ndarray:

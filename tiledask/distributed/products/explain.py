@@ -14,7 +14,6 @@ from typing import Any
 
 from tiledask.distributed.products.needed import PANELS, ProductNeeds
 from tiledask.errors import PlacementError
-from tiledask.plan import html
 from tiledask.plan.hosts import said_of_hosts
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.products.cost import (
@@ -28,6 +27,7 @@ from tiledask.plan.products.placement import Shard, Tiling
 from tiledask.plan.products.product import PANEL, algorithms, plan_product
 from tiledask.plan.products.product_plan import RUNTIME, ProductPlan
 from tiledask.plan.products.regions import region_size
+from tiledask.plan.tables import Part, Printable, Table
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.tile import accumulator
 
@@ -81,7 +81,7 @@ class Choice:
 
 
 @dataclass(frozen=True, repr=False)
-class Explanation:
+class Explanation(Printable):
     """What `explain` found: a row per algorithm, the one that is chosen, and why."""
 
     choices: tuple[Choice, ...]
@@ -157,26 +157,15 @@ class Explanation:
         words = ("chosen", "why", "advice", "counted", "moved", "placed")
         return {name: getattr(self, name) for name in words} | {"choices": rows}
 
-    def _words(self) -> Iterator[str]:
-        return filter(None, (self.why, self.advice, self.counted, self.moved, self.placed))
+    def printed(self) -> Iterator[Part]:
+        """The table, and why."""
+        rows = list(self.rows())
+        bold = [number for number, cells in enumerate(rows) if cells[0]]
+        yield Table(HEAD, rows, left=(0, 1, len(HEAD) - 1), bold=bold)
+        yield from filter(None, (self.why, self.advice, self.counted, self.moved, self.placed))
 
     def __repr__(self) -> str:
-        rows = [HEAD, *self.rows()]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(HEAD) - 1)]
-        lines = []
-        for row in rows:
-            cells = [
-                cell.ljust(w) if i < 2 else cell.rjust(w)
-                for i, (cell, w) in enumerate(zip(row, widths, strict=False))
-            ]
-            lines.append(("  ".join(cells) + "  " + row[-1]).rstrip())
-        return "\n".join([*lines, "", *self._words()]).rstrip()
-
-    def _repr_html_(self) -> str:
-        rows = list(self.rows())
-        chosen = [number for number, cells in enumerate(rows) if cells[0]]
-        found = html.table(HEAD, rows, bold=chosen)
-        return f"{found}<p>{'<br>'.join(map(html.words, self._words()))}</p>"
+        return self.to_text(150).rstrip()
 
 
 HEAD = ("", "algorithm", "to one", "in all", "messages", "peak", "time", "at least", "")
@@ -234,18 +223,16 @@ class ProductQuestion:
         return self.weigh(allowed)
 
     def fits(self, name: str, allowed: int, elsewhere: bool = True) -> bool:
-        """Whether `weigh` finds that algorithm ``name`` fits; nothing is planned that cannot help.
-
-        ``elsewhere``: C may lie on another mesh than A.
-        """
+        """Whether `weigh` finds that algorithm ``name`` fits; ``elsewhere``: C may lie on another
+        mesh than A."""
         own = replace(self, algorithm=None)  # of options that it has not, nothing is said
         try:
-            plan = plan_product(name, self.a, self.b, **own._options(name))
+            plan, ledger = own._planned(name)
             if plan.result.mesh != self.a.mesh and not elsewhere:
                 return False
-            if _without_panels(own._planned(name)[1]) > allowed:
-                return False
-            return own._within(name, allowed)[1].peak <= allowed
+            return (
+                _without_panels(ledger) <= allowed and own._within(name, allowed)[1].peak <= allowed
+            )
         except PlacementError:
             return False
 
@@ -340,12 +327,12 @@ def _chosen(choices: tuple[Choice, ...], allowed: int, only: str | None) -> tupl
     others = [c for c in fitting if c is not best]
     if not others:
         return best.algorithm, f"{best.algorithm}: the only one that fits."
-    second = min(others, key=lambda c: c.seconds)
     if best.seconds == float("inf"):  # without rates nothing has a time
         return best.algorithm, (
             f"{best.algorithm}: needs least memory, {format_bytes(best.peak)}, of those that leave "
             f"C as A lies; without rates there are no times."
         )
+    second = min(others, key=lambda c: c.seconds)
     more = second.seconds / best.seconds - 1
     return best.algorithm, (
         f"{best.algorithm}: predicted {format_seconds(best.seconds)}, "

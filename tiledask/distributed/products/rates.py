@@ -36,19 +36,11 @@ def _measure(cluster: Cluster, dtype: str) -> MachineRates:
     transport = transport_of(cluster)
     with lending(cluster) as lender:
         tickets = cluster.run(_prepare, lender.name, cluster.backend)
-        jobs = [
-            cluster.submit(
-                slot,
-                _try,
-                lender.name,
-                transport,
-                tickets[(slot + 1) % cluster.slots],
-                dtype,
-                cluster.backend,
-                name="measure_rates",
-            )
-            for slot in range(cluster.slots)
-        ]
+        given = {
+            slot: (lender.name, transport, ticket, dtype, cluster.backend)
+            for slot, ticket in enumerate([*tickets[1:], tickets[0]])
+        }
+        jobs = cluster.submit_all(_try, given, name="measure_rates")
         found = cluster.gather(jobs, "measuring rates", 60.0, cancel=True)
         lender.end()
     begun = time.perf_counter()
@@ -97,25 +89,17 @@ def _try(exchange: str, transport: str, ticket: Ticket, dtype: str, backend: str
     call = product(8, 8, 8)
     thin = max(1e-9, product(_CUBE, _CUBE, _THIN) - call)
     cube = product(_CUBE, _CUBE, _CUBE) - call
-    itemsize = wide.itemsize
     # cube = F + 4 c^2 s / t and thin = F / 48 + (2 c^2 + 32 c) s / t, for F its FLOP time
-    cube_bytes = 4 * _CUBE**2 * itemsize
-    thin_bytes = (2 * _CUBE**2 + 2 * _CUBE * _THIN) * itemsize
+    cube_bytes = 4 * _CUBE**2 * wide.itemsize
+    thin_bytes = (2 * _CUBE**2 + 2 * _CUBE * _THIN) * wide.itemsize
     share = _THIN / _CUBE
-    touch = (thin_bytes - share * cube_bytes) / max(1e-9, thin - share * cube)
-    touch = min(touch, 1e12)
+    touch = min(1e12, (thin_bytes - share * cube_bytes) / max(1e-9, thin - share * cube))
     flops = 2 * _CUBE**3 / max(1e-9, cube - cube_bytes / touch)
-    message, long, cut = read(1, 64), read(_ROWS, _ROW), read(_ROWS, _ROW // 2)
-    seconds_per_byte = max(1e-13, (long - message) / (_ROWS * _ROW))
-    run = max(0.0, (cut - message - _ROWS * _ROW // 2 * seconds_per_byte) / _ROWS)
-    return {
-        "flops": flops,
-        "touch": touch,
-        "call": call,
-        "message": message,
-        "read": 1 / seconds_per_byte,
-        "run": run,
-    }
+    message, long, half = read(1, 64), read(_ROWS, _ROW), read(_ROWS, _ROW // 2)
+    a_byte = max(1e-13, (long - message) / (_ROWS * _ROW))
+    run = max(0.0, (half - message - _ROWS * _ROW // 2 * a_byte) / _ROWS)
+    times = {"call": call, "message": message, "run": run}
+    return times | {"flops": flops, "touch": touch, "read": 1 / a_byte}
 
 
 def _best(function: Any, times: int = 3) -> float:
