@@ -6,12 +6,7 @@
 
 A task that waited in its slot instead would keep out the very tasks that it waits for. So that
 Dask still knows how to make a block, a task depends on an anchor of every block it reads past Dask:
-a task of nothing but that block. Ranks that read the same blocks depend on one task after those:
-
-    blocks     0   1   2   3   4        With as many as are in a row of the mesh, each with an
-    anchors    '---'---.---'---'        anchor, n ranks had n sqrt(n) dependencies, and Dask tells
-    a row's            o                each of them who else has what it depends on.
-    ranks      0   1   2   3   4
+a task of nothing but that block.
 """
 
 import asyncio
@@ -34,8 +29,6 @@ __all__ = ["Anchors", "recovered"]
 
 PATIENCE = 300.0
 """Seconds until blocks must have been made again."""
-FEW = 4
-"""Anchors that a task depends on one by one."""
 _STEP = 0.1  # seconds in the slot per run
 
 Wanted = tuple[str, int, Region]
@@ -50,30 +43,18 @@ class Anchors:
 
     def __init__(self, cluster: Cluster, blocks: Sequence[Future[Any]]) -> None:
         self.cluster, self.blocks = cluster, blocks
-        self._rows: dict[tuple[int, ...], Future[Any]] = {}
 
     def of(self, rows: Mapping[int, tuple[int, ...]]) -> list[tuple[Future[Any], ...]]:
-        """For each of ``rows``, ranks, what depends on their blocks; their keys are ranks that
-        read them, each another."""
-        long = {r: row for r, row in rows.items() if len(row) > FEW and row not in self._rows}
-        held = {slot_of(self.blocks[r]): [self._each[i] for i in row] for r, row in long.items()}
-        self._rows.update(zip(long.values(), self._made(held), strict=True))
-        return [
-            (self._rows[row],) if row in self._rows else tuple(self._each[r] for r in row)
-            for row in rows.values()
-        ]
+        """For each of ``rows``, ranks, what depends on their blocks."""
+        return [tuple(self._each[rank] for rank in row) for row in rows.values()]
 
     @cached_property
     def _each(self) -> list[Future[Any]]:
-        return self._made({slot_of(block): (block,) for block in self.blocks})
-
-    def _made(self, held: Mapping[int, Sequence[Future[Any]]]) -> list[Future[Any]]:
-        if not held:
-            return []
+        held = {slot_of(block): (block,) for block in self.blocks}
         return self.cluster.submit_all(_anchor, held, name="dependency", beside=True)
 
 
-def _anchor(*blocks: Any) -> None:
+def _anchor(block: Any) -> None:
     """Nothing, after what it depends on."""
 
 

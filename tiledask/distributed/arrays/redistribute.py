@@ -1,24 +1,21 @@
 """Moving an array from one placement to another: named collectives, counted.
 
-    rank 0  [piece 00] [piece 01]      send: cut a contiguous piece on its owner
+    rank 0  [piece 00] [piece 01]      pieces are read where they lie (products/worker.py),
                  |          \\
-    rank 0  join(00, 10)    rank 1  join(01, 11)      join: place, or add in rank order
+    rank 0  join(00, 10)    rank 1  join(01, 11)      and placed, or added in rank order
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Any
-
-from distributed import Future
+from collections.abc import Iterable
 
 from tiledask.distributed.arrays.array import Both, ShardedArray, operators, placements_of
-from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.arrays.recompute import Anchors
 from tiledask.distributed.cluster.counters import counting
-from tiledask.distributed.cluster.tasks import slot_of
 from tiledask.distributed.deadlines import bounded
-from tiledask.plan.products.comms import Piece, collective, redistribution, traffic_of
+from tiledask.distributed.products.stage import Lent, Stage, submit_stage
+from tiledask.distributed.products.worker import RankJob
+from tiledask.distributed.transport.remote_read import lending
+from tiledask.plan.products.comms import collective, redistribution, traffic_of
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling
-from tiledask.plan.products.regions import Region, extents_of, within
-from tiledask.tile.backend import array_namespace
 
 __all__ = ["redistribute"]
 
@@ -51,18 +48,29 @@ def redistribute(
         source = stop
     ranks, itemsize, at = array.mesh.ranks, array.dtype.itemsize, array.mesh.at
     predicted = [traffic_of(ranks, pieces, itemsize).on(cluster.hosts, at) for *_, pieces in plans]
-    with counting(cluster, timeout) as counted:
-        blocks: Sequence[Future[Any]] = array.blocks
+    blocks, anchors = list(array.blocks), array.anchors
+    cluster.again(blocks)
+    cluster.wait(blocks, f"the blocks of {array!r}", timeout)
+    with lending(cluster) as lender, counting(cluster, timeout, last=[lender.ends]) as counted:
         for old, new, pieces in plans:
-            blocks = _exchange(cluster, blocks, old, new, pieces, name)
-        cluster.wait(blocks, f"{name} of {array!r}", timeout, cancel=True)
+            tickets = lender.lend([blocks], timeout)
+            lent = {"partial": Lent(blocks, anchors, [tickets[slot][0] for slot in at])}
+            how = array.dtype.name, cluster.backend
+            stage = Stage.of([RankJob.moves(rank, old, new, pieces, *how) for rank in range(ranks)])
+            own = [(None, None, block) for block in blocks]
+            blocks = submit_stage(lender, at, stage, lent, own, name)
+            cluster.wait(blocks, f"{name} of {array!r}", timeout, cancel=True)
+            anchors = Anchors(cluster, blocks)
+        lender.close()
+    facts = [found for (found,) in counted.last]
+    reads = [(src, dst, n) for dst, found in enumerate(facts) for src, n in found.reads]
     return ShardedArray(
         array.mesh,
         target,
         array.dtype,
         tuple(blocks),
         name,
-        traffic=Both(sum(predicted[1:], predicted[0]), counted.traffic),
+        traffic=Both(sum(predicted[1:], predicted[0]), counted.moved(cluster.slots, reads)),
         seconds=counted.seconds,
     )
 
@@ -82,66 +90,6 @@ def _reduced(source: Tiling, target: Tiling) -> Tiling | None:
                 return None
             halfway[axis] = Shard(max(free, key=lambda d: source.shape[d]))
     return None if halfway == list(target.placements) else source.replaced(*halfway)
-
-
-def _exchange(
-    cluster: Cluster,
-    blocks: Sequence[Future[Any]],
-    old: Tiling,
-    new: Tiling,
-    pieces: list[Piece],
-    name: str,
-) -> list[Future[Any]]:
-    """The new block of every rank: its pieces, cut once on their owners and joined where they go.
-
-    Each destination gets a Future of its own, made on the owner: Dask would otherwise let it
-    fetch the piece from whichever worker has a copy by then, or find a copy that an earlier
-    operation left, and the bytes from rank to rank would be anybody's guess.
-    """
-    cut: dict[tuple[int, Region], Future[Any]] = {}
-    given: dict[int, tuple[Any, ...]] = {}
-    for rank, region in enumerate(new.regions):
-        parts, where = list[Future[Any]](), list[tuple[slice, ...]]()
-        for piece in pieces:
-            if piece.destination != rank:
-                continue
-            block, key = blocks[piece.source], (piece.source, piece.region)
-            owner, inside = slot_of(block), within(piece.region, old.regions[piece.source])
-            if key not in cut:
-                cut[key] = cluster.submit(owner, _cut, block, inside, name="cut", beside=True)
-            parts.append(cluster.submit(owner, _same, cut[key], name=f"send_{name}", beside=True))
-            where.append(within(piece.region, region))
-        shape = extents_of(region)
-        given[slot_of(blocks[rank])] = shape, where, blocks[rank], *parts
-    return cluster.submit_all(_join, given, name=name)
-
-
-def _cut(block: Any, where: tuple[slice, ...]) -> Any:
-    """The piece itself: the block if that is all of it, else a contiguous copy."""
-    piece = block[where]
-    return block if piece.shape == block.shape else piece.copy()
-
-
-def _same(piece: Any) -> Any:
-    return piece
-
-
-def _join(
-    shape: tuple[int, ...],
-    where: list[tuple[slice, ...]],
-    like: Any,
-    *parts: Any,
-) -> Any:
-    """A new block with every part at its place; parts for the same place are added in order."""
-    block, begun = array_namespace(like).empty(shape, like.dtype), set()
-    for index, part in zip(where, parts, strict=True):
-        place = tuple((s.start, s.stop) for s in index)
-        if place in begun:
-            block[index] += part
-        else:  # assigned, not added to zero: the sign of a zero stays
-            block[index] = part
-            begun.add(place)
-    return block
 
 
 operators["redistribute"] = redistribute

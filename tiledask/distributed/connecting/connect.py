@@ -10,6 +10,7 @@ workers and the scheduler goes when the cluster is closed, or its client is gone
 
 import os
 import socket
+import sys
 import time
 from contextlib import suppress
 from functools import partial
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 from distributed import Client
 from distributed.comm.addressing import get_address_host_port
 from distributed.system import MEMORY_LIMIT
+from distributed.versions import get_versions
 
 from tiledask.distributed.cluster import device_arrays
 from tiledask.distributed.cluster.cluster import RUNNING, Cluster
@@ -26,7 +28,6 @@ from tiledask.distributed.cluster.gpus import OwnGpu, check_device, own_gpu, sha
 from tiledask.distributed.cluster.slots import Equip, give_back, take_slots
 from tiledask.distributed.cluster.spool import machine_id
 from tiledask.distributed.cluster.tasks import asked, check_client, workers_of
-from tiledask.distributed.connecting.versions import check_versions
 from tiledask.distributed.deadlines import left_of, seconds_of, until
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError, short
 from tiledask.plan.whole import whole_number
@@ -35,6 +36,8 @@ __all__ = ["cluster_of", "connect"]
 
 _KNOCK = 1.5
 """Seconds in which a host takes a connection, or nobody listens there."""
+_ALIKE = {"tiledask": None, "python": 2, "dask": 2, "distributed": 2, "numpy": 2}
+"""What must agree, in how many of its version's numbers (None: in all)."""
 _LOOK = 0.1
 """Seconds between two looks at how many workers there are."""
 
@@ -179,23 +182,13 @@ def _knock(where: str, seconds: float) -> None:
             f"{short(where)} is no address of a scheduler ({error}): 'dask scheduler' prints one, "
             f"as tcp://10.0.0.1:8786"
         ) from None
-    deadline = time.monotonic() + min(seconds, _KNOCK)
-    while True:
-        left = max(0.1, deadline - time.monotonic())
-        try:
-            there = socket.create_connection((host, port), left)
-            break
-        except OSError as error:
-            if time.monotonic() + 2 * _LOOK > deadline:
-                raise _nobody(where, min(seconds, _KNOCK), error) from None
-        time.sleep(_LOOK)
-    with there:
-        there.settimeout(seconds)
-        try:
+    try:
+        with socket.create_connection((host, port), min(seconds, _KNOCK)) as there:
+            there.settimeout(seconds)
             if scheme != "tls" and not there.recv(1):
                 raise ConnectionError("the connection was closed")
-        except OSError as error:
-            raise _nobody(where, seconds, error) from None
+    except OSError as error:
+        raise _nobody(where, seconds, error) from None
 
 
 def _nobody(where: str, seconds: float, error: Exception) -> ClusterLostError:
@@ -228,23 +221,42 @@ class Process(NamedTuple):
     """What it computes on; or why that is no GPU."""
 
 
-def _process(device: str, limit: int | None) -> Process:
-    """This process, as a worker whose memory has this ``limit``."""
+def _process(device: str, dask_worker: Any = None) -> Process:
+    """The process of a worker; without one, this."""
     numbers = ""
     with suppress(OSError):
         numbers = os.readlink("/proc/self/ns/pid")
+    limit = dask_worker and dask_worker.memory_manager.memory_limit
     where, number = f"{socket.gethostname()} {machine_id()}", f"{os.getpid()} {numbers}"
     return Process(where, number, int(limit or MEMORY_LIMIT), bool(limit), own_gpu(device))
 
 
-def _on_worker(device: str, dask_worker: Any) -> Process:
-    return _process(device, dask_worker.memory_manager.memory_limit)
-
-
 def _processes(client: Client, device: str) -> dict[str, Process]:
     """The worker at each address."""
+    return _all_say(client, partial(client._run, _process, device), 60.0)
+
+
+def _check_versions(client: Client, seconds: float) -> None:
+    """None if the scheduler and all workers can work with this process; else ConfigError: tasks are
+    pickled here and read there, so Python, Dask and NumPy agree in their first two numbers, and
+    tiledask altogether."""
+    call: Any = partial(client._get_versions, packages=["tiledask"])
+    found: dict[str, Any] = _all_say(client, call, seconds)
+    here = get_versions()["packages"] | {"tiledask": sys.modules["tiledask"].__version__}
+    for who, each in {"the scheduler": found["scheduler"], **found["workers"]}.items():
+        for name, numbers in _ALIKE.items():
+            mine, its = str(here[name]), str(each["packages"][name])
+            if mine.split(".")[:numbers] != its.split(".")[:numbers]:
+                raise ConfigError(
+                    f"{who} has {name} {its}, here is {mine}: what is pickled here must be read "
+                    f"there, so run both from equal environments "
+                    f"(pip install tiledask=={here['tiledask']} there)"
+                )
+
+
+def _all_say(client: Client, call: Any, seconds: float) -> Any:
     try:
-        return asked(client, partial(client._run, _on_worker, device), left_of(60.0).seconds)
+        return asked(client, call, left_of(seconds).seconds)
     except TimeoutError:
         raise DeadlineError(
             f"the workers of {_address(client)} did not all say what they are in time: one of them "
@@ -261,9 +273,9 @@ def _attached(
         if time.monotonic() > deadline:
             raise _too_few(client, wanted or 1, there, seconds)
         time.sleep(_LOOK)
-    check_versions(client, left_of(seconds).seconds)
+    _check_versions(client, seconds)
     found = _processes(client, device)
-    mine = _process("cpu", None)
+    mine = _process("cpu")
     own = {(each.machine, each.process) for each in found.values()}
     own.discard((mine.machine, mine.process))
     if len(own) < len(found):

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from inspect import signature
-from pickle import dumps
 from typing import Any, NamedTuple, TypeVar
 
 from distributed import Future
@@ -23,17 +22,16 @@ from tiledask.distributed.arrays.recompute import Anchors
 from tiledask.distributed.cluster.counters import Counted, counting
 from tiledask.distributed.cluster.progress import Progress, announced, ended, watching
 from tiledask.distributed.cluster.room import Room, as_room, asks_room, room_of
-from tiledask.distributed.cluster.tasks import slot_of
 from tiledask.distributed.deadlines import bounded, seconds_of
 from tiledask.distributed.products.explain import CACHE, Choice, Explanation, ProductQuestion
 from tiledask.distributed.products.needed import ProductNeeds
 from tiledask.distributed.products.operands import check_kernel, check_types
 from tiledask.distributed.products.rates import rates_of
 from tiledask.distributed.products.refusal import refusal
-from tiledask.distributed.products.worker import RankCall, RankJob, run_rank
+from tiledask.distributed.products.stage import Lent, Stage, submit_stage
+from tiledask.distributed.products.worker import RankJob
 from tiledask.distributed.transport.loans import Facts, Span
 from tiledask.distributed.transport.remote_read import Lender, lending, said_of, transport_of
-from tiledask.distributed.transport.tickets import LentBlock, Ticket
 from tiledask.errors import PlacementError
 from tiledask.plan.products.product import algorithms, moves_nothing
 from tiledask.plan.products.traffic import Traffic
@@ -219,28 +217,6 @@ class Spent:
         return cls(**by_kind, rest=max(0.0, seconds - busy), spans=facts.spans)
 
 
-class _Stage(NamedTuple):
-    """One task for each rank, as far as it follows from shapes alone."""
-
-    jobs: tuple[bytes, ...]
-    """By rank, its `RankJob`."""
-    rows: dict[str, list[tuple[int, ...]]]
-    """By array and rank, whose blocks it reads and its own; none where it reads nobody's."""
-
-    @classmethod
-    def of(cls, jobs: Sequence[RankJob]) -> "_Stage":
-        rows: dict[str, list[tuple[int, ...]]] = {
-            name: [()] * len(jobs) for job in jobs for name, _ in job.reads()
-        }
-        for job in jobs:
-            sources: dict[str, set[int]] = {}
-            for name, piece in job.reads():
-                sources.setdefault(name, {job.rank}).add(piece.source)
-            for name, ranks in sources.items():
-                rows[name][job.rank] = tuple(sorted(ranks))
-        return cls(tuple(map(dumps, jobs)), rows)
-
-
 class _Ready(NamedTuple):
     """What follows of a product from its plan: equal products need it once."""
 
@@ -252,7 +228,7 @@ class _Ready(NamedTuple):
     """By rank."""
     about: dict[str, Any]
     """For the dashboard's page."""
-    stages: tuple[_Stage, ...]
+    stages: tuple[Stage, ...]
     """One; where k is shared out a second, that sums."""
 
 
@@ -264,7 +240,7 @@ def _ready(choice: Choice, dtype: str, backend: str) -> _Ready:
     predicted = plan.traffic(one.itemsize, accumulator(one).itemsize)
     panels = [len(mine) for mine in plan.panels]
     stages = [
-        _Stage.of([make(plan, rank, dtype, backend) for rank in range(plan.ranks)])
+        Stage.of([make(plan, rank, dtype, backend) for rank in range(plan.ranks)])
         for make in (RankJob.multiplies, *[RankJob.sums] * plan.sums)
     ]
     a, b = ("x".join(f"{n:,}" for n in tiling.shape) for tiling in (plan.a, plan.b))
@@ -387,64 +363,22 @@ class _Run:
     ) -> list[Future[Any]]:
         """The blocks of C, for ``tickets`` of A's and B's: a task for each rank, and a second
         where k is shared out."""
-        a, b, (stage, *more) = self.a, self.b, ready.stages
+        a, b, needs = self.a, self.b, self.question.needs
         of_a, of_b = zip(*tickets, strict=True)
-        lent = {"A": _Lent(a.blocks, a.anchors, of_a), "B": _Lent(b.blocks, b.anchors, of_b)}
-        own: Sequence[Any] = [None] * len(a.blocks)
-        blocks = self._submit(lender, stage, lent, own, f"multiply_{algorithm}", on_page)
-        self.cluster.wait(blocks, ready.what, self._left(), cancel=True)
-        for stage in more:
-            found = lender.lend([blocks], self._left())
-            of_c = [found[slot][0] for slot in self.slots]
-            lent["partial"] = _Lent(blocks, Anchors(self.cluster, blocks), of_c)
-            blocks = self._submit(lender, stage, lent, blocks, "reduce_scatter", on_page)
-            what = f"the sums of the {ready.what}"
-            self.cluster.wait(blocks, what, self._left(), cancel=True)
+        lent = {"A": Lent(a.blocks, a.anchors, of_a), "B": Lent(b.blocks, b.anchors, of_b)}
+        partial: Sequence[Any] = [None] * len(a.blocks)
+        blocks = list[Future[Any]]()
+        for stage in ready.stages:
+            if blocks:  # a second, which sums
+                found, partial = lender.lend([blocks], self._left()), blocks
+                of_c = [found[slot][0] for slot in self.slots]
+                lent["partial"] = Lent(blocks, Anchors(self.cluster, blocks), of_c)
+            name = "reduce_scatter" if blocks else f"multiply_{algorithm}"
+            own = list(zip(a.blocks, b.blocks, partial, strict=True))
+            options = needs.kernel, needs.tile, on_page
+            blocks = submit_stage(lender, self.slots, stage, lent, own, name, *options)
+            self.cluster.wait(blocks, ready.what, self._left(), cancel=True)
         return blocks
-
-    def _submit(
-        self,
-        lender: Lender,
-        stage: _Stage,
-        lent: "dict[str, _Lent]",
-        own: Sequence[Future[Any] | None],
-        name: str,
-        on_page: bool,
-    ) -> list[Future[Any]]:
-        """The block that each rank makes; ``own`` are the ranks' partial sums."""
-        needs, args = self.question.needs, {}
-        anchors = {array: lent[array].after(rows) for array, rows in stage.rows.items()}
-        for rank, job in enumerate(stage.jobs):
-            reads = {
-                (array, r): lent[array].block(r) for array, rows in stage.rows.items()
-                for r in rows[rank]
-            }  # fmt: skip
-            call = RankCall(lender.name, lender.transport, reads, needs.kernel, needs.tile, on_page)
-            # what keeps Dask able to make again the blocks that the rank reads
-            after = [future for each in anchors.values() for future in each[rank]]
-            mine = self.a.blocks[rank], self.b.blocks[rank], own[rank]
-            args[self.slots[rank]] = job, dumps(call), *mine, *after
-        return self.cluster.submit_all(run_rank, args, name=name)
-
-
-class _Lent(NamedTuple):
-    """An array that ranks read of."""
-
-    blocks: Sequence[Future[Any]]
-    anchors: Anchors
-    tickets: Sequence[Ticket | None]
-
-    def block(self, rank: int) -> LentBlock:
-        """The block of a rank, as others may read it."""
-        block = self.blocks[rank]
-        return LentBlock(str(block.key), slot_of(block), self.tickets[rank])
-
-    def after(self, rows: Sequence[tuple[int, ...]]) -> list[tuple[Future[Any], ...]]:
-        """By rank, what depends on the blocks of its row; ranks of one row share it."""
-        first = {row: rank for rank, row in enumerate(rows) if row}
-        found = self.anchors.of({rank: row for row, rank in first.items()})
-        held = dict(zip(first, found, strict=True))
-        return [held.get(row, ()) for row in rows]
 
 
 def _check(a: Any, b: Any, kernel: str) -> None:

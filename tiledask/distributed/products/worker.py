@@ -4,7 +4,7 @@ multiply   C = sum of A panel @ B panel                read from other workers' 
 sum        C = sum of the ranks' partial sums          where k is shared out, in rank order
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -94,9 +94,26 @@ class RankJob:
         addends = plan.summed[rank] if in_place else plan.partials[rank]
         return cls(rank, tilings, region, (region,), panels, addends, dtype, backend, False)
 
+    @classmethod
+    def moves(
+        cls,
+        rank: int,
+        source: Tiling,
+        target: Tiling,
+        pieces: Iterable[Piece],
+        dtype: str,
+        backend: str,
+    ) -> "RankJob":
+        """The rank's block under another tiling: its pieces, those for the same place added."""
+        mine = tuple(piece for piece in pieces if piece.destination == rank)
+        region = target.regions[rank]
+        return cls(rank, {"partial": source}, region, (), (), mine, dtype, backend, False)
+
     @property
     def summed_in(self) -> np.dtype:
         """The type that C is summed in."""
+        if self.tilings.keys() == {"partial"}:
+            return as_dtype(self.dtype)
         sums = self.unrounded or any(p.source != self.rank for p in self.addends)
         return summed_in(as_dtype(self.dtype), self.backend, len(self.panels), sums)
 
