@@ -1,8 +1,6 @@
 """What is counted while a block runs: bytes between workers, the most memory held, and the load."""
 
-import os
 import secrets
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +8,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import isawaitable
-from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -29,10 +26,8 @@ ANSWER = 20.0
 """Seconds that the workers have to say what they counted, once the work is done."""
 
 
-OTHERS = 0.25
-"""Share of the cores from which on a high load is the doing of others."""
-_LOOK = 0.05
-"""Seconds between two looks at who wants a core."""
+FULL, OTHERS = 0.9, 0.25
+"""Shares of the cores: with so many busy none is left; with so many others' it is their doing."""
 
 
 class Transfer(NamedTuple):
@@ -203,7 +198,6 @@ async def _called(calls: Sequence[Call], dask_worker: Any) -> list[Any]:
 
 # -- how busy the machine was with other things ---------------------------------------------------
 #
-# load               processes that want a core at a time, the run's own too
 # cores x seconds    =  idle  +  ours  +  others'
 #                                this process and all that it has started, workers among them
 #
@@ -211,69 +205,54 @@ async def _called(calls: Sequence[Call], dask_worker: Any) -> list[Any]:
 
 
 class Load(NamedTuple):
-    """Who wanted a machine's cores while something ran, and who had them, on average.
+    """Who had a machine's cores while something ran, on average.
 
-    >>> print(Load(12.3, others=1.9, cores=2), Load(12.3, others=1.9, cores=2).is_high)
-    load 12.3 on 2 cores True
-    >>> Load(4.0, others=0.1, cores=2).is_high, Load(1.2, others=1.0, cores=2).is_high
+    >>> print(Load(1.95, others=1.2, cores=2), Load(1.95, others=1.2, cores=2).is_high)
+    load 1.95 on 2 cores True
+    >>> Load(1.9, others=0.1, cores=2).is_high, Load(1.2, others=1.0, cores=2).is_high
     (False, False)
     """
 
-    wanted: float
-    """Processes and threads that ran or could have run."""
+    busy: float
+    """Cores that computed."""
     others: float
     """Cores that others had."""
     cores: int
 
     @property
     def is_high(self) -> bool:
-        """Whether more wanted a core than there are, and others had a good part of them: what was
-        timed meanwhile says little of what was measured."""
-        return self.wanted > self.cores and self.others >= OTHERS * self.cores
+        """Whether no core was left, and others had a good part of them: what was timed meanwhile
+        says little of what was measured."""
+        return self.busy > FULL * self.cores and self.others >= OTHERS * self.cores
 
     def __str__(self) -> str:
-        return f"load {self.wanted:.3g} on {self.cores} cores"
+        return f"load {self.busy:.3g} on {self.cores} cores"
 
 
 @contextmanager
 def measuring_load() -> Iterator[Callable[[], Load]]:
-    """While the block runs the load is measured; call what it gives to know it so far."""
-    begun, others, over, wanted = time.monotonic(), _others(), threading.Event(), [_wanted()]
-
-    def look() -> None:
-        while not over.wait(_LOOK):
-            wanted.append(_wanted())
+    """Call what it gives to know the Load since the block began."""
+    begun, before = time.monotonic(), _core_seconds()
 
     def so_far() -> Load:
         seconds = max(time.monotonic() - begun, 1e-9)
         # counters are in hundredths of a second: what is none may seem to be less
-        had = max(0.0, _others() - others) / seconds
-        return Load(sum(wanted) / len(wanted), had, psutil.cpu_count() or 1)
+        busy, others = (
+            max(0.0, now - then) / seconds
+            for now, then in zip(_core_seconds(), before, strict=True)
+        )
+        return Load(busy, others, psutil.cpu_count() or 1)
 
-    looking = threading.Thread(target=look, name="load", daemon=True)
-    looking.start()
-    try:
-        yield so_far
-    finally:
-        over.set()
-        looking.join()
+    yield so_far
 
 
-def _wanted() -> float:
-    """How many want a core now, but for who asks; where the system doesn't say, of late."""
-    try:
-        running = Path("/proc/loadavg").read_text().split()[3].split("/")[0]
-        return max(0.0, float(running) - 1)
-    except (OSError, IndexError, ValueError):
-        return os.getloadavg()[0]
-
-
-def _others() -> float:
-    """Core-seconds of all processes but this one and what it has started, the ended ones too."""
-    spent, here = psutil.cpu_times(), psutil.Process()
+def _core_seconds() -> tuple[float, float]:
+    """Of all processes; and of all but this one and what it has started, the ended ones too."""
+    times, here = psutil.cpu_times(), psutil.Process()
     kinds = "user", "nice", "system", "irq", "softirq", "steal"
-    busy = sum(getattr(spent, kind, 0.0) for kind in kinds)
+    busy = sum(getattr(times, kind, 0.0) for kind in kinds)
+    ours = 0.0
     for process in [here, *here.children(recursive=True)]:
         with suppress(psutil.Error):  # it has ended meanwhile: its parent has its time
-            busy -= sum(process.cpu_times()[:4])  # its children's too, of those that ended
-    return busy
+            ours += sum(process.cpu_times()[:4])  # its children's too, of those that ended
+    return busy, busy - ours

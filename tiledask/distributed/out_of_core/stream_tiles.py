@@ -5,7 +5,6 @@ compute    [multiply 0][multiply 1] ... [write tile]    C tile += A panel @ B pa
 a thread                                  [fsync, record]
 """
 
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -100,16 +99,14 @@ def stream_tiles(job: StreamJob) -> int:
     tile = _buffer(tm * tn, product.summed_in, job.backend)
     reporter = Reporter(job.run, job.slot, len(job.tiles) * len(depths),
                         (len(job.tiles) - len(left)) * len(depths))  # fmt: skip
-    check, reads, xp = _check_wanted(), list[int](), namespace(job.backend)
+    reads, xp = list[int](), namespace(job.backend)
 
     def fetch(turn: tuple[Region, Interval], buffer: tuple[Any, Any]) -> tuple[Held, Held]:
         (rows, columns), depth = turn
         held = list[Held]()
-        for array, region, room in (
-            (product.a, (rows, depth), buffer[0]),
-            (product.b, (depth, columns), buffer[1]),
-        ):
-            panel = _view(room, region, array.order)
+        regions = (rows, depth), (depth, columns)
+        for array, region, memory in zip((product.a, product.b), regions, buffer, strict=True):
+            panel = _view(memory, region, array.order)
             reads.append(array.read(region, panel))
             held.append([(region, xp.asarray(panel))])
         return held[0], held[1]
@@ -120,7 +117,7 @@ def stream_tiles(job: StreamJob) -> int:
     ):
         recorded: Future[None] | None = None
         for (region, depth), (a, b) in panels:
-            check()
+            _check_wanted()
             c, adds = _view(tile, region, product.c.order), depth[0] > 0
             multiply_pieces(a, b, c, region, [region], product.kernel, product.tile, adds)
             del a, b
@@ -140,19 +137,14 @@ def _record(job: StreamJob, region: Region) -> None:
     job.journal.finish(region)
 
 
-def _check_wanted() -> Callable[[], None]:
-    """What raises once nobody wants what this task makes; nothing outside of one."""
-    try:
-        worker, key = get_worker(), thread_state.key
-    except (ValueError, AttributeError):
-        return lambda: None
-
-    def check() -> None:
-        task = worker.state.tasks.get(key)
-        if task is None or task.state == "cancelled":
-            raise RuntimeError(f"{key} was cancelled; what is finished is recorded")
-
-    return check
+def _check_wanted() -> None:
+    """Raise once nobody wants what this task makes."""
+    key = getattr(thread_state, "key", None)
+    if key is None:  # no task
+        return
+    task = get_worker().state.tasks.get(key)
+    if task is None or task.state == "cancelled":
+        raise RuntimeError(f"{key} was cancelled; what is finished is recorded")
 
 
 def _buffer(elements: int, dtype: np.dtype, backend: str = "numpy") -> Any:

@@ -8,7 +8,6 @@ that was killed goes on from there, in another process and with other workers.
 
 import os
 import uuid
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -40,18 +39,17 @@ from tiledask.distributed.out_of_core.stream_tiles import (
 )
 from tiledask.distributed.products.operands import check_kernel, check_types
 from tiledask.errors import ConfigError, DoesNotFitError, PlacementError
+from tiledask.plan.products.regions import Region
 from tiledask.plan.products.streaming import (
     Cuts,
     Problem,
-    StorageLayout,
     StreamPlan,
-    least_memory,
     plan_cuts,
     plan_stream,
 )
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.units import format_bytes, parse_bytes
-from tiledask.tile import accumulator, workspace
+from tiledask.tile import workspace
 from tiledask.tile.levels import as_tile
 
 __all__ = ["StoredProduct", "multiply_stored"]
@@ -142,11 +140,10 @@ def multiply_stored(
     with journal.claimed():
         if not (resume and os.path.lexists(target.path)):
             journal.forget()
-        about = _about(product)
-        if journal.exists:
-            plan = _taken_up(product, about, journal, cluster, memory_limit)
-        else:
-            plan = _planned(product, cluster, memory_limit, timeout=timeout)
+        about, begun = _about(product), journal.exists
+        cuts = _recorded_cuts(product, about, journal) if begun else None
+        plan = _planned(product, cluster, memory_limit, cuts, timeout)
+        if not begun:
             _begin(product, {**about, "cuts": asdict(plan.cuts)}, journal, create=not given)
         finished = {region for region in plan.cuts.regions if journal.finished(region)}
         left = plan.remaining(finished)
@@ -213,19 +210,19 @@ def _reopened(name: str, array: Any) -> StoredArray:
 def _target(out: Any, a: StoredArray, b: StoredArray, resume: bool) -> StoredArray:
     """The result as it is, or as it will be once it is created."""
     shape = a.shape[0], b.shape[1]
-    if isinstance(out, StoredArray):
-        target = _reopened("out", out)
-    else:
-        target = describe(out, shape, a.dtype)
-        if resume and _journal(target).exists and os.path.lexists(target.path):
-            target = open_array(target.path)
+    target = (
+        _reopened("out", out) if isinstance(out, StoredArray) else describe(out, shape, a.dtype)
+    )
+    there = os.path.exists(target.path)
+    if there and resume and _journal(target).exists:
+        target = open_array(target.path)
     if (target.shape, target.dtype) != (shape, a.dtype):
         raise PlacementError(
             f"A {a.shape} @ B {b.shape} is {shape} {a.dtype}, {target.path} is {target.shape} "
             f"{target.dtype}; name another file, or start this one over with resume=False"
         )
     for name, operand in (("A", a), ("B", b)):
-        if os.path.exists(target.path) and os.path.samefile(target.path, operand.path):
+        if there and os.path.samefile(target.path, operand.path):
             raise ConfigError(
                 f"the result {target.path} is {name} itself, which is read until the end; name "
                 f"another file"
@@ -260,40 +257,62 @@ def _planned(
     product: StreamProduct,
     cluster: Cluster,
     memory_limit: int | str | None,
-    cuts: Cuts | None = None,
-    timeout: float | None = None,
+    cuts: Cuts | None,
+    timeout: float | None,
 ) -> StreamPlan:
-    """The plan with the largest tiles, or with these cuts."""
+    """The plan with the largest tiles; or with the ``cuts`` that were recorded."""
     room = room_of(cluster, timeout=timeout)
     limit = cluster.memory_limit // 2 if memory_limit is None else parse_bytes(memory_limit)
     while memory_limit is None and limit > room.bytes > 0:
         limit //= 2  # and not the room itself: the same product shall be cut alike another time
-    forms = [array.form for array in (product.a, product.b, product.c)]
-    problem = _problem(forms, product.a.dtype, product.kernel, product.tile)
-    if cuts is None:
-        plan = plan_stream(problem, cluster.slots, limit)
-    else:
-        plan = plan_cuts(problem, cuts, cluster.slots, limit)
-    if plan.ledger.peak > room.bytes:
-        less = room.elsewhere()
-        ways = [f"memory_limit={format_bytes(less)!r}"] * (least_memory(problem) <= less)
-        ways += filter(None, [room.raised(plan.ledger.peak)])
+    size, wide = product.a.dtype.itemsize, product.summed_in.itemsize
+
+    def work(m: int, n: int, k: int) -> int:
+        return workspace(m, n, k, size, product.kernel, product.tile, True, wide)
+
+    problem = Problem(product.a.form, product.b.form, product.c.form, wide, work)
+    try:
+        if cuts is None:
+            plan = plan_stream(problem, cluster.slots, limit)
+        else:
+            plan = plan_cuts(problem, cuts, cluster.slots, limit)
+        if plan.ledger.peak > room.bytes:
+            more = (
+                room.raised(plan.ledger.peak) or f"memory_limit={format_bytes(room.elsewhere())!r}"
+            )
+            raise DoesNotFitError(
+                f"tiles of {'x'.join(map(str, plan.cuts.tile))} with panels of {plan.cuts.panel} "
+                f"take {format_bytes(plan.ledger.peak)} a slot, the workers leave {room}. What "
+                f"would fit: {more}"
+            )
+    except DoesNotFitError as error:
+        if cuts is None:
+            raise
         raise DoesNotFitError(
-            f"tiles of {'x'.join(map(str, plan.cuts.tile))} with panels of {plan.cuts.panel} take "
-            f"{format_bytes(plan.ledger.peak)} a slot, the workers leave {room}. What would fit: "
-            f"{'; or '.join(ways) or 'nothing on this machine'}"
-        )
+            f"{product.c.path} was begun with more memory: {error}, which is resume=False"
+        ) from None
     return plan
 
 
-def _problem(forms: Iterable[StorageLayout], dtype: Any, kernel: str, tile: Any) -> Problem:
-    size, wide = dtype.itemsize, accumulator(dtype).itemsize
-
-    def work(m: int, n: int, k: int) -> int:
-        return workspace(m, n, k, size, kernel, tile, True, wide)
-
-    a, b, c = forms
-    return Problem(a, b, c, wide, work)
+def _recorded_cuts(product: StreamProduct, about: dict[str, Any], journal: Journal) -> Cuts:
+    """The cuts of the product that was begun; ConfigError if that was any other."""
+    was = journal.plan()
+    value = was.pop("cuts", None)
+    if changed := differences(was, about):
+        raise ConfigError(
+            f"{product.c.path} was begun with other input: {'; '.join(changed)}. Bring that back "
+            f"to go on, or start over with resume=False"
+        )
+    try:
+        cuts = Cuts(tuple(value["rows"]), tuple(value["columns"]), value["panel"])
+        if (cuts.rows[-1], cuts.columns[-1]) != product.c.shape:
+            raise ConfigError(f"the result is {product.c.shape}")
+    except (ConfigError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{journal.folder}/plan.json is damaged, its cuts are {value} ({error}); resume=False "
+            f"starts over"
+        ) from None
+    return cuts
 
 
 def _begin(product: StreamProduct, record: dict[str, Any], journal: Journal, create: bool) -> None:
@@ -313,38 +332,6 @@ def _begin(product: StreamProduct, record: dict[str, Any], journal: Journal, cre
         materialize(target)
 
 
-def _taken_up(
-    product: StreamProduct,
-    about: dict[str, Any],
-    journal: Journal,
-    cluster: Cluster,
-    memory_limit: int | str | None,
-) -> StreamPlan:
-    """The recorded plan, for this cluster; ConfigError if it is for anything else."""
-    was = journal.plan()
-    value = was.pop("cuts", None)
-    if changed := differences(was, about):
-        raise ConfigError(
-            f"{product.c.path} was begun with other input: {'; '.join(changed)}. Bring that back "
-            f"to go on, or start over with resume=False"
-        )
-    try:
-        cuts = Cuts(tuple(value["rows"]), tuple(value["columns"]), value["panel"])
-        if (cuts.rows[-1], cuts.columns[-1]) != product.c.shape:
-            raise ConfigError(f"the result is {product.c.shape}")
-    except (ConfigError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{journal.folder}/plan.json is damaged, its cuts are {value} ({error}); resume=False "
-            f"starts over"
-        ) from None
-    try:
-        return _planned(product, cluster, memory_limit, cuts)
-    except DoesNotFitError as error:
-        raise DoesNotFitError(
-            f"{product.c.path} was begun with more memory: {error}, which is resume=False"
-        ) from None
-
-
 # -- running it ----------------------------------------------------------------------------------
 
 
@@ -360,29 +347,26 @@ def _run(
     if not plan.tiles:  # the last run was killed between its last tile and its end
         with counting(cluster) as counted:
             return [], counted
-    run, tiles = uuid.uuid4().hex, dict[int, list[Any]]()
+    run, mine = uuid.uuid4().hex, {slot: list[Region]() for slot in range(cluster.slots)}
     for tile in plan.tiles:
-        tiles.setdefault(tile.slot, []).append(tile.region)
-    jobs = [
-        StreamJob(slot, product, plan.cuts, tuple(mine), journal, run, cluster.backend)
-        for slot, mine in sorted(tiles.items())
-    ]
+        mine[tile.slot].append(tile.region)
+    jobs = {
+        slot: (StreamJob(slot, product, plan.cuts, tuple(tiles), journal, run, cluster.backend),)
+        for slot, tiles in mine.items()
+        if tiles
+    }
     m, n, k = plan.problem.extents
     what = f"product {m}x{k} @ {k}x{n} into {os.path.basename(product.c.path)}"
-    cluster.wait(
-        [cluster.submit(job.slot, warm, job, name="load") for job in jobs],
-        f"loading what the {what} needs",
-        min(seconds, DEADLINE),
-        cancel=True,
-    )
-    panels = [len(tiles.get(slot, ())) * len(jobs[0].depths) for slot in range(cluster.slots)]
+    loaded = cluster.submit_all(warm, jobs, name="load")
+    cluster.wait(loaded, f"loading what the {what} needs", min(seconds, DEADLINE), cancel=True)
+    panels = [len(tiles) * len(plan.cuts.panels(k)) for tiles in mine.values()]
     with counting(cluster) as counted, watching(progress, run, panels, what, cluster):
-        futures = [cluster.submit(job.slot, stream_tiles, job, name="stream") for job in jobs]
+        futures = cluster.submit_all(stream_tiles, jobs, name="stream")
         try:
             return cluster.gather(futures, what, seconds, cancel=True), counted
         except BaseException:
             with suppress(Exception):  # what was cancelled wrote to the result: until it stopped
-                ends = [cluster.submit(job.slot, int) for job in jobs]
+                ends = [cluster.submit(slot, int) for slot in jobs]
                 cluster.gather(ends, "the end", _LETTING_GO)
             raise
 
