@@ -8,9 +8,7 @@ Blocks are made by tasks (from the file or the argument, or by a function), neve
 worker dies, Dask runs the task again and the block is back.
 """
 
-import uuid
 from collections.abc import Callable, Iterable
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -25,6 +23,7 @@ from tiledask.distributed.cluster.room import Room, room_of
 from tiledask.distributed.deadlines import bounded
 from tiledask.errors import DoesNotFitError, PlacementError
 from tiledask.plan.products.placement import Partial, Placement, Tiling
+from tiledask.plan.products.regions import region_size
 from tiledask.plan.units import format_bytes
 from tiledask.tile.backend import as_dtype
 from tiledask.tile.backend import to_numpy as off_device
@@ -66,20 +65,12 @@ def distribute(
     check_dtype(array.dtype)
     room = room_of(mesh.cluster, alone=True, timeout=timeout, slots=mesh.at)
     refuse_large_blocks(tiling, array.dtype, room)
-    kept, token = mesh.cluster.keep(array), uuid.uuid4().hex
-    blocks = [
-        mesh.cluster.submit(
-            slot,
-            read_block,
-            kept.part(slot, tiling.region(at)),
-            tiling.region(at),
-            array.dtype.name,
-            mesh.cluster.backend,
-            name=name,
-            token=token,
-        )
-        for slot, at in zip(mesh.at, tiling.coordinates(), strict=True)
-    ]
+    kept, how = mesh.cluster.keep(array), (array.dtype.name, mesh.cluster.backend)
+    given = {
+        slot: (kept.part(slot, region), region, *how)
+        for slot, region in zip(mesh.at, tiling.regions, strict=True)
+    }
+    blocks = mesh.cluster.submit_all(read_block, given, name=name)
     what = f"distributing {array.shape} over {mesh.shape}"
     mesh.cluster.wait(blocks, what, timeout, cancel=True)
     return ShardedArray(mesh, tiling, array.dtype, tuple(blocks), "distribute")
@@ -151,12 +142,14 @@ def check_dtype(dtype: np.dtype) -> None:
         )
 
 
-def refuse_large_blocks(tiling: Tiling, dtype: np.dtype, room: Room) -> None:
-    """Raise DoesNotFitError, before anything runs, if a worker could not even hold its block."""
-    largest = max(prod(tiling.block_shape(at)) for at in tiling.coordinates()) * dtype.itemsize
+def refuse_large_blocks(tiling: Tiling, dtype: np.dtype, room: Room, copies: int = 1) -> None:
+    """Raise DoesNotFitError, before anything runs, if a worker could not hold so many ``copies`` of
+    its block."""
+    largest = max(map(region_size, tiling.regions)) * dtype.itemsize * copies
     if largest > room.bytes:
+        twice = " in parts and put together" * (copies > 1)
         raise DoesNotFitError(
-            f"the largest block of {tiling.shape} {dtype} under {tiling.placements} has "
+            f"the largest block of {tiling.shape} {dtype} under {tiling.placements} has{twice} "
             f"{format_bytes(largest)}, a worker may hold {room}; shard it over "
             f"at least {-(-largest // max(1, room.bytes))} times as many ranks"
         )

@@ -18,12 +18,11 @@ from tiledask.distributed.arrays.creation import (
     refuse_large_blocks,
 )
 from tiledask.distributed.arrays.mesh import Mesh
-from tiledask.distributed.cluster.room import Room, room_of
+from tiledask.distributed.cluster.room import room_of
 from tiledask.distributed.deadlines import bounded
-from tiledask.errors import DoesNotFitError, PlacementError
+from tiledask.errors import PlacementError
 from tiledask.plan.products.placement import Placement, Tiling
 from tiledask.plan.products.regions import slices
-from tiledask.plan.units import format_bytes
 from tiledask.tile.backend import array_namespace, as_dtype, namespace
 from tiledask.tile.backend import to_numpy as off_device
 
@@ -62,7 +61,6 @@ def from_dask(
     check_dtype(x.dtype)
     cluster, tiling = mesh.cluster, Tiling(x.shape, mesh.shape, checked(placements))
     room = room_of(cluster, alone=True, timeout=timeout, slots=mesh.at)
-    refuse_large_blocks(tiling, x.dtype, room)
     kept = futures_of(x)
     if others := [future.client for future in kept if future.client is not cluster.client]:
         raise PlacementError(
@@ -71,9 +69,10 @@ def from_dask(
         )
     x = x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
     # parts are cut where the chunks lie, so that only they travel, and put together in the slots
+    copies = 2 if any(x[slices(region)].npartitions > 1 for region in tiling.regions) else 1
+    refuse_large_blocks(tiling, x.dtype, room, copies)
     x = cluster.client.persist(x)
     parts = [x[slices(region)] for region in tiling.regions]
-    _refuse_two_copies([part.nbytes for part in parts if part.npartitions > 1], room)
     parts = cluster.client.persist(parts)
     given = {
         slot: (part.chunks, x.dtype.name, cluster.backend, *_futures(part))
@@ -109,12 +108,3 @@ def _assemble(chunks: tuple[tuple[int, ...], ...], dtype: str, backend: str, *pa
     for region, part in zip(slices_from_chunks(chunks), here, strict=True):
         block[region] = part
     return block
-
-
-def _refuse_two_copies(sizes: list[int], room: Room) -> None:
-    if (twice := 2 * max(sizes, default=0)) > room.bytes:
-        raise DoesNotFitError(
-            f"a worker would hold a block in parts and put together, {format_bytes(twice)}, and "
-            f"may hold {room}; shard x over more ranks, or rechunk it so that "
-            f"each block is one chunk"
-        )

@@ -1,6 +1,5 @@
 """Checkpoints: arrays by name, written under one layout and read under another.
 
-pieces.py    what a rank holds of an array: boxes of it
 index.py     which box is in which file, with its checksums
 write.py     save_checkpoint: all ranks write at once; whole or not there at all
 read.py      open_checkpoint: the newest whole one; each rank reads its pieces, and checks them
@@ -10,15 +9,13 @@ read.py      open_checkpoint: the newest whole one; each rank reads its pieces, 
       rank-0-0.npy ...           a box each, as numpy.load reads it
 """
 
-from tiledask.distributed.checkpoints.index import Index, Stored, StoredBox
-from tiledask.distributed.checkpoints.pieces import Flat, TensorSlice, sharded, whole
+from tiledask.distributed.checkpoints.index import Index, Stored, StoredBox, whole
 from tiledask.distributed.checkpoints.read import Checkpoint, open_checkpoint, steps_in
 from tiledask.distributed.checkpoints.write import save_checkpoint
-from tiledask.plan.products.regions import Region
+from tiledask.plan.products.regions import Region, TensorSlice
 
 __all__ = [
     "Checkpoint",
-    "Flat",
     "Index",
     "Region",
     "Stored",
@@ -26,7 +23,6 @@ __all__ = [
     "TensorSlice",
     "open_checkpoint",
     "save_checkpoint",
-    "sharded",
     "steps_in",
     "whole",
 ]

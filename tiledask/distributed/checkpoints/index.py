@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tiledask.errors import CheckpointError, short
-from tiledask.plan.products.regions import Region, extents_of
+from tiledask.plan.products.placement import Tiling
+from tiledask.plan.products.regions import Region, TensorSlice, extents_of
 from tiledask.plan.whole import is_whole
 from tiledask.tile.backend import as_dtype
 
@@ -23,6 +24,7 @@ __all__ = [
     "check_cover",
     "in_file",
     "read_index",
+    "whole",
     "write_index",
 ]
 
@@ -65,6 +67,15 @@ class Index:
     arrays: dict[str, Stored]
     about: dict[str, Any]
     """What the caller added: anything that JSON can hold."""
+
+
+def whole(shape: tuple[int, ...]) -> TensorSlice:
+    """All of an array, as each replica holds it.
+
+    >>> whole((4, 6)).boxes
+    (((0, 4), (0, 6)),)
+    """
+    return Tiling(tuple(shape), (), ()).slice(())
 
 
 def in_file(dtype: Any) -> np.dtype:

@@ -17,13 +17,19 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.checkpoints.index import Index, Stored, StoredBox, in_file, read_index
-from tiledask.distributed.checkpoints.pieces import Flat, TensorSlice, whole
+from tiledask.distributed.checkpoints.index import (
+    Index,
+    Stored,
+    StoredBox,
+    in_file,
+    read_index,
+    whole,
+)
 from tiledask.distributed.checkpoints.write import UNFINISHED, folder_of
 from tiledask.distributed.out_of_core.stored_npy import look
 from tiledask.errors import CheckpointError
 from tiledask.plan.digests import crc_of
-from tiledask.plan.products.regions import Region, extents_of, overlap, within
+from tiledask.plan.products.regions import Region, TensorSlice, extents_of, overlap, within
 from tiledask.plan.units import format_bytes
 from tiledask.tile.backend import as_dtype
 
@@ -56,7 +62,7 @@ class Checkpoint:
         """Bytes of all arrays."""
         return sum(each.nbytes for each in self.arrays.values())
 
-    def read(self, pieces: Mapping[str, TensorSlice | Flat] | None = None) -> dict[str, np.ndarray]:
+    def read(self, pieces: Mapping[str, TensorSlice] | None = None) -> dict[str, np.ndarray]:
         """New arrays in host memory by name, in the shapes of these pieces; all, if left out.
 
         Bit for bit what was saved. Raises CheckpointError where a name is not there, a shape is
@@ -78,12 +84,7 @@ class Checkpoint:
                 )
         return {name: self._array(self.arrays[name], piece) for name, piece in pieces.items()}
 
-    def verify(self) -> int:
-        """Bytes read, once every file has passed its checksums; CheckpointError if one has not."""
-        stored = self.arrays.values()
-        return sum(self._part(each, part).nbytes for each in stored for part in each.parts)
-
-    def _array(self, stored: Stored, piece: TensorSlice | Flat) -> np.ndarray:
+    def _array(self, stored: Stored, piece: TensorSlice) -> np.ndarray:
         local = np.empty(piece.local_shape, as_dtype(stored.dtype))
         raw = local.view(in_file(stored.dtype))
         read: dict[StoredBox, np.ndarray] = {}

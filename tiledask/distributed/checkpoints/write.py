@@ -25,15 +25,15 @@ from tiledask.distributed.checkpoints.index import (
     StoredBox,
     check_cover,
     in_file,
+    whole,
     write_index,
 )
-from tiledask.distributed.checkpoints.pieces import Flat, TensorSlice, whole
 from tiledask.distributed.out_of_core.disk import sync, writing
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.errors import CheckpointError
 from tiledask.plan.digests import crc_of
-from tiledask.plan.products.regions import Region, region_size
+from tiledask.plan.products.regions import Region, TensorSlice, region_size
 from tiledask.plan.whole import whole_number
 from tiledask.tile.backend import to_numpy
 
@@ -61,7 +61,7 @@ def save_checkpoint(
     folder: str | os.PathLike[str],
     step: int,
     arrays: Mapping[str, Any],
-    pieces: Mapping[str, TensorSlice | Flat] | None = None,
+    pieces: Mapping[str, TensorSlice] | None = None,
     about: dict[str, Any] | None = None,
 ) -> Path:
     """The folder of the checkpoint, once all of it is on the disk; called by all ranks of a run.
@@ -119,7 +119,7 @@ def save_checkpoint(
     return final
 
 
-def _held(arrays: Mapping[str, Any], pieces: Mapping[str, TensorSlice | Flat]) -> Held:
+def _held(arrays: Mapping[str, Any], pieces: Mapping[str, TensorSlice]) -> Held:
     if set(arrays) != set(pieces):
         odd = sorted(set(arrays) ^ set(pieces))[0]
         raise CheckpointError(

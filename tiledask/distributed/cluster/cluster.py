@@ -15,8 +15,6 @@ import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import dask
@@ -27,7 +25,7 @@ from distributed import Client, Future
 from distributed.comm.addressing import get_address_host
 from distributed.spans import SpanMetadata
 
-from tiledask.distributed.cluster.spool import KeptArray, machine_id, open_spool
+from tiledask.distributed.cluster.spool import KeptArray, open_spool
 from tiledask.distributed.cluster.tasks import (
     FOR_WANT,
     asked,
@@ -197,21 +195,14 @@ class Cluster:
         if self.status != "running":
             raise ClusterLostError(
                 f"the scheduler at {self.scheduler_address} is gone, or the client was closed, and "
-                f"with it what lay on the workers; make a new one with {another}. There the same "
-                f"call goes on where records end: a product of files, td.matmul(a, b, out=, "
-                f"cluster=), or td.train(..., folder=)"
+                f"with it what lay on the workers; make a new one with {another}, where a product "
+                f"of files, td.matmul(a, b, out=, cluster=), or td.train(..., folder=) goes on"
             )
 
     def ask(self, call: Callable[[], Awaitable[T]], seconds: float) -> T:
         """What ``call()``, of the client's loop, returns; TimeoutError after ``seconds``, and
         ClusterLostError as soon as the scheduler is lost."""
         return asked(self.client, call, seconds, self.check_alive)
-
-    def events(self, topic: str) -> list[Any]:
-        """All of Dask's events on ``topic``."""
-        scheduler: Any = self.client.scheduler
-        found = self.ask(partial(scheduler.events, topic=topic), left_of(30.0).seconds)
-        return [event for _, event in found or ()]
 
     def wait_for_slots(self, slots: Iterable[int], timeout: float) -> dict[int, dict[str, Any]]:
         """slot -> what the scheduler knows of its worker, once all ``slots`` have one."""
@@ -238,18 +229,15 @@ class Cluster:
         *args: Any,
         name: str = "task",
         beside: bool = False,
-        token: str = "",
     ) -> Future[Any]:
         """A Future of ``function(*args)``, run by the worker in ``slot`` and nowhere else.
 
         A slot computes one task at a time. Tasks that only hand data over run ``beside``, one
         at a time too, so that no other slot waits for them until a computation ends.
         ``name`` is the task's name and colour on the dashboard. Futures among ``args`` whose slot
-        had lost its worker for too long are made ``again``. ``token``: of the blocks of one array
-        the same, which no other has: it is part of their keys.
+        had lost its worker for too long are made ``again``.
         """
-        given = {slot: args}
-        (future,) = self.submit_all(function, given, name=name, beside=beside, token=token)
+        (future,) = self.submit_all(function, {slot: args}, name=name, beside=beside)
         return future
 
     def submit_all(
@@ -259,12 +247,11 @@ class Cluster:
         *,
         name: str = "task",
         beside: bool = False,
-        token: str = "",
     ) -> list[Future[Any]]:
         """A Future for every slot of ``args``, like `submit`; Dask is told of all at once."""
         self.check_alive()
         self.again(x for mine in args.values() for x in mine if isinstance(x, Future))
-        token = token or uuid.uuid4().hex
+        token = uuid.uuid4().hex
         keys, tasks, needs = dict[int, str](), dict[str, Task](), dict[str, dict[str, int]]()
         for slot, mine in args.items():
             if not is_whole(slot, 0, self.slots - 1):
@@ -404,13 +391,11 @@ class Cluster:
         return KeptArray(str(path) if near else "", array, near)
 
     def near(self) -> frozenset[int]:
-        """The slots whose workers are on this machine and see what lies in the spool."""
+        """The slots whose workers see what lies in the spool."""
         if self.started_here:
             hosts = self.hosts
             return frozenset(slot for slot, host in enumerate(hosts) if host == hosts[0])
-        seen = self.spool / "seen"
-        seen.write_text(machine_id())
-        found = self.run(_sees, str(seen))
+        found = self.run(os.path.isdir, str(self.spool))
         return frozenset(slot for slot, sees in enumerate(found) if sees)
 
     # -- the dashboard's page ---------------------------------------------
@@ -477,10 +462,3 @@ class Cluster:
         if self.is_running:
             return panel(words, self.why, self.dashboard_link, self.started)
         return f"<b>{html.words(words)}</b>, {html.words(self.status)}"
-
-
-def _sees(path: str) -> bool:
-    """Whether this worker is on the machine whose number is in the file ``path``, and reads it."""
-    with contextlib.suppress(OSError):
-        return Path(path).read_text() == machine_id()
-    return False

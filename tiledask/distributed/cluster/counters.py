@@ -142,10 +142,9 @@ def counting(
             return
         counted.last = [report["beside"] for report in reports]
         slot_of = {report["address"]: slot for slot, report in enumerate(reports)}
-        counted.growth = tuple(
-            max(0, report["peak"] - held)
-            for held, report in zip(counted.held, reports, strict=True)
-        )
+        peaks = [report["peak"] for report in reports]
+        grown = zip(counted.held, peaks, strict=True)
+        counted.growth = tuple(max(0, peak - held) for held, peak in grown)
         moves = []
         for slot, report in enumerate(reports):
             for who, sizes, start, stop in report["log"]:

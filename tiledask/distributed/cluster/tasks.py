@@ -156,9 +156,8 @@ def failure(cluster: Any, future: Future[Any], what: str) -> BaseException:
         named = ClusterLostError(
             f"{what}: task {str(error.task)[:200]} ended the worker of slot "
             f"{str(error.task).rpartition('-')[2]} {error.allowed_failures + 1} times, whenever "
-            f"it ran there; other tasks go on. It needs more memory than there is, or native "
-            f"code that it calls crashes: look at the workers' output, give it less at a time, "
-            f"or call its function by itself"
+            f"it ran there: it needs more memory than there is, or native code that it calls "
+            f"crashes. Look at the workers' output, or give it less at a time"
         )
         named.__cause__ = error  # by which it is known that trying again will not do
         return named

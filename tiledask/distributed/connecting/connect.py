@@ -84,7 +84,11 @@ def connect(
     with until(seconds):
         known = _known(client)
         if known is not None:
-            _check_backend(known, device)
+            if device not in ("auto", "cuda" if known.backend == "cupy" else "cpu"):
+                raise ConfigError(
+                    f"device={device!r} was asked for, and {known} is connected to already, whose "
+                    f"{known.kind} workers are {known.why}: close it first"
+                )
             if not known.started_here and known.counting.acquire(blocking=False):
                 try:  # an operation under way counts on as many slots as it began with
                     _hold(known, wanted, seconds)
@@ -125,15 +129,6 @@ def _known(given: Any) -> Cluster | None:
                 return cluster
             cluster.close()  # its client was closed
     return None
-
-
-def _check_backend(cluster: Cluster, device: str) -> None:
-    has = "cuda" if cluster.backend == "cupy" else "cpu"
-    if device not in ("auto", has):
-        raise ConfigError(
-            f"device={device!r} was asked for, and {cluster} is connected to already; it has "
-            f"{cluster.kind} workers ({cluster.why}): close it first"
-        )
 
 
 def _client(given: Any, security: Any, seconds: float) -> tuple[Client, bool]:

@@ -251,21 +251,17 @@ def _threads(x: da.Array, y: da.Array) -> tuple[int, int]:
     """(tasks that the active scheduler runs at a time, bytes that each of them may hold)."""
     get = get_scheduler(collections=[x, y])
     client = getattr(get, "__self__", None)
-    processes = host = 0
-    if isinstance(client, Client):
-        ours = next((c for c in RUNNING if c.client is client), None)
-        if ours is not None:  # of all slots, whoever is away now: plans, and so bits, stay the same
-            ours.check_alive()
-            processes, threads, limits = ours.slots, ours.slots, ours.memory_limits
-        else:
-            workers = list(workers_of(client).values())
-            processes, threads = len(workers), sum(w["nthreads"] for w in workers)
-            limits = tuple(w["memory_limit"] for w in workers)
-        host = min((limit or MEMORY_LIMIT // processes for limit in limits), default=0)
-    if not processes:
-        processes, host, threads = 1, MEMORY_LIMIT, 1
-        if get is not dask.local.get_sync:
-            threads = dask.config.get("num_workers", None) or CPU_COUNT
+    processes, threads, limits = 1, 1, [MEMORY_LIMIT]
+    ours = next((c for c in RUNNING if c.client is client), None)
+    if ours is not None:  # of all slots, whoever is away now: plans, and so bits, stay the same
+        ours.check_alive()
+        processes, threads, limits = ours.slots, ours.slots, list(ours.memory_limits)
+    elif isinstance(client, Client) and (workers := list(workers_of(client).values())):
+        processes, threads = len(workers), sum(w["nthreads"] for w in workers)
+        limits = [w["memory_limit"] or MEMORY_LIMIT // processes for w in workers]
+    elif get is not dask.local.get_sync:
+        threads = dask.config.get("num_workers", None) or CPU_COUNT
+    host = min(limits)
     devices = () if array_namespace(x._meta) is np else probe().devices
     if devices:
         share = min(d.memory for d in devices) * min(1, len(devices) / processes)
