@@ -132,21 +132,17 @@ def watching(
     if wanted is False or (wanted is None and not is_watched()):
         yield
         return
-    done, over = [0] * len(turns), False
+    done, over, all_turns = [0] * len(turns), False, sum(turns)
 
     def on_event(event: Any) -> None:
         if event.get("run") == run and not over:  # later ones are no news
             for rank, numbers in event.get("counted", ()):
                 done[rank] = numbers.get("done", done[rank])
                 if callable(wanted) and "done" in numbers:
-                    wanted(sum(done), sum(turns))
+                    wanted(sum(done), all_turns)
 
-    shown = (
-        nullcontext()
-        if callable(wanted)
-        else showing(what, lambda: (sum(done), sum(turns), ""), "panels")
-    )
-    with shown:
+    bar = showing(what, lambda: (sum(done), all_turns, ""), "panels")
+    with nullcontext() if callable(wanted) else bar:
         with subscribed(cluster, RUNS, on_event):
             try:
                 yield
@@ -154,4 +150,4 @@ def watching(
                 over = True
         done[:] = turns  # ranks do not report their last panels
     if callable(wanted):
-        wanted(sum(turns), sum(turns))
+        wanted(all_turns, all_turns)

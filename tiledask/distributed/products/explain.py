@@ -70,11 +70,6 @@ class Choice:
         return self.ledger.peak if self.ledger else 0
 
     @property
-    def keeps_placements(self) -> bool:
-        """Whether C is cut as A is."""
-        return self.plan is not None and self.plan.result.placements == self.plan.a.placements
-
-    @property
     def seconds(self) -> float:
         """Predicted; infinite where it cannot run."""
         return self.cost.total if self.cost else float("inf")
@@ -145,12 +140,9 @@ class Explanation(Printable):
 
     def to_dict(self) -> dict[str, Any]:
         """The same in bytes and seconds, for programs."""
-        names = (
-            *("algorithm", "options", "why_not", "received", "total", "between_hosts"),
-            *("messages", "peak", "fits", "bound"),
-        )
+        names = "algorithm options why_not received total between_hosts messages peak fits bound"
         rows = [
-            {name: getattr(c, name) for name in names}
+            {name: getattr(c, name) for name in names.split()}
             | {"seconds": c.cost.total if c.cost else None}
             for c in self.choices
         ]
@@ -196,14 +188,10 @@ class ProductQuestion:
         """m, n and k, all leading dimensions of A taken as one m."""
         return prod(self.a.shape[:-1]), prod(self.b.shape[1:]), self.a.shape[-1]
 
-    @property
-    def names(self) -> list[str]:
-        """The algorithms among which one is chosen."""
-        return [self.algorithm] if self.algorithm else list(algorithms)
-
     def weigh(self, allowed: int) -> Explanation:
         """Every algorithm, and the one to take, where a rank may hold ``allowed`` bytes."""
-        choices = tuple(self._choice(name, allowed) for name in self.names)
+        names = [self.algorithm] if self.algorithm else algorithms
+        choices = tuple(self._choice(name, allowed) for name in names)
         chosen, why = _chosen(choices, allowed, self.algorithm)
         counted = (
             f"Bytes are those that ranks receive, with A in {_lies(self.a)} and B in "
@@ -270,15 +258,14 @@ class ProductQuestion:
             name,
             plan.options,
             plan,
-            "",
-            traffic.total,
-            max(traffic.received),
-            traffic.count,
-            ledger,
-            ledger.peak <= allowed,
-            plan.result.mesh == self.a.mesh,
-            cost(plan, itemsize, partial_sum, rates) if rates else None,
-            int(least * itemsize),
+            total=traffic.total,
+            received=max(traffic.received),
+            messages=traffic.count,
+            ledger=ledger,
+            fits=ledger.peak <= allowed,
+            same_mesh=plan.result.mesh == self.a.mesh,
+            cost=cost(plan, itemsize, partial_sum, rates) if rates else None,
+            bound=int(least * itemsize),
         )
 
     def _advice(self, choices: Sequence[Choice]) -> str:
@@ -323,7 +310,7 @@ def _chosen(choices: tuple[Choice, ...], allowed: int, only: str | None) -> tupl
     fastest = min(c.seconds for c in fitting)
     alike = [c for c in fitting if c.seconds <= ALIKE * fastest]
     # of equally fast ones, what leaves C cut as A is, and then what needs least memory
-    best = min(alike, key=lambda c: (not c.keeps_placements, c.peak))
+    best = min(alike, key=lambda c: (not _keeps_placements(c.plan), c.peak))
     others = [c for c in fitting if c is not best]
     if not others:
         return best.algorithm, f"{best.algorithm}: the only one that fits."
@@ -339,6 +326,11 @@ def _chosen(choices: tuple[Choice, ...], allowed: int, only: str | None) -> tupl
         f"{format_bytes(best.received)} to the rank that receives most; next is "
         f"{second.algorithm}, {f'{100 * more:.0f} % slower' if more >= 0.005 else 'as fast'}."
     )
+
+
+def _keeps_placements(plan: ProductPlan | None) -> bool:
+    """Whether C is cut as A is."""
+    return plan is not None and plan.result.placements == plan.a.placements
 
 
 def _lies(tiling: Tiling) -> str:

@@ -389,23 +389,17 @@ def _check(a: Any, b: Any, kernel: str) -> None:
                 f"dask.arrays or two files: td.distribute(x, mesh, placements) makes the first, "
                 f"td.open_array(path) the last, and td.tile.matmul takes plain arrays"
             )
-    if a.mesh.cluster is not b.mesh.cluster:
-        raise PlacementError(
-            f"A is on {a.mesh.cluster} and B on another, {b.mesh.cluster}; distribute both on one"
-        )
-    if a.mesh.at != b.mesh.at:
-        raise PlacementError(
-            f"rank r of A and of B must be in one slot, and theirs are {a.mesh.at} and "
-            f"{b.mesh.at}; distribute both on one mesh, or on td.Mesh(..., slots={a.mesh.at})"
-        )
-    for name, dtype in (("A", a.dtype), ("B", b.dtype)):
-        if dtype.kind != "f" and dtype != as_dtype("bfloat16"):
-            whole = f"{name}.astype('float32') or 'float64'"
-            parts = f"{name}.real and {name}.imag, which are multiplied apart"
+        if x.dtype.kind != "f" and x.dtype != as_dtype("bfloat16"):
             raise PlacementError(
-                f"{name} is {dtype}, products are floating point; distribute "
-                f"{parts if dtype.kind == 'c' else whole}"
+                f"{name} is {x.dtype}, products are floating point; distribute "
+                f"{name}.astype('float32'), or of complex numbers both parts"
             )
+    if a.mesh.cluster is not b.mesh.cluster or a.mesh.at != b.mesh.at:
+        raise PlacementError(
+            f"rank r of A and of B must be in one slot, and theirs are {a.mesh.at} of "
+            f"{a.mesh.cluster} and {b.mesh.at} of {b.mesh.cluster}; distribute both on one mesh, "
+            f"or on td.Mesh(..., slots={a.mesh.at})"
+        )
     check_kernel(kernel, a.mesh.cluster.backend)
     check_types(a.dtype, b.dtype, kernel)
 

@@ -18,15 +18,13 @@ def check_kernel(kernel: str, arrays: str) -> None:
     takes = lookup(kernel).arrays
     if takes == arrays or kernel == "blas":
         return
-    others = ", ".join(name for name, info in kernels.items() if info.arrays == arrays)
-    if takes == "cupy":
-        raise KernelError(
-            f"kernel {kernel!r} runs on GPUs, and the blocks are NumPy arrays on CPUs; use one of "
-            f"{others}, or workers with GPUs: td.start_cluster(device='gpu')"
-        )
+    others = [name for name, info in kernels.items() if info.arrays == arrays]
+    runs, lie, device = "GPUs", "NumPy arrays on CPUs", "gpu"
+    if takes == "numpy":
+        runs, lie, device, others = "CPUs", "CuPy arrays on GPUs", "cpu", [*others, "blas"]
     raise KernelError(
-        f"kernel {kernel!r} runs on CPUs, and the blocks are CuPy arrays on GPUs; use one of "
-        f"{others}, blas, or workers without: td.start_cluster(device='cpu')"
+        f"kernel {kernel!r} runs on {runs}, and the blocks are {lie}; use one of "
+        f"{', '.join(others)}, or workers of td.start_cluster(device={device!r})"
     )
 
 
