@@ -299,21 +299,25 @@ def _operand(name: str, z: Any) -> da.Array:
     if not isinstance(z, da.Array) and not hasattr(z, "__array_function__"):
         raise TypeError(f"{name} is a {type(z).__name__}, must be a dask.array; see da.asarray")
     z = z if isinstance(z, da.Array) else da.from_array(z, chunks="auto")
-    if any(np.isnan(z.shape)):
-        raise PlacementError(
-            f"{name} has chunks of unknown size, its shape is {z.shape}, and a plan needs numbers; "
-            f"{name}.compute_chunk_sizes() finds them out"
-        )
-    if isinstance(z._meta, np.ma.MaskedArray) or not hasattr(z._meta, "strides"):
-        raise PlacementError(
-            f"{name} has blocks of {type(z._meta).__name__}, must be NumPy's or CuPy's arrays; "
-            f"convert them with {name}.map_blocks, masked ones with da.ma.filled({name}, 0)"
-        )
-    if (z.dtype.kind != "f" and z.dtype.name != "bfloat16") or z.dtype.itemsize > 8:
-        real = f"{name}.astype('float64'), or " if z.dtype.kind != "c" else ""
-        raise PlacementError(
-            f"{name} is {z.dtype}, products here are float16, bfloat16, float32 or float64; use "
-            f"{real}dask's own x @ y"
-        )
+    known = (z.dtype.kind == "f" or z.dtype.name == "bfloat16") and z.dtype.itemsize <= 8
+    for wrong, words in (
+        (
+            any(np.isnan(z.shape)),
+            f"has chunks of unknown size, its shape is {z.shape}, and a plan needs numbers; "
+            f"{name}.compute_chunk_sizes() finds them out",
+        ),
+        (
+            isinstance(z._meta, np.ma.MaskedArray) or not hasattr(z._meta, "strides"),
+            f"has blocks of {type(z._meta).__name__}, must be NumPy's or CuPy's arrays; convert "
+            f"them with {name}.map_blocks, masked ones with da.ma.filled({name}, 0)",
+        ),
+        (
+            not known,
+            f"is {z.dtype}, products here are float16, bfloat16, float32 or float64; use "
+            f"{name}.astype('float64'), or dask's own x @ y",
+        ),
+    ):
+        if wrong:
+            raise PlacementError(f"{name} {words}")
     native: da.Array = z if z.dtype.isnative else z.astype(z.dtype.newbyteorder("="))
     return native

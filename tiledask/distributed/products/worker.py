@@ -5,7 +5,7 @@ sum        C = sum of the ranks' partial sums          where k is shared out, in
 """
 
 from collections.abc import Iterable, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 from pickle import loads
@@ -13,8 +13,6 @@ from time import time
 from typing import Any, NamedTuple
 
 import numpy as np
-from dask.context import thread_state
-from distributed import get_worker
 
 from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.progress import Reporter
@@ -181,14 +179,15 @@ class _RankRun:
 
     def result(self) -> Any:
         """C, once the partial sums and the panels were gone through."""
-        job, c = self.job, self.c
+        job, call, c = self.job, self.call, self.c
         adds = self._sum()
         loaded = self._multiply(adds)
         if not adds and not job.panels:
             c[...] = 0
         if job.panels or "partial" not in job.tilings:
             self.reader.facts.tiles.append(TileCount.of(loaded))
-        _show(self.spans, self.reporter)
+        if call.on_page:
+            self.reporter.report()
         return c if job.unrounded else c.astype(as_dtype(job.dtype), copy=False)
 
     def _lent(self, name: str, piece: Piece) -> tuple[LentBlock, Region]:
@@ -317,17 +316,3 @@ def _reporter(job: RankJob, call: RankCall, reader: Reader) -> Reporter:
 
     more = counted if call.on_page else None
     return Reporter(call.exchange, job.rank, len(job.panels), more=more)
-
-
-def _show(spans: list[Span], reporter: Reporter) -> None:
-    """Draw reads over this task on Dask's task stream, as it draws its own transfers; report the
-    rest to the dashboard's page."""
-    if reporter.more:
-        reporter.report()
-    with suppress(Exception):
-        worker = get_worker()
-        task = worker.state.tasks[thread_state.key]
-        for span in spans:
-            if span.kind == "read":
-                start, stop = (t + worker.scheduler_delay for t in (span.start, span.stop))
-                task.startstops.append({"action": "transfer", "start": start, "stop": stop})
