@@ -121,40 +121,6 @@ def test_explain_says_what_crosses_and_which_slots_would_cost_less(on_hosts):
     assert found.to_dict()["choices"][0]["between_hosts"] == C.traffic.measured.between_hosts
 
 
-@pytest.mark.parametrize(
-    ("hosts", "shape", "at"), [("AABB", (1, 2, 2), (0, 2, 1, 3)), ("AAAB", (1, 2, 2), None)]
-)
-def test_a_training_keeps_tensor_ranks_on_one_host_and_its_losses(on_hosts, hosts, shape, at):
-    text = td.load_text("tales")
-    model = td.GPT(text.vocabulary, hidden=16, layers=2, heads=4, sequence=8)
-    given = {"steps": 2, "batch": 4, "microbatches": 2}
-    alone = td.train(model, text, shape, **given)
-    cluster, found = on_hosts(hosts), {}
-    meshes = {
-        "hosts": td.Mesh(cluster, shape),
-        "plain": td.Mesh(cluster, shape, slots=range(4)),
-    }
-    for name, mesh in meshes.items():
-        run = td.train(model, text, mesh, **given)
-        np.testing.assert_array_equal(run.losses, alone.losses)
-        for key, weight in run.weights.items():
-            np.testing.assert_array_equal(weight, alone.weights[key])
-        assert run.traffic.predicted == run.traffic.measured
-        between = run.traffic.measured.between_hosts
-        assert between == run.traffic.predicted.between_hosts > 0
-        assert f"{between:,} bytes between 2 hosts" in repr(run)
-        found[name] = between
-    assert found["hosts"] <= found["plain"]
-    if at:
-        assert found["hosts"] < found["plain"]
-        words = td.train(model, text, meshes["hosts"], **given).placed
-        assert words.startswith("Axis pp crosses 2 hosts: ")
-        a_step = int(re.search(r"([\d,]+) if rank r were", words)[1].replace(",", ""))
-        assert 2 * a_step <= found["plain"]  # and the weights that come back in the end
-    assert alone.traffic.predicted == alone.traffic.measured
-    assert alone.placed == ""
-
-
 def test_schedules_and_rank_functions_say_what_went_between_hosts(on_hosts):
     cluster = on_hosts("AABB")
     schedule = td.schedule("1f1b", 4, 4)

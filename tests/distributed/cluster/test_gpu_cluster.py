@@ -2,13 +2,11 @@
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 import tiledask as td
 from tiledask.distributed.cluster import gpus as on_gpus
 from tiledask.errors import ConfigError
-from tiledask.lab.precision import acceptable
 from tiledask.tile import probe
 from tiledask.tile.backend import GpuInfo
 
@@ -50,44 +48,6 @@ def test_gpus_go_by_the_names_that_cuda_knows_them_by(monkeypatch, named, gpus, 
     if named is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
     assert on_gpus._visible_gpus() == names
-
-
-@pytest.mark.gpu
-@pytest.mark.cluster
-@pytest.mark.skipif(not probe().usable, reason=f"no usable GPU: {probe().reason}")
-@pytest.mark.parametrize("kernel", ["cublas", "smem_tiled"])
-@pytest.mark.parametrize("per_gpu", [1, 2])
-def test_a_product_on_gpu_workers(kernel, per_gpu):
-    rng = np.random.default_rng(0)
-    a = rng.standard_normal((700, 500), np.float32)
-    b = rng.standard_normal((500, 600), np.float32)
-    with td.start_cluster(device="cuda", per_gpu=per_gpu, quiet=True) as cluster:
-        mesh = td.Mesh(cluster, (cluster.slots,))
-        A = td.distribute(a, mesh, (td.Shard(0),))
-        B = td.distribute(b, mesh, (td.Shard(0),))
-        C = td.matmul(A, B, kernel=kernel)
-        np.testing.assert_allclose(td.to_numpy(C), a @ b, rtol=1e-4, atol=1e-3)
-        assert C.traffic.predicted == C.traffic.measured
-
-
-@pytest.mark.gpu
-@pytest.mark.cluster
-@pytest.mark.skipif(not probe().usable, reason=f"no usable GPU: {probe().reason}")
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
-@pytest.mark.parametrize("shape", [(2, 1, 1), (1, 2, 1), (1, 1, 2)], ids=str)
-def test_a_training_on_gpu_workers(shape, dtype):
-    """The losses of NumPy, the bytes that are planned."""
-    text = td.load_text("tales")
-    model = td.GPT(text.vocabulary, hidden=32, layers=2, heads=4, sequence=16)
-    options = {"steps": 4, "batch": 8, "microbatches": 2, "dtype": dtype, "clip": 1.0}
-    host = td.train(model, text, shape, **options)
-    per_gpu = -(-2 // len(probe().devices))
-    with td.start_cluster(device="cuda", per_gpu=per_gpu, quiet=True) as cluster:
-        got = td.train(model, text, td.Mesh(cluster, shape), **options)
-    for step, (a, b) in enumerate(zip(host.losses, got.losses, strict=True), 1):
-        assert acceptable(a, b, step, dtype, 2, 2), f"step {step}"
-    assert not len(got.records.mismatches)
-    assert got.held == host.held
 
 
 @pytest.mark.cluster

@@ -59,19 +59,3 @@ def test_a_gpu_kernel_on_cpu_workers_is_refused_before_anything_runs(cluster, tm
         with pytest.raises(KernelError, match=f"'{kernel}' runs on GPUs, and the blocks are NumPy"):
             product()
     assert [path.name for path in tmp_path.iterdir()] == ["a.npy"]
-
-
-@pytest.mark.few(4)
-@pytest.mark.cluster
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-@pytest.mark.parametrize("kernel", [k for k, info in kernels.items() if info.arrays == "numpy"])
-def test_every_cpu_kernel_adds_up_panels_without_rounding_between(cluster, kernel, dtype):
-    """Rounded after each of its four panels, the sum would be another in halves."""
-    top = {"float16": 2048, "bfloat16": 256}.get(dtype, 2**20)
-    x = np.array([[top, 1, 1, 1 - top]] * 4).astype(td.tile.as_dtype(dtype))
-    y = np.ones_like(x)
-    mesh, grid = td.Mesh(cluster, (2, 2)), (td.Shard(0), td.Shard(1))
-    a, b = td.distribute(x, mesh, grid), td.distribute(y, mesh, grid)
-    c = td.matmul(a, b, algorithm="summa", panel=1, kernel=kernel)
-    exact = x.astype("f8") @ y.astype("f8")
-    np.testing.assert_array_equal(td.to_numpy(c).astype("f8"), exact)
