@@ -10,8 +10,7 @@ machine read the same clock, and noise shall not make a result be used before it
 
 import time
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from distributed import Worker
 
@@ -19,7 +18,15 @@ from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.deadlines import seconds_of
 from tiledask.errors import DeadlineError
 
-__all__ = ["Clock", "draw_by_dasks_clock", "draw_by_this_clock", "now", "set_clocks", "time_there"]
+__all__ = [
+    "Clock",
+    "draw_by_dasks_clock",
+    "draw_by_this_clock",
+    "now",
+    "scheduler_time",
+    "set_clocks",
+    "time_there",
+]
 
 ROUNDS = 8
 """Round trips of which the shortest counts."""
@@ -51,15 +58,14 @@ class Clock:
 
 def set_clocks(cluster: Cluster, timeout: float | None = None) -> tuple[Clock, ...]:
     """The Clock of every slot's worker, which now tells the scheduler's time by `now`."""
-    time_there(cluster, timeout)
     return tuple(cluster.run(_set, timeout=timeout))
 
 
 def time_there(cluster: Cluster, timeout: float | None = None) -> float:
-    """Seconds since 1970 on the scheduler, which answers its workers that question from now on."""
-    seconds = min(60.0, seconds_of(timeout))
+    """Seconds since 1970 on the scheduler."""
+    seconds, scheduler = min(60.0, seconds_of(timeout)), cast(Any, cluster.client.scheduler)
     try:
-        there: float = cluster.ask(partial(cluster.client._run_on_scheduler, _answer), seconds)
+        there: float = cluster.ask(scheduler.tiledask_clock, seconds)
         return there
     except TimeoutError:
         raise DeadlineError(
@@ -95,12 +101,8 @@ def draw_by_dasks_clock() -> None:
         del Worker.scheduler_delay
 
 
-def _answer(dask_scheduler: Any) -> float:
-    dask_scheduler.handlers["tiledask_clock"] = _there
-    return _there()
-
-
-def _there() -> float:
+def scheduler_time() -> float:
+    """What the scheduler answers (slots.py)."""
     return time.time()
 
 
@@ -110,8 +112,8 @@ async def _set(dask_worker: Any) -> Clock:
     trips = []
     for _ in range(ROUNDS):
         before = time.time()
-        there = await dask_worker.scheduler.tiledask_clock()
-        trips.append((before, there, time.time()))
+        said = await dask_worker.scheduler.tiledask_clock()
+        trips.append((before, said, time.time()))
     clock = Clock.of(trips)
     _offset = clock.offset
     return clock

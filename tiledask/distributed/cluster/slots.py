@@ -77,6 +77,7 @@ class Slots(SchedulerPlugin):
         self.scheduler = scheduler
         scheduler.handlers["tiledask_slot"] = self.slot
         scheduler.handlers["tiledask_ready"] = self.ready
+        scheduler.handlers["tiledask_clock"] = clocks.scheduler_time
         for address in sorted(scheduler.workers, key=_place):
             self.add_worker(scheduler, address)
         if page and PAGE not in scheduler.plugins:

@@ -10,7 +10,7 @@ from pathlib import Path
 from tiledask.errors import ConfigError
 from tiledask.plan.units import format_bytes
 
-__all__ = ["free", "opened", "reading", "sync", "writing"]
+__all__ = ["free", "reading", "sync", "writing"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -58,15 +58,8 @@ def free(path: str | os.PathLike[str]) -> int:
 
 def sync(path: str) -> None:
     """None, once the file or folder is on its disk as it is now."""
-    with opened(path, os.O_RDONLY) as file:
-        os.fsync(file)
-
-
-@contextmanager
-def opened(path: str, flags: int) -> Iterator[int]:
-    """The descriptor of an open file."""
-    file = os.open(path, flags | os.O_CLOEXEC)
+    file = os.open(path, os.O_RDONLY)
     try:
-        yield file
+        os.fsync(file)
     finally:
         os.close(file)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tiledask.distributed.out_of_core.disk import opened, sync, writing
+from tiledask.distributed.out_of_core.disk import sync, writing
 from tiledask.errors import ConfigError, short
 from tiledask.files import atomic_write
 from tiledask.plan.products.regions import Region
@@ -76,7 +76,7 @@ class Journal:
         that lives is at it."""
         with writing(self.folder, lambda: _BLOCK):
             os.makedirs(self.folder, exist_ok=True)
-        with opened(f"{self.folder}/client.lock", os.O_RDWR | os.O_CREAT) as lock:
+        with open(f"{self.folder}/client.lock", "a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -13,7 +13,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from tiledask.distributed.out_of_core.disk import opened
 from tiledask.errors import ConfigError
 from tiledask.plan.products.regions import Region
 
@@ -97,12 +96,12 @@ def _slabs(region: Region, block: np.ndarray) -> Iterator[tuple[Region, np.ndarr
 
 def read(array: Any, region: Region, out: np.ndarray) -> int:
     """Bytes read, once ``out`` holds the region of a StoredArray."""
-    return _carry(os.preadv, os.O_RDONLY, array, region, out)
+    return _carry(os.preadv, "rb", array, region, out)
 
 
 def write(array: Any, region: Region, block: np.ndarray) -> None:
     """None, once the file of a StoredArray holds ``block`` there."""
-    _carry(os.pwritev, os.O_WRONLY, array, region, block)
+    _carry(os.pwritev, "r+b", array, region, block)
 
 
 def files(array: Any, region: Region) -> list[str]:
@@ -110,21 +109,21 @@ def files(array: Any, region: Region) -> list[str]:
     return [array.path]
 
 
-def _carry(call: Any, flags: int, array: Any, region: Region, block: np.ndarray) -> int:
+def _carry(call: Any, mode: str, array: Any, region: Region, block: np.ndarray) -> int:
     """Bytes that went from the file to ``block``, or from it to the file: without a copy where
     both agree."""
-    reads, done = flags == os.O_RDONLY, 0
+    reads, done = mode == "rb", 0
     if array.order == "F":  # seen so that what is contiguous in the file is the last dimension
         region, block = region[::-1], block.T
     rows_lie_together = block.shape[1] <= 1 or block.strides[1] == block.itemsize
     direct = block.dtype == array.dtype and rows_lie_together
-    with opened(array.path, flags) as file:
+    with open(array.path, mode, buffering=0) as file:
         for within, part in [(region, block)] if direct else _slabs(region, block):
             lines = part
             if not direct:
                 lines = np.empty(part.shape, array.dtype) if reads else rounded(part, array.dtype)
             for run, offset in _runs(array, within, lines):
-                done += _transfer(call, file, run, offset, array.path)
+                done += _transfer(call, file.fileno(), run, offset, array.path)
             if reads and not direct:
                 part[...] = lines
     return done

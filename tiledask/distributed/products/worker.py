@@ -151,18 +151,12 @@ def run_rank(
     ``job`` is a RankJob and ``call`` a RankCall, both pickled: the scheduler need not look into
     them. ``own_partial``: where partial sums are added up, the rank's own.
     """
-    own = {"A": _aligned(own_a), "B": _aligned(own_b), "partial": own_partial}
+    own = {"A": own_a, "B": own_b, "partial": own_partial}
     run = _RankRun(_job_of(job), loads(call), own)
     try:
         return run.result()
     except LoanLostError:
         raise run.reader.step_aside() from None
-
-
-def _aligned(block: Any) -> Any:
-    """``block``; a copy where Dask had put it on disk and brought it back to any address, for then
-    sums round otherwise."""
-    return np.require(block, requirements="A") if isinstance(block, np.ndarray) else block
 
 
 class _RankRun:
