@@ -11,7 +11,7 @@ from tiledask.distributed.arrays.array import Both, ShardedArray, operators, pla
 from tiledask.distributed.arrays.recompute import Anchors
 from tiledask.distributed.cluster.counters import counting
 from tiledask.distributed.deadlines import bounded
-from tiledask.distributed.products.stage import Lent, Stage, submit_stage
+from tiledask.distributed.products.rank_tasks import Lent, RankTasks, submit_ranks
 from tiledask.distributed.products.worker import RankJob
 from tiledask.distributed.transport.remote_read import lending
 from tiledask.plan.products.comms import collective, redistribution, traffic_of
@@ -56,9 +56,11 @@ def redistribute(
             tickets = lender.lend([blocks], timeout)
             lent = {"partial": Lent(blocks, anchors, [tickets[slot][0] for slot in at])}
             how = array.dtype.name, cluster.backend
-            stage = Stage.of([RankJob.moves(rank, old, new, pieces, *how) for rank in range(ranks)])
+            stage = RankTasks.of(
+                [RankJob.moves(rank, old, new, pieces, *how) for rank in range(ranks)]
+            )
             own = [(None, None, block) for block in blocks]
-            blocks = submit_stage(lender, at, stage, lent, own, name)
+            blocks = submit_ranks(lender, at, stage, lent, own, name)
             cluster.wait(blocks, f"{name} of {array!r}", timeout, cancel=True)
             anchors = Anchors(cluster, blocks)
         lender.close()

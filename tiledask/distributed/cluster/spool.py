@@ -20,8 +20,10 @@ from distributed.diskutils import WorkSpace
 
 from tiledask.plan.products.regions import Region, slices
 
-__all__ = ["AS_HOST", "KeptArray", "machine_id", "open_spool"]
+__all__ = ["AS_HOST", "MEMORY", "KeptArray", "machine_id", "open_spool"]
 
+MEMORY = Path("/dev/shm")
+"""A folder in memory, on Linux."""
 AS_HOST = "TILEDASK_HOST"
 """In a worker's environment, the host that it is taken to be on (`start_cluster`)."""
 

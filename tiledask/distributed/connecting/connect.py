@@ -228,7 +228,8 @@ def _process(device: str, dask_worker: Any = None) -> Process:
 
 def _processes(client: Client, device: str) -> dict[str, Process]:
     """The worker at each address."""
-    return _all_say(client, partial(client._run, _process, device), 60.0)
+    found: dict[str, Process] = _all_say(client, partial(client._run, _process, device), 60.0)
+    return found
 
 
 def _check_versions(client: Client, seconds: float) -> None:

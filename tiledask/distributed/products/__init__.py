@@ -6,7 +6,7 @@ needed.py      bytes that a plan needs on every rank
 rates.py       this cluster's FLOP/s, bytes/s and overheads, measured
 refusal.py     what would fit instead
 operands.py    what two operands must have in common
-stage.py       one task for each rank, which reads the others' blocks
+rank_tasks.py  one task for each rank, which reads the others' blocks
 worker.py      what a rank does: it reads others' blocks and leaves its own
 panels.py      the loop over panels: the next ones are fetched while one is multiplied
 lazy.py        x @ y of dask.arrays

@@ -26,9 +26,9 @@ from tiledask.distributed.deadlines import bounded, seconds_of
 from tiledask.distributed.products.explain import CACHE, Choice, Explanation, ProductQuestion
 from tiledask.distributed.products.needed import ProductNeeds
 from tiledask.distributed.products.operands import check_kernel, check_types
+from tiledask.distributed.products.rank_tasks import Lent, RankTasks, submit_ranks
 from tiledask.distributed.products.rates import rates_of
 from tiledask.distributed.products.refusal import refusal
-from tiledask.distributed.products.stage import Lent, Stage, submit_stage
 from tiledask.distributed.products.worker import RankJob
 from tiledask.distributed.transport.loans import Facts, Span
 from tiledask.distributed.transport.remote_read import Lender, lending, said_of, transport_of
@@ -228,7 +228,7 @@ class _Ready(NamedTuple):
     """By rank."""
     about: dict[str, Any]
     """For the dashboard's page."""
-    stages: tuple[Stage, ...]
+    stages: tuple[RankTasks, ...]
     """One; where k is shared out a second, that sums."""
 
 
@@ -240,7 +240,7 @@ def _ready(choice: Choice, dtype: str, backend: str) -> _Ready:
     predicted = plan.traffic(one.itemsize, accumulator(one).itemsize)
     panels = [len(mine) for mine in plan.panels]
     stages = [
-        Stage.of([make(plan, rank, dtype, backend) for rank in range(plan.ranks)])
+        RankTasks.of([make(plan, rank, dtype, backend) for rank in range(plan.ranks)])
         for make in (RankJob.multiplies, *[RankJob.sums] * plan.sums)
     ]
     a, b = ("x".join(f"{n:,}" for n in tiling.shape) for tiling in (plan.a, plan.b))
@@ -376,7 +376,7 @@ class _Run:
             name = "reduce_scatter" if blocks else f"multiply_{algorithm}"
             own = list(zip(a.blocks, b.blocks, partial, strict=True))
             options = needs.kernel, needs.tile, on_page
-            blocks = submit_stage(lender, self.slots, stage, lent, own, name, *options)
+            blocks = submit_ranks(lender, self.slots, stage, lent, own, name, *options)
             self.cluster.wait(blocks, ready.what, self._left(), cancel=True)
         return blocks
 

@@ -1,6 +1,6 @@
 """One task for each rank of a mesh, which reads parts of the others' blocks past Dask.
 
-What of that follows from shapes alone is pickled once for equal products: a `Stage`.
+What of that follows from shapes alone is pickled once for equal products: a `RankTasks`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,10 +15,10 @@ from tiledask.distributed.products.worker import RankCall, RankJob, run_rank
 from tiledask.distributed.transport.remote_read import Lender
 from tiledask.distributed.transport.tickets import LentBlock, Ticket
 
-__all__ = ["Lent", "Stage", "submit_stage"]
+__all__ = ["Lent", "RankTasks", "submit_ranks"]
 
 
-class Stage(NamedTuple):
+class RankTasks(NamedTuple):
     """One task for each rank."""
 
     jobs: tuple[bytes, ...]
@@ -27,7 +27,7 @@ class Stage(NamedTuple):
     """By array and rank, whose blocks it reads."""
 
     @classmethod
-    def of(cls, jobs: Sequence[RankJob]) -> "Stage":
+    def of(cls, jobs: Sequence[RankJob]) -> "RankTasks":
         """The tasks that do these ``jobs``."""
         rows: dict[str, dict[int, tuple[int, ...]]] = {}
         for job in jobs:
@@ -52,10 +52,10 @@ class Lent(NamedTuple):
         return LentBlock(str(block.key), slot_of(block), self.tickets[rank])
 
 
-def submit_stage(
+def submit_ranks(
     lender: Lender,
     slots: Sequence[int],
-    stage: Stage,
+    stage: RankTasks,
     lent: Mapping[str, Lent],
     own: Sequence[tuple[Future[Any] | None, ...]],
     name: str,
