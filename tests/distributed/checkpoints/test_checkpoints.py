@@ -231,8 +231,7 @@ def test_a_file_that_is_cut_short_or_gone_meanwhile_is_found(tmp_path):
     os.truncate(path, path.stat().st_size - 8)
     with pytest.raises(CheckpointError, match="npy is damaged"):
         saved.read()
-    os.truncate(path, 2_399_999)
-    with pytest.raises(CheckpointError, match=r"has 2399999 bytes and 'w' needs 2400000 of it"):
+    with pytest.raises(CheckpointError, match=r"has 2400120 bytes and 'w' needs 2400128 of it"):
         open_checkpoint(tmp_path)
     path.unlink()
     with pytest.raises(CheckpointError, match="No such file"):
@@ -268,7 +267,7 @@ def test_nothing_outside_of_its_folder_is_read(tmp_path, file):
         ("shape", [500_000_000_000], "no rank holds"),
         ("shape", [0, 2**62, 2**62], "not of what is beside it"),
         ("dtype", "object", "dtype"),
-        ("dtype", "complex128", "2400128 bytes and 'w' needs 4800000"),
+        ("dtype", "float32", "2400128 bytes and 'w' needs 1200128"),
         ("parts", [], "no rank holds"),
     ],
 )
@@ -321,9 +320,9 @@ def test_a_full_disk_is_said(tmp_path, small_disk):
 
 def test_a_later_format_is_refused(tmp_path, monkeypatch):
     with monkeypatch.context() as later:
-        later.setattr(index_room, "FORMAT", 4)
+        later.setattr(index_room, "FORMAT", 3)
         one(tmp_path)
-    with pytest.raises(CheckpointError, match="has format 4, this version reads 3"):
+    with pytest.raises(CheckpointError, match="has format 3, this version reads 2"):
         open_checkpoint(tmp_path)
 
 

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 FILE = "index.json"
-FORMAT = 3
+FORMAT = 2
 _DAMAGE = LookupError, TypeError, ValueError, OverflowError, AttributeError, OSError, RecursionError
 _CELLS = 2**28
 """Parts, at most, into which the boxes of an array cut it."""
@@ -40,6 +40,8 @@ class StoredBox(NamedTuple):
 
     file: str
     box: Region
+    offset: int
+    """Bytes before the numbers."""
     checksum: int
     """CRC-32 of the numbers."""
 
@@ -126,8 +128,7 @@ def read_index(folder: Path) -> Index:
 
 
 def _stored(folder: Path, name: str, each: dict[str, Any]) -> Stored:
-    """What the index says of an array, whose parts are files in the folder and no larger than
-    these."""
+    """What the index says of an array, whose parts are files in the folder, each of its size."""
     shape, dtype = tuple(each["shape"]), as_dtype(each["dtype"])
     size = prod(n for n in shape if n) * dtype.itemsize  # arrays of no elements have extents
     if not all(is_whole(n, 0) for n in shape) or size >= 2**63 or len(shape) > 32:
@@ -135,15 +136,15 @@ def _stored(folder: Path, name: str, each: dict[str, Any]) -> Stored:
     if dtype.name != each["dtype"] or not (dtype.kind in "biufc" or dtype.name == "bfloat16"):
         raise ValueError(f"{name!r} has dtype {each['dtype']}, and numbers are stored")
     parts = []
-    for file, ends, checksum in each["parts"]:
+    for file, ends, offset, checksum in each["parts"]:
         box, path = tuple((start, stop) for start, stop in ends), folder / file
         inside = all(0 <= a < b <= n for (a, b), n in zip(box, shape, strict=True))
         if not inside or path.name != file or path.is_symlink():
             raise ValueError(f"{name!r} of {shape} has {box} in {file}, not a part in this folder")
-        has, needs = path.stat().st_size, prod(extents_of(box)) * dtype.itemsize
-        if has < needs:
+        has, needs = path.stat().st_size, offset + prod(extents_of(box)) * dtype.itemsize
+        if has != needs or not is_whole(offset, 0):
             raise ValueError(f"{file} has {has} bytes and {name!r} needs {needs} of it")
-        parts.append(StoredBox(file, box, checksum))
+        parts.append(StoredBox(file, box, offset, checksum))
     check_cover(name, shape, [part.box for part in parts])
     return Stored(shape, each["dtype"], tuple(parts))
 

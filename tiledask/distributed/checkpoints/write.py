@@ -9,8 +9,8 @@ What several ranks hold is written by one of them: of those that hold the same b
 that has least to write so far. Until the rename the folder has a name that nobody opens.
 """
 
+import json
 import os
-import pickle
 import shutil
 from collections.abc import Mapping
 from itertools import pairwise
@@ -97,7 +97,13 @@ def save_checkpoint(
     partial = final.with_name(final.name + UNFINISHED)
     with rank.label("checkpoint"):
         everyone = rank.group()
-        held = _gathered(everyone, _held(arrays, pieces))
+        held = [
+            {
+                name: (tuple(shape), dtype, tuple(map(_box, boxes)))
+                for name, (shape, dtype, boxes) in each.items()
+            }
+            for each in _gathered(everyone, _held(arrays, pieces))
+        ]
         writers = _writers(held)
         if rank.index == 0:
             _make_room(final, partial)
@@ -138,11 +144,15 @@ def _held(arrays: Mapping[str, Any], pieces: Mapping[str, TensorSlice]) -> Held:
 
 
 def _gathered(everyone: Group, mine: Any) -> list[Any]:
-    """What every rank brings, by rank."""
-    data = np.frombuffer(pickle.dumps(mine), np.uint8)
-    ends = np.cumsum([0, *everyone.all_gather(np.array([data.size]))])
-    every = everyone.all_gather(data).tobytes()
-    return [pickle.loads(every[a:b]) for a, b in pairwise(ends)]
+    """What every rank brings, by rank: JSON, gathered as bytes."""
+    text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
+    ends = np.cumsum([0, *everyone.all_gather(np.array([text.size]))])
+    every = everyone.all_gather(text).tobytes()
+    return [json.loads(every[a:b]) for a, b in pairwise(ends)]
+
+
+def _box(ends: list[list[int]]) -> Region:
+    return tuple((start, stop) for start, stop in ends)
 
 
 def _writers(held: list[Held]) -> dict[tuple[str, Region], int]:
@@ -189,13 +199,13 @@ def _write_box(path: Path, box: Region, view: Any) -> StoredBox:
         np.save(file, host, allow_pickle=False)
         file.flush()
         os.fsync(file.fileno())
-    return StoredBox(path.name, box, crc_of(host))
+    return StoredBox(path.name, box, path.stat().st_size - host.nbytes, crc_of(host))
 
 
-def _stored(held: list[Held], every: list[list[tuple[str, StoredBox]]]) -> dict[str, Stored]:
+def _stored(held: list[Held], every: list[list[Any]]) -> dict[str, Stored]:
     parts: dict[str, list[StoredBox]] = {}
     for name, part in (each for written in every for each in written):
-        parts.setdefault(name, []).append(part)
+        parts.setdefault(name, []).append(StoredBox(*part))
     facts = {name: each for h in held for name, each in h.items()}
     return {
         name: Stored(shape, dtype, tuple(parts.get(name, ())))
