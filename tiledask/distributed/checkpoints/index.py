@@ -122,8 +122,8 @@ def read_index(folder: Path) -> Index:
         return Index(int(body["step"]), arrays, dict(body["about"]))
     except _DAMAGE as error:
         raise CheckpointError(
-            f"{path} is damaged, or not of what is beside it: {type(error).__name__}: "
-            f"{str(error)[:300]}; open an earlier step with step="
+            f"{path} cannot be read as a checkpoint's index, damaged or not of what is beside "
+            f"it: {type(error).__name__}: {str(error)[:300]}; open an earlier step with step="
         ) from None
 
 
