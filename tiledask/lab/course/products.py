@@ -22,7 +22,10 @@ from tiledask.lab.course.question import Names, cut_over, question
 from tiledask.lab.course.runs import Blocking
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.inputs.hardware import load_device
+from tiledask.plan.ledger import Ledger
 from tiledask.plan.products.cost import MachineRates, cost
+from tiledask.plan.products.placement import Tiling
+from tiledask.plan.products.product import plan_product
 from tiledask.plan.products.product_plan import RUNTIME, ProductPlan
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.tile.backend import accumulator, as_dtype
@@ -112,6 +115,14 @@ LAYERS = td.Shard(0), td.Shard(1), td.Replicate()
 """A and B over p and q; each of r layers has them."""
 
 
+def contents(ledger: Ledger) -> list[str]:
+    """What the fullest place holds, the largest first."""
+    place, moment, _ = ledger.binding
+    found = sorted(ledger.by_tensor(place, moment).items(), key=lambda row: -row[1])
+    held = {name: format_bytes(nbytes) for name, nbytes in found if nbytes}
+    return [f"{name}{' (8 MiB + 2 %)' * (name == 'runtime')} {n}" for name, n in held.items()]
+
+
 def kind(over: Grid) -> str:
     """Of a cut: 1-D, 2-D, 2.5-D or 3-D."""
     cut = sum(parts > 1 for parts in over)
@@ -134,14 +145,23 @@ def cuts(m: int, n: int, k: int, dtype: str, workers: int, memory: int) -> Names
         raise ConfigError(f"{m} x {n} x {k} cannot be cut for {workers} workers; take fewer")
     plans = {over: way.plan(m, n, k) for over, way in ways.items()}
     moved = {over: plan.traffic(item, wide).total for over, plan in plans.items()}
-    held = {over: ledger_of(plan, of).peak for over, plan in plans.items()}
+    ledgers = {over: ledger_of(plan, of) for over, plan in plans.items()}
+    held = {over: ledger.peak for over, ledger in ledgers.items()}
     fitting = [over for over in plans if held[over] <= memory]
     best = min(fitting, key=lambda over: (moved[over], over[2]), default=None)
     lean = best or min(plans, key=held.__getitem__)
     names = {over: f"{' x '.join(map(str, over))}, {kind(over)}" for over in plans}
     chosen, peak, least, fit = names[lean], held[lean], moved[lean], len(fitting)
-    grids = len(plans)
-    lines = {names[over]: (moved[over], held[over], held[over] > memory) for over in plans}
+    grids, inside = len(plans), contents(ledgers[lean])
+    p, q = min(td.formulas.grids(workers, 2), key=lambda grid: (max(grid), grid))
+    begin, spread = [Tiling(shape, (p, q), runs.GRID) for shape in ((m, k), (k, n))], {}
+    for over in plans:
+        with suppress(PlacementError):  # too small for it
+            total = plan_product("3d", *begin, grid=over).traffic(item, wide).total
+            if over[2] > 1:
+                words = f"{format_bytes(total)} received from {p} x {q} blocks without copies"
+                spread[over] = f"; {words}"
+    lines = {names[o]: (moved[o], held[o], held[o] > memory, spread.get(o, "")) for o in plans}
     products = {}
     for p, q, r in {kind(over): over for over in [*plans, lean]}.values():
         formula = item * (m * k * (q - 1) + k * n * (p - 1)) + wide * m * n * (r - 1)
