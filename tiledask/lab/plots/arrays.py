@@ -207,18 +207,21 @@ def owners(
     *,
     title: str = "Who owns which block",
 ) -> Figure:
-    """A figure of matrices side by side, all to the same scale, a colour and number per rank."""
+    """A figure of matrices side by side, all to the same scale, a colour and number per rank. Of
+    long ones both sides are as long as the roots of what they measure, so that less is empty."""
     tilings: list[Any] = [getattr(each, "tiling", each) for each in matrices.values()]
-    shapes = [[max(1, side) for side in tiling.shape] for tiling in tilings]
-    (*heights,), (*widths,) = zip(*shapes, strict=True)
-    # inches per row or column
-    scale = min((WIDTH - 0.3 * len(widths)) / sum(widths), 4.0 / max(heights))
-    figure, drawn = canvas(scale * max(heights) + 0.7, title), []
+    sides = [max(1, side) for tiling in tilings for side in tiling.shape]
+    power = 0.5 if max(sides) > 4 * min(sides) else 1.0
+    widths, tallest = [n**power for n in sides[1::2]], max(sides[::2]) ** power
+    # inches per row or column, or root
+    scale = min((WIDTH - 0.3 * len(widths)) / sum(widths), 4.0 / tallest)
+    figure, drawn = canvas(scale * tallest + 0.7, title), []
     panels = figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0]
     for axes, name, tiling in zip(panels, matrices, tilings, strict=True):
         m, n = tiling.shape
         boxes = [*_blocks(tiling, 0, 0, _SHIFT * max(m, n))]
-        draw.plane(axes, (0, 0, n, m), boxes, anchor="N")
+        aspect = (max(1, n) / max(1, m)) ** (1 - power)
+        draw.plane(axes, (0, 0, n, m), boxes, aspect=aspect, anchor="N")
         axes.set_title(f"{name}, {m:,} x {n:,}")
         drawn.append((axes, boxes))
     return draw.write(figure, drawn, 8.5)
