@@ -138,11 +138,17 @@ def _stored(folder: Path, name: str, each: dict[str, Any]) -> Stored:
     parts = []
     for file, ends, offset, checksum in each["parts"]:
         box, path = tuple((start, stop) for start, stop in ends), folder / file
+        numbers = [offset, checksum, *(end for ends in box for end in ends)]
         inside = all(0 <= a < b <= n for (a, b), n in zip(box, shape, strict=True))
-        if not inside or path.name != file or path.is_symlink():
+        if (
+            not inside
+            or not all(is_whole(n, 0) for n in numbers)
+            or path.name != file
+            or path.is_symlink()
+        ):
             raise ValueError(f"{name!r} of {shape} has {box} in {file}, not a part in this folder")
         has, needs = path.stat().st_size, offset + prod(extents_of(box)) * dtype.itemsize
-        if has != needs or not is_whole(offset, 0):
+        if has != needs:
             raise ValueError(f"{file} has {has} bytes and {name!r} needs {needs} of it")
         parts.append(StoredBox(file, box, offset, checksum))
     check_cover(name, shape, [part.box for part in parts])
