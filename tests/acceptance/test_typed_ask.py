@@ -262,8 +262,9 @@ def test_a_mistake_gets_one_sentence(typed, words, said):
 def test_all_questions_are_listed_at_80_columns(answers):
     shown, facts = answers("ask")
     assert max(map(len, shown.out.splitlines())) <= 80
-    assert re.findall(r"^ *(\d+)  ", shown.out, re.MULTILINE) == [str(n) for n in range(1, 40)]
-    assert list(facts["questions"]) == [str(n) for n in range(1, 40)]
+    numbers = [str(n) for n in range(1, len(facts["questions"]) + 1)]
+    assert re.findall(r"^ *(\d+)  ", shown.out, re.MULTILINE) == numbers
+    assert list(facts["questions"]) == numbers
 
 
 @pytest.mark.parametrize("number", [11, 12, 14, 15, 18, 21, 24, 31, 32, 33, 34, 35, 36, 37, 38, 39])

@@ -4,11 +4,13 @@
     python tests/golden/renew.py ledgers steps   these
     python tests/golden/renew.py --fast          all but those that need workers or are slow
     python tests/golden/renew.py --check ...     say what has changed, and write nothing
+    python tests/golden/renew.py questions --add '40 h' '{"question": 40, "inputs": {"h": 8}}'
 
 A change of golden values is a change of what the package answers: say in the commit why.
 """
 
 import argparse
+import json
 import os
 import sys
 from contextlib import ExitStack
@@ -24,10 +26,11 @@ from golden.sets import SETS  # noqa: E402
 from golden.store import GoldenSet, change, count, differences  # noqa: E402
 
 
-def renewed(one: GoldenSet, check: bool, cluster: object) -> str:
-    """What has changed in a set, in a line and a line for each of the first rows."""
+def renewed(one: GoldenSet, check: bool, cluster: object, more: dict[str, object]) -> str:
+    """What has changed in a set, in a line and a line for each of the first rows. ``more``: key ->
+    what is given, of new rows."""
     begun = process_time()
-    old = one.stored()
+    old = one.stored() | {key: [given, None] for key, given in more.items()}
     new = {key: [given, one.compute(given, cluster)] for key, (given, _) in old.items()}
     rows, largest, shown = 0, 0.0, []
     for key in old:
@@ -58,7 +61,11 @@ def main(words: list[str]) -> None:
     parser.add_argument("sets", nargs="*", metavar="SET", choices=[[], *SETS])
     parser.add_argument("--fast", action="store_true", help="no slow ones, none on workers")
     parser.add_argument("--check", action="store_true", help="write nothing")
+    parser.add_argument("--add", nargs=2, metavar=("KEY", "JSON"), help="a row of the one SET")
     asked = parser.parse_args(words)
+    more = {asked.add[0]: json.loads(asked.add[1])} if asked.add else {}
+    if more and len(asked.sets) != 1:
+        parser.error(f"--add is for one SET, got {len(asked.sets)}")
     names = asked.sets or [n for n in SETS if not (asked.fast and SETS[n].mark)]
     with ExitStack() as stack:
         stack.enter_context(threadpool_limits(1))
@@ -70,7 +77,7 @@ def main(words: list[str]) -> None:
 
             cluster = stack.enter_context(td.start_cluster(workers=4, device="cpu", quiet=True))
         for name in names:
-            print(renewed(SETS[name], asked.check, cluster), flush=True)
+            print(renewed(SETS[name], asked.check, cluster, more), flush=True)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,8 @@ def test_golden_values_are_what_they_were(name, step, request, one_thread):
     if found:
         rows = len({key for key, *_ in found})
         shown = "\n".join(f"{k}: {at}: {old!r} -> {new!r}" for k, at, old, new in found[:SHOWN])
-        pytest.fail(f"{name}: {rows} rows differ in {len(found)} values\n{shown}", pytrace=False)
+        words = f"{name}: {rows} rows differ in {len(found)} values\n{shown}\nif that is meant: "
+        pytest.fail(f"{words}python tests/golden/renew.py {name}", pytrace=False)
 
 
 def test_files_are_those_of_the_sets_and_small():

@@ -45,7 +45,7 @@ def test_an_answer_has_its_working_and_can_be_written_down(number):
 @every
 def test_every_input_changes_the_answer(number):
     before = worked(number)
-    assert {*before.inputs} == {*OTHERS[number]}
+    assert {*before.inputs} == {*OTHERS.get(number, ())}, "inputs without a row in golden questions"
     for name, other in OTHERS[number].items():
         after = worked(number, **{name: other})
         assert after.inputs[name] != before.inputs[name], name

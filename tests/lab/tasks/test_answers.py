@@ -39,6 +39,7 @@ def test_answers_are_judged_as_a_learner_has_to_read(name, one_thread):
     judge = task(name)
     assert judge.result(None).reason == "Not attempted yet."
     rows = typed(name)
+    assert rows, "add wrong answers, and a right one, to the golden set judged"
     assert not all(solved for _, solved, _ in rows)
     for answer, solved, legal in rows:
         result = judge.result(answer)
@@ -85,6 +86,7 @@ def test_a_task_asks_says_how_to_answer_and_has_three_hints_that_do_not(name, on
     assert judge.question
     assert judge.form
     assert len(judge.hints) == len(set(judge.hints)) == 3
+    assert name in FOUND, "an answer that is right stands in tests/oracles/tasks.py"
     answer = FOUND[name](judge)
     shown = " ".join(judge.hints)
     assert not re.search(rf"(?<!\w){re.escape(str(answer).lower())}(?!\w)", shown.lower())

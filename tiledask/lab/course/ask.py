@@ -149,7 +149,9 @@ def answered(
         number, in_words, found = by_words(asked)
         inputs = in_words | dict(inputs)
     if int(number) not in QUESTIONS:
-        raise ConfigError(f"there is no question {number}; there are 1 to 39: `tiledask ask`")
+        raise ConfigError(
+            f"there is no question {number}; there are 1 to {max(QUESTIONS)}: `tiledask ask`"
+        )
     it = QUESTIONS[int(number)]
     given = it.read(inputs)
     names, title, table = it.work(**given), it.words(it.title, given), None

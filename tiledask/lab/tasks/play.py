@@ -19,23 +19,28 @@ __all__ = ["list_all", "play"]
 
 @at_terminal()
 def list_all(console: Console) -> tuple[int, list[dict[str, Any]]]:
-    """Print puzzles and levels, with the stars of answers so far; (0, what was printed)."""
+    """Print puzzles, levels and exercises, with the stars of answers so far; (0, what was
+    printed)."""
     known, texts = here().all(TASKS), shipped_json("ladder.json")
+    exercises = shipped_json("exercises.json")
 
     def starred(head: dict[str, Any]) -> dict[str, Any]:
         return {**head, "stars": known.get(head["name"], {}).get("stars", 0)}
 
     puzzles = [starred(_head(puzzle)) for puzzle in puzzle_levels()]
     ladder = [starred({"name": f"idle-{n}", "title": texts[n]["title"]}) for n in texts]
+    graded = [starred({"name": n, "title": exercises[n]["title"]}) for n in exercises]
     solved = sum(known.get(each["name"], {}).get("solved", False) for each in puzzles)
-    for shown in (puzzles, ladder):
+    for shown in (puzzles, ladder, graded):
         rows = [(*list(each.values())[:-1], "★" * each["stars"]) for each in shown]
         left = [i for i, name in enumerate(shown[0]) if name != "level"]
         console.print(Table(tuple(shown[0]), rows, left=left))
         if shown is puzzles:
             ladder_title = "The idle-time ladder: fresh numbers with each --seed"
             console.print(f"{solved} of {len(puzzles)} solved", "", ladder_title)
-    return 0, [*puzzles, *ladder]
+        if shown is ladder:
+            console.print("", "Exercises of the notebooks, whose answers are run")
+    return 0, [*puzzles, *ladder, *graded]
 
 
 def _head(task: JudgedTask) -> dict[str, Any]:
