@@ -1,38 +1,44 @@
 """The two engines of a schedule: each device one task that loops, or each action a Dask task.
 
-    "loop"     rank 0     [F0]post[F1]post.........take[B0]      no message to the scheduler, and
-               rank 1         take[F0][B0]post take[F1][B1]      none from it, between two actions
+    "loop"     rank 0     [F0]send[F1]send.........recv[B0]      a rank function: no message to the
+               rank 1         recv[F0][B0]send recv[F1][B1]      scheduler between two actions
 
     "tasks"    rank 0     begin --> F0 ----> F1 ----> ...    ---->  the action before it there
                                      | x1     | x1             |    the block that one sends to
                rank 1     begin ---> F0 ----> F1 ---->         v    another device
 
-All that a device has lies in the run's meeting. A worker that takes a dead one's place has none of
-it and says so; then the schedule runs again. The order of tasks never rests on priorities, so
-Dask's task stream is the Gantt chart of the schedule.
+What a device has lies in its worker while the run lasts. A worker that takes a dead one's place has
+none of it and says so; then the schedule runs again. The order of tasks never rests on priorities,
+so Dask's task stream is the Gantt chart of the schedule.
 """
 
 import operator
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 from dask.sizeof import sizeof
-from distributed import Future, get_worker
+from distributed import Future
 from distributed.protocol.serialize import register_generic
 
+from tiledask.distributed.arrays.mesh import Mesh
+from tiledask.distributed.cluster.clocks import now, time_there
 from tiledask.distributed.pipelines.job import DeviceDone, PipelineJob
 from tiledask.distributed.pipelines.kernels import StageKernels, StageRunner, at_once
-from tiledask.distributed.pipelines.paced import Arrival, perform
-from tiledask.distributed.transport.meeting import Meeting, of_run
+from tiledask.distributed.pipelines.paced import Arrival, perform, sleep_until
+from tiledask.distributed.ranks.rank import Rank
+from tiledask.distributed.ranks.run import run_ranks
+from tiledask.distributed.transport.endpoint import endpoint_of, opened
+from tiledask.distributed.transport.mailbox import Mailbox
+from tiledask.distributed.transport.transport import Port
 from tiledask.errors import ClusterLostError
 from tiledask.plan.pipelines.costs import PipelineCosts
 from tiledask.plan.pipelines.needs import topological_order
-from tiledask.plan.pipelines.schedule import Action
-from tiledask.plan.pipelines.timeline import TRANSFER, Span
+from tiledask.plan.pipelines.timeline import TRANSFER
 from tiledask.plan.program.making.pipeline import KERNELS
 from tiledask.plan.program.ops import Op
 from tiledask.plan.program.program import Program
@@ -40,25 +46,44 @@ from tiledask.tile.backend import aligned
 
 __all__ = ["ENGINES"]
 
-
-def submit_loops(job: PipelineJob) -> list[Future[DeviceDone]]:
-    """A task for each device."""
-    return [
-        job.cluster.submit(device, _loop, job.topic, device, *given, name="pipeline_loop")
-        for device, given in enumerate(_given(job))
-    ]
+LEAD = 0.05
+"""Seconds from the word to begin until all do: the word must have reached every device."""
 
 
-def submit_tasks(job: PipelineJob) -> list[Future[DeviceDone]]:
+def run_loops(job: PipelineJob, operands: list[Future[Any]]) -> list[DeviceDone]:
+    """Each device is a rank that goes through its line; blocks are messages between ranks."""
+    mesh = Mesh(job.cluster, (job.program.ranks,), slots=range(job.program.ranks))
+    given = job.topic, job.program, job.pace
+    done = run_ranks(_loop, mesh, *given, per_rank=operands, timeout=job.timeout, transport="posts")
+    return done.results
+
+
+def run_tasks(job: PipelineJob, operands: list[Future[Any]]) -> list[DeviceDone]:
+    """Each action is a task, and blocks are their results."""
+    cluster, topic, patience = job.cluster, job.topic, job.patience
+    with opened(cluster, topic, range(job.program.ranks), patience):
+        ends = _submitted(job, operands)
+        cluster.run(_start, topic, time_there(cluster, patience) + LEAD, timeout=patience)
+        return cluster.gather(ends, f"{job.schedule!r}", job.timeout, cancel=True)
+
+
+ENGINES = {"tasks": run_tasks, "loop": run_loops}
+"""By name, what runs a job: it returns what every device made."""
+
+
+def _submitted(job: PipelineJob, operands: list[Future[Any]]) -> list[Future[DeviceDone]]:
     """A task for each action, or two that are done at once; and for each device what it made.
 
     All other futures are dropped here, so that activations go as soon as they are used.
     """
     program, submit = job.program, job.cluster.submit
+    seconds = job.patience + job.timeout  # the client's own limit comes first
     # all is submitted before anything starts: the scheduler would be slow to answer meanwhile
     before = [
-        submit(device, _begin, job.topic, device, *given, name="begin")
-        for device, given in enumerate(_given(job))
+        submit(
+            device, _begin, job.topic, device, job.program, job.pace, seconds, mine, name="begin"
+        )
+        for device, mine in enumerate(operands)
     ]
     sent: dict[tuple[int, str, int], Future[Any]] = {}  # device that it goes to, buffer, frame
     for device, turns in _in_order(job):
@@ -87,17 +112,6 @@ def submit_tasks(job: PipelineJob) -> list[Future[DeviceDone]]:
     ]
 
 
-ENGINES = {"tasks": submit_tasks, "loop": submit_loops}
-"""By name, what submits a job: futures of what every device made."""
-
-
-def _given(job: PipelineJob) -> Iterator[tuple[Any, ...]]:
-    """By device, what its line is made of."""
-    seconds = job.patience + job.timeout  # the client's own limit comes first
-    for operands in job.prepare():
-        yield job.program, job.pace, seconds, operands
-
-
 def _in_order(job: PipelineJob) -> Iterator[tuple[int, list[int]]]:
     """A device and its turns that are done at once, each after what it receives from."""
     blocks = [iter(at_once(order)) for order in job.program.orders]
@@ -119,44 +133,39 @@ class _DeviceLine(StageRunner):
 
     def __init__(
         self,
-        here: Meeting,
+        topic: str,
+        box: Mailbox,
         program: Program,
         pace: PipelineCosts,
-        seconds: float,
         operands: dict[int, StageKernels],
     ) -> None:
-        self.here, self.worker, self.pace = here, get_worker(), pace
-        self.deadline = time.monotonic() + seconds
+        self.topic, self.box, self.pace = topic, box, pace
         self.turn, self.end = 0, 0.0
         """The turn under way; the end of what was done last."""
-        self.spans: list[Span] = []
-        """Of all that was done."""
-        self.late = 0.0
-        """The longest that an action took beyond its time."""
         self.arrivals: list[Arrival | None] = []
         """Of the blocks that what is under way uses."""
-        super().__init__(SimpleNamespace(index=here.device), program, operands)
+        self.result = DeviceDone([], [], [], [])
+        super().__init__(SimpleNamespace(index=box.device), program, operands)
 
     def at_once(self, turns: Sequence[int]) -> None:
         """Do the actions of turns that are done at once, usually one."""
-        here = self.here
-        here.check()
+        self.box.check()
         actions, self.arrivals = [self.action(turn) for turn in turns], []
         for turn in turns:
             self.arrivals.append(None)
             self._some(turn, kind="recv")
         work = partial(self._some, *turns, kind="")
         given = self.pace, actions, self.arrivals, work
-        self.end, spans, late = perform(here.run, here.device, *given)
-        self.spans += spans
-        self.late = max(self.late, late)
+        self.end, spans, late = perform(self.topic, self.index, *given)
+        self.result.spans.extend(spans)
+        self.result.late.append(late)
         self._some(*turns, kind="send")
         for turn in turns:
             self._leave(turn)
 
     def done(self) -> DeviceDone:
         """What it brings back."""
-        return DeviceDone(self.made(), self.spans, self.late, self.here.moves)
+        return self.result._replace(made=self.made())
 
     def _some(self, *turns: int, kind: str) -> None:
         """Do the messages of a kind; "": the kernels."""
@@ -167,29 +176,37 @@ class _DeviceLine(StageRunner):
 
 
 class _LoopLine(_DeviceLine):
-    """Blocks are posted from worker to worker."""
+    """Blocks are messages, which say when they were made and sent."""
+
+    def __init__(self, port: Port, topic: str, *given: Any) -> None:
+        self.port = port
+        self.early: dict[tuple[str, int], Arrival] = {}
+        """By buffer and micro-batch, of what came and was not used."""
+        super().__init__(topic, port.transport.box, *given)
 
     def run(self) -> bool:
         for turns in at_once(self.order):
+            begun = self.port.enter(("step", str(self.action(turns[0]))))
             self.at_once(turns)
+            self.port.leave(begun)
         return True
 
     def _message(self, op: Op, x: int) -> Callable[[list[Any]], None]:
-        here, peer, name = self.here, op["peer"], op.buffer
+        peer, name, port = op["peer"], op.buffer, self.port
         if op.name == "send":
-            return lambda env: here.post(
-                self.worker, peer, self.action(self.turn), env[x], self.end
-            )
-        makers = {
-            frame: Action(part.kind, part.stage, frame)
-            for part, buffer, frame in self.program.sent(peer, self.index)
-            if buffer == name
-        }
+            return lambda env: port.put(peer, [env[x]], (self.end, now()), lend=True)
 
         def take(env: list[Any]) -> None:
-            block, made, sent, there = here.take(makers[self.microbatch], self.deadline)
-            self.arrivals[-1] = Arrival(made, (sent, there))
-            env[x] = aligned(block)
+            """Messages come in the order of their sender; what is early is kept."""
+            coming = self._arriving.setdefault(peer, self.program.sent(peer, self.index))
+            while env[x] is None:
+                _, buffer, microbatch = next(coming)
+                (message,) = port.get((peer,))
+                self.result.moves.append((peer, message.nbytes))
+                made, sent = message.call
+                self.early[buffer, microbatch] = Arrival(made, (sent, message.there))
+                self._env(microbatch)[self._slots[buffer]] = aligned(message.parts[0])
+            self.arrivals[-1] = self.early.pop((name, self.microbatch))
 
         return take
 
@@ -240,25 +257,44 @@ class _TaskLine(_DeviceLine):
         return send if op.name == "send" else take
 
 
-def _loop(run: str, device: int, *given: Any) -> DeviceDone:
-    line = _LoopLine(of_run(run, device), *given)
-    line.here.wait_for_start(line.deadline)
+def _loop(rank: Rank, topic: str, *given: Any) -> DeviceDone:
+    """A rank's way through its line."""
+    port = rank.transport.port(tuple(range(rank.ranks)), "blocks")
+    line = _LoopLine(port, topic, *given)
+    others = range(1, rank.ranks)
+    if rank.index:  # all begin at one moment
+        port.signal(0, None)
+        start = port.hear(0).call
+    else:
+        for other in others:
+            port.hear(other)
+        start = now() + LEAD
+        for other in others:
+            port.signal(other, start)
+    sleep_until(start)
     line.run()
     return line.done()
 
 
-def _begin(run: str, device: int, *given: Any) -> None:
-    here = of_run(run, device)
-    here.door = _TaskLine(here, *given)
-    here.wait_for_start(here.door.deadline)
+def _start(run: str, moment: float) -> None:
+    """Let the tasks of a run begin at a moment of the scheduler's clock."""
+    with suppress(ClusterLostError):  # of a worker that is no device
+        endpoint_of(run, 0).put("start", moment)
+
+
+def _begin(run: str, device: int, program: Program, pace: Any, seconds: float, mine: Any) -> None:
+    here = endpoint_of(run, device)
+    here.local = _TaskLine(run, here, program, pace, mine)
+    if here.wait(None, time.monotonic() + seconds, ["start"]):
+        sleep_until(here.parcels["start"])
 
 
 def _act(run: str, device: int, turns: Sequence[int], before: Any, *blocks: Any) -> Any:
     """What is sent, of two actions at once a list; ``before`` only makes it wait for its turn."""
-    sent = of_run(run, device).door.act(turns, blocks)
+    sent = endpoint_of(run, device).local.act(turns, blocks)
     return sent if len(turns) > 1 else sent[0]
 
 
 def _ended(run: str, device: int, last: Any) -> DeviceDone:
-    done: DeviceDone = of_run(run, device).door.done()
+    done: DeviceDone = endpoint_of(run, device).local.done()
     return done

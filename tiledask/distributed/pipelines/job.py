@@ -14,7 +14,6 @@ from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.progress import announced, ended
 from tiledask.distributed.cluster.spool import KeptArray
 from tiledask.distributed.pipelines.kernels import StageKernels, StagesMade
-from tiledask.distributed.transport.meeting import begin, meeting
 from tiledask.plan.pipelines.costs import PipelineCosts
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.timeline import Span, Timeline
@@ -38,8 +37,8 @@ class DeviceDone(NamedTuple):
     """By every stage."""
     spans: list[Span]
     """Of its actions, and of the blocks that they waited for."""
-    late: float
-    """The longest that an action took beyond its time."""
+    late: list[float]
+    """How much longer each action took than its time."""
     moves: list[tuple[int, int]]
     """(source, bytes) of what came past Dask."""
 
@@ -79,15 +78,6 @@ class PipelineJob:
                         yield device, op["peer"], step.microbatch
 
     @property
-    def peers(self) -> list[set[int]]:
-        """The devices with which each device exchanges blocks."""
-        found: list[set[int]] = [set() for _ in range(self.program.ranks)]
-        for source, to, _ in self.messages:
-            found[source].add(to)
-            found[to].add(source)
-        return found
-
-    @property
     def patience(self) -> float:
         """Seconds for what comes before and after the actions; not less because those are short."""
         return max(self.timeout, PATIENCE)
@@ -118,24 +108,22 @@ class PipelineJob:
 
     def run(
         self,
-        engine: Callable[["PipelineJob"], list[Future[DeviceDone]]],
+        engine: Callable[["PipelineJob", list[Future[Any]]], list[DeviceDone]],
         simulated: Timeline | None,
     ) -> list[DeviceDone]:
-        """By device, what its actions made, submitted by ``engine``."""
-        cluster, patience = self.cluster, self.patience
+        """By device, what its actions made; ``engine`` runs them with what was prepared."""
+        cluster = self.cluster
         try:
-            with meeting(cluster, self.topic, self.peers, patience) as (addresses, _):
-                ends = engine(self)
-                with announced(cluster, self.topic, **self._about(addresses, simulated)):
-                    begin(cluster, self.topic, patience)
-                    done = cluster.gather(ends, f"{self.schedule!r}", self.timeout, cancel=True)
+            operands = self.prepare()
+            with announced(cluster, self.topic, **self._about(simulated)):
+                done = engine(self, operands)
         finally:
             for each in self.kept:
                 each.remove()
         ended(cluster, self.topic)
         return done
 
-    def _about(self, addresses: Sequence[str], simulated: Timeline | None) -> dict[str, Any]:
+    def _about(self, simulated: Timeline | None) -> dict[str, Any]:
         """What is announced of the run."""
         schedule = self.schedule
         predicted: dict[str, Any] = {"actions": len(schedule)}
@@ -147,7 +135,7 @@ class PipelineJob:
             "lanes": [f"device {d + 1}" for d in range(schedule.devices)],
             "facts": {"schedule": schedule.name, "micro-batches": str(schedule.microbatches)},
             "predicted": predicted,
-            "workers": list(addresses),
+            "workers": [self.cluster.address(d) for d in range(schedule.devices)],
         }
 
 

@@ -19,7 +19,7 @@ from tiledask.plan.pipelines.costs import PipelineCosts
 from tiledask.plan.pipelines.schedule import KINDS, Action
 from tiledask.plan.pipelines.timeline import TRANSFER, Span
 
-__all__ = ["Arrival", "perform"]
+__all__ = ["Arrival", "perform", "sleep_until"]
 
 REPORT_AFTER = 0.02
 """Seconds after its end at which an action is reported."""
@@ -53,14 +53,14 @@ def perform(
     came = list(zip(actions, latencies, arrivals, strict=True))
     for _, latency, block in came:
         if block is not None:
-            _sleep_until(block.made + latency)
+            sleep_until(block.made + latency)
     start = now()
     work()
     worked = now()
     # a paced device is free after its time to the instant; a thread that the system wakes later
     # is no work of that device, but overhead before its next action
     end = max(worked, start + seconds)
-    _sleep_until(end)
+    sleep_until(end)
     late = max(0.0, worked - start - seconds) if seconds else 0.0
     worker, every = get_worker(), list[Span]()
     for action, latency, block in came:
@@ -102,6 +102,7 @@ def _ways(device: int, action: Action, latency: float, block: Arrival) -> Iterat
         yield device, TRANSFER, stage, action.microbatch, min(left, there), there
 
 
-def _sleep_until(moment: float) -> None:
+def sleep_until(moment: float) -> None:
+    """Return at ``moment`` of the scheduler's clock."""
     while (left := moment - now()) > 0:
         time.sleep(max(0.0, left - SPIN))

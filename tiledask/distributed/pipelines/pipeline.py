@@ -162,7 +162,7 @@ def run_schedule(
         gradients,
         Both(_predicted_traffic(job), counted.moved(workers.slots, moves)),
         counted.ledger({}),
-        max(each.late for each in done),
+        max(late for each in done for late in each.late),
         clocks,
         engine,
         load,

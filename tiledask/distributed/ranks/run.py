@@ -23,7 +23,7 @@ from tiledask.distributed.ranks.nccl import Devices
 from tiledask.distributed.ranks.rank_function import RankResult, Ranks, arguments, collected, ran
 from tiledask.distributed.retry import retry_lost
 from tiledask.distributed.transport import messages
-from tiledask.distributed.transport.meeting import begin, meeting, of_run
+from tiledask.distributed.transport.endpoint import endpoint_of, opened
 from tiledask.distributed.transport.messages import Where, WorkerMessages
 from tiledask.distributed.transport.remote_read import transport_of
 from tiledask.errors import ConfigError
@@ -120,14 +120,13 @@ def _run(
     run = f"tiledask-ranks-{uuid.uuid4().hex[:12]}"
     folder = cluster.spool / run[-12:]
     places = _places(cluster, mesh.at, transport, patience)
-    peers = [set(range(mesh.ranks)) - {r} for r in range(mesh.ranks)]
     set_clocks(cluster, patience)
     try:
         with writing(folder, lambda: 0):
             folder.mkdir()
         reads = transport_of(cluster) in ("memory", "mixed")
         prepare = partial(messages.prepare, str(folder))
-        with meeting(cluster, run, peers, patience, prepare, mesh.at) as (_, where):
+        with opened(cluster, run, mesh.at, patience, prepare) as where:
             tasks = []
             left = left_of(seconds).seconds - GRACE  # they say it before this call does
             where = () if transport == "posts" else where
@@ -135,7 +134,6 @@ def _run(
             for r, (slot, mine) in enumerate(zip(mesh.at, given, strict=True)):
                 spec = _Plan(run, r, *facts), function, *mine
                 tasks.append(cluster.submit(slot, _work, *spec, name="rank_function"))
-            begin(cluster, run, patience, lead=0.0)  # they wait for each other's messages anyway
             name = getattr(function, "__name__", "function")
             what = f"{name} on {mesh.ranks} ranks"
             parts = cluster.gather(tasks, what, seconds + GRACE, cancel=True)
@@ -167,12 +165,11 @@ def _places(
 
 def _work(plan: _Plan, function: Callable[..., Any], *args: Any) -> RankResult:
     """The function on this worker (a task)."""
-    deadline, here = time.monotonic() + plan.seconds, of_run(plan.run, plan.rank)
+    deadline, here = time.monotonic() + plan.seconds, endpoint_of(plan.run, plan.rank)
     transport = WorkerMessages(plan.rank, here, deadline, get_worker(), plan.where, plan.reads)
     if plan.places:
         stay_near(plan.places)
         transport.devices = Devices(transport)
         here.at_end.append(transport.devices.close)  # when all ranks are done with it
-    here.wait_for_start(deadline)
     with host_memory.kept_by_malloc():
         return ran(function, plan.shape, transport, plan.backend, args, plan.names)

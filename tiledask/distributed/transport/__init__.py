@@ -4,8 +4,8 @@ remote_read.py     blocks are lent, and how others may read them
 reader.py          parts of lent blocks, read for a task
 loans.py           what is lent and was read; tickets.py: where it lies
 process_memory.py  read from another process's memory
-mailbox.py         what was sent to a device and not taken yet
-meeting.py         the devices of a run meet, and send to each other by Dask
+mailbox.py         what was sent to a rank and not taken yet
+endpoint.py        where the ranks of a run receive, and send to each other by Dask
 transport.py       messages between ranks, and what is said when they do not come
 messages.py        the same between workers: datagrams on one host, else by Dask
 """

@@ -30,9 +30,9 @@ import numpy as np
 from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.clocks import now
 from tiledask.distributed.ranks.mismatch import Doing
+from tiledask.distributed.transport.endpoint import Endpoint, endpoint_of
 from tiledask.distributed.transport.loans import Loans
 from tiledask.distributed.transport.mailbox import answered
-from tiledask.distributed.transport.meeting import Meeting, of_run
 from tiledask.distributed.transport.process_memory import read_lent, this_host
 from tiledask.distributed.transport.remote_read import ticket_of
 from tiledask.distributed.transport.tickets import LoanLostError, Ticket
@@ -62,17 +62,17 @@ class Where(NamedTuple):
     """Of the socket that it receives from; empty if it has none."""
 
 
-def prepare(folder: str, here: Meeting, worker: Any) -> Where:
+def prepare(folder: str, here: Endpoint, worker: Any) -> Where:
     """Let messages of other ranks come; called as a run opens in the worker."""
     worker.handlers["tiledask_doing"] = _tell_doing
     path = f"{folder}/{here.device}"
     if sys.platform != "linux" or len(path) > _LONGEST or not Path(folder).is_dir():
         return Where(this_host(), os.getpid(), "")
-    here.door = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    here.at_end.append(here.door.close)
+    here.local = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    here.at_end.append(here.local.close)
     with suppress(FileNotFoundError):
         Path(path).unlink()
-    here.door.bind(path)
+    here.local.bind(path)
     return Where(this_host(), os.getpid(), path)
 
 
@@ -91,7 +91,7 @@ class WorkerMessages(Transport):
     def __init__(
         self,
         rank: int,
-        here: Meeting,
+        here: Endpoint,
         deadline: float,
         worker: Any,
         where: Sequence[Where] = (),
@@ -102,7 +102,7 @@ class WorkerMessages(Transport):
         self._near = {
             other: each.path
             for other, each in enumerate(where)
-            if here.door is not None and each.path and each.host == this_host()
+            if here.local is not None and each.path and each.host == this_host()
         }
         self._reads = reads
         self._sending: set[Future[Any]] = set()
@@ -128,7 +128,8 @@ class WorkerMessages(Transport):
         parts: Sequence[np.ndarray],
         lend: bool = False,
     ) -> int:
-        parts = [np.asarray(part, order="C") for part in parts]
+        host = np.ndarray, np.generic, float, int
+        parts = [np.asarray(x, order="C") if isinstance(x, host) else x for x in parts]
         nbytes = sum(part.nbytes for part in parts)
         if to in self._near and self._by_datagram(to, key, note, parts, nbytes, lend):
             return nbytes
@@ -242,9 +243,9 @@ class WorkerMessages(Transport):
 
     def acquire(self, timeout: float) -> None:
         """Take in a datagram, if one comes in time."""
-        self._here.door.settimeout(min(timeout, 3600.0))  # systems take no more than weeks
+        self._here.local.settimeout(min(timeout, 3600.0))  # systems take no more than weeks
         try:
-            size = self._here.door.recv_into(self._room)
+            size = self._here.local.recv_into(self._room)
         except OSError:  # nothing came, or the run was closed
             return
         if not size:
@@ -297,7 +298,7 @@ class WorkerMessages(Transport):
 async def _tell_doing(run: str) -> dict[str, Any]:
     doing = None
     with suppress(ClusterLostError):
-        doing = of_run(run, 0).doing()
+        doing = endpoint_of(run, 0).doing()
     return {"status": "OK", "doing": pickle.dumps(doing)}
 
 

@@ -1,0 +1,156 @@
+"""Where the ranks of a run receive: one endpoint in each worker, open while the run lasts.
+
+    client      opened ................................ closed
+    rank 0          endpoint ---- send ----.                       by Dask's connections
+    rank 1          endpoint <-------------'  mailbox
+
+An endpoint is known by the run's name. A worker that was replaced meanwhile has none, and says so.
+"""
+
+import asyncio
+import concurrent.futures
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from distributed.protocol.serialize import to_serialize
+
+from tiledask.distributed.cluster.clocks import now
+from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.transport.mailbox import CancelledError, Mailbox, answered
+from tiledask.distributed.transport.transport import take_in
+from tiledask.errors import ClusterLostError
+from tiledask.tile.backend import array_namespace, as_dtype, name_of
+
+__all__ = ["Endpoint", "endpoint_of", "opened"]
+
+REACHED = 5.0
+"""Seconds in which a worker connects to the others: Dask would try one that died for 10."""
+
+
+@dataclass
+class Endpoint(Mailbox):
+    """One rank of a run, in its worker."""
+
+    addresses: tuple[str, ...]
+    """Addresses of the workers of all ranks."""
+    local: Any = None
+    """What this rank has here besides: a socket, or what its tasks share."""
+
+    def send(
+        self, worker: Any, to: int, key: tuple[Any, ...], note: Any, parts: Sequence[Any]
+    ) -> concurrent.futures.Future[None]:
+        """Done when the mailbox of rank ``to`` has the message."""
+        return asyncio.run_coroutine_threadsafe(
+            self._bring(worker, to, pickle.dumps((key, note)), parts), worker.loop.asyncio_loop
+        )
+
+    async def _bring(self, worker: Any, to: int, about: bytes, parts: Sequence[Any]) -> None:
+        message = worker.rpc(self.addresses[to]).tiledask_message(
+            run=self.run,
+            about=about,
+            parts=[
+                (to_serialize(part.reshape(-1).view(np.uint8)), name_of(part.dtype), part.shape)
+                for part in parts
+            ],
+        )
+        answer = await answered(message)
+        if not answer["taken"]:
+            raise _replaced(to)
+
+
+_endpoints: dict[str, Endpoint] = {}
+"""Of the runs under way in this worker, by name."""
+
+
+def endpoint_of(run: str, rank: int) -> Endpoint:
+    """The Endpoint of ``run`` in this worker. Raises ClusterLostError if there is none."""
+    if run not in _endpoints:
+        raise _replaced(rank)
+    return _endpoints[run]
+
+
+def _replaced(rank: int) -> ClusterLostError:
+    return ClusterLostError(
+        f"the worker of rank {rank} died while the run was under way, and another has taken "
+        f"its place; what it kept for the run is gone. Run it again"
+    )
+
+
+async def _take_message(run: str, about: bytes, parts: list[Any]) -> dict[str, Any]:
+    """Take in what another rank sends (a handler of the worker)."""
+    here, there = _endpoints.get(run), now()
+    if here is not None:
+        key, note = pickle.loads(about)
+        # messages arrive unaligned, and then sums round otherwise
+        arrays = [
+            array_namespace(flat).array(flat).view(as_dtype(name)).reshape(shape)
+            for flat, name, shape in parts
+        ]
+        take_in(here, key, note, arrays, sum(flat.nbytes for flat, *_ in parts), there)
+    return {"status": "OK", "taken": here is not None}
+
+
+# -- the client ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def opened(
+    cluster: Cluster,
+    run: str,
+    slots: Sequence[int],
+    timeout: float,
+    prepare: Callable[[Endpoint, Any], Any] | None = None,
+) -> Iterator[tuple[Any, ...]]:
+    """The endpoints of ``run``, rank r's in ``slots[r]``, inside the block; however it ends, they
+    are closed. By rank, what ``prepare`` returned: it is called with the Endpoint and the worker,
+    in each, before anything can arrive."""
+    workers = cluster.wait_for_slots(slots, timeout)
+    addresses = tuple(workers[slot]["address"] for slot in slots)
+    try:
+        prepared = cluster.run(_open, run, addresses, prepare, timeout=timeout)
+        yield tuple(prepared[slot] for slot in slots)
+    except ClusterLostError:
+        with suppress(Exception):  # where they are now: who is gone would be waited for
+            cluster.wait_for_slots(slots, 0.0)
+        raise
+    finally:
+        with suppress(Exception):  # of a cluster that is gone: nobody is left there
+            cluster.run(_close, run, timeout=10.0)
+
+
+async def _open(
+    run: str,
+    addresses: tuple[str, ...],
+    prepare: Callable[[Endpoint, Any], Any] | None,
+    dask_worker: Any,
+) -> Any:
+    """What ``prepare`` returns."""
+    dask_worker.handlers["tiledask_message"] = _take_message
+    if dask_worker.address not in addresses:
+        return None
+    rank = addresses.index(dask_worker.address)
+    _endpoints[run] = here = Endpoint(run, rank, addresses)
+    prepared = None if prepare is None else prepare(here, dask_worker)
+    # connections take milliseconds to make: do that before anybody waits for a message
+    others = [address for address in addresses if address != dask_worker.address]
+    reached = (answered(dask_worker.rpc(address).identity()) for address in others)
+    try:
+        await asyncio.wait_for(asyncio.gather(*reached), REACHED)
+    except (OSError, TimeoutError) as error:
+        raise ClusterLostError(
+            f"rank {rank} cannot reach all other ranks: the worker of one died as the run began "
+            f"({error or 'no answer'})"
+        ) from None
+    return prepared
+
+
+def _close(run: str) -> None:
+    here = _endpoints.pop(run, None)
+    if here is not None:
+        here.tell(over=CancelledError(f"{run} was ended while rank {here.device} worked for it"))
+        for end in here.at_end:
+            end()
