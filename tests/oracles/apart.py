@@ -2,8 +2,6 @@
 
 from contextlib import contextmanager
 
-from tiledask.distributed.transport import remote_read
-
 
 @contextmanager
 def apart(cluster, way="mixed"):
@@ -12,18 +10,16 @@ def apart(cluster, way="mixed"):
 
     def look(two, dask_worker):
         from tiledask.distributed.cluster.tasks import slot_on
-        from tiledask.distributed.transport import process_memory, reader, remote_read
+        from tiledask.distributed.transport import blocks, process_memory, reader
 
         host = str(slot_on(dask_worker) % 2)
-        for module in (reader, remote_read):
+        for module in (blocks, reader):
             module.this_host = (lambda: host) if two else process_memory.this_host
 
-    known = cluster.transport, cluster.transport_why
+    known, cluster.transport = cluster.transport, way
     cluster.run(look, True)
-    cluster.transport = ""
     try:
-        assert remote_read.transport_of(cluster) == way
         yield
     finally:
         cluster.run(look, False)
-        cluster.transport, cluster.transport_why = known
+        cluster.transport = known

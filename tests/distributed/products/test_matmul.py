@@ -20,7 +20,7 @@ from tiledask import Replicate, Shard
 from tiledask.distributed.cluster import counters
 from tiledask.distributed.cluster.tasks import slot_on
 from tiledask.distributed.products.rates import rates_of
-from tiledask.distributed.transport import loans, remote_read
+from tiledask.distributed.transport import blocks
 from tiledask.errors import DeadlineError, DoesNotFitError, KernelError, PlacementError
 from tiledask.plan.products.product import algorithms
 from tiledask.plan.products.product_plan import AHEAD, RUNTIME
@@ -64,8 +64,8 @@ def transport(request, cluster):
         with apart(cluster):
             yield request.param
         return
-    if request.param == "memory" and remote_read.transport_of(cluster) != "memory":
-        pytest.skip(f"workers cannot read each other's memory here: {cluster.transport_why}")
+    if request.param == "memory" and blocks.transport_of(cluster) != "memory":
+        pytest.skip("workers cannot read each other's memory here")
     before, cluster.transport = cluster.transport, request.param
     yield request.param
     cluster.transport = before
@@ -242,7 +242,7 @@ def test_the_same_plan_gives_the_same_bits_by_every_transport(cluster, name, mon
         assert c.traffic.measured == c.traffic.predicted
         bits.add(td.to_numpy(c).tobytes())
 
-    for way in [remote_read.transport_of(cluster), "comm"] * 2:
+    for way in [blocks.transport_of(cluster), "comm"] * 2:
         monkeypatch.setattr(cluster, "transport", way)
         multiplied()
     with apart(cluster):
@@ -255,7 +255,7 @@ def idle(cluster):
 
     def state(dask_worker):
         names = [thread.name for thread in threading.enumerate()]
-        return len(loans.exchanges), names.count("panels"), dask_worker.state.executing_count
+        return len(blocks.exchanges), names.count("panels"), dask_worker.state.executing_count
 
     return cluster.run(state)
 
@@ -295,11 +295,11 @@ def test_a_finished_product_leaves_nothing_behind(cluster, transport):
 def test_a_worker_that_freezes_before_the_counting_costs_no_result(cluster, monkeypatch):
     (a,), right = on_grid(cluster, integers((12, 12))), integers((12, 12)) @ integers((12, 12))
     call_run, pid = cluster.run, cluster.run(os.getpid)[2]
-    remote_read.transport_of(cluster)
+    blocks.transport_of(cluster)
     rates_of(cluster, integers((1, 1)).dtype)  # measured before: these ask the workers too
 
     def run(function, *args, **options):
-        if function in (remote_read._end, counters._report):
+        if function in (blocks._end, counters._report):
             os.kill(pid, signal.SIGSTOP)
         return call_run(function, *args, **options)
 

@@ -13,7 +13,7 @@ from tiledask.distributed.cluster.counters import counting
 from tiledask.distributed.deadlines import bounded
 from tiledask.distributed.products.rank_tasks import Lent, RankTasks, submit_ranks
 from tiledask.distributed.products.worker import RankJob
-from tiledask.distributed.transport.remote_read import lending
+from tiledask.distributed.transport.blocks import lending
 from tiledask.plan.products.comms import collective, redistribution, traffic_of
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling
 

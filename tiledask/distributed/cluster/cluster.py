@@ -91,7 +91,7 @@ class Cluster:
         """Seconds since 1970."""
         self.counting = threading.Lock()
         """Held while transfers and memory are counted: one operation at a time."""
-        self.transport = self.transport_why = ""
+        self.transport = ""
         """How blocks are read from other workers: see `transport_of`; empty until the first is."""
         self.rates: dict[str, Any] = {}
         """Element type -> its measured `tiledask.plan.products.cost.MachineRates`."""

@@ -225,7 +225,7 @@ class Equip(WorkerPlugin):
 
     async def setup(self, worker: Any) -> None:
         """Equip ``worker``, and let it have the tasks of its slot."""
-        from tiledask.distributed.transport import process_memory, remote_read
+        from tiledask.distributed.transport import blocks, process_memory
 
         slot = await worker.scheduler.tiledask_slot(address=worker.address)
         if self.threads is not None:
@@ -237,7 +237,7 @@ class Equip(WorkerPlugin):
             clocks.draw_by_this_clock()  # it is the scheduler's
         worker.plugins[FailWaiting.name] = FailWaiting(worker)
         worker._deque_handler.addFilter(_without_frames)
-        worker.handlers["tiledask_read"] = remote_read.serve
+        worker.handlers["tiledask_read"] = blocks.serve
         process_memory.let_siblings_read()
         host_memory.keep(worker)
         log = worker.transfer_incoming_log
@@ -264,7 +264,7 @@ class Equip(WorkerPlugin):
 
     def teardown(self, worker: Any) -> None:
         """Leave ``worker`` as it was."""
-        from tiledask.distributed.transport import remote_read
+        from tiledask.distributed.transport import blocks
 
         if (slot := slot_on(worker)) >= 0:
             running = (*worker.state.executing, *worker.state.long_running)
@@ -273,7 +273,7 @@ class Equip(WorkerPlugin):
                 worker.state.total_resources.pop(name, None)
                 if name not in used:
                     worker.state.available_resources.pop(name, None)
-        remote_read.end_all()
+        blocks.end_all()
         worker.plugins.pop(FailWaiting.name, None)
         worker._deque_handler.removeFilter(_without_frames)
         for name in [name for name in worker.handlers if name.startswith("tiledask_")]:

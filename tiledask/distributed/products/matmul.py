@@ -30,8 +30,14 @@ from tiledask.distributed.products.rank_tasks import Lent, RankTasks, submit_ran
 from tiledask.distributed.products.rates import rates_of
 from tiledask.distributed.products.refusal import refusal
 from tiledask.distributed.products.worker import RankJob
-from tiledask.distributed.transport.loans import Facts, Span
-from tiledask.distributed.transport.remote_read import Lender, lending, said_of, transport_of
+from tiledask.distributed.transport.blocks import (
+    Facts,
+    Lender,
+    Span,
+    lending,
+    said_of,
+    transport_of,
+)
 from tiledask.errors import PlacementError
 from tiledask.plan.products.product import algorithms, moves_nothing
 from tiledask.plan.products.traffic import Traffic
@@ -214,7 +220,7 @@ class Spent:
         for span in facts.spans:
             by_kind[span.kind] += span.stop - span.start
         busy = by_kind["multiply"] + by_kind["wait"] + by_kind["sum"]
-        return cls(**by_kind, rest=max(0.0, seconds - busy), spans=facts.spans)
+        return cls(**by_kind, rest=max(0.0, seconds - busy), spans=tuple(facts.spans))
 
 
 class _Ready(NamedTuple):

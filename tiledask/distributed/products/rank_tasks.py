@@ -12,7 +12,7 @@ from distributed import Future
 from tiledask.distributed.arrays.recompute import Anchors
 from tiledask.distributed.cluster.tasks import slot_of
 from tiledask.distributed.products.worker import RankCall, RankJob, run_rank
-from tiledask.distributed.transport.remote_read import Lender
+from tiledask.distributed.transport.blocks import Lender
 from tiledask.distributed.transport.tickets import LentBlock, Ticket
 
 __all__ = ["Lent", "RankTasks", "submit_ranks"]

@@ -23,7 +23,7 @@ from tiledask.distributed.products.panels import (
     place_in,
     prefetched,
 )
-from tiledask.distributed.transport.loans import Span
+from tiledask.distributed.transport.blocks import Span
 from tiledask.distributed.transport.reader import Reader
 from tiledask.distributed.transport.tickets import LentBlock, LoanLostError
 from tiledask.plan.products.comms import Piece

@@ -23,9 +23,9 @@ from tiledask.distributed.ranks.nccl import Devices
 from tiledask.distributed.ranks.rank_function import RankResult, Ranks, arguments, collected, ran
 from tiledask.distributed.retry import retry_lost
 from tiledask.distributed.transport import messages
+from tiledask.distributed.transport.blocks import transport_of
 from tiledask.distributed.transport.endpoint import endpoint_of, opened
 from tiledask.distributed.transport.messages import Where, WorkerMessages
-from tiledask.distributed.transport.remote_read import transport_of
 from tiledask.errors import ConfigError
 from tiledask.tile.nccl import Place, place, stay_near, why_not
 

@@ -1,8 +1,7 @@
 """Arrays from worker to worker: read from their owner's memory, or sent as messages.
 
-remote_read.py     blocks are lent, and how others may read them
+blocks.py          blocks are lent, and how others may read them; tickets.py: where they lie
 reader.py          parts of lent blocks, read for a task
-loans.py           what is lent and was read; tickets.py: where it lies
 process_memory.py  read from another process's memory
 mailbox.py         what was sent to a rank and not taken yet
 endpoint.py        where the ranks of a run receive, and send to each other by Dask

@@ -30,11 +30,10 @@ import numpy as np
 from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.clocks import now
 from tiledask.distributed.ranks.mismatch import Doing
+from tiledask.distributed.transport.blocks import Loans, ticket_of
 from tiledask.distributed.transport.endpoint import Endpoint, endpoint_of
-from tiledask.distributed.transport.loans import Loans
 from tiledask.distributed.transport.mailbox import answered
-from tiledask.distributed.transport.process_memory import read_lent, this_host
-from tiledask.distributed.transport.remote_read import ticket_of
+from tiledask.distributed.transport.process_memory import check_lent, read_lent, this_host
 from tiledask.distributed.transport.tickets import LoanLostError, Ticket
 from tiledask.distributed.transport.transport import LOOK, Transport, take_in
 from tiledask.errors import ClusterLostError, CollectiveError, DeadlineError
@@ -60,20 +59,34 @@ class Where(NamedTuple):
     pid: int
     path: str
     """Of the socket that it receives from; empty if it has none."""
+    probe: Ticket
+    """Of nothing, to find out whether this rank's memory can be read."""
+
+    def may_be_read(self) -> bool:
+        """Whether the kernel lets this process read memory of the rank."""
+        with suppress(LoanLostError):  # of a rank that is gone, which others will say
+            try:
+                check_lent(self.probe)
+            except PermissionError:
+                return False
+        return True
+
+
+_PROBE = Loans()
 
 
 def prepare(folder: str, here: Endpoint, worker: Any) -> Where:
     """Let messages of other ranks come; called as a run opens in the worker."""
     worker.handlers["tiledask_doing"] = _tell_doing
-    path = f"{folder}/{here.device}"
+    path, probe = f"{folder}/{here.device}", ticket_of(_PROBE, np.empty(0), "probe", worker)
     if sys.platform != "linux" or len(path) > _LONGEST or not Path(folder).is_dir():
-        return Where(this_host(), os.getpid(), "")
+        return Where(this_host(), os.getpid(), "", probe)
     here.local = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     here.at_end.append(here.local.close)
     with suppress(FileNotFoundError):
         Path(path).unlink()
     here.local.bind(path)
-    return Where(this_host(), os.getpid(), path)
+    return Where(this_host(), os.getpid(), path, probe)
 
 
 class SentArray(NamedTuple):
@@ -97,14 +110,15 @@ class WorkerMessages(Transport):
         where: Sequence[Where] = (),
         reads: bool = False,
     ) -> None:
-        """``where``: of all ranks, if those of one host may use sockets; ``reads``: and memory."""
+        """``where``: of all ranks, if those of one host may use sockets; ``reads``: and memory,
+        where the kernel lets them."""
         self._here, self._worker, self._where = here, worker, where
         self._near = {
             other: each.path
             for other, each in enumerate(where)
             if here.local is not None and each.path and each.host == this_host()
         }
-        self._reads = reads
+        self._reads = reads and all(where[other].may_be_read() for other in self._near)
         self._sending: set[Future[Any]] = set()
         self._lent: dict[tuple[Any, ...], Loans] = {}
         """By the key of their acknowledgement, arrays that others read."""

@@ -1,7 +1,6 @@
 """The borrower's side of lent blocks: a task reads parts of them, and they are counted."""
 
 import asyncio
-import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from time import time
@@ -12,7 +11,7 @@ from dask.context import thread_state
 from distributed import Reschedule, get_worker
 
 from tiledask.distributed.arrays.recompute import Wanted, recovered
-from tiledask.distributed.transport.loans import Loans, Span, exchanges
+from tiledask.distributed.transport.blocks import Loans, Span, exchanges
 from tiledask.distributed.transport.mailbox import CancelledError, answered
 from tiledask.distributed.transport.process_memory import check_lent, read_memory, this_host
 from tiledask.distributed.transport.tickets import (
@@ -32,6 +31,8 @@ PATIENCE = 30.0
 """Seconds that a borrower waits for an owner's answer."""
 _failed: set[str] = set()
 """Tasks of this worker that could not read what they were lent, and will run again."""
+_refused: set[int] = set()
+"""Processes of this host whose memory cannot be read: the kernel or CUDA forbids it."""
 
 
 class Reader:
@@ -44,7 +45,8 @@ class Reader:
     def __init__(self, exchange: str, transport: str, parts: Iterable[Wanted]) -> None:
         self.exchange, self.transport = exchange, transport
         self.worker, self.task = get_worker(), thread_state.key
-        self.facts = exchanges.get(exchange) or Loans()
+        self.loans = exchanges.get(exchange) or Loans()
+        self.facts = self.loans.facts
         self.recovered: dict[Wanted, Any] = {}
         if exchange not in exchanges or self.task in _failed:
             self.recovered = recovered(self.task, parts)
@@ -52,7 +54,7 @@ class Reader:
 
     def check(self) -> None:
         """Raise CancelledError if the exchange is over."""
-        if self.facts.cancelled.is_set():
+        if self.loans.cancelled.is_set():
             raise CancelledError("the product was cancelled or has failed elsewhere")
 
     def step_aside(self) -> Reschedule:
@@ -97,11 +99,15 @@ class Reader:
         self.facts.reads.append((block.slot, total))
 
     def _part(self, ticket: Ticket, ends: Region, buffer: Any) -> Any:
-        if self.transport in ("memory", "mixed") and ticket.host == this_host():
-            return read_memory(ticket, ends, buffer)
-        if self.transport == "ipc" and ticket.shared:
-            with contextlib.suppress(ipc.Unreachable):  # it goes as a message
-                return read_gpu(self.facts.opened, ticket, ends, buffer)
+        here = self.transport != "comm" and ticket.host == this_host()
+        if here and ticket.pid not in _refused:
+            try:
+                if ticket.pointer:
+                    return read_memory(ticket, ends, buffer)
+                if ticket.shared:
+                    return read_gpu(self.loans.opened, ticket, ends, buffer)
+            except (PermissionError, ipc.Unreachable):
+                _refused.add(ticket.pid)
         to_host = not ticket.pointer  # of a GPU the bytes go, moved by neither's event loop
 
         async def ask() -> dict[str, Any]:

@@ -3,11 +3,11 @@
     owner                                    borrower (a task that is computing)
     block, kept until the exchange ends      Reader.read(ticket, part, buffer)
     ticket: where it lies  -- client -->       memory     of one host: process_vm_readv(2)
-    token: still lent?     <-------------      a message  by Dask, between hosts
-                                               a GPU      to another's (tile/ipc.py)
+    token: still lent?     <-------------      a GPU      to another's (tile/ipc.py)
+                                               a message  by Dask: all others
 
-    "memory"   all by the first              "mixed"    within a host by the first, else messages
-    "ipc"      from GPU to GPU               "comm"     all by messages
+    "memory"   on one host, CPUs             "mixed"    on several hosts, some workers on one
+    "ipc"      on GPUs                       "comm"     all by messages
 
 A read from memory takes the token along, after the data, and a copy from GPU to GPU looks at it
 when it is done: if the owner took the block back or died and another process has its number now,
@@ -26,8 +26,9 @@ import contextlib
 import os
 import secrets
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,30 +38,66 @@ from distributed.protocol.serialize import to_serialize
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.counters import Call
 from tiledask.distributed.cluster.tasks import keys_of, slot_on
-from tiledask.distributed.transport.loans import Facts, Loans, exchanges
-from tiledask.distributed.transport.process_memory import check_lent, this_host
-from tiledask.distributed.transport.reader import read_gpu
-from tiledask.distributed.transport.tickets import LoanLostError, Ticket, layout_of
+from tiledask.distributed.transport.process_memory import this_host
+from tiledask.distributed.transport.tickets import Ticket, layout_of
 from tiledask.errors import DeadlineError, KernelError
 from tiledask.plan.products.regions import Region
-from tiledask.tile import ipc
-from tiledask.tile.backend import array_namespace, namespace
+from tiledask.tile import TileCount, ipc
+from tiledask.tile.backend import array_namespace
 
 __all__ = [
-    "Lender",
-    "end_all",
-    "lend_array",
-    "lending",
-    "said_of",
-    "serve",
-    "ticket_of",
-    "transport_of",
+    *("Facts", "Lender", "Loans", "Span", "end_all", "exchanges", "lend_array", "lending"),
+    *("said_of", "serve", "ticket_of", "transport_of"),
 ]
 
 T = TypeVar("T")
 
-_TRIED = 16
-"""Workers that the others try to read from before anything is."""
+_WORDS = {
+    "memory": "are read from memory to memory, or go as messages where the kernel forbids that",
+    "mixed": "are read from memory to memory where workers can, else go as messages: workers are "
+    "on several hosts, and on one host read each other's memory",
+    "ipc": "are copied from GPU to GPU, or go as messages through host memory where CUDA cannot",
+    "comm": "go as messages: workers are on hosts of their own",
+}
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that a rank did, on its worker's clock."""
+
+    kind: str
+    """"multiply", "read", "wait" (for a panel), or "sum"."""
+    start: float
+    stop: float
+
+
+@dataclass
+class Facts:
+    """What one slot did in an exchange."""
+
+    reads: list[tuple[int, int]] = field(default_factory=list)
+    """(source slot, bytes) of every piece that was read."""
+    spans: list[Span] = field(default_factory=list)
+    tiles: list[TileCount | None] = field(default_factory=list)
+    """What the kernel of every task that multiplied loaded; None where that is not counted."""
+    reported: int = 0
+    """Of the spans, how many the dashboard's page has."""
+
+
+@dataclass
+class Loans:
+    """What this worker lends for one operation, and has of others."""
+
+    lent: dict[Any, tuple[Any, np.ndarray]] = field(default_factory=dict)
+    """name -> the block and its token."""
+    facts: Facts = field(default_factory=Facts)
+    opened: ipc.Opened = field(default_factory=ipc.Opened)
+    """What this worker has open of the others' GPU memory."""
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+
+exchanges: dict[str, Loans] = {}
+"""The operations under way in this worker, by name."""
 
 
 # -- the client ----------------------------------------------------------------------------------
@@ -69,9 +106,15 @@ _TRIED = 16
 class Lender:
     """The client's side of an exchange: lends blocks, and collects what was read."""
 
-    def __init__(self, cluster: Cluster, name: str) -> None:
-        self.cluster, self.name = cluster, name
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster, self.name = cluster, f"exchange-{secrets.token_hex(8)}"
         self.transport = transport_of(cluster)
+        self.ends: Call = _end, (self.name,)
+        """What `end` has every worker do, once all are closed."""
+
+    def lends(self, arrays: Sequence[Sequence[Future[Any]]]) -> Call:
+        """What `lend` has every worker do, for who asks them anyway."""
+        return _lend, (self.name, [keys_of(blocks) for blocks in arrays])
 
     def lend(
         self, arrays: Sequence[Sequence[Future[Any]]], timeout: float | None
@@ -87,15 +130,6 @@ class Lender:
         function, args = self.ends
         return self.cluster.run(function, *args, timeout=timeout)
 
-    def lends(self, arrays: Sequence[Sequence[Future[Any]]]) -> Call:
-        """What `lend` has every worker do, for who asks them anyway."""
-        return _lend, (self.name, [keys_of(blocks) for blocks in arrays])
-
-    @property
-    def ends(self) -> Call:
-        """What `end` has every worker do, once all are closed."""
-        return _end, (self.name,)
-
     def close(self, timeout: float = 20.0) -> None:
         """None, once no slot has memory of another's GPU open."""
         if self.transport == "ipc":
@@ -105,8 +139,8 @@ class Lender:
 
 @contextlib.contextmanager
 def lending(cluster: Cluster) -> Iterator[Lender]:
-    """An exchange that is over when the block ends, however it ends."""
-    lender = Lender(cluster, f"exchange-{secrets.token_hex(8)}")
+    """An exchange that is over when the block fails; else its `ends` were called in it."""
+    lender = Lender(cluster)
     try:
         yield lender
     except BaseException:
@@ -116,51 +150,21 @@ def lending(cluster: Cluster) -> Iterator[Lender]:
 
 
 def transport_of(cluster: Cluster) -> str:
-    """How its blocks are read, by the name that is drawn above; found out once."""
+    """How its blocks are read, by the name that is drawn above."""
     if not cluster.transport:
-        cluster.transport, cluster.transport_why = _find_transport(cluster)
+        hosts = len({*cluster.hosts})
+        if cluster.backend == "cupy":
+            cluster.transport = "ipc"
+        elif sys.platform != "linux" or hosts == cluster.slots > 1:
+            cluster.transport = "comm"
+        else:
+            cluster.transport = "memory" if hosts == 1 else "mixed"
     return cluster.transport
 
 
 def said_of(cluster: Cluster) -> str:
-    """How blocks get from worker to worker of ``cluster``, and why so, in a sentence."""
-    way = transport_of(cluster)
-    how = {
-        "memory": "Blocks are read from memory to memory",
-        "ipc": "Blocks are copied from GPU to GPU",
-        "mixed": "Blocks are read from memory to memory where workers can, else go as messages",
-        "comm": "Blocks go as messages",
-    }[way]
-    if way == "comm" and cluster.backend == "cupy":
-        how += " through host memory and TCP"
-    return f"{how}: {cluster.transport_why}."
-
-
-def _find_transport(cluster: Cluster) -> tuple[str, str]:
-    if sys.platform != "linux":
-        return "comm", f"process_vm_readv is Linux's, this is {sys.platform}"
-    name, on_gpus = f"probe-{secrets.token_hex(8)}", cluster.backend == "cupy"
-    try:
-        tickets = cluster.run(_lend_probe, name, cluster.backend)
-        # what each worker is sent must not grow with their number
-        some = tickets if on_gpus else [*{ticket.host: ticket for ticket in tickets}.values()]
-        found = cluster.run(_try_others, name, some[:_TRIED])
-    except DeadlineError as error:
-        return "comm", f"trying it did not end: {error}"
-    finally:
-        with contextlib.suppress(Exception):
-            cluster.run(_close, name)
-            cluster.run(_end, name)
-    hosts = {ticket.host for ticket in tickets}
-    if refusal := next(filter(None, found), ""):
-        return "comm", refusal
-    if on_gpus:
-        return "ipc", "workers open each other's GPU memory by CUDA's interprocess handles"
-    if len(hosts) == 1:
-        return "memory", "workers may read each other's memory"
-    if len(hosts) == len(tickets):
-        return "comm", "workers are on hosts of their own"
-    return "mixed", "workers are on several hosts, and on one host read each other's memory"
+    """How blocks get from worker to worker of ``cluster``, in a sentence."""
+    return f"Blocks {_WORDS[transport_of(cluster)]}."
 
 
 # -- the owner -----------------------------------------------------------------------------------
@@ -168,12 +172,12 @@ def _find_transport(cluster: Cluster) -> tuple[str, str]:
 
 async def _lend(name: str, keys: list[dict[int, str]], dask_worker: Any) -> list[Ticket | None]:
     """Tickets of this worker's blocks, None for one that it does not hold."""
-    exchange = exchanges.setdefault(name, Loans())
+    loans = exchanges.setdefault(name, Loans())
     mine = [each.get(slot_on(dask_worker), "") for each in keys]
     blocks = {key: dask_worker.data[key] for key in mine if key in dask_worker.data}
 
     def tickets() -> list[Ticket | None]:
-        there = {key: ticket_of(exchange, x, key, dask_worker) for key, x in blocks.items()}
+        there = {key: ticket_of(loans, x, key, dask_worker) for key, x in blocks.items()}
         return [there.get(key) for key in mine]
 
     if all(isinstance(block, np.ndarray) for block in blocks.values()):
@@ -186,14 +190,14 @@ async def _beside(function: Callable[..., T], *args: Any) -> T:
     return await asyncio.get_running_loop().run_in_executor(None, function, *args)
 
 
-def ticket_of(exchange: Loans, block: Any, name: Any, worker: Any) -> Ticket:
-    """A Ticket for what ``exchange`` keeps until it is dropped or the block taken back."""
+def ticket_of(loans: Loans, block: Any, name: Any, worker: Any) -> Ticket:
+    """A Ticket for what ``loans`` keep until they are dropped or the block taken back."""
     if not hasattr(block, "dtype"):  # whoever asked for it refuses it by this name
-        nothing = ticket_of(exchange, np.empty(0), name, worker)
+        nothing = ticket_of(loans, np.empty(0), name, worker)
         return replace(nothing, dtype=type(block).__name__)
-    if name not in exchange.lent:
-        exchange.lent[name] = (block, np.frombuffer(secrets.token_bytes(16), np.uint8).copy())
-    block, token = exchange.lent[name]
+    if name not in loans.lent:
+        loans.lent[name] = (block, np.frombuffer(secrets.token_bytes(16), np.uint8).copy())
+    block, token = loans.lent[name]
     host, shared = isinstance(block, np.ndarray), None
     if not host:
         with contextlib.suppress(KernelError):  # it goes as a message
@@ -227,14 +231,13 @@ async def _close(name: str) -> None:
 
 def _end(name: str, dask_worker: Any = None) -> Facts:
     """The facts of the exchange; its blocks are let go, the tokens first."""
-    exchange = exchanges.pop(name, None) or Loans()
-    exchange.cancelled.set()
-    exchange.opened.close(0.0)
-    for _, token in exchange.lent.values():
+    loans = exchanges.pop(name, None) or Loans()
+    loans.cancelled.set()
+    loans.opened.close(0.0)
+    for _, token in loans.lent.values():
         token[:] = 0
-    exchange.lent.clear()
-    reads, spans, tiles = exchange.reads, exchange.spans, exchange.tiles
-    return Facts(tuple(reads), tuple(spans), tuple(tiles))
+    loans.lent.clear()
+    return loans.facts
 
 
 def end_all() -> None:
@@ -253,46 +256,8 @@ async def serve(exchange: str, name: str, ends: Region, to_host: bool = False) -
     block, _ = exchanges[exchange].lent[name]
     if to_host and not isinstance(block, np.ndarray):
         layout = layout_of(ends, block.strides, block.dtype.itemsize)
-        return {
-            "status": "OK",
-            "part": to_serialize(await _beside(ipc.to_host, block, layout.part)),
-        }
-    part = block[tuple(slice(*e) for e in ends)]
-    # not ascontiguousarray, which gives what has no dimensions one
-    return {"status": "OK", "part": to_serialize(array_namespace(part).asarray(part, order="C"))}
-
-
-# -- may they read each other? -------------------------------------------------------------------
-
-
-def _lend_probe(name: str, backend: str, dask_worker: Any) -> Ticket:
-    """The ticket of a few numbers."""
-    return lend_array(name, namespace(backend).arange(8), dask_worker)
-
-
-async def _try_others(name: str, tickets: Sequence[Ticket]) -> str:
-    """Why this worker cannot read one of ``tickets`` past Dask; "" where it can read all. Of host
-    memory those that others on its host have; the token tells whether it is theirs."""
-    for ticket in tickets:
-        if ticket.pid == os.getpid() or (ticket.pointer and ticket.host != this_host()):
-            continue
-        if why := await _beside(_try, name, ticket):
-            return why
-    return ""
-
-
-def _try(name: str, ticket: Ticket) -> str:
-    if not ticket.pointer and ticket.shared is None:
-        return ipc.why_no_handles() or "a block on the GPU has no interprocess handle"
-    try:
-        if ticket.pointer:
-            check_lent(ticket)
-        else:
-            opened = (exchanges.get(name) or Loans()).opened
-            read_gpu(opened, ticket, ((0, 8),), namespace("cupy").empty(64, np.uint8))
-    except LoanLostError as error:
-        return str(error)
-    except Exception as error:  # CUDA's are of many kinds
-        how = "process_vm_readv" if ticket.pointer else "CUDA's interprocess handles"
-        return f"{how}: {error}"
-    return ""
+        part = await _beside(ipc.to_host, block, layout.part)
+    else:  # not ascontiguousarray, which gives what has no dimensions one
+        part = block[tuple(slice(*e) for e in ends)]
+        part = array_namespace(part).asarray(part, order="C")
+    return {"status": "OK", "part": to_serialize(part)}
