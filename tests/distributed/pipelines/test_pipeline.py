@@ -11,7 +11,6 @@ import signal
 import threading
 import time
 from itertools import pairwise
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -35,7 +34,6 @@ from tiledask.errors import (
     ScheduleError,
 )
 from tiledask.lab.sweep import schedule_on
-from tiledask.plan.pipelines.costs import costs_of
 
 pytestmark = pytest.mark.cluster
 
@@ -395,18 +393,10 @@ def test_a_run_says_what_its_slots_held(cluster):
 
 
 @pytest.mark.parametrize("left", [-0.5, 0.5])
-def test_a_block_does_not_come_before_it_left_by_clocks_that_are_apart(monkeypatch, left):
-    said = []
-    loop = SimpleNamespace(
-        add_callback=lambda call, seconds, log, *event: log(*event), call_later=None
-    )
-    worker = SimpleNamespace(loop=loop, log_event=lambda topic, event: said.append(event))
-    monkeypatch.setattr(paced, "get_worker", lambda: worker)
-    there = time.time()
-    came = paced.Arrival(there, (there + left, there))
-    pace = costs_of(td.schedule("1f1b", 2, 1), 0.0, 0.0)
-    paced.perform("topic", 1, pace, [paced.Action("F", 1, 0)], [came], lambda: None)
-    assert said[0]["spans"][1:] == [(1, "T", 0, 0, min(there + left, there), there)]
+def test_a_block_does_not_come_before_it_left_by_clocks_that_are_apart(left):
+    way = 7.0 + left, 7.0
+    spans = paced.arrived(1, paced.Action("F", 1, 0), 0.0, (7.0, (way,)))
+    assert list(spans) == [(1, "T", 0, 0, min(way), 7.0)]
 
 
 def test_stages_that_do_not_fit_are_refused_before_anything_runs(cluster):

@@ -17,8 +17,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 from dask.sizeof import sizeof
@@ -28,15 +26,13 @@ from distributed.protocol.serialize import register_generic
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster.clocks import now, time_there
 from tiledask.distributed.pipelines.job import DeviceDone, PipelineJob
-from tiledask.distributed.pipelines.kernels import StageKernels, StageRunner, at_once
-from tiledask.distributed.pipelines.paced import Arrival, perform, sleep_until
+from tiledask.distributed.pipelines.kernels import at_once
+from tiledask.distributed.pipelines.paced import Arrival, PacedLine, sleep_until
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.ranks.run import run_ranks
 from tiledask.distributed.transport.endpoint import endpoint_of, opened
-from tiledask.distributed.transport.mailbox import Mailbox
 from tiledask.distributed.transport.transport import Port
 from tiledask.errors import ClusterLostError
-from tiledask.plan.pipelines.costs import PipelineCosts
 from tiledask.plan.pipelines.needs import topological_order
 from tiledask.plan.pipelines.timeline import TRANSFER
 from tiledask.plan.program.making.pipeline import KERNELS
@@ -128,54 +124,7 @@ def _in_order(job: PipelineJob) -> Iterator[tuple[int, list[int]]]:
 # -- on the workers -------------------------------------------------------------------------------
 
 
-class _DeviceLine(StageRunner):
-    """All actions of a device, in their order and their time."""
-
-    def __init__(
-        self,
-        topic: str,
-        box: Mailbox,
-        program: Program,
-        pace: PipelineCosts,
-        operands: dict[int, StageKernels],
-    ) -> None:
-        self.topic, self.box, self.pace = topic, box, pace
-        self.turn, self.end = 0, 0.0
-        """The turn under way; the end of what was done last."""
-        self.arrivals: list[Arrival | None] = []
-        """Of the blocks that what is under way uses."""
-        self.result = DeviceDone([], [], [], [])
-        super().__init__(SimpleNamespace(index=box.device), program, operands)
-
-    def at_once(self, turns: Sequence[int]) -> None:
-        """Do the actions of turns that are done at once, usually one."""
-        self.box.check()
-        actions, self.arrivals = [self.action(turn) for turn in turns], []
-        for turn in turns:
-            self.arrivals.append(None)
-            self._some(turn, kind="recv")
-        work = partial(self._some, *turns, kind="")
-        given = self.pace, actions, self.arrivals, work
-        self.end, spans, late = perform(self.topic, self.index, *given)
-        self.result.spans.extend(spans)
-        self.result.late.append(late)
-        self._some(*turns, kind="send")
-        for turn in turns:
-            self._leave(turn)
-
-    def done(self) -> DeviceDone:
-        """What it brings back."""
-        return self.result._replace(made=self.made())
-
-    def _some(self, *turns: int, kind: str) -> None:
-        """Do the messages of a kind; "": the kernels."""
-        for self.turn in turns:
-            calls = self._bound[self.turn]
-            some = [each for each in calls if kind == ("" if each[0].is_kernel else each[0].name)]
-            self._go(self.turn, some)
-
-
-class _LoopLine(_DeviceLine):
+class _LoopLine(PacedLine):
     """Blocks are messages, which say when they were made and sent."""
 
     def __init__(self, port: Port, topic: str, *given: Any) -> None:
@@ -202,11 +151,11 @@ class _LoopLine(_DeviceLine):
             while env[x] is None:
                 _, buffer, microbatch = next(coming)
                 (message,) = port.get((peer,))
-                self.result.moves.append((peer, message.nbytes))
+                self.moves.append((peer, message.nbytes))
                 made, sent = message.call
-                self.early[buffer, microbatch] = Arrival(made, (sent, message.there))
+                self.early[buffer, microbatch] = made, ((sent, message.there),)
                 self._env(microbatch)[self._slots[buffer]] = aligned(message.parts[0])
-            self.arrivals[-1] = self.early.pop((name, self.microbatch))
+            self.arrivals[self.turn] = self.early.pop((name, self.microbatch))
 
         return take
 
@@ -224,7 +173,7 @@ register_generic(_StageBlock)
 sizeof.register(_StageBlock, lambda block: int(block.array.nbytes))
 
 
-class _TaskLine(_DeviceLine):
+class _TaskLine(PacedLine):
     """Blocks are results of tasks."""
 
     blocks: Iterator[_StageBlock]
@@ -251,7 +200,7 @@ class _TaskLine(_DeviceLine):
 
         def take(env: list[Any]) -> None:
             block = next(self.blocks)
-            self.arrivals[-1] = Arrival(block.made)
+            self.arrivals[self.turn] = block.made, ()
             env[x] = aligned(block.array)
 
         return send if op.name == "send" else take

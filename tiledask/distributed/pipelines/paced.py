@@ -8,73 +8,101 @@ block made        block there
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 from distributed import get_worker
 
 from tiledask.distributed.cluster.clocks import now
+from tiledask.distributed.pipelines.job import DeviceDone
+from tiledask.distributed.pipelines.kernels import StageKernels, StageRunner
+from tiledask.distributed.transport.mailbox import Mailbox
 from tiledask.plan.pipelines.costs import PipelineCosts
 from tiledask.plan.pipelines.schedule import KINDS, Action
 from tiledask.plan.pipelines.timeline import TRANSFER, Span
+from tiledask.plan.program.program import Program
 
-__all__ = ["Arrival", "perform", "sleep_until"]
+__all__ = ["Arrival", "PacedLine", "arrived", "sleep_until"]
 
 REPORT_AFTER = 0.02
 """Seconds after its end at which an action is reported."""
 SPIN = 3e-4
 """Seconds before a moment in which a thread watches the clock: a sleep ends about so much late."""
 
-
-class Arrival(NamedTuple):
-    """A block that came from another device, by the scheduler's clock."""
-
-    made: float
-    sent: tuple[float, float] | None = None
-    """(start, end) of its way, if that is known here."""
+Arrival = tuple[float, tuple[tuple[float, float], ...]]
+"""Of a block that came from another device, by the scheduler's clock: when it was made; and (start,
+end) of its way, if that is known here."""
 
 
-def perform(
-    topic: str,
-    device: int,
-    costs: PipelineCosts,
-    actions: Sequence[Action],
-    arrivals: Sequence[Arrival | None],
-    work: Callable[[], Any],
-) -> tuple[float, list[Span], float]:
-    """(the moment at which actions were over, whose ``work`` began when their blocks were there;
-    the spans of actions and of blocks on their way; how long the work took beyond its time).
+class PacedLine(StageRunner):
+    """All actions of a device, in their order and their time; engines say how messages go."""
 
-    Each action is reported on ``topic``, too.
-    """
-    seconds, hop = _occupied(costs, actions), costs.hop
-    latencies = [float(hop[i % len(hop), s + (kind != "F")]) for kind, s, i in actions]
-    came = list(zip(actions, latencies, arrivals, strict=True))
-    for _, latency, block in came:
-        if block is not None:
-            sleep_until(block.made + latency)
-    start = now()
-    work()
-    worked = now()
-    # a paced device is free after its time to the instant; a thread that the system wakes later
-    # is no work of that device, but overhead before its next action
-    end = max(worked, start + seconds)
-    sleep_until(end)
-    late = max(0.0, worked - start - seconds) if seconds else 0.0
-    worker, every = get_worker(), list[Span]()
-    for action, latency, block in came:
-        spans: list[Span] = [(device, *action, start, end)]
-        if block is not None:
-            spans += _ways(device, action, latency, block)
-        every += spans
-        # later, because a worker's messages go out 2 ms apart: the news that this action is done,
-        # for which another device may be waiting, shall not queue behind its time of day
-        event = {"run": topic, "spans": spans, "late": late}
-        worker.loop.add_callback(
-            worker.loop.call_later, REPORT_AFTER, worker.log_event, topic, event
-        )
-    return end, every, late
+    def __init__(
+        self,
+        topic: str,
+        box: Mailbox,
+        program: Program,
+        pace: PipelineCosts,
+        operands: dict[int, StageKernels],
+    ) -> None:
+        self.topic, self.box, self.pace = topic, box, pace
+        self.turn, self.end, self.late = 0, 0.0, 0.0
+        """The turn under way; the end of what was done last; the longest beyond its time."""
+        self.arrivals: dict[int, Arrival] = {}
+        """By turn that is under way, of the block that it uses."""
+        self.spans: list[Span] = []
+        self.moves: list[tuple[int, int]] = []
+        super().__init__(SimpleNamespace(index=box.device), program, operands)
+
+    def at_once(self, turns: Sequence[int]) -> None:
+        """Do the actions of turns that are done at once, usually one."""
+        self.box.check()
+        actions, hop = [self.action(turn) for turn in turns], self.pace.hop
+        latencies = [float(hop[i % len(hop), s + (kind != "F")]) for kind, s, i in actions]
+        self.arrivals.clear()
+        self._some(turns, "recv")
+        for turn, latency in zip(turns, latencies, strict=True):
+            if turn in self.arrivals:
+                sleep_until(self.arrivals[turn][0] + latency)
+        start, seconds = now(), _occupied(self.pace, actions)
+        self._some(turns, "")
+        worked = now()
+        # a paced device is free after its time to the instant; a thread that the system wakes later
+        # is no work of that device, but overhead before its next action
+        self.end = max(worked, start + seconds)
+        sleep_until(self.end)
+        late = max(0.0, worked - start - seconds) if seconds else 0.0
+        self.late = max(self.late, late)
+        for turn, action, latency in zip(turns, actions, latencies, strict=True):
+            spans: list[Span] = [(self.index, *action, start, self.end)]
+            if turn in self.arrivals:
+                spans += arrived(self.index, action, latency, self.arrivals[turn])
+            self.spans += spans
+            self._report({"run": self.topic, "spans": spans, "late": late})
+        self._some(turns, "send")
+        for turn in turns:
+            self._leave(turn)
+
+    def done(self) -> DeviceDone:
+        """What it brings back."""
+        return DeviceDone(self.made(), self.spans, self.late, self.moves)
+
+    def _some(self, turns: Sequence[int], kind: str) -> None:
+        """Do the messages of a kind; "": the kernels."""
+        for self.turn in turns:
+            calls = self._bound[self.turn]
+            some = [each for each in calls if kind == ("" if each[0].is_kernel else each[0].name)]
+            self._go(self.turn, some)
+
+    def _report(self, event: dict[str, Any]) -> None:
+        """Report on the run's topic; a little later, because a worker's messages go out 2 ms apart:
+        the news that this action is done, for which another device may be waiting, shall not queue
+        behind its time of day."""
+        worker = get_worker()
+        later = worker.loop.call_later, REPORT_AFTER, worker.log_event
+        worker.loop.add_callback(*later, self.topic, event)
 
 
 def _occupied(costs: PipelineCosts, actions: Sequence[Action]) -> float:
@@ -91,14 +119,12 @@ def _occupied(costs: PipelineCosts, actions: Sequence[Action]) -> float:
     return sum(entry(costs.seconds[KINDS.index(k), s], i) for k, s, i in actions)
 
 
-def _ways(device: int, action: Action, latency: float, block: Arrival) -> Iterator[Span]:
+def arrived(device: int, action: Action, latency: float, block: Arrival) -> Iterator[Span]:
     """The spans in which a block was on its way from the stage that made it."""
     stage = action.stage + (-1 if action.kind == "F" else 1)
-    ways = [block.sent] if block.sent else []
-    if latency:
-        ways.append((block.made, block.made + latency))
+    made, ways = block
     # a way begins by another worker's clock, and by their error it may seem to end before
-    for left, there in ways:
+    for left, there in (*ways, (made, made + latency)) if latency else ways:
         yield device, TRANSFER, stage, action.microbatch, min(left, there), there
 
 

@@ -9,6 +9,7 @@ Stage s reads and writes what :func:`tiledask.plan.pipelines.needs.needs` says, 
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,6 @@ from tiledask.plan.pipelines.needs import validate
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
-from tiledask.plan.products.placement import split
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.program.making.pipeline import program
 from tiledask.plan.program.program import Program
@@ -128,20 +128,19 @@ def run_schedule(
         seconds = dict(zip(times, np.broadcast_to(costs.seconds, shape), strict=True))
         simulated = simulate(schedule, **seconds, **travel)
     made, kept = _sized(schedule, stages, batch)
-    limit = seconds_of(timeout)
-    job = PipelineJob(schedule, made, stages, batch, target, workers, costs, limit)
-    _check_room(job, kept)
+    given = schedule, made, stages, batch, target, workers, costs, simulated
+    planned = PipelineJob(*given, seconds_of(timeout))
+    _check_room(planned, kept)
 
-    def attempt(
-        number: int, left: float
-    ) -> tuple[PipelineJob, list[DeviceDone], tuple[Clock, ...]]:
-        again = job.again(left) if number else job
-        clocks = set_clocks(workers, again.patience)
-        with _shown(again):
-            return again, again.run(ENGINES[engine], simulated), clocks
+    def attempt(_: int, left: float) -> tuple[PipelineJob, list[DeviceDone], tuple[Clock, ...]]:
+        job = replace(planned, timeout=left)
+        clocks = set_clocks(workers, job.patience)
+        with _shown(job):
+            return job, job.run(ENGINES[engine]), clocks
 
-    with counting(workers, job.patience) as counted, measuring_load() as load_so_far:
-        job, done, clocks = retry_lost(workers, range(schedule.devices), job.timeout, attempt)
+    with counting(workers, planned.patience) as counted, measuring_load() as load_so_far:
+        devices = range(schedule.devices)
+        job, done, clocks = retry_lost(workers, devices, planned.timeout, attempt)
         load = load_so_far()
     arrived = [
         (transfer.destination, *job.sent[key], transfer.start, transfer.stop)
@@ -162,7 +161,7 @@ def run_schedule(
         gradients,
         Both(_predicted_traffic(job), counted.moved(workers.slots, moves)),
         counted.ledger({}),
-        max(late for each in done for late in each.late),
+        max(each.late for each in done),
         clocks,
         engine,
         load,
@@ -259,7 +258,13 @@ def _check_room(job: PipelineJob, kept: int) -> None:
 
 def _predicted_traffic(job: PipelineJob) -> Traffic:
     """Activations [rows, width] to the next stage's device, gradients of that shape back."""
-    rows = [stop - start for start, stop in split(0, len(job.batch), job.schedule.microbatches)]
-    nbytes = job.batch[0].nbytes
-    moves = ((a, b, rows[frame] * nbytes) for a, b, frame in job.messages)
+    program, row = job.program, job.batch[0].nbytes
+    moves = [
+        (device, op["peer"], (stop - start) * row)
+        for device, order in enumerate(program.orders)
+        for step in order
+        for op in program.role(device).blocks[step.block].ops
+        for start, stop in job.rows[step.microbatch][:1]
+        if op.name == "send"
+    ]
     return Traffic.of(job.cluster.slots, moves).on(job.cluster.hosts)
