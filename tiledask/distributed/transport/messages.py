@@ -218,16 +218,12 @@ class WorkerMessages(Transport):
         """Raise if there is no hope that rank ``to`` takes what is lent to it."""
         self._check_there(to)
         self.box.check()
-        if monotonic() > self.deadline:
-            raise DeadlineError(
-                f"rank {self.rank} could not send all to rank {to} before the run's deadline: "
-                f"{self._words(to)}. Let rank {to} call the collective too, or give the run "
-                f"longer with timeout="
-            )
-        if ("end", to) in self.box.parcels:
-            raise CollectiveError(
-                f"rank {self.rank} sends to rank {to} in {self.doing().call}, but "
-                f"{self._words(to)}. All ranks of a group make the same calls"
+        late, over = monotonic() > self.deadline, ("end", to) in self.box.parcels
+        if late or over:
+            raise (DeadlineError if late else CollectiveError)(
+                f"rank {self.rank} could not send all to rank {to} in {self.doing().call}: "
+                f"{self._words(self._chain(to)[:1])}. All ranks of a group make the same calls; or "
+                f"give the run longer with timeout="
             )
 
     def arrived(self) -> None:

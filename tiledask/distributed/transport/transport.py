@@ -41,6 +41,9 @@ SOON = 0.05
 LOOK = 1.0
 """Seconds of waiting after which a rank asks the others what they do, and as often again."""
 
+SILENT = Doing()
+"""Of a rank that does not answer."""
+
 
 class Message(NamedTuple):
     """A message of a collective."""
@@ -339,63 +342,56 @@ class Transport(ABC):
             source = port.doing().waits_for
             if source is None:
                 continue
+            chain = self._chain(source)
             if time.monotonic() >= self.deadline:
-                raise self._late(source, port.call)
-            circle = self._circle(source)
-            if circle and circle == seen:
+                raise self._late(port.call, chain)
+            flying = self.flying or any(doing.flying for _, doing in chain)
+            circle = chain if chain[-1:] and chain[-1][1].waits_for == self.rank else []
+            if circle and circle == seen and not flying:
                 raise self._stuck(port.call, circle)
-            seen = circle
+            seen = [] if flying else circle
         for source in missed():
             raise CollectiveError(
                 f"rank {self.rank} waits for rank {source} in {port.call}, but "
-                f"{self._words(source)}. All ranks of a group make the same calls: let rank "
-                f"{source} make this one too, or none"
+                f"{parcels['end', source].words(source, self.now())}. All ranks of a group make "
+                f"the same calls: let rank {source} make this one too, or none"
             )
         port.waits = []
 
     # -- when nothing comes -------------------------------------------------------------------
 
-    def _circle(self, source: int) -> list[tuple[int, Doing]]:
-        """Ranks that wait for each other, from ``source`` back to this one; empty if none do."""
-        found: list[tuple[int, Doing]] = []
-        at = source
-        while at != self.rank:
-            doing = self.ask(at)
-            if doing is None or doing.waits_for is None or doing.flying:
-                return []
-            if self.flying or len(found) == self.ranks:
-                return []
-            found.append((at, doing))
-            at = doing.waits_for
-        return found
+    def _chain(self, source: int) -> list[tuple[int, Doing]]:
+        """Ranks of which each waits for the next, from ``source`` on, and what they do: up to one
+        that waits for nobody or does not answer, or to this rank or one that is in the chain."""
+        found: dict[int, Doing] = {}
+        at: int | None = source
+        while at is not None and at != self.rank and at not in found:
+            found[at] = self.ask(at) or SILENT
+            at = found[at].waits_for
+        return list(found.items())
 
     def _stuck(
         self, call: CollectiveCall | None, circle: list[tuple[int, Doing]]
     ) -> CollectiveError:
-        words = "; ".join(doing.words(rank, self.now()) for rank, doing in circle)
         return CollectiveError(
-            f"rank {self.rank} waits for rank {circle[0][0]} in {call}; {words}: they wait "
-            f"for each other, for ever. Let all ranks call their groups' collectives in one order"
+            f"rank {self.rank} waits for rank {circle[0][0]} in {call}; {self._words(circle)}: "
+            f"they wait for each other, for ever. Let all ranks call their groups' collectives in "
+            f"one order"
         )
 
-    def _late(self, source: int, call: CollectiveCall | None) -> DeadlineError:
-        chain, words, doing = [source], [self._words(source)], self.ask(source)
-        while doing is not None and doing.waits_for is not None:
-            if doing.waits_for in (self.rank, *chain):
-                break
-            chain.append(doing.waits_for)
-            words.append(self._words(chain[-1]))
-            doing = self.ask(chain[-1])
+    def _late(self, call: CollectiveCall | None, chain: list[tuple[int, Doing]]) -> DeadlineError:
         return DeadlineError(
-            f"rank {self.rank} waited for rank {source} until the run's deadline, in {call}; "
-            f"{'; '.join(words)}. Let rank {chain[-1]} make its call, or give the run longer with "
-            f"timeout="
+            f"rank {self.rank} waited for rank {chain[0][0]} until the run's deadline, in {call}; "
+            f"{self._words(chain)}. Let rank {chain[-1][0]} make its call, or give the run longer "
+            f"with timeout="
         )
 
-    def _words(self, rank: int) -> str:
-        """What another rank does, in words."""
-        doing = self.box.parcels.get(("end", rank)) or self.ask(rank)
-        return f"rank {rank} does not answer" if doing is None else doing.words(rank, self.now())
+    def _words(self, chain: list[tuple[int, Doing]]) -> str:
+        """What other ranks do, in words."""
+        return "; ".join(
+            f"rank {rank} does not answer" if doing is SILENT else doing.words(rank, self.now())
+            for rank, doing in chain
+        )
 
     # -- the end ------------------------------------------------------------------------------
 
