@@ -7,7 +7,7 @@ float64, checks a gradient in one line, and against the function itself.
 import numpy as np
 import pytest
 
-from tiledask.distributed.pipelines import feed_forward as F
+import tiledask as td
 from tiledask.tile import gelu, to_numpy
 
 
@@ -27,38 +27,36 @@ def is_adjoint(f, x, dy, dx, draw, step=1e-5):
     )
 
 
-@pytest.mark.parametrize("count", [None, 100])
-def test_mean_square(draw, count):
-    y, target = draw(6, 5), draw(6, 5)
-    dy = F.mean_square_grad(y, target, count)
-    assert is_adjoint(lambda y: F.mean_square(y, target, count), y, 1.0, dy, draw)
-
-
 @pytest.mark.parametrize("tokens", [1, 7])
-def test_block_and_gradients(draw, xp, tokens):
-    block = F.mlp_init(3, width=4, hidden=10, dtype="float64", xp=xp.__name__)
-    x, dy = draw(tokens, 4), draw(tokens, 4)
-    given = [to_numpy(array).copy() for array in (x, dy, *block.values())]
-    y, saved = F.mlp_forward(block, x)
-    h = gelu(x @ block["w1"] + block["b1"])
-    np.testing.assert_allclose(to_numpy(y), to_numpy(x + h @ block["w2"] + block["b2"]))
-    dx, kept = F.mlp_backward_input(block, saved, dy)
-    grads = F.mlp_backward_weight(kept)
-    assert is_adjoint(lambda x: F.mlp_forward(block, x)[0], x, dy, dx, draw)
-    assert list(grads) == list(block)
-    for name, grad in grads.items():
+def test_blocks_and_gradients(draw, xp, tokens):
+    stage = td.stages.FeedForward((3, 4), width=4, hidden=10, dtype="float64")
+    weights, x, dy = stage.init(xp.__name__), draw(tokens, 4), draw(tokens, 4)
+    arrays = x, dy, *(w for layer in weights for w in layer.values())
+    given = [to_numpy(array).copy() for array in arrays]
+    y, saved = stage.forward(weights, x)
+    expected = x
+    for layer in weights:
+        h = gelu(expected @ layer["w1"] + layer["b1"])
+        expected = expected + h @ layer["w2"] + layer["b2"]
+    np.testing.assert_allclose(to_numpy(y), to_numpy(expected))
+    dx, kept = stage.backward_input(weights, saved, dy)
+    assert is_adjoint(lambda x: stage.forward(weights, x)[0], x, dy, dx, draw)
+    for n, grads in enumerate(stage.backward_weight(kept)):
+        assert list(grads) == list(weights[n])
+        for name, grad in grads.items():
 
-        def through(w, name=name):
-            return F.mlp_forward({**block, name: w}, x)[0]
+            def through(w, n=n, name=name):
+                changed = [*weights[:n], {**weights[n], name: w}, *weights[n + 1 :]]
+                return stage.forward(changed, x)[0]
 
-        assert is_adjoint(through, block[name], dy, grad, draw), name
-    for old, new in zip(given, (x, dy, *block.values()), strict=True):
+            assert is_adjoint(through, weights[n][name], dy, grad, draw), name
+    for old, new in zip(given, arrays, strict=True):
         np.testing.assert_array_equal(old, to_numpy(new))
 
 
 def test_many_blocks_in_a_row_keep_their_values_near_one():
     y = np.random.default_rng(0).standard_normal((64, 64)).astype("float32")
-    for seed in range(24):
-        y, saved = F.mlp_forward(F.mlp_init(seed, 64, 256), y)
-        assert {x.dtype.name for x in (y, *saved.values())} == {"float32"}
+    stage = td.stages.FeedForward(tuple(range(24)), 64, 256)
+    y, saved = stage.forward(stage.init("numpy"), y)
+    assert {x.dtype.name for each in saved for x in (y, *each.values())} == {"float32"}
     assert 0.5 < y.std() < 3

@@ -6,7 +6,6 @@ engines.py         each device one task that loops, or each action a Dask task
 kernels.py         what a stage computes, as the kernels of its program
 paced.py           work that takes its time
 stages.py          stages that compute, and one that only takes its time
-  feed_forward.py    the block that they compute, and the way back
 run.py             what came out: results, Timeline, traffic
 program_run.py     run_program: a program of a schedule, line by line, on threads or workers
 """

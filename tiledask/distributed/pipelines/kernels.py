@@ -14,7 +14,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from tiledask.distributed.pipelines.feed_forward import mean_square, mean_square_grad
 from tiledask.distributed.programs.runner import Interpreter
 from tiledask.plan.pipelines.schedule import Action
 from tiledask.plan.program.making.pipeline import KERNELS
@@ -93,8 +92,9 @@ class StageKernels:
         y, saved = self.stage.forward(self.weights, x)
         if last:
             self.outputs[frame], self.losses[frame] = y, 0.0
-            if frame in self.targets:
-                self.losses[frame] = float(mean_square(y, aligned(self.targets[frame]), self.size))
+            if frame in self.targets:  # divided by the whole batch, losses and gradients add up
+                difference = y - aligned(self.targets[frame])
+                self.losses[frame] = float((difference * difference).sum() / self.size)
         synchronize(y)
         return {"x": y, "kept": (saved, y if last else None), "for_w": None}
 
@@ -103,7 +103,7 @@ class StageKernels:
         if y is None:
             dy = reads["dx"]
         else:
-            dy = mean_square_grad(y, aligned(self.targets[frame]), self.size)
+            dy = (y - aligned(self.targets[frame])) * (2 / self.size)
         if first and hasattr(self.stage, "backward_first"):
             for_weights = self.stage.backward_first(self.weights, saved, dy)
             synchronize(dy)
