@@ -54,7 +54,7 @@ def redistribute(
     with lending(cluster) as lender, counting(cluster, timeout, last=[lender.ends]) as counted:
         for old, new, pieces in plans:
             tickets = lender.lend([blocks], timeout)
-            lent = {"partial": Lent(blocks, anchors, [tickets[slot][0] for slot in at])}
+            lent = {"partial": Lent(anchors, [tickets[slot][0] for slot in at])}
             how = array.dtype.name, cluster.backend
             stage = RankTasks.of(
                 [RankJob.moves(rank, old, new, pieces, *how) for rank in range(ranks)]

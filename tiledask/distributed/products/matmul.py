@@ -371,14 +371,14 @@ class _Run:
         where k is shared out."""
         a, b, needs = self.a, self.b, self.question.needs
         of_a, of_b = zip(*tickets, strict=True)
-        lent = {"A": Lent(a.blocks, a.anchors, of_a), "B": Lent(b.blocks, b.anchors, of_b)}
+        lent = {"A": Lent(a.anchors, of_a), "B": Lent(b.anchors, of_b)}
         partial: Sequence[Any] = [None] * len(a.blocks)
         blocks = list[Future[Any]]()
         for stage in ready.stages:
             if blocks:  # a second, which sums
                 found, partial = lender.lend([blocks], self._left()), blocks
                 of_c = [found[slot][0] for slot in self.slots]
-                lent["partial"] = Lent(blocks, Anchors(self.cluster, blocks), of_c)
+                lent["partial"] = Lent(Anchors(self.cluster, blocks), of_c)
             name = "reduce_scatter" if blocks else f"multiply_{algorithm}"
             own = list(zip(a.blocks, b.blocks, partial, strict=True))
             options = needs.kernel, needs.tile, on_page

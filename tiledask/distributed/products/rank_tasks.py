@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 from distributed import Future
 
 from tiledask.distributed.arrays.recompute import Anchors
-from tiledask.distributed.cluster.tasks import slot_of
 from tiledask.distributed.products.worker import RankCall, RankJob, run_rank
 from tiledask.distributed.transport.blocks import Lender
-from tiledask.distributed.transport.tickets import LentBlock, Ticket
+from tiledask.distributed.transport.tickets import Ticket
 
 __all__ = ["Lent", "RankTasks", "submit_ranks"]
 
@@ -42,14 +41,9 @@ class RankTasks(NamedTuple):
 class Lent(NamedTuple):
     """An array that ranks read of."""
 
-    blocks: Sequence[Future[Any]]
     anchors: Anchors
-    tickets: Sequence[Ticket | None]
-
-    def block(self, rank: int) -> LentBlock:
-        """The block of a rank, as others may read it."""
-        block = self.blocks[rank]
-        return LentBlock(str(block.key), slot_of(block), self.tickets[rank])
+    tickets: Sequence[Ticket]
+    """By rank, of its block."""
 
 
 def submit_ranks(
@@ -72,7 +66,7 @@ def submit_ranks(
             after[rank] += anchors
     for rank, (slot, job) in enumerate(zip(slots, stage.jobs, strict=True)):
         reads = {
-            (array, source): lent[array].block(source)
+            (array, source): lent[array].tickets[source]
             for array, rows in stage.rows.items()
             for source in rows.get(rank, ())
         }

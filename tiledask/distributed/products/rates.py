@@ -10,7 +10,7 @@ from dask.system import CPU_COUNT
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.transport.blocks import lend_array, lending, transport_of
 from tiledask.distributed.transport.reader import Reader
-from tiledask.distributed.transport.tickets import LentBlock, Ticket
+from tiledask.distributed.transport.tickets import Ticket
 from tiledask.plan.products.cost import MachineRates
 from tiledask.tile import accumulator, as_dtype
 from tiledask.tile import matmul as tile_matmul
@@ -67,13 +67,13 @@ def _prepare(name: str, backend: str, dask_worker: Any) -> Ticket:
 
 def _try(exchange: str, transport: str, ticket: Ticket, dtype: str, backend: str) -> dict[str, Any]:
     """Seconds and rates of one worker, while the others do the same."""
-    reader, block = Reader(exchange, transport, ()), LentBlock("", -1, ticket)
+    reader = Reader(exchange, transport, ())
     xp, wide = namespace(backend), accumulator(as_dtype(dtype))
     buffer = xp.ones(_ROWS * _ROW, np.uint8)
     synchronize(buffer)
 
     def read(rows: int, columns: int) -> float:
-        return _best(lambda: reader.read(block, ((0, rows), (0, columns)), buffer))
+        return _best(lambda: reader.read(ticket, ((0, rows), (0, columns)), buffer))
 
     def product(m: int, n: int, k: int) -> float:
         a, b = (xp.ones(shape, as_dtype(dtype)) for shape in ((m, k), (k, n)))

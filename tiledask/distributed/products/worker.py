@@ -25,7 +25,7 @@ from tiledask.distributed.products.panels import (
 )
 from tiledask.distributed.transport.blocks import Span
 from tiledask.distributed.transport.reader import Reader
-from tiledask.distributed.transport.tickets import LentBlock, LoanLostError
+from tiledask.distributed.transport.tickets import LoanLostError, Ticket
 from tiledask.plan.products.comms import Piece
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product_plan import AHEAD, ProductPanel, ProductPlan
@@ -128,7 +128,7 @@ class RankCall(NamedTuple):
 
     exchange: str
     transport: str
-    lent: dict[tuple[str, int], LentBlock]
+    lent: dict[tuple[str, int], Ticket]
     """By (array, rank), the blocks that it reads."""
     kernel: str
     tile: Any
@@ -165,7 +165,7 @@ class _RankRun:
     def __init__(self, job: RankJob, call: RankCall, own: dict[str, Any]) -> None:
         self.job, self.call, self.own = job, call, own
         wanted = [(name, *self._lent(name, piece)) for name, piece in job.reads()]
-        parts = [(block.key, block.slot, ends) for _, block, ends in wanted]
+        parts = [(ticket.key, ticket.slot, ends) for _, ticket, ends in wanted]
         self.reader = Reader(call.exchange, call.transport, parts)
         self.spans = self.reader.facts.spans
         self.reporter = _reporter(job, call, self.reader)
@@ -184,7 +184,7 @@ class _RankRun:
             self.reporter.report()
         return c if job.unrounded else c.astype(as_dtype(job.dtype), copy=False)
 
-    def _lent(self, name: str, piece: Piece) -> tuple[LentBlock, Region]:
+    def _lent(self, name: str, piece: Piece) -> tuple[Ticket, Region]:
         """(another rank's block, where the piece lies in it)."""
         whole = self.job.tilings[name].regions[piece.source]
         return self.call.lent[name, piece.source], ends_within(piece.region, whole)

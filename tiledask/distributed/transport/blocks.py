@@ -89,7 +89,7 @@ class Loans:
     """What this worker lends for one operation, and has of others."""
 
     lent: dict[Any, tuple[Any, np.ndarray]] = field(default_factory=dict)
-    """name -> the block and its token."""
+    """key -> the block and its token."""
     facts: Facts = field(default_factory=Facts)
     opened: ipc.Opened = field(default_factory=ipc.Opened)
     """What this worker has open of the others' GPU memory."""
@@ -118,9 +118,8 @@ class Lender:
 
     def lend(
         self, arrays: Sequence[Sequence[Future[Any]]], timeout: float | None
-    ) -> list[list[Ticket | None]]:
-        """By slot a Ticket for its block of each of ``arrays``; None for one that is not in memory
-        there now."""
+    ) -> list[list[Ticket]]:
+        """By slot a Ticket for its block of each of ``arrays``."""
         function, args = self.lends(arrays)
         return self.cluster.run(function, *args, timeout=timeout)
 
@@ -170,15 +169,15 @@ def said_of(cluster: Cluster) -> str:
 # -- the owner -----------------------------------------------------------------------------------
 
 
-async def _lend(name: str, keys: list[dict[int, str]], dask_worker: Any) -> list[Ticket | None]:
-    """Tickets of this worker's blocks, None for one that it does not hold."""
-    loans = exchanges.setdefault(name, Loans())
-    mine = [each.get(slot_on(dask_worker), "") for each in keys]
+async def _lend(name: str, keys: list[dict[int, str]], dask_worker: Any) -> list[Ticket]:
+    """Tickets of this worker's blocks."""
+    loans, slot = exchanges.setdefault(name, Loans()), slot_on(dask_worker)
+    mine = [each.get(slot, "") for each in keys]
     blocks = {key: dask_worker.data[key] for key in mine if key in dask_worker.data}
 
-    def tickets() -> list[Ticket | None]:
-        there = {key: ticket_of(loans, x, key, dask_worker) for key, x in blocks.items()}
-        return [there.get(key) for key in mine]
+    def tickets() -> list[Ticket]:
+        there = {key: ticket_of(loans, x, key, dask_worker, slot) for key, x in blocks.items()}
+        return [there.get(key, Ticket(key, slot)) for key in mine]
 
     if all(isinstance(block, np.ndarray) for block in blocks.values()):
         return tickets()
@@ -190,23 +189,24 @@ async def _beside(function: Callable[..., T], *args: Any) -> T:
     return await asyncio.get_running_loop().run_in_executor(None, function, *args)
 
 
-def ticket_of(loans: Loans, block: Any, name: Any, worker: Any) -> Ticket:
+def ticket_of(loans: Loans, block: Any, key: Any, worker: Any, slot: int = -1) -> Ticket:
     """A Ticket for what ``loans`` keep until they are dropped or the block taken back."""
     if not hasattr(block, "dtype"):  # whoever asked for it refuses it by this name
-        nothing = ticket_of(loans, np.empty(0), name, worker)
+        nothing = ticket_of(loans, np.empty(0), key, worker, slot)
         return replace(nothing, dtype=type(block).__name__)
-    if name not in loans.lent:
-        loans.lent[name] = (block, np.frombuffer(secrets.token_bytes(16), np.uint8).copy())
-    block, token = loans.lent[name]
+    if key not in loans.lent:
+        loans.lent[key] = (block, np.frombuffer(secrets.token_bytes(16), np.uint8).copy())
+    block, token = loans.lent[key]
     host, shared = isinstance(block, np.ndarray), None
     if not host:
         with contextlib.suppress(KernelError):  # it goes as a message
             shared = ipc.share(block)
     return Ticket(
+        key,
+        slot,
         worker.address,
         this_host(),
         os.getpid(),
-        name,
         block.ctypes.data if host else 0,
         shared,
         block.shape,
@@ -246,14 +246,14 @@ def end_all() -> None:
         _end(name)
 
 
-async def serve(exchange: str, name: str, ends: Region, to_host: bool = False) -> dict[str, Any]:
+async def serve(exchange: str, key: str, ends: Region, to_host: bool = False) -> dict[str, Any]:
     """What a borrower asks for through Dask (a handler of the worker): a part of a lent block.
 
     ``to_host``: of a block on a GPU its bytes in host memory, in the order of `layout_of`.
     """
-    if exchange not in exchanges or name not in exchanges[exchange].lent:
+    if exchange not in exchanges or key not in exchanges[exchange].lent:
         return {"status": "OK", "part": None}
-    block, _ = exchanges[exchange].lent[name]
+    block, _ = exchanges[exchange].lent[key]
     if to_host and not isinstance(block, np.ndarray):
         layout = layout_of(ends, block.strides, block.dtype.itemsize)
         part = await _beside(ipc.to_host, block, layout.part)

@@ -82,7 +82,7 @@ def _take(ticket: Ticket, starts: np.ndarray, length: int, to: int) -> None:
             raise PermissionError(code, os.strerror(code))
         why = os.strerror(code) if code else f"{got} of {wanted} bytes, or another's memory"
         raise LoanLostError(
-            f"the worker at {ticket.address} does not lend {ticket.name} any more: {why}"
+            f"the worker at {ticket.address} does not lend {ticket.key} any more: {why}"
         )
 
 

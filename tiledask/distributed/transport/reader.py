@@ -14,13 +14,7 @@ from tiledask.distributed.arrays.recompute import Wanted, recovered
 from tiledask.distributed.transport.blocks import Loans, Span, exchanges
 from tiledask.distributed.transport.mailbox import CancelledError, answered
 from tiledask.distributed.transport.process_memory import check_lent, read_memory, this_host
-from tiledask.distributed.transport.tickets import (
-    LentBlock,
-    LoanLostError,
-    Ticket,
-    laid_out,
-    layout_of,
-)
+from tiledask.distributed.transport.tickets import LoanLostError, Ticket, laid_out, layout_of
 from tiledask.errors import DeadlineError
 from tiledask.plan.products.regions import Region
 from tiledask.tile import as_dtype, ipc
@@ -62,29 +56,29 @@ class Reader:
         _failed.add(self.task)
         return Reschedule()
 
-    def read(self, block: LentBlock, ends: Region, buffer: Any) -> Any:
-        """The part of ``block``, laid into the bytes of ``buffer`` in the order its owner has it.
+    def read(self, ticket: Ticket, ends: Region, buffer: Any) -> Any:
+        """A part of a block, laid into the bytes of ``buffer`` in the order its owner has it.
 
         ``ends``: (start, stop) per dimension. ``buffer`` is uint8, on the GPU if the block is on
         one, and nothing that was begun there still uses it. A message ("comm") in host memory
         brings its own, and ``buffer`` is left alone. Raises LoanLostError if the block is not
         lent any more.
         """
-        ((_, part),) = self.read_by_rows(block, ends, buffer, rows=None)
+        ((_, part),) = self.read_by_rows(ticket, ends, buffer, rows=None)
         return part
 
     def read_by_rows(
-        self, block: LentBlock, ends: Region, buffer: Any, rows: int | None
+        self, ticket: Ticket, ends: Region, buffer: Any, rows: int | None
     ) -> Iterator[tuple[int, Any]]:
         """(first row, some rows of the part), at most ``rows`` at a time (None: all).
 
         Counted as one piece. ``buffer`` is used again for every part.
         """
         if self.recovered:
-            yield 0, self.recovered[block.key, block.slot, ends]
+            yield 0, self.recovered[ticket.key, ticket.slot, ends]
             return
-        if block.ticket is None:
-            raise LoanLostError(f"slot {block.slot} had lost {block.key} before it could lend it")
+        if not ticket.token:
+            raise LoanLostError(f"slot {ticket.slot} had lost {ticket.key} before it could lend it")
         total = 0
         start, stop = ends[0] if ends else (0, 1)
         for first in range(start, stop, rows or max(1, stop - start)):
@@ -92,11 +86,11 @@ class Reader:
             begun, some = time(), ends
             if rows and ends:
                 some = ((first, min(first + rows, stop)), *ends[1:])
-            part = self._part(block.ticket, some, buffer)
+            part = self._part(ticket, some, buffer)
             total += part.nbytes
             self.facts.spans.append(Span("read", begun, time()))
             yield first - start, part
-        self.facts.reads.append((block.slot, total))
+        self.facts.reads.append((ticket.slot, total))
 
     def _part(self, ticket: Ticket, ends: Region, buffer: Any) -> Any:
         here = self.transport != "comm" and ticket.host == this_host()
@@ -112,7 +106,7 @@ class Reader:
 
         async def ask() -> dict[str, Any]:
             call = self.worker.rpc(ticket.address).tiledask_read(
-                exchange=self.exchange, name=ticket.name, ends=ends, to_host=to_host
+                exchange=self.exchange, key=ticket.key, ends=ends, to_host=to_host
             )
             return await asyncio.wait_for(answered(call), PATIENCE)
 
@@ -131,7 +125,7 @@ class Reader:
         part = answer["part"]
         if part is None:
             raise LoanLostError(
-                f"the worker at {ticket.address} does not lend {ticket.name} any more"
+                f"the worker at {ticket.address} does not lend {ticket.key} any more"
             )
         if to_host:
             ipc.from_host(np.require(part, requirements="C"), buffer)

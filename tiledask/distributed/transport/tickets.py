@@ -9,7 +9,7 @@ from tiledask.errors import ClusterLostError
 from tiledask.plan.products.regions import Region
 from tiledask.tile import as_dtype, ipc
 
-__all__ = ["LentBlock", "LoanLostError", "PartLayout", "Ticket", "laid_out", "layout_of"]
+__all__ = ["LoanLostError", "PartLayout", "Ticket", "laid_out", "layout_of"]
 
 
 class LoanLostError(ClusterLostError):
@@ -18,34 +18,26 @@ class LoanLostError(ClusterLostError):
 
 @dataclass(frozen=True)
 class Ticket:
-    """Where a lent block lies."""
+    """Where a lent block lies; with no more than its key and slot, of one that is not there."""
 
-    address: str
-    """Address of the owner, as Dask knows it."""
-    host: str
-    """The machine, and which numbers its processes have: see `this_host`."""
-    pid: int
-    name: str
-    """Name of the block within the exchange."""
-    pointer: int
-    """Address of its first element in the owner's memory; 0 if it is not in host memory."""
-    shared: ipc.Shared | None
-    """Where it lies on a GPU, as other processes find it; None if they cannot."""
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: str
-    token_at: int
-    token: bytes
-
-
-@dataclass(frozen=True)
-class LentBlock:
-    """A block on some worker, for a reader: Dask's name for it, and the way past Dask."""
-
-    key: str
+    key: Any
+    """Dask's name of it, or its name within the exchange."""
     slot: int
-    ticket: Ticket | None
-    """None if it could not be lent."""
+    """Whose worker has it."""
+    address: str = ""
+    """Address of the owner, as Dask knows it."""
+    host: str = ""
+    """The machine, and which numbers its processes have: see `this_host`."""
+    pid: int = 0
+    pointer: int = 0
+    """Address of its first element in the owner's memory; 0 if it is not in host memory."""
+    shared: ipc.Shared | None = None
+    """Where it lies on a GPU, as other processes find it; None if they cannot."""
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    dtype: str = ""
+    token_at: int = 0
+    token: bytes = b""
 
 
 class PartLayout(NamedTuple):
