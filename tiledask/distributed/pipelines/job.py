@@ -1,7 +1,7 @@
 """One run of a schedule: what it starts from, and what its devices bring back."""
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -9,16 +9,12 @@ import numpy as np
 from dask.typing import Key
 from distributed import Future
 
-from tiledask.distributed.arrays.array import read_block
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.progress import announced, ended
-from tiledask.distributed.cluster.spool import KeptArray
-from tiledask.distributed.pipelines.kernels import StageKernels, StagesMade
+from tiledask.distributed.pipelines.kernels import StagesMade, operands, shares
 from tiledask.plan.pipelines.costs import PipelineCosts
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.timeline import Span, Timeline
-from tiledask.plan.products.placement import split
-from tiledask.plan.products.regions import Region
 from tiledask.plan.program.program import Program
 
 __all__ = ["DeviceDone", "PipelineJob"]
@@ -68,51 +64,22 @@ class PipelineJob:
         """Seconds for what comes before and after the actions; not less because those are short."""
         return max(self.timeout, PATIENCE)
 
-    @property
-    def rows(self) -> list[Region]:
-        """By micro-batch, its part of the batch."""
-        ends = split(0, len(self.batch), self.schedule.microbatches)
-        return [(each, (0, self.batch.shape[1])) for each in ends]
-
     def run(
         self, engine: Callable[["PipelineJob", list[Future[Any]]], list[DeviceDone]]
     ) -> list[DeviceDone]:
         """By device, what its actions made; ``engine`` runs them with the operands of its stages:
         futures of what is in place there."""
-        cluster, kept = self.cluster, list[KeptArray]()
-        try:
-            for array in (self.batch, self.target):
-                if array is not None:
-                    kept.append(cluster.keep(array))
-            operands = [
-                cluster.submit(device, _operands, *self._given(device, *kept), name="weights")
-                for device in range(self.schedule.devices)
-            ]
-            cluster.wait(operands, "weights and micro-batches", self.patience, cancel=True)
-            with announced(cluster, self.topic, **self._about()):
-                done = engine(self, operands)
-        finally:
-            for each in kept:
-                each.remove()
+        cluster = self.cluster
+        given = shares(self.program, self.stages, self.batch, self.target)
+        ready = [
+            cluster.submit(device, operands, *mine, cluster.backend, name="weights")
+            for device, mine in enumerate(given)
+        ]
+        cluster.wait(ready, "weights and micro-batches", self.patience, cancel=True)
+        with announced(cluster, self.topic, **self._about()):
+            done = engine(self, ready)
         ended(cluster, self.topic)
         return done
-
-    def _given(
-        self, device: int, batch: KeptArray, target: KeptArray | None = None
-    ) -> tuple[Any, ...]:
-        """What the operands of a device are made of."""
-        actions, rows = self.schedule.orders[device], self.rows
-        held = {s: self.stages[s] for s in sorted({action.stage for action in actions})}
-
-        def parts(array: KeptArray | None, at: int) -> dict[int, tuple[Any, Region, str]]:
-            """By micro-batch that is at the stage ``at`` here."""
-            if array is None:
-                return {}
-            frames, dtype = {i for _, s, i in actions if s == at}, array.array.dtype.name
-            return {i: (array.part(device, rows[i]), rows[i], dtype) for i in frames}
-
-        ends = parts(batch, 0), parts(target, self.schedule.stages - 1)
-        return held, *ends, self.batch.size, self.cluster.backend
 
     def _about(self) -> dict[str, Any]:
         """What is announced of the run."""
@@ -128,16 +95,3 @@ class PipelineJob:
             "predicted": predicted,
             "workers": [self.cluster.address(d) for d in range(schedule.devices)],
         }
-
-
-def _operands(
-    held: Mapping[int, Any],
-    inputs: Mapping[int, tuple[Any, Region, str]],
-    targets: Mapping[int, tuple[Any, Region, str]],
-    size: int,
-    backend: str,
-) -> dict[int, StageKernels]:
-    """By stage; micro-batches and targets come from what was kept, which can be read again."""
-    x, y = ({i: read_block(*part, backend) for i, part in a.items()} for a in (inputs, targets))
-    # only the first stage reads inputs, and the last targets
-    return {s: StageKernels(stage, stage.init(backend), x, y, size) for s, stage in held.items()}

@@ -16,12 +16,15 @@ import numpy as np
 
 from tiledask.distributed.programs.runner import Interpreter
 from tiledask.plan.pipelines.schedule import Action
+from tiledask.plan.products.placement import split
 from tiledask.plan.program.making.pipeline import KERNELS
 from tiledask.plan.program.ops import Block, Op, Order, ProgramData
-from tiledask.tile.backend import aligned, synchronize
+from tiledask.tile.backend import aligned, namespace, synchronize
 from tiledask.tile.backend import to_numpy as off_device
 
-__all__ = ["StageKernels", "StageRunner", "StagesMade", "at_once", "joined"]
+__all__ = [
+    *("StageKernels", "StageRunner", "StagesMade", "at_once", "joined", "operands", "shares"),
+]
 
 Gradients = list[dict[str, Any]]
 """Of a stage's weights, by layer and name."""
@@ -127,6 +130,38 @@ class StageKernels:
         KERNELS["I"]: _backward_input,
         KERNELS["W"]: _backward_weight,
     }
+
+
+def shares(
+    program: ProgramData, stages: Sequence[Any], batch: np.ndarray, target: np.ndarray | None
+) -> list[tuple[Any, ...]]:
+    """By rank, what its `operands` are made of: its stages, and the rows of the micro-batches that
+    it begins with, and ends with."""
+    frames = 1 + max((step.microbatch for order in program.orders for step in order), default=-1)
+    cut = [slice(*rows) for rows in split(0, len(batch), frames)]
+    found = []
+    for rank, order in enumerate(program.orders):
+        blocks = program.role(rank).blocks
+        held = {(blocks[step.block].stage, step.microbatch) for step in order}
+        ends = [
+            {} if array is None else {i: array[cut[i]] for s, i in held if s == stage}
+            for array, stage in ((batch, 0), (target, len(stages) - 1))
+        ]
+        found.append(({s: stages[s] for s in sorted({s for s, _ in held})}, *ends, batch.size))
+    return found
+
+
+def operands(
+    held: Mapping[int, Any],
+    inputs: Mapping[int, np.ndarray],
+    targets: Mapping[int, np.ndarray],
+    size: int,
+    backend: str,
+) -> dict[int, StageKernels]:
+    """By stage, on its device. Only the first stage reads inputs, and only the last targets."""
+    xp = namespace(backend)
+    x, y = ({i: xp.asarray(rows) for i, rows in part.items()} for part in (inputs, targets))
+    return {s: StageKernels(stage, stage.init(backend), x, y, size) for s, stage in held.items()}
 
 
 def at_once(order: Order) -> Iterator[list[int]]:

@@ -35,6 +35,7 @@ from tiledask.plan.pipelines.needs import validate
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
+from tiledask.plan.products.placement import split
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.program.making.pipeline import program
 from tiledask.plan.program.program import Program
@@ -259,12 +260,12 @@ def _check_room(job: PipelineJob, kept: int) -> None:
 def _predicted_traffic(job: PipelineJob) -> Traffic:
     """Activations [rows, width] to the next stage's device, gradients of that shape back."""
     program, row = job.program, job.batch[0].nbytes
+    rows = [stop - start for start, stop in split(0, len(job.batch), job.schedule.microbatches)]
     moves = [
-        (device, op["peer"], (stop - start) * row)
+        (device, op["peer"], rows[step.microbatch] * row)
         for device, order in enumerate(program.orders)
         for step in order
         for op in program.role(device).blocks[step.block].ops
-        for start, stop in job.rows[step.microbatch][:1]
         if op.name == "send"
     ]
     return Traffic.of(job.cluster.slots, moves).on(job.cluster.hosts)

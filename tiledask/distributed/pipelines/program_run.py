@@ -14,13 +14,12 @@ import numpy as np
 from tiledask.distributed.arrays.array import Both
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.deadlines import bounded
-from tiledask.distributed.pipelines.kernels import StageKernels, StageRunner, StagesMade, joined
+from tiledask.distributed.pipelines.kernels import StageRunner, StagesMade, joined, operands, shares
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.ranks.records import Records
 from tiledask.distributed.ranks.run import run_ranks
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError, ProgramError
-from tiledask.plan.products.placement import split
 from tiledask.plan.program.making.pipeline import KERNELS
 from tiledask.plan.program.program import Program
 
@@ -97,12 +96,12 @@ def run_program(
             f"the program has {program.ranks} ranks, the mesh {mesh.ranks}; "
             f"td.Mesh(cluster, ({program.ranks},))"
         )
-    cut = [slice(*rows) for rows in split(0, len(batch), frames)]
-    given = program, tuple(stages), batch, target if trains else None, cut
+    given = shares(program, stages, batch, target if trains else None)
+    options: dict[str, Any] = {"per_rank": given, "timeout": timeout}
     if mesh is None:
-        ranks = run_threads(_through_its_line, program.ranks, *given, timeout=timeout)
+        ranks = run_threads(_through_its_line, program.ranks, program, **options)
     else:
-        ranks = run_ranks(_through_its_line, mesh, *given, timeout=timeout, again=True)
+        ranks = run_ranks(_through_its_line, mesh, program, again=True, **options)
     outputs, loss, gradients = joined(made for here in ranks.results for made in here)
     return ProgramRun(
         outputs,
@@ -113,26 +112,7 @@ def run_program(
     )
 
 
-# -- on a rank ------------------------------------------------------------------------------------
-
-
-def _through_its_line(
-    rank: Rank,
-    program: Program,
-    stages: tuple[Any, ...],
-    batch: np.ndarray,
-    target: np.ndarray | None,
-    cut: list[slice],
-) -> list[StagesMade]:
-    def rows(array: np.ndarray | None, here: bool) -> dict[int, Any]:
-        if array is None or not here:
-            return {}
-        return {frame: rank.on_device(array[rows]) for frame, rows in enumerate(cut)}
-
-    kernels = {}
-    for s in sorted({block.stage for block in program.role(rank.index).blocks.values()}):
-        given = rows(batch, s == 0), rows(target, s == len(stages) - 1)
-        kernels[s] = StageKernels(stages[s], stages[s].init(rank.backend), *given, batch.size)
-    line = StageRunner(rank, program, kernels)
+def _through_its_line(rank: Rank, program: Program, mine: tuple[Any, ...]) -> list[StagesMade]:
+    line = StageRunner(rank, program, operands(*mine, rank.backend))
     line.run()
     return line.made()
