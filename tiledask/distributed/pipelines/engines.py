@@ -28,6 +28,7 @@ from tiledask.distributed.cluster.clocks import now, time_there
 from tiledask.distributed.pipelines.job import DeviceDone, PipelineJob
 from tiledask.distributed.pipelines.kernels import at_once
 from tiledask.distributed.pipelines.paced import Arrival, PacedLine, sleep_until
+from tiledask.distributed.ranks.mismatch import CollectiveCall
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.ranks.run import run_ranks
 from tiledask.distributed.transport.endpoint import endpoint_of, opened
@@ -135,7 +136,9 @@ class _LoopLine(PacedLine):
 
     def run(self) -> bool:
         for turns in at_once(self.order):
-            begun = self.port.enter(("step", str(self.action(turns[0]))))
+            label = str(self.action(turns[0]))
+            step = CollectiveCall(self.index, "step", self.port.members, 0, label, ())
+            begun = self.port.enter(step)
             self.at_once(turns)
             self.port.leave(begun)
         return True

@@ -46,7 +46,8 @@ class Exchange:
     def __enter__(self) -> "Exchange":
         if self.call is not None:
             self.rank.transport.box.check()
-        self._begun = self.port.enter(self.call or (self.kind, self.label))
+        plain = CollectiveCall(self.rank.index, self.kind, self.members, 0, self.label, ())
+        self._begun = self.port.enter(self.call or plain)
         if self.devices is not None:
             self.devices.open(self)
         return self

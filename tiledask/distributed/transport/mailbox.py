@@ -6,6 +6,7 @@ Whoever waits says for what, and is woken once, when all of it is there: to wake
 longer than anything else about a small message.
 """
 
+import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Hashable, Sequence
@@ -13,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-__all__ = ["CancelledError", "Mailbox", "Waiter", "answered", "silent_bell"]
+__all__ = ["CancelledError", "Mailbox", "Waiter", "answered", "call_worker", "silent_bell"]
 
 T = TypeVar("T")
 
@@ -31,6 +32,17 @@ async def answered(call: Awaitable[T]) -> T:
         if "ConnectionPool is closed" not in str(error):
             raise
         raise OSError("this worker is being closed") from None
+
+
+def call_worker(worker: Any, address: str, operation: str, seconds: float, **given: Any) -> Any:
+    """What the worker at ``address`` answers to one of its handlers, asked from a task of
+    ``worker``; raises TimeoutError after ``seconds``, and OSError if one of both is gone."""
+
+    async def ask() -> Any:
+        call = getattr(worker.rpc(address), operation)(**given)
+        return await asyncio.wait_for(answered(call), seconds)
+
+    return asyncio.run_coroutine_threadsafe(ask(), worker.loop.asyncio_loop).result(2 * seconds)
 
 
 def silent_bell() -> Any:

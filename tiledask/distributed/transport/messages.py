@@ -10,7 +10,6 @@ numbers, so one may overtake another. Nobody waits for room to send, and so two 
 each other at the same time.
 """
 
-import asyncio
 import os
 import pickle
 import socket
@@ -32,7 +31,7 @@ from tiledask.distributed.cluster.clocks import now
 from tiledask.distributed.ranks.mismatch import Doing
 from tiledask.distributed.transport.blocks import Loans, ticket_of
 from tiledask.distributed.transport.endpoint import Endpoint, endpoint_of
-from tiledask.distributed.transport.mailbox import answered
+from tiledask.distributed.transport.mailbox import call_worker
 from tiledask.distributed.transport.process_memory import check_lent, read_lent, this_host
 from tiledask.distributed.transport.tickets import LoanLostError, Ticket
 from tiledask.distributed.transport.transport import LOOK, Transport, take_in
@@ -285,15 +284,9 @@ class WorkerMessages(Transport):
     def ask(self, rank: int) -> Doing | None:
         if rank in self._near:
             self._check_there(rank)
-        peer = self._worker.rpc(self._here.addresses[rank])
-
-        async def asked() -> dict[str, Any]:
-            call = answered(peer.tiledask_doing(run=self._here.run))
-            return await asyncio.wait_for(call, _ANSWER)
-
+        given = self._worker, self._here.addresses[rank], "tiledask_doing", _ANSWER
         try:
-            coroutine = asyncio.run_coroutine_threadsafe(asked(), self._worker.loop.asyncio_loop)
-            doing: Doing | None = pickle.loads(coroutine.result(2 * _ANSWER)["doing"])
+            doing: Doing | None = pickle.loads(call_worker(*given, run=self._here.run)["doing"])
         except (OSError, TimeoutError):  # of a worker that is frozen or gone
             return None
         return doing

@@ -1,6 +1,5 @@
 """The borrower's side of lent blocks: a task reads parts of them, and they are counted."""
 
-import asyncio
 import os
 from collections.abc import Iterable, Iterator
 from time import time
@@ -12,7 +11,7 @@ from distributed import Reschedule, get_worker
 
 from tiledask.distributed.arrays.recompute import Wanted, recovered
 from tiledask.distributed.transport.blocks import Loans, Span, exchanges
-from tiledask.distributed.transport.mailbox import CancelledError, answered
+from tiledask.distributed.transport.mailbox import CancelledError, call_worker
 from tiledask.distributed.transport.process_memory import check_lent, read_memory, this_host
 from tiledask.distributed.transport.tickets import LoanLostError, Ticket, laid_out, layout_of
 from tiledask.errors import DeadlineError
@@ -104,15 +103,9 @@ class Reader:
                 _refused.add(ticket.pid)
         to_host = not ticket.pointer  # of a GPU the bytes go, moved by neither's event loop
 
-        async def ask() -> dict[str, Any]:
-            call = self.worker.rpc(ticket.address).tiledask_read(
-                exchange=self.exchange, key=ticket.key, ends=ends, to_host=to_host
-            )
-            return await asyncio.wait_for(answered(call), PATIENCE)
-
-        loop: Any = self.worker.loop  # of asyncio, which Dask's types leave open
+        given = {"exchange": self.exchange, "key": ticket.key, "ends": ends, "to_host": to_host}
         try:
-            answer = asyncio.run_coroutine_threadsafe(ask(), loop.asyncio_loop).result()
+            answer = call_worker(self.worker, ticket.address, "tiledask_read", PATIENCE, **given)
         except TimeoutError:
             raise DeadlineError(
                 f"the worker at {ticket.address} did not send a block's part within "

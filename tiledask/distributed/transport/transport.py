@@ -117,9 +117,9 @@ class Port:
         self.sent = self.received = self.messages = 0
         """Bytes that left and came, messages that left."""
         self.counts = PortCounts(members, stream, *([0] * len(members) for _ in range(4)))
-        self.now: CollectiveCall | tuple[str, str] | None = None
-        """The collective under way here, or its kind and label."""
-        self.last: CollectiveCall | tuple[str, str] | None = None
+        self.now: CollectiveCall | None = None
+        """The collective under way here."""
+        self.last: CollectiveCall | None = None
         """The one before it."""
         self.since = 0.0
         """When the one under way began; else when the last one ended."""
@@ -197,14 +197,15 @@ class Port:
         """The next `signal` from number ``source``; raises as `get` does."""
         return self.get((source,), signals=True)[0]
 
-    def agree(self, theirs: CollectiveCall) -> None:
+    def agree(self, theirs: Any) -> None:
         """Raise CollectiveError if another rank's call is not the one under way here."""
-        if isinstance(self.now, CollectiveCall) and not self.now.agrees(theirs):
-            raise mismatch(self.now, theirs)
+        mine, known = self.now, isinstance(theirs, CollectiveCall)
+        if mine is not None and known and not mine.agrees(theirs):
+            raise mismatch(mine, theirs)
 
-    # -- in words -----------------------------------------------------------------------------
+    # -- collectives --------------------------------------------------------------------------
 
-    def enter(self, what: CollectiveCall | tuple[str, str]) -> Begun:
+    def enter(self, what: CollectiveCall) -> Begun:
         """A collective begins."""
         self.now, self.since = what, self.transport.now()
         return Begun(self.sent, self.received, self.messages, self.since, time.thread_time())
@@ -221,27 +222,17 @@ class Port:
             time.thread_time() - begun.cpu,
         )
 
-    @property
-    def call(self) -> CollectiveCall | None:
-        """The collective under way, in words."""
-        return self._in_words(self.now)
-
     def doing(self) -> Doing:
         """What this rank does here."""
         missing = [each for each in self.waits if each[1] not in self._box.parcels]
         return Doing(
-            self._in_words(self.now),
+            self.now,
             missing[0][0] if missing else None,
             sum(self.counts.taken),
-            self._in_words(self.last),
+            self.last,
             self.since,
             self.transport.flying,
         )
-
-    def _in_words(self, what: CollectiveCall | tuple[str, str] | None) -> CollectiveCall | None:
-        if what is None or isinstance(what, CollectiveCall):
-            return what
-        return CollectiveCall(self.rank, what[0], self.members, 0, what[1], ())
 
 
 class Transport(ABC):
@@ -344,15 +335,15 @@ class Transport(ABC):
                 continue
             chain = self._chain(source)
             if time.monotonic() >= self.deadline:
-                raise self._late(port.call, chain)
+                raise self._late(port.now, chain)
             flying = self.flying or any(doing.flying for _, doing in chain)
             circle = chain if chain[-1:] and chain[-1][1].waits_for == self.rank else []
             if circle and circle == seen and not flying:
-                raise self._stuck(port.call, circle)
+                raise self._stuck(port.now, circle)
             seen = [] if flying else circle
         for source in missed():
             raise CollectiveError(
-                f"rank {self.rank} waits for rank {source} in {port.call}, but "
+                f"rank {self.rank} waits for rank {source} in {port.now}, but "
                 f"{parcels['end', source].words(source, self.now())}. All ranks of a group make "
                 f"the same calls: let rank {source} make this one too, or none"
             )
