@@ -214,6 +214,6 @@ def run_threads(
             f"with timeout="
         )
         for box in boxes:
-            box.tell(over=over)
+            box.end(over)
         raise over
     return collected([parts[r] for r in range(len(given))])

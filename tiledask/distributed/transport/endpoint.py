@@ -151,6 +151,6 @@ async def _open(
 def _close(run: str) -> None:
     here = _endpoints.pop(run, None)
     if here is not None:
-        here.tell(over=CancelledError(f"{run} was ended while rank {here.device} worked for it"))
+        here.end(CancelledError(f"{run} was ended while rank {here.device} worked for it"))
         for end in here.at_end:
             end()

@@ -12,9 +12,9 @@ import time
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-__all__ = ["CancelledError", "Mailbox", "Waiter", "answered", "call_worker", "silent_bell"]
+__all__ = ["CancelledError", "Mailbox", "answered", "call_worker", "silent_bell"]
 
 T = TypeVar("T")
 
@@ -56,15 +56,6 @@ def silent_bell() -> Any:
     return bell
 
 
-class Waiter(NamedTuple):
-    """Somebody who waits at a mailbox."""
-
-    keys: Sequence[Hashable]
-    """Without these there is no need to wake up."""
-    bell: Any
-    """What is released to wake it: a `silent_bell`."""
-
-
 @dataclass(eq=False)
 class Mailbox:
     """What comes to one device in one run; others put things in, the device takes them out."""
@@ -79,18 +70,15 @@ class Mailbox:
     """Says what the device does, to others that wonder."""
     at_end: list[Callable[[], None]] = field(default_factory=list, kw_only=True)
     """What is to be called when the run is closed here."""
-    waiters: list[Waiter] = field(default_factory=list, init=False, repr=False)
-    """Who waits here."""
+    waiters: list[tuple[set[Hashable], Any]] = field(default_factory=list, init=False, repr=False)
+    """Of who waits here: the keys without which there is no need to wake up; and what is released
+    to wake it, a `silent_bell`."""
     tasks: dict[Any, set[Any]] = field(default_factory=dict, init=False, repr=False)
     """What waits here for messages, and is carried on by the thread that brings the last one."""
-    _lock: Any = field(default_factory=threading.Lock, init=False, repr=False)
 
-    def tell(self, **news: Any) -> None:
-        """Set what is news, once, and wake all that wait."""
-        with self._lock:
-            for name, value in news.items():
-                if getattr(self, name) is None:
-                    setattr(self, name, value)
+    def end(self, error: BaseException) -> None:
+        """End the run here, because of ``error``; the first one stays."""
+        self.over = self.over or error
         self.wake()
 
     def put(self, key: Hashable, parcel: Any) -> None:
@@ -101,16 +89,16 @@ class Mailbox:
     def ring(self) -> None:
         """Wake who misses nothing more; to be called after parcels were put in."""
         # who waits shows that first and looks for its parcels then, so one of both sees the other
-        for waiter in list(self.waiters):
-            if self.parcels.keys() >= set(waiter.keys):
+        for keys, bell in list(self.waiters):
+            if self.parcels.keys() >= keys:
                 with suppress(RuntimeError):  # it was rung already
-                    waiter.bell.release()
+                    bell.release()
 
     def wake(self) -> None:
         """Let all that wait look around."""
-        for waiter in list(self.waiters):
+        for _, bell in list(self.waiters):
             with suppress(RuntimeError):
-                waiter.bell.release()
+                bell.release()
 
     def check(self) -> None:
         """Raise why this run is over, if it is."""
@@ -129,15 +117,15 @@ class Mailbox:
         ``keys``: of parcels without all of which it is not ready, unless somebody calls `wake`;
         None is ready when they are there. ``bell``: of the thread that waits, if it has one.
         """
-        waiter = Waiter(keys, bell or silent_bell())
+        waiter = set(keys), bell or silent_bell()
         self.waiters.append(waiter)
         try:
             while True:
-                done = self.parcels.keys() >= set(keys) if ready is None else ready()
+                done = self.parcels.keys() >= waiter[0] if ready is None else ready()
                 self.check()
                 left = deadline - time.monotonic()
                 if done or left <= 0:
                     return done
-                waiter.bell.acquire(timeout=min(left, threading.TIMEOUT_MAX))
+                waiter[1].acquire(timeout=min(left, threading.TIMEOUT_MAX))
         finally:
             self.waiters.remove(waiter)

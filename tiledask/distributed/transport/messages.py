@@ -193,12 +193,12 @@ class WorkerMessages(Transport):
         try:
             os.kill(self._where[rank].pid, 0)
         except ProcessLookupError as error:
-            self.box.tell(over=_gone(self.rank, rank, error))
+            self.box.end(_gone(self.rank, rank, error))
 
     def _sent(self, to: int, sending: Future[Any]) -> None:
         error = None if sending.cancelled() else sending.exception()
         if error is not None:
-            self.box.tell(over=_gone(self.rank, to, error))
+            self.box.end(_gone(self.rank, to, error))
         self._sending.discard(sending)
 
     @property
@@ -273,7 +273,7 @@ class WorkerMessages(Transport):
             try:
                 read_lent(ticket, flat)
             except LoanLostError as error:
-                self.box.tell(over=_gone(self.rank, source, error))
+                self.box.end(_gone(self.rank, source, error))
                 return
         if any(each.ticket for each in kinds):
             self.deliver(source, ("read", self.rank, key), None, [])

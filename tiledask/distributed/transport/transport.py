@@ -406,7 +406,7 @@ class Transport(ABC):
 
     def fail(self, error: BaseException) -> None:
         """Tell all others that the run is over, and why."""
-        self.box.tell(over=error)
+        self.box.end(error)
         for other in self._others():
             with suppress(Exception):  # of a rank that is gone: the others shall hear
                 self.deliver(other, ("over", self.rank), portable(error), [])
@@ -425,7 +425,7 @@ def take_in(
 ) -> None:
     """Put what was delivered into the mailbox, where it arrived; ``there``: when it did."""
     if key[0] == "over":
-        box.tell(over=pickle.loads(note))
+        box.end(pickle.loads(note))
     elif key[0] == "end":
         box.parcels[key] = note
         box.wake()
