@@ -213,17 +213,8 @@ def _loop(rank: Rank, topic: str, *given: Any) -> DeviceDone:
     """A rank's way through its line."""
     port = rank.transport.port(tuple(range(rank.ranks)), "blocks")
     line = _LoopLine(port, topic, *given)
-    others = range(1, rank.ranks)
-    if rank.index:  # all begin at one moment
-        port.signal(0, None)
-        start = port.hear(0).call
-    else:
-        for other in others:
-            port.hear(other)
-        start = now() + LEAD
-        for other in others:
-            port.signal(other, start)
-    sleep_until(start)
+    start = CollectiveCall(rank.index, "start", port.members, 0, "", ())
+    sleep_until(port.meet(start, lambda: now() + LEAD))
     line.run()
     return line.done()
 

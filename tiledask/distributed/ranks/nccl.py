@@ -78,18 +78,8 @@ class Devices:
         self, exchange: Exchange, brings: Callable[[], Any] | None = None, hub: int = 0
     ) -> Any:
         """What number ``hub`` ``brings``, once all ranks of the group are in this call."""
-        port, call = exchange.port, exchange.call
-        assert call is not None  # of NCCL ranks agree on each
-        if exchange.me != hub:
-            port.signal(hub, call)
-            return port.hear(hub).call.about
-        others = [number for number in range(len(exchange.members)) if number != hub]
-        for other in others:
-            port.hear(other)
-        about = brings() if brings else None
-        for other in others:
-            port.signal(other, call._replace(about=about))
-        return about
+        assert exchange.call is not None  # of NCCL ranks agree on each
+        return exchange.port.meet(exchange.call, brings, hub)
 
     def collective(
         self, exchange: Exchange, x: Any, out: Any, op: str = "sum", root: int = 0

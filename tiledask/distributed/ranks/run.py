@@ -47,8 +47,6 @@ class _Plan(NamedTuple):
     seconds: float
     where: tuple[Where, ...]
     """Where the ranks are, if messages may go by sockets."""
-    reads: bool
-    """Whether ranks of one host may read each other's memory."""
     names: tuple[str, ...] = ()
 
 
@@ -125,12 +123,12 @@ def _run(
         with writing(folder, lambda: 0):
             folder.mkdir()
         reads = transport_of(cluster) in ("memory", "mixed")
-        prepare = partial(messages.prepare, str(folder))
+        prepare = partial(messages.prepare, str(folder), reads)
         with opened(cluster, run, mesh.at, patience, prepare) as where:
             tasks = []
             left = left_of(seconds).seconds - GRACE  # they say it before this call does
             where = () if transport == "posts" else where
-            facts = mesh.shape, cluster.backend, places, max(LAST, left), where, reads, mesh.names
+            facts = mesh.shape, cluster.backend, places, max(LAST, left), where, mesh.names
             for r, (slot, mine) in enumerate(zip(mesh.at, given, strict=True)):
                 spec = _Plan(run, r, *facts), function, *mine
                 tasks.append(cluster.submit(slot, _work, *spec, name="rank_function"))
@@ -166,7 +164,7 @@ def _places(
 def _work(plan: _Plan, function: Callable[..., Any], *args: Any) -> RankResult:
     """The function on this worker (a task)."""
     deadline, here = time.monotonic() + plan.seconds, endpoint_of(plan.run, plan.rank)
-    transport = WorkerMessages(plan.rank, here, deadline, get_worker(), plan.where, plan.reads)
+    transport = WorkerMessages(plan.rank, here, deadline, get_worker(), plan.where)
     if plan.places:
         stay_near(plan.places)
         transport.devices = Devices(transport)

@@ -32,7 +32,7 @@ from tiledask.distributed.ranks.mismatch import Doing
 from tiledask.distributed.transport.blocks import Loans, ticket_of
 from tiledask.distributed.transport.endpoint import Endpoint, endpoint_of
 from tiledask.distributed.transport.mailbox import call_worker
-from tiledask.distributed.transport.process_memory import check_lent, read_lent, this_host
+from tiledask.distributed.transport.process_memory import check_lent, read_memory, this_host
 from tiledask.distributed.transport.tickets import LoanLostError, Ticket
 from tiledask.distributed.transport.transport import LOOK, Transport, take_in
 from tiledask.errors import ClusterLostError, CollectiveError, DeadlineError
@@ -54,38 +54,39 @@ _SIZE = struct.Struct("<I")
 class Where(NamedTuple):
     """Where a rank is."""
 
-    host: str
-    pid: int
     path: str
     """Of the socket that it receives from; empty if it has none."""
     probe: Ticket
     """Of nothing, to find out whether this rank's memory can be read."""
+    reads: bool
+    """Whether ranks may try."""
 
     def may_be_read(self) -> bool:
         """Whether the kernel lets this process read memory of the rank."""
-        with suppress(LoanLostError):  # of a rank that is gone, which others will say
-            try:
-                check_lent(self.probe)
-            except PermissionError:
-                return False
-        return True
+        try:
+            check_lent(self.probe)
+        except PermissionError:
+            return False
+        except LoanLostError:  # of a rank that is gone, which others will say
+            pass
+        return self.reads
 
 
 _PROBE = Loans()
 
 
-def prepare(folder: str, here: Endpoint, worker: Any) -> Where:
+def prepare(folder: str, reads: bool, here: Endpoint, worker: Any) -> Where:
     """Let messages of other ranks come; called as a run opens in the worker."""
     worker.handlers["tiledask_doing"] = _tell_doing
     path, probe = f"{folder}/{here.device}", ticket_of(_PROBE, np.empty(0), "probe", worker)
     if sys.platform != "linux" or len(path) > _LONGEST or not Path(folder).is_dir():
-        return Where(this_host(), os.getpid(), "", probe)
+        return Where("", probe, reads)
     here.local = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     here.at_end.append(here.local.close)
     with suppress(FileNotFoundError):
         Path(path).unlink()
     here.local.bind(path)
-    return Where(this_host(), os.getpid(), path, probe)
+    return Where(path, probe, reads)
 
 
 class SentArray(NamedTuple):
@@ -107,17 +108,15 @@ class WorkerMessages(Transport):
         deadline: float,
         worker: Any,
         where: Sequence[Where] = (),
-        reads: bool = False,
     ) -> None:
-        """``where``: of all ranks, if those of one host may use sockets; ``reads``: and memory,
-        where the kernel lets them."""
+        """``where``: of all ranks, if those of one host may use sockets."""
         self._here, self._worker, self._where = here, worker, where
         self._near = {
             other: each.path
             for other, each in enumerate(where)
-            if here.local is not None and each.path and each.host == this_host()
+            if here.local is not None and each.path and each.probe.host == this_host()
         }
-        self._reads = reads and all(where[other].may_be_read() for other in self._near)
+        self._reads = all(where[other].may_be_read() for other in self._near)
         self._sending: set[Future[Any]] = set()
         self._lent: dict[tuple[Any, ...], Loans] = {}
         """By the key of their acknowledgement, arrays that others read."""
@@ -191,7 +190,7 @@ class WorkerMessages(Transport):
     def _check_there(self, rank: int) -> None:
         """End the run if the process of a rank on this host is gone."""
         try:
-            os.kill(self._where[rank].pid, 0)
+            os.kill(self._where[rank].probe.pid, 0)
         except ProcessLookupError as error:
             self.box.end(_gone(self.rank, rank, error))
 
@@ -271,7 +270,7 @@ class WorkerMessages(Transport):
                 at += flat.nbytes
                 continue
             try:
-                read_lent(ticket, flat)
+                read_memory(ticket, ((0, flat.nbytes),), flat)
             except LoanLostError as error:
                 self.box.end(_gone(self.rank, source, error))
                 return

@@ -20,7 +20,7 @@ from tiledask.distributed.transport.tickets import LoanLostError, Ticket, laid_o
 from tiledask.plan.products.regions import Region
 from tiledask.tile import as_dtype
 
-__all__ = ["check_lent", "let_siblings_read", "read_lent", "read_memory", "this_host"]
+__all__ = ["check_lent", "let_siblings_read", "read_memory", "this_host"]
 
 _MOST_PIECES = 1024  # IOV_MAX of Linux: pieces of memory in one call
 _MOST_BYTES = 2**30  # in one call; Linux stops at 2 GiB - 4 KiB
@@ -34,15 +34,6 @@ def read_memory(ticket: Ticket, ends: Region, buffer: np.ndarray) -> np.ndarray:
     _copy(ticket, pointers, lies.width, buffer.ctypes.data)
     part: np.ndarray = laid_out(ticket, ends, buffer)
     return part
-
-
-def read_lent(ticket: Ticket, flat: np.ndarray) -> None:
-    """Fill ``flat`` (uint8) with the array of ``ticket``, which has that shape and type too.
-
-    Raises LoanLostError if it is not lent any more.
-    """
-    if flat.nbytes:
-        _copy(ticket, np.array([ticket.pointer], np.uint64), flat.nbytes, flat.ctypes.data)
 
 
 def check_lent(ticket: Ticket) -> None:

@@ -129,15 +129,23 @@ class Port:
     # -- messages -----------------------------------------------------------------------------
 
     def put(
-        self, to: int, parts: Sequence[np.ndarray], note: Any = None, lend: bool = False
+        self,
+        to: int,
+        parts: Sequence[np.ndarray],
+        note: Any = None,
+        lend: bool = False,
+        signal: bool = False,
     ) -> None:
-        """Send ``parts`` to number ``to``; ``lend``: nobody will ever change them."""
+        """Send ``parts`` to number ``to``; ``lend``: nobody will ever change them. A ``signal`` is
+        counted nowhere."""
         if self._box.over is not None:
             raise self._box.over
         counts = self.counts
         key = self._name, self.rank, counts.posted[to]
-        self.sent += self.transport.deliver(self.members[to], key, note, parts, lend)
-        self.messages += 1
+        sent = self.transport.deliver(self.members[to], key, note, parts, lend)
+        if not signal:
+            self.sent += sent
+            self.messages += 1
         counts.posted[to] += 1
 
     def get(self, sources: Sequence[int], signals: bool = False) -> list[Message]:
@@ -186,16 +194,20 @@ class Port:
             self.put(to, parts, note, lend)
         return [message.parts for message in self.get(sources)] if sources else []
 
-    def signal(self, to: int, note: Any, parts: Sequence[np.ndarray] = ()) -> None:
-        """Tell number ``to``, which calls `hear`, of ``note``, and ``parts``; counts nowhere."""
-        self._box.check()
-        key = self._name, self.rank, self.counts.posted[to]
-        self.transport.deliver(self.members[to], key, note, parts, not parts)
-        self.counts.posted[to] += 1
-
-    def hear(self, source: int) -> Message:
-        """The next `signal` from number ``source``; raises as `get` does."""
-        return self.get((source,), signals=True)[0]
+    def meet(
+        self, call: CollectiveCall, brings: Callable[[], Any] | None = None, hub: int = 0
+    ) -> Any:
+        """What number ``hub`` ``brings``, once all ranks are in this ``call``; counts nowhere."""
+        others = [n for n, member in enumerate(self.members) if member != self.rank]
+        if hub in others:
+            self.put(hub, (), call, lend=True, signal=True)
+            return self.get((hub,), signals=True)[0].call.about
+        for other in others:
+            self.get((other,), signals=True)
+        about = brings() if brings else None
+        for other in others:
+            self.put(other, (), call._replace(about=about), lend=True, signal=True)
+        return about
 
     def agree(self, theirs: Any) -> None:
         """Raise CollectiveError if another rank's call is not the one under way here."""
