@@ -1,6 +1,6 @@
 """Schedules executed: the gradients of one device, the order of the schedule, honest clocks.
 
-Holds `tiledask.distributed.pipelines.job`, `tiledask.distributed.pipelines.kernels`,
+Holds `tiledask.distributed.pipelines.kernels`,
 `tiledask.distributed.pipelines.engines`,
 `tiledask.distributed.pipelines.paced`, `tiledask.distributed.pipelines.run`,
 `tiledask.distributed.pipelines.stages` and `tiledask.plan.pipelines.generators.rounds`.

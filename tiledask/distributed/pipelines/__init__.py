@@ -1,8 +1,7 @@
 """Schedules of a pipeline run on workers, by tasks or by loops, and when every action ran.
 
 pipeline.py        run_schedule
-job.py             one run: what it starts from and brings back
-engines.py         each device one task that loops, or each action a Dask task
+engines.py         one run: each device a task that loops, or each action a Dask task
 kernels.py         what a stage computes, as the kernels of its program
 paced.py           work that takes its time
 stages.py          stages that compute, and one that only takes its time

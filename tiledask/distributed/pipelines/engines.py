@@ -1,4 +1,4 @@
-"""The two engines of a schedule: each device one task that loops, or each action a Dask task.
+"""One run of a schedule by an engine: each device a task that loops, or each action a Dask task.
 
     "loop"     rank 0     [F0]send[F1]send.........recv[B0]      a rank function: no message to the
                rank 1         recv[F0][B0]send recv[F1][B1]      scheduler between two actions
@@ -14,37 +14,102 @@ so Dask's task stream is the Gantt chart of the schedule.
 
 import operator
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from dask.sizeof import sizeof
+from dask.typing import Key
 from distributed import Future
 from distributed.protocol.serialize import register_generic
 
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster.clocks import now, time_there
-from tiledask.distributed.pipelines.job import DeviceDone, PipelineJob
-from tiledask.distributed.pipelines.kernels import at_once
-from tiledask.distributed.pipelines.paced import Arrival, PacedLine, sleep_until
+from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.cluster.progress import announced, ended
+from tiledask.distributed.pipelines.kernels import at_once, operands, shares
+from tiledask.distributed.pipelines.paced import Arrival, DeviceDone, PacedLine, sleep_until
 from tiledask.distributed.ranks.mismatch import CollectiveCall
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.ranks.run import run_ranks
 from tiledask.distributed.transport.endpoint import endpoint_of, opened
 from tiledask.distributed.transport.transport import Port
 from tiledask.errors import ClusterLostError
+from tiledask.plan.pipelines.costs import PipelineCosts
 from tiledask.plan.pipelines.needs import topological_order
-from tiledask.plan.pipelines.timeline import TRANSFER
+from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.plan.pipelines.timeline import TRANSFER, Timeline
 from tiledask.plan.program.making.pipeline import KERNELS
 from tiledask.plan.program.ops import Op
 from tiledask.plan.program.program import Program
 from tiledask.tile.backend import aligned
 
-__all__ = ["ENGINES"]
+__all__ = ["ENGINES", "PipelineJob"]
 
 LEAD = 0.05
 """Seconds from the word to begin until all do: the word must have reached every device."""
+PATIENCE = 20.0
+"""Seconds that setting up and reporting may take even if the run's own timeout is shorter."""
+
+
+@dataclass
+class PipelineJob:
+    """One run. `dataclasses.replace` makes another, with a name of its own."""
+
+    schedule: Schedule
+    program: Program
+    stages: Sequence[Any]
+    batch: np.ndarray
+    target: np.ndarray | None
+    cluster: Cluster
+    pace: PipelineCosts
+    simulated: Timeline | None
+    timeout: float
+    """Seconds that the actions may take, all together."""
+    topic: str = field(default_factory=lambda: f"tiledask-run-{uuid.uuid4().hex}", init=False)
+    """The run's name, and the topic of its events."""
+    sent: dict[Key, tuple[str, int, int]] = field(default_factory=dict, init=False)
+    """Dask's name of a block -> what a span of its transfer says: kind, stage, micro-batch."""
+
+    @property
+    def patience(self) -> float:
+        """Seconds for what comes before and after the actions; not less because those are short."""
+        return max(self.timeout, PATIENCE)
+
+    def run(
+        self, engine: Callable[["PipelineJob", list[Future[Any]]], list[DeviceDone]]
+    ) -> list[DeviceDone]:
+        """By device, what its actions made; ``engine`` runs them with the operands of its stages:
+        futures of what is in place there."""
+        cluster = self.cluster
+        given = shares(self.program, self.stages, self.batch, self.target)
+        ready = [
+            cluster.submit(device, operands, *mine, cluster.backend, name="weights")
+            for device, mine in enumerate(given)
+        ]
+        cluster.wait(ready, "weights and micro-batches", self.patience, cancel=True)
+        with announced(cluster, self.topic, **self._about()):
+            done = engine(self, ready)
+        ended(cluster, self.topic)
+        return done
+
+    def _about(self) -> dict[str, Any]:
+        """What is announced of the run."""
+        schedule = self.schedule
+        predicted: dict[str, Any] = {"actions": len(schedule)}
+        if self.simulated is not None:
+            whole = self.simulated.makespan or 1.0
+            predicted["idle"] = [each / whole for each in self.simulated.idle_per_device]
+        return {
+            "kind": "pipeline",
+            "lanes": [f"device {d + 1}" for d in range(schedule.devices)],
+            "facts": {"schedule": schedule.name, "micro-batches": str(schedule.microbatches)},
+            "predicted": predicted,
+            "workers": [self.cluster.address(d) for d in range(schedule.devices)],
+        }
 
 
 def run_loops(job: PipelineJob, operands: list[Future[Any]]) -> list[DeviceDone]:

@@ -10,21 +10,20 @@ block made        block there
 import time
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from distributed import get_worker
 
 from tiledask.distributed.cluster.clocks import now
-from tiledask.distributed.pipelines.job import DeviceDone
-from tiledask.distributed.pipelines.kernels import StageKernels, StageRunner
+from tiledask.distributed.pipelines.kernels import StageKernels, StageRunner, StagesMade
 from tiledask.distributed.transport.mailbox import Mailbox
 from tiledask.plan.pipelines.costs import PipelineCosts
 from tiledask.plan.pipelines.schedule import KINDS, Action
 from tiledask.plan.pipelines.timeline import TRANSFER, Span
 from tiledask.plan.program.program import Program
 
-__all__ = ["Arrival", "PacedLine", "arrived", "sleep_until"]
+__all__ = ["Arrival", "DeviceDone", "PacedLine", "arrived", "sleep_until"]
 
 REPORT_AFTER = 0.02
 """Seconds after its end at which an action is reported."""
@@ -34,6 +33,19 @@ SPIN = 3e-4
 Arrival = tuple[float, tuple[tuple[float, float], ...]]
 """Of a block that came from another device, by the scheduler's clock: when it was made; and (start,
 end) of its way, if that is known here."""
+
+
+class DeviceDone(NamedTuple):
+    """What a device brings back."""
+
+    made: list[StagesMade]
+    """By every stage."""
+    spans: list[Span]
+    """Of its actions, and of the blocks that they waited for."""
+    late: float
+    """The longest that an action took beyond its time."""
+    moves: list[tuple[int, int]]
+    """(source, bytes) of what came past Dask."""
 
 
 class PacedLine(StageRunner):

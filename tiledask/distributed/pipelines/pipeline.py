@@ -23,9 +23,9 @@ from tiledask.distributed.cluster.progress import subscribed
 from tiledask.distributed.cluster.room import check_room
 from tiledask.distributed.connecting.connect import cluster_of
 from tiledask.distributed.deadlines import bounded, seconds_of
-from tiledask.distributed.pipelines.engines import ENGINES
-from tiledask.distributed.pipelines.job import DeviceDone, PipelineJob
+from tiledask.distributed.pipelines.engines import ENGINES, PipelineJob
 from tiledask.distributed.pipelines.kernels import joined
+from tiledask.distributed.pipelines.paced import DeviceDone
 from tiledask.distributed.pipelines.run import PipelineRun, replay
 from tiledask.distributed.pipelines.stages import Dummy
 from tiledask.distributed.retry import retry_lost
