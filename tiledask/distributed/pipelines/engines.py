@@ -85,9 +85,9 @@ class PipelineJob:
         """By device, what its actions made; ``engine`` runs them with the operands of its stages:
         futures of what is in place there."""
         cluster = self.cluster
-        given = shares(self.program, self.stages, self.batch, self.target)
+        given = shares(self.program, self.stages, self.batch, self.target, cluster.backend)
         ready = [
-            cluster.submit(device, operands, *mine, cluster.backend, name="weights")
+            cluster.submit(device, operands, *mine, name="weights")
             for device, mine in enumerate(given)
         ]
         cluster.wait(ready, "weights and micro-batches", self.patience, cancel=True)

@@ -133,7 +133,11 @@ class StageKernels:
 
 
 def shares(
-    program: ProgramData, stages: Sequence[Any], batch: np.ndarray, target: np.ndarray | None
+    program: ProgramData,
+    stages: Sequence[Any],
+    batch: np.ndarray,
+    target: np.ndarray | None,
+    backend: str,
 ) -> list[tuple[Any, ...]]:
     """By rank, what its `operands` are made of: its stages, and the rows of the micro-batches that
     it begins with, and ends with."""
@@ -147,7 +151,8 @@ def shares(
             {} if array is None else {i: array[cut[i]] for s, i in held if s == stage}
             for array, stage in ((batch, 0), (target, len(stages) - 1))
         ]
-        found.append(({s: stages[s] for s in sorted({s for s, _ in held})}, *ends, batch.size))
+        mine = {s: stages[s] for s in sorted({s for s, _ in held})}
+        found.append((mine, *ends, batch.size, backend))
     return found
 
 

@@ -96,7 +96,8 @@ def run_program(
             f"the program has {program.ranks} ranks, the mesh {mesh.ranks}; "
             f"td.Mesh(cluster, ({program.ranks},))"
         )
-    given = shares(program, stages, batch, target if trains else None)
+    backend = "numpy" if mesh is None else mesh.cluster.backend
+    given = shares(program, stages, batch, target if trains else None, backend)
     options: dict[str, Any] = {"per_rank": given, "timeout": timeout}
     if mesh is None:
         ranks = run_threads(_through_its_line, program.ranks, program, **options)
@@ -113,6 +114,6 @@ def run_program(
 
 
 def _through_its_line(rank: Rank, program: Program, mine: tuple[Any, ...]) -> list[StagesMade]:
-    line = StageRunner(rank, program, operands(*mine, rank.backend))
+    line = StageRunner(rank, program, operands(*mine))
     line.run()
     return line.made()

@@ -25,7 +25,7 @@ from tiledask.distributed.transport.transport import take_in
 from tiledask.errors import ClusterLostError
 from tiledask.tile.backend import array_namespace, as_dtype, name_of
 
-__all__ = ["Endpoint", "endpoint_of", "opened"]
+__all__ = ["Endpoint", "endpoint_of", "lost", "opened"]
 
 REACHED = 5.0
 """Seconds in which a worker connects to the others: Dask would try one that died for 10."""
@@ -59,7 +59,7 @@ class Endpoint(Mailbox):
         )
         answer = await answered(message)
         if not answer["taken"]:
-            raise _replaced(to)
+            raise lost(to)
 
 
 _endpoints: dict[str, Endpoint] = {}
@@ -69,14 +69,15 @@ _endpoints: dict[str, Endpoint] = {}
 def endpoint_of(run: str, rank: int) -> Endpoint:
     """The Endpoint of ``run`` in this worker. Raises ClusterLostError if there is none."""
     if run not in _endpoints:
-        raise _replaced(rank)
+        raise lost(rank)
     return _endpoints[run]
 
 
-def _replaced(rank: int) -> ClusterLostError:
+def lost(rank: int, why: object = "another has taken its place") -> ClusterLostError:
+    """The error of a run whose rank ``rank`` is gone."""
     return ClusterLostError(
-        f"the worker of rank {rank} died while the run was under way, and another has taken "
-        f"its place; what it kept for the run is gone. Run it again"
+        f"the worker of rank {rank} died while the run was under way ({why}); what it had for the "
+        f"run is gone. Run it again"
     )
 
 

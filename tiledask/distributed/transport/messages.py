@@ -30,7 +30,7 @@ from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.clocks import now
 from tiledask.distributed.ranks.mismatch import Doing
 from tiledask.distributed.transport.blocks import Loans, ticket_of
-from tiledask.distributed.transport.endpoint import Endpoint, endpoint_of
+from tiledask.distributed.transport.endpoint import Endpoint, endpoint_of, lost
 from tiledask.distributed.transport.mailbox import call_worker
 from tiledask.distributed.transport.process_memory import check_lent, read_memory, this_host
 from tiledask.distributed.transport.tickets import LoanLostError, Ticket
@@ -192,12 +192,12 @@ class WorkerMessages(Transport):
         try:
             os.kill(self._where[rank].probe.pid, 0)
         except ProcessLookupError as error:
-            self.box.end(_gone(self.rank, rank, error))
+            self.box.end(lost(rank, error))
 
     def _sent(self, to: int, sending: Future[Any]) -> None:
         error = None if sending.cancelled() else sending.exception()
         if error is not None:
-            self.box.end(_gone(self.rank, to, error))
+            self.box.end(lost(to, error))
         self._sending.discard(sending)
 
     @property
@@ -272,7 +272,7 @@ class WorkerMessages(Transport):
             try:
                 read_memory(ticket, ((0, flat.nbytes),), flat)
             except LoanLostError as error:
-                self.box.end(_gone(self.rank, source, error))
+                self.box.end(lost(source, error))
                 return
         if any(each.ticket for each in kinds):
             self.deliver(source, ("read", self.rank, key), None, [])
@@ -302,11 +302,3 @@ async def _tell_doing(run: str) -> dict[str, Any]:
     with suppress(ClusterLostError):
         doing = endpoint_of(run, 0).doing()
     return {"status": "OK", "doing": pickle.dumps(doing)}
-
-
-def _gone(rank: int, to: int, why: object) -> ClusterLostError:
-    """The error of a rank whose peer's worker has died."""
-    return ClusterLostError(
-        f"rank {rank} lost rank {to}, whose worker died while the program ran ({why}); what it "
-        f"had computed is gone. Run the program again"
-    )
