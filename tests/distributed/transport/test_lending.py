@@ -134,29 +134,23 @@ def test_where_the_kernel_forbids_it_blocks_come_as_messages(cluster):
 @pytest.mark.cluster
 def test_a_failed_operation_lends_nothing_on(cluster):
     x = td.distribute(np.ones((8, 8)), td.Mesh(cluster, (4,)), [td.Shard(0)])
+    # of blocks that are in no slot's memory a ticket says no more than which they are
+    others = [SimpleNamespace(key=x.blocks[(slot + 1) % 4].key, slot=slot) for slot in range(4)]
 
     def lent(dask_worker):
         return len(blocks.exchanges)
 
     def fail():
         with blocks.lending(cluster) as lender:
-            tickets = lender.lend([x.blocks], 10)
-            assert all(isinstance(mine[0], Ticket) for mine in tickets)
+            for slot, (mine, other) in enumerate(lender.lend([x.blocks, others], 10)):
+                assert mine.token
+                assert other == Ticket(others[slot].key, slot)
             assert cluster.run(lent) == [1] * 4
             raise KeyError("something else")
 
     with pytest.raises(KeyError, match="something else"):
         fail()
     assert cluster.run(lent) == [0] * 4
-
-
-@pytest.mark.cluster
-def test_a_block_that_is_not_in_memory_has_no_ticket(cluster):
-    x = td.distribute(np.ones((8, 8)), td.Mesh(cluster, (4,)), [td.Shard(0)])
-    others = [SimpleNamespace(key=x.blocks[(slot + 1) % 4].key, slot=slot) for slot in range(4)]
-    with blocks.lending(cluster) as lender:
-        assert not any(each.token for (each,) in lender.lend([others], 10))
-        lender.end()
 
 
 def test_a_worker_that_is_being_closed_asks_as_if_the_other_one_were_gone():
