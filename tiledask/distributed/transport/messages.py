@@ -89,15 +89,6 @@ def prepare(folder: str, reads: bool, here: Endpoint, worker: Any) -> Where:
     return Where(path, probe, reads)
 
 
-class SentArray(NamedTuple):
-    """One array of a datagram, before its bytes."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    ticket: Ticket | None
-    """Where it lies, if it is lent; else its bytes follow."""
-
-
 class WorkerMessages(Transport):
     """Messages between workers. What is lent counts as sent; the reader counts what came."""
 
@@ -156,21 +147,22 @@ class WorkerMessages(Transport):
     ) -> bool:
         """Whether the message went as one."""
         flat = [part.reshape(-1).view(np.uint8) for part in parts]
-        acknowledged, loans = ("read", to, key), Loans()
-        tickets: list[Ticket | None] = [None] * len(parts)
-        if nbytes >= _LENT:
+        loans = Loans() if nbytes >= _LENT else None
+        tickets: list[Ticket | None] = [None] * len(parts)  # without one, the bytes follow
+        if loans:
             if not self._reads:
                 return False
             tickets = [ticket_of(loans, part, i, self._worker) for i, part in enumerate(flat)]
             flat = []
         kinds = [
-            SentArray(name_of(part.dtype), part.shape, ticket)
+            (name_of(part.dtype), part.shape, ticket)
             for part, ticket in zip(parts, tickets, strict=True)
         ]
         head = pickle.dumps((self.rank, key, note, kinds))
         if not self._send(to, [_SIZE.pack(len(head)), head, *(part.data for part in flat)]):
             return False
-        if loans.lent:
+        if loans:
+            acknowledged = "read", to, key
             self._lent[acknowledged] = loans
             if not lend:
                 self._own.append((to, acknowledged))
@@ -274,7 +266,7 @@ class WorkerMessages(Transport):
             except LoanLostError as error:
                 self.box.end(lost(source, error))
                 return
-        if any(each.ticket for each in kinds):
+        if any(ticket for *_, ticket in kinds):
             self.deliver(source, ("read", self.rank, key), None, [])
         take_in(self.box, key, note, parts, sum(part.nbytes for part in parts), now())
 
