@@ -5,7 +5,7 @@ trace --> devices, micro-batches, schedule, stage times, latency      (infer.py,
       --> more micro-batches | equal stages | another schedule | faster links  (remedies.py)
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
@@ -16,7 +16,7 @@ import numpy as np
 from tiledask.errors import ConfigError
 from tiledask.plan.diagnosis.infer import EXACT, MANY, TraceFit, fit_labelled, fit_rows
 from tiledask.plan.diagnosis.nearest import fit_nearest, fit_turns
-from tiledask.plan.diagnosis.remedies import Remedy, equal_stages, partitioned, remedies
+from tiledask.plan.diagnosis.remedies import Remedy, equal_stages, remedies
 from tiledask.plan.diagnosis.timed import Form, TimedSchedule
 from tiledask.plan.diagnosis.trace import Trace
 from tiledask.plan.diagnosis.trace_files import read_trace
@@ -95,8 +95,6 @@ class Diagnosis(Printable):
     """They sum to ``idle``, largest first."""
     plan: TimedSchedule | None
     """The plan behind the trace; None if it cannot be told."""
-    layers: tuple[float, ...] | None = None
-    """Costs of the model's layers, for the remedies."""
     memory_limit: float | None = None
     """Most micro-batches whose activations a device may keep, for the remedies."""
     measure: str = ""
@@ -142,7 +140,7 @@ class Diagnosis(Printable):
 
         Simulated when they are first asked for.
         """
-        return remedies(self.plan, self.layers, self.memory_limit) if self.plan else ()
+        return remedies(self.plan, self.memory_limit) if self.plan else ()
 
     def __getitem__(self, name: str) -> Finding:
         """The Finding called ``name``."""
@@ -167,11 +165,9 @@ class Diagnosis(Printable):
         }
 
     def __repr__(self) -> str:
-        best = self.remedies[0] if self.remedies else None
-        helps = f", best remedy: {best.change}, {100 * best.gain:.1f} %" if best else ""
         return (
             f"Diagnosis({self.devices} devices, {self['schedule'].value or 'schedule unknown'}, "
-            f"{100 * self.idle_share:.1f} % idle, most of it {self.cause}{helps})"
+            f"{100 * self.idle_share:.1f} % idle, most of it {self.cause})"
         )
 
     def __str__(self) -> str:
@@ -197,16 +193,12 @@ class Diagnosis(Printable):
             yield Table(("idle time", "device-seconds", "share", ""), causes, left=(0, 3))
         if self.remedies and (plan := self.plan):
             now = Remedy("(as it is)", plan, 0.0, plan.memory * plan.schedule.microbatches, True)
-            rows = [
-                (
-                    r.change,
-                    format_seconds(r.makespan),
-                    f"{100 * r.idle_share:.1f} %",
-                    "" if r is now else f"{100 * r.gain:+.1f} %",
-                    f"{r.memory:.3g}" + ("" if r.fits else " !"),
-                )
-                for r in (now, *self.remedies)
-            ]
+            rows = []
+            for r in (now, *self.remedies):
+                change, seconds = r.change, format_seconds(r.makespan)
+                saved, idle = f"{100 * r.gain:+.1f} %", f"{100 * r.idle_share:.1f} %"
+                kept = f"{r.memory:.3g}" + ("" if r.fits else " !")
+                rows.append((change, seconds, idle, saved if r is not now else "", kept))
             below = "memory: activations that the fullest device keeps, in today's micro-batches"
             below += "" if all(r.fits for r in self.remedies) else "; ! is over the limit"
             head = ("remedies, simulated", "makespan", "idle", "saved", "memory")
@@ -215,22 +207,19 @@ class Diagnosis(Printable):
 
 def _shown(finding: Finding) -> str:
     value = finding.value
-    if value is None:
-        return "-"
     if finding.name == "imbalance":
         return f"{100 * value:.1f} %"
-    if finding.name not in ("forward", "backward", "latency", "overhead"):
-        return str(value)
-    several = value if isinstance(value, tuple) else (value,)
-    more = f", ... ({len(several)})" if len(several) > 6 else ""
-    return ", ".join(map(format_seconds, several[:6])) + more
+    if isinstance(value, tuple):
+        return ", ".join([*map(format_seconds, value[:6]), "..."][: len(value)])
+    if isinstance(value, float):
+        return format_seconds(value)
+    return "-" if value is None else f"{value}"
 
 
 def diagnose(
     trace: Timeline | str | PathLike[str] | Any,
     *,
     unit: str | None = None,
-    layers: Sequence[float] | None = None,
     memory_limit: float | None = None,
 ) -> Diagnosis:
     """The Diagnosis of one training step (or one batch of inference) of a pipeline.
@@ -240,7 +229,6 @@ def diagnose(
                    writes it, packed or not), those of all ranks as a list of paths or their folder;
                    or polled utilisation: time and a column per device, in percent or shares
     unit           of the times: "s", "ms", "us" or "ns". Default: s in CSV, us in Chrome's JSON
-    layers         costs of the model's layers: the partition is then exact, not just equal stages
     memory_limit   most micro-batches whose activations a device may keep, in those of the trace
 
     Of several training steps the one of median length is read, and the optimizer is left out.
@@ -259,20 +247,11 @@ def diagnose(
         raise ConfigError(f"a memory limit is more than 0 micro-batches, got {memory_limit}")
     read = read_trace(trace, unit)
     fit = _fit(read)
-    if fit and layers is not None:
-        partitioned(fit.plan, layers)  # refuses layers that cannot be cut, before anybody waits
-    return Diagnosis(
-        read.source,
-        read.devices,
-        read.makespan,
-        read.idle,
-        tuple(_findings(read, fit)),
-        _causes(read, fit.plan if fit else None),
-        fit.plan if fit else None,
-        None if layers is None else tuple(map(float, layers)),
-        memory_limit,
-        _measure(read) if fit is None or fit.guess else "",
-    )
+    plan = fit.plan if fit else None
+    findings, causes = tuple(_findings(read, fit)), _causes(read, plan)
+    measure = _measure(read) if fit is None or fit.guess else ""
+    run = read.source, read.devices, read.makespan, read.idle
+    return Diagnosis(*run, findings, causes, plan, memory_limit, measure)
 
 
 def _fit(trace: Trace) -> TraceFit | None:
@@ -303,83 +282,63 @@ def _measure(trace: Trace) -> str:
 
 
 def _findings(trace: Trace, fit: TraceFit | None) -> Iterator[Finding]:
+    """What the trace shows; what it does not has the value None."""
     yield Finding("devices", trace.devices, "exact", "in this order: " + ", ".join(trace.names))
+    is_exact = fit is None or (not fit.guess and fit.error <= EXACT * trace.makespan)
+    timed = "exact" if is_exact else "likely"
+    yield from _order(trace, fit, timed)
     work = np.array(fit.plan.device_times) if fit else trace.busy_per_device
-    uneven = float(work.max() / work.mean() - 1) if work.any() else 0.0
+    latency = overhead = None
+    plan = fit.plan if fit and trace.levels is None else None  # samples hide how long actions take
+    if plan and (fit.has_hops or trace.devices == 1):
+        latency = plan.latency[0] if len(set(plan.latency)) == 1 else plan.latency or 0.0
+    if plan and fit.has_turns:
+        overhead = plan.overhead
+    found = {
+        "forward": plan and plan.forward,
+        "backward": plan and plan.backward,
+        "imbalance": float(work.max() / work.mean() - 1) if work.any() else 0.0,
+        "latency": latency,
+        "overhead": overhead,
+    }
+    if plan and not plan.schedule.trains:
+        del found["backward"]
     most = f"device {trace.names[int(work.argmax())]} has the most work, over the mean"
+    for name, value in found.items():
+        why = most if name == "imbalance" else ""
+        yield Finding(name, value, UNSURE if value is None else timed, why)
+
+
+def _order(trace: Trace, fit: TraceFit | None, timed: str) -> Iterator[Finding]:
+    """How many micro-batches there are and which schedule, and how sure both are."""
     if fit is None:
         why = "no schedule of the table has these edges; is this one step, and all of it?"
         if trace.levels is not None:
             why = "samples do not tell actions apart; record spans"
         yield Finding("microbatches", None, why=why)
-        yield from (Finding(name, None) for name in ("schedule", "forward", "backward"))
-        yield Finding("imbalance", uneven, "exact", most)
-        yield from (Finding(name, None) for name in ("latency", "overhead"))
+        yield Finding("schedule", None)
         return
-    plan, reproduced = fit.plan, not fit.guess and fit.error <= EXACT * trace.makespan
-    timed = ("exact", "") if reproduced else ("likely", "" if fit.guess else "median")
-    sampled = trace.levels is not None
-    counted, named = _sure_of_schedule(trace, fit, reproduced)
-    yield Finding("microbatches", plan.schedule.microbatches, *counted)
-    yield Finding("schedule", str(plan.form) if plan.form else "own order", *named)
-    for name in ("forward", "backward")[: 1 + plan.schedule.trains]:
-        if sampled:
-            why = "samples hide how many steps there are, and how long an action takes"
-            yield Finding(name, None, why=why)
-        elif fit.guess:
-            why = "the sum of a stage's actions is known, how it divides is a guess"
-            yield Finding(name, getattr(plan, name), "likely", why)
-        else:
-            yield Finding(name, getattr(plan, name), *timed)
-    yield Finding("imbalance", uneven, timed[0], most)
-    if trace.devices == 1:
-        yield Finding("latency", 0.0, "exact", "one device sends nothing")
-    elif fit.has_hops and not sampled:
-        alike = len(set(plan.latency)) <= 1
-        yield Finding("latency", plan.latency[0] if alike else plan.latency, *timed)
-    else:
-        why = "" if fit.guess else "no action waited for another device's result"
-        yield Finding("latency", None, why=why)
-    if fit.has_turns and not sampled:
-        yield Finding("overhead", plan.overhead, *timed)
-    else:
-        why = "every action waited for a result: overhead and latency look the same"
-        yield Finding("overhead", None, why="" if fit.guess else why)
-
-
-_Sure = tuple[str, str]
-"""(how sure, why)."""
-
-
-def _sure_of_schedule(trace: Trace, fit: TraceFit, reproduced: bool) -> tuple[_Sure, _Sure]:
-    """How sure the number of micro-batches is, and the schedule."""
     order, form = fit.plan.schedule, fit.plan.form
-    if fit.guess:
-        return ("likely", ""), ("likely", fit.guess)
-    if trace.is_labelled:
-        why = "the order of its actions" if form else "no schedule of the table has this order"
-        return ("exact", "labels"), ("exact", why)
     same, others = list[Form](), list[Form]()
     for other in fit.others:
         is_same = (made := other.made()) is not None and made.orders == order.orders
         (same if is_same else others).append(other)
-    within = f"simulated edges are within {format_seconds(fit.error)} of the trace's"
-    if others:
-        each = (f"{form} (micro-batches: {form.microbatches})" for form in others[:3])
-        why = f"{within}; so are those of {' and '.join(each)}"
-        alike = {form.microbatches for form in others} == {order.microbatches}
-        counted = ("exact" if reproduced else "likely", "") if alike else ("likely", why)
-        return counted, ("likely", why)
-    why = f"the best of the table; {within}"
-    if len(trace.start) > MANY:
-        why = f"the simplest of the table; {within}"
-    elif reproduced:
-        why = "the only order of the table with these edges"
-    if same:
-        why += f"; with these counts the same as {', '.join(form.name for form in same)}"
-    if reproduced and len(trace.start) <= MANY:
-        return ("exact", why), ("exact", why)
-    return ("exact" if reproduced else "likely", ""), ("likely", why)
+    counted = named = timed
+    if trace.is_labelled:
+        counted, named, why = "exact", "exact", "the order of its actions"
+    elif fit.guess:
+        why = fit.guess
+    else:
+        why = f"simulated edges are within {format_seconds(fit.error)} of the trace's"
+        each = [f"{form} (micro-batches: {form.microbatches})" for form in others[:3]]
+        why += f"; so are those of {' and '.join(each)}" if each else ""
+        why += f"; the same as {', '.join(form.name for form in same)}" if same else ""
+        if others or len(trace.start) > MANY:
+            named = "likely"
+        if any(other.microbatches != order.microbatches for other in others):
+            counted = "likely"
+    yield Finding("microbatches", order.microbatches, counted, why)
+    yield Finding("schedule", str(form) if form else "own order", named, why)
 
 
 # --- where the idle time comes from ---------------------------------------------------------

@@ -8,7 +8,6 @@ and the guess is right if the simulator, told these times, puts every row where 
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -16,11 +15,10 @@ from typing import NamedTuple
 import numpy as np
 
 from tiledask.errors import ConfigError
-from tiledask.plan.diagnosis.timed import FORWARD_ONLY, Form, TimedSchedule
+from tiledask.plan.diagnosis.timed import Form, TimedSchedule, forms
 from tiledask.plan.diagnosis.trace import Trace
 from tiledask.plan.pipelines.needs import validate
 from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
-from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped, schedules
 from tiledask.plan.pipelines.walk import makers
 
 __all__ = ["EXACT", "MANY", "TraceFit", "fit", "fit_labelled", "fit_rows"]
@@ -29,8 +27,8 @@ EXACT = 1e-9
 """Share of the makespan within which a simulated time is that of the trace."""
 MANY = 20_000
 """Rows from which not every schedule of the table is tried."""
-MOST_CHUNKS = 8
-"""Stages of a device in the schedules that are tried."""
+CHUNKS = 8
+"""Most stages of a device in the schedules that are tried."""
 
 
 @dataclass(frozen=True)
@@ -154,12 +152,9 @@ def fit_labelled(trace: Trace) -> TraceFit:
     stages = 1 + int(trace.stage.max())
     trains = bool(trace.code.any())
     v = stages // trace.devices
-    chunks = v if v * trace.devices == stages else 0
-    for name in schedules if trains else FORWARD_ONLY:
-        if chunks == 2 or (name not in V_SHAPED and (chunks > 1) == is_looped(name)):
-            found = _fit_form(Form(name, trace.devices, chunks, m, trains), trace)
-            if found is not None:
-                return found
+    for form in forms(trace.devices, m, trains, most=v):
+        if form.chunks * trace.devices == stages and (found := _fit_form(form, trace)):
+            return found
     # none of the table: an order of its own
     place = np.full((m, stages), -1)
     place[trace.microbatch, trace.stage] = trace.device
@@ -211,22 +206,18 @@ def fit_rows(trace: Trace) -> TraceFit | None:
 
 
 def _fit_form(form: Form, trace: Trace) -> TraceFit | None:
-    order = form.made() if form.chunks else None
+    order = form.made()
     return None if order is None else fit(order, trace, form)
 
 
 def _candidates(trace: Trace) -> list[Form]:
     """Forms with as many actions as there are rows, those with fewer times first."""
     rows = np.diff(trace.turns)
-    p, fewest, most = trace.devices, int(rows.min()), int(rows.max())
     found: list[tuple[int, Form]] = []
-    for trains, names in ((False, FORWARD_ONLY), (True, schedules)):
-        for name in names:
-            split = name.startswith(("zb", "v-")) or name.endswith("zb")
-            kinds = (3 if split else 2) if trains else 1
-            chunks: Iterable[int] = range(2, MOST_CHUNKS + 1) if is_looped(name) else (1,)
-            for v in (2,) if name in V_SHAPED else chunks:
-                m, rest = divmod(most, kinds * v)
-                if fewest == most and not rest:
-                    found.append((kinds * v, Form(name, p, v, m, trains)))
+    for form in (f for trains in (False, True) for f in forms(trace.devices, 1, trains, CHUNKS)):
+        split = form.name.startswith(("zb", "v-")) or form.name.endswith("zb")
+        kinds = (3 if split else 2) if form.trains else 1
+        m, rest = divmod(int(rows.max()), kinds * form.chunks)
+        if rows.min() == rows.max() and not rest:
+            found.append((kinds * form.chunks, form._replace(microbatches=m)))
     return [form for _, form in sorted(found, key=lambda pair: pair[0])]

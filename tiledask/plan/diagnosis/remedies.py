@@ -1,15 +1,13 @@
 """What would shorten a pipeline: each change is a plan from a plan, and the simulator judges it."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tiledask.errors import PartitionError
 from tiledask.plan.diagnosis.timed import Form, TimedSchedule, forms, recut
 from tiledask.plan.pipelines.schedule import Schedule
-from tiledask.plan.splitting.partition import partition
 
-__all__ = ["Remedy", "equal_stages", "every_remedy", "partitioned", "remedies"]
+__all__ = ["Remedy", "equal_stages", "every_remedy", "remedies"]
 
 MOST = 5
 """Remedies that are shown."""
@@ -68,13 +66,10 @@ class Remedy:
         )
 
 
-def remedies(
-    plan: TimedSchedule, layers: Sequence[float] | None = None, memory_limit: float | None = None
-) -> tuple[Remedy, ...]:
+def remedies(plan: TimedSchedule, memory_limit: float | None = None) -> tuple[Remedy, ...]:
     """The best Remedy of each lever that saves something: MOST at most, those that fit in memory
     first, largest gain first.
 
-    layers         costs of the model's layers, for an exact partition instead of equal stages
     memory_limit   most micro-batches (of ``plan``) whose activations a device may keep
 
     Of one lever the plainest change that saves NEARLY what the best one does is taken: 1F1B before
@@ -86,7 +81,7 @@ def remedies(
     ('8 micro-batches of 1/8 the size, schedule 1f1b', 4.125)
     """
     of_lever: dict[str, list[Remedy]] = defaultdict(list)
-    for lever, remedy in every_remedy(plan, layers, memory_limit):
+    for lever, remedy in every_remedy(plan, memory_limit):
         if remedy.gain > LEAST:
             of_lever[lever].append(remedy)
     return tuple(sorted(map(_plainest, of_lever.values()), key=_merit)[:MOST])
@@ -114,36 +109,31 @@ def _effort(order: Schedule) -> tuple[bool, int]:
 
 
 def every_remedy(
-    plan: TimedSchedule, layers: Sequence[float] | None = None, memory_limit: float | None = None
+    plan: TimedSchedule, memory_limit: float | None = None
 ) -> Iterator[tuple[str, Remedy]]:
     """(lever, Remedy) for every change that is tried, also those that save nothing."""
     base, m = plan.makespan, plan.schedule.microbatches
     limit = float("inf") if memory_limit is None else memory_limit
-    for lever, change, after in _changes(plan, layers):
+    for lever, change, after in _changes(plan):
         if after is not None:
             memory, gain = after.memory * m, 1 - after.makespan / base if base else 0.0
             yield lever, Remedy(change, after, gain, memory, memory <= limit * (1 + 1e-9))
 
 
-def _changes(
-    plan: TimedSchedule, layers: Sequence[float] | None
-) -> Iterator[tuple[str, str, TimedSchedule | None]]:
+def _changes(plan: TimedSchedule) -> Iterator[tuple[str, str, TimedSchedule | None]]:
     """(lever, words, plan); None where a schedule has no such counts."""
     m, p = plan.schedule.microbatches, plan.devices
+    most = max(FINER, 2 * p / m)  # or two per device
     finer = [
-        (times * m, f"{times * m} micro-batches of 1/{times} the size", _scaled(plan, 1 / times))
-        for times in _finer(m, p)
+        (n * m, f"{n * m} micro-batches of 1/{n} the size", _finer(plan, n))
+        for n in (2**k for k in range(1, 31) if 2 ** (k - 1) < most)
     ]
     for many, words, smaller in finer:
         if plan.form is not None:
             form = plan.form._replace(microbatches=many)
             yield "micro-batches", words, _rescheduled(smaller, form)
     if p > 1:
-        if layers is None:
-            yield "stages", "equal stages", equal_stages(plan)
-        else:
-            after, cut = partitioned(plan, layers)
-            yield "stages", f"layers cut {cut}", after
+        yield "stages", "equal stages", equal_stages(plan)
         for form in forms(p, m, plan.schedule.trains):
             other = _rescheduled(plan, form)
             if other is not None and other.schedule != plan.schedule:
@@ -160,25 +150,13 @@ def _changes(
         yield "overhead", "no overhead between actions", replace(plan, overhead=0.0)
 
 
-def _finer(microbatches: int, devices: int) -> list[int]:
-    """By how much micro-batches are made smaller: powers of 2 up to 8, or to two per device.
-
-    >>> _finer(1, 4), _finer(1, 16)
-    ([2, 4, 8], [2, 4, 8, 16, 32])
-    """
-    most = max(FINER, 2 * devices / microbatches)
-    return [
-        2**k for k in range(1, 31) if 2 ** (k - 1) < most and (2**k <= FINER or 2**k < 2 * most)
-    ]
-
-
 def _named(form: Form, plan: TimedSchedule) -> str:
     return f"schedule {form}" + (", weights twice" if plan.schedule.replicas > 1 else "")
 
 
-def _scaled(plan: TimedSchedule, factor: float) -> TimedSchedule:
+def _finer(plan: TimedSchedule, n: int) -> TimedSchedule:
     """An action takes time in proportion to its tokens; latency and overhead stay the same."""
-    return plan.retimed(lambda times: tuple(t * factor for t in times))
+    return plan.retimed(lambda times: tuple(t * (1 / n) for t in times))
 
 
 def equal_stages(plan: TimedSchedule) -> TimedSchedule:
@@ -190,20 +168,6 @@ def equal_stages(plan: TimedSchedule) -> TimedSchedule:
     """
     stages = plan.schedule.stages
     return plan.retimed(lambda times: (sum(times) / stages,) * stages)
-
-
-def partitioned(plan: TimedSchedule, layers: Sequence[float]) -> tuple[TimedSchedule, str]:
-    """(``plan`` with its layers cut by the exact partition, the cut as text).
-
-    ``layers`` are costs in any one unit; a stage takes its share of the whole time. Raises
-    PartitionError for fewer layers than stages.
-    """
-    cut = partition(list(layers), plan.schedule.stages)
-    whole = sum(cut.times)
-    if not whole > 0:
-        raise PartitionError("the layers cost nothing: give each its time or its FLOP")
-    shares = [time / whole for time in cut.times]
-    return plan.retimed(lambda times: tuple(sum(times) * s for s in shares)), str(cut)
 
 
 def _rescheduled(plan: TimedSchedule, form: Form) -> TimedSchedule | None:

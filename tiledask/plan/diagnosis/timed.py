@@ -18,7 +18,7 @@ from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped, schedule, sch
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 
-__all__ = ["FORWARD_ONLY", "Form", "TimedSchedule", "forms", "recut"]
+__all__ = ["Form", "TimedSchedule", "forms", "recut"]
 
 FORWARD_ONLY = ("gpipe", "interleaved", "looped-bfs")
 """One name for each order of forwards: the others are one of them when backwards are left out."""
