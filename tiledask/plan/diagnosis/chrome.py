@@ -17,6 +17,8 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tiledask.errors import ConfigError, short
 from tiledask.plan.diagnosis.trace import Row, Trace
 from tiledask.plan.whole import is_whole
@@ -136,13 +138,16 @@ def of_chrome(texts: Sequence[tuple[str, str]], source: str, scale: float) -> Tr
     chosen, notes = _one_step(actions, labelled)
     notes += ["the optimizer's kernels left out"] * (tuned > 0)
     about = f"{source}: {', '.join(notes)}" if notes else source
-    rows = _outermost(chosen) if labelled or not worker else _union(chosen)
-    trace = Trace.of(rows, transfer=travel, source=about)
-    if labelled:  # of GPipe's labels the stage is the device
-        stage = [d if s < 0 else s for d, s in zip(trace.device, trace.stage, strict=True)]
-        grain = CLOCKS * trace.makespan if len(files) > 1 else trace.grain
-        return replace(trace, stage=trace.stage * 0 + stage, grain=grain)
-    return trace.merged(LAUNCH_GAP * trace.makespan, SLIVER) if worker else trace
+    if worker and not labelled:
+        gap = LAUNCH_GAP * max(end for _, _, end, *_ in chosen)
+        rows, devices = _blocks(chosen, gap), {row[0] for row in chosen}
+        how = {"transfer": travel, "grain": gap, "blocks": True}
+        return Trace.of(rows, sorted(devices), source=about, **how)
+    trace = Trace.of(_outermost(chosen), transfer=travel, source=about)
+    if not labelled:
+        return trace
+    stage = np.where(trace.stage < 0, trace.device, trace.stage)  # of GPipe's labels the device
+    return replace(trace, stage=stage, grain=CLOCKS * trace.makespan * (len(files) > 1))
 
 
 def step_of_chrome(texts: Sequence[tuple[str, str]], source: str, scale: float) -> MeasuredStep:
@@ -168,73 +173,59 @@ def step_of_chrome(texts: Sequence[tuple[str, str]], source: str, scale: float) 
 def _read(texts: Sequence[tuple[str, str]], source: str, scale: float) -> list[_File]:
     """The complete events of each file, in seconds from the first of all."""
     files = [(name, *_parsed(name, text)) for name, text in texts]
-    firsts = [
-        min((_number(e, "ts", name) for e in each), default=math.inf) for name, *_, each in files
-    ]
+    firsts = [min((at for _, at, _ in each), default=math.inf) for *_, each in files]
     if min(firsts) == math.inf:
         raise ConfigError(
-            f"{source} has no complete event (ph 'X' with ts and dur); export the trace with "
-            f"torch.profiler's export_chrome_trace"
+            f"{source} has no complete event (ph 'X' with ts and dur) and no step; export the "
+            f"trace with torch.profiler's export_chrome_trace"
         )
-    if min(firsts) < 0:
-        raise ConfigError(f"an event of {source} starts at {min(firsts):g}; times are 0 or more")
-    base = min(base for _, _, base, _ in files)
-    begins = [
-        first * scale + (mine - base) for first, (_, _, mine, _) in zip(firsts, files, strict=True)
-    ]
-    return [
-        _File(name, rank, [_event(e, name, first, begin - min(begins), scale) for e in each])
-        for (name, rank, _, each), first, begin in zip(files, firsts, begins, strict=True)
-    ]
+    clocks = [clock for _, _, clock, _ in files]
+    begins = [f * scale + (c - min(clocks)) for f, c in zip(firsts, clocks, strict=True)]
+    read = []
+    for (name, rank, _, each), first, begin in zip(files, firsts, begins, strict=True):
+        events = []
+        for e, start, length in each:
+            args = e.get("args")
+            device = args.get("device", "") if isinstance(args, dict) else ""
+            words = _word(e.get("pid", "")), _word(e.get("tid", 0)), _word(device)
+            # small numbers first: an epoch in us has no digits left
+            at = (start - first) * scale + (begin - min(begins))
+            named = str(e.get("name", ""))[:200], str(e.get("cat", "")).lower()
+            events.append(_Event(*named, *words, at, at + length * scale))
+        read.append(_File(name, rank, events))
+    return read
 
 
-def _parsed(name: str, text: str) -> tuple[int | None, float, list[dict[str, Any]]]:
-    """(rank, seconds of the clock at ts 0, complete events of the program as JSON)."""
+def _parsed(
+    name: str, text: str
+) -> tuple[int | None, float, list[tuple[dict[str, Any], float, float]]]:
+    """(rank, seconds of the clock at ts 0, (event, ts, dur) of the program's complete events)."""
     try:
         data = json.loads(text)
     except (RecursionError, ValueError) as error:
         raise ConfigError(f"{name} begins like JSON but cannot be read: {error}") from None
     about = data if isinstance(data, dict) else {"traceEvents": data}
-    events = about.get("traceEvents", [])
-    if not isinstance(events, list):
-        raise ConfigError(
-            f"{name} has traceEvents {short(events)}; they are a list of events, as "
-            f"torch.profiler writes them"
-        )
+    if not isinstance(events := about.get("traceEvents", []), list):
+        raise ConfigError(f"{name} has traceEvents {short(events)}; they are a list of events")
     complete = [
-        e
+        (e, _number(e, "ts", name), _number(e, "dur", name))
         for e in events
         if isinstance(e, dict) and e.get("ph") == "X" and "ts" in e
         if str(e.get("cat")) != "Trace" and str(e.get("pid")) not in ("Spans", "Traces")
     ]
-    info = about.get("distributedInfo")
+    info, base = about.get("distributedInfo"), about.get("baseTimeNanoseconds", 0)
     rank = info.get("rank") if isinstance(info, dict) else None
-    base = about.get("baseTimeNanoseconds", 0)
     is_time = isinstance(base, int | float) and abs(base) < 1e20
     return rank if is_whole(rank) else None, 1e-9 * base if is_time else 0.0, complete
 
 
-def _event(e: dict[str, Any], source: str, first: float, begin: float, scale: float) -> _Event:
-    start, length = _number(e, "ts", source), _number(e, "dur", source)
-    if length < 0:
-        raise ConfigError(
-            f"event {_word(e.get('name'))} of {source} lasts {length:g}; that is 0 or more"
-        )
-    args = e.get("args")
-    device = args.get("device", "") if isinstance(args, dict) else ""
-    words = _word(e.get("pid", "")), _word(e.get("tid", 0)), _word(device)
-    at = (start - first) * scale + begin  # small numbers first: an epoch in us has no digits left
-    name, cat = str(e.get("name", ""))[:200], str(e.get("cat", "")).lower()
-    return _Event(name, cat, *words, at, at + length * scale)
-
-
 def _number(event: dict[str, Any], name: str, source: str) -> float:
     value = event.get(name)
-    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MOST_TIME:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < MOST_TIME:
         return float(value)
     raise ConfigError(
         f"event {_word(event.get('name'))} of {source} has {name} {short(value)}; it is a finite "
-        f"number: drop the event"
+        f"number of 0 or more: drop the event"
     )
 
 
@@ -372,12 +363,14 @@ def _outermost(rows: Iterable[Row]) -> Iterator[Row]:
             yield row
 
 
-def _union(rows: Iterable[Row]) -> list[Row]:
-    """Streams of a device made one: busy where any of them is."""
+def _blocks(rows: Iterable[Row], gap: float) -> list[Row]:
+    """When a device is busy on any of its streams: kernels no more than ``gap`` seconds apart are
+    one, and slivers are left out."""
     joined: list[Row] = []
     for row in sorted(rows, key=lambda r: r[:3]):
-        if joined and joined[-1][0] == row[0] and row[1] <= joined[-1][2]:
+        if joined and joined[-1][0] == row[0] and row[1] - joined[-1][2] <= gap:
             joined[-1] = (*joined[-1][:2], max(row[2], joined[-1][2]), *BARE)
         else:
             joined.append(row)
-    return joined
+    least = SLIVER * median(end - start for _, start, end, *_ in joined)
+    return [row for row in joined if row[2] - row[1] >= least]

@@ -30,34 +30,14 @@ UNSURE = "cannot be told"
 LITTLE = 0.05
 """Share of device-time: less idle time than this is nothing to mend."""
 CAUSES = {
-    "one at a time": (
-        "waiting for the turn of others: no two work at once",
-        "{devices} devices, one busy at a time{average}: layer-wise execution, {one}"
-        "which leaves each idle for {rest} of the time; here {idle} is idle.",
-    ),
-    "ramp": (
-        "filling, draining and waiting that equal stages and free links have",
-        "{of}too few for the order they run in: filling and draining is {share} of the idle time.",
-    ),
-    "imbalance": (
-        "waiting for slower stages",
-        "Uneven stages: {worst} has {more} more work than the mean, and waiting for it is {share} "
-        "of the idle time.",
-    ),
-    "communication": (
-        "waiting for results on their way",
-        "Slow links: results on their way are {share} of the idle time.",
-    ),
-    "overhead": (
-        "ready, but not started",
-        "Slow starts: actions that are ready and not started are {share} of the idle time.",
-    ),
-    "unexplained": (
-        "what the inferred plan, simulated, does not have",
-        "No known cause has most of the idle time: {share} of it is unexplained.",
-    ),
+    "one at a time": "waiting for the turn of others: no two work at once",
+    "ramp": "filling, draining and waiting that equal stages and free links have",
+    "imbalance": "waiting for slower stages",
+    "communication": "waiting for results on their way",
+    "overhead": "ready, but not started",
+    "unexplained": "what the inferred plan, simulated, does not have",
 }
-"""Name -> what it is, and the sentence of a trace of which it has most of the idle time."""
+"""Name -> what a device does meanwhile."""
 
 
 class Finding(NamedTuple):
@@ -108,17 +88,10 @@ class Diagnosis(Printable):
     @cached_property
     def summary(self) -> tuple[str, ...]:
         """Sentences: the main cause, the best remedy with its predicted gain, what to measure."""
-        worst, m = self["imbalance"], self["microbatches"].value
-        sentence = CAUSES[self.cause][1].format(
-            devices=self.devices,
-            share=f"{100 * self.causes[0].seconds / (self.idle or 1.0):.0f} %",
-            idle=f"{100 * self.idle_share:.0f} %",
-            rest=f"{self.devices - 1}/{self.devices}",
-            average=" on average" if self["forward"].value is None else "",
-            one="one micro-batch after the other, " if (m or 1) > 1 else "no micro-batches, ",
-            worst=worst.why.split(" has ")[0],
-            more=f"{100 * worst.value:.0f} %",
-            of=f"{m} micro-batches on {self.devices} devices: " if m else "",
+        share = 100 * self.causes[0].seconds / (self.idle or 1.0)
+        sentence = (
+            f"Devices are idle {100 * self.idle_share:.0f} % of the time, {share:.0f} % of it "
+            f"{self.cause}: {self.causes[0].words}."
         )
         if self.idle_share < LITTLE:
             busy = 100 * (1 - self.idle_share)
@@ -354,7 +327,7 @@ def _causes(trace: Trace, plan: TimedSchedule | None) -> tuple[Cause, ...]:
         first = next(iter(seconds))
         seconds[first], rest = seconds[first] + rest, 0.0
     seconds["unexplained"] = rest
-    causes = (Cause(name, s, CAUSES[name][0]) for name, s in seconds.items())
+    causes = (Cause(name, s, CAUSES[name]) for name, s in seconds.items())
     return tuple(sorted(causes, key=lambda c: -c.seconds))
 
 

@@ -23,7 +23,7 @@ MOST_ACTIONS = 50_000
 """Of a plan that is simulated as a remedy: some 0.2 s."""
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Remedy:
     """One change, and what the simulator says of it."""
 
@@ -57,13 +57,6 @@ class Remedy:
         }
         names = ("makespan", "idle_share", "gain", "memory", "fits")
         return {"change": self.change, **of_plan} | {name: getattr(self, name) for name in names}
-
-    def __repr__(self) -> str:
-        return (
-            f"Remedy({self.change}: makespan {self.makespan:.6g}, "
-            f"idle {100 * self.idle_share:.1f} %, {100 * self.gain:+.1f} % saved, "
-            f"memory {self.memory:.3g})"
-        )
 
 
 def remedies(plan: TimedSchedule, memory_limit: float | None = None) -> tuple[Remedy, ...]:

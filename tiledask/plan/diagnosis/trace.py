@@ -99,21 +99,15 @@ class Trace:
     def _check_overlap(self) -> None:
         same = self.device[1:] == self.device[:-1]
         over = np.where(same, self.end[:-1] - self.start[1:], 0.0)
-        if over.max(initial=0.0) <= 1e-9 * self.makespan:
-            return
-        a = int(np.argmax(over))
-        (x, y), (u, v) = zip(self.start[a : a + 2], self.end[a : a + 2], strict=True)
-        way_out = (
-            f"from {x:g} to {y:g} s and from {u:g} to {v:g} s (from the trace's first start); give "
-            f"one row per action, and leave out transfers or mark them with kind {TRANSFER}"
-        )
-        kinds = self.code[a : a + 2]
-        if (x, y) == (u, v) and min(kinds) == 0 < max(kinds):
-            way_out = (
-                "a forward and a backward at once, as DualPipe's pairs, of whose time each has an "
-                "unknown part: give a run without pairs"
+        if over.max(initial=0.0) > 1e-9 * self.makespan:
+            a = int(np.argmax(over))
+            spans = zip(self.start[a : a + 2], self.end[a : a + 2], strict=True)
+            (x, y), (u, v) = spans
+            raise ConfigError(
+                f"device {self.names[self.device[a]]} does two things at once: from {x:g} to "
+                f"{y:g} s and from {u:g} to {v:g} s (from the trace's first start); give one row "
+                f"per action, no transfers but of kind {TRANSFER}, and a run without pairs"
             )
-        raise ConfigError(f"device {self.names[self.device[a]]} does two things at once: {way_out}")
 
     @property
     def devices(self) -> int:
@@ -184,23 +178,9 @@ class Trace:
         uneven = self.devices * most - float(self.busy_per_device.sum())
         return self.overlap < (TURNS if waiting > uneven else TURNS / 5)
 
-    def merged(self, gap: float, sliver: float) -> "Trace":
-        """The same with intervals of a device that are no more than ``gap`` apart made one; those
-        that are then shorter than ``sliver`` of the median are left out."""
-        opens = np.append(True, self.start[1:] - self.end[:-1] > gap)
-        opens[self.turns[:-1]] = True
-        closes = np.append(opens[1:], True)
-        start, end = self.start[opens], self.end[closes]
-        names = [self.names[d] for d in self.device[opens]]
-        long = end - start >= sliver * np.median(end - start)
-        spans = zip(names, start.tolist(), end.tolist(), long, strict=True)
-        rows = [(name, a, b, "", -1, -1) for name, a, b, kept in spans if kept]
-        about = {"transfer": self.transfer, "grain": gap, "blocks": True, "source": self.source}
-        return Trace.of(rows, self.names, **about)
-
 
 def _check_rows(rows: Sequence[Row], source: str) -> None:
-    for name, start, end, kind, *_ in rows:
+    for name, start, end, kind, *labels in rows:
         if not 0 <= start <= end < np.inf:
             raise ConfigError(
                 f"device {name} of {source} works from {start:g} to {end:g} s; times are finite "
@@ -211,17 +191,13 @@ def _check_rows(rows: Sequence[Row], source: str) -> None:
                 f"device {name} of {source} does {kind!r}; kinds are {', '.join(KINDS)}, "
                 f"{TRANSFER} for a transfer, or nothing if it is not known"
             )
-    if not any(row[2] > row[1] for row in rows):
-        least = f"every one of {len(rows)} takes 0 s: there is no work in it" if rows else "none"
-        raise ConfigError(f"{source} needs busy intervals, one or more; {least}")
-    for label, far in zip(
-        ("stage", "microbatch"), map(max, [*zip(*rows, strict=True)][4:]), strict=True
-    ):
-        if far >= max(1000, len(rows)):
+        if max(labels) >= max(1000, len(rows)):
             raise ConfigError(
-                f"{label} {far} in {source}, of {len(rows)} row{'s' * (len(rows) > 1)}; they count "
+                f"stage or microbatch {max(labels)} in {source}, of {len(rows)} rows; they count "
                 f"from 0, and each has a row"
             )
+    if not any(row[2] > row[1] for row in rows):
+        raise ConfigError(f"{source} has no work in it; a trace needs an interval above 0 s")
 
 
 def _natural(name: str) -> tuple[tuple[int, str], ...]:

@@ -7,7 +7,6 @@ device,start,end            time,device0,device1
 import csv
 import gzip
 import os
-import re
 import zlib
 from os import PathLike
 from pathlib import Path
@@ -80,17 +79,16 @@ def read_step(trace: Any) -> MeasuredStep:
 
 def _paths(trace: Any) -> list[Path]:
     """The files of a path, of a list of paths or of a folder; none of anything else."""
-    if isinstance(trace, list | tuple):
-        return [Path(t) for t in trace] if all(isinstance(t, str | PathLike) for t in trace) else []
-    if not isinstance(trace, str | PathLike):
+    given = trace if isinstance(trace, list | tuple) else [trace]
+    if not all(isinstance(each, str | PathLike) for each in given):
         return []
-    if not os.path.isdir(trace):  # a name that is too long is none
-        return [Path(trace)]
-    paths = sorted(p for p in Path(trace).iterdir() if p.name.endswith((".json", ".json.gz")))
+    if len(given) != 1 or not os.path.isdir(given[0]):  # a name that is too long is none
+        return [Path(each) for each in given]
+    paths = sorted(p for p in Path(given[0]).iterdir() if p.name.endswith((".json", ".json.gz")))
     if not paths:
         raise ConfigError(
-            f"folder {Path(trace).name!r} has no .json or .json.gz; give a folder with a trace of "
-            f"each rank, as torch.profiler writes them, or a file"
+            f"folder {Path(given[0]).name!r} has no .json or .json.gz; give a folder with a trace "
+            f"of each rank, as torch.profiler writes them, or a file"
         )
     return paths
 
@@ -115,28 +113,23 @@ def _text(path: Path, most: int) -> str:
     """What is in a file, unpacked if it is gzip. Raises ConfigError above ``most`` bytes."""
     if not os.path.isfile(path):
         raise ConfigError(f"no trace at {str(path)!r}; give a CSV or a Chrome trace JSON file")
-    size = path.stat().st_size
+    size, data = os.path.getsize(path), b""
     try:
         if size <= most:
             with open(path, "rb") as file:
                 packed = file.read(2) == b"\x1f\x8b"
             with gzip.open(path) if packed else open(path, "rb") as file:
                 data = file.read(most + 1)
-            size = len(data)
-        if size > most:
-            raise ConfigError(
-                f"{path.name} has {format_bytes(size)}, and a trace is read up to "
-                f"{format_bytes(MAX_BYTES)}; cut it to one training step, or keep only the kernels"
-            )
         text = data.decode("utf-8-sig")
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ConfigError(f"{path.name} is gzip but cannot be unpacked: {error}") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
+    except (EOFError, OSError, UnicodeDecodeError, zlib.error) as error:
         raise ConfigError(
-            f"{path.name} is not text; give CSV, or a Chrome trace as JSON or .json.gz"
+            f"{path.name} cannot be read: {error}; give CSV, or a Chrome trace as JSON or .json.gz"
         ) from None
+    if max(size, len(data)) > most:
+        raise ConfigError(
+            f"{path.name} has {format_bytes(max(size, len(data)))}, and a trace is read up to "
+            f"{format_bytes(MAX_BYTES)}; cut it to one training step, or keep only the kernels"
+        )
     if not text.strip():
         raise ConfigError(f"{path.name} is empty; a trace needs one action or more")
     return text
@@ -187,23 +180,21 @@ def _of_table(table: _Table, source: str, unit: str | None) -> Trace:
 
 def _of_intervals(columns: dict[str, list[str]], source: str, scale: float) -> Trace:
     start, end = ((_numbers(columns, name, source) * scale).tolist() for name in ("start", "end"))
-    unknown = [""] * len(start)
-    kinds = ["" if kind == "nan" else kind for kind in columns.get("kind", unknown)]
-    labels = [_labels(columns.get(name, unknown), name, source) for name in ("stage", "microbatch")]
+    kinds = ["" if kind == "nan" else kind for kind in columns.get("kind", [""] * len(start))]
+    labels = [_labels(columns, name, source) for name in ("stage", "microbatch")]
     rows = list(zip(columns["device"], start, end, kinds, *labels, strict=True))
     work = [row for row in rows if row[3] != TRANSFER]
     transfer = sum(row[2] - row[1] for row in rows if row[3] == TRANSFER)
     return Trace.of(work, columns["device"], transfer=transfer, source=source)
 
 
-def _labels(column: list[str], name: str, source: str) -> list[int]:
+def _labels(columns: dict[str, list[str]], name: str, source: str) -> list[int]:
     """Whole numbers, -1 where there is none; pandas writes them as 3.0 then, and others as nan."""
-    for line, word in enumerate(column, 2):
-        if not re.fullmatch(r"-?\d{1,9}(\.0)?|nan|", word, re.ASCII):
-            raise ConfigError(
-                f"line {line}: {name} in {source} is a whole number or empty, got {short(word)}"
-            )
-    return [-1 if word in ("", "nan") else int(float(word)) for word in column]
+    words = [word or "nan" for word in columns.get(name, ["nan"] * len(columns["device"]))]
+    found = np.nan_to_num(_numbers({name: words}, name, source), nan=-1.0)
+    if not ((found == np.rint(found)) & (abs(found) < 1e9)).all():
+        raise ConfigError(f"{name} in {source} is a whole number below 10^9, or empty")
+    return found.astype(int).tolist()
 
 
 def _numbers(columns: dict[str, list[str]], name: str, source: str) -> np.ndarray:
