@@ -239,7 +239,7 @@ def traced(path, timeline):
     read = gzip.decompress if path.suffix == ".gz" else bytes
     data = json.loads(read(path.read_bytes()))
     assert data["displayTimeUnit"] in ("ms", "ns")
-    metadata = {"process_name": "name", "thread_name": "name", "thread_sort_index": "sort_index"}
+    metadata = {"process_name": "name", "thread_name": "name"}
     threads = defaultdict(list)
     for e in data["traceEvents"]:
         assert {type(e["pid"]), type(e["tid"])} == {int}

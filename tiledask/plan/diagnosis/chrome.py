@@ -127,23 +127,22 @@ def of_chrome(texts: Sequence[tuple[str, str]], source: str, scale: float) -> Tr
     # the CPU launches kernels and does not wait for them: its labels say nothing of their time
     labelled = bool(labels) and (on_gpu or worker != "kernel")
     actions: list[_Action] = []
-    tuned = travel = 0.0
+    is_tuned = False
     for f, names in zip(files, _device_names(files, worker, labelled), strict=True):
-        work, seconds = _work(f, worker)
-        tuned, travel = tuned + seconds["tuned"], travel + seconds["travel"]
+        work, tuned = _work(f, worker)
+        is_tuned |= tuned
         found = _labelled(f, work, worker, on_gpu) if labelled else ((e, BARE) for e in work)
         actions += [_Action(names[e[2:5]], f.step(e), e.start, e.end, each) for e, each in found]
     if not actions:
         raise ConfigError(f"{source} has transfers only, and no work of a stage")
     chosen, notes = _one_step(actions, labelled)
-    notes += ["the optimizer's kernels left out"] * (tuned > 0)
+    notes += ["the optimizer's kernels left out"] * is_tuned
     about = f"{source}: {', '.join(notes)}" if notes else source
     if worker and not labelled:
         gap = LAUNCH_GAP * max(end for _, _, end, *_ in chosen)
-        rows, devices = _blocks(chosen, gap), {row[0] for row in chosen}
-        how = {"transfer": travel, "grain": gap, "blocks": True}
-        return Trace.of(rows, sorted(devices), source=about, **how)
-    trace = Trace.of(_outermost(chosen), transfer=travel, source=about)
+        devices = sorted({row[0] for row in chosen})
+        return Trace.of(_blocks(chosen, gap), devices, source=about, grain=gap, blocks=True)
+    trace = Trace.of(_outermost(chosen), source=about)
     if not labelled:
         return trace
     stage = np.where(trace.stage < 0, trace.device, trace.stage)  # of GPipe's labels the device
@@ -261,21 +260,21 @@ def _device_names(
         yield names
 
 
-def _work(f: _File, worker: str) -> tuple[list[_Event], dict[str, float]]:
-    """(events that are work, seconds of what is put aside: "tuned" and "travel")."""
+def _work(f: _File, worker: str) -> tuple[list[_Event], bool]:
+    """(events that are work, whether what an optimizer does was put aside)."""
     tuning = [e for e in f.events if TUNES.match(e.name) and e.cat.endswith("annotation")]
-    work, seconds = [], {"tuned": 0.0, "travel": 0.0}
+    work, is_tuned = [], False
     for e in f.events:
         if STEP.match(e.name) or (e.cat != worker if worker else e.cat in NO_WORK):
             continue
         inside = (s.pid == e.pid and s.start <= e.start < s.end for s in tuning)
         if TRAVELS.search(e.name):
-            seconds["travel"] += e.end - e.start
-        elif (worker == "kernel" and TUNES.search(e.name)) or any(inside):
-            seconds["tuned"] += e.end - e.start
+            continue
+        if (worker == "kernel" and TUNES.search(e.name)) or any(inside):
+            is_tuned = True
         else:
             work.append(e)
-    return sorted(work, key=_start), seconds
+    return sorted(work, key=_start), is_tuned
 
 
 def _start(e: _Event) -> float:

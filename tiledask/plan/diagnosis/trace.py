@@ -46,8 +46,6 @@ class Trace:
     """int8: positions in KINDS; -1 for a kind that is not told."""
     stage: np.ndarray
     microbatch: np.ndarray
-    transfer: float = 0.0
-    """Device-seconds of transfers beside the work."""
     grain: float = 0.0
     """Seconds by which an edge may be wrong: the time between two samples."""
     blocks: bool = False
@@ -208,7 +206,7 @@ def _natural(name: str) -> tuple[tuple[int, str], ...]:
 
 
 def of_timeline(timeline: Timeline) -> Trace:
-    """The Trace of a Timeline, with its labels; transfers are summed, not drawn.
+    """The Trace of a Timeline, with its labels, without its transfers.
 
     >>> of_timeline(Timeline.of(1, [(0, "F", 0, 0, 0.0, 1.0)])).is_labelled
     True
@@ -217,7 +215,7 @@ def of_timeline(timeline: Timeline) -> Trace:
     columns = (t.device.astype(str), t.start, t.end, t.kind, t.stage, t.microbatch)
     rows = zip(*(column[work].tolist() for column in columns), strict=True)
     names, source = [str(d) for d in range(t.devices)], f"the {t.origin} timeline"
-    return Trace.of(rows, names, transfer=t.transfer, source=source)
+    return Trace.of(rows, names, source=source)
 
 
 def of_polls(time: np.ndarray, shares: np.ndarray, names: Sequence[str], source: str) -> Trace:

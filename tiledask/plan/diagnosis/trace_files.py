@@ -182,10 +182,9 @@ def _of_intervals(columns: dict[str, list[str]], source: str, scale: float) -> T
     start, end = ((_numbers(columns, name, source) * scale).tolist() for name in ("start", "end"))
     kinds = ["" if kind == "nan" else kind for kind in columns.get("kind", [""] * len(start))]
     labels = [_labels(columns, name, source) for name in ("stage", "microbatch")]
-    rows = list(zip(columns["device"], start, end, kinds, *labels, strict=True))
+    rows = zip(columns["device"], start, end, kinds, *labels, strict=True)
     work = [row for row in rows if row[3] != TRANSFER]
-    transfer = sum(row[2] - row[1] for row in rows if row[3] == TRANSFER)
-    return Trace.of(work, columns["device"], transfer=transfer, source=source)
+    return Trace.of(work, columns["device"], source=source)
 
 
 def _labels(columns: dict[str, list[str]], name: str, source: str) -> list[int]:

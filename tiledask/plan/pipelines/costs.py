@@ -114,10 +114,7 @@ def costs_of(
             numbers(block_bytes, "block_bytes", of_boundaries, "bytes") / rate,
         )
     )
-    found = PipelineCosts(seconds, together, delay, carry)
-    if overlapped is not None and schedule.pairs:
-        _check_pairs(schedule, found)
-    return found
+    return PipelineCosts(seconds, together, delay, carry)
 
 
 def numbers(values: Any, name: str, shapes: dict[Any, str], unit: str) -> np.ndarray:
@@ -139,16 +136,3 @@ def numbers(values: Any, name: str, shapes: dict[Any, str], unit: str) -> np.nda
         wrong = found[~good].flat[0]
         raise ScheduleError(f"{name} must be finite and 0 or more {unit}, got {wrong:g}")
     return found
-
-
-def _check_pairs(schedule: Schedule, costs: PipelineCosts) -> None:
-    alone = costs._replace(together=np.full((1, 1), -1.0)).of_actions(schedule)
-    first = np.flatnonzero(schedule.paired)
-    first = first[first + 1 < len(schedule)]
-    both, longer = costs.of_actions(schedule)[first], np.maximum(alone[first], alone[first + 1])
-    if (both < longer).any():
-        worst = int(np.argmax(longer - both))
-        raise ScheduleError(
-            f"a forward and a backward at once take at least as long as the longer of them alone: "
-            f"overlapped is {both[worst]:g} s and one alone {longer[worst]:g} s"
-        )

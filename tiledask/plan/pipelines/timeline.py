@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -249,18 +250,18 @@ class Timeline(Spans):
             return {"name": kind, "ph": "M", "pid": 0, "tid": tid, "args": args}
 
         yield named("process_name", 0, name=f"{self.origin}: {self.devices} devices")
-        lanes: dict[tuple[int, bool, int], tuple[int, float]] = {}  # -> (thread, free from)
+        threads: dict[tuple[int, bool, int], int] = {}
+        free: dict[tuple[int, bool, int], float] = {}
         columns = self.device, self.kind, self.stage, self.microbatch, self.start, self.end
         for d, kind, stage, batch, start, end in zip(*(c.tolist() for c in columns), strict=True):
-            travels, lane = kind not in COMPUTE, 0
-            while lanes.get((d, travels, lane), (0, -np.inf))[1] > start:
-                lane += 1
-            thread = lanes.get((d, travels, lane), (len(lanes), 0.0))[0]
-            if (d, travels, lane) not in lanes:
+            travels = kind not in COMPUTE
+            lane = next(n for n in count() if free.get((d, travels, n), -np.inf) <= start)
+            place = d, travels, lane
+            if place not in threads:
+                threads[place] = len(threads)
                 words = f"rank {d}" + (", on its way" if travels else "")
-                yield named("thread_name", thread, name=words)
-                yield named("thread_sort_index", thread, sort_index=2 * d + travels)
-            lanes[d, travels, lane] = thread, end
+                yield named("thread_name", threads[place], name=words)
+            free[place] = end
             name = f"stage {stage}, micro-batch {batch}"
             if kind != TRANSFER:
                 first, last = (str(n) if n >= 0 else "" for n in (stage, batch))
@@ -272,7 +273,7 @@ class Timeline(Spans):
                 "ts": 1e6 * (start - zero),
                 "dur": 1e6 * (end - start),
                 "pid": 0,
-                "tid": thread,
+                "tid": threads[place],
                 "args": {"device": d, "stage": stage, "microbatch": batch},
             }
 

@@ -4,6 +4,7 @@ With equal stages and no transfers u = m / (m + p - 1), and for 4 devices and 0.
 Any other schedule, times and transfers are simulated in whole units, so that no sum is rounded.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from math import lcm
@@ -56,9 +57,7 @@ def fewest_microbatches(
         below, m = m, 2 * m
         if m * size > MOST:
             return [reached(below)]
-    while m - below > 1:
-        middle = (below + m) // 2
-        below, m = (below, middle) if _at_most(make(middle), units) >= wanted else (middle, m)
+    m = bisect_left(range(m), wanted, below + 1, key=lambda k: _at_most(make(k), units))
     tried, left = [reached(k) for k in (m - 1, m) if k], TRIED
     while tried[-1].utilisation < wanted and left > 0:
         m, left = m + 1, left - m * size
