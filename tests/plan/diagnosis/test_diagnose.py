@@ -23,7 +23,7 @@ def plan(rng, name, most_devices=8, most_microbatches=16):
     p = int(rng.integers(2, most_devices + 1))
     m = int(rng.integers(1, most_microbatches + 1))
     form = Form(name, p, 2 if name in TWO_CHUNKS else 1, m)
-    order = form.build()
+    order = form.made()
     forward = rng.uniform(0.5, 1.5, order.stages)
     backward = 2 * forward * rng.uniform(0.8, 1.2, order.stages)
     latency = float(rng.choice([0.0, 0.05, 0.3, 0.7]))
@@ -77,7 +77,7 @@ def test_labelled_plans(count):
         assert_found(d, before)
         assert_adds_up(d, before.timeline)
         assert {f.sure for f in d.findings} == {"exact"}
-        assert Form(*d.plan.form).build() == before.schedule
+        assert Form(*d.plan.form).made() == before.schedule
     for before in hundred()[:count:10]:
         for r in diagnose(before.timeline).remedies:
             assert r.makespan == td.simulate(r.plan.schedule, **r.plan.times).makespan
@@ -138,7 +138,7 @@ def test_turns_are_seen_whatever_the_noise(joined):
 def test_overhead_between_actions_is_not_taken_for_latency():
     form = Form("1f1b", 4, 1, 6)
     times = (1.0, 1.2, 0.9, 1.1), (2.0, 2.1, 1.9, 2.2)
-    before = TimedSchedule(form.build(), *times, latency=(0.3,) * 3, overhead=0.1, form=form)
+    before = TimedSchedule(form.made(), *times, latency=(0.3,) * 3, overhead=0.1, form=form)
     t = before.timeline
     frame = t.to_frame().assign(start=t.start + 0.1)  # busy only once it is started
     for trace in (frame, frame[["device", "start", "end"]]):

@@ -14,6 +14,7 @@ import numpy as np
 from tiledask.plan.diagnosis.infer import TraceFit
 from tiledask.plan.diagnosis.timed import Form, TimedSchedule, forms
 from tiledask.plan.diagnosis.trace import Trace
+from tiledask.plan.pipelines.schedules import schedule
 
 __all__ = ["fit_nearest", "fit_turns"]
 
@@ -45,7 +46,8 @@ def fit_turns(trace: Trace) -> TraceFit:
     quiet = max(0.0, trace.makespan - float(busy.sum()))
     hop = quiet / (2 * (p - 1)) if quiet > 1e-3 * trace.makespan else 0.0
     forward, backward = (tuple((busy * part / 3).tolist()) for part in (1, 2))
-    plan = TimedSchedule(form.build(), forward, backward, latency=(hop,) * (p - 1), form=form)
+    order = schedule(*form[:2], microbatches=1)
+    plan = TimedSchedule(order, forward, backward, latency=(hop,) * (p - 1), form=form)
     guess = f"two or more devices work at once in {100 * trace.overlap:.0f} % of the working time"
     return _guessed(plan, guess)
 

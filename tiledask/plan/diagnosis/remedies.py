@@ -69,7 +69,7 @@ def remedies(plan: TimedSchedule, memory_limit: float | None = None) -> tuple[Re
     a schedule in chunks, that before a split backward, and weights kept twice last.
 
     >>> form = Form("naive", 4, 1, 1)
-    >>> best = remedies(TimedSchedule(form.build(), (1.0,) * 4, (2.0,) * 4, form=form))[0]
+    >>> best = remedies(TimedSchedule(form.made(), (1.0,) * 4, (2.0,) * 4, form=form))[0]
     >>> best.change, best.makespan
     ('8 micro-batches of 1/8 the size, schedule 1f1b', 4.125)
     """
@@ -155,7 +155,7 @@ def _finer(plan: TimedSchedule, n: int) -> TimedSchedule:
 def equal_stages(plan: TimedSchedule) -> TimedSchedule:
     """``plan`` with the same work shared evenly by its stages.
 
-    >>> before = TimedSchedule(Form("gpipe", 2, 1, 2).build(), (1.0, 3.0), (2.0, 6.0))
+    >>> before = TimedSchedule(Form("gpipe", 2, 1, 2).made(), (1.0, 3.0), (2.0, 6.0))
     >>> equal_stages(before).forward, before.makespan, equal_stages(before).makespan
     ((2.0, 2.0), 21.0, 18.0)
     """

@@ -40,22 +40,10 @@ class Form(NamedTuple):
     microbatches: int
     trains: bool = True
 
-    def build(self, **times: Any) -> Schedule:
-        """The Schedule, made for ``times`` where they are given. Raises ScheduleError if there is
-        none with these counts."""
-        return _build(self) if not times else _build.__wrapped__(self, **times)
-
     def made(self, **times: Any) -> Schedule | None:
-        """The same; None if there is none on that many devices, or it takes longer than anybody
-        waits who only wants to compare."""
-        actions = 3 * self.devices * self.chunks * self.microbatches
-        if self.name in STEPWISE and actions > MOST_STEPS:
-            return None
-        try:
-            made = self.build(**times)
-        except ScheduleError:
-            return None
-        return made if made.devices == self.devices else None
+        """The Schedule, made for ``times`` where they are given; None if there is none on that many
+        devices, or it takes longer than anybody waits who only wants to compare."""
+        return _made(self, **times)
 
     def __str__(self) -> str:
         chunks = f", {self.chunks} chunks per device" if self.chunks > 1 else ""
@@ -63,11 +51,17 @@ class Form(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _build(form: Form, **times: Any) -> Schedule:
+def _made(form: Form, **times: Any) -> Schedule | None:
     stages, options = form.devices * form.chunks, {"forward_only": not form.trains, **times}
+    if form.name in STEPWISE and 3 * stages * form.microbatches > MOST_STEPS:
+        return None
     if is_looped(form.name):
         options["devices"] = form.devices
-    return schedule(form.name, stages, form.microbatches, **options)
+    try:
+        made = schedule(form.name, stages, form.microbatches, **options)
+    except ScheduleError:
+        return None
+    return made if made.devices == form.devices else None
 
 
 def forms(devices: int, microbatches: int, trains: bool = True, most: int = 4) -> Iterator[Form]:
@@ -82,7 +76,7 @@ def forms(devices: int, microbatches: int, trains: bool = True, most: int = 4) -
 class TimedSchedule:
     """A schedule and its times, one per stage, in seconds.
 
-    >>> plan = TimedSchedule(Form("gpipe", 2, 1, 3).build(), (1.0, 1.0), (2.0, 2.0))
+    >>> plan = TimedSchedule(Form("gpipe", 2, 1, 3).made(), (1.0, 1.0), (2.0, 2.0))
     >>> plan, plan.memory
     (TimedSchedule(gpipe: 2 stages on 2 devices, 3 micro-batches; makespan 12, idle 25.0 %), 1.0)
     """

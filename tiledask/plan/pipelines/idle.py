@@ -26,6 +26,7 @@ from types import MappingProxyType
 import numpy as np
 
 from tiledask.plan.pipelines.spans import KINDS, TRANSFER, Spans
+from tiledask.plan.pipelines.walk import sources
 from tiledask.plan.units import format_seconds
 
 __all__ = ["CAUSES", "IdleTime", "Waits", "idle_time", "waits"]
@@ -90,7 +91,7 @@ def waits(spans: Spans) -> Waits:
     free = np.zeros(len(rows))  # since when the device has been; from 0 before its first action
     for a, b in pairwise(np.searchsorted(device, np.arange(spans.devices + 1)).tolist()):
         free[a + 1 : b] = np.maximum.accumulate(end[a:b])[:-1]
-    uses = _uses(spans, rows)
+    uses = sources(code, spans.stage[rows], spans.microbatch[rows])
     made = np.append(end, -np.inf)[uses].max(axis=1)
     pairs = np.flatnonzero(  # a forward and a backward at once wait for what either uses
         (device[1:] == device[:-1])
@@ -112,26 +113,6 @@ def waits(spans: Spans) -> Waits:
             sent[k] = sent[k] + sent[k + 1]
         arriving = {k: _within(sent[k], float(ready[k]), float(begin[k])) for k in late}
     return Waits(free, ready, begin, arriving, uses, pairs)
-
-
-def _uses(spans: Spans, rows: np.ndarray) -> np.ndarray:
-    """Positions in ``rows`` of the actions whose results each action uses, -1 for none: [rows, 2].
-
-    The rule of needs.py: activations from the stage before; a backward's own activations and the
-    gradient from the stage behind; for W what I left.
-    """
-    code, stage, microbatch = spans.code[rows], spans.stage[rows], spans.microbatch[rows]
-    shape = 2 + int(stage.max(initial=0)) + 1, 1 + int(microbatch.max(initial=0))
-    activations, gradient = np.full(shape, -1), np.full(shape, -1)  # stage s at row s + 1
-    forward, backward = code == _F, (code == _B) | (code == _I)
-    activations[stage[forward] + 1, microbatch[forward]] = np.flatnonzero(forward)
-    gradient[stage[backward] + 1, microbatch[backward]] = np.flatnonzero(backward)
-    own = np.where(
-        forward,
-        activations[stage, microbatch],
-        np.where(backward, activations[stage + 1, microbatch], gradient[stage + 1, microbatch]),
-    )
-    return np.stack([own, np.where(backward, gradient[stage + 2, microbatch], -1)], axis=1)
 
 
 def _sent(spans: Spans, rows: np.ndarray) -> list[list[_Interval]]:

@@ -11,7 +11,7 @@ import numpy as np
 from tiledask.plan.pipelines.costs import PipelineCosts
 from tiledask.plan.pipelines.schedule import Schedule
 
-__all__ = ["Walk", "is_complete", "makers", "walk"]
+__all__ = ["Walk", "is_complete", "makers", "sources", "walk"]
 
 
 class Walk(NamedTuple):
@@ -50,31 +50,35 @@ def is_complete(schedule: Schedule) -> bool:
     return bool(((kind[first] == 0) & gradient & same).all())
 
 
-def makers(schedule: Schedule) -> np.ndarray:
-    """int64 [actions]: the position of the one action whose result each waits for.
+def sources(kind: np.ndarray, stage: np.ndarray, microbatch: np.ndarray) -> np.ndarray:
+    """int64 [actions, 2]: the positions of the actions whose results each uses, -1 for none.
 
-    A forward waits for the stage before, a backward for the stage behind, the last one's for its
-    forward, weights' gradients for what its backward left; all else that they use comes before
-    that. 2 x actions for none, one more for one that is not there.
+    The rule of needs.py: activations from the stage before; a backward's own activations and the
+    gradient from the stage behind; for W what I left.
     """
-    kind, stage, number = schedule.kind, schedule.stage, schedule.microbatch
-    many = len(kind)
-    made = np.full((3, schedule.stages, schedule.microbatches), 2 * many + 1)
-    made[np.array([0, 1, 1, 2])[kind], stage, number] = np.arange(many)
-    turns_back = (kind % 3 != 0) & (stage == schedule.stages - 1)
-    source = stage + np.array([-1, 1, 1, 0])[kind] - turns_back
-    maker: np.ndarray = made[
-        np.where(turns_back | (kind == 0), 0, 1), np.maximum(source, 0), number
-    ]
-    maker[source < 0] = 2 * many
-    return maker
+    shape = int(stage.max(initial=0)) + 3, int(microbatch.max(initial=0)) + 1
+    activations, gradient = np.full(shape, -1), np.full(shape, -1)  # stage s at row s + 1
+    forward, backward = kind == 0, (kind == 1) | (kind == 2)
+    activations[stage[forward] + 1, microbatch[forward]] = np.flatnonzero(forward)
+    gradient[stage[backward] + 1, microbatch[backward]] = np.flatnonzero(backward)
+    own = np.where(backward, activations[stage + 1, microbatch], gradient[stage + 1, microbatch])
+    own = np.where(forward, activations[stage, microbatch], own)
+    return np.stack([own, np.where(backward, gradient[stage + 2, microbatch], -1)], axis=1)
+
+
+def makers(schedule: Schedule) -> np.ndarray:
+    """int64 [actions]: the position of the one action whose result each waits for, 2 x actions for
+    none: what else it uses comes before that."""
+    own, behind = sources(schedule.kind, schedule.stage, schedule.microbatch).T
+    maker: np.ndarray = np.where(behind < 0, own, behind)
+    return np.where(maker < 0, 2 * len(maker), maker)
 
 
 def walk(schedule: Schedule, costs: PipelineCosts) -> Walk:
     """The Walk of a schedule that is complete."""
     kind, stage, number = schedule.kind, schedule.stage, schedule.microbatch
     many, maker = len(kind), makers(schedule)
-    # moments: ends, arrivals, 0, never
+    # moments: ends, arrivals, 0
     travels = (maker < many) & (stage[np.minimum(maker, many - 1)] != stage)
     moment = np.where(travels, maker + many, maker)
     boundary, pipeline = stage + (kind == 0), number % schedule.pipelines
@@ -110,7 +114,7 @@ def _solved(
 ) -> tuple[list[float], list[float], list[int]]:
     """(starts, the moments of `walk`, where devices stand)."""
     many, devices = len(took), range(len(turns) - 1)
-    start, there = [0.0] * many, [-1.0] * (2 * many) + [0.0, -1.0]
+    start, there = [0.0] * many, [-1.0] * (2 * many) + [0.0]
     at, free, link_free = turns[:-1], [0.0] * len(devices), [0.0] * (1 + max(link, default=0))
     order, moved = list(devices), True
     while moved:
