@@ -33,6 +33,17 @@ def test_1f1b_warms_up_by_the_stages_behind():
     )
 
 
+def test_zb_h1_and_zb_h2():
+    assert shown(schedule("zb-h1", 3, 4)) == typed(
+        "F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3",
+        "F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3",
+        "F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3",
+    )
+    assert shown(schedule("zb-h2", 2, 4)) == typed(
+        "F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3", "F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3"
+    )
+
+
 def test_interleaved_2_devices_2_chunks():
     assert schedule("interleaved", 4, 4, devices=2).to_text().splitlines() == [
         "0F0,0F1,2F0,2F1,0F2,2B0,0F3,2B1,2F2,0B0,2F3,0B1,2B2,2B3,0B2,0B3",

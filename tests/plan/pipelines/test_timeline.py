@@ -139,24 +139,14 @@ def test_idle_is_transfer_overhead_and_true_idle_by_counting_half_seconds(part, 
     assert t.busy + t.idle == 4 * t.makespan
 
 
-def test_a_wait_has_three_parts():
-    rows = [
-        (0, "F", 0, 0, 0.0, 1.0),  # makes what device 1 needs at 1
-        (1, "T", 0, 0, 1.25, 1.75),
-        (1, "F", 1, 0, 2.0, 3.0),
-    ]
-    t = Timeline.of(2, rows, "measured")
-    assert parts(t) == [(2.0, 0, 0), (1.0, 0.5, 0.5)]
-    assert t.waits.overhead.tolist() == [0, 0.5]
-    assert t.overhead_per_action == 0.25
-
-
 def test_two_ways_of_one_block_count_once_and_another_blocks_excuses_nobody():
     ways = [(1, "T", 0, 0, 0.5, 2.0), (1, "T", 0, 0, 1.5, 2.5), (1, "T", 0, 0, 1.0, 1.25)]
     # of micro-batch 1, a gradient from behind, to another device
     ways += [(1, "T", 0, 1, 2.5, 3.0), (1, "T", 2, 0, 2.5, 3.0), (0, "T", 0, 0, 2.5, 3.0)]
     t = Timeline.of(2, [(0, "F", 0, 0, 0, 1.0), *ways, (1, "F", 1, 0, 3.0, 4.0)], "measured")
     assert (t.exposed_transfer, t.overhead) == (1.5, 0.5)
+    assert t.waits.overhead.tolist() == [0, 0.5]
+    assert t.overhead_per_action == 0.25
 
 
 def small(name):
@@ -181,21 +171,6 @@ def test_the_two_shares_and_the_papers_rate_are_three_numbers():
     late = Timeline.of(2, [(0, "F", 0, 0, 0.0, 4.0), (1, "F", 1, 0, 2.0, 6.0)])
     assert late.bubble_fraction == pytest.approx(1 / 3)
     assert late.span_bubble == 0
-
-
-@pytest.mark.parametrize(
-    ("spans", "peak"),
-    [
-        ([("F", 0, 0, 1), ("F", 1, 1, 2), ("B", 0, 2, 4), ("B", 1, 4, 6)], 2),
-        ([("F", 0, 0, 1), ("B", 0, 1, 3), ("F", 1, 3, 4), ("B", 1, 4, 6)], 1),  # leaves, then comes
-        ([("F", 0, 0, 1), ("I", 0, 1, 2), ("F", 1, 2, 3), ("I", 1, 3, 4), ("W", 0, 4, 5)], 2),
-        ([("F", 0, 0, 1), ("I", 0, 1, 2), ("W", 0, 2, 3), ("F", 1, 3, 4)], 1),
-        ([("F", 0, 0, 1), ("F", 1, 1, 2), ("F", 2, 2, 3)], 1),  # inference
-    ],
-)
-def test_in_flight(spans, peak):
-    t = Timeline.of(1, [(0, kind, 0, i, float(a), float(b)) for kind, i, a, b in spans])
-    assert t.peak_in_flight == (peak,)
 
 
 def test_state_at_the_edges_of_a_span():

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from bisect import bisect_left, bisect_right
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -135,7 +135,7 @@ def of_chrome(texts: Sequence[tuple[str, str]], source: str, scale: float) -> Tr
         actions += [_Action(names[e[2:5]], f.step(e), e.start, e.end, each) for e, each in found]
     if not actions:
         raise ConfigError(f"{source} has transfers only, and no work of a stage")
-    chosen, notes = _one_step(actions, labelled)
+    chosen, notes = _one_step(actions)
     notes += ["the optimizer's kernels left out"] * is_tuned
     about = f"{source}: {', '.join(notes)}" if notes else source
     if worker and not labelled:
@@ -314,10 +314,8 @@ def _labelled(
             yield span, label
 
 
-def _one_step(actions: list[_Action], labelled: bool) -> tuple[list[Row], list[str]]:
+def _one_step(actions: list[_Action]) -> tuple[list[Row], list[str]]:
     """(rows of the step that takes the median time, what to say of it)."""
-    if labelled and len({a.step for a in actions}) == 1:
-        actions = list(_numbered(actions))
     steps: dict[int, list[_Action]] = defaultdict(list)
     for a in actions:
         steps[a.step].append(a)
@@ -338,18 +336,6 @@ def _one_step(actions: list[_Action], labelled: bool) -> tuple[list[Row], list[s
     rows = [(a.device, a.start - zero, a.end - zero, *a.label) for a in chosen]
     notes = [f"of {len(whole)} steps the one of median length"] if len(whole) > 1 else []
     return rows, notes
-
-
-def _numbered(actions: list[_Action]) -> Iterator[_Action]:
-    """Each with its step: how often it has been before. The same inside itself is left out."""
-    seen: Counter[tuple[str, _Label]] = Counter()
-    reach: dict[tuple[str, _Label], float] = {}
-    for a in sorted(actions, key=lambda a: (a.start, -a.end)):
-        key = a.device, a.label
-        if a.start >= reach.get(key, -math.inf):
-            yield a._replace(step=seen[key])
-            reach[key] = a.end
-            seen[key] += 1
 
 
 def _outermost(rows: Iterable[Row]) -> Iterator[Row]:

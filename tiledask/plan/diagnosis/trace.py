@@ -5,7 +5,6 @@ blocks    the same of kernels: actions that touch have run together
 polls     time,device0,device1,...                      how much, and not when
 """
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -77,7 +76,7 @@ class Trace:
                 f"{source} has {len(first)} devices, and up to {MOST_DEVICES} are read; give one "
                 f"pipeline, and check what names a device"
             )
-        order = sorted(first, key=lambda name: (first[name], _natural(name)))
+        order = sorted(first, key=lambda name: (first[name], len(name), name))
         number = {name: d for d, name in enumerate(order)}
         rows.sort(key=lambda row: (number[row[0]], row[1], row[2]))
         device, start, end, kind, stage, microbatch = zip(*rows, strict=True)
@@ -196,13 +195,6 @@ def _check_rows(rows: Sequence[Row], source: str) -> None:
             )
     if not any(row[2] > row[1] for row in rows):
         raise ConfigError(f"{source} has no work in it; a trace needs an interval above 0 s")
-
-
-def _natural(name: str) -> tuple[tuple[int, str], ...]:
-    """So that device 10 comes after device 9."""
-    return tuple(
-        (int(w), "") if w.isdecimal() and len(w) < 19 else (-1, w) for w in re.split(r"(\d+)", name)
-    )
 
 
 def of_timeline(timeline: Timeline) -> Trace:

@@ -24,7 +24,6 @@ __all__ = ["MAX_BYTES", "read_step", "read_trace"]
 
 MAX_BYTES = 256_000_000
 """Bytes above which a file is refused: as JSON it would take ten times as much memory."""
-MOST_FILES = 1024
 _Table = tuple[list[str], list[list[str]]]
 """Names of columns, and rows of words."""
 
@@ -40,10 +39,10 @@ def read_trace(trace: Any, unit: str | None = None) -> Trace:
         raise ConfigError(f"a unit of time is {', '.join(UNITS)}; got {unit!r}")
     if isinstance(trace, Timeline):
         return of_timeline(trace)
-    if paths := _paths(trace):
-        texts, source = _texts(paths, trace)
-        if texts[0][1].lstrip()[0] in "[{":
-            return of_chrome(texts, source, UNITS[unit or "us"])
+    texts, source = _texts(trace)
+    if texts and texts[0][1].lstrip()[0] in "[{":
+        return of_chrome(texts, source, UNITS[unit or "us"])
+    if texts:
         return _of_table(_csv(*texts[0]), source, unit)
     if hasattr(trace, "columns") and hasattr(trace, "itertuples"):
         rows = [[str(v) for v in row] for row in trace.itertuples(index=False)]
@@ -60,10 +59,9 @@ def read_step(trace: Any) -> MeasuredStep:
     is to be one step. Raises ConfigError for polled utilisation, which does not show where a step
     ends.
     """
-    if paths := _paths(trace):
-        texts, source = _texts(paths, trace)
-        if texts[0][1].lstrip()[0] in "[{":
-            return step_of_chrome(texts, source, UNITS["us"])
+    texts, source = _texts(trace)
+    if texts and texts[0][1].lstrip()[0] in "[{":
+        return step_of_chrome(texts, source, UNITS["us"])
     read = read_trace(trace)
     if read.levels is not None:
         raise ConfigError(
@@ -77,36 +75,28 @@ def read_step(trace: Any) -> MeasuredStep:
 # --- files ----------------------------------------------------------------------------------
 
 
-def _paths(trace: Any) -> list[Path]:
-    """The files of a path, of a list of paths or of a folder; none of anything else."""
+def _texts(trace: Any) -> tuple[list[tuple[str, str]], str]:
+    """((file name, text) of each file, what they are called) of a path, of a list of paths or of a
+    folder; none of anything else."""
     given = trace if isinstance(trace, list | tuple) else [trace]
-    if not all(isinstance(each, str | PathLike) for each in given):
-        return []
-    if len(given) != 1 or not os.path.isdir(given[0]):  # a name that is too long is none
-        return [Path(each) for each in given]
-    paths = sorted(p for p in Path(given[0]).iterdir() if p.name.endswith((".json", ".json.gz")))
+    if not given or not all(isinstance(each, str | PathLike) for each in given):
+        return [], ""
+    paths, source = [Path(each) for each in given], f"{len(given)} files"
+    if len(paths) == 1:
+        source = paths[0].name
+        if os.path.isdir(paths[0]):  # a name that is too long is none
+            paths = sorted(p for p in paths[0].iterdir() if p.name.endswith((".json", ".json.gz")))
     if not paths:
         raise ConfigError(
-            f"folder {Path(given[0]).name!r} has no .json or .json.gz; give a folder with a trace "
-            f"of each rank, as torch.profiler writes them, or a file"
-        )
-    return paths
-
-
-def _texts(paths: list[Path], trace: Any) -> tuple[list[tuple[str, str]], str]:
-    """((file name, text) of each, what they are called)."""
-    if len(paths) > MOST_FILES:
-        raise ConfigError(
-            f"{len(paths)} traces are given, and up to {MOST_FILES} are read at once; give the "
-            f"ranks of one pipeline"
+            f"folder {source!r} has no .json or .json.gz; give a folder with a trace of each rank, "
+            f"as torch.profiler writes them, or a file"
         )
     texts: list[tuple[str, str]] = []
     for path in paths:
         texts.append((path.name, _text(path, MAX_BYTES - sum(len(text) for _, text in texts))))
         if len(paths) > 1 and texts[-1][1].lstrip()[0] not in "[{":
             raise ConfigError(f"{path.name} is no Chrome trace JSON; of several files each is one")
-    several = isinstance(trace, list | tuple)
-    return texts, f"{len(paths)} files" if several else Path(trace).name
+    return texts, source
 
 
 def _text(path: Path, most: int) -> str:
