@@ -261,12 +261,12 @@ def _findings(trace: Trace, fit: TraceFit | None) -> Iterator[Finding]:
     timed = "exact" if is_exact else "likely"
     yield from _order(trace, fit, timed)
     work = np.array(fit.plan.device_times) if fit else trace.busy_per_device
-    latency = overhead = None
-    plan = fit.plan if fit and trace.levels is None else None  # samples hide how long actions take
-    if plan and (fit.has_hops or trace.devices == 1):
-        latency = plan.latency[0] if len(set(plan.latency)) == 1 else plan.latency or 0.0
-    if plan and fit.has_turns:
-        overhead = plan.overhead
+    plan = latency = overhead = None
+    if fit and trace.levels is None:  # samples hide how long actions take
+        plan = fit.plan
+        if fit.has_hops or trace.devices == 1:
+            latency = plan.latency[0] if len(set(plan.latency)) == 1 else plan.latency or 0.0
+        overhead = plan.overhead if fit.has_turns else None
     found = {
         "forward": plan and plan.forward,
         "backward": plan and plan.backward,

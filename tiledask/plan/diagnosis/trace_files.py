@@ -183,7 +183,7 @@ def _labels(columns: dict[str, list[str]], name: str, source: str) -> list[int]:
     found = np.nan_to_num(_numbers({name: words}, name, source), nan=-1.0)
     if not ((found == np.rint(found)) & (abs(found) < 1e9)).all():
         raise ConfigError(f"{name} in {source} is a whole number below 10^9, or empty")
-    return found.astype(int).tolist()
+    return list(map(int, found))
 
 
 def _numbers(columns: dict[str, list[str]], name: str, source: str) -> np.ndarray:
