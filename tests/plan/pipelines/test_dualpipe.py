@@ -12,13 +12,10 @@ from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.simulate import simulate
 
 
-def test_dualpipev_ends_as_pytorchs_file():
-    """dualpipev_4rank_10mb.csv of PyTorch's tests; alone, F and B lose p - 1 less than in pairs."""
+def test_pairs_lose_the_overlap_that_f_and_b_alone_do_not():
     built = dualpipev(8, 10)
-    end = built.to_text().splitlines()[2].split(",")[-11:]
-    assert end == ["5B7", "2B6", "5B8", "2I7", "5I9", "2I8", "2W7", "2I9", "5W9", "2W8", "2W9"]
     alone = Schedule.of(built.orders, built.place)
-    assert simulate(alone, 1.0, 2.0).makespan == simulate(built, 1.0, 2.0).makespan - 3
+    assert simulate(alone, 1.0, 2.0).makespan == simulate(built, 1.0, 2.0).makespan - 3  # p - 1
 
 
 def test_dualpipev_2_devices():

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from tiledask.errors import ScheduleError
 from tiledask.plan.diagnosis.trace import of_timeline
 from tiledask.plan.diagnosis.trace_files import read_trace
-from tiledask.plan.pipelines.schedules import schedules
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 
@@ -149,20 +148,6 @@ def test_two_ways_of_one_block_count_once_and_another_blocks_excuses_nobody():
     assert t.overhead_per_action == 0.25
 
 
-def small(name):
-    from tiledask.lab.sweep import schedule_on
-
-    return schedule_on(name, 4, 8)
-
-
-@pytest.mark.parametrize("name", sorted(schedules))
-def test_without_latency_all_idle_time_is_the_schedules_own(name):
-    s = small(name)
-    t = simulate(s, forward=1.0, backward=2.0)
-    assert (t.exposed_transfer, t.overhead) == (0, 0)
-    assert t.true_idle == pytest.approx(t.idle)
-
-
 def test_the_two_shares_and_the_papers_rate_are_three_numbers():
     # device 1 works in the middle of the run, so its own span is shorter than the makespan
     rows = [(0, "F", 0, 0, 0.0, 1.0), (1, "F", 1, 0, 1.0, 2.0), (1, "B", 1, 0, 2.0, 4.0)]
@@ -245,7 +230,7 @@ def test_a_trace_has_every_span_and_no_two_at_once_on_a_thread(tmp_path_factory,
 @pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
 def test_a_trace_is_read_again_as_the_same_actions(tmp_path, name):
     """With what is on its way, which is no action."""
-    t = simulate(schedules["1f1b"](4, 8), latency=0.25)
+    t = simulate("1f1b", 4, 8, latency=0.25)
     traced(tmp_path / name, t)
     again, mine = read_trace(tmp_path / name), of_timeline(t)
     for column in ("device", "code", "stage", "microbatch"):

@@ -86,6 +86,7 @@ def test_auto_plans_with_the_times_of_each_stage():
         (lambda: zb_auto(2, 2, memory_limit=0.9), "takes 1 of memory and the limit is 0.9"),
         (lambda: zb_auto(2, 2, memory_limit=1, weight_part=2), "takes 2 of memory"),
         (lambda: zb_auto(2, 2, forward=[1, 2, 3]), "forward must be .* 2 numbers"),
+        (lambda: zb_auto(4, 4, latency=-1), "finite and 0 or more seconds, got -1"),
         (lambda: interleaved_zero_bubble(6, 2, devices=4), "use 4 or 8 stages"),
     ],
 )

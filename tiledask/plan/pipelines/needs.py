@@ -10,7 +10,7 @@ Where one stage does B and the next I, each needs the one that is there.
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import product
+from itertools import chain, product
 from typing import NoReturn
 
 import numpy as np
@@ -146,9 +146,8 @@ def refuse(schedule: Schedule, microbatches: int | None = None) -> NoReturn:
     """Raise the ScheduleError that names the first fault of a schedule that cannot run."""
     many = schedule.microbatches if microbatches is None else microbatches
     waits = needs(schedule)
-    for found in (_places(schedule, many), _turns(schedule, waits), _missing(schedule, many)):
-        for fault in found:
-            raise ScheduleError(fault)
+    for fault in chain(_places(schedule, many), _turns(schedule, waits), _missing(schedule, many)):
+        raise ScheduleError(fault)
     raise DeadlockError(f"deadlock: {'; '.join(_circle(schedule, waits))}")
 
 

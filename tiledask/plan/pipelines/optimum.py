@@ -100,8 +100,7 @@ def optimal_schedule(
         if len(limits) != len(actions) or min(limits) < 1:
             raise ScheduleError(
                 f"memory_limit is one number of at least 1, or one for each of {len(actions)} "
-                f"devices; got {memory_limit}: a device keeps at least the activation that it "
-                f"works on"
+                f"devices; got {memory_limit}"
             )
     # units per second, and whether that makes all times whole numbers
     values = {x for table in (costs.seconds, costs.hop) for x in table.ravel().tolist()}
