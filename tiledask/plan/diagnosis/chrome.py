@@ -61,14 +61,6 @@ class _Event(NamedTuple):
     end: float
 
 
-class _Action(NamedTuple):
-    device: str
-    step: int
-    start: float
-    end: float
-    label: _Label
-
-
 @dataclass(frozen=True)
 class _File:
     name: str
@@ -126,13 +118,13 @@ def of_chrome(texts: Sequence[tuple[str, str]], source: str, scale: float) -> Tr
     on_gpu = any(e.cat.startswith("gpu") for e in labels)
     # the CPU launches kernels and does not wait for them: its labels say nothing of their time
     labelled = bool(labels) and (on_gpu or worker != "kernel")
-    actions: list[_Action] = []
+    actions: list[tuple[int, Row]] = []  # of which step, and what
     is_tuned = False
     for f, names in zip(files, _device_names(files, worker, labelled), strict=True):
         work, tuned = _work(f, worker)
         is_tuned |= tuned
         found = _labelled(f, work, worker, on_gpu) if labelled else ((e, BARE) for e in work)
-        actions += [_Action(names[e[2:5]], f.step(e), e.start, e.end, each) for e, each in found]
+        actions += [(f.step(e), (names[e[2:5]], e.start, e.end, *each)) for e, each in found]
     if not actions:
         raise ConfigError(f"{source} has transfers only, and no work of a stage")
     chosen, notes = _one_step(actions)
@@ -314,12 +306,12 @@ def _labelled(
             yield span, label
 
 
-def _one_step(actions: list[_Action]) -> tuple[list[Row], list[str]]:
+def _one_step(actions: Iterable[tuple[int, Row]]) -> tuple[list[Row], list[str]]:
     """(rows of the step that takes the median time, what to say of it)."""
-    steps: dict[int, list[_Action]] = defaultdict(list)
-    for a in actions:
-        steps[a.step].append(a)
-    devices = {step: len({a.device for a in mine}) for step, mine in steps.items()}
+    steps: dict[int, list[Row]] = defaultdict(list)
+    for step, row in actions:
+        steps[step].append(row)
+    devices = {step: len({row[0] for row in mine}) for step, mine in steps.items()}
     fewest = 0.5 * max(map(len, steps.values()))
     whole = [
         mine
@@ -328,12 +320,12 @@ def _one_step(actions: list[_Action]) -> tuple[list[Row], list[str]]:
         if step >= 0 or len(steps) == 1
     ] or list(steps.values())
 
-    def length(mine: list[_Action]) -> float:
-        return max(a.end for a in mine) - min(a.start for a in mine)
+    def length(mine: list[Row]) -> float:
+        return max(row[2] for row in mine) - min(row[1] for row in mine)
 
     chosen = sorted(whole, key=length)[(len(whole) - 1) // 2]
-    zero = min(a.start for a in chosen)
-    rows = [(a.device, a.start - zero, a.end - zero, *a.label) for a in chosen]
+    zero = min(row[1] for row in chosen)
+    rows = [(row[0], row[1] - zero, row[2] - zero, *row[3:]) for row in chosen]
     notes = [f"of {len(whole)} steps the one of median length"] if len(whole) > 1 else []
     return rows, notes
 
