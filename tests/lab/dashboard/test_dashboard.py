@@ -19,7 +19,6 @@ PIPELINE = {
     "lanes": ["device 1", "device 2"],
     "facts": {"schedule": "1f1b"},
     "predicted": {"actions": 8, "idle": [0.25, 0.5]},
-    "workers": ["tcp://a", "tcp://b"],
 }
 PRODUCT = {
     "run": "product-a",
@@ -102,8 +101,7 @@ def facts(view) -> str:
 
 def test_a_pipeline_is_drawn_in_the_colours_of_the_matplotlib_gantt(made):
     pipeline(made)
-    ran(made, "tcp://b", "hand-1", ("transfer", 100.9, 101.0), ("compute", 101.0, 101.1))
-    ran(made, "tcp://b", "later-1", ("transfer", 120.0, 121.0))  # not of this run
+    says(made, PIPELINE, spans=[(1, "T", 0, 0, 100.9, 101.0)])
     view = view_of(made, PIPELINE["run"])
     time, idle = view.charts["time"], view.charts["idle"]
     assert view.title.endswith(", done")

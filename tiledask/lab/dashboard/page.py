@@ -86,8 +86,9 @@ class Recorder(SchedulerPlugin):
         if start == "processing" and (times := kwargs.get("startstops")):
             address = kwargs.get("worker", "")
             worker = self.scheduler and self.scheduler.workers.get(address)
-            about = str(worker.name if worker else address), address, key
-            self.tasks.extend(Task(*about, t["action"], t["start"], t["stop"]) for t in times)
+            name = str(worker.name if worker else address)
+            computed = [t for t in times if t["action"] == "compute"]
+            self.tasks.extend(Task(name, key, t["start"], t["stop"]) for t in computed)
             self.changes += 1
 
     def log_event(self, topic: Any, msg: Any) -> None:
@@ -96,8 +97,7 @@ class Recorder(SchedulerPlugin):
         run, now = msg["run"], time()
         if "kind" in msg:
             about = {name: msg[name] for name in ("kind", "lanes", "facts", "predicted")}
-            workers = msg.get("workers", [])
-            self.runs[run] = ReportedRun(id=run, begin=now, workers=workers, **about)
+            self.runs[run] = ReportedRun(id=run, begin=now, **about)
             while len(self.runs) > KEPT_RUNS:
                 del self.runs[next(iter(self.runs))]
         if run in self.runs:
@@ -121,7 +121,7 @@ def view_of(recorder: Recorder, choice: str = _NEWEST) -> View:
             run = None if begun > run.last + _AFTER else run
     if run is None:
         return view_of_tasks(recorder.tasks, recorder.workers)
-    return view_of_run(run, now, recorder.tasks)
+    return view_of_run(run, now)
 
 
 def _put_into(scheduler: "Scheduler") -> None:

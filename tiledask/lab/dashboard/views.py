@@ -13,11 +13,9 @@ tasks      those of each worker, by name
 """
 
 import time
-from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 from dask.utils import key_split
@@ -38,14 +36,11 @@ _SILENT = 30.0
 
 
 class Task(NamedTuple):
-    """What a worker did for a task, well or not."""
+    """What a worker computed, well or not."""
 
     worker: str
     """Name: one that comes back has another address."""
-    address: str
     key: Any
-    action: str
-    """"compute", "transfer", ..."""
     start: float
     stop: float
 
@@ -61,8 +56,6 @@ class ReportedRun:
     predicted: dict[str, Any]
     begin: float
     """Seconds since the epoch, by the scheduler's clock."""
-    workers: list[str] = field(default_factory=list)
-    """The address of each lane's worker, where that matters."""
     spans: deque[Any] = field(default_factory=lambda: deque(maxlen=KEPT_SPANS))
     """The last rows, each beginning with its lane."""
     counted: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -186,28 +179,22 @@ def title_of(run: ReportedRun, now: float) -> str:
     return f"{run.kind.capitalize()} of {begun}, {silent if run.is_silent(now) else run.state}"
 
 
-def view_of_run(run: ReportedRun, now: float, tasks: Iterable[Task] = ()) -> View:
-    """A run, as far as it has reported. ``tasks``: for the transfers of a pipeline that Dask
-    made."""
+def view_of_run(run: ReportedRun, now: float) -> View:
+    """A run, as far as it has reported."""
     view = View(title_of(run, now), dict(run.facts))
-    so_far = "" if run.state == "done" else " so far"
-    if run.kind == "pipeline":
-        _draw_pipeline(view, run, so_far, tasks)
-    elif run.kind == "training":
-        _draw_training(view, run)
-    else:
-        _draw_product(view, run, so_far)
+    kinds = {"pipeline": _draw_pipeline, "product": _draw_product, "training": _draw_training}
+    kinds[run.kind](view, run, "" if run.state == "done" else " so far")
     return view
 
 
 # -- a pipeline ------------------------------------------------------------------------------------
 
 
-def _draw_pipeline(view: View, run: ReportedRun, so_far: str, tasks: Iterable[Task]) -> None:
+def _draw_pipeline(view: View, run: ReportedRun, so_far: str) -> None:
     spans, devices = [tuple(span) for span in run.spans], len(run.lanes)
     # an action that ran again, after its worker died, counts as it ran last
     done: dict[Any, Span] = {span[1:4]: span for span in spans if span[1] != TRANSFER}
-    moved = [span for span in spans if span[1] == TRANSFER] + [*_by_dask(run, done, tasks)]
+    moved = [span for span in spans if span[1] == TRANSFER]
     timeline = Timeline.of(devices, [*done.values(), *moved], "measured")
     last, drawn = [0.0] * devices, boxes_of(timeline) if done else []
     for box in drawn:
@@ -230,23 +217,6 @@ def _in_words(box: Box) -> Box:
         return box._replace(gid="transfer to the device")
     later = "" if box.gid[1:] == "0" else ", later stage of the device"
     return box._replace(gid=KINDS[box.gid[0]][0] + later)
-
-
-def _by_dask(run: ReportedRun, done: Mapping[Any, Span], tasks: Iterable[Task]) -> Iterator[Span]:
-    """Dask's transfers to the run's devices, each for the action that its device does next."""
-    begin, device_of = itemgetter(4), {address: i for i, address in enumerate(run.workers)}
-    turns: list[list[Span]] = [[] for _ in run.lanes]
-    for each in sorted(done.values(), key=begin):
-        turns[each[0]].append(each)
-    first = min(map(begin, done.values()), default=float("inf"))
-    for task in tasks:
-        if task.action != "transfer" or task.start < first or task.address not in device_of:
-            continue
-        mine = turns[device_of[task.address]]
-        if after := mine[bisect_left(mine, task.stop, key=begin) :]:
-            device, kind, stage, number, *_ = after[0]
-            made = stage + {"F": -1, "W": 0}.get(kind, 1)
-            yield device, TRANSFER, made, number, task.start, task.stop
 
 
 # -- a product -------------------------------------------------------------------------------------
@@ -330,7 +300,7 @@ _RECENT = 10
 """Steps over which seconds and tokens are taken."""
 
 
-def _draw_training(view: View, run: ReportedRun) -> None:
+def _draw_training(view: View, run: ReportedRun, _: str) -> None:
     """Ranks report the sums of all their steps so far: a report that is lost leaves no gap."""
     said, counted, facts = run.predicted, run.counted.values(), view.facts
     planned = _sums(said["sums"], 1)
@@ -387,11 +357,10 @@ def _part(place: CallSite) -> str:
 # -- tasks -----------------------------------------------------------------------------------------
 
 
-def view_of_tasks(tasks: Iterable[Task], workers: Iterable[str]) -> View:
+def view_of_tasks(tasks: Collection[Task], workers: Iterable[str]) -> View:
     """Tasks in the rows of their workers. Two at once on a worker count once as busy."""
-    computed = [task for task in tasks if task.action == "compute"]
-    last = max((task.stop for task in computed), default=0.0)
-    computed = [task for task in computed if task.stop > last - _WINDOW]
+    last = max((task.stop for task in tasks), default=0.0)
+    computed = [task for task in tasks if task.stop > last - _WINDOW]
     first = min((task.start for task in computed), default=0.0)
     workers = sorted({*workers, *(t.worker for t in computed)}, key=lambda w: (len(w), w))
     boxes = []
