@@ -12,17 +12,7 @@ from typing import Any
 import tiledask as td
 from tiledask.errors import ConfigError
 from tiledask.lab.commands.options import Run
-from tiledask.lab.commands.request import (
-    CLUSTER,
-    COSTS,
-    MODEL,
-    SETTLED,
-    TRAINED,
-    Request,
-    draw,
-    request_of,
-    usual_batch,
-)
+from tiledask.lab.commands.request import Request, request_of, usual_batch
 from tiledask.plan.choosing.ranking import plan_table
 from tiledask.plan.choosing.smallest import search_fewest
 from tiledask.plan.fitting.fewest import fewest_devices
@@ -36,6 +26,26 @@ from tiledask.plan.whole import whole_number
 
 __all__ = ["FIT_OPTIONS", "PLAN_OPTIONS", "run_fit", "run_plan"]
 
+EXPORTS = ("megatron", "torchtitan", "deepspeed")
+"""What td.export_config writes, without loading it."""
+MODEL = "gpt-200b, or another of `tiledask list models`; 70B; a config.json; a name on the hub"
+CLUSTER = "80xA100-40GB, a card of `tiledask list hardware`; 80x40GB, by its memory; a JSON file"
+SETTLED = 40
+"""Layouts that are put in order by simulation before the first ones are shown."""
+TRAINED = """\
+# how it is trained
+--sequence TOKENS    length of a sequence (2048, or less where the model has fewer positions)
+--recipe NAME        bytes of a parameter: a name of `tiledask list recipes`, or a JSON file
+                     (mixed-adam-16, or the framework's)
+--lora-rank R        train adapters of rank R alone; with --recipe qlora over weights of 4 bits
+--framework NAME     whose kernels and overlaps, such as megatron-2025
+--calibration FILE   of td.calibrate, in its place"""
+COSTS = f"""\
+# what comes out
+--explain            what is assumed, and why
+--tokens COUNT       days and device-hours for so many, such as 15T
+--price AMOUNT       with --tokens: of a device for an hour
+--export {"|".join(EXPORTS)}  the layout, the first of several, for {", ".join(EXPORTS)}"""
 FIT_OPTIONS = f"""
 MODEL?               {MODEL}
 CLUSTER              {CLUSTER}
@@ -62,13 +72,10 @@ CLUSTER              {CLUSTER}
 --offload cpu|nvme   optimizer states in the host's memory, or on its disks
 --cached TOKENS=0    to serve, with a recipe of weights alone: tokens whose keys and values a copy
                      keeps
-# read from another program (options above go before)
---megatron FLAGS     model, layout and recipe from Megatron-LM's flags, or their file
---torchtitan FILE    from a torchtitan TOML
---deepspeed FILE     layout and recipe from a DeepSpeed JSON
+--megatron FLAGS     model, layout and recipe from Megatron-LM's flags, or their file; options above
+                     go before
 {COSTS}
 --critique           what is wrong, what is better
---figure FILE        memory of each stage, as a picture
 examples:
   tiledask fit 200B 80x40GB  # the best layouts of 80 cards
   tiledask fit llama-3.1-8b 8xH100 --zero 1  # one layout: dp 8, ZeRO-1
@@ -91,7 +98,6 @@ BATCH?               sequences of a step, over all devices (8 a device, at most 
 {TRAINED}
 {COSTS}
 --no-sensitivity     leave out what binds
---figure FILE        the memory of the first plan, as a picture
 examples:
   tiledask plan llama-2-7b 8xA100-80GB 64  # a step of 64 sequences
   tiledask plan 70B 64xH100 512 --devices 32,64  # on half of them, too
@@ -166,7 +172,6 @@ def _best(request: Request) -> Run:
     again = request.command(devices, first.layout)
     yield f"the first one; as typed here it shows the bytes that each axis moves, too:\n  {again}"
     yield from extras
-    draw_memory(first.fit, args.figure)
     if args.explain:
         yield from (*request.sources, plans.told_apart, *step.printed(), saving.line)
     return 0, result
@@ -175,7 +180,7 @@ def _best(request: Request) -> Run:
 def _one_layout(request: Request) -> Run:
     """Does it fit; how fast is it, what does it move; what would fit."""
     args = request.args
-    fit = td.fits(*request.run, **request.by, cached=args.cached)
+    fit = td.fits(*request.run, **request.by, cached=getattr(args, "cached", 0))
     recipe = fit.memory.recipe  # by the framework that was named
     step = saving = None
     if fit.verdict != "no" and recipe.trains and not recipe.places:
@@ -193,14 +198,7 @@ def _one_layout(request: Request) -> Run:
         yield from (*request.sources, fit.assumed)
         if step is not None and saving is not None:
             yield from (*step.printed(), saving.line)
-    draw_memory(fit, args.figure)
     return (1 if fit.verdict == "no" else 0), result
-
-
-def draw_memory(fit: Any, path: str | None) -> None:
-    """The memory of each stage beside a device's, where a file was named."""
-    over = fit.overhead.total
-    draw("memory_bars", path, fit.memory.ledger, fit.capacity, place="stage", overhead=over)
 
 
 def _differ(plans: Any) -> list[Any]:
@@ -305,7 +303,6 @@ def run_plan(args: argparse.Namespace) -> Run:
         yield from step.printed()
     yield from (f"  {each}" for each in relaxed)
     yield from extras
-    draw_memory(best.fit, args.figure)
     if args.explain:
         yield from request.sources
         yield saving.line if saving is not None else best.fit.reason
@@ -322,17 +319,14 @@ def _fewest(request: Request) -> Run:
         most = replace(request.cluster, devices=max(request.cluster.devices, 4 * layout.devices))
         found = search_fewest(request.model, most, batch, **run, **request.by).best
         layout = found.layout if found.verdict != "no" else None
-    yield from request.assumed
     kind, name = request.cluster.device.name, request.model.name
     if layout is None:
         yield "no", f": no number of {kind} holds {name} with recipe {request.recipe.name}"
         return 1, {"verdict": "no", "devices": None, "assumptions": request.notes}
-    cluster = replace(request.cluster, devices=layout.devices)
-    fit = td.fits(request.model, layout, cluster, **run, **request.by)
     step = f" with {batch:,} sequences a step" if batch else ""
-    words = f": the fewest that {name} fits on{step}; {fit.reason}"
-    yield f"{layout.devices:,} x {kind}", words
+    yield f"{layout.devices:,} x {kind}", f": the fewest that {name} fits on{step}"
     yield f"that is: {request.command(layout.devices, layout)}"
-    if request.args.explain:
-        yield fit.assumed
-    return 0, fit.to_dict() | {"devices": layout.devices, "assumptions": request.notes}
+    request.layout = layout
+    request.cluster = replace(request.cluster, devices=layout.devices)
+    code, result = yield from _one_layout(request)
+    return code, result | {"devices": layout.devices}

@@ -8,7 +8,6 @@ from typing import Any
 import tiledask as td
 from tiledask.errors import ConfigError, short
 from tiledask.lab.commands.options import Run, numbers
-from tiledask.lab.commands.request import draw
 from tiledask.lab.sweep import schedule_on
 from tiledask.plan.pipelines.idle import CAUSES
 from tiledask.plan.pipelines.schedule import Schedule
@@ -52,6 +51,10 @@ examples:
 EXAMPLE = "such as: tiledask idle 1f1b 4 8"
 SHOWN = 32
 """Rows of devices; of more the first and the last half."""
+SHARES = ("utilisation", "bubble_fraction", "bubble_overhead", "span_bubble")
+PER_DEVICE = ("busy_per_device", "idle_per_device", "peak_in_flight")
+FACTS = ("makespan", "lower_bound", "busy", "idle", *SHARES, *PER_DEVICE)
+"""Of a timeline, for --json."""
 
 
 def run_idle(args: argparse.Namespace) -> Run:
@@ -81,7 +84,11 @@ def run_idle(args: argparse.Namespace) -> Run:
         yield from _explained(timeline)
     if args.trace:
         timeline.to_trace(args.trace)
-    draw("gantt", args.figure, timeline, title=f"{made!r}")
+    if args.figure:
+        from tiledask.lab import plots
+        from tiledask.lab.files import save_figure
+
+        save_figure(plots.gantt(timeline, title=f"{made!r}"), args.figure)
     return (0 if result.get("reached", True) else 1), result
 
 
@@ -180,13 +187,10 @@ def _of(made: Schedule) -> tuple[str, str]:
 def _facts(made: Schedule, t: Timeline) -> dict[str, Any]:
     assert t.bound
     assert t.critical_path
-    sizes = ("devices", "stages", "microbatches")
-    shares = ("utilisation", "bubble_fraction", "bubble_overhead", "span_bubble")
-    names = ("busy", "idle", *shares, "busy_per_device", "idle_per_device", "peak_in_flight")
     return {
         "schedule": made.name,
-        **{name: getattr(made, name) for name in sizes},
-        **{name: getattr(t, name) for name in ("makespan", "lower_bound", *names)},
+        **{name: getattr(made, name) for name in ("devices", "stages", "microbatches")},
+        **{name: getattr(t, name) for name in FACTS},
         "lower_bound_why": t.bound.why,
         "causes": {cause: seconds for cause, seconds in t.idle_time.total.items() if seconds},
         "binds": t.critical_path.binds,

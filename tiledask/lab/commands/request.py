@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from math import gcd
-from pathlib import Path
 from typing import Any
 
 import tiledask as td
@@ -19,41 +18,10 @@ from tiledask.plan.timing.calibration import calibration_of
 from tiledask.plan.units import format_percent, parse_count
 from tiledask.plan.whole import whole_number
 
-__all__ = [
-    "CLUSTER",
-    "COSTS",
-    "EXPORTS",
-    "MODEL",
-    "SETTLED",
-    "TRAINED",
-    "Request",
-    "draw",
-    "request_of",
-    "usual_batch",
-]
+__all__ = ["Request", "request_of", "usual_batch"]
 
-EXPORTS = ("megatron", "torchtitan", "deepspeed")
-"""What td.export_config writes, without loading it."""
-MODEL = "gpt-200b, or another of `tiledask list models`; 70B; a config.json; a name on the hub"
-CLUSTER = "80xA100-40GB, a card of `tiledask list hardware`; 80x40GB, by its memory; a JSON file"
-SETTLED = 40
-"""Layouts that are put in order by simulation before the first ones are shown."""
 MOST_TOKENS = 4_000_000
 """Of a step whose batch nobody gave, where that is a sequence a device or more."""
-TRAINED = """\
-# how it is trained
---sequence TOKENS    length of a sequence (2048, or less where the model has fewer positions)
---recipe NAME        bytes of a parameter: a name of `tiledask list recipes`, or a JSON file
-                     (mixed-adam-16, or the framework's)
---lora-rank R        train adapters of rank R alone; with --recipe qlora over weights of 4 bits
---framework NAME     whose kernels and overlaps, such as megatron-2025
---calibration FILE   of td.calibrate, in its place"""
-COSTS = f"""\
-# what comes out
---explain            what is assumed, and why
---tokens COUNT       days and device-hours for so many, such as 15T
---price AMOUNT       with --tokens: of a device for an hour
---export {"|".join(EXPORTS)}  the layout, the first of several, for {", ".join(EXPORTS)}"""
 
 
 @dataclass
@@ -101,14 +69,13 @@ class Request:
         self.notes.append(f"a step of {batch:,} sequences of {self.sequence:,} tokens")
         return batch
 
-    def command(self, devices: int | str = "", layout: Any = None, **changed: Any) -> str:
+    def command(self, devices: int = 0, layout: Any = None, **changed: Any) -> str:
         """`tiledask fit` with this layout, or the same question with other arguments, to be copied.
-        ``devices``: of the cluster as it was typed; or another cluster."""
-        given = vars(self.args) | changed
-        cluster = str(devices or self.args.cluster)
-        if isinstance(devices, int):
-            typed = re.fullmatch(r"\s*[0-9]+\s*[x×]\s*(.+?)\s*", self.args.cluster, re.IGNORECASE)
-            cluster = f"{devices}x{typed[1].replace(' ', '')}" if typed else self.args.cluster
+        ``devices``: of the cluster, in place of those that were typed."""
+        given, cluster = vars(self.args) | changed, self.args.cluster
+        typed = re.fullmatch(r"\s*[0-9]+\s*[x×]\s*(.+?)\s*", cluster, re.IGNORECASE)
+        if devices and typed:
+            cluster = f"{devices}x{typed[1].replace(' ', '')}"
         words = [given["model"], cluster, "--sequence", f"{self.sequence}"]
         if layout is not None and given["lora_rank"] is None:
             given["recipe"] = given["recipe"] or self.recipe.name
@@ -151,19 +118,15 @@ def request_of(args: argparse.Namespace) -> Request:
     """The model, the cluster and how it is trained, as typed, and what is assumed of them."""
     check_cost(args)
     given = vars(args)
-    configs = [name for name in EXPORTS if given.get(name)]
-    if len(configs) > 1:
-        raise ConfigError(f"one configuration at a time; got --{' and --'.join(configs)}")
     typed: dict[str, Any] = {each.name: given.get(each.name) for each in fields(td.Layout)}
     typed = {name: each for name, each in typed.items() if each is not None and each is not False}
-    if configs:
-        return _imported(args, configs[0], typed)
+    if given.get("megatron"):
+        return _imported(args, typed)
     if args.model is None:
         raise ConfigError("a model and a cluster are named, such as: fit 200B 80x40GB")
     model, cluster = td.load_model(args.model), td.load_cluster(args.cluster)
     recipe = recipe_of(args, cluster.device)
-    sequence = model.usual_sequence if args.sequence is None else int(args.sequence)
-    request = Request(args, model, cluster, recipe, sequence)
+    request = Request(args, model, cluster, recipe, args.sequence or model.usual_sequence)
     known = calibration_of(cluster.device, recipe, **request.by)
     sized = f"{model.layers} layers of width {model.hidden:,}, {model.parameters:,} parameters"
     request.notes += [sized] * model.source.startswith(ASSUMED)
@@ -205,17 +168,17 @@ def _microbatches(args: argparse.Namespace, dp: int, microbatch: int) -> dict[st
     return {"microbatches": args.batch // each}
 
 
-def _imported(args: argparse.Namespace, name: str, typed: dict[str, Any]) -> Request:
-    """What another program's configuration says; what is typed besides goes before."""
-    cluster, given = td.load_cluster(args.cluster), vars(args)[name]
-    given = given if name == "megatron" else Path(given)
-    found = td.import_config(name, given, model=args.model, devices=cluster.devices)
+def _imported(args: argparse.Namespace, typed: dict[str, Any]) -> Request:
+    """What Megatron-LM's flags say; what is typed besides goes before."""
+    cluster = td.load_cluster(args.cluster)
+    given = {"model": args.model, "devices": cluster.devices}
+    found = td.import_config("megatron", args.megatron, **given)
     layout = replace(found.layout, **typed)
     layout = replace(layout, **_microbatches(args, layout.dp, layout.microbatch))
     chosen = args.recipe is not None or args.lora_rank is not None
     recipe = recipe_of(args, cluster.device) if chosen else td.load_recipe(found.recipe)
-    notes = [f"{found.model!r}, {shlex.join(layout.options)}, read from {name}"]
-    sequence = found.sequence if args.sequence is None else args.sequence
+    notes = [f"{found.model!r}, {shlex.join(layout.options)}, read from megatron"]
+    sequence = args.sequence or found.sequence
     args.framework = args.framework or (None if args.calibration else found.framework)
     read = {"layout": vars(layout), "recipe": found.recipe, "assumed": [*found.assumed]}
     request = Request(args, found.model, cluster, recipe, sequence, layout, notes, read)
@@ -258,12 +221,3 @@ def check_cost(args: argparse.Namespace) -> None:
         Budget(args.tokens, 1.0, 1, args.price)
     elif args.price is not None:
         raise ConfigError("--price is for --tokens, such as --tokens 15T --price 2.5")
-
-
-def draw(figure: str, path: str | None, *about: Any, **options: Any) -> None:
-    """The figure of that name in tiledask.lab.plots as a file, where one was named."""
-    if path:
-        from tiledask.lab import plots
-        from tiledask.lab.files import save_figure
-
-        save_figure(getattr(plots, figure)(*about, **options), path)
