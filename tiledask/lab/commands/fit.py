@@ -213,7 +213,7 @@ def _differ(plans: Any) -> list[Any]:
 def _search(request: Request) -> Any:
     """The layouts of all devices; where none of them fits, of fewer that share out better."""
     cluster, node = request.cluster, request.cluster.devices_per_node
-    run = {"sequence": request.sequence, "recipe": request.recipe, **request.by}
+    run, given = request.options, request.args.batch
     found = td.search(request.model, cluster, request.batch(), **run).settle(SETTLED)
     if found.best.verdict == "fits":
         return found
@@ -223,10 +223,10 @@ def _search(request: Request) -> Any:
     for many in {cluster.devices // node * node: 1, least.devices: 1}:
         if not least.devices <= many < cluster.devices:
             continue
-        batch = request.args.batch or usual_batch(many, request.sequence)
+        batch = given or usual_batch(many, request.sequence)
         other = td.search(request.model, cluster, batch, devices=[many], **run).settle(SETTLED)
         if len(other) and other.best.verdict == "fits":
-            if request.args.batch is None:
+            if given is None:
                 request.notes[-1] = f"a step of {batch:,} sequences of {request.sequence:,} tokens"
             return other
     return found
@@ -261,14 +261,11 @@ def _what_would(request: Request, plans: Any, would: dict[str, Any]) -> Iterator
     if least is not None and least.devices > many:
         would["devices"] = {"count": least.devices, "layout": vars(least)}
         yield f"  {least.devices:,} devices:\n    {request.command(least.devices, least)}"
-    kept = any(state.of_optimizer for state in recipe.states)
     for option, changed in SAVES.items() if recipe.adapters is None else ():
-        if "offload" in changed and not kept:
-            continue
         try:
             less = td.offload(recipe, to="cpu") if "offload" in changed else td.load_recipe("lora")
             other = fewest(request, less)
-        except ConfigError:  # adapters of weights that the model does not have
+        except ConfigError:  # no states to offload; adapters of weights that the model lacks
             continue
         if other is not None and other.devices <= many:
             would[option] = {"devices": other.devices, "layout": vars(other)}
@@ -285,8 +282,7 @@ def run_plan(args: argparse.Namespace) -> Run:
     request = request_of(args)
     if args.fewest:
         return (yield from _fewest(request))
-    options: dict[str, Any] = {"sequence": request.sequence, "recipe": request.recipe, **request.by}
-    options |= {} if args.devices is None else {"devices": args.devices}
+    options = request.options | ({} if args.devices is None else {"devices": args.devices})
     given = request.model, request.cluster, request.batch()
     plans = td.search(*given, **options).settle(SETTLED)
     best, step, saving = plans.best, None, None
@@ -314,10 +310,10 @@ def _fewest(request: Request) -> Run:
     batch = request.args.batch
     if request.args.devices is not None:
         raise ConfigError("--fewest tries every number of devices; leave --devices out")
-    layout, run = fewest(request), {"recipe": request.recipe, "sequence": request.sequence}
+    layout = fewest(request)
     if batch is not None and layout is not None:  # of any batch: no fewer can do
         most = replace(request.cluster, devices=max(request.cluster.devices, 4 * layout.devices))
-        found = search_fewest(request.model, most, batch, **run, **request.by).best
+        found = search_fewest(request.model, most, batch, **request.options).best
         layout = found.layout if found.verdict != "no" else None
     kind, name = request.cluster.device.name, request.model.name
     if layout is None:

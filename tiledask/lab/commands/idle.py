@@ -14,7 +14,7 @@ from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import called, is_looped, schedule, schedules
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
-from tiledask.plan.pipelines.utilisation import FewestMicrobatches, fewest_microbatches
+from tiledask.plan.pipelines.utilisation import fewest_microbatches
 from tiledask.plan.tables import Part, table
 from tiledask.plan.units import format_percent, format_seconds
 from tiledask.plan.whole import whole_number
@@ -32,7 +32,6 @@ MICROBATCHES?        of a step (naive: 1)
 # times -- seconds: one number, or one per stage: 1,1,2,1
 --forward S=1        (%(default)s)
 --backward S=2       half is for I, half for W, where it is split (%(default)s)
---overlapped S       of a forward and a backward at once, as in dualpipe (their sum)
 --latency S=0        from stage to stage, while both compute on: one number, or one per boundary
                      (%(default)s)
 # files
@@ -51,15 +50,15 @@ examples:
 EXAMPLE = "such as: tiledask idle 1f1b 4 8"
 SHOWN = 32
 """Rows of devices; of more the first and the last half."""
+SIZES = ("devices", "stages", "microbatches")
 SHARES = ("utilisation", "bubble_fraction", "bubble_overhead", "span_bubble")
 PER_DEVICE = ("busy_per_device", "idle_per_device", "peak_in_flight")
 FACTS = ("makespan", "lower_bound", "busy", "idle", *SHARES, *PER_DEVICE)
-"""Of a timeline, for --json."""
+"""Of a schedule and of its timeline, for --json."""
 
 
 def run_idle(args: argparse.Namespace) -> Run:
-    """What was asked for, simulated and shown; 1 for an order that cannot run, and for a
-    utilisation that is not reached."""
+    """What was asked for, simulated and shown; 1 for a utilisation that is not reached."""
     if args.diagnose is not None:
         others = ("schedule", "devices", "microbatches", "utilisation", "figure", "trace")
         if any(getattr(args, name) is not None for name in others):
@@ -72,13 +71,12 @@ def run_idle(args: argparse.Namespace) -> Run:
         return 0, found.to_dict()
     if args.unit is not None:
         raise ConfigError("--unit goes with --diagnose TRACE")
-    reached = [] if args.utilisation is None else _fewest(args)
-    made = _made(args, reached[-1].microbatches if reached else args.microbatches)
+    reached: dict[str, Any] = {}
+    if args.utilisation is not None:
+        yield _reached(args, reached)
+    made = _made(args, args.microbatches)
     times = _times(args, made.stages, float)
     timeline = simulate(made, **times)
-    result = _facts(made, timeline)
-    if reached:
-        yield _reached(_utilisation(args.utilisation), made, reached, result)
     yield from _shown(made, timeline, times, "" if args.explain else " More: --explain")
     if args.explain:
         yield from _explained(timeline)
@@ -89,20 +87,50 @@ def run_idle(args: argparse.Namespace) -> Run:
         from tiledask.lab.files import save_figure
 
         save_figure(plots.gantt(timeline, title=f"{made!r}"), args.figure)
-    return (0 if result.get("reached", True) else 1), result
+    facts = {name: getattr(made, name) for name in SIZES}
+    facts |= {name: getattr(timeline, name) for name in FACTS}
+    assert timeline.bound
+    assert timeline.critical_path
+    return (0 if reached.get("reached", True) else 1), {
+        "schedule": made.name,
+        **facts,
+        "lower_bound_why": timeline.bound.why,
+        "causes": {cause: each for cause, each in timeline.idle_time.total.items() if each},
+        "binds": timeline.critical_path.binds,
+        "legal": True,
+        **reached,
+    }
 
 
 # -- what is asked for ---------------------------------------------------------------------------
 
 
-def _fewest(args: argparse.Namespace) -> list[FewestMicrobatches]:
-    """The fewest micro-batches that reach --utilisation, behind what one fewer reaches."""
+def _reached(args: argparse.Namespace, facts: dict[str, Any]) -> str:
+    """Whether --utilisation is reached, and by how many micro-batches, which become those of
+    ``args``; into the facts, too."""
     if args.microbatches is not None:
         raise ConfigError("--utilisation finds MICROBATCHES; leave them out, or --utilisation")
-    args.schedule = args.schedule or "1f1b"
+    args.schedule, wanted = args.schedule or "1f1b", _utilisation(args.utilisation)
     times = _times(args, _made(args, 1).stages, Fraction)
-    wanted = _utilisation(args.utilisation)
-    return fewest_microbatches(lambda m: _made(args, m), wanted, times)
+    *less, (m, share) = fewest_microbatches(lambda m: _made(args, m), wanted, times)
+    args.microbatches = m
+    facts |= {"wanted": float(wanted), "reached": share >= wanted}
+    devices, batches = _of(made := _made(args, m))
+    asked, on = f"{100 * float(wanted):g} %", f"on {devices} with {made.name}"
+    got = _exactly(share, wanted)
+    if share < wanted:
+        tried = f"{m:,} micro-batches, the most that were tried"
+        return f"No: {asked} is not reached {on}; {tried}, give {got}."
+    for below, under in less:
+        got += f"; {below:,} give {_exactly(under, wanted)}"
+        facts["below"] = {"microbatches": below, "utilisation": float(under)}
+    return f"{batches} reach{'es' * (m == 1)} {asked} {on}: {got}."
+
+
+def _exactly(share: Fraction, other: Fraction) -> str:
+    """In percent, with as many digits as it takes to be another than ``other``."""
+    every = ([f"{100 * float(x):.{digits}f} %" for x in (share, other)] for digits in range(1, 15))
+    return next(mine for mine, its in every if share == other or mine != its)
 
 
 def _made(args: argparse.Namespace, microbatches: int | None) -> Schedule:
@@ -160,10 +188,8 @@ def _utilisation(text: str) -> Fraction:
 def _times(args: argparse.Namespace, stages: int, kind: type) -> dict[str, Any]:
     """Seconds as they were typed: one number, or one per stage or boundary."""
     found: dict[str, Any] = {}
-    for name in ("forward", "backward", "latency", "overlapped"):
-        if (text := getattr(args, name)) is None:
-            continue
-        seconds = numbers(text, f"--{name} is", lambda word: kind(Fraction(word)))
+    for name in ("forward", "backward", "latency"):
+        seconds = numbers(getattr(args, name), f"--{name} is", lambda word: kind(Fraction(word)))
         between = name == "latency"
         count, per = stages - between, "boundary between stages" if between else "stage"
         if len(seconds) not in (1, count):
@@ -182,45 +208,6 @@ def _of(made: Schedule) -> tuple[str, str]:
     devices, frames = made.devices, made.microbatches
     batches = f"{frames:,} micro-batch{'es' * (frames != 1)}"
     return f"{devices:,} device{'s' * (devices != 1)}", batches
-
-
-def _facts(made: Schedule, t: Timeline) -> dict[str, Any]:
-    assert t.bound
-    assert t.critical_path
-    return {
-        "schedule": made.name,
-        **{name: getattr(made, name) for name in ("devices", "stages", "microbatches")},
-        **{name: getattr(t, name) for name in FACTS},
-        "lower_bound_why": t.bound.why,
-        "causes": {cause: seconds for cause, seconds in t.idle_time.total.items() if seconds},
-        "binds": t.critical_path.binds,
-        "legal": True,
-    }
-
-
-def _reached(
-    wanted: Fraction, made: Schedule, reached: list[FewestMicrobatches], facts: dict[str, Any]
-) -> str:
-    """Whether the utilisation is reached, and by how many micro-batches; into the facts, too."""
-    (m, share), (devices, batches) = reached[-1], _of(made)
-    facts |= {"wanted": float(wanted), "reached": share >= wanted}
-    asked, got = f"{100 * float(wanted):g} %", _exactly(share, wanted)
-    on = f"on {devices} with {made.name}"
-    if share < wanted:
-        tried = f"{m:,} micro-batches, the most that were tried"
-        return f"No: {asked} is not reached {on}; {tried}, give {got}."
-    less = ""
-    if len(reached) > 1:
-        below, under = reached[0]
-        less = f"; {below:,} give {_exactly(under, wanted)}"
-        facts["below"] = {"microbatches": below, "utilisation": float(under)}
-    return f"{batches} reach{'es' * (m == 1)} {asked} {on}: {got}{less}."
-
-
-def _exactly(share: Fraction, other: Fraction) -> str:
-    """In percent, with as many digits as it takes to be another than ``other``."""
-    every = ([f"{100 * float(x):.{digits}f} %" for x in (share, other)] for digits in range(1, 15))
-    return next(mine for mine, its in every if share == other or mine != its)
 
 
 def _shown(made: Schedule, t: Timeline, times: dict[str, Any], more: str) -> Iterator[Part]:

@@ -63,7 +63,13 @@ def run_matmul(args: argparse.Namespace) -> Run:
         found = ProductQuestion(*shapes, needs).weigh(sys.maxsize)
         why = f"{algorithm} was asked for; without a run no times are compared."
         yield title
-        yield _answer(found[algorithm])
+        choice = found[algorithm]
+        runtime = max(choice.ledger.by_tensor(d)["runtime"] for d in choice.ledger.places)
+        yield (
+            f"{format_bytes(choice.total)} move between workers, {format_bytes(choice.received)} "
+            f"to the one that receives most; the fullest holds {format_bytes(choice.peak)}, of "
+            f"which {format_bytes(runtime)} are for BLAS, interpreter and allocator."
+        )
     else:
         problem = RandomProduct.random(m, n, k, dtype.name)
         with td.start_cluster(workers=prod(mesh), device=args.device, quiet=True) as cluster:
@@ -140,15 +146,6 @@ def _mesh(workers: int) -> tuple[int, int]:
     workers = whole_number("--workers", workers, 1, 4096)
     rows = max(d for d in divisors(workers) if d <= isqrt(workers))
     return rows, workers // rows
-
-
-def _answer(choice: Any) -> str:
-    runtime = max(choice.ledger.by_tensor(d)["runtime"] for d in choice.ledger.places)
-    return (
-        f"{format_bytes(choice.total)} move between workers, {format_bytes(choice.received)} to "
-        f"the one that receives most; the fullest holds {format_bytes(choice.peak)}, of which "
-        f"{format_bytes(runtime)} are for BLAS, interpreter and allocator."
-    )
 
 
 def _algorithms(found: Any) -> Iterator[Any]:

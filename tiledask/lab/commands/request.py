@@ -46,6 +46,11 @@ class Request:
         return {"calibration": self.args.calibration, "framework": self.args.framework}
 
     @property
+    def options(self) -> dict[str, Any]:
+        """Those of td.search and its like."""
+        return {"sequence": self.sequence, "recipe": self.recipe, **self.by}
+
+    @property
     def run(self) -> tuple[Any, ...]:
         """The arguments of td.fits and its like."""
         return self.model, self.layout, self.cluster, self.recipe, self.sequence
