@@ -22,8 +22,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from oracles.finished import ROOT
 
 import tiledask as td
-from tiledask.lab.learner.contents import write_contents
 from tiledask.lab.learner.copies import copy_walkthroughs, learners, refresh
+from tiledask.lab.learner.score import write_contents
 
 NOTEBOOKS = sorted((ROOT / "nbs").glob("[0-9]*.ipynb"))
 FACT = {"nbval-check-output", "keep_output"}

@@ -10,8 +10,7 @@ import pytest
 from oracles.finished import ROOT
 
 from tiledask.lab.learner import kept
-from tiledask.lab.learner.contents import write_contents
-from tiledask.lab.learner.score import score
+from tiledask.lab.learner.score import score, write_contents
 from tiledask.lab.learner.start import lab_command
 
 

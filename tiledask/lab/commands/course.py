@@ -97,8 +97,8 @@ def run_doctor(args: argparse.Namespace) -> Run:
 
 def run_notebooks(args: argparse.Namespace) -> Run:
     """The learner's copies, perhaps in JupyterLab; or those of a class."""
-    from tiledask.lab.learner.contents import write_contents
     from tiledask.lab.learner.copies import copy_walkthroughs, refresh, walkthroughs
+    from tiledask.lab.learner.score import write_contents
     from tiledask.lab.learner.start import lab_command
 
     folder = args.folder

@@ -2,15 +2,8 @@
 
 copies    the learner's copies of nbs/: without outputs, solutions folded, never overwritten
 start     JupyterLab on them: the contents, and the dashboard's page docked beside
-contents  the contents page, with progress
 guess     `td.predict`: what is expected before a run, and the row beside what came
 kept      the files in which predictions outlive a kernel, and what they count
-score     `td.score`: of this notebook, and of all
+score     `td.score`: of this notebook, and of all; the contents page, with progress
 field     the input field in JupyterLab (anywidget)
 """
-
-from tiledask.lab.learner.copies import copy_walkthroughs
-from tiledask.lab.learner.guess import predict
-from tiledask.lab.learner.score import score
-
-__all__ = ["copy_walkthroughs", "predict", "score"]

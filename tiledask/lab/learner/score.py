@@ -1,14 +1,26 @@
-"""The score: predictions made and how near they came, tasks tried, solved, and their stars."""
+"""The score: predictions made and how near they came, tasks tried, solved, and their stars.
 
+The contents page of a learner's folder is nbs/contents.md with progress and score, written anew
+whenever they may have changed: by the starter and by `score`.
+"""
+
+import json
 import os
+import re
 from pathlib import Path
 
-from tiledask.lab.learner.contents import PAGE, write_contents
+from tiledask.files import atomic_write
 from tiledask.lab.learner.copies import walkthroughs
-from tiledask.lab.learner.kept import FOLDER, Counts, here, notebooks
+from tiledask.lab.learner.kept import FOLDER, PROGRESS, Counts, Kept, here, notebooks
 from tiledask.plan.tables import Table
 
-__all__ = ["score"]
+__all__ = ["PAGE", "score", "write_contents"]
+
+PAGE = "contents.md"
+_ROW = re.compile(
+    r"^\| \[(?P<title>[^]]+)\]\((?P<name>\w+)\.ipynb\) \| .+ \| (?P<minutes>\d+) \|$", re.M
+)
+_HEAD = re.compile(r"^(\| walkthrough \| .+ \| minutes \|)\n(\|---\|---\|--:\|)$", re.M)
 
 
 def score() -> Table:
@@ -31,3 +43,35 @@ def score() -> Table:
         write_contents(walkthroughs(), learners)
     head = ("notebook", "predicted", "exact", "stars", "tasks solved", "stars")
     return Table(head, [(name, *row.cells) for name, row in rows.items()], bold=[bold])
+
+
+def write_contents(source: Path, folder: Path) -> None:
+    """Write the contents page of ``folder``; ``source``: the walkthroughs as they are shipped."""
+    text = (source / PAGE).read_text("utf-8")
+    rows = {row["name"]: row for row in _ROW.finditer(text)}
+    asked = {name: _predictions(source / f"{name}.ipynb") for name in rows}
+    came = {name: Counts.of(Kept(name, folder / PROGRESS / f"{name}.json")) for name in rows}
+
+    def row(found: re.Match[str]) -> str:
+        of, counts = asked[found["name"]], came[found["name"]]
+        shown = f"{counts.made} of {of} | {counts.stars} of {3 * of}"
+        return f"{found[0]} {shown.replace(' of ', '&nbsp;of&nbsp;')} |"
+
+    text = _ROW.sub(row, _HEAD.sub(r"\1 predicted | stars |\n\2--:|--:|", text))
+    of, made = sum(asked.values()), sum(counts.made for counts in came.values())
+    stars = sum(counts.stars for counts in came.values())
+    hours = round(sum(int(found["minutes"]) for found in rows.values()) / 60)
+    said = f"**{made} of {of} predictions made, {stars} of {3 * of} stars.**"
+    said += f" All of it takes about {hours} hours."
+    if left := [name for name in rows if came[name].made < asked[name]]:
+        begin = "Go on with" if made else "Begin with"
+        said += f" {begin} [{rows[left[0]]['title']}]({left[0]}.ipynb)."
+    title, _, rest = text.partition("\n\n")
+    atomic_write(folder / PAGE, "\n\n".join((title, said, rest)).encode())
+
+
+def _predictions(path: Path) -> int:
+    """How many a walkthrough asks for."""
+    cells = json.loads(path.read_text("utf-8"))["cells"]
+    code = ("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    return sum("td.predict(" in source for source in code)

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tiledask.files import atomic_write
-from tiledask.lab.learner.contents import PAGE
 from tiledask.lab.learner.kept import FOLDER, PROGRESS
+from tiledask.lab.learner.score import PAGE
 from tiledask.plan.data import data_file
 
 __all__ = ["lab_command"]
