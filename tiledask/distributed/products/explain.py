@@ -31,7 +31,7 @@ from tiledask.plan.tables import Part, Printable, Table
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.tile import accumulator
 
-__all__ = ["CACHE", "HEAD", "Choice", "Explanation", "ProductQuestion"]
+__all__ = ["CACHE", "Choice", "Explanation", "ProductQuestion"]
 
 CACHE = 64
 """Plans, and answers, that are kept."""
@@ -112,31 +112,27 @@ class Explanation(Printable):
                 return choice
         raise KeyError(f"{algorithm!r}; there are {', '.join(c.algorithm for c in self.choices)}")
 
-    def rows(self) -> Iterator[tuple[str, ...]]:
-        """A row of words under HEAD per algorithm, for reading."""
-        for c in self.choices:
-            mark = "→" if c.algorithm == self.chosen else ""
-            if c.plan is None:
-                yield mark, c.algorithm, *("—",) * 6, "not as they lie"
-                continue
-            notes = [c.options] if c.options else []
-            if not c.fits:
-                notes.append("does not fit")
-            elif not c.same_mesh:
-                notes.append(f"C on {'x'.join(map(str, c.plan.result.mesh))}")
-            if c.between_hosts:
-                notes.append(f"{format_bytes(c.between_hosts)} between hosts")
-            yield (
-                mark,
-                c.algorithm,
-                format_bytes(c.received),
-                format_bytes(c.total),
-                f"{c.messages}",
-                format_bytes(c.peak),
-                format_seconds(c.seconds) if c.cost else "—",
-                format_bytes(c.bound),
-                ", ".join(notes),
-            )
+    @property
+    def table(self) -> Table:
+        """A row for each algorithm, the chosen one marked; times where rates were measured."""
+        rows = [self._row(c) for c in self.choices]
+        head = ("", "algorithm", "to one", "in all", "messages", "peak", "time", "")
+        return Table(head, rows, left=(0, 1, 7), bold=[i for i, row in enumerate(rows) if row[0]])
+
+    def _row(self, c: Choice) -> tuple[str, ...]:
+        mark = "→" if c.algorithm == self.chosen else ""
+        if c.plan is None:
+            return mark, c.algorithm, *("—",) * 5, "not as they lie"
+        notes = [c.options] if c.options else []
+        if not c.fits:
+            notes.append("does not fit")
+        elif not c.same_mesh:
+            notes.append(f"C on {'x'.join(map(str, c.plan.result.mesh))}")
+        if c.between_hosts:
+            notes.append(f"{format_bytes(c.between_hosts)} between hosts")
+        sizes = format_bytes(c.received), format_bytes(c.total), f"{c.messages}"
+        cost = format_bytes(c.peak), format_seconds(c.seconds) if c.cost else "—"
+        return mark, c.algorithm, *sizes, *cost, ", ".join(notes)
 
     def to_dict(self) -> dict[str, Any]:
         """The same in bytes and seconds, for programs."""
@@ -151,16 +147,11 @@ class Explanation(Printable):
 
     def printed(self) -> Iterator[Part]:
         """The table, and why."""
-        rows = list(self.rows())
-        bold = [number for number, cells in enumerate(rows) if cells[0]]
-        yield Table(HEAD, rows, left=(0, 1, len(HEAD) - 1), bold=bold)
+        yield self.table
         yield from filter(None, (self.why, self.advice, self.counted, self.moved, self.placed))
 
     def __repr__(self) -> str:
         return self.to_text(150).rstrip()
-
-
-HEAD = ("", "algorithm", "to one", "in all", "messages", "peak", "time", "at least", "")
 
 
 @dataclass(frozen=True)

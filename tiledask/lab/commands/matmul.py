@@ -3,7 +3,6 @@
 import argparse
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from math import isqrt, prod
 from typing import Any
@@ -12,7 +11,6 @@ from tiledask.errors import ConfigError, short
 from tiledask.lab.commands.options import Run
 from tiledask.plan.data import meant
 from tiledask.plan.products.product import PANEL, algorithms
-from tiledask.plan.tables import Table
 from tiledask.plan.units import divisors, format_bytes
 from tiledask.plan.whole import whole_number
 
@@ -89,7 +87,10 @@ def run_matmul(args: argparse.Namespace) -> Run:
     )
     yield result["begins"]
     found = replace(found, chosen=algorithm, why=why)
-    yield from _algorithms(found)
+    yield found.table
+    for c in found.choices:
+        if c.plan is None:
+            yield f"{c.algorithm} refused: {LOCAL if c.algorithm == 'local' else c.why_not}"
     if not args.no_run:
         yield f"{found.advice} {found.moved}"
     facts = found.to_dict()
@@ -146,14 +147,3 @@ def _mesh(workers: int) -> tuple[int, int]:
     workers = whole_number("--workers", workers, 1, 4096)
     rows = max(d for d in divisors(workers) if d <= isqrt(workers))
     return rows, workers // rows
-
-
-def _algorithms(found: Any) -> Iterator[Any]:
-    """A row for each, with times where rates were measured; then why others were refused."""
-    rows = [row[:7] + row[8:] for row in found.rows()]  # what any must move is in --json
-    head = ("", "algorithm", "to one", "in all", "messages", "peak", "time", "")
-    title = "What every algorithm takes: bytes to one worker and in all, the fullest worker"
-    yield Table(head, rows, title, left=(0, 1, 7), bold=[i for i, row in enumerate(rows) if row[0]])
-    for c in found.choices:
-        if c.plan is None:
-            yield f"{c.algorithm} refused: {LOCAL if c.algorithm == 'local' else c.why_not}"
