@@ -11,7 +11,7 @@ from oracles.finished import python
 
 import tiledask as td
 from tiledask.cli import COMMANDS, main
-from tiledask.extras import bring, install
+from tiledask.extras import bring
 from tiledask.lab.commands.fit import EXPORTS
 from tiledask.lab.doctor import _unusable
 from tiledask.plan.data import data_file, names
@@ -300,12 +300,3 @@ def test_a_package_that_is_not_there_is_named_with_its_pip_line(tmp_path, packag
     done = python("-c", f"{code}; sys.exit(main({typed!r}))")
     assert done.returncode == 2
     assert done.stderr.endswith(f"needs {package}, which is not installed: {bring(package)}\n")
-
-
-def test_a_name_that_needs_a_package_says_so():
-    code = (
-        "import sys; sys.modules['distributed'] = None; import tiledask as td\n"
-        "try: td.start_cluster\nexcept ModuleNotFoundError as e: print(e)"
-    )
-    needs = f"needs distributed, which is not installed: {install('run')}"
-    assert python("-c", code).stdout == f"td.start_cluster {needs}\n"

@@ -61,7 +61,7 @@ def run_matmul(args: argparse.Namespace) -> Run:
         found = ProductQuestion(*shapes, needs).weigh(sys.maxsize)
         why = f"{algorithm} was asked for; without a run no times are compared."
         yield title
-        choice = found[algorithm]
+        choice: Any = found[algorithm]
         runtime = max(choice.ledger.by_tensor(d)["runtime"] for d in choice.ledger.places)
         yield (
             f"{format_bytes(choice.total)} move between workers, {format_bytes(choice.received)} "
@@ -88,9 +88,9 @@ def run_matmul(args: argparse.Namespace) -> Run:
     yield result["begins"]
     found = replace(found, chosen=algorithm, why=why)
     yield found.table
-    for c in found.choices:
-        if c.plan is None:
-            yield f"{c.algorithm} refused: {LOCAL if c.algorithm == 'local' else c.why_not}"
+    for each in found.choices:
+        if each.plan is None:
+            yield f"{each.algorithm} refused: {each.why_not if each.algorithm != 'local' else LOCAL}"
     if not args.no_run:
         yield f"{found.advice} {found.moved}"
     facts = found.to_dict()

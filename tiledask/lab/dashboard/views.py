@@ -300,7 +300,7 @@ _RECENT = 10
 """Steps over which seconds and tokens are taken."""
 
 
-def _draw_training(view: View, run: ReportedRun, _: str) -> None:
+def _draw_training(view: View, run: ReportedRun, so_far: str) -> None:
     """Ranks report the sums of all their steps so far: a report that is lost leaves no gap."""
     said, counted, facts = run.predicted, run.counted.values(), view.facts
     planned = _sums(said["sums"], 1)
