@@ -88,9 +88,9 @@ def run_matmul(args: argparse.Namespace) -> Run:
     yield result["begins"]
     found = replace(found, chosen=algorithm, why=why)
     yield found.table
-    for each in found.choices:
-        if each.plan is None:
-            yield f"{each.algorithm} refused: {each.why_not if each.algorithm != 'local' else LOCAL}"
+    for row in found.choices:
+        if row.plan is None:
+            yield f"{row.algorithm} refused: {row.why_not if row.algorithm != 'local' else LOCAL}"
     if not args.no_run:
         yield f"{found.advice} {found.moved}"
     facts = found.to_dict()
