@@ -5,35 +5,16 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from functools import cache
 from importlib import import_module
 from typing import Any, NoReturn
 
 import tiledask as td
 from tiledask.errors import ConfigError, short
+from tiledask.plan.data import data_file
 
 __all__ = ["main"]
 
-COMMANDS = {
-    "list": ("lists", "the models, hardware, recipes or schedules that are shipped"),
-    "tour": ("course", "run the whole story on this machine and leave a page of it"),
-    "doctor": ("course", "what this machine has, what will be used, what is missing"),
-    "notebooks": ("course", "your own copies of the walkthroughs; what is there stays"),
-    "sheet": ("course", "puzzles, or levels of the idle-time ladder, as a page to print"),
-    "grade": ("course", "what the answers in a folder of learners' notebooks are worth"),
-    "fit": ("fit", "does a model fit on a cluster, how fast, and if not, what would?"),
-    "plan": ("fit", "every layout of a cluster: which fit, which is fastest, what binds"),
-    "ask": ("course", "a question of the course, worked out and run"),
-    "partition": (
-        "partition",
-        "the best contiguous cut of layers over devices, or what an answer is worth",
-    ),
-    "puzzle": ("course", "puzzles from easy to hard: show one, judge answers, draw them"),
-    "idle": ("idle", "how idle a pipeline schedule leaves its devices"),
-    "matmul": ("matmul", "a product over workers: predicted, run and compared"),
-}
-"""Command -> its module in tiledask.lab.commands, which is loaded if it is typed, and its help.
-There run_NAME runs it, and NAME_OPTIONS are its options.
-"""
 ERRORS = (ValueError, MemoryError, TimeoutError, RuntimeError, OSError)
 OTHER_WORDS = {
     "stages": "pp",
@@ -54,7 +35,7 @@ OTHER_WORDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 if all went well, 1 if a claim failed or a plan does not fit, 2 for a mistaken request."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    command = words[0] if words and words[0] in COMMANDS else ""
+    command = words[0] if words and words[0] in commands() else ""
     name, code = f"tiledask {command}", 1
     try:
         parser = _parser(command)
@@ -103,8 +84,8 @@ def _unknown(word: str, parser: argparse.ArgumentParser, command: str) -> str:
     """What is said of an argument that ``command`` does not have: the nearest that it has."""
     import difflib
 
-    (commands,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-    actions = {w: a for a in commands.choices[command]._actions for w in a.option_strings}
+    (subs,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    actions = {w: a for a in subs.choices[command]._actions for w in a.option_strings}
     name = word.partition("=")[0]
     near = [f"--{OTHER_WORDS.get(name.lstrip('-'), '')}"]
     near += difflib.get_close_matches(name, actions, 1, 0.6) if name.startswith("-") else []
@@ -112,23 +93,38 @@ def _unknown(word: str, parser: argparse.ArgumentParser, command: str) -> str:
     return f"no argument {short(word)}; {''.join(said[:1])}tiledask {command} --help has them all"
 
 
+@cache
+def commands() -> dict[str, tuple[str, str, str]]:
+    """Command -> its module in tiledask.lab.commands, which is loaded if it is typed and where
+    run_NAME runs it; its help; and its options, as data/commands.txt has them."""
+    text = data_file("commands.txt").read_text("utf-8")
+    _, *parts = re.split(r"^\[(\w+)(?: in (\w+))?\] ?(.*)\n", text, flags=re.M)
+    rows = [parts[i : i + 4] for i in range(0, len(parts), 4)]
+    shared = {name: options.strip() for name, module, _, options in rows if not module}
+    return {
+        name: (module, words, re.sub(r"@(\w+)", lambda found: shared[found[1]], options))
+        for name, module, words, options in rows
+        if module
+    }
+
+
 def _parser(command: str = "") -> argparse.ArgumentParser:
     """Of ``command`` with its options; without one, all commands by name."""
     parser = _Parser(prog="tiledask", description=(td.__doc__ or "").splitlines()[0])
     parser.add_argument("--version", action="version", version=td.__version__)
-    commands = parser.add_subparsers(dest="command", required=True)
+    subs = parser.add_subparsers(dest="command", required=True)
     if not command:
-        for name, (_, words) in COMMANDS.items():
-            commands.add_parser(name, help=words, add_help=False)
+        for name, (_, words, _) in commands().items():
+            subs.add_parser(name, help=words, add_help=False)
         return parser
     from tiledask.lab.commands.options import add_options
 
-    module, words = COMMANDS[command]
-    home = import_module(f"tiledask.lab.commands.{module}")
+    module, words, options = commands()[command]
     shape = argparse.RawDescriptionHelpFormatter
-    sub = commands.add_parser(command, help=words, description=words, formatter_class=shape)
+    sub = subs.add_parser(command, help=words, description=words, formatter_class=shape)
     sub.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    add_options(sub, getattr(home, f"{command.upper()}_OPTIONS"))
+    add_options(sub, options)
+    home = import_module(f"tiledask.lab.commands.{module}")
     sub.set_defaults(run=getattr(home, f"run_{command}"))
     return parser
 

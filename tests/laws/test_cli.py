@@ -10,9 +10,9 @@ import pytest
 from oracles.finished import python
 
 import tiledask as td
-from tiledask.cli import COMMANDS, main
+from tiledask.cli import _parser, commands, main
 from tiledask.extras import bring
-from tiledask.lab.commands.fit import EXPORTS
+from tiledask.lab.commands.lists import LISTS
 from tiledask.lab.doctor import _unusable
 from tiledask.plan.data import data_file, names
 from tiledask.plan.frameworks.exchange import FRAMEWORKS
@@ -62,7 +62,6 @@ def test_a_layout_is_imported_and_exported(capsys, tmp_path):
     model = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 " + flags
     assert run(capsys, "fit", "8xA100-40GB", "--megatron", model)[0] == 0
     typed = "plan gpt2 2xA100-40GB 8 --no-sensitivity --first 1 --export megatron"
-    assert tuple(FRAMEWORKS) == EXPORTS
     assert "--global-batch-size 8" in run(capsys, *typed.split())[1]["export"]["text"]
 
 
@@ -245,10 +244,24 @@ def test_the_printed_command_asks_the_same_question(capsys, tmp_path, given):
 
 def test_every_field_of_a_layout_can_be_typed():
     """So that no plan has a field that the printed command must leave out."""
-    from tiledask.cli import _parser
-
     known = vars(_parser("fit").parse_args(["fit", "gpt2", "1xT4"]))
     assert {field.name for field in fields(td.Layout)} <= set(known)
+
+
+@pytest.mark.parametrize(
+    ("command", "known"),
+    [
+        ("idle", td.schedules),
+        ("fit", FRAMEWORKS),
+        ("matmul", [*td.algorithms][1:]),
+        ("list", LISTS),
+    ],
+)
+def test_help_names_all_that_there_is(capsys, command, known):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    words = capsys.readouterr().out.split()
+    assert set(known) <= {word.strip("{},()") for word in words for word in re.split("[,|]", word)}
 
 
 # -- figures -------------------------------------------------------------------------------------
@@ -279,7 +292,7 @@ def test_other_figures_are_refused_before_the_work_begins(
         raise AssertionError("it began")
 
     name_of = DRAWS[command][0]
-    module, _ = COMMANDS[name_of]
+    module, *_ = commands()[name_of]
     monkeypatch.setattr(f"tiledask.lab.commands.{module}.run_{name_of}", works)
     assert main([*DRAWS[command], str(tmp_path / name)]) == 2
     words = "there is no folder" if "folder" in name else "written as .png, .svg or .pdf"

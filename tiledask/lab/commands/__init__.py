@@ -1,6 +1,6 @@
-"""The commands, each with its options and what becomes of them; `tiledask.cli` finds them by name.
+"""What becomes of the commands: run_NAME for each; data/commands.txt has their options and help.
 
-options  options as rows of a text
+options  options as rows of that text
 request  the request that `fit` and `plan` share, typed or imported, and what it costs
 fit      a layout: does it fit, how fast is it, what does it move; no layout: the best ones, all
          of a cluster ranked, the fewest devices

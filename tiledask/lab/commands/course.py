@@ -8,48 +8,6 @@ from pathlib import Path
 from tiledask.files import atomic_write
 from tiledask.lab.commands.options import Run
 
-EXAMPLES = """\
-examples:
-  tiledask ask
-  tiledask ask 34 --set layers=30 --no-run
-  tiledask ask 24 layers on 4 devices --no-run
-  tiledask ask "does 200B fit on 40GB GPUs" --no-run
-  tiledask ask 12 --no-run --explain
-"""
-ASK_OPTIONS = f"""
-QUESTION*            its number, or words that it has; none lists all
---set INPUT=VALUE+   change inputs, such as layers=12 devices=3
---no-run             arithmetic and simulation only
---explain            what the inputs are, and more working
-{EXAMPLES}"""
-PUZZLE_OPTIONS = """
-PUZZLE?              a level, a name or a JSON file; none lists all
---answer ANSWER+     one or more answers, or files with one each; - reads standard input
---hint               one more hint than before
---seed N             draws the numbers of idle-1 to idle-12 (0)
---figure FILE        draw the task, or the last answer
-"""
-TOUR_OPTIONS = """
---folder FOLDER=build/tour  where the page goes (%(default)s)
---device auto|cuda|cpu=auto
-"""
-DOCTOR_OPTIONS = ""
-NOTEBOOKS_OPTIONS = """
-FOLDER               where they go, such as learn
---lab ARGUMENT...    then open them in JupyterLab, with what follows as arguments of its own
---nbgrader           for a class: tests in the place of solutions
-"""
-SHEET_OPTIONS = """
-NAME+                a puzzle, idle-3, or idle for all
---seed SEED=0        draws the numbers of the ladder (0)
---answers            with answers, for whoever marks it
---to FILE=sheet.html  the page (%(default)s)
-"""
-GRADE_OPTIONS = """
-FOLDER               notebooks, each learner's in a folder of his own
---csv FILE           the table as a file too
-"""
-
 
 def run_ask(args: argparse.Namespace) -> Run:
     """The answer; 1 if a claim of its run fails."""

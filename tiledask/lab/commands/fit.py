@@ -24,85 +24,10 @@ from tiledask.plan.timing.calibration import calibration_of
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.plan.whole import whole_number
 
-__all__ = ["FIT_OPTIONS", "PLAN_OPTIONS", "run_fit", "run_plan"]
+__all__ = ["run_fit", "run_plan"]
 
-EXPORTS = ("megatron", "torchtitan", "deepspeed")
-"""What td.export_config writes, without loading it."""
-MODEL = "gpt-200b, or another of `tiledask list models`; 70B; a config.json; a name on the hub"
-CLUSTER = "80xA100-40GB, a card of `tiledask list hardware`; 80x40GB, by its memory; a JSON file"
 SETTLED = 40
 """Layouts that are put in order by simulation before the first ones are shown."""
-TRAINED = """\
-# how it is trained
---sequence TOKENS    length of a sequence (2048, or less where the model has fewer positions)
---recipe NAME        bytes of a parameter: a name of `tiledask list recipes`, or a JSON file
-                     (mixed-adam-16, or the framework's)
---lora-rank R        train adapters of rank R alone; with --recipe qlora over weights of 4 bits
---framework NAME     whose kernels and overlaps, such as megatron-2025
---calibration FILE   of td.calibrate, in its place"""
-COSTS = f"""\
-# what comes out
---explain            what is assumed, and why
---tokens COUNT       days and device-hours for so many, such as 15T
---price AMOUNT       with --tokens: of a device for an hour
---export {"|".join(EXPORTS)}  the layout, the first of several, for {", ".join(EXPORTS)}"""
-FIT_OPTIONS = f"""
-MODEL?               {MODEL}
-CLUSTER              {CLUSTER}
-# the layout (without one: the best layouts of the cluster)
---dp N               data-parallel copies (what the other three leave of the cluster)
---tp N               tensor-parallel slices of each layer (1)
---pp N               pipeline stages (1)
---cp N               context-parallel pieces of each sequence (1)
---ep N               devices that experts are dealt out to (1)
---expert-tp N        slices of each expert (those of --tp)
---microbatch N       sequences in a micro-batch (1)
---microbatches N     of one copy in a step (1, or what --batch asks for)
---interleave N       chunks of layers on a stage (1)
---zero 0|1|2|3       what copies share out: 1 optimizer states, 2 gradients too, 3 weights too (0)
---recompute WHICH    activations computed again: none, selective or full (none)
---schedule NAME      1f1b, or another of `tiledask list schedules` (1f1b)
---partition LAYERS   layers of each stage, such as 5,6,6,5; items: embedding and head are one each
-                     (even)
---sequence-parallel  with --tp: what it leaves whole is cut along the sequence
---flash-attention    no s x s scores are kept
-{TRAINED}
---batch N            sequences of a step, over all devices (of the best layouts 8 a device, at most
-                     4M tokens; of one layout a micro-batch a copy)
---offload cpu|nvme   optimizer states in the host's memory, or on its disks
---cached TOKENS=0    to serve, with a recipe of weights alone: tokens whose keys and values a copy
-                     keeps
---megatron FLAGS     model, layout and recipe from Megatron-LM's flags, or their file; options above
-                     go before
-{COSTS}
---critique           what is wrong, what is better
-examples:
-  tiledask fit 200B 80x40GB  # the best layouts of 80 cards
-  tiledask fit llama-3.1-8b 8xH100 --zero 1  # one layout: dp 8, ZeRO-1
-  tiledask fit 70B 64xH100 --tp 8 --pp 4 --batch 512
-  tiledask fit 8B 1x24GB --lora-rank 16  # adapters alone
-
-verdicts:
-  fits   with all of the overhead, and as far off as half of the published runs
-  tight  what is counted fits, but not with all of that
-  no     it does not fit, or the cluster has too few devices
-"""
-PLAN_OPTIONS = f"""
-MODEL                {MODEL}
-CLUSTER              {CLUSTER}
-BATCH?               sequences of a step, over all devices (8 a device, at most 4M tokens)
-# which layouts
---fewest             the fewest devices of this kind that it trains on, however many there are
---devices NUMBERS    numbers of devices to try, such as 64,128 (all)
---first N=8          to show, to 100 (8)
-{TRAINED}
-{COSTS}
---no-sensitivity     leave out what binds
-examples:
-  tiledask plan llama-2-7b 8xA100-80GB 64  # a step of 64 sequences
-  tiledask plan 70B 64xH100 512 --devices 32,64  # on half of them, too
-  tiledask plan gpt-200b 1x40GB --fewest  # how many cards of 40 GB
-"""
 FIRST = 5
 """Layouts that are shown, each of other degrees."""
 DEGREES = ("dp", "tp", "pp", "cp")

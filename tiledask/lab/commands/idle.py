@@ -19,34 +19,8 @@ from tiledask.plan.tables import Part, table
 from tiledask.plan.units import format_percent, format_seconds
 from tiledask.plan.whole import whole_number
 
-__all__ = ["IDLE_OPTIONS", "run_idle"]
+__all__ = ["run_idle"]
 
-IDLE_OPTIONS = f"""
-SCHEDULE?            {", ".join(schedules).replace("naive", "naive (or layer-wise)")}
-DEVICES?             how many, for every schedule
-MICROBATCHES?        of a step (naive: 1)
---devices N          the same as DEVICES
---chunks V           stages on each device, of interleaved, looped-bfs, interleaved-zb (2)
---utilisation U      finds the fewest micro-batches that reach U, such as 0.9 or 90%% (of 1f1b)
---explain            causes of idle time, the bound, the critical path
-# times -- seconds: one number, or one per stage: 1,1,2,1
---forward S=1        (%(default)s)
---backward S=2       half is for I, half for W, where it is split (%(default)s)
---latency S=0        from stage to stage, while both compute on: one number, or one per boundary
-                     (%(default)s)
-# files
---figure FILE        write the Gantt chart
---trace FILE         write a trace for Perfetto, .json or .json.gz
-# a measured run -- --diagnose in place of a schedule
---diagnose TRACE     why it idles: a CSV of spans or of polled utilisation, a Chrome trace, or a
-                     folder with one of each rank
---unit UNIT          with --diagnose: of the trace's times, s, ms, us or ns
-examples:
-  tiledask idle layer-wise 4
-  tiledask idle 1f1b 4 8 --latency 0.25
-  tiledask idle interleaved 4 8 --chunks 2 --explain
-  tiledask idle --utilisation 0.9 --devices 4
-"""
 EXAMPLE = "such as: tiledask idle 1f1b 4 8"
 SHOWN = 32
 """Rows of devices; of more the first and the last half."""

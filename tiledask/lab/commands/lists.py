@@ -13,7 +13,7 @@ from tiledask.plan.inputs.recipes import load_recipe, recipes
 from tiledask.plan.pipelines.schedules import schedules
 from tiledask.plan.tables import table
 
-__all__ = ["LIST_OPTIONS", "run_list"]
+__all__ = ["run_list"]
 
 Facts = dict[str, Any]
 
@@ -68,10 +68,6 @@ LISTS: dict[str, tuple[str, Callable[[], Iterable[str]], Callable[[str], Facts]]
     ),
 }
 """What there is -> its title, its names, and the main numbers of one."""
-LIST_OPTIONS = f"""
-KIND                 {", ".join(LISTS)}
-PART?                of a name, such as llama; all if none
-"""
 UNITS = dict.fromkeys(("memory", "memory/s", "within it/s", "between/s"), "bytes")
 UNITS["idle"] = "percent"
 

@@ -14,23 +14,9 @@ from tiledask.plan.products.product import PANEL, algorithms
 from tiledask.plan.units import divisors, format_bytes
 from tiledask.plan.whole import whole_number
 
-__all__ = ["MATMUL_OPTIONS", "run_matmul"]
+__all__ = ["run_matmul"]
 
 ALGORITHMS = [name for name in algorithms if name != "local"]
-MATMUL_OPTIONS = f"""
-SIZE*                N of N x N by N x N (4096); or A and B as written, 2048x1024 1024x4096
---dtype float16|bfloat16|float32|float64=float32  (%(default)s)
---algorithm NAME=summa  {", ".join(ALGORITHMS)} (%(default)s)
---workers N=4        in the squarest mesh (%(default)s)
---no-run             prediction alone, of any size, without workers
---kernel KERNEL=blas  (%(default)s)
---tile N             of the kernel
---device auto|cuda|cpu=auto
-examples:
-  tiledask matmul 1024
-  tiledask matmul 2048x4096 4096x1024 --dtype float64 --algorithm cannon --workers 4
-  tiledask matmul 65536 --workers 64 --algorithm 2.5d --no-run
-"""
 COUNTED = 70_000_000
 """The most of k x workers x (rows + columns) of them: panels of k are counted one by one, ~5 s."""
 LOCAL = "it moves nothing: it takes A cut by rows alone or B by columns alone, no blocks"

@@ -22,20 +22,8 @@ from tiledask.plan.splitting.partition import (
     stage_name,
 )
 
-__all__ = ["PARTITION_OPTIONS", "cut_text", "run_partition"]
+__all__ = ["cut_text", "run_partition"]
 
-PARTITION_OPTIONS = """
-LAYERS               a number of equal layers, or costs such as 1,1,2,4
-DEVICES              how many there are
---speeds SPEEDS      one per device, such as 1,1,2,2
---chunks V=1         per device, in turns (%(default)s)
---judge ANSWER       the layers of each device, such as '1-6 | 7-12'
---solution           with --judge: the best cut as well
-examples:
-  tiledask partition 24 4
-  tiledask partition 2,1,1,1,1,4 3 --speeds 1,1,2
-  tiledask partition 12 3 --judge '1,4,7,10 | 2,5,8,11 | 3,6,9,12'
-"""
 ROWS = 32
 """Devices that are drawn; the rest are counted."""
 BAR = 40
