@@ -68,12 +68,12 @@ def run_matmul(args: argparse.Namespace) -> Run:
         code = 0 if compared.ok else 1
     result["begins"] = (
         f"A and B begin in {mesh[0]} x {mesh[1]} blocks, one of each on every worker. Counted: "
-        f"bytes between workers, once, where they arrive; the blocks' way there at the beginning "
-        f"is not."
+        "bytes between workers, once, where they arrive; the blocks' way there before is not."
     )
     yield result["begins"]
     found = replace(found, chosen=algorithm, why=why)
-    yield found.table
+    takes = "What every algorithm takes: bytes to one worker and in all, the fullest worker"
+    yield replace(found.table, title=takes)
     for row in found.choices:
         if row.plan is None:
             yield f"{row.algorithm} refused: {row.why_not if row.algorithm != 'local' else LOCAL}"
