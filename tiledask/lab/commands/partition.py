@@ -6,7 +6,7 @@ device 2  7-12   ████████████████ 6
 
 import argparse
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +15,6 @@ from tiledask.errors import ConfigError
 from tiledask.lab.commands.options import Run, numbers
 from tiledask.plan.splitting.answers import layer_ranges, read_assignment, stages_of
 from tiledask.plan.splitting.partition import (
-    Partition,
     count,
     count_contiguous_splits,
     layer_costs,
@@ -60,7 +59,15 @@ def run_partition(args: argparse.Namespace) -> Run:
         cut = td.partition(costs, devices * chunks, **inputs)
         cuts = count_contiguous_splits(len(costs), cut.stages)
         crossings = sum(a != b for a, b in pairwise(cut.place))
-        yield "\n".join(_lines(cut, drawn, cuts, crossings))
+        each = f", {chunks} chunks on each" if chunks > 1 else ""
+        of = f"the best of {cuts:,} contiguous cuts" if cuts > 1 else "the only contiguous cut"
+        answer = " | ".join(layer_ranges([n + 1 for n in group]) for group in cut.layers)
+        places = f"{devices} device{'s' * (devices > 1)}{each}"
+        yield f"{len(costs)} layers on {places}, {of}:\n  {answer}\n"
+        yield cut_text(drawn, answer)
+        what = "device" if chunks == 1 else "chunk"
+        yield f"\nbottleneck, the time of the slowest {what}: {cut.bottleneck:g}"
+        yield f"the activations change device {crossings} time{'s' * (crossings != 1)}"
         names = ["bounds", "sizes", "bottleneck", "place", "times", "device_times"]
         facts = {"layers": len(costs), "devices": cut.devices, "chunks": chunks}
         facts |= {name: getattr(cut, name) for name in names}
@@ -101,17 +108,3 @@ def cut_text(inputs: Mapping[str, Any], answer: Any) -> str:
         for name, layers, time in rows[:ROWS]
     ]
     return "\n".join(lines + [f"and {len(rows) - ROWS} more"] * (len(rows) > ROWS))
-
-
-def _lines(cut: Partition, inputs: Mapping[str, Any], cuts: int, crossings: int) -> Iterator[str]:
-    """The best cut, drawn and counted."""
-    chunks = inputs["chunks"]
-    each = f", {chunks} chunks on each" if chunks > 1 else ""
-    of = f"the best of {cuts:,} contiguous cuts" if cuts > 1 else "the only contiguous cut"
-    answer = " | ".join(layer_ranges([n + 1 for n in group]) for group in cut.layers)
-    what = "device" if chunks == 1 else "chunk"
-    devices = f"{cut.devices} device{'s' * (cut.devices > 1)}"
-    yield f"{len(cut.costs)} layers on {devices}{each}, {of}:\n  {answer}\n"
-    yield cut_text(inputs, answer)
-    yield f"\nbottleneck, the time of the slowest {what}: {cut.bottleneck:g}"
-    yield f"the activations change device {crossings} time{'s' * (crossings != 1)}"
