@@ -54,14 +54,14 @@ class Lanes:
     def show(self, chart: Chart) -> None:
         """Draw ``chart`` in place of what was drawn before."""
         ends = [box.at[0] + box.at[2] for box in chart.boxes]
-        last = max([*ends, *chart.marks], default=0.0)
+        last = 100.0 if chart.unit == "%" else max([*ends, *chart.marks], default=0.0)
         size, unit = unit_of(chart.unit, last)
         self.plot.title.text = chart.title
         self.plot.xaxis[0].axis_label = f"{chart.label} ({unit})" if unit else chart.label
         if chart.unit == "s":
             self.hover.tooltips = f"@what @text: @left{{0.[0000]}} to @right{{0.[0000]}} {unit}"
-        if chart.end:
-            self.across.end = chart.end / size
+        if chart.unit == "%":
+            self.across.end = last
         count = max(1, len(chart.lanes))
         # a label under another cannot be read: beyond 40 rows some go without
         self.plot.yaxis[0].ticker = FixedTicker(ticks=[*range(0, count, 1 + count // 40)])
@@ -69,7 +69,7 @@ class Lanes:
         self.down.update(start=count - 0.42, end=-0.55)
         for source, hatches in ((self.boxes, False), (self.hatched, True)):
             mine = [box for box in chart.boxes if ("hatch" in box.look) == hatches]
-            source.data = _columns(mine, size, chart.end or last)
+            source.data = _columns(mine, size, last)
         rows, marks = np.arange(len(chart.marks)), np.array(chart.marks, float) / size
         self.marks.data = {"x": marks, "top": rows - 0.45, "bottom": rows + 0.45}
 

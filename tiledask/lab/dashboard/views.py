@@ -95,8 +95,6 @@ class Chart(NamedTuple):
     boxes: Sequence[Box]
     marks: Sequence[float] = ()
     """Where each lane is predicted to end."""
-    end: float = 0.0
-    """Of the axis, if it is not where the last box ends."""
 
 
 @dataclass
@@ -143,7 +141,7 @@ class View:
         drawn = [*boxes] or [span(lane, 0, 1, PALE, gid=IDLE) for lane in range(len(lanes))]
         self.charts["time"] = Chart("Who computes when", "time since the start", "s", lanes, drawn)
         about = "Idle share of each", "idle / makespan", "%"
-        self.charts["idle"] = Chart(*about, names, bars, marks, 100.0)
+        self.charts["idle"] = Chart(*about, names, bars, marks)
         self.legend += [(gid, box) for gid, box in means.items() if gid not in causes]
         self.legend += [(f"{gid}: {share:.1f} %", means[gid]) for gid, share in causes.items()]
         if until:
@@ -259,10 +257,10 @@ def _draw_product(view: View, run: ReportedRun, so_far: str) -> None:
     idle = [max(0.0, 1 - each / whole) for each in predicted["busy"] or ()] if whole else None
     done = sum(mine.get("done", 0) for mine in counted)
     facts["panels done"] = f"{done} of {sum(predicted['panels'])}"
-    known = {"received": [mine.get("received", 0) for mine in counted]}
-    known["memory"] = [*map(_memory, counted)]
-    for what, (place, heading, label, kind, name, add, most) in _COUNTED.items():
-        sizes: list[Any] = known[what]
+    received = [mine.get("received", 0) for mine in counted]
+    known: dict[str, list[Any]] = {"received": received, "memory": [*map(_memory, counted)]}
+    for what, sizes in known.items():
+        place, heading, label, kind, name, add, most = _COUNTED[what]
         got = "not counted" if None in sizes else format_bytes(add(sizes))
         facts[f"{name}{so_far}"] = f"{got}, predicted {most}{format_bytes(add(predicted[what]))}"
         boxes = [
