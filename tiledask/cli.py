@@ -18,18 +18,13 @@ __all__ = ["main"]
 ERRORS = (ValueError, MemoryError, TimeoutError, RuntimeError, OSError)
 OTHER_WORDS = {
     "stages": "pp",
-    "pipeline-parallel": "pp",
-    "tensor-parallel": "tp",
-    "data-parallel": "dp",
-    "context-parallel": "cp",
-    "expert-parallel": "ep",
     "gpus": "devices",
     "seq-len": "sequence",
     "chunks": "interleave",
-    "lora": "lora-rank",
     "checkpointing": "recompute",
 }
-"""What others call an option -> its name here, where it is no name of the command's own."""
+"""What others call an option -> its name here, where it is no name of the command's own; and
+tensor-parallel is tp by its initials."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -87,7 +82,8 @@ def _unknown(word: str, parser: argparse.ArgumentParser, command: str) -> str:
     (subs,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
     actions = {w: a for a in subs.choices[command]._actions for w in a.option_strings}
     name = word.partition("=")[0]
-    near = [f"--{OTHER_WORDS.get(name.lstrip('-'), '')}"]
+    parts = re.findall(r"\w+", name)
+    near = [f"--{OTHER_WORDS.get('-'.join(parts)) or ''.join(part[0] for part in parts)}"]
     near += difflib.get_close_matches(name, actions, 1, 0.6) if name.startswith("-") else []
     said = [f"did you mean {each}: {actions[each].help}? " for each in near if each in actions]
     return f"no argument {short(word)}; {''.join(said[:1])}tiledask {command} --help has them all"
