@@ -108,7 +108,6 @@ class PipelineJob:
             "lanes": [f"device {d + 1}" for d in range(schedule.devices)],
             "facts": {"schedule": schedule.name, "micro-batches": str(schedule.microbatches)},
             "predicted": predicted,
-            "workers": [self.cluster.address(d) for d in range(schedule.devices)],
         }
 
 
