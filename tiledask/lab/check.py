@@ -1,6 +1,6 @@
 """Checks: a quantity predicted, simulated and measured, and the rule by which they agree.
 
-rule                   holds if, among the values that are there,
+rule                   holds if, among the values compared that are there,
 "equal"                all are the same, bytes to the byte
 ("within", d)          every two are at most d apart
 ("ratio", low, high)   the last over each earlier one lies in [low, high]
@@ -52,6 +52,8 @@ class Check:
     """"bytes", "seconds", "percent" (values are shares of 1), "count", or a unit to print."""
     rule: str | tuple[Any, ...] | None = None
     note: str = ""
+    compare: tuple[str, ...] = COLUMNS
+    """The columns that the rule compares, in this order."""
     load: "Load | None" = None
     """What else the machine did while seconds or idle shares were measured, as a run says it."""
 
@@ -62,7 +64,7 @@ class Check:
             return
         rule = (self.rule,) if isinstance(self.rule, str) else tuple(self.rule)
         object.__setattr__(self, "rule", rule)
-        if len(rule) - 1 != LIMITS.get(rule[0], 0 if rule[0] in RULES else None):
+        if rule[0] not in RULES or LIMITS.get(rule[0], 0) != len(rule) - 1:
             raise ConfigError(
                 f"{self.quantity!r}: there is no rule {rule!r}; rules are {', '.join(RULES)}, "
                 f"'within' with 1 limit and 'ratio' with 2"
@@ -70,8 +72,8 @@ class Check:
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The values that the rule compares: those that are there."""
-        values = self.predicted, self.simulated, self.measured
+        """The values that the rule compares: those of its columns that are there."""
+        values = (getattr(self, column) for column in self.compare)
         return tuple(value for value in values if value is not None)
 
     @property
@@ -170,8 +172,8 @@ class Comparison(Printable):
     >>> table = Comparison("Idle time", (
     ...     Check("2 workers", 0.5, 0.5, 0.51, unit="percent", rule=("within", 0.03)),
     ...     Check("4 workers", 0.75, 0.75, 0.81, unit="percent", rule=("within", 0.03))))
-    >>> table, table.ok
-    (Comparison('Idle time': 1 of 2 claims hold), False)
+    >>> table, table.ok, table.failures[0].quantity
+    (Comparison('Idle time': 1 of 2 claims hold), False, '4 workers')
     """
 
     title: str
@@ -215,9 +217,15 @@ class Comparison(Printable):
         }
 
     @property
+    def failures(self) -> tuple[Check, ...]:
+        """The checks that do not hold."""
+        pairs = zip(self.rows, self.verdicts, strict=True)
+        return tuple(row for row, verdict in pairs if verdict.holds is False)
+
+    @property
     def ok(self) -> bool:
         """Whether no check fails."""
-        return all(verdict.holds is not False for verdict in self.verdicts)
+        return not self.failures
 
     @property
     def summary(self) -> str:
@@ -234,7 +242,7 @@ class Comparison(Printable):
             facts: dict[str, Any] = {"quantity": row.quantity}
             facts |= {column: _json(getattr(row, column)) for column in COLUMNS}
             facts |= {"unit": row.unit, "rule": None if row.rule is None else list(row.rule)}
-            facts |= {"compare": list(COLUMNS), "note": row.note}
+            facts |= {"compare": list(row.compare), "note": row.note}
             rows.append(facts | {"holds": verdict.holds, "reason": verdict.why})
         return {"title": self.title, "ok": self.ok, **self.counts, "rows": rows}
 
