@@ -57,8 +57,8 @@ def test_a_layout_is_imported_and_exported(capsys, tmp_path):
     assert (found["layout"]["dp"], found["layout"]["zero"]) == dp_and_zero
     path = tmp_path / "ds.json"
     path.write_text(answer["export"]["text"])
-    again = td.import_config("deepspeed", path, model="gpt2", devices=8).layout
-    assert (again.dp, again.zero) == dp_and_zero
+    again = run(capsys, "fit", "gpt2", "8xA100-40GB", "--deepspeed", str(path))[1]["imported"]
+    assert (again["layout"]["tp"], again["layout"]["zero"]) == (2, 1)
     model = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 " + flags
     assert run(capsys, "fit", "8xA100-40GB", "--megatron", model)[0] == 0
     typed = "plan gpt2 2xA100-40GB 8 --no-sensitivity --first 1 --export megatron"
@@ -72,6 +72,7 @@ def test_a_layout_is_imported_and_exported(capsys, tmp_path):
         ("fit gpt2 0xH100", "0xH100"),
         ("fit 1xH100", "a model and a cluster are named"),
         ("idle --diagnose a.csv --trace b.json", "writes no figure and no trace"),
+        ("fit gpt2 1xH100 --deepspeed a --torchtitan b", "one configuration at a time"),
         ("fit gpt2 1xH100 --price 2", "--price is for --tokens"),
         ("fit gpt2 1xH100 --tokens many", "cannot read 'many' as a number of 0 or more; write 15T"),
         ("fit gpt2 1xH100 --tokens -2T", "cannot read '-2T' as a number of 0 or more; write 15T"),

@@ -20,6 +20,8 @@ from tiledask.plan.whole import whole_number
 
 __all__ = ["Request", "request_of", "usual_batch"]
 
+SOURCES = "megatron", "torchtitan", "deepspeed"
+"""Programs whose configurations are read."""
 MOST_TOKENS = 4_000_000
 """Of a step whose batch nobody gave, where that is a sequence a device or more."""
 
@@ -125,8 +127,8 @@ def request_of(args: argparse.Namespace) -> Request:
     given = vars(args)
     typed: dict[str, Any] = {each.name: given.get(each.name) for each in fields(td.Layout)}
     typed = {name: each for name, each in typed.items() if each is not None and each is not False}
-    if given.get("megatron"):
-        return _imported(args, typed)
+    if named := [name for name in SOURCES if given.get(name)]:
+        return _imported(args, typed, named)
     if args.model is None:
         raise ConfigError("a model and a cluster are named, such as: fit 200B 80x40GB")
     model, cluster = td.load_model(args.model), td.load_cluster(args.cluster)
@@ -173,16 +175,18 @@ def _microbatches(args: argparse.Namespace, dp: int, microbatch: int) -> dict[st
     return {"microbatches": args.batch // each}
 
 
-def _imported(args: argparse.Namespace, typed: dict[str, Any]) -> Request:
-    """What Megatron-LM's flags say; what is typed besides goes before."""
+def _imported(args: argparse.Namespace, typed: dict[str, Any], named: list[str]) -> Request:
+    """What the configuration of another program says; what is typed besides goes before."""
+    if len(named) > 1:
+        raise ConfigError(f"one configuration at a time, got --{' and --'.join(named)}")
     cluster = td.load_cluster(args.cluster)
     given = {"model": args.model, "devices": cluster.devices}
-    found = td.import_config("megatron", args.megatron, **given)
+    found = td.import_config(named[0], getattr(args, named[0]), **given)
     layout = replace(found.layout, **typed)
     layout = replace(layout, **_microbatches(args, layout.dp, layout.microbatch))
     chosen = args.recipe is not None or args.lora_rank is not None
     recipe = recipe_of(args, cluster.device) if chosen else td.load_recipe(found.recipe)
-    notes = [f"{found.model!r}, {shlex.join(layout.options)}, read from megatron"]
+    notes = [f"{found.model!r}, {shlex.join(layout.options)}, read from {named[0]}"]
     sequence = args.sequence or found.sequence
     args.framework = args.framework or (None if args.calibration else found.framework)
     read = {"layout": vars(layout), "recipe": found.recipe, "assumed": [*found.assumed]}
