@@ -25,7 +25,7 @@ from distributed.utils import log_errors
 from tiledask.distributed.cluster.cluster import PAGE, RUNNING
 from tiledask.distributed.cluster.tasks import asked
 from tiledask.distributed.deadlines import DEADLINE
-from tiledask.errors import ConfigError
+from tiledask.errors import ConfigError, DeadlineError
 from tiledask.extras import needed_for
 from tiledask.files import atomic_write
 from tiledask.lab.dashboard.views import (
@@ -208,7 +208,7 @@ def report(path: str | os.PathLike[str], cluster: Any, *, title: str = "Who comp
     title
         Of the page.
 
-    Raises ConfigError if there is nothing to show, TimeoutError if the scheduler does not answer
+    Raises ConfigError if there is nothing to show, DeadlineError if the scheduler does not answer
     within 300 seconds.
     """
     client = getattr(cluster, "client", cluster)
@@ -218,7 +218,11 @@ def report(path: str | os.PathLike[str], cluster: Any, *, title: str = "Who comp
     for each in RUNNING:
         if each.client is client:
             each.await_page()
-    views = asked(client, partial(client._run_on_scheduler, _views_there), DEADLINE)
+    try:
+        views = asked(client, partial(client._run_on_scheduler, _views_there), DEADLINE)
+    except TimeoutError:
+        late = f"waited {DEADLINE:g} s for what the scheduler has recorded"
+        raise DeadlineError(f"{late}; it is busy or gone, try again") from None
     if not views:
         raise ConfigError(
             "this scheduler has recorded nothing: start it with dask scheduler --preload "
