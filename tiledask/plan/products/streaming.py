@@ -237,17 +237,9 @@ reads 8.12 GB, writes 2.03 GB, peak 902.5 MB a slot)
     )
 
 
-def least_memory(problem: Problem, extent: int = 1) -> int:
-    """The least ``memory_limit`` with which `plan_stream` finds a plan, in bytes.
-
-    ``extent``: of tiles and panels that have at least so many rows and columns, if there are.
-    """
-    return min(
-        problem.memory(
-            *(min(-(-extent // u) * u, x) for u, x in zip(units, problem.extents, strict=True))
-        )
-        for units in problem.units()
-    )
+def least_memory(problem: Problem) -> int:
+    """The least ``memory_limit`` with which `plan_stream` finds a plan, in bytes."""
+    return min(problem.memory(*map(min, units, problem.extents)) for units in problem.units())
 
 
 def _largest_tiles(
