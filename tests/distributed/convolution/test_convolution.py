@@ -1,6 +1,6 @@
 """Convolutions split by channels or rows: one device's results and gradients, the calls planned.
 
-Holds `tiledask.distributed.convolution.channels`, `tiledask.distributed.convolution.space`,
+Holds `tiledask.distributed.convolution.layers`,
 `tiledask.plan.collectives.rows`, `tiledask.plan.program.making.convolutions` and
 `tiledask.tile.layers.convolution.im2col`.
 """
@@ -16,8 +16,8 @@ from oracles.calls import assert_calls, assert_close
 from oracles.gradients import draw
 
 import tiledask as td
-from tiledask.distributed.convolution import channels as C
-from tiledask.distributed.convolution import space as S
+from tiledask.distributed.convolution import layers as C
+from tiledask.distributed.convolution import layers as S
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError
 from tiledask.plan.collectives.cost import even

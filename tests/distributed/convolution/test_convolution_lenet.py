@@ -13,7 +13,7 @@ from test_convolution import check as check_channels
 from test_convolution import check_conv as check_rows
 
 import tiledask as td
-from tiledask.distributed.convolution import channels as C
+from tiledask.distributed.convolution import layers as C
 from tiledask.distributed.convolution.lenet import LENET
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.lab import claims as lab
@@ -74,8 +74,9 @@ def test_d2l_says_who_holds_who_works_and_who_sends_how_much():
 
 def test_64_channels_on_4():
     case = CASES["d2l_64ch"]
-    slices = run_threads(lambda rank: C.own(rank.group(), case["inputs"]["C"]), 4).results
-    assert {s.stop - s.start for s in slices} == {case["expected"]["per_gpu"]}
+    x = np.arange(case["inputs"]["C"])
+    parts = run_threads(lambda rank: C.part(rank.group(), x, 0), 4).results
+    assert {len(each) for each in parts} == {case["expected"]["per_gpu"]}
 
 
 def test_alternating_convolutions():

@@ -1,6 +1,6 @@
 """A layer that ranks call is a program: checked, counted as it is recorded, bound once.
 
-Holds `tiledask.distributed.tensor.layer_programs` and `tiledask.plan.program.making.layer`.
+Holds `tiledask.distributed.tensor.run_layer` and `tiledask.plan.program.making.layer`.
 """
 
 import pickle
@@ -10,14 +10,14 @@ import pytest
 
 from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.threads import run_threads
-from tiledask.distributed.tensor import layer_programs
+from tiledask.distributed.tensor import run_layer
 from tiledask.errors import CollectiveError
 
 X, W = np.arange(12.0).reshape(3, 4), np.arange(24.0).reshape(4, 6)
 
 
 def test_a_layer_is_bound_once_and_few_are_at_a_time(monkeypatch):
-    monkeypatch.setattr(layer_programs, "MOST", 2)
+    monkeypatch.setattr(run_layer, "MOST", 2)
 
     def program(rank):
         group, seen = rank.group(), []

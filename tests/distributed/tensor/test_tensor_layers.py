@@ -1,6 +1,6 @@
 """Feed-forward, attention, norms, embedding and loss over ranks: as on one device; as planned.
 
-Holds `tiledask.distributed.tensor.vocabulary`.
+Holds `tiledask.distributed.tensor.layers`.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """Linear layers over ranks: as on one device, to the last digits; collectives as planned.
 
-Holds `tiledask.distributed.tensor.f_g` and `tiledask.distributed.tensor.linear`.
+Holds `tiledask.distributed.tensor.tp_region` and `tiledask.distributed.tensor.layers`.
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
 """Placed blocks: what would be silently wrong raises, with words that help.
 
-Holds `tiledask.distributed.tensor.elementwise` and `tiledask.distributed.tensor.placed`,
+Holds `tiledask.distributed.tensor.tp_region`, `tiledask.distributed.tensor.placed` and
 `tiledask.distributed.tensor.propagate`.
 """
 
@@ -62,7 +62,7 @@ REFUSED = [
         lambda g: T.row_linear(g, cut(g, X, -1), cut(g, W, 0), to=Partial()),
     ),
     ("say to=Replicate", lambda g: T.embedding(g, IDS, cut(g, W, 0), to=Partial())),
-    ("is not sharded", lambda g: feed(g, cut(g, W, 1), T.replicate(W.T))),
+    ("take swiglu_layout", lambda g: feed(g, cut(g, W, 1), T.replicate(W.T))),
     (
         "over 2 ranks .* this group of 4",
         lambda g: T.column_linear(g, WHOLE, T.Placed(W, Tiling((4, 8), (2,), (Shard(1),)))),

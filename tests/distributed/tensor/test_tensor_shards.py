@@ -1,6 +1,6 @@
 """Who holds what: shards, layouts, weights drawn in parts, and checkpoints under another layout.
 
-Holds `tiledask.distributed.tensor.shards` and `tiledask.plan.collectives.shards`.
+Holds `tiledask.distributed.tensor.weights` and `tiledask.plan.collectives.shards`.
 """
 
 import numpy as np

@@ -1,7 +1,6 @@
 """Convolutions split over the ranks of a program, each with its gradients.
 
-channels.py    by output channels, by input channels
-space.py       by rows of the image, with halos
+layers.py      by output channels, by input channels; by rows of the image, with halos
 lenet.py       d2l's LeNet, layer by layer on one device
 lenet_train.py train_lenet: on the ranks of any split, step after step
 
@@ -9,18 +8,16 @@ Each is a program: plan/program/making/convolutions.py has the layers, and lenet
 and what it needs. What a layer calls is counted from its program.
 """
 
-from tiledask.distributed.convolution.channels import (
+from tiledask.distributed.convolution.layers import (
     by_input,
     by_input_grad,
     by_output,
     by_output_grad,
+    conv2d_in_rows,
+    conv2d_in_rows_grad,
     part,
 )
 from tiledask.distributed.convolution.lenet import LENET
-from tiledask.distributed.convolution.space import (
-    conv2d_in_rows,
-    conv2d_in_rows_grad,
-)
 from tiledask.plan.program.lenet import flops, rows_of
 from tiledask.plan.program.making.lenet import need
 

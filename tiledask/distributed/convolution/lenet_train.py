@@ -12,17 +12,17 @@ network          consecutive layers on each rank: activations go on, gradients c
 data parallel    all layers on every rank, and some of the images: gradients are added up once
 space            all layers on every rank, and some rows of each image
 
-Each rank draws its own weights and its copy's images from the seed, so nothing is scattered first.
-A step's program is that of plan/program/making/lenet.py.
+It is a model for `Trainer`, whose units are the layers. Each rank draws its own weights and its
+copy's images from the seed. A step's program is that of plan/program/making/lenet.py.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from tiledask.distributed import tensor as T
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.convolution.lenet import LENET
 from tiledask.distributed.deadlines import bounded
@@ -37,6 +37,7 @@ from tiledask.distributed.training.trainer import Trainer
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan import html
 from tiledask.plan.digests import digest_of
+from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.program.lenet import NAMES, SIDE, UNITS, Need, Split, unit_dim
 from tiledask.plan.program.making.lenet import PARTS, STAGES, LeNetTerms, lenet_program, need
@@ -56,8 +57,6 @@ __all__ = ["LeNetTrainer", "TrainedLeNet", "train_lenet"]
 
 AT_ONCE = 100
 """Images that are looked at in one go when all are classified: their windows take memory."""
-Weights = Mapping[str, Mapping[str, Any]]
-"""Name of a layer -> name of a weight -> array."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -146,28 +145,8 @@ def train_lenet(
     """
     if isinstance(ways, str):
         raise ConfigError(f"ways say how many ranks each has: {{{ways!r}: 4}}, got {ways!r} alone")
-    split = Split.of(ways)
-    _check(data, steps, batch, dtype)
-    if mesh is not None and mesh.ranks != split.ranks:
-        raise PlacementError(
-            f"{split} takes {split.ranks} ranks, and the mesh has {mesh.ranks}: use "
-            f"td.Mesh(cluster, ({split.ranks},)), or other ways"
-        )
-    rule = rule or Adam()
-    terms = LeNetTerms(split, batch, recipe_for(rule, dtype), np.dtype(dtype).itemsize)
-    job = LeNetJob(**vars(terms), rule=rule, dtype=dtype, data=data, steps=steps, seed=seed)
-    given = job, lenet_program(terms).check()
-    if mesh is None:
-        done = run_threads(_train_rank, split.ranks, *given, timeout=timeout)
-    else:
-        done = run_ranks(_train_rank, mesh, *given, timeout=timeout, again=True)
-    return _collected(job, done)
-
-
-def _check(data: Images, steps: int, batch: int, dtype: str) -> None:
-    high, wide = data.pixels.shape[1:]
-    most = UNITS[NAMES[-1]]
-    if (high, wide) != (SIDE, SIDE) or data.classes > most:
+    split, most = Split.of(ways), UNITS[NAMES[-1]]
+    if data.pixels.shape[1:] != (SIDE, SIDE) or data.classes > most:
         raise ConfigError(
             f"LeNet takes images of {SIDE} x {SIDE} and up to {most} classes, got {data!r}; "
             f'td.load_images("digits") has such'
@@ -176,100 +155,125 @@ def _check(data: Images, steps: int, batch: int, dtype: str) -> None:
     whole_number("batch", batch, 1, of="images")
     if dtype not in ("float32", "float64"):
         raise ConfigError(f"dtype is 'float32' or 'float64', got {dtype!r}")
+    if mesh is not None and mesh.ranks != split.ranks:
+        raise PlacementError(
+            f"{split} takes {split.ranks} ranks, and the mesh has {mesh.ranks}: use "
+            f"td.Mesh(cluster, ({split.ranks},)), or other ways"
+        )
+    rule, itemsize = rule or Adam(), np.dtype(dtype).itemsize
+    terms = LeNetTerms(split, batch, recipe_for(rule, dtype), itemsize)
+    given = LeNetJob(terms, data, steps, rule, dtype, seed), lenet_program(terms).check()
+    if mesh is None:
+        done = run_threads(_train_rank, split.ranks, *given, timeout=timeout)
+    else:
+        done = run_ranks(_train_rank, mesh, *given, timeout=timeout, again=True)
+    taken = np.zeros((split.ranks, steps))
+    for each in done.records.steps:
+        taken[each.rank, each.step] = each.end - each.begin
+    return TrainedLeNet(
+        split,
+        np.sum([part.losses for part in done.results], axis=0, dtype=float),
+        _whole_weights(split, done, steps),
+        [part.held for part in done.results],
+        [part.flops for part in done.results],
+        taken.max(axis=0),
+        done.records,
+        need(split, batch, split.ranks, itemsize),
+    )
+
+
+def _whole_weights(split: Split, done: Ranks, steps: int) -> dict[str, dict[str, Any]]:
+    """All weights in full. Raises PlacementError if ranks with the same weights differ."""
+    parts, first = done.results, dict[tuple[int, int], int]()
+    for rank, part in enumerate(parts):
+        _, stage, inner = split.at(rank)
+        one = first.setdefault((stage, 0 if split.in_space else inner), rank)
+        if part.digest != parts[one].digest:
+            raise PlacementError(
+                f"ranks {one} and {rank} hold the same weights, and these differ after "
+                f"{steps} steps: what was added up over them was not the same on both"
+            )
+    found: dict[str, dict[str, Any]] = {}
+    for stage in range(split.stages):
+        blocks = [parts[stage * split.parts + part].weights for part in range(split.parts)]
+        for name, w in T.put_together(blocks).items():
+            layer, _, kind = name.partition(".")
+            found.setdefault(layer, {})[kind] = w
+    return found
 
 
 # -- on a rank -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class LeNetUnits:
-    """The layers of a split as units of a `Trainer`."""
+class LeNetJob:
+    """What every rank is given: a training's configuration, and its model."""
 
-    split: Split
+    terms: LeNetTerms
+    data: Images
+    steps: int
+    rule: Rule
+    dtype: str
+    seed: int
+    zero: ClassVar[int] = 0
+    scale: ClassVar[None] = None
+    clip: ClassVar[None] = None
     gated: ClassVar[bool] = False
+
+    @property
+    def model(self) -> "LeNetJob":
+        return self
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.terms.recipe
+
+    def units(self, stage: int) -> tuple[str, ...]:
+        """The layers of a stage."""
+        return tuple(NAMES[i] for i in self.terms.split.layers(stage))
 
     def parameters(self, unit: str) -> dict[str, L.Parameter]:
         return dict(LENET[NAMES.index(unit)].parameters)
 
     def tilings(self, unit: str, ranks: int) -> dict[str, Tiling]:
-        return self.split.tilings(unit)
+        return self.terms.split.tilings(unit)
 
     def shapes(self, unit: str, ranks: int, rank: int) -> dict[str, tuple[int, ...]]:
-        return self.split.shapes(unit, rank)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LeNetJob(LeNetTerms):
-    """What every rank is told."""
-
-    rule: Rule
-    dtype: str
-    data: Images
-    steps: int
-    seed: int = 0
-    zero: ClassVar[int] = 0
-    scale: ClassVar[None] = None
-    clip: ClassVar[None] = None
-
-    @property
-    def model(self) -> LeNetUnits:
-        return LeNetUnits(self.split)
-
-    def units(self, stage: int) -> tuple[str, ...]:
-        """The layers of a stage."""
-        return tuple(NAMES[i] for i in self.split.layers(stage))
+        return self.terms.split.shapes(unit, rank)
 
 
 class LeNetTrainer(Trainer):
     """One rank's part of LeNet, with newly drawn weights."""
 
-    def __init__(self, rank: Rank, job: LeNetJob, program: Program) -> None:
-        self.flops = 0
-        """Of the products of the last step, counted from the arrays that are multiplied."""
-        super().__init__(rank, job, program, axes=(DATA, PARTS, STAGES))
+    flops = 0
+    """Of the products of the last step, counted from the arrays that are multiplied."""
 
     def step(self, batch: Any) -> float:
         self.flops = 0
         return super().step(batch)
 
-    def unpacked(self, flat: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Arrays by layer and name, in host memory, from a flat one for each layer."""
-        return {
-            unit: {n: to_numpy(a) for n, a in self.packings[unit].unpack(each).items()}
-            for unit, each in flat.items()
-        }
-
     def _bind(self, op: Op, block: Block, told: dict[str, Any]) -> Callable[..., Any]:
         kernel = super()._bind(op, block, told)
-        if not op["product"]:
-            return kernel
 
         def counted(*arrays: Any) -> Any:
             made = kernel(*arrays)
-            self.flops += _flops(op.name, arrays, made)
+            # 2 for each weight that goes into each number of y, or of dy
+            y, w = made, arrays[1]
+            if op.name.endswith("_grad_weight"):
+                y, w = arrays[0], made[0]
+            elif op.name.endswith("_grad_input"):
+                y, w = arrays[0], arrays[-1]
+            self.flops += 2 * y.size * w.size // max(1, w.shape[unit_dim(w.shape)])
             return made
 
-        return counted
-
-
-def _flops(kernel: str, arrays: Sequence[Any], made: Any) -> int:
-    """Of a product: 2 for each weight that goes into each number of y, or of dy."""
-    if kernel.endswith("_grad_weight"):
-        y, w = arrays[0], made[0]
-    elif kernel.endswith("_grad_input"):
-        y, w = arrays[0], arrays[-1]
-    else:
-        y, w = made, arrays[1]
-    total: int = 2 * y.size * w.size // max(1, w.shape[unit_dim(w.shape)])
-    return total
+        return counted if op["product"] else kernel
 
 
 class _Part(NamedTuple):
     """What a rank brings back."""
 
     losses: list[float]
-    seconds: list[float]
-    weights: dict[str, dict[str, np.ndarray]]
+    weights: dict[str, T.Placed]
     digest: bytes
     held: dict[str, int]
     flops: int
@@ -277,59 +281,20 @@ class _Part(NamedTuple):
 
 def _train_rank(rank: Rank, job: LeNetJob, program: Program) -> _Part:
     """What a rank does, step after step."""
-    trainer = LeNetTrainer(rank, job, program)
-    rows = job.split.images(job.batch, job.split.at(rank.index)[0])
-    losses, seconds = [], []
+    trainer = LeNetTrainer(rank, job, program, axes=(DATA, PARTS, STAGES))
+    split, batch = job.terms.split, job.terms.batch
+    rows, losses = split.images(batch, split.at(rank.index)[0]), []
     for number in range(job.steps):
-        begun = perf_counter()
-        batch = job.data.batch(job.seed, number, job.batch, rows, job.dtype)
+
+        def images(_: int, number: int = number) -> tuple[np.ndarray, np.ndarray]:
+            return job.data.batch(job.seed, number, batch, rows, job.dtype)
+
         with rank.step(number):
-            losses.append(trainer.step(lambda _, batch=batch: batch))
-        seconds.append(perf_counter() - begun)
-    weights = trainer.unpacked(trainer.arrays["weights"])
-    digest = digest_of(w for each in weights.values() for w in each.values())
-    held = {tensor: n for tensor, n in trainer.held.items() if tensor != "gradients"}
-    return _Part(losses, seconds, weights, digest, held, trainer.flops)
-
-
-def _collected(job: LeNetJob, done: Ranks) -> TrainedLeNet:
-    """All ranks' parts together. Raises PlacementError if those with the same weights differ."""
-    split, parts = job.split, done.results
-    numbers = np.arange(split.ranks).reshape(split.shape)
-    for rank, part in enumerate(parts):
-        _, stage, inner = split.at(rank)
-        first = numbers[0, stage, 0 if split.in_space else inner]
-        if part.digest != parts[first].digest:
-            raise PlacementError(
-                f"ranks {first} and {rank} hold the same weights, and these differ after "
-                f"{job.steps} steps: what was added up over them was not the same on both"
-            )
-    losses = np.sum([part.losses for part in parts], axis=0, dtype=float)
-    seconds = np.max([part.seconds for part in parts], axis=0)
-    one_copy = parts[: split.stages * split.parts]
-    return TrainedLeNet(
-        split,
-        losses,
-        _whole_weights(split, [part.weights for part in one_copy]),
-        [part.held for part in parts],
-        [part.flops for part in parts],
-        seconds,
-        done.records,
-        need(split, job.batch, split.ranks, np.dtype(job.dtype).itemsize),
-    )
-
-
-def _whole_weights(split: Split, held: Sequence[Weights]) -> dict[str, dict[str, Any]]:
-    """All weights, from those of the ranks of one copy: shards one behind the other."""
-    found: dict[str, list[Mapping[str, Any]]] = {}
-    for rank, weights in enumerate(held):
-        for layer, each in weights.items():
-            if not split.in_space or rank % split.parts == 0:
-                found.setdefault(layer, []).append(each)
-    return {
-        layer.name: {
-            kind: np.concatenate([each[kind] for each in found[layer.name]], axis=unit_dim(p.shape))
-            for kind, p in layer.parameters.items()
-        }
-        for layer in LENET
+            losses.append(trainer.step(images))
+    weights = {
+        f"{unit}.{name}": T.Placed(to_numpy(w), trainer.tilings[unit][name])
+        for unit, flat in trainer.arrays["weights"].items()
+        for name, w in trainer.packings[unit].unpack(flat).items()
     }
+    held = {tensor: n for tensor, n in trainer.held.items() if tensor != "gradients"}
+    return _Part(losses, weights, digest_of(w.local for w in weights.values()), held, trainer.flops)

@@ -28,16 +28,7 @@ from tiledask.plan.products.regions import slices
 from tiledask.plan.products.shards import Shards
 from tiledask.tile.backend import array_namespace
 
-__all__ = [
-    "EVERYWHERE",
-    "Placed",
-    "Weights",
-    "block_of",
-    "checked_dim",
-    "partial",
-    "replicate",
-    "shard",
-]
+__all__ = ["Placed", "partial", "replicate", "shard"]
 
 EVERYWHERE = Replicate()
 """The placement of what every rank has in full."""
@@ -59,12 +50,11 @@ class Placed(Tiled):
         placement: Placement,
         shape: Sequence[int],
         shards: Shards | None = None,
-        ranks: int = ANY,
     ) -> "Placed":
-        """On one group: ``shards``, or an even Shard's ``ranks``, say how many are in it."""
-        if isinstance(placement, Shard) and shards is not None:
-            placement, ranks = Shard(placement.dim, shards), shards.ranks
-        return cls(local, Tiling(tuple(shape), (ranks,), (placement,)))
+        """On one group, along one axis; of a Shard ``shards`` say who holds what."""
+        if isinstance(placement, Shard):
+            placement = Shard(placement.dim, shards)
+        return cls(local, Tiling(tuple(shape), (shards.ranks if shards else ANY,), (placement,)))
 
     @property
     def placement(self) -> Placement:
@@ -78,8 +68,7 @@ class Placed(Tiled):
     @property
     def dim(self) -> int | None:
         """The dimension that is sharded; None if none is."""
-        placement = self.placement
-        return placement.dim if isinstance(placement, Shard) else None
+        return self.placement.dim if isinstance(self.placement, Shard) else None
 
     @property
     def split(self) -> tuple[int, Shards]:
@@ -133,22 +122,15 @@ def shard(group: Group, whole: Any, dim: int, shards: Shards | None = None) -> P
     >>> run_threads(lambda rank: shard(rank.group(), np.arange(5), 0).local.tolist(), 2).results
     [[0, 1, 2], [3, 4]]
     """
-    dim = checked_dim(whole.ndim, dim)
+    dim = dim + whole.ndim if dim < 0 else dim
     tiling = Tiling(tuple(whole.shape), (group.size,), (Shard(dim, shards),))
-    return Placed(block_of(whole, tiling, (group.rank,)), tiling)
+    return block_of(group, whole, tiling)
 
 
-def block_of(whole: Any, tiling: Tiling, at: tuple[int, ...]) -> Any:
-    """What the rank at ``at`` has, copied, of an array that is here in full."""
-    mine = tiling.slice(at)
+def block_of(group: Group, whole: Any, tiling: Tiling) -> Placed:
+    """This rank's block, copied, of an array that is here in full."""
+    mine = tiling.slice((group.rank,))
     local = array_namespace(whole).empty(mine.local_shape, whole.dtype)
     for box, view in mine.views(local):
         view[...] = whole[slices(box)]
-    return local
-
-
-def checked_dim(ndim: int, dim: int) -> int:
-    """``dim`` counted from the first; raises PlacementError if there is no such dimension."""
-    if not -ndim <= dim < ndim:
-        raise PlacementError(f"an array of {ndim} dimensions has none numbered {dim}")
-    return dim % ndim
+    return Placed(local, tiling)

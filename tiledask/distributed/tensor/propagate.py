@@ -1,8 +1,8 @@
 """What may be placed how: one rule by einsum letters, before anything is computed.
 
-    column_linear   x *K    w Kn!   b n!      K is whole, n is sharded, of b as of w
-    row_linear      x *k!   w k!N   b N       k is sharded, of x as of w: y is a sum over ranks
-    norm            x *H    w H               only tokens (*) may be sharded
+    column_linear   *K Kn! n! -> *n!    K is whole; n is sharded, of b as of w, and so is y
+    row_linear      *k! k!N N -> *N     k is sharded, of x as of w: y is a sum over ranks
+    norm            *H H H -> *H        only tokens (*) may be sharded; y is placed as x is
 
 Nothing may be Partial: gelu(a + b) is not gelu(a) + gelu(b), and a bias added to t partial sums is
 there t times.
@@ -15,7 +15,7 @@ from typing import NamedTuple, NoReturn
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.tensor.placed import Placed
 from tiledask.errors import PlacementError
-from tiledask.plan.products.placement import ANY, Replicate, Shard
+from tiledask.plan.products.placement import ANY, Partial, Replicate, Shard
 from tiledask.plan.products.shards import Shards
 
 __all__ = ["fits", "need", "propagate", "refuse", "same_placement"]
@@ -29,42 +29,56 @@ class _Letter(NamedTuple):
     shards: Shards | None
 
 
-def propagate(group: Group, op: str, rule: str, why: str, **operands: Placed | None) -> None:
-    """None; raises PlacementError unless the ``operands`` go together.
+def propagate(group: Group, op: str, rule: str, why: str, **operands: Placed | None) -> Placed:
+    """How the result is placed; raises PlacementError unless the ``operands`` go together.
 
-    ``rule``: the letters of each. A capital one is whole, one with ! is sharded, and one that
-    operands share is sharded alike; ``*`` are the dimensions of tokens. ``why``: the reason, and
-    the way out.
+    ``rule``: the letters of each and of the result. A capital one is whole, one with ! is sharded,
+    and one that operands share is sharded alike; ``*`` are the dimensions of tokens. ``why``: the
+    reason, and the way out.
     """
+    texts, result = rule.split(" -> ")
     letters: dict[str, _Letter] = {}
-    for text, (name, x) in zip(rule.split(), operands.items(), strict=True):
-        if x is None:
-            continue
-        dims, sharded = re.findall(r"\w", text), re.findall(r"(\w)!", text)
-        kinds: tuple[type, ...] = (Shard,) if sharded else (Replicate, Shard)
-        if text.isalpha() and text.isupper():
-            kinds = (Replicate,)
-        need(op, name, x, kinds, why)
-        first = x.ndim - len(dims)
-        at = None if x.dim is None else "*" if x.dim < first else dims[x.dim - first]
-        if first < 0 or (first and "*" not in text):
-            refuse(op, f"{name} has {len(dims)} dimensions, got {x}")
-        if (at and at.isupper()) or (sharded and at not in sharded):
-            refuse(op, f"{name} is sharded along another dimension than it may be, {x}: {why}")
-        fits(group, op, name, x)
-        for letter, extent in zip(dims, x.shape[first:], strict=True):
-            mine = _Letter(name, extent, x.shards if letter == at else None)
-            other = letters.setdefault(letter, mine)
-            if (extent, mine.shards) != other[1:]:
-                refuse(
-                    op,
-                    f"{name} has {extent} there, sharded as {mine.shards}, and {other.name} "
-                    f"{other.extent}, as {other.shards}; they must be alike: {why}",
-                )
+    for text, (name, x) in zip(texts.split(), operands.items(), strict=True):
+        if x is not None:
+            _check_operand(group, op, text, why, name, x, letters)
+    x, made = next(iter(operands.values())), result.strip("*").replace("!", "")
+    assert x is not None
+    if texts.split()[0] == result:
+        return x.spec
+    tokens = x.shape[: x.ndim - len(re.findall(r"\w", texts.split()[0]))]
+    shape = (*tokens, *(letters[letter].extent for letter in made))
+    if "!" in result:
+        return Placed.of(None, Shard(len(shape) - 1), shape, letters[made[-1]].shards)
+    return Placed.of(None, Partial(), shape)
+
+
+def _check_operand(
+    group: Group, op: str, text: str, why: str, name: str, x: Placed, letters: dict[str, _Letter]
+) -> None:
+    """Refuse an operand that its letters do not allow; note what they stand for."""
+    dims, sharded = re.findall(r"\w", text), re.findall(r"(\w)!", text)
+    whole = text.isalpha() and text.isupper()
+    need(op, name, x, (Shard,) if sharded else (Replicate,) if whole else (Replicate, Shard), why)
+    first = x.ndim - len(dims)
+    at = None if x.dim is None else "*" if x.dim < first else dims[x.dim - first]
+    if first < 0 or (first and "*" not in text):
+        refuse(op, f"{name} has {len(dims)} dimensions, got {x}")
+    if (at and at.isupper()) or (sharded and at not in sharded):
+        refuse(op, f"{name} is sharded along another dimension than it may be, {x}: {why}")
+    fits(group, op, name, x)
+    for letter, extent in zip(dims, x.shape[first:], strict=True):
+        mine = _Letter(name, extent, x.shards if letter == at else None)
+        other = letters.setdefault(letter, mine)
+        if (extent, mine.shards) != other[1:]:
+            refuse(
+                op,
+                f"{name} has {extent} there, sharded as {mine.shards}, and {other.name} "
+                f"{other.extent}, as {other.shards}; they must be alike: {why}",
+            )
 
 
 def need(op: str, name: str, x: Placed, kinds: Sequence[type], why: str) -> None:
-    """None; raises PlacementError unless ``x`` is placed in one of these ways."""
+    """Refuse ``x`` unless it is placed in one of these ways."""
     if not isinstance(x, Placed):
         raise PlacementError(
             f"{op} takes {name} with its placement, got {type(x).__name__}: "
@@ -76,28 +90,20 @@ def need(op: str, name: str, x: Placed, kinds: Sequence[type], why: str) -> None
 
 
 def fits(group: Group, op: str, name: str, x: Placed) -> None:
-    """None; raises PlacementError unless ``x`` is one of this rank's blocks in this group."""
+    """Refuse ``x`` unless it is this rank's block in this group."""
     if x.local is None or ANY in x.tiling.mesh:
         return
-    over, here = x.tiling.mesh, tuple(x.local.shape)
-    if over != group.mesh:
+    (over,), here = x.tiling.mesh, tuple(x.local.shape)
+    if over != group.size or here != x.tiling.block_shape((group.rank,)):
         refuse(
             op,
-            f"{name} is {x} over {' x '.join(map(str, over))} ranks ({x.shards}), and rank "
-            f"{group.rank} of this group of {group.size} has {list(here)} of it; place it again "
-            f"on this group, from the whole",
-        )
-    wanted = x.tiling.block_shape(group.place)
-    if here != wanted:
-        refuse(
-            op,
-            f"rank {group.rank} of {group.size} holds {list(wanted)} of {name} {list(x.shape)}, "
-            f"got {list(here)}; place it from the whole",
+            f"{name} is {x} over {over} ranks ({x.shards}), and rank {group.rank} of this group "
+            f"of {group.size} has {list(here)} of it; place it again on this group, from the whole",
         )
 
 
 def same_placement(op: str, name: str, x: Placed, other_name: str, other: Placed) -> None:
-    """None; raises PlacementError unless both have the same placement."""
+    """Refuse two that are not placed alike."""
     if x.tiling is not other.tiling and x.tiling != other.tiling:
         refuse(
             op,
@@ -108,5 +114,4 @@ def same_placement(op: str, name: str, x: Placed, other_name: str, other: Placed
 
 
 def refuse(op: str, reason: str) -> NoReturn:
-    """Raises PlacementError."""
     raise PlacementError(f"{op}: {reason}")

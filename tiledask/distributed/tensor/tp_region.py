@@ -1,4 +1,4 @@
-"""f and g: where values enter and leave the ranks' own work; each is the other's gradient.
+"""Where values enter and leave the ranks' own work, and what is done to each element there.
 
             takes       gives       forward            backward
 f           Replicate   Replicate   -                  all_reduce dx
@@ -12,17 +12,24 @@ and its dW is exactly t times too large. (Shoeybi et al., arXiv:1909.08053, sect
 with sharded tokens: Korthikanti et al., arXiv:2205.05198, section 4.2.)
 """
 
-from tiledask.distributed.ranks.group import Group
-from tiledask.distributed.tensor.placed import EVERYWHERE, Placed, checked_dim, replicate
-from tiledask.distributed.tensor.propagate import fits, need, refuse
-from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard
-from tiledask.plan.products.shards import Shards, even_shards
+from typing import Any
 
-__all__ = ["entering", "f", "g", "gathered", "leaving"]
+from tiledask.distributed.ranks.group import Group
+from tiledask.distributed.tensor.placed import Placed, replicate
+from tiledask.distributed.tensor.propagate import fits, need, propagate, refuse, same_placement
+from tiledask.plan.products.placement import Partial, Replicate, Shard
+from tiledask.tile import layers as tile
+from tiledask.tile.layers.operands import rounded, wide
+
+__all__ = ["activate", "add", "add_bias", "f", "g", "gathered"]
 
 TWICE = (
     "it is the same on every rank, so its sum is {0} times too large; leave the all_reduce out. "
     "If it is this rank's partial sum, say so: partial(x)"
+)
+ONCE = (
+    "a bias that each of {0} ranks adds to its partial sum is in the sum {0} times; sum first, by "
+    "g(group, x)"
 )
 
 
@@ -52,12 +59,12 @@ def gathered(group: Group, x: Placed) -> Placed:
     `shard` of it.
     """
     need("gathered (all_gather)", "x", x, (Shard,), "only shards are joined")
-    entering(group, x)
+    check_gather(group, x)
     return replicate(group.all_gather(x.local, x.split[0]))
 
 
-def entering(group: Group, x: Placed) -> None:
-    """None; raises PlacementError unless all of ``x`` is here, or is had by a gather."""
+def check_gather(group: Group, x: Placed) -> None:
+    """Refuse ``x`` unless all of it is here, or is had by a gather."""
     fits(group, "gathered (all_gather)", "x", x)
     if x.shards and not x.shards.in_a_row:
         refuse(
@@ -67,18 +74,28 @@ def entering(group: Group, x: Placed) -> None:
         )
 
 
-def leaving(group: Group, y: Placed, to: Placement, shards: Shards | None) -> Placed:
-    """The placement of the Partial ``y`` summed up: by `g`, or a reduce_scatter."""
-    if isinstance(to, Partial):
-        refuse("to=Partial()", f"{y} is summed up here; say to=Replicate(), or Shard(dim) of it")
-    if isinstance(to, Replicate):
-        return Placed.of(y.local, EVERYWHERE, y.shape)
-    dim = checked_dim(y.ndim, to.dim)
-    shards = shards or even_shards(y.shape[dim], group.size)
-    if shards.extent != y.shape[dim] or not shards.in_a_row:
-        refuse(
-            "reduce_scatter",
-            f"along dimension {dim} are {y.shape[dim]} indices, one behind the other, got shards "
-            f"of {shards}; use even_shards({y.shape[dim]}, {group.size})",
-        )
-    return Placed.of(None, Shard(dim), y.shape, shards)
+def activate(x: Placed, activation: str) -> tuple[Placed, Any]:
+    """(y, kept): relu, gelu or silu of ``x``, placed as x is. Refuses a Partial."""
+    need(
+        activation,
+        "x",
+        x,
+        (Replicate, Shard),
+        f"{activation} of a sum is not the sum of {activation}s; sum first, by g(group, x), or cut "
+        f"the matrix before it along its columns",
+    )
+    y, kept = tile.find_activation(activation).forward(x.local)
+    return x.like(y), kept
+
+
+def add(x: Placed, y: Placed) -> Placed:
+    """x + y; both have the same placement, so that nothing is added on every rank to one sum."""
+    same_placement("add", "x", x, "y", y)
+    return x.like(rounded(wide(x.local) + wide(y.local), x.local))
+
+
+def add_bias(group: Group, x: Placed, b: Placed | None) -> Placed:
+    """x + b over the last axis, or x without a bias; a Partial, where b would be there t times,
+    is refused."""
+    propagate(group, "add_bias", "*n n -> *n", ONCE.format(group.size), x=x, b=b)
+    return x if b is None else x.like(rounded(wide(x.local) + wide(b.local), x.local))

@@ -1,8 +1,8 @@
 """A layer that ranks call is a program of one layer: made once, run on their group.
 
     column_linear(group, x, w)     its rule checks the placements, the first time
-                                   forward: this rank's line, on what it is given
-    column_linear_grad(...)        backward: on dy, and on what the forward's line has kept
+                                   forward: this rank's part, on what it is given
+    column_linear_grad(...)        backward: on dy, and on what the forward has kept
 
 The program is that of a training's layers (plan/program/making/layers.py); collectives are the
 group's, whose ranks agree on each.
@@ -33,35 +33,22 @@ class LayerRule(NamedTuple):
     """The method that writes it, of `ConvolutionLayers` or `TensorLayers`."""
     y: Placed
     """The placement of what comes out."""
-    told: dict[str, Any]
-    """What the method is told."""
+    options: dict[str, Any]
+    """Of the method."""
     name: str
     """Whose gradient is refused if dy is placed in another way."""
     why: str = ""
     """It is."""
     tokens: Placed | None = None
     """What is between layers: its tokens may be sharded."""
-    room: str = ""
+    prefix: str = ""
     """What the method puts before the weights' names."""
     heads: tuple[int, int, int] = (1, 1, 1)
     regather: bool = False
 
 
-Check = Callable[..., LayerRule]
-"""From the group, the specs of what is given and of the weights, and what the layer is told."""
-_Spec = tuple[Any, ...]
-"""Tiling, and shape and itemsize of the block."""
-
-
-class _Key(NamedTuple):
-    """What a layer's program follows from."""
-
-    check: Check
-    told: tuple[Any, ...]
-    given: tuple[_Spec, ...]
-    names: tuple[str, ...]
-    weights: tuple[_Spec | None, ...]
-    wanted: bool = True
+Rule = Callable[..., LayerRule]
+"""From the group, the specs of what is given and of the weights, and the layer's options."""
 
 
 class BlockShape(NamedTuple):
@@ -71,43 +58,53 @@ class BlockShape(NamedTuple):
     itemsize: int
 
 
+class _Key(NamedTuple):
+    """What a layer's program follows from; of each operand (tiling, shape, itemsize)."""
+
+    rule: Rule
+    options: tuple[Any, ...]
+    given: tuple[tuple[Any, ...], ...]
+    weights: tuple[tuple[str, tuple[Any, ...] | None], ...]
+    wanted: bool = True
+
+
 class KeptLayer(NamedTuple):
     """What a layer keeps for its gradient."""
 
     arrays: tuple[Any, ...]
-    rule: LayerRule
     key: _Key
 
 
 class BoundLayer(Interpreter):
-    """This rank's line of a layer's program, bound to a group."""
+    """This rank's part of a layer's program, bound to a group."""
 
     def __init__(self, group: Group, key: _Key) -> None:
-        check, told, given, names, specs, wanted = key
-        xs = tuple(_placed(x) for x in given)
-        there = {n: _placed(spec) for n, spec in zip(names, specs, strict=True) if spec}
-        weights: Weights = dict.fromkeys(names) | there
-        self.key, self.x, self.rule = key, xs[0], check(group, xs, weights, *told)
-        rule = self.rule
-        operands = [_operand(rule.room + name, w) for name, w in there.items()]
+        xs = tuple(_placed(each) for each in key.given)
+        weights: Weights = {name: each and _placed(each) for name, each in key.weights}
+        self.x, self.rule = xs[0], key.rule(group, xs, weights, *key.options)
+        rule, there = self.rule, {name: w for name, w in weights.items() if w}
         self.names = list(there)
         self._arguments: Sequence[Any] = ()
         self._returned: Sequence[Any] = ()
+        tokens = None
+        if rule.tokens is not None and rule.tokens.dim is not None:
+            dim, shards = rule.tokens.split
+            tokens = dim, shards.counts
         terms = LayerTerms(
             layer=rule.layer,
             mesh=group.mesh,
             given=tuple(_operand(f"x{n}", x) for n, x in enumerate(xs)),
-            weights=tuple(operands),
-            options=tuple(rule.told.items()),
+            weights=tuple(_operand(rule.prefix + name, w) for name, w in there.items()),
+            options=tuple(rule.options.items()),
             itemsize=[*there.values(), *xs][0].local.itemsize,
-            tokens=_tokens(rule.tokens),
+            tokens=tokens,
             heads=rule.heads,
             regather=rule.regather,
-            wanted=wanted,
+            wanted=key.wanted,
         )
-        state: dict[str, Any] = dict.fromkeys(each.name for each in operands)
+        state: dict[str, Any] = dict.fromkeys(each.name for each in terms.weights)
         super().__init__(group.owner, layer_program(terms), state, self._of_layer, group=group)
-        self._of_weights = {n: self._slots[rule.room + n] for n in there}
+        self._of_weights = {name: self._slots[rule.prefix + name] for name in there}
 
     def _of_layer(self, op: Op, _: Block, told: dict[str, Any]) -> Callable[..., Any]:
         if op.name == "arguments":
@@ -123,7 +120,7 @@ class BoundLayer(Interpreter):
     def through(
         self, turn: int, kept: Sequence[Any], arguments: tuple[Any, ...], weights: Weights
     ) -> tuple[Sequence[Any], tuple[Any, ...]]:
-        """(what a part of the line returns, what it keeps besides)."""
+        """(what forward, turn 0, or backward returns, what it keeps besides)."""
         env, self._arguments = list(kept or self._state), arguments
         for name, slot in self._of_weights.items():
             w = weights[name]
@@ -137,21 +134,21 @@ class BoundLayer(Interpreter):
 
 
 def forward(
-    check: Check, group: Group, given: tuple[Placed, ...], weights: Weights, *told: Any
+    rule: Rule, group: Group, given: tuple[Placed, ...], weights: Weights, *options: Any
 ) -> tuple[Placed, KeptLayer]:
-    """(y, kept) of the layer whose rule ``check`` has; PlacementError from there.
+    """(y, kept) of the layer that ``rule`` allows; PlacementError from there.
 
     ``weights``: by name, None for a bias that is not there.
     """
     try:
-        specs = tuple([None if w is None else _spec(w) for w in weights.values()])
-        key = _Key(check, told, tuple([_spec(x) for x in given]), tuple(weights), specs)
+        of = tuple([(name, w if w is None else _spec(w)) for name, w in weights.items()])
+        key = _Key(rule, options, tuple([_spec(x) for x in given]), of)
     except AttributeError:
-        check(group, given, weights, *told)  # what has no placement is refused by the rule
+        rule(group, given, weights, *options)  # what has no placement is refused there
         raise
     layer = _bound(group, key)
     (y,), kept = layer.through(0, (), tuple([x.local for x in given]), weights)
-    return _block(y, layer.rule.y), KeptLayer(kept, layer.rule, layer.key)
+    return Placed(y, layer.rule.y.tiling), KeptLayer(kept, key)
 
 
 def backward(
@@ -161,16 +158,16 @@ def backward(
 
     ``wanted``: whether dx is; if not it is None, and nothing moves for it.
     """
-    y, operation = kept.rule.y, f"{kept.rule.name}'s gradient"
-    if kept.rule.why:
-        need(operation, "dy", dy, (type(y.placement),), kept.rule.why)
-    same_placement(operation, "dy", dy, "y", y)
     layer = _bound(group, kept.key if wanted else kept.key._replace(wanted=False))
+    y, operation = layer.rule.y, f"{layer.rule.name}'s gradient"
+    if layer.rule.why:
+        need(operation, "dy", dy, (type(y.placement),), layer.rule.why)
+    same_placement(operation, "dy", dy, "y", y)
     found, _ = layer.through(1, kept.arrays, (dy.local,), weights)
     first = len(found) - len(layer.names)
     of = dict(zip(layer.names, found[first:], strict=True))
-    grads = {n: w and _block(of[n], w) for n, w in weights.items()}
-    return _block(found[0], layer.x) if first else None, grads
+    grads = {name: w and Placed(of[name], w.tiling) for name, w in weights.items()}
+    return Placed(found[0], layer.x.tiling) if first else None, grads
 
 
 def _bound(group: Group, key: _Key) -> BoundLayer:
@@ -182,26 +179,14 @@ def _bound(group: Group, key: _Key) -> BoundLayer:
     return layer
 
 
-def _block(local: Any, like: Placed) -> Placed:
-    return Placed(local, like.tiling)
-
-
-def _spec(x: Placed) -> _Spec:
+def _spec(x: Placed) -> tuple[Any, ...]:
     local = x.local
-    of = getattr(local, "shape", ()), getattr(local, "itemsize", 0)
-    return x.tiling, *of
+    return x.tiling, getattr(local, "shape", ()), getattr(local, "itemsize", 0)
 
 
-def _placed(spec: _Spec) -> Placed:
+def _placed(spec: tuple[Any, ...]) -> Placed:
     return Placed(BlockShape(*spec[1:]), spec[0])
 
 
 def _operand(name: str, x: Placed) -> LayerOperand:
     return LayerOperand(name, x.tiling, x.local.itemsize)
-
-
-def _tokens(x: Placed | None) -> tuple[int, tuple[int, ...]] | None:
-    if x is None or x.dim is None:
-        return None
-    dim, shards = x.split
-    return dim, shards.counts

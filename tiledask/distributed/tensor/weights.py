@@ -22,13 +22,12 @@ from tiledask.plan.collectives.layouts import (
     mlp_layout,
     swiglu_layout,
 )
-from tiledask.plan.products.placement import ANY, Partial, Shard, Tiling
+from tiledask.plan.products.placement import ANY, Partial, Tiling
 from tiledask.plan.products.regions import Region, overlap, slices, within
 from tiledask.tile import layers as tile
 from tiledask.tile.backend import to_numpy
 
 __all__ = [
-    "Shardings",
     "attention_layout",
     "block_layout",
     "draw_sharded",
@@ -43,12 +42,8 @@ __all__ = [
 
 def shard_weights(group: Group, weights: dict[str, Any], layout: Shardings) -> dict[str, Placed]:
     """This rank's blocks, copied, of weights that it has in full."""
-    chosen = _tilings(group, weights, layout)
-    return {
-        name: Placed(block_of(w, tiling, (group.rank,)), tiling)
-        for name, w in weights.items()
-        for tiling in [chosen[name]]
-    }
+    tilings = _tilings(group, weights, layout)
+    return {name: block_of(group, w, tilings[name]) for name, w in weights.items()}
 
 
 def draw_sharded(
@@ -60,17 +55,16 @@ def draw_sharded(
     dtype: Any = "float32",
     xp: str = "numpy",
 ) -> dict[str, Placed]:
-    """This rank's blocks of newly drawn weights: those that one device would draw, and no others."""  # noqa: E501
-    chosen = _tilings(group, parameters, layout)
+    """This rank's blocks of newly drawn weights, and no others: those that one device would draw."""  # noqa: E501
+    tilings = _tilings(group, parameters, layout)
     parts: dict[str, Sequence[Any] | None] = {}
-    for name, tiling in chosen.items():
-        ((placement, shards),) = zip(tiling.placements, [tiling.shards()], strict=True)
-        if isinstance(placement, Shard) and shards:
+    for name, tiling in tilings.items():
+        if shards := tiling.shards():
             axes: list[Any] = [slice(None)] * len(tiling.shape)
-            axes[placement.dim] = shards.indices(group.rank)
+            axes[Placed(None, tiling).split[0]] = shards.indices(group.rank)
             parts[name] = tuple(axes)
     drawn = tile.initialise(parameters, seed, parts, prefix, dtype, xp)
-    return {name: Placed(w, chosen[name]) for name, w in drawn.items()}
+    return {name: Placed(w, tilings[name]) for name, w in drawn.items()}
 
 
 def put_together(by_rank: Sequence[dict[str, Placed]]) -> dict[str, np.ndarray]:
@@ -89,26 +83,24 @@ def whole_of(blocks: Sequence[Placed]) -> np.ndarray:
     [1.0, 1.0]
     """
     first, locals_ = blocks[0], [to_numpy(block.local) for block in blocks]
-    tiling = first.tiling
+    tiling, shards = first.tiling, first.shards
     if tiling.placements == (Partial(),):
         total: np.ndarray = np.sum(locals_, axis=0)
         return total
-    places = [(n,) for n in range(len(blocks))] if ANY in tiling.mesh else [*tiling.coordinates()]
-    shards = tiling.shards()
-    if len(places) != len(blocks) or (shards and not shards.covers):
+    ranks = len(blocks) if ANY in tiling.mesh else tiling.ranks
+    if ranks != len(blocks) or (shards and not shards.covers):
         raise PlacementError(
             f"{len(blocks)} blocks of {first} do not make the array: they are {shards}; "
             f"pass those of all {tiling.ranks} ranks"
         )
     made = np.empty(first.shape, locals_[0].dtype)
     there: dict[Region, int] = {}
-    for rank, (at, local) in enumerate(zip(places, locals_, strict=True)):
-        mine = tiling.slice(at)
+    for rank, local in enumerate(locals_):
+        mine = tiling.slice((rank,))
         for box, view in mine.views(local):
             for other, one in there.items():
                 if (both := overlap(box, other)) is not None:
-                    theirs = made[slices(both)]
-                    _check_same(first, one, theirs, rank, view[within(both, box)])
+                    _check_same(first, one, made[slices(both)], rank, view[within(both, box)])
             made[slices(box)] = view
         there = dict.fromkeys(mine.boxes, rank) | there
     return made

@@ -1,0 +1,473 @@
+"""Layers over ranks, forward and backward: each a rule of placements and a program's method.
+
+column   x [.., in] --w[:, mine]--> y [.., mine]                   dx is a sum over ranks
+row      x [.., mine] --w[mine, :]--> partial sum of y [.., out]   y is a sum over ranks
+
+A feed-forward layer is a column and a row, with a sum each way; gate and up in one matrix have one
+sum of dx, apart they have two. Attention is by heads: each rank has some of the query heads, and
+the kv heads that these look at.
+
+10 query heads on 4 ranks, 5 kv heads           rank    0        1        2       3
+                                                query   0 1 2    3 4 5    6 7     8 9
+                                                kv      0 1      1 2      3       4
+
+A kv head on several ranks is computed on each of them; each finds the part of its gradient that
+comes from its own query heads, and these parts are added among the ranks that have the head.
+
+    x --norm_1-- attention --(+ x)-- x2 --norm_2-- mlp --(+ x2)-- y        a decoder block
+
+With sharded tokens, what is between the layers, norms included, is sharded as well: no rank sees
+all of them, so the gradient of a norm's weight is a partial sum on each, and is summed. Of the
+embedding each rank adds the rows that it has. Of the loss, logits never meet; 3 numbers a token
+are summed up:
+
+    rank 0  z[:, 0..V/t]   largest    sum of exp, target's logit       dz[:, 0..V/t]
+    rank 1  z[:, V/t..]      |          |                              dz[:, V/t..]
+                         all_reduce   all_reduce                       nothing to wait for
+
+(Shoeybi et al., arXiv:1909.08053, section 3; tile/layers/cross_entropy.py has the formulas.)
+"""
+
+from dataclasses import dataclass
+from math import log
+from typing import Any, NamedTuple
+
+from tiledask.distributed.ranks.group import Group
+from tiledask.distributed.tensor.placed import EVERYWHERE, Placed, Weights, replicate
+from tiledask.distributed.tensor.propagate import fits, need, propagate, refuse
+from tiledask.distributed.tensor.run_layer import KeptLayer, LayerRule, backward, forward
+from tiledask.distributed.tensor.tp_region import ONCE, check_gather
+from tiledask.errors import ConfigError, PlacementError
+from tiledask.plan.collectives.layouts import HeadCounts, block_layout
+from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling
+from tiledask.plan.products.shards import Shards, even_shards
+from tiledask.plan.program.making.decoder import block_shapes
+from tiledask.tile import layers as tile
+from tiledask.tile.layers.cross_entropy import check_count
+
+__all__ = [
+    "DecoderBlock",
+    "column_linear",
+    "column_linear_grad",
+    "cross_entropy",
+    "cross_entropy_grad",
+    "decoder_block",
+    "decoder_block_grad",
+    "embedding",
+    "embedding_grad",
+    "layer_norm",
+    "mlp",
+    "mlp_grad",
+    "rms_norm",
+    "row_linear",
+    "row_linear_grad",
+    "self_attention",
+    "self_attention_grad",
+    "swiglu_mlp",
+    "swiglu_mlp_grad",
+]
+
+AS_Y = "it is placed as y is"
+OF_A_SUM = (
+    f"{AS_Y}. The gradient of a partial sum is that of the sum itself: an all_reduce of it would "
+    "make dw t times too large"
+)
+"""Why dy must be placed as y is, where rows of a matrix made a sum."""
+COLUMNS = (
+    "w and b are sharded along their columns, shard(group, w, 1) and shard(group, b, 0), and take "
+    "all of x: sum a Partial first, by g(group, x); where x is sharded along its columns use "
+    "row_linear, or gathered(group, x)"
+)
+ROWS = (
+    "every rank has its own rows of w, shard(group, w, 0), which multiply its own columns of x: "
+    "take shard(group, x, -1), or column_linear; b is on every rank, added once, after the sum"
+)
+NORM = (
+    "the norm of a sum is not the sum of norms, nor is that of a token's columns that of its "
+    "own part; sum first, by g(group, x), or gather it, or shard its tokens"
+)
+TOKENS = "sum a Partial first, by g(group, x); of shards, only those of tokens go in and come out"
+ALONE = tile.Heads(1, 1, 1)
+Given = tuple[Placed, ...]
+"""What a layer takes beside its weights."""
+
+
+# -- linear layers ---------------------------------------------------------------------------------
+
+
+def column_linear(
+    group: Group,
+    x: Placed,
+    w: Placed,
+    b: Placed | None = None,
+    *,
+    regather: bool = False,
+    name: str = "column_linear",
+) -> tuple[Placed, KeptLayer]:
+    """(y [..., out] sharded along its columns, kept) for w [in, out] and b [out], sharded so.
+
+    x [..., in] is on every rank, or sharded along its tokens: then it is gathered, and with
+    ``regather`` only this rank's tokens are kept and they are gathered again in the backward. An
+    x that is sharded along its columns is refused. ``name`` labels the collectives.
+
+    >>> import numpy as np
+    >>> from tiledask.distributed.ranks.threads import run_threads
+    >>> from tiledask.distributed.tensor.placed import replicate, shard
+    >>> def program(rank):
+    ...     group = rank.group()
+    ...     w = shard(group, np.arange(6.0).reshape(2, 3), 1)
+    ...     return column_linear(group, replicate(np.ones((1, 2))), w)[0].local.tolist()
+    >>> run_threads(program, 2).results
+    [[[3.0, 5.0]], [[7.0]]]
+    """
+    return forward(_column_linear, group, (x,), {"w": w, "b": b}, regather, name)
+
+
+def _column_linear(group: Group, given: Given, of: Weights, regather: bool, name: str) -> LayerRule:
+    w, b = of["w"], of["b"]
+    y = propagate(group, name, "*K Kn! n! -> *n!", COLUMNS, x=given[0], w=w, b=b)
+    check_gather(group, given[0])
+    options: dict[str, Any] = {"unit": "", "names": ("w",), "labels": (name,)}
+    return LayerRule("column_linear", y, options, name, AS_Y, given[0], regather=regather)
+
+
+def row_linear(
+    group: Group,
+    x: Placed,
+    w: Placed,
+    b: Placed | None = None,
+    *,
+    to: Placement = EVERYWHERE,
+    shards: Shards | None = None,
+    name: str = "row_linear",
+) -> tuple[Placed, KeptLayer]:
+    """(y [..., out], kept) for x [..., in] and w [in, out], both sharded along in, alike.
+
+    ``to``: where y is: on every rank, or sharded along a dimension of its tokens, evenly or by
+    ``shards``. b is on every rank, added once, after the sum. An x that every rank has in full is
+    refused.
+    """
+    return forward(_row_linear, group, (x,), {"w": w, "b": b}, to, shards, name)
+
+
+def _row_linear(
+    group: Group, given: Given, of: Weights, to: Placement, shards: Shards | None, name: str
+) -> LayerRule:
+    w, b = of["w"], of["b"]
+    y = propagate(group, name, "*k! k!N N -> *N", ROWS, x=given[0], w=w, b=b)
+    _, rows = w.split
+    if sum(rows.counts) != w.shape[0]:
+        refuse(
+            name,
+            f"w's {w.shape[0]} rows are sharded as {rows}, together {sum(rows.counts)}: "
+            f"what several ranks hold would be in the sum several times; give each row one rank",
+        )
+    y = _summed(group, y, to, shards)
+    propagate(group, "add_bias", "*n n -> *n", ONCE.format(group.size), x=y, b=b)
+    return LayerRule("row_linear", y, {"unit": "", "w": "w", "label": name}, name, OF_A_SUM, y)
+
+
+def _summed(group: Group, y: Placed, to: Placement, shards: Shards | None) -> Placed:
+    """The placement of the Partial ``y`` after an all_reduce, or a reduce_scatter."""
+    if isinstance(to, Partial):
+        refuse("to=Partial()", f"{y} is summed up here; say to=Replicate(), or Shard(dim) of it")
+    if isinstance(to, Replicate):
+        return Placed.of(None, EVERYWHERE, y.shape)
+    shards = shards or even_shards(y.shape[to.dim], group.size)
+    if not shards.in_a_row:
+        refuse("reduce_scatter", f"ranks get indices one behind the other, got shards of {shards}")
+    return Placed.of(None, to, y.shape, shards)
+
+
+def column_linear_grad(
+    group: Group, dy: Placed, kept: KeptLayer, w: Placed, b: Placed | None = None
+) -> tuple[Placed, Placed, Placed | None]:
+    """(dx, placed as x was, dw and db, placed as w and b are); so of `row_linear`."""
+    dx, grads = backward(group, dy, kept, {"w": w, "b": b})
+    return dx, grads["w"], grads["b"]
+
+
+row_linear_grad = column_linear_grad
+
+
+# -- norms -----------------------------------------------------------------------------------------
+
+
+def layer_norm(
+    group: Group,
+    x: Placed,
+    w: Placed,
+    b: Placed | None = None,
+    eps: float = 1e-5,
+    name: str = "layer_norm",
+) -> tuple[Placed, KeptLayer]:
+    """(y, kept) for x [..., h], on every rank or sharded along its tokens; w and b on every rank.
+
+    ``name`` labels the collective of the backward.
+    """
+    return forward(_norm, group, (x,), {"w": w, "b": b}, False, eps, name)
+
+
+def rms_norm(
+    group: Group, x: Placed, w: Placed, eps: float = 1e-6, name: str = "rms_norm"
+) -> tuple[Placed, KeptLayer]:
+    """(y, kept), as `layer_norm`, without a mean and a bias."""
+    return forward(_norm, group, (x,), {"w": w}, True, eps, name)
+
+
+def _norm(
+    group: Group, given: Given, weights: Weights, gated: bool, eps: float, name: str
+) -> LayerRule:
+    w, b = weights["w"], weights.get("b")
+    y = propagate(group, name, "*H H H -> *H", NORM, x=given[0], w=w, b=b)
+    options = {"unit": "", "name": "norm", "label": name, "gated": gated, "eps": eps}
+    return LayerRule("norm", y, options, name, "", y, "norm.")
+
+
+# -- feed-forward, attention, decoder block --------------------------------------------------------
+
+LAYERS = {
+    "mlp": ("feed_forward", "mlp.", "mlp_layout"),
+    "swiglu_mlp": ("feed_forward", "mlp.", "swiglu_layout"),
+    "self_attention": ("self_attention", "attention.", "attention_layout"),
+    "decoder_block": ("block", "", "block_layout"),
+}
+"""Name -> (the method that writes it, what that puts before the weights' names, their layout)."""
+
+
+def mlp(
+    group: Group, x: Placed, weights: Weights, activation: str = "gelu", *, regather: bool = False
+) -> tuple[Placed, KeptLayer]:
+    """(y, kept) for x [..., h]; y is placed as x is. Weights as `mlp_layout` places them."""
+    tile.find_activation(activation)
+    options = (("kernel", activation),)
+    return forward(_of_layout, group, (x,), weights, "mlp", ALONE, False, regather, options)
+
+
+def swiglu_mlp(
+    group: Group, x: Placed, weights: Weights, *, regather: bool = False
+) -> tuple[Placed, KeptLayer]:
+    """(y, kept) for x [..., h]; y is placed as x is. Weights as `swiglu_layout` places them."""
+    options = (("kernel", "swiglu"),)
+    return forward(_of_layout, group, (x,), weights, "swiglu_mlp", ALONE, True, regather, options)
+
+
+def self_attention(
+    group: Group,
+    x: Placed,
+    weights: Weights,
+    heads: tile.Heads,
+    angles: tile.Angles | None = None,
+    causal: bool = True,
+    scale: float | None = None,
+    *,
+    regather: bool = False,
+) -> tuple[Placed, KeptLayer]:
+    """(y [b, s, h], kept) for x [b, s, h]; y is placed as x is.
+
+    ``heads`` are those of the whole layer; weights as `attention_layout` places them. ``angles``
+    are of all tokens: every rank has all of them when it attends.
+    """
+    given, options = _with_angles(x, angles), (("causal", causal), ("scale", scale))
+    told = "self_attention", heads, False, regather, options
+    return forward(_of_layout, group, given, weights, *told)
+
+
+mlp_grad = swiglu_mlp_grad = self_attention_grad = backward
+"""(dx, the gradient of each weight by its name); kv heads' are whole on each of their ranks."""
+
+
+@dataclass(frozen=True)
+class DecoderBlock:
+    """What a decoder block is, besides its weights: LayerNorm and GELU, or RMSNorm and SwiGLU."""
+
+    heads: tile.Heads
+    gated: bool = True
+    """RMSNorm and SwiGLU."""
+    causal: bool = True
+    regather: bool = False
+    """With sharded tokens, keep only this rank's, and gather them again in the backward."""
+
+
+def decoder_block(
+    group: Group,
+    x: Placed,
+    weights: Weights,
+    block: DecoderBlock,
+    angles: tile.Angles | None = None,
+) -> tuple[Placed, KeptLayer]:
+    """(y [b, s, h], kept); y is placed as x is. Weights as `block_layout` places them."""
+    given, options = _with_angles(x, angles), (("gated", block.gated), ("causal", block.causal))
+    told = "decoder_block", block.heads, block.gated, block.regather, options
+    return forward(_of_layout, group, given, weights, *told)
+
+
+def decoder_block_grad(
+    group: Group, dy: Placed, kept: KeptLayer, weights: Weights, block: DecoderBlock
+) -> tuple[Placed, Weights]:
+    """(dx, the gradient of each weight by its name)."""
+    return backward(group, dy, kept, weights)
+
+
+def _with_angles(x: Placed, angles: tile.Angles | None) -> Given:
+    if x.ndim != 3:
+        raise PlacementError(f"attention takes x [batch, tokens, width], got {x}")
+    return (x,) if angles is None else (x, Placed.of(angles, EVERYWHERE, ()))
+
+
+def _of_layout(
+    group: Group,
+    given: Given,
+    weights: Weights,
+    layer: str,
+    heads: tile.Heads,
+    gated: bool,
+    regather: bool,
+    options: tuple[tuple[str, Any], ...],
+) -> LayerRule:
+    """Of a layer whose weights are placed as a layout says."""
+    if tuple(heads.kv_of) != tile.shared_heads(heads.query, heads.kv):
+        raise PlacementError(
+            f"over ranks, equally many neighbouring query heads share a kv head; got kv_of="
+            f"{heads.kv_of} of {heads.query} query and {heads.kv} kv heads: leave kv_of out"
+        )
+    writer, prefix, layout = LAYERS[layer]
+    y = propagate(group, layer, "*H -> *H", TOKENS, x=given[0])
+    check_gather(group, y)
+    counts = HeadCounts(heads.query, heads.kv, heads.width)
+    _check_layout(group, layer, y.shape[-1], weights, counts, gated, prefix, layout)
+    no_angles = {"angles": None} if len(given) == 1 and prefix != "mlp." else {}
+    told = {"unit": "", **dict(options), **no_angles}
+    return LayerRule(writer, y, told, layer, OF_A_SUM, y, prefix, counts, regather)
+
+
+def _check_layout(
+    group: Group,
+    layer: str,
+    width: int,
+    weights: Weights,
+    heads: HeadCounts,
+    gated: bool,
+    prefix: str,
+    layout: str,
+) -> None:
+    """Refuse weights that are missing or unknown, of another shape, or placed in another way."""
+    last, given = "mlp.w_down" if gated else "mlp.w_2", {f"{prefix}{n}": n for n in weights}
+    inner = weights[given[last]].shape[0] if last in given else 1
+    shapes: dict[str, tuple[int, ...]] = {}
+    for inside, one in (("attention", "attention.wqkv"), ("mlp", "mlp.w_gate_up")):
+        all_of = block_shapes(width, heads, inner, gated, fused=one in given, bias=True)
+        shapes |= {n: all_of[n] for n in all_of if n.startswith((inside, "norm"))}
+    needed = [n for n in shapes if n.startswith(prefix) and n.rpartition(".")[2][0] == "w"]
+    wrong = [*(n for n in needed if n not in given), *(n for n in given if n not in shapes)]
+    if wrong:
+        raise ConfigError(
+            f"{layer} has weights {', '.join(n.removeprefix(prefix) for n in needed)}, and biases; "
+            f"{wrong[0].removeprefix(prefix)} is "
+            + ("missing" if wrong[0] in needed else "none of them; leave it out")
+        )
+    placements = block_layout(heads, inner, group.size)
+    for name, mine in given.items():
+        w, wanted = weights[mine], Tiling(shapes[name], (group.size,), (placements[name],))
+        if w is None:
+            continue
+        need(layer, mine, w, (Replicate, Shard, Partial), "")
+        if (w.shape, w.placements, w.shards) != (wanted.shape, wanted.placements, wanted.shards()):
+            refuse(
+                layer,
+                f"{mine} must be {wanted} ({wanted.shards() or 'whole'}), got {w} "
+                f"({w.shards or 'whole'}): take {layout}",
+            )
+        fits(group, layer, mine, w)
+
+
+# -- embedding and loss ----------------------------------------------------------------------------
+
+
+def embedding(
+    group: Group,
+    tokens: Any,
+    table: Placed,
+    *,
+    to: Placement = EVERYWHERE,
+    shards: Shards | None = None,
+) -> tuple[Placed, KeptLayer]:
+    """(y [..., h], kept) for tokens [...], which every rank has, and a table [V, h] in Shard(0).
+
+    ``to``: where y is, as for `row_linear`. Raises KernelError for tokens outside of V.
+    """
+    return forward(_embedding, group, (replicate(tokens),), {"table": table}, to, shards)
+
+
+def embedding_grad(group: Group, dy: Placed, kept: KeptLayer, table: Placed) -> Placed:
+    """dtable, placed as the table is."""
+    dtable: Placed = backward(group, dy, kept, {"table": table})[1]["table"]
+    return dtable
+
+
+def _embedding(
+    group: Group, given: Given, weights: Weights, to: Placement, shards: Shards | None
+) -> LayerRule:
+    table, why = weights["table"], "each rank has its part of dimension 0"
+    y = propagate(group, "embedding", "* v!H -> *H", why, tokens=given[0], table=table)
+    check_gather(group, table)
+    y = _summed(group, y, to, shards)
+    return LayerRule("embedding", y, {"counts": table.split[1].counts}, "embedding", "", y)
+
+
+class KeptShardedLoss(NamedTuple):
+    """What the loss keeps."""
+
+    layer: KeptLayer
+    divisor: float
+    """What the sum of the tokens' losses was divided by."""
+
+
+def cross_entropy(
+    group: Group,
+    logits: Placed,
+    targets: Any,
+    smoothing: float = 0.0,
+    ignore: int = -100,
+    count: float | None = None,
+) -> tuple[Any, KeptShardedLoss]:
+    """(loss, kept): the same scalar on every rank; logits [..., V] in Shard(-1), targets [...].
+
+    As tile's `cross_entropy`: the mean over the targets that are not ``ignore``, or their sum over
+    ``count``. Smoothing shares out over all V classes, wherever they are. Replicated logits are
+    refused: every rank would count every class.
+
+    >>> import numpy as np
+    >>> from tiledask.distributed.ranks.threads import run_threads
+    >>> from tiledask.distributed.tensor.placed import shard
+    >>> def program(rank):
+    ...     logits = shard(rank.group(), np.zeros((2, 5)), -1)
+    ...     return round(float(cross_entropy(rank.group(), logits, np.array([4, -100]))[0]), 4)
+    >>> run_threads(program, 2).results  # log 5
+    [1.6094, 1.6094]
+    """
+    counted = tile.count_targets(targets, tile.LossRule(logits.shape[-1], smoothing, ignore))
+    count = counted if count is None else count
+    check_count(count)
+    y, kept = forward(_loss, group, (logits, replicate(targets)), {}, smoothing, ignore)
+    return y.local / count, KeptShardedLoss(kept, count)
+
+
+def cross_entropy_grad(group: Group, dloss: float, kept: KeptShardedLoss) -> Placed:
+    """dlogits, placed as the logits are. Nothing is exchanged."""
+    seed = Placed.of(dloss / kept.divisor, EVERYWHERE, ())
+    dlogits: Placed = backward(group, seed, kept.layer, {})[0]
+    return dlogits
+
+
+def _loss(group: Group, given: Given, weights: Weights, smoothing: float, ignore: int) -> LayerRule:
+    why = (
+        f"each of {group.size} ranks would count every class, and the loss would be larger by "
+        f"ln {group.size} = {log(group.size):.4f}; hand over what column_linear gives without "
+        f"gathering it, or use tiledask.tile.layers.cross_entropy on all of it"
+    )
+    propagate(group, "cross_entropy", "*v! -> *", why, logits=given[0])
+    check_gather(group, given[0])
+    counts = given[0].split[1].counts
+    options = {"counts": counts, "count": 1.0, "smoothing": smoothing, "ignore": ignore}
+    return LayerRule("loss", Placed.of(None, EVERYWHERE, ()), options, "cross_entropy")
