@@ -1,6 +1,6 @@
 """Groups of programs: bits, bytes and records of a Group, and what is said when a rank is gone.
 
-Holds `tiledask.distributed.ranks.collectives` and `tiledask.distributed.ranks.group`.
+Holds `tiledask.distributed.ranks.rounds` and `tiledask.distributed.ranks.group`.
 """
 
 import time
@@ -94,7 +94,7 @@ def bits(results):
 
 def facts(records):
     """All but how long it took."""
-    return [r._replace(begin=0.0, end=0.0, cpu=0.0) for r in records]
+    return [r._replace(begin=0.0, end=0.0) for r in records]
 
 
 CASES = st.tuples(

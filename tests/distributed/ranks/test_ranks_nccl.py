@@ -10,8 +10,7 @@ import pytest
 from oracles.device_programs import add_ones, assert_same, everything, host, own, own_by_ring
 
 import tiledask as td
-from tiledask.distributed.ranks import collectives, run, threads
-from tiledask.distributed.ranks import nccl as ranks_nccl
+from tiledask.distributed.ranks import rounds, run, threads
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import CollectiveError, ConfigError, KernelError
 from tiledask.tile import backend
@@ -61,12 +60,12 @@ def test_who_takes_nccl():
 
 def meets(rank, calls):
     """All ranks meet as before NCCL, by the messages of a real run; how long that takes."""
-    devices, g = object.__new__(ranks_nccl.Devices), rank.group()
+    g = rank.group()
     begun = time.perf_counter()
     for call in range(calls):
-        with g.calling("barrier", None, algorithm="direct") as exchange:
-            told = devices.meet(exchange, lambda call=call: ("id", call))
-            exchange.carry(collectives.through(exchange.rounds(), {}))
+        with g.call("barrier", None, "direct") as exchange:
+            told = exchange.port.meet(exchange.call, lambda call=call: ("id", call))
+            exchange.carry(rounds.through(exchange.rounds(), {}))
             exchange.terms = (0,) * g.size, 1
         assert told == ("id", call)
     return (time.perf_counter() - begun) / calls

@@ -183,7 +183,8 @@ def _conv(
 ) -> LayerRule:
     """Raises KernelError where windows do not fit into the image."""
     x, name = given[0], layer if cut is None else "conv2d_in_rows"
-    shape = x.shape[0], of["w"].shape[0], *laid.out(x.shape[ROWS:])
+    n, _, high, wide = x.shape
+    shape = n, of["w"].shape[0], *laid.out((high, wide))
     y = Placed.of(None, EVERYWHERE, shape)
     window = WindowTerms(laid.size, laid.stride, laid.padding, laid.dilation)
     options: dict[str, Any] = {"unit": "", "window": window}

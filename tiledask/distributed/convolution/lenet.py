@@ -23,10 +23,11 @@ class Layer:
     @property
     def parameters(self) -> Mapping[str, L.Parameter]:
         """Those of one device, by name."""
-        shape = SHAPES[self.name]["w"]
-        if len(shape) == 4:
-            return L.conv2d_parameters(shape[1], shape[0], shape[2:])
-        return L.matrix("", *shape, bias=True)
+        inputs, outputs, *window = SHAPES[self.name]["w"]
+        if window:  # of a convolution outputs come first
+            rows, columns = window
+            return L.conv2d_parameters(outputs, inputs, (rows, columns))
+        return L.matrix("", inputs, outputs, bias=True)
 
     @property
     def size(self) -> int:

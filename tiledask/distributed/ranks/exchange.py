@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.ranks.collectives import RankRound, rank_rounds
 from tiledask.distributed.ranks.mismatch import CollectiveCall
 from tiledask.distributed.ranks.records import NCCL, Record, Terms, predicted
+from tiledask.distributed.ranks.rounds import RankReduction, RankRound, rank_rounds, reduction
 from tiledask.distributed.transport.transport import Port, Steps, driven
 from tiledask.tile.backend import name_of
 
@@ -23,22 +23,21 @@ class Exchange:
 
     def __init__(
         self,
-        rank: Any,
+        group: Any,
         port: Port,
         kind: str,
         algorithm: str,
-        axes: tuple[int, ...],
         array: Any,
         label: str,
         call: CollectiveCall | None,
     ) -> None:
-        self.rank, self.port, self.kind, self.algorithm = rank, port, kind, algorithm
-        self.axes, self.label, self.call = axes, label, call
-        self.members, self.me = port.members, port.members.index(rank.index)
+        self.rank, self.port, self.kind, self.algorithm = group.owner, port, kind, algorithm
+        self.axes, self.label, self.call = group.axes, label, call
+        self.members, self.me = port.members, port.members.index(group.owner.index)
         self.dtype: np.dtype | None = None if array is None else array.dtype
         self.payload = 0 if array is None else array.nbytes
         """Bytes."""
-        self.devices: Any = rank.transport.devices if algorithm == NCCL else None
+        self.devices: Any = group.owner.transport.devices if algorithm == NCCL else None
         """The way from GPU to GPU, if NCCL takes it (a Devices)."""
         self.terms: Terms = ()
         """For the record's prediction; known at the latest when the collective is done."""
@@ -66,16 +65,19 @@ class Exchange:
             moved = predicted(self.kind, NCCL, self.me, self.terms)
         name = "" if self.dtype is None else name_of(self.dtype)
         what = self.kind, self.algorithm, self.members, self.axes, name, self.payload
-        when = rank.at_step, barrier, self.label, done.begin, self.port.since, done.cpu
+        when = rank.at_step, barrier, self.label, done.begin, self.port.since
         rank.records.append(Record._make((rank.index, *what, *moved, *when, self.terms)))
 
     def rounds(self, root: int = 0) -> tuple[RankRound, ...]:
         return rank_rounds(self.kind, self.algorithm, len(self.members), self.me, root)
 
-    def learn(self, about: Any) -> None:
-        """Keep what another rank's call is ``about``, to be passed on."""
-        if self.call is not None and self.call.about is None and about is not None:
-            self.call = self.call._replace(about=about)
+    def reduction(
+        self, counts: tuple[int, ...], dtype: np.dtype, op: str, wide: bool, root: int = 0
+    ) -> RankReduction:
+        """This rank's part, for chunks of ``counts`` elements."""
+        plan = reduction(self.kind, self.algorithm, self.me, counts, dtype, op, wide, root)
+        self.terms = plan.terms
+        return plan
 
     def swap(
         self,
@@ -87,8 +89,9 @@ class Exchange:
         for to, parts in sends:
             self.port.put(to, parts, self.call, lend)
         messages = self.port.get(sources) if sources else []
-        for message in messages:
-            self.learn(message.call and message.call.about)
+        for message in messages:  # what only the root knew is passed on
+            if self.call and message.call and message.call.about is not None:
+                self.call = self.call._replace(about=message.call.about)
         return [message.parts for message in messages]
 
     def carry(self, steps: Steps) -> Any:

@@ -17,22 +17,20 @@ from typing import Any
 import numpy as np
 
 from tiledask.distributed.ranks import halos, nccl
-from tiledask.distributed.ranks.collectives import (
-    RankReduction,
+from tiledask.distributed.ranks.exchange import Exchange
+from tiledask.distributed.ranks.mismatch import CollectiveCall
+from tiledask.distributed.ranks.records import NCCL
+from tiledask.distributed.ranks.rounds import (
     all_reduced,
     cut,
     in_host_memory,
     joined,
     reduced,
-    reduction,
     same,
     through,
 )
-from tiledask.distributed.ranks.exchange import Exchange
-from tiledask.distributed.ranks.mismatch import CollectiveCall
-from tiledask.distributed.ranks.records import NCCL
 from tiledask.errors import ConfigError, PlacementError
-from tiledask.plan.collectives.algorithms import algorithms, default
+from tiledask.plan.collectives.algorithms import KINDS, algorithms, default
 from tiledask.plan.collectives.cost import even
 from tiledask.tile.backend import name_of
 from tiledask.tile.nccl import REDUCES, on_gpu
@@ -44,7 +42,7 @@ class Group:
     """Some ranks of a mesh, one of which is this; ranks inside a group are numbered from 0.
 
     Every rank of a group makes the same calls in the same order. Results are the same to the bit
-    on all ranks and in every run: see collectives.py for the order of summation. What a call
+    on all ranks and in every run: see rounds.py for the order of summation. What a call
     returns belongs to the caller, and arrays that were passed may be changed as soon as it returns.
 
     ``algorithm``: "ring", "tree" or "direct" (plan/collectives/algorithms.py draws them); None
@@ -79,18 +77,13 @@ class Group:
         self.owner = rank
         """Whose group this is."""
         self.bound: dict[Any, Any] = {}
-        """What layers have bound to it, by what they are (tensor/layer_programs.py)."""
+        """What layers have bound to it, by what they are (tensor/run_layer.py)."""
         self._calls = 0
 
     @property
     def mesh(self) -> tuple[int, ...]:
         """Its ranks as a mesh of one axis."""
         return (self.size,)
-
-    @property
-    def place(self) -> tuple[int, ...]:
-        """This rank's coordinate there."""
-        return (self.rank,)
 
     def label(self, text: str) -> AbstractContextManager[None]:
         """Collectives inside the block carry ``text``, as `Rank.label` does it."""
@@ -115,12 +108,6 @@ class Group:
 
     # -- reductions ---------------------------------------------------------------------------
 
-    def _alone(self, x: Any, keep: bool) -> Any:
-        """What a program's only rank has of its own array; None if there are others."""
-        if self.size > 1 or self.checked:
-            return None
-        return x if keep else x.copy()
-
     def all_reduce(
         self,
         x: Any,
@@ -141,16 +128,15 @@ class Group:
         >>> run_threads(lambda rank: rank.group().all_reduce(2.0**rank.index).item(), 4).results
         [15.0, 15.0, 15.0, 15.0]
         """
-        if (alone := self._alone(x, keep)) is not None:
-            return alone
+        if self._alone:
+            return x if keep else x.copy()
         if algorithm is None and self.owner.transport.devices is not None and on_gpu(x):
             algorithm = NCCL if self.size > 1 and x.dtype.name in REDUCES else None
         host, back = self._brought(x, algorithm)
-        facts = {"op": op, "wide": wide or None}
-        with self._calling("all_reduce", algorithm, host, label, **facts) as exchange:
+        with self.call("all_reduce", host, algorithm, label, op=op, wide=wide or None) as exchange:
             if exchange.algorithm == NCCL:
-                return nccl.all_reduce(exchange, host, op, wide)
-            plan = self._planned(exchange, even(host.size, self.size), host.dtype, op, wide)
+                return nccl.reduce(exchange, host, op, wide)
+            plan = exchange.reduction(even(host.size, self.size), host.dtype, op, wide)
             host = exchange.carry(all_reduced(plan, host, keep and not self.checked))
         return back(host)
 
@@ -175,17 +161,17 @@ class Group:
         >>> run_threads(lambda rank: rank.group().reduce_scatter(np.arange(5)).tolist(), 3).results
         [[0, 3], [6, 9], [12]]
         """
-        if (alone := self._alone(x, keep)) is not None:
-            return alone
+        if self._alone:
+            return x if keep else x.copy()
         host, back = self._brought(x, algorithm)
         dim, extents = _dim(host, dim), self._extents(host, dim, extents)
-        facts = {"op": op, "wide": wide or None, "dim": dim, "extents": extents}
-        with self._calling("reduce_scatter", algorithm, host, label, **facts) as exchange:
+        agreed: dict[str, Any] = {"op": op, "wide": wide or None, "dim": dim, "extents": extents}
+        with self.call("reduce_scatter", host, algorithm, label, **agreed) as exchange:
             if exchange.algorithm == NCCL:
                 return nccl.reduce_scatter(exchange, host, dim, extents, op, wide)
             parts = cut(host, dim, extents)
             counts = tuple(part.size for part in parts.values())
-            plan = self._planned(exchange, counts, host.dtype, op, wide)
+            plan = exchange.reduction(counts, host.dtype, op, wide)
             held = exchange.carry(reduced(plan, parts, keep and not self.checked))
             host = held[self.rank] if self.size > 1 else host.copy()
         return back(host)
@@ -204,30 +190,16 @@ class Group:
         ``op`` and ``wide`` as for `all_reduce`. The adjoint of `broadcast`.
         """
         host, back = self._brought(x, algorithm)
-        facts = {"op": op, "wide": wide or None, "root": root}
-        with self._calling("reduce", algorithm, host, None, **facts) as exchange:
+        agreed: dict[str, Any] = {"op": op, "wide": wide or None, "root": root}
+        with self.call("reduce", host, algorithm, **agreed) as exchange:
             if exchange.algorithm == NCCL:
                 host = nccl.reduce(exchange, host, op, wide, root)
             else:
                 counts = even(host.size, self.size)
-                plan = self._planned(exchange, counts, host.dtype, op, wide, root)
+                plan = exchange.reduction(counts, host.dtype, op, wide, root)
                 parts = cut(host.reshape(-1), 0, counts)
                 host = joined(exchange.carry(reduced(plan, parts)), host.shape)
         return back(host) if self.rank == root else None
-
-    def _planned(
-        self,
-        exchange: Exchange,
-        counts: tuple[int, ...],
-        dtype: np.dtype,
-        op: str,
-        wide: bool,
-        root: int = 0,
-    ) -> RankReduction:
-        kind = exchange.kind
-        plan = reduction(kind, exchange.algorithm, self.rank, counts, dtype, op, wide, root)
-        exchange.terms = plan.terms
-        return plan
 
     # -- gathering and scattering -------------------------------------------------------------
 
@@ -248,15 +220,14 @@ class Group:
         >>> run_threads(lambda rank: rank.group().all_gather(np.ones(rank.index)).size, 4).results
         [6, 6, 6, 6]
         """
-        if (alone := self._alone(x, keep)) is not None:
-            return alone
+        if self._alone:
+            return x if keep else x.copy()
         host, back = self._brought(x, algorithm)
         dim = _dim(host, dim)
         # along ``dim`` every rank may have another extent, but not for NCCL
         shape = (*host.shape[:dim], "any", *host.shape[dim + 1 :])
-        shape = host.shape if algorithm == NCCL else shape
-        facts = {"dim": dim, "shape": shape}
-        with self._calling("all_gather", algorithm, host, label, **facts) as exchange:
+        agreed: dict[str, Any] = {"dim": dim, "shape": host.shape if algorithm == NCCL else shape}
+        with self.call("all_gather", host, algorithm, label, **agreed) as exchange:
             if exchange.algorithm == NCCL:
                 return nccl.all_gather(exchange, host, dim)
             held = {self.rank: host}
@@ -290,8 +261,8 @@ class Group:
         split_dim, concat_dim = _dim(host, split_dim), _dim(host, concat_dim)
         parts = cut(host, split_dim, self._extents(host, split_dim, extents))
         n, me = self.size, self.rank
-        facts = {"shape": (), "split_dim": split_dim, "concat_dim": concat_dim}
-        with self._calling("all_to_all", algorithm, host, label, **facts) as exchange:
+        agreed: dict[str, Any] = {"shape": (), "split_dim": split_dim, "concat_dim": concat_dim}
+        with self.call("all_to_all", host, algorithm, label, **agreed) as exchange:
             held = {n * me + d: part for d, part in parts.items()}
             exchange.carry(through(exchange.rounds(), held))
             # chunks that never came by cost this rank nothing
@@ -313,8 +284,8 @@ class Group:
         host, back = None, self.owner.on_device
         if x is not None:
             host, back = self._brought(x, algorithm)
-        facts = {"shape": None, "dtype": None, "root": root}
-        with self._calling("broadcast", algorithm, host, None, **facts) as exchange:
+        agreed: dict[str, Any] = {"shape": None, "dtype": None, "root": root}
+        with self.call("broadcast", host, algorithm, **agreed) as exchange:
             if exchange.algorithm == NCCL:
                 return nccl.broadcast(exchange, host, root)
             held = {} if host is None else cut(host.reshape(-1), 0, even(host.size, self.size))
@@ -327,7 +298,7 @@ class Group:
 
     def barrier(self, *, algorithm: str | None = None) -> None:
         """Return when all ranks of the group have called this."""
-        with self._calling("barrier", algorithm, None, None) as exchange:
+        with self.call("barrier", None, algorithm) as exchange:
             exchange.carry(through(exchange.rounds(), {}))
             exchange.terms = (0,) * self.size, 1
 
@@ -356,8 +327,7 @@ class Group:
         [[0, 1, 2], [1, 2, 3, 4], [3, 4, 5]]
         """
         host, back = self._brought(x)
-        rows = None if extents is None else tuple(extents)
-        halo = halos.Halo(_dim(host, dim), before, after, rows)
+        halo = _dim(host, dim), before, after, None if extents is None else (*extents,)
         return back(halos.widened(self, host, halo, label))
 
     def halo_reduce(
@@ -375,14 +345,13 @@ class Group:
         The adjoint of `halo_exchange`, with its arguments. Sums: own first, then by rank.
         """
         host, back = self._brought(y)
-        rows = None if extents is None else tuple(extents)
-        halo = halos.Halo(_dim(host, dim), before, after, rows)
+        halo = _dim(host, dim), before, after, None if extents is None else (*extents,)
         return back(halos.folded(self, host, halo, label))
 
     def send(self, x: Any, to: int, *, label: str | None = None, keep: bool = False) -> None:
         """Send ``x`` to the group's rank ``to``, which calls `recv`. Does not wait for it."""
         host, _ = self._brought(x)
-        with self.calling("send", host, "", label, to) as exchange:
+        with self.call("send", host, label=label, other=to) as exchange:
             there = exchange.members.index(self.members[to])
             exchange.swap([(there, [host])], (), keep and not self.checked)
             exchange.terms = host.nbytes, None
@@ -390,7 +359,7 @@ class Group:
     def recv(self, source: int, *, label: str | None = None) -> Any:
         """What the group's rank ``source`` sends to this one next; not to be changed if it keeps
         it."""
-        with self.calling("recv", None, "", label, source) as exchange:
+        with self.call("recv", None, label=label, other=source) as exchange:
             ((host,),) = exchange.swap((), (exchange.members.index(self.members[source]),))
             exchange.dtype, exchange.terms = host.dtype, (None, host.nbytes)
         return self.owner.on_device(host)
@@ -411,22 +380,10 @@ class Group:
 
     # -- what they share ----------------------------------------------------------------------
 
-    def _calling(
-        self, kind: str, algorithm: str | None, array: Any, label: str | None, **same: Any
-    ) -> Exchange:
-        chosen = algorithm or default(kind, self.size)
-        if chosen == NCCL:
-            nccl.check(kind, array, self.owner.transport.devices, self.size)
-            chosen = NCCL if self.size > 1 else default(kind, 1)
-        elif chosen not in algorithms:
-            raise ConfigError(
-                f"no algorithm {chosen!r} for {kind}; there are {', '.join(algorithms)}"
-            )
-        if not 0 <= same.get("root", 0) < self.size:
-            raise ConfigError(
-                f"root {same['root']} is none of the group's ranks 0..{self.size - 1}; choose one"
-            )
-        return self.calling(kind, array, chosen, label, **same)
+    @property
+    def _alone(self) -> bool:
+        """Whether this is a program's only rank, whose sums are its own arrays."""
+        return self.size == 1 and not self.checked
 
     def _brought(self, x: Any, algorithm: str | None = None) -> tuple[Any, Callable[[Any], Any]]:
         """(``x`` where its collective takes it from, what takes a result to where ``x`` was)."""
@@ -434,45 +391,59 @@ class Group:
             return x, same
         return (x, same) if type(x) is np.ndarray and not x.dtype.hasobject else in_host_memory(x)
 
-    def calling(
+    def call(
         self,
         kind: str,
         array: Any,
-        algorithm: str = "",
+        algorithm: str | None = None,
         label: str | None = None,
         other: int | None = None,
-        **facts: Any,
+        **agreed: Any,
     ) -> Exchange:
         """An Exchange for the group's next collective, or a message to or from an ``other``, which
-        may overtake a program's collectives. ``facts``: what all ranks agree in."""
+        may overtake a program's collectives. ``agreed``: what is the same on all ranks."""
         owner, label = self.owner, "/".join(filter(None, (self.owner.here, label)))
         members, stream, number = self.members, self._stream, 0
+        algorithm = self._algorithm(kind, algorithm, array) if kind in KINDS else ""
+        if not 0 <= agreed.get("root", 0) < self.size:
+            raise ConfigError(
+                f"root {agreed['root']} is none of the group's ranks 0..{self.size - 1}; choose one"
+            )
         if other is None:
             self._calls, number = self._calls + 1, self._calls + 1
         else:
-            self._check_other(kind, other)
+            if other == self.rank or not 0 <= other < self.size:
+                raise ConfigError(
+                    f"rank {self.rank} of a group of {self.size} cannot {kind} to or from "
+                    f"{other!r}; choose another of 0..{self.size - 1}"
+                )
             members = tuple(sorted((members[other], owner.index)))
-            stream, facts = stream and f"{stream}pair", {"shape": None, "dtype": None}
+            stream, agreed = stream and f"{stream}pair", {"shape": None, "dtype": None}
         call = None
         # of a broadcast only the root knows the shape; NCCL must never wait for a program
         if self.checked or kind == "broadcast" or algorithm == NCCL:
-            told: dict[str, Any] = {"algorithm": algorithm or None}
+            facts: dict[str, Any] = {"algorithm": algorithm or None}
             if array is not None:
-                told |= {"dtype": name_of(array.dtype), "shape": array.shape}
-            agreed = tuple(
-                (name, fact) for name, fact in (told | facts).items() if fact is not None
-            )
+                facts |= {"dtype": name_of(array.dtype), "shape": array.shape}
             about = array.shape if kind == "broadcast" and array is not None else None
-            call = CollectiveCall(owner.index, kind, members, number, label, agreed, about)
-        port = owner.transport.port(members, stream)
-        return Exchange(owner, port, kind, algorithm, self.axes, array, label, call)
-
-    def _check_other(self, kind: str, other: int) -> None:
-        if other == self.rank or not 0 <= other < self.size:
-            raise ConfigError(
-                f"rank {self.rank} of a group of {self.size} cannot {kind} to or from {other!r}; "
-                f"choose another of 0..{self.size - 1}"
+            alike = tuple(
+                (name, fact) for name, fact in (facts | agreed).items() if fact is not None
             )
+            call = CollectiveCall(owner.index, kind, members, number, label, alike, about)
+        port = owner.transport.port(members, stream)
+        return Exchange(self, port, kind, algorithm, array, label, call)
+
+    def _algorithm(self, kind: str, algorithm: str | None, array: Any) -> str:
+        """The one that is named, if there is such a one, or the default."""
+        chosen = algorithm or default(kind, self.size)
+        if chosen == NCCL:
+            nccl.check(kind, array, self.owner.transport.devices, self.size)
+            return NCCL if self.size > 1 else default(kind, 1)
+        if chosen not in algorithms:
+            raise ConfigError(
+                f"no algorithm {chosen!r} for {kind}; there are {', '.join(algorithms)}"
+            )
+        return chosen
 
     def _extents(self, x: np.ndarray, dim: int, extents: Sequence[int] | None) -> tuple[int, ...]:
         if extents is None:

@@ -26,8 +26,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
-from tiledask.distributed.ranks.collectives import check_operation, sum_dtype
 from tiledask.distributed.ranks.exchange import Exchange
+from tiledask.distributed.ranks.rounds import sums_of
 from tiledask.distributed.transport.transport import Transport
 from tiledask.errors import ConfigError, DeadlineError
 from tiledask.plan.collectives.algorithms import algorithms
@@ -35,16 +35,7 @@ from tiledask.plan.collectives.cost import even
 from tiledask.tile import nccl
 from tiledask.tile.backend import as_dtype, name_of
 
-__all__ = [
-    "KINDS",
-    "Devices",
-    "all_gather",
-    "all_reduce",
-    "broadcast",
-    "check",
-    "reduce",
-    "reduce_scatter",
-]
+__all__ = ["Devices", "all_gather", "broadcast", "check", "reduce", "reduce_scatter"]
 
 KINDS = "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"
 PAUSE = 20e-6, 1e-3
@@ -68,26 +59,24 @@ class Devices:
         """Return when all ranks of the group are in this call, and have their communicator."""
         known = exchange.members in self._communicators
         make = None if known else lambda: self._called(exchange, nccl.unique_id)
-        unique = self.meet(exchange, make)
+        assert exchange.call is not None  # of NCCL ranks agree on each
+        unique = exchange.port.meet(exchange.call, make)
         if not known:
             self._communicators[exchange.members] = self._called(
                 exchange, nccl.Communicator, len(exchange.members), unique, exchange.me
             )
 
-    def meet(
-        self, exchange: Exchange, brings: Callable[[], Any] | None = None, hub: int = 0
-    ) -> Any:
-        """What number ``hub`` ``brings``, once all ranks of the group are in this call."""
-        assert exchange.call is not None  # of NCCL ranks agree on each
-        return exchange.port.meet(exchange.call, brings, hub)
-
     def collective(
         self, exchange: Exchange, x: Any, out: Any, op: str = "sum", root: int = 0
     ) -> None:
-        """NCCL's own collective from ``x`` into ``out``."""
-        kind = exchange.kind
-        if x.nbytes or out.nbytes:
-            self._done(exchange, nccl.Communicator.collective, kind, x, out, op, root)
+        """NCCL's own collective from ``x`` into ``out``; returns when it is done."""
+        if not (x.nbytes or out.nbytes):
+            return
+        communicator, begin = self._communicators[exchange.members], nccl.Communicator.collective
+        given = communicator, nccl.now(), exchange.kind, x, out, op, root
+        self._begun = pending = self._called(exchange, begin, *given)
+        self._until(exchange, lambda: pending.done)
+        self._begun = None
 
     def close(self) -> None:
         """Abort all communicators; nobody needs them any more."""
@@ -99,13 +88,6 @@ class Devices:
         self._begun = None
 
     # -- waiting ------------------------------------------------------------------------------
-
-    def _done(self, exchange: Exchange, begin: Callable[..., nccl.Pending], *args: Any) -> None:
-        """Return when what ``begin`` begins is done."""
-        communicator, after = self._communicators[exchange.members], nccl.now()
-        self._begun = pending = self._called(exchange, begin, communicator, after, *args)
-        self._until(exchange, lambda: pending.done)
-        self._begun = None
 
     def _called(self, exchange: Exchange, function: Callable[..., _Made], *args: Any) -> _Made:
         """What ``function`` returns on the other thread."""
@@ -181,16 +163,9 @@ def check(kind: str, array: Any, devices: Any, ranks: int) -> None:
         )
 
 
-def all_reduce(exchange: Exchange, x: Any, op: str, wide: bool) -> Any:
-    """The sum on every rank, as `Group.all_reduce`."""
-    given = _partial(exchange, x, op, wide)
-    out = nccl.empty(given.shape, given.dtype)
-    exchange.devices.collective(exchange, given, out, op)
-    return out.astype(x.dtype, copy=False)
-
-
-def reduce(exchange: Exchange, x: Any, op: str, wide: bool, root: int) -> Any:
-    """The sum on ``root``, as `Group.reduce`; what other ranks than ``root`` get means nothing."""
+def reduce(exchange: Exchange, x: Any, op: str, wide: bool, root: int = 0) -> Any:
+    """The sum on every rank, as `Group.all_reduce`; or on ``root``, as `Group.reduce`: what other
+    ranks get then means nothing."""
     given = _partial(exchange, x, op, wide, root)
     out = nccl.empty(given.shape, given.dtype)
     exchange.devices.collective(exchange, given, out, op, root)
@@ -213,7 +188,7 @@ def reduce_scatter(
 
 
 def all_gather(exchange: Exchange, x: Any, dim: int) -> Any:
-    """All ranks' arrays joined, as `Group.all_gather`, of arrays of one shape."""
+    """All ranks' arrays, joined, as `Group.all_gather`, of arrays of one shape."""
     n = len(exchange.members)
     exchange.terms = (x.size,) * n, x.dtype.itemsize
     given = nccl.contiguous(x.swapaxes(0, dim))
@@ -225,7 +200,8 @@ def all_gather(exchange: Exchange, x: Any, dim: int) -> Any:
 def broadcast(exchange: Exchange, x: Any, root: int) -> Any:
     """The root's array on every rank, as `Group.broadcast`."""
     facts = None if x is None else (name_of(x.dtype), x.shape)
-    name, shape = exchange.devices.meet(exchange, lambda: facts, root)
+    assert exchange.call is not None
+    name, shape = exchange.port.meet(exchange.call, lambda: facts, root)
     out = nccl.empty(shape, as_dtype(name))
     exchange.dtype, exchange.payload = out.dtype, out.nbytes
     exchange.terms = even(out.size, len(exchange.members)), out.dtype.itemsize, root
@@ -235,8 +211,7 @@ def broadcast(exchange: Exchange, x: Any, root: int) -> Any:
 
 def _partial(exchange: Exchange, x: Any, op: str, wide: bool, root: int = 0) -> Any:
     """``x`` as NCCL adds it; ``wide`` halves travel as float32."""
-    check_operation(op)
-    sums = sum_dtype(x.dtype, wide)
+    sums = sums_of(x.dtype, op, wide)
     nccl.check_dtype(sums)
     exchange.terms = even(x.size, len(exchange.members)), sums.itemsize, root
     return nccl.contiguous(x.astype(sums, copy=False))

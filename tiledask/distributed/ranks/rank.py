@@ -1,6 +1,5 @@
 """What a rank function is given: which rank it is, its groups, and labels for what it sends."""
 
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import product
@@ -86,18 +85,12 @@ class Rank:
         """Collectives inside the block belong to step ``number``; barriers count from 0 in it."""
         before = self.at_step, self.barriers
         self.at_step, self.barriers = number, 0
-        begin, cpu, process = self._clocks()
+        begin = self.transport.now()
         try:
             yield
         finally:
             self.at_step, self.barriers = before
-        end, cpu_end, process_end = self._clocks()
-        took = StepRecord(self.index, number, begin, end, cpu_end - cpu, process_end - process)
-        self.steps.append(took)
-
-    def _clocks(self) -> tuple[float, float, float]:
-        """By the wall, of this thread, of all of the process's threads."""
-        return self.transport.now(), time.thread_time(), time.process_time()
+        self.steps.append(StepRecord(self.index, number, begin, self.transport.now()))
 
     @property
     def here(self) -> str:

@@ -3,29 +3,16 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from tiledask.errors import ConfigError
-from tiledask.extras import needed_for
 from tiledask.plan import html
 from tiledask.plan.collectives.algorithms import KINDS
 from tiledask.plan.collectives.cost import cost
 from tiledask.plan.collectives.halo import halo_strips
 from tiledask.plan.units import format_bytes, format_seconds
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-__all__ = [
-    "NCCL",
-    "Moved",
-    "Record",
-    "Records",
-    "StepRecord",
-    "Terms",
-    "Total",
-    "predicted",
-]
+__all__ = ["NCCL", "Moved", "Record", "Records", "StepRecord", "Terms", "Total", "predicted"]
 
 NCCL = "nccl"
 """The algorithm of collectives that NCCL carries out in its own way."""
@@ -74,8 +61,6 @@ class Record(NamedTuple):
     begin: float
     """Seconds since 1970, by one clock for all ranks."""
     end: float
-    cpu: float
-    """Seconds that the rank's thread computed in it: copies, system calls, sums; not its waits."""
     terms: Terms
     """What the arithmetic needs for `predicted`."""
 
@@ -125,10 +110,6 @@ class StepRecord(NamedTuple):
     begin: float
     """Seconds since 1970, by the clock of the records."""
     end: float
-    cpu: float
-    """Seconds that the rank's thread computed, in collectives and outside."""
-    process: float
-    """Seconds that all threads of its process computed, this one's included."""
 
 
 class Total(NamedTuple):
@@ -142,9 +123,6 @@ class Total(NamedTuple):
     """Seconds in collectives, waiting included."""
 
 
-_NOTHING = Total()
-
-
 @dataclass(frozen=True, repr=False)
 class Records:
     """The records of all ranks of a run, rank after rank, each rank's in the order of its calls."""
@@ -152,10 +130,6 @@ class Records:
     rows: tuple[Record, ...]
     steps: tuple[StepRecord, ...] = ()
     """The steps of all ranks, if the program says what they are; `where` leaves them out."""
-
-    @classmethod
-    def of(cls, rows: Iterable[Record]) -> "Records":
-        return cls(tuple(rows))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -166,11 +140,9 @@ class Records:
     def where(self, label: str = "", **facts: Any) -> "Records":
         """The records with ``label`` in theirs, and equal to ``facts``: kind=, rank=, step=, ..."""
         _check_names(facts)
-        return Records.of(
-            r
-            for r in self.rows
-            if label in r.label and all(getattr(r, name) == v for name, v in facts.items())
-        )
+        alike = facts.items()
+        found = (r for r in self.rows if label in r.label)
+        return Records(tuple(r for r in found if all(getattr(r, n) == v for n, v in alike)))
 
     def totals(self, *by: str) -> dict[Any, Total]:
         """The Total of each value of ``by``: "kind", "label", "rank", "step", ... in their order.
@@ -182,14 +154,9 @@ class Records:
         for r in self.rows:
             names = tuple(getattr(r, name) for name in by)
             key = names[0] if len(by) == 1 else names
-            calls, sent, received, messages, seconds = found.get(key, _NOTHING)
-            found[key] = Total(
-                calls + 1,
-                sent + r.sent,
-                received + r.received,
-                messages + r.messages,
-                seconds + r.seconds,
-            )
+            calls, sent, received, messages, seconds = found.get(key, Total())
+            moved = sent + r.sent, received + r.received, messages + r.messages
+            found[key] = Total(calls + 1, *moved, seconds + r.seconds)
         return found
 
     @property
@@ -204,40 +171,22 @@ class Records:
     @property
     def mismatches(self) -> "Records":
         """The records whose counted bytes or messages are not those predicted; best none."""
-        return Records.of(r for r in self.rows if r.counted not in (None, r.predicted))
-
-    def to_frame(self) -> "pd.DataFrame":
-        """A row per record, with predicted_sent, predicted_received, predicted_messages beside."""
-        with needed_for("a frame"):
-            import pandas as pd
-
-        names = [name for name in Record._fields if name != "terms"]
-        rows = [[*(getattr(r, name) for name in names), r.seconds, *r.predicted] for r in self.rows]
-        more = ["seconds", *(f"predicted_{name}" for name in Moved._fields)]
-        frame = pd.DataFrame(rows, columns=[*names, *more])
-        return frame.astype({"step": "Int64", "barrier": "Int64"})  # whole, where there are none
+        wrong = (r for r in self.rows if r.counted not in (None, r.predicted))
+        return Records(tuple(wrong))
 
     def __repr__(self) -> str:
         kinds = ", ".join(f"{t.calls} {kind}" for kind, t in self.totals("kind").items())
-        sent = sum(r.sent for r in self.rows)
-        ranks = len({r.rank for r in self.rows})
+        sent, ranks = sum(r.sent for r in self.rows), len({r.rank for r in self.rows})
         own = sum(r.sent for r in self.rows if r.counted is None)
         computed = f", {own:,} of them computed, not counted: NCCL's own" if own else ""
         return f"Records({kinds or 'none'}; {sent:,} bytes sent by {ranks} ranks{computed})"
 
     def _repr_html_(self) -> str:
         head = ("kind", "algorithm", "label", "calls", "sent", "received", "messages", "time")
-        rows = [
-            (
-                *names,
-                t.calls,
-                format_bytes(t.sent),
-                format_bytes(t.received),
-                t.messages,
-                format_seconds(t.seconds),
-            )
-            for names, t in self.totals("kind", "algorithm", "label").items()
-        ]
+        rows = []
+        for names, t in self.totals("kind", "algorithm", "label").items():
+            moved = format_bytes(t.sent), format_bytes(t.received), t.messages
+            rows.append((*names, t.calls, *moved, format_seconds(t.seconds)))
         return html.table(head, rows, repr(self))
 
 

@@ -26,11 +26,9 @@ from tiledask.plan.intervals import ends_of
 from tiledask.tile.backend import accumulator, array_namespace, to_numpy
 
 __all__ = [
-    "OPERATIONS",
     "RankReduction",
     "RankRound",
     "all_reduced",
-    "check_operation",
     "cut",
     "in_host_memory",
     "joined",
@@ -38,7 +36,7 @@ __all__ = [
     "reduced",
     "reduction",
     "same",
-    "sum_dtype",
+    "sums_of",
     "through",
 ]
 
@@ -83,21 +81,14 @@ def rank_rounds(
         if counts is not None and kind in SHAPES_AGREE:
             moves = tuple(m for m in moves if any(counts[c] for c in m.chunks))
         into = sorted(m for m in moves if m.destination == me)
-        places: dict[int, list[tuple[int, tuple[int, int] | None]]] = {}
+        places: dict[int, dict[int, tuple[int, int] | None]] = {}
         for i, move in enumerate(into):
             for j, chunk in enumerate(move.chunks if move.adds else ()):
-                places.setdefault(chunk, [(me, None)]).append((move.source, (i, j)))
-        made.append(
-            RankRound(
-                tuple((m.destination, m.chunks) for m in moves if m.source == me),
-                tuple(m.source for m in into),
-                tuple(m.chunks for m in into),
-                tuple(
-                    (chunk, tuple(place for _, place in sorted(each, key=lambda one: one[0])))
-                    for chunk, each in places.items()
-                ),
-            )
-        )
+                places.setdefault(chunk, {me: None})[move.source] = i, j
+        out = tuple((m.destination, m.chunks) for m in moves if m.source == me)
+        sums = tuple((chunk, tuple(of[r] for r in sorted(of))) for chunk, of in places.items())
+        sources, chunks = tuple(m.source for m in into), tuple(m.chunks for m in into)
+        made.append(RankRound(out, sources, chunks, sums))
     return tuple(made)
 
 
@@ -157,7 +148,6 @@ class RankReduction(NamedTuple):
     """The type of the partial sums on their way."""
     sums: np.dtype
     """The type in which they are added."""
-    algorithm: str
     chunks: tuple[slice, ...]
     """Of the flattened array, unless it is cut in another way."""
     me: int
@@ -179,8 +169,7 @@ def reduction(
 
     Raises ConfigError for an ``op`` that does not exist.
     """
-    check_operation(op)
-    sums = sum_dtype(dtype, wide)
+    sums = sums_of(dtype, op, wide)
     # partial sums that go straight to where they are added are as exact in their own type
     travel = dtype if algorithm == "direct" else sums
     adds = adding_rounds(kind, algorithm, len(counts))
@@ -188,7 +177,7 @@ def reduction(
     chunks = tuple(slice(*ends) for ends in pairwise(ends_of(counts)))
     terms = counts, dtype.itemsize, root, travel.itemsize
     ways = mine[:adds], mine[adds:], OPERATIONS[op]
-    return RankReduction(*ways, dtype, travel, sums, algorithm, chunks, me, terms)
+    return RankReduction(*ways, dtype, travel, sums, chunks, me, terms)
 
 
 def reduced(plan: RankReduction, held: Held, keep: bool = False, room: Any = None) -> Steps:
@@ -220,14 +209,10 @@ def all_reduced(plan: RankReduction, x: Any, keep: bool = False) -> Steps:
     return whole.reshape(x.shape)
 
 
-def check_operation(op: str) -> None:
-    """Raise ConfigError if there is no such operation."""
+def sums_of(dtype: np.dtype, op: str, wide: bool) -> np.dtype:
+    """The type in which ``dtype`` is added by ``op``: itself, or float32 for halves if ``wide``."""
     if op not in OPERATIONS:
         raise ConfigError(f"no operation {op!r}; there are {', '.join(OPERATIONS)}")
-
-
-def sum_dtype(dtype: np.dtype, wide: bool) -> np.dtype:
-    """The type in which ``dtype`` is summed: itself, or float32 for halves if ``wide``."""
     return accumulator(dtype.name) if wide else dtype
 
 
