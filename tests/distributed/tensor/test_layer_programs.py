@@ -1,4 +1,4 @@
-"""A layer that ranks call is a program: checked, counted as it is recorded, bound once.
+"""A layer that ranks call is a program: what it keeps, and ranks that call different ones.
 
 Holds `tiledask.distributed.tensor.run_layer` and `tiledask.plan.program.making.layer`.
 """
@@ -10,24 +10,9 @@ import pytest
 
 from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.threads import run_threads
-from tiledask.distributed.tensor import run_layer
 from tiledask.errors import CollectiveError
 
 X, W = np.arange(12.0).reshape(3, 4), np.arange(24.0).reshape(4, 6)
-
-
-def test_a_layer_is_bound_once_and_few_are_at_a_time(monkeypatch):
-    monkeypatch.setattr(run_layer, "MOST", 2)
-
-    def program(rank):
-        group, seen = rank.group(), []
-        for rows in (1, 2, 1, 2, 3, 1):
-            y, _ = T.column_linear(group, T.replicate(X[:rows]), T.shard(group, W, 1))
-            assert (y.local == (X[:rows] @ W)[:, 3 * rank.index :][:, :3]).all()
-            seen.append(len(group.bound))
-        return seen
-
-    assert run_threads(program, 2).results == [[1, 2, 2, 2, 1, 2]] * 2
 
 
 def test_what_is_kept_serves_twice_and_travels_and_weights_are_those_of_the_gradient():

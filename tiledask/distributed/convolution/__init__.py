@@ -8,29 +8,11 @@ Each is a program: plan/program/making/convolutions.py has the layers, and lenet
 and what it needs. What a layer calls is counted from its program.
 """
 
-from tiledask.distributed.convolution.layers import (
-    by_input,
-    by_input_grad,
-    by_output,
-    by_output_grad,
-    conv2d_in_rows,
-    conv2d_in_rows_grad,
-    part,
-)
+from tiledask.distributed.convolution import layers
+from tiledask.distributed.convolution.layers import *  # noqa: F403
 from tiledask.distributed.convolution.lenet import LENET
 from tiledask.plan.program.lenet import flops, rows_of
 from tiledask.plan.program.making.lenet import need
 
-__all__ = [
-    "LENET",
-    "by_input",
-    "by_input_grad",
-    "by_output",
-    "by_output_grad",
-    "conv2d_in_rows",
-    "conv2d_in_rows_grad",
-    "flops",
-    "need",
-    "part",
-    "rows_of",
-]
+__all__ = ["LENET", "flops", "need", "rows_of"]
+__all__ += layers.__all__

@@ -31,7 +31,6 @@ from tiledask.plan.program.making.convolutions import WindowTerms
 from tiledask.tile.layers.convolution.im2col import Pair, Sides, Windows, windows
 
 __all__ = [
-    "KeptRows",
     "by_input",
     "by_input_grad",
     "by_output",

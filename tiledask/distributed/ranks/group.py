@@ -46,9 +46,8 @@ class Group:
     returns belongs to the caller, and arrays that were passed may be changed as soon as it returns.
 
     ``algorithm``: "ring", "tree" or "direct" (plan/collectives/algorithms.py draws them); None
-    takes the one that `tiledask.plan.collectives.algorithms.default` names. Between GPUs also
-    "nccl" for an all_reduce, all_gather, reduce_scatter, broadcast or reduce: NCCL's own, see
-    nccl.py.
+    takes the one that `tiledask.plan.collectives.algorithms.default` names. Between GPUs an
+    all_reduce has also "nccl", NCCL's own: see nccl.py.
     Between GPUs no collective begins before all ranks of the group have called it.
 
     Ranks that do not call the same raise CollectiveError, which names both calls. Not those of a
@@ -135,7 +134,7 @@ class Group:
         host, back = self._brought(x, algorithm)
         with self.call("all_reduce", host, algorithm, label, op=op, wide=wide or None) as exchange:
             if exchange.algorithm == NCCL:
-                return nccl.reduce(exchange, host, op, wide)
+                return nccl.all_reduce(exchange, host, op, wide)
             plan = exchange.reduction(even(host.size, self.size), host.dtype, op, wide)
             host = exchange.carry(all_reduced(plan, host, keep and not self.checked))
         return back(host)
@@ -163,12 +162,10 @@ class Group:
         """
         if self._alone:
             return x if keep else x.copy()
-        host, back = self._brought(x, algorithm)
+        host, back = self._brought(x)
         dim, extents = _dim(host, dim), self._extents(host, dim, extents)
         agreed: dict[str, Any] = {"op": op, "wide": wide or None, "dim": dim, "extents": extents}
         with self.call("reduce_scatter", host, algorithm, label, **agreed) as exchange:
-            if exchange.algorithm == NCCL:
-                return nccl.reduce_scatter(exchange, host, dim, extents, op, wide)
             parts = cut(host, dim, extents)
             counts = tuple(part.size for part in parts.values())
             plan = exchange.reduction(counts, host.dtype, op, wide)
@@ -189,16 +186,13 @@ class Group:
 
         ``op`` and ``wide`` as for `all_reduce`. The adjoint of `broadcast`.
         """
-        host, back = self._brought(x, algorithm)
+        host, back = self._brought(x)
         agreed: dict[str, Any] = {"op": op, "wide": wide or None, "root": root}
         with self.call("reduce", host, algorithm, **agreed) as exchange:
-            if exchange.algorithm == NCCL:
-                host = nccl.reduce(exchange, host, op, wide, root)
-            else:
-                counts = even(host.size, self.size)
-                plan = exchange.reduction(counts, host.dtype, op, wide, root)
-                parts = cut(host.reshape(-1), 0, counts)
-                host = joined(exchange.carry(reduced(plan, parts)), host.shape)
+            counts = even(host.size, self.size)
+            plan = exchange.reduction(counts, host.dtype, op, wide, root)
+            parts = cut(host.reshape(-1), 0, counts)
+            host = joined(exchange.carry(reduced(plan, parts)), host.shape)
         return back(host) if self.rank == root else None
 
     # -- gathering and scattering -------------------------------------------------------------
@@ -222,14 +216,12 @@ class Group:
         """
         if self._alone:
             return x if keep else x.copy()
-        host, back = self._brought(x, algorithm)
+        host, back = self._brought(x)
         dim = _dim(host, dim)
-        # along ``dim`` every rank may have another extent, but not for NCCL
+        # along ``dim`` every rank may have another extent
         shape = (*host.shape[:dim], "any", *host.shape[dim + 1 :])
-        agreed: dict[str, Any] = {"dim": dim, "shape": host.shape if algorithm == NCCL else shape}
+        agreed: dict[str, Any] = {"dim": dim, "shape": shape}
         with self.call("all_gather", host, algorithm, label, **agreed) as exchange:
-            if exchange.algorithm == NCCL:
-                return nccl.all_gather(exchange, host, dim)
             held = {self.rank: host}
             exchange.carry(through(exchange.rounds(), held, keep and not self.checked))
             parts = [held[c] for c in range(self.size)]
@@ -283,11 +275,9 @@ class Group:
             )
         host, back = None, self.owner.on_device
         if x is not None:
-            host, back = self._brought(x, algorithm)
+            host, back = self._brought(x)
         agreed: dict[str, Any] = {"shape": None, "dtype": None, "root": root}
         with self.call("broadcast", host, algorithm, **agreed) as exchange:
-            if exchange.algorithm == NCCL:
-                return nccl.broadcast(exchange, host, root)
             held = {} if host is None else cut(host.reshape(-1), 0, even(host.size, self.size))
             exchange.carry(through(exchange.rounds(root), held))
             assert exchange.call is not None  # ranks agree on each broadcast

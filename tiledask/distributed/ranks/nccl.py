@@ -1,4 +1,4 @@
-"""NCCL's own collectives between GPUs: algorithm="nccl", where every rank has a GPU of its own.
+"""NCCL's own all_reduce between GPUs: algorithm="nccl", where every rank has a GPU of its own.
 
               all meet, by messages     NCCL, until it is done
     rank 0    hear all --.              all_reduce ==.
@@ -22,7 +22,7 @@ All else goes through host memory, also between GPUs.
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
@@ -33,11 +33,9 @@ from tiledask.errors import ConfigError, DeadlineError
 from tiledask.plan.collectives.algorithms import algorithms
 from tiledask.plan.collectives.cost import even
 from tiledask.tile import nccl
-from tiledask.tile.backend import as_dtype, name_of
 
-__all__ = ["Devices", "all_gather", "broadcast", "check", "reduce", "reduce_scatter"]
+__all__ = ["Devices", "all_reduce", "check"]
 
-KINDS = "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"
 PAUSE = 20e-6, 1e-3
 """Seconds between looks at what the GPU does: at first, and at most."""
 END = 5.0
@@ -66,14 +64,12 @@ class Devices:
                 exchange, nccl.Communicator, len(exchange.members), unique, exchange.me
             )
 
-    def collective(
-        self, exchange: Exchange, x: Any, out: Any, op: str = "sum", root: int = 0
-    ) -> None:
-        """NCCL's own collective from ``x`` into ``out``; returns when it is done."""
+    def all_reduce(self, exchange: Exchange, x: Any, out: Any, op: str) -> None:
+        """NCCL's own sum of ``x`` into ``out``; returns when it is done."""
         if not (x.nbytes or out.nbytes):
             return
         communicator, begin = self._communicators[exchange.members], nccl.Communicator.collective
-        given = communicator, nccl.now(), exchange.kind, x, out, op, root
+        given = communicator, nccl.now(), exchange.kind, x, out, op
         self._begun = pending = self._called(exchange, begin, *given)
         self._until(exchange, lambda: pending.done)
         self._begun = None
@@ -138,17 +134,15 @@ class _Lane:
                 future.set_exception(error)
 
 
-# -- the collectives -------------------------------------------------------------------------------
+# -- the collective --------------------------------------------------------------------------------
 
 
 def check(kind: str, array: Any, devices: Any, ranks: int) -> None:
-    """Raise ConfigError if NCCL itself has no ``kind`` for ``array`` among ``ranks``; one rank
-    alone needs none."""
+    """Raise ConfigError if NCCL does no ``kind`` of ``array`` among ``ranks``; one rank alone
+    needs none."""
     others = ", ".join(algorithms)
-    if kind not in KINDS:
-        raise ConfigError(
-            f"NCCL itself has no {kind}, only {', '.join(KINDS)}; for {kind} there are {others}"
-        )
+    if kind != "all_reduce":
+        raise ConfigError(f"algorithm='nccl' is for all_reduce; for {kind} there are {others}")
     if ranks == 1:
         return
     if devices is None:
@@ -156,62 +150,19 @@ def check(kind: str, array: Any, devices: Any, ranks: int) -> None:
             f"algorithm='nccl' needs a run over NCCL, and this is none: with transport='nccl' "
             f"run_ranks says why; {others} go without"
         )
-    if array is not None and not nccl.on_gpu(array):
+    if not nccl.on_gpu(array):
         raise ConfigError(
             f"algorithm='nccl' takes arrays of GPUs, got one in host memory; rank.on_device(x) "
             f"moves it there, and {others} go without"
         )
 
 
-def reduce(exchange: Exchange, x: Any, op: str, wide: bool, root: int = 0) -> Any:
-    """The sum on every rank, as `Group.all_reduce`; or on ``root``, as `Group.reduce`: what other
-    ranks get then means nothing."""
-    given = _partial(exchange, x, op, wide, root)
-    out = nccl.empty(given.shape, given.dtype)
-    exchange.devices.collective(exchange, given, out, op, root)
-    return out.astype(x.dtype, copy=False)
-
-
-def reduce_scatter(
-    exchange: Exchange, x: Any, dim: int, extents: Sequence[int], op: str, wide: bool
-) -> Any:
-    """This rank's part of the sum, as `Group.reduce_scatter`, for equal ``extents``."""
-    if len(set(extents)) > 1:
-        raise ConfigError(
-            f"NCCL's own reduce_scatter gives every rank as much, and here they get "
-            f"{tuple(extents)} along dim {dim}; algorithm='ring' takes any extents"
-        )
-    given = nccl.contiguous(_partial(exchange, x, op, wide).swapaxes(0, dim))
-    out = nccl.empty((extents[0], *given.shape[1:]), given.dtype)
-    exchange.devices.collective(exchange, given, out, op)
-    return nccl.contiguous(out.swapaxes(0, dim)).astype(x.dtype, copy=False)
-
-
-def all_gather(exchange: Exchange, x: Any, dim: int) -> Any:
-    """All ranks' arrays, joined, as `Group.all_gather`, of arrays of one shape."""
-    n = len(exchange.members)
-    exchange.terms = (x.size,) * n, x.dtype.itemsize
-    given = nccl.contiguous(x.swapaxes(0, dim))
-    out = nccl.empty((n * given.shape[0], *given.shape[1:]), x.dtype)
-    exchange.devices.collective(exchange, given, out)
-    return nccl.contiguous(out.swapaxes(0, dim))
-
-
-def broadcast(exchange: Exchange, x: Any, root: int) -> Any:
-    """The root's array on every rank, as `Group.broadcast`."""
-    facts = None if x is None else (name_of(x.dtype), x.shape)
-    assert exchange.call is not None
-    name, shape = exchange.port.meet(exchange.call, lambda: facts, root)
-    out = nccl.empty(shape, as_dtype(name))
-    exchange.dtype, exchange.payload = out.dtype, out.nbytes
-    exchange.terms = even(out.size, len(exchange.members)), out.dtype.itemsize, root
-    exchange.devices.collective(exchange, out if x is None else nccl.contiguous(x), out, root=root)
-    return out
-
-
-def _partial(exchange: Exchange, x: Any, op: str, wide: bool, root: int = 0) -> Any:
-    """``x`` as NCCL adds it; ``wide`` halves travel as float32."""
+def all_reduce(exchange: Exchange, x: Any, op: str, wide: bool) -> Any:
+    """The sum on every rank, as `Group.all_reduce`; ``wide`` halves travel as float32."""
     sums = sums_of(x.dtype, op, wide)
     nccl.check_dtype(sums)
-    exchange.terms = even(x.size, len(exchange.members)), sums.itemsize, root
-    return nccl.contiguous(x.astype(sums, copy=False))
+    exchange.terms = even(x.size, len(exchange.members)), sums.itemsize
+    given = nccl.contiguous(x.astype(sums, copy=False))
+    out = nccl.empty(given.shape, given.dtype)
+    exchange.devices.all_reduce(exchange, given, out, op)
+    return out.astype(x.dtype, copy=False)

@@ -196,9 +196,6 @@ def all_reduced(plan: RankReduction, x: Any, keep: bool = False) -> Steps:
     """The sum of all ranks' ``x``, of its shape; with ``keep`` nobody changes ``x`` or it."""
     flat = x.reshape(-1)
     held = {c: flat[chunk] for c, chunk in enumerate(plan.chunks)}
-    if not isinstance(x, np.ndarray):
-        held = yield from reduced(plan, held, keep)
-        return joined(held, x.shape)
     new = np.empty if x.nbytes < LARGE else host_memory.empty
     whole = new((x.size,), x.dtype)
     room = whole[plan.chunks[plan.me]] if keep and plan.sums == plan.dtype else None
@@ -222,8 +219,6 @@ def sums_of(dtype: np.dtype, op: str, wide: bool) -> np.dtype:
 def joined(held: Held, shape: tuple[int, ...]) -> Any:
     """The chunks of a flattened array as one of ``shape``."""
     parts = [held[c] for c in range(len(held))]
-    if not isinstance(parts[0], np.ndarray):
-        return array_namespace(*parts).concatenate(parts).reshape(shape)
     whole = host_memory.empty((sum(part.size for part in parts),), parts[0].dtype)
     return np.concatenate(parts, out=whole).reshape(shape)
 

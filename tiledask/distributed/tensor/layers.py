@@ -331,27 +331,21 @@ def _of_layout(
             f"over ranks, equally many neighbouring query heads share a kv head; got kv_of="
             f"{heads.kv_of} of {heads.query} query and {heads.kv} kv heads: leave kv_of out"
         )
-    writer, prefix, layout = LAYERS[layer]
+    writer, prefix, _ = LAYERS[layer]
     y = propagate(group, layer, "*H -> *H", TOKENS, x=given[0])
     check_gather(group, y)
     counts = HeadCounts(heads.query, heads.kv, heads.width)
-    _check_layout(group, layer, y.shape[-1], weights, counts, gated, prefix, layout)
+    _check_layout(group, layer, y.shape[-1], weights, counts, gated)
     no_angles = {"angles": None} if len(given) == 1 and prefix != "mlp." else {}
     told = {"unit": "", **dict(options), **no_angles}
     return LayerRule(writer, y, told, layer, OF_A_SUM, y, prefix, counts, regather)
 
 
 def _check_layout(
-    group: Group,
-    layer: str,
-    width: int,
-    weights: Weights,
-    heads: HeadCounts,
-    gated: bool,
-    prefix: str,
-    layout: str,
+    group: Group, layer: str, width: int, weights: Weights, heads: HeadCounts, gated: bool
 ) -> None:
     """Refuse weights that are missing or unknown, of another shape, or placed in another way."""
+    _, prefix, layout = LAYERS[layer]
     last, given = "mlp.w_down" if gated else "mlp.w_2", {f"{prefix}{n}": n for n in weights}
     inner = weights[given[last]].shape[0] if last in given else 1
     shapes: dict[str, tuple[int, ...]] = {}

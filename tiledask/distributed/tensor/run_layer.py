@@ -16,6 +16,7 @@ from tiledask.distributed.programs.runner import Interpreter
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.tensor.placed import Placed, Weights
 from tiledask.distributed.tensor.propagate import need, same_placement
+from tiledask.plan.products.placement import Tiling
 from tiledask.plan.program.making.layer import LayerOperand, LayerTerms, layer_program
 from tiledask.plan.program.ops import Block, Op
 from tiledask.tile.layers.by_name import KERNELS
@@ -51,20 +52,21 @@ Rule = Callable[..., LayerRule]
 """From the group, the specs of what is given and of the weights, and the layer's options."""
 
 
-class BlockShape(NamedTuple):
+class BlockSpec(NamedTuple):
     """What is known of a block before it is there."""
 
+    tiling: Tiling
     shape: tuple[int, ...]
     itemsize: int
 
 
 class _Key(NamedTuple):
-    """What a layer's program follows from; of each operand (tiling, shape, itemsize)."""
+    """What a layer's program follows from."""
 
     rule: Rule
     options: tuple[Any, ...]
-    given: tuple[tuple[Any, ...], ...]
-    weights: tuple[tuple[str, tuple[Any, ...] | None], ...]
+    given: tuple[BlockSpec, ...]
+    weights: tuple[tuple[str, BlockSpec | None], ...]
     wanted: bool = True
 
 
@@ -79,8 +81,8 @@ class BoundLayer(Interpreter):
     """This rank's part of a layer's program, bound to a group."""
 
     def __init__(self, group: Group, key: _Key) -> None:
-        xs = tuple(_placed(each) for each in key.given)
-        weights: Weights = {name: each and _placed(each) for name, each in key.weights}
+        xs = tuple(Placed(each, each.tiling) for each in key.given)
+        weights: Weights = {name: each and Placed(each, each.tiling) for name, each in key.weights}
         self.x, self.rule = xs[0], key.rule(group, xs, weights, *key.options)
         rule, there = self.rule, {name: w for name, w in weights.items() if w}
         self.names = list(there)
@@ -179,13 +181,9 @@ def _bound(group: Group, key: _Key) -> BoundLayer:
     return layer
 
 
-def _spec(x: Placed) -> tuple[Any, ...]:
+def _spec(x: Placed) -> BlockSpec:
     local = x.local
-    return x.tiling, getattr(local, "shape", ()), getattr(local, "itemsize", 0)
-
-
-def _placed(spec: tuple[Any, ...]) -> Placed:
-    return Placed(BlockShape(*spec[1:]), spec[0])
+    return BlockSpec(x.tiling, getattr(local, "shape", ()), getattr(local, "itemsize", 0))
 
 
 def _operand(name: str, x: Placed) -> LayerOperand:
