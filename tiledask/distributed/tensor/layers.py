@@ -173,10 +173,12 @@ def _summed(group: Group, y: Placed, to: Placement, shards: Shards | None) -> Pl
         refuse("to=Partial()", f"{y} is summed up here; say to=Replicate(), or Shard(dim) of it")
     if isinstance(to, Replicate):
         return Placed.of(None, EVERYWHERE, y.shape)
-    shards = shards or even_shards(y.shape[to.dim], group.size)
+    if not -y.ndim <= to.dim < y.ndim:
+        refuse("reduce_scatter", f"{y} has no dimension {to.dim}, only {y.ndim} of them")
+    shards, dim = shards or even_shards(y.shape[to.dim], group.size), to.dim % y.ndim
     if not shards.in_a_row:
         refuse("reduce_scatter", f"ranks get indices one behind the other, got shards of {shards}")
-    return Placed.of(None, to, y.shape, shards)
+    return Placed.of(None, Shard(dim), y.shape, shards)
 
 
 def column_linear_grad(
