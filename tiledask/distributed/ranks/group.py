@@ -79,11 +79,6 @@ class Group:
         """What layers have bound to it, by what they are (tensor/run_layer.py)."""
         self._calls = 0
 
-    @property
-    def mesh(self) -> tuple[int, ...]:
-        """Its ranks as a mesh of one axis."""
-        return (self.size,)
-
     def label(self, text: str) -> AbstractContextManager[None]:
         """Collectives inside the block carry ``text``, as `Rank.label` does it."""
         labelled: AbstractContextManager[None] = self.owner.label(text)
