@@ -13,7 +13,6 @@ Dive into Deep Learning, "Training on Multiple GPUs", says in words what is in n
 """
 
 from collections.abc import Iterable, Mapping
-from itertools import product
 from math import isqrt
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -28,7 +27,6 @@ from tiledask.distributed.convolution.lenet_train import TrainedLeNet, train_len
 from tiledask.distributed.memory.claims import TOLERANCE, ClaimRun
 from tiledask.errors import DoesNotFitError
 from tiledask.lab.check import Check, Comparison
-from tiledask.plan.products.placement import split
 from tiledask.plan.program.lenet import PARAMETERS, Need
 from tiledask.plan.program.making.lenet import need
 from tiledask.plan.units import format_bytes
@@ -44,8 +42,6 @@ __all__ = [
     "replay",
 ]
 
-GRID = (td.Shard(0), td.Shard(1))
-Shape = tuple[int, int, int]
 RULE = ("ratio", 1 - TOLERANCE, 1 + TOLERANCE)
 ROUND_OFF = {"float64": 1e-13, "float32": 1e-5}
 """Of a gradient's largest element: sums over images and places differ by their order."""
@@ -108,28 +104,23 @@ def product_rows(
     bound = k * float(np.finfo(problem.c.dtype).eps) + rounded
     peak = ("peak bytes per worker", predicted.peak, None, measured.peak, "bytes", "at most")
     wrong = ("relative error of the answer", bound, None, error, "", "at most")
-    return [
+    rows = [
         Check("bytes between workers", formula, planned.total, counted.total, "bytes", "equal"),
         Check("messages between workers", None, planned.count, counted.count, "", "equal"),
         Check(*peak, f"{format_bytes(runtime)} are for BLAS, interpreter and allocator"),
-        *([_tile_row(problem, C, kernel, tile)] if C.tiles and algorithm == "summa" else ()),
+    ]
+    if C.tiles and algorithm == "summa":  # blocks are multiplied along all of k
+        of = tile or td.tile.kernels[kernel].tile or 512
+        sides = ([end - begin for begin, end in region] for region in C.tiling.regions)
+        loads = sum(td.tile.traffic(*block, k, of, itemsize).loaded for block in sides)
+        what = f"bytes that tiles load, all workers, by {kernel}"
+        rows.append(Check(what, loads, None, C.tiles.loaded, "bytes", "equal"))
+    return [
+        *rows,
         Check(*wrong, "bound k eps; against one process"),
         Check("seconds, one process, all cores", None, None, problem.seconds, "seconds"),
         Check("seconds, over the workers", None, None, C.seconds, "seconds"),
     ]
-
-
-def _tile_row(problem: RandomProduct, C: ShardedArray, kernel: str, tile: int | None) -> Check:
-    """What the tiles load of blocks that are multiplied along all of k."""
-    assert C.tiles is not None  # its kernel counts
-    (m, k), n, (p, q) = problem.a.shape, problem.b.shape[1], C.mesh.shape
-    of = tile or td.tile.kernels[kernel].tile or 512
-    predicted: int = sum(
-        td.tile.traffic(bottom - top, right - left, k, of, C.dtype.itemsize).loaded
-        for (top, bottom), (left, right) in product(split(0, m, p), split(0, n, q))
-    )
-    what = f"bytes that tiles load, all workers, by {kernel}"
-    return Check(what, predicted, None, C.tiles.loaded, "bytes", "equal")
 
 
 # -- memory ----------------------------------------------------------------------------------------

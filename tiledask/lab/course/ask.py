@@ -75,7 +75,9 @@ class Answer:
         }
         if explain:
             parts["Inputs"] = [f"{asks.typed({n: v})}: {asks.inputs[n].meaning}" for n, v in inputs]
-            parts["Taught in"] = [*map(str, taught(asks.number))]
+            parts["Taught in"] = [
+                f"nbs/{w['notebook']}: {w['section']}" for w in taught(asks.number)
+            ]
         else:
             parts[f"Inputs: {asks.typed(self.inputs)} (--set, --explain)"] = []
         blocks = [
@@ -99,7 +101,7 @@ class Answer:
             "inputs": dict(self.inputs),
             "values": dict(self.values),
             "run": None if self.run is None else self.run.to_dict(),
-            "taught": [each._asdict() for each in taught(self.question.number)],
+            "taught": taught(self.question.number),
         }
 
 

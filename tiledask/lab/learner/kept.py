@@ -16,11 +16,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tiledask.files import atomic_write
 
-__all__ = ["PROGRESS", "TASKS", "Counts", "Kept", "at_terminal", "here", "notebooks"]
+__all__ = ["PROGRESS", "TASKS", "Kept", "at_terminal", "here", "notebooks"]
 
 FOLDER = "TILEDASK_PROGRESS"
 PROGRESS = ".progress"
@@ -72,37 +72,6 @@ class Kept:
                     text = json.dumps(self._known, default=lambda value: value.tolist(), indent=1)
                     self.path.parent.mkdir(parents=True, exist_ok=True)
                     atomic_write(self.path, text.encode())
-
-
-class Counts(NamedTuple):
-    """Of a notebook, of the command line, or of all."""
-
-    asked: int
-    made: int
-    exact: int
-    stars: int
-    """Of predictions, 3 at most for each."""
-    tried: int
-    """Tasks to which there was an answer."""
-    solved: int
-    task_stars: int
-    """The best that each task tried has had, 3 at most."""
-
-    @classmethod
-    def of(cls, kept: Kept) -> "Counts":
-        asked = kept.all().values()
-        stars = [facts.get("stars") or 0 for facts in asked if facts.get("value") is not None]
-        tried = [facts for facts in kept.all(TASKS).values() if facts.get("tries")]
-        solved, of_tasks = ([f.get(name) or 0 for f in tried] for name in ("solved", "stars"))
-        made = len(asked), len(stars), stars.count(3), sum(stars)
-        return cls(*made, len(tried), sum(solved), sum(of_tasks))
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """Predicted, exact, stars; solved, stars."""
-        stars, more = f"{self.stars} of {3 * self.asked}", f"{self.task_stars} of {3 * self.tried}"
-        predicted, solved = f"{self.made} of {self.asked}", f"{self.solved} of {self.tried}"
-        return predicted, f"{self.exact}", stars, solved, more
 
 
 _open: dict[tuple[str, str], Kept] = {}

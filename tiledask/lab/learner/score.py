@@ -7,11 +7,12 @@ whenever they may have changed: by the starter and by `score`.
 import json
 import os
 import re
+from collections import Counter
 from pathlib import Path
 
 from tiledask.files import atomic_write
 from tiledask.lab.learner.copies import walkthroughs
-from tiledask.lab.learner.kept import FOLDER, PROGRESS, Counts, Kept, here, notebooks
+from tiledask.lab.learner.kept import FOLDER, PROGRESS, TASKS, Kept, here, notebooks
 from tiledask.plan.tables import Table
 
 __all__ = ["PAGE", "score", "write_contents"]
@@ -34,15 +35,35 @@ def score() -> Table:
     >>> score().head[:3]
     ('notebook', 'predicted', 'exact')
     """
-    rows = {kept.notebook or "here": Counts.of(kept) for kept in notebooks()}
-    bold = list(rows).index(here().notebook or "here")
-    if len(rows) > 1:
-        rows["all"] = Counts(*map(sum, zip(*rows.values(), strict=True)))
+    found = {kept.notebook or "here": _counts(kept) for kept in notebooks()}
+    bold = list(found).index(here().notebook or "here")
+    if len(found) > 1:
+        found["all"] = sum(found.values(), Counter())
     learners = Path(os.environ.get(FOLDER, "")).parent
     if os.environ.get(FOLDER) and (learners / PAGE).exists():
         write_contents(walkthroughs(), learners)
     head = ("notebook", "predicted", "exact", "stars", "tasks solved", "stars")
-    return Table(head, [(name, *row.cells) for name, row in rows.items()], bold=[bold])
+    made = "{made} of {asked}", "{exact}", "{stars} of {most}"
+    solved = "{solved} of {tried}", "{of_tasks} of {of_tried}"
+    rows = [
+        (name, *(words.format_map(counts) for words in (*made, *solved)))
+        for name, counts in found.items()
+    ]
+    return Table(head, rows, bold=[bold])
+
+
+def _counts(kept: Kept) -> Counter[str]:
+    """Predictions asked for, made and exact, tasks tried and solved, and the stars of both."""
+    found: Counter[str] = Counter()
+    for facts in kept.all().values():
+        made = int(facts.get("value") is not None)
+        stars = made * (facts.get("stars") or 0)
+        found.update(asked=1, most=3, made=made, exact=stars // 3, stars=stars)
+    tried = [facts for facts in kept.all(TASKS).values() if facts.get("tries")]
+    for facts in tried:
+        solved, stars = (int(facts.get(name) or 0) for name in ("solved", "stars"))
+        found.update(tried=1, of_tried=3, solved=solved, of_tasks=stars)
+    return found
 
 
 def write_contents(source: Path, folder: Path) -> None:
@@ -50,20 +71,20 @@ def write_contents(source: Path, folder: Path) -> None:
     text = (source / PAGE).read_text("utf-8")
     rows = {row["name"]: row for row in _ROW.finditer(text)}
     asked = {name: _predictions(source / f"{name}.ipynb") for name in rows}
-    came = {name: Counts.of(Kept(name, folder / PROGRESS / f"{name}.json")) for name in rows}
+    came = {name: _counts(Kept(name, folder / PROGRESS / f"{name}.json")) for name in rows}
 
     def row(found: re.Match[str]) -> str:
         of, counts = asked[found["name"]], came[found["name"]]
-        shown = f"{counts.made} of {of} | {counts.stars} of {3 * of}"
+        shown = f"{counts['made']} of {of} | {counts['stars']} of {3 * of}"
         return f"{found[0]} {shown.replace(' of ', '&nbsp;of&nbsp;')} |"
 
     text = _ROW.sub(row, _HEAD.sub(r"\1 predicted | stars |\n\2--:|--:|", text))
-    of, made = sum(asked.values()), sum(counts.made for counts in came.values())
-    stars = sum(counts.stars for counts in came.values())
+    of = sum(asked.values())
+    made, stars = (sum(counts[what] for counts in came.values()) for what in ("made", "stars"))
     hours = round(sum(int(found["minutes"]) for found in rows.values()) / 60)
     said = f"**{made} of {of} predictions made, {stars} of {3 * of} stars.**"
     said += f" All of it takes about {hours} hours."
-    if left := [name for name in rows if came[name].made < asked[name]]:
+    if left := [name for name in rows if came[name]["made"] < asked[name]]:
         begin = "Go on with" if made else "Begin with"
         said += f" {begin} [{rows[left[0]]['title']}]({left[0]}.ipynb)."
     title, _, rest = text.partition("\n\n")
