@@ -14,12 +14,10 @@ from golden.store import GoldenSet, digest
 # -- the one place that looks inside ---------------------------------------------------------------
 
 
-def accuracy_groups(searched: bool) -> Any:
-    """The groups of rows of the accuracy page; ``searched``: those that search for layouts."""
+def accuracy_groups() -> Any:
+    """The groups of rows of the accuracy page."""
     from tiledask.lab.accuracy import evaluate, runs
 
-    if searched:
-        return (evaluate.searched(),)
     of_runs = map(evaluate.measured, runs.published_runs())
     return (*evaluate.exact(), *of_runs, evaluate.ranking())
 
@@ -102,13 +100,13 @@ def exported(given: dict[str, Any]) -> Any:
 
 
 @cache
-def _accuracy(searched: bool) -> dict[str, Any]:
-    return {group.name: group for group in accuracy_groups(searched)}
+def _accuracy() -> dict[str, Any]:
+    return {group.name: group for group in accuracy_groups()}
 
 
 def accuracy(given: dict[str, Any]) -> Any:
     """[case, quantity, published, ours, whether it was fitted] of every row."""
-    group = _accuracy(given["searched"])[given["source"]]
+    group = _accuracy()[given["source"]]
     return [
         [row.case, row.quantity, row.published, row.ours, row.calibration] for row in group.rows
     ]
@@ -172,7 +170,6 @@ SETS = (
     GoldenSet("limits", relaxed, "slow"),
     GoldenSet("configs", exported),
     GoldenSet("accuracy", accuracy),
-    GoldenSet("accuracy_long", accuracy, "slow"),
     GoldenSet("diagnoses", diagnosis, "slow"),
     GoldenSet("shipped", of_file),
     GoldenSet("closed_forms", values_of),

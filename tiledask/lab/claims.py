@@ -111,8 +111,10 @@ def product_rows(
     ]
     if C.tiles and algorithm == "summa":  # blocks are multiplied along all of k
         of = tile or td.tile.kernels[kernel].tile or 512
-        sides = ([end - begin for begin, end in region] for region in C.tiling.regions)
-        loads = sum(td.tile.traffic(*block, k, of, itemsize).loaded for block in sides)
+        loads: int = sum(
+            td.tile.traffic(bottom - top, right - left, k, of, itemsize).loaded
+            for (top, bottom), (left, right) in C.tiling.regions
+        )
         what = f"bytes that tiles load, all workers, by {kernel}"
         rows.append(Check(what, loads, None, C.tiles.loaded, "bytes", "equal"))
     return [

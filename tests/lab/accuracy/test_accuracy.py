@@ -129,34 +129,21 @@ def test_bloom_fp32_gradients_cost_4_bytes_a_parameter_that_zero_1_leaves_whole(
         assert added / 1e9 == pytest.approx(15, abs=2)
 
 
-def test_of_one_workload_the_layout_that_was_measured_fastest_is_theirs():
-    assert "dgxc-nemotron15b-tp2-bf16-64" in evaluate.workloads()
-    assert "dgxc-nemotron15b-tp4-bf16-64" not in evaluate.workloads()
-    assert len(evaluate.workloads()) > 40
-
-
 @pytest.mark.parametrize(
     "name", ["llama8b-bf16-8", "gpt175b-bf16-128", "nemotron340b-2409-bf16-512"]
 )
-def test_theirs_is_in_the_space_and_within_5_percent_of_the_best_that_people_run(name):
-    run = evaluate.workloads()[f"dgxc-{name}"]
-    theirs, best = evaluate.compare_search(run)
-    assert theirs.layout == run.layout
-    assert theirs.verdict != "no"
-    assert theirs.seconds == run.step().total
-    assert best.seconds <= theirs.seconds <= 1.05 * best.seconds
-    assert best.layout.pp == 1 or best.layout.zero < 2
+def test_the_best_that_search_finds_is_within_5_percent_of_what_nvidia_runs(name):
+    every = [run for runs in published_runs().values() for run in runs]
+    (run,) = (run for run in every if (run.case, run.quantity) == (f"dgxc-{name}", "step"))
+    how = {"sequence": run.sequence, "recipe": run.recipe, "framework": run.framework}
+    plans = td.search(run.model, run.cluster, run.layout.sequences, **how).settle(40)
+    ours = [plans[at] for at in (0, plans.counts["fits"])]  # of those that fit, and that may
+    best = min(plan.seconds for plan in ours if plan.verdict != "no")
+    assert best <= 1.001 * run.step().total <= 1.05 * best
 
 
 @pytest.mark.slow
-def test_no_published_layout_is_faster_than_the_best_found_and_the_page_has_every_row(
-    tmp_path, monkeypatch, capsys
-):
-    found = evaluate.searched()
-    assert found.met
-    assert len(found.rows) >= 20
-    assert all(row.error >= 0 for row in found.rows)
-    assert found.remark.count("its memory is refused") < 6
+def test_the_page_has_every_row(tmp_path, monkeypatch, capsys):
     errors = data_file("calibration", "memory_errors.json").read_text("utf-8")
     monkeypatch.chdir(tmp_path)
     page.main()

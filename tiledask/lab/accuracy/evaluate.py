@@ -3,30 +3,26 @@
 exact.json                 parameters, states, activations     to the printed digits
 runs.json, groups.json     bytes, seconds, ran or did not      a mean and a worst error
 ranking.json               the estimate's first choice         how much slower than the best
-NVIDIA's runs              their layouts, and what search finds for them
 """
 
 import statistics
 from collections.abc import Callable, Iterable
-from functools import cache, partial
-from itertools import chain
+from functools import cache
 from typing import Any, NamedTuple
 
-from tiledask.errors import ConfigError
 from tiledask.lab.accuracy.runs import PublishedRun, model_of, published_runs
-from tiledask.plan.choosing.search import FIRST, Plan, Space, search
 from tiledask.plan.data import shipped_json
 from tiledask.plan.fitting.activations import layer_bytes
 from tiledask.plan.fitting.memory import estimate_memory
-from tiledask.plan.fitting.overhead import VERDICTS, default_overhead
+from tiledask.plan.fitting.overhead import default_overhead
 from tiledask.plan.inputs.hardware import load_cluster, load_device
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.recipes import load_recipe, state_bytes
 from tiledask.plan.timing.calibration import calibration_of, frameworks, holds, uncounted
 from tiledask.plan.timing.step import estimate_step
 
-__all__ = ["GROUPS", "PublishedGroup", "PublishedRow", "compare_search", "exact", "fitted_keys",
-           "group_of", "measured", "memory_errors", "ranking", "searched", "workloads"]  # fmt: skip
+__all__ = ["GROUPS", "PublishedGroup", "PublishedRow", "exact", "fitted_keys", "measured"]
+__all__ += ["memory_errors", "ranking"]
 
 GROUPS: dict[str, dict[str, Any]] = shipped_json("published", "groups.json")
 """By key: the name, the goal, what a reader must know; of bytes also what devices show beside the
@@ -36,11 +32,6 @@ UNEXPLAINED: dict[str, str] = shipped_json("published", "unexplained.json")
 """Why a row contradicts others of its own source, by id: no model can be right on both."""
 WORKSPACES = 2 * 32 * 2**20
 """Bytes that PyTorch and Transformer Engine give cuBLAS on Hopper and Blackwell."""
-NVIDIA = "dgxc-", "mbridge-", "nemo2407-"
-"""How the ids of NVIDIA's runs begin."""
-CUT = "proxy", "-2l-", "-4l-", "-16l-", "deepseek"
-"""In the ids of models cut down to fewer layers, which run the layouts of the whole ones, and of
-the first port of DeepSeek-V3, whose stages have one chunk: no choices of theirs."""
 
 
 class PublishedRow(NamedTuple):
@@ -97,12 +88,12 @@ class PublishedGroup(NamedTuple):
         return mean <= self.mean and (self.worst is None or worst <= self.worst)
 
 
-def group_of(key: str, rows: Iterable[PublishedRow], more: str = "") -> PublishedGroup:
-    """The group of that key, with ``more`` to know of its rows."""
+def group_of(key: str, rows: Iterable[PublishedRow]) -> PublishedGroup:
+    """The group of that key."""
     known = GROUPS[key]
     remark = known.get("remark", "").replace("$uncounted", uncounted("llama-3"))
     goal = known.get("mean", float("inf")), known.get("worst")
-    return PublishedGroup(known["name"], tuple(rows), *goal, remark + more)
+    return PublishedGroup(known["name"], tuple(rows), *goal, remark)
 
 
 def exact() -> list[PublishedGroup]:
@@ -251,56 +242,3 @@ def ranking() -> PublishedGroup:
     best = min(each["measured"] for each in shapes)
     row = PublishedRow(case["id"], "first choice", best, pick["measured"], "ms", note=note)
     return group_of("ranking", [row])
-
-
-# -- what NVIDIA runs, against what ``search`` finds -----------------------------------------------
-
-
-@cache
-def workloads() -> dict[str, PublishedRun]:
-    """NVIDIA's runs on H100 by id: of those with one model, devices, batch and precision the one
-    that was measured fastest."""
-    fastest: dict[tuple[Any, ...], PublishedRun] = {}
-    for run in chain.from_iterable(published_runs().values()):
-        theirs = run.quantity == "step" and run.case.startswith(NVIDIA)
-        if theirs and run.cluster.device.name == "H100":
-            key = run.model, run.cluster, run.layout.sequences, run.sequence, run.recipe
-            fastest[key] = min(fastest.get(key, run), run, key=lambda each: each.measured)
-    return {run.case: run for run in fastest.values()}
-
-
-def compare_search(run: PublishedRun) -> tuple[Plan | None, Plan]:
-    """(The plan of a run's own layout, the fastest plan that fits as surely) for its workload, with
-    the program that ran it; no plan of its own where no Layout of the space is it."""
-    find = partial(search, run.model, run.cluster, run.layout.sequences, sequence=run.sequence,
-                   recipe=run.recipe, framework=run.framework)  # fmt: skip
-    plans = find()
-    only = Space(**{name: (getattr(run.layout, name),) for name in vars(Space())})
-    theirs = next((p for p in find(space=only) if p.layout == run.layout), None)
-    words = VERDICTS[: 1 + VERDICTS.index(theirs.verdict)] if theirs else VERDICTS
-    firsts = (sum(plans.counts[word] for word in VERDICTS[:n]) for n in range(len(words)))
-    near = [plan for at in firsts for plan in plans[at : at + FIRST]]
-    return theirs, min((p for p in near if p.verdict in words), key=lambda plan: plan.seconds)
-
-
-@cache
-def searched() -> PublishedGroup:
-    """How much slower NVIDIA's layouts in half precision are than the best one found, by our
-    clock."""
-    rows, refused = list[PublishedRow](), list[str]()
-    for name, run in workloads().items():
-        if run.recipe.product_bytes or any(part in name for part in CUT):
-            continue
-        try:
-            theirs, best = compare_search(run)
-        except ConfigError as error:
-            refused.append(f"{name} cannot be said: {error}")
-            continue
-        if theirs is None or theirs.verdict == "no":
-            refused.append(f"{name} ran, and its memory is refused")
-            continue
-        both = zip(vars(run.layout).items(), vars(best.layout).values(), strict=True)
-        changes = [f"{field} {ran} -> {found}" for (field, ran), found in both if ran != found]
-        times, note = (best.seconds, theirs.seconds), " ".join(changes) or "the same"
-        rows.append(PublishedRow(name, "best found, theirs", *times, "s", note=note))
-    return group_of("found", rows, f" Not here: {'; '.join(refused) or 'none'}.")

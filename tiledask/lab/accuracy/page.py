@@ -30,7 +30,7 @@ that had none of its rows, as it was when the constants were fitted."""
 def groups() -> tuple[PublishedGroup, ...]:
     """All groups, from exact counts to measured times."""
     measured = map(evaluate.measured, published_runs())
-    return (*evaluate.exact(), *measured, evaluate.ranking(), evaluate.searched())
+    return (*evaluate.exact(), *measured, evaluate.ranking())
 
 
 def page() -> str:
