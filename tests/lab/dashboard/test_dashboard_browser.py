@@ -88,7 +88,7 @@ def training(cluster) -> None:
 WORK = {  # what an open page reads then, and which colours are seen
     "pipeline": (pipeline, ["36 of 36", "25.0 %"], [BLUE, ORANGE, PALE]),
     "product": (product, ["bytes between workers"], [RED, PALE]),
-    "training": (training, ["20 of 20", "dp 1, tp 2, pp 2"], [BLUE, ORANGE]),
+    "training": (training, ["20 of 20", "dp 1, tp 2, pp 2"], [BLUE]),
 }
 
 

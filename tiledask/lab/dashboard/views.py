@@ -8,7 +8,7 @@ time    device 1   [F0][F1]....[B0]      idle    33.3 %  |//..x|     left, right
 
 pipeline   the boxes of the matplotlib Gantt
 product    panels; bytes and memory by worker
-training   barriers and bytes by layer, and the loss
+training   the loss; seconds, tokens, barriers and bytes of a step
 tasks      those of each worker, by name
 """
 
@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 
 from dask.utils import key_split
 
-from tiledask.distributed.training.by_layer import CallSite, Sums, ordered, together
 from tiledask.lab.plots.primitives import HEIGHT, Box, span
-from tiledask.lab.plots.style import BLUE, GREEN, GREY, ORANGE, PALE, PINK, YELLOW, colour_named
+from tiledask.lab.plots.style import PALE, colour_named
 from tiledask.lab.plots.timelines import KINDS, boxes_of
 from tiledask.plan.pipelines.idle import CAUSES
 from tiledask.plan.pipelines.timeline import TRANSFER, Span, Timeline
@@ -285,41 +284,13 @@ def _memory(counted: dict[str, Any]) -> int | None:
 
 # -- a training ------------------------------------------------------------------------------------
 
-_PARTS = {
-    "tensor, forward": (BLUE, "tensor parallel, forward"),
-    "tensor, backward": (ORANGE, "tensor parallel, backward"),
-    "data, gradients": (GREEN, "data parallel, gradients"),
-    "data, weights": (PINK, "data parallel, weights"),
-    "pipeline": (GREY, "between stages"),
-    "all ranks": (YELLOW, "all ranks, norm of the gradients"),
-}
-"""How a part of a step begins -> its colour, what it is."""
 _RECENT = 10
 """Steps over which seconds and tokens are taken."""
 
 
 def _draw_training(view: View, run: ReportedRun, so_far: str) -> None:
-    """Ranks report the sums of all their steps so far: a report that is lost leaves no gap."""
+    """Ranks report each of their steps; of those that all have reported the loss is drawn."""
     said, counted, facts = run.predicted, run.counted.values(), view.facts
-    planned = _sums(said["sums"], 1)
-    step = together(_sums(mine["sums"], mine["steps"]) for mine in counted)
-    units = [*dict.fromkeys(at.unit for at in ordered({**planned, **step}, said["units"]))]
-    for where, heading, unit, of in (
-        ("left", "Barriers of a step, of the rank that has most", "", "barriers"),
-        ("right", "Bytes of a step, sent by all ranks", "B", "sent"),
-    ):
-        bars, ends = [], [0.0] * len(units)
-        for place, mine in sorted(step.items(), key=lambda each: [*_PARTS].index(_part(each[0]))):
-            words = f"{place.layer}, {place.when}: {mine.barriers:.4g} barriers and "
-            words += f"{format_bytes(mine.sent)} a step ({format_seconds(mine.seconds)})"
-            lane, colour = units.index(place.unit), _PARTS[_part(place)][0]
-            start, ends[lane] = ends[lane], ends[lane] + getattr(mine, of)
-            bars.append(span(lane, start, ends[lane], colour, gid=words))
-        marks = [sum(getattr(planned[p], of) for p in planned if p.unit == u) for u in units]
-        view.charts[where] = Chart(heading, "", unit, units, bars, marks)
-    used = {_part(place) for place in (*planned, *step)}
-    known = (each for part, each in _PARTS.items() if part in used)
-    view.legend = [(words, span(0, 0, 0, colour)) for colour, words in known]
     rows: dict[int, dict[int, Any]] = {}
     for rank, _, number, *row in run.spans:
         rows.setdefault(number, {})[rank] = row  # of a step that was done again, the last
@@ -339,17 +310,6 @@ def _draw_training(view: View, run: ReportedRun, so_far: str) -> None:
             "barriers": f"{max(barriers)} a step",
             "bytes": f"{format_bytes(sum(sent))} a step",
         }
-
-
-def _sums(rows: Iterable[Sequence[Any]], steps: int) -> dict[CallSite, Sums]:
-    """What ``rows`` say of one of so many steps."""
-    return {CallSite(*row[:3]): Sums(*(n / steps for n in row[3:])) for row in rows}
-
-
-def _part(place: CallSite) -> str:
-    """Its key in _PARTS."""
-    name = f"{place.parallel}, {place.when}"
-    return next(begins for begins in _PARTS if name.startswith(begins))
 
 
 # -- tasks -----------------------------------------------------------------------------------------
