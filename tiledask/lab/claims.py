@@ -22,16 +22,13 @@ import psutil
 
 import tiledask as td
 from tiledask.distributed.arrays.array import ShardedArray
-from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.convolution.lenet_train import TrainedLeNet, train_lenet
 from tiledask.distributed.memory.claims import TOLERANCE, ClaimRun
 from tiledask.errors import DoesNotFitError
-from tiledask.lab.check import Check, Comparison
 from tiledask.plan.program.lenet import PARAMETERS, Need
 from tiledask.plan.program.making.lenet import need
 from tiledask.plan.units import format_bytes
 from tiledask.tile import accumulator, as_dtype
-from tiledask.tile.datasets import load_images
 from tiledask.tile.optimizers import SGD
 
 __all__ = [
@@ -88,7 +85,7 @@ def product_rows(
     kernel: str,
     tile: int | None,
     algorithm: str = "summa",
-) -> list[Check]:
+) -> list[td.Check]:
     """What a formula, the plan and the workers say of one product; the formula of algorithms by
     which each rank gets once what it lacks of its rows of A and its columns of B."""
     (m, k), n, itemsize = problem.a.shape, problem.b.shape[1], C.dtype.itemsize
@@ -105,9 +102,9 @@ def product_rows(
     peak = ("peak bytes per worker", predicted.peak, None, measured.peak, "bytes", "at most")
     wrong = ("relative error of the answer", bound, None, error, "", "at most")
     rows = [
-        Check("bytes between workers", formula, planned.total, counted.total, "bytes", "equal"),
-        Check("messages between workers", None, planned.count, counted.count, "", "equal"),
-        Check(*peak, f"{format_bytes(runtime)} are for BLAS, interpreter and allocator"),
+        td.Check("bytes between workers", formula, planned.total, counted.total, "bytes", "equal"),
+        td.Check("messages between workers", None, planned.count, counted.count, "", "equal"),
+        td.Check(*peak, f"{format_bytes(runtime)} are for BLAS, interpreter and allocator"),
     ]
     if C.tiles and algorithm == "summa":  # blocks are multiplied along all of k
         of = tile or td.tile.kernels[kernel].tile or 512
@@ -116,12 +113,12 @@ def product_rows(
             for (top, bottom), (left, right) in C.tiling.regions
         )
         what = f"bytes that tiles load, all workers, by {kernel}"
-        rows.append(Check(what, loads, None, C.tiles.loaded, "bytes", "equal"))
+        rows.append(td.Check(what, loads, None, C.tiles.loaded, "bytes", "equal"))
     return [
         *rows,
-        Check(*wrong, "bound k eps; against one process"),
-        Check("seconds, one process, all cores", None, None, problem.seconds, "seconds"),
-        Check("seconds, over the workers", None, None, C.seconds, "seconds"),
+        td.Check(*wrong, "bound k eps; against one process"),
+        td.Check("seconds, one process, all cores", None, None, problem.seconds, "seconds"),
+        td.Check("seconds, over the workers", None, None, C.seconds, "seconds"),
     ]
 
 
@@ -154,7 +151,7 @@ def replay(allocations: Iterable[int], cap: int, workspace: int = 0) -> Replay:
     return Replay(peak, None)
 
 
-def compare_claims(title: str, runs: Mapping[str, ClaimRun]) -> Comparison:
+def compare_claims(title: str, runs: Mapping[str, ClaimRun]) -> td.Comparison:
     """Two rows a claim: the peak of the fullest device, and the verdict. Simulated is what the
     program holds that is run.
 
@@ -166,15 +163,15 @@ def compare_claims(title: str, runs: Mapping[str, ClaimRun]) -> Comparison:
         if run.refused:
             peaks = run.predicted.peak, run.simulated.peak, run.refused.needed
             what = f"{name}: peak, refused at"
-            rows.append(Check(what, *peaks, unit="bytes", note=str(run.refused)))
+            rows.append(td.Check(what, *peaks, unit="bytes", note=str(run.refused)))
         else:
             stage, ledgers = run.widest, (run.predicted, run.simulated, run.measured)
             planned, counted, ran = (ledger.per_place[stage] for ledger in ledgers)
             note = f"stage {stage + 1}"
-            rows.append(Check(f"{name}: peak", planned, counted, ran, "bytes", RULE, note))
+            rows.append(td.Check(f"{name}: peak", planned, counted, ran, "bytes", RULE, note))
         verdicts = run.predicted_verdict, None, run.executed_verdict
-        rows.append(Check(f"{name}: verdict", *verdicts, rule="equal"))
-    return Comparison(title, rows)
+        rows.append(td.Check(f"{name}: verdict", *verdicts, rule="equal"))
+    return td.Comparison(title, rows)
 
 
 # -- LeNet -----------------------------------------------------------------------------------------
@@ -188,12 +185,12 @@ class GradientsAsWeights(SGD):
 
 
 def lenet_claims(
-    mesh: Mesh | None = None,
+    mesh: td.Mesh | None = None,
     images: int = 256,
     ranks: int = 4,
     dtype: str = "float32",
     ways: Iterable[str] = ("layerwise", "network", "data parallel"),
-) -> Comparison:
+) -> td.Comparison:
     """A Comparison of LeNet's partitionings: by counting programs, and by running.
 
     On the workers of ``mesh``, or, without one, on ``ranks`` threads of this process. Bytes and
@@ -204,10 +201,10 @@ def lenet_claims(
     Comparison("d2l's LeNet on 4 devices, 4 images": 22 of 22 claims hold)
     """
     ranks = ranks if mesh is None else mesh.ranks
-    digits, rule = load_images("digits"), GradientsAsWeights()
+    digits, rule = td.load_images("digits"), GradientsAsWeights()
     how: dict[str, Any] = {"steps": 1, "batch": images, "rule": rule, "dtype": dtype}
     alone = train_lenet(digits, {}, **how)
-    rows: list[Check] = []
+    rows: list[td.Check] = []
     sent, itemsize = {}, np.dtype(dtype).itemsize
     for name in ways:
         done = train_lenet(digits, {name: ranks}, mesh, **how)
@@ -223,11 +220,13 @@ def lenet_claims(
     if sent.get("network", (0,))[0] and "layerwise" in sent:
         ratios = [a / b for a, b in zip(sent["layerwise"], sent["network"], strict=True)]
         what, note = "layerwise: bytes over network's", 'd2l: "potentially even larger"'
-        rows.append(Check(what, ratios[0], None, ratios[1], "", "equal", note))
-    return Comparison(f"d2l's LeNet on {ranks} devices, {images} images", rows)
+        rows.append(td.Check(what, ratios[0], None, ratios[1], "", "equal", note))
+    return td.Comparison(f"d2l's LeNet on {ranks} devices, {images} images", rows)
 
 
-def _rows(name: str, predicted: Need, done: TrainedLeNet, error: float, dtype: str) -> list[Check]:
+def _rows(
+    name: str, predicted: Need, done: TrainedLeNet, error: float, dtype: str
+) -> list[td.Check]:
     """What a step moves and has on each device: in its program, and run."""
     held, flops = [each["weights"] for each in done.held], done.flops
     sent = [sum(r.sent for r in done.records.where(rank=i)) for i in range(len(held))]
@@ -244,9 +243,9 @@ def _rows(name: str, predicted: Need, done: TrainedLeNet, error: float, dtype: s
         ("busiest over mean FLOP", predicted.imbalance, imbalance, ""),
     ]
     rows = [
-        Check(f"{name}: {what}", claimed, None, run, unit, "equal")
+        td.Check(f"{name}: {what}", claimed, None, run, unit, "equal")
         for what, claimed, run, unit in counted
     ]
     bound, note = ROUND_OFF[dtype], "of the largest element, against a single device"
-    error_row = Check(f"{name}: gradients' error", bound, None, error, rule="at most", note=note)
+    error_row = td.Check(f"{name}: gradients' error", bound, None, error, rule="at most", note=note)
     return [*rows, error_row]

@@ -13,18 +13,15 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tiledask.plan.pipelines.schedule import Schedule
+import tiledask as td
 from tiledask.plan.pipelines.schedules import V_SHAPED, schedule, schedules
-from tiledask.plan.pipelines.simulate import simulate
-from tiledask.plan.pipelines.timeline import Timeline
-from tiledask.plan.program.making.pipeline import program
 
 __all__ = ["compare_schedules", "same_work", "schedule_on", "timeline_of"]
 
 
 def schedule_on(
     name: str, devices: int, microbatches: int, *, chunks: int = 2, latency: float = 0.0
-) -> Schedule:
+) -> td.Schedule:
     """The schedule ``name`` for so many devices, with as few stages on each as make it what it is.
 
     ``chunks`` stages per device for those that leave the choice. One that is made for its times
@@ -44,7 +41,7 @@ def schedule_on(
     return schedule(name, each * devices, microbatches, **times)
 
 
-def same_work(name: str, devices: int, microbatches: int, *, latency: float = 0.0) -> Timeline:
+def same_work(name: str, devices: int, microbatches: int, *, latency: float = 0.0) -> td.Timeline:
     """The simulated Timeline of a `schedule_on` so many devices, equal work on every device.
 
     >>> same_work("zb-v", devices=4, microbatches=8).makespan
@@ -53,7 +50,7 @@ def same_work(name: str, devices: int, microbatches: int, *, latency: float = 0.
     built = schedule_on(name, devices, microbatches, latency=latency)
     share = devices / built.stages
     times = share, 2 * share, latency
-    return simulate(built, *times, backward_input=share, backward_weight=share)
+    return td.simulate(built, *times, backward_input=share, backward_weight=share)
 
 
 def compare_schedules(
@@ -78,7 +75,7 @@ def compare_schedules(
             "idle": round(timeline.bubble_fraction, 12),
             "kept": devices / built.stages * max(timeline.peak_in_flight),
             "weights": held / built.stages,
-            "messages": int(program(built).traffic.messages.sum()),
+            "messages": int(td.program(built).traffic.messages.sum()),
         }
     return rows
 
@@ -87,7 +84,7 @@ PAPERS = {"forward": "T_F", "backward_input": "T_B", "backward_weight": "T_W", "
 """Times as `simulate` takes them -> the paper's, in milliseconds."""
 
 
-def timeline_of(inputs: Mapping[str, Any], **instead: float) -> Timeline:
+def timeline_of(inputs: Mapping[str, Any], **instead: float) -> td.Timeline:
     """The simulated Timeline of a row: ``inputs`` of a case in data/published/schedule.json.
 
     ``instead``: seconds to simulate with instead of the row's.
@@ -98,9 +95,9 @@ def timeline_of(inputs: Mapping[str, Any], **instead: float) -> Timeline:
     if name == "1f1b-i":
         v = inputs["v"]
         chunk = {kind: t if kind == "latency" else t / v for kind, t in times.items()}
-        return simulate(schedule("interleaved", p * v, m, devices=p), **chunk)
+        return td.simulate(schedule("interleaved", p * v, m, devices=p), **chunk)
     if name in ("zb-1p", "zb-2p"):
         held, limit = inputs["M_B"], inputs["M_limit_over_M_B"] * inputs["M_B"]
         row |= {"activation": held, "weight_part": inputs["M_W"], "memory_limit": limit}
-        return simulate(schedule("zb-auto", p, m, **row), **times)
-    return simulate(schedule(name, p, m), **times)
+        return td.simulate(schedule("zb-auto", p, m, **row), **times)
+    return td.simulate(schedule(name, p, m), **times)

@@ -10,16 +10,14 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
+import tiledask as td
 from tiledask.lab.accuracy.runs import PublishedRun, model_of, published_runs
 from tiledask.plan.data import shipped_json
 from tiledask.plan.fitting.activations import layer_bytes
-from tiledask.plan.fitting.memory import estimate_memory
 from tiledask.plan.fitting.overhead import default_overhead
 from tiledask.plan.inputs.hardware import load_cluster, load_device
-from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.recipes import load_recipe, state_bytes
 from tiledask.plan.timing.calibration import calibration_of, frameworks, holds, uncounted
-from tiledask.plan.timing.step import estimate_step
 
 __all__ = ["GROUPS", "PublishedGroup", "PublishedRow", "exact", "fitted_keys", "measured"]
 __all__ += ["memory_errors", "ranking"]
@@ -120,7 +118,7 @@ def _states(row: Case, model: Any) -> float:
 
 def _matrices(row: Case, model: Any) -> float:
     """States of the matrices of the first stage."""
-    split = Layout(tp=row["tp"], pp=row["pp"])
+    split = td.Layout(tp=row["tp"], pp=row["pp"])
     matrices = sum(w.count(split.tp) for w in model.layer if w.kind == "matrix")
     each = load_recipe(row["recipe"]).bytes_per_parameter
     return float(matrices * split.stage_layers(0, model.layers) * each)
@@ -130,14 +128,14 @@ def _held(row: Case, model: Any, moment: str, tensor: str) -> float:
     """Bytes of a class on the first stage, whatever the recipe; or percent of another layout's."""
     held = []
     for layout in filter(row.__contains__, ("layout", "percent of")):
-        run = model, Layout(**row[layout]), "mixed-adam-18", row["sequence"]
-        held.append(estimate_memory(*run).ledger.by_tensor(0, moment)[tensor])
+        run = model, td.Layout(**row[layout]), "mixed-adam-18", row["sequence"]
+        held.append(td.estimate_memory(*run).ledger.by_tensor(0, moment)[tensor])
     return 100 * held[0] / held[1] if held[1:] else held[0]
 
 
 def _layer(row: Case, model: Any, **how: Any) -> int:
     """Bytes of the activations of a layer."""
-    return layer_bytes(model, Layout(**row.get("layout", {}), **how), row["sequence"])
+    return layer_bytes(model, td.Layout(**row.get("layout", {}), **how), row["sequence"])
 
 
 def _core(row: Case, model: Any) -> int:
@@ -236,8 +234,8 @@ def ranking() -> PublishedGroup:
     case = shipped_json("published", "ranking.json")
     model, shapes = model_of(case["model"]), case["candidates"]
     run = case["cluster"], case["recipe"], case["sequence"]
-    pick = min(shapes, key=lambda c: estimate_step(model, Layout(**c["layout"]), *run).total)
-    split = Layout(**pick["layout"])
+    pick = min(shapes, key=lambda c: td.estimate_step(model, td.Layout(**c["layout"]), *run).total)
+    split = td.Layout(**pick["layout"])
     note = f"dp {split.dp} x tp {split.tp} x pp {split.pp}, b {split.microbatch}, of {len(shapes)}"
     best = min(each["measured"] for each in shapes)
     row = PublishedRow(case["id"], "first choice", best, pick["measured"], "ms", note=note)

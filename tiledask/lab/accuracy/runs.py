@@ -12,13 +12,10 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
+import tiledask as td
 from tiledask.plan.data import shipped_json
-from tiledask.plan.fitting.fit import fits
 from tiledask.plan.fitting.memory import MemoryEstimate, estimate_memory
 from tiledask.plan.inputs.hardware import ClusterSpec, load_cluster
-from tiledask.plan.inputs.layout import Layout
-from tiledask.plan.inputs.load import load_model
-from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.timing.step import StepEstimate, estimate_step
 
@@ -34,8 +31,8 @@ def published(name: str) -> dict[str, dict[str, Any]]:
 class PublishedRun(NamedTuple):
     """A run, and a number that was measured of it."""
 
-    model: Model
-    layout: Layout
+    model: td.Model
+    layout: td.Layout
     cluster: ClusterSpec
     recipe: Recipe
     sequence: int
@@ -73,7 +70,7 @@ class PublishedRun(NamedTuple):
     @property
     def verdict(self) -> str:
         """Whether it fits."""
-        return fits(*self[:5], framework=self.framework).verdict
+        return td.fits(*self[:5], framework=self.framework).verdict
 
 
 @cache
@@ -86,7 +83,7 @@ def published_runs() -> dict[str, list[PublishedRun]]:
         row = firsts.setdefault(given["id"], given) | given
         run = PublishedRun(
             model_of(row["model"]),
-            _with(Layout(), row["layout"]),
+            _with(td.Layout(), row["layout"]),
             _like(load_cluster, row["cluster"]),
             _like(load_recipe, row["recipe"]),
             row["sequence"],
@@ -100,11 +97,11 @@ def published_runs() -> dict[str, list[PublishedRun]]:
     return found
 
 
-def model_of(given: str | dict[str, Any]) -> Model:
+def model_of(given: str | dict[str, Any]) -> td.Model:
     """By name, one like it, or by all its fields."""
     if isinstance(given, dict) and "like" not in given:
-        return Model(**{name: _with(None, own) for name, own in given.items()})
-    model: Model = _like(load_model, given)
+        return td.Model(**{name: _with(None, own) for name, own in given.items()})
+    model: td.Model = _like(td.load_model, given)
     return model
 
 

@@ -10,10 +10,7 @@ from tiledask.errors import ConfigError, short
 from tiledask.lab.commands.options import Run, numbers
 from tiledask.lab.sweep import schedule_on
 from tiledask.plan.pipelines.idle import CAUSES
-from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import called, is_looped, schedule, schedules
-from tiledask.plan.pipelines.simulate import simulate
-from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.pipelines.utilisation import fewest_microbatches
 from tiledask.plan.tables import Part, table
 from tiledask.plan.units import format_percent, format_seconds
@@ -50,7 +47,7 @@ def run_idle(args: argparse.Namespace) -> Run:
         yield _reached(args, reached)
     made = _made(args, args.microbatches)
     times = _times(args, made.stages, float)
-    timeline = simulate(made, **times)
+    timeline = td.simulate(made, **times)
     yield from _shown(made, timeline, times, "" if args.explain else " More: --explain")
     if args.explain:
         yield from _explained(timeline)
@@ -107,7 +104,7 @@ def _exactly(share: Fraction, other: Fraction) -> str:
     return next(mine for mine, its in every if share == other or mine != its)
 
 
-def _made(args: argparse.Namespace, microbatches: int | None) -> Schedule:
+def _made(args: argparse.Namespace, microbatches: int | None) -> td.Schedule:
     """The schedule that is named, of so many micro-batches."""
     if args.schedule is None:
         raise ConfigError(
@@ -177,14 +174,14 @@ def _times(args: argparse.Namespace, stages: int, kind: type) -> dict[str, Any]:
 # -- what is shown -------------------------------------------------------------------------------
 
 
-def _of(made: Schedule) -> tuple[str, str]:
+def _of(made: td.Schedule) -> tuple[str, str]:
     """Its devices and its micro-batches, in words."""
     devices, frames = made.devices, made.microbatches
     batches = f"{frames:,} micro-batch{'es' * (frames != 1)}"
     return f"{devices:,} device{'s' * (devices != 1)}", batches
 
 
-def _shown(made: Schedule, t: Timeline, times: dict[str, Any], more: str) -> Iterator[Part]:
+def _shown(made: td.Schedule, t: td.Timeline, times: dict[str, Any], more: str) -> Iterator[Part]:
     """The answer in a line, what was taken for it, and each device."""
     most, share = max(t.peak_in_flight, default=0), made.stages // made.devices
     name = "naive (layer-wise)" if made.name == "naive" else made.name
@@ -219,7 +216,7 @@ def _shown(made: Schedule, t: Timeline, times: dict[str, Any], more: str) -> Ite
     yield f"kept: micro-batches whose activations a device keeps at once{of}"
 
 
-def _explained(t: Timeline) -> Iterator[Part]:
+def _explained(t: td.Timeline) -> Iterator[Part]:
     """Why it idles, what no order undercuts, and the path that decides."""
     assert t.bound is not None
     if rows := {c: {"device-s": s, "": CAUSES[c]} for c, s in t.idle_time.total.items() if s}:

@@ -12,8 +12,6 @@ from tiledask.lab.course.question import Names, question
 from tiledask.lab.course.sizes import ADAM, GB, decoder, machine
 from tiledask.lab.course.words import brief
 from tiledask.plan.choosing.search import Plan, Plans
-from tiledask.plan.inputs.layout import Layout
-from tiledask.plan.inputs.model import Model
 from tiledask.plan.timing.collective_time import bandwidth, p2p
 from tiledask.plan.timing.step_estimate import StepEstimate
 from tiledask.plan.units import format_seconds
@@ -53,8 +51,8 @@ def node(billions: float, memory: int, devices: int, link: float, batch: int) ->
     }
     fastest = [(plans[int(at)].peak, _best(plans[int(at)])) for at in first.index[:4]]
     seconds = best.seconds if best.verdict != "no" else None
-    described, equal = _best(best), sizes.states(billions, Layout(tp=devices))
-    tried = {"best": (best.layout, ADAM), "full copies": (Layout(dp=devices), ADAM)}
+    described, equal = _best(best), sizes.states(billions, td.Layout(tp=devices))
+    tried = {"best": (best.layout, ADAM), "full copies": (td.Layout(dp=devices), ADAM)}
     return locals()
 
 
@@ -64,7 +62,7 @@ def platform(
 ) -> Names:
     """The best layout for GPUs of each size and for more of them, and what binds."""
     n, links = sizes.parameters(billions), (within, between)
-    equal = sizes.states(billions, Layout(tp=devices))
+    equal = sizes.states(billions, td.Layout(tp=devices))
     best = _best(plans_of(billions, memory, devices, NODE, batch, *links).best)
     limits = td.sensitivity(decoder(billions), machine(devices, memory, NODE, *links), batch)
     first, helping = limits[0], {e.limit: _best(e.after) for e in limits if e.speedup > 1}
@@ -80,7 +78,7 @@ def platform(
     return locals()
 
 
-def sent_of(model: Model, layout: Layout, billions: float) -> dict[str, float]:
+def sent_of(model: td.Model, layout: td.Layout, billions: float) -> dict[str, float]:
     """Bytes that a GPU sends in a step, by kind; none for a degree of 1.
 
     >>> [*sent_of(decoder(13), Layout(dp=2, tp=2), 13)]
@@ -97,7 +95,7 @@ def sent_of(model: Model, layout: Layout, billions: float) -> dict[str, float]:
     return {kind: sent for kind, sent in found.items() if getattr(layout, kind) > 1}
 
 
-def _by_formula(step: StepEstimate, work: float, billions: float, model: Model) -> float:
+def _by_formula(step: StepEstimate, work: float, billions: float, model: td.Model) -> float:
     """Seconds of a step of so much ``work`` on a device: ring and blocks are added."""
     layout, there, ring = step.layout, step.cluster, 0.0
     if layout.dp > 1:
@@ -149,13 +147,13 @@ def regression(
     slower: float,
 ) -> Names:  # fmt: skip
     """Ring bytes before and after, and the efficiency of each change alone."""
-    m, model, layout, fit = microbatches, decoder(billions), Layout(), ""
+    m, model, layout, fit = microbatches, decoder(billions), td.Layout(), ""
     n = sizes.parameters(billions)
     if m % 2:
         take = f"take an even number, such as microbatches={m + 1}"
         raise ConfigError(f"half of them go to each of twice the replicas; {m} has no half; {take}")
     there = machine(replicas * stages, memory, NODE, between=link)
-    lean = Layout(dp=replicas, pp=stages, recompute="full", flash_attention=True)
+    lean = td.Layout(dp=replicas, pp=stages, recompute="full", flash_attention=True)
     for zero in range(4):  # the first that fits, or the leanest
         if fit != "fits":
             layout = replace(lean, zero=zero)
@@ -181,7 +179,7 @@ def regression(
     speeds = [f"{name} {100 * one:.0f} %" for name, one in each.items()]
     times = [f"{name} {format_seconds(s.total)}" for name, s in steps.items()]
     worst = min(each, key=each.__getitem__)
-    plans = {f"d = {d}": (Layout(pp=stages, dp=d), ADAM) for d in (replicas, 2 * replicas)}
+    plans = {f"d = {d}": (td.Layout(pp=stages, dp=d), ADAM) for d in (replicas, 2 * replicas)}
     states = sizes.states(billions, plans[f"d = {replicas}"][0])
     sent = [sizes.gradient_bytes(billions, pure) for pure, _ in plans.values()]
     growth, starts = sent[1] / sent[0], states.size <= memory
@@ -191,11 +189,11 @@ def regression(
 @lru_cache(maxsize=64)
 def common(
     billions: float, nodes: int, *clusters: tuple[int, float]
-) -> tuple[int, list[int], Layout]:
+) -> tuple[int, list[int], td.Layout]:
     """(nodes of each cluster, how many layouts fit each and all, the one whose slowest cluster is
     fastest), from ``nodes`` on, the fewest where there are any; a cluster is (bytes of a GPU,
     bytes/s between nodes)."""
-    names, found = [*vars(Layout())], []
+    names, found = [*vars(td.Layout())], []
     while nodes <= 16:
         for memory, link in clusters:
             there = machine(NODE * nodes, memory, NODE, between=link)
@@ -206,7 +204,7 @@ def common(
             found.append(dict(zip(rows, fitting["by_formula"], strict=True)))
         if every := set.intersection(*map(set, found)):
             best = min(every, key=lambda row: (max(each[row] for each in found), row))
-            layout = Layout(**dict(zip(fields, best, strict=True)))
+            layout = td.Layout(**dict(zip(fields, best, strict=True)))
             return nodes, [*map(len, (*found, every))], layout
         nodes, found = 2 * nodes, []
     raise ConfigError(f"no layout fits both on up to 16 nodes of {NODE}; take larger GPUs")
@@ -220,7 +218,10 @@ def two_clusters(
     clusters, model = {"A": (memory_a, link_a), "B": (memory_b, link_b)}, decoder(billions)
     n = sizes.parameters(billions)
     needed, counts, layout = common(billions, nodes, *clusters.values())
-    plans = {"data parallel": (Layout(dp=NODE * nodes), ADAM), "the common layout": (layout, ADAM)}
+    plans = {
+        "data parallel": (td.Layout(dp=NODE * nodes), ADAM),
+        "the common layout": (layout, ADAM),
+    }
     states = sizes.each_of(billions, plans)
     alone, size = (each.size for each in states.values())
     trains = alone <= memory_a

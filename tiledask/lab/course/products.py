@@ -22,9 +22,7 @@ from tiledask.lab.course.question import Names, cut_over, question
 from tiledask.lab.course.runs import Blocking
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.inputs.hardware import load_device
-from tiledask.plan.ledger import Ledger
 from tiledask.plan.products.cost import MachineRates, cost
-from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import plan_product
 from tiledask.plan.products.product_plan import RUNTIME, ProductPlan
 from tiledask.plan.units import format_bytes, format_seconds
@@ -115,7 +113,7 @@ LAYERS = td.Shard(0), td.Shard(1), td.Replicate()
 """A and B over p and q; each of r layers has them."""
 
 
-def contents(ledger: Ledger) -> list[str]:
+def contents(ledger: td.Ledger) -> list[str]:
     """What the fullest place holds, the largest first."""
     place, moment, _ = ledger.binding
     found = sorted(ledger.by_tensor(place, moment).items(), key=lambda row: -row[1])
@@ -154,7 +152,7 @@ def cuts(m: int, n: int, k: int, dtype: str, workers: int, memory: int) -> Names
     chosen, peak, least, fit = names[lean], held[lean], moved[lean], len(fitting)
     grids, inside = len(plans), contents(ledgers[lean])
     p, q = min(td.formulas.grids(workers, 2), key=lambda grid: (max(grid), grid))
-    begin, spread = [Tiling(shape, (p, q), runs.GRID) for shape in ((m, k), (k, n))], {}
+    begin, spread = [td.Tiling(shape, (p, q), runs.GRID) for shape in ((m, k), (k, n))], {}
     for over in plans:
         with suppress(PlacementError):  # too small for it
             total = plan_product("3d", *begin, grid=over).traffic(item, wide).total

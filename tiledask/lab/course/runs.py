@@ -18,11 +18,7 @@ import numpy as np
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.ranks.rank import Rank
-from tiledask.lab.check import Check
-from tiledask.plan.inputs.layout import Layout
-from tiledask.plan.pipelines.schedule import Action
 from tiledask.plan.pipelines.timeline import COMPUTE, Timeline
-from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import plan_product
 from tiledask.plan.products.product_plan import ProductPlan
 from tiledask.tile.backend import as_dtype
@@ -49,7 +45,7 @@ class Blocking(NamedTuple):
     def plan(self, m: int, n: int, k: int) -> ProductPlan:
         """The plan of the product of an m x k and a k x n matrix."""
         a, b = (
-            Tiling(shape, self.grid, how)
+            td.Tiling(shape, self.grid, how)
             for shape, how in zip(((m, k), (k, n)), self.placed, strict=True)
         )
         return plan_product(self.algorithm, a, b)
@@ -66,7 +62,7 @@ def multiplied(
     shape: tuple[int, int, int],
     products: Mapping[str, tuple[Blocking, int]],
     dtype: str = "float32",
-) -> list[Check]:
+) -> list[td.Check]:
     """Products of small whole numbers, of which every sum is exact; each with the bytes that
     workers send for it, by formula."""
     (m, n, k), rng, of, rows = shape, np.random.default_rng(1), as_dtype(dtype), []
@@ -80,17 +76,17 @@ def multiplied(
         how: dict[str, Any] = {"kernel": kernel, "tile": tile} if way.tile else {}
         C = td.matmul(A, B, algorithm=way.algorithm, **how)
         rows += [
-            Check(f"{name}: between workers", sent, C.traffic.predicted.total,
+            td.Check(f"{name}: between workers", sent, C.traffic.predicted.total,
                   C.traffic.measured.total, "bytes", "equal"),
-            Check(f"{name}: on the fullest worker", C.memory.predicted.peak, None,
+            td.Check(f"{name}: on the fullest worker", C.memory.predicted.peak, None,
                   C.memory.measured.peak, "bytes", "at most"),
-            Check(f"{name}: C is A B, every number", rule="true",
+            td.Check(f"{name}: C is A B, every number", rule="true",
                   measured=bool((td.to_numpy(C) == right).all()), note=f"{C.seconds:.3g} s"),
         ]  # fmt: skip
         if C.tiles:
             loads = loaded(way.plan(m, n, k), tile, of.itemsize)
             words = f"{name}: loaded by tiles of {tile}"
-            rows.append(Check(words, loads, None, C.tiles.loaded, "bytes", "equal"))
+            rows.append(td.Check(words, loads, None, C.tiles.loaded, "bytes", "equal"))
     return rows
 
 
@@ -114,7 +110,7 @@ def _split_layer(rank: Rank, x: np.ndarray, weights: dict[str, np.ndarray], dy: 
 
 def split_layer(
     cluster: Cluster, d: int, d_h: int, tokens: int, devices: int, sent: int
-) -> list[Check]:
+) -> list[td.Check]:
     """A feed-forward layer on workers, forward and backward, compared with one device."""
     x, weights, dy = feed_forward(d, d_h, tokens)
     ranks = td.run_ranks(_split_layer, td.Mesh(cluster, (devices,)), x, weights, dy)
@@ -125,15 +121,15 @@ def split_layer(
         records = ranks.records.where(way)
         sums = len(records.where(kind="all_reduce")) // devices
         moved = sum(record.sent for record in records)
-        rows.append(Check(f"all-reduces, {way}", 1, None, sums, "count", "equal"))
-        rows.append(Check(f"sent, {way}", sent, None, moved, "bytes", "equal"))
+        rows.append(td.Check(f"all-reduces, {way}", 1, None, sums, "count", "equal"))
+        rows.append(td.Check(f"sent, {way}", sent, None, moved, "bytes", "equal"))
     for name, made, alone in zip(("y", "dX"), ranks.results[0], (y, dx), strict=True):
         off = float(np.abs(made - alone).max() / np.abs(alone).max())
-        rows.append(Check(f"{name} against one device", 1e-12, None, off, rule="at most"))
+        rows.append(td.Check(f"{name} against one device", 1e-12, None, off, rule="at most"))
     return rows
 
 
-def lenet(cluster: Cluster, devices: int, images: int, *ways: str) -> list[Check]:
+def lenet(cluster: Cluster, devices: int, images: int, *ways: str) -> list[td.Check]:
     """A training step of d2l's LeNet, partitioned in these ways."""
     from tiledask.lab.claims import lenet_claims
 
@@ -153,8 +149,8 @@ def one_batch(place: Sequence[int], backward: bool = True) -> td.Schedule:
     0F0,1F0,1B0,0B0
     2F0,2B0
     """
-    up = [Action("F", stage, 0) for stage in range(len(place))]
-    down = [Action("B", stage, 0) for stage in reversed(range(len(place)))] * backward
+    up = [td.Action("F", stage, 0) for stage in range(len(place))]
+    down = [td.Action("B", stage, 0) for stage in reversed(range(len(place)))] * backward
     orders = [[a for a in up + down if place[a.stage] == worker] for worker in sorted({*place})]
     return td.Schedule.of(orders, place, "one batch")
 
@@ -173,7 +169,7 @@ def flow(timeline: Timeline) -> str:
 
 def timed(
     cluster: Cluster, order: td.Schedule, busy: Sequence[float], makespan: float, times: Any
-) -> list[Check]:
+) -> list[td.Check]:
     """One batch through workers that are to be ``busy`` so many seconds of ``makespan``, one at a
     time: simulated and run; of up to three runs, the one that other work disturbs least."""
     simulated, runs = td.simulate(order, **times), list[Timeline]()
@@ -182,19 +178,21 @@ def timed(
     return timed_claims(busy, makespan, simulated, min(runs, key=lambda run: run.bubble_fraction))
 
 
-def timed_claims(busy: Sequence[float], makespan: float, s: Timeline, m: Timeline) -> list[Check]:
+def timed_claims(
+    busy: Sequence[float], makespan: float, s: Timeline, m: Timeline
+) -> list[td.Check]:
     """Of a batch, simulated and measured: its time, utilisation, order, and idle time of each."""
     used = sum(busy) / (len(busy) * makespan)
     each = enumerate(zip(busy, s.idle_per_device, m.idle_per_device, strict=True), 1)
     return [
-        Check("time of the batch", makespan, s.makespan, m.makespan, "seconds"),
-        Check("utilisation", used, s.utilisation, m.utilisation, "percent", NEARLY),
-        Check("order of the blocks", None, flow(s), flow(m), rule="equal"),
-        *(Check(f"worker {i} idles", makespan - b, x, y, "seconds") for i, (b, x, y) in each),
+        td.Check("time of the batch", makespan, s.makespan, m.makespan, "seconds"),
+        td.Check("utilisation", used, s.utilisation, m.utilisation, "percent", NEARLY),
+        td.Check("order of the blocks", None, flow(s), flow(m), rule="equal"),
+        *(td.Check(f"worker {i} idles", makespan - b, x, y, "seconds") for i, (b, x, y) in each),
     ]
 
 
-def idle(cluster: Cluster, stages: int, microbatches: int, name: str = "1f1b") -> list[Check]:
+def idle(cluster: Cluster, stages: int, microbatches: int, name: str = "1f1b") -> list[td.Check]:
     """Idle share of a pipeline of equal stages, and what it keeps.
 
     Whatever else the machine does adds to what is measured, so that no more is claimed of its time
@@ -207,14 +205,14 @@ def idle(cluster: Cluster, stages: int, microbatches: int, name: str = "1f1b") -
     share = td.formulas.bubble_fraction(stages, 1 if name == "naive" else microbatches)
     which, note = f"{name}, {stages} stages, m = {microbatches}", "a busy machine adds to it"
     return [
-        Check(f"idle, {which}", share, s.bubble_fraction, m.bubble_fraction, "percent",
+        td.Check(f"idle, {which}", share, s.bubble_fraction, m.bubble_fraction, "percent",
               ("within", 1e-9), note, ("predicted", "simulated")),
-        Check(f"activations kept at most, {which}", None, max(s.peak_in_flight),
+        td.Check(f"activations kept at most, {which}", None, max(s.peak_in_flight),
               max(m.peak_in_flight), rule="equal"),
     ]  # fmt: skip
 
 
-def placed(cluster: Cluster, name: str, place: Sequence[int], crossings: int) -> list[Check]:
+def placed(cluster: Cluster, name: str, place: Sequence[int], crossings: int) -> list[td.Check]:
     """Real layers passed forward, each on the worker that ``place`` says, and on one worker."""
     from tiledask.distributed.pipelines.stages import stack
 
@@ -227,16 +225,16 @@ def placed(cluster: Cluster, name: str, place: Sequence[int], crossings: int) ->
     planned, counted = done.traffic.predicted, done.traffic.measured
     same, sent = done.outputs.tobytes() == alone.outputs.tobytes(), crossings * batch.nbytes
     return [
-        Check(f"{name}: messages", crossings, planned.count, counted.count, "count", "equal"),
-        Check(f"{name}: bytes sent", sent, planned.total, counted.total, "bytes", "equal"),
-        Check(f"{name}: output has the bits of one worker's", measured=same, rule="true"),
+        td.Check(f"{name}: messages", crossings, planned.count, counted.count, "count", "equal"),
+        td.Check(f"{name}: bytes sent", sent, planned.total, counted.total, "bytes", "equal"),
+        td.Check(f"{name}: output has the bits of one worker's", measured=same, rule="true"),
     ]
 
 
 # -- trainings and states --------------------------------------------------------------------------
 
 
-def reduced(layout: Layout, ranks: int = 4) -> tuple[int, int, int]:
+def reduced(layout: td.Layout, ranks: int = 4) -> tuple[int, int, int]:
     """(dp, tp, pp) of at most ``ranks``, 1, 2 or 4: what is split most stays split.
 
     >>> reduced(Layout(dp=4, tp=1, pp=8)), reduced(Layout(tp=8)), reduced(Layout(dp=4, tp=2, pp=4))
@@ -249,7 +247,7 @@ def reduced(layout: Layout, ranks: int = 4) -> tuple[int, int, int]:
     return small.get("dp", 1), small.get("tp", 1), small.get("pp", 1)
 
 
-def trained(cluster: Cluster, layout: Layout, dtype: str = "float32") -> list[Check]:
+def trained(cluster: Cluster, layout: td.Layout, dtype: str = "float32") -> list[td.Check]:
     """A small decoder under ``layout``, reduced: the loss of one device, the bytes foreseen."""
     from tiledask.lab.precision import acceptable
     from tiledask.lab.precision.drift import SAFETY
@@ -266,17 +264,17 @@ def trained(cluster: Cluster, layout: Layout, dtype: str = "float32") -> list[Ch
     what = f"{dtype}, trained on dp {shape[0]} x tp {shape[1]} x pp {shape[2]}"
     note = "predicted: what round-off explains"
     off = f"{what}: loss after {steps} steps off one device's"
-    rows = [Check(off, SAFETY * found.likely, None, found.difference, rule="at most", note=note)]
+    rows = [td.Check(off, SAFETY * found.likely, None, found.difference, rule="at most", note=note)]
     sent = split.layers().reset_index().groupby("parallel")[["predicted_bytes", "bytes"]].sum()
     for kind, row in sent.iterrows():
         both = int(row.predicted_bytes), None, int(row.bytes)
-        rows.append(Check(f"{what}: {kind} parallel, sent a step", *both, "bytes", "equal"))
+        rows.append(td.Check(f"{what}: {kind} parallel, sent a step", *both, "bytes", "equal"))
     return rows
 
 
 def held(
-    cluster: Cluster, parameters: int, plans: Mapping[str, tuple[Layout, str]], memory: int
-) -> list[Check]:
+    cluster: Cluster, parameters: int, plans: Mapping[str, tuple[td.Layout, str]], memory: int
+) -> list[td.Check]:
     """What workers held, or were refused, of each (layout, recipe) on devices of ``memory``.
 
     States depend on tp x pp alone, so that many stages are run as as many slices. Parameters and
@@ -290,6 +288,6 @@ def held(
         scale *= 10
     for name, (layout, recipe) in plans.items():
         tp, pp = (layout.tp, layout.pp) if layout.pp <= 12 else (layout.tp * layout.pp, 1)
-        given = parameters, Layout(dp=layout.dp, tp=tp, pp=pp, zero=layout.zero), memory, cluster
+        given = parameters, td.Layout(dp=layout.dp, tp=tp, pp=pp, zero=layout.zero), memory, cluster
         runs[name] = run_claim(*given, recipe=recipe, scale=scale, timeout=240)
     return [*compare_claims(f"states alone, run at 1:{scale}", runs).rows]

@@ -14,24 +14,16 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+import tiledask as td
 from tiledask.errors import ConfigError, PartitionError, ScheduleError, short
 from tiledask.lab.tasks.kind import Inputs, Measured, Targets, frozen_key, idle_causes
 from tiledask.lab.tasks.order import order_of
 from tiledask.lab.tasks.partition import legal
 from tiledask.plan.pipelines.closed_form import split_lower_bound
-from tiledask.plan.pipelines.footprint import memory_over_time
 from tiledask.plan.pipelines.needs import peak_in_flight, validate
-from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import called, is_looped, schedule, schedules
-from tiledask.plan.pipelines.simulate import simulate
-from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.splitting.answers import layer_ranges
-from tiledask.plan.splitting.partition import (
-    capacities,
-    contiguous_splits,
-    count_contiguous_splits,
-    partition,
-)
+from tiledask.plan.splitting.partition import capacities, count_contiguous_splits
 from tiledask.plan.units import format_bytes
 
 __all__ = ["YARDSTICK", "best", "check_inputs", "measure", "read", "runs", "solve"]
@@ -48,7 +40,7 @@ Stages = Sequence[Sequence[int]]
 class Composition(NamedTuple):
     """The run that a partition and an order make together."""
 
-    run: Timeline
+    run: td.Timeline
     held: tuple[float, ...]
     """Bytes of each device at its fullest."""
 
@@ -66,13 +58,13 @@ def _times(inputs: Inputs, stages: Stages, place: Sequence[int]) -> tuple[list[f
     return forward, [inputs["backward"] * seconds for seconds in forward]
 
 
-def _composed(inputs: Inputs, stages: Stages, order: Schedule) -> Composition:
-    run = simulate(order, *_times(inputs, stages, order.place), inputs.get("latency", 0.0))
+def _composed(inputs: Inputs, stages: Stages, order: td.Schedule) -> Composition:
+    run = td.simulate(order, *_times(inputs, stages, order.place), inputs.get("latency", 0.0))
     weights = [0.0] * inputs["devices"]
     for device, nbytes in zip(order.place, _sums(inputs, "weights", stages), strict=True):
         weights[device] += nbytes
     kept = _sums(inputs, "activations", stages)
-    return Composition(run, memory_over_time(run, kept, static=weights).peaks)
+    return Composition(run, td.memory_over_time(run, kept, static=weights).peaks)
 
 
 def read(inputs: Inputs, answer: Any) -> Composition:
@@ -100,7 +92,7 @@ def _unlimited(inputs: Inputs, answer: Any) -> Composition:
     return _composed(inputs, stages, _order(inputs, len(stages), order.strip()))
 
 
-def _order(inputs: Inputs, stages: int, given: str) -> Schedule:
+def _order(inputs: Inputs, stages: int, given: str) -> td.Schedule:
     devices, microbatches = inputs["devices"], inputs["microbatches"]
     if re.search(r"(?i)(?<!\w)\d*F\d+(?!\w)", given):
         order = order_of(given)
@@ -137,7 +129,7 @@ def _found(key: str) -> tuple[float, str]:
         return split_lower_bound(*_times(inputs, stages, range(devices)), m, latency), stages
 
     fastest, answer = math.inf, ""
-    splits = map(bounded, contiguous_splits(len(inputs["costs"]), devices))
+    splits = map(bounded, td.contiguous_splits(len(inputs["costs"]), devices))
     for least, stages in sorted(splits, key=itemgetter(0)):
         if least >= fastest:
             break  # no order of this split, nor of those after it, is faster
@@ -156,7 +148,7 @@ def _found(key: str) -> tuple[float, str]:
 
 def check_inputs(inputs: Inputs) -> None:
     layers, devices = len(inputs["costs"]), inputs["devices"]
-    partition(inputs["costs"], devices, inputs.get("speeds"))  # refuses what is no split
+    td.partition(inputs["costs"], devices, inputs.get("speeds"))  # refuses what is no split
     for name in ("weights", "activations"):
         if len(inputs[name]) != layers:
             raise PartitionError(f"{len(inputs[name])} {name} for {layers} layers: give one each")
@@ -177,5 +169,5 @@ def solve(inputs: Inputs, targets: Targets) -> str:
     return _found(frozen_key(inputs))[1]
 
 
-def runs(inputs: Inputs, answer: Any) -> dict[str, Timeline]:
+def runs(inputs: Inputs, answer: Any) -> dict[str, td.Timeline]:
     return {"the run": _unlimited(inputs, answer).run}

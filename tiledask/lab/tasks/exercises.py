@@ -13,17 +13,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from tiledask.distributed.ranks.threads import run_threads
-from tiledask.distributed.training import GPT, train
+import tiledask as td
 from tiledask.errors import ConfigError, ProgramError, RuleError, short
-from tiledask.lab import plots
 from tiledask.lab.plots.primitives import Figure
 from tiledask.lab.tasks.result import Target
 from tiledask.lab.tasks.task import JudgedTask
 from tiledask.plan.data import shipped_json
-from tiledask.plan.program.program import Program
 from tiledask.plan.program.walk import OpPlace, walk
-from tiledask.tile.datasets import load_text
 from tiledask.tile.optimizers import Adam, AdamW, Rule
 
 __all__ = ["cannon", "faulty_run", "skip_connection"]
@@ -76,7 +72,7 @@ def _judge_cannon(answer: Callable[..., Any]) -> list[Target]:
             return np.asarray(answer(rank.group(1), rank.group(0), *(x.copy() for x in mine)))
 
         try:
-            done = run_threads(program, (p, p), timeout=10.0)  # longer: it was left alone
+            done = td.run_threads(program, (p, p), timeout=10.0)  # longer: it was left alone
         except RuleError:
             raise
         except Exception as error:
@@ -108,12 +104,12 @@ NEEDED = ("0F 1F", "1F 2F", "2F 2B", "2B 1B", "1F 1B", "1B 0B", "0F 0B", "0F 2F"
 
 def skip_connection(seed: int = 0) -> JudgedTask:
     """The exercise of the notebook on programs."""
-    of = (Program, str)
+    of = (td.Program, str)
     return _exercise("skip-connection", JudgedTask, lambda it: isinstance(it, of), _judge_program)
 
 
-def _judge_program(answer: Program | str) -> list[Target]:
-    program = (Program.from_text(answer) if isinstance(answer, str) else answer).check()
+def _judge_program(answer: td.Program | str) -> list[Target]:
+    program = (td.Program.from_text(answer) if isinstance(answer, str) else answer).check()
     if program.ranks != 3:
         raise ProgramError(f"the pipeline has 3 ranks, this program has {program.ranks}")
     for rank in range(3):
@@ -134,7 +130,7 @@ def _judge_program(answer: Program | str) -> list[Target]:
     ]
 
 
-def _lacks(program: Program) -> list[tuple[str, str]]:
+def _lacks(program: td.Program) -> list[tuple[str, str]]:
     """(who made it, who needs it and does not read it), by micro-batch: ("0F.3", "2F.3")."""
     places = [place for at_once in walk(program) for place in at_once]
     made = {(at.rank, at.microbatch, name): at for at in places for name in at.op.writes}
@@ -197,10 +193,10 @@ def _drawn(seed: int) -> tuple[dict[str, RunShape], str, Rule]:
 
 @cache
 def _losses(shape: Shape, dtype: str, rule: Rule, steps: int) -> np.ndarray:
-    text = load_text("tales")
-    model = GPT(text.vocabulary, hidden=16, layers=2, heads=4, sequence=8)
+    text = td.load_text("tales")
+    model = td.GPT(text.vocabulary, hidden=16, layers=2, heads=4, sequence=8)
     how: dict[str, Any] = {"rule": rule, "dtype": dtype, "progress": False, "timeout": 240}
-    return train(model, text, shape, steps=steps, batch=8, **how).losses
+    return td.train(model, text, shape, steps=steps, batch=8, **how).losses
 
 
 def _run(seed: int, name: str, dtype: str, steps: int) -> np.ndarray:
@@ -229,7 +225,7 @@ def _seven(seed: int, answer: Any, title: str) -> Figure:
     shown = {f"{name}, {run.dtype}": _run(seed, name, run.dtype, STEPS) for name, run in runs}
     shown["one device, float32"] = _losses((1, 1, 1), "float32", RULE, STEPS)
     lines = {name: dict(enumerate(losses.tolist())) for name, losses in shown.items()}
-    return plots.curves(lines, log="", xlabel="step", ylabel="loss (nats)", title=title)
+    return td.plots.curves(lines, log="", xlabel="step", ylabel="loss (nats)", title=title)
 
 
 def faulty_run(seed: int = 0) -> FaultyRun:

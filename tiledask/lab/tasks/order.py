@@ -5,6 +5,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
+import tiledask as td
 from tiledask.errors import ConfigError, ScheduleError, short
 from tiledask.lab.tasks.kind import (
     TIMES,
@@ -17,10 +18,6 @@ from tiledask.lab.tasks.kind import (
 from tiledask.lab.tasks.result import within
 from tiledask.plan.pipelines.needs import peaks, validate
 from tiledask.plan.pipelines.optimum import Optimum, optimal_schedule
-from tiledask.plan.pipelines.schedule import Schedule
-from tiledask.plan.pipelines.schedules import schedule
-from tiledask.plan.pipelines.simulate import simulate
-from tiledask.plan.pipelines.timeline import Timeline
 
 __all__ = ["best", "check_inputs", "in_full", "measure", "order_of", "read", "runs", "solve"]
 
@@ -30,9 +27,9 @@ _MOST_PAIRS = 48
 """Stages x micro-batches up to which the best order is proven in about a second."""
 
 
-def _run(inputs: Inputs, order: Schedule) -> Timeline:
+def _run(inputs: Inputs, order: td.Schedule) -> td.Timeline:
     """The simulated run of ``order`` with the puzzle's times."""
-    return simulate(order, **{name: inputs[name] for name in _TIMES if name in inputs})
+    return td.simulate(order, **{name: inputs[name] for name in _TIMES if name in inputs})
 
 
 def _devices(inputs: Inputs) -> int:
@@ -55,7 +52,7 @@ def _place(inputs: Inputs) -> tuple[int, ...]:
 # -- what people write -----------------------------------------------------------------------------
 
 
-def order_of(answer: Any) -> Schedule:
+def order_of(answer: Any) -> td.Schedule:
     """The answer as a schedule, right or wrong; ConfigError for what is none at all, ScheduleError
     for one that no puzzle has room for."""
     if isinstance(answer, str):
@@ -63,10 +60,10 @@ def order_of(answer: Any) -> Schedule:
             rule = f"an order has {_LONGEST} letters at most, and its numbers 4 digits"
             raise ConfigError(f"{rule}; got {short(answer)}")
         try:
-            answer = Schedule.from_text(in_full(answer))
+            answer = td.Schedule.from_text(in_full(answer))
         except ScheduleError as error:
             raise ConfigError(f"{error}") from None
-    if not isinstance(answer, Schedule):
+    if not isinstance(answer, td.Schedule):
         raise ConfigError(f"write the order as text, a line per device; got {answer!r}")
     if answer.replicas > 1:
         raise ScheduleError(f"every stage is on one device here; got {answer.replicas} replicas")
@@ -94,7 +91,7 @@ def in_full(text: str) -> str:
     return "\n".join(lines)
 
 
-def read(inputs: Inputs, answer: Any) -> Schedule:
+def read(inputs: Inputs, answer: Any) -> td.Schedule:
     """The answer as a schedule that can run and does all of the puzzle's work, or ScheduleError."""
     devices, place = _devices(inputs), inputs.get("place")
     several = place is not None or inputs["stages"] != devices
@@ -112,7 +109,7 @@ def read(inputs: Inputs, answer: Any) -> Schedule:
     return validate(order, memory_limit=_limits(inputs))
 
 
-def measure(inputs: Inputs, order: Schedule) -> Measured:
+def measure(inputs: Inputs, order: td.Schedule) -> Measured:
     run, found = _run(inputs, order), list(peaks(order))
     device = max(range(order.devices), key=lambda d: found[d][0])
     kept, turn = found[device]
@@ -178,8 +175,8 @@ def check_inputs(inputs: Inputs) -> None:
         raise ScheduleError(f"place has the rank, from 0, of each of {stages} stages; got {place}")
     if limits is not None and len(limits) != _devices(inputs):
         raise ScheduleError(f"{len(limits)} memory limits for {_devices(inputs)} devices")
-    _run(inputs, schedule("gpipe", stages, 1))  # refuses times of the wrong length
+    _run(inputs, td.schedule("gpipe", stages, 1))  # refuses times of the wrong length
 
 
-def runs(inputs: Inputs, answer: Any) -> dict[str, Timeline]:
+def runs(inputs: Inputs, answer: Any) -> dict[str, td.Timeline]:
     return {"the order": _run(inputs, order_of(answer))}
