@@ -90,6 +90,8 @@ def test_hints_come_one_by_one(typed):
     [
         ("puzzle 99", "no level 99; the levels are 1 to 26"),
         ("puzzle 24-on-5", "did you mean '24-on-4'"),
+        ("puzzle canon", "did you mean 'cannon'"),
+        ("puzzle nope", "such as 24-on-4, idle-1 to idle-12, cannon, "),
         ("puzzle 24-on-4 --seed 3", "a seed draws the numbers of idle-1 to idle-12"),
         ("puzzle 24-on-4 --verify", "no argument '--verify'"),
     ],

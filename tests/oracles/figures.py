@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 from unittest.mock import patch
 
 import numpy as np
+from matplotlib.collections import LineCollection
 from matplotlib.text import Text
 
-__all__ = ["clipped", "drawn_texts", "overlaps", "places", "still_drawn", "words"]
+__all__ = ["clipped", "crossed", "drawn_texts", "overlaps", "places", "still_drawn", "words"]
 
 
 def drawn_texts(figure) -> list[Text]:
@@ -53,6 +55,30 @@ def _upon(low: np.ndarray, high: np.ndarray, i: int) -> np.ndarray:
     """Which of the boxes after box ``i`` lie upon it."""
     shared = np.minimum(high[i], high[i + 1 :]) - np.maximum(low[i], low[i + 1 :])
     return np.flatnonzero((shared > 1).all(axis=1))
+
+
+def crossed(figure, texts: Sequence[Text]) -> list[tuple[str, str]]:
+    """(word, gid or label of a line) of those that a line runs through; one under the boxes of a
+    figure cannot be seen there."""
+    low, high = _corners(texts)
+    found = []
+    for axes in figure.axes:
+        lines = [(line, line.get_transform().transform(line.get_xydata())) for line in axes.lines]
+        for each in axes.collections:
+            if isinstance(each, LineCollection) and each.get_gid():
+                lines += [(each, axes.transData.transform(part)) for part in each.get_segments()]
+        for line, points in lines:
+            if line.get_linestyle() == "None" or line.get_zorder() < 2:
+                continue
+            # every pixel of its way, within the axes
+            steps = [np.linspace(a, b, 2 + int(np.hypot(*(b - a)))) for a, b in pairwise(points)]
+            way = np.concatenate([*steps, points[:1]])
+            way = way[np.array([axes.bbox.contains(*at) for at in way], bool)]
+            for i, text in enumerate(texts):
+                inside = (way > low[i] + 1).all(axis=1) & (way < high[i] - 1).all(axis=1)
+                if inside.any():
+                    found.append((text.get_text(), line.get_gid() or line.get_label()))
+    return found
 
 
 def _corners(texts: Sequence[Text]) -> tuple[np.ndarray, np.ndarray]:

@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from oracles.figures import clipped, drawn_texts, overlaps, places, words
+from oracles.figures import clipped, crossed, drawn_texts, overlaps, places, words
 
 import tiledask as td
 from tiledask.errors import ConfigError
@@ -177,6 +177,7 @@ def test_every_figure_has_a_title_and_every_word_can_be_read(name):
     assert len(texts) >= 3
     assert not clipped(figure, texts, by=1)
     assert not overlaps(texts)
+    assert not crossed(figure, texts)
     assert figure.get_suptitle() or name.startswith("curves")
     for axes in figure.axes:  # a layout without room for the words lets the axes collapse
         assert axes.get_window_extent().height > 25

@@ -23,11 +23,12 @@ import re
 from importlib import import_module
 from typing import Any
 
+from tiledask.errors import ConfigError, short
 from tiledask.extras import needed_for
-from tiledask.lab.tasks.ladder import idle_level
+from tiledask.lab.tasks.ladder import LEVELS, idle_level
 from tiledask.lab.tasks.puzzle_file import load_puzzle, puzzle_levels, puzzle_names
 from tiledask.lab.tasks.task import JudgedTask
-from tiledask.plan.data import shipped_json
+from tiledask.plan.data import meant, shipped_json
 
 __all__ = [
     "exercise_names",
@@ -61,9 +62,16 @@ def task(name: Any, seed: int = 0) -> JudgedTask:
     """
     if isinstance(name, str) and (level := re.fullmatch(r"idle-(\d{1,9})", name)):
         return idle_level(int(level[1]), seed)
-    if not isinstance(name, str) or name not in exercise_names():
-        return load_puzzle(name)
-    with needed_for(f"td.task({name!r})"):
-        exercises = import_module("tiledask.lab.tasks.exercises")
-    made: JudgedTask = getattr(exercises, name.replace("-", "_"))(seed=seed)
-    return made
+    if isinstance(name, str) and name in exercise_names():
+        with needed_for(f"td.task({name!r})"):
+            exercises = import_module("tiledask.lab.tasks.exercises")
+        made: JudgedTask = getattr(exercises, name.replace("-", "_"))(seed=seed)
+        return made
+    levels = [f"idle-{n}" for n in range(1, 1 + len(LEVELS))]
+    known = [*puzzle_names(), *levels, *exercise_names()]
+    if isinstance(name, str) and not re.search(r"^\d+$|\.json$", name) and name not in known:
+        raise ConfigError(
+            f"no task is called {short(name)}; {meant(name, known)}`tiledask puzzle` lists them: "
+            f"puzzles such as {known[0]}, idle-1 to {levels[-1]}, {', '.join(exercise_names())}"
+        )
+    return load_puzzle(name)
