@@ -81,7 +81,7 @@ def platform(
 def sent_of(model: td.Model, layout: td.Layout, billions: float) -> dict[str, float]:
     """Bytes that a GPU sends in a step, by kind; none for a degree of 1.
 
-    >>> [*sent_of(decoder(13), Layout(dp=2, tp=2), 13)]
+    >>> [*sent_of(decoder(13), td.Layout(dp=2, tp=2), 13)]
     ['dp', 'tp']
     """
     t, p, m = layout.tp, layout.pp, layout.microbatches

@@ -237,8 +237,9 @@ def placed(cluster: Cluster, name: str, place: Sequence[int], crossings: int) ->
 def reduced(layout: td.Layout, ranks: int = 4) -> tuple[int, int, int]:
     """(dp, tp, pp) of at most ``ranks``, 1, 2 or 4: what is split most stays split.
 
-    >>> reduced(Layout(dp=4, tp=1, pp=8)), reduced(Layout(tp=8)), reduced(Layout(dp=4, tp=2, pp=4))
-    ((2, 1, 2), (1, 4, 1), (2, 1, 2))
+    >>> every = td.Layout(dp=4, pp=8), td.Layout(tp=8), td.Layout(dp=4, tp=2, pp=4)
+    >>> [reduced(layout) for layout in every]
+    [(2, 1, 2), (1, 4, 1), (2, 1, 2)]
     """
     degrees = {"dp": layout.dp, "tp": layout.tp, "pp": layout.pp}
     most = sorted((name for name in degrees if degrees[name] > 1), key=lambda n: -degrees[n])

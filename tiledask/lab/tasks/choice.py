@@ -10,14 +10,7 @@ from typing import Any
 
 from tiledask.errors import ConfigError, ScheduleError
 from tiledask.lab.course.question import LONGEST
-from tiledask.lab.tasks.kind import (
-    TIMES,
-    Inputs,
-    Measured,
-    Targets,
-    frozen_key,
-    idle_causes,
-)
+from tiledask.lab.tasks import kind
 from tiledask.lab.tasks.result import within
 from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped, schedule
 from tiledask.plan.pipelines.simulate import simulate
@@ -28,14 +21,14 @@ __all__ = ["best", "check_inputs", "measure", "read", "runs", "solve"]
 _MOST_ACTIONS = 20_000
 
 
-def _chunks(setting: Inputs) -> int:
+def _chunks(setting: kind.Inputs) -> int:
     """Stages per device: what is asked of looped schedules, two in a V, otherwise one."""
     if setting["schedule"] in V_SHAPED:
         return 2
     return int(setting.get("chunks", 1)) if is_looped(setting["schedule"]) else 1
 
 
-def _run(setting: Inputs) -> Timeline:
+def _run(setting: kind.Inputs) -> Timeline:
     """The simulated run; ``forward`` and ``backward`` are the seconds of all layers of a device.
 
     A device with v chunks has v stages, which take 1 / v of that each.
@@ -47,15 +40,15 @@ def _run(setting: Inputs) -> Timeline:
         rule = f"more than the {_MOST_ACTIONS} actions that a puzzle simulates: choose fewer"
         raise ScheduleError(f"{stages} stages x {microbatches} micro-batches are {rule}")
     order = schedule(setting["schedule"], stages, microbatches, **options)
-    times = {name: setting[name] / chunks for name in TIMES if name in setting}
+    times = {name: setting[name] / chunks for name in kind.TIMES if name in setting}
     return simulate(order, latency=setting.get("latency", 0.0), **times)
 
 
-def measure(inputs: Inputs, value: Inputs) -> Measured:
+def measure(inputs: kind.Inputs, value: kind.Inputs) -> kind.Measured:
     setting = {**inputs, **value}
     run, chunks = _run(setting), _chunks(setting)
     each = [n / chunks for n in run.peak_in_flight]
-    idle, kept = idle_causes(run), f"by device {', '.join(f'{n:g}' for n in each)}"
+    idle, kept = kind.idle_causes(run), f"by device {', '.join(f'{n:g}' for n in each)}"
     found = {"idle": (run.bubble_fraction, idle), "makespan": (run.makespan, idle)}
     found |= {"kept": (max(each), kept)}
     found |= {name: (setting.get(name, 1), "") for name in ("microbatches", "chunks")}
@@ -65,7 +58,7 @@ def measure(inputs: Inputs, value: Inputs) -> Measured:
     return found
 
 
-def _options(inputs: Inputs) -> dict[str, list[Any]]:
+def _options(inputs: kind.Inputs) -> dict[str, list[Any]]:
     """The values that each open name may have."""
     return {
         name: list(range(v["from"], v["to"] + 1)) if isinstance(v, dict) else v
@@ -73,7 +66,7 @@ def _options(inputs: Inputs) -> dict[str, list[Any]]:
     }
 
 
-def _choices(inputs: Inputs) -> Iterator[tuple[Inputs, dict[str, float]]]:
+def _choices(inputs: kind.Inputs) -> Iterator[tuple[kind.Inputs, dict[str, float]]]:
     """Every choice that can run, with all its measures."""
     options = _options(inputs)
     for values in product(*options.values()):
@@ -83,17 +76,19 @@ def _choices(inputs: Inputs) -> Iterator[tuple[Inputs, dict[str, float]]]:
 
 
 @lru_cache(maxsize=64)
-def _tried(key: str) -> list[tuple[Inputs, dict[str, float]]]:
+def _tried(key: str) -> list[tuple[kind.Inputs, dict[str, float]]]:
     return [*_choices(json.loads(key))]
 
 
-def _meeting(inputs: Inputs, targets: Targets) -> Iterator[tuple[Inputs, dict[str, float]]]:
-    for value, reached in _tried(frozen_key(inputs)):
+def _meeting(
+    inputs: kind.Inputs, targets: kind.Targets
+) -> Iterator[tuple[kind.Inputs, dict[str, float]]]:
+    for value, reached in _tried(kind.frozen_key(inputs)):
         if all(within(reached[name], wanted) for name, wanted in targets.items()):
             yield value, reached
 
 
-def best(inputs: Inputs, targets: Targets) -> dict[str, float]:
+def best(inputs: kind.Inputs, targets: kind.Targets) -> dict[str, float]:
     found: dict[str, float] = {}
     for name in targets:
         others = {other: wanted for other, wanted in targets.items() if other != name}
@@ -102,12 +97,12 @@ def best(inputs: Inputs, targets: Targets) -> dict[str, float]:
     return found
 
 
-def solve(inputs: Inputs, targets: Targets) -> str | None:
+def solve(inputs: kind.Inputs, targets: kind.Targets) -> str | None:
     value = next((value for value, _ in _meeting(inputs, targets)), None)
     return None if value is None else ", ".join(map(str, value.values()))
 
 
-def read(inputs: Inputs, answer: Any) -> Inputs:
+def read(inputs: kind.Inputs, answer: Any) -> kind.Inputs:
     options = _options(inputs)
     given = [word.strip() for word in answer.split(",")] if isinstance(answer, str) else answer
     given = list(given) if isinstance(given, Iterable) else [given]
@@ -130,7 +125,7 @@ def _one_of(name: str, values: list[Any], word: Any) -> Any:
     raise ConfigError(f"{name} is {listed}; got {word!r}")
 
 
-def runs(inputs: Inputs, answer: Any) -> dict[str, Timeline]:
+def runs(inputs: kind.Inputs, answer: Any) -> dict[str, Timeline]:
     """The run of what was chosen, and its rival's."""
     setting = {**inputs, **read(inputs, answer)}
     both = [setting, *([setting | {"schedule": inputs["rival"]}] if "rival" in inputs else [])]
@@ -139,7 +134,7 @@ def runs(inputs: Inputs, answer: Any) -> dict[str, Timeline]:
     }
 
 
-def check_inputs(inputs: Inputs) -> None:
+def check_inputs(inputs: kind.Inputs) -> None:
     options = _options(inputs)
     lacking = {"schedule", "microbatches", "devices"} - set(options) - set(inputs)
     if odd := lacking | (set(options) & set(inputs)):

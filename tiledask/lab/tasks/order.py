@@ -7,44 +7,37 @@ from typing import Any
 
 import tiledask as td
 from tiledask.errors import ConfigError, ScheduleError, short
-from tiledask.lab.tasks.kind import (
-    TIMES,
-    Inputs,
-    Measured,
-    Targets,
-    frozen_key,
-    idle_causes,
-)
+from tiledask.lab.tasks import kind
 from tiledask.lab.tasks.result import within
 from tiledask.plan.pipelines.needs import peaks, validate
 from tiledask.plan.pipelines.optimum import Optimum, optimal_schedule
 
 __all__ = ["best", "check_inputs", "in_full", "measure", "order_of", "read", "runs", "solve"]
 
-_TIMES = (*TIMES, "latency")
+_TIMES = (*kind.TIMES, "latency")
 _LONGEST = 100_000
 _MOST_PAIRS = 48
 """Stages x micro-batches up to which the best order is proven in about a second."""
 
 
-def _run(inputs: Inputs, order: td.Schedule) -> td.Timeline:
+def _run(inputs: kind.Inputs, order: td.Schedule) -> td.Timeline:
     """The simulated run of ``order`` with the puzzle's times."""
     return td.simulate(order, **{name: inputs[name] for name in _TIMES if name in inputs})
 
 
-def _devices(inputs: Inputs) -> int:
+def _devices(inputs: kind.Inputs) -> int:
     """How many devices there are."""
     place = inputs.get("place")
     return 1 + max(place) if place else int(inputs["stages"])
 
 
-def _limits(inputs: Inputs) -> list[Any] | None:
+def _limits(inputs: kind.Inputs) -> list[Any] | None:
     """The most activations that each device may keep; None if that is no rule here."""
     limit = inputs.get("memory_limit")
     return [limit] * _devices(inputs) if isinstance(limit, int) else limit
 
 
-def _place(inputs: Inputs) -> tuple[int, ...]:
+def _place(inputs: kind.Inputs) -> tuple[int, ...]:
     """The device of each stage, from 0."""
     return tuple(inputs.get("place") or range(inputs["stages"]))
 
@@ -91,7 +84,7 @@ def in_full(text: str) -> str:
     return "\n".join(lines)
 
 
-def read(inputs: Inputs, answer: Any) -> td.Schedule:
+def read(inputs: kind.Inputs, answer: Any) -> td.Schedule:
     """The answer as a schedule that can run and does all of the puzzle's work, or ScheduleError."""
     devices, place = _devices(inputs), inputs.get("place")
     several = place is not None or inputs["stages"] != devices
@@ -109,21 +102,21 @@ def read(inputs: Inputs, answer: Any) -> td.Schedule:
     return validate(order, memory_limit=_limits(inputs))
 
 
-def measure(inputs: Inputs, order: td.Schedule) -> Measured:
+def measure(inputs: kind.Inputs, order: td.Schedule) -> kind.Measured:
     run, found = _run(inputs, order), list(peaks(order))
     device = max(range(order.devices), key=lambda d: found[d][0])
     kept, turn = found[device]
     where = f"{kept:g} kept from {order.orders[device][turn]} on"
-    return {"makespan": (run.makespan, idle_causes(run)), "kept": (int(kept), where)}
+    return {"makespan": (run.makespan, kind.idle_causes(run)), "kept": (int(kept), where)}
 
 
 # -- the best order --------------------------------------------------------------------------------
 
 
-def _shortest(inputs: Inputs, targets: Targets) -> Optimum | None:
+def _shortest(inputs: kind.Inputs, targets: kind.Targets) -> Optimum | None:
     """The best order that keeps as few activations as ``targets`` say; None if there is none."""
     limits = _limits(inputs) or [10**6] * _devices(inputs)
-    return _solved(frozen_key(inputs), *(int(min(n, targets.get("kept", n))) for n in limits))
+    return _solved(kind.frozen_key(inputs), *(int(min(n, targets.get("kept", n))) for n in limits))
 
 
 @lru_cache(maxsize=256)
@@ -146,7 +139,7 @@ def _solved(key: str, *limits: int) -> Optimum | None:
         return None
 
 
-def best(inputs: Inputs, targets: Targets) -> dict[str, float]:
+def best(inputs: kind.Inputs, targets: kind.Targets) -> dict[str, float]:
     shortest, found = _shortest(inputs, targets), dict[str, float]()
     if shortest is not None and "makespan" in targets:
         found["makespan"] = shortest.least
@@ -158,14 +151,14 @@ def best(inputs: Inputs, targets: Targets) -> dict[str, float]:
     return found
 
 
-def solve(inputs: Inputs, targets: Targets) -> str | None:
+def solve(inputs: kind.Inputs, targets: kind.Targets) -> str | None:
     found = _shortest(inputs, targets)
     if found is None or not within(found.makespan, targets.get("makespan", float("inf"))):
         return None
     return found.schedule.to_text()
 
 
-def check_inputs(inputs: Inputs) -> None:
+def check_inputs(inputs: kind.Inputs) -> None:
     stages, place, limits = inputs["stages"], inputs.get("place"), _limits(inputs)
     pairs = stages * inputs["microbatches"]
     if pairs > _MOST_PAIRS:
@@ -178,5 +171,5 @@ def check_inputs(inputs: Inputs) -> None:
     _run(inputs, td.schedule("gpipe", stages, 1))  # refuses times of the wrong length
 
 
-def runs(inputs: Inputs, answer: Any) -> dict[str, td.Timeline]:
+def runs(inputs: kind.Inputs, answer: Any) -> dict[str, td.Timeline]:
     return {"the order": _run(inputs, order_of(answer))}
