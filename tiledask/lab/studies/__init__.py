@@ -6,7 +6,7 @@ schedules   schedule_on: a schedule by its name, for so many devices
             same_work: a schedule's Timeline, with the same work for every device
             compare_schedules: the same as a table: end, idle time, memory, messages
             timeline_of: a row of Table 5 of the Zero Bubble paper
-kernels     records: what GPUs reached
+kernels     records: FLOP/s that a GPU reached
 trainings   train_with_failures: a small GPT whose workers are killed at chosen steps
             train_with_fault: a training with one of five faults that people make
 LeNet       lenet_claims: what a textbook says of splits

@@ -1,36 +1,17 @@
 """What GPUs reached, from the records of `make gpu` in data/measured/gpu."""
 
-import json
-from pathlib import Path
-from typing import NamedTuple
+from tiledask.plan.data import shipped_json
 
-from tiledask.plan.data import data_file
-
-__all__ = ["RecordedSpeed", "records"]
+__all__ = ["records"]
 
 
-class RecordedSpeed(NamedTuple):
-    """One implementation of one product, as it was recorded on a GPU."""
+def records(gpu: str) -> dict[tuple[str, str], float]:
+    """(implementation, product) -> FLOP/s that it reached on a ``gpu``, the median of its rounds;
+    what was skipped, failed or wrong has no speed.
 
-    file: str
-    gpu: str
-    work: str
-    way: str
-    measured: float
-    """FLOP/s, by the median of its rounds."""
-
-
-def records(folder: Path | None = None) -> list[RecordedSpeed]:
-    """The speeds of the part "speed" in gpu/*.json of ``folder`` (data/measured), by file.
-
-    What was skipped, failed or wrong has no speed; a record of no GPU is not read.
+    >>> records("H200")["wgmma_ws_persistent", "bf16 4096 cubed"] > 600e12
+    True
     """
-    found = []
-    for path in sorted((folder or data_file("measured")).glob("gpu/*.json")):
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        rows = facts["rows"] if facts["device"].get("kind") == "GPU" else ()
-        for row in rows:
-            if "TFLOP/s" in row and row.get("part") == "speed":
-                what = path.name, facts["device"]["name"], row["work"], row["way"]
-                found.append(RecordedSpeed(*what, row["TFLOP/s"] * 1e12))
-    return found
+    rows = shipped_json("measured", "gpu", f"nvidia-{gpu.lower()}.json")["rows"]
+    timed = (row for row in rows if row["part"] == "speed" and "TFLOP/s" in row)
+    return {(row["way"], row["work"]): row["TFLOP/s"] * 1e12 for row in timed}
