@@ -131,7 +131,7 @@ def test_the_rest_is_explained_on_request(typed):
         ("idle", "--diagnose TRACE"),
         ("idle 1f1b 8 4 --devices 4", "8 behind the schedule's name and 4 behind --devices"),
         ("idle 1f1b 4 8 --chunks 2", "any number of them have interleaved"),
-        ("idle dualpipe 3 8", "DEVICES must be even, got 3; take 4"),
+        ("idle dualpipe 3 8", "3 devices have none; use 4 stages"),
         ("idle 1f1b 0 8", "DEVICES must be a whole number of 1 or more"),
         ("idle 1f1b 4 8 --backward -1e400", "--backward is numbers between commas"),
         ("idle 1f1b 4 8 --forward 1,2", "--forward is one number, or 4, one per stage; got 2"),

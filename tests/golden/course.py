@@ -65,6 +65,12 @@ def values(given: dict[str, Any]) -> Any:
     return found
 
 
+def words(given: dict[str, Any]) -> Any:
+    """What is said of a question with its usual inputs: the numbers in it are nowhere else."""
+    found = td.ask(given["question"], run=False)
+    return {"asked": found.asked, "answer": found.answer, "working": found.working}
+
+
 # -- judged answers --------------------------------------------------------------------------------
 
 
@@ -130,6 +136,7 @@ def paths_of(value: Any, at: str = "") -> Iterator[str]:
 SETS = (
     GoldenSet("questions", values),
     GoldenSet("questions_long", values, "slow"),
+    GoldenSet("words", words),
     GoldenSet("judged", result),
     GoldenSet("judged_long", result, "slow"),
     GoldenSet("ladder", level),
