@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -142,13 +143,10 @@ def test_the_best_that_search_finds_is_within_5_percent_of_what_nvidia_runs(name
     assert best <= 1.001 * run.step().total <= 1.05 * best
 
 
-@pytest.mark.slow
-def test_the_page_has_every_row(tmp_path, monkeypatch, capsys):
+def test_the_page_has_every_group_and_leaves_the_errors_of_memory_as_they_are(capsys):
     errors = data_file("calibration", "memory_errors.json").read_text("utf-8")
-    monkeypatch.chdir(tmp_path)
     page.main()
     assert data_file("calibration", "memory_errors.json").read_text("utf-8") == errors
-    assert "BLOOM-176B log, step times" in capsys.readouterr().out
-    made = (tmp_path / "build" / "accuracy.md").read_text("utf-8")
-    assert all(row.case in made for group in page.groups() for row in group.rows)
-    assert all(part in made for part in ("| fitted |", "| check |", "What is not modelled"))
+    lines = capsys.readouterr().out
+    assert all(group.name.split()[0] in lines for group in page.groups())
+    assert re.search(r"BLOOM-176B log, step times .* 2.6 %, worst 10.5 % \(31\)", lines)
