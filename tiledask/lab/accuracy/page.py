@@ -1,5 +1,5 @@
-"""`python -m tiledask.lab.accuracy.page`: every group of published numbers beside its goal, printed,
-and the errors of memory that ``fits`` counts with, written.
+"""`python -m tiledask.lab.accuracy.page`: every group of published numbers beside its goal is
+printed, and the errors of memory that ``fits`` counts with are written.
 
 Errors are ours / published - 1: mean, then the worst. *Fitted* rows set constants of the model
 (data/calibration), *check* rows had no part in that, and *left out* estimates each model by a fit

@@ -10,6 +10,7 @@ from typing import Any
 
 import tiledask as td
 from tiledask.errors import ConfigError
+from tiledask.plan.frameworks.exchange import FRAMEWORKS
 from tiledask.plan.inputs.run import check_timed, check_trains
 from tiledask.plan.inputs.sized import ASSUMED
 from tiledask.plan.tables import Part
@@ -20,8 +21,6 @@ from tiledask.plan.whole import whole_number
 
 __all__ = ["Request", "request_of", "usual_batch"]
 
-SOURCES = "megatron", "torchtitan", "deepspeed"
-"""Programs whose configurations are read."""
 MOST_TOKENS = 4_000_000
 """Of a step whose batch nobody gave, where that is a sequence a device or more."""
 
@@ -127,12 +126,15 @@ def request_of(args: argparse.Namespace) -> Request:
     given = vars(args)
     typed: dict[str, Any] = {each.name: given.get(each.name) for each in fields(td.Layout)}
     typed = {name: each for name, each in typed.items() if each is not None and each is not False}
-    if named := [name for name in SOURCES if given.get(name)]:
-        return _imported(args, typed, named)
-    if args.model is None:
+    named = [name for name in FRAMEWORKS if given.get(name)]
+    if len(named) > 1:
+        raise ConfigError(f"one configuration at a time, got --{' and --'.join(named)}")
+    if args.model is None and not named:
         raise ConfigError("a model and a cluster are named, such as: fit 200B 80x40GB")
-    model, cluster = td.load_model(args.model), td.load_cluster(args.cluster)
-    recipe = recipe_of(args, cluster.device)
+    cluster = td.load_cluster(args.cluster)
+    if named:
+        return _imported(args, typed, named[0], cluster)
+    model, recipe = td.load_model(args.model), recipe_of(args, cluster.device)
     request = Request(args, model, cluster, recipe, args.sequence or model.usual_sequence)
     known = calibration_of(cluster.device, recipe, **request.by)
     sized = f"{model.layers} layers of width {model.hidden:,}, {model.parameters:,} parameters"
@@ -175,18 +177,15 @@ def _microbatches(args: argparse.Namespace, dp: int, microbatch: int) -> dict[st
     return {"microbatches": args.batch // each}
 
 
-def _imported(args: argparse.Namespace, typed: dict[str, Any], named: list[str]) -> Request:
+def _imported(args: argparse.Namespace, typed: dict[str, Any], name: str, cluster: Any) -> Request:
     """What the configuration of another program says; what is typed besides goes before."""
-    if len(named) > 1:
-        raise ConfigError(f"one configuration at a time, got --{' and --'.join(named)}")
-    cluster = td.load_cluster(args.cluster)
     given = {"model": args.model, "devices": cluster.devices}
-    found = td.import_config(named[0], getattr(args, named[0]), **given)
+    found = td.import_config(name, getattr(args, name), **given)
     layout = replace(found.layout, **typed)
     layout = replace(layout, **_microbatches(args, layout.dp, layout.microbatch))
     chosen = args.recipe is not None or args.lora_rank is not None
     recipe = recipe_of(args, cluster.device) if chosen else td.load_recipe(found.recipe)
-    notes = [f"{found.model!r}, {shlex.join(layout.options)}, read from {named[0]}"]
+    notes = [f"{found.model!r}, {shlex.join(layout.options)}, read from {name}"]
     sequence = args.sequence or found.sequence
     args.framework = args.framework or (None if args.calibration else found.framework)
     read = {"layout": vars(layout), "recipe": found.recipe, "assumed": [*found.assumed]}
