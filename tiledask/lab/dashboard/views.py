@@ -227,16 +227,6 @@ _WORK = {
 """Kind of span -> what it is; the colours are those of `tiledask.lab.plots.slots`."""
 
 
-_RECEIVED = "Bytes received", "from other workers", "read", "bytes between workers"
-_HELD = "Memory", "the most held", "multiply", "memory of the fullest worker"
-_COUNTED: dict[str, tuple[str, str, str, str, str, Any, str]] = {
-    "received": ("left", *_RECEIVED, sum, ""),
-    "memory": ("right", *_HELD, max, "at most "),
-}
-"""What is counted -> where it is drawn, the chart's title and label, the kind of span whose colour
-it has, what all ranks' together is called and how it is taken."""
-
-
 def _draw_product(view: View, run: ReportedRun, so_far: str) -> None:
     """While it runs the numbers are those of its ranks' last reports; at the end they are those
     that ``C.traffic``, ``C.memory`` and ``C.seconds`` have."""
@@ -257,9 +247,13 @@ def _draw_product(view: View, run: ReportedRun, so_far: str) -> None:
     done = sum(mine.get("done", 0) for mine in counted)
     facts["panels done"] = f"{done} of {sum(predicted['panels'])}"
     received = [mine.get("received", 0) for mine in counted]
-    known: dict[str, list[Any]] = {"received": received, "memory": [*map(_memory, counted)]}
-    for what, sizes in known.items():
-        place, heading, label, kind, name, add, most = _COUNTED[what]
+    held: list[Any] = [*map(_memory, counted)]
+    all_of, fullest = "bytes between workers", "memory of the fullest worker"
+    for place, heading, label, kind, what, sizes in (
+        ("left", "Bytes received", "from other workers", "read", "received", received),
+        ("right", "Memory", "the most held", "multiply", "memory", held),
+    ):
+        name, add, most = (all_of, sum, "") if place == "left" else (fullest, max, "at most ")
         got = "not counted" if None in sizes else format_bytes(add(sizes))
         facts[f"{name}{so_far}"] = f"{got}, predicted {most}{format_bytes(add(predicted[what]))}"
         boxes = [
