@@ -79,6 +79,9 @@ WORKED = [
         "does not start either",
     ),
     ("24 --set memory=60GB", {"lowest_zero": 0}, ""),  # to the last byte
+    ("13 --set parameters=1.5e9", {"fits on one": True}, ""),  # 16 x 1.5 = 24 GB of 24
+    ("14 --set billions=2.5", {"copies_fit": True}, "its states fit"),  # 40 GB of 40
+    ("15 --set billions=2.5 memory=40GB", {"copies_fit": True}, "40 GB fit 40 GB"),
     # 7e9 / 32 = 0.21875e9 a GPU: x 16; x (4 + 12/8); x (2 + 14/8); x 16/8
     (
         "24 --set billions=7 dp=8 tp=4 pp=8",

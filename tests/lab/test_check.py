@@ -2,13 +2,15 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from tiledask.distributed.cluster.counters import Load
-from tiledask.errors import ConfigError
+from tiledask.errors import ConfigError, DoesNotFitError
 from tiledask.lab.check import Check, Comparison
+from tiledask.lab.claims import RandomProduct
 
 NAN = math.nan
 
@@ -174,3 +176,21 @@ def test_html_escapes_and_has_every_digit():
 def test_claims_by_one_rule_are_made_of_their_values():
     table = Comparison.of("idle", {"b": (0.5, None, 0.6)}, "percent", ("within", 0.03))
     assert table.rows == (Check("b", 0.5, None, 0.6, "percent", ("within", 0.03)),)
+
+
+# -- claims ----------------------------------------------------------------------------------------
+
+
+def test_a_product_is_refused_below_the_bytes_that_it_and_its_comparison_take(monkeypatch):
+    # A and B twice, C three times: 8 B x (2 x (4 x 6 + 6 x 5) + 3 x 4 x 5)
+    needed = 8 * (2 * 54 + 60)
+    for free in (needed, needed - 1):
+        memory = SimpleNamespace(available=free)
+        monkeypatch.setattr("tiledask.lab.claims.psutil.virtual_memory", lambda m=memory: m)
+        if free == needed:
+            made = RandomProduct.random(4, 5, 6, "float64")
+            assert (made.a.shape, made.b.shape, made.c.shape) == ((4, 6), (6, 5), (4, 5))
+            np.testing.assert_allclose(made.c, made.a @ made.b)
+        else:
+            with pytest.raises(DoesNotFitError, match="take 1.344 kB, and"):
+                RandomProduct.random(4, 5, 6, "float64")
