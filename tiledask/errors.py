@@ -2,23 +2,9 @@
 
 import re
 
-__all__ = [
-    "CheckpointError",
-    "ClusterLostError",
-    "CollectiveError",
-    "ConfigError",
-    "DeadlineError",
-    "DeadlockError",
-    "DivergedError",
-    "DoesNotFitError",
-    "KernelError",
-    "PartitionError",
-    "PlacementError",
-    "ProgramError",
-    "RuleError",
-    "ScheduleError",
-    "short",
-]
+__all__ = ["CheckpointError", "ClusterLostError", "CollectiveError", "ConfigError", "DeadlineError"]
+__all__ += ["DeadlockError", "DivergedError", "DoesNotFitError", "KernelError", "PartitionError"]
+__all__ += ["PlacementError", "ProgramError", "RuleError", "ScheduleError", "short"]
 
 
 MOST_WORDS = 600

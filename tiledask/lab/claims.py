@@ -31,13 +31,7 @@ from tiledask.plan.units import format_bytes
 from tiledask.tile import accumulator, as_dtype
 from tiledask.tile.optimizers import SGD
 
-__all__ = [
-    "RandomProduct",
-    "compare_claims",
-    "lenet_claims",
-    "product_rows",
-    "replay",
-]
+__all__ = ["RandomProduct", "compare_claims", "lenet_claims", "product_rows", "replay"]
 
 RULE = ("ratio", 1 - TOLERANCE, 1 + TOLERANCE)
 ROUND_OFF = {"float64": 1e-13, "float32": 1e-5}

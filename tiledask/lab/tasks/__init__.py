@@ -30,14 +30,7 @@ from tiledask.lab.tasks.puzzle_file import load_puzzle, puzzle_levels, puzzle_na
 from tiledask.lab.tasks.task import JudgedTask
 from tiledask.plan.data import meant, shipped_json
 
-__all__ = [
-    "exercise_names",
-    "idle_level",
-    "load_puzzle",
-    "puzzle_levels",
-    "puzzle_names",
-    "task",
-]
+__all__ = ["exercise_names", "idle_level", "load_puzzle", "puzzle_levels", "puzzle_names", "task"]
 
 
 def exercise_names() -> tuple[str, ...]:
