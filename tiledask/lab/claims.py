@@ -1,7 +1,6 @@
 """Claims as tables, one subject each: what is predicted, what the plan says, what workers did.
 
 product_rows     a distributed product: bytes, messages, memory, error and time
-replay           memory, simulated: allocations one after the other under a cap
 compare_claims   memory: what the planner predicts, and what workers were refused
 lenet_claims     d2l's words about splitting its LeNet over 4 GPUs, in numbers
 
@@ -31,7 +30,7 @@ from tiledask.plan.units import format_bytes
 from tiledask.tile import accumulator, as_dtype
 from tiledask.tile.optimizers import SGD
 
-__all__ = ["RandomProduct", "compare_claims", "lenet_claims", "product_rows", "replay"]
+__all__ = ["RandomProduct", "compare_claims", "lenet_claims", "product_rows"]
 
 RULE = ("ratio", 1 - TOLERANCE, 1 + TOLERANCE)
 ROUND_OFF = {"float64": 1e-13, "float32": 1e-5}
@@ -117,32 +116,6 @@ def product_rows(
 
 
 # -- memory ----------------------------------------------------------------------------------------
-
-
-class Replay(NamedTuple):
-    """How far a sequence of allocations came."""
-
-    peak: int
-    """Bytes held at the fullest moment."""
-    failed: int | None
-    """Index of the allocation that did not fit; None if all did."""
-
-
-def replay(allocations: Iterable[int], cap: int, workspace: int = 0) -> Replay:
-    """The Replay of ``allocations`` (bytes, in order, all kept) on a device of ``cap`` bytes.
-
-    ``workspace`` bytes come beside each allocation and go when it is filled.
-
-    >>> replay([15, 15, 15], cap=40, workspace=4)
-    Replay(peak=34, failed=2)
-    """
-    held = peak = 0
-    for i, nbytes in enumerate(allocations):
-        if held + nbytes + workspace > cap:
-            return Replay(peak, i)
-        held += nbytes
-        peak = max(peak, held + workspace)
-    return Replay(peak, None)
 
 
 def compare_claims(title: str, runs: Mapping[str, ClaimRun]) -> td.Comparison:

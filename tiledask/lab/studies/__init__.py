@@ -1,7 +1,6 @@
 """Comparisons that are worked out or run at one call, and then looked at.
 
-memory      replay: allocations one after the other under a cap
-            compare_claims: claims about memory, planned and run under a cap
+memory      compare_claims: claims about memory, planned and run under a cap
 schedules   schedule_on: a schedule by its name, for so many devices
             same_work: a schedule's Timeline, with the same work for every device
             compare_schedules: the same as a table: end, idle time, memory, messages
@@ -12,11 +11,11 @@ trainings   train_with_failures: a small GPT whose workers are killed at chosen 
 LeNet       lenet_claims: what a textbook says of splits
 """
 
-from tiledask.lab.claims import compare_claims, lenet_claims, replay
+from tiledask.lab.claims import compare_claims, lenet_claims
 from tiledask.lab.studies.gpu_speeds import records
 from tiledask.lab.studies.spoiled import InterruptedRun, train_with_failures, train_with_fault
 from tiledask.lab.sweep import compare_schedules, same_work, schedule_on, timeline_of
 
 __all__ = ["InterruptedRun", "compare_claims", "compare_schedules", "lenet_claims", "records"]
-__all__ += ["replay", "same_work", "schedule_on", "timeline_of", "train_with_failures"]
+__all__ += ["same_work", "schedule_on", "timeline_of", "train_with_failures"]
 __all__ += ["train_with_fault"]
