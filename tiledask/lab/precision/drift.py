@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from math import inf, isfinite, sqrt
 
 from tiledask.errors import ConfigError
+from tiledask.plan.whole import is_whole
 
 __all__ = ["GRADES", "ROUNDOFF", "Drift", "acceptable", "verdicts"]
 
@@ -76,6 +77,11 @@ def acceptable(
     """
     if dtype not in ROUNDOFF:
         raise ConfigError(f"a floating-point format is one of {', '.join(ROUNDOFF)}, got {dtype!r}")
+    if not all(is_whole(n, 1) for n in (steps, ranks, layers)):
+        raise ConfigError(
+            f"losses are compared after 1 step or more, of 1 rank or more with 1 layer or more; "
+            f"got steps={steps}, ranks={ranks}, layers={layers}"
+        )
     roundings = layers * (2 * ranks - 1) * steps
     by_chance, at_most = ROUNDOFF[dtype] * sqrt(roundings), ROUNDOFF[dtype] * roundings
     finite = isfinite(loss_a) + isfinite(loss_b)
