@@ -4,6 +4,7 @@ printed, and the errors of memory that ``fits`` counts with are written.
 Errors are ours / published - 1: mean, then the worst. *Fitted* rows set constants of the model
 (data/calibration), *check* rows had no part in that, and *left out* estimates each model by a fit
 that had none of its rows, as it was when the constants were fitted. `evaluate` has the rows.
+data/published/not-modelled.txt says what is not modelled, other-planners.md how others fare.
 """
 
 import json
