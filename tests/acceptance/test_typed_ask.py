@@ -79,6 +79,7 @@ WORKED = [
         "does not start either",
     ),
     ("24 --set memory=60GB", {"lowest_zero": 0}, ""),  # to the last byte
+    ("24 --set memory=480GB", {"copy_bytes": 480e9}, "on every GPU of 480 GB and starts"),
     ("13 --set parameters=1.5e9", {"fits on one": True}, ""),  # 16 x 1.5 = 24 GB of 24
     ("14 --set billions=2.5", {"copies_fit": True}, "its states fit"),  # 40 GB of 40
     ("15 --set billions=2.5 memory=40GB", {"copies_fit": True}, "40 GB fit 40 GB"),
