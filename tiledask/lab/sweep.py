@@ -67,8 +67,8 @@ def compare_schedules(
     rows: dict[str, dict[str, float]] = {}
     for name in names:
         timeline = same_work(name, devices, microbatches, latency=latency)
-        assert timeline.evidence is not None
-        built = timeline.evidence.schedule
+        built = timeline.schedule
+        assert built is not None
         held = sum(len(built.holders(stage)) for stage in range(built.stages))
         rows[name] = {
             "ends": round(timeline.makespan, 12),

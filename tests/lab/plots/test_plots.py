@@ -43,7 +43,7 @@ def pipeline(devices: int, microbatches: int, forward=1.0, backward=2.0) -> Time
 
 def held(name: str, devices: int, microbatches: int):
     timeline = sweep.same_work(name, devices, microbatches)
-    return td.memory_over_time(timeline, devices / timeline.evidence.schedule.stages)
+    return td.memory_over_time(timeline, devices / timeline.schedule.stages)
 
 
 def dense(ranks: int) -> Traffic:

@@ -7,8 +7,8 @@ import pytest
 
 from tiledask.plan.fitting.in_flight import alive
 from tiledask.plan.inputs.layout import SCHEDULES, Layout
-from tiledask.plan.pipelines.needs import peak_in_flight
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, V_SHAPED, is_looped, schedule
+from tiledask.plan.pipelines.validate import peak_in_flight
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -15,16 +15,6 @@ from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 
 
-@pytest.mark.parametrize("latency", [0, 0.5])
-def test_one_stage_per_device_is_the_closed_form(latency):
-    rng = np.random.default_rng(5)
-    for _ in range(50):
-        p, m = rng.integers(1, 6), int(rng.integers(1, 9))
-        forward, backward = rng.integers(1, 9, (2, p)).astype(float)
-        t = simulate(schedule("1f1b", int(p), m), forward, backward, latency=latency)
-        assert t.lower_bound == pytest.approx(cf.lower_bound(forward, backward, m, latency))
-
-
 def test_a_split_backward_need_not_wait_for_the_way_back():
     text = "0F0,0F1,0I0,0W0,0I1,0W1 ; 1F0,1I0,1F1,1I1,1W0,1W1"
     t = simulate(Schedule.from_text(text), 1.0, 2.0)

@@ -1,6 +1,6 @@
 """How results travel: against a plain reference, by hand, and for every schedule there is.
 
-Holds `tiledask.plan.pipelines.costs`, `tiledask.plan.pipelines.walk` and
+Holds `tiledask.plan.pipelines.costs`, `tiledask.plan.pipelines.graph` and
 `tiledask.plan.pipelines.schedules`.
 """
 
@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledask.errors import ScheduleError
-from tiledask.plan.pipelines.needs import needs
 from tiledask.plan.pipelines.schedule import Action, Schedule
 from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped, schedule, schedules
 from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.pipelines.validate import needs
 
 
 def any_schedule(name: str, devices: int, m: int) -> Schedule:
@@ -23,41 +23,28 @@ def any_schedule(name: str, devices: int, m: int) -> Schedule:
     return schedule(name, 2 * devices if even else devices, m)
 
 
-def reference(s: Schedule, seconds, together, hop, carry) -> dict:
+def reference(s: Schedule, seconds, together, hop) -> dict:
     """(start, end) of every action, by repeating the definition until nothing changes.
 
-    seconds(action), together(forward, backward), hop(action, user), carry(action, user).
+    seconds(action), together(forward, backward), hop(action, user).
     """
     waits = needs(s)
-    users = {b: a for a, before in waits.items() for b in before if b.stage != a.stage}
     blocks = []  # by device: the actions that are done at once
     for order, pairs in zip(s.orders, np.split(s.paired, s.turns[1:-1]), strict=True):
         rest = iter(zip(order, pairs, strict=True))
         blocks.append([(a, next(rest)[0]) if pair else (a,) for a, pair in rest])
-    end, arrives = dict.fromkeys(s, 0.0), dict.fromkeys(s, 0.0)
-    start = {}
+    end, start = dict.fromkeys(s, 0.0), {}
     while True:
-        before = dict(start), dict(arrives)
-        link_free: dict = {}
-        for d, device_blocks in enumerate(blocks):
+        before = dict(start)
+        for device_blocks in blocks:
             free = 0.0
             for block in device_blocks:
+                needed = [end[b] + hop(b, a) for a in block for b in waits[a]]
+                begin = max(free, *needed, 0.0)
+                free = begin + (together(*block) if len(block) == 2 else seconds(block[0]))
                 for a in block:
-                    for b in waits[a]:
-                        free = max(free, arrives[b] if b.stage != a.stage else 0.0)
-                begin = free
-                done = begin + (together(*block) if len(block) == 2 else seconds(block[0]))
-                free = done
-                for a in block:
-                    start[a], end[a], arrives[a] = begin, done, done
-                    user = users.get(a)
-                    target = d if user is None else s.holder(user.stage, user.microbatch)
-                    if target == d:
-                        continue
-                    gone = max(done, link_free.get((d, target), 0.0)) + carry(a, user)
-                    link_free[d, target] = gone
-                    arrives[a] = gone + hop(a, user)
-        if (start, arrives) == before:
+                    start[a], end[a] = begin, free
+        if start == before:
             return {a: (start[a], end[a]) for a in s}
 
 
@@ -68,7 +55,7 @@ halves = st.integers(0, 6).map(lambda n: n / 2)  # exact in binary, so that equa
 @pytest.mark.parametrize("part", range(10))
 @settings(max_examples=25, deadline=None)
 @given(st.data())
-def test_equals_the_reference_for_any_schedule_and_links(part, data):
+def test_equals_the_reference_for_any_schedule(part, data):
     def lists(values, *shape):
         for n in reversed(shape):
             values = st.lists(values, min_size=n, max_size=n)
@@ -78,8 +65,6 @@ def test_equals_the_reference_for_any_schedule_and_links(part, data):
     s = any_schedule(name, data.draw(st.integers(1, 3)), data.draw(st.integers(1, 6)))
     times = {kind: lists(halves, s.stages, s.microbatches) for kind in "FIW"}
     latency = lists(halves, s.stages - 1)
-    size = data.draw(st.sampled_from([0.0, 1.0, 3.0]))
-    rate = lists(st.sampled_from([1.0, 2.0, 4.0]), s.stages - 1)
     longest = sum(np.max(t) for t in times.values())
     both = data.draw(st.none() | st.just(longest))
 
@@ -91,10 +76,9 @@ def test_equals_the_reference_for_any_schedule_and_links(part, data):
         return seconds(f) + seconds(b) if both is None else both
 
     def hop(a: Action, b: Action) -> float:
+        if s.holder(*a[1:]) == s.holder(*b[1:]):
+            return 0.0
         return latency[min(a.stage, b.stage)]
-
-    def carry(a: Action, b: Action) -> float:
-        return size / rate[min(a.stage, b.stage)]
 
     t = simulate(
         s,
@@ -102,13 +86,11 @@ def test_equals_the_reference_for_any_schedule_and_links(part, data):
         backward_input=times["I"],
         backward_weight=times["W"],
         latency=latency,
-        block_bytes=size,
-        bandwidth=rate,
         overlapped=both,
     )
     columns = (t.kind, t.stage, t.microbatch, t.start, t.end)
     got = {Action(str(k), int(r), int(i)): (a, b) for k, r, i, a, b in zip(*columns, strict=True)}
-    assert got == reference(s, seconds, together, hop, carry)
+    assert got == reference(s, seconds, together, hop)
     path = t.critical_path
     assert path.compute + path.latency == pytest.approx(t.makespan)
     assert sum(path.by_device.values()) == pytest.approx(path.compute)
@@ -139,8 +121,6 @@ def test_a_pair_waits_for_both_and_takes_its_own_time():
     ("options", "message"),
     [
         ({"latency": [[0, 1]]}, r"latency must be .* 1, one per boundary between stages"),
-        ({"block_bytes": -1}, "block_bytes must be finite and 0 or more bytes, got -1"),
-        ({"bandwidth": 0}, "bandwidth must be above 0 bytes/s, .* got 0; .* leave block_bytes out"),
     ],
 )
 def test_refuses(options, message):

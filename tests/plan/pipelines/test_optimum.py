@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from tiledask.errors import ScheduleError
-from tiledask.plan.pipelines.needs import peak_in_flight, validate
 from tiledask.plan.pipelines.optimum import optimal_schedule
 from tiledask.plan.pipelines.schedule import Action, Schedule
 from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.pipelines.validate import peak_in_flight, validate
 
 
 def every_order(stages: int, microbatches: int, kinds: str):
@@ -77,13 +77,6 @@ def test_four_stages_of_eight_micro_batches(options, makespan):
     if "memory_limit" in options:
         assert max(peak_in_flight(best.schedule)) <= options["memory_limit"]
     assert best.schedule.microbatches == 8
-
-
-def test_a_v_of_two_chunks_per_device_has_no_bubble_but_the_way_in():
-    place = (0, 1, 2, 3, 3, 2, 1, 0)
-    best = optimal_schedule(8, 8, 1.0, 2.0, split=True, place=place, memory_limit=8, timeout=240)
-    assert best.makespan == 51.0  # (p - 1) F + m T, as ZB-V
-    assert best.schedule.place == place
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from oracles.published_cases import assert_nothing_in_silence, check_of, load_ca
 
 from tiledask.errors import PartitionError, ScheduleError
 from tiledask.plan.pipelines import closed_form as cf
-from tiledask.plan.pipelines.needs import peak_in_flight, validate
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import called, is_looped, schedule
 from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.pipelines.validate import peak_in_flight, validate
 from tiledask.plan.splitting.judge import judge
 from tiledask.plan.splitting.partition import partition
 
@@ -74,8 +74,8 @@ SEEN = {
     # a choice of double buffering, which an order does not show
     "num_pipe_buffers": lambda t: [max(2, kept) for kept in t.peak_in_flight],
     "devices": lambda t: t.devices,
-    "params": lambda t: sum(row.count(0) for row in t.evidence.schedule.places),
-    "weights_per_device": lambda t: sum(row.count(0) for row in t.evidence.schedule.places),
+    "params": lambda t: sum(row.count(0) for row in t.schedule.places),
+    "weights_per_device": lambda t: sum(row.count(0) for row in t.schedule.places),
 }
 """What is published of a run, and what we see of it; formulas in words are not read."""
 
@@ -94,7 +94,7 @@ def runs(case):
         if ours == "zb-auto":
             memory = {"activation": i["M_B"], "weight_part": i["M_W"]}
             memory["memory_limit"] = i["M_limit_over_M_B"] * i["M_B"]
-            built = validate(schedule(ours, stages, m, **times, **memory), **memory)
+            built = validate(schedule(ours, stages, m, **times, **memory))
         else:
             looped = {"devices": p} if is_looped(ours) else {}
             built = schedule(ours, stages, m, **looped, **options)

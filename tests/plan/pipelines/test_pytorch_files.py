@@ -11,9 +11,9 @@ import pytest
 
 from tiledask.errors import ScheduleError
 from tiledask.plan.inputs.layout import Layout
-from tiledask.plan.pipelines.needs import validate
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import is_looped, schedule
+from tiledask.plan.pipelines.validate import validate
 
 FILES = sorted((Path(__file__).parent / "torch_csv").glob("*/*.csv"))
 NAME = re.compile(r"(\w+)-(\d+)s(\d+)r(\d+)m-compute_only")

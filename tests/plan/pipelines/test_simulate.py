@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from tiledask.errors import ScheduleError
 from tiledask.plan.pipelines import closed_form as cf
-from tiledask.plan.pipelines.needs import peak_in_flight
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.pipelines.validate import peak_in_flight
 
 
 @pytest.mark.parametrize("p", range(1, 7))
@@ -56,15 +56,6 @@ def test_gpipe_closed_form_for_uneven_stages(data):
     t = simulate(schedule("gpipe", p, m), forward, backward, latency=c)
     # a first stage of no length still starts at 0: the clock of a Timeline is its first span
     assert t.makespan == cf.gpipe_makespan(forward, backward, m, c)
-
-
-@pytest.mark.parametrize(("p", "rounds"), [(1, 3), (2, 1), (2, 4), (4, 2), (5, 3)])
-def test_1f1b_pays_the_latency_every_round_and_gpipe_once(p, rounds):
-    m, c = p * rounds, 0.01
-    one = simulate(schedule("1f1b", p, m), latency=c)
-    assert one.makespan == pytest.approx(cf.one_forward_one_backward_makespan(p, m, 1, 2, c))
-    gpipe = simulate(schedule("gpipe", p, m), latency=c)
-    assert gpipe.makespan == pytest.approx(cf.gpipe_makespan([1] * p, [2] * p, m, c))
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ from itertools import product
 import pytest
 
 from tiledask.errors import ScheduleError
-from tiledask.plan.pipelines.footprint import memory_over_time
 from tiledask.plan.pipelines.generators.zb_auto import zb_auto
-from tiledask.plan.pipelines.needs import validate
+from tiledask.plan.pipelines.memory import memory_over_time
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import schedules
 from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.pipelines.validate import validate
 
 zb_h1, zb_h2, interleaved_zero_bubble = (
     schedules[name] for name in ("zb-h1", "zb-h2", "interleaved-zb")
@@ -84,7 +84,7 @@ def test_auto_plans_with_the_times_of_each_stage():
     ("call", "message"),
     [
         (lambda: zb_auto(2, 2, memory_limit=0.9), "takes 1 of memory and the limit is 0.9"),
-        (lambda: zb_auto(2, 2, memory_limit=1, weight_part=2), "takes 2 of memory"),
+        (lambda: zb_auto(2, 2, memory_limit=1, weight_part=2), "weight_part is at most activation"),
         (lambda: zb_auto(2, 2, forward=[1, 2, 3]), "forward must be .* 2 numbers"),
         (lambda: zb_auto(4, 4, latency=-1), "finite and 0 or more seconds, got -1"),
         (lambda: interleaved_zero_bubble(6, 2, devices=4), "use 4 or 8 stages"),

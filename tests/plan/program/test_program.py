@@ -10,8 +10,8 @@ import pytest
 
 import tiledask as td
 from tiledask.errors import ProgramError, ScheduleError
-from tiledask.plan.pipelines.needs import needs, peaks
 from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped
+from tiledask.plan.pipelines.validate import needs, peaks
 from tiledask.plan.program.program import Program
 
 KINDS = "FBIW"
@@ -60,10 +60,9 @@ def assert_same_times(program_timeline, simulated):
 def test_its_clock_is_the_simulators(name, seed):
     """Action by action: two algorithms, streams that wait for buffers and a longest path."""
     schedule, F, I, W, rng = drawn(name, seed)
-    latency, size, rate = rng.uniform(0.0, 1.0), int(rng.integers(0, 20)), 30.0
-    simulated = td.simulate(schedule, F, I + W, latency, I, W, block_bytes=size, bandwidth=rate)
-    program = td.program(schedule, block_bytes=size)
-    timed = program.timeline(seconds(schedule, F, I, W), latency=latency, bandwidth=rate)
+    latency = rng.uniform(0.0, 1.0)
+    simulated = td.simulate(schedule, F, I + W, latency, I, W)
+    timed = td.program(schedule).timeline(seconds(schedule, F, I, W), latency=latency)
     assert_same_times(timed, simulated)
 
 

@@ -39,8 +39,8 @@ from tiledask.distributed.transport.endpoint import endpoint_of, opened
 from tiledask.distributed.transport.transport import Port
 from tiledask.errors import ClusterLostError
 from tiledask.plan.pipelines.costs import PipelineCosts
-from tiledask.plan.pipelines.needs import topological_order
 from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.plan.pipelines.simulate import topological_order
 from tiledask.plan.pipelines.timeline import TRANSFER, Timeline
 from tiledask.plan.program.making.pipeline import KERNELS
 from tiledask.plan.program.ops import Op

@@ -4,7 +4,7 @@
                            |                               "loop":  each device is one
                            '--> events of every action --> Timeline
 
-Stage s reads and writes what :func:`tiledask.plan.pipelines.needs.needs` says, and nothing else.
+Stage s reads and writes what :func:`tiledask.plan.pipelines.validate.needs` says, and nothing else.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,10 +31,10 @@ from tiledask.distributed.pipelines.stages import Dummy
 from tiledask.distributed.retry import retry_lost
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.pipelines.costs import PerBoundary, PipelineCosts, Times, costs_of
-from tiledask.plan.pipelines.needs import validate
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
+from tiledask.plan.pipelines.validate import validate
 from tiledask.plan.products.placement import split
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.program.making.pipeline import program

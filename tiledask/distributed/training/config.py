@@ -15,10 +15,10 @@ from tiledask.distributed.training.gpt import GPT
 from tiledask.errors import CheckpointError, ConfigError
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.plan.pipelines.needs import validate
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import called, schedules
 from tiledask.plan.pipelines.schedules import schedule as schedule_named
+from tiledask.plan.pipelines.validate import validate
 from tiledask.plan.program.making.training import TrainingTerms
 from tiledask.plan.whole import is_whole, whole_number
 from tiledask.tile.backend import as_dtype

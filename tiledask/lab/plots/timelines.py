@@ -28,8 +28,8 @@ from tiledask.lab.plots.style import (
     lighter,
     styled,
 )
-from tiledask.plan.pipelines.footprint import Footprint
 from tiledask.plan.pipelines.idle import CAUSES
+from tiledask.plan.pipelines.memory import Footprint
 from tiledask.plan.pipelines.timeline import TRANSFER, Timeline
 from tiledask.plan.units import format_bytes, format_seconds
 

@@ -20,8 +20,8 @@ from tiledask.lab.tasks.kind import Inputs, Measured, Targets, frozen_key, idle_
 from tiledask.lab.tasks.order import order_of
 from tiledask.lab.tasks.partition import legal
 from tiledask.plan.pipelines.closed_form import split_lower_bound
-from tiledask.plan.pipelines.needs import peak_in_flight, validate
 from tiledask.plan.pipelines.schedules import called, is_looped, schedule, schedules
+from tiledask.plan.pipelines.validate import peak_in_flight, validate
 from tiledask.plan.splitting.answers import layer_ranges
 from tiledask.plan.splitting.partition import capacities, count_contiguous_splits
 from tiledask.plan.units import format_bytes

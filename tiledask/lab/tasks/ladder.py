@@ -299,7 +299,8 @@ def _cause(run: Timeline, at_once: Timeline, gap: Gap) -> tuple[str, str]:
         return "warm-up", "no backward done before it"
     if gap.start >= run.end[mine & (run.kind == "F")].max():
         return "drain", "no forward to come after it"
-    maker = next(n for n in run.waits.uses[k] if n >= 0 and run.device[n] != gap.worker)
+    assert run.schedule is not None
+    maker = run.schedule.maker[k]
     late = run.end[maker] > gap.start + _TINY
     stays = at_once.start[k] - at_once.end[k - 1] > _TINY
     words = (

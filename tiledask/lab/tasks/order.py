@@ -9,8 +9,8 @@ import tiledask as td
 from tiledask.errors import ConfigError, ScheduleError, short
 from tiledask.lab.tasks import kind
 from tiledask.lab.tasks.result import within
-from tiledask.plan.pipelines.needs import peaks, validate
 from tiledask.plan.pipelines.optimum import Optimum, optimal_schedule
+from tiledask.plan.pipelines.validate import peaks, validate
 
 __all__ = ["best", "check_inputs", "in_full", "measure", "order_of", "read", "runs", "solve"]
 

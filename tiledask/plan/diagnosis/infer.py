@@ -17,9 +17,8 @@ import numpy as np
 from tiledask.errors import ConfigError
 from tiledask.plan.diagnosis.timed import Form, TimedSchedule, forms
 from tiledask.plan.diagnosis.trace import Trace
-from tiledask.plan.pipelines.needs import validate
 from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
-from tiledask.plan.pipelines.walk import makers
+from tiledask.plan.pipelines.validate import validate
 
 __all__ = ["EXACT", "MANY", "TraceFit", "fit", "fit_labelled", "fit_rows"]
 
@@ -112,9 +111,8 @@ class _Waits(NamedTuple):
 
 def _waits(order: Schedule, trace: Trace) -> _Waits | None:
     """The _Waits of ``trace`` if its rows are ``order``; None if a result is used early."""
-    maker, little = makers(order), EXACT * trace.makespan
-    remote = maker < len(order)
-    maker[~remote] = 0
+    maker, little = np.maximum(order.maker, 0), EXACT * trace.makespan
+    remote = order.maker >= 0
     remote &= order.device[maker] != order.device
     boundary = np.where(remote, np.minimum(order.stage, order.stage[maker]), -1)
     since = np.where(remote, trace.start - trace.end[maker], np.inf)

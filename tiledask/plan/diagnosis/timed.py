@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tiledask.errors import ScheduleError
-from tiledask.plan.pipelines.needs import peak_in_flight
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped, schedule, schedules
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
+from tiledask.plan.pipelines.validate import peak_in_flight
 
 __all__ = ["Form", "TimedSchedule", "forms", "recut"]
 

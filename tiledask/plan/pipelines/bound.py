@@ -4,18 +4,17 @@ lower bound    device d:  the way to it | all of its work | the way back from it
 critical path  the chain of actions and hops, without a gap, that ends last
 """
 
-from collections import defaultdict
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
 
 from tiledask.plan.pipelines.costs import PipelineCosts
 from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
-from tiledask.plan.pipelines.walk import Walk
 from tiledask.plan.units import format_seconds
 
-__all__ = ["Bound", "CriticalPath", "Evidence", "critical_path", "lower_bound"]
+__all__ = ["Bound", "CriticalPath", "critical_path", "lower_bound"]
 
 
 class Bound(NamedTuple):
@@ -23,14 +22,6 @@ class Bound(NamedTuple):
 
     seconds: float
     why: str
-
-
-class Evidence(NamedTuple):
-    """What a simulated Timeline came from, for questions that are asked later."""
-
-    schedule: Schedule
-    costs: PipelineCosts
-    walk: Walk
 
 
 def lower_bound(schedule: Schedule, costs: PipelineCosts) -> Bound:
@@ -42,23 +33,22 @@ def lower_bound(schedule: Schedule, costs: PipelineCosts) -> Bound:
 
     With one stage per device it is the closed forms' bound (closed_form.py); ZB-V attains it.
     """
-    devices, stages, hop, seconds = schedule.devices, schedule.stages, costs.hop, costs.seconds
+    devices, stages, seconds = schedule.devices, schedule.stages, costs.seconds
     keys = schedule.stage.astype(np.int64) * len(KINDS) + schedule.kind
     there = np.bincount(keys, minlength=stages * len(KINDS)).reshape(stages, len(KINDS), 1) > 0
     # until the gradient of a stage's input: by B or by I, the shorter if it has both
     _, B, I, _ = seconds
-    split, whole_back = there[:, 2], there[:, 1]
-    gradient = np.where(split & whole_back, np.minimum(B, I), np.where(split, I, B))
+    gradient = np.where(there[:, 2], np.where(there[:, 1], np.minimum(B, I), I), B)
     before, after, lone = np.full(devices, np.inf), np.full(devices, np.inf), Bound(0.0, "no work")
     for r, place in enumerate(schedule.places):
         mine = slice(r, None, schedule.pipelines) if seconds.shape[2] > 1 else slice(None)
-        forward, back = seconds[0][:, mine], gradient[:, mine]
+        forward, back, hop = seconds[0][:, mine], gradient[:, mine], costs.hop[r, :-1, None]
         if not forward.size:
             continue
-        down = np.cumsum(forward + hop[r, :-1, None], axis=0)  # F done [stages, m or 1]
+        down = np.cumsum(forward + hop, axis=0)  # F done [stages, m or 1]
         reach, alone, way_back = down - forward, down[-1], down[-1] - down
         if schedule.trains:
-            up = np.cumsum(back + hop[r, :-1, None], axis=0)
+            up = np.cumsum(back + hop, axis=0)
             way_back = np.where(there[:, 3], 0.0, up - back)
             alone = down[-1] + up[-1] + np.where(there[0, 3], seconds[3, 0][mine], 0.0)
         np.minimum.at(before, np.array(place), reach.min(axis=1))
@@ -105,26 +95,28 @@ class CriticalPath:
         )
 
 
-def critical_path(schedule: Schedule, found: Walk) -> CriticalPath:
-    """The CriticalPath of a schedule that can run.
+def critical_path(
+    schedule: Schedule, costs: PipelineCosts, start: list[float], end: list[float]
+) -> CriticalPath:
+    """The CriticalPath of a schedule whose actions start and end so.
 
-    Where several chains end at once, it follows the device's own turn. All that lies between two
-    actions counts as latency: the way, and a link that carries another block.
+    Where several chains end at once, it follows the device's own turn.
     """
     actions, paired, device = list(schedule), schedule.paired.tolist(), schedule.device.tolist()
-    firsts, positions, latency = set(schedule.turns[:-1].tolist()), list[int](), 0.0
-    by_device: dict[int, float] = defaultdict(float)
-    at = int(np.argmax(found.end))
+    firsts, maker = set(schedule.turns[:-1].tolist()), schedule.maker.tolist()
+    way = costs.of_ways(schedule).tolist()
+    path, by_device, latency = list[int](), dict[int, float](), 0.0
+    at = int(np.argmax(end))
     while True:
         first = at - 1 if at not in firsts and paired[at - 1] else at
-        both = range(first, first + 2 if paired[first] else first + 1)
-        positions += reversed(both)
-        by_device[device[at]] += found.end[first] - found.start[first]
-        waited = [] if first in firsts else [(found.end[first - 1], first - 1)]
-        waited += [(found.there[a], found.maker[a]) for a in both if found.maker[a] < len(actions)]
+        both = [first, first + 1] if paired[first] else [first]
+        path += reversed(both)
+        by_device[device[at]] = by_device.get(device[at], 0.0) + (end[first] - start[first])
+        waited = [] if first in firsts else [(end[first - 1], first - 1)]
+        waited += [(end[maker[a]] + way[a], maker[a]) for a in both if maker[a] >= 0]
         if not waited:
             break
-        _, at = max(waited, key=lambda each: each[0])
-        latency += found.start[first] - found.end[at]
-    path = tuple(actions[j] for j in reversed(positions))
-    return CriticalPath(path, sum(by_device.values()), latency, dict(sorted(by_device.items())))
+        _, at = max(waited, key=itemgetter(0))
+        latency += start[first] - end[at]
+    ran = tuple(actions[j] for j in reversed(path))
+    return CriticalPath(ran, sum(by_device.values()), latency, dict(sorted(by_device.items())))

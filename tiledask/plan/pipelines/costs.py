@@ -1,8 +1,7 @@
-"""How long everything in a schedule takes: actions, pairs of them, and the way between stages.
+"""How long everything in a schedule takes, and so when it happens.
 
-rank 0    [F0][F1][F2]           a block is on its way while both devices go on;
-  link       =b0=b1=b2           a link leads from one device to one other, and
-rank 1       ..[F0][F1][F2]      carries one block after the other
+start(a) = max( end of the action before a on its device,
+                end of each result a needs  [+ its way, if it comes from another device] )
 """
 
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ import numpy as np
 from tiledask.errors import ScheduleError, short
 from tiledask.plan.pipelines.schedule import Schedule
 
-__all__ = ["PerBoundary", "PipelineCosts", "Times", "costs_of", "numbers"]
+__all__ = ["PerBoundary", "PipelineCosts", "Times", "costs_of", "finish_times", "numbers"]
 
 Times = float | Sequence[float] | Sequence[Sequence[float]]
 """Seconds: one number, one per stage, or one per stage and micro-batch."""
@@ -28,17 +27,9 @@ class PipelineCosts(NamedTuple):
     """[4, stages, microbatches or 1]: by kind."""
     together: np.ndarray
     """[stages, microbatches or 1]: of a forward and a backward at once; negative for the sum."""
-    latency: np.ndarray
+    hop: np.ndarray
     """[pipelines, stages + 1]: on the way over the boundary before each stage; 0 within a device,
     before the first stage and behind the last."""
-    carry: np.ndarray
-    """The same: for how long a block takes up its link."""
-
-    @property
-    def hop(self) -> np.ndarray:
-        """[pipelines, stages + 1]: until a result is there, if its link is free."""
-        hop: np.ndarray = self.latency + self.carry
-        return hop
 
     def of_actions(self, schedule: Schedule) -> np.ndarray:
         """[actions]: by how much each adds to its device's work; a pair's are its forward's."""
@@ -50,6 +41,12 @@ class PipelineCosts(NamedTuple):
             work[first], work[first + 1] = self.together[schedule.stage[first], number], 0.0
         return work
 
+    def of_ways(self, schedule: Schedule) -> np.ndarray:
+        """[actions]: what the result that each waits for takes from another stage."""
+        boundary = schedule.stage + (schedule.kind != 0)  # F from the stage before, others behind
+        way: np.ndarray = self.hop[schedule.microbatch % schedule.pipelines, boundary]
+        return np.where(schedule.kind == 3, 0.0, way)
+
 
 def costs_of(
     schedule: Schedule,
@@ -59,8 +56,6 @@ def costs_of(
     backward_input: Times | None = None,
     backward_weight: Times | None = None,
     overlapped: Times | None = None,
-    block_bytes: PerBoundary = 0.0,
-    bandwidth: PerBoundary = float("inf"),
 ) -> PipelineCosts:
     """The PipelineCosts of ``schedule``; `simulate` says what each number means.
 
@@ -71,10 +66,6 @@ def costs_of(
         (): "one number",
         (stages,): f"{stages} numbers (one per stage)",
         (stages, microbatches): f"a table of {stages} x {microbatches} (stage x micro-batch)",
-    }
-    of_boundaries = {
-        (): "one number",
-        (stages - 1,): f"{stages - 1}, one per boundary between stages",
     }
 
     def table(times: Times, name: str) -> np.ndarray:
@@ -99,22 +90,28 @@ def costs_of(
         )
     seconds = np.stack(np.broadcast_arrays(table(forward, "forward"), B, I, W))
     together = np.full((stages, 1), -1.0) if overlapped is None else table(overlapped, "overlapped")
-    rate = np.asarray(bandwidth, float)
-    if rate.shape not in of_boundaries or not (rate > 0).all():
-        raise ScheduleError(
-            f"bandwidth must be above 0 bytes/s, {' or '.join(of_boundaries.values())}; got "
-            f"{short(bandwidth)}; for a block that takes no time leave block_bytes out"
-        )
+    between = {(): "one number", (stages - 1,): f"{stages - 1}, one per boundary between stages"}
     places = np.array(schedule.places)
-    travels = places[:, 1:] != places[:, :-1]
-    delay, carry = (
-        np.pad(np.where(travels, each, 0.0), ((0, 0), (1, 1)))
-        for each in (
-            numbers(latency, "latency", of_boundaries, "seconds"),
-            numbers(block_bytes, "block_bytes", of_boundaries, "bytes") / rate,
-        )
-    )
-    return PipelineCosts(seconds, together, delay, carry)
+    delay = numbers(latency, "latency", between, "seconds")
+    hop = np.where(places[:, 1:] != places[:, :-1], delay, 0.0)
+    return PipelineCosts(seconds, together, np.pad(hop, ((0, 0), (1, 1))))
+
+
+def finish_times(schedule: Schedule, costs: PipelineCosts) -> tuple[np.ndarray, np.ndarray]:
+    """(starts, ends) of the actions of a schedule that runs, seconds [actions]."""
+    work, first = costs.of_actions(schedule), np.flatnonzero(schedule.paired)
+    work[first], work[first + 1] = work[first] + work[first + 1], 0.0
+    took, way = work.tolist(), costs.of_ways(schedule).tolist()
+    start, end = [0.0] * len(took), [0.0] * (len(took) + 1)  # the last is of nothing
+    for action, before, maker in schedule.steps:
+        free, begin = end[before], end[maker] + way[action]
+        if begin < free:
+            begin = free
+        start[action] = begin
+        end[action] = begin + took[action]
+    starts, ends = np.array(start), np.array(end[:-1])
+    starts[first + 1], ends[first + 1] = starts[first], ends[first]
+    return starts, ends
 
 
 def numbers(values: Any, name: str, shapes: dict[Any, str], unit: str) -> np.ndarray:

@@ -17,7 +17,7 @@ order, and what each action waited for transfers and for whoever starts it, stay
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -25,14 +25,13 @@ from types import MappingProxyType
 
 import numpy as np
 
-from tiledask.plan.pipelines.spans import KINDS, TRANSFER, Spans
-from tiledask.plan.pipelines.walk import sources
+from tiledask.plan.pipelines.graph import sources
+from tiledask.plan.pipelines.spans import KINDS, Spans
 from tiledask.plan.units import format_seconds
 
-__all__ = ["CAUSES", "IdleTime", "Waits", "idle_time", "waits"]
+__all__ = ["CAUSES", "IdleTime", "idle_time"]
 
-_F, _B, _I, _T = map(KINDS.index, ("F", "B", "I", TRANSFER))
-
+_F, _B, _I = map(KINDS.index, "FBI")
 
 CAUSES: Mapping[str, str] = MappingProxyType(
     {
@@ -48,96 +47,6 @@ CAUSES: Mapping[str, str] = MappingProxyType(
 _WARM_UP, _DEPENDENCY, _IMBALANCE, _TRANSFER, _OVERHEAD, _DRAINING = range(len(CAUSES))
 _EXACT = 1e-9
 """Of the makespan: less is rounding."""
-_Interval = tuple[float, float]
-
-
-@dataclass(frozen=True)
-class Waits:
-    """How long each compute span was waited for, in the order of a Timeline's compute spans."""
-
-    free: np.ndarray
-    """float64 [actions]: when everything before it on the device had ended; 0 before the first."""
-    ready: np.ndarray
-    """float64 [actions]: when it could start; as ``free`` where nothing was waited for."""
-    begin: np.ndarray
-    """float64 [actions]: when it started, or was ready if that was later."""
-    arriving: Mapping[int, list[_Interval]]
-    """By action, when a block that it uses was on its way in between: in order, apart."""
-    uses: np.ndarray
-    """int64 [actions, 2]: the actions whose results it uses, -1 for none."""
-    pairs: np.ndarray
-    """int64: the actions that are done at once with the one after them."""
-
-    @property
-    def overhead(self) -> np.ndarray:
-        """float64 [actions]: seconds in which it could have started, and nothing was on its way."""
-        overhead: np.ndarray = self.begin - self.ready
-        for k, ways in self.arriving.items():
-            overhead[k] -= sum(b - a for a, b in ways)
-        return overhead
-
-
-def waits(spans: Spans) -> Waits:
-    """The Waits of a Timeline.
-
-    Of a simulation, all waiting of an action that could start is its transfers': nothing else
-    holds it up. Of a measured run, its transfers are the spans of kind T on its device
-    with its micro-batch, and as stage the one that made the block: the stage before for a forward,
-    the stage behind for a backward. A forward and a backward that start and end together are done
-    at once, and wait together. Compute spans that overlap have no wait between them.
-    """
-    rows = np.flatnonzero(spans.computes)
-    device, code, start, end = (c[rows] for c in (spans.device, spans.code, spans.start, spans.end))
-    free = np.zeros(len(rows))  # since when the device has been; from 0 before its first action
-    for a, b in pairwise(np.searchsorted(device, np.arange(spans.devices + 1)).tolist()):
-        free[a + 1 : b] = np.maximum.accumulate(end[a:b])[:-1]
-    uses = sources(code, spans.stage[rows], spans.microbatch[rows])
-    made = np.append(end, -np.inf)[uses].max(axis=1)
-    pairs = np.flatnonzero(  # a forward and a backward at once wait for what either uses
-        (device[1:] == device[:-1])
-        & (start[1:] == start[:-1])
-        & (end[1:] == end[:-1])
-        & (code[:-1] == _F)
-        & np.isin(code[1:], (_B, _I))
-        & (end[1:] > start[1:])
-    )
-    made[pairs] = np.maximum(made[pairs], made[pairs + 1])
-    begin = np.maximum(start, free)
-    ready = np.clip(made, free, begin)
-    late = np.flatnonzero(begin > ready).tolist()
-    if spans.origin == "simulated":
-        arriving = {k: [(float(ready[k]), float(begin[k]))] for k in late}
-    else:
-        sent = _sent(spans, rows)
-        for k in pairs.tolist():
-            sent[k] = sent[k] + sent[k + 1]
-        arriving = {k: _within(sent[k], float(ready[k]), float(begin[k])) for k in late}
-    return Waits(free, ready, begin, arriving, uses, pairs)
-
-
-def _sent(spans: Spans, rows: np.ndarray) -> list[list[_Interval]]:
-    """Of each action, when a block from another stage was on its way to it."""
-    found: dict[tuple[int, int, int], list[_Interval]] = defaultdict(list)
-    columns = spans.device, spans.stage, spans.microbatch, spans.code, spans.start, spans.end
-    every = list(zip(*(column.tolist() for column in columns), strict=True))
-    for device, stage, number, code, start, end in every:
-        if code == _T:
-            found[device, stage, number].append((start, end))
-    maker = {_F: -1, _B: 1, _I: 1}
-    return [
-        found.get((device, stage + maker[code], number), []) if code in maker else []
-        for device, stage, number, code, *_ in (every[row] for row in rows.tolist())
-    ]
-
-
-def _within(ways: list[_Interval], reach: float, end: float) -> list[_Interval]:
-    """What of ``ways`` lies between two moments, in order and apart."""
-    found = []
-    for a, b in sorted(ways):
-        if min(b, end) > max(a, reach):
-            found.append((max(a, reach), min(b, end)))
-            reach = found[-1][1]
-    return found
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -159,6 +68,9 @@ class IdleTime:
     """Seconds."""
     end: np.ndarray
     """Seconds."""
+    overhead: np.ndarray
+    """float64 [actions]: seconds in which each compute span could have started, and nothing that
+    it uses was on its way."""
 
     @cached_property
     def per_device(self) -> dict[str, tuple[float, ...]]:
@@ -177,77 +89,131 @@ class IdleTime:
         return len(self.device)
 
     def __repr__(self) -> str:
-        told = [f"{cause} {format_seconds(s)}" for cause, s in self.total.items() if s]
+        parts = [f"{cause} {format_seconds(s)}" for cause, s in self.total.items() if s]
         whole = format_seconds(sum(self.total.values()))
-        return f"IdleTime({self.devices} devices, {whole}{': ' * bool(told)}{', '.join(told)})"
+        return f"IdleTime({self.devices} devices, {whole}{': ' * bool(parts)}{', '.join(parts)})"
 
 
-def idle_time(spans: Spans, waited: Waits) -> IdleTime:
-    """The IdleTime of a Timeline, whose Waits are ``waited``.
+def idle_time(spans: Spans) -> IdleTime:
+    """The IdleTime of a Timeline.
+
+    Of a simulation, all waiting of an action that could start is its transfers': nothing else
+    holds it up. Of a measured run, its transfers are the spans of kind T on its device with its
+    micro-batch, and as stage the one that made the block: the stage before for a forward, the stage
+    behind for a backward. A forward and a backward that start and end together are done at once,
+    and wait together. Compute spans that overlap have no wait between them.
 
     >>> from tiledask.plan.pipelines.simulate import simulate
     >>> slow_end = simulate("gpipe", 2, 4, forward=[1.0, 2.0], backward=[2.0, 4.0])
-    >>> found = idle_time(slow_end, slow_end.waits)
-    >>> found.per_device["imbalance"], found.per_device["warm-up"]
+    >>> slow_end.idle_time.per_device["imbalance"], slow_end.idle_time.per_device["warm-up"]
     ((10.5, 0.0), (0.0, 1.0))
     """
-    makespan, rounding = spans.makespan, _EXACT * spans.makespan
-    device = spans.device[spans.computes]
+    acts = spans.acts
+    device, code, end = acts.device, acts.code, acts.end
+    free, ready, begin, uses, pairs = _starts(acts)
+    # transfers: whose they are, and from when to when
+    who, sent, there = (late := np.flatnonzero(begin > ready)), ready[late], begin[late]
+    if spans.origin != "simulated":
+        found = list(_arriving(spans, acts, pairs, late, ready, begin))
+        who = np.array([k for k, _, _ in found], int)
+        sent, there = np.array([way for _, *way in found], float).reshape(-1, 2).T
+    overhead = begin - ready - np.bincount(who, there - sent, minlength=len(begin))
     last = np.zeros(spans.devices)
-    np.maximum.at(last, device, spans.end[spans.computes])
-    even, even_end = _with_equal_stages(spans, waited, last)
-    pieces: list[tuple[int, float, int, float]] = []  # device, start, cause, end
-    columns = device, waited.free, waited.ready, waited.begin, even
-    before = -1
-    for k, (d, free, ready, begin, alike) in enumerate(
-        zip(*(column.tolist() for column in columns), strict=True)
-    ):
-        own = ready if ready - free <= alike + rounding else free + alike
-        pieces.append((d, free, _DEPENDENCY if d == before else _WARM_UP, own))
-        pieces.append((d, own, _IMBALANCE, ready))
-        before, reach = d, ready
-        for a, b in waited.arriving.get(k, ()):
-            pieces += [(d, reach, _OVERHEAD, a), (d, a, _TRANSFER, b)]
-            reach = b
-        pieces.append((d, reach, _OVERHEAD, begin))
-    close = float(last.max(initial=0.0))
-    drains = (even_end.max(initial=0.0) - even_end).tolist()
-    for d, (done, drain) in enumerate(zip(last.tolist(), drains, strict=True)):
-        own = close if close - done <= drain + rounding else done + drain
-        pieces.append((d, done, _DRAINING, own))
-        pieces += [(d, own, _IMBALANCE, close), (d, close, _DRAINING, makespan)]
-    pieces = sorted(piece for piece in pieces if piece[3] > piece[1])
-    where, start, cause, end = zip(*pieces, strict=True) if pieces else ((),) * 4
-    whole = np.array(where, np.int64), np.array(cause, np.int64)
-    return IdleTime(spans.devices, *whole, np.array(start, float), np.array(end, float))
+    np.maximum.at(last, device, end)
+    wait, even_end = ready - free, last
+    length, kind = end - acts.start, code.astype(int)
+    kind[pairs] = kind[pairs + 1] = len(KINDS)  # both at once take their own time
+    mean = (np.bincount(kind, length) / np.maximum(np.bincount(kind), 1))[kind]
+    if np.abs(length - mean).max(initial=0.0) > _EXACT * length.max(initial=0.0):
+        wait, even_end = _with_equal_stages(acts, mean, begin - ready, uses, pairs)
+    # what is the schedule's of each wait, and of the end of each device
+    makespan, close = spans.makespan, last.max(initial=0.0)
+    little, drain = _EXACT * makespan, even_end.max(initial=0.0) - even_end
+    own = np.where(ready - free <= wait + little, ready, free + wait)
+    done = np.where(close - last <= drain + little, close, last + drain)
+    # overhead is before, between and behind the transfers of an action
+    each = np.append(np.arange(len(begin)), who)
+    before, after = np.append(ready, there), np.append(begin, sent)
+    before, after = (column[np.lexsort((column, each))] for column in (before, after))
+    every, first = np.arange(spans.devices), np.diff(device, prepend=-1) != 0
+    pieces = (
+        (device, free, own, np.where(first, _WARM_UP, _DEPENDENCY)),
+        (device, own, ready, _IMBALANCE),
+        (device[who], sent, there, _TRANSFER),
+        (device[np.sort(each)], before, after, _OVERHEAD),
+        (every, last, done, _DRAINING),
+        (every, done, close, _IMBALANCE),
+        (every, close, makespan, _DRAINING),
+    )
+    columns = zip(*(np.broadcast_arrays(*piece) for piece in pieces), strict=True)
+    where, a, b, cause = map(np.concatenate, columns)
+    order = np.lexsort((a, where))
+    order = order[b[order] > a[order]]
+    codes = where[order].astype(int), cause[order].astype(int)
+    return IdleTime(spans.devices, *codes, a[order], b[order], overhead)
+
+
+def _starts(acts: Spans) -> tuple[np.ndarray, ...]:
+    """Of each action when its device was free, when it could start and when it did; what it uses;
+    and the actions that are done at once with the one after them."""
+    device, code, start, end = acts.device, acts.code, acts.start, acts.end
+    free = np.zeros(len(code))  # from 0 before a device's first action
+    for a, b in pairwise(acts.turns.tolist()):
+        free[a + 1 : b] = np.maximum.accumulate(end[a:b])[:-1]
+    uses = sources(code, acts.stage, acts.microbatch)
+    made = np.append(end, -np.inf)[uses].max(axis=1)
+    alike = (device[1:] == device[:-1]) & (start[1:] == start[:-1]) & (end[1:] == end[:-1])
+    both = (code[:-1] == _F) & np.isin(code[1:], (_B, _I)) & (end[1:] > start[1:])
+    pairs = np.flatnonzero(alike & both)  # which wait for what either uses
+    made[pairs] = np.maximum(made[pairs], made[pairs + 1])
+    begin = np.maximum(start, free)
+    return free, np.clip(made, free, begin), begin, uses, pairs
+
+
+def _arriving(
+    spans: Spans,
+    acts: Spans,
+    pairs: np.ndarray,
+    late: np.ndarray,
+    ready: np.ndarray,
+    begin: np.ndarray,
+) -> Iterator[tuple[int, float, float]]:
+    """(an action, from, to): when a block that a ``late`` one uses was on its way between its
+    being ready and its beginning; in order, apart."""
+    sent: dict[tuple[int, ...], list[tuple[float, float]]] = defaultdict(list)
+    blocks = spans.only(~spans.computes)
+    columns = blocks.device, blocks.stage, blocks.microbatch, blocks.start, blocks.end
+    for d, s, i, a, b in zip(*(column.tolist() for column in columns), strict=True):
+        sent[d, s, i].append((a, b))
+    joined, sender = set(pairs.tolist()), {_F: -1, _B: 1, _I: 1}
+    for k in late.tolist():
+        reach, until, ways = float(ready[k]), float(begin[k]), list[tuple[float, float]]()
+        for n in (k, k + 1) if k in joined else (k,):
+            if (code := int(acts.code[n])) in sender:
+                maker = int(acts.stage[n]) + sender[code]
+                ways += sent.get((int(acts.device[n]), maker, int(acts.microbatch[n])), ())
+        for a, b in sorted(ways):
+            if min(b, until) > max(a, reach):
+                yield k, max(a, reach), min(b, until)
+                reach = min(b, until)
 
 
 def _with_equal_stages(
-    spans: Spans, waited: Waits, last: np.ndarray
+    acts: Spans, took: np.ndarray, held: np.ndarray, uses: np.ndarray, pairs: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """(seconds that each action would wait for results, when each device would be done), if every
-    action took the mean of its kind. ``last``: when each device is done as it is."""
-    rows = np.flatnonzero(spans.computes)
-    kind = spans.code[rows].astype(np.int64)
-    # both at once take their own time
-    kind[waited.pairs] = kind[waited.pairs + 1] = kind.max(initial=0) + 1
-    length = spans.end[rows] - spans.start[rows]
-    mean = np.bincount(kind, length) / np.maximum(np.bincount(kind), 1)
-    if np.abs(length - mean[kind]).max(initial=0.0) <= _EXACT * length.max(initial=0.0):
-        return waited.ready - waited.free, last  # they are equal
-    held, took = (waited.begin - waited.ready).tolist(), mean[kind].tolist()
-    device, uses = spans.device[rows].tolist(), waited.uses.tolist()
-    joined = set((waited.pairs + 1).tolist())
-    wait, end = np.zeros(len(rows)), [0.0] * len(rows)
-    free = [0.0] * spans.devices
+    action ``took`` so long and was ``held`` up as it was by transfers and whoever starts it."""
+    device, needs = acts.device.tolist(), uses.tolist()
+    joined, delay, length = set((pairs + 1).tolist()), held.tolist(), took.tolist()
+    wait, end, free = np.zeros(len(device)), [0.0] * len(device), [0.0] * acts.devices
     # an action ends after all that it uses; of equal times the device's own order holds
-    for k in np.lexsort((spans.end[rows], spans.start[rows])).tolist():
+    for k in np.lexsort((acts.end, acts.start)).tolist():
         d = device[k]
         if k in joined:
             end[k] = end[k - 1]
             continue
-        needed = uses[k] + uses[k + 1] if k + 1 in joined else uses[k]
+        needed = needs[k] + needs[k + 1] if k + 1 in joined else needs[k]
         ready = max(free[d], *(end[n] for n in needed if n >= 0), 0.0)
         wait[k] = ready - free[d]
-        free[d] = end[k] = ready + held[k] + took[k]
+        free[d] = end[k] = ready + delay[k] + length[k]
     return wait, np.array(free)

@@ -21,10 +21,10 @@ from tiledask.errors import ScheduleError
 from tiledask.extras import needed_for
 from tiledask.plan.pipelines.bound import lower_bound
 from tiledask.plan.pipelines.costs import PerBoundary, PipelineCosts, Times, costs_of
-from tiledask.plan.pipelines.needs import needs, validate
 from tiledask.plan.pipelines.schedule import Action, Schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
+from tiledask.plan.pipelines.validate import needs, validate
 from tiledask.plan.units import format_seconds
 
 __all__ = ["Optimum", "optimal_schedule"]
@@ -109,11 +109,7 @@ def optimal_schedule(
     unit = exact if is_exact else _UNITS / max(values)
     error = 0 if is_exact else len(schedule)  # half a unit for an action, half for its way
     least = lower_bound(schedule, costs).seconds
-    whole = costs._replace(
-        seconds=np.rint(costs.seconds * unit),
-        latency=np.rint(costs.hop * unit),
-        carry=0 * costs.hop,
-    )
+    whole = costs._replace(seconds=np.rint(costs.seconds * unit), hop=np.rint(costs.hop * unit))
     orders, shown, proven = _solve(schedule, whole, limits, int(least * unit - error), timeout)
     best = validate(Schedule.of(orders, places, "optimum"), memory_limit=limits)
     return Optimum(best, simulate(best, *times), max(least, (shown - error) / unit), proven)

@@ -6,8 +6,8 @@
     rank 1     F0 F1 B0 F2 B1 F3 B2 B3      stages behind; then one backward for
     rank 2     F0 B0 F1 B1 F2 B2 F3 B3      each forward; then the rest
 
-Only the order is here. Who makes such orders is in schedules.py, what an action waits for in
-needs.py, and how long it takes in costs.py.
+Only the order is here, and whether it can run. Who makes such orders is in schedules.py, what an
+action waits for in graph.py, and how long it takes in costs.py.
 """
 
 import re
@@ -21,6 +21,7 @@ import numpy as np
 
 from tiledask.errors import ScheduleError, short
 from tiledask.plan import html
+from tiledask.plan.pipelines.graph import Step, run_order, sources
 
 __all__ = ["KINDS", "Action", "Schedule"]
 
@@ -138,8 +139,8 @@ class Schedule:
     def _columns(self) -> tuple[np.ndarray, ...]:
         code = {kind: number for number, kind in enumerate(KINDS)}
         kinds, stages, microbatches = zip(*self, strict=True) if len(self) else ((), (), ())
-        columns = [code[kind] for kind in kinds], stages, microbatches
-        return tuple(np.array(column, np.int32) for column in columns)
+        columns = map(code.__getitem__, kinds), stages, microbatches
+        return tuple(np.fromiter(column, np.int32, len(self)) for column in columns)
 
     @property
     def kind(self) -> np.ndarray:
@@ -172,6 +173,47 @@ class Schedule:
         if not self.pairs:
             return np.zeros(len(self), np.bool_)
         return np.fromiter((action in self.pairs for action in self), np.bool_, len(self))
+
+    # -- whether and how it runs -----------------------------------------------------------------
+
+    @cached_property
+    def is_complete(self) -> bool:
+        """Whether every stage sees every micro-batch forward once and, in training, backward once,
+        each on the device that holds it, and pairs are a forward and a backward."""
+        (kind, stage, number), shape = self._columns, (self.stages, self.microbatches)
+        if np.prod(shape) > len(kind) or not len(kind):  # before anything is made for each of them
+            return False
+        if min(stage.min(), number.min()) < 0 or stage.max() >= self.stages:
+            return False
+        if (np.array(self.places)[number % self.pipelines, stage] != self.device).any():
+            return False
+        at = np.ravel_multi_index((kind, stage, number), (4, *shape))
+        F, B, I, W = np.bincount(at, minlength=4 * shape[0] * shape[1]).reshape(4, *shape)
+        if (F != 1).any() or (I != W).any() or np.any(B + I - int(self.trains)):
+            return False
+        first = np.flatnonzero(self.paired)
+        second = np.minimum(first + 1, len(kind) - 1)
+        both = (kind[first] == 0) & np.isin(kind[second], (1, 2))
+        return bool((both & (self.device[first] == self.device[second])).all())
+
+    @cached_property
+    def maker(self) -> np.ndarray:
+        """int64 [actions], of one that is complete: the position of the one action whose result
+        each waits for, -1 for none; what else it uses comes before that."""
+        own, behind = sources(*self._columns).T
+        maker: np.ndarray = np.where(behind < 0, own, behind)
+        return maker
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        """A Step for each action that can run, after those that it waits for; of one that is
+        complete."""
+        return run_order(self.turns.tolist(), self.paired, self.maker)
+
+    @property
+    def runs(self) -> bool:
+        """Whether every action is there and can run."""
+        return self.is_complete and len(self.steps) == len(self)
 
     # -- actions and text -----------------------------------------------------------------------
 
@@ -223,30 +265,24 @@ class Schedule:
         """
         text = re.sub(r"\(([^();]*);([^();]*)\)OVERLAP_F_B", r"\1+\2", text)
         lines = [line.strip() for line in re.split(r"[\n;]", text.strip().strip(";"))]
-        orders, pairs = list[list[Action]](), set[Action]()
+        orders, pairs, places = list[list[Action]](), set[Action](), list[list[int]]()
         for line in lines:
-            if not line.startswith("@"):
-                blocks = [
-                    [_action(part) for part in word.split("+")]
-                    for word in re.split(r"[,\s]+", line)
-                    if word
-                ]
-                orders.append([action for block in blocks for action in block])
-                pairs |= {action for block in blocks for action in block[:-1]}
-        places = [_devices(line[1:]) for line in lines if line.startswith("@")]
+            words = [word for word in re.split(r"[,\s]+", line.removeprefix("@")) if word]
+            if line.startswith("@"):
+                places.append(_devices(words, line))
+                continue
+            blocks = [[_action(part) for part in word.split("+")] for word in words]
+            orders.append([action for block in blocks for action in block])
+            pairs |= {action for block in blocks for action in block[:-1]}
         if not places:  # each stage on the first device that names it
-            place: dict[int, int] = {}
-            for device, order in enumerate(orders):
-                for action in order:
-                    place.setdefault(action.stage, device)
-            # of n different stages, one of 0 .. n is missing, or all of 0 .. n-1 are there
-            missing = next((s for s in range(len(place) + 1) if s not in place), 0)
-            if missing < len(place) or not place:
+            first = {a.stage: d for d, order in reversed([*enumerate(orders)]) for a in order}
+            missing = next(s for s in range(len(first) + 1) if s not in first)
+            if missing < max(first, default=0) or not first:
                 raise ScheduleError(
                     f"every stage from 0 to the last must be on some device; stage {missing} has "
                     f"no action at all{'; stages count from 0' if missing == 0 else ''}"
                 )
-            places = [[place[s] for s in range(len(place))]]
+            places = [[first[s] for s in range(len(first))]]
         if len({len(place) for place in places}) > 1:
             raise ScheduleError(
                 f"the pipelines have {' and '.join(str(len(place)) for place in places)} stages; "
@@ -271,12 +307,11 @@ class Schedule:
 _COLOURS = {"F": "#a6cee3", "B": "#b2df8a", "I": "#fdbf6f", "W": "#cab2d6"}
 
 
-def _devices(text: str) -> list[int]:
-    words = [word for word in re.split(r"[,\s]+", text) if word]
+def _devices(words: list[str], line: str) -> list[int]:
     if not words or not all(word.isdecimal() and len(word) < 9 for word in words):
         raise ScheduleError(
-            f"cannot read {short('@' + text)} as the places of a pipeline; write the device of "
-            f"each stage, as in @0,1,2,3"
+            f"cannot read {short(line)} as the places of a pipeline; write the device of each "
+            f"stage, as in @0,1,2,3"
         )
     return [int(word) for word in words]
 

@@ -169,18 +169,13 @@ def schedule(
             f"a schedule has {MOST_BLOCKS:,} stages x micro-batches at most, got {short(stages)} x "
             f"{short(microbatches)}; whatever repeats is seen with fewer micro-batches"
         )
-    generator = schedules[name]
-    takes = inspect.signature(generator).parameters
-    known, given = takes.keys() - {"stages", "microbatches"}, set(options)
-    needed = {option for option in known if takes[option].default is inspect.Parameter.empty}
-    if given - known:
-        raise ScheduleError(
-            f"{name!r} has no option {min(given - known)!r}; it takes "
-            f"{', '.join(sorted(known | {'forward_only'}))}"
-        )
-    if needed - given:
-        raise ScheduleError(f"{name!r} needs {min(needed - given)}=, a number of at least 1")
-    built = generator(stages, microbatches, **options)
+    takes = inspect.signature(schedules[name])
+    try:
+        takes.bind(stages, microbatches, **options)
+    except TypeError as wrong:
+        known = ", ".join(sorted({*takes.parameters, "forward_only"}))
+        raise ScheduleError(f"{name!r} takes {known}: {wrong}") from None
+    built = schedules[name](stages, microbatches, **options)
     if not forward_only:
         return built
     if built.name == "naive" and built.microbatches > 1:

@@ -12,15 +12,13 @@ from typing import Any
 import numpy as np
 
 from tiledask.errors import ScheduleError, short
-from tiledask.plan.pipelines.bound import Evidence
-from tiledask.plan.pipelines.costs import PerBoundary, Times, costs_of
-from tiledask.plan.pipelines.needs import refuse
-from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.plan.pipelines.costs import PerBoundary, Times, costs_of, finish_times
+from tiledask.plan.pipelines.schedule import Action, Schedule
 from tiledask.plan.pipelines.schedules import schedule as by_name
 from tiledask.plan.pipelines.timeline import Timeline
-from tiledask.plan.pipelines.walk import is_complete, walk
+from tiledask.plan.pipelines.validate import runnable
 
-__all__ = ["simulate"]
+__all__ = ["simulate", "topological_order"]
 
 
 def _or_named(simulated: Callable[..., Timeline]) -> Callable[..., Timeline]:
@@ -47,8 +45,6 @@ def simulate(
     backward_weight: Times | None = None,
     *,
     overlapped: Times | None = None,
-    block_bytes: PerBoundary = 0.0,
-    bandwidth: PerBoundary = float("inf"),
 ) -> Timeline:
     """The Timeline of ``schedule`` if every action takes exactly the time given.
 
@@ -63,15 +59,11 @@ def simulate(
                                       once (DualPipe), per forward; their sum unless given.
     latency                           seconds from one stage to the next, either way, if they
                                       are on different devices.
-    block_bytes, bandwidth            bytes of a boundary's activations, and bytes/s of a link:
-                                      block_bytes / bandwidth more on the way, in which the link
-                                      carries nothing else. A link leads from one device to one
-                                      other, and carries blocks in the order of their making.
 
-    Each time is a number, a value per stage, or a table [stages][microbatches]; latency,
-    block_bytes and bandwidth are a number, or a value per boundary between stages. Raises
-    ScheduleError for a schedule that cannot run, and for times that are negative, not finite or of
-    the wrong shape; DeadlockError, one of them, where devices wait in a circle.
+    Each time is a number, a value per stage, or a table [stages][microbatches]; latency a number,
+    or a value per boundary between stages. Raises ScheduleError for a schedule that cannot run, and
+    for times that are negative, not finite or of the wrong shape; DeadlockError, one of them, where
+    devices wait in a circle.
 
     >>> from tiledask.plan.pipelines.schedules import schedule
     >>> t = simulate(schedule("1f1b", stages=4, microbatches=8), forward=1.0, backward=2.0)
@@ -88,19 +80,19 @@ def simulate(
             f"{short(schedule)}"
         )
     halves = backward_input, backward_weight
-    costs = costs_of(
-        schedule, forward, backward, latency, *halves, overlapped, block_bytes, bandwidth
-    )
-    found = walk(schedule, costs) if is_complete(schedule) else None
-    if found is None or found.stands:
-        refuse(schedule)
-    return Timeline(
-        schedule.devices,
-        schedule.device,
-        schedule.kind.astype(np.int8),
-        schedule.stage,
-        schedule.microbatch,
-        np.array(found.start),
-        np.array(found.end),
-        evidence=Evidence(schedule, costs, found),
-    )
+    costs = costs_of(schedule, forward, backward, latency, *halves, overlapped)
+    start, end = finish_times(runnable(schedule), costs)
+    columns = schedule.device, schedule.kind.astype(np.int8), schedule.stage, schedule.microbatch
+    return Timeline(schedule.devices, *columns, start, end, schedule=schedule, costs=costs)
+
+
+def topological_order(schedule: Schedule) -> list[Action]:
+    """All actions of a schedule that can run, each after what it needs and in its turn.
+
+    >>> from tiledask.plan.pipelines.schedules import schedule
+    >>> " ".join(map(str, topological_order(schedule("gpipe", stages=2, microbatches=1))))
+    '0F0 1F0 1B0 0B0'
+    """
+    start, _ = finish_times(schedule, costs_of(schedule, 1.0, 1.0, backward_input=1.0))
+    actions = list(schedule)
+    return [actions[n] for n in np.argsort(start, kind="stable").tolist()]

@@ -42,8 +42,21 @@ class Spans:
         return self.code < len(COMPUTE)
 
     @cached_property
+    def turns(self) -> np.ndarray:
+        """int [devices + 1]: where each device's spans begin, and where the last one's end."""
+        return np.searchsorted(self.device, np.arange(self.devices + 1))
+
+    @cached_property
+    def acts(self) -> "Spans":
+        """The compute spans alone."""
+        return self.only(self.computes)
+
+    @cached_property
     def makespan(self) -> float:
-        """Seconds from time 0 to the end of the last compute span, or of the last sum of gradients
-        over the copies of the model."""
-        ends = self.code != KINDS.index(TRANSFER)
-        return float(self.end[ends].max(initial=0.0))
+        """Seconds from time 0 to the end of the last compute span."""
+        return float(self.acts.end.max(initial=0.0))
+
+    def only(self, rows: np.ndarray) -> "Spans":
+        """Those of these ``rows``, a mask."""
+        columns = self.device[rows], self.code[rows], self.stage[rows], self.microbatch[rows]
+        return Spans(self.devices, *columns, self.start[rows], self.end[rows], self.origin)

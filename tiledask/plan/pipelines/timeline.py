@@ -10,10 +10,10 @@ devices x makespan  =  busy + idle  =  busy + exposed_transfer + overhead + true
 import gzip
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
+from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,33 +21,21 @@ import numpy as np
 from tiledask.errors import ScheduleError
 from tiledask.plan import html
 from tiledask.plan.frames import frame
-from tiledask.plan.pipelines.bound import (
-    Bound,
-    CriticalPath,
-    Evidence,
-    critical_path,
-    lower_bound,
-)
-from tiledask.plan.pipelines.footprint import memory_over_time
-from tiledask.plan.pipelines.idle import CAUSES, IdleTime, Waits, idle_time, waits
+from tiledask.plan.pipelines.bound import Bound, CriticalPath, critical_path, lower_bound
+from tiledask.plan.pipelines.costs import PipelineCosts
+from tiledask.plan.pipelines.idle import CAUSES, IdleTime, idle_time
+from tiledask.plan.pipelines.memory import memory_over_time
+from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.spans import COMPUTE, KINDS, TRANSFER, Spans
 from tiledask.plan.units import format_seconds
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["COMPUTE", "KINDS", "TRANSFER", "Span", "Timeline", "union_length"]
+__all__ = ["COMPUTE", "KINDS", "TRANSFER", "Span", "Timeline"]
 
 Span = tuple[int, str, int, int, float, float]
 """(device, kind, stage, microbatch, start, end), times in seconds."""
-
-
-def union_length(intervals: np.ndarray) -> float:
-    """Length of the union of ``intervals`` [n, 2], in the order of their starts."""
-    start, end = intervals.T
-    reach = np.maximum.accumulate(end)
-    start = np.maximum(start, np.concatenate([[-np.inf], reach[:-1]]))
-    return float(np.maximum(end - start, 0.0).sum())
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -60,8 +48,10 @@ class Timeline(Spans):
     (2.0, 2.0, 2.0, 0.5, 1.0)
     """
 
-    evidence: Evidence | None = None
-    """Of a simulation: what it came from."""
+    schedule: Schedule | None = None
+    """Of a simulation: what it came from. Its actions are the spans, in this order."""
+    costs: PipelineCosts | None = None
+    """And the seconds that they took."""
 
     @classmethod
     def of(cls, devices: int, spans: Iterable[Span], origin: str = "simulated") -> "Timeline":
@@ -70,7 +60,6 @@ class Timeline(Spans):
         Raises ScheduleError for a span on no device of 0..devices-1, or that ends before it starts.
         """
         spans = sorted(spans, key=lambda s: (s[0], s[4], s[5]))
-        zero = min((s[4] for s in spans if s[1] != TRANSFER), default=0.0)
         for device, kind, stage, microbatch, start, end in spans:
             if kind not in KINDS:
                 raise ScheduleError(
@@ -81,17 +70,12 @@ class Timeline(Spans):
                     f"{stage}{kind}{microbatch} is on rank {device} of {devices}, from {start} "
                     f"to {end} s; ranks count from 0 and a span ends at or after its start"
                 )
+        zero = min((s[4] for s in spans if s[1] != TRANSFER), default=0.0)
         columns = list(zip(*spans, strict=True)) or [()] * 6
-        return cls(
-            devices,
-            np.array(columns[0], np.int32),
-            np.array([KINDS.index(kind) for kind in columns[1]], np.int8),
-            np.array(columns[2], np.int32),
-            np.array(columns[3], np.int32),
-            np.array(columns[4], np.float64) - zero,
-            np.array(columns[5], np.float64) - zero,
-            origin,
-        )
+        code = np.array([KINDS.index(kind) for kind in columns[1]], np.int8)
+        where, stages, microbatches = (np.array(columns[n], np.int32) for n in (0, 2, 3))
+        starts, ends = (np.array(columns[n], float) - zero for n in (4, 5))
+        return cls(devices, where, code, stages, microbatches, starts, ends, origin)
 
     @cached_property
     def kind(self) -> np.ndarray:
@@ -100,20 +84,11 @@ class Timeline(Spans):
         return kinds
 
     @cached_property
-    def _first(self) -> np.ndarray:
-        """Where each device's spans begin, and where the last one's end."""
-        return np.searchsorted(self.device, np.arange(self.devices + 1))
-
-    def _spans(self, device: int, computes: bool = True) -> np.ndarray:
-        """[n, 2]: starts and ends of what a device computes, or of what is on its way to it."""
-        rows = slice(*self._first[device : device + 2])
-        wanted = self.computes[rows] == computes
-        return np.stack([self.start[rows][wanted], self.end[rows][wanted]], axis=1)
-
-    @cached_property
     def bound(self) -> Bound | None:
         """What no order of the same actions beats, and why; None for a measured run."""
-        return lower_bound(self.evidence.schedule, self.evidence.costs) if self.evidence else None
+        if self.schedule is None or self.costs is None:
+            return None
+        return lower_bound(self.schedule, self.costs)
 
     @property
     def lower_bound(self) -> float | None:
@@ -123,12 +98,20 @@ class Timeline(Spans):
     @cached_property
     def critical_path(self) -> CriticalPath | None:
         """The chain of actions that decided the makespan; None for a measured run."""
-        return critical_path(self.evidence.schedule, self.evidence.walk) if self.evidence else None
+        if self.schedule is None or self.costs is None:
+            return None
+        return critical_path(self.schedule, self.costs, self.start.tolist(), self.end.tolist())
 
     @cached_property
     def busy_per_device(self) -> tuple[float, ...]:
         """Seconds in which each device computes (the union of its compute spans)."""
-        return tuple(union_length(self._spans(d)) for d in range(self.devices))
+        busy = []
+        for a, b in pairwise(self.acts.turns.tolist()):
+            end = self.acts.end[a:b]
+            before = np.append(-np.inf, np.maximum.accumulate(end)[:-1])
+            apart = end - np.maximum(self.acts.start[a:b], before)
+            busy.append(float(np.maximum(apart, 0.0).sum()))
+        return tuple(busy)
 
     @property
     def idle_per_device(self) -> tuple[float, ...]:
@@ -145,20 +128,10 @@ class Timeline(Spans):
         """Device-seconds without compute: devices x makespan - busy."""
         return self.devices * self.makespan - self.busy
 
-    @property
-    def transfer(self) -> float:
-        """Device-seconds in which a block travels to a device (may overlap compute)."""
-        return sum(union_length(self._spans(d, computes=False)) for d in range(self.devices))
-
-    @cached_property
-    def waits(self) -> Waits:
-        """How long each action was waited for, and for what."""
-        return waits(self)
-
     @cached_property
     def idle_time(self) -> IdleTime:
         """Every moment in which a device does not compute, with its cause."""
-        return idle_time(self, self.waits)
+        return idle_time(self)
 
     @property
     def exposed_transfer_per_device(self) -> tuple[float, ...]:
@@ -187,7 +160,8 @@ class Timeline(Spans):
     @cached_property
     def overhead_per_action(self) -> float:
         """Median seconds from when an action could start, with its blocks there, to its start."""
-        return float(np.median(self.waits.overhead)) if len(self.waits.overhead) else 0.0
+        each = self.idle_time.overhead
+        return float(np.median(each)) if len(each) else 0.0
 
     @property
     def utilisation(self) -> float:
@@ -207,8 +181,9 @@ class Timeline(Spans):
     @property
     def span_bubble(self) -> float:
         """1 - busy / (devices x the largest per-device span): the Zero Bubble paper's rate."""
-        spans = [self._spans(d) for d in range(self.devices)]
-        span = max((s[:, 1].max() - s[:, 0].min() for s in spans if len(s)), default=0.0)
+        ends = pairwise(self.acts.turns.tolist())
+        start, end = self.acts.start, self.acts.end
+        span = max((end[a:b].max() - start[a] for a, b in ends if a < b), default=0.0)
         return 1.0 - self.busy / (self.devices * span) if span else 0.0
 
     @cached_property
@@ -240,42 +215,32 @@ class Timeline(Spans):
         other work. Kinds are categories; stage, micro-batch and device stand in ``args``.
         """
         zero = float(self.start.min(initial=0.0))  # a block may come before 0
-        data = {"traceEvents": list(self._trace_events(zero)), "displayTimeUnit": "ms"}
-        text = json.dumps(data).encode()
-        with open(path, "wb") as file:
-            file.write(gzip.compress(text, mtime=0) if os.fspath(path).endswith(".gz") else text)
+        threads: dict[tuple[int, bool, int], tuple[int, float]] = {}  # number, free from
+        events: list[dict[str, Any]] = []
 
-    def _trace_events(self, zero: float) -> Iterator[dict[str, Any]]:
-        def named(kind: str, tid: int, **args: Any) -> dict[str, Any]:
-            return {"name": kind, "ph": "M", "pid": 0, "tid": tid, "args": args}
+        def named(kind: str, tid: int, name: str) -> None:
+            args = {"name": name}
+            events.append({"name": kind, "ph": "M", "pid": 0, "tid": tid, "args": args})
 
-        yield named("process_name", 0, name=f"{self.origin}: {self.devices} devices")
-        threads: dict[tuple[int, bool, int], int] = {}
-        free: dict[tuple[int, bool, int], float] = {}
+        named("process_name", 0, f"{self.origin}: {self.devices} devices")
         columns = self.device, self.kind, self.stage, self.microbatch, self.start, self.end
         for d, kind, stage, batch, start, end in zip(*(c.tolist() for c in columns), strict=True):
-            travels = kind not in COMPUTE
-            lane = next(n for n in count() if free.get((d, travels, n), -np.inf) <= start)
-            place = d, travels, lane
-            if place not in threads:
-                threads[place] = len(threads)
-                words = f"rank {d}" + (", on its way" if travels else "")
-                yield named("thread_name", threads[place], name=words)
-            free[place] = end
-            name = f"stage {stage}, micro-batch {batch}"
-            if kind != TRANSFER:
-                first, last = (str(n) if n >= 0 else "" for n in (stage, batch))
-                name = f"{first}{kind}{last}"
-            yield {
-                "name": name,
-                "cat": kind,
-                "ph": "X",
-                "ts": 1e6 * (start - zero),
-                "dur": 1e6 * (end - start),
-                "pid": 0,
-                "tid": threads[place],
-                "args": {"device": d, "stage": stage, "microbatch": batch},
-            }
+            travels = kind == TRANSFER
+            lanes = ((d, travels, n) for n in count())
+            lane = next(each for each in lanes if threads.get(each, (0, -np.inf))[1] <= start)
+            if lane not in threads:
+                threads[lane] = len(threads), end
+                named("thread_name", len(threads) - 1, f"rank {d}" + ", on its way" * travels)
+            tid, _ = threads[lane]
+            threads[lane] = tid, end
+            first, last = (str(n) if n >= 0 else "" for n in (stage, batch))
+            name = f"stage {stage}, micro-batch {batch}" if travels else f"{first}{kind}{last}"
+            args = {"device": d, "stage": stage, "microbatch": batch}
+            event = {"name": name, "cat": kind, "ph": "X", "ts": 1e6 * (start - zero)}
+            events.append(event | {"dur": 1e6 * (end - start), "pid": 0, "tid": tid, "args": args})
+        text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode()
+        with open(path, "wb") as file:
+            file.write(gzip.compress(text, mtime=0) if os.fspath(path).endswith(".gz") else text)
 
     def __len__(self) -> int:
         return len(self.device)

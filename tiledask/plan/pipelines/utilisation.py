@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from math import lcm
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tiledask.errors import ConfigError
 from tiledask.plan.pipelines.bound import lower_bound
@@ -46,49 +46,40 @@ def fewest_microbatches(
     >>> [(m, str(u)) for m, u in found]
     [(26, '26/29'), (27, '9/10')]
     """
-    units, size = _whole_units(times), len(make(1))
+    every = [x for each in times.values() for x in (each if isinstance(each, Sequence) else [each])]
+    unit = 2 * lcm(*(x.denominator for x in every))  # halves of a backward are whole, too
+    units = {
+        name: [float(x * unit) for x in each] if isinstance(each, Sequence) else float(each * unit)
+        for name, each in times.items()
+    }
+
+    def at_most(m: int) -> Fraction:
+        """No order of the same actions is busier."""
+        made = make(m)
+        costs = costs_of(made, **units)
+        bound = Fraction(lower_bound(made, costs).seconds)
+        busy = Fraction(float(costs.of_actions(made).sum()))
+        return busy / (made.devices * bound) if bound else Fraction(1)
 
     def reached(m: int) -> FewestMicrobatches:
-        return FewestMicrobatches(m, _utilisation(make(m), units))
+        t = simulate(make(m), **units)
+        if not 0 < t.makespan < 2**53:
+            raise ConfigError(
+                f"a step takes {t.makespan:g} of the smallest unit in which all times are whole, "
+                f"and what is added without rounding is above 0 and below 2^53; give times above "
+                f"0, of fewer digits"
+            )
+        return FewestMicrobatches(m, Fraction(t.busy) / (t.devices * Fraction(t.makespan)))
 
     # what the bound allows grows with m: no fewer than the first that it allows will do
-    below, m = 0, 1
-    while _at_most(make(m), units) < wanted:
+    below, m, size = 0, 1, len(make(1))
+    while at_most(m) < wanted:
         below, m = m, 2 * m
         if m * size > MOST:
             return [reached(below)]
-    m = bisect_left(range(m), wanted, below + 1, key=lambda k: _at_most(make(k), units))
+    m = bisect_left(range(m), wanted, below + 1, key=at_most)
     tried, left = [reached(k) for k in (m - 1, m) if k], TRIED
     while tried[-1].utilisation < wanted and left > 0:
         m, left = m + 1, left - m * size
         tried = [tried[-1], reached(m)]
     return tried if tried[-1].utilisation >= wanted else tried[-1:]
-
-
-def _utilisation(made: Schedule, units: Mapping[str, Any]) -> Fraction:
-    t = simulate(made, **units)
-    if not 0 < t.makespan < 2**53:
-        raise ConfigError(
-            f"a step takes {t.makespan:g} of the smallest unit in which all times are whole, and "
-            f"what is added without rounding is above 0 and below 2^53; give times above 0, of "
-            f"fewer digits"
-        )
-    return Fraction(t.busy) / (t.devices * Fraction(t.makespan))
-
-
-def _at_most(made: Schedule, units: Mapping[str, Any]) -> Fraction:
-    """No order of the same actions is busier."""
-    costs = costs_of(made, **units)
-    bound = Fraction(lower_bound(made, costs).seconds)
-    busy = Fraction(float(costs.of_actions(made).sum()))
-    return busy / (made.devices * bound) if bound else Fraction(1)
-
-
-def _whole_units(times: Mapping[str, Exact]) -> dict[str, Any]:
-    """The same in a unit of which all are whole, and halves of a backward too."""
-    every = [x for each in times.values() for x in (each if isinstance(each, Sequence) else [each])]
-    unit = 2 * lcm(*(x.denominator for x in every))
-    return {
-        name: [float(x * unit) for x in each] if isinstance(each, Sequence) else float(each * unit)
-        for name, each in times.items()
-    }

@@ -8,7 +8,7 @@
 import re
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 from tiledask.errors import PartitionError, short
 from tiledask.plan.splitting.partition import Partition
@@ -39,17 +39,15 @@ def read_assignment(
     ([[1, 2], [3]], [[1, 2], [3]])
     """
     if isinstance(assignment, Partition):
-        return [[n + 1 for n in layers] for layers in assignment.layers]
+        return [[n + 1 for n in group] for group in assignment.layers]
+    known = stages if layers is not None and stages != 1 else None
     if isinstance(assignment, str):
-        return _of_text(assignment, layers, stages)
-    given = list(assignment) if isinstance(assignment, Iterable) else []
+        return _of_text(assignment, layers or 0, known, stages)
+    given: list[Any] = list(assignment) if isinstance(assignment, Iterable) else []
     numbers = [int(n) for n in given if is_whole(n)]
     if numbers and len(numbers) == len(given):
-        if layers is None or stages in (None, 1) or len(numbers) == 1:
-            return _of_devices(numbers)
-        return _of_numbers(numbers, numbers, layers, stages)
-    groups = [each for each in given if isinstance(each, Iterable) and not isinstance(each, str)]
-    if not groups or len(groups) < len(given):
+        return _of_numbers(numbers, numbers, layers or 0, known if len(numbers) > 1 else None)
+    if not given or not all(isinstance(g, Iterable) and not isinstance(g, str) for g in given):
         raise PartitionError(
             f"cannot read {short(assignment)} as an assignment; write the layers of each device, "
             f"as in '1-6 | 7-12' or [[1, 2], [3, 4]], or the device of each layer, as in "
@@ -57,40 +55,41 @@ def read_assignment(
         )
     return [
         [whole_number("a layer", n, of="counted from 1", error=PartitionError) for n in group]
-        for group in groups
+        for group in given
     ]
 
 
-def _of_text(text: str, layers: int | None, stages: int | None) -> list[list[int]]:
+def _of_text(text: str, layers: int, known: int | None, stages: int | None) -> list[list[int]]:
     parts = re.split(r"\]\s*,?\s*\[|[|;\n]", text.strip("[]() \n\t"))
     words = [part.replace(",", " ").split() for part in parts]
-    row = [word for each in words for word in each]
-    barred, lone = len(parts) > 1, all(len(each) == 1 for each in words)
-    plain = all(word.isdecimal() and len(word) < 10 for word in row) and len(row) > 1
-    if layers is not None and stages not in (None, 1) and plain and (lone or not barred):
+    row, barred = [word for each in words for word in each], len(parts) > 1
+    plain = len(row) > 1 and all(word.isdecimal() and len(word) < 10 for word in row)
+    if known and plain and (not barred or all(len(each) == 1 for each in words)):
         numbers = [*map(int, row)]
         places = numbers if 0 in numbers else [n - 1 for n in numbers]
-        return _of_numbers(numbers, places, layers, stages, barred)
+        return _of_numbers(numbers, places, layers, known, barred)
     if not barred and len(row) == stages:  # commas for bars
         words = [[word] for word in row]
     return [[n for word in each for n in _range(word)] for each in words]
 
 
 def _of_numbers(
-    numbers: list[int], places: list[int], layers: int, stages: int, barred: bool = False
+    numbers: list[int], places: list[int], layers: int, stages: int | None, barred: bool = False
 ) -> list[list[int]]:
     """The layers of each stage, by the only way in which plain ``numbers`` can be meant.
 
     ``places``: the devices, counted from 0, if they are that. ``barred``: they stood between bars.
     """
-    count, forms = len(numbers), dict[str, list[list[int]]]()
+    if stages is None:
+        return _of_devices(places)
+    count, total, forms = len(numbers), sum(numbers), dict[str, list[list[int]]]()
     if by_layer := count == layers and max(places) < stages and not barred:
         forms["the device of each layer"] = _of_devices(places)
     # a stage without layers is a mistake, a device 0 is none
-    if count == stages and sum(numbers) == layers and not (by_layer and 0 in numbers):
+    if count == stages and total == layers and not (by_layer and 0 in numbers):
         forms["how many layers each has"] = _between([*accumulate(numbers, initial=0)])
-    rising = all(a <= b for a, b in pairwise(numbers))
-    if count == stages + 1 and (numbers[0], numbers[-1]) == (0, layers) and rising:
+    ends = count == stages + 1 and (numbers[0], numbers[-1]) == (0, layers)
+    if ends and numbers == sorted(numbers):
         forms["the bounds between them"] = _between(numbers)
     if len(forms) > 1:
         raise PartitionError(
@@ -104,8 +103,8 @@ def _of_numbers(
         return _of_devices(places)
     raise PartitionError(
         f"{short(numbers)} is {count} numbers: neither the device of each of {layers} layers, nor "
-        f"{stages} sizes that add up to {layers} (these add up to {sum(numbers)}), nor "
-        f"{stages + 1} bounds from 0 to {layers}; write the layers of each, as in '1-6 | 7-12'"
+        f"{stages} sizes that add up to {layers} (these add up to {total}), nor {stages + 1} "
+        f"bounds from 0 to {layers}; write the layers of each, as in '1-6 | 7-12'"
     )
 
 
@@ -114,10 +113,10 @@ def _between(bounds: list[int]) -> list[list[int]]:
 
 
 def _of_devices(places: list[int]) -> list[list[int]]:
-    if min(places) < 0 or max(places) >= MOST:
-        wrong = min(places) if min(places) < 0 else max(places)
+    wrong = [place for place in places if not 0 <= place < MOST]
+    if wrong:
         raise PartitionError(
-            f"a list counts devices from 0, {MOST:,} of them at most, got device {short(wrong)}"
+            f"a list counts devices from 0, {MOST:,} of them at most, got device {short(wrong[0])}"
         )
     layers: list[list[int]] = [[] for _ in range(max(places) + 1)]
     for layer, device in enumerate(places, start=1):

@@ -125,17 +125,22 @@ def judge(
     costs = layer_costs(layers) if costs is None else list(costs)
     if len(costs) != layers:
         raise PartitionError(f"{len(costs)} costs do not describe {layers} layers: give one each")
-    best = partition(
-        costs, devices * chunks, speeds, memory, capacity, communication, chunks
-    ).bottleneck
+    numbers = speeds, memory, capacity, communication, chunks
+    best = partition(costs, devices * chunks, *numbers).bottleneck
     for rule, reason in _no_cover(groups, layers, devices, chunks):
         return Verdict(False, rule, reason, None, None, best)
     cut = stages_of(groups, devices, chunks)
     home = {n: s % devices for s, group in enumerate(cut) for n in group}
     place = [home[n] for n in range(1, layers + 1)]
-    crossings = sum(a != b for a, b in pairwise(place))
-    times = _stage_times(cut, place, costs, speeds or [1.0] * devices, communication)
-    found = crossings, max(times), best, tuple(map(tuple, cut)), times
+    # of each stage, cost over its device's speed, plus every send from its layers elsewhere
+    crosses = [a != b for a, b in pairwise(place)]
+    sends = communication if isinstance(communication, Sized) else [communication or 0.0] * layers
+    times = tuple(
+        math.fsum(costs[n - 1] for n in group) / (speeds[s % devices] if speeds else 1.0)
+        + math.fsum(sends[n - 1] for n in group if n < layers and crosses[n - 1])
+        for s, group in enumerate(cut)
+    )
+    found = sum(crosses), max(times), best, tuple(map(tuple, cut)), times
     broken = _not_layerwise(cut, place, devices, chunks)
     for rule, reason in chain(broken, _over_memory(place, memory, capacity, devices)):
         return Verdict(False, rule, reason, *found)
@@ -144,26 +149,9 @@ def judge(
     return Verdict(True, "", reason, *found)
 
 
-def _stage_times(
-    stages: list[list[int]],
-    place: list[int],
-    costs: Sequence[float],
-    speeds: Sequence[float],
-    communication: float | Sequence[float] | None,
-) -> tuple[float, ...]:
-    """Of each stage, cost over its device's speed, plus every send from its layers elsewhere."""
-    last = len(place)
-    sends = communication if isinstance(communication, Sized) else [communication or 0.0] * last
-    times = []
-    for s, group in enumerate(stages):
-        sent = (sends[n - 1] for n in group if n < last and place[n] != place[n - 1])
-        work = math.fsum(costs[n - 1] for n in group)
-        times.append(work / speeds[s % len(speeds)] + math.fsum(sent))
-    return tuple(times)
-
+# -- the rules, in the order in which they are looked at: (rule, reason) of each that is broken ----
 
 Broken = Iterator[tuple[str, str]]
-"""(rule, reason) of each rule that is broken, in the order in which they are looked at."""
 
 
 def _no_cover(groups: list[list[int]], layers: int, devices: int, chunks: int) -> Broken:
@@ -187,9 +175,8 @@ def _no_cover(groups: list[list[int]], layers: int, devices: int, chunks: int) -
                 both = f"Layer {n} is on {holder[n]} and again on {name}"
                 yield "layer twice", f"{both}; every layer has one place."
             holder[n] = name
-    missing = [n for n in range(1, layers + 1) if n not in holder]
-    if missing:
-        names = ", ".join(map(str, missing[:6])) + (", ..." if len(missing) > 6 else "")
+    if missing := [f"{n}" for n in range(1, layers + 1) if n not in holder]:
+        names = ", ".join(missing[:6] + ["..."] * (len(missing) > 6))
         have = f"{len(holder)} of {layers} layers have a place; missing: {names}"
         yield "layer missing", f"{have}. A model without them computes something else."
 
@@ -206,20 +193,21 @@ def _not_layerwise(stages: list[list[int]], place: list[int], devices: int, chun
             f"contiguous split.{_interleaved(place, devices)}"
         )
     names = [stage_name(s, devices, chunks) for s in range(len(stages))]
-    titled = list(zip(map(str.capitalize, names), stages, strict=True))
-    for name, group in titled:
+    for name, group in zip(names, stages, strict=True):
         if not group:
-            has = f"{name} has 0 of {len(place)} layers"
+            has = f"{name.capitalize()} has 0 of {len(place)} layers"
             yield f"idle {what}", f"{has}; every {what} needs at least 1."
-    for name, group in titled:
+    for name, group in zip(names, stages, strict=True):
         if max(group) - min(group) + 1 != len(group):
-            yield "not contiguous", f"{name} holds layers {layer_ranges(group)}; {consecutive}"
-    for s, (name, group) in enumerate(titled):
+            holds = f"{name.capitalize()} holds layers {layer_ranges(group)}"
+            yield "not contiguous", f"{holds}; {consecutive}"
+    for s, (name, group) in enumerate(zip(names, stages, strict=True)):
         if group != sorted(group):
-            runs = f"{name} runs layer {group[0]} before layer {min(group)}"
+            runs = f"{name.capitalize()} runs layer {group[0]} before layer {min(group)}"
             yield "out of order", f"{runs}; layers run in rising order."
         if s and group[0] < (first := stages[s - 1][0]):
-            both = f"{name} starts at layer {group[0]} and {names[s - 1]} at layer {first}"
+            here = f"{name.capitalize()} starts at layer {group[0]}"
+            both = f"{here} and {names[s - 1]} at layer {first}"
             yield "out of order", f"{both}; the layers pass through {before}."
 
 
@@ -242,10 +230,9 @@ def _over_memory(
 def _interleaved(place: list[int], devices: int) -> str:
     """A sentence if the assignment assigns equal chunks of layers round the devices."""
     run = next((i for i, d in enumerate(place) if d != place[0]), len(place))
-    dealt = [i // run % devices for i in range(len(place))]
-    if devices < 2 or len(place) % (devices * run) or place != dealt:
+    chunks, rest = divmod(len(place), devices * run)
+    if devices < 2 or rest or place != [i // run % devices for i in range(len(place))]:
         return ""
-    chunks = len(place) // (devices * run)
     return (
         f" It is exactly the placement of the interleaved schedule with v = {chunks} chunks per "
         f"device, {chunks * devices} in all."

@@ -25,11 +25,9 @@ from tiledask.plan.inputs.run import (
     check_trains,
     chunk_kinds,
 )
-from tiledask.plan.pipelines.costs import costs_of
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, layout_schedule
 from tiledask.plan.pipelines.simulate import simulate
-from tiledask.plan.pipelines.walk import walk
 from tiledask.plan.timing.calibration import Calibration, calibration_of
 from tiledask.plan.timing.step_estimate import StepEstimate, StepRow
 from tiledask.plan.timing.step_time import PIECE, Parts, StepTime
@@ -220,18 +218,17 @@ def _rounds(layout: Layout, forward: list[float], backward: list[float]) -> floa
     while True:
         few = min(m, rounds * p + m % p)
         order = _order(layout.schedule, p * v, few, p)
-        line = walk(order, costs_of(order, forward, backward))
-        makespan = max(line.end)
+        line = simulate(order, forward, backward)
         if few == m:
-            return makespan
-        start, kind = np.reshape(line.start, (p, -1)), order.kind.reshape(p, -1)
+            return line.makespan
+        start, kind = line.start.reshape(p, -1), order.kind.reshape(p, -1)
         drain = np.argmax(kind[:, ::-1] == 0, axis=1)  # actions after the last forward
         last = start.shape[1] - 1 - drain[:, None] - np.arange(length)
         this, before = (np.take_along_axis(start, last - ago, 1) for ago in (0, length))
         later = this - before
         rounds *= 3
         if np.ptp(later) <= 1e-9 * later.max() or length * min(m, rounds * p) > MOST_ACTIONS:
-            return makespan + (m - few) // p * float(later.max() + later.min()) / 2
+            return line.makespan + (m - few) // p * float(later.max() + later.min()) / 2
 
 
 def _stages(model: Model, layout: Layout, pieces: Array) -> tuple[Array, float, int]:

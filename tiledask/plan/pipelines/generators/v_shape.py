@@ -11,8 +11,8 @@ In a V ``stages`` is twice the number of devices: stage s is on device s, or on 
 from collections.abc import Callable
 
 from tiledask.plan.pipelines.generators.lanes import half_of, v_from_steps, v_places
-from tiledask.plan.pipelines.needs import needs, peak_in_flight
 from tiledask.plan.pipelines.schedule import Action, Schedule
+from tiledask.plan.pipelines.validate import needs, peak_in_flight
 
 __all__ = ["v_half", "v_min", "zb_v"]
 
@@ -55,12 +55,11 @@ def v_half(stages: int, microbatches: int) -> Schedule:
     """
     p = half_of(stages)
     gap = 0 if p % 2 else 3
-    return _repeated(
-        lambda d: (2 * d, 3 * p - 2 - d, 3 * p + gap - 1 + 2 * d, 6 * p + gap - 2 - d),
-        p,
-        microbatches,
-        "v-half",
-    )
+
+    def slots(d: int) -> tuple[int, int, int, int]:
+        return 2 * d, 3 * p - 2 - d, 3 * p + gap - 1 + 2 * d, 6 * p + gap - 2 - d
+
+    return _repeated(slots, p, microbatches, "v-half")
 
 
 def v_min(stages: int, microbatches: int) -> Schedule:
@@ -69,12 +68,11 @@ def v_min(stages: int, microbatches: int) -> Schedule:
     What is said of :func:`v_half` holds for it."""
     p = half_of(stages)
     gap = 0 if p % 3 else 2
-    return _repeated(
-        lambda d: (d, 2 * p - 1 - d, 2 * p + gap + d, 4 * p + gap - 1 - d),
-        p,
-        microbatches,
-        "v-min",
-    )
+
+    def slots(d: int) -> tuple[int, int, int, int]:
+        return d, 2 * p - 1 - d, 2 * p + gap + d, 4 * p + gap - 1 - d
+
+    return _repeated(slots, p, microbatches, "v-min")
 
 
 def _repeated(

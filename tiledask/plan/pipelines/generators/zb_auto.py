@@ -11,11 +11,10 @@ from itertools import product
 import numpy as np
 
 from tiledask.errors import ScheduleError
-from tiledask.plan.pipelines.costs import costs_of
+from tiledask.plan.pipelines.costs import costs_of, finish_times
 from tiledask.plan.pipelines.generators.rounds import rounds
-from tiledask.plan.pipelines.needs import peaks
 from tiledask.plan.pipelines.schedule import Action, Schedule
-from tiledask.plan.pipelines.walk import walk
+from tiledask.plan.pipelines.validate import peaks
 
 __all__ = ["zb_auto"]
 
@@ -61,29 +60,29 @@ def zb_auto(
     '0F0,0I0,0W0,0F1,0I1,0W1'
     """
     limit = stages * activation if memory_limit is None else memory_limit
-    if not limit >= max(activation, weight_part):
+    if not weight_part <= activation <= limit:
         raise ScheduleError(
-            f"one micro-batch on a stage takes {max(activation, weight_part):g} of memory and the "
-            f"limit is {limit:g}; allow {max(activation, weight_part):g} or more"
+            f"one micro-batch on a stage takes {activation:g} of memory and the limit is "
+            f"{limit:g}, and {weight_part:g} are kept from I to W; weight_part is at most "
+            f"activation, and that at most memory_limit"
         )
+    most = limit * (1 + _SMALL)
     handmade = [rounds("", stages, microbatches, stages, *each) for each in HANDMADE]
     halves = {"backward_input": backward_input, "backward_weight": backward_weight}
     costs = costs_of(handmade[0], forward, latency=latency, **halves)
-    F, _, I, W = (each[:, 0].tolist() for each in costs.seconds)
-    memory = limit, activation, weight_part
+    seconds = {kind: costs.seconds["FBIW".index(kind), :, 0].tolist() for kind in "FIW"}
+    memory = most, activation, weight_part
     drafts = [
-        _Draft(microbatches, {"F": F, "I": I, "W": W}, latency, memory).filled(*choice)
+        _Draft(microbatches, seconds, latency, memory).written(*choice)
         for choice in product((True, False), repeat=3)
     ]
     best: tuple[float, float] = (np.inf, np.inf)
     for order in (*drafts, *handmade):
-        kept = max(peak for peak, _ in peaks(order, activation, weight_part))
-        if kept > limit * (1 + _SMALL) or (found := walk(order, costs)).stands:
-            continue
-        start, end = np.array(found.start), np.array(found.end)
-        span = (end[order.turns[1:] - 1] - start[order.turns[:-1]]).max()
-        if (merit := (float(span), float(end.max()))) < best:
-            best, fastest = merit, order
+        if order.runs and max(peaks(order, activation, weight_part))[0] <= most:
+            start, end = finish_times(order, costs)
+            span = (end[order.turns[1:] - 1] - start[order.turns[:-1]]).max()
+            if (merit := (float(span), float(end.max()))) < best:
+                best, fastest = merit, order
     return replace(fastest, name="zb-auto")
 
 
@@ -106,8 +105,8 @@ class _Draft:
         self.ends = {kind: [list[float]() for _ in self.stages] for kind in "FIW"}
         """When each action written so far ends: [kind][stage][micro-batch]."""
 
-    def filled(self, punctual: bool, hold: bool, greedy: bool) -> Schedule:
-        """The Schedule, once the whole order is written.
+    def written(self, punctual: bool, hold: bool, greedy: bool) -> Schedule:
+        """The whole order.
 
         punctual   the warm-up never delays the first I; otherwise it leaves no gap before it
         hold       a stage that is ahead of the next may leave out a forward
@@ -120,65 +119,58 @@ class _Draft:
         for s in reversed(self.stages):
             self.put("I", s)
         for _ in range(1, self.microbatches):
-            for s in self.forwarding(hold):
-                self.put_after_weights("F", s, greedy)
+            left = [s for s in self.stages if len(self.ends["F"][s]) < self.microbatches]
+            # never a forward without one of the stage behind
+            held = max((s for s in left if hold and self.is_ahead(s)), default=-1)
+            for s in left:
+                if s > held:
+                    self.put_after_weights("F", s, greedy)
             for s in reversed(self.stages):
                 self.put_after_weights("I", s, greedy)
         for s in self.stages:
             self.put("W", s, self.pending(s))
         return Schedule.of(self.orders, self.stages)
 
-    def done(self, kind: str, s: int) -> int:
-        return len(self.ends[kind][s])
-
     def pending(self, s: int) -> int:
         """How many W of stage ``s`` could be done."""
-        return self.done("I", s) - self.done("W", s)
+        return len(self.ends["I"][s]) - len(self.ends["W"][s])
 
     def arrival(self, kind: str, s: int) -> float:
         """When the block for the next F or I of stage ``s`` comes from its neighbour."""
         neighbour, ends = s - 1 if kind == "F" else s + 1, self.ends[kind]
-        if not 0 <= neighbour < len(ends):
+        if neighbour not in self.stages:
             return 0.0
         return ends[neighbour][len(ends[s])] + self.latency
 
     def put(self, kind: str, s: int, count: int = 1) -> None:
         """Writes the next actions of ``kind`` on stage ``s``."""
-        order, ends, took = self.orders[s], self.ends[kind][s], self.seconds[kind][s]
+        ends = self.ends[kind][s]
         for _ in range(count):
             clock = self.clock[s]
             start = clock if kind == "W" else max(clock, self.arrival(kind, s))
-            if order:
+            if self.orders[s]:
                 self.idle[s] += start - clock
-            order.append(Action(kind, s, len(ends)))
-            self.clock[s] = start + took
-            ends.append(start + took)
+            self.orders[s].append(Action(kind, s, len(ends)))
+            self.clock[s] = start + self.seconds[kind][s]
+            ends.append(self.clock[s])
 
     def fits(self, s: int, forwards: int = 0, inputs: int = 0, weights: int = 0) -> bool:
         """Whether memory holds what is kept after so many more actions."""
-        i = self.done("I", s) + inputs
-        before, after = self.done("F", s) + forwards - i, i - self.done("W", s) - weights
-        kept = before * self.activation + after * self.weight_part
-        return kept <= self.limit * (1 + _SMALL)
+        inputs += len(self.ends["I"][s])
+        before, after = len(self.ends["F"][s]) + forwards - inputs, inputs - weights
+        kept = before * self.activation + (after - len(self.ends["W"][s])) * self.weight_part
+        return kept <= self.limit
 
     def weights_before(self, kind: str, s: int) -> int:
         """How many W memory needs before the next ``kind`` on stage ``s``."""
-        f, i = (1, 0) if kind == "F" else (0, 1)
-        if self.fits(s, f, i):  # nearly always
-            return 0
-        for weights in range(1, self.pending(s) + 1):
-            if self.fits(s, f, i, weights):
-                return weights
-        raise ScheduleError(
-            f"{kind}{self.done(kind, s)} of stage {s} does not fit in memory "
-            f"{self.limit:g}: an activation takes {self.activation:g} before I and "
-            f"{self.weight_part:g} after; raise memory_limit"
-        )
+        more, n = (1, 0) if kind == "F" else (0, 1), 0
+        while not self.fits(s, *more, n) and n < self.pending(s):
+            n += 1
+        return n
 
     def warmup(self, punctual: bool) -> list[int]:
         """Per stage, the forwards between F0 and I0: as many as fit in memory and time."""
-        extra = [0 for _ in self.stages]
-        ready = -float("inf")
+        extra, ready = [0 for _ in self.stages], -float("inf")
         for s in reversed(self.stages):
             clock, F = self.clock[s], self.seconds["F"][s]
             while (
@@ -194,23 +186,16 @@ class _Draft:
             extra[s] = min(extra[s], extra[s - 1] if everything else max(0, extra[s - 1] - 1))
         return extra
 
-    def forwarding(self, hold: bool) -> list[int]:
-        """The stages that do a forward in this round: never one without the stage behind."""
-        left = [s for s in self.stages if self.done("F", s) < self.microbatches]
-        held = [s for s in left if hold and self.holds(s)]
-        return [s for s in left if s > max(held, default=-1)]
-
-    def holds(self, s: int) -> bool:
+    def is_ahead(self, s: int) -> bool:
         """Whether the next stage has enough to do without another forward from ``s``."""
-        after = s + 1
-        if after not in self.stages or self.done("F", s) < self.done("F", after) + 2:
+        after, done = s + 1, self.ends["F"]
+        if after not in self.stages or len(done[s]) < len(done[after]) + 2:
             return False
-        deadline = (
-            self.clock[after] + self.seconds["F"][after] + self.seconds["I"][after] + self.latency
-        )
+        F, I, W = (self.seconds[kind] for kind in "FIW")
+        deadline = self.clock[after] + F[after] + I[after] + self.latency
         if self.clock[s] >= deadline:
             return True
-        busy = self.seconds["F"][s] + self.weights_before("F", s) * self.seconds["W"][s]
+        busy = F[s] + self.weights_before("F", s) * W[s]
         return self.clock[s] + busy > deadline and deadline - self.clock[s] <= self.spare(s)
 
     def spare(self, s: int) -> float:
@@ -219,8 +204,7 @@ class _Draft:
 
     def put_after_weights(self, kind: str, s: int, greedy: bool) -> None:
         """Writes ``kind``, and before it the W that memory needs or that fit into the gap."""
-        if weights := self.weights_before(kind, s):
-            self.put("W", s, weights)
+        self.put("W", s, self.weights_before(kind, s))
         ready, W = self.arrival(kind, s), self.seconds["W"][s]
         while self.pending(s) and self.clock[s] + W <= ready:
             self.put("W", s)

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tiledask.errors import ScheduleError, short
-from tiledask.plan.pipelines.needs import validate
 from tiledask.plan.pipelines.schedule import KINDS, Schedule
+from tiledask.plan.pipelines.validate import validate
 from tiledask.plan.program.ops import Block, Op, Order, ProgramRole, Step, message
 from tiledask.plan.program.program import Program
 from tiledask.plan.whole import whole_number

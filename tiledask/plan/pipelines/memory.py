@@ -11,6 +11,7 @@ The paper's M_B is ``activation`` and its M_W is ``weight_part`` (arXiv 2401.102
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -73,7 +74,7 @@ class Footprint:
         first = (
             (times[int(np.argmax(held))].item(), device)
             for device, (times, held) in enumerate(self.steps)
-            if held.max() == most
+            if self.peaks[device] == most
         )
         time, device = min(first)
         return Moment(most, device, time)
@@ -110,36 +111,32 @@ def memory_over_time(
     >>> held.peaks, held.peak
     ((4, 3, 2, 1), Moment(bytes=4, device=0, time=3.0))
     """
-    stages, devices = 1 + int(timeline.stage.max(initial=0)), timeline.devices
+    stages, acts = 1 + int(timeline.stage.max(initial=0)), timeline.acts
 
     def each(values: PerStage, name: str, what: str, count: int) -> np.ndarray:
         shapes = {(): "one number", (count,): f"{count}, one per {what}"}
         return np.broadcast_to(numbers(values, name, shapes, "bytes"), count)
 
-    whole = part = each(activation, "activation", "stage", stages)
-    if weight_part is not None:
-        part = each(weight_part, "weight_part", "stage", stages)
+    whole = each(activation, "activation", "stage", stages)
+    part = whole if weight_part is None else each(weight_part, "weight_part", "stage", stages)
     if (part > whole).any():
         s = int(np.argmax(part > whole))
         raise ScheduleError(
             f"weight_part is a part of activation: stage {s} would keep {part[s]:g} of "
             f"{whole[s]:g}; give at most the activation"
         )
+    always = each(static, "static", "device", timeline.devices)
     none = np.zeros_like(whole)  # by F, B, I, W, U and M of each stage
-    change = np.stack([whole, -whole, part - whole, -part, none, none])
-    always = each(static, "static", "device", devices)
-    trains = bool((timeline.computes & (timeline.code > 0)).any())
-    steps, computing = [], np.flatnonzero(timeline.computes)
-    ends = np.searchsorted(timeline.device[computing], np.arange(1, devices))
-    for device, rows in enumerate(np.split(computing, ends)):
-        code, start, end = timeline.code[rows], timeline.start[rows], timeline.end[rows]
-        deltas = change[code, timeline.stage[rows]]
-        times = np.where(code == 0, start, end)
+    change = np.stack([whole, -whole, part - whole, -part, none, none])[acts.code, acts.stage]
+    times, trains = np.where(acts.code == 0, acts.start, acts.end), bool(acts.code.any())
+    held = []
+    for device, (a, b) in enumerate(pairwise(acts.turns.tolist())):
+        at, more = times[a:b], change[a:b]
         if not trains:
-            times, deltas = np.concatenate([start, end]), np.concatenate([deltas, -deltas])
-        if not trains or (times[1:] < times[:-1]).any():
-            order = np.lexsort((deltas, times))  # at equal times what goes is before what comes
-            times, deltas = times[order], deltas[order]
-        held = always[device] + np.cumsum(deltas)
-        steps.append(Steps(np.append(0.0, times), np.append(always[device], held)))
-    return Footprint(tuple(steps), timeline.makespan, timeline.origin)
+            at, more = np.append(acts.start[a:b], acts.end[a:b]), np.append(more, -more)
+        if (at[1:] < at[:-1]).any() or not trains:
+            order = np.lexsort((more, at))  # at equal times what goes is before what comes
+            at, more = at[order], more[order]
+        first = always[device]
+        held.append(Steps(np.append(0.0, at), np.append(first, first + np.cumsum(more))))
+    return Footprint(tuple(held), timeline.makespan, timeline.origin)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiledask.errors import ScheduleError
-from tiledask.plan.pipelines.footprint import memory_over_time
+from tiledask.plan.pipelines.memory import memory_over_time
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
@@ -61,11 +61,6 @@ def test_counted_in_ones_the_peaks_are_those_of_the_order(name, devices, microba
     assert held.peaks == timeline.peak_in_flight
     times, sizes = held.steps[held.peak.device]
     assert held.peak.bytes == max(held.peaks) == sizes[times == held.peak.time].max()
-
-
-def test_inference_keeps_an_activation_while_its_forward_runs():
-    timeline = simulate(schedule("gpipe", 3, 4, forward_only=True))
-    assert memory_over_time(timeline, 10, static=1).peaks == (11, 11, 11)
 
 
 def test_measured_runs_may_overlap_and_have_transfers():

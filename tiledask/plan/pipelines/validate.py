@@ -1,0 +1,186 @@
+"""Whether an order can run at all: what is missing or misplaced, who waits for whom, and memory."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import chain, pairwise, product
+
+import numpy as np
+
+from tiledask.errors import DeadlockError, ScheduleError
+from tiledask.plan.pipelines.graph import sources
+from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
+
+__all__ = ["needs", "peak_in_flight", "peaks", "runnable", "validate"]
+
+
+def needs(schedule: Schedule) -> dict[Action, tuple[Action, ...]]:
+    """For every action of ``schedule``, the actions whose results it uses, its own stage's first.
+
+    >>> from tiledask.plan.pipelines.schedules import schedule
+    >>> waits = needs(schedule("gpipe", stages=2, microbatches=1))
+    >>> {str(a): [str(b) for b in before] for a, before in waits.items()}
+    {'0F0': [], '0B0': ['0F0', '1B0'], '1F0': ['0F0'], '1B0': ['1F0']}
+    """
+    actions = list(schedule)
+    uses = sources(schedule.kind, schedule.stage, schedule.microbatch).tolist()
+    return {
+        a: tuple(actions[n] for n in each if n >= 0) for a, each in zip(schedule, uses, strict=True)
+    }
+
+
+def peak_in_flight(schedule: Schedule) -> tuple[int, ...]:
+    """Per device, the most (stage, micro-batch) activations kept at once; from the order alone.
+
+    One is kept from its forward to its B, or to its W where the backward is split. Without
+    backwards each is let go at once.
+
+    >>> from tiledask.plan.pipelines.schedules import schedule
+    >>> peak_in_flight(schedule("1f1b", stages=4, microbatches=8))
+    (4, 3, 2, 1)
+    """
+    return tuple(int(peak) for peak, _ in peaks(schedule))
+
+
+def peaks(
+    schedule: Schedule, activation: float = 1.0, weight_part: float | None = None
+) -> Iterator[tuple[float, int]]:
+    """Per device, (the most that is kept, the turn at which it is first reached)."""
+    kept = activation if weight_part is None else weight_part
+    change = np.array([activation, -activation, kept - activation, -kept])
+    for kind in np.split(schedule.kind, schedule.turns[1:-1]):
+        if not len(kind):
+            yield 0.0, 0
+        elif not schedule.trains:
+            yield activation, 0
+        else:
+            held = np.cumsum(change[kind])
+            yield float(held.max()), int(held.argmax())
+
+
+def validate(
+    schedule: Schedule,
+    stages: int | None = None,
+    microbatches: int | None = None,
+    memory_limit: float | Sequence[float] | None = None,
+) -> Schedule:
+    """``schedule`` itself, if every action is there once, in its place, and can run.
+
+    ``stages`` and ``microbatches`` say how many there should be (default: as many as it shows).
+    ``memory_limit`` is the most (stage, micro-batch) activations that a device may keep, one number
+    or one per device. Raises ScheduleError that names the first fault: an action that is unknown,
+    on the wrong device, repeated, before what it needs on its own device, or missing; a deadlock,
+    with its cycle; or a memory limit that is passed, with the moment.
+
+    >>> from tiledask.plan.pipelines.schedules import schedule
+    >>> validate(schedule("1f1b", stages=4, microbatches=8), memory_limit=4)
+    Schedule(1f1b: 4 stages on 4 devices, 8 micro-batches, 64 actions)
+    """
+    if stages not in (None, schedule.stages):
+        raise ScheduleError(
+            f"the schedule has {schedule.stages} stages and the model {stages}; a stage that is "
+            f"left out changes the result"
+        )
+    runnable(schedule, microbatches)
+    devices, limits = schedule.devices, memory_limit
+    if limits is None:
+        return schedule
+    limits = limits if isinstance(limits, Sequence) else [limits] * devices
+    if len(limits) != devices:
+        raise ScheduleError(
+            f"got {len(limits)} memory limits for {devices} devices: give one, or one each"
+        )
+    for device, ((peak, turn), limit) in enumerate(zip(peaks(schedule), limits, strict=True)):
+        if peak > limit:
+            raise ScheduleError(
+                f"over memory: rank {device} keeps {peak:g} activations at "
+                f"{schedule.orders[device][turn]}, turn {turn}, and may keep {limit:g}; start "
+                f"fewer forwards before the first backward"
+            )
+    return schedule
+
+
+def runnable(schedule: Schedule, microbatches: int | None = None) -> Schedule:
+    """``schedule`` itself if it can run, with so many ``microbatches`` if they are given; else the
+    ScheduleError that names its first fault."""
+    many = schedule.microbatches if microbatches is None else microbatches
+    if many == schedule.microbatches and schedule.runs:
+        return schedule
+    for fault in chain(_misplaced(schedule, many), _missing(schedule, many)):
+        raise ScheduleError(fault)
+    raise _waiting(schedule)
+
+
+def _misplaced(schedule: Schedule, microbatches: int) -> Iterator[str]:
+    """What is of no stage or micro-batch, on another device, there twice, or no pair."""
+    for device, order in enumerate(schedule.orders):
+        turns: dict[Action, int] = {}
+        for turn, a in enumerate(order):
+            unknown = f"{a} on rank {device}: unknown"
+            if not 0 <= a.stage < schedule.stages:
+                yield f"{unknown} stage {a.stage}; the stages are 0 to {schedule.stages - 1}"
+            elif not 0 <= a.microbatch < microbatches:
+                yield f"{unknown} micro-batch {a.microbatch}; they are 0 to {microbatches - 1}"
+            elif (holder := schedule.holder(a.stage, a.microbatch)) != device:
+                of = f"pipeline {a.microbatch % schedule.pipelines}'s "
+                of = f"{of if schedule.pipelines > 1 else ''}stage {a.stage}"
+                yield f"{a} is on rank {device}, but {of} is placed on rank {holder}: move it there"
+            if turns.setdefault(a, turn) != turn:
+                yield f"{a} is repeated on rank {device}: turns {turns[a]} and {turn}; do it once"
+            own = a._replace(kind={"B": "F", "I": "F", "W": "I"}.get(a.kind, a.kind))
+            if own not in turns:
+                rule = "backward before forward" if own.kind == "F" else "too early"
+                which = f"is only at turn {order.index(own)}" if own in order else "never comes"
+                yield f"{rule}: {a} at turn {turn} on rank {device} needs {own}, which {which}"
+            both = order[turn : turn + 2]
+            if a in schedule.pairs and "".join(each.kind for each in both) not in ("FB", "FI"):
+                yield (
+                    f"a device does a forward and then a backward (B or I) at once; at turn {turn} "
+                    f"of rank {device} it is {' and '.join(map(str, both))}"
+                )
+
+
+def _missing(schedule: Schedule, microbatches: int) -> Iterator[str]:
+    """What some stage does not do with some micro-batch, or does twice."""
+    if not len(schedule):
+        yield "the schedule has no action; a stage and micro-batch has two or more, as 0F0,0B0"
+    kinds: dict[tuple[int, ...], str] = defaultdict(str)
+    for a in sorted(schedule, key=lambda a: KINDS.index(a.kind)):
+        kinds[a[1:]] += a.kind
+    lacking = {"": "F", "F": "B" * schedule.trains, "FI": "W", "FW": "I", "FB": "", "FIW": ""}
+    for s, i in product(range(schedule.stages), range(microbatches)):
+        has = kinds[s, i]
+        if lacks := lacking.get(has, "") if "F" in has else "F":
+            yield (
+                f"missing {Action(lacks, s, i)} on rank {schedule.holder(s, i)}: all of "
+                f"{microbatches} micro-batches pass through all of {schedule.stages} stages"
+            )
+        if has not in lacking:
+            twice = " and ".join(str(Action(kind, s, i)) for kind in has if kind != "F")
+            yield f"stage {s} does the backward of micro-batch {i} twice: {twice}; B, or I and W"
+
+
+def _waiting(schedule: Schedule) -> ScheduleError:
+    """What the devices' next actions lack: a result of their own that comes later, or each other's,
+    around."""
+    actions, waits, ran = list(schedule), needs(schedule), {step[0] for step in schedule.steps}
+    stands = dict[int, tuple[str, Action]]()
+    for device, (first, until) in enumerate(pairwise(schedule.turns.tolist())):
+        at = next((n for n in range(first, until) if n not in ran), until)
+        block = actions[at : at + 1 + schedule.paired[at]] if at < until else []
+        lacks = [(a, b) for a in block for b in waits[a] if actions.index(b) not in ran]
+        for a, b in lacks:
+            if b in schedule.orders[device]:
+                turn, later = (schedule.orders[device].index(each) for each in (a, b))
+                which = f"is only at turn {later}" if later > turn else "runs with it"
+                return ScheduleError(
+                    f"too early: {a} at turn {turn} on rank {device} needs {b}, which {which}"
+                )
+        if lacks:
+            stands[device] = " and ".join(map(str, block)), lacks[0][1]
+    device, steps = next(iter(stands)), dict[int, str]()
+    while device not in steps:
+        here, lack = stands[device]
+        steps[device] = f"rank {device} is at {here} and waits for {lack}"
+        device = schedule.holder(lack.stage, lack.microbatch)
+    circle = list(steps.values())[list(steps).index(device) :]
+    return DeadlockError(f"deadlock: {'; '.join(circle)}")
