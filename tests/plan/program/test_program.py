@@ -1,7 +1,7 @@
 """Programs of schedules: their readers agree with what was there before, and faults are found.
 
 Holds `tiledask.plan.program.program`, `tiledask.plan.program.ops`,
-`tiledask.plan.program.making.pipeline`, `tiledask.plan.program.text`,
+`tiledask.plan.program.making.pipeline`,
 `tiledask.plan.program.count`, `tiledask.plan.program.clock`.
 """
 

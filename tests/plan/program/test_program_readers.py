@@ -2,7 +2,6 @@
 arrays take, and text is read back.
 
 Holds `tiledask.plan.program.walk`, `tiledask.plan.program.clock`, `tiledask.plan.program.count`,
-`tiledask.plan.program.text`,
 `tiledask.plan.program.making.training`, `tiledask.plan.program.making.layers`,
 `tiledask.plan.program.making.tape`, `tiledask.plan.program.making.zero`,
 `tiledask.plan.program.making.decoder`, `tiledask.distributed.memory.claim_programs` and

@@ -8,7 +8,6 @@ Ops are taken in an order in which they can run (walk.py); each starts once all 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -67,34 +66,40 @@ def clock(
     return Timeline.of(program.ranks, [span for of in times.spans.values() for span in of])
 
 
-@dataclass
 class _Times:
     """When ops are done, one after the other, and the spans of what they do."""
 
-    program: ProgramData
-    seconds: Mapping[str, Seconds]
-    latency: float
-    bandwidth: float
-    spans: dict[tuple[int, int, str], list[Span]] = field(default_factory=dict)
-    """By rank, step and kind: what it did there, one behind the other."""
-    free: dict[tuple[int, str], float] = field(default_factory=dict)
-    """By rank and stream, when it is free."""
-    there: dict[Any, float] = field(default_factory=dict)
-    """By rank and what is read, or message: when it is there."""
+    def __init__(self, program: ProgramData, seconds: Mapping[str, Seconds], *links: float) -> None:
+        self.program, self.seconds = program, seconds
+        self.latency, self.bandwidth = links
+        self.spans: dict[tuple[int, int, str], list[Span]] = {}
+        """By rank, step and kind: what it did there, one behind the other."""
+        self.free: dict[tuple[int, str], float] = {}
+        """By rank and stream, when it is free."""
+        self.there: dict[Any, float] = {}
+        """By rank and buffer, or message: when it is there."""
 
     def happen(self, places: list[OpPlace]) -> None:
-        """What is done at once is, as soon as it can be."""
-        place, start = places[0], max(map(self._can, places))
-        op, free = place.op, start
+        """What is done at once is, as soon as streams are free, and what is read is there."""
+        place, waits = places[0], [0.0]
+        (rank, *_, op), peer = place, 0
+        if op.is_message:
+            peer = self.program.peer(rank, op)
+        for each in places:
+            waits += [self.there.get(self._where(each, name), 0.0) for name in each.op.reads]
+            waits.append(self.free.get((each.rank, each.op.stream), 0.0))
+        if op.name == "recv":
+            waits.append(self.there[peer, rank, op.buffer, place.microbatch])
+        free = start = max(waits)
         if op.is_kernel:
             free += sum(map(self._kernel, places))
         elif op.is_collective:
             free += _collective(op, self.latency, self.bandwidth)
         there = free
         if op.name == "send":
-            free += self.program.role(place.rank).size(op.buffer) / self.bandwidth
-            there, peer = free + self.latency, self.program.peer(place.rank, op)
-            self.there[place.rank, peer, op.buffer, place.microbatch] = there
+            free += self.program.role(rank).size(op.buffer) / self.bandwidth
+            there = free + self.latency
+            self.there[rank, peer, op.buffer, place.microbatch] = there
             self._span(place, peer, TRANSFER, start, there)
         for each in places:
             self.free[each.rank, each.op.stream] = free
@@ -114,15 +119,6 @@ class _Times:
         buffer = name if name in role.sizes else buffer_of(name)
         key = place.rank, buffer
         return key if buffer in role.state else (*key, place.microbatch)
-
-    def _can(self, place: OpPlace) -> float:
-        """When an op can begin: its stream is free, and what it reads is there."""
-        rank, op = place.rank, place.op
-        times = [self.there.get(self._where(place, name), 0.0) for name in op.reads]
-        if op.name == "recv":
-            source = self.program.peer(rank, op)
-            times.append(self.there[source, rank, op.buffer, place.microbatch])
-        return max(self.free.get((rank, op.stream), 0.0), *times, 0.0)
 
     def _kernel(self, place: OpPlace) -> float:
         """Seconds of a kernel; none of blocks without, or on another stream than the work's."""

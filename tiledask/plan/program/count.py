@@ -53,7 +53,7 @@ def count(program: ProgramData) -> Traffic:
     for rank, order in enumerate(program.orders):
         key = program.role_of[rank], id(order)
         if key not in seen:
-            seen[key] = _together(program, rank, known)
+            seen[key] = _between(program, rank, known)
         sends, groups = seen[key]
         for op, nbytes, times in sends:
             moved[:, rank, program.peer(rank, op)] += nbytes, times
@@ -63,25 +63,21 @@ def count(program: ProgramData) -> Traffic:
     return Traffic(*moved)
 
 
-def _together(program: ProgramData, rank: int, known: dict[Any, np.ndarray]) -> tuple[Any, Any]:
+def _between(program: ProgramData, rank: int, known: dict[Any, np.ndarray]) -> tuple[Any, Any]:
     """([(send, bytes, times)], [(a collective of a group, bytes and messages between members)])."""
-    role = program.role(rank)
-    often = Counter(step.block for step in program.orders[rank])
+    role, often = program.role(rank), Counter(step.block for step in program.orders[rank])
     sends, groups = [], dict[Any, tuple[Op, np.ndarray]]()
-    for name, times in often.items():
-        for op in role.blocks[name].ops:
-            if op.name == "send":
-                sends.append((op, times * role.size(op.buffer), times))
-            elif op.is_collective:
-                shape = 2, op.size, op.size
-                group = op["axes"], op["among"]
-                _, totals = groups.setdefault(group, (op, np.zeros(shape, np.int64)))
-                what = op.name, *(arg for arg in op.args if arg[0] != "label")
-                if what not in known:
-                    known[what] = np.zeros(shape, np.int64)
-                    for move, nbytes in (each for moves in op.moves() for each in moves):
-                        known[what][:, move.source, move.destination] += nbytes, 1
-                totals += times * known[what]
+    for op, times in ((op, times) for b, times in often.items() for op in role.blocks[b].ops):
+        if op.name == "send":
+            sends.append((op, times * role.size(op.buffer), times))
+        elif op.is_collective:
+            what = op.name, *(arg for arg in op.args if arg[0] != "label")
+            if what not in known:
+                known[what] = np.zeros((2, op.size, op.size), np.int64)
+                for move, nbytes in (each for moves in op.moves() for each in moves):
+                    known[what][:, move.source, move.destination] += nbytes, 1
+            _, totals = groups.setdefault((op["axes"], op["among"]), (op, 0 * known[what]))
+            totals += times * known[what]
     return sends, list(groups.values())
 
 

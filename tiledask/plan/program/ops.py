@@ -384,12 +384,10 @@ class ProgramData:
         keys = [known.setdefault((self.role_of[r], id(o)), r) for r, o in enumerate(self.orders)]
         key = np.reshape(keys, self.shape)
         messages = {op["axis"] for role in self.roles for op in role.ops if op.is_message}
-        alike = [
-            axis not in messages and bool((key == key.take([0], axis=axis)).all())
-            for axis in range(len(self.shape))
-        ]
-        here = tuple(slice(0, 1) if one else slice(None) for one in alike)
-        kept = np.arange(self.ranks).reshape(self.shape)[here]
+        axes = range(len(self.shape))
+        alike = [a not in messages and bool((key == key.take([0], axis=a)).all()) for a in axes]
+        kept = np.arange(self.ranks).reshape(self.shape)
+        kept = kept[tuple(slice(0, 1) if one else slice(None) for one in alike)]
         return replace(
             self,
             orders=tuple(self.orders[rank] for rank in kept.flat),
@@ -397,14 +395,6 @@ class ProgramData:
             mesh=kept.shape,
             stands_for=tuple(n if one else 1 for n, one in zip(self.shape, alike, strict=True)),
         )
-
-    def stands_along(self, axes: tuple[int, ...]) -> int:
-        """How many ranks along some axes each of these stands for."""
-        return prod(self.stands_for[axis] for axis in axes) if self.stands_for else 1
-
-    def alone(self, rank: int) -> "ProgramData":
-        """What one rank does, by itself: all that who runs it has to know."""
-        return ProgramData((self.role(rank),), (self.orders[rank],), (0,), self.name)
 
     def __len__(self) -> int:
         """Ops of all ranks, as often as they are run."""

@@ -1,29 +1,71 @@
-"""A program: the ops of every rank, and what reads them.
+"""A program: the ops of every rank, what reads them, and its text.
 
 td.program(schedule)  -->  check      what is missing, out of order, or waited for in a circle
 made from shapes           traffic    bytes and messages between ranks: counted
                            memory     what each rank holds: weighed
                            timeline   when everything happens: timed
                            (run)      arrays: tiledask.run_program
+
+program gpipe
+rank 0: 0F.0 (0F.1 0B.0)               in parentheses: two blocks at once
+of rank 0: x1 8 B, kept0 1 B           what its buffers have
+  0F                                   the blocks below, each with its ops
+    x1 kept0 = do forward
+
+An op is    [WRITES =] [do] NAME [READS] [to PEER | from PEER [along AXIS]] [{ARGS}] [@STREAM]
 """
 
-from dataclasses import dataclass
+import ast
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from typing import Any, Self
 
+from tiledask.errors import ProgramError, short
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.program.clock import clock
 from tiledask.plan.program.count import count, memory
-from tiledask.plan.program.text import ProgramText
+from tiledask.plan.program.ops import (
+    COLLECTIVES,
+    COMPUTE_STREAM,
+    Block,
+    Op,
+    Order,
+    ProgramData,
+    ProgramRole,
+    Step,
+    collective,
+    message,
+)
 from tiledask.plan.program.walk import walk
 
 __all__ = ["Program"]
 
+_RANKS = r"\d{1,8}(?: \d{1,8})*"
+_HEAD = re.compile(rf"rank (?P<order>{_RANKS}):(?P<steps>.*)|mesh (?P<mesh>{_RANKS})|program ?(.*)")
+_ROLE = re.compile(rf"of rank ({_RANKS}):(.*)")
+_STATE = re.compile(r"(stays|scratch|given) (.*)")
+_FLAT = re.compile(r"(in|within) (\S+): (.+)")
+_BLOCK = re.compile(r"(?:(\d{1,8})([FBIW])|([a-z]+))('*)(?::(\d{1,9}))?")
+_STEP = re.compile(r"(\(?)([^\s().]+)\.(\d{1,9})\)?")
+_OP = re.compile(
+    r"(?:(?P<writes>\S.*?) = )?(?P<do>do )?(?P<name>[^\s{@=]+)(?P<reads>(?: [^\s{@=]\S*)*?)"
+    r"(?: (?P<way>to|from) (?P<peer>\d{1,8})(?: along (?P<axis>\d))?)?"
+    r"(?: (?P<args>\{.*\}))?(?: @(?P<stream>[^\s}]+))?"
+)
+_USUAL_LINES = (
+    "'rank 0: 0F.0', 'of rank 0: x1 8 B' before its blocks, and in them 'y = do kernel x', "
+    "'send x to 1', 'x = recv from 0' or 'y = all_reduce x {'axes': (0,), 'counts': (4, 4), "
+    "'itemsize': 8}'"
+)
+
 
 @dataclass(frozen=True, repr=False)
-class Program(ProgramText):
+class Program(ProgramData):
     """The ops of every rank.
 
     >>> import tiledask as td
@@ -83,3 +125,174 @@ class Program(ProgramText):
     def timeline(self, seconds: Any, **links: Any) -> Timeline:
         """When everything happens; see :func:`tiledask.plan.program.clock.clock`."""
         return clock(self, seconds, **links)
+
+    # -- text ---------------------------------------------------------------------------------
+
+    def to_text(self) -> str:
+        """The whole program. Ranks of one order share a line, and those of one role its blocks."""
+        text = [f"program {self.name}".rstrip()]
+        if self.mesh:
+            text.append(f"mesh {' '.join(map(str, self.mesh))}")
+        alike: dict[tuple[int, int], list[int]] = {}
+        for rank, order in enumerate(self.orders):
+            alike.setdefault((self.role_of[rank], id(order)), []).append(rank)
+        for ranks in alike.values():
+            words = " ".join(map(str, ranks))
+            text.append(f"rank {words}: {self.line_text(ranks[0])}".rstrip())
+        first = map(self.role_of.index, sorted({*self.role_of}))
+        return "\n".join([*text, *map(self.role_text, first)])
+
+    def line_text(self, rank: int) -> str:
+        """The order of a rank: blocks, each with its micro-batch.
+
+        >>> import tiledask as td
+        >>> td.program(td.schedule("dualpipe", 2, 4)).line_text(0)
+        '0F.0 1F.1 0F.2 1B.1 (1F.3 0B.0) 1B.3 0I.2 0W.2'
+        """
+        words, opened = [], False
+        for name, microbatch, paired in self.orders[rank]:
+            word = f"{name}.{microbatch}"
+            words.append(f"({word}" if paired else f"{word})" if opened else word)
+            opened = paired
+        return " ".join(words)
+
+    def role_text(self, rank: int) -> str:
+        """The role of a rank, with all that have it: its buffers, and blocks with their ops."""
+        role, number = self.role(rank), self.role_of[rank]
+        ranks = [rank for rank, of in enumerate(self.role_of) if of == number]
+        text = [f"of rank {' '.join(map(str, ranks))}: {_sizes(role.sizes)}".rstrip()]
+        changed = role.state.keys() - role.accumulators - role.constants
+        kinds = {"stays": changed, "scratch": role.accumulators, "given": role.constants}
+        for word, names in kinds.items():
+            if sizes := {name: size for name, size in role.state.items() if name in names}:
+                text.append(f"  {word} {_sizes(sizes)}")
+        for name, items in role.items.items():
+            shapes = (f"{item} {'x'.join(map(str, shape))}".rstrip() for item, shape in items)
+            text.append(f"  in {name}: {', '.join(shapes)}")
+        for base in dict.fromkeys(role.alias.values()):
+            here = (name for name, of in role.alias.items() if of == base)
+            text.append(f"  within {base}: {', '.join(here)}")
+        for block in role.blocks.values():
+            text += [f"  {block.name}", *(f"    {op!r}" for op in block.ops)]
+        return "\n".join(text)
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """The program that ``text`` says. Raises ProgramError for a line that it cannot read.
+
+        >>> import tiledask as td
+        >>> text = td.program(td.schedule("zb-h1", 3, 4), block_bytes=16).to_text()
+        >>> td.Program.from_text(text).to_text() == text
+        True
+        """
+        name, mesh, roles = "", tuple[int, ...](), list[dict[str, Any]]()
+        steps, role_of = dict[int, str](), dict[int, int]()
+        for number, line in enumerate(map(str.strip, text.splitlines()), 1):
+            try:
+                if found := _HEAD.fullmatch(line):
+                    name = name if found[4] is None else found[4]
+                    mesh = _numbers(found["mesh"]) or mesh
+                    steps |= dict.fromkeys(_numbers(found["order"]), (found["steps"] or "").strip())
+                elif found := _ROLE.fullmatch(line):
+                    role_of |= dict.fromkeys(_numbers(found[1]), len(roles))
+                    roles.append({"blocks": [], "sizes": _read_sizes(found[2]), "state": {}})
+                elif line:
+                    _read_of_role(roles[-1], line)
+            except (ValueError, SyntaxError, TypeError, AttributeError, LookupError):
+                words = f"line {number} cannot be read: {short(line)}; write {_USUAL_LINES}"
+                raise ProgramError(words) from None
+        ranks = range(len(steps))
+        if not steps or sorted(steps) != [*ranks] or not set(steps) <= set(role_of):
+            raise ProgramError(
+                f"ranks are numbered from 0 and each has parts ('of rank ...'); got lines of ranks "
+                f"{sorted(steps)} and parts of {sorted(role_of)}"
+            )
+        if mesh and prod(mesh) != len(steps):
+            raise ProgramError(f"a mesh {mesh} has {prod(mesh)} ranks, and {len(steps)} have lines")
+        made = tuple(ProgramRole.of(**role) for role in roles)
+        orders: dict[tuple[int, str], Order] = {}
+        for rank in ranks:
+            key = role_of[rank], steps[rank]
+            if key not in orders:
+                orders[key] = _order(steps[rank], made[role_of[rank]], rank)
+        numbers = tuple(role_of[rank] for rank in ranks)
+        return cls(made, tuple(orders[numbers[r], steps[r]] for r in ranks), numbers, name, mesh)
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def __repr__(self) -> str:
+        name = f"{self.name}: " if self.name else ""
+        return f"{type(self).__name__}({name}{self.ranks} ranks, {len(self):,} instructions)"
+
+
+def _sizes(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {size} B" for name, size in sizes.items())
+
+
+def _read_sizes(text: str) -> dict[str, int]:
+    sizes = (part.split() for part in text.split(",") if part.strip())
+    return {name: int(size) for name, size, _ in sizes}
+
+
+def _numbers(text: str | None) -> tuple[int, ...]:
+    return tuple(map(int, (text or "").split()))
+
+
+def _read_of_role(role: dict[str, Any], line: str) -> None:
+    """A line of a role's buffers, or of a block."""
+    if found := _STATE.fullmatch(line):
+        sizes = _read_sizes(found[2])
+        role["state"] |= sizes
+        if found[1] != "stays":
+            role["accumulators" if found[1] == "scratch" else "constants"] = frozenset(sizes)
+    elif found := _FLAT.fullmatch(line):
+        names = found[3].split(", ")
+        if found[1] == "within":
+            role.setdefault("alias", {}).update(dict.fromkeys(names, found[2]))
+            return
+        items = ((name, *shape) for name, *shape in map(str.split, names))
+        shapes = ((name, shape[0].split("x") if shape else ()) for name, *shape in items)
+        flat = tuple((name, tuple(map(int, shape))) for name, shape in shapes)
+        role.setdefault("items", {})[found[2]] = flat
+    elif found := _BLOCK.fullmatch(line):
+        stage, kind = (int(found[1]), found[2]) if found[1] else (-1, found[3])
+        rows = int(found[5]) if found[5] else None
+        role["blocks"].append(Block(kind, stage, (), len(found[4]), rows))
+    else:
+        block = role["blocks"].pop()
+        role["blocks"].append(replace(block, ops=(*block.ops, _op(line))))
+
+
+def _order(text: str, role: ProgramRole, rank: int) -> Order:
+    found = []
+    for word in text.split():
+        match = _STEP.fullmatch(word)
+        if not match or match[2] not in role.blocks:
+            raise ProgramError(
+                f"rank {rank} has no part {short(word)}; write a part and its frame, as in 0F.3; "
+                f"its parts are {', '.join(role.blocks)}"
+            )
+        found.append(Step(match[2], int(match[3]), bool(match[1])))
+    return tuple(found)
+
+
+def _op(line: str) -> Op:
+    """Raises ValueError for what is none."""
+    if not (found := _OP.fullmatch(line)):
+        raise ValueError(line)
+    name, stream = found["name"], found["stream"] or COMPUTE_STREAM
+    writes, reads = (tuple((found[of] or "").split()) for of in ("writes", "reads"))
+    args, shape = ast.literal_eval(found["args"] or "{}"), (len(reads), len(writes), found["way"])
+    if found["do"]:
+        op = Op(name, reads, writes, tuple(args.items()), stream)
+        if op.is_kernel and not found["way"]:
+            return op
+    elif name in COLLECTIVES and shape == (1, 1, None):
+        return collective(name, reads[0], writes[0], stream=stream, **args)
+    elif (name, *shape) in (("send", 1, 0, "to"), ("recv", 0, 1, "from")):
+        axis = int(found["axis"] or 0)
+        return message(name, (*reads, *writes)[0], int(found["peer"]), stream, axis)
+    elif name == "stop" and reads[:2] == ("if", "not") and len(reads) == 3:
+        return Op(name, reads[2:], (), (), stream)
+    raise ValueError(line)

@@ -9,6 +9,7 @@ ops, or does not meet, is found on the way.
 """
 
 from collections.abc import Iterator
+from math import prod
 from typing import NamedTuple
 
 from tiledask.errors import ProgramError
@@ -110,7 +111,7 @@ class _Walk:
                 if key in self.sent:
                     raise _fault("a message goes twice; leave one out", self.sent[key], place)
                 self.sent[key] = place
-                self._there(key)
+                self.ready += [each.rank for each in self.lacking.pop(key, [])]
         self._check_end(rank)
 
     def _at_once(self, rank: int) -> Iterator[list[OpPlace]]:
@@ -137,10 +138,6 @@ class _Walk:
 
     # -- messages and collectives -----------------------------------------------------------------
 
-    def _there(self, key: _Message | _Call) -> None:
-        """Those who lacked this can go on."""
-        self.ready += [place.rank for place in self.lacking.pop(key, [])]
-
     def _message(self, place: OpPlace) -> _Message:
         """What an op sends or takes."""
         rank, op, program = place.rank, place.op, self.program
@@ -165,7 +162,8 @@ class _Walk:
     def _call(self, place: OpPlace, call: _Call) -> None:
         """A member has come to a collective; with the last of them it is done."""
         op, (members, _) = place.op, call
-        ranks = len(members) * self.program.stands_along(op["axes"])
+        stands_for, axes = self.program.stands_for, op["axes"]
+        ranks = len(members) * (prod(stands_for[axis] for axis in axes) if stands_for else 1)
         if place.rank not in members or ranks != op.size:
             raise _fault(f"{ranks} ranks {members} take part, and {op.size} have counts", place)
         places, role = self.called.setdefault(call, []), self.program.role(place.rank)
@@ -181,7 +179,7 @@ class _Walk:
         places.append(place)
         if len(places) == len(members):
             self.done.append(places)
-            self._there(call)
+            self.ready += [each.rank for each in self.lacking.pop(call, [])]
 
     def _stuck(self) -> None:
         """Raise for ranks that lack what never comes, or wait for each other."""
@@ -213,38 +211,36 @@ class _Walk:
     # -- buffers ----------------------------------------------------------------------------------
 
     def _read(self, place: OpPlace) -> None:
-        role = self.program.role(place.rank)
+        rank, role = place.rank, self.program.role(place.rank)
         for name in place.op.reads:
             buffer = name if name in role.sizes else buffer_of(name)
             key = buffer, place.microbatch
-            self.unread[place.rank].pop(key, None)
-            late = buffer in role.accumulators and buffer not in self.written[place.rank]
-            if late or (buffer not in role.state and key not in self.made[place.rank]):
+            self.unread[rank].pop(key, None)
+            late = buffer in role.accumulators and buffer not in self.written[rank]
+            if late or (buffer not in role.state and key not in self.made[rank]):
                 raise _fault(f"{name} is read and was not written before; first make it", place)
 
     def _write(self, place: OpPlace) -> None:
-        role, made = self.program.role(place.rank), self.made[place.rank]
+        rank, role, made = place.rank, self.program.role(place.rank), self.made[place.rank]
         for name in place.op.writes:
             buffer = name if name in role.sizes else buffer_of(name)
             key = buffer, place.microbatch
             if buffer in role.constants:
                 raise _fault(f"{name} is given, and no line changes it", place)
             if buffer in role.state:
-                self.written[place.rank].add(buffer)
+                self.written[rank].add(buffer)
                 continue
             role.size(buffer)
             if key in made:
                 raise _fault(f"{name} is written twice; leave one out", made[key], place)
-            made[key] = self.unread[place.rank][key] = place
-            self.written[place.rank].add(role.alias.get(buffer, ""))
+            made[key] = self.unread[rank][key] = place
+            self.written[rank].add(role.alias.get(buffer, ""))
 
     def _check_end(self, rank: int) -> None:
         role = self.program.role(rank)
         if idle := sorted(role.state.keys() - role.constants - self.written[rank]):
-            raise ProgramError(
-                f"{idle[0]} stays on rank {rank}, and nothing writes it: what no line changes is "
-                f"given"
-            )
+            rule = "and nothing writes it: what no line changes is given"
+            raise ProgramError(f"{idle[0]} stays on rank {rank}, {rule}")
         for (name, _), place in self.unread[rank].items():
             raise _fault(f"{name} is left over, nothing on rank {rank} reads it", place)
 

@@ -8,6 +8,7 @@
 An array is [images, channels, rows, columns]. What has no number is made of zeros, not computed.
 """
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -60,10 +61,7 @@ class ConvolutionLayers(TensorLayers):
         """The output channels of the rows of w that are here, of all of x; or, by a ``split``, the
         output rows of this rank's rows. ``summed``: whether dw and db then are, over the ranks.
         ``label`` comes before those of the halos."""
-        here, rows, read = window, None, x
-        if split:
-            here, rows = self._padded(window, split), split.out[self.rank]
-            read = self._read(x, split, label)
+        here, rows, read = self._windows(x, window, split, label)
         y = self._convolved(read, unit, here, rows)
 
         def rule(dy: Value) -> Gradients:
@@ -78,17 +76,16 @@ class ConvolutionLayers(TensorLayers):
     def conv_by_input(self, x: Value, unit: str, window: WindowTerms) -> Value:
         """All output channels, of the input channels that are here; b is added once."""
         tape, b = self.tape, self.weights.has(unit, "b")
-        y = made = self.reduce_output(self._convolved(x, unit, window, bias=False), "forward/y")
+        rows = window.out(0, x.shape[ROWS])
+        y = self.reduce_output(self._convolved(x, unit, window, rows, bias=False), "forward/y")
         if b:
-            y = tape.value("y", made.shape)
-            tape.do("add_channels", (made, self.weights.weight(unit, "b")), (y,))
+            y = tape.make("add_channels", (y, self.weights.weight(unit, "b")), "y", y.shape)
 
         def rule(dy: Value) -> Gradients:
             dx = self._dx_of(dy, x, unit, window)
             self._weights_of(dy, x, unit, window, bias=False)
             if b:
-                db = tape.value("db", dy.shape[1:2])
-                tape.do("channel_sums", (dy,), (db,))
+                db = tape.make("channel_sums", (dy,), "db", dy.shape[1:2])
                 self.weights.gradient(unit, "b", db)
             return [(x, dx)]
 
@@ -98,56 +95,53 @@ class ConvolutionLayers(TensorLayers):
         self, x: Value, window: WindowTerms, split: RowSplit | None = None, label: str = ""
     ) -> Value:
         """Means of windows: of all rows, or by a ``split`` the output rows of this rank's rows."""
-        here, rows, read = window, window.out(0, x.shape[ROWS]), x
-        if split:
-            here, rows = self._padded(window, split), split.out[self.rank]
-            read = self._read(x, split, label)
+        here, rows, read = self._windows(x, window, split, label)
         y = self.tape.value("y", (*read.shape[:ROWS], rows, window.out(1, x.shape[3])))
         args = here.args("size", "stride", "padding")
         self._computed(y, "avg_pool2d", (read,), y, **args)
 
         def rule(dy: Value) -> Gradients:
             dx = self.tape.value("dx", read.shape)
-            back = (dy, "avg_pool2d_grad", (dy,), dx)
-            self._computed(*back, **args, image=read.shape[ROWS:])
+            image = read.shape[ROWS:]
+            self._computed(dy, "avg_pool2d_grad", (dy,), dx, **args, image=image)
             return [(x, self._given_back(dx, x, split, label) if split else dx)]
 
         return self.tape.on_tape(y, rule)
 
     # -- rows and halos -------------------------------------------------------------------------
 
-    def _padded(self, window: WindowTerms, split: RowSplit) -> WindowTerms:
-        """Zeros above and below only where this rank's windows reach beyond the image."""
-        slab = split.slabs[self.rank]
-        return window._replace(padding=((slab.above, slab.below), window.padding[1]))
-
-    def _read(self, x: Value, split: RowSplit, label: str) -> Value:
-        """The rows that this rank's windows read."""
-        wider, at = x, split.local(self.rank)
+    def _windows(
+        self, x: Value, window: WindowTerms, split: RowSplit | None, label: str
+    ) -> tuple[WindowTerms, int, Value]:
+        """(this rank's windows, how many rows of them, the rows that they read): zeros above and
+        below only where they reach beyond the image."""
+        if not split:
+            return window, window.out(0, x.shape[ROWS]), x
+        slab, at, wider = split.slabs[self.rank], split.local(self.rank), x
         if split.strips:
-            held = sum(split.widths(self.rank)) + split.rows[self.rank]
-            wider = self._halo("halo_exchange", x, f"{label}forward/halo", split, held)
-        return self._part(wider, ROWS, (at.start, at.stop, wider.shape[ROWS]))
+            wider = self._halo("halo_exchange", x, f"{label}forward/halo", split, self._held(split))
+        read = self._part(wider, ROWS, (at.start, at.stop, wider.shape[ROWS]))
+        here = window._replace(padding=((slab.above, slab.below), window.padding[1]))
+        return here, split.out[self.rank], read
+
+    def _held(self, split: RowSplit) -> int:
+        """How many rows this rank has with their halos."""
+        return sum(split.widths(self.rank)) + split.rows[self.rank]
 
     def _given_back(self, d: Value, x: Value, split: RowSplit, label: str) -> Value:
         """dx of the own rows for that of the rows that were read."""
-        at, held = split.local(self.rank), sum(split.widths(self.rank)) + split.rows[self.rank]
-        dx = d
+        at, held, dx = split.local(self.rank), self._held(split), d
         if held != d.shape[ROWS]:  # zeros elsewhere
             dx = self.tape.value("dx", _resized(d, ROWS, held))
             self.tape.do("part_grad", (d,), (dx,), dim=ROWS, at=(at.start, at.stop, held))
         if split.strips:
-            own = x.shape[ROWS]
-            dx = self._halo("halo_reduce", dx, f"{label}backward/halo", split, own)
+            label = f"{label}backward/halo"
+            dx = self._halo("halo_reduce", dx, label, split, x.shape[ROWS])
         return dx
 
     def _halo(self, kind: str, x: Value, label: str, split: RowSplit, rows: int) -> Value:
-        row = prod(x.shape[:ROWS] + x.shape[ROWS + 1 :])
-        return self.tape.together(
-            kind, x, label, (self.axis,), _resized(x, ROWS, rows),
-            counts=tuple(row * n for n in split.rows), dim=ROWS, extents=split.rows,
-            before=split.before, after=split.after, stream="tp",
-        )  # fmt: skip
+        ends = {"before": split.before, "after": split.after, "extents": split.rows}
+        return self.along(kind, x, label, ROWS, split.rows, rows, **ends)
 
     # -- on one rank ----------------------------------------------------------------------------
 
@@ -177,33 +171,31 @@ class ConvolutionLayers(TensorLayers):
         return y
 
     def _computed(
-        self, part: Value, kernel: str, reads: tuple[Value, ...], y: Value, **args: Any
-    ) -> Value:
-        """``y`` by a kernel; of zeros where ``part``, of which it is made, has no number."""
+        self, part: Value, kernel: str, reads: Sequence[Value], *made: Value, like: int = 0,
+        **args: Any,
+    ) -> None:  # fmt: skip
+        """What a kernel makes; zeros where ``part``, of which it is made, has no number."""
         if part.size:
-            self.tape.do(kernel, reads, (y,), **args)
-        else:
-            self.tape.do("zeros", reads[:1], (y,), shape=y.shape)
-        return y
+            self.tape.do(kernel, reads, made, **args)
+            return
+        for y in made:
+            self.tape.do("zeros", (reads[like],), (y,), shape=y.shape)
 
     def _convolved(
-        self, x: Value, unit: str, window: WindowTerms, rows: int | None = None, bias: bool = True
+        self, x: Value, unit: str, window: WindowTerms, rows: int, bias: bool = True
     ) -> Value:
-        """w over the windows of x, + b; ``rows``: of the output, where the ranks' split says so."""
+        """w over the windows of x, + b; ``rows``: of the output."""
         w, b = self.weights.weight(unit, "w"), bias and self.weights.has(unit, "b")
-        rows = window.out(0, x.shape[ROWS]) if rows is None else rows
         y = self.tape.value("y", (x.shape[0], w.shape[0], rows, window.out(1, x.shape[3])))
         reads = (x, w, self.weights.weight(unit, "b")) if b else (x, w)
         args = window.args("stride", "padding", "dilation") | {"product": _product(y, w)}
-        return self._computed(y, "conv2d", reads, y, **args)
+        self._computed(y, "conv2d", reads, y, **args)
+        return y
 
     def _dx_of(self, dy: Value, x: Value, unit: str, window: WindowTerms) -> Value:
         dx, w = self.tape.value("dx", x.shape), self.weights.weight(unit, "w")
-        if not dy.size:
-            self.tape.do("zeros", (x,), (dx,), shape=dx.shape)
-            return dx
         args = window.args("stride", "padding", "dilation") | {"product": _product(dy, w)}
-        self.tape.do("conv2d_grad_input", (dy, x, w), (dx,), **args)
+        self._computed(dy, "conv2d_grad_input", (dy, x, w), dx, like=1, **args)
         return dx
 
     def _weights_of(
@@ -219,13 +211,9 @@ class ConvolutionLayers(TensorLayers):
         tape, names = self.tape, ["w", *(["b"] if bias and self.weights.has(unit, "b") else [])]
         weights = [self.weights.weight(unit, name) for name in names]
         found = {n: tape.value(f"d{n}", w.shape) for n, w in zip(names, weights, strict=True)}
-        if dy.size:
-            args = window.args("size", "stride", "padding", "dilation")
-            args["product"] = _product(dy, weights[0])
-            tape.do("conv2d_grad_weight", (dy, x), list(found.values()), **args)
-        else:
-            for g in found.values():
-                tape.do("zeros", (dy,), (g,), shape=g.shape)
+        args = window.args("size", "stride", "padding", "dilation")
+        args["product"] = _product(dy, weights[0])
+        self._computed(dy, "conv2d_grad_weight", (dy, x), *found.values(), **args)
         if summed and self.ranks > 1:
             found = self.summed_small(found, "backward/dw db")
         self._bring(unit, found)

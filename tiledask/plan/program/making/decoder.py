@@ -75,10 +75,14 @@ class DecoderShapes(ABC):
     def inner(self) -> int:
         """Columns between the two matrices of the feed-forward."""
 
+    learned: int | None = None
+    """Rows of the table of positions, 0 for none; None: a row per token, or none if ``gated``."""
+
     @property
     def positions(self) -> int:
         """Rows of the table of positions; 0: there is none."""
-        return 0 if self.gated else self.sequence
+        usual = 0 if self.gated else self.sequence
+        return usual if self.learned is None else self.learned
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -101,8 +105,8 @@ class DecoderShapes(ABC):
             )
         ends = ends_of(cut)
         blocks = tuple(f"layer {n}" for n in range(ends[stage], ends[stage + 1]))
-        before = [u for u in self.units if u in ("embedding", "positions")] if not stage else []
         last = stage == len(cut) - 1
+        before = [u for u in self.units if u in ("embedding", "positions")] if not stage else []
         if last and stage and self.tied:  # first, so that ZeRO shards it as on the first stage
             before = ["embedding"]
         return (*before, *blocks, *(["head"] if last else []))
@@ -157,12 +161,6 @@ class Decoder(DecoderShapes):
     tied: bool = False
     eps: float | None = None
     learned: int | None = None
-    """Rows of the table of positions, 0 for none; None: a row per token, or none if ``gated``."""
-
-    @property
-    def positions(self) -> int:
-        """Rows of the table of positions; 0: there is none."""
-        return super().positions if self.learned is None else self.learned
 
     @property
     def head_counts(self) -> HeadCounts:

@@ -174,34 +174,30 @@ def layer_calls(
     if layer not in LAYERS:
         raise ConfigError(f"layers are {', '.join(LAYERS)}, got {layer!r}")
     counts, inner = HeadCounts(*heads), inner or 4 * width
-    shapes, layout = (
-        block_shapes(width, counts, inner, gated, fused),
-        block_layout(counts, inner, ranks),
-    )
+    layout = block_layout(counts, inner, ranks)
     inside = {"self_attention": "attention.", "mlp": "mlp."}.get(layer, "")
     options: dict[str, Any] = {"unit": ""}
     options |= {"kernel": "swiglu" if gated else "gelu"} if layer == "mlp" else {"angles": None}
     options |= {"gated": gated} if layer == "decoder_block" else {}
     x = Tiling((batch, tokens, width), (ranks,), (Shard(1) if sequence else Replicate(),))
-    program = layer_program(
-        LayerTerms(
-            layer=LAYERS[layer],
-            mesh=(ranks,),
-            given=(LayerOperand("x", x, itemsize),),
-            weights=tuple(
-                LayerOperand(name, Tiling(shape, (ranks,), (layout[name],)), itemsize)
-                for name, shape in shapes.items()
-                if name.startswith(inside)
-            ),
-            options=tuple(options.items()),
-            itemsize=itemsize,
-            tokens=(1, even(tokens, ranks)) if sequence else None,
-            heads=heads,
-        )
+    weights = {
+        name: Tiling(shape, (ranks,), (layout[name],))
+        for name, shape in block_shapes(width, counts, inner, gated, fused).items()
+        if name.startswith(inside)
+    }
+    terms = LayerTerms(
+        layer=LAYERS[layer],
+        mesh=(ranks,),
+        given=(LayerOperand("x", x, itemsize),),
+        weights=tuple(LayerOperand(*each, itemsize) for each in weights.items()),
+        options=tuple(options.items()),
+        itemsize=itemsize,
+        tokens=(1, even(tokens, ranks)) if sequence else None,
+        heads=heads,
     )
     found: dict[str, tuple[str, list[int]]] = {}
     for rank in range(ranks):
-        for call in calls(program, rank):
+        for call in calls(layer_program(terms), rank):
             label = call.label.partition("/")[2]
             found.setdefault(label, (call.kind, [0] * ranks))[1][rank] += call.sent
     return [LayerCall(label, kind, tuple(sent)) for label, (kind, sent) in found.items()]

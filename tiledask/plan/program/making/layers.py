@@ -75,11 +75,7 @@ class TensorLayers:
         if self.tokens is None or self.ranks == 1:
             return x
         dim, extents = self.tokens
-        shape = (*x.shape[:dim], sum(extents), *x.shape[dim + 1 :])
-        return self.tape.together(
-            "all_gather", x, label, (self.axis,), shape,
-            counts=self._counts(shape), dim=dim, stream="tp",
-        )  # fmt: skip
+        return self.along("all_gather", x, label, dim, extents, sum(extents))
 
     def reduce_output(self, y: Value, label: str) -> Value:
         """The sum over the ranks of ``y``, or this rank's tokens of it."""
@@ -87,17 +83,20 @@ class TensorLayers:
             return y
         if self.tokens is None:
             return self.summed(y, label)
-        dim, extents = self.tokens
-        shape = (*y.shape[:dim], extents[self.rank], *y.shape[dim + 1 :])
-        return self.tape.together(
-            "reduce_scatter", y, label, (self.axis,), shape,
-            counts=self._counts(y.shape), dim=dim, extents=extents, stream="tp",
-        )  # fmt: skip
+        dim, parts = self.tokens
+        return self.along("reduce_scatter", y, label, dim, parts, parts[self.rank], extents=parts)
 
-    def _counts(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        assert self.tokens is not None
-        dim, extents = self.tokens
-        return tuple(prod(shape[:dim] + shape[dim + 1 :]) * n for n in extents)
+    def along(
+        self, kind: str, x: Value, label: str, dim: int, parts: Sequence[int], extent: int,
+        **more: Any,
+    ) -> Value:  # fmt: skip
+        """What a collective gives that joins or cuts ``x`` along ``dim``, where ranks have such
+        ``parts``: an array of ``extent`` there."""
+        row = prod(x.shape[:dim] + x.shape[dim + 1 :])
+        counts = tuple(row * n for n in parts)
+        shape = (*x.shape[:dim], extent, *x.shape[dim + 1 :])
+        more |= {"counts": counts, "dim": dim, "stream": "tp"}
+        return self.tape.together(kind, x, label, (self.axis,), shape, **more)
 
     # -- linear layers --------------------------------------------------------------------------
 
@@ -258,7 +257,12 @@ class TensorLayers:
             looks = tuple(i // (query // kv) - first for i in range(start, stop))
         args: dict[str, Any] = {"heads": (n, m, width)}
         if angles:
-            qkv = self._rotated(qkv, angles, args)
+            x, of_heads = qkv, dict(args)
+            qkv = tape.make("rotate", (x, angles), "qkv", x.shape, **of_heads)
+            tape.on_tape(
+                qkv,
+                lambda d: [(x, tape.make("rotate_grad", (d, angles), "dx", x.shape, **of_heads))],
+            )
         args = args | {"kv_of": looks, "causal": None if causal else False, "scale": scale}
         rows, tokens, _ = qkv.shape
         c = tape.value("y", (rows, tokens, n * width))
@@ -277,14 +281,6 @@ class TensorLayers:
             return [(qkv, d)]
 
         return tape.on_tape(c, rule)
-
-    def _rotated(self, qkv: Value, angles: Value, args: Mapping[str, Any]) -> Value:
-        turned = self.tape.make("rotate", (qkv, angles), "qkv", qkv.shape, **args)
-
-        def rule(dy: Value) -> Gradients:
-            return [(qkv, self.tape.make("rotate_grad", (dy, angles), "dx", qkv.shape, **args))]
-
-        return self.tape.on_tape(turned, rule)
 
     def _shared(self, found: dict[str, Value], unit: str) -> dict[str, Value]:
         """``found`` of q | k | v, or of each apart: of kv heads on several ranks, the sum."""

@@ -12,7 +12,7 @@ A loss is over the number of images of the whole batch: however many of them a r
 are added up as they are.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -97,20 +97,12 @@ class _Step:
     def role(self) -> ProgramRole:
         """All of a step, in one block."""
         tape, states, total = self.tape, self.states, Value("loss", (), 8)
+        first, last = self.layers[0], self.layers[-1]
         states.begin()
         tape.do("clear", (), (total,))
-        self._forward_and_backward(total)
-        states.update({})
-        state, ops = states.state | {"loss": 8, "updates": 8}, tape.take()
-        needed([ops], state)
-        accumulators = frozenset(states.accumulators | {"loss"})
-        return tape.role([Block(STEP, -1, tuple(ops))], state, accumulators=accumulators)
-
-    def _forward_and_backward(self, total: Value) -> None:
-        tape, first, last = self.tape, self.layers[0], self.layers[-1]
         x = begun = self._images() if first == 0 else self._comes(first - 1, "forward/y")
         for i in self.layers:
-            with self.states.scope(NAMES[i]):
+            with states.scope(NAMES[i]):
                 x = self._layer(i, x)
         if last == LAST:
             loss = self._loss(x)
@@ -123,6 +115,11 @@ class _Step:
         found = tape.backward(tape.take_rules(), seeds)
         if first:
             self._goes(found[begun], first - 1, "backward/dy", self.stage - 1)
+        states.update({})
+        state, ops = states.state | {"loss": 8, "updates": 8}, tape.take()
+        needed([ops], state)
+        accumulators = frozenset(states.accumulators | {"loss"})
+        return tape.role([Block(STEP, -1, tuple(ops))], state, accumulators=accumulators)
 
     # -- layers ---------------------------------------------------------------------------------
 
@@ -167,20 +164,19 @@ class _Step:
         """All units of what a layer makes: of its gradient, a sum, each needs its own units."""
         if self.split.parts == 1:
             return x
-        name, tape = NAMES[boundary], self.tape
+        name = NAMES[boundary]
         units = even(UNITS[name], self.split.parts)
-        each = prod(x.shape[2:]) * x.shape[0]
-        args: dict[str, Any] = {"counts": tuple(each * n for n in units), "dim": 1, "stream": "tp"}
-        shape = x.shape[0], UNITS[name], *x.shape[2:]
-        whole = tape.together("all_gather", x, f"{name}/forward/y", (PARTS,), shape, **args)
+        label = f"{name}/forward/y"
+        whole = self.all.along("all_gather", x, label, 1, units, UNITS[name])
 
         def rule(dy: Value) -> Gradients:
             if boundary == LAST:  # every part had all of the loss
                 return [(x, self.all.own(dy, 1, units))]
-            label, own = f"{name}/backward/dy", args | {"extents": units}
-            return [(x, tape.together("reduce_scatter", dy, label, (PARTS,), x.shape, **own))]
+            label, mine = f"{name}/backward/dy", units[self.part]
+            dx = self.all.along("reduce_scatter", dy, label, 1, units, mine, extents=units)
+            return [(x, dx)]
 
-        return tape.on_tape(whole, rule)
+        return self.tape.on_tape(whole, rule)
 
     def _to_images(self, x: Value) -> Value:
         """All rows of this part's images, for its rows of all images."""
@@ -188,23 +184,22 @@ class _Step:
         if parts == 1:
             return x
         rows, share = rows_of(parts)[f"{name}/pool"].out, even(self.images, parts)
-        each = x.shape[1] * x.shape[3]
-        out = tuple(each * r * n for r in rows for n in share)
-        back = tuple(each * r * n for n in share for r in rows)
-        shape = share[self.part], x.shape[1], sum(rows), x.shape[3]
-        y = self.tape.together(
-            "all_to_all", x, f"{name}/forward/y", (PARTS,), shape,
-            counts=out, extents=share, split_dim=0, dim=2, stream="tp",
-        )  # fmt: skip
 
-        def rule(dy: Value) -> Gradients:
-            dx = self.tape.together(
-                "all_to_all", dy, f"{name}/backward/dy", (PARTS,), x.shape,
-                counts=back, extents=rows, split_dim=2, dim=0, stream="tp",
+        def swapped(x: Value, way: str, dims: tuple[int, int], *parts: Sequence[int]) -> Value:
+            """All of ``dims[1]``, of this part of ``dims[0]``; of both each has such ``parts``."""
+            (cut, joined), (out, came), shape = dims, parts, list(x.shape)
+            shape[cut], shape[joined] = out[self.part], sum(came)
+            each = x.shape[1] * x.shape[3]
+            counts = tuple(each * mine * n for mine in came for n in out)
+            return self.tape.together(
+                "all_to_all", x, f"{name}/{way}", (PARTS,), shape,
+                counts=counts, extents=out, split_dim=cut, dim=joined, stream="tp",
             )  # fmt: skip
-            return [(x, dx)]
 
-        return self.tape.on_tape(y, rule)
+        y = swapped(x, "forward/y", (0, 2), share, rows)
+        return self.tape.on_tape(
+            y, lambda dy: [(x, swapped(dy, "backward/dy", (2, 0), rows, share))]
+        )
 
     # -- between stages -------------------------------------------------------------------------
 

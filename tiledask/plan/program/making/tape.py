@@ -72,6 +72,7 @@ class Tape:
 
     def take(self) -> list[Op]:
         """The ops of the block that ends here; another begins."""
+        self._catch_up()
         ops, self.ops, self.of_weights = self.ops, [], []
         return ops
 
@@ -221,7 +222,6 @@ class Tape:
                 self._catch_up()
                 for x, dx in rule(found.pop(y)):
                     found[x] = self.add(found[x], dx) if x in found else dx
-        self._catch_up()
         return found
 
     def add(self, x: Value, y: Value) -> Value:

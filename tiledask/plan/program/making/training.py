@@ -12,8 +12,10 @@ Ranks whose blocks have equal shapes share a role: made once, whatever the mesh.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from math import prod
 from typing import Any, TypeVar
 
@@ -36,8 +38,6 @@ from tiledask.plan.program.program import Program
 __all__ = ["TrainingTerms", "end_program", "step_program"]
 
 _T = TypeVar("_T")
-_Sends = Callable[[dict[Value, Value]], None] | None
-"""What sends the gradient of what came, where the backward has it."""
 LOSS, SCALE, UPDATES = (Value(name, (), 8) for name in ("loss", "scale", "updates"))
 """Numbers that stay."""
 
@@ -165,12 +165,16 @@ def _by_role(
     """
     dp, tp, pp = mesh
     blocks = [_blocks(terms, tp, t) for t in range(tp)]
-    extents = {(t, p): _extents(terms, dp, tp, t, p) for t in range(tp) for p in range(pp)}
+    extents = dict[tuple[int, int], Sequence[tuple[int, ...]]]()
+    """By unit of a device, how much of it each copy keeps by ZeRO."""
+    for t, p in product(range(tp), range(pp)) if terms.zero else ():
+        shapes = (terms.model.shapes(unit, tp, t).values() for unit in terms.units(p))
+        extents[t, p] = shards([sum(map(prod, of)) for of in shapes], dp)
     roles: dict[Any, int] = {}
     found: list[_T] = []
     role_of = []
     for d, t, p in np.ndindex(mesh):
-        kept = tuple(each[d] for each in extents[t, p])
+        kept = tuple(each[d] for each in extents.get((t, p), ()))
         key = of_copy[d] if of_copy else (), blocks[t], p, kept
         if key not in roles:
             roles[key] = len(roles)
@@ -194,16 +198,6 @@ def _blocks(terms: TrainingTerms, ranks: int, rank: int) -> Any:
     return tuple(found), tokens, looks
 
 
-def _extents(
-    terms: TrainingTerms, copies: int, ranks: int, rank: int, device: int
-) -> Sequence[tuple[int, ...]]:
-    """By unit of a device, how much of it each copy keeps by ZeRO."""
-    if not terms.zero:
-        return ()
-    shapes = [terms.model.shapes(unit, ranks, rank).values() for unit in terms.units(device)]
-    return shards([sum(map(prod, of)) for of in shapes], copies)
-
-
 # -- one role --------------------------------------------------------------------------------------
 
 
@@ -225,6 +219,13 @@ class _Stages:
         split = any("I" in kinds for kinds in self.kinds.values())
         self.tape, self.states = _states(terms, mesh, at, split)
         self.blocks: dict[str, Block] = {}
+        self.came: set[Value] = set()
+        """What the stage under way has not made in its layers."""
+        width = self.model.head_counts.width
+        angles = self.model.sequence * width * self.tape.accum_itemsize if self.model.gated else 0
+        numbers = {"loss": 8, "updates": 8, "scale": 8 * bool(terms.guarded), "angles": angles}
+        self.numbers = {name: size for name, size in numbers.items() if size}
+        """What else stays: the losses' sum, the number of updates, the scale, the angles."""
 
     def made(self, rows: tuple[int, ...]) -> tuple[ProgramRole, Order]:
         """The role, and the order of its ranks, of whose micro-batches these are the rows."""
@@ -233,26 +234,23 @@ class _Stages:
         self.states.begin()
         self.tape.do("clear", (), (LOSS,))
         steps = [Step(self._block_of("begin", -1, self.tape.take()), 0)]
-        for stage in self.kinds:
-            here = [n for n, place in enumerate(places) if place[stage] == self.device]
-            for n in variants:
-                named = n if len(variants) > 1 else None
-                for kind, ops in self._stage(stage, n, named is not None):
-                    for pipeline in here:
-                        sent = self._to_ranks(ops, places[pipeline])
-                        names[kind, stage, n, pipeline] = self._block_of(kind, stage, sent, named)
+        for stage, n in product(self.kinds, variants):
+            named = n if len(variants) > 1 else None
+            here = [i for i, place in enumerate(places) if place[stage] == self.device]
+            for (kind, ops), i in product(self._stage(stage, n, named is not None), here):
+                sent = self._to_ranks(ops, places[i])
+                names[kind, stage, n, i] = self._block_of(kind, stage, sent, named)
         pairs = pairs_of(self.schedule, self.device)
         for (k, s, i), paired in zip(self.schedule.orders[self.device], pairs, strict=True):
             steps.append(Step(names[k, s, rows[i], i % len(places)], i, paired))
         self._update()
         steps.append(Step(self._block_of("update", -1, self.tape.take()), 0))
-        state = self.states.state | self._numbers()
-        constants = frozenset(self.states.constants | ({"angles"} & state.keys()))
+        state = self.states.state | self.numbers
         role = self.tape.role(
             list(self.blocks.values()),
             state,
             accumulators=frozenset(self.states.accumulators | {"loss"}),
-            constants=constants,
+            constants=frozenset(self.states.constants | ({"angles"} & state.keys())),
         )
         return role, tuple(steps)
 
@@ -263,14 +261,6 @@ class _Stages:
             block = replace(block, replica=block.replica + 1)
         return block.name
 
-    def _numbers(self) -> dict[str, int]:
-        """What else stays: the losses' sum, the number of updates, the scale, the angles."""
-        width = self.model.head_counts.width
-        angles = self.model.sequence * width * self.tape.accum_itemsize if self.model.gated else 0
-        found = {"loss": 8, "updates": 8}
-        found |= {"scale": 8} if self.terms.guarded else {}
-        return found | ({"angles": angles} if angles else {})
-
     def _update(self) -> None:
         terms, among = self.terms, dict[str, tuple[str, tuple[int, ...]]]()
         for unit in self.states.shapes:
@@ -280,89 +270,75 @@ class _Stages:
         norm, axes = None, terms.guarded
         if axes:
             here = [u for u in self.states.shapes if self.device == terms.holders(u)[0]]
-            norm = {unit: self._counts_elsewhere(unit) for unit in here}
+            ranks = self.mesh[TENSOR]
+            tilings = {unit: self.model.tilings(unit, ranks).values() for unit in here}
+            # some numbers of a unit may be held by several tensor ranks, and count on one
+            norm = {
+                unit: any(any(held.shared()) if (held := t.shards()) else ranks > 1 for t in of)
+                for unit, of in tilings.items()
+            }
         self.states.update(among, norm, axes, prod(self.mesh[axis] for axis in axes))
-
-    def _counts_elsewhere(self, unit: str) -> bool:
-        """Whether some numbers of a unit are held by several tensor ranks, and count on one."""
-        ranks = self.mesh[TENSOR]
-        held = [tiling.shards() for tiling in self.model.tilings(unit, ranks).values()]
-        return any(ranks > 1 if shards is None else any(shards.shared()) for shards in held)
 
     # -- a stage ----------------------------------------------------------------------------------
 
     def _stage(self, s: int, rows: int, named: bool) -> list[tuple[str, list[Op]]]:
         """(kind, ops) of its blocks, for micro-batches of so many rows."""
         tape, model, terms = self.tape, self.model, self.terms
-        ranks = self.mesh[TENSOR]
+        ranks, suffix = self.mesh[TENSOR], f":{rows}" if named else ""
         tokens = (1, even(model.sequence, ranks)) if terms.sequence_parallel else None
-        heads = model.head_counts
+        heads, selective = model.head_counts, terms.selective
         layers = TensorLayers(
-            tape, self.states, ranks, self.rank, tokens, heads, selective=terms.selective
+            tape, self.states, ranks, self.rank, tokens, heads, selective=selective
         )
         shape = rows, tokens[1][self.rank] if tokens else model.sequence, model.hidden
-        suffix = f":{rows}" if named else ""
-        units = model.stage_units(s, terms.cut)
-        ids, targets = self._tokens(s, rows)
-        x = self._embedded(layers, ids) if s == 0 else self._comes(f"x{s}{suffix}", s - 1, shape)
-        first = x
-        blocks = [unit for unit in units if unit.startswith("layer")]
-
-        def sends(found: dict[Value, Value]) -> None:
-            self._goes(found[first], None, f"dx{s}{suffix}", s - 1)
-
-        for unit in blocks:  # the next rank's gradient goes before what the first block's are for
-            x = self._block(layers, x, unit, sends if s and unit == blocks[0] else None)
-        seeds: dict[Value, Value] = {}
-        if s == self.last:
-            loss = self._loss(layers, x, targets, sends if s and not blocks else None)
-            seeds[loss] = SCALE if terms.scaled else loss
+        ids = self._rows_of("ids", rows) if s == 0 else None
+        targets = self._rows_of("targets", rows) if s == self.last else None
+        if ids:
+            with self.states.scope("embedding", again=False):
+                x = layers.embedding(ids, even(model.vocabulary, ranks))
+            if model.positions:
+                with self.states.scope("positions", again=False):
+                    x = layers.positions(x)
         else:
-            out = self._goes(x, first, f"x{s + 1}{suffix}", s + 1)
-            x = out if out is x else tape.on_tape(out, lambda d: [(first, d)])
+            x = self._comes(f"x{s}{suffix}", s - 1, shape)
+        first, self.came = x, {x}
+        units = [u for u in model.stage_units(s, terms.cut) if u not in ("embedding", "positions")]
+
+        def send(found: dict[Value, Value]) -> None:
+            self._goes(found[first], f"dx{s}{suffix}", s - 1)
+
+        self.states.at_end = dict.fromkeys(units[:1], send) if s else {}
+        if s and not units:
+            tape.at_backward(send)
+        for unit in units:
+            x = self._block(layers, x, unit) if unit != "head" else x
+        if targets:
+            y = self._loss(layers, x, targets)
+            dy = SCALE if terms.scaled else y
+        else:
+            y = self._goes(x, f"x{s + 1}{suffix}", s + 1)
+            if y is not x:
+                tape.on_tape(y, lambda d: [(first, d)])
         forward, rules = tape.take(), tape.take_rules()
-        if s < self.last:
-            seeds[x] = self._comes(f"dx{s + 1}{suffix}", s + 1, shape)
-        found = tape.backward(rules, seeds)
-        if s and not blocks and s < self.last:
-            self._goes(found[first], seeds[x], f"dx{s}{suffix}", s - 1)
+        if not targets:
+            dy = self._comes(f"dx{s + 1}{suffix}", s + 1, shape)
+        tape.backward(rules, {y: dy})
         of_weights, backward = tape.of_weights, tape.take()
         sent = {f"x{s + 1}{suffix}": 0, f"dx{s}{suffix}": 0}  # whoever takes them reads them
-        lasting = self.states.state | self._numbers() | sent
-        needed([forward, backward, of_weights], lasting)
+        needed([forward, backward, of_weights], self.states.state | self.numbers | sent)
         made = {"F": forward, "B": [*backward, *of_weights], "I": backward, "W": of_weights}
         return [(kind, made[kind]) for kind in self.kinds[s]]
 
-    def _tokens(self, s: int, rows: int) -> tuple[Value, Value]:
-        """(ids, targets), as far as the stage needs them."""
-        ids = targets = _NOTHING
-        shape = rows, self.model.sequence
-        if s == 0:
-            ids = self.tape.make("ids", (), "ids", shape, 8, rows=rows)
-        if s == self.last:
-            targets = self.tape.make("targets", (), "targets", shape, 8, rows=rows)
-        return ids, targets
+    def _rows_of(self, name: str, rows: int) -> Value:
+        """ids or targets."""
+        return self.tape.make(name, (), name, (rows, self.model.sequence), 8, rows=rows)
 
-    def _embedded(self, layers: TensorLayers, ids: Value) -> Value:
-        with self.states.scope("embedding", again=False):
-            x = layers.embedding(ids, even(self.model.vocabulary, layers.ranks))
-        if self.model.positions:
-            with self.states.scope("positions", again=False):
-                x = layers.positions(x)
-        return x
-
-    def _block(self, layers: TensorLayers, x: Value, unit: str, sends: _Sends) -> Value:
-        tape = self.tape
-
-        def made() -> Value:
-            if sends:
-                tape.at_backward(sends)
-            angles = Value("angles", (), 0) if self.model.gated else None
-            return layers.block(x, angles, unit, self.model.gated, eps=self.model.eps)
-
+    def _block(self, layers: TensorLayers, x: Value, unit: str) -> Value:
+        tape, gated, eps = self.tape, self.model.gated, self.model.eps
+        angles = Value("angles", (), 0) if gated else None
         before = len(tape)
         with self.states.scope(unit):
-            y = made()
+            y = layers.block(x, angles, unit, gated, eps=eps)
         if not self.terms.recompute:
             return y
         tape.take_rules(before)
@@ -370,28 +346,21 @@ class _Stages:
         def rule(dy: Value) -> list[tuple[Value, Value]]:
             before = len(tape)
             with self.states.scope(unit, "backward", again=False):
-                again = made()
-            found = tape.backward(tape.take_rules(before), {again: dy})
-            return [(x, found[x])]
+                again = layers.block(x, angles, unit, gated, eps=eps)
+            return [(x, tape.backward(tape.take_rules(before), {again: dy})[x])]
 
         return tape.on_tape(y, rule)
 
-    def _loss(self, layers: TensorLayers, x: Value, targets: Value, sends: _Sends) -> Value:
-        model, states, tape = self.model, self.states, self.tape
+    def _loss(self, layers: TensorLayers, x: Value, targets: Value) -> Value:
+        model, states = self.model, self.states
         count = self.terms.batch * model.sequence
+        unit, name = ("embedding", "table") if model.tied else ("head", "w_head")
         with states.scope("head"):
-            if sends:
-                tape.at_backward(sends)
             x = layers.norm(x, "head", "norm", "norm", model.gated, model.eps)
-            if model.tied:
-                with states.scope("embedding"):
-                    logits = layers.column_linear(
-                        x, "embedding", ["table"], ["w_head"], turned=True
-                    )
-            else:
-                logits = layers.column_linear(x, "head", ["w_head"], ["w_head"])
+            with states.scope(unit) if model.tied else nullcontext():
+                logits = layers.column_linear(x, unit, [name], ["w_head"], turned=model.tied)
             loss = layers.loss(logits, targets, even(model.vocabulary, layers.ranks), count)
-        tape.do("add_loss", (LOSS, loss), (LOSS,))
+        self.tape.do("add_loss", (LOSS, loss), (LOSS,))
         return loss
 
     # -- between stages ---------------------------------------------------------------------------
@@ -399,11 +368,13 @@ class _Stages:
     def _comes(self, name: str, other: int, shape: tuple[int, ...]) -> Value:
         """What another stage makes."""
         self.tape.ops.append(message("recv", name, other))
-        return self.tape.named(Value(name, shape, self.tape.itemsize))
+        x = self.tape.named(Value(name, shape, self.tape.itemsize))
+        self.came.add(x)
+        return x
 
-    def _goes(self, x: Value, came: Value | None, name: str, other: int) -> Value:
-        """``x`` under its name on the way; a stage without layers hands on what ``came``."""
-        if x is came:
+    def _goes(self, x: Value, name: str, other: int) -> Value:
+        """``x`` under its name on the way; a stage without layers hands on what came."""
+        if x in self.came:
             handed = self.tape.named(Value(name, x.shape, x.itemsize))
             self.tape.do("hand_on", (x,), (handed,))
             x = handed
@@ -420,6 +391,3 @@ class _Stages:
             elif (rank := place[op["peer"]]) != self.device:
                 way = "to" if op.name == "send" else "from"
                 yield message(op.name, op.buffer, rank, f"{way}_{rank}", PIPELINE)
-
-
-_NOTHING = Value("", (), 0)

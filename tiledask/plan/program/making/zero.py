@@ -12,7 +12,7 @@ Each unit's numbers are one flat buffer per tensor class, of which a rank keeps 
 Rajbhandari et al. 2020, arXiv:1910.02054.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from typing import Any
@@ -21,7 +21,7 @@ from tiledask.plan.collectives.shards import shards
 from tiledask.plan.intervals import ends_of
 from tiledask.plan.program.making.layers import LayerWeights
 from tiledask.plan.program.making.tape import Tape, Value
-from tiledask.plan.program.ops import Items, Op
+from tiledask.plan.program.ops import Op
 
 __all__ = ["DATA", "PIPELINE", "UnitStates", "flat_name", "sharded_parts"]
 
@@ -66,32 +66,27 @@ class UnitStates(LayerWeights):
         self.tape, self.shapes, self.recipe = tape, shapes, recipe
         self.together = together
         self.copies, self.zero, self.copy = copies, zero if copies > 1 else 0, copy
-        sizes = [sum(map(prod, of.values())) for of in shapes.values()]
-        self.sizes = dict(zip(shapes, sizes, strict=True))
-        self.extents = dict(zip(shapes, shards(sizes, copies), strict=True))
+        self.sizes = {unit: sum(map(prod, of.values())) for unit, of in shapes.items()}
+        self.extents = dict(zip(shapes, shards([*self.sizes.values()], copies), strict=True))
         self.sharded = {s.tensor: s.sharded(self.zero) for s in recipe.states}
+        self.bytes = {s.tensor: s.bytes for s in recipe.states}
         self._flat: dict[str, Value] = {}
         self._pile: dict[str, dict[str, Value]] = {}
         self.state: dict[str, int] = {}
         self.accumulators = {flat_name("gradients", unit) for unit in shapes}
         self.constants = set[str]()
+        self.at_end: dict[str, Callable[[dict[Value, Value]], None]] = {}
+        """By unit, what is done where its backward ends, before its gradients are summed up."""
         for state in recipe.states:
             for unit in shapes:
                 kept = self._kept(state.tensor, unit)
                 self.state[kept.name] = kept.size * kept.itemsize
                 if not self.sharded[state.tensor]:
-                    tape.items[kept.name] = self._items(unit)
-
-    def _items(self, unit: str) -> Items:
-        return tuple(self.shapes[unit].items())
-
-    def _bytes(self, tensor: str) -> int:
-        found: int = next(s.bytes for s in self.recipe.states if s.tensor == tensor)
-        return found
+                    tape.items[kept.name] = tuple(self.shapes[unit].items())
 
     def _kept(self, tensor: str, unit: str) -> Value:
         size = self.extents[unit][self.copy] if self.sharded[tensor] else self.sizes[unit]
-        return Value(flat_name(tensor, unit), (size,), self._bytes(tensor))
+        return Value(flat_name(tensor, unit), (size,), self.bytes[tensor])
 
     # -- weights of layers ----------------------------------------------------------------------
 
@@ -100,6 +95,8 @@ class UnitStates(LayerWeights):
         """The block is a unit's forward; ``again``: whether its backward needs weights."""
         self._open(unit, when)
         self.tape.at_backward(lambda _: self._finish(unit))
+        if unit in self.at_end:
+            self.tape.at_backward(self.at_end[unit])
         yield
         if again and self.sharded["weights"]:
             self.tape.at_backward(lambda _: self._open(unit, "backward"))
@@ -118,7 +115,7 @@ class UnitStates(LayerWeights):
         mine = mine or self._kept(tensor, unit)
         if not self.sharded[tensor]:
             return mine
-        shape, items = (self.sizes[unit],), self._items(unit)
+        shape, items = (self.sizes[unit],), tuple(self.shapes[unit].items())
         return self._among("all_gather", unit, mine, f"{tensor}{when}", shape=shape, items=items)
 
     def _among(self, kind: str, unit: str, x: Value, label: str, **args: Any) -> Value:
@@ -140,7 +137,7 @@ class UnitStates(LayerWeights):
         if self.sharded["gradients"]:
             self._pile.setdefault(unit, {})[name] = g
             return
-        kept = Value(f"{flat_name('gradients', unit)}[{name}]", g.shape, self._bytes("gradients"))
+        kept = Value(f"{flat_name('gradients', unit)}[{name}]", g.shape, self.bytes["gradients"])
         self.tape.do("accumulate", (kept, g), (kept,))
 
     def _finish(self, unit: str) -> None:
@@ -161,8 +158,7 @@ class UnitStates(LayerWeights):
     def begin(self) -> None:
         """Nothing is summed up yet."""
         for unit in self.shapes:
-            kept = self._kept("gradients", unit)
-            self.tape.do("clear", (), (kept,))
+            self.tape.do("clear", (), (self._kept("gradients", unit),))
 
     def update(
         self,
@@ -183,8 +179,11 @@ class UnitStates(LayerWeights):
             g = mine[unit]
             total = tape.all_reduce(g, label, (PIPELINE,), len(holders), "pp", among=holders)
             mine[unit] = tape.put_within(total, g)
-        if self.together and self.copies > 1:
-            mine = self._added_up_together(mine, *self.together)
+        if self.together and self.copies > 1:  # one behind the other in one array
+            width = self.bytes["gradients"]
+            flat, items = tape.packed(mine, width)
+            total = tape.all_reduce(flat, *self.together, self.copies, "dp")
+            mine = {unit: Value(f"{total.name}[{unit}]", shape, width) for unit, shape in items}
         else:
             mine = {unit: self._added_up(unit, g) for unit, g in mine.items()}
         guards = [] if norm is None else self._guard(mine, norm, axes, ranks)
@@ -196,7 +195,7 @@ class UnitStates(LayerWeights):
             kept = [self._kept(name, unit) for name in names]
             writes = list(kept)
             if self.zero in (1, 2):
-                made = tape.value("new", g.shape, self._bytes("weights"))
+                made = tape.value("new", g.shape, self.bytes["weights"])
                 new[unit] = tape.put_within(made, self._kept("weights", unit))
                 writes[names.index("weights")] = new[unit]
             part = ("part", DATA, self.extents[unit]) if self.zero in (1, 2) else None
@@ -216,15 +215,6 @@ class UnitStates(LayerWeights):
             label = f"{unit}/gradients"
             total = self.tape.all_reduce(g, label, (DATA,), self.copies, "dp")
         return self.tape.put_within(total, g)
-
-    def _added_up_together(
-        self, mine: Mapping[str, Value], label: str, axes: tuple[int, ...]
-    ) -> dict[str, Value]:
-        """The sums of all units' gradients, one behind the other in one array."""
-        tape, width = self.tape, self._bytes("gradients")
-        flat, items = tape.packed(mine, width)
-        total = tape.all_reduce(flat, label, axes, self.copies, "dp")
-        return {unit: Value(f"{total.name}[{unit}]", shape, width) for unit, shape in items}
 
     def _guard(
         self, mine: Mapping[str, Value], norm: Mapping[str, bool], axes: tuple[int, ...], ranks: int
