@@ -15,7 +15,7 @@ import numpy as np
 
 from tiledask.tile.backend import as_dtype, to_numpy
 from tiledask.tile.choice.tuning import by
-from tiledask.tile.cuda import source
+from tiledask.tile.cuda import build
 from tiledask.tile.cuda.operands import bits
 from tiledask.tile.epilogue import Epilogue
 from tiledask.tile.product import matmul
@@ -213,7 +213,7 @@ def _worst(got: Any, exact: Any, explained: Any, stored: str) -> ProductError:
 
 # -- kernels, with a tile, for a type --------------------------------------------------------------
 
-OURS = {"cupy": source.KERNELS[::-1], "numpy": ("tiled", "blas")}
+OURS = {"cupy": build.KERNELS[::-1], "numpy": ("tiled", "blas")}
 """The kernels that are tried on either kind of arrays, the most important first."""
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 

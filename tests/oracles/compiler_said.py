@@ -17,7 +17,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from tiledask.tile.cuda import build
-from tiledask.tile.cuda.source import source
+from tiledask.tile.cuda.build import source
 
 __all__ = ["compiled", "disassembler", "disassembly", "round_trips", "text_bytes"]
 

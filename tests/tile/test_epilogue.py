@@ -281,7 +281,11 @@ REFUSED = {
     "nothing to add to": ((X, Y), {"beta": 1}, r"beta=1 adds what out holds.*give out= an array"),
     "no such activation": ((X, Y), {"activation": "relu"}, "None or gelu, got 'relu'"),
     "bias too wide": ((X, Y), {"bias": np.zeros(5)}, r"bias must be float32 \(5,\), got float64"),
-    "bias within out": ((X, Y), {"bias": ROOM[0, :5], "out": ROOM[:, :5]}, "overlap the bias"),
+    "bias within out": (
+        (X, Y),
+        {"bias": ROOM[0, :5], "out": ROOM[:, :5]},
+        "must not overlap the bias",
+    ),
     "kept elsewhere": ((X, Y), {**GELU, "preactivation": X}, r"preactivation must be float32 \(4"),
     "kept in out": ((X, Y), {**GELU, "preactivation": Z, "out": Z}, "must not overlap out"),
     "a batch": ((X[None], Y), {}, "2 dimensions, got 1x4x6 @ 6x5"),

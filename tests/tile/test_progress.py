@@ -11,7 +11,7 @@ import pytest
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
-from tiledask.tile.progress import _Call, _draw, showing
+from tiledask.tile.progress import _draw, showing
 
 CELL = """
 import time
@@ -52,8 +52,7 @@ def test_a_log_keeps_the_last_word_and_standard_output_nothing(capfd):
         over.set()
         return next(seen)
 
-    call = _Call("a [4, 4] product", "panels", look, over, threading.Event())
-    _draw(call, after=0.0)
+    _draw("a [4, 4] product", look, "panels", 0.0, over, threading.Event())
     out, err = capfd.readouterr()
     assert out == ""
     assert "a [4, 4] product" in err

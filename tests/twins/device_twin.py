@@ -177,7 +177,7 @@ def use(monkeypatch: Any) -> Module:
     device = backend.GpuInfo(0, "pretended GPU", "9.0", 10**9)
     monkeypatch.setattr(backend, "_import_cupy", lambda: twin)
     monkeypatch.setattr(backend, "probe", lambda: backend.Backend(True, "", devices=(device,)))
-    mlp = import_module("tiledask.tile.layers.mlp")  # the layer of that name hides it
-    for module in (mlp, operands):
+    composites = import_module("tiledask.tile.layers.composites")
+    for module in (composites, operands):
         monkeypatch.setattr(module, "matmul", product)
     return twin

@@ -3,15 +3,15 @@
 product.py       matmul by the kernel one names, and what it refuses
   table.py       the kernels: numpy_kernels.py (loops, tiled, blas), gemm.py under it, cuda/
   epilogue.py    bias, activation and C, before a product is stored
+config.py        how each kernel tiles, and what of a device that takes
 levels.py        the bytes that a level of tiles moves
 choice/          which tile: predicted level by level, measured here
 layers/          the layers of one device: attention, MLP, norms, loss, convolution; and back
-optimizers/      steps of weights: rules, mixed precision, loss scales, clipping
-datasets/        a text and pictures for small models
+optimizers.py    steps of weights: rules, mixed precision, loss scales, clipping
+datasets.py      a text and pictures for small models
 memory/          a stage of a decoder in training whose arrays are all counted
 nccl.py, ipc.py  arrays from GPU to GPU: by NCCL, by CUDA's handles between processes
 backend.py       NumPy or CuPy, the one place that imports CuPy, and only when needed; halves
-cache.py         the user's cache folder
 progress.py      a bar for long calls, here and on clusters
 """
 

@@ -99,12 +99,9 @@ def probe() -> Backend:
     known: dict[str, Any] = {"cupy": cp.__version__}
     try:
         runtime = cp.cuda.runtime
-        for what, number in (
-            ("cuda", runtime.runtimeGetVersion),
-            ("driver", runtime.driverGetVersion),
-        ):
-            known[what] = f"{number() // 1000}.{number() % 1000 // 10}"  # 13020 is 13.2
-        known["devices"] = _cupy_devices(cp)
+        versions = {"cuda": runtime.runtimeGetVersion(), "driver": runtime.driverGetVersion()}
+        known |= {what: f"{n // 1000}.{n % 1000 // 10}" for what, n in versions.items()}  # 13020
+        known["devices"] = tuple(_gpu(cp, i) for i in range(runtime.getDeviceCount()))
         # four numbers to the device and back: an allocation and two copies, no kernel
         sent = np.array([2, 3, 5, 7], np.int64)
         received = cp.asarray(sent).get()
@@ -262,18 +259,11 @@ def _import_cupy() -> ModuleType:
     return import_module("cupy")
 
 
-def _cupy_devices(cp: ModuleType) -> tuple[GpuInfo, ...]:
-    every = map(cp.cuda.runtime.getDeviceProperties, range(cp.cuda.runtime.getDeviceCount()))
-    return tuple(
-        GpuInfo(
-            i,
-            _text(facts["name"]),
-            f"{facts['major']}.{facts['minor']}",
-            facts["totalGlobalMem"],
-            bool(facts.get("integrated")),
-        )
-        for i, facts in enumerate(every)
-    )
+def _gpu(cp: ModuleType, index: int) -> GpuInfo:
+    facts = cp.cuda.runtime.getDeviceProperties(index)
+    name, capability = facts["name"].decode(), f"{facts['major']}.{facts['minor']}"
+    whole = bool(facts.get("integrated"))
+    return GpuInfo(index, name, capability, facts["totalGlobalMem"], whole)
 
 
 @cache
@@ -287,10 +277,6 @@ def nvrtc_reason() -> str:
             f"{install('gpu')}"
         )
     return ""
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def _line(error: Exception) -> str:

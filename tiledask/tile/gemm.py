@@ -14,7 +14,7 @@ import os
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -29,12 +29,6 @@ PANEL_ROWS = 512
 
 _LARGEST = 2**31 - 1
 """Extents and strides are 32-bit ints in SciPy's BLAS and in cublasGemmEx."""
-
-
-class _How(NamedTuple):
-    alpha: float
-    beta: float
-    tf32: bool
 
 
 def gemm(
@@ -66,15 +60,30 @@ def gemm(
             f"BLAS counts in 32 bits, extents up to {_LARGEST}, got {a.shape} @ {b.shape}; "
             f"multiply slices of it"
         )
-    how = _How(alpha, beta, tf32)
     if 0 in (*a.shape, *b.shape):
         c[...] = beta * c if beta else 0
-    elif _leading(c) is not None:
-        _by_columns(a, b, c, how, xp)
-    elif _leading(c.T) is not None:
-        _by_columns(b.T, a.T, c.T, how, xp)
-    else:
-        _through_scratch(a, b, c, how, xp)
+        return
+    if _leading(c) is None and _leading(c.T) is not None:
+        a, b, c = b.T, a.T, c.T
+    if _leading(c) is not None:
+        x, y = _unit_stride(a, xp), _unit_stride(b, xp)
+        turns = [_leading(each) is None for each in (x, y)]
+        steps = [_leading(m.T if turn else m) for m, turn in zip((x, y), turns, strict=True)]
+        if xp is np:
+            _on_cpu(x, y, c, turns, [*steps, _leading(c)], alpha, beta)
+        else:
+            _on_gpu(x, y, c, turns, [*steps, _leading(c)], alpha, beta, tf32)
+        return
+    with on_device(c):
+        scratch = xp.empty((min(PANEL_ROWS, c.shape[0]), c.shape[1]), c.dtype)
+    b = _unit_stride(b, xp)
+    for i in range(0, c.shape[0], PANEL_ROWS):
+        panel = c[i : i + PANEL_ROWS]
+        part = scratch[: len(panel)]
+        if beta:
+            part[...] = panel
+        gemm(a[i : i + PANEL_ROWS], b, part, alpha, beta, tf32=tf32)
+        panel[...] = part
 
 
 def _leading(x: Array) -> int | None:
@@ -94,28 +103,6 @@ def _leading(x: Array) -> int | None:
     return ld if not across % x.itemsize and least <= ld <= _LARGEST else None
 
 
-def _by_columns(a: Array, b: Array, c: Array, how: _How, xp: ModuleType) -> None:
-    """The product into a c whose columns are contiguous."""
-    a, b = _unit_stride(a, xp), _unit_stride(b, xp)
-    if xp is not np:
-        _gpu(a, b, c, how)
-    else:
-        _gemm(a, b, c, how)
-
-
-def _through_scratch(a: Array, b: Array, c: Array, how: _How, xp: ModuleType) -> None:
-    with on_device(c):
-        scratch = xp.empty((min(PANEL_ROWS, c.shape[0]), c.shape[1]), c.dtype)
-    b = _unit_stride(b, xp)
-    for i in range(0, c.shape[0], PANEL_ROWS):
-        panel = c[i : i + PANEL_ROWS]
-        part = scratch[: len(panel)]
-        if how.beta:
-            part[...] = panel
-        gemm(a[i : i + PANEL_ROWS], b, part, how.alpha, how.beta, tf32=how.tf32)
-        panel[...] = part
-
-
 def _unit_stride(x: Array, xp: ModuleType) -> Array:
     if _leading(x) is not None or _leading(x.T) is not None:
         return x
@@ -123,50 +110,24 @@ def _unit_stride(x: Array, xp: ModuleType) -> Array:
         return xp.array(x, dtype=x.dtype.newbyteorder("="), order="C")
 
 
-def _flag(x: Array) -> tuple[bool, int]:
-    """Whether BLAS is to transpose x, and the leading dimension."""
-    if (ld := _leading(x)) is not None:
-        return False, ld
-    ld = _leading(x.T)
-    assert ld is not None  # else `_unit_stride` has copied it
-    return True, ld
+# -- the libraries: c's columns are contiguous; which operands are transposed, their strides -------
 
 
-# -- NumPy ---------------------------------------------------------------------------------------
-
-
-class _Function(NamedTuple):
-    call: Any
-    integer: type
-    real: type
-
-
-def _gemm(a: np.ndarray, b: np.ndarray, c: np.ndarray, how: _How) -> None:
+def _on_cpu(
+    a: Array, b: Array, c: Array, turns: list[bool], steps: list[Any], alpha: float, beta: float
+) -> None:
     call, integer, real = _blas("sgemm" if c.itemsize == 4 else "dgemm")
-    (turn_a, step_a), (turn_b, step_b) = _flag(a), _flag(b)
-    sizes = (*c.shape, a.shape[1], step_a, step_b, _leading(c))
-    m, n, k, lda, ldb, ldc = (ctypes.byref(integer(x)) for x in sizes)
-    alpha, beta = (ctypes.byref(real(x)) for x in (how.alpha, how.beta))
-    call(
-        b"T" if turn_a else b"N",
-        b"T" if turn_b else b"N",
-        m,
-        n,
-        k,
-        alpha,
-        a.ctypes.data,
-        lda,
-        b.ctypes.data,
-        ldb,
-        beta,
-        c.ctypes.data,
-        ldc,
+    m, n, k, lda, ldb, ldc = (
+        ctypes.byref(integer(each)) for each in (*c.shape, b.shape[0], *steps)
     )
+    by, plus = (ctypes.byref(real(each)) for each in (alpha, beta))
+    x, y, z = (each.ctypes.data for each in (a, b, c))
+    call(*(b"T" if each else b"N" for each in turns), m, n, k, by, x, lda, y, ldb, plus, z, ldc)
 
 
 @cache
-def _blas(name: str) -> _Function:
-    """sgemm or dgemm of SciPy's BLAS, to be called without the interpreter's lock.
+def _blas(name: str) -> tuple[Any, type, type]:
+    """sgemm or dgemm of SciPy's BLAS, to be called without the interpreter's lock; its types.
 
     SciPy publishes the addresses for other compiled modules, each with its C signature, which says
     in what it counts: ``void (char *, char *, int *, ...)``.
@@ -178,7 +139,7 @@ def _blas(name: str) -> _Function:
     types = (*[ctypes.c_char_p] * 2, *[ctypes.c_void_p] * 11)
     integer = ctypes.c_int64 if b"int64_t *" in signature else ctypes.c_int
     real = ctypes.c_float if name.startswith("s") else ctypes.c_double
-    return _Function(ctypes.CFUNCTYPE(None, *types)(address), integer, real)
+    return ctypes.CFUNCTYPE(None, *types)(address), integer, real
 
 
 def _capsule(what: str, result: type, *arguments: type) -> Any:
@@ -187,37 +148,36 @@ def _capsule(what: str, result: type, *arguments: type) -> Any:
     return prototype((f"PyCapsule_Get{what}", ctypes.pythonapi))
 
 
-# -- CuPy ----------------------------------------------------------------------------------------
-
 _CUDA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
 """cudaDataType_t, by the names of the element types (CUDA's library_types.h)."""
 
 
-def _gpu(a: Array, b: Array, c: Array, how: _How) -> None:
-    """The product; c's columns are contiguous."""
+def _on_gpu(
+    a: Array,
+    b: Array,
+    c: Array,
+    turns: list[bool],
+    steps: list[Any],
+    alpha: float,
+    beta: float,
+    tf32: bool,
+) -> None:
     cuda = array_namespace(c).cuda
-    factors = _factors(c, how)  # kept until the call has read them
-    alpha, beta = (factor.ctypes.data for factor in factors)
-    (turn_a, lda), (turn_b, ldb) = _flag(a), _flag(b)
+    # in the type that is summed in; the call reads them on the host before it returns
+    scalars = np.array([alpha, beta], np.float64 if c.dtype.name == "float64" else np.float32)
     x, y, z = (
-        (array.data.ptr, _CUDA_TYPES[array.dtype.name], leading)
-        for array, leading in ((a, lda), (b, ldb), (c, _leading(c)))
+        (each.data.ptr, _CUDA_TYPES[each.dtype.name], step)
+        for each, step in zip((a, b, c), steps, strict=True)
     )
+    by, plus = (scalars[i:].ctypes.data for i in (0, 1))
     with on_device(c):
         cuda.cublas.gemmEx(
             cuda.device.get_cublas_handle(),
-            int(turn_a),
-            int(turn_b),
-            *(*c.shape, a.shape[1], alpha, *x, *y, beta, *z),
-            _compute_type(a.dtype.name, cuda.cublas, how.tf32),
+            *map(int, turns),
+            *(*c.shape, a.shape[1], by, *x, *y, plus, *z),
+            _compute_type(a.dtype.name, cuda.cublas, tf32),
             cuda.cublas.CUBLAS_GEMM_DEFAULT,
         )
-
-
-def _factors(c: Array, how: _How) -> tuple[np.ndarray, np.ndarray]:
-    """alpha and beta in the type that is summed in; read on the host before a call returns."""
-    dtype = np.float64 if c.dtype.name == "float64" else np.float32
-    return np.array(how.alpha, dtype), np.array(how.beta, dtype)
 
 
 def _compute_type(name: str, cublas: Any, tf32: bool = False) -> int:

@@ -36,7 +36,6 @@ __all__ = [
     "lost",
     "share",
     "to_host",
-    "why_no_handles",
 ]
 
 MOST_OPEN = 64
@@ -230,15 +229,3 @@ class Opened:
         _, at = self._at.popitem(last=False)
         with contextlib.suppress(*failures()):  # of a GPU that no call reaches any more
             namespace("cupy").cuda.runtime.ipcCloseMemHandle(at)
-
-
-# -- what this machine has -----------------------------------------------------------------------
-
-
-def why_no_handles() -> str:
-    """Why memory of this GPU cannot be shared with other processes; empty if it can."""
-    try:
-        share(namespace("cupy").zeros(1, np.uint8))
-    except KernelError as error:
-        return str(error)
-    return ""

@@ -10,6 +10,7 @@ bfloat16), whose sums are float32. They round differently:
     blas    as the library does, in the operands' type; halves in float32, likewise
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -90,7 +91,18 @@ def blas(a: np.ndarray, b: np.ndarray, out: np.ndarray, tile: None, epilogue: Ep
     half of the work for a @ a.T. Halves are widened a piece at a time and summed in float32.
     """
     if name_of(a.dtype) in HALVES:
-        _blas_of_halves(a, b, out, epilogue)
+        (m, k), n, (tm, tn, tk) = a.shape, b.shape[1], half_tile(out.itemsize)
+        a_room = np.empty(min(tm, m) * min(tk, k), np.float32)
+        b_room = np.empty(min(tk, k) * min(tn, n), np.float32)
+
+        def multiply(x: Array, y: Array, acc: Array, alpha: float, beta: float) -> None:
+            x, y = _widened(x, a_room), _widened(y, b_room)
+            if alpha == 1 and beta == 0 and acc.flags.c_contiguous:
+                np.matmul(x, y, out=acc)
+            else:
+                gemm(x, y, acc, alpha, beta)
+
+        _halves(a, b, out, (tm, tn, tk), epilogue, multiply)
         return
     if epilogue.alpha != 1 or epilogue.loads_c:
         gemm(a, b, out, epilogue.alpha, epilogue.beta)
@@ -108,30 +120,6 @@ def half_tile(out_itemsize: int) -> Tile:
     return (4096, 4096, 256) if out_itemsize == 4 else (2048, 2048, 512)
 
 
-def _blas_of_halves(a: np.ndarray, b: np.ndarray, out: np.ndarray, epilogue: Epilogue) -> None:
-    (m, k), n, (tm, tn, tk) = a.shape, b.shape[1], half_tile(out.itemsize)
-    a_room = np.empty(min(tm, m) * min(tk, k), np.float32)
-    b_room = np.empty(min(tk, k) * min(tn, n), np.float32)
-    room = None if out.dtype == np.float32 else np.empty(min(tm, m) * min(tn, n), np.float32)
-    plain = epilogue.alpha == 1 and not epilogue.loads_c  # NumPy's is quicker to call
-    for i in range(0, m, tm):
-        for j in range(0, n, tn):
-            c = out[i : i + tm, j : j + tn]
-            acc = c if room is None else room[: c.size].reshape(c.shape)
-            if room is not None and epilogue.loads_c:
-                acc[...] = c
-            for p in range(0, k, tk):
-                a_piece = _widened(a[i : i + tm, p : p + tk], a_room)
-                b_piece = _widened(b[p : p + tk, j : j + tn], b_room)
-                if p == 0 and plain and acc.flags.c_contiguous:
-                    np.matmul(a_piece, b_piece, out=acc)
-                else:
-                    gemm(a_piece, b_piece, acc, epilogue.alpha, epilogue.beta if p == 0 else 1.0)
-            epilogue.finish(acc, i, j)
-            if room is not None:
-                c[...] = acc
-
-
 def cublas(
     a: Array, b: Array, out: Array, tile: None, epilogue: Epilogue, *, tf32: bool = False
 ) -> None:
@@ -140,7 +128,7 @@ def cublas(
     Halves that are not done then go through float32, some rows at a time: rounded once too.
     """
     if epilogue.elementwise and out.dtype != accumulator(out.dtype):
-        _cublas_of_halves(a, b, out, epilogue)
+        _halves(a, b, out, (half_rows(out.shape[1]), *b.shape[::-1]), epilogue, gemm)
         return
     gemm(a, b, out, epilogue.alpha, epilogue.beta, tf32=tf32)
     epilogue.finish(out)
@@ -151,17 +139,31 @@ def half_rows(n: int) -> int:
     return max(1, 2**24 // n)
 
 
-def _cublas_of_halves(a: Array, b: Array, out: Array, epilogue: Epilogue) -> None:
-    (m, n), rows = out.shape, half_rows(out.shape[1])
-    room = array_namespace(out).empty((min(rows, m), n), np.float32)
-    for i in range(0, m, rows):
-        c = out[i : i + rows]
-        acc = room[: len(c)]
-        if epilogue.loads_c:
-            acc[...] = c
-        gemm(a[i : i + rows], b, acc, epilogue.alpha, epilogue.beta)
-        epilogue.finish(acc, i)
-        c[...] = acc
+def _halves(
+    a: Array,
+    b: Array,
+    out: Array,
+    tile: Tile,
+    epilogue: Epilogue,
+    multiply: Callable[[Array, Array, Array, float, float], None],
+) -> None:
+    """A product of halves, a tile of C after another, in float32: in C itself or beside it."""
+    (m, n), (tm, tn, tk) = out.shape, tile
+    room = None
+    if out.dtype != np.float32:
+        room = array_namespace(out).empty(min(tm, m) * min(tn, n), np.float32)
+    for i in range(0, m, tm):
+        for j in range(0, n, tn):
+            c = out[i : i + tm, j : j + tn]
+            acc = c if room is None else room[: c.size].reshape(c.shape)
+            if room is not None and epilogue.loads_c:
+                acc[...] = c
+            for p in range(0, a.shape[1], tk):
+                x, y = a[i : i + tm, p : p + tk], b[p : p + tk, j : j + tn]
+                multiply(x, y, acc, epilogue.alpha, epilogue.beta if p == 0 else 1.0)
+            epilogue.finish(acc, i, j)
+            if room is not None:
+                c[...] = acc
 
 
 def _widened(x: np.ndarray, room: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -1,6 +1,5 @@
 """The product of two matrices on one device, by the kernel one names."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from numbers import Real
 from types import ModuleType
@@ -9,7 +8,7 @@ from tiledask.errors import KernelError
 from tiledask.tile import backend
 from tiledask.tile.backend import Array
 from tiledask.tile.epilogue import ACTIVATIONS, Epilogue
-from tiledask.tile.levels import Tile, TileTraffic, as_tile
+from tiledask.tile.levels import Tile, TileTraffic
 from tiledask.tile.table import Kernel, Run, Sizes, find, kernels, lookup, unsuited
 
 __all__ = ["accumulate", "count_traffic", "matmul", "workspace"]
@@ -144,9 +143,8 @@ def workspace(
     """
     chosen = lookup(kernel)
     _check_activation(activation)
-    out_itemsize = itemsize if out_itemsize is None else out_itemsize
-    taken, biased = _checked_tile(chosen, tile), bias_itemsize is not None
-    sizes = Sizes(m, n, k, itemsize, out_itemsize, taken, biased, activation)
+    out_itemsize, biased = out_itemsize or itemsize, bias_itemsize is not None
+    sizes = Sizes(m, n, k, itemsize, out_itemsize, chosen.with_tile(tile), biased, activation)
     return chosen.workspace(sizes) + (4 * n if bias_itemsize == 2 else 0)
 
 
@@ -165,22 +163,14 @@ def _run(
     _check_shapes(a, b)
     run = _run_of(a, b, kernel, precision)
     _check_device(a, b, kernel)
-    taken = _checked_tile(kernel, tile)
-    shape = a.shape[0], b.shape[1]
-    _check_epilogue(a, b, out, epilogue, shape, xp)
-    if out is not None:
-        _check_out("out", out, a, shape, xp, {"a": a, "b": b})
-    elif epilogue.loads_c:
-        raise KernelError(
-            f"beta={epilogue.beta:g} adds what out holds, and there is none; give out= an array"
-        )
+    taken = kernel.with_tile(tile)
+    _check_epilogue(a, b, out, epilogue, xp)
     with backend.on_device(a):
         if out is None:
-            out = xp.empty(shape, a.dtype)
+            out = xp.empty((a.shape[0], b.shape[1]), a.dtype)
         if epilogue.bias is not None:
             wide = epilogue.bias.astype(backend.accumulator(a.dtype), copy=False)
-            if wide is not epilogue.bias:
-                epilogue = replace(epilogue, bias=wide)
+            epilogue = replace(epilogue, bias=wide)
         return out, run(a, b, out, taken, epilogue)
 
 
@@ -188,53 +178,54 @@ def _run(
 
 
 def _number(name: str, x: Array) -> float:
-    if type(x) is not float and not isinstance(x, Real):
+    if not isinstance(x, Real):
         raise KernelError(f"{name} must be a real number, got {type(x).__name__} {x!r}")
     return float(x)
 
 
 def _check_shapes(a: Array, b: Array) -> None:
     """None if a [m, k] and b [k, n] multiply."""
+    if a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0] and 0 not in (*a.shape, *b.shape):
+        return
     x, y = ("x".join(map(str, each.shape)) for each in (a, b))
     if not a.ndim == b.ndim == 2:
         raise KernelError(f"a and b have 2 dimensions, got {x} @ {y}; multiply slices of them")
-    if a.shape[1] != b.shape[0]:
-        raise KernelError(
-            f"the columns of a must be as many as the rows of b, got {x} @ {y}: {a.shape[1]} "
-            f"against {b.shape[0]}; transpose or reshape one"
-        )
-    if 0 in (*a.shape, *b.shape):
+    if a.shape[1] == b.shape[0]:
         raise KernelError(f"all extents must be 1 or more, got {x} @ {y}")
+    raise KernelError(
+        f"the columns of a must be as many as the rows of b, got {x} @ {y}: {a.shape[1]} against "
+        f"{b.shape[0]}; transpose or reshape one"
+    )
 
 
 def _run_of(a: Array, b: Array, kernel: Kernel, precision: str | None) -> Run:
     """What multiplies a and b: a kernel has another function for float32 as TF32."""
     if a.dtype != b.dtype:
         raise KernelError(f"a and b must have one element type, got {a.dtype} and {b.dtype}")
-    name, native = backend.name_of(a.dtype), a.dtype.isnative
-    if precision is None:
-        if name in kernel.dtypes and native:
-            return kernel.run
-        if name == "float32" and kernel.tf32:
-            raise KernelError(
-                f"kernel {kernel.name!r} takes float32 as TF32 only, of whose 23 bits of mantissa "
-                f"10 remain; if that will do say precision='tf32', or else use kernel='blas'"
-            )
-        raise KernelError(
-            f"kernel {kernel.name!r} takes {', '.join(kernel.dtypes)}, got {a.dtype}; cast with "
-            f".astype" + (" or use kernel='blas'" if name in backend.HALVES else "")
-        )
-    if precision != "tf32":
+    name = backend.name_of(a.dtype) if a.dtype.isnative else str(a.dtype)
+    if precision is None and name in kernel.dtypes:
+        return kernel.run
+    if precision == "tf32" and name == "float32" and kernel.tf32:
+        return kernel.tf32
+    if precision not in (None, "tf32"):
         raise KernelError(f"precision must be None or 'tf32', got {precision!r}")
-    if name != "float32" or not native:
-        raise KernelError(f"precision='tf32' rounds float32 operands, got {a.dtype}; leave it out")
-    if kernel.tf32 is None:
+    if precision and name != "float32":
+        raise KernelError(f"precision='tf32' rounds float32 operands, got {name}; leave it out")
+    if precision:
         others = ", ".join(each for each, info in kernels.items() if info.tf32)
         raise KernelError(
             f"precision='tf32' leaves 10 of the 23 bits of mantissa, and kernel {kernel.name!r} "
             f"has no such product; leave it out, or use one of {others} (CuPy arrays)"
         )
-    return kernel.tf32
+    if name == "float32" and kernel.tf32:
+        raise KernelError(
+            f"kernel {kernel.name!r} takes float32 as TF32 only, of whose 23 bits of mantissa "
+            f"10 remain; give precision='tf32' if that will do, or else kernel='blas'"
+        )
+    raise KernelError(
+        f"kernel {kernel.name!r} takes {', '.join(kernel.dtypes)}, got {name}; cast with .astype, "
+        f"or use kernel='blas' for halves"
+    )
 
 
 def _check_device(a: Array, b: Array, kernel: Kernel) -> None:
@@ -242,8 +233,7 @@ def _check_device(a: Array, b: Array, kernel: Kernel) -> None:
     if a.device != b.device:
         raise KernelError(f"a and b must be on one device, got {a.device} and {b.device}")
     if kernel.capability is not None:  # of several GPUs it may be another that the kernel is for
-        here = a.device.id
-        devices = tuple([d for d in backend.probe().devices if d.index == here])
+        devices = tuple(d for d in backend.probe().devices if d.index == a.device.id)
         if why_not := unsuited(kernel, devices):
             raise KernelError(f"kernel {kernel.name!r} cannot run where a is: {why_not}")
     work = a.shape[0] * a.shape[1] * b.shape[1]
@@ -254,34 +244,40 @@ def _check_device(a: Array, b: Array, kernel: Kernel) -> None:
         )
 
 
-def _check_epilogue(
-    a: Array,
-    b: Array,
-    out: Array | None,
-    epilogue: Epilogue,
-    shape: tuple[int, ...],
-    xp: ModuleType,
-) -> None:
-    """None if ``epilogue`` goes with a, b and an ``out`` of ``shape``; None for a new one."""
-    _check_activation(epilogue.activation)
-    bias, before = epilogue.bias, epilogue.preactivation
-    if bias is not None:
-        _check_type("bias", bias, a, shape[-1:], xp)
-        if out is not None and _overlap(xp)(bias, out):
-            raise KernelError("out must not overlap the bias, which is still read; copy one")
-    if before is not None:
-        if epilogue.activation is None:
-            raise KernelError(
-                f"preactivation= is what an activation is applied to, and there is none; leave it "
-                f"out, or give activation= one of {', '.join(ACTIVATIONS)}"
-            )
-        others = {"a": a, "b": b, "out": out, "bias": bias}
-        _check_out("preactivation", before, a, shape, xp, others)
-
-
 def _check_activation(name: str | None) -> None:
     if name is not None and name not in ACTIVATIONS:
         raise KernelError(f"activation must be None or {', '.join(ACTIVATIONS)}, got {name!r}")
+
+
+def _check_epilogue(
+    a: Array, b: Array, out: Array | None, epilogue: Epilogue, xp: ModuleType
+) -> None:
+    """None if ``out`` and what ``epilogue`` reads and writes go with a and b."""
+    _check_activation(epilogue.activation)
+    shape, bias, before = (a.shape[0], b.shape[1]), epilogue.bias, epilogue.preactivation
+    if before is not None and epilogue.activation is None:
+        raise KernelError(
+            f"preactivation= is what an activation is applied to, and there is none; leave it out, "
+            f"or give activation= one of {', '.join(ACTIVATIONS)}"
+        )
+    if out is None and epilogue.loads_c:
+        raise KernelError(
+            f"beta={epilogue.beta:g} adds what out holds, and there is none; give out= an array"
+        )
+    if bias is not None:
+        _check_type("bias", bias, a, shape[1:], xp)
+    read = {"a": a, "b": b, "the bias": bias}
+    for name, written, more in (("out", out, {}), ("preactivation", before, {"out": out})):
+        if written is None:
+            continue
+        _check_type(name, written, a, shape, xp)
+        if xp.__name__ == "numpy" and not written.flags.writeable:
+            raise KernelError(f"{name} must be writable, got a read-only array; pass {name}.copy()")
+        # CuPy compares bounds only, so that it may see an overlap between two interleaved slices
+        overlap = xp.shares_memory if xp.__name__ == "numpy" else xp.may_share_memory
+        for other, x in (read | more).items():
+            if x is not None and overlap(x, written):
+                raise KernelError(f"{name} must not overlap {other}, which is in use; copy one")
 
 
 def _check_type(name: str, x: Array, a: Array, shape: tuple[int, ...], xp: ModuleType) -> None:
@@ -294,47 +290,3 @@ def _check_type(name: str, x: Array, a: Array, shape: tuple[int, ...], xp: Modul
         )
     if x.device != a.device:
         raise KernelError(f"{name} must be where a is, {a.device}, got {x.device}")
-
-
-def _check_out(
-    name: str,
-    out: Array,
-    a: Array,
-    shape: tuple[int, ...],
-    xp: ModuleType,
-    others: dict[str, Array],
-) -> None:
-    """None if ``out`` can be written while ``others`` are still read or written."""
-    _check_type(name, out, a, shape, xp)
-    if xp.__name__ == "numpy" and not out.flags.writeable:
-        raise KernelError(f"{name} must be writable, got a read-only array; pass {name}.copy()")
-    overlap = _overlap(xp)
-    if near := [other for other, x in others.items() if x is not None and overlap(x, out)]:
-        raise KernelError(f"{name} must not overlap {near[0]}, which is in use; copy one")
-
-
-def _overlap(xp: ModuleType) -> Callable[[Array, Array], bool]:
-    # CuPy compares bounds only, so that it may see an overlap between two interleaved slices
-    found: Callable[[Array, Array], bool] = (
-        xp.shares_memory if xp.__name__ == "numpy" else xp.may_share_memory
-    )
-    return found
-
-
-def _checked_tile(kernel: Kernel, tile: int | Tile | None) -> Tile | None:
-    """What ``kernel`` is told when ``tile`` is asked for; None where it is to choose itself."""
-    if tile is None:
-        return None if kernel.chooses else kernel.tile
-    if kernel.tile is None:
-        raise KernelError(
-            f"kernel {kernel.name!r} has no tile to choose, got tile={tile!r}; leave it out, or "
-            f"use kernel='tiled' (NumPy) or 'smem_tiled' (CuPy)"
-        )
-    found = as_tile(tile)
-    if kernel.tiles and found not in kernel.tiles:
-        built = " or ".join(f"({', '.join(map(str, t))})" for t in kernel.tiles)
-        raise KernelError(
-            f"kernel {kernel.name!r} is built for tiles of {built}, got {found}; give one of "
-            f"these, or leave it out for {kernel.tile}"
-        )
-    return found

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 from tiledask.plan import html
 from tiledask.plan.units import format_seconds
@@ -28,27 +28,9 @@ _SESSION = "JPY_SESSION_NAME"
 output may not depend on how long a cell took."""
 _LOOK = 0.2  # seconds between two looks at what is done
 
-Look = Callable[[], tuple[int, int | None, str]]
-"""(what is done, of how many, what else there is to say); None while nobody knows how many."""
-
-
-class _Call(NamedTuple):
-    """What is watched."""
-
-    what: str
-    unit: str
-    look: Look
-    over: threading.Event
-    well: threading.Event
-    """Set if it went to its end."""
-
-    def sentence(self, seconds: float) -> str:
-        """What there is to say when it is over, after so many seconds."""
-        done, of, said = self.look()
-        counted = f"{done} of {of} {self.unit}" if of else ""
-        broken = "" if self.well.is_set() else "broken off at" if counted else "broken off"
-        words = f"{self.what}: {broken} {counted}" if broken or counted else self.what
-        return ", ".join(filter(None, (" ".join(words.split()), format_seconds(seconds), said)))
+Seen = tuple[int, int | None, str]
+"""What is done, of how many, what else there is to say; None while nobody knows how many."""
+Look = Callable[[], Seen]
 
 
 @contextmanager
@@ -59,16 +41,16 @@ def showing(what: str, look: Look, unit: str = "", after: float = AFTER) -> Iter
     in a notebook it is a display of its own that ends as a sentence: how many ``unit``, how long.
     Without a unit, and where no reader opened the notebook, that is empty.
     """
-    call = _Call(what, unit, look, threading.Event(), threading.Event())
+    over, well = threading.Event(), threading.Event()
     # of this context: a notebook knows by it to which cell the bar belongs
-    draw = partial(copy_context().run, _draw, call, after)
+    draw = partial(copy_context().run, _draw, what, look, unit, after, over, well)
     drawing = threading.Thread(target=draw, name="progress", daemon=True)
     drawing.start()
     try:
         yield
-        call.well.set()
+        well.set()
     finally:
-        call.over.set()
+        over.set()
         drawing.join(5)
 
 
@@ -88,18 +70,26 @@ def show(value: object) -> None:
     sys.modules["IPython"].display.display(value)
 
 
-def _draw(call: _Call, after: float) -> None:
+def _draw(
+    what: str, look: Look, unit: str, after: float, over: threading.Event, well: threading.Event
+) -> None:
+    """The bar, until it is ``over``; then it is known whether all went ``well``."""
     begun = monotonic()
-    if call.over.wait(after):
+    if over.wait(after):
         return
-    with (_in_cell if in_notebook() else _on_stderr)(call, begun) as say:
-        while not call.over.wait(_LOOK):
-            say(*call.look())
-        say(*call.look())  # the last word: a log keeps it
+
+    def looks() -> Iterator[Seen]:
+        while not over.wait(_LOOK):
+            yield look()
+        yield look()  # the last word: a log keeps it
+
+    if in_notebook():
+        _in_cell(what, unit, looks(), begun, well)
+    else:
+        _on_stderr(what, looks())
 
 
-@contextmanager
-def _on_stderr(call: _Call, begun: float) -> Iterator[Callable[[int, int | None, str], None]]:
+def _on_stderr(what: str, looks: Iterator[Seen]) -> None:
     from rich import progress
     from rich.console import Console
 
@@ -109,35 +99,37 @@ def _on_stderr(call: _Call, begun: float) -> Iterator[Callable[[int, int | None,
         progress.TextColumn("{task.description}", markup=False),
         progress.BarColumn(),
         progress.MofNCompleteColumn(),
-        progress.TextColumn("{task.fields[said]}", markup=False),
+        progress.TextColumn("{task.fields[more]}", markup=False),
         progress.TimeRemainingColumn(),
     )
     # a log keeps the last line; a terminal has seen those before
     with progress.Progress(*columns, console=console, transient=console.is_terminal) as drawn:
-        task = drawn.add_task(call.what, total=None, said="")
-        yield lambda done, of, said: drawn.update(task, completed=done, total=of, said=said)
+        task = drawn.add_task(what, total=None, more="")
+        for done, of, more in looks:
+            drawn.update(task, completed=done, total=of, more=more)
 
 
-@contextmanager
-def _in_cell(call: _Call, begun: float) -> Iterator[Callable[[int, int | None, str], None]]:
+def _in_cell(
+    what: str, unit: str, looks: Iterator[Seen], begun: float, well: threading.Event
+) -> None:
     """A display that is empty before, and afterwards a sentence for whoever reads the notebook."""
     publisher: Any = sys.modules["IPython"].get_ipython().display_pub
     publish = partial(publisher.publish, transient={"display_id": f"tiledask-{uuid.uuid4().hex}"})
     publish({})
-
-    def say(done: int, of: int | None, said: str) -> None:
+    counted = more = ""
+    for done, of, more in looks:
         known = f' value="{done}" max="{of}"' if of else ""
-        words = f"{call.what} {done}/{of}" if of else call.what
-        words += f", {said}" if said else ""
+        counted = f"{done} of {of} {unit}" if of else ""
+        words = f"{what} {done}/{of}" if of else what
+        words += f", {more}" if more else ""
         if of and 0 < done < of:
             left = (monotonic() - begun) * (of - done) / done
             words += f", about {left:.0f} s left"
-        shown = f"<progress{known}></progress> {html.words(words)}"
-        publish({"text/html": shown, "text/plain": words}, update=True)
-
-    try:
-        yield say
-    finally:
-        words = call.sentence(monotonic() - begun)
-        last = {"text/html": html.words(words), "text/plain": words}
-        publish(last if call.unit and _SESSION in os.environ else {}, update=True)
+        bar = f"<progress{known}></progress> {html.words(words)}"
+        publish({"text/html": bar, "text/plain": words}, update=True)
+    broken = "" if well.is_set() else "broken off at" if counted else "broken off"
+    words = f"{what}: {broken} {counted}" if broken or counted else what
+    took = format_seconds(monotonic() - begun)
+    words = ", ".join(filter(None, (" ".join(words.split()), took, more)))
+    last = {"text/html": html.words(words), "text/plain": words}
+    publish(last if unit and _SESSION in os.environ else {}, update=True)

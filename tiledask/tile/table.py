@@ -9,9 +9,10 @@ from tiledask.errors import KernelError
 from tiledask.plan.tables import Table, table
 from tiledask.tile import numpy_kernels
 from tiledask.tile.backend import HALVES, Array, GpuInfo, as_dtype, probe
+from tiledask.tile.config import configs
 from tiledask.tile.cuda import launch
 from tiledask.tile.epilogue import Epilogue, activation_bytes
-from tiledask.tile.levels import Tile, TileTraffic
+from tiledask.tile.levels import Tile, TileTraffic, as_tile
 
 __all__ = ["Kernel", "KernelTable", "Run", "Sizes", "find", "kernels", "lookup", "meant"]
 
@@ -132,10 +133,23 @@ class Kernel:
         number, known = ".".join(map(str, self.capability)), _EXAMPLES[self.capability]
         return f"compute capability {number} ({known}){'' if self.exactly else ' or more'}"
 
-    @property
-    def types(self) -> str:
-        """Its element types in words."""
-        return ", ".join(self.dtypes + (("float32 as tf32",) if self.tf32 else ()))
+    def with_tile(self, tile: int | Tile | None) -> Tile | None:
+        """The tile to use when ``tile`` is given; None where the kernel is to choose itself."""
+        if tile is None:
+            return None if self.chooses else self.tile
+        if self.tile is None:
+            raise KernelError(
+                f"kernel {self.name!r} has no tile to choose, got tile={tile!r}; leave it out, or "
+                f"use kernel='tiled' (NumPy) or 'smem_tiled' (CuPy)"
+            )
+        found = as_tile(tile)
+        if self.tiles and found not in self.tiles:
+            built = " or ".join(f"({', '.join(map(str, t))})" for t in self.tiles)
+            raise KernelError(
+                f"kernel {self.name!r} is built for tiles of {built}, got {found}; give one of "
+                f"these, or leave it out for {self.tile}"
+            )
+        return found
 
     def tiles_for(self, dtype: str) -> tuple[Tile, ...]:
         """Those of `tiles` that go with elements of ``dtype``.
@@ -182,7 +196,7 @@ class KernelTable(dict[str, Kernel]):
             shown = ", ".join("x".join(map(str, tile or ())) for tile in tiles) or "none to choose"
             rows[name] = {
                 "arrays": each.arrays,
-                "types": each.types,
+                "types": ", ".join(each.dtypes + (("float32 as tf32",) if each.tf32 else ())),
                 "tiles": shown + (", or any" if each.tile and not each.tiles else ""),
                 "needs": each.needs or {"numpy": "any CPU", "cupy": "any GPU"}[each.arrays],
                 "here": "available" if each.available else "unavailable",
@@ -200,61 +214,38 @@ class KernelTable(dict[str, Kernel]):
 _ALL = ("float16", "bfloat16", "float32", "float64")
 
 
-def _ours(
-    name: str, dtypes: tuple[str, ...], run: Run, tiles: tuple[Tile, ...], **more: Any
-) -> Kernel:
+def _ours(run: Run, dtypes: tuple[str, ...], **more: Any) -> Kernel:
     """One of our CUDA kernels, whose first tile is the usual one."""
+    first, *_ = every = configs[run.__name__]
+    tiles = tuple(each.block for each in every)
+    needs = tuple(map(int, first.capability.split("."))) if first.capability else None
     more |= {"tile": tiles[0], "tiles": tiles, "compiled": True}
-    return Kernel(name, "cupy", dtypes, run, **more)
+    more |= {"capability": needs, "exactly": first.exactly}
+    return Kernel(run.__name__, "cupy", dtypes, run, **more)
 
 
-_ROWS = (
-    Kernel("loops", "numpy", _ALL, numpy_kernels.loops),
-    Kernel("tiled", "numpy", _ALL, numpy_kernels.tiled, _tiled_workspace, tile=(512, 512, 512)),
-    Kernel("blas", "numpy", _ALL, numpy_kernels.blas, _blas_workspace),
-    _ours(
-        "smem_tiled",
-        ("float32",),
-        launch.smem_tiled,
-        launch.SMEM_TILES[::-1],
-    ),
-    _ours(
-        "sgemm_warptiled",
-        ("float32",),
-        launch.sgemm_warptiled,
-        launch.SGEMM_TILES,
-        capability=(8, 0),
-    ),
-    _ours(
-        "mma_multistage",
-        HALVES,
-        launch.mma_multistage,
-        launch.MMA_TILES,
-        k_bytes=launch.MMA_K_BYTES,
-        chooses=True,
-        capability=(8, 0),
-        tf32=launch.mma_multistage,
-    ),
-    _ours(
-        "wgmma_ws_persistent",
-        HALVES,
-        launch.wgmma_ws_persistent,
-        launch.WGMMA_TILES,
-        workspace=_hopper_workspace,
-        chooses=True,
-        capability=(9, 0),
-        exactly=True,
-    ),
-    Kernel(
-        "cublas",
-        "cupy",
-        _ALL,
-        numpy_kernels.cublas,
-        _cublas_workspace,
-        tf32=partial(numpy_kernels.cublas, tf32=True),
-    ),
+_CUBLAS = numpy_kernels.cublas
+kernels = KernelTable(
+    (each.name, each)
+    for each in (
+        Kernel("loops", "numpy", _ALL, numpy_kernels.loops),
+        Kernel("tiled", "numpy", _ALL, numpy_kernels.tiled, _tiled_workspace, tile=(512, 512, 512)),
+        Kernel("blas", "numpy", _ALL, numpy_kernels.blas, _blas_workspace),
+        _ours(launch.smem_tiled, ("float32",)),
+        _ours(launch.sgemm_warptiled, ("float32",)),
+        _ours(
+            launch.mma_multistage,
+            HALVES,
+            k_bytes=launch.MMA_K_BYTES,
+            chooses=True,
+            tf32=launch.mma_multistage,
+        ),
+        _ours(launch.wgmma_ws_persistent, HALVES, workspace=_hopper_workspace, chooses=True),
+        Kernel(
+            "cublas", "cupy", _ALL, _CUBLAS, _cublas_workspace, tf32=partial(_CUBLAS, tf32=True)
+        ),
+    )
 )
-kernels = KernelTable({kernel.name: kernel for kernel in _ROWS})
 
 
 def lookup(name: str) -> Kernel:

@@ -2,7 +2,7 @@
 
 Holds `tiledask.distributed.convolution.layers`,
 `tiledask.plan.collectives.rows`, `tiledask.plan.program.making.convolutions` and
-`tiledask.tile.layers.convolution.im2col`.
+`tiledask.tile.layers.windows`.
 """
 
 from itertools import accumulate

@@ -12,10 +12,9 @@ from tile.cuda.ptxas import resources
 import tiledask as td
 from tiledask.errors import KernelError
 from tiledask.plan.inputs.hardware import Device, load_cluster, load_device
-from tiledask.tile.choice.config import Config
-from tiledask.tile.choice.occupancy import dram_loads, raster, refusal, waves
-from tiledask.tile.cuda import build, launch
-from tiledask.tile.cuda.hopper_tile import HopperTile
+from tiledask.tile.choice.bound import dram_loads, raster, refusal, waves
+from tiledask.tile.config import Config
+from tiledask.tile.cuda import build
 from tiledask.tile.levels import traffic
 
 H200, A100, L4, T4 = map(load_device, ("H200", "A100-40GB", "L4", "T4"))
@@ -164,21 +163,6 @@ def test_registers_are_those_that_the_compiler_reports(config):
     device = {"8.0": "A100-40GB", "9.0": "H100"}[capability]
     exact = replace(config, registers=found.registers)
     assert td.tile.occupancy(exact, device).blocks == td.tile.occupancy(config, device).blocks
-
-
-@pytest.mark.parametrize("config", [c for k in ON_GPUS[1:] for c in td.tile.configs[k]], ids=str)
-def test_shared_memory_is_what_the_launch_asks_for(config):
-    if config.kernel == "wgmma_ws_persistent":
-        way = HopperTile(config.block)
-        wanted = way.stages, way.shared_bytes
-    else:
-        wanted = launch.panels_memory(config.kernel, config.block, config.itemsize, False, True)
-    assert (config.stages, config.shared_bytes) == wanted
-
-
-@pytest.mark.parametrize("kernel", [*ON_GPUS, "tiled"])
-def test_a_kernels_own_tile_is_that_of_its_first_configuration(kernel):
-    assert td.tile.kernels[kernel].tile == td.tile.configs[kernel][0].block
 
 
 # -- waves ---------------------------------------------------------------------------------------

@@ -4,17 +4,18 @@ import numpy as np
 import pytest
 
 from tiledask.tile.backend import as_dtype
-from tiledask.tile.cuda.hopper_tile import WGMMA_TILES, HopperTile, chosen
+from tiledask.tile.config import hopper, hopper_tile
 from tiledask.tile.cuda.operands import padded, readable
 
 
 def cycles(m, n, k, way, multiprocessors):
     """Of the busiest cluster, by dealing out tile after tile."""
-    columns, step, end = way.tile[1], *{256: (1024, 2000), 128: (600, 1000)}[way.tile[1]]
-    tiles = len(range(0, m, 128 * way.cluster)) * len(range(0, n, columns))
-    clusters = max(1, multiprocessors // way.cluster)
+    columns, cluster = way.block[1], way.cluster[0]
+    step, end = {256: (1024, 2000), 128: (600, 1000)}[columns]
+    tiles = len(range(0, m, 128 * cluster)) * len(range(0, n, columns))
+    clusters = max(1, multiprocessors // cluster)
     busiest = len(range(0, tiles, clusters))
-    return busiest * (len(range(0, k, 64)) * step * (1.04 if way.cluster == 1 else 1) + end)
+    return busiest * (len(range(0, k, 64)) * step * (1.04 if cluster == 1 else 1) + end)
 
 
 SHAPES = [
@@ -28,8 +29,8 @@ SHAPES = [
 @pytest.mark.parametrize("multiprocessors", [132, 114, 7, 1])
 def test_the_tile_chosen_is_the_one_that_takes_least(multiprocessors):
     for m, n, k in SHAPES:
-        took = cycles(m, n, k, chosen(m, n, k, multiprocessors), multiprocessors)
-        ways = [HopperTile(t, c) for t in WGMMA_TILES for c in (1, 2)[: 1 + (m > 128)]]
+        took = cycles(m, n, k, hopper_tile(m, n, k, multiprocessors), multiprocessors)
+        ways = [hopper(t, c) for t in (256, 128) for c in (1, 2)[: 1 + (m > 128)]]
         assert took == min(cycles(m, n, k, way, multiprocessors) for way in ways), (m, n, k)
 
 

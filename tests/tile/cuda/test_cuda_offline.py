@@ -2,7 +2,7 @@
 
 Registers, spills and shared memory are ptxas's own report; instructions come from disassembly.
 
-Holds `tiledask.tile.cuda.launch` and `tiledask.tile.cuda.source`.
+Holds `tiledask.tile.cuda.launch` and `tiledask.tile.cuda.build`.
 """
 
 import os
@@ -17,9 +17,9 @@ from tile.cuda.ptxas import resources
 
 from tiledask.errors import KernelError
 from tiledask.tile.backend import nvrtc_reason
-from tiledask.tile.cuda import build, launch
-from tiledask.tile.cuda.hopper_tile import HopperTile
-from tiledask.tile.cuda.source import KERNELS, file_text
+from tiledask.tile.config import config_of, configs, hopper
+from tiledask.tile.cuda import build
+from tiledask.tile.cuda.build import KERNELS, file_text
 
 pytestmark = pytest.mark.skipif(bool(nvrtc_reason()), reason=nvrtc_reason() or "-")
 
@@ -59,7 +59,7 @@ def starting(names, *prefixes):
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("tile", launch.SMEM_TILES)
+@pytest.mark.parametrize("tile", [each.block for each in configs["smem_tiled"]])
 def test_smem_tiled_compiles_within_its_budget(arch, tile):
     extent = tile[0]
     code, found = compile_it("smem_tiled", arch, {"TILE": extent, **PLAIN})
@@ -166,7 +166,7 @@ def test_wgmma_gives_registers_away_and_fits_into_a_multiprocessor():
 @pytest.mark.parametrize("columns", [256, 128])
 @pytest.mark.parametrize("staged", [0, 1])
 def test_wgmma_shared_memory_fits(columns, staged):
-    way = HopperTile((128, columns, 64), staged=staged)
+    way = hopper(columns, staged=staged)
     stages, shared = way.stages, way.shared_bytes
     assert shared <= 227 * 1024
     assert stages >= 3
@@ -199,19 +199,20 @@ def test_wgmma_is_for_sm_90a_alone():
 
 # -- sgemm_warptiled and mma_multistage ------------------------------------------------------------
 
+SGEMM, MMA = ([each.block for each in configs[k]] for k in ("sgemm_warptiled", "mma_multistage"))
 PANELS = {
-    "sgemm": ("sgemm_warptiled", "float", "float", launch.SGEMM_TILES[0]),
-    "sgemm, small": ("sgemm_warptiled", "float", "float", launch.SGEMM_TILES[1]),
-    "bf16": ("mma_multistage", "bf16", "bf16", launch.MMA_TILES[0]),
-    "fp16 to float32": ("mma_multistage", "f16", "float", launch.MMA_TILES[0]),
-    "tf32": ("mma_multistage", "float", "float", launch.MMA_TILES[2]),
+    "sgemm": ("sgemm_warptiled", "float", "float", SGEMM[0]),
+    "sgemm, small": ("sgemm_warptiled", "float", "float", SGEMM[1]),
+    "bf16": ("mma_multistage", "bf16", "bf16", MMA[0]),
+    "fp16 to float32": ("mma_multistage", "f16", "float", MMA[0]),
+    "tf32": ("mma_multistage", "float", "float", MMA[2]),
 }
 
 
 def panels(variant, piece=16, **more):
     name, kind, out, tile = PANELS[variant]
-    size = 4 if kind == "float" else 2
-    stages, shared = launch.panels_memory(name, tile, size, False, True)
+    config = config_of(name, "float32" if kind == "float" else "float16", tile)
+    stages, shared = config.stages, config.shared_bytes
     macros = dict(zip(("TILE_M", "TILE_N", "TILE_K"), tile, strict=True))
     macros |= {"TYPE": kind, "OUT": out, "STAGES": stages, "A_TURNED": 0, "B_TURNED": 1}
     macros |= {"A_BYTES": piece, "B_BYTES": piece, **PLAIN, **more}

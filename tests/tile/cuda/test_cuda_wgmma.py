@@ -14,13 +14,13 @@ from twins import cuda_host
 from twins.cuda_host import HostFault, host_gpu, why_not
 from twins.cuda_host.products import GemmCase, is_right
 
+from tiledask.tile.config import configs, hopper
 from tiledask.tile.cuda import launch
-from tiledask.tile.cuda.hopper_tile import HopperTile
 from tiledask.tile.levels import traffic
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 
-NARROW, WIDE = launch.WGMMA_TILES[1], launch.WGMMA_TILES[0]
+WIDE, NARROW = (each.block for each in configs["wgmma_ws_persistent"])
 BASE = GemmCase(200, 152, 150, dtype="bfloat16")
 """Rows and columns of C end on boundaries of 16 bytes, so that it leaves through shared memory."""
 ALL = {"beta": -1.0, "bias": True, "gelu": True, "before": True}
@@ -48,10 +48,10 @@ def told(monkeypatch):
 
     def tell(cluster):
         def way(m, n, k, multiprocessors, staged, tile):
-            return HopperTile(tile, cluster, staged)
+            return hopper(tile[1], cluster, staged)
 
         launch._hopper_plan.cache_clear()
-        monkeypatch.setattr(launch, "chosen", way)
+        monkeypatch.setattr(launch, "hopper_tile", way)
 
     yield tell
     launch._hopper_plan.cache_clear()

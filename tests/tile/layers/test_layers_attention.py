@@ -1,7 +1,7 @@
 """Attention by heads: against loops, complex rotation, and split over devices by heads.
 
 Holds `tiledask.tile.layers.attention`, `tiledask.tile.layers.rotary`
-and `tiledask.tile.layers.self_attention`.
+and `tiledask.tile.layers.composites`.
 """
 
 import math
@@ -17,13 +17,13 @@ from tiledask.tile import layers as L
 from tiledask.tile import to_numpy
 
 
-def by_definition(q, k, v, kv_of, causal=True, scale=None, offset=0):
+def by_definition(q, k, v, kv_of, causal=True, scale=None):
     """A query, a key and a column at a time, in Python's floats."""
     b, heads, s, e = q.shape
     scale = 1 / math.sqrt(e) if scale is None else scale
     y = np.empty((b, heads, s, v.shape[-1]))
     for n, h, i in np.ndindex(b, heads, s):
-        keys = range(min(k.shape[2], offset + i + 1) if causal else k.shape[2])
+        keys = range(min(k.shape[2], i + 1) if causal else k.shape[2])
         g = kv_of[h]
         weights = [math.exp(scale * math.fsum(q[n, h, i] * k[n, g, j])) for j in keys]
         for f in range(v.shape[-1]):
@@ -43,18 +43,15 @@ def by_definition(q, k, v, kv_of, causal=True, scale=None, offset=0):
     t=st.integers(1, 5),
     e=st.integers(1, 3),
     f=st.integers(1, 3),
-    offset=st.integers(0, 3),
     causal=st.booleans(),
     data=st.data(),
 )
 @settings(max_examples=60, deadline=None)
-def test_attention_is_its_definition(b, heads, kv, s, t, e, f, offset, causal, data):
+def test_attention_is_its_definition(b, heads, kv, s, t, e, f, causal, data):
     kv_of = tuple(data.draw(st.lists(st.integers(0, kv - 1), min_size=heads, max_size=heads)))
     q, k, v = draw((b, heads, s, e), (b, kv, t, e), (b, kv, t, f))
-    y, _ = L.attention(q, k, v, kv_of, causal, offset=offset)
-    np.testing.assert_allclose(
-        y, by_definition(q, k, v, kv_of, causal, offset=offset), rtol=1e-12, atol=1e-12
-    )
+    y, _ = L.attention(q, k, v, kv_of, causal)
+    np.testing.assert_allclose(y, by_definition(q, k, v, kv_of, causal), rtol=1e-12, atol=1e-12)
 
 
 def test_large_scores_do_not_overflow(xp):

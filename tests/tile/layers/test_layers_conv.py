@@ -1,6 +1,6 @@
 """Convolution and pooling: against loops, and as transposes.
 
-Holds `tiledask.tile.layers.convolution.conv` and `tiledask.tile.layers.convolution.pooling`.
+Holds `tiledask.tile.layers.conv`.
 """
 
 import math

@@ -8,7 +8,6 @@ from oracles.gradients import draw
 
 from tiledask.tile import gelu
 from tiledask.tile import layers as L
-from tiledask.tile.layers.mlp import activated_linear
 
 # -- feed-forward ----------------------------------------------------------------------------------
 
@@ -53,6 +52,13 @@ def test_a_constant_token_has_no_deviation():
 # -- one product for both ------------------------------------------------------------------------
 
 
+def bent(x, w, b, activation):
+    """(g, what its gradient reads) of a feed-forward layer."""
+    weights = {"w_1": w, "w_2": w.T} | ({} if b is None else {"b_1": b})
+    saved = L.mlp(x, weights, activation)[1]
+    return saved["g"], saved["bent"]
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(5, 7), (2, 3, 7), (0, 7)])
 def test_bending_in_the_product_is_bending_after_it(shape, bias):
@@ -60,21 +66,22 @@ def test_bending_in_the_product_is_bending_after_it(shape, bias):
     x, w = rng.standard_normal(shape), rng.standard_normal((7, 11))
     b = rng.standard_normal(11) if bias else None
     for activation in ("gelu", "relu", "silu"):
-        g, kept = activated_linear(x, w, b, activation)
-        z = L.linear(x, w, b)[0]
-        plain, plain_kept = L.ACTIVATIONS[activation].forward(z)
+        g, saved = bent(x, w, b, activation)
+        plain, plain_saved = L.ACTIVATIONS[activation](L.linear(x, w, b)[0])
         np.testing.assert_allclose(g, plain, rtol=1e-13)
-        np.testing.assert_allclose(kept, plain_kept, rtol=1e-13)
+        assert saved.keys() == plain_saved.keys()
+        for name, value in saved.items():
+            np.testing.assert_allclose(value, plain_saved[name], rtol=1e-13)
 
 
 def test_halves_are_bent_before_they_are_rounded():
     """GELU of the rounded sum differs from the rounded GELU; only the latter is the nearest."""
     rng = np.random.default_rng(1)
     x, w = (rng.standard_normal(s).astype(np.float16) for s in ((64, 32), (32, 48)))
-    g, z = activated_linear(x, w, None, "gelu")
+    g, saved = bent(x, w, None, "gelu")
     exact = gelu(x.astype("f8") @ w.astype("f8"))
-    twice = L.gelu(z)[0].astype("f8")
+    twice = L.gelu(saved["x"])[0].astype("f8")
     step = np.spacing(abs(exact).astype(np.float16)).astype("f8")  # half of it is the nearest
-    bent, rounded_first = (np.quantile(abs(y - exact) / step, 0.9) for y in (g.astype("f8"), twice))
-    assert bent < 0.5 < 1.5 < rounded_first
-    np.testing.assert_array_equal(z, L.linear(x, w)[0])
+    once, rounded_first = (np.quantile(abs(y - exact) / step, 0.9) for y in (g.astype("f8"), twice))
+    assert once < 0.5 < 1.5 < rounded_first
+    np.testing.assert_array_equal(saved["x"], L.linear(x, w)[0])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tiledask.tile import layers as L
 from tiledask.tile import to_numpy
-from tiledask.tile.layers.rng import splitmix64
+from tiledask.tile.layers.random import splitmix64
 
 GAMMA, MASK = 0x9E3779B97F4A7C15, 2**64 - 1
 

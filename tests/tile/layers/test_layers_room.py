@@ -3,7 +3,7 @@
 A case is a layer with operands of given shapes. The same checks run over all of them: against
 finite differences and the adjoint identity in float64, and in halves against float64.
 
-Holds `tiledask.tile.layers.activations`.
+Holds `tiledask.tile.layers.elementwise`.
 """
 
 from collections.abc import Callable
@@ -183,7 +183,7 @@ CASES = {
     "attention, one kv head": attend((2, 5, 3, 2), (2, 1, 3, 2), (2, 1, 3, 2)),
     "attention, any map": attend((1, 3, 3, 2), (1, 4, 3, 2), (1, 4, 3, 2), kv_of=(2, 0, 2)),
     "attention, both ways": attend((1, 2, 3, 2), (1, 2, 5, 2), (1, 2, 5, 3), causal=False),
-    "attention, later part": attend((1, 2, 2, 3), (1, 1, 5, 3), (1, 1, 5, 3), offset=3, scale=0.9),
+    "attention, scaled": attend((1, 2, 2, 3), (1, 1, 5, 3), (1, 1, 5, 3), scale=0.9),
     "attention of one token": attend((1, 1, 1, 1), (1, 1, 1, 1), (1, 1, 1, 1)),
     "self-attention": self_attention(MHA, (2, 3, 5), bias=True),
     "self-attention, fused": self_attention(GQA, (1, 3, 5), fused=True, bias=True),

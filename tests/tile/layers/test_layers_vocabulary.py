@@ -110,7 +110,7 @@ def test_devices_with_some_classes_get_the_loss_of_one(vocabulary, tokens, smoot
 def split_loss(logits, targets, cuts, smoothing):
     """(loss, dlogits) of each device that holds classes cuts[i] .. cuts[i + 1]."""
     parts = [RankPart(a, b, logits.shape[-1]) for a, b in itertools.pairwise(cuts)]
-    count = L.count_targets(targets, L.LossRule(logits.shape[-1], smoothing))
+    count = L.count_targets(targets, logits.shape[-1], smoothing)
     local = [logits[..., part.here] for part in parts]
     maximum = np.max([KERNELS["largest_logit"](z) for z in local], axis=0)
     sums = sum(

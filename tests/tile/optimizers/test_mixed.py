@@ -1,6 +1,6 @@
 """Mixed precision: bytes are the planner's, masters keep small updates, steps are those of fp32.
 
-Holds `tiledask.tile.optimizers.rules` and `tiledask.tile.optimizers.clipping`.
+Holds `tiledask.tile.optimizers`.
 """
 
 import numpy as np
@@ -9,8 +9,7 @@ import pytest
 from tiledask.errors import ConfigError
 from tiledask.plan.inputs.recipes import load_recipe, state_bytes
 from tiledask.tile.backend import as_dtype
-from tiledask.tile.optimizers import SGD, Adam, AdamW, LossScale, advance, begin
-from tiledask.tile.optimizers.rules import rule_for
+from tiledask.tile.optimizers import SGD, Adam, AdamW, LossScale, advance, begin, rule_for
 
 FULL = ["fp32-adam", "fp32-momentum", "fp32-sgd"]
 HALF = ["mixed-adam-16", "mixed-adam-18", "mixed-momentum", "bf16-adam", "fp16-sgd"]

@@ -19,7 +19,7 @@ import numpy as np
 from twins.cuda_host.memory import is_lent, lent, lent_copies, strays
 
 from tiledask.tile.cuda import launch, tensor_map
-from tiledask.tile.cuda.source import HEADERS, file_text
+from tiledask.tile.cuda.build import HEADERS, file_text
 
 __all__ = ["HostFault", "HostKernel", "host_gpu", "host_tensor_map", "why_not"]
 

@@ -28,7 +28,7 @@ from tiledask.plan.intervals import ends_of
 from tiledask.plan.products.placement import Shard, split
 from tiledask.plan.products.shards import Shards
 from tiledask.plan.program.making.convolutions import WindowTerms
-from tiledask.tile.layers.convolution.im2col import Pair, Sides, Windows, windows
+from tiledask.tile.layers.windows import Pair, Sides, Windows, windows
 
 __all__ = [
     "by_input",

@@ -442,7 +442,7 @@ def cross_entropy(
     >>> run_threads(program, 2).results  # log 5
     [1.6094, 1.6094]
     """
-    counted = tile.count_targets(targets, tile.LossRule(logits.shape[-1], smoothing, ignore))
+    counted = tile.count_targets(targets, logits.shape[-1], smoothing, ignore)
     count = counted if count is None else count
     check_count(count)
     y, kept = forward(_loss, group, (logits, replicate(targets)), {}, smoothing, ignore)

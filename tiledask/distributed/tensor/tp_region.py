@@ -84,7 +84,7 @@ def activate(x: Placed, activation: str) -> tuple[Placed, Any]:
         f"{activation} of a sum is not the sum of {activation}s; sum first, by g(group, x), or cut "
         f"the matrix before it along its columns",
     )
-    y, kept = tile.find_activation(activation).forward(x.local)
+    y, kept = tile.find_activation(activation)(x.local)
     return x.like(y), kept
 
 

@@ -22,9 +22,14 @@ from tiledask.plan.pipelines.validate import validate
 from tiledask.plan.program.making.training import TrainingTerms
 from tiledask.plan.whole import is_whole, whole_number
 from tiledask.tile.backend import as_dtype
-from tiledask.tile.optimizers import Adam, LossScale, Rule, rule_for
-from tiledask.tile.optimizers.clipping import clip_factor
-from tiledask.tile.optimizers.rules import check_states
+from tiledask.tile.optimizers import (
+    Adam,
+    LossScale,
+    Rule,
+    check_states,
+    clip_factor,
+    rule_for,
+)
 
 __all__ = ["AXES", "TrainingConfig", "check_kinds", "configured", "recipe_for", "with_folder"]
 

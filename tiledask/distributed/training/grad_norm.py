@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.tile.optimizers import LossScale
-from tiledask.tile.optimizers.clipping import clip_factor
+from tiledask.tile.optimizers import LossScale, clip_factor
 
 __all__ = ["Guard", "squares"]
 

@@ -1,11 +1,12 @@
 """Tiles measured on the device at hand, beside the order that the arithmetic predicts."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
 from statistics import median
+from types import ModuleType
 
 import numpy as np
 
@@ -17,14 +18,9 @@ from tiledask.tile.backend import accumulator, as_dtype, namespace
 from tiledask.tile.levels import Tile, as_tile, traffic
 from tiledask.tile.product import matmul
 from tiledask.tile.progress import showing
-from tiledask.tile.table import Kernel, kernels, lookup
+from tiledask.tile.table import kernels, lookup
 
-__all__ = [
-    "Trial",
-    "Tuning",
-    "by",
-    "tune",
-]
+__all__ = ["Trial", "Tuning", "by", "tune"]
 
 _EXTENTS = (32, 64, 128, 256, 512, 1024)
 """Of the square tiles of "tiled" that are measured."""
@@ -109,24 +105,42 @@ def tune(
     What is predicted is the bytes between the tiles' memory and the next, and so an order, no time.
     """
     whole_number("repeats", repeats, 1, error=KernelError)
-    traffic(m, n, k, 1, 4)  # refuses extents that are none
-    found = lookup(kernel)
+    found, dtype = lookup(kernel), as_dtype(dtype).name
     if found.tile is None:
         having = ", ".join(name for name, each in kernels.items() if each.tile)
         raise KernelError(f"kernel {kernel!r} has no tile to choose; those that have: {having}")
     if why_not := found.why_not:
         raise KernelError(f"kernel {kernel!r} cannot run here: {why_not}")
-    dtype = as_dtype(dtype).name
     tiles = [as_tile(tile) for tile in candidates or ()]
     if candidates is None:
         tiles = [found.tile, *(found.tiles_for(dtype) or ((n,) * 3 for n in _EXTENTS))]
     if not tiles:
         raise KernelError("there is no tile to measure: candidates is empty; give one or more")
-    times = _measured(_Runs(found, (m, n, k), dtype, seed), tiles, repeats, progress)
-    trials = [
-        Trial(tile, traffic(m, n, k, tile, as_dtype(dtype).itemsize).total, median(seconds))
-        for tile, seconds in times.items()
-    ]
+    predicted = {tile: traffic(m, n, k, tile, as_dtype(dtype).itemsize).total for tile in tiles}
+    xp, times, done = namespace(found.arrays), dict[Tile, list[float]](), list[str]()
+    rng, out = xp.random.default_rng(seed), xp.empty((m, n), as_dtype(dtype))
+    precision = "tf32" if found.tf32 and dtype not in found.dtypes else None
+
+    def look() -> tuple[int, int | None, str]:
+        return len(done), len(predicted) * repeats, f"measured {done[-1]}" if done else ""
+
+    with showing("measuring tiles", look, "runs", after=0.0) if progress else nullcontext():
+        for _ in range(repeats):
+            # generators know no halves
+            a, b = (
+                rng.standard_normal(shape, dtype=accumulator(dtype)).astype(as_dtype(dtype))
+                for shape in ((m, k), (k, n))
+            )
+            for tile in predicted:
+
+                def run(tile: Tile = tile, a: object = a, b: object = b) -> None:
+                    matmul(a, b, kernel, tile, out, precision=precision)
+
+                if tile not in times:
+                    run()
+                times.setdefault(tile, []).append(_seconds(run, xp))
+                done.append(by(tile))
+    trials = [Trial(tile, predicted[tile], median(seconds)) for tile, seconds in times.items()]
     trials.sort(key=lambda trial: trial.measured)
     return Tuning(kernel, m, n, k, dtype, tuple(trials))
 
@@ -136,56 +150,16 @@ def by(tile: Tile) -> str:
     return "x".join(map(str, tile))
 
 
-class _Runs:
-    """One product after another on fresh numbers, and how long each takes."""
-
-    def __init__(self, kernel: Kernel, extents: tuple[int, int, int], dtype: str, seed: int):
-        m, n, k = extents
-        self.kernel, self.shapes, self.dtype = kernel.name, ((m, k), (k, n)), as_dtype(dtype)
-        self.xp = namespace(kernel.arrays)
-        self.rng = self.xp.random.default_rng(seed)
-        self.out = self.xp.empty((m, n), self.dtype)
-        self.precision = "tf32" if kernel.tf32 and dtype not in kernel.dtypes else None
-
-    def draw(self) -> None:
-        wide = accumulator(self.dtype)  # generators know no halves
-        self.a, self.b = (
-            self.rng.standard_normal(shape, dtype=wide).astype(self.dtype) for shape in self.shapes
-        )
-
-    def once(self, tile: Tile) -> None:
-        matmul(self.a, self.b, self.kernel, tile, self.out, precision=self.precision)
-
-    def seconds(self, tile: Tile) -> float:
-        if self.xp is np:
-            begun = time.perf_counter()
-            self.once(tile)
-            return time.perf_counter() - begun
-        begin, end = self.xp.cuda.Event(), self.xp.cuda.Event()
-        begin.record()
-        self.once(tile)
-        end.record()
-        end.synchronize()
-        milliseconds: float = self.xp.cuda.get_elapsed_time(begin, end)
-        return milliseconds / 1e3
-
-
-def _measured(
-    runs: _Runs, tiles: list[Tile], repeats: int, progress: bool
-) -> dict[Tile, list[float]]:
-    """Seconds of each tile in each round."""
-    times: dict[Tile, list[float]] = {tile: [] for tile in tiles}
-    done: list[str] = []
-
-    def look() -> tuple[int, int | None, str]:
-        return len(done), len(times) * repeats, f"measured {done[-1]}" if done else ""
-
-    with showing("measuring tiles", look, "runs", after=0.0) if progress else nullcontext():
-        for number in range(repeats):
-            runs.draw()
-            for tile, seconds in times.items():
-                if not number:
-                    runs.once(tile)
-                seconds.append(runs.seconds(tile))
-                done.append(by(tile))
-    return times
+def _seconds(run: Callable[[], None], xp: ModuleType) -> float:
+    """How long ``run`` takes; on a GPU by its own events."""
+    if xp is np:
+        begun = time.perf_counter()
+        run()
+        return time.perf_counter() - begun
+    begin, end = xp.cuda.Event(), xp.cuda.Event()
+    begin.record()
+    run()
+    end.record()
+    end.synchronize()
+    milliseconds: float = xp.cuda.get_elapsed_time(begin, end)
+    return milliseconds / 1e3

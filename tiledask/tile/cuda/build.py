@@ -1,4 +1,5 @@
-"""A kernel's machine code: compiled once for each architecture, kept in a folder, loaded by CuPy.
+"""A kernel's text with its headers, and its machine code: compiled once for each architecture, kept
+in a folder, loaded by CuPy.
 
 NVRTC needs no GPU, so that the same function compiles for machines that are elsewhere, and what a
 test measured of the code is true of the code that runs.
@@ -6,21 +7,60 @@ test measured of the code is true of the code that runs.
 
 import hashlib
 import os
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
+from importlib.resources import files
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from tiledask.errors import KernelError
 from tiledask.files import atomic_write
 from tiledask.tile.backend import namespace
-from tiledask.tile.cache import cache_folder
-from tiledask.tile.cuda.source import source
 
-__all__ = ["arch_of", "compile_for", "loaded"]
+__all__ = ["HEADERS", "KERNELS", "arch_of", "compile_for", "file_text", "loaded", "source"]
 
 Macros = Mapping[str, Any]
+
+KERNELS = ("smem_tiled", "sgemm_warptiled", "mma_multistage", "wgmma_ws_persistent")
+"""Ours, the simplest first."""
+HEADERS = ("gpu.cuh", "hopper.cuh", "epilogue.cuh", "panels.cuh")
+
+
+@cache
+def file_text(name: str) -> str:
+    """The text of one file beside this one.
+
+    >>> "__global__" in file_text("smem_tiled.cu")
+    True
+    """
+    return files("tiledask.tile.cuda").joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def source(name: str) -> str:
+    """The kernel ``name`` as one text: every header in place of the first line that includes it.
+
+    The compiler then needs no folders, and one text is what it is cached by.
+    """
+    return _inlined(f"{name}.cu", set())
+
+
+def _inlined(name: str, seen: set[str]) -> str:
+    lines = []
+    for line in file_text(name).splitlines():
+        included = re.fullmatch(r'#include "(.+)"', line)
+        if included is None:
+            lines.append("" if line == "#pragma once" else line)
+        elif included[1] not in seen:
+            seen.add(included[1])
+            lines.append(_inlined(included[1], seen))
+    return "\n".join(lines)
+
+
+# -- machine code ----------------------------------------------------------------------------------
 
 _HOPPER_ONLY = ("wgmma_ws_persistent",)
 
@@ -36,48 +76,20 @@ def arch_of(name: str, capability: str) -> str:
 
 
 def compile_for(name: str, macros: Macros, arch: str) -> tuple[bytes, str]:
-    """(machine code, what the compiler said) of the kernel ``name``; KernelError where it fails."""
+    """(machine code, the compiler's log) of the kernel ``name``; KernelError where it fails."""
+    log, given = StringIO(), [(key, str(value)) for key, value in sorted(macros.items())]
+    how: Any = {"arch": arch, "std": "c++17", "ptxas_options": "-v", "define_macro": given}
     try:
-        code, log, failure = _nvrtc(name, source(name), _options(macros, arch))
-    except Exception as error:  # the library is missing, or is another
-        code, log, failure = b"", "", str(error) or type(error).__name__
-    if failure:
+        core = import_module("cuda.core")
+        options = core.ProgramOptions(name=f"{name}.cu", **how)
+        code = core.Program(source(name), "c++", options).compile("cubin", logs=log).code
+    except Exception as error:  # the library is missing, or is another, or refuses the text
         defined = " ".join(f"{key}={value}" for key, value in macros.items()) or "no macros"
+        failure = " ".join((str(error) or type(error).__name__).split())
         raise KernelError(
-            f"kernel {name!r} did not compile for {arch} with {defined}: "
-            f"{' '.join(f'{failure}: {log}'.split())[:600]}"
-        )
-    return code, log
-
-
-def _options(macros: Macros, arch: str) -> list[str]:
-    defined = [f"-D{key}={value}" for key, value in sorted(macros.items())]
-    return [f"-arch={arch}", "--std=c++17", "-Xptxas=-v", *defined]
-
-
-def _nvrtc(name: str, text: str, options: list[str]) -> tuple[bytes, str, str]:
-    """(machine code, what was said, the error's name) of the compiler; no code, or no error."""
-    nvrtc = import_module("cuda.bindings.nvrtc")
-
-    def checked(result: Any, *found: Any) -> Any:
-        if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise RuntimeError(result.name)
-        return found[0] if found else None
-
-    program = checked(*nvrtc.nvrtcCreateProgram(text.encode(), f"{name}.cu".encode(), 0, [], []))
-    try:
-        given = [option.encode() for option in options]
-        (result,) = nvrtc.nvrtcCompileProgram(program, len(given), given)
-        said = bytearray(checked(*nvrtc.nvrtcGetProgramLogSize(program)))
-        checked(*nvrtc.nvrtcGetProgramLog(program, said))
-        log = said.rstrip(b"\0").decode(errors="replace")
-        if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            return b"", log, result.name
-        code = bytearray(checked(*nvrtc.nvrtcGetCUBINSize(program)))
-        checked(*nvrtc.nvrtcGetCUBIN(program, code))
-        return bytes(code), log, ""
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
+            f"kernel {name!r} did not compile for {arch} with {defined}: {failure[:600]}"
+        ) from None
+    return bytes(code), log.getvalue()
 
 
 def loaded(name: str, macros: Macros, capability: str) -> Any:
@@ -91,14 +103,20 @@ def _loaded(name: str, macros: tuple[tuple[str, Any], ...], arch: str) -> Any:
     return namespace("cupy").RawModule(path=str(path)).get_function(name)
 
 
+def _cache_folder() -> Path:
+    """Of files kept from run to run: $TILEDASK_CACHE, or below $XDG_CACHE_HOME or ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("TILEDASK_CACHE") or Path(base) / "tiledask")
+
+
 def _kept(name: str, macros: Macros, arch: str) -> Path:
     """The file with the machine code; made, and put there whole, if it is not there.
 
     Its name says of which text it is, how and by which compiler it was made.
     """
-    made_of = repr((source(name), _options(macros, arch), _version())).encode()
+    made_of = repr((source(name), sorted(macros.items()), arch, _version())).encode()
     file = f"{name}-{arch}-{hashlib.sha256(made_of).hexdigest()[:24]}.cubin"
-    folder = cache_folder() / "kernels"
+    folder = _cache_folder() / "kernels"
     try:
         _check_own(folder)
         if not (folder / file).is_file():

@@ -1,20 +1,18 @@
 """The layers of one device, forward and backward: the oracles of layers that are split.
 
-by_name.py          the table of kernels, as programs call them, and how a layer is made of two
-saving.py           the layers as a person calls them
-self_attention.py   projections, heads, rotary positions; and back
-  attention.py        any query head at any kv head; softmax
-  rotary.py           pairs of columns turned by their position
-mlp.py              up, activation, down: plain and SwiGLU
-  activations.py      relu, gelu, silu, the gate
-  linear.py           x w + b; the linear layers inside of a layer, by name
-norms.py            LayerNorm, RMSNorm
-embedding.py        rows of a table, or of a part of it
-cross_entropy.py    the loss, in pieces that devices with some of the classes add up
-convolution/        convolution in two dimensions, pooling, and the windows of both
-parameters.py       numbers by name and place, the same whatever the split
-rng.py              random numbers without a state
-operands.py         what all of them ask of their operands; halves
+by_name.py        the table of kernels, as programs call them, and the layers made of them
+composites.py     layers of several weights: self-attention, the feed-forward layers
+  attention.py      any query head at any kv head; softmax
+  rotary.py         pairs of columns turned by their position
+  elementwise.py    relu, gelu, silu, the gate of SwiGLU
+  linear.py         x w + b; the linear layers inside of a layer, by name
+norms.py          LayerNorm, RMSNorm
+embedding.py      rows of a table, or of a part of it
+cross_entropy.py  the loss, in pieces that devices with some of the classes add up
+conv.py           convolution in two dimensions, pooling
+  windows.py        windows of images, and the sum of them back
+random.py         random numbers without a state; parameters, the same whatever the split
+operands.py       what all of them ask of their operands; halves
 
 One convention:
 
@@ -31,135 +29,67 @@ One convention:
 - NumPy and CuPy arrays alike; shapes that do not go together raise KernelError, a ValueError.
 """
 
-from tiledask.tile.layers.activations import ACTIVATIONS, find_activation
-from tiledask.tile.layers.attention import shared_heads
-from tiledask.tile.layers.convolution.conv import conv2d_parameters
-from tiledask.tile.layers.convolution.im2col import windows
-from tiledask.tile.layers.cross_entropy import (
-    LossRule,
-    count_targets,
-    cross_entropy,
-    cross_entropy_grad,
-)
-from tiledask.tile.layers.linear import linear_grad_input, linear_grad_weight
-from tiledask.tile.layers.mlp import (
-    fuse_gate_up,
-    mlp,
-    mlp_grad,
-    mlp_parameters,
-    swiglu_mlp,
-    swiglu_mlp_grad,
-    swiglu_mlp_parameters,
-)
-from tiledask.tile.layers.parameters import Parameter, draw, initialise, matrix
-from tiledask.tile.layers.rng import key, normals, positions, uniforms
-from tiledask.tile.layers.rotary import Angles, rotary_angles
-from tiledask.tile.layers.saving import (
-    attention,
-    attention_grad,
-    avg_pool2d,
-    avg_pool2d_grad,
-    conv2d,
-    conv2d_grad,
-    conv2d_grad_input,
-    conv2d_grad_weight,
-    embedding,
-    embedding_grad,
-    flatten,
-    flatten_grad,
-    gelu,
-    gelu_grad,
-    layer_norm,
-    layer_norm_grad,
-    linear,
-    linear_grad,
-    max_pool2d,
-    max_pool2d_grad,
-    relu,
-    relu_grad,
-    rms_norm,
-    rms_norm_grad,
-    rotate,
-    rotate_grad,
-    silu,
-    silu_grad,
-    softmax,
-    softmax_grad,
-    swiglu,
-    swiglu_grad,
-)
-from tiledask.tile.layers.self_attention import (
-    Heads,
-    fuse_qkv,
-    self_attention,
-    self_attention_grad,
-    self_attention_parameters,
-)
-
-__all__ = [
-    "ACTIVATIONS",
-    "Angles",
-    "Heads",
-    "LossRule",
-    "Parameter",
-    "attention",
-    "attention_grad",
-    "avg_pool2d",
-    "avg_pool2d_grad",
-    "conv2d",
-    "conv2d_grad",
-    "conv2d_grad_input",
-    "conv2d_grad_weight",
-    "conv2d_parameters",
-    "count_targets",
-    "cross_entropy",
-    "cross_entropy_grad",
-    "draw",
-    "embedding",
-    "embedding_grad",
-    "find_activation",
-    "flatten",
-    "flatten_grad",
-    "fuse_gate_up",
-    "fuse_qkv",
-    "gelu",
-    "gelu_grad",
-    "initialise",
-    "key",
-    "layer_norm",
-    "layer_norm_grad",
-    "linear",
-    "linear_grad",
-    "linear_grad_input",
-    "linear_grad_weight",
-    "matrix",
-    "max_pool2d",
-    "max_pool2d_grad",
-    "mlp",
-    "mlp_grad",
-    "mlp_parameters",
-    "normals",
-    "positions",
-    "relu",
-    "relu_grad",
-    "rms_norm",
-    "rms_norm_grad",
-    "rotary_angles",
-    "rotate",
-    "rotate_grad",
-    "self_attention",
-    "self_attention_grad",
-    "self_attention_parameters",
-    "shared_heads",
-    "silu",
-    "silu_grad",
-    "softmax",
-    "softmax_grad",
-    "swiglu",
-    "swiglu_grad",
-    "swiglu_mlp",
-    "swiglu_mlp_grad",
-    "swiglu_mlp_parameters",
-    "uniforms",
-    "windows",
-]
+from tiledask.tile.layers.attention import attention as attention
+from tiledask.tile.layers.attention import attention_grad as attention_grad
+from tiledask.tile.layers.attention import shared_heads as shared_heads
+from tiledask.tile.layers.attention import softmax as softmax
+from tiledask.tile.layers.attention import softmax_grad as softmax_grad
+from tiledask.tile.layers.composites import Heads as Heads
+from tiledask.tile.layers.composites import fuse_gate_up as fuse_gate_up
+from tiledask.tile.layers.composites import fuse_qkv as fuse_qkv
+from tiledask.tile.layers.composites import mlp as mlp
+from tiledask.tile.layers.composites import mlp_grad as mlp_grad
+from tiledask.tile.layers.composites import mlp_parameters as mlp_parameters
+from tiledask.tile.layers.composites import self_attention as self_attention
+from tiledask.tile.layers.composites import self_attention_grad as self_attention_grad
+from tiledask.tile.layers.composites import self_attention_parameters as self_attention_parameters
+from tiledask.tile.layers.composites import swiglu_mlp as swiglu_mlp
+from tiledask.tile.layers.composites import swiglu_mlp_grad as swiglu_mlp_grad
+from tiledask.tile.layers.composites import swiglu_mlp_parameters as swiglu_mlp_parameters
+from tiledask.tile.layers.conv import avg_pool2d as avg_pool2d
+from tiledask.tile.layers.conv import avg_pool2d_grad as avg_pool2d_grad
+from tiledask.tile.layers.conv import conv2d as conv2d
+from tiledask.tile.layers.conv import conv2d_grad as conv2d_grad
+from tiledask.tile.layers.conv import conv2d_grad_input as conv2d_grad_input
+from tiledask.tile.layers.conv import conv2d_grad_weight as conv2d_grad_weight
+from tiledask.tile.layers.conv import conv2d_parameters as conv2d_parameters
+from tiledask.tile.layers.conv import flatten as flatten
+from tiledask.tile.layers.conv import flatten_grad as flatten_grad
+from tiledask.tile.layers.conv import max_pool2d as max_pool2d
+from tiledask.tile.layers.conv import max_pool2d_grad as max_pool2d_grad
+from tiledask.tile.layers.cross_entropy import count_targets as count_targets
+from tiledask.tile.layers.cross_entropy import cross_entropy as cross_entropy
+from tiledask.tile.layers.cross_entropy import cross_entropy_grad as cross_entropy_grad
+from tiledask.tile.layers.elementwise import ACTIVATIONS as ACTIVATIONS
+from tiledask.tile.layers.elementwise import find_activation as find_activation
+from tiledask.tile.layers.elementwise import gelu as gelu
+from tiledask.tile.layers.elementwise import gelu_grad as gelu_grad
+from tiledask.tile.layers.elementwise import relu as relu
+from tiledask.tile.layers.elementwise import relu_grad as relu_grad
+from tiledask.tile.layers.elementwise import silu as silu
+from tiledask.tile.layers.elementwise import silu_grad as silu_grad
+from tiledask.tile.layers.elementwise import swiglu as swiglu
+from tiledask.tile.layers.elementwise import swiglu_grad as swiglu_grad
+from tiledask.tile.layers.embedding import embedding as embedding
+from tiledask.tile.layers.embedding import embedding_grad as embedding_grad
+from tiledask.tile.layers.linear import linear as linear
+from tiledask.tile.layers.linear import linear_grad as linear_grad
+from tiledask.tile.layers.linear import linear_grad_input as linear_grad_input
+from tiledask.tile.layers.linear import linear_grad_weight as linear_grad_weight
+from tiledask.tile.layers.norms import layer_norm as layer_norm
+from tiledask.tile.layers.norms import layer_norm_grad as layer_norm_grad
+from tiledask.tile.layers.norms import rms_norm as rms_norm
+from tiledask.tile.layers.norms import rms_norm_grad as rms_norm_grad
+from tiledask.tile.layers.random import Parameter as Parameter
+from tiledask.tile.layers.random import draw as draw
+from tiledask.tile.layers.random import initialise as initialise
+from tiledask.tile.layers.random import key as key
+from tiledask.tile.layers.random import matrix as matrix
+from tiledask.tile.layers.random import normals as normals
+from tiledask.tile.layers.random import positions as positions
+from tiledask.tile.layers.random import uniforms as uniforms
+from tiledask.tile.layers.rotary import Angles as Angles
+from tiledask.tile.layers.rotary import rotary_angles as rotary_angles
+from tiledask.tile.layers.rotary import rotate as rotate
+from tiledask.tile.layers.rotary import rotate_grad as rotate_grad
+from tiledask.tile.layers.windows import windows as windows

@@ -15,18 +15,18 @@ import numpy as np
 
 from tiledask.errors import KernelError
 from tiledask.tile.backend import Array, accumulator, array_namespace
-from tiledask.tile.layers.by_name import op
-from tiledask.tile.layers.operands import check_floats, check_shape, rounded, wide
-from tiledask.tile.layers.rotary import Angles, rotate, rotate_grad
+from tiledask.tile.layers.by_name import layer, op
+from tiledask.tile.layers.operands import rounded, wide
+from tiledask.tile.layers.rotary import Angles, rotate
 
 __all__ = [
-    "attend",
-    "attend_grad",
+    "attention",
+    "attention_grad",
     "by_head",
     "merged",
-    "normalise",
-    "normalise_grad",
     "shared_heads",
+    "softmax",
+    "softmax_grad",
 ]
 
 
@@ -40,8 +40,8 @@ def shared_heads(query_heads: int, kv_heads: int) -> tuple[int, ...]:
     """
     if kv_heads < 1 or query_heads % kv_heads or query_heads < 1:
         raise KernelError(
-            f"kv heads divide query heads, got {kv_heads} and {query_heads}; or say which kv head "
-            f"each query head looks at: kv_of=(...), {query_heads} numbers"
+            f"kv heads divide query heads, got {kv_heads} and {query_heads}; or give the kv head "
+            f"of each query head: kv_of=(...), {query_heads} numbers"
         )
     return tuple(i // (query_heads // kv_heads) for i in range(query_heads))
 
@@ -57,13 +57,13 @@ def merged(x: Array) -> Array:
     return x.swapaxes(1, 2).reshape(b, s, heads * e)
 
 
-def normalise(x: Array) -> Array:
+@layer("x:*n -> *n", program=False)
+def softmax(x: Array) -> Array:
     """exp(x) over its sum along the last axis.
 
-    >>> normalise(np.array([0.0, 0.0, -np.inf])).tolist()
+    >>> softmax(np.array([0.0, 0.0, -np.inf]))[0].tolist()
     [0.5, 0.5, 0.0]
     """
-    check_floats(x=x)
     return rounded(_softmax_in(x.astype(accumulator(x.dtype))), x)
 
 
@@ -75,7 +75,8 @@ def _softmax_in(y: Array) -> Array:
     return y
 
 
-def normalise_grad(dy: Array, y: Array) -> Array:
+@softmax.grad
+def softmax_grad(dy: Array, y: Array) -> Array:
     """dx: y (dy - the sum of dy y)."""
     y, d = wide(y), wide(dy)
     dx = d - (d * y).sum(axis=-1, keepdims=True)
@@ -83,49 +84,34 @@ def normalise_grad(dy: Array, y: Array) -> Array:
     return rounded(dx, dy)
 
 
-def attend(
+@layer("q:bhse k:bgte v:bgtf -> bhsf", returns="p", program=False)
+def attention(
     q: Array,
     k: Array,
     v: Array,
     kv_of: Sequence[int] | None = None,
     causal: bool = True,
     scale: float | None = None,
-    offset: int = 0,
 ) -> tuple[Array, Array]:
-    """softmax(scale q k^T) v [b, query heads, s, f], Vaswani et al., arXiv:1706.03762; and p.
+    """softmax(scale q k^T) v [b, query heads, s, f]; saves the softmax, p [b, query heads, s, t].
 
     q [b, query heads, s, e], k [b, kv heads, t, e], v [b, kv heads, t, f]. ``kv_of`` is the kv
     head of each query head, by default `shared_heads`; ``scale`` is 1/sqrt(e) by default. With
-    ``causal``, query i looks at keys 0 .. offset + i: ``offset`` is the position of the first
-    query among the keys, for a part of a sequence.
+    ``causal``, query i looks at keys 0 .. i. Vaswani et al., arXiv:1706.03762.
 
-    Of halves, scores, softmax and sums are float32; what is rounded is the result and p, the
-    softmax [b, query heads, s, t].
+    Of halves, scores, softmax and sums are float32; what is rounded is the result and p.
 
     >>> one = np.ones((1, 1, 2, 4))
-    >>> attend(one, one, one)[1][0, 0].tolist()
+    >>> attention(one, one, one)[1]["p"][0, 0].tolist()
     [[1.0, 0.0], [0.5, 0.5]]
     """
-    check_floats(q=q, k=k, v=v)
-    kv_of = _checked(q, k, v, kv_of, causal, offset)
-    p = _weights(q, k, kv_of, causal, scale, offset)
+    kv_of = _kv_of(q, k, kv_of)
+    p = _weights(q, k, kv_of, causal, scale)
     return rounded(wide(p) @ _per_query(v, kv_of), q), p
 
 
-def _weights(
-    q: Array, k: Array, kv_of: Sequence[int], causal: bool, scale: float | None, offset: int = 0
-) -> Array:
-    xp = array_namespace(q, k)
-    scores = wide(q) @ _per_query(k, kv_of).swapaxes(-1, -2)
-    scores *= q.shape[-1] ** -0.5 if scale is None else scale
-    if causal:
-        s, t = scores.shape[-2:]
-        later = xp.arange(t) > xp.arange(s)[:, None] + offset
-        xp.copyto(scores, -np.inf, where=later)
-    return rounded(_softmax_in(scores), q)
-
-
-def attend_grad(
+@attention.grad
+def attention_grad(
     dy: Array,
     q: Array,
     k: Array,
@@ -135,11 +121,10 @@ def attend_grad(
     scale: float | None = None,
 ) -> tuple[Array, Array, Array]:
     """(dq, dk, dv); a kv head's gradient is the sum over its query heads."""
-    check_floats(dy=dy, q=q)
-    kv_of = shared_heads(q.shape[1], k.shape[1]) if kv_of is None else tuple(kv_of)
+    kv_of = _kv_of(q, k, kv_of)
     d, wide_p = wide(dy), wide(p)
     dp = d @ _per_query(v, kv_of).swapaxes(-1, -2)
-    ds = normalise_grad(dp, wide_p)
+    ds = softmax.backward(dp, wide_p)
     ds *= q.shape[-1] ** -0.5 if scale is None else scale
     dq = ds @ _per_query(k, kv_of)
     dk = _summed(ds.swapaxes(-1, -2) @ wide(q), kv_of, k.shape[1])
@@ -147,41 +132,42 @@ def attend_grad(
     return rounded(dq, dy), rounded(dk, dy), rounded(dv, dy)
 
 
-def _per_query(x: Array, kv_of: Sequence[int]) -> Array:
+def _kv_of(q: Array, k: Array, kv_of: Sequence[int] | None) -> tuple[int, ...]:
+    heads, kv = q.shape[1], k.shape[1]
+    kv_of = shared_heads(heads, kv) if kv_of is None else tuple(kv_of)
+    if len(kv_of) != heads or not all(0 <= g < kv for g in kv_of):
+        raise KernelError(
+            f"kv_of has, for each of {heads} query heads, one of the kv heads 0 .. {kv - 1}, got "
+            f"{kv_of}"
+        )
+    return kv_of
+
+
+def _weights(
+    q: Array, k: Array, kv_of: tuple[int, ...], causal: bool, scale: float | None
+) -> Array:
+    xp = array_namespace(q, k)
+    scores = wide(q) @ _per_query(k, kv_of).swapaxes(-1, -2)
+    scores *= q.shape[-1] ** -0.5 if scale is None else scale
+    if causal:
+        s, t = scores.shape[-2:]
+        later = xp.arange(t) > xp.arange(s)[:, None]
+        xp.copyto(scores, -np.inf, where=later)
+    return rounded(_softmax_in(scores), q)
+
+
+def _per_query(x: Array, kv_of: tuple[int, ...]) -> Array:
     """[b, query heads, t, e]: of each query head its kv head; the same array if that is all."""
     x = wide(x)
     return x if kv_of == tuple(range(x.shape[1])) else x[:, list(kv_of)]
 
 
-def _summed(d: Array, kv_of: Sequence[int], kv_heads: int) -> Array:
+def _summed(d: Array, kv_of: tuple[int, ...], kv_heads: int) -> Array:
     """[b, kv heads, t, e]: the transpose of `_per_query`; zeros for a head that nobody looks at."""
     if kv_of == tuple(range(kv_heads)):
         return d
     heads = [[i for i, kv in enumerate(kv_of) if kv == g] for g in range(kv_heads)]
     return array_namespace(d).stack([d[:, of].sum(axis=1) for of in heads], axis=1)
-
-
-def _checked(
-    q: Array, k: Array, v: Array, kv_of: Sequence[int] | None, causal: bool, offset: int
-) -> tuple[int, ...]:
-    check_shape("q", q, (None,) * 4, "batch, heads, tokens, width")
-    b, heads, _, e = q.shape
-    check_shape("k", k, (b, None, None, e), "batch, kv heads, tokens, width of q")
-    check_shape("v", v, (*k.shape[:3], None), "batch, kv heads and tokens of k, any width")
-    if kv_of is None:
-        kv_of = shared_heads(heads, k.shape[1])
-    kv_of = tuple(int(g) for g in kv_of)
-    if len(kv_of) != heads or not all(0 <= g < k.shape[1] for g in kv_of):
-        raise KernelError(
-            f"kv_of has, for each of {heads} query heads, one of the kv heads 0 .. "
-            f"{k.shape[1] - 1}, got {kv_of}"
-        )
-    if causal and offset < 0:
-        raise KernelError(
-            f"each query looks at one key at least, so offset is 0 or more, got {offset}; leave "
-            f"out queries that come before all keys"
-        )
-    return kv_of
 
 
 # -- of q, k and v side by side, as programs have them ---------------------------------------------
@@ -201,7 +187,7 @@ def _split(qkv: Array, heads: _Heads) -> tuple[Array, Array, Array]:
 def _attention(
     qkv: Array, heads: _Heads, kv_of: tuple[int, ...], causal: bool = True, scale: Any = None
 ) -> tuple[Array, Array]:
-    c, p = attend(*_split(qkv, heads), kv_of, causal, scale)
+    c, p = attention.forward(*_split(qkv, heads), kv_of, causal, scale)
     return merged(c), p
 
 
@@ -210,14 +196,14 @@ def _attention_weights(
     qkv: Array, heads: _Heads, kv_of: tuple[int, ...], causal: bool = True, scale: Any = None
 ) -> Array:
     """The p of `attention`, computed once more."""
-    return _weights(*_split(qkv, heads)[:2], kv_of, causal, scale)
+    return _weights(*_split(qkv, heads)[:2], tuple(kv_of), causal, scale)
 
 
 @op
 def _attention_grad(
     dc: Array, qkv: Array, p: Array, heads: _Heads, kv_of: tuple[int, ...], scale: Any = None
 ) -> Array:
-    found = attend_grad(by_head(dc, heads[2]), *_split(qkv, heads), p, kv_of, scale)
+    found = attention.backward(by_head(dc, heads[2]), *_split(qkv, heads), p, kv_of, scale)
     return array_namespace(dc).concatenate([merged(each) for each in found], axis=-1)
 
 
@@ -231,9 +217,9 @@ def _rotated(turn: Callable[..., Array], x: Array, angles: Angles, heads: _Heads
 
 @op
 def _rotate(qkv: Array, angles: Angles, heads: _Heads) -> Array:
-    return _rotated(rotate, qkv, angles, heads)
+    return _rotated(rotate.forward, qkv, angles, heads)
 
 
 @op
 def _rotate_grad(dy: Array, angles: Angles, heads: _Heads) -> Array:
-    return _rotated(rotate_grad, dy, angles, heads)
+    return _rotated(rotate.backward, dy, angles, heads)

@@ -1,32 +1,31 @@
 """The one table of layers: a kernel by name, arrays in and arrays out; and the pair made of two.
 
-    @op                                      a program calls it by its name
-    def rms_norm(x, w, eps): y, inverse
-    @op
-    def rms_norm_grad(dy, x, inverse, w): dx, dw
-
-    rms_norm, rms_norm_grad = layer(...)     y, saved = rms_norm(x, w)
-                                             dx, dw = rms_norm_grad(dy, saved, w)
+    @layer("x:*h w:h -> *h", returns="inverse")    KERNELS["rms_norm"](x, w): y, inverse
+    def rms_norm(x, w, eps): ...                   rms_norm(x, w): y, saved
+    @rms_norm.grad                                 KERNELS["rms_norm_grad"](dy, x, inverse, w)
+    def rms_norm_grad(dy, x, inverse, w): ...      rms_norm_grad(dy, saved, w): dx, dw
 
 What a gradient reads beside dy and the weights is what its layer saves, by name: operands, options
-and what the forward returned after y. Here are the kernels that move and add; those of each layer
-stand in its own file. Kernels that change what they are given return None.
+and what the forward returned after y. A person's operands are checked, a program's are not: it was
+checked when it was made. Here are the kernels that move and add; those of each layer stand in its
+own file. Kernels that change what they are given return None.
 """
 
 from collections.abc import Callable
+from functools import update_wrapper
 from inspect import signature
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 from tiledask.plan.intervals import ends_of
 from tiledask.tile.backend import Array, array_namespace
-from tiledask.tile.layers.operands import rounded, wide
+from tiledask.tile.layers.operands import check, rounded, wide
 
-__all__ = ["KERNELS", "WEIGHTS", "RankPart", "Saved", "layer", "op"]
+__all__ = ["KERNELS", "LayerPair", "RankPart", "Saved", "layer", "op"]
 
 Saved = dict[str, Any]
 """What a gradient reads, by name."""
-WEIGHTS = ("w", "b")
+_WEIGHTS = ("w", "b")
 """Operands that are not saved: a device that gathers its weights passes them again."""
 
 KERNELS: dict[str, Callable[..., Any]] = {}
@@ -54,55 +53,108 @@ def op(kernel: _Kernel) -> _Kernel:
     return kernel
 
 
-def layer(
-    forward: Callable[..., Any],
-    backward: Callable[..., Any],
-    returns: str = "",
-    also: Callable[..., Saved] | None = None,
-) -> tuple[Callable[..., tuple[Array, Saved]], Callable[..., Any]]:
-    """(f, f_grad) of two kernels: f(operands, options) -> (y, saved), f_grad(dy, saved, weights).
+class LayerPair:
+    """A layer of one device: called with operands and options it gives (y, saved).
 
-    ``returns`` names what ``forward`` returns after y; ``also`` gives what else to save.
+    `grad` adds a gradient, of dy, what was saved, and the weights. Made by `layer`.
     """
-    operands, made = tuple(signature(forward).parameters), ("y", *returns.split())
-    reads = [name for name in signature(backward).parameters if name not in ("dy", *WEIGHTS)]
-    given = [(name, operands.index(name)) for name in reads if name in operands]
-    results = [(name, made.index(name)) for name in reads if name in made]
 
-    def f(*arrays: Array, **options: Any) -> tuple[Array, Saved]:
-        found = forward(*arrays, **options)
-        found = found if returns else (found,)
-        saved = {name: arrays[i] for name, i in given if i < len(arrays)}
-        saved |= {name: found[i] for name, i in results}
-        if options or also:
-            more = options | also(*arrays, **options) if also else options
-            saved |= {name: value for name, value in more.items() if name in reads}
-        return found[0], saved
+    def __init__(
+        self,
+        forward: Callable[..., Any],
+        shapes: str,
+        returns: str,
+        saves: dict[str, Callable[[Saved], Any]],
+        program: bool,
+    ) -> None:
+        operands, _, y = shapes.partition(" -> ")
+        self.forward, self.shapes, self.dy = forward, operands, y
+        self.saves, self.program = saves, program
+        self.results = ("y", *returns.split())
+        self.operands = tuple(signature(forward).parameters)
+        self.reads: dict[str, None] = {}
+        self.backward: Callable[..., Any] = forward
+        """The kernel of its gradient, once there is one."""
+        update_wrapper(self, forward)
+        self.__doc__ = f"(y, saved): {forward.__doc__}"
+        if program:
+            op(forward)
 
-    def f_grad(dy: Array, saved: Saved, *weights: Array) -> Any:
-        return backward(dy, **saved | dict(zip(WEIGHTS, weights, strict=False)))
+    def __call__(self, *arrays: Any, **options: Any) -> tuple[Array, Saved]:
+        given = dict(zip(self.operands, arrays, strict=False), **options)
+        check(self.shapes, given)
+        found = self.forward(*arrays, **options)
+        if len(self.results) == 1:
+            found = (found,)
+        for name, value_of in self.saves.items():
+            given[name] = value_of(given)
+        given.update(zip(self.results, found, strict=True))
+        return found[0], {name: given[name] for name in self.reads if name in given}
 
-    text = (forward.__doc__ or "").partition("\n\n    >>>")[0]
-    f.__name__, f.__doc__ = forward.__name__, f"(y, saved): {text}"
-    f_grad.__name__ = backward.__name__
-    f_grad.__doc__ = f"The gradients of `{forward.__name__}`: {backward.__doc__}"
-    return f, f_grad
+    def __repr__(self) -> str:
+        return f"<layer {self.forward.__name__}>"
+
+    def __reduce__(self) -> str:
+        return self.forward.__name__  # it is the module's own object of that name
+
+    def grad(self, backward: Callable[..., Any]) -> Callable[..., Any]:
+        """f_grad(dy, saved, weights...) of the kernel ``backward``."""
+        wanted = [name for name in signature(backward).parameters if name != "dy"]
+        shapes, self.backward = f"{self.shapes} dy:{self.dy}", backward
+        self.reads |= dict.fromkeys(name for name in wanted if name not in _WEIGHTS)
+        if self.program:
+            op(backward)
+
+        def f_grad(dy: Array, saved: Saved, *weights: Array) -> Any:
+            given = dict(saved, dy=dy)
+            given.update(zip(_WEIGHTS, weights, strict=False))
+            check(shapes, given)
+            return backward(dy, **{name: given[name] for name in wanted if name in given})
+
+        f_grad.__module__, f_grad.__doc__ = backward.__module__, backward.__doc__
+        f_grad.__name__ = f_grad.__qualname__ = backward.__name__
+        return f_grad
+
+
+def layer(
+    shapes: str,
+    returns: str = "",
+    program: bool = True,
+    **saves: Callable[[Saved], Any],
+) -> Callable[[Callable[..., Any]], LayerPair]:
+    """Make a `LayerPair` of a forward kernel.
+
+    ``shapes`` are those of `check`, and after an arrow y's; ``returns`` names what the kernel
+    returns after y; ``saves`` gives what else to save; with ``program`` programs call the kernels
+    by their names.
+    """
+    return lambda forward: LayerPair(forward, shapes, returns, saves, program)
 
 
 # -- kernels that move and add --------------------------------------------------------------------
 
+_Part = RankPart | tuple[int, int, int]
+
+KERNELS |= {
+    "add": lambda x, y: rounded(wide(x) + wide(y), x),
+    "add_bias": lambda x, b: rounded(wide(x) + wide(b), x),
+    "add_channels": lambda y, b: y + b[:, None, None],
+    "channel_sums": lambda dy: dy.sum(axis=(0, 2, 3)),
+    "hand_on": lambda x: x,
+    "join": lambda *parts, dim=-1: array_namespace(*parts).concatenate(parts, axis=dim),
+    "part": lambda x, dim, at: x[(slice(None),) * dim + (RankPart(*at).here,)].copy(),
+    "reshape": lambda x, shape: x.reshape(shape),
+    "zeros": lambda like, shape: array_namespace(like).zeros(shape, like.dtype),
+}
+
 
 @op
-def _add(x: Array, y: Array) -> Array:
-    return rounded(wide(x) + wide(y), x)
-
-
-KERNELS["add_bias"] = _add
-
-
-@op
-def _join(*parts: Array, dim: int = -1) -> Array:
-    return array_namespace(*parts).concatenate(parts, axis=dim)
+def _part_grad(dy: Array, dim: int, at: _Part) -> Array:
+    part = RankPart(*at)
+    shape = (*dy.shape[:dim], part.extent, *dy.shape[dim + 1 :])
+    dx = array_namespace(dy).zeros(shape, dy.dtype)
+    dx[(slice(None),) * dim + (part.here,)] = dy
+    return dx
 
 
 @op
@@ -131,27 +183,9 @@ def _put_columns(
 
 
 @op
-def _part(x: Array, dim: int, at: RankPart | tuple[int, int, int]) -> Array:
-    return x[(slice(None),) * dim + (RankPart(*at).here,)].copy()
-
-
-@op
-def _part_grad(dy: Array, dim: int, at: RankPart | tuple[int, int, int]) -> Array:
-    part = RankPart(*at)
-    shape = (*dy.shape[:dim], part.extent, *dy.shape[dim + 1 :])
-    dx = array_namespace(dy).zeros(shape, dy.dtype)
-    dx[(slice(None),) * dim + (part.here,)] = dy
-    return dx
-
-
-@op
-def _reshape(x: Array, shape: tuple[int, ...]) -> Array:
-    return x.reshape(shape)
-
-
-@op
-def _zeros(like: Array, shape: tuple[int, ...]) -> Array:
-    return array_namespace(like).zeros(shape, like.dtype)
+def _pack(*arrays: Array, dtype: str = "") -> Array:
+    flat = array_namespace(*arrays).concatenate([x.reshape(-1) for x in arrays])
+    return flat.astype(dtype, copy=False) if dtype else flat
 
 
 @op
@@ -162,14 +196,3 @@ def _accumulate(total: Array, g: Array) -> None:
 @op
 def _clear(x: Array) -> None:
     x[...] = 0
-
-
-@op
-def _pack(*arrays: Array, dtype: str = "") -> Array:
-    flat = array_namespace(*arrays).concatenate([x.reshape(-1) for x in arrays])
-    return flat.astype(dtype, copy=False) if dtype else flat
-
-
-@op
-def _hand_on(x: Array) -> Array:
-    return x

@@ -16,20 +16,19 @@ m is a maximum and S, z_y - m and T are sums over classes, so devices that hold 
 Smoothing gives each of the V classes e/V, the target's included (Szegedy et al., CVPR 2016,
 section 7; so does PyTorch). tensor2tensor and Megatron give e/(V-1) to the other classes and 1 - e
 to the target: that is smoothing = e V/(V-1) here. V is the whole vocabulary: with that of one
-device the loss is wrong as soon as there are two.
+device the loss is wrong as soon as there are two. A target of ``ignore`` has no loss and no
+gradient.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 from tiledask.errors import KernelError
 from tiledask.plan.whole import is_whole
 from tiledask.tile.backend import Array, array_namespace
 from tiledask.tile.layers.by_name import RankPart, Saved, op
-from tiledask.tile.layers.operands import check_floats, check_integers, check_shape, rounded, wide
+from tiledask.tile.layers.operands import check, check_integers, rounded, wide
 
 __all__ = [
-    "LossRule",
     "check_count",
     "count_targets",
     "cross_entropy",
@@ -40,30 +39,14 @@ __all__ = [
     "loss_sums",
 ]
 
-
-@dataclass(frozen=True)
-class LossRule:
-    """The loss of a token, the same on every device."""
-
-    vocabulary: int
-    """Classes on all devices together."""
-    smoothing: float = 0.0
-    """Shared out evenly over all classes, from 0 to 1."""
-    ignore: int = -100
-    """Tokens with this target have no loss and no gradient."""
-
-    def __post_init__(self) -> None:
-        if not is_whole(self.vocabulary, 1):
-            raise KernelError(f"a vocabulary has 1 class or more, got {self.vocabulary}")
-        if not 0 <= self.smoothing <= 1:
-            raise KernelError(f"smoothing is from 0 to 1, got {self.smoothing}; 0.1 is usual")
+IGNORE = -100
 
 
 def cross_entropy(
     logits: Array,
     targets: Array,
     smoothing: float = 0.0,
-    ignore: int = -100,
+    ignore: int = IGNORE,
     count: float | None = None,
 ) -> tuple[Array, Saved]:
     """(loss, saved) for logits [..., V] and targets [...]; the loss is a scalar array.
@@ -79,15 +62,20 @@ def cross_entropy(
     >>> round(float(loss), 4)  # log 4
     1.3863
     """
+    check("logits:*v", {"logits": logits})
     classes = RankPart(0, logits.shape[-1], logits.shape[-1])
-    rule = LossRule(classes.extent, smoothing, ignore)
-    counted = count_targets(targets, rule)
-    told: Saved = {"classes": classes, "smoothing": smoothing, "ignore": ignore}
-    told["count"] = counted if count is None else count
+    counted = count_targets(targets, classes.extent, smoothing, ignore)
+    if targets.shape != logits.shape[:-1]:
+        raise KernelError(
+            f"there is a target for each token of the logits, got {targets.shape} for "
+            f"{logits.shape}; reshape one"
+        )
+    given: Saved = {"classes": classes, "smoothing": smoothing, "ignore": ignore}
     maximum = largest_logit(logits)
-    sums = _sums(logits, targets, maximum, rule, 0)
+    sums = _sums(logits, targets, maximum, **given)
+    given["count"] = counted if count is None else count
     arrays = {"logits": logits, "targets": targets, "maximum": maximum, "sums": sums}
-    return loss(sums, targets, **told), arrays | told
+    return loss(sums, targets, **given), arrays | given
 
 
 def cross_entropy_grad(dloss: float, saved: Saved) -> Array:
@@ -95,19 +83,25 @@ def cross_entropy_grad(dloss: float, saved: Saved) -> Array:
     return logits_grad(**saved, scale=dloss)
 
 
-def count_targets(targets: Array, rule: LossRule) -> int:
+def count_targets(
+    targets: Array, vocabulary: int, smoothing: float = 0.0, ignore: int = IGNORE
+) -> int:
     """How many targets have a loss. Raises KernelError for those outside of the vocabulary.
 
     >>> import numpy as np
-    >>> count_targets(np.array([0, -100, 2]), LossRule(vocabulary=3))
+    >>> count_targets(np.array([0, -100, 2]), vocabulary=3)
     2
     """
+    if not is_whole(vocabulary, 1):
+        raise KernelError(f"a vocabulary has 1 class or more, got {vocabulary}")
+    if not 0 <= smoothing <= 1:
+        raise KernelError(f"smoothing is from 0 to 1, got {smoothing}; 0.1 is usual")
     check_integers("targets", targets)
-    counted = targets[_counts(targets, rule)]
-    wrong = counted[(counted < 0) | (counted >= rule.vocabulary)]
+    counted = targets[_counts(targets, ignore)]
+    wrong = counted[(counted < 0) | (counted >= vocabulary)]
     if wrong.size:
         raise KernelError(
-            f"targets are 0 .. {rule.vocabulary - 1}, or {rule.ignore} for tokens without a loss, "
+            f"targets are 0 .. {vocabulary - 1}, or {ignore} for tokens without a loss, "
             f"got {int(wrong[0])} ({wrong.size} of {targets.size} are outside)"
         )
     return int(counted.size)
@@ -116,15 +110,20 @@ def count_targets(targets: Array, rule: LossRule) -> int:
 @op
 def largest_logit(logits: Array) -> Array:
     """[...] the largest logit of each token among the columns held here [..., n]; -inf of none."""
-    xp = check_floats(logits=logits)
     if not logits.shape[-1]:
+        xp = array_namespace(logits)
         return xp.full(logits.shape[:-1], -float("inf"), wide(logits).dtype)
     return wide(logits).max(axis=-1)
 
 
 @op
 def loss_sums(
-    logits: Array, targets: Array, maximum: Array, classes: RankPart, **told: Any
+    logits: Array,
+    targets: Array,
+    maximum: Array,
+    classes: RankPart,
+    smoothing: float = 0.0,
+    ignore: int = IGNORE,
 ) -> Array:
     """[2, ...] or, with smoothing, [3, ...]: the columns' parts of S, of z_y - m and of T.
 
@@ -136,40 +135,43 @@ def loss_sums(
     >>> loss_sums(z, y, m, RankPart(3, 6, 6), smoothing=0.1).tolist()
     [[3.0], [0.0], [0.0]]
     """
-    rule = LossRule(classes.extent, **told)
-    count_targets(targets, rule)
-    return _sums(logits, targets, maximum, rule, classes.start)
+    count_targets(targets, classes.extent, smoothing, ignore)
+    return _sums(logits, targets, maximum, classes, smoothing, ignore)
 
 
-def _sums(logits: Array, targets: Array, maximum: Array, rule: LossRule, first: int) -> Array:
-    xp = check_floats(logits=logits)
-    array_namespace(logits, targets, maximum)
-    check_shape("targets", targets, logits.shape[:-1], "one for each token of the logits")
-    check_shape("maximum", maximum, logits.shape[:-1], "one for each token of the logits")
+def _sums(
+    logits: Array, targets: Array, maximum: Array, classes: RankPart, smoothing: float, ignore: int
+) -> Array:
+    xp = array_namespace(logits, targets, maximum)
     if not logits.shape[-1]:  # more ranks than classes
-        sums = 3 if rule.smoothing else 2
-        return xp.zeros((sums, *logits.shape[:-1]), wide(logits).dtype)
+        return xp.zeros((3 if smoothing else 2, *logits.shape[:-1]), wide(logits).dtype)
     shifted = wide(logits) - maximum[..., None]
-    at, here = _local(targets, rule, first, logits.shape[-1])
+    at, here = _local(targets, ignore, classes.start, logits.shape[-1])
     picked = xp.take_along_axis(shifted, at[..., None], axis=-1)[..., 0]
     found = [xp.exp(shifted).sum(axis=-1), xp.where(here, picked, 0)]
-    return xp.stack([*found, shifted.sum(axis=-1)] if rule.smoothing else found)
+    return xp.stack([*found, shifted.sum(axis=-1)] if smoothing else found)
 
 
 @op
-def loss(sums: Array, targets: Array, classes: RankPart, count: float, **told: Any) -> Array:
+def loss(
+    sums: Array,
+    targets: Array,
+    classes: RankPart,
+    count: float,
+    smoothing: float = 0.0,
+    ignore: int = IGNORE,
+) -> Array:
     """The loss, a scalar array, from what `loss_sums` of all devices add up to.
 
     Each device gets the same number. ``count`` is `count_targets`, 1 for the sum, or the number of
     tokens of the whole batch.
     """
-    rule = LossRule(classes.extent, **told)
     check_count(count)
     exponentials, picked, *total = sums
-    losses = array_namespace(sums).log(exponentials) - (1 - rule.smoothing) * picked
+    losses = array_namespace(sums).log(exponentials) - (1 - smoothing) * picked
     if total:
-        losses = losses - rule.smoothing / rule.vocabulary * total[0]
-    return (losses * _counts(targets, rule)).sum() / count
+        losses = losses - smoothing / classes.extent * total[0]
+    return (losses * _counts(targets, ignore)).sum() / count
 
 
 @op
@@ -182,36 +184,37 @@ def logits_grad(
     *,
     classes: RankPart,
     count: float,
-    **told: Any,
+    smoothing: float = 0.0,
+    ignore: int = IGNORE,
 ) -> Array:
     """dlogits [..., n] of the columns held here; ``maximum`` and ``sums`` are of all columns.
 
     Of halves it is computed in float32 and rounded once. Where 1 / count is too small for float16,
     ``scale`` the loss.
     """
-    xp, rule = check_floats(logits=logits), LossRule(classes.extent, **told)
     check_count(count)
     if not logits.shape[-1]:
         return logits.copy()
+    xp = array_namespace(logits)
     p = xp.exp(wide(logits) - maximum[..., None]) / sums[0][..., None]
-    at, here = _local(targets, rule, classes.start, logits.shape[-1])
+    at, here = _local(targets, ignore, classes.start, logits.shape[-1])
     tokens = p.reshape(-1, p.shape[-1])  # a view: p is new
-    tokens[xp.arange(len(tokens)), at.ravel()] -= (1 - rule.smoothing) * here.ravel()
-    p -= rule.smoothing / rule.vocabulary
-    p *= _counts(targets, rule)[..., None] * (float(scale) / count)
+    tokens[xp.arange(len(tokens)), at.ravel()] -= (1 - smoothing) * here.ravel()
+    p -= smoothing / classes.extent
+    p *= _counts(targets, ignore)[..., None] * (float(scale) / count)
     return rounded(p, logits)
 
 
-def _local(targets: Array, rule: LossRule, first: int, columns: int) -> tuple[Array, Array]:
+def _local(targets: Array, ignore: int, first: int, columns: int) -> tuple[Array, Array]:
     """(column here, whether it is the target's) of each token; column 0 stands for none."""
     at = targets.astype("int64") - first
-    here = (at >= 0) & (at < columns) & _counts(targets, rule)
+    here = (at >= 0) & (at < columns) & _counts(targets, ignore)
     return at * here, here
 
 
-def _counts(targets: Array, rule: LossRule) -> Array:
+def _counts(targets: Array, ignore: int) -> Array:
     """Whether each token has a loss."""
-    return targets.astype("int64") != rule.ignore
+    return targets.astype("int64") != ignore
 
 
 def check_count(count: float) -> None:

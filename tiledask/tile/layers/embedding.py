@@ -7,23 +7,17 @@ token 7 -> 0            token 7 -> t[7]         t[7]
 
 from tiledask.errors import KernelError
 from tiledask.tile.backend import Array, array_namespace
-from tiledask.tile.layers.by_name import RankPart, op
-from tiledask.tile.layers.operands import (
-    by_token,
-    check_floats,
-    check_integers,
-    check_shape,
-    rounded,
-    wide,
-)
+from tiledask.tile.layers.by_name import RankPart, layer, op
+from tiledask.tile.layers.operands import by_token, check_integers, rounded, wide
 
-__all__ = ["embed", "embed_grad"]
+__all__ = ["embedding", "embedding_grad"]
 
 _COLUMNS = 256
 """Of the gradient, summed at a time."""
 
 
-def embed(tokens: Array, table: Array, first: int = 0, vocabulary: int | None = None) -> Array:
+@layer("table:rh -> *h", program=False, rows=lambda given: len(given["table"]))
+def embedding(tokens: Array, table: Array, first: int = 0, vocabulary: int | None = None) -> Array:
     """[..., h] for tokens [...] and the rows ``first``, first + 1, ... of a table [rows, h].
 
     Tokens without a row here give zeros, so the sum over the devices is the whole table's. With
@@ -31,13 +25,11 @@ def embed(tokens: Array, table: Array, first: int = 0, vocabulary: int | None = 
     KernelError; without it such a token is zeros everywhere.
 
     >>> import numpy as np
-    >>> embed(np.array([2, 3, 4]), np.array([[1.0], [2.0]]), first=3).tolist()
+    >>> embedding(np.array([2, 3, 4]), np.array([[1.0], [2.0]]), first=3)[0].tolist()
     [[0.0], [1.0], [2.0]]
     """
-    xp = check_floats(table=table)
     check_integers("tokens", tokens)
-    array_namespace(tokens, table)
-    check_shape("table", table, (None, None), "rows held here by width")
+    xp = array_namespace(tokens, table)
     if vocabulary is not None:
         wrong = tokens[(tokens < 0) | (tokens >= vocabulary)]
         if wrong.size:
@@ -52,15 +44,11 @@ def embed(tokens: Array, table: Array, first: int = 0, vocabulary: int | None = 
     return xp.where(here[..., None], bits, 0).view(table.dtype)
 
 
-def embed_grad(dy: Array, tokens: Array, rows: int, first: int = 0) -> Array:
+@embedding.grad
+def embedding_grad(dy: Array, tokens: Array, rows: int, first: int = 0) -> Array:
     """dtable [rows, h]: for each row the sum of dy over its tokens, which are added two and two in
-    their order: the same bits each time, on a GPU too.
-
-    >>> import numpy as np
-    >>> embed_grad(np.array([[1.0], [2.0], [3.0], [4.0]]), np.array([1, 0, 1, 1]), 2).tolist()
-    [[2.0], [8.0]]
-    """
-    xp = check_floats(dy=dy)
+    their order: the same bits each time, on a GPU too."""
+    xp = array_namespace(dy)
     at, here = _local(tokens, first, rows)
     places = xp.flatnonzero(here)
     at = at.reshape(-1)[places]
@@ -75,8 +63,8 @@ def embed_grad(dy: Array, tokens: Array, rows: int, first: int = 0) -> Array:
         at = at[left]
     terms, width = by_token(dy), dy.shape[-1]
     total = xp.zeros((rows, width), dy.dtype)
-    for first in range(0, width, _COLUMNS):  # of which there are copies, not of all
-        some = slice(first, first + _COLUMNS)
+    for column in range(0, width, _COLUMNS):  # of which there are copies, not of all
+        some = slice(column, column + _COLUMNS)
         summed = wide(terms[:, some][places])
         for later, left in pairs:
             summed[later - 1] += summed[later]
@@ -93,14 +81,17 @@ def _local(tokens: Array, first: int, rows: int) -> tuple[Array, Array]:
     return at * here, here
 
 
+# -- as programs call them, told which rows are here -----------------------------------------------
+
+
 @op
 def _embedding(ids: Array, table: Array, rows: RankPart) -> Array:
-    return embed(ids, table, rows.start, rows.extent)
+    return embedding.forward(ids, table, rows.start, rows.extent)
 
 
 @op
 def _embedding_grad(dy: Array, ids: Array, rows: RankPart) -> Array:
-    return embed_grad(dy, ids, rows.stop - rows.start, rows.start)
+    return embedding.backward(dy, ids, rows.stop - rows.start, rows.start)
 
 
 @op

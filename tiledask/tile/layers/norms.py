@@ -5,30 +5,29 @@ programs round x / rms to halves before they multiply by w; their last bit diffe
 """
 
 from tiledask.errors import KernelError
-from tiledask.tile.backend import Array
-from tiledask.tile.layers.by_name import op
-from tiledask.tile.layers.operands import by_token, check_floats, check_shape, rounded, wide
+from tiledask.tile.backend import Array, array_namespace
+from tiledask.tile.layers.by_name import layer
+from tiledask.tile.layers.operands import by_token, rounded, wide
 
 __all__ = ["layer_norm", "layer_norm_grad", "rms_norm", "rms_norm_grad"]
 
 
-@op
+@layer("x:*h w:h b:h -> *h", returns="inverse mean")
 def layer_norm(
     x: Array, w: Array, b: Array | None = None, eps: float = 1e-5
 ) -> tuple[Array, Array, Array]:
     """(x - mean) / sqrt(variance + eps) w + b over the last axis, w and b [width].
 
-    Then 1 / deviation and the mean [..., 1] of each token. The variance is the mean of squares,
+    Saves 1 / deviation and the mean [..., 1] of each token. The variance is the mean of squares,
     not divided by width - 1. Ba et al., arXiv:1607.06450.
 
     >>> import numpy as np
     >>> layer_norm(np.array([[1.0, 3.0]]), np.ones(2), np.zeros(2), eps=0.0)[0].tolist()
     [[-1.0, 1.0]]
     """
-    xp = _checked(x, w, b, eps)
     mean = _mean(wide(x))
     y = wide(x) - mean
-    inverse = 1 / xp.sqrt(_mean(y * y) + eps)
+    inverse = _inverse(y, eps)
     y *= inverse
     y *= wide(w)
     if b is not None:
@@ -36,7 +35,7 @@ def layer_norm(
     return rounded(y, x), inverse, mean
 
 
-@op
+@layer_norm.grad
 def layer_norm_grad(
     dy: Array, x: Array, inverse: Array, mean: Array, w: Array, b: Array | None = None
 ) -> tuple[Array, Array, Array]:
@@ -55,9 +54,9 @@ def layer_norm_grad(
     return rounded(d, dy), dw, db
 
 
-@op
+@layer("x:*h w:h -> *h", returns="inverse")
 def rms_norm(x: Array, w: Array, eps: float = 1e-6) -> tuple[Array, Array]:
-    """x / sqrt(mean(x^2) + eps) w over the last axis, w [width]; and 1 / the root [..., 1].
+    """x / sqrt(mean(x^2) + eps) w over the last axis, w [width]; saves 1 / the root [..., 1].
 
     Zhang and Sennrich, arXiv:1910.07467.
 
@@ -65,13 +64,12 @@ def rms_norm(x: Array, w: Array, eps: float = 1e-6) -> tuple[Array, Array]:
     >>> rms_norm(np.array([[3.0, -3.0]]), np.ones(2), eps=0.0)[0].tolist()
     [[1.0, -1.0]]
     """
-    xp = _checked(x, w, None, eps)
     wider = wide(x)
-    inverse = 1 / xp.sqrt(_mean(wider * wider) + eps)
+    inverse = _inverse(wider, eps)
     return rounded(wider * inverse * wide(w), x), inverse
 
 
-@op
+@rms_norm.grad
 def rms_norm_grad(dy: Array, x: Array, inverse: Array, w: Array) -> tuple[Array, Array]:
     """(dx, dw): dx = (d - n mean(d n)) / rms, with n = x / rms and d = dy w."""
     normed, d, dw = _through_w(dy, x, inverse, 0, w)
@@ -79,24 +77,20 @@ def rms_norm_grad(dy: Array, x: Array, inverse: Array, w: Array) -> tuple[Array,
     return rounded(dx, dy), dw
 
 
-def _checked(x: Array, w: Array, b: Array, eps: float) -> Array:
-    xp = check_floats(x=x, w=w, b=b)
-    for name, weight in (("w", w), ("b", b)):
-        if weight is not None:
-            check_shape(name, weight, (x.shape[-1],), "one for each column of x")
-    if eps < 0:
-        raise KernelError(f"eps keeps a root away from zero: 0 or more, got {eps}")
-    return xp
-
-
 def _through_w(
     dy: Array, x: Array, inverse: Array, mean: Array, w: Array
 ) -> tuple[Array, Array, Array]:
     """(n, the gradient of n, dw); both new."""
-    check_floats(dy=dy, x=x, w=w)
     normed = wide(x) - mean
     normed *= inverse
     return normed, wide(dy) * wide(w), rounded(by_token(wide(dy) * normed).sum(axis=0), dy)
+
+
+def _inverse(x: Array, eps: float) -> Array:
+    """1 / the root of the mean of squares, which eps keeps away from zero."""
+    if eps < 0:
+        raise KernelError(f"eps keeps a root away from zero: 0 or more, got {eps}")
+    return 1 / array_namespace(x).sqrt(_mean(x * x) + eps)
 
 
 def _mean(x: Array) -> Array:

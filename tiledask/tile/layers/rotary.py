@@ -14,7 +14,8 @@ from numpy.typing import DTypeLike
 
 from tiledask.errors import KernelError
 from tiledask.tile.backend import Array, accumulator, array_namespace, as_dtype, namespace, to_numpy
-from tiledask.tile.layers.operands import check_floats, check_integers, check_shape, rounded, wide
+from tiledask.tile.layers.by_name import layer
+from tiledask.tile.layers.operands import check_integers, rounded, wide
 
 __all__ = ["Angles", "rotary_angles", "rotate", "rotate_grad"]
 
@@ -43,7 +44,8 @@ def rotary_angles(
     [[0.0, 0.0], [0.8414999842643738, 0.009999999776482582]]
     """
     check_integers("positions", positions)
-    check_shape("positions", positions, (None,), "one for each token")
+    if positions.ndim != 1:
+        raise KernelError(f"positions are a row, one for each token, got {positions.shape}")
     if width < 2 or width % 2:
         raise KernelError(
             f"columns turn in pairs, so width is 2, 4, ..., got {width}; for a head of odd width "
@@ -55,16 +57,16 @@ def rotary_angles(
     return Angles(*(module.asarray(f(angles).astype(kind)) for f in (np.cos, np.sin)))
 
 
+@layer("x:*te -> *te", program=False)
 def rotate(x: Array, angles: Angles) -> Array:
     """x [..., tokens, e], turned.
 
     >>> x = np.array([[1.0, 0.0]])
-    >>> rotate(x, rotary_angles(np.array([1]), 2, dtype="float64")).round(4).tolist()
+    >>> rotate(x, rotary_angles(np.array([1]), 2, dtype="float64"))[0].round(4).tolist()
     [[0.5403, 0.8415]]
     """
-    check_floats(x=x)
     tokens, half = angles.cos.shape
-    if x.ndim < 2 or x.shape[-2] != tokens or x.shape[-1] < 2 * half:
+    if x.shape[-2] != tokens or x.shape[-1] < 2 * half:
         raise KernelError(
             f"angles are of {tokens} tokens and {2 * half} columns, got x {x.shape}, whose last "
             f"axes are tokens and columns; make rotary_angles of the positions of x"
@@ -72,6 +74,7 @@ def rotate(x: Array, angles: Angles) -> Array:
     return rounded(_turned(wide(x), *angles), x)
 
 
+@rotate.grad
 def rotate_grad(dy: Array, angles: Angles) -> Array:
     """dx: turned back, for the transpose of a rotation is its inverse."""
     return rounded(_turned(wide(dy), angles.cos, -angles.sin), dy)

@@ -1,0 +1,252 @@
+"""Data sets for small models: a text and pictures that came with the package.
+
+Row i of a batch follows from the seed, the step and i alone: a rank draws its own rows of the
+global batch without the others', and any number of ranks draws the same batch.
+"""
+
+import gzip
+import os
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from tiledask.errors import ConfigError, short
+from tiledask.plan.data import data_file, read
+from tiledask.plan.whole import is_whole
+from tiledask.tile.backend import Array, as_dtype
+from tiledask.tile.layers.random import key, positions, splitmix64
+
+__all__ = ["Images", "Text", "load_images", "load_text"]
+
+MOST_BYTES = 2**29
+"""Of a file's arrays, unpacked: a small file can hold far more zeros than there is memory."""
+
+
+def _part_of(count: int, share: float) -> int:
+    """How many of ``count`` are before a split."""
+    if not 0 < share < 1:
+        raise ConfigError(f"data are split between 0 and 1, got {share}; 0.9 is usual")
+    return round(share * count)
+
+
+def _shipped(folder: str, ends: str) -> tuple[str, ...]:
+    """Names of the files of a kind that came with the package."""
+    found = data_file(folder).glob(f"*{ends}")
+    return tuple(sorted(path.name.removesuffix(ends) for path in found))
+
+
+@dataclass(frozen=True, repr=False)
+class Text:
+    """A text whose characters are numbered.
+
+    >>> text = load_text("tales")
+    >>> text.decode(text.ids[:19]), text.vocabulary
+    ('Clara finds 2 kites', 50)
+    """
+
+    name: str
+    characters: str
+    """Every character that occurs, sorted: number i stands for the i-th."""
+    ids: np.ndarray
+    """[length] int32, not to be changed."""
+    floor: float | None = None
+    """The best loss there is, in nats per character; None where nobody knows it."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is sent to each rank of a training: numbers of no more bytes than they need."""
+        few = np.min_scalar_type(max(1, len(self.characters)) - 1)
+        return {f.name: getattr(self, f.name) for f in fields(self)} | {"ids": self.ids.astype(few)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state | {"ids": state["ids"].astype(np.int32)})
+
+    @property
+    def vocabulary(self) -> int:
+        """How many characters there are."""
+        return len(self.characters)
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {character: i for i, character in enumerate(self.characters)}
+
+    def encode(self, text: str) -> np.ndarray:
+        """The numbers [length] of a text; ConfigError for a character that does not occur."""
+        try:
+            return np.array([self._numbers[c] for c in text], np.int32)
+        except KeyError as error:
+            raise ConfigError(
+                f"{self.name!r} has {self.vocabulary} characters and {error} is none of them: "
+                f"{self.characters!r}"
+            ) from None
+
+    def decode(self, ids: Array) -> str:
+        """The text of numbers, in a row."""
+        return "".join(self.characters[i] for i in ids)
+
+    def split(self, share: float = 0.9) -> tuple["Text", "Text"]:
+        """(to learn from, to test with): the first ``share`` of the text, and the rest."""
+        at = _part_of(len(self.ids), share)
+        return replace(self, ids=self.ids[:at]), replace(self, ids=self.ids[at:])
+
+    def batch(
+        self,
+        seed: int,
+        step: int,
+        size: int,
+        sequence: int,
+        rows: slice | Sequence[int] = slice(None),
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(ids, targets), each [rows, sequence] int32, of a step's batch of ``size`` rows.
+
+        Each row begins anywhere in the text; targets are one character on. ``rows`` of the batch
+        are drawn, and the others need not be.
+
+        >>> text = load_text("tales")
+        >>> whole, _ = text.batch(0, 3, size=8, sequence=16)
+        >>> mine, _ = text.batch(0, 3, size=8, sequence=16, rows=slice(2, 4))
+        >>> bool((whole[2:4] == mine).all())
+        True
+        """
+        starts = len(self.ids) - sequence
+        if not is_whole(sequence, 1) or starts < 1 or not is_whole(size, 1):
+            raise ConfigError(
+                f"a batch has 1 row or more of 1 to {len(self.ids) - 1} characters, as the text "
+                f"{self.name!r} has {len(self.ids)}; got {size!r} rows of {sequence!r}"
+            )
+        drawn = splitmix64(key(seed, "batch", step), positions((size,), (rows,)))
+        first = (drawn % np.uint64(starts)).astype(np.int64)
+        at = first[:, None] + np.arange(sequence)
+        return self.ids[at], self.ids[at + 1]
+
+    def __repr__(self) -> str:
+        floor = "" if self.floor is None else f", best loss {self.floor:.4f}"
+        return f"Text({self.name!r}, {len(self.ids):,} of {self.vocabulary} characters{floor})"
+
+
+@lru_cache(maxsize=8)
+def load_text(name: str | os.PathLike[str]) -> Text:
+    """The shipped text of that name, or the text in a UTF-8 file.
+
+    >>> load_text("tales")
+    Text('tales', 173,179 of 50 characters, best loss 0.1419)
+    """
+    path, floor, texts = Path(name), None, _shipped("text", ".txt.gz")
+    shipped = str(name) in texts
+    if shipped:
+        path = data_file("text", f"{name}.txt.gz")
+        about = data_file("text", f"{name}.json")
+        floor = read(about).number("nats_per_character") if about.exists() else None
+    try:
+        whole = path.read_bytes()
+        content = (gzip.decompress(whole) if shipped else whole).decode("utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"a text is one of {', '.join(texts)}, or a file in UTF-8; {str(name)!r} is not "
+            f"({error})"
+        ) from None
+    if len(content) < 2:
+        raise ConfigError(f"{path} has {len(content)} characters, a text 2 or more")
+    characters = "".join(sorted(set(content)))
+    points = np.frombuffer(content.encode("utf-32-le"), np.uint32)
+    ids = np.searchsorted(np.array([ord(c) for c in characters], np.uint32), points)
+    ids = ids.astype(np.int32)
+    ids.flags.writeable = False
+    return Text(path.stem.removesuffix(".txt"), characters, ids, floor)
+
+
+@dataclass(frozen=True, repr=False)
+class Images:
+    """Pictures of one size, and what is on each."""
+
+    name: str
+    pixels: np.ndarray
+    """[count, rows, columns] uint8, not to be changed."""
+    labels: np.ndarray
+    """[count] int64, 0 .. classes - 1."""
+    classes: int
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def split(self, share: float = 0.8) -> tuple["Images", "Images"]:
+        """(to learn from, to test with): the first ``share`` of the pictures, and the rest."""
+        at = _part_of(len(self), share)
+        first = replace(self, pixels=self.pixels[:at], labels=self.labels[:at])
+        return first, replace(self, pixels=self.pixels[at:], labels=self.labels[at:])
+
+    def inputs(self, at: Any = slice(None), dtype: DTypeLike = "float32") -> np.ndarray:
+        """[count, 1, rows, columns] from 0 to 1, as a convolution takes them."""
+        pixels: np.ndarray = self.pixels[at][:, None]
+        return (pixels / np.float32(255)).astype(as_dtype(dtype))
+
+    def batch(
+        self,
+        seed: int,
+        step: int,
+        size: int,
+        rows: slice | Sequence[int] = slice(None),
+        dtype: DTypeLike = "float32",
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(inputs [rows, 1, height, width], labels [rows]) of a step's batch of ``size`` pictures.
+
+        Batches follow each other through all pictures, in another order each time. ``rows`` of
+        the batch are drawn, and the others need not be.
+
+        >>> digits = load_images("digits")
+        >>> _, labels = digits.batch(0, 5, size=64)
+        >>> _, mine = digits.batch(0, 5, size=64, rows=slice(16, 32))
+        >>> bool((labels[16:32] == mine).all())
+        True
+        """
+        if not is_whole(size, 1) or not is_whole(step, 0):
+            raise ConfigError(
+                f"a batch has 1 row or more of a step from 0, got {size!r} of step {step!r}"
+            )
+        places = step * size + positions((size,), (rows,))
+        at = np.empty(len(places), np.int64)
+        for turn in np.unique(places // len(self)):
+            here = places // len(self) == turn
+            drawn = splitmix64(key(seed, "order", turn), np.arange(len(self)))
+            at[here] = np.argsort(drawn, kind="stable")[places[here] % len(self)]
+        return self.inputs(at, dtype), self.labels[at]
+
+    def __repr__(self) -> str:
+        _, high, wide = self.pixels.shape
+        return f"Images({self.name!r}, {len(self):,} of {high}x{wide}, {self.classes} classes)"
+
+
+@lru_cache(maxsize=8)
+def load_images(name: str | os.PathLike[str]) -> Images:
+    """The shipped pictures of that name, or those in an .npz file with ``pixels`` and ``labels``.
+
+    >>> load_images("digits")
+    Images('digits', 2,000 of 28x28, 10 classes)
+    """
+    pictures = _shipped("images", ".npz")
+    path = data_file("images", f"{name}.npz") if str(name) in pictures else Path(name)
+    try:
+        with zipfile.ZipFile(path) as packed:
+            size = sum(member.file_size for member in packed.infolist())
+        if size > MOST_BYTES:
+            raise ValueError(f"unpacked it has {size:,} bytes, and pictures {MOST_BYTES:,} at most")
+        with np.load(path, allow_pickle=False) as file:
+            pixels, labels = file["pixels"], file["labels"].astype(np.int64)
+    except Exception as error:  # numpy and zipfile raise a dozen kinds for a file that is damaged
+        raise ConfigError(
+            f"pictures are one of {', '.join(pictures)}, or an .npz file with pixels "
+            f"[count, rows, columns] and labels [count]; {short(str(name))} is not "
+            f"({str(error)[:200] or type(error).__name__})"
+        ) from None
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or labels.shape != pixels.shape[:1]:
+        raise ConfigError(
+            f"{path}: pixels are uint8 [count, rows, columns] and labels [count], got "
+            f"{pixels.dtype} {list(pixels.shape)} and {list(labels.shape)}"
+        )
+    pixels.flags.writeable = labels.flags.writeable = False
+    return Images(path.stem, pixels, labels, int(labels.max()) + 1)

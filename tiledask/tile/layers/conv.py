@@ -1,0 +1,270 @@
+"""Layers of images: convolution, pooling, flatten; the windows of an image are in windows.py.
+
+    columns [g, c/g kh kw, oh ow n]     every window of every image as a column, copied
+    y [g, o/g, oh ow n] = w [g, o/g, c/g kh kw] @ columns
+
+Convolution as this field has it: w is not mirrored. Images come last inside, so that a copy moves
+a row of windows of all images at once and a group is one product; outside they come first. Groups
+g split both channels: output channels of a group see its input channels only. The columns are made
+again for the backward; x is all that is saved.
+"""
+
+from math import prod
+
+import numpy as np
+
+from tiledask.errors import KernelError
+from tiledask.plan.whole import is_whole
+from tiledask.tile.backend import Array, array_namespace
+from tiledask.tile.layers.by_name import Saved, layer
+from tiledask.tile.layers.operands import rounded, wide
+from tiledask.tile.layers.random import Parameter
+from tiledask.tile.layers.windows import Pair, Sides, Windows, windows
+
+__all__ = [
+    "avg_pool2d",
+    "avg_pool2d_grad",
+    "conv2d",
+    "conv2d_grad",
+    "conv2d_grad_input",
+    "conv2d_grad_weight",
+    "conv2d_parameters",
+    "flatten",
+    "flatten_grad",
+    "max_pool2d",
+    "max_pool2d_grad",
+]
+
+
+def conv2d_parameters(
+    channels: int, out: int, size: tuple[int, int], groups: int = 1, bias: bool = True
+) -> dict[str, Parameter]:
+    """w [out, channels/groups, kh, kw] with deviations of 1/sqrt(what a window holds), and b [out].
+
+    >>> {name: p.shape for name, p in conv2d_parameters(1, 20, (3, 3)).items()}
+    {'w': (20, 1, 3, 3), 'b': (20,)}
+    """
+    shape = (out, channels // groups, *size)
+    w = Parameter(shape, "normal", (shape[1] * size[0] * size[1]) ** -0.5)
+    return {"w": w, "b": Parameter((out,), "zeros")} if bias else {"w": w}
+
+
+@layer("x:nchw w:oiyx b:o -> noqp", size=lambda given: given["w"].shape[2:])
+def conv2d(
+    x: Array,
+    w: Array,
+    b: Array | None = None,
+    stride: Pair = 1,
+    padding: Sides = 0,
+    dilation: Pair = 1,
+    groups: int = 1,
+) -> Array:
+    """[n, o, oh, ow] for x [n, c, h, w], w [o, c/groups, kh, kw] and b [o], or no b.
+
+    ``padding`` adds zeros: an integer, (rows, columns), or ((above, below), (left, right)). Raises
+    KernelError for shapes that do not go together, and a window larger than the padded image.
+
+    >>> x = np.arange(9.0).reshape(1, 1, 3, 3)
+    >>> conv2d(x, np.ones((1, 1, 2, 2)))[0].tolist()
+    [[[[8.0, 12.0], [20.0, 24.0]]]]
+    """
+    channels = x.shape[1], w.shape[0]
+    if not is_whole(groups, 1) or any(c % groups for c in channels):
+        raise KernelError(
+            f"groups divide both channels, got groups={groups}, {channels[0]} input and "
+            f"{channels[1]} output channels"
+        )
+    if w.shape[1] != x.shape[1] // groups:
+        raise KernelError(
+            f"w has in each row the channels of a group, those of x over {groups} groups: "
+            f"{x.shape[1] // groups}, got {w.shape[1]}"
+        )
+    geometry = windows(w.shape[2:], stride, padding, dilation)
+    shape = (w.shape[0], *geometry.out(x.shape[2:]), len(x))
+    y = (_by_group(w, groups) @ _columns(x, geometry, groups)).reshape(shape)
+    if b is not None:
+        y += wide(b)[:, None, None, None]
+    return _images_first(rounded(y, x))
+
+
+@conv2d.grad
+def conv2d_grad_input(
+    dy: Array,
+    x: Array,
+    w: Array,
+    stride: Pair = 1,
+    padding: Sides = 0,
+    dilation: Pair = 1,
+    groups: int = 1,
+) -> Array:
+    """dx [n, c, h, w]: each window's share of dy through w, summed where windows overlap."""
+    geometry = windows(w.shape[2:], stride, padding, dilation)
+    d = _by_group(_images_last(dy), groups)
+    columns = _by_group(w, groups).swapaxes(-1, -2) @ d
+    parts = columns.reshape(x.shape[1], *geometry.size, *dy.shape[2:], len(x))
+    return _images_first(rounded(geometry.fold(parts, x.shape[2:]), dy))
+
+
+@conv2d.grad
+def conv2d_grad_weight(
+    dy: Array,
+    x: Array,
+    size: Pair,
+    stride: Pair = 1,
+    padding: Sides = 0,
+    dilation: Pair = 1,
+    groups: int = 1,
+) -> tuple[Array, Array]:
+    """(dw [o, c/groups, kh, kw], db [o]) of windows of ``size``."""
+    geometry = windows(size, stride, padding, dilation)
+    d = _by_group(_images_last(dy), groups)
+    dw = d @ _columns(x, geometry, groups).swapaxes(-1, -2)  # [g, o/g, c/g kh kw]
+    dw = dw.reshape(dy.shape[1], x.shape[1] // groups, *geometry.size)
+    return rounded(dw, dy), rounded(wide(dy).sum(axis=(0, 2, 3)), dy)
+
+
+def conv2d_grad(
+    dy: Array, saved: Saved, w: Array, b: Array | None = None
+) -> tuple[Array, Array, Array]:
+    """(dx, dw, db) of `conv2d`; db is None where b is."""
+    dw, db = conv2d_grad_weight(dy, saved)
+    return conv2d_grad_input(dy, saved, w), dw, None if b is None else db
+
+
+def _columns(x: Array, geometry: Windows, groups: int) -> Array:
+    """[g, c/g kh kw, oh ow n]."""
+    view = geometry.unfold(_images_last(x))
+    c, kh, kw, oh, ow, n = view.shape
+    return view.reshape(groups, c // groups * kh * kw, oh * ow * n)
+
+
+def _by_group(x: Array, groups: int) -> Array:
+    """[g, channels / g, the rest] for x [channels, ...]."""
+    return wide(x).reshape(groups, x.shape[0] // groups, prod(x.shape[1:]))  # there may be none
+
+
+def _images_last(x: Array) -> Array:
+    """[c, h, w, n] for x [n, c, h, w], copied, in the type in which it is summed."""
+    xp = array_namespace(x)
+    return xp.ascontiguousarray(xp.moveaxis(wide(x), 0, -1))
+
+
+def _images_first(y: Array) -> Array:
+    """[n, c, h, w] for y [c, h, w, n], copied."""
+    xp = array_namespace(y)
+    return xp.ascontiguousarray(xp.moveaxis(y, -1, 0))
+
+
+# -- pooling: the largest, or the mean, of each window, channel by channel -------------------------
+
+
+def _image(given: Saved) -> tuple[int, ...]:
+    shape: tuple[int, ...] = given["x"].shape
+    return shape[2:]
+
+
+@layer("x:nchw -> ncqp", returns="winner", image=_image)
+def max_pool2d(
+    x: Array, size: Pair, stride: Pair | None = None, padding: Sides = 0
+) -> tuple[Array, Array]:
+    """The largest of each window [n, c, oh, ow], for x [n, c, h, w]; side by side without stride.
+
+    Padding never wins. Of equal elements the first does, and gets the whole gradient. Saves the
+    largest element's number in its window, row by row.
+
+    >>> max_pool2d(np.arange(16.0).reshape(1, 1, 4, 4), 2)[0].tolist()
+    [[[[5.0, 7.0], [13.0, 15.0]]]]
+    """
+    xp = array_namespace(x)
+    view = _unfolded(x, _geometry(size, stride, padding), fill=-np.inf)
+    channels, kh, kw, oh, ow = view.shape
+    flat = view.reshape(channels, kh * kw, oh, ow)
+    winner = wide(flat).argmax(axis=1)
+    y = xp.take_along_axis(flat, winner[:, None], axis=1).reshape(*x.shape[:2], oh, ow)
+    return y, winner.astype(np.uint8 if kh * kw <= 256 else np.int64).reshape(y.shape)
+
+
+@max_pool2d.grad
+def max_pool2d_grad(
+    dy: Array,
+    winner: Array,
+    image: tuple[int, int],
+    size: Pair,
+    stride: Pair | None = None,
+    padding: Sides = 0,
+) -> Array:
+    """dx: dy where the largest element was, summed where windows overlap."""
+    xp, geometry = array_namespace(dy), _geometry(size, stride, padding)
+    hot = xp.arange(prod(geometry.size))[:, None, None] == winner[:, :, None]
+    return _folded(wide(dy)[:, :, None] * hot, dy, geometry, image)
+
+
+@layer("x:nchw -> ncqp", image=_image)
+def avg_pool2d(x: Array, size: Pair, stride: Pair | None = None, padding: Sides = 0) -> Array:
+    """The mean of each window [n, c, oh, ow], for x [n, c, h, w]; side by side without stride.
+
+    Padding counts, as zeros, so that every window is divided by its size, as PyTorch does it by
+    default; TensorFlow divides by the elements that are inside of the image.
+
+    >>> avg_pool2d(np.arange(16.0).reshape(1, 1, 4, 4), 2)[0].tolist()
+    [[[[2.5, 4.5], [10.5, 12.5]]]]
+    """
+    geometry = _geometry(size, stride, padding)
+    view = _unfolded(wide(x), geometry)
+    # element by element of the window: several times faster than a sum over two axes of the view
+    parts = [view[:, i, j] for i in range(geometry.size[0]) for j in range(geometry.size[1])]
+    y = sum(parts[1:], start=parts[0]) / prod(geometry.size)
+    return rounded(y.reshape(*x.shape[:2], *y.shape[1:]), x)
+
+
+@avg_pool2d.grad
+def avg_pool2d_grad(
+    dy: Array,
+    image: tuple[int, int],
+    size: Pair,
+    stride: Pair | None = None,
+    padding: Sides = 0,
+) -> Array:
+    """dx: each window's dy over its size, summed where windows overlap."""
+    xp, geometry = array_namespace(dy), _geometry(size, stride, padding)
+    n, c, oh, ow = dy.shape
+    each = wide(dy)[:, :, None] / prod(geometry.size)
+    return _folded(xp.broadcast_to(each, (n, c, prod(geometry.size), oh, ow)), dy, geometry, image)
+
+
+def _geometry(size: Pair, stride: Pair | None, padding: Sides) -> Windows:
+    geometry = windows(size, size if stride is None else stride, padding)
+    for extent, sides in zip(geometry.size, geometry.padding, strict=True):
+        if max(sides) >= extent:
+            raise KernelError(
+                f"a window holds some of the image, so padding is less than its size, got padding "
+                f"{max(sides)} and size {extent}"
+            )
+    return geometry
+
+
+def _unfolded(x: Array, geometry: Windows, fill: float = 0.0) -> Array:
+    """[n c, kh, kw, oh, ow], a view."""
+    return geometry.unfold(x.reshape(-1, *x.shape[2:], 1), fill)[..., 0]
+
+
+def _folded(parts: Array, dy: Array, geometry: Windows, image: tuple[int, int]) -> Array:
+    """dx [n, c, h, w] for parts [n, c, kh kw, oh, ow]."""
+    n, c, oh, ow = dy.shape
+    dx = geometry.fold(parts.reshape(n * c, *geometry.size, oh, ow, 1), image)
+    return rounded(dx, dy).reshape(n, c, *image)
+
+
+def flatten(x: Array) -> tuple[Array, tuple[int, ...]]:
+    """(x as [n, the rest], saved); saves the shape.
+
+    >>> flatten(np.ones((2, 3, 4, 5)))[0].shape
+    (2, 60)
+    """
+    array_namespace(x)
+    return x.reshape(len(x), prod(x.shape[1:])), x.shape
+
+
+def flatten_grad(dy: Array, saved: tuple[int, ...]) -> Array:
+    """dx of `flatten`: dy in the shape of x."""
+    return dy.reshape(saved)

@@ -1,0 +1,478 @@
+"""Optimizers: SGD, Adam, AdamW; loss scales; weights in half precision and a step of all of them.
+
+         decay           what is kept                     the step
+SGD      g += d w        b = mu b + (1 - tau) g           w -= r b         (nesterov: g + mu b)
+Adam     g += d w        m = B1 m + (1 - B1) g            w -= r m' / (sqrt(v') + tiny)
+                         v = B2 v + (1 - B2) g g
+AdamW    w -= r d w      as Adam                          as Adam
+
+m' = m / (1 - B1^t) and v' = v / (1 - B2^t) undo that both began at zero; t counts from 1. The
+first step of SGD has b = g, whatever tau is. These are the formulas of torch.optim's pages, with
+d for weight_decay, mu for momentum, tau for dampening, B for betas and tiny for eps.
+
+    forward, backward    half      [weights] ------> [gradients] ---.
+                                       ^ rounded                    | widened, unscaled, clipped
+    the step             single    [master]  <------ [moments] <----'
+
+A weight of 1 and an update of 2^-11 make 1 in fp16: of many such updates none is left. The master
+adds them up (Micikevicius et al. 2018, arXiv:1710.03740, section 3.1).
+
+Values in, values out: a step returns new arrays and changes none. Rules work element by element,
+so the step of a shard is the shard of the step, to the bit, and ZeRO is a matter of slices.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from tiledask.errors import ConfigError, DivergedError
+from tiledask.plan.inputs.recipes import Recipe, load_recipe
+from tiledask.plan.whole import is_whole
+from tiledask.tile.backend import HALVES, Array, accumulator, array_namespace, as_dtype
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "LossScale",
+    "Rule",
+    "TrainState",
+    "advance",
+    "begin",
+    "check_states",
+    "clip_factor",
+    "flush",
+    "rule_for",
+    "unscaled",
+]
+
+KNOWN = ("weights", "gradients", "fp32 gradients", "master weights", "momentum", "variance")
+"""What a step uses, of 2, 4 or 8 bytes each."""
+MASTER = "master weights"
+
+Arrays = dict[str, Array]
+"""By the weights' names; states of one weight by the planner's words: "momentum", "variance"."""
+
+
+# -- rules: one step of an array -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An optimizer's rule: `SGD`, `Adam` or `AdamW`."""
+
+    rate: float = 1e-3
+    """The learning rate."""
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        """Names of what it keeps for each weight."""
+        return ()
+
+    def step(self, w: Array, g: Array, states: Mapping[str, Array], t: int) -> tuple[Array, Arrays]:
+        """(new weights, new states) of step ``t``, from 1; ``states`` are zeros before the first.
+
+        All arrays have one shape and one element type, in which everything is computed; none is
+        changed.
+        """
+        raise NotImplementedError
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if name in ("rate", "tiny", "weight_decay") and not value >= 0:
+                raise ConfigError(f"{name} is 0 or more, got {value}")
+            if name in ("momentum", "beta1", "beta2") and not 0 <= value < 1:
+                raise ConfigError(
+                    f"{name} is from 0 up to, not including, 1, got {value}; 0.9 is usual"
+                )
+
+
+@dataclass(frozen=True)
+class SGD(Rule):
+    """Gradient descent, with momentum if that is above 0.
+
+    >>> w, _ = SGD(rate=0.1).step(np.array([1.0]), np.array([2.0]), {}, 1)
+    >>> w.tolist()
+    [0.8]
+    """
+
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    """Times the weights is added to the gradient."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.nesterov and (not self.momentum or self.dampening):
+            raise ConfigError(
+                f"Nesterov's step looks ahead along the momentum: it needs momentum above 0 and no "
+                f"dampening, got {self.momentum} and {self.dampening}"
+            )
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        return ("momentum",) if self.momentum else ()
+
+    def step(self, w: Array, g: Array, states: Mapping[str, Array], t: int) -> tuple[Array, Arrays]:
+        if self.weight_decay:
+            g = g + self.weight_decay * w
+        if not self.momentum:
+            return w - self.rate * g, {}
+        b = g.copy() if t == 1 else self.momentum * states["momentum"] + (1 - self.dampening) * g
+        return w - self.rate * (g + self.momentum * b if self.nesterov else b), {"momentum": b}
+
+
+@dataclass(frozen=True)
+class Adam(Rule):
+    """Kingma and Ba 2015, arXiv:1412.6980, algorithm 1.
+
+    >>> zeros = {"momentum": np.zeros(2), "variance": np.zeros(2)}
+    >>> w, _ = Adam(rate=0.1).step(np.ones(2), np.array([5.0, -1e-3]), zeros, 1)
+    >>> w.round(4).tolist()  # a first step is of the rate, whatever the gradient
+    [0.9, 1.1]
+    """
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    tiny: float = 1e-8
+    """Added to the root of the variance. Of fp16 states it would be 0."""
+    weight_decay: float = 0.0
+    """Times the weights is added to the gradient, and so goes through both moments."""
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        return ("momentum", "variance")
+
+    def step(self, w: Array, g: Array, states: Mapping[str, Array], t: int) -> tuple[Array, Arrays]:
+        return self._moved(w, g + self.weight_decay * w if self.weight_decay else g, states, t)
+
+    def _moved(
+        self, w: Array, g: Array, states: Mapping[str, Array], t: int
+    ) -> tuple[Array, Arrays]:
+        m = self.beta1 * states["momentum"] + (1 - self.beta1) * g
+        v = self.beta2 * states["variance"] + (1 - self.beta2) * g * g
+        root = array_namespace(v).sqrt(v / (1 - self.beta2**t))
+        moved = w - self.rate / (1 - self.beta1**t) * m / (root + self.tiny)
+        return moved, {"momentum": m, "variance": v}
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam whose weights shrink by themselves, not by way of the gradient.
+
+    Loshchilov and Hutter 2019, arXiv:1711.05101, algorithm 2, with the decay times the rate.
+
+    >>> zeros = {"momentum": np.zeros(1), "variance": np.zeros(1)}
+    >>> AdamW(rate=0.1, weight_decay=0.5).step(np.ones(1), np.zeros(1), zeros, 1)[0].tolist()
+    [0.95]
+    """
+
+    weight_decay: float = 0.01
+    """Times the rate is the share of each weight that goes in a step."""
+
+    def step(self, w: Array, g: Array, states: Mapping[str, Array], t: int) -> tuple[Array, Arrays]:
+        return self._moved(w * (1 - self.rate * self.weight_decay), g, states, t)
+
+
+def rule_for(recipe: str | Recipe, rate: float = 1e-3) -> Rule:
+    """The rule whose states the planner's ``recipe`` keeps: Adam, SGD with momentum 0.9, or SGD.
+
+    >>> rule_for("mixed-adam-16"), rule_for("fp32-sgd").keeps
+    (Adam(rate=0.001, beta1=0.9, beta2=0.999, tiny=1e-08, weight_decay=0.0), ())
+    """
+    recipe = load_recipe(recipe)
+    if recipe.holds("variance"):
+        return Adam(rate)
+    return SGD(rate, momentum=0.9 if recipe.holds("momentum") else 0.0)
+
+
+def check_states(recipe: Recipe) -> None:
+    """Refuse a recipe that keeps what no rule uses, or keeps it elsewhere."""
+    if recipe.places:
+        raise ConfigError(
+            f"recipe {recipe.name!r} offloads states to {' and '.join(recipe.places)}; what can be "
+            f"run keeps all of them on the device"
+        )
+    for s in recipe.states:
+        if s.tensor not in KNOWN or s.bytes not in (2, 4, 8) or s.of != "parameters":
+            raise ConfigError(
+                f"recipe {recipe.name!r} keeps {s.bytes} B of {s.tensor!r} for each of the {s.of}; "
+                f"what can be run keeps {', '.join(KNOWN)} of 2, 4 or 8 B for all parameters, such "
+                f"as 'mixed-adam-16'"
+            )
+
+
+# -- the loss scale, and the norm ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LossScale:
+    """The loss scale, with which gradients in fp16 are neither 0 nor infinite.
+
+        2^-24    2^-14                                       65504
+          |--------|------------------------------------------|     what fp16 can hold
+      [gradients of a loss]  -- times scale -->  [gradients]        moved to the right, all alike
+
+    `after` each step comes the next scale. A dynamic one grows until something overflows, skips
+    that step, and comes back by half: it stays just below what overflows. Micikevicius et al.
+    2018, arXiv:1710.03740, sections 3.2 and 4. The numbers are those of torch.amp.GradScaler;
+    ``interval=None`` makes the scale static.
+
+    >>> scale = LossScale(1024.0, interval=2)
+    >>> scale = scale.after(finite=False)
+    >>> scale.scale, scale.skipped
+    (512.0, 1)
+    >>> scale.after(finite=True).after(finite=True).scale
+    1024.0
+    """
+
+    scale: float = 2.0**16
+    growth: float = 2.0
+    """Times the scale, after ``interval`` steps in a row without an overflow."""
+    backoff: float = 0.5
+    """Times the scale, after an overflow."""
+    interval: int | None = 2000
+    """None: the scale stays, and steps that overflow are skipped all the same."""
+    floor: float = 1.0
+    """The scale goes no lower."""
+    ceiling: float = 2.0**127
+    """Nor higher: the largest power of two in single precision."""
+    patience: int = 20
+    """Overflows in a row at the floor after which the run has diverged."""
+    good: int = 0
+    """Steps in a row without an overflow, since the scale last changed."""
+    stuck: int = 0
+    """Overflows in a row that could not lower the scale."""
+    skipped: int = 0
+    """Steps that overflowed."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.floor <= self.scale <= self.ceiling:
+            raise ConfigError(
+                f"a loss scale lies between its floor, {self.floor:g}, above 0, and its ceiling, "
+                f"{self.ceiling:g}; got {self.scale:g}: 65536 is usual"
+            )
+        whole = self.interval is None or is_whole(self.interval, 1)
+        if not (self.growth > 1 and 0 < self.backoff < 1 and whole):
+            raise ConfigError(
+                f"a scale grows by a factor above 1 after 1 step or more and backs off by one "
+                f"between 0 and 1; got growth={self.growth:g}, interval={self.interval} and "
+                f"backoff={self.backoff:g}: 2, 2000 and 0.5 are usual"
+            )
+
+    @classmethod
+    def static(cls, scale: float, patience: int = 20) -> "LossScale":
+        """A scale that stays. 1 is no scaling: overflowing steps are skipped all the same."""
+        return cls(scale, interval=None, floor=scale, ceiling=scale, patience=patience)
+
+    def after(self, finite: bool) -> "LossScale":
+        """The scale after a step whose gradients were ``finite``, on all devices, or not.
+
+        Raises DivergedError after ``patience`` overflows in a row that could not lower the scale.
+        """
+        if finite:
+            good = self.good + 1
+            if self.interval is None or good < self.interval:
+                return replace(self, good=good, stuck=0)
+            return replace(self, scale=min(self.scale * self.growth, self.ceiling), good=0, stuck=0)
+        lower = self.scale if self.interval is None else max(self.scale * self.backoff, self.floor)
+        stuck = self.stuck + 1 if lower == self.scale else 0
+        if stuck >= self.patience:
+            kind = "static scale" if self.interval is None else "scale's floor"
+            raise DivergedError(
+                f"{stuck} steps in a row overflowed at the {kind}, {lower:g}; patience is "
+                f"{self.patience}: the weights or the data are no longer finite, or the rate is "
+                f"too high. Go back to a checkpoint with a lower rate, or compute in bfloat16"
+            )
+        return replace(self, scale=lower, good=0, stuck=stuck, skipped=self.skipped + 1)
+
+
+def unscaled(grads: Mapping[str, Array], scale: float) -> Arrays:
+    """Gradients of the loss itself; halves become float32.
+
+    Widened first and divided then: the other way round what was saved is lost again.
+
+    >>> g = (np.float32(1e-8) * np.float32(2**16)).astype(np.float16)
+    >>> f"{unscaled({'w': g.reshape(1)}, 2**16)['w'][0]:.4g}"
+    '9.997e-09'
+    """
+    return {name: _unscaled(g, scale, accumulator(g.dtype)) for name, g in grads.items()}
+
+
+def _unscaled(g: Array, scale: float, dtype: np.dtype) -> Array:
+    wide = g.astype(dtype)
+    return wide if scale == 1 else wide / dtype.type(scale)
+
+
+def clip_factor(norm: float, limit: float) -> float:
+    """What gradients of this norm are multiplied with: limit / norm, and 1 below the limit.
+
+    The norm is of all gradients together, of one device's or of everybody's:
+
+        squares of each device's shard     -- sum over devices -->  sqrt  -->  the norm
+
+    A device that takes its own norm instead clips otherwise than its neighbours, and their copies
+    part. What several devices hold counts once: only one of them may add it up. Pascanu et al.
+    2013, arXiv:1211.5063, algorithm 1.
+
+    >>> clip_factor(4.0, 1.0), clip_factor(0.5, 1.0)
+    (0.25, 1.0)
+    """
+    if not limit > 0:
+        raise ConfigError(f"gradients are clipped to a norm above 0, got {limit}; 1.0 is usual")
+    return limit / norm if norm > limit else 1.0
+
+
+# -- a step of all weights -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class TrainState:
+    """What training keeps from step to step, by the planner's words for it. Arrays by name."""
+
+    weights: Arrays
+    """What the forward pass multiplies with."""
+    master: Arrays = field(default_factory=dict)
+    """The same in single precision; empty where the weights are stepped themselves."""
+    moments: dict[str, Arrays] = field(default_factory=dict)
+    """"momentum" and "variance", as far as the rule keeps them."""
+    t: int = 0
+    """Steps that were taken; skipped ones don't count."""
+
+    @property
+    def nbytes(self) -> dict[str, int]:
+        """Bytes of each tensor class; gradients are not kept.
+
+        >>> begin({"w": np.ones(1000, np.float32)}, Adam(), "float16").nbytes
+        {'weights': 2000, 'master weights': 4000, 'momentum': 4000, 'variance': 4000}
+        """
+        master = {MASTER: self.master} if self.master else {}
+        classes = {"weights": self.weights} | master | self.moments
+        return {
+            tensor: sum(x.nbytes for x in arrays.values()) for tensor, arrays in classes.items()
+        }
+
+
+def begin(
+    weights: Mapping[str, Array],
+    rule: Rule,
+    dtype: DTypeLike | None = None,
+    *,
+    master: bool | None = None,
+    recipe: str | Recipe | None = None,
+) -> TrainState:
+    """The state before the first step, from weights as they were drawn.
+
+    dtype
+        Of the weights in the forward pass; as they are, if left out.
+    master
+        Whether single-precision masters are kept; left out: of halves they are.
+    recipe
+        In place of both: what this recipe of the planner has, also of the moments; its halves are
+        fp16.
+
+    The masters are the weights as they came, not as they were rounded.
+    """
+    states: DTypeLike | None = None  # the moments' type; None: that of what is stepped
+    if recipe is not None:
+        dtype, master, states = _of_recipe(load_recipe(recipe), rule)
+    cast = {name: flush(w, dtype or w.dtype).copy() for name, w in weights.items()}
+    if master is None:
+        master = any(w.dtype.name in HALVES for w in cast.values())
+    masters = {
+        name: w.astype(accumulator(w.dtype), copy=True) for name, w in weights.items() if master
+    }
+    moments = {
+        kept: {
+            name: array_namespace(w).zeros(w.shape, w.dtype if states is None else as_dtype(states))
+            for name, w in (masters or cast).items()
+        }
+        for kept in rule.keeps
+    }
+    return TrainState(cast, masters, moments)
+
+
+def _of_recipe(recipe: Recipe, rule: Rule) -> tuple[DTypeLike, bool, DTypeLike | None]:
+    """(dtype, master, states) that hold what the recipe counts."""
+    known = {2: np.float16, 4: np.float32, 8: np.float64}
+    held = {s.tensor: s.bytes for s in recipe.states if s.of == "parameters"}
+    wanted = {"weights", "gradients", *rule.keeps} | ({MASTER} & set(held))
+    kept = {held[each] for each in rule.keeps if each in held}
+    if set(held) != wanted or len(kept) > 1 or not set(held.values()) <= set(known):
+        raise ConfigError(
+            f"recipe {recipe.name!r} keeps {', '.join(held)}, and a step by {type(rule).__name__} "
+            f"{', '.join(sorted(wanted))} of 2, 4 or 8 B; rule_for({recipe.name!r}) is the rule "
+            f"whose moments it keeps, 'mixed-adam-16' a recipe that can be stepped"
+        )
+    return known[held["weights"]], MASTER in held, known[kept.pop()] if kept else None
+
+
+def advance(
+    state: TrainState,
+    rule: Rule,
+    grads: Mapping[str, Array],
+    scale: LossScale | None = None,
+    limit: float | None = None,
+) -> tuple[TrainState, LossScale | None, float]:
+    """(new state, new scale, norm) after a step with gradients of ``scale.scale`` times the loss.
+
+    scale
+        None: the loss was not scaled, and nothing is skipped.
+    limit
+        The largest norm of all gradients together.
+
+    The norm is of unscaled gradients, before clipping. If it is not finite and there is a scale,
+    the step is skipped: the state comes back as it was, with a lower scale.
+
+    >>> state = begin({"w": np.ones(1)}, SGD(rate=1.0))
+    >>> state, _, norm = advance(state, SGD(rate=1.0), {"w": np.array([8.0])}, limit=0.5)
+    >>> state.weights["w"].tolist(), norm
+    ([0.5], 8.0)
+    """
+    if missing := sorted(set(state.weights) ^ set(grads)):
+        raise ConfigError(
+            f"a step needs a gradient for each of {len(state.weights)} weights and no other, got "
+            f"{len(grads)}; {missing[0]!r} is on one side only: pass zeros where a weight had no "
+            f"part"
+        )
+    stepped, divisor = state.master or state.weights, scale.scale if scale else 1
+    # computed as a fused kernel does, halves in float32
+    work = {name: accumulator(w.dtype) for name, w in stepped.items()}
+    wide = {name: _unscaled(g, divisor, work[name]) for name, g in grads.items()}
+    # in float64: halves overflow from 256 on
+    norm = math.sqrt(float(sum((g.astype(np.float64) ** 2).sum() for g in wide.values())))
+    finite = math.isfinite(norm)
+    if scale is not None:
+        scale = scale.after(finite)
+        if not finite:
+            return state, scale, norm
+    factor = clip_factor(norm, limit) if limit is not None and finite else 1.0
+    made: Arrays = {}
+    moments: dict[str, Arrays] = {kept: {} for kept in rule.keeps}
+    for name, w in stepped.items():
+        g = wide.pop(name)  # its memory is the next array's
+        g = g if limit is None else g * work[name].type(factor)
+        held = {each: state.moments[each][name] for each in rule.keeps}
+        kept = {each: value.astype(work[name], copy=False) for each, value in held.items()}
+        made[name], new = rule.step(w.astype(work[name], copy=False), g, kept, state.t + 1)
+        for each, value in new.items():
+            moments[each][name] = flush(value, held[each].dtype)
+    weights, master = (
+        {name: flush(made[name], w.dtype) for name, w in arrays.items()}
+        for arrays in (state.weights, state.master)
+    )
+    return TrainState(weights, master, moments, state.t + 1), scale, norm
+
+
+def flush(x: Array, dtype: DTypeLike) -> Array:
+    """``x`` rounded to ``dtype``, beyond whose range is infinity, as the hardware does it.
+
+    >>> flush(np.array([65519.0, 65520.0]), "float16").tolist()
+    [65504.0, inf]
+    """
+    with np.errstate(over="ignore", under="ignore"):
+        return x.astype(as_dtype(dtype), copy=False)
