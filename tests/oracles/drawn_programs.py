@@ -5,7 +5,7 @@ from random import Random
 
 from oracles.drawn_layouts import BATCH, MODELS, RULES, drawn_layouts
 
-from tiledask.distributed.training.config import configured
+from tiledask.distributed.training.run import configured
 from tiledask.tile.optimizers import LossScale
 
 

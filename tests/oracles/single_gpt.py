@@ -55,7 +55,7 @@ def block_grad(gated, dy, kept, w):
 
 def gradient(model, weights, ids, targets):
     """(loss, gradients by name) of a whole batch."""
-    heads, angles = model.block.heads, None
+    heads, angles = L.Heads(*model.head_counts), None
     if model.gated:
         told = {"base": model.base, "dtype": "float64"}
         angles = L.rotary_angles(np.arange(model.sequence), heads.width, **told)
@@ -147,7 +147,7 @@ def farthest(got, weights, model, rule):
 
     A key's bias moves no loss: its gradient is rounded off zero, and of that Adam makes steps.
     """
-    heads, far = model.block.heads, []
+    heads, far = L.Heads(*model.head_counts), []
     keys = slice(heads.query * heads.width, (heads.query + heads.kv) * heads.width)
     assert set(got) == set(weights)
     for name, w in weights.items():

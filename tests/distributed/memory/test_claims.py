@@ -1,7 +1,7 @@
 """Memory claims, run: pools count and refuse, gradients are right, verdicts and peaks agree.
 
-Holds `tiledask.distributed.memory.claim_tasks`, `tiledask.distributed.memory.claim_trainer`,
-`tiledask.errors`, `tiledask.distributed.memory.claim_programs` and `tiledask.tile.memory.pool`.
+Holds `tiledask.distributed.memory.case`, `tiledask.distributed.memory.device_run`,
+`tiledask.errors` and `tiledask.tile.memory.pool`.
 """
 
 import ast
@@ -21,11 +21,10 @@ from oracles.memory_claims import CASES, DECODER, LAYER
 
 import tiledask as td
 from tiledask.distributed import deadlines
-from tiledask.distributed.memory import claim_tasks, claim_trainer
-from tiledask.distributed.memory.claim_programs import UNIT
-from tiledask.distributed.memory.claim_tasks import MemoryCase, Role, step, trained
-from tiledask.distributed.memory.claim_trainer import ClaimTrainer
+from tiledask.distributed.memory import device_run
+from tiledask.distributed.memory.case import UNIT, DeviceRole, MemoryCase
 from tiledask.distributed.memory.claims import TOLERANCE, run_claim
+from tiledask.distributed.memory.device_run import ClaimTrainer, step
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import (
     ConfigError,
@@ -123,7 +122,7 @@ def case_of(model, layout, recipe, sequence=8):
 
 def trainer_of(case, copy=0):
     """The trainer of one stage that is all of its pipeline."""
-    return ClaimTrainer(case.rank(Role(copy=copy)), case.job, case.program, Pool())
+    return ClaimTrainer(case, DeviceRole(copy=copy), Pool())
 
 
 def numpy_bytes():
@@ -137,7 +136,7 @@ def traced_bytes(case, patch, wrap=lambda kernel: kernel):
     over."""
     seen, started, honest = [], [], ClaimTrainer._bind
     patch.setattr(ClaimTrainer, "_bind", lambda *asked: wrap(honest(*asked)))
-    before_call = claim_trainer._ClaimRunner._call
+    before_call = device_run._ClaimRunner._call
 
     def looked(self, each, part):
         call = before_call(self, each, part)
@@ -149,13 +148,13 @@ def traced_bytes(case, patch, wrap=lambda kernel: kernel):
 
         return called
 
-    patch.setattr(claim_trainer._ClaimRunner, "_call", looked)
+    patch.setattr(device_run._ClaimRunner, "_call", looked)
     trainer = trainer_of(case)
     gc.collect()
     tracemalloc.start()
     try:
         started.append(trainer.pool.held)
-        trained(trainer, case)
+        trainer.trained()
     finally:
         tracemalloc.stop()
     return seen
@@ -192,7 +191,8 @@ def measured(case, patch=lambda patch: None):
     with pytest.MonkeyPatch.context() as monkey:
         patch(monkey)
         runs = run_threads(
-            lambda rank: step(case, Role(rank.index), rank.index, "numpy", rank), case.layout.pp
+            lambda rank: step(case, DeviceRole(rank.index), rank.index, "numpy", rank),
+            case.layout.pp,
         ).results
     assert not any(run.refused for run in runs)
     return [run.peak for run in runs], [*case.simulated.per_place.values()]
@@ -245,7 +245,7 @@ def test_a_copy_that_is_cast_computes_what_half_weights_do():
         layout = Layout(dp=2, zero=3, microbatches=2)
         trainer = trainer_of(case_of(TINY, layout, recipe))
         before = trainer.arrays["weights"]["layer 0"].copy()
-        losses.append(trained(trainer, case_of(TINY, layout, recipe)))
+        losses.append(trainer.trained())
         assert np.any(trainer.arrays["weights"]["layer 0"] != before)
         trainer.close()
     assert len(set(losses)) == 1
@@ -267,11 +267,11 @@ def test_a_refusal_anywhere_ends_all_stages(layout, recipe, capacity):
     case = replace(case_of(TINY, layout, recipe), capacity=capacity)
     needed = [*case.simulated.per_place.values()]
     if max(needed) <= capacity:
-        runs = run_threads(claim_tasks.run_stage, layout.pp, case, timeout=20).results
+        runs = run_threads(device_run.run_stage, layout.pp, case, timeout=20).results
         assert [run.peak for run in runs] == needed
         return
-    with pytest.raises(claim_tasks.StageRefusedError) as caught:
-        run_threads(claim_tasks.run_stage, layout.pp, case, timeout=20)
+    with pytest.raises(device_run.StageRefusedError) as caught:
+        run_threads(device_run.run_stage, layout.pp, case, timeout=20)
     (run,) = caught.value.args
     assert run.peak <= capacity < run.refused.needed <= needed[run.role.stage]
 
@@ -281,11 +281,11 @@ def test_a_refusal_anywhere_ends_all_stages(layout, recipe, capacity):
 def test_nothing_is_left_when_a_device_is_done(monkeypatch, what, capacity):
     """Nor before Python collects what refers to itself: the next claim may need the memory."""
     pools = []
-    monkeypatch.setattr(claim_tasks, "Pool", lambda *a: pools.append(Pool(*a)) or pools[-1])
+    monkeypatch.setattr(device_run, "Pool", lambda *a: pools.append(Pool(*a)) or pools[-1])
     case = replace(case_of(what, Layout(), "mixed-adam-16"), capacity=capacity)
     gc.disable()
     try:
-        run = step(case, Role(), 0, "numpy")
+        run = step(case, DeviceRole(), 0, "numpy")
     finally:
         gc.enable()
     assert (run.refused is None) == (capacity > 30_000)
@@ -297,14 +297,13 @@ def stepped(case, change=None):
     got = {}
 
     def work(rank):
-        here = case.rank(Role(rank.index), "numpy", rank)
-        trainer = ClaimTrainer(here, case.job, case.program, Pool())
+        trainer = ClaimTrainer(case, DeviceRole(rank.index), Pool(), rank=rank)
         arrays = trainer.arrays
         if change:
             for unit, w in arrays["weights"].items():
                 w += change[rank.index][unit]
         before = {unit: w.copy() for unit, w in arrays["weights"].items()}
-        got[rank.index] = trained(trainer, case), before, arrays["gradients"]
+        got[rank.index] = trainer.trained(), before, arrays["gradients"]
 
     run_threads(work, case.layout.pp)
     return [got[stage] for stage in range(case.layout.pp)]
@@ -342,12 +341,12 @@ def test_zero_leaves_each_copy_its_share_of_the_same_step(zero, copies):
     recipe = "fp32-adam" if copies == 4 else "fp32-momentum"
     alone = case_of(TINY, Layout(), recipe)
     whole = trainer_of(alone)
-    trained(whole, alone)
+    whole.trained()
     case = case_of(TINY, Layout(dp=copies, zero=zero), recipe)
     found = []
     for copy in range(copies):
         trainer = trainer_of(case, copy)
-        trained(trainer, case)
+        trainer.trained()
         found.append(trainer)
     # of 4 copies a loss is divided, and summed up again, without a rounding
     within = {"rtol": 0, "atol": 0} if copies == 4 else {"rtol": 2e-6, "atol": 1e-7}
@@ -368,7 +367,7 @@ def test_the_optimizer_steps(recipe):
     trainer = trainer_of(case)
     states = {tensor: units[UNIT] for tensor, units in trainer.arrays.items()}
     before = states["weights"].astype(np.float32)
-    trained(trainer, case)
+    trainer.trained()
     after = states["master weights" if "mixed" in recipe else "weights"]
     g = states["gradients"]
     moved = g if "adam" not in recipe else g / (np.abs(g) + 1e-8)

@@ -1,9 +1,8 @@
 """Schedules executed: the gradients of one device, the order of the schedule, honest clocks.
 
-Holds `tiledask.distributed.pipelines.kernels`,
-`tiledask.distributed.pipelines.engines`,
-`tiledask.distributed.pipelines.paced`, `tiledask.distributed.pipelines.run`,
-`tiledask.distributed.pipelines.stages` and `tiledask.plan.pipelines.generators.rounds`.
+Holds `tiledask.distributed.pipelines.device`, `tiledask.distributed.pipelines.engines`,
+`tiledask.distributed.pipelines.run`, `tiledask.distributed.pipelines.stages` and
+`tiledask.plan.pipelines.generators.rounds`.
 """
 
 import os
@@ -20,11 +19,10 @@ from twins.process_memory import SAYS, most, reset
 import tiledask as td
 from tiledask.distributed.cluster.progress import RUNS
 from tiledask.distributed.cluster.room import MARGIN, SLACK
-from tiledask.distributed.pipelines import paced, pipeline
-from tiledask.distributed.pipelines.engines import _TaskLine
-from tiledask.distributed.pipelines.stages import (
-    stack,
-)
+from tiledask.distributed.pipelines import pipeline
+from tiledask.distributed.pipelines.device import Action, Arrival, arrived
+from tiledask.distributed.pipelines.engines import TaskRunner
+from tiledask.distributed.pipelines.stages import stack
 from tiledask.errors import (
     ClusterLostError,
     ConfigError,
@@ -147,11 +145,11 @@ def test_a_forward_and_a_backward_at_once_start_and_end_together(cluster, engine
     for at in pairs:
         first, second = (spans[action] for action in list(s)[at : at + 2])
         assert first == second
-        assert first[1] - first[0] == pytest.approx(0.024, abs=1e-6) or run.late > 0
+        assert first[1] - first[0] >= 0.024 - 1e-6
     assert run.simulated.makespan == td.simulate(s, 0.01, 0.02, overlapped=0.024).makespan
     t = run.timeline
     assert t.busy + t.true_idle + t.overhead + t.exposed_transfer == pytest.approx(2 * t.makespan)
-    assert run.late > 0 or run.replayed.makespan == pytest.approx(run.simulated.makespan, abs=1e-4)
+    assert run.replayed.makespan >= run.simulated.makespan - 1e-4
 
 
 @ENGINES
@@ -357,10 +355,10 @@ def test_a_schedule_runs_again_with_the_same_bits_when_a_worker_died(cluster, na
 
 
 def test_a_task_that_dask_runs_again_is_a_lost_worker():
-    line = object.__new__(_TaskLine)
-    line.begun, line.index = 3, 0
+    runner = object.__new__(TaskRunner)
+    runner.next, runner.index = 3, 0
     with pytest.raises(ClusterLostError, match="rank 0"):
-        line.act([2], [])
+        runner.act([2], [])
 
 
 def test_a_loop_says_that_a_worker_died_when_no_time_is_left(cluster):
@@ -384,7 +382,7 @@ def test_a_run_says_what_its_slots_held(cluster):
 @pytest.mark.parametrize("left", [-0.5, 0.5])
 def test_a_block_does_not_come_before_it_left_by_clocks_that_are_apart(left):
     way = 7.0 + left, 7.0
-    spans = paced.arrived(1, paced.Action("F", 1, 0), 0.0, (7.0, (way,)))
+    spans = arrived(1, Action("F", 1, 0), 0.0, Arrival(None, 7.0, way))
     assert list(spans) == [(1, "T", 0, 0, min(way), 7.0)]
 
 

@@ -3,7 +3,7 @@
 In float64 the comparison is exact to 1e-10, overflows and clipping included; in float32, bfloat16
 and float16 the losses stay inside of the envelope that `tiledask.lab.precision` derives.
 
-Holds `tiledask.distributed.training.grad_norm` and `tiledask.distributed.training.saved`.
+Holds `tiledask.distributed.training.trainer` and `tiledask.distributed.training.saved`.
 """
 
 from collections import defaultdict
@@ -19,7 +19,7 @@ from oracles.planted_trainings import in_collectives, in_gradients
 from oracles.single_gpt import assert_single, reference
 
 import tiledask as td
-from tiledask.distributed.training.grad_norm import Guard
+from tiledask.distributed.training.trainer import Guard
 from tiledask.lab.precision import acceptable
 from tiledask.tile.optimizers import LossScale
 

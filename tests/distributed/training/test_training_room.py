@@ -1,6 +1,6 @@
 """Trainings that their workers have no room for, and what those hold that they have.
 
-Holds `tiledask.distributed.training.refusal`.
+Holds `tiledask.distributed.training.run`.
 """
 
 import os

@@ -1,7 +1,6 @@
 """ZeRO 1, 2 and 3: the plain replica's weights, the planner's bytes.
 
-Holds `tiledask.distributed.training.flat`,
-`tiledask.plan.collectives.shards` and `tiledask.plan.program.making.zero`.
+Holds `tiledask.plan.collectives.shards` and `tiledask.plan.program.making.zero`.
 """
 
 from collections import Counter
@@ -14,23 +13,11 @@ from oracles.single_gpt import TEXT
 
 import tiledask as td
 from tiledask.distributed.training import GPT
-from tiledask.distributed.training.flat import Packing
-from tiledask.errors import PlacementError
 from tiledask.plan.inputs.recipes import state_bytes
 from tiledask.tile.optimizers import SGD, Adam
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-
-def test_a_gradient_that_is_missing_or_unknown_is_refused():
-    packing = Packing.of({"w": np.ones((2, 2)), "b": np.ones(2)})
-    with pytest.raises(PlacementError, match="of 'b' \\(2,\\) was said, and this is missing"):
-        packing.pack({"w": np.ones((2, 2))})
-    with pytest.raises(PlacementError, match="of 'c' nothing was said, and this is \\(3,\\)"):
-        packing.pack({"w": np.ones((2, 2)), "b": np.ones(2), "c": np.ones(3)})
-
-
-# -- ZeRO ------------------------------------------------------------------------------------------
 
 MODEL = GPT(59, hidden=8, layers=1, heads=2, sequence=4)
 SIZES = {unit: sum(p.size for p in MODEL.parameters(unit).values()) for unit in MODEL.units}

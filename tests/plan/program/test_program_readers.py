@@ -4,7 +4,7 @@ arrays take, and text is read back.
 Holds `tiledask.plan.program.walk`, `tiledask.plan.program.clock`, `tiledask.plan.program.count`,
 `tiledask.plan.program.making.training`, `tiledask.plan.program.making.layers`,
 `tiledask.plan.program.making.tape`, `tiledask.plan.program.making.zero`,
-`tiledask.plan.program.making.decoder`, `tiledask.distributed.memory.claim_programs` and
+`tiledask.plan.program.making.decoder`, `tiledask.distributed.memory.case` and
 `tiledask.plan.collectives.layouts`.
 """
 
@@ -16,7 +16,7 @@ import pytest
 from oracles.closed_collectives import seconds as collective_seconds
 from oracles.drawn_programs import drawn_jobs
 
-from tiledask.distributed.memory.claim_programs import states_program
+from tiledask.distributed.memory.case import states_program
 from tiledask.errors import ProgramError
 from tiledask.plan.inputs.recipes import load_recipe, state_bytes
 from tiledask.plan.program.count import calls

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 import tiledask as td
-from tiledask.distributed.memory.claim_programs import training_terms
+from tiledask.distributed.memory.case import training_terms
 from tiledask.plan.program.making.training import step_program
 from tiledask.plan.timing.axis_bytes import axis_bytes
 

@@ -8,6 +8,7 @@ Devices that hold the same are run once; with fewer workers than devices, in tur
 """
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from distributed import Client
@@ -15,7 +16,8 @@ from distributed import Client
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.connecting.connect import cluster_of
 from tiledask.distributed.deadlines import bounded, seconds_of
-from tiledask.distributed.memory.claim_tasks import DeviceRun, MemoryCase, run_pipeline, run_states
+from tiledask.distributed.memory.case import MemoryCase
+from tiledask.distributed.memory.device_run import DeviceRun, run_pipeline, run_states
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan import html
 from tiledask.plan.inputs.layout import Layout
@@ -34,6 +36,9 @@ TOLERANCE = 0.05
 SCHEDULES = ("naive", "gpipe", "1f1b", "eager-1f1b")
 """With one chunk on a stage and whole backwards."""
 RECOMPUTED = ("none", "selective", "full")
+_OF_MODEL = "hidden layers heads ffn vocab head_dim tied learned_pos unused_pos name source"
+_OF_LAYOUT = "dp tp pp microbatch microbatches zero recompute schedule partition"
+"""What may be chosen; all other fields are a plain decoder's."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -177,8 +182,7 @@ def run_claim(
     Raises ConfigError for what cannot be run, PlacementError for fewer workers than stages of a
     Model, ClusterLostError if a worker dies meanwhile.
     """
-    cap, recipe = parse_bytes(capacity), load_recipe(recipe)
-    model = isinstance(what, Model)
+    cap, recipe, is_model = parse_bytes(capacity), load_recipe(recipe), isinstance(what, Model)
     scale = _scale(what, scale)
     whole = what if isinstance(what, Model) else int(what) // scale
     case = MemoryCase(whole, layout, recipe, sequence, cap // scale)
@@ -187,78 +191,71 @@ def run_claim(
     workers = cluster_of(cluster, "a claim")
     _check(really, workers)
     begun = time.monotonic()
-    devices = (run_pipeline if model else run_states)(really, workers, seconds_of(timeout))
+    devices = (run_pipeline if is_model else run_states)(really, workers, seconds_of(timeout))
     name = what.name if isinstance(what, Model) else f"{what:,} parameters"
     return ClaimRun(case, name, scale, predicted, case.simulated, devices, time.monotonic() - begun)
 
 
 def _scale(what: Model | int, scale: int | None) -> int:
-    model = isinstance(what, Model)
-    if not model and not is_whole(what, 1):
+    is_model = isinstance(what, Model)
+    if not is_model and not is_whole(what, 1):
         raise ConfigError(
             f"a claim is about a Model or a number of parameters of 1 or more, got {what!r}; "
             f"td.load_model(name).parameters is such a number"
         )
-    scale = (1 if model else 1000) if scale is None else scale
-    scale = whole_number("scale", scale, 1)
-    if isinstance(what, Model) and scale > 1:
-        raise ConfigError(
-            f"a Model is run as it is, at scale 1, got {scale}; give a smaller Model, or run the "
-            f"states alone of model.parameters={what.parameters:,} at 1:{scale}"
-        )
-    if not isinstance(what, Model) and what < scale:
+    scale = whole_number("scale", (1 if is_model else 1000) if scale is None else scale, 1)
+    if isinstance(what, Model):
+        if scale > 1:
+            raise ConfigError(f"a Model is run as it is, at scale 1, got {scale}")
+    elif what < scale:
         raise ConfigError(f"{what} parameters at 1:{scale} are less than one; scale less")
     return scale
 
 
-def _check_model(model: Model, layout: Layout, recipe: Recipe, sequence: int) -> None:
-    """Refuse what no code here executes: all but these fields are a plain decoder's."""
-    names = "hidden layers heads ffn vocab head_dim tied learned_pos unused_pos name source"
-    free = {name: getattr(model, name) for name in names.split()}
-    names = "dp tp pp microbatch microbatches zero recompute schedule partition"
-    split = {name: getattr(layout, name) for name in names.split()}
-    for given, plain in ((model, Model(**free)), (layout, Layout(**split))):
-        for field, value in vars(plain).items():
-            if (got := getattr(given, field)) != value:
-                raise ConfigError(
-                    f"what can be executed is a decoder like GPT-2's with {field}={value!r}, got "
-                    f"{got!r}; change it, or run the states alone of "
-                    f"model.parameters={model.parameters:,}"
-                )
-    for field, allowed in (("schedule", SCHEDULES), ("recompute", RECOMPUTED)):
-        if getattr(layout, field) not in allowed:
-            raise ConfigError(
-                f"what can be executed has {field} of {', '.join(allowed)}, got "
-                f"{getattr(layout, field)!r}"
-            )
-    if 0 < model.learned_pos < sequence:
-        raise ConfigError(
-            f"{model.name} has {model.learned_pos} positions, got sequence={sequence}; use a "
-            f"sequence of {model.learned_pos} or less"
-        )
-    sharded = layout.zero == 3 and layout.dp > 1
-    if recipe.trains and recipe.weight_bytes != recipe.compute_bytes and not sharded:
-        raise ConfigError(
-            f"recipe {recipe.name!r} keeps weights of {recipe.weight_bytes} B and computes with "
-            f"{recipe.compute_bytes} B; they are cast where ZeRO 3 gathers them, and here zero is "
-            f"{layout.zero} and dp {layout.dp}; use zero=3 and dp of 2 or more, or a recipe such "
-            f"as 'mixed-adam-16' or 'fp32-adam'"
-        )
-    if not recipe.trains:
-        raise ConfigError(
-            f"recipe {recipe.name!r} does not train; to hold its weights alone pass "
-            f"model.parameters={model.parameters:,} instead of the model"
-        )
-
-
 def _check(case: MemoryCase, cluster: Cluster) -> None:
+    """Refuse what no code here executes, and a Model for which there are too few workers."""
     check_states(case.recipe)
-    if case.layout.cp > 1:
-        raise ConfigError(f"what can be run has cp=1, got {case.layout.cp}")
-    if isinstance(case.what, Model):
-        _check_model(case.what, case.layout, case.recipe, case.sequence)
-        if cluster.slots < case.layout.pp:
-            raise PlacementError(
-                f"{case.layout.pp} stages run at once, each on a worker, and the cluster has "
-                f"{cluster.slots}; {cluster.with_slots(case.layout.pp)}"
+    model, layout, recipe = case.what, case.layout, case.recipe
+    if layout.cp > 1:
+        raise ConfigError(f"what can be run has cp=1, got {layout.cp}")
+    if not isinstance(model, Model):
+        return
+    for wrong, words in _refusals(model, layout, recipe, case.sequence):
+        if wrong:
+            raise ConfigError(
+                f"what can be executed {words}; or run the states alone of "
+                f"model.parameters={model.parameters:,}"
             )
+    if cluster.slots < layout.pp:
+        raise PlacementError(
+            f"{layout.pp} stages run at once, each on a worker, and the cluster has "
+            f"{cluster.slots}; {cluster.with_slots(layout.pp)}"
+        )
+
+
+def _refusals(
+    model: Model, layout: Layout, recipe: Recipe, sequence: int
+) -> Iterator[tuple[bool, str]]:
+    """(whether a model is refused, the rule and what was given)."""
+    for given, free in ((model, _OF_MODEL), (layout, _OF_LAYOUT)):
+        plain = type(given)(**{name: getattr(given, name) for name in free.split()})
+        for field, value in vars(plain).items():
+            got = getattr(given, field)
+            yield got != value, f"is a decoder like GPT-2's with {field}={value!r}, got {got!r}"
+    for field, allowed in (("schedule", SCHEDULES), ("recompute", RECOMPUTED)):
+        got = getattr(layout, field)
+        yield got not in allowed, f"has {field} of {', '.join(allowed)}, got {got!r}"
+    positions = model.learned_pos
+    yield (
+        0 < positions < sequence,
+        f"of {model.name}, which has learned {positions} positions, has a sequence of that or "
+        f"less, got {sequence}",
+    )
+    yield not recipe.trains, f"trains, and recipe {recipe.name!r} does not train"
+    whole = layout.zero < 3 or layout.dp == 1
+    yield (
+        whole and recipe.weight_bytes != recipe.compute_bytes,
+        f"casts weights where ZeRO 3 gathers them, and recipe {recipe.name!r} keeps weights of "
+        f"{recipe.weight_bytes} B and computes with {recipe.compute_bytes} B; use zero=3 and dp "
+        f"of 2 or more",
+    )

@@ -13,14 +13,13 @@ so Dask's task stream is the Gantt chart of the schedule.
 """
 
 import operator
-import time
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from dask.sizeof import sizeof
 from dask.typing import Key
 from distributed import Future
@@ -29,23 +28,25 @@ from distributed.protocol.serialize import register_generic
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster.clocks import now, time_there
 from tiledask.distributed.cluster.cluster import Cluster
-from tiledask.distributed.cluster.progress import announced, ended
-from tiledask.distributed.pipelines.kernels import at_once, operands, shares
-from tiledask.distributed.pipelines.paced import Arrival, DeviceDone, PacedLine, sleep_until
+from tiledask.distributed.pipelines.device import (
+    Arrival,
+    DeviceDone,
+    PacedRunner,
+    StageKernels,
+    at_once,
+    sleep_until,
+)
 from tiledask.distributed.ranks.mismatch import CollectiveCall
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.ranks.run import run_ranks
-from tiledask.distributed.transport.endpoint import endpoint_of, opened
-from tiledask.distributed.transport.transport import Port
-from tiledask.errors import ClusterLostError
+from tiledask.distributed.transport.endpoint import lost
 from tiledask.plan.pipelines.costs import PipelineCosts
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.simulate import topological_order
-from tiledask.plan.pipelines.timeline import TRANSFER, Timeline
+from tiledask.plan.pipelines.timeline import TRANSFER
 from tiledask.plan.program.making.pipeline import KERNELS
 from tiledask.plan.program.ops import Op
 from tiledask.plan.program.program import Program
-from tiledask.tile.backend import aligned
 
 __all__ = ["ENGINES", "PipelineJob"]
 
@@ -55,23 +56,19 @@ PATIENCE = 20.0
 """Seconds that setting up and reporting may take even if the run's own timeout is shorter."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class PipelineJob:
-    """One run. `dataclasses.replace` makes another, with a name of its own."""
+    """One run of a schedule."""
 
     schedule: Schedule
     program: Program
-    stages: Sequence[Any]
-    batch: np.ndarray
-    target: np.ndarray | None
     cluster: Cluster
     pace: PipelineCosts
-    simulated: Timeline | None
     timeout: float
     """Seconds that the actions may take, all together."""
-    topic: str = field(default_factory=lambda: f"tiledask-run-{uuid.uuid4().hex}", init=False)
+    topic: str = field(default_factory=lambda: f"tiledask-run-{uuid.uuid4().hex}")
     """The run's name, and the topic of its events."""
-    sent: dict[Key, tuple[str, int, int]] = field(default_factory=dict, init=False)
+    sent: dict[Key, tuple[str, int, int]] = field(default_factory=dict)
     """Dask's name of a block -> what a span of its transfer says: kind, stage, micro-batch."""
 
     @property
@@ -79,103 +76,80 @@ class PipelineJob:
         """Seconds for what comes before and after the actions; not less because those are short."""
         return max(self.timeout, PATIENCE)
 
-    def run(
-        self, engine: Callable[["PipelineJob", list[Future[Any]]], list[DeviceDone]]
-    ) -> list[DeviceDone]:
-        """By device, what its actions made; ``engine`` runs them with the operands of its stages:
-        futures of what is in place there."""
-        cluster = self.cluster
-        given = shares(self.program, self.stages, self.batch, self.target, cluster.backend)
-        ready = [
-            cluster.submit(device, operands, *mine, name="weights")
-            for device, mine in enumerate(given)
-        ]
-        cluster.wait(ready, "weights and micro-batches", self.patience, cancel=True)
-        with announced(cluster, self.topic, **self._about()):
-            done = engine(self, ready)
-        ended(cluster, self.topic)
-        return done
 
-    def _about(self) -> dict[str, Any]:
-        """What is announced of the run."""
-        schedule = self.schedule
-        predicted: dict[str, Any] = {"actions": len(schedule)}
-        if self.simulated is not None:
-            whole = self.simulated.makespan or 1.0
-            predicted["idle"] = [each / whole for each in self.simulated.idle_per_device]
-        return {
-            "kind": "pipeline",
-            "lanes": [f"device {d + 1}" for d in range(schedule.devices)],
-            "facts": {"schedule": schedule.name, "micro-batches": str(schedule.microbatches)},
-            "predicted": predicted,
-        }
-
-
-def run_loops(job: PipelineJob, operands: list[Future[Any]]) -> list[DeviceDone]:
-    """Each device is a rank that goes through its line; blocks are messages between ranks."""
+def run_loops(job: PipelineJob, kernels: Sequence[Future[Any]]) -> list[DeviceDone]:
+    """Each device is a rank that goes through its order; blocks are messages between ranks."""
     mesh = Mesh(job.cluster, (job.program.ranks,), slots=range(job.program.ranks))
     given = job.topic, job.program, job.pace
-    done = run_ranks(_loop, mesh, *given, per_rank=operands, timeout=job.timeout, transport="posts")
-    return done.results
+    options: dict[str, Any] = {"timeout": job.timeout, "transport": "posts"}
+    return run_ranks(_loop, mesh, *given, per_rank=kernels, **options).results
 
 
-def run_tasks(job: PipelineJob, operands: list[Future[Any]]) -> list[DeviceDone]:
+def run_tasks(job: PipelineJob, kernels: Sequence[Future[Any]]) -> list[DeviceDone]:
     """Each action is a task, and blocks are their results."""
     cluster, topic, patience = job.cluster, job.topic, job.patience
-    with opened(cluster, topic, range(job.program.ranks), patience):
-        ends = _submitted(job, operands)
+    try:
+        cluster.run(_open, topic, timeout=patience)
+        ends = _submitted(job, kernels)
         cluster.run(_start, topic, time_there(cluster, patience) + LEAD, timeout=patience)
         return cluster.gather(ends, f"{job.schedule!r}", job.timeout, cancel=True)
+    finally:
+        with suppress(Exception):  # of a cluster that is gone: nobody is left there
+            cluster.run(_close, topic, timeout=10.0)
 
 
-ENGINES = {"tasks": run_tasks, "loop": run_loops}
-"""By name, what runs a job: it returns what every device made."""
+ENGINES: dict[str, Callable[[PipelineJob, Sequence[Future[Any]]], list[DeviceDone]]] = {
+    "tasks": run_tasks,
+    "loop": run_loops,
+}
+"""By name, what runs a job with futures of every device's `StageKernels`."""
 
 
-def _submitted(job: PipelineJob, operands: list[Future[Any]]) -> list[Future[DeviceDone]]:
+# -- tasks -----------------------------------------------------------------------------------------
+
+
+def _submitted(job: PipelineJob, kernels: Sequence[Future[Any]]) -> list[Future[DeviceDone]]:
     """A task for each action, or two that are done at once; and for each device what it made.
 
     All other futures are dropped here, so that activations go as soon as they are used.
     """
-    program, submit = job.program, job.cluster.submit
-    seconds = job.patience + job.timeout  # the client's own limit comes first
-    # all is submitted before anything starts: the scheduler would be slow to answer meanwhile
+    program, submit, topic = job.program, job.cluster.submit, job.topic
+    # all is submitted before anything starts: the scheduler would be slow to answer meanwhile.
+    # the client's own limit comes before theirs
+    given = job.patience + job.timeout, program, job.pace
     before = [
-        submit(
-            device, _begin, job.topic, device, job.program, job.pace, seconds, mine, name="begin"
-        )
-        for device, mine in enumerate(operands)
+        submit(device, _begin, topic, device, *given, mine, name="begin")
+        for device, mine in enumerate(kernels)
     ]
-    sent: dict[tuple[int, str, int], Future[Any]] = {}  # device that it goes to, buffer, frame
+    sent: dict[tuple[int, str, int], Future[Any]] = {}  # device it goes to, buffer, micro-batch
     for device, turns in _in_order(job):
-        order, blocks = program.orders[device], program.role(device).blocks
-        block = [(blocks[order[n].block], order[n].microbatch) for n in turns]
+        blocks, order = program.role(device).blocks, program.orders[device]
+        steps = [(blocks[order[n].block], order[n].microbatch) for n in turns]
         came = [
-            sent.pop((device, op.buffer, frame))
-            for part, frame in block
-            for op in part.ops
+            sent.pop((device, op.buffer, i))
+            for block, i in steps
+            for op in block.ops
             if op.name == "recv"
         ]
-        name = KERNELS[block[0][0].kind] if len(block) == 1 else "overlapped"
-        ran = submit(device, _act, job.topic, device, turns, before[device], *came, name=name)
+        name = KERNELS[steps[0][0].kind] if len(steps) == 1 else "overlapped"
+        ran = submit(device, _act, topic, device, turns, before[device], *came, name=name)
         before[device] = ran
-        for n, (part, frame) in enumerate(block):
-            for op in part.ops:
-                if op.name == "send":
-                    hand = ran
-                    if len(block) > 1:
-                        hand = submit(device, operator.getitem, ran, n, name="hand", beside=True)
-                    sent[op["peer"], op.buffer, frame] = hand
-                    job.sent[hand.key] = TRANSFER, part.stage, frame
+        for n, (block, i) in enumerate(steps):
+            for op in (op for op in block.ops if op.name == "send"):
+                hand = ran
+                if len(steps) > 1:
+                    hand = submit(device, operator.getitem, ran, n, name="hand", beside=True)
+                sent[op["peer"], op.buffer, i] = hand
+                job.sent[hand.key] = TRANSFER, block.stage, i
     return [
-        submit(device, _ended, job.topic, device, last, name="result", beside=True)
+        submit(device, _ended, topic, device, last, name="result", beside=True)
         for device, last in enumerate(before)
     ]
 
 
 def _in_order(job: PipelineJob) -> Iterator[tuple[int, list[int]]]:
     """A device and its turns that are done at once, each after what it receives from."""
-    blocks = [iter(at_once(order)) for order in job.program.orders]
+    blocks = [at_once(order) for order in job.program.orders]
     begun = [0] * len(blocks)
     for action in topological_order(job.schedule):
         device = job.schedule.holder(action.stage, action.microbatch)
@@ -184,47 +158,6 @@ def _in_order(job: PipelineJob) -> Iterator[tuple[int, list[int]]]:
             begun[device] = len(turns)
             yield device, turns
         begun[device] -= 1
-
-
-# -- on the workers -------------------------------------------------------------------------------
-
-
-class _LoopLine(PacedLine):
-    """Blocks are messages, which say when they were made and sent."""
-
-    def __init__(self, port: Port, topic: str, *given: Any) -> None:
-        self.port = port
-        self.early: dict[tuple[str, int], Arrival] = {}
-        """By buffer and micro-batch, of what came and was not used."""
-        super().__init__(topic, port.transport.box, *given)
-
-    def run(self) -> bool:
-        for turns in at_once(self.order):
-            label = str(self.action(turns[0]))
-            step = CollectiveCall(self.index, "step", self.port.members, 0, label, ())
-            begun = self.port.enter(step)
-            self.at_once(turns)
-            self.port.leave(begun)
-        return True
-
-    def _message(self, op: Op, x: int) -> Callable[[list[Any]], None]:
-        peer, name, port = op["peer"], op.buffer, self.port
-        if op.name == "send":
-            return lambda env: port.put(peer, [env[x]], (self.end, now()), lend=True)
-
-        def take(env: list[Any]) -> None:
-            """Messages come in the order of their sender; what is early is kept."""
-            coming = self._arriving.setdefault(peer, self.program.sent(peer, self.index))
-            while env[x] is None:
-                _, buffer, microbatch = next(coming)
-                (message,) = port.get((peer,))
-                self.moves.append((peer, message.nbytes))
-                made, sent = message.call
-                self.early[buffer, microbatch] = made, ((sent, message.there),)
-                self._env(microbatch)[self._slots[buffer]] = aligned(message.parts[0])
-            self.arrivals[self.turn] = self.early.pop((name, self.microbatch))
-
-        return take
 
 
 @dataclass
@@ -240,68 +173,131 @@ register_generic(_StageBlock)
 sizeof.register(_StageBlock, lambda block: int(block.array.nbytes))
 
 
-class _TaskLine(PacedLine):
+class TaskRunner(PacedRunner):
     """Blocks are results of tasks."""
 
-    blocks: Iterator[_StageBlock]
+    blocks: Iterator[_StageBlock] = iter(())
     """What the task was given."""
-    sends: dict[int, Any]
-    """By turn, what it sends."""
-    begun = 0
-    """Turns that were begun."""
+    next = 0
+    """The turn that was not begun."""
 
     def act(self, turns: Sequence[int], blocks: Sequence[_StageBlock]) -> list[_StageBlock | None]:
         """What each of a task's actions sends. Dask runs a task again whose result a lost worker
-        had: what it used is gone here, and all is begun anew."""
-        if turns[0] < self.begun:
-            raise ClusterLostError(f"a worker was lost with what rank {self.index} sent it")
-        self.begun = turns[-1] + 1
-        self.blocks, self.sends = iter(blocks), {}
-        self.at_once(turns)
+        had: what it used is gone here, so the schedule runs again."""
+        if turns[0] != self.next:
+            raise lost(self.index, "what it had sent is asked for again")
+        self.next = turns[-1] + 1
+        self.blocks, self.sends = iter(blocks), dict[int, Any]()
+        self.do(turns)
         sends, self.sends = self.sends, {}
         return [_StageBlock(sends[t], self.end) if t in sends else None for t in turns]
 
-    def _message(self, op: Op, x: int) -> Callable[[list[Any]], None]:
-        def send(env: list[Any]) -> None:
-            self.sends[self.turn] = env[x]
+    def send(self, op: Op, array: Any) -> None:
+        self.sends[self.turn] = array
 
-        def take(env: list[Any]) -> None:
-            block = next(self.blocks)
-            self.arrivals[self.turn] = block.made, ()
-            env[x] = aligned(block.array)
-
-        return send if op.name == "send" else take
+    def receive(self, op: Op) -> Arrival:
+        block = next(self.blocks)
+        return Arrival(block.array, block.made)
 
 
-def _loop(rank: Rank, topic: str, *given: Any) -> DeviceDone:
-    """A rank's way through its line."""
-    port = rank.transport.port(tuple(range(rank.ranks)), "blocks")
-    line = _LoopLine(port, topic, *given)
-    start = CollectiveCall(rank.index, "start", port.members, 0, "", ())
-    sleep_until(port.meet(start, lambda: now() + LEAD))
-    line.run()
-    return line.done()
+@dataclass
+class _Run:
+    """What a worker has of a run while that lasts; one that took another's place has none."""
+
+    started: threading.Event = field(default_factory=threading.Event)
+    moment: float = 0.0
+    """At which it begins, by the scheduler's clock."""
+    runner: Any = None
 
 
-def _start(run: str, moment: float) -> None:
-    """Let the tasks of a run begin at a moment of the scheduler's clock."""
-    with suppress(ClusterLostError):  # of a worker that is no device
-        endpoint_of(run, 0).put("start", moment)
+_runs: dict[str, _Run] = {}
+"""By topic."""
 
 
-def _begin(run: str, device: int, program: Program, pace: Any, seconds: float, mine: Any) -> None:
-    here = endpoint_of(run, device)
-    here.local = _TaskLine(run, here, program, pace, mine)
-    if here.wait(None, time.monotonic() + seconds, ["start"]):
-        sleep_until(here.parcels["start"])
+def _run_of(topic: str, device: int) -> _Run:
+    if topic not in _runs:
+        raise lost(device)
+    return _runs[topic]
 
 
-def _act(run: str, device: int, turns: Sequence[int], before: Any, *blocks: Any) -> Any:
+def _open(topic: str) -> None:
+    _runs[topic] = _Run()
+
+
+def _start(topic: str, moment: float) -> None:
+    """Let the tasks of a run begin at a moment."""
+    if topic in _runs:
+        _runs[topic].moment = moment
+        _runs[topic].started.set()
+
+
+def _close(topic: str) -> None:
+    """Forget a run; a task that still waits for its beginning ends."""
+    if topic in _runs:
+        _runs.pop(topic).started.set()
+
+
+def _begin(topic: str, device: int, seconds: float, *given: Any) -> None:
+    run = _run_of(topic, device)
+    run.runner = TaskRunner(topic, device, *given)
+    if run.started.wait(seconds):
+        sleep_until(run.moment)
+
+
+def _act(topic: str, device: int, turns: Sequence[int], before: Any, *blocks: Any) -> Any:
     """What is sent, of two actions at once a list; ``before`` only makes it wait for its turn."""
-    sent = endpoint_of(run, device).local.act(turns, blocks)
+    sent = _run_of(topic, device).runner.act(turns, blocks)
     return sent if len(turns) > 1 else sent[0]
 
 
-def _ended(run: str, device: int, last: Any) -> DeviceDone:
-    done: DeviceDone = endpoint_of(run, device).local.done()
+def _ended(topic: str, device: int, last: Any) -> DeviceDone:
+    done: DeviceDone = _run_of(topic, device).runner.done()
     return done
+
+
+# -- loops -----------------------------------------------------------------------------------------
+
+
+class _LoopRunner(PacedRunner):
+    """Blocks are messages, which say when they were made and sent."""
+
+    def __init__(
+        self, rank: Rank, topic: str, program: Program, pace: Any, kernels: dict[int, StageKernels]
+    ) -> None:
+        self.port = rank.transport.port(tuple(range(rank.ranks)), "blocks")
+        self.early: dict[tuple[str, int], Arrival] = {}
+        """By buffer and micro-batch, of what came and was not used."""
+        super().__init__(topic, rank.index, program, pace, kernels)
+
+    def run(self) -> bool:
+        port = self.port
+        start = CollectiveCall(self.index, "start", port.members, 0, "", ())
+        sleep_until(port.meet(start, lambda: now() + LEAD))
+        for turns in at_once(self.order):
+            action = str(self.action(turns[0]))
+            begun = port.enter(CollectiveCall(self.index, "step", port.members, 0, action, ()))
+            self.do(turns)
+            port.leave(begun)
+        return True
+
+    def send(self, op: Op, array: Any) -> None:
+        self.port.put(op["peer"], [array], (self.end, now()), lend=True)
+
+    def receive(self, op: Op) -> Arrival:
+        """Messages come in the order of their sender; what is early is kept."""
+        peer, wanted = op["peer"], (op.buffer, self.microbatch)
+        coming = self._arriving.setdefault(peer, self.program.sent(peer, self.index))
+        while wanted not in self.early:
+            _, buffer, microbatch = next(coming)
+            (message,) = self.port.get((peer,))
+            self.moves.append((peer, message.nbytes))
+            made, left = message.call
+            self.early[buffer, microbatch] = Arrival(message.parts[0], made, (left, message.there))
+        return self.early.pop(wanted)
+
+
+def _loop(rank: Rank, *given: Any) -> DeviceDone:
+    """A rank's way through its order."""
+    runner = _LoopRunner(rank, *given)
+    runner.run()
+    return runner.done()

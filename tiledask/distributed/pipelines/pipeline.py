@@ -8,8 +8,7 @@ Stage s reads and writes what :func:`tiledask.plan.pipelines.validate.needs` say
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,13 +18,12 @@ from tiledask.distributed.arrays.array import Both
 from tiledask.distributed.cluster.clocks import Clock, set_clocks
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.counters import counting, measuring_load
-from tiledask.distributed.cluster.progress import subscribed
+from tiledask.distributed.cluster.progress import announced, ended, subscribed
 from tiledask.distributed.cluster.room import check_room
 from tiledask.distributed.connecting.connect import cluster_of
 from tiledask.distributed.deadlines import bounded, seconds_of
+from tiledask.distributed.pipelines.device import DeviceDone, joined, operands, shares
 from tiledask.distributed.pipelines.engines import ENGINES, PipelineJob
-from tiledask.distributed.pipelines.kernels import joined
-from tiledask.distributed.pipelines.paced import DeviceDone
 from tiledask.distributed.pipelines.run import PipelineRun, replay
 from tiledask.distributed.pipelines.stages import Dummy
 from tiledask.distributed.retry import retry_lost
@@ -129,29 +127,39 @@ def run_schedule(
         seconds = dict(zip(times, np.broadcast_to(costs.seconds, shape), strict=True))
         simulated = simulate(schedule, **seconds, **travel)
     made, kept = _sized(schedule, stages, batch)
-    given = schedule, made, stages, batch, target, workers, costs, simulated
-    planned = PipelineJob(*given, seconds_of(timeout))
-    _check_room(planned, kept)
+    planned = PipelineJob(schedule, made, workers, costs, seconds_of(timeout))
+    _check_room(planned, stages, kept)
+    given = shares(made, stages, batch, target, workers.backend)
+    predicted: dict[str, Any] = {"actions": len(schedule)}
+    if simulated is not None:
+        predicted["idle"] = [
+            each / (simulated.makespan or 1.0) for each in simulated.idle_per_device
+        ]
 
     def attempt(_: int, left: float) -> tuple[PipelineJob, list[DeviceDone], tuple[Clock, ...]]:
-        job = replace(planned, timeout=left)
+        job = PipelineJob(schedule, made, workers, costs, left)
         clocks = set_clocks(workers, job.patience)
-        with _shown(job):
-            return job, job.run(ENGINES[engine]), clocks
+        ready = [
+            workers.submit(device, operands, *mine, name="weights")
+            for device, mine in enumerate(given)
+        ]
+        with _shown(job, predicted):
+            workers.wait(ready, "weights and micro-batches", job.patience, cancel=True)
+            return job, ENGINES[engine](job, ready), clocks
 
     with counting(workers, planned.patience) as counted, measuring_load() as load_so_far:
         devices = range(schedule.devices)
         job, done, clocks = retry_lost(workers, devices, planned.timeout, attempt)
         load = load_so_far()
-    arrived = [
+    spans = [span for each in done for span in each.spans]
+    spans += [
         (transfer.destination, *job.sent[key], transfer.start, transfer.stop)
         for transfer in counted.transfers
         for key in transfer.keys
         if key in job.sent
     ]
-    outputs, loss, gradients = joined(made for each in done for made in each.made)
-    spans = [span for each in done for span in each.spans]
-    measured = Timeline.of(schedule.devices, [*spans, *arrived], "measured")
+    outputs, loss, gradients = joined(each.made for each in done)
+    measured = Timeline.of(schedule.devices, spans, "measured")
     moves = [(source, to, n) for to, each in enumerate(done) for source, n in each.moves]
     return PipelineRun(
         measured,
@@ -160,9 +168,8 @@ def run_schedule(
         outputs,
         None if target is None or dummies else loss,
         gradients,
-        Both(_predicted_traffic(job), counted.moved(workers.slots, moves)),
+        Both(_predicted_traffic(job, batch), counted.moved(workers.slots, moves)),
         counted.ledger({}),
-        max(each.late for each in done),
         clocks,
         engine,
         load,
@@ -170,17 +177,25 @@ def run_schedule(
 
 
 @contextmanager
-def _shown(job: PipelineJob) -> Iterator[None]:
-    """A bar while the block runs, of the actions that are done, where somebody looks on."""
-    if not is_watched():
-        yield
-        return
+def _shown(job: PipelineJob, predicted: dict[str, Any]) -> Iterator[None]:
+    """The run on the dashboard's page while the block runs; and a bar of its actions, where
+    somebody looks on."""
     schedule, done = job.schedule, set[tuple[Any, ...]]()
     what = f"{schedule.name} on {schedule.devices} devices"
-    with showing(what, lambda: (len(done), len(schedule), ""), "actions"):
-        with subscribed(job.cluster, job.topic, lambda e: done.add(tuple(e["spans"][0][1:4]))):
-            yield
+    about = {
+        "lanes": [f"device {d + 1}" for d in range(schedule.devices)],
+        "facts": {"schedule": schedule.name, "micro-batches": str(schedule.microbatches)},
+        "predicted": predicted,
+    }
+    with ExitStack() as stack:
+        stack.enter_context(announced(job.cluster, job.topic, kind="pipeline", **about))
+        if is_watched():
+            stack.enter_context(showing(what, lambda: (len(done), len(schedule), ""), "actions"))
+            follow = subscribed(job.cluster, job.topic, lambda e: done.add((*e["spans"][0][1:4],)))
+            stack.enter_context(follow)
+        yield
         done.update(schedule)  # events may come late
+    ended(job.cluster, job.topic)
 
 
 def _costs(
@@ -201,29 +216,30 @@ def _check(
     cluster: Cluster,
 ) -> np.ndarray:
     """``batch``, if it, the ``target`` and the ``stages`` go together; else PlacementError."""
+    shape = () if batch is None else np.shape(batch)
+    wanted, widths = None if target is None else np.shape(target), {each.width for each in stages}
+    wrong = ""
     if schedule.devices > cluster.slots:
-        raise PlacementError(
+        wrong = (
             f"the schedule has {schedule.devices} devices, the cluster {cluster.slots} slots; "
             f"{cluster.with_slots(schedule.devices)}"
         )
-    widths = {stage.width for stage in stages}
-    if batch is None or np.ndim(batch) != 2 or widths != {batch.shape[1]}:
-        raise PlacementError(
-            f"the batch has shape {() if batch is None else np.shape(batch)} and the stages take "
+    elif len(shape) != 2 or widths != {shape[1]}:
+        wrong = (
+            f"the batch has shape {shape} and the stages take "
             f"[tokens, {' or '.join(map(str, sorted(widths)))}]; make all widths equal"
         )
-    if len(batch) < schedule.microbatches:
-        raise PlacementError(
-            f"{len(batch)} tokens cannot be cut into {schedule.microbatches} micro-batches; "
-            f"give at least one token each"
+    elif shape[0] < schedule.microbatches:
+        wrong = (
+            f"{shape[0]} tokens cannot be cut into {schedule.microbatches} micro-batches; give at "
+            f"least one token each"
         )
-    if schedule.trains and target is None:
-        raise PlacementError("a schedule with backwards needs target=, the outputs it trains for")
-    if target is not None and np.shape(target) != np.shape(batch):
-        raise PlacementError(
-            f"the target has shape {np.shape(target)}, the outputs have {np.shape(batch)}; "
-            f"they must be equal"
-        )
+    elif schedule.trains and wanted is None:
+        wrong = "a schedule with backwards needs target=, the outputs it trains for"
+    elif wanted not in (None, shape):
+        wrong = f"the target has shape {wanted}, the outputs have {shape}; they must be equal"
+    if wrong or batch is None:
+        raise PlacementError(wrong)
     return batch
 
 
@@ -238,12 +254,12 @@ def _sized(schedule: Schedule, stages: Sequence[Any], batch: np.ndarray) -> tupl
     return program(schedule, block_bytes=nbytes, activation=parts * kept), kept
 
 
-def _check_room(job: PipelineJob, kept: int) -> None:
+def _check_room(job: PipelineJob, stages: Sequence[Any], kept: int) -> None:
     """None if each device's worker has room for its stages' weights, their gradients, and what is
     kept of micro-batches that are under way; else DoesNotFitError. Of stages that do not say their
     ``weight_bytes`` nothing is known."""
     schedule = job.schedule
-    weights = [getattr(stage, "weight_bytes", 0) for stage in job.stages]
+    weights = [getattr(stage, "weight_bytes", 0) for stage in stages]
     if not any(weights):
         return
     held, sizes = job.program.memory, np.array(weights) * (2 if schedule.trains else 1)
@@ -257,10 +273,10 @@ def _check_room(job: PipelineJob, kept: int) -> None:
     check_room(job.cluster, range(schedule.devices), peaks, what, job.timeout)
 
 
-def _predicted_traffic(job: PipelineJob) -> Traffic:
+def _predicted_traffic(job: PipelineJob, batch: np.ndarray) -> Traffic:
     """Activations [rows, width] to the next stage's device, gradients of that shape back."""
-    program, row = job.program, job.batch[0].nbytes
-    rows = [stop - start for start, stop in split(0, len(job.batch), job.schedule.microbatches)]
+    program, row = job.program, batch[0].nbytes
+    rows = [stop - start for start, stop in split(0, len(batch), job.schedule.microbatches)]
     moves = [
         (device, op["peer"], rows[step.microbatch] * row)
         for device, order in enumerate(program.orders)

@@ -1,6 +1,6 @@
-"""The reader that runs: every rank goes through its line of a program, with arrays.
+"""The reader that runs: every rank goes through its order of a program, with arrays.
 
-recv x1      what comes is kept by its name and frame; what comes early is kept aside
+recv x1      what comes is kept by its name and micro-batch; what comes early is kept aside
 do forward   a kernel of the stage, on what is kept
 send x2      and what nothing reads any more is let go
 """
@@ -14,7 +14,7 @@ import numpy as np
 from tiledask.distributed.arrays.array import Both
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.deadlines import bounded
-from tiledask.distributed.pipelines.kernels import StageRunner, StagesMade, joined, operands, shares
+from tiledask.distributed.pipelines.device import StageRunner, StagesMade, joined, operands, shares
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.ranks.records import Records
 from tiledask.distributed.ranks.run import run_ranks
@@ -40,7 +40,7 @@ class ProgramRun:
     traffic: Both
     """Bytes and messages between ranks: counted in the program, and as they were received."""
     records: Records
-    """Every message, with its part and frame."""
+    """Every message, with its block and micro-batch."""
 
     def __repr__(self) -> str:
         return f"ProgramRun(loss {self.loss}, {self.traffic.measured!r})"
@@ -100,10 +100,10 @@ def run_program(
     given = shares(program, stages, batch, target if trains else None, backend)
     options: dict[str, Any] = {"per_rank": given, "timeout": timeout}
     if mesh is None:
-        ranks = run_threads(_through_its_line, program.ranks, program, **options)
+        ranks = run_threads(_run_rank, program.ranks, program, **options)
     else:
-        ranks = run_ranks(_through_its_line, mesh, program, again=True, **options)
-    outputs, loss, gradients = joined(made for here in ranks.results for made in here)
+        ranks = run_ranks(_run_rank, mesh, program, again=True, **options)
+    outputs, loss, gradients = joined(ranks.results)
     return ProgramRun(
         outputs,
         loss if trains else None,
@@ -113,7 +113,7 @@ def run_program(
     )
 
 
-def _through_its_line(rank: Rank, program: Program, mine: tuple[Any, ...]) -> list[StagesMade]:
-    line = StageRunner(rank, program, operands(*mine))
-    line.run()
-    return line.made()
+def _run_rank(rank: Rank, program: Program, mine: tuple[Any, ...]) -> StagesMade:
+    runner = StageRunner(rank, program, operands(*mine))
+    runner.run()
+    return runner.made()

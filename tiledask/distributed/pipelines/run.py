@@ -41,8 +41,6 @@ class PipelineRun:
     again, more is measured than predicted. None is measured if a worker did not say."""
     memory: Ledger | None
     """Measured: bytes by which each slot grew, weights included; None if a worker did not say."""
-    late: float
-    """The longest that an action took beyond the duration it was given, seconds; 0 if none."""
     clocks: tuple[Clock, ...]
     """Per slot, how its worker's clock was corrected, and how wrong that may be."""
     engine: str

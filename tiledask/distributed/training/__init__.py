@@ -3,23 +3,18 @@
 run.py        train: (dp, tp, pp) ranks, threads or workers; losses, weights and records;
               training_program: what every rank would do, before anything runs
   config.py     its options as one frozen value, checked before a rank starts
-  refusal.py    whether the workers have room for it, and what would fit
   job.py        one rank's way through its steps
     trainer.py    what a rank keeps, and the kernels of its program that use it
-    flat.py       arrays by name as one flat array, and back
-    grad_norm.py  the norm of all gradients: clipping, and steps that are left out
-    saved.py      checkpoints, taken up again under another layout
-    history.py    what was measured before one, for a call that goes on from it
+    saved.py      checkpoints, taken up again under another layout or by the same call
     gpt.py        the model in parts that a stage can hold
   progress.py   who looks on: a bar, a function, the dashboard's page
-    reports.py    what ranks report, put together step by step
     by_layer.py   barriers, bytes and seconds by layer, predicted and counted
 
 What a step is, instruction by instruction, is written in plan/program/making/training.py.
 """
 
 from tiledask.distributed.training.gpt import GPT
-from tiledask.distributed.training.reports import Progress
+from tiledask.distributed.training.progress import Progress
 from tiledask.distributed.training.run import Trained, train
 
 __all__ = ["GPT", "Progress", "Trained", "train"]

@@ -10,10 +10,9 @@
     0F1/w_head/forward                     head/w_head            forward     tensor
     update/norm                            all layers             norm        all ranks
 
-Predictions are of the program's calls, counts of the records; the labels of both say the same.
+Predictions are of the program's calls, counts of the records; both have the same labels.
 """
 
-import re
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,19 +24,8 @@ from tiledask.plan.program.count import PlannedCall
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "CallSite",
-    "Sums",
-    "by_layer",
-    "frame_of",
-    "ordered",
-    "place_of",
-    "predicted_sums",
-    "tally",
-    "together",
-]
+__all__ = ["CallSite", "Sums", "by_layer", "frame_of", "ordered", "place_of", "tally", "together"]
 
-_ACTION = re.compile(r"(\d+)([FBIW])\d+")
 _OF_HEAD = ("norm", "w_head", "cross_entropy")
 
 
@@ -59,88 +47,70 @@ class CallSite(NamedTuple):
 class Sums(NamedTuple):
     """The sums of several collectives and messages."""
 
-    calls: int = 0
-    barriers: int = 0
+    calls: float = 0
+    barriers: float = 0
     """Calls in which a rank waits for others of its group; a send or recv is none."""
-    sent: int = 0
+    sent: float = 0
     """Bytes."""
-    messages: int = 0
+    messages: float = 0
     """Sent."""
     seconds: float = 0.0
     """Seconds in these calls, waiting included."""
 
     def plus(self, other: "Sums") -> "Sums":
         """Both together."""
+        calls, barriers, sent, messages, seconds = other
         return Sums(
-            self.calls + other.calls,
-            self.barriers + other.barriers,
-            self.sent + other.sent,
-            self.messages + other.messages,
-            self.seconds + other.seconds,
+            self.calls + calls,
+            self.barriers + barriers,
+            self.sent + sent,
+            self.messages + messages,
+            self.seconds + seconds,
         )
-
-
-_NOTHING = Sums()
 
 
 @cache
 def place_of(label: str, kind: str) -> CallSite:
-    """What a training's label says.
+    """Where a training's call of this label is.
 
     >>> place_of("1B0/layer 2/mlp/w_1/backward", "all_reduce")
     CallSite(layer='layer 2/mlp/w_1', when='backward', parallel='tensor')
     >>> place_of("1B0", "send"), place_of("1B0", "recv")[0]
     (CallSite(layer='stages 0-1', when='backward', parallel='pipeline'), 'stages 1-2')
-    >>> place_of("1B0/cross_entropy/sums/forward", "all_reduce").layer
-    'head/cross_entropy/sums'
     """
-    first, *parts = label.split("/")
-    action = _ACTION.fullmatch(first)
-    if action and not parts:
-        ahead = (action[2] == "F") == (kind == "send")
-        low = int(action[1]) - (not ahead)
-        when = "forward" if action[2] == "F" else "backward"
-        return CallSite(f"stages {low}-{low + 1}", when, "pipeline")
-    if not action and first != "update":
+    action, *layer = label.split("/")
+    if kind in ("send", "recv"):
+        stage, is_forward = int(action.partition("FB"["B" in action])[0]), "F" in action
+        low = stage if is_forward == (kind == "send") else stage - 1
+        return CallSite(f"stages {low}-{low + 1}", ("backward", "forward")[is_forward], "pipeline")
+    if not layer:
         return CallSite(label, "", "all ranks")
-    if parts == ["tied table"]:
-        return CallSite("tied table", "gradients", "pipeline")
-    if parts[-2:-1] == ["weights"]:
-        return CallSite("/".join(parts[:-2]), "weights", "data")
-    *layer, when = parts
+    when = layer.pop()
+    if when == "tied table":
+        return CallSite(when, "gradients", "pipeline")
     if when == "replicas":
         return CallSite("/".join(layer), "gradients", "pipeline")
+    if layer[-1:] == ["weights"]:
+        when = layer.pop()
     if when in ("gradients", "weights"):
         return CallSite("/".join(layer), when, "data")
-    if action:
+    if layer:
         inside = ["head"] if layer[0] in _OF_HEAD else []
         return CallSite("/".join(inside + layer), when, "tensor")
-    return CallSite("all layers", "/".join(parts), "all ranks")
+    return CallSite("all layers", when, "all ranks")
 
 
-def tally(rows: Iterable[Record]) -> dict[CallSite, Sums]:
-    """The Sums of each CallSite of records, in the order in which they come."""
-    found: dict[CallSite, Sums] = {}
-    for r in rows:
-        place = place_of(r.label, r.kind)
-        calls, barriers, sent, messages, seconds = found.get(place, _NOTHING)
-        found[place] = Sums(
-            calls + 1,
-            barriers + (r.barrier is not None),
-            sent + r.sent,
-            messages + r.messages,
-            seconds + (r.end - r.begin),
-        )
-    return found
-
-
-def predicted_sums(calls: Iterable[PlannedCall]) -> dict[CallSite, Sums]:
-    """The Sums by CallSite of what one rank is to call; nobody predicts the seconds."""
+def tally(calls: Iterable[Record | PlannedCall]) -> dict[CallSite, Sums]:
+    """The Sums of each CallSite, in the order in which they come; nobody predicts the seconds."""
     found: dict[CallSite, Sums] = {}
     for call in calls:
-        place, waits = place_of(call.label, call.kind), call.kind not in ("send", "recv")
-        mine = Sums(1, int(waits), call.sent, call.messages)
-        found[place] = found.get(place, Sums()).plus(mine)
+        if isinstance(call, Record):
+            waits, seconds = call.barrier is not None, call.end - call.begin
+        else:
+            waits, seconds = call.kind not in ("send", "recv"), 0.0
+        place = place_of(call.label, call.kind)
+        mine = Sums(1, int(waits), call.sent, call.messages, seconds)
+        found[place] = found[place].plus(mine) if place in found else mine
     return found
 
 
@@ -153,8 +123,9 @@ def together(ranks: Iterable[dict[CallSite, Sums]]) -> dict[CallSite, Sums]:
     for mine in ranks:
         for place, sums in mine.items():
             before = found.get(place, Sums())
-            most = {n: max(getattr(before, n), getattr(sums, n)) for n in ("barriers", "seconds")}
-            found[place] = before.plus(sums)._replace(**most)
+            barriers = max(before.barriers, sums.barriers)
+            seconds = max(before.seconds, sums.seconds)
+            found[place] = before.plus(sums)._replace(barriers=barriers, seconds=seconds)
     return found
 
 
@@ -199,36 +170,14 @@ def by_layer(
     for r in records:
         if r.step in steps:
             ranks[r.rank].append(r)
-    counted = together(map(tally, ranks))
-    expected = together(map(predicted_sums, planned))
-    rows = []
-    count = max(1, len(steps))
+    counted, expected = together(map(tally, ranks)), together(map(tally, planned))
+    rows, count = [], max(1, len(steps))
     for place in ordered({**expected, **counted}, units):
         mine, said = counted.get(place, Sums()), expected.get(place, Sums())
         # of one step: whole numbers, if all steps can have the same
         calls, barriers, sent, messages = (n / count if n % count else n // count for n in mine[:4])
-        rows.append(
-            (
-                *place,
-                calls,
-                barriers,
-                said.barriers,
-                sent,
-                said.sent,
-                messages,
-                said.messages,
-                mine.seconds / count,
-            )
-        )
-    names = [
-        *CallSite._fields,
-        "calls",
-        "barriers",
-        "predicted_barriers",
-        "bytes",
-        "predicted_bytes",
-        "messages",
-        "predicted_messages",
-        "seconds",
-    ]
-    return pd.DataFrame(rows, columns=names).set_index(["layer", "when"])
+        moved = sent, said.sent, messages, said.messages
+        rows.append((*place, calls, barriers, said.barriers, *moved, mine.seconds / count))
+    names = "layer when parallel calls barriers predicted_barriers bytes predicted_bytes messages"
+    columns = [*names.split(), "predicted_messages", "seconds"]
+    return pd.DataFrame(rows, columns=columns).set_index(["layer", "when"])

@@ -1,14 +1,15 @@
-"""What a training is, as one frozen value: checked at once, for who waits hours hears it late.
+"""What a training is, as one frozen value: its options, checked before anything is started.
 
-options of tiledask.train  --configured-->  TrainingConfig: every rank is told it, and programs
-                                            follow from it
+options of tiledask.train  --TrainingConfig.of-->  TrainingConfig: every rank has it, and programs
+                                                   follow from it
 """
 
 import inspect
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Self
 
 from tiledask.distributed.checkpoints import steps_in
 from tiledask.distributed.training.gpt import GPT
@@ -31,21 +32,21 @@ from tiledask.tile.optimizers import (
     rule_for,
 )
 
-__all__ = ["AXES", "TrainingConfig", "check_kinds", "configured", "recipe_for", "with_folder"]
+__all__ = ["AXES", "TrainingConfig", "recipe_for"]
 
 AXES = ("dp", "tp", "pp")
 """Of a training's mesh."""
 DTYPES = ("float32", "float64", "float16", "bfloat16")
-KINDS = {
+KINDS: dict[str, tuple[Any, str]] = {
     "model": (GPT, "tiledask.GPT(vocabulary, hidden, layers, heads, sequence)"),
-    "rule": (Rule, "SGD(rate), Adam(rate) or AdamW(rate)"),
-    "scale": (LossScale, "LossScale(65536.0), which moves, or LossScale.static(1024.0)"),
+    "rule": (Rule | None, "SGD(rate), Adam(rate) or AdamW(rate)"),
+    "scale": (LossScale | None, "LossScale(65536.0), which moves, or LossScale.static(1024.0)"),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(TrainingTerms):
-    """What every rank of a training is told."""
+    """What every rank of a training is given; the options are explained at `tiledask.train`."""
 
     model: GPT
     shape: tuple[int, int, int]
@@ -63,11 +64,96 @@ class TrainingConfig(TrainingTerms):
     first: int = 0
     """Steps that are done already, by the newest of them."""
     save_every: int | None = None
-    """Steps from one checkpoint to the next; there is one after the last."""
     attempt: int = 0
     """How often it was begun before, until a worker was lost."""
     history: str = ""
     """The folder of what ranks measured before each checkpoint, to go on from there."""
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Self:
+        """The config of the options of `tiledask.train`, by name; raises what that raises."""
+        given = SimpleNamespace(**options)
+        for name, (kind, words) in KINDS.items():
+            if not isinstance(options[name], kind):
+                raise ConfigError(f"{name} is {words}, got {options[name]!r}")
+        shape = _shape_of(given.ranks)
+        if not is_whole(given.zero, 0, 3):
+            raise ConfigError(f"ZeRO has stages 1, 2 and 3, and 0 for none; got {given.zero!r}")
+        if given.clip is not None:
+            clip_factor(0.0, given.clip)
+        rule, scale = given.rule, given.scale
+        if rule is None:
+            rule = Adam() if given.recipe is None else rule_for(given.recipe)
+        if scale is None and given.dtype == "float16":
+            scale = LossScale()
+        recipe = recipe_for(rule, given.dtype, given.recipe)
+        schedule = _scheduled(given.schedule, shape[2], given.microbatches)
+        return cls(
+            model=given.model,
+            shape=shape,
+            schedule=schedule,
+            cut=_cut_of(given.model, schedule, given.cut),
+            batch=whole_number("batch", given.batch, 1),
+            recipe=recipe,
+            itemsize=as_dtype(given.dtype).itemsize,
+            sequence_parallel=bool(given.sequence_parallel),
+            zero=int(given.zero),
+            scaled=scale is not None,
+            clipped=given.clip is not None,
+            recompute=bool(given.recompute),
+            rule=rule,
+            dtype=given.dtype,
+            scale=scale,
+            clip=given.clip,
+            steps=whole_number("steps", given.steps, 0),
+            seed=whole_number("seed", given.seed),
+        )
+
+    def on(self, data: Any) -> Self:
+        """The same training of ``data``."""
+        if not (hasattr(data, "batch") and hasattr(data, "vocabulary")):
+            raise ConfigError(
+                f"data is load_text(name), or what has vocabulary and batch as a Text has them, "
+                f"got {data!r}"
+            )
+        if data.vocabulary > self.model.vocabulary:
+            raise ConfigError(
+                f"the data has {data.vocabulary} different tokens, the model "
+                f"{self.model.vocabulary}: GPT(vocabulary={data.vocabulary}, ...) or more"
+            )
+        return replace(self, data=data)
+
+    def saved_in(self, folder: Any, save_every: Any) -> Self:
+        """The same with checkpoints in ``folder``, from the step of the newest that is there.
+
+        The folder is made if there is none, so that one that cannot be written to ends no training.
+        """
+        if folder is None:
+            if save_every is not None:
+                raise ConfigError(
+                    f"save_every={save_every} writes checkpoints, and needs folder= to write them "
+                    f"to"
+                )
+            return self
+        if save_every is not None:
+            save_every = whole_number("save_every", save_every, 1)
+        path = os.path.abspath(folder)
+        try:
+            os.makedirs(path, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(
+                f"checkpoints go into a folder, and {path} cannot be one ({error.strerror}); name "
+                f"another"
+            ) from None
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise CheckpointError(f"checkpoints are written to {path}, where you may not write")
+        first = max(steps_in(path), default=0)
+        if first > self.steps:
+            raise ConfigError(
+                f"{path} has a checkpoint of step {first}, which is past the last of {self.steps} "
+                f"steps; ask for {first} or more, or take another folder"
+            )
+        return replace(self, folder=path, first=first, save_every=save_every)
 
     def is_saved(self, done: int) -> bool:
         """Whether there is a checkpoint after so many steps, and more to do."""
@@ -75,73 +161,9 @@ class TrainingConfig(TrainingTerms):
         return every is not None and done % every == 0 and self.first < done < self.steps
 
 
-def configured(
-    model: GPT,
-    ranks: Any,
-    *,
-    batch: int,
-    microbatches: int | None = None,
-    schedule: str | Schedule = "1f1b",
-    cut: Sequence[int] | None = None,
-    sequence_parallel: bool = False,
-    zero: int = 0,
-    rule: Rule | None = None,
-    dtype: str = "float32",
-    recipe: str | Recipe | None = None,
-    scale: LossScale | None = None,
-    clip: float | None = None,
-    recompute: bool = False,
-) -> TrainingConfig:
-    """The TrainingConfig of these arguments of `tiledask.train`; raises what that raises."""
-    shape = _shape_of(ranks)
-    batch = whole_number("batch", batch, 1)
-    check_kinds(model=model, rule=rule, scale=scale)
-    if rule is None:
-        rule = Adam() if recipe is None else rule_for(recipe)
-    if scale is None and dtype == "float16":
-        scale = LossScale()
-    if clip is not None:
-        clip_factor(0.0, clip)
-    if not is_whole(zero, 0, 3):
-        raise ConfigError(f"ZeRO has stages 1, 2 and 3, and 0 for none; got {zero!r}")
-    kept = recipe_for(rule, dtype, recipe)
-    made = _scheduled(schedule, shape[2], microbatches)
-    return TrainingConfig(
-        model=model,
-        shape=shape,
-        schedule=made,
-        cut=_cut_of(model, made, cut),
-        batch=batch,
-        recipe=kept,
-        itemsize=as_dtype(dtype).itemsize,
-        sequence_parallel=bool(sequence_parallel),
-        zero=int(zero),
-        scaled=scale is not None,
-        clipped=clip is not None,
-        recompute=bool(recompute),
-        rule=rule,
-        dtype=dtype,
-        scale=scale,
-        clip=clip,
-    )
-
-
-def check_kinds(**given: Any) -> None:
-    """Raise ConfigError if a model, rule, scale or data is something else."""
-    for name, value in given.items():
-        if name == "data":
-            right = hasattr(value, "batch") and hasattr(value, "vocabulary")
-            words = "load_text(name), or what has vocabulary and batch as a Text has them"
-        else:
-            kind, words = KINDS[name]
-            right = (value is None and name != "model") or isinstance(value, kind)
-        if not right:
-            raise ConfigError(f"{name} is {words}, got {value!r}")
-
-
 def _shape_of(ranks: Any) -> tuple[int, int, int]:
-    """(dp, tp, pp), of three numbers or a mesh. If its axes have names they may be others, and
-    these must not be in another order."""
+    """(dp, tp, pp), of three numbers or a mesh, whose axes may have other names but no other
+    order."""
     names = getattr(ranks, "names", ())
     if any(name in AXES and AXES[axis : axis + 1] != (name,) for axis, name in enumerate(names)):
         raise ConfigError(
@@ -184,6 +206,22 @@ def _scheduled(schedule: Any, devices: int, microbatches: int | None) -> Schedul
     return validate(schedule)
 
 
+def _cut_of(model: GPT, schedule: Schedule, cut: Any) -> tuple[int, ...]:
+    """Layers of each stage; None: as even as they can be."""
+    if cut is None:
+        return even(model.layers, schedule.stages)
+    if not isinstance(cut, Iterable) or not all(map(is_whole, cut := tuple(cut))):
+        raise ConfigError(f"a cut is the number of layers of each stage, got {cut!r}")
+    layers = tuple(map(int, cut))
+    if len(layers) != schedule.stages:
+        raise ConfigError(
+            f"a cut says how many layers each stage has: {schedule!r} has {schedule.stages} "
+            f"stages, the cut {layers} has {len(layers)}"
+        )
+    model.stage_units(0, layers)
+    return layers
+
+
 def recipe_for(rule: Rule, dtype: str, recipe: str | Recipe | None = None) -> Recipe:
     """``recipe``, if it can be trained in ``dtype``; left out, what is usual for it.
 
@@ -221,51 +259,3 @@ def recipe_for(rule: Rule, dtype: str, recipe: str | Recipe | None = None) -> Re
     of_size = tuple(held if size == 2 else [replace(s, bytes=size) for s in held])
     name = f"{dtype} {type(rule).__name__}"
     return replace(usual, name=name, compute_bytes=size, states=of_size)
-
-
-def _cut_of(model: GPT, schedule: Schedule, cut: Any) -> tuple[int, ...]:
-    """Layers of each stage; None: as even as they can be."""
-    if cut is None:
-        return even(model.layers, schedule.stages)
-    if not isinstance(cut, Iterable) or not all(map(is_whole, cut := tuple(cut))):
-        raise ConfigError(f"a cut is the number of layers of each stage, got {cut!r}")
-    layers = tuple(map(int, cut))
-    if len(layers) != schedule.stages:
-        raise ConfigError(
-            f"a cut says how many layers each stage has: {schedule!r} has {schedule.stages} "
-            f"stages, the cut {layers} has {len(layers)}"
-        )
-    model.stage_units(0, layers)
-    return layers
-
-
-def with_folder(config: TrainingConfig, folder: Any, save_every: Any) -> TrainingConfig:
-    """``config`` with checkpoints in ``folder``, from the step of the newest that is there.
-
-    The folder is made if there is none: who cannot write hears it before the training, not after.
-    """
-    if folder is None:
-        if save_every is not None:
-            raise ConfigError(
-                f"save_every={save_every} writes checkpoints, and needs folder= to write them to"
-            )
-        return config
-    if save_every is not None:
-        save_every = whole_number("save_every", save_every, 1)
-    path = os.path.abspath(folder)
-    try:
-        os.makedirs(path, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(
-            f"checkpoints go into a folder, and {path} cannot be one ({error.strerror}); name "
-            f"another"
-        ) from None
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise CheckpointError(f"checkpoints are written to {path}, where you may not write")
-    first = max(steps_in(path), default=0)
-    if first > config.steps:
-        raise ConfigError(
-            f"{path} has a checkpoint of step {first}, which is past the last of {config.steps} "
-            f"steps; ask for {first} or more, or take another folder"
-        )
-    return replace(config, folder=path, first=first, save_every=save_every)

@@ -10,9 +10,7 @@ sharded along the tokens. What a step does with it: tiledask.plan.program.making
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 
-from tiledask.distributed import tensor as T
 from tiledask.errors import ConfigError, short
 from tiledask.plan.collectives.layouts import HeadCounts
 from tiledask.plan.program.making.decoder import DecoderShapes
@@ -50,68 +48,52 @@ class GPT(DecoderShapes):
     """Of its rotary angles, if it is gated."""
 
     def __post_init__(self) -> None:
-        optional = "kv_heads", "ffn", "eps"
         for name, value in vars(self).items():
-            if value is None and name in optional:
+            if value is None and name in ("kv_heads", "ffn", "eps"):
                 continue
+            number = isinstance(value, int | float) and not isinstance(value, bool)
             if name in ("gated", "tied"):
-                if not isinstance(value, bool):
-                    raise ConfigError(f"a GPT's {name} is True or False, got {short(value)}")
+                right, kind = isinstance(value, bool), "True or False"
             elif name in ("eps", "base"):
-                number = isinstance(value, int | float) and not isinstance(value, bool)
-                if not number or not 0 < value < float("inf"):
-                    raise ConfigError(f"a GPT's {name} is a number above 0, got {short(value)}")
+                right, kind = number and 0 < value < float("inf"), "a number above 0"
             else:
                 whole_number(f"a GPT's {name}", value, 1)
-        if self.hidden % self.heads:
-            raise ConfigError(
-                f"a GPT has a width that its heads share: got hidden={self.hidden}, heads="
-                f"{self.heads}; take a multiple of {self.heads}"
-            )
-        if self.heads % (self.kv_heads or self.heads):
-            raise ConfigError(
-                f"kv heads divide the heads, which share them: got kv_heads={self.kv_heads}, "
-                f"heads={self.heads}"
-            )
-        if self.gated and self.hidden // self.heads % 2:
-            raise ConfigError(
-                f"rotary angles turn columns in pairs, so a head's width is even: got hidden="
-                f"{self.hidden}, heads={self.heads}, a width of {self.hidden // self.heads}"
-            )
+                continue
+            if not right:
+                raise ConfigError(f"a GPT's {name} is {kind}, got {short(value)}")
+        kv, width = self.kv_heads or self.heads, self.hidden // self.heads
+        for wrong, words in (
+            (self.hidden % self.heads, f"hidden is a multiple of heads={self.heads}"),
+            (self.heads % kv, f"heads={self.heads} is a multiple of kv_heads={kv}"),
+            (
+                self.gated and width % 2,
+                "rotary angles turn columns in pairs: hidden / heads is even",
+            ),
+        ):
+            if wrong:
+                raise ConfigError(f"of a GPT {words}; got hidden={self.hidden}, heads={self.heads}")
 
     @property
     def inner(self) -> int:
         """Columns between the two matrices of the feed-forward."""
         return 4 * self.hidden if self.ffn is None else self.ffn
 
-    @cached_property
-    def block(self) -> T.DecoderBlock:
-        """What its layers are."""
-        width = self.hidden // self.heads
-        return T.DecoderBlock(
-            tile.Heads(self.heads, self.kv_heads or self.heads, width), self.gated
-        )
-
     @property
     def head_counts(self) -> HeadCounts:
         """Of its attention."""
-        heads = self.block.heads
-        return HeadCounts(heads.query, heads.kv, heads.width)
-
-    # -- weights ------------------------------------------------------------------------------
+        return HeadCounts(self.heads, self.kv_heads or self.heads, self.hidden // self.heads)
 
     def parameters(self, unit: str) -> dict[str, tile.Parameter]:
-        """The parameters of a unit, by name."""
-        return {name: _parameter(name, shape) for name, shape in self.whole_shapes(unit).items()}
+        """The parameters of a unit, by name: a norm's factors start at 1, a bias at 0, the others
+        at random."""
+        return {
+            name: tile.Parameter(shape, "ones" if name.endswith(".w") else "zeros")
+            if len(shape) == 1
+            else tile.Parameter(shape, scale=0.5 if name == "table" else shape[0] ** -0.5)
+            for name, shape in self.whole_shapes(unit).items()
+        }
 
     @property
     def size(self) -> int:
         """Numbers in all weights."""
         return sum(p.size for unit in self.units for p in self.parameters(unit).values())
-
-
-def _parameter(name: str, shape: tuple[int, ...]) -> tile.Parameter:
-    """How a weight starts: a norm's factors at 1, a bias at 0, the others at random."""
-    if len(shape) == 1:
-        return tile.Parameter(shape, "ones" if name.endswith(".w") else "zeros")
-    return tile.Parameter(shape, scale=0.5 if name == "table" else shape[0] ** -0.5)

@@ -10,8 +10,7 @@ from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.training import saved
 from tiledask.distributed.training.config import TrainingConfig
-from tiledask.distributed.training.history import History
-from tiledask.distributed.training.reports import Say, StepReporter
+from tiledask.distributed.training.progress import Report, StepReporter
 from tiledask.distributed.training.trainer import Trainer
 from tiledask.errors import ConfigError
 from tiledask.plan.digests import digest_of
@@ -49,33 +48,27 @@ class TrainedRank(NamedTuple):
 
 
 def train_rank(
-    rank: Rank,
-    config: TrainingConfig,
-    program: Program,
-    end: Program,
-    say: Say | None = None,
+    rank: Rank, config: TrainingConfig, program: Program, end: Program, say: Report | None = None
 ) -> TrainedRank:
-    """What a rank does with its ``program``, step after step, and at the ``end``; ``say`` is told
-    of steps."""
+    """What a rank does with its ``program``, step after step, and at the ``end``; steps are
+    reported to ``say``."""
     copies = rank.group(0)
     trainer = Trainer(rank, config, program, end)
-    losses: list[float] = []
-    scales: list[float] = []
+    losses, scales, saves = list[float](), list[float](), list[float]()
     growing: tuple[list[Any], ...] = rank.records, rank.steps, losses, scales, trainer.guard.norms
-    history, saves = History(config.history, rank, growing), list[float]()
-    reporter = StepReporter(rank, say, config.attempt) if say else None
+    history = saved.History(config.history, rank, growing)
+    reporter = StepReporter(rank, say) if say else None
     if config.first:
         saved.load(trainer, config)
         history.load(config.first)
 
     def save(step: int) -> dict[str, T.Placed]:
-        return trainer.end(partial(saved.save, trainer, config, step, config.attempt > 0))
+        return trainer.end(partial(saved.save, trainer, config, step))
 
     for number in range(config.first, config.steps):
 
         def batch(microbatch: int, number: int = number) -> tuple[np.ndarray, np.ndarray]:
-            rows = config.rows(copies.size, copies.rank, microbatch)
-            return _drawn(config, number, rows)
+            return _drawn(config, number, config.rows(copies.size, copies.rank, microbatch))
 
         scales.append(trainer.guard.loss_scale)
         # what overflows becomes infinite, as on a GPU; the norm finds it
@@ -88,8 +81,7 @@ def train_rank(
             save(number + 1)
             history.save(number + 1)
             saves.append(perf_counter() - begun)
-    weights = save(config.steps)
-    weights = {name: w.like(to_numpy(w.local)) for name, w in weights.items()}
+    weights = {name: w.like(to_numpy(w.local)) for name, w in save(config.steps).items()}
     return TrainedRank(
         losses,
         trainer.guard.norms,

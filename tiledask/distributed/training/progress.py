@@ -1,186 +1,256 @@
 """A training that somebody watches: a bar, a function that is called, the dashboard's page.
 
-    ranks --reports--> queue --> a thread of its own --> listener(Progress)
+    rank 0   step  step  step ... report --.
+    rank 1   step  step  step ... report ---+--> the page; a queue, at which the others look
+    rank 2   step  step  step ... report --'
 
-The ranks never wait for a listener. One that raises is called no more, and one that does not come
-back is left behind; both are said in a warning, and the training goes on.
+A report has a row for each step since the last one, and the sums of all collectives so far, layer
+by layer. There are at most ten a second from a rank, however short its steps are.
 """
 
-import contextvars
 import threading
 import uuid
 import warnings
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from functools import partial
+from contextlib import ExitStack, contextmanager
+from contextvars import copy_context
+from dataclasses import dataclass
+from functools import partial, reduce
 from queue import SimpleQueue
-from typing import Any, Self
+from time import monotonic, sleep
+from typing import Any
 
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster.progress import announced, ended, report, subscribed
-from tiledask.distributed.training.by_layer import predicted_sums, together
+from tiledask.distributed.ranks.rank import Rank
+from tiledask.distributed.ranks.records import Record
+from tiledask.distributed.training.by_layer import CallSite, Sums, tally, together
 from tiledask.distributed.training.config import TrainingConfig
-from tiledask.distributed.training.reports import Assembly, Progress, Say
 from tiledask.errors import ConfigError
 from tiledask.plan.program.count import calls
 from tiledask.plan.program.program import Program
 from tiledask.tile.progress import is_watched, showing
 
-__all__ = ["Bar", "watched"]
+__all__ = ["Listener", "Progress", "Report", "StepReporter", "watched"]
 
-PATIENCE = 5.0
-"""Seconds that a listener has for what is left when the training is over."""
-AFTER_A_FAILURE = 1.0
-"""Seconds that it has if the training has failed."""
+EVERY = 0.1
+"""Seconds between two reports of a rank, at least."""
+LOOK = 0.05
+"""Seconds between two looks of a function that is called."""
 ON_THE_WAY = 2.0
 """Seconds in which reports that are under way arrive."""
+PATIENCE = 5.0
+"""Seconds that a function has for what is left when the training is over."""
+Report = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A step that all ranks have finished."""
+
+    step: int
+    """Its number, from 0."""
+    steps: int
+    """How many steps there will be."""
+    loss: float
+    """The loss of the whole batch, before the update."""
+    seconds: float
+    """Seconds from the end of the step before, or the first rank's begin, to the last's end."""
+    tokens: int
+    """The tokens of the batch."""
+    sent: int
+    """Bytes, by all ranks."""
+    messages: int
+    barriers: int
+    """Barriers of the rank that has most."""
+    floor: float | None = None
+    """The best loss there is, if the data knows it."""
+
+
 Listener = Callable[[Progress], Any]
+
+
+class StepReporter:
+    """Reports the steps of one rank."""
+
+    def __init__(self, rank: Rank, say: Report) -> None:
+        self.rank, self.say = rank, say
+        self.begin = rank.transport.now()
+        self._seen, self._done, self._last = 0, 0, self.begin - EVERY
+        self._rows: list[tuple[Any, ...]] = []
+        self._sums: dict[CallSite, Sums] = {}
+
+    def update(self, losses: Sequence[float], at_once: bool = False) -> None:
+        """Report the steps that are done, of which this rank has these parts of the ``losses``."""
+        rank, records = self.rank, defaultdict[int | None, list[Record]](list)
+        for each in rank.records[self._seen :]:
+            records[each.step].append(each)
+        for step, loss in zip(rank.steps[self._done :], losses[self._done :], strict=True):
+            mine = tally(records[step.step])
+            for place, sums in mine.items():
+                self._sums[place] = self._sums.get(place, Sums()).plus(sums)
+            whole = reduce(Sums.plus, mine.values(), Sums())
+            # the ranks of a tensor-parallel group all have the loss of the same rows
+            part = 0.0 if rank.coordinates[1] else loss
+            row = step.step, part, whole.sent, whole.messages, whole.barriers, step.end
+            self._rows.append((rank.index, "step", *row))
+        self._seen, self._done = len(rank.records), len(rank.steps)
+        now = rank.transport.now()
+        if self._rows and (at_once or now - self._last >= EVERY):
+            rows = [(*place, *mine) for place, mine in self._sums.items()]
+            counted = {"begin": self.begin, "steps": self._done, "sums": rows}
+            self.say({"spans": self._rows, "counted": [(rank.index, counted)]})
+            self._last, self._rows = now, []
 
 
 @contextmanager
 def watched(
     progress: bool | Listener | None,
-    job: TrainingConfig,
+    config: TrainingConfig,
     program: Program,
     ranks: Mesh | Sequence[int],
-) -> Iterator[Say | None]:
-    """What the ranks of ``job`` report to while the block runs; None if nobody wants to know.
+) -> Iterator[Report | None]:
+    """What the ranks of a training report to while the block runs; None if nobody looks on.
 
     ``progress`` as of `tiledask.train`.
     """
     wanted = is_watched() if progress is None else progress
-    if isinstance(wanted, bool):
-        listener: Listener | None = Bar() if wanted else None
-    elif callable(wanted):
-        listener = wanted
-    else:
+    if not isinstance(wanted, bool) and not callable(wanted):
         raise ConfigError(
-            "progress is None, True, False or a function of one "
-            f"tiledask.distributed.training.Progress, got {type(progress).__name__}; print is one"
+            f"progress is None, True, False or a function of one Progress, got {progress!r}; "
+            f"print is one"
         )
-    shown = listener.shown if isinstance(listener, Bar) else nullcontext()
-    calling = _Calls(listener, job, program.ranks) if listener else nullcontext()
-    if not isinstance(ranks, Mesh):
-        with shown, calling as called:
-            yield called.reports.put if called else None
-        return
-    ranks.cluster.check_alive()
-    run = f"tiledask-training-{uuid.uuid4().hex[:12]}"
-    say = partial(report, run)
-    page = announced(ranks.cluster, run, **_about(job, program))
-    with page as on_page, shown, calling as called:
-        if called is None:
-            yield say if on_page else None
-        else:
-            with subscribed(ranks.cluster, run, called.reports.put):
-                yield say
-                called.all.wait(ON_THE_WAY)
-    ended(ranks.cluster, run)
+    with ExitStack() as stack:
+        steps = _WholeSteps(config, program.ranks)
+        if wanted is True:
+            stack.enter_context(showing("training", steps.look, "steps"))
+        elif wanted:
+            stack.enter_context(_called(wanted, steps))
+        if not isinstance(ranks, Mesh):
+            yield steps.reports.put if wanted else None
+            return
+        cluster, run = ranks.cluster, f"tiledask-training-{uuid.uuid4().hex[:12]}"
+        cluster.check_alive()
+        on_page = stack.enter_context(announced(cluster, run, **_about(config, program)))
+        if wanted:
+            stack.enter_context(subscribed(cluster, run, steps.reports.put))
+        yield partial(report, run) if on_page or wanted else None
+        deadline = monotonic() + ON_THE_WAY
+        while callable(wanted) and steps.left and monotonic() < deadline:
+            sleep(LOOK)
+    ended(cluster, run)
 
 
-def _about(job: TrainingConfig, program: Program) -> dict[str, Any]:
+@contextmanager
+def _called(listener: Listener, steps: "_WholeSteps") -> Iterator[None]:
+    """A function is called with every whole step while the block runs, in a thread of its own,
+    until it raises: that is said in a warning, and the training goes on."""
+    over, wrong = threading.Event(), list[str]()
+
+    def call() -> None:
+        while not wrong:
+            is_last = over.is_set()
+            for each in steps.whole():
+                try:
+                    listener(each)
+                except BaseException as error:  # nobody else sees what a thread raises
+                    wrong.append(f"raised {type(error).__name__} at step {each.step}: {error}")
+                    return
+            if is_last:
+                return
+            over.wait(LOOK)
+
+    # what it prints or shows belongs to the notebook cell that is running
+    thread = threading.Thread(target=copy_context().run, args=(call,), daemon=True)
+    thread.start()
+    try:
+        yield
+        over.set()
+        thread.join(PATIENCE)
+        if thread.is_alive():
+            wrong.append(f"was not done {PATIENCE:g} s after the last step")
+    finally:
+        over.set()
+    for words in wrong:
+        warnings.warn(
+            f"progress= {words}; it is called no more, and the training went on",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def _about(config: TrainingConfig, program: Program) -> dict[str, Any]:
     """What the page shows before the first step: what it is, what is predicted of a step."""
-    model, schedule, (dp, tp, pp) = job.model, job.schedule, program.shape
-    planned = together(predicted_sums(calls(program, rank)) for rank in range(program.ranks))
+    model, schedule, (dp, tp, pp) = config.model, config.schedule, program.shape
+    planned = together(tally(calls(program, rank)) for rank in range(program.ranks))
     return {
         "kind": "training",
         "lanes": [f"rank {rank}" for rank in range(program.ranks)],
         "facts": {
             "layout": f"dp {dp}, tp {tp}, pp {pp}",
-            "ZeRO": str(job.zero),
+            "ZeRO": str(config.zero),
             "schedule": f"{schedule.name}, {schedule.microbatches} micro-batches",
-            "parameters": f"{model.size:,}, {job.dtype}",
+            "parameters": f"{model.size:,}, {config.dtype}",
         },
         "predicted": {
-            "steps": job.steps,
-            "tokens": job.batch * model.sequence,
-            "floor": getattr(job.data, "floor", None),
+            "steps": config.steps,
+            "tokens": config.batch * model.sequence,
+            "floor": _floor(config),
             "units": list(model.units),
             "sums": [(*place, *sums) for place, sums in planned.items()],
         },
     }
 
 
-# -- the listener ------------------------------------------------------------------------------
+class _WholeSteps:
+    """The steps that all ranks have done, from their reports; for one who looks now and then."""
 
+    def __init__(self, config: TrainingConfig, ranks: int) -> None:
+        self.config, self.ranks = config, ranks
+        self.reports = SimpleQueue[dict[str, Any]]()
+        self.next = config.first
+        """The step that is done next; those before it were, by an earlier attempt if by none."""
+        self._rows: dict[int, dict[int, Any]] = defaultdict(dict)
+        """Step -> rank -> what it has reported of it; of one that was done again, the last."""
+        self._end = float("inf")
+        self._latest: deque[Progress] = deque(maxlen=10)
 
-class _Calls(threading.Thread):
-    """Calls a listener with every whole step, until it raises or time is over."""
+    @property
+    def left(self) -> int:
+        """Steps that are not done."""
+        return self.config.steps - self.next
 
-    def __init__(self, listener: Listener, job: TrainingConfig, ranks: int) -> None:
-        super().__init__(name="progress of a training", daemon=True)
-        floor, tokens = getattr(job.data, "floor", None), job.batch * job.model.sequence
-        self.listener = listener
-        self.reports = SimpleQueue[dict[str, Any] | None]()
-        """None: no more come."""
-        self.assembly = Assembly(ranks, job.steps, tokens, floor)
-        self.step = job.first
-        """The step that the listener is busy with."""
-        self.error: BaseException | None = None
-        self.over = False
-        self.all = threading.Event()
-        """All steps are there."""
-        if job.first == job.steps:
-            self.all.set()
-        # what it prints or shows belongs to the notebook cell that is running
-        self.context = contextvars.copy_context()
+    def whole(self) -> Iterator[Progress]:
+        """Those that were not given before, in their order."""
+        while not self.reports.empty():
+            event = self.reports.get()
+            if self.next == self.config.first:
+                self._end = min(self._end, *(counted["begin"] for _, counted in event["counted"]))
+            for rank, _, number, *row in event["spans"]:
+                self._rows[number][rank] = row
+            while len(self._rows[self.next]) == self.ranks:
+                rows = self._rows.pop(self.next).values()
+                losses, sent, messages, barriers, ends = zip(*rows, strict=True)
+                begin, self._end = self._end, max(ends)
+                config, number = self.config, self.next
+                moved = sum(sent), sum(messages), max(barriers)
+                tokens, floor = config.batch * config.model.sequence, _floor(config)
+                self.next += 1
+                steps, took = config.steps, self._end - begin
+                yield Progress(number, steps, sum(losses), took, tokens, *moved, floor)
 
-    def run(self) -> None:
-        while (report := self.reports.get()) is not None:
-            for progress in self.assembly.completed(report):
-                if progress.step == progress.steps - 1:
-                    self.all.set()
-                if self.over or self.error:
-                    continue
-                self.step = progress.step
-                try:
-                    self.context.run(self.listener, progress)
-                except BaseException as error:  # nobody else hears of what is raised in a thread
-                    self.error = error
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, failed: type[BaseException] | None, *_: Any) -> None:
-        """Let it do what is left, for some seconds; say so if it did not."""
-        self.reports.put(None)
-        self.join(AFTER_A_FAILURE if failed else PATIENCE)
-        self.over, words = True, ""
-        if self.error:
-            words = (
-                f"raised {type(self.error).__name__} at step {self.step}: {self.error}; it was "
-                f"called no more, and the training went on"
-            )
-        elif self.is_alive():
-            words = (
-                f"was busy with step {self.step} of {self.assembly.steps} when {PATIENCE:g} s had "
-                f"passed since the last was done: it is called no more. Let it return sooner"
-            )
-        if words and not failed:
-            warnings.warn(f"progress= {words}", RuntimeWarning, stacklevel=3)
-
-
-# -- a bar -------------------------------------------------------------------------------------
-
-
-class Bar:
-    """A bar with the loss and tokens a second; it appears if the training takes longer."""
-
-    def __init__(self) -> None:
-        self._latest: Progress | None = None
-        self._seconds: deque[float] = deque(maxlen=10)
-        self.shown = showing("training", self._look, "steps")
-        """What it is shown in."""
-
-    def __call__(self, progress: Progress) -> None:
-        self._seconds.append(progress.seconds)
-        self._latest = progress
-
-    def _look(self) -> tuple[int, int | None, str]:
-        last, took = self._latest, list(self._seconds)
-        if last is None:
+    def look(self) -> tuple[int, int | None, str]:
+        """(steps done, of how many, what else there is to say)."""
+        self._latest.extend(self.whole())
+        if not self._latest:
             return 0, None, "first step"
-        rate = len(took) * last.tokens / sum(took) if sum(took) else 0.0
+        last, took = self._latest[-1], sum(each.seconds for each in self._latest)
+        rate = len(self._latest) * last.tokens / took if took else 0.0
         return last.step + 1, last.steps, f"loss {last.loss:.4f}  {rate:,.0f} tokens/s"
+
+
+def _floor(config: TrainingConfig) -> float | None:
+    """The best loss there is, if the data knows it."""
+    floor: float | None = getattr(config.data, "floor", None)
+    return floor

@@ -9,12 +9,14 @@ Every token's loss is over the number of tokens of the whole batch, so whatever 
 has, gradients are added up as they are: over micro-batches, and over dp.
 """
 
+import inspect
 import os
 import shutil
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +24,7 @@ import numpy as np
 from tiledask.distributed import tensor as T
 from tiledask.distributed.arrays.array import Both
 from tiledask.distributed.arrays.mesh import Mesh
+from tiledask.distributed.cluster.room import MARGIN, SLACK, check_room
 from tiledask.distributed.connecting.shared import check_shared
 from tiledask.distributed.deadlines import bounded, seconds_of
 from tiledask.distributed.ranks.rank_function import Ranks
@@ -30,20 +33,12 @@ from tiledask.distributed.ranks.run import run_ranks
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.distributed.retry import retry_lost
 from tiledask.distributed.training.by_layer import by_layer, frame_of
-from tiledask.distributed.training.config import (
-    AXES,
-    TrainingConfig,
-    check_kinds,
-    configured,
-    with_folder,
-)
+from tiledask.distributed.training.config import AXES, TrainingConfig
 from tiledask.distributed.training.gpt import GPT
-from tiledask.distributed.training.history import new_folder, newest_step
 from tiledask.distributed.training.job import StateKept, TrainedRank, train_rank
-from tiledask.distributed.training.progress import watched
-from tiledask.distributed.training.refusal import check_training
-from tiledask.distributed.training.reports import Progress, Say
-from tiledask.errors import ConfigError, PlacementError
+from tiledask.distributed.training.progress import Listener, Report, watched
+from tiledask.distributed.training.saved import new_folder, newest_step
+from tiledask.errors import PlacementError
 from tiledask.plan import html
 from tiledask.plan.hosts import said_of_hosts
 from tiledask.plan.inputs.recipes import Recipe
@@ -52,13 +47,12 @@ from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.program.count import PlannedCall, calls
 from tiledask.plan.program.making.training import TrainingTerms, end_program, step_program
 from tiledask.plan.program.program import Program
-from tiledask.plan.whole import whole_number
 from tiledask.tile.optimizers import LossScale, Rule
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Trained", "train", "training_program"]
+__all__ = ["Trained", "configured", "train", "training_program"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -180,7 +174,7 @@ def train(
     seed: int = 0,
     folder: str | os.PathLike[str] | None = None,
     save_every: int | None = None,
-    progress: bool | Callable[[Progress], Any] | None = None,
+    progress: bool | Listener | None = None,
     timeout: float = 300.0,
 ) -> Trained:
     """Losses, weights and records of a GPT that was trained on the ranks of a (dp, tp, pp) mesh.
@@ -256,36 +250,14 @@ def train(
     >>> bool(abs(runs[0].losses - runs[1].losses).max() < 1e-12)
     True
     """
-    config = configured(
-        model,
-        ranks,
-        batch=batch,
-        microbatches=microbatches,
-        schedule=schedule,
-        cut=cut,
-        sequence_parallel=sequence_parallel,
-        zero=zero,
-        rule=rule,
-        dtype=dtype,
-        recipe=recipe,
-        scale=scale,
-        clip=clip,
-        recompute=recompute,
-    )
+    # every option of the signature, by name: they are spelled there alone
+    config = TrainingConfig.of(locals()).on(data).saved_in(folder, save_every)
     mesh = None
-    check_kinds(data=data)
-    steps, seed = whole_number("steps", steps, 0), whole_number("seed", seed)
-    if data.vocabulary > model.vocabulary:
-        raise ConfigError(
-            f"the data has {data.vocabulary} different tokens, the model {model.vocabulary}: "
-            f"GPT(vocabulary={data.vocabulary}, ...) or more"
-        )
-    config = with_folder(replace(config, data=data, steps=steps, seed=seed), folder, save_every)
     if isinstance(ranks, Mesh):
         ranks = mesh = Mesh(ranks.cluster, config.shape, AXES, ranks.slots)
         if config.folder is not None:
             check_shared(mesh.cluster, write=(config.folder,))
-    saves = config.folder is not None and config.first < steps
+    saves = config.folder is not None and config.first < config.steps
 
     def programs(terms: TrainingTerms) -> tuple[Program, Program]:
         return step_program(terms, config.shape), end_program(terms, config.shape, saves)
@@ -297,7 +269,7 @@ def train(
             done = run_threads(train_rank, config.shape, config, program, end, say, timeout=timeout)
         else:
             seconds = seconds_of(timeout)
-            check_training(mesh, config, (program, end), programs, seconds)
+            _check_memory(mesh, config, (program, end), programs, seconds)
             done, resumed = _on_workers(mesh, config, program, end, say, seconds)
             hosts = mesh.cluster.hosts
             placed = said_of_hosts(program.traffic, hosts, config.shape, AXES, mesh.at)
@@ -329,12 +301,46 @@ def training_program(
     return step_program(config, config.shape)
 
 
+def configured(model: GPT, ranks: Sequence[int], **options: Any) -> TrainingConfig:
+    """The TrainingConfig of these ``options`` of `tiledask.train`, data and folder aside."""
+    given = inspect.signature(train).bind(model, None, ranks, steps=0, **options)
+    given.apply_defaults()
+    return TrainingConfig.of(given.arguments)
+
+
+def _check_memory(
+    mesh: Mesh,
+    config: TrainingConfig,
+    asked: Sequence[Program],
+    programs: Callable[[TrainingTerms], Sequence[Program]],
+    seconds: float,
+) -> None:
+    """Raise DoesNotFitError if the slot of a rank leaves less than the programs ``asked`` for hold
+    at their fullest; with other terms, whose ``programs`` would fit."""
+    ledgers = [program.memory for program in asked]
+    peaks = [max(each.per_place.get(rank, 0) for each in ledgers) for rank in range(mesh.ranks)]
+    needs = [int(SLACK * peak) + MARGIN for peak in peaks]
+    most = max(ledgers, key=lambda each: each.peak).binding[-1] if max(peaks) else ""
+
+    def other(least: int) -> str:
+        zeros = range(config.zero, 3 if mesh.shape[0] > 1 else config.zero + 1)  # 3 moves more
+        for zero, recompute in product(zeros, sorted({config.recompute, True})):
+            changed = {"zero": zero, "recompute": recompute}
+            new = {name: n for name, n in changed.items() if n != getattr(config, name)}
+            terms: TrainingTerms = replace(config, zero=zero, recompute=recompute)
+            if new and SLACK * max(p.memory.peak for p in programs(terms)) + MARGIN <= least:
+                return ", ".join(f"{name}={n}" for name, n in new.items())
+        return ""
+
+    check_room(mesh.cluster, mesh.at, needs, f"this training, most of it {most},", seconds, other)
+
+
 def _on_workers(
     mesh: Mesh,
     config: TrainingConfig,
     program: Program,
     end: Program,
-    say: Say | None,
+    say: Report | None,
     seconds: float,
 ) -> tuple[Ranks, tuple[int, ...]]:
     """(what the ranks bring back, the steps from which they went on when a worker was lost)."""

@@ -1,15 +1,24 @@
 """A training written down and taken up again, under any other (dp, tp, pp) and ZeRO.
 
-What is saved are whole weights and whole optimizer states by name ("layer 0.mlp.w_1",
-"momentum of layer 0.mlp.w_1"). Each tensor rank writes its block; what ZeRO has sharded is
-gathered before (plan/program/making/training.py), so that nobody reads a layout out of it.
+    step-00000040/             the checkpoint: whole weights, and whole optimizer states
+    .records-5f1e.../40-0      rank 0: what it measured since its last file, for the same call to
+                     40-1      rank 1  go on when a worker was lost; its client removes the folder
+
+Arrays have names ("layer 0.mlp.w_1", "momentum of layer 0.mlp.w_1"). Each tensor rank writes its
+block; what ZeRO has sharded is gathered before, so that nobody reads a layout out of it.
 
 What is not layout is written down too, and must be the same: a table of Adam's momentum would fit
 SGD's, and eight heads' weights four heads', and the numbers would be wrong without a word.
 """
 
-from collections.abc import Iterator, Mapping
+import os
+import pickle
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
+from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 from tiledask.distributed.checkpoints import (
@@ -20,29 +29,28 @@ from tiledask.distributed.checkpoints import (
     steps_in,
 )
 from tiledask.distributed.checkpoints.write import folder_of
+from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.training.trainer import Trainer
 from tiledask.errors import CheckpointError
 from tiledask.plan.program.making.layers import TENSOR
 
-__all__ = ["load", "save"]
+__all__ = ["History", "load", "new_folder", "newest_step", "save"]
+
+WRITES = 1.0
+"""Seconds that ranks which go on have to write their history, when another one was lost."""
 
 
 def save(
     trainer: Trainer,
-    job: Any,
+    config: Any,
     step: int,
-    again: bool,
     loss: float,
     whole: Mapping[tuple[str, str], Mapping[str, Any]],
 ) -> None:
     """Write the checkpoint of a TrainingConfig after so many steps, of this loss; all ranks call
-    this.
-
-    ``again``: what was written may be there, by an attempt that a lost worker has ended.
-    ``whole``: (tensor class, unit) -> this rank's arrays by name, none of them sharded by ZeRO.
-    """
-    if again and folder_of(job.folder, step).exists():
-        return
+    this. ``whole``: (tensor class, unit) -> this rank's arrays by name, none sharded by ZeRO."""
+    if config.attempt and folder_of(config.folder, step).exists():
+        return  # by an attempt that a lost worker has ended
     scale = trainer.guard.scale
     arrays, pieces = {}, {}
     for (tensor, unit), found in whole.items():
@@ -52,66 +60,60 @@ def save(
         "loss": loss,
         "updates": trainer.updates,
         "scale": asdict(scale) if scale else None,
-        "training": _identity(job),
+        "training": _identity(config),
     }
-    save_checkpoint(trainer.rank, job.folder, step, arrays, pieces, about)
+    save_checkpoint(trainer.rank, config.folder, step, arrays, pieces, about)
 
 
-def load(trainer: Trainer, job: Any) -> None:
+def load(trainer: Trainer, config: Any) -> None:
     """Take weights and states from the checkpoint that a TrainingConfig goes on from.
 
     Raises CheckpointError if that is damaged, or of another training.
     """
+    folder, first = config.folder, config.first
     try:
-        checkpoint = open_checkpoint(job.folder, job.first)
-        about = _about(checkpoint, job)
+        checkpoint = open_checkpoint(folder, first)
+        about = _about(checkpoint, config)
         for tensor, unit in _kept(trainer):
             named = _pieces(trainer, tensor, unit)
             read = checkpoint.read({name: piece for name, (_, piece) in named.items()})
-            arrays = {
-                weight: trainer.rank.on_device(read[name]) for name, (weight, _) in named.items()
-            }
+            arrays = {w: trainer.rank.on_device(read[name]) for name, (w, _) in named.items()}
             trainer.put(tensor, unit, arrays)
     except CheckpointError as error:
-        # what happens where the checkpoint is gone
-        before = [step for step in steps_in(job.folder) if step < job.first]
+        before = [step for step in steps_in(folder) if step < first]
         then = f"go on from step {before[-1]}" if before else "begin anew"
-        way_out = (
-            f"Training goes on from the newest checkpoint: remove "
-            f"{folder_of(job.folder, job.first)} to {then}, or take another folder"
-        )
-        raise CheckpointError(f"{error}. {way_out}") from None
-    if trainer.guard.scale is not None and about["scale"]:
+        raise CheckpointError(
+            f"{error}. Training goes on from the newest checkpoint: remove "
+            f"{folder_of(folder, first)} to {then}, or take another folder"
+        ) from None
+    asked, was = trainer.guard.scale, about["scale"]
+    if asked is not None and was:
         # it moves as it is asked to, from where that of the checkpoint was
-        asked, was = trainer.guard.scale, about["scale"]
         at = min(max(was["scale"], asked.floor), asked.ceiling)
         counts = {name: was[name] for name in ("good", "stuck", "skipped")}
         trainer.guard.scale = replace(asked, scale=at, **counts)
     trainer.resume(about["updates"])
 
 
-def _identity(job: Any) -> dict[str, Any]:
+def _identity(config: Any) -> dict[str, Any]:
     """What makes a training this one, whatever its layout. Rates and batches may change."""
-    states = {f"bytes of {s.tensor}": s.bytes for s in job.recipe.states if s.tensor != "gradients"}
-    kv, inner = job.model.block.heads.kv, job.model.inner
-    facts = {"dtype": str(job.dtype), "seed": job.seed, "data's vocabulary": job.data.vocabulary}
-    model = asdict(job.model) | {"kv_heads": kv, "ffn": inner}
-    usual = {each.name: each.default for each in fields(job.model)}
-    numbers = {name: model.pop(name) for name in ("eps", "base")}
-    facts |= {name: n for name, n in numbers.items() if n != usual[name]}
-    return (
-        {name: n if isinstance(n, bool) else int(n) for name, n in model.items()} | facts | states
-    )
+    model, usual = config.model, {each.name: each.default for each in fields(config.model)}
+    facts = asdict(model) | {"kv_heads": model.head_counts.kv, "ffn": model.inner}
+    special = {name: facts.pop(name) for name in ("eps", "base")}
+    facts = {name: n if isinstance(n, bool) else int(n) for name, n in facts.items()}
+    facts |= {"dtype": config.dtype, "seed": config.seed}
+    facts["data's vocabulary"] = config.data.vocabulary
+    facts |= {name: n for name, n in special.items() if n != usual[name]}
+    kept = [s for s in config.recipe.states if s.tensor != "gradients"]
+    return facts | {f"bytes of {s.tensor}": s.bytes for s in kept}
 
 
-def _about(checkpoint: Checkpoint, job: Any) -> dict[str, Any]:
+def _about(checkpoint: Checkpoint, config: Any) -> dict[str, Any]:
     """What was saved along. Raises CheckpointError if it is of another training."""
-    about, here = checkpoint.about, _identity(job)
+    about, here = checkpoint.about, _identity(config)
     if not {"training", "updates", "scale"} <= set(about):
         raise CheckpointError(f"{checkpoint} was not written by a training")
-    # what a model had no field for, when it was written, it had switched off
-    off = {each.name: each.default for each in fields(job.model) if each.default in (True, False)}
-    there = off | about["training"]
+    there = about["training"]
     other = [
         f"{name} is {there.get(name, 'none')} there and {here.get(name, 'none')} here"
         for name in {**here, **there}
@@ -133,11 +135,80 @@ def _kept(trainer: Trainer) -> Iterator[tuple[str, str]]:
 
 def _pieces(trainer: Trainer, tensor: str, unit: str) -> dict[str, tuple[str, TensorSlice]]:
     """Name in the checkpoint -> (name in the unit, what this rank holds of it)."""
-    found, group, before = (
-        {},
-        trainer.rank.group(TENSOR),
-        "" if tensor == "weights" else f"{tensor} of ",
-    )
-    for name, tiling in trainer.tilings[unit].items():
-        found[f"{before}{unit}.{name}"] = name, tiling.slice((group.rank,))
-    return found
+    number = trainer.rank.group(TENSOR).rank
+    before = "" if tensor == "weights" else f"{tensor} of "
+    return {
+        f"{before}{unit}.{name}": (name, tiling.slice((number,)))
+        for name, tiling in trainer.tilings[unit].items()
+    }
+
+
+# -- what was measured -----------------------------------------------------------------------------
+
+
+class History:
+    """What one rank measured. ``growing``: lists that are only added to; an empty ``folder`` keeps
+    nothing."""
+
+    def __init__(self, folder: str, rank: Rank, growing: Sequence[list[Any]]) -> None:
+        self.folder, self.rank, self.growing = folder, rank, growing
+        self._saw = [0] * len(growing)
+
+    def save(self, step: int) -> None:
+        """Write what came since the last file; called after the checkpoint of ``step``."""
+        if not self.folder:
+            return
+        more = [each[saw:] for each, saw in zip(self.growing, self._saw, strict=True)]
+        self._saw = list(map(len, self.growing))
+        counts = [
+            (port.members, port.counts.stream, port.counts.came, port.counts.messages)
+            for port in list(self.rank.transport.ports.values())
+        ]
+        path = Path(self.folder) / f"{step}-{self.rank.index}"
+        new = path.with_suffix(".new")
+        new.write_bytes(pickle.dumps((more, self.rank.barriers, counts)))
+        os.replace(new, path)
+
+    def load(self, step: int) -> None:
+        """Add what was written up to ``step``."""
+        if not self.folder:
+            return
+        for number, rank in sorted(_files(self.folder)):
+            if rank != self.rank.index or number > step:
+                continue
+            path = Path(self.folder) / f"{number}-{rank}"
+            more, self.rank.barriers, counts = pickle.loads(path.read_bytes())
+            for grown, each in zip(self.growing, more, strict=True):
+                grown.extend(each)
+            for members, stream, came, messages in counts:
+                port = self.rank.transport.port(members, stream)
+                port.counts.came[:], port.counts.messages[:] = came, messages
+        self._saw = list(map(len, self.growing))
+
+
+def new_folder(folder: str, run: str) -> str:
+    """An empty folder beside the checkpoints in ``folder``; what killed clients left goes."""
+    for old in Path(folder).glob(".records-*"):
+        shutil.rmtree(old, ignore_errors=True)
+    made = Path(folder) / f".records-{run}"
+    made.mkdir(mode=0o700)
+    return str(made)
+
+
+def newest_step(folder: str, history: str, ranks: int, first: int) -> int:
+    """The step from which all ranks can go on: of the newest checkpoint after ``first`` of which
+    each has written its history, or ``first``."""
+    steps, deadline = steps_in(folder), monotonic() + WRITES
+    while True:
+        there = _files(history)
+        able = [s for s in steps if all((s, rank) in there for rank in range(ranks))]
+        found = max(able, default=first)
+        if found >= max(steps, default=first) or monotonic() > deadline:
+            return found
+        sleep(0.05)
+
+
+def _files(folder: str) -> set[tuple[int, int]]:
+    """(step, rank) of each file that is whole."""
+    found = (re.fullmatch(r"(\d+)-(\d+)", name) for name in os.listdir(folder))
+    return {(int(match[1]), int(match[2])) for match in found if match}

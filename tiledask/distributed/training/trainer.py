@@ -10,6 +10,7 @@
 All other kernels are tile's, by name.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from math import prod
@@ -21,20 +22,19 @@ from tiledask.distributed import tensor as T
 from tiledask.distributed.programs.runner import Interpreter
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.rank import Rank
-from tiledask.distributed.training.flat import Packing
-from tiledask.distributed.training.grad_norm import Guard, squares
+from tiledask.plan.intervals import ends_of
 from tiledask.plan.program.making.layers import TENSOR
 from tiledask.plan.program.making.zero import DATA, PIPELINE, flat_name, sharded_parts
 from tiledask.plan.program.ops import Block, Op
 from tiledask.plan.program.program import Program
 from tiledask.tile import layers as tile
-from tiledask.tile.backend import accumulator, as_dtype
+from tiledask.tile.backend import accumulator, array_namespace, as_dtype
 from tiledask.tile.epilogue import pieces
 from tiledask.tile.layers.by_name import KERNELS, RankPart
 from tiledask.tile.memory.pool import Pool
-from tiledask.tile.optimizers import flush
+from tiledask.tile.optimizers import LossScale, clip_factor, flush
 
-__all__ = ["Trainer"]
+__all__ = ["Guard", "Packing", "Trainer"]
 
 MASTER = "master weights"
 Batch = Callable[[int], tuple[np.ndarray, np.ndarray]]
@@ -42,6 +42,81 @@ Batch = Callable[[int], tuple[np.ndarray, np.ndarray]]
 the model."""
 Write = Callable[[float, Mapping[tuple[str, str], Mapping[str, Any]]], None]
 """Of the last step's loss and (tensor class, unit) -> this rank's arrays by name."""
+
+
+class Packing:
+    """Arrays by name as one flat array, and back; ``shapes``: of each, in their order.
+
+    >>> packing = Packing({"w": (2, 2), "b": (2,)})
+    >>> packing.pack({"b": np.array([4, 5]), "w": np.array([[0, 1], [2, 3]])}).tolist()
+    [0, 1, 2, 3, 4, 5]
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.shapes = dict(shapes)
+        ends = ends_of(map(prod, shapes.values()))
+        self.size = ends[-1]
+        """Numbers in all arrays."""
+        self._places = dict(zip(shapes, map(slice, ends, ends[1:]), strict=False))
+
+    def pack(self, arrays: Mapping[str, Any]) -> Any:
+        """A new flat array."""
+        parts = [arrays[name].reshape(-1) for name in self.shapes]
+        return array_namespace(*parts).concatenate(parts)
+
+    def unpack(self, flat: Any) -> dict[str, Any]:
+        """The arrays by name: views of ``flat``."""
+        return {name: flat[at].reshape(self.shapes[name]) for name, at in self._places.items()}
+
+
+class Guard:
+    """Decides, alike on all ranks, by what gradients are multiplied and whether a step is taken.
+
+    The norm is of all gradients, over all ranks; what several ranks hold (a norm's weights on
+    tensor ranks, a tied table on two stages) is counted once. If it is not finite the step is left
+    out on every rank, and the loss scale falls; above ``clip`` every gradient is multiplied by
+    clip / norm.
+    """
+
+    def __init__(self, scale: LossScale | None, clip: float | None) -> None:
+        self.scale, self.clip = scale, clip
+        self.norms: list[float] = []
+        """The norm in every step so far: of the loss's own gradients, before they are clipped."""
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor of the next loss."""
+        return 1.0 if self.scale is None else self.scale.scale
+
+    def factor(self, squares: float) -> float | None:
+        """What gradients are multiplied with; None if there is no step to take.
+
+        ``squares``: the sum of all gradients', in float64, scaled as the loss is.
+        """
+        norm = math.sqrt(squares) / self.loss_scale
+        self.norms.append(norm)
+        finite = math.isfinite(norm)
+        if self.scale is not None:
+            self.scale = self.scale.after(finite)
+            if not finite:
+                return None
+        return clip_factor(norm, self.clip) if self.clip is not None and finite else 1.0
+
+
+def squares(flat: Any, mine: Any) -> float:
+    """The sum of squares, in float64, of the numbers of ``flat`` where ``mine`` is true, or of all.
+
+    What is not finite counts wherever it is: a replica that overflows alone would be stepped alone.
+
+    >>> squares(np.full(3, 300, np.float16), np.array([True, False, True]))
+    180000.0
+    """
+    wide = flat.astype(np.float64)
+    total = wide @ wide
+    if mine is not None and math.isfinite(total):
+        wide = wide[mine]
+        total = wide @ wide
+    return float(total)
 
 
 class Trainer:
@@ -67,49 +142,52 @@ class Trainer:
         self.guard = Guard(job.scale, job.clip)
         copies, self.tensor, stages = (self._along(program, axis) for axis in axes)
         self.units = job.units(stages.rank)
-        ranks, number = self.tensor.size, self.tensor.rank
-        self.tilings = {unit: job.model.tilings(unit, ranks) for unit in self.units}
-        shapes = {unit: job.model.shapes(unit, ranks, number) for unit in self.units}
-        self.packings = {unit: Packing(tuple(of.items())) for unit, of in shapes.items()}
+        self.tilings = {unit: job.model.tilings(unit, self.tensor.size) for unit in self.units}
+        self.packings = {
+            unit: Packing(job.model.shapes(unit, self.tensor.size, self.tensor.rank))
+            for unit in self.units
+        }
         sizes = {unit: packing.size for unit, packing in self.packings.items()}
         self.parts = sharded_parts(sizes, copies.size, copies.rank)
-        self.sharded = {
-            s.tensor: s.sharded(job.zero) and copies.size > 1 for s in job.recipe.states
-        }
-        self.arrays = {s.tensor: self._states(s) for s in job.recipe.states}
+        kept = job.recipe.states
+        self.sharded = {s.tensor: s.sharded(job.zero) and copies.size > 1 for s in kept}
+        self.arrays = {s.tensor: self._states(s) for s in kept}
         """Tensor class -> unit -> what this rank keeps: flat, all of it or its part."""
         for unit in self.units:
-            kept = [t for t in ("weights", MASTER) if t in self.arrays]
-            self.draw(unit, {tensor: self.arrays[tensor][unit] for tensor in kept})
-        state = {
-            flat_name(tensor, unit): array
-            for tensor, arrays in self.arrays.items()
-            for unit, array in arrays.items()
-        }
+            drawn = [tensor for tensor in ("weights", MASTER) if tensor in self.arrays]
+            self.draw(unit, {tensor: self.arrays[tensor][unit] for tensor in drawn})
         self.numbers = {name: np.zeros(()) for name in ("loss", "updates", "scale")}
-        state |= self.numbers
-        for unit in self.units:
-            name = flat_name("owned", unit)
-            if name in program.role(rank.index).state:
-                owned = self._owned(unit)
-                state[name] = None if owned.all() else rank.on_device(owned)
-        if job.model.gated:
-            at, width = np.arange(job.model.sequence), job.model.block.heads.width
-            told = {"base": job.model.base, "dtype": job.dtype, "xp": rank.backend}
-            angles = tile.rotary_angles(at, width, **told)
-            state["angles"] = angles
         self.numbers["scale"][...] = self.guard.loss_scale
         self.batch: Batch | None = None
-        self._came: tuple[int, Any] = -1, None
-        self._runner = self._line(program, state)
-        self._end = None if end is None else self._line(end, state)
+        self._drawn: tuple[int, Any] = -1, None
+        state = self._state_of(program)
+        self._runner = self._interpreter(program, state)
+        self._end = None if end is None else self._interpreter(end, state)
         self._write: Write | None = None
         self._brought: dict[str, T.Placed] = {}
+
+    def _state_of(self, program: Program) -> dict[str, Any]:
+        """By buffer, what the program finds on this rank."""
+        state: dict[str, Any] = dict(self.numbers)
+        for tensor, arrays in self.arrays.items():
+            state |= {flat_name(tensor, unit): array for unit, array in arrays.items()}
+        for unit in self.units:
+            name = flat_name("owned", unit)
+            if name in program.role(self.rank.index).state:
+                owned = self._owned(unit)
+                state[name] = None if owned.all() else self.rank.on_device(owned)
+        model, xp = self.job.model, self.rank.backend
+        if model.gated:
+            at, width = np.arange(model.sequence), model.head_counts.width
+            state["angles"] = tile.rotary_angles(
+                at, width, base=model.base, dtype=self.job.dtype, xp=xp
+            )
+        return state
 
     def step(self, batch: Batch) -> float:
         """The loss of this rank's rows: the sum of their tokens' over all tokens of all ranks; 0
         on ranks without the last stage. The weights are those after the step."""
-        self.batch, self._came = batch, (-1, None)
+        self.batch, self._drawn = batch, (-1, None)
         self._runner.run()
         return float(self.numbers["loss"])
 
@@ -125,13 +203,13 @@ class Trainer:
         """The ranks that differ from this one along an axis of the program's mesh only."""
         return self.rank.group().among(program.along(self.rank.index, (axis,)))
 
-    def _line(self, program: Program, state: Mapping[str, Any]) -> Interpreter:
+    def _interpreter(self, program: Program, state: Mapping[str, Any]) -> Interpreter:
         return Interpreter(self.rank, program, state, self._bind)
 
     def close(self) -> None:
         """Let go of all arrays at once."""
-        for line in filter(None, (self._runner, self._end)):
-            line.close()
+        for interpreter in filter(None, (self._runner, self._end)):
+            interpreter.close()
         for units in self.arrays.values():
             units.clear()
 
@@ -176,12 +254,12 @@ class Trainer:
 
     def _draws(self, unit: str) -> Iterator[tuple[int, Callable[[], Any]]]:
         """(how many numbers, what draws them) of a unit's weights, one after the other."""
-        job, shapes = self.job, dict(self.packings[unit].shapes)
+        job, shapes = self.job, self.packings[unit].shapes
         layout = {name: tiling.placements[0] for name, tiling in self.tilings[unit].items()}
-        told = layout, job.seed, f"{unit}.", accumulator(job.dtype), self.rank.backend
+        options = layout, job.seed, f"{unit}.", accumulator(job.dtype), self.rank.backend
 
         def drawn(one: dict[str, Any]) -> Any:
-            (w,) = T.draw_sharded(self.tensor, one, *told).values()
+            (w,) = T.draw_sharded(self.tensor, one, *options).values()
             return w.local.reshape(-1)
 
         for name, parameter in job.model.parameters(unit).items():
@@ -205,17 +283,17 @@ class Trainer:
 
     # -- kernels ----------------------------------------------------------------------------------
 
-    def _bind(self, op: Op, _: Block, told: dict[str, Any]) -> Callable[..., Any]:
+    def _bind(self, op: Op, _: Block, options: dict[str, Any]) -> Callable[..., Any]:
         kernel = getattr(self, f"_{op.name}", None) or KERNELS[op.name]
-        return partial(kernel, **told) if told else kernel
+        return partial(kernel, **options) if options else kernel
 
     def _tokens(self, which: int) -> Any:
         """ids or targets of the micro-batch under way, drawn once for both."""
-        frame = self._runner.microbatch
-        if self._came[0] != frame:
+        microbatch = self._runner.microbatch
+        if self._drawn[0] != microbatch:
             assert self.batch is not None
-            self._came = frame, self.batch(frame)
-        return self.rank.on_device(self._came[1][which])
+            self._drawn = microbatch, self.batch(microbatch)
+        return self.rank.on_device(self._drawn[1][which])
 
     def _ids(self, rows: int) -> Any:
         return self._tokens(0)
