@@ -44,7 +44,9 @@ class Layer:
             return y, (conv, activation, pool)
         flat, shape = L.flatten(x)
         y, linear = L.linear(flat, w, b)
-        y, activation = (y, None) if self.name == NAMES[-1] else L.relu(y)
+        if self.name == NAMES[-1]:
+            return y, (linear, None, shape)
+        y, activation = L.relu(y)
         return y, (linear, activation, shape)
 
     def backward(
