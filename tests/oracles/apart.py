@@ -9,12 +9,13 @@ def apart(cluster, way="mixed"):
     slots of even numbers on one, the others on the other."""
 
     def look(two, dask_worker):
+        from tiledask.distributed.cluster import spool
         from tiledask.distributed.cluster.tasks import slot_on
-        from tiledask.distributed.transport import blocks, process_memory, reader
+        from tiledask.distributed.transport import blocks, reader
 
         host = str(slot_on(dask_worker) % 2)
         for module in (blocks, reader):
-            module.this_host = (lambda: host) if two else process_memory.this_host
+            module.this_host = (lambda: host) if two else spool.this_host
 
     known, cluster.transport = cluster.transport, way
     cluster.run(look, True)

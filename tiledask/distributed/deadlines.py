@@ -38,20 +38,12 @@ GRACE = 0.25
 """Seconds after a call's timeout in which what it waits for may say itself what was missing."""
 LAST = 0.25
 """Seconds that a wait may take in any case: a call that is late still lets go of what it holds."""
-
 HEAR = 0.1
 """Seconds after which a wait looks whether what it waits for is lost."""
 _AGAIN = 0.05
 """Seconds after which an interrupt that Python dropped is sent again."""
 _NEWS = 1.0
 """Seconds after which it is known of a connection that broke whose end is gone."""
-
-
-class _Span(NamedTuple):
-    """A public call."""
-
-    end: float
-    seconds: float
 
 
 class Left(NamedTuple):
@@ -62,7 +54,8 @@ class Left(NamedTuple):
     """What it was given, or if that is less the public call: the number that a user knows."""
 
 
-_span: ContextVar[_Span | None] = ContextVar("tiledask-deadline", default=None)
+_call: ContextVar[tuple[float, float]] = ContextVar("deadline", default=(float("inf"), 0.0))
+"""(end, seconds) of the public call."""
 
 
 def seconds_of(timeout: float | None) -> float:
@@ -86,21 +79,18 @@ def until(seconds: float, grace: float = 0.0) -> Iterator[None]:
     ...         left_of(300).seconds <= 5, left_of(300).said, left_of(1)
     (True, 5, Left(seconds=1, said=1))
     """
-    span, now = _span.get(), time.monotonic()
-    mine = _Span(now + seconds + grace, seconds)
-    token = _span.set(mine if span is None or mine.end < span.end else span)
+    token = _call.set(min(_call.get(), (time.monotonic() + seconds + grace, seconds)))
     try:
         yield
     finally:
-        _span.reset(token)
+        _call.reset(token)
 
 
 def left_of(seconds: float) -> Left:
     """How long a wait of ``seconds`` may take here."""
-    span = _span.get()
-    if span is None or (left := span.end - time.monotonic()) >= seconds:
-        return Left(seconds, seconds)
-    return Left(min(seconds, max(LAST, left)), span.seconds)
+    end, said = _call.get()
+    left = end - time.monotonic()
+    return Left(seconds, seconds) if left >= seconds else Left(min(seconds, max(LAST, left)), said)
 
 
 async def heard(call: Awaitable[T], seconds: float, check: Callable[[], object]) -> T:

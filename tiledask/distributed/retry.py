@@ -37,40 +37,37 @@ def retry_lost(
     that ends its worker each time, no time is left, or the workers are those that were there
     before; and where the same slots have lost theirs four times in a row, in the same ``state``.
     """
-    deadline, unchanged, deaths = time.monotonic() + seconds, 0, 0
-    before = _addresses(cluster, slots, seconds)
-    ended: tuple[set[int], Any] = set(), None
+
+    def addresses(left: float) -> list[str]:
+        workers = cluster.wait_for_slots(slots, left)
+        return [workers[slot]["address"] for slot in slots]
+
+    deadline, before = time.monotonic() + seconds, addresses(seconds)
+    ended, times = (set[int](), state()), 0
     for number in count():
         begun = time.monotonic()
-        left = max(1e-3, deadline - begun) if number else seconds
         try:
-            return attempt(number, left)
+            return attempt(number, max(1e-3, deadline - begun) if number else seconds)
         except ClusterLostError as lost:
             took = time.monotonic() - begun
             cluster.check_alive()
             if isinstance(lost.__cause__, KilledWorker):  # whose task that was is known
                 raise
             try:
-                now = _addresses(cluster, slots, max(0.0, deadline - time.monotonic()))
+                now = addresses(max(0.0, deadline - time.monotonic()))
             except DeadlineError:
                 raise lost from None
             gone = {slot for slot, a, b in zip(slots, before, now, strict=True) if a != b}
-            # a connection may break and every worker live; not again and again
-            unchanged, before = unchanged + 1 if now == before else 0, now
-            last, ended = ended, (gone, state())
-            deaths = deaths + 1 if ended == last else 1
-            if gone and deaths == _DEATHS:
+            last, ended, before = ended, (gone, state()), now
+            times = times + 1 if ended == last else 1
+            if gone and times == _DEATHS:
                 raise ClusterLostError(
                     f"the work of slots {sorted(gone)} ended their workers {_DEATHS} times in a "
                     f"row, {took:.1f} s after it was begun: it needs more memory than there "
                     f"is, or native code that it calls crashes. Look at the workers' output, give "
                     f"it less at a time, or call its functions by themselves"
                 ) from lost
-            if unchanged == _UNCHANGED or time.monotonic() >= deadline:
+            # a connection may break and every worker live; not again and again
+            if (not gone and times >= _UNCHANGED) or time.monotonic() >= deadline:
                 raise
     raise AssertionError
-
-
-def _addresses(cluster: Cluster, slots: Sequence[int], seconds: float) -> list[str]:
-    workers = cluster.wait_for_slots(slots, seconds)
-    return [workers[slot]["address"] for slot in slots]

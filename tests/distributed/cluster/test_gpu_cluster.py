@@ -15,18 +15,16 @@ BIG, SMALL = GpuInfo(0, "H200", "9.0", 141 * GB), GpuInfo(1, "T400", "7.5", 4 * 
 
 
 @pytest.mark.parametrize(
-    ("devices", "per_gpu", "share", "words"),
+    ("memory", "integrated", "sharers", "share"),
     [
-        ([BIG], 1, 126_900_000_000, "126.9 GB of its GPU"),
-        ([BIG] * 2, 2, 63_450_000_000, "63.45 GB of its GPU"),
-        ([BIG, SMALL], 1, 3_600_000_000, "its GPU, as much as GPU 1 gives (T400, the smallest)"),
-        ([GpuInfo(0, "GB10", "12.1", 128 * GB, True)], 4, 27 * GB, "its GPU shares with the host"),
+        (141 * GB, False, 1, 126_900_000_000),
+        (141 * GB, False, 2, 63_450_000_000),
+        (4 * GB, False, 1, 3_600_000_000),
+        (128 * GB, True, 4, 27 * GB),  # as much of the host's
     ],
 )
-def test_workers_plan_with_what_the_least_of_them_has(devices, per_gpu, share, words):
-    got, said = on_gpus.gpu_share(devices, per_gpu, 30 * GB)
-    assert got == share
-    assert said.endswith(words)
+def test_workers_plan_with_their_share_of_a_gpu(memory, integrated, sharers, share):
+    assert on_gpus.share_of(memory, integrated, sharers, 30 * GB) == share
 
 
 WHOLE = "GPU-00000000-5747-a17d-0000-000000000000"

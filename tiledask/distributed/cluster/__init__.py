@@ -1,14 +1,14 @@
 """Workers: started here or joined, given work by slot, watched, and what each of them may hold.
 
 start.py          start_cluster: GPU workers, or CPU workers
-gpus.py           GPU workers: whose each GPU is, and Dask-CUDA's workers on them
 slots.py          two plugins of Dask's: which worker is in which slot, and what it has there
 cluster.py        Cluster: slots, tasks that are pinned to them, deadlines
 tasks.py          how tasks begin, are waited for and fail; questions that end in time
-spool.py          the folder of the arrays that were distributed
+spool.py          the folder of the arrays that were distributed; which host this is
 room.py           how much more a worker may hold, and by which rule
 host_memory.py    memory of a worker's process: held, capped, kept for the next block
-device_memory.py  memory of its GPU: one pool for everything
+gpus.py           GPU workers: whose each GPU is, and Dask-CUDA's workers on them
+device_memory.py  memory of a worker's GPU: one pool for everything
 device_arrays.py  how a GPU's arrays are serialized
 counters.py       bytes received, memory grown and the load, while a block runs
 clocks.py         every worker's offset from the scheduler's clock

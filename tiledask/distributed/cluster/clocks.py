@@ -3,14 +3,13 @@
     worker     before ------.               .------ after        offset = there - (before + after)/2
     scheduler                '--- there ---'                     error <= (after - before)/2
 
-The answer was written somewhere between the two, so the shortest of several round trips says the
-most (Cristian 1989). An offset within its error is taken for none: workers on the scheduler's own
-machine read the same clock, and noise shall not make a result be used before it was made.
+The shortest of several round trips says the most (Cristian 1989). An offset within its error is
+taken for none: workers on the scheduler's own machine read the same clock, and noise shall not
+make a result be used before it was made.
 """
 
 import time
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from distributed import Worker
 
@@ -18,22 +17,14 @@ from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.deadlines import seconds_of
 from tiledask.errors import DeadlineError
 
-__all__ = [
-    "Clock",
-    "draw_by_dasks_clock",
-    "draw_by_this_clock",
-    "now",
-    "scheduler_time",
-    "set_clocks",
-    "time_there",
-]
+__all__ = ["Clock", "draw_by_this_clock", "now", "scheduler_time", "set_clocks", "time_there"]
 
 ROUNDS = 8
 """Round trips of which the shortest counts."""
+_offset = 0.0
 
 
-@dataclass(frozen=True)
-class Clock:
+class Clock(NamedTuple):
     """How far the clock of a worker is from the scheduler's."""
 
     offset: float
@@ -76,28 +67,24 @@ def time_there(cluster: Cluster, timeout: float | None = None) -> float:
 
 # -- on the scheduler and on the workers ----------------------------------------------------------
 
-_offset = 0.0
-
 
 def now() -> float:
     """Seconds since 1970 by the scheduler's clock (in a worker whose clock was set)."""
     return time.time() + _offset
 
 
-def draw_by_this_clock() -> None:
-    """Have Dask draw this worker's times with the offset that was found here: 0 until one is.
+def draw_by_this_clock(here: bool = True) -> None:
+    """Have Dask draw this worker's times with the offset that was found here, 0 until one is; or
+    as it does by itself.
 
     Dask's own comes from the last heartbeat, one round trip that may have been a slow one. It
     changes while tasks run: of two that ran one after the other the second was drawn up to 45 ms
     before the end of the first, and transfers against the actions that waited for them.
     """
-    kept = property(lambda worker: _offset, lambda worker, value: None)
-    setattr(Worker, "scheduler_delay", kept)  # noqa: B010 - Dask says float
-
-
-def draw_by_dasks_clock() -> None:
-    """Have Dask draw this worker's times as it does by itself."""
-    if "scheduler_delay" in vars(Worker):
+    if here:
+        offset = property(lambda worker: _offset, lambda worker, value: None)
+        setattr(Worker, "scheduler_delay", offset)  # noqa: B010 - Dask says float
+    elif "scheduler_delay" in vars(Worker):
         del Worker.scheduler_delay
 
 
@@ -112,8 +99,8 @@ async def _set(dask_worker: Any) -> Clock:
     trips = []
     for _ in range(ROUNDS):
         before = time.time()
-        said = await dask_worker.scheduler.tiledask_clock()
-        trips.append((before, said, time.time()))
+        there = await dask_worker.scheduler.tiledask_clock()
+        trips.append((before, there, time.time()))
     clock = Clock.of(trips)
     _offset = clock.offset
     return clock

@@ -15,6 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import dask
@@ -30,9 +31,11 @@ from tiledask.distributed.cluster.tasks import (
     FOR_WANT,
     asked,
     enter,
-    fetch,
+    failure,
     run_everywhere,
     slot_named,
+    slot_of,
+    states,
     wait_for,
     workers_of,
 )
@@ -43,13 +46,11 @@ from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.plan import html
 from tiledask.plan.whole import is_whole
 
-__all__ = ["PAGE", "PAGE_MODULE", "RUNNING", "Cluster"]
+__all__ = ["PAGE", "RUNNING", "Cluster"]
 
 T = TypeVar("T")
 PAGE = "tiledask-page"
 """Dask's name of what collects for the dashboard's page, on the scheduler."""
-PAGE_MODULE = "tiledask.lab.dashboard"
-"""What people look at: loaded on the scheduler by this name, and imported nowhere below it."""
 _LOOK = 0.02
 """Seconds between two looks at who is there."""
 RUNNING: list["Cluster"] = []
@@ -82,8 +83,8 @@ class Cluster:
         """Why these devices were chosen, one sentence."""
         self.spool, self._remove_spool = open_spool(self)
         """Folder of the arrays that were distributed; workers make lost blocks again from
-        it, so it grows until the cluster is closed. The folder of a client that was
-        killed goes when the next cluster starts."""
+        it, so it grows until the cluster is closed."""
+        comm: Any = client.scheduler_comm
         scheduler: Any = client.scheduler
         self.scheduler_address: str = scheduler.address
         """Where the scheduler listens, or did."""
@@ -99,12 +100,10 @@ class Cluster:
         """Per slot, bytes that it may hold: its cap, its share of a GPU, or of its machine."""
         self.page = False
         """Whether the dashboard has tiledask's page."""
-        self._comm, self._end, self._ended = client.scheduler_comm, end, ""
+        self._comm, self._end, self._ended, self._process = comm, end, "", os.getpid()
         self._named_hosts, self._hosts = hosts, dict[int, str]()
-        self._process = os.getpid()
         self._order = asyncio.Lock()
         self._notified: concurrent.futures.Future[None] | None = None
-        comm: Any = client.scheduler_comm
         # Dask's client gathers messages for 10 ms before it sends them, which is most of the time
         # of a small product
         comm.interval = 0.001
@@ -183,21 +182,21 @@ class Cluster:
         return f"td.connect(client, workers={slots})"
 
     def check_alive(self) -> None:
-        """Raise ClusterLostError if this cluster is closed, or another process's."""
+        """Raise ClusterLostError if this cluster is closed, lost, or another process's."""
+        forked = os.getpid() != self._process  # the threads that speak to workers are not here
+        if not forked and self.status == "running":
+            return
         another = "td.start_cluster()" if self.started_here else "td.connect(address)"
-        if os.getpid() != self._process:  # the threads that speak to the workers are not here
-            raise ClusterLostError(
-                f"the cluster is process {self._process}'s, and this is {os.getpid()}, forked from "
-                f"it; use it there, or make one here with {another}"
-            )
-        if self._ended == "closed":
-            raise ClusterLostError(f"the cluster is closed; make a new one with {another}")
-        if self.status != "running":
-            raise ClusterLostError(
-                f"the scheduler at {self.scheduler_address} is gone, or the client was closed, and "
-                f"with it what lay on the workers; make a new one with {another}, where a product "
-                f"of files, td.matmul(a, b, out=, cluster=), or td.train(..., folder=) goes on"
-            )
+        what = f"the scheduler at {self.scheduler_address} is gone, or the client was closed, and"
+        what += " with it what lay on the workers"
+        more = ", where a product of files, td.matmul(a, b, out=, cluster=), or "
+        more += "td.train(..., folder=) goes on"
+        if forked:
+            what = f"the cluster is process {self._process}'s, and this is {os.getpid()}, forked "
+            what, more = f"{what}from it", ""
+        elif self._ended == "closed":
+            what, more = "the cluster is closed", ""
+        raise ClusterLostError(f"{what}; make a new one with {another}{more}")
 
     def ask(self, call: Callable[[], Awaitable[T]], seconds: float) -> T:
         """What ``call()``, of the client's loop, returns; TimeoutError after ``seconds``, and
@@ -208,17 +207,14 @@ class Cluster:
         """slot -> what the scheduler knows of its worker, once all ``slots`` have one."""
         wanted, left = set(slots), left_of(timeout)
         deadline = time.monotonic() + left.seconds
-        while True:
-            self.check_alive()
-            workers = self.workers()
-            if not (missing := sorted(wanted - workers.keys())):
-                return workers
+        while missing := sorted(wanted - (workers := self.workers()).keys()):
             if time.monotonic() > deadline:
                 raise DeadlineError(
                     f"waited {left.said:.3g} s for workers in {len(wanted)} slots, slots {missing} "
                     f"have none; look at the workers' output, or start others"
                 )
             time.sleep(_LOOK)
+        return workers
 
     # -- work -------------------------------------------------------------
 
@@ -251,7 +247,7 @@ class Cluster:
         """A Future for every slot of ``args``, like `submit`; Dask is told of all at once."""
         self.check_alive()
         self.again(x for mine in args.values() for x in mine if isinstance(x, Future))
-        token = uuid.uuid4().hex
+        token, resource = uuid.uuid4().hex, "beside" if beside else "slot"
         keys, tasks, needs = dict[int, str](), dict[str, Task](), dict[str, dict[str, int]]()
         for slot, mine in args.items():
             if not is_whole(slot, 0, self.slots - 1):
@@ -259,15 +255,14 @@ class Cluster:
                     f"slot {slot!r} does not exist: this cluster has slots 0..{self.slots - 1}; "
                     f"{self.with_slots('...')} makes more"
                 )
-            slot = int(slot)
-            keys[slot] = key = f"{name}-{token}-{slot}"
+            keys[int(slot)] = key = f"{name}-{token}-{int(slot)}"
             tasks[key] = Task(key, enter, function, *map(parse_input, mine))
-            needs[key] = {f"beside{slot}" if beside else f"slot{slot}": 1}
+            needs[key] = {f"{resource}{int(slot)}": 1}
         # as Client.submit does it, for several tasks. Blocks go as arguments to workers that do not
         # see the spool: Dask need not warn of them
         with dask.config.set({"distributed.admin.large-graph-warning-threshold": 2**60}):
             made = self.client._graph_to_futures(
-                LLGExpr(tasks, _determ_token=uuid.uuid4().hex),
+                LLGExpr(tasks, _determ_token=token),
                 list(tasks),
                 internal_priority={key: number for number, key in enumerate(tasks)},
                 resources=needs.__getitem__,
@@ -294,8 +289,8 @@ class Cluster:
             for key in lost:  # before the scheduler's own news of them can come
                 if (state := self.client.futures.get(key)) is not None:
                     state.retry()
-            if self.client.scheduler is not None:
-                await self.client.scheduler.retry(keys=list(lost), client=self.client.id)
+            scheduler: Any = self.client.scheduler
+            await scheduler.retry(keys=list(lost), client=self.client.id)
 
         self.ask(retry, left_of(DEADLINE).seconds)
 
@@ -362,9 +357,23 @@ class Cluster:
         deadline = time.monotonic() + left.seconds
         self.wait(everything, what, left.seconds, cancel=cancel)
         for part in parts:
+            gather = partial(self.client._gather, part, direct=self.started_here)
             with self._cancelling(everything if cancel else ()):
-                seconds = max(0.5, deadline - time.monotonic())
-                results = fetch(self, part, what, seconds, left.said)
+                try:
+                    results: list[Any] = self.ask(gather, max(0.5, deadline - time.monotonic()))
+                except Exception as error:
+                    # a result was lost since, and making it again has failed
+                    erred = next((f for f in part if f.status == "error"), None)
+                    if erred is not None:
+                        failed = failure(self, erred, what)
+                        raise failed from failed.__cause__
+                    if not isinstance(error, TimeoutError):
+                        raise
+                    raise DeadlineError(
+                        f"{what}: the results were ready and did not arrive within "
+                        f"{left.said:.3g} s from {', '.join(states(self, set(map(slot_of, part))))}"
+                        f". Give it longer with timeout="
+                    ) from None
             yield results
 
     def run(
@@ -398,8 +407,6 @@ class Cluster:
         found = self.run(os.path.isdir, str(self.spool))
         return frozenset(slot for slot, sees in enumerate(found) if sees)
 
-    # -- the dashboard's page ---------------------------------------------
-
     def notify_page(self, topic: str, event: dict[str, Any]) -> bool:
         """Whether the dashboard has tiledask's page, which then gets this event of Dask's.
 
@@ -407,9 +414,8 @@ class Cluster:
         """
         if self.page:
             loop: Any = self.client.loop
-            self._notified = asyncio.run_coroutine_threadsafe(
-                self._notify(topic, event), loop.asyncio_loop
-            )
+            notify = self._notify(topic, event)
+            self._notified = asyncio.run_coroutine_threadsafe(notify, loop.asyncio_loop)
         return self.page
 
     async def _notify(self, topic: str, event: dict[str, Any]) -> None:
@@ -421,7 +427,7 @@ class Cluster:
             await scheduler.log_event(topic=topic, msg=event)
 
     def await_page(self) -> None:
-        """None, once the page has all events."""
+        """Return when the page has all events."""
         if self._notified is not None:
             with contextlib.suppress(Exception):  # a page is worth no more than that
                 self._notified.result(2.0)

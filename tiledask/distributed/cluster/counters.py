@@ -6,9 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from inspect import isawaitable
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import psutil
@@ -20,12 +18,10 @@ from tiledask.errors import DeadlineError
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.products.traffic import Traffic
 
-__all__ = ["ANSWER", "Call", "Counted", "Load", "Transfer", "counting", "measuring_load"]
+__all__ = ["Call", "Counted", "Load", "Transfer", "counting", "measuring_load"]
 
 ANSWER = 20.0
 """Seconds that the workers have to say what they counted, once the work is done."""
-
-
 FULL, OTHERS = 0.9, 0.25
 """Shares of the cores: with so many busy none is left; with so many others' it is their doing."""
 
@@ -55,30 +51,10 @@ class Counted:
     """Per slot, the most bytes the process (on a GPU: its memory pool) took beyond the start."""
     seconds: float = 0.0
     transfers: list[Transfer] = field(default_factory=list)
-    silent: bool = False
-    """Whether a worker did not say what it counted."""
     first: list[list[Any]] = field(default_factory=list)
     """By slot, what the calls returned that the workers were given before."""
     last: list[list[Any]] = field(default_factory=list)
     """By slot, what those returned which they were given at the end; empty if one is silent."""
-
-    def told(self, ask: Callable[..., list[Any]]) -> list[Any] | None:
-        """What ``ask(timeout=)`` brings from the workers; None, with a warning, if one is silent.
-
-        By then the work is done: its result is kept, and only the numbers beside it are missing.
-        """
-        if self.silent:
-            return None
-        try:
-            return ask(timeout=ANSWER)
-        except DeadlineError as error:
-            self.silent = True
-            warnings.warn(
-                f"the result is there, what moved and how memory grew is not known: {error}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-            return None
 
     def moved(self, ranks: int, past_dask: list[tuple[int, int, int]]) -> Traffic | None:
         """All measured Traffic, with what went ``past_dask`` (source, destination, bytes)."""
@@ -90,7 +66,7 @@ class Counted:
         """The measured Ledger: ``resident`` bytes by tensor class, plus the growth, of the ranks in
         ``slots``; without, of every slot. None if that could not be measured.
         """
-        if self.silent:
+        if self.traffic is None:
             return None
         source = "peak resident set - at start"
         rows = [
@@ -121,7 +97,8 @@ def counting(
     ``first`` and ``last`` are called on every worker along with that, before and at the end.
 
     One block at a time on a cluster; another thread's waits until ``timeout`` (seconds) is over.
-    A worker that is silent when the block has ended costs the numbers, never the result.
+    A worker that is silent when the block has ended costs the numbers, with a warning, and never
+    the result.
     """
     seconds = min(60.0, seconds_of(timeout))
     if not cluster.counting.acquire(timeout=seconds):
@@ -130,24 +107,28 @@ def counting(
             f"run one at a time, or give each thread a cluster of its own"
         )
     try:
-        token = secrets.token_hex(8)
-        marks = cluster.run(_mark, token, cluster.backend, first, timeout=seconds)
-        counted = Counted(held=tuple(mark["held"] for mark in marks))
-        counted.first = [mark["beside"] for mark in marks]
-        begun = perf_counter()
+        token, backend = secrets.token_hex(8), cluster.backend
+        marks = cluster.run(_mark, token, backend, first, timeout=seconds)
+        counted = Counted(held=tuple(held for held, _ in marks))
+        counted.first = [made for _, made in marks]
+        begun = time.perf_counter()
         yield counted
-        counted.seconds = perf_counter() - begun
-        reports = counted.told(partial(cluster.run, _report, token, cluster.backend, last))
-        if reports is None:
+        counted.seconds = time.perf_counter() - begun
+        try:
+            reports = cluster.run(_report, token, backend, last, timeout=ANSWER)
+        except DeadlineError as error:
+            warnings.warn(
+                f"the result is there, what moved and how memory grew is not known: {error}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
             return
-        counted.last = [report["beside"] for report in reports]
-        slot_of = {report["address"]: slot for slot, report in enumerate(reports)}
-        peaks = [report["peak"] for report in reports]
-        grown = zip(counted.held, peaks, strict=True)
-        counted.growth = tuple(max(0, peak - held) for held, peak in grown)
-        moves = []
+        counted.last = [report.made for report in reports]
+        grown = zip(counted.held, reports, strict=True)
+        counted.growth = tuple(max(0, report.peak - held) for held, report in grown)
+        slot_of, moves = {report.address: slot for slot, report in enumerate(reports)}, []
         for slot, report in enumerate(reports):
-            for who, sizes, start, stop in report["log"]:
+            for who, sizes, start, stop in report.came:
                 source = slot_of.get(who, slot)  # of a worker that died since: nobody's bytes
                 moves += [(source, slot, size) for size in sizes.values()]
                 counted.transfers.append(Transfer(source, slot, start, stop, tuple(sizes)))
@@ -156,38 +137,44 @@ def counting(
         cluster.counting.release()
 
 
+# -- on a worker -----------------------------------------------------------------------------------
+
 _marks: dict[str, int] = {}
 """Where the log of this worker's incoming transfers stood when each counting began."""
 
 
+class _Report(NamedTuple):
+    """What a worker counted."""
+
+    address: str
+    peak: int
+    came: list[tuple[str, dict[str, int], float, float]]
+    """(address of the sender, bytes by key, start, stop) of what came in."""
+    made: list[Any]
+    """What the last calls returned."""
+
+
 async def _mark(
     token: str, backend: str, first: Sequence[Call], dask_worker: Any
-) -> dict[str, Any]:
-    """The bytes that this worker holds; it remembers where its log of transfers stands."""
+) -> tuple[int, list[Any]]:
+    """The bytes that this worker holds, and what ``first`` returned; it remembers where its log of
+    transfers stands."""
     log = dask_worker.transfer_incoming_log
     if len(log) > log.maxlen // 2:
         log.clear()  # a full log forgets its oldest entries, and then a mark means nothing
         _marks.clear()
     _marks[token] = len(log)
-    return {
-        "held": host_memory.reset_peak(backend),
-        "beside": await _called(first, dask_worker),
-    }
+    return host_memory.reset_peak(backend), await _called(first, dask_worker)
 
 
-async def _report(
-    token: str, backend: str, last: Sequence[Call], dask_worker: Any
-) -> dict[str, Any]:
+async def _report(token: str, backend: str, last: Sequence[Call], dask_worker: Any) -> _Report:
     """What came in since the mark, and the peak. A restarted worker has a new log and no mark."""
-    since = _marks.pop(token, 0)
-    came = []
-    for entry in list(dask_worker.transfer_incoming_log)[since:]:
+    came, peak = [], host_memory.peak_bytes(backend)
+    for entry in list(dask_worker.transfer_incoming_log)[_marks.pop(token, 0) :]:
         # these are empty, and only say what depends on what
         sizes = {key: n for key, n in entry["keys"].items() if not key.startswith("dependency-")}
         came.append((entry["who"], sizes, entry["start"], entry["stop"]))
-    peak = host_memory.peak_bytes(backend)
-    beside = await _called(last, dask_worker)
-    return {"address": dask_worker.address, "peak": peak, "log": came, "beside": beside}
+    return _Report(dask_worker.address, peak, came, await _called(last, dask_worker))
 
 
 async def _called(calls: Sequence[Call], dask_worker: Any) -> list[Any]:

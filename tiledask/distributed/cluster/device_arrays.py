@@ -18,17 +18,17 @@ from distributed.protocol.serialize import dask_deserialize, dask_serialize
 
 from tiledask.tile.backend import as_dtype, cupy_module
 
-__all__ = ["pinned", "register", "to_host"]
+__all__ = ["register"]
 
 SLAB = 2**25
-"""Bytes of pinned memory through which an array comes to the host."""
+"""Bytes of pinned memory through which an array comes to the host; CuPy keeps it for the next."""
 
 _on_host = False
 """Whether arrays that come to this process stay in host memory."""
 
 
 def register(*, on_host: bool) -> None:
-    """None, once Dask sends, receives and spills CuPy's arrays in this process as it is done here.
+    """Have Dask send, receive and spill CuPy's arrays in this process as it is done here.
 
     ``on_host``: what is received becomes NumPy's, which is for the client. CuPy is not imported
     before there is an array of it.
@@ -47,70 +47,45 @@ def _register() -> None:
     # whoever imports it later would put Dask's own in place of ours; it needs RMM or Numba
     with suppress(Exception):
         import distributed.protocol.cupy  # noqa: F401
-    dask_serialize.register(cupy.ndarray, _to_frame)
-    dask_deserialize.register(cupy.ndarray, _of_frame)
+    dask_serialize.register(cupy.ndarray, _sent)
+    dask_deserialize.register(cupy.ndarray, _received)
     if not _on_host:  # within other objects, which are pickled
-        copyreg.pickle(cupy.ndarray, _pickled)
+        copyreg.pickle(cupy.ndarray, lambda x: (_arrived, (_on_the_host(*_sent(x)),)))
 
 
-def to_host(x: Any) -> np.ndarray:
-    """A copy of the CuPy array ``x`` in host memory, its axes in the same order there."""
-    header, frames = _to_frame(x)
-    return _host_array(header, frames)
+def _axes(x: Any) -> list[int]:
+    """Its axes in the order in which they lie in memory."""
+    return sorted(range(x.ndim), key=lambda axis: -abs(x.strides[axis]))  # stable: C order stays
 
 
-# -- what is sent --------------------------------------------------------------------------------
-
-
-def _to_frame(x: Any) -> tuple[dict[str, Any], list[Any]]:
+def _sent(x: Any) -> tuple[dict[str, Any], list[Any]]:
     """(what is needed to see the array again, its bytes: none make no frame).
 
-    They are copied on the device only if they don't lie together.
+    They are copied on the device only if they don't lie together, and come by pinned memory, which
+    the GPU copies into by itself.
     """
-    cupy = cupy_module()
-    axes = sorted(range(x.ndim), key=lambda axis: -abs(x.strides[axis]))  # stable: C order stays
-    # not dense.shape, which has one dimension for an array of none
+    cupy, axes = cupy_module(), _axes(x)
     header = {"shape": [x.shape[a] for a in axes], "dtype": x.dtype.name, "axes": axes}
     if not x.size:
         return header, []
     with x.device:
         dense = cupy.ascontiguousarray(x.transpose(axes))
-        frame = cupy.ndarray((dense.nbytes,), np.uint8, dense.data)
-    return header, [_host_bytes(frame).data]
-
-
-def _pickled(x: Any) -> tuple[Any, ...]:
-    return _unpickled, (to_host(x),)
-
-
-def _host_bytes(frame: Any) -> np.ndarray:
-    """The bytes of ``frame`` in host memory, by way of pinned memory in slabs."""
-    made = np.empty(frame.nbytes, np.uint8)
-    with frame.device:
-        slab = pinned(min(SLAB, made.size))
+        flat = cupy.ndarray((dense.nbytes,), np.uint8, dense.data)
+        made, size = np.empty(flat.nbytes, np.uint8), min(SLAB, flat.nbytes)
+        slab = np.frombuffer(cupy.cuda.alloc_pinned_memory(size), np.uint8, size)
         for at in range(0, made.size, SLAB):
-            part = frame[at : at + SLAB]
+            part = flat[at : at + SLAB]
             part.get(out=slab[: part.size])
             made[at : at + SLAB] = slab[: part.size]
-    return made
+    return header, [made.data]
 
 
-def pinned(nbytes: int) -> np.ndarray:
-    """Room that the GPU copies into by itself; CuPy keeps it for the next."""
-    cupy = cupy_module()
-
-    return np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
+def _received(header: dict[str, Any], frames: list[Any]) -> Any:
+    return _arrived(_on_the_host(header, frames))
 
 
-# -- what is received ----------------------------------------------------------------------------
-
-
-def _of_frame(header: dict[str, Any], frames: list[Any]) -> Any:
-    host = _host_array(header, frames)
-    return host if _on_host else _on_device(host)
-
-
-def _host_array(header: dict[str, Any], frames: list[Any]) -> np.ndarray:
+def _on_the_host(header: dict[str, Any], frames: list[Any]) -> np.ndarray:
+    """The array that was sent, in host memory, its axes in the same order there."""
     dtype, shape = as_dtype(header["dtype"]), header["shape"]
     if not frames:
         x = np.empty(shape, dtype)
@@ -120,14 +95,11 @@ def _host_array(header: dict[str, Any], frames: list[Any]) -> np.ndarray:
     return x.transpose(np.argsort(header["axes"]).tolist())
 
 
-def _unpickled(host: np.ndarray) -> Any:
-    return host if _on_host else _on_device(host)
-
-
-def _on_device(host: np.ndarray) -> Any:
-    """``host`` on the GPU, its axes in the same order there."""
-    cupy = cupy_module()
-    axes = sorted(range(host.ndim), key=lambda axis: -abs(host.strides[axis]))
+def _arrived(host: np.ndarray) -> Any:
+    """``host``, or the same on the GPU, its axes in the same order there."""
+    if _on_host:
+        return host
+    cupy, axes = cupy_module(), _axes(host)
     made = cupy.empty([host.shape[a] for a in axes], host.dtype)
     if host.size:
         dense = np.ascontiguousarray(host.transpose(axes)).reshape(-1).view(np.uint8)

@@ -17,17 +17,7 @@ from tiledask.plan.units import format_bytes
 from tiledask.tile.backend import namespace
 from tiledask.tile.memory.pool import Refused
 
-__all__ = [
-    "OnePool",
-    "allocate",
-    "cap",
-    "give_back",
-    "held",
-    "peak_bytes",
-    "problem",
-    "reachable",
-    "reset_peak",
-]
+__all__ = ["OnePool", "allocate", "cap", "held", "peak_bytes", "problem", "reachable", "reset_peak"]
 
 UNIT = 512
 """Bytes that CuPy's pool rounds sizes up to a multiple of."""
@@ -38,8 +28,6 @@ _pool: Any = None
 _problem = ""
 _peak = 0
 """The most bytes held since ``reset_peak``."""
-_before: list[tuple[Callable[[Any], None], Any]] = []
-"""Calls that make memory come from where it came before the pool was the worker's."""
 
 
 class OnePool(WorkerPlugin):
@@ -60,40 +48,33 @@ class OnePool(WorkerPlugin):
 
     def setup(self, worker: Any = None) -> None:
         # an error here would reach nobody: Dask says only that the worker failed to start
-        global _problem
+        global _pool, _rules, _problem
+        self.before: list[tuple[Callable[[Any], None], Any]] = []
         try:
-            self._share_pool()
+            cupy = namespace("cupy")
+            _pool, _rules = cupy.get_default_memory_pool(), self
+            self.before.append((_pool.set_limit, _pool.get_limit()))
+            if self.most is not None:  # CUPY_GPU_MEMORY_LIMIT may say another
+                _pool.set_limit(size=self.most)
+            self.before.append((cupy.cuda.set_allocator, cupy.cuda.get_allocator()))
+            cupy.cuda.set_allocator(allocate)
             allocate(UNIT)
         except Exception as error:
             _problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
 
     def teardown(self, worker: Any = None) -> None:
-        give_back()
-
-    def _share_pool(self) -> None:
-        global _pool, _rules
-        cupy = namespace("cupy")
-        _pool, _rules = cupy.get_default_memory_pool(), self
-        _before.append((_pool.set_limit, _pool.get_limit()))
-        if self.most is not None:  # CUPY_GPU_MEMORY_LIMIT may say another
-            _pool.set_limit(size=self.most)
-        _before.append((cupy.cuda.set_allocator, cupy.cuda.get_allocator()))
-        cupy.cuda.set_allocator(allocate)
+        """Have CuPy take memory as it did before; what is free goes to the driver."""
+        global _pool, _problem
+        while self.before:
+            restore, was = self.before.pop()
+            restore(was)
+        if _pool is not None:
+            _pool.free_all_blocks()
+        _pool, _problem = None, ""
 
 
 _rules = OnePool()
 """Those of this worker, once it has its pool."""
-
-
-def give_back() -> None:
-    """Have CuPy take memory as it did before; what is free goes to the driver."""
-    global _pool, _problem
-    while _before:
-        restore, was = _before.pop()
-        restore(was)
-    if _pool is not None:
-        _pool.free_all_blocks()
-    _pool, _problem = None, ""
 
 
 def problem() -> str:
@@ -105,34 +86,31 @@ def allocate(nbytes: int) -> Any:
     """CuPy's pointer to new memory of the pool; raises Refused, a MemoryError, beyond the cap."""
     global _peak
     with _lock:  # or two threads would share what is left
-        before, cap = _pool.used_bytes(), _rules.cap
-        asked = -(-nbytes // UNIT) * UNIT
-        if cap is not None and before + asked > cap:
+        before, cap, why = _pool.used_bytes(), _rules.cap, ""
+        beyond = before + -(-nbytes // UNIT) * UNIT - (cap or 0)
+        if cap is not None and beyond > 0:
             why = (
-                f"{format_bytes(before + asked - cap)} more than memory_cap={format_bytes(cap)}; "
-                f"ask start_cluster for a higher one, or use more workers"
+                f"{format_bytes(beyond)} more than memory_cap={format_bytes(cap)}; ask "
+                f"start_cluster for a higher one, or use more workers"
             )
-            raise _refused(nbytes, before, why)
-        try:
-            pointer = _pool.malloc(nbytes)
-        except MemoryError as error:
-            free, total = map(format_bytes, namespace("cupy").cuda.runtime.memGetInfo())
-            why = (
-                f"which the GPU refused: {free} of its {total} are free; close what else runs "
-                f"there, or use more GPUs ({error})"
+        else:
+            try:
+                pointer = _pool.malloc(nbytes)
+            except MemoryError as error:
+                free, total = map(format_bytes, namespace("cupy").cuda.runtime.memGetInfo())
+                why = (
+                    f"which the GPU refused: {free} of its {total} are free; close what else runs "
+                    f"there, or use more GPUs ({error})"
+                )
+        if why:
+            refused = Refused(
+                f"{format_bytes(nbytes)} of the GPU beside {format_bytes(before)} that this worker "
+                f"holds make {format_bytes(before + nbytes)}, {why}"
             )
-            raise _refused(nbytes, before, why) from None
+            refused.asked, refused.held = nbytes, before
+            raise refused
         _peak = max(_peak, _pool.used_bytes())
     return pointer
-
-
-def _refused(asked: int, before: int, why: str) -> Refused:
-    error = Refused(
-        f"{format_bytes(asked)} of the GPU beside {format_bytes(before)} that this worker holds "
-        f"make {format_bytes(before + asked)}, {why}"
-    )
-    error.asked, error.held = asked, before
-    return error
 
 
 def cap() -> int | None:

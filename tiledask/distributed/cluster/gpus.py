@@ -24,17 +24,14 @@ from tiledask.distributed.cluster.device_memory import OnePool
 from tiledask.distributed.cluster.tasks import asked
 from tiledask.errors import ConfigError
 from tiledask.extras import install
-from tiledask.plan.units import format_bytes
-from tiledask.tile.backend import GpuInfo, namespace, probe
+from tiledask.tile.backend import namespace, probe
 
 __all__ = [
     "OwnGpu",
     "check_device",
     "choose_device",
     "gpu_cluster",
-    "gpu_share",
     "own_gpu",
-    "pool_limit",
     "share_of",
     "take_pool",
 ]
@@ -52,23 +49,19 @@ def choose_device(device: str) -> tuple[str, str]:
     if device == "cpu":
         return "numpy", "CPU workers were asked for"
     found = probe()
-    reason = found.reason or _without_dask_cuda()
+    reason = found.reason
+    if not reason:
+        try:
+            importlib.import_module("dask_cuda")
+        except Exception as error:  # of a package that it needs and that is too old, too
+            words = " ".join(str(error).split())
+            reason = f"dask-cuda cannot be imported ({words}): {install('gpu')}"
     if not reason:
         names = ", ".join(device.name for device in found.devices)
         return "cupy", f"{names} took a real allocation"
     if device == "cuda":
         raise ConfigError(f"device='cuda' needs a usable GPU: {reason}; or device='cpu'")
     return "numpy", f"no usable GPU ({reason})"
-
-
-def _without_dask_cuda() -> str:
-    """Why Dask-CUDA cannot be imported here, in a sentence; empty if it can."""
-    try:
-        importlib.import_module("dask_cuda")
-    except Exception as error:  # of a package that it needs and that is too old, too
-        said = " ".join(str(error).split())
-        return f"dask-cuda cannot be imported ({said}): {install('gpu')}"
-    return ""
 
 
 def share_of(memory: int, integrated: bool, sharers: int, host: int) -> int:
@@ -79,32 +72,7 @@ def share_of(memory: int, integrated: bool, sharers: int, host: int) -> int:
     return int(0.9 * (host if integrated else memory / sharers))
 
 
-def gpu_share(devices: Sequence[GpuInfo], per_gpu: int, host: int) -> tuple[int, str]:
-    """(bytes of its GPU that each worker may plan with, whose they are in words).
-
-    All workers have what the least of them has. ``host``: bytes of host memory per worker.
-    """
-    shares = [share_of(d.memory, d.integrated, per_gpu, host) for d in devices]
-    least = min(range(len(devices)), key=shares.__getitem__)
-    words = f"a worker has {format_bytes(shares[least])} of "
-    if devices[least].integrated:
-        words += "the memory that its GPU shares with the host"
-    elif len(set(shares)) > 1:
-        words += f"its GPU, as much as GPU {least} gives ({devices[least].name}, the smallest)"
-    else:
-        words += "its GPU"
-    return shares[least], words
-
-
-def pool_limit(per_gpu: int, room: int) -> int | None:
-    """Bytes that a worker's pool may keep from others of its GPU; None if there are none."""
-    devices = probe().devices
-    if any(device.integrated for device in devices):
-        return room
-    return int(0.95 * min(d.memory for d in devices) / per_gpu) if per_gpu > 1 else None
-
-
-def gpu_cluster(slots: int, per_gpu: int, room: int, options: dict[str, Any]) -> SpecCluster:
+def gpu_cluster(slots: int, per_gpu: int, options: dict[str, Any]) -> SpecCluster:
     """A cluster of Dask-CUDA's for ``slots`` workers, none of which is started yet."""
     from dask_cuda import LocalCUDACluster
     from dask_cuda.device_host_file import DeviceHostFile
@@ -119,13 +87,14 @@ def gpu_cluster(slots: int, per_gpu: int, room: int, options: dict[str, Any]) ->
         def _update_worker_status(self, op: str, msg: Any) -> None:  # as of the CPU workers
             BaseCluster._update_worker_status(self, op, msg)
 
-    gpus, devices = _visible_gpus(), probe().devices
+    gpus, devices, host = _visible_gpus(), probe().devices, options["memory_limit"]
     config, env = options.pop("config"), options.pop("env")
     given = {**options, "n_workers": slots, "device_memory_limit": None}
     owned = CudaSlots(CUDA_VISIBLE_DEVICES=gpus, **given)
     common = owned.new_spec["options"]
     config = dask.config.merge(config, common.get("config") or {})
-    levels = {"device_memory_limit": room, "memory_limit": owned.memory_limit}
+    share = min(share_of(d.memory, d.integrated, per_gpu, host) for d in devices)
+    levels = {"device_memory_limit": share, "memory_limit": owned.memory_limit}
     for slot in range(slots):
         gpu = slot // per_gpu
         mine = {
@@ -141,19 +110,6 @@ def gpu_cluster(slots: int, per_gpu: int, room: int, options: dict[str, Any]) ->
         owned.worker_spec[slot] = {"cls": owned.new_spec["cls"], "options": mine}
     cluster: SpecCluster = owned
     return cluster
-
-
-def take_pool(cluster: Cluster, pool: OnePool, seconds: float) -> None:
-    """Have all workers take the memory of their GPUs from one ``pool`` each."""
-    register: Any = cluster.client._register_worker_plugin
-    asked(cluster.client, partial(register, pool, pool.name, idempotent=True), seconds)
-    for slot, problem in enumerate(cluster.run(device_memory.problem, timeout=seconds)):
-        if problem:
-            raise ConfigError(
-                f"the worker of slot {slot} cannot use its GPU ({problem}), though this process "
-                f"can: it may be full, or let one process use it at a time (nvidia-smi -c 0 lifts "
-                f"that); or take device='cpu'"
-            )
 
 
 class OwnGpu(NamedTuple):
@@ -178,6 +134,25 @@ def own_gpu(device: str) -> OwnGpu | str:
     facts = namespace("cupy").cuda.runtime.getDeviceProperties(0)
     first = probe().devices[0]
     return OwnGpu(facts["uuid"].hex(), first.name, first.memory, first.integrated)
+
+
+def take_pool(
+    cluster: Cluster, gpus: Sequence[OwnGpu], sharers: int, cap: int | None, seconds: float
+) -> None:
+    """Have all workers take the memory of their GPUs from one pool each; ``sharers`` at most share
+    one of the ``gpus``."""
+    most = cluster.memory_limit if cap is None else None
+    if not any(gpu.integrated for gpu in gpus):
+        most = int(0.95 * min(gpu.memory for gpu in gpus) / sharers) if sharers > 1 else None
+    pool = OnePool(cap, most, sharers)
+    register: Any = cluster.client._register_worker_plugin
+    asked(cluster.client, partial(register, pool, pool.name, idempotent=True), seconds)
+    for slot, problem in enumerate(cluster.run(device_memory.problem, timeout=seconds)):
+        if problem:
+            raise ConfigError(
+                f"the worker of slot {slot} cannot use its GPU ({problem}): it may be full, or let "
+                f"one process use it at a time (nvidia-smi -c 0 lifts that); or take device='cpu'"
+            )
 
 
 def _near_cores(gpu: str) -> tuple[WorkerPlugin, ...]:

@@ -33,19 +33,8 @@ from tornado.ioloop import PeriodicCallback
 from tiledask.distributed.cluster import device_memory
 
 __all__ = [
-    "KEEP_SECONDS",
-    "LARGE",
-    "RESERVE",
-    "Cap",
-    "cap_memory",
-    "capped",
-    "empty",
-    "held",
-    "keep",
-    "keep_nothing",
-    "kept_by_malloc",
-    "peak_bytes",
-    "reset_peak",
+    *("KEEP_SECONDS", "LARGE", "RESERVE", "Cap", "cap_memory", "capped", "empty", "held", "keep"),
+    *("keep_nothing", "kept_by_malloc", "peak_bytes", "reset_peak"),
 ]
 
 KEEP_SECONDS = 10.0
@@ -56,18 +45,16 @@ SMALLEST = 2**20
 """Bytes of the smallest block whose memory is kept."""
 LOOSE = 1.25
 """How many times its size the memory of a block may have."""
-
 RESERVE = 8 * 2**20
 """Bytes that a capped worker sets aside for its own messages: its event loop must not be
 refused memory because a task took the last of it."""
-
 LARGE = 2 * 2**20
 """Bytes from which an allocation of a capped worker is a mapping of its own: tensors are,
 messages and Python's objects are not."""
-
-
 _MOST_OF_MALLOC = 2**25
 """Bytes of the largest array that malloc puts beside others, if it may: more it refuses."""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
+_LIBC = ctypes.CDLL(None)
 
 _room = 0
 """Bytes that may be kept in this process; 0 until it is a worker."""
@@ -130,7 +117,7 @@ def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def keep(worker: Any) -> None:
-    """None; from now on the memory of this worker's blocks is kept for others."""
+    """Keep the memory of this worker's blocks for others from now on."""
     global _room, _most
     manager = worker.memory_manager
     limit = manager.memory_limit
@@ -144,7 +131,7 @@ def keep(worker: Any) -> None:
 
 
 def keep_nothing(worker: Any) -> None:
-    """None; what is kept goes to the system, and nothing is kept any more."""
+    """Give what is kept to the system, and keep nothing any more."""
     global _room
     _room = 0
     forgets = worker.periodic_callbacks.pop("tiledask-kept", None)
@@ -159,22 +146,20 @@ def kept_by_malloc() -> Iterator[None]:
 
     Dask has malloc give back whatever is free at once (MALLOC_TRIM_THRESHOLD_), which also makes
     every array from 128 KiB on a mapping of its own: the kernel clears its pages each time, more
-    than half of the time of a step of a small model. When the block ends it is as before. See
-    mallopt(3). Nothing happens under a cap, or in a process that is no worker.
+    than half of the time of a step of a small model. When the block ends it is as before. Nothing
+    happens under a cap, or in a process that is no worker.
     """
-    libc = ctypes.CDLL(None)
-    if not _room or not hasattr(libc, "mallopt"):
+    if not _room or not hasattr(_LIBC, "mallopt"):
         yield
         return
-    trim_threshold, mmap_threshold = -1, -3
-    libc.mallopt(mmap_threshold, _MOST_OF_MALLOC)
-    libc.mallopt(trim_threshold, min(_room, 2**31 - 1))
+    _LIBC.mallopt(_MMAP_THRESHOLD, _MOST_OF_MALLOC)
+    _LIBC.mallopt(_TRIM_THRESHOLD, min(_room, 2**31 - 1))
     try:
         yield
     finally:
-        libc.mallopt(mmap_threshold, 2**17)
-        libc.mallopt(trim_threshold, int(os.environ.get("MALLOC_TRIM_THRESHOLD_", 2**17)))
-        libc.malloc_trim(0)
+        _LIBC.mallopt(_MMAP_THRESHOLD, 2**17)
+        _LIBC.mallopt(_TRIM_THRESHOLD, int(os.environ.get("MALLOC_TRIM_THRESHOLD_", 2**17)))
+        _LIBC.malloc_trim(0)
 
 
 def _forget() -> None:
@@ -210,12 +195,30 @@ def _resident(memory: np.ndarray) -> int:
     """Bytes of mapped ``memory`` that lie in RAM: mincore(2) looks at every page."""
     pages = np.empty(-(-memory.nbytes // mmap.PAGESIZE), np.uint8)
     address, length = ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(memory.nbytes)
-    if ctypes.CDLL(None).mincore(address, length, ctypes.c_void_p(pages.ctypes.data)):
+    if _LIBC.mincore(address, length, ctypes.c_void_p(pages.ctypes.data)):
         return memory.nbytes
     return int(np.count_nonzero(pages & 1)) * mmap.PAGESIZE
 
 
 # -- how much it holds ---------------------------------------------------------------------------
+
+
+def held() -> int:
+    """Bytes of this process that lie in memory now, but for what is only kept.
+
+    As Dask's nanny sees it: libraries and the pages of files that are mapped are among it.
+    """
+    with _lock:
+        return _held()
+
+
+def _held() -> int:
+    _settle()
+    # malloc gives back what is free in the middle of its heaps too: arrays would come to lie
+    # there, and what a product takes would not be seen to grow. Under a cap it is set aside
+    if _room and hasattr(_LIBC, "malloc_trim"):
+        _LIBC.malloc_trim(0)
+    return _status("VmRSS") - _kept_bytes()
 
 
 def reset_peak(backend: str) -> int:
@@ -227,33 +230,9 @@ def reset_peak(backend: str) -> int:
     if backend == "cupy":
         return device_memory.reset_peak()
     with _lock:
-        _settle()
-        _trim()
+        _peak = _held()
         _clear_peak()
-        _peak = _status("VmRSS") - _kept_bytes()
         return _peak
-
-
-def held() -> int:
-    """Bytes of this process that lie in memory now, but for what is only kept.
-
-    As Dask's nanny sees it: libraries and the pages of files that are mapped are among it.
-    """
-    with _lock:
-        _settle()
-        _trim()
-        return _status("VmRSS") - _kept_bytes()
-
-
-def _trim() -> None:
-    """Have malloc give back what is free in the middle of its heaps too.
-
-    Arrays would come to lie there, and what a product takes would not be seen to grow. Not under
-    a cap: what is free there is set aside.
-    """
-    libc = ctypes.CDLL(None)
-    if _room and hasattr(libc, "malloc_trim"):
-        libc.malloc_trim(0)
 
 
 def peak_bytes(backend: str) -> int:
@@ -274,10 +253,9 @@ def _look() -> None:
 
 
 def _clear_peak() -> None:
-    if sys.platform != "linux":
-        return
-    with open("/proc/self/clear_refs", "w") as clear:
-        clear.write("5")  # proc(5): reset the peak resident set size
+    if sys.platform == "linux":
+        with open("/proc/self/clear_refs", "w") as clear:
+            clear.write("5")  # proc(5): reset the peak resident set size
 
 
 def _status(field: str) -> int:
@@ -294,41 +272,6 @@ def _status(field: str) -> int:
 # -- a cap on it ---------------------------------------------------------------------------------
 
 
-def cap_memory(limit: int) -> int:
-    """Bytes this process held when the cap was set.
-
-    From now on an allocation that takes the process more than ``limit`` bytes above that raises
-    MemoryError: the kernel refuses it (RLIMIT_DATA), nothing is killed.
-    What any work needs was loaded when the worker started, BLAS's buffers too: that is the
-    device's runtime and not the model's. To be called in the thread of the event loop.
-    Linux only.
-    """
-    global _room, _cap
-    _room = 0  # under a cap every byte is wanted now
-    gc.collect()
-    libc = ctypes.CDLL(None)
-    libc.malloc_trim(0)  # what is free now would be room that nobody counted
-
-    # leave this many free bytes on the heap of the main thread, where the event loop runs.
-    # They lie in pieces a little under LARGE, so that no tensor fits, not even when malloc
-    # tries this heap for a thread whose own is full; and what is LARGE never comes from a
-    # heap first. See mallopt(3).
-    mmap_threshold, piece, fence = -3, LARGE - 2**12, 64
-    libc.mallopt(mmap_threshold, LARGE)
-    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    libc.realloc.restype, libc.realloc.argtypes = (
-        ctypes.c_void_p,
-        [ctypes.c_void_p, ctypes.c_size_t],
-    )
-    for address in [libc.malloc(piece) for _ in range(-(-RESERVE // piece))]:
-        libc.realloc(address, fence)  # shrinks in place: what is kept parts two free pieces
-
-    held = _status("VmData")
-    resource.setrlimit(resource.RLIMIT_DATA, (held + limit, resource.RLIM_INFINITY))
-    _cap = limit, held
-    return held
-
-
 class Cap(NamedTuple):
     """A cap on this process's allocations."""
 
@@ -340,7 +283,33 @@ class Cap(NamedTuple):
 
 def capped() -> Cap | None:
     """The cap on this process; None if there is none."""
-    if _cap is None:
-        return None
-    limit, before = _cap
-    return Cap(limit, max(0, _status("VmData") - before))
+    return _cap and Cap(_cap[0], max(0, _status("VmData") - _cap[1]))
+
+
+def cap_memory(limit: int) -> None:
+    """From now on an allocation that takes the process more than ``limit`` bytes above what it
+    holds raises MemoryError: the kernel refuses it (RLIMIT_DATA), nothing is killed.
+
+    What any work needs was loaded when the worker started, BLAS's buffers too: that is the
+    device's runtime and not the model's. To be called in the thread of the event loop.
+    Linux only.
+    """
+    global _room, _cap
+    _room = 0  # under a cap every byte is wanted now
+    gc.collect()
+    _LIBC.malloc_trim(0)  # what is free now would be room that nobody counted
+
+    # leave this many free bytes on the heap of the main thread, where the event loop runs.
+    # They lie in pieces a little under LARGE, so that no tensor fits, not even when malloc
+    # tries this heap for a thread whose own is full; and what is LARGE never comes from a
+    # heap first. See mallopt(3).
+    piece, fence, pointer = LARGE - 2**12, 64, ctypes.c_void_p
+    _LIBC.mallopt(_MMAP_THRESHOLD, LARGE)
+    _LIBC.malloc.restype, _LIBC.malloc.argtypes = pointer, [ctypes.c_size_t]
+    _LIBC.realloc.restype, _LIBC.realloc.argtypes = pointer, [pointer, ctypes.c_size_t]
+    for address in [_LIBC.malloc(piece) for _ in range(-(-RESERVE // piece))]:
+        _LIBC.realloc(address, fence)  # shrinks in place: what is kept parts two free pieces
+
+    before = _status("VmData")
+    resource.setrlimit(resource.RLIMIT_DATA, (before + limit, resource.RLIM_INFINITY))
+    _cap = limit, before

@@ -21,14 +21,7 @@ from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.tile.progress import is_watched, showing
 
 __all__ = [
-    "RUNS",
-    "Progress",
-    "Reporter",
-    "announced",
-    "ended",
-    "report",
-    "subscribed",
-    "watching",
+    *("RUNS", "Progress", "Reporter", "announced", "ended", "report", "subscribed", "watching"),
 ]
 
 Progress = bool | Callable[[int, int], None] | None
@@ -36,9 +29,6 @@ Progress = bool | Callable[[int, int], None] | None
 RUNS = "tiledask-runs"
 """Dask's topic on which runs are announced."""
 _REPORT = 0.25  # seconds between two reports of a rank
-
-
-# -- the client ------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -64,9 +54,6 @@ def _notify(cluster: Cluster, event: dict[str, Any]) -> bool:
     return False
 
 
-# -- workers ---------------------------------------------------------------------------------------
-
-
 def report(run: str, event: dict[str, Any], topic: str = "") -> None:
     """Report ``event`` of ``run`` from a task, on the run's own topic if no other is given."""
     with suppress(Exception):
@@ -74,7 +61,7 @@ def report(run: str, event: dict[str, Any], topic: str = "") -> None:
 
 
 class Reporter:
-    """Reports now and then how far one rank of a product is.
+    """Reports now and then how far one rank of a product is, on its worker.
 
     ``more``: what the page shows besides, as (spans, numbers).
     """
@@ -122,32 +109,32 @@ def subscribed(cluster: Cluster, topic: str, on_event: Callable[[Any], None]) ->
 
 @contextmanager
 def watching(
-    wanted: Progress, run: str, turns: Sequence[int], what: str, cluster: Cluster
+    wanted: Progress, run: str, panels: Sequence[int], what: str, cluster: Cluster
 ) -> Iterator[None]:
-    """Shows the panels that are done while the block runs.
+    """Shows how many of the ``panels`` of each rank are done while the block runs.
 
     ``wanted``: True and False insist, None shows a bar on a terminal or in a notebook. A function
-    is called with (panels done, panels in all). ``turns``: panels of each rank.
+    is called with (panels done, panels in all).
     """
     if wanted is False or (wanted is None and not is_watched()):
         yield
         return
-    done, over, all_turns = [0] * len(turns), False, sum(turns)
+    done, over, in_all = [0] * len(panels), False, sum(panels)
 
     def on_event(event: Any) -> None:
         if event.get("run") == run and not over:  # later ones are no news
             for rank, numbers in event.get("counted", ()):
                 done[rank] = numbers.get("done", done[rank])
                 if callable(wanted) and "done" in numbers:
-                    wanted(sum(done), all_turns)
+                    wanted(sum(done), in_all)
 
-    bar = showing(what, lambda: (sum(done), all_turns, ""), "panels")
+    bar = showing(what, lambda: (sum(done), in_all, ""), "panels")
     with nullcontext() if callable(wanted) else bar:
         with subscribed(cluster, RUNS, on_event):
             try:
                 yield
             finally:
                 over = True
-        done[:] = turns  # ranks do not report their last panels
+        done[:] = panels  # ranks do not report their last panels
     if callable(wanted):
-        wanted(all_turns, all_turns)
+        wanted(in_all, in_all)

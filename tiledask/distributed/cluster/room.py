@@ -4,10 +4,8 @@
     ---------------------------------------------------+---------------------------------
     0                                                                                  at
 
-At ``at`` Dask moves blocks to disk, pauses or kills the worker (``distributed.worker.memory.*``, as
-the worker has it), or the kernel refuses memory (memory_cap). A product that passed it would lose
-its worker, or hold twice what is read back from the disk. Several rules hold at once: the room is
-the least that any leaves on any worker.
+At ``at`` Dask moves blocks to disk, pauses or kills the worker (``distributed.worker.memory.*``),
+or the kernel refuses memory (memory_cap). The room is the least that any rule leaves anywhere.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +22,7 @@ from tiledask.errors import DoesNotFitError
 from tiledask.plan.units import format_bytes, format_up, parse_bytes
 from tiledask.tile.backend import probe
 
-__all__ = ["MARGIN", "SLACK", "MemoryRule", "Room", "as_room", "asks_room", "check_room", "room_of"]
+__all__ = ["MARGIN", "SLACK", "Room", "as_room", "asks_room", "check_room", "room_of"]
 
 MARGIN = 16 * 2**20
 """Bytes by which one worker that does nothing may weigh more than another."""
@@ -32,79 +30,59 @@ SLACK = 1.05
 """What a process takes over the arrays of a rank: what they are sent in, and the allocator."""
 
 
-class MemoryRule(NamedTuple):
-    """One rule that a worker's memory is under."""
-
-    at: int
-    """Bytes that must not be passed."""
-    held: int
-    """Bytes that count towards it now, but for the operands."""
-    rule: str
-    """What happens there, in words."""
-    option: str = ""
-    """What moves it: an option of start_cluster; empty for the call's own memory_limit."""
-    share: float = 1.0
-    """``at`` over that option's bytes."""
-    slot: int = -1
-    """Whose worker's; -1 for the call's own."""
-
-    @property
-    def room(self) -> int:
-        """Bytes that may come on top."""
-        return max(0, self.at - max(0, self.held))
-
-    def __str__(self) -> str:
-        held = f", and {format_bytes(self.held)} are held already" if self.held > 0 else ""
-        return f"{f'slot {self.slot}: ' * (self.slot >= 0)}{self.rule}{held}"
-
-
 class Room(NamedTuple):
     """What a rank may hold, the blocks of its operands included."""
 
-    rules: tuple[MemoryRule, ...]
-    """Every rule of every worker that takes part."""
+    free: int
+    """Bytes that the worker leaves."""
+    why: str
+    """Who stops it there, in words."""
+    option: str
+    """The option of start_cluster that moves that; "GPU" for what none moves."""
+    held: int = 0
+    """The most bytes that count towards a rule of this option already."""
+    share: float = 1.0
+    """The least share of the option's bytes at which such a rule is."""
+    limit: int | None = None
+    """Bytes that the call allows itself."""
     started_here: bool = True
     """Whether the workers are those of td.start_cluster."""
 
     @property
-    def binding(self) -> MemoryRule:
-        """The rule that leaves least."""
-        return min(self.rules, key=lambda rule: rule.room)
+    def bytes(self) -> int:
+        """The least of both."""
+        return self.free if self.limit is None else min(self.free, self.limit)
 
     @property
-    def bytes(self) -> int:
-        """What that leaves."""
-        return self.binding.room
+    def own(self) -> bool:
+        """Whether that is the call's limit."""
+        return self.limit is not None and self.limit <= self.free
 
     def __str__(self) -> str:
-        return f"{format_bytes(self.bytes)} ({self.binding})"
+        why = f"memory_limit={format_bytes(self.bytes)!r} was asked for" if self.own else self.why
+        return f"{format_bytes(self.bytes)} ({why})"
 
     def elsewhere(self) -> int:
         """Bytes that other workers, started with the same options, will leave too."""
-        return self.bytes if not self.binding.option else max(0, self.bytes - MARGIN)
+        return self.bytes if self.own else max(0, self.bytes - MARGIN)
 
     def raised(self, need: int) -> str:
         """The options under which a rank may hold ``need`` bytes; empty if this machine has not
         as much.
 
-        >>> worker = MemoryRule(70_000_000, 50_000_000, "", "memory_limit", 0.7)
-        >>> Room((MemoryRule(8, 0, ""), worker)).raised(30_000_000)
+        >>> Room(20_000_000, "", "memory_limit", 50_000_000, 0.7, limit=8).raised(30_000_000)
         "memory_limit='30 MB' on workers of td.start_cluster(memory_limit='138.3 MB')"
         """
-        call, least = "", dict[str, int]()
-        for rule in (rule for rule in self.rules if rule.room < need):
-            if not rule.option:
-                call = f"memory_limit={format_up(need)!r}"
-                continue
-            wanted = int((need + max(0, rule.held) + MARGIN) / rule.share) + 1
-            least[rule.option] = max(wanted, least.get(rule.option, 0))
-        if max(least.values(), default=0) > MEMORY_LIMIT or "GPU" in least:
-            return ""
-        given = ", ".join(f"{name}={format_up(n)!r}" for name, n in sorted(least.items()))
-        workers = f"workers of td.start_cluster({given})" if given else ""
-        if workers and not self.started_here:
-            workers = f"workers of 'dask worker --memory-limit {max(least.values())}'"
-        return " on ".join(filter(None, (call, workers)))
+        short = self.limit is not None and self.limit < need
+        ways = [f"memory_limit={format_up(need)!r}"] * short
+        if need > self.free:
+            wanted = int((need + max(0, self.held) + MARGIN) / self.share) + 1
+            if wanted > MEMORY_LIMIT or self.option == "GPU":
+                return ""
+            how = f"td.start_cluster({self.option}={format_up(wanted)!r})"
+            how = how if self.started_here else f"'dask worker --memory-limit {wanted}'"
+            ways.append(f"workers of {how}")
+        return " on ".join(ways)
 
 
 def room_of(
@@ -119,8 +97,7 @@ def room_of(
 
     What their blocks take is part of the room. ``limit``: bytes that the call allows itself.
     ``alone``: for one block that comes to lie there, while Dask may move others to disk.
-    Measured in the workers' own processes, outside of the task graph; DeadlineError if one does
-    not answer within ``timeout`` seconds (at most and by default a minute).
+    DeadlineError if a worker does not answer within ``timeout`` seconds (at most a minute).
     """
     function, args = asks_room(cluster, arrays, alone)
     found = cluster.run(function, *args, timeout=min(60.0, seconds_of(timeout)))
@@ -137,10 +114,10 @@ def check_room(
     timeout: float,
     other: Callable[[int], str] = lambda least: "",
 ) -> None:
-    """None if the slot of every rank leaves the bytes that it ``needs`` at its fullest; else
-    DoesNotFitError: what ``what`` says, and what would fit.
+    """Raise DoesNotFitError where the slot of a rank leaves less than the bytes that it ``needs``
+    at its fullest for ``what``.
 
-    ``other``: what would, in words, if no rank may need more than this; empty if nothing.
+    ``other``: what would fit, in words, if no rank may need more than this; empty if nothing.
     """
     function, args = asks_room(cluster, alone=True)
     found = cluster.run(function, *args, timeout=timeout)
@@ -158,82 +135,74 @@ def check_room(
 
 def asks_room(
     cluster: Cluster, arrays: Sequence[Sequence[Any]] = (), alone: bool = False
-) -> tuple[Callable[..., list[MemoryRule]], tuple[Any, ...]]:
+) -> tuple[Callable[..., Room], tuple[Any, ...]]:
     """What `room_of` has every worker do, for who asks them anyway: a function and arguments."""
     keys = [keys_of(blocks) for blocks in arrays]
-    return _rules, (keys, cluster.backend, cluster.memory_limits, alone)
+    return _room, (keys, cluster.backend, cluster.memory_limits, alone)
 
 
 def as_room(
-    found: Sequence[Sequence[MemoryRule]],
+    found: Sequence[Room],
     limit: int | str | None = None,
     started_here: bool = True,
     slots: Sequence[int] | None = None,
 ) -> Room:
-    """The Room that the workers' rules, by slot, leave in ``slots`` (default: in all), and the
-    bytes that the call allows itself."""
-    rules = [
-        rule for slot in (range(len(found)) if slots is None else slots) for rule in found[slot]
-    ]
-    if limit is not None:
-        own = MemoryRule(parse_bytes(limit), 0, f"memory_limit={limit!r} was asked for")
-        rules.insert(0, own)
-    return Room(tuple(rules), started_here)
+    """The least Room that was found in ``slots`` (default: in all), with the bytes that the call
+    allows itself."""
+    least = min((found[s] for s in slots or range(len(found))), key=lambda room: room.free)
+    own = None if limit is None else parse_bytes(limit)
+    return least._replace(limit=own, started_here=started_here)
 
 
 # -- on a worker -----------------------------------------------------------------------------------
 
 
-def _rules(
+def _room(
     keys: list[dict[int, str]],
     backend: str,
     limits: Sequence[int],
     alone: bool,
     dask_worker: Any,
-) -> list[MemoryRule]:
-    """The rules of this worker, its blocks of ``keys`` not counted as held."""
-    slot, data, manager = slot_on(dask_worker), dask_worker.data, dask_worker.memory_manager
+) -> Room:
+    """The Room of this worker, its blocks of ``keys`` not counted as held."""
+    slot, data = slot_on(dask_worker), dask_worker.data
     # what is not on the disk, nor moved from the GPU to the host
     fast = getattr(data, "device", getattr(data, "fast", data))
     mine = [each[slot] for each in keys if each.get(slot) in fast]
-    own, limit, process = sum(getattr(fast[key], "nbytes", 0) for key in mine), limits[slot], 0
+    own, limit = sum(getattr(fast[key], "nbytes", 0) for key in mine), limits[slot]
+    rules, process = list[tuple[int, int, str, str, float]](), 0
     if backend == "cupy":
-        rules = _device_rules(data, limit, own, alone)
-        if probe().devices[0].integrated:
-            fast, process = data.fast, host_memory.held() + device_memory.held()
-    else:
-        cap, process = host_memory.capped(), host_memory.held()
-        option = "memory_limit" if cap is None else "memory_cap"
-        rules = [(limit, 0, f"a worker has {format_bytes(limit)}", option)]
+        used, cap = device_memory.held() - own, device_memory.cap()
         if cap is not None:
-            words = f"memory_cap={format_bytes(cap.limit)}"
-            rules.append((cap.limit, cap.taken - own, words, option))
-    dask_rules = _dask_rules(manager, fast, process, own, alone) if process else ()
-    return [MemoryRule(*rule)._replace(slot=slot) for rule in (*rules, *dask_rules)]
-
-
-def _device_rules(data: Any, limit: int, own: int, alone: bool) -> list[tuple[Any, ...]]:
-    """The rules of a worker's GPU: its share, what is free there, where Dask-CUDA steps in."""
-    used, capped = device_memory.held() - own, device_memory.cap() is not None
-    words = f"a worker has {format_bytes(limit)} of its GPU"
-    if capped:
-        words = f"memory_cap={format_bytes(limit)}"
-    rules = [(limit, used, words, "memory_cap" if capped else "GPU")]
-    if probe().devices[0].integrated:  # what the GPU holds is the host's
-        return rules
-    at = int(0.95 * device_memory.reachable())  # the rest is for what lies between blocks
-    rules.append((at, used, f"{format_bytes(at)} of its GPU are its own or free for it now", "GPU"))
-    blocks = getattr(getattr(data, "device_buffer", None), "fast", None)
-    if blocks is not None and not alone:
-        words = f"Dask-CUDA moves blocks to the host from a sum of {format_bytes(blocks.n)} on"
-        rules.append((int(blocks.n), blocks.total_weight - own, words, "GPU"))
-    return rules
+            rules.append((cap, used, f"memory_cap={format_bytes(cap)}", "memory_cap", 1.0))
+        rules.append((limit, used, f"a worker has {format_bytes(limit)} of its GPU", "GPU", 1.0))
+        if probe().devices[0].integrated:  # what the GPU holds is the host's
+            fast, process = data.fast, host_memory.held() + device_memory.held()
+        else:
+            at = int(0.95 * device_memory.reachable())  # the rest is for what lies between blocks
+            words = f"{format_bytes(at)} of its GPU are its own or free for it now"
+            rules.append((at, used, words, "GPU", 1.0))
+    else:
+        process, capped = host_memory.held(), host_memory.capped()
+        if capped is not None:
+            words, held = f"memory_cap={format_bytes(capped.limit)}", capped.taken - own
+            rules.append((capped.limit, held, words, "memory_cap", 1.0))
+        rules.append((limit, 0, f"a worker has {format_bytes(limit)}", "memory_limit", 1.0))
+    if process:
+        rules += _dask_rules(dask_worker.memory_manager, fast, process, own, alone)
+    at, held, words, option, _ = min(rules, key=lambda rule: rule[0] - max(0, rule[1]))
+    words = f"slot {slot}: {words}"
+    words += f", and {format_bytes(held)} are held already" if held > 0 else ""
+    same = [rule for rule in rules if rule[3] == option]
+    most, least = max(rule[1] for rule in same), min(rule[4] for rule in same)
+    return Room(max(0, at - max(0, held)), words, option, most, least)
 
 
 def _dask_rules(
     manager: Any, fast: Any, process: int, own: int, alone: bool
-) -> list[tuple[Any, ...]]:
-    """Where Dask steps in: for what the ``process`` holds, and for the blocks among it."""
+) -> list[tuple[int, int, str, str, float]]:
+    """Where Dask steps in, for what the ``process`` holds and for the blocks among it: (bytes that
+    must not be passed, bytes held, words, option, share of its bytes)."""
     total = manager.memory_limit
     if not total:
         return []

@@ -28,26 +28,20 @@ from distributed.worker_state_machine import TaskErredMsg
 from threadpoolctl import threadpool_limits
 
 from tiledask.distributed.cluster import clocks, device_arrays, host_memory
-from tiledask.distributed.cluster.cluster import PAGE, PAGE_MODULE
+from tiledask.distributed.cluster.cluster import PAGE
 from tiledask.distributed.cluster.device_memory import OnePool
-from tiledask.distributed.cluster.spool import AS_HOST
-from tiledask.distributed.cluster.tasks import asked, slot_named, slot_on
+from tiledask.distributed.cluster.spool import AS_HOST, this_host
+from tiledask.distributed.cluster.tasks import asked, slot_on
 from tiledask.distributed.deadlines import left_of, until
 from tiledask.errors import DeadlineError
 from tiledask.tile import matmul
 
-__all__ = [
-    "BLAS_THREADS",
-    "Equip",
-    "FailWaiting",
-    "Slots",
-    "give_back",
-    "take_slots",
-    "warm_up",
-]
+__all__ = ["BLAS_THREADS", "Equip", "Slots", "give_back", "take_slots", "warm_up"]
 
 BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """What BLAS libraries read to learn how many threads they may use."""
+_PAGE_MODULE = "tiledask.lab.dashboard"
+"""What people look at: loaded on the scheduler by this name, and imported nowhere below it."""
 _TRANSFERS = 100_000
 """Transfers that a worker remembers: they are counted."""
 
@@ -61,36 +55,24 @@ class Slots(SchedulerPlugin):
 
     name = "tiledask-slots"
 
-    def __init__(self, by_name: bool) -> None:
-        self.by_name = by_name
-        """Whether workers that are named 0, 1, ... shall have these slots."""
-        self.slots: dict[str, int] = {}
-        """Of a worker's address."""
-        self.clients: set[str] = set()
-        self.page = False
-        """Whether what collects for the dashboard's page was put there with this."""
-        self.leaving = False
-
-    async def start(self, scheduler: Any, page: bool = True) -> None:
-        """Number the workers that there are, neighbours on one host after each other; and open the
-        dashboard's page."""
+    def __init__(self, scheduler: Any) -> None:
         self.scheduler = scheduler
-        scheduler.handlers["tiledask_slot"] = self.slot
+        self.slots: dict[str, int] = {}
+        """Of a worker's address; neighbours on one host come after each other."""
+        self.clients: set[str] = set()
+        self.page = self.leaving = False
+        """Whether what collects for the dashboard's page was put there with this; and whether all
+        is being taken back."""
+        for address in sorted(scheduler.workers, key=partial(_place, scheduler)):
+            self.add_worker(scheduler, address)
+        scheduler.handlers["tiledask_slot"] = lambda address: self.slots[address]
         scheduler.handlers["tiledask_ready"] = self.ready
         scheduler.handlers["tiledask_clock"] = clocks.scheduler_time
-        for address in sorted(scheduler.workers, key=_place):
-            self.add_worker(scheduler, address)
-        if page and PAGE not in scheduler.plugins:
-            with suppress(Exception):  # a page is worth no cluster
-                await import_module(PAGE_MODULE).open_page(scheduler)
-                self.page = True
 
     def add_worker(self, scheduler: Any, worker: str) -> None:
         """Give a worker that has come its slot, for which it will ask."""
-        taken, name = set(self.slots.values()), scheduler.workers[worker].name
-        free = next(number for number in count() if number not in taken)
-        wanted = self.by_name and isinstance(name, int) and name not in taken
-        self.slots[worker] = name if wanted else free
+        taken = set(self.slots.values())
+        self.slots[worker] = next(number for number in count() if number not in taken)
 
     def remove_worker(self, scheduler: Any, worker: str, **_: Any) -> None:
         """Free the slot of a worker that has gone."""
@@ -100,10 +82,6 @@ class Slots(SchedulerPlugin):
         """A client that was closed or killed leaves too."""
         if client in self.clients and not scheduler._ongoing_background_tasks.closed:
             scheduler._ongoing_background_tasks.call_soon(leave, client, scheduler)
-
-    def slot(self, address: str) -> int:
-        """The slot of a worker that asks for it."""
-        return self.slots[address]
 
     def ready(self, address: str) -> None:
         """Let a worker that is equipped have the tasks of its slot."""
@@ -125,11 +103,9 @@ class Slots(SchedulerPlugin):
             known = scheduler.workers[address]
             for name in _resources(slot):
                 known.resources.pop(name, None)
+                scheduler.resources.pop(name, None)
                 if not known.used_resources.get(name):  # else a task that ends gives it back
                     known.used_resources.pop(name, None)
-        for name in list(scheduler.resources):
-            if slot_named([name.replace("beside", "slot")]) >= 0:
-                scheduler.resources.pop(name)
         for plugin in (Equip.name, OnePool.name):
             if plugin in scheduler.worker_plugins:
                 with suppress(Exception):  # of a worker that dies
@@ -141,22 +117,26 @@ class Slots(SchedulerPlugin):
             scheduler.remove_plugin(PAGE)
 
 
-def _place(address: str) -> tuple[str, int]:
-    """By host, then by port."""
+def _place(scheduler: Any, address: str) -> tuple[str, int, int]:
+    """By host, then by the number that is its name, then by port."""
+    name = scheduler.workers[address].name
+    host, port = address, 0
     with suppress(ValueError):  # of a worker in the scheduler's process
         host, port = get_address_host_port(address)
-        return host, port
-    return address, 0
+    return host, name if isinstance(name, int) else 0, port
 
 
-async def join(client: str, by_name: bool, page: bool, dask_scheduler: Any) -> bool:
+async def join(client: str, page: bool, dask_scheduler: Any) -> bool:
     """Number the workers for ``client``, on the scheduler; whether the dashboard has the page."""
     while (plugin := dask_scheduler.plugins.get(Slots.name)) is not None and plugin.leaving:
         await asyncio.sleep(0.02)
     if plugin is None:
-        plugin = Slots(by_name)
+        plugin = Slots(dask_scheduler)
         dask_scheduler.add_plugin(plugin)
-        await plugin.start(dask_scheduler, page)
+        if page and PAGE not in dask_scheduler.plugins:
+            with suppress(Exception):  # a page is worth no cluster
+                await import_module(_PAGE_MODULE).open_page(dask_scheduler)
+                plugin.page = True
     plugin.clients.add(client)
     return PAGE in dask_scheduler.plugins
 
@@ -173,23 +153,15 @@ async def leave(client: str, dask_scheduler: Any) -> None:
 # -- the client ------------------------------------------------------------------------------------
 
 
-def take_slots(
-    client: Client,
-    equip: "Equip",
-    seconds: float,
-    by_name: bool = False,
-    page: bool = True,
-) -> bool:
-    """Give all workers slots, unless they have some; whether the dashboard has tiledask's page.
-
-    ``by_name``: to those that are named by a number this one. ``page``: have the page opened.
-    """
+def take_slots(client: Client, equip: "Equip", seconds: float, page: bool = True) -> bool:
+    """Give all workers slots, unless they have some; whether the dashboard has tiledask's page,
+    which is opened for ``page``."""
     register: Any = client._register_worker_plugin
+    equips = partial(register, equip, equip.name, idempotent=True)
     with until(seconds):
         try:
-            number = partial(client._run_on_scheduler, join, client.id, by_name, page)
+            number = partial(client._run_on_scheduler, join, client.id, page)
             there: bool = asked(client, number, seconds)
-            equips = partial(register, equip, equip.name, idempotent=True)
             asked(client, equips, left_of(seconds).seconds)
         except TimeoutError:
             raise DeadlineError(
@@ -209,7 +181,13 @@ def give_back(client: Client, seconds: float = 10.0) -> None:
 
 
 class Equip(WorkerPlugin):
-    """What products, runs and trainings need on a worker, and its slot."""
+    """What products, runs and trainings need on a worker, and its slot.
+
+    It also fails the tasks that wait for a message which this worker could not take in, with its
+    own error: most often there was no memory for it. Dask tells nobody, and they would wait until
+    somebody's deadline (dask/distributed#6705); whoever sent it would wait for the answer, too,
+    and keep what it sent.
+    """
 
     name = "tiledask-equip"
 
@@ -227,15 +205,16 @@ class Equip(WorkerPlugin):
         """Equip ``worker``, and let it have the tasks of its slot."""
         from tiledask.distributed.transport import blocks, process_memory
 
+        self.worker = worker
         slot = await worker.scheduler.tiledask_slot(address=worker.address)
         if self.threads is not None:
-            self._own(self.threads)
+            _own(self.threads)
         if self.hosts:
             os.environ[AS_HOST] = self.hosts[slot]
+            this_host.cache_clear()
         device_arrays.register(on_host=False)
         if get_address_host(worker.scheduler.address).startswith("127."):
             clocks.draw_by_this_clock()  # it is the scheduler's
-        worker.plugins[FailWaiting.name] = FailWaiting(worker)
         worker._deque_handler.addFilter(_without_frames)
         worker.handlers["tiledask_read"] = blocks.serve
         process_memory.let_siblings_read()
@@ -250,17 +229,15 @@ class Equip(WorkerPlugin):
             worker.state.total_resources[name] = worker.state.available_resources[name] = 1
         await worker.scheduler.tiledask_ready(address=worker.address)
 
-    def _own(self, threads: int) -> None:
-        """Make this process a worker of tiledask's alone.
-
-        Interrupting a notebook sends SIGINT to the whole process group: the kernel shall stop, its
-        workers shall not.
-        """
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-        os.environ.update(dict.fromkeys(BLAS_THREADS, str(threads)))
-        threadpool_limits(threads)  # a fork has its server's
-        np.random.seed()
+    def transition(self, key: Any, start: str, finish: str, **_: Any) -> None:
+        """Fail those that wait for ``key``, if it came and could not be taken in."""
+        if (start, finish) != ("flight", "error"):
+            return
+        lost = self.worker.state.tasks[key]
+        for waiting in lost.waiters:
+            failed = TaskErredMsg.from_task(lost, waiting.run_id, f"not-received-{time()}")
+            self.worker.batched_send({**failed.to_dict(), "key": waiting.key})
+        self.worker.rpc.collect()  # the connection that it came by is idle, as Dask sees it
 
     def teardown(self, worker: Any) -> None:
         """Leave ``worker`` as it was."""
@@ -274,12 +251,24 @@ class Equip(WorkerPlugin):
                 if name not in used:
                     worker.state.available_resources.pop(name, None)
         blocks.end_all()
-        worker.plugins.pop(FailWaiting.name, None)
         worker._deque_handler.removeFilter(_without_frames)
         for name in [name for name in worker.handlers if name.startswith("tiledask_")]:
             del worker.handlers[name]
         host_memory.keep_nothing(worker)
-        clocks.draw_by_dasks_clock()
+        clocks.draw_by_this_clock(False)
+
+
+def _own(threads: int) -> None:
+    """Make this process a worker of tiledask's alone.
+
+    Interrupting a notebook sends SIGINT to the whole process group: the kernel shall stop, its
+    workers shall not.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.update(dict.fromkeys(BLAS_THREADS, str(threads)))
+    threadpool_limits(threads)  # a fork has its server's
+    np.random.seed()
 
 
 def _without_frames(record: logging.LogRecord) -> bool:
@@ -289,30 +278,6 @@ def _without_frames(record: logging.LogRecord) -> bool:
         record.exc_text = logging.Formatter().formatException(record.exc_info)
         record.exc_info = None
     return True
-
-
-class FailWaiting(WorkerPlugin):
-    """Fails the tasks that wait for a message which this worker could not take in.
-
-    With its own error: most often there was no memory for it. Dask tells nobody, and they would
-    wait until somebody's deadline (dask/distributed#6705); whoever sent it would wait for the
-    answer, too, and keep what it sent.
-    """
-
-    name = "tiledask-fail-waiting"
-
-    def __init__(self, worker: Any) -> None:
-        self.worker = worker
-
-    def transition(self, key: Any, start: str, finish: str, **_kwargs: Any) -> None:
-        """Fail those that wait for ``key``, if it came and could not be taken in."""
-        if (start, finish) != ("flight", "error"):
-            return
-        lost = self.worker.state.tasks[key]
-        for waiting in lost.waiters:
-            failed = TaskErredMsg.from_task(lost, waiting.run_id, f"not-received-{time()}")
-            self.worker.batched_send({**failed.to_dict(), "key": waiting.key})
-        self.worker.rpc.collect()  # the connection that it came by is idle, as Dask sees it
 
 
 def warm_up() -> None:

@@ -6,12 +6,14 @@
 The locks are those of Dask's own workspaces.
 """
 
+import hashlib
 import os
 import platform
 import tempfile
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +22,7 @@ from distributed.diskutils import WorkSpace
 
 from tiledask.plan.products.regions import Region, slices
 
-__all__ = ["AS_HOST", "MEMORY", "KeptArray", "machine_id", "open_spool"]
+__all__ = ["AS_HOST", "MEMORY", "KeptArray", "open_spool", "this_host"]
 
 MEMORY = Path("/dev/shm")
 """A folder in memory, on Linux."""
@@ -41,11 +43,6 @@ class KeptArray(NamedTuple):
         """What a task in ``slot`` makes the block of ``region`` from: the path, or the block."""
         return self.path if slot in self.near else self.array[slices(region)].copy()
 
-    def remove(self) -> None:
-        """None; no block is made of it any more."""
-        if self.path:
-            Path(self.path).unlink(missing_ok=True)
-
 
 def open_spool(of: Any) -> tuple[Path, Callable[[], None]]:
     """(a new folder among the system's temporary ones; what removes it).
@@ -59,8 +56,12 @@ def open_spool(of: Any) -> tuple[Path, Callable[[], None]]:
     return Path(made.dir_path), weakref.finalize(of, made.release)
 
 
-def machine_id() -> str:
-    """This machine since its last start: where it differs, locks may not be seen."""
+@cache
+def this_host() -> str:
+    """The machine since its last start, and the numbers that its processes have: of containers on
+    one machine, those that share them are one host; so are workers that are told to be."""
+    machine, numbers = platform.node(), os.environ.get(AS_HOST, "")
     with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return platform.node()
+        machine += Path("/proc/sys/kernel/random/boot_id").read_text()
+        numbers += os.readlink("/proc/self/ns/pid")
+    return hashlib.sha256(f"{machine} {numbers}".encode()).hexdigest()[:12]

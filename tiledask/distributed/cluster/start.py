@@ -18,6 +18,7 @@ import os
 import sys
 import threading
 from contextlib import nullcontext
+from functools import partial
 from multiprocessing import process
 from string import ascii_uppercase
 from typing import Any
@@ -31,16 +32,10 @@ from distributed.system import MEMORY_LIMIT
 
 from tiledask.distributed.cluster import device_arrays
 from tiledask.distributed.cluster.cluster import RUNNING, Cluster
-from tiledask.distributed.cluster.device_memory import OnePool
-from tiledask.distributed.cluster.gpus import (
-    choose_device,
-    gpu_cluster,
-    gpu_share,
-    pool_limit,
-    take_pool,
-)
-from tiledask.distributed.cluster.slots import BLAS_THREADS, Equip, take_slots
+from tiledask.distributed.cluster.gpus import choose_device, gpu_cluster
+from tiledask.distributed.cluster.slots import BLAS_THREADS, Equip
 from tiledask.distributed.cluster.web import HOST, asked_port, free_port, origins
+from tiledask.distributed.connecting.attach import attach
 from tiledask.distributed.deadlines import seconds_of
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.extras import install
@@ -143,16 +138,20 @@ def start_cluster(
     Raises ConfigError for impossible requests, DeadlineError if the workers are not all there
     after ``timeout`` seconds.
     """
-    _refuse_here()
+    # what multiprocessing itself looks at before it refuses to start a process of its own
+    if getattr(process.current_process(), "_inheriting", False):
+        raise ClusterLostError(
+            "start_cluster() was called while a worker process was importing your script; "
+            "put the call under  if __name__ == '__main__':"
+        )
     backend, why = choose_device(device)
     on_gpus, seconds = backend == "cupy", seconds_of(timeout)
     gpus = len(probe().devices) if on_gpus else 0
     if per_gpu is None:
         per_gpu = max(1, -(-workers // gpus)) if gpus and is_whole(workers) else 1
     slots = _slots(workers, gpus, per_gpu, threads)
-    cap, limit = _cap(memory_cap, on_gpus), MEMORY_LIMIT // slots
-    if memory_limit is not None:
-        limit = parse_bytes(memory_limit)
+    cap = _cap(memory_cap, on_gpus)
+    limit = MEMORY_LIMIT // slots if memory_limit is None else parse_bytes(memory_limit)
     wanted = asked_port(dashboard_port)
     port, shows = free_port(wanted or 0), wanted is not None
     equip = Equip(threads, None if on_gpus else cap, _hosts(hosts, slots, on_gpus))
@@ -173,9 +172,7 @@ def start_cluster(
     with dask.config.set(_settings(port)):
         options["config"] = copy.deepcopy(dask.config.config)
         if on_gpus:
-            room, words = gpu_share(probe().devices, per_gpu, limit)
-            owned = gpu_cluster(slots, per_gpu, room, options)
-            limit, why = room, why if cap else f"{why}; {words}"
+            owned = gpu_cluster(slots, per_gpu, options)
         else:
             make: Any = _LocalSlots
             owned = make(worker_class=_nanny(), **options)
@@ -185,15 +182,25 @@ def start_cluster(
         what = f"starting {slots} {'GPU' if on_gpus else 'CPU'} workers"
         with nullcontext() if quiet or not is_watched() else showing(what, there, after=0.5):
             _launch(owned, slots, seconds)
-        cluster = _attached(owned, backend, why, equip.hosts)
+    client = None
     try:
-        cluster.page = take_slots(cluster.client, equip, seconds, by_name=True, page=shows)
-        cluster.hold([limit if cap is None else cap] * slots)
-        cluster.wait_for_slots(range(slots), timeout)
-        if on_gpus:
-            take_pool(cluster, OnePool(cap, pool_limit(per_gpu, room), per_gpu), seconds)
+        device_arrays.register(on_host=True)
+        client = Client(owned, set_as_default=not _users_is_default())
+        cluster = attach(
+            client,
+            owned,
+            partial(_end, client, owned),
+            equip,
+            device="cuda" if on_gpus else "cpu",
+            why=why,
+            workers=slots,
+            seconds=seconds,
+            cap=cap,
+            page=shows,
+            started_here=True,
+        )
     except BaseException:
-        cluster.close()
+        _end(client, owned, True)
         raise
     if not quiet:
         _tell(cluster, threads, wanted, port)
@@ -214,30 +221,18 @@ def _tell(cluster: Cluster, threads: int, wanted: int | None, port: int) -> None
         )
 
 
-def _attached(owned: SpecCluster, backend: str, why: str, hosts: tuple[str, ...]) -> Cluster:
-    """The Cluster of what was launched, with a client of its own.
-
-    It is Dask's default, which computes dask.arrays that name none, unless the user has one.
-    """
-    device_arrays.register(on_host=True)
-    try:
-        client = Client(owned, set_as_default=not _users_is_default())
-    except BaseException:
-        owned.close(timeout=20)
-        raise
-
-    def end(in_order: bool) -> None:
+def _end(client: Client | None, owned: SpecCluster, in_order: bool) -> None:
+    """Stop the workers; safe to call twice."""
+    if client is not None:
         with contextlib.suppress(Exception):
             client.close(timeout=5)
-        try:
-            owned.close(timeout=10 if in_order else 1)
-        except Exception:  # whatever kept it from ending in order: no worker outlives its cluster
-            for nanny in owned.workers.values():
-                nanny.auto_restart = False
-                with contextlib.suppress(Exception):
-                    nanny.process.process._process.kill()
-
-    return Cluster(client, owned, end, backend=backend, why=why, started_here=True, hosts=hosts)
+    try:
+        owned.close(timeout=20 if in_order else 1)
+    except Exception:  # whatever kept it from ending in order: no worker outlives its cluster
+        for nanny in owned.workers.values():
+            nanny.auto_restart = False
+            with contextlib.suppress(Exception):
+                nanny.process.process._process.kill()
 
 
 def _users_is_default() -> bool:
@@ -305,16 +300,6 @@ def _launch(owned: SpecCluster, slots: int, seconds: float) -> None:
 
 
 # -- what is asked for ---------------------------------------------------------------------------
-
-
-def _refuse_here() -> None:
-    """Raise where this process cannot start a worker's, and say why."""
-    # what multiprocessing itself looks at before it refuses to start a process of its own
-    if getattr(process.current_process(), "_inheriting", False):
-        raise ClusterLostError(
-            "start_cluster() was called while a worker process was importing your script; "
-            "put the call under  if __name__ == '__main__':"
-        )
 
 
 def _slots(workers: int | None, gpus: int, per_gpu: int, threads: int) -> int:

@@ -1,5 +1,4 @@
-"""Tasks that are pinned to slots: how they begin, how they are waited for, and what their failures
-mean; and questions to the scheduler and the workers, outside of tasks, that end in time."""
+"""Tasks that are pinned to slots, and questions outside of tasks: how they begin, end and fail."""
 
 import asyncio
 import contextlib
@@ -9,7 +8,7 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from inspect import isawaitable
 from typing import Any, TypeVar
@@ -31,7 +30,6 @@ __all__ = [
     "check_client",
     "enter",
     "failure",
-    "fetch",
     "keys_of",
     "run_everywhere",
     "slot_named",
@@ -43,12 +41,12 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-FOR_WANT = KilledWorker, NoValidWorkerError, NoWorkerError
-"""What Dask says of tasks that it gave up for want of a worker."""
 _LOOK = 0.02
 """Seconds between two looks at who is there."""
 _SILENT = 1.0
 """Seconds without a heartbeat after which a worker is named."""
+FOR_WANT = KilledWorker, NoValidWorkerError, NoWorkerError
+"""What Dask says of tasks that it gave up for want of a worker."""
 
 
 def slot_named(resources: Iterable[str]) -> int:
@@ -72,15 +70,9 @@ def slot_of(future: Future[Any]) -> int:
     return slot
 
 
-def _aligned(value: Any) -> Any:
-    """``value``, and if it is a NumPy array then aligned and contiguous in C or Fortran order.
-
-    Blocks that were sent or spilled come back unaligned, and then sums round differently.
-    """
-    if not isinstance(value, np.ndarray):
-        return value
-    by_columns = value.flags.f_contiguous and not value.flags.c_contiguous
-    return np.require(value, requirements=["F" if by_columns else "C", "A"])
+def keys_of(blocks: Iterable[Future[Any]]) -> dict[int, str]:
+    """Slot -> Dask's key of the block that lies there."""
+    return {slot_of(block): str(block.key) for block in blocks}
 
 
 def enter(function: Callable[..., Any], *args: Any) -> Any:
@@ -92,12 +84,18 @@ def enter(function: Callable[..., Any], *args: Any) -> Any:
         raise RuntimeError(f"the task raised {type(error).__name__}: {error}") from None
 
 
-def keys_of(blocks: Iterable[Future[Any]]) -> dict[int, str]:
-    """Slot -> Dask's key of the block that lies there."""
-    return {slot_of(block): str(block.key) for block in blocks}
+def _aligned(value: Any) -> Any:
+    """``value``, and if it is a NumPy array then aligned and contiguous in C or Fortran order.
+
+    Blocks that were sent or spilled come back unaligned, and then sums round differently.
+    """
+    if not isinstance(value, np.ndarray):
+        return value
+    by_columns = value.flags.f_contiguous and not value.flags.c_contiguous
+    return np.require(value, requirements=["F" if by_columns else "C", "A"])
 
 
-# -- waits for tasks -------------------------------------------------------------------------------
+# -- waits and failures ---------------------------------------------------------------------------
 
 
 def wait_for(
@@ -107,6 +105,7 @@ def wait_for(
     left: Left,
     progress: Callable[[int, int], None] | None,
 ) -> None:
+    """Return when all ``futures`` are done (`Cluster.wait`)."""
     pending, count = {f.key: f for f in futures}, 0
     deadline = time.monotonic() + left.seconds
     done = as_completed(futures, loop=cluster.client.loop, raise_errors=False)
@@ -116,12 +115,11 @@ def wait_for(
             with done.thread_condition:
                 done.thread_condition.wait(HEAR)
         if not done.has_ready():
-            late = f"{len(pending)} of {len(futures)} tasks not done after {left.said:.3g} s"
-            found = states(cluster, {slot_of(f) for f in pending.values()})
+            found = ", ".join(states(cluster, {slot_of(f) for f in pending.values()}))
             raise DeadlineError(
-                f"{what}: {late}; waiting for {', '.join(found)}. First of them: "
-                f"{next(iter(pending))}. Give it longer with timeout=, or look at "
-                f"{cluster.dashboard_link}"
+                f"{what}: {len(pending)} of {len(futures)} tasks not done after {left.said:.3g} s; "
+                f"waiting for {found}. First of them: {next(iter(pending))}. Give it longer with "
+                f"timeout=, or look at {cluster.dashboard_link}"
             )
         future = next(done)
         if future.status in ("pending", "lost"):  # its worker died since; it is made again
@@ -146,11 +144,11 @@ def failure(cluster: Any, future: Future[Any], what: str) -> BaseException:
         )
     error = future.exception(timeout=30)
     if isinstance(error, NoValidWorkerError | NoWorkerError):
-        found = states(cluster, range(cluster.slots), math.inf)
+        found = ", ".join(states(cluster, range(cluster.slots), math.inf)[:2])
         return ClusterLostError(
-            f"{what}: slot {slot} or one that it waits for had no worker for "
-            f"{error.timeout:g} s{': ' * bool(found)}{', '.join(found[:2])}; arrays are not "
-            f"lost by that: start a worker in its place, and run it again"
+            f"{what}: slot {slot} or one that it waits for had no worker for {error.timeout:g} s "
+            f"({found or 'all have one now'}); arrays are not lost by that: start a worker in its "
+            f"place, and run it again"
         )
     if isinstance(error, KilledWorker):
         named = ClusterLostError(
@@ -168,29 +166,6 @@ def failure(cluster: Any, future: Future[Any], what: str) -> BaseException:
     error.add_note(f"raised in slot {slot} during {what}")
     raised: BaseException = error.with_traceback(future.traceback(timeout=30))
     return raised
-
-
-def fetch(
-    cluster: Any, part: Sequence[Future[Any]], what: str, seconds: float, said: float
-) -> list[Any]:
-    """The results of a ``part`` of the tasks, all of which are done."""
-    try:
-        gather = partial(cluster.client._gather, part, direct=cluster.started_here)
-        results: list[Any] = cluster.ask(gather, seconds)
-        return results
-    except Exception as error:
-        cluster.check_alive()
-        # a result was lost since, and making it again has failed
-        if (erred := next((f for f in part if f.status == "error"), None)) is not None:
-            failed = failure(cluster, erred, what)
-            raise failed from failed.__cause__
-        if not isinstance(error, TimeoutError):
-            raise
-        found = states(cluster, set(map(slot_of, part)))
-        raise DeadlineError(
-            f"{what}: the results were ready and did not arrive within {said:.3g} s from "
-            f"{', '.join(found)}. Give it longer with timeout="
-        ) from None
 
 
 def states(cluster: Any, slots: Iterable[int], silent: float = 0.0) -> list[str]:
@@ -212,7 +187,7 @@ def states(cluster: Any, slots: Iterable[int], silent: float = 0.0) -> list[str]
     return found
 
 
-# -- questions ------------------------------------------------------------------------------------
+# -- questions -------------------------------------------------------------------------------------
 
 
 def asked(
@@ -235,19 +210,14 @@ def asked(
 
 
 def check_client(client: Client) -> None:
-    """None if ``client`` speaks to its scheduler; else ClusterLostError."""
+    """Raise ClusterLostError if ``client`` does not speak to its scheduler."""
     loop: Any = client.loop
     thread = getattr(loop.asyncio_loop, "_thread_id", None)
-    if thread is not None and all(each.ident != thread for each in threading.enumerate()):
-        raise ClusterLostError(
-            f"the client is of another process than {os.getpid()}, which was forked from it: the "
-            f"thread that speaks to the scheduler is not here; make a new one from its address"
-        )
-    if client.status != "running":
-        raise ClusterLostError(
-            f"the client is {client.status!r}, needed 'running': its scheduler is gone, or it was "
-            f"closed; make a new one"
-        )
+    forked = thread is not None and all(each.ident != thread for each in threading.enumerate())
+    if forked or client.status != "running":
+        why = f"is of another process than {os.getpid()}, which was forked from it"
+        why = why if forked else f"is {client.status!r}: its scheduler is gone, or it was closed"
+        raise ClusterLostError(f"the client {why}; make a new one from the scheduler's address")
 
 
 def workers_of(
@@ -273,20 +243,17 @@ def run_everywhere(
     cluster: Any, function: Callable[..., Any], args: tuple[Any, ...], left: Left
 ) -> list[Any]:
     """What ``function(*args)`` returns on the worker of each slot (`Cluster.run`)."""
-    deadline = time.monotonic() + left.seconds
-    found: dict[int, Any] = {}
+    deadline, found = time.monotonic() + left.seconds, dict[int, Any]()
     lost: OSError | None = None
 
     def late() -> str:
-        silent = states(cluster, range(cluster.slots), _SILENT)
+        silent = ", ".join(states(cluster, range(cluster.slots), _SILENT)[:8])
         name = getattr(function, "__name__", str(function)).strip("_").replace("_", " ")
         return (
-            f"{', '.join(silent[:8]) or f'all {cluster.slots} workers'} did not answer within "
-            f"{left.said:.3g} s ({name!r}, asked of every worker): frozen, busy or gone. Give it "
-            f"longer with timeout="
+            f"{silent or f'all {cluster.slots} workers'} did not answer within {left.said:.3g} s "
+            f"({name!r}, asked of every worker): frozen, busy or gone. Give it longer with timeout="
         )
 
-    cluster.check_alive()
     while missing := set(range(cluster.slots)) - found.keys():
         if time.monotonic() > deadline and lost is not None:
             raise ClusterLostError(
@@ -310,20 +277,19 @@ def run_everywhere(
                 lost = answer  # a worker died meanwhile: its slot is refilled
             elif answer is not None:
                 raise answer  # the function's own
-        if missing - found.keys():
+        if missing := missing - found.keys():
             time.sleep(_LOOK)
-            cluster.wait_for_slots(missing - found.keys(), max(0.1, deadline - time.monotonic()))
+            cluster.wait_for_slots(missing, max(0.1, deadline - time.monotonic()))
     return [found[slot] for slot in range(cluster.slots)]
 
 
 async def _in_slot(
     slots: set[int], function: Callable[..., Any], args: tuple[Any, ...], dask_worker: Any
 ) -> bytes | None:
-    """(slot, what ``function`` returns) in one piece, which nobody on its way has to look into;
-    None on a worker in none of ``slots``."""
+    """(slot, what ``function`` returns), pickled; None on a worker in none of ``slots``."""
     if (slot := slot_on(dask_worker)) not in slots:
         return None
     worker = {"dask_worker": dask_worker} if has_arg(function, "dask_worker") else {}
     made = function(*args, **worker)
-    found: bytes = dumps((slot, await made if isawaitable(made) else made))
-    return found
+    pickled: bytes = dumps((slot, await made if isawaitable(made) else made))
+    return pickled

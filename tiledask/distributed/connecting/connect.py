@@ -8,26 +8,22 @@ Nothing of the user's changes: neither the default client nor other tasks, and w
 workers and the scheduler goes when the cluster is closed, or its client is gone.
 """
 
-import os
 import socket
 import sys
 import time
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from distributed import Client
 from distributed.comm.addressing import get_address_host_port
-from distributed.system import MEMORY_LIMIT
 from distributed.versions import get_versions
 
-from tiledask.distributed.cluster import device_arrays
 from tiledask.distributed.cluster.cluster import RUNNING, Cluster
-from tiledask.distributed.cluster.device_memory import OnePool
-from tiledask.distributed.cluster.gpus import OwnGpu, check_device, own_gpu, share_of, take_pool
-from tiledask.distributed.cluster.slots import Equip, give_back, take_slots
-from tiledask.distributed.cluster.spool import machine_id
+from tiledask.distributed.cluster.gpus import check_device
+from tiledask.distributed.cluster.slots import Equip, give_back
 from tiledask.distributed.cluster.tasks import asked, check_client, workers_of
+from tiledask.distributed.connecting.attach import attach, hold
 from tiledask.distributed.deadlines import left_of, seconds_of, until
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError, short
 from tiledask.plan.whole import whole_number
@@ -82,8 +78,7 @@ def connect(
     if isinstance(client, Cluster):
         return client
     with until(seconds):
-        known = _known(client)
-        if known is not None:
+        if (known := _known(client)) is not None:
             if device not in ("auto", "cuda" if known.backend == "cupy" else "cpu"):
                 raise ConfigError(
                     f"device={device!r} was asked for, and {known} is connected to already, whose "
@@ -91,17 +86,33 @@ def connect(
                 )
             if not known.started_here and known.counting.acquire(blocking=False):
                 try:  # an operation under way counts on as many slots as it began with
-                    _hold(known, wanted, seconds)
+                    hold(known, wanted, seconds)
                 finally:
                     known.counting.release()
             return known
         made, ours = _client(client, security, seconds)
+
+        def end(_: bool) -> None:
+            if ours:
+                with suppress(Exception):
+                    made.close(timeout=5)
+
         try:
-            return _attached(made, client, ours, wanted, device, seconds)
+            _wait_for_workers(made, wanted or 1, seconds)
+            _check_versions(made, seconds)
+            return attach(
+                made,
+                client,
+                end,
+                Equip(),
+                device=device,
+                why=f"workers of {_address(made)} were connected to",
+                workers=wanted,
+                seconds=seconds,
+            )
         except BaseException:
             give_back(made)
-            if ours:
-                made.close(timeout=5)
+            end(True)
             raise
 
 
@@ -146,9 +157,9 @@ def _client(given: Any, security: Any, seconds: float) -> tuple[Client, bool]:
             )
         check_client(given)
         return given, False
-    where = given if isinstance(given, str) else getattr(given, "scheduler_address", given)
-    _knock(str(where), seconds)
+    where = str(given if isinstance(given, str) else getattr(given, "scheduler_address", given))
     try:
+        _knock(where, seconds)
         made = Client(given, security=security, set_as_default=False, timeout=seconds)
     except TypeError as error:  # Dask's, of what it was not given
         if "ssl_context" not in str(error):
@@ -159,14 +170,17 @@ def _client(given: Any, security: Any, seconds: float) -> tuple[Client, bool]:
             f"tls_client_key=...))"
         ) from None
     except (OSError, MemoryError, AssertionError) as error:  # these of what is no scheduler
-        raise _nobody(where, seconds, error) from None
+        raise ClusterLostError(
+            f"no scheduler answers at {where} within {seconds:g} s ({error}); start one with "
+            f"'dask scheduler', and give the address that it prints"
+        ) from None
     return made, True
 
 
 def _knock(where: str, seconds: float) -> None:
-    """None if something at the address ``where`` takes connections, and without TLS says something,
-    as Dask does at once and its client waits for without end; or if ``where`` is of no TCP. Else
-    ClusterLostError, or ConfigError if it is no address."""
+    """Raise OSError if nothing at the address ``where`` of TCP takes connections, or without TLS
+    does not speak first, as Dask does, and its client waits for without end; ConfigError if it is
+    no address."""
     scheme, _, _ = where.rpartition("://")
     if scheme not in ("", "tcp", "tls"):
         return
@@ -177,20 +191,10 @@ def _knock(where: str, seconds: float) -> None:
             f"{short(where)} is no address of a scheduler ({error}): 'dask scheduler' prints one, "
             f"as tcp://10.0.0.1:8786"
         ) from None
-    try:
-        with socket.create_connection((host, port), min(seconds, _KNOCK)) as there:
-            there.settimeout(seconds)
-            if scheme != "tls" and not there.recv(1):
-                raise ConnectionError("the connection was closed")
-    except OSError as error:
-        raise _nobody(where, seconds, error) from None
-
-
-def _nobody(where: str, seconds: float, error: Exception) -> ClusterLostError:
-    return ClusterLostError(
-        f"no scheduler answers at {where} within {seconds:g} s ({error}); start one with "
-        f"'dask scheduler', and give the address that it prints"
-    )
+    with socket.create_connection((host, port), min(seconds, _KNOCK)) as there:
+        there.settimeout(seconds)
+        if scheme != "tls" and not there.recv(1):
+            raise ConnectionError("the connection was closed")
 
 
 def _address(client: Client) -> str:
@@ -199,45 +203,31 @@ def _address(client: Client) -> str:
     return address
 
 
-# -- its workers -----------------------------------------------------------------------------------
-
-
-class Process(NamedTuple):
-    """A worker that somebody else started."""
-
-    machine: str
-    process: str
-    """Its number, and in a container whose numbers that is one of."""
-    memory: int
-    """Bytes of its limit, or of its machine if it has none."""
-    limited: bool
-    """Whether it has one."""
-    gpu: OwnGpu | str
-    """What it computes on; or why that is no GPU."""
-
-
-def _process(device: str, dask_worker: Any = None) -> Process:
-    """The process of a worker; without one, this."""
-    numbers = ""
-    with suppress(OSError):
-        numbers = os.readlink("/proc/self/ns/pid")
-    limit = dask_worker and dask_worker.memory_manager.memory_limit
-    where, number = f"{socket.gethostname()} {machine_id()}", f"{os.getpid()} {numbers}"
-    return Process(where, number, int(limit or MEMORY_LIMIT), bool(limit), own_gpu(device))
-
-
-def _processes(client: Client, device: str) -> dict[str, Process]:
-    """The worker at each address."""
-    found: dict[str, Process] = _all_say(client, partial(client._run, _process, device), 60.0)
-    return found
+def _wait_for_workers(client: Client, wanted: int, seconds: float) -> None:
+    deadline = time.monotonic() + left_of(seconds).seconds
+    while (there := len(workers_of(client))) < wanted:
+        if time.monotonic() > deadline:
+            fewer = f", or ask for fewer: td.connect(..., workers={there})" if there else ""
+            address = _address(client)
+            raise DeadlineError(
+                f"{wanted} workers were asked for, {there} run on {address} after {seconds:g} s. "
+                f"Start more with 'dask worker {address}'{fewer}"
+            )
+        time.sleep(_LOOK)
 
 
 def _check_versions(client: Client, seconds: float) -> None:
-    """None if the scheduler and all workers can work with this process; else ConfigError: tasks are
+    """Raise ConfigError if the scheduler or a worker cannot work with this process: tasks are
     pickled here and read there, so Python, Dask and NumPy agree in their first two numbers, and
     tiledask altogether."""
     call: Any = partial(client._get_versions, packages=["tiledask"])
-    found: dict[str, Any] = _all_say(client, call, seconds)
+    try:
+        found: dict[str, Any] = asked(client, call, left_of(seconds).seconds)
+    except TimeoutError:
+        raise DeadlineError(
+            f"the workers of {_address(client)} did not all say their versions within {seconds:g} "
+            f"s: one of them is frozen or cannot be reached; look at their logs"
+        ) from None
     here = get_versions()["packages"] | {"tiledask": sys.modules["tiledask"].__version__}
     for who, each in {"the scheduler": found["scheduler"], **found["workers"]}.items():
         for name, numbers in _ALIKE.items():
@@ -248,119 +238,3 @@ def _check_versions(client: Client, seconds: float) -> None:
                     f"there, so run both from equal environments "
                     f"(pip install tiledask=={here['tiledask']} there)"
                 )
-
-
-def _all_say(client: Client, call: Any, seconds: float) -> Any:
-    try:
-        return asked(client, call, left_of(seconds).seconds)
-    except TimeoutError:
-        raise DeadlineError(
-            f"the workers of {_address(client)} did not all say what they are in time: one of them "
-            f"is frozen or cannot be reached; look at their logs"
-        ) from None
-
-
-def _attached(
-    client: Client, given: Any, ours: bool, wanted: int | None, device: str, seconds: float
-) -> Cluster:
-    """A new Cluster on the workers of ``client``, which was made here if it is ``ours``."""
-    deadline = time.monotonic() + seconds
-    while (there := len(workers_of(client))) < (wanted or 1):
-        if time.monotonic() > deadline:
-            raise _too_few(client, wanted or 1, there, seconds)
-        time.sleep(_LOOK)
-    _check_versions(client, seconds)
-    found = _processes(client, device)
-    mine = _process("cpu")
-    own = {(each.machine, each.process) for each in found.values()}
-    own.discard((mine.machine, mine.process))
-    if len(own) < len(found):
-        raise ConfigError(
-            f"{len(found)} workers have {len(own)} processes of their own, and each needs one: "
-            f"LocalCluster(processes=True), or 'dask worker --nworkers {len(found)}'"
-        )
-    gpus = [each.gpu for each in found.values() if isinstance(each.gpu, OwnGpu)]
-    sharers = max((gpus.count(gpu) for gpu in gpus), default=1)
-    without = next((f"{a}: {w.gpu}" for a, w in found.items() if isinstance(w.gpu, str)), "")
-    if not without and sharers > 1 and device == "auto":
-        without = f"{sharers} workers share a GPU"
-    if without and device == "cuda":
-        raise ConfigError(f"device='cuda' needs workers with usable GPUs, and {without}")
-    interval = client.scheduler_comm.interval if client.scheduler_comm else 0.01
-    page = take_slots(client, Equip(), left_of(seconds).seconds)
-
-    def end(in_order: bool) -> None:
-        if in_order:
-            give_back(client)
-            if client.scheduler_comm is not None:
-                client.scheduler_comm.interval = interval
-        if not without and not RUNNING:  # CuPy's arrays are CuPy's again
-            device_arrays.register(on_host=False)
-        if ours:
-            with suppress(Exception):
-                client.close(timeout=5)
-
-    why = f"workers of {_address(client)} were connected to"
-    why += "" if device == "cpu" else f": {without or 'each has a GPU'}"
-    cluster = Cluster(client, given, end, backend="numpy" if without else "cupy", why=why)
-    try:
-        cluster.page = page
-        _hold(cluster, wanted, seconds, found)
-        if cluster.backend == "cupy":
-            device_arrays.register(on_host=True)
-            most = int(0.95 * min(gpu.memory for gpu in gpus) / sharers)
-            alone = sharers == 1 or any(gpu.integrated for gpu in gpus)
-            take_pool(cluster, OnePool(None, None if alone else most, sharers), seconds)
-    except BaseException:
-        ours = False  # whoever called closes it
-        cluster.close()
-        raise
-    return cluster
-
-
-def _hold(
-    cluster: Cluster,
-    wanted: int | None,
-    seconds: float,
-    found: dict[str, Process] | None = None,
-) -> None:
-    """Have ``cluster`` hold ``wanted`` slots at least, or those of all workers that there are."""
-    deadline = time.monotonic() + left_of(seconds).seconds
-    while True:
-        workers = cluster.workers()
-        count = max(workers, default=0) + 1 if wanted is None else wanted
-        if workers and (wanted is None or set(range(count)) <= workers.keys()):
-            break
-        if time.monotonic() > deadline:
-            raise _too_few(cluster.client, count, len(workers), seconds)
-        time.sleep(_LOOK)
-    if count <= cluster.slots:
-        return
-    if found is None:
-        found = _processes(cluster.client, "cuda" if cluster.backend == "cupy" else "cpu")
-    at = {slot: w["address"] for slot, w in workers.items() if w["address"] in found}
-    memories = dict(zip(found, _memories(list(found.values())), strict=True))
-    least = min(memories.values())  # of a slot whose worker is just being restarted
-    cluster.hold([memories.get(at.get(slot, ""), least) for slot in range(count)])
-
-
-def _memories(workers: list[Process]) -> list[int]:
-    """Bytes that each of ``workers`` may plan with, of its GPU or of its machine."""
-    machines, gpus = [w.machine for w in workers], [w.gpu for w in workers]
-    memories = []
-    for worker in workers:
-        host = worker.memory // (1 if worker.limited else machines.count(worker.machine))
-        gpu = worker.gpu
-        if isinstance(gpu, OwnGpu):
-            host = share_of(gpu.memory, gpu.integrated, gpus.count(gpu), host)
-        memories.append(host)
-    return memories
-
-
-def _too_few(client: Client, wanted: int, there: int, seconds: float) -> DeadlineError:
-    fewer = f", or ask for fewer: td.connect(..., workers={there})" if there else ""
-    address = _address(client)
-    return DeadlineError(
-        f"{wanted} workers were asked for, {there} run on {address} after {seconds:g} s. "
-        f"Start more with 'dask worker {address}'{fewer}"
-    )

@@ -19,39 +19,36 @@ _HEAD = 4096
 
 
 def check_shared(cluster: Cluster, read: Iterable[str] = (), write: Iterable[str] = ()) -> None:
-    """None if every worker finds the files ``read``, and the folders ``write``, as they are here;
-    else ConfigError, which says who does not."""
+    """Raise ConfigError where a worker does not find the files ``read``, or the folders ``write``,
+    as they are here."""
     if cluster.started_here:
         return
     with ExitStack() as stack:
         wanted = {path: path for path in read}
         for folder in write:
-            probe = stack.enter_context(
-                tempfile.NamedTemporaryFile(dir=folder, prefix=".tiledask-")
-            )
-            probe.write(os.urandom(16))
+            probe = tempfile.NamedTemporaryFile(dir=folder, prefix=".tiledask-")  # noqa: SIM115
+            stack.enter_context(probe).write(os.urandom(16))
             probe.flush()
             wanted[probe.name] = folder
-        here, there = _found([*wanted]), cluster.run(_found, [*wanted])
-    for path, found_here, *found in zip(wanted, here, *there, strict=True):
-        if others := [slot for slot, each in enumerate(found) if each != found_here]:
+        here, there = _heads([*wanted]), cluster.run(_heads, [*wanted])
+    for path, name in wanted.items():
+        if others := [slot for slot, heads in enumerate(there) if heads[path] != here[path]]:
             hosts = sorted({cluster.address(slot) for slot in others})
             raise ConfigError(
-                f"{wanted[path]} is not what the workers of slots {others} find there "
+                f"{name} is not what the workers of slots {others} find there "
                 f"({', '.join(hosts)}): they are on other hosts or in other containers. Put it on "
                 f"a file system that all of them share, or connect to workers that see it"
             )
 
 
-def _found(paths: list[str]) -> list[tuple[int, bytes]]:
+def _heads(paths: list[str]) -> dict[str, tuple[int, bytes]]:
     """Size and head of each file, from this worker; of a zarr array those of its description."""
-    found = []
+    found = {}
     for path in paths:
         inside = (os.path.join(path, name) for name in ("zarr.json", ".zarray"))
-        name = next(filter(os.path.exists, inside), path)
         try:
-            with open(name, "rb") as file:
-                found.append((os.path.getsize(name), file.read(_HEAD)))
+            with open(next(filter(os.path.exists, inside), path), "rb") as file:
+                found[path] = os.fstat(file.fileno()).st_size, file.read(_HEAD)
         except OSError:
-            found.append((-1, b""))
+            found[path] = -1, b""
     return found

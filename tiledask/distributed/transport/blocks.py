@@ -10,9 +10,9 @@
     "ipc"      on GPUs                       "comm"     all by messages
 
 A read from memory takes the token along, after the data, and a copy from GPU to GPU looks at it
-when it is done: if the owner took the block back or died and another process has its number now,
-the token differs, and what was read is thrown away. Then, and when a task runs again long after
-its exchange, because its result was on a worker that died, the parts come from Dask (recompute.py).
+when it is done: if the owner took the block back or died, the token differs, and what was read is
+thrown away. Then, and when a task runs again long after its exchange, because its result was on a
+worker that died, the parts come from Dask (recompute.py).
 
 An owner says where a block lies when the kernels that wrote it are done. Memory of its GPU may go
 back to the driver only when no borrower has it open: when an exchange ends, all borrowers close
@@ -37,9 +37,9 @@ from distributed.protocol.serialize import to_serialize
 
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.counters import Call
+from tiledask.distributed.cluster.spool import this_host
 from tiledask.distributed.cluster.tasks import keys_of, slot_on
-from tiledask.distributed.transport.process_memory import this_host
-from tiledask.distributed.transport.tickets import Ticket, layout_of
+from tiledask.distributed.transport.tickets import Ticket, part_of
 from tiledask.errors import DeadlineError, KernelError
 from tiledask.plan.products.regions import Region
 from tiledask.tile import TileCount, ipc
@@ -130,7 +130,7 @@ class Lender:
         return self.cluster.run(function, *args, timeout=timeout)
 
     def close(self, timeout: float = 20.0) -> None:
-        """None, once no slot has memory of another's GPU open."""
+        """Return when no slot has memory of another's GPU open."""
         if self.transport == "ipc":
             with contextlib.suppress(DeadlineError):  # of one that is frozen: it is asked again
                 self.cluster.run(_close, self.name, timeout=timeout)
@@ -223,7 +223,8 @@ def lend_array(name: str, array: Any, worker: Any) -> Ticket:
 
 
 async def _close(name: str) -> None:
-    """None, once this worker reads nothing more in the exchange, and has nothing of others open."""
+    """Return when this worker reads nothing more in the exchange, and has nothing of others
+    open."""
     if name in exchanges:
         exchanges[name].cancelled.set()
         await _beside(exchanges[name].opened.close)
@@ -241,7 +242,7 @@ def _end(name: str, dask_worker: Any = None) -> Facts:
 
 
 def end_all() -> None:
-    """None; this process lends and borrows nothing any more."""
+    """End what this process lends and borrows."""
     for name in list(exchanges):
         _end(name)
 
@@ -249,14 +250,14 @@ def end_all() -> None:
 async def serve(exchange: str, key: str, ends: Region, to_host: bool = False) -> dict[str, Any]:
     """What a borrower asks for through Dask (a handler of the worker): a part of a lent block.
 
-    ``to_host``: of a block on a GPU its bytes in host memory, in the order of `layout_of`.
+    ``to_host``: of a block on a GPU its bytes in host memory, in the order of `part_of`.
     """
     if exchange not in exchanges or key not in exchanges[exchange].lent:
         return {"status": "OK", "part": None}
     block, _ = exchanges[exchange].lent[key]
     if to_host and not isinstance(block, np.ndarray):
-        layout = layout_of(ends, block.strides, block.dtype.itemsize)
-        part = await _beside(ipc.to_host, block, layout.part)
+        lies = part_of(ends, block.strides, block.dtype.itemsize)
+        part: Any = await _beside(ipc.to_host, block, lies)
     else:  # not ascontiguousarray, which gives what has no dimensions one
         part = block[tuple(slice(*e) for e in ends)]
         part = array_namespace(part).asarray(part, order="C")

@@ -1,18 +1,15 @@
-"""Where the ranks of a run receive: one endpoint in each worker, open while the run lasts.
+"""Where the ranks of a run receive: a mailbox in each worker, open while the run lasts.
 
     client      opened ................................ closed
-    rank 0          endpoint ---- send ----.                       by Dask's connections
-    rank 1          endpoint <-------------'  mailbox
+    rank 0          mailbox ---- send ----.                        by Dask's connections, or sockets
+    rank 1          mailbox <-------------'
 
-An endpoint is known by the run's name. A worker that was replaced meanwhile has none, and says so.
+It is known by the run's name. A worker that was replaced meanwhile has none, and says so.
 """
 
-import asyncio
-import concurrent.futures
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,49 +22,14 @@ from tiledask.distributed.transport.transport import take_in
 from tiledask.errors import ClusterLostError
 from tiledask.tile.backend import array_namespace, as_dtype, name_of
 
-__all__ = ["Endpoint", "endpoint_of", "lost", "opened"]
+__all__ = ["endpoint_of", "lost", "opened", "send_message"]
 
-REACHED = 5.0
-"""Seconds in which a worker connects to the others: Dask would try one that died for 10."""
-
-
-@dataclass
-class Endpoint(Mailbox):
-    """One rank of a run, in its worker."""
-
-    addresses: tuple[str, ...]
-    """Addresses of the workers of all ranks."""
-    local: Any = None
-    """What this rank has here besides: a socket, or what its tasks share."""
-
-    def send(
-        self, worker: Any, to: int, key: tuple[Any, ...], note: Any, parts: Sequence[Any]
-    ) -> concurrent.futures.Future[None]:
-        """Done when the mailbox of rank ``to`` has the message."""
-        return asyncio.run_coroutine_threadsafe(
-            self._bring(worker, to, pickle.dumps((key, note)), parts), worker.loop.asyncio_loop
-        )
-
-    async def _bring(self, worker: Any, to: int, about: bytes, parts: Sequence[Any]) -> None:
-        message = worker.rpc(self.addresses[to]).tiledask_message(
-            run=self.run,
-            about=about,
-            parts=[
-                (to_serialize(part.reshape(-1).view(np.uint8)), name_of(part.dtype), part.shape)
-                for part in parts
-            ],
-        )
-        answer = await answered(message)
-        if not answer["taken"]:
-            raise lost(to)
-
-
-_endpoints: dict[str, Endpoint] = {}
+_endpoints: dict[str, Mailbox] = {}
 """Of the runs under way in this worker, by name."""
 
 
-def endpoint_of(run: str, rank: int) -> Endpoint:
-    """The Endpoint of ``run`` in this worker. Raises ClusterLostError if there is none."""
+def endpoint_of(run: str, rank: int) -> Mailbox:
+    """The Mailbox of ``run`` in this worker. Raises ClusterLostError if there is none."""
     if run not in _endpoints:
         raise lost(rank)
     return _endpoints[run]
@@ -79,6 +41,23 @@ def lost(rank: int, why: object = "another has taken its place") -> ClusterLostE
         f"the worker of rank {rank} died while the run was under way ({why}); what it had for the "
         f"run is gone. Run it again"
     )
+
+
+async def send_message(
+    worker: Any, here: Mailbox, to: int, key: Any, note: Any, parts: Sequence[Any]
+) -> None:
+    """Return when the mailbox of rank ``to`` has the message."""
+    message = worker.rpc(here.addresses[to]).tiledask_message(
+        run=here.run,
+        about=pickle.dumps((key, note)),
+        parts=[
+            (to_serialize(part.reshape(-1).view(np.uint8)), name_of(part.dtype), part.shape)
+            for part in parts
+        ],
+    )
+    answer = await answered(message)
+    if not answer["taken"]:
+        raise lost(to)
 
 
 async def _take_message(run: str, about: bytes, parts: list[Any]) -> dict[str, Any]:
@@ -104,16 +83,19 @@ def opened(
     run: str,
     slots: Sequence[int],
     timeout: float,
-    prepare: Callable[[Endpoint, Any], Any] | None = None,
+    prepare: Callable[[Mailbox, Any], Any] | None = None,
 ) -> Iterator[tuple[Any, ...]]:
-    """The endpoints of ``run``, rank r's in ``slots[r]``, inside the block; however it ends, they
-    are closed. By rank, what ``prepare`` returned: it is called with the Endpoint and the worker,
+    """The mailboxes of ``run``, rank r's in ``slots[r]``, inside the block; however it ends, they
+    are closed. By rank, what ``prepare`` returned: it is called with the Mailbox and the worker,
     in each, before anything can arrive."""
     workers = cluster.wait_for_slots(slots, timeout)
     addresses = tuple(workers[slot]["address"] for slot in slots)
     try:
-        prepared = cluster.run(_open, run, addresses, prepare, timeout=timeout)
-        yield tuple(prepared[slot] for slot in slots)
+        found = cluster.run(_open, run, addresses, prepare, timeout=timeout)
+        for rank, slot in enumerate(slots):
+            if found[slot] is None:  # another worker is there by now
+                raise lost(rank)
+        yield tuple(found[slot][1] for slot in slots)
     except ClusterLostError:
         with suppress(Exception):  # where they are now: who is gone would be waited for
             cluster.wait_for_slots(slots, 0.0)
@@ -123,30 +105,19 @@ def opened(
             cluster.run(_close, run, timeout=10.0)
 
 
-async def _open(
+def _open(
     run: str,
     addresses: tuple[str, ...],
-    prepare: Callable[[Endpoint, Any], Any] | None,
+    prepare: Callable[[Mailbox, Any], Any] | None,
     dask_worker: Any,
-) -> Any:
-    """What ``prepare`` returns."""
+) -> tuple[int, Any] | None:
+    """(the rank of this worker, what ``prepare`` returns); None if it has none."""
     dask_worker.handlers["tiledask_message"] = _take_message
     if dask_worker.address not in addresses:
         return None
     rank = addresses.index(dask_worker.address)
-    _endpoints[run] = here = Endpoint(run, rank, addresses)
-    prepared = None if prepare is None else prepare(here, dask_worker)
-    # connections take milliseconds to make: do that before anybody waits for a message
-    others = [address for address in addresses if address != dask_worker.address]
-    reached = (answered(dask_worker.rpc(address).identity()) for address in others)
-    try:
-        await asyncio.wait_for(asyncio.gather(*reached), REACHED)
-    except (OSError, TimeoutError) as error:
-        raise ClusterLostError(
-            f"rank {rank} cannot reach all other ranks: the worker of one died as the run began "
-            f"({error or 'no answer'})"
-        ) from None
-    return prepared
+    _endpoints[run] = here = Mailbox(run, rank, addresses)
+    return rank, None if prepare is None else prepare(here, dask_worker)
 
 
 def _close(run: str) -> None:

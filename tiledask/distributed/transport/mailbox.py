@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-__all__ = ["CancelledError", "Mailbox", "answered", "call_worker", "silent_bell"]
+__all__ = ["CancelledError", "Mailbox", "answered", "call_worker"]
 
 T = TypeVar("T")
 
@@ -45,23 +45,16 @@ def call_worker(worker: Any, address: str, operation: str, seconds: float, **giv
     return asyncio.run_coroutine_threadsafe(ask(), worker.loop.asyncio_loop).result(2 * seconds)
 
 
-def silent_bell() -> Any:
-    """A lock that is taken: who listens acquires it, with a timeout, and who rings lets it go.
-
-    Not a SimpleQueue: asked to wait for less time than its thread is kept from running, its get
-    waits for ever in Python 3.11.
-    """
-    bell = threading.Lock()
-    bell.acquire()
-    return bell
-
-
 @dataclass(eq=False)
 class Mailbox:
     """What comes to one device in one run; others put things in, the device takes them out."""
 
     run: str
     device: int
+    addresses: tuple[str, ...] = ()
+    """Addresses of the workers of all ranks, where these are workers."""
+    local: Any = field(default=None, kw_only=True)
+    """What this device has here besides: a socket, or what its tasks share."""
     over: BaseException | None = field(default=None, kw_only=True)
     """Why nothing is to be done here any more."""
     parcels: dict[Hashable, Any] = field(default_factory=dict, kw_only=True)
@@ -72,33 +65,28 @@ class Mailbox:
     """What is to be called when the run is closed here."""
     waiters: list[tuple[set[Hashable], Any]] = field(default_factory=list, init=False, repr=False)
     """Of who waits here: the keys without which there is no need to wake up; and what is released
-    to wake it, a `silent_bell`."""
+    to wake it, a lock that is taken. Not a SimpleQueue: asked to wait for less time than its thread
+    is kept from running, its get waits for ever in Python 3.11."""
     tasks: dict[Any, set[Any]] = field(default_factory=dict, init=False, repr=False)
     """What waits here for messages, and is carried on by the thread that brings the last one."""
 
     def end(self, error: BaseException) -> None:
         """End the run here, because of ``error``; the first one stays."""
         self.over = self.over or error
-        self.wake()
+        self.ring(True)
 
     def put(self, key: Hashable, parcel: Any) -> None:
         """Put ``parcel`` in, and wake who misses nothing else."""
         self.parcels[key] = parcel
         self.ring()
 
-    def ring(self) -> None:
-        """Wake who misses nothing more; to be called after parcels were put in."""
+    def ring(self, all_of_them: bool = False) -> None:
+        """Wake who misses nothing more, or ``all_of_them``; called after parcels were put in."""
         # who waits shows that first and looks for its parcels then, so one of both sees the other
         for keys, bell in list(self.waiters):
-            if self.parcels.keys() >= keys:
+            if all_of_them or self.parcels.keys() >= keys:
                 with suppress(RuntimeError):  # it was rung already
                     bell.release()
-
-    def wake(self) -> None:
-        """Let all that wait look around."""
-        for _, bell in list(self.waiters):
-            with suppress(RuntimeError):
-                bell.release()
 
     def check(self) -> None:
         """Raise why this run is over, if it is."""
@@ -114,10 +102,13 @@ class Mailbox:
     ) -> bool:
         """Whether ``ready`` came true before ``deadline`` (time.monotonic); see `check`.
 
-        ``keys``: of parcels without all of which it is not ready, unless somebody calls `wake`;
-        None is ready when they are there. ``bell``: of the thread that waits, if it has one.
+        ``keys``: of parcels without all of which it is not ready, unless all are rung for; None is
+        ready when they are there. ``bell``: of the thread that waits, if it has one.
         """
-        waiter = set(keys), bell or silent_bell()
+        if bell is None:
+            bell = threading.Lock()
+            bell.acquire()
+        waiter = set(keys), bell
         self.waiters.append(waiter)
         try:
             while True:
@@ -126,6 +117,6 @@ class Mailbox:
                 left = deadline - time.monotonic()
                 if done or left <= 0:
                     return done
-                waiter[1].acquire(timeout=min(left, threading.TIMEOUT_MAX))
+                bell.acquire(timeout=min(left, threading.TIMEOUT_MAX))
         finally:
             self.waiters.remove(waiter)

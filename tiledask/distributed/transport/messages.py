@@ -10,6 +10,7 @@ numbers, so one may overtake another. Nobody waits for room to send, and so two 
 each other at the same time.
 """
 
+import asyncio
 import os
 import pickle
 import socket
@@ -28,11 +29,12 @@ import numpy as np
 
 from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.clocks import now
+from tiledask.distributed.cluster.spool import this_host
 from tiledask.distributed.ranks.mismatch import Doing
 from tiledask.distributed.transport.blocks import Loans, ticket_of
-from tiledask.distributed.transport.endpoint import Endpoint, endpoint_of, lost
-from tiledask.distributed.transport.mailbox import call_worker
-from tiledask.distributed.transport.process_memory import check_lent, read_memory, this_host
+from tiledask.distributed.transport.endpoint import endpoint_of, lost, send_message
+from tiledask.distributed.transport.mailbox import Mailbox, call_worker
+from tiledask.distributed.transport.process_memory import check_lent, read_memory
 from tiledask.distributed.transport.tickets import LoanLostError, Ticket
 from tiledask.distributed.transport.transport import LOOK, Transport, take_in
 from tiledask.errors import ClusterLostError, CollectiveError, DeadlineError
@@ -75,7 +77,7 @@ class Where(NamedTuple):
 _PROBE = Loans()
 
 
-def prepare(folder: str, reads: bool, here: Endpoint, worker: Any) -> Where:
+def prepare(folder: str, reads: bool, here: Mailbox, worker: Any) -> Where:
     """Let messages of other ranks come; called as a run opens in the worker."""
     worker.handlers["tiledask_doing"] = _tell_doing
     path, probe = f"{folder}/{here.device}", ticket_of(_PROBE, np.empty(0), "probe", worker)
@@ -83,8 +85,7 @@ def prepare(folder: str, reads: bool, here: Endpoint, worker: Any) -> Where:
         return Where("", probe, reads)
     here.local = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     here.at_end.append(here.local.close)
-    with suppress(FileNotFoundError):
-        Path(path).unlink()
+    Path(path).unlink(missing_ok=True)
     here.local.bind(path)
     return Where(path, probe, reads)
 
@@ -95,7 +96,7 @@ class WorkerMessages(Transport):
     def __init__(
         self,
         rank: int,
-        here: Endpoint,
+        here: Mailbox,
         deadline: float,
         worker: Any,
         where: Sequence[Where] = (),
@@ -137,7 +138,10 @@ class WorkerMessages(Transport):
         if to in self._near and self._by_datagram(to, key, note, parts, nbytes, lend):
             return nbytes
         kept = parts if lend else [part.copy() for part in parts]  # they are sent later
-        sending = self._here.send(self._worker, to, key, note, kept)
+        sending = asyncio.run_coroutine_threadsafe(
+            send_message(self._worker, self._here, to, key, note, kept),
+            self._worker.loop.asyncio_loop,
+        )
         self._sending.add(sending)
         sending.add_done_callback(partial(self._sent, to))
         return nbytes
@@ -147,25 +151,21 @@ class WorkerMessages(Transport):
     ) -> bool:
         """Whether the message went as one."""
         flat = [part.reshape(-1).view(np.uint8) for part in parts]
+        kinds: list[Any] = [(name_of(part.dtype), part.shape, None) for part in parts]
         loans = Loans() if nbytes >= _LENT else None
-        tickets: list[Ticket | None] = [None] * len(parts)  # without one, the bytes follow
-        if loans:
+        if loans:  # tickets go; without one, the bytes follow
             if not self._reads:
                 return False
             tickets = [ticket_of(loans, part, i, self._worker) for i, part in enumerate(flat)]
+            kinds = [(*kind[:2], ticket) for kind, ticket in zip(kinds, tickets, strict=True)]
             flat = []
-        kinds = [
-            (name_of(part.dtype), part.shape, ticket)
-            for part, ticket in zip(parts, tickets, strict=True)
-        ]
         head = pickle.dumps((self.rank, key, note, kinds))
         if not self._send(to, [_SIZE.pack(len(head)), head, *(part.data for part in flat)]):
             return False
         if loans:
-            acknowledged = "read", to, key
-            self._lent[acknowledged] = loans
+            self._lent["read", to, key] = loans
             if not lend:
-                self._own.append((to, acknowledged))
+                self._own.append((to, ("read", to, key)))
         return True
 
     def _send(self, to: int, views: Sequence[Any]) -> bool:

@@ -4,10 +4,8 @@ A read takes the token of the block along, after the data: if the owner took the
 and another process has its number now, the token differs, and what was read is thrown away.
 """
 
-import contextlib
 import ctypes
 import errno
-import hashlib
 import os
 import sys
 from functools import cache
@@ -15,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.cluster.spool import AS_HOST, machine_id
-from tiledask.distributed.transport.tickets import LoanLostError, Ticket, laid_out, layout_of
+from tiledask.distributed.transport.tickets import LoanLostError, Ticket, laid_out, part_of
 from tiledask.plan.products.regions import Region
 from tiledask.tile import as_dtype
 
-__all__ = ["check_lent", "let_siblings_read", "read_memory", "this_host"]
+__all__ = ["check_lent", "let_siblings_read", "read_memory"]
 
 _MOST_PIECES = 1024  # IOV_MAX of Linux: pieces of memory in one call
 _MOST_BYTES = 2**30  # in one call; Linux stops at 2 GiB - 4 KiB
@@ -28,34 +25,26 @@ _MOST_BYTES = 2**30  # in one call; Linux stops at 2 GiB - 4 KiB
 
 def read_memory(ticket: Ticket, ends: Region, buffer: np.ndarray) -> np.ndarray:
     """The part, by process_vm_readv into the start of ``buffer`` (uint8)."""
-    lies = layout_of(ends, ticket.strides, as_dtype(ticket.dtype).itemsize).part
-    starts = lies.starts[:, None] + np.arange(lies.rows) * lies.pitch
-    pointers = starts.ravel().astype(np.uint64) + np.uint64(ticket.pointer)
-    _copy(ticket, pointers, lies.width, buffer.ctypes.data)
+    lies = part_of(ends, ticket.strides, as_dtype(ticket.dtype).itemsize)
+    starts = (lies.starts[:, None] + np.arange(lies.rows) * lies.pitch).ravel() + ticket.pointer
+    length, to = lies.width, buffer.ctypes.data
+    if length > _MOST_BYTES:  # long runs: each in parts
+        for start in starts.tolist():
+            for at in range(0, length, _MOST_BYTES):
+                some = min(_MOST_BYTES, length - at)
+                _take(ticket, np.array([start + at]), some, to + at)
+            to += length
+    else:
+        each = max(1, min(_MOST_PIECES - 1, _MOST_BYTES // max(1, length)))
+        for first in range(0, len(starts), each):
+            _take(ticket, starts[first : first + each], length, to + first * length)
     part: np.ndarray = laid_out(ticket, ends, buffer)
     return part
 
 
 def check_lent(ticket: Ticket) -> None:
     """Raise LoanLostError if the owner is gone or has taken the block back."""
-    _take(ticket, np.empty(0, np.uint64), 0, 0)
-
-
-def _copy(ticket: Ticket, starts: np.ndarray, length: int, to: int) -> None:
-    """Copy ``length`` bytes from each of ``starts`` in the owner's memory, one after the other."""
-    if length > _MOST_BYTES:  # one long run: in parts
-        parts = np.arange(0, length, _MOST_BYTES, dtype=np.uint64)
-        for start in starts:
-            for at in parts.tolist():
-                one = np.array([start + np.uint64(at)], np.uint64)
-                _copy(ticket, one, min(_MOST_BYTES, length - at), to + at)
-            to += length
-        return
-    each = max(1, min(_MOST_PIECES - 1, _MOST_BYTES // max(1, length)))
-    for first in range(0, len(starts), each):
-        batch = starts[first : first + each]
-        _take(ticket, batch, length, to)
-        to += length * len(batch)
+    _take(ticket, np.empty(0, np.int64), 0, 0)
 
 
 def _take(ticket: Ticket, starts: np.ndarray, length: int, to: int) -> None:
@@ -84,16 +73,6 @@ def _readv() -> Any:
     pointer, count = ctypes.c_void_p, ctypes.c_ulong
     call.argtypes = [ctypes.c_int, pointer, count, pointer, count, count]
     return call
-
-
-@cache
-def this_host() -> str:
-    """The machine since its last start, and the numbers that its processes have: of containers on
-    one machine, those that share them are one host; so are workers that are told to be."""
-    numbers = os.environ.get(AS_HOST, "")
-    with contextlib.suppress(OSError):
-        numbers += os.readlink("/proc/self/ns/pid")
-    return hashlib.sha256(f"{machine_id()} {numbers}".encode()).hexdigest()[:12]
 
 
 def let_siblings_read() -> None:

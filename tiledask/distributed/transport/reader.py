@@ -10,15 +10,16 @@ from dask.context import thread_state
 from distributed import Reschedule, get_worker
 
 from tiledask.distributed.arrays.recompute import Wanted, recovered
+from tiledask.distributed.cluster.spool import this_host
 from tiledask.distributed.transport.blocks import Loans, Span, exchanges
 from tiledask.distributed.transport.mailbox import CancelledError, call_worker
-from tiledask.distributed.transport.process_memory import check_lent, read_memory, this_host
-from tiledask.distributed.transport.tickets import LoanLostError, Ticket, laid_out, layout_of
+from tiledask.distributed.transport.process_memory import check_lent, read_memory
+from tiledask.distributed.transport.tickets import LoanLostError, Ticket, laid_out, part_of
 from tiledask.errors import DeadlineError
 from tiledask.plan.products.regions import Region
 from tiledask.tile import as_dtype, ipc
 
-__all__ = ["Reader", "read_gpu"]
+__all__ = ["Reader"]
 
 PATIENCE = 30.0
 """Seconds that a borrower waits for an owner's answer."""
@@ -98,11 +99,10 @@ class Reader:
                 if ticket.pointer:
                     return read_memory(ticket, ends, buffer)
                 if ticket.shared:
-                    return read_gpu(self.loans.opened, ticket, ends, buffer)
+                    return _read_gpu(self.loans.opened, ticket, ends, buffer)
             except (PermissionError, ipc.Unreachable):
                 _refused.add(ticket.pid)
         to_host = not ticket.pointer  # of a GPU the bytes go, moved by neither's event loop
-
         given = {"exchange": self.exchange, "key": ticket.key, "ends": ends, "to_host": to_host}
         try:
             answer = call_worker(self.worker, ticket.address, "tiledask_read", PATIENCE, **given)
@@ -128,11 +128,11 @@ class Reader:
         return part
 
 
-def read_gpu(opened: ipc.Opened, ticket: Ticket, ends: Region, buffer: Any) -> Any:
+def _read_gpu(opened: ipc.Opened, ticket: Ticket, ends: Region, buffer: Any) -> Any:
     """The part, from the owner's GPU into the start of ``buffer`` (uint8, on this one)."""
     assert ticket.shared is not None  # of what is not shared no part is read this way
-    part = layout_of(ends, ticket.strides, as_dtype(ticket.dtype).itemsize).part
     try:
+        part = part_of(ends, ticket.strides, as_dtype(ticket.dtype).itemsize)
         opened.copy(ticket.pid, ticket.shared, part, buffer)
     except InterruptedError as error:
         raise LoanLostError(f"the exchange is over: {error}") from None

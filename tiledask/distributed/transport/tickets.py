@@ -1,7 +1,7 @@
 """Where a lent block lies, and how a part of it lies there and in the buffer it is read into."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from tiledask.errors import ClusterLostError
 from tiledask.plan.products.regions import Region
 from tiledask.tile import as_dtype, ipc
 
-__all__ = ["LoanLostError", "PartLayout", "Ticket", "laid_out", "layout_of"]
+__all__ = ["LoanLostError", "Ticket", "laid_out", "part_of"]
 
 
 class LoanLostError(ClusterLostError):
@@ -40,32 +40,30 @@ class Ticket:
     token: bytes = b""
 
 
-class PartLayout(NamedTuple):
-    """How a part of a block lies in its owner's memory, and so in a buffer once it was copied."""
-
-    shape: tuple[int, ...]
-    order: tuple[int, ...]
-    """Its dimensions from the one of the longest stride to the one of the shortest."""
-    part: ipc.Stretches
+def _order(strides: tuple[int, ...]) -> list[int]:
+    """Dimensions from the one of the longest stride to the one of the shortest."""
+    return sorted(range(len(strides)), key=lambda d: -strides[d])  # stable: C order stays
 
 
-def layout_of(ends: Region, strides: tuple[int, ...], itemsize: int) -> PartLayout:
-    shape = tuple(stop - start for start, stop in ends)
+def part_of(ends: Region, strides: tuple[int, ...], itemsize: int) -> ipc.Stretches:
+    """Where the bytes of the part from start to stop in each dimension lie, in the order in which
+    its owner has them."""
+    shape = [stop - start for start, stop in ends]
     base = sum(start * step for (start, _), step in zip(ends, strides, strict=True))
-    order = sorted(range(len(shape)), key=lambda d: -strides[d])  # stable: C order stays
-    length, rest = itemsize, list(order)
+    length, rest = itemsize, _order(strides)
     while rest and (strides[rest[-1]] == length or shape[rest[-1]] == 1):
         length *= shape[rest.pop()]
     rows, pitch = (shape[rest[-1]], strides[rest.pop()]) if rest else (1, length)
     starts = np.array([base], np.int64)
     for d in rest:
         starts = (starts[:, None] + np.arange(shape[d]) * strides[d]).ravel()
-    return PartLayout(shape, tuple(order), ipc.Stretches(starts, rows, pitch, length))
+    return ipc.Stretches(starts, rows, pitch, length)
 
 
 def laid_out(ticket: Ticket, ends: Region, buffer: Any) -> Any:
     """The part whose bytes were copied into the start of ``buffer``."""
-    dtype = as_dtype(ticket.dtype)
-    shape, order, part = layout_of(ends, ticket.strides, dtype.itemsize)
-    flat = buffer[: part.nbytes].view(dtype).reshape([shape[d] for d in order])
+    dtype, order = as_dtype(ticket.dtype), _order(ticket.strides)
+    shape = [ends[d][1] - ends[d][0] for d in order]
+    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    flat = buffer[:nbytes].view(dtype).reshape(shape)
     return flat.transpose([order.index(d) for d in range(len(order))])

@@ -24,23 +24,14 @@ from tiledask.distributed.transport.mailbox import Mailbox
 from tiledask.errors import CollectiveError, DeadlineError
 
 __all__ = [
-    "SOON",
-    "Begun",
-    "Message",
-    "Port",
-    "PortCounts",
-    "Steps",
-    "Transport",
-    "driven",
-    "portable",
-    "take_in",
+    *("SOON", "Begun", "Message", "Port", "PortCounts", "Steps", "Transport", "driven"),
+    *("portable", "take_in"),
 ]
 
 SOON = 0.05
 """Seconds within which most messages come: nothing is looked up or told before."""
 LOOK = 1.0
 """Seconds of waiting after which a rank asks the others what they do, and as often again."""
-
 SILENT = Doing()
 """Of a rank that does not answer."""
 
@@ -114,8 +105,8 @@ class Port:
         self.members, self.rank = members, transport.rank
         self.transport, self._box = transport, transport.box
         self._name = f"{stream} {members}"  # a string keeps its hash
-        self.sent = self.received = self.messages = 0
-        """Bytes that left and came, messages that left."""
+        self.sent = self.messages = 0
+        """Bytes and messages that left."""
         self.counts = PortCounts(members, stream, *([0] * len(members) for _ in range(4)))
         self.now: CollectiveCall | None = None
         """The collective under way here."""
@@ -138,15 +129,14 @@ class Port:
     ) -> None:
         """Send ``parts`` to number ``to``; ``lend``: nobody will ever change them. A ``signal`` is
         counted nowhere."""
-        if self._box.over is not None:
-            raise self._box.over
-        counts = self.counts
-        key = self._name, self.rank, counts.posted[to]
+        self._box.check()
+        posted = self.counts.posted
+        key = self._name, self.rank, posted[to]
         sent = self.transport.deliver(self.members[to], key, note, parts, lend)
         if not signal:
             self.sent += sent
             self.messages += 1
-        counts.posted[to] += 1
+        posted[to] += 1
 
     def get(self, sources: Sequence[int], signals: bool = False) -> list[Message]:
         """The next message of each of ``sources`` (different numbers), when all are there.
@@ -175,11 +165,9 @@ class Port:
         for source, message in zip(sources, found, strict=True):
             counts.taken[source] += 1
             if not signals:
-                self.received += message.nbytes
                 counts.came[source] += message.nbytes
                 counts.messages[source] += 1
-            if message.call is not None:
-                self.agree(message.call)
+            self.agree(message.call)
         return found
 
     def swap(
@@ -211,8 +199,8 @@ class Port:
 
     def agree(self, theirs: Any) -> None:
         """Raise CollectiveError if another rank's call is not the one under way here."""
-        mine, known = self.now, isinstance(theirs, CollectiveCall)
-        if mine is not None and known and not mine.agrees(theirs):
+        mine = self.now
+        if mine is not None and isinstance(theirs, CollectiveCall) and not mine.agrees(theirs):
             raise mismatch(mine, theirs)
 
     # -- collectives --------------------------------------------------------------------------
@@ -220,7 +208,8 @@ class Port:
     def enter(self, what: CollectiveCall) -> Begun:
         """A collective begins."""
         self.now, self.since = what, self.transport.now()
-        return Begun(self.sent, self.received, self.messages, self.since, time.thread_time())
+        came = sum(self.counts.came)
+        return Begun(self.sent, came, self.messages, self.since, time.thread_time())
 
     def leave(self, begun: Begun) -> Begun:
         """It is done: what it moved, when it began, and seconds of the CPU."""
@@ -228,7 +217,7 @@ class Port:
         self.now, self.last, self.since = None, self.now, self.transport.now()
         return Begun(
             self.sent - begun.sent,
-            self.received - begun.received,
+            sum(self.counts.came) - begun.received,
             self.messages - begun.messages,
             begun.begin,
             time.thread_time() - begun.cpu,
@@ -236,15 +225,10 @@ class Port:
 
     def doing(self) -> Doing:
         """What this rank does here."""
-        missing = [each for each in self.waits if each[1] not in self._box.parcels]
-        return Doing(
-            self.now,
-            missing[0][0] if missing else None,
-            sum(self.counts.taken),
-            self.last,
-            self.since,
-            self.transport.flying,
-        )
+        missing = [rank for rank, key in self.waits if key not in self._box.parcels]
+        waits_for, taken = missing[0] if missing else None, sum(self.counts.taken)
+        flying = self.transport.flying
+        return Doing(self.now, waits_for, taken, self.last, self.since, flying)
 
 
 class Transport(ABC):
@@ -328,40 +312,44 @@ class Transport(ABC):
 
     def await_all(self, port: Port, keys: Sequence[tuple[Any, ...]]) -> None:
         """Return when the messages of ``keys``, for ``port``, are there; raises as `Port.get`."""
-        box = self.box
-        port.waits = [(key[1], key) for key in keys]
-        parcels, waits = box.parcels, port.waits
+        parcels, waits = self.box.parcels, [(key[1], key) for key in keys]
+        port.waits = waits
 
-        def missed() -> list[int]:
+        def returned() -> list[int]:
             """Who has returned without sending; the end comes after all messages."""
             return [r for r, key in waits if ("end", r) in parcels and key not in parcels]
 
-        here = lambda: all(key in parcels for key in keys) or bool(missed())  # noqa: E731
+        here = lambda: all(key in parcels for key in keys) or bool(returned())  # noqa: E731
         seen: list[tuple[int, Doing]] = []
         while not self.wait(here, min(self.deadline, time.monotonic() + LOOK), keys):
             for key in keys:  # what disagrees need not wait for what does not come
-                if key in parcels and parcels[key].call is not None:
+                if key in parcels:
                     port.agree(parcels[key].call)
-            source = port.doing().waits_for
-            if source is None:
+            if (source := port.doing().waits_for) is None:
                 continue
             chain = self._chain(source)
             if time.monotonic() >= self.deadline:
-                raise self._late(port.now, chain)
+                raise DeadlineError(
+                    f"rank {self.rank} waited for rank {source} until the run's deadline, in "
+                    f"{port.now}; {self._words(chain)}. Let rank {chain[-1][0]} make its call, or "
+                    f"give the run longer with timeout="
+                )
             flying = self.flying or any(doing.flying for _, doing in chain)
-            circle = chain if chain[-1:] and chain[-1][1].waits_for == self.rank else []
-            if circle and circle == seen and not flying:
-                raise self._stuck(port.now, circle)
-            seen = [] if flying else circle
-        for source in missed():
+            circle = chain if chain[-1][1].waits_for == self.rank and not flying else []
+            if circle and circle == seen:
+                raise CollectiveError(
+                    f"rank {self.rank} waits for rank {source} in {port.now}; "
+                    f"{self._words(circle)}: they wait for each other, for ever. Let all ranks "
+                    f"call their groups' collectives in one order"
+                )
+            seen = circle
+        for source in returned():
             raise CollectiveError(
                 f"rank {self.rank} waits for rank {source} in {port.now}, but "
                 f"{parcels['end', source].words(source, self.now())}. All ranks of a group make "
                 f"the same calls: let rank {source} make this one too, or none"
             )
         port.waits = []
-
-    # -- when nothing comes -------------------------------------------------------------------
 
     def _chain(self, source: int) -> list[tuple[int, Doing]]:
         """Ranks of which each waits for the next, from ``source`` on, and what they do: up to one
@@ -372,22 +360,6 @@ class Transport(ABC):
             found[at] = self.ask(at) or SILENT
             at = found[at].waits_for
         return list(found.items())
-
-    def _stuck(
-        self, call: CollectiveCall | None, circle: list[tuple[int, Doing]]
-    ) -> CollectiveError:
-        return CollectiveError(
-            f"rank {self.rank} waits for rank {circle[0][0]} in {call}; {self._words(circle)}: "
-            f"they wait for each other, for ever. Let all ranks call their groups' collectives in "
-            f"one order"
-        )
-
-    def _late(self, call: CollectiveCall | None, chain: list[tuple[int, Doing]]) -> DeadlineError:
-        return DeadlineError(
-            f"rank {self.rank} waited for rank {chain[0][0]} until the run's deadline, in {call}; "
-            f"{self._words(chain)}. Let rank {chain[-1][0]} make its call, or give the run longer "
-            f"with timeout="
-        )
 
     def _words(self, chain: list[tuple[int, Doing]]) -> str:
         """What other ranks do, in words."""
@@ -440,7 +412,7 @@ def take_in(
         box.end(pickle.loads(note))
     elif key[0] == "end":
         box.parcels[key] = note
-        box.wake()
+        box.ring(True)
     else:
         box.put(key, Message(note, parts, nbytes, there))
 
