@@ -39,7 +39,7 @@ class _Task:
 
     def __init__(self, transport: "Threads", port: Port, steps: Steps, note: Any) -> None:
         self.transport, self.port, self.steps, self.note = transport, port, steps, note
-        self.bell = threading.Lock()  # a silent_bell
+        self.bell = threading.Lock()
         self.bell.acquire()
         """Rings when it is over, if not its own thread has brought it there."""
         self.sources: Sequence[int] = ()
@@ -181,7 +181,7 @@ def run_threads(
     transports = [Threads(r, boxes, deadline) for r in range(len(given))]
     parts: dict[int, RankResult] = {}
     errors: dict[int, BaseException] = {}
-    ended: Queue[int] = Queue()  # a wait for a simple one may not end, see silent_bell
+    ended: Queue[int] = Queue()
 
     def work(r: int) -> None:
         try:
