@@ -102,6 +102,7 @@ def _role(terms: LayerTerms, rank: int) -> ProgramRole:
     dy = tape.value("dy", y.shape, y.itemsize)
     tape.do("arguments", (), (dy,))
     found = tape.backward(rules, {y: dy})
+    tape.catch_up()
     of_x = [found[given[0]]] if terms.wanted and given[0] in found else []
     tape.do("returns", [*of_x, *(weights.gradients[each.name] for each in terms.weights)])
     backward = tape.take()

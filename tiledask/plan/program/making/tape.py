@@ -72,7 +72,7 @@ class Tape:
 
     def take(self) -> list[Op]:
         """The ops of the block that ends here; another begins."""
-        self._catch_up()
+        self.catch_up()
         ops, self.ops, self.of_weights = self.ops, [], []
         return ops
 
@@ -88,7 +88,8 @@ class Tape:
         yield
         self.ops = before
 
-    def _catch_up(self) -> None:
+    def catch_up(self) -> None:
+        """Write what was put off to come later."""
         self.ops += self._later
         self._later.clear()
 
@@ -219,7 +220,7 @@ class Tape:
             if y is None:
                 rule(found)
             elif y in found:
-                self._catch_up()
+                self.catch_up()
                 for x, dx in rule(found.pop(y)):
                     found[x] = self.add(found[x], dx) if x in found else dx
         return found
