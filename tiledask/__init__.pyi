@@ -10,8 +10,8 @@ from tiledask.distributed import tensor as tensor
 from tiledask.distributed import training as training
 from tiledask.distributed.arrays.array import to_numpy as to_numpy
 from tiledask.distributed.arrays.creation import distribute as distribute
+from tiledask.distributed.arrays.creation import from_dask as from_dask
 from tiledask.distributed.arrays.creation import from_function as from_function
-from tiledask.distributed.arrays.dask_arrays import from_dask as from_dask
 from tiledask.distributed.arrays.mesh import Mesh as Mesh
 from tiledask.distributed.arrays.redistribute import redistribute as redistribute
 from tiledask.distributed.checkpoints import open_checkpoint as open_checkpoint

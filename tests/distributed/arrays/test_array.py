@@ -46,11 +46,9 @@ def test_arrays_come_back_as_they_went(cluster):
         assert Replicate() in placements or sum(array.block_bytes) == a.nbytes
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("maker", ["creation", "dask_arrays"])
-def test_whoever_makes_an_array_brings_along_what_multiplies_it(maker):
-    code = f"""
-        from tiledask.distributed.arrays import {maker}
+def test_whoever_makes_an_array_brings_along_what_multiplies_it():
+    code = """
+        from tiledask.distributed.arrays import creation
         from tiledask.distributed.arrays.array import operators
         assert operators["@"].__name__ == "matmul"
     """

@@ -20,7 +20,7 @@ from distributed import Client, wait
 
 import tiledask as td
 from tiledask import Partial, Replicate, Shard
-from tiledask.distributed.arrays.dask_arrays import from_dask
+from tiledask.distributed.arrays.creation import from_dask
 from tiledask.distributed.cluster import slots
 from tiledask.distributed.products import lazy
 from tiledask.distributed.products.lazy import multiply

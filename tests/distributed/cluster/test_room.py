@@ -1,6 +1,6 @@
 """What a worker may still hold is measured, and what a refusal promises is accepted when taken.
 
-Holds `tiledask.distributed.products.explain`, `tiledask.distributed.products.refusal` and
+Holds `tiledask.distributed.products.explain`, `tiledask.distributed.products.alternatives` and
 `tiledask.plan.units`.
 """
 
@@ -19,9 +19,9 @@ import tiledask as td
 from tiledask import Replicate, Shard
 from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.room import MARGIN, Room, room_of
+from tiledask.distributed.products.alternatives import refusal
 from tiledask.distributed.products.explain import ProductQuestion
-from tiledask.distributed.products.needed import ProductNeeds
-from tiledask.distributed.products.refusal import refusal
+from tiledask.distributed.products.memory import ledger_of
 from tiledask.errors import DoesNotFitError
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import grids
@@ -34,7 +34,7 @@ F8 = np.dtype("f8")
 
 
 def asked(a, b, only=None):
-    return ProductQuestion(a, b, ProductNeeds(F8, "blas", None, "memory"), algorithm=only)
+    return ProductQuestion(a, b, F8, algorithm=only)
 
 
 def found(a, b, limit, only=None):
@@ -282,9 +282,9 @@ def test_under_a_cap_what_blocks_take_already_counts():
 def test_one_panel_of_halves_is_rounded_as_it_is_written_on_a_gpu(kernel, ranks, wide):
     """Several panels, and NumPy's, are summed in float32 and rounded then."""
     tiling = Tiling((64, 64), (ranks,), (Shard(0),))
-    needs = ProductNeeds(np.dtype("f2"), kernel, None, "memory")
-    plan = ProductQuestion(tiling, tiling, needs, None).weigh(10**9)["gather"].plan
-    held = needs(plan).by_tensor(0)
+    half = np.dtype("f2")
+    plan = ProductQuestion(tiling, tiling, half, kernel).weigh(10**9)["gather"].plan
+    held = ledger_of(plan, half, kernel).by_tensor(0)
     assert len(plan.panels[0]) == ranks
     assert held["C"] == 64 // ranks * 64 * wide
     assert held.get("rounded C", 0) == (64 // ranks * 64 * 2 if wide == 4 else 0)

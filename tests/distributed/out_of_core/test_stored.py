@@ -1,6 +1,6 @@
 """Matrices in files: every region as NumPy would read it, and nothing believed unchecked.
 
-Holds `tiledask.distributed.out_of_core.stored_npy`, `tiledask.distributed.out_of_core.stored_zarr`
+Holds `tiledask.distributed.out_of_core.npy`, `tiledask.distributed.out_of_core.zarr_chunks`
 and `tiledask.distributed.out_of_core.disk`.
 """
 
@@ -15,7 +15,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiledask.distributed.out_of_core import stored_npy, stored_zarr
+from tiledask.distributed.out_of_core import npy, zarr_chunks
 from tiledask.distributed.out_of_core.stored import create_array, open_array
 from tiledask.errors import ConfigError
 
@@ -145,7 +145,7 @@ def test_indexing(tmp_path):
         np.asarray(array, copy=False)
 
 
-HEADER = stored_npy.header
+HEADER = npy.header
 SQUARE = HEADER((16, 16), np.dtype("f4")) + bytes(1024)
 
 
@@ -227,7 +227,7 @@ def test_a_missing_chunk_is_no_zeros(tmp_path, kind):
     x = values()
     path = store(tmp_path, x, kind)
     array = open_array(path)
-    (file,) = stored_zarr.chunk_files(array, ((11, 12), (5, 6)))
+    file, *_ = zarr_chunks.files(array, ((11, 12), (5, 6)))
     os.remove(file)
     words = rf"{path} is \(23, 17\) in chunks of .*{os.path.relpath(file, path)} is missing; write"
     with pytest.raises(ConfigError, match=words):
@@ -240,7 +240,7 @@ def test_a_missing_chunk_is_no_zeros(tmp_path, kind):
 def test_a_chunk_that_was_damaged_is_refused(tmp_path):
     array = create_array(tmp_path / "c.zarr", SHAPE, "f4", (5, 4))
     array.write(((0, 23), (0, 17)), values())
-    (file,) = stored_zarr.chunk_files(array, ((11, 12), (5, 6)))
+    file, *_ = zarr_chunks.files(array, ((11, 12), (5, 6)))
     held = bytearray(Path(file).read_bytes())
     held[len(held) // 2] ^= 1
     Path(file).write_bytes(held)

@@ -1,7 +1,7 @@
 """The distributed product: right for every placement, counted to the byte, within its memory.
 
 Holds `tiledask.distributed.cluster.counters`, `tiledask.distributed.products.panels`,
-`tiledask.distributed.products.needed`, `tiledask.distributed.products.worker` and
+`tiledask.distributed.products.memory`, `tiledask.distributed.products.worker` and
 `tiledask.lab.claims`.
 """
 

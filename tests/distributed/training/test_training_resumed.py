@@ -183,7 +183,7 @@ def test_another_training_is_refused(two_steps, other, words):
 
 
 def damaged_file(step):
-    (path, *_) = sorted(step.glob("rank-0-*.npy"))
+    (path, *_) = sorted(step.glob("rank-0.bin"))
     return path
 
 

@@ -2,8 +2,7 @@
 
 mesh.py          Mesh: slots of a cluster as ranks in rows and columns
 array.py         ShardedArray, to_numpy
-creation.py      distribute, from_function; they load products/matmul.py, which A @ B calls
-dask_arrays.py   from_dask
+creation.py      distribute, from_function, from_dask; they load products/matmul.py, for A @ B
 redistribute.py  from one placement to another: all_gather, reduce_scatter, all_to_all, ...
 recompute.py     parts of blocks that went down with their worker, made again
 """

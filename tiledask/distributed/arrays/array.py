@@ -1,4 +1,4 @@
-"""Arrays whose blocks live on workers: look at them, bring them back, and make a block there."""
+"""Arrays whose blocks live on workers: look at them, and bring them back."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from dask.base import tokenize
 from distributed import Future
 
 from tiledask.distributed.arrays.mesh import Mesh
-from tiledask.distributed.arrays.recompute import Anchors
+from tiledask.distributed.arrays.recompute import anchors_of
 from tiledask.distributed.cluster.tasks import slot_of
 from tiledask.distributed.deadlines import bounded
 from tiledask.errors import PlacementError
@@ -21,16 +21,14 @@ from tiledask.plan.products.placement import Partial, Placement, Replicate, Shar
 from tiledask.plan.products.regions import Region, slices
 from tiledask.plan.units import format_bytes
 from tiledask.tile import TileCount
-from tiledask.tile.backend import as_dtype, namespace
+from tiledask.tile.backend import namespace
 from tiledask.tile.backend import to_numpy as off_device
 
 __all__ = [
     "Both",
     "ShardedArray",
-    "make_block",
     "operators",
     "placements_of",
-    "read_block",
     "slices",
     "to_numpy",
 ]
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
     import dask.array as da
 
 SLAB = 2**25
-"""Bytes of a block that are read from a file at a time."""
+"""Bytes of blocks that are fetched at a time, at least."""
 
 
 class Both(NamedTuple):
@@ -89,9 +87,9 @@ class ShardedArray(Tiled):
         return tuple(prod(shape) * self.dtype.itemsize for shape in shapes)
 
     @cached_property
-    def anchors(self) -> Anchors:
-        """What tasks depend on that read its blocks past Dask."""
-        return Anchors(self.mesh.cluster, self.blocks)
+    def anchors(self) -> list[Future[Any]]:
+        """What tasks depend on that read its blocks past Dask, by rank."""
+        return anchors_of(self.mesh.cluster, self.blocks)
 
     @property
     def T(self) -> "ShardedArray":
@@ -240,42 +238,3 @@ def _parts(blocks: list[Future[Any]], sizes: list[int]) -> list[list[Future[Any]
 
 def _transposed(block: Any) -> Any:
     return block.T
-
-
-def read_block(source: str | np.ndarray, region: Region, dtype: str, backend: str) -> Any:
-    """One block (on the worker), of a file in the spool or what a `KeptArray` gave the task."""
-    found, xp = as_dtype(dtype), namespace(backend)
-    if not isinstance(source, str):
-        return xp.asarray(source.view(found))
-    block = xp.empty([stop - start for start, stop in region], found)
-    # the pages of a mapped file are this process's until it is unmapped: a slab of rows at a time
-    (first, last), *others = region or [(0, 1)]
-    across = max(1, block.nbytes // max(1, last - first))
-    for start, stop in pairwise([*range(first, last, max(1, SLAB // across)), last]):
-        whole = np.load(source, mmap_mode="r", allow_pickle=False)
-        whole = whole.view(found)  # bfloat16 is saved as bytes without a name
-        part = whole[slices(((start, stop), *others)) if region else ...]
-        place = (slice(start - first, stop - first),) if region else ...
-        block[place] = xp.asarray(part)
-    return block
-
-
-def make_block(
-    function: Callable[..., Any], region: Region, dtype: str, backend: str, *at: tuple[int, ...]
-) -> Any:
-    """One block, made by ``function`` of the region, and of the rank's coordinates if they are
-    given (on the worker)."""
-    block = namespace(backend).asarray(function(slices(region), *at), order="C")
-    if not np.can_cast(block.dtype, as_dtype(dtype), "same_kind"):
-        raise PlacementError(
-            f"the function gave {block.dtype} for an array of {dtype}, which would lose "
-            f"what is not {as_dtype(dtype).kind!r}; cast it in the function if you mean it"
-        )
-    block = block.astype(as_dtype(dtype), copy=False)
-    expected = tuple(stop - start for start, stop in region)
-    if block.shape != expected:
-        raise PlacementError(
-            f"the function gave a block of shape {block.shape} for the region {region}, which "
-            f"has shape {expected}; return exactly the slices it is called with"
-        )
-    return block

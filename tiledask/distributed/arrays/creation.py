@@ -1,41 +1,46 @@
-"""Makes arrays whose blocks live on workers: from an array here, or by a function there.
+"""Makes arrays whose blocks live on workers: from an array here, by a function there, of chunks.
 
     distribute(a, mesh, (Shard(0), Shard(1)))
         a  --save once-->  spool file  --each slot reads its region-->  one block per rank
         a  --cut-->  a task's argument, where a worker does not see the spool  -->  the same
+    from_dask(x, mesh, (Shard(0), Shard(1)))
+        x  --cut where its chunks lie-->  parts  --put together in the slots-->  the same
 
-Blocks are made by tasks (from the file or the argument, or by a function), never scattered: when a
-worker dies, Dask runs the task again and the block is back.
+Blocks are made by tasks (from the file or the argument, by a function, of parts), never scattered:
+when a worker dies, Dask runs the task again and the block is back.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from dask.core import flatten
+from distributed import futures_of
 
 # so that A @ B and A.redistribute have what computes them, as soon as there is an array
 import tiledask.distributed.arrays.redistribute
 import tiledask.distributed.products.matmul  # noqa: F401
-from tiledask.distributed.arrays.array import ShardedArray, make_block, placements_of, read_block
+from tiledask.distributed.arrays.array import ShardedArray, placements_of
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster.cluster import Cluster
-from tiledask.distributed.cluster.room import Room, room_of
+from tiledask.distributed.cluster.room import room_of
 from tiledask.distributed.deadlines import bounded
 from tiledask.errors import DoesNotFitError, PlacementError
 from tiledask.plan.products.placement import Partial, Placement, Tiling
-from tiledask.plan.products.regions import region_size
+from tiledask.plan.products.regions import Region, extents_of, region_size, slices
 from tiledask.plan.units import format_bytes
-from tiledask.tile.backend import as_dtype
+from tiledask.tile.backend import array_namespace, as_dtype, namespace
 from tiledask.tile.backend import to_numpy as off_device
 
-__all__ = [
-    "check_dtype",
-    "check_mesh",
-    "checked",
-    "distribute",
-    "from_function",
-    "refuse_large_blocks",
-]
+if TYPE_CHECKING:
+    import dask.array as da
+
+__all__ = ["distribute", "from_dask", "from_function"]
+
+SLAB = 2**25
+"""Bytes of a block that are read from a file at a time."""
 
 
 @bounded
@@ -53,7 +58,7 @@ def distribute(
     the cluster's spool folder, or into the tasks of workers that do not see that.
     Raises PlacementError for placements that the mesh or the shape does not allow.
     """
-    check_mesh(mesh)
+    _check_mesh(mesh)
     if isinstance(array, np.ma.MaskedArray):
         raise PlacementError(
             "a masked array has values that do not count, and blocks hold only values; "
@@ -61,19 +66,15 @@ def distribute(
         )
     array = np.asarray(off_device(array))
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
-    tiling = Tiling(array.shape, mesh.shape, checked(placements))
-    check_dtype(array.dtype)
-    room = room_of(mesh.cluster, alone=True, timeout=timeout, slots=mesh.at)
-    refuse_large_blocks(tiling, array.dtype, room)
+    tiling = _tiling(array.shape, array.dtype, mesh, placements)
+    _check_fits(mesh, tiling, array.dtype, timeout)
     kept, how = mesh.cluster.keep(array), (array.dtype.name, mesh.cluster.backend)
     given = {
         slot: (kept.part(slot, region), region, *how)
         for slot, region in zip(mesh.at, tiling.regions, strict=True)
     }
-    blocks = mesh.cluster.submit_all(read_block, given, name=name)
     what = f"distributing {array.shape} over {mesh.shape}"
-    mesh.cluster.wait(blocks, what, timeout, cancel=True)
-    return ShardedArray(mesh, tiling, array.dtype, tuple(blocks), "distribute")
+    return _made("distribute", _read_block, given, mesh, tiling, array.dtype, what, name, timeout)
 
 
 @bounded
@@ -94,25 +95,83 @@ def from_function(
     placement is Partial(), ranks with the same slices make parts of their own:
     ``function(slices, at)``, with the coordinates of the rank on the mesh.
     """
-    check_mesh(mesh)
-    dtype = as_dtype(dtype)
-    placements = placements_of(placements)
-    tiling = Tiling(tuple(shape), mesh.shape, placements)
-    own = any(isinstance(p, Partial) for p in placements)
-    check_dtype(dtype)
-    room = room_of(mesh.cluster, alone=True, timeout=timeout, slots=mesh.at)
-    refuse_large_blocks(tiling, dtype, room)
-    backend = mesh.cluster.backend
+    _check_mesh(mesh)
+    found = as_dtype(dtype)
+    tiling = _tiling(tuple(shape), found, mesh, placements, partial=True)
+    _check_fits(mesh, tiling, found, timeout)
+    own = any(isinstance(p, Partial) for p in tiling.placements)
     given = {
-        slot: (function, tiling.region(at), dtype.name, backend, *((at,) if own else ()))
+        slot: (function, tiling.region(at), found.name, mesh.cluster.backend, *([at] * own))
         for slot, at in zip(mesh.at, tiling.coordinates(), strict=True)
     }
-    blocks = mesh.cluster.submit_all(make_block, given, name=name)
-    mesh.cluster.wait(blocks, f"making {tiling.shape} on {mesh.shape}", timeout, cancel=True)
-    return ShardedArray(mesh, tiling, dtype, tuple(blocks), "from_function")
+    what = f"making {tiling.shape} on {mesh.shape}"
+    return _made("from_function", _make_block, given, mesh, tiling, found, what, name, timeout)
 
 
-def check_mesh(mesh: Any) -> None:
+@bounded
+def from_dask(
+    x: "da.Array",
+    mesh: Mesh,
+    placements: Iterable[Placement],
+    *,
+    name: str = "from_dask",
+    timeout: float | None = None,
+) -> ShardedArray:
+    """``x`` as a ShardedArray: computed on the mesh's cluster, blocks put together where they lie.
+
+    Chunks need not agree with blocks: each rank fetches the parts of chunks that it needs. A
+    chunk is dropped when the blocks have what they need of it, and made again if a block is lost.
+    Nothing passes through this process.
+
+    Raises PlacementError for placements that the mesh or the shape does not allow, for unknown
+    chunk sizes, and if parts of ``x`` were persisted by another client; DoesNotFitError if a
+    worker cannot hold a block twice, in parts and put together.
+    """
+    import dask.array as da
+
+    if not isinstance(x, da.Array):
+        raise TypeError(
+            f"from_dask takes a dask.array, got {type(x).__name__}; td.distribute takes NumPy's"
+        )
+    _check_mesh(mesh)
+    if any(np.isnan(x.shape)):
+        raise PlacementError(
+            f"x has chunks of unknown size, its shape is {x.shape}, and blocks need numbers; "
+            f"x.compute_chunk_sizes() finds them out"
+        )
+    tiling, client = _tiling(x.shape, x.dtype, mesh, placements), mesh.cluster.client
+    kept = futures_of(x)
+    if others := [future.client for future in kept if future.client is not client]:
+        raise PlacementError(
+            f"x has parts that {others[0]!r} persisted, the mesh is {client!r}'s; persist "
+            f"it there, with mesh.cluster.client.persist(x), or give from_dask the lazy x"
+        )
+    x = x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
+    # parts are cut where the chunks lie, so that only they travel, and put together in the slots
+    copies = 2 if any(x[slices(region)].npartitions > 1 for region in tiling.regions) else 1
+    _check_fits(mesh, tiling, x.dtype, timeout, copies)
+    x = client.persist(x)
+    parts = client.persist([x[slices(region)] for region in tiling.regions])
+    futures = {future.key: future for future in futures_of(parts)}
+    given = {}
+    for slot, part in zip(mesh.at, parts, strict=True):
+        chunks = [futures[key] for key in flatten(part.__dask_keys__())]
+        given[slot] = (part.chunks, x.dtype.name, mesh.cluster.backend, *chunks)
+    what = f"taking over {x.npartitions} chunks of {x.shape}"
+    try:
+        return _made("from_dask", _assemble, given, mesh, tiling, x.dtype, what, name, timeout)
+    except BaseException:
+        there = {future.key for future in kept}
+        made = [future for future in futures_of([x, *parts]) if future.key not in there]
+        with suppress(Exception):  # of a client that is closed: nothing is left there
+            client.cancel(made, force=True)
+        raise
+
+
+# -- what is refused, and what all have in common --------------------------------------------------
+
+
+def _check_mesh(mesh: Any) -> None:
     """None if ``mesh`` is a Mesh of a cluster that runs; else TypeError or ClusterLostError."""
     if not isinstance(mesh, Mesh):
         kind = Cluster if isinstance(mesh, Cluster) else type(mesh)
@@ -122,29 +181,35 @@ def check_mesh(mesh: Any) -> None:
     mesh.cluster.check_alive()
 
 
-def checked(placements: Placement | Iterable[Placement]) -> tuple[Placement, ...]:
-    """One for each axis; PlacementError if one is Partial(), or as `placements_of` has it."""
+def _tiling(
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    mesh: Mesh,
+    placements: Placement | Iterable[Placement],
+    partial: bool = False,
+) -> Tiling:
+    """How such an array lies; PlacementError for what no blocks can be."""
     placements = placements_of(placements)
-    if Partial() in placements:
+    if Partial() in placements and not partial:
         raise PlacementError(
             f"an array cannot be distributed as {placements}: its partial sums are not unique. Use "
             f"Shard(dim) or Replicate(), or let td.from_function make each rank's part"
         )
-    return placements
-
-
-def check_dtype(dtype: np.dtype) -> None:
-    """None if blocks can have elements of ``dtype``; else PlacementError."""
+    tiling = Tiling(shape, mesh.shape, placements)
     if dtype.kind not in "fiu" and dtype.name != "bfloat16":
         raise PlacementError(
             f"blocks hold real numbers (float16/32/64, bfloat16 or integers), got dtype {dtype}; "
             f"convert first, for example with astype('float32')"
         )
+    return tiling
 
 
-def refuse_large_blocks(tiling: Tiling, dtype: np.dtype, room: Room, copies: int = 1) -> None:
+def _check_fits(
+    mesh: Mesh, tiling: Tiling, dtype: np.dtype, timeout: float | None, copies: int = 1
+) -> None:
     """Raise DoesNotFitError, before anything runs, if a worker could not hold so many ``copies`` of
     its block."""
+    room = room_of(mesh.cluster, alone=True, timeout=timeout, slots=mesh.at)
     largest = max(map(region_size, tiling.regions)) * dtype.itemsize * copies
     if largest > room.bytes:
         twice = " in parts and put together" * (copies > 1)
@@ -153,3 +218,75 @@ def refuse_large_blocks(tiling: Tiling, dtype: np.dtype, room: Room, copies: int
             f"{format_bytes(largest)}, a worker may hold {room}; shard it over "
             f"at least {-(-largest // max(1, room.bytes))} times as many ranks"
         )
+
+
+def _made(
+    made_by: str,
+    function: Callable[..., Any],
+    given: Mapping[int, Sequence[Any]],
+    mesh: Mesh,
+    tiling: Tiling,
+    dtype: np.dtype,
+    what: str,
+    name: str,
+    timeout: float | None,
+) -> ShardedArray:
+    """The array, once ``function`` has made the block of each slot of what it is ``given``."""
+    blocks = mesh.cluster.submit_all(function, given, name=name)
+    mesh.cluster.wait(blocks, what, timeout, cancel=True)
+    return ShardedArray(mesh, tiling, dtype, tuple(blocks), made_by)
+
+
+# -- on a worker -----------------------------------------------------------------------------------
+
+
+def _read_block(source: str | np.ndarray, region: Region, dtype: str, backend: str) -> Any:
+    """A block of a file in the spool, or of what a `KeptArray` gave the task."""
+    found, xp = as_dtype(dtype), namespace(backend)
+    if not isinstance(source, str):
+        return xp.asarray(source.view(found))
+    block = xp.empty(extents_of(region), found)
+    # the pages of a mapped file are this process's until it is unmapped: a slab of rows at a time
+    (first, last), *others = region or [(0, 1)]
+    step = max(1, SLAB // max(1, block.nbytes // max(1, last - first)))
+    for start, stop in pairwise([*range(first, last, step), last]):
+        whole = np.load(source, mmap_mode="r", allow_pickle=False)
+        whole = whole.view(found)  # bfloat16 is saved as bytes without a name
+        part = whole[slices(((start, stop), *others)) if region else ...]
+        block[slice(start - first, stop - first) if region else ...] = xp.asarray(part)
+    return block
+
+
+def _make_block(
+    function: Callable[..., Any], region: Region, dtype: str, backend: str, *at: tuple[int, ...]
+) -> Any:
+    """A block that ``function`` makes of its region, and of the rank's coordinates if they are
+    given."""
+    found = as_dtype(dtype)
+    block = namespace(backend).asarray(function(slices(region), *at), order="C")
+    if not np.can_cast(block.dtype, found, "same_kind"):
+        raise PlacementError(
+            f"the function gave {block.dtype} for an array of {dtype}, which would lose "
+            f"what is not {found.kind!r}; cast it in the function if you mean it"
+        )
+    if block.shape != (expected := extents_of(region)):
+        raise PlacementError(
+            f"the function gave a block of shape {block.shape} for the region {region}, which "
+            f"has shape {expected}; return exactly the slices it is called with"
+        )
+    return block.astype(found, copy=False)
+
+
+def _assemble(chunks: tuple[tuple[int, ...], ...], dtype: str, backend: str, *parts: Any) -> Any:
+    """A block of the parts of chunks that it consists of."""
+    from dask.array.core import slices_from_chunks
+
+    xp, found = namespace(backend), as_dtype(dtype)
+    here = [part if array_namespace(part) is xp else xp.asarray(off_device(part)) for part in parts]
+    shape = tuple(map(sum, chunks))
+    if len(here) == 1:
+        return xp.ascontiguousarray(here[0]).reshape(shape).astype(found, copy=False)
+    block = xp.empty(shape, found)
+    for region, part in zip(slices_from_chunks(chunks), here, strict=True):
+        block[region] = part
+    return block

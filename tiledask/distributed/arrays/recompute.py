@@ -12,8 +12,7 @@ a task of nothing but that block.
 import asyncio
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,10 +21,10 @@ from distributed import Future, Reschedule, Worker, get_client, get_worker
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.tasks import slot_of
 from tiledask.errors import DeadlineError
-from tiledask.plan.products.regions import Region
+from tiledask.plan.products.regions import Region, slices
 from tiledask.tile.backend import array_namespace
 
-__all__ = ["Anchors", "recovered"]
+__all__ = ["Wanted", "anchors_of", "recovered"]
 
 PATIENCE = 300.0
 """Seconds until blocks must have been made again."""
@@ -38,20 +37,10 @@ _asked: dict[str, tuple[float, dict[Wanted, Future[Any]]]] = {}
 """What each task of this worker waits for, and since when."""
 
 
-class Anchors:
-    """What keeps Dask able to make the ``blocks`` of an array again, made when it is asked for."""
-
-    def __init__(self, cluster: Cluster, blocks: Sequence[Future[Any]]) -> None:
-        self.cluster, self.blocks = cluster, blocks
-
-    def of(self, rows: Mapping[int, tuple[int, ...]]) -> list[tuple[Future[Any], ...]]:
-        """For each of ``rows``, ranks, what depends on their blocks."""
-        return [tuple(self._each[rank] for rank in row) for row in rows.values()]
-
-    @cached_property
-    def _each(self) -> list[Future[Any]]:
-        held = {slot_of(block): (block,) for block in self.blocks}
-        return self.cluster.submit_all(_anchor, held, name="dependency", beside=True)
+def anchors_of(cluster: Cluster, blocks: Sequence[Future[Any]]) -> list[Future[Any]]:
+    """What keeps Dask able to make each of ``blocks`` again."""
+    held = {slot_of(block): (block,) for block in blocks}
+    return cluster.submit_all(_anchor, held, name="dependency", beside=True)
 
 
 def _anchor(block: Any) -> None:
@@ -60,12 +49,11 @@ def _anchor(block: Any) -> None:
 
 def recovered(task: str, parts: Iterable[Wanted]) -> dict[Wanted, Any]:
     """The ``parts`` for the running ``task``; raises Reschedule until they are there."""
-    parts = list(parts)
+    parts, now = list(parts), time.monotonic()
     if not parts:
         return {}
-    client, now = get_client(), time.monotonic()
     if task not in _asked:
-        _asked[task] = now, {part: _ask(client, *part) for part in parts}
+        _asked[task] = now, {part: _ask(*part) for part in parts}
         get_worker().loop.add_callback(_dropped, get_worker(), task)
     since, futures = _asked[task]
     while not all(future.done() for future in futures.values()):
@@ -98,8 +86,9 @@ async def _dropped(worker: Worker, task: str) -> None:
             _asked.pop(task, None)
 
 
-def _ask(client: Any, key: str, slot: int, ends: Region) -> Future[Any]:
-    future: Future[Any] = client.submit(
+def _ask(key: str, slot: int, ends: Region) -> Future[Any]:
+    client = get_client()
+    made: Future[Any] = client.submit(
         _cut,
         Future(key, client),
         ends,
@@ -107,8 +96,8 @@ def _ask(client: Any, key: str, slot: int, ends: Region) -> Future[Any]:
         resources={f"beside{slot}": 1},
         pure=False,
     )
-    return future
+    return made
 
 
 def _cut(block: Any, ends: Region) -> Any:
-    return array_namespace(block).asarray(block[tuple(slice(*e) for e in ends)], order="C")
+    return array_namespace(block).asarray(block[slices(ends)], order="C")

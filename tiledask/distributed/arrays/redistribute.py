@@ -6,16 +6,19 @@
 """
 
 from collections.abc import Iterable
+from functools import partial
+from itertools import pairwise
 
 from tiledask.distributed.arrays.array import Both, ShardedArray, operators, placements_of
-from tiledask.distributed.arrays.recompute import Anchors
+from tiledask.distributed.arrays.recompute import anchors_of
 from tiledask.distributed.cluster.counters import counting
 from tiledask.distributed.deadlines import bounded
-from tiledask.distributed.products.rank_tasks import Lent, RankTasks, submit_ranks
-from tiledask.distributed.products.worker import RankJob
+from tiledask.distributed.products.tasks import Lent, ranks_of, submit_ranks
+from tiledask.distributed.products.worker import moves
 from tiledask.distributed.transport.blocks import lending
 from tiledask.plan.products.comms import collective, redistribution, traffic_of
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling
+from tiledask.plan.products.traffic import Traffic
 
 __all__ = ["redistribute"]
 
@@ -38,31 +41,24 @@ def redistribute(
         )
     target = Tiling(array.shape, array.mesh.shape, placements_of(placements))
     name = collective(array.tiling, target)
-    halfway = _reduced(array.tiling, target)
-    stops = [target] if halfway is None else [halfway, target]
-
-    cluster, source = array.mesh.cluster, array.tiling
-    plans = []
-    for stop in stops:
-        plans.append((source, stop, redistribution(source, stop)))
-        source = stop
-    ranks, itemsize, at = array.mesh.ranks, array.dtype.itemsize, array.mesh.at
-    predicted = [traffic_of(ranks, pieces, itemsize).on(cluster.hosts, at) for *_, pieces in plans]
-    blocks, anchors = list(array.blocks), array.anchors
+    stops = filter(None, (array.tiling, _reduced(array.tiling, target), target))
+    plans = [(old, new, redistribution(old, new)) for old, new in pairwise(stops)]
+    cluster, at, ranks = array.mesh.cluster, array.mesh.at, array.mesh.ranks
+    moved = (traffic_of(ranks, pieces, array.dtype.itemsize) for *_, pieces in plans)
+    predicted = sum(moved, Traffic.of(ranks)).on(cluster.hosts, at)
+    blocks, anchors = list(array.blocks), lambda: array.anchors
     cluster.again(blocks)
     cluster.wait(blocks, f"the blocks of {array!r}", timeout)
     with lending(cluster) as lender, counting(cluster, timeout, last=[lender.ends]) as counted:
         for old, new, pieces in plans:
             tickets = lender.lend([blocks], timeout)
-            lent = {"partial": Lent(anchors, [tickets[slot][0] for slot in at])}
-            how = array.dtype.name, cluster.backend
-            stage = RankTasks.of(
-                [RankJob.moves(rank, old, new, pieces, *how) for rank in range(ranks)]
-            )
+            lent = {"partial": Lent([tickets[slot][0] for slot in at], anchors)}
+            given = array.dtype.name, cluster.backend
+            tasks = ranks_of(moves(old, new, pieces, rank, *given) for rank in range(ranks))
             own = [(None, None, block) for block in blocks]
-            blocks = submit_ranks(lender, at, stage, lent, own, name)
+            blocks = submit_ranks(lender, at, tasks, lent, own, name)
             cluster.wait(blocks, f"{name} of {array!r}", timeout, cancel=True)
-            anchors = Anchors(cluster, blocks)
+            anchors = partial(anchors_of, cluster, blocks)
         lender.close()
     facts = [found for (found,) in counted.last]
     reads = [(src, dst, n) for dst, found in enumerate(facts) for src, n in found.reads]
@@ -72,7 +68,7 @@ def redistribute(
         array.dtype,
         tuple(blocks),
         name,
-        traffic=Both(sum(predicted[1:], predicted[0]), counted.moved(cluster.slots, reads)),
+        traffic=Both(predicted, counted.moved(cluster.slots, reads)),
         seconds=counted.seconds,
     )
 

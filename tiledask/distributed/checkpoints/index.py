@@ -12,38 +12,34 @@ import numpy as np
 
 from tiledask.errors import CheckpointError, short
 from tiledask.plan.products.placement import Tiling
-from tiledask.plan.products.regions import Region, TensorSlice, extents_of
+from tiledask.plan.products.regions import Region, TensorSlice, region_size
 from tiledask.plan.whole import is_whole
 from tiledask.tile.backend import as_dtype
 
-__all__ = [
-    "FILE",
-    "Index",
-    "Stored",
-    "StoredBox",
-    "check_cover",
-    "in_file",
-    "read_index",
-    "whole",
-    "write_index",
-]
+__all__ = ["Index", "Stored", "StoredBox", "check_cover", "read_index", "whole", "write_index"]
 
 FILE = "index.json"
-FORMAT = 2
+FORMAT = 3
 _DAMAGE = LookupError, TypeError, ValueError, OverflowError, AttributeError, OSError, RecursionError
 _CELLS = 2**28
 """Parts, at most, into which the boxes of an array cut it."""
 
 
 class StoredBox(NamedTuple):
-    """A box in a file of its own."""
+    """A box of an array, row after row in a file."""
 
-    file: str
+    rank: int
+    """Whose file it is in."""
     box: Region
     offset: int
-    """Bytes before the numbers."""
+    """Bytes before it."""
     checksum: int
-    """CRC-32 of the numbers."""
+    """CRC-32 of its numbers."""
+
+    @property
+    def file(self) -> str:
+        """The file's name."""
+        return f"rank-{self.rank}.bin"
 
 
 @dataclass(frozen=True)
@@ -80,16 +76,6 @@ def whole(shape: tuple[int, ...]) -> TensorSlice:
     return Tiling(tuple(shape), (), ()).slice(())
 
 
-def in_file(dtype: Any) -> np.dtype:
-    """The type as which numbers of ``dtype`` are in a .npy file, which does not know bfloat16.
-
-    >>> in_file("bfloat16").name, in_file("float32").name
-    ('uint16', 'float32')
-    """
-    found = as_dtype(dtype)
-    return np.dtype(np.uint16) if found.name == "bfloat16" else found
-
-
 def write_index(folder: Path, index: Index) -> Path:
     """The index's file, with a checksum of its own; not yet forced to the disk."""
     arrays = {name: vars(each) for name, each in index.arrays.items()}
@@ -103,7 +89,7 @@ def write_index(folder: Path, index: Index) -> Path:
 def read_index(folder: Path) -> Index:
     """The index in ``folder``; CheckpointError if it is damaged, or is not of these files.
 
-    What it names are files in the folder, and together they are the arrays.
+    What it names is in files of the folder, and together they are the arrays.
     """
     path = folder / FILE
     try:
@@ -128,7 +114,7 @@ def read_index(folder: Path) -> Index:
 
 
 def _stored(folder: Path, name: str, each: dict[str, Any]) -> Stored:
-    """What the index says of an array, whose parts are files in the folder, each of its size."""
+    """What the index says of an array, whose parts are inside it and inside files of the folder."""
     shape, dtype = tuple(each["shape"]), as_dtype(each["dtype"])
     size = prod(n for n in shape if n) * dtype.itemsize  # arrays of no elements have extents
     if not all(is_whole(n, 0) for n in shape) or size >= 2**63 or len(shape) > 32:
@@ -136,21 +122,17 @@ def _stored(folder: Path, name: str, each: dict[str, Any]) -> Stored:
     if dtype.name != each["dtype"] or not (dtype.kind in "biufc" or dtype.name == "bfloat16"):
         raise ValueError(f"{name!r} has dtype {each['dtype']}, and numbers are stored")
     parts = []
-    for file, ends, offset, checksum in each["parts"]:
-        box, path = tuple((start, stop) for start, stop in ends), folder / file
-        numbers = [offset, checksum, *(end for ends in box for end in ends)]
-        inside = all(0 <= a < b <= n for (a, b), n in zip(box, shape, strict=True))
-        if (
-            not inside
-            or not all(is_whole(n, 0) for n in numbers)
-            or path.name != file
-            or path.is_symlink()
-        ):
-            raise ValueError(f"{name!r} of {shape} has {box} in {file}, not a part in this folder")
-        has, needs = path.stat().st_size, offset + prod(extents_of(box)) * dtype.itemsize
-        if has != needs:
-            raise ValueError(f"{file} has {has} bytes and {name!r} needs {needs} of it")
-        parts.append(StoredBox(file, box, offset, checksum))
+    for rank, ends, offset, checksum in each["parts"]:
+        part = StoredBox(rank, tuple((start, stop) for start, stop in ends), offset, checksum)
+        numbers = [rank, offset, checksum, *(end for pair in part.box for end in pair)]
+        inside = all(0 <= a < b <= n for (a, b), n in zip(part.box, shape, strict=True))
+        path = folder / part.file
+        if not inside or not all(is_whole(n, 0) for n in numbers) or path.is_symlink():
+            raise ValueError(f"{name!r} of {shape} has {part}, no part of it in this folder")
+        has, needs = path.stat().st_size, offset + region_size(part.box) * dtype.itemsize
+        if has < needs:
+            raise ValueError(f"{part.file} has {has} bytes and {name!r} needs {needs} of it")
+        parts.append(part)
     check_cover(name, shape, [part.box for part in parts])
     return Stored(shape, each["dtype"], tuple(parts))
 
@@ -164,18 +146,18 @@ def check_cover(name: str, shape: Sequence[int], boxes: Iterable[Region]) -> Non
     tiledask.errors.CheckpointError: no rank holds ((1, 2),) of 'w', which is [4]; all ranks together must hold all of it: is a stage or a shard left out?
     """  # noqa: E501
     boxes = list(boxes)
+    if not prod(shape):
+        return
     ends = [
         sorted({0, n, *(end for box in boxes for end in box[axis])}) for axis, n in enumerate(shape)
     ]
-    if not prod(shape):
-        return
-    cells = prod(len(each) - 1 for each in ends)
-    if cells > _CELLS:
+    cells = [len(each) - 1 for each in ends]
+    if prod(cells) > _CELLS:
         raise CheckpointError(
-            f"the {len(boxes)} boxes of {name!r} cut it into {cells} cells, up to {_CELLS} can be "
-            f"looked through; cut it along fewer axes"
+            f"the {len(boxes)} boxes of {name!r} cut it into {prod(cells)} cells, up to {_CELLS} "
+            f"can be looked through; cut it along fewer axes"
         )
-    held = np.zeros([len(each) - 1 for each in ends], bool)
+    held = np.zeros(cells, bool)
     for box in boxes:
         at = (slice(each.index(a), each.index(b)) for each, (a, b) in zip(ends, box, strict=True))
         held[tuple(at)] = True

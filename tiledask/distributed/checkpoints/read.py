@@ -8,28 +8,19 @@ A rank holds what it asked for and the parts of one array, never the whole model
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.checkpoints.index import (
-    Index,
-    Stored,
-    StoredBox,
-    in_file,
-    read_index,
-    whole,
-)
+from tiledask.distributed.checkpoints.index import Index, Stored, StoredBox, read_index, whole
 from tiledask.distributed.checkpoints.write import UNFINISHED, folder_of
-from tiledask.distributed.out_of_core.stored_npy import look
 from tiledask.errors import CheckpointError
 from tiledask.plan.digests import crc_of
-from tiledask.plan.products.regions import Region, TensorSlice, extents_of, overlap, within
+from tiledask.plan.products.regions import TensorSlice, extents_of, overlap, region_size, within
 from tiledask.plan.units import format_bytes
 from tiledask.tile.backend import as_dtype
 
@@ -86,31 +77,31 @@ class Checkpoint:
 
     def _array(self, stored: Stored, piece: TensorSlice) -> np.ndarray:
         local = np.empty(piece.local_shape, as_dtype(stored.dtype))
-        raw = local.view(in_file(stored.dtype))
         read: dict[StoredBox, np.ndarray] = {}
-        for box, view in piece.views(raw):
-            for part, both in _touched(stored, box):
+        for box, view in piece.views(local):
+            for part in stored.parts:
+                if (both := overlap(part.box, box)) is None:
+                    continue
                 if part not in read:
-                    read[part] = self._part(stored, part)
+                    read[part] = self._part(part, local.dtype)
                 view[within(both, box)] = read[part][within(both, part.box)]
+                if both == box:  # several may hold it: one is enough
+                    break
         return local
 
-    def _part(self, stored: Stored, part: StoredBox) -> np.ndarray:
+    def _part(self, part: StoredBox, dtype: np.dtype) -> np.ndarray:
         """The numbers of ``part``, which have its checksum."""
-        path, shape = self.path / part.file, extents_of(part.box)
+        path, count = self.path / part.file, region_size(part.box) * dtype.itemsize
         try:
-            with open(path, "rb") as file:
-                found, _, dtype, _, _ = look(file)
-                if (found, dtype) != (shape, in_file(stored.dtype)):
-                    raise ValueError(f"it has {found} {dtype}, and {shape} {stored.dtype} is saved")
-                made: np.ndarray = np.fromfile(file, dtype, prod(shape)).reshape(shape)
-            if crc_of(made) != part.checksum:
+            numbers = np.fromfile(path, np.uint8, count, offset=part.offset)
+            if crc_of(numbers) != part.checksum:
                 raise ValueError("it does not have its checksum")
         except (OSError, ValueError) as error:
             raise CheckpointError(
                 f"{path} is damaged: {error}; {self} cannot be read whole: open an earlier step "
                 f"with step="
             ) from None
+        made: np.ndarray = numbers.view(dtype).reshape(extents_of(part.box))
         return made
 
     def __repr__(self) -> str:
@@ -141,13 +132,3 @@ def steps_in(folder: str | os.PathLike[str]) -> tuple[int, ...]:
     """The steps that were saved whole in a folder, in rising order."""
     found = (re.fullmatch(r"step-(\d{8,})", path.name) for path in Path(folder).glob("step-*"))
     return tuple(sorted(int(match[1]) for match in found if match))
-
-
-def _touched(stored: Stored, box: Region) -> Iterator[tuple[StoredBox, Region]]:
-    """(part, what it has of ``box``) of the parts that have anything of it."""
-    for part in stored.parts:
-        both = overlap(part.box, box)
-        if both is not None:
-            yield part, both
-            if both == box:  # several may hold it: one is enough
-                return

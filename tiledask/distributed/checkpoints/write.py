@@ -9,10 +9,10 @@ What several ranks hold is written by one of them: of those that hold the same b
 that has least to write so far. Until the rename the folder has a name that nobody opens.
 """
 
-import json
 import os
+import pickle
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from tiledask.distributed.checkpoints.index import (
     Stored,
     StoredBox,
     check_cover,
-    in_file,
     whole,
     write_index,
 )
@@ -97,13 +96,7 @@ def save_checkpoint(
     partial = final.with_name(final.name + UNFINISHED)
     with rank.label("checkpoint"):
         everyone = rank.group()
-        held = [
-            {
-                name: (tuple(shape), dtype, tuple(map(_box, boxes)))
-                for name, (shape, dtype, boxes) in each.items()
-            }
-            for each in _gathered(everyone, _held(arrays, pieces))
-        ]
+        held: list[Held] = _gathered(everyone, _held(arrays, pieces))
         writers = _writers(held)
         if rank.index == 0:
             _make_room(final, partial)
@@ -114,10 +107,7 @@ def save_checkpoint(
             for box, view in pieces[name].views(local)
             if writers[name, box] == rank.index
         ]
-        written = [
-            (name, _write_box(partial / f"rank-{rank.index}-{number}.npy", box, view))
-            for number, (name, box, view) in enumerate(mine)
-        ]
+        written = _write_boxes(partial, rank.index, mine)
         every = _gathered(everyone, written)
         if rank.index == 0:
             _finish(partial, final, Index(step, _stored(held, every), about or {}))
@@ -144,15 +134,11 @@ def _held(arrays: Mapping[str, Any], pieces: Mapping[str, TensorSlice]) -> Held:
 
 
 def _gathered(everyone: Group, mine: Any) -> list[Any]:
-    """What every rank brings, by rank: JSON, gathered as bytes."""
-    text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
+    """What every rank brings, by rank, gathered as bytes."""
+    text = np.frombuffer(pickle.dumps(mine), np.uint8)
     ends = np.cumsum([0, *everyone.all_gather(np.array([text.size]))])
     every = everyone.all_gather(text).tobytes()
-    return [json.loads(every[a:b]) for a, b in pairwise(ends)]
-
-
-def _box(ends: list[list[int]]) -> Region:
-    return tuple((start, stop) for start, stop in ends)
+    return [pickle.loads(every[a:b]) for a, b in pairwise(ends)]
 
 
 def _writers(held: list[Held]) -> dict[tuple[str, Region], int]:
@@ -189,23 +175,29 @@ def _make_room(final: Path, partial: Path) -> None:
         partial.mkdir(parents=True)
 
 
-def _write_box(path: Path, box: Region, view: Any) -> StoredBox:
-    """The part, once its file is on the disk."""
-    host = to_numpy(view)
-    # one box of a copy: an axis may be cut; the index names types without their byte order
-    host = np.array(host, host.dtype.newbyteorder("="), order="C")
-    host = host.view(in_file(host.dtype))
-    with writing(path, lambda: host.nbytes, CheckpointError), open(path, "wb") as file:
-        np.save(file, host, allow_pickle=False)
+def _write_boxes(
+    folder: Path, rank: int, mine: Sequence[tuple[str, Region, Any]]
+) -> list[tuple[str, StoredBox]]:
+    """(array, where it is) of each box of ``mine``, once the rank's file is on the disk."""
+    path, written, offset = folder / f"rank-{rank}.bin", list[tuple[str, StoredBox]](), 0
+    needs = sum(view.nbytes for *_, view in mine)
+    with writing(path, lambda: needs, CheckpointError), open(path, "wb") as file:
+        for name, box, view in mine:
+            host = to_numpy(view)
+            # the index names types without their byte order
+            host = np.ascontiguousarray(host, host.dtype.newbyteorder("="))
+            written.append((name, StoredBox(rank, box, offset, crc_of(host))))
+            offset += file.write(host.reshape(-1).view(np.uint8).data)
         file.flush()
         os.fsync(file.fileno())
-    return StoredBox(path.name, box, path.stat().st_size - host.nbytes, crc_of(host))
+    return written
 
 
-def _stored(held: list[Held], every: list[list[Any]]) -> dict[str, Stored]:
+def _stored(held: list[Held], every: list[list[tuple[str, StoredBox]]]) -> dict[str, Stored]:
     parts: dict[str, list[StoredBox]] = {}
-    for name, part in (each for written in every for each in written):
-        parts.setdefault(name, []).append(StoredBox(*part))
+    for written in every:
+        for name, part in written:
+            parts.setdefault(name, []).append(part)
     facts = {name: each for h in held for name, each in h.items()}
     return {
         name: Stored(shape, dtype, tuple(parts.get(name, ())))

@@ -1,8 +1,8 @@
 """Matrices in files, and their product panel by panel in less memory than any of them takes.
 
-stored.py        open_array, create_array: StoredArray; stored_npy.py, stored_zarr.py read it
-streamed.py      the product: planned, begun or resumed, run
-stream_tiles.py  what one worker does for it
+stored.py        open_array, create_array: StoredArray; npy.py and zarr_chunks.py read and write it
+multiply.py      the product: planned, begun or resumed, run
+tiles.py         what one worker does for it
 journal.py       the tiles that are finished, until all are
 disk.py          what a disk refuses, in words
 """

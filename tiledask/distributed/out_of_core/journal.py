@@ -14,23 +14,24 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tiledask.distributed.out_of_core.disk import sync, writing
 from tiledask.errors import ConfigError, short
 from tiledask.files import atomic_write
 from tiledask.plan.products.regions import Region
+from tiledask.plan.products.streaming import Cuts
 
 __all__ = ["Journal", "differences"]
 
 _BLOCK = 4096
 """Bytes on the disk, about, of a file in it."""
+_DAMAGE = ValueError, LookupError, TypeError, AttributeError, RecursionError
 
 
-@dataclass(frozen=True)
-class Journal:
+class Journal(NamedTuple):
     """The folder."""
 
     folder: str
@@ -40,21 +41,33 @@ class Journal:
         """Whether a product was begun and not finished."""
         return Path(self.folder, "plan.json").exists()
 
-    def plan(self) -> dict[str, Any]:
-        """What `begin` was given; ConfigError if it is damaged."""
+    def cuts(self, about: Mapping[str, Any], shape: tuple[int, int]) -> Cuts:
+        """The cuts of a result of ``shape`` that was begun with the same ``about``; ConfigError if
+        it was begun with other input, or its record is damaged."""
         text = Path(self.folder, "plan.json").read_bytes().decode(errors="replace")
         try:
-            return dict(json.loads(text).items())
-        except (ValueError, AttributeError, RecursionError):
+            was = json.loads(text)
+            value = was.pop("cuts")
+            cuts = Cuts(tuple(value["rows"]), tuple(value["columns"]), value["panel"])
+            changed = differences(was, about)
+            if not changed and (cuts.rows[-1], cuts.columns[-1]) != shape:
+                raise ValueError(f"the result is {shape}")
+        except _DAMAGE as error:
             raise ConfigError(
-                f"{self.folder}/plan.json is damaged, it says {short(text)}; resume=False starts "
-                f"over"
+                f"{self.folder}/plan.json is damaged ({error}), it says {short(text)}; "
+                f"resume=False starts over"
             ) from None
+        if changed:
+            raise ConfigError(
+                f"{self.folder.removesuffix('.tiledask')} was begun with other input: "
+                f"{'; '.join(changed)}. Bring that back to go on, or start over with resume=False"
+            )
+        return cuts
 
-    def begin(self, plan: Mapping[str, Any]) -> None:
-        """None, once ``plan`` is recorded; what was of any earlier plan is gone."""
+    def begin(self, about: Mapping[str, Any], cuts: Cuts) -> None:
+        """None, once a product is recorded; what was of any earlier one is gone."""
         self.forget()
-        self._write("plan.json", json.dumps(plan))
+        self._write("plan.json", json.dumps({**about, "cuts": asdict(cuts)}))
 
     def forget(self) -> None:
         """Remove all that is recorded; first what says that there is anything."""
@@ -97,19 +110,21 @@ class Journal:
             sync(self.folder)
 
 
-def differences(was: Mapping[str, Any], now: Mapping[str, Any], of: str = "") -> list[str]:
-    """What changed from ``was`` to ``now``, in words, down to the innermost values.
+def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What changed from ``was`` to ``now``, two mappings of mappings, in words.
 
     >>> differences({"a": {"bytes": 3, "dtype": "f4"}}, {"a": {"bytes": 5, "dtype": "f4"}})
     ['a bytes was 3 and is 5']
     """
     found = []
-    for key in sorted(was.keys() | now.keys()):
-        before, after, name = was.get(key), now.get(key), f"{of} {key}".strip()
-        if isinstance(before, Mapping) and isinstance(after, Mapping):
-            found += differences(before, after, name)
-        elif before != after:
-            found.append(f"{name} was {before} and is {after}")
+    for of in sorted(was.keys() | now.keys()):
+        before, after = was.get(of), now.get(of)
+        if not isinstance(before, Mapping) or not isinstance(after, Mapping):
+            before, after = {"": before}, {"": after}
+        for key in sorted(before.keys() | after.keys()):
+            if before.get(key) != after.get(key):
+                name = f"{of} {key}".strip()
+                found.append(f"{name} was {before.get(key)} and is {after.get(key)}")
     return found
 
 

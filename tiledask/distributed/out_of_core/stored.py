@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tiledask.distributed.out_of_core import stored_npy as npy
-from tiledask.distributed.out_of_core import stored_zarr as zarr
+from tiledask.distributed.out_of_core import npy
+from tiledask.distributed.out_of_core import zarr_chunks as zarr
 from tiledask.distributed.out_of_core.disk import reading, sync, writing
 from tiledask.errors import ConfigError, KernelError
 from tiledask.plan.products.regions import Region, extents_of
@@ -176,13 +176,30 @@ def open_array(path: str | os.PathLike[str]) -> StoredArray:
     name = os.path.abspath(path)
     with reading(name):
         if os.path.isdir(name):
-            shape, dtype, chunks = zarr.look(name)
-            shape, dtype = _checked(name, shape, dtype)
-            rows, columns = chunks  # as many as the array has dimensions
-            return StoredArray(name, "zarr", shape, dtype, (rows, columns))
+            extents, found, chunks = zarr.look(name)
+            shape, dtype = _checked(name, extents, found)
+            return StoredArray(name, "zarr", shape, dtype, (chunks[0], chunks[1]))
         if not os.path.exists(name):
             raise ConfigError(f"there is no file {name}; td.create_array makes one")
-        return _open_npy(name)
+        try:
+            with open(name, "rb") as file:
+                extents, fortran, found, offset, size = npy.look(file)
+        except ValueError as error:
+            raise ConfigError(
+                f"{name} cannot be read as .npy: {str(error)[:300]}; numpy.save writes one, and a "
+                f"zarr array is a folder"
+            ) from None
+    shape, dtype = _checked(name, extents, found)
+    # a matrix of one row or column lies the same in both orders
+    order: Literal["C", "F"] = "F" if fortran and 1 not in shape else "C"
+    array = StoredArray(name, "npy", shape, dtype, order=order, offset=offset)
+    if size != offset + array.nbytes:
+        what = "was cut short" if size < offset + array.nbytes else "has more than the matrix"
+        raise ConfigError(
+            f"{name} says it is {shape[0]}x{shape[1]} {dtype}, {offset + array.nbytes} bytes with "
+            f"its header, and has {size}; it {what}, or its header is damaged: write it again"
+        )
+    return array
 
 
 def create_array(
@@ -254,28 +271,6 @@ def remove(array: StoredArray) -> None:
         shutil.rmtree(array.path)
     else:
         Path(array.path).unlink(missing_ok=True)
-
-
-def _open_npy(name: str) -> StoredArray:
-    try:
-        with open(name, "rb") as file:
-            promised, fortran, dtype, offset, size = npy.look(file)
-    except ValueError as error:
-        raise ConfigError(
-            f"{name} cannot be read as .npy: {str(error)[:300]}; numpy.save writes one, and a zarr "
-            f"array is a folder"
-        ) from None
-    shape, dtype = _checked(name, promised, dtype)
-    # a matrix of one row or column lies the same in both orders
-    order: Literal["C", "F"] = "F" if fortran and 1 not in shape else "C"
-    array = StoredArray(name, "npy", shape, dtype, order=order, offset=offset)
-    if size != offset + array.nbytes:
-        what = "was cut short" if size < offset + array.nbytes else "has more than the matrix"
-        raise ConfigError(
-            f"{name} says it is {shape[0]}x{shape[1]} {dtype}, {offset + array.nbytes} bytes with "
-            f"its header, and has {size}; it {what}, or its header is damaged: write it again"
-        )
-    return array
 
 
 def _checked(name: str, shape: Any, dtype: Any) -> tuple[tuple[int, int], np.dtype]:

@@ -1,14 +1,14 @@
 """C = A @ B over workers: every algorithm planned beside the others, and the chosen one run.
 
-matmul.py      td.matmul and td.explain; runs the chosen plan
-explain.py     every algorithm's traffic, memory and time, and why one is chosen
-needed.py      bytes that a plan needs on every rank
-rates.py       this cluster's FLOP/s, bytes/s and overheads, measured
-refusal.py     what would fit instead
-operands.py    what two operands must have in common
-rank_tasks.py  one task for each rank, which reads the others' blocks
-worker.py      what a rank does: it reads others' blocks and leaves its own
-panels.py      the loop over panels: the next ones are fetched while one is multiplied
-lazy.py        x @ y of dask.arrays
-check.py       td.check_product: Freivalds' check
+matmul.py        td.matmul and td.explain; runs the chosen plan
+explain.py       every algorithm's traffic, memory and time, and why one is chosen
+memory.py        bytes that a plan needs on every rank
+rates.py         this cluster's FLOP/s, bytes/s and overheads, measured
+alternatives.py  what would fit instead
+operands.py      what two operands must have in common
+tasks.py         one task for each rank, which reads the others' blocks
+worker.py        what a rank does: it reads others' blocks and leaves its own
+panels.py        the loop over panels: the next ones are fetched while one is multiplied
+lazy.py          x @ y of dask.arrays
+check.py         td.check_product: Freivalds' check
 """

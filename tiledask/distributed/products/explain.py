@@ -12,7 +12,9 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
-from tiledask.distributed.products.needed import PANELS, ProductNeeds
+import numpy as np
+
+from tiledask.distributed.products.memory import PANELS, ledger_of
 from tiledask.errors import PlacementError
 from tiledask.plan.hosts import said_of_hosts
 from tiledask.plan.ledger import Ledger
@@ -160,8 +162,10 @@ class ProductQuestion:
 
     a: Tiling
     b: Tiling
-    needs: ProductNeeds
-    """A plan's memory."""
+    dtype: np.dtype[Any]
+    kernel: str = "blas"
+    tile: Any = None
+    transport: str = "memory"
     rates: MachineRates | None = None
     """Without them nothing has times."""
     algorithm: str | None = None
@@ -172,7 +176,7 @@ class ProductQuestion:
     @property
     def itemsizes(self) -> tuple[int, int]:
         """Bytes of an element and of a partial sum."""
-        return self.needs.dtype.itemsize, accumulator(self.needs.dtype).itemsize
+        return self.dtype.itemsize, accumulator(self.dtype).itemsize
 
     @property
     def extents(self) -> tuple[int, int, int]:
@@ -196,41 +200,26 @@ class ProductQuestion:
         for them would fit."""
         with suppress(TypeError):  # an option that is none: the plan says so
             hash(self)
-            found, most = _in_plenty(self, repr((self.needs, self.options)))
+            found, most = _in_plenty(self, repr((self.tile, self.options)))
             if found.chosen and most <= allowed:
                 return found
         return self.weigh(allowed)
 
-    def fits(self, name: str, allowed: int, elsewhere: bool = True) -> bool:
-        """Whether `weigh` finds that algorithm ``name`` fits; ``elsewhere``: C may lie on another
-        mesh than A."""
-        own = replace(self, algorithm=None)  # of options that it has not, nothing is said
-        try:
-            plan, ledger = own._planned(name)
-            if plan.result.mesh != self.a.mesh and not elsewhere:
-                return False
-            return (
-                _without_panels(ledger) <= allowed and own._within(name, allowed)[1].peak <= allowed
-            )
-        except PlacementError:
-            return False
-
-    def _options(self, name: str) -> dict[str, Any]:
-        """Those that the algorithm has; all of them, where it was asked for."""
-        takes = algorithms[name].options
-        return {key: value for key, value in self.options if self.algorithm or key in takes}
-
-    def _planned(self, name: str, **more: Any) -> tuple[ProductPlan, Ledger]:
-        plan = plan_product(name, self.a, self.b, **(self._options(name) | more))
-        return plan, self.needs(plan)
-
     def _within(self, name: str, allowed: int) -> tuple[ProductPlan, Ledger]:
         """The plan of ``name``, with panels as wide as fit unless their width was asked for."""
-        (plan, ledger), width = self._planned(name), PANEL
-        narrows = "panel" in algorithms[name].options and "panel" not in self._options(name)
-        while narrows and ledger.peak > allowed and width > 1:
-            width = width // 2 if _without_panels(ledger) <= allowed else 1
-            plan, ledger = self._planned(name, panel=width)
+        takes = algorithms[name].options
+        options = {key: value for key, value in self.options if self.algorithm or key in takes}
+
+        def planned(**more: Any) -> tuple[ProductPlan, Ledger]:
+            plan = plan_product(name, self.a, self.b, **(options | more))
+            return plan, ledger_of(plan, self.dtype, self.kernel, self.tile, self.transport)
+
+        (plan, ledger), width = planned(), PANEL
+        while "panel" in takes and "panel" not in options and ledger.peak > allowed and width > 1:
+            # if panels had no width
+            least = Ledger.of(row for row in ledger.rows if row.tensor != PANELS).peak
+            width = width // 2 if least <= allowed else 1
+            plan, ledger = planned(panel=width)
         return plan, ledger
 
     def _choice(self, name: str, allowed: int) -> Choice:
@@ -282,11 +271,6 @@ def _in_plenty(question: ProductQuestion, _: str) -> tuple[Explanation, int]:
     """(what `weigh` finds in any amount of memory, the most bytes that any of it takes)."""
     found = question.weigh(sys.maxsize)
     return found, max(choice.peak for choice in found.choices)
-
-
-def _without_panels(ledger: Ledger) -> int:
-    """Bytes of the fullest rank if panels had no width."""
-    return Ledger.of(row for row in ledger.rows if row.tensor != PANELS).peak
 
 
 def _chosen(choices: tuple[Choice, ...], allowed: int, only: str | None) -> tuple[str, str]:

@@ -109,31 +109,32 @@ def multiply(
                 f"larger number"
             )
     plan = _plan(x, y, threads, limit, kernel, tile)
-    rows = [_even(n, parts, z) for n, parts, z in zip(x.shape, plan.rows, x.chunks, strict=False)]
-    columns = _even(y.shape[1], plan.columns, y.chunks[1])
+    rows = [_even(n, parts) for n, parts in zip(x.shape, plan.rows, strict=False)]
+    columns = _even(y.shape[1], plan.columns)
     panels = _even(y.shape[0], ceil(y.shape[0] / plan.depth))
     x, y = x.rechunk((*rows, panels)), y.rechunk((panels, columns))
-    name, tasks = _graph(x, y, plan.chains, (kernel, tile))
-    graph = HighLevelGraph.from_collections(name, tasks, dependencies=[x, y])
+    # Dask learns from its prefix how long a task takes: products of other sizes have other names
+    size, how = len(str(2 * prod(x.chunksize) * y.chunksize[1])) - 1, (kernel, tile)
+    name = f"tiledask_matmul_1e{size}-{tokenize(x, y, plan.chains, how)}"
+    graph = HighLevelGraph.from_collections(
+        name, _tasks(name, x, y, plan.chains, how), dependencies=[x, y]
+    )
     return da.Array(graph, name, (*rows, columns), meta=meta)
 
 
-def _graph(
-    x: da.Array, y: da.Array, chains: int, how: tuple[str, Any]
-) -> tuple[str, dict[Any, Any]]:
-    """(the result's name, its tasks): a chain for each tile and part of the panels, and sums."""
+def _tasks(
+    name: str, x: da.Array, y: da.Array, chains: int, how: tuple[str, Any]
+) -> dict[Any, Any]:
+    """A chain of tasks for each tile of C and each part of the panels, and their sums."""
     panels = x.numblocks[-1]
-    flops = 2 * prod(x.chunksize) * y.chunksize[1]
-    # Dask learns from its prefix how long a task takes: products of other sizes have other names
-    name = f"tiledask_matmul_1e{len(str(flops)) - 1}-{tokenize(x, y, chains, how)}"
-    cuts = sorted({panels * chain // chains for chain in range(chains + 1)})
+    ends = sorted({panels * chain // chains for chain in range(chains + 1)})
     tasks: dict[Any, Any] = {}
     for at in product(*map(range, (*x.numblocks[:-1], y.numblocks[1]))):
         sums = []
-        for start, stop in pairwise(cuts):
+        for start, stop in pairwise(ends):
             before = None
             for k in range(start, stop):
-                last = len(cuts) == 2 and k == panels - 1
+                last = len(ends) == 2 and k == panels - 1
                 key = (name, *at) if last else (f"{name}-panel", *at, k)
                 blocks = (x.name, *at[:-1], k), (y.name, k, at[-1])
                 tasks[key] = (_step, before, *blocks, how, x.dtype.name if last else None)
@@ -141,7 +142,7 @@ def _graph(
             sums.append(before)
         if len(sums) > 1:
             tasks[name, *at] = (_add_up, sums, x.dtype.name)
-    return name, tasks
+    return tasks
 
 
 def _step(before: Any, x: Any, y: Any, how: tuple[str, Any], final: str | None) -> Any:
@@ -205,10 +206,10 @@ def _cut(
     A task holds a panel of each operand, C, and C again that it goes on with; before it one that
     rechunks holds a panel in parts and put together; where several chains are added up, all sums.
     """
-    itemsize, wide, k = x.dtype.itemsize, accumulator(x.dtype).itemsize, y.shape[0]
-    m = prod(max(_even(*each)) for each in zip(x.shape, rows, x.chunks, strict=False))
-    n = max(_even(y.shape[1], columns, y.chunks[1]))
-    most, rounded = ceil(k / chains), itemsize * (wide > itemsize)
+    itemsize, wide, (k, n) = x.dtype.itemsize, accumulator(x.dtype).itemsize, y.shape
+    lead = x.shape[:-1]
+    m = prod(ceil(extent / parts) for extent, parts in zip(lead, rows, strict=True))
+    n, most, rounded = ceil(n / columns), ceil(k / chains), itemsize * (wide > itemsize)
 
     def peak(depth: int) -> int:
         c = m * n * (wide * (2 if depth < most else 1) + rounded)
@@ -221,8 +222,17 @@ def _cut(
     while depth > min(k, 1) and peak(depth) > limit:
         depth = ceil(depth / 2)
     moved = columns * x.nbytes + prod(rows) * y.nbytes
-    moved += 2 * (chains - 1) * prod(x.shape[:-1]) * y.shape[1] * wide
+    moved += 2 * (chains - 1) * prod(lead) * y.shape[1] * wide
     return LazyPlan(moved, peak(depth), rows, columns, depth, chains)
+
+
+def _even(extent: int, parts: int) -> tuple[int, ...]:
+    """``extent`` in even parts.
+
+    >>> _even(10, 3)
+    (3, 3, 4)
+    """
+    return tuple(b - a for a, b in pairwise(i * extent // parts for i in range(parts + 1)))
 
 
 def _rows(lead: Sequence[int], parts: int) -> tuple[int, ...]:
@@ -234,39 +244,25 @@ def _rows(lead: Sequence[int], parts: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _even(extent: int, parts: int, chunks: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """``extent`` in even parts; an edge that is close to one of the ``chunks`` goes there.
-
-    >>> _even(10, 3), _even(100, 2, (49, 51))
-    ((3, 3, 4), (49, 51))
-    """
-    edges, near = [i * extent // parts for i in range(parts + 1)], np.cumsum([0, *chunks])
-    for i, edge in enumerate(edges if chunks else ()):
-        nearest = int(near[np.abs(near - edge).argmin()])
-        edges[i] = nearest if abs(nearest - edge) <= extent / parts / 8 else edge
-    return tuple(b - a for a, b in pairwise(edges))
-
-
 def _threads(x: da.Array, y: da.Array) -> tuple[int, int]:
     """(tasks that the active scheduler runs at a time, bytes that each of them may hold)."""
     get = get_scheduler(collections=[x, y])
     client = getattr(get, "__self__", None)
-    processes, threads, limits = 1, 1, [MEMORY_LIMIT]
+    processes, threads, memory = 1, 1, MEMORY_LIMIT
     ours = next((c for c in RUNNING if c.client is client), None)
     if ours is not None:  # of all slots, whoever is away now: plans, and so bits, stay the same
         ours.check_alive()
-        processes, threads, limits = ours.slots, ours.slots, list(ours.memory_limits)
+        processes, threads, memory = ours.slots, ours.slots, ours.memory_limit
     elif isinstance(client, Client) and (workers := list(workers_of(client).values())):
         processes, threads = len(workers), sum(w["nthreads"] for w in workers)
-        limits = [w["memory_limit"] or MEMORY_LIMIT // processes for w in workers]
+        memory = min(w["memory_limit"] or MEMORY_LIMIT // processes for w in workers)
     elif get is not dask.local.get_sync:
         threads = dask.config.get("num_workers", None) or CPU_COUNT
-    host = min(limits)
     devices = () if array_namespace(x._meta) is np else probe().devices
     if devices:
-        share = min(d.memory for d in devices) * min(1, len(devices) / processes)
-        host = min(host, int(share)) if any(d.integrated for d in devices) else int(share)
-    return threads, int(SHARE * host * processes / threads)
+        share = int(min(d.memory for d in devices) * min(1, len(devices) / processes))
+        memory = min(memory, share) if any(d.integrated for d in devices) else share
+    return threads, int(SHARE * memory * processes / threads)
 
 
 # -- what is refused -----------------------------------------------------------------------------
@@ -299,25 +295,20 @@ def _operand(name: str, z: Any) -> da.Array:
     if not isinstance(z, da.Array) and not hasattr(z, "__array_function__"):
         raise TypeError(f"{name} is a {type(z).__name__}, must be a dask.array; see da.asarray")
     z = z if isinstance(z, da.Array) else da.from_array(z, chunks="auto")
-    known = (z.dtype.kind == "f" or z.dtype.name == "bfloat16") and z.dtype.itemsize <= 8
-    for wrong, words in (
-        (
-            any(np.isnan(z.shape)),
-            f"has chunks of unknown size, its shape is {z.shape}, and a plan needs numbers; "
-            f"{name}.compute_chunk_sizes() finds them out",
-        ),
-        (
-            isinstance(z._meta, np.ma.MaskedArray) or not hasattr(z._meta, "strides"),
-            f"has blocks of {type(z._meta).__name__}, must be NumPy's or CuPy's arrays; convert "
-            f"them with {name}.map_blocks, masked ones with da.ma.filled({name}, 0)",
-        ),
-        (
-            not known,
-            f"is {z.dtype}, products here are float16, bfloat16, float32 or float64; use "
-            f"{name}.astype('float64'), or dask's own x @ y",
-        ),
-    ):
-        if wrong:
-            raise PlacementError(f"{name} {words}")
+    if any(np.isnan(z.shape)):
+        raise PlacementError(
+            f"{name} has chunks of unknown size, its shape is {z.shape}, and a plan needs numbers; "
+            f"{name}.compute_chunk_sizes() finds them out"
+        )
+    if isinstance(z._meta, np.ma.MaskedArray) or not hasattr(z._meta, "strides"):
+        raise PlacementError(
+            f"{name} has blocks of {type(z._meta).__name__}, must be NumPy's or CuPy's arrays; "
+            f"convert them with {name}.map_blocks, masked ones with da.ma.filled({name}, 0)"
+        )
+    if (z.dtype.kind != "f" and z.dtype.name != "bfloat16") or z.dtype.itemsize > 8:
+        raise PlacementError(
+            f"{name} is {z.dtype}, products here are float16, bfloat16, float32 or float64; use "
+            f"{name}.astype('float64'), or dask's own x @ y"
+        )
     native: da.Array = z if z.dtype.isnative else z.astype(z.dtype.newbyteorder("="))
     return native

@@ -8,36 +8,26 @@ transport/        parts of blocks from worker to worker         memory, messages
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from inspect import signature
-from typing import Any, NamedTuple, TypeVar
-
-from distributed import Future
+from typing import Any, NamedTuple
 
 from tiledask.distributed.arrays.array import Both, ShardedArray, operators
 from tiledask.distributed.arrays.mesh import Mesh
-from tiledask.distributed.arrays.recompute import Anchors
+from tiledask.distributed.arrays.recompute import anchors_of
 from tiledask.distributed.cluster.counters import Counted, counting
 from tiledask.distributed.cluster.progress import Progress, announced, ended, watching
-from tiledask.distributed.cluster.room import Room, as_room, asks_room, room_of
+from tiledask.distributed.cluster.room import as_room, asks_room, room_of
 from tiledask.distributed.deadlines import bounded, seconds_of
+from tiledask.distributed.products.alternatives import refusal
 from tiledask.distributed.products.explain import CACHE, Choice, Explanation, ProductQuestion
-from tiledask.distributed.products.needed import ProductNeeds
 from tiledask.distributed.products.operands import check_kernel, check_types
-from tiledask.distributed.products.rank_tasks import Lent, RankTasks, submit_ranks
 from tiledask.distributed.products.rates import rates_of
-from tiledask.distributed.products.refusal import refusal
-from tiledask.distributed.products.worker import RankJob
-from tiledask.distributed.transport.blocks import (
-    Facts,
-    Lender,
-    Span,
-    lending,
-    said_of,
-    transport_of,
-)
+from tiledask.distributed.products.tasks import Lent, RankTask, ranks_of, submit_ranks
+from tiledask.distributed.products.worker import multiplies, sums
+from tiledask.distributed.transport.blocks import Facts, Span, lending, said_of, transport_of
 from tiledask.errors import PlacementError
 from tiledask.plan.products.product import algorithms, moves_nothing
 from tiledask.plan.products.traffic import Traffic
@@ -45,8 +35,6 @@ from tiledask.tile import TileCount, accumulator, as_dtype
 from tiledask.tile.table import meant
 
 __all__ = ["Spent", "algorithms", "explain", "matmul"]
-
-T = TypeVar("T")
 
 
 @bounded
@@ -69,7 +57,7 @@ def matmul(
 
     Two dask.arrays give a lazy dask.array (`tiledask.distributed.products.lazy.multiply`), two
     files a file (``out=``, ``cluster=``, see
-    `tiledask.distributed.out_of_core.streamed.multiply_stored`); of the options below they take
+    `tiledask.distributed.out_of_core.multiply.multiply_stored`); of the options below they take
     ``kernel``, ``tile``, ``memory_limit``, and files ``timeout`` and ``progress``.
 
     algorithm
@@ -99,16 +87,10 @@ def matmul(
     """
     options = {"panel": panel, "grid": grid, "replication": replication}
     if (multiply_others := _of_other_arrays(a, b)) is not None:
-        takes = tuple(signature(multiply_others).parameters)[2:]
-        given = {
-            "algorithm": algorithm,
-            **options,
-            "timeout": timeout,
-            "progress": progress,
-            "memory_limit": memory_limit,
-            "tile": tile,
-        }
+        shared = {"memory_limit": memory_limit, "timeout": timeout, "progress": progress}
+        given = {"algorithm": algorithm, **options, "tile": tile, **shared}
         given = {name: value for name, value in given.items() if value is not None} | elsewhere
+        takes = tuple(signature(multiply_others).parameters)[2:]
         if unknown := sorted(set(given) - set(takes)):
             raise PlacementError(
                 f"a product of {type(a).__name__}s has no {', '.join(unknown)}; it takes "
@@ -128,7 +110,7 @@ def matmul(
     if algorithm is None and a.dtype.name not in a.mesh.cluster.rates:
         rates_of(a.mesh.cluster, a.dtype)  # one algorithm's time is worth no measuring
     question = _question(a, b, algorithm, options, kernel, tile)
-    return _Run(a, b, question, deadline).result(memory_limit, progress)
+    return _multiply(a, b, question, memory_limit, progress, deadline)
 
 
 def explain(
@@ -164,7 +146,7 @@ def _question(
     a: ShardedArray,
     b: ShardedArray,
     algorithm: str | None,
-    options: Mapping[str, Any],
+    options: dict[str, Any],
     kernel: str,
     tile: Any,
 ) -> ProductQuestion:
@@ -174,10 +156,17 @@ def _question(
             f"no algorithm {algorithm!r}; td.algorithms has {', '.join(algorithms)}"
         )
     cluster = a.mesh.cluster
-    needs = ProductNeeds(a.dtype, meant(kernel, cluster.backend), tile, transport_of(cluster))
-    given = tuple((name, value) for name, value in options.items() if value is not None)
-    rates = cluster.rates.get(a.dtype.name)
-    return ProductQuestion(a.tiling, b.tiling, needs, rates, algorithm, given)
+    return ProductQuestion(
+        a.tiling,
+        b.tiling,
+        a.dtype,
+        meant(kernel, cluster.backend),
+        tile,
+        transport_of(cluster),
+        cluster.rates.get(a.dtype.name),
+        algorithm,
+        tuple((name, value) for name, value in options.items() if value is not None),
+    )
 
 
 def _of_other_arrays(a: Any, b: Any) -> Callable[..., Any] | None:
@@ -185,15 +174,38 @@ def _of_other_arrays(a: Any, b: Any) -> Callable[..., Any] | None:
     from tiledask.distributed.out_of_core.stored import StoredArray
 
     if isinstance(a, StoredArray) and isinstance(b, StoredArray):
-        from tiledask.distributed.out_of_core import streamed
+        from tiledask.distributed.out_of_core.multiply import multiply_stored
 
-        return streamed.multiply_stored
+        return multiply_stored
     dask_array = sys.modules.get("dask.array")
     if dask_array and any(isinstance(x, dask_array.Array) for x in (a, b)):
         from tiledask.distributed.products import lazy
 
         return lazy.multiply
     return None
+
+
+def _check(a: Any, b: Any, kernel: str) -> None:
+    for name, x in (("A", a), ("B", b)):
+        if not isinstance(x, ShardedArray):
+            raise TypeError(
+                f"{name} is a {type(x).__name__}; td.matmul multiplies two sharded arrays, two "
+                f"dask.arrays or two files: td.distribute(x, mesh, placements) makes the first, "
+                f"td.open_array(path) the last, and td.tile.matmul takes plain arrays"
+            )
+        if x.dtype.kind != "f" and x.dtype != as_dtype("bfloat16"):
+            raise PlacementError(
+                f"{name} is {x.dtype}, products are floating point; distribute "
+                f"{name}.astype('float32'), or of complex numbers both parts"
+            )
+    if a.mesh.cluster is not b.mesh.cluster or a.mesh.at != b.mesh.at:
+        raise PlacementError(
+            f"rank r of A and of B must be in one slot, and theirs are {a.mesh.at} of "
+            f"{a.mesh.cluster} and {b.mesh.at} of {b.mesh.cluster}; distribute both on one mesh, "
+            f"or on td.Mesh(..., slots={a.mesh.at})"
+        )
+    check_kernel(kernel, a.mesh.cluster.backend)
+    check_types(a.dtype, b.dtype, kernel)
 
 
 # -- running a plan ------------------------------------------------------------------------------
@@ -226,188 +238,144 @@ class Spent:
 class _Ready(NamedTuple):
     """What follows of a product from its plan: equal products need it once."""
 
-    what: str
     predicted: Traffic
     resident: dict[str, tuple[int, ...]]
     """By operand, bytes of each rank's block."""
-    panels: list[int]
-    """By rank."""
     about: dict[str, Any]
     """For the dashboard's page."""
-    stages: tuple[RankTasks, ...]
+    stages: tuple[tuple[RankTask, ...], ...]
     """One; where k is shared out a second, that sums."""
 
 
 @lru_cache(CACHE)
 def _ready(choice: Choice, dtype: str, backend: str) -> _Ready:
-    plan, ledger, one = choice.plan, choice.ledger, as_dtype(dtype)
+    plan, ledger, cost, one = choice.plan, choice.ledger, choice.cost, as_dtype(dtype)
     assert plan is not None  # what cannot run is never chosen
     assert ledger is not None
     predicted = plan.traffic(one.itemsize, accumulator(one).itemsize)
-    panels = [len(mine) for mine in plan.panels]
-    stages = [
-        RankTasks.of([make(plan, rank, dtype, backend) for rank in range(plan.ranks)])
-        for make in (RankJob.multiplies, *[RankJob.sums] * plan.sums)
-    ]
+    ranks = range(plan.ranks)
+    stages = [ranks_of(multiplies(plan, rank, dtype, backend) for rank in ranks)]
+    if plan.sums:
+        stages.append(ranks_of(sums(plan, rank, dtype, backend) for rank in ranks))
     a, b = ("x".join(f"{n:,}" for n in tiling.shape) for tiling in (plan.a, plan.b))
     about = {
         "kind": "product",
-        "lanes": [f"rank {rank}" for rank in range(plan.ranks)],
+        "lanes": [f"rank {rank}" for rank in ranks],
         "facts": {"product": f"{a} @ {b}", "algorithm": f"{choice.algorithm} {choice.options}"},
         "predicted": {
-            "panels": panels,
+            "panels": [len(mine) for mine in plan.panels],
             "received": list(predicted.received),
             "memory": list(ledger.per_place.values()),
-            "seconds": choice.cost and choice.cost.total,
-            "busy": choice.cost and list(choice.cost.busy),
+            "seconds": cost and cost.total,
+            "busy": cost and list(cost.busy),
         },
     }
-    return _Ready(
-        f"{choice.algorithm} product {plan.a.shape} @ {plan.b.shape}",
-        predicted,
-        {name: tuple(row.bytes for row in ledger.rows if row.tensor == name) for name in "AB"},
-        panels,
-        about,
-        tuple(stages),
-    )
+    resident = {
+        name: tuple(row.bytes for row in ledger.rows if row.tensor == name) for name in "AB"
+    }
+    return _Ready(predicted, resident, about, tuple(stages))
 
 
-def _chosen(a: ShardedArray, b: ShardedArray, question: ProductQuestion, room: Room) -> Choice:
-    """What is run in so much room; DoesNotFitError with what would fit instead."""
-    found = question.remembered(room.bytes)
-    if found.chosen:
-        return found[found.chosen]
-    raise refusal(found, room, question)
+def _multiply(
+    a: ShardedArray,
+    b: ShardedArray,
+    question: ProductQuestion,
+    memory_limit: int | str | None,
+    progress: Progress,
+    deadline: float,
+) -> ShardedArray:
+    """C, once its ranks are done."""
+    cluster, slots = a.mesh.cluster, a.mesh.at
+    arrays, operands = [a.blocks, b.blocks], [*a.blocks, *b.blocks]
 
+    def left() -> float:
+        return max(0.1, deadline - time.monotonic())
 
-class _Run:
-    """One product under way."""
-
-    def __init__(
-        self, a: ShardedArray, b: ShardedArray, question: ProductQuestion, deadline: float
-    ) -> None:
-        self.a, self.b, self.question, self.deadline = a, b, question, deadline
-        self.cluster, self.slots = a.mesh.cluster, a.mesh.at
-
-    def _left(self) -> float:
-        return max(0.1, self.deadline - time.monotonic())
-
-    def result(self, memory_limit: int | str | None, progress: Progress) -> ShardedArray:
-        cluster, slots, a, b = self.cluster, self.slots, self.a, self.b
-        arrays, operands = [a.blocks, b.blocks], [*a.blocks, *b.blocks]
-        cluster.again(operands)
-        cluster.wait(operands, f"the operands of {a.shape} @ {b.shape}", self._left())
+    cluster.again(operands)
+    cluster.wait(operands, f"the operands of {a.shape} @ {b.shape}", left())
+    with (
+        lending(cluster) as lender,
+        counting(
+            cluster,
+            left(),
+            first=[lender.lends(arrays), asks_room(cluster, arrays)],
+            last=[lender.ends],
+        ) as counted,
+    ):
+        tickets, rules = zip(*counted.first, strict=True)
+        room = as_room(rules, memory_limit, cluster.started_here, slots)
+        found = question.remembered(room.bytes)
+        if not found.chosen:
+            raise refusal(found, room, question)
+        choice = found[found.chosen]
+        ready = _ready(choice, a.dtype.name, cluster.backend)
+        resident = map(sum, zip(*ready.resident.values(), strict=True))
+        before = [
+            (rank, {"resident": mine, "held": counted.held[slot]})
+            for rank, (mine, slot) in enumerate(zip(resident, slots, strict=True))
+        ]
+        what, panels = f"{choice.algorithm} product {a.shape} @ {b.shape}", ready.about["predicted"]
         with (
-            lending(cluster) as lender,
-            counting(
-                cluster,
-                self._left(),
-                first=[lender.lends(arrays), asks_room(cluster, arrays)],
-                last=[lender.ends],
-            ) as counted,
+            announced(cluster, lender.name, **ready.about, counted=before) as on_page,
+            watching(progress, lender.name, panels["panels"], what, cluster),
         ):
-            lent, rules = zip(*counted.first, strict=True)
-            room = as_room(rules, memory_limit, cluster.started_here, slots)
-            choice = _chosen(a, b, self.question, room)
-            ready = _ready(choice, a.dtype.name, cluster.backend)
-            resident = map(sum, zip(*ready.resident.values(), strict=True))
-            before = [
-                (rank, {"resident": mine, "held": counted.held[slot]})
-                for rank, (mine, slot) in enumerate(zip(resident, slots, strict=True))
-            ]
-            with (
-                announced(cluster, lender.name, **ready.about, counted=before) as on_page,
-                watching(progress, lender.name, ready.panels, ready.what, cluster),
-            ):
-                tickets = [lent[slot] for slot in slots]
-                blocks = self._blocks(lender, ready, choice.algorithm, tickets, on_page)
-            lender.close()
-        return self._counted(choice, ready, blocks, counted, lender.name if on_page else "")
-
-    def _counted(
-        self, choice: Choice, ready: _Ready, blocks: Sequence[Any], counted: Counted, on_page: str
-    ) -> ShardedArray:
-        """C, with what was predicted and what the workers counted."""
-        cluster, slots, mesh, plan = self.cluster, self.slots, self.a.mesh, choice.plan
-        assert plan is not None
-        facts = [found for (found,) in counted.last]
-        if plan.result.mesh != mesh.shape:
-            mesh = Mesh(cluster, plan.result.mesh, slots=slots)
-        reads = [(src, dst, n) for dst, found in enumerate(facts) for src, n in found.reads]
-        predicted = ready.predicted.on(cluster.hosts, slots)
-        traffic = Both(predicted, counted.moved(cluster.slots, reads))
-        memory = Both(choice.ledger, counted.ledger(ready.resident, slots))
-        if on_page:
-            received = traffic.measured and traffic.measured.received
-            peaks = memory.measured and list(memory.measured.per_place.values())
-            found = (
-                (rank, {"received": received and received[slot],
-                        "memory": peaks and peaks[rank], "seconds": counted.seconds})
-                for rank, slot in enumerate(slots)
-            )  # fmt: skip
-            ended(cluster, on_page, found)
-        return ShardedArray(
-            mesh,
-            plan.result,
-            self.a.dtype,
-            tuple(blocks),
-            plan.algorithm,
-            traffic=traffic,
-            memory=memory,
-            seconds=counted.seconds,
-            spent=tuple(Spent.of(facts[slot], counted.seconds) for slot in slots if facts),
-            tiles=TileCount.of(tiles for found in facts for tiles in found.tiles),
-        )
-
-    def _blocks(
-        self,
-        lender: Lender,
-        ready: _Ready,
-        algorithm: str,
-        tickets: Sequence[Sequence[Any]],
-        on_page: bool,
-    ) -> list[Future[Any]]:
-        """The blocks of C, for ``tickets`` of A's and B's: a task for each rank, and a second
-        where k is shared out."""
-        a, b, needs = self.a, self.b, self.question.needs
-        of_a, of_b = zip(*tickets, strict=True)
-        lent = {"A": Lent(a.anchors, of_a), "B": Lent(b.anchors, of_b)}
-        partial: Sequence[Any] = [None] * len(a.blocks)
-        blocks = list[Future[Any]]()
-        for stage in ready.stages:
-            if blocks:  # a second, which sums
-                found, partial = lender.lend([blocks], self._left()), blocks
-                of_c = [found[slot][0] for slot in self.slots]
-                lent["partial"] = Lent(Anchors(self.cluster, blocks), of_c)
-            name = "reduce_scatter" if blocks else f"multiply_{algorithm}"
-            own = list(zip(a.blocks, b.blocks, partial, strict=True))
-            options = needs.kernel, needs.tile, on_page
-            blocks = submit_ranks(lender, self.slots, stage, lent, own, name, *options)
-            self.cluster.wait(blocks, ready.what, self._left(), cancel=True)
-        return blocks
+            lent = {
+                "A": Lent([tickets[slot][0] for slot in slots], lambda: a.anchors),
+                "B": Lent([tickets[slot][1] for slot in slots], lambda: b.anchors),
+            }
+            blocks: Sequence[Any] = [None] * len(slots)
+            for number, stage in enumerate(ready.stages):
+                if number:  # a second, which sums
+                    of_c = lender.lend([blocks], left())
+                    anchors = partial(anchors_of, cluster, blocks)
+                    lent["partial"] = Lent([of_c[slot][0] for slot in slots], anchors)
+                name = "reduce_scatter" if number else f"multiply_{choice.algorithm}"
+                own = list(zip(a.blocks, b.blocks, blocks, strict=True))
+                how = question.kernel, question.tile, on_page
+                blocks = submit_ranks(lender, slots, stage, lent, own, name, *how)
+                cluster.wait(blocks, what, left(), cancel=True)
+        lender.close()
+    return _counted(a, choice, ready, blocks, counted, lender.name if on_page else "")
 
 
-def _check(a: Any, b: Any, kernel: str) -> None:
-    for name, x in (("A", a), ("B", b)):
-        if not isinstance(x, ShardedArray):
-            raise TypeError(
-                f"{name} is a {type(x).__name__}; td.matmul multiplies two sharded arrays, two "
-                f"dask.arrays or two files: td.distribute(x, mesh, placements) makes the first, "
-                f"td.open_array(path) the last, and td.tile.matmul takes plain arrays"
-            )
-        if x.dtype.kind != "f" and x.dtype != as_dtype("bfloat16"):
-            raise PlacementError(
-                f"{name} is {x.dtype}, products are floating point; distribute "
-                f"{name}.astype('float32'), or of complex numbers both parts"
-            )
-    if a.mesh.cluster is not b.mesh.cluster or a.mesh.at != b.mesh.at:
-        raise PlacementError(
-            f"rank r of A and of B must be in one slot, and theirs are {a.mesh.at} of "
-            f"{a.mesh.cluster} and {b.mesh.at} of {b.mesh.cluster}; distribute both on one mesh, "
-            f"or on td.Mesh(..., slots={a.mesh.at})"
-        )
-    check_kernel(kernel, a.mesh.cluster.backend)
-    check_types(a.dtype, b.dtype, kernel)
+def _counted(
+    a: ShardedArray,
+    choice: Choice,
+    ready: _Ready,
+    blocks: Sequence[Any],
+    counted: Counted,
+    on_page: str,
+) -> ShardedArray:
+    """C, with what was predicted and what the workers counted."""
+    mesh, cluster, slots, plan = a.mesh, a.mesh.cluster, a.mesh.at, choice.plan
+    assert plan is not None
+    facts = [found for (found,) in counted.last]
+    if plan.result.mesh != mesh.shape:
+        mesh = Mesh(cluster, plan.result.mesh, slots=slots)
+    reads = [(src, dst, n) for dst, found in enumerate(facts) for src, n in found.reads]
+    predicted = ready.predicted.on(cluster.hosts, slots)
+    traffic = Both(predicted, counted.moved(cluster.slots, reads))
+    memory = Both(choice.ledger, counted.ledger(ready.resident, slots))
+    if on_page:
+        received = traffic.measured and traffic.measured.received
+        peaks = memory.measured and list(memory.measured.per_place.values())
+        lanes = []
+        for rank, slot in enumerate(slots):
+            numbers = {"received": received and received[slot], "memory": peaks and peaks[rank]}
+            lanes.append((rank, numbers | {"seconds": counted.seconds}))
+        ended(cluster, on_page, lanes)
+    return ShardedArray(
+        mesh,
+        plan.result,
+        a.dtype,
+        tuple(blocks),
+        plan.algorithm,
+        traffic=traffic,
+        memory=memory,
+        seconds=counted.seconds,
+        spent=tuple(Spent.of(facts[slot], counted.seconds) for slot in slots if facts),
+        tiles=TileCount.of(tiles for found in facts for tiles in found.tiles),
+    )
 
 
 operators["@"] = matmul

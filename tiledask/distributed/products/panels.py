@@ -11,8 +11,9 @@ Panels are multiplied in their order, whatever arrives when: the same plan gives
 """
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import islice, pairwise
 from math import prod
 from time import time
@@ -33,42 +34,43 @@ P = TypeVar("P")
 T = TypeVar("T")
 
 
+@contextmanager
 def prefetched(
-    panels: Sequence[P],
-    fetches: Callable[[P], bool],
+    panels: Iterable[P],
     fetch: Callable[[P, Any], T],
     buffers: Sequence[Any],
     waited: Callable[[float, float], None] = lambda begun, end: None,
-) -> Generator[tuple[P, T], None, None]:
-    """Each panel in order, and what ``fetch(panel, buffer)`` gave.
+) -> Iterator[Iterator[T]]:
+    """What ``fetch(panel, buffer)`` gives for each panel, in order; the first are fetched at once.
 
     As many panels as there are buffers are fetched ahead; the buffer of one is used again when
-    the caller asks for the next. A panel that ``fetches`` nothing gets no buffer. ``waited`` is
-    given from when to when the caller waited for a panel.
+    the caller asks for the next. ``waited`` is given from when to when the caller waited for one.
 
-    >>> list(prefetched([3, 4, 5], bool, lambda panel, buffer: buffer + str(panel), "xy"))
-    [(3, 'x3'), (4, 'y4'), (5, 'x5')]
+    >>> with prefetched([3, 4, 5], lambda panel, buffer: buffer + str(panel), "xy") as coming:
+    ...     list(coming)
+    ['x3', 'y4', 'x5']
     """
-    ahead = iter([panel for panel in panels if fetches(panel)])
+    ahead = iter(panels)
     with ThreadPoolExecutor(1, "fetch") as thread:
-        coming = deque(
+        fetching = deque(
             (thread.submit(fetch, panel, buffer), buffer)
             for buffer, panel in zip(buffers, ahead, strict=False)
         )
-        try:
-            for panel in panels:
-                if not fetches(panel):
-                    yield panel, fetch(panel, None)
-                    continue
-                (future, buffer), begun = coming.popleft(), time()
-                found = future.result()
+
+        def each() -> Iterator[T]:
+            while fetching:
+                (future, buffer), begun = fetching.popleft(), time()
+                future.result()
                 waited(begun, time())
-                yield panel, found
-                del future, found  # on a GPU they are memory that the next panel takes
+                yield future.result()
+                del future  # on a GPU it holds memory that the next panel takes
                 for following in islice(ahead, 1):
-                    coming.append((thread.submit(fetch, following, buffer), buffer))
+                    fetching.append((thread.submit(fetch, following, buffer), buffer))
+
+        try:
+            yield each()
         finally:
-            for future, _ in coming:
+            for future, _ in fetching:
                 future.cancel()
 
 

@@ -26,7 +26,6 @@ def run_matmul(args: argparse.Namespace) -> Run:
     """The product that was asked for, predicted and, unless --no-run, run; 1 if a claim fails."""
     import tiledask as td
     from tiledask.distributed.products.explain import ProductQuestion
-    from tiledask.distributed.products.needed import ProductNeeds
     from tiledask.lab.check import Comparison
     from tiledask.lab.claims import RandomProduct, product_rows
     from tiledask.tile import as_dtype
@@ -43,8 +42,7 @@ def run_matmul(args: argparse.Namespace) -> Run:
     )
     if args.no_run:
         shapes = td.Tiling((m, k), mesh, grid), td.Tiling((k, n), mesh, grid)
-        needs = ProductNeeds(dtype, kernel, tile, "memory")
-        found = ProductQuestion(*shapes, needs).weigh(sys.maxsize)
+        found = ProductQuestion(*shapes, dtype, kernel, tile).weigh(sys.maxsize)
         why = f"{algorithm} was asked for; without a run no times are compared."
         yield title
         choice: Any = found[algorithm]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 import tiledask as td
-from tiledask.distributed.products.needed import ledger_of
+from tiledask.distributed.products.memory import ledger_of
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.lab.course import runs
 from tiledask.lab.course.question import Names, cut_over, question

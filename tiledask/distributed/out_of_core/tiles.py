@@ -6,9 +6,7 @@ a thread                                  [fsync, record]
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from dask.context import thread_state
@@ -17,22 +15,21 @@ from distributed import get_worker
 from tiledask.distributed.cluster.progress import Reporter
 from tiledask.distributed.out_of_core.journal import Journal
 from tiledask.distributed.out_of_core.stored import StoredArray
-from tiledask.distributed.products.panels import Held, multiply_pieces, prefetched
-from tiledask.plan.intervals import Interval
+from tiledask.distributed.products.panels import finish, prefetched
 from tiledask.plan.products.product_plan import AHEAD
 from tiledask.plan.products.regions import Region
 from tiledask.plan.products.streaming import Cuts
 from tiledask.tile import accumulator
 from tiledask.tile import matmul as tile_matmul
-from tiledask.tile.backend import namespace, synchronize, to_numpy
+from tiledask.tile.backend import namespace, on_device, synchronize, to_numpy
 
-__all__ = ["StreamJob", "StreamProduct", "stream_tiles", "warm"]
+__all__ = ["StoredOperands", "multiply_tiles", "warm"]
 
 _ALIGN = 64
+"""Bytes: panels begin where a line of the cache does."""
 
 
-@dataclass(frozen=True)
-class StreamProduct:
+class StoredOperands(NamedTuple):
     """What is multiplied, into what, and how."""
 
     a: StoredArray
@@ -47,31 +44,11 @@ class StreamProduct:
         return accumulator(self.a.dtype)
 
 
-@dataclass(frozen=True)
-class StreamJob:
-    """What one worker is told."""
-
-    slot: int
-    product: StreamProduct
-    cuts: Cuts
-    tiles: tuple[Region, ...]
-    journal: Journal
-    run: str
-    """By this name ranks report how far they are."""
-    backend: str
-
-    @property
-    def depths(self) -> list[Interval]:
-        """The panels of each tile."""
-        return self.cuts.panels(self.product.a.shape[1])
-
-
-def warm(job: StreamJob) -> None:
+def warm(product: StoredOperands, backend: str) -> None:
     """Load what any product of this kind needs, so that it is there before memory is counted."""
-    product = job.product
     if "zarr" in (product.a.kind, product.b.kind, product.c.kind):
         import zarr.buffer.cpu  # noqa: F401
-    xp = namespace(job.backend)
+    xp = namespace(backend)
     a, c = xp.ones((256, 256), product.a.dtype), xp.ones((256, 256), product.summed_in)
     loops = product.kernel == "loops"  # would take seconds, and needs what "tiled" does
     kernel, tile = ("tiled", None) if loops else (product.kernel, product.tile)
@@ -80,61 +57,69 @@ def warm(job: StreamJob) -> None:
     synchronize(c)
 
 
-def stream_tiles(job: StreamJob) -> int:
-    """Bytes read, once all tiles of ``job`` are in the file and recorded.
+def multiply_tiles(
+    product: StoredOperands,
+    cuts: Cuts,
+    tiles: list[Region],
+    journal: Journal,
+    run: str,
+    slot: int,
+    backend: str,
+) -> int:
+    """Bytes read, once all ``tiles`` of C are in the file and recorded.
 
     What the journal says is finished is left alone: this may be a second attempt, after a worker
-    died.
+    died. ``run`` and ``slot`` are for reports of how far it is.
     """
-    product, depths = job.product, job.depths
-    left = [region for region in job.tiles if not job.journal.finished(region)]
+    a, b, c, kernel, own_tile = product
+    depths = cuts.panels(a.shape[1])
+    left = [region for region in tiles if not journal.finished(region)]
     turns = [(region, depth) for region in left for depth in depths]
     if not turns:
         return 0
-    (tm, tn), wide = job.cuts.tile, max(stop - start for start, stop in depths)
+    (m, n), k, xp, nbytes = cuts.tile, depths[0][1], namespace(backend), list[int]()
     buffers = [
-        (_buffer(tm * wide, product.a.dtype), _buffer(wide * tn, product.b.dtype))
-        for _ in range(min(AHEAD, len(turns)))
+        [_buffer(m * k, a.dtype), _buffer(k * n, b.dtype)] for _ in range(min(AHEAD, len(turns)))
     ]
-    tile = _buffer(tm * tn, product.summed_in, job.backend)
-    reporter = Reporter(job.run, job.slot, len(job.tiles) * len(depths),
-                        (len(job.tiles) - len(left)) * len(depths))  # fmt: skip
-    reads, xp = list[int](), namespace(job.backend)
+    memory = _buffer(m * n, product.summed_in, backend)
+    done = (len(tiles) - len(left)) * len(depths)
+    reporter = Reporter(run, slot, len(tiles) * len(depths), done)
 
-    def fetch(turn: tuple[Region, Interval], buffer: tuple[Any, Any]) -> tuple[Held, Held]:
+    def fetch(turn: tuple[Region, tuple[int, int]], buffer: list[Any]) -> list[Any]:
         (rows, columns), depth = turn
-        held = list[Held]()
-        regions = (rows, depth), (depth, columns)
-        for array, region, memory in zip((product.a, product.b), regions, buffer, strict=True):
-            panel = _view(memory, region, array.order)
-            reads.append(array.read(region, panel))
-            held.append([(region, xp.asarray(panel))])
-        return held[0], held[1]
+        panels = []
+        for x, region, space in zip((a, b), ((rows, depth), (depth, columns)), buffer, strict=True):
+            panel = _view(space, region, x.order)
+            nbytes.append(x.read(region, panel))
+            panels.append(xp.asarray(panel))
+        return panels
+
+    def record(region: Region) -> None:
+        c.sync(region)
+        journal.finish(region)
 
     with (
-        ThreadPoolExecutor(1, thread_name_prefix="record") as recorder,
-        closing(prefetched(turns, lambda turn: True, fetch, buffers)) as panels,
+        ThreadPoolExecutor(1, "record") as recorder,
+        prefetched(turns, fetch, buffers) as fetched,
     ):
         recorded: Future[None] | None = None
-        for (region, depth), (a, b) in panels:
+        for region, depth in turns:
+            x, y = next(fetched)
             _check_wanted()
-            c, adds = _view(tile, region, product.c.order), depth[0] > 0
-            multiply_pieces(a, b, c, region, [region], product.kernel, product.tile, adds)
-            del a, b
+            sums = _view(memory, region, c.order)
+            with on_device(sums):
+                tile_matmul(x, y, kernel, own_tile, sums, beta=float(depth[0] > 0))
+            finish(sums)
+            del x, y
             if depth == depths[-1]:
                 if recorded:
                     recorded.result()
-                product.c.write(region, to_numpy(c))
-                recorded = recorder.submit(_record, job, region)
+                c.write(region, to_numpy(sums))
+                recorded = recorder.submit(record, region)
             reporter.one_more()
         assert recorded is not None  # the last turn ends a tile
         recorded.result()
-    return sum(reads)
-
-
-def _record(job: StreamJob, region: Region) -> None:
-    job.product.c.sync(region)
-    job.journal.finish(region)
+    return sum(nbytes)
 
 
 def _check_wanted() -> None:
@@ -156,8 +141,8 @@ def _buffer(elements: int, dtype: np.dtype, backend: str = "numpy") -> Any:
     return raw[skip : skip + elements * dtype.itemsize].view(dtype)
 
 
-def _view(room: Any, region: Region, order: str) -> Any:
-    """The start of ``room`` as a matrix of the region's extents."""
+def _view(memory: Any, region: Region, order: str) -> Any:
+    """The start of ``memory`` as a matrix of the region's extents."""
     rows, columns = (stop - start for start, stop in region)
-    part = room[: rows * columns]
+    part = memory[: rows * columns]
     return part.reshape(rows, columns) if order == "C" else part.reshape(columns, rows).T

@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.out_of_core.stored_npy import rounded
+from tiledask.distributed.out_of_core.npy import rounded
 from tiledask.errors import ConfigError
 from tiledask.extras import needed_for
 from tiledask.plan.products.regions import Region, overlap, slices, within
-from tiledask.plan.products.streaming import StorageLayout
 
-__all__ = ["chunk_files", "create", "files", "fill_with_zeros", "look", "read", "write"]
+__all__ = ["create", "files", "fill_with_zeros", "look", "read", "write"]
 
 
 def look(path: str) -> tuple[tuple[int, ...], np.dtype, tuple[int, ...]]:
@@ -31,9 +30,9 @@ def look(path: str) -> tuple[tuple[int, ...], np.dtype, tuple[int, ...]]:
 
 def create(array: Any) -> None:
     """Make the folder, without chunks yet; they are compressed by zstd and end in a crc32c."""
-    zarr = _zarr()
-    from zarr.codecs import Crc32cCodec, ZstdCodec
-
+    with needed_for("a zarr array"):
+        import zarr
+        from zarr.codecs import Crc32cCodec, ZstdCodec
     zarr.create_array(
         array.path,
         shape=array.shape,
@@ -54,11 +53,11 @@ def read(array: Any, region: Region, out: np.ndarray) -> int:
     stored, nbytes = _opened(array), 0
     from zarr.buffer.cpu import NDBuffer
 
-    for at, part in _chunks(array.form, region):
-        _check_there(array, stored, at)
-        place = out[within(part, region)]
-        with _decoding(array.path, stored, at):
-            stored.get_basic_selection(slices(part), out=NDBuffer.from_numpy_array(place))
+    for name, _, part in _chunks(array, stored, region):
+        _check_there(array, name)
+        place = NDBuffer.from_numpy_array(out[within(part, region)])
+        with _decoding(array, name):
+            stored.get_basic_selection(slices(part), out=place)
         nbytes += array.form.read_bytes(part)
     return nbytes
 
@@ -66,39 +65,43 @@ def read(array: Any, region: Region, out: np.ndarray) -> int:
 def write(array: Any, region: Region, block: np.ndarray) -> None:
     """None, once the chunks of a StoredArray hold ``block`` there."""
     stored, block = _opened(array, write=True), rounded(block, array.dtype)
-    for at, part in _chunks(array.form, region):
-        if part != overlap(_chunk(array.form, at), tuple((0, n) for n in array.shape)):
-            _check_there(array, stored, at)  # the rest of the chunk stays
-        with _decoding(array.path, stored, at):
+    for name, chunk, part in _chunks(array, stored, region):
+        if part != overlap(chunk, tuple((0, n) for n in array.shape)):
+            _check_there(array, name)  # the rest of the chunk stays
+        with _decoding(array, name):
             stored[slices(part)] = block[within(part, region)]
 
 
 def files(array: Any, region: Region) -> list[str]:
     """What is on the disk of that region: chunks, and the folders that name them."""
-    names = chunk_files(array, region)
+    chunks = _chunks(array, _opened(array), region)
+    names = [os.path.join(array.path, name) for name, _, _ in chunks]
     return [*names, *{os.path.dirname(name) for name in names}, array.path]
 
 
-def chunk_files(array: Any, region: Region) -> list[str]:
-    """The files of the chunks that touch the region."""
-    stored = _opened(array)
-    return [_file(array.path, stored, at) for at, _ in _chunks(array.form, region)]
+def _chunks(array: Any, stored: Any, region: Region) -> Iterator[tuple[str, Region, Region]]:
+    """(name of a chunk, where it lies, the part of ``region`` in it), row by row."""
+    grid = array.form.grid
+    rows, columns = (
+        range(start // c, -(-stop // c)) for (start, stop), c in zip(region, grid, strict=True)
+    )
+    for at in product(rows, columns):
+        # beyond the array's edges too
+        chunk = tuple((i * c, (i + 1) * c) for i, c in zip(at, grid, strict=True))
+        if (part := overlap(chunk, region)) is not None:
+            yield stored.metadata.encode_chunk_key(at), chunk, part
 
 
-def _file(path: str, stored: Any, at: tuple[int, int]) -> str:
-    return os.path.join(path, stored.metadata.encode_chunk_key(at))
-
-
-def _check_there(array: Any, stored: Any, at: tuple[int, int]) -> None:
-    if not os.path.exists(_file(array.path, stored, at)):
+def _check_there(array: Any, name: str) -> None:
+    if not os.path.exists(os.path.join(array.path, name)):
         raise ConfigError(
-            f"{array.path} is {array.shape} in chunks of {array.chunks}, and chunk "
-            f"{stored.metadata.encode_chunk_key(at)} is missing; write it again"
+            f"{array.path} is {array.shape} in chunks of {array.chunks}, and chunk {name} is "
+            f"missing; write it again"
         )
 
 
 @contextmanager
-def _decoding(path: str, stored: Any, at: tuple[int, int]) -> Iterator[None]:
+def _decoding(array: Any, name: str) -> Iterator[None]:
     """ConfigError for whatever a codec raises inside the block; what the disk says stays."""
     try:
         yield
@@ -106,8 +109,8 @@ def _decoding(path: str, stored: Any, at: tuple[int, int]) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno:
             raise
         raise ConfigError(
-            f"{path}: chunk {stored.metadata.encode_chunk_key(at)} is damaged: it does not decode "
-            f"({_words(error)}); write the array again"
+            f"{array.path}: chunk {name} is damaged: it does not decode ({_words(error)}); write "
+            f"the array again"
         ) from error
 
 
@@ -124,7 +127,8 @@ def _opened(array: Any, write: bool = False) -> Any:
 
 
 def _open(path: str, write: bool = False) -> Any:
-    zarr = _zarr()
+    with needed_for("a zarr array"):
+        import zarr
     try:
         with zarr.config.set({"array.write_empty_chunks": True}):  # it is looked at on opening
             return zarr.open_array(path, mode="r+" if write else "r")
@@ -135,27 +139,5 @@ def _open(path: str, write: bool = False) -> Any:
         ) from error
 
 
-def _zarr() -> Any:
-    """The package."""
-    with needed_for("a zarr array"):
-        import zarr
-    return zarr
-
-
 def _words(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error)[:300]}".splitlines()[0]
-
-
-def _chunks(form: StorageLayout, region: Region) -> Iterator[tuple[tuple[int, int], Region]]:
-    """(indices of a chunk, the part of ``region`` in it), row by row."""
-    rows, columns = (
-        range(start // c, -(-stop // c)) for (start, stop), c in zip(region, form.grid, strict=True)
-    )
-    for at in product(rows, columns):
-        if (part := overlap(_chunk(form, at), region)) is not None:
-            yield at, part
-
-
-def _chunk(form: StorageLayout, at: tuple[int, int]) -> Region:
-    """Where a chunk lies, beyond the array's edges too."""
-    return tuple((i * c, (i + 1) * c) for i, c in zip(at, form.grid, strict=True))

@@ -9,7 +9,7 @@ that was killed goes on from there, in another process and with other workers.
 import os
 import uuid
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from distributed import Client
@@ -31,22 +31,11 @@ from tiledask.distributed.out_of_core.stored import (
     open_array,
     remove,
 )
-from tiledask.distributed.out_of_core.stream_tiles import (
-    StreamJob,
-    StreamProduct,
-    stream_tiles,
-    warm,
-)
+from tiledask.distributed.out_of_core.tiles import StoredOperands, multiply_tiles, warm
 from tiledask.distributed.products.operands import check_kernel, check_types
 from tiledask.errors import ConfigError, DoesNotFitError, PlacementError
 from tiledask.plan.products.regions import Region
-from tiledask.plan.products.streaming import (
-    Cuts,
-    Problem,
-    StreamPlan,
-    plan_cuts,
-    plan_stream,
-)
+from tiledask.plan.products.streaming import Cuts, Problem, StreamPlan, plan_cuts, plan_stream
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.units import format_bytes, parse_bytes
 from tiledask.tile import workspace
@@ -128,9 +117,11 @@ def multiply_stored(
     seconds = None if timeout is None else seconds_of(timeout)
     cluster = cluster_of(cluster, "a product of files")
     check_kernel(kernel, cluster.backend)
-    product = _product(a, b, out, kernel, tile, resume)
+    a, b = _operands(a, b, kernel)
+    workspace(1, 1, 1, a.dtype.itemsize, kernel, tile)  # raises for what does not go together
+    product = StoredOperands(a, b, _target(out, a, b, resume), kernel, tile)
     target, given = product.c, isinstance(out, StoredArray)
-    check_shared(cluster, [product.a.path, product.b.path], [os.path.dirname(target.path)])
+    check_shared(cluster, [a.path, b.path], [os.path.dirname(target.path)])
     journal = _journal(target)
     if os.path.lexists(target.path) and not (given or overwrite or journal.exists):
         raise ConfigError(
@@ -141,16 +132,16 @@ def multiply_stored(
         if not (resume and os.path.lexists(target.path)):
             journal.forget()
         about, begun = _about(product), journal.exists
-        cuts = _recorded_cuts(product, about, journal) if begun else None
+        cuts = journal.cuts(about, target.shape) if begun else None
         plan = _planned(product, cluster, memory_limit, cuts, timeout)
         if not begun:
-            _begin(product, {**about, "cuts": asdict(plan.cuts)}, journal, create=not given)
+            _begin(target, about, plan.cuts, journal, create=not given)
         finished = {region for region in plan.cuts.regions if journal.finished(region)}
         left = plan.remaining(finished)
         if seconds is None:
             m, n, k = left.problem.extents
             seconds = DEADLINE + 2 * m * n * k / cluster.slots / _SLOW
-        reads, counted = _run(cluster, product, left, journal, seconds, progress)
+        nbytes, counted = _run(cluster, product, left, journal, seconds, progress)
         if changed := differences(about, _about(product)):
             raise ConfigError(
                 f"while it was multiplied, {'; '.join(changed)}: {target.path} mixes before and "
@@ -162,7 +153,7 @@ def multiply_stored(
         plan=left,
         traffic=Both(Traffic.of(cluster.slots).on(cluster.hosts), counted.traffic),
         memory=Both(left.ledger, counted.ledger({})),
-        bytes_read=Both(left.bytes_read, sum(reads)),
+        bytes_read=Both(left.bytes_read, nbytes),
         seconds=counted.seconds,
         resumed_tiles=len(finished),
     )
@@ -171,9 +162,9 @@ def multiply_stored(
 # -- what is asked for ---------------------------------------------------------------------------
 
 
-def _product(a: Any, b: Any, out: Any, kernel: str, tile: Any, resume: bool) -> StreamProduct:
-    """What is multiplied, all of it as its files are now, or an error that says what is wrong."""
-    a, b = _reopened("A", a), _reopened("B", b)
+def _operands(a: Any, b: Any, kernel: str) -> tuple[StoredArray, StoredArray]:
+    """A and B as their files are now, which multiply."""
+    a, b = _now("A", a), _now("B", b)
     for name, operand in (("A", a), ("B", b)):
         if (journal := _journal(operand)).exists:
             raise ConfigError(
@@ -187,12 +178,11 @@ def _product(a: Any, b: Any, out: Any, kernel: str, tile: Any, resume: bool) -> 
             f"must be equal; is one of them to be stored transposed?"
         )
     check_types(a.dtype, b.dtype, kernel, convert="store")
-    workspace(1, 1, 1, a.dtype.itemsize, kernel, tile)  # raises for what does not go together
-    return StreamProduct(a, b, _target(out, a, b, resume), kernel, tile)
+    return a, b
 
 
-def _reopened(name: str, array: Any) -> StoredArray:
-    """``array`` as its file is now."""
+def _now(name: str, array: Any) -> StoredArray:
+    """``array`` as its file is now, which must be of the same shape and type."""
     if not isinstance(array, StoredArray):
         raise TypeError(
             f"{name} is a {type(array).__name__}; stored matrices are multiplied with stored "
@@ -200,19 +190,15 @@ def _reopened(name: str, array: Any) -> StoredArray:
         )
     now = open_array(array.path)
     if (now.shape, now.dtype) != (array.shape, array.dtype):
-        raise ConfigError(
-            f"{name} was opened as {array.shape} {array.dtype}, and {array.path} is now "
-            f"{now.shape} {now.dtype}; td.open_array it again"
-        )
+        raise ConfigError(f"{name} was opened as {array}, and is now {now}; td.open_array it again")
     return now
 
 
 def _target(out: Any, a: StoredArray, b: StoredArray, resume: bool) -> StoredArray:
     """The result as it is, or as it will be once it is created."""
     shape = a.shape[0], b.shape[1]
-    target = (
-        _reopened("out", out) if isinstance(out, StoredArray) else describe(out, shape, a.dtype)
-    )
+    given = isinstance(out, StoredArray)
+    target = _now("out", out) if given else describe(out, shape, a.dtype)
     there = os.path.exists(target.path)
     if there and resume and _journal(target).exists:
         target = open_array(target.path)
@@ -234,19 +220,15 @@ def _journal(array: StoredArray) -> Journal:
     return Journal(f"{array.path}.tiledask")
 
 
-def _about(product: StreamProduct) -> dict[str, Any]:
+def _about(product: StoredOperands) -> dict[str, Any]:
     """What the sums depend on, besides the cuts; for JSON."""
-    c = product.c
-    tile = None if product.tile is None else as_tile(product.tile)
+    a, b, c, kernel, tile = product
     lies = {"kind": c.kind, "order": c.order, "chunks": list(c.chunks) if c.chunks else None}
     return {
-        "A": product.a.identity(),
-        "B": product.b.identity(),
+        "A": a.identity(),
+        "B": b.identity(),
         "result": {"shape": list(c.shape), "dtype": c.dtype.name, **lies},
-        "kernel": {
-            "name": product.kernel,
-            "tile": tile and list(tile),
-        },
+        "kernel": {"name": kernel, "tile": None if tile is None else list(as_tile(tile))},
     }
 
 
@@ -254,7 +236,7 @@ def _about(product: StreamProduct) -> dict[str, Any]:
 
 
 def _planned(
-    product: StreamProduct,
+    product: StoredOperands,
     cluster: Cluster,
     memory_limit: int | str | None,
     cuts: Cuts | None,
@@ -265,69 +247,47 @@ def _planned(
     limit = cluster.memory_limit // 2 if memory_limit is None else parse_bytes(memory_limit)
     while memory_limit is None and limit > room.bytes > 0:
         limit //= 2  # and not the room itself: the same product shall be cut alike another time
-    size, wide = product.a.dtype.itemsize, product.summed_in.itemsize
+    (a, b, c, kernel, tile), wide = product, product.summed_in.itemsize
 
     def work(m: int, n: int, k: int) -> int:
-        return workspace(m, n, k, size, product.kernel, product.tile, True, wide)
+        return workspace(m, n, k, a.dtype.itemsize, kernel, tile, True, wide)
 
-    problem = Problem(product.a.form, product.b.form, product.c.form, wide, work)
+    problem = Problem(a.form, b.form, c.form, wide, work)
     try:
         if cuts is None:
             plan = plan_stream(problem, cluster.slots, limit)
         else:
             plan = plan_cuts(problem, cuts, cluster.slots, limit)
-        if plan.ledger.peak > room.bytes:
-            more = (
-                room.raised(plan.ledger.peak) or f"memory_limit={format_bytes(room.elsewhere())!r}"
-            )
+        if (needs := plan.ledger.peak) > room.bytes:
+            more = room.raised(needs) or f"memory_limit={format_bytes(room.elsewhere())!r}"
             raise DoesNotFitError(
                 f"tiles of {'x'.join(map(str, plan.cuts.tile))} with panels of {plan.cuts.panel} "
-                f"take {format_bytes(plan.ledger.peak)} a slot, the workers leave {room}. What "
-                f"would fit: {more}"
+                f"take {format_bytes(needs)} a slot, the workers leave {room}. What would fit: "
+                f"{more}"
             )
     except DoesNotFitError as error:
         if cuts is None:
             raise
         raise DoesNotFitError(
-            f"{product.c.path} was begun with more memory: {error}, which is resume=False"
+            f"{c.path} was begun with more memory: {error}, which is resume=False"
         ) from None
     return plan
 
 
-def _recorded_cuts(product: StreamProduct, about: dict[str, Any], journal: Journal) -> Cuts:
-    """The cuts of the product that was begun; ConfigError if that was any other."""
-    was = journal.plan()
-    value = was.pop("cuts", None)
-    if changed := differences(was, about):
+def _begin(
+    target: StoredArray, about: dict[str, Any], cuts: Cuts, journal: Journal, create: bool
+) -> None:
+    """None, once the product is recorded and the result's file is there."""
+    needs, has = target.unwritten(), free(os.path.dirname(target.path))
+    if needs > has:
         raise ConfigError(
-            f"{product.c.path} was begun with other input: {'; '.join(changed)}. Bring that back "
-            f"to go on, or start over with resume=False"
-        )
-    try:
-        cuts = Cuts(tuple(value["rows"]), tuple(value["columns"]), value["panel"])
-        if (cuts.rows[-1], cuts.columns[-1]) != product.c.shape:
-            raise ConfigError(f"the result is {product.c.shape}")
-    except (ConfigError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{journal.folder}/plan.json is damaged, its cuts are {value} ({error}); resume=False "
-            f"starts over"
-        ) from None
-    return cuts
-
-
-def _begin(product: StreamProduct, record: dict[str, Any], journal: Journal, create: bool) -> None:
-    """None, once the plan is recorded and the result's file is there."""
-    target = product.c
-    needs, room = target.unwritten(), free(os.path.dirname(target.path))
-    if needs > room:
-        raise ConfigError(
-            f"{target.path} needs {format_bytes(needs)} more on its disk, {format_bytes(room)} are "
+            f"{target.path} needs {format_bytes(needs)} more on its disk, {format_bytes(has)} are "
             f"free; make room, or name a file on another disk"
         )
     if create:
         # in this order: what is recorded of a result that is not there is known to be of no use
         remove(target)
-    journal.begin(record)
+    journal.begin(about, cuts)
     if create:
         materialize(target)
 
@@ -337,33 +297,33 @@ def _begin(product: StreamProduct, record: dict[str, Any], journal: Journal, cre
 
 def _run(
     cluster: Cluster,
-    product: StreamProduct,
+    product: StoredOperands,
     plan: StreamPlan,
     journal: Journal,
     seconds: float,
     progress: Progress,
-) -> tuple[list[int], Counted]:
-    """(bytes that each job read, what was counted meanwhile)."""
+) -> tuple[int, Counted]:
+    """(bytes that all workers read, what was counted meanwhile)."""
     if not plan.tiles:  # the last run was killed between its last tile and its end
         with counting(cluster) as counted:
-            return [], counted
-    run, mine = uuid.uuid4().hex, {slot: list[Region]() for slot in range(cluster.slots)}
+            return 0, counted
+    run, tiles = uuid.uuid4().hex, {slot: list[Region]() for slot in range(cluster.slots)}
     for tile in plan.tiles:
-        mine[tile.slot].append(tile.region)
-    jobs = {
-        slot: (StreamJob(slot, product, plan.cuts, tuple(tiles), journal, run, cluster.backend),)
-        for slot, tiles in mine.items()
-        if tiles
-    }
+        tiles[tile.slot].append(tile.region)
     m, n, k = plan.problem.extents
+    panels = [len(mine) * len(plan.cuts.panels(k)) for mine in tiles.values()]
+    tiles = {slot: mine for slot, mine in tiles.items() if mine}
     what = f"product {m}x{k} @ {k}x{n} into {os.path.basename(product.c.path)}"
-    loaded = cluster.submit_all(warm, jobs, name="load")
+    loaded = cluster.submit_all(warm, dict.fromkeys(tiles, (product, cluster.backend)), name="load")
     cluster.wait(loaded, f"loading what the {what} needs", min(seconds, DEADLINE), cancel=True)
-    panels = [len(tiles) * len(plan.cuts.panels(k)) for tiles in mine.values()]
+    jobs = {
+        slot: (product, plan.cuts, mine, journal, run, slot, cluster.backend)
+        for slot, mine in tiles.items()
+    }
     with counting(cluster) as counted, watching(progress, run, panels, what, cluster):
-        futures = cluster.submit_all(stream_tiles, jobs, name="stream")
+        futures = cluster.submit_all(multiply_tiles, jobs, name="stream")
         try:
-            return cluster.gather(futures, what, seconds, cancel=True), counted
+            return sum(cluster.gather(futures, what, seconds, cancel=True)), counted
         except BaseException:
             with suppress(Exception):  # what was cancelled wrote to the result: until it stopped
                 ends = [cluster.submit(slot, int) for slot in jobs]

@@ -28,9 +28,9 @@ def refusal(found: Explanation, room: Room, question: ProductQuestion) -> Except
     least = min(able, key=lambda c: c.peak)
     ways = []
     if only or question.options:
-        free = replace(question, options=())
-        fitting = (n for n in algorithms if free.fits(n, room.bytes))
-        ways += [f"algorithm={name!r}" for name in fitting if name != only][:1]
+        others = (replace(question, algorithm=n, options=()) for n in algorithms if n != only)
+        fitting = (other.algorithm for other in others if other.weigh(room.bytes).chosen)
+        ways += [f"algorithm={name!r}" for name in fitting][:1]
     if mesh := _mesh(room.elsewhere(), question):
         by, this = ("x".join(map(str, shape)) for shape in (mesh, a.mesh))
         ways.append(f"a mesh of {by} ranks (this is {this})")
@@ -46,16 +46,13 @@ def refusal(found: Explanation, room: Room, question: ProductQuestion) -> Except
 
 def _mesh(allowed: int, question: ProductQuestion) -> tuple[int, ...] | None:
     """A mesh of 2, 4, 8, ... times as many ranks on which the product fits; None if none does."""
-    a, b, only = question.a, question.b, question.algorithm
+    a, b, ranks = question.a, question.b, question.a.ranks
     whole = prod(a.shape) + prod(b.shape) + prod((*a.shape[:-1], *b.shape[1:]))
-    ranks = a.ranks
     while a.mesh == b.mesh and (ranks := 2 * ranks) <= max(RANKS, 2 * a.ranks):
         if RUNTIME + whole * question.itemsizes[0] // ranks > allowed:
             continue
         for mesh in sorted(grids(ranks, len(a.mesh)), key=max):
             A, B = (Tiling(t.shape, mesh, t.placements) for t in (a, b))
-            there = replace(question, a=A, b=B)
-            for name in [only] if only else algorithms:
-                if there.fits(name, allowed, elsewhere=only is not None):
-                    return mesh
+            if replace(question, a=A, b=B, rates=None).weigh(allowed).chosen:
+                return mesh
     return None

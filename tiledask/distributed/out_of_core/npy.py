@@ -1,0 +1,123 @@
+"""Regions of .npy files: runs of contiguous elements, each read into its place by one call.
+
+C order    row 0 | row 1 | ...            a region is a run per row, or a single one if its
+F order    column 0 | column 1 | ...      rows are whole; of an "F" file, columns
+"""
+
+import os
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from tiledask.errors import ConfigError
+from tiledask.plan.products.regions import Region
+
+__all__ = ["create", "files", "header", "look", "read", "rounded", "write"]
+
+_SLAB = 2**20
+"""Bytes that are converted and written at a time."""
+
+
+def header(shape: tuple[int, int], dtype: np.dtype) -> bytes:
+    """What stands before the elements of a matrix in C order."""
+    file = BytesIO()
+    about = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, about)
+    return file.getvalue()
+
+
+def create(array: Any) -> None:
+    """Make the file, of zeros that take no space; all at once, so that no half of it is seen."""
+    partial = f"{array.path}.partial"
+    try:
+        with open(partial, "wb") as file:
+            file.write(header(array.shape, array.dtype))
+            file.truncate(array.offset + array.nbytes)
+        os.replace(partial, array.path)
+    finally:
+        Path(partial).unlink(missing_ok=True)
+
+
+def look(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype, int, int]:
+    """(shape, Fortran order?, dtype, bytes before the data, bytes in all) of an open .npy file.
+
+    ValueError if it is none. Nothing in it is executed or believed: what its header promises is
+    for the caller to compare with the bytes there are.
+    """
+    readers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    version = np.lib.format.read_magic(file)
+    if version not in readers:  # 3.0 is for names of fields, which a matrix has none of
+        raise ValueError(f"format {version} is not 1.0 or 2.0")
+    try:
+        shape, fortran, dtype = readers[version](file)
+    except (ValueError, OSError):
+        raise
+    except Exception as error:  # of the tokenizer that NumPy tries last
+        raise ValueError(f"its header cannot be read ({error})") from None
+    return shape, fortran, dtype, file.tell(), os.fstat(file.fileno()).st_size
+
+
+def read(array: Any, region: Region, out: np.ndarray) -> int:
+    """Bytes read, once ``out`` holds the region of a StoredArray."""
+    region, lines = _as_in_file(array, region, out)
+    together = lines.shape[1] <= 1 or lines.strides[1] == lines.itemsize
+    part = lines if together else np.empty(lines.shape, lines.dtype)
+    with open(array.path, "rb", buffering=0) as file:
+        done = _transfer(os.preadv, file, array, region, part)
+    if not together:
+        lines[...] = part
+    return done
+
+
+def write(array: Any, region: Region, block: np.ndarray) -> None:
+    """None, once the file of a StoredArray holds ``block`` there."""
+    ((top, _), columns), lines = _as_in_file(array, region, block)
+    step = max(1, _SLAB // max(1, lines.shape[1] * array.dtype.itemsize))
+    with open(array.path, "r+b", buffering=0) as file:
+        for first in range(0, len(lines), step):
+            part = rounded(lines[first : first + step], array.dtype)
+            ends = top + first, top + first + len(part)
+            _transfer(os.pwritev, file, array, (ends, columns), part)
+
+
+def files(array: Any, region: Region) -> list[str]:
+    """What is on the disk of that region."""
+    return [array.path]
+
+
+def rounded(block: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """``block`` as contiguous rows of ``dtype``; itself if it is that."""
+    with np.errstate(over="ignore"):  # beyond float16's range is infinity, as in any sum of halves
+        return np.ascontiguousarray(block, dtype)
+
+
+def _as_in_file(array: Any, region: Region, block: np.ndarray) -> tuple[Region, np.ndarray]:
+    """Both seen so that what is contiguous in the file is the last dimension."""
+    return (region[::-1], block.T) if array.order == "F" else (region, block)
+
+
+def _transfer(call: Any, file: Any, array: Any, region: Region, block: np.ndarray) -> int:
+    """Bytes that ``call`` read into ``block`` or wrote from it, in as few runs as can be."""
+    ((top, _), (left, right)), line = region, array.shape[array.order == "C"]
+    start, step = array.offset + (top * line + left) * block.itemsize, line * block.itemsize
+    whole = right - left == line and block.flags.c_contiguous
+    runs = [block.reshape(-1).view(np.uint8)] if whole else block.view(np.uint8)
+    total = 0
+    for i, run in enumerate(runs):
+        done = 0
+        while done < len(run):  # in as many calls as the system wants
+            at = start + i * step + done
+            more: int = call(file.fileno(), [run[done:]], at)
+            if not more:
+                raise ConfigError(
+                    f"{array.path} ended at byte {at} while it was read, {len(run) - done} bytes "
+                    f"too early; something else cut it short"
+                )
+            done += more
+        total += done
+    return total
