@@ -84,7 +84,7 @@ def test_questions_are_asked_with_numbers_of_one_s_own():
 def test_a_prediction_is_kept_and_scored(monkeypatch, tmp_path):
     monkeypatch.setenv("TILEDASK_PROGRESS", str(tmp_path))  # nobody's earlier predictions
     guess = td.predict("bytes that each of four copies sends", 192, unit="B")
-    assert "exact" in repr(guess.beside(formula=2 * 3 * 128 // 4, measured=192))
+    assert "exact" in repr(guess.compare(formula=2 * 3 * 128 // 4, measured=192))
     assert "1 of 1" in repr(td.score())
 
 

@@ -52,7 +52,7 @@ HOSTILE = {
     "a timeline": lambda: TIMELINE,
     "ranks": some_records,
     "records": lambda: some_records().records,
-    "a prediction": lambda: td.predict(EVIL, 1, unit=EVIL).beside(measured=1),
+    "a prediction": lambda: td.predict(EVIL, 1, unit=EVIL).compare(measured=1),
     "a table": lambda: td.table({EVIL: {EVIL: EVIL}}, QUOTES),
     "a task": lambda: td.tasks.load_puzzle(PUZZLE),
     "a hint": lambda: td.tasks.load_puzzle(PUZZLE).hint(),

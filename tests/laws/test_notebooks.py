@@ -4,7 +4,7 @@ A cell whose output is a fact carries the tags `nbval-check-output` and `keep_ou
 outputs are stripped. An exercise is five cells in a row, each with its tag: task (Markdown), answer
 (`answer = None`), draw, check, solution (collapsed; raises unless every target is met); or four,
 where plain asserts are the judge: task, attempt, asserts (`def judge`), solution. A prediction is
-`guess = td.predict("question")`, what is run, and a collapsed `guess.beside(...)`.
+`guess = td.predict("question")`, what is run, and a collapsed `guess.compare(...)`.
 """
 
 import ast
@@ -149,7 +149,7 @@ def predictions(cells: list[Cell]) -> Iterator[str]:
                 yield f"cell {i}: {question[1]!r} is asked twice, or before the last one is judged"
             asked.add(question[1])
             still_open = True
-        elif ".beside(" in cell.source:
+        elif ".compare(" in cell.source:
             if not (still_open and is_hidden(cell)):
                 yield f"cell {i}: the row holds the formula: collapse it, behind its question"
             still_open = False
@@ -194,7 +194,7 @@ def exercise(parts: tuple[str, ...] = EXERCISE, **sources: str) -> list[Cell]:
     return [new_markdown_cell(usual["task"], metadata={"tags": ["task"]}), *cells[1:]]
 
 
-def prediction(row: str = "guess.beside(formula=1)", hidden: bool = True) -> list[Cell]:
+def prediction(row: str = "guess.compare(formula=1)", hidden: bool = True) -> list[Cell]:
     shown = fact(row)
     shown.metadata.jupyter = {"source_hidden": hidden}
     return [new_code_cell('guess = td.predict("bytes")\nguess'), shown, new_code_cell("td.score()")]

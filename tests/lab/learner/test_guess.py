@@ -48,45 +48,68 @@ def test_a_learners_copy_keeps_its_predictions_whoever_opens_it(tmp_path, monkey
 # -- a prediction, and the row ---------------------------------------------------------------------
 
 ROWS = [
-    (12e6, 12e6, 3, "exact"),
-    (12.05e6, 12e6, 3, "exact"),
-    (13e6, 12e6, 2, "1.08 x, within 10 %"),
-    (8e6, 12e6, 1, "0.667 x, within a factor of 2"),
-    (24e6, 12e6, 1, "2 x, within a factor of 2"),
-    (36e6, 12e6, 0, "3 x, off"),
-    (0, 12e6, 0, "0 x, off"),
-    (0, 0, 3, "exact"),
-    (5, 0, 0, "off"),
+    ("B", 12e6, 12e6, 3, "exact"),
+    ("B", 12.04e6, 12e6, 3, "exact"),
+    ("B", 12.06e6, 12e6, 2, "1 x, within 10 %"),
+    ("B", 13e6, 12e6, 2, "1.08 x, within 10 %"),
+    ("B", 8e6, 12e6, 1, "0.667 x, within a factor of 2"),
+    ("B", 24e6, 12e6, 1, "2 x, within a factor of 2"),
+    ("B", 36e6, 12e6, 0, "3 x, off"),
+    ("B", 0, 12e6, 0, "0 x, off"),
+    ("B", 0, 0, 3, "exact"),
+    ("B", 5, 0, 0, "no"),
+    ("", 1771, 1771, 3, "exact"),
+    ("", 1770, 1771, 0, "no"),
+    ("", 0.273, 3 / 11, 3, "exact"),
+    ("", 0.29, 3 / 11, 2, "1.06 x, within 10 %"),
 ]
 
 
-@pytest.mark.parametrize(("yours", "actual", "stars", "verdict"), ROWS)
-def test_a_prediction_is_judged_by_its_ratio(yours, actual, stars, verdict):
-    row = td.predict("bytes", yours, unit="B").beside(formula=1e3, measured=actual)
+@pytest.mark.parametrize(("unit", "yours", "actual", "stars", "verdict"), ROWS)
+def test_a_prediction_is_judged_by_its_digits_then_by_its_ratio(
+    unit, yours, actual, stars, verdict
+):
+    row = td.predict("size", yours, unit=unit).compare(measured=actual)
     assert (row.stars, row.verdict) == (stars, verdict)
-    assert f"yours {show_number(yours, 'B')} | formula 1,000 B" in repr(row)
+    assert f"yours {show_number(yours, unit)} | measured" in repr(row)
     assert f"{'★' * stars}{'☆' * (3 - stars)} " in row._repr_html_()
+
+
+def test_what_is_as_near_as_formula_and_measurement_are_is_right():
+    for yours, stars in ((1, 3), (1.065, 3), (1.12, 3), (0.94, 3), (1.14, 2), (0.9, 2)):
+        guess = Guess(f"naps {yours}", "s")
+        guess.take(yours)
+        assert guess.compare(formula=1.0, measured=1.065).stars == stars, yours
+    assert td.predict("size", "3.5 TB", unit="B").compare(formula=3.517e12).stars == 2
+    assert td.predict("roughly", "3.5 TB", unit="B", digits=2).compare(formula=3.517e12).stars == 3
+    assert "(B, 2 digits)" in repr(td.predict("another", unit="B", digits=2))
+
+
+def test_the_first_prediction_counts_and_a_later_one_is_shown_behind_it():
+    guess = td.predict("splits", 1000)
+    guess.take(1500)  # nothing is known yet
+    assert guess.compare(measured=1771).stars == 0
+    guess.take(1771)
+    row = guess.compare(measured=1771)
+    assert (guess.value, row.stars, row.cells["yours"]) == (1500, 0, "1,500 (later 1,771)")
+    assert td.score().rows[0][1:4] == ("1 of 1", "0", "0 of 3")
 
 
 def test_a_number_with_a_unit_is_not_negative():
     for unit in ("B", "s", "%"):
         with pytest.raises(ConfigError, match=f"a number in {unit} is 0 or more, got"):
             td.predict("size", "-3", unit=unit)
-    assert td.predict("difference", "-3").beside(measured=-3).stars == 3
+    assert td.predict("difference", "-3").compare(measured=-3).stars == 3
 
 
-def test_the_last_of_formula_simulated_and_measured_judges():
-    guess = td.predict("idle", "3/11")
-    assert guess.beside(formula=3 / 11).stars == 3
-    assert guess.beside(formula=3 / 11, simulated=0.5).stars == 1
-    assert guess.beside(measured=0.9, formula=3 / 11, simulated=3 / 11).stars == 0
+def test_something_is_there_to_compare_a_prediction_with():
     with pytest.raises(ConfigError, match="0 of 3 values"):
-        guess.beside()
+        td.predict("idle", "3/11").compare()
 
 
 def test_who_predicts_nothing_is_not_judged():
     guess = td.predict("bytes", unit="B")
-    row = guess.beside(measured=5)
+    row = guess.compare(measured=5)
     assert (row.stars, row.verdict) == (None, "")
     assert repr(row) == "bytes | yours - | measured 5 B"
     assert "☆" not in row._repr_html_()
@@ -95,8 +118,8 @@ def test_who_predicts_nothing_is_not_judged():
 
 def test_choices_are_right_or_not():
     guess = td.predict("which is refused", "all", choices=("none", "all"))
-    assert guess.beside(measured="all").verdict == "right"
-    assert guess.beside(measured="none").verdict == "no"
+    assert guess.compare(measured="all").verdict == "right"
+    assert guess.compare(measured="none").verdict == "no"
     with pytest.raises(ConfigError, match="one of none, all, got 'some'"):
         guess.take("some")
     assert guess.value == "all"
@@ -106,12 +129,12 @@ def test_choices_are_right_or_not():
 
 
 def test_a_prediction_outlives_the_kernel(folder, monkeypatch):
-    td.predict("bytes", "8 MB", unit="B").beside(measured=12e6)
+    td.predict("bytes", "8 MB", unit="B").compare(measured=12e6)
     another_kernel(monkeypatch, "learn/02_split-2.ipynb")  # a corrected copy asks the same
     guess = td.predict("bytes", unit="B")
     assert guess.value == 8e6
     assert repr(guess) == "Your prediction of bytes: 8,000,000 B"
-    assert td.predict("bytes", 7, unit="B").value == 7  # in the call, it wins
+    assert td.predict("bytes", 7, unit="B").value == 8e6  # it was judged: the first counts
     assert [path.name for path in folder.iterdir()] == ["02_split.json"]
 
 
@@ -128,7 +151,7 @@ def test_a_damaged_file_counts_for_nothing_and_is_written_anew(folder, monkeypat
 def test_without_a_folder_no_file_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JPY_SESSION_NAME", "02.ipynb")
-    td.predict("bytes", 5).beside(measured=5)
+    td.predict("bytes", 5).compare(measured=5)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -137,13 +160,13 @@ def test_without_a_folder_no_file_is_written(tmp_path, monkeypatch):
 
 def test_the_score_is_of_this_notebook_and_of_all(folder, monkeypatch):
     for question, yours in {"a": 12, "b": 11, "c": 99, "d": None}.items():
-        td.predict(question, yours).beside(measured=12)
-    assert td.score().rows == [("02_split", "3 of 4", "1", "5 of 12", "0 of 0", "0 of 0")]
+        td.predict(question, yours).compare(measured=12)
+    assert td.score().rows == [("02_split", "3 of 4", "1", "3 of 12", "0 of 0", "0 of 0")]
     another_kernel(monkeypatch, "learn/03_panels.ipynb")
-    td.predict("a", 1).beside(measured=1)
+    td.predict("a", 1).compare(measured=1)
     assert td.score().rows[1:] == [
         ("03_panels", "1 of 1", "1", "3 of 3", "0 of 0", "0 of 0"),
-        ("all", "4 of 5", "2", "8 of 15", "0 of 0", "0 of 0"),
+        ("all", "4 of 5", "2", "6 of 15", "0 of 0", "0 of 0"),
     ]
     assert "font-weight:bold" in td.score()._repr_html_().split("03_panels")[0].split("<tr")[-1]
 

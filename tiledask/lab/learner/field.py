@@ -34,7 +34,8 @@ def shown(guess: Any) -> dict[str, Any]:
     field = Field(**about, choices=list(guess.choices), typed=typed)
 
     def say() -> None:
-        field.said = f"kept: {repr(guess).partition(': ')[2]}"
+        late = " (the first counts)" * guess.judged
+        field.said = f"kept: {repr(guess).partition(': ')[2]}{late}"
 
     def keep(change: Any) -> None:
         try:

@@ -1,10 +1,11 @@
-"""A prediction: what the reader expects before a cell runs, and the row beside what came.
+"""A prediction: what the reader expects before a cell runs, and its row with the results.
 
     guess = td.predict("bytes between workers", unit="B")      typed into a field, or
     guess = td.predict("bytes between workers", 12e6, unit="B")     written into the call
     ...
-    guess.beside(formula=12_000_000, measured=counted)
+    guess.compare(formula=12_000_000, measured=counted)
 
+The first prediction counts. What is typed once the results are known stands behind it, as later.
 A notebook whose reader predicts nothing runs as well: the row then says so with a dash.
 """
 
@@ -21,17 +22,25 @@ __all__ = ["Guess", "GuessRow", "predict"]
 
 Value = float | str
 STARS = ("off", "within a factor of 2", "within 10 %", "exact")
-"""What a prediction is worth, 0 to 3: of the answers before a run, the nearest earn most."""
-EXACT, NEAR, FACTOR = 0.005, 0.1, 2.0
+"""What a prediction is worth, 0 to 3."""
+NEAR, FACTOR = 0.1, 2.0
+COUNTED = 10_000
+"""Whole numbers without a unit are counts up to here: right or not."""
 
 
 def predict(
-    question: str, value: Value | None = None, *, unit: str = "", choices: Sequence[str] = ()
+    question: str,
+    value: Value | None = None,
+    *,
+    unit: str = "",
+    choices: Sequence[str] = (),
+    digits: int = 3,
 ) -> "Guess":
     """What the reader expects as the answer to ``question``, before the cell that shows it.
 
     In JupyterLab the last line of a cell shows a field for it, and what is typed there is kept,
-    also for the next day. Elsewhere it is ``value``, which wins over what was typed.
+    also for the next day. Elsewhere it is ``value``. What was predicted when the results were
+    shown is what counts.
 
     question
         Names it in the row and the score; one of its kind in a notebook.
@@ -39,15 +48,17 @@ def predict(
         Of the number: "B" and "s" are read with their multiples, "12 MB" or "0.4 ms".
     choices
         The answers to choose from, where it is no number.
+    digits
+        Of a number that is no count: right is what equals a result, rounded to so many.
 
     Raises ConfigError for a value that is no number, or none of the choices.
 
-    >>> predict("bytes sent", "8 MB", unit="B").beside(formula=12e6, measured=12e6).verdict
+    >>> predict("bytes sent", "8 MB", unit="B").compare(formula=12e6, measured=12e6).verdict
     '0.667 x, within a factor of 2'
-    >>> predict("which are refused", choices=("all", "one")).beside(measured="all")
+    >>> predict("which are refused", choices=("all", "one")).compare(measured="all")
     which are refused | yours - | measured all
     """
-    guess = Guess(question, unit, tuple(choices))
+    guess = Guess(question, unit, tuple(choices), digits)
     if value is not None:
         guess.take(value)
     return guess
@@ -60,6 +71,7 @@ class Guess:
     question: str
     unit: str = ""
     choices: tuple[str, ...] = ()
+    digits: int = 3
 
     def __post_init__(self) -> None:
         here().put(self.question, unit=self.unit)
@@ -70,8 +82,14 @@ class Guess:
         found: Value | None = here().get(self.question).get("value")
         return found if found is None or bool(self.choices) == isinstance(found, str) else None
 
+    @property
+    def judged(self) -> bool:
+        """Whether results were compared with a prediction: it counts, and no later one."""
+        return self.value is not None and here().get(self.question).get("stars") is not None
+
     def take(self, answer: Value) -> None:
-        """None, once ``answer``, as a reader types it or as a number, is kept.
+        """None, once ``answer``, as a reader types it or as a number, is kept: as the prediction,
+        or as a later one if the results were compared with it already.
 
         Raises ConfigError if it is no number in the unit, or none of the choices.
         """
@@ -82,9 +100,12 @@ class Guess:
         elif answer not in self.choices:
             which = ", ".join(self.choices)
             raise ConfigError(f"{self.question}: one of {which}, got {short(answer)}")
-        here().put(self.question, value=answer)
+        if not self.judged:
+            here().put(self.question, value=answer)
+        elif answer != self.value:
+            here().put(self.question, later=answer)
 
-    def beside(
+    def compare(
         self,
         *,
         formula: Value | None = None,
@@ -93,15 +114,16 @@ class Guess:
     ) -> "GuessRow":
         """The row of the prediction, the formula's, the simulated and the measured value.
 
-        The prediction is judged by the last of them that there is, and the stars are kept for the
-        score. Raises ConfigError if there is no value, or a number where one of the choices was
-        predicted, or the other way.
+        Exact is a number that equals one of them to as many digits as were asked for; as good is
+        one as near to them as they are to each other; a count is right or not. The stars are kept
+        for the score. Raises ConfigError if there is no value, or a number where one of the choices
+        was predicted, or the other way.
         """
         values = {"formula": formula, "simulated": simulated, "measured": measured}
         known = {name: value for name, value in values.items() if value is not None}
         if not known:
             raise ConfigError(
-                f"{self.question}: 0 of 3 values to stand beside the prediction; give formula=, "
+                f"{self.question}: 0 of 3 values to compare the prediction with; give formula=, "
                 f"simulated= or measured="
             )
         yours, actual = self.value, [*known.values()][-1]
@@ -110,17 +132,40 @@ class Guess:
                 f"this guess is about {self.question!r}, and the answer is {short(actual)}; "
                 f"run the cell with the field of this row again"
             )
-        stars, verdict = _judged(yours, actual)
+        stars, verdict = self._judged(yours, [*known.values()])
         here().put(self.question, stars=stars)
         shown = {name: _show(value, self.unit) for name, value in known.items()}
         mine = "-" if yours is None else _show(yours, self.unit)
+        if (later := here().get(self.question).get("later")) is not None:
+            mine += f" (later {_show(later, self.unit)})"
         return GuessRow(self.question, {"yours": mine, **shown}, stars, verdict)
+
+    def _judged(self, yours: Value | None, known: Sequence[Value]) -> tuple[int | None, str]:
+        """(stars, in words) of a prediction, by the results in order."""
+        if yours is None:
+            return None, ""
+        numbers = [x for x in known if not isinstance(x, str)]
+        if isinstance(yours, str) or len(numbers) < len(known):
+            return (3, "right") if yours == known[-1] else (0, "no")
+        actual, off = numbers[-1], min(abs(yours - x) for x in numbers)
+        count = not self.unit and all(x == round(x) and abs(x) < COUNTED for x in numbers)
+        equal = any(f"{yours:.{self.digits}g}" == f"{x:.{self.digits}g}" for x in numbers)
+        if off == 0 or (equal and not count):
+            return 3, STARS[3]
+        if not count and off <= max(numbers) - min(numbers):
+            return 3, "as near as the results are to each other"
+        if count or not actual:
+            return 0, "no"
+        ratio = yours / actual
+        stars = 2 if off <= NEAR * abs(actual) else int(1 / FACTOR <= ratio <= FACTOR)
+        return stars, f"{ratio:.3g} x, {STARS[stars]}"
 
     def __repr__(self) -> str:
         """True also on the next day, when only the text of an output is left."""
         if self.value is not None:
             return f"Your prediction of {self.question}: {_show(self.value, self.unit)}"
-        unit = f" ({self.unit})" if self.unit else ""
+        asked = ", ".join(filter(None, (self.unit, f"{self.digits} digits" * (self.digits != 3))))
+        unit = f" ({asked})" if asked else ""
         return (
             f"Predict {self.question}{unit}: run this cell in JupyterLab and "
             f"{'choose' if self.choices else 'type'} it there, or write it into the call"
@@ -137,7 +182,7 @@ class Guess:
 
 @dataclass(frozen=True, repr=False)
 class GuessRow:
-    """A prediction beside what it was about."""
+    """A prediction and the results that it was about."""
 
     question: str
     cells: dict[str, str]
@@ -157,21 +202,6 @@ class GuessRow:
             stars = "★" * self.stars + "☆" * (3 - self.stars)
             cells["yours / actual"] = f"{stars} {self.verdict}"
         return html.table(cells, [cells.values()], first="th")
-
-
-def _judged(yours: Value | None, actual: Value) -> tuple[int | None, str]:
-    """(stars, in words) of a prediction beside what came."""
-    if yours is None:
-        return None, ""
-    if isinstance(yours, str) or isinstance(actual, str):
-        return (3, "right") if yours == actual else (0, "no")
-    if yours == actual or not actual:
-        stars = 3 * (yours == actual)
-        return stars, STARS[stars]
-    ratio = yours / actual
-    off = abs(ratio - 1)
-    stars = 3 if off <= EXACT else 2 if off <= NEAR else int(1 / FACTOR <= ratio <= FACTOR)
-    return stars, f"{ratio:.3g} x, " * (stars < 3) + STARS[stars]
 
 
 def _show(value: Value, unit: str) -> str:
