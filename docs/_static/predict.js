@@ -1,5 +1,5 @@
-// On a page of the site the reader predicts, too: what follows a question, up to the row with the
-// results, is hidden until something is typed. The first prediction counts; it stays in the browser.
+// On a page of the site the reader predicts, too: all that follows the first open question is hidden
+// until it is answered or skipped. The first prediction counts; it stays in the browser.
 
 const MULTIPLES = { "": 1, k: 1e3, m: 1e6, g: 1e9, t: 1e12, µ: 1e-6, n: 1e-9 };
 
@@ -48,61 +48,68 @@ function field(choices) {
   return answer;
 }
 
-// Every element of the page from behind `cell` up to the row, as the page shows them.
-function upToTheRow(cell, row) {
-  const between = [];
-  for (let each = cell.nextElementSibling; each; each = each.nextElementSibling) {
-    between.push(each);
-    if (each === row) return between;
-  }
-  return [];
-}
-
-function ask(cell, row) {
+// The form of one question below its cell; `answered` is called once it is answered.
+function ask(cell, row, answered) {
   const call = source(cell);
   const question = call.match(/predict\(\s*"([^"]+)"/)?.[1];
   const unit = call.match(/unit="([^"]*)"/)?.[1] ?? "";
   const digits = Number(call.match(/digits=(\d)/)?.[1] ?? 3);
   const listed = call.match(/choices=[([]([^)\]]*)[)\]]/)?.[1] ?? "";
   const choices = [...listed.matchAll(/"([^"]+)"/g)].map((each) => each[1]);
-  const hidden = upToTheRow(cell, row);
   const table = row.querySelector("table");
-  if (!question || !hidden.length || !table) return;
+  if (!question || !table) return false;
   const results = [...table.rows[1].cells].slice(2).map((each) => each.textContent.trim());
 
   const form = document.createElement("form");
   const said = document.createElement("span");
   const answer = field(choices);
+  const skip = document.createElement("button");
+  skip.type = "button";
+  skip.textContent = "skip";
   form.className = "tiledask-predict";
-  form.append(`Your prediction${unit ? ` (${unit})` : ""}: `, answer, " ", said);
+  form.append(`Your prediction${unit ? ` (${unit})` : ""}: `, answer, " ", skip, " ", said);
   cell.querySelector(".cell_output")?.remove();
   cell.append(form);
-  hidden.forEach((each) => (each.hidden = true));
 
   const key = `${location.pathname}: ${question}`;
+  function close(words) {
+    answer.disabled = true;
+    skip.remove();
+    said.textContent = words;
+    answered();
+  }
   function show(typed) {
     const verdict = judged(typed, results, unit, digits);
     if (!verdict) return (said.textContent = "a number, please, as in 12 MB, 0.25 or 3/11");
     const [stars, words] = verdict;
     answer.value = typed;
-    answer.disabled = true;
-    said.textContent = `${"★".repeat(stars)}${"☆".repeat(3 - stars)} ${words}`;
     table.rows[1].cells[1].textContent = typed;
-    hidden.forEach((each) => (each.hidden = false));
+    close(`${"★".repeat(stars)}${"☆".repeat(3 - stars)} ${words}`);
     try { localStorage.setItem(key, typed); } catch { /* a page from a file may keep nothing */ }
   }
   form.addEventListener("submit", (event) => (event.preventDefault(), show(answer.value)));
   if (choices.length) answer.addEventListener("change", () => show(answer.value));
   let kept = null;
   try { kept = localStorage.getItem(key); } catch { /* as above */ }
+  skip.addEventListener("click", () => close("skipped"));
   if (kept) show(kept);
+  return true;
 }
 
 document.addEventListener("DOMContentLoaded", () => {
   const cells = [...document.querySelectorAll("div.cell")];
+  const blocks = [...document.querySelectorAll("section > :not(section)")];
+  const open = new Set();
+  function unfold() {
+    const until = blocks.findIndex((each) => open.has(each));
+    blocks.forEach((each, at) => (each.hidden = until >= 0 && at > until));
+  }
   cells.forEach((cell, at) => {
     if (!source(cell).includes("td.predict(")) return;
     const row = cells.slice(at).find((each) => source(each).includes(".compare("));
-    if (row) ask(cell, row);
+    open.add(cell);
+    const asked = row && ask(cell, row, () => (open.delete(cell), unfold()));
+    if (!asked) open.delete(cell);
   });
+  unfold();
 });
