@@ -41,7 +41,7 @@ Cell = nbformat.NotebookNode
 def faults(notebook: nbformat.NotebookNode) -> list[str]:
     """Everything that is wrong with ``notebook``, a sentence each."""
     nbformat.validate(notebook)
-    rules = (opening, short_cells, outputs, exercises, needs_no_solution, predictions)
+    rules = (opening, short, outputs, exercises, needs_no_solution, predictions, surprises)
     return [fault for rule in rules for fault in rule(notebook.cells)]
 
 
@@ -62,7 +62,10 @@ def opening(cells: list[Cell]) -> Iterator[str]:
         yield "cell 0: begin with a title"
 
 
-def short_cells(cells: list[Cell]) -> Iterator[str]:
+def short(cells: list[Cell]) -> Iterator[str]:
+    words = sum(len(cell.source.split()) for cell in cells if cell.cell_type == "markdown")
+    if len(cells) > 45 or words > 1000:
+        yield f"a unit has 45 cells and 1,000 words at most, this one {len(cells)} and {words}"
     for i, cell in code(cells):
         lines = [line for line in cell.source.splitlines() if line.strip()]
         if len(lines) > 10 or max(map(len, lines)) > 68:
@@ -157,6 +160,25 @@ def predictions(cells: list[Cell]) -> Iterator[str]:
         yield "the last prediction is judged, and the notebook ends with td.score()"
 
 
+def surprises(cells: list[Cell]) -> Iterator[str]:
+    """What a row shows is not written anywhere before it: numbers of three digits and more."""
+    read = ""
+    for i, cell in enumerate(cells):
+        if ".compare(" not in cell.source:
+            read += cell.source.replace(",", "") + "\n"
+            continue
+        _, _, results = text_of(cell).replace(",", "").partition("| yours - |")
+        for shown in re.findall(r"\d+\.?\d*", results.partition("<table")[0]):
+            known = re.search(rf"(?<![\d.]){re.escape(shown)}(?!\.?\d)", read)
+            if len(shown.replace(".", "").strip("0")) >= 3 and known:
+                yield f"cell {i}: {shown} is written before the prediction of it"
+
+
+def test_the_course_has_a_core_and_few_units_more():
+    assert [path.name[:2] for path in NOTEBOOKS] == [f"{n:02}" for n in range(len(NOTEBOOKS))]
+    assert len(NOTEBOOKS) <= 22
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_keeps_its_shape(path):
     assert faults(nbformat.read(path, as_version=nbformat.NO_CONVERT)) == []
@@ -195,7 +217,7 @@ def exercise(parts: tuple[str, ...] = EXERCISE, **sources: str) -> list[Cell]:
 
 
 def prediction(row: str = "guess.compare(formula=1)", hidden: bool = True) -> list[Cell]:
-    shown = fact(row)
+    shown = fact(row, "bytes | yours - | formula 2,345 B")
     shown.metadata.jupyter = {"source_hidden": hidden}
     return [new_code_cell('guess = td.predict("bytes")\nguess'), shown, new_code_cell("td.score()")]
 
@@ -225,6 +247,8 @@ PLANTED = [
     ),
     ([fact(), *prediction(row="x = 1")], "# A", "the last prediction is judged"),
     (prediction(hidden=False), "# A", "collapse it"),
+    ([fact()] * 46, "# A", "45 cells and 1,000 words"),
+    ([new_markdown_cell("Type 2,345 B."), *prediction()], "# A", "2345 is written before"),
 ]
 
 
