@@ -36,7 +36,7 @@ def test_every_question_is_taught_by_a_section():
 
 
 def test_an_answer_says_where_it_is_taught():
-    assert "nbs/14_cut_24_layers.ipynb: The best one" in td.ask(34, run=False).to_text(explain=True)
+    assert "nbs/06_cut_24_layers.ipynb: The best" in td.ask(34, run=False).to_text(explain=True)
 
 
 def test_the_page_is_what_the_headings_say():

@@ -1,6 +1,6 @@
 """Which section of which walkthrough teaches a question: by its heading.
 
-## The best one, by looking at all (question 34)
+## The best, by looking at all (question 34)
 """
 
 import json
