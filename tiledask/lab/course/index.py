@@ -18,7 +18,7 @@ def taught(number: int) -> list[dict[str, str]]:
     """The sections that teach question ``number``, in the order of the walkthroughs.
 
     >>> taught(34)
-    [{'notebook': '14_cut_24_layers.ipynb', 'section': 'The best one, by looking at all'}]
+    [{'notebook': '06_cut_24_layers.ipynb', 'section': 'The best, by looking at all'}]
     """
     return [
         {"notebook": name, "section": heading}
