@@ -56,30 +56,6 @@ ANSWERS: dict[str, list] = {
 }
 """Answers that JSON cannot hold, which rows of tests/golden/judged*.json.gz name by their place."""
 
-FORTH = (
-    ("send x1 to 1 @to_1", "send x1 to 1 @to_1\n    send x1 to 2 @to_2"),
-    ("of rank 2:", "of rank 2: x1 1024 B,"),
-    ("kept2 = do forward x2", "x1 = recv from 0 @from_0\n    kept2 = do forward x2 x1"),
-)
-BACK = (
-    ("of rank 2:", "of rank 2: ds 1024 B,"),
-    ("dx2 = do backward kept2", "dx2 ds = do backward kept2"),
-    ("send dx2 to 1 @to_1", "send dx2 to 1 @to_1\n    send ds to 0 @to_0"),
-    ("of rank 0:", "of rank 0: ds 1024 B,"),
-    ("do backward kept0 dx1", "ds = recv from 2 @from_2\n    do backward kept0 dx1 ds"),
-)
-"""What a skip connection changes in a pipeline's program, forward and backward."""
-
-
-def skipping(*changes):
-    """The program of three ranks with these changes; with a skip connection if there are none."""
-    order = td.schedule("1f1b", 3, 4)
-    said = str(td.program(order, block_bytes=1024, activation=4096))
-    for old, new in changes or FORTH + BACK:
-        assert said.count(old) == 1, old
-        said = said.replace(old, new)
-    return said
-
 
 def furthest_apart(exercise: Any) -> str:
     return max(exercise.runs, key=lambda name: exercise.again(name).max())
@@ -87,7 +63,6 @@ def furthest_apart(exercise: Any) -> str:
 
 FOUND: dict[str, Callable[[Any], Any]] = {
     **{name: lambda puzzle: puzzle.solve() for name in puzzle_names()},
-    "skip-connection": lambda _: skipping(),
     "cannon": lambda _: cannon(),
     "faulty-run": furthest_apart,
 }

@@ -7,7 +7,7 @@ import pytest
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.lab.precision import acceptable, small, train, verdicts
+from tiledask.lab.precision import acceptable, small, train
 
 # -- the small network -----------------------------------------------------------------------------
 
@@ -45,8 +45,9 @@ def test_a_fault_is_told_from_round_off(dtype):
     honest = td.train(model, text, (1, 2, 1), **options).losses
     split = model, text, (1, 2, 1)
     wrong = td.studies.train_with_fault("g sums twice", *split, **options).losses
-    assert all(verdicts(alone, honest, dtype, layers=2))
-    assert not all(verdicts(alone, wrong, dtype, layers=2))
+    for losses, sound in ((honest, True), (wrong, False)):
+        pairs = enumerate(zip(alone, losses, strict=True), 1)
+        assert sound == all(acceptable(*pair, n, dtype, layers=2) for n, pair in pairs)
 
 
 def test_the_envelope_and_its_grades():

@@ -1,33 +1,16 @@
-"""The walkthroughs' exercises: shifts, a skip connection, a faulty run.
+"""The walkthroughs' exercises: shifts, a faulty run.
 
 Holds `tiledask.lab.tasks.exercises`.
 """
 
 import numpy as np
 import pytest
-from oracles.judged import missed, targets
-from oracles.tasks import BACK, FORTH, cannon, skipping
+from oracles.judged import missed
+from oracles.tasks import cannon
 
 import tiledask as td
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-# -- a skip connection -----------------------------------------------------------------------------
-
-
-def test_each_half_that_is_missing_is_named_and_a_relay_counts_by_who_made_it():
-    exercise = td.task("skip-connection")
-    for changes, words in ((FORTH, "0B.0 reads nothing that 2B.0"), (BACK, "2F.0 reads nothing")):
-        result = exercise.check(skipping(*changes))
-        assert words in result.reason
-        assert targets(result)["inputs that actions lack"][0] == 4
-    relay = (
-        ("send x2 to 2 @to_2", "send x2 to 2 @to_2\n    send x1 to 2 @to_2"),
-        FORTH[1],
-        ("kept2 = do forward x2", "x1 = recv from 1 @from_1\n    kept2 = do forward x2 x1"),
-    )
-    assert exercise.check(skipping(*relay, *BACK))
 
 
 # -- Cannon ----------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ drift.py     how far the loss of a split run may be from one device's: theory, v
 small.py     a small network, trained in any precision
 """
 
-from tiledask.lab.precision.drift import GRADES, Drift, acceptable, verdicts
+from tiledask.lab.precision.drift import Drift, acceptable
 from tiledask.lab.precision.small import Small, SmallRun, train
 
-__all__ = ["GRADES", "Drift", "Small", "SmallRun", "acceptable", "train", "verdicts"]
+__all__ = ["Drift", "Small", "SmallRun", "acceptable", "train"]

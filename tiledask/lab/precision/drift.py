@@ -15,20 +15,16 @@ while round-off shrinks with u.
 (Higham 2002, Accuracy and Stability of Numerical Algorithms, sections 2.8 and 4.2.)
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, isfinite, sqrt
 
 from tiledask.errors import ConfigError
 from tiledask.plan.whole import is_whole
 
-__all__ = ["GRADES", "ROUNDOFF", "Drift", "acceptable", "verdicts"]
+__all__ = ["ROUNDOFF", "Drift", "acceptable"]
 
 ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 """The largest relative error of a rounding in a format of IEEE 754-2019: half of 1's last digit."""
-GRADES = "round-off", "doubtful", "fault"
-"""Of a difference, the best first."""
-
 SAFETY = 2.0
 """Times the random walk that still counts as round-off."""
 
@@ -105,15 +101,3 @@ def acceptable(
             f"after 1 and 2 steps in float64"
         )
     return Drift(grade, difference, by_chance, at_most, reason)
-
-
-def verdicts(
-    alone: Sequence[float], split: Sequence[float], dtype: str, ranks: int = 2, layers: int = 1
-) -> list[Drift]:
-    """`acceptable` of the losses of each step, from the first on; both runs have as many.
-
-    >>> [said.grade for said in verdicts([2.3, 2.2], [2.3, 2.1], "float32")]
-    ['round-off', 'fault']
-    """
-    pairs = enumerate(zip(alone, split, strict=True), 1)
-    return [acceptable(*pair, n, dtype, ranks, layers) for n, pair in pairs]
