@@ -143,9 +143,9 @@ def test_only_a_claim_about_time_is_put_off_and_only_on_a_busy_machine(
     assert table.ok is (holds is not False)
     assert str(nothing) == ""
     if holds is None:
-        assert str(verdict).startswith("load 12.3 on 2 cores: judged later (")
-        assert table.summary == "1 judged later"
-        assert "judged later" in table.to_text()
+        assert str(verdict).startswith("not judged: the machine is busy (load 12.3 on 2 cores; ")
+        assert table.summary == "1 not judged: the machine is busy"
+        assert "not judged" in table.to_text()
         assert "✗" not in table._repr_html_() + table.to_text()
 
 

@@ -8,7 +8,7 @@ rule                   holds if, among the values compared that are there,
 "true"                 every one is True
 None                   nothing is claimed; the row informs
 
-A check of time that fails on a machine which was busy with other things is judged later: it
+A check of time that fails on a machine which was busy with other things is not judged: it
 neither holds nor fails. Nothing else is excused. A `Comparison` is the table of several.
 """
 
@@ -88,7 +88,7 @@ class Check:
         holds, reason = RULES[name](self.values, self.unit, *limits)
         timed = self.unit in ("seconds", "percent") and name not in ("equal", "true")
         if timed and not holds and self.load is not None and self.load.is_high:
-            return Judged("", None, f"{self.load}: judged later ({reason})")
+            return Judged("", None, f"not judged: the machine is busy ({self.load}; {reason})")
         return Judged("", holds, reason)
 
 
@@ -208,7 +208,7 @@ class Comparison(Printable):
     @cached_property
     def counts(self) -> dict[str, int]:
         """How many checks hold, how many claim something that was judged, and how many something
-        that is to be judged later."""
+        that is not judged on a busy machine."""
         ends = [verdict.holds for verdict in self.verdicts if verdict.why]
         return {
             "held": ends.count(True),
@@ -229,10 +229,10 @@ class Comparison(Printable):
 
     @property
     def summary(self) -> str:
-        """ "3 of 4 claims hold, 1 judged later"."""
+        """ "3 of 4 claims hold, 1 not judged: the machine is busy"."""
         held, checked, later = self.counts.values()
         said = [f"{held} of {checked} claims hold"] * bool(checked)
-        said += [f"{later} judged later"] * bool(later)
+        said += [f"{later} not judged: the machine is busy"] * bool(later)
         return ", ".join(said) or "no claims"
 
     def to_dict(self) -> dict[str, Any]:
