@@ -186,7 +186,7 @@ def test_how_sure_and_how_often_to_save_are_explained_on_request(typed):
 def test_stages_that_are_left_out_are_named(typed):
     shown = typed("fit 70B 64xH100 --dp 1 --tp 4 --pp 16 --batch 64")
     (gap,) = [line for line in shown.out.splitlines() if "..." in line]
-    assert gap.startswith("4 to 13")
+    assert gap.startswith("3 to 12")
     table = shown.out.partition("stage  ")[2].partition("\n\n")[0]
     assert max(map(len, table.splitlines())) <= 80
 

@@ -134,7 +134,7 @@ def compare_claims(title: str, runs: Mapping[str, ClaimRun]) -> td.Comparison:
         else:
             stage, ledgers = run.widest, (run.predicted, run.simulated, run.measured)
             planned, counted, ran = (ledger.per_place[stage] for ledger in ledgers)
-            note = f"stage {stage + 1}"
+            note = f"stage {stage}"
             rows.append(td.Check(f"{name}: peak", planned, counted, ran, "bytes", RULE, note))
         verdicts = run.predicted_verdict, None, run.executed_verdict
         rows.append(td.Check(f"{name}: verdict", *verdicts, rule="equal"))

@@ -129,7 +129,7 @@ def test_the_verdict_changes_at_the_borders_of_the_band_however_it_is_asked():
             "optimizer states, 2.4 TB: every data-parallel copy holds all of it|"
             "more data-parallel devices do not help",
         ),
-        (Layout(tp=8, pp=10), "all of its 1/80 of the model|stage 1 of 10"),
+        (Layout(tp=8, pp=10), "all of its 1/80 of the model|stage 0 of 10"),
         (Layout(dp=160, zero=1), "weights, 400 GB|ZeRO-3 would shard it"),
         (Layout(tp=8, pp=10, microbatch=8, microbatches=64), "activations|8 x 2048 tokens"),
         (Layout(tp=8, zero=3), "nobody to share it with"),

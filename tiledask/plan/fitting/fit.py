@@ -166,7 +166,7 @@ class Fit(Printable):
         tensor = max(classes, key=classes.__getitem__)
         low, high = map(format_bytes, self.band)
         room, device = format_bytes(self.capacity), self.cluster.device.name
-        where = f"stage {stage + 1} of {self.layout.pp}, {moment}" if self.layout.pp > 1 else moment
+        where = f"stage {stage} of {self.layout.pp}, {moment}" if self.layout.pp > 1 else moment
         needs = f"the fullest device ({where}) needs {low}"
         largest = f"the largest class is {tensor}, {format_bytes(classes[tensor])}"
         if self.verdict == "fits":

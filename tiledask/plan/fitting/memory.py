@@ -149,8 +149,8 @@ class MemoryEstimate(Printable):
 
 
 def _span(first: int, last: int) -> str:
-    """Stages as people count them, from 1."""
-    return f"{first + 1}" if first == last else f"{first + 1} to {last + 1}"
+    """Stages, counted from 0."""
+    return f"{first}" if first == last else f"{first} to {last}"
 
 
 def _gb(size: int) -> str:
