@@ -123,7 +123,7 @@ WORKED = [
         {"bubble 1F1B": 2 / 3, "bubble interleaved": 1 / 6},
         "False: 1,4,7,10 | 2,5,8,11 | 3,6,9,12",
     ),
-    ("31", {}, "these are idle: worker 1, 2, 4;"),
+    ("31", {}, "these are idle: worker 0, 1, 3;"),
     # 96 x (0.1 + 0.2) = 28.8 s; 28.8 - 0.3; 95 x 28.8
     (
         "33 --set workers=96 forward=100ms",

@@ -124,7 +124,7 @@ def test_what_is_too_large_to_run_is_worked_out_and_says_so(typed):
     assert "a run takes d up to 4096" in shown.words
 
 
-def test_devices_are_counted_from_1(answers):
+def test_devices_are_counted_from_0(answers):
     words, _, _ = asked(answers, "26")
-    assert "device 1: conv1 200" in words
-    assert "device 0" not in words
+    assert "device 0: conv1 200" in words
+    assert "device 4" not in words

@@ -34,11 +34,11 @@ def test_a_task_is_shown_with_its_numbers_and_without_an_answer(answers):
 def test_answers_are_judged_by_rule_target_and_stars(answers):
     shown, said = answers("puzzle 12-on-3 --answer '1,4,7,10 | 2,5,8,11 | 3,6,9,12'")
     assert (shown.code, said["results"][0]["legal"]) == (1, False)
-    assert "not contiguous. Device 1 holds layers 1, 4, 7, 10" in shown.words
+    assert "not contiguous. Device 0 holds layers 1, 4, 7, 10" in shown.words
     shown, said = answers("puzzle 24-uneven --answer '1-6 | 7-12 | 13-18 | 19-24'")
     # 2 + 5, 6, 6, 5 + 4 = 9: above 7
     assert (shown.code, said["results"][0]["stars"]) == (1, 1)
-    assert "device 4, with layers 19 to 24, is the slowest, device 2 takes 6" in shown.words
+    assert "device 3, with layers 19 to 24, is the slowest, device 1 takes 6" in shown.words
     shown, said = answers("puzzle 24-uneven --answer '1-6 | 7-13 | 14-20 | 21-24'")
     # 2 + 5, 7, 7, 3 + 4
     assert (shown.code, said["results"][0]["stars"]) == (0, 3)
@@ -49,7 +49,7 @@ def test_an_order_speaks_of_ranks_from_0_and_its_picture_of_devices_from_1(answe
     shown, _ = answers(f"puzzle order-on-2 --answer '{forwards_first}'")
     assert shown.code == 1
     assert "4 kept from 0F3 on" in shown.words
-    assert re.search(r"device 1  F0 0-1,(.|\n)*\ndevice 2  F0 1-2,", shown.out)
+    assert re.search(r"device 0  F0 0-1,(.|\n)*\ndevice 1  F0 1-2,", shown.out)
     shown, _ = answers("puzzle order-on-2 --answer 'B0,F0; F0,B0'")
     assert "0B0 at turn 0 on rank 0 needs 0F0" in shown.words
 

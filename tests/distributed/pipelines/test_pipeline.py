@@ -289,7 +289,7 @@ def test_a_run_is_announced_and_its_actions_reported(cluster, engine):
     run = td.run_schedule(schedule, cluster=cluster, forward=0.01, backward=0.01, engine=engine)
     about, end = (event for _, event in cluster.client.get_events(RUNS)[-2:])
     assert end["state"] == "done"
-    assert (about["kind"], *about["lanes"]) == ("pipeline", "device 1", "device 2")
+    assert (about["kind"], *about["lanes"]) == ("pipeline", "device 0", "device 1")
     simulated = td.simulate(schedule, 0.01, 0.01)
     idle = [share * simulated.makespan for share in about["predicted"]["idle"]]
     assert idle == pytest.approx(simulated.idle_per_device)

@@ -16,7 +16,7 @@ EVIL = "<script>alert('x')</script>"
 PIPELINE = {
     "run": "tiledask-run-a",
     "kind": "pipeline",
-    "lanes": ["device 1", "device 2"],
+    "lanes": ["device 0", "device 1"],
     "facts": {"schedule": "1f1b"},
     "predicted": {"actions": 8, "idle": [0.25, 0.5]},
 }

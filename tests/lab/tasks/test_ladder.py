@@ -97,19 +97,19 @@ def test_a_timetable_in_many_forms():
     ("number", "answer", "words"),
     [
         (1, "x", "4 are asked for: a line (or a part between ;)"),
-        (1, "F0; F0; F0; F0", "worker 1 has 1 slots filled in, and there are 18"),
+        (1, "F0; F0; F0; F0", "worker 0 has 1 slots filled in, and there are 18"),
         (1, "F1; F1; F1; F1", "you counted the batch from 1; it is number 0 here"),
-        (2, "1, 2", "'works, 1; 2, works'; got 2"),
-        (3, "1, 2, x, 4", "worker 3's idle time is a number of seconds, as in 6 s or 6; got 'x'"),
-        (2, "0 works" + 8 * " done", "you counted workers from 0; here they count from 1"),
-        (3, "15, 42, 24, 39", "that is how long worker 1 works"),
-        (3, "30, 42, 24, 40", "worker 4's idle time is not 40 s: too high, near"),
+        (2, "1, 2", "'works, 0; 1, works'; got 2"),
+        (3, "1, 2, x, 4", "worker 2's idle time is a number of seconds, as in 6 s or 6; got 'x'"),
+        (2, "9 works" + 8 * " done", "there is no worker '9': workers count from 0 here"),
+        (3, "15, 42, 24, 39", "that is how long worker 0 works"),
+        (3, "30, 42, 24, 40", "worker 3's idle time is not 40 s: too high, near"),
         (3, "20, 42, 24, 39", "that is its wait while the batch goes back"),
         (8, "x", "the number of micro-batches is a whole number, as in 8; got 'x'"),
         (8, "200", "micro-batches 200: far, more than is needed"),
         (9, "3, 5 s", "the batch is cut into 1, 2, 4, 8, 16 and 32 parts; got 3"),
         (9, "1, 5 s", "with 1 micro-batches the time is not 5 s: too low, far"),
-        (11, "x, drain, drain, drain, drain", "one of warm-up, transfer, imbalance,"),
+        (11, "x, drain, drain, drain, drain", "one of not yet filled, waits for a transfer,"),
         (12, "1, 4, 11", "that counts the rounds, m + p - 1, and not only m"),
     ],
 )
@@ -163,7 +163,7 @@ def test_fields_are_drawn_and_the_first_that_is_off_has_a_frame():
         assert {text.get_text() for text in task.draw(answer).axes[0].texts} == {"?"}
     right = next(iter(task.timelines.values())).idle_per_device
     assert frame(task.draw([right[0], right[1] + 1, *right[2:]])) == (0, 1)
-    assert task.draw(right).axes[0].get_yticklabels()[0].get_text() == "worker 1"
+    assert task.draw(right).axes[0].get_yticklabels()[0].get_text() == "worker 0"
     task = level(1, 5)
     rows = [row.split() for row in worked(task).split("; ")]
     rows[1][-1] = "B0" if rows[1][-1] != "B0" else "F0"
@@ -186,7 +186,7 @@ def test_a_level_is_shown_and_judged_in_a_terminal(capsys, number):
     assert task.question in shown
     assert f"Level {name}, seed 7: {task.title}" in shown
     assert f"Answer: {answer}" not in shown
-    assert ("worker 1 F" in shown) == (number == 11)
+    assert ("worker 0 F" in shown) == (number == 11)
     code, wrong = run(capsys, name, "--seed", "7", "--answer", "x")
     assert (code, "working" in wrong) == (1, False)
     code, right = run(capsys, name, "--seed", "7", "--answer", answer)

@@ -146,5 +146,5 @@ def test_an_answer_may_be_in_a_file(capsys, tmp_path):
     file = write(tmp_path / "answer.txt", order)
     assert main(["puzzle", "order-on-2", "--answer", str(file)]) == 0
     shown = capsys.readouterr().out
-    assert "device 1  F0 0-1, F1 1-2, B0 4-6, F2 6-7, B1 7-9" in shown
+    assert "device 0  F0 0-1, F1 1-2, B0 4-6, F2 6-7, B1 7-9" in shown
     assert "★★★ as good as can be" in shown

@@ -64,15 +64,15 @@ ONE_F = text("1f1b", 2, 4)
 EVEN = "1-6 | 7-12 | 13-18 | 19-24"
 
 WRONG = [
-    ("24-on-4", [n % 4 for n in range(24)], "not contiguous. Device 1 holds layers 1, 5, 9, 13"),
-    ("24-memory-cap", EVEN, "over memory. Device 1 would hold 9 GB and has room for 8 GB"),
+    ("24-on-4", [n % 4 for n in range(24)], "not contiguous. Device 0 holds layers 1, 5, 9, 13"),
+    ("24-memory-cap", EVEN, "over memory. Device 0 would hold 9 GB and has room for 8 GB"),
     ("fewest-microbatches", "8, 2", "choose microbatches, 1 in all and in this order"),
     ("order-on-2", ONE_F.replace("0B3", "0B2"), "0B2 is repeated"),
     ("order-on-2", "0F0,0B0,0F1,0F2,0F3,0B1,0B2,0B3\n1F1,1B1,1F0,1B0,1F2,1B2,1F3,1B3", "deadlock"),
     ("order-on-2", text("zb-h1", 2, 4), "one piece here"),
     ("order-on-2", text("chimera", 2, 4), "every stage is on one device here; got 2 replicas"),
     ("order-on-2", ONE_F.replace("1B0,1F1", "(1F1;1B0)OVERLAP_F_B"), "one action at a time"),
-    ("partition-and-schedule", EVEN + " ; gpipe", "over memory: device 1 holds 19 GB"),
+    ("partition-and-schedule", EVEN + " ; gpipe", "over memory: device 0 holds 19 GB"),
     ("partition-and-schedule", EVEN + " ; zb-v", "4 stages on 2 devices, and there are 4"),
     ("partition-and-schedule", EVEN + " ; 0F0,0B0;1F0,1B0", "has 2 stages and the model 4"),
 ]
@@ -94,7 +94,7 @@ def test_what_is_not_ambiguous_is_read():
     for answer in (
         "0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3; 1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3",
         "F0,F1,B0,F2,B1,F3,B2,B3; F0,B0,F1,B1,F2,B2,F3,B3",
-        "device 1: f0 f1 b0 f2 b1 f3 b2 b3\n\ndevice 2: f0 b0 f1 b1 f2 b2 f3 b3",
+        "device 0: f0 f1 b0 f2 b1 f3 b2 b3\n\ndevice 1: f0 b0 f1 b1 f2 b2 f3 b3",
     ):
         assert load_puzzle("order-on-2").result(answer)
     reason = load_puzzle("v-by-hand").result("F0,I0,W0; F0,I0,W0").reason
@@ -109,8 +109,8 @@ def test_legal_but_slow_says_by_how_much():
     assert result.legal
     assert not result
     assert result.reason == (
-        "Not yet: time of the slowest device 9, target at most 7: 2 too much; device 4, with "
-        "layers 19 to 24, is the slowest, device 2 takes 6."
+        "Not yet: time of the slowest device 9, target at most 7: 2 too much; device 3, with "
+        "layers 19 to 24, is the slowest, device 1 takes 6."
     )
     assert [t.met for t in result.targets] == [True, False]
     assert (result.stars, result.score[:3]) == (1, "★☆☆")
@@ -153,7 +153,7 @@ def test_the_drawing_shows_layers_limits_and_what_is_wrong():
     assert "wrong excess" in gids(load_puzzle("24-uneven").draw(EVEN))
     capped = load_puzzle("24-memory-cap").draw(EVEN)
     labels = capped.axes[0].get_yticklabels()
-    assert labels[0].get_text() == "device 1, 9 of 8 GB"
+    assert labels[0].get_text() == "device 0, 9 of 8 GB"
     assert [tick.get_color() == RED for tick in labels] == [True, False, False, True]
     twice = load_puzzle("24-on-4").draw("1-6 | 6-12 | 13-18 | 19-23")
     assert {"wrong layer 6", "wrong layer 24"} <= set(gids(twice))

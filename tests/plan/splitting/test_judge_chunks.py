@@ -62,14 +62,14 @@ def test_stages_devices_and_places_say_the_same():
     assert judge(DEALT, 12, 2, memory=memory, capacity=10, chunks=2).ok
     verdict = judge("1-4 | 5-6 | 7-9 | 10-12", 12, 2, memory=memory, capacity=10, chunks=2)
     assert verdict.rule == "over memory"
-    assert "Device 1 would hold 11 B" in verdict.reason
+    assert "Device 0 would hold 11 B" in verdict.reason
 
 
 WRONG = [
     ("1-3 | 4-6 | 7-9 | 10-11 | 12", "unknown device", "names 5 chunks and there are 4"),
-    ("1-3 | 4-6 | 7-9 | 10-13", "unknown layer", "Device 2, chunk 2 is given layer 13"),
+    ("1-3 | 4-6 | 7-9 | 10-13", "unknown layer", "Device 1, chunk 1 is given layer 13"),
     ("1-3 | 4-6 | 7-9 | 10-11", "layer missing", "missing: 12"),
-    ("1-3 | 7-9 | 4-6 | 10-12", "out of order", "chunk 1 of every device, then through chunk 2"),
+    ("1-3 | 7-9 | 4-6 | 10-12", "out of order", "chunk 0 of every device, then through chunk 1"),
     ([0, 1] * 6, "not contiguous", "a device holds 2 chunks"),
 ]
 

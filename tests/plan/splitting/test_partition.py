@@ -170,7 +170,7 @@ def test_infinite_capacity_is_no_limit():
             )
             for bad in (3.5, None, [], [0.5, 1], ["a", "b"], [[1], ["x"]], [True, [1]])
         ),
-        (lambda: judge([0, -1], costs=[1, 1]), "counts devices from 0, .* got device -1"),
+        (lambda: judge([0, -1], costs=[1, 1]), "devices count from 0, .* got device -1"),
     ],
 )
 def test_refuses(call, message):

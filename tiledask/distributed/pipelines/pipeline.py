@@ -183,7 +183,7 @@ def _shown(job: PipelineJob, predicted: dict[str, Any]) -> Iterator[None]:
     schedule, done = job.schedule, set[tuple[Any, ...]]()
     what = f"{schedule.name} on {schedule.devices} devices"
     about = {
-        "lanes": [f"device {d + 1}" for d in range(schedule.devices)],
+        "lanes": [f"device {d}" for d in range(schedule.devices)],
         "facts": {"schedule": schedule.name, "micro-batches": str(schedule.microbatches)},
         "predicted": predicted,
     }

@@ -199,7 +199,7 @@ def _shown(made: td.Schedule, t: td.Timeline, times: dict[str, Any], more: str) 
     columns = zip(t.busy_per_device, t.idle_per_device, t.peak_in_flight, strict=True)
     rows: list[tuple[Any, ...]] = [
         (f"{d}", busy, idle, idle / t.makespan, kept)
-        for d, (busy, idle, kept) in enumerate(columns, 1)
+        for d, (busy, idle, kept) in enumerate(columns)
     ]
     if len(rows) > SHOWN:
         rows[SHOWN // 2 : -SHOWN // 2] = [(f"... {len(rows) - SHOWN} more", *[None] * 4)]
@@ -214,7 +214,7 @@ def _shown(made: td.Schedule, t: td.Timeline, times: dict[str, Any], more: str) 
 def _explained(t: td.Timeline) -> Iterator[Part]:
     """Why it idles, what no order undercuts, and the path that decides."""
     assert t.bound is not None
-    if rows := {c: {"device-s": s, "": CAUSES[c]} for c, s in t.idle_time.total.items() if s}:
+    if rows := {CAUSES[c]: {"device-s": s} for c, s in t.idle_time.total.items() if s}:
         yield table(rows, "idle by cause", **{"device-s": "seconds"})
     least = format_seconds(t.bound.seconds)
     yield f"no order of these actions takes less than {least} ({t.bound.why})"

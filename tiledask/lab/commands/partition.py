@@ -1,7 +1,7 @@
 """`tiledask partition`: the best cut, or what an answer is worth; cuts drawn a line per device.
 
-device 1  1-6    ████████████████ 6
-device 2  7-12   ████████████████ 6
+device 0  1-6    ████████████████ 6
+device 1  7-12   ████████████████ 6
 """
 
 import argparse
@@ -83,8 +83,8 @@ def cut_text(inputs: Mapping[str, Any], answer: Any) -> str:
     communication.
 
     >>> print(cut_text({"costs": [1, 1, 2], "devices": 2}, "1-2 | 3"))
-    device 1  1-2  ████████████████████████████████████████ 2
-    device 2    3  ████████████████████████████████████████ 2
+    device 0  1-2  ████████████████████████████████████████ 2
+    device 1    3  ████████████████████████████████████████ 2
     """
     devices, chunks, costs = inputs["devices"], inputs.get("chunks", 1), inputs["costs"]
     speeds: Sequence[float] = inputs.get("speeds") or [1.0] * devices

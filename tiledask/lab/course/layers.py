@@ -3,9 +3,9 @@
 columns, activation, rows (5, 30); channels (27); layers in a row (26, 29); a copy each (28)
 x --[W_1 columns]-- gelu --[W_2 rows]-- all_reduce -- y       2 sums a block up, 2 down
 
-worker 1   B1↑ .  .  .  .  B1↓      one works, the others wait
-worker 2    . B2↑ .  . B2↓  .       idle of a worker = time of the batch - its own work
-worker 3    .  . B3↑B3↓ .   .       total idle = p x time - all work
+worker 0   B1↑ .  .  .  .  B1↓      one works, the others wait
+worker 1    . B2↑ .  . B2↓  .       idle of a worker = time of the batch - its own work
+worker 2    .  . B3↑B3↓ .   .       total idle = p x time - all work
 """
 
 from functools import partial
@@ -138,14 +138,15 @@ LAYER = {"forward": 0.05, "backward": 0.1}
 def _flow(layers: int, workers: int, working: int, unit: str) -> Names:
     """The cut, the order of all blocks, the states beside one worker, and what is used."""
     if working > workers:
-        raise PlacementError(f"workers are 1 to {workers}, got {working}; name one of them")
+        raise PlacementError(f"the question's workers are 1 to {workers}, got {working}")
     cut = td.partition(layers, workers)
     order, (up, down) = one_batch(cut.place), LAYER.values()
-    t, before = td.simulate(order, **LAYER), sum(cut.sizes[: working - 1])
+    t, number, last = td.simulate(order, **LAYER), working - 1, workers - 1
+    before = sum(cut.sizes[:number])
     begins, busy = before * up, [n * (up + down) for n in cut.sizes]
     T, used, flow, times = sum(busy), 1 / workers, runs.flow(t), LAYER
-    others = [w for w in range(1, workers + 1) if w != working]
-    states = {f"{unit} {w}": t.state(w - 1, begins + up / 2) for w in others}
+    others = [w for w in range(workers) if w != number]
+    states = {f"{unit} {w}": t.state(w, begins + up / 2) for w in others}
     idle = some([w for w in others if states[f"{unit} {w}"] == "idle"])
     return locals()
 
@@ -158,8 +159,8 @@ question(35)(partial(_flow, unit="GPU"))
 def decoder_blocks(blocks: int, slot: float) -> Names:
     """What each worker's two slots of 2L leave."""
     L, order, slots = blocks, one_batch(range(blocks)), 2 * blocks
-    t, used, T, after = td.simulate(order, slot, slot), 1 / L, slots * slot, L + 1
-    idle_slots, last, flow = slots - 2, slots + 1, runs.flow(t)
+    t, used, T, down = td.simulate(order, slot, slot), 1 / L, slots * slot, L - 1
+    idle_slots, last, flow = slots - 2, slots - 1, runs.flow(t)
     idle, busy, times = idle_slots * slot, [2 * slot] * L, {"forward": slot, "backward": slot}
     return locals()
 

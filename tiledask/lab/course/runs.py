@@ -183,7 +183,7 @@ def timed_claims(
 ) -> list[td.Check]:
     """Of a batch, simulated and measured: its time, utilisation, order, and idle time of each."""
     used = sum(busy) / (len(busy) * makespan)
-    each = enumerate(zip(busy, s.idle_per_device, m.idle_per_device, strict=True), 1)
+    each = enumerate(zip(busy, s.idle_per_device, m.idle_per_device, strict=True))
     return [
         td.Check("time of the batch", makespan, s.makespan, m.makespan, "seconds"),
         td.Check("utilisation", used, s.utilisation, m.utilisation, "percent", NEARLY),

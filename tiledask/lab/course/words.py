@@ -142,7 +142,7 @@ def filled(text: str, names: Mapping[str, Any]) -> str:
 
 def lines_of(working: Sequence[str | Sequence[str]], names: Mapping[str, Any]) -> list[str]:
     """The lines of a working: a text is one; ["rows", text] is one for each of ``rows``, with its
-    ``name``, or its number from 1, and ``it``.
+    ``name``, or its number from 0, and ``it``.
 
     >>> lines_of(["{n} of:", ["rows", "{name} {it:g} s"]], {"n": 2, "rows": {"a": 1, "b": 2.5}})
     ['2 of:', 'a 1 s', 'b 2.5 s']
@@ -157,9 +157,9 @@ def lines_of(working: Sequence[str | Sequence[str]], names: Mapping[str, Any]) -
 
 
 def each_of(rows: str, names: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The names for each of ``rows``: with its ``name``, or its number from 1, and ``it``."""
+    """The names for each of ``rows``: with its ``name``, or its number from 0, and ``it``."""
     found = looked_up(rows, names)
-    pairs = found.items() if isinstance(found, Mapping) else enumerate(found, 1)
+    pairs = found.items() if isinstance(found, Mapping) else enumerate(found)
     return (ChainMap({"name": name, "it": it}, {**names}) for name, it in pairs)
 
 

@@ -3,8 +3,8 @@
 run_schedule, td.matmul, td.train  --- announced, report, ended --->  ReportedRun  -->  View
 a worker                           --- finishes a task ------------>  Task
 
-time    device 1   [F0][F1]....[B0]      idle    33.3 %  |//..x|     left, right: bars by lane
-        device 2   ////[F0][B0]....              25.0 %  |//.| :     (: where it is predicted)
+time    device 0   [F0][F1]....[B0]      idle    33.3 %  |//..x|     left, right: bars by lane
+        device 1   ////[F0][B0]....              25.0 %  |//.| :     (: where it is predicted)
 
 pipeline   the boxes of the matplotlib Gantt
 product    panels; bytes and memory by worker

@@ -1,9 +1,9 @@
 """Boxes in lanes: who did what when, simulated above measured on one time axis; tasks in slots,
 layers on devices, memory over time.
 
-device 1   F0 .. .. .. .. B0
-device 2   .. F0 .. .. B0 ..
-device 3   .. .. F0 B0 .. ..
+device 0   F0 .. .. .. .. B0
+device 1   .. F0 .. .. B0 ..
+device 2   .. .. F0 B0 .. ..
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -82,7 +82,7 @@ def gantt(
     ``titles`` name the panels; without them a timeline's origin does. ``between``: only these
     seconds are drawn, for a closer look. Without ``numbers`` the boxes stay empty. Without
     ``causes`` what other stages and the order cause is one plain grey. ``lanes`` name the rows;
-    default: device 1, device 2, ... With ``path`` the chain of actions that decided the end of a
+    default: device 0, device 1, ... With ``path`` the chain of actions that decided the end of a
     simulation is drawn as a line. A forward and a backward that a device does at once share the
     height of its row.
     """
@@ -95,7 +95,7 @@ def gantt(
     last = max(max(t.makespan, float(t.end.max(initial=0.0))) for t in timelines) or 1.0
     first, last = between or (first, last)
     panels, devices = [], max(timeline.devices for timeline in timelines)
-    lanes = lanes or [f"device {d + 1}" for d in range(devices)]
+    lanes = lanes or [f"device {d}" for d in range(devices)]
     for name, timeline in zip(titles or [t.origin for t in timelines], timelines, strict=True):
         idle = f"{100 * timeline.bubble_fraction:.1f} % of device-time idle"
         share, whole = "a part" if between else idle, format_seconds(timeline.makespan)
@@ -305,7 +305,7 @@ def layers_on_devices(
     device of any of them, layers counted from ``first``, a line from layer to layer, red where it
     changes devices. ``unit`` is what the words call a layer, such as "stage"."""
     longest = max(map(len, assignments.values()))
-    lanes = [f"device {d + 1}" for d in range(1 + max(map(max, assignments.values())))]
+    lanes = [f"device {d}" for d in range(1 + max(map(max, assignments.values())))]
     panels = []
     for name, devices in assignments.items():
         boxes = [
@@ -359,9 +359,9 @@ def memory_timeline(
                 at = (start, device + 0.45 - 0.9 * size / top, stop - start, 0.9 * size / top)
                 look = {"edgecolor": colour, "linewidth": 0.3}  # or seams are seen
                 boxes += [Box(at, colour, gid=gid, look=look)] * (stop > start and size > 0)
-        names = [f"device {d + 1}, {words(peak)}" for d, peak in enumerate(footprint.peaks)]
+        names = [f"device {d}, {words(peak)}" for d, peak in enumerate(footprint.peaks)]
         most, where, time = footprint.peak
-        first = f"first on device {where + 1}, after {format_seconds(time)}"
+        first = f"first on device {where}, after {format_seconds(time)}"
         panels.append((f"{name}: at most {words(most)}{said}, {first}", names, boxes))
     entries = [draw.patch_entry(f"{unit} held, and the most of it", lighter(BLUE, 0.4))]
     if any(box.gid == "over" for *_, boxes in panels for box in boxes):

@@ -70,7 +70,7 @@ def _composed(inputs: Inputs, stages: Stages, order: td.Schedule) -> Composition
 def read(inputs: Inputs, answer: Any) -> Composition:
     composition = _unlimited(inputs, answer)
     caps = capacities(inputs["capacity"], inputs["devices"])
-    for device, (used, cap) in enumerate(zip(composition.held, caps, strict=True), 1):
+    for device, (used, cap) in enumerate(zip(composition.held, caps, strict=True)):
         if used > cap:
             raise ScheduleError(
                 f"over memory: device {device} holds {format_bytes(used)} at its fullest, and has "

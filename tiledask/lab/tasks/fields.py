@@ -1,7 +1,7 @@
 """A level with the numbers of its seed: fields to fill in, who judges them, the working.
 
-worker 1's idle time   [ 10 s ]          a number, a word, or for a timetable a word per slot
-worker 2's idle time   [ not 8 s: too low, near ]
+worker 0's idle time   [ 10 s ]          a number, a word, or for a timetable a word per slot
+worker 1's idle time   [ not 8 s: too low, near ]
 """
 
 import math
@@ -47,7 +47,7 @@ class Asked:
     """One thing that is asked for: a number, a word, or the words of a row of slots."""
 
     what: str
-    """ "worker 2's idle time"."""
+    """ "worker 1's idle time"."""
     right: Any
     """As the simulator says; of a row of slots a list."""
     wrong: Sequence[tuple[Any, str]] = ()
@@ -67,8 +67,8 @@ class Asked:
         for word, pattern in self.unit.items():
             if re.fullmatch(pattern, text):
                 return word
-        if text == "0" and "1" in self.unit:
-            raise ConfigError("you counted workers from 0; here they count from 1")
+        if text.isdecimal() and "0" in self.unit:
+            raise ConfigError(f"there is no worker {short(text)}: workers count from 0 here")
         raise ConfigError(f"{self.what} is one of {', '.join(self.unit)}; got {short(given)}")
 
     def _slots(self, left: str) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ class Asked:
         """What is wrong with ``given``, and never what is right."""
         if isinstance(self.right, list):
             slot = self.off_at(given) or 0
-            return f"slot {slot + 1} of {self.what} is the first that is off: {given[slot]} there"
+            return f"slot {slot} of {self.what} is the first that is off: {given[slot]} there"
         number = isinstance(self.unit, str)
         alike = partial(math.isclose, rel_tol=2e-3) if number else operator.eq
         known = (words for v, words in self.wrong if v is not None and alike(given, v))
@@ -132,7 +132,7 @@ def _read(fields: Sequence[Asked], form: str, answer: Any) -> list[Any]:
         found = (re.fullmatch(r"([A-E])[\s:=)]+(.+)", word) for word in words)
         named = {each[1]: each[2] for each in found if each}
         words = [named[label] for label in labels] if sorted(named) == sorted(labels) else words
-    else:  # no word has a blank, but "worker 3"
+    else:  # no word has a blank, but "worker 2"
         text = re.sub(r"(?i)\bworker\s+(?=\d)", "worker", text)
         words = re.split(r"[,;\s]+", text.strip(",; \n"))
     if len(words) != len(fields):

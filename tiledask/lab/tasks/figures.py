@@ -1,6 +1,6 @@
 """Figures of tasks: what was answered, also when it is wrong; red is what is wrong.
 
-device 1   [1][2][3][4][5][6]|send      :  <- target
+device 0   [1][2][3][4][5][6]|send      :  <- target
 """
 
 from collections import Counter

@@ -20,6 +20,7 @@ from typing import Any
 from tiledask.errors import ConfigError, short
 from tiledask.lab.course.question import Input
 from tiledask.plan.data import shipped_json
+from tiledask.plan.pipelines.idle import CAUSES
 from tiledask.plan.pipelines.schedules import schedules
 from tiledask.plan.pipelines.timeline import COMPUTE, Timeline
 from tiledask.plan.units import format_seconds
@@ -43,10 +44,10 @@ def idle_causes(run: Timeline) -> str:
 
     >>> import tiledask as td
     >>> idle_causes(td.simulate(td.schedule("gpipe", 2, 2), 1, 2))
-    'idle: warm-up 1 s, dependency 3 s, draining 2 s'
+    'idle: not yet filled 1 s, waits for other stages 3 s, draining 2 s'
     """
     total = run.idle_time.total.items()
-    causes = [f"{cause} {format_seconds(seconds)}" for cause, seconds in total if seconds > 0]
+    causes = [f"{CAUSES[cause]} {format_seconds(each)}" for cause, each in total if each > 0]
     return f"idle: {', '.join(causes)}" if causes else ""
 
 
@@ -55,15 +56,15 @@ def run_text(run: Timeline, name: str = "device") -> str:
 
     >>> import tiledask as td
     >>> print(run_text(td.simulate(td.schedule("1f1b", 2, 1))))
-    device 1  F0 0-1, B0 4-6
-    device 2  F0 1-2, B0 2-4
+    device 0  F0 0-1, B0 4-6
+    device 1  F0 1-2, B0 2-4
     """
     spans: dict[int, list[str]] = {device: [] for device in range(run.devices)}
     rows = zip(run.device, run.kind, run.microbatch, run.start, run.end, strict=True)
     for device, kind, microbatch, start, end in rows:
         if kind in COMPUTE:
             spans[device].append(f"{kind}{microbatch} {start:g}-{end:g}")
-    return "\n".join(f"{name} {d + 1}  {', '.join(found)}" for d, found in spans.items())
+    return "\n".join(f"{name} {d}  {', '.join(found)}" for d, found in spans.items())
 
 
 # -- inputs of a file ------------------------------------------------------------------------------

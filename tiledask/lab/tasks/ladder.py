@@ -40,10 +40,10 @@ _TIMES = ((1, 1), (1, 2), (2, 2), (2, 4), (2, 3), (1, 3), (3, 6))
 _TINY = 1e-9
 """Seconds: rounding of sums."""
 _CAUSES = {
-    "warm-up": "warm.?(ing.?)?up|ramp.?up|fill(ing)?",
-    "transfer": "transfers?|wait.*transfer|communication|latency|send(ing)?",
-    "imbalance": "imbalanced?|unbalanced|uneven|slow stage",
-    "drain": "drain(ing|ed)?|cool.?down|ramp.?down",
+    "not yet filled": "warm.?(ing.?)?up|ramp.?up|not.?(yet.?)?filled|fill(ing)?",
+    "waits for a transfer": "transfers?|wait.*transfer|communication|latency|send(ing)?",
+    "waits for other stages": "wait.*stages?|imbalanced?|unbalanced|uneven|slow stage",
+    "draining": "drain(ing|ed)?|cool.?down|ramp.?down",
 }
 """Why a worker is idle -> what else people call it."""
 _UNEVEN = (
@@ -70,19 +70,14 @@ def fill_the_timetable(rng: Random, seed: int) -> Names:
         backward = [times * f for f in forward]
         if sum(forward + backward) <= 18:
             break
-    run, workers, twice, up = (
-        one_batch(forward, backward),
-        range(1, p + 1),
-        times == 2,
-        sum(backward),
-    )
-    slots, back = round(run.makespan), workers[::-1]
+    run, workers, twice, up = one_batch(forward, backward), range(p), times == 2, sum(backward)
+    slots, back, last = round(run.makespan), workers[::-1], p - 1
     rows = [
         [run.state(w, slot + 0.5).replace("idle", IDLE) for slot in range(slots)] for w in range(p)
     ]
     waits = [(forward[:w], forward[w + 1 :] + backward[w + 1 :], backward[:w]) for w in range(p)]
     above, below, behind = (
-        "; ".join(f"worker {w}: {total(each)}" for w, each in enumerate(part, 1) if each)
+        "; ".join(f"worker {w}: {total(each)}" for w, each in enumerate(part) if each)
         for part in zip(*waits, strict=True)
     )
     answer = "; ".join(map(" ".join, rows))
@@ -93,24 +88,24 @@ def who_waits_for_whom(rng: Random, seed: int) -> Names:
     """The number of the worker that each waits for, "works" or "done"."""
     p = rng.choice((3, 4, 5))
     forward = [rng.randint(1, 4) for _ in range(p)]
-    down, up = sum(forward), 2 * sum(forward)
+    down, up, last = sum(forward), 2 * sum(forward), p - 1
     moments = (rng.randrange(down) + 0.5, down + rng.randrange(up) + 0.5)
     run = one_batch(forward, [2 * f for f in forward])
-    known = {f"{w}": f"{w}" for w in range(1, p + 1)}
+    known = {f"{w}": f"{w}" for w in range(p)}
     known |= {"works": "works?|working|computes|busy|[fb]0?"}
     known |= {"done": "done|none|nobody|nothing|finished|-"}
     took, asked, works, answers = [*forward, *(2 * f for f in forward[::-1])], [], [], []
     for at in moments:
         step = next(n for n, end in enumerate(accumulate(took)) if end > at)
-        busy, forwards = (step + 1, True) if step < p else (2 * p - step, False)
-        after = [f"{w}" if forwards else "done" for w in range(busy, p)]
-        waits = [*(f"{w + 1}" for w in range(1, busy)), "works", *after]
+        busy, forwards = (step, True) if step < p else (p + last - step, False)
+        after = [f"{w}" if forwards else "done" for w in range(busy, last)]
+        waits = [*(f"{w + 1}" for w in range(busy)), "works", *after]
         needs = "need the activations from the worker before" if forwards else "are done"
-        before, behind, ends = busy > 1, busy < p, took[: step + 1]
+        before, behind, ends = busy > 0, busy < last, took[: step + 1]
         works.append({"at": at, "busy": busy, "took": took[step], "ends": ends, "needs": needs}
                      | {"forwards": forwards, "before": before, "behind": behind})  # fmt: skip
         answers.append(", ".join(waits))
-        for w, wait in enumerate(waits, 1):
+        for w, wait in enumerate(waits):
             asked.append((w, at, wait, f"{busy}" if wait.isdigit() else None))
     answer = "; ".join(answers)
     return locals()
@@ -126,7 +121,7 @@ def idle_of_each(rng: Random, seed: int, transfers: bool) -> Names:
     sends = [rng.randint(1, 4) if transfers else 0 for _ in range(p - 1)]
     backward, F, B, way = [2 * f for f in forward], sum(forward), 2 * sum(forward), sum(sends)
     run, compute, twice = one_batch(forward, backward, sends), F + B, 2 * way
-    end = compute + twice
+    end, last = compute + twice, p - 1
     rows = [
         {"f": f, "b": 2 * f, "own": 3 * f, "rest": end - 3 * f, "idle": idle}
         | {
@@ -137,7 +132,7 @@ def idle_of_each(rng: Random, seed: int, transfers: bool) -> Names:
         }
         for f, idle in zip(forward, run.idle_per_device, strict=True)
     ]
-    ways = [f"{c} s from worker {w} to {w + 1}" for w, c in enumerate(sends, 1)]
+    ways = [f"{c} s from worker {w} to {w + 1}" for w, c in enumerate(sends)]
     answer = ", ".join(f"{row['rest']} s" for row in rows)
     return locals()
 
@@ -243,29 +238,28 @@ def best_with_overhead(rng: Random, seed: int) -> Names:
 def one_slow_stage(rng: Random, seed: int) -> Names:
     """The end, the idle time of the slow worker and of another."""
     p, m, F = rng.choice((3, 4)), rng.randint(4, 8), rng.choice((1, 2))
-    k, slow = rng.randrange(p) + 1, F * rng.choice((2, 3))
-    forward = [slow if w == k else F for w in range(1, p + 1)]
+    k, slow = rng.randrange(p), F * rng.choice((2, 3))
+    forward = [slow if w == k else F for w in range(p)]
     run = simulate(schedule("1f1b", p, m), forward, [2 * f for f in forward])
-    other = rng.choice([w for w in range(1, p + 1) if w != k])
+    other = rng.choice([w for w in range(p) if w != k])
     # micro-batch 0 goes down and comes back while the slow worker does its forwards in advance
-    behind, before, below, ahead = (p - k) * 3 * F, (p - k) * slow, k < p, p - k + 1
-    down, up, inside = [F] * (k - 1), [2 * F] * (k - 1), max(0, behind - before)
+    ahead, below = p - k, k < p - 1
+    behind, before = (ahead - 1) * 3 * F, (ahead - 1) * slow
+    down, up, inside = [F] * k, [2 * F] * k, max(0, behind - before)
     waited = f"it waits {behind} - {before} = {inside} s" if inside else "no wait"
-    work, waits, fast = m * 3 * slow, 3 * F * (k - 1) + inside, m * 3 * F
+    work, waits, fast = m * 3 * slow, 3 * F * k + inside, m * 3 * F
     end, twice, pace, rest = work + waits, 2 * slow, 2 * F, work + waits - fast
     all_slow, all_fast, idle = (m + p - 1) * 3 * slow, (m + p - 1) * 3 * F, run.idle_per_device
-    rows: list[
-        dict[str, Any]
-    ] = [  # counted from 0, the idle time of the next one is that of this number
-        {"w": w, "next": w + 1, "busy": run.busy_per_device[w - 1], "idle": idle[w - 1]}
-        | {"after": idle[w] if w < p else None}
+    rows: list[dict[str, Any]] = [  # counted from 1, this number is that of the one before
+        {"w": w, "previous": w - 1, "busy": run.busy_per_device[w], "idle": idle[w]}
+        | {"above": idle[w - 1] if w else None}
         for w in (k, other)
     ]
     return locals()
 
 
 class Gap(NamedTuple):
-    """Seconds in which a worker, counted from 0, is idle."""
+    """Seconds in which a worker is idle."""
 
     worker: int
     start: float
@@ -296,19 +290,20 @@ def _cause(run: Timeline, at_once: Timeline, gap: Gap) -> tuple[str, str]:
     """
     mine, k = run.device == gap.worker, gap.before
     if gap.end <= run.start[mine & (run.kind == "B")].min():
-        return "warm-up", "no backward done before it"
+        return "not yet filled", "no backward done before it"
     if gap.start >= run.end[mine & (run.kind == "F")].max():
-        return "drain", "no forward to come after it"
+        return "draining", "no forward to come after it"
     assert run.schedule is not None
     maker = run.schedule.maker[k]
     late = run.end[maker] > gap.start + _TINY
     stays = at_once.start[k] - at_once.end[k - 1] > _TINY
     words = (
-        f"then {run.kind[k]}{run.microbatch[k]}: worker {run.device[maker] + 1} finished it at "
+        f"then {run.kind[k]}{run.microbatch[k]}: worker {run.device[maker]} finished it at "
         f"{run.end[maker]:.6g} s, and the gap began at {gap.start:.6g} s; it was "
         f"{'not made yet' if late else 'on its way'}"
     )
-    return ("imbalance" if stays else "transfer") if late == stays else "", words
+    cause = "waits for other stages" if stays else "waits for a transfer"
+    return cause if late == stays else "", words
 
 
 def which_gap_is_which(rng: Random, seed: int) -> Names:
@@ -329,7 +324,7 @@ def which_gap_is_which(rng: Random, seed: int) -> Names:
             break
     causes, rows, shown = _CAUSES, {}, []
     for letter, gap in zip("ABCDE", gaps, strict=True):
-        (cause, because), w = why[gap], gap.worker + 1
+        (cause, because), w = why[gap], gap.worker
         rows[letter] = {"w": w, "seconds": gap.end - gap.start, "because": because, "cause": cause}
         shown.append(f"{letter} worker {w}, {gap.start:.6g} to {gap.end:.6g} s")
     answer = ", ".join(f"{letter} {row['cause']}" for letter, row in rows.items())

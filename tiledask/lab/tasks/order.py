@@ -69,19 +69,23 @@ def order_of(answer: Any) -> td.Schedule:
 
 def in_full(text: str) -> str:
     """Every action with its stage; one without is of the stage of its line, as "F0" in line 2 is
-    2F0. Stages count from 0; "device 3:" or "rank 2:" before a line is left out.
+    2F0; "device 2:" or "rank 2:" before a line says which it is. All count from 0.
 
-    >>> in_full("f0,b0; device 2: F0 B0")
-    '0F0,0B0\\n1F0 1B0'
+    >>> in_full("f0,b0; device 1: F0 B0"), in_full("1: F0 B0; 0: F0 B0")
+    ('0F0,0B0\\n1F0 1B0', '0F0 0B0\\n1F0 1B0')
     """
     if "OVERLAP" in text or "@" in text:
         return text
-    lines = [line for line in re.split(r"[\n;]", text) if line.strip()]
-    for n, line in enumerate(lines):
-        bare = re.sub(r"(?i)^\s*(?:(?:device|rank)\s*)?\d+\s*:\s*", "", line)
+    lines, found = [line for line in re.split(r"[\n;]", text) if line.strip()], dict[int, str]()
+    for at, line in enumerate(lines):
+        label, bare = re.findall(r"(?i)^\s*(?:(?:(?:device|rank)\s*)?(\d+)\s*:)?\s*(.*)", line)[0]
+        n = int(label or at)
         bare = re.sub(r"(?i)(?<!\w)\d*[fbiw]\d+(?!\w)", lambda action: action[0].upper(), bare)
-        lines[n] = re.sub(r"(?<!\w)([FBIW]\d+)(?!\w)", rf"{n}\1", bare)
-    return "\n".join(lines)
+        found[n] = re.sub(r"(?<!\w)([FBIW]\d+)(?!\w)", rf"{n}\1", bare)
+    if sorted(found) != (numbers := [*range(len(lines))]):
+        given = f"{len(lines)} lines are those of devices {numbers[0]} to {numbers[-1]}"
+        raise ConfigError(f"{given}; got {', '.join(map(str, found))}")
+    return "\n".join(found[n] for n in numbers)
 
 
 def read(inputs: kind.Inputs, answer: Any) -> td.Schedule:

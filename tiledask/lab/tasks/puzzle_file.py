@@ -206,5 +206,5 @@ def _value(name: str, value: Any) -> str:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return f"{value}"
     if name == "place":
-        return f"device {value + 1}"
+        return f"device {value}"
     return format_bytes(value) if INPUTS.get(name, _NUMBER).unit == "bytes" else f"{value:g}"

@@ -120,7 +120,7 @@ class JudgedTask(Printable):
             title += textwrap.wrap(result.reason, 94, max_lines=3, placeholder=" ...")
         words, runs = "\n".join(title), self.timelines
         if result and runs:
-            lanes = [f"worker {w + 1}" for w in range(max(run.devices for run in runs.values()))]
+            lanes = [f"worker {w}" for w in range(max(run.devices for run in runs.values()))]
             return gantt(*runs.values(), titles=[*runs], title=words, lanes=lanes)
         if self.figure and (drawn := self.figure(answer, words)):
             return drawn

@@ -20,6 +20,7 @@ from tiledask.plan.diagnosis.remedies import Remedy, equal_stages, remedies
 from tiledask.plan.diagnosis.timed import Form, TimedSchedule
 from tiledask.plan.diagnosis.trace import Trace
 from tiledask.plan.diagnosis.trace_files import read_trace
+from tiledask.plan.pipelines.idle import CAUSES as IDLE
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.tables import Part, Printable, Table
 from tiledask.plan.units import format_seconds
@@ -30,11 +31,11 @@ UNSURE = "cannot be told"
 LITTLE = 0.05
 """Share of device-time: less idle time than this is nothing to mend."""
 CAUSES = {
-    "one at a time": "waiting for the turn of others: no two work at once",
-    "ramp": "filling, draining and waiting that equal stages and free links have",
-    "imbalance": "waiting for slower stages",
-    "communication": "waiting for results on their way",
-    "overhead": "ready, but not started",
+    "one at a time": "waits for other stages: no two work at once",
+    "ramp": "not yet filled, waits for other stages, draining, as equal stages and free links have",
+    "imbalance": IDLE["imbalance"],
+    "communication": IDLE["transfer"],
+    "overhead": IDLE["overhead"],
     "unexplained": "what the inferred plan, simulated, does not have",
 }
 """Name -> what a device does meanwhile."""

@@ -65,7 +65,7 @@ def lower_bound(schedule: Schedule, costs: PipelineCosts) -> Bound:
         return lone
     way, all_work, back_way = (format_seconds(part[d]) for part in (before, work, after))
     why = f"{way} until work reaches it, {all_work} of work, {back_way} from it to the end"
-    return Bound(float(whole[d]), f"device {d + 1}: {why}")
+    return Bound(float(whole[d]), f"device {d}: {why}")
 
 
 @dataclass(frozen=True, repr=False)
@@ -83,9 +83,9 @@ class CriticalPath:
 
     @property
     def binds(self) -> str:
-        """What has the largest part: "device 3", counted from 1, or "latency"."""
+        """What has the largest part: "device 2", or "latency"."""
         device, most = max(self.by_device.items(), key=lambda x: x[1], default=(0, 0.0))
-        return "latency" if self.latency > most else f"device {device + 1}"
+        return "latency" if self.latency > most else f"device {device}"
 
     def __repr__(self) -> str:
         return (

@@ -43,7 +43,7 @@ CAUSES: Mapping[str, str] = MappingProxyType(
         "draining": "draining",
     }
 )
-"""Name -> what a legend says of it."""
+"""Key -> its one name wherever people read it."""
 _WARM_UP, _DEPENDENCY, _IMBALANCE, _TRANSFER, _OVERHEAD, _DRAINING = range(len(CAUSES))
 _EXACT = 1e-9
 """Of the makespan: less is rounding."""
@@ -55,8 +55,8 @@ class IdleTime:
     starts, and with its compute spans they make up the makespan.
 
     >>> from tiledask.plan.pipelines.simulate import simulate
-    >>> simulate("gpipe", 4, 8, latency=0.25).idle_time
-    IdleTime(4 devices, 42 s: warm-up 6.75 s, dependency 20.2 s, transfer 1.5 s, draining 13.5 s)
+    >>> simulate("gpipe", 2, 2).idle_time
+    IdleTime(2 devices, 6 s: not yet filled 1 s, waits for other stages 3 s, draining 2 s)
     """
 
     devices: int
@@ -89,7 +89,7 @@ class IdleTime:
         return len(self.device)
 
     def __repr__(self) -> str:
-        parts = [f"{cause} {format_seconds(s)}" for cause, s in self.total.items() if s]
+        parts = [f"{CAUSES[cause]} {format_seconds(s)}" for cause, s in self.total.items() if s]
         whole = format_seconds(sum(self.total.values()))
         return f"IdleTime({self.devices} devices, {whole}{': ' * bool(parts)}{', '.join(parts)})"
 

@@ -83,7 +83,7 @@ class Footprint:
         most, device, time = self.peak
         size = f"{most:,}" if is_whole(most) else f"{most:g}"
         return (
-            f"Footprint({self.origin}: {self.devices} devices, peak {size} on device {device + 1} "
+            f"Footprint({self.origin}: {self.devices} devices, peak {size} on device {device} "
             f"after {format_seconds(time)})"
         )
 

@@ -70,9 +70,9 @@ def simulate(
     >>> t.makespan, round(t.bubble_fraction, 4), t.bubble_overhead, t.peak_in_flight
     (33.0, 0.2727, 0.375, (4, 3, 2, 1))
     >>> t.lower_bound, t.bound.why
-    (33.0, 'device 4: 3 s until work reaches it, 24 s of work, 6 s from it to the end')
+    (33.0, 'device 3: 3 s until work reaches it, 24 s of work, 6 s from it to the end')
     >>> t.critical_path
-    CriticalPath(22 actions, 33 s of compute on 4 devices, 0 s of latency, most on device 4)
+    CriticalPath(22 actions, 33 s of compute on 4 devices, 0 s of latency, most on device 3)
     """
     if not isinstance(schedule, Schedule):
         raise ScheduleError(

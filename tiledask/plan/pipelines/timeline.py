@@ -260,6 +260,6 @@ class Timeline(Spans):
         of = self.makespan
         rows = [
             (d, *(f"{format_seconds(s)} ({100 * s / of:.1f} %)" if of else "0 s" for s in each))
-            for d, each in enumerate(zip(*parts.values(), strict=True), 1)
+            for d, each in enumerate(zip(*parts.values(), strict=True))
         ]
         return html.table(("device", *parts), rows, repr(self))

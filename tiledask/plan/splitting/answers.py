@@ -1,7 +1,7 @@
 """Which layers on which device, as people write it.
 
 "1-3 | 4-6"           [[1, 2, 3], [4, 5, 6]]    the layers of each device
-"1, 1, 1, 2, 2, 2"    [0, 0, 0, 1, 1, 1]        the device of each: from 1, as an index from 0
+"0, 0, 0, 1, 1, 1"    [0, 0, 0, 1, 1, 1]        the device of each, counted from 0
 (3, 3)                (0, 3, 6)                 sizes and bounds, where it is known what of
 """
 
@@ -30,8 +30,7 @@ def read_assignment(
 
     A :class:`Partition` gives the layers of each stage. Of so many ``layers`` on so many
     ``stages``, if both are given, plain numbers may also be how many layers each stage has, or the
-    bounds between them. The device of each layer counts from 1 in text, unless there is a 0 in it.
-    PartitionError for what can be read in no way, or in two.
+    bounds between them. PartitionError for what can be read in no way, or in two.
 
     >>> read_assignment("1-3 | 4"), read_assignment([0, 1, 1])
     ([[1, 2, 3], [4]], [[1], [2, 3]])
@@ -46,7 +45,7 @@ def read_assignment(
     given: list[Any] = list(assignment) if isinstance(assignment, Iterable) else []
     numbers = [int(n) for n in given if is_whole(n)]
     if numbers and len(numbers) == len(given):
-        return _of_numbers(numbers, numbers, layers or 0, known if len(numbers) > 1 else None)
+        return _of_numbers(numbers, layers or 0, known if len(numbers) > 1 else None)
     if not given or not all(isinstance(g, Iterable) and not isinstance(g, str) for g in given):
         raise PartitionError(
             f"cannot read {short(assignment)} as an assignment; write the layers of each device, "
@@ -65,26 +64,22 @@ def _of_text(text: str, layers: int, known: int | None, stages: int | None) -> l
     row, barred = [word for each in words for word in each], len(parts) > 1
     plain = len(row) > 1 and all(word.isdecimal() and len(word) < 10 for word in row)
     if known and plain and (not barred or all(len(each) == 1 for each in words)):
-        numbers = [*map(int, row)]
-        places = numbers if 0 in numbers else [n - 1 for n in numbers]
-        return _of_numbers(numbers, places, layers, known, barred)
+        return _of_numbers([*map(int, row)], layers, known, barred)
     if not barred and len(row) == stages:  # commas for bars
         words = [[word] for word in row]
     return [[n for word in each for n in _range(word)] for each in words]
 
 
 def _of_numbers(
-    numbers: list[int], places: list[int], layers: int, stages: int | None, barred: bool = False
+    numbers: list[int], layers: int, stages: int | None, barred: bool = False
 ) -> list[list[int]]:
-    """The layers of each stage, by the only way in which plain ``numbers`` can be meant.
-
-    ``places``: the devices, counted from 0, if they are that. ``barred``: they stood between bars.
-    """
+    """The layers of each stage, by the only way in which plain ``numbers`` can be meant, which
+    stood between bars if they are ``barred``."""
     if stages is None:
-        return _of_devices(places)
+        return _of_devices(numbers)
     count, total, forms = len(numbers), sum(numbers), dict[str, list[list[int]]]()
-    if by_layer := count == layers and max(places) < stages and not barred:
-        forms["the device of each layer"] = _of_devices(places)
+    if by_layer := count == layers and max(numbers) < stages and not barred:
+        forms["the device of each layer"] = _of_devices(numbers)
     # a stage without layers is a mistake, a device 0 is none
     if count == stages and total == layers and not (by_layer and 0 in numbers):
         forms["how many layers each has"] = _between([*accumulate(numbers, initial=0)])
@@ -99,8 +94,8 @@ def _of_numbers(
         return forms.popitem()[1]
     if barred:
         return [[n] for n in numbers]
-    if count == layers or max(places) < stages:
-        return _of_devices(places)
+    if count == layers or max(numbers) < stages:
+        return _of_devices(numbers)
     raise PartitionError(
         f"{short(numbers)} is {count} numbers: neither the device of each of {layers} layers, nor "
         f"{stages} sizes that add up to {layers} (these add up to {total}), nor {stages + 1} "
@@ -116,7 +111,7 @@ def _of_devices(places: list[int]) -> list[list[int]]:
     wrong = [place for place in places if not 0 <= place < MOST]
     if wrong:
         raise PartitionError(
-            f"a list counts devices from 0, {MOST:,} of them at most, got device {short(wrong[0])}"
+            f"devices count from 0, {MOST:,} of them at most, got device {short(wrong[0])}"
         )
     layers: list[list[int]] = [[] for _ in range(max(places) + 1)]
     for layer, device in enumerate(places, start=1):

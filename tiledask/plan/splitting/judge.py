@@ -1,10 +1,10 @@
 """A judge of assignments of layers to devices: which rule is broken, and how far from the best.
 
 layers   1  2  3  4  5  6 | 7  8  9 10 11 12 |13 14 15 16 17 18 |19 20 21 22 23 24
-device        1           |        2         |        3         |        4
+device        0           |        1         |        2         |        3
                           ^ a crossing: the activations change device here
 
-With chunks, the stages are assigned round the devices: 1 2 3 4 1 2 3 4.
+With chunks, the stages are assigned round the devices: 0 1 2 3 0 1 2 3.
 """
 
 import math
@@ -85,7 +85,7 @@ def judge(
     ``assignment`` is one of
       - the layers of each device, counted from 1: ``[[1, 2, 3], [4, 5, 6]]`` or ranges,
       - the same as text: ``"1-3 | 4-6"`` or ``"[1-3][4-6]"`` or ``"1,2,3 | 4,5,6"``,
-      - the device of each layer: ``[0, 0, 0, 1, 1, 1]``, counted from 0, or as text from 1,
+      - the device of each layer: ``[0, 0, 0, 1, 1, 1]``, counted from 0, also as text,
       - how many layers each device has, or the bounds between them, where it is said how many
         layers and devices there are: ``(3, 3)``, ``(0, 3, 6)``,
       - a :class:`Partition`.
@@ -160,7 +160,8 @@ def _no_cover(groups: list[list[int]], layers: int, devices: int, chunks: int) -
     if many > stages:
         of_chunks = f"chunks and there are {stages}, {chunks} on each of {devices} devices"
         what = of_chunks if chunks > 1 else f"devices and there are {stages}"
-        yield "unknown device", f"The answer names {many} {what}; leave {many - stages} out."
+        more = f"leave {many - stages} out" if groups[0] else "they count from 0"
+        yield "unknown device", f"The answer names {many} {what}; {more}."
     if devices < many < stages:
         each = f"each of {devices} devices, or of each of {stages} chunks ({chunks} per device)"
         yield "wrong chunks", f"The answer has {many} groups of layers; give the layers of {each}."
@@ -183,7 +184,7 @@ def _no_cover(groups: list[list[int]], layers: int, devices: int, chunks: int) -
 
 def _not_layerwise(stages: list[list[int]], place: list[int], devices: int, chunks: int) -> Broken:
     """A stage has no layers, or they are not consecutive, or not in rising order."""
-    what, before = "chunk", "chunk 1 of every device, then through chunk 2, ..."
+    what, before = "chunk", "chunk 0 of every device, then through chunk 1, ..."
     consecutive = f"the layers of a chunk are consecutive, and a device holds {chunks} chunks."
     if chunks == 1:
         what, before = "device", "the devices in order"
@@ -222,7 +223,7 @@ def _over_memory(
     for device, cap in enumerate(capacities(capacity, devices)):
         used = math.fsum(m for m, d in zip(memory, place, strict=True) if d == device)
         if used > cap:
-            holds = f"Device {device + 1} would hold {format_bytes(used)} and has room for"
+            holds = f"Device {device} would hold {format_bytes(used)} and has room for"
             more = f"move at least {format_bytes(used - cap)} to another device."
             yield "over memory", f"{holds} {format_bytes(cap)}; {more}"
 

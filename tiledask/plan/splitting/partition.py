@@ -1,10 +1,10 @@
 """Layers onto devices: the best contiguous split, and every split there is.
 
 layers   1  2  3  4  5  6 | 7  8  9 10 11 12 |13 14 15 16 17 18 |19 20 21 22 23 24
-device        1           |        2         |        3         |        4
+device        0           |        1         |        2         |        3
 bounds   0                  6                 12                 18                24
 
-Layers and devices count from 1 in words, from 0 as indices.
+Layers count from 1 in words, from 0 as indices; devices and their chunks from 0.
 """
 
 import math
@@ -107,14 +107,14 @@ class Partition:
 
 
 def stage_name(stage: int, devices: int, chunks: int = 1) -> str:
-    """A stage, an index from 0, by its device, both counted from 1.
+    """A stage by its device, and which of its chunks it is.
 
     >>> stage_name(2, devices=4), stage_name(5, devices=4, chunks=2)
-    ('device 3', 'device 2, chunk 2')
+    ('device 2', 'device 1, chunk 1')
     """
     if chunks == 1:
-        return f"device {stage + 1}"
-    return f"device {stage % devices + 1}, chunk {stage // devices + 1}"
+        return f"device {stage}"
+    return f"device {stage % devices}, chunk {stage // devices}"
 
 
 def _range_text(layers: range) -> str:
@@ -274,7 +274,7 @@ def capacities(capacity: float | Sequence[float], devices: int) -> list[float]:
 def _exact(
     values: Sequence[Real], name: str, length: int, each: str, positive: bool = False
 ) -> list[Fraction]:
-    """The values as fractions; what is not usable is refused with its position from 1."""
+    """The values as fractions; what is not usable is refused with its number."""
     if isinstance(values, str) or not hasattr(values, "__len__"):
         raise PartitionError(f"give the {name} values as a list of numbers, got {short(values)}")
     if len(values) != length:
@@ -282,7 +282,7 @@ def _exact(
             f"got {len(values)} {name} values where {length} are needed: one for each {each}"
         )
     fractions = []
-    for i, value in enumerate(values, start=1):
+    for i, value in enumerate(values, 0 if each == "device" else 1):
         try:
             fraction = Fraction(value if isinstance(value, int | Fraction) else float(value))
         except (TypeError, ValueError, OverflowError):  # not a number, NaN, infinite

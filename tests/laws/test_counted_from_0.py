@@ -1,4 +1,4 @@
-"""Layers, devices and workers count from 1 in what people read; ranks and orders from 0."""
+"""Devices, workers and chunks count from 0 in what people read, as ranks do; layers from 1."""
 
 import re
 
@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 import tiledask as td
 from tiledask.errors import PartitionError, ScheduleError
 
-WRONG_BASE = re.compile(r"(?i)\b(device|worker|chunk)s? 0\b")
-MIXED = re.compile(r"(?i)\bdevice \d+\b")
-"""In a sentence about an order's text, where stages count from 0."""
 
-
-def clean(*texts: str) -> None:
-    for text in texts:
-        assert not WRONG_BASE.search(text), text
+def numbers(*texts: str, **there: int) -> set[int]:
+    """Those that stand behind a word of ``there``, each less than how many there are of it."""
+    words = re.compile(rf"(?i)\b({'|'.join(there)})s? (\d+)\b(?! times)")
+    found = {(word.lower(), int(n)) for text in texts for word, n in words.findall(text)}
+    assert all(n < there[word] for word, n in found), texts
+    return {n for _, n in found}
 
 
 @settings(max_examples=60, deadline=None)
@@ -24,20 +23,20 @@ def clean(*texts: str) -> None:
 def test_a_verdict_on_any_answer_and_any_best_cut(data):
     layers, devices = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 4))
     chunks = data.draw(st.sampled_from([1, 1, 2]))
+    there, given = {"device": devices, "chunk": chunks}, {"devices": devices, "chunks": chunks}
     groups = data.draw(
         st.lists(st.lists(st.integers(1, layers), max_size=4), min_size=1, max_size=9)
         | st.lists(st.integers(0, devices - 1), min_size=layers, max_size=layers)
     )
-    limits = {"memory": [1] * layers, "capacity": data.draw(st.integers(1, 4))}
-    for more in ({}, limits):
+    for more in ({}, {"memory": [1] * layers, "capacity": data.draw(st.integers(1, 4))}):
         try:
-            verdict = td.judge(groups, costs=[1] * layers, devices=devices, chunks=chunks, **more)
-            clean(verdict.reason, verdict.rule, verdict._repr_html_())
+            verdict = td.judge(groups, costs=[1] * layers, **given, **more)
+            numbers(verdict.reason, verdict.rule, verdict._repr_html_(), **there)
         except PartitionError as refused:
-            clean(str(refused))
+            numbers(str(refused), **there)
     if layers >= devices * chunks:
         cut = td.partition(layers, devices * chunks, chunks=chunks)
-        clean(cut._repr_html_(), f"{cut}")
+        assert numbers(cut._repr_html_(), **there) == {*range(max(devices, chunks))}
 
 
 @pytest.mark.parametrize(
@@ -45,12 +44,13 @@ def test_a_verdict_on_any_answer_and_any_best_cut(data):
 )
 def test_lanes_of_figures_and_timelines(name, stages, options):
     run = td.simulate(td.schedule(name, stages, 4, **options), 1, 2, latency=0.5)
+    every = {*range(run.devices)}
     for figure in (td.plots.gantt(run), td.plots.memory_timeline({"a": td.memory_over_time(run)})):
         texts = [(*a.texts, a.title, a.yaxis.label, *a.get_yticklabels()) for a in figure.axes]
         said = [text.get_text() for each in texts for text in each]
-        clean(*said)
-        assert any("device 1" in words for words in said)
-    clean(run._repr_html_(), run.bound.why, run.critical_path.binds)
+        assert numbers(*said, device=run.devices) == every
+    assert {int(d) for d in re.findall(r"<tr><td>(\d+)<", run._repr_html_())} == every
+    assert numbers(run.bound.why, run.critical_path.binds, device=run.devices)
 
 
 def test_what_speaks_of_an_order_speaks_of_ranks():
@@ -60,5 +60,4 @@ def test_what_speaks_of_an_order_speaks_of_ranks():
             td.validate(td.Schedule.from_text(text))
         said.append(str(refused.value))
     assert "rank 0" in said[2]
-    for words in said:
-        assert not MIXED.search(words), words
+    assert not re.search(r"(?i)\bdevice \d", " ".join(said))
