@@ -44,8 +44,9 @@ def test_a_verdict_on_any_answer_and_any_best_cut(data):
 )
 def test_lanes_of_figures_and_timelines(name, stages, options):
     run = td.simulate(td.schedule(name, stages, 4, **options), 1, 2, latency=0.5)
-    every = {*range(run.devices)}
-    for figure in (td.plots.gantt(run), td.plots.memory_timeline({"a": td.memory_over_time(run)})):
+    held, every = {"a": td.memory_over_time(run)}, {*range(run.devices)}
+    placed = td.plots.layers_on_devices({"a": [*every]})
+    for figure in (td.plots.gantt(run), td.plots.memory_timeline(held), placed):
         texts = [(*a.texts, a.title, a.yaxis.label, *a.get_yticklabels()) for a in figure.axes]
         said = [text.get_text() for each in texts for text in each]
         assert numbers(*said, device=run.devices) == every

@@ -94,7 +94,7 @@ def test_what_is_not_ambiguous_is_read():
     for answer in (
         "0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3; 1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3",
         "F0,F1,B0,F2,B1,F3,B2,B3; F0,B0,F1,B1,F2,B2,F3,B3",
-        "device 0: f0 f1 b0 f2 b1 f3 b2 b3\n\ndevice 1: f0 b0 f1 b1 f2 b2 f3 b3",
+        "device 1: f0 b0 f1 b1 f2 b2 f3 b3\n\ndevice 0: f0 f1 b0 f2 b1 f3 b2 b3",
     ):
         assert load_puzzle("order-on-2").result(answer)
     reason = load_puzzle("v-by-hand").result("F0,I0,W0; F0,I0,W0").reason

@@ -184,7 +184,7 @@ PARTS = {
     "cp": (YELLOW, "cp: waiting for keys and values"),
     "ep": (PINK, "ep: waiting for experts"),
     "pp": (PALETTE[7], "pp: transfers between stages"),
-    "bubble": (PALE, "bubble: pipeline fills and drains"),
+    "bubble": (PALE, "bubble: pipeline not yet filled, draining"),
     "dp": (GREEN, "dp: waiting for gradients or weights"),
     "optimizer": (PALETTE[9], "optimizer: weights are updated"),
 }

@@ -36,7 +36,7 @@ WORTH_IT = 0.01
 LARGE = {"bubble": 0.1, "tp": 0.15, "dp": 0.1, "pp": 0.05, "cp": 0.1, "ep": 0.2}
 """Parts of a step above which waiting is called a fault."""
 WAITS = {
-    "bubble": "the pipeline to fill and drain",
+    "bubble": "a pipeline not yet filled, or draining",
     "tp": "tensor-parallel collectives",
     "dp": "the reduction of gradients",
     "pp": "transfers between stages",

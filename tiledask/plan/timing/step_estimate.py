@@ -72,7 +72,7 @@ class StepEstimate(Printable):
     """Waiting for gradients (and ZeRO's weights) of the other copies: of the model, and of its
     stages."""
     bubble: float
-    """Idle time of the slowest stage while the pipeline fills and drains."""
+    """Idle time of the slowest stage while the pipeline is not yet filled, or draining."""
     optimizer: float
     """Updating the weights."""
 
