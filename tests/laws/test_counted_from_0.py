@@ -39,19 +39,18 @@ def test_a_verdict_on_any_answer_and_any_best_cut(data):
         assert numbers(cut._repr_html_(), **there) == {*range(max(devices, chunks))}
 
 
-@pytest.mark.parametrize(
-    ("name", "stages", "options"), [("1f1b", 3, {}), ("interleaved", 4, {"devices": 2})]
-)
-def test_lanes_of_figures_and_timelines(name, stages, options):
-    run = td.simulate(td.schedule(name, stages, 4, **options), 1, 2, latency=0.5)
-    held, every = {"a": td.memory_over_time(run)}, {*range(run.devices)}
-    placed = td.plots.layers_on_devices({"a": [*every]})
-    for figure in (td.plots.gantt(run), td.plots.memory_timeline(held), placed):
-        texts = [(*a.texts, a.title, a.yaxis.label, *a.get_yticklabels()) for a in figure.axes]
-        said = [text.get_text() for each in texts for text in each]
+@pytest.mark.parametrize(("stages", "options"), [(1, {}), (3, {}), (4, {"devices": 2})])
+def test_lanes_of_figures_and_timelines(stages, options):
+    made = td.schedule("interleaved" if options else "1f1b", stages, 4, **options)
+    run, every = td.simulate(made, 1, 2, latency=0.5), {*range(made.devices)}
+    held = td.plots.memory_timeline({"a": td.memory_over_time(run)})
+    for figure in (held, td.plots.gantt(run), td.plots.layers_on_devices({"a": [*every]})):
+        said = [a.get_title("left") for a in figure.axes]
+        said += [t.get_text() for a in figure.axes for t in (*a.texts, *a.get_yticklabels())]
         assert numbers(*said, device=run.devices) == every
     assert {int(d) for d in re.findall(r"<tr><td>(\d+)<", run._repr_html_())} == every
     assert numbers(run.bound.why, run.critical_path.binds, device=run.devices)
+    assert "Device 1 would" in td.judge("1 | 2-4", memory=[1] * 4, capacity=2).reason
 
 
 def test_what_speaks_of_an_order_speaks_of_ranks():
