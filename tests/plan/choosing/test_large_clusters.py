@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 import tiledask as td
-from tiledask.plan.choosing.smallest import search_fewest
+from tiledask.plan.choosing.search import search_fewest
 from tiledask.plan.inputs.layout import MOST_OF_ANY, RECOMPUTE, Layout
 from tiledask.plan.units import divisors
 

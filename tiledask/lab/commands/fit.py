@@ -14,7 +14,7 @@ from tiledask.errors import ConfigError
 from tiledask.lab.commands.options import Run
 from tiledask.lab.commands.request import Request, request_of, usual_batch
 from tiledask.plan.choosing.ranking import plan_table
-from tiledask.plan.choosing.smallest import search_fewest
+from tiledask.plan.choosing.search import search_fewest
 from tiledask.plan.fitting.fewest import fewest_devices
 from tiledask.plan.fitting.fit import TIGHT, used
 from tiledask.plan.fitting.overhead import overhead_of

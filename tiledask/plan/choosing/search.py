@@ -7,9 +7,8 @@ dp x tp x pp x cp = devices          peaks              times
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -17,19 +16,13 @@ import numpy as np
 from tiledask.errors import ConfigError, short
 from tiledask.plan.arrays import Array, unbeaten
 from tiledask.plan.choosing.ranking import plan_table
-from tiledask.plan.fitting.fewest import CHUNKS, context_degrees
+from tiledask.plan.choosing.space import COLUMNS, Space, layouts_of
 from tiledask.plan.fitting.fit import Fit, fits
-from tiledask.plan.fitting.memory import MemoryEstimate
-from tiledask.plan.fitting.overhead import (
-    VERDICTS,
-    DeviceLimits,
-    overhead_of,
-    overheads,
-)
+from tiledask.plan.fitting.overhead import VERDICTS, DeviceLimits, overheads
 from tiledask.plan.fitting.vectorized import peaks
 from tiledask.plan.frames import frame
 from tiledask.plan.inputs.hardware import ClusterSpec
-from tiledask.plan.inputs.layout import ITEMS, MOST_OF_ANY, RECOMPUTE, Layout, Numbers
+from tiledask.plan.inputs.layout import ITEMS, MOST_OF_ANY, Layout, Numbers
 from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
@@ -39,86 +32,21 @@ from tiledask.plan.timing.calibration import BESIDE, Calibration, calibration_of
 from tiledask.plan.timing.checkpointing import Checkpointing
 from tiledask.plan.timing.step import StepEstimate, estimate_step, estimate_steps
 from tiledask.plan.timing.step_estimate import SHARED
-from tiledask.plan.timing.step_time import stage_layers, step_parts
-from tiledask.plan.units import divisors, format_bytes, format_seconds
+from tiledask.plan.timing.step_time import step_parts
+from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.plan.whole import is_whole, whole_number
 
 if TYPE_CHECKING:
     from tiledask.plan.frameworks.job import Exported
 
-__all__ = ["Plan", "Plans", "Space", "search", "tensor_degrees"]
+__all__ = ["Plan", "Plans", "Space", "search", "search_fewest"]
 
-LARGEST_MICROBATCH = 64
-SHAPE = (
-    "dp",
-    "tp",
-    "pp",
-    "cp",
-    "ep",
-    "expert_tp",
-    "microbatch",
-    "microbatches",
-    "interleave",
-)
-"""What ``_shapes`` chooses together."""
-REST = (
-    "zero",
-    "recompute",
-    "sequence_parallel",
-    "flash_attention",
-    "schedule",
-    "items",
-)
-"""What is chosen freely beside them."""
-COLUMNS = SHAPE + REST
-COUNTED = (*COLUMNS, "devices", "peak")
-"""What no number of a cluster changes but those of its devices."""
-
-
-@dataclass(frozen=True)
-class Space:
-    """What a search may choose. None: all that the model and the cluster allow."""
-
-    tp: Sequence[int] | None = None
-    """Default: what divides the heads and a node's devices."""
-    pp: Sequence[int] | None = None
-    cp: Sequence[int] | None = None
-    """Default: powers of two that leave pieces of 4096 tokens or more."""
-    ep: Sequence[int] | None = None
-    """Default: what divides the number of experts; 1 for a dense model."""
-    expert_tp: Sequence[int] = (0,)
-    """Slices of each expert, 0: tp; (0, 1) looks at experts folded over tp too."""
-    microbatch: Sequence[int] | None = None
-    """Default: what divides a copy's share of the batch, up to 64."""
-    interleave: Sequence[int] = CHUNKS
-    zero: Sequence[int] = (0, 1, 2, 3)
-    recompute: Sequence[str] = RECOMPUTE
-    sequence_parallel: Sequence[bool] = (False, True)
-    flash_attention: Sequence[bool] = (True,)
-    schedule: Sequence[str] = ("1f1b",)
-    """Of "naive", "gpipe" and "1f1b", the ones whose time and memory have formulas."""
-    partition: Sequence[str | None] = (None, "items")
-    """None: layers cut evenly; "items": embedding and head count as a layer each. Of both, the
-    latter alone where the fullest stage has no more layers for it; of mixtures both there."""
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            values = getattr(self, field.name)
-            if values is None:
-                continue
-            name, rule = field.name, "is a sequence of one value or more"
-            if isinstance(values, str) or not hasattr(values, "__len__") or not len(values):
-                example = f"{name}=({short(values or 1)},)"
-                raise ConfigError(f"Space {name} {rule}, such as {example}; got {short(values)}")
-            if name == "partition" and not {*values} <= {None, ITEMS}:
-                rule = f"holds None or {ITEMS!r}, got {short(values)}"
-                raise ConfigError(f"Space partition {rule}; other bounds are for one Layout")
-            for value in values:  # the smallest layout with each says what is wrong with it
-                copies = name == "ep" or (name == "expert_tp" and is_whole(value, 1))
-                others = {"dp": value} if copies else {}
-                if name == "interleave" and value not in (0, 1):
-                    others = {"pp": 2, "microbatches": 2}
-                Layout(**others, **{name: value})
+FIRST = 10
+"""Plans of a search that are shown."""
+SIMULATED = 16
+"""Plans that are put in order by their simulated seconds before anybody looks at one."""
+AT_ONCE = 8
+"""Numbers of devices that are looked at together for the fewest."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -145,21 +73,10 @@ class Plan:
         """Seconds of a step, those of ``step``; infinite for a layout that does not fit."""
         return np.inf if self.verdict == "no" else self.step.total
 
-    @property
-    def shortfall(self) -> int:
-        """Bytes that a device lacks for the tensors and a CUDA context; 0 if none."""
-        certain = overhead_of(self.layout, self.found.run.framework).certain
-        return self.found.room.lacks(self.peak, certain)
-
     @cached_property
     def fit(self) -> Fit:
         """The verdict explained."""
         return fits(*self._run, **self.found.assumed)
-
-    @property
-    def memory(self) -> MemoryEstimate:
-        """The ledger."""
-        return self.fit.memory
 
     @cached_property
     def step(self) -> StepEstimate:
@@ -206,15 +123,11 @@ class Plan:
         )
 
 
-FIRST = 10
-"""Plans of a search that are put in order by their simulated seconds."""
-
-
 class Plans(Sequence[Plan], Printable):
     """The layouts of a search: those that fit, fastest first; then the tight ones; then those
     that do not fit, the nearest first.
 
-    The fastest are those by formula; the first 10 of them are in the order of their ``seconds``,
+    The fastest are those by formula; the first 16 of them are in the order of their ``seconds``,
     the simulated ones (``settle`` for more).
     ``considered``: how many layouts were looked at; ``counts``: how many have each verdict;
     ``left_out``: how many were not, as the framework that was named does not run them, by why.
@@ -228,60 +141,37 @@ class Plans(Sequence[Plan], Printable):
         recipe: Recipe,
         sequence: int,
         columns: dict[str, np.ndarray],
-        calibration: Calibration | str | None = None,
-        framework: str | None = None,
-        left_out: dict[str, int] | None = None,
+        left_out: dict[str, int],
+        **assumed: Any,
     ):
         self.model, self.cluster, self.global_batch = model, cluster, global_batch
         self.recipe, self.sequence = recipe, sequence
-        self.assumed: dict[str, Any] = {"calibration": calibration, "framework": framework}
-        self.left_out = left_out or {}
+        self.assumed, self.left_out = assumed, left_out
         self._plans: dict[int, Plan] = {}
         self.settled = 0
-        self.run = calibration_of(cluster.device, recipe, calibration, framework).holding(recipe)
-        chosen = {name: columns[name] for name in COLUMNS}
+        self.run = calibration_of(cluster.device, recipe, **assumed).holding(recipe)
+        n = {name: columns[name] for name in COLUMNS}
         if "peak" not in columns:
-            devices = columns["dp"] * columns["tp"] * columns["pp"] * columns["cp"]
-            peak = peaks(model, self.run, sequence, **chosen)
-            columns = columns | {"devices": devices, "peak": peak}
-        peak = columns["peak"]
-        self.room = DeviceLimits.of(cluster.device, self.run)
-        verdict = self.room.verdict(peak, *overheads(Numbers(**chosen), self.run.framework))
+            devices = n["dp"] * n["tp"] * n["pp"] * n["cp"]
+            columns = n | {"devices": devices, "peak": peaks(model, self.run, sequence, **n)}
+        peak, total = columns["peak"], overheads(Numbers(**n), self.run.framework)
+        verdict = DeviceLimits.of(cluster.device, self.run).verdict(peak, total)
         seconds = np.full(len(peak), np.inf)
-        inside = np.flatnonzero(verdict < 2)
-        if len(inside):
-            numbers = Numbers(**{name: column[inside] for name, column in chosen.items()})
-            parts = step_parts(model, cluster, numbers, recipe, sequence, calibration, framework)
-            seconds[inside] = parts.total
+        if len(inside := np.flatnonzero(verdict < 2)):
+            some = Numbers(**{name: column[inside] for name, column in n.items()})
+            seconds[inside] = step_parts(model, cluster, some, recipe, sequence, **assumed).total
         self._columns = columns | {"by_formula": seconds, "verdict": verdict}
         self._order = np.lexsort((peak, seconds, verdict))
 
-    def on(
-        self, cluster: ClusterSpec, rows: Array | slice = slice(None), *more: "Plans"
-    ) -> "Plans":
-        """The same layouts, or some ``rows`` of them, and those of ``more`` on another cluster of
-        as many devices: their memory is not counted again."""
-        found = [{name: self._columns[name][rows] for name in COUNTED}]
-        found += [{name: plans._columns[name] for name in COUNTED} for plans in more]
-        columns = {name: np.concatenate([each[name] for each in found]) for name in COUNTED}
-        of = self.model, cluster, self.global_batch, self.recipe, self.sequence, columns
-        return Plans(*of, **self.assumed, left_out=self.left_out)
+    def on(self, cluster: ClusterSpec) -> "Plans":
+        """The same layouts on another cluster of as many devices, in the same order of simulation:
+        their memory is not counted again."""
+        of = self.model, cluster, self.global_batch, self.recipe, self.sequence
+        return Plans(*of, self._columns, self.left_out, **self.assumed).settle(self.settled)
 
-    def rows_with(self, field: str, values: Sequence[Any]) -> Array:
-        """Which layouts have one of ``values``."""
-        return np.isin(self._columns[field], values)
-
-    def rows_within(self, times: float) -> Array:
-        """Which layouts may be among the first, as many as are settled, where each takes its
-        seconds at most and 1/``times`` of them at least."""
-        last = self._order[min(max(self.settled, FIRST), len(self)) - 1]
-        seconds, verdict = self._columns["by_formula"], self._columns["verdict"]
-        within: Array = (verdict <= verdict[last]) & (seconds <= times * seconds[last])
-        return within
-
-    def settle(self, first: int = FIRST) -> "Plans":
+    def settle(self, first: int = SIMULATED) -> "Plans":
         """These plans, with the ``first`` in the order of their simulated seconds, some
-        milliseconds each. Whoever looks at a plan gets the first 10 settled."""
+        milliseconds each. Whoever looks at a plan gets the first 16 settled."""
         first = min(first, len(self))
         if first > self.settled:
             self.settled = first
@@ -296,10 +186,10 @@ class Plans(Sequence[Plan], Printable):
     def _plan(self, at: int) -> Plan:
         if at not in self._plans:
             row = {name: each[self._order[at]].item() for name, each in self._columns.items()}
-            del row["devices"]
-            verdict, peak, seconds = (row.pop(name) for name in ("verdict", "peak", "by_formula"))
-            layout = Layout(partition=ITEMS if row.pop("items") else None, **row)
-            self._plans[at] = Plan(self, layout, VERDICTS[verdict], peak, seconds)
+            layout = {name: row[name] for name in COLUMNS}
+            layout["partition"] = ITEMS if layout.pop("items") else None
+            numbers = VERDICTS[row["verdict"]], row["peak"], row["by_formula"]
+            self._plans[at] = Plan(self, Layout(**layout), *numbers)
         return self._plans[at]
 
     def _timed(self, plans: list[Plan]) -> list[Plan]:
@@ -317,29 +207,8 @@ class Plans(Sequence[Plan], Printable):
         return column
 
     @property
-    def peak(self) -> np.ndarray:
-        """Bytes on the fullest device of each plan, in order."""
-        return self._column("peak")
-
-    @property
-    def devices(self) -> np.ndarray:
-        """Devices of each plan, in order."""
-        return self._column("devices")
-
-    @property
-    def by_formula(self) -> np.ndarray:
-        """Seconds of a step of each plan by formula, in order."""
-        return self._column("by_formula")
-
-    @property
     def considered(self) -> int:
         return len(self)
-
-    @property
-    def fewest(self) -> int:
-        """The fewest devices on which one of the layouts fits; 0 if none does."""
-        inside = self._columns["devices"][self._columns["verdict"] == 0]
-        return int(inside.min()) if len(inside) else 0
 
     @property
     def counts(self) -> dict[str, int]:
@@ -407,9 +276,8 @@ class Plans(Sequence[Plan], Printable):
         """The plans that fit and that no other beats in time, memory and devices at once, fastest
         first: those that none beats by formula, and of them by their seconds."""
         inside = np.flatnonzero(self._column("verdict") == 0)
-        by_formula = [self.by_formula[inside], self.peak[inside], self.devices[inside]]
-        first = unbeaten(np.stack(by_formula, axis=1))
-        plans = self._timed([self[int(inside[n])] for n in first])
+        costs = [self._column(name)[inside] for name in ("by_formula", "peak", "devices")]
+        plans = self._timed([self[int(inside[n])] for n in unbeaten(np.stack(costs, axis=1))])
         cost = [[plan.seconds, plan.peak, plan.layout.devices] for plan in plans]
         return [plans[n] for n in unbeaten(np.array(cost).reshape(-1, 3))]
 
@@ -428,9 +296,7 @@ class Plans(Sequence[Plan], Printable):
     def to_frame(self, first: int | None = 1000) -> Any:
         """A pandas DataFrame: a row per plan, the fields of its layout, its devices, peak bytes,
         verdict, and its seconds by formula."""
-        rows = {
-            name: column[self.settle()._order[:first]] for name, column in self._columns.items()
-        }
+        rows = {name: self._column(name)[:first] for name in self._columns}
         return frame(rows | {"verdict": np.array(VERDICTS)[rows["verdict"]]})
 
     def __repr__(self) -> str:
@@ -479,7 +345,7 @@ def search(
     ZeRO 3 gathers each layer's weights for every micro-batch.
     Memory is counted to the byte (:func:`tiledask.plan.fitting.vectorized.peaks`). Time is ranked
     by the formulas of :func:`tiledask.plan.timing.step_time.step_parts`; a plan's ``seconds`` are
-    those of :func:`tiledask.estimate_step`, and the first 10 stand in their order.
+    those of :func:`tiledask.estimate_step`, and the first 16 stand in their order.
 
     >>> from tiledask.plan.inputs.load import load_cluster, load_model
     >>> plans = search(load_model("llama-2-70b"), load_cluster("64xA100-80GB"), 256)
@@ -488,10 +354,10 @@ def search(
     """
     model, cluster = as_model(model), as_cluster(cluster)
     runs: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+    assumed: dict[str, Any] = {"calibration": calibration, "framework": framework}
     program = framework
     if framework is not None or calibration is not None:
-        usual = load_recipe("mixed-adam-16")
-        named = calibration_of(cluster.device, usual, calibration, framework)
+        named = calibration_of(cluster.device, load_recipe("mixed-adam-16"), **assumed)
         recipe, runs, program = recipe or named.trains, named.runs, named.framework
     recipe, space = load_recipe(recipe or "mixed-adam-16"), space or Space()
     meant, what = "is it a number of tokens?", "sequences"
@@ -504,15 +370,36 @@ def search(
     layouts = [Layout(dp=ep, ep=ep) for ep in space.ep or ()]
     for layout in [*layouts, *(Layout(cp=cp) for cp in space.cp or ())]:
         check_run(model, layout, sequence)
-    rows = [
-        row
-        for n in _counts(devices, cluster)
-        for row in _shapes(model, cluster, whole, sequence, space, n)
-    ]
-    columns = _columns(rows, space, model)
+    counts = _counts(devices, cluster)
+    columns = layouts_of(model, cluster, whole, sequence, space, counts)
     columns, left_out = _run_by(program, columns, runs)
-    of = model, cluster, whole, recipe, sequence
-    return Plans(*of, columns, calibration, framework, left_out)
+    return Plans(model, cluster, whole, recipe, sequence, columns, left_out, **assumed)
+
+
+def search_fewest(
+    model: Model | str, cluster: ClusterSpec | str, global_batch: int, **options: Any
+) -> Plans:
+    """The Plans on the fewest devices of ``cluster`` on which a layout fits; those on all of them
+    where none does.
+
+    ``options`` are those of :func:`tiledask.search` but ``devices``. Every number of devices is
+    looked at, from that whose memory holds the states alone.
+
+    >>> plans = search_fewest("llama-2-13b", "64xA100-40GB", 64)
+    >>> plans.best.layout.devices, plans.best.verdict
+    (7, 'fits')
+    """
+    run = model, cluster, global_batch = as_model(model), as_cluster(cluster), global_batch
+    recipe = search(*run, devices=(1,), **options).recipe
+    states = model.parameters * recipe.bytes_per_parameter
+    least = max(1, int(states // cluster.device.memory_bytes))
+    for first in range(least, cluster.devices + 1, AT_ONCE):
+        some = range(first, min(first + AT_ONCE, cluster.devices + 1))
+        columns = search(*run, devices=some, **options)._columns
+        inside = columns["devices"][columns["verdict"] == 0]
+        if len(inside):
+            return search(*run, devices=(int(inside.min()),), **options)
+    return search(*run, **options)
 
 
 def _counts(devices: Any, cluster: ClusterSpec) -> list[int]:
@@ -543,68 +430,3 @@ def _run_by(
             shown = " or ".join(map(str, values))
             left_out[f"{program} runs {field} {shown}"] = int((~runs_it).sum())
     return columns, left_out
-
-
-def tensor_degrees(model: Model, cluster: ClusterSpec) -> list[int]:
-    """What a search tries as tp: what divides the heads and a node's devices."""
-    node = cluster.devices_per_node
-    return [t for t in divisors(model.heads, node) if node % t == 0]
-
-
-def _shapes(
-    model: Model, cluster: ClusterSpec, batch: int, sequence: int, space: Space, devices: int
-) -> Iterator[tuple[int, ...]]:
-    """The values of SHAPE on ``devices`` devices."""
-    tps = space.tp or tensor_degrees(model, cluster)
-    pps = space.pp or range(1, min(model.layers, devices) + 1)
-    most = model.layers + 2 * (ITEMS in space.partition)  # chunks
-    cps = space.cp or context_degrees(sequence)
-    eps = space.ep or (divisors(model.experts, model.experts) if model.experts else [1])
-    for tp, pp, cp in product(tps, pps, cps):
-        if devices % (tp * pp * cp) or not model.allows_tp(tp):
-            continue
-        dp = devices // (tp * pp * cp)
-        if batch % dp:
-            continue
-        share = batch // dp
-        sizes = space.microbatch or divisors(share, LARGEST_MICROBATCH)
-        same = tp if 0 in space.expert_tp else -1  # said twice
-        slices = [e for e in space.expert_tp if e != same] if model.experts else [0]
-        chunks = space.interleave if pp > 1 else (1,)
-        for ep, e, b, v in product(eps, slices, sizes, chunks):
-            if tp * dp * cp % (ep * (e or tp)) or share % b or pp * v > most:
-                continue
-            if v == 1 or share // b % pp == 0:
-                yield dp, tp, pp, cp, ep, e, b, share // b, v
-
-
-def _columns(rows: list[tuple[int, ...]], space: Space, model: Model) -> dict[str, np.ndarray]:
-    """The columns of all layouts: each of ``rows`` with every choice of the rest."""
-    shapes = np.array(rows, np.int64).reshape(-1, len(SHAPE))
-    items = [partition == ITEMS for partition in space.partition]
-    rest = list(product(*(getattr(space, name) for name in REST[:-1]), items))
-    n = {name: shapes[:, at, None] for at, name in enumerate(SHAPE)}
-    n |= {name: np.array([each[at] for each in rest]) for at, name in enumerate(REST)}
-    # choices that change nothing: a sequence cut over one device, scores that are not kept,
-    # ZeRO over one copy, chunks in other orders than 1F1B, experts folded over devices that have
-    # the same tokens; and of two ways to cut layers the one that is slower and larger. Of unequal
-    # layers, or those beside which embedding and head are little, either may be
-    layers, chunks = model.layers, n["pp"] * n["interleave"]
-    evenly = Numbers(pp=n["pp"], interleave=n["interleave"], items=False)
-    (most, *_), (first, others, last) = (
-        stage_layers(replace(evenly, items=items), layers) for items in (False, True)
-    )
-    for_items = np.maximum(np.maximum(first, last) + 1, others) <= most
-    pointless = (
-        (n["sequence_parallel"] & (n["tp"] == 1))
-        | ((n["recompute"] == "selective") & n["flash_attention"])
-        | ((n["zero"] > min(space.zero)) & (n["dp"] * n["cp"] == 1))
-        | ((n["interleave"] > 1) & (n["schedule"] != "1f1b"))
-        | (n["items"] & ~for_items & (None in space.partition))
-        | (~n["items"] & for_items & (ITEMS in space.partition) & (not model.experts))
-        | (~n["items"] & (chunks > layers))
-        | ((n["expert_tp"] > 0) & (n["tp"] > 1) & ~n["sequence_parallel"])
-    )
-    shape, choice = np.nonzero(~pointless)
-    of = dict.fromkeys(SHAPE, (shape, 0)) | dict.fromkeys(REST, choice)
-    return {name: column[of[name]] for name, column in n.items()}

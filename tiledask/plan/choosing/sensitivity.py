@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ConfigError, short
-from tiledask.plan.choosing.search import Plan, Plans, Space, search, tensor_degrees
+from tiledask.plan.choosing.search import Plan, Plans, search
 from tiledask.plan.frames import frame
 from tiledask.plan.inputs.hardware import ClusterSpec, Link
 from tiledask.plan.inputs.load import as_cluster, as_model
@@ -101,43 +101,25 @@ def sensitivity(
             f"times must be a number above 1, by which limits grow; got {short(times)}"
         )
     model, cluster = as_model(model), as_cluster(cluster)
-    now = plans or search(model, cluster, global_batch, **options)
-    before, found = now.best, []
-    fixed = options.get("devices") is not None
+    now = (plans or search(model, cluster, global_batch, **options)).settle()
+    found = []
     for limit, other in _relaxed(cluster, times):
-        if limit == "devices":
-            if fixed:
+        if limit.startswith("devices"):  # other layouts, not only other numbers of these
+            if limit == "devices" and options.get("devices") is not None:
                 continue
-            then = search(model, other, global_batch, **options)
-        elif limit == "devices in a node":
-            then = _in_nodes(now, other, options)
-        elif limit == "memory":  # what fits takes as long as before
-            then = now.on(other, now.rows_within(1) | now.rows_with("verdict", (1, 2)))
+            then = search(model, other, global_batch, **options).settle(now.settled)
         else:
-            then = now.on(other, now.rows_within(times))
+            then = now.on(other)
         if len(then):
-            then.settle(now.settled)
-            found.append(Relaxed(limit, times, before, then.best))
+            found.append(Relaxed(limit, times, now.best, then.best))
     return Sensitivity(sorted(found, key=lambda relaxed: -relaxed.speedup))
-
-
-def _in_nodes(now: Plans, other: ClusterSpec, options: dict[str, Any]) -> Plans:
-    """What a search on ``other`` finds, whose nodes are of other sizes: only layouts that no search
-    ``now`` has looked at are counted."""
-    space = options.get("space") or Space()
-    if space.tp:
-        return now.on(other)
-    degrees = tensor_degrees(now.model, other)
-    old = tensor_degrees(now.model, now.cluster)
-    kept, more = now.rows_with("tp", degrees), []
-    if new := [t for t in degrees if t not in old]:
-        only = options | {"space": replace(space, tp=new)}
-        more = [search(now.model, other, now.global_batch, **only)]
-    return now.on(other, kept, *more)
 
 
 def _relaxed(cluster: ClusterSpec, times: float) -> Iterator[tuple[str, ClusterSpec]]:
     device, node = cluster.device, cluster.devices_per_node
+
+    def of(**numbers: Any) -> dict[str, Any]:
+        return {"device": replace(device, **numbers)}
 
     def faster(link: Link) -> Link:
         return replace(link, bytes_per_second=link.bytes_per_second * times)
@@ -145,18 +127,15 @@ def _relaxed(cluster: ClusterSpec, times: float) -> Iterator[tuple[str, ClusterS
     def more(count: int) -> int:
         return max(count + 1, round(count * times))
 
-    of_device: dict[str, dict[str, Any]] = {
-        "memory": {"memory_bytes": round(device.memory_bytes * times)},
-        "peak FLOP/s": {"peak_flops": tuple((name, n * times) for name, n in device.peak_flops)},
-        "memory bandwidth": {"memory_bandwidth": device.memory_bandwidth * times},
-    }
-    of_cluster: dict[str, dict[str, Any]] = {
+    flops = tuple((name, n * times) for name, n in device.peak_flops)
+    changes: dict[str, dict[str, Any]] = {
+        "memory": of(memory_bytes=round(device.memory_bytes * times)),
+        "peak FLOP/s": of(peak_flops=flops),
+        "memory bandwidth": of(memory_bandwidth=device.memory_bandwidth * times),
         "bandwidth within nodes": {"within_node": faster(cluster.within_node)},
         "bandwidth between nodes": {"between_nodes": faster(cluster.between_nodes)},
         "devices in a node": {"devices_per_node": more(node)},
         "devices": {"devices": more(cluster.devices)},
     }
-    for limit, change in of_device.items():
-        yield limit, replace(cluster, device=replace(device, **change))
-    for limit, change in of_cluster.items():
+    for limit, change in changes.items():
         yield limit, replace(cluster, **change)

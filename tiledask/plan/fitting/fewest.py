@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tiledask.plan.fitting.fixes import changes
-from tiledask.plan.fitting.overhead import DeviceLimits, Overhead, overheads
+from tiledask.plan.fitting.overhead import DeviceLimits, overheads
 from tiledask.plan.fitting.vectorized import ORDERS, peaks
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import MOST_OF_ANY, RECOMPUTE, Layout, Numbers
@@ -31,20 +30,18 @@ SHORTEST_PIECE = 4096
 """Tokens below which a sequence is not cut over devices."""
 SOME = 64
 """Layouts, those with most room for states, that are looked at first."""
-FREE = (
-    "dp",
-    "tp",
-    "pp",
-    "cp",
-    "ep",
-    "zero",
-    "recompute",
-    "flash_attention",
-    "sequence_parallel",
-    "microbatch",
-    "interleave",
+CHANGES = (
+    *("zero", "microbatch", "recompute", "flash_attention", "sequence_parallel"),
+    *("tp", "pp", "dp", "cp", "ep", "expert_tp", "interleave", "schedule", "partition"),
 )
+"""Fields of a layout in the order in which changes are named."""
+FREE = tuple(name for name in CHANGES if name not in ("expert_tp", "schedule", "partition"))
 """Fields that ``fewest_devices`` may choose."""
+
+
+def changes(before: Layout, after: Layout) -> tuple[str, ...]:
+    """Names of the fields in which ``after`` differs; the number of micro-batches follows."""
+    return tuple(n for n in CHANGES if getattr(before, n) != getattr(after, n))
 
 
 def context_degrees(sequence: int) -> list[int]:
@@ -59,7 +56,7 @@ def fewest_devices(
     cluster: ClusterSpec,
     recipe: Recipe,
     sequence: int,
-    overhead: Overhead | None = None,
+    overhead: int | None = None,
     free: tuple[str, ...] = FREE,
 ) -> Layout | None:
     """The Layout with the verdict "fits" on the fewest devices, however many ``cluster`` has; of
@@ -68,7 +65,7 @@ def fewest_devices(
     Only the fields ``free`` differ from ``start``: tp divides a node, cp stays or leaves pieces of
     4096 tokens or more, and smaller micro-batches become more of them, so that a copy's work in a
     step stays. Layers are divided evenly; a schedule that ``peaks`` does not know becomes 1F1B.
-    ``overhead``: the budget of every layout; None: each its own.
+    ``overhead``: bytes of every layout; None: each its own.
 
     >>> from tiledask.plan.inputs.recipes import load_recipe
     >>> from tiledask.plan.inputs.load import load_cluster, load_model
@@ -90,8 +87,7 @@ def fewest_devices(
     def held(copies: Any, at: np.ndarray) -> np.ndarray:
         """Bytes beyond the device's on layouts ``at`` in ``copies`` x ``step``; 0 or less fits."""
         n = {name: column[at] for name, column in columns.items()} | {"dp": copies * step[at]}
-        own = None if overhead is None else overhead.total
-        total = overheads(Numbers(**n), recipe.framework)[1] if own is None else own
+        total = overheads(Numbers(**n), recipe.framework) if overhead is None else overhead
         return peaks(model, recipe, sequence, **n) + total - room
 
     def fewest(at: np.ndarray, high: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tiledask.plan.fitting.activations import layer_bytes
-from tiledask.plan.fitting.fixes import SINGLE, SMALLER, Fix, changes, sentence
+from tiledask.plan.fitting.fixes import SINGLE, SMALLER, Fix, Search, changes, sentence
 from tiledask.plan.fitting.memory import MemoryEstimate, estimate_memory
 from tiledask.plan.fitting.overhead import (
     VERDICTS,
@@ -22,7 +23,6 @@ from tiledask.plan.fitting.overhead import (
     measured_over_estimated,
     overhead_of,
 )
-from tiledask.plan.fitting.repair import Search
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import as_cluster, as_model
@@ -62,19 +62,13 @@ class Fit(Printable):
     @property
     def assumed(self) -> str:
         """One sentence: whose program is assumed, and what it holds beyond the arithmetic."""
-        name = self.memory.recipe.framework
-        held, unused = holds(name), format_bytes(self.overhead.allocator)
-        return f"run by {name} ({self.why}): {held.loss_bytes} B a logit at the loss, " + (
-            f"an overhead of {format_bytes(self.overhead.total)}, as given"
-            if self.chance is None
-            else f"{unused} that the allocator does not use; {self._rows}"
+        name, over = self.memory.recipe.framework, self.overhead
+        overhead = f"an overhead of {format_bytes(over.total)}, as given"
+        if not self._given:
+            overhead = f"{format_bytes(over.allocator)} that the allocator does not use"
+        return f"run by {name} ({self.why}): {holds(name).loss_bytes} B a logit at the loss, " + (
+            overhead
         )
-
-    @property
-    def _rows(self) -> str:
-        whose, _ = measured_over_estimated(self.memory.recipe.framework)
-        good, many = self.chance or (0, 0)
-        return f"as far off as the published rows of {whose}, it has room in {good} of {many}"
 
     @property
     def layout(self) -> Layout:
@@ -91,30 +85,23 @@ class Fit(Printable):
         return self.overhead != overhead_of(self.layout, self.memory.recipe.framework)
 
     @cached_property
-    def room(self) -> DeviceLimits:
+    def limits(self) -> DeviceLimits:
         """Bytes of one device up to which it fits, and beyond which nothing does."""
         return DeviceLimits.of(self.cluster.device, self.memory.recipe, not self._given)
 
     @cached_property
-    def chance(self) -> tuple[int, int] | None:
-        """(in how many, of how many) published rows estimates were off so that this run, as far
-        off, would still have room: no probability, but how often it went well. What "fits" has
-        room in half of them or more. None with an overhead of one's own, which no row had."""
-        if self._given:
-            return None
-        _, ratios = measured_over_estimated(self.memory.recipe.framework)
-        room = self.room.reported
-        return sum(ratio * self.expected <= room for ratio in ratios), len(ratios)
-
-    @cached_property
     def lacking(self) -> tuple[str, int, int] | None:
-        """Of a node: ("cpu" or "nvme", bytes that its devices offload there, bytes that there are);
-        None if there is room, or nobody knows how much."""
+        """Of a node: (kind of memory, bytes that its devices offload there, bytes that there are);
+        None if that is enough, or nobody knows how much."""
         many = min(self.cluster.devices_per_node, self.layout.devices)
-        there = {CPU: self.cluster.host_bytes, NVME: self.cluster.nvme_bytes}
+        there = {
+            CPU: ("host memory", self.cluster.host_bytes),
+            NVME: ("disks", self.cluster.nvme_bytes),
+        }
         for place, ledger in self.memory.offloaded.items():
-            if there[place] and many * ledger.peak > there[place]:
-                return place, many * ledger.peak, there[place]
+            kind, size = there[place]
+            if size and many * ledger.peak > size:
+                return kind, many * ledger.peak, size
         return None
 
     @property
@@ -138,8 +125,8 @@ class Fit(Printable):
     @property
     def _by_memory(self) -> str:
         """The verdict on the memory of a device alone."""
-        overhead = self.overhead.certain, self.overhead.total
-        return VERDICTS[self.room.verdict(self.memory.peak, *overhead)]
+        over = self.overhead.total, self.overhead.context
+        return VERDICTS[self.limits.verdict(self.memory.peak, *over)]
 
     @property
     def lacks_devices_only(self) -> bool:
@@ -149,9 +136,9 @@ class Fit(Printable):
 
     @property
     def shortfall(self) -> int:
-        """Bytes by which the estimate and the certain overhead, the CUDA context, exceed the
-        nominal capacity of a device, where they exceed the most of it; 0 if they do not."""
-        return self.room.lacks(self.memory.peak, self.overhead.certain)
+        """Bytes by which the estimate and the CUDA context exceed the nominal capacity of a device,
+        where they exceed the most of it; 0 if they do not."""
+        return self.limits.shortfall(self.memory.peak, self.overhead.context)
 
     @cached_property
     def reason(self) -> str:
@@ -159,50 +146,42 @@ class Fit(Printable):
         stage, moment, _ = self.memory.ledger.binding
         # the largest class on ``stage`` at its fullest moment, what ZeRO-1 shards as one
         sharded = {state.tensor for state in self.memory.recipe.states if state.zero == 1}
-        classes: dict[str, int] = {}
+        classes: Counter[str] = Counter()
         for tensor, size in self.memory.ledger.by_tensor(stage).items():
-            name = _OPTIMIZER if tensor in sharded else tensor
-            classes[name] = classes.get(name, 0) + size
+            classes[_OPTIMIZER if tensor in sharded else tensor] += size
         tensor = max(classes, key=classes.__getitem__)
-        low, high = map(format_bytes, self.band)
-        room, device = format_bytes(self.capacity), self.cluster.device.name
+        low, high, capacity = map(format_bytes, (*self.band, self.capacity))
+        of, context = f"{capacity} on {self.cluster.device.name}", self.overhead.context
         where = f"stage {stage} of {self.layout.pp}, {moment}" if self.layout.pp > 1 else moment
         needs = f"the fullest device ({where}) needs {low}"
         largest = f"the largest class is {tensor}, {format_bytes(classes[tensor])}"
         if self.verdict == "fits":
-            return f"{needs}, with overhead {high}, of {room} on {device}; {largest}"
-        why, certain = f"{largest}: {_why(self.memory, tensor)}", self.overhead.certain
+            return f"{needs}, with overhead {high}, of {of}; {largest}"
+        why = f"{largest}: {_why(self.memory, tensor)}"
         if self.verdict == "tight":
-            between = f" and up to {high} with overhead ({self.overhead}), between which lie the "
-            between += f"{room} of {device}"
+            between = f", with overhead {high} ({self.overhead}), of {of}"
             if self.expected <= self.capacity:
-                between = f", with overhead {high} ({self.overhead}), of {room} on {device}; "
-                between += f"{self._rows}, less than half"
-            elif self.band[0] + certain > self.capacity:
-                between = f", with a CUDA context more than the nominal {room} of {device} and no "
-                between += f"more than the {format_bytes(self.room.most)} that its driver reports"
+                whose, _ = measured_over_estimated(self.memory.recipe.framework)
+                between += f"; as far off as the published rows of {whose}, less than half fit"
+            elif self.band[0] + context > self.capacity:
+                between = f", with a CUDA context more than the nominal {of} and no more than "
+                between += f"the {format_bytes(self.limits.most)} that its driver reports"
             return f"{needs}{between}; {why}"
         if not self.shortfall and self.lacking:
-            place, needed, there = self.lacking
-            kind = "host memory" if place == CPU else "disks"
+            kind, needed, there = self.lacking
             return (
                 f"a node's devices offload {format_bytes(needed)}, more than the "
-                f"{format_bytes(there)} of its {kind}; offload less, or shard it by ZeRO over more "
-                f"nodes"
+                f"{format_bytes(there)} of its {kind}; offload less, or shard it over more nodes"
             )
         need, there, few = self.layout.devices, self.cluster.devices, ""
         if need > there:
-            names = ("dp", "tp", "pp") + (("cp",) if self.layout.cp > 1 else ())
-            degrees = " x ".join(f"{name} {getattr(self.layout, name)}" for name in names)
-            few = f"the layout needs {need} devices ({degrees}), the cluster has {there}"
+            few = f"the layout needs {need} devices ({_degrees(self.layout)}), the cluster has "
+            few += f"{there}"
         if not self.shortfall:
             return few + f", and on {need} it fits" * self.lacks_devices_only
-        context = f" and a CUDA context of {format_bytes(certain)}" if certain else ""
-        return (
-            f"{few}{', and even so ' * bool(few)}"
-            f"{needs}{context}, {format_bytes(self.shortfall)} more than the {room} of {device}; "
-            f"{why}"
-        )
+        few += ", and even so " * bool(few)
+        beside = f" and a CUDA context of {format_bytes(context)}" if context else ""
+        return f"{few}{needs}{beside}, {format_bytes(self.shortfall)} more than the {of}; {why}"
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -214,7 +193,7 @@ class Fit(Printable):
 
     @property
     def not_counted(self) -> str:
-        """What runs by this framework saved and no ledger counts, where there is no room without
+        """What runs by this framework saved and no ledger counts, where there is no memory without
         it; else nothing."""
         name = self.memory.recipe.framework
         if self._by_memory != "no" or not (what := uncounted(name)):
@@ -255,11 +234,13 @@ class Fit(Printable):
         """
         if self.verdict == "fits":
             return None
-        search = Search(self.memory, self.cluster, self.overhead)
-        found = search.nearest()
-        if found is not None:
-            return self._fix(found)
-        return self._fix(search.fewest_devices(), fewest=True)
+        search = self._search
+        return self._fix(search.nearest()) or self._fix(search.fewest_devices(), fewest=True)
+
+    @property
+    def _search(self) -> Search:
+        own = self.overhead.total if self._given else None
+        return Search(self.memory, self.cluster, self.limits.sure, own)
 
     @cached_property
     def fixes(self) -> "dict[str, Fix | None]":
@@ -280,10 +261,10 @@ class Fit(Printable):
         """
         if self.verdict == "fits" or self.lacks_devices_only:
             return {}
-        search = Search(self.memory, self.cluster, self.overhead)
-        single = {name: self._fix(search.single(name)) for name in SINGLE}
-        devices = self._fix(search.fewest_devices(("dp", "tp", "pp")))
-        return {**single, "recipe": self._smaller_recipe(), "devices": devices}
+        search = self._search
+        found = {name: self._fix(search.single(name)) for name in SINGLE}
+        found["recipe"] = self._smaller_recipe()
+        return found | {"devices": self._fix(search.fewest_devices(("dp", "tp", "pp")))}
 
     def _smaller_recipe(self) -> Fix | None:
         """The next smaller recipe that fits in the same layout."""
@@ -304,15 +285,17 @@ class Fit(Printable):
         """The Fix that ``layout`` is; None for None, or if ``recipe`` does not make it fit."""
         if layout is None:
             return None
-        framework = self.memory.recipe.framework
-        again = fits(
-            self.memory.model,
-            layout,
-            replace(self.cluster, devices=layout.devices),
-            recipe or self.memory.recipe,
-            self.memory.sequence,
-            self.overhead if self._given else None,
-            framework=framework or None,
+        memory, wide = self.memory, replace(self.cluster, devices=layout.devices)
+        known = (
+            memory.recipe
+            if recipe is None
+            else replace(recipe, framework=memory.recipe.framework, usual=memory.recipe.usual)
+        )
+        again = replace(
+            self,
+            memory=estimate_memory(memory.model, layout, known, memory.sequence),
+            cluster=wide,
+            overhead=self.overhead if self._given else overhead_of(layout, known.framework),
         )
         if again.verdict != "fits":
             if recipe is not None or again.lacking:
@@ -351,7 +334,6 @@ class Fit(Printable):
             "shortfall": self.shortfall,
             "expected": self.expected,
             "assumed": self.assumed,
-            "chance": self.chance,
             **self.memory.to_dict(),
             "smallest_fix": str(fix) if fix else None,
             "notes": list(self.notes),
@@ -389,6 +371,11 @@ def used(layout: Layout, devices: int) -> str:
     return f" on {layout.devices:,} of the {devices:,} devices" if fewer else ""
 
 
+def _degrees(layout: Layout) -> str:
+    names = ("dp", "tp", "pp") + (("cp",) if layout.cp > 1 else ())
+    return " x ".join(f"{name} {getattr(layout, name)}" for name in names)
+
+
 LARGEST = 10**24
 """Bytes of the largest overhead that is believed."""
 
@@ -399,7 +386,7 @@ def fits(
     cluster: ClusterSpec | str,
     recipe: str | Recipe = "mixed-adam-16",
     sequence: int | None = None,
-    overhead: Overhead | int | None = None,
+    overhead: int | None = None,
     *,
     calibration: Any = None,
     framework: str | None = None,
@@ -409,7 +396,7 @@ def fits(
 
     ``model`` and ``cluster`` may be names, as `load_model` and `load_cluster` read them.
     The capacity is the device's nominal one, 1e9 bytes a GB. ``overhead`` is the budget for
-    what no tensor accounts for (bytes, or an Overhead; default: ``overhead_of`` the layout).
+    what no tensor accounts for (bytes; default: ``overhead_of`` the layout).
     ``framework``, a name in data/calibration/framework, says what the loss, FP8 and adapters hold
     and the allocator wastes (default: the calibration's, or the one that the recipe is written
     after, else the device's usual one, as of `estimate_step`); ``assumed`` says which and why.
@@ -428,14 +415,12 @@ def fits(
     recipe = load_recipe(recipe)
     known = calibration_of(cluster.device, recipe, calibration, framework)
     recipe = known.holding(recipe)
-    if overhead is None:
-        overhead = overhead_of(layout, recipe.framework)
-    elif not isinstance(overhead, Overhead):
-        unit = "bytes, or an Overhead"
-        overhead = Overhead(0, 0, 0, whole_number("overhead", overhead, 0, LARGEST, of=unit))
+    held = overhead_of(layout, recipe.framework)
+    if overhead is not None:
+        held = Overhead(0, 0, 0, whole_number("overhead", overhead, 0, LARGEST, of="bytes"))
     memory = estimate_memory(model, layout, recipe, sequence, cached=cached)
     by = {"calibration": calibration, "framework": framework}
-    return Fit(memory, cluster, overhead, by, known.why)
+    return Fit(memory, cluster, held, by, known.why)
 
 
 _OPTIMIZER = "optimizer states"

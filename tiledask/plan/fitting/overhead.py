@@ -11,6 +11,7 @@ What "fits" has room in half of the published rows, as far off, or more.
 
 from dataclasses import dataclass
 from functools import cache
+from statistics import median_low
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,6 @@ from tiledask.plan.inputs.layout import Layout, Numbers
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.timing.calibration import holds
 from tiledask.plan.units import format_bytes
-from tiledask.plan.whole import whole_number
 
 __all__ = [
     "VERDICTS",
@@ -58,24 +58,14 @@ class Overhead:
     """
 
     context: int = CUDA_CONTEXT
-    """The CUDA context."""
+    """The CUDA context, which no run is without. Buffers and buckets can be made smaller, and what
+    the allocator holds is fitted."""
     nccl: int = NCCL_BUFFERS
     """Buffers of the collectives; 0 on a single device."""
     buckets: int = BUCKETS
     """Where gradients and weights are gathered to be sent; 0 on a single device and in ZeRO-3."""
     allocator: int = ALLOCATOR
     """Fragmentation and workspaces."""
-
-    def __post_init__(self) -> None:
-        for name in ("context", "nccl", "buckets", "allocator"):
-            number = whole_number(f"overhead {name}", getattr(self, name), 0, of="bytes")
-            object.__setattr__(self, name, number)
-
-    @property
-    def certain(self) -> int:
-        """Bytes of it that no run is without: the CUDA context. Buffers and buckets can be made
-        smaller, and what the allocator holds is fitted."""
-        return self.context
 
     @property
     def total(self) -> int:
@@ -96,10 +86,9 @@ def default_overhead(devices: int, zero: int = 0, framework: str = "") -> Overhe
     >>> default_overhead(8).total - default_overhead(1).total == NCCL_BUFFERS + BUCKETS
     True
     """
-    allocator = holds(framework).allocator_bytes
-    if devices == 1:
-        return Overhead(nccl=0, buckets=0, allocator=allocator)
-    return Overhead(buckets=0 if zero == 3 else BUCKETS, allocator=allocator)
+    several, allocator = devices > 1, holds(framework).allocator_bytes
+    buckets = BUCKETS * (several and zero < 3)
+    return Overhead(nccl=NCCL_BUFFERS * several, buckets=buckets, allocator=allocator)
 
 
 def overhead_of(layout: Layout, framework: str = "") -> Overhead:
@@ -108,69 +97,59 @@ def overhead_of(layout: Layout, framework: str = "") -> Overhead:
     return default_overhead(layout.devices, zero, framework)
 
 
-def overheads(n: Layout | Numbers, framework: str = "") -> tuple[Any, Any]:
-    """(certain, total) bytes of the budgets of many layouts, column by column as
-    ``overhead_of`` has them."""
-    kinds = (1, 0), (2, 0), (2, 3)
-    budgets = [default_overhead(*kind, framework) for kind in kinds]
+def overheads(n: Layout | Numbers, framework: str = "") -> Any:
+    """Total bytes of the budgets of many layouts, as ``overhead_of`` has them."""
     copies = np.asarray(n.dp * n.cp)
-    shards = (np.asarray(n.zero) == 3) & (copies > 1)
-    which = np.where(copies * n.tp * n.pp == 1, 0, np.where(shards, 2, 1))
-    certain = np.array([budget.certain for budget in budgets])[which]
-    return certain, np.array([budget.total for budget in budgets])[which]
+    buckets = BUCKETS * ((np.asarray(n.zero) < 3) | (copies == 1))
+    several = copies * n.tp * n.pp > 1
+    return CUDA_CONTEXT + holds(framework).allocator_bytes + several * (NCCL_BUFFERS + buckets)
 
 
 @cache
 def measured_over_estimated(framework: str) -> tuple[str, tuple[float, ...]]:
     """(whose, measured over estimated bytes) of the published rows: those of ``framework`` if ten
     or more differ, else of all frameworks. `tiledask.lab.accuracy.page` writes them."""
-    told = shipped_json("calibration", "memory_errors.json")
-    own = tuple(told.get(framework, ()))
+    every = shipped_json("calibration", "memory_errors.json")
+    own = tuple(every.get(framework, ()))
     if len(own) >= FEW:
         return framework, own
-    return "all frameworks", tuple(ratio for ratios in told.values() for ratio in ratios)
+    return "all frameworks", tuple(ratio for ratios in every.values() for ratio in ratios)
 
 
 @dataclass(frozen=True)
 class DeviceLimits:
     """Bytes of a device, and what they say of a run: the one rule of ``fits`` and ``search``.
 
-    >>> limits = DeviceLimits(nominal=1000, reported=1000, sure=1000, most=1050)
-    >>> [VERDICTS[limits.verdict(peak, 10, 70)] for peak in (930, 931, 990, 991, 1040, 1041)]
+    >>> limits = DeviceLimits(nominal=1000, sure=1000, most=1050)
+    >>> [VERDICTS[limits.verdict(peak, 70, 10)] for peak in (930, 931, 990, 991, 1040, 1041)]
     ['fits', 'tight', 'tight', 'tight', 'tight', 'no']
     """
 
     nominal: int
-    reported: int
-    """What a run is counted with: what the driver reports for one whose framework is named, else
-    the nominal capacity."""
     sure: int
     """Tensors and overhead up to which a run fits: the nominal capacity, or less where, as far off
     as the published rows, fewer than half of the runs would have room."""
     most: int
-    """Tensors and certain overhead beyond which nothing fits: the nominal capacity for a plan by
-    nobody's own program; for one whose framework is known, what the driver reports less NCCL's
-    buffers, if that is more."""
+    """Tensors and context beyond which nothing fits: the nominal capacity for a plan by nobody's
+    own program; for one whose framework is known, what the driver reports less NCCL's buffers, if
+    that is more."""
 
     @classmethod
     def of(cls, device: Device, recipe: Recipe, ours: bool = True) -> "DeviceLimits":
         """That of ``device``; ``ours``: the overhead is that with which the published rows were
         compared."""
-        named = recipe.framework and not recipe.usual
-        nominal = device.memory_bytes
+        named, nominal = recipe.framework and not recipe.usual, device.memory_bytes
         reported = device.most_bytes if named else nominal
-        ratios = sorted(measured_over_estimated(recipe.framework)[1])
-        half = ratios[(len(ratios) - 1) // 2]
+        half = median_low(measured_over_estimated(recipe.framework)[1])
         sure = min(nominal, int(reported / half)) if ours else nominal
-        return cls(nominal, reported, sure, max(nominal, reported - NCCL_BUFFERS))
+        return cls(nominal, sure, max(nominal, reported - NCCL_BUFFERS))
 
-    def verdict(self, peak: Any, certain: Any, total: Any) -> Any:
-        """The place in VERDICTS of ``peak`` bytes of tensors beside an overhead of ``total`` bytes
-        of which ``certain`` are certain; numbers or columns."""
-        return (peak + certain > self.most) * 1 + (peak + total > self.sure)
+    def verdict(self, peak: Any, total: Any, context: int = CUDA_CONTEXT) -> Any:
+        """The place in VERDICTS of ``peak`` bytes of tensors beside an overhead of ``total``,
+        ``context`` among them; numbers or columns."""
+        return (peak + context > self.most) * 1 + (peak + total > self.sure)
 
-    def lacks(self, peak: int, certain: int) -> int:
-        """Bytes by which ``peak`` and the ``certain`` overhead exceed the nominal capacity, where
-        they exceed the most; 0 if they do not."""
-        least = peak + certain
-        return least - self.nominal if least > self.most else 0
+    def shortfall(self, peak: int, context: int = CUDA_CONTEXT) -> int:
+        """Bytes by which ``peak`` and the context exceed the nominal capacity, where they exceed
+        the most; 0 if they do not."""
+        return peak + context - self.nominal if peak + context > self.most else 0

@@ -26,7 +26,6 @@ from tiledask.plan.timing.collective_time import (
     p2p,
     zero_passes,
 )
-from tiledask.plan.timing.interleaved import interleaved_seconds
 from tiledask.plan.timing.layer_time import LayerTime, products
 from tiledask.plan.timing.roofline import ceil_div, memory_seconds
 
@@ -330,22 +329,6 @@ def stage_layers(n: Numbers, layers: int) -> tuple[Values, Values, Values]:
     return first - inside, np.where(np.asarray(n.pp) > 2, second, last), last
 
 
-def _over_chunks(n: Numbers, layers: int, those: Values, *pieces: Array) -> Array:
-    """`interleaved_seconds` of ``those`` layouts, 0 of others: of a layer, a chunk's wait, the
-    embedding and the head. Of ``items``, both of these stand for a layer each."""
-    ways = [way for piece in pieces for way in piece.sum(0)]
-    columns = stacked(n.pp, n.interleave, n.microbatches, n.items, those, *ways)
-    here = columns[4] > 0
-    p, v, m, items = columns[:4, here].astype(np.int64)
-    layer, hop, embedding, head = columns[5:, here].reshape(4, 2, -1)
-    less = -1.0 * items * layer
-    found = np.zeros(here.shape)
-    found[here] = interleaved_seconds(
-        p, v, m, layers + 2 * items, layer, hop, embedding + less, head + less
-    )
-    return found
-
-
 LAYER = ("tp", "cp", "ep", "expert_tp", "microbatch", "sequence_parallel", "flash_attention",
          "recompute", "schedule")  # fmt: skip
 """The fields of a layout that a layer's time depends on."""
@@ -379,11 +362,8 @@ def _pipeline(time: StepTime) -> Array:
     work = _total(slowest)
     every = layers * _total(layer) + _total(embedding) + _total(head) + n.pp * _total(send)
     fill = np.maximum(0.0, every - work)
-    naive, several = np.asarray(n.schedule) == "naive", np.asarray(n.interleave) > 1
-    bubble = np.where(naive, n.microbatches, 1) * fill
-    if several.any():
-        run = _over_chunks(n, layers, several, layer, hop, embedding, head)
-        bubble = np.where(several, np.maximum(0.0, run - n.microbatches * work), bubble)
+    naive = np.asarray(n.schedule) == "naive"
+    bubble = np.where(naive, n.microbatches, 1 / np.asarray(n.interleave)) * fill
     parts = n.microbatches * (slowest[:, 0] + slowest[:, 1])
     return stacked(np.maximum(at_first, at_second), *slowest.sum(0), bubble, *parts)
 
@@ -401,8 +381,8 @@ def step_parts(
 
     The slowest stage, the first (embedding), the next or the last (head), works through all
     micro-batches; before and after, it waits while one micro-batch passes the other stages:
-    sum of stages - slowest, which for p equal stages is p-1 of a micro-batch. Of several chunks on
-    a device, as `interleaved_seconds` says: (p-1)/v where they are equal.
+    sum of stages - slowest, which for p equal stages is p-1 of a micro-batch, and of v chunks on a
+    device (p-1)/v.
 
     >>> from tiledask.plan.inputs.load import load_cluster, load_model
     >>> n = Numbers(tp=8, pp=np.array([4, 8]), dp=np.array([16, 8]), microbatches=64)

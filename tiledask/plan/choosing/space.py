@@ -1,0 +1,157 @@
+"""The layouts of a search, as columns: all that a space, a model and a cluster allow."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import product
+
+import numpy as np
+
+from tiledask.errors import ConfigError, short
+from tiledask.plan.fitting.fewest import CHUNKS, context_degrees
+from tiledask.plan.inputs.hardware import ClusterSpec
+from tiledask.plan.inputs.layout import ITEMS, RECOMPUTE, Layout, Numbers
+from tiledask.plan.inputs.model import Model
+from tiledask.plan.timing.step_time import stage_layers
+from tiledask.plan.units import divisors
+from tiledask.plan.whole import is_whole
+
+__all__ = ["COLUMNS", "Space", "layouts_of"]
+
+LARGEST_MICROBATCH = 64
+SHAPE = (
+    "dp",
+    "tp",
+    "pp",
+    "cp",
+    "ep",
+    "expert_tp",
+    "microbatch",
+    "microbatches",
+    "interleave",
+)
+"""What ``_shapes`` chooses together."""
+REST = (
+    "zero",
+    "recompute",
+    "sequence_parallel",
+    "flash_attention",
+    "schedule",
+    "items",
+)
+"""What is chosen freely beside them."""
+COLUMNS = SHAPE + REST
+
+
+@dataclass(frozen=True)
+class Space:
+    """What a search may choose. None: all that the model and the cluster allow."""
+
+    tp: Sequence[int] | None = None
+    """Default: what divides the heads and a node's devices."""
+    pp: Sequence[int] | None = None
+    cp: Sequence[int] | None = None
+    """Default: powers of two that leave pieces of 4096 tokens or more."""
+    ep: Sequence[int] | None = None
+    """Default: what divides the number of experts; 1 for a dense model."""
+    expert_tp: Sequence[int] = (0,)
+    """Slices of each expert, 0: tp; (0, 1) looks at experts folded over tp too."""
+    microbatch: Sequence[int] | None = None
+    """Default: what divides a copy's share of the batch, up to 64."""
+    interleave: Sequence[int] = CHUNKS
+    zero: Sequence[int] = (0, 1, 2, 3)
+    recompute: Sequence[str] = RECOMPUTE
+    sequence_parallel: Sequence[bool] = (False, True)
+    flash_attention: Sequence[bool] = (True,)
+    schedule: Sequence[str] = ("1f1b",)
+    """Of "naive", "gpipe" and "1f1b", the ones whose time and memory have formulas."""
+    partition: Sequence[str | None] = (None, "items")
+    """None: layers cut evenly; "items": embedding and head count as a layer each. Of both, the
+    latter alone where the fullest stage has no more layers for it; of mixtures both there."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            values = getattr(self, field.name)
+            if values is None:
+                continue
+            name, rule = field.name, "is a sequence of one value or more"
+            if isinstance(values, str) or not hasattr(values, "__len__") or not len(values):
+                example = f"{name}=({short(values or 1)},)"
+                raise ConfigError(f"Space {name} {rule}, such as {example}; got {short(values)}")
+            if name == "partition" and not {*values} <= {None, ITEMS}:
+                rule = f"holds None or {ITEMS!r}, got {short(values)}"
+                raise ConfigError(f"Space partition {rule}; other bounds are for one Layout")
+            for value in values:  # the smallest layout with each says what is wrong with it
+                copies = name == "ep" or (name == "expert_tp" and is_whole(value, 1))
+                others = {"dp": value} if copies else {}
+                if name == "interleave" and value not in (0, 1):
+                    others = {"pp": 2, "microbatches": 2}
+                Layout(**others, **{name: value})
+
+
+def layouts_of(
+    model: Model,
+    cluster: ClusterSpec,
+    batch: int,
+    sequence: int,
+    space: Space,
+    devices: Sequence[int],
+) -> dict[str, np.ndarray]:
+    """The columns of all layouts of ``space`` on some numbers of devices: each of the shapes with
+    every choice of the rest that changes something."""
+    rows = [row for n in devices for row in _shapes(model, cluster, batch, sequence, space, n)]
+    shapes = np.array(rows, np.int64).reshape(-1, len(SHAPE))
+    items = [partition == ITEMS for partition in space.partition]
+    rest = list(product(*(getattr(space, name) for name in REST[:-1]), items))
+    n = {name: shapes[:, at, None] for at, name in enumerate(SHAPE)}
+    n |= {name: np.array([each[at] for each in rest]) for at, name in enumerate(REST)}
+    # choices that change nothing: a sequence cut over one device, scores that are not kept,
+    # ZeRO over one copy, chunks in other orders than 1F1B, experts folded over devices that have
+    # the same tokens; and of two ways to cut layers the one that is slower and larger. Of unequal
+    # layers, or those beside which embedding and head are little, either may be
+    layers, chunks = model.layers, n["pp"] * n["interleave"]
+    evenly = Numbers(pp=n["pp"], interleave=n["interleave"], items=False)
+    (most, *_), (first, others, last) = (
+        stage_layers(replace(evenly, items=items), layers) for items in (False, True)
+    )
+    for_items = np.maximum(np.maximum(first, last) + 1, others) <= most
+    pointless = (
+        (n["sequence_parallel"] & (n["tp"] == 1))
+        | ((n["recompute"] == "selective") & n["flash_attention"])
+        | ((n["zero"] > min(space.zero)) & (n["dp"] * n["cp"] == 1))
+        | ((n["interleave"] > 1) & (n["schedule"] != "1f1b"))
+        | (n["items"] & ~for_items & (None in space.partition))
+        | (~n["items"] & for_items & (ITEMS in space.partition) & (not model.experts))
+        | (~n["items"] & (chunks > layers))
+        | ((n["expert_tp"] > 0) & (n["tp"] > 1) & ~n["sequence_parallel"])
+    )
+    shape, choice = np.nonzero(~pointless)
+    of = dict.fromkeys(SHAPE, (shape, 0)) | dict.fromkeys(REST, choice)
+    return {name: column[of[name]] for name, column in n.items()}
+
+
+def _shapes(
+    model: Model, cluster: ClusterSpec, batch: int, sequence: int, space: Space, devices: int
+) -> Iterator[tuple[int, ...]]:
+    """The values of SHAPE on ``devices`` devices."""
+    node = cluster.devices_per_node
+    tps = space.tp or [t for t in divisors(model.heads, node) if node % t == 0]
+    pps = space.pp or range(1, min(model.layers, devices) + 1)
+    most = model.layers + 2 * (ITEMS in space.partition)  # chunks
+    cps = space.cp or context_degrees(sequence)
+    eps = space.ep or (divisors(model.experts, model.experts) if model.experts else [1])
+    for tp, pp, cp in product(tps, pps, cps):
+        if devices % (tp * pp * cp) or not model.allows_tp(tp):
+            continue
+        dp = devices // (tp * pp * cp)
+        if batch % dp:
+            continue
+        share = batch // dp
+        sizes = space.microbatch or divisors(share, LARGEST_MICROBATCH)
+        same = tp if 0 in space.expert_tp else -1  # said twice
+        slices = [e for e in space.expert_tp if e != same] if model.experts else [0]
+        chunks = space.interleave if pp > 1 else (1,)
+        for ep, e, b, v in product(eps, slices, sizes, chunks):
+            if tp * dp * cp % (ep * (e or tp)) or share % b or pp * v > most:
+                continue
+            if v == 1 or share // b % pp == 0:
+                yield dp, tp, pp, cp, ep, e, b, share // b, v
