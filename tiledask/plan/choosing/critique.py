@@ -4,9 +4,10 @@ a layout  ->  fits? balanced? how much is waiting, and for what?      each Judge
           ->  one change at a time, costed: memory and seconds   ->   the advice, best first
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,8 @@ PRINTED = 8
 """Of them, at most."""
 WORTH_IT = 0.01
 """Part of a step's time below which a change is not advised."""
+SLOWER = 1.05
+"""What is slower by more than that by formula is not simulated."""
 LARGE = {"bubble": 0.1, "tp": 0.15, "dp": 0.1, "pp": 0.05, "cp": 0.1, "ep": 0.2}
 """Parts of a step above which waiting is called a fault."""
 WAITS = {
@@ -88,30 +91,28 @@ class PlanCritique(Printable):
         flash attention with another. For a layout that does not fit: those that do."""
         start, memory = self.fit.layout, self.fit.memory
         run = self.fit.cluster, memory.recipe, memory.sequence
+        tried = dict.fromkeys(_neighbours(self.fit))
+        most = before = np.inf
+        if self.step is not None:
+            before, most = self.step.total, SLOWER * self._quick([start])[0]
+        elif (fix := self.fit.smallest_fix) is not None and not fix.missing:
+            tried = dict.fromkeys([fix.layout, *tried])
+        fitting = (fits(memory.model, each, *run, **self.assumed) for each in tried)
         if self.step is None:
-            fix = self.fit.smallest_fix
-            fixed = [fix.layout] if fix is not None and not fix.missing else []
-            layouts = dict.fromkeys([*fixed, *_neighbours(self.fit)])
-            tried = (fits(memory.model, each, *run, **self.assumed) for each in layouts)
-            chosen = self._fastest([fit.layout for fit in tried if fit.verdict == "fits"])
-            before = None
-        else:
-            before = self.step.total
-            chosen = self._fastest(_neighbours(self.fit), 1.02 * self._quick([start])[0])
+            tried = dict.fromkeys(fit.layout for fit in fitting if fit.verdict == "fits")
         better = []
-        for layout in chosen:
-            change = ", ".join(
-                f"{name} {old} -> {getattr(layout, name)}"
-                for name, old in vars(start).items()
-                if getattr(layout, name) != old
-            )
+        for layout in self._fastest(list(tried), most):
             again = fits(memory.model, layout, *run, **self.assumed)
             if again.verdict != "fits":
                 continue
             seconds = estimate_step(memory.model, layout, *run, **self.assumed).total
-            if before is None or seconds <= (1 - WORTH_IT) * before:
-                speedup = float("inf") if before is None else before / seconds
-                better.append(Advice(change, layout, again.memory.peak, seconds, speedup))
+            if seconds <= (1 - WORTH_IT) * before:
+                change = ", ".join(
+                    f"{name} {old} -> {getattr(layout, name)}"
+                    for name, old in vars(start).items()
+                    if getattr(layout, name) != old
+                )
+                better.append(Advice(change, layout, again.memory.peak, seconds, before / seconds))
         return tuple(sorted(better, key=lambda each: each.seconds))
 
     def _quick(self, layouts: Sequence[Layout]) -> list[float]:
@@ -121,12 +122,12 @@ class PlanCritique(Printable):
         seconds: list[float] = np.ravel(step_parts(*run, **self.assumed).total).tolist()
         return seconds
 
-    def _fastest(self, layouts: Iterable[Layout], limit: float = float("inf")) -> list[Layout]:
-        """The ADVISED layouts that are fastest by formula, and not slower than ``limit``; and those
+    def _fastest(self, tried: list[Layout], most: float) -> list[Layout]:
+        """The ADVISED layouts that are fastest by formula, and not slower than ``most``; and those
         of whose schedule there is none."""
-        tried = list(layouts)
-        priced = sorted(zip(self._quick(tried), range(len(tried)), strict=True)) if tried else []
-        chosen = [n for seconds, n in priced if seconds <= limit][:ADVISED]
+        seconds = self._quick(tried) if tried else []
+        order = sorted(range(len(tried)), key=seconds.__getitem__)
+        chosen = [n for n in order if seconds[n] <= most][:ADVISED]
         chosen += [n for n, layout in enumerate(tried) if layout.schedule not in CLOSED_FORMS]
         return [tried[n] for n in dict.fromkeys(chosen)]
 
@@ -235,40 +236,10 @@ def _lines(fit: Fit, step: StepEstimate | None) -> Iterator[Judged]:
     yield Judged("utilisation", step.mfu >= 0.3, f"{work} {where}")
 
 
-_Change = dict[str, Any]
-"""Fields of a Layout with their new values."""
-
-
 def _neighbours(fit: Fit) -> Iterator[Layout]:
     """Layouts of as many sequences a step that differ in one decision."""
     layout, model, cluster = fit.layout, fit.memory.model, fit.cluster
-    changes: list[_Change] = []
-    if layout.tp > 1 and not layout.sequence_parallel:
-        changes.append({"sequence_parallel": True})
-    changes += [{"recompute": kind} for kind in ("none", "selective") if kind != layout.recompute]
-    changes += [{"zero": zero} for zero in range(4) if zero != layout.zero and layout.dp > 1]
-    if not layout.flash_attention:
-        changes.append({"flash_attention": True})
-        changes += [
-            {"flash_attention": True, "recompute": "full"},
-            {"flash_attention": True, "sequence_parallel": True},
-        ]
-    if layout.pp > 1:
-        changes += [{"interleave": v} for v in (1, 2, 3, 4, 6, 8) if v != layout.interleave]
-        changes += [{"partition": "items"}] if layout.partition != "items" else []
-        changes += [
-            {"schedule": name, "interleave": 1}
-            for name in ("1f1b", "zb-h1")
-            if name != layout.schedule
-        ]
-    size, many = layout.microbatch, layout.microbatches
-    for times in (2, 4, 8):
-        if many % times == 0:
-            changes.append({"microbatch": size * times, "microbatches": many // times})
-        if size % times == 0:
-            changes.append({"microbatch": size // times, "microbatches": many * times})
-    changes += _other_shapes(layout, cluster.devices)
-    for change in changes:
+    for change in _changes(layout, cluster.devices):
         if "pp" in change and isinstance(layout.partition, tuple):
             change["partition"] = None
         try:
@@ -277,24 +248,48 @@ def _neighbours(fit: Fit) -> Iterator[Layout]:
             other.chunk_layers(model.layers)
         except ValueError:
             continue
-        if other.devices <= cluster.devices:
+        if other != layout and other.devices <= cluster.devices:
             yield other
 
 
-def _other_shapes(layout: Layout, devices: int) -> Iterator[_Change]:
+def _changes(layout: Layout, devices: int) -> Iterator[dict[str, Any]]:
+    """Fields with other values, or with their own."""
+    if layout.tp > 1:
+        yield {"sequence_parallel": True}
+    yield from ({"recompute": kind} for kind in ("none", "selective"))
+    yield from ({"zero": zero} for zero in range(4) if layout.dp > 1)
+    if not layout.flash_attention:
+        yield from ({"flash_attention": True} | more for more in BESIDE_FLASH)
+    if layout.pp > 1:
+        yield from ({"interleave": v} for v in (1, 2, 3, 4, 6, 8))
+        yield {"partition": "items"}
+        names = (name for name in ("1f1b", "zb-h1") if name != layout.schedule)
+        yield from ({"schedule": name, "interleave": 1} for name in names)
+    size, many = layout.microbatch, layout.microbatches
+    for times in (2, 4, 8):
+        if many % times == 0:
+            yield {"microbatch": size * times, "microbatches": many // times}
+        if size % times == 0:
+            yield {"microbatch": size // times, "microbatches": many * times}
+    yield from _other_shapes(layout, devices)
+
+
+BESIDE_FLASH: tuple[dict[str, Any], ...] = ({}, {"recompute": "full"}, {"sequence_parallel": True})
+"""What is tried together with flash attention."""
+
+
+def _other_shapes(layout: Layout, devices: int) -> Iterator[dict[str, Any]]:
     """dp, tp and pp traded for each other, and unused devices for more copies; the sequences
     of a step stay, in other numbers of micro-batches."""
-    sequences = layout.dp * layout.microbatches
-    shapes = {(layout.dp, layout.tp, layout.pp)}
+    sequences, now = layout.dp * layout.microbatches, (layout.dp, layout.tp, layout.pp)
+    shapes = set()
     for times in (2, 4, 8):
-        dp, tp, pp = layout.dp, layout.tp, layout.pp
-        for a in ((times, 1, 1), (1, times, 1), (1, 1, times)):
-            for b in ((times, 1, 1), (1, times, 1), (1, 1, times), (1, 1, 1)):
-                grown = dp * a[0], tp * a[1], pp * a[2]
-                if all(n % y == 0 for n, y in zip(grown, b, strict=True)):
-                    shapes.add((grown[0] // b[0], grown[1] // b[1], grown[2] // b[2]))
-    shapes.discard((layout.dp, layout.tp, layout.pp))
-    for dp, tp, pp in sorted(shapes):
+        one = (times, 1, 1), (1, times, 1), (1, 1, times)
+        for up, down in product(one, (*one, (1, 1, 1))):
+            grown = [n * a for n, a in zip(now, up, strict=True)]
+            if not any(n % b for n, b in zip(grown, down, strict=True)):
+                shapes.add(tuple(n // b for n, b in zip(grown, down, strict=True)))
+    for dp, tp, pp in sorted(shapes - {now}):
         if dp * tp * pp * layout.cp <= devices and sequences % dp == 0:
             shape = {"dp": dp, "tp": tp, "pp": pp, "microbatches": sequences // dp}
             yield shape if pp > 1 else {**shape, "interleave": 1}
