@@ -353,7 +353,7 @@ def search(
     ('fits', True)
     """
     model, cluster = as_model(model), as_cluster(cluster)
-    runs: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+    runs: dict[str, tuple[Any, ...]] = {}
     assumed: dict[str, Any] = {"calibration": calibration, "framework": framework}
     program = framework
     if framework is not None or calibration is not None:
@@ -417,11 +417,11 @@ def _counts(devices: Any, cluster: ClusterSpec) -> list[int]:
 def _run_by(
     program: str | None,
     columns: dict[str, np.ndarray],
-    runs: tuple[tuple[str, tuple[Any, ...]], ...],
+    runs: dict[str, tuple[Any, ...]],
 ) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """The layouts that a program runs, and how many it does not, by why."""
     left_out = {}
-    for field, values in runs:
+    for field, values in runs.items():
         idle = {BESIDE: columns["pp"] == 1, "sequence_parallel": columns["tp"] == 1}
         runs_it = np.isin(columns["zero" if field == BESIDE else field], values)
         runs_it |= idle.get(field, False)  # where that field does nothing

@@ -57,10 +57,6 @@ class Budget:
         """In the price's currency; None without a price."""
         return None if self.price is None else self.price * self.device_hours
 
-    def band(self, value: float) -> tuple[float, float]:
-        """(least, most) of ``days``, ``device_hours`` or ``cost``."""
-        return value * (1 - self.error), value * (1 + self.error)
-
     @property
     def line(self) -> str:
         """All of it in a line."""
@@ -71,6 +67,7 @@ class Budget:
             (self.cost, f"at {self.price:g} an hour" if self.price is not None else ""),
         ):
             if value is not None:
-                band = " to ".join(format_count(x) for x in self.band(value))
+                ends = value * (1 - self.error), value * (1 + self.error)
+                band = " to ".join(map(format_count, ends))
                 parts.append(f"{format_count(value)} {words} ({band})")
         return f"{format_count(self.tokens)} tokens: {', '.join(parts)}"

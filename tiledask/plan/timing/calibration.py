@@ -12,7 +12,7 @@ program's. Where no device is named, memory is nobody's own: what the arithmetic
 
 import json
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from math import hypot
 from pathlib import Path
@@ -83,8 +83,9 @@ class Calibration:
     framework: str
     why: str
     """Why this framework is assumed."""
-    product_share: tuple[tuple[str, float], ...]
-    """(precision, share of the peak) in a deep matrix product that fills the device."""
+    product_share: dict[str, float]
+    """Precision -> share of the peak in a deep matrix product that fills the device; what is not
+    named is as bf16."""
     product_depth: float
     """The k at which a product reaches half of that."""
     misaligned: float = 0.0
@@ -104,8 +105,9 @@ class Calibration:
     flash_backward_share: float
     flash_fill: float = 0.0
     """Tiles of 128 rows of a head at which the forward core reaches half of its share."""
-    exposed: tuple[tuple[str, float], ...]
-    """(kind of collective, the part that is waited for though work could hide it)."""
+    exposed: dict[str, float]
+    """Kind of collective, "tp", "sum", their backward ones, "dp", "fsdp", "pp", "ep" -> the part
+    that is waited for though work could hide it."""
     exchange_share: float
     """Of a link's bandwidth, in exchanges of tokens between experts."""
     most_nodes: float
@@ -143,13 +145,13 @@ class Calibration:
     """Of the device's share in products, what those of this program reach."""
     casts: float
     """Passes of 4 bytes over each input and output gradient of a product in 8 bits."""
-    errors: tuple[tuple[str, float], ...]
-    """(what, relative error) that add up in quadrature to the error of an estimate."""
+    errors: dict[str, float]
+    """What -> the relative errors that add up in quadrature to the error of an estimate."""
     calibrated: tuple[str, ...] = ()
     """Ids of the published cases that the shares were fitted to; the others check them."""
     source: str = ""
-    runs: tuple[tuple[str, tuple[Any, ...]], ...] = ()
-    """(field of a layout, the values that the program runs); what it does not name is free."""
+    runs: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Field of a layout -> the values that the program runs; what it does not name is free."""
     trains: str = "mixed-adam-16"
     """The recipe that the program trains with."""
     uncounted: str = ""
@@ -160,10 +162,6 @@ class Calibration:
     @property
     def name(self) -> str:
         return f"{self.device} x {self.kernel} x {self.framework}"
-
-    def waits(self, kind: str) -> float:
-        """The exposed part of ``kind``: "tp", "sum", their backward ones, "dp", "fsdp", ..."""
-        return dict(self.exposed)[kind]
 
     def __repr__(self) -> str:
         scaled = f"times {self.scale:.4g}, within {100 * self.error:.0f} %"
@@ -181,20 +179,16 @@ class Calibration:
     @property
     def error(self) -> float:
         """Relative: its errors in quadrature."""
-        return hypot(*(error for _, error in self.errors))
-
-    def product(self, precision: str) -> float:
-        """The share in ``precision``; what the file does not name is as bf16."""
-        known = dict(self.product_share)
-        return known.get(precision, known["bf16"])
+        return hypot(*self.errors.values())
 
     def rates(self, device: Device, recipe: Recipe, width: int = 0) -> Rates:
         """What ``device`` reaches in numbers of ``width`` bytes (default: those that ``recipe``
         computes with); the attention core is as wide as the activations."""
         precision = precision_of(device, recipe, width or recipe.compute_bytes)
         core = device.peak(precision_of(device, recipe, recipe.compute_bytes))
+        share = self.product_share.get(precision, self.product_share["bf16"])
         return Rates(
-            flops=device.peak(precision) * self.product(precision) * self.product_part,
+            flops=device.peak(precision) * share * self.product_part,
             memory=device.memory_bandwidth * self.memory_share,
             depth=self.product_depth,
             misaligned=self.misaligned,
@@ -207,7 +201,7 @@ class Calibration:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write what every ``calibration=`` reads again: the names of its files, and its scale."""
         low, high = (self.scale * (1 + side * self.error) for side in (-1, 1))
-        said: dict[str, Any] = {
+        saved: dict[str, Any] = {
             "device": self.device,
             "framework": self.framework,
             "why": self.why.partition(", read from")[0],
@@ -217,10 +211,10 @@ class Calibration:
                 "unit": "measured over estimated seconds",
                 "from": "microbenchmark: a measured step",
             },
-            "errors": dict(self.errors),
+            "errors": self.errors,
         }
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+        Path(path).write_text(json.dumps(saved, indent=2) + "\n", encoding="utf-8")
 
 
 BESIDE = "zero beside pp"
@@ -233,27 +227,15 @@ KERNEL = {
     "fill_tiles": "flash_fill",
 }
 """What a kernel's file says -> the field of a Calibration."""
-NO_FIELD = (
-    "name",
-    "generation",
-    "basis",
-    "error",
-    "power_w",
-    "fitted",
-    "like",
-    "attention",
-    "memory",
-)
-"""What files say that is no field of a Calibration."""
 
 
-def _plain(told: Any) -> Any:
-    """Lists and objects as tuples; of a number with its range, unit and origin the number."""
-    if isinstance(told, dict) and "value" in told:
-        return float(told["value"])
-    if isinstance(told, dict):
-        return tuple((key, _plain(value)) for key, value in told.items())
-    return tuple(told) if isinstance(told, list) else told
+def _plain(given: Any) -> Any:
+    """Lists as tuples; of a number with its range, unit and origin the number."""
+    if isinstance(given, dict) and "value" in given:
+        return float(given["value"])
+    if isinstance(given, dict):
+        return {key: _plain(value) for key, value in given.items()}
+    return tuple(given) if isinstance(given, list) else given
 
 
 @cache
@@ -276,11 +258,16 @@ def _framework(name: str) -> dict[str, Any]:
     """With all that it has from the one that it is ``like``, but for what that was fitted to."""
     own = _file("framework", _known(name))
     like = _framework(own["like"]) if "like" in own else {}
-    runs = dict(own.get("runs", ()))
-    ruled = {"runs": tuple((key, runs[key]) for key in RULED if key in runs)} if runs else {}
-    memory = dict(like.get("memory", ())) | dict(own.get("memory", ()))
-    fitted = {"fitted": own.get("fitted", ()), "memory": memory}
-    return like | own | ruled | fitted
+    runs = own.get("runs", like.get("runs", {}))
+    return (
+        like
+        | own
+        | {
+            "runs": {key: runs[key] for key in RULED if key in runs},
+            "memory": like.get("memory", {}) | own.get("memory", {}),
+            "fitted": own.get("fitted", ()),
+        }
+    )
 
 
 @cache
@@ -305,25 +292,23 @@ def uncounted(framework: str) -> str:
 def _joined(device: str, framework: str, why: str, kind: str) -> Calibration:
     """``kind``: "dense", "fp8" or "mixture", whose errors differ."""
     of_device, of_framework = _file("device", device), _framework(framework)
-    generation, attention = of_device["generation"], dict(of_framework["attention"])
+    generation, attention = of_device["generation"], of_framework["attention"]
     kernel = attention.get(generation, attention[OTHER])
-    devices = dict(_file("kernel", kernel)["devices"])
-    core = dict(next(devices[each] for each in (device, generation, OTHER) if each in devices))
-    both = {**of_framework, **of_device} | {KERNEL[key]: value for key, value in core.items()}
-    both |= {
+    devices = _file("kernel", kernel)["devices"]
+    core = next(devices[each] for each in (device, generation, OTHER) if each in devices)
+    every = of_framework | of_device | {KERNEL[key]: value for key, value in core.items()}
+    every |= {
         "device": device,
         "kernel": kernel,
         "framework": framework,
         "why": why,
         "tiles": of_device["basis"] == "tiles",
-        "errors": (
-            ("framework", dict(of_framework["errors"])[kind]),
-            ("device", of_device["error"]),
-        ),
+        "errors": {"framework": of_framework["errors"][kind], "device": of_device["error"]},
         "calibrated": (*of_device.get("fitted", ()), *of_framework["fitted"]),
         "source": f"{of_device['source']} {of_framework['source']}",
     }
-    return Calibration(**{key: both[key] for key in both if key not in NO_FIELD})
+    known = {each.name for each in fields(Calibration)}
+    return Calibration(**{key: value for key, value in every.items() if key in known})
 
 
 def calibration_of(
@@ -378,18 +363,17 @@ def calibration_of(
 
 def _saved(path: str | os.PathLike[str]) -> Calibration:
     """The Calibration that ``Calibration.save`` wrote."""
-    told = read(path)
-    errors = told.numbers("errors")
-    number = told.object("scale")
+    given = read(path)
+    errors, number = given.numbers("errors"), given.object("scale")
     scale = number.number("value")
     number.pair("range")
-    device, framework = told.text("device"), _known(told.text("framework"))
-    why = told.text("why", "a measured step")
-    told.done()
+    device, framework = given.text("device"), _known(given.text("framework"))
+    why = given.text("why", "a measured step")
+    given.done()
     if not scale:
-        raise told.fail("scale", "must be above 0, got 0")
+        raise given.fail("scale", "must be above 0, got 0")
     found = _joined(device, framework, f"{why}, read from {path}", "dense")
-    return replace(found, scale=scale, errors=errors)
+    return replace(found, scale=scale, errors=dict(errors))
 
 
 def _known(framework: Any) -> str:

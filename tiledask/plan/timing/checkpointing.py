@@ -159,17 +159,9 @@ class Checkpointing:
 
     def to_dict(self) -> dict[str, float | None]:
         """What was given and what follows, as plain values for JSON; None for what is infinite."""
-        given = ("state_bytes", "bandwidth", "mtbf", "devices", "restart", "cost")
-        rest = (
-            "between_failures",
-            "steps",
-            "interval",
-            "saving",
-            "redone",
-            "restarting",
-            "stretch",
-        )
-        found = {name: getattr(self, name) for name in (*given, *rest)}
+        names = "state_bytes bandwidth mtbf devices restart cost between_failures steps interval"
+        names += " saving redone restarting stretch"
+        found = {name: getattr(self, name) for name in names.split()}
         return {name: None if value == float("inf") else value for name, value in found.items()}
 
     def __repr__(self) -> str:

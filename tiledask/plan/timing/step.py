@@ -167,7 +167,7 @@ def calibrate(
             above = "above 0, or a trace" if name == "seconds" else "above 0 and below 1, a share"
             raise ConfigError(f"{name} must be a measured number {above}; got {short(value)}")
     step = estimate_step(model, layout, cluster, recipe, sequence, framework=framework)
-    errors = (("measurement", float(error)), ("other layouts", ELSEWHERE))
+    errors = {"measurement": float(error), "other layouts": ELSEWHERE}
     scale = seconds / step.total
     why = f"scaled to {what}, framework {step.calibration.why}"
     if framework is None:

@@ -18,7 +18,7 @@ from tiledask.plan.tables import Part, Printable, Table, table
 from tiledask.plan.timing.axis_bytes import AXES, axis_bytes
 from tiledask.plan.timing.budget import Budget
 from tiledask.plan.timing.calibration import Calibration, uncounted
-from tiledask.plan.timing.flops import Flops, step_flops
+from tiledask.plan.timing.flops import step_flops
 from tiledask.plan.timing.step_time import Parts
 from tiledask.plan.units import format_seconds
 
@@ -77,11 +77,6 @@ class StepEstimate(Printable):
     """Updating the weights."""
 
     @property
-    def simulated(self) -> bool:
-        """There is a bubble, and it is the simulator's over the stages as they are."""
-        return self.layout.pp > 1
-
-    @property
     def _less_memory(self) -> str:
         """What runs by this framework save that no ledger counts, as `tiledask.fits` says, too."""
         saved = uncounted(self.calibration.framework)
@@ -94,36 +89,17 @@ class StepEstimate(Printable):
         return sum(seconds)
 
     @cached_property
-    def _flops(self) -> Flops:
-        layout, frozen = self.layout, not self.recipe.gradient_bytes
-        run = layout.sequences, self.sequence, layout.recompute, layout.flash_attention
-        return step_flops(self.model, *run, frozen)
-
-    @property
     def flops(self) -> float:
         """FLOP that the model needs, over all devices, all scores counted (see flops.py)."""
-        return self._flops.model
-
-    @property
-    def _peak(self) -> float:
-        precision = precision_of(self.cluster.device, self.recipe)
-        return self.layout.devices * self.cluster.device.peak(precision)
+        frozen = not self.recipe.gradient_bytes
+        return step_flops(self.model, self.layout.sequences, self.sequence, frozen)
 
     @property
     def mfu(self) -> float:
         """Model FLOP utilisation: ``flops`` a second, as a part of the devices' peak."""
-        return self.flops / self.total / self._peak
-
-    @property
-    def mfu_causal(self) -> float:
-        """The same, counting only the scores that a causal mask leaves: what long-context
-        reports such as Llama 3's (arXiv:2407.21783, Table 4) seem to count."""
-        return self._flops.causal / self.total / self._peak
-
-    @property
-    def hfu(self) -> float:
-        """Hardware FLOP utilisation: recomputation counts too."""
-        return self._flops.hardware / self.total / self._peak
+        device = self.cluster.device
+        peak = self.layout.devices * device.peak(precision_of(device, self.recipe))
+        return self.flops / self.total / peak
 
     @property
     def doubts(self) -> dict[str, float]:
@@ -183,10 +159,6 @@ class StepEstimate(Printable):
         """Over all devices."""
         return self.tokens / self.total
 
-    def days(self, tokens: float) -> float:
-        """Days of training on ``tokens`` tokens, without interruptions."""
-        return self.budget(tokens).days
-
     def budget(self, tokens: float, price: float | None = None, stretch: float = 1.0) -> Budget:
         """Days, device-hours and money for ``tokens`` tokens, at ``price`` an hour of a device;
         ``stretch``: wall time over the work's, for savings and losses."""
@@ -200,7 +172,7 @@ class StepEstimate(Printable):
         words = {
             "s": self,
             "copies": layout.dp * layout.cp,
-            "how": ", simulated over the stages as they are" * self.simulated,
+            "how": ", simulated over the stages as they are" * (layout.pp > 1),
             "hides": ", less what another micro-batch's work hides" * both_ways,
             "replicas": "; and over the 2 devices of each stage, which nothing hides" * both_ways,
         }
@@ -216,11 +188,15 @@ class StepEstimate(Printable):
 
     def to_dict(self) -> dict[str, Any]:
         """Where the time of a step goes, as plain values for JSON."""
-        names = ("mfu", "mfu_causal", "hfu", "tokens_per_second")
-        parts = {row.part: row.seconds for row in self.rows}
-        found = {name: float(getattr(self, name)) for name in names}
-        doubt = {"assumed": self.assumed, "error": self.error}
-        return {"seconds": self.total, "parts": parts, "bytes": self.moved, **found, **doubt}
+        return {
+            "seconds": self.total,
+            "parts": {row.part: row.seconds for row in self.rows},
+            "bytes": self.moved,
+            "mfu": self.mfu,
+            "tokens_per_second": self.tokens_per_second,
+            "assumed": self.assumed,
+            "error": self.error,
+        }
 
     def to_frame(self) -> "pd.DataFrame":
         """A row for each part of the step: part, seconds, share, formula, source."""
@@ -262,9 +238,6 @@ class StepEstimate(Printable):
 
     def printed(self) -> Iterator[Part]:
         """Where the time of a step goes, and what is assumed."""
-        share = f"MFU {100 * self.mfu:.1f} %"
-        if self.mfu_causal < 0.95 * self.mfu:
-            share += f", {100 * self.mfu_causal:.1f} % if only the scores under a causal mask count"
         rows = [
             {
                 "part": r.part,
@@ -275,6 +248,6 @@ class StepEstimate(Printable):
             for r in self.rows
             if r.seconds
         ]
-        title = f"where the {format_seconds(self.total)} of a step go, {share}"
+        title = f"where the {format_seconds(self.total)} of a step go, MFU {100 * self.mfu:.1f} %"
         yield table(rows, title, time="seconds", share="percent")
         yield f"assumed: {self.assumed}"

@@ -129,7 +129,7 @@ class StepTime(LayerTime):
         parallelism an all-gather and a reduce-scatter in place of each (Korthikanti et al. 2022,
         section 4.2.2), four collectives each way. A mixture's are of the tokens that come to its
         experts, over the slices of each. As much as the framework leaves exposed is waited for."""
-        n, known, waits = self.n, self.calibration, self.calibration.waits
+        n, known, waits = self.n, self.calibration, self.calibration.exposed
         cut, tp, slices = np.asarray(n.sequence_parallel), np.asarray(n.tp), n.expert_slices
         each, count = self._sum(), 2 * (tp > 1)
         sums = 2 * each
@@ -144,8 +144,8 @@ class StepTime(LayerTime):
         if known.gathers_operands:  # half of what moves is gathered, the other half sums
             sums = sums * np.where(cut, (1 + self.recipe.operand_bytes / self.width) / 2, 1)
         return stacked(
-            sums * np.where(cut, waits("tp"), waits("sum")) + launch,
-            sums * np.where(cut, waits("tp_backward"), waits("sum_backward")) + launch,
+            sums * np.where(cut, waits["tp"], waits["sum"]) + launch,
+            sums * np.where(cut, waits["tp_backward"], waits["sum_backward"]) + launch,
         )
 
     def _context(self, core: Array) -> Array:
@@ -166,7 +166,7 @@ class StepTime(LayerTime):
         group = self.n.ep, self.n.expert_slices, self.cluster
         sent = known.exchange_share, known.most_nodes
         twice = 2 * exchange(token, self.model.top_k, *group, *sent)
-        least = np.where(self.both_ways, SENDING, known.waits("ep")) * twice
+        least = np.where(self.both_ways, SENDING, known.exposed["ep"]) * twice
         return np.maximum(least, twice - others[::-1])
 
     def embedding(self) -> Array:
@@ -192,7 +192,7 @@ class StepTime(LayerTime):
         gather = np.where(np.asarray(n.sequence_parallel) | (np.asarray(n.pp) == 1), 0.0, gather)
         known = self.calibration
         beside = (np.asarray(n.pp) > 1) * known.transfer_seconds
-        waited = (hop + gather) * known.waits("pp") + beside
+        waited = (hop + gather) * known.exposed["pp"] + beside
         return _piece(pp=stacked(waited, waited))
 
     # the end of the step -----------------------------------------------------------------
@@ -268,8 +268,8 @@ class StepTime(LayerTime):
         held = self.held(layers)
         gradients = trained * self.over_copies(*held, recipe.gradient_bytes, layers)
         weights = self.over_copies(*held, recipe.gathered_bytes, layers)
-        waits = self.calibration.waits
-        part = 1 - np.where(zero == 3, waits("fsdp"), waits("dp"))
+        waits = self.calibration.exposed
+        part = 1 - np.where(zero == 3, waits["fsdp"], waits["dp"])
         ahead = part * np.where(zero == 3, self._ahead(), 1.0)  # of what is gathered
         summed = of_gradients * gradients + beside * weights
         hidden = part * of_gradients * gradients + ahead * beside * weights
