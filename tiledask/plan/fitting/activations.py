@@ -15,12 +15,11 @@ from tiledask.plan.timing.calibration import holds
 __all__ = [
     "LayerBytes",
     "Saved",
-    "cut_tokens",
     "gradient_bytes",
     "layer_bytes",
     "layer_costs",
-    "local_tokens",
     "saved_tensors",
+    "tokens_of",
 ]
 
 
@@ -208,14 +207,14 @@ def layer_bytes(
     mixture = bool(model.experts) if mixture is None else mixture
     flash, tp = layout.flash_attention, layout.tp
     if recompute == "full":
-        return width * model.hidden * cut_tokens(layout, sequence)
+        return width * model.hidden * tokens_of(layout, sequence)[1]
     every = saved_tensors(model, sequence, tp, width, flash, mixture, recipe)
     core = recompute != "selective"
     if recompute == SELECTIVE_OP:
         kept = _outputs(model, every, width, flash, mixture)
     else:
         kept = [t for t in every if (core or not t.core) and (masks or t.flows)]
-    tokens, cut = local_tokens(layout, sequence), cut_tokens(layout, sequence)
+    tokens, cut = tokens_of(layout, sequence)
     return sum(t.itemsize * t.elements * (tokens if t.sliced else cut) for t in kept)
 
 
@@ -260,20 +259,15 @@ def gradient_bytes(
     fused softmax of training programs writes its input's gradient over its output's, so of the
     s x s tensors it is one.
     """
-    tokens, cut = local_tokens(layout, sequence), cut_tokens(layout, sequence)
+    tokens, cut = tokens_of(layout, sequence)
     kept = saved_tensors(model, sequence, layout.tp, width, layout.flash_attention, mixture)
     sizes = [t.itemsize * t.elements * (tokens if t.sliced else cut) for t in kept if t.flows]
     return width * model.hidden * cut + sum(sorted(sizes)[-2:])
 
 
-def local_tokens(layout: Layout, sequence: int) -> int:
-    """Tokens of a micro-batch on one device: context parallelism cuts every sequence."""
-    return layout.microbatch * -(-sequence // layout.cp)
-
-
-def cut_tokens(layout: Layout, sequence: int) -> int:
-    """Tokens of a micro-batch on one device outside the tensor-parallel products, where
-    sequence parallelism cuts the sequence once more."""
-    shards = layout.tp if layout.sequence_parallel else 1
+def tokens_of(layout: Layout, sequence: int) -> tuple[int, int]:
+    """Tokens of a micro-batch on one device, context parallelism cuts every sequence; and of them
+    those outside the tensor-parallel products, where sequence parallelism cuts it once more."""
     each = -(-sequence // layout.cp)
-    return layout.microbatch * -(-each // shards)
+    shards = layout.tp if layout.sequence_parallel else 1
+    return layout.microbatch * each, layout.microbatch * -(-each // shards)

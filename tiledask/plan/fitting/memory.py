@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tiledask.plan.fitting.activations import cut_tokens, layer_costs, local_tokens
+from tiledask.plan.fitting.activations import layer_costs, tokens_of
 from tiledask.plan.fitting.in_flight import InFlight, stages_in_flight
 from tiledask.plan.fitting.terms import Costs, Terms, fullest, rows
 from tiledask.plan.inputs.items import item_parameters
@@ -214,8 +214,7 @@ def layout_terms(
     """The terms of some stages of ``layout``, in Python's integers."""
     layers = layer_costs(model, layout, sequence, recipe)
     costs = Costs(
-        local_tokens(layout, sequence),
-        cut_tokens(layout, sequence),
+        *tokens_of(layout, sequence),
         layers,
         item_parameters(model, recipe, layout.tp, layout.ep, layout.expert_slices),
         layout.recompute != "none",

@@ -87,7 +87,7 @@ class Costs(NamedTuple):
     whole: Any
     """Tokens of a micro-batch on one device."""
     cut: Any
-    """Tokens outside the tensor-parallel products; see ``cut_tokens``."""
+    """Tokens outside the tensor-parallel products; see ``tokens_of``."""
     layers: tuple[LayerBytes, ...]
     """Of a dense layer and, in a model with experts, of a mixture."""
     items: tuple[ItemParameters, ...]

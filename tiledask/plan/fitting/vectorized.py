@@ -17,7 +17,7 @@ import numpy as np
 
 from tiledask.errors import ConfigError
 from tiledask.plan.arrays import combinations, numbered
-from tiledask.plan.fitting.activations import LayerBytes, cut_tokens, layer_costs, local_tokens
+from tiledask.plan.fitting.activations import LayerBytes, layer_costs, tokens_of
 from tiledask.plan.fitting.in_flight import Held, InFlight, stages_in_flight
 from tiledask.plan.fitting.terms import Costs, Terms, fullest
 from tiledask.plan.inputs.items import ItemParameters, item_parameters
@@ -34,6 +34,23 @@ ORDERS = ("naive", "gpipe", "1f1b")
 """Schedules, likewise."""
 
 
+Table = tuple[np.ndarray, np.ndarray]
+"""(A column for each combination that occurs, which of these each layout has.)"""
+
+
+def _table(columns: dict[str, np.ndarray], function: Callable[..., Iterable[int]]) -> Table:
+    """``function`` of every combination of ``columns`` that occurs."""
+    first, which = combinations(list(columns.values()))
+    rows = zip(*(column[first].tolist() for column in columns.values()), strict=True)
+    results = [function(**dict(zip(columns, row, strict=True))) for row in rows]
+    return np.array(list(zip(*results, strict=True)), np.int64), which
+
+
+def _tuples(kind: Any, rows: Iterable[np.ndarray]) -> tuple[Any, ...]:
+    """Named tuples of so many rows each."""
+    return tuple(starmap(kind, zip(*[iter(rows)] * len(kind._fields), strict=True)))
+
+
 @dataclass(frozen=True, eq=False)
 class Many:
     """Layouts as columns."""
@@ -43,70 +60,39 @@ class Many:
     sequence: int
     n: dict[str, np.ndarray]
 
-    def table(
-        self, columns: dict[str, np.ndarray], function: Callable[..., Iterable[int]]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """(``function`` of every combination of ``columns`` that occurs, a column for each; which
-        of these each layout has)."""
-        first, which = combinations(list(columns.values()))
-        rows = zip(*(column[first].tolist() for column in columns.values()), strict=True)
-        results = [function(**dict(zip(columns, row, strict=True))) for row in rows]
-        return np.array(list(zip(*results, strict=True)), np.int64), which
-
     @cached_property
     def layers(self) -> tuple[np.ndarray, np.ndarray, list[tuple[int, ...]]]:
         """A table of what the plain functions of the ledger say of a layer, and the ratios of the
         bytes kept of one of each kind that occur; its first row is which of these."""
         kept: dict[tuple[int, ...], int] = {}
 
-        def layer(
-            tp: int, cp: int, sequence_parallel: int, recompute: int, flash_attention: int
-        ) -> tuple[int, ...]:
+        def layer(recompute: int, **fields: int) -> tuple[int, ...]:
             layout = Layout(
-                tp=tp,
-                cp=cp,
-                sequence_parallel=bool(sequence_parallel),
-                recompute=KINDS[recompute],
-                flash_attention=bool(flash_attention),
+                recompute=KINDS[recompute], **{k: KIND[k](v) for k, v in fields.items()}
             )
-            tokens = local_tokens(layout, self.sequence), cut_tokens(layout, self.sequence)
             layers = layer_costs(self.model, layout, self.sequence, self.recipe)
             common = gcd(*(layer.kept for layer in layers)) or 1
             at = kept.setdefault(tuple(layer.kept // common for layer in layers), len(kept))
-            return at, *tokens, *chain(*layers)
+            return at, *tokens_of(layout, self.sequence), *chain(*layers)
 
-        names = ("tp", "cp", "sequence_parallel", "recompute", "flash_attention")
-        table, which = self.table({name: self.n[name] for name in names}, layer)
-        return table, which, list(kept)
+        return *_table({name: self.n[name] for name in ("recompute", *KIND)}, layer), list(kept)
 
     @cached_property
-    def items(self) -> tuple[np.ndarray, np.ndarray]:
-        """A table of the parameters of each item."""
+    def items(self) -> Table:
+        """The parameters of each item."""
 
-        def items(tp: int, ep: int, expert_tp: int) -> tuple[int, ...]:
-            return tuple(chain(*item_parameters(self.model, self.recipe, tp, ep, expert_tp)))
+        def items(tp: int, ep: int, slices: int) -> tuple[int, ...]:
+            return tuple(chain(*item_parameters(self.model, self.recipe, tp, ep, slices)))
 
-        split = {name: self.n[name] for name in ("tp", "ep")}
-        return self.table(split | {"expert_tp": Numbers(**self.n).expert_slices}, items)
+        slices = Numbers(**self.n).expert_slices
+        return _table({"tp": self.n["tp"], "ep": self.n["ep"], "slices": slices}, items)
 
     def costs(self, rows: np.ndarray) -> Costs:
         """The Costs of these layouts."""
         (table, which, _), (items, of) = self.layers, self.items
-        which, of, sequences = which[rows], of[rows], self.n["microbatch"][rows]
-        whole, cut, *kept = (sequences * column[which] for column in table[1:])
-        parameters = (column[of] for column in items)
-        return Costs(
-            whole,
-            cut,
-            tuple(starmap(LayerBytes, zip(*[iter(kept)] * 4, strict=True))),
-            tuple(
-                starmap(
-                    ItemParameters,
-                    zip(*[iter(parameters)] * len(ItemParameters._fields), strict=True),
-                )
-            ),
-            self.n["recompute"][rows] > 0,
-        )
+        whole, cut, *kept = self.n["microbatch"][rows] * table[1:, which[rows]]
+        layers, held = _tuples(LayerBytes, kept), _tuples(ItemParameters, items[:, of[rows]])
+        return Costs(whole, cut, layers, held, self.n["recompute"][rows] > 0)
 
     @cached_property
     def stages(self) -> int:
@@ -121,22 +107,23 @@ class Many:
         covering = -(-(max(dense) + 1) // layers) + 1
         return int(np.minimum(covering + more, self.n["pp"]).max())
 
-    def in_flight(self) -> tuple[np.ndarray, np.ndarray]:
+    def in_flight(self) -> Table:
         """What is in flight on the stages that may be the fullest: (stage x number x combination
         of a pipeline's fields, which of these each layout has). More micro-batches than fill the
         pipeline change nothing, but under GPipe everything in proportion."""
         n, gpipe = self.n, self.n["schedule"] == ORDERS.index("gpipe")
         enough = np.where(n["interleave"] > 1, 4 * n["pp"], np.where(gpipe, 1, n["pp"]))
-        columns = {name: n[name] for name in PIPE}
+        columns = {name: n[name] for name in ("pp", "interleave", "schedule", "items")}
         columns["microbatches"] = np.minimum(n["microbatches"], enough)
         (ratio, *_), layer, pairs = self.layers
         # states of one chunk, or of layers of one kind, are told apart without costs
         columns["cost"] = ratio[layer] * (n["interleave"] > 1) * bool(self.model.experts)
 
         def in_flight(cost: int, **pipe: int) -> Iterable[int]:
-            return _fullest(self.model, self.stages, pairs[cost], *pipe.values())
+            held = _held(self.model, self.stages, *pipe.values())
+            return chain(*(each.fullest(pairs[cost]) for each in held))
 
-        table, which = self.table(columns, in_flight)
+        table, which = _table(columns, in_flight)
         return table.reshape(1 + self.stages, len(InFlight._fields), -1), which
 
     def peak(self) -> np.ndarray:
@@ -156,15 +143,22 @@ class Many:
         most = np.zeros(len(order), np.int64)
         for stage, numbers in enumerate(held[: stages.max()]):
             there = slice(int((stages > stage).sum()))
-            here = InFlight(*(column[which[there]] for column in numbers))
-            kept = ("kept_dense", "kept_mixtures", "kept_embeddings", "kept_heads")
-            here = here._replace(**{name: times[there] * getattr(here, name) for name in kept})
+            here = numbers[:, which[there]]
+            here[KEPT] *= times[there]
             layout = Numbers(**{name: column[there] for name, column in n.items()})
-            terms = Terms(self.model, self.recipe, layout, costs.of(there), here)
+            terms = Terms(self.model, self.recipe, layout, costs.of(there), InFlight(*here))
             np.maximum(most[there], fullest(terms), out=most[there])
         peak = np.empty_like(most)
         peak[order] = most
         return peak
+
+
+KIND: dict[str, Callable[[int], Any]] = {"tp": int, "cp": int} | dict.fromkeys(
+    ("sequence_parallel", "flash_attention"), bool
+)
+"""Fields, beside recompute, that a layer's bytes depend on, and what they are."""
+KEPT = slice(InFlight._fields.index("kept_dense"), None)
+"""The numbers of an InFlight that are micro-batches."""
 
 
 def _no_fuller(held: np.ndarray) -> np.ndarray:
@@ -179,36 +173,18 @@ def _no_fuller(held: np.ndarray) -> np.ndarray:
     return found
 
 
-PIPE = ("pp", "interleave", "schedule", "items")
-"""What a pipeline is made of, beside its micro-batches."""
-
-
-def _pipeline(pp: int, interleave: int, schedule: int, items: int, microbatches: int) -> Layout:
-    """A layout that is nothing but a pipeline."""
-    return Layout(
-        pp=pp,
-        interleave=interleave,
-        microbatches=microbatches,
-        schedule=ORDERS[schedule],
-        partition=ITEMS if items else None,
-    )
-
-
 @lru_cache(maxsize=2**12)
-def _held(model: Model, stages: int, *pipe: int) -> list[Held]:
+def _held(
+    model: Model, stages: int, pp: int, interleave: int, schedule: int, items: int, m: int
+) -> list[Held]:
     """What the last stage of a pipeline holds, and each of the first ``stages``. Kept: searches of
     one model on several clusters ask for the same."""
-    layout = _pipeline(*pipe)
-    places = [layout.pp - 1, *(min(stage, layout.pp - 1) for stage in range(stages))]
+    cut, order = ITEMS if items else None, ORDERS[schedule]
+    layout = Layout(pp=pp, interleave=interleave, microbatches=m, schedule=order, partition=cut)
+    places = [pp - 1, *(min(stage, pp - 1) for stage in range(stages))]
     different = list(dict.fromkeys(places))
     found = stages_in_flight(layout, chunk_kinds(model, layout), different)
     return [found[different.index(place)] for place in places]
-
-
-@lru_cache(maxsize=2**12)
-def _fullest(model: Model, stages: int, cost: tuple[int, ...], *pipe: int) -> tuple[int, ...]:
-    """The same in the states that keep most, all numbers of all these stages."""
-    return tuple(chain(*(held.fullest(cost) for held in _held(model, stages, *pipe))))
 
 
 def peaks(

@@ -14,7 +14,6 @@ from math import exp, expm1, isfinite, sqrt
 
 from tiledask.errors import ConfigError
 from tiledask.plan.units import format_bytes, format_seconds
-from tiledask.plan.whole import whole_number
 
 __all__ = ["MTBF", "RESTART", "STORAGE", "Checkpointing", "checkpoint_interval"]
 
@@ -64,8 +63,6 @@ class Checkpointing:
     """Seconds from a failure until steps go on."""
     step: float = 0.0
     """Seconds of a step; 0: not known, and saved at any time."""
-    every: int | None = None
-    """Steps from one save to the next; None: what costs least."""
 
     def __post_init__(self) -> None:
         least = {"state_bytes": 0, "devices": 1, "restart": 0, "step": 0}
@@ -74,12 +71,6 @@ class Checkpointing:
             if not (isfinite(value) and (value > 0 if floor is None else value >= floor)):
                 rule = "above 0" if floor is None else f"{floor} or more"
                 raise ConfigError(f"{name} must be finite and {rule}, got {value!r}; measure it")
-        if self.every is not None:
-            whole_number("every", self.every, 1)
-            if not self.step:
-                raise ConfigError(
-                    f"every {self.every} steps is no time while a step takes 0 s; give step="
-                )
 
     @property
     def cost(self) -> float:
@@ -97,7 +88,7 @@ class Checkpointing:
         if not self.step:
             return None
         best = checkpoint_interval(self.cost, self.between_failures)
-        return self.every or max(1, round(best / self.step))
+        return max(1, round(best / self.step))
 
     @property
     def interval(self) -> float:

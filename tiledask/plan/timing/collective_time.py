@@ -15,7 +15,6 @@ from tiledask.plan.inputs.hardware import ClusterSpec
 __all__ = [
     "all_gather",
     "all_reduce",
-    "all_to_all",
     "bandwidth",
     "exchange",
     "latency",
@@ -85,18 +84,6 @@ def all_reduce(whole: Values, size: Values, stride: Values, cluster: ClusterSpec
     down a tree."""
     moved = whole * (size - 1) / size / bandwidth(size, stride, cluster)
     return np.where(np.asarray(size) > 1, 2 * (moved + latency(size, stride, cluster)), 0.0)
-
-
-def all_to_all(mine: Values, size: Values, stride: Values, cluster: ClusterSpec) -> Values:
-    """Seconds in which each rank scatters its ``mine`` bytes over ``size`` ranks in equal parts.
-
-    What goes to other nodes leaves through the rank's own adapter.
-    """
-    here = members(size, stride, cluster)
-    inside = mine * (here - 1) / size / cluster.within_node.reached
-    outside = mine * (size - here) / size / cluster.between_nodes.reached
-    moved = np.maximum(inside, outside) + latency(size, stride, cluster)
-    return np.where(np.asarray(size) > 1, moved, 0.0)
 
 
 def exchange(

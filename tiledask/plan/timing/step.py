@@ -6,7 +6,7 @@ stage 1  . F F F B F B F B ...  B B . |                  |
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import lru_cache, reduce
 from operator import add
 from typing import Any
@@ -80,9 +80,8 @@ def estimate_step(
     ...               sequence=4096)  # doctest: +ELLIPSIS
     StepEstimate(... s a step on 64 x A100-80GB, MFU ... %, ... tokens/s)
     """
-    return estimate_steps(
-        model, [layout], cluster, recipe, sequence, calibration=calibration, framework=framework
-    )[0]
+    named: dict[str, Any] = {"calibration": calibration, "framework": framework}
+    return estimate_steps(model, [layout], cluster, recipe, sequence, **named)[0]
 
 
 def estimate_steps(
@@ -111,10 +110,20 @@ def estimate_steps(
     known = calibration_of(cluster.device, recipe, calibration, framework, model.experts > 0)
     time = StepTime(model, cluster, Numbers.of(*layouts), recipe, sequence, known)
     means = known.scale * _of_each([time.mean_layer()], layouts).sum((1, 2))
+    run: dict[str, Any] = {
+        "model": model,
+        "cluster": cluster,
+        "recipe": recipe,
+        "sequence": sequence,
+    }
+    names = [each.name for each in fields(Parts)]
     return [
         StepEstimate(
-            *(model, layout, cluster, recipe, sequence, known, tuple(mean)),
-            *(known.scale * part for part in parts),
+            **{name: known.scale * part for name, part in zip(names, parts, strict=True)},
+            **run,
+            layout=layout,
+            calibration=known,
+            layer_seconds=tuple(mean),
         )
         for layout, parts, mean in zip(
             layouts, _over_stages(time, layouts), means.tolist(), strict=True
@@ -263,8 +272,8 @@ def _stages(model: Model, layout: Layout, pieces: Array) -> tuple[Array, float, 
     return slow, run, fullest
 
 
-def _over_stages(time: StepTime, layouts: Sequence[Layout]) -> Iterator[Parts]:
-    """The Parts of layouts whose stages are summed one by one."""
+def _over_stages(time: StepTime, layouts: Sequence[Layout]) -> Iterator[list[float]]:
+    """The numbers of the Parts of layouts whose stages are summed one by one."""
     works = {name == "mixture layer": layer for name, _, layer in time.kinds}
     layers = [works.get(mixture, np.zeros((len(PIECE), 2, 1))) for mixture in (False, True)]
     pieces = _of_each([*layers, time.transfer(), time.embedding(), time.head()], layouts)
@@ -276,7 +285,7 @@ def _over_stages(time: StepTime, layouts: Sequence[Layout]) -> Iterator[Parts]:
         m = layout.microbatches
         parts = (m * (slow[:, 0] + slow[:, 1])).tolist()
         bubble = max(0.0, run - m * float(slow.sum(0).sum()))
-        yield Parts(*[*parts, waited[n], bubble, update[n]])
+        yield [*parts, waited[n], bubble, update[n]]
 
 
 def _of_each(works: Sequence[Array], layouts: Sequence[Layout]) -> Array:

@@ -43,8 +43,8 @@ class StepRow:
     source: str
 
 
-@dataclass(frozen=True, repr=False)
-class StepEstimate(Printable):
+@dataclass(frozen=True, repr=False, kw_only=True)
+class StepEstimate(Parts, Printable):
     """Seconds of one training step; the parts add up to ``total``."""
 
     model: Model
@@ -56,37 +56,12 @@ class StepEstimate(Printable):
     layer_seconds: tuple[float, float]
     """Seconds of one micro-batch in one layer, the mean one, with its collectives: (forward,
     backward)."""
-    compute: float
-    """Products, attention core and element-wise kernels, forward and backward."""
-    recompute: float
-    """What the backward pass computes again."""
-    tp: float
-    """Waiting for tensor-parallel collectives."""
-    cp: float
-    """Waiting for keys and values of other pieces of the sequence."""
-    ep: float
-    """Waiting for tokens on their way to experts and back."""
-    pp: float
-    """Waiting for transfers between stages."""
-    dp: float
-    """Waiting for gradients (and ZeRO's weights) of the other copies: of the model, and of its
-    stages."""
-    bubble: float
-    """Idle time of the slowest stage while the pipeline is not yet filled, or draining."""
-    optimizer: float
-    """Updating the weights."""
 
     @property
     def _less_memory(self) -> str:
         """What runs by this framework save that no ledger counts, as `tiledask.fits` says, too."""
         saved = uncounted(self.calibration.framework)
         return f"its memory may be less than td.fits says, by {saved}" if saved else ""
-
-    @cached_property
-    def total(self) -> float:
-        """Seconds of the step."""
-        seconds: list[float] = [getattr(self, name) for name in Parts._fields]
-        return sum(seconds)
 
     @cached_property
     def flops(self) -> float:

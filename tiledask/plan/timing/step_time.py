@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, reduce
 from operator import add
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -43,23 +43,35 @@ and backward, layouts]."""
 NOTHING = np.zeros((2, 1))
 
 
-class Parts(NamedTuple):
+@dataclass(frozen=True)
+class Parts:
     """Seconds of a step by what they go to, on the stage that the others wait for: numbers, or a
     column of them."""
 
     compute: Any
+    """Products, attention core and element-wise kernels, forward and backward."""
     recompute: Any
+    """What the backward pass computes again."""
     tp: Any
+    """Waiting for tensor-parallel collectives."""
     cp: Any
+    """Waiting for keys and values of other pieces of the sequence."""
     ep: Any
+    """Waiting for tokens on their way to experts and back."""
     pp: Any
+    """Waiting for transfers between stages."""
     dp: Any
+    """Waiting for gradients (and ZeRO's weights) of the other copies: of the model, and of its
+    stages."""
     bubble: Any
+    """Idle time of the slowest stage while the pipeline fills and drains."""
     optimizer: Any
+    """Updating the weights."""
 
-    @property
+    @cached_property
     def total(self) -> Any:
-        return sum(self)
+        """Seconds of the step."""
+        return sum(getattr(self, each.name) for each in fields(Parts))
 
 
 def _piece(**seconds: Array) -> Array:
