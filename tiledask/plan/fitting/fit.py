@@ -323,7 +323,7 @@ class Fit(Printable):
 
         memory, devices = fit.memory, max(self.cluster.devices, fit.layout.devices)
         run = replace(self.cluster, devices=devices), memory.recipe, memory.sequence
-        return estimate_step(memory.model, memory.layout, *run, **self.by).total
+        return float(estimate_step(memory.model, memory.layout, *run, **self.by).total)
 
     def to_dict(self) -> dict[str, Any]:
         """The verdict, why, what would fit, and the memory, as plain values for JSON."""

@@ -110,25 +110,17 @@ def estimate_steps(
     known = calibration_of(cluster.device, recipe, calibration, framework, model.experts > 0)
     time = StepTime(model, cluster, Numbers.of(*layouts), recipe, sequence, known)
     means = known.scale * _of_each([time.mean_layer()], layouts).sum((1, 2))
-    run: dict[str, Any] = {
-        "model": model,
-        "cluster": cluster,
-        "recipe": recipe,
-        "sequence": sequence,
-    }
-    names = [each.name for each in fields(Parts)]
-    return [
-        StepEstimate(
-            **{name: known.scale * part for name, part in zip(names, parts, strict=True)},
-            **run,
-            layout=layout,
-            calibration=known,
-            layer_seconds=tuple(mean),
-        )
-        for layout, parts, mean in zip(
-            layouts, _over_stages(time, layouts), means.tolist(), strict=True
-        )
-    ]
+    steps, names = [], [each.name for each in fields(Parts)]
+    for layout, parts, mean in zip(
+        layouts, _over_stages(time, layouts), means.tolist(), strict=True
+    ):
+        found: dict[str, Any] = {
+            name: known.scale * part for name, part in zip(names, parts, strict=True)
+        }
+        found |= {"model": model, "layout": layout, "cluster": cluster, "recipe": recipe}
+        found |= {"sequence": sequence, "calibration": known, "layer_seconds": tuple(mean)}
+        steps.append(StepEstimate(**found))
+    return steps
 
 
 def calibrate(

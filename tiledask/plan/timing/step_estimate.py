@@ -74,7 +74,7 @@ class StepEstimate(Parts, Printable):
         """Model FLOP utilisation: ``flops`` a second, as a part of the devices' peak."""
         device = self.cluster.device
         peak = self.layout.devices * device.peak(precision_of(device, self.recipe))
-        return self.flops / self.total / peak
+        return float(self.flops / self.total / peak)
 
     @property
     def doubts(self) -> dict[str, float]:
@@ -132,7 +132,7 @@ class StepEstimate(Parts, Printable):
     @property
     def tokens_per_second(self) -> float:
         """Over all devices."""
-        return self.tokens / self.total
+        return float(self.tokens / self.total)
 
     def budget(self, tokens: float, price: float | None = None, stretch: float = 1.0) -> Budget:
         """Days, device-hours and money for ``tokens`` tokens, at ``price`` an hour of a device;
