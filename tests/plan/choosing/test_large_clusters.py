@@ -1,6 +1,6 @@
 """Drawn questions about clusters of up to a hundred thousand devices: none of them crashes.
 
-Holds `tiledask.plan.choosing.smallest` and, of large clusters, `tiledask.plan.fitting.repair`.
+Holds `search_fewest` and, of large clusters, `tiledask.plan.fitting.fixes`.
 """
 
 from random import Random

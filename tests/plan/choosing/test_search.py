@@ -236,7 +236,7 @@ def test_only_what_the_framework_runs_is_proposed_and_the_rest_is_counted(
         )
         again = search(model, cluster, 16, sequence=4096, calibration=mine)
         assert (again.recipe, again.left_out) == (found.recipe, found.left_out)
-        assert (again.best.layout, again.peak[0]) == (found.best.layout, found.peak[0])
+        assert (again.best.layout, again.best.peak) == (found.best.layout, found.best.peak)
 
 
 @pytest.mark.parametrize(

@@ -437,7 +437,7 @@ def test_what_is_offloaded_lies_in_the_node_and_must_have_room_there():
     )
     assert td.offload(away, to="device") == td.load_recipe("mixed-adam-16")
     assert away.name in repr(there)
-    assert td.fits(model, layout, replace(node, nvme_bytes=1), disks).lacking[0] == "nvme"
+    assert td.fits(model, layout, replace(node, nvme_bytes=1), disks).lacking[0] == "disks"
 
 
 def test_the_host_holds_what_deepspeed_says_before_its_factor_for_buffers():

@@ -5,16 +5,17 @@ import pytest
 import tiledask as td
 from tiledask.errors import ConfigError
 from tiledask.plan.timing.budget import Budget
+from tiledask.plan.units import format_count
 
 
 def test_money_is_hours_and_hours_are_days():
     step = td.estimate_step("llama-2-7b", td.Layout(dp=8, microbatches=4, zero=1), "8xA100-80GB")
     budget = step.budget(3e11, price=2.0, stretch=1.25)
-    assert budget.days == pytest.approx(step.days(3e11) * 1.25)
+    assert budget.days == pytest.approx(step.budget(3e11).days * 1.25)
     assert budget.device_hours == pytest.approx(budget.days * 24 * 8)
     assert budget.cost == pytest.approx(2 * budget.device_hours)
-    low, high = budget.band(budget.cost)
-    assert (low, high) == pytest.approx(tuple(budget.cost * (1 + e * step.error) for e in (-1, 1)))
+    low, high = (format_count(budget.cost * (1 + e * step.error)) for e in (-1, 1))
+    assert budget.line.endswith(f"at 2 an hour ({low} to {high})")
     seconds = 3e11 / step.tokens * step.total * 1.25
     assert budget.days * 86_400 == pytest.approx(seconds)
 

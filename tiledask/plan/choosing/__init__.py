@@ -1,1 +1,1 @@
-"""Which layout: all of them searched, what binds, what is wrong with one; claims worked out."""
+"""Which layout: all of them searched, what binds, what is wrong with one."""

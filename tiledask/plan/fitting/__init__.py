@@ -10,7 +10,6 @@ vectorized.py   thousands of layouts: their peaks, for a search
   in_flight.py    of how many micro-batches, by schedule
 overhead.py     what a device holds beyond the arithmetic: CUDA context, NCCL, allocator;
                 what a framework holds stands in its file (plan/timing/calibration.py, Holds)
-repair.py       the nearest layout that fits
-  fixes.py        a change as a value and as a sentence
+fixes.py        the nearest layout that fits, as a value and as a sentence
   fewest.py       the fewest devices
 """

@@ -64,11 +64,28 @@ class Fit(Printable):
         """One sentence: whose program is assumed, and what it holds beyond the arithmetic."""
         name, over = self.memory.recipe.framework, self.overhead
         overhead = f"an overhead of {format_bytes(over.total)}, as given"
-        if not self._given:
-            overhead = f"{format_bytes(over.allocator)} that the allocator does not use"
+        if self.chance is not None:
+            overhead = f"{format_bytes(over.allocator)} that the allocator does not use; "
+            overhead += self._rows
         return f"run by {name} ({self.why}): {holds(name).loss_bytes} B a logit at the loss, " + (
             overhead
         )
+
+    @cached_property
+    def chance(self) -> tuple[int, int] | None:
+        """(in how many, of how many) published rows estimates were off so that this run, as far
+        off, would still have room: no probability, but how often it went well. What "fits" has
+        room in half of them or more. None with an overhead of one's own, which no row had."""
+        if self._given:
+            return None
+        _, ratios = measured_over_estimated(self.memory.recipe.framework)
+        return sum(ratio * self.expected <= self.limits.reported for ratio in ratios), len(ratios)
+
+    @property
+    def _rows(self) -> str:
+        whose, _ = measured_over_estimated(self.memory.recipe.framework)
+        good, many = self.chance or (0, 0)
+        return f"as far off as the published rows of {whose}, it has room in {good} of {many}"
 
     @property
     def layout(self) -> Layout:
@@ -151,21 +168,22 @@ class Fit(Printable):
             classes[_OPTIMIZER if tensor in sharded else tensor] += size
         tensor = max(classes, key=classes.__getitem__)
         low, high, capacity = map(format_bytes, (*self.band, self.capacity))
-        of, context = f"{capacity} on {self.cluster.device.name}", self.overhead.context
+        device, context = self.cluster.device.name, self.overhead.context
         where = f"stage {stage} of {self.layout.pp}, {moment}" if self.layout.pp > 1 else moment
         needs = f"the fullest device ({where}) needs {low}"
         largest = f"the largest class is {tensor}, {format_bytes(classes[tensor])}"
         if self.verdict == "fits":
-            return f"{needs}, with overhead {high}, of {of}; {largest}"
+            return f"{needs}, with overhead {high}, of {capacity} on {device}; {largest}"
         why = f"{largest}: {_why(self.memory, tensor)}"
         if self.verdict == "tight":
-            between = f", with overhead {high} ({self.overhead}), of {of}"
+            between = f", with overhead {high} ({self.overhead}), of {capacity} on {device}"
             if self.expected <= self.capacity:
-                whose, _ = measured_over_estimated(self.memory.recipe.framework)
-                between += f"; as far off as the published rows of {whose}, less than half fit"
+                between += f"; {self._rows}, less than half"
             elif self.band[0] + context > self.capacity:
-                between = f", with a CUDA context more than the nominal {of} and no more than "
-                between += f"the {format_bytes(self.limits.most)} that its driver reports"
+                between = f", with a CUDA context more than the nominal {capacity} of {device} and "
+                between += (
+                    f"no more than the {format_bytes(self.limits.most)} that its driver reports"
+                )
             return f"{needs}{between}; {why}"
         if not self.shortfall and self.lacking:
             kind, needed, there = self.lacking
@@ -181,7 +199,8 @@ class Fit(Printable):
             return few + f", and on {need} it fits" * self.lacks_devices_only
         few += ", and even so " * bool(few)
         beside = f" and a CUDA context of {format_bytes(context)}" if context else ""
-        return f"{few}{needs}{beside}, {format_bytes(self.shortfall)} more than the {of}; {why}"
+        lacks = f"{format_bytes(self.shortfall)} more than the {capacity} of {device}"
+        return f"{few}{needs}{beside}, {lacks}; {why}"
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -334,6 +353,7 @@ class Fit(Printable):
             "shortfall": self.shortfall,
             "expected": self.expected,
             "assumed": self.assumed,
+            "chance": self.chance,
             **self.memory.to_dict(),
             "smallest_fix": str(fix) if fix else None,
             "notes": list(self.notes),

@@ -120,12 +120,15 @@ def measured_over_estimated(framework: str) -> tuple[str, tuple[float, ...]]:
 class DeviceLimits:
     """Bytes of a device, and what they say of a run: the one rule of ``fits`` and ``search``.
 
-    >>> limits = DeviceLimits(nominal=1000, sure=1000, most=1050)
+    >>> limits = DeviceLimits(nominal=1000, reported=1000, sure=1000, most=1050)
     >>> [VERDICTS[limits.verdict(peak, 70, 10)] for peak in (930, 931, 990, 991, 1040, 1041)]
     ['fits', 'tight', 'tight', 'tight', 'tight', 'no']
     """
 
     nominal: int
+    reported: int
+    """What a run is counted with: what the driver reports for one whose framework is named, else
+    the nominal capacity."""
     sure: int
     """Tensors and overhead up to which a run fits: the nominal capacity, or less where, as far off
     as the published rows, fewer than half of the runs would have room."""
@@ -142,7 +145,7 @@ class DeviceLimits:
         reported = device.most_bytes if named else nominal
         half = median_low(measured_over_estimated(recipe.framework)[1])
         sure = min(nominal, int(reported / half)) if ours else nominal
-        return cls(nominal, sure, max(nominal, reported - NCCL_BUFFERS))
+        return cls(nominal, reported, sure, max(nominal, reported - NCCL_BUFFERS))
 
     def verdict(self, peak: Any, total: Any, context: int = CUDA_CONTEXT) -> Any:
         """The place in VERDICTS of ``peak`` bytes of tensors beside an overhead of ``total``,

@@ -1,25 +1,49 @@
-"""FLOP of a training step that the model needs, all s x s scores counted.
+"""FLOP of a training step: what the model needs, and what the hardware is made to do.
 
 A matrix of P parameters costs 2 P a token forward and 4 P backward; scores and context of s
 tokens cost 2 s (d_qk + d_v) a token and head forward, and twice that backward.
 """
 
+from dataclasses import dataclass
+
+from tiledask.plan.inputs.layout import SELECTIVE_OP
 from tiledask.plan.inputs.model import Model
 
-__all__ = ["step_flops"]
+__all__ = ["Flops", "step_flops"]
 
 
-def step_flops(model: Model, sequences: int, sequence: int, frozen: bool = False) -> float:
-    """FLOP of a step over ``sequences`` sequences of ``sequence`` tokens, over all devices.
+@dataclass(frozen=True)
+class Flops:
+    """FLOP of one step over all devices."""
 
-    Forward and backward, without what is recomputed: Korthikanti et al. 2022 (arXiv:2205.05198),
-    Appendix A; Megatron-LM's log counts so too. ``frozen``: weights get no gradients, as beside
-    adapters.
+    model: float
+    """Forward and backward, all s x s scores counted: Korthikanti et al. 2022 (arXiv:2205.05198),
+    Appendix A, 72 B L s h^2 (1 + s/6h + V/12hL) for a GPT; Megatron-LM's log counts so too."""
+    causal: float
+    """The same with only the scores that the mask leaves: half under a causal one, fewer in a
+    sliding window, all of an encoder's."""
+    hardware: float
+    """The model's, and what is recomputed; for recompute="selective" as Appendix A has it, with
+    s/3h in place of s/6h: the attention core's 3 again, although only its forward 1 is."""
+
+
+def step_flops(
+    model: Model,
+    sequences: int,
+    sequence: int,
+    recompute: str = "none",
+    flash: bool = False,
+    frozen: bool = False,
+) -> Flops:
+    """The Flops of a step over ``sequences`` sequences of ``sequence`` tokens.
+
+    ``flash``: the attention core computes its scores again by itself, which counts nowhere.
+    ``frozen``: weights get no gradients, as beside adapters.
 
     >>> gpt = Model(hidden=12288, layers=96, heads=96, ffn=49152, vocab=51200)
     >>> B, s, L, h, V = 64, 2048, 96, 12288, 51200
     >>> appendix_a = 72 * B * L * s * h**2 * (1 + s / (6 * h) + V / (12 * h * L))
-    >>> round(step_flops(gpt, B, s) / appendix_a, 12)
+    >>> round(step_flops(gpt, B, s).model / appendix_a, 12)
     1.0
     """
     tokens = 1.0 * sequences * sequence
@@ -29,4 +53,14 @@ def step_flops(model: Model, sequences: int, sequence: int, frozen: bool = False
     )
     head = sum(into * out for into, out in model.head_matrices)
     core = 2.0 * sequence * model.heads * (model.qk_dim + model.v_dim) * model.layers * tokens
-    return (4 if frozen else 6) * tokens * (layers + head) + 3 * core
+    needed = (4 if frozen else 6) * tokens * (layers + head) + 3 * core
+    again = {
+        "full": 2 * tokens * layers + core,
+        "selective": 0.0 if flash else 3 * core,
+        SELECTIVE_OP: tokens * layers,
+    }
+    return Flops(
+        needed,
+        needed - 3 * core * (1 - model.visible(sequence)),
+        needed + again.get(recompute, 0.0),
+    )

@@ -18,7 +18,7 @@ from tiledask.plan.tables import Part, Printable, Table, table
 from tiledask.plan.timing.axis_bytes import AXES, axis_bytes
 from tiledask.plan.timing.budget import Budget
 from tiledask.plan.timing.calibration import Calibration, uncounted
-from tiledask.plan.timing.flops import step_flops
+from tiledask.plan.timing.flops import Flops, step_flops
 from tiledask.plan.timing.step_time import Parts
 from tiledask.plan.units import format_seconds
 
@@ -64,17 +64,37 @@ class StepEstimate(Parts, Printable):
         return f"its memory may be less than td.fits says, by {saved}" if saved else ""
 
     @cached_property
+    def _flops(self) -> Flops:
+        layout, frozen = self.layout, not self.recipe.gradient_bytes
+        run = layout.sequences, self.sequence, layout.recompute, layout.flash_attention
+        return step_flops(self.model, *run, frozen)
+
+    @property
     def flops(self) -> float:
         """FLOP that the model needs, over all devices, all scores counted (see flops.py)."""
-        frozen = not self.recipe.gradient_bytes
-        return step_flops(self.model, self.layout.sequences, self.sequence, frozen)
+        return self._flops.model
+
+    def _utilisation(self, flops: float) -> float:
+        """FLOP a second, as a part of the devices' peak."""
+        device = self.cluster.device
+        peak = self.layout.devices * device.peak(precision_of(device, self.recipe))
+        return float(flops / self.total / peak)
 
     @property
     def mfu(self) -> float:
-        """Model FLOP utilisation: ``flops`` a second, as a part of the devices' peak."""
-        device = self.cluster.device
-        peak = self.layout.devices * device.peak(precision_of(device, self.recipe))
-        return float(self.flops / self.total / peak)
+        """Model FLOP utilisation: of ``flops``."""
+        return self._utilisation(self._flops.model)
+
+    @property
+    def mfu_causal(self) -> float:
+        """The same, counting only the scores that a causal mask leaves: what long-context
+        reports such as Llama 3's (arXiv:2407.21783, Table 4) seem to count."""
+        return self._utilisation(self._flops.causal)
+
+    @property
+    def hfu(self) -> float:
+        """Hardware FLOP utilisation: recomputation counts too."""
+        return self._utilisation(self._flops.hardware)
 
     @property
     def doubts(self) -> dict[str, float]:
@@ -168,6 +188,8 @@ class StepEstimate(Parts, Printable):
             "parts": {row.part: row.seconds for row in self.rows},
             "bytes": self.moved,
             "mfu": self.mfu,
+            "mfu_causal": self.mfu_causal,
+            "hfu": self.hfu,
             "tokens_per_second": self.tokens_per_second,
             "assumed": self.assumed,
             "error": self.error,
@@ -224,5 +246,8 @@ class StepEstimate(Parts, Printable):
             if r.seconds
         ]
         title = f"where the {format_seconds(self.total)} of a step go, MFU {100 * self.mfu:.1f} %"
+        if self.mfu_causal < 0.95 * self.mfu:
+            share = f"{100 * self.mfu_causal:.1f} %"
+            title += f", {share} if only the scores under a causal mask count"
         yield table(rows, title, time="seconds", share="percent")
         yield f"assumed: {self.assumed}"

@@ -64,7 +64,7 @@ class Parts:
     """Waiting for gradients (and ZeRO's weights) of the other copies: of the model, and of its
     stages."""
     bubble: Any
-    """Idle time of the slowest stage while the pipeline fills and drains."""
+    """Idle time of the slowest stage while the pipeline is not yet filled, or draining."""
     optimizer: Any
     """Updating the weights."""
 
