@@ -102,16 +102,16 @@ def sensitivity(
         )
     model, cluster = as_model(model), as_cluster(cluster)
     now = (plans or search(model, cluster, global_batch, **options)).settle()
-    found = []
+    before, found = now.best, []
     for limit, other in _relaxed(cluster, times):
         if limit.startswith("devices"):  # other layouts, not only other numbers of these
             if limit == "devices" and options.get("devices") is not None:
                 continue
             then = search(model, other, global_batch, **options).settle(now.settled)
         else:
-            then = now.on(other)
+            then = now.on(other, times)
         if len(then):
-            found.append(Relaxed(limit, times, now.best, then.best))
+            found.append(Relaxed(limit, times, before, then.best))
     return Sensitivity(sorted(found, key=lambda relaxed: -relaxed.speedup))
 
 

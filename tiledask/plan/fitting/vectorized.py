@@ -90,8 +90,10 @@ class Many:
     def costs(self, rows: np.ndarray) -> Costs:
         """The Costs of these layouts."""
         (table, which, _), (items, of) = self.layers, self.items
-        whole, cut, *kept = self.n["microbatch"][rows] * table[1:, which[rows]]
-        layers, held = _tuples(LayerBytes, kept), _tuples(ItemParameters, items[:, of[rows]])
+        which, of, sequences = which[rows], of[rows], self.n["microbatch"][rows]
+        whole, cut, *kept = (sequences * column[which] for column in table[1:])
+        held = _tuples(ItemParameters, (column[of] for column in items))
+        layers = _tuples(LayerBytes, kept)
         return Costs(whole, cut, layers, held, self.n["recompute"][rows] > 0)
 
     @cached_property
@@ -143,8 +145,8 @@ class Many:
         most = np.zeros(len(order), np.int64)
         for stage, numbers in enumerate(held[: stages.max()]):
             there = slice(int((stages > stage).sum()))
-            here = numbers[:, which[there]]
-            here[KEPT] *= times[there]
+            here = [column[which[there]] for column in numbers]
+            here[KEPT] = (times[there] * column for column in here[KEPT])
             layout = Numbers(**{name: column[there] for name, column in n.items()})
             terms = Terms(self.model, self.recipe, layout, costs.of(there), InFlight(*here))
             np.maximum(most[there], fullest(terms), out=most[there])
