@@ -73,7 +73,7 @@ def test_the_closed_form_stays_near_the_simulator(layers, pp, form, near):
 @pytest.mark.parametrize("partition", [None, "items"])
 def test_chunks_that_are_not_equal_the_formula_stays_near_the_simulator(p, partition):
     """Of as many layers as chunks, nearly twice as many, and more. Which plans are the fastest is
-    told by the simulator, of the first 12 by formula."""
+    told by the simulator, of the first 14 by formula."""
     model, off = td.load_model("llama-2-70b"), []
     cluster = td.load_cluster(f"{8 * p}xH100")
     for v, turns in product((2, 3, 4), (1, 2, 8)):

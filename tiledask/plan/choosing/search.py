@@ -43,7 +43,7 @@ __all__ = ["Plan", "Plans", "Space", "search", "search_fewest"]
 
 FIRST = 10
 """Plans of a search that are shown."""
-SIMULATED = 12
+SIMULATED = 14
 """Plans that are put in order by their simulated seconds before anybody looks at one."""
 AT_ONCE = 8
 """Numbers of devices that are looked at together for the fewest."""
@@ -127,7 +127,7 @@ class Plans(Sequence[Plan], Printable):
     """The layouts of a search: those that fit, fastest first; then the tight ones; then those
     that do not fit, the nearest first.
 
-    The fastest are those by formula; the first 12 of them are in the order of their ``seconds``,
+    The fastest are those by formula; the first 14 of them are in the order of their ``seconds``,
     the simulated ones (``settle`` for more).
     ``considered``: how many layouts were looked at; ``counts``: how many have each verdict;
     ``left_out``: how many were not, as the framework that was named does not run them, by why.
@@ -176,7 +176,7 @@ class Plans(Sequence[Plan], Printable):
 
     def settle(self, first: int = SIMULATED) -> "Plans":
         """These plans, with the ``first`` in the order of their simulated seconds, some
-        milliseconds each. Whoever looks at a plan gets the first 12 settled."""
+        milliseconds each. Whoever looks at a plan gets the first 14 settled."""
         first = min(first, len(self))
         if first > self.settled:
             self.settled = first
@@ -350,7 +350,7 @@ def search(
     ZeRO 3 gathers each layer's weights for every micro-batch.
     Memory is counted to the byte (:func:`tiledask.plan.fitting.vectorized.peaks`). Time is ranked
     by the formulas of :func:`tiledask.plan.timing.step_time.step_parts`; a plan's ``seconds`` are
-    those of :func:`tiledask.estimate_step`, and the first 12 stand in their order.
+    those of :func:`tiledask.estimate_step`, and the first 14 stand in their order.
 
     >>> from tiledask.plan.inputs.load import load_cluster, load_model
     >>> plans = search(load_model("llama-2-70b"), load_cluster("64xA100-80GB"), 256)
