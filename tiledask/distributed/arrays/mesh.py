@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+from tiledask.distributed.arrays.hosts import arranged, heaviest_first
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.connecting.connect import cluster_of
 from tiledask.errors import PlacementError
-from tiledask.plan.hosts import arranged, heaviest_first
 from tiledask.plan.whole import is_whole
 
 __all__ = ["Mesh"]

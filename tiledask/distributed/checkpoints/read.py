@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from tiledask.distributed.arrays.digests import crc_of
 from tiledask.distributed.checkpoints.index import Index, Stored, StoredBox, read_index, whole
 from tiledask.distributed.checkpoints.write import UNFINISHED, folder_of
 from tiledask.errors import CheckpointError
-from tiledask.plan.digests import crc_of
 from tiledask.plan.products.regions import TensorSlice, extents_of, overlap, region_size, within
 from tiledask.plan.units import format_bytes
 from tiledask.tile.backend import as_dtype

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from tiledask.distributed.arrays.digests import crc_of
 from tiledask.distributed.checkpoints.index import (
     Index,
     Stored,
@@ -31,7 +32,6 @@ from tiledask.distributed.out_of_core.disk import sync, writing
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.errors import CheckpointError
-from tiledask.plan.digests import crc_of
 from tiledask.plan.products.regions import Region, TensorSlice, region_size
 from tiledask.plan.whole import whole_number
 from tiledask.tile.backend import to_numpy

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from tiledask.distributed import tensor as T
+from tiledask.distributed.arrays.digests import digest_of
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.convolution.lenet import LENET
 from tiledask.distributed.deadlines import bounded
@@ -36,7 +37,6 @@ from tiledask.distributed.training.config import recipe_for
 from tiledask.distributed.training.trainer import Trainer
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan import html
-from tiledask.plan.digests import digest_of
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.program.lenet import NAMES, SIDE, UNITS, Need, Split, unit_dim

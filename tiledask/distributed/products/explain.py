@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from tiledask.distributed.arrays.hosts import said_of_hosts
 from tiledask.distributed.products.memory import PANELS, ledger_of
 from tiledask.errors import PlacementError
-from tiledask.plan.hosts import said_of_hosts
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.products.cost import (
     MachineRates,

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tiledask.distributed import tensor as T
+from tiledask.distributed.arrays.digests import digest_of
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.training import saved
 from tiledask.distributed.training.config import TrainingConfig
 from tiledask.distributed.training.progress import Report, StepReporter
 from tiledask.distributed.training.trainer import Trainer
 from tiledask.errors import ConfigError
-from tiledask.plan.digests import digest_of
 from tiledask.plan.program.program import Program
 from tiledask.tile.backend import to_numpy
 

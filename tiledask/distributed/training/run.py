@@ -23,6 +23,7 @@ import numpy as np
 
 from tiledask.distributed import tensor as T
 from tiledask.distributed.arrays.array import Both
+from tiledask.distributed.arrays.hosts import said_of_hosts
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster.room import MARGIN, SLACK, check_room
 from tiledask.distributed.connecting.shared import check_shared
@@ -40,7 +41,6 @@ from tiledask.distributed.training.progress import Listener, Report, watched
 from tiledask.distributed.training.saved import new_folder, newest_step
 from tiledask.errors import PlacementError
 from tiledask.plan import html
-from tiledask.plan.hosts import said_of_hosts
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.products.traffic import Traffic

@@ -1,6 +1,6 @@
 """Ranks onto hosts: against every assignment of small meshes, and in words.
 
-Holds `tiledask.plan.hosts`.
+Holds `tiledask.distributed.arrays.hosts`.
 """
 
 from itertools import permutations
@@ -9,7 +9,13 @@ from math import prod
 import numpy as np
 import pytest
 
-from tiledask.plan.hosts import arranged, cheapest, crossings, heaviest_first, said_of_hosts
+from tiledask.distributed.arrays.hosts import (
+    arranged,
+    cheapest,
+    crossings,
+    heaviest_first,
+    said_of_hosts,
+)
 from tiledask.plan.products.traffic import Traffic
 
 CASES = [

@@ -1,6 +1,6 @@
 """Checksums of arrays are those of their bytes in order.
 
-Holds `tiledask.plan.digests`.
+Holds `tiledask.distributed.arrays.digests`.
 """
 
 import zlib
@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tiledask.distributed.arrays.digests import crc_of, digest_of
 from tiledask.plan import digests
-from tiledask.plan.digests import crc_of, digest_of
 
 X = np.random.default_rng(0).standard_normal((40, 30, 3))
 
