@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tiledask.distributed.arrays.digests import crc_of, digest_of
-from tiledask.plan import digests
+from tiledask.distributed.arrays import digests
 
 X = np.random.default_rng(0).standard_normal((40, 30, 3))
 
