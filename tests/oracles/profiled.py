@@ -1,6 +1,6 @@
 """Traces as profilers would write them, of runs whose one fault is known.
 
-simulated run, with jitter --> labelled spans | kernels of each rank | polled utilisation
+simulated run, with jitter --> labelled spans | kernels of each rank
 """
 
 import gzip

@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tiledask.distributed.arrays.digests import crc_of, digest_of
 from tiledask.distributed.arrays import digests
+from tiledask.distributed.arrays.digests import crc_of, digest_of
 
 X = np.random.default_rng(0).standard_normal((40, 30, 3))
 

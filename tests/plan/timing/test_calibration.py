@@ -187,13 +187,10 @@ def test_whatever_is_diagnosed_calibrates_by_one_step(tmp_path):
 
 
 def test_only_a_trace_of_a_step_calibrates(tmp_path):
-    polls = tmp_path / "polls.csv"
-    polls.write_text("time,device0,device1\n0,100,0\n1,100,50\n2,0,100\n")
     empty = tmp_path / "empty.json"
     empty.write_text("[]")
     for trace, words in (
         ("nowhere.json", "no trace at 'nowhere.json'; give a CSV or a Chrome trace"),
-        (polls, "polled utilisation, which does not show where a step ends; give the seconds"),
         (empty, "empty.json has no complete event"),
         ({"seconds": 1}, "a trace is a Timeline, a table .*; got dict"),
     ):

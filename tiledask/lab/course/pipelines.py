@@ -19,7 +19,7 @@ from tiledask.errors import ConfigError
 from tiledask.lab.course import runs, sizes
 from tiledask.lab.course.question import Names, question
 from tiledask.lab.course.words import some
-from tiledask.plan.diagnosis.diagnose import Diagnosis
+from tiledask.plan.diagnosis.diagnose import CAUSES, Diagnosis
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.pipelines.closed_form import bubble_fraction, bubble_overhead
 from tiledask.plan.pipelines.timeline import TRANSFER, Timeline
@@ -128,6 +128,13 @@ PIPELINES: dict[str, tuple[str, int | None, float, float]] = {
 is, how long a message takes, both in forwards)."""
 
 
+IN_TURN = 1.05
+"""Shares of time that devices work, all together, of which each waits for the turn of others."""
+RECORD = (
+    "To tell more: record one training step with torch.profiler on every rank and give the folder."
+)
+
+
 def faulty(fault: str, devices: int, microbatches: int) -> Timeline:
     """A pipeline that has the fault."""
     name, m, slowest, latency = PIPELINES[fault]
@@ -176,39 +183,50 @@ def _training(fault: str, p: int, m: int) -> Names:
 @question(17)
 def on_call(fault: str, polled: list[float], microbatches: int) -> Names:
     """The symptoms, their causes ranked, and what tells them apart."""
-    import pandas as pd
-
     p, m = len(polled), microbatches
-    if not 2 <= p <= 256 or max(polled) > 100 or not 1 <= sum(polled) / p <= 99:
-        raise ConfigError("polled is 2 to 256 percentages from 0 to 100, 1 to 99 on average")
+    if not 2 <= p <= 256 or not 0 < min(polled) <= max(polled) <= 100 or sum(polled) > 99 * p:
+        raise ConfigError("polled is 2 to 256 percentages above 0, of 100 at most, 99 on average")
     if fault in TRAININGS:
         return _training(fault, p, m)
-    columns = {f"{at}": [busy] * 6 for at, busy in enumerate(polled)}
-    seen: Any = pd.DataFrame({"time": range(6)} | columns)
-    busy = [share / 100 for share in polled]
+    busy, planned = [share / 100 for share in polled], 1 - bubble_fraction(p, m)
+    seen, record, words = None, RECORD, CAUSES
     if fault in PIPELINES:
         seen = faulty(fault, p, m)
         busy = [seconds / seen.makespan for seconds in seen.busy_per_device]
-    found, planned = td.diagnose(seen), 1 - bubble_fraction(p, m)
-    causes = {c.name: c.seconds for c in found.causes if c.seconds > 0}
-    shares = {name: seconds / sum(causes.values()) for name, seconds in causes.items()}
-    if fault not in PIPELINES and "unexplained" in shares:  # polls hide the ramp
-        ramp = min(shares["unexplained"], (1 - planned) / found.idle_share)
-        shares |= {"ramp": ramp, "unexplained": shares["unexplained"] - ramp}
+    elif sum(busy) < IN_TURN:
+        seen = in_turn(busy)
+    found = td.diagnose(seen) if seen is not None else None
+    if found:
+        causes = {c.name: c.seconds for c in found.causes if c.seconds > 0}
+        shares = {name: seconds / sum(causes.values()) for name, seconds in causes.items()}
+        record = found.summary[-1] if fault in PIPELINES else RECORD
+    else:  # such shares say how much each device works, and not when: the ramp is the plan's
+        uneven, idle = p * max(busy) - sum(busy), p - sum(busy)
+        ramp = min(idle - uneven, p * (1 - planned))
+        shares = {"imbalance": uneven / idle, "ramp": ramp / idle}
+        shares["unexplained"], words = 1 - sum(shares.values()), CAUSES | {"ramp": ""}
     ranked = sorted((n for n in shares if shares[n] > 1e-9), key=lambda name: -shares[name])
-    first, words = ranked[0], {cause.name: cause.words for cause in found.causes}
+    first, remedies = ranked[0], found.remedies if found else ()
     answer = f"{first.capitalize()}, {100 * shares[first]:.0f} % of the idle time. "
-    answer += found.summary[-1]
+    answer += record
     lines = [
         f"symptom: devices busy {', '.join(f'{100 * b:.0f} %' for b in busy)} of the time; "
         f"p = {p} equal stages with m = {m} would be busy {100 * planned:.1f} %",
-        *(f"{n}: {100 * shares[n]:.0f} % of the idle time; {words.get(n, '')}" for n in ranked),
-        *(f"simulated: {r.change}: {100 * r.gain:.0f} % saved" for r in found.remedies),
+        *(f"{n}: {100 * shares[n]:.0f} % of the idle time; {words[n]}" for n in ranked),
+        *(f"simulated: {r.change}: {100 * r.gain:.0f} % saved" for r in remedies),
     ]
     values: dict[str, Any] = {"cause": first, "busy": busy, "planned": planned}
     values["ranked"] = [[name, shares[name]] for name in ranked]
-    values["remedies"] = {r.change: r.gain for r in found.remedies}
+    values["remedies"] = {r.change: r.gain for r in remedies}
     return locals()
+
+
+def in_turn(busy: list[float]) -> Timeline:
+    """One micro-batch through devices that are busy for such shares of the time: what no device
+    works is the way of results, and a backward takes twice a forward."""
+    hop = max(0.0, 1 - sum(busy)) / (2 * (len(busy) - 1))
+    forward, backward = ([part * share / 3 for share in busy] for part in (1, 2))
+    return td.simulate("naive", len(busy), 1, forward=forward, backward=backward, latency=hop)
 
 
 def diagnosed(timeline: Timeline) -> Diagnosis:

@@ -1,7 +1,7 @@
 """From a trace of what devices did to the plan behind it, and to what would be faster.
 
-trace.py        when devices were busy: spans or polled utilisation
-  trace_files.py  the same from files: CSV of intervals, CSV of polls, Chrome's JSON
+trace.py        when devices were busy: spans, each an action or a block of kernels
+  trace_files.py  the same from what people have: tables, CSV, Chrome's JSON
   chrome.py       Chrome's JSON, as torch.profiler writes it
 timed.py        a schedule with the seconds of its actions: what explains a trace
 infer.py        the schedule behind rows, whose edges say its times exactly

@@ -21,7 +21,6 @@ import numpy as np
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.diagnosis.trace import Row, Trace
-from tiledask.plan.whole import is_whole
 
 __all__ = ["MeasuredStep", "of_chrome", "step_of_chrome"]
 
@@ -61,6 +60,10 @@ class _Event(NamedTuple):
     end: float
 
 
+_Lane = tuple[str, str, str]
+"""pid, tid and device of an event."""
+
+
 @dataclass(frozen=True)
 class _File:
     name: str
@@ -68,25 +71,19 @@ class _File:
     events: list[_Event]
 
     @cached_property
-    def marks(self) -> dict[tuple[str, bool], tuple[list[float], list[int]]]:
-        """{(pid, on the GPU): (starts, numbers of steps)}, rising; pid "" for those of all."""
-        found = sorted((e.start, int(n[1]), e) for e in self.events if (n := STEP.match(e.name)))
-        lines: dict[tuple[str, bool], tuple[list[float], list[int]]] = {}
-        for start, number, e in found:
-            for pid in ("", e.pid):
-                starts, numbers = lines.setdefault((pid, e.cat.startswith("gpu")), ([], []))
-                if pid or number not in numbers:
-                    starts.append(start)
-                    numbers.append(number)
-        return lines
+    def marks(self) -> dict[bool, list[tuple[float, int]]]:
+        """{on the GPU: (start, number) of each step}, rising; of each number the first mark."""
+        found: dict[bool, dict[int, float]] = {True: {}, False: {}}
+        for e in sorted(self.events, key=_start):
+            if number := STEP.match(e.name):
+                found[e.cat.startswith("gpu")].setdefault(int(number[1]), e.start)
+        return {on: [(start, n) for n, start in steps.items()] for on, steps in found.items()}
 
     def step(self, e: _Event) -> int:
         """The number of an event's step; -1 before the first mark, 0 if there is none."""
-        of_gpu = self.marks.get((e.pid, True)) if e.cat != "cpu_op" else None
-        of_cpu = self.marks.get((e.pid, False)) or self.marks.get(("", False), ([], []))
-        starts, numbers = of_gpu or of_cpu
-        passed = bisect_right(starts, e.start + 1e-9)
-        return (numbers[passed - 1] if passed else -1) if starts else 0
+        marks = (e.cat != "cpu_op" and self.marks[True]) or self.marks[False]
+        passed = bisect_right(marks, (e.start + 1e-9, math.inf))
+        return (marks[passed - 1][1] if passed else -1) if marks else 0
 
 
 class MeasuredStep(NamedTuple):
@@ -105,22 +102,18 @@ def of_chrome(texts: Sequence[tuple[str, str]], source: str, scale: float) -> Tr
     ``scale``: seconds of a unit of ts. Raises ConfigError for what cannot be read.
     """
     files = _read(texts, source, scale)
-    ranks: dict[int, str] = {}
-    for f in files:
-        if f.rank is not None and ranks.setdefault(f.rank, f.name) != f.name:
-            raise ConfigError(
-                f"{ranks[f.rank]} and {f.name} are both of rank {f.rank}; give one each"
-            )
     every = [e for f in files for e in f.events]
     has = {e.cat for e in every}
     worker = next((cat for cat in ("kernel", "cpu_op") if cat in has), "")
-    labels = [e for e in every if ACTION.search(e.name) or PHASE.match(e.name)]
+    labels = [e for e in every if _label(e)]
     on_gpu = any(e.cat.startswith("gpu") for e in labels)
     # the CPU launches kernels and does not wait for them: its labels say nothing of their time
     labelled = bool(labels) and (on_gpu or worker != "kernel")
     actions: list[tuple[int, Row]] = []  # of which step, and what
     is_tuned = False
-    for f, names in zip(files, _device_names(files, worker, labelled), strict=True):
+    for f in files:
+        counted = labels if labelled else [e for e in f.events if e.cat == worker or not worker]
+        names = _device_names(f, len(files) > 1, counted)
         work, tuned = _work(f, worker)
         is_tuned |= tuned
         found = _labelled(f, work, worker, on_gpu) if labelled else ((e, BARE) for e in work)
@@ -146,8 +139,7 @@ def step_of_chrome(texts: Sequence[tuple[str, str]], source: str, scale: float) 
     profiler; of a trace without two, those from its first event to its last."""
     files, between = _read(texts, source, scale), []
     for f in files:
-        starts, numbers = f.marks.get(("", False)) or f.marks.get(("", True)) or ([], [])
-        marks = pairwise(zip(starts, numbers, strict=True))
+        marks = pairwise(f.marks[False] or f.marks[True])
         between += [b - a for (a, number), (b, after) in marks if after == number + 1]
     if between:
         seconds = median(between)
@@ -172,18 +164,19 @@ def _read(texts: Sequence[tuple[str, str]], source: str, scale: float) -> list[_
         )
     clocks = [clock for _, _, clock, _ in files]
     begins = [f * scale + (c - min(clocks)) for f, c in zip(firsts, clocks, strict=True)]
+    ranks = [rank for _, rank, *_ in files]
     read = []
     for (name, rank, _, each), first, begin in zip(files, firsts, begins, strict=True):
         events = []
         for e, start, length in each:
             args = e.get("args")
             device = args.get("device", "") if isinstance(args, dict) else ""
-            words = _word(e.get("pid", "")), _word(e.get("tid", 0)), _word(device)
+            pid, tid = str(e.get("pid", ""))[:40], str(e.get("tid", 0))[:40]
             # small numbers first: an epoch in us has no digits left
             at = (start - first) * scale + (begin - min(begins))
             named = str(e.get("name", ""))[:200], str(e.get("cat", "")).lower()
-            events.append(_Event(*named, *words, at, at + length * scale))
-        read.append(_File(name, rank, events))
+            events.append(_Event(*named, pid, tid, str(device)[:40], at, at + length * scale))
+        read.append(_File(name, rank if ranks.count(rank) == 1 else None, events))
     return read
 
 
@@ -207,7 +200,7 @@ def _parsed(
     info, base = about.get("distributedInfo"), about.get("baseTimeNanoseconds", 0)
     rank = info.get("rank") if isinstance(info, dict) else None
     is_time = isinstance(base, int | float) and abs(base) < 1e20
-    return rank if is_whole(rank) else None, 1e-9 * base if is_time else 0.0, complete
+    return rank if isinstance(rank, int) else None, 1e-9 * base if is_time else 0.0, complete
 
 
 def _number(event: dict[str, Any], name: str, source: str) -> float:
@@ -215,41 +208,30 @@ def _number(event: dict[str, Any], name: str, source: str) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < MOST_TIME:
         return float(value)
     raise ConfigError(
-        f"event {_word(event.get('name'))} of {source} has {name} {short(value)}; it is a finite "
+        f"event {short(event.get('name'))} of {source} has {name} {short(value)}; it is a finite "
         f"number of 0 or more: drop the event"
     )
-
-
-def _word(value: Any) -> str:
-    return str(value)[:40]
 
 
 # --- events to rows -------------------------------------------------------------------------
 
 
-def _device_names(
-    files: list[_File], worker: str, labelled: bool
-) -> Iterator[dict[tuple[str, str, str], str]]:
-    """Of each file {(pid, tid, args.device): device}: which events are of one device.
+def _device_names(f: _File, several: bool, counted: list[_Event]) -> dict[_Lane, str]:
+    """{pid, tid, args.device: device}: which events of a file are of one device.
 
     A rank's file is one device, or one per args.device. In a file of several ranks they are told
     apart by pid and args.device, and by tid where there is one process without.
     """
-    for f in files:
-        if len(files) > 1 or f.rank is not None:
-            own = f"rank {f.rank}" if f.rank is not None else f.name.split(".")[0]
-            several = len({e.device for e in f.events if e.cat == "kernel" and e.device}) > 1
-            yield {e[2:5]: own + f" gpu {e.device}" * several for e in f.events}
-            continue
-        counted = [
-            e for e in f.events if (_label(e) if labelled else not worker or e.cat == worker)
-        ]
-        pids, devices = ({e[at] for e in counted} for at in (2, 4))
-        names = {}
-        for e in f.events:
-            apart = [e.pid] * (len(pids) > 1) + [e.device] * (len(devices) > 1)
-            names[e[2:5]] = "/".join(filter(None, apart)) or e.device or e.tid
-        yield names
+    if several or f.rank is not None:
+        own = f.name if f.rank is None else f"rank {f.rank}"
+        gpus = {e.device for e in f.events if e.cat == "kernel" and e.device}
+        return {e[2:5]: own + f" gpu {e.device}" * (len(gpus) > 1) for e in f.events}
+    pids, devices = ({e[at] for e in counted} for at in (2, 4))
+    names = {}
+    for e in f.events:
+        apart = [e.pid] * (len(pids) > 1) + [e.device] * (len(devices) > 1)
+        names[e[2:5]] = "/".join(filter(None, apart)) or e.device or e.tid
+    return names
 
 
 def _work(f: _File, worker: str) -> tuple[list[_Event], bool]:
@@ -276,11 +258,6 @@ def _start(e: _Event) -> float:
 def _label(e: _Event) -> _Label | None:
     """What the name says."""
     if found := ACTION.search(e.name):
-        if "OVERLAP" in e.name:
-            raise ConfigError(
-                f"{_word(e.name)} is a forward and a backward at once; which part of its time is "
-                f"whose cannot be told: give a run without pairs"
-            )
         return found[2], int(found[1]), int(found[3])
     found = PHASE.match(e.name)
     return (found[1][0], -1, int(found[2])) if found else None
@@ -297,6 +274,11 @@ def _labelled(
         label = _label(span)
         if label is None or (on_gpu and not span.cat.startswith("gpu")):
             continue
+        if "OVERLAP" in span.name:
+            raise ConfigError(
+                f"{short(span.name)} is a forward and a backward at once; which part of its time "
+                f"is whose cannot be told: give a run without pairs"
+            )
         mine = of_process[span.pid]
         first, end = (bisect_left(mine, at, key=_start) for at in (span.start, span.end))
         if first < end and worker:

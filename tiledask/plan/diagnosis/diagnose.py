@@ -25,9 +25,14 @@ from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.tables import Part, Printable, Table
 from tiledask.plan.units import format_seconds
 
-__all__ = ["Cause", "Diagnosis", "Finding", "diagnose"]
+__all__ = ["CAUSES", "Cause", "Diagnosis", "Finding", "diagnose"]
 
 UNSURE = "cannot be told"
+MEASURE = (
+    "record one training step with a label around each action, such as "
+    'torch.profiler.record_function("0F3"): forward of micro-batch 3 on stage 0'
+)
+"""The measurement that would tell what a trace does not."""
 LITTLE = 0.05
 """Share of device-time: less idle time than this is nothing to mend."""
 CAUSES = {
@@ -90,14 +95,13 @@ class Diagnosis(Printable):
     def summary(self) -> tuple[str, ...]:
         """Sentences: the main cause, the best remedy with its predicted gain, what to measure."""
         share = 100 * self.causes[0].seconds / (self.idle or 1.0)
-        sentence = (
+        sentences = [
             f"Devices are idle {100 * self.idle_share:.0f} % of the time, {share:.0f} % of it "
             f"{self.cause}: {self.causes[0].words}."
-        )
+        ]
         if self.idle_share < LITTLE:
             busy = 100 * (1 - self.idle_share)
-            sentence = f"Devices work {busy:.1f} % of the time: there is little to gain."
-        sentences = [sentence]
+            sentences = [f"Devices work {busy:.1f} % of the time: there is little to gain."]
         if self.remedies and self.plan:
             best = self.remedies[0]
             sentences.append(
@@ -200,8 +204,8 @@ def diagnose(
 
     trace          a Timeline; a table or a CSV file with the columns device, start, end and,
                    if known, kind, stage, microbatch; a Chrome trace (JSON, as torch.profiler
-                   writes it, packed or not), those of all ranks as a list of paths or their folder;
-                   or polled utilisation: time and a column per device, in percent or shares
+                   writes it, packed or not), or those of all ranks as a list of paths or their
+                   folder
     unit           of the times: "s", "ms", "us" or "ns". Default: s in CSV, us in Chrome's JSON
     memory_limit   most micro-batches whose activations a device may keep, in those of the trace
 
@@ -223,7 +227,7 @@ def diagnose(
     fit = _fit(read)
     plan = fit.plan if fit else None
     findings, causes = tuple(_findings(read, fit)), _causes(read, plan)
-    measure = _measure(read) if fit is None or fit.guess else ""
+    measure = MEASURE if fit is None or fit.guess else ""
     run = read.source, read.devices, read.makespan, read.idle
     return Diagnosis(*run, findings, causes, plan, memory_limit, measure)
 
@@ -231,25 +235,14 @@ def diagnose(
 def _fit(trace: Trace) -> TraceFit | None:
     if trace.is_labelled:
         return fit_labelled(trace)
-    edges = not trace.blocks and trace.levels is None
-    found = fit_rows(trace) if edges else None
+    found = None if trace.blocks else fit_rows(trace)
     # two batches of one after the other look like a wave through chunks, and not exactly
     is_far_fetched = found is None or (
         found.plan.schedule.stages > trace.devices and found.error > EXACT * trace.makespan
     )
     if trace.is_one_at_a_time and is_far_fetched:
         return fit_turns(trace)
-    return found or (fit_nearest(trace) if trace.levels is None else None)
-
-
-def _measure(trace: Trace) -> str:
-    """The measurement that would tell what this trace does not."""
-    if trace.levels is not None:
-        return "record one training step with torch.profiler on every rank and give the folder"
-    return (
-        "record one training step with a label around each action, such as "
-        'torch.profiler.record_function("0F3"): forward of micro-batch 3 on stage 0'
-    )
+    return found or fit_nearest(trace)
 
 
 # --- what is inferred -----------------------------------------------------------------------
@@ -260,14 +253,18 @@ def _findings(trace: Trace, fit: TraceFit | None) -> Iterator[Finding]:
     yield Finding("devices", trace.devices, "exact", "in this order: " + ", ".join(trace.names))
     is_exact = fit is None or (not fit.guess and fit.error <= EXACT * trace.makespan)
     timed = "exact" if is_exact else "likely"
-    yield from _order(trace, fit, timed)
-    work = np.array(fit.plan.device_times) if fit else trace.busy_per_device
     plan = latency = overhead = None
-    if fit and trace.levels is None:  # samples hide how long actions take
+    if fit is None:
+        why = "no schedule of the table has these edges; is this one step, and all of it?"
+        yield Finding("microbatches", None, why=why)
+        yield Finding("schedule", None)
+    else:
+        yield from _order(trace, fit, timed)
         plan = fit.plan
         if fit.has_hops or trace.devices == 1:
             latency = plan.latency[0] if len(set(plan.latency)) == 1 else plan.latency or 0.0
         overhead = plan.overhead if fit.has_turns else None
+    work = np.array(plan.device_times) if plan else trace.busy_per_device
     found = {
         "forward": plan and plan.forward,
         "backward": plan and plan.backward,
@@ -283,15 +280,8 @@ def _findings(trace: Trace, fit: TraceFit | None) -> Iterator[Finding]:
         yield Finding(name, value, UNSURE if value is None else timed, why)
 
 
-def _order(trace: Trace, fit: TraceFit | None, timed: str) -> Iterator[Finding]:
+def _order(trace: Trace, fit: TraceFit, timed: str) -> Iterator[Finding]:
     """How many micro-batches there are and which schedule, and how sure both are."""
-    if fit is None:
-        why = "no schedule of the table has these edges; is this one step, and all of it?"
-        if trace.levels is not None:
-            why = "samples do not tell actions apart; record spans"
-        yield Finding("microbatches", None, why=why)
-        yield Finding("schedule", None)
-        return
     order, form = fit.plan.schedule, fit.plan.form
     same, others = list[Form](), list[Form]()
     for other in fit.others:
@@ -320,7 +310,7 @@ def _order(trace: Trace, fit: TraceFit | None, timed: str) -> Iterator[Finding]:
 
 def _causes(trace: Trace, plan: TimedSchedule | None) -> tuple[Cause, ...]:
     """The parts of the idle time, largest first; without a plan few of them are known."""
-    seconds = _lost(trace, plan) if plan else _seen(trace)
+    seconds = _gained(trace, plan) if plan else _seen(trace)
     tiny = 1e-9 * trace.devices * trace.makespan
     seconds = {name: s if abs(s) > tiny else 0.0 for name, s in seconds.items()}
     rest = trace.idle - sum(seconds.values())
@@ -332,7 +322,7 @@ def _causes(trace: Trace, plan: TimedSchedule | None) -> tuple[Cause, ...]:
     return tuple(sorted(causes, key=lambda c: -c.seconds))
 
 
-def _lost(trace: Trace, plan: TimedSchedule) -> dict[str, float]:
+def _gained(trace: Trace, plan: TimedSchedule) -> dict[str, float]:
     """What the idle time shrinks by as each cause is taken out, one after the other."""
     no_overhead = replace(plan, overhead=0.0)
     no_latency = replace(no_overhead, latency=())
@@ -348,8 +338,6 @@ def _lost(trace: Trace, plan: TimedSchedule) -> dict[str, float]:
 def _seen(trace: Trace) -> dict[str, float]:
     """The same without a plan: only when devices begin and end, and how much they work."""
     busy = trace.busy_per_device
-    if trace.levels is not None:
-        return {"imbalance": float((busy.max() - busy).sum())}
     first = trace.start[trace.turns[:-1]]
     last = trace.end[trace.turns[1:] - 1]
     uneven = np.minimum(last - first - busy, busy.max() - busy).sum()

@@ -1,31 +1,28 @@
-"""Traces in files: CSV of intervals, CSV of polled utilisation, Chrome's JSON.
+"""Traces as people have them: a Timeline, a table, a CSV file, or Chrome's JSON of each rank.
 
-device,start,end            time,device0,device1
-0,0.0,1.0                   0.0,100,0
+device,start,end,kind,stage,microbatch        the last three where they are known
+0,0.0,1.0,F,0,0
 """
 
 import csv
 import gzip
 import os
 import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tiledask.errors import ConfigError, short
 from tiledask.plan.diagnosis.chrome import MeasuredStep, of_chrome, step_of_chrome
-from tiledask.plan.diagnosis.trace import UNITS, Trace, of_polls, of_timeline
+from tiledask.plan.diagnosis.trace import UNITS, Row, Trace, of_timeline
+from tiledask.plan.pipelines.schedule import KINDS
 from tiledask.plan.pipelines.timeline import TRANSFER, Timeline
-from tiledask.plan.units import format_bytes
 
-__all__ = ["MAX_BYTES", "read_step", "read_trace"]
+__all__ = ["read_step", "read_trace"]
 
 MAX_BYTES = 256_000_000
-"""Bytes above which a file is refused: as JSON it would take ten times as much memory."""
-_Table = tuple[list[str], list[list[str]]]
-"""Names of columns, and rows of words."""
+"""Bytes above which files are refused: as JSON they would take ten times as much memory."""
 
 
 def read_trace(trace: Any, unit: str | None = None) -> Trace:
@@ -40,39 +37,40 @@ def read_trace(trace: Any, unit: str | None = None) -> Trace:
     if isinstance(trace, Timeline):
         return of_timeline(trace)
     texts, source = _texts(trace)
-    if texts and texts[0][1].lstrip()[0] in "[{":
+    if _is_json(texts):
         return of_chrome(texts, source, UNITS[unit or "us"])
     if texts:
-        return _of_table(_csv(*texts[0]), source, unit)
-    if hasattr(trace, "columns") and hasattr(trace, "itertuples"):
-        rows = [[str(v) for v in row] for row in trace.itertuples(index=False)]
-        return _of_table(([str(name) for name in trace.columns], rows), "the table", unit)
-    raise ConfigError(
-        f"a trace is a Timeline, a table with the columns device, start, end, the path of a file, "
-        f"or those of all ranks; got {type(trace).__name__}"
-    )
+        rows: Iterable[Any] = csv.DictReader(texts[0][1].splitlines(), skipinitialspace=True)
+    elif hasattr(trace, "columns") and hasattr(trace, "to_dict"):
+        rows, source = trace.to_dict("records"), "the table"
+    else:
+        raise ConfigError(
+            f"a trace is a Timeline, a table with the columns device, start, end, the path of a "
+            f"file, or those of all ranks; got {type(trace).__name__}"
+        )
+    source += "" if unit else " (times taken as seconds)"
+    try:
+        read = [*_rows(rows, source, UNITS[unit or "s"])]
+    except csv.Error as error:
+        raise ConfigError(f"{source} cannot be read as CSV: {error}") from None
+    work = [row for row in read if row[3] != TRANSFER]
+    return Trace.of(work, [row[0] for row in read], source=source)
 
 
 def read_step(trace: Any) -> MeasuredStep:
     """How long a step takes of whatever `read_trace` reads: of torch.profiler's files the median of
     those between two of its marks; of everything else, from the first start to the last end, which
-    is to be one step. Raises ConfigError for polled utilisation, which does not show where a step
-    ends.
+    is to be one step.
     """
     texts, source = _texts(trace)
-    if texts and texts[0][1].lstrip()[0] in "[{":
+    if _is_json(texts):
         return step_of_chrome(texts, source, UNITS["us"])
     read = read_trace(trace)
-    if read.levels is not None:
-        raise ConfigError(
-            f"{read.source} is polled utilisation, which does not show where a step ends; give "
-            f"the seconds of a step, or torch.profiler's trace"
-        )
-    source = read.source or "a timeline"
-    return MeasuredStep(read.makespan, None, f"{source}, taken for one step")
+    return MeasuredStep(read.makespan, None, f"{read.source}, taken for one step")
 
 
-# --- files ----------------------------------------------------------------------------------
+def _is_json(texts: list[tuple[str, str]]) -> bool:
+    return bool(texts) and texts[0][1].lstrip()[0] in "[{"
 
 
 def _texts(trace: Any) -> tuple[list[tuple[str, str]], str]:
@@ -86,16 +84,14 @@ def _texts(trace: Any) -> tuple[list[tuple[str, str]], str]:
         source = paths[0].name
         if os.path.isdir(paths[0]):  # a name that is too long is none
             paths = sorted(p for p in paths[0].iterdir() if p.name.endswith((".json", ".json.gz")))
-    if not paths:
-        raise ConfigError(
-            f"folder {source!r} has no .json or .json.gz; give a folder with a trace of each rank, "
-            f"as torch.profiler writes them, or a file"
-        )
     texts: list[tuple[str, str]] = []
     for path in paths:
         texts.append((path.name, _text(path, MAX_BYTES - sum(len(text) for _, text in texts))))
-        if len(paths) > 1 and texts[-1][1].lstrip()[0] not in "[{":
-            raise ConfigError(f"{path.name} is no Chrome trace JSON; of several files each is one")
+    if not texts or (len(texts) > 1 and not all(_is_json([each]) for each in texts)):
+        raise ConfigError(
+            f"{source} is no CSV file, nor Chrome traces alone; give the .json or .json.gz of each "
+            f"rank, as torch.profiler writes them, or their folder"
+        )
     return texts, source
 
 
@@ -103,95 +99,40 @@ def _text(path: Path, most: int) -> str:
     """What is in a file, unpacked if it is gzip. Raises ConfigError above ``most`` bytes."""
     if not os.path.isfile(path):
         raise ConfigError(f"no trace at {str(path)!r}; give a CSV or a Chrome trace JSON file")
-    size, data = os.path.getsize(path), b""
+    size, text = os.path.getsize(path), ""
     try:
         if size <= most:
             with open(path, "rb") as file:
                 packed = file.read(2) == b"\x1f\x8b"
             with gzip.open(path) if packed else open(path, "rb") as file:
                 data = file.read(most + 1)
-        text = data.decode("utf-8-sig")
+            size, text = max(size, len(data)), data.decode("utf-8-sig")
     except (EOFError, OSError, UnicodeDecodeError, zlib.error) as error:
+        raise ConfigError(f"{path.name} cannot be read as CSV or JSON: {error}") from None
+    if size > most or not text.strip():
         raise ConfigError(
-            f"{path.name} cannot be read: {error}; give CSV, or a Chrome trace as JSON or .json.gz"
-        ) from None
-    if max(size, len(data)) > most:
-        raise ConfigError(
-            f"{path.name} has {format_bytes(max(size, len(data)))}, and a trace is read up to "
-            f"{format_bytes(MAX_BYTES)}; cut it to one training step, or keep only the kernels"
+            f"{path.name} has {size:,} bytes, and a trace has an action or more and up to "
+            f"{MAX_BYTES:,} bytes; cut it to one training step, or keep only the kernels"
         )
-    if not text.strip():
-        raise ConfigError(f"{path.name} is empty; a trace needs one action or more")
     return text
 
 
-def _csv(name: str, text: str) -> _Table:
-    lines = [line for line in text.splitlines() if line.strip()]
-    separator = max(",;\t", key=lines[0].count)
-    try:
-        head, *rows = csv.reader(lines, delimiter=separator, skipinitialspace=True)
-    except csv.Error as error:
-        raise ConfigError(f"{name} cannot be read as CSV: {error}") from None
-    return head, rows
-
-
-# --- tables ---------------------------------------------------------------------------------
-
-
-def _of_table(table: _Table, source: str, unit: str | None) -> Trace:
-    head, rows = table
-    for line, row in enumerate(rows, 2):
-        if len(row) != len(head):
-            raise ConfigError(
-                f"line {line} of {source} has {len(row)} columns and the head {len(head)}"
-            )
-    names = [name.strip().lower() for name in head]
-    columns = {name: [row[i].strip() for row in rows] for i, name in enumerate(names)}
-    columns.pop("", None)  # an index
-    scale, about = UNITS[unit or "s"], source + ("" if unit else " (times taken as seconds)")
-    if {"device", "start", "end"} <= columns.keys():
-        return _of_intervals(columns, about, scale)
-    if "time" not in columns or len(columns) == 1:
-        raise ConfigError(
-            f"{source} has the columns {', '.join(head)}; a trace has device, start, end, or "
-            f"time and a column of utilisation for each device"
-        )
-    numbers = {name: _numbers(columns, name, source) for name in columns}
-    time = numbers.pop("time") * scale
-    shares = np.stack([*numbers.values()], axis=1)
-    if not (np.isfinite(time).all() and ((shares >= 0) & (shares <= 100 + 1e-9)).all()):
-        raise ConfigError(
-            f"{source} has a time that is not finite, or utilisation that is neither a share of 0 "
-            f"to 1 nor a percentage of 0 to 100; drop that sample"
-        )
-    is_percent = shares.max(initial=0.0) > 1 + 1e-9
-    return of_polls(time, shares / (100 if is_percent else 1), [*numbers], about)
-
-
-def _of_intervals(columns: dict[str, list[str]], source: str, scale: float) -> Trace:
-    start, end = ((_numbers(columns, name, source) * scale).tolist() for name in ("start", "end"))
-    kinds = ["" if kind == "nan" else kind for kind in columns.get("kind", [""] * len(start))]
-    labels = [_labels(columns, name, source) for name in ("stage", "microbatch")]
-    rows = zip(columns["device"], start, end, kinds, *labels, strict=True)
-    work = [row for row in rows if row[3] != TRANSFER]
-    return Trace.of(work, columns["device"], source=source)
-
-
-def _labels(columns: dict[str, list[str]], name: str, source: str) -> list[int]:
-    """Whole numbers, -1 where there is none; pandas writes them as 3.0 then, and others as nan."""
-    words = [word or "nan" for word in columns.get(name, ["nan"] * len(columns["device"]))]
-    found = np.nan_to_num(_numbers({name: words}, name, source), nan=-1.0)
-    if not ((found == np.rint(found)) & (abs(found) < 1e9)).all():
-        raise ConfigError(f"{name} in {source} is a whole number below 10^9, or empty")
-    return list(map(int, found))
-
-
-def _numbers(columns: dict[str, list[str]], name: str, source: str) -> np.ndarray:
-    for line, word in enumerate(columns[name], 2):
+def _rows(table: Iterable[Mapping[str, Any]], source: str, scale: float) -> Iterator[Row]:
+    """The rows of a table; other columns are not read."""
+    for line, row in enumerate(table, 2):
         try:
-            float(word)
-        except ValueError:
+            start, end = (scale * float(row[name]) for name in ("start", "end"))
+            device, kind = str(row["device"]), str(row.get("kind") or "")
+            labels = [row.get(name) for name in ("stage", "microbatch")]
+            stage, microbatch = (-1 if label in (None, "") else int(label) for label in labels)
+            good = kind in ("", TRANSFER, *KINDS) and min(stage, microbatch) >= -1
+            good = good and 0 <= start <= end < float("inf") and None not in row
+        except (KeyError, TypeError, ValueError):
+            good = False
+        if not good:
             raise ConfigError(
-                f"line {line} of {source}: {name} is a number, got {short(word)}"
-            ) from None
-    return np.array(columns[name], float)
+                f"line {line} of {source} is {short(dict(row))}; it has a device, a start and an "
+                f"end at or after it, and, where they are known, a kind ({', '.join(KINDS)} or "
+                f"{TRANSFER}), a stage and a microbatch, from 0"
+            )
+        yield device, start, end, kind, stage, microbatch
