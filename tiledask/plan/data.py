@@ -6,11 +6,11 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from string import ascii_lowercase
 from typing import Any, TypeVar
 
 from tiledask.errors import ConfigError, short
@@ -103,11 +103,8 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 
 def _near(name: str, known: tuple[str, ...]) -> list[str]:
-    """The one of ``known`` of the same letters and digits, up to three that begin so, the nearest
-    of the same family, or up to three with that word in them.
-
-    The letters that a name begins with are its family: all llamas are nearer to each other than
-    any is to a gemma, whatever the digits behind them.
+    """The one of ``known`` of the same letters and digits, up to three that begin so, the most
+    alike of those with its first letters, or up to three with that word in them.
 
     >>> _near("lama-2-7b", ("llama-2-7b", "olmo-2-7b")), _near("gemma-2-7b", ("llama-2-7b",))
     (['llama-2-7b'], [])
@@ -119,18 +116,14 @@ def _near(name: str, known: tuple[str, ...]) -> list[str]:
     bare = {re.sub("[^a-z0-9]", "", each.lower()): each for each in known}
     if same := bare.get(re.sub("[^a-z0-9]", "", name)):
         return [same]
+    letters = {each: re.match("[a-z]*", each)[0] for each in (name, *known)}  # type: ignore[index]
     begun = [each for each in known if name and each.startswith(name)]
-    families = {each: _family(each) for each in known}
-    alike = difflib.get_close_matches(_family(name), set(families.values()), 3, 0.75)
-    letters = sorted(_family(name))  # two of them are easily swapped
-    kin = [each for each in known if families[each] in alike or sorted(families[each]) == letters]
+    kin = [each for each in known if sorted(letters[each]) == sorted(letters[name])]
+    kin += [
+        each for each in known if difflib.get_close_matches(letters[each], [letters[name]], 1, 0.75)
+    ]
     near = begun[:3] or difflib.get_close_matches(name, kin, n=1)
     return near or sorted((each for each in known if name in each.split("-")), key=len)[:3]
-
-
-def _family(name: str) -> str:
-    """The letters that ``name`` begins with."""
-    return name[: len(name) - len(name.lstrip(ascii_lowercase))]
 
 
 def read(path: str | os.PathLike[str]) -> "Fields":
@@ -143,38 +136,28 @@ def read(path: str | os.PathLike[str]) -> "Fields":
     where = str(path) if len(str(path)) <= 500 else f"{str(path)[:100]}..."
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        values: dict[str, object] = {}
-        for key, value in pairs:
-            if key in values:
-                raise ConfigError(f"{where}: key {short(key)} stands there twice; keep one of them")
-            values[key] = value
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            twice = next(key for key, n in Counter(key for key, _ in pairs).items() if n > 1)
+            raise ValueError(f"key {short(twice)} stands there twice; keep one of them")
         return values
 
     try:
-        text = _bytes(Path(path), where).decode("utf-8-sig")
-        values = json.loads(text, object_pairs_hook=unique)
+        found = Path(path).stat()  # neither a huge file nor one without an end is read
+        if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST:
+            rule = f"a regular file of at most {LARGEST:,} bytes, as a description is"
+            raise ConfigError(
+                f"{where}: is not {rule}, got one of {found.st_size:,}; name its .json"
+            )
+        values = json.loads(Path(path).read_text("utf-8-sig"), object_pairs_hook=unique)
     except ConfigError:
         raise
-    except RecursionError:
-        raise ConfigError(f"{where}: nested too deep to read; a description is flat") from None
-    except ValueError as error:  # also an integer of more digits than Python converts
-        raise ConfigError(f"{where}: not JSON in UTF-8: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{where}: cannot be read: {error.strerror}") from None
+    except (RecursionError, ValueError) as error:  # also of a path with a null character
+        where = repr(where) if "\0" in where else where
+        raise ConfigError(f"{where}: cannot be read as JSON in UTF-8: {error}") from None
     return Fields(values, where)
-
-
-def _bytes(path: Path, where: str) -> bytes:
-    """The file's content; neither a huge file nor one without an end is read."""
-    try:
-        found = path.stat()
-        if stat.S_ISREG(found.st_mode) and found.st_size <= LARGEST:
-            return path.read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a path with a null character
-        name, why = (where, error.strerror) if isinstance(error, OSError) else (repr(where), error)
-        raise ConfigError(f"{name}: cannot be read: {why}") from None
-    if not stat.S_ISREG(found.st_mode):
-        raise ConfigError(f"{where}: is a folder, or not a regular file; name a .json file")
-    rule = f"a description at most {LARGEST:,}; is it the weights?"
-    raise ConfigError(f"{where}: holds {found.st_size:,} bytes, and {rule}")
 
 
 class Fields:
@@ -211,60 +194,45 @@ class Fields:
             raise self.fail(key, "is missing; add it")
         return default
 
-    def integer(self, key: str, default: object = _REQUIRED, minimum: int = 1) -> int:
+    def _read(self, key: str, default: object, good: Callable[[Any], bool], rule: str) -> Any:
         value = self._take(key, default)
-        if not is_whole(value):
-            raise self.fail(key, f"must be {whole_rule(minimum)}, got {_kind(value)}")
-        if value < minimum:
-            raise self.fail(key, f"must be {minimum} or more, got {short(value)}")
+        if not good(value):
+            raise self.fail(key, f"must be {rule}, got {_kind(value)}")
         return value
+
+    def integer(self, key: str, default: object = _REQUIRED, minimum: int = 1) -> int:
+        good = partial(is_whole, least=minimum)
+        return int(self._read(key, default, good, whole_rule(minimum)))
 
     def integers(self, key: str, default: object = _REQUIRED) -> tuple[int, ...]:
-        value = self._take(key, default)
-        if not isinstance(value, list | tuple) or not all(map(is_whole, value)):
-            raise self.fail(key, f"must be a list of whole numbers, got {_kind(value)}")
-        return tuple(value)
+        return tuple(self._read(key, default, _list_of(is_whole), "a list of whole numbers"))
 
     def number(self, key: str, default: object = _REQUIRED) -> float:
-        value = self._take(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.fail(key, f"must be a number of 0 or more, got {_kind(value)}")
-        if not 0 <= value <= sys.float_info.max:
-            raise self.fail(key, f"must be a finite number of 0 or more, got {short(value)}")
-        return float(value)
+        return float(self._read(key, default, _is_number, "a finite number of 0 or more"))
 
     def pair(self, key: str, default: object = _REQUIRED) -> tuple[float, float]:
-        value = self._take(key, default)
-        if not isinstance(value, list | tuple) or len(value) != 2:
-            raise self.fail(key, f"must be the lowest and the highest, got {_kind(value)}")
-        ends = Fields(dict(zip(("lowest", "highest"), value, strict=True)), f"{self.where}: {key}")
-        return ends.number("lowest"), ends.number("highest")
+        rule = "the lowest and the highest, two numbers"
+        low, high = self._read(
+            key, default, lambda v: _list_of(_is_number)(v) and len(v) == 2, rule
+        )
+        return float(low), float(high)
 
     def boolean(self, key: str, default: object = _REQUIRED) -> bool:
-        value = self._take(key, default)
-        if not isinstance(value, bool):
-            raise self.fail(key, f"must be true or false, got {_kind(value)}")
-        return value
+        return bool(self._read(key, default, lambda v: isinstance(v, bool), "true or false"))
 
     def text(self, key: str, default: object = _REQUIRED) -> str:
-        value = self._take(key, default)
-        if not isinstance(value, str):
-            raise self.fail(key, f"must be text, got {_kind(value)}")
-        return value
+        return str(self._read(key, default, _is_text, "text"))
 
     def texts(self, key: str, default: object = _REQUIRED) -> tuple[str, ...]:
-        value = self._take(key, default)
-        if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
-            raise self.fail(key, f"must be a list of texts, got {_kind(value)}")
-        return tuple(value)
+        return tuple(self._read(key, default, _list_of(_is_text), "a list of texts"))
 
     def object(self, key: str) -> "Fields":
         return Fields(self._take(key, _REQUIRED), f"{self.where}: key {key!r}")
 
     def objects(self, key: str) -> tuple["Fields", ...]:
-        value = self._take(key, _REQUIRED)
-        if not isinstance(value, list) or not value:
-            raise self.fail(key, f"must be a list of objects, got {_kind(value)}")
+        value = self._read(
+            key, _REQUIRED, lambda v: bool(v) and isinstance(v, list), "a list of objects"
+        )
         return tuple(Fields(v, f"{self.where}: key {key!r}[{i}]") for i, v in enumerate(value))
 
     def numbers(self, key: str) -> tuple[tuple[str, float], ...]:
@@ -294,6 +262,19 @@ class Fields:
         """Refuse keys that nothing asked for: a misspelt key must not be ignored."""
         if self.left():
             raise self.fail(self.left()[0], f"is not known here; known: {sorted(self._taken)}")
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_number(value: Any) -> bool:
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return plain and 0 <= value <= sys.float_info.max
+
+
+def _list_of(good: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list | tuple) and all(map(good, value))
 
 
 def _kind(value: object) -> str:

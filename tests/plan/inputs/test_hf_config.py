@@ -137,21 +137,21 @@ def test_keys_that_say_nothing_are_passed_over_and_others_than_the_classes_named
 
 
 BAD = {
-    "not JSON": ("{", "not JSON"),
+    "not JSON": ("{", "cannot be read as JSON"),
     "twice": ('{"model_type": "gpt2", "model_type": "gpt2"}', "'model_type' stands there twice"),
     "infinite": ('{"model_type": "gpt2", "n_embd": -Infinity}', "'n_embd' must be a whole"),
-    "too deep in a key": ('{"a":' * 800_000, "nested too deep"),
+    "too deep in a key": ('{"a":' * 800_000, "cannot be read as JSON"),
     "family": (
         {**LLAMA, "model_type": "rwkv"},
         r"'model_type' is 'rwkv'; the families .* td\.Model\(",
     ),
     "missing": ({k: v for k, v in GPT2.items() if k != "n_layer"}, "'num_hidden_layers' is miss"),
     "float": ({**GPT2, "n_layer": 12.0}, "'n_layer' must be a whole number"),
-    "negative": ({**GPT2, "n_layer": -12}, "'n_layer' must be 1 or more, got -12"),
+    "negative": ({**GPT2, "n_layer": -12}, "'n_layer' must be .* of 1 or more, got .*-12"),
     "layers": ({**GPT2, "n_layer": 10**30}, r"layers must be at most 4,096, got 10{30}"),
     "MLA layers": ({**DEEPSEEK, "num_hidden_layers": 10**9}, "layers must be at most 4,096"),
     "tie": ({**LLAMA, "tie_word_embeddings": 1}, "'tie_word_embeddings' must be true or false"),
-    "infinite rate": ('{"attn_pdrop": 1e999, ' + json.dumps(GPT2)[1:], "'attn_pdrop' .* got inf"),
+    "infinite rate": ('{"attn_pdrop": 1e999, ' + json.dumps(GPT2)[1:], "'attn_pdrop' .* got .*inf"),
     "negative rate": ({**GPT2, "attn_pdrop": -0.1}, "'attn_pdrop' must be a finite number of 0"),
     "prefix": ({**LLAMA, "name_experts": 8}, "'name_experts' is not understood"),
     "cross": ({**GPT2, "add_cross_attention": True}, "'add_cross_attention' is True"),
@@ -165,7 +165,7 @@ BAD = {
         {**QWEN_MOE, "mlp_only_layers": [1.5]},
         "must be a list of whole numbers",
     ),
-    "zero rank": ({**DEEPSEEK, "q_lora_rank": 0}, "'q_lora_rank' must be 1 or more"),
+    "zero rank": ({**DEEPSEEK, "q_lora_rank": 0}, "'q_lora_rank' must be .* of 1 or more"),
     "latent head": ({**DEEPSEEK, "head_dim": 7}, r"'head_dim' must be 6 or 18 in"),
     "first": (
         {k: v for k, v in DEEPSEEK.items() if k != "first_k_dense_replace"},
@@ -231,12 +231,12 @@ def test_a_gigabyte_is_refused_by_its_size_alone(tmp_path):
 def test_what_is_no_regular_file_is_refused_and_does_not_hang(tmp_path):
     os.mkfifo(tmp_path / "pipe.json")
     for path in (tmp_path / "pipe.json", "/dev/zero"):
-        with pytest.raises(ConfigError, match="not a regular file"):
+        with pytest.raises(ConfigError, match="is not a regular file"):
             load_model(path)
     with pytest.raises(ConfigError, match=r"holds no config\.json"):
         load_model(tmp_path)
     (tmp_path / "config.json").write_bytes(json.dumps(GPT2).encode("utf-16"))
-    with pytest.raises(ConfigError, match="not JSON in UTF-8: "):
+    with pytest.raises(ConfigError, match="cannot be read as JSON in UTF-8: "):
         load_model(tmp_path)
     (tmp_path / "config.json").unlink()
     (tmp_path / "config.json").mkdir()

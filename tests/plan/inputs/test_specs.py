@@ -162,7 +162,10 @@ def test_a_cluster_file_overrides_the_node(tmp_path):
     device = read(device=own).device
     assert (device.checked, device.memory_mib) == ("", None)
     for wrong, words in (
-        ({"device": {**own, "memory_bytes": -1}}, r"c\.json.*'memory_bytes' must be 1 or more"),
+        (
+            {"device": {**own, "memory_bytes": -1}},
+            r"c\.json.*'memory_bytes' must be .* of 1 or more",
+        ),
         ({"device": {**own, "peak": 1}}, "'peak' is not known"),
         ({"speed": 1}, "'speed' is not known"),
         (
