@@ -145,10 +145,9 @@ def read(path: str | os.PathLike[str]) -> "Fields":
     try:
         found = Path(path).stat()  # neither a huge file nor one without an end is read
         if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST:
-            rule = f"a regular file of at most {LARGEST:,} bytes, as a description is"
-            raise ConfigError(
-                f"{where}: is not {rule}, got one of {found.st_size:,}; name its .json"
-            )
+            what = "a folder" if stat.S_ISDIR(found.st_mode) else f"{found.st_size:,} bytes"
+            rule = f"a description is a regular .json file of at most {LARGEST:,}"
+            raise ConfigError(f"{where}: is {what}; {rule}")
         values = json.loads(Path(path).read_text("utf-8-sig"), object_pairs_hook=unique)
     except ConfigError:
         raise

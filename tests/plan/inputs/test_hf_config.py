@@ -224,14 +224,14 @@ def test_a_gigabyte_is_refused_by_its_size_alone(tmp_path):
     path = tmp_path / "config.json"
     with path.open("wb") as file:
         file.truncate(2**30)  # sparse: nothing is written
-    with pytest.raises(ConfigError, match=f"1,073,741,824 bytes, .* at most {LARGEST:,}"):
+    with pytest.raises(ConfigError, match=f"1,073,741,824 bytes; .* at most {LARGEST:,}"):
         load_model(path)
 
 
 def test_what_is_no_regular_file_is_refused_and_does_not_hang(tmp_path):
     os.mkfifo(tmp_path / "pipe.json")
     for path in (tmp_path / "pipe.json", "/dev/zero"):
-        with pytest.raises(ConfigError, match="is not a regular file"):
+        with pytest.raises(ConfigError, match=r"a regular \.json file"):
             load_model(path)
     with pytest.raises(ConfigError, match=r"holds no config\.json"):
         load_model(tmp_path)

@@ -193,9 +193,9 @@ def load_cluster(spec: str | os.PathLike[str]) -> ClusterSpec:
     the shipped device that has it, or of the nearest, as ``assumed`` says; they have that memory
     to the byte, and nothing beyond it.
     A file holds ``devices`` (their number) and ``device``: a shipped name or an object
-    like those in data/hardware; ``devices_per_node``, ``within_node`` and
-    ``between_nodes`` replace the device's own, as do ``host_bytes`` and ``nvme_bytes``, the memory
-    and the disks of a node for what is offloaded. A link has a ``name``, ``bytes_per_second`` of
+    like those in data/hardware; all else in it replaces the device's own: ``devices_per_node``,
+    ``within_node``, ``between_nodes``, or ``host_bytes`` and ``nvme_bytes``, the memory and the
+    disks of a node for what is offloaded. A link has a ``name``, ``bytes_per_second`` of
     one device in one direction, and may have ``latency`` (seconds, LATENCY if absent) and
     ``share`` (the part of the bandwidth that collectives reach, SHARE if absent).
 
@@ -220,16 +220,11 @@ def load_cluster(spec: str | os.PathLike[str]) -> ClusterSpec:
         return _of_memory(count, match[2]) if known else _whole(count, _find(match[2]))
     if text.lower().endswith(".json") or (len(text) < 4096 and Path(text).is_file()):
         fields = read(text)
-        devices = fields.integer("devices")
         named = isinstance(fields.values.get("device"), str)
         base = _find(fields.text("device")) if named else fields.object("device")
-        over = ("devices_per_node", "within_node", "between_nodes", "host_bytes", "nvme_bytes")
-        given = {key: fields.values[key] for key in over if key in fields}
-        unknown = [key for key in fields.left() if key not in (*over, "source")]
-        if unknown:
-            keys = ", ".join(("devices", "device", *over))
-            raise fields.fail(unknown[0], f"is not known here; known: {keys}")
-        return _filled(_whole(devices, Fields({**base.values, **given}, fields.where)), fields)
+        own = {key: v for key, v in fields.values.items() if key not in ("devices", "device")}
+        cluster = _whole(fields.integer("devices"), Fields({**base.values, **own}, fields.where))
+        return _filled(cluster, fields)
     counted = re.fullmatch(r"([0-9]{1,12})[ *-]*([a-z][^/]+)", text, re.IGNORECASE)
     card = counted and any(name.lower() == counted[2].lower() for name in names("hardware"))
     meant = f"{counted[1]}x{counted[2]}, COUNTxNAME" if counted and card else "COUNTxNAME"
@@ -262,11 +257,13 @@ def _filled(cluster: ClusterSpec, fields: Fields) -> ClusterSpec:
     """The cluster of a file that names its own nodes; refuses devices that do not fill them."""
     if "devices_per_node" in fields and cluster.uneven:
         many, node = cluster.devices, cluster.devices_per_node
-        sizes = divisors(many, most=many - 1)
-        near = " or ".join(map(str, sorted(sorted(sizes, key=lambda n: abs(n - node))[:2])))
-        left = f"of {node} leaves a node with {many % node} of {many} devices"
-        full = f"give {many - many % node} or {many + -many % node} devices, or nodes of {near}"
-        raise fields.fail("devices_per_node", f"{left}; {full}")
+        near = sorted(divisors(many, most=many - 1), key=lambda n: abs(n - node))[:2]
+        raise fields.fail(
+            "devices_per_node",
+            f"of {node} leaves a node with {many % node} of {many} devices; give "
+            f"{many - many % node} or {many + -many % node} devices, or nodes of "
+            f"{' or '.join(map(str, sorted(near)))}",
+        )
     return cluster
 
 
