@@ -10,7 +10,6 @@ and the guess is right if the simulator, told these times, puts every row where 
 import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
@@ -35,16 +34,16 @@ class TraceFit:
     """A plan that may be behind a trace."""
 
     plan: TimedSchedule
-    error: float
+    error: float = 0.0
     """Seconds: the largest distance of an edge from its simulated place."""
-    spread: float
+    spread: float = 0.0
     """Seconds: the mean distance of a length from its median, and of a start from when, after
     what really came before it, it should have been."""
-    parameters: int
+    parameters: int = 0
     """How many times were read off."""
-    has_hops: bool
+    has_hops: bool = True
     """Whether some action waited for a result from another device."""
-    has_turns: bool
+    has_turns: bool = True
     """Whether some action waited for the one before it on its device."""
     others: tuple[Form, ...] = ()
     """Other schedules of the table that fit as well; some may be the same order."""
@@ -60,16 +59,17 @@ def fit(order: Schedule, trace: Trace, form: Form | None = None) -> TraceFit | N
     """The TraceFit of ``trace`` if its rows can be the actions of ``order``, else None."""
     if not np.array_equal(order.turns, trace.turns) or order.paired.any():
         return None
-    for told, read in (
-        (order.kind, trace.code),
-        (order.stage, trace.stage),
-        (order.microbatch, trace.microbatch),
-    ):
-        if ((read >= 0) & (told != read)).any():
-            return None
-    waits = _waits(order, trace)
-    if waits is None:
+    made = order.kind, order.stage, order.microbatch
+    read = trace.code, trace.stage, trace.microbatch
+    if any(((r >= 0) & (m != r)).any() for m, r in zip(made, read, strict=True)):
         return None
+    since, before, boundary = _waited(order, trace)
+    little = EXACT * trace.makespan
+    if since.min(initial=np.inf) < -little - trace.grain:
+        return None  # a result is used before it is there
+    latency, overhead, hop, turn = _read_off(since, before, boundary, order.stages, little)
+    ready = np.minimum(before, since - np.append(latency, 0.0)[boundary])
+    late = np.where(np.isfinite(ready), ready - overhead, 0.0)
     length = trace.end - trace.start
     key = order.kind.astype(np.int64) * order.stages + order.stage
     count = np.bincount(key, minlength=4 * order.stages)
@@ -84,45 +84,36 @@ def fit(order: Schedule, trace: Trace, form: Form | None = None) -> TraceFit | N
     _, whole, split, _ = count.reshape(4, -1) > 0
     B = np.where(whole, B, I + W)
     I, W = np.where(split, I, B / 2), np.where(split, W, B / 2)
-    forward, backward, inputs, weights = (tuple(t.tolist()) for t in (F, B, I, W))
-    plan = TimedSchedule(
-        order, forward, backward, inputs, weights, waits.latency, waits.overhead, form
+    forward, backward, inputs, weights, hops = (
+        tuple(each.tolist()) for each in (F, B, I, W, latency)
     )
-    error = float(np.abs(plan.timeline.end - waits.overhead - trace.end).max())
-    spread = float(np.abs(np.concatenate([length - typical[key], waits.late])).mean())
-    hops = len(set(waits.latency)) if waits.has_hops else 0
-    parameters = int((count > 0).sum()) + hops + (waits.overhead > 0)
-    return TraceFit(plan, error, spread, parameters, waits.has_hops, waits.has_turns)
+    plan = TimedSchedule(order, forward, backward, inputs, weights, hops, overhead, form)
+    error = float(np.abs(plan.timeline.end - overhead - trace.end).max())
+    spread = float(np.abs(np.concatenate([length - typical[key], late])).mean())
+    times = int((count > 0).sum()) + (len(set(hops)) if hop.any() else 0) + (overhead > 0)
+    return TraceFit(plan, error, spread, times, bool(hop.any()), bool(turn.any()))
 
 
-class _Waits(NamedTuple):
-    """What actions waited for, seconds."""
-
-    latency: tuple[float, ...]
-    """Per boundary."""
-    overhead: float
-    has_hops: bool
-    """Whether any waited for another device."""
-    has_turns: bool
-    """Whether any waited for its turn."""
-    late: np.ndarray
-    """[actions]: by how much later than both waits explain each started."""
-
-
-def _waits(order: Schedule, trace: Trace) -> _Waits | None:
-    """The _Waits of ``trace`` if its rows are ``order``; None if a result is used early."""
-    maker, little = np.maximum(order.maker, 0), EXACT * trace.makespan
-    remote = order.maker >= 0
-    remote &= order.device[maker] != order.device
-    boundary = np.where(remote, np.minimum(order.stage, order.stage[maker]), -1)
+def _waited(order: Schedule, trace: Trace) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each action the seconds since a result of another device that it needs, and since the one
+    before it on its device, infinite where there is none; and the boundary that the result came
+    over, -1 for none."""
+    maker = np.maximum(order.maker, 0)
+    remote = (order.maker >= 0) & (order.device[maker] != order.device)
     since = np.where(remote, trace.start - trace.end[maker], np.inf)
-    if since.min(initial=np.inf) < -little - trace.grain:
-        return None
     before = np.full(len(order), np.inf)
     before[1:] = trace.start[1:] - trace.end[:-1]
     before[order.turns[:-1]] = np.inf
-    hop = remote & (since < before)
-    of_boundary = np.zeros(order.stages)  # the last is of what comes over none
+    return since, before, np.where(remote, np.minimum(order.stage, order.stage[maker]), -1)
+
+
+def _read_off(
+    since: np.ndarray, before: np.ndarray, boundary: np.ndarray, stages: int, little: float
+) -> tuple[np.ndarray, float, np.ndarray, np.ndarray]:
+    """(seconds over each boundary, overhead of an action, which actions waited for a result, and
+    which for their turn): medians, of what came last."""
+    hop = (boundary >= 0) & (since < before)
+    of_boundary = np.zeros(stages)  # the last is of what comes over none
     of_boundary[:-1] = np.median(since[hop]) if hop.any() else 0.0
     for b in np.unique(boundary[hop]):
         of_boundary[b] = np.median(since[hop & (boundary == b)])
@@ -133,9 +124,7 @@ def _waits(order: Schedule, trace: Trace) -> _Waits | None:
     latency[latency <= little] = 0.0
     if len(latency) and np.ptp(latency) <= little:
         latency[:] = latency[0]
-    ready = np.minimum(before, since - np.append(latency, 0.0)[boundary])
-    late = np.where(np.isfinite(ready), ready - overhead, 0.0)
-    return _Waits(tuple(latency.tolist()), overhead, bool(hop.any()), bool(turn.any()), late)
+    return latency, overhead, hop, turn
 
 
 # --- which schedule -------------------------------------------------------------------------

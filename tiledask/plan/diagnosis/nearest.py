@@ -49,11 +49,7 @@ def fit_turns(trace: Trace) -> TraceFit:
     order = schedule(*form[:2], microbatches=1)
     plan = TimedSchedule(order, forward, backward, latency=(hop,) * (p - 1), form=form)
     guess = f"two or more devices work at once in {100 * trace.overlap:.0f} % of the working time"
-    return _guessed(plan, guess)
-
-
-def _guessed(plan: TimedSchedule, guess: str) -> TraceFit:
-    return TraceFit(plan, 0.0, 0.0, plan.schedule.stages, True, True, guess=guess)
+    return TraceFit(plan, guess=guess)
 
 
 class _Guess(NamedTuple):
@@ -89,7 +85,7 @@ def fit_nearest(trace: Trace) -> TraceFit | None:
         return None
     alike = float((seen.simulated(plan) == seen.busy).mean())
     words = f"devices work or wait as it says {100 * alike:.0f} % of the time"
-    return _guessed(plan, f"the nearest of the table: {words}")
+    return TraceFit(plan, guess=f"the nearest of the table: {words}")
 
 
 def _guesses(trace: Trace) -> Iterator[_Guess]:
