@@ -256,8 +256,8 @@ HEAD = "device,start,end\n"
 LABELLED = "device,kind,stage,microbatch,start,end\n"
 BAD = {
     "overlap": (HEAD + "0,0,2\n0,1,3\n", "device 0 does two things at once: from 0 to 2 s"),
-    "backwards": (HEAD + "0,3,2\n", r"line 2 of trace\.csv .*an end at or after it"),
-    "no number": (HEAD + "0,1,2\n0,3,x\n", r"line 3 of trace\.csv"),
+    "backwards": (HEAD + "0,3,2\n", r"line 2 of trace\.csv .*none before its start"),
+    "no number": (HEAD + "0,1,2\n\n0,3,x\n", r"line 4 of trace\.csv"),
     "no column": ("time,a,b\n0,1,0\n1,1,0\n", r"line 2 of trace\.csv"),
     "long field": (HEAD + f"0,0,1\n{'1' * 200_000},1,2\n", "cannot be read as CSV"),
     "empty": ("", "has 0 bytes, and a trace has an action"),

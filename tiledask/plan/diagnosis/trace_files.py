@@ -89,8 +89,8 @@ def _texts(trace: Any) -> tuple[list[tuple[str, str]], str]:
         texts.append((path.name, _text(path, MAX_BYTES - sum(len(text) for _, text in texts))))
     if not texts or (len(texts) > 1 and not all(_is_json([each]) for each in texts)):
         raise ConfigError(
-            f"{source} is no CSV file, nor Chrome traces alone; give the .json or .json.gz of each "
-            f"rank, as torch.profiler writes them, or their folder"
+            f"a trace is one CSV file, the .json or .json.gz of each rank as torch.profiler writes "
+            f"them, or their folder; got {source}"
         )
     return texts, source
 
@@ -131,8 +131,8 @@ def _rows(table: Iterable[Mapping[str, Any]], source: str, scale: float) -> Iter
             good = False
         if not good:
             raise ConfigError(
-                f"line {line} of {source} is {short(dict(row))}; it has a device, a start and an "
-                f"end at or after it, and, where they are known, a kind ({', '.join(KINDS)} or "
-                f"{TRANSFER}), a stage and a microbatch, from 0"
+                f"line {getattr(table, 'line_num', line)} of {source} is {short(dict(row))}; the "
+                f"columns are device, start, end (none before its start) and, where they are "
+                f"known, kind ({', '.join(KINDS)} or {TRANSFER}), stage and microbatch, from 0"
             )
         yield device, start, end, kind, stage, microbatch
