@@ -8,10 +8,10 @@ import stat
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.whole import is_whole, whole_rule
@@ -22,7 +22,6 @@ LARGEST = 4 * 2**20
 """Bytes of the largest file that is read: a description takes some thousand."""
 _REQUIRED = object()
 T = TypeVar("T")
-_WHOLE = (int, int | None)
 _READ: dict[Any, str] = {
     bool: "boolean",
     float: "number",
@@ -30,7 +29,7 @@ _READ: dict[Any, str] = {
     tuple[str, ...]: "texts",
     tuple[tuple[str, float], ...]: "numbers",
 }
-"""Type of a dataclass's field -> what reads it from JSON."""
+"""Type of a dataclass's field -> what reads it from JSON; others are whole numbers."""
 
 
 @cache
@@ -239,22 +238,31 @@ class Fields:
         inner = self.object(key)
         return tuple((name, inner.number(name)) for name in inner.values)
 
-    def record(self, kind: type[T], **allowed: tuple[str, ...]) -> T:
-        """The dataclass ``kind`` of these values, each read by the type of its field; whole numbers
-        that must be there, or are 1 or more by default, are 1 or more. ``allowed``: words that a
-        field may have."""
+    def record(self, kind: type[T], *, whole: bool = True) -> T:
+        """The dataclass ``kind`` of these values, each read by the type of its field, dataclasses
+        within it too; whole numbers that must be there, or are 1 or more by default, are 1 or more.
+        A field's metadata may have the "words" that it can be. ``whole``: nothing else is there."""
         values: dict[str, Any] = {}
         for field in fields(kind):  # type: ignore[arg-type]
-            key, default = field.name, field.default
+            key, default, read = field.name, field.default, _READ.get(field.type)
+            inner: Any = next(filter(is_dataclass, (field.type, *get_args(field.type))), None)
             if default is not MISSING and key not in self:
                 self._taken.add(key)
-            elif field.type in _WHOLE:
+                continue
+            if inner and get_origin(field.type) is tuple:
+                values[key] = tuple(each.record(inner) for each in self.objects(key))
+            elif inner:
+                values[key] = self.object(key).record(inner)
+            elif read:
+                values[key] = getattr(self, read)(key)
+            else:
                 least = int(default is MISSING or default is None or default > 0)
                 values[key] = self.integer(key, minimum=least)
-            else:
-                values[key] = getattr(self, _READ[field.type])(key)
-            if key in allowed and values.get(key, default) not in allowed[key]:
-                raise self.fail(key, f"must be one of {allowed[key]}, got {values[key]!r}")
+            if values[key] not in field.metadata.get("words", (values[key],)):
+                rule = f"must be one of {field.metadata['words']}, got {short(values[key])}"
+                raise self.fail(key, rule)
+        if whole:
+            self.done()
         return kind(**values)
 
     def done(self) -> None:

@@ -285,7 +285,7 @@ def _shipped() -> dict[str, str]:
 
 def _device(fields: Fields) -> Device:
     fields.texts("aliases", ())
-    device = fields.record(Device)
+    device = fields.record(Device, whole=False)
     if device.capability and not re.fullmatch(r"[0-9]+\.[0-9]", device.capability):
         rule = f"must be text such as '9.0', got {short(device.capability)}"
         raise fields.fail("capability", rule)
@@ -294,7 +294,6 @@ def _device(fields: Fields) -> Device:
 
 def _link(fields: Fields) -> Link:
     link = fields.record(Link)
-    fields.done()
     if not 0 < link.share <= 1:
         raise fields.fail("share", f"must be above 0 and at most 1, got {link.share:g}")
     if not link.bytes_per_second:

@@ -1,7 +1,7 @@
 """Training recipes as data: bytes per parameter, and which of them ZeRO shards."""
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -43,13 +43,13 @@ class State:
     """Bytes per parameter, or for every ``per`` of them."""
     zero: int
     """The lowest ZeRO stage that shards it over the data-parallel devices; 4: none does."""
-    moment: str = ALWAYS
-    of: str = "parameters"
+    moment: str = field(default=ALWAYS, metadata={"words": MOMENTS})
+    of: str = field(default="parameters", metadata={"words": OF_STATES})
     """What it is kept for: "parameters" (all of the model's), "adapters", or the parameters of the
     "layers" or of the "embeddings" (embedding and head) alone."""
     per: int = 1
     """Parameters that ``bytes`` are kept for: 2 of 4 bits, or a block with one scale."""
-    place: str = DEVICE
+    place: str = field(default=DEVICE, metadata={"words": PLACES})
     """Where it lies: "device", or offloaded to "cpu" or "nvme"."""
 
     @property
@@ -71,10 +71,10 @@ class Working:
 
     tensor: str
     bytes: int
-    of: str
+    of: str = field(metadata={"words": OF_WORKING})
     """What it is as many times: the parameters of the "largest weight", each "logit", or each
     "logit of a split vocabulary" (only where tensor parallelism cuts the vocabulary)."""
-    moment: str
+    moment: str = field(metadata={"words": MOMENTS})
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Recipe:
     compute_bytes: int
     """Bytes of one number in the forward pass: 2 in half, 4 in single precision."""
     states: tuple[State, ...]
-    source: str
+    source: str = ""
     working: tuple[Working, ...] = ()
     adapters: Adapters | None = None
     """None: all parameters are trained."""
@@ -201,34 +201,15 @@ def _load(name: str) -> Recipe:
 
 
 def _recipe(fields: Fields) -> Recipe:
-    own, words = fields.text("name"), fields.text("description")
-    width = fields.integer("compute_bytes")
-    states = tuple(_state(each) for each in fields.objects("states"))
+    recipe = fields.record(Recipe)
+    states = recipe.states
     if len({state.tensor for state in states}) < len(states):
         raise fields.fail("states", "names a tensor twice; say each once, with all of its bytes")
-    source = fields.text("source", "")
-    product, framework = fields.integer("product_bytes", 0, 0), fields.text("framework", "")
-    working = []
-    for each in fields.objects("working") if "working" in fields else ():
-        working.append(each.record(Working, of=OF_WORKING, moment=MOMENTS))
-        each.done()
-    adapters = None
-    if "adapters" in fields:
-        given = fields.object("adapters")
-        adapters = given.record(Adapters)
-        given.done()
-    fields.done()
-    if adapters is None and any(state.of == "adapters" for state in states):
+    if any(state.zero > NEVER for state in states):
+        raise fields.fail("zero", f"must be a ZeRO stage, 1, 2 or 3, or {NEVER} for none")
+    if recipe.adapters is None and any(state.of == "adapters" for state in states):
         raise fields.fail("states", "keep something for adapters, and there are none; add them")
-    return Recipe(own, words, width, states, source, tuple(working), adapters, product, framework)
-
-
-def _state(each: Fields) -> State:
-    state = each.record(State, moment=MOMENTS, of=OF_STATES, place=PLACES)
-    if state.zero > NEVER:
-        raise each.fail("zero", f"must be a ZeRO stage, 1, 2 or 3, or {NEVER} for none")
-    each.done()
-    return state
+    return recipe
 
 
 def load_recipe(recipe: str | os.PathLike[str] | Recipe) -> Recipe:
