@@ -13,7 +13,7 @@ from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.intervals import even
 from tiledask.plan.whole import is_whole
 
-__all__ = ["Exported", "Imported", "Job", "Read", "fitting_recipe", "sized"]
+__all__ = ["Exported", "Imported", "Job", "Read", "fitting_recipe"]
 
 Settings = dict[str, Any]
 """A framework's own names, and their values."""
@@ -152,6 +152,20 @@ class Read:
             )
         return batch // (dp * microbatch)
 
+    def cut(self, layout: Settings, sizes: Sequence[int], layers: int) -> Layout:
+        """The Layout with chunks of ``sizes`` layers; without a partition where they are even."""
+        chunks, pp = len(sizes), layout["pp"]
+        if not chunks or chunks % pp or sum(sizes) != layers or min(sizes) < 0:
+            raise ConfigError(
+                f"{self.where} has {chunks} stages with {sum(sizes)} layers, and the run {pp} "
+                f"pipeline ranks and {layers} layers; every rank has as many stages"
+            )
+        found = {**layout, "interleave": chunks // pp}
+        plain = Layout(**found)
+        if tuple(sizes) == even_cut(plain, layers):
+            return plain
+        return Layout(**found, partition=(0, *accumulate(sizes)))
+
     def rest(self, recipe: str, optimizer: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """(all that is assumed, what of it is not counted), once all is read that can be.
 
@@ -184,14 +198,6 @@ class Read:
 def even_cut(layout: Layout, layers: int) -> tuple[int, ...] | None:
     """Layers of each chunk where nobody says how; None if there are too few for one each."""
     return even(layers, layout.chunks) if layout.chunks <= layers else None
-
-
-def sized(layout: Settings, sizes: Sequence[int]) -> Layout:
-    """The Layout with chunks of ``sizes`` layers; without a partition where they are even."""
-    plain = Layout(**layout)
-    if tuple(sizes) == even_cut(plain, sum(sizes)):
-        return plain
-    return Layout(**layout, partition=(0, *accumulate(sizes)))
 
 
 def fitting_recipe(table: Sequence[tuple[str, Settings]], settings: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.data import shipped_json
-from tiledask.plan.frameworks.job import Imported, Job, Read, Settings, fitting_recipe, sized
+from tiledask.plan.frameworks.job import Imported, Job, Read, Settings, fitting_recipe
 from tiledask.plan.frameworks.shell import launched
 from tiledask.plan.inputs.model import Model
 
@@ -178,11 +178,10 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     if backend is None and not found.get("use_flash_attn"):
         found.assumed.append("no --attention-backend: one that keeps no scores assumed")
     layout["flash_attention"] = backend not in ("unfused", "local")
-    layout, sizes = _cut(found, model.layers, layout)
+    cut = found.cut(layout, _sizes_of_chunks(found, model.layers, layout["pp"]), model.layers)
     recipe = _recipe(found)
     framework = next((each for flag, each in TABLE["programs"].items() if found.get(flag)), None)
     assumed, uncounted = found.rest(recipe, "optimizer")
-    cut = sized(layout, sizes)
     return Imported(model, cut, recipe, sequence, assumed, uncounted, framework)
 
 
@@ -244,9 +243,9 @@ def _recompute(found: Read) -> str:
     return str(asked)
 
 
-def _cut(found: Read, layers: int, layout: Settings) -> tuple[Settings, tuple[int, ...]]:
-    """The layout with its chunks a stage, and the layers of each chunk."""
-    pp, given = layout["pp"], found.get("pipeline_model_parallel_layout")
+def _sizes_of_chunks(found: Read, layers: int, pp: int) -> tuple[int, ...]:
+    """The layers of each chunk, in model order."""
+    given = found.get("pipeline_model_parallel_layout")
     first, last = (
         found.whole(f"decoder_{end}_pipeline_num_layers", 0) for end in ("first", "last")
     )
@@ -257,30 +256,20 @@ def _cut(found: Read, layers: int, layout: Settings) -> tuple[Settings, tuple[in
     v = max(1, found.whole("num_virtual_stages_per_pipeline_rank", 1))
     each = found.whole("num_layers_per_virtual_pipeline_stage", 0)
     if given is not None:
-        sizes = tuple(stage.count("t") for stage in _unrolled(str(given)).split("|"))
-        if len(sizes) % pp or sum(sizes) != layers:
-            raise ConfigError(
-                f"--pipeline-model-parallel-layout has {len(sizes)} stages with {sum(sizes)} "
-                f"layers, and the run {pp} pipeline ranks and {layers} layers"
-            )
-        v = len(sizes) // pp
-    else:
-        if each:
-            v = max(1, (layers + sum(ends)) // (pp * each))
-        chunks, inner = pp * v, layers + sum(ends)
-        between = chunks - bool(first) - bool(last)
-        inner -= first + last
-        if between < 0 or (between and inner % between) or (not between and inner):
-            raise ConfigError(
-                f"{layers} layers do not divide over {chunks} stages; Megatron asks for "
-                f"--pipeline-model-parallel-layout or --decoder-first-pipeline-num-layers"
-            )
-        middle = [inner // between] * between if between else []
-        cut = [first] * bool(first) + middle + [last] * bool(last)
-        cut[0] -= ends[0]
-        cut[-1] -= ends[1]
-        sizes = tuple(cut)
-    return layout | {"interleave": v}, sizes
+        return tuple(stage.count("t") for stage in _unrolled(str(given)).split("|"))
+    if each:
+        v = max(1, (layers + sum(ends)) // (pp * each))
+    inner, between = layers + sum(ends) - first - last, pp * v - bool(first) - bool(last)
+    if between < 0 or (between and inner % between) or (not between and inner):
+        raise ConfigError(
+            f"{layers} layers do not divide over {pp * v} stages; Megatron asks for "
+            f"--pipeline-model-parallel-layout or --decoder-first-pipeline-num-layers"
+        )
+    middle = [inner // between] * between if between else []
+    cut = [first] * bool(first) + middle + [last] * bool(last)
+    cut[0] -= ends[0]
+    cut[-1] -= ends[1]
+    return tuple(cut)
 
 
 def _unrolled(text: str) -> str:

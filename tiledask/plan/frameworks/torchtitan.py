@@ -8,7 +8,7 @@ from typing import Any
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.data import shipped_json
-from tiledask.plan.frameworks.job import Imported, Job, Read, Settings, sized
+from tiledask.plan.frameworks.job import Imported, Job, Read, Settings
 from tiledask.plan.inputs.load import load_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.intervals import even
@@ -174,12 +174,12 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     layout["microbatches"] = found.microbatches(batch, layout["dp"], layout["microbatch"])
     layout |= {"sequence_parallel": parallel["tp"] > 1, "flash_attention": True}
     layout["recompute"] = _saved(found)
-    layout, sizes = _stages(found, layout, model.layers)
+    layout["schedule"], sizes = _stages(found, layout["pp"], model.layers)
+    cut = found.cut(layout, sizes, model.layers)
     recipe = _precision(found, layout)
     sequence = found.whole("training.seq_len", model.usual_sequence)
     framework = _framework(found)
     assumed, uncounted = found.rest(recipe, "optimizer.name")
-    cut = sized(layout, sizes)
     return Imported(model, cut, recipe, sequence, assumed, uncounted, framework)
 
 
@@ -240,8 +240,8 @@ def _saved(found: Read) -> str:
     return "full"
 
 
-def _stages(found: Read, layout: Settings, layers: int) -> tuple[Settings, tuple[int, ...]]:
-    """The layout with schedule and chunks, and the layers of each chunk."""
+def _stages(found: Read, pp: int, layers: int) -> tuple[str, tuple[int, ...]]:
+    """The schedule, and the layers of each chunk."""
     asked = str(found.get("parallelism.pipeline_parallel_schedule", "1F1B"))
     csv = found.get("parallelism.pipeline_parallel_schedule_csv")
     ends = [
@@ -250,34 +250,25 @@ def _stages(found: Read, layout: Settings, layers: int) -> tuple[Settings, tuple
     ]
     each = found.whole("parallelism.pipeline_parallel_layers_per_stage", 0)
     parts: Any = found.get("parallelism.module_fqns_per_model_part")
-    pp = layout["pp"]
     if pp == 1:
-        return layout, (layers,)
+        return "1f1b", (layers,)
     name = called(asked)
     if csv:
         name = str(csv).rpartition("/")[2].removesuffix(".csv")
         found.assumed.append(f"the order in {csv} taken for the schedule of that name, {name}")
     elif asked.lower() not in OF_PYTORCH:
         raise ConfigError(f"torch's schedules are {', '.join(NAMES.values())}; got {short(asked)}")
-    several = name in ("interleaved", "looped-bfs", "interleaved-zb", *V_SHAPED)
-    if isinstance(parts, list):
-        sizes = tuple(sum(str(m).startswith("layers.") for m in part) for part in parts)
-        chunks = len(sizes)
-    else:
-        effective = layers + sum(ends)
-        chunks = -(-effective // each) if each else pp * (2 if several else 1)
-        cut = list(even(effective, chunks)) if chunks <= effective else []
-        if cut:
-            cut[0] -= ends[0]
-            cut[-1] -= ends[1]
-        sizes = tuple(cut)
-    if not chunks or chunks % pp or sum(sizes) != layers or min(sizes, default=0) < 0:
-        raise ConfigError(
-            f"the TOML has {chunks} stages with {sum(sizes)} layers, and the run {pp} pipeline "
-            f"ranks and {layers} layers; every rank has as many stages"
-        )
     schedule = "1f1b" if name == "interleaved" else name
-    return layout | {"schedule": schedule, "interleave": chunks // pp}, sizes
+    if isinstance(parts, list):
+        return schedule, tuple(sum(str(m).startswith("layers.") for m in part) for part in parts)
+    several = name in ("interleaved", "looped-bfs", "interleaved-zb", *V_SHAPED)
+    effective = layers + sum(ends)
+    chunks = -(-effective // each) if each else pp * (2 if several else 1)
+    cut = list(even(effective, chunks)) if chunks <= effective else []
+    if cut:
+        cut[0] -= ends[0]
+        cut[-1] -= ends[1]
+    return schedule, tuple(cut)
 
 
 def _precision(found: Read, layout: Settings) -> str:
