@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -55,13 +54,13 @@ def load_model(spec: str | os.PathLike[str]) -> Model:
         )
     text = os.fspath(spec)
     path = Path(text)
-    there = _is(path, Path.exists)
+    there = os.path.exists(text)
     if (sized := model_of_size(text)) and not there:
         return sized
     if text.lower() in models() and not isinstance(spec, os.PathLike):
         return model_from_config(read_named("models", text), text.lower())
-    if _is(path, Path.is_dir):
-        if not _is(path / "config.json", Path.exists):
+    if os.path.isdir(text):
+        if not os.path.exists(path / "config.json"):
             raise ConfigError(f"{text}: the folder holds no config.json; name the file itself")
         return model_from_config(read(path / "config.json"), path.resolve().name)
     hub = re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", text)
@@ -97,9 +96,9 @@ def _cache() -> Path:
 def _in_the_cache(hub: str) -> Path | None:
     """The config.json of that model in the local cache: of its main branch, or the newest."""
     folder = _cache() / f"models--{hub.replace('/', '--')}"
-    found = [path for path in folder.glob("snapshots/*/config.json") if _is(path, Path.is_file)]
+    found = [path for path in folder.glob("snapshots/*/config.json") if os.path.isfile(path)]
     main = folder / "refs" / "main"
-    commit = main.read_text("utf-8", "replace").strip() if _is(main, Path.is_file) else ""
+    commit = main.read_text("utf-8", "replace").strip() if os.path.isfile(main) else ""
     return max(found, key=lambda p: (p.parent.name == commit, p.stat().st_mtime), default=None)
 
 
@@ -115,11 +114,3 @@ def as_model(model: Model | str | os.PathLike[str]) -> Model:
 def as_cluster(cluster: ClusterSpec | str | os.PathLike[str]) -> ClusterSpec:
     """The ClusterSpec itself, or the one that '8xH100' or a path says; else ConfigError."""
     return cluster if isinstance(cluster, ClusterSpec) else load_cluster(cluster)
-
-
-def _is(path: Path, what: Callable[[Path], bool]) -> bool:
-    """Whether the path is so; one that no file can have is not."""
-    try:
-        return what(path)
-    except (OSError, ValueError):
-        return False

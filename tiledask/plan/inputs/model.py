@@ -182,27 +182,18 @@ class Model(ModelSizes):
         return self.parameters - unused - unvisited(self.head)
 
     def allows_tp(self, tp: int) -> bool:
-        """Whether ``check_tp`` lets it pass."""
-        try:
-            self.check_tp(tp)
-        except ConfigError:
-            return False
-        return True
+        """Whether attention heads, and groups of them, can be divided over ``tp`` devices."""
+        a, g = self.heads, self.kv_heads
+        return a % tp == 0 and (g % tp == 0 or tp % g == 0)
 
     def check_tp(self, tp: int, most: int = MOST) -> None:
         """Refuse a tensor parallelism that attention heads cannot be divided over."""
         tp = check_integer(self.name, "tp", tp, 1, MOST)
-        a, g = self.heads, self.kv_heads
-        if a % tp:
-            near = [t for t in divisors(a) if t <= most and not (g % t and t % g)]
+        if not self.allows_tp(tp):
+            near = [t for t in divisors(self.heads, most) if self.allows_tp(t)]
             raise ConfigError(
-                f"tp={tp} does not divide the {a} attention heads of {self.name}; "
-                f"tp may be one of {near}"
-            )
-        if g % tp and tp % g:
-            raise ConfigError(
-                f"tp={tp} neither divides nor is a multiple of the {g} key-value "
-                f"heads of {self.name}; tp={g} does both"
+                f"tp={tp} does not divide the {self.heads} attention heads of {self.name}, or its "
+                f"{self.kv_heads} key-value heads unevenly; tp may be one of {near}"
             )
 
     def __str__(self) -> str:
