@@ -67,7 +67,7 @@ def test_a_check_holds(rule, values):
 def test_a_check_fails_and_says_by_how_much(rule, values, reason):
     verdict = Check("x", *values, rule=rule).verdict
     assert verdict.holds is False
-    assert reason is None or verdict.reason == reason
+    assert reason is None or verdict.why == reason
     assert str(verdict).startswith("✗ ")
 
 

@@ -28,5 +28,5 @@ def test_what_judges_claims_gives_them_back_as_one_kind():
     row = td.Check("bytes", 4, None, 5, rule="equal")
     for each in (*plan.lines, row.verdict):
         assert isinstance(each, Judged)
-    assert {line.about for line in plan.lines if not line.good} >= {"bubble", "utilisation"}
-    assert row.verdict.reason == row.verdict.why == "differ by 1"
+    assert {line.claim for line in plan.lines if not line.good} >= {"bubble", "utilisation"}
+    assert row.verdict.why == "differ by 1"

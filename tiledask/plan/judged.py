@@ -24,16 +24,8 @@ class Judged:
     """The numbers and the formula."""
 
     @property
-    def about(self) -> str:
-        return self.claim
-
-    @property
     def good(self) -> bool:
         return self.holds is True
-
-    @property
-    def reason(self) -> str:
-        return self.why
 
     def __str__(self) -> str:
         claim = self.claim and f"{self.claim}:"

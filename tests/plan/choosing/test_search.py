@@ -159,7 +159,7 @@ def test_limits_buy_what_a_whole_search_without_them_finds(model, cluster, optio
 def test_faults_are_named_and_the_advice_is_true(cluster):
     model = td.load_model("gpt2-xl")
     found = critique(model, Layout(pp=8, microbatches=8), cluster, sequence=1024)
-    bad = {line.about for line in found.lines if not line.good}
+    bad = {line.claim for line in found.lines if not line.good}
     assert bad >= {"bubble", "devices", "utilisation"}
     assert not found
     before = td.estimate_step(model, found.fit.layout, cluster, sequence=1024).total

@@ -151,8 +151,8 @@ def test_calibrations_that_cannot_be(given, message):
 
 
 def test_a_profile_of_some_steps_calibrates(tmp_path):
-    run = profiled.made(np.random.default_rng(0), "none", 4, 0.05, steps=5, tail=0.01)
-    profiled.write_ranks(tmp_path / "ranks", profiled.ranks(run, 4))
+    run = profiled.made(np.random.default_rng(0), 4, 0.05, steps=5, tail=0.01)
+    profiled.write_ranks(tmp_path / "ranks", run, 4)
     periods = np.diff([begin for _, begin, *_ in profiled.steps_of(run)])
     off = (periods.max() - periods.min()) / 2 / np.median(periods)
     one = tmp_path / "ranks" / sorted(p.name for p in (tmp_path / "ranks").iterdir())[1]
@@ -169,8 +169,8 @@ def test_a_profile_of_some_steps_calibrates(tmp_path):
 
 
 def test_whatever_is_diagnosed_calibrates_by_one_step(tmp_path):
-    run = profiled.made(np.random.default_rng(0), "none", 2, 0.05)
-    profiled.write_ranks(tmp_path / "ranks", profiled.ranks(run, 2, gpu_marks=False))
+    run = profiled.made(np.random.default_rng(0), 2, 0.05)
+    profiled.write_ranks(tmp_path / "ranks", run, 2, gpu_marks=False)
     (frame,) = run.timelines
     line = td.simulate(td.schedule("1f1b", 2, 4), 1.0, 2.0)
     frame.to_csv(tmp_path / "spans.csv", index=False)

@@ -179,7 +179,7 @@ def critique(
     >>> from tiledask.plan.inputs.load import load_cluster, load_model
     >>> found = critique(load_model("gpt2-xl"), Layout(pp=8, microbatches=8, tp=1),
     ...                  load_cluster("8xA100-80GB"), sequence=1024)
-    >>> [line.about for line in found.lines if not line.good]
+    >>> [line.claim for line in found.lines if not line.good]
     ['bubble', 'utilisation']
     >>> found.advice[0].seconds < found.step.total
     True
