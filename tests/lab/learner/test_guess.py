@@ -205,8 +205,9 @@ def test_what_is_typed_into_the_field_is_kept_and_said():
     assert (guess.value, field.said) == (8e6, "kept: 8,000,000 B")
     field.typed = "8 MB or so"
     assert "units that can be read" in field.said
+    assert field.refused == "8 MB or so"
     field.typed = ""
-    assert guess.value == 8e6
+    assert (guess.value, field.said, field.refused) == (8e6, "", "")
 
 
 def test_a_prediction_without_widgets_is_its_text(monkeypatch):

@@ -1,7 +1,8 @@
 // A question and a place to answer it. Every key is sent on, as the reader may run the next cell
 // without leaving the field; what was kept, or why not, is what Python says. A field that comes as
 // the reader runs its cell takes what is typed next: JupyterLab would take it for its own commands,
-// and "00" restarts the kernel.
+// and "00" restarts the kernel. Enter, with Shift or without, leads to the next cell, but for an
+// answer that is refused.
 
 // Whether the reader has just run the cell of `el` alone: the focus stands on it, or on the cell
 // that follows, and no other cell waits for the kernel, as under Run All.
@@ -27,16 +28,23 @@ function render({ model, el }) {
     model.save_changes();
   });
   answer.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.shiftKey) return;
+    if (event.key !== "Enter") return;
     event.preventDefault();
-    el.closest(".jp-Cell")?.nextElementSibling?.focus();
+    // a kernel that is not busy says by then what it thinks of the last letter
+    setTimeout(() => {
+      if (answer.value && answer.value === model.get("refused")) answer.select();
+      else el.closest(".jp-Cell")?.nextElementSibling?.focus();
+    }, 250);
   });
 
   const said = document.createElement("span");
   said.setAttribute("role", "status");
-  const tell = () => (said.textContent = ` ${model.get("said")}`);
+  const tell = () => {
+    said.textContent = ` ${model.get("said")}`;
+    said.classList.toggle("refused", Boolean(model.get("refused")));
+  };
   tell();
-  model.on("change:said", tell);
+  model.on("change:said change:refused", tell);
   label.append(answer);
   el.classList.add("tiledask-field");
   el.append(label, said);

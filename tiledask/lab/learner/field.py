@@ -22,6 +22,8 @@ class Field(anywidget.AnyWidget):
     typed = traitlets.Unicode().tag(sync=True)
     said = traitlets.Unicode().tag(sync=True)
     """What Python says of it: what was kept, or why not."""
+    refused = traitlets.Unicode().tag(sync=True)
+    """What was typed, if it is no answer."""
 
 
 def shown(guess: Any) -> dict[str, Any]:
@@ -38,12 +40,14 @@ def shown(guess: Any) -> dict[str, Any]:
         field.said = f"kept: {repr(guess).partition(': ')[2]}{late}"
 
     def keep(change: Any) -> None:
+        field.said, refused = "", ""
         try:
             if change["new"].strip():
                 guess.take(change["new"])
                 say()
         except ConfigError as error:
-            field.said = str(error)
+            field.said, refused = str(error), change["new"]
+        field.refused = refused
 
     if value is not None:
         say()
