@@ -237,8 +237,9 @@ def test_a_slider_that_is_moved_draws_anew_and_what_is_refused_is_said():
     assert image.value == draw(2, 8)._repr_png_()[0] != first
     m.value = 3
     assert words.value == "m = 3 has no picture; take 1 or 2"
+    assert image.layout.visibility == "hidden"
     m.value = 1
-    assert words.value == ""
+    assert (words.value, image.layout.visibility) == ("", "visible")
 
 
 # -- what is drawn -------------------------------------------------------------------------------

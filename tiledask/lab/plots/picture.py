@@ -89,8 +89,8 @@ class Picture(Figure):
 def sliders(
     draw: Callable[..., Any], start: Mapping[str, Any] | None = None, /, **choices: Sequence[Any]
 ) -> Any:
-    """``draw(**values)``, a figure of td.plots, with a slider for each of ``choices``; drawn when
-    one is moved.
+    """``draw(**values)``, a figure of td.plots, with a slider for each of ``choices``; drawn again
+    while one is moved.
 
     ``start`` has the values to begin with, where they are not the first. What ``draw`` refuses is
     said in place of the figure. It is a box of ipywidgets, for a notebook.
@@ -109,10 +109,7 @@ def sliders(
     begun = {name: values[0] for name, values in choices.items()} | dict(start or {})
     moved = {
         name: ipywidgets.SelectionSlider(
-            options=[(f"{value}", value) for value in values],
-            value=begun[name],
-            description=name,
-            continuous_update=False,
+            options=[(f"{value}", value) for value in values], value=begun[name], description=name
         )
         for name, values in choices.items()
     }
@@ -123,6 +120,7 @@ def sliders(
             image.value, words.value = figure._repr_png_()[0], ""
         except (ValueError, MemoryError, ArithmeticError) as error:  # such a choice is refused
             words.value = html.words(str(error))
+        image.layout.visibility = "hidden" if words.value else "visible"
 
     for slider in moved.values():
         slider.observe(again, "value")
