@@ -187,8 +187,8 @@ def test_a_notebook_shows_a_figure_that_no_setting_changes_and_that_changes_no_s
 
     figure = FIGURES["slots"]()
     png, size = figure._repr_png_()
-    assert (png[:4], int.from_bytes(png[16:20])) == (b"\x89PNG", 1350)
-    assert size == {"width": 900}
+    assert (png[:4], int.from_bytes(png[16:20])) == (b"\x89PNG", 1200)
+    assert size == {"width": 800}
     expected = FIGURES["slots"]().to_png()
     with mpl.rc_context({"font.size": 30, "axes.facecolor": "red"}):
         assert FIGURES["slots"]().to_png() == expected
@@ -276,7 +276,7 @@ def test_a_forward_and_a_backward_at_once_share_the_lane():
 
 
 def test_gantt_numbers_of_many_actions_are_there_and_in_their_box():
-    timeline = sweep.same_work("1f1b", 8, 12)
+    timeline = sweep.same_work("1f1b", 6, 12)
     (axes,) = plots.gantt(timeline).axes
     at = [(t.get_position(), t.get_text()) for t in axes.texts]
     middles = (timeline.start + timeline.end) / 2

@@ -132,7 +132,7 @@ def _formula(axes: Any, row: Sequence[Any], middle: float, inch: float, ranks: i
             boxes += _cut(at, shape, placement, ranks)
             draw.note(axes, (left + width / 2, at[1]), name, (0, 2))
             words = " x ".join(map(str, shape))
-            draw.note(axes, (left + width / 2, at[1] + height), words, (0, -2), 7, color=GREY)
+            draw.note(axes, (left + width / 2, at[1] + height), words, (0, -2), 8, color=GREY)
         left += width + gap
     return boxes
 
@@ -400,4 +400,4 @@ def traffic_matrix(
             colour, words = image.cmap(image.norm(nbytes)), "·" if i == j else amount
             cells.append(Box((j - 0.5, i - 0.5, 1, 1), colour, words))
         drawn.append((axes, cells))
-    return draw.write(figure, drawn, 9 if traffic.ranks <= 4 else 7 if traffic.ranks <= 8 else 5)
+    return draw.write(figure, drawn, 9 if traffic.ranks <= 4 else 8)

@@ -165,7 +165,7 @@ def note(
     at: tuple[float, float],
     words: str,
     offset: tuple[float, float] = (6, 0),
-    size: float = 8.5,
+    size: float = 9.0,
     **look: Any,
 ) -> None:
     """``words`` beside the point ``at``, to the side that ``offset`` (right, up) says."""
@@ -177,14 +177,16 @@ def note(
     axes.annotate(words, at, offset, textcoords="offset points", fontsize=size, **aligned | look)
 
 
-def text_in(axes: Axes, at: Place, words: str, colour: Any, size: float = 7.5, **look: Any) -> None:
-    """``words`` in the middle of the box ``at``, in the ink that can be read on ``colour``."""
+def text_in(axes: Axes, at: Place, words: str, colour: Any, size: float = 8.0, **look: Any) -> None:
+    """``words`` in the middle of the box ``at``, in the ink that can be read on ``colour``; no
+    hatch or line runs through them."""
     x, y, width, height = at
     look = {"ha": "center", "va": "center", "color": ink_on(colour), "fontsize": size} | look
+    look |= {"zorder": 6, "bbox": {"facecolor": colour, "linewidth": 0, "pad": 0}}
     axes.text(x + width / 2, y + height / 2, words, **look)
 
 
-def write(figure: Figure, drawn: Iterable[tuple[Axes, Iterable[Box]]], size: float = 7.5) -> Figure:
+def write(figure: Figure, drawn: Iterable[tuple[Axes, Iterable[Box]]], size: float = 8.0) -> Figure:
     """The figure, laid out; in each box of its axes the first of its words that fit, if any do."""
     figure.lay_out()  # it fixes what the data's units measure
     for axes, boxes in drawn:

@@ -27,8 +27,8 @@ _OWN = {
 }  # fmt: skip
 """What the package's tasks and lanes are called -> their colours."""
 
-WIDTH = 9.0
-"""Inches: a notebook's column at 100 pixels per inch, 1350 pixels at 150 dpi."""
+WIDTH = 8.0
+"""Inches: a notebook's column at 100 pixels per inch, 1200 pixels at 150 dpi."""
 
 _RC = {
     "font.family": "DejaVu Sans",  # ships with matplotlib, so every machine draws the same
@@ -91,7 +91,7 @@ def lighter(colour: str, share: float) -> tuple[float, float, float]:
     return red, green, blue
 
 
-def colour_of_rank(rank: int, share: float = 0.1) -> tuple[float, float, float]:
+def colour_of_rank(rank: int, share: float = 0.0) -> tuple[float, float, float]:
     """A colour per rank or device, mixed with ``share`` of white."""
     return lighter(PALETTE[rank % len(PALETTE)], share)
 

@@ -134,7 +134,7 @@ def _idle_shares(axes: Axes, timeline: Timeline, step: int) -> None:
     if len(set(shares)) > 1:
         right = axes.secondary_yaxis("right")
         right.set_yticks(range(0, timeline.devices, step), shares[::step])
-        right.tick_params(axis="y", length=0, labelsize=7.5)
+        right.tick_params(axis="y", length=0, labelsize=8)
         right.spines[:].set_visible(False)
 
 

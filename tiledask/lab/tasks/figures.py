@@ -40,7 +40,7 @@ def draw_fields(
     for row, words in enumerate(given):
         for at, word in enumerate(words):
             action = len(words) > 1 and word[0] in KINDS
-            tone = lighter(KINDS[word[0]][1], 0.1) if action else PALE
+            tone = KINDS[word[0]][1] if action else PALE
             boxes.append(draw.span(row, at, at + 1, tone, word))
     figure = _canvas(0.6 + 0.3 * len(names), title)
     axes = figure.subplots()
