@@ -11,7 +11,8 @@ import pytest
 
 from tiledask.cli import main
 from tiledask.errors import ConfigError
-from tiledask.lab.learner.kept import TASKS, Kept
+from tiledask.lab.learner.kept import PROGRESS, TASKS, Kept
+from tiledask.lab.learner.score import score
 from tiledask.lab.tasks import load_puzzle, puzzle_levels
 from tiledask.lab.tasks.task import Hint
 from tiledask.plan.data import shipped_json
@@ -124,6 +125,20 @@ def kept_in(tmp_path, monkeypatch):
     """Where the command line keeps progress, begun anew."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return tmp_path / "state" / "tiledask" / "terminal.json"
+
+
+def test_terminal_and_notebooks_count_what_the_other_solved(capsys, kept_in, tmp_path, monkeypatch):
+    monkeypatch.setattr("tiledask.lab.learner.kept.NEAR", (PROGRESS, f"learn/{PROGRESS}"))
+    (tmp_path / "learn" / PROGRESS).mkdir(parents=True)
+    monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "learn" / "06_cut.ipynb"))
+    load_puzzle(5).check("1-6 | 7-13 | 14-20 | 21-24")
+    for folder in (tmp_path, tmp_path / "learn"):
+        monkeypatch.chdir(folder)
+        stars = {level["name"]: level["stars"] for level in run(capsys)[1]}
+        assert {name: n for name, n in stars.items() if n} == {"24-uneven": 3}
+    run(capsys, "1", "--answer", "1-7 | 8-12 | 13-18 | 19-24")
+    assert [row[0] for row in score().rows] == ["06_cut", "terminal", "all"]
+    assert not kept_in.exists()
 
 
 def test_hints_come_one_by_one_and_stars_are_listed(capsys, kept_in):

@@ -6,7 +6,8 @@
 The folder is what TILEDASK_PROGRESS names, as `make lab` sets it, or .progress beside a learner's
 notebook, where it is there; without one, as under a test or in plain Python, everything is kept as
 long as the process lives and no file is read or written.
-What the command line does is kept in terminal.json, `at_terminal`: there is always a folder.
+What the command line does is kept in terminal.json, `at_terminal`: of a learner's folder where it
+runs in one or above learn/, so that both count what the other did; else there is one of its own.
 """
 
 import json
@@ -25,6 +26,8 @@ __all__ = ["PROGRESS", "TASKS", "Kept", "at_terminal", "here", "notebooks"]
 FOLDER = "TILEDASK_PROGRESS"
 PROGRESS = ".progress"
 """The folder, in the learner's, of what is kept."""
+NEAR = (PROGRESS, f"learn/{PROGRESS}")
+"""Where the command line looks for it."""
 LOCK = threading.RLock()
 """A field's callbacks may come in a thread of their own, while a cell runs."""
 PREDICTIONS, TASKS = "predictions", "tasks"
@@ -95,7 +98,8 @@ def _place() -> tuple[str, str]:
     if _typing:
         state = os.environ.get("XDG_STATE_HOME", "")
         state = state if os.path.isabs(state) else os.path.expanduser("~/.local/state")
-        return folder or os.path.join(state, "tiledask"), "terminal"
+        there = (os.path.abspath(path) for path in NEAR if os.path.isdir(path))
+        return folder or next(there, os.path.join(state, "tiledask")), "terminal"
     # the Jupyter server tells each kernel which notebook it is for
     path = Path(os.environ.get("JPY_SESSION_NAME", ""))
     if not folder and path.name and (path.parent / PROGRESS).is_dir():

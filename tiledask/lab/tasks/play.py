@@ -6,7 +6,7 @@ from typing import Any
 
 from tiledask.errors import ConfigError
 from tiledask.lab.files import answer_of, check_figure, save_figure
-from tiledask.lab.learner.kept import TASKS, at_terminal, here
+from tiledask.lab.learner.kept import TASKS, at_terminal, notebooks
 from tiledask.lab.tasks import task as task_named
 from tiledask.lab.tasks.kind import run_text
 from tiledask.lab.tasks.puzzle_file import puzzle_levels
@@ -19,18 +19,21 @@ __all__ = ["list_all", "play"]
 
 @at_terminal()
 def list_all(console: Console) -> tuple[int, list[dict[str, Any]]]:
-    """Print puzzles, levels and exercises, with the stars of answers so far; (0, what was
-    printed)."""
-    known, texts = here().all(TASKS), shipped_json("ladder.json")
-    exercises = shipped_json("exercises.json")
+    """Print puzzles, levels and exercises, with the stars of answers so far, here and in the
+    notebooks; (0, what was printed)."""
+    known = [each.all(TASKS) for each in notebooks()]
+    texts, exercises = shipped_json("ladder.json"), shipped_json("exercises.json")
+
+    def most(name: str, what: str) -> int:
+        return max(int(tasks.get(name, {}).get(what) or 0) for tasks in known)
 
     def starred(head: dict[str, Any]) -> dict[str, Any]:
-        return {**head, "stars": known.get(head["name"], {}).get("stars", 0)}
+        return {**head, "stars": most(head["name"], "stars")}
 
     puzzles = [starred(_head(puzzle)) for puzzle in puzzle_levels()]
     ladder = [starred({"name": f"idle-{n}", "title": texts[n]["title"]}) for n in texts]
     graded = [starred({"name": n, "title": exercises[n]["title"]}) for n in exercises]
-    solved = sum(known.get(each["name"], {}).get("solved", False) for each in puzzles)
+    solved = sum(most(each["name"], "solved") for each in puzzles)
     for shown in (puzzles, ladder, graded):
         rows = [(*list(each.values())[:-1], "★" * each["stars"]) for each in shown]
         left = [i for i, name in enumerate(shown[0]) if name != "level"]
