@@ -1,14 +1,17 @@
-"""The field in which JupyterLab takes a prediction; what is typed is put away, nothing else."""
+"""What JupyterLab shows of a prediction and a task: a field, whose text is put away and nothing
+else; a button that asks for one more hint.
+"""
 
 from pathlib import Path
 from typing import Any
 
 import anywidget
+import ipywidgets
 import traitlets
 
 from tiledask.errors import ConfigError
 
-__all__ = ["Field", "shown"]
+__all__ = ["Field", "shown", "with_hints"]
 
 
 class Field(anywidget.AnyWidget):
@@ -52,6 +55,25 @@ def shown(guess: Any) -> dict[str, Any]:
     if value is not None:
         say()
     field.observe(keep, "typed")
-    bundle: Any = field._repr_mimebundle_()
+    return _bundle(field)
+
+
+def with_hints(shown: str, left: int, hint: Any) -> dict[str, Any]:
+    """The mime bundle of ``shown``, HTML, above a button: it shows one ``hint()`` more, of which
+    ``left`` are left."""
+    words, button = ipywidgets.HTML(shown), ipywidgets.Button(description=f"Hint ({left} left)")
+
+    def more(_: Any) -> None:
+        found = hint()
+        left = found.of - found.number
+        words.value += found._repr_html_()
+        button.description, button.disabled = f"Hint ({left} left)", not left
+
+    button.on_click(more)
+    return _bundle(ipywidgets.VBox([words, button]))
+
+
+def _bundle(widget: Any) -> dict[str, Any]:
+    bundle: Any = widget._repr_mimebundle_()
     found: dict[str, Any] = bundle[0] if isinstance(bundle, tuple) else bundle
     return found

@@ -11,7 +11,7 @@ from typing import Any
 from tiledask.errors import PartitionError
 from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.primitives import Axes, Figure
-from tiledask.lab.plots.style import INK, PALE, RED, canvas, colour_of_rank, lighter, styled
+from tiledask.lab.plots.style import INK, PALE, RED, canvas, colour_of_rank, styled
 from tiledask.lab.plots.timelines import KINDS, gantt
 from tiledask.lab.tasks.kind import Inputs, Targets
 from tiledask.plan.pipelines.timeline import Timeline

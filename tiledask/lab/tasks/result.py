@@ -1,12 +1,22 @@
 """The worth of an answer: its targets, each beside the best there is, and up to three stars."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tiledask.plan.tables import Part, Printable, Table
 
-__all__ = ["LEAST", "OPTIMUM", "WRONG", "Result", "Target", "UnsolvedError", "number", "within"]
+__all__ = [
+    "LEAST",
+    "OPTIMUM",
+    "WRONG",
+    "Result",
+    "Target",
+    "UnsolvedError",
+    "number",
+    "shown_with_hints",
+    "within",
+]
 
 LEAST = "least"
 """Stands in a file for a target that is worked out, where the number would be the answer."""
@@ -127,6 +137,8 @@ class Result(Printable):
     """Empty unless the answer is legal."""
     hints: int = 0
     """How many there are that were not shown yet."""
+    hint: Callable[[], Any] | None = field(default=None, repr=False, compare=False)
+    """Gives one more of them."""
 
     def __bool__(self) -> bool:
         return self.legal and all(target.met for target in self.targets)
@@ -202,3 +214,20 @@ class Result(Printable):
         yield from filter(None, [self.score])
         if self.hints and not self:
             yield f"One more hint: hint(), or --hint; {self.hints} left."
+
+    def _repr_mimebundle_(self, **_options: Any) -> dict[str, Any]:
+        left = 0 if self else self.hints
+        return shown_with_hints(self, replace(self, hints=0)._repr_html_(), left, self.hint)
+
+
+def shown_with_hints(shown: Printable, words: str, left: int, hint: Any) -> dict[str, Any]:
+    """The mime bundle of ``shown``: in JupyterLab ``words``, HTML, and a button for the next of
+    its hints, if there are any ``left``."""
+    plain = {"text/plain": repr(shown), "text/html": shown._repr_html_()}
+    if not (left and hint):
+        return plain
+    try:
+        from tiledask.lab.learner.field import with_hints
+    except ImportError:  # no widgets here
+        return plain
+    return {**with_hints(words, left, hint), **plain}

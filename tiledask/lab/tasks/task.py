@@ -1,7 +1,7 @@
 """A task: a question, the form of an answer, a judge, hints, a drawing.
 
 task.check(answer)      a Result: the first offence in words, targets, stars; kept as progress
-task.hint()             one more hint than before
+task.hint()             one more hint than before; in JupyterLab a button below the task, too
 task.draw(answer)       a figure of the answer; of the task without one
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tiledask.errors import ConfigError, RuleError
 from tiledask.lab.learner.kept import TASKS, here
-from tiledask.lab.tasks.result import Result, Target, number
+from tiledask.lab.tasks.result import Result, Target, number, shown_with_hints
 from tiledask.plan import html
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.tables import Part, Printable, Table
@@ -105,8 +105,13 @@ class JudgedTask(Printable):
                 reason = f"Not an answer: {error}"
             except RuleError as error:
                 reason = f"Not legal: {error}"
-        left = len(self.hints) - here().get(self.name, TASKS).get("hints", 0)
-        return Result(self.name, answer is not None, legal, reason, targets, left)
+        attempted = answer is not None
+        return Result(self.name, attempted, legal, reason, targets, self._left(), self.hint)
+
+    def _left(self) -> int:
+        """How many hints were not shown yet."""
+        shown: int = here().get(self.name, TASKS).get("hints", 0)
+        return len(self.hints) - shown
 
     def draw(self, answer: Any = None) -> "Figure":
         """A figure of ``answer``, below the verdict; of the task if there is none yet. Once all of
@@ -134,7 +139,7 @@ class JudgedTask(Printable):
         """One more hint than last time; the last one again where there are no more."""
         if not self.hints:
             return Hint(0, 0, "This task has none.")
-        taken = min(here().get(self.name, TASKS).get("hints", 0) + 1, len(self.hints))
+        taken = len(self.hints) - max(0, self._left() - 1)
         here().put(self.name, TASKS, hints=taken)
         return Hint(taken, len(self.hints), self.hints[taken - 1])
 
@@ -154,6 +159,9 @@ class JudgedTask(Printable):
         if self.numbers:
             yield Table(("", ""), self.numbers, left=(0, 1))
         yield f"Answer with {self.form}."
+
+    def _repr_mimebundle_(self, **_options: Any) -> dict[str, Any]:
+        return shown_with_hints(self, self._repr_html_(), self._left(), self.hint)
 
 
 def _verdict(targets: Sequence[Target]) -> str:
