@@ -221,6 +221,27 @@ def test_tasks_are_drawn_by_worker_when_no_run_is_newer(made):
     assert view_of(made).title == "Tasks per worker"
 
 
+def test_a_worker_that_ends_and_another_of_its_name_leave_a_mark_in_their_lane(made, monkeypatch):
+    workers = made.scheduler.workers
+    for address in workers:
+        made.add_worker(made.scheduler, address)
+    for worker, start in (("tcp://a", 60), ("tcp://b", 60), ("tcp://b", 66)):
+        ran(made, worker, f"nap-{start}", ("compute", start, start + 2))
+    monkeypatch.setattr("tiledask.lab.dashboard.page.time", lambda: 63.0)
+    made.remove_worker(made.scheduler, "tcp://a", stimulus_id="")
+    seen = made.changes
+    workers["tcp://c"] = workers.pop("tcp://a")
+    monkeypatch.setattr("tiledask.lab.dashboard.page.time", lambda: 65.0)
+    made.add_worker(made.scheduler, "tcp://c")
+    assert made.changes > seen
+    view = view_of(made)
+    (mark,) = (box for box in view.charts["time"].boxes if box.gid == views.GONE)
+    assert (mark.at[0], mark.at[2]) == (3, 2)
+    assert list(view.charts["time"].lanes) == ["worker 0", "worker 1"]
+    assert list(view.charts["idle"].lanes) == ["75.0 %", "50.0 %"]
+    assert views.GONE in legend(view)
+
+
 def test_a_run_that_fails_or_falls_silent_says_so(made, monkeypatch):
     pipeline(made, until=3)
     monkeypatch.setattr("tiledask.lab.dashboard.page.time", lambda: 145.0)

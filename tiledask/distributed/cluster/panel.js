@@ -1,4 +1,5 @@
-// JupyterLab's Dask panels follow the newest cluster; a button brings tiledask's page back.
+// JupyterLab's Dask panels follow the newest cluster. Where there is none yet, the first cluster
+// opens tiledask's page at the right; a button brings it back.
 (() => {
   const shown = document.currentScript.previousElementSibling;
   const [link, button] = [shown.querySelector("a"), shown.querySelector("button")];
@@ -34,15 +35,22 @@
       if (times > 1) keep(times - 1);
     }, 3000);
   const item = { route: "/individual-tiledask", label: "Tiledask", key: "Individual Tiledask" };
-  button.hidden = false;
-  button.onclick = () => {
+  const open = async () => {
+    window.tiledaskOpened = true; // whoever closes it is not shown it again
+    const { currentWidget } = lab.shell;
     follow();
-    lab.commands.execute("dask:launch-dashboard", { item, options: { mode: "split-right" } });
+    const options = { mode: "split-right" };
+    await lab.commands.execute("dask:launch-dashboard", { item, options });
+    lab.shell.activateById(currentWidget?.id); // the reader goes on in the notebook
     keep(8);
   };
+  button.hidden = false;
+  button.onclick = open;
   // what a saved notebook shows may have ended, and what is shown again is no newer than it was
   answers().then((yes) => {
     if (!yes || started <= (window.tiledaskFollowed ?? 0)) return;
+    const there = window.tiledaskOpened || document.querySelector(".dask-DaskDashboard-widget");
+    if (!there) return open();
     follow();
     keep(8);
   });

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from bokeh.layouts import column, row
-from bokeh.models import ColumnDataSource, DataRange1d, FixedTicker, HoverTool, Range1d
+from bokeh.models import ColumnDataSource, DataRange1d, FixedTicker, HoverTool, Range, Range1d
 from bokeh.plotting import figure
 
 from tiledask.lab.dashboard.views import Chart, View
@@ -21,6 +21,8 @@ __all__ = ["Board", "headline", "legend"]
 
 _BAR = {name: name for name in ("y", "height", "left", "right", "fill_color", "line_color")}
 _HATCH = {name: name for name in ("hatch_pattern", "hatch_color")}
+_ZOOMED = "xpan,xwheel_zoom,reset,save"
+"""The tools of a figure that can be looked at more closely."""
 _NARROW = 1 / 40
 """Of an axis, for a letter: a narrower box has no text."""
 
@@ -28,15 +30,13 @@ _NARROW = 1 / 40
 class Lanes:
     """Boxes in lanes, and a black line where each lane is predicted to end."""
 
-    def __init__(self, over_time: bool, **fixed: Any) -> None:
-        """``over_time``: it can be zoomed. ``fixed`` is its size."""
+    def __init__(self, across: Range, words_at: str, tools: str = "", **fixed: Any) -> None:
+        """``words_at``: the side of the pointer at which is said what it is on, away from the
+        page's edge. ``fixed`` is its size."""
         self.boxes, self.hatched = (ColumnDataSource(_columns([], 1, 1)) for _ in range(2))
         self.marks = ColumnDataSource({"x": [], "top": [], "bottom": []})
-        # fits what is drawn, unless somebody has zoomed in
-        self.across = DataRange1d(start=0, range_padding=0.0 if over_time else 0.05)
-        self.down = Range1d(0.5, -0.5)
-        tools = "xpan,xwheel_zoom,reset,save" if over_time else ""
-        self.plot = plot = _figure(tools, x_range=self.across, y_range=self.down, **fixed)
+        self.across, self.down = across, Range1d(0.5, -0.5)
+        self.plot = plot = _figure(tools, x_range=across, y_range=self.down, **fixed)
         look = {"line_width": 0.5, "hatch_scale": 8, "hatch_weight": 0.8}
         # a hatch is slow to draw, even one of nothing
         hatched = plot.hbar(**_BAR, **_HATCH, **look, source=self.hatched)
@@ -45,23 +45,23 @@ class Lanes:
         plot.segment(**mark, line_color=INK, source=self.marks)
         middle = {"text_align": "center", "text_baseline": "middle", "text_font_size": "11px"}
         plot.text("middle", "y", text="number", color="ink", **middle, source=self.boxes)
-        self.hover = HoverTool(renderers=[bars, hatched], tooltips="@what")
+        self.hover = HoverTool(renderers=[bars, hatched], attachment=words_at)
         plot.add_tools(self.hover)
         plot.yaxis.major_tick_line_color = plot.yaxis.axis_line_color = None
         plot.ygrid.grid_line_color = None
-        plot.xaxis[0].ticker.desired_num_ticks = 8 if over_time else 3
+        plot.xaxis[0].ticker.desired_num_ticks = 8 if tools else 3
 
     def show(self, chart: Chart) -> None:
         """Draw ``chart`` in place of what was drawn before."""
-        ends = [box.at[0] + box.at[2] for box in chart.boxes]
-        last = 100.0 if chart.unit == "%" else max([*ends, *chart.marks], default=0.0)
+        reached = [0.0, *(box.at[0] + box.at[2] for box in chart.boxes), *chart.marks]
+        last = max(100.0 if chart.unit == "%" else 0.0, *reached)
         size, unit = unit_of(chart.unit, last)
         self.plot.title.text = chart.title
         self.plot.xaxis[0].axis_label = f"{chart.label} ({unit})" if unit else chart.label
-        if chart.unit == "s":
-            self.hover.tooltips = f"@what @text: @left{{0.[0000]}} to @right{{0.[0000]}} {unit}"
+        times = f": @left{{0.[0000]}} to @right{{0.[0000]}} {unit}" * (chart.unit == "s")
+        self.hover.tooltips = f"<div style='max-width:150px;white-space:normal'>@what{times}</div>"
         if chart.unit == "%":
-            self.across.end = last
+            self.across.end = next(end for end in (25, 50, last) if max(reached) <= end)
         count = max(1, len(chart.lanes))
         # a label under another cannot be read: beyond 40 rows some go without
         self.plot.yaxis[0].ticker = FixedTicker(ticks=[*range(0, count, 1 + count // 40)])
@@ -81,18 +81,22 @@ class Board:
         """``height`` of a row in pixels; None fills the page."""
         mode = "stretch_both" if height is None else "stretch_width"
         wide: dict[str, Any] = {"sizing_mode": mode} | ({"height": height} if height else {})
-        narrow = wide | {"width": 240, "sizing_mode": "fixed" if height else "stretch_height"}
-        self.lanes = {"time": Lanes(True, **wide), "idle": Lanes(False, **narrow)}
-        self.lanes |= {place: Lanes(False, **wide) for place in ("left", "right")}
-        time, idle, left, right = (lanes.plot for lanes in self.lanes.values())
+        narrow = wide | {"width": 200, "sizing_mode": "fixed" if height else "stretch_height"}
+        # those without an end fit what is drawn, unless somebody has zoomed in
+        time = Lanes(DataRange1d(start=0, range_padding=0), "right", _ZOOMED, **wide)
+        self.lanes = {"time": time, "idle": Lanes(Range1d(0, 100), "left", **narrow)}
+        for place, words_at in (("left", "right"), ("right", "left")):
+            across = DataRange1d(start=0, range_padding=0.05)
+            self.lanes[place] = Lanes(across, words_at, **wide)
+        plots = [lanes.plot for lanes in self.lanes.values()]
         self.loss, self.floor = (ColumnDataSource({"x": [], "y": []}) for _ in range(2))
         losses = _figure("", x_axis_label="step", y_axis_label="nats per token", **wide)
         line = losses.line("x", "y", color=BLUE, line_width=2, source=self.loss)
         losses.line("x", "y", color=INK, line_dash="dotted", source=self.floor)
         words = "step @x: @y{0.0000}"
         losses.add_tools(HoverTool(renderers=[line], tooltips=words, mode="vline"))
-        self.losses, rows = losses, {"time": (time, idle), "left": (left, right), "loss": (losses,)}
-        self.rows = {place: row(*plots, **wide) for place, plots in rows.items()}
+        self.losses, rows = losses, {"time": plots[:2], "left": plots[2:], "loss": [losses]}
+        self.rows = {place: row(*each, **wide) for place, each in rows.items()}
         self.layout = column(*self.rows.values(), sizing_mode=mode)
         self.show(view)
 
@@ -110,7 +114,7 @@ class Board:
 
 
 def _figure(tools: str, **options: Any) -> Any:
-    where = {"toolbar_location": "right" if tools else None, "active_scroll": None}
+    where = {"toolbar_location": "above" if tools else None, "active_scroll": None}
     edges = {"min_height": 160, "min_border_left": 5, "min_border_right": 14}
     plot = figure(title="", tools=tools, outline_line_color=None, **where, **edges, **options)
     plot.toolbar.logo, plot.toolbar.autohide = None, True
@@ -134,10 +138,12 @@ def _columns(boxes: Any, size: float, last: float) -> dict[str, Any]:
         "left": left,
         "right": right,
         "middle": (left + right) / 2,
-        "text": [box.words for box in boxes],
         "number": [box.words if fits else "" for box, fits in both],
         "ink": [ink_on(colour) for colour in colours],
-        "what": [html.words(box.gid) for box in boxes],
+        "what": [
+            html.words(box.gid if box.words in box.gid else f"{box.gid} {box.words}")
+            for box in boxes
+        ],
         "fill_color": colours,
         "line_color": ["white" if t else c for t, c in zip(thick, colours, strict=True)],
         "hatch_pattern": [box.look.get("hatch", " ")[0] for box in boxes],
@@ -147,14 +153,14 @@ def _columns(boxes: Any, size: float, last: float) -> dict[str, Any]:
 
 # -- the words around it -------------------------------------------------------------------------
 
-_CELL = "display:inline-block;margin:0 1.6em .35em 0"
+_CELL = "display:inline-block;margin:0 1.3em .3em 0"
 _PATCH = "display:inline-block;width:1.5em;height:.9em;line-height:.8em;overflow:hidden;"
 _PATCH += "vertical-align:-.1em;margin-right:.4em;"
 
 
 def headline(view: View) -> str:
     """HTML: what a View is, and its numbers."""
-    name, value = "color:#5a6068;font-size:12px", "font-size:17px;font-weight:600"
+    name, value = "color:#5a6068;font-size:12px", "font-size:15px;font-weight:600"
     facts = "".join(
         f"<div style='{_CELL}'><div style='{name}'>{html.words(what)}</div>"
         f"<div style='{value}'>{html.words(number)}</div></div>"
@@ -176,4 +182,5 @@ def legend(view: View) -> str:
     if view.number:
         items.append(f"number in a box: {html.words(view.number)}")
     cells = "".join(f"<span style='{_CELL};white-space:nowrap'>{item}</span>" for item in items)
-    return f"<div style='color:{INK};font:12.5px/1.3 system-ui,sans-serif'>{cells}</div>"
+    look = f"color:{INK};font:12.5px/1.3 system-ui,sans-serif;height:5em;overflow:auto"
+    return f"<div style='{look}'>{cells}</div>"

@@ -29,6 +29,7 @@ from tiledask.errors import ConfigError, DeadlineError
 from tiledask.extras import needed_for
 from tiledask.files import atomic_write
 from tiledask.lab.dashboard.views import (
+    GONE,
     ReportedRun,
     Task,
     View,
@@ -70,17 +71,32 @@ class Recorder(SchedulerPlugin):
         self.scheduler: Scheduler | None = None
         self.runs: dict[str, ReportedRun] = {}
         self.tasks: deque[Task] = deque(maxlen=KEPT_TASKS)
+        self.names: dict[str, str] = {}
+        """Of workers, by address."""
+        self.gone: dict[str, float] = {}
+        """When a worker of this name has ended, until there is another."""
         self.changes = 0
         """Rises with everything that is collected."""
 
     async def start(self, scheduler: "Scheduler") -> None:
         """Called by Dask: once with the scheduler, or when the plugin is registered later."""
         self.scheduler = scheduler
+        for worker in scheduler.workers:
+            self.add_worker(scheduler, worker)
         try:
             with needed_for("it"):
                 _put_into(scheduler)
         except Exception as error:  # a page is worth no scheduler
             logging.getLogger(__name__).warning("no page in the dashboard: %s", error)
+
+    def add_worker(self, scheduler: "Scheduler", worker: str) -> None:
+        name = self.names[worker] = str(scheduler.workers[worker].name)
+        if name in self.gone:
+            self.tasks.append(Task(name, GONE, self.gone.pop(name), time()))
+            self.changes += 1
+
+    def remove_worker(self, scheduler: "Scheduler", worker: str, **_about: Any) -> None:
+        self.gone[self.names.pop(worker, worker)] = time()
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         if start == "processing" and (times := kwargs.get("startstops")):
@@ -163,7 +179,7 @@ def _page(framed: bool, scheduler: "Scheduler", extra: dict[str, Any], doc: "Doc
     from tiledask.lab.dashboard.board import Board, headline, legend
 
     recorder: Any = scheduler.plugins.get(PAGE) or Recorder()
-    board, choice = Board(view_of(recorder)), Select(title="show", value=_NEWEST, width=260)
+    board, choice = Board(view_of(recorder)), Select(value=_NEWEST, width=260)
     above, below = (Div(sizing_mode="stretch_width", margin=(5, 5, 0, 8)) for _ in range(2))
     seen: Any = None
     pause_ends = 0.0

@@ -21,17 +21,30 @@ from typing import Any, NamedTuple
 from dask.utils import key_split
 
 from tiledask.lab.plots.primitives import HEIGHT, Box, span
-from tiledask.lab.plots.style import PALE, colour_named
+from tiledask.lab.plots.style import PALE, RED, colour_named
 from tiledask.lab.plots.timelines import KINDS, boxes_of
 from tiledask.plan.pipelines.idle import CAUSES
 from tiledask.plan.pipelines.timeline import TRANSFER, Span, Timeline
 from tiledask.plan.units import format_bytes, format_seconds
 
-__all__ = ["Chart", "ReportedRun", "Task", "View", "title_of", "view_of_run", "view_of_tasks"]
+__all__ = [
+    "GONE",
+    "Chart",
+    "ReportedRun",
+    "Task",
+    "View",
+    "title_of",
+    "view_of_run",
+    "view_of_tasks",
+]
 
 KEPT_SPANS = 4_000
 _SILENT = 30.0
 """Seconds without a report after which a run may have ended."""
+
+
+GONE = "a worker ended, and another began"
+"""The key of the time between."""
 
 
 class Task(NamedTuple):
@@ -315,10 +328,14 @@ def view_of_tasks(tasks: Collection[Task], workers: Iterable[str]) -> View:
     computed = [task for task in tasks if task.stop > last - _WINDOW]
     first = min((task.start for task in computed), default=0.0)
     workers = sorted({*workers, *(t.worker for t in computed)}, key=lambda w: (len(w), w))
-    boxes = []
+    boxes, gone = list[Box](), list[Box]()
     for task in computed:
-        at, name = (task.start - first, task.stop - first), str(key_split(task.key))
-        boxes.append(span(workers.index(task.worker), *at, colour_named(name), name, name))
+        row, at = workers.index(task.worker), (task.start - first, task.stop - first)
+        name = str(key_split(task.key))
+        if task.key == GONE:
+            gone.append(span(row, *at, RED, gid=GONE))
+        else:
+            boxes.append(span(row, *at, colour_named(name), name, name))
     if not boxes:
         view = View("Nothing has run yet: what td.run_schedule, td.matmul, td.train or Dask do "
                     "is drawn here")  # fmt: skip
@@ -326,5 +343,6 @@ def view_of_tasks(tasks: Collection[Task], workers: Iterable[str]) -> View:
         facts = {"workers": str(len(workers)), "tasks": f"{len(boxes):,}"}
         view = View("Tasks per worker", facts | {"makespan": format_seconds(last - first)})
     lanes = [f"worker {name.rpartition('://')[2][-22:]}" for name in workers]
-    view.draw_time(lanes, [*_gaps(boxes, len(lanes), last - first), *boxes], last - first)
+    drawn = [*_gaps(boxes, len(lanes), last - first), *boxes, *gone]
+    view.draw_time(lanes, drawn, last - first)
     return view

@@ -1,7 +1,7 @@
 """What a learner does: a copy of the walkthroughs, predictions that are kept and judged, a score.
 
 copies    the learner's copies of nbs/: without outputs, solutions folded, never overwritten
-start     JupyterLab on them: the contents, and the dashboard's page docked beside
+start     JupyterLab on them: the contents; the first cluster opens the dashboard's page
 guess     `td.predict`: what is expected before a run, and the row beside what came
 kept      the files in which predictions outlive a kernel, and what they count
 score     `td.score`: of this notebook, and of all; the contents page, with progress

@@ -1,10 +1,10 @@
-"""JupyterLab on a learner's folder: the contents at the left, the dashboard's page docked right.
+"""JupyterLab on a learner's folder: the contents; the first cluster opens the dashboard's page.
 
     tiledask notebooks learn --lab
 
 All that JupyterLab keeps lies in the folder: settings and layout in .lab, predictions in .progress.
-data/jupyterlab.json has both: tiledask's page of the dashboard docked at the right of the contents;
-the panels' own cluster button is hidden, as its clusters would listen on every network interface.
+data/jupyterlab.json has both; the panels' own cluster button is hidden, as its clusters would
+listen on every network interface.
 """
 
 import json
