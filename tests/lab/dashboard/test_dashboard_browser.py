@@ -108,3 +108,17 @@ def test_a_file_is_looked_at_without_a_network(browser, cluster, tmp_path):
     with looked_at(browser, path.as_uri(), 800, 1400, offline=True) as (page, asked):
         check(page, ["number in a box: the micro-batch"], [ORANGE])
         assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+def test_what_is_pointed_at_is_said_within_the_page(browser, cluster, tmp_path):
+    pipeline(cluster)
+    path, said = td.report(tmp_path / "run.html", cluster), []
+    with looked_at(browser, path.as_uri(), 580) as (page, _):
+        for each in page.locator(".bk-Figure:visible").all()[:2]:
+            place = each.bounding_box()
+            for share in (0.3, 0.4, 0.5, 0.6, 0.9):
+                page.mouse.move(place["x"] + share * place["width"], place["y"] + 60, steps=3)
+                page.wait_for_timeout(300)
+                said += [tip.bounding_box() for tip in page.locator(".bk-Tooltip:visible").all()]
+    assert len(said) > 4
+    assert all(tip["x"] >= 0 and tip["x"] + tip["width"] <= 580 for tip in said)
