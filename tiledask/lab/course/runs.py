@@ -81,7 +81,8 @@ def multiplied(
             td.Check(f"{name}: on the fullest worker", C.memory.predicted.peak, None,
                   C.memory.measured.peak, "bytes", "at most"),
             td.Check(f"{name}: C is A B, every number", rule="true",
-                  measured=bool((td.to_numpy(C) == right).all()), note=f"{C.seconds:.3g} s"),
+                  measured=bool((td.to_numpy(C) == right).all()),
+                  note=f"{m} x {k} by {k} x {n} in {dtype}, {C.seconds:.3g} s"),
         ]  # fmt: skip
         if C.tiles:
             loads = loaded(way.plan(m, n, k), tile, of.itemsize)
@@ -224,9 +225,10 @@ def placed(cluster: Cluster, name: str, place: Sequence[int], crossings: int) ->
     )
     planned, counted = done.traffic.predicted, done.traffic.measured
     same, sent = done.outputs.tobytes() == alone.outputs.tobytes(), crossings * batch.nbytes
+    note = f"{crossings} messages x 64 rows x 256 columns x 4 B"
     return [
         td.Check(f"{name}: messages", crossings, planned.count, counted.count, "count", "equal"),
-        td.Check(f"{name}: bytes sent", sent, planned.total, counted.total, "bytes", "equal"),
+        td.Check(f"{name}: bytes sent", sent, planned.total, counted.total, "bytes", "equal", note),
         td.Check(f"{name}: output has the bits of one worker's", measured=same, rule="true"),
     ]
 
@@ -263,7 +265,9 @@ def trained(cluster: Cluster, layout: td.Layout, dtype: str = "float32") -> list
     ends = float(alone.losses[-1]), float(split.losses[-1])
     found = acceptable(*ends, steps, dtype, max(2, *shape), layers)
     what = f"{dtype}, trained on dp {shape[0]} x tp {shape[1]} x pp {shape[2]}"
-    note = "predicted: what round-off explains"
+    note = f"GPT({text.vocabulary}, hidden=32, layers={layers}, heads=4, sequence=16), batch=8, "
+    note += f"microbatches={options['microbatches']}, zero={options['zero']}; "
+    note += "predicted: what round-off explains"
     off = f"{what}: loss after {steps} steps off one device's"
     rows = [td.Check(off, SAFETY * found.likely, None, found.difference, rule="at most", note=note)]
     sent = split.layers().reset_index().groupby("parallel")[["predicted_bytes", "bytes"]].sum()
@@ -290,5 +294,5 @@ def held(
     for name, (layout, recipe) in plans.items():
         tp, pp = (layout.tp, layout.pp) if layout.pp <= 12 else (layout.tp * layout.pp, 1)
         given = parameters, td.Layout(dp=layout.dp, tp=tp, pp=pp, zero=layout.zero), memory, cluster
-        runs[name] = run_claim(*given, recipe=recipe, scale=scale, timeout=240)
-    return [*compare_claims(f"states alone, run at 1:{scale}", runs).rows]
+        runs[f"{name}, 1:{scale}"] = run_claim(*given, recipe=recipe, scale=scale, timeout=240)
+    return [*compare_claims("states alone", runs).rows]
