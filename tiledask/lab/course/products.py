@@ -57,7 +57,8 @@ def two_levels(
     item, grids = of.itemsize, td.formulas.grids(workers, 2)
     plans = {g: Blocking(g).plan(m, n, k) for g in grids if g[0] <= min(m, k) and g[1] <= min(n, k)}
     moved = {over: plan.traffic(item).total for over, plan in plans.items()}
-    held = {over: ledger_of(plan, of, "tiled", tile).peak for over, plan in plans.items()}
+    ledgers = {over: ledger_of(plan, of, "tiled", tile) for over, plan in plans.items()}
+    held = {over: ledger.peak for over, ledger in ledgers.items()}
     asked = _named(plans, blocking, workers)
     p, q = chosen = min(asked, key=lambda g: (held[g] > memory, moved[g], held[g]))
     peak, sent, left = held[chosen], moved[chosen], memory - held[chosen]
@@ -70,6 +71,7 @@ def two_levels(
         [(*over, moved[over], held[over]) for over in held],
     )
     loads, in_tile = runs.loaded(plans[chosen], tile, item), tile / item
+    inside = contents(ledgers[chosen])
     intensity = flops / loads
     full = f" (a full tile {in_tile:.4g})" * (round(intensity, 3) != round(in_tile, 3))
     across, down = -(-max(columns) // tile), -(-max(rows) // tile)
