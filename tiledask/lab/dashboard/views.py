@@ -27,16 +27,7 @@ from tiledask.plan.pipelines.idle import CAUSES
 from tiledask.plan.pipelines.timeline import TRANSFER, Span, Timeline
 from tiledask.plan.units import format_bytes, format_seconds
 
-__all__ = [
-    "GONE",
-    "Chart",
-    "ReportedRun",
-    "Task",
-    "View",
-    "title_of",
-    "view_of_run",
-    "view_of_tasks",
-]
+__all__ = ["Chart", "ReportedRun", "Task", "View", "title_of", "view_of_run", "view_of_tasks"]
 
 KEPT_SPANS = 4_000
 _SILENT = 30.0

@@ -6,17 +6,7 @@ from typing import Any
 
 from tiledask.plan.tables import Part, Printable, Table
 
-__all__ = [
-    "LEAST",
-    "OPTIMUM",
-    "WRONG",
-    "Result",
-    "Target",
-    "UnsolvedError",
-    "number",
-    "shown_with_hints",
-    "within",
-]
+__all__ = ["LEAST", "OPTIMUM", "WRONG", "Result", "Target", "UnsolvedError", "number", "within"]
 
 LEAST = "least"
 """Stands in a file for a target that is worked out, where the number would be the answer."""
@@ -217,17 +207,15 @@ class Result(Printable):
 
     def _repr_mimebundle_(self, **_options: Any) -> dict[str, Any]:
         left = 0 if self else self.hints
-        return shown_with_hints(self, replace(self, hints=0)._repr_html_(), left, self.hint)
+        return self.bundle(self, replace(self, hints=0)._repr_html_(), left, self.hint)
 
-
-def shown_with_hints(shown: Printable, words: str, left: int, hint: Any) -> dict[str, Any]:
-    """The mime bundle of ``shown``: in JupyterLab ``words``, HTML, and a button for the next of
-    its hints, if there are any ``left``."""
-    plain = {"text/plain": repr(shown), "text/html": shown._repr_html_()}
-    if not (left and hint):
-        return plain
-    try:
-        from tiledask.lab.learner.field import with_hints
-    except ImportError:  # no widgets here
-        return plain
-    return {**with_hints(words, left, hint), **plain}
+    @staticmethod
+    def bundle(shown: Printable, words: str, left: int, hint: Any) -> dict[str, Any]:
+        """The mime bundle of ``shown``: in JupyterLab ``words``, HTML, and a button for the next
+        of its hints, if there are any ``left``."""
+        plain = {"text/plain": repr(shown), "text/html": shown._repr_html_()}
+        try:
+            from tiledask.lab.learner.field import with_hints
+        except ImportError:  # no widgets here
+            return plain
+        return (with_hints(words, left, hint) if left and hint else {}) | plain

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tiledask.errors import ConfigError, RuleError
 from tiledask.lab.learner.kept import TASKS, here
-from tiledask.lab.tasks.result import Result, Target, number, shown_with_hints
+from tiledask.lab.tasks.result import Result, Target, number
 from tiledask.plan import html
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.tables import Part, Printable, Table
@@ -161,7 +161,7 @@ class JudgedTask(Printable):
         yield f"Answer with {self.form}."
 
     def _repr_mimebundle_(self, **_options: Any) -> dict[str, Any]:
-        return shown_with_hints(self, self._repr_html_(), self._left(), self.hint)
+        return Result.bundle(self, self._repr_html_(), self._left(), self.hint)
 
 
 def _verdict(targets: Sequence[Target]) -> str:
