@@ -40,7 +40,6 @@ MEMORY = [
             "td.load_model": said(
                 lambda: (td.load_model("gpt-200b").parameters - (51200 + 2048 + 2) * 12288) / 110
             ),
-            "nb 01": shown(1, "parameters of one layer"),
         },
     ),
     Row(
@@ -85,7 +84,6 @@ MEMORY = [
             "formula": said(
                 lambda: td.formulas.minimum_devices(200 * 10**9, "mixed-adam-8bit", "40GB")
             ),
-            "nb 01": shown(1, "GPUs, momentum and variance in a byte each"),
         },
     ),
     Row(
@@ -105,7 +103,7 @@ MEMORY = [
             "ask 16": ask(16, "states_each"),
             "ask 25": ask(25, "states", "8 slices"),
             "ask 24": ask(24, "states", 0),  # 2 slices x 4 stages
-            "nb 27": lambda voice: voice.shown(27, "fewest bytes on each of eight, 30 B")[0],
+            "nb 11": lambda voice: voice.shown(11, "states on each of eight, 30 B")[0],
         },
     ),
     Row(
@@ -221,10 +219,10 @@ BYTES = [
             "training_program": lambda voice: _layer_calls(),
         },
         {
-            "nb 10": (
+            "nb 15": (
                 "Q, K and V, and gate and up, in matrices of their own: 1 + 1 more backward, and 1",
                 7,
-                shown(10, "all-reduces of a layer, nothing fused"),
+                shown(15, "all-reduces of a layer, nothing fused"),
             )
         },
     ),
@@ -271,7 +269,6 @@ BYTES = [
             "ask 9's 32, x 4": lambda voice: (
                 4 * ask(9, "numbers", "use again what was loaded")(voice)
             ),
-            "nb 07's loops, x 128": lambda voice: 128 * voice.shown(7, "intensity of the loops")[0],
         },
     ),
     Row(

@@ -68,7 +68,7 @@ IDLE = [
             "simulated": said(lambda: td.simulate("1f1b", 4, 8).makespan),
             "optimum": said(lambda: td.optimal_schedule(4, 8, 1.0, 2.0, memory_limit=4).makespan),
             "idle": typed("idle 1f1b 4 8", "makespan"),
-            "nb 17": shown(17, "end of 8 micro-batches on 4 stages"),
+            "nb 08": shown(8, "end of 8 micro-batches on 4 stages"),
         },
         {
             "ask 12": (
@@ -89,8 +89,8 @@ IDLE = [
                 lambda: [*td.program(td.schedule("1f1b", 4, 8)).memory.per_place.values()]
             ),
             "ask 12, first": lambda voice: [ask(12, "kept")(voice), 3, 2, 1],
-            "nb 17, first": lambda voice: [
-                int(voice.shown(17, "micro-batches kept by device 1 in 1F1B")[0]),
+            "nb 08, first": lambda voice: [
+                int(voice.shown(8, "in flight on device 0 in 1F1B, m = 8")[0]),
                 *(3, 2, 1),
             ],
         },
@@ -141,7 +141,7 @@ IDLE = [
             "simulated": idle_of("zb-h1", 4, 8, forward=1, backward_input=1, backward_weight=1),
             "idle": typed("idle zb-h1 4 8", "bubble_fraction"),
             "schedules": typed("list schedules zb-h1", "zb-h1", "idle"),
-            "nb 18's end, 27 s": lambda voice: 1 - 24 / voice.shown(18, "end of ZB-H1")[0],
+            "nb 09's end, 27 s": lambda voice: 1 - 24 / voice.shown(9, "end of ZB-H1")[0],
         },
     ),
     Row(
@@ -159,9 +159,6 @@ IDLE = [
             },
             "ask 33": lambda voice: 1 - ask(33, "efficiency")(voice),
             "ask 38": lambda voice: 1 - ask(38, "4 workers", "utilisation")(voice),
-            "nb 16": lambda voice: [
-                1 - n for n in voice.shown(16, "utilisation, layer-wise on 4 workers")
-            ],
         },
     ),
     Row(
@@ -217,7 +214,7 @@ CUTS = [
         {
             "counted": said(lambda: len([*td.contiguous_splits(24, 4)])),
             "ask 34": ask(34, "splits"),
-            "nb 14": shown(14, "splits of 24 layers into 4 parts"),
+            "nb 06": shown(6, "cuts of 24 layers into 4 stages"),
         },
     ),
     Row(
@@ -226,7 +223,7 @@ CUTS = [
         {
             "ask 34": ask(34, "crossings round robin"),
             "ask 36, 12 more": lambda voice: 12 + ask(36, "crossings round robin")(voice),
-            "nb 14": shown(14, "changes of device under round robin"),
+            "nb 06": shown(6, "changes of device under round robin"),
         },
     ),
     Row(
@@ -237,7 +234,6 @@ CUTS = [
             "td.partition": said(
                 lambda: td.partition(24, 4, memory=[1] * 24, capacity=[8, 8, 8, 3]).bottleneck
             ),
-            "nb 15": shown(15, "the slowest of four devices, under caps"),
         },
     ),
     Row(
