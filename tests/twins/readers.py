@@ -135,13 +135,12 @@ def _chrome():
 def _csv():
     return [
         "device,start,end,kind,stage,microbatch\n0,0.0,1.0,F,0,0\n1,1.0,2.0,F,1,0\n1,2,4,B,1,0\n0,4,6,B,0,0\n",
-        "time,device0,device1\n0.0,1.0,0.0\n1.0,0.5,0.25\n2.0,0,1\n",
     ], _trace(".csv")
 
 
 def _trace(suffix: str) -> Read:
     def read(path: Path) -> None:
-        with contextlib.suppress(ConfigError):  # polls are no step
+        with contextlib.suppress(ConfigError):  # some are no step
             _shown(td.calibrate(path, "gpt2", td.Layout(), "1xH100"))
         _shown(td.diagnose(path))
 
