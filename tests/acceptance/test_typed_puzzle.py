@@ -15,7 +15,7 @@ def progress(tmp_path, monkeypatch):
 
 def test_the_list_is_a_table_of_80_columns(answers):
     shown, levels = answers("puzzle")
-    assert (shown.code, len(levels)) == (0, 26 + 12 + 3)
+    assert (shown.code, len(levels)) == (0, 26 + 12 + 2)
     assert levels[0] == {"level": 1, "name": "24-on-4", "title": "24 layers on 4 devices",
                          "kind": "partition", "stars": 0}  # fmt: skip
     lines = shown.out.splitlines()

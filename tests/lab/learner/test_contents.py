@@ -78,7 +78,7 @@ def test_the_page_says_what_was_predicted_and_where_to_go_on(nbs, learn):
 def test_the_score_is_written_to_the_page_that_is_there_and_only_then(tmp_path, monkeypatch):
     learn = tmp_path / "learn"
     monkeypatch.setenv(kept.FOLDER, str(learn / ".progress"))
-    monkeypatch.setenv("JPY_SESSION_NAME", "learn/03_split_one_product.ipynb")
+    monkeypatch.setenv("JPY_SESSION_NAME", "learn/03_one_product_on_many_workers.ipynb")
     monkeypatch.setattr(kept, "_open", {})
     score()
     assert not learn.exists()
