@@ -80,6 +80,9 @@ def test_what_is_as_near_as_formula_and_measurement_are_is_right():
         guess = Guess(f"naps {yours}", "s")
         guess.take(yours)
         assert guess.compare(formula=1.0, measured=1.065).stars == stars, yours
+    assert (
+        td.predict("nap", 1, unit="s").compare(formula=1, measured=1.2).verdict == "exact: formula"
+    )
     assert td.predict("size", "3.5 TB", unit="B").compare(formula=3.517e12).stars == 2
     assert td.predict("roughly", "3.5 TB", unit="B", digits=2).compare(formula=3.517e12).stars == 3
     assert "(B, 2 digits)" in repr(td.predict("another", unit="B", digits=2))
@@ -161,12 +164,12 @@ def test_without_a_folder_no_file_is_written(tmp_path, monkeypatch):
 def test_the_score_is_of_this_notebook_and_of_all(folder, monkeypatch):
     for question, yours in {"a": 12, "b": 11, "c": 99, "d": None}.items():
         td.predict(question, yours).compare(measured=12)
-    assert td.score().rows == [("02_split", "3 of 4", "1", "3 of 12", "0 of 0", "0 of 0")]
+    assert td.score().rows == [("02_split", "3 of 4", "1", "3 of 12")]
     another_kernel(monkeypatch, "learn/03_panels.ipynb")
     td.predict("a", 1).compare(measured=1)
     assert td.score().rows[1:] == [
-        ("03_panels", "1 of 1", "1", "3 of 3", "0 of 0", "0 of 0"),
-        ("all", "4 of 5", "2", "6 of 15", "0 of 0", "0 of 0"),
+        ("03_panels", "1 of 1", "1", "3 of 3"),
+        ("all", "4 of 5", "2", "6 of 15"),
     ]
     assert "font-weight:bold" in td.score()._repr_html_().split("03_panels")[0].split("<tr")[-1]
 

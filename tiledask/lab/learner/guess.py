@@ -132,7 +132,7 @@ class Guess:
                 f"this guess is about {self.question!r}, and the answer is {short(actual)}; "
                 f"run the cell with the field of this row again"
             )
-        stars, verdict = self._judged(yours, [*known.values()])
+        stars, verdict = self._judged(yours, known)
         here().put(self.question, stars=stars)
         shown = {name: _show(value, self.unit) for name, value in known.items()}
         mine = "-" if yours is None else _show(yours, self.unit)
@@ -140,18 +140,19 @@ class Guess:
             mine += f" (later {_show(later, self.unit)})"
         return GuessRow(self.question, {"yours": mine, **shown}, stars, verdict)
 
-    def _judged(self, yours: Value | None, known: Sequence[Value]) -> tuple[int | None, str]:
+    def _judged(self, yours: Value | None, known: dict[str, Value]) -> tuple[int | None, str]:
         """(stars, in words) of a prediction, by the results in order."""
         if yours is None:
             return None, ""
-        numbers = [x for x in known if not isinstance(x, str)]
+        numbers = [x for x in known.values() if not isinstance(x, str)]
         if isinstance(yours, str) or len(numbers) < len(known):
-            return (3, "right") if yours == known[-1] else (0, "no")
+            return (3, "right") if yours == [*known.values()][-1] else (0, "no")
         actual, off = numbers[-1], min(abs(yours - x) for x in numbers)
         count = not self.unit and all(x == round(x) and abs(x) < COUNTED for x in numbers)
-        equal = any(f"{yours:.{self.digits}g}" == f"{x:.{self.digits}g}" for x in numbers)
+        shown = {name: f"{x:.{self.digits}g}" for name, x in zip(known, numbers, strict=True)}
+        equal = [name for name in known if f"{yours:.{self.digits}g}" == shown[name]]
         if off == 0 or (equal and not count):
-            return 3, STARS[3]
+            return 3, STARS[3] if [*known][-1] in equal else f"{STARS[3]}: {equal[0]}"
         if not count and off <= max(numbers) - min(numbers):
             return 3, "as near as the results are to each other"
         if count or not actual:

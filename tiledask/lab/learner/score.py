@@ -43,13 +43,11 @@ def score() -> Table:
     if os.environ.get(FOLDER) and (learners / PAGE).exists():
         write_contents(walkthroughs(), learners)
     head = ("notebook", "predicted", "exact", "stars", "tasks solved", "stars")
-    made = "{made} of {asked}", "{exact}", "{stars} of {most}"
-    solved = "{solved} of {tried}", "{of_tasks} of {of_tried}"
-    rows = [
-        (name, *(words.format_map(counts) for words in (*made, *solved)))
-        for name, counts in found.items()
-    ]
-    return Table(head, rows, bold=[bold])
+    made: tuple[str, ...] = "{made} of {asked}", "{exact}", "{stars} of {most}"
+    if any(counts["tried"] for counts in found.values()):
+        made += "{solved} of {tried}", "{of_tasks} of {of_tried}"
+    rows = [(name, *(words.format_map(counts) for words in made)) for name, counts in found.items()]
+    return Table(head[: len(made) + 1], rows, bold=[bold])
 
 
 def _counts(kept: Kept) -> Counter[str]:
