@@ -116,9 +116,10 @@ def read_index(folder: Path) -> Index:
 def _stored(folder: Path, name: str, each: dict[str, Any]) -> Stored:
     """What the index says of an array, whose parts are inside it and inside files of the folder."""
     shape, dtype = tuple(each["shape"]), as_dtype(each["dtype"])
-    size = prod(n for n in shape if n) * dtype.itemsize  # arrays of no elements have extents
-    if not all(is_whole(n, 0) for n in shape) or size >= 2**63 or len(shape) > 32:
-        raise ValueError(f"{name!r} has shape {shape}")
+    whole_extents = all(is_whole(n, 0) for n in shape) and len(shape) <= 32
+    # arrays of no elements have extents, too
+    if not whole_extents or prod(n for n in shape if n) * dtype.itemsize >= 2**63:
+        raise ValueError(f"{name!r} has shape {short(shape)}")
     if dtype.name != each["dtype"] or not (dtype.kind in "biufc" or dtype.name == "bfloat16"):
         raise ValueError(f"{name!r} has dtype {each['dtype']}, and numbers are stored")
     parts = []
