@@ -5,7 +5,7 @@ const MULTIPLES = { "": 1, k: 1e3, m: 1e6, g: 1e9, t: 1e12, µ: 1e-6, n: 1e-9 };
 
 // The number in "12,000,000 B", "3.5 TB", "234 ms", "27 %" or "3/11", in bytes, seconds or 1.
 function number(text, unit) {
-  const found = text.replaceAll(",", "").trim().match(/^(-?[\d.]+(?:e-?\d+)?)(?:\s*\/\s*([\d.]+))?\s*(.*)$/i);
+  const found = text.replaceAll(",", "").trim().match(/^(-?[\d.]+(?:e[-+]?\d+)?)(?:\s*\/\s*([\d.]+))?\s*(.*)$/i);
   if (!found) return NaN;
   const [, top, below, word] = found;
   let factor = 1;
