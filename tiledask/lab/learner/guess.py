@@ -149,8 +149,8 @@ class Guess:
             return (3, "right") if yours == [*known.values()][-1] else (0, "no")
         actual, off = numbers[-1], min(abs(yours - x) for x in numbers)
         count = not self.unit and all(x == round(x) and abs(x) < COUNTED for x in numbers)
-        shown = {name: f"{x:.{self.digits}g}" for name, x in zip(known, numbers, strict=True)}
-        equal = [name for name in known if f"{yours:.{self.digits}g}" == shown[name]]
+        rounded = f".{self.digits}g"
+        equal = [n for n, x in known.items() if format(yours, rounded) == format(x, rounded)]
         if off == 0 or (equal and not count):
             return 3, STARS[3] if [*known][-1] in equal else f"{STARS[3]}: {equal[0]}"
         if not count and off <= max(numbers) - min(numbers):
