@@ -16,10 +16,9 @@ from golden.store import GoldenSet, digest
 
 def accuracy_groups() -> Any:
     """The groups of rows of the accuracy page."""
-    from tiledask.lab.accuracy import evaluate, runs
+    from oracles import published
 
-    of_runs = map(evaluate.measured, runs.published_runs())
-    return (*evaluate.exact(), *of_runs, evaluate.ranking())
+    return published.groups()
 
 
 # -- time ------------------------------------------------------------------------------------------

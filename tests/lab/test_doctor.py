@@ -9,7 +9,7 @@ from tiledask.lab.doctor import MachineCheck, examine, shown
 from tiledask.plan.tables import Console
 
 NAMES = (
-    "Python|cores|memory|temporary disk|g++|NumPy|JupyterLab|Dask panels|NVRTC|CuPy|Dask-CUDA|RMM|"
+    "Python|memory|temporary disk|g++|NumPy|JupyterLab|Dask panels|NVRTC|CuPy|Dask-CUDA|RMM|"
     "NCCL|GPU|workers"
 )
 DEVICE = {"index": 0, "name": "NVIDIA H200", "compute_capability": "9.0", "memory": 150 * 10**9}
@@ -100,7 +100,7 @@ SHARED = {**DEVICE, "name": "NVIDIA GB10", "memory": 0, "integrated": True}
     ids=["two", "of the host's memory", "no NVRTC", "no CuPy", "none", "a driver alone"],
 )
 def test_what_a_gpu_is_to_the_machine(monkeypatch, gpu, traces, state, said):
-    monkeypatch.setattr(doctor, "_driver_traces", lambda: traces)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: "/bin/x" if traces else None)
     found = with_gpu(monkeypatch, gpu)
     assert found["GPU"].state == state
     assert all(words in f"^{found[name].found}" for name, words in said.items())

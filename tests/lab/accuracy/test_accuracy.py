@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from oracles import published
+from oracles.published import PublishedGroup, PublishedRow, exact, measured
 
 import tiledask as td
-from tiledask.lab.accuracy import evaluate, page
-from tiledask.lab.accuracy.evaluate import PublishedGroup, PublishedRow, exact, measured
-from tiledask.lab.accuracy.runs import published_runs
+from tiledask.lab.accuracy import published_runs
 from tiledask.plan.data import data_file
 from tiledask.plan.fitting.memory import estimate_memory
 from tiledask.plan.fitting.overhead import default_overhead
@@ -32,7 +32,7 @@ def test_what_arithmetic_reproduces_is_exact():
 
 
 def test_the_first_choice_is_among_the_fastest():
-    group = evaluate.ranking()
+    group = published.ranking()
     assert group.met, group.errors
 
 
@@ -52,7 +52,7 @@ def test_each_row_and_each_goal(key):
     if group.rows[0].unit in ("s", "ms"):
         both = zip(group.rows, published_runs()[key], strict=True)
         fitted = {run.key for row, run in both if row.calibration}
-        assert fitted == {run.key for run in published_runs()[key]} & evaluate.fitted_keys()
+        assert fitted == {run.key for run in published_runs()[key]} & published.fitted_keys()
 
 
 def test_a_row_that_is_off_is_not_exact_and_fails_its_group():
@@ -67,7 +67,7 @@ def test_a_row_that_is_off_is_not_exact_and_fails_its_group():
 
 def test_the_errors_that_fits_counts_with_are_those_of_the_rows():
     kept = json.loads(data_file("calibration", "memory_errors.json").read_text("utf-8"))
-    assert kept == evaluate.memory_errors()
+    assert kept == published.memory_errors()
     every = [ratio for ratios in kept.values() for ratio in ratios]
     assert len(every) == sum(map(len, kept.values())) > 50
     model, layout = td.load_model("llama-2-7b"), Layout(tp=8)
@@ -145,8 +145,8 @@ def test_the_best_that_search_finds_is_within_5_percent_of_what_nvidia_runs(name
 
 def test_the_page_has_every_group_and_leaves_the_errors_of_memory_as_they_are(capsys):
     errors = data_file("calibration", "memory_errors.json").read_text("utf-8")
-    page.main()
+    published.main()
     assert data_file("calibration", "memory_errors.json").read_text("utf-8") == errors
     lines = capsys.readouterr().out
-    assert all(group.name.split()[0] in lines for group in page.groups())
+    assert all(group.name.split()[0] in lines for group in published.groups())
     assert re.search(r"BLOOM-176B log, step times .* 2.6 %, worst 10.5 % \(31\)", lines)

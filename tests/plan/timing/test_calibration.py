@@ -14,7 +14,7 @@ from oracles import profiled
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.lab.accuracy.runs import published_runs
+from tiledask.lab.accuracy import published_runs
 from tiledask.plan.data import data_file, names
 from tiledask.plan.inputs.hardware import load_cluster, load_device
 from tiledask.plan.inputs.recipes import load_recipe

@@ -1,9 +1,5 @@
 """What the answers in learners' notebooks are worth.
 
-    learners' notebooks --- the answers, as they are written ---.
-                                                                v
-    the course's own notebook --- what makes its tasks ---> they judge them ---> stars
-
 Nothing that learners wrote runs: an answer that is more than a value, such as a function, is for
 whoever teaches to run, or for nbgrader.
 """
@@ -20,8 +16,9 @@ from typing import Any, NamedTuple
 
 from tiledask.errors import ConfigError
 from tiledask.lab.learner.copies import walkthroughs
+from tiledask.lab.tasks import task
 
-__all__ = ["Grade", "as_csv", "grade", "judged", "made_for", "task_of"]
+__all__ = ["Grade", "as_csv", "grade", "judged"]
 
 _NAME = re.compile(r"(\d\d_[a-z0-9_]+?)(?:-\d+)?\.ipynb")
 
@@ -59,9 +56,9 @@ def grade(folder: str | Path) -> list[Grade]:
         )
     return sorted(
         # ids are others where the course was handed out in another version
-        Grade(learner, name, n, *judged(task, answers.get(cell) or answers.get(n, "")))
+        Grade(learner, name, n, *judged(asked, answers.get(cell) or answers.get(n, "")))
         for name, learners in handed_in.items()
-        for n, (cell, task) in enumerate(_tasks(course[name]), 1)
+        for n, (cell, asked) in enumerate(_tasks(course[name]), 1)
         for learner, answers in learners.items()
     )
 
@@ -86,50 +83,18 @@ def _answers(path: Path) -> dict[int | str, str]:
 
 
 def _tasks(path: Path) -> Iterator[tuple[str, Any]]:
-    """Of each task in a notebook of the course: the id of its cell, and the task, made by those
-    statements before it that it comes from."""
-    before: list[ast.stmt] = []
+    """Of each answer in a notebook of the course: the id of its cell, and the task that the cell
+    makes, by a call of td.task with values alone."""
     for cell in json.loads(path.read_text("utf-8"))["cells"]:
-        tags = cell["metadata"].get("tags", ())
-        if cell["cell_type"] == "code" and "solution" not in tags:
-            before += (here := ast.parse("".join(cell["source"])).body)
-            if "answer" in tags:
-                name, there = task_of(here), dict[str, Any]()
-                exec(compile(ast.Module(made_for(name, before), []), path.stem, "exec"), there)
-                yield cell.get("id", ""), there[name]
+        if "answer" in cell["metadata"].get("tags", ()):
+            calls = [
+                n for n in ast.walk(ast.parse("".join(cell["source"]))) if isinstance(n, ast.Call)
+            ]
+            given = {str(each.arg): ast.literal_eval(each.value) for each in calls[0].keywords}
+            yield cell.get("id", ""), task(*map(ast.literal_eval, calls[0].args), **given)
 
 
-def task_of(cell: Iterable[ast.stmt]) -> str:
-    """The name of the task in an answer's cell: it is the last that is assigned before the answer.
-
-    >>> task_of(ast.parse("data = 1; exercise = make(data); answer = None").body)
-    'exercise'
-    """
-    return [ast.unparse(each.targets[0]) for each in cell if isinstance(each, ast.Assign)][-2]
-
-
-def made_for(name: str, statements: Iterable[ast.stmt]) -> list[ast.stmt]:
-    """Those of ``statements``, imports, functions and assignments, that ``name`` comes from.
-
-    >>> lines = ast.parse("a = 1; b = a + 1; print(b); c = 3; d = b * 2").body
-    >>> [ast.unparse(each) for each in made_for("d", lines)]
-    ['a = 1', 'b = a + 1', 'd = b * 2']
-    """
-    needed, found = {name}, list[ast.stmt]()
-    for statement in reversed([*statements]):
-        names = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
-        bound = {node.id for node in names if isinstance(node.ctx, ast.Store)}
-        if isinstance(statement, ast.Import | ast.ImportFrom):
-            bound = {each.asname or each.name.split(".")[0] for each in statement.names}
-        elif isinstance(statement, ast.FunctionDef | ast.ClassDef):
-            bound = {statement.name}
-        if bound & needed:
-            found.insert(0, statement)
-            needed |= {node.id for node in names}
-    return found
-
-
-def judged(task: Any, source: str) -> tuple[int, str]:
+def judged(asked: Any, source: str) -> tuple[int, str]:
     """(stars, the verdict) of the value that the last line of a cell gives its answer."""
     if not source:
         return 0, "not judged: no such cell: it was removed"
@@ -138,7 +103,7 @@ def judged(task: Any, source: str) -> tuple[int, str]:
     except (SyntaxError, LookupError, ValueError, TypeError, AttributeError, RecursionError):
         return 0, "not judged: an answer that has to run"
     try:
-        result = task.result(value)
+        result = asked.result(value)
     except Exception as error:  # whatever an answer of the wrong kind leads to
         return 0, f"{type(error).__name__}: {error}"
     return result.stars, result.reason

@@ -72,7 +72,6 @@ def gantt(
     numbers: bool = True,
     causes: bool = True,
     lanes: Sequence[str] | None = None,
-    path: bool = False,
 ) -> Figure:
     """A figure with one panel per timeline, one row per device, all on one time axis.
 
@@ -82,8 +81,7 @@ def gantt(
     ``titles`` name the panels; without them a timeline's origin does. ``between``: only these
     seconds are drawn, for a closer look. Without ``numbers`` the boxes stay empty. Without
     ``causes`` what other stages and the order cause is one plain grey. ``lanes`` name the rows;
-    default: device 0, device 1, ... With ``path`` the chain of actions that decided the end of a
-    simulation is drawn as a line. A forward and a backward that a device does at once share the
+    default: device 0, device 1, ... A forward and a backward that a device does at once share the
     height of its row.
     """
     if not timelines or len(titles or timelines) != len(timelines):
@@ -102,8 +100,6 @@ def gantt(
         heading = f"{name}: {share}, done after {whole}"
         panels.append((heading, lanes[: timeline.devices], boxes_of(timeline, causes)))
     entries = _legend_of([box for *_, drawn in panels for box in drawn], (last - first) / 1000)
-    if path:
-        entries.append(draw.line_entry("the longest path", linewidth=1.8))
     if numbers:
         panel = all((t.kind[t.computes] == "M").all() for t in timelines)
         words = f"number in a box: the {'panel' if panel else 'micro-batch'}"
@@ -116,8 +112,6 @@ def gantt(
     for axes, timeline in zip(every, timelines, strict=True):
         if not between:
             _idle_shares(axes, timeline, step)
-        if path:
-            _draw_path(axes, timeline)
     if numbers:
         figure.lay_out()
         there = [_numbers(axes, drawn) for axes, (*_, drawn) in zip(every, panels, strict=True)]
@@ -136,17 +130,6 @@ def _idle_shares(axes: Axes, timeline: Timeline, step: int) -> None:
         right.set_yticks(range(0, timeline.devices, step), shares[::step])
         right.tick_params(axis="y", length=0, labelsize=8)
         right.spines[:].set_visible(False)
-
-
-def _draw_path(axes: Axes, timeline: Timeline) -> None:
-    """The critical path as a line through its actions, below their numbers."""
-    rows = _rows(timeline, "kind", "stage", "microbatch", "device", "start", "end")
-    spans = {tuple(row[:3]): row[3:] for row in rows}
-    actions = timeline.critical_path.actions if timeline.critical_path else ()
-    steps = [spans[a.kind, a.stage, a.microbatch] for a in actions]
-    times = [time for _, *both in steps for time in both]
-    at = [device + 0.25 for device, *_ in steps for _ in range(2)]
-    axes.plot(times, at, color=INK, linewidth=1.8, gid="path")
 
 
 def _rows(timeline: Any, *names: str) -> Iterator[tuple[Any, ...]]:
@@ -336,35 +319,31 @@ def layers_on_devices(
 @styled
 def memory_timeline(
     held: Mapping[str, Footprint],
-    capacity: float | None = None,
     *,
     unit: str = "bytes",
     title: str = "Memory over time",
 ) -> Figure:
     """A figure with a panel for each Footprint and a row per device, filled as high as what it
-    holds, on one scale; red where that exceeds ``capacity``.
+    holds, on one scale.
 
     ``unit``: "bytes", or the word for what was counted: "activations".
     """
     words = format_bytes if unit == "bytes" else "{:.4g}".format
     said = "" if unit == "bytes" else f" {unit}"
     top, panels = max(footprint.peak.bytes for footprint in held.values()) or 1, []
-    limit, end = top if capacity is None else capacity, max(f.makespan for f in held.values())
+    end, colour = max(f.makespan for f in held.values()), lighter(BLUE, 0.4)
     for name, footprint in held.items():
         boxes = list[Box]()
         for device, (times, sizes) in enumerate(footprint.steps):
             ends = pairwise([*times.tolist(), footprint.makespan])
             for (start, stop), size in zip(ends, sizes.tolist(), strict=True):
-                colour, gid = (RED, "over") if size > limit else (lighter(BLUE, 0.4), "held")
                 at = (start, device + 0.45 - 0.9 * size / top, stop - start, 0.9 * size / top)
                 look = {"edgecolor": colour, "linewidth": 0.3}  # or seams are seen
-                boxes += [Box(at, colour, gid=gid, look=look)] * (stop > start and size > 0)
+                boxes += [Box(at, colour, gid="held", look=look)] * (stop > start and size > 0)
         names = [f"device {d}, {words(peak)}" for d, peak in enumerate(footprint.peaks)]
         most, where, time = footprint.peak
         first = f"first on device {where}, after {format_seconds(time)}"
         panels.append((f"{name}: at most {words(most)}{said}, {first}", names, boxes))
-    entries = [draw.patch_entry(f"{unit} held, and the most of it", lighter(BLUE, 0.4))]
-    if any(box.gid == "over" for *_, boxes in panels for box in boxes):
-        entries.append(draw.patch_entry(f"over the capacity of {words(limit)}", RED))
+    entries = [draw.patch_entry(f"{unit} held, and the most of it", colour)]
     across = 0.0, end or 1.0
     return draw.lane_figure(title, panels, entries, xlabel="time", across=across)[0]

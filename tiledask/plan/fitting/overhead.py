@@ -108,7 +108,7 @@ def overheads(n: Layout | Numbers, framework: str = "") -> Any:
 @cache
 def measured_over_estimated(framework: str) -> tuple[str, tuple[float, ...]]:
     """(whose, measured over estimated bytes) of the published rows: those of ``framework`` if ten
-    or more differ, else of all frameworks. `tiledask.lab.accuracy.page` writes them."""
+    or more differ, else of all frameworks. tests/oracles/published.py writes them."""
     every = shipped_json("calibration", "memory_errors.json")
     own = tuple(every.get(framework, ()))
     if len(own) >= FEW:

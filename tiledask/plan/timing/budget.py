@@ -14,7 +14,7 @@ __all__ = ["ERROR", "Budget"]
 
 ERROR = 0.15
 """Share by which the seconds of a step may be wrong: three in four of the published ones are
-estimated within it (`python -m tiledask.lab.accuracy.page`, rows of a step)."""
+estimated within it (`python tests/oracles/published.py`, rows of a step)."""
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,34 @@
 """Every published number beside ours, in groups with a goal.
 
+`python tests/oracles/published.py` prints the groups, and writes the errors of memory that
+``fits`` counts with.
+
+Errors are ours / published - 1: mean, then the worst. *Fitted* rows set constants of the model
+(data/calibration), *check* rows had no part in that, and *left out* estimates each model by a fit
+that had none of its rows, as it was when the constants were fitted.
+data/published/not-modelled.txt says what is not modelled, other-planners.md how others fare.
+
 exact.json                 parameters, states, activations     to the printed digits
 runs.json, groups.json     bytes, seconds, ran or did not      a mean and a worst error
 ranking.json               the estimate's first choice         how much slower than the best
 """
 
+import json
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import tiledask as td
-from tiledask.lab.accuracy.runs import PublishedRun, model_of, published_runs
-from tiledask.plan.data import shipped_json
+from tiledask.lab.accuracy import PublishedRun, model_of, published_runs
+from tiledask.plan.data import data_file, shipped_json
 from tiledask.plan.fitting.activations import layer_bytes
 from tiledask.plan.fitting.overhead import default_overhead
 from tiledask.plan.inputs.hardware import load_cluster, load_device
 from tiledask.plan.inputs.recipes import load_recipe, state_bytes
+from tiledask.plan.judged import MARKS
+from tiledask.plan.tables import Console, Table
 from tiledask.plan.timing.calibration import calibration_of, frameworks, holds, uncounted
-
-__all__ = ["GROUPS", "PublishedGroup", "PublishedRow", "exact", "fitted_keys", "measured"]
-__all__ += ["memory_errors", "ranking"]
 
 GROUPS: dict[str, dict[str, Any]] = shipped_json("published", "groups.json")
 """By key: the name, the goal, what a reader must know; of bytes also what devices show beside the
@@ -217,6 +225,60 @@ def fitted_keys() -> frozenset[str]:
     return frozenset(key for each in known for key in each.calibrated)
 
 
+def ranking() -> PublishedGroup:
+    """How much longer than the best measured layout the estimate's first choice takes."""
+    case = shipped_json("published", "ranking.json")
+    model, shapes = model_of(case["model"]), case["candidates"]
+    run = case["cluster"], case["recipe"], case["sequence"]
+    pick = min(shapes, key=lambda c: td.estimate_step(model, td.Layout(**c["layout"]), *run).total)
+    split = td.Layout(**pick["layout"])
+    note = f"dp {split.dp} x tp {split.tp} x pp {split.pp}, b {split.microbatch}, of {len(shapes)}"
+    best = min(each["measured"] for each in shapes)
+    row = PublishedRow(case["id"], "first choice", best, pick["measured"], "ms", note=note)
+    return group_of("ranking", [row])
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+@cache
+def groups() -> tuple[PublishedGroup, ...]:
+    """All groups, from exact counts to measured times."""
+    return (*exact(), *map(measured, published_runs()), ranking())
+
+
+def summary() -> Table:
+    """A row for each group."""
+    left_out, lines = shipped_json("calibration", "left_out.json"), []
+    for group in groups():
+        mark, goal = MARKS[group.met], "every row to its printed digits"
+        if group.mean == float("inf"):
+            mark, goal = "", "none, reported"
+        elif group.mean is not None:
+            goal = f"mean error <= {100 * group.mean:g} %"
+            goal += f", worst <= {100 * group.worst:.0f} %" if group.worst else ""
+        fitted, check = (
+            _errors([row for row in group.rows if row.calibration == part])
+            for part in (True, False)
+        )
+        without = _sizes(*left_out[group.name]) if group.name in left_out else ""
+        lines.append((group.name, goal, _errors(group.rows), fitted, check, without, mark))
+    head = "source", "goal", "all rows", "fitted", "check", "left out", ""
+    return Table(head, lines, left=range(len(head)))
+
+
+def _errors(rows: Sequence[PublishedRow]) -> str:
+    if not rows:
+        return ""
+    if all(row.exact is not None for row in rows):
+        return f"{sum(bool(row.exact) for row in rows)} of {len(rows)}"
+    return _sizes(len(rows), *PublishedGroup("", tuple(rows)).errors)
+
+
+def _sizes(count: int, mean: float, worst: float) -> str:
+    return f"{100 * mean:.1f} %, worst {100 * worst:.1f} % ({count:.0f})"
+
+
 def memory_errors() -> dict[str, list[float]]:
     """Measured over estimated bytes by framework, each that differs once: what
     data/calibration/memory_errors.json has for ``Fit.chance``."""
@@ -229,14 +291,13 @@ def memory_errors() -> dict[str, list[float]]:
     return {framework: sorted(ratios) for framework, ratios in sorted(found.items())}
 
 
-def ranking() -> PublishedGroup:
-    """How much longer than the best measured layout the estimate's first choice takes."""
-    case = shipped_json("published", "ranking.json")
-    model, shapes = model_of(case["model"]), case["candidates"]
-    run = case["cluster"], case["recipe"], case["sequence"]
-    pick = min(shapes, key=lambda c: td.estimate_step(model, td.Layout(**c["layout"]), *run).total)
-    split = td.Layout(**pick["layout"])
-    note = f"dp {split.dp} x tp {split.tp} x pp {split.pp}, b {split.microbatch}, of {len(shapes)}"
-    best = min(each["measured"] for each in shapes)
-    row = PublishedRow(case["id"], "first choice", best, pick["measured"], "ms", note=note)
-    return group_of("ranking", [row])
+def main() -> None:
+    """Print the goals, and write the errors of memory."""
+    errors = json.dumps(memory_errors(), indent=1) + "\n"
+    data_file("calibration", "memory_errors.json").write_text(errors, encoding="utf-8")
+    remarks = (f"{group.name}: {group.remark}" for group in groups() if group.remark)
+    Console(width=200).print(summary(), *remarks)
+
+
+if __name__ == "__main__":
+    main()
