@@ -52,6 +52,13 @@ def test_what_is_none_is_told_the_form(typed, unit):
         read_number(typed, unit, "the end")
 
 
+def test_a_unit_behind_a_sum_is_not_that_of_its_last_part():
+    assert read_number("(3 + 4) MB", "B") == 7e6
+    for typed in ("16 * 2e9 + 316 GB", "3 - 1 s"):
+        with pytest.raises(ConfigError, match="behind a sum in brackets"):
+            read_number(typed, "B" if "GB" in typed else "s")
+
+
 @given(st.integers(0, 10**14), st.sampled_from([",", " "]))
 def test_marks_stand_between_groups_of_three_digits_alone(number, mark):
     text = f"{number:,}".replace(",", mark)

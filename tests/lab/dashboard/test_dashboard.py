@@ -211,6 +211,8 @@ def test_tasks_are_drawn_by_worker_when_no_run_is_newer(made):
     assert boxes(view.charts["time"]) == [(0, 0, 1, "old"), (2, 1, 3, "add")]
     assert view.charts["time"].boxes[-1].colour == colour_named("add")
     assert view.facts["idle measured"] == "66.7 %"
+    ran(made, "tcp://a", "new-1", ("compute", 65.5, 66))  # after a pause the drawing begins anew
+    assert boxes(view_of(made).charts["time"]) == [(0, 0, 0.5, "new")]
     pipeline(made, until=3)
     ran(made, "tcp://a", "forward-1", ("compute", 100, 110))
     assert view_of(made).title.startswith("Pipeline of ")

@@ -47,7 +47,7 @@ def choose_device(device: str) -> tuple[str, str]:
     """("numpy" or "cupy", the reason in words), for "auto", "cuda" or "cpu"."""
     check_device(device)
     if device == "cpu":
-        return "numpy", "CPU workers were asked for"
+        return "numpy", "by device='cpu'"
     found = probe()
     reason = found.reason
     if not reason:
@@ -61,7 +61,7 @@ def choose_device(device: str) -> tuple[str, str]:
         return "cupy", f"{names} took a real allocation"
     if device == "cuda":
         raise ConfigError(f"device='cuda' needs a usable GPU: {reason}; or device='cpu'")
-    return "numpy", f"no usable GPU ({reason})"
+    return "numpy", f"no usable GPU ({reason.partition(';')[0]}; `tiledask doctor` says more)"
 
 
 def share_of(memory: int, integrated: bool, sharers: int, host: int) -> int:
@@ -126,7 +126,7 @@ class OwnGpu(NamedTuple):
 def own_gpu(device: str) -> OwnGpu | str:
     """The GPU of this worker; or why it has none."""
     if device == "cpu":
-        return "CPU workers were asked for"
+        return "by device='cpu'"
     if device == "auto" and not os.environ.get("CUDA_VISIBLE_DEVICES"):
         return "no GPU was given to it (CUDA_VISIBLE_DEVICES, as Dask-CUDA sets it)"
     if not probe().usable:

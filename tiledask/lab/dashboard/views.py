@@ -85,6 +85,8 @@ IDLE = "idle"
 """How the gid of idle time begins."""
 _WINDOW = 60.0
 """Seconds of tasks that are drawn; Dask's Task Stream has the rest."""
+_PAUSE = 2.0
+"""Seconds in which nothing runs, after which the drawing begins anew."""
 
 
 class Chart(NamedTuple):
@@ -317,7 +319,12 @@ def view_of_tasks(tasks: Collection[Task], workers: Iterable[str]) -> View:
     """Tasks in the rows of their workers. Two at once on a worker count once as busy."""
     last = max((task.stop for task in tasks), default=0.0)
     computed = [task for task in tasks if task.stop > last - _WINDOW]
-    first = min((task.start for task in computed), default=0.0)
+    first, reach = 0.0, float("-inf")
+    for task in sorted(computed, key=lambda task: task.start):
+        if task.start > reach + _PAUSE:
+            first = task.start
+        reach = max(reach, task.stop)
+    computed = [task for task in computed if task.start >= first]
     workers = sorted({*workers, *(t.worker for t in computed)}, key=lambda w: (len(w), w))
     boxes, gone = list[Box](), list[Box]()
     for task in computed:

@@ -134,10 +134,13 @@ class Guess:
             )
         stars, verdict = self._judged(yours, known)
         here().put(self.question, stars=stars)
-        shown = {name: _show(value, self.unit) for name, value in known.items()}
-        mine = "-" if yours is None else _show(yours, self.unit)
+        # all of a row in seconds, where one of them takes that long
+        long = any(not isinstance(x, str) and x >= 1 for x in known.values())
+        unit = "seconds" if self.unit == "s" and long else self.unit
+        shown = {name: _show(value, unit) for name, value in known.items()}
+        mine = "-" if yours is None else _show(yours, unit)
         if (later := here().get(self.question).get("later")) is not None:
-            mine += f" (later {_show(later, self.unit)})"
+            mine += f" (later {_show(later, unit)})"
         return GuessRow(self.question, {"yours": mine, **shown}, stars, verdict)
 
     def _judged(self, yours: Value | None, known: dict[str, Value]) -> tuple[int | None, str]:
@@ -198,12 +201,17 @@ class GuessRow:
         return " | ".join(filter(None, (self.question, *cells, self.verdict)))
 
     def _repr_html_(self) -> str:
-        cells = {"prediction": self.question, **self.cells}
+        unbroken = {
+            name: shown.replace(" ", "\N{NO-BREAK SPACE}") for name, shown in self.cells.items()
+        }
+        cells = {"prediction": self.question, **unbroken}
         if self.stars is not None:
             stars = "★" * self.stars + "☆" * (3 - self.stars)
-            cells["yours / actual"] = f"{stars} {self.verdict}"
+            cells["verdict"] = f"{stars} {self.verdict}"
         return html.table(cells, [cells.values()], first="th")
 
 
 def _show(value: Value, unit: str) -> str:
+    if unit == "seconds":
+        return f"{value:.4g} s"
     return value if isinstance(value, str) else show_number(value, unit)
