@@ -3,8 +3,9 @@
 A cell whose output is a fact carries the tags `nbval-check-output` and `keep_output`; all other
 outputs are stripped. An exercise is five cells in a row, each with its tag: task (Markdown), answer
 (`answer = None`), draw, check, solution (collapsed; raises unless every target is met); or four,
-where plain asserts are the judge: task, attempt, asserts (`def judge`), solution. A prediction is
-`guess = td.predict("question")`, what is run, and a collapsed `guess.compare(...)`.
+where asserts are the judge, each with what is wrong in words: task, attempt, asserts (`def judge`,
+`td.task(judge).check(answer)`), solution. A prediction is `guess = td.predict("question")`, what is
+run, and a collapsed `guess.compare(...)`; what it teaches is its ``why``, or stands behind it.
 """
 
 import ast
@@ -117,14 +118,16 @@ def exercises(cells: list[Cell]) -> Iterator[str]:
         source = cells[i].source
         if part in ("answer", "attempt") and not re.search(r"^\w+ = None\b.*\Z", source, re.M):
             yield f"cell {i}: an answer is not attempted yet: its last line is 'answer = None'"
-        if part == "asserts" and not source.startswith("def judge("):
-            yield f"cell {i}: the judge of a plain exercise is a function of that name"
+        if part == "asserts":
+            asserts = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Assert)]
+            said = asserts and all(each.msg for each in asserts) and "    return " in source
+            if not (said and source.endswith("\n\n\ntd.task(judge).check(answer)")):
+                yield f"cell {i}: a judge says in words what is wrong and what is right"
         if part == "solution":
             last = ast.unparse(ast.parse(source).body[-1])
             if not (is_hidden(cells[i]) and source.startswith(SOLUTION)):
                 yield f"cell {i}: a solution is collapsed, below {SOLUTION.strip()!r}"
-            judged = last.endswith(".require()") or "asserts" in tags(cells[i - 1])
-            if not judged or ".check(" in source or "print(" in source:
+            if not last.endswith(".require()") or ".check(" in source or "print(" in source:
                 yield f"cell {i}: a solution is judged by .result(...).require(), and shows nothing"
 
 
@@ -168,7 +171,7 @@ def surprises(cells: list[Cell]) -> Iterator[str]:
             read += cell.source.replace(",", "") + "\n"
             continue
         _, _, results = text_of(cell).replace(",", "").partition("| yours - |")
-        for shown in re.findall(r"\d+\.?\d*", results.partition("<table")[0]):
+        for shown in re.findall(r"\d+\.?\d*", results.partition("\n")[0]):
             known = re.search(rf"(?<![\d.]){re.escape(shown)}(?!\.?\d)", read)
             if len(shown.replace(".", "").strip("0")) >= 3 and known:
                 yield f"cell {i}: {shown} is written before the prediction of it"
@@ -207,9 +210,12 @@ def fact(source: str = "1 + 1", text: str = "2") -> Cell:
 
 
 def exercise(parts: tuple[str, ...] = EXERCISE, **sources: str) -> list[Cell]:
-    usual = {"answer": "answer = None", "asserts": "def judge(answer):\n    assert answer"}
+    judge = (
+        'def judge(x):\n    assert x, "none"\n    return "some"\n\n\ntd.task(judge).check(answer)'
+    )
+    usual = {"answer": "answer = None", "asserts": judge}
     usual |= {"attempt": "answer = None", "draw": "x = 1", "check": "x = 1", "task": "Reach 12."}
-    usual |= {"solution": SOLUTION + ("e.result(3).require()" if parts is EXERCISE else "judge(3)")}
+    usual |= {"solution": SOLUTION + "e.result(3).require()"}
     usual |= sources
     cells = [new_code_cell(usual[part], metadata={"tags": [part]}) for part in parts]
     cells[-1].metadata.jupyter = {"source_hidden": True}
@@ -235,7 +241,7 @@ PLANTED = [
     ([new_code_cell("x", metadata={"tags": ["nbval-skip"]}), fact()], "# A", "go together"),
     ([fact(), *exercise()[1:]], "# A", "an exercise is task"),
     ([fact(), *exercise(PLAIN)[:2]], "# A", "an exercise is task"),
-    ([fact(), *exercise(PLAIN, asserts="assert 1")], "# A", "the judge of a plain exercise"),
+    ([fact(), *exercise(PLAIN, asserts="assert 1")], "# A", "says in words what is wrong"),
     ([fact(), *exercise(PLAIN, attempt="answer = 3")], "# A", "not attempted yet"),
     ([fact(), *exercise(answer="answer = 3")], "# A", "not attempted yet"),
     ([fact(), *exercise(solution="e.result(3).require()")], "# A", "is collapsed"),

@@ -58,12 +58,12 @@ def predicted(learn: Path, name: str, *stars: int | None) -> None:
 def test_the_page_says_what_was_predicted_and_where_to_go_on(nbs, learn):
     write_contents(nbs, learn)
     page = (learn / "contents.md").read_text()
-    assert page.startswith("# All\n\n**0 of 6 predictions made, 0 of 18 stars.** ")
+    assert page.startswith("# All\n\n**0 of 6 predictions made, 0 of 18 stars** when ")
     assert "takes about 1 hours. Begin with [01 Two](01_second.ipynb)." in page
     predicted(learn, "01_second", 3, 1, None, 0)
     write_contents(nbs, learn)
     page = (learn / "contents.md").read_text()
-    assert "**3 of 6 predictions made, 4 of 18 stars.**" in page
+    assert "**3 of 6 predictions made, 4 of 18 stars**" in page
     assert "| do 01 Two | 29 | 3&nbsp;of&nbsp;4 | 4&nbsp;of&nbsp;12 |" in page
     assert "Go on with [01 Two]" in page
     predicted(learn, "01_second", 3, 1, 0, 0)

@@ -119,6 +119,14 @@ def test_who_predicts_nothing_is_not_judged():
     assert "run this cell in JupyterLab" in repr(guess)
 
 
+def test_a_row_is_in_one_unit_and_says_why_below():
+    row = td.predict("naps", "200 ms", unit="s").compare(formula=0.8, measured=1.142, why="4 < 5")
+    assert list(row.cells.values()) == ["0.2 s", "0.8 s", "1.142 s"]
+    assert repr(row).endswith("\n4 < 5")
+    assert row._repr_html_().endswith("<p>4 &lt; 5</p>")
+    assert "0.8\N{NO-BREAK SPACE}s" in row._repr_html_()
+
+
 def test_choices_are_right_or_not():
     guess = td.predict("which is refused", "all", choices=("none", "all"))
     assert guess.compare(measured="all").verdict == "right"

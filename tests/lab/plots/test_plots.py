@@ -187,8 +187,8 @@ def test_a_notebook_shows_a_figure_that_no_setting_changes_and_that_changes_no_s
 
     figure = FIGURES["slots"]()
     png, size = figure._repr_png_()
-    assert (png[:4], int.from_bytes(png[16:20])) == (b"\x89PNG", 1200)
-    assert size == {"width": 800}
+    assert (png[:4], int.from_bytes(png[16:20])) == (b"\x89PNG", 960)
+    assert size == {"width": 640}
     expected = FIGURES["slots"]().to_png()
     with mpl.rc_context({"font.size": 30, "axes.facecolor": "red"}):
         assert FIGURES["slots"]().to_png() == expected
@@ -276,7 +276,7 @@ def test_a_forward_and_a_backward_at_once_share_the_lane():
 
 
 def test_gantt_numbers_of_many_actions_are_there_and_in_their_box():
-    timeline = sweep.same_work("1f1b", 6, 12)
+    timeline = sweep.same_work("1f1b", 6, 6)
     (axes,) = plots.gantt(timeline).axes
     at = [(t.get_position(), t.get_text()) for t in axes.texts]
     middles = (timeline.start + timeline.end) / 2
@@ -371,7 +371,7 @@ def test_an_array_is_drawn_as_the_parts_that_ranks_have():
     assert (gids.count("whole"), gids.count("rank 2: all")) == (1, 1)
     holders = sum(len(ranks) for ranks, _ in shared.shared())
     assert sum(gid.startswith("shared") for gid in gids) == holders > 1
-    assert {"24 x 32", "32 x 127", "127 x 32", "on several ranks"} <= set(words(figure))
+    assert {"24 x 32", "32 x 127", "127 x 32", "on several workers"} <= set(words(figure))
     collective = next(t for t in figure.axes[0].texts if t.get_text() == "all_reduce")
     assert collective.get_color() == plots.RED
 
@@ -381,8 +381,10 @@ def test_owners_are_drawn_to_scale():
     a, b = plots.owners({"A": cut((1001, 1024), S0, S1), "B": copies}).axes
     drawn = sorted(places(a, "block"), key=lambda at: at[1::-1])
     assert drawn == [(x, y, 512, h) for y, h in ((0, 501), (501, 500)) for x in (0, 512)]
-    assert [t.get_text() for t in a.texts][::3] == ["rank 0\n501 x 512", "rank 3\n500 x 512"]
-    assert [t.get_text() for t in b.texts] == [f"ranks {r}\n1,001 x 512" for r in ("0, 2", "1, 3")]
+    assert [t.get_text() for t in a.texts][::3] == ["worker 0\n501 x 512", "worker 3\n500 x 512"]
+    assert [t.get_text() for t in b.texts] == [
+        f"workers {r}\n1,001 x 512" for r in ("0, 2", "1, 3")
+    ]
     assert (a.get_title(loc="left"), a.get_aspect()) == ("A, 1,001 x 1,024", 1)
     assert len({tuple(c.get_facecolor()[0]) for c in a.collections}) == 4
 
@@ -397,7 +399,7 @@ def test_a_corner_has_each_block_at_its_matrix_and_says_where_k_is_cut():
     figure = FIGURES["corner, partial"]()
     assert len(places(figure.axes[0], "partial sum")) == 4
     assert len(places(figure.axes[0], "copies")) == 4
-    assert "held by several ranks" in words(figure)
+    assert "held by several workers" in words(figure)
 
 
 def test_a_step_loads_one_tile_of_each_and_the_last_ones_are_smaller():

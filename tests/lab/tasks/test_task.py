@@ -5,6 +5,7 @@ Holds `tiledask.lab.tasks.result` and `tiledask.lab.tasks.task`.
 
 import pytest
 
+import tiledask as td
 from tiledask.errors import ConfigError, PartitionError
 from tiledask.lab.learner.kept import TASKS, Kept, here
 from tiledask.lab.tasks.result import Target, UnsolvedError
@@ -77,3 +78,20 @@ def test_a_button_below_a_task_or_its_result_gives_the_next_hint(task, shown):
 def test_an_unsolved_one_says_why(task):
     with pytest.raises(UnsolvedError, match="cut: Not yet: seconds 11"):
         task.check(11).require()
+
+
+def test_a_function_that_asserts_is_the_judge_of_an_exercise():
+    def judge(answer):
+        assert answer > 1, f"{answer} is too little"
+        return "more than one"
+
+    task = td.task(judge)
+    assert not task.check(None).attempted
+    wrong, right = task.check(1), task.check(2)
+    assert (wrong.reason, wrong.stars) == ("Not yet: 1 is too little.", 0)
+    assert (right.reason, right.stars) == ("Solved: more than one.", 3)
+    assert here().get("exercise", TASKS)["solved"]
+    with pytest.raises(UnsolvedError, match="1 is too little"):
+        task.result(1).require()
+    with pytest.raises(TypeError):  # the fault of who wrote the answer is shown as it is
+        task.check("one")

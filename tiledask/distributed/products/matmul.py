@@ -260,7 +260,7 @@ def _ready(choice: Choice, dtype: str, backend: str) -> _Ready:
     a, b = ("x".join(f"{n:,}" for n in tiling.shape) for tiling in (plan.a, plan.b))
     about = {
         "kind": "product",
-        "lanes": [f"rank {rank}" for rank in ranks],
+        "lanes": [f"worker {rank}" for rank in ranks],
         "facts": {"product": f"{a} @ {b}", "algorithm": f"{choice.algorithm} {choice.options}"},
         "predicted": {
             "panels": [len(mine) for mine in plan.panels],

@@ -186,7 +186,7 @@ def _about(config: TrainingConfig, program: Program) -> dict[str, Any]:
     planned = together(tally(calls(program, rank)) for rank in range(program.ranks))
     return {
         "kind": "training",
-        "lanes": [f"rank {rank}" for rank in range(program.ranks)],
+        "lanes": [f"worker {rank}" for rank in range(program.ranks)],
         "facts": {
             "layout": f"dp {dp}, tp {tp}, pp {pp}",
             "ZeRO": str(config.zero),

@@ -36,8 +36,7 @@ def assigned(notebook: dict[str, Any]) -> dict[str, Any]:
         if "answer" in tags or "attempt" in tags:
             _mark(cell, solution=True)
         elif "solution" in tags:  # the check is right before it
-            check = "".join(cells[-1]["source"]).strip() + ".require()"
-            cell["source"] = "judge(answer)" if check.startswith("def judge(") else check
+            cell["source"] = "".join(cells[-1]["source"]).split("\n")[-1] + ".require()"
             cell["metadata"] = {"tags": ["grade"]}
             _mark(cell, grade=True, locked=True, points=_POINTS)
         cells.append(cell)

@@ -111,8 +111,10 @@ class Guess:
         formula: Value | None = None,
         simulated: Value | None = None,
         measured: Value | None = None,
+        why: str = "",
     ) -> "GuessRow":
-        """The row of the prediction, the formula's, the simulated and the measured value.
+        """The row of the prediction, the formula's, the simulated and the measured value; below it
+        ``why``, which would be the answer if it stood in the text.
 
         Exact is a number that equals one of them to as many digits as were asked for; as good is
         one as near to them as they are to each other; a count is right or not. The stars are kept
@@ -141,7 +143,7 @@ class Guess:
         mine = "-" if yours is None else _show(yours, unit)
         if (later := here().get(self.question).get("later")) is not None:
             mine += f" (later {_show(later, unit)})"
-        return GuessRow(self.question, {"yours": mine, **shown}, stars, verdict)
+        return GuessRow(self.question, {"yours": mine, **shown}, stars, verdict, why)
 
     def _judged(self, yours: Value | None, known: dict[str, Value]) -> tuple[int | None, str]:
         """(stars, in words) of a prediction, by the results in order."""
@@ -195,10 +197,12 @@ class GuessRow:
     """0 to 3, as `STARS` says; None without a prediction."""
     verdict: str
     """In words; empty without a prediction."""
+    why: str = ""
 
     def __repr__(self) -> str:
         cells = [f"{name} {shown}" for name, shown in self.cells.items()]
-        return " | ".join(filter(None, (self.question, *cells, self.verdict)))
+        row = " | ".join(filter(None, (self.question, *cells, self.verdict)))
+        return f"{row}\n{self.why}".rstrip()
 
     def _repr_html_(self) -> str:
         unbroken = {
@@ -208,7 +212,8 @@ class GuessRow:
         if self.stars is not None:
             stars = "★" * self.stars + "☆" * (3 - self.stars)
             cells["verdict"] = f"{stars} {self.verdict}"
-        return html.table(cells, [cells.values()], first="th")
+        why = f"<p>{html.words(self.why)}</p>" * bool(self.why)
+        return html.table(cells, [cells.values()], first="th") + why
 
 
 def _show(value: Value, unit: str) -> str:

@@ -1,5 +1,5 @@
 """Who has what of arrays, and who sends what: formulas with their parts, owners of blocks, tiles of
-a product, bytes from rank to rank.
+a product, bytes from worker to worker.
 
             j
         +-------+
@@ -54,9 +54,9 @@ _WORDS, _SIDE, _LEAST, _GAP = 0.8, 0.9, 0.32, 0.14
 """Inches of the words above and below a row's arrays, of the longest and the shortest side of an
 array, and between two things at least."""
 _MEANS: dict[str, tuple[str, Any, draw.Look]] = {
-    "shared": ("on several ranks", lighter(GREY, 0.55), {"edgecolor": "white", "hatch": "///"}),
-    "whole": ("every rank has all of it", PALE, {"edgecolor": GREY}),
-    "partial": ("a partial sum on each rank", "white", {"edgecolor": GREY, "hatch": "////"}),
+    "shared": ("on several workers", lighter(GREY, 0.55), {"edgecolor": "white", "hatch": "///"}),
+    "whole": ("every worker has all of it", PALE, {"edgecolor": GREY}),
+    "partial": ("a partial sum on each worker", "white", {"edgecolor": GREY, "hatch": "////"}),
 }
 """How the gid of a box begins -> its line in the legend."""
 
@@ -66,7 +66,7 @@ def placements(
     rows: Mapping[str, Sequence[Item]],
     ranks: int,
     *,
-    title: str = "Which rank has what",
+    title: str = "Which worker has what",
 ) -> Figure:
     """A row for each formula, its arrays as boxes: a part in the colour of its rank, hatched where
     several ranks have it, a sheet of each rank where there is a partial sum on all of them, grey
@@ -97,7 +97,7 @@ def placements(
         top += height + _WORDS
     draw.plane(axes, (0, -0.1, WIDTH - 0.3, bottom + 0.1), boxes, anchor="C")
     kinds = {box.gid.partition(" ")[0] for box in boxes}
-    entries = [draw.patch_entry(f"rank {r}", colour_of_rank(r)) for r in range(ranks)]
+    entries = [draw.patch_entry(f"worker {r}", colour_of_rank(r)) for r in range(ranks)]
     for kind, (words, colour, look) in _MEANS.items():
         entries += [draw.patch_entry(words, colour, **look)] if kind in kinds else []
     draw.legend(figure, entries)
@@ -190,14 +190,17 @@ def _blocks(tiling: Tiling, left: float, top: float, shift: float) -> Iterator[B
         if any(isinstance(each, Partial) for each in tiling.placements):
             for upon, rank in enumerate(ranks):
                 off = shift * upon / max(1, len(ranks) - 1)
-                words = f"{len(ranks)} partial sums\nof ranks {every}", " + ".join(map(str, ranks))
+                words = (
+                    f"{len(ranks)} partial sums\nof workers {every}",
+                    " + ".join(map(str, ranks)),
+                )
                 words = words if rank == last else ("", "")
                 sheet = (at[0] + off, at[1] + off, *at[2:])
                 yield Box(sheet, colour_of_rank(rank), words, "partial sum", {"zorder": 2 + upon})
         elif len(ranks) > 1:
-            yield Box(at, _COPIES, (f"ranks {every}\n{size}", every), "copies", look)
+            yield Box(at, _COPIES, (f"workers {every}\n{size}", every), "copies", look)
         else:
-            some = f"rank {last}\n{size}", f"rank {last}", every
+            some = f"worker {last}\n{size}", f"worker {last}", every
             yield Box(at, colour_of_rank(last), some, "block", look)
 
 
@@ -275,7 +278,7 @@ def corner(
     places = _places(m, n, k)
     across, down = places[2][0] + n, places[2][1] + m
     height = 3.8 * min(1.4, max(1.0, down / across))
-    figure = canvas(height, title or f"{names[2]} = {names[0]} {names[1]}: who holds what", 7.0)
+    figure = canvas(height, title or f"{names[2]} = {names[0]} {names[1]}: who holds what")
     axes, boxes, titles = figure.subplots(), list[Box](), []
     for name, (left, top, *_), tiling in zip(names, places, tilings, strict=True):
         boxes += _blocks(tiling, left, top, _SHIFT * max(across, down))
@@ -288,7 +291,7 @@ def corner(
     axes.vlines(in_x, top, top + m, gid="k is cut", **look)
     axes.hlines(in_a, left, left + n, gid="k is cut", **look)
     copies = any(box.gid == "copies" for box in boxes)
-    entries = [draw.patch_entry("held by several ranks", _COPIES)] * copies
+    entries = [draw.patch_entry("held by several workers", _COPIES)] * copies
     if in_x or in_a:
         entries.append(draw.line_entry("K, the summed index, is cut here", **look))
     draw.legend(figure, entries)
@@ -372,10 +375,10 @@ def _draw_step(axes: Axes, names: Any, sizes: Any, tile: Any, step: Any) -> None
 
 @styled
 def traffic_matrix(
-    traffics: Mapping[str, Traffic], *, title: str = "Bytes between ranks"
+    traffics: Mapping[str, Traffic], *, title: str = "Bytes between workers"
 ) -> Figure:
-    """A heat map of bytes from each rank to each other: a panel for each name, on one colour scale,
-    numbers where there is room. Lines are drawn between hosts."""
+    """A heat map of bytes from each worker to each other: a panel for each name, on one colour
+    scale, numbers where there is room. Lines are drawn between hosts."""
     if len({traffic.ranks for traffic in traffics.values()}) != 1:
         raise ConfigError(
             f"traffic_matrix draws 1 traffic or more, all of as many ranks, got "
@@ -388,7 +391,7 @@ def traffic_matrix(
         image = axes.imshow(traffic.bytes, cmap="Blues", vmin=0, vmax=top)
         axes.set_title(f"{name}: {format_bytes(traffic.total)} in {traffic.count:,} messages")
         ticks = range(0, traffic.ranks, 1 + traffic.ranks // 17)
-        axes.set(xticks=ticks, yticks=ticks, xlabel="to rank", ylabel="from rank")
+        axes.set(xticks=ticks, yticks=ticks, xlabel="to worker", ylabel="from worker")
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
         for i, (one, other) in enumerate(pairwise(traffic.hosts)):

@@ -184,8 +184,8 @@ PARTS = {
     "cp": (YELLOW, "cp: waiting for keys and values"),
     "ep": (PINK, "ep: waiting for experts"),
     "pp": (PALETTE[7], "pp: transfers between stages"),
-    "bubble": (PALE, "bubble: pipeline not yet filled, draining"),
-    "dp": (GREEN, "dp: waiting for gradients or weights"),
+    "bubble": (PALE, "bubble: filling and draining"),
+    "dp": (GREEN, "dp: waiting for gradients, weights"),
     "optimizer": (PALETTE[9], "optimizer: weights are updated"),
 }
 
@@ -202,7 +202,7 @@ def step_breakdown(
     bars of more devices can be compared."""
     if not steps:
         raise ConfigError("step_breakdown draws 1 step or more, got 0; pass {'name': plan.step}")
-    boxes, names, ends = [], [fill(name, 100) for name in steps], []
+    boxes, names, ends = [], [fill(name, 76) for name in steps], []
     for row, step in enumerate(steps.values()):
         times, left = (step.layout.devices / per if per else 1.0), 0.0
         ends.append(times * step.total)
@@ -220,7 +220,7 @@ def step_breakdown(
         if part in seen
     ]
     figure, (axes,) = draw.lane_figure(
-        fill(title, 84),
+        title,
         [("", [""] * len(steps), boxes)],
         entries,
         xlabel=f"time of a step x devices / {per}" if per else "time of a step",
@@ -302,8 +302,10 @@ def curves(
     elif beside:
         axes.margins(x=0.18)  # for the words at the left
     axes.grid()
-    if names := len(series) + (0 if beside else len(marks)):
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=names)
+    if names := [*series, *(() if beside else marks)]:
+        columns = min(len(names), max(1, 70 // (8 + max(map(len, names)))))
+        figure.set_figheight(3.2 + 0.2 * (-(-len(names) // columns) - 1))
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=columns)
     return figure
 
 

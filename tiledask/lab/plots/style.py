@@ -4,6 +4,7 @@ import colorsys
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -27,8 +28,8 @@ _OWN = {
 }  # fmt: skip
 """What the package's tasks and lanes are called -> their colours."""
 
-WIDTH = 8.0
-"""Inches: a notebook's column at 100 pixels per inch, 1200 pixels at 150 dpi."""
+WIDTH = 6.4
+"""Inches, of 100 pixels: a notebook's column beside the dashboard's page on a small screen."""
 
 _RC = {
     "font.family": "DejaVu Sans",  # ships with matplotlib, so every machine draws the same
@@ -78,7 +79,8 @@ def canvas(height: float, title: str, width: float = WIDTH) -> "Picture":
     figure = Picture(width, height, look)
     engine: Any = figure.get_layout_engine()
     engine.set(w_pad=0.08, h_pad=0.06)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    lines = [fill(line, int(11 * width)) for line in title.split("\n")]
+    figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=11, fontweight="bold")
     return figure
 
 

@@ -27,7 +27,7 @@ from tiledask.errors import ConfigError, short
 from tiledask.extras import needed_for
 from tiledask.lab.tasks.ladder import LEVELS, idle_level
 from tiledask.lab.tasks.puzzle_file import load_puzzle, puzzle_levels, puzzle_names
-from tiledask.lab.tasks.task import JudgedTask
+from tiledask.lab.tasks.task import JudgedTask, task_of
 from tiledask.plan.data import meant, shipped_json
 
 __all__ = ["exercise_names", "idle_level", "load_puzzle", "puzzle_levels", "puzzle_names", "task"]
@@ -44,7 +44,8 @@ def task(name: Any, seed: int = 0) -> JudgedTask:
     Parameters
     ----------
     name
-        "24-on-4", or what `load_puzzle` takes; "idle-1" to "idle-12"; one of `exercise_names`.
+        "24-on-4", or what `load_puzzle` takes; "idle-1" to "idle-12"; one of `exercise_names`; or a
+        function that asserts what holds of an answer and returns in words what is right.
     seed
         Draws the numbers of a level, and what an exercise draws.
 
@@ -53,6 +54,8 @@ def task(name: Any, seed: int = 0) -> JudgedTask:
     >>> task("idle-3", seed=7).hint().of, task("cannon").name
     (3, 'Cannon by shifts')
     """
+    if callable(name):
+        return task_of(name)
     if isinstance(name, str) and (level := re.fullmatch(r"idle-(\d{1,9})", name)):
         return idle_level(int(level[1]), seed)
     if isinstance(name, str) and name in exercise_names():

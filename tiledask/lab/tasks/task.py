@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tiledask.errors import ConfigError, RuleError
 from tiledask.lab.learner.kept import TASKS, here
-from tiledask.lab.tasks.result import Result, Target, number
+from tiledask.lab.tasks.result import WRONG, Result, Target, number
 from tiledask.plan import html
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.tables import Part, Printable, Table
@@ -20,7 +20,7 @@ from tiledask.plan.tables import Part, Printable, Table
 if TYPE_CHECKING:
     from tiledask.lab.plots.primitives import Figure
 
-__all__ = ["Hint", "JudgedTask"]
+__all__ = ["Hint", "JudgedTask", "task_of"]
 
 
 class Hint(NamedTuple):
@@ -164,10 +164,25 @@ class JudgedTask(Printable):
         return Result.bundle(self, self._repr_html_(), self._left(), self.hint)
 
 
+def task_of(judge: Callable[[Any], str]) -> JudgedTask:
+    """The exercise that ``judge`` is of: it asserts what holds of an answer, each with what is
+    wrong in words, and returns what is right."""
+
+    def judged(answer: Any) -> list[Target]:
+        try:
+            right, wrong = judge(answer), 0
+        except AssertionError as error:
+            right, wrong = str(error).partition("\n")[0], 1
+        return [Target(WRONG, 0, wrong, 0, why=right)]
+
+    return JudgedTask(name="exercise", title="Exercise", question="", form="", judge=judged)
+
+
 def _verdict(targets: Sequence[Target]) -> str:
     """The first target that is missed, or that none is."""
     missed = [str(target) for target in targets if not target.met]
     if missed:
         more = f"; {len(missed) - 1} more below" if len(missed) > 1 else ""
         return f"Not yet: {missed[0]}{more}."
-    return "Solved: every target is met."
+    words = "; ".join(target.why for target in targets if target.name == WRONG)
+    return f"Solved: {words or 'every target is met'}."
