@@ -312,7 +312,7 @@ def test_memory_timeline_draws_what_is_held_and_where_it_is_most():
         size = sizes[np.searchsorted(times, x + wide / 2, side="right") - 1]
         assert high == pytest.approx(0.9 * size / 4)
     assert {round(y + high - 0.45) for _, y, _, high in drawn} == {0, 1, 2, 3}
-    names = [f"device {d}, {4 - d}" for d in range(4)]
+    names = [f"device {d}: max {4 - d}" for d in range(4)]
     assert [tick.get_text() for tick in axes.get_yticklabels()] == names
 
 

@@ -89,8 +89,8 @@ class Picture(Figure):
 def sliders(
     draw: Callable[..., Any], start: Mapping[str, Any] | None = None, /, **choices: Sequence[Any]
 ) -> Any:
-    """``draw(**values)``, a figure of td.plots, with a slider for each of ``choices``; drawn again
-    while one is moved.
+    """``draw(**values)``, a figure of td.plots, with a slider for each of ``choices``, a list where
+    they are words; drawn again while one is moved.
 
     ``start`` has the values to begin with, where they are not the first. What ``draw`` refuses is
     said in place of the figure. It is a box of ipywidgets, for a notebook.
@@ -108,7 +108,7 @@ def sliders(
     image.layout.max_width = "100%"
     begun = {name: values[0] for name, values in choices.items()} | dict(start or {})
     moved = {
-        name: ipywidgets.SelectionSlider(
+        name: (ipywidgets.Dropdown if isinstance(values[0], str) else ipywidgets.SelectionSlider)(
             options=[(f"{value}", value) for value in values], value=begun[name], description=name
         )
         for name, values in choices.items()

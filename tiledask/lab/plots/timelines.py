@@ -340,10 +340,10 @@ def memory_timeline(
                 at = (start, device + 0.45 - 0.9 * size / top, stop - start, 0.9 * size / top)
                 look = {"edgecolor": colour, "linewidth": 0.3}  # or seams are seen
                 boxes += [Box(at, colour, gid="held", look=look)] * (stop > start and size > 0)
-        names = [f"device {d}, {words(peak)}" for d, peak in enumerate(footprint.peaks)]
+        names = [f"device {d}: max {words(peak)}" for d, peak in enumerate(footprint.peaks)]
         most, where, time = footprint.peak
         first = f"first on device {where}, after {format_seconds(time)}"
         panels.append((f"{name}: at most {words(most)}{said}, {first}", names, boxes))
-    entries = [draw.patch_entry(f"{unit} held, and the most of it", colour)]
+    entries = [draw.patch_entry(f"{unit} held; max: the most at once", colour)]
     across = 0.0, end or 1.0
     return draw.lane_figure(title, panels, entries, xlabel="time", across=across)[0]
