@@ -1,6 +1,6 @@
 """Which section of which walkthrough teaches a question: by its heading.
 
-## The best, by looking at all (question 34)
+## The best, by looking at all <!-- question 34 -->
 """
 
 import json
@@ -11,7 +11,7 @@ from tiledask.plan.data import shipped
 
 __all__ = ["taught"]
 
-_MARKED = re.compile(r"^#+ +(.+) \(questions? (\d+(?:, \d+)*)\)$", re.MULTILINE)
+_MARKED = re.compile(r"^#+ +(.+) <!-- questions? (\d+(?:, \d+)*) -->$", re.MULTILINE)
 
 
 def taught(number: int) -> list[dict[str, str]]:
