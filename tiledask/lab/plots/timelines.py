@@ -91,13 +91,14 @@ def gantt(
         )
     first = min(0.0, *(float(t.start.min(initial=0.0)) for t in timelines))
     last = max(max(t.makespan, float(t.end.max(initial=0.0))) for t in timelines) or 1.0
+    whole = between is None or (between[0] <= first and between[1] >= last)
     first, last = between or (first, last)
     panels, devices = [], max(timeline.devices for timeline in timelines)
     lanes = lanes or [f"device {d}" for d in range(devices)]
     for name, timeline in zip(titles or [t.origin for t in timelines], timelines, strict=True):
         idle = f"{100 * timeline.bubble_fraction:.1f} % of device-time idle"
-        share, whole = "a part" if between else idle, format_seconds(timeline.makespan)
-        heading = f"{name}: {share}, done after {whole}"
+        share = idle if whole else "a part"
+        heading = f"{name}: {share}, done after {format_seconds(timeline.makespan)}"
         panels.append((heading, lanes[: timeline.devices], boxes_of(timeline, causes)))
     entries = _legend_of([box for *_, drawn in panels for box in drawn], (last - first) / 1000)
     if numbers:
@@ -110,7 +111,7 @@ def gantt(
         title, panels, entries, xlabel="time", across=(first, last), **look
     )
     for axes, timeline in zip(every, timelines, strict=True):
-        if not between:
+        if whole:
             _idle_shares(axes, timeline, step)
     if numbers:
         figure.lay_out()
