@@ -287,6 +287,10 @@ def test_gantt_numbers_of_many_actions_are_there_and_in_their_box():
     across = axes.transData.transform([(0, 0), (1, 0)])[:, 0]
     widths = [text.get_window_extent().width for text in axes.texts]
     assert max(widths) <= 1.02 * 2 * np.ptp(across)  # F lasts 1 s, B 2 s
+    uneven = plots.gantt(td.simulate("gpipe", 2, 4, forward=[21, 0.5], backward=0))
+    assert [(*t.get_position(), t.get_text()) for t in uneven.axes[0].texts] == [
+        (21 * i + 10.5, 0, f"{i}") for i in range(4)
+    ]
     many = plots.gantt(pipeline(2, 300))
     assert not many.axes[0].texts
     assert "too narrow to number; see between=" in words(many)
@@ -423,6 +427,9 @@ def test_layers_lie_on_their_devices_and_crossings_are_red():
         (0, 0), (1, 1), (2, 1), (3, 0),
     ]  # fmt: skip
     assert axes.get_title(loc="left") == "round robin: 2 crossings"
+    for place, of_lines in ([0, 0], ["stays"]), ([0, 1], ["crossing:"]):
+        _, *entries = plots.layers_on_devices({"": place}).legends[0].get_texts()
+        assert [entry.get_text().split()[0] for entry in entries] == of_lines
 
 
 def test_traffic_cells_are_the_bytes_and_hosts_are_told_apart():

@@ -206,19 +206,18 @@ def _legend_of(boxes: Sequence[Box], least: float) -> list[Any]:
 
 
 def _numbers(axes: Axes, boxes: Sequence[Box]) -> bool:
-    """Micro-batches in their boxes, all of a kind in one size, as large as fits most of them.
-    Whether there are any."""
+    """Micro-batches in the boxes that are not too narrow, all of a kind in one size, as large as
+    fits most of these. Whether there are any."""
     (x, y), (first, last) = draw.points_per_unit(axes), axes.get_xlim()
     inside = [box for box in boxes if first <= box.at[0] and box.at[0] + box.at[2] <= last]
     for kind in KINDS:
         mine = [box for box in inside if box.words and box.gid[0] == kind]
-        if not mine:
-            continue
-        wide, tall = (float(np.median([box.at[axis] for box in mine])) for axis in (2, 3))
-        longest = max((f"{box.words}" for box in mine), key=len)
-        size = draw.size_of_words(longest, wide * x, tall * y)
-        if size >= 6:
-            draw.write_in(axes, mine, min(8.0, size))
+        longest = max((f"{box.words}" for box in mine), key=len, default="")
+        sizes = [draw.size_of_words(longest, box.at[2] * x, box.at[3] * y) for box in mine]
+        room = {n: size for n, size in enumerate(sizes) if size >= 6}
+        if room:
+            size = min(8.0, float(np.median([*room.values()])))
+            draw.write_in(axes, [mine[n] for n in room], size)
     return bool(axes.texts)
 
 
@@ -298,11 +297,13 @@ def layers_on_devices(
         ]
         crossings = sum(a != b for a, b in pairwise(devices))
         panels.append((f"{name}: {crossings} crossing{'s' * (crossings != 1)}", lanes, boxes))
-    entries = [
-        draw.patch_entry(f"a {unit} and its number (a colour per device)", colour_of_rank(0)),
-        draw.line_entry("crossing: activations move to another device", RED, linewidth=2),
-        draw.line_entry("stays on the device", GREY, linewidth=1),
-    ]
+    layer = draw.patch_entry(f"a {unit} and its number (a colour per device)", colour_of_rank(0))
+    lines = {
+        True: draw.line_entry("crossing: activations move to another device", RED, linewidth=2),
+        False: draw.line_entry("stays on the device", GREY, linewidth=1),
+    }
+    steps = {a != b for devices in assignments.values() for a, b in pairwise(devices)}
+    entries = [layer, *(entry for moves, entry in lines.items() if moves in steps)]
     across = -0.7, longest - 0.3
     figure, every = draw.lane_figure(title, panels, entries, xlabel=unit, across=across)
     for axes, devices in zip(every, assignments.values(), strict=True):
