@@ -418,6 +418,9 @@ def test_a_step_loads_one_tile_of_each_and_the_last_ones_are_smaller():
     (xs, ys) = zip(*(places(figure.axes[0], gid)[0][:2] for gid in gids), strict=True)
     assert (ys[0] == ys[1] == ys[4], xs[2] == xs[3] == xs[4]) == (True, True)
     assert (xs[1] - xs[0], ys[3] - ys[2]) == (8, 8)
+    first = plots.tile_step(13, 11, 9, 4)
+    pale = "loaded in the steps before"
+    assert [pale in words(each) for each in (figure, first)] == [True, False]
 
 
 def test_layers_lie_on_their_devices_and_crossings_are_red():

@@ -239,7 +239,7 @@ _MOST = 24
 
 def _places(m: int, n: int, k: int) -> tuple[Place, Place, Place]:
     """Of X, A and Y, in entries."""
-    at = k + 0.07 * (k + max(m, n))
+    at = k + 0.1 * (k + max(m, n))
     return (0.0, at, k, m), (at, 0.0, n, k), (at, at, n, m)
 
 
@@ -338,8 +338,8 @@ def tile_step(
         _draw_step(every[1], names, inside, side, [(0, s) for s in side])
         every[0].set_title(f"a block of {inside[0]} x {inside[1]} of {m} x {n}", pad=16)
         every[1].set_title(f"in it a tile of {side[0]} x {side[1]}", pad=16)
-    before, now = ("loaded in the steps before", _NEEDED), ("loaded now", _LOADED)
-    means = ("what is made", _MADE), before, now
+    means = [("computed now", _MADE), ("loaded now", _LOADED)]
+    means += [("loaded in the steps before", _NEEDED)] * bool(step[2][0])
     draw.legend(figure, [draw.patch_entry(*each) for each in means])
     return figure
 
