@@ -18,7 +18,7 @@ from tiledask.plan.arrays import Array, unbeaten
 from tiledask.plan.choosing.ranking import plan_table
 from tiledask.plan.choosing.space import COLUMNS, Space, layouts_of
 from tiledask.plan.fitting.fit import Fit, fits
-from tiledask.plan.fitting.overhead import VERDICTS, DeviceLimits, overheads
+from tiledask.plan.fitting.overhead import VERDICTS, DeviceLimits, overhead_of
 from tiledask.plan.fitting.vectorized import peaks
 from tiledask.plan.frames import frame
 from tiledask.plan.inputs.hardware import ClusterSpec
@@ -154,7 +154,7 @@ class Plans(Sequence[Plan], Printable):
         if "peak" not in columns:
             devices = n["dp"] * n["tp"] * n["pp"] * n["cp"]
             columns = n | {"devices": devices, "peak": peaks(model, self.run, sequence, **n)}
-        peak, total = columns["peak"], overheads(Numbers(**n), self.run.framework)
+        peak, total = columns["peak"], overhead_of(Numbers(**n), self.run.framework).total
         verdict = DeviceLimits.of(cluster.device, self.run).verdict(peak, total)
         seconds = np.full(len(peak), np.inf)
         if len(inside := np.flatnonzero(verdict < 2)):

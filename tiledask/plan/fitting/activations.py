@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
 from typing import Any, NamedTuple
@@ -12,19 +11,10 @@ from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.timing.calibration import holds
 
-__all__ = [
-    "LayerBytes",
-    "Saved",
-    "gradient_bytes",
-    "layer_bytes",
-    "layer_costs",
-    "saved_tensors",
-    "tokens_of",
-]
+__all__ = ["LayerBytes", "Saved", "layer_bytes", "layer_costs", "saved_tensors", "tokens_of"]
 
 
-@dataclass(frozen=True)
-class Saved:
+class Saved(NamedTuple):
     """A tensor of one layer that is kept, per token of the batch."""
 
     name: str
@@ -44,6 +34,8 @@ class Saved:
 INPUTS = "attention input|attention output input|(shared )?mlp (input|product|activation output)|"
 INPUTS += "(kv|query) latent"
 """Names of the tensors that are inputs of a layer's matrix products."""
+NORMED = ("attention", "mlp", "attention output", "mlp output")
+"""What the norms of a layer stand at, as many as it has."""
 
 
 @lru_cache(maxsize=4096)
@@ -68,32 +60,50 @@ def saved_tensors(
     inputs of adapters.
     """
     mixture = bool(model.experts) if mixture is None else mixture
-    h, ends = model.hidden, ("attention", "mlp")
-    tensors = _attention(model, sequence, -(-model.heads // tp), tp, width, flash)
+    h, heads = model.hidden, -(-model.heads // tp)
+    groups = heads if model.latent else -(-model.kv_heads // tp)
+    whole = {"attention input": h}
+    sliced = {"query": heads * model.qk_dim, "key": groups * model.qk_dim}
+    sliced |= {"value": groups * model.v_dim, "attention output input": heads * model.v_dim}
+    if model.latent:  # each latent before and after its norm, whole on every device
+        kv, query = model.kv_lora_rank, model.q_lora_rank
+        whole |= {"kv latent norm input": kv + model.qk_rope_head_dim, "kv latent": kv}
+        whole |= {"query latent norm input": query, "query latent": query} if query else {}
+    if model.qk_norm:
+        sliced |= {f"{name} norm input": sliced[name] for name in ("query", "key")}
     if mixture:  # each token, its copies for top_k experts, their answers before they are summed
         k = model.top_k * model.imbalance
-        each = ceil(k * -(-(model.expert_ffn or model.ffn) // tp))
-        tensors += [
-            Saved("mlp input", ceil(h * k), width, False),
-            *_inside(model, "mlp", each, width),
-            Saved("router input", h, width, False),
-            Saved("expert outputs", ceil(h * k), width, False),
-            Saved("router probabilities", model.experts, 4, False),
-        ]
-        if model.shared_ffn:
-            tensors += _inside(model, "shared mlp", -(-model.shared_ffn // tp), width)
+        copies = ceil(h * k)
+        whole |= {"mlp input": copies, "router input": h, "expert outputs": copies}
+        sliced |= _inside(model, "mlp", ceil(k * -(-model.expert_ffn // tp)))
+        sliced |= _inside(model, "shared mlp", -(-model.shared_ffn // tp))
     else:
-        inside = _inside(model, "mlp", -(-model.ffn // tp), width)
-        if model.layer_norms > 1:  # otherwise it is the attention's input
-            tensors += [Saved("mlp input", h, width, False)]
-        tensors += inside
-    # inputs of the norms, masks of the two dropouts on the residual stream
+        whole |= {"mlp input": h} if model.layer_norms > 1 else {}  # or it is the attention's
+        sliced |= _inside(model, "mlp", -(-model.ffn // tp))
     if model.norm != "none":
-        inputs = ("attention", "mlp", "attention output", "mlp output")[: model.layer_norms]
-        tensors += [Saved(f"{at} norm input", h, width, False) for at in inputs]
-    if model.dropout:
-        tensors += [Saved(f"{at} dropout mask", h, 1, False, flows=False) for at in ends]
+        whole |= {f"{at} norm input": h for at in NORMED[: model.layer_norms]}
+    tensors = [Saved(name, n, width, False) for name, n in whole.items()]
+    tensors += [Saved(name, n, width, True) for name, n in sliced.items()]
+    if mixture:
+        tensors.append(Saved("router probabilities", model.experts, 4, False))
+    if flash:
+        tensors.append(Saved("softmax row statistic", heads, 4, True, core=True, flows=False))
+    else:
+        tensors.append(Saved("softmax output", heads * sequence, width, True, core=True))
+    if model.dropout:  # two on the residual stream, one on the scores
+        tensors += [Saved(f"{at} dropout mask", h, 1, False, flows=False) for at in NORMED[:2]]
+    if model.dropout and not flash:
+        mask = Saved("softmax dropout mask", heads * sequence, 1, True, core=True, flows=False)
+        tensors += [mask, mask._replace(name="softmax dropout output", itemsize=width, flows=True)]
     return tuple(tensors if recipe is None else _otherwise(tensors, model, tp, mixture, recipe))
+
+
+def _inside(model: Model, name: str, width: int) -> dict[str, int]:
+    """What an MLP keeps between its products; nothing of one without width."""
+    parts = ("activation input", "activation output")
+    if model.mlp == "swiglu":
+        parts = ("gate", "activated gate", "up", "product")  # type: ignore[assignment]
+    return {f"{name} {part}": width for part in parts} if width else {}
 
 
 def _otherwise(
@@ -107,7 +117,7 @@ def _otherwise(
     for each in tensors:
         if each.name not in dropped:
             narrow = fp8 and re.fullmatch(INPUTS, each.name)
-            yield replace(each, itemsize=width) if narrow else each
+            yield each._replace(itemsize=width) if narrow else each
     if recipe.adapters is None or not held.adapter_input_bytes:
         return
     for weight in model.mixture_layer if mixture else model.dense_layer:
@@ -116,69 +126,6 @@ def _otherwise(
             many = (-(-weight.inputs // tp) if cut else weight.inputs) * weight.active
             name = f"{weight.name} adapter input"
             yield Saved(name, many, held.adapter_input_bytes, cut, flows=False)
-
-
-def _attention(
-    model: Model, sequence: int, heads: int, tp: int, width: int, flash: bool
-) -> list[Saved]:
-    """Inputs of the matrix products and of softmax(q k) v."""
-    groups = heads if model.latent else -(-model.kv_heads // tp)
-    query, key, value = heads * model.qk_dim, groups * model.qk_dim, groups * model.v_dim
-    tensors = [Saved("attention input", model.hidden, width, False)]
-    if model.latent:  # each latent before and after its norm, whole on every device
-        latents = [("kv", model.kv_lora_rank + model.qk_rope_head_dim, model.kv_lora_rank)]
-        if model.q_lora_rank:
-            latents += [("query", model.q_lora_rank, model.q_lora_rank)]
-        for name, down, normed in latents:
-            tensors += [Saved(f"{name} latent norm input", down, width, False)]
-            tensors += [Saved(f"{name} latent", normed, width, False)]
-    tensors += [
-        Saved("query", query, width, True),
-        Saved("key", key, width, True),
-        Saved("value", value, width, True),
-        Saved("attention output input", heads * model.v_dim, width, True),
-    ]
-    if model.qk_norm:
-        tensors += [Saved("query norm input", query, width, True)]
-        tensors += [Saved("key norm input", key, width, True)]
-    if flash:
-        statistic = Saved("softmax row statistic", heads, 4, True, core=True, flows=False)
-        return [*tensors, statistic]
-    scores = heads * sequence
-    tensors += [Saved("softmax output", scores, width, True, core=True)]
-    if model.dropout:
-        tensors += [
-            Saved("softmax dropout mask", scores, 1, True, core=True, flows=False),
-            Saved("softmax dropout output", scores, width, True, core=True),
-        ]
-    return tensors
-
-
-def _inside(model: Model, name: str, width_inside: int, width: int) -> list[Saved]:
-    parts = (
-        ("gate", "activated gate", "up", "product")
-        if model.mlp == "swiglu"
-        else ("activation input", "activation output")
-    )
-    return [Saved(f"{name} {part}", width_inside, width, True) for part in parts]
-
-
-def _outputs(
-    model: Model, every: tuple[Saved, ...], width: int, flash: bool, mixture: bool
-) -> list[Saved]:
-    """What operator-level selection keeps of ``every`` tensor: the layer's input, the attention's
-    output and every second matrix product: query, value, gate (or up) and, behind a gate, down."""
-    tensors = {t.name: t for t in every}
-    first = "gate" if model.mlp == "swiglu" else "activation input"
-    names = ["query", "value", "attention output input", f"mlp {first}"]
-    names += ["softmax row statistic"] if flash else []
-    names += [f"shared mlp {first}"] if mixture and model.shared_ffn else []
-    kept = [tensors[name] for name in names] + [Saved("layer input", model.hidden, width, False)]
-    if mixture:
-        kept += [t for t in every if t.name == "expert outputs"]
-    elif model.mlp == "swiglu":
-        kept += [Saved("mlp output", model.hidden, width, False)]
-    return kept
 
 
 def layer_bytes(
@@ -205,17 +152,33 @@ def layer_bytes(
     """
     recompute = layout.recompute if recompute is None else recompute
     mixture = bool(model.experts) if mixture is None else mixture
-    flash, tp = layout.flash_attention, layout.tp
     if recompute == "full":
         return width * model.hidden * tokens_of(layout, sequence)[1]
-    every = saved_tensors(model, sequence, tp, width, flash, mixture, recipe)
-    core = recompute != "selective"
-    if recompute == SELECTIVE_OP:
-        kept = _outputs(model, every, width, flash, mixture)
-    else:
-        kept = [t for t in every if (core or not t.core) and (masks or t.flows)]
+    flash = layout.flash_attention
+    kept = saved_tensors(model, sequence, layout.tp, width, flash, mixture, recipe)
+    if recompute == SELECTIVE_OP:  # and the layer's input
+        outputs = _outputs(model, mixture)
+        kept = tuple(t for t in kept if t.name in outputs)
+        kept += (Saved("layer input", model.hidden, width, False),)
+        if model.mlp == "swiglu" and not mixture:
+            kept += (Saved("mlp output", model.hidden, width, False),)
+    elif recompute == "selective":
+        kept = tuple(t for t in kept if not t.core)
+    return sum(_sizes(layout, sequence, (t for t in kept if masks or t.flows)))
+
+
+def _outputs(model: Model, mixture: bool) -> set[str]:
+    """What operator-level selection keeps: the attention's output and every second matrix product:
+    query, value, gate (or up)."""
+    first = "gate" if model.mlp == "swiglu" else "activation input"
+    names = {"query", "value", "attention output input", "softmax row statistic", f"mlp {first}"}
+    return names | ({f"shared mlp {first}", "expert outputs"} if mixture else set())
+
+
+def _sizes(layout: Layout, sequence: int, tensors: Iterator[Saved]) -> list[int]:
+    """Bytes of each tensor of a micro-batch on one device."""
     tokens, cut = tokens_of(layout, sequence)
-    return sum(t.itemsize * t.elements * (tokens if t.sliced else cut) for t in kept)
+    return [t.itemsize * t.elements * (tokens if t.sliced else cut) for t in tensors]
 
 
 class LayerBytes(NamedTuple):
@@ -226,7 +189,10 @@ class LayerBytes(NamedTuple):
     whole: Any
     """Before any recomputation drops some."""
     gradients: Any
-    """At once in the backward pass, at most."""
+    """At once in the backward pass, at most: it goes from tensor to tensor and drops what it has
+    used, so the gradient of the residual stream and beside it at most those of an operation's
+    output and input. The fused softmax of training programs writes its input's gradient over its
+    output's, so of the s x s tensors it is one."""
     served: Any
     """At once in a forward pass alone, at most."""
 
@@ -235,34 +201,16 @@ def layer_costs(
     model: Model, layout: Layout, sequence: int, recipe: Recipe
 ) -> tuple[LayerBytes, ...]:
     """Of a dense layer and, in a model with experts, of a mixture."""
-    width = recipe.compute_bytes
-
-    def layer(mixture: bool) -> LayerBytes:
-        run = model, layout, sequence, width
-        return LayerBytes(
-            layer_bytes(*run, mixture=mixture, recipe=recipe),
-            layer_bytes(*run, "none", mixture=mixture, recipe=recipe),
-            gradient_bytes(*run, mixture),
-            layer_bytes(*run, "none", masks=False, mixture=mixture),
-        )
-
-    return tuple(layer(mixture) for mixture in ((False, True) if model.experts else (False,)))
-
-
-def gradient_bytes(
-    model: Model, layout: Layout, sequence: int, width: int = 2, mixture: bool | None = None
-) -> int:
-    """Bytes of gradients that the backward pass of one layer holds at once, at most.
-
-    It goes from tensor to tensor and drops what it has used: the gradient of the residual
-    stream is always there, and beside it at most those of an operation's output and input. The
-    fused softmax of training programs writes its input's gradient over its output's, so of the
-    s x s tensors it is one.
-    """
-    tokens, cut = tokens_of(layout, sequence)
-    kept = saved_tensors(model, sequence, layout.tp, width, layout.flash_attention, mixture)
-    sizes = [t.itemsize * t.elements * (tokens if t.sliced else cut) for t in kept if t.flows]
-    return width * model.hidden * cut + sum(sorted(sizes)[-2:])
+    width, found = recipe.compute_bytes, []
+    run, flash = (model, layout, sequence, width), layout.flash_attention
+    for mixture in (False, True) if model.experts else (False,):
+        every = saved_tensors(model, sequence, layout.tp, width, flash, mixture)
+        flows = _sizes(layout, sequence, (t for t in every if t.flows))
+        stream = width * model.hidden * tokens_of(layout, sequence)[1]
+        kept = layer_bytes(*run, mixture=mixture, recipe=recipe)
+        whole = layer_bytes(*run, "none", mixture=mixture, recipe=recipe)
+        found.append(LayerBytes(kept, whole, stream + sum(sorted(flows)[-2:]), sum(flows)))
+    return tuple(found)
 
 
 def tokens_of(layout: Layout, sequence: int) -> tuple[int, int]:

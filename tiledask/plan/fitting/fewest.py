@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tiledask.plan.fitting.overhead import DeviceLimits, overheads
+from tiledask.plan.arrays import Array
+from tiledask.plan.fitting.overhead import DeviceLimits, overhead_of
 from tiledask.plan.fitting.vectorized import ORDERS, peaks
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import MOST_OF_ANY, RECOMPUTE, Layout, Numbers
@@ -21,7 +22,7 @@ from tiledask.plan.units import divisors
 
 T = TypeVar("T")
 
-__all__ = ["CHUNKS", "context_degrees", "fewest_devices"]
+__all__ = ["CHUNKS", "changes", "context_degrees", "fewest_devices"]
 
 CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16)
 """Chunks of layers on a stage that are tried."""
@@ -78,57 +79,40 @@ def fewest_devices(
         return None  # one sequence at a time they are more micro-batches than a layout may have
     columns, step = _columns(model, start, cluster, recipe, sequence, free)
     unit = columns["tp"] * columns["pp"] * columns["cp"] * step
-    """Devices of the fewest copies, of which all numbers are multiples."""
-    possible = unit <= MOST_OF_ANY
-    columns = {name: column[possible] for name, column in columns.items()}
-    step, unit = step[possible], unit[possible]
     room = DeviceLimits.of(cluster.device, recipe, overhead is None).sure
 
-    def held(copies: Any, at: np.ndarray) -> np.ndarray:
+    def fits(copies: Any, at: Array) -> Any:
         """Bytes beyond the device's on layouts ``at`` in ``copies`` x ``step``; 0 or less fits."""
         n = {name: column[at] for name, column in columns.items()} | {"dp": copies * step[at]}
-        total = overheads(Numbers(**n), recipe.framework) if overhead is None else overhead
-        return peaks(model, recipe, sequence, **n) + total - room
-
-    def fewest(at: np.ndarray, high: np.ndarray) -> np.ndarray:
-        """The fewest copies of layouts ``at``, that fit in ``high`` of them and not in one."""
-        low = np.ones_like(high)
-        while (open_ := high - low > 1).any():
-            middle = (low + high)[open_] // 2
-            ok = held(middle, at[open_]) <= 0
-            high[open_] = np.where(ok, middle, high[open_])
-            low[np.flatnonzero(open_)[~ok]] = middle[~ok]
-        return high
+        own = overhead_of(Numbers(**n), recipe.framework).total if overhead is None else overhead
+        return peaks(model, recipe, sequence, **n) + own - room
 
     # one copy gathers nothing and has a smaller budget, so it stands apart; of more than one, more
     # never hold more
-    every = np.arange(len(unit))
-    alone = held(1, every) <= 0
-    copies = np.where(alone, 1, 0)
-    least = min((state.zero for state in recipe.states), default=4)
-    sharded = columns["zero"] >= least
-    rest = every[~alone & sharded] if "dp" in free else every[:0]
-    if len(rest):
-        most = MOST_OF_ANY // unit[rest]  # copies on the most devices that any cluster has
-        beyond = held(most, rest)
-        first = np.argsort(beyond, kind="stable")[:SOME]
-        first = first[beyond[first] <= 0]
-        copies[rest[first]] = fewest(rest[first], most[first])
-    if not copies.any():
-        return None
-    limit = (copies * unit)[copies > 0].min()
-    rest = rest[(copies[rest] == 0) & (limit // unit[rest] > 1)]
-    if len(rest):
-        most = limit // unit[rest]
-        rest, most = (column[held(most, rest) <= 0] for column in (rest, most))
-        copies[rest] = fewest(rest, most)
+    every = np.flatnonzero(unit <= MOST_OF_ANY)
+    copies = np.zeros(len(unit), np.int64)
+    copies[every] = fits(1, every) <= 0
+    shards = columns["zero"] >= min((state.zero for state in recipe.states), default=4)
+    rest = every[(copies[every] == 0) & shards[every] & ("dp" in free)]
+    some = np.argsort(fits(MOST_OF_ANY // unit[rest], rest), kind="stable")[:SOME]
+    limit = int(unit[copies > 0].min(initial=MOST_OF_ANY))  # devices of a layout that fits
+    for at in (rest[some], rest):  # a few layouts first, so that the others need not be bisected
+        at = at[(copies[at] == 0) & (limit // unit[at] > 1)]
+        at = at[fits(limit // unit[at], at) <= 0]
+        low, high = np.ones_like(at), limit // unit[at]
+        while (open_ := high - low > 1).any():
+            middle = (low + high) // 2
+            ok = np.zeros_like(open_)
+            ok[open_] = fits(middle[open_], at[open_]) <= 0
+            low, high = np.where(ok | ~open_, low, middle), np.where(ok, middle, high)
+        copies[at] = high
+        limit = int((copies * unit)[copies > 0].min(initial=limit))
     devices = np.where(copies > 0, copies * unit, np.iinfo(np.int64).max)
-    best = np.flatnonzero(devices == devices.min())
     found = [
         Layout(dp=int(copies[n] * step[n]), **{k: v[n].item() for k, v in columns.items()})
-        for n in best
+        for n in np.flatnonzero((devices == limit) & (copies > 0))
     ]
-    return min(found, key=lambda layout: len(changes(start, layout)))
+    return min(found, key=lambda layout: len(changes(start, layout)), default=None)
 
 
 def _columns(
@@ -138,7 +122,7 @@ def _columns(
     recipe: Recipe,
     sequence: int,
     free: tuple[str, ...],
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
+) -> tuple[dict[str, Array], Array]:
     """Layouts without their dp, by column, and the numbers that each dp is a multiple of."""
 
     def choices(name: str, every: Iterable[T]) -> list[T]:
@@ -146,44 +130,42 @@ def _columns(
         now = getattr(start, name)
         return [now, *(v for v in every if v != now)] if name in free else [now]
 
-    node = divisors(cluster.devices_per_node) if "tp" in free else [start.tp]
-    tps = [tp for tp in node if model.allows_tp(tp)]
-    kept: dict[str, list[Any]] = {
+    tps = divisors(cluster.devices_per_node) if "tp" in free else [start.tp]
+    eps = choices("ep", divisors(model.experts)) if model.experts else [1]
+    schedule = start.schedule if start.schedule in ORDERS else "1f1b"
+    size = 1 if "microbatch" in free else start.microbatch
+    count = start.microbatch * start.microbatches // size
+    # chunks even out which stages have the dense layers of a mixture, and never save otherwise
+    chunks = choices("interleave", CHUNKS if model.experts and model.dense_layers else (1,))
+    own = start.interleave if start.schedule == "1f1b" and "interleave" not in free else None
+    shapes = [
+        (tp, pp, cp, ep, v)
+        for tp, pp, cp, ep in product(
+            (tp for tp in tps if model.allows_tp(tp)),
+            choices("pp", range(1, model.layers + 1)),
+            choices("cp", context_degrees(sequence)),
+            eps,
+        )
+        for v in (chunks if schedule == "1f1b" and pp > 1 and count % pp == 0 else (1,))
+        if pp * v <= model.layers and own in (None, v)
+    ]
+    rest = {
         "recompute": choices("recompute", RECOMPUTE if recipe.trains else ()),
         "flash_attention": choices("flash_attention", (True, False)),
         "sequence_parallel": choices("sequence_parallel", (True, False)),
         "zero": [3] if recipe.offloads_weights else choices("zero", range(4)),
     }
-    cut = list(kept).index("sequence_parallel")  # without it, experts have tp slices
-    eps = choices("ep", divisors(model.experts)) if model.experts else [1]
-    schedule = start.schedule if start.schedule in ORDERS else "1f1b"
-    own = start.interleave if start.schedule == "1f1b" and "interleave" not in free else None
-    # chunks even out which stages have the dense layers of a mixture, and never save otherwise
-    chunks = choices("interleave", CHUNKS if model.experts and model.dense_layers else (1,))
-    size = 1 if "microbatch" in free else start.microbatch
-    count = start.microbatch * start.microbatches // size
-    rows: list[tuple[Any, ...]] = []
-    steps: list[int] = []
-    for tp, pp, cp, ep in product(
-        tps,
-        choices("pp", range(1, model.layers + 1)),
-        choices("cp", context_degrees(sequence)),
-        eps,
-    ):
-        whole = schedule == "1f1b" and pp > 1 and count % pp == 0
-        for v in chunks if whole else (1,):
-            if pp * v <= model.layers and own in (None, v):
-                slices = start.expert_tp or tp
-                rows += [
-                    (tp, pp, cp, ep, v, *rest)
-                    for rest in product(*kept.values())
-                    if tp in (1, slices) or rest[cut]
-                ]
-                step = ep * slices // gcd(ep * slices, tp * cp)
-                steps += [step] * (len(rows) - len(steps))
-    names = ("tp", "pp", "cp", "ep", "interleave", *kept)
-    columns = {name: np.array([row[n] for row in rows]) for n, name in enumerate(names)}
+    chosen = np.array(list(product(*(range(len(each)) for each in rest.values()))))
+    shape, choice = np.divmod(np.arange(len(shapes) * len(chosen)), len(chosen))
+    names = ("tp", "pp", "cp", "ep", "interleave")
+    n = dict(zip(names, np.array(shapes, np.int64).reshape(-1, 5)[shape].T, strict=True))
+    for at, (name, values) in enumerate(rest.items()):
+        n[name] = np.array(values)[chosen[choice, at]]
+    # without a cut sequence, experts have tp slices
+    slices = start.expert_tp + (start.expert_tp == 0) * n["tp"]
+    whole = (n["tp"] == 1) | (n["tp"] == slices) | n["sequence_parallel"]
     same = {"microbatch": size, "microbatches": count, "schedule": schedule}
     same |= {"expert_tp": start.expert_tp}
-    columns |= {name: np.full(len(rows), value) for name, value in same.items()}
-    return columns, np.array(steps)
+    n |= {name: np.full(len(whole), value) for name, value in same.items()}
+    step = n["ep"] * slices // np.gcd(n["ep"] * slices, n["tp"] * n["cp"])
+    return {name: column[whole] for name, column in n.items()}, step[whole]

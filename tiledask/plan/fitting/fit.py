@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tiledask.plan.fitting.activations import layer_bytes
-from tiledask.plan.fitting.fixes import SINGLE, SMALLER, Fix, Search, changes, sentence
+from tiledask.plan.fitting.fixes import SINGLE, Fix, Search, changes, sentence
 from tiledask.plan.fitting.memory import MemoryEstimate, estimate_memory
 from tiledask.plan.fitting.overhead import (
     VERDICTS,
@@ -45,6 +44,12 @@ TIGHT = (
     "far off as half of the published runs"
 )
 """What the verdict between "fits" and "no" means."""
+LARGEST = 10**24
+"""Bytes of the largest overhead that is believed."""
+OPTIMIZER = "optimizer states"
+"""What ZeRO-1 shards, as one class."""
+SMALLER = "mixed-adam-18 mixed-adam-16 mixed-momentum mixed-adam-8bit bf16-adam bf16-adam-8bit lora"
+"""Recipes that a fix may turn to, those that keep most first."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,29 +68,10 @@ class Fit(Printable):
     def assumed(self) -> str:
         """One sentence: whose program is assumed, and what it holds beyond the arithmetic."""
         name, over = self.memory.recipe.framework, self.overhead
-        overhead = f"an overhead of {format_bytes(over.total)}, as given"
-        if self.chance is not None:
-            overhead = f"{format_bytes(over.allocator)} that the allocator does not use; "
-            overhead += self._rows
-        return f"run by {name} ({self.why}): {holds(name).loss_bytes} B a logit at the loss, " + (
-            overhead
-        )
-
-    @cached_property
-    def chance(self) -> tuple[int, int] | None:
-        """(in how many, of how many) published rows estimates were off so that this run, as far
-        off, would still have room: no probability, but how often it went well. What "fits" has
-        room in half of them or more. None with an overhead of one's own, which no row had."""
+        more = f"{format_bytes(over.allocator)} that the allocator does not use"
         if self._given:
-            return None
-        _, ratios = measured_over_estimated(self.memory.recipe.framework)
-        return sum(ratio * self.expected <= self.limits.reported for ratio in ratios), len(ratios)
-
-    @property
-    def _rows(self) -> str:
-        whose, _ = measured_over_estimated(self.memory.recipe.framework)
-        good, many = self.chance or (0, 0)
-        return f"as far off as the published rows of {whose}, it has room in {good} of {many}"
+            more = f"an overhead of {format_bytes(over.total)}, as given"
+        return f"run by {name} ({self.why}): {holds(name).loss_bytes} B a logit at the loss, {more}"
 
     @property
     def layout(self) -> Layout:
@@ -111,10 +97,8 @@ class Fit(Printable):
         """Of a node: (kind of memory, bytes that its devices offload there, bytes that there are);
         None if that is enough, or nobody knows how much."""
         many = min(self.cluster.devices_per_node, self.layout.devices)
-        there = {
-            CPU: ("host memory", self.cluster.host_bytes),
-            NVME: ("disks", self.cluster.nvme_bytes),
-        }
+        host, disks = self.cluster.host_bytes, self.cluster.nvme_bytes
+        there = {CPU: ("host memory", host), NVME: ("disks", disks)}
         for place, ledger in self.memory.offloaded.items():
             kind, size = there[place]
             if size and many * ledger.peak > size:
@@ -137,25 +121,21 @@ class Fit(Printable):
         device has beyond its nominal capacity or that estimates are off) or "no" (the tensors
         leave no room for a CUDA context, or the cluster has fewer devices)."""
         few = self.layout.devices > self.cluster.devices
-        return "no" if few or self.lacking else self._by_memory
+        return "no" if few else self._on_enough
 
-    @property
-    def _by_memory(self) -> str:
-        """The verdict on the memory of a device alone."""
+    @cached_property
+    def _on_enough(self) -> str:
+        """The verdict if the cluster had as many devices as the layout needs."""
         over = self.overhead.total, self.overhead.context
-        return VERDICTS[self.limits.verdict(self.memory.peak, *over)]
-
-    @property
-    def lacks_devices_only(self) -> bool:
-        """Whether it would fit if the cluster had as many devices as the layout needs."""
-        few = self.layout.devices > self.cluster.devices
-        return few and not self.lacking and self._by_memory == "fits"
+        by_memory = VERDICTS[self.limits.verdict(self.memory.peak, *over)]
+        return "no" if self.lacking else by_memory
 
     @property
     def shortfall(self) -> int:
         """Bytes by which the estimate and the CUDA context exceed the nominal capacity of a device,
         where they exceed the most of it; 0 if they do not."""
-        return self.limits.shortfall(self.memory.peak, self.overhead.context)
+        needed = self.memory.peak + self.overhead.context
+        return needed - self.capacity if needed > self.limits.most else 0
 
     @cached_property
     def reason(self) -> str:
@@ -165,42 +145,38 @@ class Fit(Printable):
         sharded = {state.tensor for state in self.memory.recipe.states if state.zero == 1}
         classes: Counter[str] = Counter()
         for tensor, size in self.memory.ledger.by_tensor(stage).items():
-            classes[_OPTIMIZER if tensor in sharded else tensor] += size
+            classes[OPTIMIZER if tensor in sharded else tensor] += size
         tensor = max(classes, key=classes.__getitem__)
         low, high, capacity = map(format_bytes, (*self.band, self.capacity))
-        device, context = self.cluster.device.name, self.overhead.context
+        of, context = f"of {capacity} on {self.cluster.device.name}", self.overhead.context
         where = f"stage {stage} of {self.layout.pp}, {moment}" if self.layout.pp > 1 else moment
         needs = f"the fullest device ({where}) needs {low}"
         largest = f"the largest class is {tensor}, {format_bytes(classes[tensor])}"
         if self.verdict == "fits":
-            return f"{needs}, with overhead {high}, of {capacity} on {device}; {largest}"
+            return f"{needs}, with overhead {high}, {of}; {largest}"
         why = f"{largest}: {_why(self.memory, tensor)}"
         if self.verdict == "tight":
-            between = f", with overhead {high} ({self.overhead}), of {capacity} on {device}"
+            over = f"with overhead {high} ({self.overhead}), {of}"
             if self.expected <= self.capacity:
-                between += f"; {self._rows}, less than half"
-            elif self.band[0] + context > self.capacity:
-                between = f", with a CUDA context more than the nominal {capacity} of {device} and "
-                between += (
-                    f"no more than the {format_bytes(self.limits.most)} that its driver reports"
-                )
-            return f"{needs}{between}; {why}"
-        if not self.shortfall and self.lacking:
+                whose, _ = measured_over_estimated(self.memory.recipe.framework)
+                over += f"; as far off as the published rows of {whose}, less than half have room"
+            return f"{needs}, {over}; {why}"
+        need, few = self.layout.devices, ""
+        if need > self.cluster.devices:
+            few = f"the layout needs {need} devices ({_degrees(self.layout)}), the cluster has "
+            few += f"{self.cluster.devices}"
+        if self.shortfall:
+            few += ", and even so " * bool(few)
+            beside = f" and a CUDA context of {format_bytes(context)}" if context else ""
+            lacks = f"{format_bytes(self.shortfall)} more than the {of.removeprefix('of ')}"
+            return f"{few}{needs}{beside}, {lacks.replace(' on ', ' of ')}; {why}"
+        if self.lacking:
             kind, needed, there = self.lacking
             return (
                 f"a node's devices offload {format_bytes(needed)}, more than the "
                 f"{format_bytes(there)} of its {kind}; offload less, or shard it over more nodes"
             )
-        need, there, few = self.layout.devices, self.cluster.devices, ""
-        if need > there:
-            few = f"the layout needs {need} devices ({_degrees(self.layout)}), the cluster has "
-            few += f"{there}"
-        if not self.shortfall:
-            return few + f", and on {need} it fits" * self.lacks_devices_only
-        few += ", and even so " * bool(few)
-        beside = f" and a CUDA context of {format_bytes(context)}" if context else ""
-        lacks = f"{format_bytes(self.shortfall)} more than the {capacity} of {device}"
-        return f"{few}{needs}{beside}, {lacks}; {why}"
+        return few + f", and on {need} it fits" * (self._on_enough == "fits")
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -214,10 +190,9 @@ class Fit(Printable):
     def not_counted(self) -> str:
         """What runs by this framework saved and no ledger counts, where there is no memory without
         it; else nothing."""
-        name = self.memory.recipe.framework
-        if self._by_memory != "no" or not (what := uncounted(name)):
-            return ""
-        return f"runs by {name} had room where this has none: not counted is {what}"
+        what = uncounted(name := self.memory.recipe.framework)
+        had = f"runs by {name} had room where this has none: not counted is {what}"
+        return had if what and self._on_enough == "no" else ""
 
     def checkpointing(self, step: float = 0.0, **given: Any) -> Checkpointing:
         """How often each rank saves what it keeps beside gradients, and what that costs.
@@ -278,25 +253,21 @@ class Fit(Printable):
         >>> [name for name, fix in fit.fixes.items() if fix], fit.fixes["zero"].layout.zero
         (['zero', 'pp', 'recipe', 'devices'], 2)
         """
-        if self.verdict == "fits" or self.lacks_devices_only:
+        if self._on_enough == "fits":
             return {}
-        search = self._search
+        search, memory, smaller = self._search, self.memory, None
+        there, each = {w.name for w in memory.model.layer}, memory.recipe.bytes_per_parameter
         found = {name: self._fix(search.single(name)) for name in SINGLE}
-        found["recipe"] = self._smaller_recipe()
-        return found | {"devices": self._fix(search.fewest_devices(("dp", "tp", "pp")))}
-
-    def _smaller_recipe(self) -> Fix | None:
-        """The next smaller recipe that fits in the same layout."""
-        now, there = self.memory.recipe, {weight.name for weight in self.memory.model.layer}
-        if not now.trains or self.layout.devices > self.cluster.devices:
-            return None
-        for recipe in map(load_recipe, SMALLER):
-            known = recipe.adapters is None or there.issuperset(recipe.adapters.matrices)
-            if known and recipe.bytes_per_parameter < now.bytes_per_parameter:
-                fix = self._fix(self.layout, recipe)
-                if fix is not None:
-                    return fix
-        return None
+        if memory.recipe.trains and self.layout.devices <= self.cluster.devices:
+            known = (
+                replace(recipe, framework=memory.recipe.framework, usual=memory.recipe.usual)
+                for recipe in map(load_recipe, SMALLER.split())
+                if recipe.bytes_per_parameter < each
+                and (recipe.adapters is None or there.issuperset(recipe.adapters.matrices))
+            )
+            smaller = next(filter(None, (self._fix(self.layout, each) for each in known)), None)
+        devices = self._fix(search.fewest_devices(("dp", "tp", "pp")))
+        return found | {"recipe": smaller, "devices": devices}
 
     def _fix(
         self, layout: Layout | None, recipe: Recipe | None = None, fewest: bool = False
@@ -304,19 +275,13 @@ class Fit(Printable):
         """The Fix that ``layout`` is; None for None, or if ``recipe`` does not make it fit."""
         if layout is None:
             return None
-        memory, wide = self.memory, replace(self.cluster, devices=layout.devices)
-        known = (
-            memory.recipe
-            if recipe is None
-            else replace(recipe, framework=memory.recipe.framework, usual=memory.recipe.usual)
-        )
+        memory, known = self.memory, recipe or self.memory.recipe
         again = replace(
             self,
             memory=estimate_memory(memory.model, layout, known, memory.sequence),
-            cluster=wide,
             overhead=self.overhead if self._given else overhead_of(layout, known.framework),
         )
-        if again.verdict != "fits":
+        if again._on_enough != "fits":
             if recipe is not None or again.lacking:
                 return None
             raise AssertionError(f"the search returned {layout}, which does not fit")
@@ -325,17 +290,10 @@ class Fit(Printable):
             after, before = self._seconds(again), self._seconds(self)
             slower = after / again.layout.sequences / (before / self.layout.sequences)
             seconds = after
-        changed = changes(self.layout, layout) + (() if recipe is None else ("recipe",))
-        return Fix(
-            layout,
-            changed,
-            layout.devices,
-            max(0, layout.devices - self.cluster.devices),
-            sentence(self.memory, again.memory, self.cluster, again.band, changed, slower, fewest),
-            again.memory.recipe.name,
-            seconds,
-            slower,
-        )
+        changed = changes(self.layout, layout) + ("recipe",) * (recipe is not None)
+        missing = max(0, layout.devices - self.cluster.devices)
+        words = sentence(self, again, changed, slower, fewest)
+        return Fix(layout, changed, missing, words, known.name, seconds, slower)
 
     def _seconds(self, fit: "Fit") -> float:
         from tiledask.plan.timing.step import estimate_step
@@ -353,7 +311,6 @@ class Fit(Printable):
             "shortfall": self.shortfall,
             "expected": self.expected,
             "assumed": self.assumed,
-            "chance": self.chance,
             **self.memory.to_dict(),
             "smallest_fix": str(fix) if fix else None,
             "notes": list(self.notes),
@@ -371,16 +328,14 @@ class Fit(Printable):
         """The verdict, the ledger by stage, and what would fit. ``speed``: how fast it is, in a
         line."""
         yield f"{self.verdict}{used(self.layout, self.cluster.devices)}", f": {self.reason}"
-        best = self.smallest_fix
-        smallest: list[Part] = [("smallest fix", f": {best}")] if best is not None else []
-        if self.layout.devices > self.cluster.devices:
-            yield from smallest * (not self.lacks_devices_only)
-            return
-        yield from [TIGHT] * (self.verdict == "tight") + [speed] * bool(speed)
-        yield from self.memory.stages()
-        yield from self.notes
-        yield from smallest
-        for name, fix in self.fixes.items():
+        best, few = self.smallest_fix, self.layout.devices > self.cluster.devices
+        if not few:
+            yield from [TIGHT] * (self.verdict == "tight") + [speed] * bool(speed)
+            yield from self.memory.stages()
+            yield from self.notes
+        if best is not None and self._on_enough != "fits":
+            yield "smallest fix", f": {best}"
+        for name, fix in self.fixes.items() if not few else ():
             if fix is not None and str(fix) != str(best):
                 yield f"  {name} alone: {fix}"
 
@@ -394,10 +349,6 @@ def used(layout: Layout, devices: int) -> str:
 def _degrees(layout: Layout) -> str:
     names = ("dp", "tp", "pp") + (("cp",) if layout.cp > 1 else ())
     return " x ".join(f"{name} {getattr(layout, name)}" for name in names)
-
-
-LARGEST = 10**24
-"""Bytes of the largest overhead that is believed."""
 
 
 def fits(
@@ -443,46 +394,23 @@ def fits(
     return Fit(memory, cluster, held, by, known.why)
 
 
-_OPTIMIZER = "optimizer states"
-
-
-def _scores(memory: MemoryEstimate) -> str:
-    """What flash attention would save of a layer's activations, if that is much."""
-    common = memory.model, memory.layout, memory.sequence, memory.recipe.compute_bytes
-    whole = layer_bytes(*common, "none")
-    flash = replace(memory.layout, flash_attention=True)
-    share = 1 - layer_bytes(memory.model, flash, *common[2:], "none") / whole
-    if share < 0.2:
-        return ""
-    scores = f"{100 * share:.0f} % of a layer's are attention's s x s scores"
-    return f"; {scores}: flash_attention keeps none"
-
-
 def _why(memory: MemoryEstimate, tensor: str) -> str:
     """Why the class that binds is as large as it is, and what would not help."""
-    layout = memory.layout
-    zero = {state.tensor: state.zero for state in memory.recipe.states}
-    zero[_OPTIMIZER] = 1
-    if tensor == "activations":
-        return (
-            f"recompute {layout.recompute} keeps them of every layer in flight under "
-            f"{layout.schedule}, for micro-batches of {layout.microbatch} x {memory.sequence} "
-            f"tokens{_scores(memory)}"
-        )
+    layout, recipe = memory.layout, memory.recipe
+    zero = {state.tensor: state.zero for state in recipe.states} | {OPTIMIZER: 1}
     if tensor == "key-value cache":
         return (
-            f"it grows with the {memory.recipe.cached:,} cached tokens of a copy, and is cut by "
-            f"cp and pp, and by tp where there are key-value heads to cut"
+            f"it grows with the {recipe.cached:,} cached tokens of a copy, and is cut by cp, pp, tp"
         )
     if tensor not in zero:
-        grows = f"it grows with the micro-batch of {layout.microbatch} x {memory.sequence} tokens"
-        return grows + (_scores(memory) if tensor.startswith("recomputed") else "")
-    if layout.zero >= zero[tensor] and layout.dp > 1:
-        return f"that is what is left after ZeRO-{layout.zero} sharded it over dp {layout.dp}"
+        again = f"; recompute is {layout.recompute}" * (tensor == "activations")
+        return f"it grows with the micro-batch of {layout.microbatch} x {memory.sequence} tokens{again}"
+    if layout.zero >= zero[tensor]:
+        if layout.dp > 1:
+            return f"that is what is left after ZeRO-{layout.zero} sharded it over dp {layout.dp}"
+        return f"dp is 1, so that ZeRO-{layout.zero} has nobody to share it with"
     slices = layout.tp * layout.pp
     whole = "all of it" if slices == 1 else f"all of its 1/{slices} of the model"
-    if layout.zero >= zero[tensor]:
-        return f"dp is 1, so that ZeRO-{layout.zero} has nobody to share it with"
     return (
         f"every data-parallel copy holds {whole}, so more data-parallel devices do not help "
         f"(ZeRO-{zero[tensor]} would shard it over dp)"

@@ -7,7 +7,7 @@
 """
 
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from operator import mul
 from typing import Any, NamedTuple
 
@@ -15,14 +15,11 @@ import numpy as np
 
 from tiledask.plan.arrays import unbeaten
 from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.model import Model
+from tiledask.plan.inputs.run import chunk_kinds
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, layout_schedule
 
-__all__ = [
-    "Held",
-    "InFlight",
-    "alive",
-    "stages_in_flight",
-]
+__all__ = ["InFlight", "alive", "stages_in_flight"]
 
 
 class InFlight(NamedTuple):
@@ -37,12 +34,6 @@ class InFlight(NamedTuple):
     heads: Any
     tied: Any
     """Heads that are not with the embedding, whose matrix they hold once more if it is tied."""
-    has_dense: Any
-    """1 with a dense layer, else 0."""
-    has_mixture: Any
-    has_embedding: Any
-    has_head: Any
-    has_tied: Any
     kept_dense: Any
     """Dense layers x micro-batches in the fullest state."""
     kept_mixtures: Any
@@ -51,57 +42,31 @@ class InFlight(NamedTuple):
     kept_heads: Any
 
 
-class Held(NamedTuple):
-    """What lies on a stage, and the states that may be the fullest."""
-
-    items: InFlight
-    """With nothing kept of layers, and of the ends what is kept at most."""
-    states: list[tuple[int, int]]
-    """Of each, dense layers x micro-batches and mixtures x micro-batches."""
-
-    def fullest(self, cost: Sequence[int]) -> InFlight:
-        """The InFlight in the state that keeps most.
-
-        ``cost``: bytes kept of one layer of each kind that there is; none where no backward pass
-        needs any.
-        """
-        if not cost:
-            return self.items._replace(kept_embeddings=0, kept_heads=0)
-        dense, mixtures = max(self.states, key=partial(_product, cost))
-        return self.items._replace(kept_dense=dense, kept_mixtures=mixtures)
-
-
 def stages_in_flight(
-    layout: Layout, kinds: Sequence[tuple[int, int]], stages: Sequence[int]
-) -> list[Held]:
-    """What each of ``stages`` holds; ``kinds``: dense layers and mixtures of each chunk, in model
-    order."""
+    model: Model, layout: Layout, stages: Sequence[int], cost: Sequence[int]
+) -> list[InFlight]:
+    """What each of ``stages`` holds in the state that keeps most.
+
+    ``cost``: bytes kept of one layer of each kind that there is; none where no backward pass
+    needs any.
+    """
     p, m, v, last = layout.pp, layout.microbatches, layout.interleave, layout.last_chunk
-    columns = layout.stage_chunks(np.asarray(stages))
-    found = []
-    for stage, *chunks in zip(stages, *(column.tolist() for column in columns), strict=True):
-        here = [kinds[chunk] for chunk in chunks]
-        found.append(_of_stage(chunks, here, alive(layout.schedule, p, m, v, stage), last))
+    kinds, found = chunk_kinds(model, layout), []
+    columns = (column.tolist() for column in layout.stage_chunks(np.asarray(stages)))
+    for stage, *chunks in zip(stages, *columns, strict=True):
+        dense, mixtures = zip(*(kinds[chunk] for chunk in chunks), strict=True)
+        first, heads = chunks.count(0), chunks.count(last)
+        items = sum(dense), sum(mixtures), first, heads, 0 if first else heads
+        kept = 0, 0, 0, 0
+        if cost:
+            states = alive(layout.schedule, p, m, v, stage)
+            layers = sorted({(_product(each, dense), _product(each, mixtures)) for each in states})
+            fullest = max(layers, key=lambda each: _product(cost, each))
+            ends = [chunks.index(end) if end in chunks else None for end in (0, last)]
+            most = (0 if at is None else max(each[at] for each in states) for at in ends)
+            kept = (*fullest, *most)  # type: ignore[assignment]
+        found.append(InFlight(*items, *kept))
     return found
-
-
-def _of_stage(
-    chunks: list[int],
-    kinds: list[tuple[int, int]],
-    states: Sequence[tuple[int, ...]],
-    last: int,
-) -> Held:
-    """What a stage of ``chunks`` holds in ``states``."""
-    dense, mixtures = zip(*kinds, strict=True)
-    ends = (
-        max(state[chunks.index(end)] for state in states) if end in chunks else 0
-        for end in (0, last)
-    )
-    first, heads = chunks.count(0), chunks.count(last)
-    items = sum(dense), sum(mixtures), first, heads, 0 if first else heads
-    numbers: list[int] = [*items, *(min(n, 1) for n in items), 0, 0, *ends]
-    held = {(_product(state, dense), _product(state, mixtures)) for state in states}
-    return Held(InFlight(*numbers), sorted(held))
 
 
 def _product(a: Sequence[int], b: Sequence[int]) -> int:

@@ -9,7 +9,7 @@ peak = always + the fullest moment
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -24,12 +24,7 @@ from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, check_adapters, load_recipe
-from tiledask.plan.inputs.run import (
-    caches,
-    check_held,
-    check_run,
-    chunk_kinds,
-)
+from tiledask.plan.inputs.run import caches, check_held, check_run
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.tables import Part, Printable, Table
 from tiledask.plan.timing.calibration import holds
@@ -61,22 +56,19 @@ class MemoryEstimate(Printable):
     """Tokens per sequence."""
     per_stage: tuple[int, ...]
     """Peak bytes on one device of each stage."""
+    terms: Terms = field(compare=False)
+    """Those of all stages."""
 
     @cached_property
     def ledger(self) -> Ledger:
         """Places are pipeline stages; bytes are those of one device of the stage."""
-        stages = range(self.layout.pp)
-        terms = layout_terms(self.model, self.layout, self.recipe, self.sequence, stages)
-        return Ledger.of(rows(terms, self.layout.pp))
+        return Ledger.of(rows(self.terms, self.layout.pp))
 
     @cached_property
     def offloaded(self) -> dict[str, Ledger]:
         """Of each place beside the device, "cpu" and "nvme", what a device of each stage keeps
         there."""
-        terms = layout_terms(
-            self.model, self.layout, self.recipe, self.sequence, range(self.layout.pp)
-        )
-        states = {place: terms.states(place) for place in self.recipe.places}
+        states = {place: self.terms.states(place) for place in self.recipe.places}
         return {place: Ledger.of(rows(each, self.layout.pp)) for place, each in states.items()}
 
     @property
@@ -118,8 +110,8 @@ class MemoryEstimate(Printable):
         yield from self.stages()
 
     def stages(self) -> Iterator[Part]:
-        """The ledger, a row per stage and a column per group of tensor classes, alike stages once;
-        what is kept beside the devices."""
+        """The ledger, a row per run of alike stages and a column per group of tensor classes, of
+        many runs the ends and the fullest; what is kept beside the devices."""
         ledger = self.ledger
         groups = {s.tensor: "optimizer" if s.of_optimizer else s.tensor for s in self.recipe.states}
         groups["key-value cache"] = "KV cache"
@@ -130,42 +122,22 @@ class MemoryEstimate(Printable):
                 sums[groups.get(tensor, "activations" if other else "buffers")] += size
         every = dict.fromkeys(name for sums in held.values() for name in sums)
         names = [name for name in every if any(sums[name] for sums in held.values())]
-        peaks, rows, following = ledger.per_place, [], 0
-        for first, last in _alike(held):
-            if first > following:
-                most = max(peaks[stage] for stage in range(following, first))
-                gap = _span(following, first - 1), "...", *[""] * len(names), f"to {_gb(most)}"
-                rows.append(gap)
-            following = last + 1
+        runs = [[*stages] for _, stages in groupby(held, held.__getitem__)]
+        if len(runs) > MANY_STAGES:
+            fullest = max(runs, key=lambda run: held[run[0]].total())
+            runs = [run for run in runs if run in (*runs[:3], fullest, *runs[-3:])]
+        found = []
+        for first, *others in runs:
+            span = f"{first} to {others[-1]}" if others else f"{first}"
             moments = ledger.moments(first)
-            fullest = max(moments, key=moments.__getitem__)
-            sizes = (_gb(size) for size in (*(held[first][name] for name in names), peaks[first]))
-            rows.append((_span(first, last), fullest, *sizes))
+            sizes = [held[first][name] for name in names] + [max(moments.values())]
+            cells = (f"{size / 1e9:,.4g}" if size else "" for size in sizes)
+            found.append((span, max(moments, key=moments.__getitem__), *cells))
         title = "GB (1e9 bytes) on a device of each stage at its fullest moment"
-        yield Table(("stage", "moment", *names, "in all"), rows, title, left=(0, 1))
+        yield Table(("stage", "moment", *names, "in all"), found, title, left=(0, 1))
         for place, each in self.offloaded.items():
             where = "the host's memory" if place == "cpu" else "the disks"
             yield f"each device keeps {format_bytes(each.peak)} in {where}"
-
-
-def _span(first: int, last: int) -> str:
-    """Stages, counted from 0."""
-    return f"{first}" if first == last else f"{first} to {last}"
-
-
-def _gb(size: int) -> str:
-    return f"{size / 1e9:,.4g}" if size else ""
-
-
-def _alike(held: dict[int, Counter[str]]) -> list[tuple[int, int]]:
-    """(first, last) of each run of stages that hold the same; of many runs, the ends and the
-    fullest."""
-    groups = ([*stages] for _, stages in groupby(held, held.__getitem__))
-    runs = [(stages[0], stages[-1]) for stages in groups]
-    if len(runs) <= MANY_STAGES:
-        return runs
-    fullest = max(runs, key=lambda run: held[run[0]].total())
-    return sorted({*runs[:3], fullest, *runs[-3:]})
 
 
 def estimate_memory(
@@ -204,8 +176,9 @@ def estimate_memory(
     recipe = check_held(caches(recipe, cached), layout)
     sequence = check_run(model, layout, sequence)
     check_adapters(recipe.adapters, model.layer)
-    peaks = np.atleast_1d(fullest(layout_terms(model, layout, recipe, sequence, range(layout.pp))))
-    return MemoryEstimate(model, layout, recipe, sequence, tuple(peaks.tolist()))
+    terms = layout_terms(model, layout, recipe, sequence, range(layout.pp))
+    peaks = tuple(np.atleast_1d(fullest(terms)).tolist())
+    return MemoryEstimate(model, layout, recipe, sequence, peaks, terms)
 
 
 def layout_terms(
@@ -213,18 +186,10 @@ def layout_terms(
 ) -> Terms:
     """The terms of some stages of ``layout``, in Python's integers."""
     layers = layer_costs(model, layout, sequence, recipe)
-    costs = Costs(
-        *tokens_of(layout, sequence),
-        layers,
-        item_parameters(model, recipe, layout.tp, layout.ep, layout.expert_slices),
-        layout.recompute != "none",
-    )
+    items = item_parameters(model, recipe, layout.tp, layout.ep, layout.expert_slices)
+    costs = Costs(*tokens_of(layout, sequence), layers, items, layout.recompute != "none")
     kept = [layer.kept for layer in layers] if recipe.trains else []
-    kinds = chunk_kinds(model, layout)
-    held = [each.fullest(kept) for each in stages_in_flight(layout, kinds, stages)]
-    return Terms(model, recipe, layout, costs, InFlight(*_columns(held)))
-
-
-def _columns(rows: Sequence[tuple[int, ...]]) -> Sequence[Any]:
-    """A column for each number; the numbers themselves of one row."""
-    return list(np.array(rows, object).T) if len(rows) > 1 else rows[0]
+    held: Any = stages_in_flight(model, layout, stages, kept)
+    # a column for each number; of one stage the numbers themselves
+    held = np.array(held, object).T if len(held) > 1 else held[0]
+    return Terms(model, recipe, layout, costs, InFlight(*held))

@@ -18,8 +18,9 @@ def minimum_devices(
     >>> [minimum_devices(200_000_000_000, r) for r in ("mixed-adam-16", "mixed-adam-18")]
     [80, 90]
     """
+    room = whole_number("a capacity", parse_bytes(capacity), 1, of="bytes")
     whole = whole_number("parameters", parameters, 1) * load_recipe(recipe).bytes_per_parameter
-    return int(-(-whole // _capacity(capacity)))
+    return int(-(-whole // room))
 
 
 def zero3_minimum_degree(
@@ -33,22 +34,13 @@ def zero3_minimum_degree(
     >>> zero3_minimum_degree(200_000_000_000)
     80
     """
-    whole = sum(
-        s.bytes for s in load_recipe(recipe).states if s.of == "parameters" and not s.sharded(3)
-    )
-    parameters = whole_number("parameters", parameters, 1)
-    each, kept = load_recipe(recipe).bytes_per_parameter, whole * parameters
-    room = _capacity(capacity)
+    known, parameters = load_recipe(recipe), whole_number("parameters", parameters, 1)
+    whole = sum(s.bytes for s in known.states if s.of == "parameters" and not s.sharded(3))
+    each, kept = known.bytes_per_parameter, whole * parameters
+    room = whole_number("a capacity", parse_bytes(capacity), 1, of="bytes")
     if room < kept + each - whole:
         raise ConfigError(
             f"a device of {room} B does not hold one parameter of {each} B and what ZeRO-3 leaves "
             f"whole of the others, {kept} B; no degree helps"
         )
     return int(-(-(each - whole) * parameters // (room - kept)))
-
-
-def _capacity(capacity: int | str) -> int:
-    room = parse_bytes(capacity)
-    if room < 1:
-        raise ConfigError(f"a capacity must be 1 byte or more, got {capacity!r}")
-    return room

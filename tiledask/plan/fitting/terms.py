@@ -29,10 +29,11 @@ from tiledask.plan.timing.calibration import holds
 __all__ = ["Costs", "Term", "Terms", "fullest", "rows"]
 
 FORWARD, LOSS, BACKWARD, STEP = "forward", "loss", "backward", "optimizer step"
-
 ZERO = "Rajbhandari et al. 2020, arXiv:1910.02054, Table 1"
 KORTHIKANTI = "Korthikanti et al. 2022, arXiv:2205.05198"
 ENDS = f"{KORTHIKANTI}, section 4.3"
+CACHE = "keys and values, 2 x heads x width, or the latent: DeepSeek-V2, arXiv:2405.04434"
+LOGITS = "{} B x {:,} logits"
 
 
 class Term(NamedTuple):
@@ -95,13 +96,6 @@ class Costs(NamedTuple):
     recomputes: Any
     """Whether the backward pass computes anything again."""
 
-    def of(self, rows: slice) -> "Costs":
-        """Of some of the layouts, where the numbers are columns."""
-        layers = (LayerBytes(*(column[rows] for column in layer)) for layer in self.layers)
-        items = (ItemParameters(*(column[rows] for column in item)) for item in self.items)
-        ends = self.whole[rows], self.cut[rows]
-        return Costs(*ends, tuple(layers), tuple(items), self.recomputes[rows])
-
 
 @dataclass(frozen=True, eq=False)
 class Terms:
@@ -117,38 +111,36 @@ class Terms:
         step = self._training() if self.recipe.trains else self._serving()
         return chain(self.states(DEVICE), self._gathered(), self._cache(), step)
 
-    def _items(self) -> list[tuple[Any, Any, ItemParameters]]:
-        """Of each item: how many are on the stage, whether any is, and its parameters."""
-        columns = list(zip(self.held[:5], self.held[5:10], strict=True))
+    def _items(self) -> list[tuple[Any, ItemParameters]]:
+        """Of each item: how many are on the stage, and its parameters."""
+        many = list(self.held[:5])
         if not self.model.experts:
-            del columns[1]  # no mixtures
-        return [(*column, item) for column, item in zip(columns, self.costs.items, strict=True)]
+            del many[1]  # no mixtures
+        return list(zip(many, self.costs.items, strict=True))
+
+    def _most(self, numbers: Iterable[Any]) -> Any:
+        """The largest of the ``numbers`` of items that are on the stage."""
+        items = zip(self._items(), numbers, strict=False)
+        return _largest((many > 0) * number for (many, _), number in items)
 
     def states(self, place: str) -> Iterator[Term]:
         """Weights and what training keeps for each: a term for each state that lies there."""
-        layout, recipe = self.layout, self.recipe
-        items, copies, held = self._items(), layout.dp * layout.cp, {}
-        layers, ends = items[:-3], items[-3:]
-        for of, at, some in (
-            ("parameters", 0, items),
-            ("adapters", 2, items),
-            ("layers", 0, layers),
-            ("embeddings", 0, ends),
-        ):
-            if any(state.of == of for state in recipe.states):
-                dense, expert = (sum(n * item[at + k] for n, _, item in some) for k in (0, 1))
-                shard = -(-dense // copies)
+        layout, items, held = self.layout, self._items(), {}
+        for state in self.recipe.states:
+            if state.place == place and state.of not in held:
+                some = {"layers": items[:-3], "embeddings": items[-3:]}.get(state.of, items)
+                at = 2 * (state.of == "adapters")
+                dense, expert = (sum(n * item[at + k] for n, item in some) for k in (0, 1))
+                shard = -(-dense // (layout.dp * layout.cp))
                 if self.model.experts:
                     shard = shard - (-expert // layout.expert_copies)
-                held[of] = dense, expert, dense + expert, shard
-        for state in recipe.states:
-            if state.place != place:
-                continue
-            dense, expert, whole, shard = held[state.of]
-            size = state.on_device(whole, shard, layout.zero)
-            source = ZERO if np.all(_shards(state, layout)) else recipe.source
-            formula = _state_formula, state, layout, dense, expert
-            yield Term(state.tensor, state.moment, 1, size, formula, source)
+                held[state.of] = dense, expert, shard
+            if state.place == place:
+                dense, expert, shard = held[state.of]
+                size = state.on_device(dense + expert, shard, layout.zero)
+                source = ZERO if np.all(_shards(state, layout)) else self.recipe.source
+                formula = _state_formula, state, layout, dense, expert
+                yield Term(state.tensor, state.moment, 1, size, formula, source)
 
     def _gathered(self) -> Iterator[Term]:
         """What ZeRO holds whole for a while: the weights of one item, its gradients before they
@@ -157,43 +149,29 @@ class Terms:
         gathers, waits = layout.zero == 3, layout.zero >= 2
         if not np.any(waits):
             return
-        copies = layout.dp * layout.cp  # ZeRO shards what others hold copies of
-        brought = recipe.offloads_weights  # to a single copy too
-        apart, beside = (copies > 1) | brought, (layout.expert_copies > 1) | brought
+        # ZeRO shards what others hold copies of; what lies elsewhere is brought to one copy too
+        brought = recipe.offloads_weights
+        apart, beside = layout.dp * layout.cp > 1, layout.expert_copies > 1
         *sizes, head, tied = (
-            there * (apart * item.dense + beside * item.expert) for _, there, item in self._items()
+            (n > 0) * ((apart | brought) * item.dense + (beside | brought) * item.expert)
+            for n, item in self._items()
         )
         sizes.append(head + tied)
         layers = ("dense layer", "mixture layer") if self.model.experts else ("layer",)
         of_items = _largest_formula, (*layers, "embedding", "head"), *sizes
-        held = holds(recipe.framework)
-        size, formula = self._at_once(_largest(sizes), held.live_weights, of_items)
-        if not recipe.holds("gathered weights"):
-            width, there = recipe.gathered_bytes, gathers & (size > 0)
-            whole = gathers * (width * size)
-            for moment in (FORWARD, LOSS, BACKWARD) if recipe.trains else (FORWARD,):
-                yield Term("gathered weights", moment, there, whole, (*formula, width), ZERO)
-        size, formula = self._at_once(_largest(sizes), held.live_gradients, of_items)
-        if recipe.gradient_bytes and not recipe.holds("unreduced gradients"):
-            width, there = recipe.gradient_bytes, waits & (size > 0)
-            whole = waits * (width * size)
-            yield Term("unreduced gradients", BACKWARD, there, whole, (*formula, width), ZERO)
-
-    def _cache(self) -> Iterator[Term]:
-        """Keys and values of the tokens that are served; latent ones are whole on every device."""
-        if not self.recipe.cached:
-            return
-        model, width = self.model, self.recipe.compute_bytes
-        groups = -(-model.kv_heads // self.layout.tp)
-        every = model.kv_cache_elements
-        each = every if model.latent else groups * (every // model.kv_heads)
-        tokens = -(-self.recipe.cached // self.layout.cp)
-        layers = self.held.dense + self.held.mixtures
-        size: Any = layers * (tokens * (width * each))
-        words = "{} layers x {:,} tokens x {} B x {:,} numbers of a token"
-        formula = words, layers, tokens, width, each
-        source = "keys and values, 2 x heads x width, or the latent: DeepSeek-V2, arXiv:2405.04434"
-        yield Term("key-value cache", ALWAYS, 1, size, formula, source)
+        held, moments = holds(recipe.framework), (FORWARD, LOSS, BACKWARD)
+        moments = moments if recipe.trains else moments[:1]
+        weights = "gathered weights", moments, gathers, recipe.gathered_bytes, held.live_weights
+        grads = recipe.gradient_bytes, held.live_gradients
+        for tensor, when, there, width, live in (
+            weights,
+            ("unreduced gradients", (BACKWARD,), waits, *grads),
+        ):
+            if width and not recipe.holds(tensor):
+                size, formula = self._at_once(_largest(sizes), live, of_items)
+                for moment in when:
+                    here, whole = there & (size > 0), there * (width * size)
+                    yield Term(tensor, moment, here, whole, (*formula, width), ZERO)
 
     def _at_once(
         self, item: Any, live: int, formula: tuple[Any, ...]
@@ -202,41 +180,50 @@ class Terms:
         where the framework goes weight by weight those ``live`` at most, or the largest weight."""
         if not live:
             return item, formula
-        largest = _largest(there * each.largest for _, there, each in self._items())
+        largest = self._most(each.largest for each in self.costs.items)
         some = (item <= live) * item + (item > live) * _largest((largest, live))
         words = "{2} B x {0:,} parameters, the largest weight or {1:,} live ones"
         return some, (words, some, live)
 
+    def _cache(self) -> Iterator[Term]:
+        """Keys and values of the tokens that are served; latent ones are whole on every device."""
+        if not self.recipe.cached:
+            return
+        model, width = self.model, self.recipe.compute_bytes
+        groups, every = -(-model.kv_heads // self.layout.tp), model.kv_cache_elements
+        each = every if model.latent else groups * (every // model.kv_heads)
+        tokens = -(-self.recipe.cached // self.layout.cp)
+        layers = self.held.dense + self.held.mixtures
+        words = "{} layers x {:,} tokens x {} B x {:,} numbers of a token"
+        formula, size = (words, layers, tokens, width, each), layers * (tokens * (width * each))
+        yield Term("key-value cache", ALWAYS, 1, size, formula, CACHE)
+
     def _training(self) -> Iterator[Term]:
         """Activations and what is computed with them, at each moment of a training step."""
-        ends = self.held.has_head
-        kept = list(self._kept())
+        ends, kept, recipe = self.held.heads > 0, list(self._kept()), self.recipe
         for moment in (FORWARD, LOSS, BACKWARD):
             for tensor, there, size, formula, source in kept:
-                if moment == LOSS:  # which only a stage with the head has
-                    there, size = there * ends, size * ends
-                yield Term(tensor, moment, there, size, formula, source)
+                here = ends if moment == LOSS else 1  # only a stage with the head has it
+                yield Term(tensor, moment, there * here, size * here, formula, source)
         yield from self._logits()
         yield from self._one_layer()
-        yield from self._buffers()
-        for work in self.recipe.working:
+        if holds(recipe.framework).keeps_buffers:
+            yield from self._buffers()
+        for work in recipe.working:
             if work.of == "largest weight":
-                weight = _largest(there * item.largest for _, there, item in self._items())
+                weight = self._most(item.largest for item in self.costs.items)
                 formula = "{} B x {:,} parameters of the largest weight", work.bytes, weight
                 size = work.bytes * weight
-                yield Term(work.tensor, work.moment, 1, size, formula, self.recipe.source)
+                yield Term(work.tensor, work.moment, 1, size, formula, recipe.source)
         yield Term("activations", STEP, 1, 0, ("freed by the backward pass",), "")
 
     def _buffers(self) -> Iterator[Term]:
         """What stands for gradients that are added up already, and for the head's whole input."""
-        framework, width = self.recipe.framework, self.recipe.compute_bytes
-        if not holds(framework).keeps_buffers:
-            return
-        source = f"framework {framework}"
-        size: Any = _largest(there * each.matrices for _, there, each in self._items()[:-3])
-        formula = "{} B x {:,} parameters, a layer's matrices", width, size
-        yield Term("gradient buffers", ALWAYS, 1, width * size, formula, source)
-        cut = (self.layout.sequence_parallel > 0) & (self.layout.tp > 1) & (self.held.has_head > 0)
+        width, source = self.recipe.compute_bytes, f"framework {self.recipe.framework}"
+        matrices = self._most(each.matrices for each in self.costs.items[:-3])
+        formula = "{} B x {:,} parameters, a layer's matrices", width, matrices
+        yield Term("gradient buffers", ALWAYS, 1, width * matrices, formula, source)
+        cut = (self.layout.sequence_parallel > 0) & (self.layout.tp > 1) & (self.held.heads > 0)
         size = cut * (self.model.hidden * self.costs.whole)
         formula = "{} B x {:,} of the head's input", width, size
         yield Term("gathered sequence", LOSS, cut, width * size, formula, source)
@@ -247,48 +234,49 @@ class Terms:
         layers = held.kept_dense, held.kept_mixtures
         each = [layer.kept for layer in self.costs.layers]
         size, here = sum(map(mul, layers, each)), held.dense + held.mixtures
+        formula: tuple[Any, ...]
         formula = _kept_formula, layout.recompute, layout.schedule, here, *layers, *each
         yield "activations", 1, size, formula, f"{KORTHIKANTI}, Table 2"
         width, tokens = self.recipe.compute_bytes, model.hidden * self.costs.cut
         if per_token := model.dropout + width * model.embedding_norm:
             n, words = held.kept_embeddings, "dropout mask, 1 B, and norm input of each token, "
             size, formula = n * (per_token * tokens), (words + "x {} micro-batches", n)
-            yield "embedding activations", held.has_embedding, size, formula, ENDS
+            yield "embedding activations", held.embeddings > 0, size, formula, ENDS
         if holds(self.recipe.framework).keeps_sent:
             v, kept = layout.interleave, held.kept_dense + held.kept_mixtures
-            senders = (layout.pp > 1) * (v - held.has_head)
+            senders = (layout.pp > 1) * (v - 1 * (held.heads > 0))
             n = senders * layout.microbatches - (-senders * (kept * v // np.maximum(here, 1)) // v)
             size, words = n * (width * tokens), "{} B of each number sent x {}: outputs in flight, "
             formula = words + "and a buffer for each micro-batch's gradient", width, n
             source = f"framework {self.recipe.framework}"
-            yield "sent activations", 1 * (n > 0), size, formula, source
+            yield "sent activations", n > 0, size, formula, source
         n, words = held.kept_heads, "inputs of the final norm and of the output projection, "
-        size, inputs = n * (width * tokens), model.head_tensors
+        size = model.head_tensors * (n * (width * tokens))
         formula = words + "{} B each, x {} micro-batches", width, n
-        yield "head activations", held.has_head, inputs * size, formula, ENDS
+        yield "head activations", held.heads > 0, size, formula, ENDS
 
     def _logits(self) -> Iterator[Term]:
         """Logits, in single precision or as the product writes them, from the end of the forward
         pass to their gradient, and what else the framework's loss holds."""
-        loss = holds(self.recipe.framework).loss_bytes
-        each = min(4, loss - 2)
-        width, ends, waiting = self.recipe.compute_bytes, self.held.has_head, self.held.kept_heads
+        recipe, ends, waiting = self.recipe, self.held.heads > 0, self.held.kept_heads
         if not np.any(ends):
             return
-        elements, words = self._elements, f"{LOGITS} x {{}} micro-batches"
-        for moment, n in ((FORWARD, waiting), (LOSS, waiting), (BACKWARD, waiting - ends)):
+        loss, elements = holds(recipe.framework).loss_bytes, self._elements
+        each, words = min(4, loss - 2), f"{LOGITS} x {{}} micro-batches"
+        for moment, n in ((FORWARD, waiting), (LOSS, waiting), (BACKWARD, waiting - 1 * ends)):
             formula = words, each, elements, n
             yield Term("logits", moment, ends, n * (each * elements), formula, ENDS)
+        cast, framework = "cast back to the precision of the product", recipe.framework
         rows: list[tuple[str, str, Any, int, str]] = [
-            ("logit gradients", LOSS, ends, width, "cast back to the precision of the product")
+            ("logit gradients", LOSS, ends, recipe.compute_bytes, cast)
         ]
         if more := loss - 2 - each:
-            source = f"framework {self.recipe.framework}"
-            rows.append((LOG_PROBABILITIES, LOSS, ends, more, source))
-        for work in self.recipe.working:
+            words = "log-probabilities and their gradient"
+            rows.append((words, LOSS, ends, more, f"framework {framework}"))
+        for work in recipe.working:
             if work.of != "largest weight":
                 there = ends * ((work.of == "logit") | (self.layout.tp > 1))
-                rows.append((work.tensor, work.moment, there, work.bytes, self.recipe.source))
+                rows.append((work.tensor, work.moment, there, work.bytes, recipe.source))
         for tensor, moment, there, size, source in rows:
             held = there * (size * elements)
             yield Term(tensor, moment, there, held, (LOGITS, size, elements), source)
@@ -321,24 +309,19 @@ class Terms:
 
     def _largest_layer(self) -> tuple[Any, LayerBytes]:
         """Whether the stage has a layer, and the most of each kind of bytes that one of it has."""
-        layers = self.costs.layers
-        there = (self.held.has_dense, self.held.has_mixture)[: len(layers)]
-        sizes = (_largest(map(mul, there, each)) for each in zip(*layers, strict=True))
-        return _largest(there), LayerBytes(*sizes)
+        each = zip(*self.costs.layers, strict=True)
+        there = self.held.dense + self.held.mixtures > 0
+        return there, LayerBytes(*map(self._most, each))
 
     def _serving(self) -> Iterator[Term]:
         """One forward pass over the whole sequence, layer by layer."""
         there, layer = self._largest_layer()
         words, size = "tensors of one layer, all at once", layer.served
         yield Term("working activations", FORWARD, there, size, (words,), "upper bound")
-        width, ends = self.recipe.compute_bytes, self.held.has_head
+        width, ends = self.recipe.compute_bytes, self.held.heads > 0
         size, formula = ends * (width * self._elements), (LOGITS, width, self._elements)
         source = "one forward pass over the whole sequence"
         yield Term("logits", FORWARD, ends, size, formula, source)
-
-
-LOGITS = "{} B x {:,} logits"
-LOG_PROBABILITIES = "log-probabilities and their gradient"
 
 
 def _shards(state: State, layout: Layout | Numbers) -> Any:
@@ -348,24 +331,21 @@ def _shards(state: State, layout: Layout | Numbers) -> Any:
 def _state_formula(state: State, layout: Layout, dense: int, expert: int) -> str:
     what = "parameters" if state.of == "parameters" else f"parameters of {state.of}"
     each = f"{state.bytes} B" + (f" / {state.per}" if state.per > 1 else "")
-    sharded = _shards(state, layout)
     copies = f"dp {layout.dp}" + (f" x cp {layout.cp}" if layout.cp > 1 else "")
-    over = f" / {copies}" if sharded else ""
-    formula = f"{each} x {dense:,} {what}{over}"
+    held = f"({copies} / ep {layout.ep})"
+    if layout.expert_slices != layout.tp:
+        held = f"(tp {layout.tp} x {copies} / (ep {layout.ep} x expert_tp {layout.expert_tp}))"
+    sharded = _shards(state, layout)
+    formula = f"{each} x {dense:,} {what}" + f" / {copies}" * sharded
     if expert:
-        held = f"{copies} / ep {layout.ep}"
-        if layout.expert_slices != layout.tp:
-            held = f"tp {layout.tp} x {copies} / (ep {layout.ep} x expert_tp {layout.expert_tp})"
-        over = f" / ({held})" if sharded else ""
-        formula += f" + {each} x {expert:,} of experts{over}"
-    return formula + (f" (ZeRO-{layout.zero})" if sharded else "")
+        formula += f" + {each} x {expert:,} of experts" + f" / {held}" * sharded
+    return formula + f" (ZeRO-{layout.zero})" * sharded
 
 
 def _largest_formula(names: tuple[str, ...], *numbers: int) -> str:
     *sizes, width = numbers
-    size = max(sizes)
-    name = names[sizes.index(size)]
-    return f"{width} B x {size:,} parameters of the largest item, {name}"
+    name = names[sizes.index(max(sizes))]
+    return f"{width} B x {max(sizes):,} parameters of the largest item, {name}"
 
 
 def _kept_formula(
