@@ -23,7 +23,7 @@ import tiledask as td
 from tiledask.lab.accuracy import PublishedRun, model_of, published_runs
 from tiledask.plan.data import data_file, shipped_json
 from tiledask.plan.fitting.activations import layer_bytes
-from tiledask.plan.fitting.overhead import default_overhead
+from tiledask.plan.fitting.overhead import overhead_of
 from tiledask.plan.inputs.hardware import load_cluster, load_device
 from tiledask.plan.inputs.recipes import load_recipe, state_bytes
 from tiledask.plan.judged import MARKS
@@ -200,9 +200,9 @@ def _ours(run: PublishedRun, beside: str | None) -> float:
 def _beside(run: PublishedRun, framework: str, what: str | None) -> int:
     """Bytes that devices show beside the ledger's."""
     if what == "default":
-        return default_overhead(run.layout.devices).total
+        return overhead_of(td.Layout(dp=run.layout.devices)).total
     if what == "framework":
-        return default_overhead(1, framework=framework).total
+        return overhead_of(td.Layout(), framework).total
     if what == "allocator":  # what PyTorch's reserves: neither context nor NCCL
         return holds(framework).allocator_bytes
     return WORKSPACES if what == "workspaces" else 0
@@ -281,7 +281,7 @@ def _sizes(count: int, mean: float, worst: float) -> str:
 
 def memory_errors() -> dict[str, list[float]]:
     """Measured over estimated bytes by framework, each that differs once: what
-    data/calibration/memory_errors.json has for ``Fit.chance``."""
+    data/calibration/memory_errors.json has for the verdict."""
     found: dict[str, set[float]] = {}
     for key, runs in published_runs().items():
         if runs[0].unit in ("GB", "GiB") and "mean" in GROUPS[key]:

@@ -17,12 +17,10 @@ from tiledask.errors import ConfigError
 from tiledask.plan.choosing.search import Space
 from tiledask.plan.fitting.fixes import FIELDS, SINGLE
 from tiledask.plan.fitting.overhead import (
-    ALLOCATOR,
-    BUCKETS,
     CUDA_CONTEXT,
     NCCL_BUFFERS,
-    default_overhead,
     measured_over_estimated,
+    overhead_of,
 )
 from tiledask.plan.fitting.states import minimum_devices, zero3_minimum_degree
 from tiledask.plan.inputs.layout import RECOMPUTE, Layout, Numbers
@@ -84,14 +82,14 @@ def test_what_is_no_number_is_refused(call, words):
 
 
 def test_the_verdict_changes_at_the_borders_of_the_band_however_it_is_asked():
-    layout, rest = Layout(tp=2), default_overhead(2).total - CUDA_CONTEXT
-    assert default_overhead(2).total == CUDA_CONTEXT + NCCL_BUFFERS + BUCKETS + ALLOCATOR
-    assert default_overhead(1).nccl == 0
+    layout, budget = Layout(tp=2), overhead_of(Layout(tp=2)).total
+    rest = budget - CUDA_CONTEXT
+    assert (overhead_of(layout).nccl, overhead_of(Layout()).nccl) == (NCCL_BUFFERS, 0)
     space = Space((2,), (1,), zero=(0,), recompute=("none",), flash_attention=(False,))
     space = replace(space, sequence_parallel=(False,))
     # the first byte with which half of the published errors leave room
     half = median_low(measured_over_estimated("")[1])
-    whole = peak(layout) + default_overhead(2).total
+    whole = peak(layout) + budget
     sure = ceil(half * whole) - peak(layout) - CUDA_CONTEXT
     for extra, verdict in (
         (-1, "no"),
@@ -106,7 +104,7 @@ def test_the_verdict_changes_at_the_borders_of_the_band_however_it_is_asked():
         assert fit.verdict == plan.verdict == plan.fit.verdict == verdict
         assert verdict in repr(fit)
         assert fit.shortfall == max(0, -extra)
-        assert fit.band[1] == fit.expected == fit.memory.peak + default_overhead(2).total
+        assert fit.band[1] == fit.expected == fit.memory.peak + budget
         assert ("and a CUDA context of 987.8 MB, 1 B more" in fit.reason) == (verdict == "no")
         assert ("NCCL" in fit.reason) == (verdict == "tight")
         assert ("less than half" in fit.reason) == (rest <= extra < sure)
@@ -274,7 +272,7 @@ def test_the_fewest_devices_are_the_fewest_of_all_layouts(model, start, devices)
             assert fix.devices == best
             if best > 1:
                 assert f"takes {best}, {best - 1} more" in str(fix)
-                assert f", {start.microbatch * start.microbatches} sequence" in str(fix)
+                assert f"with {start.microbatch * start.microbatches} sequence" in str(fix)
         if as_it_is:
             assert others.devices == min(as_it_is)
         else:

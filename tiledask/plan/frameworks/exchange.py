@@ -46,7 +46,7 @@ def export_config(
     if recipe.places:
         places = " and ".join(recipe.places)
         job.lost["offload"] = f"states offloaded to {places} are not written: add that by hand"
-    job.said.extend(more_tp(model, layout, framework))
+    job.said.extend(more_tp(model, layout))
     return Exported(framework, text, job.lost, tuple(job.said))
 
 

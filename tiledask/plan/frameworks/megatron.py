@@ -77,7 +77,6 @@ def _model(job: Job) -> Settings:
             found |= {"moe_router_enable_expert_bias": True}
         if m.dense_layers:
             found["moe_layer_freq"] = _frequency([m.is_mixture(i) for i in range(m.layers)])
-    found |= {"mtp_num_layers": m.mtp_layers} if m.with_mtp else {}
     for name, lost, words in (
         ("norm", m.norm == "none", "Megatron's norms have weights; the model's have none"),
         ("qk_norm", m.qk_norm == "full", "norms of all heads at once: Megatron's are by head"),
@@ -118,8 +117,8 @@ def _layout(job: Job) -> Settings:
     else:
         sizes = layout.chunk_layers(job.model.layers)
         stages = [f"t*{n}" if n > 1 else "t" * n for n in sizes]
-        stages[0], mtp = f"E{stages[0]}", "m" * (job.model.mtp_layers * job.model.with_mtp)
-        found["pipeline_model_parallel_layout"] = "|".join(stages) + f"{mtp}L"
+        stages[0] = f"E{stages[0]}"
+        found["pipeline_model_parallel_layout"] = "|".join(stages) + "L"
     if layout.schedule != "1f1b" and layout.pp > 1:
         lost["schedule"] = (
             f"Megatron runs 1F1B, plain or interleaved; {layout.schedule} has no flag"
@@ -347,7 +346,8 @@ def _read_model(found: Read) -> Model:
             raise ConfigError(f"--moe-expert-capacity-factor is a number, got {short(factor)}")
         sizes["imbalance"] = max(1.0, float(factor))
         sizes["dense_layers"] = _dense(str(found.get("moe_layer_freq", 1)), layers)
-    mtp = found.whole("mtp_num_layers", 0)
+    if found.whole("mtp_num_layers", 0):
+        raise ConfigError("--mtp-num-layers: modules for more tokens are not counted; leave it out")
     norm = "rmsnorm" if latent else "layernorm"
     norm = {"RMSNorm": "rmsnorm", "LayerNorm": "layernorm"}.get(found.get("normalization"), norm)
     qk_norm = bool(found.get("qk_layernorm")) and not latent
@@ -367,8 +367,6 @@ def _read_model(found: Read) -> Model:
         learned_pos=positions if learned else 0,
         qk_norm="per_head" if qk_norm else None,
         dropout=any(rate.strip("0.") for rate in rates),
-        mtp_layers=mtp,
-        with_mtp=mtp > 0,
         **sizes,
     )
 

@@ -5,38 +5,32 @@ The weights are those of the class of that name in the transformers library; a k
 change their number is either read, or refused unless it holds the value that changes nothing.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tiledask.plan.data import shipped_json
 
-__all__ = ["ALIASES", "FAMILIES", "HARMLESS", "NEUTRAL", "SAME", "Family"]
+__all__ = ["FAMILIES", "KEYS", "Family"]
 
-KEYS = shipped_json("families.json")
-ALIASES: dict[str, list[str]] = KEYS["aliases"]
-"""Field of a Model -> the keys that name it, the usual one first."""
-SAME: dict[str, str] = KEYS["same"]
-"""``model_type`` -> another one whose language model has the same weights."""
-NEUTRAL: dict[str, list[object]] = KEYS["neutral"]
-"""Keys that add or drop weights unless they hold one of these values."""
-HARMLESS = "|".join(KEYS["harmless"])
-"""Keys of training, generation, precision or labels, as a pattern: no parameter count depends on
-them."""
+KEYS: dict[str, Any] = shipped_json("families.json")
+"""The file: "aliases" has the keys that name a field of a Model, the usual one first; "same" the
+``model_type`` whose language model has the same weights; "neutral" keys that add or drop weights
+unless they hold one of these values; "harmless" patterns of keys that no parameter count depends
+on."""
 
 
 @dataclass(frozen=True)
 class Family:
     """What a ``model_type`` implies."""
 
-    fixed: Mapping[str, object]
+    fixed: dict[str, Any]
     """Model fields that every member has."""
-    required: tuple[str, ...]
+    required: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
-    switches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    switches: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Boolean key -> its "default", and the Model fields that its value goes into, "sets", or
     what they are where it is "true" or "false"."""
-    dropout: Mapping[str, float] = field(default_factory=dict)
+    dropout: dict[str, float] = field(default_factory=dict)
     """Dropout key -> its default."""
     tied: bool = False
     """Default of tie_word_embeddings."""
@@ -49,7 +43,7 @@ class Family:
     ``layer_types`` says goes first."""
     router: str = "greedy"
     """Default of topk_method, for a "dense first" family."""
-    neutral: Mapping[str, list[object]] = field(default_factory=dict)
+    neutral: dict[str, list[Any]] = field(default_factory=dict)
     """Keys that change weights of this family unless they hold one of these values."""
 
 
@@ -57,16 +51,12 @@ def _families() -> dict[str, Family]:
     """Those of the file: of one that is like another, tables are added to and the rest replaced."""
     rows: dict[str, dict[str, Any]] = {}
     for name, own in KEYS["families"].items():
-        rows[name] = dict(rows.get(own.pop("like", ""), {}))
-        for key, value in own.items():
-            more = isinstance(value, dict) and key in rows[name]
-            rows[name][key] = rows[name][key] | value if more else value
-    base = ("hidden", "layers", "heads", "vocab")
-    found = {}
-    for name, row in rows.items():
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
-        found[name] = Family(**values | {"required": (*base, *row.get("required", ()))})
-    return found
+        like = rows.get(own.pop("like", ""), {})
+        rows[name] = like | {
+            key: like.get(key, {}) | value if isinstance(value, dict) else value
+            for key, value in own.items()
+        }
+    return {name: Family(**row) for name, row in rows.items()}
 
 
 FAMILIES = _families()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.data import Fields, names, read, read_named
-from tiledask.plan.units import divisors, format_bytes, parse_bytes
+from tiledask.plan.units import format_bytes, parse_bytes
 
 __all__ = ["LATENCY", "SHARE", "ClusterSpec", "Device", "Link", "load_cluster", "load_device"]
 
@@ -223,8 +223,7 @@ def load_cluster(spec: str | os.PathLike[str]) -> ClusterSpec:
         named = isinstance(fields.values.get("device"), str)
         base = _find(fields.text("device")) if named else fields.object("device")
         own = {key: v for key, v in fields.values.items() if key not in ("devices", "device")}
-        cluster = _whole(fields.integer("devices"), Fields({**base.values, **own}, fields.where))
-        return _filled(cluster, fields)
+        return _whole(fields.integer("devices"), Fields({**base.values, **own}, fields.where))
     counted = re.fullmatch(r"([0-9]{1,12})[ *-]*([a-z][^/]+)", text, re.IGNORECASE)
     card = counted and any(name.lower() == counted[2].lower() for name in names("hardware"))
     meant = f"{counted[1]}x{counted[2]}, COUNTxNAME" if counted and card else "COUNTxNAME"
@@ -251,20 +250,6 @@ def _of_memory(count: int, text: str) -> ClusterSpec:
     name = near.device.name if same else text.replace(" ", "")
     device = replace(near.device, name=name, memory_bytes=size, memory_mib=None)
     return replace(near, device=device, assumed=f"speed and links of {near.device.name}")
-
-
-def _filled(cluster: ClusterSpec, fields: Fields) -> ClusterSpec:
-    """The cluster of a file that names its own nodes; refuses devices that do not fill them."""
-    if "devices_per_node" in fields and cluster.uneven:
-        many, node = cluster.devices, cluster.devices_per_node
-        near = sorted(divisors(many, most=many - 1), key=lambda n: abs(n - node))[:2]
-        raise fields.fail(
-            "devices_per_node",
-            f"of {node} leaves a node with {many % node} of {many} devices; give "
-            f"{many - many % node} or {many + -many % node} devices, or nodes of "
-            f"{' or '.join(map(str, sorted(near)))}",
-        )
-    return cluster
 
 
 def _find(name: str) -> Fields:

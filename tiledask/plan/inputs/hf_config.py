@@ -1,19 +1,30 @@
 """A Hugging Face config.json as a Model: every key is understood, harmless, ignored or refused."""
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.data import Fields
-from tiledask.plan.inputs.families import ALIASES, FAMILIES, HARMLESS, NEUTRAL, SAME, Family
-from tiledask.plan.inputs.model import Model
-from tiledask.plan.inputs.model_sizes import MOST_LAYERS
+from tiledask.plan.inputs.families import FAMILIES, KEYS, Family
+from tiledask.plan.inputs.model import MOST_LAYERS, Model
 
 __all__ = ["families", "model_from_config"]
 
 families = tuple(FAMILIES)
 """The ``model_type`` values that are understood."""
+BASE = ("hidden", "layers", "heads", "vocab")
+"""Fields of a Model that every config gives."""
+STRUCTURE = (
+    r"(.*_)?(num|n|size|dims?|ranks?|heads?|layers?|experts?|bias|norms?|width|hidden|intermediate"
+    r"|mlp|ffn|attn|attention|conv|ssm|mamba|state|lora|adapters?|tied?|gated?|moe|shared|blocks?"
+    r"|pattern|kernel|proj|projection|embeddings?|embed|mtp|nextn|indexer|index)(_.*)?"
+)
+"""Words in the keys that may add or drop weights."""
+BY_HAND = (
+    "A model like one of them is described by hand: "
+    "td.Model(layers=..., hidden=..., heads=..., ffn=..., vocab=...)"
+)
+"""How to go on with a model that is not understood."""
 _Sizes = dict[str, Any]
 """Fields of a Model, each of its own type."""
 
@@ -24,59 +35,51 @@ def model_from_config(config: Fields, name: str) -> Model:
     A family or a key that may change the count and is not understood is a ConfigError.
     Counts are of trainable parameters; buffers in a checkpoint, such as the rotary
     frequencies in Llama 2's, are none. The load-balancing bias of DeepSeek-V3's router is
-    one, as in its published 671 B; its multi-token-prediction layer is known but not counted
-    (``mtp_layers``, ``with_mtp``). Of a model of images and text it is the language model alone,
-    with its output projection, as its ``name`` says.
+    one, as in its published 671 B; its multi-token-prediction layer is not counted. Of a model of
+    images and text it is the language model alone, with its output projection, as its ``name``
+    says.
 
     >>> config = Fields({"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12,
     ...                  "n_positions": 1024, "vocab_size": 50257}, "config.json")
     >>> model_from_config(config, "gpt2").parameters
     124439808
     """
-    if "_class_name" in config:
-        raise config.fail(
-            "_class_name",
-            f"is {short(config.values['_class_name'])}: a part of an image model in diffusers' "
-            "form; the models planned here are language models",
-        )
     if (inner := _language(config)) is not None:
         return model_from_config(inner, f"{name}, text alone")
-    if "model_type" not in config and "text_config" in config:
-        raise config.fail("model_type", f"is missing. {_way(config)}")
     kind = _kind(config.text("model_type"))
     if kind not in families:
-        raise config.fail(
-            "model_type",
-            f"is {short(kind)}; the families understood are {', '.join(families)}. {_way(config)}",
-        )
+        rule = f"is {short(kind)}; the families understood are {', '.join(families)}. {BY_HAND}"
+        raise config.fail("model_type", rule)
     source = config.text("source", "") or config.where
     family = FAMILIES[kind]
-    _check_class(config, kind, family.classes)
-    values: _Sizes = {key: _aliased(config, key) for key in family.required}
+    for head in config.texts("architectures", ()):
+        if head not in family.classes:
+            raise config.fail(
+                "architectures",
+                f"names {short(head)}, whose head may hold other weights; for {kind!r} the count "
+                f"is known of {', '.join(family.classes)}. {BY_HAND}",
+            )
+    values: _Sizes = {key: _aliased(config, key) for key in (*BASE, *family.required)}
     values |= {key: _aliased(config, key, 0) for key in family.optional}
-    if not values["ffn"]:
-        values["ffn"] = 4 * values["hidden"]
+    if values["layers"] > MOST_LAYERS:  # readers count through them
+        given = short(values["layers"])
+        raise ConfigError(f"{config.where}: layers must be at most {MOST_LAYERS:,}, got {given}")
+    values["ffn"] = values["ffn"] or 4 * values["hidden"]
     for key, switch in family.switches.items():
         on = config.boolean(key, switch["default"])
         values |= dict.fromkeys(switch.get("sets", ()), on) | switch.get(str(on).lower(), {})
     for reader in family.readers:
         values |= _READERS[reader](config, family, values)
     if family.window is not None and "sliding_window" in config:
-        values |= _window(config, family.window, _few_layers(config, values))
+        values |= _window(config, family.window, values["layers"])
     rates = [config.number(key, default) for key, default in family.dropout.items()]
-    if "tie_word_embeddings" not in family.neutral:
-        values["tied"] = config.boolean("tie_word_embeddings", family.tied)
-    _check_quantization(config)
-    ignored = _check_rest(config, family.neutral)
-    if ignored:
+    values["tied"] = config.boolean("tie_word_embeddings", family.tied)
+    if ignored := _check_rest(config, family):
         source += f"; not read, as the family's class has no such key: {', '.join(ignored)}"
     try:
         return Model(**{**family.fixed, **values}, dropout=any(rates), name=name, source=source)
     except ConfigError as error:
-        words = str(error)
-        raise ConfigError(
-            words if words.startswith(config.where) else f"{config.where}: {words}"
-        ) from None
+        raise ConfigError(f"{config.where}: {error}") from None
 
 
 def _language(config: Fields) -> Fields | None:
@@ -84,8 +87,11 @@ def _language(config: Fields) -> Fields | None:
     that is understood: under "text_config", or in older files among the others' keys."""
     outer, inner = config.values, config.values.get("text_config")
     kind = _kind(outer.get("model_type"))
-    of_text = _kind(inner.get("model_type")) if isinstance(inner, dict) else None
-    if isinstance(inner, dict) and of_text in FAMILIES and kind not in families:
+    if (
+        isinstance(inner, dict)
+        and _kind(inner.get("model_type")) in FAMILIES
+        and kind not in families
+    ):
         # which of both says whether the output projection is the embedding's table
         shared = ["quantization_config", *["tie_word_embeddings"] * (kind != "llama4")]
         inner = inner | {key: outer[key] for key in shared if outer.get(key) is not None}
@@ -98,47 +104,23 @@ def _language(config: Fields) -> Fields | None:
 
 
 def _kind(model_type: Any) -> Any:
-    return SAME.get(model_type, model_type) if isinstance(model_type, str) else model_type
-
-
-def _check_class(config: Fields, kind: str, known: tuple[str, ...]) -> None:
-    """Of the classes that ``config`` names the weights are known."""
-    for head in config.texts("architectures", ()):
-        if head not in known:
-            raise config.fail(
-                "architectures",
-                f"names {short(head)}, whose head may hold other weights; for {kind!r} the count "
-                f"is known of {', '.join(known)}. {_way(config)}",
-            )
-
-
-def _way(config: Fields) -> str:
-    """How to go on with a model that is not understood."""
-    inner = config.values.get("text_config")
-    if isinstance(inner, dict):
-        kind = short(inner.get("model_type"))
-        return f"The language model in its 'text_config' is {kind}, which is none of them either"
-    return (
-        "A model like one of them is described by hand: "
-        "td.Model(layers=..., hidden=..., heads=..., ffn=..., vocab=...)"
-    )
+    return KEYS["same"].get(model_type, model_type) if isinstance(model_type, str) else None
 
 
 def _aliased(config: Fields, key: str, default: int | None = None) -> int:
-    given = [alias for alias in ALIASES[key] if alias in config]
-    found = {alias: config.integer(alias) for alias in given}
+    first, *others = names = KEYS["aliases"][key]
+    found = {name: config.integer(name) for name in names if name in config}
     if key == "learned_pos":
         found = dict(list(found.items())[:1])  # n_ctx repeats n_positions in old configs
     if len(set(found.values())) > 1:
-        shown = {alias: short(value) for alias, value in found.items()}
-        raise config.fail(given[1], f"says otherwise than {given[0]!r}: {shown}; keep one of them")
-    if found:
-        return found[given[0]]
-    if default is None:
-        first, *others = ALIASES[key]
+        shown = {name: short(value) for name, value in found.items()}
+        raise config.fail(
+            f"{[*found][1]}", f"says otherwise than another: {shown}; keep one of them"
+        )
+    if not found and default is None:
         either = f", or write it as {' or '.join(others)}" if others else ""
         raise config.fail(first, f"is missing; add it{either}")
-    return default
+    return next(iter(found.values()), default or 0)
 
 
 def _window(config: Fields, every: int, layers: int) -> _Sizes:
@@ -155,39 +137,32 @@ def _sparse_step(config: Fields, family: Family, values: _Sizes) -> _Sizes:
     """Qwen's mixtures: every decoder_sparse_step-th layer, less mlp_only_layers."""
     step = config.integer("decoder_sparse_step", 1)
     listed = set(config.integers("mlp_only_layers", ()))
-    layers = range(_few_layers(config, values))
+    layers = range(values["layers"])
     return {"dense_layers": tuple(i for i in layers if i in listed or (i + 1) % step)}
 
 
 def _dense_first(config: Fields, family: Family, values: _Sizes) -> _Sizes:
     """DeepSeek's mixtures: first_k_dense_replace dense layers, then one in moe_layer_freq."""
-    experts, width = _aliased(config, "experts", 0), _aliased(config, "expert_ffn", 0)
-    top_k, every = _aliased(config, "top_k", 0), config.integer("moe_layer_freq", 1)
-    if experts and "n_shared_experts" not in config.values:
-        raise config.fail("n_shared_experts", "is missing; add it, null if there are none")
+    read: _Sizes = {key: _aliased(config, key, 0) for key in ("experts", "expert_ffn", "top_k")}
+    every = config.integer("moe_layer_freq", 1)
     shared = config.integer("n_shared_experts", 0, minimum=0)
     first = config.integer("first_k_dense_replace", 0, minimum=0)
     method = config.text("topk_method", family.router)
-    read: _Sizes = {"mtp_layers": config.integer("num_nextn_predict_layers", 0, minimum=0)}
-    if not experts:  # null: every layer is dense
-        return read
+    if not read["experts"]:  # null: every layer is dense
+        return {}
     for key in ("moe_intermediate_size", "num_experts_per_tok", "first_k_dense_replace"):
         config.integer(key, minimum=0)  # what transformers would assume differs by version
+    if "n_shared_experts" not in config.values:
+        raise config.fail("n_shared_experts", "is missing; add it, null if there are none")
     if (method == "noaux_tc") != (family.router == "noaux_tc"):
         raise config.fail(
             "topk_method",
             f"is {short(method)}; whether this model_type's router has a bias is known only of "
             f"{family.router!r} and its like",
         )
-    layers = range(_few_layers(config, values))
-    return read | {
-        "experts": experts,
-        "top_k": top_k,
-        "expert_ffn": width,
-        "shared_ffn": shared * width,
-        "router_bias": method == "noaux_tc",
-        "dense_layers": tuple(i for i in layers if i < first or i % every),
-    }
+    read |= {"shared_ffn": shared * read["expert_ffn"], "router_bias": method == "noaux_tc"}
+    dense = (i for i in range(values["layers"]) if i < first or i % every)
+    return read | {"dense_layers": tuple(dense)}
 
 
 def _latent(config: Fields, family: Family, values: _Sizes) -> _Sizes:
@@ -201,9 +176,8 @@ def _latent(config: Fields, family: Family, values: _Sizes) -> _Sizes:
     # transformers writes what follows from the others, and calls the rotary part head_dim
     for key, allowed in (("head_dim", (rotary, whole)), ("qk_head_dim", (whole,))):
         if config.integer(key, allowed[0]) not in allowed:
-            raise config.fail(
-                key, f"must be {' or '.join(map(str, allowed))} in latent attention; leave it out"
-            )
+            either = " or ".join(map(str, allowed))
+            raise config.fail(key, f"must be {either} in latent attention; leave it out")
     return read | {"q_lora_rank": config.integer("q_lora_rank") if "q_lora_rank" in config else 0}
 
 
@@ -213,10 +187,10 @@ def _floor(config: Fields, family: Family, values: _Sizes) -> _Sizes:
 
 
 def _opt(config: Fields, family: Family, values: _Sizes) -> _Sizes:
-    """Two rows more than positions; the embedding may be narrower than the layers."""
-    width = config.integer("word_embed_proj_dim", values["hidden"])
-    wide = {} if width == values["hidden"] else {"embedding_width": width}
-    return {"learned_pos": values["learned_pos"] + 2, "unused_pos": 2, **wide}
+    """Two rows more than positions; an embedding as wide as the layers."""
+    if config.integer("word_embed_proj_dim", values["hidden"]) != values["hidden"]:
+        raise config.fail("word_embed_proj_dim", "must be hidden_size: narrower is not planned")
+    return {"learned_pos": values["learned_pos"] + 2, "unused_pos": 2}
 
 
 def _falcon(config: Fields, family: Family, values: _Sizes) -> _Sizes:
@@ -226,21 +200,23 @@ def _falcon(config: Fields, family: Family, values: _Sizes) -> _Sizes:
     one = config.boolean("multi_query", True) and not new
     side = config.boolean("parallel_attn", True)
     norms = config.integer("num_ln_in_parallel_attn", 1 + new)
-    if not new:
-        groups = values["heads"]
+    groups = groups if new else values["heads"]
     return {"kv_heads": 1 if one else groups, "layer_norms": 1 if side and norms != 2 else 2}
 
 
 def _llama4(config: Fields, family: Family, values: _Sizes) -> _Sizes:
     """Mixtures in the layers listed, or in every n-th; a shared expert as wide as the others."""
-    step, width = config.integer("interleave_moe_layer_step", 1), values["ffn"]
-    layers = range(_few_layers(config, values))
-    mixtures = set(config.integers("moe_layers", tuple(layers)[step - 1 :: step]))
-    dense = {"ffn": config.integer("intermediate_size_mlp")}
-    if not mixtures & set(layers):
-        return {**dense, "experts": 0, "top_k": 0}
-    of_experts = {"expert_ffn": width, "shared_ffn": width}
-    return {**dense, **of_experts, "dense_layers": tuple(i for i in layers if i not in mixtures)}
+    step, width, layers = (
+        config.integer("interleave_moe_layer_step", 1),
+        values["ffn"],
+        values["layers"],
+    )
+    mixtures = set(config.integers("moe_layers", tuple(range(step - 1, layers, step))))
+    read: _Sizes = {"ffn": config.integer("intermediate_size_mlp")}
+    if not mixtures & {*range(layers)}:
+        return read | {"experts": 0, "top_k": 0}
+    dense = tuple(i for i in range(layers) if i not in mixtures)
+    return read | {"expert_ffn": width, "shared_ffn": width, "dense_layers": dense}
 
 
 _READERS = {
@@ -254,49 +230,26 @@ _READERS = {
 }
 
 
-def _few_layers(config: Fields, values: _Sizes) -> int:
-    """The layers, once it is safe to count through them."""
-    layers: int = values["layers"]
-    if layers > MOST_LAYERS:
-        raise ConfigError(
-            f"{config.where}: layers must be at most {MOST_LAYERS:,}, got {short(layers)}"
-        )
-    return layers
-
-
-def _check_quantization(config: Fields) -> None:
-    """fp8 and mxfp4 change the bytes of a weight and add scales, which are no parameters; other
-    methods pack or replace weights."""
-    if "quantization_config" not in config:
-        return
-    method = config.object("quantization_config").values.get("quant_method")
-    if method not in ("fp8", "mxfp4"):
-        raise config.fail(
-            "quantization_config",
-            f"has quant_method {short(method)}, whose packed weights are not counted here; take "
-            "the config.json of the model before it was quantized",
-        )
-
-
-STRUCTURE = (
-    r"(.*_)?(num|n|size|dims?|ranks?|heads?|layers?|experts?|bias|norms?|width|hidden|intermediate"
-    r"|mlp|ffn|attn|attention|conv|ssm|mamba|state|lora|adapters?|tied?|gated?|moe|shared|blocks?"
-    r"|pattern|kernel|proj|projection|embeddings?|embed|mtp|nextn|indexer|index)(_.*)?"
-)
-"""Words in the keys that may add or drop weights."""
-
-
-def _check_rest(config: Fields, of_family: Mapping[str, list[object]]) -> list[str]:
+def _check_rest(config: Fields, family: Family) -> list[str]:
     """The keys that are ignored: no class of the family reads them, by name they change no
     weights. ConfigError for all those at once that may."""
-    neutral = {**NEUTRAL, **of_family}
+    if "quantization_config" in config:
+        # fp8 and mxfp4 change the bytes of a weight and add scales, which are no parameters
+        method = config.object("quantization_config").values.get("quant_method")
+        if method not in ("fp8", "mxfp4"):
+            raise config.fail(
+                "quantization_config",
+                f"has quant_method {short(method)}, whose packed weights are not counted here; "
+                "take the config.json of the model before it was quantized",
+            )
+    neutral, harmless = KEYS["neutral"] | family.neutral, "|".join(KEYS["harmless"])
     ignored, wrong = [], []
     for key in config.left():
         value = config.values[key]
         if key in neutral:
             if not any(value is held or value == held for held in neutral[key]):
                 wrong.append(f"{key!r} is {short(value)}, which changes the parameter count here")
-        elif value and not re.fullmatch(HARMLESS, key):
+        elif value and not re.fullmatch(harmless, key):
             if "auto_map" in config or re.fullmatch(STRUCTURE, key):
                 wrong.append(f"{key!r} is not understood and may change the parameter count")
             else:

@@ -30,9 +30,8 @@ def item_parameters(
 ) -> tuple[ItemParameters, ...]:
     """Those of a dense layer, of a mixture in a model with experts, of the embedding, the head and
     the tied copy in it; of ``expert_tp`` slices of each expert."""
-    kinds = {name: weights for name, _, weights in model.layer_kinds}
-    layers = [kinds.get("dense layer", ()), kinds.get("mixture layer", ())]
-    layers = layers if model.experts else [kinds["layer"]]
+    dense = model.dense_layer if model.dense_layers or not model.experts else ()
+    layers = [dense, model.mixture_layer] if model.experts else [dense]
     items = *layers, model.embedding, model.head, model.tied_copy
     return tuple(_item_parameters(weights, recipe, tp, ep, expert_tp) for weights in items)
 
@@ -41,19 +40,14 @@ def item_parameters(
 def _item_parameters(
     weights: tuple[Weight, ...], recipe: Recipe, tp: int, ep: int, expert_tp: int
 ) -> ItemParameters:
-    dense = expert = dense_adapters = expert_adapters = 0
+    found = [0, 0, 0, 0]
     largest = matrices = 0
     for w in weights:
-        slices = expert_tp if w.copies > 1 else tp
+        of_experts = w.copies > 1
+        slices, held = (expert_tp, -(-w.copies // ep)) if of_experts else (tp, w.copies)
         one = w.count(slices) // w.copies
-        largest = max(largest, one)
-        matrices += one * (w.inputs > 0)
         adapters = recipe.adapters.parameters((w,), slices) if recipe.adapters else 0
-        if w.copies > 1:
-            held = -(-w.copies // ep)
-            expert += w.count(slices) // w.copies * held
-            expert_adapters += adapters // w.copies * held
-        else:
-            dense += w.count(tp)
-            dense_adapters += adapters
-    return ItemParameters(dense, expert, dense_adapters, expert_adapters, largest, matrices)
+        found[of_experts] += one * held
+        found[2 + of_experts] += adapters // w.copies * held
+        largest, matrices = max(largest, one), matrices + one * (w.inputs > 0)
+    return ItemParameters(*found, largest, matrices)

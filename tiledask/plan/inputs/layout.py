@@ -10,10 +10,9 @@ slice 1  [layers 0-5] [layers 6-11]
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import gcd
-from typing import Any, SupportsIndex
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +33,12 @@ SCHEDULES = tuple(schedules)
 """Orders of micro-batches; with ``interleave`` > 1, "1f1b" is the interleaved one."""
 ITEMS = "items"
 """The partition that counts embedding and head as a layer each."""
+MOST_OF_ANY = 10**8
+"""Of any field of a layout, as of a cluster's devices: a larger number is a slip of the hand."""
+COUNTS = ("dp", "tp", "pp", "microbatch", "microbatches", "interleave", "cp", "ep")
+BOUNDS = dict.fromkeys(COUNTS, (1, MOST_OF_ANY))
+BOUNDS |= {"zero": (0, 3), "expert_tp": (0, 2**20)}
+"""The least and the most of each field that is a number."""
 
 
 class _Experts:
@@ -110,43 +115,35 @@ class Layout(_Experts):
     stage's tp x dp x cp hold all experts (Megatron-Core's parallel folding)."""
 
     def __post_init__(self) -> None:
-        for name in ("dp", "tp", "pp", "microbatch", "microbatches", "interleave", "cp", "ep"):
-            number = whole_number(name, getattr(self, name), 1, MOST_OF_ANY)
-            object.__setattr__(self, name, number)
-        object.__setattr__(self, "zero", whole_number("zero", self.zero, 0, 3))
+        own: dict[str, Any] = {"schedule": called(self.schedule)}
+        for name, (least, most) in BOUNDS.items():
+            own[name] = whole_number(name, getattr(self, name), least, most)
         for name in ("sequence_parallel", "flash_attention"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} must be True or False, got {short(getattr(self, name))}")
-        object.__setattr__(self, "expert_tp", whole_number("expert_tp", self.expert_tp, 0, 2**20))
-        self._check_experts()
-        object.__setattr__(self, "schedule", called(self.schedule))
-        recomputes = (*RECOMPUTE, SELECTIVE_OP)
-        for name, allowed in (("recompute", recomputes), ("schedule", SCHEDULES)):
-            if getattr(self, name) not in allowed:
-                given = getattr(self, name)
-                near = meant(given, allowed) if isinstance(given, str) else ""
-                rule = f"{name} must be one of {', '.join(allowed)}, got {short(given)}"
+            if not isinstance(value := getattr(self, name), bool):
+                raise ConfigError(f"{name} must be True or False, got {short(value)}")
+        for name, allowed in (("recompute", (*RECOMPUTE, SELECTIVE_OP)), ("schedule", SCHEDULES)):
+            value = own.get(name, self.recompute)
+            if value not in allowed:
+                near = meant(value, allowed) if isinstance(value, str) else ""
+                rule = f"{name} must be one of {', '.join(allowed)}, got {short(value)}"
                 raise ConfigError(f"{rule}; {near}".rstrip("; "))
+        if own["schedule"] in V_SHAPED and own["interleave"] == 1:
+            own["interleave"] = 2
+        for name, value in own.items():
+            object.__setattr__(self, name, value)
+        self._check_experts()
         self._check_interleave()
-        given = self.partition
-        if given is not None and given != ITEMS:
-            bounds = self._bounds(_read_partition(given) if isinstance(given, str) else given)
-            object.__setattr__(self, "partition", bounds)
+        if self.partition not in (None, ITEMS):
+            object.__setattr__(self, "partition", self._bounds())
 
     def _check_experts(self) -> None:
-        ep, copies = self.ep, self.dp * self.cp
-        if self.expert_slices == self.tp:
-            if copies % ep:
-                raise ConfigError(
-                    f"ep={ep} must divide dp x cp = {copies}, over which experts are sharded; "
-                    f"ep={gcd(copies, ep)} does, or expert_tp=1, which shards over tp too"
-                )
-        elif self.dp % self.dp_step:
+        if self.dp % self.dp_step:
             raise ConfigError(
-                f"ep x expert_tp = {ep * self.expert_tp} must divide tp x dp x cp = "
-                f"{self.tp * copies}; a dp that {self.dp_step} divides does"
+                f"ep={self.ep} must divide dp x cp = {self.dp * self.cp}, over which experts are "
+                f"sharded, or ep x expert_tp, where that is less than tp, tp x dp x cp; a dp that "
+                f"{self.dp_step} divides does"
             )
-        elif self.tp > 1 and not self.sequence_parallel:
+        if self.expert_slices != self.tp > 1 and not self.sequence_parallel:
             raise ConfigError(
                 f"expert_tp={self.expert_tp} beside tp={self.tp} sends each device's own tokens to "
                 f"experts; use sequence_parallel=True"
@@ -154,39 +151,39 @@ class Layout(_Experts):
 
     def _check_interleave(self) -> None:
         name, p, v, m = self.schedule, self.pp, self.interleave, self.microbatches
-        if name in V_SHAPED and v == 1:
-            object.__setattr__(self, "interleave", v := 2)
         several, broken = name in ("1f1b", *V_SHAPED) or is_looped(name), ""
         if v > 1 and not several:
-            broken = f"{name!r} has one chunk on a stage, got interleave={v}; use '1f1b'"
+            broken = f"has one chunk on a stage, got interleave={v}; use '1f1b'"
         elif name in V_SHAPED and v != 2:
-            broken = f"{name!r} has two chunks on each stage, got interleave={v}; use interleave=2"
+            broken = f"has two chunks on each stage, got interleave={v}; use interleave=2"
         elif v > 1 and p == 1:
-            broken = f"{name!r} in {v} chunks needs pp of 2 or more, got pp=1; use schedule='1f1b' "
-            broken += "and interleave=1"
+            broken = f"in {v} chunks needs pp of 2 or more, got pp=1; use schedule='1f1b' and "
+            broken += "interleave=1"
         elif v > 1 and name == "1f1b" and m % p:
             # Megatron-LM sends groups of pp micro-batches through each chunk in turn
-            broken = f"{name!r} in {v} chunks needs microbatches to be a multiple of pp, "
-            broken += f"got {m} and {p}; {-(-m // p) * p} works"
+            broken = f"in {v} chunks needs microbatches to be a multiple of pp, got {m} and {p}; "
+            broken += f"{-(-m // p) * p} works"
         if broken:
-            raise ScheduleError(f"schedule={broken}")
+            raise ScheduleError(f"schedule={name!r} {broken}")
 
-    def _bounds(self, partition: Iterable[SupportsIndex]) -> tuple[int, ...]:
-        given = tuple(partition) if isinstance(partition, Iterable) else (None,)
-        if not all(map(is_whole, given)):
-            rule = "must be a sequence of whole numbers such as (0, 6, 12)"
-            raise PartitionError(f"partition {rule}, got {short(partition)}")
-        bounds = tuple(map(int, given))
-        if len(bounds) != self.chunks + 1:
-            rule = f"needs {self.chunks + 1} bounds for {self.chunks} chunks (pp x interleave)"
-            raise PartitionError(f"partition {rule}, got {len(bounds)}")
-        inner = [b - a for a, b in pairwise(bounds)]
-        if bounds[0] != 0 or min(inner) < 0 or (self.chunks > 2 and min(inner[1:-1]) < 1):
+    def _bounds(self) -> tuple[int, ...]:
+        """The bounds that the partition says, as text or as numbers."""
+        given: Any = self.partition
+        if isinstance(given, str):
+            sizes = given.split(",")
+            if not all(re.fullmatch(r"\s*\d{1,6}\s*", size) for size in sizes):
+                rule = f"write the layers of each stage, such as '5, 6, 6, 5', or {ITEMS!r}"
+                raise PartitionError(f"partition {short(given)}: {rule}")
+            given = accumulate(map(int, sizes), initial=0)
+        bounds: tuple[Any, ...] = tuple(given) if isinstance(given, Iterable) else (None,)
+        inner = [b - a for a, b in pairwise(bounds)] if all(map(is_whole, bounds)) else []
+        if len(inner) != self.chunks or bounds[0] != 0 or min(inner) < 0 or 0 in inner[1:-1]:
             raise PartitionError(
-                f"partition bounds must start at 0 and rise, got {short(bounds)}; only the first "
-                f"and the last chunk may be without layers (they hold the embedding and the head)"
+                f"partition must be a sequence of whole numbers, {self.chunks + 1} for "
+                f"{self.chunks} chunks (pp x interleave), that must start at 0 and rise, got "
+                f"{short(bounds)}; only the first and the last chunk may be without layers"
             )
-        return bounds
+        return tuple(map(int, bounds))
 
     @property
     def devices(self) -> int:
@@ -196,11 +193,6 @@ class Layout(_Experts):
     def chunks(self) -> int:
         """Pieces that the layers are cut into: pp x interleave."""
         return self.pp * self.interleave
-
-    @property
-    def by_items(self) -> bool:
-        """Whether embedding and head count as a layer each."""
-        return self.partition == ITEMS
 
     @property
     def last_chunk(self) -> int:
@@ -220,7 +212,24 @@ class Layout(_Experts):
         >>> Layout(pp=4).chunk_layers(10)
         (3, 3, 2, 2)
         """
-        return _chunk_layers(self, layers)
+        bounds, items = self.partition, 2 * (self.partition == ITEMS)
+        if isinstance(bounds, tuple):
+            if bounds[-1] != layers:
+                raise PartitionError(
+                    f"the partition ends at {bounds[-1]}, the model has {layers} layers; "
+                    f"the last bound must be the number of layers"
+                )
+            return tuple(b - a for a, b in pairwise(bounds))
+        if self.chunks > layers + items:
+            what = "items, embedding and head among them" if items else "layers"
+            raise PartitionError(
+                f"pp x interleave = {self.chunks} chunks need as many {what}, the model has "
+                f"{layers + items}; use pp x interleave of {layers + items} or less"
+            )
+        sizes = list(even(layers + items, self.chunks))
+        sizes[0] -= items // 2
+        sizes[-1] -= items // 2
+        return tuple(sizes)
 
     def stage_layers(self, stage: int, layers: int) -> int:
         """Layers of all chunks of ``stage``; of both copies, where there are two."""
@@ -296,41 +305,6 @@ class Numbers(_Experts):
         """The numbers of one Layout, or of several; bounds of their own are taken to be even."""
         names = (field.name for field in fields(cls) if field.name != "items")
         columns = {name: [getattr(layout, name) for layout in layouts] for name in names}
-        columns["items"] = [layout.by_items for layout in layouts]
+        columns["items"] = [layout.partition == ITEMS for layout in layouts]
         one = len(layouts) == 1
         return cls(**{name: c[0] if one else np.array(c) for name, c in columns.items()})
-
-
-MOST_OF_ANY = 10**8
-"""Of any field of a layout, as of a cluster's devices: a larger number is a slip of the hand."""
-
-
-def _read_partition(text: str) -> list[int]:
-    """The bounds of stages with as many layers as ``text`` says, "5, 6, 6, 5"."""
-    sizes = text.split(",")
-    if not all(re.fullmatch(r"\s*\d{1,6}\s*", size) for size in sizes):
-        rule = f"write the layers of each stage, such as '5, 6, 6, 5', or {ITEMS!r}"
-        raise PartitionError(f"partition {short(text)}: {rule}")
-    return list(accumulate(map(int, sizes), initial=0))
-
-
-@lru_cache(maxsize=4096)
-def _chunk_layers(layout: Layout, layers: int) -> tuple[int, ...]:
-    bounds, items = layout.partition, 2 * layout.by_items
-    if isinstance(bounds, tuple):
-        if bounds[-1] != layers:
-            raise PartitionError(
-                f"the partition ends at {bounds[-1]}, the model has {layers} layers; "
-                f"the last bound must be the number of layers"
-            )
-        return tuple(b - a for a, b in pairwise(bounds))
-    if layout.chunks > layers + items:
-        what = "items, embedding and head among them" if items else "layers"
-        raise PartitionError(
-            f"pp x interleave = {layout.chunks} chunks need as many {what}, the model has "
-            f"{layers + items}; use pp x interleave of {layers + items} or less"
-        )
-    sizes = list(even(layers + items, layout.chunks))
-    sizes[0] -= items // 2
-    sizes[-1] -= items // 2
-    return tuple(sizes)

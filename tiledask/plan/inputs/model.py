@@ -4,29 +4,39 @@ embedding | layer 1 | ... | layer L | head      items, in the order of a pipelin
  V x h      attention, MLP, norms     norm, V x h
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
+from typing import Any, NoReturn
 
-from tiledask.errors import ConfigError
-from tiledask.plan import html
-from tiledask.plan.inputs.model_sizes import MOST, ModelSizes, check_integer, completed
-from tiledask.plan.inputs.weights import (
-    Weight,
-    attention,
-    count,
-    mixture,
-    mlp,
-    mtp_module,
-    norm,
-    unvisited,
-)
+import numpy as np
+
+from tiledask.errors import ConfigError, short
+from tiledask.plan.inputs.weights import Weight, attention, count, mixture, mlp, norm, unvisited
 from tiledask.plan.units import divisors
+from tiledask.plan.whole import whole_number
 
-__all__ = ["Model", "Weight", "count"]
+__all__ = ["MOST_LAYERS", "Model", "Weight", "count"]
+
+MANY, MOST = 100_000, 10**9
+MOST_LAYERS = 4096
+"""Thirty times what anyone has built; every way to cut them into stages can still be looked at."""
+LARGEST = dict.fromkeys(("layers", "windowed_layers"), MOST_LAYERS)
+LARGEST |= dict.fromkeys(("heads", "kv_heads", "experts", "top_k"), MANY)
+"""Field -> its largest value where that is not MOST; beyond lies no transformer but a typing
+error."""
+WORDS: dict[str, tuple[Any, ...]] = {
+    "mlp": ("gelu", "swiglu"),
+    "norm": ("layernorm", "rmsnorm", "none"),
+    "qk_norm": (None, "per_head", "full", "own"),
+    "layer_norms": (1, 2, 4),
+}
+LATENT = ("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+MIXTURE = ("shared_ffn", "shared_gate", "router_bias", "dense_layers")
 
 
 @dataclass(frozen=True, repr=False)
-class Model(ModelSizes):
+class Model:
     """A decoder-only transformer, or an encoder of the same blocks (``causal=False``).
 
     Heads, groups of heads or latent attention; dense MLPs or mixtures of experts, whose
@@ -37,9 +47,170 @@ class Model(ModelSizes):
     124439808
     """
 
+    hidden: int
+    """Width of the residual stream, h."""
+    layers: int
+    heads: int
+    """Query heads, a."""
+    ffn: int
+    """Inner width of the MLP."""
+    vocab: int
+    """Rows of the embedding matrix, V."""
+    kv_heads: int = 0
+    """Key and value heads; 0 means as many as query heads."""
+    head_dim: int = 0
+    """Width of one head; 0 means hidden / heads, and qk_dim in latent attention."""
+    mlp: str = "gelu"
+    """Kind of MLP; "gelu": two matrices; "swiglu": three, one of them a gate (any activation)."""
+    norm: str = "layernorm"
+    """Kind of norm; "layernorm": weight and bias; "rmsnorm": weight; "none": no parameters."""
+    qkv_bias: bool = True
+    """Biases of query, key and value; in latent attention, of the down-projections."""
+    out_bias: bool = True
+    mlp_bias: bool = True
+    tied: bool = True
+    """The output projection is the embedding matrix."""
+    learned_pos: int = 0
+    """Rows of a learned position embedding; 0 for rotary or ALiBi positions."""
+    unused_pos: int = 0
+    """Rows of it that belong to no token, as OPT's and RoBERTa's first two."""
+    experts: int = 0
+    """Experts in each mixture; 0 for a dense model."""
+    top_k: int = 0
+    """Experts that a token visits."""
+    qk_norm: str | None = None
+    """None, "per_head" (one norm of head_dim), "full" (one over all heads) or "own" (a scale of
+    head_dim for each head)."""
+    embedding_norm: bool = False
+    """A norm after the embedding, as in BLOOM."""
+    dropout: bool = False
+    """Trained with dropout, whose masks then are kept for the backward pass."""
+    name: str = "model"
+    source: str = ""
+    """Where the numbers come from."""
+    expert_ffn: int = 0
+    """Inner width of one expert; 0 means ffn."""
+    shared_ffn: int = 0
+    """Inner width, all together, of the shared experts that every token passes."""
+    shared_gate: bool = False
+    """A gate of h weights scales what the shared experts add, as in Qwen's mixtures."""
+    router_bias: bool = False
+    """The router adds a bias per expert that balances their load, as in DeepSeek-V3."""
+    dense_layers: tuple[int, ...] = ()
+    """Layers of a mixture model, counted from 0, that have a dense MLP."""
+    kv_lora_rank: int = 0
+    """Width of the key-value latent; more than 0 makes the attention latent (MLA)."""
+    q_lora_rank: int = 0
+    """Width of the query latent; 0 projects queries directly."""
+    qk_nope_head_dim: int = 0
+    """Width of a latent-attention head's query and key without position."""
+    qk_rope_head_dim: int = 0
+    """Width of its rotary part, which all heads of a key share."""
+    v_head_dim: int = 0
+    """Width of a latent-attention head's value."""
+    layer_norms: int = 2
+    """Norms of a layer on the residual stream: 2; 1 where attention and MLP read the same normed
+    input, side by side; 4 where what they add is normed, too."""
+    final_norm: bool = True
+    """A norm before the head."""
+    head_bias: bool = False
+    """The output projection has a bias."""
+    attention_sinks: bool = False
+    """A learned score per head that takes part in the softmax, as in gpt-oss."""
+    causal: bool = True
+    """A token attends to those before it; False: to all, as in an encoder."""
+    window: int = 0
+    """Tokens that a token sees in a layer with a sliding window, itself included; 0: all."""
+    windowed_layers: int = 0
+    """Layers with that window; the others see all."""
+    imbalance: float = 1.0
+    """Tokens of the fullest device of experts over the mean: what routing leaves uneven, or the
+    capacity factor that tokens are dropped or padded to."""
+
     def __post_init__(self) -> None:
-        for field, value in completed(self).items():
-            object.__setattr__(self, field, value)
+        for field in fields(self):
+            name, value = field.name, getattr(self, field.name)
+            if value not in WORDS.get(name, (value,)):
+                self._refuse(f"{name} must be one of {WORDS[name]}, got {short(value)}")
+            elif field.type is int and name not in WORDS:
+                least, most = int(field.default is MISSING), LARGEST.get(name, MOST)
+                self._set(name, self._whole(name, value, least, most))
+            elif field.type is bool and not isinstance(value, bool):
+                self._refuse(f"{name} must be true or false, got {short(value)}")
+        self._set("kv_heads", self.kv_heads or self.heads)
+        for broken, rule in _rules(self):
+            if broken:
+                self._refuse(rule)
+        dense = {self._whole("dense_layers", n, 0, self.layers - 1) for n in self.dense_layers}
+        self._set("dense_layers", tuple(sorted(dense)))
+        self._set("head_dim", self.qk_dim or self.hidden // self.heads)
+        self._set("expert_ffn", self.expert_ffn or self.ffn)
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def _refuse(self, rule: str) -> NoReturn:
+        raise ConfigError(f"{self._called}: {rule}")
+
+    @property
+    def _called(self) -> str:
+        return "model" if self.name == "model" else f"model {self.name}"
+
+    def _whole(self, field: str, value: object, low: int, high: int) -> int:
+        return whole_number(f"{self._called}: {field}", value, low, high)
+
+    @property
+    def positions(self) -> int:
+        """Tokens of the longest sequence that it has positions for; 0: no position is learned, and
+        there is no limit.
+
+        >>> sizes = dict(hidden=64, layers=4, heads=4, ffn=256, vocab=100)
+        >>> Model(**sizes, learned_pos=514, unused_pos=2).positions
+        512
+        """
+        return self.learned_pos - self.unused_pos
+
+    @property
+    def usual_sequence(self) -> int:
+        """Tokens of a sequence where nobody says how many: 2048, or all its positions."""
+        return min(2048, self.positions or 2048)
+
+    def visible(self, sequence: Any) -> Any:
+        """The part of a layer's s x s scores that its mask leaves, of long sequences; the mean over
+        all layers: 1/2 under a causal mask, w/s - (w/s)^2/2 in a window of w tokens.
+
+        >>> sizes = dict(hidden=64, layers=4, heads=4, ffn=256, vocab=100)
+        >>> Model(**sizes).visible(1000)
+        0.5
+        >>> Model(**sizes, window=100, windowed_layers=2).visible(1000)
+        0.2975
+        """
+        whole = 0.5 if self.causal else 1.0
+        near = np.minimum(1.0, self.window / sequence)
+        seen = near - near**2 / 2 if self.causal else np.minimum(1.0, 2 * near - near**2)
+        part = self.windowed_layers / self.layers
+        return float(part * seen + (1 - part) * whole)
+
+    @property
+    def head_tensors(self) -> int:
+        """Tensors of h numbers a token that the head keeps for the backward pass: the inputs of
+        its product and norm."""
+        return 1 + (self.final_norm and self.norm != "none")
+
+    @property
+    def latent(self) -> bool:
+        """Whether attention is latent (multi-head latent attention, MLA)."""
+        return self.kv_lora_rank > 0
+
+    @property
+    def qk_dim(self) -> int:
+        """Width of a head's query and key."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim if self.latent else self.head_dim
+
+    @property
+    def v_dim(self) -> int:
+        """Width of a head's value."""
+        return self.v_head_dim if self.latent else self.head_dim
 
     @property
     def kv_cache_elements(self) -> int:
@@ -47,10 +218,8 @@ class Model(ModelSizes):
         of all groups, or the latent and the rotary part of the key that all heads share.
 
         >>> from tiledask.plan.inputs.load import load_model
-        >>> load_model("llama-3.1-405b").kv_cache_elements
-        2048
-        >>> load_model("deepseek-v3").kv_cache_elements
-        576
+        >>> [load_model(name).kv_cache_elements for name in ("llama-3.1-405b", "deepseek-v3")]
+        [2048, 576]
         """
         if self.latent:
             return self.kv_lora_rank + self.qk_rope_head_dim
@@ -59,24 +228,16 @@ class Model(ModelSizes):
     @cached_property
     def embedding(self) -> tuple[Weight, ...]:
         """Weights of the first item: token rows, position rows, norm."""
-        h, width = self.hidden, self.embedding_width or self.hidden
-        weights: tuple[Weight, ...] = (Weight("token embedding", self.vocab, width),)
-        if self.embedding_width:
-            weights += (Weight("embedding projection", h, width, split=False, inputs=width),)
+        weights: tuple[Weight, ...] = (Weight("token embedding", self.vocab, self.hidden),)
         if self.learned_pos:
-            weights += (Weight("position embedding", self.learned_pos, h, split=False),)
-        if self.token_types:
-            weights += (Weight("token type embedding", self.token_types, h, split=False),)
+            rows = self.learned_pos
+            weights += (Weight("position embedding", rows, self.hidden, split=False),)
         return weights + (norm(self, "embedding norm", self.hidden) if self.embedding_norm else ())
 
     def is_mixture(self, layer: int) -> bool:
         """Whether layer number ``layer``, from 0, has experts; none such is a ConfigError."""
-        layer = check_integer(self.name, "layer", layer, 0, self.layers - 1)
-        return self.experts > 0 and layer not in self._dense
-
-    @cached_property
-    def _dense(self) -> frozenset[int]:
-        return frozenset(self.dense_layers)
+        layer = self._whole("layer", layer, 0, self.layers - 1)
+        return self.experts > 0 and layer not in self.dense_layers
 
     def layer_weights(self, layer: int) -> tuple[Weight, ...]:
         """Weights of layer number ``layer``, from 0: attention, MLP (or experts) and norms.
@@ -113,58 +274,39 @@ class Model(ModelSizes):
 
     @cached_property
     def head(self) -> tuple[Weight, ...]:
-        """Weights of the last item: final norm, output projection unless tied, and the
-        multi-token-prediction modules if they are counted."""
-        h, width = self.hidden, self.embedding_width or self.hidden
-        weights = norm(self, "final norm", h) if self.final_norm else ()
-        if self.head_dense:
-            weights += (Weight("head dense", h, h, split=False, inputs=h),)
-            weights += (Weight("head dense bias", h, 1, False, "bias"), *norm(self, "head norm", h))
-        if self.embedding_width:
-            weights += (Weight("head projection", width, h, split=False, inputs=h),)
+        """Weights of the last item: final norm, and output projection unless tied."""
+        weights = norm(self, "final norm", self.hidden) if self.final_norm else ()
         if not self.tied:
-            weights += (Weight("output projection", self.vocab, width, inputs=width),)
+            weights += (Weight("output projection", self.vocab, self.hidden, inputs=self.hidden),)
         if self.head_bias:
             weights += (Weight("output projection bias", self.vocab, 1, kind="bias"),)
-        return weights + (self.mtp_module * self.mtp_layers if self.with_mtp else ())
-
-    @cached_property
-    def mtp_module(self) -> tuple[Weight, ...]:
-        """Weights of one multi-token-prediction module, without the embedding and the output
-        projection that it shares with the model; none if the model has no such module."""
-        return mtp_module(self, self.layer) if self.mtp_layers else ()
-
-    @property
-    def mtp_parameters(self) -> int:
-        """Parameters of all multi-token-prediction modules, counted or not."""
-        return self.mtp_layers * count(self.mtp_module)
+        return weights
 
     @property
     def tied_copy(self) -> tuple[Weight, ...]:
         """What the last of several stages holds again because the embedding is elsewhere: the
-        output projection is that matrix, or a multi-token-prediction module looks tokens up."""
-        again = self.tied or self.with_mtp
-        width = self.embedding_width or self.hidden
-        return (Weight("token embedding copy", self.vocab, width),) if again else ()
+        output projection is that matrix."""
+        return (Weight("token embedding copy", self.vocab, self.hidden),) if self.tied else ()
 
     @property
     def item_parameters(self) -> tuple[int, ...]:
         """Parameters of the embedding, each layer and the head: layers + 2 numbers that
         add up to ``parameters``, so that any partition of the items can be costed."""
-        usual = count(self.mixture_layer if self.experts else self.dense_layer)
-        dense = count(self.dense_layer)
-        layers = (dense if i in self._dense else usual for i in range(self.layers))
+        layers = [count(self.mixture_layer if self.experts else self.dense_layer)] * self.layers
+        for layer in self.dense_layers:
+            layers[layer] = count(self.dense_layer)
         return (count(self.embedding), *layers, count(self.head))
 
     @property
     def layer_kinds(self) -> tuple[tuple[str, int, tuple[Weight, ...]], ...]:
         """The kinds of layer: (name, how many, weights of one)."""
-        dense = len(self.dense_layers) if self.experts else self.layers
-        kinds = (
-            ("dense layer" if self.experts else "layer", dense, self.dense_layer),
-            ("mixture layer", self.layers - dense, self.mixture_layer),
+        if not self.experts:
+            return (("layer", self.layers, self.dense_layer),)
+        dense = len(self.dense_layers)
+        mixtures = "mixture layer", self.layers - dense, self.mixture_layer
+        return tuple(
+            kind for kind in (("dense layer", dense, self.dense_layer), mixtures) if kind[1]
         )
-        return tuple(kind for kind in kinds if kind[1])
 
     @cached_property
     def parameters(self) -> int:
@@ -178,8 +320,7 @@ class Model(ModelSizes):
 
         Embedding and head are in; papers that leave one out print a little less.
         """
-        unused = sum(n * unvisited(weights) for _, n, weights in self.layer_kinds)
-        return self.parameters - unused - unvisited(self.head)
+        return self.parameters - sum(n * unvisited(weights) for _, n, weights in self.layer_kinds)
 
     def allows_tp(self, tp: int) -> bool:
         """Whether attention heads, and groups of them, can be divided over ``tp`` devices."""
@@ -188,7 +329,7 @@ class Model(ModelSizes):
 
     def check_tp(self, tp: int, most: int = MOST) -> None:
         """Refuse a tensor parallelism that attention heads cannot be divided over."""
-        tp = check_integer(self.name, "tp", tp, 1, MOST)
+        tp = self._whole("tp", tp, 1, MOST)
         if not self.allows_tp(tp):
             near = [t for t in divisors(self.heads, most) if self.allows_tp(t)]
             raise ConfigError(
@@ -201,32 +342,60 @@ class Model(ModelSizes):
 
     def __repr__(self) -> str:
         active = f", {self.active_parameters:,} active" if self.experts else ""
-        mtp = ""
-        if self.mtp_layers:
-            said = "with" if self.with_mtp else "without"
-            mtp = f", {said} {self.mtp_parameters:,} for multi-token prediction"
         return (
             f"Model({self.name}: {self.layers} layers of width {self.hidden:,}, "
-            f"{self.parameters:,} parameters{active}{mtp})"
+            f"{self.parameters:,} parameters{active})"
         )
 
-    def _repr_html_(self) -> str:
-        """A table with a row per item; a mixture also shows what one token uses."""
-        names = ["item", "how many", "each", "parameters"] + ["active"] * bool(self.experts)
-        items = [("embedding", 1, self.embedding), *self.layer_kinds, ("head", 1, self.head)]
-        rows = [_row(name, n, weights) for name, n, weights in items]
-        rows.append(("all", "", "", f"{self.parameters:,}", f"{self.active_parameters:,}"))
-        bold = (len(rows) - 1,)
-        if self.mtp_layers and not self.with_mtp:
-            name = "multi-token prediction, not counted"
-            rows.append(_row(name, self.mtp_layers, self.mtp_module))
-        rows = [row[: len(names)] for row in rows]
-        style = dict.fromkeys(range(1, len(names)), "text-align:right")
-        found = html.table(names, rows, repr(self), style=style, bold=bold)
-        return f"{found}<p><small>{html.words(self.source)}</small></p>"
 
-
-def _row(name: str, n: int, weights: tuple[Weight, ...]) -> tuple[str, ...]:
-    each = count(weights)
-    numbers = n, each, n * each, n * (each - unvisited(weights))
-    return (name, *(f"{number:,}" for number in numbers))
+def _rules(m: Model) -> Iterator[tuple[Any, str]]:
+    """(whether it is broken, the rule) of every one."""
+    kv, layers, dense, experts = m.kv_heads, m.layers, m.dense_layers, m.experts
+    top_k, uneven, window, windowed = m.top_k, m.imbalance, m.window, m.windowed_layers
+    unused, positions = m.unused_pos, m.learned_pos
+    yield (
+        0 < unused >= positions,
+        f"unused_pos ({unused}) must be less than learned_pos ({positions})",
+    )
+    yield m.heads % kv, f"heads ({m.heads}) must be a multiple of kv_heads ({kv})"
+    yield (
+        bool(window) != bool(windowed) or windowed > layers,
+        f"window={window} and windowed_layers={windowed} go together, and of {layers} layers "
+        f"no more can have it",
+    )
+    yield (
+        not isinstance(dense, list | tuple | range) or len(dense) > layers,
+        f"dense_layers must be a tuple of at most {layers} layer numbers, got {short(dense)}",
+    )
+    sizes = f"top_k={top_k}, experts={experts}"
+    yield (
+        top_k > experts or (experts and not top_k),
+        f"top_k must lie between 1 and experts, got {sizes}",
+    )
+    number = isinstance(uneven, int | float) and not isinstance(uneven, bool)
+    yield (
+        not number or not 1 <= uneven <= max(1, experts / max(1, top_k)),
+        f"imbalance must be a number of 1 or more, and of no more than experts / top_k, got "
+        f"{short(uneven)} with {sizes}; 1 is even routing",
+    )
+    yield (
+        m.shared_gate and not m.shared_ffn,
+        "shared_gate scales a shared expert, which needs shared_ffn",
+    )
+    for name in () if experts else MIXTURE:
+        yield getattr(m, name), f"{name} belongs to a mixture, which needs experts of 1 or more"
+    if not m.latent:
+        for name in LATENT:
+            yield getattr(m, name), f"{name} belongs to latent attention, which needs kv_lora_rank"
+        uneven_heads = not m.head_dim and m.hidden % m.heads
+        yield uneven_heads, f"hidden ({m.hidden}) must be a multiple of heads ({m.heads})"
+        return
+    own = "in latent attention; leave it out"
+    for name in LATENT[1:]:
+        yield not getattr(m, name), f"{name} must be 1 or more in latent attention, got 0"
+    yield kv != m.heads, f"kv_heads ({kv}) must equal heads ({m.heads}) {own}"
+    yield m.qk_norm, f"qk_norm must be None {own}"
+    yield (
+        m.head_dim not in (0, m.qk_dim),
+        f"head_dim ({m.head_dim}) must be qk_nope_head_dim + qk_rope_head_dim ({m.qk_dim}) {own}",
+    )

@@ -195,6 +195,18 @@ def recipes() -> tuple[str, ...]:
     return names("recipes")
 
 
+def load_recipe(recipe: str | os.PathLike[str] | Recipe) -> Recipe:
+    """The shipped recipe of that name, or the one in a JSON file like those in data/recipes; a
+    Recipe comes back as it is."""
+    if isinstance(recipe, Recipe):
+        return recipe
+    if not isinstance(recipe, str | os.PathLike):
+        raise ConfigError(f"a recipe is a name, a path or a Recipe, got {short(recipe)}")
+    text = os.fspath(recipe)
+    own = text.lower().endswith(".json") and text.lower() not in recipes()
+    return _recipe(read(text)) if own else _load(text)
+
+
 @lru_cache(maxsize=64)
 def _load(name: str) -> Recipe:
     return _recipe(read_named("recipes", name))
@@ -210,19 +222,6 @@ def _recipe(fields: Fields) -> Recipe:
     if recipe.adapters is None and any(state.of == "adapters" for state in states):
         raise fields.fail("states", "keep something for adapters, and there are none; add them")
     return recipe
-
-
-def load_recipe(recipe: str | os.PathLike[str] | Recipe) -> Recipe:
-    """The shipped recipe of that name, or the one in a JSON file like those in data/recipes; a
-    Recipe comes back as it is."""
-    if isinstance(recipe, Recipe):
-        return recipe
-    if not isinstance(recipe, str | os.PathLike):
-        raise ConfigError(f"a recipe is a name, a path or a Recipe, got {short(recipe)}")
-    text = os.fspath(recipe)
-    if text.lower().endswith(".json") and text.lower() not in recipes():
-        return _recipe(read(text))
-    return _load(text)
 
 
 def lora(
@@ -265,32 +264,22 @@ def offload(
     """
     known = load_recipe(recipe)
     there = [state.tensor for state in known.states]
-    if states is None:
-        states = tuple(state.tensor for state in known.states if state.of_optimizer)
-        if not states:
-            raise ConfigError(
-                f"{known.name} keeps no optimizer states to offload, but {', '.join(there)}; name "
-                f"some of these in states=, or use a recipe such as 'mixed-adam-16'"
-            )
+    optimizer = tuple(state.tensor for state in known.states if state.of_optimizer)
+    states = optimizer if states is None else states
     if not isinstance(states, tuple | list) or not states or not set(states) <= set(there):
         raise ConfigError(
-            f"states must be a tuple of names of what {known.name} keeps, {', '.join(there)}; got "
-            f"{short(states)}"
+            f"states must be a tuple of names of what {known.name} keeps, {', '.join(there)}, by "
+            f"default all optimizer states; got {short(states)}"
         )
     if to not in PLACES:
         raise ConfigError(f"states lie on one of {PLACES}, got to={short(to)}")
     moved = tuple(replace(s, place=to) if s.tensor in states else s for s in known.states)
-    name = known.name.partition(_AWAY)[0]
+    name = known.name.partition(" + ")[0]
     for place in PLACES[1:]:
-        there = [s.tensor for s in moved if s.place == place]
-        if there == [s.tensor for s in moved if s.of_optimizer]:
-            there = ["optimizer"]
-        name += f"{_AWAY}{', '.join(there)} on {place}" if there else ""
+        away = tuple(s.tensor for s in moved if s.place == place)
+        words = "optimizer" if away == optimizer else ", ".join(away)
+        name += f" + {words} on {place}" if away else ""
     return replace(known, name=name, states=moved)
-
-
-_AWAY = " + "
-"""In a recipe's name, before what it offloads."""
 
 
 def state_bytes(

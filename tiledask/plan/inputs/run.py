@@ -24,13 +24,6 @@ __all__ = [
 ]
 
 
-MORE_TP = {
-    "megatron": "each rank keeps one, so that {times} ranks have copies of the same",
-    "torchtitan": "it cuts heads apart and stops; use tp={heads} or less",
-    "deepspeed": "AutoTP gives whole heads to {heads} ranks and none to the others; use tp={heads} "
-    "or less",
-}
-"""What each framework does with more tensor ranks than key-value heads."""
 LONGEST = 2**30
 """Tokens of the longest sequence that is believed."""
 
@@ -64,23 +57,21 @@ def check_run(model: Model, layout: Layout, sequence: int | None) -> int:
     return sequence
 
 
-def more_tp(model: Model, layout: Layout, *frameworks: str) -> list[str]:
-    """What the frameworks, all of MORE_TP by default, do with more tensor ranks than key-value
-    heads, in one line; none where there are not more.
+def more_tp(model: Model, layout: Layout) -> list[str]:
+    """What frameworks do with more tensor ranks than key-value heads, in one line; none where there
+    are not more.
 
     >>> from tiledask.plan.inputs.load import load_model
-    >>> more_tp(load_model("llama-3.1-8b"), Layout(tp=16), "megatron")[0].partition(": ")[0]
+    >>> more_tp(load_model("llama-3.1-8b"), Layout(tp=16))[0].partition(": ")[0]
     'tp=16 is more than the 8 key-value heads'
     """
-    if layout.tp <= model.kv_heads or model.latent:
+    heads, tp = model.kv_heads, layout.tp
+    if tp <= heads or model.latent:
         return []
-    said: dict[str, list[str]] = {}
-    for name in frameworks or MORE_TP:
-        words = MORE_TP[name].format(times=layout.tp // model.kv_heads, heads=model.kv_heads)
-        said.setdefault(words, []).append(name)
-    one = len(frameworks) == 1
-    does = (words if one else f"{' and '.join(names)}: {words}" for words, names in said.items())
-    return [f"tp={layout.tp} is more than the {model.kv_heads} key-value heads: {'; '.join(does)}"]
+    return [
+        f"tp={tp} is more than the {heads} key-value heads: in Megatron-LM {tp // heads} ranks have "
+        f"copies of the same; torchtitan and DeepSpeed take tp={heads} or less"
+    ]
 
 
 def caches(recipe: Recipe, cached: int) -> Recipe:
@@ -137,12 +128,10 @@ def check_timed(recipe: Recipe) -> None:
 
 def chunk_kinds(model: Model, layout: Layout) -> list[tuple[int, int]]:
     """(dense layers, mixtures) of each chunk, in model order."""
-    sizes = layout.chunk_layers(model.layers)
-    if not model.experts:
-        return [(n, 0) for n in sizes]
     kinds, start = [], 0
-    for n in sizes:
-        dense = bisect_left(model.dense_layers, start + n) - bisect_left(model.dense_layers, start)
+    for n in layout.chunk_layers(model.layers):
+        first, behind = (bisect_left(model.dense_layers, at) for at in (start, start + n))
+        dense = behind - first if model.experts else n
         kinds.append((dense, n - dense))
         start += n
     return kinds
@@ -153,13 +142,8 @@ def chunk_items(model: Model, layout: Layout) -> list[tuple[int, ...]]:
     heads, and copies of the table that a tied head needs."""
     last, kinds = layout.last_chunk, chunk_kinds(model, layout)
     return [
-        (
-            *(layers if model.experts else layers[:1]),
-            int(chunk == 0),
-            int(chunk == last),
-            int(chunk == last > 0),
-        )
-        for chunk, layers in enumerate(kinds)
+        (*layers[: 1 + (model.experts > 0)], +(c == 0), +(c == last), +(c == last > 0))
+        for c, layers in enumerate(kinds)
     ]
 
 

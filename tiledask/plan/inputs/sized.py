@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from typing import Any
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.inputs.model import Model
@@ -33,11 +34,10 @@ def model_of_size(text: str) -> Model | None:
     True
     """
     match = _SIZE.fullmatch(text.strip())
-    if not match and _LIKE_A_SIZE.fullmatch(text.strip()):
-        raise ConfigError(
-            f"the size of a model is a number above 0 such as 70B or 7e9, got {short(text)}"
-        )
     if not match:
+        if _LIKE_A_SIZE.fullmatch(text.strip()):
+            rule = "the size of a model is a number above 0 such as 70B or 7e9"
+            raise ConfigError(f"{rule}, got {short(text)}")
         return None
     digits, power, unit = match.groups()
     wanted = float(digits) * 10 ** int(power or _UNITS.get((unit or "").lower(), 0))
@@ -52,31 +52,18 @@ def model_of_size(text: str) -> Model | None:
         low, high = (low, h_) if 12 * h_**3 / 128 + 2 * VOCAB * h_ > wanted else (h_, high)
     step = 1024 if low >= 3072 else 128  # heads of 128, which eight devices can share out
     h = round(low / step) * step
-    layers = (wanted - 2 * VOCAB * h) / (12 * h * h)
-    by = 4 if layers >= 16 else 1
-    few = round(layers / by) * by
-    inside = (wanted - 2 * VOCAB * h) / few - 4 * h * h
-    ffn = round(inside / (3 * h) / 128) * 128
-    model = Model(
-        layers=few,
-        hidden=h,
-        heads=h // 128,
-        ffn=ffn,
-        vocab=VOCAB,
-        mlp="swiglu",
-        norm="rmsnorm",
-        qkv_bias=False,
-        out_bias=False,
-        mlp_bias=False,
-        tied=False,
-        name=text.strip(),
-    )
-    off = model.parameters / wanted - 1
+    rest = wanted - 2 * VOCAB * h
+    by = 4 if rest / (12 * h * h) >= 16 else 1
+    layers = round(rest / (12 * h * h) / by) * by
+    ffn = round((rest / layers - 4 * h * h) / (3 * h) / 128) * 128
+    usual: dict[str, Any] = {"mlp": "swiglu", "norm": "rmsnorm", "tied": False}
+    usual |= dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), False)
+    model = Model(h, layers, h // 128, ffn, VOCAB, name=text.strip(), **usual)
     words = (
-        f"{ASSUMED} {few} layers of width {h:,} ({h // 128} heads of 128, gated MLP of {ffn:,}, "
+        f"{ASSUMED} {layers} layers of width {h:,} ({h // 128} heads of 128, gated MLP of {ffn:,}, "
         f"RMS norms, no biases, no groups of heads), {VOCAB:,} words, embedding and head apart: "
-        f"{model.parameters:,} parameters, {100 * off:+.1f} %. Memory of the states is as exact as "
-        "that; activations and time are those of this shape. A config.json or td.Model(...) is "
-        "exact."
+        f"{model.parameters:,} parameters, {100 * (model.parameters / wanted - 1):+.1f} %. Memory "
+        "of the states is as exact as that; activations and time are those of this shape. A "
+        "config.json or td.Model(...) is exact."
     )
     return replace(model, source=words)

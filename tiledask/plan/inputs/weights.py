@@ -8,10 +8,12 @@ mixture          router, experts x (gate  up | down), shared (gate  up | down)
 
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import TYPE_CHECKING
 
-from tiledask.plan.inputs.model_sizes import ModelSizes
+if TYPE_CHECKING:
+    from tiledask.plan.inputs.model import Model
 
-__all__ = ["Weight", "attention", "count", "mixture", "mlp", "mtp_module", "norm", "unvisited"]
+__all__ = ["Weight", "attention", "count", "mixture", "mlp", "norm", "unvisited"]
 
 
 @dataclass(frozen=True)
@@ -60,89 +62,63 @@ def unvisited(weights: tuple[Weight, ...]) -> int:
     return sum((w.copies - w.active) * w.units * w.size for w in weights)
 
 
-def norm(model: ModelSizes, name: str, width: int, split: bool = False) -> tuple[Weight, ...]:
+def norm(model: "Model", name: str, width: int, split: bool = False) -> tuple[Weight, ...]:
     """A norm of ``width`` elements: weight and bias, weight, or nothing."""
     each = {"layernorm": 2, "rmsnorm": 1, "none": 0}[model.norm]
     return (Weight(name, width, each, split, "norm"),) if each else ()
 
 
-def attention(model: ModelSizes) -> tuple[Weight, ...]:
+def attention(model: "Model") -> tuple[Weight, ...]:
     """Weights of one attention block, its own norms included."""
-    h, a, v = model.hidden, model.heads, model.v_dim
+    h, a, g, e = model.hidden, model.heads, model.kv_heads, model.head_dim
     if model.latent:
         weights = _latent(model)
     else:  # query, key and value; keys and values in groups if there are fewer of them
-        g, e = model.kv_heads, model.head_dim
         heads = (("query", a), ("key", g), ("value", g))
         weights = tuple(Weight(name, n, e * h, inputs=h) for name, n in heads)
         if model.qkv_bias:
             weights += tuple(Weight(f"{name} bias", n, e, kind="bias") for name, n in heads)
-        if model.qk_norm == "per_head":
-            weights += norm(model, "query norm", e) + norm(model, "key norm", e)
-        if model.qk_norm == "full":
-            weights += norm(model, "query norm", a * e, True) + norm(model, "key norm", g * e, True)
-        if model.qk_norm == "own":
-            owners = (("query norm", a), ("key norm", g))
-            weights += tuple(Weight(name, n, e, kind="norm") for name, n in owners)
+        for name, n in heads[:2]:
+            if model.qk_norm == "own":
+                weights += (Weight(f"{name} norm", n, e, kind="norm"),)
+            elif model.qk_norm is not None:
+                whole = model.qk_norm == "full"
+                weights += norm(model, f"{name} norm", n * e if whole else e, whole)
         if model.attention_sinks:
             weights += (Weight("attention sinks", a, 1, kind="bias"),)
-    weights += (Weight("attention output", a, v * h, inputs=a * v, row=True),)
-    if model.out_bias:
-        # added once, after the sum over devices: held whole by each
-        weights += (Weight("attention output bias", h, 1, False, "bias"),)
-    return weights
+    weights += (Weight("attention output", a, model.v_dim * h, inputs=a * model.v_dim, row=True),)
+    # added once, after the sum over devices: held whole by each
+    return weights + _bias(model.out_bias, "attention output", h)
 
 
-def _latent(model: ModelSizes) -> tuple[Weight, ...]:
+def _bias(there: bool, name: str, width: int) -> tuple[Weight, ...]:
+    """A bias that every device holds whole."""
+    return (Weight(f"{name} bias", width, 1, False, "bias"),) if there else ()
+
+
+def _latent(model: "Model") -> tuple[Weight, ...]:
     """Multi-head latent attention: down to a latent vector that every device needs whole,
     up from it by heads (DeepSeek-V2, arXiv:2405.04434, section 2.1).
 
     The rotary part of the key is one for all heads and leaves with the kv latent.
     """
-    h, a, latent = model.hidden, model.heads, model.kv_lora_rank
-    weights: tuple[Weight, ...] = ()
-    if model.q_lora_rank:
-        weights += _down(model, "query", model.q_lora_rank, model.q_lora_rank)
-    from_width = model.q_lora_rank or h
-    name = "query up" if model.q_lora_rank else "query"
-    weights += (Weight(name, a, model.qk_dim * from_width, inputs=from_width),)
-    weights += _down(model, "kv", latent + model.qk_rope_head_dim, latent)
+    h, a, q, kv = model.hidden, model.heads, model.q_lora_rank, model.kv_lora_rank
+    rows = (("query", q, q), ("kv", kv + model.qk_rope_head_dim, kv))
+    down = {}
+    for name, n, normed in rows:
+        weight = Weight(f"{name} down", n, h, False, inputs=h)
+        beside = _bias(model.qkv_bias, f"{name} down", n)
+        down[name] = (weight, *beside, *norm(model, f"{name} latent norm", normed)) if n else ()
+    query = Weight("query up" if q else "query", a, model.qk_dim * (q or h), inputs=q or h)
     up = model.qk_nope_head_dim + model.v_head_dim
-    return (*weights, Weight("kv up", a, up * latent, inputs=latent))
+    return (*down["query"], query, *down["kv"], Weight("kv up", a, up * kv, inputs=kv))
 
 
-def _down(model: ModelSizes, name: str, rows: int, normed: int) -> tuple[Weight, ...]:
-    weights: tuple[Weight, ...] = (
-        Weight(f"{name} down", rows, model.hidden, False, inputs=model.hidden),
-    )
-    if model.qkv_bias:
-        weights += (Weight(f"{name} down bias", rows, 1, False, "bias"),)
-    return weights + norm(model, f"{name} latent norm", normed)
-
-
-def mlp(model: ModelSizes) -> tuple[Weight, ...]:
-    """Weights of a dense MLP."""
-    return _mlp(model, "mlp", model.ffn)
-
-
-def mixture(model: ModelSizes) -> tuple[Weight, ...]:
-    """Weights of a mixture of experts: router, experts, and what every token passes."""
-    h, n = model.hidden, model.experts
-    weights = _mlp(model, "mlp", model.expert_ffn, n, model.top_k)
-    if model.shared_ffn:
-        weights += _mlp(model, "shared mlp", model.shared_ffn)
-    if model.shared_gate:
-        weights += (Weight("shared expert gate", 1, h, split=False, inputs=h),)
-    weights += (Weight("router", n, h, split=False, inputs=h),)
-    if model.router_bias:
-        weights += (Weight("router bias", n, 1, False, "bias"),)
-    return weights
-
-
-def _mlp(
-    model: ModelSizes, name: str, width: int, copies: int = 1, active: int = 1
+def mlp(
+    model: "Model", name: str = "mlp", width: int = 0, copies: int = 1, active: int = 1
 ) -> tuple[Weight, ...]:
-    h = model.hidden
+    """Weights of a dense MLP, or of ``copies`` of one of this ``width``."""
+    h, width = model.hidden, width or model.ffn
     held = partial(Weight, copies=copies, active=active)
     into = (f"{name} gate", f"{name} up") if model.mlp == "swiglu" else (f"{name} up",)
     weights = tuple(held(part, width, h, inputs=h) for part in into)
@@ -153,15 +129,12 @@ def _mlp(
     return weights
 
 
-def mtp_module(model: ModelSizes, layer: tuple[Weight, ...]) -> tuple[Weight, ...]:
-    """What one multi-token-prediction module adds: it joins the hidden state and the next
-    token's embedding, runs a layer of its own, and shares embedding and output projection
-    (DeepSeek-V3, arXiv:2412.19437, section 2.2)."""
-    h = model.hidden
-    return (
-        *norm(model, "mtp embedding norm", h),
-        *norm(model, "mtp hidden norm", h),
-        Weight("mtp projection", h, 2 * h, inputs=2 * h),
-        *layer,
-        *norm(model, "mtp final norm", h),
-    )
+def mixture(model: "Model") -> tuple[Weight, ...]:
+    """Weights of a mixture of experts: router, experts, and what every token passes."""
+    h, n = model.hidden, model.experts
+    weights = mlp(model, "mlp", model.expert_ffn, n, model.top_k)
+    weights += mlp(model, "shared mlp", model.shared_ffn) if model.shared_ffn else ()
+    if model.shared_gate:
+        weights += (Weight("shared expert gate", 1, h, split=False, inputs=h),)
+    router = Weight("router", n, h, split=False, inputs=h)
+    return (*weights, router, *_bias(model.router_bias, "router", n))

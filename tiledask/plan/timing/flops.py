@@ -51,7 +51,7 @@ def step_flops(
         many * sum(w.units * w.size * w.active for w in weights if w.inputs)
         for _, many, weights in model.layer_kinds
     )
-    head = sum(into * out for into, out in model.head_matrices)
+    head = model.hidden * model.vocab
     core = 2.0 * sequence * model.heads * (model.qk_dim + model.v_dim) * model.layers * tokens
     needed = (4 if frozen else 6) * tokens * (layers + head) + 3 * core
     again = {

@@ -256,10 +256,8 @@ class LayerTime:
         columns = ceil_div(self.model.vocab, self.n.tp)
         moved = stacked(passed * (24 + width), passed * (12 + width)) * (1.0 * tokens * columns)
         total = memory_seconds(moved, rates)
-        *before, (last, _) = self.model.head_matrices
-        for k, n in (*before, (last, columns)):
-            there = gemm_seconds(tokens, k, n, rates, width)
-            back = gemm_seconds(tokens, n, k, rates, width)
-            weight = self.weight_gradient(tokens, k, n, rates, width)
-            total = total + stacked(there, back + weight)
-        return total
+        h = self.model.hidden
+        there = gemm_seconds(tokens, h, columns, rates, width)
+        back = gemm_seconds(tokens, columns, h, rates, width)
+        weight = self.weight_gradient(tokens, h, columns, rates, width)
+        return total + stacked(there, back + weight)
