@@ -15,12 +15,10 @@ from tiledask.lab.commands.options import Run
 from tiledask.lab.commands.request import Request, request_of, usual_batch
 from tiledask.plan.choosing.ranking import plan_table
 from tiledask.plan.choosing.search import search_fewest
-from tiledask.plan.fitting.fewest import fewest_devices
 from tiledask.plan.fitting.fit import TIGHT, used
 from tiledask.plan.fitting.overhead import overhead_of
 from tiledask.plan.inputs.run import caches, check_timed, check_trains
 from tiledask.plan.tables import Part
-from tiledask.plan.timing.calibration import calibration_of
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.plan.whole import whole_number
 
@@ -159,11 +157,11 @@ def _search(request: Request) -> Any:
 
 def fewest(request: Request, recipe: Any = None) -> Any:
     """The Layout on the fewest devices of the cluster's kind, however many it has; or None."""
-    cluster, recipe = request.cluster, recipe or request.recipe
-    known = calibration_of(cluster.device, recipe, **request.by)
-    cached = getattr(request.args, "cached", 0) or recipe.cached
-    held = replace(known.holding(recipe), cached=cached)
-    return fewest_devices(request.model, td.Layout(), cluster, held, request.sequence)
+    recipe = recipe or request.recipe
+    start = td.Layout(zero=3 if recipe.offloads_weights else 0)
+    run = request.model, start, request.cluster, recipe, request.sequence
+    cached = getattr(request.args, "cached", 0)
+    return td.fits(*run, **request.by, cached=cached).search.fewest_devices()
 
 
 def _what_would(request: Request, plans: Any, would: dict[str, Any]) -> Iterator[Part]:

@@ -18,7 +18,7 @@ from tiledask.plan.arrays import Array, unbeaten
 from tiledask.plan.choosing.ranking import plan_table
 from tiledask.plan.choosing.space import COLUMNS, Space, layouts_of
 from tiledask.plan.fitting.fit import Fit, fits
-from tiledask.plan.fitting.overhead import VERDICTS, DeviceLimits, overhead_of
+from tiledask.plan.fitting.overhead import VERDICTS, device_limits, overhead_of, verdicts
 from tiledask.plan.fitting.vectorized import peaks
 from tiledask.plan.frames import frame
 from tiledask.plan.inputs.hardware import ClusterSpec
@@ -155,7 +155,7 @@ class Plans(Sequence[Plan], Printable):
             devices = n["dp"] * n["tp"] * n["pp"] * n["cp"]
             columns = n | {"devices": devices, "peak": peaks(model, self.run, sequence, **n)}
         peak, total = columns["peak"], overhead_of(Numbers(**n), self.run.framework).total
-        verdict = DeviceLimits.of(cluster.device, self.run).verdict(peak, total)
+        verdict = verdicts(device_limits(cluster.device, self.run), peak, total)
         seconds = np.full(len(peak), np.inf)
         if len(inside := np.flatnonzero(verdict < 2)):
             some = Numbers(**{name: column[inside] for name, column in n.items()})

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 
 from tiledask.errors import ConfigError, short
-from tiledask.plan.fitting.fewest import CHUNKS, context_degrees
+from tiledask.plan.fitting.fixes import CHUNKS, context_degrees
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import ITEMS, RECOMPUTE, Layout, Numbers
 from tiledask.plan.inputs.model import Model

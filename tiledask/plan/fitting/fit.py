@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiledask.plan.fitting.fixes import SINGLE, Fix, Search, changes, sentence
 from tiledask.plan.fitting.memory import MemoryEstimate, estimate_memory
@@ -19,8 +19,10 @@ from tiledask.plan.fitting.overhead import (
     VERDICTS,
     DeviceLimits,
     Overhead,
+    device_limits,
     measured_over_estimated,
     overhead_of,
+    verdicts,
 )
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
@@ -33,9 +35,6 @@ from tiledask.plan.timing.calibration import calibration_of, holds, uncounted
 from tiledask.plan.timing.checkpointing import RESTART, Checkpointing
 from tiledask.plan.units import format_bytes
 from tiledask.plan.whole import whole_number
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 __all__ = ["TIGHT", "Fit", "Fix", "fits", "used"]
 
@@ -90,7 +89,7 @@ class Fit(Printable):
     @cached_property
     def limits(self) -> DeviceLimits:
         """Bytes of one device up to which it fits, and beyond which nothing does."""
-        return DeviceLimits.of(self.cluster.device, self.memory.recipe, not self._given)
+        return device_limits(self.cluster.device, self.memory.recipe, not self._given)
 
     @cached_property
     def lacking(self) -> tuple[str, int, int] | None:
@@ -127,7 +126,7 @@ class Fit(Printable):
     def _on_enough(self) -> str:
         """The verdict if the cluster had as many devices as the layout needs."""
         over = self.overhead.total, self.overhead.context
-        by_memory = VERDICTS[self.limits.verdict(self.memory.peak, *over)]
+        by_memory = VERDICTS[verdicts(self.limits, self.memory.peak, *over)]
         return "no" if self.lacking else by_memory
 
     @property
@@ -140,59 +139,53 @@ class Fit(Printable):
     @cached_property
     def reason(self) -> str:
         """One sentence: the stage, the moment and the tensor class that decide, and why."""
-        stage, moment, _ = self.memory.ledger.binding
+        ledger, layout, there = self.memory.ledger, self.layout, self.cluster.devices
+        stage, moment, _ = ledger.binding
         # the largest class on ``stage`` at its fullest moment, what ZeRO-1 shards as one
         sharded = {state.tensor for state in self.memory.recipe.states if state.zero == 1}
         classes: Counter[str] = Counter()
-        for tensor, size in self.memory.ledger.by_tensor(stage).items():
-            classes[OPTIMIZER if tensor in sharded else tensor] += size
-        tensor = max(classes, key=classes.__getitem__)
+        for name, size in ledger.by_tensor(stage).items():
+            classes[OPTIMIZER if name in sharded else name] += size
+        ((tensor, most),) = classes.most_common(1)
         low, high, capacity = map(format_bytes, (*self.band, self.capacity))
-        of, context = f"of {capacity} on {self.cluster.device.name}", self.overhead.context
-        where = f"stage {stage} of {self.layout.pp}, {moment}" if self.layout.pp > 1 else moment
+        device, context = self.cluster.device.name, self.overhead.context
+        where = f"stage {stage} of {layout.pp}, {moment}" if layout.pp > 1 else moment
         needs = f"the fullest device ({where}) needs {low}"
-        largest = f"the largest class is {tensor}, {format_bytes(classes[tensor])}"
+        largest = f"the largest class is {tensor}, {format_bytes(most)}"
         if self.verdict == "fits":
-            return f"{needs}, with overhead {high}, {of}; {largest}"
+            return f"{needs}, with overhead {high}, of {capacity} on {device}; {largest}"
         why = f"{largest}: {_why(self.memory, tensor)}"
         if self.verdict == "tight":
-            over = f"with overhead {high} ({self.overhead}), {of}"
-            if self.expected <= self.capacity:
-                whose, _ = measured_over_estimated(self.memory.recipe.framework)
-                over += f"; as far off as the published rows of {whose}, less than half have room"
-            return f"{needs}, {over}; {why}"
-        need, few = self.layout.devices, ""
-        if need > self.cluster.devices:
-            few = f"the layout needs {need} devices ({_degrees(self.layout)}), the cluster has "
-            few += f"{self.cluster.devices}"
+            whose, _ = measured_over_estimated(self.memory.recipe.framework)
+            off = f"; as far off as the published rows of {whose}, less than half have room"
+            over = f"with overhead {high} ({self.overhead}), of {capacity} on {device}"
+            return f"{needs}, {over}{off * (self.expected <= self.capacity)}; {why}"
+        few = ""
+        if layout.devices > there:
+            few = f"the layout needs {layout.devices} devices ({layout}), the cluster has {there}"
         if self.shortfall:
             few += ", and even so " * bool(few)
             beside = f" and a CUDA context of {format_bytes(context)}" if context else ""
-            lacks = f"{format_bytes(self.shortfall)} more than the {of.removeprefix('of ')}"
-            return f"{few}{needs}{beside}, {lacks.replace(' on ', ' of ')}; {why}"
+            lacks = f"{format_bytes(self.shortfall)} more than the {capacity} of {device}"
+            return f"{few}{needs}{beside}, {lacks}; {why}"
         if self.lacking:
-            kind, needed, there = self.lacking
+            kind, needed, size = self.lacking
             return (
                 f"a node's devices offload {format_bytes(needed)}, more than the "
-                f"{format_bytes(there)} of its {kind}; offload less, or shard it over more nodes"
+                f"{format_bytes(size)} of its {kind}; offload less, or shard it over more nodes"
             )
-        return few + f", and on {need} it fits" * (self._on_enough == "fits")
+        return few + f", and on {layout.devices} it fits" * (self._on_enough == "fits")
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a framework makes of the layout otherwise than another (memory is that of copies),
-        what it saved and nobody counts, and what is assumed of nodes that the cluster's devices do
-        not fill."""
-        others = filter(None, [self.not_counted, self.cluster.uneven])
-        return (*more_tp(self.memory.model, self.layout), *others)
-
-    @property
-    def not_counted(self) -> str:
-        """What runs by this framework saved and no ledger counts, where there is no memory without
-        it; else nothing."""
+        what its runs saved that no ledger counts where this has no memory without it, and what is
+        assumed of nodes that the cluster's devices do not fill."""
+        notes, uneven = more_tp(self.memory.model, self.layout), self.cluster.uneven
         what = uncounted(name := self.memory.recipe.framework)
-        had = f"runs by {name} had room where this has none: not counted is {what}"
-        return had if what and self._on_enough == "no" else ""
+        if what and self._on_enough == "no":
+            notes += [f"runs by {name} had room where this has none: not counted is {what}"]
+        return (*notes, *[uneven] * bool(uneven))
 
     def checkpointing(self, step: float = 0.0, **given: Any) -> Checkpointing:
         """How often each rank saves what it keeps beside gradients, and what that costs.
@@ -211,7 +204,7 @@ class Fit(Printable):
         }
         stages = map(ledger.by_tensor, ledger.places)
         most = max(sum(stage[tensor] for tensor in saved & stage.keys()) for stage in stages)
-        given = {"restart": RESTART, "step": step or self._seconds(self), **given}
+        given = {"restart": RESTART, "step": step or self._seconds, **given}
         return Checkpointing(most, devices=self.layout.devices, **given)
 
     @cached_property
@@ -228,11 +221,12 @@ class Fit(Printable):
         """
         if self.verdict == "fits":
             return None
-        search = self._search
-        return self._fix(search.nearest()) or self._fix(search.fewest_devices(), fewest=True)
+        near = self._fix(self.search.nearest())
+        return near or self._fix(self.search.fewest_devices(), fewest=True)
 
     @property
-    def _search(self) -> Search:
+    def search(self) -> Search:
+        """Layouts near this one."""
         own = self.overhead.total if self._given else None
         return Search(self.memory, self.cluster, self.limits.sure, own)
 
@@ -255,50 +249,48 @@ class Fit(Printable):
         """
         if self._on_enough == "fits":
             return {}
-        search, memory, smaller = self._search, self.memory, None
-        there, each = {w.name for w in memory.model.layer}, memory.recipe.bytes_per_parameter
-        found = {name: self._fix(search.single(name)) for name in SINGLE}
-        if memory.recipe.trains and self.layout.devices <= self.cluster.devices:
-            known = (
-                replace(recipe, framework=memory.recipe.framework, usual=memory.recipe.usual)
-                for recipe in map(load_recipe, SMALLER.split())
-                if recipe.bytes_per_parameter < each
-                and (recipe.adapters is None or there.issuperset(recipe.adapters.matrices))
-            )
-            smaller = next(filter(None, (self._fix(self.layout, each) for each in known)), None)
-        devices = self._fix(search.fewest_devices(("dp", "tp", "pp")))
-        return found | {"recipe": smaller, "devices": devices}
+        found = {name: self._fix(self.search.single(name)) for name in SINGLE}
+        now, there = self.memory.recipe, {weight.name for weight in self.memory.model.layer}
+        smaller = (
+            self._fix(self.layout, recipe)
+            for recipe in map(load_recipe, SMALLER.split())
+            if now.trains
+            and recipe.bytes_per_parameter < now.bytes_per_parameter
+            and there.issuperset(recipe.adapters.matrices if recipe.adapters else ())
+        )
+        few = self.layout.devices > self.cluster.devices
+        found["recipe"] = None if few else next(filter(None, smaller), None)
+        return found | {"devices": self._fix(self.search.fewest_devices(("dp", "tp", "pp")))}
 
     def _fix(
         self, layout: Layout | None, recipe: Recipe | None = None, fewest: bool = False
     ) -> Fix | None:
-        """The Fix that ``layout`` is; None for None, or if ``recipe`` does not make it fit."""
+        """The Fix that ``layout`` is; None for None, or if it does not fit with ``recipe``."""
         if layout is None:
             return None
-        memory, known = self.memory, recipe or self.memory.recipe
+        memory, now, slower = self.memory, self.memory.recipe, None
+        known = replace(recipe or now, framework=now.framework, usual=now.usual)
         again = replace(
             self,
             memory=estimate_memory(memory.model, layout, known, memory.sequence),
             overhead=self.overhead if self._given else overhead_of(layout, known.framework),
         )
-        if again._on_enough != "fits":
-            if recipe is not None or again.lacking:
-                return None
-            raise AssertionError(f"the search returned {layout}, which does not fit")
-        seconds = slower = None
+        if again._on_enough != "fits":  # or the node's host does not hold what is offloaded
+            return None
         with suppress(ValueError):  # of a recipe that does not train, or has no time model
-            after, before = self._seconds(again), self._seconds(self)
-            slower = after / again.layout.sequences / (before / self.layout.sequences)
-            seconds = after
+            each, before = (fit._seconds / fit.layout.sequences for fit in (again, self))
+            slower = each / before
         changed = changes(self.layout, layout) + ("recipe",) * (recipe is not None)
         missing = max(0, layout.devices - self.cluster.devices)
         words = sentence(self, again, changed, slower, fewest)
-        return Fix(layout, changed, missing, words, known.name, seconds, slower)
+        return Fix(layout, changed, missing, words, known.name)
 
-    def _seconds(self, fit: "Fit") -> float:
+    @property
+    def _seconds(self) -> float:
+        """Of a step; on more devices, if the cluster has not enough."""
         from tiledask.plan.timing.step import estimate_step
 
-        memory, devices = fit.memory, max(self.cluster.devices, fit.layout.devices)
+        memory, devices = self.memory, max(self.cluster.devices, self.layout.devices)
         run = replace(self.cluster, devices=devices), memory.recipe, memory.sequence
         return float(estimate_step(memory.model, memory.layout, *run, **self.by).total)
 
@@ -317,12 +309,8 @@ class Fit(Printable):
             "fixes": {name: str(each) if each else None for name, each in self.fixes.items()},
         }
 
-    def to_frame(self) -> "pd.DataFrame":
-        """The ledger of the memory as a frame; its places are stages."""
-        return self.memory.to_frame()
-
     def __repr__(self) -> str:
-        return f"Fit({self.verdict}: {'; '.join(filter(None, [self.reason, self.not_counted]))})"
+        return f"Fit({self.verdict}: {self.reason})"
 
     def printed(self, speed: str = "") -> Iterator[Part]:
         """The verdict, the ledger by stage, and what would fit. ``speed``: how fast it is, in a
@@ -344,11 +332,6 @@ def used(layout: Layout, devices: int) -> str:
     """What of a cluster a layout leaves unused, behind a verdict; nothing where it uses all."""
     fewer = layout.devices < devices
     return f" on {layout.devices:,} of the {devices:,} devices" if fewer else ""
-
-
-def _degrees(layout: Layout) -> str:
-    names = ("dp", "tp", "pp") + (("cp",) if layout.cp > 1 else ())
-    return " x ".join(f"{name} {getattr(layout, name)}" for name in names)
 
 
 def fits(
@@ -403,8 +386,10 @@ def _why(memory: MemoryEstimate, tensor: str) -> str:
             f"it grows with the {recipe.cached:,} cached tokens of a copy, and is cut by cp, pp, tp"
         )
     if tensor not in zero:
-        again = f"; recompute is {layout.recompute}" * (tensor == "activations")
-        return f"it grows with the micro-batch of {layout.microbatch} x {memory.sequence} tokens{again}"
+        again = f", recompute {layout.recompute}" * (tensor == "activations")
+        return (
+            f"it grows with the micro-batch, {layout.microbatch} x {memory.sequence} tokens{again}"
+        )
     if layout.zero >= zero[tensor]:
         if layout.dp > 1:
             return f"that is what is left after ZeRO-{layout.zero} sharded it over dp {layout.dp}"

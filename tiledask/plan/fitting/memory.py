@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -29,9 +29,6 @@ from tiledask.plan.ledger import Ledger
 from tiledask.plan.tables import Part, Printable, Table
 from tiledask.plan.timing.calibration import holds
 from tiledask.plan.units import format_bytes
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 __all__ = ["MemoryEstimate", "estimate_memory", "layout_terms"]
 
@@ -94,10 +91,6 @@ class MemoryEstimate(Printable):
             "offloaded": {place: each.peak for place, each in self.offloaded.items()},
             "rows": self.ledger.to_dict()["rows"],
         }
-
-    def to_frame(self) -> "pd.DataFrame":
-        """The ledger as a frame; its places are stages."""
-        return self.ledger.to_frame()
 
     def __repr__(self) -> str:
         return (

@@ -12,7 +12,7 @@ What "fits" has room in half of the published rows, as far off, or more.
 from dataclasses import dataclass
 from functools import cache
 from statistics import median_low
-from typing import Any
+from typing import Any, NamedTuple
 
 from tiledask.plan.data import shipped_json
 from tiledask.plan.inputs.hardware import Device
@@ -21,7 +21,8 @@ from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.timing.calibration import holds
 from tiledask.plan.units import format_bytes
 
-__all__ = ["VERDICTS", "DeviceLimits", "Overhead", "measured_over_estimated", "overhead_of"]
+__all__ = ["VERDICTS", "DeviceLimits", "Overhead", "device_limits", "measured_over_estimated"]
+__all__ += ["overhead_of", "verdicts"]
 
 VERDICTS = ("fits", "tight", "no")
 FEW = 10
@@ -89,16 +90,9 @@ def measured_over_estimated(framework: str) -> tuple[str, tuple[float, ...]]:
     return "all frameworks", tuple(ratio for ratios in every.values() for ratio in ratios)
 
 
-@dataclass(frozen=True)
-class DeviceLimits:
-    """Bytes of a device, and what they say of a run: the one rule of ``fits`` and ``search``.
+class DeviceLimits(NamedTuple):
+    """Bytes of a device, which decide of a run."""
 
-    >>> limits = DeviceLimits(nominal=1000, sure=1000, most=1050)
-    >>> [VERDICTS[limits.verdict(peak, 70, 10)] for peak in (930, 931, 990, 991, 1040, 1041)]
-    ['fits', 'tight', 'tight', 'tight', 'tight', 'no']
-    """
-
-    nominal: int
     sure: int
     """Tensors and overhead up to which a run fits: the nominal capacity, or less where, as far off
     as the published rows, fewer than half of the runs would have room."""
@@ -107,17 +101,23 @@ class DeviceLimits:
     own program; for one whose framework is known, what the driver reports less NCCL's buffers, if
     that is more."""
 
-    @classmethod
-    def of(cls, device: Device, recipe: Recipe, ours: bool = True) -> "DeviceLimits":
-        """That of ``device``; ``ours``: the overhead is that with which the published rows were
-        compared."""
-        named, nominal = recipe.framework and not recipe.usual, device.memory_bytes
-        reported = device.most_bytes if named else nominal
-        half = median_low(measured_over_estimated(recipe.framework)[1])
-        sure = min(nominal, int(reported / half)) if ours else nominal
-        return cls(nominal, sure, max(nominal, reported - NCCL_BUFFERS))
 
-    def verdict(self, peak: Any, total: Any, context: int = CUDA_CONTEXT) -> Any:
-        """The place in VERDICTS of ``peak`` bytes of tensors beside an overhead of ``total``,
-        ``context`` among them; numbers or columns."""
-        return (peak + context > self.most) * 1 + (peak + total > self.sure)
+def device_limits(device: Device, recipe: Recipe, ours: bool = True) -> DeviceLimits:
+    """Those of ``device``; ``ours``: the overhead is that with which the published rows were
+    compared."""
+    named, nominal = recipe.framework and not recipe.usual, device.memory_bytes
+    reported = device.most_bytes if named else nominal
+    half = median_low(measured_over_estimated(recipe.framework)[1])
+    sure = min(nominal, int(reported / half)) if ours else nominal
+    return DeviceLimits(sure, max(nominal, reported - NCCL_BUFFERS))
+
+
+def verdicts(limits: DeviceLimits, peak: Any, total: Any, context: int = CUDA_CONTEXT) -> Any:
+    """The place in VERDICTS of ``peak`` bytes of tensors beside an overhead of ``total``,
+    ``context`` among them; numbers or columns: the one rule of ``fits`` and ``search``.
+
+    >>> limits = DeviceLimits(sure=1000, most=1050)
+    >>> [VERDICTS[verdicts(limits, peak, 70, 10)] for peak in (930, 931, 1040, 1041)]
+    ['fits', 'tight', 'tight', 'no']
+    """
+    return (peak + context > limits.most) * 1 + (peak + total > limits.sure)
