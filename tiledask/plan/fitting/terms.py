@@ -12,6 +12,7 @@ one stage's devices      dp x cp copies                dense weights: shards ove
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
+from math import prod
 from operator import mul
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from tiledask.plan.timing.calibration import holds
 __all__ = ["Costs", "Term", "Terms", "fullest", "rows"]
 
 FORWARD, LOSS, BACKWARD, STEP = "forward", "loss", "backward", "optimizer step"
+MOMENTS = (FORWARD, LOSS, BACKWARD)
 ZERO = "Rajbhandari et al. 2020, arXiv:1910.02054, Table 1"
 KORTHIKANTI = "Korthikanti et al. 2022, arXiv:2205.05198"
 ENDS = f"{KORTHIKANTI}, section 4.3"
@@ -48,6 +50,13 @@ class Term(NamedTuple):
     formula: tuple[Any, ...]
     """The words, or what makes them, and the numbers in them."""
     source: str
+
+
+def _product(
+    tensor: str, moment: str, there: Any, words: str, factors: tuple[Any, ...], source: str
+) -> Term:
+    """The term of a product, whose factors are the numbers in its words."""
+    return Term(tensor, moment, there, there * prod(factors), (words, *factors), source)
 
 
 def fullest(terms: Iterable[Term]) -> Any:
@@ -86,9 +95,9 @@ class Costs(NamedTuple):
     """What a layout's terms are made of on all of its stages; each number is one, or a column."""
 
     whole: Any
-    """Tokens of a micro-batch on one device."""
     cut: Any
-    """Tokens outside the tensor-parallel products; see ``tokens_of``."""
+    """Of ``whole`` tokens of a micro-batch on one device those outside the tensor-parallel
+    products; see ``tokens_of``."""
     layers: tuple[LayerBytes, ...]
     """Of a dense layer and, in a model with experts, of a mixture."""
     items: tuple[ItemParameters, ...]
@@ -144,8 +153,9 @@ class Terms:
 
     def _gathered(self) -> Iterator[Term]:
         """What ZeRO holds whole for a while: the weights of one item, its gradients before they
-        are reduced."""
-        layout, recipe = self.layout, self.recipe
+        are reduced; all of them, or where the framework goes weight by weight those that are live
+        at most, or the largest weight."""
+        layout, recipe, held = self.layout, self.recipe, holds(self.recipe.framework)
         gathers, waits = layout.zero == 3, layout.zero >= 2
         if not np.any(waits):
             return
@@ -157,171 +167,146 @@ class Terms:
             for n, item in self._items()
         )
         sizes.append(head + tied)
-        layers = ("dense layer", "mixture layer") if self.model.experts else ("layer",)
-        of_items = _largest_formula, (*layers, "embedding", "head"), *sizes
-        held, moments = holds(recipe.framework), (FORWARD, LOSS, BACKWARD)
-        moments = moments if recipe.trains else moments[:1]
+        names = ("dense layer", "mixture layer") if self.model.experts else ("layer",)
+        largest = self._most(each.largest for each in self.costs.items)
+        moments = MOMENTS if recipe.trains else MOMENTS[:1]
         weights = "gathered weights", moments, gathers, recipe.gathered_bytes, held.live_weights
         grads = recipe.gradient_bytes, held.live_gradients
         for tensor, when, there, width, live in (
             weights,
             ("unreduced gradients", (BACKWARD,), waits, *grads),
         ):
+            size, formula = (
+                _largest(sizes),
+                (_largest_formula, (*names, "embedding", "head"), *sizes),
+            )
+            if live:
+                size = (size <= live) * size + (size > live) * _largest((largest, live))
+                words = "{2} B x {0:,} parameters, the largest weight or {1:,} live ones"
+                formula = words, size, live
             if width and not recipe.holds(tensor):
-                size, formula = self._at_once(_largest(sizes), live, of_items)
+                here, whole = there & (size > 0), there * (width * size)
                 for moment in when:
-                    here, whole = there & (size > 0), there * (width * size)
                     yield Term(tensor, moment, here, whole, (*formula, width), ZERO)
-
-    def _at_once(
-        self, item: Any, live: int, formula: tuple[Any, ...]
-    ) -> tuple[Any, tuple[Any, ...]]:
-        """Parameters of the largest ``item`` that are whole at once, and the words: all of them, or
-        where the framework goes weight by weight those ``live`` at most, or the largest weight."""
-        if not live:
-            return item, formula
-        largest = self._most(each.largest for each in self.costs.items)
-        some = (item <= live) * item + (item > live) * _largest((largest, live))
-        words = "{2} B x {0:,} parameters, the largest weight or {1:,} live ones"
-        return some, (words, some, live)
 
     def _cache(self) -> Iterator[Term]:
         """Keys and values of the tokens that are served; latent ones are whole on every device."""
-        if not self.recipe.cached:
-            return
-        model, width = self.model, self.recipe.compute_bytes
-        groups, every = -(-model.kv_heads // self.layout.tp), model.kv_cache_elements
-        each = every if model.latent else groups * (every // model.kv_heads)
-        tokens = -(-self.recipe.cached // self.layout.cp)
-        layers = self.held.dense + self.held.mixtures
-        words = "{} layers x {:,} tokens x {} B x {:,} numbers of a token"
-        formula, size = (words, layers, tokens, width, each), layers * (tokens * (width * each))
-        yield Term("key-value cache", ALWAYS, 1, size, formula, CACHE)
+        model, cached = self.model, self.recipe.cached
+        if cached:
+            groups, every = -(-model.kv_heads // self.layout.tp), model.kv_cache_elements
+            each = every if model.latent else groups * (every // model.kv_heads)
+            layers, tokens = self.held.dense + self.held.mixtures, -(-cached // self.layout.cp)
+            words = "{} layers x {:,} tokens x {} B x {:,} numbers of a token"
+            factors = layers, tokens, self.recipe.compute_bytes, each
+            yield _product("key-value cache", ALWAYS, 1, words, factors, CACHE)
 
     def _training(self) -> Iterator[Term]:
         """Activations and what is computed with them, at each moment of a training step."""
-        ends, kept, recipe = self.held.heads > 0, list(self._kept()), self.recipe
-        for moment in (FORWARD, LOSS, BACKWARD):
-            for tensor, there, size, formula, source in kept:
+        ends, recipe, width = self.held.heads > 0, self.recipe, self.recipe.compute_bytes
+        framework, whole = f"framework {recipe.framework}", self.model.hidden * self.costs.whole
+        cut = (self.layout.sequence_parallel > 0) & (self.layout.tp > 1)
+        kept = list(self._kept())
+        for moment in MOMENTS:
+            for term in kept:
                 here = ends if moment == LOSS else 1  # only a stage with the head has it
-                yield Term(tensor, moment, there * here, size * here, formula, source)
-        yield from self._logits()
-        yield from self._one_layer()
-        if holds(recipe.framework).keeps_buffers:
-            yield from self._buffers()
+                yield term._replace(moment=moment, there=term.there * here, bytes=term.bytes * here)
+        if np.any(ends):
+            yield from self._logits(ends)
+        yield from self._one_layer(cut, width, whole)
+        if holds(recipe.framework).keeps_buffers:  # of gradients that are added up already
+            words = "{} B x {:,} parameters, a layer's matrices"
+            factors = width, self._most(each.matrices for each in self.costs.items[:-3])
+            yield _product("gradient buffers", ALWAYS, 1, words, factors, framework)
+            words, there = "{} B x {:,} of the head's input", cut & ends
+            whole = there * whole
+            yield _product("gathered sequence", LOSS, there, words, (width, whole), framework)
         for work in recipe.working:
             if work.of == "largest weight":
-                weight = self._most(item.largest for item in self.costs.items)
-                formula = "{} B x {:,} parameters of the largest weight", work.bytes, weight
-                size = work.bytes * weight
-                yield Term(work.tensor, work.moment, 1, size, formula, recipe.source)
+                words = "{} B x {:,} parameters of the largest weight"
+                factors = work.bytes, self._most(item.largest for item in self.costs.items)
+                yield _product(work.tensor, work.moment, 1, words, factors, recipe.source)
         yield Term("activations", STEP, 1, 0, ("freed by the backward pass",), "")
 
-    def _buffers(self) -> Iterator[Term]:
-        """What stands for gradients that are added up already, and for the head's whole input."""
-        width, source = self.recipe.compute_bytes, f"framework {self.recipe.framework}"
-        matrices = self._most(each.matrices for each in self.costs.items[:-3])
-        formula = "{} B x {:,} parameters, a layer's matrices", width, matrices
-        yield Term("gradient buffers", ALWAYS, 1, width * matrices, formula, source)
-        cut = (self.layout.sequence_parallel > 0) & (self.layout.tp > 1) & (self.held.heads > 0)
-        size = cut * (self.model.hidden * self.costs.whole)
-        formula = "{} B x {:,} of the head's input", width, size
-        yield Term("gathered sequence", LOSS, cut, width * size, formula, source)
-
-    def _kept(self) -> Iterator[tuple[str, Any, Any, tuple[Any, ...], str]]:
-        """What is kept from the forward pass: (tensor, there, bytes, formula, source)."""
+    def _kept(self) -> Iterator[Term]:
+        """What is kept from the forward pass."""
         model, layout, held = self.model, self.layout, self.held
-        layers = held.kept_dense, held.kept_mixtures
+        layers, here = (held.kept_dense, held.kept_mixtures), held.dense + held.mixtures
         each = [layer.kept for layer in self.costs.layers]
-        size, here = sum(map(mul, layers, each)), held.dense + held.mixtures
-        formula: tuple[Any, ...]
         formula = _kept_formula, layout.recompute, layout.schedule, here, *layers, *each
-        yield "activations", 1, size, formula, f"{KORTHIKANTI}, Table 2"
+        size = sum(map(mul, layers, each))
+        yield Term("activations", FORWARD, 1, size, formula, f"{KORTHIKANTI}, Table 2")
         width, tokens = self.recipe.compute_bytes, model.hidden * self.costs.cut
         if per_token := model.dropout + width * model.embedding_norm:
-            n, words = held.kept_embeddings, "dropout mask, 1 B, and norm input of each token, "
-            size, formula = n * (per_token * tokens), (words + "x {} micro-batches", n)
-            yield "embedding activations", held.embeddings > 0, size, formula, ENDS
+            words = "dropout mask, 1 B, and norm input of each token, x {} micro-batches"
+            there, factors = held.embeddings > 0, (held.kept_embeddings, per_token, tokens)
+            yield _product("embedding activations", FORWARD, there, words, factors, ENDS)
         if holds(self.recipe.framework).keeps_sent:
             v, kept = layout.interleave, held.kept_dense + held.kept_mixtures
             senders = (layout.pp > 1) * (v - 1 * (held.heads > 0))
             n = senders * layout.microbatches - (-senders * (kept * v // np.maximum(here, 1)) // v)
-            size, words = n * (width * tokens), "{} B of each number sent x {}: outputs in flight, "
-            formula = words + "and a buffer for each micro-batch's gradient", width, n
-            source = f"framework {self.recipe.framework}"
-            yield "sent activations", n > 0, size, formula, source
-        n, words = held.kept_heads, "inputs of the final norm and of the output projection, "
-        size = model.head_tensors * (n * (width * tokens))
-        formula = words + "{} B each, x {} micro-batches", width, n
-        yield "head activations", held.heads > 0, size, formula, ENDS
+            words = "{} B of each number sent x {}: outputs in flight, and a buffer for each "
+            words, source = words + "micro-batch's gradient", f"framework {self.recipe.framework}"
+            yield _product("sent activations", FORWARD, n > 0, words, (width, n, tokens), source)
+        words = "inputs of the final norm and of the output projection, {} B each, x {} "
+        factors = width, held.kept_heads, tokens, model.head_tensors
+        words, there = words + "micro-batches", held.heads > 0
+        yield _product("head activations", FORWARD, there, words, factors, ENDS)
 
-    def _logits(self) -> Iterator[Term]:
+    def _logits(self, ends: Any) -> Iterator[Term]:
         """Logits, in single precision or as the product writes them, from the end of the forward
         pass to their gradient, and what else the framework's loss holds."""
-        recipe, ends, waiting = self.recipe, self.held.heads > 0, self.held.kept_heads
-        if not np.any(ends):
-            return
-        loss, elements = holds(recipe.framework).loss_bytes, self._elements
-        each, words = min(4, loss - 2), f"{LOGITS} x {{}} micro-batches"
-        for moment, n in ((FORWARD, waiting), (LOSS, waiting), (BACKWARD, waiting - 1 * ends)):
-            formula = words, each, elements, n
-            yield Term("logits", moment, ends, n * (each * elements), formula, ENDS)
-        cast, framework = "cast back to the precision of the product", recipe.framework
-        rows: list[tuple[str, str, Any, int, str]] = [
-            ("logit gradients", LOSS, ends, recipe.compute_bytes, cast)
-        ]
+        recipe, waiting, elements = self.recipe, self.held.kept_heads, self._elements
+        loss, words = holds(recipe.framework).loss_bytes, f"{LOGITS} x {{}} micro-batches"
+        each, cast = min(4, loss - 2), "cast back to the precision of the product"
+        for moment in MOMENTS:
+            factors = each, elements, waiting - ends * (moment == BACKWARD)
+            yield _product("logits", moment, ends, words, factors, ENDS)
+        rows = [("logit gradients", LOSS, ends, recipe.compute_bytes, cast)]
         if more := loss - 2 - each:
-            words = "log-probabilities and their gradient"
-            rows.append((words, LOSS, ends, more, f"framework {framework}"))
+            what = "log-probabilities and their gradient"
+            rows.append((what, LOSS, ends, more, f"framework {recipe.framework}"))
         for work in recipe.working:
             if work.of != "largest weight":
                 there = ends * ((work.of == "logit") | (self.layout.tp > 1))
                 rows.append((work.tensor, work.moment, there, work.bytes, recipe.source))
         for tensor, moment, there, size, source in rows:
-            held = there * (size * elements)
-            yield Term(tensor, moment, there, held, (LOGITS, size, elements), source)
+            yield _product(tensor, moment, there, LOGITS, (size, elements), source)
 
     @property
     def _elements(self) -> Any:
         """Logits of a micro-batch on one device."""
         return self.costs.whole * -(-self.model.vocab // self.layout.tp)
 
-    def _one_layer(self) -> Iterator[Term]:
+    def _one_layer(self, cut: Any, width: int, whole: Any) -> Iterator[Term]:
         """What the layer at work holds beyond what it keeps."""
-        layout, recomputes = self.layout, self.costs.recomputes
-        gathers = (layout.sequence_parallel > 0) & (layout.tp > 1)
-        if np.any(gathers):
-            tokens, source = self.model.hidden * self.costs.whole, f"{KORTHIKANTI}, section 4.2.2"
-            for moment, n, words in (
-                (FORWARD, 1, "one layer's input, whole"),
-                (BACKWARD, 2, "one layer's input, gathered again, and its gradient, whole"),
-            ):
-                size = gathers * (n * self.recipe.compute_bytes * tokens)
-                yield Term("gathered sequence", moment, gathers, size, (words,), source)
+        tensor, source = "gathered sequence", f"{KORTHIKANTI}, section 4.2.2"
+        again = "one layer's input, gathered again, and its gradient, whole"
+        if np.any(cut):
+            words = "one layer's input, whole"
+            yield _product(tensor, FORWARD, cut, words, (width, whole), source)
+            yield _product(tensor, BACKWARD, cut, again, (2, width, whole), source)
         there, layer = self._largest_layer()
         words = "of the residual stream and of the two largest tensors of one layer"
         grads = layer.gradients
         yield Term("activation gradients", BACKWARD, there, grads, (words,), "upper bound")
-        if np.any(recomputes):
+        if np.any(recomputes := self.costs.recomputes):
             there, size = there * recomputes, (layer.whole - layer.kept) * recomputes
-            formula = "what {} recomputation dropped of one layer", layout.recompute
+            formula = "what {} recomputation dropped of one layer", self.layout.recompute
             yield Term("recomputed activations", BACKWARD, there, size, formula, KORTHIKANTI)
 
     def _largest_layer(self) -> tuple[Any, LayerBytes]:
         """Whether the stage has a layer, and the most of each kind of bytes that one of it has."""
-        each = zip(*self.costs.layers, strict=True)
         there = self.held.dense + self.held.mixtures > 0
-        return there, LayerBytes(*map(self._most, each))
+        return there, LayerBytes(*map(self._most, zip(*self.costs.layers, strict=True)))
 
     def _serving(self) -> Iterator[Term]:
         """One forward pass over the whole sequence, layer by layer."""
         there, layer = self._largest_layer()
-        words, size = "tensors of one layer, all at once", layer.served
-        yield Term("working activations", FORWARD, there, size, (words,), "upper bound")
-        width, ends = self.recipe.compute_bytes, self.held.heads > 0
-        size, formula = ends * (width * self._elements), (LOGITS, width, self._elements)
+        words, size = ("tensors of one layer, all at once",), layer.served
+        yield Term("working activations", FORWARD, there, size, words, "upper bound")
+        ends, factors = self.held.heads > 0, (self.recipe.compute_bytes, self._elements)
         source = "one forward pass over the whole sequence"
-        yield Term("logits", FORWARD, ends, size, formula, source)
+        yield _product("logits", FORWARD, ends, LOGITS, factors, source)
 
 
 def _shards(state: State, layout: Layout | Numbers) -> Any:
