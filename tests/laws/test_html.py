@@ -41,7 +41,6 @@ def some_records():
 
 
 HOSTILE = {
-    "a model": lambda: MODEL,
     "no fit": lambda: td.fits(LARGE, LAYOUT, CLUSTER),
     "memory": lambda: td.fits(MODEL, LAYOUT, CLUSTER).memory,
     "a ledger": lambda: Ledger.of([Row(0, EVIL, ALWAYS, 1, EVIL, EVIL), Row(0, "x", EVIL, 1)]),

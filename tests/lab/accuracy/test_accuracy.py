@@ -4,6 +4,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from statistics import median_low
 
 import numpy as np
 import pytest

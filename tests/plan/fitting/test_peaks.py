@@ -79,16 +79,6 @@ def test_latent_attention_and_dense_first_layers_of_a_published_model():
         assert td.estimate_memory(model, layout, sequence=4096).peak == peak
 
 
-def test_folded_experts_of_many_layouts_are_those_of_one():
-    slices, tp, zero = (x.ravel() for x in np.meshgrid([0, 1, 2, 4], [2, 4], [1, 2, 3]))
-    same = {"dp": 16, "ep": 4, "sequence_parallel": True}
-    model = replace(MIXED, imbalance=1.3)
-    found = peaks(model, sequence=30, expert_tp=slices, tp=tp, zero=zero, **same)
-    for n, peak in enumerate(found.tolist()):
-        more = {"expert_tp": int(slices[n]), "tp": int(tp[n]), "zero": int(zero[n])}
-        assert td.estimate_memory(model, Layout(**same, **more), sequence=30).peak == peak
-
-
 def test_a_state_of_one_moment_counts_at_that_moment():
     """The stage of the head is fullest before its first backward pass."""
     base, model = load_recipe("mixed-adam-16"), replace(PLAIN, vocab=10_000)

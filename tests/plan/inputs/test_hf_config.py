@@ -174,14 +174,13 @@ BAD = {
     "mlp bias": ({**DEEPSEEK, "mlp_bias": True}, "'mlp_bias' is True, which changes"),
     "two": ({**LLAMA, "ssm_size": 8, "is_decoder": 2}, "'ssm_size' is not .*; key 'is_decoder'"),
     "own code": ({**LLAMA, "internal": 1, "auto_map": {"AutoModel": "m.M"}}, "'internal' is not"),
-    "diffusers": ({"_class_name": "SD3Transformer2DModel"}, "a part of an image model"),
     "packed within": (
         {"model_type": "llava", "text_config": LLAMA, "quantization_config": {"quant_method": "x"}},
         "quant_method 'x'",
     ),
     "text of no family": (
         {"model_type": "a", "text_config": {"model_type": "b"}},
-        "in its 'text_config' is 'b', which is none",
+        "'model_type' is 'a'; the families",
     ),
     "packed": ({**LLAMA, "quantization_config": {"quant_method": "gptq"}}, "quant_method 'gptq'"),
 }

@@ -1,7 +1,6 @@
 """A model as weights: layers that differ, latent attention, experts, shares, rules.
 
-Holds `tiledask.plan.inputs.model_sizes` and
-`tiledask.plan.inputs.weights`.
+Holds `tiledask.plan.inputs.weights`.
 """
 
 from dataclasses import replace
@@ -73,22 +72,6 @@ def test_tp_is_refused_unless_heads_and_groups_can_be_dealt_out(groups, each, tp
             model.check_tp(tp)
 
 
-def test_the_published_count_leaves_multi_token_prediction_out():
-    v3 = load_model("deepseek-v3")
-    counted = replace(v3, with_mtp=True)
-    assert round(v3.parameters / 1e9) == 671
-    assert counted.parameters - v3.parameters == v3.mtp_parameters == 11_610_068_224
-    assert counted.item_parameters[:-1] == v3.item_parameters[:-1]
-    unvisited = (256 - 8) * 3 * 7168 * 2048
-    more = counted.active_parameters - v3.active_parameters
-    assert more == v3.mtp_parameters - unvisited
-    assert "without 11,610,068,224 for multi-token prediction" in repr(v3)
-    assert "with 11,610,068,224 for multi-token prediction" in repr(counted)
-    assert v3.tied_copy == ()
-    assert count(counted.tied_copy) == 129280 * 7168  # the module looks tokens up
-    assert load_model("deepseek-v2").mtp_parameters == 0
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -104,7 +87,6 @@ def test_the_published_count_leaves_multi_token_prediction_out():
         ),
         ({"experts": 4, "top_k": 1, "dense_layers": 2}, "must be a tuple of at most 6 layer"),
         ({**LATENT, "qk_norm": "full"}, "qk_norm must be None in latent"),
-        ({"with_mtp": True}, "mtp_layers=0"),
     ],
 )
 def test_model_fields_are_checked(change, message):

@@ -15,20 +15,20 @@ __all__ = ["LayerBytes", "Saved", "layer_bytes", "layer_costs", "saved_tensors",
 
 
 class Saved(NamedTuple):
-    """A tensor of one layer that is kept, per token of the batch."""
+    """A tensor of one layer that is kept, per token of the batch.
+
+    ``sliced``: tensor parallelism cuts it, and its ``elements`` are those on the fullest of tp
+    devices; otherwise every device holds the whole, unless the sequence is parallel too. ``core``:
+    in the attention core, which selective recomputation drops. ``flows``: a gradient of this size
+    flows back into it, as none does into a mask or a statistic.
+    """
 
     name: str
     elements: int
-    """Elements per token, over the whole layer or on the fullest of tp devices."""
     itemsize: int
-    """Bytes per element."""
     sliced: bool
-    """Tensor parallelism cuts it (its ``elements`` are one device's); otherwise every
-    device holds the whole, unless the sequence is parallel too."""
     core: bool = False
-    """In the attention core, which selective recomputation drops."""
     flows: bool = True
-    """Whether a gradient of this size flows back into it: not into a mask or a statistic."""
 
 
 INPUTS = "attention input|attention output input|(shared )?mlp (input|product|activation output)|"
@@ -182,19 +182,19 @@ def _sizes(layout: Layout, sequence: int, tensors: Iterator[Saved]) -> list[int]
 
 
 class LayerBytes(NamedTuple):
-    """Bytes of one layer and one micro-batch on one device."""
+    """Bytes of one layer and one micro-batch on one device: kept from the forward to the backward
+    pass, before any recomputation drops some, and at once in a forward pass alone, at most.
+
+    ``gradients``: at once in the backward pass, which goes from tensor to tensor and drops what it
+    has used: of the residual stream, and beside it at most of an operation's output and input. The
+    fused softmax of training programs writes its input's gradient over its output's, so of the
+    s x s tensors it is one.
+    """
 
     kept: Any
-    """From the forward to the backward pass."""
     whole: Any
-    """Before any recomputation drops some."""
     gradients: Any
-    """At once in the backward pass, at most: it goes from tensor to tensor and drops what it has
-    used, so the gradient of the residual stream and beside it at most those of an operation's
-    output and input. The fused softmax of training programs writes its input's gradient over its
-    output's, so of the s x s tensors it is one."""
     served: Any
-    """At once in a forward pass alone, at most."""
 
 
 def layer_costs(

@@ -309,6 +309,10 @@ class Fit(Printable):
             "fixes": {name: str(each) if each else None for name, each in self.fixes.items()},
         }
 
+    def to_frame(self) -> Any:
+        """The ledger as a frame; its places are stages."""
+        return self.memory.to_frame()
+
     def __repr__(self) -> str:
         return f"Fit({self.verdict}: {self.reason})"
 

@@ -23,49 +23,39 @@ __all__ = ["InFlight", "alive", "stages_in_flight"]
 
 
 class InFlight(NamedTuple):
-    """What lies on a stage, and for how many micro-batches its activations are held; each number
-    is one, or a column."""
+    """What lies on a stage: layers, ends (of both copies where there are two), heads that are not
+    with the embedding, whose matrix they hold once more if it is tied; and layers x micro-batches
+    in the fullest state, micro-batches whose embedding and head are held at most. Each number is
+    one, or a column."""
 
     dense: Any
-    """Dense layers, both copies' where there are two."""
     mixtures: Any
     embeddings: Any
-    """0, 1, or 2 where both copies have theirs here."""
     heads: Any
     tied: Any
-    """Heads that are not with the embedding, whose matrix they hold once more if it is tied."""
     kept_dense: Any
-    """Dense layers x micro-batches in the fullest state."""
     kept_mixtures: Any
     kept_embeddings: Any
-    """Micro-batches whose embedding the stage holds at most; 0 without one."""
     kept_heads: Any
 
 
 def stages_in_flight(
     model: Model, layout: Layout, stages: Sequence[int], cost: Sequence[int]
 ) -> list[InFlight]:
-    """What each of ``stages`` holds in the state that keeps most.
-
-    ``cost``: bytes kept of one layer of each kind that there is; none where no backward pass
-    needs any.
-    """
+    """What each of ``stages`` holds in the state that keeps most. ``cost``: bytes kept of one layer
+    of each kind that there is; none where no backward pass needs any."""
     p, m, v, last = layout.pp, layout.microbatches, layout.interleave, layout.last_chunk
     kinds, found = chunk_kinds(model, layout), []
     columns = (column.tolist() for column in layout.stage_chunks(np.asarray(stages)))
     for stage, *chunks in zip(stages, *columns, strict=True):
         dense, mixtures = zip(*(kinds[chunk] for chunk in chunks), strict=True)
+        states = alive(layout.schedule, p, m, v, stage) if cost else ((0,) * len(chunks),)
+        layers = sorted({(_product(each, dense), _product(each, mixtures)) for each in states})
+        fullest = max(layers, key=lambda each: _product(cost, each))
+        most = dict(zip(chunks, map(max, zip(*states, strict=True)), strict=True))
         first, heads = chunks.count(0), chunks.count(last)
         items = sum(dense), sum(mixtures), first, heads, 0 if first else heads
-        kept = 0, 0, 0, 0
-        if cost:
-            states = alive(layout.schedule, p, m, v, stage)
-            layers = sorted({(_product(each, dense), _product(each, mixtures)) for each in states})
-            fullest = max(layers, key=lambda each: _product(cost, each))
-            ends = [chunks.index(end) if end in chunks else None for end in (0, last)]
-            most = (0 if at is None else max(each[at] for each in states) for at in ends)
-            kept = (*fullest, *most)  # type: ignore[assignment]
-        found.append(InFlight(*items, *kept))
+        found.append(InFlight(*items, *fullest, most.get(0, 0), most.get(last, 0)))
     return found
 
 
@@ -92,21 +82,11 @@ def alive(name: str, p: int, m: int, v: int, stage: int) -> tuple[tuple[int, ...
     >>> [max(map(sum, alive("dualpipe", 4, 8, 1, stage))) for stage in range(4)]
     [5, 5, 5, 5]
     """
-    if v == 1:
-        closed = {
-            "naive": 1,
-            "gpipe": m,
-            "looped-bfs": m,
-            "1f1b": min(p - stage, m),
-            "interleaved": min(p - stage, m),
-            "eager-1f1b": min(2 * (p - stage) - 1, m),
-        }
-        if name in closed:
-            return ((closed[name],),)
-    if name == "looped-bfs":
+    if name in ("gpipe", "looped-bfs"):
         return ((m,) * v,)
-    if name == "1f1b":
-        return _interleaved(p, m, v, stage)
+    if name in ("naive", "1f1b"):
+        most = 1 if name == "naive" else min(p - stage, m)
+        return ((most,),) if v == 1 else _interleaved(p, m, v, stage)
     # all others repeat themselves: more micro-batches only make the middle longer
     m = min(m, 4 * p * v + m % 2)
     return _counted(name, p, m, v)[stage]

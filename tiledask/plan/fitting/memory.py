@@ -73,11 +73,6 @@ class MemoryEstimate(Printable):
         """Bytes on the fullest device."""
         return max(self.per_stage)
 
-    @property
-    def total(self) -> int:
-        """Peak bytes of all devices together."""
-        return sum(self.per_stage) * self.layout.dp * self.layout.cp * self.layout.tp
-
     def to_dict(self) -> dict[str, Any]:
         """What was asked, the peak of each stage and the rows, as plain values for JSON."""
         return {
@@ -91,6 +86,10 @@ class MemoryEstimate(Printable):
             "offloaded": {place: each.peak for place, each in self.offloaded.items()},
             "rows": self.ledger.to_dict()["rows"],
         }
+
+    def to_frame(self) -> Any:
+        """The ledger as a frame; its places are stages."""
+        return self.ledger.to_frame()
 
     def __repr__(self) -> str:
         return (

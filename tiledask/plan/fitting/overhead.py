@@ -1,12 +1,8 @@
 """What a device holds beyond the arithmetic, by name, and the verdict that follows from it.
 
-0 ..... tensors ..... + CUDA context ............. + whole overhead
-                                                   capacity right of all:    "fits"
-                                                   between the last two:     "tight"
-                                                   left of the context:      "no"
-The capacity is the nominal one; what needs more, and no more than
-the driver reports, is tight too for a run by a framework that is named.
-What "fits" has room in half of the published rows, as far off, or more.
+The capacity is the nominal one; what needs more, and no more than the driver reports, is tight too
+for a run by a framework that is named. What "fits" has room in half of the published rows, as far
+off, or more.
 """
 
 from dataclasses import dataclass

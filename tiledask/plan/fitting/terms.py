@@ -59,6 +59,11 @@ def _product(
     return Term(tensor, moment, there, there * prod(factors), (words, *factors), source)
 
 
+def _has(number: Any) -> Any:
+    """1 where there is any, else 0, in the integers of ``number``, Python's or those of 64 bits."""
+    return (number > 0).astype(number.dtype) if isinstance(number, np.ndarray) else number > 0
+
+
 def fullest(terms: Iterable[Term]) -> Any:
     """Bytes of each stage at its fullest moment: what is always there, and the most beside it."""
     moments: dict[str, Any] = {ALWAYS: 0}
@@ -130,7 +135,7 @@ class Terms:
     def _most(self, numbers: Iterable[Any]) -> Any:
         """The largest of the ``numbers`` of items that are on the stage."""
         items = zip(self._items(), numbers, strict=False)
-        return _largest((many > 0) * number for (many, _), number in items)
+        return _largest(_has(many) * number for (many, _), number in items)
 
     def states(self, place: str) -> Iterator[Term]:
         """Weights and what training keeps for each: a term for each state that lies there."""
@@ -163,7 +168,7 @@ class Terms:
         brought = recipe.offloads_weights
         apart, beside = layout.dp * layout.cp > 1, layout.expert_copies > 1
         *sizes, head, tied = (
-            (n > 0) * ((apart | brought) * item.dense + (beside | brought) * item.expert)
+            _has(n) * ((apart | brought) * item.dense + (beside | brought) * item.expert)
             for n, item in self._items()
         )
         sizes.append(head + tied)
@@ -202,7 +207,7 @@ class Terms:
 
     def _training(self) -> Iterator[Term]:
         """Activations and what is computed with them, at each moment of a training step."""
-        ends, recipe, width = self.held.heads > 0, self.recipe, self.recipe.compute_bytes
+        ends, recipe, width = _has(self.held.heads), self.recipe, self.recipe.compute_bytes
         framework, whole = f"framework {recipe.framework}", self.model.hidden * self.costs.whole
         cut = (self.layout.sequence_parallel > 0) & (self.layout.tp > 1)
         kept = list(self._kept())
@@ -238,18 +243,18 @@ class Terms:
         width, tokens = self.recipe.compute_bytes, model.hidden * self.costs.cut
         if per_token := model.dropout + width * model.embedding_norm:
             words = "dropout mask, 1 B, and norm input of each token, x {} micro-batches"
-            there, factors = held.embeddings > 0, (held.kept_embeddings, per_token, tokens)
+            there, factors = _has(held.embeddings), (held.kept_embeddings, per_token, tokens)
             yield _product("embedding activations", FORWARD, there, words, factors, ENDS)
         if holds(self.recipe.framework).keeps_sent:
             v, kept = layout.interleave, held.kept_dense + held.kept_mixtures
-            senders = (layout.pp > 1) * (v - 1 * (held.heads > 0))
+            senders = (layout.pp > 1) * (v - _has(held.heads))
             n = senders * layout.microbatches - (-senders * (kept * v // np.maximum(here, 1)) // v)
             words = "{} B of each number sent x {}: outputs in flight, and a buffer for each "
             words, source = words + "micro-batch's gradient", f"framework {self.recipe.framework}"
-            yield _product("sent activations", FORWARD, n > 0, words, (width, n, tokens), source)
+            yield _product("sent activations", FORWARD, _has(n), words, (width, n, tokens), source)
         words = "inputs of the final norm and of the output projection, {} B each, x {} "
         factors = width, held.kept_heads, tokens, model.head_tensors
-        words, there = words + "micro-batches", held.heads > 0
+        words, there = words + "micro-batches", _has(held.heads)
         yield _product("head activations", FORWARD, there, words, factors, ENDS)
 
     def _logits(self, ends: Any) -> Iterator[Term]:
@@ -296,7 +301,7 @@ class Terms:
 
     def _largest_layer(self) -> tuple[Any, LayerBytes]:
         """Whether the stage has a layer, and the most of each kind of bytes that one of it has."""
-        there = self.held.dense + self.held.mixtures > 0
+        there = _has(self.held.dense + self.held.mixtures)
         return there, LayerBytes(*map(self._most, zip(*self.costs.layers, strict=True)))
 
     def _serving(self) -> Iterator[Term]:
@@ -304,7 +309,7 @@ class Terms:
         there, layer = self._largest_layer()
         words, size = ("tensors of one layer, all at once",), layer.served
         yield Term("working activations", FORWARD, there, size, words, "upper bound")
-        ends, factors = self.held.heads > 0, (self.recipe.compute_bytes, self._elements)
+        ends, factors = _has(self.held.heads), (self.recipe.compute_bytes, self._elements)
         source = "one forward pass over the whole sequence"
         yield _product("logits", FORWARD, ends, LOGITS, factors, source)
 
