@@ -69,16 +69,6 @@ def test_peaks_are_the_ledgers_to_the_byte(part, many, model, recipe, sequence):
     assert found == expected
 
 
-def test_latent_attention_and_dense_first_layers_of_a_published_model():
-    model = td.load_model("deepseek-v3")
-    ep, pp = (x.ravel() for x in np.meshgrid([1, 8, 16], [1, 2, 16, 61]))
-    same = {"dp": 16, "zero": 1, "microbatches": 16, "flash_attention": True, "recompute": "full"}
-    found = peaks(model, sequence=4096, ep=ep, pp=pp, **same)
-    for n, peak in enumerate(found.tolist()):
-        layout = Layout(**same, ep=int(ep[n]), pp=int(pp[n]))
-        assert td.estimate_memory(model, layout, sequence=4096).peak == peak
-
-
 def test_a_state_of_one_moment_counts_at_that_moment():
     """The stage of the head is fullest before its first backward pass."""
     base, model = load_recipe("mixed-adam-16"), replace(PLAIN, vocab=10_000)

@@ -86,21 +86,6 @@ def test_an_older_file_has_both_models_keys_side_by_side():
     assert model.name == "test, text alone"
 
 
-OLDER = {
-    "starcoder2": {"mlp_type": "default", "norm_type": "layer_norm"},
-    "gpt_oss": {"experts_per_token": 2, "quantization_config": {"quant_method": "mxfp4"}},
-    "gptj": {"rotary": True, "scale_attn_weights": True, "n_inner": None},
-    "gemma2": {"sliding_window_size": 4096, "hidden_act": "gelu", "cache_implementation": "hybrid"},
-    "cohere2": {"use_parallel_block": True, "order_of_interleaved_layers": "local_attn_first"},
-}
-
-
-@pytest.mark.parametrize("kind", OLDER)
-def test_keys_of_published_files_change_nothing(kind):
-    config = COUNTS[kind]["config"]
-    assert model_of(config | OLDER[kind]).parameters == COUNTS[kind]["cases"][0][1]
-
-
 def test_an_encoder_computes_all_scores_and_a_side_by_side_layer_keeps_one_input():
     model = model_of(COUNTS["gpt2"]["config"])
     flops, causal = (step_flops(replace(model, causal=c), 4, 32) for c in (False, True))
@@ -108,19 +93,6 @@ def test_an_encoder_computes_all_scores_and_a_side_by_side_layer_keeps_one_input
     h, one, two, four = model.hidden, *(replace(model, layer_norms=n) for n in (1, 2, 4))
     kept = [layer_bytes(m, td.Layout(), sequence=10) for m in (one, two, four)]
     assert kept[1] - kept[0] == kept[2] - kept[1] == 2 * (10 * 2 * h)  # two tensors a step
-
-
-TIED = {"gpt2", "bloom", "smollm3"}
-
-
-SOME = """gpt2 bloom-3b smollm3-3b llama-3.2-1b pythia-1b qwen2.5-0.5b qwen3-4b olmo-2-1b
-    deepseek-v2-lite mistral-7b-v0.1"""
-
-
-@pytest.mark.parametrize("name", SOME.split())
-def test_whether_the_head_is_the_embedding_if_the_config_does_not_say(name):
-    config = {k: v for k, v in shipped(name).items() if k != "tie_word_embeddings"}
-    assert model_of(config).tied == (config["model_type"] in TIED)
 
 
 WINDOWS = {

@@ -82,35 +82,6 @@ def test_clusters_that_cannot_be(spec, words):
         load_cluster(spec)
 
 
-LIMITS = {  # registers, threads, blocks, KiB of shared memory, of which one block
-    "7.5": (65536, 1024, 16, 64, 64),
-    "8.0": (65536, 2048, 32, 164, 163),
-    "8.6": (65536, 1536, 16, 100, 99),
-    "8.9": (65536, 1536, 24, 100, 99),
-    "9.0": (65536, 2048, 32, 228, 227),
-    "10.0": (65536, 2048, 32, 228, 227),
-}
-"""CUDA C++ Programming Guide, technical specifications per compute capability."""
-CORES = {"7.5": 64, "8.0": 64, "8.6": 128, "8.9": 128, "9.0": 128, "10.0": 128}
-"""Of one multiprocessor, each with one fused multiplication and addition per clock."""
-
-
-@pytest.mark.parametrize("name", [n for n in names("hardware") if load_device(n).capability])
-def test_every_shipped_device_knows_its_multiprocessors(name):
-    d = load_device(name)
-    found = d.registers, d.threads, d.blocks, d.shared_bytes >> 10, d.block_shared_bytes >> 10
-    assert found == LIMITS[d.capability]
-    # the clock is the one at which the cores reach the peak of the datasheet
-    assert 2 * CORES[d.capability] * d.multiprocessors * d.clock == pytest.approx(
-        d.peak("fp32"), rel=0.01
-    )
-    assert "Programming Guide" in d.source
-    assert "l2_bytes_per_clock" in d.source
-    assert 4 * 2**20 <= d.l2_bytes < 2**28
-    assert d.shared_bandwidth > d.l2_bandwidth
-    assert d.l2_bandwidth == 0 or d.l2_bandwidth > d.memory_bandwidth
-
-
 def test_bandwidths_inside_the_device():
     a100, t4 = load_device("A100-40GB"), load_device("T4")
     assert a100.l2_bandwidth == pytest.approx(7219e9, rel=1e-3)  # PMC10448217, table 3

@@ -80,41 +80,12 @@ def test_aliases(tmp_path, short, long):
         load_model(write(tmp_path, config))
 
 
-def test_fp8_weights_and_a_written_head_dim_change_nothing():
-    del (plain := dict(DEEPSEEK))["quantization_config"]
-    assert model_of(plain).parameters == model_of(DEEPSEEK).parameters
-    for value in (6, 18):
-        written = {**DEEPSEEK, "head_dim": value, "qk_head_dim": 18}
-        assert model_of(written) == model_of(DEEPSEEK)
-
-
 # keys of the published files beside those that are shipped
 REAL = json.loads("""{
-  "bloom-7b1": {
-    "apply_residual_connection_post_layernorm": false, "attention_softmax_in_fp32": true,
-    "bias_dropout_fusion": true, "masked_softmax_fusion": true, "n_inner": null,
-    "offset_alibi": 100, "pretraining_tp": 2, "seq_length": 2048, "skip_bias_add": true,
-    "skip_bias_add_qkv": false, "unk_token_id": 0, "layer_norm_epsilon": 1e-05,
-    "architectures": ["BloomForCausalLM"]},
-  "pythia-1b": {
-    "architectures": ["GPTNeoXForCausalLM"], "hidden_act": "gelu", "layer_norm_eps": 1e-05,
-    "max_position_embeddings": 2048, "rotary_emb_base": 10000, "rotary_pct": 0.25,
-    "use_parallel_residual": true, "bos_token_id": 0, "torch_dtype": "float16"},
-  "llama-1-7b": {"architectures": ["LLaMAForCausalLM"], "max_sequence_length": 2048},
   "llama-3.1-8b": {
     "architectures": ["LlamaForCausalLM"], "attention_bias": false, "mlp_bias": false,
     "rope_scaling": {"rope_type": "llama3", "factor": 8.0}, "pretraining_tp": 1,
     "rms_norm_eps": 1e-05, "eos_token_id": [128001, 128008], "transformers_version": "4.43"},
-  "mistral-nemo-12b": {
-    "sliding_window": null, "attention_dropout": 0.0, "rope_theta": 1000000.0},
-  "mixtral-8x7b": {"output_router_logits": false, "router_aux_loss_coef": 0.02},
-  "qwen2.5-7b": {"use_mrope": false, "use_sliding_window": false, "max_window_layers": 28},
-  "qwen3-30b-a3b": {
-    "architectures": ["Qwen3MoeForCausalLM"], "norm_topk_prob": true, "rope_scaling": null,
-    "output_router_logits": false, "router_aux_loss_coef": 0.001, "max_window_layers": 48},
-  "smollm3-3b": {
-    "no_rope_layers": [1, 1, 1, 0], "no_rope_layer_interval": 4, "mlp_bias": false,
-    "layer_types": ["full_attention"], "_name_or_path": "x", "dtype": "bfloat16"},
   "deepseek-v2": {
     "aux_loss_alpha": 0.001, "ep_size": 1, "n_group": 8, "norm_topk_prob": false,
     "routed_scaling_factor": 16.0, "scoring_func": "softmax", "seq_aux": true, "topk_group": 3,
@@ -146,33 +117,21 @@ BAD = {
         r"'model_type' is 'rwkv'; the families .* td\.Model\(",
     ),
     "missing": ({k: v for k, v in GPT2.items() if k != "n_layer"}, "'num_hidden_layers' is miss"),
-    "float": ({**GPT2, "n_layer": 12.0}, "'n_layer' must be a whole number"),
-    "negative": ({**GPT2, "n_layer": -12}, "'n_layer' must be .* of 1 or more, got .*-12"),
     "layers": ({**GPT2, "n_layer": 10**30}, r"layers must be at most 4,096, got 10{30}"),
     "MLA layers": ({**DEEPSEEK, "num_hidden_layers": 10**9}, "layers must be at most 4,096"),
     "tie": ({**LLAMA, "tie_word_embeddings": 1}, "'tie_word_embeddings' must be true or false"),
-    "infinite rate": ('{"attn_pdrop": 1e999, ' + json.dumps(GPT2)[1:], "'attn_pdrop' .* got .*inf"),
     "negative rate": ({**GPT2, "attn_pdrop": -0.1}, "'attn_pdrop' must be a finite number of 0"),
-    "prefix": ({**LLAMA, "name_experts": 8}, "'name_experts' is not understood"),
     "cross": ({**GPT2, "add_cross_attention": True}, "'add_cross_attention' is True"),
-    "class type": ({**GPT2, "architectures": "GPT2"}, "'architectures' must be a list of texts"),
-    "groups": ({**LLAMA, "num_key_value_heads": 5}, r"heads \(32\) must be a multiple of kv_heads"),
     "experts missing": (
         {k: v for k, v in QWEN_MOE.items() if k != "num_experts"},
         "'num_local_experts' is missing; add it, or write it as num_experts",
     ),
-    "dense": (
-        {**QWEN_MOE, "mlp_only_layers": [1.5]},
-        "must be a list of whole numbers",
-    ),
-    "zero rank": ({**DEEPSEEK, "q_lora_rank": 0}, "'q_lora_rank' must be .* of 1 or more"),
     "latent head": ({**DEEPSEEK, "head_dim": 7}, r"'head_dim' must be 6 or 18 in"),
     "first": (
         {k: v for k, v in DEEPSEEK.items() if k != "first_k_dense_replace"},
         "'first_k_dense_replace' is missing",
     ),
     "mlp bias": ({**DEEPSEEK, "mlp_bias": True}, "'mlp_bias' is True, which changes"),
-    "two": ({**LLAMA, "ssm_size": 8, "is_decoder": 2}, "'ssm_size' is not .*; key 'is_decoder'"),
     "own code": ({**LLAMA, "internal": 1, "auto_map": {"AutoModel": "m.M"}}, "'internal' is not"),
     "packed within": (
         {"model_type": "llava", "text_config": LLAMA, "quantization_config": {"quant_method": "x"}},

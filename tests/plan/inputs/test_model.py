@@ -23,12 +23,11 @@ def named(weights):
 
 
 def test_dense_layers_stand_among_mixtures():
-    assert [MIXED.is_mixture(i) for i in range(6)] == [False, True, True, False, True, True]
-    assert MIXED.layer is MIXED.layer_weights(5) is MIXED.layer_weights(1)
-    assert "router" not in named(MIXED.layer_weights(3))
+    assert MIXED.layer is MIXED.mixture_layer
+    assert "router" not in named(MIXED.dense_layer)
     sizes = MIXED.item_parameters[1:-1]
-    assert sizes == tuple(count(MIXED.layer_weights(i)) for i in range(6))
-    assert len(set(sizes)) == 2
+    kinds = [MIXED.dense_layer if i in (0, 3) else MIXED.mixture_layer for i in range(6)]
+    assert sizes == tuple(map(count, kinds))
     assert sum(MIXED.item_parameters) == MIXED.parameters
     assert [(name, n) for name, n, _ in MIXED.layer_kinds] == [
         ("dense layer", 2),
@@ -39,7 +38,7 @@ def test_dense_layers_stand_among_mixtures():
 def test_a_dense_layer_uses_every_weight_and_a_mixture_those_of_two_experts():
     expert = 2 * 64 * 48 + 48 + 64
     assert MIXED.parameters - MIXED.active_parameters == 4 * (8 - 2) * expert
-    assert all(w.copies == w.active == 1 for w in MIXED.layer_weights(0))
+    assert all(w.copies == w.active == 1 for w in MIXED.dense_layer)
     assert replace(MIXED, top_k=8).active_parameters == MIXED.parameters
     without, shared = replace(MIXED, shared_ffn=0), 4 * (2 * 64 * 96 + 96 + 64)
     assert MIXED.parameters - without.parameters == shared

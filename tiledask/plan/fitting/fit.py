@@ -67,9 +67,12 @@ class Fit(Printable):
     def assumed(self) -> str:
         """One sentence: whose program is assumed, and what it holds beyond the arithmetic."""
         name, over = self.memory.recipe.framework, self.overhead
-        more = f"{format_bytes(over.allocator)} that the allocator does not use"
-        if self._given:
-            more = f"an overhead of {format_bytes(over.total)}, as given"
+        more = f"an overhead of {format_bytes(over.total)}, as given"
+        if not self._given:
+            whose, ratios = measured_over_estimated(name)
+            good = sum(ratio * self.expected <= self.limits.reported for ratio in ratios)
+            more = f"{format_bytes(over.allocator)} that the allocator does not use; as far off as "
+            more += f"the published rows of {whose}, it has room in {good} of {len(ratios)}"
         return f"run by {name} ({self.why}): {holds(name).loss_bytes} B a logit at the loss, {more}"
 
     @property

@@ -157,7 +157,12 @@ class Search:
         for each in np.unique(level[possible]):
             at = np.flatnonzero(possible & (level == each))
             numbers = replace(Numbers.of(self.start), **{k: column[at] for k, column in n.items()})
-            keys = code[at], numbers.dp * numbers.tp * numbers.pp, self._seconds(numbers), other[at]
+            keys: Any = (
+                code[at],
+                numbers.dp * numbers.tp * numbers.pp,
+                self._seconds(numbers),
+                other[at],
+            )
             order = at[np.lexsort(keys)]
             for first in range(0, len(order), AT_ONCE):
                 some = order[first : first + AT_ONCE]
@@ -233,7 +238,7 @@ class Search:
         framework = self.memory.recipe.framework
         return overhead_of(n, framework).total if self.own is None else self.own
 
-    def _beyond(self, n: Numbers) -> Array:
+    def _beyond(self, n: Numbers) -> Any:
         """Bytes beyond the device's; 0 or less fits."""
         run = self.memory.model, self.memory.recipe, self.memory.sequence
         return peaks(*run, **vars(n)) + self._overhead(n) - self.sure
@@ -313,7 +318,7 @@ class Search:
         columns, step = self._shapes(free)
         unit = columns["tp"] * columns["pp"] * columns["cp"] * step
 
-        def beyond(copies: Any, at: Array) -> Array:
+        def beyond(copies: Any, at: Array) -> Any:
             """Bytes beyond the device's on layouts ``at`` in ``copies`` x ``step``."""
             n = {name: column[at] for name, column in columns.items()}
             return self._beyond(Numbers(**n, dp=copies * step[at]))

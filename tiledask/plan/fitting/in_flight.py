@@ -77,10 +77,6 @@ def alive(name: str, p: int, m: int, v: int, stage: int) -> tuple[tuple[int, ...
 
     >>> [alive("1f1b", 4, 8, 1, stage) for stage in range(4)]
     [((4,),), ((3,),), ((2,),), ((1,),)]
-    >>> max(map(sum, alive("1f1b", 4, 8, 2, 0)))
-    11
-    >>> [max(map(sum, alive("dualpipe", 4, 8, 1, stage))) for stage in range(4)]
-    [5, 5, 5, 5]
     """
     if name in ("gpipe", "looped-bfs"):
         return ((m,) * v,)

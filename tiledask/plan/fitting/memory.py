@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from tiledask.plan.inputs.items import item_parameters
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import as_model
 from tiledask.plan.inputs.model import Model
-from tiledask.plan.inputs.recipes import Recipe, check_adapters, load_recipe
+from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import caches, check_held, check_run
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.tables import Part, Printable, Table
@@ -115,16 +115,18 @@ class MemoryEstimate(Printable):
         every = dict.fromkeys(name for sums in held.values() for name in sums)
         names = [name for name in every if any(sums[name] for sums in held.values())]
         runs = [[*stages] for _, stages in groupby(held, held.__getitem__)]
-        if len(runs) > MANY_STAGES:
-            fullest = max(runs, key=lambda run: held[run[0]].total())
-            runs = [run for run in runs if run in (*runs[:3], fullest, *runs[-3:])]
-        found = []
-        for first, *others in runs:
-            span = f"{first} to {others[-1]}" if others else f"{first}"
-            moments = ledger.moments(first)
-            sizes = [held[first][name] for name in names] + [max(moments.values())]
-            cells = (f"{size / 1e9:,.4g}" if size else "" for size in sizes)
-            found.append((span, max(moments, key=moments.__getitem__), *cells))
+        fullest = max(runs, key=lambda run: held[run[0]].total())
+        shown = [*runs[:3], fullest, *runs[-3:]] if len(runs) > MANY_STAGES else runs
+        found, peaks = [], ledger.per_place
+        for seen, group in groupby(runs, shown.__contains__):
+            for run in group if seen else [list(chain(*group))]:
+                first, last, most = run[0], run[-1], max(map(peaks.__getitem__, run))
+                moments = ledger.moments(first)
+                sizes = [*(held[first][name] * seen for name in names), most]
+                cells = [f"{size / 1e9:,.4g}" if size else "" for size in sizes]
+                moment = max(moments, key=moments.__getitem__) if seen else "..."
+                span = f"{first} to {last}" if last > first else f"{first}"
+                found.append((span, moment, *cells[:-1], "to " * (not seen) + cells[-1]))
         title = "GB (1e9 bytes) on a device of each stage at its fullest moment"
         yield Table(("stage", "moment", *names, "in all"), found, title, left=(0, 1))
         for place, each in self.offloaded.items():
@@ -165,9 +167,9 @@ def estimate_memory(
     if framework is not None:
         holds(framework)
         recipe = replace(recipe, framework=framework, usual=False)
-    recipe = check_held(caches(recipe, cached), layout)
+    recipe = caches(recipe, cached)
     sequence = check_run(model, layout, sequence)
-    check_adapters(recipe.adapters, model.layer)
+    check_held(recipe, model, layout)
     terms = layout_terms(model, layout, recipe, sequence, range(layout.pp))
     peaks = tuple(np.atleast_1d(fullest(terms)).tolist())
     return MemoryEstimate(model, layout, recipe, sequence, peaks, terms)

@@ -89,6 +89,9 @@ def measured_over_estimated(framework: str) -> tuple[str, tuple[float, ...]]:
 class DeviceLimits(NamedTuple):
     """Bytes of a device, which decide of a run."""
 
+    reported: int
+    """What a run is counted with: what the driver reports for one whose framework is named, else
+    the nominal capacity."""
     sure: int
     """Tensors and overhead up to which a run fits: the nominal capacity, or less where, as far off
     as the published rows, fewer than half of the runs would have room."""
@@ -105,14 +108,14 @@ def device_limits(device: Device, recipe: Recipe, ours: bool = True) -> DeviceLi
     reported = device.most_bytes if named else nominal
     half = median_low(measured_over_estimated(recipe.framework)[1])
     sure = min(nominal, int(reported / half)) if ours else nominal
-    return DeviceLimits(sure, max(nominal, reported - NCCL_BUFFERS))
+    return DeviceLimits(reported, sure, max(nominal, reported - NCCL_BUFFERS))
 
 
 def verdicts(limits: DeviceLimits, peak: Any, total: Any, context: int = CUDA_CONTEXT) -> Any:
     """The place in VERDICTS of ``peak`` bytes of tensors beside an overhead of ``total``,
     ``context`` among them; numbers or columns: the one rule of ``fits`` and ``search``.
 
-    >>> limits = DeviceLimits(sure=1000, most=1050)
+    >>> limits = DeviceLimits(1000, sure=1000, most=1050)
     >>> [VERDICTS[verdicts(limits, peak, 70, 10)] for peak in (930, 931, 1040, 1041)]
     ['fits', 'tight', 'tight', 'no']
     """

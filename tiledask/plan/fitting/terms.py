@@ -241,6 +241,7 @@ class Terms:
         size = sum(map(mul, layers, each))
         yield Term("activations", FORWARD, 1, size, formula, f"{KORTHIKANTI}, Table 2")
         width, tokens = self.recipe.compute_bytes, model.hidden * self.costs.cut
+        factors: tuple[Any, ...]
         if per_token := model.dropout + width * model.embedding_norm:
             words = "dropout mask, 1 B, and norm input of each token, x {} micro-batches"
             there, factors = _has(held.embeddings), (held.kept_embeddings, per_token, tokens)
@@ -325,7 +326,7 @@ def _state_formula(state: State, layout: Layout, dense: int, expert: int) -> str
     held = f"({copies} / ep {layout.ep})"
     if layout.expert_slices != layout.tp:
         held = f"(tp {layout.tp} x {copies} / (ep {layout.ep} x expert_tp {layout.expert_tp}))"
-    sharded = _shards(state, layout)
+    sharded = bool(_shards(state, layout))
     formula = f"{each} x {dense:,} {what}" + f" / {copies}" * sharded
     if expert:
         formula += f" + {each} x {expert:,} of experts" + f" / {held}" * sharded

@@ -76,7 +76,7 @@ def _model(job: Job) -> Settings:
             found |= {"moe_router_score_function": "sigmoid"}
             found |= {"moe_router_enable_expert_bias": True}
         if m.dense_layers:
-            found["moe_layer_freq"] = _frequency([m.is_mixture(i) for i in range(m.layers)])
+            found["moe_layer_freq"] = _frequency([i not in m.dense_layers for i in range(m.layers)])
     for name, lost, words in (
         ("norm", m.norm == "none", "Megatron's norms have weights; the model's have none"),
         ("qk_norm", m.qk_norm == "full", "norms of all heads at once: Megatron's are by head"),

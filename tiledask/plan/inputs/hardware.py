@@ -85,11 +85,7 @@ class Device:
     @property
     def most_bytes(self) -> int:
         """Bytes beyond which nothing can be allocated: what the driver reports where that is known
-        of this capacity (up to 8 % more than the nominal one), else the capacity.
-
-        >>> load_device("H100").most_bytes, load_device("H100").memory_bytes
-        (85520809984, 80000000000)
-        """
+        of this capacity (up to 8 % more than the nominal one), else the capacity."""
         reported = (self.memory_mib or 0) * 2**20
         known = self.memory_bytes <= reported <= 1.08 * self.memory_bytes
         return reported if known else self.memory_bytes
@@ -101,14 +97,8 @@ class Device:
 
     @property
     def shared_bandwidth(self) -> float:
-        """Bytes per second out of all shared memories together, at most; 0 if unknown.
-
-        Bytes per clock of one multiprocessor (32 banks of 4), times multiprocessors, times the
-        boost clock.
-
-        >>> load_device("H200").shared_bandwidth / 1e12  # 128 bytes x 132 x 1.98 GHz
-        33.45408
-        """
+        """Bytes per second out of all shared memories together, at most; 0 if unknown: bytes per
+        clock of one multiprocessor (32 banks of 4), times multiprocessors, times the clock."""
         return self.shared_bytes_per_clock * self.multiprocessors * self.clock
 
     def __repr__(self) -> str:
@@ -163,14 +153,8 @@ class ClusterSpec:
         return f"{self.devices} devices are taken as {full} and one with {last}"
 
     def __repr__(self) -> str:
-        within, between = (
-            f"{link.name}, {format_bytes(link.bytes_per_second)}/s"
-            for link in (self.within_node, self.between_nodes)
-        )
-        return (
-            f"ClusterSpec({self}, nodes of {self.devices_per_node}; within: {within}; "
-            f"between: {between}{self.uneven and '; ' + self.uneven})"
-        )
+        links = ", ".join(link.name for link in (self.within_node, self.between_nodes))
+        return f"ClusterSpec({self}, nodes of {self.devices_per_node}; {links})"
 
     def __str__(self) -> str:
         size = format_bytes(self.device.memory_bytes)
@@ -210,30 +194,28 @@ def load_cluster(spec: str | os.PathLike[str]) -> ClusterSpec:
         )
     text = os.fspath(spec)
     match = re.fullmatch(r"\s*([0-9]+)\s*[x×]\s*(\S+|[0-9.]+ *[a-z]+)\s*", text, re.IGNORECASE)
-    if match and not text.lower().endswith(".json"):
+    file = text.lower().endswith(".json")
+    if match and not file:
         count = int(match[1][:30])
         if not 1 <= count <= MOST_DEVICES:
             raise ConfigError(
                 f"a cluster has 1 device or more, and {MOST_DEVICES:,} at most; got {short(text)}"
             )
-        known = _MEMORY.fullmatch(match[2])
-        return _of_memory(count, match[2]) if known else _whole(count, _find(match[2]))
-    if text.lower().endswith(".json") or (len(text) < 4096 and Path(text).is_file()):
+        of_memory = re.fullmatch(r"[0-9.]+ *[kmgtp]i?b", match[2], re.IGNORECASE)
+        return _of_memory(count, match[2]) if of_memory else _whole(count, _find(match[2]))
+    if file or (len(text) < 4096 and Path(text).is_file()):
         fields = read(text)
         named = isinstance(fields.values.get("device"), str)
         base = _find(fields.text("device")) if named else fields.object("device")
         own = {key: v for key, v in fields.values.items() if key not in ("devices", "device")}
         return _whole(fields.integer("devices"), Fields({**base.values, **own}, fields.where))
     counted = re.fullmatch(r"([0-9]{1,12})[ *-]*([a-z][^/]+)", text, re.IGNORECASE)
-    card = counted and any(name.lower() == counted[2].lower() for name in names("hardware"))
-    meant = f"{counted[1]}x{counted[2]}, COUNTxNAME" if counted and card else "COUNTxNAME"
+    known = counted is not None and counted[2].lower() in names("hardware")
+    meant = f"{counted[1]}x{counted[2]}, " if counted and known else ""
     raise ConfigError(
-        f"cannot read {short(text)} as a cluster; write {meant} such as '80xA100-40GB', "
+        f"cannot read {short(text)} as a cluster; write {meant}COUNTxNAME such as '80xA100-40GB', "
         f"COUNTxMEMORY such as '80x40GB', or the path of a JSON file"
     )
-
-
-_MEMORY = re.compile(r"[0-9.]+ *[kmgtp]i?b", re.IGNORECASE)
 
 
 def _of_memory(count: int, text: str) -> ClusterSpec:

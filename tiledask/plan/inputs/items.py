@@ -40,14 +40,14 @@ def item_parameters(
 def _item_parameters(
     weights: tuple[Weight, ...], recipe: Recipe, tp: int, ep: int, expert_tp: int
 ) -> ItemParameters:
-    found = [0, 0, 0, 0]
-    largest = matrices = 0
+    dense, expert, largest, matrices = [0, 0], [0, 0], 0, 0
     for w in weights:
-        of_experts = w.copies > 1
-        slices, held = (expert_tp, -(-w.copies // ep)) if of_experts else (tp, w.copies)
+        held, slices, found = -(-w.copies // ep), expert_tp, expert
+        if w.copies == 1:
+            held, slices, found = 1, tp, dense
         one = w.count(slices) // w.copies
         adapters = recipe.adapters.parameters((w,), slices) if recipe.adapters else 0
-        found[of_experts] += one * held
-        found[2 + of_experts] += adapters // w.copies * held
+        found[0] += one * held
+        found[1] += adapters // w.copies * held
         largest, matrices = max(largest, one), matrices + one * (w.inputs > 0)
-    return ItemParameters(*found, largest, matrices)
+    return ItemParameters(dense[0], expert[0], dense[1], expert[1], largest, matrices)

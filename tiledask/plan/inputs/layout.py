@@ -57,12 +57,7 @@ class _Experts:
 
     @property
     def expert_copies(self) -> Any:
-        """Devices of a stage with the same slice of the same experts: ZeRO shards over them.
-
-        >>> folded = Layout(dp=32, tp=2, ep=64, expert_tp=1, sequence_parallel=True)
-        >>> folded.expert_copies, Layout(dp=32, tp=2, ep=32).expert_copies
-        (1, 1)
-        """
+        """Devices of a stage with the same slice of the same experts: ZeRO shards over them."""
         return self.tp * self.dp * self.cp // (self.ep * self.expert_slices)
 
     @property
@@ -240,12 +235,8 @@ class Layout(_Experts):
         """The chunks on the devices of ``stage``, first to last; of both copies' in turn. Of an
         array of stages, arrays.
 
-        >>> Layout(pp=4, microbatches=4, interleave=2).stage_chunks(1)
-        (1, 5)
-        >>> Layout(pp=4, schedule="zb-v").stage_chunks(1)
-        (1, 6)
-        >>> Layout(pp=4, schedule="dualpipe").stage_chunks(1)
-        (1, 2)
+        >>> [Layout(pp=4, schedule=name).stage_chunks(1) for name in ("zb-v", "dualpipe")]
+        [(1, 6), (1, 2)]
         """
         p, v = self.pp, self.interleave
         if self.schedule in BOTH_WAYS:

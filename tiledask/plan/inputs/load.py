@@ -35,10 +35,10 @@ def models() -> tuple[str, ...]:
 def load_model(spec: str | os.PathLike[str]) -> Model:
     """The shipped model of that name, or the one in a local Hugging Face config.json.
 
-    ``spec`` may also be the folder that holds the config.json; a name on the Hugging Face hub, of a
-    shipped model or of one whose config.json is in the local cache; or a number of parameters,
-    "175B", for a decoder of the usual shape, which its ``source`` says. Nothing is downloaded.
-    What cannot be counted exactly is a ConfigError that names the file and the key.
+    ``spec`` may also be the folder that holds the config.json; the name on the Hugging Face hub of
+    a shipped model; or a number of parameters, "175B", for a decoder of the usual shape, which its
+    ``source`` says. Nothing is downloaded. What cannot be counted exactly is a ConfigError that
+    names the file and the key.
 
     >>> load_model("llama-3.1-70b").parameters
     70553706496
@@ -52,9 +52,8 @@ def load_model(spec: str | os.PathLike[str]) -> Model:
             f"a model is named by text or by a path, got {short(spec)}; "
             "load_model('gpt2') and load_model('folder/config.json') are two"
         )
-    text = os.fspath(spec)
-    path = Path(text)
-    there = os.path.exists(text)
+    text, path = os.fspath(spec), Path(spec)
+    there, file = os.path.exists(text), text.lower().endswith(".json")
     if (sized := model_of_size(text)) and not there:
         return sized
     if text.lower() in models() and not isinstance(spec, os.PathLike):
@@ -63,17 +62,14 @@ def load_model(spec: str | os.PathLike[str]) -> Model:
         if not os.path.exists(path / "config.json"):
             raise ConfigError(f"{text}: the folder holds no config.json; name the file itself")
         return model_from_config(read(path / "config.json"), path.resolve().name)
-    hub = re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", text)
-    if hub and not there and not text.lower().endswith(".json"):
+    if re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", text) and not there and not file:
         if name := _on_the_hub().get(text.lower()):
             return model_from_config(read_named("models", name), name)
-        if cached := _in_the_cache(text):
-            return model_from_config(read(cached), path.name.lower())
         raise ConfigError(
-            f"{text} is no shipped model, and has no config.json in {_cache()}; "
-            f"{meant(path.name, models())}to get it: hf download {text} config.json"
+            f"{text} is no shipped model; {meant(path.name, models())}its config.json can be read, "
+            f"too: hf download {text} config.json says where it is"
         )
-    if text.lower().endswith(".json") or os.sep in text or there:
+    if file or os.sep in text or there:
         name = path.parent.resolve().name if path.stem == "config" else path.stem
         return model_from_config(read(path), name)
     return model_from_config(read_named("models", text), text.lower())
@@ -87,27 +83,8 @@ def _on_the_hub() -> dict[str, str]:
     return {match[1].lower(): name for name, match in found.items() if match}
 
 
-def _cache() -> Path:
-    """Where Hugging Face's programs keep what they download."""
-    home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
-    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
-
-
-def _in_the_cache(hub: str) -> Path | None:
-    """The config.json of that model in the local cache: of its main branch, or the newest."""
-    folder = _cache() / f"models--{hub.replace('/', '--')}"
-    found = [path for path in folder.glob("snapshots/*/config.json") if os.path.isfile(path)]
-    main = folder / "refs" / "main"
-    commit = main.read_text("utf-8", "replace").strip() if os.path.isfile(main) else ""
-    return max(found, key=lambda p: (p.parent.name == commit, p.stat().st_mtime), default=None)
-
-
 def as_model(model: Model | str | os.PathLike[str]) -> Model:
-    """The Model itself, or the one that a name or a path says; else ConfigError.
-
-    >>> as_model("gpt2") == load_model("gpt2") == as_model(load_model("gpt2"))
-    True
-    """
+    """The Model itself, or the one that a name or a path says; else ConfigError."""
     return model if isinstance(model, Model) else load_model(model)
 
 

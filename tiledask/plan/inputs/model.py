@@ -162,12 +162,7 @@ class Model:
     @property
     def positions(self) -> int:
         """Tokens of the longest sequence that it has positions for; 0: no position is learned, and
-        there is no limit.
-
-        >>> sizes = dict(hidden=64, layers=4, heads=4, ffn=256, vocab=100)
-        >>> Model(**sizes, learned_pos=514, unused_pos=2).positions
-        512
-        """
+        there is no limit."""
         return self.learned_pos - self.unused_pos
 
     @property
@@ -180,8 +175,6 @@ class Model:
         all layers: 1/2 under a causal mask, w/s - (w/s)^2/2 in a window of w tokens.
 
         >>> sizes = dict(hidden=64, layers=4, heads=4, ffn=256, vocab=100)
-        >>> Model(**sizes).visible(1000)
-        0.5
         >>> Model(**sizes, window=100, windowed_layers=2).visible(1000)
         0.2975
         """
@@ -234,26 +227,18 @@ class Model:
             weights += (Weight("position embedding", rows, self.hidden, split=False),)
         return weights + (norm(self, "embedding norm", self.hidden) if self.embedding_norm else ())
 
-    def is_mixture(self, layer: int) -> bool:
-        """Whether layer number ``layer``, from 0, has experts; none such is a ConfigError."""
-        layer = self._whole("layer", layer, 0, self.layers - 1)
-        return self.experts > 0 and layer not in self.dense_layers
-
-    def layer_weights(self, layer: int) -> tuple[Weight, ...]:
-        """Weights of layer number ``layer``, from 0: attention, MLP (or experts) and norms.
+    @property
+    def layer(self) -> tuple[Weight, ...]:
+        """Weights of the last layer: attention, MLP (or experts) and norms. All layers are like it,
+        unless a mixture has dense ones.
 
         >>> from tiledask.plan.inputs.load import load_model
         >>> v3 = load_model("deepseek-v3")
-        >>> count(v3.layer_weights(2)), count(v3.layer_weights(3))
+        >>> count(v3.dense_layer), count(v3.layer)
         (583483392, 11507286272)
         """
-        return self.mixture_layer if self.is_mixture(layer) else self.dense_layer
-
-    @property
-    def layer(self) -> tuple[Weight, ...]:
-        """Weights of the last layer. All layers are like it, unless a mixture has dense ones;
-        see ``layer_weights``."""
-        return self.layer_weights(self.layers - 1)
+        last = self.experts and self.layers - 1 not in self.dense_layers
+        return self.mixture_layer if last else self.dense_layer
 
     @cached_property
     def dense_layer(self) -> tuple[Weight, ...]:

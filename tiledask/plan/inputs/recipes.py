@@ -98,17 +98,6 @@ class Adapters:
         return total
 
 
-def check_adapters(adapters: Adapters | None, layer: tuple[Weight, ...]) -> None:
-    """Refuse adapters beside matrices that ``layer`` does not have."""
-    there = [weight.name for weight in layer if weight.inputs]
-    for name in adapters.matrices if adapters is not None else ():
-        if name not in there:
-            raise ConfigError(
-                f"adapters are to stand beside {name!r}, and a layer of this model has "
-                f"{', '.join(there)}; name some of these in td.lora(matrices=...)"
-            )
-
-
 @dataclass(frozen=True, repr=False)
 class Recipe:
     """What training (or serving) keeps for every parameter.

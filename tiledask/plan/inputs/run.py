@@ -59,18 +59,13 @@ def check_run(model: Model, layout: Layout, sequence: int | None) -> int:
 
 def more_tp(model: Model, layout: Layout) -> list[str]:
     """What frameworks do with more tensor ranks than key-value heads, in one line; none where there
-    are not more.
-
-    >>> from tiledask.plan.inputs.load import load_model
-    >>> more_tp(load_model("llama-3.1-8b"), Layout(tp=16))[0].partition(": ")[0]
-    'tp=16 is more than the 8 key-value heads'
-    """
+    are not more."""
     heads, tp = model.kv_heads, layout.tp
     if tp <= heads or model.latent:
         return []
     return [
-        f"tp={tp} is more than the {heads} key-value heads: in Megatron-LM {tp // heads} ranks have "
-        f"copies of the same; torchtitan and DeepSpeed take tp={heads} or less"
+        f"tp={tp} is more than the {heads} key-value heads: in Megatron-LM {tp // heads} ranks "
+        f"have copies of the same; torchtitan and DeepSpeed take tp={heads} or less"
     ]
 
 
@@ -107,14 +102,21 @@ def precision_of(device: Device, recipe: Recipe, width: int = 0) -> str:
     return found
 
 
-def check_held(recipe: Recipe, layout: Layout) -> Recipe:
-    """The recipe; refuses weights that lie elsewhere where nothing brings them."""
+def check_held(recipe: Recipe, model: Model, layout: Layout) -> None:
+    """Refuse weights that lie elsewhere where nothing brings them, and adapters beside matrices
+    that the model does not have."""
     if recipe.offloads_weights and layout.zero != 3:
         raise ConfigError(
             f"recipe {recipe.name!r} keeps its weights off the device, from where zero=3 alone "
             f"brings them, got zero={layout.zero}; offload optimizer states alone"
         )
-    return recipe
+    there = [weight.name for weight in model.layer if weight.inputs]
+    beside = recipe.adapters.matrices if recipe.adapters is not None else ()
+    if missing := [name for name in beside if name not in there]:
+        raise ConfigError(
+            f"adapters are to stand beside {missing[0]!r}, and a layer of this model has "
+            f"{', '.join(there)}; name some of these in td.lora(matrices=...)"
+        )
 
 
 def check_timed(recipe: Recipe) -> None:
