@@ -1,6 +1,6 @@
 """Memory: the ledger against closed forms, loops and laws.
 
-Holds `tiledask.plan.fitting.activations`, `tiledask.plan.inputs.items`,
+Holds `tiledask.plan.fitting.activations`, `tiledask.plan.inputs.run`,
 `tiledask.plan.fitting.terms` and `tiledask.plan.inputs.recipes`.
 """
 

@@ -1,6 +1,6 @@
 """Shipped models and clusters: published counts, to the last parameter; datasheets.
 
-Holds `tiledask.plan.inputs.load`, `tiledask.plan.inputs.sized` and `tiledask.plan.inputs.run`.
+Holds `tiledask.plan.inputs.load` and `tiledask.plan.inputs.run`.
 """
 
 import json

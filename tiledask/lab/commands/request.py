@@ -11,8 +11,8 @@ from typing import Any
 import tiledask as td
 from tiledask.errors import ConfigError
 from tiledask.plan.frameworks.exchange import FRAMEWORKS
+from tiledask.plan.inputs.load import ASSUMED
 from tiledask.plan.inputs.run import check_timed, check_trains
-from tiledask.plan.inputs.sized import ASSUMED
 from tiledask.plan.tables import Part
 from tiledask.plan.timing.budget import Budget
 from tiledask.plan.timing.calibration import calibration_of

@@ -19,12 +19,11 @@ import numpy as np
 from tiledask.plan.fitting.activations import layer_costs, tokens_of
 from tiledask.plan.fitting.in_flight import InFlight, stages_in_flight
 from tiledask.plan.fitting.terms import Costs, Terms, fullest, rows
-from tiledask.plan.inputs.items import item_parameters
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.plan.inputs.run import caches, check_held, check_run
+from tiledask.plan.inputs.run import caches, check_held, check_run, item_parameters
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.tables import Part, Printable, Table
 from tiledask.plan.timing.calibration import holds

@@ -20,10 +20,10 @@ import numpy as np
 
 from tiledask.plan.fitting.activations import LayerBytes
 from tiledask.plan.fitting.in_flight import InFlight
-from tiledask.plan.inputs.items import ItemParameters
 from tiledask.plan.inputs.layout import Layout, Numbers
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import DEVICE, Recipe, State
+from tiledask.plan.inputs.run import ItemParameters
 from tiledask.plan.ledger import ALWAYS, Row
 from tiledask.plan.timing.calibration import holds
 

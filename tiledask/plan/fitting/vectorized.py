@@ -19,11 +19,10 @@ from tiledask.plan.arrays import Array, combinations, numbered
 from tiledask.plan.fitting.activations import LayerBytes, layer_costs, tokens_of
 from tiledask.plan.fitting.in_flight import InFlight, stages_in_flight
 from tiledask.plan.fitting.terms import Costs, Terms, fullest
-from tiledask.plan.inputs.items import ItemParameters, item_parameters
 from tiledask.plan.inputs.layout import ITEMS, RECOMPUTE, SELECTIVE_OP, Layout, Numbers
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.plan.inputs.run import check_run
+from tiledask.plan.inputs.run import ItemParameters, check_run, item_parameters
 
 __all__ = ["KINDS", "ORDERS", "peaks"]
 

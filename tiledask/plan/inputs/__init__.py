@@ -1,11 +1,9 @@
 """What a plan starts from: a model, its weights, a cluster, a recipe, a layout.
 
-load.py         a model and a cluster, by shipped name or from a file
-model.py        a model as a list of weights
-  model_sizes.py  its fields, and the rules that they obey
+load.py         a model and a cluster, by shipped name, by its size or from a file
+model.py        a model as a list of weights: its fields, and the rules that they obey
   weights.py      the weights of a layer, one matrix, bias or norm at a time
-hf_config.py    a Hugging Face config.json as a model
-  families.py     what each model_type implies: a new family is a row of data/families.json
+  hf_config.py    a Hugging Face config.json as a model: a family is a row of data/families.json
 hardware.py     devices, links and clusters
 recipes.py      bytes per parameter, and which of them ZeRO shards
 layout.py       degrees of parallelism, micro-batches, schedule

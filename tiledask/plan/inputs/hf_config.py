@@ -1,17 +1,69 @@
-"""A Hugging Face config.json as a Model: every key is understood, harmless, ignored or refused."""
+"""A Hugging Face config.json as a Model: every key is understood, harmless, ignored or refused.
+
+data/families.json has a row for each model_type, or what it has that another, which it is "like",
+has not. The weights are those of the class of that name in the transformers library; a key that can
+change their number is either read, or refused unless it holds the value that changes nothing.
+"""
 
 import re
+from dataclasses import dataclass, field
 from typing import Any
 
 from tiledask.errors import ConfigError, short
-from tiledask.plan.data import Fields
-from tiledask.plan.inputs.families import FAMILIES, KEYS, Family
+from tiledask.plan.data import Fields, shipped_json
 from tiledask.plan.inputs.model import MOST_LAYERS, Model
 
 __all__ = ["families", "model_from_config"]
 
-families = tuple(FAMILIES)
-"""The ``model_type`` values that are understood."""
+KEYS: dict[str, Any] = shipped_json("families.json")
+"""The file: "aliases" has the keys that name a field of a Model, the usual one first; "same" the
+``model_type`` whose language model has the same weights; "neutral" keys that add or drop weights
+unless they hold one of these values; "harmless" patterns of keys that no parameter count depends
+on."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a ``model_type`` implies."""
+
+    fixed: dict[str, Any]
+    """Model fields that every member has."""
+    required: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    switches: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Boolean key -> its "default", and the Model fields that its value goes into, "sets", or
+    what they are where it is "true" or "false"."""
+    dropout: dict[str, float] = field(default_factory=dict)
+    """Dropout key -> its default."""
+    tied: bool = False
+    """Default of tie_word_embeddings."""
+    classes: tuple[str, ...] = ()
+    """The ``architectures`` with exactly these weights."""
+    readers: tuple[str, ...] = ()
+    """What else is read, by functions of hf_config's table."""
+    window: int | None = None
+    """Which layers have the ``sliding_window``: 0: all; n: all but each n-th; None: none has. What
+    ``layer_types`` says goes first."""
+    router: str = "greedy"
+    """Default of topk_method, for a "dense first" family."""
+    neutral: dict[str, list[Any]] = field(default_factory=dict)
+    """Keys that change weights of this family unless they hold one of these values."""
+
+
+def _families() -> dict[str, Family]:
+    """Those of the file: of one that is like another, tables are added to and the rest replaced."""
+    rows: dict[str, dict[str, Any]] = {}
+    for name, own in KEYS["families"].items():
+        like = rows.get(own.pop("like", ""), {})
+        rows[name] = like | {
+            key: like.get(key, {}) | value if isinstance(value, dict) else value
+            for key, value in own.items()
+        }
+    return {name: Family(**row) for name, row in rows.items()}
+
+
+families = _families()
+"""``model_type`` -> its family, of those that are understood."""
 BASE = ("hidden", "layers", "heads", "vocab")
 """Fields of a Model that every config gives."""
 STRUCTURE = (
@@ -51,7 +103,7 @@ def model_from_config(config: Fields, name: str) -> Model:
         rule = f"is {short(kind)}; the families understood are {', '.join(families)}. {BY_HAND}"
         raise config.fail("model_type", rule)
     source = config.text("source", "") or config.where
-    family = FAMILIES[kind]
+    family = families[kind]
     for head in config.texts("architectures", ()):
         if head not in family.classes:
             raise config.fail(
@@ -89,14 +141,14 @@ def _language(config: Fields) -> Fields | None:
     kind = _kind(outer.get("model_type"))
     if (
         isinstance(inner, dict)
-        and _kind(inner.get("model_type")) in FAMILIES
+        and _kind(inner.get("model_type")) in families
         and kind not in families
     ):
         # which of both says whether the output projection is the embedding's table
         shared = ["quantization_config", *["tie_word_embeddings"] * (kind != "llama4")]
         inner = inner | {key: outer[key] for key in shared if outer.get(key) is not None}
         return Fields(inner, f"{config.where}, text_config")
-    if inner is None and "vision_config" in outer and f"{kind}_text" in FAMILIES:
+    if inner is None and "vision_config" in outer and f"{kind}_text" in families:
         left_out = "architectures", "vision_config"
         inner = {key: value for key, value in outer.items() if key not in left_out}
         return Fields(inner | {"model_type": f"{kind}_text"}, config.where)

@@ -8,11 +8,10 @@ dp  gradients, and the weights that ZeRO gathers
 import numpy as np
 
 from tiledask.plan.collectives.cost import factor
-from tiledask.plan.inputs.items import item_parameters
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe
-from tiledask.plan.inputs.run import chunk_items
+from tiledask.plan.inputs.run import chunk_items, item_parameters
 from tiledask.plan.pipelines.schedules import BOTH_WAYS
 from tiledask.plan.timing.collective_time import zero_passes
 
