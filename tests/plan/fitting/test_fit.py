@@ -182,7 +182,6 @@ def seconds_of(layout, fleet, sequence):
     "start",
     [
         Layout(),
-        Layout(dp=4),
         Layout(dp=3, zero=1),
         Layout(tp=2, microbatch=2, microbatches=2),
         Layout(pp=2, microbatches=4, microbatch=2),
@@ -347,7 +346,5 @@ def test_each_direction_alone_is_the_nearest_that_fits(start, share):
 def test_a_smaller_recipe_is_the_largest_of_those_that_fit():
     fix = ask(Layout(), cluster(1, peak(Layout(), recipe="bf16-adam"))).fixes["recipe"]
     assert (fix.recipe, fix.changed) == ("bf16-adam", ("recipe",))
-    assert "recipe mixed-adam-16 -> bf16-adam" in str(fix)
-    assert ask(Layout(), cluster(1, 10), recipe="fp16-weights").fixes["recipe"] is None
     latent = td.load_model("deepseek-v2-lite")  # no matrix "value" for lora's adapters
     assert td.fits(latent, Layout(), "2xA10").fixes["recipe"] is None

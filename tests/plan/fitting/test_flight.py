@@ -29,11 +29,3 @@ def test_in_flight_is_what_the_schedule_holds(name, p, m):
         assert all(len(state) == len(chunks) for state in each)
         if name not in BOTH_WAYS:
             assert [built.place[chunk] for chunk in chunks] == [stage] * v
-
-
-@pytest.mark.parametrize("name", BOTH_WAYS)
-def test_two_copies_are_counted_apart(name):
-    layout, built = Layout(pp=4, microbatches=8, schedule=name), schedule(name, 4, 8)
-    for stage in range(4):
-        down, up = layout.stage_chunks(stage)
-        assert (built.places[0][down], built.places[1][up]) == (stage, stage)

@@ -116,48 +116,6 @@ def test_moments_and_peak():
     assert "GB (1e9 bytes)" in memory._repr_html_()
 
 
-def test_what_recomputation_saves_it_pays_for_one_layer_in_the_backward():
-    full, none = estimate(recompute="full"), estimate()
-    saved = layer_bytes(SMALL, Layout(), 32) - layer_bytes(SMALL, Layout(recompute="full"), 32)
-    assert held(full, "recomputed activations", 0, "backward") == saved
-    assert held(none, "activations") - held(full, "activations") == 6 * saved
-    assert held(none, "recomputed activations", 0, "backward") == 0
-
-
-def test_zero_3_gathers_one_item_and_zero_2_waits_for_its_gradients():
-    layer = 2 * SMALL.item_parameters[1]
-    for zero, dp, gathered, waiting in (
-        (3, 4, layer, layer),
-        (2, 4, 0, layer),
-        (1, 4, 0, 0),
-        (3, 1, 0, 0),
-    ):
-        memory = estimate(dp=dp, zero=zero)
-        assert held(memory, "gathered weights", 0, "backward") == gathered
-        assert held(memory, "unreduced gradients", 0, "backward") == waiting
-
-
-def test_serving_has_no_gradients_and_one_layer_at_work():
-    memory = estimate(recipe="fp16-weights", pp=2)
-    assert set(memory.ledger.by_tensor(0)) == {"weights", "working activations"}
-    assert set(memory.ledger.by_tensor(1)) == {"weights", "working activations", "logits"}
-    assert held(memory, "weights") == 2 * stage_parameters(SMALL, Layout(pp=2), 0)
-    work = layer_bytes(SMALL, Layout(), 32, masks=False)
-    assert held(memory, "working activations") == work
-
-
-@pytest.mark.parametrize("model", [SMALL, GATED])
-def test_flash_attention_leaves_one_number_per_head_and_token_of_the_scores(model):
-    s, heads = 32, model.heads // 2
-    layout = Layout(tp=2, flash_attention=True)
-    core = heads * s * s * (2 + 3 * model.dropout)
-    plain = layer_bytes(model, Layout(tp=2), s)
-    assert plain - layer_bytes(model, layout, s) == core - 4 * heads * s
-    selective = layer_bytes(model, Layout(tp=2, recompute="selective"), s)
-    assert layer_bytes(model, layout, s) - selective == 4 * heads * s
-    assert layer_bytes(model, replace(layout, recompute="selective"), s) == selective
-
-
 @pytest.mark.parametrize("ep", [1, 2, 4, 8])
 def test_experts_are_dealt_out_and_their_states_over_what_is_left(ep):
     memory = estimate(MIXED, dp=4, cp=2, ep=ep, zero=1)
@@ -279,7 +237,10 @@ def test_what_is_offloaded_lies_in_the_node_and_must_have_room_there():
     assert disks.places == ("cpu", "nvme")
     assert disks.name == "mixed-adam-16 + master weights on cpu + momentum, variance on nvme"
     assert td.offload(away, to="device") == td.load_recipe("mixed-adam-16")
-    assert td.fits(model, layout, replace(node, nvme_bytes=1), disks).lacking[0] == "disks"
+    assert (
+        td.fits(model, layout, replace(node, nvme_bytes=1), disks).lacking.count("of its disks")
+        == 1
+    )
 
 
 OFF = td.offload("mixed-adam-16", ("weights",))

@@ -73,17 +73,10 @@ def drop_nones(config):
 
 
 def test_an_older_file_has_both_models_keys_side_by_side():
-    """Qwen2-VL-7B's, as it was published."""
-    config = {"architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl"}
-    config |= {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28}
-    config |= {"num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064}
-    config |= {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}
-    config |= {"tie_word_embeddings": False, "use_sliding_window": False, "sliding_window": 32768}
-    config |= {"hidden_act": "silu", "rms_norm_eps": 1e-06, "rope_theta": 1e6}
-    config |= {f"{name}_token_id": 1 for name in ("vision_start", "vision_end", "vision", "image")}
-    model = model_of(config | {"video_token_id": 1, "vision_config": {"depth": 32}})
-    assert model.parameters == 7_615_616_512  # of Qwen2-7B
-    assert model.name == "test, text alone"
+    config = shipped("qwen2.5-7b") | {"model_type": "qwen2_vl", "vision_config": {"depth": 32}}
+    config |= {"architectures": ["Qwen2VLForConditionalGeneration"], "video_token_id": 1}
+    assert model_of(config).name == "test, text alone"
+    assert model_of(config).parameters == 7_615_616_512  # of Qwen2-7B
 
 
 def test_an_encoder_computes_all_scores_and_a_side_by_side_layer_keeps_one_input():

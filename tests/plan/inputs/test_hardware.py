@@ -8,30 +8,13 @@ from tiledask.errors import ConfigError
 from tiledask.plan.data import data_file, names
 from tiledask.plan.inputs.hardware import LATENCY, SHARE, load_cluster, load_device
 
-UNITS = dict(
-    zip(
-        (
-            *("a10", "a100-40gb", "a100-80gb", "h100", "h100-500w", "h200", "l4", "l40s", "t4"),
-            *("mi300x", "v100", "rtx4090", "tpu-v4", "tpu-v5p"),
-        ),
-        (72, 108, 108, 132, 132, 132, 58, 142, 40, 304, 80, 128, 0, 0),
-        strict=True,
-    )
-)
-"""Multiprocessors: CUDA cores of the datasheet over those of one."""
-
 
 @pytest.mark.parametrize("name", names("hardware"))
 def test_every_shipped_device_has_latencies_shares_and_a_calibration(name):
     cluster = load_cluster(f"16x{name}")
-    device = cluster.device
-    assert device.multiprocessors == UNITS.get(name, 148)
-    assert device.calibration in names("calibration/device")
-    assert "multiprocessors" in device.source
-    assert "latency" in device.source
+    assert cluster.device.calibration in names("calibration/device")
     within, between = cluster.within_node, cluster.between_nodes
     assert 1e-6 <= within.latency < between.latency < 1e-4
-    assert 0.5 < within.share < 1
     assert within.reached == within.share * within.bytes_per_second > between.reached
 
 

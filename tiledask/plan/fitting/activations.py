@@ -1,7 +1,7 @@
 """What a forward pass leaves behind for the backward pass, tensor by tensor."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from math import ceil
 from typing import Any, NamedTuple
@@ -134,15 +134,13 @@ def layer_bytes(
     sequence: int,
     width: int = 2,
     recompute: str | None = None,
-    masks: bool = True,
     mixture: bool | None = None,
     recipe: Recipe | None = None,
 ) -> int:
     """Bytes that one layer keeps of one micro-batch on one device.
 
-    Without ``masks``, only tensors that a gradient of their size flows back into; ``recipe``:
-    whose framework keeps some otherwise. Source: Korthikanti et al. 2022, arXiv:2205.05198,
-    Table 2.
+    ``recipe``: whose framework keeps some otherwise. Source: Korthikanti et al. 2022,
+    arXiv:2205.05198, Table 2.
 
     >>> gpt3 = Model(hidden=12288, layers=96, heads=96, ffn=49152, vocab=51200, dropout=True)
     >>> layer_bytes(gpt3, Layout(tp=8), 2048) / (2048 * 12288)  # 10 + 24/t + 5as/(ht)
@@ -164,7 +162,7 @@ def layer_bytes(
             kept += (Saved("mlp output", model.hidden, width, False),)
     elif recompute == "selective":
         kept = tuple(t for t in kept if not t.core)
-    return sum(_sizes(layout, sequence, (t for t in kept if masks or t.flows)))
+    return sum(_sizes(layout, sequence, kept))
 
 
 def _outputs(model: Model, mixture: bool) -> set[str]:
@@ -175,7 +173,7 @@ def _outputs(model: Model, mixture: bool) -> set[str]:
     return names | ({f"shared mlp {first}", "expert outputs"} if mixture else set())
 
 
-def _sizes(layout: Layout, sequence: int, tensors: Iterator[Saved]) -> list[int]:
+def _sizes(layout: Layout, sequence: int, tensors: Iterable[Saved]) -> list[int]:
     """Bytes of each tensor of a micro-batch on one device."""
     tokens, cut = tokens_of(layout, sequence)
     return [t.itemsize * t.elements * (tokens if t.sliced else cut) for t in tensors]

@@ -95,17 +95,18 @@ class Fit(Printable):
         return device_limits(self.cluster.device, self.memory.recipe, not self._given)
 
     @cached_property
-    def lacking(self) -> tuple[str, int, int] | None:
-        """Of a node: (kind of memory, bytes that its devices offload there, bytes that there are);
-        None if that is enough, or nobody knows how much."""
+    def lacking(self) -> str:
+        """What a node has too little of for what its devices offload; empty if it has enough, or
+        nobody knows how much."""
         many = min(self.cluster.devices_per_node, self.layout.devices)
         host, disks = self.cluster.host_bytes, self.cluster.nvme_bytes
-        there = {CPU: ("host memory", host), NVME: ("disks", disks)}
+        there = {CPU: (host, "host memory"), NVME: (disks, "disks")}
         for place, ledger in self.memory.offloaded.items():
-            kind, size = there[place]
-            if size and many * ledger.peak > size:
-                return kind, many * ledger.peak, size
-        return None
+            size, kind = there[place]
+            if 0 < size < (needed := many * ledger.peak):
+                few = f"{format_bytes(needed)}, more than the {format_bytes(size)} of its {kind}"
+                return f"a node's devices offload {few}; offload less, or shard it over more nodes"
+        return ""
 
     @property
     def band(self) -> tuple[int, int]:
@@ -172,11 +173,7 @@ class Fit(Printable):
             lacks = f"{format_bytes(self.shortfall)} more than the {capacity} of {device}"
             return f"{few}{needs}{beside}, {lacks}; {why}"
         if self.lacking:
-            kind, needed, size = self.lacking
-            return (
-                f"a node's devices offload {format_bytes(needed)}, more than the "
-                f"{format_bytes(size)} of its {kind}; offload less, or shard it over more nodes"
-            )
+            return self.lacking
         return few + f", and on {layout.devices} it fits" * (self._on_enough == "fits")
 
     @property
