@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from tiledask.plan.fitting.fixes import SINGLE, Fix, Search, changes, sentence
+from tiledask.plan.fitting.fixes import SINGLE, Fix, Search, changes
 from tiledask.plan.fitting.memory import MemoryEstimate, estimate_memory
 from tiledask.plan.fitting.overhead import (
     VERDICTS,
@@ -282,7 +282,7 @@ class Fit(Printable):
             slower = each / before
         changed = changes(self.layout, layout) + ("recipe",) * (recipe is not None)
         missing = max(0, layout.devices - self.cluster.devices)
-        words = sentence(self, again, changed, slower, fewest)
+        words = _sentence(self, again, changed, slower, fewest)
         return Fix(layout, changed, missing, words, known.name)
 
     @property
@@ -404,3 +404,31 @@ def _why(memory: MemoryEstimate, tensor: str) -> str:
         f"every data-parallel copy holds {whole}, so more data-parallel devices do not help "
         f"(ZeRO-{zero[tensor]} would shard it over dp)"
     )
+
+
+def _sentence(
+    before: Fit, after: Fit, changed: tuple[str, ...], slower: float | None, fewest: bool
+) -> str:
+    """What changes, what it takes and what is then held. ``fewest``: nothing takes fewer devices,
+    but what is held fixed."""
+    old, new, there = before.layout, after.layout, before.cluster.devices
+    recipes = {"recipe": (before.memory.recipe.name, after.memory.recipe.name)}
+    values = {n: recipes.get(n) or (getattr(old, n), getattr(new, n)) for n in changed}
+    steps = ", ".join(f"{name} {was} -> {now}" for name, (was, now) in values.items())
+    need = f"{new.devices} of {there} devices"
+    if new.devices > there:
+        count, none = old.microbatch * old.microbatches, f"no layout on {there} device"
+        none += f"{'s' * (there > 1)} fits with {count} sequence{'s' * (count > 1)} of "
+        none += f"{after.memory.sequence} tokens a copy; the smallest that does"
+        need = f"{none if fewest else 'it'} takes {new.devices}, {new.devices - there} more than "
+        need += "the cluster has"
+    if old.microbatches != new.microbatches:
+        need += f", {new.microbatches} micro-batches a copy"
+    if old.sequences != new.sequences:
+        lost = f", {old.dp - new.dp} of {old.dp} copies are given up" * (old.dp > new.dp)
+        need += f"{lost}, the global batch goes from {old.sequences} to {new.sequences}"
+    if slower is not None:
+        need += f", a sequence takes {slower:.3g} times as long by estimate"
+    low, high, capacity = map(format_bytes, (*after.band, before.capacity))
+    steps = steps or "no change but the number of devices"
+    return f"{steps} ({need}): {low}, with overhead {high}, of {capacity} per device"

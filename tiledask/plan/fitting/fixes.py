@@ -11,7 +11,7 @@ tp x pp x cp x ep x ZeRO x recompute x ...  ->  each with the smallest dp that f
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,12 +25,9 @@ from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import ITEMS, MOST_OF_ANY, RECOMPUTE, Layout, Numbers
 from tiledask.plan.inputs.recipes import DEVICE
 from tiledask.plan.timing.step_time import step_parts
-from tiledask.plan.units import divisors, format_bytes
+from tiledask.plan.units import divisors
 
-if TYPE_CHECKING:
-    from tiledask.plan.fitting.fit import Fit
-
-__all__ = ["CHUNKS", "FIELDS", "SINGLE", "Fix", "Search", "changes", "context_degrees", "sentence"]
+__all__ = ["CHUNKS", "FIELDS", "SINGLE", "Fix", "Search", "changes", "context_degrees"]
 
 FIELDS = ("zero", "microbatch", "recompute", "tp", "pp", "dp")
 """Fields that a fix may change; of fixes that are alike in all else the earlier ones come first."""
@@ -79,34 +76,6 @@ class Fix:
 def changes(before: Layout, after: Layout) -> tuple[str, ...]:
     """Names of the fields in which ``after`` differs; the number of micro-batches follows."""
     return tuple(n for n in CHANGES if getattr(before, n) != getattr(after, n))
-
-
-def sentence(
-    before: "Fit", after: "Fit", changed: tuple[str, ...], slower: float | None, fewest: bool
-) -> str:
-    """What changes, what it takes and what is then held. ``fewest``: nothing takes fewer devices,
-    but what is held fixed."""
-    old, new, there = before.layout, after.layout, before.cluster.devices
-    recipes = {"recipe": (before.memory.recipe.name, after.memory.recipe.name)}
-    values = {n: recipes.get(n) or (getattr(old, n), getattr(new, n)) for n in changed}
-    steps = ", ".join(f"{name} {was} -> {now}" for name, (was, now) in values.items())
-    need = f"{new.devices} of {there} devices"
-    if new.devices > there:
-        count, none = old.microbatch * old.microbatches, f"no layout on {there} device"
-        none += f"{'s' * (there > 1)} fits with {count} sequence{'s' * (count > 1)} of "
-        none += f"{after.memory.sequence} tokens a copy; the smallest that does"
-        need = f"{none if fewest else 'it'} takes {new.devices}, {new.devices - there} more than "
-        need += "the cluster has"
-    if old.microbatches != new.microbatches:
-        need += f", {new.microbatches} micro-batches a copy"
-    if old.sequences != new.sequences:
-        lost = f", {old.dp - new.dp} of {old.dp} copies are given up" * (old.dp > new.dp)
-        need += f"{lost}, the global batch goes from {old.sequences} to {new.sequences}"
-    if slower is not None:
-        need += f", a sequence takes {slower:.3g} times as long by estimate"
-    low, high, capacity = map(format_bytes, (*after.band, before.capacity))
-    steps = steps or "no change but the number of devices"
-    return f"{steps} ({need}): {low}, with overhead {high}, of {capacity} per device"
 
 
 def context_degrees(sequence: int) -> list[int]:

@@ -8,10 +8,7 @@ mixture          router, experts x (gate  up | down), shared (gate  up | down)
 
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from tiledask.plan.inputs.model import Model
+from typing import Any
 
 __all__ = ["Weight", "attention", "count", "mixture", "mlp", "norm", "unvisited"]
 
@@ -62,13 +59,13 @@ def unvisited(weights: tuple[Weight, ...]) -> int:
     return sum((w.copies - w.active) * w.units * w.size for w in weights)
 
 
-def norm(model: "Model", name: str, width: int, split: bool = False) -> tuple[Weight, ...]:
+def norm(model: Any, name: str, width: int, split: bool = False) -> tuple[Weight, ...]:
     """A norm of ``width`` elements: weight and bias, weight, or nothing."""
     each = {"layernorm": 2, "rmsnorm": 1, "none": 0}[model.norm]
     return (Weight(name, width, each, split, "norm"),) if each else ()
 
 
-def attention(model: "Model") -> tuple[Weight, ...]:
+def attention(model: Any) -> tuple[Weight, ...]:
     """Weights of one attention block, its own norms included."""
     h, a, g, e = model.hidden, model.heads, model.kv_heads, model.head_dim
     if model.latent:
@@ -96,7 +93,7 @@ def _bias(there: bool, name: str, width: int) -> tuple[Weight, ...]:
     return (Weight(f"{name} bias", width, 1, False, "bias"),) if there else ()
 
 
-def _latent(model: "Model") -> tuple[Weight, ...]:
+def _latent(model: Any) -> tuple[Weight, ...]:
     """Multi-head latent attention: down to a latent vector that every device needs whole,
     up from it by heads (DeepSeek-V2, arXiv:2405.04434, section 2.1).
 
@@ -115,7 +112,7 @@ def _latent(model: "Model") -> tuple[Weight, ...]:
 
 
 def mlp(
-    model: "Model", name: str = "mlp", width: int = 0, copies: int = 1, active: int = 1
+    model: Any, name: str = "mlp", width: int = 0, copies: int = 1, active: int = 1
 ) -> tuple[Weight, ...]:
     """Weights of a dense MLP, or of ``copies`` of one of this ``width``."""
     h, width = model.hidden, width or model.ffn
@@ -129,7 +126,7 @@ def mlp(
     return weights
 
 
-def mixture(model: "Model") -> tuple[Weight, ...]:
+def mixture(model: Any) -> tuple[Weight, ...]:
     """Weights of a mixture of experts: router, experts, and what every token passes."""
     h, n = model.hidden, model.experts
     weights = mlp(model, "mlp", model.expert_ffn, n, model.top_k)
