@@ -61,7 +61,7 @@ WRONG = [
     ("24 4", "1-6 | 6-12 | 13-18 | 19-24", "layer twice", "Layer 6 is on device 0 and again on"),
     ("24 4", "1-6 | 7-12 | 13-18 | 19-25", "unknown layer", "Device 3 is given layer 25"),
     ("24 4", "1-8 | 9-16 | 17-24 |", "idle device", "Device 3 has 0 of 24"),
-    ("24 4", "7-12 | 1-6 | 13-18 | 19-24", "out of order", "Device 1 starts at layer 1 and device"),
+    ("24 4", "7-12 | 1-6 | 13-18 | 19-24", "out of order", "Device 1 runs layer 1 after layer 7"),
     ("24 4", "1-6 | 7-12 | 13-18 | 19-24 | 3", "unknown device", "names 5 devices and there are 4"),
     ("4 2", "1, 1, 2, 2", "unknown device", "names 3 devices and there are 2; they count from 0"),
     ("12 2 --chunks 2", "1-3 | 4-6 | 7,9 | 8,10-12", "not contiguous", "Device 0, chunk 1 holds"),

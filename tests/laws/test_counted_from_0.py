@@ -20,7 +20,7 @@ def numbers(*texts: str, **there: int) -> set[int]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_a_verdict_on_any_answer_and_any_best_cut(data):
+def test_a_verdict_on_any_answer(data):
     layers, devices = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 4))
     chunks = data.draw(st.sampled_from([1, 1, 2]))
     there, given = {"device": devices, "chunk": chunks}, {"devices": devices, "chunks": chunks}
@@ -31,12 +31,9 @@ def test_a_verdict_on_any_answer_and_any_best_cut(data):
     for more in ({}, {"memory": [1] * layers, "capacity": data.draw(st.integers(1, 4))}):
         try:
             verdict = td.judge(groups, costs=[1] * layers, **given, **more)
-            numbers(verdict.reason, verdict.rule, verdict._repr_html_(), **there)
+            numbers(verdict.reason, verdict.rule, **there)
         except PartitionError as refused:
             numbers(str(refused), **there)
-    if layers >= devices * chunks:
-        cut = td.partition(layers, devices * chunks, chunks=chunks)
-        assert numbers(cut._repr_html_(), **there) == {*range(max(devices, chunks))}
 
 
 @pytest.mark.parametrize(("stages", "options"), [(1, {}), (3, {}), (4, {"devices": 2})])
@@ -54,7 +51,7 @@ def test_lanes_of_figures_and_timelines(stages, options):
 
 
 def test_what_speaks_of_an_order_speaks_of_ranks():
-    said = [td.schedule("1f1b", 2, 3)._repr_html_()]
+    said = [repr(td.schedule("1f1b", 2, 3))]
     for text in ("0F0,0B0,0F0", "0B0,0F0", "0F0,0B0; 1B0,1F0", "0F0,0B0,0F1,0B1; 1F1,1B1,1F0,1B0"):
         with pytest.raises(ScheduleError) as refused:
             td.validate(td.Schedule.from_text(text))

@@ -1,7 +1,4 @@
-"""Partition against an exhaustive oracle, and the judge against every rule there is.
-
-Holds `tiledask.plan.splitting.search`.
-"""
+"""Partition against an exhaustive oracle, which tries every split there is."""
 
 import math
 import random
@@ -14,11 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledask.errors import PartitionError
-from tiledask.plan.splitting.judge import judge
-from tiledask.plan.splitting.partition import (
-    contiguous_splits,
-    partition,
-)
+from tiledask.plan.splitting.partition import contiguous_splits, partition
 
 
 def stage_times(bounds, costs, speeds, sends):
@@ -70,7 +63,7 @@ def assert_best(problem):
     """`partition` finds what the oracle finds, as exact numbers; or both find nothing: None."""
     best = oracle(**problem)
     if best is None:
-        with pytest.raises(PartitionError, match=r"fits on no device|no contiguous split"):
+        with pytest.raises(PartitionError, match="no contiguous split"):
             partition(**problem)
         return None
     cut = partition(**problem)
@@ -132,13 +125,10 @@ def test_edges_and_ties(costs, stages, sizes):
     assert partition(costs, stages).sizes == sizes
 
 
-def test_shared_capacities_that_do_not_decide_are_exact_at_any_size():
-    costs = [random.Random(4).random() for _ in range(400)]
-    free = partition(costs, 80, chunks=4)
-    assert partition(costs, 80, memory=costs, capacity=sum(costs) / 16, chunks=4) == free
+def test_shared_capacities_that_leave_too_many_splits_are_refused():
     draw = random.Random(5)
     costs, memory = ([draw.random() for _ in range(60)] for _ in range(2))
-    with pytest.raises(PartitionError, match=r"up to 100000 partial splits .* 60 layers in 24"):
+    with pytest.raises(PartitionError, match=r"100,000 partial splits .* fewer layers or chunks"):
         partition(costs, 24, memory=memory, capacity=sum(memory) / 8 * 1.001, chunks=3)
 
 
@@ -156,21 +146,9 @@ def test_infinite_capacity_is_no_limit():
         (lambda: partition([math.inf, 1], 1), "cost number 1"),
         (lambda: partition([1, 1], 2, memory=[1, 1]), "go together"),
         (
-            lambda: partition([1] * 4, 2, memory=[3, 3, 3, 3], capacity=[4, 6]),
-            r"4 B, 6 B; all of them 1\.5 times as large",
-        ),
-        (
             lambda: partition([1] * 4, 4, memory=[3] * 4, capacity=5, chunks=2),
-            "2 chunks of every device within .* need 12 B and the 2 devices have 10 B together",
+            "need 12 B, the largest 3 B, and the 2 devices have 10 B, the largest 5 B",
         ),
-        *(
-            (
-                lambda bad=bad: judge(bad, costs=[1, 1], devices=2),
-                "assignment|a layer must be a whole number",
-            )
-            for bad in (3.5, None, [], [0.5, 1], ["a", "b"], [[1], ["x"]], [True, [1]])
-        ),
-        (lambda: judge([0, -1], costs=[1, 1]), "devices count from 0, .* got device -1"),
     ],
 )
 def test_refuses(call, message):
@@ -195,57 +173,3 @@ def test_the_capacity_it_asks_for_is_enough_and_less_is_not(problem):
     if least > 1:
         with pytest.raises(PartitionError):
             partition(costs, stages, memory=memory, capacity=least - 1)
-
-
-@pytest.mark.parametrize(
-    ("layers", "devices", "contiguous", "scattered", "chunks"),
-    [(24, 4, 3, 23, 6), (12, 3, 2, 11, 4)],
-)
-def test_round_robin_is_not_layerwise_and_is_interleaving(
-    layers, devices, contiguous, scattered, chunks
-):
-    verdict = judge([n % devices for n in range(layers)])
-    assert (verdict.ok, verdict.rule, verdict.crossings) == (False, "not contiguous", scattered)
-    assert f"{scattered} times, against {contiguous} for a contiguous" in verdict.reason
-    assert f"v = {chunks} chunks per device" in verdict.reason
-    assert "v = 3 chunks" in judge([n // 2 % 4 for n in range(24)]).reason
-    assert "interleaved" not in judge([0, 1, 0, 0, 1, 1]).reason
-
-
-GOOD = "1-6 | 7-12 | 13-18 | 19-24"
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        GOOD,
-        "[1-6], [7-12], [13-18], [19-24]",
-        [range(1, 7), range(7, 13), range(13, 19), range(19, 25)],
-        [n // 6 for n in range(24)],
-        np.repeat(range(4), 6),
-        partition([1.0] * 24, 4),
-    ],
-)
-def test_every_way_of_writing_the_optimum_is_accepted(answer):
-    verdict = judge(answer, devices=4, costs=[1.0] * 24)
-    assert verdict
-    assert verdict.best
-    assert (verdict.rule, verdict.crossings, verdict.bottleneck, verdict.optimum) == ("", 3, 6, 6)
-
-
-def test_a_broken_rule_is_named_and_shown():
-    verdict = judge("6-1 | 7-12 | 13-18 | 19-24", devices=4, costs=[1.0] * 24)
-    assert (verdict.ok, verdict.best, verdict.rule) == (False, False, "out of order")
-    assert "layer 6 before layer 1" in verdict.reason
-    assert verdict.rule in verdict._repr_html_()
-    assert judge([0] * 20, devices=4, costs=[1.0] * 24).rule == "layer missing"
-
-
-def test_over_memory_and_slow_know_the_optimum():
-    verdict = judge("1-3 | 4", costs=[1] * 4, memory=[3e9] * 4, capacity=8e9)
-    assert (verdict.rule, verdict.optimum) == ("over memory", 2)
-    assert "hold 9 GB and has room for 8 GB; move at least 1 GB" in verdict.reason
-    verdict = judge(GOOD, costs=[2] + [1] * 22 + [4])
-    assert (verdict.ok, verdict.best) == (True, False)
-    assert (verdict.bottleneck, verdict.optimum) == (9, 7)
-    assert "legal" in verdict._repr_html_()

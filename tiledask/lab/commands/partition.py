@@ -13,10 +13,9 @@ from typing import Any
 import tiledask as td
 from tiledask.errors import ConfigError
 from tiledask.lab.commands.options import Run, numbers
-from tiledask.plan.splitting.answers import layer_ranges, read_assignment, stages_of
+from tiledask.plan.splitting.judge import layer_ranges, read_assignment, stages_of
 from tiledask.plan.splitting.partition import (
     count,
-    count_contiguous_splits,
     layer_costs,
     stage_name,
 )
@@ -57,7 +56,7 @@ def run_partition(args: argparse.Namespace) -> Run:
         code = 0 if verdict else 1
     if not args.judge or args.solution:
         cut = td.partition(costs, devices * chunks, **inputs)
-        cuts = count_contiguous_splits(len(costs), cut.stages)
+        cuts = math.comb(len(costs) - 1, cut.stages - 1)
         crossings = sum(a != b for a, b in pairwise(cut.place))
         each = f", {chunks} chunks on each" if chunks > 1 else ""
         of = f"the best of {cuts:,} contiguous cuts" if cuts > 1 else "the only contiguous cut"

@@ -22,8 +22,8 @@ from tiledask.lab.tasks.partition import legal
 from tiledask.plan.pipelines.closed_form import split_lower_bound
 from tiledask.plan.pipelines.schedules import called, is_looped, schedule, schedules
 from tiledask.plan.pipelines.validate import peak_in_flight, validate
-from tiledask.plan.splitting.answers import layer_ranges
-from tiledask.plan.splitting.partition import capacities, count_contiguous_splits
+from tiledask.plan.splitting.judge import layer_ranges
+from tiledask.plan.splitting.partition import capacities
 from tiledask.plan.units import format_bytes
 
 __all__ = ["YARDSTICK", "best", "check_inputs", "measure", "read", "runs", "solve"]
@@ -152,7 +152,7 @@ def check_inputs(inputs: Inputs) -> None:
     for name in ("weights", "activations"):
         if len(inputs[name]) != layers:
             raise PartitionError(f"{len(inputs[name])} {name} for {layers} layers: give one each")
-    splits, pairs = count_contiguous_splits(layers, devices), devices * inputs["microbatches"]
+    splits, pairs = math.comb(layers - 1, devices - 1), devices * inputs["microbatches"]
     if splits > _MOST_SPLITS or pairs > _MOST_PAIRS:
         rule = (
             f"{_MOST_SPLITS:,} and {_MOST_PAIRS} are searched at most; use fewer layers or devices"

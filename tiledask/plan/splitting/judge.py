@@ -1,20 +1,18 @@
-"""A judge of assignments of layers to devices: which rule is broken, and how far from the best.
+"""A judge of assignments of layers to devices: how they are read, and which rule is broken.
 
 layers   1  2  3  4  5  6 | 7  8  9 10 11 12 |13 14 15 16 17 18 |19 20 21 22 23 24
 device        0           |        1         |        2         |        3
                           ^ a crossing: the activations change device here
-
-With chunks, the stages are assigned round the devices: 0 1 2 3 0 1 2 3.
 """
 
 import math
-from collections.abc import Iterator, Sequence, Sized
+import re
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import accumulate, groupby, pairwise
+from typing import Any, SupportsIndex
 
-from tiledask.errors import PartitionError
-from tiledask.plan import html
-from tiledask.plan.splitting.answers import Assignment, layer_ranges, read_assignment, stages_of
+from tiledask.errors import PartitionError, short
 from tiledask.plan.splitting.partition import (
     Partition,
     capacities,
@@ -24,8 +22,15 @@ from tiledask.plan.splitting.partition import (
     stage_name,
 )
 from tiledask.plan.units import format_bytes
+from tiledask.plan.whole import is_whole, whole_number
 
-__all__ = ["Verdict", "judge"]
+__all__ = ["Assignment", "Verdict", "judge", "layer_ranges", "read_assignment", "stages_of"]
+
+Assignment = Partition | str | Iterable[SupportsIndex] | Iterable[Iterable[SupportsIndex]]
+"""A split, text, the device of each layer, or the layers of each device."""
+
+MOST = 1_000_000
+"""Devices, or layers of one range."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +43,12 @@ class Verdict:
     """The rule that is broken, in two or three words; empty if none."""
     reason: str
     """A sentence with the numbers."""
-    crossings: int | None
-    """How often consecutive layers sit on different devices; None if a layer has no one place."""
-    bottleneck: float | None
-    """Largest stage time; None if a layer has no one place."""
     optimum: float
     """The smallest bottleneck that any legal split has; exact."""
+    crossings: int | None = None
+    """How often consecutive layers sit on different devices; None if a layer has no one place."""
+    bottleneck: float | None = None
+    """Largest stage time; None if a layer has no one place."""
     stages: tuple[tuple[int, ...], ...] = ()
     """The layers of each stage; empty if a layer has no one place."""
     times: tuple[float, ...] = ()
@@ -55,18 +60,7 @@ class Verdict:
     @property
     def best(self) -> bool:
         """Legal, and no legal split is faster."""
-        if self.bottleneck is None:
-            return False
-        return self.ok and math.isclose(self.bottleneck, self.optimum, rel_tol=1e-12)
-
-    def _repr_html_(self) -> str:
-        mark = "legal" if self.ok else f"refused: {self.rule}"
-        numbers = [("crossings", self.crossings), ("bottleneck", self.bottleneck)]
-        if self.ok:  # a wrong answer is not told the best
-            numbers.append(("best possible", self.optimum))
-        rows = [(name, "-" if value is None else f"{value:g}") for name, value in numbers]
-        found = html.table((), rows, first="th")
-        return f"<p><b>{html.words(mark)}</b>. {html.words(self.reason)}</p>{found}"
+        return self.ok and math.isclose(self.bottleneck or 0.0, self.optimum, rel_tol=1e-12)
 
 
 def judge(
@@ -83,158 +77,218 @@ def judge(
     """The verdict on an assignment of layers to devices; the numbers are those of partition().
 
     ``assignment`` is one of
-      - the layers of each device, counted from 1: ``[[1, 2, 3], [4, 5, 6]]`` or ranges,
-      - the same as text: ``"1-3 | 4-6"`` or ``"[1-3][4-6]"`` or ``"1,2,3 | 4,5,6"``,
-      - the device of each layer: ``[0, 0, 0, 1, 1, 1]``, counted from 0, also as text,
-      - how many layers each device has, or the bounds between them, where it is said how many
-        layers and devices there are: ``(3, 3)``, ``(0, 3, 6)``,
-      - a :class:`Partition`.
+      - the layers of each device, from 1: ``[[1, 2], [3, 4]]`` or ``"1-2 | 3-4"``,
+      - the device of each layer, from 0: ``[0, 0, 1, 1]``, also as text,
+      - how many layers each device has, or the bounds between them, where ``layers`` and
+        ``devices`` are given: ``(2, 2)``, ``(0, 2, 4)``,
+      - a :class:`Partition`, with its own costs, speeds, communication and chunks.
 
-    With ``chunks`` above 1 a device holds so many stages, assigned round the devices: stage s is on
-    device s mod ``devices``. The first two forms may then name the layers of each stage as well.
-
-    Without ``costs`` every layer costs 1; a Partition has its own costs, speeds, communication
-    and chunks, where none are given. The number of layers is that of the costs, else ``layers``,
-    else what the assignment shows. Rules, in the order in which they are looked at: unknown
-    device, unknown layer, layer twice, layer missing, idle device (or chunk), not contiguous,
-    wrong chunks, out of order, over memory. Raises PartitionError for what is not an assignment
-    at all, and for a question that no split can answer.
+    With ``chunks`` above 1, stage s is on device s mod ``devices``, and the first form may name the
+    layers of each stage as well. Without ``costs`` every layer costs 1. Rules, in the order in
+    which they are looked at: unknown device, unknown layer, layer twice, layer missing, idle device
+    (or chunk), not contiguous, out of order, over memory. Raises PartitionError for what is not an
+    assignment at all, and for a question that no split can answer.
 
     >>> round_robin = [layer % 3 for layer in range(12)]
     >>> verdict = judge(round_robin)
     >>> verdict.ok, verdict.rule, verdict.crossings
     (False, 'not contiguous', 11)
-    >>> judge("1-4 | 5-8 | 9-12").crossings
-    2
     >>> judge(round_robin, chunks=4).ok  # the same, as four chunks of one layer on each device
     True
     """
     if isinstance(assignment, Partition):
-        devices = assignment.devices if devices is None else devices
-        chunks = assignment.stages // assignment.devices if chunks is None else chunks
-        if costs is None and layers in (None, len(assignment.costs)):
-            costs, communication = assignment.costs, assignment.communication or None
-            speeds = assignment.speeds
+        cut, devices = assignment, devices or assignment.devices
+        chunks = cut.stages // cut.devices if chunks is None else chunks
+        if costs is None and layers in (None, len(cut.costs)):
+            costs, speeds, communication = cut.costs, cut.speeds, cut.communication or None
     chunks = 1 if chunks is None else count(chunks, "chunks")
     layers = len(costs) if layers is None and costs is not None else layers
     known = None if devices is None else count(devices, "devices")
     groups = read_assignment(assignment, layers, known and known * chunks)
-    if layers is None:
-        layers = max((n for g in groups for n in g), default=0)
+    layers = max((n for g in groups for n in g), default=0) if layers is None else layers
     devices = known or len(groups)
     costs = layer_costs(layers) if costs is None else list(costs)
     if len(costs) != layers:
         raise PartitionError(f"{len(costs)} costs do not describe {layers} layers: give one each")
     numbers = speeds, memory, capacity, communication, chunks
     best = partition(costs, devices * chunks, *numbers).bottleneck
-    for rule, reason in _no_cover(groups, layers, devices, chunks):
-        return Verdict(False, rule, reason, None, None, best)
-    cut = stages_of(groups, devices, chunks)
-    home = {n: s % devices for s, group in enumerate(cut) for n in group}
-    place = [home[n] for n in range(1, layers + 1)]
+    stages = stages_of(groups, devices, chunks)
+    memory = [0.0] * layers if memory is None else memory
+    caps = [math.inf] * devices if capacity is None else capacities(capacity, devices)
+    rule, reason = next(_broken(stages, memory, caps, chunks), ("", ""))
+    if sorted(n for group in stages for n in group) != [*range(1, layers + 1)]:
+        return Verdict(False, rule, reason, best)
+    home = {n: s % devices for s, group in enumerate(stages) for n in group}
+    crosses = [home[n] != home[n + 1] for n in range(1, layers)]
     # of each stage, cost over its device's speed, plus every send from its layers elsewhere
-    crosses = [a != b for a, b in pairwise(place)]
     sends = communication if isinstance(communication, Sized) else [communication or 0.0] * layers
     times = tuple(
         math.fsum(costs[n - 1] for n in group) / (speeds[s % devices] if speeds else 1.0)
         + math.fsum(sends[n - 1] for n in group if n < layers and crosses[n - 1])
-        for s, group in enumerate(cut)
+        for s, group in enumerate(stages)
     )
-    found = sum(crosses), max(times), best, tuple(map(tuple, cut)), times
-    broken = _not_layerwise(cut, place, devices, chunks)
-    for rule, reason in chain(broken, _over_memory(place, memory, capacity, devices)):
-        return Verdict(False, rule, reason, *found)
-    what = "device" if chunks == 1 else "chunk"
-    reason = f"The slowest {what} takes {max(times):g}; the best possible is {best:g}."
-    return Verdict(True, "", reason, *found)
+    what, slowest = "device" if chunks == 1 else "chunk", max(times)
+    reason = reason or f"The slowest {what} takes {slowest:g}; the best possible is {best:g}."
+    found = sum(crosses), slowest, tuple(map(tuple, stages)), times
+    return Verdict(not rule, rule, reason, best, *found)
 
 
-# -- the rules, in the order in which they are looked at: (rule, reason) of each that is broken ----
-
-Broken = Iterator[tuple[str, str]]
-
-
-def _no_cover(groups: list[list[int]], layers: int, devices: int, chunks: int) -> Broken:
-    """Some layer has not exactly one place among the devices."""
-    stages, many = devices * chunks, len(groups)
-    if many > stages:
-        of_chunks = f"chunks and there are {stages}, {chunks} on each of {devices} devices"
-        what = of_chunks if chunks > 1 else f"devices and there are {stages}"
-        more = f"leave {many - stages} out" if groups[0] else "they count from 0"
-        yield "unknown device", f"The answer names {many} {what}; {more}."
-    if devices < many < stages:
-        each = f"each of {devices} devices, or of each of {stages} chunks ({chunks} per device)"
-        yield "wrong chunks", f"The answer has {many} groups of layers; give the layers of {each}."
-    holder: dict[int, str] = {}
-    for g, group in enumerate(groups):
-        name = stage_name(g, devices, 1 if many <= devices else chunks)
-        for n in group:
-            if not 1 <= n <= layers:
-                given = f"{name.capitalize()} is given layer {n}"
-                yield "unknown layer", f"{given}; the layers are 1 to {layers}."
-            if n in holder:
-                both = f"Layer {n} is on {holder[n]} and again on {name}"
-                yield "layer twice", f"{both}; every layer has one place."
-            holder[n] = name
-    if missing := [f"{n}" for n in range(1, layers + 1) if n not in holder]:
-        names = ", ".join(missing[:6] + ["..."] * (len(missing) > 6))
-        have = f"{len(holder)} of {layers} layers have a place; missing: {names}"
+def _broken(
+    stages: list[list[int]], memory: Sequence[float], caps: Sequence[float], chunks: int
+) -> Iterator[tuple[str, str]]:
+    """(rule, reason) of each rule that is broken, in the order in which they are looked at."""
+    layers, devices, what = len(memory), len(caps), "device" if chunks == 1 else "chunk"
+    names = [stage_name(s, devices, chunks).capitalize() for s in range(len(stages))]
+    named, holder = list(zip(names, stages, strict=True)), dict[int, str]()
+    if (more := len(stages) - devices * chunks) > 0:
+        way = f"leave {more} out" if stages[0] else "they count from 0"
+        there = f"The answer names {len(stages)} {what}s and there are {devices * chunks}"
+        yield "unknown device", f"{there}; {way}."
+    for name, n in ((name, n) for name, group in named for n in group):
+        if not 1 <= n <= layers:
+            yield "unknown layer", f"{name} is given layer {n}; the layers are 1 to {layers}."
+        if n in holder:
+            both = f"Layer {n} is on {holder[n].lower()} and again on {name.lower()}"
+            yield "layer twice", f"{both}; every layer has one place."
+        holder[n] = name
+    if missing := [n for n in range(1, layers + 1) if n not in holder]:
+        have = f"{len(holder)} of {layers} layers have a place; missing: {layer_ranges(missing)}"
         yield "layer missing", f"{have}. A model without them computes something else."
-
-
-def _not_layerwise(stages: list[list[int]], place: list[int], devices: int, chunks: int) -> Broken:
-    """A stage has no layers, or they are not consecutive, or not in rising order."""
-    what, before = "chunk", "chunk 0 of every device, then through chunk 1, ..."
-    consecutive = f"the layers of a chunk are consecutive, and a device holds {chunks} chunks."
-    if chunks == 1:
-        what, before = "device", "the devices in order"
-        consecutive = (
-            f"in layer-wise partitioning they are consecutive. Activations change device "
-            f"{sum(a != b for a, b in pairwise(place))} times, against {devices - 1} for a "
-            f"contiguous split.{_interleaved(place, devices)}"
-        )
-    names = [stage_name(s, devices, chunks) for s in range(len(stages))]
-    for name, group in zip(names, stages, strict=True):
+    for name, group in named:
         if not group:
-            has = f"{name.capitalize()} has 0 of {len(place)} layers"
-            yield f"idle {what}", f"{has}; every {what} needs at least 1."
-    for name, group in zip(names, stages, strict=True):
+            yield f"idle {what}", f"{name} has 0 of {layers} layers; every {what} needs at least 1."
+    crossings = sum(holder[n] != holder[n + 1] for n in range(1, layers))
+    for name, group in named:
         if max(group) - min(group) + 1 != len(group):
-            holds = f"{name.capitalize()} holds layers {layer_ranges(group)}"
-            yield "not contiguous", f"{holds}; {consecutive}"
-    for s, (name, group) in enumerate(zip(names, stages, strict=True)):
-        if group != sorted(group):
-            runs = f"{name.capitalize()} runs layer {group[0]} before layer {min(group)}"
-            yield "out of order", f"{runs}; layers run in rising order."
-        if s and group[0] < (first := stages[s - 1][0]):
-            here = f"{name.capitalize()} starts at layer {group[0]}"
-            both = f"{here} and {names[s - 1]} at layer {first}"
-            yield "out of order", f"{both}; the layers pass through {before}."
-
-
-def _over_memory(
-    place: list[int],
-    memory: Sequence[float] | None,
-    capacity: float | Sequence[float] | None,
-    devices: int,
-) -> Broken:
-    if memory is None or capacity is None:
-        return
-    for device, cap in enumerate(capacities(capacity, devices)):
-        used = math.fsum(m for m, d in zip(memory, place, strict=True) if d == device)
+            rule = f"the layers of a {what} are consecutive, and a device holds {chunks} of them"
+            if chunks == 1:
+                rule = "in layer-wise partitioning they are consecutive"
+            yield (
+                "not contiguous",
+                f"{name} holds layers {layer_ranges(group)}; {rule}. Activations change {what} "
+                f"{crossings} times, against {len(stages) - 1} for a contiguous split.",
+            )
+    for (_, last), (name, group) in zip([("", [0]), *named], named, strict=False):
+        if group != sorted(group) or group[0] < last[0]:
+            a, b = next((a, b) for a, b in pairwise([last[0], *group]) if b < a)
+            rule = "layers run in rising order, through the devices and then their next chunks"
+            yield "out of order", f"{name} runs layer {b} after layer {a}; {rule}."
+    for d, cap in enumerate(caps):
+        used = math.fsum(memory[n - 1] for group in stages[d::devices] for n in group)
         if used > cap:
-            holds = f"Device {device} would hold {format_bytes(used)} and has room for"
-            more = f"move at least {format_bytes(used - cap)} to another device."
-            yield "over memory", f"{holds} {format_bytes(cap)}; {more}"
+            holds = f"Device {d} would hold {format_bytes(used)} and has room for"
+            way = f"move at least {format_bytes(used - cap)} to another device."
+            yield "over memory", f"{holds} {format_bytes(cap)}; {way}"
 
 
-def _interleaved(place: list[int], devices: int) -> str:
-    """A sentence if the assignment assigns equal chunks of layers round the devices."""
-    run = next((i for i, d in enumerate(place) if d != place[0]), len(place))
-    chunks, rest = divmod(len(place), devices * run)
-    if devices < 2 or rest or place != [i // run % devices for i in range(len(place))]:
-        return ""
-    return (
-        f" It is exactly the placement of the interleaved schedule with v = {chunks} chunks per "
-        f"device, {chunks * devices} in all."
-    )
+# -- answers as people write them ------------------------------------------------------------------
+
+
+def read_assignment(
+    assignment: Assignment, layers: int | None = None, stages: int | None = None
+) -> list[list[int]]:
+    """The layers of each device, counted from 1, from any of the forms that `judge` takes.
+
+    Of so many ``layers`` on so many ``stages``, if both are given, plain numbers may also be how
+    many layers each stage has, or the bounds between them. PartitionError for what can be read in
+    no way, or in two.
+
+    >>> read_assignment("1-3 | 4"), read_assignment([0, 1, 1]), read_assignment((2, 1), 3, 2)
+    ([[1, 2, 3], [4]], [[1], [2, 3]], [[1, 2], [3]])
+    """
+    if isinstance(assignment, Partition):
+        return [[n + 1 for n in group] for group in assignment.layers]
+    known = stages if layers is not None and stages != 1 else None
+    if isinstance(assignment, str):
+        parts = re.split(r"\]\s*,?\s*\[|[|;\n]", assignment.strip("[]() \n\t"))
+        words = [part.replace(",", " ").split() for part in parts]
+        row, barred = [word for part in words for word in part], len(parts) > 1
+        plain = len(row) > 1 and all(word.isdecimal() and len(word) < 10 for word in row)
+        if known and plain and (not barred or max(map(len, words)) == 1):
+            return _of_numbers([*map(int, row)], layers or 0, known, barred)
+        if not barred and len(row) == stages:  # commas for bars
+            words = [[word] for word in row]
+        return [[n for word in part for n in _range(word)] for part in words]
+    given: list[Any] = list(assignment) if isinstance(assignment, Iterable) else []
+    if given and all(map(is_whole, given)):
+        return _of_numbers([*map(int, given)], layers or 0, known if len(given) > 1 else None)
+    if not given or not all(isinstance(g, Iterable) and not isinstance(g, str) for g in given):
+        raise PartitionError(
+            f"cannot read {short(assignment)} as an assignment; write the layers of each device, "
+            f"as in '1-6 | 7-12' or [[1, 2], [3, 4]]"
+        )
+    return [
+        [whole_number("a layer", n, of="counted from 1", error=PartitionError) for n in group]
+        for group in given
+    ]
+
+
+def _of_numbers(
+    numbers: list[int], layers: int, stages: int | None, barred: bool = False
+) -> list[list[int]]:
+    """The layers of each stage from plain numbers, which stood between bars if ``barred``."""
+    many, bounds = len(numbers), numbers
+    placed = stages is None or (many == layers and max(numbers) < stages and not barred)
+    # a stage without layers is a mistake, a device 0 is none
+    sized = many == stages and sum(numbers) == layers and not (placed and 0 in numbers)
+    ends = stages is not None and many == stages + 1 and numbers[0] == layers - numbers[-1] == 0
+    if sized:
+        bounds = [*accumulate(numbers, initial=0)]
+    if (sized or (ends and numbers == sorted(numbers))) and not placed:
+        return [list(range(a + 1, b + 1)) for a, b in pairwise(bounds)]
+    if barred:
+        return [[n] for n in numbers]
+    unclear = stages is not None and many != layers and max(numbers) >= stages
+    if sized or unclear or not all(0 <= place < MOST for place in numbers):
+        raise PartitionError(
+            f"{short(numbers)} is not the device of each of {layers} layers (devices count from "
+            f"0), how many each has, or the bounds between them, in one way alone; write the "
+            f"layers of each, as in '1-6 | 7-12'"
+        )
+    found: list[list[int]] = [[] for _ in range(max(numbers) + 1)]
+    for layer, device in enumerate(numbers, start=1):
+        found[device].append(layer)
+    return found
+
+
+def _range(word: str) -> Iterable[int]:
+    """The layers of "3" or "7-12", in the order written."""
+    match = re.fullmatch(r"(\d{1,12})(?:[-–](\d{1,12}))?", word)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, MOST)
+    if abs(last - first) >= MOST:
+        raise PartitionError(
+            f"cannot read {short(word)}; write layers as in '1-6' or '1,4,7', {MOST:,} at most"
+        )
+    return range(first, last + 1) if first <= last else range(first, last - 1, -1)
+
+
+def stages_of(groups: Sequence[Sequence[int]], devices: int, chunks: int) -> list[list[int]]:
+    """The layers of each stage, from groups that are those of the stages or of the devices.
+
+    Where a device has several chunks, its layers are cut where a number is left out; a device
+    with fewer such runs than chunks leaves stages empty, one with more keeps the rest in its last.
+
+    >>> stages_of([[1, 2, 5, 6], [3, 4, 7, 8]], devices=2, chunks=2)
+    [[1, 2], [3, 4], [5, 6], [7, 8]]
+    """
+    if chunks == 1 or len(groups) > devices:
+        return [list(g) for g in groups] + [[]] * (devices * chunks - len(groups))
+    stages: list[list[int]] = [[] for _ in range(devices * chunks)]
+    for device, group in enumerate(groups):
+        chunk = 0
+        for i, n in enumerate(group):
+            if i and n != group[i - 1] + 1:
+                chunk = min(chunk + 1, chunks - 1)
+            stages[chunk * devices + device].append(n)
+    return stages
+
+
+def layer_ranges(layers: Sequence[int], most: int = 8) -> str:
+    """Layers as people write them, the first ``most`` runs of them.
+
+    >>> layer_ranges([1, 2, 3, 7]), layer_ranges(range(1, 99, 2), most=3)
+    ('1-3, 7', '1, 3, 5, ...')
+    """
+    runs = [[n for _, n in run] for _, run in groupby(enumerate(layers), lambda x: x[1] - x[0])]
+    words = [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:most]]
+    return ", ".join(words + ["..."] * (len(runs) > most))

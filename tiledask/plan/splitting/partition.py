@@ -8,15 +8,15 @@ Layers count from 1 in words, from 0 as indices; devices and their chunks from 0
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from itertools import combinations, pairwise
+from itertools import accumulate, combinations, pairwise
+from typing import NamedTuple
 
 from tiledask.errors import PartitionError, short
-from tiledask.plan import html
-from tiledask.plan.splitting.search import LayerRow, best_bounds
 from tiledask.plan.units import format_bytes
 from tiledask.plan.whole import MOST_COUNT, whole_number
 
@@ -25,7 +25,6 @@ __all__ = [
     "capacities",
     "contiguous_splits",
     "count",
-    "count_contiguous_splits",
     "layer_costs",
     "partition",
     "stage_name",
@@ -93,17 +92,11 @@ class Partition:
         return tuple(s % self.devices for s, size in enumerate(self.sizes) for _ in range(size))
 
     def __str__(self) -> str:
-        return "".join(_range_text(layers) for layers in self.layers)
+        ends = [sorted({r.start + 1, r.stop}) for r in self.layers]
+        return "".join(f"[{'-'.join(map(str, each))}]" for each in ends)
 
     def __repr__(self) -> str:
         return f"Partition({self}, bottleneck {self.bottleneck:g})"
-
-    def _repr_html_(self) -> str:
-        chunks = self.stages // self.devices
-        names = [stage_name(s, self.devices, chunks) for s in range(self.stages)]
-        texts = [_range_text(layers) for layers in self.layers]
-        rows = zip(names, texts, self.sizes, [f"{t:g}" for t in self.times], strict=True)
-        return html.table(("", "layers", "count", "time"), list(rows), repr(self))
 
 
 def stage_name(stage: int, devices: int, chunks: int = 1) -> str:
@@ -117,14 +110,8 @@ def stage_name(stage: int, devices: int, chunks: int = 1) -> str:
     return f"device {stage % devices}, chunk {stage // devices}"
 
 
-def _range_text(layers: range) -> str:
-    """Layers as people write them, counted from 1: "[7-12]", "[3]"."""
-    first, last = layers.start + 1, layers.stop
-    return f"[{first}]" if first == last else f"[{first}-{last}]"
-
-
-MOST_LAYERS = 100_000
-"""Of a partition; beyond lies a typing error."""
+MOST_LAYERS, MOST_STATES = 100_000, 100_000
+"""Of a partition, and partial splits held at once."""
 
 Real = float | Fraction
 
@@ -140,30 +127,23 @@ def partition(
 ) -> Partition:
     """The contiguous split into non-empty stages with the smallest bottleneck; exact.
 
-    costs          one per layer, 0 or more, in any one unit; an embedding and a head are the
-                   first and the last item. Or a number of equal layers, of cost 1.
+    costs          one per layer, 0 or more, in any one unit; or a number of layers of cost 1
     speeds         one per device (default 1), devices in the order in which the layers visit
-                   them; a stage takes the cost of its layers / the speed of its device.
-    memory         bytes of each layer; capacity: bytes of every device, or one per device.
+                   them; a stage takes the cost of its layers / the speed of its device
+    memory         bytes of each layer; capacity: bytes of every device, or one per device
     communication  time (cost / speed) to send the activations between two layers if they are
                    cut apart: one number, or one for each of the len(costs) - 1 places. A stage
-                   takes its layers' time plus that of the cut it sends across, after its last
-                   layer; the last stage sends nothing, and neither does a single device.
-    chunks         stages per device, as in the interleaved schedule: ``stages`` counts all of
-                   them, stage s is on device s mod (stages / chunks), and the stages of one
-                   device share its capacity.
+                   sends after its last layer; the last stage and a single device send nothing.
+    chunks         stages per device: ``stages`` counts all of them, stage s is on device
+                   s mod (stages / chunks), and the stages of one device share its capacity
 
-    Bottlenecks are compared as exact fractions, so that no rounding decides. Ties go to the
-    most even split (least sum of squared stage times, in floating point), then to longer first
-    stages.
-    Raises PartitionError for fewer layers than stages, a value that is negative or not finite,
-    wrong lengths, stages that chunks does not divide, capacities that no split satisfies, and
-    shared capacities that decide among too many splits to look at.
+    Bottlenecks are compared as exact fractions. Ties go to the most even split (least sum of
+    squared stage times), then to longer first stages. Raises PartitionError for fewer layers than
+    stages, a value that is negative or not finite, wrong lengths, stages that chunks does not
+    divide, capacities that no split satisfies, or that leave too many splits to look at.
 
     >>> partition(24, stages=4)
     Partition([1-6][7-12][13-18][19-24], bottleneck 6)
-    >>> partition([1.0] * 24, stages=4, speeds=[1, 1, 2, 2]).sizes
-    (4, 4, 8, 8)
     >>> partition([0.5] + 22 * [1] + [2], stages=4).times  # embedding, 22 layers, head
     (6.5, 6.0, 6.0, 6.0)
     >>> partition([4, 1, 1, 4], stages=2, communication=[0, 3, 0]).sizes
@@ -191,29 +171,109 @@ def partition(
     each_cost = _exact(costs, "cost", len(costs), "layer")
     each_speed = _exact(speeds, "speed", devices, "device", positive=True)
     each_send = _exact(sends, "communication", between, "place between two layers")
-    # stage times in whole numbers: cost / speed + send, all in one unit of time
-    scale = math.lcm(*(v.denominator for v in each_speed))
-    travels = each_send if devices > 1 else [Fraction(0)] * between
-    whole = _whole([*(v * scale for v in each_cost), *travels])
-    sizes, rooms, caps = [0] * len(costs), [0] * devices, list[float]()
+    # cost / speed + send in whole numbers: of costs, of what a cost takes, of both
+    unit = math.lcm(*(v.denominator for v in (*each_cost, *each_send)))
+    per_cost = math.lcm(*(v.numerator for v in each_speed))
+    rates = [int(per_cost / v) for v in each_speed] * chunks
+    travels = [int(v * unit * per_cost) if devices > 1 else 0 for v in each_send]
+    held, caps = [Fraction(0)] * len(costs), [Fraction(0)]  # memory is no limit
     if memory is not None and capacity is not None:
-        caps = capacities(capacity, devices)
         held = _exact(memory, "memory", len(costs), "layer")
-        unit = math.lcm(*(v.denominator for v in held))
-        sizes = [int(v * unit) for v in held]
-        rooms = [sum(sizes) if c == math.inf else int(Fraction(c) * unit // 1) for c in caps]
-    row = LayerRow(
-        whole[: len(costs)],
-        [int(v * scale) for v in each_speed] * chunks,
-        [0, *whole[len(costs) :], 0],
-        sizes,
-        rooms,
-    )
-    bounds = best_bounds(row)
-    if bounds is None:
-        raise PartitionError(_why_too_small(memory or [], caps, stages, devices))
+        given = capacities(capacity, devices)
+        caps = [sum(held, Fraction(0)) if cap == math.inf else Fraction(cap) for cap in given]
+    least = math.lcm(*(v.denominator for v in held))
+    sizes, rooms = [int(v * least) for v in held], [int(cap * least) for cap in caps]
+    row = _Row([int(v * unit) for v in each_cost], rates, [0, *travels, 0], sizes, tuple(rooms))
+    if (bounds := _best_bounds(row)) is None:
+        numbers = map(float, (sum(held), max(held), sum(caps), max(caps)))
+        needed, largest, have, most = map(format_bytes, numbers)
+        raise PartitionError(
+            f"no contiguous split over {stages} stages keeps within the capacities: the layers "
+            f"need {needed}, the largest {largest}, and the {devices} devices have {have}, the "
+            f"largest {most}; use larger devices, or more of them"
+        )
     sent = () if devices == 1 or communication is None else tuple(map(float, each_send))
     return Partition(bounds, tuple(map(float, costs)), tuple(map(float, speeds)), sent)
+
+
+# -- the exact search, in whole numbers ------------------------------------------------------------
+
+
+class _Row(NamedTuple):
+    """Layers and stages in whole numbers of any size."""
+
+    costs: list[int]
+    rates: list[int]  # of each stage: the time of a cost of 1
+    sends: list[int]  # time of a cut before each layer and behind the last
+    memory: list[int]
+    room: tuple[int, ...]  # of each device; stage s is on device s mod their number
+
+
+_Grown = dict[tuple[int, tuple[int, ...]], tuple[float, tuple[int, ...]]]
+"""Partial splits: (first layer, room left on each device) -> (sum of squares, -bounds behind)."""
+
+
+def _best_bounds(row: _Row) -> tuple[int, ...] | None:
+    """The bounds of the best split; None if memory allows none.
+
+    The limit of a stage's time grows until there is a split, then halves the distance; the last,
+    below the best, is the proof that nothing is better.
+    """
+
+    def slowest(bounds: tuple[int, ...]) -> int:
+        stages = zip(row.rates, pairwise(bounds), strict=True)
+        return max(sum(row.costs[a:b]) * rate + row.sends[b] for rate, (a, b) in stages)
+
+    limit = low = max(max(row.costs), sum(row.costs) // len(row.rates)) * min(row.rates)
+    step, whole = low // 16 + 1, sum(row.costs) * max(row.rates) + max(row.sends)
+    while (best := _most_even(row, limit)) is None:
+        if limit >= whole:
+            return None
+        low, limit, step = limit, limit + step, 2 * step
+    high = slowest(best)
+    while better := _most_even(row, high - 1):
+        high = slowest(better)
+        if better := _most_even(row, middle := (low + high) // 2):
+            high = slowest(better)
+        else:
+            low = middle
+    return _most_even(row, high)
+
+
+def _most_even(row: _Row, limit: int) -> tuple[int, ...] | None:
+    """The most even split whose stages take at most ``limit``; None for none.
+
+    Partial splits are grown from the last stage to the first, and of those that leave the same
+    layers and memory the most even is kept.
+    """
+    sums, held = (list(accumulate(each, initial=0)) for each in (row.costs, row.memory))
+    reach = list(accumulate((limit // rate for rate in row.rates), initial=0))
+    grown: _Grown = {(len(row.costs), row.room): (0, ())}
+    for s in reversed(range(len(row.rates))):
+        longer: _Grown = {}
+        device, rate, top = s % len(row.room), row.rates[s], bisect_right(sums, reach[s])
+        for (end, room), (squares, bounds) in grown.items():
+            for start in range(min(end, top) - 1, s - 1, -1):
+                time = (sums[end] - sums[start]) * rate + row.sends[end]
+                free = room[device] - held[end] + held[start]
+                if time > limit or free < 0:
+                    break
+                kept = free if s >= len(room) else 0  # nothing more comes to this device
+                left = *room[:device], kept, *room[device + 1 :]
+                value = squares + time * time, (-end, *bounds)
+                if held[start] <= sum(left) and value < longer.get((start, left), (math.inf, ())):
+                    longer[start, left] = value
+        if len(longer) > MOST_STATES:
+            raise PartitionError(
+                f"where chunks share a device's memory {MOST_STATES:,} partial splits at a time "
+                f"are compared, and here there are more; use fewer layers or chunks"
+            )
+        grown = longer
+    found = min((value for (start, _), value in grown.items() if start == 0), default=None)
+    return found and (0, *(-bound for bound in found[1]))
+
+
+# -- every split, and numbers that people give -----------------------------------------------------
 
 
 def contiguous_splits(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
@@ -227,44 +287,24 @@ def contiguous_splits(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
         yield (0, *cuts, layers)
 
 
-def count_contiguous_splits(layers: int, stages: int) -> int:
-    """How many such splits there are: choose stages - 1 cuts out of layers - 1 places.
-
-    >>> count_contiguous_splits(24, 4)
-    1771
-    """
-    return math.comb(count(layers, "layers") - 1, count(stages, "stages") - 1)
-
-
-# -- numbers that people give, as exact fractions -------------------------------------------------
-
-
 def count(value: object, name: str) -> int:
     """``value`` as an int of at least 1."""
     return whole_number(name, value, 1, MOST_COUNT, error=PartitionError)
 
 
 def layer_costs(costs: int | Sequence[float]) -> Sequence[float]:
-    """The costs themselves, or those of a number of equal layers; PartitionError for too many.
-
-    >>> layer_costs(3)
-    [1.0, 1.0, 1.0]
-    """
+    """The costs themselves, or those of a number of equal layers; PartitionError for too many."""
     layers = len(costs) if isinstance(costs, Sized) else count(costs, "layers")
     if layers > MOST_LAYERS:
         raise PartitionError(
-            f"a partition is worked out for {MOST_LAYERS:,} layers at most, got {short(layers)}; "
-            f"put layers that stay together into one"
+            f"a partition has {MOST_LAYERS:,} layers at most, got {short(layers)}; put layers that "
+            f"stay together into one"
         )
     return costs if isinstance(costs, Sized) else [1.0] * layers
 
 
 def capacities(capacity: float | Sequence[float], devices: int) -> list[float]:
-    """One capacity per device; a single number stands for all, math.inf for no limit.
-
-    >>> capacities(80, 2)
-    [80, 80]
-    """
+    """One capacity per device; a single number stands for all, math.inf for no limit."""
     values = capacity if isinstance(capacity, Sized) else [capacity] * devices
     finite = [1 if v == math.inf else v for v in values]
     _exact(finite, "capacity", devices, "device", positive=True)
@@ -275,11 +315,10 @@ def _exact(
     values: Sequence[Real], name: str, length: int, each: str, positive: bool = False
 ) -> list[Fraction]:
     """The values as fractions; what is not usable is refused with its number."""
-    if isinstance(values, str) or not hasattr(values, "__len__"):
-        raise PartitionError(f"give the {name} values as a list of numbers, got {short(values)}")
-    if len(values) != length:
+    if isinstance(values, str) or not hasattr(values, "__len__") or len(values) != length:
+        got = len(values) if hasattr(values, "__len__") else short(values)
         raise PartitionError(
-            f"got {len(values)} {name} values where {length} are needed: one for each {each}"
+            f"got {got} {name} values where {length} are needed: one for each {each}"
         )
     fractions = []
     for i, value in enumerate(values, 0 if each == "device" else 1):
@@ -289,42 +328,6 @@ def _exact(
             fraction = Fraction(-1)
         if fraction < 0 or (positive and fraction == 0):
             rule = "more than 0" if positive else "0 or more"
-            raise PartitionError(
-                f"{name} number {i} must be a finite number, {rule}; got {short(value)}"
-            )
+            raise PartitionError(f"{name} number {i} must be finite and {rule}, got {short(value)}")
         fractions.append(fraction)
     return fractions
-
-
-def _whole(values: list[Fraction]) -> list[int]:
-    """The values in the largest unit that makes all of them whole."""
-    scale = math.lcm(*(v.denominator for v in values))
-    scaled = [int(v * scale) for v in values]
-    unit = math.gcd(*scaled) or 1
-    return [v // unit for v in scaled]
-
-
-def _why_too_small(memory: Sequence[float], caps: list[float], stages: int, devices: int) -> str:
-    """Which layer fits nowhere, or how much larger the capacities would have to be."""
-    total, largest, most = math.fsum(memory), max(memory), max(caps)
-    if largest > most:
-        return (
-            f"layer {list(memory).index(largest) + 1} needs {format_bytes(float(largest))} and the "
-            f"largest capacity is {format_bytes(most)}: it fits on no device; split the layer "
-            f"itself, or use larger devices"
-        )
-    if devices < stages:
-        return (
-            f"no contiguous split keeps the {stages // devices} chunks of every device within its "
-            f"capacity: the layers need {format_bytes(total)} and the {devices} devices have "
-            f"{format_bytes(math.fsum(caps))} together; use larger devices, or more of them"
-        )
-    within = f"no contiguous split over {stages} devices keeps within"
-    factor = partition(memory, stages, [min(c, total) for c in caps]).bottleneck
-    if most == min(caps):
-        least = format_bytes(factor * min(most, total))
-        return (
-            f"{within} {format_bytes(most)} on each; the smallest capacity that would do is {least}"
-        )
-    rooms = ", ".join(map(format_bytes, caps))
-    return f"{within} the capacities {rooms}; all of them {factor:.4g} times as large would do"
