@@ -148,7 +148,7 @@ IDLE = [
         "idle share of layer-wise execution on 4: one works at a time",
         3 / 4,
         {
-            "formula": said(lambda: 1 - td.formulas.naive_utilisation(4)),
+            "formula": said(lambda: td.formulas.bubble_fraction(4, 1)),
             "simulated": idle_of("naive", 4, 1),
             "idle": typed("idle naive 4 1", "bubble_fraction"),
             "idle layer-wise": typed("idle layer-wise 4", "bubble_fraction"),

@@ -26,8 +26,8 @@ def measured(name, cluster, engine):
     parts = {
         "measured": timeline.bubble_fraction,
         "simulated": run.simulated.bubble_fraction,
-        "transfer": timeline.exposed_transfer / whole,
-        "overhead": timeline.overhead / whole,
+        "transfer": timeline.idle_time.total["transfer"] / whole,
+        "overhead": timeline.idle_time.total["overhead"] / whole,
         "rest": run.replayed.bubble_fraction - run.simulated.bubble_fraction,
     }
     said = ", ".join(f"{what} {100 * share:.1f} %" for what, share in parts.items())

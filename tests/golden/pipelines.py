@@ -60,7 +60,7 @@ def over_links(given: dict[str, Any]) -> Any:
         "makespan": found.makespan,
         "bound": found.lower_bound,
         "idle": nanoseconds(found.idle_time.total),
-        "transfer": list(found.exposed_transfer_per_device),
+        "transfer": list(found.idle_time.per_device["transfer"]),
         "ends": digest([found.start, found.end]),
     }
 

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from oracles.closed_pipelines import interleaved_makespan
 
 from tiledask.lab.sweep import timeline_of
-from tiledask.plan.pipelines.closed_form import interleaved_makespan
 
 FILE = Path(__file__).parents[2] / "data" / "published" / "schedule.json"
 CASES = [c for c in json.loads(FILE.read_text("utf-8")) if c["id"].startswith("zb_t5_1.5B_p8_m")]

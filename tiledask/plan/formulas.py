@@ -1,8 +1,8 @@
 """What can be said before anything is simulated or run: closed forms and bounds, with sources.
 
-idle time   bubble_fraction, bubble_overhead, naive_utilisation, speedup
-            gpipe_makespan, one_forward_one_backward_makespan, interleaved_makespan: seconds
-            lower_bound, split_lower_bound: no schedule takes less
+idle time   bubble_fraction, bubble_overhead
+            gpipe_makespan, one_forward_one_backward_makespan: seconds
+            lower_bound: no schedule takes less
 memory      state_bytes: weights, gradients and optimizer states of a rank
             minimum_devices, zero3_minimum_degree: how many devices hold them
 products    least_moved: elements that some rank receives, whatever the algorithm
@@ -17,12 +17,8 @@ from tiledask.plan.pipelines.closed_form import (
     bubble_fraction,
     bubble_overhead,
     gpipe_makespan,
-    interleaved_makespan,
     lower_bound,
-    naive_utilisation,
     one_forward_one_backward_makespan,
-    speedup,
-    split_lower_bound,
 )
 from tiledask.plan.products.cost import break_even, least_moved
 from tiledask.plan.products.product import grids
@@ -36,14 +32,10 @@ __all__ = [
     "checkpoint_interval",
     "gpipe_makespan",
     "grids",
-    "interleaved_makespan",
     "least_moved",
     "lower_bound",
     "minimum_devices",
-    "naive_utilisation",
     "one_forward_one_backward_makespan",
-    "speedup",
-    "split_lower_bound",
     "state_bytes",
     "zero3_minimum_degree",
 ]

@@ -18,7 +18,7 @@ from tiledask.plan.pipelines.timeline import Timeline
 def test_a_split_backward_need_not_wait_for_the_way_back():
     text = "0F0,0F1,0I0,0W0,0I1,0W1 ; 1F0,1I0,1F1,1I1,1W0,1W1"
     t = simulate(Schedule.from_text(text), 1.0, 2.0)
-    assert t.lower_bound == cf.split_lower_bound([1, 1], [2, 2], 2) == t.makespan == 7.0
+    assert t.lower_bound == cf.lower_bound([1, 1], [2, 2], 2, split=True) == t.makespan == 7.0
     assert "device 1: 1 s until work reaches it, 6 s of work, 0 s" in t.bound.why
 
 

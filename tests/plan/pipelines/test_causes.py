@@ -122,5 +122,5 @@ def test_a_wait_of_three_causes_and_the_slow_start_after_it():
 
 def test_nothing_at_all():
     found = Timeline.of(2, []).idle_time
-    assert len(found) == 0
+    assert len(found.device) == 0
     assert found.total == dict.fromkeys(CAUSES, 0)

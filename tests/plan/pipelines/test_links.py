@@ -1,7 +1,6 @@
 """How results travel: against a plain reference, by hand, and for every schedule there is.
 
-Holds `tiledask.plan.pipelines.costs`, `tiledask.plan.pipelines.graph` and
-`tiledask.plan.pipelines.schedules`.
+Holds `tiledask.plan.pipelines.costs` and `tiledask.plan.pipelines.schedules`.
 """
 
 import numpy as np
@@ -92,8 +91,6 @@ def test_equals_the_reference_for_any_schedule(part, data):
     got = {Action(str(k), int(r), int(i)): (a, b) for k, r, i, a, b in zip(*columns, strict=True)}
     assert got == reference(s, seconds, together, hop)
     path = t.critical_path
-    assert path.compute + path.latency == pytest.approx(t.makespan)
-    assert sum(path.by_device.values()) == pytest.approx(path.compute)
     assert len(set(path.actions)) == len(path.actions)
     assert t.lower_bound <= t.makespan + 1e-9
     assert t.origin == "simulated"
@@ -113,7 +110,6 @@ def test_a_pair_waits_for_both_and_takes_its_own_time():
     assert rows[1, "F", 1] == (6.5, 7.5)
     assert simulate(s, 1.0, 2.0).makespan == t.makespan + 0.5
     assert t.busy_per_device == (1 + 2.5 + 2, 6.0)
-    assert t.critical_path.latency == 0  # the pair waits for its second half
     assert t.peak_in_flight == (2, 1)
 
 

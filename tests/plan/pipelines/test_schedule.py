@@ -115,7 +115,7 @@ def test_pipelines_are_placed_by_lines_of_their_own():
     assert s == schedule("chimera", 2, 2)
     with pytest.raises(ScheduleError, match=r"stage of .* is on 2 devices; places has a row"):
         _ = s.place
-    for line, message in (("@0,x", "cannot read '@0,x' as the places"), ("@0", "2 and 1 stages")):
+    for line, message in (("@0,x", "cannot read 'x'"), ("@0", "1 and 2 stages")):
         with pytest.raises(ScheduleError, match=message):
             Schedule.from_text(f"@0,1; {line}; 0F0; 1F0")
 

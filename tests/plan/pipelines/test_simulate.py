@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.closed_pipelines import interleaved_makespan
 
 from tiledask.errors import ScheduleError
 from tiledask.plan.pipelines import closed_form as cf
@@ -16,12 +17,11 @@ from tiledask.plan.pipelines.validate import peak_in_flight
 @pytest.mark.parametrize("m", range(1, 9))
 def test_closed_forms_for_equal_stages(p, m):
     naive, gpipe, one = (simulate(schedule(n, p, m)) for n in ("naive", "gpipe", "1f1b"))
-    assert naive.utilisation == pytest.approx(cf.naive_utilisation(p))
+    assert naive.utilisation == pytest.approx(1 / p)
     for t in (gpipe, one):
         assert t.makespan == 3 * (m + p - 1)
         assert t.bubble_fraction == pytest.approx(cf.bubble_fraction(p, m))
         assert t.bubble_overhead == pytest.approx(cf.bubble_overhead(p, m))
-        assert naive.makespan / t.makespan == pytest.approx(cf.speedup(p, m))
     assert one.peak_in_flight == peak_in_flight(schedule("1f1b", p, m))
     assert gpipe.peak_in_flight == peak_in_flight(schedule("gpipe", p, m))
 
@@ -34,14 +34,14 @@ def test_interleaving_divides_the_bubble_by_the_chunks_for_any_m_from_p_on(p, v,
     m = p + extra
     s = schedule("interleaved", p * v, m, devices=p)
     t = simulate(s, 1.0 / v, 2.0 / v)
-    assert t.makespan == pytest.approx(cf.interleaved_makespan(p, m, v, stage=3.0))
+    assert t.makespan == pytest.approx(interleaved_makespan(p, m, v, stage=3.0))
     assert t.bubble_overhead == pytest.approx(cf.bubble_overhead(p, m, v))
     assert t.bubble_fraction == pytest.approx(cf.bubble_fraction(p, m, v))
     assert max(t.peak_in_flight) == max(peak_in_flight(s))
     if v > 1 < p:  # every hop back to the first device is paid
         m, c = 3 * p, 0.001
         s = schedule("interleaved", p * v, m, devices=p)
-        counted = cf.interleaved_makespan(p, m, v, 3.0, c)
+        counted = interleaved_makespan(p, m, v, 3.0, c)
         t = simulate(s, 1.0 / v, 2.0 / v, latency=c)
         assert t.makespan == pytest.approx(counted + p * c, abs=1e-9)
 
@@ -86,7 +86,7 @@ def test_how_the_backward_splits(backward, inputs, weights, expected):
         ({"forward": "fast"}, "forward must be numbers of seconds, got 'fast'"),
         ({"latency": [1, 1]}, r"1, one per boundary between stages; got shape \(2,\)"),
         ({"latency": -0.5}, "latency must be finite"),
-        ({"backward_weight": 3.0}, "would leave -1 for the other"),
+        ({"backward_weight": 3.0}, "a part of the backward is more than the whole of 2 seconds"),
     ],
 )
 def test_refuses_times(options, message):

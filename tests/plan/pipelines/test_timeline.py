@@ -120,7 +120,6 @@ def test_idle_is_transfer_overhead_and_true_idle_by_counting_half_seconds(part, 
     spans = [(d, k, s, i, a / 2, (a + n) / 2) for d, k, s, i, a, n in rows]
     t = Timeline.of(4, spans, "measured")
     assert [tuple(2 * x for x in each) for each in parts(t)] == parts_by_ticks(rows)
-    assert t.exposed_transfer + t.overhead + t.true_idle == t.idle
     assert t.busy + t.idle == 4 * t.makespan
 
 
@@ -129,8 +128,8 @@ def test_two_ways_of_one_block_count_once_and_another_blocks_excuses_nobody():
     # of micro-batch 1, a gradient from behind, to another device
     ways += [(1, "T", 0, 1, 2.5, 3.0), (1, "T", 2, 0, 2.5, 3.0), (0, "T", 0, 0, 2.5, 3.0)]
     t = Timeline.of(2, [(0, "F", 0, 0, 0, 1.0), *ways, (1, "F", 1, 0, 3.0, 4.0)], "measured")
-    assert (t.exposed_transfer, t.overhead) == (1.5, 0.5)
-    assert t.idle_time.overhead.tolist() == [0, 0.5]
+    assert (t.idle_time.total["transfer"], t.idle_time.total["overhead"]) == (1.5, 0.5)
+    assert t.idle_time.overhead == [0, 0.5]
     assert t.overhead_per_action == 0.25
 
 
@@ -142,11 +141,6 @@ def test_the_two_shares_and_the_papers_rate_are_three_numbers():
     late = Timeline.of(2, [(0, "F", 0, 0, 0.0, 4.0), (1, "F", 1, 0, 2.0, 6.0)])
     assert late.bubble_fraction == pytest.approx(1 / 3)
     assert late.span_bubble == 0
-
-
-def test_state_at_the_edges_of_a_span():
-    t = Timeline.of(1, [(0, "F", 0, 7, 0.0, 1.0), (0, "B", 0, 7, 2.0, 3.0)])
-    assert [t.state(0, x) for x in (0.0, 1.0, 2.0, 2.9, 3.0)] == ["F7", "idle", "B7", "B7", "idle"]
 
 
 def test_impossible_spans_are_refused():

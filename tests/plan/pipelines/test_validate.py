@@ -42,8 +42,8 @@ def test_a_feasible_order_respects_turns_and_data(name):
     ("text", "message"),
     [
         ("0F0,0B0,0F0", "0F0 is repeated on rank 0: turns 0 and 2"),
-        ("0B0,0F0", "backward before forward: 0B0 at turn 0 on rank 0 needs 0F0, .* turn 1"),
-        ("0F0,0W0,0I0", "too early: 0W0 at turn 1 on rank 0 needs 0I0, which is only at turn 2"),
+        ("0B0,0F0", "too early: 0B0 at turn 0 on rank 0 needs 0F0, which is at turn 1"),
+        ("0F0,0W0,0I0", "too early: 0W0 at turn 1 on rank 0 needs 0I0, which is at turn 2"),
         ("0F0,0I0", "missing 0W0"),
         ("@2,1;", "the schedule has no action"),
         ("0F0,0B0 ; 1F0", "too early: 0B0 .* 1B0|missing 1B0"),
@@ -55,7 +55,7 @@ def test_a_feasible_order_respects_turns_and_data(name):
             r"deadlock: rank 0 is at 0F1 and 0B0 and waits for 1B0; rank 1 is at 1F1 and 1B0 "
             r"and waits for 0F1",
         ),
-        ("0F0,0I0,0W0,0B0", "does the backward of micro-batch 0 twice: 0B0 and 0I0 and 0W0"),
+        ("0F0,0I0,0W0,0B0", "does the backward of micro-batch 0 twice, by BFIW"),
         (
             "0F0,0B0,0F1,0B1 ; 1F1,1B1,1F0,1B0",
             "deadlock: rank 0 is at 0B0 and waits for 1B0; rank 1 is at 1F1 and waits for 0F1",
@@ -116,7 +116,7 @@ def test_an_activation_is_kept_until_the_weight_gradient():
 def test_refuses_what_is_not_of_this_model():
     for call, message in (
         (lambda: Schedule.of([[Action("X", 0, 0)]], [0]), "kinds are F, B, I, W"),
-        (lambda: validate(Schedule.of([[Action("F", 0, -1)]], [0])), "unknown micro-batch -1"),
+        (lambda: validate(Schedule.of([[Action("F", 0, -1)]], [0])), "0F-1 on rank 0 is unknown"),
         (lambda: validate(schedule("1f1b", 3, 8), stages=4), "has 3 stages and the model 4"),
     ):
         with pytest.raises(ScheduleError, match=message):
@@ -125,5 +125,7 @@ def test_refuses_what_is_not_of_this_model():
 
 def test_an_action_in_the_wrong_replica_is_named():
     text = schedule("chimera", 2, 2).to_text().replace("0F1", "0F8").replace("0F0", "0F1")
-    with pytest.raises(ScheduleError, match="0F1 is on rank 0, but pipeline 1's stage 0 is placed"):
+    with pytest.raises(
+        ScheduleError, match="0F1 is on rank 0, but stage 0 of micro-batch 1 is placed"
+    ):
         validate(Schedule.from_text(text.replace("0F8", "0F0")))

@@ -16,7 +16,7 @@ from tiledask.plan.fitting.fit import Fit
 from tiledask.plan.fitting.states import minimum_devices, zero3_minimum_degree
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.recipes import load_recipe, state_bytes
-from tiledask.plan.pipelines.closed_form import bubble_fraction, naive_utilisation
+from tiledask.plan.pipelines.closed_form import bubble_fraction
 from tiledask.plan.units import format_bytes
 
 ROWS, TOKENS = 1000, 8
@@ -241,7 +241,7 @@ def hybrid(
     }
     states = sizes.each_of(billions, plans)
     size = {name: found.size for name, found in states.items()}
-    busy, piped = naive_utilisation(p), 1 - bubble_fraction(p, m)
+    busy, piped = 1 / p, 1 - bubble_fraction(p, m)
     with np.errstate(over="ignore"):
         alone, kept = float(np.float16(gradient)), float(np.float16(gradient * scale)) / scale
     found = td.search(sizes.decoder(billions), sizes.machine(devices, memory), devices * m)

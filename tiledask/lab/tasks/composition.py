@@ -19,7 +19,7 @@ from tiledask.errors import ConfigError, PartitionError, ScheduleError, short
 from tiledask.lab.tasks.kind import Inputs, Measured, Targets, frozen_key, idle_causes
 from tiledask.lab.tasks.order import order_of
 from tiledask.lab.tasks.partition import legal
-from tiledask.plan.pipelines.closed_form import split_lower_bound
+from tiledask.plan.pipelines.closed_form import lower_bound
 from tiledask.plan.pipelines.schedules import called, is_looped, schedule, schedules
 from tiledask.plan.pipelines.validate import peak_in_flight, validate
 from tiledask.plan.splitting.judge import layer_ranges
@@ -126,7 +126,7 @@ def _found(key: str) -> tuple[float, str]:
 
     def bounded(bounds: Sequence[int]) -> tuple[float, Stages]:
         stages = [range(a + 1, b + 1) for a, b in pairwise(bounds)]
-        return split_lower_bound(*_times(inputs, stages, range(devices)), m, latency), stages
+        return lower_bound(*_times(inputs, stages, range(devices)), m, latency, split=True), stages
 
     fastest, answer = math.inf, ""
     splits = map(bounded, td.contiguous_splits(len(inputs["costs"]), devices))

@@ -1,7 +1,6 @@
 """Schedules: orders of actions, what is wrong with one, when everything happens, how idle it is.
 
-schedule.py     which actions each device does, in which order
-  graph.py        what each waits for, and an order in which all can run
+schedule.py     which actions each device does, in which order, and what each waits for
 validate.py     which rule an order breaks; what it keeps
 schedules.py    the table of schedules by name: a new one is a line here
   generators      the functions that make them
@@ -13,6 +12,5 @@ timeline.py     who did what when, simulated or measured
   idle.py         idle time in pieces, each with its cause
   memory.py       memory over time
 optimum.py      the best order of a small pipeline
-utilisation.py  how many micro-batches reach a utilisation
-closed_form.py  what formulas say
+closed_form.py  what formulas say, and how many micro-batches reach a utilisation
 """

@@ -4,7 +4,6 @@ lower bound    device d:  the way to it | all of its work | the way back from it
 critical path  the chain of actions and hops, without a gap, that ends last
 """
 
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -68,31 +67,13 @@ def lower_bound(schedule: Schedule, costs: PipelineCosts) -> Bound:
     return Bound(float(whole[d]), f"device {d}: {why}")
 
 
-@dataclass(frozen=True, repr=False)
-class CriticalPath:
+class CriticalPath(NamedTuple):
     """The actions that decided the makespan, first to last; each starts when the last one's
     result was there, or its device free."""
 
     actions: tuple[Action, ...]
-    compute: float
-    """Seconds of the actions."""
-    latency: float
-    """Seconds in which a result was on its way between two of them."""
-    by_device: dict[int, float]
-    """Seconds of compute on the path, for each device that has any."""
-
-    @property
-    def binds(self) -> str:
-        """What has the largest part: "device 2", or "latency"."""
-        device, most = max(self.by_device.items(), key=lambda x: x[1], default=(0, 0.0))
-        return "latency" if self.latency > most else f"device {device}"
-
-    def __repr__(self) -> str:
-        return (
-            f"CriticalPath({len(self.actions)} actions, {format_seconds(self.compute)} of compute "
-            f"on {len(self.by_device)} devices, {format_seconds(self.latency)} of latency, "
-            f"most on {self.binds})"
-        )
+    binds: str
+    """What has the largest part: "device 2", or "latency"."""
 
 
 def critical_path(
@@ -105,18 +86,18 @@ def critical_path(
     actions, paired, device = list(schedule), schedule.paired.tolist(), schedule.device.tolist()
     firsts, maker = set(schedule.turns[:-1].tolist()), schedule.maker.tolist()
     way = costs.of_ways(schedule).tolist()
-    path, by_device, latency = list[int](), dict[int, float](), 0.0
+    path, parts, latency = list[Action](), [0.0] * schedule.devices, 0.0
     at = int(np.argmax(end))
     while True:
         first = at - 1 if at not in firsts and paired[at - 1] else at
         both = [first, first + 1] if paired[first] else [first]
-        path += reversed(both)
-        by_device[device[at]] = by_device.get(device[at], 0.0) + (end[first] - start[first])
+        path += (actions[j] for j in reversed(both))
+        parts[device[at]] += end[first] - start[first]
         waited = [] if first in firsts else [(end[first - 1], first - 1)]
         waited += [(end[maker[a]] + way[a], maker[a]) for a in both if maker[a] >= 0]
         if not waited:
-            break
+            most = max(parts)
+            binds = "latency" if latency > most else f"device {parts.index(most)}"
+            return CriticalPath(tuple(reversed(path)), binds)
         _, at = max(waited, key=itemgetter(0))
         latency += start[first] - end[at]
-    ran = tuple(actions[j] for j in reversed(path))
-    return CriticalPath(ran, sum(by_device.values()), latency, dict(sorted(by_device.items())))

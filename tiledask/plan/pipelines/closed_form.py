@@ -1,4 +1,4 @@
-"""What pencil and paper say about pipelines: utilisation, bubbles, makespans and lower bounds.
+"""What pencil and paper say about pipelines: bubbles, makespans, bounds, the fewest micro-batches.
 
 p devices, m micro-batches, v chunks per device, F and B the seconds of a stage's forward and
 full backward, c the seconds between two stages. Two shares are in use; they are not the same:
@@ -6,32 +6,28 @@ full backward, c the seconds between two stages. Two shares are in use; they are
   overhead   idle / busy                   over the ideal
 """
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from math import lcm
 
-from tiledask.errors import ScheduleError
+from tiledask.errors import ConfigError, ScheduleError
+from tiledask.plan.pipelines import bound
+from tiledask.plan.pipelines.costs import costs_of
+from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.plan.pipelines.simulate import simulate
 
 __all__ = [
     "bubble_fraction",
     "bubble_overhead",
+    "fewest_microbatches",
     "gpipe_makespan",
-    "interleaved_makespan",
     "lower_bound",
-    "naive_utilisation",
     "one_forward_one_backward_makespan",
-    "speedup",
-    "split_lower_bound",
 ]
 
-
-def naive_utilisation(devices: int) -> float:
-    """Share of its time in which each of ``devices`` equal devices computes, one at a time: 1/p.
-
-    Holds for any number of micro-batches, without latency (GPipe, arXiv 1811.06965, figure 2b).
-
-    >>> naive_utilisation(2), naive_utilisation(4)
-    (0.5, 0.25)
-    """
-    return 1 / devices
+MOST, TRIED = 1_000_000, 100_000
+"""Actions of one schedule; and of all that are simulated one after the other, some seconds."""
 
 
 def bubble_fraction(devices: int, microbatches: int, chunks: int = 1) -> float:
@@ -54,15 +50,6 @@ def bubble_overhead(devices: int, microbatches: int, chunks: int = 1) -> float:
     (0.375, 0.1875)
     """
     return (devices - 1) / (chunks * microbatches)
-
-
-def speedup(devices: int, microbatches: int) -> float:
-    """How many times faster than one device: p m / (m + p - 1). Equal stages, no latency.
-
-    >>> speedup(2, 4)
-    1.6
-    """
-    return devices * microbatches / (microbatches + devices - 1)
 
 
 def gpipe_makespan(
@@ -88,8 +75,6 @@ def one_forward_one_backward_makespan(
     pays the latency again, which GPipe does not. Reproduces the 1F1B rows of the Zero Bubble
     paper's Table 5. Raises ScheduleError if p does not divide m.
 
-    >>> one_forward_one_backward_makespan(4, 8, 1, 2), gpipe_makespan([1] * 4, [2] * 4, 8, 0.25)
-    (33.0, 34.5)
     >>> one_forward_one_backward_makespan(4, 8, 1, 2, latency=0.25)
     37.0
     """
@@ -102,56 +87,77 @@ def one_forward_one_backward_makespan(
     return float((m + p - 1) * (forward + backward) + latency * hops)
 
 
-def interleaved_makespan(
-    devices: int, microbatches: int, chunks: int, stage: float, latency: float = 0.0
-) -> float:
-    """Seconds of interleaved 1F1B as the Zero Bubble paper counts: mT + (p-1)T/v + ((2v-1)p-2)c.
-
-    ``stage`` is T, the forward and backward seconds of all chunks of a device. From one chunk to
-    the next only the first of each p micro-batches waits for what the device at the other end
-    sends, and the others for nothing; a simulation, in which every one waits, gives p c more
-    (Table 5 of arXiv 2401.10241).
-
-    >>> interleaved_makespan(4, 8, 2, stage=6.0)
-    57.0
-    """
-    p, m, v = devices, microbatches, chunks
-    return m * stage + (p - 1) * stage / v + ((2 * v - 1) * p - 2) * latency
-
-
 def lower_bound(
-    forward: Sequence[float], backward: Sequence[float], microbatches: int, latency: float = 0.0
+    forward: Sequence[float],
+    backward: Sequence[float],
+    microbatches: int,
+    latency: float = 0.0,
+    split: bool = False,
 ) -> float:
-    """Seconds that no order beats, one stage per device and full backwards.
+    """Seconds that no order beats, one stage per device.
 
     Stage s starts when a micro-batch has come down, works m (F_s + B_s), and its last gradient
     has to go back up: the largest over s of sum over k < s of (F_k + B_k + 2c), + m (F_s + B_s).
+    Where the backward is ``split`` in I and W a device can end with W, which nobody waits for: only
+    the way down counts, F_k + c.
 
-    >>> lower_bound([1] * 4, [2] * 4, microbatches=8)
-    33.0
+    >>> lower_bound([1] * 4, [2] * 4, microbatches=8), lower_bound([1] * 4, [2] * 4, 8, split=True)
+    (33.0, 27.0)
     """
-    return _bound(forward, backward, microbatches, latency, returns=True)
-
-
-def split_lower_bound(
-    forward: Sequence[float], backward: Sequence[float], microbatches: int, latency: float = 0.0
-) -> float:
-    """Seconds that no order beats, one stage per device, with the backward split in I and W.
-
-    As :func:`lower_bound`, but a device can end with W, which nobody waits for: the largest over
-    s of sum over k < s of (F_k + c), + m (F_s + B_s), with B = I + W.
-
-    >>> split_lower_bound([1] * 4, [2] * 4, microbatches=8)
-    27.0
-    """
-    return _bound(forward, backward, microbatches, latency, returns=False)
-
-
-def _bound(
-    forward: Iterable[float], backward: Iterable[float], m: int, c: float, returns: bool
-) -> float:
-    best = before = 0.0
+    best = way = 0.0
     for f, b in zip(forward, backward, strict=True):
-        best = max(best, before + m * (f + b))
-        before += f + c + (b + c if returns else 0.0)
+        best = max(best, way + microbatches * (f + b))
+        way += f + latency + (0.0 if split else b + latency)
     return best
+
+
+def fewest_microbatches(
+    make: Callable[[int], Schedule],
+    wanted: Fraction,
+    times: Mapping[str, Fraction | Sequence[Fraction]],
+) -> list[tuple[int, Fraction]]:
+    """(micro-batches, utilisation) of a number that falls short, and of one more, which reaches
+    ``wanted``; the first is left out if that is one. Where none is found, only of the last tried.
+
+    ``make``: the schedule of a number of micro-batches; ``times``: seconds by `simulate`'s names,
+    which are simulated in whole units, so that 0.9 is 27 of 30, not nearly.
+
+    >>> from tiledask.plan.pipelines.schedules import schedule
+    >>> times = {"forward": Fraction(1), "backward": Fraction(2)}
+    >>> found = fewest_microbatches(lambda m: schedule("1f1b", 4, m), Fraction("0.9"), times)
+    >>> [(m, str(u)) for m, u in found]
+    [(26, '26/29'), (27, '9/10')]
+    """
+    each = {name: x if isinstance(x, Sequence) else [x] for name, x in times.items()}
+    unit = 2 * lcm(*(x.denominator for row in each.values() for x in row))  # and of half a backward
+    whole = {name: [float(x * unit) for x in row] for name, row in each.items()}
+    units = {name: row[0] if len(row) == 1 else row for name, row in whole.items()}
+
+    def at_most(m: int) -> Fraction:
+        """No order of the same actions is busier."""
+        costs = costs_of(made := make(m), **units)
+        least = Fraction(bound.lower_bound(made, costs).seconds)
+        busy = Fraction(float(costs.of_actions(made).sum()))
+        return busy / (made.devices * least) if least else Fraction(1)
+
+    def reached(m: int) -> tuple[int, Fraction]:
+        t = simulate(make(m), **units)
+        if not 0 < t.makespan < 2**53:
+            raise ConfigError(
+                f"a step takes {t.makespan:g} of the smallest unit in which all times are whole, "
+                f"which must be above 0 and below 2^53; give times above 0, of fewer digits"
+            )
+        return m, Fraction(t.busy) / (t.devices * Fraction(t.makespan))
+
+    # what the bound allows grows with m: no fewer than the first that it allows will do
+    below, m, size = 0, 1, len(make(1))
+    while at_most(m) < wanted:
+        below, m = m, 2 * m
+        if m * size > MOST:
+            return [reached(below)]
+    m = bisect_left(range(m), wanted, below + 1, key=at_most)
+    tried, left = [reached(k) for k in (m - 1, m) if k], TRIED
+    while tried[-1][1] < wanted and left > 0:
+        m, left = m + 1, left - m * size
+        tried = [tried[-1], reached(m)]
+    return tried if tried[-1][1] >= wanted else tried[-1:]

@@ -81,12 +81,11 @@ def costs_of(
         B = table(2.0 if backward is None else backward, "backward")
     if I is None:
         I = B / 2 if W is None else B - W
-    if W is None:
-        W = B - I
+    W = B - I if W is None else W
     if min(I.min(), W.min()) < 0:
         raise ScheduleError(
-            f"the part given is more than the whole: a backward of {B.min():g} seconds would "
-            f"leave {min(I.min(), W.min()):g} for the other; give backward=, or both parts"
+            f"a part of the backward is more than the whole of {B.min():g} seconds; give "
+            f"backward=, or both parts"
         )
     seconds = np.stack(np.broadcast_arrays(table(forward, "forward"), B, I, W))
     together = np.full((stages, 1), -1.0) if overlapped is None else table(overlapped, "overlapped")
@@ -125,11 +124,8 @@ def numbers(values: Any, name: str, shapes: dict[Any, str], unit: str) -> np.nda
     except (TypeError, ValueError):
         raise ScheduleError(f"{name} must be numbers of {unit}, got {short(values)}") from None
     if found.shape not in shapes:
-        raise ScheduleError(
-            f"{name} must be {' or '.join(shapes.values())}; got shape {found.shape}"
-        )
-    good = np.isfinite(found) & (found >= 0)
-    if not good.all():
-        wrong = found[~good].flat[0]
-        raise ScheduleError(f"{name} must be finite and 0 or more {unit}, got {wrong:g}")
+        rule = " or ".join(shapes.values())
+        raise ScheduleError(f"{name} must be {rule}; got shape {found.shape}")
+    if len(wrong := found[~(np.isfinite(found) & (found >= 0))]):
+        raise ScheduleError(f"{name} must be finite and 0 or more {unit}, got {wrong[0]:g}")
     return found

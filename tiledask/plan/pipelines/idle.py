@@ -17,21 +17,18 @@ order, and what each action waited for transfers and for whoever starts it, stay
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from types import MappingProxyType
 
 import numpy as np
 
-from tiledask.plan.pipelines.graph import sources
+from tiledask.plan.pipelines.schedule import sources
 from tiledask.plan.pipelines.spans import KINDS, Spans
 from tiledask.plan.units import format_seconds
 
 __all__ = ["CAUSES", "IdleTime", "idle_time"]
-
-_F, _B, _I = map(KINDS.index, "FBI")
 
 CAUSES: Mapping[str, str] = MappingProxyType(
     {
@@ -47,6 +44,8 @@ CAUSES: Mapping[str, str] = MappingProxyType(
 _WARM_UP, _DEPENDENCY, _IMBALANCE, _TRANSFER, _OVERHEAD, _DRAINING = range(len(CAUSES))
 _EXACT = 1e-9
 """Of the makespan: less is rounding."""
+_MAKER = {KINDS.index("F"): -1, KINDS.index("B"): 1, KINDS.index("I"): 1}
+"""From which stage the block comes that an action of a kind is sent."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -68,9 +67,9 @@ class IdleTime:
     """Seconds."""
     end: np.ndarray
     """Seconds."""
-    overhead: np.ndarray
-    """float64 [actions]: seconds in which each compute span could have started, and nothing that
-    it uses was on its way."""
+    overhead: list[float]
+    """Of each compute span, seconds in which it could have started, and nothing that it uses was on
+    its way."""
 
     @cached_property
     def per_device(self) -> dict[str, tuple[float, ...]]:
@@ -84,9 +83,6 @@ class IdleTime:
     def total(self) -> dict[str, float]:
         """Cause -> device-seconds, all devices together."""
         return {cause: sum(each) for cause, each in self.per_device.items()}
-
-    def __len__(self) -> int:
-        return len(self.device)
 
     def __repr__(self) -> str:
         parts = [f"{CAUSES[cause]} {format_seconds(s)}" for cause, s in self.total.items() if s]
@@ -109,111 +105,102 @@ def idle_time(spans: Spans) -> IdleTime:
     ((10.5, 0.0), (0.0, 1.0))
     """
     acts = spans.acts
-    device, code, end = acts.device, acts.code, acts.end
-    free, ready, begin, uses, pairs = _starts(acts)
-    # transfers: whose they are, and from when to when
-    who, sent, there = (late := np.flatnonzero(begin > ready)), ready[late], begin[late]
-    if spans.origin != "simulated":
-        found = list(_arriving(spans, acts, pairs, late, ready, begin))
-        who = np.array([k for k, _, _ in found], int)
-        sent, there = np.array([way for _, *way in found], float).reshape(-1, 2).T
-    overhead = begin - ready - np.bincount(who, there - sent, minlength=len(begin))
-    last = np.zeros(spans.devices)
-    np.maximum.at(last, device, end)
-    wait, even_end = ready - free, last
-    length, kind = end - acts.start, code.astype(int)
-    kind[pairs] = kind[pairs + 1] = len(KINDS)  # both at once take their own time
-    mean = (np.bincount(kind, length) / np.maximum(np.bincount(kind), 1))[kind]
-    if np.abs(length - mean).max(initial=0.0) > _EXACT * length.max(initial=0.0):
-        wait, even_end = _with_equal_stages(acts, mean, begin - ready, uses, pairs)
-    # what is the schedule's of each wait, and of the end of each device
-    makespan, close = spans.makespan, last.max(initial=0.0)
-    little, drain = _EXACT * makespan, even_end.max(initial=0.0) - even_end
-    own = np.where(ready - free <= wait + little, ready, free + wait)
-    done = np.where(close - last <= drain + little, close, last + drain)
-    # overhead is before, between and behind the transfers of an action
-    each = np.append(np.arange(len(begin)), who)
-    before, after = np.append(ready, there), np.append(begin, sent)
-    before, after = (column[np.lexsort((column, each))] for column in (before, after))
-    every, first = np.arange(spans.devices), np.diff(device, prepend=-1) != 0
-    pieces = (
-        (device, free, own, np.where(first, _WARM_UP, _DEPENDENCY)),
-        (device, own, ready, _IMBALANCE),
-        (device[who], sent, there, _TRANSFER),
-        (device[np.sort(each)], before, after, _OVERHEAD),
-        (every, last, done, _DRAINING),
-        (every, done, close, _IMBALANCE),
-        (every, close, makespan, _DRAINING),
-    )
-    columns = zip(*(np.broadcast_arrays(*piece) for piece in pieces), strict=True)
-    where, a, b, cause = map(np.concatenate, columns)
-    order = np.lexsort((a, where))
-    order = order[b[order] > a[order]]
-    codes = where[order].astype(int), cause[order].astype(int)
-    return IdleTime(spans.devices, *codes, a[order], b[order], overhead)
+    device, start, end = acts.device.tolist(), acts.start.tolist(), acts.end.tolist()
+    uses, second = _uses(acts)
+    # of each action when its device was free, when it could start and when it did
+    last, free, ready, begin = [0.0] * spans.devices, list[float](), list[float](), list[float]()
+    for k, d in enumerate(device):
+        free.append(last[d])
+        begin.append(max(start[k], last[d]))
+        made = max((end[n] for n in uses[k]), default=last[d])
+        ready.append(min(max(made, last[d]), begin[k]))
+        last[d] = max(last[d], end[k])
+    held = [a - b for a, b in zip(begin, ready, strict=True)]
+    wait, even = _with_equal_stages(acts, held, uses, second)
+    pieces, overhead = list[tuple[int, float, float, int]](), list[float]()
+    ways = _ways(spans, acts, second, ready, begin)
+    little, close, even_close = _EXACT * spans.makespan, max(last), max(even)
+    for k, d in enumerate(device):
+        own = ready[k] if ready[k] - free[k] <= wait[k] + little else free[k] + wait[k]
+        first = not k or device[k - 1] != d
+        pieces.append((d, free[k], own, _WARM_UP if first else _DEPENDENCY))
+        pieces.append((d, own, at := ready[k], _IMBALANCE))
+        overhead.append(held[k])
+        for sent, there in ways[k]:
+            pieces += (d, at, sent, _OVERHEAD), (d, sent, there, _TRANSFER)
+            overhead[k], at = overhead[k] - (there - sent), there
+        pieces.append((d, at, begin[k], _OVERHEAD))
+    for d in range(spans.devices):
+        drain = even_close - even[d]
+        done = close if close - last[d] <= drain + little else last[d] + drain
+        pieces += (d, last[d], done, _DRAINING), (d, done, close, _IMBALANCE)
+        pieces.append((d, close, spans.makespan, _DRAINING))
+    kept = sorted(piece for piece in pieces if piece[2] > piece[1])
+    where, a, b, cause = np.array(kept, float).reshape(-1, 4).T
+    return IdleTime(spans.devices, where.astype(int), cause.astype(int), a, b, overhead)
 
 
-def _starts(acts: Spans) -> tuple[np.ndarray, ...]:
-    """Of each action when its device was free, when it could start and when it did; what it uses;
-    and the actions that are done at once with the one after them."""
-    device, code, start, end = acts.device, acts.code, acts.start, acts.end
-    free = np.zeros(len(code))  # from 0 before a device's first action
-    for a, b in pairwise(acts.turns.tolist()):
-        free[a + 1 : b] = np.maximum.accumulate(end[a:b])[:-1]
-    uses = sources(code, acts.stage, acts.microbatch)
-    made = np.append(end, -np.inf)[uses].max(axis=1)
-    alike = (device[1:] == device[:-1]) & (start[1:] == start[:-1]) & (end[1:] == end[:-1])
-    both = (code[:-1] == _F) & np.isin(code[1:], (_B, _I)) & (end[1:] > start[1:])
-    pairs = np.flatnonzero(alike & both)  # which wait for what either uses
-    made[pairs] = np.maximum(made[pairs], made[pairs + 1])
-    begin = np.maximum(start, free)
-    return free, np.clip(made, free, begin), begin, uses, pairs
+def _uses(acts: Spans) -> tuple[list[list[int]], set[int]]:
+    """The actions whose results each uses; and which are done at once with the one before them,
+    where the first waits for what either uses."""
+    found = sources(acts.code, acts.stage, acts.microbatch).tolist()
+    uses, second = [[n for n in each if n >= 0] for each in found], set[int]()
+    columns = acts.device, acts.start, acts.end
+    rows = list(zip(*(column.tolist() for column in columns), strict=True))
+    kinds = [KINDS[code] for code in acts.code.tolist()]
+    for k in range(1, len(rows)):
+        at_once = rows[k] == rows[k - 1] and rows[k][1] < rows[k][2]
+        if at_once and kinds[k - 1] + kinds[k] in ("FB", "FI"):
+            uses[k - 1] += uses[k]
+            second.add(k)
+    return uses, second
 
 
-def _arriving(
-    spans: Spans,
-    acts: Spans,
-    pairs: np.ndarray,
-    late: np.ndarray,
-    ready: np.ndarray,
-    begin: np.ndarray,
-) -> Iterator[tuple[int, float, float]]:
-    """(an action, from, to): when a block that a ``late`` one uses was on its way between its
-    being ready and its beginning; in order, apart."""
+def _ways(
+    spans: Spans, acts: Spans, second: set[int], ready: list[float], begin: list[float]
+) -> list[list[tuple[float, float]]]:
+    """Of each action, (from, to) when a block that it uses was on its way between its being ready
+    and its beginning; in order, apart."""
+    if spans.origin == "simulated":
+        return [[each] if each[0] < each[1] else [] for each in zip(ready, begin, strict=True)]
     sent: dict[tuple[int, ...], list[tuple[float, float]]] = defaultdict(list)
-    blocks = spans.only(~spans.computes)
+    blocks, found = spans.only(~spans.computes), list[list[tuple[float, float]]]()
     columns = blocks.device, blocks.stage, blocks.microbatch, blocks.start, blocks.end
-    for d, s, i, a, b in zip(*(column.tolist() for column in columns), strict=True):
-        sent[d, s, i].append((a, b))
-    joined, sender = set(pairs.tolist()), {_F: -1, _B: 1, _I: 1}
-    for k in late.tolist():
-        reach, until, ways = float(ready[k]), float(begin[k]), list[tuple[float, float]]()
-        for n in (k, k + 1) if k in joined else (k,):
-            if (code := int(acts.code[n])) in sender:
-                maker = int(acts.stage[n]) + sender[code]
+    for *block, a, b in zip(*(column.tolist() for column in columns), strict=True):
+        sent[tuple(block)].append((a, b))
+    for k, (reach, until) in enumerate(zip(ready, begin, strict=True)):
+        ways, apart = list[tuple[float, float]](), list[tuple[float, float]]()
+        for n in (k, k + 1) if k + 1 in second else (k,):
+            if (code := int(acts.code[n])) in _MAKER:
+                maker = int(acts.stage[n]) + _MAKER[code]
                 ways += sent.get((int(acts.device[n]), maker, int(acts.microbatch[n])), ())
         for a, b in sorted(ways):
             if min(b, until) > max(a, reach):
-                yield k, max(a, reach), min(b, until)
+                apart.append((max(a, reach), min(b, until)))
                 reach = min(b, until)
+        found.append(apart)
+    return found
 
 
 def _with_equal_stages(
-    acts: Spans, took: np.ndarray, held: np.ndarray, uses: np.ndarray, pairs: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+    acts: Spans, held: list[float], uses: list[list[int]], second: set[int]
+) -> tuple[list[float], list[float]]:
     """(seconds that each action would wait for results, when each device would be done), if every
-    action ``took`` so long and was ``held`` up as it was by transfers and whoever starts it."""
-    device, needs = acts.device.tolist(), uses.tolist()
-    joined, delay, length = set((pairs + 1).tolist()), held.tolist(), took.tolist()
-    wait, end, free = np.zeros(len(device)), [0.0] * len(device), [0.0] * acts.devices
+    action took the mean of its kind and was ``held`` up as it was by transfers and whoever starts
+    it."""
+    kind, length = acts.code.astype(int), acts.end - acts.start
+    both = sorted(second)
+    kind[both] = len(KINDS)
+    kind[[k - 1 for k in both]] = len(KINDS)  # both at once take their own time
+    mean = (np.bincount(kind, length) / np.maximum(np.bincount(kind), 1))[kind].tolist()
+    wait, end, free = [0.0] * len(kind), [0.0] * len(kind), [0.0] * acts.devices
     # an action ends after all that it uses; of equal times the device's own order holds
     for k in np.lexsort((acts.end, acts.start)).tolist():
-        d = device[k]
-        if k in joined:
+        d = int(acts.device[k])
+        if k in second:
             end[k] = end[k - 1]
             continue
-        needed = needs[k] + needs[k + 1] if k + 1 in joined else needs[k]
-        ready = max(free[d], *(end[n] for n in needed if n >= 0), 0.0)
+        ready = max(free[d], *(end[n] for n in uses[k]), 0.0)
         wait[k] = ready - free[d]
-        free[d] = end[k] = ready + delay[k] + length[k]
-    return wait, np.array(free)
+        free[d] = end[k] = ready + held[k] + mean[k]
+    return wait, free

@@ -22,21 +22,10 @@ from tiledask.plan.pipelines.spans import Spans
 from tiledask.plan.units import format_seconds
 from tiledask.plan.whole import is_whole
 
-__all__ = ["Footprint", "Moment", "Steps", "memory_over_time"]
+__all__ = ["Footprint", "Moment", "memory_over_time"]
 
 PerStage = float | Sequence[float]
 """One number, or one per stage."""
-
-
-class Steps(NamedTuple):
-    """What one device holds: ``bytes[j]`` from ``times[j]`` on, until ``times[j + 1]``.
-
-    Of entries at the same time the last one holds.
-    """
-
-    times: np.ndarray
-    """Seconds, rising from 0."""
-    bytes: np.ndarray
 
 
 class Moment(NamedTuple):
@@ -52,15 +41,11 @@ class Moment(NamedTuple):
 class Footprint:
     """What every device holds at every moment, in the unit of the numbers it was made from."""
 
-    steps: tuple[Steps, ...]
-    """One step function per device."""
+    steps: tuple[tuple[np.ndarray, np.ndarray], ...]
+    """Per device (times, bytes): so many from each time on. Of equal times the last holds."""
     makespan: float
     """Seconds."""
     origin: str = "simulated"
-
-    @property
-    def devices(self) -> int:
-        return len(self.steps)
 
     @cached_property
     def peaks(self) -> tuple[float, ...]:
@@ -70,20 +55,17 @@ class Footprint:
     @cached_property
     def peak(self) -> Moment:
         """The most that any device holds; the earliest such moment."""
-        most = max(self.peaks)
-        first = (
-            (times[int(np.argmax(held))].item(), device)
-            for device, (times, held) in enumerate(self.steps)
-            if self.peaks[device] == most
+        first = [times[int(np.argmax(held))].item() for times, held in self.steps]
+        most, time, device = min(
+            zip((-p for p in self.peaks), first, range(len(first)), strict=True)
         )
-        time, device = min(first)
-        return Moment(most, device, time)
+        return Moment(-most, device, time)
 
     def __repr__(self) -> str:
         most, device, time = self.peak
         size = f"{most:,}" if is_whole(most) else f"{most:g}"
         return (
-            f"Footprint({self.origin}: {self.devices} devices, peak {size} on device {device} "
+            f"Footprint({self.origin}: {len(self.steps)} devices, peak {size} on device {device} "
             f"after {format_seconds(time)})"
         )
 
@@ -120,23 +102,18 @@ def memory_over_time(
     whole = each(activation, "activation", "stage", stages)
     part = whole if weight_part is None else each(weight_part, "weight_part", "stage", stages)
     if (part > whole).any():
-        s = int(np.argmax(part > whole))
-        raise ScheduleError(
-            f"weight_part is a part of activation: stage {s} would keep {part[s]:g} of "
-            f"{whole[s]:g}; give at most the activation"
-        )
+        raise ScheduleError(f"weight_part is at most activation; got {part} of {whole} by stage")
     always = each(static, "static", "device", timeline.devices)
     none = np.zeros_like(whole)  # by F, B, I, W, U and M of each stage
     change = np.stack([whole, -whole, part - whole, -part, none, none])[acts.code, acts.stage]
     times, trains = np.where(acts.code == 0, acts.start, acts.end), bool(acts.code.any())
     held = []
-    for device, (a, b) in enumerate(pairwise(acts.turns.tolist())):
+    for first, (a, b) in zip(always, pairwise(acts.turns.tolist()), strict=True):
         at, more = times[a:b], change[a:b]
         if not trains:
-            at, more = np.append(acts.start[a:b], acts.end[a:b]), np.append(more, -more)
+            at, more = np.append(at, acts.end[a:b]), np.append(more, -more)
         if (at[1:] < at[:-1]).any() or not trains:
             order = np.lexsort((more, at))  # at equal times what goes is before what comes
             at, more = at[order], more[order]
-        first = always[device]
-        held.append(Steps(np.append(0.0, at), np.append(first, first + np.cumsum(more))))
+        held.append((np.append(0.0, at), np.append(first, first + np.cumsum(more))))
     return Footprint(tuple(held), timeline.makespan, timeline.origin)

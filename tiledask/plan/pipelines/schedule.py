@@ -6,8 +6,13 @@
     rank 1     F0 F1 B0 F2 B1 F3 B2 B3      stages behind; then one backward for
     rank 2     F0 B0 F1 B1 F2 B2 F3 B3      each forward; then the rest
 
-Only the order is here, and whether it can run. Who makes such orders is in schedules.py, what an
-action waits for in graph.py, and how long it takes in costs.py.
+Beside its turn, an action waits for results; where one stage does B and the next I, each needs the
+one that is there:
+
+    F(s, i)  needs  F(s-1, i)                      activations from the stage before
+    B(s, i)  needs  F(s, i) and B(s+1, i)          its own activations, gradient from behind
+    I(s, i)  needs  F(s, i) and I(s+1, i)          the gradient of the input alone
+    W(s, i)  needs  I(s, i)                        the gradient of the weights
 """
 
 import re
@@ -20,13 +25,15 @@ from typing import NamedTuple
 import numpy as np
 
 from tiledask.errors import ScheduleError, short
-from tiledask.plan import html
-from tiledask.plan.pipelines.graph import Step, run_order, sources
 
-__all__ = ["KINDS", "Action", "Schedule"]
+__all__ = ["KINDS", "Action", "Schedule", "sources"]
 
 KINDS = "FBIW"
 """The kinds of actions; a column of kinds holds positions in this word."""
+
+Step = tuple[int, int, int]
+"""(an action, the one before it on its device, the one whose result it waits for), as positions;
+-1 for none."""
 
 
 class Action(NamedTuple):
@@ -133,14 +140,30 @@ class Schedule:
         """Whether there is any backward."""
         return bool(self.kind.any())
 
+    def actions(self, device: int) -> tuple[Action, ...]:
+        """What ``device`` does, in order."""
+        return self.orders[device]
+
+    def __iter__(self) -> Iterator[Action]:
+        """All actions, device by device."""
+        return chain.from_iterable(self.orders)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.orders))
+
+    def __repr__(self) -> str:
+        name = f"{self.name}: " if self.name else ""
+        return (
+            f"Schedule({name}{self.stages} stages on {self.devices} devices, "
+            f"{self.microbatches} micro-batches, {len(self)} actions)"
+        )
+
     # -- the same in columns, device after device ---------------------------------------------
 
     @cached_property
-    def _columns(self) -> tuple[np.ndarray, ...]:
-        code = {kind: number for number, kind in enumerate(KINDS)}
+    def _columns(self) -> list[np.ndarray]:
         kinds, stages, microbatches = zip(*self, strict=True) if len(self) else ((), (), ())
-        columns = map(code.__getitem__, kinds), stages, microbatches
-        return tuple(np.fromiter(column, np.int32, len(self)) for column in columns)
+        return [*np.array([[*map(KINDS.index, kinds)], stages, microbatches], np.int32)]
 
     @property
     def kind(self) -> np.ndarray:
@@ -208,25 +231,14 @@ class Schedule:
     def steps(self) -> list[Step]:
         """A Step for each action that can run, after those that it waits for; of one that is
         complete."""
-        return run_order(self.turns.tolist(), self.paired, self.maker)
+        return _run_order(self.turns.tolist(), self.paired, self.maker)
 
     @property
     def runs(self) -> bool:
         """Whether every action is there and can run."""
         return self.is_complete and len(self.steps) == len(self)
 
-    # -- actions and text -----------------------------------------------------------------------
-
-    def actions(self, device: int) -> tuple[Action, ...]:
-        """What ``device`` does, in order."""
-        return self.orders[device]
-
-    def __iter__(self) -> Iterator[Action]:
-        """All actions, device by device."""
-        return chain.from_iterable(self.orders)
-
-    def __len__(self) -> int:
-        return sum(map(len, self.orders))
+    # -- text -----------------------------------------------------------------------------------
 
     def to_text(self) -> str:
         """One line per device, actions in PyTorch's grammar: stage, kind, micro-batch.
@@ -253,8 +265,7 @@ class Schedule:
         """The schedule written in ``text``: a line (or a part between ``;``) per device.
 
         Actions such as ``0F3`` are separated by commas or spaces; ``(0F1;1B0)OVERLAP_F_B`` is a
-        forward and a backward at once. PyTorch's "compute_only" files can be read: empty cells are
-        left out.
+        forward and a backward at once. PyTorch's "compute_only" files can be read.
         A stage is placed on the first device that names it; lines of ``@`` and a device for each
         stage place pipelines, which the micro-batches take in turn. Raises ScheduleError for any
         other word, and for a stage number left out.
@@ -264,14 +275,15 @@ class Schedule:
         2
         """
         text = re.sub(r"\(([^();]*);([^();]*)\)OVERLAP_F_B", r"\1+\2", text)
-        lines = [line.strip() for line in re.split(r"[\n;]", text.strip().strip(";"))]
         orders, pairs, places = list[list[Action]](), set[Action](), list[list[int]]()
-        for line in lines:
-            words = [word for word in re.split(r"[,\s]+", line.removeprefix("@")) if word]
-            if line.startswith("@"):
-                places.append(_devices(words, line))
+        for line in re.split(r"[\n;]", text.strip().strip(";")):
+            words = [word for word in re.split(r"[,\s]+", line) if word]
+            if words and words[0].startswith("@"):
+                words[0] = words[0][1:]
+                places.append([int(_read(r"(\d{1,8})", word)[0]) for word in words])
                 continue
-            blocks = [[_action(part) for part in word.split("+")] for word in words]
+            parts = [[_read(_ACTION, part) for part in word.split("+")] for word in words]
+            blocks = [[Action(kind, int(s), int(i)) for s, kind, i in each] for each in parts]
             orders.append([action for block in blocks for action in block])
             pairs |= {action for block in blocks for action in block[:-1]}
         if not places:  # each stage on the first device that names it
@@ -279,48 +291,79 @@ class Schedule:
             missing = next(s for s in range(len(first) + 1) if s not in first)
             if missing < max(first, default=0) or not first:
                 raise ScheduleError(
-                    f"every stage from 0 to the last must be on some device; stage {missing} has "
-                    f"no action at all{'; stages count from 0' if missing == 0 else ''}"
+                    f"every stage, counted from 0, must be on some device; stage {missing} has no "
+                    f"action at all"
                 )
             places = [[first[s] for s in range(len(first))]]
-        if len({len(place) for place in places}) > 1:
+        if len(counts := {len(place) for place in places}) > 1:
             raise ScheduleError(
-                f"the pipelines have {' and '.join(str(len(place)) for place in places)} stages; "
-                f"give each line of @ a device for every stage"
+                f"the pipelines have {' and '.join(map(str, sorted(counts)))} stages; give each "
+                f"line of @ a device for every stage"
             )
         return cls.of(orders, places, name, pairs)
 
-    def __repr__(self) -> str:
-        name = f"{self.name}: " if self.name else ""
-        return (
-            f"Schedule({name}{self.stages} stages on {self.devices} devices, "
-            f"{self.microbatches} micro-batches, {len(self)} actions)"
-        )
 
-    def _repr_html_(self) -> str:
-        cell = "<td style='background:{};color:#000'>{}</td>"
-        cells = [[cell.format(_COLOURS[a.kind], a) for a in o] for o in self.orders]
-        rows = "".join(f"<tr><th>rank {d}</th>{''.join(c)}</tr>" for d, c in enumerate(cells))
-        return f"<table><caption>{html.words(repr(self))}</caption>{rows}</table>"
+_ACTION = r"(\d{1,8})([FBIW])(\d{1,8})"
 
 
-_COLOURS = {"F": "#a6cee3", "B": "#b2df8a", "I": "#fdbf6f", "W": "#cab2d6"}
-
-
-def _devices(words: list[str], line: str) -> list[int]:
-    if not words or not all(word.isdecimal() and len(word) < 9 for word in words):
-        raise ScheduleError(
-            f"cannot read {short(line)} as the places of a pipeline; write the device of each "
-            f"stage, as in @0,1,2,3"
-        )
-    return [int(word) for word in words]
-
-
-def _action(word: str) -> Action:
-    match = re.fullmatch(r"(\d{1,8})([FBIW])(\d{1,8})", word)
+def _read(pattern: str, word: str) -> tuple[str, ...]:
+    match = re.fullmatch(pattern, word)
     if not match:
         raise ScheduleError(
-            f"cannot read {short(word)} as an action; write stage, kind and micro-batch, as in "
-            f"0F3, with F forward, B backward, I input gradient, W weight gradient"
+            f"cannot read {short(word)}; write stage, kind (F forward, B backward, I input and W "
+            f"weight gradient) and micro-batch, as in 0F3, and places as in @0,1,2,3"
         )
-    return Action(match[2], int(match[1]), int(match[3]))
+    return match.groups()
+
+
+# -- what waits for what, and an order in which all can run ----------------------------------------
+
+
+def sources(kind: np.ndarray, stage: np.ndarray, microbatch: np.ndarray) -> np.ndarray:
+    """int64 [actions, 2]: the positions of the actions whose results each uses, its own stage's
+    first, -1 for none. Kinds are positions in "FBIW"."""
+    shape = int(stage.max(initial=0)) + 3, int(microbatch.max(initial=0)) + 1
+    activations, gradient = np.full(shape, -1), np.full(shape, -1)  # stage s at row s + 1
+    forward, backward = kind == 0, (kind == 1) | (kind == 2)
+    activations[stage[forward] + 1, microbatch[forward]] = np.flatnonzero(forward)
+    gradient[stage[backward] + 1, microbatch[backward]] = np.flatnonzero(backward)
+    own = np.where(backward, activations[stage + 1, microbatch], gradient[stage + 1, microbatch])
+    own = np.where(forward, activations[stage, microbatch], own)
+    return np.stack([own, np.where(backward, gradient[stage + 2, microbatch], -1)], axis=1)
+
+
+def _run_order(turns: list[int], paired: np.ndarray, maker: np.ndarray) -> list[Step]:
+    """A Step for each action, after those that it names; fewer where devices wait in a circle.
+
+    Every device goes on until it lacks a result, down the devices and up. Of a pair the second
+    comes first, as an action of no length, and then the first, which takes the time of both; what
+    follows either follows the first.
+    """
+    many = len(maker)
+    second = np.append(False, paired[:-1])
+    ends = np.append(np.arange(many) - second, -1)  # whose end is that of an action
+    waits, before = ends[maker].tolist(), ends[np.arange(-1, many - 1)].tolist()
+    for first in turns[:-1]:
+        if first < many:
+            before[first] = -1
+    pairs, done = paired.tolist(), [False] * many + [True]
+    at, devices, steps = turns[:-1], range(len(turns) - 1), list[Step]()
+    found = -1
+    while len(steps) > found:
+        found = len(steps)
+        for d in devices:
+            j, until = at[d], turns[d + 1]
+            while j < until and done[waits[j]]:
+                first = j
+                if not pairs[j]:
+                    steps.append((j, before[j], waits[j]))
+                    j += 1
+                elif done[waits[j + 1]]:
+                    steps += (j + 1, before[j], waits[j + 1]), (j, j + 1, waits[j])
+                    j += 2
+                else:
+                    break
+                done[first] = True
+            at[d] = j
+        devices = devices[::-1]
+    return steps

@@ -1,8 +1,4 @@
-"""When each action of a schedule runs: the longest path over turns and data.
-
-start(a) = max( end of the action before a on its device,
-                end of each result a needs  [+ its way, if it comes from another device] )
-"""
+"""When each action of a schedule runs: its Timeline if every action takes the time given."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -71,8 +67,6 @@ def simulate(
     (33.0, 0.2727, 0.375, (4, 3, 2, 1))
     >>> t.lower_bound, t.bound.why
     (33.0, 'device 3: 3 s until work reaches it, 24 s of work, 6 s from it to the end')
-    >>> t.critical_path
-    CriticalPath(22 actions, 33 s of compute on 4 devices, 0 s of latency, most on device 3)
     """
     if not isinstance(schedule, Schedule):
         raise ScheduleError(

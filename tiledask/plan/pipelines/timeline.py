@@ -4,7 +4,7 @@ rank 0    F0 F1 F2 F3 .. .. .. B0 ...        each span has a device, a kind, a s
 rank 1    .. F0 F1 F2 F3 .. B0 ...           a micro-batch, a start and an end
                 ^ idle: makespan minus the union of the device's compute spans
 
-devices x makespan  =  busy + idle  =  busy + exposed_transfer + overhead + true_idle    (idle.py)
+devices x makespan  =  busy + idle, and idle_time has the causes of idle (idle.py)
 """
 
 import gzip
@@ -40,8 +40,7 @@ Span = tuple[int, str, int, int, float, float]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Timeline(Spans):
-    """Spans in flat columns. Time 0 is the start of the first compute span, or of the gathering of
-    weights that it waits for.
+    """Spans in flat columns. Time 0 is the start of the first compute span.
 
     >>> t = Timeline.of(2, [(0, "F", 0, 0, 0.0, 1.0), (1, "F", 1, 0, 1.0, 2.0)])
     >>> t.makespan, t.busy, t.idle, t.bubble_fraction, t.bubble_overhead
@@ -57,18 +56,16 @@ class Timeline(Spans):
     def of(cls, devices: int, spans: Iterable[Span], origin: str = "simulated") -> "Timeline":
         """A Timeline of ``spans``, moved so that the first compute span starts at 0.
 
-        Raises ScheduleError for a span on no device of 0..devices-1, or that ends before it starts.
+        Raises ScheduleError for a span of no kind of KINDS, on no device of 0..devices-1, or that
+        ends before it starts.
         """
         spans = sorted(spans, key=lambda s: (s[0], s[4], s[5]))
         for device, kind, stage, microbatch, start, end in spans:
-            if kind not in KINDS:
-                raise ScheduleError(
-                    f"a span of kind {kind!r} on rank {device}; kinds are {', '.join(KINDS)}"
-                )
-            if not 0 <= device < devices or not start <= end:
+            if kind not in KINDS or not 0 <= device < devices or not start <= end:
                 raise ScheduleError(
                     f"{stage}{kind}{microbatch} is on rank {device} of {devices}, from {start} "
-                    f"to {end} s; ranks count from 0 and a span ends at or after its start"
+                    f"to {end} s; kinds are {', '.join(KINDS)}, ranks count from 0 and a span ends "
+                    f"at or after its start"
                 )
         zero = min((s[4] for s in spans if s[1] != TRANSFER), default=0.0)
         columns = list(zip(*spans, strict=True)) or [()] * 6
@@ -134,34 +131,9 @@ class Timeline(Spans):
         return idle_time(self)
 
     @property
-    def exposed_transfer_per_device(self) -> tuple[float, ...]:
-        """Seconds in which each device waits for a block that is on its way to it, and whose
-        action could otherwise start."""
-        return self.idle_time.per_device["transfer"]
-
-    @property
-    def exposed_transfer(self) -> float:
-        """Device-seconds of waiting for blocks on their way, all devices together."""
-        return sum(self.exposed_transfer_per_device)
-
-    @property
-    def overhead(self) -> float:
-        """Device-seconds in which an action could start, no block that it waits for is on its
-        way, and it does not: the time of whoever runs the schedule. 0 in a simulation."""
-        return self.idle_time.total["overhead"]
-
-    @property
-    def true_idle(self) -> float:
-        """Device-seconds in which a device has nothing that it could do: what its next action uses
-        is not made yet, or it has done all of its actions. The bubble of the schedule itself,
-        idle - exposed_transfer - overhead."""
-        return max(0.0, self.idle - self.exposed_transfer - self.overhead)
-
-    @cached_property
     def overhead_per_action(self) -> float:
         """Median seconds from when an action could start, with its blocks there, to its start."""
-        each = self.idle_time.overhead
-        return float(np.median(each)) if len(each) else 0.0
+        return float(np.median(self.idle_time.overhead or [0.0]))
 
     @property
     def utilisation(self) -> float:
@@ -215,29 +187,22 @@ class Timeline(Spans):
         other work. Kinds are categories; stage, micro-batch and device stand in ``args``.
         """
         zero = float(self.start.min(initial=0.0))  # a block may come before 0
-        threads: dict[tuple[int, bool, int], tuple[int, float]] = {}  # number, free from
+        threads: dict[tuple[str, int], float] = {}  # (name, how many are like it): free from
         events: list[dict[str, Any]] = []
-
-        def named(kind: str, tid: int, name: str) -> None:
-            args = {"name": name}
-            events.append({"name": kind, "ph": "M", "pid": 0, "tid": tid, "args": args})
-
-        named("process_name", 0, f"{self.origin}: {self.devices} devices")
         columns = self.device, self.kind, self.stage, self.microbatch, self.start, self.end
         for d, kind, stage, batch, start, end in zip(*(c.tolist() for c in columns), strict=True):
-            travels = kind == TRANSFER
-            lanes = ((d, travels, n) for n in count())
-            lane = next(each for each in lanes if threads.get(each, (0, -np.inf))[1] <= start)
-            if lane not in threads:
-                threads[lane] = len(threads), end
-                named("thread_name", len(threads) - 1, f"rank {d}" + ", on its way" * travels)
-            tid, _ = threads[lane]
-            threads[lane] = tid, end
-            first, last = (str(n) if n >= 0 else "" for n in (stage, batch))
-            name = f"stage {stage}, micro-batch {batch}" if travels else f"{first}{kind}{last}"
+            name = f"rank {d}" + ", on its way" * (kind == TRANSFER)
+            alike = ((name, n) for n in count())
+            thread = next(each for each in alike if threads.get(each, -np.inf) <= start)
+            threads[thread] = end
+            name = f"{stage}{kind}{batch}".replace("-1", "")
             args = {"device": d, "stage": stage, "microbatch": batch}
-            event = {"name": name, "cat": kind, "ph": "X", "ts": 1e6 * (start - zero)}
-            events.append(event | {"dur": 1e6 * (end - start), "pid": 0, "tid": tid, "args": args})
+            event = {"name": name, "cat": kind, "ph": "X", "args": args}
+            event |= {"pid": 0, "tid": list(threads).index(thread)}
+            events.append(event | {"ts": 1e6 * (start - zero), "dur": 1e6 * (end - start)})
+        for tid, (name, _) in enumerate(threads):
+            of_thread = {"ph": "M", "pid": 0, "tid": tid, "args": {"name": name}}
+            events.append(of_thread | {"name": "thread_name"})
         text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode()
         with open(path, "wb") as file:
             file.write(gzip.compress(text, mtime=0) if os.fspath(path).endswith(".gz") else text)
@@ -253,13 +218,11 @@ class Timeline(Spans):
         )
 
     def _repr_html_(self) -> str:
-        idle = {
-            CAUSES[cause]: each for cause, each in self.idle_time.per_device.items() if any(each)
-        }
+        causes = self.idle_time.per_device.items()
+        idle = {CAUSES[cause]: each for cause, each in causes if any(each)}
         parts = {"busy": self.busy_per_device, **idle}
-        of = self.makespan
         rows = [
-            (d, *(f"{format_seconds(s)} ({100 * s / of:.1f} %)" if of else "0 s" for s in each))
+            (d, *(f"{format_seconds(s)} ({100 * s / (self.makespan or 1):.1f} %)" for s in each))
             for d, each in enumerate(zip(*parts.values(), strict=True))
         ]
         return html.table(("device", *parts), rows, repr(self))

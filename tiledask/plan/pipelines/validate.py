@@ -2,13 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import chain, pairwise, product
+from itertools import pairwise, product
 
 import numpy as np
 
 from tiledask.errors import DeadlockError, ScheduleError
-from tiledask.plan.pipelines.graph import sources
-from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
+from tiledask.plan.pipelines.schedule import Action, Schedule, sources
 
 __all__ = ["needs", "peak_in_flight", "peaks", "runnable", "validate"]
 
@@ -48,13 +47,8 @@ def peaks(
     kept = activation if weight_part is None else weight_part
     change = np.array([activation, -activation, kept - activation, -kept])
     for kind in np.split(schedule.kind, schedule.turns[1:-1]):
-        if not len(kind):
-            yield 0.0, 0
-        elif not schedule.trains:
-            yield activation, 0
-        else:
-            held = np.cumsum(change[kind])
-            yield float(held.max()), int(held.argmax())
+        held = np.cumsum(change[kind]) if schedule.trains else change[kind]
+        yield (float(held.max()), int(held.argmax())) if len(kind) else (0.0, 0)
 
 
 def validate(
@@ -68,7 +62,7 @@ def validate(
     ``stages`` and ``microbatches`` say how many there should be (default: as many as it shows).
     ``memory_limit`` is the most (stage, micro-batch) activations that a device may keep, one number
     or one per device. Raises ScheduleError that names the first fault: an action that is unknown,
-    on the wrong device, repeated, before what it needs on its own device, or missing; a deadlock,
+    on the wrong device, repeated, missing, or before what it needs on its own device; a deadlock,
     with its cycle; or a memory limit that is passed, with the moment.
 
     >>> from tiledask.plan.pipelines.schedules import schedule
@@ -81,13 +75,13 @@ def validate(
             f"left out changes the result"
         )
     runnable(schedule, microbatches)
-    devices, limits = schedule.devices, memory_limit
+    limits = memory_limit
     if limits is None:
         return schedule
-    limits = limits if isinstance(limits, Sequence) else [limits] * devices
-    if len(limits) != devices:
+    limits = limits if isinstance(limits, Sequence) else [limits] * schedule.devices
+    if len(limits) != schedule.devices:
         raise ScheduleError(
-            f"got {len(limits)} memory limits for {devices} devices: give one, or one each"
+            f"got {len(limits)} memory limits for {schedule.devices} devices: give one, or one each"
         )
     for device, ((peak, turn), limit) in enumerate(zip(peaks(schedule), limits, strict=True)):
         if peak > limit:
@@ -105,58 +99,44 @@ def runnable(schedule: Schedule, microbatches: int | None = None) -> Schedule:
     many = schedule.microbatches if microbatches is None else microbatches
     if many == schedule.microbatches and schedule.runs:
         return schedule
-    for fault in chain(_misplaced(schedule, many), _missing(schedule, many)):
+    for fault in _incomplete(schedule, many):
         raise ScheduleError(fault)
     raise _waiting(schedule)
 
 
-def _misplaced(schedule: Schedule, microbatches: int) -> Iterator[str]:
-    """What is of no stage or micro-batch, on another device, there twice, or no pair."""
+def _incomplete(schedule: Schedule, microbatches: int) -> Iterator[str]:
+    """What is of no stage or micro-batch, on another device, there twice, no pair, or missing."""
+    kinds, stages = defaultdict[tuple[int, int], str](str), schedule.stages
     for device, order in enumerate(schedule.orders):
         turns: dict[Action, int] = {}
         for turn, a in enumerate(order):
-            unknown = f"{a} on rank {device}: unknown"
-            if not 0 <= a.stage < schedule.stages:
-                yield f"{unknown} stage {a.stage}; the stages are 0 to {schedule.stages - 1}"
-            elif not 0 <= a.microbatch < microbatches:
-                yield f"{unknown} micro-batch {a.microbatch}; they are 0 to {microbatches - 1}"
-            elif (holder := schedule.holder(a.stage, a.microbatch)) != device:
-                of = f"pipeline {a.microbatch % schedule.pipelines}'s "
-                of = f"{of if schedule.pipelines > 1 else ''}stage {a.stage}"
+            if not 0 <= a.stage < stages or not 0 <= a.microbatch < microbatches:
+                there = f"{stages} stages and {microbatches} micro-batches, counted from 0"
+                yield f"{a} on rank {device} is unknown: there are {there}"
+            if (holder := schedule.holder(a.stage, a.microbatch)) != device:
+                of = f"stage {a.stage} of micro-batch {a.microbatch}"
                 yield f"{a} is on rank {device}, but {of} is placed on rank {holder}: move it there"
             if turns.setdefault(a, turn) != turn:
                 yield f"{a} is repeated on rank {device}: turns {turns[a]} and {turn}; do it once"
-            own = a._replace(kind={"B": "F", "I": "F", "W": "I"}.get(a.kind, a.kind))
-            if own not in turns:
-                rule = "backward before forward" if own.kind == "F" else "too early"
-                which = f"is only at turn {order.index(own)}" if own in order else "never comes"
-                yield f"{rule}: {a} at turn {turn} on rank {device} needs {own}, which {which}"
             both = order[turn : turn + 2]
             if a in schedule.pairs and "".join(each.kind for each in both) not in ("FB", "FI"):
                 yield (
                     f"a device does a forward and then a backward (B or I) at once; at turn {turn} "
                     f"of rank {device} it is {' and '.join(map(str, both))}"
                 )
-
-
-def _missing(schedule: Schedule, microbatches: int) -> Iterator[str]:
-    """What some stage does not do with some micro-batch, or does twice."""
-    if not len(schedule):
+            kinds[a[1:]] += a.kind
+    if not kinds:
         yield "the schedule has no action; a stage and micro-batch has two or more, as 0F0,0B0"
-    kinds: dict[tuple[int, ...], str] = defaultdict(str)
-    for a in sorted(schedule, key=lambda a: KINDS.index(a.kind)):
-        kinds[a[1:]] += a.kind
-    lacking = {"": "F", "F": "B" * schedule.trains, "FI": "W", "FW": "I", "FB": "", "FIW": ""}
-    for s, i in product(range(schedule.stages), range(microbatches)):
-        has = kinds[s, i]
+    lacking = {"F": "B" * schedule.trains, "FI": "W", "FW": "I", "BF": "", "FIW": ""}
+    for s, i in product(range(stages), range(microbatches)):
+        has = "".join(sorted(kinds[s, i]))
         if lacks := lacking.get(has, "") if "F" in has else "F":
             yield (
                 f"missing {Action(lacks, s, i)} on rank {schedule.holder(s, i)}: all of "
-                f"{microbatches} micro-batches pass through all of {schedule.stages} stages"
+                f"{microbatches} micro-batches pass through all of {stages} stages"
             )
         if has not in lacking:
-            twice = " and ".join(str(Action(kind, s, i)) for kind in has if kind != "F")
-            yield f"stage {s} does the backward of micro-batch {i} twice: {twice}; B, or I and W"
+            yield f"stage {s} does the backward of micro-batch {i} twice, by {has}; B, or I and W"
 
 
 def _waiting(schedule: Schedule) -> ScheduleError:
@@ -167,16 +147,12 @@ def _waiting(schedule: Schedule) -> ScheduleError:
     for device, (first, until) in enumerate(pairwise(schedule.turns.tolist())):
         at = next((n for n in range(first, until) if n not in ran), until)
         block = actions[at : at + 1 + schedule.paired[at]] if at < until else []
-        lacks = [(a, b) for a in block for b in waits[a] if actions.index(b) not in ran]
-        for a, b in lacks:
+        for a, b in ((x, y) for x in block for y in waits[x] if actions.index(y) not in ran):
             if b in schedule.orders[device]:
                 turn, later = (schedule.orders[device].index(each) for each in (a, b))
-                which = f"is only at turn {later}" if later > turn else "runs with it"
-                return ScheduleError(
-                    f"too early: {a} at turn {turn} on rank {device} needs {b}, which {which}"
-                )
-        if lacks:
-            stands[device] = " and ".join(map(str, block)), lacks[0][1]
+                need = f"{a} at turn {turn} on rank {device} needs {b}, which is at turn {later}"
+                return ScheduleError(f"too early: {need}")
+            stands.setdefault(device, (" and ".join(map(str, block)), b))
     device, steps = next(iter(stands)), dict[int, str]()
     while device not in steps:
         here, lack = stands[device]

@@ -17,7 +17,7 @@ from tiledask.plan.intervals import split
 from tiledask.plan.pipelines.schedule import Action, Schedule
 from tiledask.plan.whole import MOST_COUNT, whole_number
 
-__all__ = ["ALL", "count_of", "in_loops", "in_rounds", "rounds"]
+__all__ = ["ALL", "count_of", "in_loops", "in_rounds"]
 
 ALL = 10**9
 """Forwards ahead: every one there is."""
@@ -25,62 +25,48 @@ ALL = 10**9
 
 def in_rounds(name: str, ahead: int, late: int | None = None) -> Callable[..., Schedule]:
     """What makes the schedule with one stage on each device."""
-
-    def make(stages: int, microbatches: int) -> Schedule:
-        return rounds(name, stages, microbatches, stages, ahead, late)
-
-    return make
+    make = in_loops(name, ahead, late)
+    return lambda stages, microbatches: make(stages, microbatches, stages)
 
 
 def in_loops(name: str, ahead: int, late: int | None = None) -> Callable[..., Schedule]:
-    """What makes it with several chunks of layers on each: stage s is on device s mod devices."""
+    """What makes the schedule with stage s on device s mod devices.
+
+    A device does ``ahead`` forwards for each device behind it, then a forward and a backward in
+    turns, then what is left. ``late``: the backward is split, and W comes so many turns after its
+    I for each device before. Where a device has several chunks, groups of ``devices`` micro-batches
+    go through all of them, one group after the other; where that does not divide, there are fewer
+    and larger groups, as even as possible.
+    """
 
     def make(stages: int, microbatches: int, devices: int) -> Schedule:
-        return rounds(name, stages, microbatches, devices, ahead, late)
+        chunks, rest = divmod(stages, count_of(devices, "devices"))
+        if rest:
+            near = sorted({stages - rest, stages + devices - rest} - {0})
+            raise ScheduleError(
+                f"every device needs equally many stages, and {stages} stages do not divide over "
+                f"{devices} devices; use {' or '.join(map(str, near))} stages"
+            )
+        parts = 1 if ahead == ALL else max(1, microbatches // devices)
+        groups = [range(*ends) for ends in split(0, microbatches, parts)]
+
+        def order(d: int) -> list[Action]:
+            mine, delay = range(d, stages, devices), (late or 0) * d
+            forwards = [Action("F", s, i) for group in groups for s in mine for i in group]
+            back = [(s, i) for group in groups for s in reversed(mine) for i in group]
+            weights = [] if late is None else [Action("W", *each) for each in back]
+            begun = ahead * (devices - 1 - d) + (chunks - 1) * len(groups[0])
+            begun = len(forwards) if ahead == ALL else min(begun, len(forwards))
+            done = forwards[:begun]
+            for turn, each in enumerate(back):
+                done += forwards[begun + turn : begun + turn + 1]
+                done.append(Action("B" if late is None else "I", *each))
+                done += weights[turn - delay : turn - delay + 1] if turn >= delay else []
+            return done + weights[max(0, len(back) - delay) :]
+
+        return Schedule.of(map(order, range(devices)), (s % devices for s in range(stages)), name)
 
     return make
-
-
-def rounds(
-    name: str, stages: int, microbatches: int, devices: int, ahead: int, late: int | None = None
-) -> Schedule:
-    """The schedule whose devices do ``ahead`` forwards for each device behind them, then a forward
-    and a backward in turns, then what is left.
-
-    ``late``: the backward is split, and W comes so many turns after its I for each device before.
-    Where a device has several chunks, groups of ``devices`` micro-batches go through all of them,
-    one group after the other; where that does not divide, there are fewer and larger groups, as
-    even as possible.
-    """
-    count_of(devices, "devices")
-    chunks, rest = divmod(stages, devices)
-    if rest:
-        near = {stages - rest, stages + devices - rest} - {0}
-        raise ScheduleError(
-            f"every device needs equally many stages, and {stages} stages do not divide over "
-            f"{devices} devices; use {' or '.join(map(str, sorted(near)))} stages"
-        )
-    parts = 1 if ahead == ALL else max(1, microbatches // devices)
-    groups = [range(*ends) for ends in split(0, microbatches, parts)]
-
-    def order(d: int) -> list[Action]:
-        mine, delay = range(d, stages, devices), (late or 0) * d
-        forwards = [Action("F", s, i) for group in groups for s in mine for i in group]
-        back = [(s, i) for group in groups for s in reversed(mine) for i in group]
-        back_kind = "B" if late is None else "I"
-        weights = [] if late is None else [Action("W", *each) for each in back]
-        begun = ahead * (devices - 1 - d) + (chunks - 1) * len(groups[0])
-        begun = len(forwards) if ahead == ALL else min(begun, len(forwards))
-        done = forwards[:begun]
-        for turn, each in enumerate(back):
-            if begun + turn < len(forwards):
-                done.append(forwards[begun + turn])
-            done.append(Action(back_kind, *each))
-            if weights and turn >= delay:
-                done.append(weights[turn - delay])
-        return done + weights[max(0, len(back) - delay) :]
-
-    return Schedule.of(map(order, range(devices)), (s % devices for s in range(stages)), name)
 
 
 def count_of(value: int, name: str) -> int:

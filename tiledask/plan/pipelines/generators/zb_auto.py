@@ -5,14 +5,10 @@ nobody waits for, so it can go anywhere after its I (Zero Bubble, arXiv 2401.102
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import product
 
-import numpy as np
-
 from tiledask.errors import ScheduleError
-from tiledask.plan.pipelines.costs import costs_of, finish_times
-from tiledask.plan.pipelines.generators.rounds import rounds
+from tiledask.plan.pipelines.costs import costs_of
 from tiledask.plan.pipelines.schedule import Action, Schedule
 from tiledask.plan.pipelines.validate import peaks
 
@@ -22,8 +18,6 @@ PerStage = float | Sequence[float]
 """One number, or one per stage."""
 _SMALL = 1e-9
 """Part of a memory below which two are equal."""
-HANDMADE = (1, 0), (1, 1), (2, 2)
-"""1F1B with W right after I, ZB-H1 and ZB-H2, by forwards ahead and turns late."""
 
 
 def zb_auto(
@@ -41,9 +35,8 @@ def zb_auto(
 
     The heuristic of arXiv 2401.10241, section 3.1: warm up with as many forwards as memory
     allows, then F and I in turns, with W in the gaps and where memory needs it. Three choices
-    it leaves open are tried in all combinations, and with them ZB-H1, ZB-H2 and 1F1B with W
-    right after I, if these fit; the order with the shortest span is returned: the longest time of
-    a device from its first action to its last.
+    it leaves open are tried in all combinations, and the order with the shortest span is returned:
+    the longest time of a device from its first action to its last.
 
     forward, backward_input, backward_weight   seconds of F, I and W
     latency        seconds from one stage to the next
@@ -66,28 +59,30 @@ def zb_auto(
             f"{limit:g}, and {weight_part:g} are kept from I to W; weight_part is at most "
             f"activation, and that at most memory_limit"
         )
-    most = limit * (1 + _SMALL)
-    handmade = [rounds("", stages, microbatches, stages, *each) for each in HANDMADE]
-    halves = {"backward_input": backward_input, "backward_weight": backward_weight}
-    costs = costs_of(handmade[0], forward, latency=latency, **halves)
+    most, halves = limit * (1 + _SMALL), (backward_input, backward_weight)
+    costs = costs_of(Schedule((), (tuple(range(stages)),)), forward, None, latency, *halves)
     seconds = {kind: costs.seconds["FBIW".index(kind), :, 0].tolist() for kind in "FIW"}
-    memory = most, activation, weight_part
     drafts = [
-        _Draft(microbatches, seconds, latency, memory).written(*choice)
+        _Draft(microbatches, seconds, latency, (most, activation, weight_part), choice)
         for choice in product((True, False), repeat=3)
     ]
-    best: tuple[float, float] = (np.inf, np.inf)
-    for order in (*drafts, *handmade):
-        if order.runs and max(peaks(order, activation, weight_part))[0] <= most:
-            start, end = finish_times(order, costs)
-            span = (end[order.turns[1:] - 1] - start[order.turns[:-1]]).max()
-            if (merit := (float(span), float(end.max()))) < best:
-                best, fastest = merit, order
-    return replace(fastest, name="zb-auto")
+    made = [Schedule.of(draft.orders, range(stages), "zb-auto") for draft in drafts]
+    fitting = [
+        (*draft.merit, n)
+        for n, (draft, order) in enumerate(zip(drafts, made, strict=True))
+        if max(peaks(order, activation, weight_part))[0] <= most
+    ]
+    return made[min(fitting)[-1]]
 
 
 class _Draft:
-    """Orders being written action by action, with the clock of each stage."""
+    """An order that is written action by action, with the clock of each stage.
+
+    choice = (punctual, hold, greedy)
+      punctual   the warm-up never delays the first I; otherwise it leaves no gap before it
+      hold       a stage that is ahead of the next may leave out a forward
+      greedy     a W goes into a gap that is shorter, even on a stage with time to spare
+    """
 
     def __init__(
         self,
@@ -95,41 +90,39 @@ class _Draft:
         seconds: dict[str, list[float]],
         latency: float,
         memory: tuple[float, float, float],
+        choice: tuple[bool, ...],
     ) -> None:
         self.microbatches, self.seconds, self.latency = microbatches, seconds, latency
         self.limit, self.activation, self.weight_part = memory
+        self.punctual, self.hold, self.greedy = choice
         self.stages = range(len(seconds["F"]))
         self.orders: list[list[Action]] = [[] for _ in self.stages]
-        self.clock, self.idle = ([0.0 for _ in self.stages] for _ in range(2))
-        """Of each stage: seconds until its last end, and of waiting since its first forward."""
+        # of each stage: seconds until its last end, until its first start, and of waiting since
+        self.clock, self.begin, self.idle = ([0.0 for _ in self.stages] for _ in range(3))
+        # when each action written so far ends: [kind][stage][micro-batch]
         self.ends = {kind: [list[float]() for _ in self.stages] for kind in "FIW"}
-        """When each action written so far ends: [kind][stage][micro-batch]."""
+        self._write()
+        spans = (clock - begin for clock, begin in zip(self.clock, self.begin, strict=True))
+        self.merit = max(spans), max(self.clock)
 
-    def written(self, punctual: bool, hold: bool, greedy: bool) -> Schedule:
-        """The whole order.
-
-        punctual   the warm-up never delays the first I; otherwise it leaves no gap before it
-        hold       a stage that is ahead of the next may leave out a forward
-        greedy     a W goes into a gap that is shorter, even on a stage with time to spare
-        """
+    def _write(self) -> None:
         for s in self.stages:
             self.put("F", s)
-        for s, more in enumerate(self.warmup(punctual)):
+        for s, more in enumerate(self.warmup()):
             self.put("F", s, more)
         for s in reversed(self.stages):
             self.put("I", s)
         for _ in range(1, self.microbatches):
             left = [s for s in self.stages if len(self.ends["F"][s]) < self.microbatches]
             # never a forward without one of the stage behind
-            held = max((s for s in left if hold and self.is_ahead(s)), default=-1)
+            held = max((s for s in left if self.hold and self.is_ahead(s)), default=-1)
             for s in left:
                 if s > held:
-                    self.put_after_weights("F", s, greedy)
+                    self.put_after_weights("F", s)
             for s in reversed(self.stages):
-                self.put_after_weights("I", s, greedy)
+                self.put_after_weights("I", s)
         for s in self.stages:
             self.put("W", s, self.pending(s))
-        return Schedule.of(self.orders, self.stages)
 
     def pending(self, s: int) -> int:
         """How many W of stage ``s`` could be done."""
@@ -150,6 +143,8 @@ class _Draft:
             start = clock if kind == "W" else max(clock, self.arrival(kind, s))
             if self.orders[s]:
                 self.idle[s] += start - clock
+            else:
+                self.begin[s] = start
             self.orders[s].append(Action(kind, s, len(ends)))
             self.clock[s] = start + self.seconds[kind][s]
             ends.append(self.clock[s])
@@ -168,7 +163,7 @@ class _Draft:
             n += 1
         return n
 
-    def warmup(self, punctual: bool) -> list[int]:
+    def warmup(self) -> list[int]:
         """Per stage, the forwards between F0 and I0: as many as fit in memory and time."""
         extra, ready = [0 for _ in self.stages], -float("inf")
         for s in reversed(self.stages):
@@ -176,7 +171,7 @@ class _Draft:
             while (
                 1 + extra[s] < self.microbatches
                 and self.fits(s, forwards=extra[s] + 1)
-                and (clock + F <= ready if punctual else clock < ready)
+                and (clock + F <= ready if self.punctual else clock < ready)
             ):
                 extra[s] += 1
                 clock += F
@@ -193,22 +188,21 @@ class _Draft:
             return False
         F, I, W = (self.seconds[kind] for kind in "FIW")
         deadline = self.clock[after] + F[after] + I[after] + self.latency
-        if self.clock[s] >= deadline:
-            return True
-        busy = F[s] + self.weights_before("F", s) * W[s]
-        return self.clock[s] + busy > deadline and deadline - self.clock[s] <= self.spare(s)
+        busy, clock = F[s] + self.weights_before("F", s) * W[s], self.clock[s]
+        late = clock + busy > deadline and deadline - clock <= self.spare(s)
+        return clock >= deadline or late
 
     def spare(self, s: int) -> float:
         """Seconds that stage ``s`` can wait and still have waited no more than the worst."""
         return max(self.idle) - self.idle[s]
 
-    def put_after_weights(self, kind: str, s: int, greedy: bool) -> None:
+    def put_after_weights(self, kind: str, s: int) -> None:
         """Writes ``kind``, and before it the W that memory needs or that fit into the gap."""
         self.put("W", s, self.weights_before(kind, s))
         ready, W = self.arrival(kind, s), self.seconds["W"][s]
         while self.pending(s) and self.clock[s] + W <= ready:
             self.put("W", s)
         gap = ready - self.clock[s]
-        if self.pending(s) and gap > 0 and (greedy or gap > self.spare(s)):
+        if self.pending(s) and gap > 0 and (self.greedy or gap > self.spare(s)):
             self.put("W", s)
         self.put(kind, s)

@@ -1,0 +1,16 @@
+"""What published tables count by formulas that the package does not have."""
+
+
+def speedup(devices: int, microbatches: int) -> float:
+    """How many times faster than one device: p m / (m + p - 1). Equal stages, no latency."""
+    return devices * microbatches / (microbatches + devices - 1)
+
+
+def interleaved_makespan(p: int, m: int, v: int, stage: float, latency: float = 0.0) -> float:
+    """Seconds of interleaved 1F1B as the Zero Bubble paper counts: mT + (p-1)T/v + ((2v-1)p-2)c.
+
+    ``stage`` is T, the forward and backward seconds of all chunks of a device. From one chunk to
+    the next only the first of each p micro-batches waits for what the device at the other end
+    sends; a simulation, in which every one waits, gives p c more (Table 5 of arXiv 2401.10241).
+    """
+    return m * stage + (p - 1) * stage / v + ((2 * v - 1) * p - 2) * latency
