@@ -65,13 +65,13 @@ from tiledask.plan.inputs.recipes import load_recipe as load_recipe
 from tiledask.plan.inputs.recipes import lora as lora
 from tiledask.plan.inputs.recipes import offload as offload
 from tiledask.plan.ledger import Ledger as Ledger
-from tiledask.plan.pipelines.memory import memory_over_time as memory_over_time
 from tiledask.plan.pipelines.optimum import optimal_schedule as optimal_schedule
 from tiledask.plan.pipelines.schedule import Action as Action
 from tiledask.plan.pipelines.schedule import Schedule as Schedule
 from tiledask.plan.pipelines.schedules import schedule as schedule
 from tiledask.plan.pipelines.schedules import schedules as schedules
 from tiledask.plan.pipelines.simulate import simulate as simulate
+from tiledask.plan.pipelines.spans import memory_over_time as memory_over_time
 from tiledask.plan.pipelines.timeline import Timeline as Timeline
 from tiledask.plan.pipelines.validate import validate as validate
 from tiledask.plan.products.placement import Partial as Partial

@@ -19,8 +19,6 @@ MODEL = replace(td.load_model("gpt2"), name=EVIL, source=EVIL)
 DEVICE = replace(load_device("A100-40GB"), name=EVIL, source=EVIL)
 CLUSTER = ClusterSpec(2, DEVICE, 2, Link(EVIL, 1e11), Link(EVIL, 1e10))
 LAYOUT = td.Layout(dp=2)
-ORDER = td.schedule("1f1b", 2, 2)
-TIMELINE = replace(td.simulate(ORDER), origin=EVIL)
 LARGE = replace(MODEL, layers=1000)
 PUZZLE = {
     "title": EVIL,
@@ -47,8 +45,6 @@ HOSTILE = {
     "a step": lambda: td.estimate_step(MODEL, LAYOUT, CLUSTER),
     "plans": lambda: td.search(MODEL, CLUSTER, 8),
     "a critique": lambda: td.critique(MODEL, LAYOUT, CLUSTER),
-    "a schedule": lambda: replace(ORDER, name=EVIL),
-    "a timeline": lambda: TIMELINE,
     "ranks": some_records,
     "records": lambda: some_records().records,
     "a prediction": lambda: td.predict(EVIL, 1, unit=EVIL).compare(measured=1),

@@ -258,7 +258,9 @@ def test_dummies_go_the_whole_way_and_take_their_time(cluster, engine):
     simulated = td.simulate(schedule, times, None, [0.01, 0.03], 0.002, [0, 0, 0.1])
     assert run.simulated.makespan == simulated.makespan
     assert run.timeline.makespan >= simulated.makespan - rounding
-    assert run.timeline.idle_time.total["transfer"] > 0.01  # device 1 has nothing to do until it is there
+    assert (
+        run.timeline.idle_time.total["transfer"] > 0.01
+    )  # device 1 has nothing to do until it is there
 
 
 @ENGINES

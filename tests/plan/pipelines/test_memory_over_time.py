@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiledask.errors import ScheduleError
-from tiledask.plan.pipelines.memory import memory_over_time
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.pipelines.spans import memory_over_time
 from tiledask.plan.pipelines.timeline import Timeline
 
 SPLIT, WHOLE, V = ("zb-h1", "zb-h2"), ("naive", "gpipe", "1f1b"), ("zb-v", "v-half")

@@ -84,8 +84,8 @@ def test_four_stages_of_eight_micro_batches(options, makespan):
     [
         ({"memory_limit": 0}, "at least 1, or one for each of 2 devices; got 0"),
         ({"memory_limit": [1, 2, 3]}, "one for each of 2 devices; got [1, 2, 3]"),
-        ({"place": (0, 0), "memory_limit": 1}, "no order keeps within [1] activations"),
-        ({"timeout": 1e-9}, "was found within 1e-09 s; give it longer with timeout="),
+        ({"place": (0, 0), "memory_limit": 1}, "keeps within [1] activations"),
+        ({"timeout": 1e-9}, "was found within 1e-09 s; give it a longer timeout="),
     ],
 )
 def test_what_cannot_be_is_refused(options, words):

@@ -41,7 +41,7 @@ def test_a_feasible_order_respects_turns_and_data(name):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("0F0,0B0,0F0", "0F0 is repeated on rank 0: turns 0 and 2"),
+        ("0F0,0B0,0F0", "0F0 is repeated on rank 0, at turn 2"),
         ("0B0,0F0", "too early: 0B0 at turn 0 on rank 0 needs 0F0, which is at turn 1"),
         ("0F0,0W0,0I0", "too early: 0W0 at turn 1 on rank 0 needs 0I0, which is at turn 2"),
         ("0F0,0I0", "missing 0W0"),
@@ -94,9 +94,9 @@ def test_any_single_fault_planted_in_a_good_schedule_is_seen(seed):
 
 def test_memory_limit_names_the_moment_and_takes_one_per_device():
     gpipe = schedule("gpipe", 2, 4)
-    with pytest.raises(ScheduleError, match=r"rank 0 keeps 4 activations at 0F3, turn 3, and may"):
+    with pytest.raises(ScheduleError, match=r"rank 0 keeps 4 activations at turn 3, and may"):
         validate(gpipe, memory_limit=3)
-    with pytest.raises(ScheduleError, match=r"rank 1 keeps 4 activations at 1F3, turn 3, .* 2;"):
+    with pytest.raises(ScheduleError, match=r"rank 1 keeps 4 activations at turn 3, .* 2;"):
         validate(gpipe, memory_limit=[4, 2])
     assert validate(gpipe, memory_limit=4) is gpipe
     assert validate(schedule("1f1b", 3, 9), memory_limit=[3, 2, 1])
@@ -104,7 +104,7 @@ def test_memory_limit_names_the_moment_and_takes_one_per_device():
         validate(gpipe, memory_limit=[4, 4, 4])
     inference = schedule("gpipe", 2, 4, forward_only=True)
     assert validate(inference, memory_limit=1) is inference
-    with pytest.raises(ScheduleError, match="keeps 1 activations at 0F0, turn 0, and may keep 0"):
+    with pytest.raises(ScheduleError, match="keeps 1 activations at turn 0, and may keep 0"):
         validate(inference, memory_limit=0)
 
 
@@ -115,7 +115,7 @@ def test_an_activation_is_kept_until_the_weight_gradient():
 
 def test_refuses_what_is_not_of_this_model():
     for call, message in (
-        (lambda: Schedule.of([[Action("X", 0, 0)]], [0]), "kinds are F, B, I, W"),
+        (lambda: Schedule.of([[Action("X", 0, 0)]], [0]), "kinds are F, B, I and W, got X"),
         (lambda: validate(Schedule.of([[Action("F", 0, -1)]], [0])), "0F-1 on rank 0 is unknown"),
         (lambda: validate(schedule("1f1b", 3, 8), stages=4), "has 3 stages and the model 4"),
     ):

@@ -29,7 +29,7 @@ from tiledask.lab.plots.style import (
     styled,
 )
 from tiledask.plan.pipelines.idle import CAUSES
-from tiledask.plan.pipelines.memory import Footprint
+from tiledask.plan.pipelines.spans import Footprint
 from tiledask.plan.pipelines.timeline import TRANSFER, Timeline
 from tiledask.plan.units import format_bytes, format_seconds
 

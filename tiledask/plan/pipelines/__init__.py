@@ -4,13 +4,12 @@ schedule.py     which actions each device does, in which order, and what each wa
 validate.py     which rule an order breaks; what it keeps
 schedules.py    the table of schedules by name: a new one is a line here
   generators      the functions that make them
-costs.py        how long actions and the ways between stages take, and so when they happen
+costs.py        how long actions and the ways between stages take, and so when they happen; what
+                no order beats, and the path that decides
 simulate.py     the Timeline of a schedule
 timeline.py     who did what when, simulated or measured
-  spans.py        spans in columns: what a Timeline is
-  bound.py        what no order beats, and the path that decides
+  spans.py        spans in columns: what a Timeline is, and memory over time
   idle.py         idle time in pieces, each with its cause
-  memory.py       memory over time
 optimum.py      the best order of a small pipeline
 closed_form.py  what formulas say, and how many micro-batches reach a utilisation
 """

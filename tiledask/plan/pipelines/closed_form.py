@@ -12,8 +12,7 @@ from fractions import Fraction
 from math import lcm
 
 from tiledask.errors import ConfigError, ScheduleError
-from tiledask.plan.pipelines import bound
-from tiledask.plan.pipelines.costs import costs_of
+from tiledask.plan.pipelines import costs as pipeline_costs
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.simulate import simulate
 
@@ -33,7 +32,7 @@ MOST, TRIED = 1_000_000, 100_000
 def bubble_fraction(devices: int, microbatches: int, chunks: int = 1) -> float:
     """Idle share of all device-time, (p - 1) / (v m + p - 1), of GPipe, 1F1B and interleaved 1F1B.
 
-    Equal stages, no latency (GPipe, arXiv 1811.06965, section 2.3; v > 1: from the overhead).
+    Equal stages, no latency (GPipe, arXiv 1811.06965, section 2.3).
 
     >>> round(bubble_fraction(4, 8), 4)
     0.2727
@@ -72,17 +71,14 @@ def one_forward_one_backward_makespan(
     """Seconds of 1F1B with equal stages: (m+p-1)(F+B) + c (2 (p-1) m/p + 2 (p-2)).
 
     For a latency that is small beside F and B, and m a multiple of p; each steady round trip
-    pays the latency again, which GPipe does not. Reproduces the 1F1B rows of the Zero Bubble
-    paper's Table 5. Raises ScheduleError if p does not divide m.
+    pays it again. Raises ScheduleError for a latency if p does not divide m.
 
     >>> one_forward_one_backward_makespan(4, 8, 1, 2, latency=0.25)
     37.0
     """
     p, m = devices, microbatches
     if m % p and latency:
-        raise ScheduleError(
-            f"with latency this formula needs a multiple of {p} micro-batches, got {m}; simulate it"
-        )
+        raise ScheduleError(f"with latency m is a multiple of {p} micro-batches, got {m}; simulate")
     hops = 2 * (p - 1) * m // p + 2 * (p - 2) if p > 1 else 0
     return float((m + p - 1) * (forward + backward) + latency * hops)
 
@@ -135,18 +131,15 @@ def fewest_microbatches(
 
     def at_most(m: int) -> Fraction:
         """No order of the same actions is busier."""
-        costs = costs_of(made := make(m), **units)
-        least = Fraction(bound.lower_bound(made, costs).seconds)
+        costs = pipeline_costs.costs_of(made := make(m), **units)
+        least = Fraction(pipeline_costs.lower_bound(made, costs).seconds)
         busy = Fraction(float(costs.of_actions(made).sum()))
         return busy / (made.devices * least) if least else Fraction(1)
 
     def reached(m: int) -> tuple[int, Fraction]:
         t = simulate(make(m), **units)
         if not 0 < t.makespan < 2**53:
-            raise ConfigError(
-                f"a step takes {t.makespan:g} of the smallest unit in which all times are whole, "
-                f"which must be above 0 and below 2^53; give times above 0, of fewer digits"
-            )
+            raise ConfigError("a step takes no time, or times have too many digits to be exact")
         return m, Fraction(t.busy) / (t.devices * Fraction(t.makespan))
 
     # what the bound allows grows with m: no fewer than the first that it allows will do
@@ -156,8 +149,8 @@ def fewest_microbatches(
         if m * size > MOST:
             return [reached(below)]
     m = bisect_left(range(m), wanted, below + 1, key=at_most)
-    tried, left = [reached(k) for k in (m - 1, m) if k], TRIED
-    while tried[-1][1] < wanted and left > 0:
-        m, left = m + 1, left - m * size
+    tried, most = [reached(k) for k in (m - 1, m) if k], m + TRIED // (m * size) + 1
+    while tried[-1][1] < wanted and m < most:
+        m += 1
         tried = [tried[-1], reached(m)]
     return tried if tried[-1][1] >= wanted else tried[-1:]

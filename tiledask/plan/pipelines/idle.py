@@ -5,15 +5,11 @@
         warm-up  dependency  |          | overhead                    draining
                      imbalance          transfer
 
-An action could start when the action before it on its device had ended and the results that it
-uses had been made, wherever that was. Until then its device waits for other stages. After it, the
-device waits for a block as long as one that the action uses is being sent to it, and the rest is
-the time of whoever starts actions: the scheduler's messages, a thread that wakes up late.
-
-As much of a wait for other stages as equal stages would have too is the schedule's: warm-up before
-the device's first action, draining after its last, dependency in between. The rest is imbalance. To
-tell them apart the timeline is replayed with every action as long as the mean of its kind; the
-order, and what each action waited for transfers and for whoever starts it, stay as they were.
+Until the action before it on its device has ended and the results that it uses are made, an action
+waits for other stages; then for transfers, as long as a block that it uses is being sent to it; the
+rest is overhead, of whoever starts actions. As much of a wait for other stages as equal stages
+would have too is the schedule's: warm-up, draining, dependency. The rest is imbalance. To tell them
+apart the timeline is replayed with every action as long as the mean of its kind.
 """
 
 from collections import defaultdict
@@ -44,8 +40,6 @@ CAUSES: Mapping[str, str] = MappingProxyType(
 _WARM_UP, _DEPENDENCY, _IMBALANCE, _TRANSFER, _OVERHEAD, _DRAINING = range(len(CAUSES))
 _EXACT = 1e-9
 """Of the makespan: less is rounding."""
-_MAKER = {KINDS.index("F"): -1, KINDS.index("B"): 1, KINDS.index("I"): 1}
-"""From which stage the block comes that an action of a kind is sent."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -104,40 +98,46 @@ def idle_time(spans: Spans) -> IdleTime:
     >>> slow_end.idle_time.per_device["imbalance"], slow_end.idle_time.per_device["warm-up"]
     ((10.5, 0.0), (0.0, 1.0))
     """
-    acts = spans.acts
-    device, start, end = acts.device.tolist(), acts.start.tolist(), acts.end.tolist()
+    acts, makespan = spans.acts, spans.makespan
+    device, begin, end = acts.device.tolist(), acts.start.tolist(), acts.end.tolist()
     uses, second = _uses(acts)
     # of each action when its device was free, when it could start and when it did
-    last, free, ready, begin = [0.0] * spans.devices, list[float](), list[float](), list[float]()
+    last, free, ready = [0.0] * spans.devices, list[float](), list[float]()
     for k, d in enumerate(device):
         free.append(last[d])
-        begin.append(max(start[k], last[d]))
-        made = max((end[n] for n in uses[k]), default=last[d])
-        ready.append(min(max(made, last[d]), begin[k]))
+        begin[k] = max(begin[k], last[d])
+        ready.append(min(max([last[d], *(end[n] for n in uses[k])]), begin[k]))
         last[d] = max(last[d], end[k])
     held = [a - b for a, b in zip(begin, ready, strict=True)]
     wait, even = _with_equal_stages(acts, held, uses, second)
-    pieces, overhead = list[tuple[int, float, float, int]](), list[float]()
-    ways = _ways(spans, acts, second, ready, begin)
-    little, close, even_close = _EXACT * spans.makespan, max(last), max(even)
+    pieces, overhead, sent = list[tuple[int, float, float, int]](), list[float](), _sent(spans)
+    little, close = _EXACT * makespan, max(last)
     for k, d in enumerate(device):
         own = ready[k] if ready[k] - free[k] <= wait[k] + little else free[k] + wait[k]
         first = not k or device[k - 1] != d
         pieces.append((d, free[k], own, _WARM_UP if first else _DEPENDENCY))
-        pieces.append((d, own, at := ready[k], _IMBALANCE))
-        overhead.append(held[k])
-        for sent, there in ways[k]:
-            pieces += (d, at, sent, _OVERHEAD), (d, sent, there, _TRANSFER)
-            overhead[k], at = overhead[k] - (there - sent), there
+        pieces.append((d, own, ready[k], _IMBALANCE))
+        ways = [(ready[k], begin[k])]
+        if spans.origin != "simulated":
+            both = (k, k + 1) if k + 1 in second else (k,)
+            ways = sorted(way for n in both for way in sent.get(_block(acts, n), ()))
+        at, travels = ready[k], 0.0
+        for a, b in ways:
+            if min(b, begin[k]) > max(a, at):
+                pieces.append((d, at, max(a, at), _OVERHEAD))
+                pieces.append((d, max(a, at), min(b, begin[k]), _TRANSFER))
+                travels += min(b, begin[k]) - max(a, at)
+                at = min(b, begin[k])
         pieces.append((d, at, begin[k], _OVERHEAD))
+        overhead.append(held[k] - travels)
     for d in range(spans.devices):
-        drain = even_close - even[d]
+        drain = max(even) - even[d]
         done = close if close - last[d] <= drain + little else last[d] + drain
         pieces += (d, last[d], done, _DRAINING), (d, done, close, _IMBALANCE)
-        pieces.append((d, close, spans.makespan, _DRAINING))
+        pieces.append((d, close, makespan, _DRAINING))
     kept = sorted(piece for piece in pieces if piece[2] > piece[1])
-    where, a, b, cause = np.array(kept, float).reshape(-1, 4).T
-    return IdleTime(spans.devices, where.astype(int), cause.astype(int), a, b, overhead)
+    where, starts, ends, cause = np.array(kept, float).reshape(-1, 4).T
+    return IdleTime(spans.devices, where.astype(int), cause.astype(int), starts, ends, overhead)
 
 
 def _uses(acts: Spans) -> tuple[list[list[int]], set[int]]:
@@ -147,51 +147,38 @@ def _uses(acts: Spans) -> tuple[list[list[int]], set[int]]:
     uses, second = [[n for n in each if n >= 0] for each in found], set[int]()
     columns = acts.device, acts.start, acts.end
     rows = list(zip(*(column.tolist() for column in columns), strict=True))
-    kinds = [KINDS[code] for code in acts.code.tolist()]
+    kinds = "".join(KINDS[code] for code in acts.code.tolist())
     for k in range(1, len(rows)):
         at_once = rows[k] == rows[k - 1] and rows[k][1] < rows[k][2]
-        if at_once and kinds[k - 1] + kinds[k] in ("FB", "FI"):
+        if at_once and kinds[k - 1 : k + 1] in ("FB", "FI"):
             uses[k - 1] += uses[k]
             second.add(k)
     return uses, second
 
 
-def _ways(
-    spans: Spans, acts: Spans, second: set[int], ready: list[float], begin: list[float]
-) -> list[list[tuple[float, float]]]:
-    """Of each action, (from, to) when a block that it uses was on its way between its being ready
-    and its beginning; in order, apart."""
-    if spans.origin == "simulated":
-        return [[each] if each[0] < each[1] else [] for each in zip(ready, begin, strict=True)]
+def _sent(spans: Spans) -> dict[tuple[int, ...], list[tuple[float, float]]]:
+    """When the block that a stage made of a micro-batch was on its way to a device."""
     sent: dict[tuple[int, ...], list[tuple[float, float]]] = defaultdict(list)
-    blocks, found = spans.only(~spans.computes), list[list[tuple[float, float]]]()
+    blocks = spans.only(~spans.computes)
     columns = blocks.device, blocks.stage, blocks.microbatch, blocks.start, blocks.end
-    for *block, a, b in zip(*(column.tolist() for column in columns), strict=True):
-        sent[tuple(block)].append((a, b))
-    for k, (reach, until) in enumerate(zip(ready, begin, strict=True)):
-        ways, apart = list[tuple[float, float]](), list[tuple[float, float]]()
-        for n in (k, k + 1) if k + 1 in second else (k,):
-            if (code := int(acts.code[n])) in _MAKER:
-                maker = int(acts.stage[n]) + _MAKER[code]
-                ways += sent.get((int(acts.device[n]), maker, int(acts.microbatch[n])), ())
-        for a, b in sorted(ways):
-            if min(b, until) > max(a, reach):
-                apart.append((max(a, reach), min(b, until)))
-                reach = min(b, until)
-        found.append(apart)
-    return found
+    for d, s, i, a, b in zip(*(column.tolist() for column in columns), strict=True):
+        sent[d, s, i].append((a, b))
+    return sent
+
+
+def _block(acts: Spans, n: int) -> tuple[int, ...]:
+    """Device, stage and micro-batch of the block that an action is sent."""
+    maker = {"F": -1, "B": 1, "I": 1}.get(KINDS[acts.code[n]], -(10**9))
+    return int(acts.device[n]), int(acts.stage[n]) + maker, int(acts.microbatch[n])
 
 
 def _with_equal_stages(
     acts: Spans, held: list[float], uses: list[list[int]], second: set[int]
 ) -> tuple[list[float], list[float]]:
     """(seconds that each action would wait for results, when each device would be done), if every
-    action took the mean of its kind and was ``held`` up as it was by transfers and whoever starts
-    it."""
+    action took the mean of its kind and was ``held`` up as it was."""
     kind, length = acts.code.astype(int), acts.end - acts.start
-    both = sorted(second)
-    kind[both] = len(KINDS)
-    kind[[k - 1 for k in both]] = len(KINDS)  # both at once take their own time
+    kind[[n for k in second for n in (k - 1, k)]] = len(KINDS)  # both at once take their own time
     mean = (np.bincount(kind, length) / np.maximum(np.bincount(kind), 1))[kind].tolist()
     wait, end, free = [0.0] * len(kind), [0.0] * len(kind), [0.0] * acts.devices
     # an action ends after all that it uses; of equal times the device's own order holds
@@ -200,7 +187,7 @@ def _with_equal_stages(
         if k in second:
             end[k] = end[k - 1]
             continue
-        ready = max(free[d], *(end[n] for n in uses[k]), 0.0)
+        ready = max([free[d], *(end[n] for n in uses[k])])
         wait[k] = ready - free[d]
         free[d] = end[k] = ready + held[k] + mean[k]
     return wait, free

@@ -19,8 +19,13 @@ import numpy as np
 
 from tiledask.errors import ScheduleError
 from tiledask.extras import needed_for
-from tiledask.plan.pipelines.bound import lower_bound
-from tiledask.plan.pipelines.costs import PerBoundary, PipelineCosts, Times, costs_of
+from tiledask.plan.pipelines.costs import (
+    PerBoundary,
+    PipelineCosts,
+    Times,
+    costs_of,
+    lower_bound,
+)
 from tiledask.plan.pipelines.schedule import Action, Schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
@@ -82,26 +87,23 @@ def optimal_schedule(
     (12.0, True, '0F0,0F1,0B0,0F2,0B1,0B2\\n1F0,1B0,1F1,1B1,1F2,1B2')
     """
     places = tuple(range(stages) if place is None else place)
+    actions: list[list[Action]] = [[] for _ in range(1 + max(places, default=0))]
     if len(places) != stages or not stages or microbatches < 1:
         raise ScheduleError(
-            f"place names the device of each of {stages} stages, got {len(places)}; and there must "
-            f"be at least one micro-batch, got {microbatches}"
+            f"there is a stage and a micro-batch, and place has the device of each stage; got "
+            f"{stages}, {microbatches} and {place}"
         )
-    actions: list[list[Action]] = [[] for _ in range(1 + max(places))]
     for kind, s, i in product("FIW" if split else "FB", range(stages), range(microbatches)):
         actions[places[s]].append(Action(kind, s, i))
     schedule = Schedule.of(actions, places)
     times = forward, backward, latency, backward_input, backward_weight
     costs = costs_of(schedule, *times)
-    limits = None
-    if memory_limit is not None:
-        each = [memory_limit] * len(actions) if isinstance(memory_limit, int) else memory_limit
-        limits = list(each)
-        if len(limits) != len(actions) or min(limits) < 1:
-            raise ScheduleError(
-                f"memory_limit is one number of at least 1, or one for each of {len(actions)} "
-                f"devices; got {memory_limit}"
-            )
+    limits = [memory_limit] * len(actions) if isinstance(memory_limit, int) else memory_limit
+    if limits is not None and (len(limits) != len(actions) or min(limits) < 1):
+        raise ScheduleError(
+            f"memory_limit is one number of at least 1, or one for each of {len(actions)} devices; "
+            f"got {memory_limit}"
+        )
     # units per second, and whether that makes all times whole numbers
     values = {x for table in (costs.seconds, costs.hop) for x in table.ravel().tolist()}
     exact = lcm(*(Fraction(x).limit_denominator(_UNITS).denominator for x in values))
@@ -116,7 +118,11 @@ def optimal_schedule(
 
 
 def _solve(
-    schedule: Schedule, costs: PipelineCosts, limits: list[int] | None, least: int, timeout: float
+    schedule: Schedule,
+    costs: PipelineCosts,
+    limits: Sequence[int] | None,
+    least: int,
+    timeout: float,
 ) -> tuple[list[list[Action]], float, bool]:
     """(orders, the bound that was shown, whether they attain it), in whole units of time."""
     with needed_for("the best order of a pipeline"):
@@ -124,16 +130,22 @@ def _solve(
 
     took = costs.of_actions(schedule).astype(int).tolist()
     seconds, hop = dict(zip(schedule, took, strict=True)), costs.hop[0].astype(int).tolist()
-    even = costs.seconds.shape[2] == 1
-
-    model = cp_model.CpModel()
-    horizon = sum(seconds.values()) + 2 * schedule.microbatches * sum(hop) + 1
+    model, even = cp_model.CpModel(), costs.seconds.shape[2] == 1
+    horizon = sum(took) + 2 * schedule.microbatches * sum(hop) + 1
     start = {a: model.new_int_var(0, horizon, f"start {a}") for a in schedule}
     end = {a: start[a] + took for a, took in seconds.items()}
     last = model.new_int_var(least, horizon, "makespan")
-    for order in schedule.orders:
+    for device, order in enumerate(schedule.orders):
         spans = [model.new_fixed_size_interval_var(start[a], seconds[a], str(a)) for a in order]
         model.add_no_overlap(spans)
+        kept = []
+        for a in (a for a in order if a.kind == "F" and limits):
+            weights = a._replace(kind="W")
+            until = end[weights if weights in end else a._replace(kind="B")]
+            size = model.new_int_var(0, horizon, f"kept {a}")
+            kept.append(model.new_interval_var(start[a], size, until, f"kept {a}"))
+        if limits:
+            model.add_cumulative(kept, [1] * len(kept), limits[device])
     for a, before in needs(schedule).items():
         model.add(last >= end[a])
         for b in before:
@@ -142,27 +154,14 @@ def _solve(
         later = a._replace(microbatch=a.microbatch + 1)
         if even and later in start:  # equal micro-batches may as well come in order
             model.add(start[later] >= end[a])
-    for order, limit in zip(schedule.orders, limits or (), strict=limits is not None):
-        kept = []
-        for a in (a for a in order if a.kind == "F"):
-            gone = a._replace(kind="W")
-            until = end[gone if gone in end else a._replace(kind="B")]
-            size = model.new_int_var(0, horizon, f"kept {a}")
-            kept.append(model.new_interval_var(start[a], size, until, f"kept {a}"))
-        model.add_cumulative(kept, [1] * len(kept), limit)
     model.minimize(last)
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = timeout
     status = solver.solve(model)
-    if status == cp_model.INFEASIBLE:
-        raise ScheduleError(
-            f"no order keeps within {limits} activations per device; allow more, or use fewer "
-            f"stages per device"
-        )
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        raise ScheduleError(
-            f"no order of {len(schedule)} actions was found within {timeout:g} s; give it longer "
-            f"with timeout=, or fewer micro-batches"
-        )
+        none = status == cp_model.INFEASIBLE
+        why = f"keeps within {limits} activations" if none else f"was found within {timeout:g} s"
+        more = "allow more, or use fewer stages per device" if none else "give it a longer timeout="
+        raise ScheduleError(f"no order of {len(schedule)} actions {why}; {more}")
     orders = [sorted(order, key=lambda a: solver.value(start[a])) for order in schedule.orders]
     return orders, solver.best_objective_bound, status == cp_model.OPTIMAL

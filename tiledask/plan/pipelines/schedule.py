@@ -31,10 +31,6 @@ __all__ = ["KINDS", "Action", "Schedule", "sources"]
 KINDS = "FBIW"
 """The kinds of actions; a column of kinds holds positions in this word."""
 
-Step = tuple[int, int, int]
-"""(an action, the one before it on its device, the one whose result it waits for), as positions;
--1 for none."""
-
 
 class Action(NamedTuple):
     """One thing a device does.
@@ -82,15 +78,11 @@ class Schedule:
         name: str = "",
         pairs: Iterable[Action] = (),
     ) -> "Schedule":
-        """The schedule with these actions on each device. Raises ScheduleError for other kinds.
-
-        ``place``: the device of each stage, or a row of them for each pipeline. ``pairs``: the
-        forwards that are done at once with the backward after them.
-        """
+        """The schedule with these actions on each device, whose stages are on the devices of
+        ``place``, or of a row for each pipeline. Raises ScheduleError for other kinds."""
         rows = tuple(map(tuple, orders))
-        for device, row in enumerate(rows):
-            if unknown := [action for action in row if action.kind not in KINDS]:
-                raise ScheduleError(f"{unknown[0]} on rank {device}: kinds are F, B, I, W")
+        if unknown := {action.kind for row in rows for action in row} - {*KINDS}:
+            raise ScheduleError(f"the kinds are F, B, I and W, got {', '.join(sorted(unknown))}")
         places = np.atleast_2d(np.array(list(place), int)).tolist()
         return cls(rows, tuple(map(tuple, places)), frozenset(pairs), name)
 
@@ -104,7 +96,7 @@ class Schedule:
 
     @property
     def pipelines(self) -> int:
-        """How many ways there are through the devices, which the micro-batches take in turn."""
+        """How many ways there are through the devices."""
         return len(self.places)
 
     @property
@@ -125,8 +117,7 @@ class Schedule:
         """The device of each stage. Raises ScheduleError where one is on several devices."""
         if self.replicas > 1:
             raise ScheduleError(
-                f"a stage of {self!r} is on {self.replicas} devices; places has a row for each "
-                f"pipeline, and holder(stage, microbatch) the device of a micro-batch"
+                f"a stage of {self!r} is on {self.replicas} devices; use holder(stage, microbatch)"
             )
         return self.places[0]
 
@@ -201,8 +192,7 @@ class Schedule:
 
     @cached_property
     def is_complete(self) -> bool:
-        """Whether every stage sees every micro-batch forward once and, in training, backward once,
-        each on the device that holds it, and pairs are a forward and a backward."""
+        """Whether all that there has to be is there once, in its place, and pairs are pairs."""
         (kind, stage, number), shape = self._columns, (self.stages, self.microbatches)
         if np.prod(shape) > len(kind) or not len(kind):  # before anything is made for each of them
             return False
@@ -221,16 +211,16 @@ class Schedule:
 
     @cached_property
     def maker(self) -> np.ndarray:
-        """int64 [actions], of one that is complete: the position of the one action whose result
-        each waits for, -1 for none; what else it uses comes before that."""
+        """int64 [actions]: the position of the one action whose result each waits for, -1 for none;
+        what else it uses comes before that."""
         own, behind = sources(*self._columns).T
         maker: np.ndarray = np.where(behind < 0, own, behind)
         return maker
 
     @cached_property
-    def steps(self) -> list[Step]:
-        """A Step for each action that can run, after those that it waits for; of one that is
-        complete."""
+    def steps(self) -> list[tuple[int, int, int]]:
+        """Of each action that can run, after those that it waits for, the positions: of it, of the
+        one before it on its device, and of the one whose result it waits for; -1 for none."""
         return _run_order(self.turns.tolist(), self.paired, self.maker)
 
     @property
@@ -243,9 +233,8 @@ class Schedule:
     def to_text(self) -> str:
         """One line per device, actions in PyTorch's grammar: stage, kind, micro-batch.
 
-        With several pipelines a line for each comes first: ``@`` and the device of each stage.
-        A schedule of one pipeline is a file for PyTorch's ``_PipelineScheduleRuntime._load_csv``,
-        "compute_only".
+        With several pipelines a line for each comes first: ``@`` and the device of each stage. Of
+        one pipeline it is a "compute_only" file for PyTorch's ``_PipelineScheduleRuntime``.
 
         >>> print(Schedule.from_text("0F0 0F1 0B0 0B1; 1F0 1F1 1B0 1B1").to_text())
         0F0,0F1,0B0,0B1
@@ -265,11 +254,10 @@ class Schedule:
         """The schedule written in ``text``: a line (or a part between ``;``) per device.
 
         Actions such as ``0F3`` are separated by commas or spaces; ``(0F1;1B0)OVERLAP_F_B`` is a
-        forward and a backward at once. PyTorch's "compute_only" files can be read.
-        A stage is placed on the first device that names it; lines of ``@`` and a device for each
-        stage place pipelines, which the micro-batches take in turn. Raises ScheduleError for any
-        other word, and for a stage number left out.
-        Whether the order can run is another question: see :func:`tiledask.validate`.
+        forward and a backward at once. A stage is placed on the first device that names it; lines
+        of ``@`` and a device for each stage place pipelines, which the micro-batches take in turn.
+        Raises ScheduleError for any other word, and for a stage number left out; whether the order
+        can run, :func:`tiledask.validate` says.
 
         >>> Schedule.from_text("@0,1; @1,0; 0F0,1F1,1B1,0B0; 0F1,1F0,1B0,0B1").replicas
         2
@@ -320,8 +308,7 @@ def _read(pattern: str, word: str) -> tuple[str, ...]:
 
 
 def sources(kind: np.ndarray, stage: np.ndarray, microbatch: np.ndarray) -> np.ndarray:
-    """int64 [actions, 2]: the positions of the actions whose results each uses, its own stage's
-    first, -1 for none. Kinds are positions in "FBIW"."""
+    """int64 [actions, 2]: the positions of the actions whose results each uses, -1 for none."""
     shape = int(stage.max(initial=0)) + 3, int(microbatch.max(initial=0)) + 1
     activations, gradient = np.full(shape, -1), np.full(shape, -1)  # stage s at row s + 1
     forward, backward = kind == 0, (kind == 1) | (kind == 2)
@@ -332,13 +319,12 @@ def sources(kind: np.ndarray, stage: np.ndarray, microbatch: np.ndarray) -> np.n
     return np.stack([own, np.where(backward, gradient[stage + 2, microbatch], -1)], axis=1)
 
 
-def _run_order(turns: list[int], paired: np.ndarray, maker: np.ndarray) -> list[Step]:
-    """A Step for each action, after those that it names; fewer where devices wait in a circle.
-
-    Every device goes on until it lacks a result, down the devices and up. Of a pair the second
-    comes first, as an action of no length, and then the first, which takes the time of both; what
-    follows either follows the first.
-    """
+def _run_order(
+    turns: list[int], paired: np.ndarray, maker: np.ndarray
+) -> list[tuple[int, int, int]]:
+    """The steps of `Schedule.steps`: every device goes on until it lacks a result, down the devices
+    and up. Of a pair the second comes first, as an action of no length, and then the first, which
+    takes the time of both; what follows either follows the first."""
     many = len(maker)
     second = np.append(False, paired[:-1])
     ends = np.append(np.arange(many) - second, -1)  # whose end is that of an action
@@ -347,7 +333,7 @@ def _run_order(turns: list[int], paired: np.ndarray, maker: np.ndarray) -> list[
         if first < many:
             before[first] = -1
     pairs, done = paired.tolist(), [False] * many + [True]
-    at, devices, steps = turns[:-1], range(len(turns) - 1), list[Step]()
+    at, devices, steps = turns[:-1], range(len(turns) - 1), list[tuple[int, int, int]]()
     found = -1
     while len(steps) > found:
         found = len(steps)

@@ -25,56 +25,36 @@ __all__ = [
 MOST_BLOCKS = 10**6
 """Stages x micro-batches: what takes some seconds and a gigabyte; beyond lies a typing error."""
 
-
-class Schedules(dict[str, Callable[..., Schedule]]):
-    """A table of schedules by name."""
-
-    def __repr__(self) -> str:
-        return f"Schedules({', '.join(self)})"
-
-
-schedules = Schedules(
-    {
-        # layer-wise: one micro-batch goes all the way forward and back, then the next
-        "naive": in_rounds("naive", 0),
-        # all forwards, then all backwards: every device keeps the activations of all micro-batches
-        # (GPipe, arXiv 1811.06965, figure 2c)
-        "gpipe": in_rounds("gpipe", ALL),
-        # a backward as soon as there is one: stage s keeps the activations of at most stages - s
-        # micro-batches (PipeDream-flush; arXiv 2104.04473, figure 3)
-        "1f1b": in_rounds("1f1b", 1),
-        # twice as many forwards ahead, so that results on their way are not waited for: while one
-        # travels no longer than an action takes, its latency is paid only on the way in and out.
-        # Stage s keeps at most 2 (stages - s) - 1 (arXiv 2211.05322)
-        "eager-1f1b": in_rounds("eager-1f1b", 2),
-        # 1F1B with chunks: a device takes a group of micro-batches through its first chunk, then
-        # through its next (arXiv 2104.04473, section 2.2)
-        "interleaved": in_loops("interleaved", 2),
-        # GPipe with chunks: every micro-batch through a chunk, then the next; breadth-first
-        # pipeline parallelism (arXiv 2211.05953)
-        "looped-bfs": in_loops("looped-bfs", ALL),
-        # zero bubble in the memory of 1F1B: if W <= F and m >= p, the longest span of a device is
-        # (p-1)(F+I-W) more than its work. Device d keeps at most p-d activations before their I,
-        # and d between I and W (arXiv 2401.10241, figure 2)
-        "zb-h1": in_rounds("zb-h1", 1, 1),
-        # in about twice that memory: if W <= F, W <= I and m >= 2p-1, it is (p-1)(F+I-2W) more,
-        # nothing when F = I = W. At most 2(p-d)-1 before their I, and 2d between I and W (figure 3)
-        "zb-h2": in_rounds("zb-h2", 2, 2),
-        # the best of several orders for given times within a memory (section 3.1)
-        "zb-auto": zb_auto,
-        # ZB-H1 with chunks, as PyTorch's InterleavedZeroBubble: groups as in "interleaved", and one
-        # forward ahead for each device behind, not two
-        "interleaved-zb": in_loops("interleaved-zb", 1, 1),
-        # down the stages and back: two on each device
-        "zb-v": zb_v,
-        "v-half": v_half,
-        "v-min": v_min,
-        # two streams of micro-batches that meet; of the first two every stage is on two devices
-        "chimera": chimera,
-        "dualpipe": dualpipe,
-        "dualpipev": dualpipev,
-    }
-)
+schedules: dict[str, Callable[..., Schedule]] = {
+    # layer-wise: one micro-batch goes all the way forward and back, then the next
+    "naive": in_rounds("naive", 0),
+    # all forwards, then all backwards (GPipe, arXiv 1811.06965, figure 2c)
+    "gpipe": in_rounds("gpipe", ALL),
+    # a backward as soon as there is one (PipeDream-flush; arXiv 2104.04473, figure 3)
+    "1f1b": in_rounds("1f1b", 1),
+    # twice as many forwards ahead, which hide the latency (arXiv 2211.05322)
+    "eager-1f1b": in_rounds("eager-1f1b", 2),
+    # 1F1B with chunks: a group of micro-batches through each (arXiv 2104.04473, section 2.2)
+    "interleaved": in_loops("interleaved", 2),
+    # GPipe with chunks, breadth first (arXiv 2211.05953)
+    "looped-bfs": in_loops("looped-bfs", ALL),
+    # zero bubble in the memory of 1F1B, and in about twice that: if W is short, the longest span
+    # of a device is (p-1)(F+I-W) or (p-1)(F+I-2W) more than its work (arXiv 2401.10241)
+    "zb-h1": in_rounds("zb-h1", 1, 1),
+    "zb-h2": in_rounds("zb-h2", 2, 2),
+    # the best of several orders for given times within a memory (section 3.1)
+    "zb-auto": zb_auto,
+    # ZB-H1 with chunks, as PyTorch has it: one forward ahead for each device behind, not two
+    "interleaved-zb": in_loops("interleaved-zb", 1, 1),
+    # down the stages and back: two on each device
+    "zb-v": zb_v,
+    "v-half": v_half,
+    "v-min": v_min,
+    # two streams of micro-batches that meet; of the first two every stage is on two devices
+    "chimera": chimera,
+    "dualpipe": dualpipe,
+    "dualpipev": dualpipev,
+}
 """The schedules by name. Each takes stages and microbatches; the looped ones also devices,
 "zb-auto" the times and the memory that it is made for."""
 OF_PYTORCH = {
@@ -86,8 +66,7 @@ OF_PYTORCH = {
     "zbvzerobubble": "zb-v",
     "dualpipev": "dualpipev",
 }
-"""What PyTorch calls them, in lower case, as it takes its names in any; its classes' names begin
-with Schedule."""
+"""What PyTorch calls them, in lower case; its classes' names begin with Schedule."""
 V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipev")
 """Down the stages and back: two on each device, whatever is asked."""
 BOTH_WAYS = ("chimera", "dualpipe")
@@ -98,8 +77,8 @@ def called(name: str) -> str:
     """The schedule's name, of that or of another name for it, PyTorch's or "layer-wise"; others
     come back as they are.
 
-    >>> called("Interleaved1F1B"), called("1F1B"), called("ScheduleGPipe"), called("ZB-V")
-    ('interleaved', '1f1b', 'gpipe', 'zb-v')
+    >>> called("Interleaved1F1B"), called("ScheduleGPipe"), called("ZB-V")
+    ('interleaved', 'gpipe', 'zb-v')
     """
     if not isinstance(name, str):
         return name
@@ -110,21 +89,13 @@ def called(name: str) -> str:
 
 
 def is_looped(name: str) -> bool:
-    """Whether the schedule takes devices=, and puts as many stages on each as one likes.
-
-    >>> [name for name in schedules if is_looped(name)]
-    ['interleaved', 'looped-bfs', 'interleaved-zb']
-    """
+    """Whether the schedule takes devices=, and puts as many stages on each as one likes."""
     return "devices" in inspect.signature(schedules[name]).parameters
 
 
 def layout_schedule(name: str, stages: int, microbatches: int, devices: int) -> Schedule:
     """The schedule that a layout means by ``name``: 1F1B of several stages on a device is
-    interleaved.
-
-    >>> layout_schedule("1f1b", stages=8, microbatches=8, devices=4)
-    Schedule(interleaved: 8 stages on 4 devices, 8 micro-batches, 128 actions)
-    """
+    interleaved."""
     name = "interleaved" if name == "1f1b" and stages > devices else name
     options: dict[str, Any] = {"devices": devices} if is_looped(name) else {}
     return schedule(name, stages, microbatches, **options)
@@ -135,16 +106,14 @@ def schedule(
 ) -> Schedule:
     """The schedule called ``name`` (see :data:`schedules`), for any number of each.
 
-    PyTorch's names are taken too: "GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS",
-    "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV". The orders are PyTorch's, but for the
-    backwards of "LoopedBFS", which it does from the last micro-batch to the first.
+    PyTorch's names are taken too, as "Interleaved1F1B" and "ZBVZeroBubble". The orders are
+    PyTorch's, but for the backwards of "LoopedBFS", which it does from the last micro-batch to the
+    first.
 
     ``stages`` counts all stages of the model. "interleaved", "looped-bfs" and "interleaved-zb" put
     several on a device and need ``devices=``; "zb-v", "v-half", "v-min" and "dualpipev" put two on
-    each. "chimera" and "dualpipe" have every stage on two devices, and each micro-batch passes
-    through one of the two. "zb-auto" is made for the seconds ``forward``, ``backward_input``,
-    ``backward_weight`` and ``latency`` within a ``memory_limit``. ``forward_only`` leaves the
-    backwards out.
+    each. "zb-auto" is made for the seconds ``forward``, ``backward_input``, ``backward_weight`` and
+    ``latency`` within a ``memory_limit``. ``forward_only`` leaves the backwards out.
     Raises ScheduleError for an unknown name or option, a count below 1, stages that do not
     divide over the devices, and a forward-only "naive" with several micro-batches, which as
     an order of actions is GPipe's.
@@ -152,8 +121,6 @@ def schedule(
     >>> print(schedule("1f1b", stages=2, microbatches=3).to_text())
     0F0,0F1,0B0,0F2,0B1,0B2
     1F0,1B0,1F1,1B1,1F2,1B2
-    >>> schedule("interleaved", stages=8, microbatches=8, devices=4)
-    Schedule(interleaved: 8 stages on 4 devices, 8 micro-batches, 128 actions)
     >>> schedule("zb-auto", 4, 8, forward=[2, 1, 1, 3], latency=0.2, memory_limit=6)
     Schedule(zb-auto: 4 stages on 4 devices, 8 micro-batches, 96 actions)
     """
@@ -180,8 +147,8 @@ def schedule(
         return built
     if built.name == "naive" and built.microbatches > 1:
         raise ScheduleError(
-            f"without backwards nothing holds the next of {built.microbatches} micro-batches "
-            f"back, so they overlap: that is 'gpipe'; for layer-wise inference use microbatches=1"
+            f"without backwards nothing holds the next of {built.microbatches} micro-batches back: "
+            f"that is 'gpipe'; for layer-wise inference use microbatches=1"
         )
     forwards = ([a for a in order if a.kind == "F"] for order in built.orders)
     return Schedule.of(forwards, built.places, f"{built.name}, forward only")

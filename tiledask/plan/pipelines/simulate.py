@@ -44,8 +44,8 @@ def simulate(
 ) -> Timeline:
     """The Timeline of ``schedule`` if every action takes exactly the time given.
 
-    ``simulate("1f1b", 4, 8, forward=1.0)`` makes the schedule by its name, of 4 stages and 8
-    micro-batches, with whatever else `schedule` takes; times then have their names.
+    ``simulate("1f1b", 4, 8, forward=1.0)`` makes the schedule by its name and numbers; times then
+    have their names.
 
     forward, backward                 seconds of F and of a full B; backward is 2.0 unless given.
     backward_input, backward_weight   seconds of I and W. Given both, a full B takes their sum
@@ -57,9 +57,9 @@ def simulate(
                                       are on different devices.
 
     Each time is a number, a value per stage, or a table [stages][microbatches]; latency a number,
-    or a value per boundary between stages. Raises ScheduleError for a schedule that cannot run, and
-    for times that are negative, not finite or of the wrong shape; DeadlockError, one of them, where
-    devices wait in a circle.
+    or a value per boundary between stages. Raises ScheduleError for a schedule that cannot run
+    (DeadlockError where devices wait in a circle), and for times that are negative, not finite or
+    of the wrong shape.
 
     >>> from tiledask.plan.pipelines.schedules import schedule
     >>> t = simulate(schedule("1f1b", stages=4, microbatches=8), forward=1.0, backward=2.0)
@@ -81,12 +81,7 @@ def simulate(
 
 
 def topological_order(schedule: Schedule) -> list[Action]:
-    """All actions of a schedule that can run, each after what it needs and in its turn.
-
-    >>> from tiledask.plan.pipelines.schedules import schedule
-    >>> " ".join(map(str, topological_order(schedule("gpipe", stages=2, microbatches=1))))
-    '0F0 1F0 1B0 0B0'
-    """
+    """All actions of a schedule that can run, each after what it needs and in its turn."""
     start, _ = finish_times(schedule, costs_of(schedule, 1.0, 1.0, backward_input=1.0))
     actions = list(schedule)
     return [actions[n] for n in np.argsort(start, kind="stable").tolist()]

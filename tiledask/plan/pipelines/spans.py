@@ -1,11 +1,27 @@
-"""Spans of actions and transfers in flat columns: what a simulation and a measured run both are."""
+"""Spans of actions and transfers in flat columns, simulated or measured, and what they hold.
 
+    F   + activation                        when it starts
+    B   - activation                        when it ends
+    I   - (activation - weight_part)        when it ends: the weights' gradient needs the rest
+    W   - weight_part                       when it ends
+
+The paper's M_B is ``activation`` and its M_W is ``weight_part`` (arXiv 2401.10241, section 3).
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["COMPUTE", "KINDS", "TRANSFER", "Spans"]
+from tiledask.errors import ScheduleError
+from tiledask.plan.pipelines.costs import numbers
+from tiledask.plan.units import format_seconds
+from tiledask.plan.whole import is_whole
+
+__all__ = ["COMPUTE", "KINDS", "TRANSFER", "Footprint", "Moment", "Spans", "memory_over_time"]
 
 COMPUTE = ("F", "B", "I", "W", "U", "M")
 """Kinds of compute, PyTorch's letters: forward, full backward, input gradient, weight gradient; and
@@ -60,3 +76,98 @@ class Spans:
         """Those of these ``rows``, a mask."""
         columns = self.device[rows], self.code[rows], self.stage[rows], self.microbatch[rows]
         return Spans(self.devices, *columns, self.start[rows], self.end[rows], self.origin)
+
+
+PerStage = float | Sequence[float]
+"""One number, or one per stage."""
+
+
+class Moment(NamedTuple):
+    """Where and when a footprint is largest."""
+
+    bytes: float
+    device: int
+    time: float
+    """Seconds from the start to the first moment at which so much is held."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Footprint:
+    """What every device holds at every moment, in the unit of the numbers it was made from."""
+
+    steps: tuple[tuple[np.ndarray, np.ndarray], ...]
+    """Per device (times, bytes): so many from each time on. Of equal times the last holds."""
+    makespan: float
+    """Seconds."""
+    origin: str = "simulated"
+
+    @cached_property
+    def peaks(self) -> tuple[float, ...]:
+        """The most that each device holds."""
+        return tuple(held.max().item() for _, held in self.steps)
+
+    @cached_property
+    def peak(self) -> Moment:
+        """The most that any device holds; the earliest such moment."""
+        first = [times[int(np.argmax(held))].item() for times, held in self.steps]
+        most, time, device = min(
+            zip((-p for p in self.peaks), first, range(len(first)), strict=True)
+        )
+        return Moment(-most, device, time)
+
+    def __repr__(self) -> str:
+        most, device, time = self.peak
+        size = f"{most:,}" if is_whole(most) else f"{most:g}"
+        return (
+            f"Footprint({self.origin}: {len(self.steps)} devices, peak {size} on device {device} "
+            f"after {format_seconds(time)})"
+        )
+
+
+def memory_over_time(
+    timeline: Spans,
+    activation: PerStage = 1,
+    weight_part: PerStage | None = None,
+    static: float | Sequence[float] = 0,
+) -> Footprint:
+    """The Footprint of a simulated or measured ``timeline``.
+
+    activation     bytes that the forward of a stage keeps of a micro-batch for its backward, one
+                   number or one per stage; 1 counts activations
+    weight_part    bytes of them that are kept from I to W; default: all
+    static         bytes of a device at all times, weights for instance: a number, or one each
+
+    Without any backward (inference) an activation is let go when its forward ends. Raises
+    ScheduleError for sizes that are negative or of the wrong number, and for a ``weight_part``
+    larger than its activation.
+
+    >>> from tiledask.plan.pipelines.schedules import schedule
+    >>> from tiledask.plan.pipelines.simulate import simulate
+    >>> held = memory_over_time(simulate(schedule("1f1b", stages=4, microbatches=8)))
+    >>> held.peaks, held.peak
+    ((4, 3, 2, 1), Moment(bytes=4, device=0, time=3.0))
+    """
+    stages, acts = 1 + int(timeline.stage.max(initial=0)), timeline.acts
+
+    def each(values: PerStage, name: str, what: str, count: int) -> np.ndarray:
+        shapes = {(): "one number", (count,): f"{count}, one per {what}"}
+        return np.broadcast_to(numbers(values, name, shapes, "bytes"), count)
+
+    whole = each(activation, "activation", "stage", stages)
+    part = whole if weight_part is None else each(weight_part, "weight_part", "stage", stages)
+    if (part > whole).any():
+        raise ScheduleError(f"weight_part is at most activation; got {part} of {whole} by stage")
+    always = each(static, "static", "device", timeline.devices)
+    none = np.zeros_like(whole)  # by F, B, I, W, U and M of each stage
+    change = np.stack([whole, -whole, part - whole, -part, none, none])[acts.code, acts.stage]
+    times, trains = np.where(acts.code == 0, acts.start, acts.end), bool(acts.code.any())
+    held = []
+    for first, (a, b) in zip(always, pairwise(acts.turns.tolist()), strict=True):
+        at, more = times[a:b], change[a:b]
+        if not trains:
+            at, more = np.append(at, acts.end[a:b]), np.append(more, -more)
+        if (at[1:] < at[:-1]).any() or not trains:
+            order = np.lexsort((more, at))  # at equal times what goes is before what comes
+            at, more = at[order], more[order]
+        held.append((np.append(0.0, at), np.append(first, first + np.cumsum(more))))
+    return Footprint(tuple(held), timeline.makespan, timeline.origin)

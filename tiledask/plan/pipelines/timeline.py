@@ -19,14 +19,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tiledask.errors import ScheduleError
-from tiledask.plan import html
 from tiledask.plan.frames import frame
-from tiledask.plan.pipelines.bound import Bound, CriticalPath, critical_path, lower_bound
-from tiledask.plan.pipelines.costs import PipelineCosts
-from tiledask.plan.pipelines.idle import CAUSES, IdleTime, idle_time
-from tiledask.plan.pipelines.memory import memory_over_time
+from tiledask.plan.pipelines.costs import (
+    Bound,
+    CriticalPath,
+    PipelineCosts,
+    critical_path,
+    lower_bound,
+)
+from tiledask.plan.pipelines.idle import IdleTime, idle_time
 from tiledask.plan.pipelines.schedule import Schedule
-from tiledask.plan.pipelines.spans import COMPUTE, KINDS, TRANSFER, Spans
+from tiledask.plan.pipelines.spans import COMPUTE, KINDS, TRANSFER, Spans, memory_over_time
 from tiledask.plan.units import format_seconds
 
 if TYPE_CHECKING:
@@ -216,13 +219,3 @@ class Timeline(Spans):
             f"devices, makespan {format_seconds(self.makespan)}, "
             f"{100 * self.bubble_fraction:.1f} % of device-time idle)"
         )
-
-    def _repr_html_(self) -> str:
-        causes = self.idle_time.per_device.items()
-        idle = {CAUSES[cause]: each for cause, each in causes if any(each)}
-        parts = {"busy": self.busy_per_device, **idle}
-        rows = [
-            (d, *(f"{format_seconds(s)} ({100 * s / (self.makespan or 1):.1f} %)" for s in each))
-            for d, each in enumerate(zip(*parts.values(), strict=True))
-        ]
-        return html.table(("device", *parts), rows, repr(self))

@@ -13,13 +13,7 @@ __all__ = ["needs", "peak_in_flight", "peaks", "runnable", "validate"]
 
 
 def needs(schedule: Schedule) -> dict[Action, tuple[Action, ...]]:
-    """For every action of ``schedule``, the actions whose results it uses, its own stage's first.
-
-    >>> from tiledask.plan.pipelines.schedules import schedule
-    >>> waits = needs(schedule("gpipe", stages=2, microbatches=1))
-    >>> {str(a): [str(b) for b in before] for a, before in waits.items()}
-    {'0F0': [], '0B0': ['0F0', '1B0'], '1F0': ['0F0'], '1B0': ['1F0']}
-    """
+    """For every action, the actions whose results it uses, its own stage's first."""
     actions = list(schedule)
     uses = sources(schedule.kind, schedule.stage, schedule.microbatch).tolist()
     return {
@@ -30,25 +24,20 @@ def needs(schedule: Schedule) -> dict[Action, tuple[Action, ...]]:
 def peak_in_flight(schedule: Schedule) -> tuple[int, ...]:
     """Per device, the most (stage, micro-batch) activations kept at once; from the order alone.
 
-    One is kept from its forward to its B, or to its W where the backward is split. Without
-    backwards each is let go at once.
-
     >>> from tiledask.plan.pipelines.schedules import schedule
     >>> peak_in_flight(schedule("1f1b", stages=4, microbatches=8))
     (4, 3, 2, 1)
     """
-    return tuple(int(peak) for peak, _ in peaks(schedule))
+    return tuple(peak for peak, _ in peaks(schedule))
 
 
-def peaks(
-    schedule: Schedule, activation: float = 1.0, weight_part: float | None = None
-) -> Iterator[tuple[float, int]]:
-    """Per device, (the most that is kept, the turn at which it is first reached)."""
-    kept = activation if weight_part is None else weight_part
-    change = np.array([activation, -activation, kept - activation, -kept])
+def peaks(schedule: Schedule) -> Iterator[tuple[int, int]]:
+    """Per device, (the most that is kept, the turn at which it is first reached): from a forward to
+    its B or W; without backwards each is let go at once."""
     for kind in np.split(schedule.kind, schedule.turns[1:-1]):
-        held = np.cumsum(change[kind]) if schedule.trains else change[kind]
-        yield (float(held.max()), int(held.argmax())) if len(kind) else (0.0, 0)
+        change = np.array([1, -1, 0, -1])[kind]
+        held = np.cumsum(change) if schedule.trains else change
+        yield (int(held.max()), int(held.argmax())) if len(kind) else (0, 0)
 
 
 def validate(
@@ -62,33 +51,27 @@ def validate(
     ``stages`` and ``microbatches`` say how many there should be (default: as many as it shows).
     ``memory_limit`` is the most (stage, micro-batch) activations that a device may keep, one number
     or one per device. Raises ScheduleError that names the first fault: an action that is unknown,
-    on the wrong device, repeated, missing, or before what it needs on its own device; a deadlock,
-    with its cycle; or a memory limit that is passed, with the moment.
+    misplaced, repeated, missing or too early; a deadlock, with its cycle; or a memory limit that is
+    passed, with the moment.
 
     >>> from tiledask.plan.pipelines.schedules import schedule
     >>> validate(schedule("1f1b", stages=4, microbatches=8), memory_limit=4)
     Schedule(1f1b: 4 stages on 4 devices, 8 micro-batches, 64 actions)
     """
     if stages not in (None, schedule.stages):
-        raise ScheduleError(
-            f"the schedule has {schedule.stages} stages and the model {stages}; a stage that is "
-            f"left out changes the result"
-        )
+        raise ScheduleError(f"the schedule has {schedule.stages} stages and the model {stages}")
     runnable(schedule, microbatches)
     limits = memory_limit
     if limits is None:
         return schedule
     limits = limits if isinstance(limits, Sequence) else [limits] * schedule.devices
     if len(limits) != schedule.devices:
-        raise ScheduleError(
-            f"got {len(limits)} memory limits for {schedule.devices} devices: give one, or one each"
-        )
+        raise ScheduleError(f"got {len(limits)} memory limits for {schedule.devices} devices")
     for device, ((peak, turn), limit) in enumerate(zip(peaks(schedule), limits, strict=True)):
         if peak > limit:
             raise ScheduleError(
-                f"over memory: rank {device} keeps {peak:g} activations at "
-                f"{schedule.orders[device][turn]}, turn {turn}, and may keep {limit:g}; start "
-                f"fewer forwards before the first backward"
+                f"over memory: rank {device} keeps {peak} activations at turn {turn}, and may keep "
+                f"{limit:g}; start fewer forwards before the first backward"
             )
     return schedule
 
@@ -106,24 +89,21 @@ def runnable(schedule: Schedule, microbatches: int | None = None) -> Schedule:
 
 def _incomplete(schedule: Schedule, microbatches: int) -> Iterator[str]:
     """What is of no stage or micro-batch, on another device, there twice, no pair, or missing."""
-    kinds, stages = defaultdict[tuple[int, int], str](str), schedule.stages
+    stages, kinds = schedule.stages, defaultdict[tuple[int, int], str](str)
+    there = f"{stages} stages and {microbatches} micro-batches, counted from 0"
     for device, order in enumerate(schedule.orders):
-        turns: dict[Action, int] = {}
         for turn, a in enumerate(order):
             if not 0 <= a.stage < stages or not 0 <= a.microbatch < microbatches:
-                there = f"{stages} stages and {microbatches} micro-batches, counted from 0"
                 yield f"{a} on rank {device} is unknown: there are {there}"
             if (holder := schedule.holder(a.stage, a.microbatch)) != device:
                 of = f"stage {a.stage} of micro-batch {a.microbatch}"
                 yield f"{a} is on rank {device}, but {of} is placed on rank {holder}: move it there"
-            if turns.setdefault(a, turn) != turn:
-                yield f"{a} is repeated on rank {device}: turns {turns[a]} and {turn}; do it once"
+            if a in order[:turn]:
+                yield f"{a} is repeated on rank {device}, at turn {turn}; do it once"
             both = order[turn : turn + 2]
             if a in schedule.pairs and "".join(each.kind for each in both) not in ("FB", "FI"):
-                yield (
-                    f"a device does a forward and then a backward (B or I) at once; at turn {turn} "
-                    f"of rank {device} it is {' and '.join(map(str, both))}"
-                )
+                what = f"at turn {turn} of rank {device} it is {' and '.join(map(str, both))}"
+                yield f"a device does a forward and then a backward (B or I) at once; {what}"
             kinds[a[1:]] += a.kind
     if not kinds:
         yield "the schedule has no action; a stage and micro-batch has two or more, as 0F0,0B0"
@@ -131,10 +111,8 @@ def _incomplete(schedule: Schedule, microbatches: int) -> Iterator[str]:
     for s, i in product(range(stages), range(microbatches)):
         has = "".join(sorted(kinds[s, i]))
         if lacks := lacking.get(has, "") if "F" in has else "F":
-            yield (
-                f"missing {Action(lacks, s, i)} on rank {schedule.holder(s, i)}: all of "
-                f"{microbatches} micro-batches pass through all of {stages} stages"
-            )
+            rank = schedule.holder(s, i)
+            yield f"missing {Action(lacks, s, i)} on rank {rank}: there are {there}"
         if has not in lacking:
             yield f"stage {s} does the backward of micro-batch {i} twice, by {has}; B, or I and W"
 

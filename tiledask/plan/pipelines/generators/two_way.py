@@ -5,21 +5,17 @@ DualPipe    rank 0     stage 0   stage 3'      two replicas of the model in oppo
             rank 2     stage 2   stage 1'
             rank 3     stage 3   stage 0'
 
-DualPipeV   rank 0     stage 0   stage 3       the upper half alone: one replica in a V,
-            rank 1     stage 1   stage 2       which every micro-batch goes down and up
-
-Chimera     rank 0     F0 F2 .. F1 F3 B1 B3 B0 .. B2      the replicas fill each other's
-            rank 1     .. F0 F1 ...                       bubbles, an action at a time
-            rank 2     .. F1 F0 ...
-            rank 3     F1 F3 .. F0 F2 B0 B2 B1 .. B3
+DualPipeV is the upper half alone, one replica in a V; in Chimera the replicas fill each other's
+bubbles, an action at a time.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 
 from tiledask.errors import ScheduleError
-from tiledask.plan.pipelines.generators.lanes import Lane, from_steps, half_of, v_from_steps
+from tiledask.plan.pipelines.generators.v_shape import Lane, from_steps, half_of, v_from_steps
 from tiledask.plan.pipelines.schedule import Action, Schedule
 
 __all__ = ["chimera", "dualpipe", "dualpipev"]
@@ -31,14 +27,7 @@ def chimera(stages: int, microbatches: int) -> Schedule:
 
     Units of p micro-batches follow one another without a flush; if F and B take equally long
     and m is a multiple of an even p, the makespan is (2m + p - 2) F. A device keeps at most p
-    activations. Where a device could do several things it takes a backward first, then the
-    forward that has come furthest.
-
-    >>> print(chimera(2, 2).to_text())
-    @0,1
-    @1,0
-    0F0,1F1,1B1,0B0
-    0F1,1F0,1B0,0B1
+    activations. It takes a backward first, then the forward that has come furthest.
     """
     places = [list(range(stages)), list(range(stages))[::-1]]
     orders: list[list[Action]] = [[] for _ in range(stages)]
@@ -54,13 +43,15 @@ def chimera(stages: int, microbatches: int) -> Schedule:
     for i in range(microbatches):
         offer("F", 0, i)
     while any(ready):  # a slot, in which every device does one action
-        slot = []
-        for device, heap in enumerate(ready):
-            if heap and (heap[0][1].kind == "B" or kept[device] < stages):
-                slot.append((device, heappop(heap)[1]))
-        for device, action in slot:
-            orders[device].append(action)
+        heaps = [
+            heap
+            for heap, n in zip(ready, kept, strict=True)
+            if heap and (heap[0][1].kind == "B" or n < stages)
+        ]
+        for action in [heappop(heap)[1] for heap in heaps]:
             kind, s, i = action
+            device = places[i % 2][s]
+            orders[device].append(action)
             kept[device] += 1 if kind == "F" else -1
             if kind == "F":
                 offer(*(("F", s + 1, i) if s + 1 < stages else ("B", s, i)))
@@ -76,26 +67,18 @@ def dualpipe(stages: int, microbatches: int) -> Schedule:
     As DeepSeek's for an even m of at least 2p. A device keeps at most p + 1 activations. In
     the README's table (F&B the seconds of a pair, B of a full backward) a device idles
     (p/2 - 1)(F&B + B - 3W). Raises ScheduleError for an odd number of stages.
-
-    >>> dualpipe(4, 8)
-    Schedule(dualpipe: 4 stages on 4 devices, 8 micro-batches, 74 actions)
     """
     if stages % 2:
         raise ScheduleError(
-            f"two directions meet in the middle of the devices, and {stages} devices have none; "
-            f"use {stages + 1} stages"
+            f"two directions meet in the middle, and {stages} devices have none; use {stages + 1} "
+            f"stages"
         )
     half, each = stages // 2, max(-(-microbatches // 2), stages)
     down, up = range(stages), range(stages - 1, -1, -1)
-
-    def lanes(d: int) -> list[Lane]:
-        both: list[Lane] = [(d, count(0, 2)), (stages - 1 - d, count(1, 2))]
-        return both if d < half else both[::-1]
-
-    def steps(d: int) -> Iterator[str]:
-        return _steps(min(d, stages - 1 - d), half, each)
-
-    return from_steps(steps, lanes, [down, up], stages, microbatches, "dualpipe")
+    lanes: list[list[Lane]] = [[(d, count(0, 2)), (up[d], count(1, 2))] for d in down]
+    lanes[half:] = [both[::-1] for both in lanes[half:]]
+    steps = partial(_steps, half, each)
+    return from_steps(lambda d: steps(min(d, up[d])), lanes, [down, up], microbatches, "dualpipe")
 
 
 def dualpipev(stages: int, microbatches: int) -> Schedule:
@@ -103,17 +86,13 @@ def dualpipev(stages: int, microbatches: int) -> Schedule:
 
     As DeepSeek's and PyTorch's for m >= 2p; a device keeps at most 2p + 1 chunk activations.
     Raises ScheduleError for an odd number of stages.
-
-    >>> dualpipev(8, 10)
-    Schedule(dualpipev: 8 stages on 4 devices, 10 micro-batches, 182 actions)
     """
     p = half_of(stages)
-    return v_from_steps(
-        lambda d: _steps(d, p, max(microbatches, 2 * p)), p, microbatches, "dualpipev"
-    )
+    steps = partial(_steps, p, max(microbatches, 2 * p))
+    return v_from_steps(steps, p, microbatches, "dualpipev")
 
 
-def _steps(d: int, p: int, n: int) -> Iterator[str]:
+def _steps(p: int, n: int, d: int) -> Iterator[str]:
     """Of the device that is d-th of p from the outside, for n micro-batches in each lane."""
     behind = p - 1 - d
     last = "10" * (d + 1)  # the lanes of the last backwards: half of them in full

@@ -5,16 +5,25 @@
     rank 2     stage 2    stage 5        live long, and a late one, whose activations do not;
     rank 3       stage 3, stage 4        between 3 and 4 nothing is sent
 
-In a V ``stages`` is twice the number of devices: stage s is on device s, or on 2p - 1 - s.
+In a V ``stages`` is twice the number of devices: stage s is on device s, or on 2p - 1 - s. A
+device's order is written in words for its steps, a kind and a lane, whose micro-batches count up:
+
+F0 F0 F1 I1 W1 F0+B1      lane 0 and lane 1 are the two chunks of a device; the next F0 takes
+                          lane 0's next micro-batch; F0+B1 is done at once
 """
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 
-from tiledask.plan.pipelines.generators.lanes import half_of, v_from_steps, v_places
+from tiledask.errors import ScheduleError
 from tiledask.plan.pipelines.schedule import Action, Schedule
 from tiledask.plan.pipelines.validate import needs, peak_in_flight
 
-__all__ = ["v_half", "v_min", "zb_v"]
+__all__ = ["Lane", "from_steps", "half_of", "v_from_steps", "v_half", "v_min", "zb_v"]
+
+Lane = tuple[int, Iterable[int]]
+"""One chunk of a device: a stage, and the micro-batches that pass through it."""
 
 
 def zb_v(stages: int, microbatches: int) -> Schedule:
@@ -49,72 +58,36 @@ def v_half(stages: int, microbatches: int) -> Schedule:
     The paper's building block, repeated every 6 slots; then each device that would wait does
     the next thing it can without more memory. With p > 2 devices, m >= 2p and F = I = W the
     makespan is that of the authors' program. Raises ScheduleError for an odd number of stages.
-
-    >>> v_half(8, 8)
-    Schedule(v-half: 8 stages on 4 devices, 8 micro-batches, 192 actions)
     """
     p = half_of(stages)
     gap = 0 if p % 2 else 3
-
-    def slots(d: int) -> tuple[int, int, int, int]:
-        return 2 * d, 3 * p - 2 - d, 3 * p + gap - 1 + 2 * d, 6 * p + gap - 2 - d
-
-    return _repeated(slots, p, microbatches, "v-half")
+    slots = [(2 * d, 3 * p - 2 - d, 3 * p + gap - 1 + 2 * d, 6 * p + gap - 2 - d) for d in range(p)]
+    return _repeated(slots, microbatches, "v-half")
 
 
 def v_min(stages: int, microbatches: int) -> Schedule:
-    """V-Min: about a third of the memory of 1F1B (arXiv 2405.15362).
-
-    What is said of :func:`v_half` holds for it."""
+    """V-Min: about a third of the memory of 1F1B (arXiv 2405.15362); as :func:`v_half`."""
     p = half_of(stages)
     gap = 0 if p % 3 else 2
-
-    def slots(d: int) -> tuple[int, int, int, int]:
-        return d, 2 * p - 1 - d, 2 * p + gap + d, 4 * p + gap - 1 - d
-
-    return _repeated(slots, p, microbatches, "v-min")
+    slots = [(d, 2 * p - 1 - d, 2 * p + gap + d, 4 * p + gap - 1 - d) for d in range(p)]
+    return _repeated(slots, microbatches, "v-min")
 
 
-def _repeated(
-    slots: Callable[[int], tuple[int, int, int, int]], devices: int, microbatches: int, name: str
-) -> Schedule:
-    """A building block every 6 slots: ``slots(d)`` has F0, F1, I1 and I0, and W fills the rest;
-    then with its gaps filled."""
+def _repeated(slots: Sequence[tuple[int, ...]], microbatches: int, name: str) -> Schedule:
+    """A building block every 6 slots: ``slots[d]`` has F0, F1, I1 and I0, and W fills the rest.
 
-    def order(device: int) -> list[Action]:
-        down, up = device, 2 * devices - 1 - device
-        block = zip(slots(device), (("F", down), ("F", up), ("I", up), ("I", down)), strict=True)
-        placed = sorted(
-            (slot + 6 * i, Action(kind, stage, i))
-            for slot, (kind, stage) in block
-            for i in range(microbatches)
-        )
-        actions, weights, turn = list[Action](), list[Action](), placed[0][0]
-        for slot, action in placed:
-            free = max(0, slot - turn)
-            actions += [*weights[:free], action]
-            weights, turn = weights[free:], slot + 1
-            if action.kind == "I":
-                weights.append(action._replace(kind="W"))
-        return [*actions, *weights]
-
-    return _filled(Schedule.of(map(order, range(devices)), v_places(devices), name))
-
-
-def _filled(schedule: Schedule) -> Schedule:
-    """``schedule`` in slots of equal length where a device that would wait does the next thing
-    that it can.
-
-    What is pulled ahead never passes the activations that it keeps. The given order can run, and
-    what is left of it always can, so there is no deadlock. W is done in turn, but once the forwards
-    of its first chunk are through a device does it only when it can do nothing else.
+    Then in slots of equal length a device that would wait does the next thing that it can, in the
+    memory of the blocks. They can run, and what is left of them always can, so there is no
+    deadlock. W is done in turn, but once the forwards of its first chunk are through a device does
+    it only when it can do nothing else.
     """
-    waits, most = needs(schedule), max(peak_in_flight(schedule))
-    left = [list(order) for order in schedule.orders]
+    last = 2 * len(slots) - 1
+    left = [_blocks(each, d, last - d, microbatches) for d, each in enumerate(slots)]
+    blocks = Schedule.of(left, v_places(len(slots)), name)
+    waits, most = needs(blocks), max(peak_in_flight(blocks))
     orders: list[list[Action]] = [[] for _ in left]
-    kept, forwards = [0] * len(left), [schedule.microbatches] * len(left)
+    kept, forwards, done = [0] * len(left), [microbatches] * len(left), set[Action]()
     change = {"F": 1, "I": 0, "W": -1}
-    done: set[Action] = set()
 
     def turn_of(device: int) -> int | None:
         """Which of what is left is done now. Of each kind and stage only the first can be."""
@@ -143,4 +116,80 @@ def _filled(schedule: Schedule) -> Schedule:
                 kept[device] += change[action.kind]
                 forwards[device] -= action[:2] == ("F", device)
         done |= set(slot)
-    return Schedule.of(orders, schedule.places, schedule.name)
+    return Schedule.of(orders, blocks.places, name)
+
+
+def _blocks(slots: tuple[int, ...], down: int, up: int, microbatches: int) -> list[Action]:
+    """A device's building blocks, with W in the slots that are free."""
+    block = list(zip(slots, "FFII", (down, up, up, down), strict=True))
+    placed = sorted(
+        (n + 6 * i, Action(kind, stage, i)) for n, kind, stage in block for i in range(microbatches)
+    )
+    actions, weights, turn = list[Action](), list[Action](), placed[0][0]
+    for slot, action in placed:
+        free = max(0, slot - turn)
+        actions += [*weights[:free], action]
+        weights, turn = weights[free:], slot + 1
+        if action.kind == "I":
+            weights.append(action._replace(kind="W"))
+    return [*actions, *weights]
+
+
+# -- orders from words -----------------------------------------------------------------------------
+
+
+def from_steps(
+    steps: Callable[[int], Iterable[str]],
+    lanes: list[list[Lane]],
+    place: Iterable[int] | Iterable[Iterable[int]],
+    microbatches: int,
+    name: str,
+) -> Schedule:
+    """The schedule whose device d does ``steps(d)`` on ``lanes[d]``.
+
+    Micro-batches from ``microbatches`` on are left out, so that steps for more of them serve
+    for fewer; what is left of a pair is then done alone.
+    """
+    orders, pairs = [list[Action]() for _ in lanes], list[Action]()
+    for device, order in enumerate(orders):
+        mine = [(s, iter(numbers), deque[int](), deque[int]()) for s, numbers in lanes[device]]
+        for word in steps(device):
+            block = []
+            for part in word.split("+"):
+                kind, (stage, numbers, forwards, inputs) = part[0], mine[int(part[1:])]
+                if kind == "F":
+                    forwards.append(microbatch := next(numbers))
+                else:
+                    microbatch = (inputs if kind == "W" else forwards).popleft()
+                if kind == "I":
+                    inputs.append(microbatch)
+                if microbatch < microbatches:
+                    block.append(Action(kind, stage, microbatch))
+            order += block
+            pairs += block[:-1]
+    return Schedule.of(orders, place, name, pairs)
+
+
+def v_from_steps(
+    steps: Callable[[int], Iterable[str]], devices: int, microbatches: int, name: str
+) -> Schedule:
+    """The same where lane 0 goes down the devices and lane 1 up again."""
+    lanes: list[list[Lane]] = [
+        [(d, count()), (2 * devices - 1 - d, count())] for d in range(devices)
+    ]
+    return from_steps(steps, lanes, v_places(devices), microbatches, name)
+
+
+def half_of(stages: int) -> int:
+    """The devices of a V, which holds two stages on each. Raises ScheduleError for odd stages."""
+    if stages % 2:
+        raise ScheduleError(
+            f"a V has two stages on every device, and {stages} stages are odd; "
+            f"use {stages + 1} stages"
+        )
+    return stages // 2
+
+
+def v_places(devices: int) -> list[int]:
+    """The device of each stage: down the devices and up again."""
+    return [*range(devices), *reversed(range(devices))]

@@ -10,7 +10,6 @@ from itertools import product
 from tiledask.errors import ScheduleError
 from tiledask.plan.pipelines.costs import costs_of
 from tiledask.plan.pipelines.schedule import Action, Schedule
-from tiledask.plan.pipelines.validate import peaks
 
 __all__ = ["zb_auto"]
 
@@ -34,9 +33,8 @@ def zb_auto(
     """The best zero-bubble order that a greedy search finds for these times within a memory.
 
     The heuristic of arXiv 2401.10241, section 3.1: warm up with as many forwards as memory
-    allows, then F and I in turns, with W in the gaps and where memory needs it. Three choices
-    it leaves open are tried in all combinations, and the order with the shortest span is returned:
-    the longest time of a device from its first action to its last.
+    allows, then F and I in turns, with W in the gaps and where memory needs it. Two choices it
+    leaves open are tried in all combinations, and the order with the shortest span is returned.
 
     forward, backward_input, backward_weight   seconds of F, I and W
     latency        seconds from one stage to the next
@@ -49,8 +47,6 @@ def zb_auto(
 
     >>> zb_auto(4, 8)
     Schedule(zb-auto: 4 stages on 4 devices, 8 micro-batches, 96 actions)
-    >>> zb_auto(1, 2, memory_limit=1).to_text()
-    '0F0,0I0,0W0,0F1,0I1,0W1'
     """
     limit = stages * activation if memory_limit is None else memory_limit
     if not weight_part <= activation <= limit:
@@ -59,68 +55,56 @@ def zb_auto(
             f"{limit:g}, and {weight_part:g} are kept from I to W; weight_part is at most "
             f"activation, and that at most memory_limit"
         )
-    most, halves = limit * (1 + _SMALL), (backward_input, backward_weight)
-    costs = costs_of(Schedule((), (tuple(range(stages)),)), forward, None, latency, *halves)
+    empty = Schedule((), (tuple(range(stages)),))
+    costs = costs_of(empty, forward, None, latency, backward_input, backward_weight)
     seconds = {kind: costs.seconds["FBIW".index(kind), :, 0].tolist() for kind in "FIW"}
-    drafts = [
-        _Draft(microbatches, seconds, latency, (most, activation, weight_part), choice)
-        for choice in product((True, False), repeat=3)
-    ]
-    made = [Schedule.of(draft.orders, range(stages), "zb-auto") for draft in drafts]
-    fitting = [
-        (*draft.merit, n)
-        for n, (draft, order) in enumerate(zip(drafts, made, strict=True))
-        if max(peaks(order, activation, weight_part))[0] <= most
-    ]
-    return made[min(fitting)[-1]]
+    memory, drafts = (limit * (1 + _SMALL), activation, weight_part), list[_Draft]()
+    for punctual, greedy in product((True, False), repeat=2):
+        drafts.append(_Draft(seconds, latency, memory))
+        drafts[-1].write(microbatches, punctual, greedy)
+    best = min((draft for draft in drafts if draft.most <= memory[0]), key=_Draft.merit)
+    return Schedule.of(best.orders, range(stages), "zb-auto")
 
 
 class _Draft:
-    """An order that is written action by action, with the clock of each stage.
-
-    choice = (punctual, hold, greedy)
-      punctual   the warm-up never delays the first I; otherwise it leaves no gap before it
-      hold       a stage that is ahead of the next may leave out a forward
-      greedy     a W goes into a gap that is shorter, even on a stage with time to spare
-    """
+    """An order that is written action by action, with the clock of each stage."""
 
     def __init__(
-        self,
-        microbatches: int,
-        seconds: dict[str, list[float]],
-        latency: float,
-        memory: tuple[float, float, float],
-        choice: tuple[bool, ...],
+        self, seconds: dict[str, list[float]], latency: float, memory: tuple[float, float, float]
     ) -> None:
-        self.microbatches, self.seconds, self.latency = microbatches, seconds, latency
+        self.seconds, self.latency = seconds, latency
         self.limit, self.activation, self.weight_part = memory
-        self.punctual, self.hold, self.greedy = choice
         self.stages = range(len(seconds["F"]))
         self.orders: list[list[Action]] = [[] for _ in self.stages]
         # of each stage: seconds until its last end, until its first start, and of waiting since
         self.clock, self.begin, self.idle = ([0.0 for _ in self.stages] for _ in range(3))
+        self.most = 0.0
         # when each action written so far ends: [kind][stage][micro-batch]
         self.ends = {kind: [list[float]() for _ in self.stages] for kind in "FIW"}
-        self._write()
-        spans = (clock - begin for clock, begin in zip(self.clock, self.begin, strict=True))
-        self.merit = max(spans), max(self.clock)
 
-    def _write(self) -> None:
+    def merit(self) -> tuple[float, float]:
+        """The longest time from a device's first action to its last, and the last of all."""
+        spans = (clock - begin for clock, begin in zip(self.clock, self.begin, strict=True))
+        return max(spans), max(self.clock)
+
+    def write(self, microbatches: int, punctual: bool, greedy: bool) -> None:
+        """The whole order.
+
+        punctual   the warm-up never delays the first I; otherwise it leaves no gap before it
+        greedy     a W goes into a gap that is shorter, even on a stage with time to spare
+        """
         for s in self.stages:
             self.put("F", s)
-        for s, more in enumerate(self.warmup()):
+        for s, more in enumerate(self.warmup(microbatches, punctual)):
             self.put("F", s, more)
         for s in reversed(self.stages):
             self.put("I", s)
-        for _ in range(1, self.microbatches):
-            left = [s for s in self.stages if len(self.ends["F"][s]) < self.microbatches]
-            # never a forward without one of the stage behind
-            held = max((s for s in left if self.hold and self.is_ahead(s)), default=-1)
-            for s in left:
-                if s > held:
-                    self.put_after_weights("F", s)
+        for _ in range(1, microbatches):
+            for s in self.stages:
+                if len(self.ends["F"][s]) < microbatches:
+                    self.put_after_weights("F", s, greedy)
             for s in reversed(self.stages):
-                self.put_after_weights("I", s)
+                self.put_after_weights("I", s, greedy)
         for s in self.stages:
             self.put("W", s, self.pending(s))
 
@@ -131,78 +115,57 @@ class _Draft:
     def arrival(self, kind: str, s: int) -> float:
         """When the block for the next F or I of stage ``s`` comes from its neighbour."""
         neighbour, ends = s - 1 if kind == "F" else s + 1, self.ends[kind]
-        if neighbour not in self.stages:
+        if kind == "W" or neighbour not in self.stages:
             return 0.0
         return ends[neighbour][len(ends[s])] + self.latency
+
+    def kept(self, s: int, forwards: int = 0, inputs: int = 0) -> float:
+        """The memory of what is kept after so many more actions."""
+        F, I, W = (len(self.ends[kind][s]) for kind in "FIW")
+        before, after = F + forwards - I - inputs, I + inputs - W
+        return before * self.activation + after * self.weight_part
 
     def put(self, kind: str, s: int, count: int = 1) -> None:
         """Writes the next actions of ``kind`` on stage ``s``."""
         ends = self.ends[kind][s]
         for _ in range(count):
-            clock = self.clock[s]
-            start = clock if kind == "W" else max(clock, self.arrival(kind, s))
+            start = max(self.clock[s], self.arrival(kind, s))
             if self.orders[s]:
-                self.idle[s] += start - clock
+                self.idle[s] += start - self.clock[s]
             else:
                 self.begin[s] = start
             self.orders[s].append(Action(kind, s, len(ends)))
             self.clock[s] = start + self.seconds[kind][s]
             ends.append(self.clock[s])
+            self.most = max(self.most, self.kept(s))
 
-    def fits(self, s: int, forwards: int = 0, inputs: int = 0, weights: int = 0) -> bool:
-        """Whether memory holds what is kept after so many more actions."""
-        inputs += len(self.ends["I"][s])
-        before, after = len(self.ends["F"][s]) + forwards - inputs, inputs - weights
-        kept = before * self.activation + (after - len(self.ends["W"][s])) * self.weight_part
-        return kept <= self.limit
-
-    def weights_before(self, kind: str, s: int) -> int:
-        """How many W memory needs before the next ``kind`` on stage ``s``."""
-        more, n = (1, 0) if kind == "F" else (0, 1), 0
-        while not self.fits(s, *more, n) and n < self.pending(s):
-            n += 1
-        return n
-
-    def warmup(self) -> list[int]:
+    def warmup(self, microbatches: int, punctual: bool) -> list[int]:
         """Per stage, the forwards between F0 and I0: as many as fit in memory and time."""
         extra, ready = [0 for _ in self.stages], -float("inf")
         for s in reversed(self.stages):
             clock, F = self.clock[s], self.seconds["F"][s]
             while (
-                1 + extra[s] < self.microbatches
-                and self.fits(s, forwards=extra[s] + 1)
-                and (clock + F <= ready if self.punctual else clock < ready)
+                1 + extra[s] < microbatches
+                and self.kept(s, forwards=extra[s] + 1) <= self.limit
+                and (clock + F <= ready if punctual else clock < ready)
             ):
                 extra[s] += 1
                 clock += F
             ready = max(clock, ready) + self.seconds["I"][s] + self.latency
         for s in self.stages[1:]:  # each stage fewer than the one before, or all there are
-            everything = 1 + extra[s - 1] == self.microbatches
+            everything = 1 + extra[s - 1] == microbatches
             extra[s] = min(extra[s], extra[s - 1] if everything else max(0, extra[s - 1] - 1))
         return extra
 
-    def is_ahead(self, s: int) -> bool:
-        """Whether the next stage has enough to do without another forward from ``s``."""
-        after, done = s + 1, self.ends["F"]
-        if after not in self.stages or len(done[s]) < len(done[after]) + 2:
-            return False
-        F, I, W = (self.seconds[kind] for kind in "FIW")
-        deadline = self.clock[after] + F[after] + I[after] + self.latency
-        busy, clock = F[s] + self.weights_before("F", s) * W[s], self.clock[s]
-        late = clock + busy > deadline and deadline - clock <= self.spare(s)
-        return clock >= deadline or late
-
-    def spare(self, s: int) -> float:
-        """Seconds that stage ``s`` can wait and still have waited no more than the worst."""
-        return max(self.idle) - self.idle[s]
-
-    def put_after_weights(self, kind: str, s: int) -> None:
+    def put_after_weights(self, kind: str, s: int, greedy: bool) -> None:
         """Writes ``kind``, and before it the W that memory needs or that fit into the gap."""
-        self.put("W", s, self.weights_before(kind, s))
+        more = (1, 0) if kind == "F" else (0, 1)
+        while self.pending(s) and self.kept(s, *more) > self.limit:
+            self.put("W", s)
         ready, W = self.arrival(kind, s), self.seconds["W"][s]
         while self.pending(s) and self.clock[s] + W <= ready:
             self.put("W", s)
-        gap = ready - self.clock[s]
-        if self.pending(s) and gap > 0 and (self.greedy or gap > self.spare(s)):
+        gap, spare = ready - self.clock[s], max(self.idle) - self.idle[s]
+        if self.pending(s) and gap > 0 and (greedy or gap > spare):
             self.put("W", s)
         self.put(kind, s)
