@@ -67,7 +67,7 @@ WRONG = [
     ("24-on-4", [n % 4 for n in range(24)], "not contiguous. Device 0 holds layers 1, 5, 9, 13"),
     ("24-memory-cap", EVEN, "over memory. Device 0 would hold 9 GB and has room for 8 GB"),
     ("fewest-microbatches", "8, 2", "choose microbatches, 1 in all and in this order"),
-    ("order-on-2", ONE_F.replace("0B3", "0B2"), "0B2 is repeated"),
+    ("order-on-2", ONE_F.replace("0B3", "0B2"), "micro-batch 2 rank 0 does 0F2, 0B2, 0B2"),
     ("order-on-2", "0F0,0B0,0F1,0F2,0F3,0B1,0B2,0B3\n1F1,1B1,1F0,1B0,1F2,1B2,1F3,1B3", "deadlock"),
     ("order-on-2", text("zb-h1", 2, 4), "one piece here"),
     ("order-on-2", text("chimera", 2, 4), "every stage is on one device here; got 2 replicas"),

@@ -1,4 +1,7 @@
-"""Idle time by its cause: the pieces and the work make up the makespan, and each has its reason."""
+"""Idle time by its cause: the pieces and the work make up the makespan, and each has its reason.
+
+Holds `tiledask.plan.pipelines.idle`.
+"""
 
 from itertools import product
 

@@ -173,7 +173,7 @@ def torch_shifted_last_rank(case):
     shifted = [f"3{kind}{n + (kind == 'F')}" for n in range(i["m"]) for kind in "FB"]
     assert shifted[:3] == e["last_rank_first_actions"]
     assert shifted[-2:] == e["last_actions"]
-    with pytest.raises(ScheduleError, match="missing 0F8"):
+    with pytest.raises(ScheduleError, match="micro-batch 8 rank 0 does nothing"):
         validate(Schedule.from_text("\n".join([*rows[:-1], ",".join(shifted)])))
 
 

@@ -1,7 +1,6 @@
 """Files of schedules as PyTorch writes them: read, and the orders that our names have.
 
-torch_csv/ has what PyTorch 2.15.0 wrote; make.py there, in an environment with PyTorch, writes it
-anew.
+torch_csv/ has what PyTorch 2.15.0 wrote, by ``_dump_csv(file, format="compute_only")``.
 """
 
 import re

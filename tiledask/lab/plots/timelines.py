@@ -332,7 +332,7 @@ def memory_timeline(
     """
     words = format_bytes if unit == "bytes" else "{:.4g}".format
     said = "" if unit == "bytes" else f" {unit}"
-    top, panels = max(footprint.peak.bytes for footprint in held.values()) or 1, []
+    top, panels = max(footprint.peak[0] for footprint in held.values()) or 1, []
     end, colour = max(f.makespan for f in held.values()), lighter(BLUE, 0.4)
     for name, footprint in held.items():
         boxes = list[Box]()

@@ -32,7 +32,6 @@ __all__ = [
 Times = float | Sequence[float] | Sequence[Sequence[float]]
 """Seconds: one number, one per stage, or one per stage and micro-batch."""
 PerBoundary = float | Sequence[float]
-"""One number, or one per boundary between stages."""
 
 
 class PipelineCosts(NamedTuple):
@@ -72,10 +71,8 @@ def costs_of(
     backward_weight: Times | None = None,
     overlapped: Times | None = None,
 ) -> PipelineCosts:
-    """The PipelineCosts of ``schedule``; `simulate` says what each number means.
-
-    Raises ScheduleError for times that are negative, not finite or of the wrong shape.
-    """
+    """The PipelineCosts of ``schedule``; `simulate` says what each number means. Raises
+    ScheduleError for times that are negative, not finite or of the wrong shape."""
     stages, microbatches = schedule.stages, schedule.microbatches
     of_stages = {
         (): "one number",
@@ -98,10 +95,7 @@ def costs_of(
         I = B / 2 if W is None else B - W
     W = B - I if W is None else W
     if min(I.min(), W.min()) < 0:
-        raise ScheduleError(
-            f"a part of the backward is more than the whole of {B.min():g} seconds; give "
-            f"backward=, or both parts"
-        )
+        raise ScheduleError(f"a part of the backward is more than the whole of {B.min():g} seconds")
     seconds = np.stack(np.broadcast_arrays(table(forward, "forward"), B, I, W))
     together = np.full((stages, 1), -1.0) if overlapped is None else table(overlapped, "overlapped")
     between = {(): "one number", (stages - 1,): f"{stages - 1}, one per boundary between stages"}
@@ -129,10 +123,8 @@ def finish_times(schedule: Schedule, costs: PipelineCosts) -> tuple[np.ndarray, 
 
 
 def numbers(values: Any, name: str, shapes: dict[Any, str], unit: str) -> np.ndarray:
-    """``values`` as an array of one of ``shapes``, whole numbers as they are.
-
-    Raises ScheduleError for another shape, and for what is not finite or below 0.
-    """
+    """``values`` as an array of one of ``shapes``, whole numbers as they are. Raises ScheduleError
+    for another shape, and for what is not finite or below 0."""
     try:
         found = np.asarray(values)
         found = found if found.dtype.kind in "iuf" else np.asarray(values, float)

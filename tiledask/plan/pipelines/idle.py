@@ -54,11 +54,9 @@ class IdleTime:
 
     devices: int
     device: np.ndarray
-    """int64, rising."""
     code: np.ndarray
-    """int64: the cause, as a position in CAUSES."""
+    """The cause, as a position in CAUSES."""
     start: np.ndarray
-    """Seconds."""
     end: np.ndarray
     """Seconds."""
     overhead: list[float]
@@ -87,16 +85,10 @@ class IdleTime:
 def idle_time(spans: Spans) -> IdleTime:
     """The IdleTime of a Timeline.
 
-    Of a simulation, all waiting of an action that could start is its transfers': nothing else
-    holds it up. Of a measured run, its transfers are the spans of kind T on its device with its
-    micro-batch, and as stage the one that made the block: the stage before for a forward, the stage
-    behind for a backward. A forward and a backward that start and end together are done at once,
-    and wait together. Compute spans that overlap have no wait between them.
-
-    >>> from tiledask.plan.pipelines.simulate import simulate
-    >>> slow_end = simulate("gpipe", 2, 4, forward=[1.0, 2.0], backward=[2.0, 4.0])
-    >>> slow_end.idle_time.per_device["imbalance"], slow_end.idle_time.per_device["warm-up"]
-    ((10.5, 0.0), (0.0, 1.0))
+    Of a simulation, all waiting of an action that could start is its transfers'. Of a measured run,
+    its transfers are the spans of kind T on its device with its micro-batch, and as stage the one
+    that made the block: the stage before for a forward, the stage behind for a backward. A forward
+    and a backward that start and end together are done at once, and wait together.
     """
     acts, makespan = spans.acts, spans.makespan
     device, begin, end = acts.device.tolist(), acts.start.tolist(), acts.end.tolist()

@@ -50,10 +50,8 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Schedule:
-    """The order of actions on each device, and which device holds each stage.
-
-    A stage may be on several devices (Chimera, DualPipe): then there are several pipelines
-    through the devices, and micro-batch i takes the one of number i mod pipelines.
+    """The order of actions on each device, and which device holds each stage. A stage may be on
+    several (Chimera, DualPipe): then micro-batch i takes the pipeline of number i mod pipelines.
 
     >>> s = Schedule.from_text("0F0,0B0; 1F0,1B0")
     >>> s.devices, s.stages, s.microbatches, s.place

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,16 +20,15 @@ from tiledask.plan.pipelines.costs import numbers
 from tiledask.plan.units import format_seconds
 from tiledask.plan.whole import is_whole
 
-__all__ = ["COMPUTE", "KINDS", "TRANSFER", "Footprint", "Moment", "Spans", "memory_over_time"]
+__all__ = ["COMPUTE", "KINDS", "TRANSFER", "Footprint", "Spans", "memory_over_time"]
 
 COMPUTE = ("F", "B", "I", "W", "U", "M")
 """Kinds of compute, PyTorch's letters: forward, full backward, input gradient, weight gradient; and
 of no stage the update of a training, and the panels of a blocked product (M, multiply)."""
 TRANSFER = "T"
-"""A block on its way to the device; it may overlap compute and is never counted as busy. Its stage
-and micro-batch are those of the action that made it, or -1 where that is not known."""
+"""A block on its way to the device; it may overlap compute. Its stage and micro-batch are those of
+the action that made it, or -1 where that is not known."""
 KINDS = (*COMPUTE, TRANSFER)
-"""The kinds of a Timeline's spans; its column of kinds holds positions in them."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -46,11 +44,10 @@ class Spans:
     stage: np.ndarray
     microbatch: np.ndarray
     start: np.ndarray
-    """Seconds."""
     end: np.ndarray
     """Seconds."""
     origin: str = "simulated"
-    """"simulated" or "measured"."""
+    """Or "measured"."""
 
     @cached_property
     def computes(self) -> np.ndarray:
@@ -78,19 +75,6 @@ class Spans:
         return Spans(self.devices, *columns, self.start[rows], self.end[rows], self.origin)
 
 
-PerStage = float | Sequence[float]
-"""One number, or one per stage."""
-
-
-class Moment(NamedTuple):
-    """Where and when a footprint is largest."""
-
-    bytes: float
-    device: int
-    time: float
-    """Seconds from the start to the first moment at which so much is held."""
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Footprint:
     """What every device holds at every moment, in the unit of the numbers it was made from."""
@@ -98,7 +82,6 @@ class Footprint:
     steps: tuple[tuple[np.ndarray, np.ndarray], ...]
     """Per device (times, bytes): so many from each time on. Of equal times the last holds."""
     makespan: float
-    """Seconds."""
     origin: str = "simulated"
 
     @cached_property
@@ -107,13 +90,13 @@ class Footprint:
         return tuple(held.max().item() for _, held in self.steps)
 
     @cached_property
-    def peak(self) -> Moment:
-        """The most that any device holds; the earliest such moment."""
+    def peak(self) -> tuple[float, int, float]:
+        """(the most that any device holds, that device, seconds until it first does)."""
         first = [times[int(np.argmax(held))].item() for times, held in self.steps]
         most, time, device = min(
             zip((-p for p in self.peaks), first, range(len(first)), strict=True)
         )
-        return Moment(-most, device, time)
+        return -most, device, time
 
     def __repr__(self) -> str:
         most, device, time = self.peak
@@ -126,11 +109,11 @@ class Footprint:
 
 def memory_over_time(
     timeline: Spans,
-    activation: PerStage = 1,
-    weight_part: PerStage | None = None,
+    activation: float | Sequence[float] = 1,
+    weight_part: float | Sequence[float] | None = None,
     static: float | Sequence[float] = 0,
 ) -> Footprint:
-    """The Footprint of a simulated or measured ``timeline``.
+    """What every device holds at every moment of a simulated or measured ``timeline``.
 
     activation     bytes that the forward of a stage keeps of a micro-batch for its backward, one
                    number or one per stage; 1 counts activations
@@ -145,11 +128,11 @@ def memory_over_time(
     >>> from tiledask.plan.pipelines.simulate import simulate
     >>> held = memory_over_time(simulate(schedule("1f1b", stages=4, microbatches=8)))
     >>> held.peaks, held.peak
-    ((4, 3, 2, 1), Moment(bytes=4, device=0, time=3.0))
+    ((4, 3, 2, 1), (4, 0, 3.0))
     """
     stages, acts = 1 + int(timeline.stage.max(initial=0)), timeline.acts
 
-    def each(values: PerStage, name: str, what: str, count: int) -> np.ndarray:
+    def each(values: float | Sequence[float], name: str, what: str, count: int) -> np.ndarray:
         shapes = {(): "one number", (count,): f"{count}, one per {what}"}
         return np.broadcast_to(numbers(values, name, shapes, "bytes"), count)
 

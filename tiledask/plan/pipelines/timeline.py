@@ -46,8 +46,8 @@ class Timeline(Spans):
     """Spans in flat columns. Time 0 is the start of the first compute span.
 
     >>> t = Timeline.of(2, [(0, "F", 0, 0, 0.0, 1.0), (1, "F", 1, 0, 1.0, 2.0)])
-    >>> t.makespan, t.busy, t.idle, t.bubble_fraction, t.bubble_overhead
-    (2.0, 2.0, 2.0, 0.5, 1.0)
+    >>> t.makespan, t.busy, t.idle
+    (2.0, 2.0, 2.0)
     """
 
     schedule: Schedule | None = None
@@ -57,18 +57,14 @@ class Timeline(Spans):
 
     @classmethod
     def of(cls, devices: int, spans: Iterable[Span], origin: str = "simulated") -> "Timeline":
-        """A Timeline of ``spans``, moved so that the first compute span starts at 0.
-
-        Raises ScheduleError for a span of no kind of KINDS, on no device of 0..devices-1, or that
-        ends before it starts.
-        """
+        """A Timeline of ``spans``, moved so that the first compute span starts at 0. Raises
+        ScheduleError for a span of another kind or device, or that ends before it starts."""
         spans = sorted(spans, key=lambda s: (s[0], s[4], s[5]))
         for device, kind, stage, microbatch, start, end in spans:
             if kind not in KINDS or not 0 <= device < devices or not start <= end:
                 raise ScheduleError(
-                    f"{stage}{kind}{microbatch} is on rank {device} of {devices}, from {start} "
-                    f"to {end} s; kinds are {', '.join(KINDS)}, ranks count from 0 and a span ends "
-                    f"at or after its start"
+                    f"{stage}{kind}{microbatch} is on rank {device} of {devices}, from {start} to "
+                    f"{end} s; kinds are {', '.join(KINDS)}, and a span ends at or after its start"
                 )
         zero = min((s[4] for s in spans if s[1] != TRANSFER), default=0.0)
         columns = list(zip(*spans, strict=True)) or [()] * 6
@@ -163,12 +159,8 @@ class Timeline(Spans):
 
     @cached_property
     def peak_in_flight(self) -> tuple[int, ...]:
-        """Per device, the most (stage, micro-batch) activations alive at once.
-
-        One is alive from the start of its forward to the end of its backward: the full
-        backward, or the weight gradient where the backward is split. Without any backward
-        (inference) it is alive until its forward ends.
-        """
+        """Per device, the most (stage, micro-batch) activations alive at once: from the start of
+        the forward to the end of B or W; without any backward until the forward ends."""
         return tuple(map(int, memory_over_time(self).peaks))
 
     def state(self, device: int, time: float) -> str:
@@ -183,12 +175,8 @@ class Timeline(Spans):
         return frame({name: getattr(self, name) for name in names})
 
     def to_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write Chrome's trace events, which Perfetto and chrome://tracing show: devices are
-        threads. Packed if ``path`` ends in .gz.
-
-        What is on its way to a device has a thread of its own, and so has work at the same time as
-        other work. Kinds are categories; stage, micro-batch and device stand in ``args``.
-        """
+        """Write Chrome's trace events, which Perfetto and chrome://tracing show; packed if ``path``
+        ends in .gz. A device is a thread, and so is what is on its way to it, or at once."""
         zero = float(self.start.min(initial=0.0))  # a block may come before 0
         threads: dict[tuple[str, int], float] = {}  # (name, how many are like it): free from
         events: list[dict[str, Any]] = []
@@ -200,8 +188,8 @@ class Timeline(Spans):
             threads[thread] = end
             name = f"{stage}{kind}{batch}".replace("-1", "")
             args = {"device": d, "stage": stage, "microbatch": batch}
-            event = {"name": name, "cat": kind, "ph": "X", "args": args}
-            event |= {"pid": 0, "tid": list(threads).index(thread)}
+            event = {"name": name, "cat": kind, "ph": "X", "args": args, "pid": 0}
+            event["tid"] = list(threads).index(thread)
             events.append(event | {"ts": 1e6 * (start - zero), "dur": 1e6 * (end - start)})
         for tid, (name, _) in enumerate(threads):
             of_thread = {"ph": "M", "pid": 0, "tid": tid, "args": {"name": name}}

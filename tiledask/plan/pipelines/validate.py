@@ -51,8 +51,8 @@ def validate(
     ``stages`` and ``microbatches`` say how many there should be (default: as many as it shows).
     ``memory_limit`` is the most (stage, micro-batch) activations that a device may keep, one number
     or one per device. Raises ScheduleError that names the first fault: an action that is unknown,
-    misplaced, repeated, missing or too early; a deadlock, with its cycle; or a memory limit that is
-    passed, with the moment.
+    misplaced, repeated or missing; a deadlock, with its cycle, of a device alone where an action
+    comes before what it needs; or a memory limit that is passed, with the moment.
 
     >>> from tiledask.plan.pipelines.schedules import schedule
     >>> validate(schedule("1f1b", stages=4, microbatches=8), memory_limit=4)
@@ -88,18 +88,16 @@ def runnable(schedule: Schedule, microbatches: int | None = None) -> Schedule:
 
 
 def _incomplete(schedule: Schedule, microbatches: int) -> Iterator[str]:
-    """What is of no stage or micro-batch, on another device, there twice, no pair, or missing."""
+    """What is of no stage or micro-batch, on another device, no pair, missing, or there twice."""
     stages, kinds = schedule.stages, defaultdict[tuple[int, int], str](str)
-    there = f"{stages} stages and {microbatches} micro-batches, counted from 0"
     for device, order in enumerate(schedule.orders):
         for turn, a in enumerate(order):
             if not 0 <= a.stage < stages or not 0 <= a.microbatch < microbatches:
+                there = f"{stages} stages and {microbatches} micro-batches, counted from 0"
                 yield f"{a} on rank {device} is unknown: there are {there}"
             if (holder := schedule.holder(a.stage, a.microbatch)) != device:
                 of = f"stage {a.stage} of micro-batch {a.microbatch}"
                 yield f"{a} is on rank {device}, but {of} is placed on rank {holder}: move it there"
-            if a in order[:turn]:
-                yield f"{a} is repeated on rank {device}, at turn {turn}; do it once"
             both = order[turn : turn + 2]
             if a in schedule.pairs and "".join(each.kind for each in both) not in ("FB", "FI"):
                 what = f"at turn {turn} of rank {device} it is {' and '.join(map(str, both))}"
@@ -107,30 +105,25 @@ def _incomplete(schedule: Schedule, microbatches: int) -> Iterator[str]:
             kinds[a[1:]] += a.kind
     if not kinds:
         yield "the schedule has no action; a stage and micro-batch has two or more, as 0F0,0B0"
-    lacking = {"F": "B" * schedule.trains, "FI": "W", "FW": "I", "BF": "", "FIW": ""}
+    every = ("BF", "FIW") if schedule.trains else ("F",)
     for s, i in product(range(stages), range(microbatches)):
-        has = "".join(sorted(kinds[s, i]))
-        if lacks := lacking.get(has, "") if "F" in has else "F":
-            rank = schedule.holder(s, i)
-            yield f"missing {Action(lacks, s, i)} on rank {rank}: there are {there}"
-        if has not in lacking:
-            yield f"stage {s} does the backward of micro-batch {i} twice, by {has}; B, or I and W"
+        if "".join(sorted(kinds[s, i])) not in every:
+            does = ", ".join(f"{s}{kind}{i}" for kind in kinds[s, i]) or "nothing"
+            of = f"stage {s} and micro-batch {i} rank {schedule.holder(s, i)}"
+            yield f"of {of} does {does}; it is F and B, or F, I and W, once each"
 
 
-def _waiting(schedule: Schedule) -> ScheduleError:
-    """What the devices' next actions lack: a result of their own that comes later, or each other's,
-    around."""
+def _waiting(schedule: Schedule) -> DeadlockError:
+    """Whose results the devices' next actions lack, around; or a device its own, which comes
+    later."""
     actions, waits, ran = list(schedule), needs(schedule), {step[0] for step in schedule.steps}
     stands = dict[int, tuple[str, Action]]()
     for device, (first, until) in enumerate(pairwise(schedule.turns.tolist())):
         at = next((n for n in range(first, until) if n not in ran), until)
         block = actions[at : at + 1 + schedule.paired[at]] if at < until else []
-        for a, b in ((x, y) for x in block for y in waits[x] if actions.index(y) not in ran):
-            if b in schedule.orders[device]:
-                turn, later = (schedule.orders[device].index(each) for each in (a, b))
-                need = f"{a} at turn {turn} on rank {device} needs {b}, which is at turn {later}"
-                return ScheduleError(f"too early: {need}")
-            stands.setdefault(device, (" and ".join(map(str, block)), b))
+        lacks = [b for a in block for b in waits[a] if actions.index(b) not in ran]
+        if lacks:
+            stands[device] = " and ".join(map(str, block)), lacks[0]
     device, steps = next(iter(stands)), dict[int, str]()
     while device not in steps:
         here, lack = stands[device]

@@ -38,7 +38,6 @@ class Verdict:
     """What an assignment of layers to devices is worth; false if it breaks a rule."""
 
     ok: bool
-    """Whether every rule is kept."""
     rule: str
     """The rule that is broken, in two or three words; empty if none."""
     reason: str
@@ -52,7 +51,6 @@ class Verdict:
     stages: tuple[tuple[int, ...], ...] = ()
     """The layers of each stage; empty if a layer has no one place."""
     times: tuple[float, ...] = ()
-    """Of each stage."""
 
     def __bool__(self) -> bool:
         return self.ok
@@ -181,17 +179,11 @@ def _broken(
             yield "over memory", f"{holds} {format_bytes(cap)}; {way}"
 
 
-# -- answers as people write them ------------------------------------------------------------------
-
-
 def read_assignment(
     assignment: Assignment, layers: int | None = None, stages: int | None = None
 ) -> list[list[int]]:
     """The layers of each device, counted from 1, from any of the forms that `judge` takes.
-
-    Of so many ``layers`` on so many ``stages``, if both are given, plain numbers may also be how
-    many layers each stage has, or the bounds between them. PartitionError for what can be read in
-    no way, or in two.
+    PartitionError for what can be read in no way, or in two.
 
     >>> read_assignment("1-3 | 4"), read_assignment([0, 1, 1]), read_assignment((2, 1), 3, 2)
     ([[1, 2, 3], [4]], [[1], [2, 3]], [[1, 2], [3]])
@@ -214,8 +206,7 @@ def read_assignment(
         return _of_numbers([*map(int, given)], layers or 0, known if len(given) > 1 else None)
     if not given or not all(isinstance(g, Iterable) and not isinstance(g, str) for g in given):
         raise PartitionError(
-            f"cannot read {short(assignment)} as an assignment; write the layers of each device, "
-            f"as in '1-6 | 7-12' or [[1, 2], [3, 4]]"
+            f"cannot read {short(assignment)} as an assignment; write layers as in '1-6 | 7-12'"
         )
     return [
         [whole_number("a layer", n, of="counted from 1", error=PartitionError) for n in group]
@@ -263,10 +254,8 @@ def _range(word: str) -> Iterable[int]:
 
 
 def stages_of(groups: Sequence[Sequence[int]], devices: int, chunks: int) -> list[list[int]]:
-    """The layers of each stage, from groups that are those of the stages or of the devices.
-
-    Where a device has several chunks, its layers are cut where a number is left out; a device
-    with fewer such runs than chunks leaves stages empty, one with more keeps the rest in its last.
+    """The layers of each stage, from groups that are those of the stages or of the devices; then a
+    device's layers are cut where a number is left out, and what is too much is in its last chunk.
 
     >>> stages_of([[1, 2, 5, 6], [3, 4, 7, 8]], devices=2, chunks=2)
     [[1, 2], [3, 4], [5, 6], [7, 8]]
@@ -284,11 +273,7 @@ def stages_of(groups: Sequence[Sequence[int]], devices: int, chunks: int) -> lis
 
 
 def layer_ranges(layers: Sequence[int], most: int = 8) -> str:
-    """Layers as people write them, the first ``most`` runs of them.
-
-    >>> layer_ranges([1, 2, 3, 7]), layer_ranges(range(1, 99, 2), most=3)
-    ('1-3, 7', '1, 3, 5, ...')
-    """
+    """Layers as people write them, the first ``most`` runs of them: "1-3, 7, ..."."""
     runs = [[n for _, n in run] for _, run in groupby(enumerate(layers), lambda x: x[1] - x[0])]
     words = [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:most]]
     return ", ".join(words + ["..."] * (len(runs) > most))

@@ -3,8 +3,6 @@
 layers   1  2  3  4  5  6 | 7  8  9 10 11 12 |13 14 15 16 17 18 |19 20 21 22 23 24
 device        0           |        1         |        2         |        3
 bounds   0                  6                 12                 18                24
-
-Layers count from 1 in words, from 0 as indices; devices and their chunks from 0.
 """
 
 import math
@@ -33,11 +31,10 @@ __all__ = [
 
 @dataclass(frozen=True, repr=False)
 class Partition:
-    """A contiguous split: stage s holds layers bounds[s], ..., bounds[s + 1] - 1, counted from 0.
+    """A contiguous split: stage s holds layers bounds[s], ..., bounds[s + 1] - 1, from 0.
 
-    >>> cut = Partition((0, 2, 3), (1.0, 1.0, 4.0), (1.0, 2.0))
-    >>> cut.sizes, cut.times, cut.bottleneck, cut
-    ((2, 1), (2.0, 2.0), 2.0, Partition([1-2][3], bottleneck 2))
+    >>> Partition((0, 2, 3), (1.0, 1.0, 4.0), (1.0, 2.0))
+    Partition([1-2][3], bottleneck 2)
     """
 
     bounds: tuple[int, ...]
@@ -100,20 +97,14 @@ class Partition:
 
 
 def stage_name(stage: int, devices: int, chunks: int = 1) -> str:
-    """A stage by its device, and which of its chunks it is.
-
-    >>> stage_name(2, devices=4), stage_name(5, devices=4, chunks=2)
-    ('device 2', 'device 1, chunk 1')
-    """
-    if chunks == 1:
-        return f"device {stage}"
-    return f"device {stage % devices}, chunk {stage // devices}"
+    """A stage by its device, and which of its chunks it is: "device 1, chunk 1"."""
+    return (
+        f"device {stage % devices}, chunk {stage // devices}" if chunks > 1 else f"device {stage}"
+    )
 
 
 MOST_LAYERS, MOST_STATES = 100_000, 100_000
 """Of a partition, and partial splits held at once."""
-
-Real = float | Fraction
 
 
 def partition(
@@ -154,15 +145,9 @@ def partition(
     chunks, stages = count(chunks, "chunks"), count(stages, "stages")
     costs = layer_costs(costs)
     if len(costs) < stages:
-        raise PartitionError(
-            f"every stage needs a layer of its own, but {len(costs)} layers are fewer than "
-            f"{short(stages)} stages; use at most {len(costs)} stages"
-        )
+        raise PartitionError(f"{len(costs)} layers are fewer than {short(stages)} stages")
     if stages % chunks:
-        raise PartitionError(
-            f"every device holds the same number of stages, but {stages} stages are no multiple "
-            f"of {chunks} chunks; use {stages + -stages % chunks} stages"
-        )
+        raise PartitionError(f"{stages} stages are no multiple of {chunks} chunks per device")
     if (memory is None) != (capacity is None):
         raise PartitionError("memory (of each layer) and capacity (of each device) go together")
     devices, between = stages // chunks, len(costs) - 1
@@ -188,15 +173,11 @@ def partition(
         numbers = map(float, (sum(held), max(held), sum(caps), max(caps)))
         needed, largest, have, most = map(format_bytes, numbers)
         raise PartitionError(
-            f"no contiguous split over {stages} stages keeps within the capacities: the layers "
-            f"need {needed}, the largest {largest}, and the {devices} devices have {have}, the "
-            f"largest {most}; use larger devices, or more of them"
+            f"no contiguous split over {stages} stages fits: the layers need {needed}, the largest "
+            f"{largest}, and the {devices} devices have {have}, the largest {most}"
         )
     sent = () if devices == 1 or communication is None else tuple(map(float, each_send))
     return Partition(bounds, tuple(map(float, costs)), tuple(map(float, speeds)), sent)
-
-
-# -- the exact search, in whole numbers ------------------------------------------------------------
 
 
 class _Row(NamedTuple):
@@ -214,11 +195,8 @@ _Grown = dict[tuple[int, tuple[int, ...]], tuple[float, tuple[int, ...]]]
 
 
 def _best_bounds(row: _Row) -> tuple[int, ...] | None:
-    """The bounds of the best split; None if memory allows none.
-
-    The limit of a stage's time grows until there is a split, then halves the distance; the last,
-    below the best, is the proof that nothing is better.
-    """
+    """The bounds of the best split; None if memory allows none. The limit of a stage's time grows
+    until there is a split, then halves the distance; the last, below the best, is the proof."""
 
     def slowest(bounds: tuple[int, ...]) -> int:
         stages = zip(row.rates, pairwise(bounds), strict=True)
@@ -241,11 +219,8 @@ def _best_bounds(row: _Row) -> tuple[int, ...] | None:
 
 
 def _most_even(row: _Row, limit: int) -> tuple[int, ...] | None:
-    """The most even split whose stages take at most ``limit``; None for none.
-
-    Partial splits are grown from the last stage to the first, and of those that leave the same
-    layers and memory the most even is kept.
-    """
+    """The most even split whose stages take at most ``limit``; None for none. Grown from the last
+    stage to the first; of parts that leave the same layers and memory the most even is kept."""
     sums, held = (list(accumulate(each, initial=0)) for each in (row.costs, row.memory))
     reach = list(accumulate((limit // rate for rate in row.rates), initial=0))
     grown: _Grown = {(len(row.costs), row.room): (0, ())}
@@ -265,15 +240,11 @@ def _most_even(row: _Row, limit: int) -> tuple[int, ...] | None:
                     longer[start, left] = value
         if len(longer) > MOST_STATES:
             raise PartitionError(
-                f"where chunks share a device's memory {MOST_STATES:,} partial splits at a time "
-                f"are compared, and here there are more; use fewer layers or chunks"
+                f"more than {MOST_STATES:,} partial splits; use fewer layers or chunks"
             )
         grown = longer
     found = min((value for (start, _), value in grown.items() if start == 0), default=None)
     return found and (0, *(-bound for bound in found[1]))
-
-
-# -- every split, and numbers that people give -----------------------------------------------------
 
 
 def contiguous_splits(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
@@ -296,10 +267,7 @@ def layer_costs(costs: int | Sequence[float]) -> Sequence[float]:
     """The costs themselves, or those of a number of equal layers; PartitionError for too many."""
     layers = len(costs) if isinstance(costs, Sized) else count(costs, "layers")
     if layers > MOST_LAYERS:
-        raise PartitionError(
-            f"a partition has {MOST_LAYERS:,} layers at most, got {short(layers)}; put layers that "
-            f"stay together into one"
-        )
+        raise PartitionError(f"there are {MOST_LAYERS:,} layers at most, got {short(layers)}")
     return costs if isinstance(costs, Sized) else [1.0] * layers
 
 
@@ -312,7 +280,7 @@ def capacities(capacity: float | Sequence[float], devices: int) -> list[float]:
 
 
 def _exact(
-    values: Sequence[Real], name: str, length: int, each: str, positive: bool = False
+    values: Sequence[float | Fraction], name: str, length: int, each: str, positive: bool = False
 ) -> list[Fraction]:
     """The values as fractions; what is not usable is refused with its number."""
     if isinstance(values, str) or not hasattr(values, "__len__") or len(values) != length:

@@ -1,16 +1,22 @@
-"""Zero-bubble orders: figures, the paper's rates, closed forms, memory, and any p and m."""
+"""Orders of the papers: rates, closed forms, memory, lower bounds, other programs' numbers.
+
+Holds `tiledask.plan.pipelines.generators.two_way` and
+`tiledask.plan.pipelines.generators.v_shape`.
+"""
 
 from itertools import product
 
 import pytest
 
 from tiledask.errors import ScheduleError
+from tiledask.plan.pipelines.generators.two_way import chimera, dualpipe, dualpipev
+from tiledask.plan.pipelines.generators.v_shape import v_half, v_min, zb_v
 from tiledask.plan.pipelines.generators.zb_auto import zb_auto
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import schedules
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.spans import memory_over_time
-from tiledask.plan.pipelines.validate import validate
+from tiledask.plan.pipelines.validate import peak_in_flight, validate
 
 zb_h1, zb_h2, interleaved_zero_bubble = (
     schedules[name] for name in ("zb-h1", "zb-h2", "interleaved-zb")
@@ -93,3 +99,60 @@ def test_auto_plans_with_the_times_of_each_stage():
 def test_refuses(call, message):
     with pytest.raises(ScheduleError, match=message):
         call()
+
+
+def equal_chunks(built: Schedule):
+    """The Timeline at F = I = W = 1 for each chunk."""
+    return simulate(built, 1.0, 2.0)
+
+
+@pytest.mark.parametrize("p", range(1, 7))
+def test_zb_v_attains_the_lower_bound(p):
+    """(p-1) F + m (time of both chunks): no order is faster on the last device."""
+    for m in (2 * p - 1, 2 * p, 5 * p):
+        built = zb_v(2 * p, m)
+        t = equal_chunks(built)
+        assert t.makespan == (p - 1) + 6 * m
+        assert t.span_bubble == pytest.approx(0.0, abs=1e-12)
+        assert max(peak_in_flight(built)) == min(2 * p, 2 * m)
+
+
+@pytest.mark.parametrize("p", range(1, 9))
+def test_v_schedules_trade_time_for_memory(p):
+    for m in (1, 2, 5, 12):
+        assert max(peak_in_flight(v_half(2 * p, m))) <= min(2 * m, p + 2 + p % 2)
+        assert max(peak_in_flight(v_min(2 * p, m))) <= min(2 * m, 2 * p // 3 + 3)
+    built = [build(2 * p, 4 * p) for build in (v_min, v_half, zb_v)]
+    low, middle, high = (max(peak_in_flight(s)) for s in built)
+    assert p < 3 or low <= middle <= high == 2 * p
+    times = [equal_chunks(s).makespan for s in built]
+    assert p < 3 or times == sorted(times, reverse=True)
+
+
+def test_pairs_lose_the_overlap_that_f_and_b_alone_do_not():
+    built = dualpipev(8, 10)
+    alone = Schedule.of(built.orders, built.place)
+    assert simulate(alone, 1.0, 2.0).makespan == simulate(built, 1.0, 2.0).makespan - 3  # p - 1
+
+
+@pytest.mark.parametrize("p", [2, 4, 6, 8])
+def test_dualpipe_idles_as_its_table_says(p):
+    """(PP/2 - 1)(F&B + B - 3W), for every even m from 2p on."""
+    for m in range(2 * p, 3 * p + 1, 2):
+        built = dualpipe(p, m)
+        for pair in (2.5, 3.0):
+            t = simulate(built, 1.0, 2.0, overlapped=pair)
+            assert t.idle_per_device[p // 2] == pytest.approx((p / 2 - 1) * (pair + 2 - 3))
+        assert max(peak_in_flight(built)) == p + 1
+
+
+@pytest.mark.parametrize("p", range(1, 9))
+def test_chimera(p):
+    """(2m + p - 2) F with F = B (arXiv 2107.06925); between p/2 + 1 and p activations."""
+    for m in range(1, 4 * p + 1):
+        built = validate(chimera(p, m), memory_limit=p)
+        if p % 2 == 0 == m % p:
+            t = simulate(built, 1.0, 1.0)
+            assert t.makespan == 2 * m + p - 2
+            if m == p:
+                assert (min(t.peak_in_flight), max(t.peak_in_flight)) == (p // 2 + 1, p)
