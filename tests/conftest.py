@@ -16,12 +16,10 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 
-# what made the recordings needs PyTorch
 collect_ignore = [
     "conftest.py",  # two of one name; as modules with examples they would be taken for one
     "acceptance/conftest.py",
     "faults",  # python -m pytest -m "" tests/faults: minutes of killed workers
-    "plan/pipelines/torch_csv",
 ]
 
 

@@ -45,7 +45,6 @@ def test_lanes_of_figures_and_timelines(stages, options):
         said = [a.get_title("left") for a in figure.axes]
         said += [t.get_text() for a in figure.axes for t in (*a.texts, *a.get_yticklabels())]
         assert numbers(*said, device=run.devices) == every
-    assert numbers(run.bound.why, run.critical_path.binds, device=run.devices)
     assert "Device 1 would" in td.judge("1 | 2-4", memory=[1] * 4, capacity=2).reason
 
 

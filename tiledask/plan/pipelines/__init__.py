@@ -4,8 +4,8 @@ schedule.py     which actions each device does, in which order, and what each wa
 validate.py     which rule an order breaks; what it keeps
 schedules.py    the table of schedules by name: a new one is a line here
   generators      the functions that make them
-costs.py        how long actions and the ways between stages take, and so when they happen; what
-                no order beats, and the path that decides
+costs.py        how long actions and the ways between stages take, and so when they happen, and
+                what no order beats
 simulate.py     the Timeline of a schedule
 timeline.py     who did what when, simulated or measured
   spans.py        spans in columns: what a Timeline is, and memory over time

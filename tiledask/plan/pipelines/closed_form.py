@@ -30,9 +30,8 @@ MOST, TRIED = 1_000_000, 100_000
 
 
 def bubble_fraction(devices: int, microbatches: int, chunks: int = 1) -> float:
-    """Idle share of all device-time, (p - 1) / (v m + p - 1), of GPipe, 1F1B and interleaved 1F1B.
-
-    Equal stages, no latency (GPipe, arXiv 1811.06965, section 2.3).
+    """Idle share of all device-time, (p - 1) / (v m + p - 1), of GPipe, 1F1B and interleaved 1F1B
+    of equal stages without latency (arXiv 1811.06965, section 2.3).
 
     >>> round(bubble_fraction(4, 8), 4)
     0.2727
@@ -41,9 +40,7 @@ def bubble_fraction(devices: int, microbatches: int, chunks: int = 1) -> float:
 
 
 def bubble_overhead(devices: int, microbatches: int, chunks: int = 1) -> float:
-    """Idle time over ideal time, (p - 1) / (v m) (arXiv 2104.04473, section 2.2).
-
-    Equal stages, no latency; v > 1 is interleaved 1F1B with m a multiple of p.
+    """Idle time over ideal time, (p - 1) / (v m), as there (arXiv 2104.04473, section 2.2).
 
     >>> bubble_overhead(4, 8), bubble_overhead(4, 8, chunks=2)
     (0.375, 0.1875)
@@ -55,8 +52,6 @@ def gpipe_makespan(
     forward: Sequence[float], backward: Sequence[float], microbatches: int, latency: float = 0.0
 ) -> float:
     """Seconds of GPipe with any stage times: sum F + (m-1) max F, the same for B, 2 (p-1) c.
-
-    Each half is a flow shop of equal jobs, which the slowest stage paces.
 
     >>> gpipe_makespan([1, 2, 1, 1], [2, 4, 2, 2], microbatches=8)
     57.0
@@ -115,8 +110,7 @@ def fewest_microbatches(
     """(micro-batches, utilisation) of a number that falls short, and of one more, which reaches
     ``wanted``; the first is left out if that is one. Where none is found, only of the last tried.
 
-    ``make``: the schedule of a number of micro-batches; ``times``: seconds by `simulate`'s names,
-    which are simulated in whole units, so that 0.9 is 27 of 30, not nearly.
+    ``times``, seconds by `simulate`'s names, are whole units in it: 0.9 is 27 of 30, not nearly.
 
     >>> from tiledask.plan.pipelines.schedules import schedule
     >>> times = {"forward": Fraction(1), "backward": Fraction(2)}
@@ -132,7 +126,7 @@ def fewest_microbatches(
     def at_most(m: int) -> Fraction:
         """No order of the same actions is busier."""
         costs = pipeline_costs.costs_of(made := make(m), **units)
-        least = Fraction(pipeline_costs.lower_bound(made, costs).seconds)
+        least = Fraction(pipeline_costs.lower_bound(made, costs))
         busy = Fraction(float(costs.of_actions(made).sum()))
         return busy / (made.devices * least) if least else Fraction(1)
 

@@ -110,7 +110,7 @@ def optimal_schedule(
     is_exact = exact <= _UNITS and max(values) * exact < 2**40
     unit = exact if is_exact else _UNITS / max(values)
     error = 0 if is_exact else len(schedule)  # half a unit for an action, half for its way
-    least = lower_bound(schedule, costs).seconds
+    least = lower_bound(schedule, costs)
     whole = costs._replace(seconds=np.rint(costs.seconds * unit), hop=np.rint(costs.hop * unit))
     orders, shown, proven = _solve(schedule, whole, limits, int(least * unit - error), timeout)
     best = validate(Schedule.of(orders, places, "optimum"), memory_limit=limits)

@@ -65,8 +65,6 @@ def simulate(
     >>> t = simulate(schedule("1f1b", stages=4, microbatches=8), forward=1.0, backward=2.0)
     >>> t.makespan, round(t.bubble_fraction, 4), t.bubble_overhead, t.peak_in_flight
     (33.0, 0.2727, 0.375, (4, 3, 2, 1))
-    >>> t.lower_bound, t.bound.why
-    (33.0, 'device 3: 3 s until work reaches it, 24 s of work, 6 s from it to the end')
     """
     if not isinstance(schedule, Schedule):
         raise ScheduleError(

@@ -20,13 +20,7 @@ import numpy as np
 
 from tiledask.errors import ScheduleError
 from tiledask.plan.frames import frame
-from tiledask.plan.pipelines.costs import (
-    Bound,
-    CriticalPath,
-    PipelineCosts,
-    critical_path,
-    lower_bound,
-)
+from tiledask.plan.pipelines.costs import PipelineCosts, lower_bound
 from tiledask.plan.pipelines.idle import IdleTime, idle_time
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.spans import COMPUTE, KINDS, TRANSFER, Spans, memory_over_time
@@ -80,23 +74,11 @@ class Timeline(Spans):
         return kinds
 
     @cached_property
-    def bound(self) -> Bound | None:
-        """What no order of the same actions beats, and why; None for a measured run."""
+    def lower_bound(self) -> float | None:
+        """Seconds below which no order of the same actions goes; None for a measured run."""
         if self.schedule is None or self.costs is None:
             return None
         return lower_bound(self.schedule, self.costs)
-
-    @property
-    def lower_bound(self) -> float | None:
-        """Seconds below which no order of the same actions goes; None for a measured run."""
-        return self.bound.seconds if self.bound else None
-
-    @cached_property
-    def critical_path(self) -> CriticalPath | None:
-        """The chain of actions that decided the makespan; None for a measured run."""
-        if self.schedule is None or self.costs is None:
-            return None
-        return critical_path(self.schedule, self.costs, self.start.tolist(), self.end.tolist())
 
     @cached_property
     def busy_per_device(self) -> tuple[float, ...]:
