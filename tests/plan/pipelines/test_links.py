@@ -96,15 +96,9 @@ def test_equals_the_reference_for_any_schedule(part, data):
 def test_a_pair_waits_for_both_and_takes_its_own_time():
     s = Schedule.from_text("0F0,(0F1;0B0)OVERLAP_F_B,0B1 ; 1F0,1B0,1F1,1B1")
     t = simulate(s, 1.0, 2.0, overlapped=2.5)
-    rows = dict(
-        zip(
-            zip(t.device.tolist(), t.kind, t.microbatch.tolist(), strict=True),
-            zip(t.start, t.end, strict=True),
-            strict=True,
-        )
-    )
-    assert rows[0, "F", 1] == rows[0, "B", 0] == (4.0, 6.5)
-    assert rows[1, "F", 1] == (6.5, 7.5)
+    rows = dict(zip(map(str, s), zip(t.start, t.end, strict=True), strict=True))
+    assert rows["0F1"] == rows["0B0"] == (4.0, 6.5)
+    assert rows["1F1"] == (6.5, 7.5)
     assert simulate(s, 1.0, 2.0).makespan == t.makespan + 0.5
     assert t.busy_per_device == (1 + 2.5 + 2, 6.0)
     assert t.peak_in_flight == (2, 1)

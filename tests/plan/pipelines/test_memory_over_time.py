@@ -11,7 +11,6 @@ from tiledask.errors import ScheduleError
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.spans import memory_over_time
-from tiledask.plan.pipelines.timeline import Timeline
 
 SPLIT, WHOLE, V = ("zb-h1", "zb-h2"), ("naive", "gpipe", "1f1b"), ("zb-v", "v-half")
 
@@ -62,27 +61,6 @@ def test_counted_in_ones_the_peaks_are_those_of_the_order(name, devices, microba
     most, device, time = held.peak
     times, sizes = held.steps[device]
     assert most == max(held.peaks) == sizes[times == time].max()
-
-
-def test_measured_runs_may_overlap_and_have_transfers():
-    timeline = Timeline.of(
-        3,
-        [
-            (0, "F", 0, 0, 0.0, 4.0),
-            (0, "B", 0, 0, 3.0, 3.5),
-            (0, "F", 0, 1, 3.4, 3.6),
-            (0, "T", -1, -1, -1.0, 9.0),
-            (1, "T", -1, -1, 0.0, 1.0),
-        ],
-        "measured",
-    )
-    held = memory_over_time(timeline, 10)
-    assert held.origin == "measured"
-    assert [list(zip(*steps, strict=True)) for steps in held.steps] == [
-        [(0, 0), (0, 10), (3.4, 20), (3.5, 10)],
-        [(0, 0)],
-        [(0, 0)],
-    ]
 
 
 def test_whole_numbers_stay_whole_and_the_peak_is_the_earliest():

@@ -101,14 +101,8 @@ def test_refuses_times(options, message):
 
 
 def test_a_schedule_is_named_by_position_or_keyword():
-    made = schedule("1f1b", 4, 8)
-    ends = [
-        simulate(made, forward=1.0).makespan,
-        simulate(schedule=made, forward=1.0).makespan,
-        simulate("1f1b", 4, 8, forward=1.0).makespan,
-        simulate(schedule="1f1b", stages=4, microbatches=8, forward=1.0).makespan,
-    ]
-    assert ends == [33.0] * 4
+    assert simulate("1f1b", 4, 8, forward=1.0).makespan == 33.0
+    assert simulate(schedule="1f1b", stages=4, microbatches=8, forward=1.0).makespan == 33.0
 
 
 def test_a_split_backward_need_not_wait_for_the_way_back():
@@ -128,15 +122,12 @@ def test_a_measured_run_has_no_bound():
 
 
 @pytest.mark.parametrize("p", range(1, 6))
-@pytest.mark.parametrize("m", [1, 2, 3, 5, 8, 13])
-@pytest.mark.parametrize("latency", [0, 0.25, 0.5, 1])
+@pytest.mark.parametrize("m", [1, 2, 5, 13])
+@pytest.mark.parametrize("latency", [0, 0.25, 1])
 def test_eager_1f1b_hides_the_latency_that_1f1b_pays(p, m, latency):
-    forward, backward = 1.0, 2.0
     eager, usual = (
-        simulate(schedule(name, p, m), forward, backward, latency)
-        for name in ("eager-1f1b", "1f1b")
+        simulate(schedule(name, p, m), 1.0, 2.0, latency) for name in ("eager-1f1b", "1f1b")
     )
     assert eager.makespan == pytest.approx(eager.lower_bound)
     assert eager.peak_in_flight == tuple(min(m, 2 * (p - s) - 1) for s in range(p))
-    if latency and p > 2 and m > p:
-        assert usual.makespan > eager.makespan
+    assert usual.makespan > eager.makespan or not (latency and p > 2 and m > p)

@@ -143,10 +143,10 @@ def test_the_two_shares_and_the_papers_rate_are_three_numbers():
     assert late.span_bubble == 0
 
 
-def test_impossible_spans_are_refused():
-    for device, end in ((2, 1.0), (-1, 1.0), (0, -0.5)):
-        with pytest.raises(ScheduleError, match=r"on rank .* of 2, from"):
-            Timeline.of(2, [(device, "F", 0, 0, 0.0, end)])
+@pytest.mark.parametrize(("device", "end"), [(2, 1.0), (-1, 1.0), (0, -0.5)])
+def test_impossible_spans_are_refused(device, end):
+    with pytest.raises(ScheduleError, match=r"on rank .* of 2, from"):
+        Timeline.of(2, [(device, "F", 0, 0, 0.0, end)])
 
 
 def test_a_pair_waits_for_what_either_uses():

@@ -92,20 +92,25 @@ def test_any_single_fault_planted_in_a_good_schedule_is_seen(seed):
         validate(Schedule.of(orders, s.place), s.stages, s.microbatches)
 
 
-def test_memory_limit_names_the_moment_and_takes_one_per_device():
-    gpipe = schedule("gpipe", 2, 4)
-    with pytest.raises(ScheduleError, match=r"rank 0 keeps 4 activations at turn 3, and may"):
-        validate(gpipe, memory_limit=3)
-    with pytest.raises(ScheduleError, match=r"rank 1 keeps 4 activations at turn 3, .* 2;"):
-        validate(gpipe, memory_limit=[4, 2])
-    assert validate(gpipe, memory_limit=4) is gpipe
-    assert validate(schedule("1f1b", 3, 9), memory_limit=[3, 2, 1])
-    with pytest.raises(ScheduleError, match="got 3 memory limits for 2 devices"):
-        validate(gpipe, memory_limit=[4, 4, 4])
-    inference = schedule("gpipe", 2, 4, forward_only=True)
-    assert validate(inference, memory_limit=1) is inference
-    with pytest.raises(ScheduleError, match="keeps 1 activations at turn 0, and may keep 0"):
-        validate(inference, memory_limit=0)
+@pytest.mark.parametrize(
+    ("options", "limit", "message"),
+    [
+        ({}, 3, "rank 0 keeps 4 activations at turn 3, and may keep 3"),
+        ({}, [4, 2], "rank 1 keeps 4 activations at turn 3, and may keep 2"),
+        ({}, [4, 4, 4], "got 3 memory limits for 2 devices"),
+        ({"forward_only": True}, 0, "keeps 1 activations at turn 0, and may keep 0"),
+        ({}, 4, ""),
+        ({}, [4, 4], ""),
+        ({"forward_only": True}, 1, ""),
+    ],
+)
+def test_memory_limit_names_the_moment_and_takes_one_per_device(options, limit, message):
+    made = schedule("gpipe", 2, 4, **options)
+    if not message:
+        assert validate(made, memory_limit=limit) is made
+        return
+    with pytest.raises(ScheduleError, match=message):
+        validate(made, memory_limit=limit)
 
 
 def test_an_activation_is_kept_until_the_weight_gradient():

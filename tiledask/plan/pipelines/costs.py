@@ -13,15 +13,7 @@ import numpy as np
 from tiledask.errors import ScheduleError, short
 from tiledask.plan.pipelines.schedule import KINDS, Schedule
 
-__all__ = [
-    "PerBoundary",
-    "PipelineCosts",
-    "Times",
-    "costs_of",
-    "finish_times",
-    "lower_bound",
-    "numbers",
-]
+__all__ = ["PerBoundary", "PipelineCosts", "Times", "costs_of", "finish_times", "lower_bound"]
 
 Times = float | Sequence[float] | Sequence[Sequence[float]]
 """Seconds: one number, one per stage, or one per stage and micro-batch."""

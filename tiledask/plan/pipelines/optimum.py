@@ -19,13 +19,8 @@ import numpy as np
 
 from tiledask.errors import ScheduleError
 from tiledask.extras import needed_for
-from tiledask.plan.pipelines.costs import (
-    PerBoundary,
-    PipelineCosts,
-    Times,
-    costs_of,
-    lower_bound,
-)
+from tiledask.plan.pipelines import costs as pipeline_costs
+from tiledask.plan.pipelines.costs import PerBoundary, PipelineCosts, Times
 from tiledask.plan.pipelines.schedule import Action, Schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
@@ -74,7 +69,7 @@ def optimal_schedule(
     memory_limit: int | Sequence[int] | None = None,
     timeout: float = 60.0,
 ) -> Optimum:
-    """The Optimum: the order with the least makespan, for stages x microbatches up to about 30.
+    """The order with the least makespan, for stages x microbatches up to about 30.
 
     Times as for `simulate`. ``split``: backwards as I and W. ``place``: the device of each stage
     (default: one each). ``memory_limit``: the most activations on a device, one number or one per
@@ -97,7 +92,7 @@ def optimal_schedule(
         actions[places[s]].append(Action(kind, s, i))
     schedule = Schedule.of(actions, places)
     times = forward, backward, latency, backward_input, backward_weight
-    costs = costs_of(schedule, *times)
+    costs = pipeline_costs.costs_of(schedule, *times)
     limits = [memory_limit] * len(actions) if isinstance(memory_limit, int) else memory_limit
     if limits is not None and (len(limits) != len(actions) or min(limits) < 1):
         raise ScheduleError(
@@ -110,7 +105,7 @@ def optimal_schedule(
     is_exact = exact <= _UNITS and max(values) * exact < 2**40
     unit = exact if is_exact else _UNITS / max(values)
     error = 0 if is_exact else len(schedule)  # half a unit for an action, half for its way
-    least = lower_bound(schedule, costs)
+    least = pipeline_costs.lower_bound(schedule, costs)
     whole = costs._replace(seconds=np.rint(costs.seconds * unit), hop=np.rint(costs.hop * unit))
     orders, shown, proven = _solve(schedule, whole, limits, int(least * unit - error), timeout)
     best = validate(Schedule.of(orders, places, "optimum"), memory_limit=limits)
