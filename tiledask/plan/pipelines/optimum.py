@@ -85,8 +85,8 @@ def optimal_schedule(
     actions: list[list[Action]] = [[] for _ in range(1 + max(places, default=0))]
     if len(places) != stages or not stages or microbatches < 1:
         raise ScheduleError(
-            f"there is a stage and a micro-batch, and place has the device of each stage; got "
-            f"{stages}, {microbatches} and {place}"
+            f"place has the device of each of {stages} stages, of one or more, got {places}, and "
+            f"there are {microbatches} micro-batches"
         )
     for kind, s, i in product("FIW" if split else "FB", range(stages), range(microbatches)):
         actions[places[s]].append(Action(kind, s, i))

@@ -67,6 +67,16 @@ class Schedule:
     pairs: frozenset[Action] = frozenset()
     """The forwards that a device does at once with the backward after them."""
     name: str = field(default="", compare=False)
+    kind: np.ndarray = field(init=False, compare=False)
+    """int32 [actions], device after device: positions in KINDS."""
+    stage: np.ndarray = field(init=False, compare=False)
+    microbatch: np.ndarray = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        kinds, *numbers = zip(*self, strict=True) if len(self) else ((), (), ())
+        columns = [*map(KINDS.index, kinds)], *numbers
+        for name, column in zip(("kind", "stage", "microbatch"), columns, strict=True):
+            object.__setattr__(self, name, np.array(column, np.int32))
 
     @classmethod
     def of(
@@ -114,9 +124,7 @@ class Schedule:
     def place(self) -> tuple[int, ...]:
         """The device of each stage. Raises ScheduleError where one is on several devices."""
         if self.replicas > 1:
-            raise ScheduleError(
-                f"a stage of {self!r} is on {self.replicas} devices; use holder(stage, microbatch)"
-            )
+            raise ScheduleError(f"a stage is on {self.replicas} devices; use holder(stage, number)")
         return self.places[0]
 
     @cached_property
@@ -147,28 +155,6 @@ class Schedule:
             f"{self.microbatches} micro-batches, {len(self)} actions)"
         )
 
-    # -- the same in columns, device after device ---------------------------------------------
-
-    @cached_property
-    def _columns(self) -> list[np.ndarray]:
-        kinds, stages, microbatches = zip(*self, strict=True) if len(self) else ((), (), ())
-        return [*np.array([[*map(KINDS.index, kinds)], stages, microbatches], np.int32)]
-
-    @property
-    def kind(self) -> np.ndarray:
-        """int32 [actions]: positions in KINDS."""
-        return self._columns[0]
-
-    @property
-    def stage(self) -> np.ndarray:
-        """int32 [actions]."""
-        return self._columns[1]
-
-    @property
-    def microbatch(self) -> np.ndarray:
-        """int32 [actions]."""
-        return self._columns[2]
-
     @cached_property
     def turns(self) -> np.ndarray:
         """int64 [devices + 1]: where each device's actions begin, and where the last one's end."""
@@ -186,12 +172,11 @@ class Schedule:
             return np.zeros(len(self), np.bool_)
         return np.fromiter((action in self.pairs for action in self), np.bool_, len(self))
 
-    # -- whether and how it runs -----------------------------------------------------------------
-
     @cached_property
     def is_complete(self) -> bool:
         """Whether all that there has to be is there once, in its place, and pairs are pairs."""
-        (kind, stage, number), shape = self._columns, (self.stages, self.microbatches)
+        kind, stage, number = self.kind, self.stage, self.microbatch
+        shape = self.stages, self.microbatches
         if np.prod(shape) > len(kind) or not len(kind):  # before anything is made for each of them
             return False
         if min(stage.min(), number.min()) < 0 or stage.max() >= self.stages:
@@ -203,15 +188,15 @@ class Schedule:
         if (F != 1).any() or (I != W).any() or np.any(B + I - int(self.trains)):
             return False
         first = np.flatnonzero(self.paired)
-        second = np.minimum(first + 1, len(kind) - 1)
-        both = (kind[first] == 0) & np.isin(kind[second], (1, 2))
-        return bool((both & (self.device[first] == self.device[second])).all())
+        ahead = np.append(kind, 3)[first + 1], np.append(self.device, -1)[first + 1]
+        both = (kind[first] == 0) & np.isin(ahead[0], (1, 2)) & (self.device[first] == ahead[1])
+        return bool(both.all())
 
     @cached_property
     def maker(self) -> np.ndarray:
         """int64 [actions]: the position of the one action whose result each waits for, -1 for none;
         what else it uses comes before that."""
-        own, behind = sources(*self._columns).T
+        own, behind = sources(self.kind, self.stage, self.microbatch).T
         maker: np.ndarray = np.where(behind < 0, own, behind)
         return maker
 
@@ -276,16 +261,10 @@ class Schedule:
             first = {a.stage: d for d, order in reversed([*enumerate(orders)]) for a in order}
             missing = next(s for s in range(len(first) + 1) if s not in first)
             if missing < max(first, default=0) or not first:
-                raise ScheduleError(
-                    f"every stage, counted from 0, must be on some device; stage {missing} has no "
-                    f"action at all"
-                )
+                raise ScheduleError(f"stage {missing} has no action; stages count from 0")
             places = [[first[s] for s in range(len(first))]]
         if len(counts := {len(place) for place in places}) > 1:
-            raise ScheduleError(
-                f"the pipelines have {' and '.join(map(str, sorted(counts)))} stages; give each "
-                f"line of @ a device for every stage"
-            )
+            raise ScheduleError(f"lines of @ have a device for every stage, got {sorted(counts)}")
         return cls.of(orders, places, name, pairs)
 
 

@@ -67,10 +67,7 @@ def simulate(
     (33.0, 0.2727, 0.375, (4, 3, 2, 1))
     """
     if not isinstance(schedule, Schedule):
-        raise ScheduleError(
-            f"a schedule is td.schedule('1f1b', 4, 8), or its name and the two numbers, got "
-            f"{short(schedule)}"
-        )
+        raise ScheduleError(f"a schedule is as td.schedule('1f1b', 4, 8), got {short(schedule)}")
     halves = backward_input, backward_weight
     costs = costs_of(schedule, forward, backward, latency, *halves, overlapped)
     start, end = finish_times(runnable(schedule), costs)

@@ -184,8 +184,7 @@ def half_of(stages: int) -> int:
     """The devices of a V, which holds two stages on each. Raises ScheduleError for odd stages."""
     if stages % 2:
         raise ScheduleError(
-            f"a V has two stages on every device, and {stages} stages are odd; "
-            f"use {stages + 1} stages"
+            f"a V has two stages on a device; use {stages + 1} stages, not {stages}"
         )
     return stages // 2
 

@@ -51,9 +51,8 @@ def zb_auto(
     limit = stages * activation if memory_limit is None else memory_limit
     if not weight_part <= activation <= limit:
         raise ScheduleError(
-            f"one micro-batch on a stage takes {activation:g} of memory and the limit is "
-            f"{limit:g}, and {weight_part:g} are kept from I to W; weight_part is at most "
-            f"activation, and that at most memory_limit"
+            f"one micro-batch takes {activation:g} of memory and the limit is {limit:g}; "
+            f"weight_part is at most activation, and that at most memory_limit"
         )
     empty = Schedule((), (tuple(range(stages)),))
     costs = costs_of(empty, forward, None, latency, backward_input, backward_weight)
