@@ -11,7 +11,7 @@ import pytest
 import tiledask as td
 from tiledask.errors import ProgramError, ScheduleError
 from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped
-from tiledask.plan.pipelines.validate import needs, peaks
+from tiledask.plan.pipelines.validate import needs, peak_in_flight
 from tiledask.plan.program.program import Program
 
 KINDS = "FBIW"
@@ -70,7 +70,7 @@ def test_its_clock_is_the_simulators(name, seed):
 def test_it_holds_and_moves_what_the_schedule_does(name):
     schedule, *_ = drawn(name, 4)
     program = td.program(schedule).check()
-    assert program.memory.per_place == dict(enumerate(schedule_peaks(schedule)))
+    assert program.memory.per_place == dict(enumerate(peak_in_flight(schedule)))
     program = td.program(schedule, block_bytes=6, activation=10)
     moves = [
         (schedule.holder(b.stage, b.microbatch), schedule.holder(a.stage, a.microbatch), 6)
@@ -80,11 +80,7 @@ def test_it_holds_and_moves_what_the_schedule_does(name):
     ]
     assert program.traffic == td.Traffic.of(schedule.devices, moves)
     alone = td.program(schedule, activation=10).memory.per_place
-    assert alone == {d: peak for d, (peak, _) in enumerate(peaks(schedule, 10, 10))}
-
-
-def schedule_peaks(schedule):
-    return tuple(int(peak) for peak, _ in peaks(schedule))
+    assert alone == {d: 10 * peak for d, peak in enumerate(peak_in_flight(schedule))}
 
 
 def test_memory_names_what_is_held_and_when():

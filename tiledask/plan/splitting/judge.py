@@ -1,14 +1,10 @@
-"""A judge of assignments of layers to devices: how they are read, and which rule is broken.
-
-layers   1  2  3  4  5  6 | 7  8  9 10 11 12 |13 14 15 16 17 18 |19 20 21 22 23 24
-device        0           |        1         |        2         |        3
-                          ^ a crossing: the activations change device here
-"""
+"""A judge of assignments of layers to devices: how they are read, and which rule is broken."""
 
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, groupby, pairwise
 from typing import Any, SupportsIndex
 
@@ -29,8 +25,7 @@ __all__ = ["Assignment", "Verdict", "judge", "layer_ranges", "read_assignment", 
 Assignment = Partition | str | Iterable[SupportsIndex] | Iterable[Iterable[SupportsIndex]]
 """A split, text, the device of each layer, or the layers of each device."""
 
-MOST = 1_000_000
-"""Devices, or layers of one range."""
+MOST = 1_000_000  # devices, or layers of one range
 
 
 @dataclass(frozen=True)
@@ -45,11 +40,10 @@ class Verdict:
     optimum: float
     """The smallest bottleneck that any legal split has; exact."""
     crossings: int | None = None
-    """How often consecutive layers sit on different devices; None if a layer has no one place."""
+    """How often consecutive layers sit on different devices. This and what follows is None or empty
+    if a layer has no one place."""
     bottleneck: float | None = None
-    """Largest stage time; None if a layer has no one place."""
     stages: tuple[tuple[int, ...], ...] = ()
-    """The layers of each stage; empty if a layer has no one place."""
     times: tuple[float, ...] = ()
 
     def __bool__(self) -> bool:
@@ -87,12 +81,8 @@ def judge(
     (or chunk), not contiguous, out of order, over memory. Raises PartitionError for what is not an
     assignment at all, and for a question that no split can answer.
 
-    >>> round_robin = [layer % 3 for layer in range(12)]
-    >>> verdict = judge(round_robin)
-    >>> verdict.ok, verdict.rule, verdict.crossings
-    (False, 'not contiguous', 11)
-    >>> judge(round_robin, chunks=4).ok  # the same, as four chunks of one layer on each device
-    True
+    >>> judge([layer % 3 for layer in range(12)]).rule
+    'not contiguous'
     """
     if isinstance(assignment, Partition):
         cut, devices = assignment, devices or assignment.devices
@@ -183,7 +173,6 @@ def read_assignment(
     assignment: Assignment, layers: int | None = None, stages: int | None = None
 ) -> list[list[int]]:
     """The layers of each device, counted from 1, from any of the forms that `judge` takes.
-    PartitionError for what can be read in no way, or in two.
 
     >>> read_assignment("1-3 | 4"), read_assignment([0, 1, 1]), read_assignment((2, 1), 3, 2)
     ([[1, 2, 3], [4]], [[1], [2, 3]], [[1, 2], [3]])
@@ -205,36 +194,30 @@ def read_assignment(
     if given and all(map(is_whole, given)):
         return _of_numbers([*map(int, given)], layers or 0, known if len(given) > 1 else None)
     if not given or not all(isinstance(g, Iterable) and not isinstance(g, str) for g in given):
-        raise PartitionError(
-            f"cannot read {short(assignment)} as an assignment; write layers as in '1-6 | 7-12'"
-        )
-    return [
-        [whole_number("a layer", n, of="counted from 1", error=PartitionError) for n in group]
-        for group in given
-    ]
+        raise PartitionError(f"no assignment: {short(assignment)}; write layers as '1-6 | 7-12'")
+    whole = partial(whole_number, "a layer", of="counted from 1", error=PartitionError)
+    return [list(map(whole, group)) for group in given]
 
 
 def _of_numbers(
     numbers: list[int], layers: int, stages: int | None, barred: bool = False
 ) -> list[list[int]]:
     """The layers of each stage from plain numbers, which stood between bars if ``barred``."""
-    many, bounds = len(numbers), numbers
+    many = len(numbers)
     placed = stages is None or (many == layers and max(numbers) < stages and not barred)
     # a stage without layers is a mistake, a device 0 is none
     sized = many == stages and sum(numbers) == layers and not (placed and 0 in numbers)
     ends = stages is not None and many == stages + 1 and numbers[0] == layers - numbers[-1] == 0
-    if sized:
-        bounds = [*accumulate(numbers, initial=0)]
     if (sized or (ends and numbers == sorted(numbers))) and not placed:
+        bounds = [*accumulate(numbers, initial=0)] if sized else numbers
         return [list(range(a + 1, b + 1)) for a, b in pairwise(bounds)]
     if barred:
         return [[n] for n in numbers]
     unclear = stages is not None and many != layers and max(numbers) >= stages
     if sized or unclear or not all(0 <= place < MOST for place in numbers):
         raise PartitionError(
-            f"{short(numbers)} is not the device of each of {layers} layers (devices count from "
-            f"0), how many each has, or the bounds between them, in one way alone; write the "
-            f"layers of each, as in '1-6 | 7-12'"
+            f"{short(numbers)} is not, in one way alone, the device of each of {layers} layers, "
+            f"from 0, how many each has, or the bounds between them; write '1-6 | 7-12'"
         )
     found: list[list[int]] = [[] for _ in range(max(numbers) + 1)]
     for layer, device in enumerate(numbers, start=1):
@@ -247,9 +230,7 @@ def _range(word: str) -> Iterable[int]:
     match = re.fullmatch(r"(\d{1,12})(?:[-–](\d{1,12}))?", word)
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, MOST)
     if abs(last - first) >= MOST:
-        raise PartitionError(
-            f"cannot read {short(word)}; write layers as in '1-6' or '1,4,7', {MOST:,} at most"
-        )
+        raise PartitionError(f"cannot read {short(word)}; write layers as in '1-6' or '1,4,7'")
     return range(first, last + 1) if first <= last else range(first, last - 1, -1)
 
 
@@ -264,11 +245,9 @@ def stages_of(groups: Sequence[Sequence[int]], devices: int, chunks: int) -> lis
         return [list(g) for g in groups] + [[]] * (devices * chunks - len(groups))
     stages: list[list[int]] = [[] for _ in range(devices * chunks)]
     for device, group in enumerate(groups):
-        chunk = 0
-        for i, n in enumerate(group):
-            if i and n != group[i - 1] + 1:
-                chunk = min(chunk + 1, chunks - 1)
-            stages[chunk * devices + device].append(n)
+        left_out = [0, *(int(b != a + 1) for a, b in pairwise(group))]
+        for n, chunk in zip(group, accumulate(left_out), strict=False):
+            stages[min(chunk, chunks - 1) * devices + device].append(n)
     return stages
 
 

@@ -31,18 +31,13 @@ __all__ = [
 
 @dataclass(frozen=True, repr=False)
 class Partition:
-    """A contiguous split: stage s holds layers bounds[s], ..., bounds[s + 1] - 1, from 0.
-
-    >>> Partition((0, 2, 3), (1.0, 1.0, 4.0), (1.0, 2.0))
-    Partition([1-2][3], bottleneck 2)
-    """
+    """A contiguous split: stage s holds layers bounds[s], ..., bounds[s + 1] - 1, from 0."""
 
     bounds: tuple[int, ...]
     """stages + 1 rising layer indices, from 0 to the number of layers."""
     costs: tuple[float, ...]
-    """Cost of each layer, in any one unit (seconds, FLOP)."""
     speeds: tuple[float, ...]
-    """Speed of each device, in cost per unit of time; stage s is on device s mod their number."""
+    """Of each device, in cost per unit of time; stage s is on device s mod their number."""
     communication: tuple[float, ...] = ()
     """Time to send across each place between two layers; empty for none."""
 
@@ -98,13 +93,10 @@ class Partition:
 
 def stage_name(stage: int, devices: int, chunks: int = 1) -> str:
     """A stage by its device, and which of its chunks it is: "device 1, chunk 1"."""
-    return (
-        f"device {stage % devices}, chunk {stage // devices}" if chunks > 1 else f"device {stage}"
-    )
+    return f"device {stage % devices}" + (f", chunk {stage // devices}" if chunks > 1 else "")
 
 
-MOST_LAYERS, MOST_STATES = 100_000, 100_000
-"""Of a partition, and partial splits held at once."""
+MOST_LAYERS, MOST_STATES = 100_000, 100_000  # of a partition; of partial splits held at once
 
 
 def partition(
@@ -128,10 +120,9 @@ def partition(
     chunks         stages per device: ``stages`` counts all of them, stage s is on device
                    s mod (stages / chunks), and the stages of one device share its capacity
 
-    Bottlenecks are compared as exact fractions. Ties go to the most even split (least sum of
-    squared stage times), then to longer first stages. Raises PartitionError for fewer layers than
-    stages, a value that is negative or not finite, wrong lengths, stages that chunks does not
-    divide, capacities that no split satisfies, or that leave too many splits to look at.
+    Bottlenecks are compared exactly. Ties go to the most even split (least sum of squared stage
+    times), then to longer first stages. Raises PartitionError for numbers that are wrong or too
+    few, and for capacities that no split satisfies, or that leave too many to look at.
 
     >>> partition(24, stages=4)
     Partition([1-6][7-12][13-18][19-24], bottleneck 6)
@@ -253,8 +244,7 @@ def contiguous_splits(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
     >>> list(contiguous_splits(4, 2))
     [(0, 1, 4), (0, 2, 4), (0, 3, 4)]
     """
-    count(layers, "layers"), count(stages, "stages")
-    for cuts in combinations(range(1, layers), stages - 1):
+    for cuts in combinations(range(1, count(layers, "layers")), count(stages, "stages") - 1):
         yield (0, *cuts, layers)
 
 
