@@ -143,8 +143,8 @@ def fewest_microbatches(
         if m * size > MOST:
             return [reached(below)]
     m = bisect_left(range(m), wanted, below + 1, key=at_most)
-    tried, most = [reached(k) for k in (m - 1, m) if k], m + TRIED // (m * size) + 1
-    while tried[-1][1] < wanted and m < most:
-        m += 1
+    tried, left = [reached(k) for k in (m - 1, m) if k], TRIED
+    while tried[-1][1] < wanted and left > 0:
+        m, left = m + 1, left - m * size
         tried = [tried[-1], reached(m)]
     return tried if tried[-1][1] >= wanted else tried[-1:]

@@ -74,9 +74,9 @@ class Schedule:
 
     def __post_init__(self) -> None:
         kinds, *numbers = zip(*self, strict=True) if len(self) else ((), (), ())
-        columns = [*map(KINDS.index, kinds)], *numbers
+        columns = map(KINDS.index, kinds), *numbers
         for name, column in zip(("kind", "stage", "microbatch"), columns, strict=True):
-            object.__setattr__(self, name, np.array(column, np.int32))
+            object.__setattr__(self, name, np.fromiter(column, np.int32, len(self)))
 
     @classmethod
     def of(
