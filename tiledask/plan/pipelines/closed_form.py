@@ -65,8 +65,7 @@ def one_forward_one_backward_makespan(
 ) -> float:
     """Seconds of 1F1B with equal stages: (m+p-1)(F+B) + c (2 (p-1) m/p + 2 (p-2)).
 
-    For a latency that is small beside F and B, and m a multiple of p; each steady round trip
-    pays it again. Raises ScheduleError for a latency if p does not divide m.
+    For a latency that is small beside F and B; ScheduleError for one if p does not divide m.
 
     >>> one_forward_one_backward_makespan(4, 8, 1, 2, latency=0.25)
     37.0

@@ -48,13 +48,10 @@ def in_rounds(name: str, ahead: int, late: int | None = None) -> Callable[..., S
 
 
 def in_loops(name: str, ahead: int, late: int | None = None) -> Callable[..., Schedule]:
-    """What makes the schedule with stage s on device s mod devices.
-
-    A device does ``ahead`` forwards for each device behind it, then a forward and a backward in
-    turns, then what is left. ``late``: the backward is split, and W comes so many turns after its
-    I for each device before. Where a device has several chunks, groups of ``devices`` micro-batches
-    go through all of them, one group after the other; where that does not divide, there are fewer
-    and larger groups, as even as possible.
+    """What makes the schedule with stage s on device s mod devices: ``ahead`` forwards for each
+    device behind, then a forward and a backward in turns, then what is left. ``late``: the backward
+    is split, and W comes so many turns after its I for each device before. Groups of ``devices``
+    micro-batches, or as even larger ones, go through all chunks of a device, one after the other.
     """
 
     def make(stages: int, microbatches: int, devices: int) -> Schedule:
@@ -172,9 +169,8 @@ def schedule(
 ) -> Schedule:
     """The schedule called ``name`` (see :data:`schedules`), for any number of each.
 
-    PyTorch's names are taken too, as "Interleaved1F1B" and "ZBVZeroBubble". The orders are
-    PyTorch's, but for the backwards of "LoopedBFS", which it does from the last micro-batch to the
-    first.
+    PyTorch's names are taken too, as "Interleaved1F1B"; the orders are PyTorch's, but for the
+    backwards of "LoopedBFS", which it does from the last micro-batch to the first.
 
     ``stages`` counts all stages of the model. "interleaved", "looped-bfs" and "interleaved-zb" put
     several on a device and need ``devices=``; "zb-v", "v-half", "v-min" and "dualpipev" put two on
@@ -187,21 +183,14 @@ def schedule(
     >>> print(schedule("1f1b", stages=2, microbatches=3).to_text())
     0F0,0F1,0B0,0F2,0B1,0B2
     1F0,1B0,1F1,1B1,1F2,1B2
-    >>> schedule("zb-auto", 4, 8, forward=[2, 1, 1, 3], latency=0.2, memory_limit=6)
-    Schedule(zb-auto: 4 stages on 4 devices, 8 micro-batches, 96 actions)
     """
     if (name := called(name)) not in schedules:
-        raise ScheduleError(
-            f"no schedule {short(name)}; {meant(str(name), schedules)}there are "
-            f"{', '.join(schedules)}, and PyTorch's names of those that it has, such as "
-            "Interleaved1F1B"
-        )
+        there = f"there are {', '.join(schedules)}, and PyTorch's names, such as Interleaved1F1B"
+        raise ScheduleError(f"no schedule {short(name)}; {meant(str(name), schedules)}{there}")
     size = count_of(stages, "stages") * count_of(microbatches, "microbatches")
     if size > MOST_BLOCKS:
-        raise ScheduleError(
-            f"a schedule has {MOST_BLOCKS:,} stages x micro-batches at most, got {short(stages)} x "
-            f"{short(microbatches)}; whatever repeats is seen with fewer micro-batches"
-        )
+        got = f"{short(stages)} x {short(microbatches)}; what repeats is seen with fewer"
+        raise ScheduleError(f"there are {MOST_BLOCKS:,} stages x micro-batches at most, got {got}")
     takes = inspect.signature(schedules[name])
     try:
         takes.bind(stages, microbatches, **options)

@@ -77,7 +77,7 @@ class Spans:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Footprint:
-    """What every device holds at every moment, in the unit of the numbers it was made from."""
+    """What every device holds at every moment."""
 
     steps: tuple[tuple[np.ndarray, np.ndarray], ...]
     """Per device (times, bytes): so many from each time on. Of equal times the last holds."""
@@ -93,10 +93,9 @@ class Footprint:
     def peak(self) -> tuple[float, int, float]:
         """(the most that any device holds, that device, seconds until it first does)."""
         first = [times[int(np.argmax(held))].item() for times, held in self.steps]
-        most, time, device = min(
-            zip((-p for p in self.peaks), first, range(len(first)), strict=True)
-        )
-        return -most, device, time
+        most = max(self.peaks)
+        time, device = min((t, d) for d, t in enumerate(first) if self.peaks[d] == most)
+        return most, device, time
 
     def __repr__(self) -> str:
         most, device, time = self.peak

@@ -55,9 +55,8 @@ def zb_v(stages: int, microbatches: int) -> Schedule:
 def v_half(stages: int, microbatches: int) -> Schedule:
     """V-Half: about half of the memory of 1F1B, and less idle time (arXiv 2405.15362).
 
-    The paper's building block, repeated every 6 slots; then each device that would wait does
-    the next thing it can without more memory. With p > 2 devices, m >= 2p and F = I = W the
-    makespan is that of the authors' program. Raises ScheduleError for an odd number of stages.
+    With p > 2 devices, m >= 2p and F = I = W the makespan is that of the authors' program. Raises
+    ScheduleError for an odd number of stages.
     """
     p = half_of(stages)
     gap = 0 if p % 2 else 3
@@ -74,12 +73,11 @@ def v_min(stages: int, microbatches: int) -> Schedule:
 
 
 def _repeated(slots: Sequence[tuple[int, ...]], microbatches: int, name: str) -> Schedule:
-    """A building block every 6 slots: ``slots[d]`` has F0, F1, I1 and I0, and W fills the rest.
+    """The paper's building block every 6 slots: ``slots[d]`` has F0, F1, I1 and I0, and W the rest.
 
-    Then in slots of equal length a device that would wait does the next thing that it can, in the
-    memory of the blocks. They can run, and what is left of them always can, so there is no
-    deadlock. W is done in turn, but once the forwards of its first chunk are through a device does
-    it only when it can do nothing else.
+    Then a device that would wait does the next thing that it can, in the memory of the blocks. What
+    is left of them always can run, so there is no deadlock. W is done in turn, but once the
+    forwards of its first chunk are through a device, only when it can do nothing else.
     """
     last = 2 * len(slots) - 1
     left = [_blocks(each, d, last - d, microbatches) for d, each in enumerate(slots)]

@@ -14,7 +14,6 @@ from tiledask.plan.pipelines.schedule import Action, Schedule
 __all__ = ["zb_auto"]
 
 PerStage = float | Sequence[float]
-"""One number, or one per stage."""
 _SMALL = 1e-9
 """Part of a memory below which two are equal."""
 
@@ -33,8 +32,8 @@ def zb_auto(
     """The best zero-bubble order that a greedy search finds for these times within a memory.
 
     The heuristic of arXiv 2401.10241, section 3.1: warm up with as many forwards as memory
-    allows, then F and I in turns, with W in the gaps and where memory needs it. Two choices it
-    leaves open are tried in all combinations, and the order with the shortest span is returned.
+    allows, then F and I in turns, with W in the gaps and where memory needs it. Of two choices it
+    leaves open all combinations are tried, for the shortest span.
 
     forward, backward_input, backward_weight   seconds of F, I and W
     latency        seconds from one stage to the next
