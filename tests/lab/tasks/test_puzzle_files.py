@@ -90,7 +90,7 @@ BAD = [
     ("partition", {"inputs__costs": "23 x 1"}, "got 24 memory values where 23 are needed"),
     ("partition", {"inputs__costs": "9999 x 1"}, "must be a list of 1 to 1000 numbers"),
     ("partition", {"inputs__capacity": "8 apples"}, "'capacity' must be a list"),
-    ("partition", {"inputs__capacity": "1 GB"}, "layer 1 needs 4 GB"),
+    ("partition", {"inputs__capacity": "1 GB"}, "the largest 4 GB"),
     ("choice", {"inputs__schedule": "1f1b"}, "each either given or open"),
     ("choice", {"inputs__forward": [1, 2]}, "'forward' must be a number"),
     ("choice", {"inputs__open__microbatches": {"from": 9, "to": 1}}, "the larger last"),
