@@ -9,9 +9,8 @@ all_reduce       both together
 """  # noqa: E501
 
 from collections.abc import Sequence
-from itertools import pairwise
 
-from tiledask.plan.collectives.cost import loads, ranks_of, replayed
+from tiledask.plan.collectives.cost import loads, ranks_of
 
 Bytes = tuple[tuple[int, ...], tuple[int, ...]]
 """(sent by rank, received by rank)."""
@@ -87,25 +86,10 @@ def _reduce(algorithm: str, b: tuple[int, ...], root: int) -> Bytes:
 
 
 def _all_to_all(algorithm: str, b: tuple[int, ...], root: int) -> Bytes:
+    """Direct by each name."""
     n = round(len(b) ** 0.5)
-    sent, received = [0] * n, [0] * n
-    for s in range(n):
-        for d in range(n):
-            for start, stop in _stops(algorithm, s, (d - s) % n):
-                sent[start % n] += b[n * s + d]
-                received[stop % n] += b[n * s + d]
-    return tuple(sent), tuple(received)
-
-
-def _stops(algorithm: str, s: int, distance: int) -> list[tuple[int, int]]:
-    """The way of a chunk from rank ``s`` over ``distance`` ranks."""
-    if algorithm == "direct":
-        return [(s, s + distance)] if distance else []
-    if algorithm == "ring":
-        return [(s + k, s + k + 1) for k in range(distance)]
-    digits = [1 << k for k in range(distance.bit_length()) if distance >> k & 1]
-    ends = [s + sum(digits[:k]) for k in range(len(digits) + 1)]
-    return list(pairwise(ends))
+    sent = tuple(sum(b[n * s : n * s + n]) - b[n * s + s] for s in range(n))
+    return sent, tuple(sum(b[d::n]) - b[n * d + d] for d in range(n))
 
 
 def _barrier(algorithm: str, b: tuple[int, ...], root: int) -> Bytes:
@@ -125,6 +109,20 @@ _TABLE = {
 
 
 def seconds(kind, algorithm, counts, itemsize, *, latency, bandwidth):
-    """Seconds until each rank is done, by the replay of a collective's moves."""
-    moved = loads(kind, algorithm, counts, itemsize)
-    return replayed(moved, ranks_of(kind, counts), latency, bandwidth)
+    """Seconds until each rank is done with a collective's moves.
+
+        sender    |== bytes / bandwidth ==|                   sends its messages one after another
+        receiver  '- latency -|== bytes / bandwidth ==|                   and takes them in so
+
+    The model of Hockney (1994), replayed, so that ragged chunks and trees of any size have a time.
+    """
+    done = [0.0] * ranks_of(kind, counts)  # with all earlier rounds
+    for moves in loads(kind, algorithm, counts, itemsize):
+        sender, taken_in = list(done), [0.0] * len(done)
+        for move, nbytes in moves:
+            leaves = sender[move.source]
+            sender[move.source] = leaves + nbytes / bandwidth
+            starts = max(leaves + latency, taken_in[move.destination])
+            taken_in[move.destination] = starts + nbytes / bandwidth
+        done = [max(*ends) for ends in zip(sender, taken_in, strict=True)]
+    return tuple(done)

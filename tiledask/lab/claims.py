@@ -24,8 +24,7 @@ from tiledask.distributed.arrays.array import ShardedArray
 from tiledask.distributed.convolution.lenet_train import TrainedLeNet, train_lenet
 from tiledask.distributed.memory.claims import TOLERANCE, ClaimRun
 from tiledask.errors import DoesNotFitError
-from tiledask.plan.program.lenet import PARAMETERS, Need
-from tiledask.plan.program.making.lenet import need
+from tiledask.plan.program.making.lenet import PARAMETERS, Need, need
 from tiledask.plan.units import format_bytes
 from tiledask.tile import accumulator, as_dtype
 from tiledask.tile.optimizers import SGD

@@ -30,7 +30,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 # name: forward, backward, what is planned, and the dimension that is cut of x, w, b and y
 WAYS = {
     "by output": (C.by_output, C.by_output_grad, P.by_output, (None, 0, 0, 1)),
-    "by input": (C.by_input, C.by_input_grad, P.by_input, (1, 1, None, None)),
 }
 
 
@@ -85,8 +84,7 @@ OPTIONS = {"stride": (2, 1), "padding": ((1, 0), (2, 1)), "dilation": (1, 2)}
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("units", "ranks"), [(10, 4), (3, 4), (5, 1)])
 def test_every_way_is_that_of_one_device(way, units, ranks):
-    sizes = (4, units) if way == "by input" else (units, 6)
-    check(way, *draw((2, sizes[1], 7, 5), (*sizes, 3, 2), (sizes[0],)), ranks, **OPTIONS)
+    check(way, *draw((2, 6, 7, 5), (units, 6, 3, 2), (units,)), ranks, **OPTIONS)
 
 
 @settings(max_examples=25, deadline=None)
@@ -119,11 +117,10 @@ def in_rows(group, x, w, b, dy, rows, options):
     return y, *S.conv2d_in_rows_grad(group, dy, kept, w, b)
 
 
-def check_conv(x, w, b, rows, run=run_threads, far=False, **options):
+def check_conv(x, w, b, rows, run=run_threads, **options):
     y, kept = L.conv2d(x, w, b, **options)
     (dy,) = draw(y.shape, seed=9)
-    told = options | {"far": far}
-    done = run(over_ranks, len(rows), in_rows, x, w, b, dy, rows, told)
+    done = run(over_ranks, len(rows), in_rows, x, w, b, dy, rows, options)
     grads = L.conv2d_grad(dy, kept, w, b)
     known = 4 - (b is None)
     results = [result[:known] for result in done.results]
@@ -177,12 +174,12 @@ def test_patches_need_no_halo():
     below=st.integers(0, 3),
 )
 def test_any_rows_and_any_windows(rows, size, stride, dilation, above, below):
-    """However thin the shards are: far=True borrows from whoever has the rows."""
+    """However thin the shards are: rows are borrowed from whoever has them."""
     assume(sum(rows) and (size - 1) * dilation + 1 <= sum(rows) + above + below)
     x, w, b = draw((1, 2, sum(rows), 3), (2, 2, size, 2), (2,))
     padding = ((above, below), (0, 0))
     options = {"stride": (stride, 1), "dilation": (dilation, 1), "padding": padding}
-    check_conv(x, w, b, tuple(rows), far=True, **options)
+    check_conv(x, w, b, tuple(rows), **options)
 
 
 @settings(max_examples=80, deadline=None)
@@ -280,10 +277,6 @@ def told_rows(held, said, size, **options):
 X, W = draw((1, 3, 5, 5), (4, 3, 3, 3))
 REFUSED = [
     ("got 2; give each rank whole groups", 2, lambda g: C.by_output(g, X, W, groups=2)),
-    (
-        "windows of 7 rows .*use fewer ranks, or far=True",
-        *told_rows((4, 2, 5), (4, 2, 5), 7, padding=((3, 3), (0, 0))),
-    ),
     (r"rank [01] has 4; got \(3, 5\)", *told_rows((4, 4), (3, 5), 3, padding=1)),
     (r"has 9 rows.*have 8", *told_rows((4, 3), (4, 3), 9, padding=((0, 1), (0, 0)))),
 ]

@@ -18,8 +18,7 @@ from tiledask.distributed.convolution.lenet import LENET
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.lab import claims as lab
 from tiledask.plan.collectives.cost import even
-from tiledask.plan.program.lenet import EACH, NAMES, PARAMETERS, UNITS, flops
-from tiledask.plan.program.making.lenet import need
+from tiledask.plan.program.making.lenet import EACH, NAMES, PARAMETERS, UNITS, need
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -51,8 +50,6 @@ def test_d2l_says_who_holds_who_works_and_who_sends_how_much():
     by = {"conv1": 200, "conv2": 25_050, "fc1": 102_528, "fc2": 1_290}
     assert {layer.name: layer.size for layer in LENET} == by
     assert sum(by.values()) == PARAMETERS == expected("d2l_lenet_params")["params"]
-    # 2 x 256 images x 9x9 places x 50 channels x 20x5x5 weights, 3 times
-    assert flops("conv2", 256) == 3 * 2 * 256 * 81 * 50 * 500
     network, layerwise, data = (
         need(n, 256, 4, 4) for n in ("network", "layerwise", "data parallel")
     )
@@ -101,6 +98,5 @@ def test_uneven_splits_in_double_precision():
     1e-13 was measured."""
     x, w, b = draw((4, 6, 11, 11), (10, 6, 3, 3), (10,))
     check_channels("by output", x, w, b, 4, padding=1)
-    check_channels("by input", x, w, b, 4, padding=1)
     check_rows(x, w, b, even(11, 4), padding=1)
-    assert max(expected("conv_channel_equal")[way] for way in ("out", "in", "spatial")) <= 1e-13
+    assert max(expected("conv_channel_equal")[way] for way in ("out", "spatial")) <= 1e-13

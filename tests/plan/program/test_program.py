@@ -35,11 +35,6 @@ def drawn(name, seed):
     return schedule, F, I, W, rng
 
 
-def seconds(schedule, F, I, W):
-    by_kind = {"F": F, "B": I + W, "I": I, "W": W}
-    return {f"{s}{k}": by_kind[k][s].tolist() for s in range(schedule.stages) for k in KINDS}
-
-
 def actions(timeline):
     """kind, stage and micro-batch -> start and end, of all compute."""
     columns = (timeline.kind, timeline.stage, timeline.microbatch, timeline.start, timeline.end)
@@ -57,12 +52,13 @@ def assert_same_times(program_timeline, simulated):
 @pytest.mark.few(20)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", NAMES)
-def test_its_clock_is_the_simulators(name, seed):
-    """Action by action: two algorithms, streams that wait for buffers and a longest path."""
+def test_its_timeline_is_that_of_the_schedule(name, seed):
+    """Action by action: orders, places and pairs are read back from the program's text."""
     schedule, F, I, W, rng = drawn(name, seed)
     latency = rng.uniform(0.0, 1.0)
     simulated = td.simulate(schedule, F, I + W, latency, I, W)
-    timed = td.program(schedule).timeline(seconds(schedule, F, I, W), latency=latency)
+    read = Program.from_text(str(td.program(schedule)))
+    timed = read.timeline({"F": F, "B": I + W, "I": I, "W": W}, latency)
     assert_same_times(timed, simulated)
 
 
@@ -145,7 +141,12 @@ def test_a_circle_is_said_with_all_who_wait():
         (lambda s: td.program(s, block_bytes=-1), ScheduleError, "0 or more bytes, got -1"),
         (lambda s: td.program(s, block_bytes=[1, 2]), ScheduleError, "1 for 2 stages"),
         (lambda s: td.program(s, activation=-1), ScheduleError, "activation"),
-        (lambda s: td.program(s).timeline({"F": 1, "B": -1}), ProgramError, "0 s or more, got -1"),
+        (lambda s: td.program(s).timeline({"F": 1, "B": -1}), ScheduleError, "backward"),
+        (
+            lambda s: td.program(s).timeline({"F": 1}),
+            ProgramError,
+            "blocks of B, F and seconds of F",
+        ),
         (lambda s: Program.from_text("rank 0: 0F.0"), ProgramError, "each has parts"),
         (lambda s: Program.from_text("hello"), ProgramError, "line 1 cannot be read: 'hello'"),
         (

@@ -1,7 +1,7 @@
 """Programs of LeNet's step and of split convolutions: right, read back and counted; and sizes of
 collectives are those of their members.
 
-Holds `tiledask.plan.program.lenet`, `tiledask.plan.program.making.convolutions`,
+Holds `tiledask.plan.program.making.lenet`, `tiledask.plan.program.making.convolutions`,
 `tiledask.plan.program.making.layer` and `tiledask.plan.program.making.lenet`.
 """
 
@@ -18,10 +18,9 @@ from tiledask.plan.collectives.rows import split_rows
 from tiledask.plan.inputs.recipes import load_recipe
 from tiledask.plan.products.placement import ANY, Replicate, Shard, Tiling
 from tiledask.plan.products.shards import Shards
-from tiledask.plan.program.lenet import Split
 from tiledask.plan.program.making.convolutions import WindowTerms
 from tiledask.plan.program.making.layer import LayerOperand, LayerTerms, layer_program
-from tiledask.plan.program.making.lenet import LeNetTerms, lenet_program, need
+from tiledask.plan.program.making.lenet import LeNetTerms, Split, lenet_program, need
 from tiledask.plan.program.ops import collective
 from tiledask.plan.program.program import Program
 

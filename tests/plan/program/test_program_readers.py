@@ -1,7 +1,7 @@
 """Readers of programs with collectives: faults are named before anything runs, memory is what
 arrays take, and text is read back.
 
-Holds `tiledask.plan.program.walk`, `tiledask.plan.program.clock`, `tiledask.plan.program.count`,
+Holds `tiledask.plan.program.walk`, `tiledask.plan.program.count`,
 `tiledask.plan.program.making.training`, `tiledask.plan.program.making.layers`,
 `tiledask.plan.program.making.tape`, `tiledask.plan.program.making.zero`,
 `tiledask.plan.program.making.decoder`, `tiledask.distributed.memory.case` and
@@ -13,7 +13,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from oracles.closed_collectives import seconds as collective_seconds
 from oracles.drawn_programs import drawn_jobs
 
 from tiledask.distributed.memory.case import states_program
@@ -22,7 +21,6 @@ from tiledask.plan.inputs.recipes import load_recipe, state_bytes
 from tiledask.plan.program.count import calls
 from tiledask.plan.program.making.training import step_program
 from tiledask.plan.program.program import Program
-from tiledask.plan.program.walk import walk
 
 # -- faults, one on one rank -----------------------------------------------------------------------
 
@@ -155,14 +153,6 @@ def test_a_fault_on_one_rank_of_a_training_is_named_before_it_runs(count, seed):
     raise AssertionError(f"only {planted} of {count} faults could be planted")
 
 
-@pytest.mark.parametrize("count", [7, pytest.param(20, marks=pytest.mark.slow)])
-def test_representatives_are_checked_as_all_would_be(count):
-    for job, mesh in drawn_jobs(count, 7):
-        program = step_program(job, mesh)
-        walk(program)
-        walk(program.representatives())
-
-
 # -- the readers ---------------------------------------------------------------------------------
 
 
@@ -178,27 +168,6 @@ def test_text_is_read_back_and_traffic_is_the_sum_of_the_calls(count):
             assert program.traffic.sent[rank] == sum(call.sent for call in listed)
             assert program.traffic.messages[rank].sum() == sum(call.messages for call in listed)
             assert program.traffic.bytes[:, rank].sum() == sum(call.received for call in listed)
-
-
-SUM = """
-program
-mesh 4
-rank 0 1 2 3: 0F.0
-of rank 0 1 2 3: x.0 320 B, y.0 320 B
-  stays loss 8 B
-  0F
-    x.0 = do batch
-    y.0 = all_reduce x.0 {'axes': (0,), 'counts': (10, 10, 10, 10), 'itemsize': 8} @tp
-    loss = do add_loss loss y.0
-"""
-
-
-def test_seconds_of_a_collective_are_by_default_those_of_its_messages():
-    program = Program.from_text(SUM).check()
-    timed = program.timeline({"F": 0.0}, latency=1.0, bandwidth=80.0)
-    assert timed.makespan == 0.0  # of work there is none
-    said = collective_seconds("all_reduce", "direct", (10,) * 4, 8, latency=1.0, bandwidth=80.0)
-    assert {e - s for s, e in zip(timed.start, timed.end, strict=True) if e > s} == {max(said)}
 
 
 # -- what it holds -------------------------------------------------------------------------------

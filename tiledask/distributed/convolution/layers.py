@@ -1,8 +1,7 @@
-"""Convolutions split by channels of the output or of the input, or by rows of the image.
+"""Convolutions split by channels of the output, or by rows of the image.
 
                  x [n, c, h, w]     w [o, c, kh, kw]    y [n, o, oh, ow]
 by output        all of it          rows of it          channels
-by input         channels           columns of it       all of it, after the all_reduce
 in rows          rows               all of it           rows
 
 forward     own rows --halo_exchange--> own rows and those that windows reach --conv--> own y
@@ -31,8 +30,6 @@ from tiledask.plan.program.making.convolutions import WindowTerms
 from tiledask.tile.layers.windows import Pair, Sides, Windows, windows
 
 __all__ = [
-    "by_input",
-    "by_input_grad",
     "by_output",
     "by_output_grad",
     "conv2d_in_rows",
@@ -55,7 +52,14 @@ def by_output(group: Group, x: Any, w: Any, b: Any = None, **options: Any) -> tu
 
     ``options``: stride, padding, dilation. `Group.all_gather` along dimension 1 makes all of y.
     """
-    return _by_channels(group, "conv", x, w, b, options)
+    if options.get("groups", 1) != 1:
+        raise PlacementError(
+            f"an output channel of a grouped convolution needs its group's input only: this "
+            f"split has groups=1, got {options['groups']}; give each rank whole groups"
+        )
+    laid = windows(w.shape[2:], **options)
+    y, kept = forward(_conv, group, (replicate(x),), _weights(w, b), laid, None)
+    return y.local, kept
 
 
 def by_output_grad(
@@ -67,21 +71,6 @@ def by_output_grad(
     and dx is None, where it is not ``wanted``: of the images that a network is given.
     """
     return _backward(group, replicate(dy), kept, w, b, wanted)
-
-
-def by_input(group: Group, x: Any, w: Any, b: Any = None, **options: Any) -> tuple[Any, KeptLayer]:
-    """(all of y, kept) for this rank's channels of x, its columns of w and all of b.
-
-    One all_reduce; b, which every rank has, is added once, behind it.
-    """
-    return _by_channels(group, "conv_by_input", x, w, b, options)
-
-
-def by_input_grad(
-    group: Group, dy: Any, kept: KeptLayer, w: Any, b: Any = None
-) -> tuple[Any, Any, Any]:
-    """(dx of the own channels, dw, db) for all of dy; db is the same on all ranks."""
-    return _backward(group, replicate(dy), kept, w, b)
 
 
 class KeptRows(NamedTuple):
@@ -102,16 +91,14 @@ def conv2d_in_rows(
     stride: Pair = 1,
     padding: Sides = 0,
     dilation: Pair = 1,
-    far: bool = False,
 ) -> tuple[Any, KeptRows]:
     """(this rank's rows of y, kept) for its rows of x, and all of w and b.
 
     rows
-        Of the image, by rank; x has those of this one. A rank may have none.
-    far
-        Borrow from ranks behind the neighbour too, where windows reach past its rows.
+        Of the image, by rank; x has those of this one. A rank may have none. What windows need
+        beyond them is borrowed from whoever has it.
 
-    Raises PlacementError for other rows than those said, and for halos that are not allowed.
+    Raises PlacementError for other rows than those said.
 
     >>> import numpy as np
     >>> from tiledask.distributed.ranks.threads import run_threads
@@ -131,9 +118,7 @@ def conv2d_in_rows(
             f"the rows that every rank really has"
         )
     cut = split_rows(rows, laid.size[0], laid.stride[0], laid.padding[0], laid.dilation[0])
-    if not far:
-        cut.check_neighbours()
-    y, kept = forward(_conv, group, (_in_rows(x, cut.rows),), _weights(w, b), "conv", laid, cut)
+    y, kept = forward(_conv, group, (_in_rows(x, cut.rows),), _weights(w, b), laid, cut)
     return y.local, KeptRows(cut, kept)
 
 
@@ -151,20 +136,6 @@ def conv2d_in_rows_grad(
 # -- programs of one layer -------------------------------------------------------------------------
 
 
-def _by_channels(
-    group: Group, layer: str, x: Any, w: Any, b: Any, options: dict[str, Any]
-) -> tuple[Any, KeptLayer]:
-    """How many channels others have is not said, and changes nothing here."""
-    if options.get("groups", 1) != 1:
-        raise PlacementError(
-            f"an output channel of a grouped convolution needs its group's input only: this "
-            f"split has groups=1, got {options['groups']}; give each rank whole groups"
-        )
-    laid = windows(w.shape[2:], **options)
-    y, kept = forward(_conv, group, (replicate(x),), _weights(w, b), layer, laid, None)
-    return y.local, kept
-
-
 def _backward(
     group: Group, dy: Placed, kept: KeptLayer, w: Any, b: Any, wanted: bool = True
 ) -> tuple[Any, Any, Any]:
@@ -178,10 +149,10 @@ def _weights(w: Any, b: Any) -> Weights:
 
 
 def _conv(
-    group: Group, given: tuple[Placed], of: Weights, layer: str, laid: Windows, cut: RowSplit | None
+    group: Group, given: tuple[Placed], of: Weights, laid: Windows, cut: RowSplit | None
 ) -> LayerRule:
     """Raises KernelError where windows do not fit into the image."""
-    x, name = given[0], layer if cut is None else "conv2d_in_rows"
+    x, name = given[0], "conv" if cut is None else "conv2d_in_rows"
     n, _, high, wide = x.shape
     shape = n, of["w"].shape[0], *laid.out((high, wide))
     y = Placed.of(None, EVERYWHERE, shape)
@@ -189,7 +160,7 @@ def _conv(
     options: dict[str, Any] = {"unit": "", "window": window}
     if cut is not None:
         y, options["split"] = Placed.of(None, Shard(ROWS), shape, _shards(cut.out)), cut
-    return LayerRule(layer, y, options, name)
+    return LayerRule("conv", y, options, name)
 
 
 def _in_rows(x: Any, rows: Sequence[int]) -> Placed:

@@ -1,13 +1,13 @@
 """The LeNet of Dive into Deep Learning's chapter on several GPUs, layer by layer on one device.
 
-Its shapes, and how it is split over ranks: tiledask.plan.program.lenet.
+Its shapes, and how it is split over ranks: tiledask.plan.program.making.lenet.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tiledask.plan.program.lenet import NAMES, SHAPES
+from tiledask.plan.program.making.lenet import NAMES, SHAPES
 from tiledask.tile import layers as L
 
 __all__ = ["LENET", "Layer"]

@@ -39,8 +39,19 @@ from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan import html
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.products.placement import Tiling
-from tiledask.plan.program.lenet import NAMES, SIDE, UNITS, Need, Split, unit_dim
-from tiledask.plan.program.making.lenet import PARTS, STAGES, LeNetTerms, lenet_program, need
+from tiledask.plan.program.making.lenet import (
+    NAMES,
+    PARTS,
+    SIDE,
+    STAGES,
+    UNITS,
+    LeNetTerms,
+    Need,
+    Split,
+    lenet_program,
+    need,
+    unit_dim,
+)
 from tiledask.plan.program.making.zero import DATA
 from tiledask.plan.program.ops import Block, Op
 from tiledask.plan.program.program import Program

@@ -21,8 +21,7 @@ from tiledask.lab.course.runs import one_batch
 from tiledask.lab.course.words import some
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.inputs.layout import Layout
-from tiledask.plan.program.lenet import EACH, NAMES, PARAMETERS, UNITS, stages_of
-from tiledask.plan.program.making.lenet import need
+from tiledask.plan.program.making.lenet import EACH, NAMES, PARAMETERS, UNITS, need, stages_of
 
 ITEM = 8
 """Bytes of a float64."""

@@ -11,11 +11,12 @@ The tree doubles the distance each time and stops where all is gathered, so it n
 two (Bruck et al. 1997, IEEE TPDS 8(11)). A reduction is a gathering backwards: reduce_scatter
 runs the rounds of all_gather from the last to the first with every arrow turned round, and adds
 where the other one copied. Hence one is the other's adjoint, and both carry the same chunks.
+
+An all_to_all is direct by each name: on any other way chunks are sent more than once.
 """
 
 from collections.abc import Callable
 from functools import cache
-from itertools import product
 from typing import NamedTuple
 
 from tiledask.errors import ConfigError
@@ -44,9 +45,7 @@ def rounds(kind: str, algorithm: str, n: int, root: int = 0) -> Rounds:
 
     Chunks are numbered by the rank that owns them: what rank r brings to an all_gather and keeps
     of a reduce_scatter is chunk r. ``root`` matters to broadcast and reduce. Of an all_to_all,
-    chunk n*s + d goes from rank s to rank d.
-
-    Raises ConfigError for names that do not exist.
+    chunk n*s + d goes from rank s to rank d. Raises ConfigError for names that do not exist.
 
     >>> rounds("all_gather", "tree", 3)[1]  # two of three are there: only one is missing
     (Move(source=0, destination=1, chunks=(0,), adds=False), \
@@ -63,7 +62,10 @@ Move(source=2, destination=0, chunks=(2,), adds=False))
         )
     if not 0 <= root < n:
         raise ConfigError(f"root {root} is none of the group's ranks 0..{n - 1}; choose one")
-    return _rounds(kind, algorithm, n, root if kind in ("broadcast", "reduce") else 0)
+    return _rounds(kind, algorithm, n, root if kind in ROOTED else 0)
+
+
+ROOTED = ("broadcast", "reduce")
 
 
 def default(kind: str, n: int) -> str:
@@ -71,23 +73,17 @@ def default(kind: str, n: int) -> str:
 
     Where chunks are gathered or summed all three carry the same bytes to every rank; direct needs
     the fewest rounds, but n-1 messages of every rank. A broadcast goes down the tree: directly,
-    one rank would have to send everything. An all_to_all is always direct: on any other way
-    chunks are sent more than once.
+    one rank would have to send everything.
 
     >>> default("all_reduce", 4), default("all_reduce", 64), default("broadcast", 4)
     ('direct', 'tree', 'tree')
     """
-    if kind == "all_to_all":
-        return "direct"
-    return "direct" if n <= (2 if kind in ("broadcast", "reduce") else 8) else "tree"
+    most = n if kind == "all_to_all" else 2 if kind in ROOTED else 8
+    return "direct" if n <= most else "tree"
 
 
 def adding_rounds(kind: str, algorithm: str, n: int) -> int:
-    """How many of the first rounds add: all of a reduction, the first half of an all_reduce.
-
-    >>> [adding_rounds(kind, "ring", 4) for kind in ("reduce_scatter", "all_reduce", "all_gather")]
-    [3, 3, 0]
-    """
+    """How many of the first rounds add: all of a reduction, the first half of an all_reduce."""
     return sum(any(m.adds for m in moves) for moves in rounds(kind, algorithm, n))
 
 
@@ -95,10 +91,7 @@ def adding_rounds(kind: str, algorithm: str, n: int) -> int:
 def _rounds(kind: str, algorithm: str, n: int, root: int) -> Rounds:
     makers, change = _MADE_FROM[kind]
     return tuple(
-        tuple(
-            m._replace(source=(m.source + root) % n, destination=(m.destination + root) % n)
-            for m in moves
-        )
+        tuple(Move((s + root) % n, (d + root) % n, chunks, adds) for s, d, chunks, adds in moves)
         for moves in change(makers[algorithm](n))
     )
 
@@ -128,10 +121,6 @@ def _tree(n: int) -> Rounds:
     return tuple(made)
 
 
-def _direct(n: int) -> Rounds:
-    return _to_all(n, lambda r, to: (r,), n)
-
-
 def _chain(n: int) -> Rounds:
     """A broadcast from rank to rank, chunk after chunk: rank v passes c on in round v + c."""
     return tuple(
@@ -147,36 +136,7 @@ def _binomial(n: int) -> Rounds:
     return tuple(made)
 
 
-def _star(n: int) -> Rounds:
-    return _to_all(n, lambda r, to: tuple(range(n)), 1)
-
-
-def _hops(n: int, steps: list[int], goes: Callable[[int, int], bool]) -> Rounds:
-    """Exchanges whose chunks move ``steps[k]`` ranks on in round k, if ``goes(distance, k)``."""
-    made = []
-    for k, step in enumerate(steps):
-        parcels: dict[int, list[int]] = {}
-        for s, distance in product(range(n), range(1, n)):
-            if goes(distance, k):
-                passed = sum(steps[j] for j in range(k) if goes(distance, j))
-                parcels.setdefault((s + passed) % n, []).append(n * s + (s + distance) % n)
-        each = sorted(parcels.items())
-        made.append(tuple(Move(r, (r + step) % n, tuple(chunks), False) for r, chunks in each))
-    return tuple(made)
-
-
-def _ring_exchange(n: int) -> Rounds:
-    """Neighbour to neighbour: what goes d ranks far is sent d times."""
-    return _hops(n, [1] * (n - 1), lambda distance, k: distance > k)
-
-
-def _tree_exchange(n: int) -> Rounds:
-    """1, 2, 4, ... ranks on, as the binary digits of the distance say (Bruck et al. 1997)."""
-    steps = [1 << k for k in range((n - 1).bit_length())]
-    return _hops(n, steps, lambda distance, k: bool(distance >> k & 1))
-
-
-def _direct_exchange(n: int) -> Rounds:
+def _exchange(n: int) -> Rounds:
     return _to_all(n, lambda r, to: (n * r + to,), n)
 
 
@@ -192,9 +152,16 @@ def _transposed(made: Rounds) -> Rounds:
 
 
 _Makers = dict[str, Callable[[int], Rounds]]
-_GATHER: _Makers = {"ring": _ring, "tree": _tree, "direct": _direct}
-_SPREAD: _Makers = {"ring": _chain, "tree": _binomial, "direct": _star}
-_EXCHANGE: _Makers = {"ring": _ring_exchange, "tree": _tree_exchange, "direct": _direct_exchange}
+_GATHER: _Makers = {
+    "ring": _ring,
+    "tree": _tree,
+    "direct": lambda n: _to_all(n, lambda r, to: (r,), n),
+}
+_SPREAD: _Makers = {
+    "ring": _chain,
+    "tree": _binomial,
+    "direct": lambda n: _to_all(n, lambda r, to: tuple(range(n)), 1),
+}
 algorithms = tuple(_GATHER)
 """The names of the algorithms of every collective."""
 
@@ -204,7 +171,7 @@ _MADE_FROM: dict[str, tuple[_Makers, Callable[[Rounds], Rounds]]] = {
     "all_reduce": (_GATHER, lambda made: (*_transposed(made), *made)),
     "broadcast": (_SPREAD, lambda made: made),
     "reduce": (_SPREAD, _transposed),
-    "all_to_all": (_EXCHANGE, lambda made: made),
+    "all_to_all": (dict.fromkeys(algorithms, _exchange), lambda made: made),
     "barrier": (
         _GATHER,
         lambda made: tuple(tuple(m._replace(chunks=()) for m in moves) for moves in made),

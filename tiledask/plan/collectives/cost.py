@@ -1,4 +1,4 @@
-"""What a collective moves, counted from its moves: bytes and messages of every rank, and its time.
+"""What a collective moves, counted from its moves: bytes and messages of every rank.
 
 A message without an element is not sent where every rank knows that there is none: in reductions,
 to which all bring arrays of one shape. Of 1 element in an all_reduce of 4 ranks only one chunk
@@ -14,17 +14,7 @@ from tiledask.errors import ConfigError
 from tiledask.plan.collectives.algorithms import Move, rounds
 from tiledask.plan.intervals import even
 
-__all__ = [
-    "SHAPES_AGREE",
-    "Cost",
-    "added_up",
-    "cost",
-    "even",
-    "factor",
-    "loads",
-    "ranks_of",
-    "replayed",
-]
+__all__ = ["SHAPES_AGREE", "Cost", "added_up", "cost", "even", "factor", "loads", "ranks_of"]
 
 SHAPES_AGREE = ("all_reduce", "reduce_scatter", "reduce")
 """Kinds to which every rank brings an array of the same shape."""
@@ -87,15 +77,13 @@ def loads(
     sum_itemsize: int | None = None,
 ) -> Iterator[list[tuple[Move, int]]]:
     """By round, the moves that are made and the bytes of each; arguments as for `cost`."""
-    skips = kind in SHAPES_AGREE
     for moves in rounds(kind, algorithm, ranks_of(kind, counts), root):
-        made = []
-        for move in moves:
-            elements = sum(counts[c] for c in move.chunks)
-            if elements or not skips:
-                size = sum_itemsize if move.adds and sum_itemsize else itemsize
-                made.append((move, elements * size))
-        yield made
+        each = ((move, sum(counts[c] for c in move.chunks)) for move in moves)
+        yield [
+            (move, elements * (sum_itemsize if move.adds and sum_itemsize else itemsize))
+            for move, elements in each
+            if elements or kind not in SHAPES_AGREE
+        ]
 
 
 def ranks_of(kind: str, counts: Sequence[int]) -> int:
@@ -106,34 +94,6 @@ def ranks_of(kind: str, counts: Sequence[int]) -> int:
             f"an all_to_all has a chunk for every pair of ranks, n*n of them; got {len(counts)}"
         )
     return n
-
-
-def replayed(
-    moved: Iterable[list[tuple[Move, int]]], n: int, latency: float, bandwidth: float
-) -> tuple[float, ...]:
-    """Seconds until each of ``n`` ranks is done with rounds of moves and their bytes.
-
-        sender    |== bytes / bandwidth ==|                   sends its messages one after another
-        receiver  '- latency -|== bytes / bandwidth ==|                   and takes them in so
-
-    ``latency``: seconds that a message is on its way; ``bandwidth``: bytes a second at which a
-    rank sends, and at the same time receives. The model of Hockney (1994), replayed, so that ragged
-    chunks and trees of any size have a time.
-
-    >>> moved = loads("all_reduce", "ring", [1000] * 4, 8)
-    >>> replayed(moved, 4, latency=1.0, bandwidth=8000.0)
-    (12.0, 12.0, 12.0, 12.0)
-    """
-    done = [0.0] * n  # with all earlier rounds
-    for moves in moved:
-        sender, taken_in = list(done), [0.0] * n
-        for move, nbytes in moves:
-            leaves = sender[move.source]
-            sender[move.source] = leaves + nbytes / bandwidth
-            starts = max(leaves + latency, taken_in[move.destination])
-            taken_in[move.destination] = starts + nbytes / bandwidth
-        done = [max(*ends) for ends in zip(sender, taken_in, strict=True)]
-    return tuple(done)
 
 
 def factor(kind: str, n: int) -> float:

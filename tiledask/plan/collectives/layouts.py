@@ -4,22 +4,19 @@
 attention   wq wk wv wqkv, b          wo                bo
 mlp         w_1 w_gate w_up, b        w_2 w_down        b_2, norms
 embedding   w_head                    table
+
+``heads`` of a layer: what has the numbers of its query and kv heads, and the width of each.
 """
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from tiledask.plan.collectives.shards import deal_heads, side_by_side
 from tiledask.plan.products.placement import Replicate, Shard
 from tiledask.plan.products.shards import Shards, even_shards
 
 __all__ = [
-    "HeadCounts",
-    "Shardings",
-    "attention_layout",
-    "block_layout",
-    "embedding_layout",
-    "mlp_layout",
-    "swiglu_layout",
+    *("HeadCounts", "Shardings", "attention_layout", "block_layout", "embedding_layout"),
+    *("mlp_layout", "swiglu_layout"),
 ]
 
 
@@ -32,27 +29,12 @@ class HeadCounts(NamedTuple):
     """Columns of each."""
 
 
-class HasHeads(Protocol):
-    """What has these three."""
-
-    @property
-    def query(self) -> int: ...
-    @property
-    def kv(self) -> int: ...
-    @property
-    def width(self) -> int: ...
-
-
 Shardings = dict[str, Replicate | Shard]
 """Placements by the weight's name. Names that weights do not have, such as biases, may be there."""
 
 
 def mlp_layout(inner: int, ranks: int) -> Shardings:
-    """The layout of `mlp` with ``inner`` columns between its matrices.
-
-    >>> mlp_layout(17, 2)["w_1"].shards.counts
-    (9, 8)
-    """
+    """The layout of `mlp` with ``inner`` columns between its matrices."""
     shards = even_shards(inner, ranks)
     return _by_columns("_1", shards) | _by_rows("_2", shards)
 
@@ -65,12 +47,8 @@ def swiglu_layout(inner: int, ranks: int) -> Shardings:
     return into | _by_columns("_gate_up", both) | _by_rows("_down", shards)
 
 
-def attention_layout(heads: HasHeads, ranks: int) -> Shardings:
-    """The layout of `self_attention`, fused or not; kv heads on every rank that looks at them.
-
-    >>> attention_layout(HeadCounts(query=4, kv=1, width=8), 4)["wk"].shards.counts
-    (8, 8, 8, 8)
-    """
+def attention_layout(heads: Any, ranks: int) -> Shardings:
+    """The layout of `self_attention`, fused or not; kv heads on every rank that looks at them."""
     q, kv = (each.scaled(heads.width) for each in deal_heads(heads.query, heads.kv, ranks))
     into = _by_columns("q", q) | _by_columns("k", kv) | _by_columns("v", kv)
     return into | _by_columns("qkv", side_by_side(q, kv, kv)) | _by_rows("o", q)
@@ -82,7 +60,7 @@ def embedding_layout(vocabulary: int, ranks: int) -> Shardings:
     return {"table": Shard(0, shards)} | _by_columns("_head", shards)
 
 
-def block_layout(heads: HasHeads, inner: int, ranks: int) -> Shardings:
+def block_layout(heads: Any, inner: int, ranks: int) -> Shardings:
     """The layout of a decoder block, in one dict; the weights of its norms are on every rank."""
     norms: Shardings = {f"{n}.{kind}": Replicate() for n in ("norm_1", "norm_2") for kind in "wb"}
     feed = mlp_layout(inner, ranks) | swiglu_layout(inner, ranks)

@@ -8,13 +8,13 @@ windows of 3 rows    [---]                     a window belongs to whom its midd
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
 from tiledask.errors import PlacementError
 from tiledask.plan.collectives.halo import Strip, halo_strips, halo_widths
+from tiledask.plan.intervals import ends_of
 
 __all__ = ["RowSplit", "Slab", "split_rows"]
 
@@ -40,8 +40,6 @@ class RowSplit:
     """Of the output, by rank: the ``rows`` of the next layer."""
     slabs: tuple[Slab, ...]
     """What each rank reads; nothing where it makes no output row."""
-    reach: int
-    """Rows from the first to the last of a window."""
 
     @property
     def before(self) -> int:
@@ -55,7 +53,7 @@ class RowSplit:
 
     @property
     def strips(self) -> tuple[Strip, ...]:
-        """Every loan of rows; none where no window crosses from rank to rank."""
+        """Every loan of rows, from whoever has them; none where no window crosses."""
         return halo_strips(self.rows, self.before, self.after)
 
     def widths(self, rank: int) -> tuple[int, int]:
@@ -64,20 +62,8 @@ class RowSplit:
 
     def local(self, rank: int) -> slice:
         """Where the slab of ``rank`` lies in its own rows with their halos."""
-        ahead, _ = self.widths(rank)
-        origin = self._start(rank) - ahead
+        origin = self._start(rank) - self.widths(rank)[0]
         return slice(self.slabs[rank].start - origin, self.slabs[rank].stop - origin)
-
-    def check_neighbours(self) -> None:
-        """None; raises PlacementError if a window reaches past a neighbour's rows."""
-        for strip in self.strips:
-            first, second = sorted(strip[:2])
-            if any(self.rows[first + 1 : second]):
-                raise PlacementError(
-                    f"a halo comes from a neighbour's rows, and windows of {self.reach} rows of "
-                    f"rank {strip.destination} read row {strip.start} of rank {strip.source}; use "
-                    f"fewer ranks, or far=True to borrow from ranks further away too"
-                )
 
     def _start(self, rank: int) -> int:
         return sum(self.rows[:rank])
@@ -100,8 +86,7 @@ def split_rows(
     >>> split_rows([4, 4], size=2, stride=2).strips  # no window crosses
     ()
     """
-    rows = tuple(rows)
-    ends, reach = (0, *accumulate(rows)), (size - 1) * dilation + 1
+    ends, reach = ends_of(rows), (size - 1) * dilation + 1
     h, padded = ends[-1], ends[-1] + sum(padding)
     if not rows or min(rows) < 0 or reach > padded:
         raise PlacementError(
@@ -121,4 +106,4 @@ def split_rows(
         above, below = (min(max(beyond, 0), stop - start) for beyond in (-start, stop - h))
         slabs.append(Slab(min(max(start, 0), h), min(max(stop, 0), h), above, below))
     out = tuple(np.bincount(owners, minlength=len(rows)).tolist())
-    return RowSplit(rows, out, tuple(slabs), reach)
+    return RowSplit(tuple(rows), out, tuple(slabs))

@@ -19,20 +19,14 @@ def side_by_side(*shards: Shards) -> Shards:
 
     For matrices that were fused, such as gate | up or q | k | v. Dealt out evenly instead, one
     rank would have all of the gate and none of what it is multiplied with.
-
-    >>> side_by_side(even_shards(4, 2), even_shards(4, 2)).parts
-    (((0, 2), (4, 6)), ((2, 4), (6, 8)))
     """
     parts: list[list[Interval]] = [[] for _ in shards[0].parts]
-    offset = 0
-    for each in shards:
+    for offset, each in zip(ends_of(one.extent for one in shards), shards, strict=False):
         for mine, part in zip(parts, each.parts, strict=True):
             for start, stop in part:
                 touches = mine and mine[-1][1] == offset + start
-                first = mine.pop()[0] if touches else offset + start
-                mine.append((first, offset + stop))
-        offset += each.extent
-    return Shards(offset, tuple(map(tuple, parts)))
+                mine.append((mine.pop()[0] if touches else offset + start, offset + stop))
+    return Shards(sum(each.extent for each in shards), tuple(map(tuple, parts)))
 
 
 def deal_heads(query: int, kv: int, ranks: int) -> tuple[Shards, Shards]:
@@ -50,10 +44,7 @@ def deal_heads(query: int, kv: int, ranks: int) -> tuple[Shards, Shards]:
             f"and {kv} kv heads: use a divisor of {query}"
         )
     heads, share = even_shards(query, ranks), query // kv
-    looks = (
-        tuple((start // share, (stop - 1) // share + 1) for start, stop in part)
-        for part in heads.parts
-    )
+    looks = (tuple((a // share, (b - 1) // share + 1) for a, b in part) for part in heads.parts)
     return heads, Shards(kv, tuple(looks))
 
 

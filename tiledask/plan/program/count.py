@@ -10,7 +10,8 @@ send x1 to 1               - x1               end of the last that reads it
 """
 
 from collections import Counter
-from itertools import accumulate
+from functools import lru_cache
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,53 +42,51 @@ class PlannedCall(NamedTuple):
 def count(program: ProgramData) -> Traffic:
     """The Traffic of ``program``: what is sent, and collectives' messages.
 
-    Each block of a role is looked at once, however often and on however many ranks it runs.
-
     >>> import tiledask as td
     >>> count(td.program(td.schedule("gpipe", 2, 3), block_bytes=8)).bytes.tolist()
     [[0, 24], [24, 0]]
     """
     moved = np.zeros((2, program.ranks, program.ranks), np.int64)
-    seen: dict[tuple[int, int], tuple[Any, Any]] = {}
-    known: dict[Any, np.ndarray] = {}
+    found: dict[tuple[int, int], list[tuple[Op, int, Any]]] = {}
     for rank, order in enumerate(program.orders):
         key = program.role_of[rank], id(order)
-        if key not in seen:
-            seen[key] = _between(program, rank, known)
-        sends, groups = seen[key]
-        for op, nbytes, times in sends:
-            moved[:, rank, program.peer(rank, op)] += nbytes, times
-        for op, totals in groups:
-            members = program.members(rank, op)
-            moved[:, rank, members] += totals[:, members.index(rank)]
+        if key not in found:
+            found[key] = _between(program.role(rank), order)
+        for op, times, each in found[key]:
+            if op.is_message:
+                moved[:, rank, program.peer(rank, op)] += times * each, times
+            else:
+                members = program.members(rank, op)
+                moved[:, rank, members] += times * each[:, members.index(rank)]
     return Traffic(*moved)
 
 
-def _between(program: ProgramData, rank: int, known: dict[Any, np.ndarray]) -> tuple[Any, Any]:
-    """([(send, bytes, times)], [(a collective of a group, bytes and messages between members)])."""
-    role, often = program.role(rank), Counter(step.block for step in program.orders[rank])
-    sends, groups = [], dict[Any, tuple[Op, np.ndarray]]()
-    for op, times in ((op, times) for b, times in often.items() for op in role.blocks[b].ops):
-        if op.name == "send":
-            sends.append((op, times * role.size(op.buffer), times))
-        elif op.is_collective:
-            what = op.name, *(arg for arg in op.args if arg[0] != "label")
-            if what not in known:
-                known[what] = np.zeros((2, op.size, op.size), np.int64)
-                for move, nbytes in (each for moves in op.moves() for each in moves):
-                    known[what][:, move.source, move.destination] += nbytes, 1
-            _, totals = groups.setdefault((op["axes"], op["among"]), (op, 0 * known[what]))
-            totals += times * known[what]
-    return sends, list(groups.values())
+def _between(role: ProgramRole, order: Order) -> list[tuple[Op, int, Any]]:
+    """What a rank's order sends: (op, how often, bytes of a send, or of a collective bytes and
+    messages between members)."""
+    often = Counter(step.block for step in order)
+    ops = [(op, times) for name, times in often.items() for op in role.blocks[name].ops]
+    sends = [(op, times, role.size(op.buffer)) for op, times in ops if op.name == "send"]
+    alike = Counter[Op]()
+    for op, times in ops:
+        if op.is_collective:
+            args = tuple(arg for arg in op.args if arg[0] != "label")
+            alike[Op(op.name, (), (), args)] += times
+    return [*sends, *((op, times, _table(op)) for op, times in alike.items())]
+
+
+@lru_cache(10_000)
+def _table(op: Op) -> np.ndarray:
+    """[bytes or messages, from, to], of a collective's members."""
+    found = np.zeros((2, op.size, op.size), np.int64)
+    for move, nbytes in chain.from_iterable(op.moves()):
+        found[:, move.source, move.destination] += nbytes, 1
+    return found
 
 
 def label_of(block: Block, microbatch: int) -> str:
     """What a run calls a block of a micro-batch: an action, "0F1", or a word, "update"; nothing if
-    it is a whole step, whose calls say themselves what they are.
-
-    >>> label_of(Block("F", 0, (), rows=2), 1), label_of(Block("update", -1, ()), 0)
-    ('0F1', 'update')
-    """
+    it is a whole step, whose calls say themselves what they are."""
     if block.kind == STEP:
         return ""
     return block.kind if block.stage < 0 else f"{block.stage}{block.kind}{microbatch}"
@@ -95,12 +94,7 @@ def label_of(block: Block, microbatch: int) -> str:
 
 def call_label(block: str, op: Op) -> str:
     """What a run calls a message or a collective in a block of this label: a message has that of
-    its block, or of its buffer.
-
-    >>> send = Op("send", ("x1",), (), (("peer", 1),))
-    >>> call_label("0F1", send), call_label("", send)
-    ('0F1', 'x1')
-    """
+    its block, or of its buffer."""
     if op.is_message:
         return block or op.buffer
     return f"{block}/{op['label']}" if block and op["label"] else block or op["label"]
@@ -115,15 +109,14 @@ def calls(program: ProgramData, rank: int) -> list[PlannedCall]:
     0F0 send 8 0 1
     0B0 recv 0 8 0
     """
-    role, found = program.role(rank), list[PlannedCall]()
-    moved: dict[str, list[tuple[Op, tuple[int, int, int]]]] = {}
-    for name, block in role.blocks.items():
-        between = [op for op in block.ops if op.is_message or op.is_collective]
-        moved[name] = [(op, _moved(program, rank, op)) for op in between]
-    for step in program.orders[rank]:
-        label = label_of(role.blocks[step.block], step.microbatch)
-        for op, of in moved[step.block]:
-            found.append(PlannedCall(call_label(label, op), op.name, *of))
+    blocks, found = program.role(rank).blocks, list[PlannedCall]()
+    moved = {
+        name: [(op, _moved(program, rank, op)) for op in b.ops if op.is_message or op.is_collective]
+        for name, b in blocks.items()
+    }
+    for name, microbatch, _ in program.orders[rank]:
+        label = label_of(blocks[name], microbatch)
+        found += [PlannedCall(call_label(label, op), op.name, *of) for op, of in moved[name]]
     return found
 
 

@@ -15,7 +15,7 @@ never a rank: so ranks whose blocks have equal shapes share a role.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
 from math import prod
@@ -29,22 +29,11 @@ from tiledask.plan.collectives.cost import Cost, added_up, cost, loads, ranks_of
 from tiledask.plan.collectives.halo import halo_strips, halo_widths
 
 __all__ = [
-    "COLLECTIVES",
-    "COMPUTE_STREAM",
-    "Block",
-    "Items",
-    "Op",
-    "Order",
-    "ProgramData",
-    "ProgramRole",
-    "Step",
-    "buffer_of",
-    "collective",
-    "message",
+    *("COLLECTIVES", "COMPUTE_STREAM", "Block", "Items", "Op", "Order", "ProgramData"),
+    *("ProgramRole", "Step", "buffer_of", "collective", "message"),
 ]
 
 COMPUTE_STREAM = "compute"
-MESSAGES = "send", "recv"
 USUAL: dict[str, Any] = {
     "axis": 0, "work": 0, "label": "", "among": (), "dim": 0, "extents": (), "op": "sum",
     "split_dim": 0, "before": 0, "after": 0,
@@ -58,8 +47,6 @@ class Op:
 
     >>> Op("forward", ("x1",), ("x2", "kept1"))
     x2 kept1 = do forward x1
-    >>> Op("accumulate", ("grads/head[w]", "dw"), ("grads/head[w]",), (("rows", 8),))
-    grads/head[w] = do accumulate grads/head[w] dw {'rows': 8}
     >>> message("recv", "x1", 0, "from_0"), Op("stop", ("factor.0",))
     (x1 = recv from 0 @from_0, stop if not factor.0)
     """
@@ -83,10 +70,7 @@ class Op:
 
     def __getitem__(self, arg: str) -> Any:
         """The value of an arg; the usual one where the op does not say it."""
-        for name, value in self.args:
-            if name == arg:
-                return value
-        return USUAL.get(arg)
+        return next((value for name, value in self.args if name == arg), USUAL.get(arg))
 
     @property
     def buffer(self) -> str:
@@ -95,7 +79,7 @@ class Op:
 
     @property
     def is_message(self) -> bool:
-        return self.name in MESSAGES
+        return self.name in ("send", "recv")
 
     @property
     def is_collective(self) -> bool:
@@ -122,21 +106,17 @@ class Op:
         if not self.name.startswith("halo"):
             yield from loads(self.name, default(self.name, self.size), counts, itemsize)
             return
-        back, row, found = self.name == "halo_reduce", _row_of(self) * itemsize, []
+        back, row = self.name == "halo_reduce", _row_of(self) * itemsize
         strips = halo_strips(self["extents"], self["before"], self["after"])
-        for strip in sorted(strips, key=lambda each: each.source > each.destination):  # each way
-            ends = strip.destination, strip.source
-            move = Move(*(ends if back else ends[::-1]), (), back)
-            found.append((move, row * (strip.stop - strip.start)))
-        yield found
+        ends = ((s[1], s[0], s) if back else (s[0], s[1], s) for s in strips)
+        yield [(Move(a, b, (), back), row * (s.stop - s.start)) for a, b, s in ends]
 
     @property
     def cost(self) -> Cost:
         """By member of a collective, the bytes and the messages."""
         if self.name.startswith("halo"):
             return added_up(self.moves(), self.size)
-        algorithm = default(self.name, self.size)
-        return cost(self.name, algorithm, self["counts"], self["itemsize"])
+        return cost(self.name, default(self.name, self.size), self["counts"], self["itemsize"])
 
     def __repr__(self) -> str:
         args = dict(self.args)
@@ -151,10 +131,6 @@ class Op:
         return " ".join(words)
 
 
-def _whole(op: Op, counts: tuple[int, ...], me: int) -> tuple[int, int]:
-    return sum(counts), sum(counts)
-
-
 def _row_of(op: Op) -> int:
     """Numbers in a row of what has halos."""
     whole, rows = map(sum, (op["counts"], op["extents"]))
@@ -167,7 +143,7 @@ def _halo(op: Op, counts: tuple[int, ...], me: int) -> tuple[int, int]:
 
 
 COLLECTIVES: dict[str, Callable[[Op, tuple[int, ...], int], tuple[int, int]]] = {
-    "all_reduce": _whole,
+    "all_reduce": lambda op, counts, me: (sum(counts), sum(counts)),
     "all_gather": lambda op, counts, me: (counts[me], sum(counts)),
     "reduce_scatter": lambda op, counts, me: (sum(counts), counts[me]),
     "all_to_all": lambda op, counts, me: (
@@ -212,10 +188,6 @@ def collective(
     >>> collective("all_reduce", "part", "y", (1,), (4, 4), 8, "tp", label="mlp/w_2/forward")
     y = all_reduce part {'axes': (1,), 'counts': (4, 4), 'itemsize': 8, 'label': \
 'mlp/w_2/forward'} @tp
-    >>> halo = collective("halo_exchange", "x", "y", (1,), (30, 20, 0), 8, extents=(3, 2, 0),
-    ...                   after=1)
-    >>> halo.elements(0), halo.cost.received
-    ((30, 40), (80, 0, 0))
     """
     if unknown := more.keys() - USUAL.keys():
         raise TypeError(f"a collective has no {min(unknown)}")
@@ -225,11 +197,7 @@ def collective(
 
 
 def buffer_of(name: str) -> str:
-    """The buffer in which an array lies.
-
-    >>> buffer_of("weights/head[norm.w]"), buffer_of("x1")
-    ('weights/head', 'x1')
-    """
+    """The buffer in which an array lies: "weights/head" of "weights/head[norm.w]"."""
     return name.partition("[")[0]
 
 
@@ -320,8 +288,6 @@ class ProgramData:
     name: str = ""
     mesh: tuple[int, ...] = ()
     """(): all ranks along one axis."""
-    stands_for: tuple[int, ...] = ()
-    """Of representatives: how many ranks each is, along every axis; (): 1."""
 
     @property
     def ranks(self) -> int:
@@ -357,8 +323,7 @@ class ProgramData:
         """The ranks that differ from ``rank`` along some axes only; or those of them by number."""
         key = axes, among
         if key not in self._groups:
-            every = range(len(self.shape))
-            order = [a for a in every if a not in axes] + [a for a in every if a in axes]
+            order = sorted(range(len(self.shape)), key=lambda axis: axis in axes)
             together = prod(self.shape[axis] for axis in axes)
             rows = np.arange(self.ranks).reshape(self.shape).transpose(order).reshape(-1, together)
             groups = map(tuple, (rows[:, among] if among else rows).tolist())
@@ -370,31 +335,12 @@ class ProgramData:
         return {}
 
     def sent(self, source: int, target: int) -> Iterator[tuple[Block, str, int]]:
-        """What a rank sends to another, in its order: (block that does, buffer, micro-batch)."""
+        """What a rank sends to another, in its order: the block, the buffer and the micro-batch."""
         blocks = self.role(source).blocks
         for step in self.orders[source]:
             for op in blocks[step.block].ops:
                 if op.name == "send" and self.peer(source, op) == target:
                     yield blocks[step.block], op.buffer, step.microbatch
-
-    def representatives(self) -> Self:
-        """A program of fewer ranks, that stand for all: an axis along which all ranks do the same
-        is left with one. What its members do together this one does, as long as they."""
-        known: dict[tuple[int, int], int] = {}
-        keys = [known.setdefault((self.role_of[r], id(o)), r) for r, o in enumerate(self.orders)]
-        key = np.reshape(keys, self.shape)
-        messages = {op["axis"] for role in self.roles for op in role.ops if op.is_message}
-        axes = range(len(self.shape))
-        alike = [a not in messages and bool((key == key.take([0], axis=a)).all()) for a in axes]
-        kept = np.arange(self.ranks).reshape(self.shape)
-        kept = kept[tuple(slice(0, 1) if one else slice(None) for one in alike)]
-        return replace(
-            self,
-            orders=tuple(self.orders[rank] for rank in kept.flat),
-            role_of=tuple(self.role_of[rank] for rank in kept.flat),
-            mesh=kept.shape,
-            stands_for=tuple(n if one else 1 for n, one in zip(self.shape, alike, strict=True)),
-        )
 
     def __len__(self) -> int:
         """Ops of all ranks, as often as they are run."""

@@ -107,9 +107,9 @@ class Program(ProgramData):
         >>> td.Program.from_text(text.replace("send x1 to 1 @to_1", "")).check()
         Traceback (most recent call last):
             ...
-        tiledask.errors.ProgramError: rank 1 takes x1 of frame 0 from rank 0, which never sends it to rank 1: turn 0 of rank 1, 1F.0: 'x1 = recv from 0 @from_0'; send it there, after what makes it
+        tiledask.errors.ProgramError: rank 1 takes x1 of frame 0 from rank 0, which never sends it to rank 1: turn 0 of rank 1, 1F.0: 'x1 = recv from 0 @from_0'
         """  # noqa: E501
-        walk(self.representatives())
+        walk(self)
         return self
 
     @cached_property
@@ -122,9 +122,14 @@ class Program(ProgramData):
         """What each rank holds at its fullest moment, as its order goes on."""
         return memory(self)
 
-    def timeline(self, seconds: Any, **links: Any) -> Timeline:
-        """When everything happens; see :func:`tiledask.plan.program.clock.clock`."""
-        return clock(self, seconds, **links)
+    def timeline(self, seconds: Mapping[str, Any], latency: Any = 0.0) -> Timeline:
+        """When the actions of a schedule's program happen.
+
+        ``seconds``: by kind, F, B, I or W, as `td.simulate` takes them; so is ``latency``. Raises
+        ProgramError for a program that is wrong or has other blocks than actions, and for a kind
+        without seconds.
+        """
+        return clock(self.check(), seconds, latency)
 
     # -- text ---------------------------------------------------------------------------------
 

@@ -1,8 +1,7 @@
-"""Convolutions and pooling over the ranks of a group, written into a program: forward only.
+"""Convolutions and pooling over the ranks of a group, written into a program.
 
     conv             y [.., mine, ..] of all x                       dx is a sum over the ranks
       in rows        own rows of the image, and halos                dw and db are sums
-    conv_by_input    y is a sum over the ranks, of x [.., mine, ..]
     pool             in rows: halos only where windows cross
 
 An array is [images, channels, rows, columns]. What has no number is made of zeros, not computed.
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 
 from tiledask.plan.collectives.rows import RowSplit
 from tiledask.plan.program.making.layers import TensorLayers
-from tiledask.plan.program.making.tape import Gradients, Value
+from tiledask.plan.program.making.tape import Value, Written, layer
 
 __all__ = ["ConvolutionLayers", "WindowTerms"]
 
@@ -32,11 +31,7 @@ class WindowTerms(NamedTuple):
     dilation: tuple[int, int] = (1, 1)
 
     def out(self, axis: int, extent: int) -> int:
-        """How many windows there are along an axis of ``extent``.
-
-        >>> WindowTerms((3, 3), (2, 1)).out(0, 7)
-        3
-        """
+        """How many windows there are along an axis of ``extent``."""
         reach = (self.size[axis] - 1) * self.dilation[axis] + 1
         return (extent + sum(self.padding[axis]) - reach) // self.stride[axis] + 1
 
@@ -49,6 +44,7 @@ class WindowTerms(NamedTuple):
 class ConvolutionLayers(TensorLayers):
     """The layers of some images on one rank of a group; weights are w and, if there is one, b."""
 
+    @layer
     def conv(
         self,
         x: Value,
@@ -57,56 +53,43 @@ class ConvolutionLayers(TensorLayers):
         split: RowSplit | None = None,
         label: str = "",
         summed: bool = True,
-    ) -> Value:
+    ) -> Written:
         """The output channels of the rows of w that are here, of all of x; or, by a ``split``, the
         output rows of this rank's rows. ``summed``: whether dw and db then are, over the ranks.
         ``label`` comes before those of the halos."""
+        tape, names = self.tape, [name for name in "wb" if self.weights.has(unit, name)]
         here, rows, read = self._windows(x, window, split, label)
-        y = self._convolved(read, unit, here, rows)
+        w, *b = (self.weights.weight(unit, name) for name in names)
+        args, columns = here.args("stride", "padding", "dilation"), here.out(1, x.shape[3])
+        y = tape.value("y", (x.shape[0], w.shape[0], rows, columns))
+        self._computed(y, "conv2d", (read, w, *b), y, **args, product=_product(y, w))
+        dy = yield y
+        args["product"], dx = _product(dy, w), tape.value("dx", read.shape)
+        w, *b = (self.weights.weight(unit, name) for name in names)
+        self._computed(dy, "conv2d_grad_input", (dy, read, w), dx, like=1, **args)
+        if split:
+            dx = self._given_back(dx, x, split, label)
+        found = {n: tape.value(f"d{n}", g.shape) for n, g in zip(names, (w, *b), strict=True)}
+        args = here.args("size") | args
+        self._computed(dy, "conv2d_grad_weight", (dy, read), *found.values(), **args)
+        if summed and split and self.ranks > 1:
+            found = self.summed_small(found, "backward/dw db")
+        self._bring(unit, found)
+        return [(x, dx if split else self.reduce_output(dx, "backward/dx"))]
 
-        def rule(dy: Value) -> Gradients:
-            dx = self._dx_of(dy, read, unit, here)
-            if split:
-                dx = self._given_back(dx, x, split, label)
-            self._weights_of(dy, read, unit, here, summed=summed and split is not None)
-            return [(x, dx if split else self.reduce_output(dx, "backward/dx"))]
-
-        return self.tape.on_tape(y, rule)
-
-    def conv_by_input(self, x: Value, unit: str, window: WindowTerms) -> Value:
-        """All output channels, of the input channels that are here; b is added once."""
-        tape, b = self.tape, self.weights.has(unit, "b")
-        rows = window.out(0, x.shape[ROWS])
-        y = self.reduce_output(self._convolved(x, unit, window, rows, bias=False), "forward/y")
-        if b:
-            y = tape.make("add_channels", (y, self.weights.weight(unit, "b")), "y", y.shape)
-
-        def rule(dy: Value) -> Gradients:
-            dx = self._dx_of(dy, x, unit, window)
-            self._weights_of(dy, x, unit, window, bias=False)
-            if b:
-                db = tape.make("channel_sums", (dy,), "db", dy.shape[1:2])
-                self.weights.gradient(unit, "b", db)
-            return [(x, dx)]
-
-        return tape.on_tape(y, rule)
-
+    @layer
     def pool(
         self, x: Value, window: WindowTerms, split: RowSplit | None = None, label: str = ""
-    ) -> Value:
+    ) -> Written:
         """Means of windows: of all rows, or by a ``split`` the output rows of this rank's rows."""
         here, rows, read = self._windows(x, window, split, label)
         y = self.tape.value("y", (*read.shape[:ROWS], rows, window.out(1, x.shape[3])))
         args = here.args("size", "stride", "padding")
         self._computed(y, "avg_pool2d", (read,), y, **args)
-
-        def rule(dy: Value) -> Gradients:
-            dx = self.tape.value("dx", read.shape)
-            image = read.shape[ROWS:]
-            self._computed(dy, "avg_pool2d_grad", (dy,), dx, **args, image=image)
-            return [(x, self._given_back(dx, x, split, label) if split else dx)]
-
-        return self.tape.on_tape(y, rule)
+        dy = yield y
+        dx = self.tape.value("dx", read.shape)
+        self._computed(dy, "avg_pool2d_grad", (dy,), dx, **args, image=read.shape[ROWS:])
+        return [(x, self._given_back(dx, x, split, label) if split else dx)]
 
     # -- rows and halos -------------------------------------------------------------------------
 
@@ -132,8 +115,8 @@ class ConvolutionLayers(TensorLayers):
         """dx of the own rows for that of the rows that were read."""
         at, held, dx = split.local(self.rank), self._held(split), d
         if held != d.shape[ROWS]:  # zeros elsewhere
-            dx = self.tape.value("dx", _resized(d, ROWS, held))
-            self.tape.do("part_grad", (d,), (dx,), dim=ROWS, at=(at.start, at.stop, held))
+            args: dict[str, Any] = {"dim": ROWS, "at": (at.start, at.stop, held)}
+            dx = self.tape.make("part_grad", (d,), "dx", _resized(d, ROWS, held), **args)
         if split.strips:
             label = f"{label}backward/halo"
             dx = self._halo("halo_reduce", dx, label, split, x.shape[ROWS])
@@ -145,16 +128,15 @@ class ConvolutionLayers(TensorLayers):
 
     # -- on one rank ----------------------------------------------------------------------------
 
-    def flat(self, x: Value) -> Value:
+    @layer
+    def flat(self, x: Value) -> Written:
         """[images, all that an image has]."""
-
-        def shaped(x: Value, shape: tuple[int, ...]) -> Value:
-            y = self.tape.value("y", shape)
-            self.tape.do("reshape", (x,), (y,), shape=shape)
-            return y
-
-        y = shaped(x, (x.shape[0], prod(x.shape[1:])))
-        return self.tape.on_tape(y, lambda dy: [(x, shaped(dy, x.shape))])
+        y = self.tape.value("y", (x.shape[0], prod(x.shape[1:])))
+        self.tape.do("reshape", (x,), (y,), shape=y.shape)
+        dy = yield y
+        dx = self.tape.value("y", x.shape)
+        self.tape.do("reshape", (dy,), (dx,), shape=x.shape)
+        return [(x, dx)]
 
     def own(self, x: Value, dim: int, counts: tuple[int, ...]) -> Value:
         """This rank's part, of ``counts`` by rank along ``dim``, of what all have. No rule: of a
@@ -166,9 +148,8 @@ class ConvolutionLayers(TensorLayers):
         extent = at[1] - at[0] if extent is None else extent
         if extent == x.shape[dim]:
             return x
-        y = self.tape.value("part", _resized(x, dim, extent), x.itemsize)
-        self.tape.do("part", (x,), (y,), dim=dim, at=at)
-        return y
+        args: dict[str, Any] = {"dim": dim, "at": at}
+        return self.tape.make("part", (x,), "part", _resized(x, dim, extent), x.itemsize, **args)
 
     def _computed(
         self, part: Value, kernel: str, reads: Sequence[Value], *made: Value, like: int = 0,
@@ -180,43 +161,6 @@ class ConvolutionLayers(TensorLayers):
             return
         for y in made:
             self.tape.do("zeros", (reads[like],), (y,), shape=y.shape)
-
-    def _convolved(
-        self, x: Value, unit: str, window: WindowTerms, rows: int, bias: bool = True
-    ) -> Value:
-        """w over the windows of x, + b; ``rows``: of the output."""
-        w, b = self.weights.weight(unit, "w"), bias and self.weights.has(unit, "b")
-        y = self.tape.value("y", (x.shape[0], w.shape[0], rows, window.out(1, x.shape[3])))
-        reads = (x, w, self.weights.weight(unit, "b")) if b else (x, w)
-        args = window.args("stride", "padding", "dilation") | {"product": _product(y, w)}
-        self._computed(y, "conv2d", reads, y, **args)
-        return y
-
-    def _dx_of(self, dy: Value, x: Value, unit: str, window: WindowTerms) -> Value:
-        dx, w = self.tape.value("dx", x.shape), self.weights.weight(unit, "w")
-        args = window.args("stride", "padding", "dilation") | {"product": _product(dy, w)}
-        self._computed(dy, "conv2d_grad_input", (dy, x, w), dx, like=1, **args)
-        return dx
-
-    def _weights_of(
-        self,
-        dy: Value,
-        x: Value,
-        unit: str,
-        window: WindowTerms,
-        bias: bool = True,
-        summed: bool = False,
-    ) -> None:
-        """The gradients of w and b; ``summed`` over the ranks."""
-        tape, names = self.tape, ["w", *(["b"] if bias and self.weights.has(unit, "b") else [])]
-        weights = [self.weights.weight(unit, name) for name in names]
-        found = {n: tape.value(f"d{n}", w.shape) for n, w in zip(names, weights, strict=True)}
-        args = window.args("size", "stride", "padding", "dilation")
-        args["product"] = _product(dy, weights[0])
-        self._computed(dy, "conv2d_grad_weight", (dy, x), *found.values(), **args)
-        if summed and self.ranks > 1:
-            found = self.summed_small(found, "backward/dw db")
-        self._bring(unit, found)
 
 
 def _product(y: Value, w: Value) -> tuple[int, int, int]:

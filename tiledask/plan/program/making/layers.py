@@ -1,4 +1,4 @@
-"""Layers over the ranks of a tensor-parallel group, written into a program: forward only.
+"""Layers over the ranks of a tensor-parallel group, written into a program.
 
     column_linear   y [.., mine] = x w[:, mine]          dx is a sum over the ranks
     row_linear      y = the sum of x[.., mine] w[mine, :]
@@ -6,8 +6,8 @@
     embedding       each rank the rows of the table that it has; the sum of all
 
 x is on all ranks, or each has its own tokens (sequence parallel): then sums are scattered along the
-tokens, and what enters a column_linear is gathered. What a layer writes of its backward is a rule
-on the tape. (Shoeybi et al., arXiv:1909.08053; Korthikanti et al., arXiv:2205.05198.)
+tokens, and what enters a column_linear is gathered. (Shoeybi et al., arXiv:1909.08053; Korthikanti
+et al., arXiv:2205.05198.)
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from math import prod
 from typing import Any
 
 from tiledask.plan.collectives.shards import deal_heads
-from tiledask.plan.program.making.tape import Gradients, Tape, Value
+from tiledask.plan.program.making.tape import Tape, Value, Written, layer
 
 __all__ = ["TENSOR", "LayerWeights", "TensorLayers"]
 
@@ -93,13 +93,25 @@ class TensorLayers:
         """What a collective gives that joins or cuts ``x`` along ``dim``, where ranks have such
         ``parts``: an array of ``extent`` there."""
         row = prod(x.shape[:dim] + x.shape[dim + 1 :])
-        counts = tuple(row * n for n in parts)
         shape = (*x.shape[:dim], extent, *x.shape[dim + 1 :])
-        more |= {"counts": counts, "dim": dim, "stream": "tp"}
+        more |= {"counts": tuple(row * n for n in parts), "dim": dim, "stream": "tp"}
         return self.tape.together(kind, x, label, (self.axis,), shape, **more)
+
+    def summed(self, x: Value, label: str, ranks: int = 0, **more: Any) -> Value:
+        """The sum over the ranks, or ``ranks`` of them."""
+        return self.tape.all_reduce(x, label, (self.axis,), ranks or self.ranks, "tp", **more)
+
+    def summed_small(self, found: Mapping[str, Value], label: str) -> dict[str, Value]:
+        """The sums over the ranks of gradients by name, one behind the other in one array."""
+        return self.tape.unpacked(self.summed(self.tape.packed(found), label))
+
+    def _bring(self, unit: str, found: Mapping[str, Value]) -> None:
+        for name, g in found.items():
+            self.weights.gradient(unit, name, g)
 
     # -- linear layers --------------------------------------------------------------------------
 
+    @layer
     def column_linear(
         self,
         x: Value,
@@ -108,7 +120,7 @@ class TensorLayers:
         labels: Sequence[str],
         turned: bool = False,
         by_heads: bool = False,
-    ) -> Value:
+    ) -> Written:
         """x w + b by columns, of one w or of several, side by side; ``turned``: w is the
         transpose of what is kept; ``by_heads``: some columns are on several ranks."""
         tape = self.tape
@@ -117,42 +129,33 @@ class TensorLayers:
         y, widths = ys[0], tuple(part.shape[-1] for part in ys)
         if len(ys) > 1:
             y = tape.make("join", ys, "y", (*y.shape[:-1], sum(widths)))
-
-        def rule(dy: Value) -> Gradients:
-            parts, found, of_x = [dy], dict[str, Value](), []
-            if len(ys) > 1:
-                parts = [tape.value("dy", part.shape) for part in ys]
-                tape.do("cut", (dy,), parts, widths=widths)
-            for d, whole, w, label in zip(parts, wholes, names, labels, strict=True):
-                again = self.gather_tokens(x, f"{label}/backward") if self.regather else whole
-                dx = self._dx(d, unit, w, again.shape, turned)
-                of_x.append((x, self.reduce_output(dx, f"{label}/backward")))
-                with tape.gradients_of_weights():
-                    found |= self._dw(d, again, unit, w, turned)
+        dy = yield y
+        parts, found, of_x = [dy], dict[str, Value](), []
+        if len(ys) > 1:
+            parts = [tape.value("dy", part.shape) for part in ys]
+            tape.do("cut", (dy,), parts, widths=widths)
+        for d, whole, w, label in zip(parts, wholes, names, labels, strict=True):
+            again = self.gather_tokens(x, f"{label}/backward") if self.regather else whole
+            dx = self._dx(d, unit, w, again.shape, turned)
+            of_x.append((x, self.reduce_output(dx, f"{label}/backward")))
             with tape.gradients_of_weights():
-                self._bring(unit, self._shared(found, unit) if by_heads else found)
-            return of_x
+                found |= self._dw(d, again, unit, w, turned)
+        with tape.gradients_of_weights():
+            self._bring(unit, self._shared(found, unit) if by_heads else found)
+        return of_x
 
-        return tape.on_tape(y, rule)
-
-    def row_linear(self, x: Value, unit: str, w: str, label: str) -> Value:
+    @layer
+    def row_linear(self, x: Value, unit: str, w: str, label: str) -> Written:
         """The sum of all ranks' x w by rows, + b."""
         y = self.reduce_output(self._linear(x, w, unit, bias=False), f"{label}/forward")
         if b := self._bias(unit, w):
             y = self.tape.make("add_bias", (y, self.weights.weight(unit, b)), "y", y.shape)
-
-        def rule(dy: Value) -> Gradients:
-            whole = self.gather_tokens(dy, f"{label}/backward")
-            dx = self._dx(whole, unit, w, x.shape)
-            with self.tape.gradients_of_weights():
-                self._bring(unit, self._dw(whole, x, unit, w))
-            return [(x, dx)]
-
-        return self.tape.on_tape(y, rule)
-
-    def _bring(self, unit: str, found: Mapping[str, Value]) -> None:
-        for name, g in found.items():
-            self.weights.gradient(unit, name, g)
+        dy = yield y
+        whole = self.gather_tokens(dy, f"{label}/backward")
+        dx = self._dx(whole, unit, w, x.shape)
+        with self.tape.gradients_of_weights():
+            self._bring(unit, self._dw(whole, x, unit, w))
+        return [(x, dx)]
 
     def _bias(self, unit: str, w: str) -> str:
         """The name of the bias of ``w``; none if the unit has none."""
@@ -166,15 +169,13 @@ class TensorLayers:
         weight, b = self.weights.weight(unit, w), self._bias(unit, w) if bias else ""
         columns = weight.shape[0 if turned else 1]
         reads = [x, weight] + ([self.weights.weight(unit, b)] if b else [])
-        product = prod(x.shape[:-1]), x.shape[-1], columns
-        args: dict[str, Any] = {"turned": turned or None, "product": product}
+        args = _of_product(turned, prod(x.shape[:-1]), x.shape[-1], columns)
         return self.tape.make("linear", reads, "y", (*x.shape[:-1], columns), **args)
 
     def _dx(
         self, dy: Value, unit: str, w: str, shape: tuple[int, ...], turned: bool = False
     ) -> Value:
-        product = prod(dy.shape[:-1]), dy.shape[-1], shape[-1]
-        args: dict[str, Any] = {"turned": turned or None, "product": product}
+        args = _of_product(turned, prod(dy.shape[:-1]), dy.shape[-1], shape[-1])
         reads = dy, self.weights.weight(unit, w)
         return self.tape.make("linear_grad_input", reads, "dx", shape, **args)
 
@@ -183,15 +184,16 @@ class TensorLayers:
         columns, b = dy.shape[-1], self._bias(unit, w)
         found = {w: self.tape.value("dw", self.weights.weight(unit, w).shape)}
         found |= {b: self.tape.value("db", (columns,))} if b else {}
-        args = {"turned": turned or None, "product": (x.shape[-1], prod(x.shape[:-1]), columns)}
+        args = _of_product(turned, x.shape[-1], prod(x.shape[:-1]), columns)
         self.tape.do("linear_grad_weight", (dy, x), tuple(found.values()), **args)
         return found
 
     # -- norms, sums, activations ---------------------------------------------------------------
 
+    @layer
     def norm(
         self, x: Value, unit: str, name: str, label: str, gated: bool, eps: float | None = None
-    ) -> Value:
+    ) -> Written:
         """RMSNorm if ``gated``, else LayerNorm; over each token's width."""
         tape, kernel = self.tape, "rms_norm" if gated else "layer_norm"
         names = [f"{name}.{kind}" for kind in ("w" if gated else "wb")]
@@ -199,54 +201,44 @@ class TensorLayers:
         y, each = tape.value("y", x.shape), (*x.shape[:-1], 1)
         kept = [tape.value("inverse", each, tape.accum_itemsize)]
         kept += [] if gated else [tape.value("mean", each, tape.accum_itemsize)]
-        weights = [self.weights.weight(unit, n) for n in names]
-        tape.do(kernel, (x, *weights), (y, *kept), eps=eps)
+        tape.do(kernel, (x, *(self.weights.weight(unit, n) for n in names)), (y, *kept), eps=eps)
+        dy = yield y
+        dx = tape.value("dx", x.shape)
+        found = {n: tape.value("dw", x.shape[-1:]) for n in names}
+        weights = [self.weights.weight(unit, n) for n in names]  # gathered again by now
+        tape.do(f"{kernel}_grad", (dy, x, *kept, *weights), (dx, *found.values()))
+        with tape.gradients_of_weights(later=True):
+            if self.apart:  # each rank has seen its own tokens only
+                found = self.summed_small(found, f"{label}/backward")
+            self._bring(unit, found)
+        return [(x, dx)]
 
-        def rule(dy: Value) -> Gradients:
-            dx, width = tape.value("dx", x.shape), x.shape[-1:]
-            found = {n: tape.value("dw", width) for n in names}
-            weights = [self.weights.weight(unit, n) for n in names]  # gathered again by now
-            tape.do(f"{kernel}_grad", (dy, x, *kept, *weights), (dx, *found.values()))
-            with tape.gradients_of_weights(later=True):
-                if self.apart:  # each rank has seen its own tokens only
-                    found = self.summed_small(found, f"{label}/backward")
-                self._bring(unit, found)
-            return [(x, dx)]
-
-        return tape.on_tape(y, rule)
-
-    def summed(self, x: Value, label: str, ranks: int = 0, **more: Any) -> Value:
-        """The sum over the ranks, or ``ranks`` of them."""
-        return self.tape.all_reduce(x, label, (self.axis,), ranks or self.ranks, "tp", **more)
-
-    def summed_small(self, found: Mapping[str, Value], label: str) -> dict[str, Value]:
-        """The sums over the ranks of gradients by name, one behind the other in one array."""
-        packed, items = self.tape.packed(found)
-        total = self.summed(packed, label)
-        return {
-            name: Value(f"{total.name}[{name}]", shape, total.itemsize) for name, shape in items
-        }
-
-    def add(self, x: Value, y: Value) -> Value:
+    @layer
+    def add(self, x: Value, y: Value) -> Written:
         """x + y; the gradient of the sum is that of both."""
-        total = self.tape.add(x, y)
-        return self.tape.on_tape(total, lambda d: [(x, d), (y, d)])
+        d = yield self.tape.add(x, y)
+        return [(x, d), (y, d)]
 
-    def through(self, kernel: str, x: Value, width: int) -> Value:
+    @layer
+    def through(self, kernel: str, x: Value, width: int) -> Written:
         """``kernel`` of ``x``; its gradient needs x too, or of relu what came out."""
         y = self.tape.make(kernel, (x,), "y", (*x.shape[:-1], width))
-        kept = y if kernel == "relu" else x
-
-        def rule(dy: Value) -> Gradients:
-            return [(x, self.tape.make(f"{kernel}_grad", (dy, kept), "dx", x.shape))]
-
-        return self.tape.on_tape(y, rule)
+        dy = yield y
+        reads = dy, y if kernel == "relu" else x
+        return [(x, self.tape.make(f"{kernel}_grad", reads, "dx", x.shape))]
 
     # -- attention ------------------------------------------------------------------------------
 
+    @layer
+    def _rotate(self, x: Value, angles: Value, heads: tuple[int, int, int]) -> Written:
+        """q and k turned by ``angles``."""
+        d = yield self.tape.make("rotate", (x, angles), "qkv", x.shape, heads=heads)
+        return [(x, self.tape.make("rotate_grad", (d, angles), "dx", x.shape, heads=heads))]
+
+    @layer
     def attention(
         self, qkv: Value, angles: Value | None, causal: bool = True, scale: float | None = None
-    ) -> Value:
+    ) -> Written:
         """Each query head at its kv head, among q | k | v; q and k turned by ``angles``."""
         tape, (query, kv, width) = self.tape, self.heads
         of_query, of_kv = deal_heads(query, kv, self.ranks)
@@ -255,45 +247,38 @@ class TensorLayers:
         if n:
             ((start, stop),), ((first, _),) = of_query.parts[self.rank], of_kv.parts[self.rank]
             looks = tuple(i // (query // kv) - first for i in range(start, stop))
-        args: dict[str, Any] = {"heads": (n, m, width)}
         if angles:
-            x, of_heads = qkv, dict(args)
-            qkv = tape.make("rotate", (x, angles), "qkv", x.shape, **of_heads)
-            tape.on_tape(
-                qkv,
-                lambda d: [(x, tape.make("rotate_grad", (d, angles), "dx", x.shape, **of_heads))],
-            )
-        args = args | {"kv_of": looks, "causal": None if causal else False, "scale": scale}
+            qkv = self._rotate(qkv, angles, (n, m, width))
         rows, tokens, _ = qkv.shape
+        args: dict[str, Any] = {"heads": (n, m, width), "kv_of": looks}
+        args |= {"causal": None if causal else False, "scale": scale}
+        args["product"] = rows * n, tokens, width
         c = tape.value("y", (rows, tokens, n * width))
-        kept = tape.value("p", (rows, n, tokens, tokens))
-        product = rows * n, tokens, width
-        tape.do("attention", (qkv,), (c, kept), **args, product=product)
-
-        def rule(dc: Value) -> Gradients:
-            d, p = tape.value("dx", qkv.shape), kept
-            if self.selective:
-                p = tape.value("p", kept.shape)
-                tape.do("attention_weights", (qkv,), (p,), **args, product=product)
-            back = args | {"causal": None, "product": product}
-            back["work"] = p.size * p.itemsize  # p's gradient, over which that of the scores goes
-            tape.do("attention_grad", (dc, qkv, p), (d,), **back)
-            return [(qkv, d)]
-
-        return tape.on_tape(c, rule)
+        p = tape.value("p", (rows, n, tokens, tokens))
+        tape.do("attention", (qkv,), (c, p), **args)
+        dc = yield c
+        d = tape.value("dx", qkv.shape)
+        if self.selective:
+            p = tape.value("p", p.shape)
+            tape.do("attention_weights", (qkv,), (p,), **args)
+        # p's gradient, over which that of the scores goes
+        args |= {"causal": None, "work": p.size * p.itemsize}
+        tape.do("attention_grad", (dc, qkv, p), (d,), **args)
+        return [(qkv, d)]
 
     def _shared(self, found: dict[str, Value], unit: str) -> dict[str, Value]:
         """``found`` of q | k | v, or of each apart: of kv heads on several ranks, the sum."""
         query, kv, width = self.heads
-        of_query, of_kv = deal_heads(query, kv, self.ranks)
-        q, k = of_query.counts[self.rank] * width, of_kv.counts[self.rank] * width
+        heads, of_kv = deal_heads(query, kv, self.ranks)
+        q, columns_of = heads.counts[self.rank] * width, of_kv.scaled(width)
+        k = columns_of.counts[self.rank]
         one = len({name.rpartition(".")[2][1:] for name in found}) == 1
         names = [n for kind in "wb" for n in found if n.rpartition(".")[2][0] == kind]
         names = names if one else [n for n in names if n[-1] in "kv"]
-        for ranks, at in of_kv.scaled(width).shared():
+        for ranks, at in columns_of.shared():
             if self.rank not in ranks:
                 continue
-            here, mine = of_kv.scaled(width).local(self.rank, at), [found[n] for n in names]
+            here, mine = columns_of.local(self.rank, at), [found[n] for n in names]
             columns = tuple((o + here.start, o + here.stop) for o in ((q, q + k) if one else (0,)))
             each = len(columns) * (here.stop - here.start)
             size = sum(each * prod(d.shape[:-1]) for d in mine)
@@ -332,68 +317,57 @@ class TensorLayers:
         scale: float | None = None,
     ) -> Value:
         """Projections to heads, in one matrix or three, attention, and the projection back."""
-        qkv = self._into(x, unit, "attention", ("wqkv",), ("wq", "wk", "wv"), by_heads=True)
+        qkv = self._into(x, unit, "attention", ("wqkv",), ("wq", "wk", "wv"))
         c = self.attention(qkv, angles, causal, scale)
         return self.row_linear(c, unit, "attention.wo", _label(unit, "attention/wo"))
 
     def feed_forward(self, x: Value, unit: str, kernel: str) -> Value:
         """By columns, an activation or SwiGLU's gate, and by rows."""
-        gated = kernel == "swiglu"
-        last = "w_down" if gated else "w_2"
-        one, several = (("w_gate_up",), ("w_gate", "w_up")) if gated else (("w_1",), ("w_1",))
+        last, one, several = "w_2", ("w_1",), ("w_1",)
+        if kernel == "swiglu":
+            last, one, several = "w_down", ("w_gate_up",), ("w_gate", "w_up")
         z = self._into(x, unit, "mlp", one, several)
         g = self.through(kernel, z, self.weights.weight(unit, f"mlp.{last}").shape[0])
         return self.row_linear(g, unit, f"mlp.{last}", _label(unit, f"mlp/{last}"))
 
     def _into(
-        self,
-        x: Value,
-        unit: str,
-        room: str,
-        one: Sequence[str],
-        several: Sequence[str],
-        by_heads: bool = False,
+        self, x: Value, unit: str, room: str, one: Sequence[str], several: Sequence[str]
     ) -> Value:
         """A `column_linear` of the layer called ``room``, by one matrix if it has that."""
         names = one if self.weights.has(unit, f"{room}.{one[0]}") else several
         labels = [_label(unit, f"{room}/{name}") for name in names]
         names = [f"{room}.{name}" for name in names]
-        return self.column_linear(x, unit, names, labels, by_heads=by_heads)
+        return self.column_linear(x, unit, names, labels, by_heads=room == "attention")
 
-    def embedding(self, ids: Value, counts: tuple[int, ...]) -> Value:
+    @layer
+    def embedding(self, ids: Value, counts: tuple[int, ...]) -> Written:
         """The rows of the table for tokens ``ids``; ``counts``: rows that each rank has."""
         tape, part = self.tape, ("part", self.axis, counts)
         table = self.weights.weight("embedding", "table")
         shape = *ids.shape, table.shape[-1]
         made = tape.make("embedding", (ids, table), "x", shape, rows=part)
-        y = self.reduce_output(made, "embedding/forward")
+        dy = yield self.reduce_output(made, "embedding/forward")
+        with tape.gradients_of_weights():
+            whole = self.gather_tokens(dy, "embedding/backward")
+            d = tape.make("embedding_grad", (whole, ids), "dw", table.shape, rows=part)
+            self.weights.gradient("embedding", "table", d)
+        return []
 
-        def rule(dy: Value) -> Gradients:
-            with tape.gradients_of_weights():
-                whole = self.gather_tokens(dy, "embedding/backward")
-                d = tape.make("embedding_grad", (whole, ids), "dw", table.shape, rows=part)
-                self.weights.gradient("embedding", "table", d)
-            return []
-
-        return tape.on_tape(y, rule)
-
-    def positions(self, x: Value) -> Value:
+    @layer
+    def positions(self, x: Value) -> Written:
         """x + the row of the table for each token's place."""
         tape, table = self.tape, self.weights.weight("positions", "table")
         part = ("part", self.axis, self.tokens[1]) if self.tokens else None
-        y = tape.make("add_rows", (x, table), "x", x.shape, tokens=part)
+        dy = yield tape.make("add_rows", (x, table), "x", x.shape, tokens=part)
+        with tape.gradients_of_weights():
+            args: dict[str, Any] = {"tokens": part, "rows": table.shape[0]}
+            d = tape.make("add_rows_grad", (dy,), "dw", table.shape, **args)
+            if self.apart:  # every rank has seen its own tokens only
+                d = self.summed(d, "positions/backward")
+            self.weights.gradient("positions", "table", d)
+        return [(x, dy)]
 
-        def rule(dy: Value) -> Gradients:
-            with tape.gradients_of_weights():
-                args: dict[str, Any] = {"tokens": part, "rows": table.shape[0]}
-                d = tape.make("add_rows_grad", (dy,), "dw", table.shape, **args)
-                if self.apart:  # every rank has seen its own tokens only
-                    d = self.summed(d, "positions/backward")
-                self.weights.gradient("positions", "table", d)
-            return [(x, dy)]
-
-        return tape.on_tape(y, rule)
-
+    @layer
     def loss(
         self,
         logits: Value,
@@ -402,7 +376,7 @@ class TensorLayers:
         count: float,
         smoothing: float = 0.0,
         ignore: int = -100,
-    ) -> Value:
+    ) -> Written:
         """The sum of the tokens' cross-entropies over ``count``; its gradient times that of the
         loss, if this is another value. ``counts``: classes that each rank has."""
         tape, tokens, wide = self.tape, targets.shape, self.tape.accum_itemsize
@@ -417,12 +391,13 @@ class TensorLayers:
             sums = self.summed(sums, "cross_entropy/sums/forward")
         args |= {"count": count}
         loss = tape.make("loss", (sums, targets), "loss", (), wide, **args)
+        dloss = yield loss
+        reads = [logits, targets, maximum, sums] + [dloss] * (dloss is not loss)
+        return [(logits, tape.make("logits_grad", reads, "dx", logits.shape, **args))]
 
-        def rule(dloss: Value) -> Gradients:
-            reads = [logits, targets, maximum, sums] + [dloss] * (dloss is not loss)
-            return [(logits, tape.make("logits_grad", reads, "dx", logits.shape, **args))]
 
-        return tape.on_tape(loss, rule)
+def _of_product(turned: bool, *extents: int) -> dict[str, Any]:
+    return {"turned": turned or None, "product": extents}
 
 
 def _label(unit: str, name: str) -> str:

@@ -1,21 +1,26 @@
 """Layers are written forward; what writes their gradients is kept on a tape, and read backwards.
 
-    y = linear(tape, x, ...)         ops, and on the tape: how dx follows from dy
-    tape.backward({y: dy})           the rules of the tape, from the last to the first
+    @layer
+    def scaled(self, x):                   ops of the forward
+        dy = yield y                       a layer gives y, and goes on with its gradient
+        return [(x, dx)]                   ops of the backward, and what follows for its operands
+
+    tape.backward(rules, {y: dy})          the layers of the tape, from the last to the first
 
 Where backwards are split, what makes the weights' gradients goes to a list of its own.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import wraps
 from math import prod
 from typing import Any
 
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.program.ops import Block, Items, Op, ProgramRole, buffer_of, collective
 
-__all__ = ["Gradients", "Tape", "Value", "needed"]
+__all__ = ["Gradients", "Tape", "Value", "Written", "layer", "needed"]
 
 
 @dataclass(eq=False, slots=True)
@@ -35,6 +40,8 @@ class Value:
 
 Gradients = Sequence[tuple[Value, Value]]
 """(value, its gradient), as far as it goes through one layer."""
+Written = Generator[Value, Value, Gradients]
+"""A layer that is written."""
 Rules = list[tuple[Value | None, Callable[..., Any]]]
 """(value, what writes the gradients of what it was made of), or (None, what is done there)."""
 _NEW = {
@@ -45,6 +52,28 @@ _NEW = {
     "halo_reduce": "own",
 }
 """After what the result of a collective is called."""
+
+
+def layer(write: Callable[..., Written]) -> Callable[..., Value]:
+    """A method of what has a tape, as a layer: it gives what ``write`` yields, and puts the rest of
+    it on the tape."""
+
+    @wraps(write)
+    def forward(self: Any, *given: Any, **options: Any) -> Value:
+        written = write(self, *given, **options)
+        y = next(written)
+
+        def backward(dy: Value) -> Gradients:
+            try:
+                written.send(dy)
+            except StopIteration as done:
+                return done.value  # type: ignore[no-any-return]
+            raise AssertionError(f"{write.__name__} yields once")
+
+        self.tape.rules.append((y, backward))
+        return y
+
+    return forward
 
 
 class Tape:
@@ -61,7 +90,7 @@ class Tape:
         self.items: dict[str, Items] = {}
         self.alias: dict[str, str] = {}
         self._names: dict[str, int] = {}
-        self._rules: Rules = []
+        self.rules: Rules = []
         self._later: list[Op] = []
         self.ops: list[Op] = []
         """Since the block began."""
@@ -108,13 +137,14 @@ class Tape:
     ) -> Value:
         """A new buffer, called after ``hint``."""
         self._names[hint] = n = self._names.get(hint, -1) + 1
-        return self.named(Value(f"{hint}.{n}", tuple(shape), itemsize or self.itemsize), items)
-
-    def named(self, value: Value, items: Items = ()) -> Value:
-        """``value``, a buffer of a micro-batch."""
-        self.sizes[value.name] = value.size * value.itemsize
+        value = self.named(Value(f"{hint}.{n}", tuple(shape), itemsize or self.itemsize))
         if items:
             self.items[value.name] = items
+        return value
+
+    def named(self, value: Value) -> Value:
+        """``value``, a buffer of a micro-batch."""
+        self.sizes[value.name] = value.size * value.itemsize
         return value
 
     def put_within(self, value: Value, state: Value) -> Value:
@@ -184,34 +214,30 @@ class Tape:
         counts = even(x.size, ranks)
         return self.together("all_reduce", x, label, axes, counts=counts, stream=stream, **args)
 
-    def packed(
-        self, values: Mapping[str, Value], itemsize: int | None = None, **args: Any
-    ) -> tuple[Value, Items]:
-        """(an array of all values, one behind the other; their names and shapes)."""
+    def packed(self, values: Mapping[str, Value], itemsize: int | None = None) -> Value:
+        """All values, one behind the other in one array."""
         items = tuple((name, value.shape) for name, value in values.items())
-        size = sum(value.size for value in values.values())
-        flat = self.value("packed", (size,), itemsize, items)
-        self.do("pack", list(values.values()), (flat,), **args)
-        return flat, items
+        flat = self.value("packed", (sum(v.size for v in values.values()),), itemsize, items)
+        self.do("pack", list(values.values()), (flat,))
+        return flat
+
+    def unpacked(self, flat: Value) -> dict[str, Value]:
+        """The arrays in a flat one, by name."""
+        return {
+            name: Value(f"{flat.name}[{name}]", shape, flat.itemsize)
+            for name, shape in self.items[flat.name]
+        }
 
     # -- backwards --------------------------------------------------------------------------------
 
-    def on_tape(self, y: Value, rule: Callable[[Value], Gradients]) -> Value:
-        """``y``, of which ``rule`` writes the gradients of what it was made of, from its own."""
-        self._rules.append((y, rule))
-        return y
-
     def at_backward(self, write: Callable[[dict[Value, Value]], None]) -> None:
         """Do this where the backward comes here, with the gradients that it has."""
-        self._rules.append((None, write))
+        self.rules.append((None, write))
 
     def take_rules(self, since: int = 0) -> Rules:
         """What is on the tape, from rule ``since`` on, taken off."""
-        rules, self._rules = self._rules[since:], self._rules[:since]
+        rules, self.rules = self.rules[since:], self.rules[:since]
         return rules
-
-    def __len__(self) -> int:
-        return len(self._rules)
 
     def backward(self, rules: Rules, gradients: Mapping[Value, Value]) -> dict[Value, Value]:
         """Write the backward of some rules; the gradients of all that they began with."""
@@ -232,14 +258,14 @@ class Tape:
 
 def needed(blocks: Sequence[list[Op]], state: Mapping[str, int]) -> None:
     """Leave out, in place, what makes buffers that nothing reads. The blocks are in their order."""
-    read: set[str] = set()
+    read: set[str] = {*state}
     for block in reversed(blocks):
         kept = []
         for op in reversed(block):
             writes = [buffer_of(name) for name in op.writes]
-            if not writes or any(name in read or name in state for name in writes):
+            if not writes or not read.isdisjoint(writes):
                 read |= {buffer_of(name) for name in op.reads}
-                while len(writes) > 1 and writes[-1] not in read and writes[-1] not in state:
+                while len(writes) > 1 and writes[-1] not in read:
                     writes.pop()  # what a kernel makes besides
                 kept.append(replace(op, writes=op.writes[: len(writes)]))
         block[:] = reversed(kept)

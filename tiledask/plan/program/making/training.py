@@ -14,23 +14,21 @@ Ranks whose blocks have equal shapes share a role: made once, whatever the mesh.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import Any, TypeVar
 
 import numpy as np
 
-from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.shards import shards
 from tiledask.plan.inputs.recipes import Recipe
-from tiledask.plan.intervals import part_of
+from tiledask.plan.intervals import even, part_of
 from tiledask.plan.pipelines.schedule import KINDS, Schedule
 from tiledask.plan.products.placement import split
 from tiledask.plan.program.making.decoder import DecoderShapes
 from tiledask.plan.program.making.layers import TENSOR, TensorLayers
 from tiledask.plan.program.making.pipeline import pairs_of
-from tiledask.plan.program.making.tape import Tape, Value, needed
+from tiledask.plan.program.making.tape import Tape, Value, Written, layer, needed
 from tiledask.plan.program.making.zero import DATA, PIPELINE, UnitStates
 from tiledask.plan.program.ops import Block, Op, Order, ProgramRole, Step, message
 from tiledask.plan.program.program import Program
@@ -80,8 +78,9 @@ class TrainingTerms:
 
     def holders(self, unit: str) -> tuple[int, ...]:
         """The pipeline ranks that hold a unit."""
-        stages = _stages_of(self.model, self.cut)[unit]
-        return tuple(sorted({device for s in stages for device in self.schedule.holders(s)}))
+        stages = range(self.schedule.stages)
+        here = (s for s in stages if unit in self.model.stage_units(s, self.cut))
+        return tuple(sorted({device for s in here for device in self.schedule.holders(s)}))
 
     @property
     def guarded(self) -> tuple[int, ...]:
@@ -90,16 +89,6 @@ class TrainingTerms:
         if not self.scaled and not self.clipped:
             return ()
         return (0, 1, 2) if self.zero else (1, 2)
-
-
-@lru_cache(maxsize=16)
-def _stages_of(model: DecoderShapes, cut: tuple[int, ...]) -> dict[str, list[int]]:
-    """By unit, the stages that have it."""
-    found = dict[str, list[int]]()
-    for stage in range(len(cut)):
-        for unit in model.stage_units(stage, cut):
-            found.setdefault(unit, []).append(stage)
-    return found
 
 
 def step_program(terms: TrainingTerms, mesh: tuple[int, int, int]) -> Program:
@@ -165,22 +154,19 @@ def _by_role(
     """
     dp, tp, pp = mesh
     blocks = [_blocks(terms, tp, t) for t in range(tp)]
-    extents = dict[tuple[int, int], Sequence[tuple[int, ...]]]()
-    """By unit of a device, how much of it each copy keeps by ZeRO."""
+    kept: dict[tuple[int, int], list[tuple[int, ...]]] = {}
+    """By tensor and pipeline rank, how much of its units each copy keeps by ZeRO."""
     for t, p in product(range(tp), range(pp)) if terms.zero else ():
         shapes = (terms.model.shapes(unit, tp, t).values() for unit in terms.units(p))
-        extents[t, p] = shards([sum(map(prod, of)) for of in shapes], dp)
-    roles: dict[Any, int] = {}
-    found: list[_T] = []
-    role_of = []
+        extents = shards([sum(map(prod, of)) for of in shapes], dp)
+        kept[t, p] = [tuple(each[d] for each in extents) for d in range(dp)]
+    first, keys = dict[Any, tuple[int, int, int]](), list[Any]()
     for d, t, p in np.ndindex(mesh):
-        kept = tuple(each[d] for each in extents.get((t, p), ()))
-        key = of_copy[d] if of_copy else (), blocks[t], p, kept
-        if key not in roles:
-            roles[key] = len(roles)
-            found.append(make((d, t, p)))
-        role_of.append(roles[key])
-    return found, tuple(role_of)
+        own = kept[t, p][d] if kept else ()
+        keys.append((of_copy[d] if of_copy else (), blocks[t], p, own))
+        first.setdefault(keys[-1], (d, t, p))
+    number = {key: n for n, key in enumerate(first)}
+    return [make(at) for at in first.values()], tuple(number[key] for key in keys)
 
 
 def _blocks(terms: TrainingTerms, ranks: int, rank: int) -> Any:
@@ -310,15 +296,16 @@ class _Stages:
         self.states.at_end = dict.fromkeys(units[:1], send) if s else {}
         if s and not units:
             tape.at_backward(send)
+        write = self._recomputed if terms.recompute else self._block
         for unit in units:
-            x = self._block(layers, x, unit) if unit != "head" else x
+            x = write(layers, x, unit) if unit != "head" else x
         if targets:
             y = self._loss(layers, x, targets)
             dy = SCALE if terms.scaled else y
         else:
             y = self._goes(x, f"x{s + 1}{suffix}", s + 1)
             if y is not x:
-                tape.on_tape(y, lambda d: [(first, d)])
+                tape.rules.append((y, lambda d: [(first, d)]))
         forward, rules = tape.take(), tape.take_rules()
         if not targets:
             dy = self._comes(f"dx{s + 1}{suffix}", s + 1, shape)
@@ -333,23 +320,24 @@ class _Stages:
         """ids or targets."""
         return self.tape.make(name, (), name, (rows, self.model.sequence), 8, rows=rows)
 
-    def _block(self, layers: TensorLayers, x: Value, unit: str) -> Value:
-        tape, gated, eps = self.tape, self.model.gated, self.model.eps
-        angles = Value("angles", (), 0) if gated else None
-        before = len(tape)
-        with self.states.scope(unit):
-            y = layers.block(x, angles, unit, gated, eps=eps)
-        if not self.terms.recompute:
-            return y
+    def _block(
+        self, layers: TensorLayers, x: Value, unit: str, when: str = "forward", again: bool = True
+    ) -> Value:
+        model = self.model
+        angles = Value("angles", (), 0) if model.gated else None
+        with self.states.scope(unit, when, again):
+            return layers.block(x, angles, unit, model.gated, eps=model.eps)
+
+    @layer
+    def _recomputed(self, layers: TensorLayers, x: Value, unit: str) -> Written:
+        """A block whose forward is done again in its backward."""
+        tape, before = self.tape, len(self.tape.rules)
+        y = self._block(layers, x, unit)
         tape.take_rules(before)
-
-        def rule(dy: Value) -> list[tuple[Value, Value]]:
-            before = len(tape)
-            with self.states.scope(unit, "backward", again=False):
-                again = layers.block(x, angles, unit, gated, eps=eps)
-            return [(x, tape.backward(tape.take_rules(before), {again: dy})[x])]
-
-        return tape.on_tape(y, rule)
+        dy = yield y
+        before = len(tape.rules)
+        again = self._block(layers, x, unit, "backward", again=False)
+        return [(x, tape.backward(tape.take_rules(before), {again: dy})[x])]
 
     def _loss(self, layers: TensorLayers, x: Value, targets: Value) -> Value:
         model, states = self.model, self.states

@@ -30,20 +30,12 @@ DATA, PIPELINE = 0, 2
 
 
 def flat_name(tensor: str, unit: str) -> str:
-    """The buffer of a tensor class of a unit.
-
-    >>> flat_name("master weights", "layer 0")
-    'master_weights/layer_0'
-    """
+    """The buffer of a tensor class of a unit: "master_weights/layer_0"."""
     return f"{tensor}/{unit}".replace(" ", "_")
 
 
 def sharded_parts(sizes: Mapping[str, int], copies: int, copy: int) -> dict[str, slice]:
-    """By unit, which of its numbers one of the copies keeps where they are sharded.
-
-    >>> sharded_parts({"one": 5, "two": 5}, 2, 0)
-    {'one': slice(0, 3, None), 'two': slice(0, 2, None)}
-    """
+    """By unit, which of its numbers one of the copies keeps where they are sharded."""
     extents = dict(zip(sizes, shards(list(sizes.values()), copies), strict=True))
     return {unit: slice(*ends_of(each)[copy : copy + 2]) for unit, each in extents.items()}
 
@@ -180,10 +172,8 @@ class UnitStates(LayerWeights):
             total = tape.all_reduce(g, label, (PIPELINE,), len(holders), "pp", among=holders)
             mine[unit] = tape.put_within(total, g)
         if self.together and self.copies > 1:  # one behind the other in one array
-            width = self.bytes["gradients"]
-            flat, items = tape.packed(mine, width)
-            total = tape.all_reduce(flat, *self.together, self.copies, "dp")
-            mine = {unit: Value(f"{total.name}[{unit}]", shape, width) for unit, shape in items}
+            packed = tape.packed(mine, self.bytes["gradients"])
+            mine = tape.unpacked(tape.all_reduce(packed, *self.together, self.copies, "dp"))
         else:
             mine = {unit: self._added_up(unit, g) for unit, g in mine.items()}
         guards = [] if norm is None else self._guard(mine, norm, axes, ranks)
