@@ -45,7 +45,6 @@ def matmul(
     algorithm: str | None = None,
     panel: int | None = None,
     grid: tuple[int, ...] | None = None,
-    replication: int | None = None,
     kernel: str = "blas",
     tile: int | tuple[int, int, int] | None = None,
     memory_limit: int | str | None = None,
@@ -63,9 +62,9 @@ def matmul(
     algorithm
         One of ``td.algorithms``. Default: what moves nothing if the operands lie so, otherwise
         the fastest that `td.explain` predicts on the mesh of A and B.
-    panel, grid, replication
+    panel, grid
         Choices within an algorithm: columns of A per panel; (p, q) or (p, q, c) for algorithms
-        that arrange the ranks; layers of "2.5d". C then lies on a mesh of that shape.
+        that arrange the ranks, c layers of "2.5d". C then lies on a mesh of that shape.
     kernel, tile
         How each rank multiplies its blocks: see ``td.tile.matmul``.
     memory_limit
@@ -85,7 +84,7 @@ def matmul(
     again, with the same bits. Raises PlacementError for shapes, dtypes or placements that do not
     multiply, DeadlineError after ``timeout`` seconds (default 300): A and B stay as they are.
     """
-    options = {"panel": panel, "grid": grid, "replication": replication}
+    options = {"panel": panel, "grid": grid}
     if (multiply_others := _of_other_arrays(a, b)) is not None:
         shared = {"memory_limit": memory_limit, "timeout": timeout, "progress": progress}
         given = {"algorithm": algorithm, **options, "tile": tile, **shared}
@@ -120,7 +119,6 @@ def explain(
     algorithm: str | None = None,
     panel: int | None = None,
     grid: tuple[int, ...] | None = None,
-    replication: int | None = None,
     kernel: str = "blas",
     tile: int | tuple[int, int, int] | None = None,
     memory_limit: int | str | None = None,
@@ -133,7 +131,7 @@ def explain(
     from memory to memory, from GPU to GPU, or as messages, and why.
     """
     _check(a, b, kernel)
-    options = {"panel": panel, "grid": grid, "replication": replication}
+    options = {"panel": panel, "grid": grid}
     mesh, cluster = a.mesh, a.mesh.cluster
     room = room_of(cluster, [a.blocks, b.blocks], memory_limit)
     rates_of(cluster, a.dtype)

@@ -47,9 +47,9 @@ def fetch(
     """
     found = [(0, tuple((0, n) for n in tiling.shape))]
     for axis, (size, i) in enumerate(zip(tiling.mesh, at, strict=True)):
-        placement, further = tiling.placements[axis], []
+        placement, before, found = tiling.placements[axis], found, []
         own = isinstance(placement, Replicate) or (isinstance(placement, Partial) and axis in keep)
-        for rank, region in found:
+        for rank, region in before:
             for part in [i] if own else range(size):
                 held = region
                 if isinstance(placement, Shard):
@@ -58,8 +58,7 @@ def fetch(
                     if ends[0] >= wanted[d][1] or ends[1] <= wanted[d][0]:
                         continue
                     held = (*region[:d], ends, *region[d + 1 :])
-                further.append((rank * size + part, held))
-        found = further
+                found.append((rank * size + part, held))
     here = tiling.rank(at)
     pieces = ((rank, overlap(region, wanted)) for rank, region in found)
     return [Piece(rank, here, region) for rank, region in pieces if region is not None]
@@ -83,12 +82,7 @@ def redistribution(source: Tiling, target: Tiling) -> list[Piece]:
 
 
 def collective(source: Tiling, target: Tiling) -> str:
-    """The collective's name for going from ``source`` to ``target``, or "none" if nothing moves.
-
-    >>> t = Tiling((8, 8), (2,), (Partial(),))
-    >>> collective(t, t.replaced(Shard(0))), collective(t, t.replaced(Replicate()))
-    ('reduce_scatter', 'all_reduce')
-    """
+    """The collective's name for going from ``source`` to ``target``, or "none" if nothing moves."""
     names = []
     for old, new in zip(source.placements, target.placements, strict=True):
         match old, new:

@@ -23,16 +23,7 @@ from tiledask.plan.products.regions import Region, TensorSlice, overlap, within
 from tiledask.plan.products.shards import Shards, even_shards
 from tiledask.plan.whole import is_whole
 
-__all__ = [
-    "ANY",
-    "Partial",
-    "Placement",
-    "Replicate",
-    "Shard",
-    "Tiled",
-    "Tiling",
-    "split",
-]
+__all__ = ["ANY", "Partial", "Placement", "Replicate", "Shard", "Tiled", "Tiling", "split"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +42,7 @@ class Shard:
             )
 
     def interval(self, whole: Interval, ranks: int, rank: int) -> Interval:
-        """What number ``rank`` of ``ranks`` has of ``whole``; PlacementError if not in one piece."""  # noqa: E501
+        """What number ``rank`` of ``ranks`` has of ``whole``; refused if not in one piece."""
         if self.shards is None:
             return part_of(*whole, ranks, rank)
         part = self.shards.parts[rank] or ((0, 0),)
@@ -108,13 +99,11 @@ class Tiling:
     placements: tuple[Placement, ...]
 
     def __post_init__(self) -> None:
-        for name, extents, least in (
-            ("shape", self.shape, 0),
-            ("mesh", self.mesh, ANY if ANY in self.mesh else 1),
-        ):
-            if not all(is_whole(n, least) for n in extents):
+        sharded = [p for p in self.placements if isinstance(p, Shard)]
+        for name, extents, least in (("shape", self.shape, 0), ("mesh", self.mesh, bool(sharded))):
+            if not all(is_whole(n, int(least)) for n in extents):
                 raise PlacementError(
-                    f"a {name} is a tuple of whole numbers of {least} or more, got {extents}"
+                    f"a {name} is a tuple of whole numbers of {least:d} or more, got {extents}"
                 )
         if len(self.placements) != len(self.mesh):
             raise PlacementError(
@@ -128,9 +117,9 @@ class Tiling:
                     f"a placement is Shard(dim), Replicate() or Partial(), got {placement!r}"
                 )
             if isinstance(placement, Shard):
-                self._check_shard(placement, ranks)
+                self._check_shard(placement, ranks, sharded)
 
-    def _check_shard(self, placement: Shard, ranks: int) -> None:
+    def _check_shard(self, placement: Shard, ranks: int, sharded: list[Shard]) -> None:
         """Refuse another dimension, and shards of another one or of other ranks; those that are
         even go unsaid."""
         dim, shards = placement.dim, placement.shards
@@ -139,24 +128,19 @@ class Tiling:
                 f"Shard({dim}) needs a dimension 0..{len(self.shape) - 1} of an array of shape "
                 f"{self.shape}; choose one of those"
             )
-        if ranks == ANY:
-            raise PlacementError(
-                f"a mesh has 1 rank or more where an array is sharded, got {self.mesh} for "
-                f"{self.placements}"
-            )
+        extent = self.shape[dim]
         if shards is None:
             return
-        extent = self.shape[dim]
-        if (shards.ranks, shards.extent) != (ranks, extent):
+        if shards == even_shards(extent, ranks):
+            even = (Shard(dim) if p is placement else p for p in self.placements)
+            object.__setattr__(self, "placements", tuple(even))
+        elif (shards.ranks, shards.extent) != (ranks, extent):
             raise PlacementError(
                 f"shards of {shards.extent} indices over {shards.ranks} ranks do not fit dimension "
                 f"{dim} of an array of {list(self.shape)} over {ranks}; make them by "
                 f"even_shards({extent}, {ranks})"
             )
-        if shards == even_shards(extent, ranks):
-            even = (Shard(dim) if p is placement else p for p in self.placements)
-            object.__setattr__(self, "placements", tuple(even))
-        elif sum(isinstance(p, Shard) and p.dim == dim for p in self.placements) > 1:
+        elif sum(p.dim == dim for p in sharded) > 1:
             raise PlacementError(
                 f"dimension {dim} is sharded along several axes of the mesh {self.mesh}: then "
                 f"evenly; leave {shards} out"
@@ -165,14 +149,6 @@ class Tiling:
     def __reduce__(self) -> tuple[type["Tiling"], tuple[tuple[Any, ...], ...]]:
         """To another process go the fields alone, not the regions of all ranks."""
         return Tiling, (self.shape, self.mesh, self.placements)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:
-        """Layers look for their programs by it at every call."""
-        return hash((self.shape, self.mesh, self.placements))
 
     @property
     def ranks(self) -> int:
@@ -209,12 +185,7 @@ class Tiling:
         return tuple(region)
 
     def slice(self, at: Sequence[int]) -> TensorSlice:
-        """What the rank at ``at`` holds, which may be several pieces of a dimension.
-
-        >>> shards = Shards(6, (((0, 2), (4, 6)), ((2, 4),)))
-        >>> Tiling((6, 2), (2,), (Shard(0, shards),)).slice((0,)).boxes
-        (((0, 2), (0, 2)), ((4, 6), (0, 2)))
-        """
+        """What the rank at ``at`` holds, which may be several pieces of a dimension."""
         told = {p.dim: p.shards.parts[i] for i, p in zip(at, self.placements, strict=True)
                 if isinstance(p, Shard) and p.shards is not None}  # fmt: skip
         even = [Replicate() if isinstance(p, Shard) and p.shards else p for p in self.placements]
@@ -235,19 +206,10 @@ class Tiling:
 
     def block_shape(self, at: Sequence[int]) -> tuple[int, ...]:
         """Shape of the block at ``at``."""
-        if any(isinstance(p, Shard) and p.shards is not None for p in self.placements):
-            return self.slice(at).local_shape
-        return tuple(stop - start for start, stop in self.region(at))
+        return self.slice(at).local_shape
 
     def owned(self, rank: int) -> np.ndarray:
-        """Which numbers of ``rank``'s block no lower rank holds as well.
-
-        >>> Tiling((2,), (2,), (Replicate(),)).owned(1).tolist()
-        [False, False]
-        >>> shards = Shards(3, (((0, 2),), ((1, 3),)))
-        >>> Tiling((3,), (2,), (Shard(0, shards),)).owned(1).tolist()
-        [False, True]
-        """
+        """Which numbers of ``rank``'s block no lower rank holds as well."""
         mine = self.slice(self.at(rank))
         owned = np.ones(mine.local_shape, np.bool_)
         before = [box for lower in range(rank) for box in self.slice(self.at(lower)).boxes]

@@ -65,7 +65,7 @@ class Algorithm:
     """Called with two tilings that multiply, the plan of their product.
 
     Options: ``panel``, the extent of panels along k; ``grid``, the ranks as (p, q) or (p, q, c), by
-    default the mesh if it has as many axes; ``replication``, how many layers 2.5d has.
+    default the mesh if it has as many axes.
     """
 
     name: str
@@ -83,8 +83,7 @@ class Algorithm:
     @property
     def options(self) -> tuple[str, ...]:
         """The options that it takes."""
-        named = (name for name in ("panel", "replication") if f"{{{name}}}" in self.words)
-        return (*named, *(["grid"] if self.axes else []))
+        return (*["panel"] * ("{panel}" in self.words), *["grid"] * (self.axes > 0))
 
     def __call__(self, a: Tiling, b: Tiling, **options: Any) -> ProductPlan:
         """The plan; options that are None are left out. Raises PlacementError."""
@@ -97,9 +96,7 @@ class Algorithm:
         _check_shapes(a, b)
         panel = given.get("panel", PANEL)
         whole_number("panel", panel, 1, of="columns of A", error=PlacementError)
-        mesh, layers = a.mesh, given.get("replication")
-        if self.axes:
-            mesh = self._grid(a, b, given.get("grid"), layers)
+        mesh = self._grid(a, b, given.get("grid")) if self.axes else a.mesh
         work = self._work(a, b) if self.cuts else self._in_place(a, b)
         kept = [i for t in (a, b) for i, p in enumerate(t.placements) if p == Partial()]
         if kept and self.cuts:
@@ -115,8 +112,7 @@ class Algorithm:
         )
         words = self.words.format(panel=panel, replication=mesh[-1])
         made = Tiling((*a.shape[:-1], *b.shape[1:]), mesh, tuple(work))
-        result = made if order.leave else _summed(made, order)
-        return plan_of(self.name, words, a, b, made, result, order)
+        return plan_of(self.name, words, a, b, made, order)
 
     # -- what C is while ranks multiply -----------------------------------------------------------
 
@@ -124,15 +120,10 @@ class Algorithm:
         """By axis. On a grid rows are the leading dimension that A is cut along already, or its
         longest; if C has only rows or only columns, both axes cut that."""
         rows, columns = len(a.shape) - 1, len(b.shape) - 1
-        if not columns and self.cuts == "n":
+        if (self.cuts == "n" and not columns) or (self.axes and not rows + columns):
             raise PlacementError(
-                f"{self.name} cuts the columns of B, and B {b.shape} is a vector; use "
-                f"row_parallel or gather"
-            )
-        if self.axes and not rows + columns:
-            raise PlacementError(
-                f"{self.name} cuts rows and columns of C, and the product of two vectors has "
-                f"neither; use row_parallel"
+                f"{self.name} cuts {'rows and ' * (self.axes > 0)}columns of C, and the product of "
+                f"A {a.shape} and B {b.shape} has none; use row_parallel or gather"
             )
         taken = [p.dim for p in a.placements if isinstance(p, Shard) and p.dim < rows]
         longest = max(range(rows), key=lambda d: (d in taken, a.shape[d]), default=rows)
@@ -168,15 +159,13 @@ class Algorithm:
 
     def _unsummed(self, a: Tiling, axis: int) -> PlacementError:
         first = axis < len(a.mesh) and isinstance(a.placements[axis], Partial)
-        operand = "A" if first else "B"
         return PlacementError(
-            f"{operand} is Partial() along mesh axis {axis}, and {self.name} would multiply before "
-            f"the partial sums are added; td.redistribute {operand} to Replicate() or a Shard, or "
-            f"the other operand to Replicate() along that axis and use 'local', which leaves C as "
-            f"it is"
+            f"{'A' if first else 'B'} is Partial() along mesh axis {axis}, and {self.name} would "
+            f"multiply before the partial sums are added; td.redistribute it to Replicate() or a "
+            f"Shard, or the other operand to Replicate() along that axis and use 'local'"
         )
 
-    def _grid(self, a: Tiling, b: Tiling, asked: Any, layers: Any) -> tuple[int, ...]:
+    def _grid(self, a: Tiling, b: Tiling, wanted: Any) -> tuple[int, ...]:
         """The grid: the one asked for, the mesh if it fits, or the one that moves least."""
         m, n, k = prod(a.shape[:-1]), prod(b.shape[1:]), a.shape[-1]
 
@@ -186,29 +175,18 @@ class Algorithm:
             # of alike ones 2.5d keeps the mesh's rows: more of A is where it is multiplied
             return received, self.name == "2.5d" and p != a.mesh[0], grid
 
-        if layers is not None and (not is_whole(layers, 1) or a.ranks % layers):
-            raise PlacementError(
-                f"2.5d with replication {layers!r} needs a number of ranks that it divides, there "
-                f"are {a.ranks}; take one of {', '.join(map(str, divisors(a.ranks)))}"
-            )
-        usable = [g for g in grids(a.ranks, self.axes) if layers in (None, g[-1])]
-        if asked is not None:
-            wanted = tuple(asked) if isinstance(asked, Iterable) else (asked,)
-            whole = all(is_whole(n, 1) for n in wanted)
-            if not whole or len(wanted) != self.axes or prod(wanted) != a.ranks:
+        usable = list(grids(a.ranks, self.axes))
+        if wanted is not None:
+            grid = tuple(wanted) if isinstance(wanted, Iterable) else (wanted,)
+            if grid not in usable or not all(map(is_whole, grid)):
                 raise PlacementError(
                     f"{self.name} on {a.ranks} ranks needs a grid of {self.axes} extents whose "
-                    f"product is {a.ranks}, got {asked!r}; for example {min(usable, key=moved)}"
+                    f"product is {a.ranks}, got {wanted!r}; for example {min(usable, key=moved)}"
                 )
-            if layers not in (None, wanted[-1]):
-                raise PlacementError(
-                    f"grid {wanted} has {wanted[-1]} layers and replication={layers} asks for "
-                    f"{layers}; leave one of them out"
-                )
-            return wanted
+            return grid
         if a.mesh == b.mesh and a.mesh in usable:
             return a.mesh
-        if self.name == "2.5d" and layers is None:
+        if self.name == "2.5d":
             # two layers where there can be: one is SUMMA, and every further one is another copy
             usable = [g for g in usable if g[2] == 2] or usable
         return min(usable, key=moved)
@@ -242,12 +220,7 @@ def plan_product(name: str, a: Tiling, b: Tiling, **options: Any) -> ProductPlan
 
 
 def moves_nothing(a: Tiling, b: Tiling) -> bool:
-    """Whether every rank can multiply what it holds (algorithm "local").
-
-    >>> t = Tiling((8, 8), (2,), (Replicate(),))
-    >>> moves_nothing(t, t.replaced(Shard(1))), moves_nothing(t, t.replaced(Shard(0)))
-    (True, False)
-    """
+    """Whether every rank can multiply what it holds (algorithm "local")."""
     return a.mesh == b.mesh and all(pair in _LOCAL for pair in _pairs(a, b))
 
 
@@ -279,33 +252,13 @@ def _pairs(a: Tiling, b: Tiling) -> list[tuple[str, str]]:
 
 
 def _check_shapes(a: Tiling, b: Tiling) -> None:
-    for name, tiling in (("A", a), ("B", b)):
-        if not tiling.shape or 0 in tiling.shape:
-            raise PlacementError(
-                f"{name} has shape {tiling.shape}; a product needs at least one dimension, and "
-                f"every extent 1 or more"
-            )
-    if len(b.shape) > 2:
+    right = all(t.shape and 0 not in t.shape for t in (a, b)) and len(b.shape) <= 2
+    if not right or a.shape[-1] != b.shape[0]:
         raise PlacementError(
-            f"B has {len(b.shape)} dimensions, it is a matrix [k, n] or a vector [k]; multiply the "
-            f"matrices of B one by one"
-        )
-    if a.shape[-1] != b.shape[0]:
-        raise PlacementError(
-            f"A {a.shape} has {a.shape[-1]} columns and B {b.shape} has {b.shape[0]} rows, they "
-            f"must be equal; transpose one of them with .T?"
+            f"A {a.shape} and B {b.shape} do not multiply: A is [..., k] and B a matrix [k, n] or "
+            f"a vector [k], with every extent 1 or more; transpose one of them with .T?"
         )
     if a.ranks != b.ranks:
         raise PlacementError(
             f"A lies on {a.ranks} ranks and B on {b.ranks}; distribute both on one mesh"
         )
-
-
-def _summed(work: Tiling, order: DepthOrder) -> Tiling:
-    """Where C lies after the reduce-scatter: cut along its first dimension, if that is enough."""
-    if not work.shape:
-        return work.replaced(*(Replicate() for _ in work.mesh))
-    enough = work.shape[0] >= work.ranks
-    dim = 0 if enough else max(range(len(work.shape)), key=lambda d: work.shape[d])
-    placements = [Shard(dim) if axis in order.cut else p for axis, p in enumerate(work.placements)]
-    return work.replaced(*placements)

@@ -94,7 +94,8 @@ class ProductPlan:
     work: Tiling
     """C while the ranks multiply: Partial() along axes that share out the summed dimension."""
     result: Tiling
-    order: DepthOrder
+    sums: bool
+    """Whether partial sums are summed after the ranks have multiplied."""
     panels: tuple[tuple[ProductPanel, ...], ...]
     """By rank, its panels in the order it takes them."""
     partials: tuple[Pieces, ...]
@@ -103,12 +104,6 @@ class ProductPlan:
     @property
     def ranks(self) -> int:
         return self.result.ranks
-
-    @property
-    def sums(self) -> bool:
-        """Whether partial sums are summed after the ranks have multiplied."""
-        order = self.order
-        return not order.leave and any(self.work.mesh[axis] > 1 for axis in order.cut)
 
     @property
     def sums_in_place(self) -> bool:
@@ -139,15 +134,9 @@ class ProductPlan:
 
         Partial sums of half types have 4 (``sum_itemsize``).
         """
-        read, summed = self._elements
-        nbytes = read.bytes * itemsize + summed.bytes * (sum_itemsize or itemsize)
-        return Traffic(nbytes, read.messages + summed.messages)
-
-    @cached_property
-    def _elements(self) -> tuple[Traffic, Traffic]:
-        """Elements of A and B, and of partial sums, from rank to rank."""
         fetched, summed = map(chain.from_iterable, (self.fetched, self.summed))
-        return traffic_of(self.ranks, fetched, 1), traffic_of(self.ranks, summed, 1)
+        read = traffic_of(self.ranks, fetched, itemsize)
+        return read + traffic_of(self.ranks, summed, sum_itemsize or itemsize)
 
     def extents(self, rank: int) -> tuple[int, int, int]:
         """(m, n, k) of what ``rank`` multiplies, all leading dimensions of A taken as one m."""
@@ -170,31 +159,15 @@ class ProductPlan:
 
 
 def plan_of(
-    algorithm: str,
-    options: str,
-    a: Tiling,
-    b: Tiling,
-    work: Tiling,
-    result: Tiling,
-    order: DepthOrder,
+    algorithm: str, options: str, a: Tiling, b: Tiling, work: Tiling, order: DepthOrder
 ) -> ProductPlan:
     """The plan of ranks that make what ``work`` says of C, and ask whoever is nearest for it.
 
     Each begins with a block of k of which it has all, and fetches the next meanwhile; not where a
     rank has none: if only those of a grid's diagonal began elsewhere, nobody would be done sooner.
     """
-    lead, ranks = len(a.shape) - 1, range(work.ranks)
-    depths = [(0, a.shape[-1])] * len(ranks)
-    if not order.sharded:
-        axes = (Shard(0) if axis in order.cut else Replicate() for axis in range(len(work.mesh)))
-        depths = [depth for (depth,) in Tiling(a.shape[-1:], work.mesh, tuple(axes)).regions]
-    blocks = []
-    for rank, depth in enumerate(depths):
-        region = work.regions[rank]
-        of_a = fetch(a, a.at(rank), (*region[:lead], depth), order.keep)
-        of_b = fetch(b, b.at(rank), (depth, *region[lead:]), order.keep)
-        layer = (work.at(rank)[-1], work.mesh[-1]) if order.sharded else (0, 1)
-        blocks.append(_blocks(ProductPanel(depth, tuple(of_a), tuple(of_b)), *layer))
+    ranks = range(work.ranks)
+    blocks = [_blocks(a, b, work, order, rank) for rank in ranks]
     own = [
         next((n for n, block in enumerate(mine) if block.size and not block.fetched(rank)), None)
         for rank, mine in enumerate(blocks)
@@ -206,23 +179,41 @@ def plan_of(
             first = sum(work.at(rank)) * len(mine) // max(work.mesh) % len(mine)
         turned = (*mine[first:], *mine[:first])
         panels.append(tuple(p for block in turned for p in _panels(block, rank, order.panel)))
-    partials: tuple[Pieces, ...] = ((),) * len(ranks)
-    if not order.leave and any(work.mesh[axis] > 1 for axis in order.cut):
-        partials = tuple(
-            tuple(fetch(work, work.at(rank), result.regions[rank], order.keep)) for rank in ranks
-        )
-    return ProductPlan(algorithm, options, a, b, work, result, order, tuple(panels), partials)
+    result = work if order.leave else _summed(work, order.cut)
+    sums = not order.leave and any(work.mesh[axis] > 1 for axis in order.cut)
+    partials = tuple(
+        tuple(fetch(work, work.at(rank), result.regions[rank], order.keep)) if sums else ()
+        for rank in ranks
+    )
+    return ProductPlan(algorithm, options, a, b, work, result, sums, tuple(panels), partials)
 
 
-def _blocks(whole: ProductPanel, layer: int, layers: int) -> list[ProductPanel]:
-    """What a rank multiplies, cut where the owner of a piece that it takes changes; of each block
-    the part that falls to ``layer``, where those that get one more take turns."""
-    if not whole.a or not whole.b:
+def _summed(work: Tiling, cut: tuple[int, ...]) -> Tiling:
+    """Where C lies after the reduce-scatter: cut along its first dimension, if that is enough."""
+    if not work.shape:
+        return work.replaced(*(Replicate() for _ in work.mesh))
+    enough = work.shape[0] >= work.ranks
+    dim = 0 if enough else max(range(len(work.shape)), key=lambda d: work.shape[d])
+    placed = (Shard(dim) if axis in cut else p for axis, p in enumerate(work.placements))
+    return work.replaced(*placed)
+
+
+def _blocks(a: Tiling, b: Tiling, work: Tiling, order: DepthOrder, rank: int) -> list[ProductPanel]:
+    """What a rank multiplies, cut where the owner of a piece that it takes changes; where blocks
+    are sharded, of each its part, where those that get one more take turns."""
+    lead, region, depth, (layer, layers) = len(a.shape) - 1, work.regions[rank], None, (0, 1)
+    if order.sharded:
+        depth, layer, layers = (0, a.shape[-1]), work.at(rank)[-1], work.mesh[-1]
+    else:
+        axes = (Shard(0) if axis in order.cut else Replicate() for axis in range(len(work.mesh)))
+        (depth,) = Tiling(a.shape[-1:], work.mesh, tuple(axes)).region(work.at(rank))
+    of_a = tuple(fetch(a, a.at(rank), (*region[:lead], depth), order.keep))
+    of_b = tuple(fetch(b, b.at(rank), (depth, *region[lead:]), order.keep))
+    if not of_a or not of_b:
         return []
-    ends = {end for p in whole.a for end in p.region[-1]}
-    ends |= {end for p in whole.b for end in p.region[0]}
-    found = []
-    for start, stop in pairwise(sorted(ends | {*whole.depth})):
+    whole, found = ProductPanel(depth, of_a, of_b), []
+    ends = {end for p in of_a for end in p.region[-1]} | {end for p in of_b for end in p.region[0]}
+    for start, stop in pairwise(sorted(ends | {*depth})):
         found.append(whole.part(*part_of(start, stop, layers, layer)))
         layer = (layer - (stop - start)) % layers
     return found

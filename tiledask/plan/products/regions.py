@@ -9,21 +9,15 @@ several blocks        TensorSlice      what a rank holds, one behind the other i
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise, product
+from math import prod
 from typing import Any
 
 from tiledask.errors import CheckpointError
 from tiledask.plan.intervals import Interval, ends_of
 
 __all__ = [
-    "Region",
-    "TensorSlice",
-    "around",
-    "ends_within",
-    "extents_of",
-    "overlap",
-    "region_size",
-    "slices",
-    "within",
+    *("Region", "TensorSlice", "around", "ends_within", "extents_of", "overlap", "region_size"),
+    *("slices", "within"),
 ]
 
 Region = tuple[tuple[int, int], ...]
@@ -37,18 +31,11 @@ def extents_of(region: Region) -> tuple[int, ...]:
 
 def region_size(region: Region) -> int:
     """Elements of a region."""
-    size = 1
-    for start, stop in region:
-        size *= stop - start
-    return size
+    return prod([stop - start for start, stop in region])
 
 
 def overlap(one: Region, other: Region) -> Region | None:
-    """What is in both; None if nothing.
-
-    >>> overlap(((0, 4), (0, 3)), ((2, 6), (1, 9))), overlap(((0, 4),), ((4, 6),))
-    (((2, 4), (1, 3)), None)
-    """
+    """What is in both; None if nothing."""
     both = tuple(
         [(a if a > c else c, b if b < d else d) for (a, b), (c, d) in zip(one, other, strict=True)]
     )
@@ -72,11 +59,7 @@ def within(region: Region, block: Region) -> tuple[slice, ...]:
 
 def around(region: Region, hole: Region) -> Iterator[Region]:
     """What of ``region`` lies before and after ``hole``, which is all of it but along one
-    dimension; all of it around a hole in which nothing lies.
-
-    >>> list(around(((0, 9), (0, 5)), ((3, 6), (0, 5))))
-    [((0, 3), (0, 5)), ((6, 9), (0, 5))]
-    """
+    dimension; all of it around a hole in which nothing lies."""
     if any(start == stop for start, stop in hole):
         yield region
         return

@@ -41,7 +41,6 @@ class Shards:
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
         return len(self.parts)
 
     @cached_property
@@ -54,25 +53,16 @@ class Shards:
         """Whether the parts, one rank's after the other's, are the dimension."""
         flat = [at for part in self.parts for at in part]
         ends = [0, *(stop for _, stop in flat)]
-        starts = [*(start for start, _ in flat), self.extent]
-        return ends == starts
+        return ends == [*(start for start, _ in flat), self.extent]
 
-    @cached_property
+    @property
     def covers(self) -> bool:
         """Whether every index is held by some rank."""
-        reached = 0
-        for start, stop in sorted(at for part in self.parts for at in part):
-            if start > reached:
-                return False
-            reached = max(reached, stop)
-        return reached == self.extent
+        held = {index for rank in range(self.ranks) for index in self.indices(rank).tolist()}
+        return len(held) == self.extent
 
     def scaled(self, width: int) -> "Shards":
-        """The same parts, each index being ``width`` indices: heads as columns.
-
-        >>> even_shards(3, 2).scaled(4).parts
-        (((0, 8),), ((8, 12),))
-        """
+        """The same parts, each index being ``width`` indices: heads as columns."""
         parts = (tuple((width * a, width * b) for a, b in part) for part in self.parts)
         return Shards(width * self.extent, tuple(parts))
 
@@ -94,11 +84,7 @@ class Shards:
         return (run for run in runs if len(run[0]) > 1)
 
     def local(self, rank: int, interval: Interval) -> slice:
-        """Where ``rank`` has ``interval`` in what it holds.
-
-        >>> even_shards(10, 4).local(1, (4, 6))
-        slice(1, 3, None)
-        """
+        """Where ``rank`` has ``interval`` in what it holds."""
         before = 0
         for start, stop in self.parts[rank]:
             if start <= interval[0] and interval[1] <= stop:

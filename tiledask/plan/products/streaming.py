@@ -10,9 +10,8 @@ w | w | w    |C[I,J]|       p x q tiles read  s k (q m + p n)  bytes: the larger
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from heapq import heapify, heapreplace
 from itertools import pairwise, product
-from math import gcd, lcm
+from math import lcm
 from typing import NamedTuple
 
 from tiledask.errors import ConfigError, DoesNotFitError
@@ -24,13 +23,7 @@ from tiledask.plan.units import format_bytes, format_up
 from tiledask.plan.whole import is_whole, whole_number
 
 __all__ = [
-    "Cuts",
-    "Problem",
-    "StorageLayout",
-    "StreamPlan",
-    "Tile",
-    "least_memory",
-    "plan_cuts",
+    *("Cuts", "Problem", "StorageLayout", "StreamPlan", "Tile", "least_memory", "plan_cuts"),
     "plan_stream",
 ]
 
@@ -44,8 +37,6 @@ PANEL = 512
 class StorageLayout:
     """How a matrix lies in its file: what a read of some region costs.
 
-    >>> StorageLayout((100, 100), 4).read_bytes(((0, 10), (0, 10)))
-    400
     >>> StorageLayout((100, 100), 4, chunks=(64, 64)).read_bytes(((0, 10), (60, 70)))  # two chunks
     32768
     """
@@ -108,11 +99,7 @@ class Cuts:
         return product(pairwise(self.rows), pairwise(self.columns))
 
     def panels(self, k: int) -> list[Interval]:
-        """The panels of a sum over k.
-
-        >>> Cuts((0, 1), (0, 1), 4).panels(10)
-        [(0, 4), (4, 8), (8, 10)]
-        """
+        """The panels of a sum over k."""
         return [(start, min(start + self.panel, k)) for start in range(0, k, self.panel)]
 
 
@@ -138,8 +125,7 @@ class StreamPlan:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes that all slots read. Of chunked files whole chunks are counted, as they are before
-        compression."""
+        """Bytes that all slots read: of chunked files whole chunks, before compression."""
         a, b, (_, _, k) = self.problem.a, self.problem.b, self.problem.extents
         return sum(
             a.read_bytes((tile.region[0], depth)) + b.read_bytes((depth, tile.region[1]))
@@ -201,18 +187,11 @@ class Problem:
         """The sum of `classes`: bytes of a slot."""
         return sum(size for size, _ in self.classes(m, n, w).values())
 
-    def units(self) -> Iterator[tuple[int, int, int]]:
-        """What tiles and panels may be multiples of, along m, n and k: of C's chunks, and as long
-        as they are no larger than the matrices of those that are read."""
-        (m, n, k), (cm, cn) = self.extents, self.c.grid
-        (am, ak), (bk, bn) = self.a.grid, self.b.grid
-        for whole_tiles, whole_panels in product((True, False), repeat=2):
-            along_m, along_n, along_k = lcm(cm, am), lcm(cn, bn), lcm(ak, bk)
-            yield (
-                along_m if whole_tiles and along_m <= m else cm,
-                along_n if whole_tiles and along_n <= n else cn,
-                along_k if whole_panels and along_k <= k else 1,
-            )
+    @property
+    def along_k(self) -> int:
+        """What panels are multiples of, if they can be: of A's and B's chunks."""
+        unit = lcm(self.a.grid[1], self.b.grid[0])
+        return unit if unit <= self.a.shape[1] else 1
 
 
 def plan_stream(problem: Problem, slots: int, memory_limit: int) -> StreamPlan:
@@ -226,8 +205,8 @@ def plan_stream(problem: Problem, slots: int, memory_limit: int) -> StreamPlan:
     StreamPlan(22528x22528 @ 22528x22528 in 2 x 2 tiles of up to 11264x11264, panels of 2048: \
 reads 8.12 GB, writes 2.03 GB, peak 902.5 MB a slot)
     """
-    for units, widest in product(problem.units(), (PANEL, 1)):
-        if cuts := _largest_tiles(problem, units, widest, slots, memory_limit):
+    for along_k, widest in product((problem.along_k, 1), (PANEL, 1)):
+        if cuts := _largest_tiles(problem, along_k, widest, slots, memory_limit):
             return plan_cuts(problem, cuts, slots, memory_limit)
     chunked = any(form.chunks for form in (problem.a, problem.b, problem.c))
     raise DoesNotFitError(
@@ -239,20 +218,21 @@ reads 8.12 GB, writes 2.03 GB, peak 902.5 MB a slot)
 
 def least_memory(problem: Problem) -> int:
     """The least ``memory_limit`` with which `plan_stream` finds a plan, in bytes."""
-    return min(problem.memory(*map(min, units, problem.extents)) for units in problem.units())
+    (m, n, _), (along_m, along_n) = problem.extents, problem.c.grid
+    return problem.memory(min(along_m, m), min(along_n, n), 1)
 
 
 def _largest_tiles(
-    problem: Problem, units: tuple[int, int, int], widest: int, slots: int, limit: int
+    problem: Problem, along_k: int, widest: int, slots: int, limit: int
 ) -> Cuts | None:
-    """Cuts in multiples of ``units`` that fit; None if there are none.
+    """Cuts that fit, tiles of whole chunks of C and panels of multiples of ``along_k``, ``widest``
+    at first; None if there are none.
 
-    Panels begin with a quarter of a tile's width, ``widest`` at most. The longer side of a tile is
-    cut once more until it fits and there is a tile for every slot; then its columns, until every
-    slot has as many tiles as any other, if that takes no more than twice as many; then panels are
-    widened.
+    The longer side of a tile is cut once more until it fits and there is a tile for every slot;
+    then its columns, until every slot has as many tiles as any other, if that takes no more than
+    twice as many; then panels, first a quarter of a tile's width, are widened.
     """
-    (m, n, k), (along_m, along_n, along_k) = problem.extents, units
+    (m, n, k), (along_m, along_n) = problem.extents, problem.c.grid
     most_p, most_q = -(-m // along_m), -(-n // along_n)
 
     def tile(p: int, q: int) -> tuple[int, int]:
@@ -274,9 +254,7 @@ def _largest_tiles(
             p += 1
         else:
             q += 1
-    step = slots // gcd(p, slots)
-    if (balanced := -(-q // step) * step) <= min(most_q, 2 * q):
-        q = balanced
+    q = next((more for more in range(q, min(most_q, 2 * q) + 1) if p * more % slots == 0), q)
     width = panel(p, q)
     while width < k and fits(p, q, min(2 * width, k)):
         width = min(2 * width, k)
@@ -290,20 +268,13 @@ def _edges(extent: int, unit: int, parts: int) -> tuple[int, ...]:
 
 
 def plan_cuts(problem: Problem, cuts: Cuts, slots: int, memory_limit: int) -> StreamPlan:
-    """The plan with these ``cuts``; DoesNotFitError if it needs more than ``memory_limit``.
-
-    >>> f = StorageLayout((8, 8), 4)
-    >>> plan = plan_cuts(Problem(f, f, f, 4), Cuts((0, 4, 8), (0, 8), 4), 2, 10**9)
-    >>> plan.tiles, plan.bytes_read
-    ((Tile(slot=0, region=((0, 4), (0, 8))), Tile(slot=1, region=((4, 8), (0, 8)))), 768)
-    """
+    """The plan with these ``cuts``; DoesNotFitError if it needs more than ``memory_limit``."""
     (tm, tn), tiles = cuts.tile, _dealt(cuts.regions, slots)
+    classes = problem.classes(tm, tn, min(cuts.panel, problem.extents[2]))
     rows = [
         Row(slot, name, ALWAYS if name in ("accumulator", "panels") else "product", size, formula)
         for slot in sorted({tile.slot for tile in tiles})
-        for name, (size, formula) in problem.classes(
-            tm, tn, min(cuts.panel, problem.extents[2])
-        ).items()
+        for name, (size, formula) in classes.items()
         if size
     ]
     ledger = Ledger.of(rows)
@@ -317,10 +288,9 @@ def plan_cuts(problem: Problem, cuts: Cuts, slots: int, memory_limit: int) -> St
 
 def _dealt(regions: Iterable[Region], slots: int) -> tuple[Tile, ...]:
     """The tiles of each slot: the largest first, to the idlest."""
-    load, tiles = [(0, slot) for slot in range(slots)], []
-    heapify(load)
+    load, tiles = [0] * slots, []
     for region in sorted(regions, key=lambda region: -region_size(region)):
-        total, slot = load[0]
-        heapreplace(load, (total + region_size(region), slot))
+        slot = load.index(min(load))
+        load[slot] += region_size(region)
         tiles.append(Tile(slot, region))
     return tuple(tiles)
