@@ -81,7 +81,7 @@ def test_rows_of_11_over_4_ranks_are_lent_both_ways_and_weights_are_summed():
     }
     terms = LayerTerms(
         layer="conv",
-        mesh=(4,),
+        ranks=4,
         given=(operand("x0", (2, 6, 11, 5), 2, rows),),
         weights=(operand("w", (10, 6, 3, 3)), operand("b", (10,))),
         options=tuple(options.items()),

@@ -94,7 +94,7 @@ class BoundLayer(Interpreter):
             tokens = dim, shards.counts
         terms = LayerTerms(
             layer=rule.layer,
-            mesh=(group.size,),
+            ranks=group.size,
             given=tuple(_operand(f"x{n}", x) for n, x in enumerate(xs)),
             weights=tuple(_operand(rule.prefix + name, w) for name, w in there.items()),
             options=tuple(rule.options.items()),

@@ -32,13 +32,16 @@ cannon   C stays; on a square grid no block has two readers at a time: rank (i, 
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from types import MappingProxyType
 from typing import Any
 
 from tiledask.errors import PlacementError
+from tiledask.plan.intervals import part_of, split
+from tiledask.plan.products.comms import fetch
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling
-from tiledask.plan.products.product_plan import DepthOrder, ProductPlan, plan_of
+from tiledask.plan.products.product_plan import ProductPanel, ProductPlan
 from tiledask.plan.units import divisors
 from tiledask.plan.whole import is_whole, whole_number
 
@@ -102,17 +105,70 @@ class Algorithm:
         if kept and self.cuts:
             raise self._unsummed(a, kept[0])
         cut = [i for i, p in enumerate(work) if p == Partial() and i not in kept]
-        order = DepthOrder(
-            tuple(cut),
-            panel if "panel" in self.options else None,
-            skewed=bool(self.axes) and "panel" not in self.options,
-            sharded=self.axes == 3,
-            keep=tuple(kept),
-            leave=not self.cuts,
-        )
-        words = self.words.format(panel=panel, replication=mesh[-1])
         made = Tiling((*a.shape[:-1], *b.shape[1:]), mesh, tuple(work))
-        return plan_of(self.name, words, a, b, made, order)
+        ranks = range(made.ranks)
+        blocks = [self._blocks(a, b, made, cut, tuple(kept), rank) for rank in ranks]
+        result = _summed(made, cut) if self.cuts else made
+        sums = bool(self.cuts) and any(mesh[axis] > 1 for axis in cut)
+        return ProductPlan(
+            self.name,
+            self.words.format(panel=panel, replication=mesh[-1]),
+            a,
+            b,
+            made,
+            result,
+            sums,
+            tuple(self._panels(blocks, made, panel if "panel" in self.options else None)),
+            tuple(
+                tuple(fetch(made, made.at(rank), result.regions[rank], tuple(kept)) if sums else ())
+                for rank in ranks
+            ),
+        )
+
+    def _blocks(
+        self, a: Tiling, b: Tiling, work: Tiling, cut: list[int], keep: tuple[int, ...], rank: int
+    ) -> list[ProductPanel]:
+        """What a rank multiplies, cut where the owner of a piece that it takes changes. k is shared
+        out along the axes in ``cut``; on three, each block of it, where those that get one more
+        take turns. Along axes in ``keep`` an operand's own partial sums are multiplied."""
+        lead, region, layer, layers = len(a.shape) - 1, work.regions[rank], 0, 1
+        axes = (Shard(0) if axis in cut else Replicate() for axis in range(len(work.mesh)))
+        (depth,) = Tiling(a.shape[-1:], work.mesh, tuple(axes)).region(work.at(rank))
+        if self.axes == 3:
+            depth, layer, layers = (0, a.shape[-1]), work.at(rank)[-1], work.mesh[-1]
+        of_a = tuple(fetch(a, a.at(rank), (*region[:lead], depth), keep))
+        of_b = tuple(fetch(b, b.at(rank), (depth, *region[lead:]), keep))
+        if not of_a or not of_b:
+            return []
+        ends = {*depth, *(end for p in of_a for end in p.region[-1])}
+        ends |= {end for p in of_b for end in p.region[0]}
+        whole, found = ProductPanel(depth, of_a, of_b), []
+        for start, stop in pairwise(sorted(ends)):
+            found.append(whole.part(*part_of(start, stop, layers, layer)))
+            layer = (layer - (stop - start)) % layers
+        return found
+
+    def _panels(
+        self, blocks: list[list[ProductPanel]], work: Tiling, width: int | None
+    ) -> Iterator[tuple[ProductPanel, ...]]:
+        """By rank its blocks, panel by panel; whole where nothing of them is fetched.
+
+        Each begins with a block of k of which it has all, and fetches the next meanwhile; not where
+        a rank has none: if only those of a grid's diagonal began elsewhere, nobody would be done
+        sooner. On a grid without panels rank (i, j) begins i + j blocks further.
+        """
+        own = [
+            next((n for n, each in enumerate(mine) if each.size and not each.fetched(rank)), None)
+            for rank, mine in enumerate(blocks)
+        ]
+        for rank, mine in enumerate(blocks):
+            first, panels = 0 if None in own else own[rank] or 0, list[ProductPanel]()
+            if self.axes and width is None and mine:
+                first = sum(work.at(rank)) * len(mine) // max(work.mesh) % len(mine)
+            for block in (each for each in (*mine[first:], *mine[:first]) if each.size):
+                parts = -(-block.size // width) if width and block.fetched(rank) else 1
+                panels += (block.part(*depth) for depth in split(*block.depth, parts))
+            yield tuple(panels)
 
     # -- what C is while ranks multiply -----------------------------------------------------------
 
@@ -262,3 +318,13 @@ def _check_shapes(a: Tiling, b: Tiling) -> None:
         raise PlacementError(
             f"A lies on {a.ranks} ranks and B on {b.ranks}; distribute both on one mesh"
         )
+
+
+def _summed(work: Tiling, cut: list[int]) -> Tiling:
+    """Where C lies after the reduce-scatter: cut along its first dimension, if that is enough."""
+    if not work.shape:
+        return work.replaced(*(Replicate() for _ in work.mesh))
+    enough = work.shape[0] >= work.ranks
+    dim = 0 if enough else max(range(len(work.shape)), key=lambda d: work.shape[d])
+    placed = (Shard(dim) if axis in cut else p for axis, p in enumerate(work.placements))
+    return work.replaced(*placed)

@@ -7,18 +7,17 @@
 The same panels predict the traffic and are executed.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import chain
 from math import prod
 
-from tiledask.plan.intervals import Interval, part_of, split
-from tiledask.plan.products.comms import Piece, fetch, traffic_of
-from tiledask.plan.products.placement import Replicate, Shard, Tiling
+from tiledask.plan.intervals import Interval
+from tiledask.plan.products.comms import Piece, traffic_of
+from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.traffic import Traffic
 
-__all__ = ["AHEAD", "RUNTIME", "DepthOrder", "ProductPanel", "ProductPlan", "plan_of"]
+__all__ = ["AHEAD", "RUNTIME", "Pieces", "ProductPanel", "ProductPlan"]
 
 AHEAD = 2
 """Panels in memory at a time, or pairs of them: the one in use and the one that is fetched."""
@@ -64,27 +63,9 @@ class ProductPanel:
         )
 
 
-@dataclass(frozen=True)
-class DepthOrder:
-    """How k is shared out among the ranks, and gone through by one of them."""
-
-    cut: tuple[int, ...] = ()
-    """The mesh's axes that share it out: along them C is summed."""
-    panel: int | None = None
-    """The extent of a panel; None: as wide as the blocks of A and B are."""
-    skewed: bool = False
-    """Whether rank (i, j) begins i + j blocks further."""
-    sharded: bool = False
-    """Whether every block of k is shared out along the last axis, instead of k as a whole."""
-    keep: tuple[int, ...] = ()
-    """Axes along which an operand's own partial sums are multiplied and stay partial sums."""
-    leave: bool = False
-    """Whether C stays partial sums."""
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class ProductPlan:
-    """Made by `plan_of`."""
+    """Made by an algorithm."""
 
     algorithm: str
     options: str
@@ -156,71 +137,3 @@ class ProductPlan:
             f"ProductPlan({self.algorithm}{', ' + self.options if self.options else ''}: "
             f"{t.total:,} elements in {t.count} messages among {self.ranks} ranks)"
         )
-
-
-def plan_of(
-    algorithm: str, options: str, a: Tiling, b: Tiling, work: Tiling, order: DepthOrder
-) -> ProductPlan:
-    """The plan of ranks that make what ``work`` says of C, and ask whoever is nearest for it.
-
-    Each begins with a block of k of which it has all, and fetches the next meanwhile; not where a
-    rank has none: if only those of a grid's diagonal began elsewhere, nobody would be done sooner.
-    """
-    ranks = range(work.ranks)
-    blocks = [_blocks(a, b, work, order, rank) for rank in ranks]
-    own = [
-        next((n for n, block in enumerate(mine) if block.size and not block.fetched(rank)), None)
-        for rank, mine in enumerate(blocks)
-    ]
-    panels = []
-    for rank, mine in enumerate(blocks):
-        first = 0 if None in own else own[rank] or 0
-        if order.skewed and mine:
-            first = sum(work.at(rank)) * len(mine) // max(work.mesh) % len(mine)
-        turned = (*mine[first:], *mine[:first])
-        panels.append(tuple(p for block in turned for p in _panels(block, rank, order.panel)))
-    result = work if order.leave else _summed(work, order.cut)
-    sums = not order.leave and any(work.mesh[axis] > 1 for axis in order.cut)
-    partials = tuple(
-        tuple(fetch(work, work.at(rank), result.regions[rank], order.keep)) if sums else ()
-        for rank in ranks
-    )
-    return ProductPlan(algorithm, options, a, b, work, result, sums, tuple(panels), partials)
-
-
-def _summed(work: Tiling, cut: tuple[int, ...]) -> Tiling:
-    """Where C lies after the reduce-scatter: cut along its first dimension, if that is enough."""
-    if not work.shape:
-        return work.replaced(*(Replicate() for _ in work.mesh))
-    enough = work.shape[0] >= work.ranks
-    dim = 0 if enough else max(range(len(work.shape)), key=lambda d: work.shape[d])
-    placed = (Shard(dim) if axis in cut else p for axis, p in enumerate(work.placements))
-    return work.replaced(*placed)
-
-
-def _blocks(a: Tiling, b: Tiling, work: Tiling, order: DepthOrder, rank: int) -> list[ProductPanel]:
-    """What a rank multiplies, cut where the owner of a piece that it takes changes; where blocks
-    are sharded, of each its part, where those that get one more take turns."""
-    lead, region, depth, (layer, layers) = len(a.shape) - 1, work.regions[rank], None, (0, 1)
-    if order.sharded:
-        depth, layer, layers = (0, a.shape[-1]), work.at(rank)[-1], work.mesh[-1]
-    else:
-        axes = (Shard(0) if axis in order.cut else Replicate() for axis in range(len(work.mesh)))
-        (depth,) = Tiling(a.shape[-1:], work.mesh, tuple(axes)).region(work.at(rank))
-    of_a = tuple(fetch(a, a.at(rank), (*region[:lead], depth), order.keep))
-    of_b = tuple(fetch(b, b.at(rank), (depth, *region[lead:]), order.keep))
-    if not of_a or not of_b:
-        return []
-    whole, found = ProductPanel(depth, of_a, of_b), []
-    ends = {end for p in of_a for end in p.region[-1]} | {end for p in of_b for end in p.region[0]}
-    for start, stop in pairwise(sorted(ends | {*depth})):
-        found.append(whole.part(*part_of(start, stop, layers, layer)))
-        layer = (layer - (stop - start)) % layers
-    return found
-
-
-def _panels(block: ProductPanel, rank: int, width: int | None) -> Iterator[ProductPanel]:
-    """``block`` panel by panel; whole if nothing of it is fetched."""
-    if block.size:
-        parts = -(-block.size // width) if width and block.fetched(rank) else 1
-        yield from (block.part(*depth) for depth in split(*block.depth, parts))

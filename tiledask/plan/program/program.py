@@ -59,8 +59,7 @@ _OP = re.compile(
 )
 _USUAL_LINES = (
     "'rank 0: 0F.0', 'of rank 0: x1 8 B' before its blocks, and in them 'y = do kernel x', "
-    "'send x to 1', 'x = recv from 0' or 'y = all_reduce x {'axes': (0,), 'counts': (4, 4), "
-    "'itemsize': 8}'"
+    "'send x to 1', 'x = recv from 0' or 'y = all_reduce x {'axes': ..., 'counts': ...}'"
 )
 
 
@@ -207,20 +206,16 @@ class Program(ProgramData):
                 words = f"line {number} cannot be read: {short(line)}; write {_USUAL_LINES}"
                 raise ProgramError(words) from None
         ranks = range(len(steps))
-        if not steps or sorted(steps) != [*ranks] or not set(steps) <= set(role_of):
+        missing = not steps or sorted(steps) != [*ranks] or not set(steps) <= set(role_of)
+        if missing or (mesh and prod(mesh) != len(steps)):
             raise ProgramError(
-                f"ranks are numbered from 0 and each has parts ('of rank ...'); got lines of ranks "
-                f"{sorted(steps)} and parts of {sorted(role_of)}"
+                f"ranks are numbered from 0, as many as the mesh {mesh or '()'} has, and each has "
+                f"parts ('of rank ...'); got lines of ranks {sorted(steps)} and parts of "
+                f"{sorted(role_of)}"
             )
-        if mesh and prod(mesh) != len(steps):
-            raise ProgramError(f"a mesh {mesh} has {prod(mesh)} ranks, and {len(steps)} have lines")
         made = tuple(ProgramRole.of(**role) for role in roles)
-        orders: dict[tuple[int, str], Order] = {}
-        for rank in ranks:
-            key = role_of[rank], steps[rank]
-            if key not in orders:
-                orders[key] = _order(steps[rank], made[role_of[rank]], rank)
         numbers = tuple(role_of[rank] for rank in ranks)
+        orders = {(numbers[r], steps[r]): _order(steps[r], made[numbers[r]], r) for r in ranks}
         return cls(made, tuple(orders[numbers[r], steps[r]] for r in ranks), numbers, name, mesh)
 
     def __str__(self) -> str:

@@ -4,7 +4,6 @@ units      embedding  positions  layer 0 | layer 1  layer 2 | layer 3  head
 stage                 0                          1                 2
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,11 +32,7 @@ def block_shapes(
     bias: bool = False,
 ) -> Shapes:
     """Of the weights of a block: norms, matrices and their biases, in their order. ``fused``: q, k
-    and v are one matrix, and gate and up.
-
-    >>> block_shapes(4, HeadCounts(2, 1, 2), 8, gated=True)["attention.wqkv"]
-    (4, 8)
-    """
+    and v are one matrix, and gate and up."""
     q, kv = heads.query * heads.width, heads.kv * heads.width
     into = {"qkv": q + 2 * kv} if fused else {"q": q, "k": kv, "v": kv}
     attention = {name: (hidden, columns) for name, columns in into.items()} | {"o": (q, hidden)}
@@ -53,27 +48,28 @@ def block_shapes(
     return found
 
 
-class DecoderShapes(ABC):
+class DecoderShapes:
     """What follows from the sizes of a decoder of GPT-2's kind; ``gated``: of Llama's."""
 
     vocabulary: int
     hidden: int
     layers: int
     sequence: int
+    """Tokens of a row."""
     gated: bool
     tied: bool
     eps: float | None
     """Under the roots of its norms. None: 1e-6 of RMSNorm, 1e-5 of LayerNorm."""
 
     @property
-    @abstractmethod
     def head_counts(self) -> HeadCounts:
         """Of its attention."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def inner(self) -> int:
         """Columns between the two matrices of the feed-forward."""
+        raise NotImplementedError
 
     learned: int | None = None
     """Rows of the table of positions, 0 for none; None: a row per token, or none if ``gated``."""
@@ -94,17 +90,15 @@ class DecoderShapes(ABC):
         """The units of one stage; ``cut``: how many layers each stage has, 0 or more.
 
         A stage without layers hands on what comes.
-
-        >>> Decoder(59, 16, 3, 8, HeadCounts(4, 4, 4), 64, tied=True).stage_units(1, (2, 1))
-        ('embedding', 'layer 2', 'head')
         """
         if sum(cut) != self.layers or min(cut) < 0:
             raise PartitionError(
                 f"stages of {', '.join(map(str, cut))} layers are {sum(cut)} together, the model "
                 f"has {self.layers}; give each stage 0 or more that add up to {self.layers}"
             )
-        ends = ends_of(cut)
-        blocks = tuple(f"layer {n}" for n in range(ends[stage], ends[stage + 1]))
+        blocks = tuple(f"layer {n}" for n in range(self.layers))[
+            slice(*ends_of(cut)[stage : stage + 2])
+        ]
         last = stage == len(cut) - 1
         before = [u for u in self.units if u in ("embedding", "positions")] if not stage else []
         if last and stage and self.tied:  # first, so that ZeRO shards it as on the first stage
@@ -136,11 +130,7 @@ class DecoderShapes(ABC):
         }
 
     def shapes(self, unit: str, ranks: int, rank: int) -> Shapes:
-        """Of a unit's weights on one rank of a tensor-parallel group.
-
-        >>> Decoder(59, 16, 3, 8, HeadCounts(4, 4, 4), 64).shapes("embedding", ranks=4, rank=3)
-        {'table': (14, 16)}
-        """
+        """Of a unit's weights on one rank of a tensor-parallel group."""
         tilings = self.tilings(unit, ranks)
         return {name: tiling.block_shape((rank,)) for name, tiling in tilings.items()}
 
@@ -153,10 +143,8 @@ class Decoder(DecoderShapes):
     hidden: int
     layers: int
     sequence: int
-    """Tokens of a row."""
     heads: HeadCounts
     ffn: int
-    """Columns between the two matrices of the feed-forward."""
     gated: bool = False
     tied: bool = False
     eps: float | None = None
@@ -164,10 +152,8 @@ class Decoder(DecoderShapes):
 
     @property
     def head_counts(self) -> HeadCounts:
-        """Of its attention."""
         return self.heads
 
     @property
     def inner(self) -> int:
-        """Columns between the two matrices of the feed-forward."""
         return self.ffn

@@ -51,8 +51,7 @@ class LayerTerms:
 
     layer: str
     """The method that writes it, of `ConvolutionLayers` or `TensorLayers`."""
-    mesh: tuple[int, ...]
-    """(ranks,)."""
+    ranks: int
     given: tuple[LayerOperand, ...]
     """What it takes, and the gradient of the first of which it gives, if it has one."""
     weights: tuple[LayerOperand, ...]
@@ -73,27 +72,18 @@ def layer_program(terms: LayerTerms) -> Program:
     """The Program of a layer's forward and backward; nothing is computed.
 
     On a mesh of (1, ranks), whose second axis is the tensor-parallel one.
-
-    >>> from tiledask.plan.products.placement import Replicate, Shard
-    >>> x = LayerOperand("x", Tiling((3, 4), (2,), (Replicate(),)), 8)
-    >>> w = LayerOperand("w", Tiling((4, 6), (2,), (Shard(1),)), 8)
-    >>> options = ("unit", ""), ("names", ("w",)), ("labels", ("column_linear",))
-    >>> terms = LayerTerms(
-    ...     layer="column_linear", mesh=(2,), given=(x,), weights=(w,), options=options, itemsize=8)
-    >>> print(layer_program(terms).check().line_text(1), layer_program(terms).traffic.sent)
-    forward.0 backward.0 (96, 96)
     """
-    ranks = range(terms.mesh[0])
+    ranks = range(terms.ranks)
     orders = ((Step("forward", 0), Step("backward", 0)),) * len(ranks)
     roles = tuple(_role(terms, rank) for rank in ranks)
-    return Program(roles, orders, tuple(ranks), terms.layer, (1, *terms.mesh))
+    return Program(roles, orders, tuple(ranks), terms.layer, (1, terms.ranks))
 
 
 def _role(terms: LayerTerms, rank: int) -> ProgramRole:
     tape = Tape(terms.itemsize)
     weights = LayerWeights({each.name: each.value(rank) for each in terms.weights})
     more = terms.tokens, terms.heads, terms.regather
-    layers = ConvolutionLayers(tape, weights, terms.mesh[0], rank, *more)
+    layers = ConvolutionLayers(tape, weights, terms.ranks, rank, *more)
     given = [tape.named(each.value(rank)) for each in terms.given]
     tape.do("arguments", (), given)
     y = getattr(layers, terms.layer)(*given, **dict(terms.options))
@@ -114,8 +104,12 @@ def _role(terms: LayerTerms, rank: int) -> ProgramRole:
     return ProgramRole.of(blocks, tape.sizes, state, constants=frozenset(state), items=tape.items)
 
 
-LAYERS = {"decoder_block": "block", "self_attention": "self_attention", "mlp": "feed_forward"}
-"""Name -> the method that writes it."""
+LAYERS = {
+    "decoder_block": ("block", ""),
+    "self_attention": ("self_attention", "attention."),
+    "mlp": ("feed_forward", "mlp."),
+}
+"""Name -> (the method that writes it, what the names of its weights begin with)."""
 
 
 class LayerCall(NamedTuple):
@@ -136,34 +130,28 @@ def layer_calls(
     tokens: int,
     width: int,
     heads: tuple[int, int, int] = (1, 1, 1),
-    inner: int | None = None,
     gated: bool = False,
     fused: bool = True,
     sequence: bool = False,
-    itemsize: int = 8,
 ) -> list[LayerCall]:
     """The collectives of a layer on ``ranks`` tensor-parallel ranks, in their order.
 
     Parameters
     ----------
     layer : str
-        "decoder_block", "self_attention" or "mlp".
+        "decoder_block", "self_attention" or "mlp", whose inner width is 4 times its width.
     ranks : int
         Devices of the tensor-parallel group.
     batch, tokens, width : int
-        Of x [batch, tokens, width].
+        Of x [batch, tokens, width], of numbers of 8 bytes.
     heads : tuple of int
         (query heads, kv heads, columns of each) of the attention.
-    inner : int, optional
-        Columns between the matrices of the feed-forward layer; 4 times the width by default.
     gated : bool
         SwiGLU's three matrices and norms without a bias, instead of two matrices and GELU.
     fused : bool
         Whether q, k and v are one matrix, and gate and up.
     sequence : bool
         Whether tokens are sharded between layers.
-    itemsize : int
-        Bytes of a number.
 
     Examples
     --------
@@ -174,25 +162,23 @@ def layer_calls(
     """
     if layer not in LAYERS:
         raise ConfigError(f"layers are {', '.join(LAYERS)}, got {layer!r}")
-    counts, inner = HeadCounts(*heads), inner or 4 * width
+    (method, inside), counts, inner = LAYERS[layer], HeadCounts(*heads), 4 * width
     layout = block_layout(counts, inner, ranks)
-    inside = {"self_attention": "attention.", "mlp": "mlp."}.get(layer, "")
-    options: dict[str, Any] = {"unit": ""}
-    options |= {"kernel": "swiglu" if gated else "gelu"} if layer == "mlp" else {"angles": None}
-    options |= {"gated": gated} if layer == "decoder_block" else {}
-    x = Tiling((batch, tokens, width), (ranks,), (Shard(1) if sequence else Replicate(),))
-    weights = {
-        name: Tiling(shape, (ranks,), (layout[name],))
-        for name, shape in block_shapes(width, counts, inner, gated, fused).items()
-        if name.startswith(inside)
-    }
+    options: dict[str, Any] = {
+        "block": {"angles": None, "gated": gated},
+        "self_attention": {"angles": None},
+        "feed_forward": {"kernel": "swiglu" if gated else "gelu"},
+    }[method]
+    placed = Shard(1) if sequence else Replicate()
+    shapes = block_shapes(width, counts, inner, gated, fused).items()
+    weights = {n: Tiling(of, (ranks,), (layout[n],)) for n, of in shapes if n.startswith(inside)}
     terms = LayerTerms(
-        layer=LAYERS[layer],
-        mesh=(ranks,),
-        given=(LayerOperand("x", x, itemsize),),
-        weights=tuple(LayerOperand(*each, itemsize) for each in weights.items()),
-        options=tuple(options.items()),
-        itemsize=itemsize,
+        layer=method,
+        ranks=ranks,
+        given=(LayerOperand("x", Tiling((batch, tokens, width), (ranks,), (placed,)), 8),),
+        weights=tuple(LayerOperand(*each, 8) for each in weights.items()),
+        options=(("unit", ""), *options.items()),
+        itemsize=8,
         tokens=(1, even(tokens, ranks)) if sequence else None,
         heads=heads,
     )

@@ -70,8 +70,7 @@ def program(
 
 def pairs_of(schedule: Schedule, device: int) -> list[bool]:
     """By action of a device, whether it is done at once with the one after it."""
-    found: list[bool] = schedule.paired[slice(*schedule.turns[device : device + 2])].tolist()
-    return found
+    return [action in schedule.pairs for action in schedule.orders[device]]
 
 
 def _rank(
