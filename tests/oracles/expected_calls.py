@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from tiledask.plan.collectives.algorithms import default
 from tiledask.plan.collectives.cost import Cost, cost, even
-from tiledask.plan.collectives.halo import halo_strips
+from tiledask.plan.collectives.rows import halo_strips
 
 
 class Expected(NamedTuple):

@@ -14,7 +14,7 @@ import pytest
 import tiledask as td
 from tiledask import Partial, Replicate, Shard
 from tiledask.errors import DoesNotFitError, PlacementError
-from tiledask.plan.products.shards import Shards
+from tiledask.plan.products.placement import Shards
 
 TOLD = Shards(4, (((0, 3),), ((3, 4),)))
 

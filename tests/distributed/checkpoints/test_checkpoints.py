@@ -33,8 +33,7 @@ from tiledask.distributed.checkpoints import index as index_room
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import CheckpointError
 from tiledask.plan.collectives.shards import deal_heads, side_by_side
-from tiledask.plan.products.placement import Shard, Tiling
-from tiledask.plan.products.shards import even_shards
+from tiledask.plan.products.placement import Shard, Tiling, even_shards
 from tiledask.tile.backend import as_dtype
 
 HEADS, KV, WIDTH, INNER, HIDDEN, VOCABULARY, LAYERS = 6, 3, 2, 11, 5, 13, 3

@@ -4,7 +4,7 @@ The cases are in data/published/tensor_parallel.json with their sources. A numbe
 consequence of what is executed here is compared with what was counted; one that belongs to sizes
 no test can run is compared with the plan, which other tests compare with what is counted.
 
-Holds `tiledask.plan.collectives.layouts`.
+Holds `tiledask.plan.collectives.shards`.
 """
 
 from math import ceil, log
@@ -26,7 +26,7 @@ from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
-from tiledask.plan.products.shards import even_shards
+from tiledask.plan.products.placement import even_shards
 from tiledask.tile import layers as tile
 from tiledask.tile.layers.cross_entropy import RankPart, cross_entropy, loss, loss_sums
 

@@ -14,8 +14,7 @@ from oracles.tensor_cases import LIES, RANKS, B, S, check, spread
 
 from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.threads import run_threads
-from tiledask.plan.products.placement import Replicate, Shard
-from tiledask.plan.products.shards import Shards
+from tiledask.plan.products.placement import Replicate, Shard, Shards
 from tiledask.tile import layers as tile
 
 WIDTHS = [(8, 16), (5, 7), (3, 2), (1, 1)]

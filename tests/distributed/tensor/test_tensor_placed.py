@@ -13,8 +13,7 @@ from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError
 from tiledask.plan.collectives.shards import side_by_side
-from tiledask.plan.products.placement import Partial, Shard, Tiling
-from tiledask.plan.products.shards import Shards, even_shards
+from tiledask.plan.products.placement import Partial, Shard, Shards, Tiling, even_shards
 from tiledask.tile import layers as tile
 
 X = np.arange(24.0).reshape(2, 3, 4)

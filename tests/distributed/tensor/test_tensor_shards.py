@@ -14,8 +14,7 @@ from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError
 from tiledask.plan.collectives.shards import deal_heads, side_by_side
-from tiledask.plan.products.placement import Tiling
-from tiledask.plan.products.shards import Shards, even_shards
+from tiledask.plan.products.placement import Shards, Tiling, even_shards
 from tiledask.tile import layers as tile
 
 # -- arithmetic ------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Collectives on paper: moves that do what they are for, and bytes that agree with closed forms.
 
 Holds `tiledask.plan.collectives.algorithms`, `tiledask.plan.collectives.cost` and
-`tiledask.plan.collectives.halo`.
+`tiledask.plan.collectives.rows`.
 """
 
 from itertools import product
@@ -14,7 +14,7 @@ from oracles.closed_collectives import bytes_of, seconds
 from tiledask.errors import ConfigError
 from tiledask.plan.collectives.algorithms import KINDS, adding_rounds, rounds
 from tiledask.plan.collectives.cost import Cost, cost, even, factor, loads
-from tiledask.plan.collectives.halo import halo_strips, halo_widths
+from tiledask.plan.collectives.rows import halo_strips, halo_widths
 from tiledask.plan.inputs.load import load_cluster
 from tiledask.plan.timing import collective_time
 

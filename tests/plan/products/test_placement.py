@@ -1,7 +1,7 @@
 """Who owns what: blocks cover the array once, pieces cover what is wanted.
 
 Holds `tiledask.plan.intervals`, `tiledask.plan.products.comms`,
-`tiledask.plan.products.regions`, `tiledask.plan.products.shards` and
+`tiledask.plan.products.regions`, `tiledask.plan.products.placement` and
 `tiledask.plan.products.traffic`.
 """
 
@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledask.errors import PlacementError
-from tiledask.plan.intervals import ends_of, even
+from tiledask.plan.intervals import ends_of, even, split
 from tiledask.plan.products.comms import collective, fetch, redistribution, traffic_of
-from tiledask.plan.products.placement import Partial, Replicate, Shard, Tiling, split
-from tiledask.plan.products.shards import Shards
+from tiledask.plan.products.placement import Partial, Replicate, Shard, Shards, Tiling
 from tiledask.plan.products.traffic import Traffic
 
 meshes = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)

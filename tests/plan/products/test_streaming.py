@@ -70,7 +70,6 @@ def test_a_plan_covers_c_once_within_its_memory(part, sizes, chunks, slots, room
         for depth in [(start, min(k, start + plan.cuts.panel))]
         for form, region in ((asked.a, (tile.region[0], depth)), (asked.b, (depth, tile.region[1])))
     )
-    assert plan.bytes_written == itemsize * sizes[0] * sizes[1]
     if not any(chunks):
         assert len({tile.slot for tile in plan.tiles}) == min(slots, sizes[0] * sizes[1])
 

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.rows import split_rows
 from tiledask.plan.inputs.recipes import load_recipe
-from tiledask.plan.products.placement import ANY, Replicate, Shard, Tiling
-from tiledask.plan.products.shards import Shards
+from tiledask.plan.products.placement import ANY, Replicate, Shard, Shards, Tiling
 from tiledask.plan.program.making.convolutions import WindowTerms
 from tiledask.plan.program.making.layer import LayerOperand, LayerTerms, layer_program
 from tiledask.plan.program.making.lenet import LeNetTerms, Split, lenet_program, need

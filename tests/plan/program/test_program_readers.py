@@ -5,7 +5,7 @@ Holds `tiledask.plan.program.walk`, `tiledask.plan.program.count`,
 `tiledask.plan.program.making.training`, `tiledask.plan.program.making.layers`,
 `tiledask.plan.program.making.tape`, `tiledask.plan.program.making.zero`,
 `tiledask.plan.program.making.decoder`, `tiledask.distributed.memory.case` and
-`tiledask.plan.collectives.layouts`.
+`tiledask.plan.collectives.shards`.
 """
 
 from dataclasses import replace

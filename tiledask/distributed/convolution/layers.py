@@ -23,9 +23,8 @@ from tiledask.distributed.tensor.placed import EVERYWHERE, Placed, Weights, repl
 from tiledask.distributed.tensor.run_layer import KeptLayer, LayerRule, backward, forward
 from tiledask.errors import PlacementError
 from tiledask.plan.collectives.rows import RowSplit, split_rows
-from tiledask.plan.intervals import ends_of
-from tiledask.plan.products.placement import Shard, split
-from tiledask.plan.products.shards import Shards
+from tiledask.plan.intervals import ends_of, split
+from tiledask.plan.products.placement import Shard, Shards
 from tiledask.plan.program.making.convolutions import WindowTerms
 from tiledask.tile.layers.windows import Pair, Sides, Windows, windows
 

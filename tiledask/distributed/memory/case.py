@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from tiledask.plan.collectives.layouts import HeadCounts
-from tiledask.plan.collectives.shards import shards
+from tiledask.plan.collectives.shards import HeadCounts, shards
 from tiledask.plan.fitting.memory import estimate_memory
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model

@@ -23,10 +23,10 @@ from distributed import get_worker
 
 from tiledask.distributed.cluster.clocks import now
 from tiledask.distributed.programs.runner import Interpreter
+from tiledask.plan.intervals import split
 from tiledask.plan.pipelines.costs import PipelineCosts
 from tiledask.plan.pipelines.schedule import KINDS, Action
 from tiledask.plan.pipelines.timeline import TRANSFER, Span
-from tiledask.plan.products.placement import split
 from tiledask.plan.program.ops import Block, Op, Order, ProgramData
 from tiledask.tile.backend import aligned, namespace, synchronize
 from tiledask.tile.backend import to_numpy as off_device

@@ -28,12 +28,12 @@ from tiledask.distributed.pipelines.run import PipelineRun, replay
 from tiledask.distributed.pipelines.stages import Dummy
 from tiledask.distributed.retry import retry_lost
 from tiledask.errors import ConfigError, PlacementError
+from tiledask.plan.intervals import split
 from tiledask.plan.pipelines.costs import PerBoundary, PipelineCosts, Times, costs_of
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.pipelines.validate import validate
-from tiledask.plan.products.placement import split
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.program.making.pipeline import program
 from tiledask.plan.program.program import Program

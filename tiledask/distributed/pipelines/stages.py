@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tiledask.plan.products.placement import split
+from tiledask.plan.intervals import split
 from tiledask.tile.backend import array_namespace, namespace
 from tiledask.tile.epilogue import gelu, gelu_grad
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tiledask.errors import PlacementError
-from tiledask.plan.collectives.halo import Strip, halo_strips, halo_widths
+from tiledask.plan.collectives.rows import Strip, halo_strips, halo_widths
 
 __all__ = ["folded", "widened"]
 

@@ -9,7 +9,7 @@ from tiledask.errors import ConfigError
 from tiledask.plan import html
 from tiledask.plan.collectives.algorithms import KINDS
 from tiledask.plan.collectives.cost import cost
-from tiledask.plan.collectives.halo import halo_strips
+from tiledask.plan.collectives.rows import halo_strips
 from tiledask.plan.units import format_bytes, format_seconds
 
 __all__ = ["NCCL", "Moved", "Record", "Records", "StepRecord", "Terms", "Total", "predicted"]

@@ -38,9 +38,16 @@ from tiledask.distributed.tensor.propagate import fits, need, propagate, refuse
 from tiledask.distributed.tensor.run_layer import KeptLayer, LayerRule, backward, forward
 from tiledask.distributed.tensor.tp_region import ONCE, check_gather
 from tiledask.errors import ConfigError, PlacementError
-from tiledask.plan.collectives.layouts import HeadCounts, block_layout
-from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling
-from tiledask.plan.products.shards import Shards, even_shards
+from tiledask.plan.collectives.shards import HeadCounts, block_layout
+from tiledask.plan.products.placement import (
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    Shards,
+    Tiling,
+    even_shards,
+)
 from tiledask.plan.program.making.decoder import block_shapes
 from tiledask.tile import layers as tile
 from tiledask.tile.layers.cross_entropy import check_count

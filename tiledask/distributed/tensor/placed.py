@@ -21,11 +21,11 @@ from tiledask.plan.products.placement import (
     Placement,
     Replicate,
     Shard,
+    Shards,
     Tiled,
     Tiling,
 )
 from tiledask.plan.products.regions import slices
-from tiledask.plan.products.shards import Shards
 from tiledask.tile.backend import array_namespace
 
 __all__ = ["Placed", "partial", "replicate", "shard"]

@@ -15,8 +15,7 @@ from typing import NamedTuple, NoReturn
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.tensor.placed import Placed
 from tiledask.errors import PlacementError
-from tiledask.plan.products.placement import ANY, Partial, Replicate, Shard
-from tiledask.plan.products.shards import Shards
+from tiledask.plan.products.placement import ANY, Partial, Replicate, Shard, Shards
 
 __all__ = ["fits", "need", "propagate", "refuse", "same_placement"]
 

@@ -14,7 +14,7 @@ import numpy as np
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.tensor.placed import Placed, block_of
 from tiledask.errors import PlacementError
-from tiledask.plan.collectives.layouts import (
+from tiledask.plan.collectives.shards import (
     Shardings,
     attention_layout,
     block_layout,

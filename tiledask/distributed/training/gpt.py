@@ -12,7 +12,7 @@ sharded along the tokens. What a step does with it: tiledask.plan.program.making
 from dataclasses import dataclass
 
 from tiledask.errors import ConfigError, short
-from tiledask.plan.collectives.layouts import HeadCounts
+from tiledask.plan.collectives.shards import HeadCounts
 from tiledask.plan.program.making.decoder import DecoderShapes
 from tiledask.plan.whole import whole_number
 from tiledask.tile import layers as tile

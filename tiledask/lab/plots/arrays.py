@@ -32,9 +32,8 @@ from tiledask.lab.plots.style import (
     lighter,
     styled,
 )
-from tiledask.plan.products.placement import Partial, Shard, Tiling
+from tiledask.plan.products.placement import Partial, Shard, Tiling, even_shards
 from tiledask.plan.products.regions import Region
-from tiledask.plan.products.shards import even_shards
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.units import format_bytes
 from tiledask.plan.whole import is_whole

@@ -47,10 +47,6 @@ def rounds(kind: str, algorithm: str, n: int, root: int = 0) -> Rounds:
     of a reduce_scatter is chunk r. ``root`` matters to broadcast and reduce. Of an all_to_all,
     chunk n*s + d goes from rank s to rank d. Raises ConfigError for names that do not exist.
 
-    >>> rounds("all_gather", "tree", 3)[1]  # two of three are there: only one is missing
-    (Move(source=0, destination=1, chunks=(0,), adds=False), \
-Move(source=1, destination=2, chunks=(1,), adds=False), \
-Move(source=2, destination=0, chunks=(2,), adds=False))
     >>> [len(rounds("all_reduce", name, 8)) for name in ("ring", "tree", "direct")]
     [14, 6, 2]
     """

@@ -1,7 +1,6 @@
 """One matrix product over many ranks: placements, pieces that move, cost, bounded memory.
 
 placement.py     how an array is placed on a mesh of ranks: Shard, Replicate, Partial; a Tiling
-shards.py        who holds which indices of a dimension, even or told
 regions.py       boxes of an array, and what a rank holds of it
 comms.py         which pieces of blocks move between ranks, from placements alone
 traffic.py       bytes and messages, predicted and counted alike

@@ -133,11 +133,6 @@ class StreamPlan:
             for depth in self.cuts.panels(k)
         )
 
-    @property
-    def bytes_written(self) -> int:
-        """Bytes of the tiles that are written."""
-        return sum(region_size(tile.region) for tile in self.tiles) * self.problem.c.itemsize
-
     def remaining(self, finished: Collection[Region]) -> "StreamPlan":
         """The plan of what is left where these tiles are finished."""
         left = [region for region in self.cuts.regions if region not in finished]
@@ -148,8 +143,8 @@ class StreamPlan:
         left = "" if len(self.tiles) == p * q else f", {len(self.tiles)} of them left"
         return (
             f"StreamPlan({m}x{k} @ {k}x{n} in {p} x {q} tiles of up to {tm}x{tn}{left}, "
-            f"panels of {self.cuts.panel}: reads {format_bytes(self.bytes_read)}, writes "
-            f"{format_bytes(self.bytes_written)}, peak {format_bytes(self.ledger.peak)} a slot)"
+            f"panels of {self.cuts.panel}: reads {format_bytes(self.bytes_read)}, "
+            f"peak {format_bytes(self.ledger.peak)} a slot)"
         )
 
 
@@ -203,7 +198,7 @@ def plan_stream(problem: Problem, slots: int, memory_limit: int) -> StreamPlan:
     >>> f = StorageLayout((22528, 22528), 4)
     >>> plan_stream(Problem(f, f, f, accumulator=4), slots=2, memory_limit=1_000_000_000)
     StreamPlan(22528x22528 @ 22528x22528 in 2 x 2 tiles of up to 11264x11264, panels of 2048: \
-reads 8.12 GB, writes 2.03 GB, peak 902.5 MB a slot)
+reads 8.12 GB, peak 902.5 MB a slot)
     """
     for along_k, widest in product((problem.along_k, 1), (PANEL, 1)):
         if cuts := _largest_tiles(problem, along_k, widest, slots, memory_limit):

@@ -26,7 +26,7 @@ import numpy as np
 from tiledask.errors import ProgramError
 from tiledask.plan.collectives.algorithms import Move, default
 from tiledask.plan.collectives.cost import Cost, added_up, cost, loads, ranks_of
-from tiledask.plan.collectives.halo import halo_strips, halo_widths
+from tiledask.plan.collectives.rows import halo_strips, halo_widths
 
 __all__ = [
     *("COLLECTIVES", "COMPUTE_STREAM", "Block", "Items", "Op", "Order", "ProgramData"),

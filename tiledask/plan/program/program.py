@@ -106,7 +106,7 @@ class Program(ProgramData):
         >>> td.Program.from_text(text.replace("send x1 to 1 @to_1", "")).check()
         Traceback (most recent call last):
             ...
-        tiledask.errors.ProgramError: rank 1 takes x1 of frame 0 from rank 0, which never sends it to rank 1: turn 0 of rank 1, 1F.0: 'x1 = recv from 0 @from_0'
+        tiledask.errors.ProgramError: deadlock: turn 2 of rank 0, 0B.0: 'dx1 = recv from 1 @from_1' waits for rank 1; turn 0 of rank 1, 1F.0: 'x1 = recv from 0 @from_0' waits for rank 0, which never sends it to rank 1
         """  # noqa: E501
         walk(self)
         return self

@@ -71,7 +71,7 @@ class _Walk:
                 if place.op.name == "send":
                     ready.append(self.program.peer(rank, place.op))
         if stuck := [place for place in self.at if place]:
-            self._stuck(stuck)
+            raise self._stuck(stuck)
         for key, place in self.sent.items():
             if key not in self.taken:
                 raise _fault("this is sent to a rank that never takes it", place)
@@ -100,7 +100,11 @@ class _Walk:
         elif op.name == "recv":
             if (key := self._message(place)) not in self.sent:
                 return []
-            self._take(place, key)
+            self.taken.add(key)
+            sizes = [self.program.role(r).size(op.buffer) for r in key[:2]]
+            if sizes[0] != sizes[1]:
+                rule = f"{op.buffer} has {sizes[0]:g} B where it is sent, {sizes[1]:g} B here"
+                raise _fault(rule, self.sent[key], place)
         for each in places:
             self._read(each)
             self._write(each)
@@ -120,14 +124,6 @@ class _Walk:
         peer = self.program.peer(rank, op)
         ends = (rank, peer) if op.name == "send" else (peer, rank)
         return *ends, op.buffer, place.microbatch
-
-    def _take(self, place: _Place, key: _Message) -> None:
-        """A message has come."""
-        self.taken.add(key)
-        sent, name = self.sent[key], place.op.buffer
-        here, there = (self.program.role(each.rank).size(name) for each in (place, sent))
-        if here != there:
-            raise _fault(f"{name} has {there:g} B where it is sent, {here:g} B here", sent, place)
 
     def _missing(self, members: tuple[int, ...]) -> list[int]:
         """The members that have not come to a collective of these."""
@@ -160,30 +156,19 @@ class _Walk:
                     raise _fault(f"{name} has {size} B, by its counts {counted} B", each)
         return places
 
-    def _stuck(self, stuck: list[_Place]) -> None:
-        """Raise for ranks that lack what never comes, or wait for each other."""
-        waits_for: dict[int, int] = {}
-        for place in stuck:
-            rank, op = place.rank, place.op
+    def _stuck(self, stuck: list[_Place]) -> ProgramError:
+        """What ranks lack that never comes, or wait for each other for."""
+        words = []
+        for place in stuck[:4]:
+            rank, op, never = place.rank, place.op, ""
             if op.is_collective:
-                members = self.program.members(rank, op)
-                other = self._missing(members)[0]
-                if not self.at[other]:
-                    raise _fault(f"rank {other} leaves out a collective of ranks {members}", place)
+                other = self._missing(self.program.members(rank, op))[0]
             else:
                 other, what = self.program.peer(rank, op), (op.buffer, place.microbatch)
-                if what not in (of[1:] for of in self.program.sent(other, rank)):
-                    raise _fault(
-                        f"rank {rank} takes {what[0]} of frame {what[1]} from rank {other}, which "
-                        f"never sends it to rank {rank}", place,
-                    )  # fmt: skip
-            waits_for[rank] = other
-        chain = [stuck[0].rank]
-        while chain[-1] not in chain[:-1]:
-            chain.append(waits_for[chain[-1]])
-        circle = chain[chain.index(chain[-1]) : -1]
-        waiting = "; ".join(f"{self.at[r]} waits for rank {waits_for[r]}" for r in circle)
-        raise ProgramError(f"deadlock: {waiting}")
+                sent = (of[1:] for of in self.program.sent(other, rank))
+                never = "" if what in sent else f", which never sends it to rank {rank}"
+            words.append(f"{place} waits for rank {other}{never}")
+        return ProgramError(f"deadlock: {'; '.join(words)}")
 
     # -- buffers ----------------------------------------------------------------------------------
 

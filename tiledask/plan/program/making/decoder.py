@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tiledask.errors import PartitionError
-from tiledask.plan.collectives.layouts import (
+from tiledask.plan.collectives.shards import (
     HeadCounts,
     Shardings,
     block_layout,

@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from tiledask.errors import ConfigError
-from tiledask.plan.collectives.layouts import HeadCounts, block_layout
+from tiledask.plan.collectives.shards import HeadCounts, block_layout
 from tiledask.plan.intervals import even
 from tiledask.plan.products.placement import Replicate, Shard, Tiling
 from tiledask.plan.program.count import calls
@@ -164,11 +164,11 @@ def layer_calls(
         raise ConfigError(f"layers are {', '.join(LAYERS)}, got {layer!r}")
     (method, inside), counts, inner = LAYERS[layer], HeadCounts(*heads), 4 * width
     layout = block_layout(counts, inner, ranks)
-    options: dict[str, Any] = {
+    options: dict[str, dict[str, Any]] = {
         "block": {"angles": None, "gated": gated},
         "self_attention": {"angles": None},
         "feed_forward": {"kernel": "swiglu" if gated else "gelu"},
-    }[method]
+    }
     placed = Shard(1) if sequence else Replicate()
     shapes = block_shapes(width, counts, inner, gated, fused).items()
     weights = {n: Tiling(of, (ranks,), (layout[n],)) for n, of in shapes if n.startswith(inside)}
@@ -177,7 +177,7 @@ def layer_calls(
         ranks=ranks,
         given=(LayerOperand("x", Tiling((batch, tokens, width), (ranks,), (placed,)), 8),),
         weights=tuple(LayerOperand(*each, 8) for each in weights.items()),
-        options=(("unit", ""), *options.items()),
+        options=(("unit", ""), *options[method].items()),
         itemsize=8,
         tokens=(1, even(tokens, ranks)) if sequence else None,
         heads=heads,

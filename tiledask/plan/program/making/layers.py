@@ -323,7 +323,7 @@ class TensorLayers:
 
     def feed_forward(self, x: Value, unit: str, kernel: str) -> Value:
         """By columns, an activation or SwiGLU's gate, and by rows."""
-        last, one, several = "w_2", ("w_1",), ("w_1",)
+        last, one, several = "w_2", ("w_1",), tuple[str, ...](("w_1",))
         if kernel == "swiglu":
             last, one, several = "w_down", ("w_gate_up",), ("w_gate", "w_up")
         z = self._into(x, unit, "mlp", one, several)

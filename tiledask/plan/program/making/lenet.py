@@ -32,7 +32,8 @@ from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.rows import RowSplit, split_rows
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.plan.products.placement import Replicate, Shard, Tiling, split
+from tiledask.plan.intervals import split
+from tiledask.plan.products.placement import Replicate, Shard, Tiling
 from tiledask.plan.program.count import STEP, PlannedCall, calls
 from tiledask.plan.program.making.convolutions import ConvolutionLayers, WindowTerms
 from tiledask.plan.program.making.tape import Tape, Value, Written, layer, needed

@@ -22,9 +22,8 @@ import numpy as np
 
 from tiledask.plan.collectives.shards import shards
 from tiledask.plan.inputs.recipes import Recipe
-from tiledask.plan.intervals import even, part_of
+from tiledask.plan.intervals import even, part_of, split
 from tiledask.plan.pipelines.schedule import KINDS, Schedule
-from tiledask.plan.products.placement import split
 from tiledask.plan.program.making.decoder import DecoderShapes
 from tiledask.plan.program.making.layers import TENSOR, TensorLayers
 from tiledask.plan.program.making.pipeline import pairs_of
