@@ -238,34 +238,6 @@ def test_on_workers(cluster):
     check_conv(*draw((2, 4, 11, 7), (6, 4, 3, 3), (6,)), even(11, 4), run, padding=1)
 
 
-@pytest.mark.parametrize("split", ["by output", "in rows"])
-def test_without_dx_nothing_moves_for_it_and_the_weights_gradients_are_the_same(split):
-    x, w, b = draw((2, 6, 11, 5), (10, 6, 3, 3), (10,))
-    rows = even(11, 4)
-
-    def program(rank):
-        group = rank.group()
-        if split == "by output":
-            mine = C.part(group, w, 0), C.part(group, b, 0)
-            y, kept = C.by_output(group, x, *mine, padding=1)
-            grad = C.by_output_grad
-        else:
-            mine = w, b
-            y, kept = S.conv2d_in_rows(group, cut(x, rows)[rank.index], *mine, rows=rows, padding=1)
-            grad = S.conv2d_in_rows_grad
-        dx, *found = grad(group, y, kept, *mine)
-        before = len(rank.records)
-        none, *again = grad(group, y, kept, *mine, wanted=False)
-        assert dx is not None
-        assert none is None
-        for one, other in zip(found, again, strict=True):
-            np.testing.assert_array_equal(one, other)
-        return [r.kind for r in rank.records[before:]]
-
-    moved = {"by output": [], "in rows": ["all_reduce"]}
-    assert run_threads(program, 4).results == [moved[split]] * 4
-
-
 def told_rows(held, said, size, **options):
     def call(group):
         x, w = draw((1, 1, sum(held), 4), (1, 1, size, 1))

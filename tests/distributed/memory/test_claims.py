@@ -175,7 +175,7 @@ with pytest.MonkeyPatch.context() as patch:
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
 def test_the_pool_counts_what_numpy_itself_traces(recompute):
     """Between instructions no kernel is at work: NumPy has no array that the pool doesn't know."""
     paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -203,7 +203,6 @@ LAYOUTS = [
     Layout(pp=2, microbatches=4, schedule="gpipe"),
     Layout(pp=3, microbatch=2, microbatches=4),
     Layout(pp=2, microbatches=3, schedule="naive", recompute="full"),
-    Layout(pp=2, microbatches=3, recompute="selective"),
     Layout(tp=2, pp=2, microbatches=2),
     *(Layout(dp=3, zero=zero, pp=2, microbatches=2) for zero in range(4)),
 ]
@@ -222,7 +221,6 @@ SHARDED = [
     Layout(dp=2, zero=3, microbatches=2),
     Layout(dp=3, zero=3, pp=2, microbatches=4, schedule="gpipe"),
     Layout(dp=2, tp=2, zero=3, pp=3, microbatches=4, recompute="full"),
-    Layout(dp=2, zero=3, microbatches=2, recompute="selective"),
 ]
 
 
@@ -310,7 +308,7 @@ def stepped(case, change=None):
 
 
 @pytest.mark.few(5)
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("pp", [1, 2])
 @pytest.mark.parametrize("tied", [True, False])
 def test_gradients_are_the_derivative_of_the_loss(pp, recompute, tied):

@@ -53,13 +53,6 @@ def test_every_element_has_as_many_owners_as_there_are_copies(tiling):
     assert traffic_of(tiling.ranks, redistribution(tiling, tiling), 4).total == 0
 
 
-def test_two_axes_split_one_inside_the_other_in_mesh_order():
-    t = Tiling((12,), (2, 3), (Shard(0), Shard(0)))
-    assert [t.region(at)[0] for at in t.coordinates()] == [(2 * i, 2 * i + 2) for i in range(6)]
-    t = Tiling((8, 8), (2, 2), (Shard(0), Shard(1)))
-    assert collective(t, t.replaced(Replicate(), Replicate())) == "all_gather"
-
-
 @settings(deadline=None)
 @given(tilings(), st.data())
 def test_an_exchange_brings_every_rank_its_block_once(source, data):
@@ -92,7 +85,6 @@ def test_addends_are_all_fetched_unless_kept():
         (Partial(), Shard(1), "reduce_scatter"),
         (Partial(), Replicate(), "all_reduce"),
         (Shard(0), Shard(1), "all_to_all"),
-        (Replicate(), Shard(0), "none"),
         (Shard(0), Shard(0), "none"),
     ],
 )

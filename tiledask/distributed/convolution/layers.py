@@ -62,14 +62,13 @@ def by_output(group: Group, x: Any, w: Any, b: Any = None, **options: Any) -> tu
 
 
 def by_output_grad(
-    group: Group, dy: Any, kept: KeptLayer, w: Any, b: Any = None, *, wanted: bool = True
+    group: Group, dy: Any, kept: KeptLayer, w: Any, b: Any = None
 ) -> tuple[Any, Any, Any]:
     """(all of dx, dw, db) for dy of the own channels.
 
-    One all_reduce: the input went to all ranks, so its gradient comes from all of them. None,
-    and dx is None, where it is not ``wanted``: of the images that a network is given.
+    One all_reduce: the input went to all ranks, so its gradient comes from all of them.
     """
-    return _backward(group, replicate(dy), kept, w, b, wanted)
+    return _backward(group, replicate(dy), kept, w, b)
 
 
 class KeptRows(NamedTuple):
@@ -122,25 +121,22 @@ def conv2d_in_rows(
 
 
 def conv2d_in_rows_grad(
-    group: Group, dy: Any, kept: KeptRows, w: Any, b: Any = None, *, wanted: bool = True
+    group: Group, dy: Any, kept: KeptRows, w: Any, b: Any = None
 ) -> tuple[Any, Any, Any]:
     """(this rank's rows of dx, all of dw, all of db).
 
     A halo_reduce, for what other ranks' windows read here, and one all_reduce of dw and db.
-    Without the first, and with None for dx, where dx is not ``wanted``.
     """
-    return _backward(group, _in_rows(dy, kept.split.out), kept.local, w, b, wanted)
+    return _backward(group, _in_rows(dy, kept.split.out), kept.local, w, b)
 
 
 # -- programs of one layer -------------------------------------------------------------------------
 
 
-def _backward(
-    group: Group, dy: Placed, kept: KeptLayer, w: Any, b: Any, wanted: bool = True
-) -> tuple[Any, Any, Any]:
-    dx, grads = backward(group, dy, kept, _weights(w, b), wanted)
+def _backward(group: Group, dy: Placed, kept: KeptLayer, w: Any, b: Any) -> tuple[Any, Any, Any]:
+    dx, grads = backward(group, dy, kept, _weights(w, b))
     db = grads["b"]
-    return dx and dx.local, grads["w"].local, db and db.local
+    return dx.local, grads["w"].local, db and db.local
 
 
 def _weights(w: Any, b: Any) -> Weights:

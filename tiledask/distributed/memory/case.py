@@ -180,7 +180,6 @@ def training_terms(model: Model, layout: Layout, recipe: Recipe, sequence: int) 
         sequence_parallel=layout.sequence_parallel,
         zero=layout.zero,
         recompute=layout.recompute == "full",
-        selective=layout.recompute == "selective" and not layout.flash_attention,
     )
 
 

@@ -35,7 +35,7 @@ TOLERANCE = 0.05
 """Relative difference between predicted and measured peak with which a claim still holds."""
 SCHEDULES = ("naive", "gpipe", "1f1b", "eager-1f1b")
 """With one chunk on a stage and whole backwards."""
-RECOMPUTED = ("none", "selective", "full")
+RECOMPUTED = ("none", "full")
 _OF_MODEL = "hidden layers heads ffn vocab head_dim tied learned_pos unused_pos name source"
 _OF_LAYOUT = "dp tp pp microbatch microbatches zero recompute schedule partition"
 """What may be chosen; all other fields are a plain decoder's."""

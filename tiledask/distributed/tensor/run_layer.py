@@ -67,7 +67,6 @@ class _Key(NamedTuple):
     options: tuple[Any, ...]
     given: tuple[BlockSpec, ...]
     weights: tuple[tuple[str, BlockSpec | None], ...]
-    wanted: bool = True
 
 
 class KeptLayer(NamedTuple):
@@ -102,7 +101,6 @@ class BoundLayer(Interpreter):
             tokens=tokens,
             heads=rule.heads,
             regather=rule.regather,
-            wanted=key.wanted,
         )
         state: dict[str, Any] = dict.fromkeys(each.name for each in terms.weights)
         super().__init__(group.owner, layer_program(terms), state, self._of_layer, group=group)
@@ -154,13 +152,10 @@ def forward(
 
 
 def backward(
-    group: Group, dy: Placed, kept: KeptLayer, weights: Weights, wanted: bool = True
+    group: Group, dy: Placed, kept: KeptLayer, weights: Weights
 ) -> tuple[Any, dict[str, Any]]:
-    """(dx, or None if x has no gradient, and those of the weights by name), placed as they are.
-
-    ``wanted``: whether dx is; if not it is None, and nothing moves for it.
-    """
-    layer = _bound(group, kept.key if wanted else kept.key._replace(wanted=False))
+    """(dx, or None if x has no gradient, and those of the weights by name), placed as they are."""
+    layer = _bound(group, kept.key)
     y, operation = layer.rule.y, f"{layer.rule.name}'s gradient"
     if layer.rule.why:
         need(operation, "dy", dy, (type(y.placement),), layer.rule.why)

@@ -192,14 +192,6 @@ def _attention(
 
 
 @op
-def _attention_weights(
-    qkv: Array, heads: _Heads, kv_of: tuple[int, ...], causal: bool = True, scale: Any = None
-) -> Array:
-    """The p of `attention`, computed once more."""
-    return _weights(*_split(qkv, heads)[:2], tuple(kv_of), causal, scale)
-
-
-@op
 def _attention_grad(
     dc: Array, qkv: Array, p: Array, heads: _Heads, kv_of: tuple[int, ...], scale: Any = None
 ) -> Array:

@@ -25,7 +25,7 @@ from tiledask.plan.program.count import calls
 from tiledask.plan.program.making.convolutions import ConvolutionLayers
 from tiledask.plan.program.making.decoder import block_shapes
 from tiledask.plan.program.making.layers import LayerWeights
-from tiledask.plan.program.making.tape import Tape, Value, needed
+from tiledask.plan.program.making.tape import Tape, Value
 from tiledask.plan.program.ops import Block, ProgramRole, Step
 from tiledask.plan.program.program import Program
 
@@ -63,8 +63,6 @@ class LayerTerms:
     """As of `TensorLayers`; so are the next two."""
     heads: tuple[int, int, int] = (1, 1, 1)
     regather: bool = False
-    wanted: bool = True
-    """Whether the gradient of what is given is, not those of the weights alone."""
 
 
 @lru_cache(256)
@@ -93,13 +91,10 @@ def _role(terms: LayerTerms, rank: int) -> ProgramRole:
     tape.do("arguments", (), (dy,))
     found = tape.backward(rules, {y: dy})
     tape.catch_up()
-    of_x = [found[given[0]]] if terms.wanted and given[0] in found else []
+    of_x = [found[given[0]]] if given[0] in found else []
     tape.do("returns", [*of_x, *(weights.gradients[each.name] for each in terms.weights)])
-    backward = tape.take()
-    if not terms.wanted:  # the forward is not touched: who has run it can go on with either
-        needed([backward], {})
     state = {name: w.size * w.itemsize for name, w in weights.values.items()}
-    both = {"forward": forward, "backward": backward}
+    both = {"forward": forward, "backward": tape.take()}
     blocks = [Block(kind, -1, tuple(ops)) for kind, ops in both.items()]
     return ProgramRole.of(blocks, tape.sizes, state, constants=frozenset(state), items=tape.items)
 

@@ -58,8 +58,6 @@ class TensorLayers:
     """Query heads, kv heads, columns of each, on all ranks together."""
     regather: bool = False
     """Whether tokens that were gathered are let go, and gathered again in the backward."""
-    selective: bool = False
-    """Whether the attention's probabilities are let go, and computed again in the backward."""
     axis: int = TENSOR
     """Of the mesh, along which the ranks of the group differ."""
 
@@ -258,9 +256,6 @@ class TensorLayers:
         tape.do("attention", (qkv,), (c, p), **args)
         dc = yield c
         d = tape.value("dx", qkv.shape)
-        if self.selective:
-            p = tape.value("p", p.shape)
-            tape.do("attention_weights", (qkv,), (p,), **args)
         # p's gradient, over which that of the scores goes
         args |= {"causal": None, "work": p.size * p.itemsize}
         tape.do("attention_grad", (dc, qkv, p), (d,), **args)

@@ -61,8 +61,6 @@ class TrainingTerms:
     """Whether gradients are, by the norm of all."""
     recompute: bool = False
     """Whether a block's forward is done again in its backward, from its input alone."""
-    selective: bool = False
-    """Whether the attention's probabilities are, from q, k and v."""
 
     def rows(self, copies: int, copy: int, microbatch: int) -> slice:
         """The rows of the batch of one micro-batch of one copy of the model; there may be none."""
@@ -271,10 +269,7 @@ class _Stages:
         tape, model, terms = self.tape, self.model, self.terms
         ranks, suffix = self.mesh[TENSOR], f":{rows}" if named else ""
         tokens = (1, even(model.sequence, ranks)) if terms.sequence_parallel else None
-        heads, selective = model.head_counts, terms.selective
-        layers = TensorLayers(
-            tape, self.states, ranks, self.rank, tokens, heads, selective=selective
-        )
+        layers = TensorLayers(tape, self.states, ranks, self.rank, tokens, model.head_counts)
         shape = rows, tokens[1][self.rank] if tokens else model.sequence, model.hidden
         ids = self._rows_of("ids", rows) if s == 0 else None
         targets = self._rows_of("targets", rows) if s == self.last else None
