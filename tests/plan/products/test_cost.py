@@ -82,10 +82,6 @@ def test_no_set_of_multiplications_touches_less(box):
     [
         # a cube of ranks: three faces of side 1200 / 4, less a 64th of each matrix
         ((1200, 1200, 1200, 64, inf, 3 * 1200**2 / 64), 3 * 300**2 - 3 * 1200**2 / 64),
-        # a slab: the 10 x 10 operand comes to both ranks, half of it is there
-        ((1000, 10, 10, 2, inf, (2 * 10000 + 100) / 2), 50),
-        # between: sixteen squares of 25 x 25, all four deep
-        ((100, 100, 4, 16, inf, 0), 25 * 25 + 2 * 25 * 4),
         # 10^6 multiplications a rank in a memory of 50^2: 2 * 10^6 / 50, less 2 * 2500 / 5.196
         ((1000, 1000, 1000, 1000, 2500, 0), 40000 - 5000 / 27**0.5),
         # enough memory for the faces of a cube of side 100

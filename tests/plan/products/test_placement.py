@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tiledask.errors import PlacementError
 from tiledask.plan.intervals import ends_of, even, split
-from tiledask.plan.products.comms import collective, fetch, redistribution, traffic_of
+from tiledask.plan.products.comms import collective, redistribution, traffic_of
 from tiledask.plan.products.placement import Partial, Replicate, Shard, Shards, Tiling
 from tiledask.plan.products.traffic import Traffic
 
@@ -69,28 +69,6 @@ def test_an_exchange_brings_every_rank_its_block_once(source, data):
         wanted = np.zeros(source.shape, int)
         wanted[tuple(slice(*edge) for edge in target.region(at))] = 1
         np.testing.assert_array_equal(got, wanted)
-
-
-def test_addends_are_all_fetched_unless_kept():
-    tiling = Tiling((4, 4), (3,), (Partial(),))
-    whole = ((0, 4), (0, 4))
-    assert [p.source for p in fetch(tiling, (1,), whole)] == [0, 1, 2]
-    assert [p.source for p in fetch(tiling, (1,), whole, keep=(0,))] == [1]
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "name"),
-    [
-        (Shard(0), Replicate(), "all_gather"),
-        (Partial(), Shard(1), "reduce_scatter"),
-        (Partial(), Replicate(), "all_reduce"),
-        (Shard(0), Shard(1), "all_to_all"),
-        (Shard(0), Shard(0), "none"),
-    ],
-)
-def test_collectives_have_their_names(old, new, name):
-    tiling = Tiling((8, 8), (4,), (old,))
-    assert collective(tiling, tiling.replaced(new)) == name
 
 
 TWO = Shards(3, (((0, 2),), ((1, 3),)))

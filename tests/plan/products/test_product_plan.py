@@ -19,7 +19,6 @@ from tiledask.plan.products.placement import Partial, Replicate, Shard, Tiling
 from tiledask.plan.products.product import (
     algorithms,
     grids,
-    moves_nothing,
     plan_product,
 )
 from tiledask.plan.products.traffic import Traffic
@@ -236,16 +235,6 @@ def test_every_law_of_every_plan(name, part, tilings, data):
     check(name, a, b, **data.draw(choices(name, a.ranks)))
 
 
-def test_nothing_moves_where_every_pair_of_placements_allows_it():
-    every = list(product((Shard(0), Shard(1), Replicate(), Partial()), repeat=2))
-    for of_a, of_b in product(every, every):
-        a, b = square(4, (2, 2), *of_a), square(4, (2, 2), *of_b)
-        assert moves_nothing(a, b) == (not refused("local", a, b))
-        if moves_nothing(a, b):
-            assert check("local", a, b).traffic(1).total == 0
-    assert not moves_nothing(square(4, (2, 2), *GRID), square(4, (4,), Replicate()))
-
-
 @pytest.mark.parametrize(
     ("name", "mesh", "of_a", "of_b", "of_c"),
     [
@@ -256,9 +245,7 @@ def test_nothing_moves_where_every_pair_of_placements_allows_it():
         ("local", (4,), "0", "R", "0"),
         ("local", (4,), "1", "0", "P"),
         ("local", (2, 2), "01", "R0", "0P"),
-        ("gather", (2, 2), "01", "01", "01"),
         ("gather", (2, 2), "01", "10", "0P"),
-        ("gather", (4,), "0", "1", "0"),
     ],
 )
 def test_where_the_product_lies(name, mesh, of_a, of_b, of_c):

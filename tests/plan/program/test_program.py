@@ -2,7 +2,7 @@
 
 Holds `tiledask.plan.program.program`, `tiledask.plan.program.ops`,
 `tiledask.plan.program.making.pipeline`,
-`tiledask.plan.program.count`, `tiledask.plan.program.clock`.
+`tiledask.plan.program.count`.
 """
 
 import numpy as np

@@ -25,9 +25,10 @@ from typing import Any, Self
 
 from tiledask.errors import ProgramError, short
 from tiledask.plan.ledger import Ledger
+from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
+from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.products.traffic import Traffic
-from tiledask.plan.program.clock import clock
 from tiledask.plan.program.count import count, memory
 from tiledask.plan.program.ops import (
     COLLECTIVES,
@@ -128,7 +129,32 @@ class Program(ProgramData):
         ProgramError for a program that is wrong or has other blocks than actions, and for a kind
         without seconds.
         """
-        return clock(self.check(), seconds, latency)
+        self.check()
+        orders, pairs = list[list[Action]](), list[Action]()
+        for rank, steps in enumerate(self.orders):
+            blocks = self.role(rank).blocks
+            orders.append([Action(blocks[n].kind, blocks[n].stage, i) for n, i, _ in steps])
+            pairs += [a for a, step in zip(orders[-1], steps, strict=True) if step.paired]
+        there = {action.kind for order in orders for action in order}
+        if not there or not there <= {*KINDS} & {*seconds}:
+            raise ProgramError(
+                f"a timeline is of a schedule's program, and takes seconds of its kinds of actions "
+                f"({', '.join(KINDS)}); got blocks of {', '.join(sorted(there)) or 'no kind'} and "
+                f"seconds of {', '.join(seconds) or 'none'}"
+            )
+        rank_of = {
+            (a.stage, a.microbatch): rank for rank, order in enumerate(orders) for a in order
+        }
+        stages, microbatches = (1 + max(numbers) for numbers in zip(*rank_of, strict=True))
+        pipelines = next(
+            n
+            for n in range(1, microbatches + 1)
+            if all(rank == rank_of.get((s, i % n), rank) for (s, i), rank in rank_of.items())
+        )
+        places = [[rank_of.get((s, i), 0) for s in range(stages)] for i in range(pipelines)]
+        forward, backward, *halves = map(seconds.get, "FBIW")
+        schedule = Schedule.of(orders, places, self.name, pairs)
+        return simulate(schedule, 0.0 if forward is None else forward, backward, latency, *halves)
 
     # -- text ---------------------------------------------------------------------------------
 
