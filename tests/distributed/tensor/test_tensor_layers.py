@@ -42,13 +42,13 @@ def feed_forward(kind, width):
     return Layer("swiglu_mlp", made, (), partial(T.swiglu_layout, width), planned)
 
 
-def attention(query, kv, width, fused, causal=True, rotary=True):
+def attention(query, kv, width, fused, rotary=True):
     heads = tile.Heads(query, kv, width)
     angles = tile.rotary_angles(np.arange(S), width, dtype="float64") if rotary else None
     return Layer(
         "self_attention",
         tile.self_attention_parameters(H, heads, fused, bias=True),
-        (heads, angles, causal),
+        (heads, angles),
         partial(T.attention_layout, heads),
         lambda x: plan.self_attention(x, query, kv, width, fused=fused, bias=True),
     )
@@ -60,11 +60,7 @@ KINDS = [*tile.ACTIVATIONS, "fused", "apart"]
 LAYERS = {f"{kind} {n}": feed_forward(kind, n) for kind in KINDS for n in (16, 17, 3)}
 LAYERS |= {f"heads {each}": attention(*each, True) for each in HEADS}
 LAYERS |= {f"heads {each} apart": attention(*each, False) for each in HEADS}
-LAYERS |= {
-    "no positions": attention(10, 5, 2, True, rotary=False),
-    "no mask": attention(10, 5, 2, True, causal=False),
-    "neither": attention(10, 5, 2, True, causal=False, rotary=False),
-}
+LAYERS |= {"no positions": attention(10, 5, 2, True, rotary=False)}
 
 
 def check_layer(layer, t, sequence=False, regather=False):

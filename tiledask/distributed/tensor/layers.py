@@ -267,8 +267,6 @@ def self_attention(
     weights: Weights,
     heads: tile.Heads,
     angles: tile.Angles | None = None,
-    causal: bool = True,
-    scale: float | None = None,
     *,
     regather: bool = False,
 ) -> tuple[Placed, KeptLayer]:
@@ -277,9 +275,8 @@ def self_attention(
     ``heads`` are those of the whole layer; weights as `attention_layout` places them. ``angles``
     are of all tokens: every rank has all of them when it attends.
     """
-    given, options = _with_angles(x, angles), (("causal", causal), ("scale", scale))
-    told = "self_attention", heads, False, regather, options
-    return forward(_of_layout, group, given, weights, *told)
+    told = "self_attention", heads, False, regather, ()
+    return forward(_of_layout, group, _with_angles(x, angles), weights, *told)
 
 
 mlp_grad = swiglu_mlp_grad = self_attention_grad = backward
@@ -293,7 +290,6 @@ class DecoderBlock:
     heads: tile.Heads
     gated: bool = True
     """RMSNorm and SwiGLU."""
-    causal: bool = True
     regather: bool = False
     """With sharded tokens, keep only this rank's, and gather them again in the backward."""
 
@@ -306,7 +302,7 @@ def decoder_block(
     angles: tile.Angles | None = None,
 ) -> tuple[Placed, KeptLayer]:
     """(y [b, s, h], kept); y is placed as x is. Weights as `block_layout` places them."""
-    given, options = _with_angles(x, angles), (("gated", block.gated), ("causal", block.causal))
+    given, options = _with_angles(x, angles), (("gated", block.gated),)
     told = "decoder_block", block.heads, block.gated, block.regather, options
     return forward(_of_layout, group, given, weights, *told)
 

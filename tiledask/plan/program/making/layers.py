@@ -234,9 +234,7 @@ class TensorLayers:
         return [(x, self.tape.make("rotate_grad", (d, angles), "dx", x.shape, heads=heads))]
 
     @layer
-    def attention(
-        self, qkv: Value, angles: Value | None, causal: bool = True, scale: float | None = None
-    ) -> Written:
+    def attention(self, qkv: Value, angles: Value | None) -> Written:
         """Each query head at its kv head, among q | k | v; q and k turned by ``angles``."""
         tape, (query, kv, width) = self.tape, self.heads
         of_query, of_kv = deal_heads(query, kv, self.ranks)
@@ -249,15 +247,13 @@ class TensorLayers:
             qkv = self._rotate(qkv, angles, (n, m, width))
         rows, tokens, _ = qkv.shape
         args: dict[str, Any] = {"heads": (n, m, width), "kv_of": looks}
-        args |= {"causal": None if causal else False, "scale": scale}
         args["product"] = rows * n, tokens, width
         c = tape.value("y", (rows, tokens, n * width))
         p = tape.value("p", (rows, n, tokens, tokens))
         tape.do("attention", (qkv,), (c, p), **args)
         dc = yield c
         d = tape.value("dx", qkv.shape)
-        # p's gradient, over which that of the scores goes
-        args |= {"causal": None, "work": p.size * p.itemsize}
+        args["work"] = p.size * p.itemsize  # p's gradient, over which that of the scores goes
         tape.do("attention_grad", (dc, qkv, p), (d,), **args)
         return [(qkv, d)]
 
@@ -289,31 +285,18 @@ class TensorLayers:
     # -- a decoder's block, its beginning and its end -------------------------------------------
 
     def block(
-        self,
-        x: Value,
-        angles: Value | None,
-        unit: str,
-        gated: bool,
-        causal: bool = True,
-        eps: float | None = None,
+        self, x: Value, angles: Value | None, unit: str, gated: bool, eps: float | None = None
     ) -> Value:
         """Norm, attention, +, norm, feed-forward, +."""
         a = self.norm(x, unit, "norm_1", _label(unit, "norm_1"), gated, eps)
-        x = self.add(x, self.self_attention(a, angles, unit, causal))
+        x = self.add(x, self.self_attention(a, angles, unit))
         m = self.norm(x, unit, "norm_2", _label(unit, "norm_2"), gated, eps)
         return self.add(x, self.feed_forward(m, unit, "swiglu" if gated else "gelu"))
 
-    def self_attention(
-        self,
-        x: Value,
-        angles: Value | None,
-        unit: str,
-        causal: bool = True,
-        scale: float | None = None,
-    ) -> Value:
+    def self_attention(self, x: Value, angles: Value | None, unit: str) -> Value:
         """Projections to heads, in one matrix or three, attention, and the projection back."""
         qkv = self._into(x, unit, "attention", ("wqkv",), ("wq", "wk", "wv"))
-        c = self.attention(qkv, angles, causal, scale)
+        c = self.attention(qkv, angles)
         return self.row_linear(c, unit, "attention.wo", _label(unit, "attention/wo"))
 
     def feed_forward(self, x: Value, unit: str, kernel: str) -> Value:
