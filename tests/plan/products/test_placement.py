@@ -1,6 +1,6 @@
 """Who owns what: blocks cover the array once, pieces cover what is wanted.
 
-Holds `tiledask.plan.intervals`, `tiledask.plan.products.comms`,
+Holds `tiledask.plan.intervals`, `tiledask.plan.products.traffic`,
 `tiledask.plan.products.regions`, `tiledask.plan.products.placement` and
 `tiledask.plan.products.traffic`.
 """
@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from tiledask.errors import PlacementError
 from tiledask.plan.intervals import ends_of, even, split
-from tiledask.plan.products.comms import collective, redistribution, traffic_of
 from tiledask.plan.products.placement import Partial, Replicate, Shard, Shards, Tiling
-from tiledask.plan.products.traffic import Traffic
+from tiledask.plan.products.traffic import Traffic, collective, redistribution, traffic_of
 
 meshes = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)
 

@@ -16,9 +16,8 @@ from tiledask.distributed.deadlines import bounded
 from tiledask.distributed.products.tasks import Lent, ranks_of, submit_ranks
 from tiledask.distributed.products.worker import moves
 from tiledask.distributed.transport.blocks import lending
-from tiledask.plan.products.comms import collective, redistribution, traffic_of
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling
-from tiledask.plan.products.traffic import Traffic
+from tiledask.plan.products.traffic import Traffic, collective, redistribution, traffic_of
 
 __all__ = ["redistribute"]
 

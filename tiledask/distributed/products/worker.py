@@ -25,10 +25,10 @@ from tiledask.distributed.products.panels import (
 from tiledask.distributed.transport.blocks import Span
 from tiledask.distributed.transport.reader import Reader
 from tiledask.distributed.transport.tickets import LoanLostError, Ticket
-from tiledask.plan.products.comms import Piece
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product_plan import AHEAD, ProductPanel, ProductPlan
 from tiledask.plan.products.regions import Region, around, ends_within, extents_of, region_size
+from tiledask.plan.products.traffic import Piece
 from tiledask.tile import TileCount, TileTraffic, accumulator, as_dtype
 from tiledask.tile.backend import namespace, synchronize
 

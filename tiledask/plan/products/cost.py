@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod, sqrt
 
-from tiledask.plan.products.comms import Piece
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product_plan import ProductPlan
 from tiledask.plan.products.regions import extents_of
+from tiledask.plan.products.traffic import Piece
 
 __all__ = ["MachineRates", "ProductCost", "break_even", "cost", "least_moved"]
 

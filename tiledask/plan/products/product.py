@@ -39,9 +39,9 @@ from typing import Any
 
 from tiledask.errors import PlacementError
 from tiledask.plan.intervals import part_of, split
-from tiledask.plan.products.comms import fetch
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling
 from tiledask.plan.products.product_plan import ProductPanel, ProductPlan
+from tiledask.plan.products.traffic import fetch
 from tiledask.plan.units import divisors
 from tiledask.plan.whole import is_whole, whole_number
 

@@ -13,9 +13,8 @@ from itertools import chain
 from math import prod
 
 from tiledask.plan.intervals import Interval
-from tiledask.plan.products.comms import Piece, traffic_of
 from tiledask.plan.products.placement import Tiling
-from tiledask.plan.products.traffic import Traffic
+from tiledask.plan.products.traffic import Piece, Traffic, traffic_of
 
 __all__ = ["AHEAD", "RUNTIME", "Pieces", "ProductPanel", "ProductPlan"]
 
