@@ -1,5 +1,5 @@
-"""Bytes and messages between ranks, predicted or counted; and which pieces of blocks must move, from
-the placements alone.
+"""Bytes and messages between ranks, predicted or counted; and which pieces of blocks must move,
+from the placements alone.
 
 The same list of pieces predicts the traffic and is executed, so the two can only differ
 if the cluster moves something else.
