@@ -8,7 +8,7 @@ memory      state_bytes: weights, gradients and optimizer states of a rank
 products    least_moved: elements that some rank receives, whatever the algorithm
             break_even: the width from which several ranks are faster than one
             grids: how a number of ranks can be a mesh
-losses      Checkpointing, checkpoint_interval: how often to save what may be lost
+losses      checkpointing, checkpoint_interval: how often to save what may be lost
 """
 
 from tiledask.plan.fitting.states import minimum_devices, zero3_minimum_degree
@@ -22,14 +22,14 @@ from tiledask.plan.pipelines.closed_form import (
 )
 from tiledask.plan.products.cost import break_even, least_moved
 from tiledask.plan.products.product import grids
-from tiledask.plan.timing.checkpointing import Checkpointing, checkpoint_interval
+from tiledask.plan.timing.checkpointing import checkpoint_interval, checkpointing
 
 __all__ = [
-    "Checkpointing",
     "break_even",
     "bubble_fraction",
     "bubble_overhead",
     "checkpoint_interval",
+    "checkpointing",
     "gpipe_makespan",
     "grids",
     "least_moved",

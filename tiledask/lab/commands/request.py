@@ -14,7 +14,7 @@ from tiledask.plan.frameworks.exchange import FRAMEWORKS
 from tiledask.plan.inputs.load import ASSUMED
 from tiledask.plan.inputs.run import check_timed, check_trains
 from tiledask.plan.tables import Part
-from tiledask.plan.timing.budget import Budget
+from tiledask.plan.timing.budget import budget
 from tiledask.plan.timing.calibration import calibration_of
 from tiledask.plan.units import format_percent, parse_count
 from tiledask.plan.whole import whole_number
@@ -101,12 +101,11 @@ class Request:
         if step is not None:
             result |= {"step": step.to_dict(), "saving": saving.to_dict()}
         if step is not None and args.tokens is not None:
-            budget = step.budget(args.tokens, args.price, saving.stretch)
-            lost = format_percent(budget.stretch - 1)
-            off = f"{100 * budget.error:.0f} % either way, {lost} for savings and losses in it"
-            yield f"{budget.line}: {off}"
-            names = ("tokens", "days", "device_hours", "price", "cost", "stretch", "error")
-            result["budget"] = {name: getattr(budget, name) for name in names}
+            cost = step.budget(args.tokens, args.price, saving.stretch)
+            lost = format_percent(cost.stretch - 1)
+            off = f"{100 * cost.error:.0f} % either way, {lost} for savings and losses in it"
+            yield f"{cost.line}: {off}"
+            result["budget"] = cost._asdict()
         if args.export:
             options = {"recipe": self.recipe, "sequence": self.sequence}
             made = td.export_config(self.model, self.layout, args.export, **options)
@@ -226,6 +225,6 @@ def check_cost(args: argparse.Namespace) -> None:
             whole_number(typed.replace("_", "-"), value, 1)
     if args.tokens is not None:
         args.tokens = parse_count(args.tokens)
-        Budget(args.tokens, 1.0, 1, args.price)
+        budget(args.tokens, 1.0, 1, 0.0, args.price)  # a mistake in them is the answer
     elif args.price is not None:
         raise ConfigError("--price is for --tokens, such as --tokens 15T --price 2.5")

@@ -32,7 +32,7 @@ from tiledask.plan.inputs.recipes import CPU, NVME, Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run, check_trains, more_tp
 from tiledask.plan.tables import Part, Printable
 from tiledask.plan.timing.calibration import calibration_of, holds, uncounted
-from tiledask.plan.timing.checkpointing import RESTART, Checkpointing
+from tiledask.plan.timing.checkpointing import Checkpointing, checkpointing
 from tiledask.plan.units import format_bytes
 from tiledask.plan.whole import whole_number
 
@@ -204,8 +204,8 @@ class Fit(Printable):
         }
         stages = map(ledger.by_tensor, ledger.places)
         most = max(sum(stage[tensor] for tensor in saved & stage.keys()) for stage in stages)
-        given = {"restart": RESTART, "step": step or self._seconds, **given}
-        return Checkpointing(most, devices=self.layout.devices, **given)
+        step = step or self._seconds
+        return checkpointing(most, step, self.layout.devices, **given)
 
     @cached_property
     def smallest_fix(self) -> Fix | None:

@@ -25,17 +25,20 @@ from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.inputs.run import precision_of
 from tiledask.plan.timing.roofline import Rates
 
-__all__ = [
-    "Calibration",
-    "Holds",
-    "calibration_of",
-    "frameworks",
-    "holds",
-    "uncounted",
-]
+__all__ = ["Calibration", "Holds", "calibration_of", "frameworks", "holds", "uncounted"]
 
 OTHER = "other"
 """The entry of a kernel's file for devices that it does not name, and of precisions."""
+BESIDE = "zero beside pp"
+"""The stages of ZeRO that a program runs in a pipeline's stages."""
+RULED = ("zero", BESIDE, "sequence_parallel", "tp", "pp", "cp", "ep", "interleave")
+"""Of what a framework's file may say which values its program runs."""
+KERNEL = {
+    "forward": "flash_share",
+    "backward": "flash_backward_share",
+    "fill_tiles": "flash_fill",
+}
+"""What a kernel's file says -> the field of a Calibration."""
 
 
 class Holds(NamedTuple):
@@ -44,8 +47,7 @@ class Holds(NamedTuple):
     loss_bytes: int = 6
     """Bytes for each logit at the loss: 4 in single precision and 2 of their gradient where the
     loss is fused; more where softmax and gradient are tensors of their own."""
-    fp8_input_bytes: int = 2
-    """Bytes of a number that a product in FP8 keeps of its input for the backward pass."""
+    fp8_input_bytes: int = 2  # of a number that a product in FP8 keeps of its input for backward
     keeps_expert_outputs: int = 1
     """1: answers of experts wait to be weighted by the router's probabilities; 0: they are weighted
     inside the experts, before the last product, and not kept."""
@@ -70,8 +72,7 @@ class Holds(NamedTuple):
     live_weights: int = 0
     """Parameters that ZeRO-3 gathers ahead at most, where it gathers weight by weight; 0: it
     gathers a layer."""
-    live_gradients: int = 0
-    """Parameters whose gradients wait in a bucket at most, likewise."""
+    live_gradients: int = 0  # parameters whose gradients wait in a bucket at most, likewise
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -81,70 +82,52 @@ class Calibration:
     device: str
     kernel: str
     framework: str
-    why: str
-    """Why this framework is assumed."""
+    why: str  # this framework is assumed
+    # -- of the device
     product_share: dict[str, float]
     """Precision -> share of the peak in a deep matrix product that fills the device; what is not
     named is as bf16."""
-    product_depth: float
-    """The k at which a product reaches half of that."""
-    misaligned: float = 0.0
-    """What a product takes longer for each halving of 32 down to what divides all its sizes."""
-    memory_share: float
-    """Of the memory bandwidth, in element-wise kernels."""
-    tiles: bool
-    """Products run in whole waves of tiles; otherwise their FLOP count."""
+    product_depth: float  # the k at which a product reaches half of that
+    misaligned: float = 0.0  # what each halving of 32 down to what divides all its sizes adds
+    memory_share: float  # of the memory bandwidth, in element-wise kernels
+    tiles: bool  # products run in whole waves of tiles; otherwise their FLOP count
     launch_layer: float = 0.0
     """Seconds of a layer, both ways, that launches and small kernels add for each micro-batch."""
-    launch_collective: float = 0.0
-    """Seconds that each collective over tp takes beside its bytes and its links' latency."""
-    launch_rank: float = 0.0
-    """More of them for each rank but the first."""
-    flash_share: float
-    """Of the peak, in a fused attention core; forward."""
+    launch_collective: float = 0.0  # seconds of each over tp beside bytes and links' latency
+    launch_rank: float = 0.0  # more of them for each rank but the first
+    # -- of the attention kernel
+    flash_share: float  # of the peak, in a fused attention core; forward
     flash_backward_share: float
-    flash_fill: float = 0.0
-    """Tiles of 128 rows of a head at which the forward core reaches half of its share."""
+    flash_fill: float = 0.0  # tiles of 128 rows of a head at which it reaches half of its share
+    # -- of the framework
     exposed: dict[str, float]
     """Kind of collective, "tp", "sum", their backward ones, "dp", "fsdp", "pp", "ep" -> the part
     that is waited for though work could hide it."""
-    exchange_share: float
-    """Of a link's bandwidth, in exchanges of tokens between experts."""
+    exchange_share: float  # of a link's bandwidth, in exchanges of tokens between experts
     most_nodes: float
     """Nodes that a token crosses to at most, once each, however many of its experts are there; 0:
     each copy crosses by itself."""
     own_adapter: bool = False
     """Copies gather weights through the adapter of each device, not through all of a node."""
-    copies_share: float = 1.0
-    """Of the links' bandwidth, in sums and gathers between copies of the model."""
-    ring_part: float = 1.0
-    """Of the attention core's share, what it reaches against pieces of keys that came round."""
-    gathers_operands: bool = False
-    """What tensor parallelism gathers is as wide as the products' operands."""
-    transfer_seconds: float = 0.0
-    """Seconds that a transfer between stages takes beside its bytes, each way."""
+    copies_share: float = 1.0  # of the links' bandwidth, in sums and gathers between copies
+    ring_part: float = 1.0  # of the core's share, against pieces of keys that came round
+    gathers_operands: bool = False  # what tp gathers is as wide as the products' operands
+    transfer_seconds: float = 0.0  # of a transfer between stages beside its bytes, each way
     prefetch: float = 0.0
     """Weights that ZeRO-3 gathers ahead, matrix by matrix; 0: a layer is gathered at once, while
     the one before is at work."""
     adds_gradients: bool = False
     """The products of weights' gradients add to those of earlier micro-batches, whatever their
     width (Transformer Engine); otherwise only to gradients wider than the product's numbers."""
-    step_seconds: float
-    """Seconds of the host for a step."""
-    layer_seconds: float
-    """Seconds of the host for a layer and micro-batch, both ways."""
-    floor_seconds: float
-    """The least seconds of a layer and micro-batch, both ways: the host issues no faster."""
-    mixture_seconds: float
-    """Seconds that routing and its many small kernels add to a mixture, both ways."""
-    eager_passes: float
-    """How often the fused passes over memory are done: 1 with fused or compiled kernels."""
-    loss_passes: float
-    """The part of the unfused loss's passes over the logits that is done."""
-    product_part: float
-    """Of the device's share in products, what those of this program reach."""
-    casts: float
-    """Passes of 4 bytes over each input and output gradient of a product in 8 bits."""
+    step_seconds: float  # of the host for a step
+    layer_seconds: float  # of the host for a layer and micro-batch, both ways
+    floor_seconds: float  # the least of a layer and micro-batch: the host issues no faster
+    mixture_seconds: float  # what routing and its many small kernels add to a mixture, both ways
+    eager_passes: float  # how often the fused passes over memory are done: 1 where compiled
+    loss_passes: float  # the part of the unfused loss's passes over the logits that is done
+    product_part: float  # of the device's share in products, what those of this program reach
+    casts: float  # passes of 4 bytes over each input and output gradient of a product in 8 bits
+    # -- of all together
     errors: dict[str, float]
     """What -> the relative errors that add up in quadrature to the error of an estimate."""
     calibrated: tuple[str, ...] = ()
@@ -152,12 +135,8 @@ class Calibration:
     source: str = ""
     runs: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     """Field of a layout -> the values that the program runs; what it does not name is free."""
-    trains: str = "mixed-adam-16"
-    """The recipe that the program trains with."""
-    uncounted: str = ""
-    """What its runs saved of memory that no ledger counts: they had room where it has none."""
-    scale: float = 1.0
-    """Measured over estimated seconds, where a step of one's own was measured."""
+    trains: str = "mixed-adam-16"  # the recipe that the program trains with
+    scale: float = 1.0  # measured over estimated seconds, where a step of one's own was measured
 
     @property
     def name(self) -> str:
@@ -200,33 +179,22 @@ class Calibration:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write what every ``calibration=`` reads again: the names of its files, and its scale."""
-        low, high = (self.scale * (1 + side * self.error) for side in (-1, 1))
-        saved: dict[str, Any] = {
-            "device": self.device,
-            "framework": self.framework,
-            "why": self.why.partition(", read from")[0],
-            "scale": {
-                "value": self.scale,
-                "range": [low, high],
-                "unit": "measured over estimated seconds",
-                "from": "microbenchmark: a measured step",
-            },
-            "errors": self.errors,
-        }
+        why, _, _ = self.why.partition(", read from")
+        saved = _Saved(self.device, self.framework, self.scale, tuple(self.errors.items()), why)
+        text = json.dumps(vars(saved) | {"errors": self.errors}, indent=2)
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(json.dumps(saved, indent=2) + "\n", encoding="utf-8")
+        Path(path).write_text(f"{text}\n", encoding="utf-8")
 
 
-BESIDE = "zero beside pp"
-"""The stages of ZeRO that a program runs in a pipeline's stages."""
-RULED = ("zero", BESIDE, "sequence_parallel", "tp", "pp", "cp", "ep", "interleave")
-"""Of what a framework's file may say which values its program runs."""
-KERNEL = {
-    "forward": "flash_share",
-    "backward": "flash_backward_share",
-    "fill_tiles": "flash_fill",
-}
-"""What a kernel's file says -> the field of a Calibration."""
+@dataclass(frozen=True)
+class _Saved:
+    """The file of a Calibration that was made of a measured step."""
+
+    device: str
+    framework: str
+    scale: float
+    errors: tuple[tuple[str, float], ...]
+    why: str = "a measured step"
 
 
 def _plain(given: Any) -> Any:
@@ -245,18 +213,14 @@ def _file(kind: str, name: str) -> dict[str, Any]:
 
 
 def frameworks() -> tuple[str, ...]:
-    """Names of the shipped frameworks.
-
-    >>> "megatron-2025" in frameworks()
-    True
-    """
+    """Names of the shipped frameworks."""
     return names("calibration/framework")
 
 
 @cache
 def _framework(name: str) -> dict[str, Any]:
     """With all that it has from the one that it is ``like``, but for what that was fitted to."""
-    own = _file("framework", _known(name))
+    own = _file("framework", name)
     like = _framework(own["like"]) if "like" in own else {}
     runs = own.get("runs", like.get("runs", {}))
     return (
@@ -277,9 +241,8 @@ def holds(framework: str) -> Holds:
     >>> [holds(name).loss_bytes for name in ("", "megatron-2025", "hf-lora")]
     [6, 14, 16]
     """
-    if not framework:
-        return Holds()
-    return Holds(**{key: int(n) for key, n in _framework(framework)["memory"].items()})
+    memory = _framework(framework)["memory"] if framework else {}
+    return Holds(**{key: int(n) for key, n in memory.items()})
 
 
 def uncounted(framework: str) -> str:
@@ -334,51 +297,44 @@ def calibration_of(
     if recipe.product_bytes:
         precision_of(device, recipe)
     if calibration is not None:
-        if framework is not None:
-            raise ConfigError(
-                f"a calibration names its framework; leave framework={framework!r} out, or give "
-                f"no calibration"
-            )
-        if not isinstance(calibration, Calibration | str | os.PathLike):
-            raise ConfigError(
-                f"a calibration is what td.calibrate made, or the path of its file; got "
-                f"{short(calibration)}"
-            )
-        known = calibration if isinstance(calibration, Calibration) else _saved(calibration)
-        if known.device != device.calibration:
-            raise ConfigError(
-                f"a calibration is of one kind of device: this one was measured on "
-                f"{known.device}, and {device.name} is {device.calibration}; measure a step there, "
-                f"or give no calibration"
-            )
-        return known
+        return _given(device, calibration, framework)
     kind = "mixture" if mixture else "fp8" if recipe.operand_bytes == 1 else "dense"
     if framework is not None:
-        return _joined(device.calibration, _known(framework), "as asked", kind)
+        if not isinstance(framework, str):
+            raise ConfigError(f"framework is a name such as 'megatron-2025', got {framework!r:.40}")
+        return _joined(device.calibration, framework, "as asked", kind)
     if recipe.framework and not recipe.usual:
         return _joined(device.calibration, recipe.framework, f"as recipe {recipe.name} is", kind)
     default = _file("device", device.calibration)["framework"]
     return _joined(device.calibration, default, f"the default for {device.name}", kind)
 
 
-def _saved(path: str | os.PathLike[str]) -> Calibration:
-    """The Calibration that ``Calibration.save`` wrote."""
-    given = read(path)
-    errors, number = given.numbers("errors"), given.object("scale")
-    scale = number.number("value")
-    number.pair("range")
-    device, framework = given.text("device"), _known(given.text("framework"))
-    why = given.text("why", "a measured step")
-    given.done()
-    if not scale:
-        raise given.fail("scale", "must be above 0, got 0")
-    found = _joined(device, framework, f"{why}, read from {path}", "dense")
-    return replace(found, scale=scale, errors=dict(errors))
-
-
-def _known(framework: Any) -> str:
-    if not isinstance(framework, str):
-        raise ConfigError(f"framework is a name such as 'megatron-2025', got {short(framework)}")
-    if framework not in frameworks():
-        read_named("calibration/framework", framework)  # says which there are
-    return framework
+def _given(
+    device: Device,
+    calibration: Calibration | str | os.PathLike[str],
+    framework: str | None,
+) -> Calibration:
+    """The calibration that was made, or that the file has; refuses one of another device."""
+    if framework is not None:
+        raise ConfigError(
+            f"a calibration names its framework; leave framework={framework!r} out, or give no "
+            f"calibration"
+        )
+    if isinstance(calibration, str | os.PathLike):
+        given = read(calibration)
+        saved = given.record(_Saved)
+        if not saved.scale:
+            raise given.fail("scale", "must be above 0, got 0")
+        why = f"{saved.why}, read from {calibration}"
+        joined = _joined(saved.device, saved.framework, why, "dense")
+        calibration = replace(joined, scale=saved.scale, errors=dict(saved.errors))
+    elif not isinstance(calibration, Calibration):
+        rule = "a calibration is what td.calibrate made, or the path of its file"
+        raise ConfigError(f"{rule}; got {short(calibration)}")
+    if calibration.device != device.calibration:
+        raise ConfigError(
+            f"a calibration is of one kind of device: this one was measured on "
+            f"{calibration.device}, and {device.name} is {device.calibration}; measure a step "
+            f"there, or give no calibration"
+        )
+    return calibration

@@ -10,12 +10,12 @@ more.
 """
 
 from dataclasses import dataclass
-from math import exp, expm1, isfinite, sqrt
+from math import exp, expm1, inf, isfinite, sqrt
 
 from tiledask.errors import ConfigError
 from tiledask.plan.units import format_bytes, format_seconds
 
-__all__ = ["MTBF", "RESTART", "STORAGE", "Checkpointing", "checkpoint_interval"]
+__all__ = ["MTBF", "RESTART", "STORAGE", "Checkpointing", "checkpoint_interval", "checkpointing"]
 
 MTBF = 54 * 86_400 * 16_384 / 419
 """Seconds between two losses of one GPU, 51,000 hours: 419 unexpected interruptions in 54 days on
@@ -41,125 +41,72 @@ def checkpoint_interval(cost: float, mtbf: float) -> float:
     return sqrt(2 * cost * mtbf)
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Checkpointing:
-    """How often to save, and what that costs.
+    """How often to save, and what that costs."""
 
-    Llama 3 405B on 16,384 GPUs, whose storage takes 2 TB/s:
-
-    >>> Checkpointing(405e9 * 14, bandwidth=2e12, devices=16_384)
-    Checkpointing(every 251 s: 1.1 % for saving, 1.1 % lost again)
-    """
-
-    state_bytes: float
-    """Of all devices together, or of one: what is saved."""
-    bandwidth: float = STORAGE
-    """Bytes per second, of all that write together, or of one."""
-    mtbf: float = MTBF
-    """Seconds between two failures of one device, on average."""
-    devices: int = 1
-    """How many there are: the failure of any ends the step for all."""
-    restart: float = 0.0
-    """Seconds from a failure until steps go on."""
-    step: float = 0.0
-    """Seconds of a step; 0: not known, and saved at any time."""
-
-    def __post_init__(self) -> None:
-        least = {"state_bytes": 0, "devices": 1, "restart": 0, "step": 0}
-        for name in (*least, "bandwidth", "mtbf"):
-            value, floor = getattr(self, name), least.get(name)
-            if not (isfinite(value) and (value > 0 if floor is None else value >= floor)):
-                rule = "above 0" if floor is None else f"{floor} or more"
-                raise ConfigError(f"{name} must be finite and {rule}, got {value!r}; measure it")
-
-    @property
-    def cost(self) -> float:
-        """Seconds of a save."""
-        return self.state_bytes / self.bandwidth
-
-    @property
-    def between_failures(self) -> float:
-        """Seconds between two failures of any device."""
-        return self.mtbf / self.devices
-
-    @property
-    def steps(self) -> int | None:
-        """Steps from one save to the next; None where a step's time is not known."""
-        if not self.step:
-            return None
-        best = checkpoint_interval(self.cost, self.between_failures)
-        return max(1, round(best / self.step))
-
-    @property
-    def interval(self) -> float:
-        """Seconds of work from one save to the next."""
-        if self.steps:
-            return self.steps * self.step
-        return checkpoint_interval(self.cost, self.between_failures)
-
-    @property
-    def saving(self) -> float:
-        """Seconds of saving for each of work."""
-        return self.cost / self.interval if self.cost else 0.0
-
-    @property
-    def redone(self) -> float:
-        """The share of the time whose work is lost and done again."""
-        return self.interval / 2 / self.between_failures
-
-    @property
-    def restarting(self) -> float:
-        """The share of the time that goes into restarts."""
-        return self.restart / self.between_failures
-
-    @property
-    def lost(self) -> float:
-        """The share of the time that is lost and done again, restarts included."""
-        return self.redone + self.restarting
-
-    @property
-    def stretch(self) -> float:
-        """Wall time over the work's, if failures come at random, in restarts and saves too: Daly
-        2006, equation 20. Infinite where nearly nothing is ever reached.
-
-        >>> said = Checkpointing(60.0, bandwidth=1.0, mtbf=3600.0, restart=30.0)
-        >>> round(said.interval), round(1 + said.saving + said.lost, 3), round(said.stretch, 3)
-        (657, 1.191, 1.218)
-        """
-        mtbf, work = self.between_failures, self.interval
-        if not work:
-            return exp(self.restart / mtbf) if self.restart < 700 * mtbf else float("inf")
-        if self.restart + work + self.cost > 700 * mtbf:
-            return float("inf")
-        return exp(self.restart / mtbf) * expm1((work + self.cost) / mtbf) * mtbf / work
+    state_bytes: float  # of a rank
+    bandwidth: float  # bytes per second that it writes
+    mtbf: float  # seconds between two failures of one device, on average
+    devices: int  # the failure of any ends the step for all
+    restart: float  # seconds from a failure until steps go on
+    cost: float  # seconds of a save
+    between_failures: float  # seconds, of any device
+    steps: int  # from one save to the next
+    interval: float  # seconds of work from one save to the next
+    saving: float  # seconds of saving for each of work
+    redone: float  # the share of the time whose work is lost and done again
+    restarting: float  # the share of the time that goes into restarts
+    stretch: float
+    """Wall time over the work's, if failures come at random, in restarts and saves too: Daly
+    2006, equation 20. Infinite where nearly nothing is ever reached."""
 
     @property
     def line(self) -> str:
         """In words, for a plan."""
-        words = f"every {_time(self.interval)}"
-        if self.steps:
-            words = f"every {self.steps:,} steps ({_time(self.interval)})"
         source = ", as in Llama 3's training" if self.mtbf == MTBF else ""
         return (
-            f"save {words}: {format_bytes(round(self.state_bytes))} of a rank take "
-            f"{_time(self.cost)} at {format_bytes(round(self.bandwidth))}/s, one of "
-            f"{self.devices:,} is lost every {_time(self.between_failures)}{source}; saving "
-            f"{100 * self.saving:.2f} %, done again {100 * self.redone:.2f} %, restarting "
-            f"{100 * self.restarting:.2f} %, {100 * (self.stretch - 1):.2f} % more time in all"
+            f"save every {self.steps:,} steps ({_time(self.interval)}): "
+            f"{format_bytes(round(self.state_bytes))} of a rank take {_time(self.cost)} at "
+            f"{format_bytes(round(self.bandwidth))}/s, one of {self.devices:,} is lost every "
+            f"{_time(self.between_failures)}{source}; saving {100 * self.saving:.2f} %, done again "
+            f"{100 * self.redone:.2f} %, restarting {100 * self.restarting:.2f} %, "
+            f"{100 * (self.stretch - 1):.2f} % more time in all"
         )
 
     def to_dict(self) -> dict[str, float | None]:
         """What was given and what follows, as plain values for JSON; None for what is infinite."""
-        names = "state_bytes bandwidth mtbf devices restart cost between_failures steps interval"
-        names += " saving redone restarting stretch"
-        found = {name: getattr(self, name) for name in names.split()}
-        return {name: None if value == float("inf") else value for name, value in found.items()}
+        return {name: None if value == inf else value for name, value in vars(self).items()}
 
-    def __repr__(self) -> str:
-        return (
-            f"Checkpointing(every {format_seconds(self.interval)}: {100 * self.saving:.1f} % for "
-            f"saving, {100 * self.lost:.1f} % lost again)"
-        )
+
+def checkpointing(
+    state_bytes: float,
+    step: float,
+    devices: int = 1,
+    bandwidth: float = STORAGE,
+    mtbf: float = MTBF,
+    restart: float = RESTART,
+) -> Checkpointing:
+    """The Checkpointing of ranks that keep ``state_bytes`` each, in steps of ``step`` seconds.
+
+    >>> found = checkpointing(60.0, step=1.0, bandwidth=1.0, mtbf=3600.0, restart=30.0)
+    >>> found.steps, round(1 + found.saving + found.redone + found.restarting, 3), found.stretch
+    (657, 1.191, 1.2179597506108456)
+    """
+    given = {"step": step, "devices": devices, "bandwidth": bandwidth, "mtbf": mtbf}
+    for name, value in (given | {"state_bytes": state_bytes, "restart": restart}).items():
+        if not (isfinite(value) and (value > 0 or (value == 0 and name not in given))):
+            rule = "above 0" if name in given else "0 or more"
+            raise ConfigError(f"{name} must be finite and {rule}, got {value!r}; measure it")
+    cost, between = state_bytes / bandwidth, mtbf / devices
+    steps = max(1, round(checkpoint_interval(cost, between) / step))
+    work = steps * step
+    shares = cost / work, work / 2 / between, restart / between
+    stretch = inf
+    if restart + work + cost <= 700 * between:
+        stretch = exp(restart / between) * expm1((work + cost) / between) * between / work
+    of = state_bytes, bandwidth, mtbf, devices, restart
+    return Checkpointing(*of, cost, between, steps, work, *shares, stretch)
 
 
 def _time(seconds: float) -> str:

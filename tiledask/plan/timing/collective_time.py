@@ -4,7 +4,8 @@ devices 0 1 2 3 | 4 5 6 7 | ...      a group takes every ``stride``-th device:
 group   x   x   | x   x   |          stride 2 of nodes of 4: two members a node
 
 Members in one node use its links only. Across nodes a ring leaves each node as often as the
-group has members there, each through its own adapter (NCCL builds one ring an adapter).
+group has members there, each through its own adapter (NCCL builds one ring an adapter). Nothing
+takes any time in a group of one.
 """
 
 import numpy as np
@@ -47,11 +48,15 @@ def bandwidth(
     return np.where(here >= size, within, shared)
 
 
-def latency(size: Values, stride: Values, cluster: ClusterSpec) -> Values:
-    """Seconds that a message of no bytes takes through the group: a tree, nodes above devices."""
+def latency(size: Values, stride: Values, cluster: ClusterSpec, round_: bool = False) -> Values:
+    """Seconds that a message of no bytes takes through the group: up a tree of the devices of a
+    node, then up one of nodes, or round all of them."""
     here = members(size, stride, cluster)
+    nodes = np.maximum(size / here, 1)
     inside = np.log2(np.maximum(here, 1)) * cluster.within_node.latency
-    return inside + np.ceil(np.log2(np.maximum(size / here, 1))) * cluster.between_nodes.latency
+    return (
+        inside + (nodes - 1 if round_ else np.ceil(np.log2(nodes))) * cluster.between_nodes.latency
+    )
 
 
 def all_gather(
@@ -62,21 +67,12 @@ def all_gather(
     own_adapter: bool = False,
     calls: Values = 1,
 ) -> Values:
-    """Seconds until each of ``size`` ranks holds all ``whole`` bytes; reduce-scatter is equal.
-
-    A ring moves (n-1)/n of the whole through each rank (Thakur et al. 2005, section 4), and a
-    message round all nodes, in each of ``calls`` that the bytes are cut into.
-
-    >>> from tiledask.plan.inputs.hardware import load_cluster
-    >>> dgx = load_cluster("64xA100-80GB")
-    >>> bool(all_gather(1e9, 1, 1, dgx) == 0)
-    True
-    """
+    """Seconds until each of ``size`` ranks holds all ``whole`` bytes; reduce-scatter is equal. A
+    ring moves (n-1)/n of the whole through each rank (Thakur et al. 2005, section 4), and a message
+    round all nodes, in each of ``calls`` that the bytes are cut into."""
     moved = whole * (size - 1) / size / bandwidth(size, stride, cluster, own_adapter)
-    here = members(size, stride, cluster)
-    inside = np.log2(np.maximum(here, 1)) * cluster.within_node.latency
-    round_ = inside + (np.maximum(size / here, 1) - 1) * cluster.between_nodes.latency
-    return np.where(np.asarray(size) > 1, moved + calls * round_, 0.0)
+    waited = calls * latency(size, stride, cluster, round_=True)
+    return np.where(np.asarray(size) > 1, moved + waited, 0.0)
 
 
 def all_reduce(whole: Values, size: Values, stride: Values, cluster: ClusterSpec) -> Values:
@@ -116,8 +112,11 @@ def exchange(
 def p2p(moved: Values, size: Values, stride: Values, cluster: ClusterSpec) -> Values:
     """Seconds from one member of the chain to the next; between nodes if any link is."""
     inside = members(size, stride, cluster) >= size
-    link = np.where(inside, cluster.within_node.reached, cluster.between_nodes.reached)
-    wait = np.where(inside, cluster.within_node.latency, cluster.between_nodes.latency)
+    near, far = cluster.within_node, cluster.between_nodes
+    link, wait = (
+        np.where(inside, near.reached, far.reached),
+        np.where(inside, near.latency, far.latency),
+    )
     return np.where(np.asarray(size) > 1, moved / link + wait, 0.0)
 
 

@@ -8,10 +8,10 @@ weight's [k, t] x [t, n]. Numbers of the layout may be NumPy arrays; what comes 
 [forward and backward, layouts].
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,15 +20,13 @@ from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Numbers
 from tiledask.plan.inputs.model import Model, Weight
 from tiledask.plan.inputs.recipes import Recipe
-from tiledask.plan.inputs.run import check_timed
 from tiledask.plan.timing.calibration import Calibration
 from tiledask.plan.timing.roofline import Rates, ceil_div, gemm_bytes, gemm_seconds, memory_seconds
 
 __all__ = ["LayerTime", "Product", "products"]
 
 
-@dataclass(frozen=True)
-class Product:
+class Product(NamedTuple):
     """Matrices that multiply the same vectors, as one product [tokens, k] x [k, n]."""
 
     name: str
@@ -75,41 +73,33 @@ class LayerTime:
     sequence: int
     calibration: Calibration
 
-    def __post_init__(self) -> None:
-        check_timed(self.recipe)
-
     @cached_property
     def rates(self) -> Rates:
         """Of the attention core, the head and the passes over memory."""
         return self.calibration.rates(self.cluster.device, self.recipe)
 
     @cached_property
-    def product_rates(self) -> Rates:
-        """Of the layers' products."""
-        width = self.recipe.operand_bytes
-        return self.calibration.rates(self.cluster.device, self.recipe, width)
-
-    @property
     def width(self) -> int:
+        """Bytes of an activation."""
         return self.recipe.compute_bytes
 
-    @property
+    @cached_property
     def tokens(self) -> Values:
         """Tokens of a micro-batch on one device."""
         return self.n.microbatch * ceil_div(self.sequence, self.n.cp)
 
-    @property
-    def whole(self) -> Values:
+    @cached_property
+    def own_tokens(self) -> Values:
         """Of them, those whose residual stream a device works on outside the products."""
         each = ceil_div(ceil_div(self.sequence, self.n.cp), self.n.tp)
         return np.where(self.n.sequence_parallel, self.n.microbatch * each, self.tokens)
 
     @property
-    def come(self) -> Values:
-        """Tokens that come to the experts of the fullest device, for each token of its own and
+    def expert_tokens(self) -> Values:
+        """Tokens that come to the experts of the fullest device, for each of its own tokens and
         each of a token's experts."""
-        come: Values = self.model.imbalance * self.n.expert_slices / self.n.tp
-        return come
+        share: Values = self.model.imbalance * self.n.expert_slices / self.n.tp
+        return share
 
     def weight_products(self, weights: tuple[Weight, ...]) -> Array:
         """Seconds of all products with weights.
@@ -118,8 +108,8 @@ class LayerTime:
         top. Operands of 8 bits are cast in passes of 4 bytes over each input, forward, and each
         output's gradient, backward.
         """
-        n, rates, recipe = self.n, self.product_rates, self.recipe
-        width, gradient = recipe.operand_bytes, recipe.gradient_bytes
+        n, recipe, width = self.n, self.recipe, self.recipe.operand_bytes
+        rates = self.calibration.rates(self.cluster.device, recipe, width)
         casts = self.calibration.casts if recipe.product_bytes else 0.0
         total: Array = np.zeros((2, 1))
         for product in products(weights):
@@ -128,7 +118,7 @@ class LayerTime:
             rows, slices = self.tokens, n.tp
             if first.copies > 1:
                 batch, slices = ceil_div(first.copies, n.ep), n.expert_slices
-                rows = self.come * self.tokens * first.active * n.ep / first.copies
+                rows = self.expert_tokens * self.tokens * first.active * n.ep / first.copies
             k, columns = product.shape(slices)
             forward = gemm_seconds(rows, k, columns, rates, width, batch)
             inputs = gemm_seconds(rows, columns, k, rates, width, batch)
@@ -136,7 +126,7 @@ class LayerTime:
             if first.copies > 1:
                 held = 1.0 * batch * k * columns
                 forward = forward + memory_seconds(width * held, rates)
-                inputs = inputs + memory_seconds((width + 2 * gradient) * held, rates)
+                inputs = inputs + memory_seconds((width + 2 * recipe.gradient_bytes) * held, rates)
             cast = 4.0 * casts * batch * rows
             forward = forward + memory_seconds(cast * k, rates)
             backward = inputs + weight + memory_seconds(cast * columns, rates)
@@ -149,7 +139,7 @@ class LayerTime:
         """Seconds of [k, rows] x [rows, n], added to the gradients of earlier micro-batches.
 
         Gradients as wide as the product's numbers are added by a kernel of its own, which reads
-        two and writes one. Into wider ones the product itself adds (Megatron-LM's fused
+        two and writes one; into wider ones the product itself adds (Megatron-LM's fused
         accumulation of fp32 gradients), or into any where the framework does so. Frozen weights
         have none.
         """
@@ -177,14 +167,13 @@ class LayerTime:
         queries, keys = ceil_div(self.sequence, n.cp), self.sequence
         batch = n.microbatch * ceil_div(model.heads, n.tp)
         scores = 1.0 * batch * queries * keys
-
-        def shapes(d: int) -> Iterator[Values]:
-            """[q, d] x [d, s], [q, s] x [s, d] and [s, q] x [q, d]."""
-            for m, k, n in ((queries, d, keys), (queries, keys, d), (keys, queries, d)):
-                yield gemm_seconds(m, k, n, rates, width, batch)
-
-        score, grad_query, grad_key = shapes(model.qk_dim)
-        grad_score, context, grad_value = shapes(model.v_dim)
+        (score, grad_query, grad_key), (grad_score, context, grad_value) = (
+            [  # [q, d] x [d, s], [q, s] x [s, d] and [s, q] x [q, d]
+                gemm_seconds(a, b, c, rates, width, batch)
+                for a, b, c in ((queries, d, keys), (queries, keys, d), (keys, queries, d))
+            ]
+            for d in (model.qk_dim, model.v_dim)
+        )
         both = stacked(score + context, grad_score + grad_query + grad_key + grad_value)
         masked = 2 * width + 1 if model.dropout else 0
         moved = stacked((2 * width + masked) * scores, (3 * width + masked) * scores)
@@ -203,12 +192,11 @@ class LayerTime:
         activation 2, 3; gated 3, 5 | context turned from heads to rows 2, 2
         gradients of q, k, v joined 0, 2 | mixture: tokens sorted to their experts and back 4, 4
         """
-        model, tokens, whole, width = self.model, self.tokens, self.whole, self.width
-        tp, rates = self.n.tp, self.rates
-        h, norms = model.hidden, model.layer_norms * (model.norm != "none")
+        model, tokens, own, width = self.model, self.tokens, self.own_tokens, self.width
+        tp, h, norms = self.n.tp, model.hidden, model.layer_norms * (model.norm != "none")
         mask, biases = model.dropout / width, model.out_bias + model.mlp_bias
-        there: Values = h * (norms * 2 + 2 * (3 + mask)) * whole
-        back: Values = h * (norms * 3 + 2 * (3 + (2 + 1 / width) * model.dropout) + biases) * whole
+        there: Values = h * (norms * 2 + 2 * (3 + mask)) * own
+        back: Values = h * (norms * 3 + 2 * (3 + (2 + 1 / width) * model.dropout) + biases) * own
         a, g = ceil_div(model.heads, tp), ceil_div(model.kv_heads, tp)
         context, qkv = a * model.v_dim, a * model.qk_dim + g * (model.qk_dim + model.v_dim)
         inner: Values = sum(
@@ -223,26 +211,22 @@ class LayerTime:
         there = there + (3 if gated else 2) * inner + turned
         back = back + ((5 if gated else 3) + model.mlp_bias) * inner + turned + joined
         if any(w.copies > 1 for w in weights):
-            sorted_ = 4 * model.imbalance * model.top_k * h * whole
+            sorted_ = 4 * model.imbalance * model.top_k * h * own
             there, back = there + sorted_, back + sorted_
-        return memory_seconds(1.0 * width * stacked(there, back), rates)
+        return memory_seconds(1.0 * width * stacked(there, back), self.rates)
 
     def adapter_passes(self, weights: tuple[Weight, ...]) -> Array:
         """Seconds of low-rank adapters, limited by memory: beside a product [t, k] x [k, n] its
         input is read, and the adapter's output written and added, k + 4 n numbers a token forward,
         and 4 k + 2 n backward."""
-        adapters, width, tokens = self.recipe.adapters, self.width, self.tokens
-        if adapters is None:
-            return np.zeros((2, 1))
+        adapters = self.recipe.adapters
         there: Values = 0.0
         back: Values = 0.0
-        for product in products(weights):
-            for weight in product.weights:
-                if weight.name in adapters.matrices:
-                    k, n = Product(weight.name, (weight,)).shape(self.n.tp)
-                    there = there + weight.active * (k + 4 * n)
-                    back = back + weight.active * (4 * k + 2 * n)
-        return memory_seconds(1.0 * width * tokens * stacked(there, back), self.rates)
+        for weight in (w for w in weights if adapters and w.inputs and w.name in adapters.matrices):
+            k, n = Product(weight.name, (weight,)).shape(self.n.tp)
+            there = there + weight.active * (k + 4 * n)
+            back = back + weight.active * (4 * k + 2 * n)
+        return memory_seconds(1.0 * self.width * self.tokens * stacked(there, back), self.rates)
 
     def logits(self) -> Array:
         """Seconds of the logits and of the cross-entropy over the vocabulary.

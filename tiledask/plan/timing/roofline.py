@@ -7,7 +7,7 @@ All sizes may be NumPy arrays: a search prices thousands of layouts at once.
 
 from dataclasses import dataclass
 from functools import reduce
-from typing import overload
+from typing import TypeVar
 
 import numpy as np
 
@@ -18,39 +18,25 @@ __all__ = ["TILES", "Rates", "ceil_div", "gemm_bytes", "gemm_seconds", "memory_s
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.8))
 """Rows and columns of a tile of the result and the part of the best rate that it reaches: a
 smaller tile reads more operands per FLOP. The library takes the tile that is done first."""
+Size = TypeVar("Size", int, Values)
+Moved = TypeVar("Moved", Array, Values)
 
 
 @dataclass(frozen=True)
 class Rates:
     """What one device reaches: the datasheet times the shares of data/calibration."""
 
-    flops: float
-    """FLOP/s of a deep product that fills all multiprocessors."""
-    memory: float
-    """Bytes/s of a pass over memory."""
-    depth: float = 0.0
-    """The k at which a product reaches half of ``flops``: filling and draining a tile's loop."""
-    misaligned: float = 0.0
-    """What a product takes longer for each halving of 32 down to what divides all its sizes."""
-    multiprocessors: int = 0
-    """Tiles that are computed at once; 0 when unknown: then nothing is rounded to waves."""
-    flash: float = 1.0
-    """FLOP/s of a fused attention core, forward."""
+    flops: float  # FLOP/s of a deep product that fills all multiprocessors
+    memory: float  # bytes/s of a pass over memory
+    depth: float = 0.0  # the k at which a product reaches half of ``flops``
+    misaligned: float = 0.0  # what each halving of 32 until it divides all sizes adds
+    multiprocessors: int = 0  # tiles that are computed at once; 0: nothing is rounded to waves
+    flash: float = 1.0  # FLOP/s of a fused attention core, forward
     flash_backward: float = 1.0
-    """The same, backward."""
-    flash_fill: float = 0.0
-    """Tiles of 128 rows of a head at which the forward core reaches half of ``flash``."""
+    flash_fill: float = 0.0  # tiles of 128 rows of a head at which it reaches half of ``flash``
 
 
-@overload
-def ceil_div(a: int, b: int) -> int: ...
-
-
-@overload
-def ceil_div(a: Values, b: Values) -> Values: ...
-
-
-def ceil_div(a: Values, b: Values) -> Values:
+def ceil_div(a: Size, b: Size) -> Size:
     """a / b rounded up, for numbers and arrays of them."""
     return -(-a // b)
 
@@ -77,17 +63,15 @@ def gemm_seconds(
     >>> [round(float(seconds / waves[0]), 2) for seconds in waves]
     [1.0, 1.61, 2.0]
     """
-    if rates.multiprocessors:
-        computed: Values = reduce(
-            np.minimum,
-            (
-                ceil_div(batch * ceil_div(m, rows) * ceil_div(n, columns), rates.multiprocessors)
-                * (rows * columns * rates.multiprocessors / share)
-                for rows, columns, share in TILES
-            ),
+    at_once = rates.multiprocessors
+    computed: Values = 1.0 * batch * m * n
+    if at_once:
+        tiles = (
+            ceil_div(batch * ceil_div(m, rows) * ceil_div(n, columns), at_once)
+            * (rows * columns * at_once / share)
+            for rows, columns, share in TILES
         )
-    else:
-        computed = 1.0 * batch * m * n
+        computed = reduce(np.minimum, tiles)
     products = 2.0 * k * computed / rates.flops * (1 + rates.depth / k)
     if rates.misaligned:
         products = products * (1 + rates.misaligned * halvings(m, k, n))
@@ -110,18 +94,6 @@ def halvings(*sizes: Values) -> Values:
     return times
 
 
-@overload
-def memory_seconds(moved: Array, rates: Rates) -> Array: ...
-
-
-@overload
-def memory_seconds(moved: Values, rates: Rates) -> Values: ...
-
-
-def memory_seconds(moved: Values, rates: Rates) -> Values:
-    """Seconds of element-wise kernels that read and write ``moved`` bytes in all.
-
-    >>> memory_seconds(2e9, Rates(flops=1, memory=2e12))
-    0.001
-    """
+def memory_seconds(moved: Moved, rates: Rates) -> Moved:
+    """Seconds of element-wise kernels that read and write ``moved`` bytes in all."""
     return moved / rates.memory

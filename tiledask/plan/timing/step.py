@@ -5,8 +5,8 @@ stage 1  . F F F B F B F B ...  B B . |                  |
          fill                    drain   dp                optimizer
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache, reduce
 from operator import add
 from typing import Any
@@ -20,17 +20,13 @@ from tiledask.plan.inputs.layout import Layout, Numbers
 from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.plan.inputs.run import (
-    check_run,
-    check_trains,
-    chunk_kinds,
-)
+from tiledask.plan.inputs.run import check_run, check_timed, check_trains, chunk_kinds
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, layout_schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.timing.calibration import Calibration, calibration_of
 from tiledask.plan.timing.step_estimate import StepEstimate, StepRow
-from tiledask.plan.timing.step_time import PIECE, Parts, StepTime
+from tiledask.plan.timing.step_time import PIECE, StepTime
 
 __all__ = [
     "StepEstimate",
@@ -43,10 +39,6 @@ __all__ = [
 
 MOST_ACTIONS = 200_000
 """Of a 1F1B, up to which more rounds are simulated to see one repeat itself."""
-MEASUREMENT = 0.02
-"""The relative error of a measured step of which nothing else is known."""
-LEAST_ERROR = 1e-3
-"""Of one whose trace has steps that are alike."""
 ELSEWHERE = 0.05
 """The relative error of a scale that one layout showed, in others."""
 CLOSED_FORMS = ("naive", "gpipe", "1f1b", "interleaved")
@@ -80,25 +72,22 @@ def estimate_step(
     ...               sequence=4096)  # doctest: +ELLIPSIS
     StepEstimate(... s a step on 64 x A100-80GB, MFU ... %, ... tokens/s)
     """
-    named: dict[str, Any] = {"calibration": calibration, "framework": framework}
-    return estimate_steps(model, [layout], cluster, recipe, sequence, **named)[0]
+    run = model, [layout], cluster, recipe, sequence
+    return estimate_steps(*run, calibration=calibration, framework=framework)[0]
 
 
 def estimate_steps(
     model: Model | str,
     layouts: Sequence[Layout],
     cluster: ClusterSpec | str,
-    recipe: str | Recipe = "mixed-adam-16",
-    sequence: int | None = None,
-    *,
-    calibration: str | Calibration | None = None,
-    framework: str | None = None,
+    recipe: str | Recipe,
+    sequence: int | None,
+    **assumed: Any,
 ) -> list[StepEstimate]:
     """What `estimate_step` says of each of ``layouts``: their layers are timed together."""
-    model, cluster = as_model(model), as_cluster(cluster)
-    recipe = load_recipe(recipe)
+    model, cluster, recipe = as_model(model), as_cluster(cluster), load_recipe(recipe)
     check_trains(recipe)
-    sequence = model.usual_sequence if sequence is None else sequence
+    check_timed(recipe)
     for layout in layouts:
         sequence = check_run(model, layout, sequence)
         if layout.devices > cluster.devices:
@@ -107,24 +96,34 @@ def estimate_steps(
                 f"{cluster.devices}; use fewer copies or a cluster such as "
                 f"'{layout.devices}x{cluster.device.name}'"
             )
-    known = calibration_of(cluster.device, recipe, calibration, framework, model.experts > 0)
-    time = StepTime(model, cluster, Numbers.of(*layouts), recipe, sequence, known)
-    means = known.scale * _of_each([time.mean_layer()], layouts).sum((1, 2))
-    steps, names = [], [each.name for each in fields(Parts)]
-    for layout, parts, mean in zip(
-        layouts, _over_stages(time, layouts), means.tolist(), strict=True
-    ):
-        found: dict[str, Any] = {
-            name: known.scale * part for name, part in zip(names, parts, strict=True)
-        }
-        found |= {"model": model, "layout": layout, "cluster": cluster, "recipe": recipe}
-        found |= {"sequence": sequence, "calibration": known, "layer_seconds": tuple(mean)}
-        steps.append(StepEstimate(**found))
+    known = calibration_of(cluster.device, recipe, **assumed, mixture=model.experts > 0)
+    given = {"model": model, "cluster": cluster, "recipe": recipe, "sequence": sequence}
+    time = StepTime(**given, n=Numbers.of(*layouts), calibration=known)  # type: ignore[arg-type]
+    # of each layout [dense layer, mixture, transfer, embedding, head, mean layer][PIECE, ways]
+    works = {name == "mixture layer": layer for name, _, layer in time.kinds}
+    kinds = [works.get(mixture, np.zeros((len(PIECE), 2, 1))) for mixture in (False, True)]
+    each = (*kinds, time.transfer(), time.embedding(), time.head(), time.mean_layer())
+    shape = len(PIECE), 2, len(layouts)
+    pieces = np.moveaxis(np.stack([np.broadcast_to(one, shape) for one in each]), -1, 0)
+    stages = [_stages(model, *pair) for pair in zip(layouts, pieces[:, :-1], strict=True)]
+    fullest = np.array([most for *_, most in stages])
+    ways = np.array([slow.sum(0) for slow, *_ in stages]).T
+    waited, update = stacked(time.reduction(fullest, ways), time.optimizer(fullest)).tolist()
+    means = known.scale * pieces[:, -1].sum(1)
+    steps = []
+    for n, (layout, (slow, run, _)) in enumerate(zip(layouts, stages, strict=True)):
+        m = layout.microbatches
+        parts = dict(zip(PIECE, (m * (slow[:, 0] + slow[:, 1])).tolist(), strict=True))
+        bubble = max(0.0, run - m * float(slow.sum(0).sum()))
+        parts |= {"dp": waited[n], "bubble": bubble, "optimizer": update[n]}
+        found: dict[str, Any] = {name: known.scale * part for name, part in parts.items()}
+        found |= given | {"layout": layout, "calibration": known}
+        steps.append(StepEstimate(**found, layer_seconds=tuple(means[n].tolist())))
     return steps
 
 
 def calibrate(
-    seconds: Any,
+    seconds: float,
     model: Model | str,
     layout: Layout,
     cluster: ClusterSpec | str,
@@ -132,48 +131,33 @@ def calibrate(
     sequence: int | None = None,
     *,
     framework: str | None = None,
-    error: float | None = None,
+    error: float = 0.02,
 ) -> Calibration:
     """The Calibration in which a step of ``model`` in ``layout`` takes the ``seconds`` it took.
 
-    ``seconds``: a number, or a trace: torch.profiler's JSON of some steps or a folder with that of
-    each rank (the median from one mark of its schedule to the next), or whatever else
-    `tiledask.diagnose` reads, of one step.
     All parts of a step are scaled by measured over estimated seconds: one number cannot tell which
     of them is off. ``framework``: the one that the step was measured with; without it the recipe's
     or the device's is assumed, as ``why`` then says. ``error``: the relative error of the
-    measurement, by default half of what the steps of a trace differ by, or 2 %.
-    `Calibration.save` writes it;
+    measurement. `Calibration.save` writes it;
     ``calibration=`` of `estimate_step`, `fits` and `search`, and --calibration of the command
-    line, take it or its path. Raises what `estimate_step` does, and ConfigError for seconds of 0
-    and for what is no trace of a step.
+    line, take it or its path. Raises what `estimate_step` does, and ConfigError for seconds of 0.
 
     >>> run = "llama-2-70b", Layout(tp=8, pp=4, dp=2, microbatches=64), "64xA100-80GB"
     >>> mine = calibrate(70.0, *run, sequence=4096)
     >>> round(estimate_step(*run, sequence=4096, calibration=mine).total, 6)
     70.0
     """
-    what = "a measured step"
-    if not isinstance(seconds, int | float):
-        from tiledask.plan.diagnosis.trace_files import read_step
-
-        found = read_step(seconds)
-        seconds, what = found.seconds, found.words
-        if error is None and found.error is not None:
-            error = max(found.error, LEAST_ERROR)
-    error = MEASUREMENT if error is None else error
     for name, value, most in (("seconds", seconds, float("inf")), ("error", error, 1)):
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not (number and 0 < value < most):
-            above = "above 0, or a trace" if name == "seconds" else "above 0 and below 1, a share"
+            above = "above 0" if name == "seconds" else "above 0 and below 1, a share"
             raise ConfigError(f"{name} must be a measured number {above}; got {short(value)}")
     step = estimate_step(model, layout, cluster, recipe, sequence, framework=framework)
     errors = {"measurement": float(error), "other layouts": ELSEWHERE}
-    scale = seconds / step.total
-    why = f"scaled to {what}, framework {step.calibration.why}"
+    why = f"scaled to a measured step, framework {step.calibration.why}"
     if framework is None:
         why += ": framework= names another"
-    return replace(step.calibration, scale=scale, errors=errors, why=why)
+    return replace(step.calibration, scale=seconds / step.total, errors=errors, why=why)
 
 
 def pipeline_seconds(layout: Layout, forward: list[float], backward: list[float]) -> float:
@@ -262,25 +246,3 @@ def _stages(model: Model, layout: Layout, pieces: Array) -> tuple[Array, float, 
     run = pipeline_seconds(layout, forward, backward) if many else m * float(slow.sum(0).sum())
     fullest = max(layout.stage_layers(stage, model.layers) for stage in range(layout.pp))
     return slow, run, fullest
-
-
-def _over_stages(time: StepTime, layouts: Sequence[Layout]) -> Iterator[list[float]]:
-    """The numbers of the Parts of layouts whose stages are summed one by one."""
-    works = {name == "mixture layer": layer for name, _, layer in time.kinds}
-    layers = [works.get(mixture, np.zeros((len(PIECE), 2, 1))) for mixture in (False, True)]
-    pieces = _of_each([*layers, time.transfer(), time.embedding(), time.head()], layouts)
-    stages = [_stages(time.model, *pair) for pair in zip(layouts, pieces, strict=True)]
-    fullest = np.array([most for *_, most in stages])
-    ways = np.array([slow.sum(0) for slow, *_ in stages]).T
-    waited, update = stacked(time.reduction(fullest, ways), time.optimizer(fullest)).tolist()
-    for n, (layout, (slow, run, _)) in enumerate(zip(layouts, stages, strict=True)):
-        m = layout.microbatches
-        parts = (m * (slow[:, 0] + slow[:, 1])).tolist()
-        bubble = max(0.0, run - m * float(slow.sum(0).sum()))
-        yield [*parts, waited[n], bubble, update[n]]
-
-
-def _of_each(works: Sequence[Array], layouts: Sequence[Layout]) -> Array:
-    """Works of columns as [layouts, works, PIECE, ways]."""
-    each = (np.broadcast_to(work, (len(PIECE), 2, len(layouts))) for work in works)
-    return np.moveaxis(np.stack(list(each)), -1, 0)

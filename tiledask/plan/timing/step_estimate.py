@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import hypot
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tiledask.plan.data import shipped_json
 from tiledask.plan.frames import frame
@@ -16,7 +16,7 @@ from tiledask.plan.inputs.run import precision_of
 from tiledask.plan.pipelines.schedules import BOTH_WAYS
 from tiledask.plan.tables import Part, Printable, Table, table
 from tiledask.plan.timing.axis_bytes import AXES, axis_bytes
-from tiledask.plan.timing.budget import Budget
+from tiledask.plan.timing.budget import Budget, budget
 from tiledask.plan.timing.calibration import Calibration, uncounted
 from tiledask.plan.timing.flops import Flops, step_flops
 from tiledask.plan.timing.step_time import Parts
@@ -33,8 +33,7 @@ ACCOUNT: list[dict[str, str]] = shipped_json("step_parts.json")
 """Of each part of a step its formula and where that is from, in words."""
 
 
-@dataclass(frozen=True)
-class StepRow:
+class StepRow(NamedTuple):
     """One line of the account of a step."""
 
     part: str
@@ -57,22 +56,13 @@ class StepEstimate(Parts, Printable):
     """Seconds of one micro-batch in one layer, the mean one, with its collectives: (forward,
     backward)."""
 
-    @property
-    def _less_memory(self) -> str:
-        """What runs by this framework save that no ledger counts, as `tiledask.fits` says, too."""
-        saved = uncounted(self.calibration.framework)
-        return f"its memory may be less than td.fits says, by {saved}" if saved else ""
-
     @cached_property
-    def _flops(self) -> Flops:
+    def flops(self) -> Flops:
+        """FLOP over all devices: that the model needs, all scores counted; with those alone that
+        a mask leaves; and that hardware does."""
         layout, frozen = self.layout, not self.recipe.gradient_bytes
         run = layout.sequences, self.sequence, layout.recompute, layout.flash_attention
         return step_flops(self.model, *run, frozen)
-
-    @property
-    def flops(self) -> float:
-        """FLOP that the model needs, over all devices, all scores counted (see flops.py)."""
-        return self._flops.model
 
     def _utilisation(self, flops: float) -> float:
         """FLOP a second, as a part of the devices' peak."""
@@ -82,19 +72,14 @@ class StepEstimate(Parts, Printable):
 
     @property
     def mfu(self) -> float:
-        """Model FLOP utilisation: of ``flops``."""
-        return self._utilisation(self._flops.model)
+        """Model FLOP utilisation, all scores counted."""
+        return self._utilisation(self.flops.model)
 
     @property
     def mfu_causal(self) -> float:
         """The same, counting only the scores that a causal mask leaves: what long-context
         reports such as Llama 3's (arXiv:2407.21783, Table 4) seem to count."""
-        return self._utilisation(self._flops.causal)
-
-    @property
-    def hfu(self) -> float:
-        """Hardware FLOP utilisation: recomputation counts too."""
-        return self._utilisation(self._flops.hardware)
+        return self._utilisation(self.flops.causal)
 
     @property
     def doubts(self) -> dict[str, float]:
@@ -126,17 +111,16 @@ class StepEstimate(Parts, Printable):
     @property
     def assumed(self) -> str:
         """Which files the estimate rests on, why, its error and what dominates that."""
-        known, doubts = self.calibration, self.doubts
-        scaled = "" if known.scale == 1 else f", times {known.scale:.3g}"
+        known, doubts, fullest = self.calibration, self.doubts, self.model.imbalance
+        words = f"{known.name} ({known.why})"
+        words += "" if known.scale == 1 else f", times {known.scale:.3g}"
         if self.model.experts:
-            fullest = self.model.imbalance
-            scaled += ", experts' tokens "
-            scaled += f"{fullest:g} x the mean on the fullest" if fullest > 1 else "spread evenly"
-        memory = f"; {self._less_memory}" if self._less_memory else ""
-        return (
-            f"{known.name} ({known.why}){scaled}: within {100 * self.error:.0f} %, most of it: "
-            f"{max(doubts, key=lambda name: doubts[name])}{memory}"
-        )
+            spread = f"{fullest:g} x the mean on the fullest" if fullest > 1 else "spread evenly"
+            words += f", experts' tokens {spread}"
+        words += f": within {100 * self.error:.0f} %, most of it: {max(doubts, key=doubts.get)}"  # type: ignore[arg-type]
+        if saved := uncounted(known.framework):
+            words += f"; its memory may be less than td.fits says, by {saved}"
+        return words
 
     @cached_property
     def moved(self) -> dict[str, int]:
@@ -145,20 +129,15 @@ class StepEstimate(Parts, Printable):
         return axis_bytes(self.model, self.layout, self.recipe, self.sequence)
 
     @property
-    def tokens(self) -> int:
-        """Tokens of a step."""
-        return self.layout.sequences * self.sequence
-
-    @property
     def tokens_per_second(self) -> float:
         """Over all devices."""
-        return float(self.tokens / self.total)
+        return float(self.layout.sequences * self.sequence / self.total)
 
     def budget(self, tokens: float, price: float | None = None, stretch: float = 1.0) -> Budget:
         """Days, device-hours and money for ``tokens`` tokens, at ``price`` an hour of a device;
         ``stretch``: wall time over the work's, for savings and losses."""
-        run = self.tokens_per_second, self.layout.devices
-        return Budget(tokens, *run, price, stretch, self.error)
+        run = self.tokens_per_second, self.layout.devices, self.error
+        return budget(tokens, *run, price, stretch)
 
     @property
     def rows(self) -> tuple[StepRow, ...]:
@@ -183,29 +162,21 @@ class StepEstimate(Parts, Printable):
 
     def to_dict(self) -> dict[str, Any]:
         """Where the time of a step goes, as plain values for JSON."""
-        return {
-            "seconds": self.total,
-            "parts": {row.part: row.seconds for row in self.rows},
-            "bytes": self.moved,
-            "mfu": self.mfu,
-            "mfu_causal": self.mfu_causal,
-            "hfu": self.hfu,
-            "tokens_per_second": self.tokens_per_second,
-            "assumed": self.assumed,
-            "error": self.error,
-        }
+        names = ("mfu", "mfu_causal", "tokens_per_second", "assumed", "error")
+        parts = {row.part: row.seconds for row in self.rows}
+        facts = {"seconds": self.total, "parts": parts, "bytes": self.moved}
+        hfu = {"hfu": self._utilisation(self.flops.hardware)}  # recomputation counts too
+        return facts | hfu | {name: getattr(self, name) for name in names}
 
     def to_frame(self) -> "pd.DataFrame":
-        """A row for each part of the step: part, seconds, share, formula, source."""
-        rows = [(r.part, r.seconds, r.seconds / self.total, r.formula, r.source) for r in self.rows]
-        return frame(rows, ["part", "seconds", "share", "formula", "source"])
+        """A row for each part of the step: part, seconds, formula, source."""
+        return frame(self.rows)
 
     def __repr__(self) -> str:
-        said = f"; {self._less_memory}" if self._less_memory else ""
         return (
             f"StepEstimate({format_seconds(self.total)} a step on {self.layout.devices} x "
             f"{self.cluster.device.name}, MFU {100 * self.mfu:.1f} %, "
-            f"{self.tokens_per_second:,.0f} tokens/s{said})"
+            f"{self.tokens_per_second:,.0f} tokens/s)"
         )
 
     @property
@@ -236,12 +207,8 @@ class StepEstimate(Parts, Printable):
     def printed(self) -> Iterator[Part]:
         """Where the time of a step goes, and what is assumed."""
         rows = [
-            {
-                "part": r.part,
-                "time": r.seconds,
-                "share": r.seconds / self.total,
-                "formula": r.formula,
-            }
+            {"part": r.part, "time": r.seconds, "share": r.seconds / self.total}
+            | {"formula": r.formula}
             for r in self.rows
             if r.seconds
         ]

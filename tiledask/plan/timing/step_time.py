@@ -17,6 +17,7 @@ from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import SELECTIVE_OP, Numbers
 from tiledask.plan.inputs.model import Model, Weight
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
+from tiledask.plan.inputs.run import check_timed
 from tiledask.plan.pipelines.schedules import BOTH_WAYS
 from tiledask.plan.timing.calibration import Calibration, calibration_of
 from tiledask.plan.timing.collective_time import (
@@ -34,39 +35,31 @@ __all__ = ["PIECE", "Parts", "StepTime", "stage_layers", "step_parts"]
 SENDING = 20 / 132
 """Share of a device's multiprocessors that send tokens to experts beside other work (DeepSeek-V3,
 arXiv:2412.19437, section 3.2.2)."""
-
 BUCKET, BUCKET_OF_COPY = 4e7, 1e6
 """Numbers in a bucket of gradients: at least, and for each copy (Megatron-Core's default)."""
 PIECE = ("compute", "recompute", "tp", "cp", "ep", "pp")
 """What the seconds of one micro-batch in a piece of the model go to: an array of [these, forward
 and backward, layouts]."""
 NOTHING = np.zeros((2, 1))
+LAYER = ("tp", "cp", "ep", "expert_tp", "microbatch", "sequence_parallel", "flash_attention",
+         "recompute", "schedule")  # fmt: skip
+"""The fields of a layout that a layer's time depends on."""
 
 
 @dataclass(frozen=True)
 class Parts:
     """Seconds of a step by what they go to, on the stage that the others wait for: numbers, or a
-    column of them."""
+    column of them. All but the first two and the last are waiting."""
 
-    compute: Any
-    """Products, attention core and element-wise kernels, forward and backward."""
-    recompute: Any
-    """What the backward pass computes again."""
-    tp: Any
-    """Waiting for tensor-parallel collectives."""
-    cp: Any
-    """Waiting for keys and values of other pieces of the sequence."""
-    ep: Any
-    """Waiting for tokens on their way to experts and back."""
-    pp: Any
-    """Waiting for transfers between stages."""
-    dp: Any
-    """Waiting for gradients (and ZeRO's weights) of the other copies: of the model, and of its
-    stages."""
-    bubble: Any
-    """Idle time of the slowest stage while the pipeline is not yet filled, or draining."""
-    optimizer: Any
-    """Updating the weights."""
+    compute: Any  # products, attention core and element-wise kernels, forward and backward
+    recompute: Any  # what the backward pass computes again
+    tp: Any  # for tensor-parallel collectives
+    cp: Any  # for keys and values of other pieces of the sequence
+    ep: Any  # for tokens on their way to experts and back
+    pp: Any  # for transfers between stages
+    dp: Any  # for gradients (and ZeRO's weights) of the copies of the model, and of its stages
+    bubble: Any  # of the slowest stage while the pipeline is not yet filled, or draining
+    optimizer: Any  # updating the weights
 
     @cached_property
     def total(self) -> Any:
@@ -104,11 +97,13 @@ class StepTime(LayerTime):
         compute = matrices + core + beside + known.eager_passes * around
         recompute = np.asarray(n.recompute)
         full = recompute == "full"
-        attention = np.where(n.flash_attention, 0.0, core[0])
-        every_second = compute[0] - core[0] - matrices[0] / 2
         again = np.select(
-            [full, recompute == "selective", recompute == SELECTIVE_OP],
-            [compute[0], attention, every_second],
+            [
+                full,
+                (recompute == "selective") & ~np.asarray(n.flash_attention),
+                recompute == SELECTIVE_OP,
+            ],
+            [compute[0], core[0], compute[0] - core[0] - matrices[0] / 2],
             0.0,
         )
         others = stacked(compute[0], compute[1] + again)
@@ -131,10 +126,14 @@ class StepTime(LayerTime):
         mean: Array = reduce(add, (n / total * layer for _, n, layer in self.kinds))
         return mean
 
+    @cached_property
+    def _stream(self) -> Values:
+        """Bytes of a micro-batch's residual stream on a device."""
+        return 1.0 * self.tokens * self.model.hidden * self.width
+
     def _sum(self) -> Values:
         """Seconds of a sum of the residual stream over tp."""
-        moved = 1.0 * self.tokens * self.model.hidden * self.width
-        return all_reduce(moved, self.n.tp, 1, self.cluster)
+        return all_reduce(self._stream, self.n.tp, 1, self.cluster)
 
     def _tensor(self, weights: tuple[Weight, ...]) -> Array:
         """Sums of the residual stream over tp, attention's and the MLP's, each way: with sequence
@@ -146,8 +145,8 @@ class StepTime(LayerTime):
         each, count = self._sum(), 2 * (tp > 1)
         sums = 2 * each
         if any(weight.copies > 1 for weight in weights):
-            come = self.come * self.model.top_k * self.tokens * self.model.hidden * self.width
-            own = all_reduce(1.0 * come, slices, 1, self.cluster)
+            came = self.expert_tokens * self.model.top_k * self.tokens
+            own = all_reduce(1.0 * came * self.model.hidden * self.width, slices, 1, self.cluster)
             shared = 1 * any(weight.name.startswith("shared") for weight in weights)
             count = np.where(cut, (1 + shared) * (tp > 1) + (slices > 1), count)
             sums = np.where(cut, (1 + shared) * each + own, sums)
@@ -171,9 +170,9 @@ class StepTime(LayerTime):
     def _experts(self, others: Array) -> Array:
         """Tokens go to their experts and come back: two exchanges each way. As much is waited for
         as the framework leaves exposed, or the work of another micro-batch going the other way,
-        ``others``, cannot hide. Under a schedule that has a pair of them at work all the time
-        it is what the sending multiprocessors are missed for."""
-        token = self.model.imbalance * self.whole * self.model.hidden * self.width
+        ``others``, cannot hide; under a schedule that has a pair of them at work all the time,
+        what the sending multiprocessors are missed for."""
+        token = self.model.imbalance * self.own_tokens * self.model.hidden * self.width
         known = self.calibration
         group = self.n.ep, self.n.expert_slices, self.cluster
         sent = known.exchange_share, known.most_nodes
@@ -192,19 +191,15 @@ class StepTime(LayerTime):
         return _piece(compute=self.logits(), tp=stacked(0.0, self._sum()))
 
     def transfer(self) -> Array:
-        """What a chunk waits for its neighbours: activations one way, gradients the other.
-
-        Each tensor-parallel rank sends its slice to its peer (scatter/gather, Narayanan et
-        al. 2021, section 4.1); unless the sequence is cut, the slices are gathered again.
-        """
-        n = self.n
+        """What a chunk waits for its neighbours: activations one way, gradients the other. Each
+        tensor-parallel rank sends its slice to its peer (scatter/gather, Narayanan et al. 2021,
+        section 4.1); unless the sequence is cut, the slices are gathered again."""
+        n, known, pp = self.n, self.calibration, np.asarray(self.n.pp)
         slice_ = 1.0 * ceil_div(self.tokens, n.tp) * self.model.hidden * self.width
         hop = p2p(slice_, n.pp, n.tp * n.cp * n.dp, self.cluster)
         gather = all_gather(slice_ * n.tp, n.tp, 1, self.cluster)
-        gather = np.where(np.asarray(n.sequence_parallel) | (np.asarray(n.pp) == 1), 0.0, gather)
-        known = self.calibration
-        beside = (np.asarray(n.pp) > 1) * known.transfer_seconds
-        waited = (hop + gather) * known.exposed["pp"] + beside
+        gather = np.where(np.asarray(n.sequence_parallel) | (pp == 1), 0.0, gather)
+        waited = (hop + gather) * known.exposed["pp"] + (pp > 1) * known.transfer_seconds
         return _piece(pp=stacked(waited, waited))
 
     # the end of the step -----------------------------------------------------------------
@@ -225,11 +220,14 @@ class StepTime(LayerTime):
         n, model = self.n, self.model
 
         def count(weights: tuple[Weight, ...], experts: bool) -> Values:
-            kept = [w for w in weights if (w.copies > 1) == experts]
             slices = n.expert_slices if experts else n.tp
-            each = (w.size * (ceil_div(w.units, slices) if w.split else w.units) for w in kept)
-            spread = (ceil_div(w.copies, n.ep) if experts else 1 for w in kept)
-            return sum(1.0 * a * b for a, b in zip(each, spread, strict=True))
+            return sum(
+                1.0
+                * (w.size * (ceil_div(w.units, slices) if w.split else w.units))
+                * (ceil_div(w.copies, n.ep) if experts else 1)
+                for w in weights
+                if (w.copies > 1) == experts
+            )
 
         tables = count(model.embedding, False)
         if not model.tied:
@@ -244,17 +242,19 @@ class StepTime(LayerTime):
         """Seconds in which the copies of the model gather so many weights of ``width`` bytes each,
         or sum up gradients; those of experts among fewer of them. ZeRO-3 makes a call for each of
         the ``layers``, or for each of their matrices; else each bucket is one."""
-        n = self.n
-        own, of_experts = self.calibration.own_adapter, n.ep * n.expert_slices
-        groups = (dense, n.dp * n.cp, n.tp), (experts, n.expert_copies, of_experts)
-        each = len(products(self.model.layer)) if self.calibration.prefetch else 1
+        n, known = self.n, self.calibration
+        groups = (
+            (dense, n.dp * n.cp, n.tp),
+            (experts, n.expert_copies, n.ep * n.expert_slices),
+        )
+        each = len(products(self.model.layer)) if known.prefetch else 1
         total: Values = 0.0
         for held, size, apart in groups:
-            here = np.asarray(held) > 0
-            moved = 1.0 * held * width / self.calibration.copies_share
+            moved = 1.0 * held * width / known.copies_share
             buckets = np.ceil(held / np.maximum(BUCKET, BUCKET_OF_COPY * size))
             calls = np.where(np.asarray(n.zero) == 3, each * layers, buckets)
-            total = total + here * all_gather(moved, size, apart, self.cluster, own, calls)
+            seconds = all_gather(moved, size, apart, self.cluster, known.own_adapter, calls)
+            total = total + (np.asarray(held) > 0) * seconds
         return total
 
     def reduction(self, layers: Values, work: Array) -> Values:
@@ -264,7 +264,7 @@ class StepTime(LayerTime):
         its forward pass the gathering of weights. Of v chunks, the others are done a turn of all
         p stages earlier each: 1 + (p-1)(v-1)/v passes in all.
         """
-        n, recipe = self.n, self.recipe
+        n, recipe, waits = self.n, self.recipe, self.calibration.exposed
         zero = np.asarray(n.zero)
         kept = recipe.holds("unreduced gradients")  # summed once a step
         resharded = not recipe.holds("gathered weights")  # after the forward pass
@@ -280,7 +280,6 @@ class StepTime(LayerTime):
         held = self.held(layers)
         gradients = trained * self.over_copies(*held, recipe.gradient_bytes, layers)
         weights = self.over_copies(*held, recipe.gathered_bytes, layers)
-        waits = self.calibration.exposed
         part = 1 - np.where(zero == 3, waits["fsdp"], waits["dp"])
         ahead = part * np.where(zero == 3, self._ahead(), 1.0)  # of what is gathered
         summed = of_gradients * gradients + beside * weights
@@ -289,7 +288,10 @@ class StepTime(LayerTime):
         hiding = each * (1 + (n.pp - 1) * (n.interleave - 1) / n.interleave)
         summed = summed - np.minimum(hidden, hiding * work[1])
         waited = summed + gathered - np.minimum(ahead * gathered, hiding * work[0])
-        total: Values = waited + trained * self._over_replicas(held)
+        # two devices that have the same stages sum up their gradients, all that each keeps of them
+        left = np.where(zero >= 2, self._shard(held), sum(held)) * recipe.gradient_bytes
+        twins = self.both_ways * all_reduce(left, 2, n.tp * n.dp * n.cp, self.cluster)
+        total: Values = waited + trained * twins
         return total
 
     def _ahead(self) -> float:
@@ -304,27 +306,17 @@ class StepTime(LayerTime):
         mine: Values = held[0] / (self.n.dp * self.n.cp) + held[1] / self.n.expert_copies
         return mine
 
-    def _over_replicas(self, held: tuple[Values, Values]) -> Values:
-        """Seconds in which two devices that have the same stages sum up their gradients, all that
-        each keeps of them."""
-        n = self.n
-        copies = n.dp * n.cp
-        kept = np.where(np.asarray(n.zero) >= 2, self._shard(held), sum(held))
-        kept = kept * self.recipe.gradient_bytes
-        return self.both_ways * all_reduce(kept, 2, n.tp * copies, self.cluster)
-
     def optimizer(self, layers: Values) -> Values:
         """Seconds of the update, limited by memory: each state read and written once, the
         weights written, the gradients read for their norm, their cast and the update, and set
         to zero."""
-        recipe, n = self.recipe, self.n
-        both = self.held(layers)
-        held = sum(both)
-        mine = np.where(np.asarray(n.zero) >= 1, self._shard(both), held)
+        recipe, zero = self.recipe, np.asarray(self.n.zero)
+        held = self.held(layers)
+        mine = np.where(zero >= 1, self._shard(held), sum(held))
+        reduced = np.where(zero >= 2, mine, sum(held))
         gradient = recipe.gradient_bytes  # 0: the weights are frozen, and adapters are small
         states = recipe.bytes_per_parameter - gradient - recipe.weight_bytes
         written = recipe.weight_bytes if gradient else 0
-        reduced = np.where(np.asarray(n.zero) >= 2, mine, held)
         moved = mine * (2 * states + written) + reduced * 4 * gradient
         seconds: Values = memory_seconds(moved, self.rates) + self.calibration.step_seconds
         return seconds
@@ -339,11 +331,6 @@ def stage_layers(n: Numbers, layers: int) -> tuple[Values, Values, Values]:
     first, second, last = (each * n.interleave + ceil_div(more - at, n.pp) for at in stages)
     last = last - inside
     return first - inside, np.where(np.asarray(n.pp) > 2, second, last), last
-
-
-LAYER = ("tp", "cp", "ep", "expert_tp", "microbatch", "sequence_parallel", "flash_attention",
-         "recompute", "schedule")  # fmt: skip
-"""The fields of a layout that a layer's time depends on."""
 
 
 def _once(n: Numbers, names: Sequence[str], work: Callable[[Numbers], Array]) -> Array:
@@ -403,6 +390,7 @@ def step_parts(
     (False, True)
     """
     recipe = load_recipe(recipe)
+    check_timed(recipe)
     known = calibration_of(cluster.device, recipe, calibration, framework, model.experts > 0)
     time = StepTime(model, cluster, n, recipe, sequence, known)
     names = [field.name for field in fields(Numbers) if field.name != "zero"]
