@@ -9,7 +9,7 @@ from oracles.traces import recorded_traces
 
 import tiledask as td
 from golden.plan import case_of, words
-from golden.store import GoldenSet, digest
+from golden.store import GoldenSet
 
 # -- the one place that looks inside ---------------------------------------------------------------
 
@@ -40,7 +40,7 @@ def step(given: dict[str, Any]) -> Any:
 
 
 def best(given: dict[str, Any]) -> Any:
-    """How many were looked at and fit; the first three, and those that no other beats."""
+    """How many were looked at and fit, and the first three."""
     named: dict[str, Any] = {"framework": given["framework"]} if "framework" in given else {}
     if "space" in given:
         named["space"] = td.Space(**{k: tuple(v) for k, v in given["space"].items()})
@@ -55,7 +55,6 @@ def best(given: dict[str, Any]) -> Any:
             [words(row["layout"]), row["verdict"], row["peak"], row["seconds"]]
             for row in facts["plans"]
         ],
-        "front": digest([[words(row["layout"]), row["peak"]] for row in facts["front"]]),
     }
 
 
@@ -74,7 +73,7 @@ def relaxed(given: dict[str, Any]) -> Any:
     found = td.sensitivity(
         given["model"], given["cluster"], given["batch"], sequence=given["sequence"]
     )
-    return {name: row["speedup"] for name, row in found.to_dict().items()}
+    return {each.limit: each.speedup for each in found}
 
 
 # -- configurations of frameworks ------------------------------------------------------------------

@@ -14,7 +14,7 @@ import tiledask as td
 from tiledask.errors import ConfigError
 from tiledask.plan.choosing.critique import critique
 from tiledask.plan.choosing.search import Space, search
-from tiledask.plan.choosing.sensitivity import _relaxed, sensitivity
+from tiledask.plan.choosing.sensitivity import sensitivity
 from tiledask.plan.fitting.fit import fits
 from tiledask.plan.inputs.layout import Layout, Numbers
 from tiledask.plan.timing.step import estimate_step
@@ -98,21 +98,6 @@ def test_seconds_are_those_of_one_layout_alone(model, cluster, plans):
         assert plan.seconds == plan.step.total == pytest.approx(plan.by_formula, rel=0.2)
 
 
-def test_the_front_is_what_nothing_beats(model, cluster):
-    plans = search(model, cluster, 32, sequence=4096, space=SMALL, devices=(8, 16))
-    front = plans.front
-    cost = {p.layout: np.array([p.seconds, p.peak, p.layout.devices]) for p in front}
-    inside = [p for p in plans if p.verdict == "fits"]
-    by_formula = [np.array([p.by_formula, p.peak, p.layout.devices]) for p in front]
-    for plan in inside:  # by formula, which is off by a few percent
-        own = np.array([1.05 * plan.by_formula, plan.peak, plan.layout.devices])
-        assert any((c <= own).all() for c in by_formula)
-    assert [p.seconds for p in front] == sorted(p.seconds for p in front)
-    for a, b in product(front, front):
-        assert a is b or not (cost[a.layout] < cost[b.layout]).all()
-    assert {p.layout.devices for p in front} == {8, 16}
-
-
 def test_mixtures_try_expert_parallelism_and_a_slice_divides_a_node():
     plans = search("mixtral-8x7b", "32xH100", 64, sequence=4096)
     assert {plan.layout.ep for plan in plans[:2000]} == {1, 2, 4, 8}
@@ -132,28 +117,6 @@ def test_memory_binds_where_nothing_fits():
     assert [relaxed.speedup for relaxed in found[2:]] == [1.0] * (len(found) - 2)
     assert "now a plan fits" in str(found[0])
     assert "still nothing fits" in str(found[-1])
-
-
-@pytest.mark.few(5)
-@pytest.mark.parametrize("times", [1.5, 2, 8])
-@pytest.mark.parametrize(
-    ("model", "cluster", "options"),
-    [
-        ("llama-3.1-8b", "16xA100-80GB", {"sequence": 4096, "space": SMALL}),
-        ("llama-3.1-8b", "4xA100-80GB", {"sequence": 2048}),  # few fit
-        ("gpt2-xl", "16xV100-32GB", {"space": Space(tp=(1, 2, 16), zero=(0, 1))}),
-        ("mixtral-8x7b", "64xH100", {"sequence": 4096}),
-        pytest.param("deepseek-v3", "2048xH100", {}, marks=pytest.mark.slow),
-    ],
-)
-def test_limits_buy_what_a_whole_search_without_them_finds(model, cluster, options, times):
-    batch = 64 if "x" in cluster[:3] else 8192
-    found = sensitivity(model, cluster, batch, times=times, **options)
-    others = dict(_relaxed(td.load_cluster(cluster), times))
-    assert len(found) == 7
-    for relaxed in found:
-        best = search(model, others[relaxed.limit], batch, **options).best
-        assert (relaxed.after.layout, relaxed.after.seconds) == (best.layout, best.seconds)
 
 
 def test_faults_are_named_and_the_advice_is_true(cluster):
@@ -239,14 +202,8 @@ def test_only_what_the_framework_runs_is_proposed_and_the_rest_is_counted(
         assert (again.best.layout, again.best.peak) == (found.best.layout, found.best.peak)
 
 
-@pytest.mark.parametrize(
-    ("framework", "shared"),
-    [
-        ("megatron-2025", "device 2.0 %,"),
-        (None, "device 2.0 %, framework and release not named 5.0 %,"),
-    ],
-)
-def test_plans_closer_than_what_they_do_not_share_are_not_told_apart(model, framework, shared):
+@pytest.mark.parametrize(("framework", "each"), [("megatron-2025", 3.2), (None, 5.9)])
+def test_plans_closer_than_what_they_do_not_share_are_not_told_apart(model, framework, each):
     """A framework that nobody named is as unknown to all plans: it does not widen the set."""
     plans = search(model, "16xH100", 64, sequence=4096, framework=framework)
     alike = plans.alike
@@ -254,8 +211,9 @@ def test_plans_closer_than_what_they_do_not_share_are_not_told_apart(model, fram
     assert [plan.layout for plan in alike] == [plan.layout for plan in plans[: len(alike)]]
     assert alike[-1].seconds <= 1.025 * plans.best.seconds < plans[len(alike)].seconds
     assert plans.told_apart.startswith(f"the first {len(alike)} of ")
-    assert "do not share, framework 2.5 %" in plans.told_apart
-    assert f"what they share, {shared}" in plans.told_apart
+    assert plans.told_apart.endswith(
+        f"do not share, 2.5 %; with what they share each is within {each} %"
+    )
     text = plans._repr_html_()
     assert text.count("font-weight:bold") == len(alike)
     assert plans.told_apart in text

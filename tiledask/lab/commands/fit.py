@@ -80,7 +80,7 @@ def _best(request: Request) -> Run:
         return 1, result
     for plan, facts in zip(few, result["plans"], strict=True):
         facts |= {"tokens_per_second": plan.step.tokens_per_second, "mfu": plan.step.mfu}
-    step, saving = first.step, first.checkpointing()
+    step, saving = first.step, first.fit.checkpointing(first.seconds)
     extras = [*replace(request, layout=first.layout).extras(step, saving, result)]
     yield from request.assumed
     where = used(first.layout, devices) or f" on {devices:,} device{'s' * (devices > 1)}"
@@ -210,7 +210,7 @@ def run_plan(args: argparse.Namespace) -> Run:
     plans = td.search(*given, **options).settle(SETTLED)
     best, step, saving = plans.best, None, None
     if best.verdict != "no":
-        step, saving = best.step, best.checkpointing()
+        step, saving = best.step, best.fit.checkpointing(best.seconds)
     result = plans.to_dict(args.first) | {"assumptions": request.notes}
     extras = [*replace(request, layout=best.layout).extras(step, saving, result)]
     yield from request.assumed

@@ -4,9 +4,8 @@ a layout  ->  fits? balanced? how much is waiting, and for what?      each Judge
           ->  one change at a time, costed: memory and seconds   ->   the advice, best first
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -28,24 +27,23 @@ from tiledask.plan.units import format_bytes, format_seconds
 
 __all__ = ["Advice", "PlanCritique", "critique"]
 
-ADVISED = 10
-"""Changes that are priced by simulation."""
-PRINTED = 8
-"""Of them, at most."""
+ADVISED, PRINTED = 10, 8
+"""Changes that are priced by simulation, and of them those that are printed, at most."""
 WORTH_IT = 0.01
 """Part of a step's time below which a change is not advised."""
 SLOWER = 1.05
 """What is slower by more than that by formula is not simulated."""
-LARGE = {"bubble": 0.1, "tp": 0.15, "dp": 0.1, "pp": 0.05, "cp": 0.1, "ep": 0.2}
-"""Parts of a step above which waiting is called a fault."""
 WAITS = {
-    "bubble": "a pipeline not yet filled, or draining",
-    "tp": "tensor-parallel collectives",
-    "dp": "the reduction of gradients",
-    "pp": "transfers between stages",
-    "cp": "keys and values of other pieces of the sequence",
-    "ep": "tokens on their way to experts and back",
+    "bubble": (0.1, "a pipeline not yet filled, or draining"),
+    "tp": (0.15, "tensor-parallel collectives"),
+    "dp": (0.1, "the reduction of gradients"),
+    "pp": (0.05, "transfers between stages"),
+    "cp": (0.1, "keys and values of other pieces of the sequence"),
+    "ep": (0.2, "tokens on their way to experts and back"),
 }
+"""Parts of a step, above which share waiting is called a fault, and for what it is."""
+BESIDE_FLASH: tuple[dict[str, Any], ...] = ({}, {"recompute": "full"}, {"sequence_parallel": True})
+"""What is tried together with flash attention."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +60,10 @@ class Advice:
     """Seconds before over seconds after; infinite if the plan did not fit before."""
 
     def __str__(self) -> str:
-        gain = (
-            f"{self.speedup:.3g} times as fast" if self.speedup < float("inf") else "then it fits"
-        )
+        fast = f"{self.speedup:.3g} times as fast"
         return (
-            f"{self.change}: {format_seconds(self.seconds)} a step, {gain}, "
+            f"{self.change}: {format_seconds(self.seconds)} a step, "
+            f"{fast if self.speedup < np.inf else 'then it fits'}, "
             f"{format_bytes(self.peak)} a device"
         )
 
@@ -78,58 +75,10 @@ class PlanCritique(Printable):
     fit: Fit
     step: StepEstimate | None
     """None for a layout that does not fit."""
-    assumed: dict[str, Any] = field(default_factory=dict)
-    """The ``calibration`` and ``framework`` that were named."""
-
-    @cached_property
-    def lines(self) -> tuple[Judged, ...]:
-        return tuple(_lines(self.fit, self.step))
-
-    @cached_property
-    def advice(self) -> tuple[Advice, ...]:
-        """Changes that fit and make a step shorter by 1 % or more, the best first: single ones, and
-        flash attention with another. For a layout that does not fit: those that do."""
-        start, memory = self.fit.layout, self.fit.memory
-        run = self.fit.cluster, memory.recipe, memory.sequence
-        tried = dict.fromkeys(_neighbours(self.fit))
-        most = before = np.inf
-        if self.step is not None:
-            before, most = self.step.total, SLOWER * self._quick([start])[0]
-        elif (fix := self.fit.smallest_fix) is not None and not fix.missing:
-            tried = dict.fromkeys([fix.layout, *tried])
-        fitting = (fits(memory.model, each, *run, **self.assumed) for each in tried)
-        if self.step is None:
-            tried = dict.fromkeys(fit.layout for fit in fitting if fit.verdict == "fits")
-        better = []
-        for layout in self._fastest(list(tried), most):
-            again = fits(memory.model, layout, *run, **self.assumed)
-            if again.verdict != "fits":
-                continue
-            seconds = estimate_step(memory.model, layout, *run, **self.assumed).total
-            if seconds <= (1 - WORTH_IT) * before:
-                change = ", ".join(
-                    f"{name} {old} -> {getattr(layout, name)}"
-                    for name, old in vars(start).items()
-                    if getattr(layout, name) != old
-                )
-                better.append(Advice(change, layout, again.memory.peak, seconds, before / seconds))
-        return tuple(sorted(better, key=lambda each: each.seconds))
-
-    def _quick(self, layouts: Sequence[Layout]) -> list[float]:
-        """Seconds of a step by formula, of each of one layout or more."""
-        memory, numbers = self.fit.memory, Numbers.of(*layouts)
-        run = memory.model, self.fit.cluster, numbers, memory.recipe, memory.sequence
-        seconds: list[float] = np.ravel(step_parts(*run, **self.assumed).total).tolist()
-        return seconds
-
-    def _fastest(self, tried: list[Layout], most: float) -> list[Layout]:
-        """The ADVISED layouts that are fastest by formula, and not slower than ``most``; and those
-        of whose schedule there is none."""
-        seconds = self._quick(tried) if tried else []
-        order = sorted(range(len(tried)), key=seconds.__getitem__)
-        chosen = [n for n in order if seconds[n] <= most][:ADVISED]
-        chosen += [n for n, layout in enumerate(tried) if layout.schedule not in CLOSED_FORMS]
-        return [tried[n] for n in dict.fromkeys(chosen)]
+    lines: tuple[Judged, ...]
+    advice: tuple[Advice, ...]
+    """Changes that fit and make a step shorter by 1 % or more, the best first: single ones, and
+    flash attention with another. For a layout that does not fit: those that do."""
 
     def __bool__(self) -> bool:
         return all(line.good for line in self.lines) and not self.advice
@@ -140,7 +89,7 @@ class PlanCritique(Printable):
         return f"PlanCritique({self.fit.layout}: {faults} faults{best})"
 
     def __str__(self) -> str:
-        return "\n".join([*map(str, self.lines), *(f"→ {each}" for each in self.advice)])
+        return self.to_text().rstrip("\n")
 
     def printed(self) -> Iterator[Part]:
         yield from (f"  {line}" for line in self.lines)
@@ -184,56 +133,83 @@ def critique(
     >>> found.advice[0].seconds < found.step.total
     True
     """
-    model, cluster = as_model(model), as_cluster(cluster)
-    recipe = load_recipe(recipe)
+    model, cluster, recipe = as_model(model), as_cluster(cluster), load_recipe(recipe)
     check_trains(recipe)
     sequence = check_run(model, layout, sequence)
     run = model, layout, cluster, recipe, sequence
     assumed: dict[str, Any] = {"calibration": calibration, "framework": framework}
     fit = fits(*run, **assumed)
     step = None if fit.verdict == "no" else estimate_step(*run, **assumed)
-    return PlanCritique(fit, step, assumed)
+    lines, advice = _lines(fit, step), sorted(_advice(fit, step, assumed), key=lambda a: a.seconds)
+    return PlanCritique(fit, step, tuple(Judged(*line) for line in lines), tuple(advice))
 
 
-def _lines(fit: Fit, step: StepEstimate | None) -> Iterator[Judged]:
-    layout, cluster = fit.layout, fit.cluster
-    yield Judged("memory", fit.verdict != "no", f"{fit.verdict}: {fit.reason}")
+def _lines(fit: Fit, step: StepEstimate | None) -> Iterator[tuple[str, bool, str]]:
+    """(what it is about, whether it is good, why)."""
+    layout, cluster, node = fit.layout, fit.cluster, fit.cluster.devices_per_node
+    yield "memory", fit.verdict != "no", f"{fit.verdict}: {fit.reason}"
     if layout.devices < cluster.devices:
         idle = f"{cluster.devices - layout.devices} of {cluster.devices} stay unused"
         degrees = f"dp {layout.dp} x cp {layout.cp} x tp {layout.tp} x pp {layout.pp}"
-        yield Judged("devices", False, f"{idle}: {degrees} = {layout.devices}")
-    if layout.tp > cluster.devices_per_node:
-        leaves = f"tp {layout.tp} leaves its node of {cluster.devices_per_node}"
+        yield "devices", False, f"{idle}: {degrees} = {layout.devices}"
+    if layout.tp > node:
         sums = f"every layer then sums over {cluster.between_nodes.name}"
-        yield Judged("tensor parallelism", False, f"{leaves}: {sums}")
+        yield "tensor parallelism", False, f"tp {layout.tp} leaves its node of {node}: {sums}"
     if cluster.uneven:
-        yield Judged("nodes", True, cluster.uneven)
+        yield "nodes", True, cluster.uneven
     for note in more_tp(fit.memory.model, layout):
-        yield Judged("key-value heads", True, note)
+        yield "key-value heads", True, note
     if step is None:
         return
     total = step.total
-    for part, most in LARGE.items():
-        seconds = getattr(step, part)
-        if seconds > 0:
-            row = next(row for row in step.rows if row.part == part)
-            waits = f"{100 * seconds / total:.1f} % of a step ({format_seconds(seconds)})"
+    rows = {row.part: row for row in step.rows}
+    for name, (most, what) in WAITS.items():
+        if (row := rows[name]).seconds > 0:
+            part = f"{100 * row.seconds / total:.1f} % of a step ({format_seconds(row.seconds)})"
             rule = f"above {100 * most:.0f} % is a fault. {row.formula} ({row.source})"
-            why = f"{waits} is waiting for {WAITS[part]}; {rule}"
-            yield Judged(part, seconds / total <= most, why)
+            yield name, row.seconds / total <= most, f"{part} is waiting for {what}; {rule}"
     if layout.pp > 1:
         layers = fit.memory.model.layers
         counts = [layout.stage_layers(stage, layers) for stage in range(layout.pp)]
         ratio = max(counts) * len(counts) / sum(counts)
         fullest = f"the fullest of {len(counts)} stages has {max(counts)} layers, {ratio:.3g} times"
         why = f"{fullest} the mean of {sum(counts)}/{len(counts)}; above 1.1 is a fault"
-        yield Judged("balance", ratio <= 1.1, why)
+        yield "balance", ratio <= 1.1, why
     if layout.recompute != "none":
         share = f"{100 * step.recompute / total:.1f} % of a step computes activations again"
-        yield Judged("recomputation", True, f"{share} ({layout.recompute})")
-    work = f"MFU {100 * step.mfu:.1f} %: {step.flops:.3g} FLOP in {format_seconds(total)}"
+        yield "recomputation", True, f"{share} ({layout.recompute})"
+    work = f"MFU {100 * step.mfu:.1f} %: {step.flops.model:.3g} FLOP in {format_seconds(total)}"
     where = f"on {layout.devices} x {cluster.device.name}; below 30 % is a fault"
-    yield Judged("utilisation", step.mfu >= 0.3, f"{work} {where}")
+    yield "utilisation", step.mfu >= 0.3, f"{work} {where}"
+
+
+def _advice(fit: Fit, step: StepEstimate | None, assumed: dict[str, Any]) -> Iterator[Advice]:
+    """Of the neighbours those that are fastest by formula, and those of whose schedule there is
+    no formula, simulated."""
+    start, memory = fit.layout, fit.memory
+    model, run = memory.model, (fit.cluster, memory.recipe, memory.sequence)
+    tried = [*dict.fromkeys(_neighbours(fit))]
+    if step is None:
+        fix = fit.smallest_fix
+        tried = [fix.layout] * (fix is not None and not fix.missing) + tried  # type: ignore[union-attr]
+        fitting = (fits(model, each, *run, **assumed) for each in dict.fromkeys(tried))
+        tried = [each.layout for each in fitting if each.verdict == "fits"]
+    numbers = Numbers.of(start, *tried)
+    by_formula = step_parts(model, run[0], numbers, *run[1:], **assumed).total
+    now, *seconds = np.ravel(by_formula).tolist()
+    before, most = (np.inf, np.inf) if step is None else (step.total, SLOWER * now)
+    order = sorted(range(len(tried)), key=seconds.__getitem__)
+    chosen = [n for n in order if seconds[n] <= most][:ADVISED]
+    chosen += [n for n, layout in enumerate(tried) if layout.schedule not in CLOSED_FORMS]
+    for layout in (tried[n] for n in dict.fromkeys(chosen)):
+        again = fits(model, layout, *run, **assumed)
+        if again.verdict != "fits":
+            continue
+        after = estimate_step(model, layout, *run, **assumed).total
+        if after <= (1 - WORTH_IT) * before:
+            was, now = vars(start), vars(layout)
+            words = (f"{name} {was[name]} -> {now[name]}" for name in was if was[name] != now[name])
+            yield Advice(", ".join(words), layout, again.memory.peak, after, before / after)
 
 
 def _neighbours(fit: Fit) -> Iterator[Layout]:
@@ -253,7 +229,9 @@ def _neighbours(fit: Fit) -> Iterator[Layout]:
 
 
 def _changes(layout: Layout, devices: int) -> Iterator[dict[str, Any]]:
-    """Fields with other values, or with their own."""
+    """Fields with other values, or with their own; dp, tp and pp traded for each other, and unused
+    devices for more copies, where the sequences of a step stay, in other numbers of
+    micro-batches."""
     if layout.tp > 1:
         yield {"sequence_parallel": True}
     yield from ({"recompute": kind} for kind in ("none", "selective"))
@@ -271,18 +249,7 @@ def _changes(layout: Layout, devices: int) -> Iterator[dict[str, Any]]:
             yield {"microbatch": size * times, "microbatches": many // times}
         if size % times == 0:
             yield {"microbatch": size // times, "microbatches": many * times}
-    yield from _other_shapes(layout, devices)
-
-
-BESIDE_FLASH: tuple[dict[str, Any], ...] = ({}, {"recompute": "full"}, {"sequence_parallel": True})
-"""What is tried together with flash attention."""
-
-
-def _other_shapes(layout: Layout, devices: int) -> Iterator[dict[str, Any]]:
-    """dp, tp and pp traded for each other, and unused devices for more copies; the sequences
-    of a step stay, in other numbers of micro-batches."""
-    sequences, now = layout.dp * layout.microbatches, (layout.dp, layout.tp, layout.pp)
-    shapes = set()
+    sequences, now, shapes = layout.dp * many, (layout.dp, layout.tp, layout.pp), set()
     for times in (2, 4, 8):
         one = (times, 1, 1), (1, times, 1), (1, 1, times)
         for up, down in product(one, (*one, (1, 1, 1))):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tiledask.plan.inputs.layout import Layout
-from tiledask.plan.tables import Table
+from tiledask.plan.tables import Table, format_value
 from tiledask.plan.units import format_bytes, format_seconds
 
 __all__ = ["plan_table"]
@@ -30,10 +30,10 @@ def plan_table(plans: Sequence[Any], title: str) -> Table:
     cannot be told from the best."""
     columns, same = {"": [f"{n + 1}" for n in range(len(plans))]}, []
     for name, head in HEADS.items():
-        values = [_word(getattr(plan.layout, name)) for plan in plans]
+        values = [str(_word(getattr(plan.layout, name))) for plan in plans]
         if len(set(values)) > 1:
             columns[head] = values
-        elif values[0] != _word(getattr(Layout(), name)):
+        elif values[0] != str(_word(getattr(Layout(), name))):
             same.append(f"{head} {values[0]}")
     varying = {
         "devices": [f"{plan.layout.devices}" for plan in plans],
@@ -41,8 +41,8 @@ def plan_table(plans: Sequence[Any], title: str) -> Table:
     }
     columns |= {name: cells for name, cells in varying.items() if len(set(cells)) > 1}
     columns["a device"] = [format_bytes(plan.peak) for plan in plans]
-    if plans[0].verdict != "no":
-        timed = [plan.step if plan.verdict != "no" else None for plan in plans]
+    timed = [plan.step if plan.verdict != "no" else None for plan in plans]
+    if timed[0]:
         columns["a step"] = [format_seconds(step.total) if step else "" for step in timed]
         columns["tokens/s"] = [f"{step.tokens_per_second:,.0f}" if step else "" for step in timed]
         columns["MFU"] = [f"{100 * step.mfu:.1f} %" if step else "" for step in timed]
@@ -54,10 +54,10 @@ def plan_table(plans: Sequence[Any], title: str) -> Table:
             left_out.append(name)
     title += f"; not shown: {', '.join(left_out)}" if left_out else ""
     left = [i for i, name in enumerate(columns) if name == "verdict"]
-    alike = {plan.layout for plan in plans[0].found.alike}
+    alike = [plan.layout for plan in plans[0].found.alike]
     bold = [n for n, plan in enumerate(plans) if plan.layout in alike and plan.verdict != "no"]
     return Table(tuple(columns), list(zip(*columns.values(), strict=True)), title, left, bold)
 
 
-def _word(value: Any) -> str:
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+def _word(value: Any) -> Any:
+    return format_value(value) if isinstance(value, bool) else value

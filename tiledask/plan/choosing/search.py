@@ -9,12 +9,11 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any
 
 import numpy as np
 
 from tiledask.errors import ConfigError, short
-from tiledask.plan.arrays import Array, unbeaten
 from tiledask.plan.choosing.ranking import plan_table
 from tiledask.plan.choosing.space import COLUMNS, Space, layouts_of
 from tiledask.plan.fitting.fit import Fit, fits
@@ -29,15 +28,10 @@ from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run, check_timed, check_trains
 from tiledask.plan.tables import Part, Printable
 from tiledask.plan.timing.calibration import BESIDE, Calibration, calibration_of
-from tiledask.plan.timing.checkpointing import Checkpointing
-from tiledask.plan.timing.step import StepEstimate, estimate_step, estimate_steps
-from tiledask.plan.timing.step_estimate import SHARED
+from tiledask.plan.timing.step import StepEstimate, estimate_steps
 from tiledask.plan.timing.step_time import step_parts
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.plan.whole import is_whole, whole_number
-
-if TYPE_CHECKING:
-    from tiledask.plan.frameworks.job import Exported
 
 __all__ = ["Plan", "Plans", "Space", "search", "search_fewest"]
 
@@ -59,16 +53,10 @@ class Plan:
     """"fits", "tight" (it depends on the overhead of a run) or "no"."""
     peak: int
     """Bytes on the fullest device, without that overhead."""
-    by_formula: float = np.inf
-    """Seconds of a step by formula, which ranks thousands; infinite for a layout that does not fit
-    and where there is none."""
+    by_formula: float
+    """Seconds of a step by formula, which ranks thousands; infinite for what does not fit."""
 
     @property
-    def _run(self) -> tuple[Model, Layout, ClusterSpec, Recipe, int]:
-        found = self.found
-        return found.model, self.layout, found.cluster, found.recipe, found.sequence
-
-    @cached_property
     def seconds(self) -> float:
         """Seconds of a step, those of ``step``; infinite for a layout that does not fit."""
         return np.inf if self.verdict == "no" else self.step.total
@@ -76,24 +64,14 @@ class Plan:
     @cached_property
     def fit(self) -> Fit:
         """The verdict explained."""
-        return fits(*self._run, **self.found.assumed)
+        found = self.found
+        run = found.model, self.layout, found.cluster, found.recipe, found.sequence
+        return fits(*run, **found.assumed)
 
     @cached_property
     def step(self) -> StepEstimate:
         """Where the time goes; the stages as they are, simulated."""
-        return estimate_step(*self._run, **self.found.assumed)
-
-    def checkpointing(self, **given: Any) -> Checkpointing:
-        """How often to save, and what that costs: `Fit.checkpointing` for this plan's step."""
-        return self.fit.checkpointing(self.step.total, **given)
-
-    def to(self, framework: str) -> "Exported":
-        """The layout as a framework takes it, "megatron" or another that
-        :func:`tiledask.export_config` knows; its ``notes`` say what has no counterpart."""
-        from tiledask.plan.frameworks.exchange import export_config
-
-        model, layout, _, recipe, sequence = self._run
-        return export_config(model, layout, framework, recipe=recipe, sequence=sequence)
+        return self.found.steps([self.layout])[0]
 
     def to_dict(self) -> dict[str, Any]:
         """The layout, also as `tiledask fit` takes it, and what it takes, as plain values for JSON;
@@ -109,12 +87,11 @@ class Plan:
 
     @property
     def row(self) -> dict[str, Any]:
-        """What a table says of it (`tiledask.table`): its verdict, bytes a device, seconds a step,
-        None if it does not fit, and its axes."""
-        axes = {name: getattr(self.layout, name) for name in ("dp", "tp", "pp", "zero")}
+        """What a table says of it (`tiledask.table`); no seconds if it does not fit."""
         seconds = f"{self.seconds:.1f}" if self.seconds < np.inf else None
         bill = {"verdict": self.verdict, "GB": f"{self.peak / 1e9:.1f}", "s": seconds}
-        return bill | axes | {"recompute": self.layout.recompute}
+        axes = ("dp", "tp", "pp", "zero", "recompute")
+        return bill | {name: getattr(self.layout, name) for name in axes}
 
     def __repr__(self) -> str:
         return (
@@ -140,101 +117,72 @@ class Plans(Sequence[Plan], Printable):
         global_batch: int,
         recipe: Recipe,
         sequence: int,
-        columns: dict[str, np.ndarray],
+        n: dict[str, np.ndarray],
         left_out: dict[str, int],
         **assumed: Any,
     ):
         self.model, self.cluster, self.global_batch = model, cluster, global_batch
         self.recipe, self.sequence = recipe, sequence
         self.assumed, self.left_out = assumed, left_out
-        self._plans: dict[int, Plan] = {}
-        self.settled = 0
-        self.run = calibration_of(cluster.device, recipe, **assumed).holding(recipe)
-        n = {name: columns[name] for name in COLUMNS}
-        if "peak" not in columns:
-            devices = n["dp"] * n["tp"] * n["pp"] * n["cp"]
-            columns = n | {"devices": devices, "peak": peaks(model, self.run, sequence, **n)}
-        peak, total = columns["peak"], overhead_of(Numbers(**n), self.run.framework).total
-        verdict = verdicts(device_limits(cluster.device, self.run), peak, total)
+        self._settled: list[Plan] = []
+        self.run = run = calibration_of(cluster.device, recipe, **assumed).holding(recipe)
+        peak = peaks(model, run, sequence, **n)
+        total = overhead_of(Numbers(**n), run.framework).total
+        verdict = verdicts(device_limits(cluster.device, run), peak, total)
         seconds = np.full(len(peak), np.inf)
         if len(inside := np.flatnonzero(verdict < 2)):
             some = Numbers(**{name: column[inside] for name, column in n.items()})
             seconds[inside] = step_parts(model, cluster, some, recipe, sequence, **assumed).total
-        self._columns = columns | {"by_formula": seconds, "verdict": verdict}
+        devices = n["dp"] * n["tp"] * n["pp"] * n["cp"]
+        of = {"devices": devices, "peak": peak, "by_formula": seconds, "verdict": verdict}
+        self._columns = n | of
         self._order = np.lexsort((peak, seconds, verdict))
-
-    def on(self, cluster: ClusterSpec, times: float) -> "Plans":
-        """These layouts on another cluster of as many devices, where each takes its seconds at most
-        and 1/``times`` of them at least, without those that could not be among the first: their
-        memory is not counted again."""
-        seconds, verdict = self._columns["by_formula"], self._columns["verdict"]
-        last = self._order[self.settled - 1]
-        rows = (verdict != verdict[last]) | (seconds <= times * seconds[last])
-        columns = {name: column[rows] for name, column in self._columns.items()}
-        of = self.model, cluster, self.global_batch, self.recipe, self.sequence
-        return Plans(*of, columns, self.left_out, **self.assumed).settle(self.settled)
+        self.considered = len(self)
+        self.counts = {word: int((verdict == n).sum()) for n, word in enumerate(VERDICTS)}
 
     def settle(self, first: int = SIMULATED) -> "Plans":
         """These plans, with the ``first`` in the order of their simulated seconds, some
         milliseconds each. Whoever looks at a plan gets the first 14 settled."""
         first = min(first, len(self))
         if first > self.settled:
-            self.settled = first
-            plans = self._timed([self._plan(n) for n in range(first)])
-            order = sorted(
-                range(first), key=lambda n: (VERDICTS.index(plans[n].verdict), plans[n].seconds)
-            )
+            plans = self._settled + [self._plan(n) for n in range(self.settled, first)]
+            new = [plan for plan in plans[self.settled :] if plan.verdict != "no"]
+            for plan, step in zip(new, self.steps([p.layout for p in new]), strict=True):
+                vars(plan)["step"] = step  # where a cached property keeps it
+            rank = {word: n for n, word in enumerate(VERDICTS)}
+            order = sorted(range(first), key=lambda n: (rank[plans[n].verdict], plans[n].seconds))
             self._order[:first] = self._order[order]
-            self._plans = {at: plans[n] for at, n in enumerate(order)}
+            self._settled = [plans[n] for n in order]
         return self
 
+    @property
+    def settled(self) -> int:
+        """How many are."""
+        return len(self._settled)
+
+    def steps(self, layouts: Sequence[Layout]) -> list[StepEstimate]:
+        """The StepEstimate of each, all worked out together."""
+        run = self.cluster, self.recipe, self.sequence
+        return estimate_steps(self.model, layouts, *run, **self.assumed) if layouts else []
+
     def _plan(self, at: int) -> Plan:
-        if at not in self._plans:
-            row = {name: each[self._order[at]].item() for name, each in self._columns.items()}
-            layout = {name: row[name] for name in COLUMNS}
-            layout["partition"] = ITEMS if layout.pop("items") else None
-            numbers = VERDICTS[row["verdict"]], row["peak"], row["by_formula"]
-            self._plans[at] = Plan(self, Layout(**layout), *numbers)
-        return self._plans[at]
-
-    def _timed(self, plans: list[Plan]) -> list[Plan]:
-        """These plans; the steps of those that may run are worked out together."""
-        new = [plan for plan in plans if plan.verdict != "no" and "step" not in vars(plan)]
-        layouts, run = [plan.layout for plan in new], (self.cluster, self.recipe, self.sequence)
-        steps = estimate_steps(self.model, layouts, *run, **self.assumed) if new else []
-        for plan, step in zip(new, steps, strict=True):
-            vars(plan)["step"] = step  # where a cached property keeps it
-        return plans
-
-    def _column(self, name: str) -> Array:
-        """Of each plan, in order."""
-        column: Array = self._columns[name][self.settle()._order]
-        return column
-
-    @property
-    def considered(self) -> int:
-        return len(self)
-
-    @property
-    def counts(self) -> dict[str, int]:
-        verdict = self._columns["verdict"]
-        return {word: int((verdict == n).sum()) for n, word in enumerate(VERDICTS)}
+        row = {name: each[self._order[at]].item() for name, each in self._columns.items()}
+        layout = {name: row[name] for name in COLUMNS}
+        layout["partition"] = ITEMS if layout.pop("items") else None
+        return Plan(
+            self, Layout(**layout), VERDICTS[row["verdict"]], row["peak"], row["by_formula"]
+        )
 
     def __len__(self) -> int:
         return len(self._order)
 
-    @overload
-    def __getitem__(self, at: int) -> Plan: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> list[Plan]: ...
-
-    def __getitem__(self, at: int | slice) -> Plan | list[Plan]:
+    def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
             return [self[n] for n in range(*at.indices(len(self)))]
         if not -len(self) <= at < len(self):
             raise IndexError(f"there are {len(self)} plans, numbered from 0; got {at}")
-        return self.settle()._plan(at % len(self))
+        settled, at = self.settle()._settled, at % len(self)
+        return settled[at] if at < len(settled) else self._plan(at)
 
     @property
     def best(self) -> Plan:
@@ -246,48 +194,33 @@ class Plans(Sequence[Plan], Printable):
                 f"no layout of the space on {self.cluster.devices} devices is left: {why}; change "
                 f"the batch, the devices or the space, or name another framework"
             )
-        return self[0]
+        return self.settle()._settled[0]
 
     @property
     def alike(self) -> list[Plan]:
         """The plans, of the first 10, that cannot be told from the best: they take no longer than
         it does with the error that they do not share (`StepEstimate.own_error`)."""
         best = self.best
-        if best.verdict == "no":
-            return [best]
-        return [
+        return [best] + [
             plan
-            for plan in self[:FIRST]
-            if plan.verdict == best.verdict
+            for plan in self[1:FIRST]
+            if plan.verdict == best.verdict != "no"
             and plan.seconds / best.seconds <= 1 + max(best.step.own_error, plan.step.own_error)
         ]
 
     @property
     def told_apart(self) -> str:
-        """Which plans the error bar tells apart, and which part of it does."""
+        """How many of the first plans the error bar does not tell apart."""
         step, many = self.best.step, len(self.alike)
-        doubts = {what: f"{what} {100 * error:.1f} %" for what, error in step.doubts.items()}
-        shared = ", ".join(doubts.pop(what) for what in SHARED if what in doubts)
-        words = f"the first {many} of {self.counts[self.best.verdict]:,}"
-        words += " (and perhaps more)" if many == FIRST else ""
-        words += " cannot be told apart" if many > 1 else " stands apart"
+        words = "cannot be told apart" if many > 1 else "stands apart"
         return (
-            f"{words} by the error that plans do not share, {', '.join(doubts.values())}; what "
-            f"they share, {shared}, moves all together (in quadrature {100 * step.error:.1f} %)"
+            f"the first {many} of {self.counts[self.best.verdict]:,} {words} by the error that "
+            f"plans do not share, {100 * step.own_error:.1f} %; with what they share each is "
+            f"within {100 * step.error:.1f} %"
         )
 
-    @cached_property
-    def front(self) -> list[Plan]:
-        """The plans that fit and that no other beats in time, memory and devices at once, fastest
-        first: those that none beats by formula, and of them by their seconds."""
-        inside = np.flatnonzero(self._column("verdict") == 0)
-        costs = [self._column(name)[inside] for name in ("by_formula", "peak", "devices")]
-        plans = self._timed([self[int(inside[n])] for n in unbeaten(np.stack(costs, axis=1))])
-        cost = [[plan.seconds, plan.peak, plan.layout.devices] for plan in plans]
-        return [plans[n] for n in unbeaten(np.array(cost).reshape(-1, 3))]
-
     def to_dict(self, first: int = FIRST) -> dict[str, Any]:
-        """How many were considered, the ``first`` plans and the front, as plain values for JSON."""
+        """How many were considered, and the ``first`` plans, as plain values for JSON."""
         return {
             "model": {"name": self.model.name, "source": self.model.source},
             "considered": self.considered,
@@ -295,13 +228,13 @@ class Plans(Sequence[Plan], Printable):
             "left_out": self.left_out,
             "alike": len(self.alike) if len(self) else 0,
             "plans": [plan.to_dict() for plan in self.settle(first)[:first]],
-            "front": [plan.to_dict() for plan in self.front],
         }
 
     def to_frame(self, first: int | None = 1000) -> Any:
         """A pandas DataFrame: a row per plan, the fields of its layout, its devices, peak bytes,
         verdict, and its seconds by formula."""
-        rows = {name: self._column(name)[:first] for name in self._columns}
+        order = self.settle()._order[:first]
+        rows = {name: column[order] for name, column in self._columns.items()}
         return frame(rows | {"verdict": np.array(VERDICTS)[rows["verdict"]]})
 
     def __repr__(self) -> str:
@@ -316,15 +249,16 @@ class Plans(Sequence[Plan], Printable):
         yield from [f"  {self.cluster.uneven}"] * bool(self.cluster.uneven)
         for why, many in self.left_out.items():
             yield f"  not considered: {why} ({many:,} layouts)"
-        if not len(self):
-            return
-        if self.best.verdict == "no":
-            yield plan_table(self.settle(first)[:first], "none fits; the nearest")
-            return
-        sure = "none fits for sure; of the tight ones, " * (self.best.verdict == "tight")
-        yield plan_table(self.settle(first)[:first], f"{sure}fastest first")
-        yield from [f"the first one:\n  {again}"] * bool(again)
-        yield self.told_apart
+        if len(self):
+            title = {
+                "fits": "fastest first",
+                "tight": "none fits for sure; of the tight ones, fastest first",
+                "no": "none fits; the nearest",
+            }[self.best.verdict]
+            yield plan_table(self.settle(first)[:first], title)
+            if self.best.verdict != "no":
+                yield from [f"the first one:\n  {again}"] * bool(again)
+                yield self.told_apart
 
 
 def search(
@@ -360,7 +294,7 @@ def search(
     model, cluster = as_model(model), as_cluster(cluster)
     runs: dict[str, tuple[Any, ...]] = {}
     assumed: dict[str, Any] = {"calibration": calibration, "framework": framework}
-    program = framework
+    program = ""
     if framework is not None or calibration is not None:
         named = calibration_of(cluster.device, load_recipe("mixed-adam-16"), **assumed)
         recipe, runs, program = recipe or named.trains, named.runs, named.framework
@@ -369,14 +303,20 @@ def search(
     whole = whole_number("global_batch", global_batch, 1, MOST_OF_ANY, of=what, way_out=meant)
     check_trains(recipe)
     check_timed(recipe)
-    sequence = check_run(model, Layout(), sequence)
     if not isinstance(space, Space):
         raise ConfigError(f"space is a td.Space, such as Space(tp=(1, 2)), got {short(space)}")
+    sequence = check_run(model, Layout(), sequence)
     layouts = [Layout(dp=ep, ep=ep) for ep in space.ep or ()]
     for layout in [*layouts, *(Layout(cp=cp) for cp in space.cp or ())]:
         check_run(model, layout, sequence)
-    counts = _counts(devices, cluster)
-    columns = layouts_of(model, cluster, whole, sequence, space, counts)
+    given = cluster.devices if devices is None else devices
+    counts = tuple(given) if isinstance(given, Iterable) else (given,)
+    if not all(is_whole(n, 1, cluster.devices) for n in counts):
+        raise ConfigError(
+            f"devices must lie between 1 and the cluster's {cluster.devices}, got "
+            f"{', '.join(map(short, counts[:8]))}; name a larger cluster"
+        )
+    columns = layouts_of(model, cluster, whole, sequence, space, [int(n) for n in counts])
     columns, left_out = _run_by(program, columns, runs)
     return Plans(model, cluster, whole, recipe, sequence, columns, left_out, **assumed)
 
@@ -384,11 +324,9 @@ def search(
 def search_fewest(
     model: Model | str, cluster: ClusterSpec | str, global_batch: int, **options: Any
 ) -> Plans:
-    """The Plans on the fewest devices of ``cluster`` on which a layout fits; those on all of them
-    where none does.
-
-    ``options`` are those of :func:`tiledask.search` but ``devices``. Every number of devices is
-    looked at, from that whose memory holds the states alone.
+    """The Plans on the fewest devices of ``cluster`` on which a layout fits, from the number whose
+    memory holds the states alone; those on all of them where none does. ``options`` are those of
+    `search` but ``devices``.
 
     >>> plans = search_fewest("llama-2-13b", "64xA100-40GB", 64)
     >>> plans.best.layout.devices, plans.best.verdict
@@ -407,22 +345,8 @@ def search_fewest(
     return search(*run, **options)
 
 
-def _counts(devices: Any, cluster: ClusterSpec) -> list[int]:
-    """Numbers of devices to use, each of them at most the cluster's."""
-    given = cluster.devices if devices is None else devices
-    counts = tuple(given) if isinstance(given, Iterable) else (given,)
-    if not all(is_whole(n, 1, cluster.devices) for n in counts):
-        raise ConfigError(
-            f"devices must lie between 1 and the cluster's {cluster.devices}, got "
-            f"{', '.join(map(short, counts[:8]))}; name a larger cluster"
-        )
-    return [int(n) for n in counts]
-
-
 def _run_by(
-    program: str | None,
-    columns: dict[str, np.ndarray],
-    runs: dict[str, tuple[Any, ...]],
+    program: str, columns: dict[str, np.ndarray], runs: dict[str, tuple[Any, ...]]
 ) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """The layouts that a program runs, and how many it does not, by why."""
     left_out = {}

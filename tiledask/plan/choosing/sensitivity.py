@@ -6,19 +6,14 @@ between nodes x 2   48.0 -> 47.9 s    1.00 x
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.choosing.search import Plan, Plans, search
-from tiledask.plan.frames import frame
-from tiledask.plan.inputs.hardware import ClusterSpec, Link
+from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 __all__ = ["Relaxed", "sensitivity"]
 
@@ -36,43 +31,25 @@ class Relaxed:
     def speedup(self) -> float:
         """Seconds before over seconds after: above 1, the limit binds. Infinite if only now
         anything fits; 1 if nothing fits before or after."""
-        if self.after.verdict == "no":
-            return 1.0
-        return self.before.seconds / self.after.seconds
-
-    @property
-    def changed(self) -> tuple[str, ...]:
-        """Fields in which the best layout differs."""
-        a, b = vars(self.before.layout), vars(self.after.layout)
-        return tuple(name for name in a if a[name] != b[name])
+        nothing = self.after.verdict == "no"
+        return 1.0 if nothing else self.before.seconds / self.after.seconds
 
     def to_dict(self) -> dict[str, Any]:
-        """The limit and what it buys, as plain values for JSON."""
-        names = ("limit", "times", "speedup", "changed")
-        return {name: getattr(self, name) for name in names}
+        """The limit, what it buys, and the fields in which the best layout then differs."""
+        a, b = vars(self.before.layout), vars(self.after.layout)
+        changed = tuple(name for name in a if a[name] != b[name])
+        of = {"limit": self.limit, "times": self.times}
+        return of | {"speedup": self.speedup, "changed": changed}
 
     def __repr__(self) -> str:
-        return f"Relaxed({self})"
-
-    def __str__(self) -> str:
+        words = f"{self.limit} x {self.times:g}: "
         if self.after.verdict == "no":
-            return f"{self.limit} x {self.times:g}: still nothing fits"
+            return words + "still nothing fits"
         if self.before.verdict == "no":
-            return f"{self.limit} x {self.times:g}: now a plan fits, {self.after!r}"
-        other = f", with another layout ({', '.join(self.changed)})" if self.changed else ""
-        return f"{self.limit} x {self.times:g}: {self.speedup:.3g} times as fast{other}"
-
-
-class Sensitivity(list[Relaxed]):
-    """What relaxing each limit buys, the most first."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Of each limit, as plain values for JSON."""
-        return {each.limit: each.to_dict() for each in self}
-
-    def to_frame(self) -> "pd.DataFrame":
-        """A row per limit: limit, times, speedup, changed."""
-        return frame([each.to_dict() for each in self], ["limit", "times", "speedup", "changed"])
+            return words + f"now a plan fits, {self.after!r}"
+        changed = ", ".join(self.to_dict()["changed"])
+        other = f", with another layout ({changed})" if changed else ""
+        return words + f"{self.speedup:.3g} times as fast{other}"
 
 
 def sensitivity(
@@ -83,7 +60,7 @@ def sensitivity(
     times: float = 2.0,
     plans: Plans | None = None,
     **options: Any,
-) -> Sensitivity:
+) -> list[Relaxed]:
     """What relaxing each limit ``times``-fold buys, the most first; the first one binds.
 
     The limits: memory of a device, its peak FLOP/s, its memory bandwidth, bandwidth within and
@@ -97,45 +74,39 @@ def sensitivity(
     (True, True)
     """
     if isinstance(times, bool) or not isinstance(times, int | float) or not 1 < times < math.inf:
-        raise ConfigError(
-            f"times must be a number above 1, by which limits grow; got {short(times)}"
-        )
+        raise ConfigError(f"times, by which limits grow, must be above 1, got {short(times)}")
     model, cluster = as_model(model), as_cluster(cluster)
     now = (plans or search(model, cluster, global_batch, **options)).settle()
-    before, found = now.best, []
-    for limit, other in _relaxed(cluster, times):
-        if limit.startswith("devices"):  # other layouts, not only other numbers of these
-            if limit == "devices" and options.get("devices") is not None:
-                continue
+    found = []
+    for limit, other in _relaxed(cluster, times).items():
+        if limit != "devices" or options.get("devices") is None:
             then = search(model, other, global_batch, **options).settle(now.settled)
-        else:
-            then = now.on(other, times)
-        if len(then):
-            found.append(Relaxed(limit, times, before, then.best))
-    return Sensitivity(sorted(found, key=lambda relaxed: -relaxed.speedup))
+            found += [Relaxed(limit, times, now.best, then.best)] if len(then) else []
+    return sorted(found, key=lambda relaxed: -relaxed.speedup)
 
 
-def _relaxed(cluster: ClusterSpec, times: float) -> Iterator[tuple[str, ClusterSpec]]:
-    device, node = cluster.device, cluster.devices_per_node
+def _relaxed(cluster: ClusterSpec, times: float) -> dict[str, ClusterSpec]:
+    """Limit -> the cluster with more of it."""
+    device = cluster.device
 
     def of(**numbers: Any) -> dict[str, Any]:
         return {"device": replace(device, **numbers)}
 
-    def faster(link: Link) -> Link:
-        return replace(link, bytes_per_second=link.bytes_per_second * times)
+    def faster(name: str) -> dict[str, Any]:
+        link = getattr(cluster, name)
+        return {name: replace(link, bytes_per_second=link.bytes_per_second * times)}
 
-    def more(count: int) -> int:
-        return max(count + 1, round(count * times))
+    def more(name: str) -> dict[str, Any]:
+        count = getattr(cluster, name)
+        return {name: max(count + 1, round(count * times))}
 
-    flops = tuple((name, n * times) for name, n in device.peak_flops)
-    changes: dict[str, dict[str, Any]] = {
+    changes = {
         "memory": of(memory_bytes=round(device.memory_bytes * times)),
-        "peak FLOP/s": of(peak_flops=flops),
+        "peak FLOP/s": of(peak_flops=tuple((name, n * times) for name, n in device.peak_flops)),
         "memory bandwidth": of(memory_bandwidth=device.memory_bandwidth * times),
-        "bandwidth within nodes": {"within_node": faster(cluster.within_node)},
-        "bandwidth between nodes": {"between_nodes": faster(cluster.between_nodes)},
-        "devices in a node": {"devices_per_node": more(node)},
-        "devices": {"devices": more(cluster.devices)},
+        "bandwidth within nodes": faster("within_node"),
+        "bandwidth between nodes": faster("between_nodes"),
+        "devices in a node": more("devices_per_node"),
+        "devices": more("devices"),
     }
-    for limit, change in changes.items():
-        yield limit, replace(cluster, **change)
+    return {limit: replace(cluster, **change) for limit, change in changes.items()}

@@ -1,7 +1,7 @@
 """The layouts of a search, as columns: all that a space, a model and a cluster allow."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -18,26 +18,9 @@ from tiledask.plan.whole import is_whole
 __all__ = ["COLUMNS", "Space", "layouts_of"]
 
 LARGEST_MICROBATCH = 64
-SHAPE = (
-    "dp",
-    "tp",
-    "pp",
-    "cp",
-    "ep",
-    "expert_tp",
-    "microbatch",
-    "microbatches",
-    "interleave",
-)
+SHAPE = ("dp", "tp", "pp", "cp", "ep", "expert_tp", "microbatch", "microbatches", "interleave")
 """What ``_shapes`` chooses together."""
-REST = (
-    "zero",
-    "recompute",
-    "sequence_parallel",
-    "flash_attention",
-    "schedule",
-    "items",
-)
+REST = ("zero", "recompute", "sequence_parallel", "flash_attention", "schedule", "items")
 """What is chosen freely beside them."""
 COLUMNS = SHAPE + REST
 
@@ -69,14 +52,12 @@ class Space:
     latter alone where the fullest stage has no more layers for it; of mixtures both there."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            values = getattr(self, field.name)
+        for name, values in vars(self).items():
             if values is None:
                 continue
-            name, rule = field.name, "is a sequence of one value or more"
             if isinstance(values, str) or not hasattr(values, "__len__") or not len(values):
-                example = f"{name}=({short(values or 1)},)"
-                raise ConfigError(f"Space {name} {rule}, such as {example}; got {short(values)}")
+                rule = f"is a sequence of one value or more, such as {name}=({short(values or 1)},)"
+                raise ConfigError(f"Space {name} {rule}; got {short(values)}")
             if name == "partition" and not {*values} <= {None, ITEMS}:
                 rule = f"holds None or {ITEMS!r}, got {short(values)}"
                 raise ConfigError(f"Space partition {rule}; other bounds are for one Layout")
@@ -108,10 +89,9 @@ def layouts_of(
     # ZeRO over one copy, chunks in other orders than 1F1B, experts folded over devices that have
     # the same tokens; and of two ways to cut layers the one that is slower and larger. Of unequal
     # layers, or those beside which embedding and head are little, either may be
-    layers, chunks = model.layers, n["pp"] * n["interleave"]
     evenly = Numbers(pp=n["pp"], interleave=n["interleave"], items=False)
     (most, *_), (first, others, last) = (
-        stage_layers(replace(evenly, items=items), layers) for items in (False, True)
+        stage_layers(replace(evenly, items=items), model.layers) for items in (False, True)
     )
     for_items = np.maximum(np.maximum(first, last) + 1, others) <= most
     pointless = (
@@ -121,12 +101,12 @@ def layouts_of(
         | ((n["interleave"] > 1) & (n["schedule"] != "1f1b"))
         | (n["items"] & ~for_items & (None in space.partition))
         | (~n["items"] & for_items & (ITEMS in space.partition) & (not model.experts))
-        | (~n["items"] & (chunks > layers))
+        | (~n["items"] & (n["pp"] * n["interleave"] > model.layers))
         | ((n["expert_tp"] > 0) & (n["tp"] > 1) & ~n["sequence_parallel"])
     )
     shape, choice = np.nonzero(~pointless)
-    of = dict.fromkeys(SHAPE, (shape, 0)) | dict.fromkeys(REST, choice)
-    return {name: column[of[name]] for name, column in n.items()}
+    columns = {name: n[name][shape, 0] for name in SHAPE}
+    return columns | {name: n[name][choice] for name in REST}
 
 
 def _shapes(
@@ -140,17 +120,14 @@ def _shapes(
     cps = space.cp or context_degrees(sequence)
     eps = space.ep or (divisors(model.experts, model.experts) if model.experts else [1])
     for tp, pp, cp in product(tps, pps, cps):
-        if devices % (tp * pp * cp) or not model.allows_tp(tp):
-            continue
-        dp = devices // (tp * pp * cp)
-        if batch % dp:
+        dp, left = divmod(devices, tp * pp * cp)
+        if left or not model.allows_tp(tp) or batch % dp:
             continue
         share = batch // dp
         sizes = space.microbatch or divisors(share, LARGEST_MICROBATCH)
         same = tp if 0 in space.expert_tp else -1  # said twice
         slices = [e for e in space.expert_tp if e != same] if model.experts else [0]
-        chunks = space.interleave if pp > 1 else (1,)
-        for ep, e, b, v in product(eps, slices, sizes, chunks):
+        for ep, e, b, v in product(eps, slices, sizes, space.interleave if pp > 1 else (1,)):
             if tp * dp * cp % (ep * (e or tp)) or share % b or pp * v > most:
                 continue
             if v == 1 or share // b % pp == 0:
