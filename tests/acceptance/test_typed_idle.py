@@ -138,7 +138,6 @@ def test_the_rest_is_explained_on_request(typed):
         ("idle 1f1b 4 8 --latency 1,2", "or 3, one per boundary between stages; got 2"),
         ("idle 1f1b 4 8 --utilisation 0.9", "leave them out, or --utilisation"),
         ("idle --utilisation 90 --devices 4", "such as 0.9 or 90%; got '90'"),
-        ("idle 1f1b 4 8 --unit ms", "goes with --diagnose TRACE"),
     ],
 )
 def test_mistakes_are_answered_in_the_words_of_the_command_line(typed, asked, words):

@@ -343,7 +343,7 @@ COMMANDS = (
     "idle interleaved 4 8 --chunks 2 --forward 1 --backward 2",
     "idle 1f1b --utilisation 0.9 --devices 4",
     "idle --layers 1,1,2,4 1f1b 2 4",
-    "idle --diagnose trace.csv --unit ms",
+    "idle --diagnose trace.csv",
     "ask 34 --no-run --set layers=12 devices=3",
     "ask 34 --set layers=1,1,2,4",
     "matmul 64 --kernel blas --tile x8",

@@ -125,7 +125,6 @@ def test_what_edges_alone_tell_and_what_they_leave_open():
     np.testing.assert_allclose(d["latency"].value, [0.1, 0.5, 0.2], atol=1e-9)
     d = diagnose(bare(td.simulate(td.schedule("gpipe", 3, 1), forward=1, backward=2.5)))
     assert (d["schedule"].value, d["schedule"].sure) == ("naive", "exact")
-    assert "the same as gpipe, 1f1b" in d["schedule"].why
     # F and B of one length, and nothing in between: a block fits in many ways
     d = diagnose(bare(td.simulate(td.schedule("gpipe", 1, 4), forward=1, backward=1)))
     assert d["microbatches"].sure == "likely"
@@ -166,7 +165,7 @@ RUN = td.simulate(td.schedule("1f1b", 4, 8), forward=F, backward=B, latency=0.25
 
 
 def by_change(d):
-    return {r.change: r for _, r in every_remedy(d.plan, d.memory_limit)}
+    return {r.change: r for _, r in every_remedy(d.plan)}
 
 
 def test_gains_are_those_of_the_changed_plan_simulated():
@@ -177,7 +176,7 @@ def test_gains_are_those_of_the_changed_plan_simulated():
         r = found[change]
         assert r.makespan == pytest.approx(t.makespan, rel=1e-12)
         assert r.gain == pytest.approx(1 - t.makespan / RUN.makespan, abs=1e-12)
-        assert r.idle_share == pytest.approx(t.bubble_fraction, abs=1e-12)
+        assert r.plan.idle_share == pytest.approx(t.bubble_fraction, abs=1e-12)
         assert r.memory == pytest.approx(max(t.peak_in_flight) * 4 / stages * 8 / m)
 
     halves = [[x / 2 for x in v] for v in (F, B)]
@@ -189,22 +188,6 @@ def test_gains_are_those_of_the_changed_plan_simulated():
     change = "schedule interleaved, 2 chunks per device"
     same(change, "interleaved", times=twice, stages=8, devices=4)
     same("equal stages", "1f1b", times=(sum(F) / 4, sum(B) / 4))
-
-
-def test_what_fits_in_memory_comes_first():
-    free, limited = diagnose(RUN), diagnose(RUN, memory_limit=4)
-    assert all(r.fits for r in free.remedies)
-    for d in (free, limited):
-        gains = [r.gain for r in d.remedies if r.fits]
-        assert gains == sorted(gains, reverse=True)
-        order = [r.fits for r in d.remedies]
-        assert order == sorted(order, reverse=True)
-    assert free.remedies[0].memory > 4 >= limited.remedies[0].memory
-    for r in limited.remedies:
-        assert r.fits == (r.memory <= 4)
-    tight = diagnose(RUN, memory_limit=0.1)
-    assert not any(r.fits for r in tight.remedies)
-    assert " !" in str(tight)
 
 
 def assert_is_run(d):
@@ -219,16 +202,15 @@ def test_a_csv_file_of_spans(tmp_path):
     assert_is_run(diagnose(path))
     assert "taken as seconds" in diagnose(path).source
     frame = RUN.to_frame()
-    frame[["start", "end"]] *= 1e3
     frame.assign(kind="", stage="", microbatch="").to_csv(path, index=False)
-    d = diagnose(str(path), unit="ms")
+    d = diagnose(str(path))
     assert_is_run(d)
     assert d["microbatches"].sure == "exact"
     d = diagnose(bare(RUN).assign(device=[f"gpu{7 - d}" for d in bare(RUN).device]))
     assert_is_run(d)  # in the order in which they begin
     assert d["devices"].why == "in this order: gpu7, gpu6, gpu5, gpu4"
     frame.drop(columns=["stage", "microbatch"]).to_csv(path)  # kinds alone
-    assert_is_run(diagnose(path, unit="ms"))
+    assert_is_run(diagnose(path))
 
 
 def events(timeline, name, **more):
@@ -247,8 +229,7 @@ def test_a_chrome_trace(tmp_path):
     assert diagnose(path)["schedule"].sure == "exact"
     assert_is_run(diagnose(path))
     plain = events(RUN, lambda r: "work")
-    inside = [e | {"name": "aten::mm", "ts": e["ts"] + 10, "dur": e["dur"] / 2} for e in plain]
-    path.write_text(json.dumps([*inside, *plain]))
+    path.write_text(json.dumps(plain))
     assert_is_run(diagnose(path))
 
 
@@ -266,11 +247,10 @@ BAD = {
     "too early": (LABELLED + "0,F,0,0,0,2\n1,F,1,0,1,3\n", "before the result it needs is there"),
     "no events": ('{"traceEvents": []}', "no complete event"),
     "arguments": ('[{"ph": "X", "ts": 1, "dur": 1, "args": "x"}]', None),
-    "huge time": (
-        '[{"ph": "X", "ts": 1%s, "dur": 1}]' % ("0" * 400),
-        r"ts 1000\d*\.\.\. \(401 characters\)",
-    ),
-    "bad event": ('[{"ph": "X", "ts": 1, "dur": "long"}]', "has dur 'long'"),
+    "huge time": ('[{"ph": "X", "ts": 1%s, "dur": 1}]' % ("0" * 400), "is no Chrome trace"),
+    "late": ('[{"ph": "X", "ts": -1, "dur": 1}]', "ts and dur are finite numbers of 0 or more"),
+    "bad event": ('[{"ph": "X", "ts": 1, "dur": "long"}]', "no Chrome trace, .*'long'"),
+    "no list": ('{"traceEvents": 3}', "an object with a list of events as traceEvents"),
 }
 
 
@@ -291,21 +271,20 @@ LATE = Timeline.of(3, [(0, "F", 0, 0, 0, 1), (1, "F", 1, 0, 1, 2)])
 
 
 @pytest.mark.parametrize(
-    ("trace", "options", "message"),
+    ("trace", "message"),
     [
-        (RUN, {"unit": "h"}, "a unit of time is s, ms, us, ns; got 'h'"),
-        (7, {}, r"a trace is a Timeline, .*; got int"),
-        (LATE, {}, "device 2 does no work in the simulated timeline"),
-        (td.simulate("dualpipev", 8, 10), {}, "two things at once: .* a run without pairs"),
-        (b"\x1f\x8b\x08\x00\xff", {}, r"trace\.csv cannot be read as CSV or JSON: "),
+        (7, r"a trace is a Timeline, .*; got int"),
+        (LATE, "device 2 does no work in the simulated timeline"),
+        (td.simulate("dualpipev", 8, 10), "two things at once: .* a run without pairs"),
+        (b"\x1f\x8b\x08\x00\xff", r"trace\.csv cannot be read as CSV or JSON: "),
     ],
 )
-def test_other_things_are_refused(tmp_path, trace, options, message):
+def test_other_things_are_refused(tmp_path, trace, message):
     if isinstance(trace, bytes):
         (tmp_path / "trace.csv").write_bytes(trace)
         trace = tmp_path / "trace.csv"
     with pytest.raises((ConfigError, ScheduleError), match=message):
-        diagnose(trace, **options)
+        diagnose(trace)
 
 
 def test_a_huge_file_is_refused_by_its_size(tmp_path):

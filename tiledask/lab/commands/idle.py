@@ -37,11 +37,9 @@ def run_idle(args: argparse.Namespace) -> Run:
                 "--diagnose finds schedule, devices and micro-batches in the trace and writes no "
                 "figure and no trace; leave them out"
             )
-        found = td.diagnose(args.diagnose, unit=args.unit)
+        found = td.diagnose(args.diagnose)
         yield from found.printed()
         return 0, found.to_dict()
-    if args.unit is not None:
-        raise ConfigError("--unit goes with --diagnose TRACE")
     reached: dict[str, Any] = {}
     if args.utilisation is not None:
         yield _reached(args, reached)

@@ -11,9 +11,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import pairwise
+from dataclasses import replace
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -22,7 +20,7 @@ import numpy as np
 from tiledask.errors import ConfigError, short
 from tiledask.plan.diagnosis.trace import Row, Trace
 
-__all__ = ["MeasuredStep", "of_chrome", "step_of_chrome"]
+__all__ = ["of_chrome"]
 
 ACTION = re.compile(r"(?<![A-Za-z0-9])(\d{1,9})([FBIW])(\d{1,9})(?![A-Za-z0-9])")
 """An action in the name of an event, such as record_function("0F3")."""
@@ -49,210 +47,168 @@ BARE: _Label = ("", -1, -1)
 
 
 class _Event(NamedTuple):
+    start: float  # seconds from the first event of all files
+    end: float
     name: str
     cat: str
+    rank: str  # what its file is called where that is a rank's; "" in a file of all ranks
     pid: str
     tid: str
-    device: str
-    """args.device, or ""."""
-    start: float
-    """Seconds from the first event of all files."""
-    end: float
+    device: str  # args.device, or ""
+
+    @property
+    def lane(self) -> tuple[str, str, str, str]:
+        return self.rank, self.pid, self.tid, self.device
 
 
-_Lane = tuple[str, str, str]
-"""pid, tid and device of an event."""
-
-
-@dataclass(frozen=True)
-class _File:
-    name: str
-    rank: int | None
-    events: list[_Event]
-
-    @cached_property
-    def marks(self) -> dict[bool, list[tuple[float, int]]]:
-        """{on the GPU: (start, number) of each step}, rising; of each number the first mark."""
-        found: dict[bool, dict[int, float]] = {True: {}, False: {}}
-        for e in sorted(self.events, key=_start):
-            if number := STEP.match(e.name):
-                found[e.cat.startswith("gpu")].setdefault(int(number[1]), e.start)
-        return {on: [(start, n) for n, start in steps.items()] for on, steps in found.items()}
-
-    def step(self, e: _Event) -> int:
-        """The number of an event's step; -1 before the first mark, 0 if there is none."""
-        marks = (e.cat != "cpu_op" and self.marks[True]) or self.marks[False]
-        passed = bisect_right(marks, (e.start + 1e-9, math.inf))
-        return (marks[passed - 1][1] if passed else -1) if marks else 0
-
-
-class MeasuredStep(NamedTuple):
-    """How long a step of a trace takes."""
-
-    seconds: float
-    error: float | None
-    """Half of what its steps differ by, over the median; None of one alone."""
-    words: str
-    """What was measured."""
-
-
-def of_chrome(texts: Sequence[tuple[str, str]], source: str, scale: float) -> Trace:
-    """The Trace of (file name, JSON) pairs, whose distributedInfo says the rank of each.
-
-    ``scale``: seconds of a unit of ts. Raises ConfigError for what cannot be read.
-    """
-    files = _read(texts, source, scale)
-    every = [e for f in files for e in f.events]
+def of_chrome(texts: Sequence[tuple[str, str]], source: str) -> Trace:
+    """The Trace of (file name, JSON) pairs, whose distributedInfo says the rank of each. Raises
+    ConfigError for what cannot be read."""
+    files = _read(texts, source)
+    every = [e for events in files for e in events]
     has = {e.cat for e in every}
     worker = next((cat for cat in ("kernel", "cpu_op") if cat in has), "")
     labels = [e for e in every if _label(e)]
     on_gpu = any(e.cat.startswith("gpu") for e in labels)
     # the CPU launches kernels and does not wait for them: its labels say nothing of their time
     labelled = bool(labels) and (on_gpu or worker != "kernel")
-    actions: list[tuple[int, Row]] = []  # of which step, and what
+    name_of = _device_names(
+        every, labels if labelled else [e for e in every if worker in ("", e.cat)]
+    )
+    steps: dict[int, list[Row]] = defaultdict(list)
     is_tuned = False
-    for f in files:
-        counted = labels if labelled else [e for e in f.events if e.cat == worker or not worker]
-        names = _device_names(f, len(files) > 1, counted)
-        work, tuned = _work(f, worker)
+    for events in files:
+        work, tuned = _work(events, worker)
         is_tuned |= tuned
-        found = _labelled(f, work, worker, on_gpu) if labelled else ((e, BARE) for e in work)
-        actions += [(f.step(e), (names[e[2:5]], e.start, e.end, *each)) for e, each in found]
-    if not actions:
+        found = _labelled(events, work, worker, on_gpu) if labelled else ((e, BARE) for e in work)
+        step_of = _steps(events)
+        for e, label in found:
+            steps[step_of(e)].append((name_of[e.lane], e.start, e.end, *label))
+    if not steps:
         raise ConfigError(f"{source} has transfers only, and no work of a stage")
-    chosen, notes = _one_step(actions)
+    chosen, notes = _one_step(steps)
     notes += ["the optimizer's kernels left out"] * is_tuned
     about = f"{source}: {', '.join(notes)}" if notes else source
     if worker and not labelled:
         gap = LAUNCH_GAP * max(end for _, _, end, *_ in chosen)
         devices = sorted({row[0] for row in chosen})
         return Trace.of(_blocks(chosen, gap), devices, source=about, grain=gap, blocks=True)
-    trace = Trace.of(_outermost(chosen), source=about)
-    if not labelled:
-        return trace
-    stage = np.where(trace.stage < 0, trace.device, trace.stage)  # of GPipe's labels the device
-    return replace(trace, stage=stage, grain=CLOCKS * trace.makespan * (len(files) > 1))
-
-
-def step_of_chrome(texts: Sequence[tuple[str, str]], source: str, scale: float) -> MeasuredStep:
-    """The step in (file name, JSON) pairs: the median of the seconds between two marks of the
-    profiler; of a trace without two, those from its first event to its last."""
-    files, between = _read(texts, source, scale), []
-    for f in files:
-        marks = pairwise(f.marks[False] or f.marks[True])
-        between += [b - a for (a, number), (b, after) in marks if after == number + 1]
-    if between:
-        seconds = median(between)
-        off = (max(between) - min(between)) / 2 / seconds if seconds else 0.0
-        return MeasuredStep(seconds, off, f"the median of {len(between)} steps in {source}")
-    events = [e for f in files for e in f.events]
-    whole = max(e.end for e in events) - min(e.start for e in events)
-    return MeasuredStep(whole, None, f"{source}, taken for one step")
+    trace = Trace.of(chosen, source=about)
+    stage = np.where((trace.stage < 0) & labelled, trace.device, trace.stage)  # of GPipe's labels
+    return replace(trace, stage=stage, grain=CLOCKS * trace.makespan * (len(files) > 1) * labelled)
 
 
 # --- files to events ------------------------------------------------------------------------
 
 
-def _read(texts: Sequence[tuple[str, str]], source: str, scale: float) -> list[_File]:
+def _read(texts: Sequence[tuple[str, str]], source: str) -> list[list[_Event]]:
     """The complete events of each file, in seconds from the first of all."""
-    files = [(name, *_parsed(name, text)) for name, text in texts]
+    files = [_parsed(name, text) for name, text in texts]
     firsts = [min((at for _, at, _ in each), default=math.inf) for *_, each in files]
     if min(firsts) == math.inf:
         raise ConfigError(
             f"{source} has no complete event (ph 'X' with ts and dur) and no step; export the "
             f"trace with torch.profiler's export_chrome_trace"
         )
-    clocks = [clock for _, _, clock, _ in files]
-    begins = [f * scale + (c - min(clocks)) for f, c in zip(firsts, clocks, strict=True)]
-    ranks = [rank for _, rank, *_ in files]
+    clocks = [clock for _, clock, _ in files]
+    begins = [f * 1e-6 + (c - min(clocks)) for f, c in zip(firsts, clocks, strict=True)]
+    ranks = [rank for rank, *_ in files]
     read = []
-    for (name, rank, _, each), first, begin in zip(files, firsts, begins, strict=True):
+    for (name, _), (rank, _, each), first, begin in zip(texts, files, firsts, begins, strict=True):
+        named = f"rank {rank}" if rank is not None and ranks.count(rank) == 1 else name
+        named = named if len(files) > 1 or rank is not None else ""
         events = []
         for e, start, length in each:
             args = e.get("args")
             device = args.get("device", "") if isinstance(args, dict) else ""
-            pid, tid = str(e.get("pid", ""))[:40], str(e.get("tid", 0))[:40]
             # small numbers first: an epoch in us has no digits left
-            at = (start - first) * scale + (begin - min(begins))
-            named = str(e.get("name", ""))[:200], str(e.get("cat", "")).lower()
-            events.append(_Event(*named, pid, tid, str(device)[:40], at, at + length * scale))
-        read.append(_File(name, rank if ranks.count(rank) == 1 else None, events))
+            at = (start - first) * 1e-6 + (begin - min(begins))
+            words = str(e.get("name", ""))[:200], str(e.get("cat", "")).lower(), named
+            lane = str(e.get("pid", ""))[:40], str(e.get("tid", 0))[:40], str(device)[:40]
+            events.append(_Event(at, at + length * 1e-6, *words, *lane))
+        read.append(events)
     return read
 
 
-def _parsed(
-    name: str, text: str
-) -> tuple[int | None, float, list[tuple[dict[str, Any], float, float]]]:
+def _parsed(name: str, text: str) -> tuple[int | None, float, list[tuple[Any, float, float]]]:
     """(rank, seconds of the clock at ts 0, (event, ts, dur) of the program's complete events)."""
     try:
         data = json.loads(text)
-    except (RecursionError, ValueError) as error:
-        raise ConfigError(f"{name} begins like JSON but cannot be read: {error}") from None
-    about = data if isinstance(data, dict) else {"traceEvents": data}
-    if not isinstance(events := about.get("traceEvents", []), list):
-        raise ConfigError(f"{name} has traceEvents {short(events)}; they are a list of events")
-    complete = [
-        (e, _number(e, "ts", name), _number(e, "dur", name))
-        for e in events
-        if isinstance(e, dict) and e.get("ph") == "X" and "ts" in e
-        if str(e.get("cat")) != "Trace" and str(e.get("pid")) not in ("Spans", "Traces")
-    ]
-    info, base = about.get("distributedInfo"), about.get("baseTimeNanoseconds", 0)
-    rank = info.get("rank") if isinstance(info, dict) else None
-    is_time = isinstance(base, int | float) and abs(base) < 1e20
-    return rank if isinstance(rank, int) else None, 1e-9 * base if is_time else 0.0, complete
-
-
-def _number(event: dict[str, Any], name: str, source: str) -> float:
-    value = event.get(name)
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < MOST_TIME:
-        return float(value)
-    raise ConfigError(
-        f"event {short(event.get('name'))} of {source} has {name} {short(value)}; it is a finite "
-        f"number of 0 or more: drop the event"
-    )
+        about = data if isinstance(data, dict) else {"traceEvents": data}
+        complete = [
+            (e, float(e["ts"]), float(e["dur"]))
+            for e in about.get("traceEvents", [])
+            if e.get("ph") == "X" and "ts" in e
+            if str(e.get("cat")) != "Trace" and str(e.get("pid")) not in ("Spans", "Traces")
+        ]
+        if not all(0 <= at < MOST_TIME and 0 <= length < MOST_TIME for _, at, length in complete):
+            raise ValueError("ts and dur are finite numbers of 0 or more")
+        rank = (about.get("distributedInfo") or {}).get("rank")
+        return rank, 1e-9 * float(about.get("baseTimeNanoseconds", 0)), complete
+    except (
+        AttributeError,
+        KeyError,
+        OverflowError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
+        rule = "an object with a list of events as traceEvents, or such a list"
+        raise ConfigError(f"{name} is no Chrome trace, {rule}: {short(str(error))}") from None
 
 
 # --- events to rows -------------------------------------------------------------------------
 
 
-def _device_names(f: _File, several: bool, counted: list[_Event]) -> dict[_Lane, str]:
-    """{pid, tid, args.device: device}: which events of a file are of one device.
+def _device_names(every: list[_Event], counted: list[_Event]) -> dict[Any, str]:
+    """{rank, pid, tid, args.device: device}: which events are of one device.
 
-    A rank's file is one device, or one per args.device. In a file of several ranks they are told
-    apart by pid and args.device, and by tid where there is one process without.
+    A rank is one device, or one per args.device of its kernels. In a file of all ranks they are
+    told apart by pid and args.device, and by tid where there is one process without.
     """
-    if several or f.rank is not None:
-        own = f.name if f.rank is None else f"rank {f.rank}"
-        gpus = {e.device for e in f.events if e.cat == "kernel" and e.device}
-        return {e[2:5]: own + f" gpu {e.device}" * (len(gpus) > 1) for e in f.events}
-    pids, devices = ({e[at] for e in counted} for at in (2, 4))
+    pids, devices = {e.pid for e in counted}, {e.device for e in counted}
+    gpus = {(e.rank, e.device) for e in every if e.cat == "kernel" and e.device}
+    many = {rank for rank, _ in gpus if sum(other == rank for other, _ in gpus) > 1}
     names = {}
-    for e in f.events:
+    for e in every:
         apart = [e.pid] * (len(pids) > 1) + [e.device] * (len(devices) > 1)
-        names[e[2:5]] = "/".join(filter(None, apart)) or e.device or e.tid
+        own = e.rank + f" gpu {e.device}" * (e.rank in many)
+        names[e.lane] = own if e.rank else "/".join(filter(None, apart)) or e.device or e.tid
     return names
 
 
-def _work(f: _File, worker: str) -> tuple[list[_Event], bool]:
+def _steps(events: list[_Event]) -> Any:
+    """A function from an event to the number of its step; -1 before the first mark, 0 if there is
+    none. Kernels are between the marks of the GPU, if it has some."""
+    found: dict[bool, dict[int, float]] = {True: {}, False: {}}
+    for e in sorted(events):
+        if number := STEP.match(e.name):
+            found[e.cat.startswith("gpu")].setdefault(int(number[1]), e.start)
+    marks = {on: [(start, n) for n, start in steps.items()] for on, steps in found.items()}
+
+    def step(e: _Event) -> int:
+        between = (e.cat != "cpu_op" and marks[True]) or marks[False]
+        passed = bisect_right(between, (e.start + 1e-9, math.inf))
+        return (between[passed - 1][1] if passed else -1) if between else 0
+
+    return step
+
+
+def _work(events: list[_Event], worker: str) -> tuple[list[_Event], bool]:
     """(events that are work, whether what an optimizer does was put aside)."""
-    tuning = [e for e in f.events if TUNES.match(e.name) and e.cat.endswith("annotation")]
+    tuning = [e for e in events if TUNES.match(e.name) and e.cat.endswith("annotation")]
     work, is_tuned = [], False
-    for e in f.events:
+    for e in events:
         if STEP.match(e.name) or (e.cat != worker if worker else e.cat in NO_WORK):
             continue
-        inside = (s.pid == e.pid and s.start <= e.start < s.end for s in tuning)
         if TRAVELS.search(e.name):
             continue
+        inside = (s.pid == e.pid and s.start <= e.start < s.end for s in tuning)
         if (worker == "kernel" and TUNES.search(e.name)) or any(inside):
             is_tuned = True
         else:
             work.append(e)
-    return sorted(work, key=_start), is_tuned
-
-
-def _start(e: _Event) -> float:
-    return e.start
+    return sorted(work, key=lambda e: e.start), is_tuned
 
 
 def _label(e: _Event) -> _Label | None:
@@ -264,13 +220,10 @@ def _label(e: _Event) -> _Label | None:
 
 
 def _labelled(
-    f: _File, work: list[_Event], worker: str, on_gpu: bool
+    events: list[_Event], work: list[_Event], worker: str, on_gpu: bool
 ) -> Iterator[tuple[_Event, _Label]]:
     """The labelled actions, each from its first work to its last; without any as the label is."""
-    of_process: dict[str, list[_Event]] = defaultdict(list)
-    for e in work:
-        of_process[e.pid].append(e)
-    for span in f.events:
+    for span in events:
         label = _label(span)
         if label is None or (on_gpu and not span.cat.startswith("gpu")):
             continue
@@ -279,20 +232,16 @@ def _labelled(
                 f"{short(span.name)} is a forward and a backward at once; which part of its time "
                 f"is whose cannot be told: give a run without pairs"
             )
-        mine = of_process[span.pid]
-        first, end = (bisect_left(mine, at, key=_start) for at in (span.start, span.end))
-        if first < end and worker:
-            last = max(e.end for e in mine[first:end])
-            yield span._replace(start=mine[first].start, end=last), label
+        first, end = (bisect_left(work, at, key=lambda e: e.start) for at in span[:2])
+        mine = [e for e in work[first:end] if e.pid == span.pid]
+        if mine and worker:
+            yield span._replace(start=mine[0].start, end=max(e.end for e in mine)), label
         elif not (on_gpu and work):
             yield span, label
 
 
-def _one_step(actions: Iterable[tuple[int, Row]]) -> tuple[list[Row], list[str]]:
+def _one_step(steps: dict[int, list[Row]]) -> tuple[list[Row], list[str]]:
     """(rows of the step that takes the median time, what to say of it)."""
-    steps: dict[int, list[Row]] = defaultdict(list)
-    for step, row in actions:
-        steps[step].append(row)
     devices = {step: len({row[0] for row in mine}) for step, mine in steps.items()}
     fewest = 0.5 * max(map(len, steps.values()))
     whole = [
@@ -310,16 +259,6 @@ def _one_step(actions: Iterable[tuple[int, Row]]) -> tuple[list[Row], list[str]]
     rows = [(row[0], row[1] - zero, row[2] - zero, *row[3:]) for row in chosen]
     notes = [f"of {len(whole)} steps the one of median length"] if len(whole) > 1 else []
     return rows, notes
-
-
-def _outermost(rows: Iterable[Row]) -> Iterator[Row]:
-    """Without the calls inside calls: events of a thread are nested."""
-    reach: dict[str, float] = {}
-    for row in sorted(rows, key=lambda r: (r[0], r[1], -r[2])):
-        before = reach.get(row[0], -math.inf)
-        if row[1] >= before or row[2] > before:
-            reach[row[0]] = max(row[2], before)
-            yield row
 
 
 def _blocks(rows: Iterable[Row], gap: float) -> list[Row]:

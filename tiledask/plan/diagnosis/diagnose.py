@@ -13,16 +13,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tiledask.errors import ConfigError
 from tiledask.plan.diagnosis.infer import EXACT, MANY, TraceFit, fit_labelled, fit_rows
 from tiledask.plan.diagnosis.nearest import fit_nearest, fit_turns
 from tiledask.plan.diagnosis.remedies import Remedy, equal_stages, remedies
-from tiledask.plan.diagnosis.timed import Form, TimedSchedule
+from tiledask.plan.diagnosis.timed import TimedSchedule
 from tiledask.plan.diagnosis.trace import Trace
 from tiledask.plan.diagnosis.trace_files import read_trace
 from tiledask.plan.pipelines.idle import CAUSES as IDLE
 from tiledask.plan.pipelines.timeline import Timeline
-from tiledask.plan.tables import Part, Printable, Table
+from tiledask.plan.tables import Part, Printable, Table, table
 from tiledask.plan.units import format_seconds
 
 __all__ = ["CAUSES", "Cause", "Diagnosis", "Finding", "diagnose"]
@@ -56,6 +55,14 @@ class Finding(NamedTuple):
     """"exact", "likely" or "cannot be told"."""
     why: str = ""
 
+    def __str__(self) -> str:
+        value = self.value
+        if self.name == "imbalance":
+            return f"{100 * value:.1f} %"
+        if isinstance(value, tuple):
+            return ", ".join([*map(format_seconds, value[:6]), "..."][: len(value)])
+        return format_seconds(value) if isinstance(value, float) else str(value or "-")
+
 
 class Cause(NamedTuple):
     """A part of the idle time."""
@@ -81,9 +88,7 @@ class Diagnosis(Printable):
     """They sum to ``idle``, largest first."""
     plan: TimedSchedule | None
     """The plan behind the trace; None if it cannot be told."""
-    memory_limit: float | None = None
-    """Most micro-batches whose activations a device may keep, for the remedies."""
-    measure: str = ""
+    measure: str
     """The one measurement that would tell what cannot be told; "" if all can."""
 
     @property
@@ -91,7 +96,7 @@ class Diagnosis(Printable):
         """The name of the cause that most of the idle time has."""
         return self.causes[0].name
 
-    @cached_property
+    @property
     def summary(self) -> tuple[str, ...]:
         """Sentences: the main cause, the best remedy with its predicted gain, what to measure."""
         share = 100 * self.causes[0].seconds / (self.idle or 1.0)
@@ -114,11 +119,8 @@ class Diagnosis(Printable):
 
     @cached_property
     def remedies(self) -> tuple[Remedy, ...]:
-        """Those that fit in memory first, largest gain first; () if no plan was found.
-
-        Simulated when they are first asked for.
-        """
-        return remedies(self.plan, self.memory_limit) if self.plan else ()
+        """Largest gain first, simulated when they are first asked for; () if no plan was found."""
+        return remedies(self.plan) if self.plan else ()
 
     def __getitem__(self, name: str) -> Finding:
         """The Finding called ``name``."""
@@ -127,8 +129,7 @@ class Diagnosis(Printable):
     @property
     def idle_share(self) -> float:
         """idle / (devices x makespan), of the trace."""
-        whole = self.devices * self.makespan
-        return self.idle / whole if whole else 0.0
+        return self.idle / (self.devices * self.makespan)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON can hold it; seconds and shares."""
@@ -158,56 +159,34 @@ class Diagnosis(Printable):
             f"{100 * self.idle_share:.1f} % of device-time idle"
         )
         yield from self.summary
-        found = [
-            (f.name, _shown(f), ": ".join(filter(None, (f.sure, f.why)))) for f in self.findings
-        ]
+        found = [(f.name, str(f), ": ".join(filter(None, (f.sure, f.why)))) for f in self.findings]
         yield Table(("inferred", "value", "how sure"), found, left=range(3))
-        causes = [
-            (c.name, format_seconds(c.seconds), f"{100 * c.seconds / self.idle:.1f} %", c.words)
+        idle = {
+            c.name: {"device-seconds": c.seconds, "share": c.seconds / self.idle, "while": c.words}
             for c in self.causes
             if c.seconds
-        ]
-        if causes:
-            yield Table(("idle time", "device-seconds", "share", ""), causes, left=(0, 3))
+        }
+        if idle:
+            units = {"device-seconds": "seconds", "share": "percent"}
+            yield table(idle, "where the idle time comes from", **units)
         if self.remedies and (plan := self.plan):
-            now = Remedy("(as it is)", plan, 0.0, plan.memory * plan.schedule.microbatches, True)
-            rows = []
-            for r in (now, *self.remedies):
-                change, seconds = r.change, format_seconds(r.makespan)
-                saved, idle = f"{100 * r.gain:+.1f} %", f"{100 * r.idle_share:.1f} %"
-                kept = f"{r.memory:.3g}" + ("" if r.fits else " !")
-                rows.append((change, seconds, idle, saved if r is not now else "", kept))
-            below = "memory: activations that the fullest device keeps, in today's micro-batches"
-            below += "" if all(r.fits for r in self.remedies) else "; ! is over the limit"
-            head = ("remedies, simulated", "makespan", "idle", "saved", "memory")
-            yield Table(head, rows, below=below)
+            now = Remedy("(as it is)", plan, 0.0, plan.memory * plan.schedule.microbatches)
+            changes = {
+                r.change: {"makespan": r.makespan, "idle": r.plan.idle_share}
+                | {"saved": r.gain, "memory": r.memory}
+                for r in (now, *self.remedies)
+            }
+            units = {"makespan": "seconds", "idle": "percent", "saved": "percent"}
+            yield table(changes, "remedies, simulated", **units)
+            yield "memory: activations that the fullest device keeps, in today's micro-batches"
 
 
-def _shown(finding: Finding) -> str:
-    value = finding.value
-    if finding.name == "imbalance":
-        return f"{100 * value:.1f} %"
-    if isinstance(value, tuple):
-        return ", ".join([*map(format_seconds, value[:6]), "..."][: len(value)])
-    if isinstance(value, float):
-        return format_seconds(value)
-    return "-" if value is None else f"{value}"
-
-
-def diagnose(
-    trace: Timeline | str | PathLike[str] | Any,
-    *,
-    unit: str | None = None,
-    memory_limit: float | None = None,
-) -> Diagnosis:
+def diagnose(trace: Timeline | str | PathLike[str] | Any) -> Diagnosis:
     """The Diagnosis of one training step (or one batch of inference) of a pipeline.
 
-    trace          a Timeline; a table or a CSV file with the columns device, start, end and,
-                   if known, kind, stage, microbatch; a Chrome trace (JSON, as torch.profiler
-                   writes it, packed or not), or those of all ranks as a list of paths or their
-                   folder
-    unit           of the times: "s", "ms", "us" or "ns". Default: s in CSV, us in Chrome's JSON
-    memory_limit   most micro-batches whose activations a device may keep, in those of the trace
+    trace   a Timeline; a table or a CSV file with the columns device, start, end, in seconds, and,
+            if known, kind, stage, microbatch; a Chrome trace (JSON, as torch.profiler writes it,
+            packed or not), or those of all ranks as a list of paths or their folder
 
     Of several training steps the one of median length is read, and the optimizer is left out.
     Devices are in the order in which they begin. Raises ConfigError for a trace that cannot be
@@ -221,15 +200,12 @@ def diagnose(
     >>> [(c.name, round(c.seconds, 6)) for c in d.causes if c.seconds]
     [('ramp', 36.0), ('communication', 16.0)]
     """
-    if memory_limit is not None and not memory_limit > 0:
-        raise ConfigError(f"a memory limit is more than 0 micro-batches, got {memory_limit}")
-    read = read_trace(trace, unit)
+    read = read_trace(trace)
     fit = _fit(read)
     plan = fit.plan if fit else None
-    findings, causes = tuple(_findings(read, fit)), _causes(read, plan)
     measure = MEASURE if fit is None or fit.guess else ""
     run = read.source, read.devices, read.makespan, read.idle
-    return Diagnosis(*run, findings, causes, plan, memory_limit, measure)
+    return Diagnosis(*run, tuple(_findings(read, fit)), _causes(read, plan), plan, measure)
 
 
 def _fit(trace: Trace) -> TraceFit | None:
@@ -245,15 +221,14 @@ def _fit(trace: Trace) -> TraceFit | None:
     return found or fit_nearest(trace)
 
 
-# --- what is inferred -----------------------------------------------------------------------
-
-
 def _findings(trace: Trace, fit: TraceFit | None) -> Iterator[Finding]:
     """What the trace shows; what it does not has the value None."""
     yield Finding("devices", trace.devices, "exact", "in this order: " + ", ".join(trace.names))
     is_exact = fit is None or (not fit.guess and fit.error <= EXACT * trace.makespan)
     timed = "exact" if is_exact else "likely"
-    plan = latency = overhead = None
+    found: dict[str, Any] = {"forward": None, "backward": None, "imbalance": 0.0}
+    found |= {"latency": None, "overhead": None}
+    work = trace.busy_per_device
     if fit is None:
         why = "no schedule of the table has these edges; is this one step, and all of it?"
         yield Finding("microbatches", None, why=why)
@@ -261,19 +236,17 @@ def _findings(trace: Trace, fit: TraceFit | None) -> Iterator[Finding]:
     else:
         yield from _order(trace, fit, timed)
         plan = fit.plan
+        work = np.array(plan.device_times)
+        found["forward"] = plan.forward
+        found["backward"] = plan.backward
         if fit.has_hops or trace.devices == 1:
-            latency = plan.latency[0] if len(set(plan.latency)) == 1 else plan.latency or 0.0
-        overhead = plan.overhead if fit.has_turns else None
-    work = np.array(plan.device_times) if plan else trace.busy_per_device
-    found = {
-        "forward": plan and plan.forward,
-        "backward": plan and plan.backward,
-        "imbalance": float(work.max() / work.mean() - 1) if work.any() else 0.0,
-        "latency": latency,
-        "overhead": overhead,
-    }
-    if plan and not plan.schedule.trains:
-        del found["backward"]
+            one = len(set(plan.latency)) == 1
+            found["latency"] = plan.latency[0] if one else plan.latency or 0.0
+        found["overhead"] = plan.overhead if fit.has_turns else None
+        if not plan.schedule.trains:
+            del found["backward"]
+    if work.any():
+        found["imbalance"] = float(work.max() / work.mean() - 1)
     most = f"device {trace.names[int(work.argmax())]} has the most work, over the mean"
     for name, value in found.items():
         why = most if name == "imbalance" else ""
@@ -283,20 +256,16 @@ def _findings(trace: Trace, fit: TraceFit | None) -> Iterator[Finding]:
 def _order(trace: Trace, fit: TraceFit, timed: str) -> Iterator[Finding]:
     """How many micro-batches there are and which schedule, and how sure both are."""
     order, form = fit.plan.schedule, fit.plan.form
-    same, others = list[Form](), list[Form]()
-    for other in fit.others:
-        is_same = (made := other.made()) is not None and made.orders == order.orders
-        (same if is_same else others).append(other)
     counted = named = timed
     if trace.is_labelled:
         counted, named, why = "exact", "exact", "the order of its actions"
     elif fit.guess:
         why = fit.guess
     else:
-        why = f"simulated edges are within {format_seconds(fit.error)} of the trace's"
+        others = fit.others
         each = [f"{form} (micro-batches: {form.microbatches})" for form in others[:3]]
+        why = f"simulated edges are within {format_seconds(fit.error)} of the trace's"
         why += f"; so are those of {' and '.join(each)}" if each else ""
-        why += f"; the same as {', '.join(form.name for form in same)}" if same else ""
         if others or len(trace.start) > MANY:
             named = "likely"
         if any(other.microbatches != order.microbatches for other in others):
@@ -305,43 +274,30 @@ def _order(trace: Trace, fit: TraceFit, timed: str) -> Iterator[Finding]:
     yield Finding("schedule", str(form) if form else "own order", named, why)
 
 
-# --- where the idle time comes from ---------------------------------------------------------
-
-
 def _causes(trace: Trace, plan: TimedSchedule | None) -> tuple[Cause, ...]:
-    """The parts of the idle time, largest first; without a plan few of them are known."""
-    seconds = _gained(trace, plan) if plan else _seen(trace)
+    """The parts of the idle time, largest first: what it shrinks by as each cause is taken out, one
+    after the other; without a plan only when devices begin and end, and how much they work."""
+    if plan:
+        no_overhead = replace(plan, overhead=0.0)
+        no_latency = replace(no_overhead, latency=())
+        ramp = min(no_latency.idle, equal_stages(no_latency).idle)  # uneven stages can also help
+        seconds = {
+            "one at a time" if trace.is_one_at_a_time else "ramp": ramp,
+            "imbalance": no_latency.idle - ramp,
+            "communication": no_overhead.idle - no_latency.idle,
+            "overhead": plan.idle - no_overhead.idle,
+        }
+    else:
+        busy = trace.busy_per_device
+        first, last = trace.start[trace.turns[:-1]], trace.end[trace.turns[1:] - 1]
+        uneven = np.minimum(last - first - busy, busy.max() - busy).sum()
+        ramp = float((first + trace.makespan - last).sum())
+        seconds = {"ramp": ramp, "imbalance": max(0.0, float(uneven))}
     tiny = 1e-9 * trace.devices * trace.makespan
     seconds = {name: s if abs(s) > tiny else 0.0 for name, s in seconds.items()}
     rest = trace.idle - sum(seconds.values())
     if abs(rest) <= tiny:  # rounding
-        first = next(iter(seconds))
-        seconds[first], rest = seconds[first] + rest, 0.0
-    seconds["unexplained"] = rest
-    causes = (Cause(name, s, CAUSES[name]) for name, s in seconds.items())
+        first_name = next(iter(seconds))
+        seconds[first_name], rest = seconds[first_name] + rest, 0.0
+    causes = (Cause(name, s, CAUSES[name]) for name, s in (seconds | {"unexplained": rest}).items())
     return tuple(sorted(causes, key=lambda c: -c.seconds))
-
-
-def _gained(trace: Trace, plan: TimedSchedule) -> dict[str, float]:
-    """What the idle time shrinks by as each cause is taken out, one after the other."""
-    no_overhead = replace(plan, overhead=0.0)
-    no_latency = replace(no_overhead, latency=())
-    ramp = min(no_latency.idle, equal_stages(no_latency).idle)  # uneven stages can also help
-    return {
-        "one at a time" if trace.is_one_at_a_time else "ramp": ramp,
-        "imbalance": no_latency.idle - ramp,
-        "communication": no_overhead.idle - no_latency.idle,
-        "overhead": plan.idle - no_overhead.idle,
-    }
-
-
-def _seen(trace: Trace) -> dict[str, float]:
-    """The same without a plan: only when devices begin and end, and how much they work."""
-    busy = trace.busy_per_device
-    first = trace.start[trace.turns[:-1]]
-    last = trace.end[trace.turns[1:] - 1]
-    uneven = np.minimum(last - first - busy, busy.max() - busy).sum()
-    return {
-        "ramp": float((first + trace.makespan - last).sum()),
-        "imbalance": max(0.0, float(uneven)),
-    }

@@ -19,7 +19,7 @@ from tiledask.plan.diagnosis.trace import Trace
 from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
 from tiledask.plan.pipelines.validate import validate
 
-__all__ = ["EXACT", "MANY", "TraceFit", "fit", "fit_labelled", "fit_rows"]
+__all__ = ["EXACT", "MANY", "TraceFit", "fit_labelled", "fit_rows"]
 
 EXACT = 1e-9
 """Share of the makespan within which a simulated time is that of the trace."""
@@ -46,7 +46,7 @@ class TraceFit:
     has_turns: bool = True
     """Whether some action waited for the one before it on its device."""
     others: tuple[Form, ...] = ()
-    """Other schedules of the table that fit as well; some may be the same order."""
+    """Other orders of the table that fit as well."""
     guess: str = ""
     """What the plan rests on where edges do not settle it."""
 
@@ -55,63 +55,54 @@ class TraceFit:
         return rows * math.log(max(self.spread, floor)) + self.parameters * math.log(rows)
 
 
-def fit(order: Schedule, trace: Trace, form: Form | None = None) -> TraceFit | None:
+def _fit(order: Schedule | None, trace: Trace, form: Form | None = None) -> TraceFit | None:
     """The TraceFit of ``trace`` if its rows can be the actions of ``order``, else None."""
-    if not np.array_equal(order.turns, trace.turns) or order.paired.any():
+    if order is None or not np.array_equal(order.turns, trace.turns) or order.paired.any():
         return None
     made = order.kind, order.stage, order.microbatch
     read = trace.code, trace.stage, trace.microbatch
     if any(((r >= 0) & (m != r)).any() for m, r in zip(made, read, strict=True)):
         return None
-    since, before, boundary = _waited(order, trace)
-    little = EXACT * trace.makespan
-    if since.min(initial=np.inf) < -little - trace.grain:
-        return None  # a result is used before it is there
-    latency, overhead, hop, turn = _read_off(since, before, boundary, order.stages, little)
-    ready = np.minimum(before, since - np.append(latency, 0.0)[boundary])
-    late = np.where(np.isfinite(ready), ready - overhead, 0.0)
-    length = trace.end - trace.start
-    key = order.kind.astype(np.int64) * order.stages + order.stage
-    count = np.bincount(key, minlength=4 * order.stages)
-    # the median length of each kind on each stage; 0 where there is none
-    rising = np.lexsort((length, key))
-    first = np.cumsum(count) - count
-    middle = np.stack([first + (count - 1) // 2, first + count // 2])
-    inside = np.minimum(middle, len(length) - 1)
-    typical = np.where(count > 0, length[rising][inside].mean(axis=0), 0.0)
-    # a kind that a stage never does follows from the others
-    F, B, I, W = typical.reshape(4, -1)
-    _, whole, split, _ = count.reshape(4, -1) > 0
-    B = np.where(whole, B, I + W)
-    I, W = np.where(split, I, B / 2), np.where(split, W, B / 2)
-    forward, backward, inputs, weights, hops = (
-        tuple(each.tolist()) for each in (F, B, I, W, latency)
-    )
-    plan = TimedSchedule(order, forward, backward, inputs, weights, hops, overhead, form)
-    error = float(np.abs(plan.timeline.end - overhead - trace.end).max())
-    spread = float(np.abs(np.concatenate([length - typical[key], late])).mean())
-    times = int((count > 0).sum()) + (len(set(hops)) if hop.any() else 0) + (overhead > 0)
-    return TraceFit(plan, error, spread, times, bool(hop.any()), bool(turn.any()))
-
-
-def _waited(order: Schedule, trace: Trace) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each action the seconds since a result of another device that it needs, and since the one
-    before it on its device, infinite where there is none; and the boundary that the result came
-    over, -1 for none."""
+    # seconds since a result of another device that it needs, and since the row before
     maker = np.maximum(order.maker, 0)
     remote = (order.maker >= 0) & (order.device[maker] != order.device)
     since = np.where(remote, trace.start - trace.end[maker], np.inf)
     before = np.full(len(order), np.inf)
     before[1:] = trace.start[1:] - trace.end[:-1]
     before[order.turns[:-1]] = np.inf
-    return since, before, np.where(remote, np.minimum(order.stage, order.stage[maker]), -1)
+    boundary = np.where(remote, np.minimum(order.stage, order.stage[maker]), -1)
+    little = EXACT * trace.makespan
+    if since.min(initial=np.inf) < -little - trace.grain:
+        return None  # a result is used before it is there
+    latency, overhead, hop, turn = _read_off(since, before, boundary, order.stages, little)
+    ready = np.minimum(before, since - np.append(latency, 0.0)[boundary])
+    late = np.where(np.isfinite(ready), ready - overhead, 0.0)
+    # the median length of each kind on each stage; 0 where there is none
+    length = trace.end - trace.start
+    key = order.kind.astype(np.int64) * order.stages + order.stage
+    count = np.bincount(key, minlength=4 * order.stages)
+    first = np.cumsum(count) - count
+    middle = np.stack([first + (count - 1) // 2, first + count // 2])
+    each = length[np.lexsort((length, key))][np.minimum(middle, len(length) - 1)]
+    typical = np.where(count > 0, each.mean(axis=0), 0.0)
+    # a kind that a stage never does follows from the others
+    F, B, I, W = typical.reshape(4, -1)
+    _, whole, split, _ = count.reshape(4, -1) > 0
+    B = np.where(whole, B, I + W)
+    seconds = F, B, np.where(split, I, B / 2), np.where(split, W, B / 2), latency
+    f, b, i, w, hops = (tuple(each.tolist()) for each in seconds)
+    plan = TimedSchedule(order, f, b, i, w, hops, overhead, form)
+    error = float(np.abs(plan.timeline.end - overhead - trace.end).max())
+    spread = float(np.abs(np.concatenate([length - typical[key], late])).mean())
+    read_off = int((count > 0).sum()) + hop * len(set(plan.latency)) + (overhead > 0)
+    return TraceFit(plan, error, spread, read_off, hop, turn)
 
 
 def _read_off(
     since: np.ndarray, before: np.ndarray, boundary: np.ndarray, stages: int, little: float
-) -> tuple[np.ndarray, float, np.ndarray, np.ndarray]:
-    """(seconds over each boundary, overhead of an action, which actions waited for a result, and
-    which for their turn): medians, of what came last."""
+) -> tuple[np.ndarray, float, bool, bool]:
+    """(seconds over each boundary, overhead of an action, whether any action waited for a result,
+    and for its turn): medians, of what came last."""
     hop = (boundary >= 0) & (since < before)
     of_boundary = np.zeros(stages)  # the last is of what comes over none
     of_boundary[:-1] = np.median(since[hop]) if hop.any() else 0.0
@@ -124,7 +115,7 @@ def _read_off(
     latency[latency <= little] = 0.0
     if len(latency) and np.ptp(latency) <= little:
         latency[:] = latency[0]
-    return latency, overhead, hop, turn
+    return latency, overhead, bool(hop.any()), bool(turn.any())
 
 
 # --- which schedule -------------------------------------------------------------------------
@@ -135,12 +126,9 @@ def fit_labelled(trace: Trace) -> TraceFit:
 
     The schedule's name is that of the table's order, if it is one.
     """
-    m = 1 + int(trace.microbatch.max())
-    stages = 1 + int(trace.stage.max())
-    trains = bool(trace.code.any())
-    v = stages // trace.devices
-    for form in forms(trace.devices, m, trains, most=v):
-        if form.chunks * trace.devices == stages and (found := _fit_form(form, trace)):
+    m, stages = 1 + int(trace.microbatch.max()), 1 + int(trace.stage.max())
+    for form in forms(trace.devices, m, bool(trace.code.any()), most=stages // trace.devices):
+        if form.chunks * trace.devices == stages and (found := _fit(form.made(), trace, form)):
             return found
     # none of the table: an order of its own
     place = np.full((m, stages), -1)
@@ -156,7 +144,7 @@ def fit_labelled(trace: Trace) -> TraceFit:
     kinds = [KINDS[k] for k in trace.code.tolist()]
     actions = list(map(Action, kinds, trace.stage.tolist(), trace.microbatch.tolist()))
     orders = [actions[a:b] for a, b in pairwise(trace.turns)]
-    times = fit(validate(Schedule.of(orders, place[:pipelines].tolist(), "own order")), trace)
+    times = _fit(validate(Schedule.of(orders, place[:pipelines].tolist(), "own order")), trace)
     if times is None:
         raise ConfigError(
             f"{trace.source} has an action that starts before the result it needs is there; "
@@ -171,30 +159,25 @@ def fit_rows(trace: Trace) -> TraceFit | None:
     Of two forms that explain the rows as well, the one with fewer times is taken. With more than
     MANY rows the search ends at the first that explains them all.
     """
-    floor = max(EXACT * trace.makespan, trace.grain)
-    rows = 2 * len(trace.start)
+    floor, rows = max(EXACT * trace.makespan, trace.grain), 2 * len(trace.start)
     found: list[tuple[Form, TraceFit]] = []
     for form in _candidates(trace):
-        one = _fit_form(form, trace)
+        one = _fit(form.made(), trace, form)
         if one is not None and one.spread < 0.05 * trace.makespan:
             found.append((form, one))
             if one.error <= floor and len(trace.start) > MANY:
                 break
     if not found:
         return None
-    best, fit = min(found, key=lambda pair: pair[1].merit(floor, rows))
+    fit = min((one for _, one in found), key=lambda one: one.merit(floor, rows))
     close = fit.merit(floor, rows) + 2.0
     others = (
         form
         for form, one in found
-        if form != best and (one.merit(floor, rows) <= close or one.error <= floor)
+        if (one.merit(floor, rows) <= close or one.error <= floor)
+        if one.plan.schedule.orders != fit.plan.schedule.orders
     )
     return replace(fit, others=tuple(others))
-
-
-def _fit_form(form: Form, trace: Trace) -> TraceFit | None:
-    order = form.made()
-    return None if order is None else fit(order, trace, form)
 
 
 def _candidates(trace: Trace) -> list[Form]:

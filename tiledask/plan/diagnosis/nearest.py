@@ -37,10 +37,8 @@ MOVES = ((-1, 0, 0), (1, 0, 0), (0, -1, 0), (0, 1, 0), (0, 0, -1), (0, 0, 1))
 
 
 def fit_turns(trace: Trace) -> TraceFit:
-    """The Fit of devices that take turns: each does its work in one go down, and one up.
-
-    A backward is taken to be twice a forward. What no device works is the way of results.
-    """
+    """The TraceFit of devices that take turns: each does its work in one go down, and one up. A
+    backward is taken to be twice a forward; what no device works is the way of results."""
     p, busy = trace.devices, trace.busy_per_device
     form = Form("naive", p, 1, 1)
     quiet = max(0.0, trace.makespan - float(busy.sum()))
@@ -61,29 +59,41 @@ class _Guess(NamedTuple):
     overhead: float
     """Seconds."""
 
+    def plan(self, trace: Trace) -> TimedSchedule | None:
+        """Every chunk of a device has the same times, and work per device is the trace's."""
+        form, share, hop, overhead = self
+        order = form.made()
+        if order is None:
+            return None
+        device = np.zeros(order.stages, int)
+        device[order.stage] = order.device
+        length = (trace.busy_per_device / form.microbatches / form.chunks)[device]
+        forward, backward = (tuple((length * part).tolist()) for part in (share, 1 - share))
+        latency = (hop,) * (order.stages - 1)
+        return TimedSchedule(order, forward, backward, (), (), latency, overhead, form)
+
 
 def fit_nearest(trace: Trace) -> TraceFit | None:
     """The TraceFit that is busy when ``trace`` is, for most of the time; None if none comes near.
 
-    Work per device is the trace's. Schedule, micro-batches, latency, overhead and the share of
-    forwards are tried, and the best guesses improved step by step.
+    Schedule, micro-batches, latency, overhead and the share of forwards are tried, and the best
+    guesses improved step by step.
     """
     if not 1 < trace.devices <= MOST_DEVICES:
         return None
-    moments = (np.arange(MOMENTS) + 0.5) / MOMENTS * trace.makespan
-    seen = _Seen(trace, moments, _busy_at(moments, trace.start, trace.end, trace.turns))
-    tried = sorted(((seen.miss(g), g) for g in _guesses(trace)), key=lambda pair: pair[0])
-    found = [_improved(seen, *each) for each in tried[:FOLLOWED]]
+    seen = _busy_at(trace.makespan, trace.start, trace.end, trace.turns)
+    tried = sorted(((_miss(trace, seen, g), g) for g in _guesses(trace)), key=lambda pair: pair[0])
+    found = [_improved(trace, seen, *each) for each in tried[:FOLLOWED]]
     if not found:
         return None
     least = min(miss for miss, _ in found)
     plain = [f for f in found if f[0] <= 1.1 * least + 0.005]
     miss, guess = min(plain, key=lambda f: (f[1].form.chunks, TRIED.index(f[1].form.name), f[0]))
     idle = trace.idle / (trace.devices * trace.makespan)
-    plan = seen.plan(guess)
+    plan = guess.plan(trace)
     if plan is None or miss > MOST_MISSED * 2 * idle * (1 - idle):
         return None
-    alike = float((seen.simulated(plan) == seen.busy).mean())
+    alike = float((_simulated(plan, trace) == seen).mean())
     words = f"devices work or wait as it says {100 * alike:.0f} % of the time"
     return TraceFit(plan, guess=f"the nearest of the table: {words}")
 
@@ -99,12 +109,15 @@ def _guesses(trace: Trace) -> Iterator[_Guess]:
     start, end = trace.start[mine], trace.end[mine]
     gaps = (start[1:] - end[:-1])[end[:-1] < down]
     gap = float(np.median(gaps)) if len(gaps) else 0.0
-    work = float(trace.busy_per_device.mean())
-    blocks = int(np.diff(trace.turns).max())
-    for form in _forms(trace.devices):
+    work, blocks = float(trace.busy_per_device.mean()), int(np.diff(trace.turns).max())
+    counts = (m for m in range(1, MOST_MICROBATCHES + 1) if m <= 16 or m % 4 == 0)
+    for form in (f for m in counts for f in forms(trace.devices, m, most=2) if f.name in TRIED):
+        actions = form.chunks * form.microbatches
         length = work / form.microbatches / form.chunks
-        fits = LEAST_WAY * length <= way <= MOST_WAY * length
-        if not fits or blocks > 3 * form.chunks * form.microbatches:
+        turned = form.name == "naive" or form.chunks > 1 or form.microbatches > 1
+        if not (turned and LEAST_WAY * length <= way <= MOST_WAY * length):
+            continue
+        if blocks > 3 * actions or 2 * trace.devices * actions > MOST_ACTIONS:
             continue
         for overhead in {0.0, min(gap, 2 * length)}:
             hop = max(0.0, (way - length) / 2 - overhead)
@@ -113,71 +126,38 @@ def _guesses(trace: Trace) -> Iterator[_Guess]:
                     yield _Guess(form, share, part * hop, overhead)
 
 
-def _forms(devices: int) -> Iterator[Form]:
-    for m in (m for m in range(1, MOST_MICROBATCHES + 1) if m <= 16 or m % 4 == 0):
-        for form in forms(devices, m, most=2):
-            small = 2 * devices * form.chunks * m <= MOST_ACTIONS
-            if form.name in TRIED and small and (m > 1 or form.name == "naive" or form.chunks > 1):
-                yield form
+def _miss(trace: Trace, seen: np.ndarray, guess: _Guess) -> float:
+    """How far off it is: work at other moments, work done late, another makespan."""
+    plan = guess.plan(trace)
+    if plan is None:
+        return np.inf
+    off = abs(plan.makespan - trace.makespan) / trace.makespan
+    if off > 0.3:
+        return 1.0 + off
+    busy = _simulated(plan, trace)
+    late = np.abs(np.cumsum(busy, axis=1) - np.cumsum(seen, axis=1)).mean() / MOMENTS
+    return float((busy != seen).mean()) + LATE * float(late) + 0.5 * off
 
 
-class _Seen(NamedTuple):
-    """A trace, seen at some moments."""
-
-    trace: Trace
-    moments: np.ndarray
-    busy: np.ndarray
-    """bool [devices, moments]."""
-
-    def plan(self, guess: _Guess) -> TimedSchedule | None:
-        """The TimedSchedule of a guess; every chunk of a device has the same times."""
-        form, share, hop, overhead = guess
-        order = form.made()
-        if order is None:
-            return None
-        device = np.zeros(order.stages, int)
-        device[order.stage] = order.device
-        length = (self.trace.busy_per_device / form.microbatches / form.chunks)[device]
-        forward, backward = (tuple((length * part).tolist()) for part in (share, 1 - share))
-        latency = (hop,) * (order.stages - 1)
-        return TimedSchedule(
-            order, forward, backward, latency=latency, overhead=overhead, form=form
-        )
-
-    def miss(self, guess: _Guess) -> float:
-        """How far off it is: work at other moments, work done late, another makespan."""
-        plan = self.plan(guess)
-        if plan is None:
-            return np.inf
-        off = abs(plan.makespan - self.trace.makespan) / self.trace.makespan
-        if off > 0.3:
-            return 1.0 + off
-        busy = self.simulated(plan)
-        late = np.abs(np.cumsum(busy, axis=1) - np.cumsum(self.busy, axis=1)).mean() / MOMENTS
-        return float((busy != self.busy).mean()) + LATE * float(late) + 0.5 * off
-
-    def simulated(self, plan: TimedSchedule) -> np.ndarray:
-        """When the devices of a plan are busy: bool [devices, moments]."""
-        start = plan.timeline.start + plan.overhead
-        zero = start.min()
-        turns = plan.schedule.turns
-        return _busy_at(self.moments, start - zero, plan.timeline.end - zero, turns)
+def _simulated(plan: TimedSchedule, trace: Trace) -> np.ndarray:
+    """When the devices of a plan are busy: bool [devices, moments]."""
+    start = plan.timeline.start + plan.overhead
+    zero = start.min()
+    return _busy_at(trace.makespan, start - zero, plan.timeline.end - zero, plan.schedule.turns)
 
 
-def _busy_at(
-    moments: np.ndarray, start: np.ndarray, end: np.ndarray, turns: np.ndarray
-) -> np.ndarray:
-    rows = []
+def _busy_at(makespan: float, start: np.ndarray, end: np.ndarray, turns: np.ndarray) -> np.ndarray:
+    moments, rows = (np.arange(MOMENTS) + 0.5) / MOMENTS * makespan, []
     for a, b in pairwise(turns.tolist()):
         at = np.searchsorted(start[a:b], moments, "right") - 1
         rows.append((at >= 0) & (moments < end[a:b][at]))
     return np.stack(rows)
 
 
-def _improved(seen: _Seen, miss: float, guess: _Guess) -> tuple[float, _Guess]:
+def _improved(trace: Trace, seen: np.ndarray, miss: float, guess: _Guess) -> tuple[float, _Guess]:
     """(miss, guess) after steps to whatever neighbour is better."""
     form = guess.form
-    unit = float(seen.trace.busy_per_device.mean()) / form.microbatches / form.chunks
+    unit = float(trace.busy_per_device.mean()) / form.microbatches / form.chunks
     for step in (0.2, 0.07, 0.025):
         for _ in range(4):
             near = [
@@ -189,7 +169,7 @@ def _improved(seen: _Seen, miss: float, guess: _Guess) -> tuple[float, _Guess]:
                 )
                 for a, b, c in MOVES
             ]
-            best, better = min((seen.miss(each), each) for each in near)
+            best, better = min((_miss(trace, seen, each), each) for each in near)
             if best >= miss:
                 break
             miss, guess = best, better

@@ -2,10 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any, NamedTuple
 
-from tiledask.plan.diagnosis.timed import Form, TimedSchedule, forms, recut
-from tiledask.plan.pipelines.schedule import Schedule
+import numpy as np
+
+from tiledask.plan.diagnosis.timed import Form, TimedSchedule, forms
 
 __all__ = ["Remedy", "equal_stages", "every_remedy", "remedies"]
 
@@ -23,8 +25,7 @@ MOST_ACTIONS = 50_000
 """Of a plan that is simulated as a remedy: some 0.2 s."""
 
 
-@dataclass(frozen=True)
-class Remedy:
+class Remedy(NamedTuple):
     """One change, and what the simulator says of it."""
 
     change: str
@@ -34,36 +35,29 @@ class Remedy:
     """Share of the simulated makespan that is saved; below 0 if it gets longer."""
     memory: float
     """Activations of the fullest device, in micro-batches of the trace on its share of layers."""
-    fits: bool
-    """Whether that is within the memory limit."""
 
     @property
     def makespan(self) -> float:
         """Seconds."""
         return self.plan.makespan
 
-    @property
-    def idle_share(self) -> float:
-        """idle / (devices x makespan) after the change."""
-        return self.plan.idle_share
-
     def to_dict(self) -> dict[str, object]:
         """Everything but the plan's schedule, as JSON can hold it."""
         order = self.plan.schedule
-        of_plan = {
+        return {
+            "change": self.change,
             "schedule": str(self.plan.form or order.name),
             "microbatches": order.microbatches,
             "stages": order.stages,
+            "makespan": self.makespan,
+            "idle_share": self.plan.idle_share,
+            "gain": self.gain,
+            "memory": self.memory,
         }
-        names = ("makespan", "idle_share", "gain", "memory", "fits")
-        return {"change": self.change, **of_plan} | {name: getattr(self, name) for name in names}
 
 
-def remedies(plan: TimedSchedule, memory_limit: float | None = None) -> tuple[Remedy, ...]:
-    """The best Remedy of each lever that saves something: MOST at most, those that fit in memory
-    first, largest gain first.
-
-    memory_limit   most micro-batches (of ``plan``) whose activations a device may keep
+def remedies(plan: TimedSchedule) -> tuple[Remedy, ...]:
+    """The best Remedy of each lever that saves something: MOST at most, largest gain first.
 
     Of one lever the plainest change that saves NEARLY what the best one does is taken: 1F1B before
     a schedule in chunks, that before a split backward, and weights kept twice last.
@@ -74,68 +68,64 @@ def remedies(plan: TimedSchedule, memory_limit: float | None = None) -> tuple[Re
     ('8 micro-batches of 1/8 the size, schedule 1f1b', 4.125)
     """
     of_lever: dict[str, list[Remedy]] = defaultdict(list)
-    for lever, remedy in every_remedy(plan, memory_limit):
+    for lever, remedy in every_remedy(plan):
         if remedy.gain > LEAST:
             of_lever[lever].append(remedy)
     return tuple(sorted(map(_plainest, of_lever.values()), key=_merit)[:MOST])
 
 
+def _merit(r: Remedy) -> tuple[float, float]:
+    return -round(r.gain, 9), r.memory
+
+
 def _plainest(found: list[Remedy]) -> Remedy:
-    """The plainest change of a lever of those that save nearly what its best one does."""
-    best = min(found, key=_merit)
-    near = [r for r in found if r.fits == best.fits and r.gain >= NEARLY**2 * best.gain]
-    once = [r for r in near if r.plan.schedule.replicas == 1] or near
-    enough = [r for r in once if r.gain >= NEARLY * max(o.gain for o in once)]
-    least = min(_effort(r.plan.schedule) for r in enough)
-    plain = [r for r in enough if _effort(r.plan.schedule) == least]
-    alike = [r for r in plain if r.gain >= 0.9 * max(o.gain for o in plain)]
+    """The plainest change of a lever of those that save nearly what its best one does: what has to
+    be built for it is a backward in two halves, then chunks."""
+
+    def most(some: list[Remedy], part: float) -> list[Remedy]:
+        return [r for r in some if r.gain >= part * max(o.gain for o in some)]
+
+    def effort(r: Remedy) -> tuple[bool, int]:
+        return bool((r.plan.schedule.kind > 1).any()), r.plan.schedule.stages
+
+    near = most(found, NEARLY**2)
+    enough = most([r for r in near if r.plan.schedule.replicas == 1] or near, NEARLY)
+    least = min(map(effort, enough))
+    alike = most([r for r in enough if effort(r) == least], 0.9)
     return min(alike, key=lambda r: (r.memory, *_merit(r)))  # the one that keeps least
 
 
-def _merit(r: Remedy) -> tuple[bool, float, float]:
-    return not r.fits, -round(r.gain, 9), r.memory
-
-
-def _effort(order: Schedule) -> tuple[bool, int]:
-    """What has to be built for it: a backward in two halves, then chunks."""
-    return bool((order.kind > 1).any()), order.stages
-
-
-def every_remedy(
-    plan: TimedSchedule, memory_limit: float | None = None
-) -> Iterator[tuple[str, Remedy]]:
+def every_remedy(plan: TimedSchedule) -> Iterator[tuple[str, Remedy]]:
     """(lever, Remedy) for every change that is tried, also those that save nothing."""
     base, m = plan.makespan, plan.schedule.microbatches
-    limit = float("inf") if memory_limit is None else memory_limit
     for lever, change, after in _changes(plan):
         if after is not None:
-            memory, gain = after.memory * m, 1 - after.makespan / base if base else 0.0
-            yield lever, Remedy(change, after, gain, memory, memory <= limit * (1 + 1e-9))
+            gain = 1 - after.makespan / base if base else 0.0
+            yield lever, Remedy(change, after, gain, after.memory * m)
 
 
 def _changes(plan: TimedSchedule) -> Iterator[tuple[str, str, TimedSchedule | None]]:
     """(lever, words, plan); None where a schedule has no such counts."""
-    m, p = plan.schedule.microbatches, plan.devices
+    m, p, own = plan.schedule.microbatches, plan.devices, plan.form
     most = max(FINER, 2 * p / m)  # or two per device
-    finer = [
-        (n * m, f"{n * m} micro-batches of 1/{n} the size", _finer(plan, n))
-        for n in (2**k for k in range(1, 31) if 2 ** (k - 1) < most)
-    ]
-    for many, words, smaller in finer:
-        if plan.form is not None:
-            form = plan.form._replace(microbatches=many)
-            yield "micro-batches", words, _rescheduled(smaller, form)
+    # an action takes time in proportion to its tokens; latency and overhead stay the same
+    finer = {
+        n * m: _scaled(plan, 1 / n) for n in (2**k for k in range(1, 31) if 2 ** (k - 1) < most)
+    }
+    words = {many: f"{many} micro-batches of 1/{many // m} the size" for many in finer}
+    for many, smaller in finer.items() if own is not None else ():
+        form = own._replace(microbatches=many)  # type: ignore[union-attr]
+        yield "micro-batches", words[many], _rescheduled(smaller, form)
     if p > 1:
         yield "stages", "equal stages", equal_stages(plan)
         for form in forms(p, m, plan.schedule.trains):
             other = _rescheduled(plan, form)
             if other is not None and other.schedule != plan.schedule:
-                yield "schedule", _named(form, other), other
-            if plan.form is None or form[:3] != plan.form[:3]:
-                for many, words, smaller in finer:
-                    both = _rescheduled(smaller, form._replace(microbatches=many))
-                    if both is not None:
-                        yield "micro-batches and schedule", f"{words}, {_named(form, both)}", both
+                yield "schedule", _named(other), other
+            for many, smaller in finer.items() if own is None or form[:3] != own[:3] else ():
+                both = _rescheduled(smaller, form._replace(microbatches=many))
+                if both is not None:
+                    yield "micro-batches and schedule", f"{words[many]}, {_named(both)}", both
         for times in FASTER if any(plan.latency) else ():
             latency = tuple(c / times for c in plan.latency)
             yield "links", f"links {times} times as fast", replace(plan, latency=latency)
@@ -143,22 +133,16 @@ def _changes(plan: TimedSchedule) -> Iterator[tuple[str, str, TimedSchedule | No
         yield "overhead", "no overhead between actions", replace(plan, overhead=0.0)
 
 
-def _named(form: Form, plan: TimedSchedule) -> str:
-    return f"schedule {form}" + (", weights twice" if plan.schedule.replicas > 1 else "")
+def _scaled(plan: TimedSchedule, part: float) -> TimedSchedule:
+    return plan.retimed(lambda times: tuple(t * part for t in times))
 
 
-def _finer(plan: TimedSchedule, n: int) -> TimedSchedule:
-    """An action takes time in proportion to its tokens; latency and overhead stay the same."""
-    return plan.retimed(lambda times: tuple(t * (1 / n) for t in times))
+def _named(plan: TimedSchedule) -> str:
+    return f"schedule {plan.form}" + (", weights twice" if plan.schedule.replicas > 1 else "")
 
 
 def equal_stages(plan: TimedSchedule) -> TimedSchedule:
-    """``plan`` with the same work shared evenly by its stages.
-
-    >>> before = TimedSchedule(Form("gpipe", 2, 1, 2).made(), (1.0, 3.0), (2.0, 6.0))
-    >>> equal_stages(before).forward, before.makespan, equal_stages(before).makespan
-    ((2.0, 2.0), 21.0, 18.0)
-    """
+    """``plan`` with the same work shared evenly by its stages."""
     stages = plan.schedule.stages
     return plan.retimed(lambda times: (sum(times) / stages,) * stages)
 
@@ -166,20 +150,26 @@ def equal_stages(plan: TimedSchedule) -> TimedSchedule:
 def _rescheduled(plan: TimedSchedule, form: Form) -> TimedSchedule | None:
     """``plan``'s work in the order of another Form; None if that has no such counts, or is large.
 
-    More or fewer stages are cut out of the present ones, at equal depth; where the boundaries
-    change, each has the mean latency. "zb-auto" is made for the plan's own times.
+    More or fewer stages are cut out of the present ones, at equal depth, the time of each spread
+    evenly over its layers; where the boundaries change, each has the mean latency. "zb-auto" is
+    made for the plan's own times.
     """
     stages, latency = form.devices * form.chunks, plan.latency
     if 3 * stages * form.microbatches > MOST_ACTIONS:
         return None
     mean = sum(latency) / len(latency) if latency else 0.0
+
+    def recut(times: tuple[float, ...]) -> tuple[float, ...]:
+        depth = np.linspace(0.0, 1.0, len(times) + 1)
+        done = np.concatenate([[0.0], np.cumsum(times)])
+        cuts = np.interp(np.linspace(0.0, 1.0, stages + 1), depth, done)
+        return tuple(np.diff(cuts).tolist())
+
     if stages != plan.schedule.stages:
-        latency = (mean,) * (stages - 1)
-    after = plan.retimed(lambda times: recut(times, stages))
-    after = replace(after, form=form, latency=latency)
-    made_for = {}
+        plan = plan.retimed(recut, latency=(mean,) * (stages - 1))
+    made_for: dict[str, Any] = {}
     if form.name == "zb-auto":
         kinds = ("forward", "backward_input", "backward_weight")
-        made_for = {kind: after.times[kind] for kind in kinds} | {"latency": mean}
+        made_for = {kind: plan.times[kind] for kind in kinds} | {"latency": mean}
     order = form.made(**made_for)
-    return None if order is None else replace(after, schedule=order)
+    return None if order is None else replace(plan, schedule=order, form=form)

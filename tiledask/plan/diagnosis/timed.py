@@ -18,7 +18,7 @@ from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.pipelines.validate import peak_in_flight
 
-__all__ = ["Form", "TimedSchedule", "forms", "recut"]
+__all__ = ["Form", "TimedSchedule", "forms"]
 
 FORWARD_ONLY = ("gpipe", "interleaved", "looped-bfs")
 """One name for each order of forwards: the others are one of them when backwards are left out."""
@@ -26,8 +26,6 @@ STEPWISE = ("zb-auto", "v-half", "v-min")
 """Schedules whose order is made action by action, in Python."""
 MOST_STEPS = 4_000
 """Actions up to which those are made just to compare: some 0.1 s."""
-_StageTimes = tuple[float, ...]
-"""Seconds of each stage."""
 
 
 class Form(NamedTuple):
@@ -74,12 +72,7 @@ def forms(devices: int, microbatches: int, trains: bool = True, most: int = 4) -
 
 @dataclass(frozen=True, repr=False)
 class TimedSchedule:
-    """A schedule and its times, one per stage, in seconds.
-
-    >>> plan = TimedSchedule(Form("gpipe", 2, 1, 3).made(), (1.0, 1.0), (2.0, 2.0))
-    >>> plan, plan.memory
-    (TimedSchedule(gpipe: 2 stages on 2 devices, 3 micro-batches; makespan 12, idle 25.0 %), 1.0)
-    """
+    """A schedule and its times, one per stage, in seconds."""
 
     schedule: Schedule
     forward: tuple[float, ...]
@@ -95,7 +88,7 @@ class TimedSchedule:
     """None for an order that is not in the table."""
 
     @property
-    def seconds(self) -> dict[str, _StageTimes]:
+    def seconds(self) -> dict[str, tuple[float, ...]]:
         """Of each kind of action, a backward in halves where its parts are not given."""
         half = tuple(b / 2 for b in self.backward)
         return {
@@ -106,15 +99,17 @@ class TimedSchedule:
         }
 
     @property
-    def times(self) -> dict[str, _StageTimes]:
+    def times(self) -> dict[str, tuple[float, ...]]:
         """The arguments of :func:`tiledask.simulate`, overheads in the actions."""
         times = {name: tuple(t + self.overhead for t in ts) for name, ts in self.seconds.items()}
         return times | {"latency": self.latency or (0.0,) * (self.schedule.stages - 1)}
 
-    def retimed(self, change: Callable[[_StageTimes], _StageTimes]) -> "TimedSchedule":
-        """The same with ``change`` made to the times of each kind."""
+    def retimed(
+        self, change: Callable[[tuple[float, ...]], tuple[float, ...]], **more: Any
+    ) -> "TimedSchedule":
+        """The same with ``change`` made to the times of each kind, and ``more`` to the rest."""
         changed: dict[str, Any] = {name: change(times) for name, times in self.seconds.items()}
-        return replace(self, **changed)
+        return replace(self, **changed, **more)
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -131,14 +126,10 @@ class TimedSchedule:
         return self.schedule.devices
 
     @property
-    def busy(self) -> float:
-        """Device-seconds of work; the overhead of an action is none."""
-        return self.timeline.busy - self.overhead * len(self.schedule)
-
-    @property
     def idle(self) -> float:
-        """Device-seconds without work."""
-        return self.devices * self.makespan - self.busy
+        """Device-seconds without work; the overhead of an action is none."""
+        busy = self.timeline.busy - self.overhead * len(self.schedule)
+        return self.devices * self.makespan - busy
 
     @property
     def idle_share(self) -> float:
@@ -148,10 +139,8 @@ class TimedSchedule:
 
     @cached_property
     def memory(self) -> float:
-        """Activations of the fullest device, of the whole batch on its share of the layers.
-
-        GPipe keeps 1; 1F1B keeps p / m; stages are taken to be equal.
-        """
+        """Activations of the fullest device, of the whole batch on its share of the layers: GPipe
+        keeps 1; 1F1B keeps p / m; stages are taken to be equal."""
         chunk = self.devices / self.schedule.stages / self.schedule.microbatches
         return max(peak_in_flight(self.schedule)) * chunk
 
@@ -161,25 +150,3 @@ class TimedSchedule:
         s, table = self.schedule, np.array([*self.seconds.values()])
         work = np.bincount(s.device, table[s.kind, s.stage], minlength=s.devices)
         return tuple((work / s.microbatches).tolist())
-
-    def __repr__(self) -> str:
-        return (
-            f"TimedSchedule({repr(self.schedule)[9:-1].rpartition(',')[0]}; "
-            f"makespan {self.makespan:.6g}, idle {100 * self.idle_share:.1f} %)"
-        )
-
-
-def recut(times: Sequence[float], stages: int) -> tuple[float, ...]:
-    """``times`` of the stages of a model cut into another number of equally deep stages.
-
-    Within a stage the time is taken to be spread evenly over its layers.
-
-    >>> recut((2.0, 4.0), 4), recut((1.0, 1.0, 2.0, 2.0), 2)
-    ((1.0, 1.0, 2.0, 2.0), (2.0, 4.0))
-    """
-    if stages == len(times):
-        return tuple(times)
-    depth = np.linspace(0.0, 1.0, len(times) + 1)
-    done = np.concatenate([[0.0], np.cumsum(times)])
-    cuts = np.interp(np.linspace(0.0, 1.0, stages + 1), depth, done)
-    return tuple(np.diff(cuts).tolist())

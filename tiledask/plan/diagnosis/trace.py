@@ -15,10 +15,8 @@ from tiledask.errors import ConfigError
 from tiledask.plan.pipelines.schedule import KINDS
 from tiledask.plan.pipelines.timeline import TRANSFER, Timeline
 
-__all__ = ["UNITS", "Row", "Trace", "of_timeline"]
+__all__ = ["Row", "Trace", "of_timeline"]
 
-UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-"""Seconds of each unit that a file may be in."""
 MOST_DEVICES = 4096
 TURNS = 0.1
 """Share of the busy time with two devices or more at once, below which they take turns."""
@@ -89,20 +87,16 @@ class Trace:
             source=source,
             **about,
         )
-        trace._check_overlap()
-        return trace
-
-    def _check_overlap(self) -> None:
-        same = self.device[1:] == self.device[:-1]
-        over = np.where(same, self.end[:-1] - self.start[1:], 0.0)
-        if over.max(initial=0.0) > 1e-9 * self.makespan:
-            a = int(np.argmax(over))
-            (x, y), (u, v) = zip(self.start[a : a + 2], self.end[a : a + 2], strict=True)
+        same = trace.device[1:] == trace.device[:-1]
+        over = np.where(same, trace.end[:-1] - trace.start[1:], 0.0)
+        if over.max(initial=0.0) > 1e-9 * trace.makespan:
+            (name, x, y, *_), (_, u, v, *_) = rows[int(np.argmax(over)) :][:2]
             raise ConfigError(
-                f"device {self.names[self.device[a]]} does two things at once: from {x:g} to "
-                f"{y:g} s and from {u:g} to {v:g} s (from the trace's first start); give one row "
-                f"per action, no transfers but of kind {TRANSFER}, and a run without pairs"
+                f"device {name} does two things at once: from {x:g} to {y:g} s and from {u:g} to "
+                f"{v:g} s of {source}; give one row per action, no transfers but of kind "
+                f"{TRANSFER}, and a run without pairs"
             )
+        return trace
 
     @property
     def devices(self) -> int:
@@ -149,17 +143,13 @@ class Trace:
 
     @property
     def is_one_at_a_time(self) -> bool:
-        """Whether devices take turns: hardly ever two at once, whatever the noise.
-
-        Where one device has most of the work, the others' is little beside it: there the rule is
-        stricter.
-        """
-        if self.devices == 1:
-            return False
+        """Whether devices take turns: hardly ever two at once, whatever the noise. Where one device
+        has most of the work, the others' is little beside it: there the rule is stricter."""
         most = float(self.busy_per_device.max())
         waiting = self.devices * (self.makespan - most)
         uneven = self.devices * most - float(self.busy_per_device.sum())
-        return self.overlap < (TURNS if waiting > uneven else TURNS / 5)
+        limit = TURNS if waiting > uneven else TURNS / 5
+        return self.devices > 1 and self.overlap < limit
 
 
 def of_timeline(timeline: Timeline) -> Trace:
@@ -171,5 +161,4 @@ def of_timeline(timeline: Timeline) -> Trace:
     t, work = timeline, timeline.kind != TRANSFER
     columns = (t.device.astype(str), t.start, t.end, t.kind, t.stage, t.microbatch)
     rows = zip(*(column[work].tolist() for column in columns), strict=True)
-    names, source = [str(d) for d in range(t.devices)], f"the {t.origin} timeline"
-    return Trace.of(rows, names, source=source)
+    return Trace.of(rows, [str(d) for d in range(t.devices)], source=f"the {t.origin} timeline")

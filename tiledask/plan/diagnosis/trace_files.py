@@ -1,6 +1,6 @@
 """Traces as people have them: a Timeline, a table, a CSV file, or Chrome's JSON of each rank.
 
-device,start,end,kind,stage,microbatch        the last three where they are known
+device,start,end,kind,stage,microbatch        in seconds; the last three where they are known
 0,0.0,1.0,F,0,0
 """
 
@@ -14,71 +14,53 @@ from pathlib import Path
 from typing import Any
 
 from tiledask.errors import ConfigError, short
-from tiledask.plan.diagnosis.chrome import MeasuredStep, of_chrome, step_of_chrome
-from tiledask.plan.diagnosis.trace import UNITS, Row, Trace, of_timeline
+from tiledask.plan.diagnosis.chrome import of_chrome
+from tiledask.plan.diagnosis.trace import Row, Trace, of_timeline
 from tiledask.plan.pipelines.schedule import KINDS
 from tiledask.plan.pipelines.timeline import TRANSFER, Timeline
 
-__all__ = ["read_step", "read_trace"]
+__all__ = ["read_trace"]
 
 MAX_BYTES = 256_000_000
 """Bytes above which files are refused: as JSON they would take ten times as much memory."""
 
 
-def read_trace(trace: Any, unit: str | None = None) -> Trace:
+def read_trace(trace: Any) -> Trace:
     """The Trace in a Timeline, a pandas DataFrame with the columns of one, a file, or the files of
-    all ranks: a list of paths, or their folder.
-
-    ``unit``: of the times, "s", "ms", "us" or "ns". A CSV file is in seconds by default, Chrome's
-    JSON in microseconds. Raises ConfigError for what cannot be read, naming the line.
-    """
-    if unit is not None and unit not in UNITS:
-        raise ConfigError(f"a unit of time is {', '.join(UNITS)}; got {unit!r}")
+    all ranks: a list of paths, or their folder. Raises ConfigError for what cannot be read, naming
+    the line."""
     if isinstance(trace, Timeline):
         return of_timeline(trace)
-    texts, source = _texts(trace)
-    if _is_json(texts):
-        return of_chrome(texts, source, UNITS[unit or "us"])
-    if texts:
-        rows: Iterable[Any] = csv.DictReader(texts[0][1].splitlines(), skipinitialspace=True)
-    elif hasattr(trace, "columns") and hasattr(trace, "to_dict"):
+    rows: Iterable[Any]
+    if hasattr(trace, "columns") and hasattr(trace, "to_dict"):
         rows, source = trace.to_dict("records"), "the table"
     else:
-        raise ConfigError(
-            f"a trace is a Timeline, a table with the columns device, start, end, the path of a "
-            f"file, or those of all ranks; got {type(trace).__name__}"
-        )
-    source += "" if unit else " (times taken as seconds)"
+        texts, source = _texts(trace)
+        if _is_json(texts[0]):
+            return of_chrome(texts, source)
+        rows = csv.DictReader(texts[0][1].splitlines(), skipinitialspace=True)
+    source += " (times taken as seconds)"
     try:
-        read = [*_rows(rows, source, UNITS[unit or "s"])]
+        read = [*_rows(rows, source)]
     except csv.Error as error:
         raise ConfigError(f"{source} cannot be read as CSV: {error}") from None
     work = [row for row in read if row[3] != TRANSFER]
     return Trace.of(work, [row[0] for row in read], source=source)
 
 
-def read_step(trace: Any) -> MeasuredStep:
-    """How long a step takes of whatever `read_trace` reads: of torch.profiler's files the median of
-    those between two of its marks; of everything else, from the first start to the last end, which
-    is to be one step.
-    """
-    texts, source = _texts(trace)
-    if _is_json(texts):
-        return step_of_chrome(texts, source, UNITS["us"])
-    read = read_trace(trace)
-    return MeasuredStep(read.makespan, None, f"{read.source}, taken for one step")
-
-
-def _is_json(texts: list[tuple[str, str]]) -> bool:
-    return bool(texts) and texts[0][1].lstrip()[0] in "[{"
+def _is_json(text: tuple[str, str]) -> bool:
+    return text[1].lstrip()[0] in "[{"
 
 
 def _texts(trace: Any) -> tuple[list[tuple[str, str]], str]:
     """((file name, text) of each file, what they are called) of a path, of a list of paths or of a
-    folder; none of anything else."""
+    folder."""
     given = trace if isinstance(trace, list | tuple) else [trace]
     if not given or not all(isinstance(each, str | PathLike) for each in given):
-        return [], ""
+        raise ConfigError(
+            f"a trace is a Timeline, a table with the columns device, start, end, the path of a "
+            f"file, or those of all ranks; got {type(trace).__name__}"
+        )
     paths, source = [Path(each) for each in given], f"{len(given)} files"
     if len(paths) == 1:
         source = paths[0].name
@@ -87,7 +69,7 @@ def _texts(trace: Any) -> tuple[list[tuple[str, str]], str]:
     texts: list[tuple[str, str]] = []
     for path in paths:
         texts.append((path.name, _text(path, MAX_BYTES - sum(len(text) for _, text in texts))))
-    if not texts or (len(texts) > 1 and not all(_is_json([each]) for each in texts)):
+    if not texts or (len(texts) > 1 and not all(map(_is_json, texts))):
         raise ConfigError(
             f"a trace is one CSV file, the .json or .json.gz of each rank as torch.profiler writes "
             f"them, or their folder; got {source}"
@@ -117,12 +99,12 @@ def _text(path: Path, most: int) -> str:
     return text
 
 
-def _rows(table: Iterable[Mapping[str, Any]], source: str, scale: float) -> Iterator[Row]:
+def _rows(table: Iterable[Mapping[str, Any]], source: str) -> Iterator[Row]:
     """The rows of a table; other columns are not read."""
     for line, row in enumerate(table, 2):
         try:
-            start, end = (scale * float(row[name]) for name in ("start", "end"))
-            device, kind = str(row["device"]), str(row.get("kind") or "")
+            start, end, device = float(row["start"]), float(row["end"]), str(row["device"])
+            kind = str(row.get("kind") or "")
             labels = [row.get(name) for name in ("stage", "microbatch")]
             stage, microbatch = (-1 if label in (None, "") else int(label) for label in labels)
             good = kind in ("", TRANSFER, *KINDS) and min(stage, microbatch) >= -1
