@@ -25,6 +25,8 @@ EXACT = 1e-9
 """Share of the makespan within which a simulated time is that of the trace."""
 MANY = 20_000
 """Rows from which not every schedule of the table is tried."""
+NEARLY = 0.05
+"""Share of the makespan beyond which no plan explains rows."""
 CHUNKS = 8
 """Most stages of a device in the schedules that are tried."""
 
@@ -36,11 +38,8 @@ class TraceFit:
     plan: TimedSchedule
     error: float = 0.0
     """Seconds: the largest distance of an edge from its simulated place."""
-    spread: float = 0.0
-    """Seconds: the mean distance of a length from its median, and of a start from when, after
-    what really came before it, it should have been."""
-    parameters: int = 0
-    """How many times were read off."""
+    merit: float = 0.0
+    """Bayesian information criterion: the smaller the better, times read off are a price."""
     has_hops: bool = True
     """Whether some action waited for a result from another device."""
     has_turns: bool = True
@@ -49,10 +48,6 @@ class TraceFit:
     """Other orders of the table that fit as well."""
     guess: str = ""
     """What the plan rests on where edges do not settle it."""
-
-    def merit(self, floor: float, rows: int) -> float:
-        """Bayesian information criterion: the smaller the better, times read off are a price."""
-        return rows * math.log(max(self.spread, floor)) + self.parameters * math.log(rows)
 
 
 def _fit(order: Schedule | None, trace: Trace, form: Form | None = None) -> TraceFit | None:
@@ -75,8 +70,6 @@ def _fit(order: Schedule | None, trace: Trace, form: Form | None = None) -> Trac
     if since.min(initial=np.inf) < -little - trace.grain:
         return None  # a result is used before it is there
     latency, overhead, hop, turn = _read_off(since, before, boundary, order.stages, little)
-    ready = np.minimum(before, since - np.append(latency, 0.0)[boundary])
-    late = np.where(np.isfinite(ready), ready - overhead, 0.0)
     # the median length of each kind on each stage; 0 where there is none
     length = trace.end - trace.start
     key = order.kind.astype(np.int64) * order.stages + order.stage
@@ -93,9 +86,18 @@ def _fit(order: Schedule | None, trace: Trace, form: Form | None = None) -> Trac
     f, b, i, w, hops = (tuple(each.tolist()) for each in seconds)
     plan = TimedSchedule(order, f, b, i, w, hops, overhead, form)
     error = float(np.abs(plan.timeline.end - overhead - trace.end).max())
+    # the mean distance of a length from its median, and of a start from when, after what really
+    # came before it, it should have been
+    ready = np.minimum(before, since - np.append(latency, 0.0)[boundary])
+    late = np.where(np.isfinite(ready), ready - overhead, 0.0)
     spread = float(np.abs(np.concatenate([length - typical[key], late])).mean())
-    read_off = int((count > 0).sum()) + hop * len(set(plan.latency)) + (overhead > 0)
-    return TraceFit(plan, error, spread, read_off, hop, turn)
+    if form is not None and spread > NEARLY * trace.makespan and not trace.is_labelled:
+        return None
+    read_off = int((count > 0).sum()) + hop * len(set(hops)) + (overhead > 0)
+    off = max(spread, EXACT * trace.makespan, trace.grain)
+    rows = 2 * len(length)
+    merit = rows * math.log(off) + read_off * math.log(rows)
+    return TraceFit(plan, error, merit, hop, turn)
 
 
 def _read_off(
@@ -154,30 +156,20 @@ def fit_labelled(trace: Trace) -> TraceFit:
 
 
 def fit_rows(trace: Trace) -> TraceFit | None:
-    """The best TraceFit of rows whose labels are missing, in part or all; None if nothing fits.
-
-    Of two forms that explain the rows as well, the one with fewer times is taken. With more than
-    MANY rows the search ends at the first that explains them all.
-    """
-    floor, rows = max(EXACT * trace.makespan, trace.grain), 2 * len(trace.start)
-    found: list[tuple[Form, TraceFit]] = []
+    """The best TraceFit of rows whose labels are missing, in part or all; None if nothing fits. Of
+    more than MANY rows it is the first that explains every edge."""
+    floor, found = max(EXACT * trace.makespan, trace.grain), list[TraceFit]()
     for form in _candidates(trace):
-        one = _fit(form.made(), trace, form)
-        if one is not None and one.spread < 0.05 * trace.makespan:
-            found.append((form, one))
+        if one := _fit(form.made(), trace, form):
+            found.append(one)
             if one.error <= floor and len(trace.start) > MANY:
                 break
     if not found:
         return None
-    fit = min((one for _, one in found), key=lambda one: one.merit(floor, rows))
-    close = fit.merit(floor, rows) + 2.0
-    others = (
-        form
-        for form, one in found
-        if (one.merit(floor, rows) <= close or one.error <= floor)
-        if one.plan.schedule.orders != fit.plan.schedule.orders
-    )
-    return replace(fit, others=tuple(others))
+    best = min(found, key=lambda one: one.merit)
+    close = (one.plan for one in found if one.merit <= best.merit + 2.0 or one.error <= floor)
+    others = (plan.form for plan in close if plan.schedule.orders != best.plan.schedule.orders)
+    return replace(best, others=tuple(form for form in others if form is not None))
 
 
 def _candidates(trace: Trace) -> list[Form]:

@@ -28,12 +28,6 @@ MOST_DEVICES = 64
 LEAST_WAY, MOST_WAY = 0.4, 6.0
 """From device to device and back, in forward and backward together: less or more is no guess."""
 TRIED = ("naive", "gpipe", "1f1b", "eager-1f1b", "zb-h1", "interleaved", "looped-bfs")
-LATE = 3.0
-"""Weight of work that is done earlier or later, against work at other moments."""
-FOLLOWED = 4
-"""Guesses that are improved."""
-MOVES = ((-1, 0, 0), (1, 0, 0), (0, -1, 0), (0, 1, 0), (0, 0, -1), (0, 0, 1))
-"""Steps of share, hop and overhead."""
 
 
 def fit_turns(trace: Trace) -> TraceFit:
@@ -76,18 +70,17 @@ class _Guess(NamedTuple):
 def fit_nearest(trace: Trace) -> TraceFit | None:
     """The TraceFit that is busy when ``trace`` is, for most of the time; None if none comes near.
 
-    Schedule, micro-batches, latency, overhead and the share of forwards are tried, and the best
-    guesses improved step by step.
+    Schedule, micro-batches, latency, overhead and the share of forwards are tried; of guesses that
+    are about as near, the plainest schedule is taken.
     """
     if not 1 < trace.devices <= MOST_DEVICES:
         return None
     seen = _busy_at(trace.makespan, trace.start, trace.end, trace.turns)
-    tried = sorted(((_miss(trace, seen, g), g) for g in _guesses(trace)), key=lambda pair: pair[0])
-    found = [_improved(trace, seen, *each) for each in tried[:FOLLOWED]]
-    if not found:
+    tried = [(_miss(trace, seen, guess), guess) for guess in _guesses(trace)]
+    least = min((miss for miss, _ in tried), default=np.inf)
+    plain = [each for each in tried if each[0] <= 1.1 * least + 0.005]
+    if not np.isfinite(least):
         return None
-    least = min(miss for miss, _ in found)
-    plain = [f for f in found if f[0] <= 1.1 * least + 0.005]
     miss, guess = min(plain, key=lambda f: (f[1].form.chunks, TRIED.index(f[1].form.name), f[0]))
     idle = trace.idle / (trace.devices * trace.makespan)
     plan = guess.plan(trace)
@@ -127,16 +120,14 @@ def _guesses(trace: Trace) -> Iterator[_Guess]:
 
 
 def _miss(trace: Trace, seen: np.ndarray, guess: _Guess) -> float:
-    """How far off it is: work at other moments, work done late, another makespan."""
+    """How far off it is: work at other moments, another makespan."""
     plan = guess.plan(trace)
     if plan is None:
         return np.inf
     off = abs(plan.makespan - trace.makespan) / trace.makespan
     if off > 0.3:
         return 1.0 + off
-    busy = _simulated(plan, trace)
-    late = np.abs(np.cumsum(busy, axis=1) - np.cumsum(seen, axis=1)).mean() / MOMENTS
-    return float((busy != seen).mean()) + LATE * float(late) + 0.5 * off
+    return float((_simulated(plan, trace) != seen).mean()) + 0.5 * off
 
 
 def _simulated(plan: TimedSchedule, trace: Trace) -> np.ndarray:
@@ -152,25 +143,3 @@ def _busy_at(makespan: float, start: np.ndarray, end: np.ndarray, turns: np.ndar
         at = np.searchsorted(start[a:b], moments, "right") - 1
         rows.append((at >= 0) & (moments < end[a:b][at]))
     return np.stack(rows)
-
-
-def _improved(trace: Trace, seen: np.ndarray, miss: float, guess: _Guess) -> tuple[float, _Guess]:
-    """(miss, guess) after steps to whatever neighbour is better."""
-    form = guess.form
-    unit = float(trace.busy_per_device.mean()) / form.microbatches / form.chunks
-    for step in (0.2, 0.07, 0.025):
-        for _ in range(4):
-            near = [
-                _Guess(
-                    form,
-                    float(np.clip(guess.share * (1 + a * step), 0.05, 0.9)),
-                    max(0.0, guess.hop + b * step * unit),
-                    max(0.0, guess.overhead + c * step * unit),
-                )
-                for a, b, c in MOVES
-            ]
-            best, better = min((_miss(trace, seen, each), each) for each in near)
-            if best >= miss:
-                break
-            miss, guess = best, better
-    return miss, guess
