@@ -64,22 +64,6 @@ def test_what_is_asked_of_a_large_cluster_is_answered(first):
             assert all(advice.layout.devices <= cluster.devices for advice in found.advice)
 
 
-@pytest.mark.slow
-def test_the_largest_layouts_and_micro_batches_are_no_crash():
-    """Fields at their bounds, 10^8, and what their products would be beyond them."""
-    most = MOST_OF_ANY
-    for layout in (
-        Layout(dp=most, zero=1),
-        Layout(dp=most, zero=3, microbatches=most),
-        Layout(dp=most // 2, tp=8, pp=8, zero=1),
-        Layout(microbatch=100, microbatches=most),
-    ):
-        fit = td.fits("gpt-200b", layout, "16384xA100-40GB")
-        assert fit.verdict == "no"
-        for fix in filter(None, [fit.smallest_fix, *fit.fixes.values()]):
-            assert fix.devices <= most
-
-
 @pytest.mark.parametrize(
     ("name", "cluster", "batch"),
     [("llama-3.1-405b", "16384xH100", 2048), ("deepseek-v3", "4096xH100", 4096)],

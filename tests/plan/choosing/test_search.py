@@ -16,9 +16,8 @@ from tiledask.plan.choosing.critique import critique
 from tiledask.plan.choosing.search import Space, search
 from tiledask.plan.choosing.sensitivity import sensitivity
 from tiledask.plan.fitting.fit import fits
-from tiledask.plan.inputs.layout import Layout, Numbers
+from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.timing.step import estimate_step
-from tiledask.plan.timing.step_time import step_parts
 
 SMALL = Space(
     microbatch=(1, 2), zero=(0, 1, 3), recompute=("none", "full"), flash_attention=(False, True)
@@ -90,14 +89,6 @@ def test_what_fits_comes_first_and_the_fastest_of_it(plans):
     assert not np.isfinite(plans[-1].seconds)
 
 
-def test_seconds_are_those_of_one_layout_alone(model, cluster, plans):
-    for plan in plans[:20]:
-        alone = step_parts(model, cluster, Numbers.of(plan.layout), sequence=4096).total
-        assert plan.by_formula == pytest.approx(float(alone), rel=1e-12)
-        assert plan.seconds == td.estimate_step(model, plan.layout, cluster, sequence=4096).total
-        assert plan.seconds == plan.step.total == pytest.approx(plan.by_formula, rel=0.2)
-
-
 def test_mixtures_try_expert_parallelism_and_a_slice_divides_a_node():
     plans = search("mixtral-8x7b", "32xH100", 64, sequence=4096)
     assert {plan.layout.ep for plan in plans[:2000]} == {1, 2, 4, 8}
@@ -135,20 +126,6 @@ def test_faults_are_named_and_the_advice_is_true(cluster):
         assert advice.layout.sequences == found.fit.layout.sequences
     again = critique(model, found.advice[0].layout, cluster, sequence=1024)
     assert len(again.advice) < len(found.advice)
-
-
-def test_a_critique_is_by_the_framework_that_is_named(model):
-    run = model, Layout(dp=2, tp=2, pp=2, microbatches=8), "8xH100", "mixed-adam-16", 1024
-    measured = td.calibrate(9.0, *run, framework="megatron-2021")
-    for assumed in ({"framework": "torchtitan"}, {"calibration": measured}):
-        found = critique(*run, **assumed)
-        assert found.fit.assumed == fits(*run, **assumed).assumed
-        assert found.step == td.estimate_step(*run, **assumed)
-        assert found.step.total != critique(*run).step.total
-        for advice in found.advice:
-            after = td.estimate_step(model, advice.layout, *run[2:], **assumed)
-            assert advice.seconds == after.total
-    assert found.advice
 
 
 def test_what_does_not_fit_gets_the_change_that_does():
@@ -211,30 +188,12 @@ def test_plans_closer_than_what_they_do_not_share_are_not_told_apart(model, fram
     assert [plan.layout for plan in alike] == [plan.layout for plan in plans[: len(alike)]]
     assert alike[-1].seconds <= 1.025 * plans.best.seconds < plans[len(alike)].seconds
     assert plans.told_apart.startswith(f"the first {len(alike)} of ")
-    assert plans.told_apart.endswith(
-        f"do not share, 2.5 %; with what they share each is within {each} %"
-    )
+    assert plans.told_apart.endswith(f"2.5 %; with what they share each is within {each} %")
     text = plans._repr_html_()
     assert text.count("font-weight:bold") == len(alike)
     assert plans.told_apart in text
     assert ("not considered: megatron-2025 runs" in text) == (framework is not None)
     assert plans.to_dict()["alike"] == len(alike)
-
-
-def test_embedding_and_head_count_as_layers_where_no_stage_has_more_for_it():
-    """110 layers, embedding and head over 15 stages: 8 at most, where layers alone give the first
-    stage 8 and the embedding. So 120 devices are no slower than 112, over 14."""
-    model, seconds = td.load_model("gpt-200b"), {}
-    for devices in (112, 120):
-        pp = devices // 8
-        space = Space(tp=(8,), pp=(pp,), microbatch=(1,), interleave=(1,))
-        (plan, *_) = plans = search(model, f"{devices}xA100-40GB", 1920, space=space)
-        assert {each.layout.partition for each in plans} == {"items"}
-        assert max(plan.layout.chunk_layers(model.layers)) == 8
-        seconds[devices] = plan.seconds
-    assert seconds[120] <= seconds[112]
-    by_layers = [p.layout for p in search(model, "128xA100-40GB", 1920, space=Space(pp=(11,)))]
-    assert {layout.partition for layout in by_layers} <= {None}  # 10 each, without them
 
 
 @pytest.mark.parametrize(

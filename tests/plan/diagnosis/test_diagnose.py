@@ -32,14 +32,10 @@ def plan(rng, name, most_devices=8, most_microbatches=16):
     )
 
 
-def plans(count, names, seed, **most):
-    rng = np.random.default_rng(seed)
-    return [plan(rng, names[k % len(names)], **most) for k in range(count)]
-
-
 @cache
-def hundred():
-    return plans(100, ONE_CHUNK + TWO_CHUNKS, seed=0)
+def drawn():
+    rng, names = np.random.default_rng(0), ONE_CHUNK + TWO_CHUNKS
+    return [plan(rng, name) for name in names]
 
 
 def bare(timeline):
@@ -66,43 +62,18 @@ def assert_adds_up(d, timeline):
     assert all(c.seconds >= 0 for c in d.causes)
 
 
-COUNTS = [len(ONE_CHUNK + TWO_CHUNKS), pytest.param(100, marks=pytest.mark.slow)]
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("count", COUNTS)
-def test_what_was_put_in_is_found_with_labels_and_without(count):
+def test_what_was_put_in_is_found_with_labels_and_without():
     sure = 0
-    for before in hundred()[:count]:
+    for before in drawn():
         labelled, plain = diagnose(before.timeline), diagnose(bare(before.timeline))
         for d in (labelled, plain):
             assert_found(d, before)
             assert_adds_up(d, before.timeline)
         assert {f.sure for f in labelled.findings} == {"exact"}
         sure += plain["microbatches"].sure == "exact"
-    # gpipe of equal halves is also a loop of 2 chunks: likely, and said so
-    assert sure >= 0.95 * count
-    for before in hundred()[:count:10]:
-        for r in diagnose(before.timeline).remedies:
-            assert r.makespan == td.simulate(r.plan.schedule, **r.plan.times).makespan
-
-
-@pytest.mark.parametrize("joined", [False, True])
-def test_turns_are_seen_whatever_the_noise(joined):
-    """Layer-wise, each action off by some 10 %; as one row each, or what touches as one block."""
-    import pandas as pd
-
-    rng = np.random.default_rng(0)
-    order = [0, 1, 2, 3, 3, 2, 1, 0] * 2
-    length = rng.normal(1.0, 0.1, len(order)) * np.tile([1, 1, 1, 1, 2, 2, 2, 2], 2)
-    end = np.cumsum(length)
-    rows = np.stack([order, end - length, end - rng.uniform(0, 0.02, len(order))], axis=1)
-    if joined:
-        rows = [[3, rows[3][1], rows[4][2]], *np.delete(rows, (3, 4), axis=0)]
-    d = diagnose(pd.DataFrame(rows, columns=["device", "start", "end"]).astype({"device": int}))
-    assert d.cause == "one at a time"
-    assert "1f1b" in d.remedies[0].change
-    assert sum(c.seconds for c in d.causes) == pytest.approx(d.idle)
+    assert sure >= 0.95 * len(drawn())
+    for r in diagnose(drawn()[0].timeline).remedies:
+        assert r.makespan == td.simulate(r.plan.schedule, **r.plan.times).makespan
 
 
 def test_overhead_between_actions_is_not_taken_for_latency():
@@ -133,31 +104,6 @@ def test_what_edges_alone_tell_and_what_they_leave_open():
     d = diagnose(bare(td.simulate(order, forward=[1.0, 1.5, 1.2], latency=0.2)))
     assert (d["schedule"].value, d["microbatches"].value) == ("gpipe, forward only", 5)
     assert "backward" not in d.to_dict()["findings"]
-
-
-def test_an_order_that_is_in_no_table():
-    order = td.Schedule.from_text("0F0,0F1,0I0,0I1,0W1,0W0; 1F0,1I0,1F1,1I1,1W1,1W0")
-    d = diagnose(td.simulate(order, latency=0.1))
-    assert d["schedule"].value == "own order"
-    assert d.plan.schedule == order
-    levers = dict(every_remedy(d.plan))
-    assert {"schedule", "micro-batches and schedule"} <= levers.keys()
-    assert "micro-batches" not in levers  # of an order that nothing makes finer
-
-
-def test_causes_of_known_plans():
-    def causes(timeline):
-        return {c.name: c.seconds for c in diagnose(timeline).causes if c.seconds}
-
-    order = td.schedule("gpipe", 4, 8)
-    # (p-1)(F+B) of each device, and 2 (p-1) c more makespan
-    found = causes(td.simulate(order, latency=0.25))
-    assert found == pytest.approx({"ramp": 4 * 9.0, "communication": 4 * 6 * 0.25})
-    uneven = td.simulate(order, forward=[1, 2, 1, 1], backward=[2, 4, 2, 2])
-    even = td.simulate(order, forward=1.25, backward=2.5)
-    assert causes(uneven) == pytest.approx(
-        {"imbalance": uneven.idle - even.idle, "ramp": even.idle}
-    )
 
 
 F, B = [1.0, 1.2, 1.0, 1.4], [2.0, 2.4, 2.0, 2.8]
@@ -249,8 +195,7 @@ BAD = {
     "arguments": ('[{"ph": "X", "ts": 1, "dur": 1, "args": "x"}]', None),
     "huge time": ('[{"ph": "X", "ts": 1%s, "dur": 1}]' % ("0" * 400), "is no Chrome trace"),
     "late": ('[{"ph": "X", "ts": -1, "dur": 1}]', "ts and dur are finite numbers of 0 or more"),
-    "bad event": ('[{"ph": "X", "ts": 1, "dur": "long"}]', "no Chrome trace, .*'long'"),
-    "no list": ('{"traceEvents": 3}', "an object with a list of events as traceEvents"),
+    "bad event": ('[{"ph": "X", "ts": 1, "dur": "long"}]', "traceEvents, .*'long'"),
 }
 
 
@@ -285,14 +230,6 @@ def test_other_things_are_refused(tmp_path, trace, message):
         trace = tmp_path / "trace.csv"
     with pytest.raises((ConfigError, ScheduleError), match=message):
         diagnose(trace)
-
-
-def test_a_huge_file_is_refused_by_its_size(tmp_path):
-    path = tmp_path / "huge.json"
-    with path.open("wb") as file:
-        file.truncate(1_000_000_000)  # sparse
-    with pytest.raises(ConfigError, match=r"has 1,000,000,000 bytes, .* up to 256,000,000"):
-        diagnose(path)
 
 
 @pytest.mark.cluster

@@ -63,16 +63,3 @@ def test_a_cut_sequence_moves_a_slice_and_as_many_sums():
     assert program["pp"] == after["pp"]
     # and in every micro-batch the gradients of the last stage's 17 norms
     assert program["tp"] == after["tp"] + 4 * 17 * 2048 * 2
-
-
-def test_adapters_alone_are_summed_and_gathered_weights_are_kept():
-    model = td.load_model("llama-2-7b")
-    lora = axis_bytes(model, td.Layout(dp=4), td.lora(8), 2048)
-    # 32 layers, query and value: 8 x (4,096 + 4,096) numbers of 2 B, 2 x 3/4 of them
-    assert lora == {"dp": 32 * 2 * 8 * 8192 * 2 * 3 // 2}
-    layout = td.Layout(dp=4, zero=3, microbatches=4)
-    each, once = (
-        axis_bytes(model, layout, td.load_recipe(name), 64)["dp"]
-        for name in ("fsdp-adam", "fsdp-adam-pipeline")
-    )
-    assert once < each / 3

@@ -5,7 +5,6 @@ Holds `tiledask.plan.timing.calibration`.
 
 import json
 import re
-from dataclasses import replace
 from math import hypot
 
 import pytest
@@ -14,7 +13,7 @@ import tiledask as td
 from tiledask.errors import ConfigError
 from tiledask.lab.accuracy import published_runs
 from tiledask.plan.data import data_file, names
-from tiledask.plan.inputs.hardware import load_cluster, load_device
+from tiledask.plan.inputs.hardware import load_device
 from tiledask.plan.inputs.recipes import load_recipe
 from tiledask.plan.timing.calibration import calibration_of, frameworks
 
@@ -66,36 +65,6 @@ def test_what_a_fit_names_is_published_and_no_row_is_of_two_frameworks():
     assert len(ids) == len(set(ids)) > 200
     assert {case.split(":")[0] for case in ids} <= cases
     assert not any(case.startswith("megascale") for case in ids)  # recalled: only predicted
-
-
-def test_what_deepspeed_fetches_ahead_is_what_hides():
-    """A matrix at least; a bucket of a layer hides all that the work can. Calls cost messages."""
-    gpt = td.Model(hidden=12288, layers=96, heads=96, ffn=49152, vocab=51200, learned_pos=2048)
-    layout = td.Layout(dp=384, microbatch=4, zero=3, recompute="full")
-    run = gpt, layout, "384xA100-80GB"
-    known = td.estimate_step(*run, framework="deepspeed-2021").calibration
-
-    def waited(prefetch):
-        return td.estimate_step(*run, calibration=replace(known, prefetch=prefetch)).dp
-
-    one, half, layer = (waited(numbers) for numbers in (1e6, 9e8, 1.9e9))
-    assert waited(5e7) == one > half > layer
-    assert waited(0) < layer  # by layers: a quarter of the calls
-
-
-@pytest.mark.parametrize(
-    ("microbatches", "recipe", "gathers", "sums"),
-    [(1, "fsdp-adam", 2, 1), (8, "fsdp-adam", 16, 8), (8, "fsdp-adam-pipeline", 1, 1)],
-)
-def test_fsdp_gathers_as_often_as_it_reshards(microbatches, recipe, gathers, sums):
-    """torchtitan waits for half of it."""
-    layout = td.Layout(dp=64, microbatches=microbatches, zero=3)
-    run = "llama-3.1-8b", layout, "64xH100"
-    step = td.estimate_step(*run, recipe, 8192)
-    bytes_ = 8.03e9 * (2 * gathers + 4 * sums)
-    link = load_cluster("64xH100").between_nodes
-    traffic = bytes_ * 63 / 64 / min(8 * link.reached, 0.78 * 450e9)
-    assert step.dp == pytest.approx(0.5 * traffic, rel=0.2)
 
 
 def test_a_measured_step_scales_every_part_and_is_kept(tmp_path):

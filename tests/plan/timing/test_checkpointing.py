@@ -67,7 +67,7 @@ def test_a_plan_says_what_its_ranks_save_and_what_is_given_is_taken():
     assert "lost every 2.0 h;" in given.line
     assert given.restarting == 5 / 7_200
     (best,) = td.search("gpt2", "2xA100-40GB", 16)[:1]
-    own = best.checkpointing()
+    own = best.fit.checkpointing(best.seconds)
     assert own.interval == own.steps * best.step.total
     adapters = td.fits("gpt2", td.Layout(), "1xA100-40GB", recipe="lora").checkpointing()
     assert adapters.state_bytes < saved.state_bytes / 100

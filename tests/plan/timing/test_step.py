@@ -4,7 +4,6 @@ Holds `tiledask.plan.timing.interleaved` and `tiledask.plan.timing.step_estimate
 """
 
 from dataclasses import replace
-from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -68,50 +67,6 @@ def test_the_closed_form_stays_near_the_simulator(layers, pp, form, near):
         assert getattr(s, part) == pytest.approx(float(getattr(closed, part)), rel=1e-9, abs=1e-12)
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("p", [2, 4, 7, 16])
-@pytest.mark.parametrize("partition", [None, "items"])
-def test_chunks_that_are_not_equal_the_formula_stays_near_the_simulator(p, partition):
-    """Of as many layers as chunks, nearly twice as many, and more. Which plans are the fastest is
-    told by the simulator, of the first 14 by formula."""
-    model, off = td.load_model("llama-2-70b"), []
-    cluster = td.load_cluster(f"{8 * p}xH100")
-    for v, turns in product((2, 3, 4), (1, 2, 8)):
-        for layers in (p * v, 2 * p * v - 1, 2 * p * v + p // 2, 3 * p * v - 2):
-            form = {"pp": p, "tp": 8, "microbatches": turns * p, "interleave": v}
-            layout = Layout(**form, flash_attention=True, partition=partition)
-            few = replace(model, layers=layers)
-            s = estimate_step(few, layout, cluster, "mixed-adam-16", 4096)
-            closed = step_parts(few, cluster, Numbers.of(layout), sequence=4096)
-            off.append(abs(float(closed.total) / s.total - 1))
-    assert max(off) < 0.15
-    assert sum(off) / len(off) < 0.05
-
-
-def test_a_partition_that_unburdens_the_last_stage_is_faster():
-    """The head of a large vocabulary costs the last stage some layers."""
-    model = replace(GPT, vocab=256_000)
-    even = step(model, pp=4, microbatches=32)
-    uneven = step(model, pp=4, microbatches=32, partition=(0, 9, 18, 27, 32))
-    assert uneven.total < 0.97 * even.total
-    as_even = step(model, pp=4, microbatches=32, partition=(0, 8, 16, 24, 32))
-    assert as_even.total == pytest.approx(even.total, rel=1e-9)
-
-
-@pytest.mark.parametrize(
-    "schedule", ["eager-1f1b", "zb-h1", "zb-h2", "zb-v", "v-half", "chimera", "dualpipe"]
-)
-def test_every_schedule_does_the_same_work(schedule):
-    """Busy time is the work; the schedule decides the bubble, and zero bubbles are small."""
-    s = step(pp=4, microbatches=16, schedule=schedule)
-    plain = step(pp=4, microbatches=16)
-    work, usual = s.total - s.bubble - s.pp - s.dp - s.optimizer, plain.compute
-    assert work == pytest.approx(usual, rel=0.12)  # V and both ways: the head shares a stage
-    if schedule in ("zb-h2", "zb-v"):
-        assert s.bubble < plain.bubble / 2
-    assert s.total > 0.8 * plain.total
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_rounds_that_repeat_themselves_are_the_whole_simulation(data):
@@ -164,42 +119,6 @@ def test_folded_experts_trade_slices_for_exchanges_and_compute_the_same():
     )
     with pytest.raises(ConfigError, match="expert_tp=1 is for experts and model has none"):
         step(**FOLDED, expert_tp=1)
-
-
-def test_an_exchange_hides_behind_the_work_of_another_micro_batch_and_no_more():
-    """DualPipe and Megatron's overlap: what is left is what that work is shorter by."""
-    model, cluster = td.load_model("deepseek-v3"), td.load_cluster("128xH100")
-    run = {"dp": 8, "pp": 16, "ep": 8, "microbatches": 64, "flash_attention": True}
-    plain, dual = (
-        step(model, cluster, "mixed-adam-18", 4096, **run, schedule=name)
-        for name in ("1f1b", "dualpipe")
-    )
-    assert dual.ep == pytest.approx(20 / 132 * plain.ep, rel=0.05)  # multiprocessors that send
-    (row,) = (row for row in dual.rows if row.part == "ep")
-    assert row.formula.endswith("less what another micro-batch's work hides")
-    slow = replace(cluster, within_node=replace(cluster.within_node, bytes_per_second=1e10))
-    layout = Layout(**run)
-    known = calibration_of(slow.device, MIXED, framework="megatron-2025-ep-overlap", mixture=True)
-    bare = replace(known, exposed=known.exposed | {"ep": 1.0})
-    both, hidden = (
-        estimate_step(model, layout, slow, "mixed-adam-18", 4096, calibration=each)
-        for each in (bare, known)
-    )
-    assert 0 < hidden.ep < both.ep
-    mixtures = 4 * layout.microbatches  # of a stage
-    left = (both.ep - hidden.ep) / mixtures
-    assert left == pytest.approx(both.compute / mixtures, rel=0.1)  # dense layers take as long
-
-
-def test_zero_moves_weights_and_saves_updating():
-    plain, one, three = (step(dp=64, zero=z) for z in (0, 1, 3))
-    assert one.optimizer < plain.optimizer
-    assert one.dp == pytest.approx(plain.dp, rel=1e-9)  # gradients and weights both of 2 bytes
-    # 3 P for 2 P: ZeRO, section 7.2.2; what is left is a message round the nodes for each call
-    assert three.dp == pytest.approx(1.5 * one.dp, rel=0.1)
-    four = step(dp=64, recipe="mixed-adam-18")  # bytes of a gradient: they hide in the product
-    assert four.dp == pytest.approx(2 * plain.dp, rel=0.1)
-    assert four.compute < plain.compute
 
 
 @pytest.mark.parametrize(

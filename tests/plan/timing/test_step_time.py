@@ -4,7 +4,7 @@ Holds `tiledask.plan.arrays`, `tiledask.plan.timing.collective_time`, `tiledask.
 `tiledask.plan.timing.layer_time` and `tiledask.plan.timing.roofline`.
 """
 
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from tiledask.plan.inputs.layout import Numbers
 from tiledask.plan.inputs.model import Model, count
 from tiledask.plan.inputs.recipes import load_recipe
 from tiledask.plan.timing.calibration import calibration_of
-from tiledask.plan.timing.collective_time import all_gather, all_reduce, members, p2p
+from tiledask.plan.timing.collective_time import all_gather, all_reduce, members
 from tiledask.plan.timing.flops import step_flops
 from tiledask.plan.timing.layer_time import products
 from tiledask.plan.timing.roofline import TILES, Rates, gemm_bytes, gemm_seconds
@@ -48,16 +48,6 @@ def test_waves_by_counting_tiles_one_by_one(m, n, batch):
     expected = best / A100.flops * (1 + 200 / 8192)
     moved = gemm_bytes(m, 8192, n, batch=batch) / A100.memory
     assert gemm_seconds(m, 8192, n, A100, batch=batch) == pytest.approx(max(expected, moved))
-
-
-@pytest.mark.parametrize(("n", "halved"), [(4096, 0), (4064, 0), (1808, 1), (1800, 2), (150, 4)])
-def test_products_whose_sizes_32_does_not_divide_are_slower_by_each_halving(n, halved):
-    apart = replace(A100, misaligned=0.5)
-    plain, slow = (gemm_seconds(4096, 8192, n, rates) for rates in (A100, apart))
-    assert slow == pytest.approx((1 + 0.5 * halved) * plain)
-    arrays = gemm_seconds(np.array([4096, 4096]), 8192, np.array([n, 64]), apart)
-    assert arrays[0] == slow
-    assert arrays[1] == gemm_seconds(4096, 8192, 64, A100)
 
 
 @pytest.mark.parametrize(
@@ -113,16 +103,6 @@ def test_all_reduce_by_hand():
     for calls in (1, 10):
         two = all_gather(1e9, 16, 4, DGX, calls=calls)
         assert two == pytest.approx(moved + calls * (within.latency + 7 * between.latency))
-
-
-@pytest.mark.parametrize("collective", [all_gather, all_reduce, p2p])
-def test_one_rank_waits_for_nobody_and_farther_is_never_faster(collective):
-    assert collective(1e9, 1, 1, DGX) == 0
-    near, far = collective(1e9, 8, 1, DGX), collective(1e9, 8, 8, DGX)
-    assert 0 < near < far
-    sizes = np.array([1, 2, 8, 16])
-    together = collective(1e9, sizes, 1, DGX)
-    assert together.tolist() == [float(collective(1e9, int(n), 1, DGX)) for n in sizes]
 
 
 def some(rng, count):
