@@ -157,7 +157,6 @@ class Plans(Sequence[Plan], Printable):
 
     @property
     def settled(self) -> int:
-        """How many are."""
         return len(self._settled)
 
     def steps(self, layouts: Sequence[Layout]) -> list[StepEstimate]:

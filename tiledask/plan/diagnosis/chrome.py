@@ -241,22 +241,17 @@ def _labelled(
 
 
 def _one_step(steps: dict[int, list[Row]]) -> tuple[list[Row], list[str]]:
-    """(rows of the step that takes the median time, what to say of it)."""
-    devices = {step: len({row[0] for row in mine}) for step, mine in steps.items()}
-    fewest = 0.5 * max(map(len, steps.values()))
-    whole = [
-        mine
-        for step, mine in steps.items()
-        if devices[step] == max(devices.values()) and len(mine) >= fewest
-        if step >= 0 or len(steps) == 1
-    ] or list(steps.values())
-
-    def length(mine: list[Row]) -> float:
-        return max(row[2] for row in mine) - min(row[1] for row in mine)
-
-    chosen = sorted(whole, key=length)[(len(whole) - 1) // 2]
-    zero = min(row[1] for row in chosen)
-    rows = [(row[0], row[1] - zero, row[2] - zero, *row[3:]) for row in chosen]
+    """(rows of the step that takes the median time, what to say of it): of those after the first
+    mark in which all devices work."""
+    most = max(len({row[0] for row in mine}) for mine in steps.values())
+    marked = {step: mine for step, mine in steps.items() if step >= 0} or steps
+    whole = [mine for mine in marked.values() if len({row[0] for row in mine}) == most]
+    whole = whole or list(steps.values())
+    begun = [min(row[1] for row in mine) for mine in whole]
+    length = [max(row[2] for row in mine) - at for mine, at in zip(whole, begun, strict=True)]
+    middle = sorted(range(len(whole)), key=length.__getitem__)[(len(whole) - 1) // 2]
+    zero = begun[middle]
+    rows = [(row[0], row[1] - zero, row[2] - zero, *row[3:]) for row in whole[middle]]
     notes = [f"of {len(whole)} steps the one of median length"] if len(whole) > 1 else []
     return rows, notes
 

@@ -132,7 +132,6 @@ class Calibration:
     """What -> the relative errors that add up in quadrature to the error of an estimate."""
     calibrated: tuple[str, ...] = ()
     """Ids of the published cases that the shares were fitted to; the others check them."""
-    source: str = ""
     runs: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     """Field of a layout -> the values that the program runs; what it does not name is free."""
     trains: str = "mixed-adam-16"  # the recipe that the program trains with
@@ -268,7 +267,6 @@ def _joined(device: str, framework: str, why: str, kind: str) -> Calibration:
         "tiles": of_device["basis"] == "tiles",
         "errors": {"framework": of_framework["errors"][kind], "device": of_device["error"]},
         "calibrated": (*of_device.get("fitted", ()), *of_framework["fitted"]),
-        "source": f"{of_device['source']} {of_framework['source']}",
     }
     known = {each.name for each in fields(Calibration)}
     return Calibration(**{key: value for key, value in every.items() if key in known})

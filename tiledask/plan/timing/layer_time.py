@@ -102,12 +102,9 @@ class LayerTime:
         return share
 
     def weight_products(self, weights: tuple[Weight, ...]) -> Array:
-        """Seconds of all products with weights.
-
-        Those of experts are small: what reads and writes their weights is not hidden but comes on
-        top. Operands of 8 bits are cast in passes of 4 bytes over each input, forward, and each
-        output's gradient, backward.
-        """
+        """Seconds of all products with weights. Those of experts are small: what reads and writes
+        their weights comes on top. Operands of 8 bits are cast in passes of 4 bytes over each
+        input, forward, and each output's gradient, backward."""
         n, recipe, width = self.n, self.recipe, self.recipe.operand_bytes
         rates = self.calibration.rates(self.cluster.device, recipe, width)
         casts = self.calibration.casts if recipe.product_bytes else 0.0
@@ -136,13 +133,10 @@ class LayerTime:
     def weight_gradient(
         self, rows: Values, k: Values, n: Values, rates: Rates, width: int, batch: Values = 1
     ) -> Values:
-        """Seconds of [k, rows] x [rows, n], added to the gradients of earlier micro-batches.
-
-        Gradients as wide as the product's numbers are added by a kernel of its own, which reads
-        two and writes one; into wider ones the product itself adds (Megatron-LM's fused
-        accumulation of fp32 gradients), or into any where the framework does so. Frozen weights
-        have none.
-        """
+        """Seconds of [k, rows] x [rows, n], added to the gradients of earlier micro-batches: by a
+        kernel of its own, which reads two and writes one, where they are as wide as the product's
+        numbers; else, or where the framework does so, by the product itself (Megatron-LM's fused
+        accumulation of fp32 gradients). Frozen weights have none."""
         gradient = self.recipe.gradient_bytes
         if not gradient:
             return 0.0
@@ -229,12 +223,9 @@ class LayerTime:
         return memory_seconds(1.0 * self.width * self.tokens * stacked(there, back), self.rates)
 
     def logits(self) -> Array:
-        """Seconds of the logits and of the cross-entropy over the vocabulary.
-
-        The product, and passes over single-precision logits: cast, maximum, exponential, sum and
-        quotient forward (24 + width bytes a logit), gradient and cast backward (12 + width); of
-        them a fused or compiled loss does a part.
-        """
+        """Seconds of the logits and of the cross-entropy: the product, and passes over
+        single-precision logits: cast, maximum, exponential, sum and quotient forward (24 + width
+        bytes a logit), gradient and cast backward (12 + width); a fused loss does a part."""
         tokens, rates, width = self.tokens, self.rates, self.width
         passed = self.calibration.loss_passes
         columns = ceil_div(self.model.vocab, self.n.tp)

@@ -190,14 +190,11 @@ def _order(*of: Any) -> Schedule:
 
 
 def _rounds(layout: Layout, forward: list[float], backward: list[float]) -> float:
-    """Seconds of a 1F1B of however many micro-batches.
-
-    Between filling and draining all devices do the same in every round of p micro-batches, and
-    what an action waits for is in its own round or in the one before. So if the actions of a round
-    begin later than those of the round before by the same seconds, all that follow do, too. Else
-    they begin later by seconds between the least and the most of these: the middle is taken where
-    the next rounds to try are more than MOST_ACTIONS.
-    """
+    """Seconds of a 1F1B of however many micro-batches. Between filling and draining all devices do
+    the same in every round of p micro-batches, and what an action waits for is in its own round or
+    in the one before. So if the actions of a round begin later than those of the round before by
+    the same seconds, all that follow do, too. Else it is between the least and the most of these:
+    the middle is taken where the next rounds to try are more than MOST_ACTIONS."""
     p, v, m = layout.pp, layout.interleave, layout.microbatches
     rounds, length = (3 if v == 1 else 4), 2 * p * v
     while True:
@@ -218,11 +215,8 @@ def _rounds(layout: Layout, forward: list[float], backward: list[float]) -> floa
 
 def _stages(model: Model, layout: Layout, pieces: Array) -> tuple[Array, float, int]:
     """(seconds of a micro-batch on the stage that the others wait for, seconds from the first
-    forward to the last backward pass, layers of the fullest stage) of a layout.
-
-    ``pieces``: of one micro-batch in a dense layer, in a mixture, in what a chunk sends, in the
-    embedding and in the head.
-    """
+    forward to the last backward pass, layers of the fullest stage) of a layout. ``pieces``: a dense
+    layer, a mixture, what a chunk sends, the embedding, the head."""
     kinds, m = chunk_kinds(model, layout), layout.microbatches
 
     def seconds(
