@@ -1,6 +1,6 @@
 """The time of one step: it adds up, follows its laws, and refuses what cannot be.
 
-Holds `tiledask.plan.timing.interleaved` and `tiledask.plan.timing.step_estimate`.
+Holds `tiledask.plan.timing.step_estimate`.
 """
 
 from dataclasses import replace

@@ -90,8 +90,8 @@ def checkpointing(
     """The Checkpointing of ranks that keep ``state_bytes`` each, in steps of ``step`` seconds.
 
     >>> found = checkpointing(60.0, step=1.0, bandwidth=1.0, mtbf=3600.0, restart=30.0)
-    >>> found.steps, round(1 + found.saving + found.redone + found.restarting, 3), found.stretch
-    (657, 1.191, 1.2179597506108456)
+    >>> found.steps, round(found.saving, 3), round(found.stretch, 3)
+    (657, 0.091, 1.218)
     """
     given = {"step": step, "devices": devices, "bandwidth": bandwidth, "mtbf": mtbf}
     for name, value in (given | {"state_bytes": state_bytes, "restart": restart}).items():
