@@ -337,7 +337,7 @@ def tile_step(
         _draw_step(every[1], names, inside, side, [(0, s) for s in side])
         every[0].set_title(f"a block of {inside[0]} x {inside[1]} of {m} x {n}", pad=16)
         every[1].set_title(f"in it a tile of {side[0]} x {side[1]}", pad=16)
-    means = [("computed now", _MADE), ("loaded now", _LOADED)]
+    means: list[tuple[str, Any]] = [("computed now", _MADE), ("loaded now", _LOADED)]
     means += [("loaded in the steps before", _NEEDED)] * bool(step[2][0])
     draw.legend(figure, [draw.patch_entry(*each) for each in means])
     return figure
