@@ -36,10 +36,10 @@ def span_over_work(built: Schedule, F: float, I: float, W: float) -> float:
 
 @pytest.mark.parametrize(
     ("p", "m", "F", "I", "W", "c", "limit", "span"),
-    [(4, 8, 1, 3, 2, 1, 6, 63), (8, 20, 1, 3, 2, 1, 16, 152), (4, 8, 2, 1, 0.5, 0.3, 4, 39.3)],
+    [(4, 8, 1, 3, 2, 1, 6, 61), (8, 20, 1, 3, 2, 1, 16, 147), (4, 8, 2, 1, 0.5, 0.3, 4, 39.3)],
 )
-def test_auto_is_near_its_authors_program(p, m, F, I, W, c, limit, span):
-    """zb.py of sail-sg/zero-bubble-pipeline-parallelism finds longest spans of 61, 147 and 39.3."""
+def test_auto_is_as_good_as_its_authors_program(p, m, F, I, W, c, limit, span):
+    """The longest span that zb.py of sail-sg/zero-bubble-pipeline-parallelism finds."""
     times = {"forward": F, "backward_input": I, "backward_weight": W, "latency": c}
     t = simulate(zb_auto(p, m, **times, memory_limit=limit, weight_part=0.4), **times)
     assert m * (F + I + W) / (1 - t.span_bubble) == pytest.approx(span)

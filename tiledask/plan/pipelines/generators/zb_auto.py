@@ -6,6 +6,7 @@ nobody waits for, so it can go anywhere after its I (Zero Bubble, arXiv 2401.102
 
 from collections.abc import Sequence
 from itertools import product
+from math import ceil
 
 from tiledask.errors import ScheduleError
 from tiledask.plan.pipelines.costs import costs_of
@@ -32,7 +33,7 @@ def zb_auto(
     """The best zero-bubble order that a greedy search finds for these times within a memory.
 
     The heuristic of arXiv 2401.10241, section 3.1: warm up with as many forwards as memory
-    allows, then F and I in turns, with W in the gaps and where memory needs it. Of two choices it
+    allows, then F and I in turns, with W in the gaps and where memory needs it. Of three choices it
     leaves open all combinations are tried, for the shortest span.
 
     forward, backward_input, backward_weight   seconds of F, I and W
@@ -57,9 +58,9 @@ def zb_auto(
     costs = costs_of(empty, forward, None, latency, backward_input, backward_weight)
     seconds = {kind: costs.seconds["FBIW".index(kind), :, 0].tolist() for kind in "FIW"}
     memory, drafts = (limit * (1 + _SMALL), activation, weight_part), list[_Draft]()
-    for punctual, greedy in product((True, False), repeat=2):
+    for choice in product((True, False), repeat=3):
         drafts.append(_Draft(seconds, latency, memory))
-        drafts[-1].write(microbatches, punctual, greedy)
+        drafts[-1].write(microbatches, *choice)
     best = min((draft for draft in drafts if draft.most <= memory[0]), key=_Draft.merit)
     return Schedule.of(best.orders, range(stages), "zb-auto")
 
@@ -85,10 +86,11 @@ class _Draft:
         spans = (clock - begin for clock, begin in zip(self.clock, self.begin, strict=True))
         return max(spans), max(self.clock)
 
-    def write(self, microbatches: int, punctual: bool, greedy: bool) -> None:
+    def write(self, microbatches: int, punctual: bool, hold: bool, greedy: bool) -> None:
         """The whole order.
 
         punctual   the warm-up never delays the first I; otherwise it leaves no gap before it
+        hold       a stage that is ahead of the next may leave out a forward
         greedy     a W goes into a gap that is shorter, even on a stage with time to spare
         """
         for s in self.stages:
@@ -98,8 +100,11 @@ class _Draft:
         for s in reversed(self.stages):
             self.put("I", s)
         for _ in range(1, microbatches):
-            for s in self.stages:
-                if len(self.ends["F"][s]) < microbatches:
+            left = [s for s in self.stages if len(self.ends["F"][s]) < microbatches]
+            # never a forward without one of the stage behind
+            held = max((s for s in left if hold and self.is_ahead(s)), default=-1)
+            for s in left:
+                if s > held:
                     self.put_after_weights("F", s, greedy)
             for s in reversed(self.stages):
                 self.put_after_weights("I", s, greedy)
@@ -154,6 +159,18 @@ class _Draft:
             everything = 1 + extra[s - 1] == microbatches
             extra[s] = min(extra[s], extra[s - 1] if everything else max(0, extra[s - 1] - 1))
         return extra
+
+    def is_ahead(self, s: int) -> bool:
+        """Whether the next stage has enough to do without another forward from ``s``."""
+        after, done = s + 1, self.ends["F"]
+        if after not in self.stages or len(done[s]) < len(done[after]) + 2:
+            return False
+        F, I, W = (self.seconds[kind] for kind in "FIW")
+        deadline = self.clock[after] + F[after] + I[after] + self.latency
+        over, spare = self.kept(s, forwards=1) - self.limit, max(self.idle) - self.idle[s]
+        first = min(self.pending(s), ceil(over / max(self.weight_part, _SMALL))) if over > 0 else 0
+        late = self.clock[s] + F[s] + first * W[s] > deadline
+        return self.clock[s] >= deadline or (late and deadline - self.clock[s] <= spare)
 
     def put_after_weights(self, kind: str, s: int, greedy: bool) -> None:
         """Writes ``kind``, and before it the W that memory needs or that fit into the gap."""
