@@ -255,11 +255,11 @@ def count(value: object, name: str) -> int:
 
 def layer_costs(costs: int | Sequence[float]) -> Sequence[float]:
     """The costs themselves, or those of a number of equal layers; PartitionError for too many."""
-    several = isinstance(costs, Sized) and not isinstance(costs, str)
-    layers = len(costs) if several else count(costs, "layers")
+    text = isinstance(costs, str)
+    layers = len(costs) if isinstance(costs, Sized) and not text else count(costs, "layers")
     if layers > MOST_LAYERS:
         raise PartitionError(f"there are {MOST_LAYERS:,} layers at most, got {short(layers)}")
-    return costs if several else [1.0] * layers
+    return costs if isinstance(costs, Sized) else [1.0] * layers
 
 
 def capacities(capacity: float | Sequence[float], devices: int) -> list[float]:
