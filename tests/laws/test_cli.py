@@ -263,20 +263,16 @@ def test_help_names_all_that_there_is(capsys, command, known):
 
 # -- figures -------------------------------------------------------------------------------------
 
-BEGINS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 DRAWS = {
     "idle": ("idle", "1f1b", "2", "4", "--figure"),
     "puzzle": ("puzzle", "1", "--figure"),
 }
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize("kind", BEGINS)
 @pytest.mark.parametrize("command", DRAWS)
-def test_a_figure_is_what_its_name_says(capsys, tmp_path, command, kind):
-    file = tmp_path / f"x.{kind.upper() if kind == 'pdf' else kind}"
-    assert main([*DRAWS[command], str(file)]) == 0
-    assert file.read_bytes().startswith(BEGINS[kind])
+def test_a_figure_is_written(capsys, tmp_path, command):
+    assert main([*DRAWS[command], str(tmp_path / "x.PNG")]) == 0
+    assert (tmp_path / "x.PNG").read_bytes().startswith(b"\x89PNG")
     capsys.readouterr()
 
 
@@ -292,7 +288,7 @@ def test_other_figures_are_refused_before_the_work_begins(
     module, *_ = commands()[name_of]
     monkeypatch.setattr(f"tiledask.lab.commands.{module}.run_{name_of}", works)
     assert main([*DRAWS[command], str(tmp_path / name)]) == 2
-    words = "there is no folder" if "folder" in name else "written as .png, .svg or .pdf"
+    words = "there is no folder" if "folder" in name else "written as a .png"
     assert words in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
@@ -302,7 +298,7 @@ def test_other_figures_are_refused_before_the_work_begins(
 
 @pytest.mark.parametrize(
     ("package", "words"),
-    [("distributed", "matmul 64"), ("matplotlib", "idle 1f1b 2 4 --figure {}/x.svg")],
+    [("distributed", "matmul 64"), ("matplotlib", "idle 1f1b 2 4 --figure {}/x.png")],
 )
 def test_a_package_that_is_not_there_is_named_with_its_pip_line(tmp_path, package, words):
     typed = words.format(tmp_path).split()

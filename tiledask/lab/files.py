@@ -10,39 +10,27 @@ from tiledask.errors import ConfigError, short
 from tiledask.extras import needs
 
 if TYPE_CHECKING:
-    from tiledask.lab.plots.primitives import Figure
+    from tiledask.lab.plots.picture import Picture
 
 __all__ = ["answer_of", "check_figure", "save_figure"]
 
 
-def check_figure(path: str | os.PathLike[str]) -> str:
-    """The format that the name of ``path`` says; a ConfigError if it is none of these, or if
-    there is no such folder; ModuleNotFoundError without matplotlib. It loads nothing and is quick:
-    ask before the work begins."""
+def check_figure(path: str | os.PathLike[str]) -> None:
+    """ConfigError if the name of ``path`` is no PNG's, or if there is no such folder;
+    ModuleNotFoundError without matplotlib. It is quick: ask before the work begins."""
     path = Path(path)
-    kind = path.suffix.lower().removeprefix(".")
-    if kind not in ("png", "svg", "pdf"):
-        raise ConfigError(
-            f"figures are written as .png, .svg or .pdf, by the end of the name; got "
-            f"{short(str(path))}"
-        )
+    if path.suffix.lower() != ".png":
+        raise ConfigError(f"a figure is written as a .png; got {short(str(path))}")
     if not path.parent.is_dir():
         raise ConfigError(f"there is no folder {short(str(path.parent))} for a figure; make it")
     if not find_spec("matplotlib"):
         raise needs("a figure", ModuleNotFoundError(name="matplotlib"))
-    return kind
 
 
-def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> None:
-    """Write ``figure`` to ``path``, as what its name says; ConfigError as in `check_figure`."""
-    kind = check_figure(path)
-    if kind == "png" and hasattr(figure, "to_png"):
-        Path(path).write_bytes(figure.to_png())
-        return
-    import matplotlib
-
-    with matplotlib.rc_context({"svg.fonttype": "none"}):
-        figure.savefig(path, format=kind, facecolor="white")
+def save_figure(figure: "Picture", path: str | os.PathLike[str]) -> None:
+    """Write ``figure`` to ``path``; ConfigError as in `check_figure`."""
+    check_figure(path)
+    Path(path).write_bytes(figure.to_png())
 
 
 def answer_of(word: str) -> str:

@@ -240,7 +240,7 @@ def test_a_worker_that_ends_and_another_of_its_name_leave_a_mark_in_their_lane(m
     (mark,) = (box for box in view.charts["time"].boxes if box.gid == views.GONE)
     assert (mark.at[0], mark.at[2]) == (3, 2)
     assert list(view.charts["time"].lanes) == ["worker 0", "worker 1"]
-    assert list(view.charts["idle"].lanes) == ["75.0 %", "50.0 %"]
+    assert list(view.charts["idle"].lanes) == ["50.0 %", "50.0 %"]
     assert views.GONE in legend(view)
 
 

@@ -83,7 +83,7 @@ def test_what_is_as_near_as_formula_and_measurement_are_is_right():
     assert (
         td.predict("nap", 1, unit="s").compare(formula=1, measured=1.2).verdict == "exact: formula"
     )
-    assert td.predict("size", "3.5 TB", unit="B").compare(formula=3.517e12).stars == 2
+    assert td.predict("states", "3.5 TB", unit="B").compare(formula=3.517e12).stars == 2
     assert td.predict("roughly", "3.5 TB", unit="B", digits=2).compare(formula=3.517e12).stars == 3
     assert "(B, 2 digits)" in repr(td.predict("another", unit="B", digits=2))
 
@@ -117,6 +117,15 @@ def test_who_predicts_nothing_is_not_judged():
     assert repr(row) == "bytes | yours - | measured 5 B"
     assert "☆" not in row._repr_html_()
     assert "run this cell in JupyterLab" in repr(guess)
+
+
+def test_the_results_of_another_question_change_no_stars():
+    td.predict("cuts", 1771).compare(formula=1771)
+    last = td.predict("bottleneck", 6)
+    assert last.compare(formula=6).stars == 3
+    row = last.compare(formula=1771)  # the row above, run again
+    assert (row.stars, row.verdict[:13]) == (None, "other results")
+    assert td.score().rows[0][2:4] == ("2", "6 of 6")
 
 
 def test_a_row_is_in_one_unit_and_says_why_below():

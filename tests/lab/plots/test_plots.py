@@ -293,7 +293,7 @@ def test_gantt_numbers_of_many_actions_are_there_and_in_their_box():
     ]
     many = plots.gantt(pipeline(2, 300))
     assert not many.axes[0].texts
-    assert "too narrow to number; see between=" in words(many)
+    assert "too narrow to number" in words(many)
 
 
 def test_gantt_names_its_rows_and_says_how_long_each_device_idles():

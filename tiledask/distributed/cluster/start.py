@@ -214,7 +214,7 @@ def _tell(cluster: Cluster, threads: int, wanted: int | None, port: int) -> None
     else:
         print(f"{cluster.slots} {cluster.kind} workers, {threads} BLAS thread each: {cluster.why}")
         print(f"dashboard: {'none' if wanted is None else cluster.dashboard_link}")
-    if wanted not in (None, 0, port):
+    if wanted not in (None, 0, port) and not in_notebook():
         print(
             f"port {wanted} belongs to an earlier cluster or another process; this one's "
             f"dashboard is at the address above"

@@ -182,5 +182,5 @@ def legend(view: View) -> str:
     if view.number:
         items.append(f"number in a box: {html.words(view.number)}")
     cells = "".join(f"<span style='{_CELL};white-space:nowrap'>{item}</span>" for item in items)
-    look = f"color:{INK};font:12.5px/1.3 system-ui,sans-serif;height:5em;overflow:auto"
+    look = f"color:{INK};font:12.5px/1.3 system-ui,sans-serif;height:6.5em;overflow:auto"
     return f"<div style='{look}'>{cells}</div>"

@@ -192,7 +192,10 @@ def _page(framed: bool, scheduler: "Scheduler", extra: dict[str, Any], doc: "Doc
         view = view_of(recorder, choice.value)
         board.show(view)
         above.text, below.text = headline(view), legend(view)
-        runs = [(run.id, title_of(run, run.last)) for run in reversed(recorder.runs.values())]
+        runs = [
+            (run.id, f"{title_of(run, run.last)}: {', '.join(run.facts.values())}"[:80])
+            for run in reversed(recorder.runs.values())
+        ]
         others = (_NEWEST, "the newest, whatever it is"), ("tasks", "tasks per worker")
         choice.options = [others[0], *runs, others[1]]
         seen, pause_ends = state, perf_counter() + (thread_time() - begun) * (1 / _SHARE - 1)

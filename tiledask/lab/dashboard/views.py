@@ -335,12 +335,11 @@ def view_of_tasks(tasks: Collection[Task], workers: Iterable[str]) -> View:
         else:
             boxes.append(span(row, *at, colour_named(name), name, name))
     if not boxes:
-        view = View("Nothing has run yet: what td.run_schedule, td.matmul, td.train or Dask do "
-                    "is drawn here")  # fmt: skip
+        view = View("Nothing has run yet: the first tasks will be drawn here")
     else:
         facts = {"workers": str(len(workers)), "tasks": f"{len(boxes):,}"}
         view = View("Tasks per worker", facts | {"makespan": format_seconds(last - first)})
     lanes = [f"worker {name.rpartition('://')[2][-22:]}" for name in workers]
-    drawn = [*_gaps(boxes, len(lanes), last - first), *boxes, *gone]
+    drawn = [*_gaps([*boxes, *gone], len(lanes), last - first), *boxes, *gone]
     view.draw_time(lanes, drawn, last - first)
     return view

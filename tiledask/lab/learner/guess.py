@@ -24,6 +24,8 @@ Value = float | str
 STARS = ("off", "within a factor of 2", "within 10 %", "exact")
 """What a prediction is worth, 0 to 3."""
 NEAR, FACTOR = 0.1, 2.0
+_compared: dict[tuple[str, str], dict[str, Value]] = {}
+"""(notebook, question) -> the results that this process compared with a prediction of it."""
 COUNTED = 10_000
 """Whole numbers without a unit are counts up to here: right or not."""
 
@@ -135,7 +137,11 @@ class Guess:
                 f"run the cell with the field of this row again"
             )
         stars, verdict = self._judged(yours, known)
-        here().put(self.question, stars=stars)
+        first = _compared.setdefault((here().notebook, self.question), known)
+        if any(first.get(name) != known.get(name) for name in ("formula", "simulated")):
+            stars, verdict = None, "other results: run the cell with their field again"
+        elif not self.judged:
+            here().put(self.question, stars=stars)
         # all of a row in seconds, where one of them takes that long
         long = any(not isinstance(x, str) and x >= 1 for x in known.values())
         unit = "seconds" if self.unit == "s" and long else self.unit
@@ -209,8 +215,8 @@ class GuessRow:
             name: shown.replace(" ", "\N{NO-BREAK SPACE}") for name, shown in self.cells.items()
         }
         cells = {"prediction": self.question, **unbroken}
-        if self.stars is not None:
-            stars = "★" * self.stars + "☆" * (3 - self.stars)
+        if self.verdict:
+            stars = "" if self.stars is None else "★" * self.stars + "☆" * (3 - self.stars)
             cells["verdict"] = f"{stars} {self.verdict}"
         why = f"<p>{html.words(self.why)}</p>" * bool(self.why)
         return html.table(cells, [cells.values()], first="th") + why

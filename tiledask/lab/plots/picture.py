@@ -117,7 +117,8 @@ def sliders(
     def again(_: Any = None) -> None:
         try:
             figure = draw(**{name: slider.value for name, slider in moved.items()})
-            image.value, words.value = figure._repr_png_()[0], ""
+            (image.value, size), words.value = figure._repr_png_(), ""
+            image.layout.width = f"{size['width']}px"
         except (ValueError, MemoryError, ArithmeticError) as error:  # such a choice is refused
             words.value = html.words(str(error))
         image.layout.visibility = "hidden" if words.value else "visible"

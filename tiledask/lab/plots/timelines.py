@@ -118,7 +118,7 @@ def gantt(
         there = [_numbers(axes, drawn) for axes, (*_, drawn) in zip(every, panels, strict=True)]
         if not any(there):
             figure.legends[0].legend_handles[-1].set_visible(False)
-            figure.legends[0].get_texts()[-1].set_text("too narrow to number; see between=")
+            figure.legends[0].get_texts()[-1].set_text("too narrow to number")
     return figure
 
 
