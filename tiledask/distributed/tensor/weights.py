@@ -109,9 +109,9 @@ def whole_of(blocks: Sequence[Placed]) -> np.ndarray:
 def _check_same(whole: Placed, one: int, a: np.ndarray, other: int, b: np.ndarray) -> None:
     if not np.array_equal(a, b, equal_nan=True):
         raise PlacementError(
-            f"ranks {one} and {other} both hold parts of {whole} and differ there by up to "
-            f"{np.abs(a - b).max():.3g}: if both were updated, it was by different gradients: "
-            f"sum those of what several ranks hold before the step"
+            f"ranks {one} and {other} both hold this part of {whole} and differ there by up to "
+            f"{np.abs(a - b).max():.3g}. Before a step, sum the gradients over all ranks that "
+            f"hold a copy"
         )
 
 
