@@ -125,7 +125,6 @@ def run_product(given: dict[str, Any], cluster: Any) -> Any:
         "received": list(moved.received),
         "messages": moved.count,
         "peak": row.peak,
-        "bound": row.bound,
     }
 
 

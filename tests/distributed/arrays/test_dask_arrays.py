@@ -173,11 +173,11 @@ def wrong():
     x, y = da.ones((4, 6), chunks=2), da.ones((6, 4), chunks=3)
     yield "x .* 6 columns and y .* 4 rows", x, x
     yield "x is float64 and y is float32", x, y.astype("f4")
-    yield r"x is int64.*x\.astype\('float64'\).*dask's own", x.astype(int), y.astype(int)
+    yield r"x is int64 and y is int64, the kernel", x.astype(int), y.astype(int)
     yield "y is complex128", x, y.astype(complex)
     yield "must have 1 dimension or more and y 1 or 2", x, da.ones((2, 6, 4))
     yield "must have 1 dimension or more and y 1 or 2", da.ones(()), y
-    yield r"x has chunks of unknown size.*compute_chunk_sizes", x[x[:, 0] > 0], y
+    yield r"x has shape \(nan.*compute_chunk_sizes", x[x[:, 0] > 0], y
     yield r"MaskedArray.*da\.ma\.filled\(y, 0\)", x, da.ma.masked_equal(y, 0)
 
 
@@ -239,11 +239,9 @@ def test_what_a_task_of_a_tall_product_holds_does_not_grow_with_it(threads):
 def test_large_products_occupy_every_thread_evenly_and_the_long_side_is_read_once(m, k, n, threads):
     x, y = da.ones((m, k), chunks=1000), da.ones((k, n), chunks=1000)
     plan = lazy._plan(x, y, threads, 10**12, "blas", None)
-    assert np.prod(plan.rows) * plan.columns * plan.chains == threads
+    assert np.prod(plan.rows) * plan.columns == threads
     if m == 10**6:
-        assert plan.columns == plan.chains == 1
-    if k == 10**6:
-        assert plan.chains == threads
+        assert plan.columns == 1
 
 
 def test_less_memory_more_panels_and_then_finer_tiles():
@@ -259,7 +257,7 @@ def test_less_memory_more_panels_and_then_finer_tiles():
 def test_a_block_that_is_too_large_is_refused_and_small_products_are_one_task():
     x = da.ones((64, 64), chunks=8)
     assert multiply(x, x).npartitions == 1
-    with pytest.raises(DoesNotFitError, match="largest block of x has 512 B, a task may hold"):
+    with pytest.raises(DoesNotFitError, match="largest block of x and y has 512 B, a"):
         multiply(x, x, memory_limit=500)
 
 
@@ -394,16 +392,16 @@ def test_what_cannot_change_hands(cluster, client):
     partial = td.matmul(a, from_dask(x, mesh, (Shard(0), Replicate())), algorithm="local")
     with pytest.raises(PlacementError, match=r"partial sums on its ranks.*td\.redistribute"):
         partial.to_dask()
-    with pytest.raises(PlacementError, match=r"x is a ShardedArray.*x\.to_dask\(\).*td\.from_dask"):
+    with pytest.raises(TypeError, match=r"x is a ShardedArray.*\.to_dask\(\)"):
         multiply(a, x)
 
 
 @pytest.mark.cluster
-def test_what_another_client_persisted_is_refused(cluster):
+def test_what_another_client_persisted_is_taken_too(cluster):
     with Client(cluster.client.scheduler.address, set_as_default=False) as other:
         x = other.persist(da.ones((8, 8), chunks=4))
-        with pytest.raises(PlacementError, match=r"persisted.*mesh\.cluster\.client\.persist"):
-            from_dask(x + 1, td.Mesh(cluster, (2,)), (Shard(0),))
+        made = from_dask(x + 1, td.Mesh(cluster, (2,)), (Shard(0),))
+        np.testing.assert_array_equal(td.to_numpy(made), np.full((8, 8), 2.0))
 
 
 @pytest.mark.cluster

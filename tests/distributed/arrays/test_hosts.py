@@ -11,7 +11,6 @@ import pytest
 
 from tiledask.distributed.arrays.hosts import (
     arranged,
-    cheapest,
     crossings,
     heaviest_first,
     said_of_hosts,
@@ -75,13 +74,6 @@ def test_tensor_then_pipeline_then_data_on_two_hosts_of_four():
 def test_a_host_with_room_for_all_is_taken_before_two_that_have_it_together():
     assert arranged("AABBCCCC", (2, 2), (1, 0)) == (4, 5, 6, 7)
     assert arranged("ABBBBCCC", (2, 4), (1, 0)) == (1, 2, 3, 4, 0, 5, 6, 7)
-
-
-def test_the_cheapest_is_that_of_the_axis_which_moves_most():
-    rows = Traffic.of(4, [(0, 1, 100), (2, 3, 100), (0, 2, 1)])
-    columns = Traffic.of(4, [(0, 2, 100), (1, 3, 100), (0, 1, 1)])
-    assert cheapest(rows, "AABB", (2, 2)) == ((0, 1, 2, 3), 1)
-    assert cheapest(columns, "AABB", (2, 2)) == ((0, 2, 1, 3), 1)
 
 
 def test_traffic_between_hosts_is_counted_by_rank_and_by_slot():

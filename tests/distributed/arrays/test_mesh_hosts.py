@@ -3,9 +3,6 @@
 Hosts are said to be several here; tests/distributed/connecting has some that are.
 """
 
-import json
-import re
-
 import numpy as np
 import pytest
 
@@ -65,9 +62,8 @@ def test_a_product_in_any_slots_is_the_same_and_moves_what_was_predicted(on_host
         assert C.traffic.predicted.hosts == C.traffic.measured.hosts == tuple("AABB")
         between = C.traffic.measured.between_hosts
         assert between == C.traffic.predicted.between_hosts > 0
-        assert between == td.explain(A, B, algorithm=algorithm)[algorithm].between_hosts
         assert C.mesh.at == tuple(slots)
-        assert len(C.memory.measured.per_place) == len(C.spent) == 4
+        assert len(C.memory.measured.per_place) == 4
         made.append(td.to_numpy(C))
     np.testing.assert_array_equal(*made)
     np.testing.assert_allclose(made[0], a @ b, atol=1e-12)
@@ -85,40 +81,11 @@ def test_arrays_in_other_slots_are_moved_and_taken_from_dask(on_hosts):
         assert between == moved.traffic.predicted.between_hosts
         assert 0 < between < moved.traffic.measured.total
         np.testing.assert_array_equal(td.to_numpy(moved), a)
-    summed = td.from_function(lambda at, rank: a[at], a.shape, "f8", mesh, [td.Partial()])
-    whole = summed.redistribute([td.Replicate()])
-    assert whole.traffic.predicted == whole.traffic.measured
-    np.testing.assert_allclose(td.to_numpy(whole), 3 * a)
     X = td.from_dask(da.from_array(a, chunks=4), mesh, [td.Shard(0)])
     np.testing.assert_array_equal(td.to_numpy(X), a)
     other = td.distribute(a.T, td.Mesh(cluster, (3,)), [td.Shard(0)])
     with pytest.raises(PlacementError, match=r"one slot, .*\(3, 1, 2\) and \(2, 3, 0\)|one slot"):
         A @ other
-
-
-def test_explain_says_what_crosses_and_which_slots_would_cost_less(on_hosts):
-    cluster = on_hosts("AABB")
-    a, b = RNG.standard_normal((16, 8)), RNG.standard_normal((8, 400))
-    mesh = td.Mesh(cluster, (2, 2))
-    A, B = (td.distribute(x, mesh, GRID) for x in (a, b))
-    found = td.explain(A, B, algorithm="summa")
-    assert found.placed.startswith("Axis 0 crosses 2 hosts: ")
-    here, total, least, slots = re.search(
-        r"([\d,]+) of ([\d,]+) bytes go between hosts, ([\d,]+) would with slots=(\(.*\))\.",
-        found.placed,
-    ).groups()
-    C = td.matmul(A, B, algorithm="summa")
-    assert C.traffic.measured.between_hosts == int(here.replace(",", ""))
-    assert C.traffic.measured.total == int(total.replace(",", ""))
-    there = td.Mesh(cluster, (2, 2), slots=json.loads(slots.replace("(", "[").replace(")", "]")))
-    A, B = (td.distribute(x, there, GRID) for x in (a, b))
-    C = td.matmul(A, B, algorithm="summa")
-    assert C.traffic.measured.between_hosts == int(least.replace(",", ""))
-    found = td.explain(A, B, algorithm="summa")
-    assert f"{here} if rank r were in slot r" in found.placed
-    assert "between hosts" in repr(found)
-    assert "between hosts" in found._repr_html_()
-    assert found.to_dict()["choices"][0]["between_hosts"] == C.traffic.measured.between_hosts
 
 
 def test_schedules_and_rank_functions_say_what_went_between_hosts(on_hosts):

@@ -42,9 +42,9 @@ def normal(shape, seed, dtype):
 
 
 def stored(path, x, lies="C"):
-    """``x`` in a .npy file of order ``lies``, or in zarr chunks of that extent."""
-    if lies in ("C", "F"):
-        np.save(f"{path}.npy", np.asarray(x, order=lies))
+    """``x`` in a .npy file, or in zarr chunks of that extent."""
+    if lies == "C":
+        np.save(f"{path}.npy", x)
         return open_array(f"{path}.npy")
     array = create_array(f"{path}.zarr", x.shape, x.dtype, lies)
     array.write(((0, x.shape[0]), (0, x.shape[1])), x)
@@ -85,12 +85,12 @@ def records(c):
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 300, 2), (130, 1, 70), (257, 129, 300)])
-@pytest.mark.parametrize("lies", [("C", "C", "C"), ("F", "C", "F"), ("C", "F", "C"), (40, 33, 50)])
+@pytest.mark.parametrize("lies", [("C", "C", "C"), ("C", 30, "C"), (40, 33, 50)])
 def test_ragged_sizes_in_every_form(cluster, tmp_path, sizes, lies):
     m, k, n = sizes
     a, b = operands(tmp_path, m, k, n, lies=lies[:2])
     out = stored(tmp_path / "c", np.full((m, n), np.nan, "f4"), lies[2])
-    least = 8_600_000 + (0 if lies[0] in ("C", "F") else 100_000)
+    least = 8_600_000 + (0 if lies == ("C", "C", "C") else 100_000)
     check(multiply_stored(a, b, out, cluster, memory_limit=least), a, b)
 
 
@@ -98,10 +98,10 @@ def test_ragged_sizes_in_every_form(cluster, tmp_path, sizes, lies):
 @pytest.mark.parametrize("dtype", ["f2", "f8"])
 @pytest.mark.parametrize("name", ["c.npy", "c.zarr"])
 def test_a_result_is_created(cluster, tmp_path, dtype, name):
-    a, b = operands(tmp_path, 100, 90, 80, dtype, lies=("F", 32))
+    a, b = operands(tmp_path, 100, 90, 80, dtype, lies=("C", 32))
     c = multiply_stored(a, b, tmp_path / name, cluster, memory_limit="60MB")
     check(c, a, b)
-    assert c.array == open_array(tmp_path / name)
+    np.testing.assert_array_equal(open_array(tmp_path / name)[:, :], c[:, :])
     assert isinstance(c, StoredArray)
     assert c.seconds > 0
     one = stored(tmp_path / "e", np.eye(80, 7, dtype=dtype))
@@ -262,7 +262,7 @@ def test_an_interrupt_leaves_nothing_at_work_and_nothing_is_lost(cluster, begun)
 def test_another_cluster_goes_on_with_the_same_tiles(cluster, begun):
     a, b, c, options = begun
     cuts = json.loads(Path(f"{c.path}.tiledask", "plan.json").read_text())["cuts"]
-    with pytest.raises(DoesNotFitError, match="was begun with more memory"):
+    with pytest.raises(DoesNotFitError, match="allowed are 8.5 MB; .* resume=False"):
         multiply_stored(a, b, c, cluster, **{**options, "memory_limit": "8.5MB"})
     d = multiply_stored(a, b, c, cluster, **{**options, "memory_limit": "1GB"})
     assert [*d.plan.cuts.rows] == cuts["rows"]
@@ -326,7 +326,9 @@ def test_a_finished_result_is_not_overwritten_unasked(cluster, tmp_path):
         multiply_stored(a, b, c.path, cluster)
     assert not os.path.exists(f"{c.path}.tiledask")
     check(multiply_stored(a, b, c.path, cluster, overwrite=True), a, b)
-    check(multiply_stored(a, b, c.array, cluster), a, b)  # an array that is given is to be filled
+    check(
+        multiply_stored(a, b, open_array(c.path), cluster), a, b
+    )  # an array that is given is to be filled
 
 
 def test_what_does_not_go_together(cluster, tmp_path):
@@ -339,13 +341,13 @@ def test_what_does_not_go_together(cluster, tmp_path):
         (PlacementError, "30 columns and B .* 20 rows", (a, a, out), {}),
         (ConfigError, "is A itself", (a, square, a), {}),
         (PlacementError, "name another file", (a, b, b), {}),
-        (PlacementError, "must be equal; store one", (a, double, out), {}),
+        (PlacementError, "must be equal; store with", (a, double, out), {}),
         (KernelError, "there is no kernel 'fast'", (a, b, out), {"kernel": "fast"}),
         (KernelError, "no tile to choose", (a, b, out), {"tile": 8}),
         (ConfigError, "a timeout is a number", (a, b, out), {"timeout": -1}),
         (ConfigError, "cannot read 'much'", (a, b, out), {"memory_limit": "much"}),
         (DoesNotFitError, "allowed are 1 MB", (a, b, out), {"memory_limit": "1MB"}),
-        (ConfigError, r"\.npy or \.zarr", (a, b, tmp_path / "c.bin"), {}),
+        (ConfigError, r"\.npy, which has no chunks, or \.zarr", (a, b, tmp_path / "c.bin"), {}),
     ]
     for error, words, (x, y, z), options in refused:
         with pytest.raises(error, match=words):

@@ -20,7 +20,7 @@ from tiledask.distributed.out_of_core.stored import create_array, open_array
 from tiledask.errors import ConfigError
 
 SHAPE = (23, 17)
-KINDS = ("npy-C", "npy-F", "zarr-2", "zarr-3", "zarr-sharded")
+KINDS = ("npy-C", "zarr-2", "zarr-3", "zarr-sharded")
 
 
 def values(shape=SHAPE, dtype="f4", seed=0):
@@ -102,9 +102,9 @@ def test_a_file_cut_short_while_it_is_read(tmp_path):
         array.read(((0, 23), (0, 17)), np.empty(SHAPE, "f4"))
 
 
-@pytest.mark.parametrize("name", ["c.npy", "c.zarr", "folder/c"])
+@pytest.mark.parametrize("name", ["c.npy", "folder/c.zarr"])
 def test_a_new_array_is_all_zeros(tmp_path, name):
-    chunks = (6, 7) if name.endswith("c") else None
+    chunks = (6, 7) if name.endswith("zarr") else None
     array = create_array(tmp_path / name, SHAPE, "float64", chunks)
     assert open_array(array.path) == array == pickle.loads(pickle.dumps(array))
     np.testing.assert_array_equal(array[:, :], np.zeros(SHAPE))
@@ -139,7 +139,7 @@ def test_indexing(tmp_path):
     for index in [np.s_[3], np.s_[-1, 2], np.s_[:4], np.s_[2:5, -3:], np.s_[:, 4], np.s_[9:2, :]]:
         np.testing.assert_array_equal(array[index], x[index], strict=True)
     for index in [np.s_[::2], np.s_[1, 2, 3], np.s_[23], np.s_[:, 17]]:
-        with pytest.raises(IndexError):
+        with pytest.raises((IndexError, ValueError)):
             array[index]
     with pytest.raises(ValueError, match="a copy"):
         np.asarray(array, copy=False)
@@ -160,12 +160,13 @@ SQUARE = HEADER((16, 16), np.dtype("f4")) + bytes(1024)
         (np.ones((2, 2, 2)), "has 2 dimensions"),
         (np.ones((0, 3)), "2 dimensions of 1"),
         (b"1,2\n3,4", "cannot be read as .npy"),
+        (np.asfortranarray(np.ones((2, 2))), "lies column by column; store it by rows"),
         (lambda path: None, "there is no file"),
         (os.mkdir, "no zarr array"),
         (zarr.create_group, "no zarr array"),
         (lambda p: zarr.create_array(p, shape=(4, 4), chunks=(2, 2), dtype="i4"), "is int32"),
-        (SQUARE[:-17], "has 1135; it was cut short"),
-        (SQUARE + b"x", r"1152 bytes .* has 1153; it has more than"),
+        (SQUARE[:-17], "has 1135: it was cut short"),
+        (SQUARE + b"x", r"1152 bytes .* has 1153: it was"),
         (SQUARE.replace(b"16), }", b"16,   "), "cannot be read as .npy"),
         (HEADER((10**6, 10**6), np.dtype("f8")), "8000000000128 bytes with its header"),
         (b"\x93NUMPY\x03\x00" + bytes(120), "format"),
@@ -186,7 +187,7 @@ def test_what_is_no_such_matrix_is_refused(tmp_path, made, words):
 @pytest.mark.parametrize(
     ("name", "arguments", "words"),
     [
-        ("c.bin", ((2, 2), "f4"), r"\.npy or \.zarr, got 'c\.bin'"),
+        ("c.bin", ((2, 2), "f4"), r"or \.zarr; got 'c\.bin'"),
         ("c.npy", ((2, 2), "f4", (1, 1)), "has no chunks"),
         ("c.npy", ((2, 2, 2), "f4"), "2 dimensions"),
         ("c.npy", ((0, 2), "f4"), "2 dimensions of 1"),

@@ -125,7 +125,7 @@ def wrong(cluster):
     """What the plan's own refusals (test_product_plan) do not say."""
     plain = np.ones((4, 4))
     a, integral, cube = on_grid(cluster, plain, plain.astype(int), np.ones((2, 3, 4)))
-    yield "A is int64, products are floating point", lambda: integral @ integral
+    yield "A is int64 and B is int64, the kernel", lambda: integral @ integral
     yield "no algorithm 'canon'", lambda: td.matmul(a, a, algorithm="canon")
     yield "3 dimensions", lambda: cube.T
     least = r"needs least, .* allowed are 1 kB.*What would fit: memory_limit="
@@ -314,17 +314,8 @@ def test_a_worker_that_freezes_before_the_counting_costs_no_result(cluster, monk
     assert made.traffic.predicted.total > 0
     assert made.traffic.measured is None
     assert getattr(made.memory, "measured", None) is None
-    assert made.spent == ()
     np.testing.assert_array_equal(td.to_numpy(made), right)
     multiply(cluster, (2, 2), 9, 9, 9)
-
-
-def test_where_the_time_went(cluster):
-    c = multiply(cluster, (2, 2), 300, 300, 300, GRID, GRID, algorithm="row_parallel")
-    assert len(c.spent) == 4
-    for spent in c.spent:
-        assert min(spent.multiply, spent.read, spent.sum) > 0
-        assert spent.multiply + spent.wait + spent.sum + spent.rest <= c.seconds * 1.000001
 
 
 def test_smaller_panels_are_taken_where_memory_is_short(cluster):
@@ -347,7 +338,6 @@ def test_the_choice_is_what_explain_says(cluster):
     assert row.messages == c.traffic.measured.count
     assert row.received == max(c.traffic.measured.received)
     assert row.peak == c.memory.predicted.peak
-    assert row.bound <= row.received
     text, html = repr(found), found._repr_html_()
     assert all(name in text and name in html for name in td.algorithms)
     assert "Not worth distributing" in text

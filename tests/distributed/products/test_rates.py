@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tiledask.distributed.products.rates import rates_of
-from tiledask.plan.products.cost import break_even
+from tiledask.plan.formulas import break_even
 
 pytestmark = pytest.mark.cluster
 

@@ -69,8 +69,6 @@ class ShardedArray(Tiled):
     """Ledger of that operation, a place per rank, predicted and measured."""
     seconds: float = 0.0
     """How long that operation took, measured by the client."""
-    spent: tuple[Any, ...] = ()
-    """Where each rank's time went in it, for a product: multiply, read, wait, sum, rest."""
     tiles: TileCount | None = None
     """What the tile kernels of a product loaded on all workers, counted as they ran; None where
     they cannot be looked into, as BLAS."""
@@ -197,26 +195,23 @@ def to_numpy(array: ShardedArray, timeout: float | None = None) -> np.ndarray:
     """
     if not isinstance(array, ShardedArray):
         return off_device(array)
-    partial = [isinstance(p, Partial) for p in array.placements]
-    wanted = [
-        (rank, at)
-        for rank, at in enumerate(array.tiling.coordinates())
-        if all(
-            i == 0 or not isinstance(p, Replicate)
-            for i, p in zip(at, array.placements, strict=True)
-        )
+    partial = any(isinstance(p, Partial) for p in array.placements)
+    ranks = zip(array.tiling.coordinates(), array.blocks, array.block_bytes, strict=True)
+    replicated = [isinstance(p, Replicate) for p in array.placements]
+    wanted = [  # of replicas the first
+        (block, size, slices(array.tiling.region(at)))
+        for at, block, size in ranks
+        if not any(i and same for i, same in zip(at, replicated, strict=True))
     ]
-    cluster, found = array.mesh.cluster, [array.blocks[rank] for rank, _ in wanted]
-    cluster.again(found)
-    whole = (
-        np.zeros(array.shape, array.dtype) if any(partial) else np.empty(array.shape, array.dtype)
-    )
-    places = (slices(array.tiling.region(at)) for _, at in wanted)
-    parts = _parts(found, [array.block_bytes[rank] for rank, _ in wanted])
+    cluster = array.mesh.cluster
+    cluster.again(block for block, _, _ in wanted)
+    whole = (np.zeros if partial else np.empty)(array.shape, array.dtype)
+    places = (where for _, _, where in wanted)
+    parts = _parts([block for block, _, _ in wanted], [size for _, size, _ in wanted])
     for blocks in cluster.gather_parts(parts, f"collecting {array!r}", timeout):
         while blocks:  # none is held when the next is fetched
             where = next(places)
-            if any(partial):
+            if partial:
                 whole[where] += blocks.pop(0)
             else:
                 whole[where] = blocks.pop(0)

@@ -11,7 +11,6 @@ when a worker dies, Dask runs the task again and the block is back.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +48,6 @@ def distribute(
     mesh: Mesh,
     placements: Iterable[Placement],
     *,
-    name: str = "distribute",
     timeout: float | None = None,
 ) -> ShardedArray:
     """``array`` as a ShardedArray: one placement per mesh axis, uneven extents allowed.
@@ -74,7 +72,7 @@ def distribute(
         for slot, region in zip(mesh.at, tiling.regions, strict=True)
     }
     what = f"distributing {array.shape} over {mesh.shape}"
-    return _made("distribute", _read_block, given, mesh, tiling, array.dtype, what, name, timeout)
+    return _made("distribute", _read_block, given, mesh, tiling, array.dtype, what, timeout)
 
 
 @bounded
@@ -85,27 +83,23 @@ def from_function(
     mesh: Mesh,
     placements: Iterable[Placement],
     *,
-    name: str = "distribute",
     timeout: float | None = None,
 ) -> ShardedArray:
     """A ShardedArray whose blocks are made where they live: ``function(slices)`` of each region.
 
     ``function`` must give the same block whenever it is called with the same slices (a lost
-    block is made again), in the shape of the slices; the result is cast to ``dtype``. If any
-    placement is Partial(), ranks with the same slices make parts of their own:
-    ``function(slices, at)``, with the coordinates of the rank on the mesh.
+    block is made again), in the shape of the slices; the result is cast to ``dtype``.
     """
     _check_mesh(mesh)
     found = as_dtype(dtype)
-    tiling = _tiling(tuple(shape), found, mesh, placements, partial=True)
+    tiling = _tiling(tuple(shape), found, mesh, placements)
     _check_fits(mesh, tiling, found, timeout)
-    own = any(isinstance(p, Partial) for p in tiling.placements)
     given = {
-        slot: (function, tiling.region(at), found.name, mesh.cluster.backend, *([at] * own))
-        for slot, at in zip(mesh.at, tiling.coordinates(), strict=True)
+        slot: (function, region, found.name, mesh.cluster.backend)
+        for slot, region in zip(mesh.at, tiling.regions, strict=True)
     }
     what = f"making {tiling.shape} on {mesh.shape}"
-    return _made("from_function", _make_block, given, mesh, tiling, found, what, name, timeout)
+    return _made("from_function", _make_block, given, mesh, tiling, found, what, timeout)
 
 
 @bounded
@@ -114,7 +108,6 @@ def from_dask(
     mesh: Mesh,
     placements: Iterable[Placement],
     *,
-    name: str = "from_dask",
     timeout: float | None = None,
 ) -> ShardedArray:
     """``x`` as a ShardedArray: computed on the mesh's cluster, blocks put together where they lie.
@@ -123,9 +116,8 @@ def from_dask(
     chunk is dropped when the blocks have what they need of it, and made again if a block is lost.
     Nothing passes through this process.
 
-    Raises PlacementError for placements that the mesh or the shape does not allow, for unknown
-    chunk sizes, and if parts of ``x`` were persisted by another client; DoesNotFitError if a
-    worker cannot hold a block twice, in parts and put together.
+    Raises PlacementError for placements that the mesh or the shape does not allow and for unknown
+    chunk sizes; DoesNotFitError if a worker cannot hold a block twice, in parts and put together.
     """
     import dask.array as da
 
@@ -140,12 +132,6 @@ def from_dask(
             f"x.compute_chunk_sizes() finds them out"
         )
     tiling, client = _tiling(x.shape, x.dtype, mesh, placements), mesh.cluster.client
-    kept = futures_of(x)
-    if others := [future.client for future in kept if future.client is not client]:
-        raise PlacementError(
-            f"x has parts that {others[0]!r} persisted, the mesh is {client!r}'s; persist "
-            f"it there, with mesh.cluster.client.persist(x), or give from_dask the lazy x"
-        )
     x = x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
     # parts are cut where the chunks lie, so that only they travel, and put together in the slots
     copies = 2 if any(x[slices(region)].npartitions > 1 for region in tiling.regions) else 1
@@ -158,14 +144,7 @@ def from_dask(
         chunks = [futures[key] for key in flatten(part.__dask_keys__())]
         given[slot] = (part.chunks, x.dtype.name, mesh.cluster.backend, *chunks)
     what = f"taking over {x.npartitions} chunks of {x.shape}"
-    try:
-        return _made("from_dask", _assemble, given, mesh, tiling, x.dtype, what, name, timeout)
-    except BaseException:
-        there = {future.key for future in kept}
-        made = [future for future in futures_of([x, *parts]) if future.key not in there]
-        with suppress(Exception):  # of a client that is closed: nothing is left there
-            client.cancel(made, force=True)
-        raise
+    return _made("from_dask", _assemble, given, mesh, tiling, x.dtype, what, timeout)
 
 
 # -- what is refused, and what all have in common --------------------------------------------------
@@ -186,14 +165,13 @@ def _tiling(
     dtype: np.dtype,
     mesh: Mesh,
     placements: Placement | Iterable[Placement],
-    partial: bool = False,
 ) -> Tiling:
     """How such an array lies; PlacementError for what no blocks can be."""
     placements = placements_of(placements)
-    if Partial() in placements and not partial:
+    if Partial() in placements:
         raise PlacementError(
             f"an array cannot be distributed as {placements}: its partial sums are not unique. Use "
-            f"Shard(dim) or Replicate(), or let td.from_function make each rank's part"
+            f"Shard(dim) or Replicate()"
         )
     tiling = Tiling(shape, mesh.shape, placements)
     if dtype.kind not in "fiu" and dtype.name != "bfloat16":
@@ -228,11 +206,10 @@ def _made(
     tiling: Tiling,
     dtype: np.dtype,
     what: str,
-    name: str,
     timeout: float | None,
 ) -> ShardedArray:
     """The array, once ``function`` has made the block of each slot of what it is ``given``."""
-    blocks = mesh.cluster.submit_all(function, given, name=name)
+    blocks = mesh.cluster.submit_all(function, given, name=made_by)
     mesh.cluster.wait(blocks, what, timeout, cancel=True)
     return ShardedArray(mesh, tiling, dtype, tuple(blocks), made_by)
 
@@ -257,13 +234,10 @@ def _read_block(source: str | np.ndarray, region: Region, dtype: str, backend: s
     return block
 
 
-def _make_block(
-    function: Callable[..., Any], region: Region, dtype: str, backend: str, *at: tuple[int, ...]
-) -> Any:
-    """A block that ``function`` makes of its region, and of the rank's coordinates if they are
-    given."""
+def _make_block(function: Callable[..., Any], region: Region, dtype: str, backend: str) -> Any:
+    """A block that ``function`` makes of its region."""
     found = as_dtype(dtype)
-    block = namespace(backend).asarray(function(slices(region), *at), order="C")
+    block = namespace(backend).asarray(function(slices(region)), order="C")
     if not np.can_cast(block.dtype, found, "same_kind"):
         raise PlacementError(
             f"the function gave {block.dtype} for an array of {dtype}, which would lose "

@@ -9,19 +9,16 @@ group, what is left on several makes one.
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import permutations
 from math import prod
 
 import numpy as np
 
 from tiledask.plan.products.traffic import Traffic
 
-__all__ = ["arranged", "cheapest", "crossings", "heaviest_first", "said_of_hosts"]
+__all__ = ["arranged", "crossings", "heaviest_first", "said_of_hosts"]
 
 HEAVY = {"tp": 0, "": 1, "pp": 2, "dp": 3}
 """Axes of a training, the one that moves most first, and between them those of other names."""
-MOST_AXES = 4
-"""Of a mesh whose axes are tried in every order."""
 
 
 def heaviest_first(axes: int, names: Sequence[str] = ()) -> tuple[int, ...]:
@@ -86,24 +83,6 @@ def crossings(hosts: Sequence[str], shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(int((at != np.roll(at, 1, axis)).sum()) for axis in range(len(shape)))
 
 
-def cheapest(
-    traffic: Traffic, hosts: Sequence[str], shape: Sequence[int]
-) -> tuple[tuple[int, ...], int]:
-    """(the slot of each rank, bytes between hosts): of `arranged` in every order of the axes, the
-    one that moves least between hosts; ``traffic`` by rank.
-
-    >>> heavy = Traffic.of(4, [(0, 2, 9), (1, 3, 9), (0, 1, 1)])
-    >>> cheapest(heavy, "AABB", (2, 2))
-    ((0, 2, 1, 3), 1)
-    """
-    axes = range(len(shape))
-    orders = permutations(axes) if len(shape) <= MOST_AXES else [heaviest_first(len(shape))]
-    tried = [tuple(range(prod(shape))), *(arranged(hosts, shape, order) for order in orders)]
-    found = [(traffic.on(hosts, slots).between_hosts, slots) for slots in dict.fromkeys(tried)]
-    moved, slots = min(found, key=lambda each: each[0])
-    return slots, moved
-
-
 def said_of_hosts(
     traffic: Traffic,
     hosts: Sequence[str],
@@ -112,26 +91,20 @@ def said_of_hosts(
     slots: Sequence[int],
 ) -> str:
     """Which axes of a mesh cross hosts, and the bytes between hosts with its ranks in these
-    ``slots``, in order, and in the `cheapest`; nothing if there is one host. ``traffic`` by rank.
+    ``slots`` and in order; nothing if there is one host. ``traffic`` by rank.
 
     >>> heavy = Traffic.of(4, [(0, 2, 9), (1, 3, 9), (0, 1, 1)])
     >>> said_of_hosts(heavy, "AABB", (2, 2), ("tp", "pp"), (0, 2, 1, 3))
     'Axis pp crosses 2 hosts: 1 of 19 bytes go between hosts, 18 if rank r were in slot r.'
-    >>> print(said_of_hosts(heavy, "AABB", (2, 2), (), range(4)))
-    Axis 0 crosses 2 hosts: 18 of 19 bytes go between hosts, 1 would with slots=(0, 2, 1, 3).
     """
     mine = [hosts[slot] for slot in slots]
     if len(set(mine)) < 2:
         return ""
     called = [*names] or [*map(str, range(len(shape)))]
-    often = zip(called, crossings(mine, shape), strict=True)
-    across = [name for name, count in often if count]
+    across = [name for name, n in zip(called, crossings(mine, shape), strict=True) if n]
     verb = f"Axes {', '.join(across)} cross" if across[1:] else f"Axis {across[0]} crosses"
     here, plain = (traffic.on(hosts, at).between_hosts for at in (slots, range(len(slots))))
-    best, least = cheapest(traffic, hosts, shape)
     words = f"{verb} {len(set(mine))} hosts: {here:,} of {traffic.total:,} bytes go between hosts"
     if tuple(slots) != tuple(range(len(slots))):
         words += f", {plain:,} if rank r were in slot r"
-    if least < min(here, plain):
-        words += f", {least:,} would with slots={best}"
     return f"{words}."

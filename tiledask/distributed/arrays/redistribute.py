@@ -13,8 +13,7 @@ from tiledask.distributed.arrays.array import Both, ShardedArray, operators, pla
 from tiledask.distributed.arrays.recompute import anchors_of
 from tiledask.distributed.cluster.counters import counting
 from tiledask.distributed.deadlines import bounded
-from tiledask.distributed.products.tasks import Lent, ranks_of, submit_ranks
-from tiledask.distributed.products.worker import moves
+from tiledask.distributed.products.worker import Lent, moves, submit_ranks
 from tiledask.distributed.transport.blocks import lending
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling
 from tiledask.plan.products.traffic import Traffic, collective, redistribution, traffic_of
@@ -53,9 +52,9 @@ def redistribute(
             tickets = lender.lend([blocks], timeout)
             lent = {"partial": Lent([tickets[slot][0] for slot in at], anchors)}
             given = array.dtype.name, cluster.backend
-            tasks = ranks_of(moves(old, new, pieces, rank, *given) for rank in range(ranks))
+            works = [moves(old, new, pieces, rank, *given) for rank in range(ranks)]
             own = [(None, None, block) for block in blocks]
-            blocks = submit_ranks(lender, at, tasks, lent, own, name)
+            blocks = submit_ranks(lender, at, works, lent, own, name)
             cluster.wait(blocks, f"{name} of {array!r}", timeout, cancel=True)
             anchors = partial(anchors_of, cluster, blocks)
         lender.close()

@@ -66,11 +66,6 @@ class StoredProduct(StoredArray):
     resumed_tiles: int = 0
     """Tiles that an earlier run had finished."""
 
-    @property
-    def array(self) -> StoredArray:
-        """The matrix alone."""
-        return StoredArray(**_fields(self))
-
 
 def multiply_stored(
     a: StoredArray,
@@ -223,7 +218,7 @@ def _journal(array: StoredArray) -> Journal:
 def _about(product: StoredOperands) -> dict[str, Any]:
     """What the sums depend on, besides the cuts; for JSON."""
     a, b, c, kernel, tile = product
-    lies = {"kind": c.kind, "order": c.order, "chunks": list(c.chunks) if c.chunks else None}
+    lies = {"kind": c.kind, "chunks": list(c.chunks) if c.chunks else None}
     return {
         "A": a.identity(),
         "B": b.identity(),
@@ -253,24 +248,17 @@ def _planned(
         return workspace(m, n, k, a.dtype.itemsize, kernel, tile, True, wide)
 
     problem = Problem(a.form, b.form, c.form, wide, work)
-    try:
-        if cuts is None:
-            plan = plan_stream(problem, cluster.slots, limit)
-        else:
-            plan = plan_cuts(problem, cuts, cluster.slots, limit)
-        if (needs := plan.ledger.peak) > room.bytes:
-            more = room.raised(needs) or f"memory_limit={format_bytes(room.elsewhere())!r}"
-            raise DoesNotFitError(
-                f"tiles of {'x'.join(map(str, plan.cuts.tile))} with panels of {plan.cuts.panel} "
-                f"take {format_bytes(needs)} a slot, the workers leave {room}. What would fit: "
-                f"{more}"
-            )
-    except DoesNotFitError as error:
-        if cuts is None:
-            raise
+    if cuts is None:
+        plan = plan_stream(problem, cluster.slots, limit)
+    else:
+        plan = plan_cuts(problem, cuts, cluster.slots, limit)
+    if (needs := plan.ledger.peak) > room.bytes:
+        more = room.raised(needs) or f"memory_limit={format_bytes(room.elsewhere())!r}"
         raise DoesNotFitError(
-            f"{c.path} was begun with more memory: {error}, which is resume=False"
-        ) from None
+            f"tiles of {'x'.join(map(str, plan.cuts.tile))} with panels of {plan.cuts.panel} "
+            f"take {format_bytes(needs)} a slot, the workers leave {room}. What would fit: {more}"
+            f"{', and resume=False' * bool(cuts)}"
+        )
     return plan
 
 

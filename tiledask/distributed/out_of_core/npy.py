@@ -1,7 +1,6 @@
 """Regions of .npy files: runs of contiguous elements, each read into its place by one call.
 
-C order    row 0 | row 1 | ...            a region is a run per row, or a single one if its
-F order    column 0 | column 1 | ...      rows are whole; of an "F" file, columns
+row 0 | row 1 | ...            a region is a run per row, or a single one if its rows are whole
 """
 
 import os
@@ -64,23 +63,22 @@ def look(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype, int, int]:
 
 def read(array: Any, region: Region, out: np.ndarray) -> int:
     """Bytes read, once ``out`` holds the region of a StoredArray."""
-    region, lines = _as_in_file(array, region, out)
-    together = lines.shape[1] <= 1 or lines.strides[1] == lines.itemsize
-    part = lines if together else np.empty(lines.shape, lines.dtype)
+    together = out.shape[1] <= 1 or out.strides[1] == out.itemsize
+    part = out if together else np.empty(out.shape, out.dtype)
     with open(array.path, "rb", buffering=0) as file:
         done = _transfer(os.preadv, file, array, region, part)
     if not together:
-        lines[...] = part
+        out[...] = part
     return done
 
 
 def write(array: Any, region: Region, block: np.ndarray) -> None:
     """None, once the file of a StoredArray holds ``block`` there."""
-    ((top, _), columns), lines = _as_in_file(array, region, block)
-    step = max(1, _SLAB // max(1, lines.shape[1] * array.dtype.itemsize))
+    (top, _), columns = region
+    step = max(1, _SLAB // max(1, block.shape[1] * array.dtype.itemsize))
     with open(array.path, "r+b", buffering=0) as file:
-        for first in range(0, len(lines), step):
-            part = rounded(lines[first : first + step], array.dtype)
+        for first in range(0, len(block), step):
+            part = rounded(block[first : first + step], array.dtype)
             ends = top + first, top + first + len(part)
             _transfer(os.pwritev, file, array, (ends, columns), part)
 
@@ -96,14 +94,9 @@ def rounded(block: np.ndarray, dtype: np.dtype) -> np.ndarray:
         return np.ascontiguousarray(block, dtype)
 
 
-def _as_in_file(array: Any, region: Region, block: np.ndarray) -> tuple[Region, np.ndarray]:
-    """Both seen so that what is contiguous in the file is the last dimension."""
-    return (region[::-1], block.T) if array.order == "F" else (region, block)
-
-
 def _transfer(call: Any, file: Any, array: Any, region: Region, block: np.ndarray) -> int:
     """Bytes that ``call`` read into ``block`` or wrote from it, in as few runs as can be."""
-    ((top, _), (left, right)), line = region, array.shape[array.order == "C"]
+    ((top, _), (left, right)), line = region, array.shape[1]
     start, step = array.offset + (top * line + left) * block.itemsize, line * block.itemsize
     whole = right - left == line and block.flags.c_contiguous
     runs = [block.reshape(-1).view(np.uint8)] if whole else block.view(np.uint8)

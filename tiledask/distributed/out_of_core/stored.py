@@ -47,8 +47,6 @@ class StoredArray:
     dtype: np.dtype
     chunks: tuple[int, int] | None = None
     """Extents of a chunk of a zarr array; None for .npy."""
-    order: Literal["C", "F"] = "C"
-    """Order of a .npy file: "C" has contiguous rows, "F" contiguous columns."""
     offset: int = 0
     """Bytes before the first element of a .npy file."""
 
@@ -70,8 +68,8 @@ class StoredArray:
         """Bytes read, once ``out`` holds the elements of ``region`` ((top, bottom), (left, right)).
 
         ``out`` is of the region's shape and of this dtype. The bytes are counted read by read; of
-        zarr arrays they are those of the decoded chunks. A .npy file fills contiguous rows (of an
-        "F" file: columns) of ``out`` without a copy. Raises ConfigError where the file ends too
+        zarr arrays they are those of the decoded chunks. A .npy file fills contiguous rows of
+        ``out`` without a copy. Raises ConfigError where the file ends too
         early, or a chunk is missing or does not decode.
         """
         self._check(region, out)
@@ -126,23 +124,17 @@ class StoredArray:
         return [place] if place.exists() else []
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        index = index if isinstance(index, tuple) else (index,)
-        if len(index) > 2:
-            raise IndexError(f"a matrix has 2 dimensions, got {len(index)} indices")
-        index = (*index, *[slice(None)] * (2 - len(index)))
-        region: list[tuple[int, int]] = []
-        keep: list[slice | int] = []
-        for i, extent in zip(index, self.shape, strict=True):
-            part = range(extent)[i]  # an IndexError beyond the end, as NumPy's
-            if isinstance(part, range) and part.step != 1:
-                raise IndexError(f"regions are read without steps, got {i}; read them and slice")
-            span = (part.start, max(part.start, part.stop)) if isinstance(part, range) else None
-            region.append(span or (part, part + 1))
-            keep.append(slice(None) if span else 0)
-        out = np.empty(extents_of(tuple(region)), self.dtype, order=self.order)
+        both = index if isinstance(index, tuple) else (index,)
+        both = (*both, *[slice(None)] * (2 - len(both)))
+        parts = [range(n)[i] for n, i in zip(self.shape, both, strict=True)]
+        spans = [p if isinstance(p, range) else range(p, p + 1) for p in parts]
+        if any(span.step != 1 for span in spans):
+            raise IndexError(f"regions are read without steps, got {index}; read them and slice")
+        (top, bottom), (left, right) = ((s.start, max(s.start, s.stop)) for s in spans)
+        out = np.empty((bottom - top, right - left), self.dtype)
         if out.size:
-            self.read(tuple(region), out)
-        found: np.ndarray = out[tuple(keep)]
+            self.read(((top, bottom), (left, right)), out)
+        found: np.ndarray = out[tuple(slice(None) if isinstance(p, range) else 0 for p in parts)]
         return found
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -159,7 +151,7 @@ class StoredArray:
             )
 
     def __repr__(self) -> str:
-        lies = f"chunks {self.chunks}" if self.chunks else f"{self.order} order"
+        lies = f"chunks {self.chunks}" if self.chunks else "rows"
         return (
             f"{type(self).__name__}({self.shape[0]}x{self.shape[1]} {self.dtype}, {lies}, "
             f"{format_bytes(self.nbytes)}, {self.path!r})"
@@ -190,14 +182,15 @@ def open_array(path: str | os.PathLike[str]) -> StoredArray:
                 f"zarr array is a folder"
             ) from None
     shape, dtype = _checked(name, extents, found)
-    # a matrix of one row or column lies the same in both orders
-    order: Literal["C", "F"] = "F" if fortran and 1 not in shape else "C"
-    array = StoredArray(name, "npy", shape, dtype, order=order, offset=offset)
+    if fortran and 1 not in shape:  # a matrix of one row or column lies the same in both orders
+        raise ConfigError(
+            f"{name} lies column by column; store it by rows, as numpy.ascontiguousarray has it"
+        )
+    array = StoredArray(name, "npy", shape, dtype, offset=offset)
     if size != offset + array.nbytes:
-        what = "was cut short" if size < offset + array.nbytes else "has more than the matrix"
         raise ConfigError(
             f"{name} says it is {shape[0]}x{shape[1]} {dtype}, {offset + array.nbytes} bytes with "
-            f"its header, and has {size}; it {what}, or its header is damaged: write it again"
+            f"its header, and has {size}: it was cut short or is damaged; write it again"
         )
     return array
 
@@ -212,9 +205,9 @@ def create_array(
 ) -> StoredArray:
     """A new matrix of zeros: a .npy file, or a zarr directory (format 3) in ``chunks``.
 
-    The name decides: ``.npy``, or ``.zarr`` with chunks of 1024 x 1024 unless told otherwise; any
-    other name is zarr if it has chunks. The .npy file is sparse and takes no space until it is
-    written. A zarr directory has a file for every chunk, each with a crc32c. An existing file
+    The name decides: ``.npy``, or ``.zarr`` with chunks of 1024 x 1024 unless given. The .npy file
+    is sparse and takes no space until it is written. A zarr directory has a file for every chunk,
+    each with a crc32c. An existing file
     raises ConfigError unless ``overwrite``.
     """
     array = describe(path, shape, dtype, chunks)
@@ -238,15 +231,13 @@ def describe(
 ) -> StoredArray:
     """The array that `create_array` would make; nothing is touched."""
     name = os.path.abspath(path)
-    if not name.endswith((".npy", ".zarr")) and chunks is None:
+    if not name.endswith((".npy", ".zarr")) or (name.endswith(".npy") and chunks is not None):
         raise ConfigError(
-            f"the name says what is created: .npy or .zarr, got {os.path.basename(name)!r}; "
-            f"rename it, or give chunks= for zarr"
+            f"the name says what is created: .npy, which has no chunks, or .zarr; got "
+            f"{os.path.basename(name)!r} with chunks={chunks}"
         )
     shape, dtype = _checked(name, shape, dtype)
     if name.endswith(".npy"):
-        if chunks is not None:
-            raise ConfigError(f"a .npy file has no chunks, got chunks={chunks}; name it .zarr")
         return StoredArray(name, "npy", shape, dtype, offset=len(npy.header(shape, dtype)))
     given: Any = CHUNK if chunks is None else chunks
     extents = tuple(given) if isinstance(given, Iterable) else (given, given)

@@ -89,7 +89,7 @@ def multiply_tiles(
         (rows, columns), depth = turn
         panels = []
         for x, region, space in zip((a, b), ((rows, depth), (depth, columns)), buffer, strict=True):
-            panel = _view(space, region, x.order)
+            panel = _view(space, region)
             nbytes.append(x.read(region, panel))
             panels.append(xp.asarray(panel))
         return panels
@@ -106,7 +106,7 @@ def multiply_tiles(
         for region, depth in turns:
             x, y = next(fetched)
             _check_wanted()
-            sums = _view(memory, region, c.order)
+            sums = _view(memory, region)
             with on_device(sums):
                 tile_matmul(x, y, kernel, own_tile, sums, beta=float(depth[0] > 0))
             finish(sums)
@@ -141,8 +141,7 @@ def _buffer(elements: int, dtype: np.dtype, backend: str = "numpy") -> Any:
     return raw[skip : skip + elements * dtype.itemsize].view(dtype)
 
 
-def _view(memory: Any, region: Region, order: str) -> Any:
+def _view(memory: Any, region: Region) -> Any:
     """The start of ``memory`` as a matrix of the region's extents."""
     rows, columns = (stop - start for start, stop in region)
-    part = memory[: rows * columns]
-    return part.reshape(rows, columns) if order == "C" else part.reshape(columns, rows).T
+    return memory[: rows * columns].reshape(rows, columns)

@@ -50,7 +50,7 @@ def fill_with_zeros(array: Any) -> None:
 
 def read(array: Any, region: Region, out: np.ndarray) -> int:
     """Bytes of the decoded chunks, once ``out`` holds the region of a StoredArray."""
-    stored, nbytes = _opened(array), 0
+    stored, nbytes = _open(array.path), 0
     from zarr.buffer.cpu import NDBuffer
 
     for name, _, part in _chunks(array, stored, region):
@@ -64,7 +64,7 @@ def read(array: Any, region: Region, out: np.ndarray) -> int:
 
 def write(array: Any, region: Region, block: np.ndarray) -> None:
     """None, once the chunks of a StoredArray hold ``block`` there."""
-    stored, block = _opened(array, write=True), rounded(block, array.dtype)
+    stored, block = _open(array.path, write=True), rounded(block, array.dtype)
     for name, chunk, part in _chunks(array, stored, region):
         if part != overlap(chunk, tuple((0, n) for n in array.shape)):
             _check_there(array, name)  # the rest of the chunk stays
@@ -74,7 +74,7 @@ def write(array: Any, region: Region, block: np.ndarray) -> None:
 
 def files(array: Any, region: Region) -> list[str]:
     """What is on the disk of that region: chunks, and the folders that name them."""
-    chunks = _chunks(array, _opened(array), region)
+    chunks = _chunks(array, _open(array.path), region)
     names = [os.path.join(array.path, name) for name, _, _ in chunks]
     return [*names, *{os.path.dirname(name) for name in names}, array.path]
 
@@ -112,18 +112,6 @@ def _decoding(array: Any, name: str) -> Iterator[None]:
             f"{array.path}: chunk {name} is damaged: it does not decode ({_words(error)}); write "
             f"the array again"
         ) from error
-
-
-def _opened(array: Any, write: bool = False) -> Any:
-    """The zarr array, if it still is what ``array`` says."""
-    found = _open(array.path, write)
-    now = found.shape, tuple(found.shards or found.chunks), found.dtype.itemsize
-    if now != (array.shape, array.chunks, array.dtype.itemsize):
-        raise ConfigError(
-            f"{array.path} was opened as {array.shape} in chunks of {array.chunks}, and is now "
-            f"{now[0]} in chunks of {now[1]}; td.open_array it again"
-        )
-    return found
 
 
 def _open(path: str, write: bool = False) -> Any:

@@ -6,8 +6,7 @@ memory.py        bytes that a plan needs on every rank
 rates.py         this cluster's FLOP/s, bytes/s and overheads, measured
 alternatives.py  what would fit instead
 operands.py      what two operands must have in common
-tasks.py         one task for each rank, which reads the others' blocks
-worker.py        what a rank does: it reads others' blocks and leaves its own
+worker.py        one task for each rank: it reads others' blocks and leaves its own
 panels.py        the loop over panels: the next ones are fetched while one is multiplied
 lazy.py          x @ y of dask.arrays
 check.py         td.check_product: Freivalds' check

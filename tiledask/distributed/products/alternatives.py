@@ -27,8 +27,8 @@ def refusal(found: Explanation, room: Room, question: ProductQuestion) -> Except
         return PlacementError(found.choices[-1].why_not)
     least = min(able, key=lambda c: c.peak)
     ways = []
-    if only or question.options:
-        others = (replace(question, algorithm=n, options=()) for n in algorithms if n != only)
+    if only or question.panel:
+        others = (replace(question, algorithm=n, panel=None) for n in algorithms if n != only)
         fitting = (other.algorithm for other in others if other.weigh(room.bytes).chosen)
         ways += [f"algorithm={name!r}" for name in fitting][:1]
     if mesh := _mesh(room.elsewhere(), question):

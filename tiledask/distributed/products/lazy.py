@@ -5,8 +5,7 @@
     x  [__|__|__]  [C |C ]
        [__|__|__]  [C |C ]      C = x0 @ y0    C' = C + x1 @ y1    C'' = C' + x2 @ y2
 
-dask.array's own product makes every x_ik @ y_kj an array and adds those up. Where k is long and C
-is small, several tasks go through a part of the panels each, and their sums are added up.
+dask.array's own product makes every x_ik @ y_kj an array and adds those up.
 """
 
 from collections.abc import Sequence
@@ -24,7 +23,6 @@ from dask.system import CPU_COUNT
 from distributed import Client
 from distributed.system import MEMORY_LIMIT
 
-from tiledask.distributed.arrays.array import ShardedArray
 from tiledask.distributed.cluster.cluster import RUNNING
 from tiledask.distributed.cluster.tasks import workers_of
 from tiledask.distributed.products.operands import check_kernel, check_types
@@ -33,7 +31,7 @@ from tiledask.plan.products.product import grids
 from tiledask.plan.units import format_bytes, parse_bytes
 from tiledask.tile import matmul as tile_matmul
 from tiledask.tile import probe, workspace
-from tiledask.tile.backend import accumulator, array_namespace, as_dtype, on_device
+from tiledask.tile.backend import accumulator, aligned, array_namespace, as_dtype, on_device
 
 __all__ = ["multiply"]
 
@@ -43,7 +41,7 @@ live there, and whatever else it keeps, have the rest."""
 SMALL = 10**8
 """FLOP below which a tile is not cut: a task costs as much as so few."""
 FINEST = 2**16
-"""Tiles that are tried at most, and panels in one of them."""
+"""Tiles that are tried at most."""
 
 
 class LazyPlan(NamedTuple):
@@ -58,8 +56,6 @@ class LazyPlan(NamedTuple):
     columns: int
     depth: int
     """Of a panel, along k."""
-    chains: int
-    """Tasks that go through a part of the panels each."""
 
 
 def multiply(
@@ -101,13 +97,12 @@ def multiply(
         return empty
     threads, limit = _threads(x, y)
     limit = limit if memory_limit is None else parse_bytes(memory_limit)
-    for name, z in (("x", x), ("y", y)):
-        if (largest := prod(z.chunksize) * z.dtype.itemsize) > limit:
-            raise DoesNotFitError(
-                f"the largest block of {name} has {format_bytes(largest)}, a task may hold "
-                f"{format_bytes(limit)}; rechunk {name} to smaller blocks, or give memory_limit= a "
-                f"larger number"
-            )
+    if (largest := max(prod(z.chunksize) * z.dtype.itemsize for z in (x, y))) > limit:
+        raise DoesNotFitError(
+            f"the largest block of x and y has {format_bytes(largest)}, a task may hold "
+            f"{format_bytes(limit)}; rechunk to smaller blocks, or give memory_limit= a larger "
+            f"number"
+        )
     plan = _plan(x, y, threads, limit, kernel, tile)
     rows = [_even(n, parts) for n, parts in zip(x.shape, plan.rows, strict=False)]
     columns = _even(y.shape[1], plan.columns)
@@ -115,33 +110,22 @@ def multiply(
     x, y = x.rechunk((*rows, panels)), y.rechunk((panels, columns))
     # Dask learns from its prefix how long a task takes: products of other sizes have other names
     size, how = len(str(2 * prod(x.chunksize) * y.chunksize[1])) - 1, (kernel, tile)
-    name = f"tiledask_matmul_1e{size}-{tokenize(x, y, plan.chains, how)}"
-    graph = HighLevelGraph.from_collections(
-        name, _tasks(name, x, y, plan.chains, how), dependencies=[x, y]
-    )
+    name = f"tiledask_matmul_1e{size}-{tokenize(x, y, how)}"
+    graph = HighLevelGraph.from_collections(name, _tasks(name, x, y, how), dependencies=[x, y])
     return da.Array(graph, name, (*rows, columns), meta=meta)
 
 
-def _tasks(
-    name: str, x: da.Array, y: da.Array, chains: int, how: tuple[str, Any]
-) -> dict[Any, Any]:
-    """A chain of tasks for each tile of C and each part of the panels, and their sums."""
-    panels = x.numblocks[-1]
-    ends = sorted({panels * chain // chains for chain in range(chains + 1)})
-    tasks: dict[Any, Any] = {}
+def _tasks(name: str, x: da.Array, y: da.Array, how: tuple[str, Any]) -> dict[Any, Any]:
+    """A chain of tasks for each tile of C."""
+    panels, tasks = x.numblocks[-1], dict[Any, Any]()
     for at in product(*map(range, (*x.numblocks[:-1], y.numblocks[1]))):
-        sums = []
-        for start, stop in pairwise(ends):
-            before = None
-            for k in range(start, stop):
-                last = len(ends) == 2 and k == panels - 1
-                key = (name, *at) if last else (f"{name}-panel", *at, k)
-                blocks = (x.name, *at[:-1], k), (y.name, k, at[-1])
-                tasks[key] = (_step, before, *blocks, how, x.dtype.name if last else None)
-                before = key
-            sums.append(before)
-        if len(sums) > 1:
-            tasks[name, *at] = (_add_up, sums, x.dtype.name)
+        before = None
+        for k in range(panels):
+            last = k == panels - 1
+            key = (name, *at) if last else (f"{name}-panel", *at, k)
+            blocks = (x.name, *at[:-1], k), (y.name, k, at[-1])
+            tasks[key] = (_step, before, *blocks, how, x.dtype.name if last else None)
+            before = key
     return tasks
 
 
@@ -153,22 +137,13 @@ def _step(before: Any, x: Any, y: Any, how: tuple[str, Any], final: str | None) 
     xp, (kernel, tile) = array_namespace(x), how
     with on_device(x):
         # BLAS rounds otherwise what has come unaligned from another worker
-        x, y = (z if getattr(z.flags, "aligned", True) else z.copy(order="K") for z in (x, y))
+        x, y = aligned(x), aligned(y)
         shape = (*x.shape[:-1], y.shape[1])
         c = xp.empty(shape, accumulator(x.dtype)) if before is None else before.copy()
         flat = c.reshape(-1, shape[-1])
         x, beta = x.reshape(-1, x.shape[-1]), float(before is not None)
         tile_matmul(x, y, kernel=kernel, tile=tile, out=flat, beta=beta)
         return c if final is None else c.astype(as_dtype(final), copy=False)
-
-
-def _add_up(sums: list[Any], dtype: str) -> Any:
-    """The sums of several chains, added up in order."""
-    with on_device(sums[0]):
-        total = sums[0].copy()
-        for other in sums[1:]:
-            total += other
-        return total.astype(as_dtype(dtype), copy=False)
 
 
 # -- the plan ------------------------------------------------------------------------------------
@@ -180,8 +155,8 @@ def _plan(x: da.Array, y: da.Array, threads: int, limit: int, kernel: str, tile:
     count = min(threads, ceil(2 * prod(lead) * n * k / SMALL))
     while count <= min(FINEST, 2 * threads * prod(lead) * n):
         found = [
-            _cut(x, y, _rows(lead, r), min(columns, n), min(chains, k), limit, (kernel, tile))
-            for r, columns, chains in grids(count, 3)
+            _cut(x, y, _rows(lead, rows), min(columns, n), limit, (kernel, tile))
+            for rows, columns in grids(count, 2)
         ]
         if fitting := [plan for plan in found if plan.peak <= limit]:
             return min(fitting)
@@ -197,33 +172,28 @@ def _cut(
     y: da.Array,
     rows: tuple[int, ...],
     columns: int,
-    chains: int,
     limit: int,
     how: tuple[str, Any],
 ) -> LazyPlan:
     """The plan of these cuts with the deepest panels that fit, or of one number if none does.
 
     A task holds a panel of each operand, C, and C again that it goes on with; before it one that
-    rechunks holds a panel in parts and put together; where several chains are added up, all sums.
+    rechunks holds a panel in parts and put together.
     """
     itemsize, wide, (k, n) = x.dtype.itemsize, accumulator(x.dtype).itemsize, y.shape
-    lead = x.shape[:-1]
-    m = prod(ceil(extent / parts) for extent, parts in zip(lead, rows, strict=True))
-    n, most, rounded = ceil(n / columns), ceil(k / chains), itemsize * (wide > itemsize)
+    m = prod(ceil(extent / parts) for extent, parts in zip(x.shape[:-1], rows, strict=True))
+    n = ceil(n / columns)
 
     def peak(depth: int) -> int:
-        c = m * n * (wide * (2 if depth < most else 1) + rounded)
+        c = m * n * (wide * (2 if depth < k else 1) + itemsize * (wide > itemsize))
         work = workspace(m, n, depth, itemsize, *how, accumulate=True, out_itemsize=wide)
-        sums = m * n * (wide * (chains + 1) + rounded) * (chains > 1)
-        panels = (m + n) * depth * itemsize
-        return int(max(panels + c + work, sums, 2 * max(m, n) * depth * itemsize))
+        return int(max((m + n) * depth * itemsize + c + work, 2 * max(m, n) * depth * itemsize))
 
-    depth = most
-    while depth > min(k, 1) and peak(depth) > limit:
+    depth = k
+    while depth > 1 and peak(depth) > limit:
         depth = ceil(depth / 2)
-    moved = columns * x.nbytes + prod(rows) * y.nbytes
-    moved += 2 * (chains - 1) * prod(lead) * y.shape[1] * wide
-    return LazyPlan(moved, peak(depth), rows, columns, depth, chains)
+    moved = int(columns * x.nbytes + prod(rows) * y.nbytes)
+    return LazyPlan(moved, peak(depth), rows, columns, depth)
 
 
 def _even(extent: int, parts: int) -> tuple[int, ...]:
@@ -287,28 +257,18 @@ def _operands(x: Any, y: Any, kernel: str) -> tuple[da.Array, da.Array]:
 
 
 def _operand(name: str, z: Any) -> da.Array:
-    if isinstance(z, ShardedArray):
-        raise PlacementError(
-            f"{name} is a ShardedArray and the other is not, both must be one or the other; "
-            f"use {name}.to_dask(), or td.from_dask for the other"
-        )
     if not isinstance(z, da.Array) and not hasattr(z, "__array_function__"):
-        raise TypeError(f"{name} is a {type(z).__name__}, must be a dask.array; see da.asarray")
+        raise TypeError(
+            f"{name} is a {type(z).__name__}, must be a dask.array: see da.asarray, or .to_dask() "
+            f"of a sharded array"
+        )
     z = z if isinstance(z, da.Array) else da.from_array(z, chunks="auto")
-    if any(np.isnan(z.shape)):
+    plain = hasattr(z._meta, "strides") and not isinstance(z._meta, np.ma.MaskedArray)
+    if any(np.isnan(z.shape)) or not plain:
         raise PlacementError(
-            f"{name} has chunks of unknown size, its shape is {z.shape}, and a plan needs numbers; "
-            f"{name}.compute_chunk_sizes() finds them out"
-        )
-    if isinstance(z._meta, np.ma.MaskedArray) or not hasattr(z._meta, "strides"):
-        raise PlacementError(
-            f"{name} has blocks of {type(z._meta).__name__}, must be NumPy's or CuPy's arrays; "
-            f"convert them with {name}.map_blocks, masked ones with da.ma.filled({name}, 0)"
-        )
-    if (z.dtype.kind != "f" and z.dtype.name != "bfloat16") or z.dtype.itemsize > 8:
-        raise PlacementError(
-            f"{name} is {z.dtype}, products here are float16, bfloat16, float32 or float64; use "
-            f"{name}.astype('float64'), or dask's own x @ y"
+            f"{name} has shape {z.shape} and blocks of {type(z._meta).__name__}, must have known "
+            f"chunks of NumPy's or CuPy's arrays: see {name}.compute_chunk_sizes(), "
+            f"{name}.map_blocks and da.ma.filled({name}, 0)"
         )
     native: da.Array = z if z.dtype.isnative else z.astype(z.dtype.newbyteorder("="))
     return native

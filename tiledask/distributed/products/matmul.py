@@ -9,9 +9,8 @@ transport/        parts of blocks from worker to worker         memory, messages
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache, partial
-from inspect import signature
 from typing import Any, NamedTuple
 
 from tiledask.distributed.arrays.array import Both, ShardedArray, operators
@@ -25,16 +24,17 @@ from tiledask.distributed.products.alternatives import refusal
 from tiledask.distributed.products.explain import CACHE, Choice, Explanation, ProductQuestion
 from tiledask.distributed.products.operands import check_kernel, check_types
 from tiledask.distributed.products.rates import rates_of
-from tiledask.distributed.products.tasks import Lent, RankTask, ranks_of, submit_ranks
-from tiledask.distributed.products.worker import multiplies, sums
-from tiledask.distributed.transport.blocks import Facts, Span, lending, said_of, transport_of
+from tiledask.distributed.products.worker import Lent, RankWork, multiplies, submit_ranks, sums
+from tiledask.distributed.transport.blocks import lending, said_of, transport_of
 from tiledask.errors import PlacementError
 from tiledask.plan.products.product import algorithms, moves_nothing
 from tiledask.plan.products.traffic import Traffic
+from tiledask.plan.whole import whole_number
 from tiledask.tile import TileCount, accumulator, as_dtype
+from tiledask.tile.levels import as_tile
 from tiledask.tile.table import meant
 
-__all__ = ["Spent", "algorithms", "explain", "matmul"]
+__all__ = ["algorithms", "explain", "matmul"]
 
 
 @bounded
@@ -44,7 +44,6 @@ def matmul(
     *,
     algorithm: str | None = None,
     panel: int | None = None,
-    grid: tuple[int, ...] | None = None,
     kernel: str = "blas",
     tile: int | tuple[int, int, int] | None = None,
     memory_limit: int | str | None = None,
@@ -62,9 +61,8 @@ def matmul(
     algorithm
         One of ``td.algorithms``. Default: what moves nothing if the operands lie so, otherwise
         the fastest that `td.explain` predicts on the mesh of A and B.
-    panel, grid
-        Choices within an algorithm: columns of A per panel; (p, q) or (p, q, c) for algorithms
-        that arrange the ranks, c layers of "2.5d". C then lies on a mesh of that shape.
+    panel
+        Columns of A per panel, for an algorithm that has panels.
     kernel, tile
         How each rank multiplies its blocks: see ``td.tile.matmul``.
     memory_limit
@@ -79,22 +77,15 @@ def matmul(
     Half types are summed in float32 and rounded once; only partial sums that are left as they are
     (Partial()) are rounded before. ``C.traffic`` and ``C.memory`` hold what was predicted and
     what the workers counted, ``C.tiles`` the bytes that their tile kernels loaded (None for BLAS,
-    which cannot be looked into), ``C.spent`` where each rank's time went; if a worker that is done
-    does not say so, these are None and (), with a warning. If a worker dies, what it had is made
-    again, with the same bits. Raises PlacementError for shapes, dtypes or placements that do not
-    multiply, DeadlineError after ``timeout`` seconds (default 300): A and B stay as they are.
+    which cannot be looked into); if a worker that is done does not say so, what was counted is
+    None, with a warning. If a worker dies, what it had is made again, with the same bits. Raises
+    PlacementError for shapes, dtypes or placements that do not multiply, DeadlineError after
+    ``timeout`` seconds (default 300): A and B stay as they are.
     """
-    options = {"panel": panel, "grid": grid}
     if (multiply_others := _of_other_arrays(a, b)) is not None:
-        shared = {"memory_limit": memory_limit, "timeout": timeout, "progress": progress}
-        given = {"algorithm": algorithm, **options, "tile": tile, **shared}
+        given: dict[str, Any] = {"algorithm": algorithm, "panel": panel, "tile": tile}
+        given |= {"memory_limit": memory_limit, "timeout": timeout, "progress": progress}
         given = {name: value for name, value in given.items() if value is not None} | elsewhere
-        takes = tuple(signature(multiply_others).parameters)[2:]
-        if unknown := sorted(set(given) - set(takes)):
-            raise PlacementError(
-                f"a product of {type(a).__name__}s has no {', '.join(unknown)}; it takes "
-                f"{', '.join(takes)}. Sharded arrays have algorithms: td.from_dask, td.distribute"
-            )
         made: ShardedArray = multiply_others(a, b, kernel=kernel, **given)
         return made
     if elsewhere:
@@ -106,9 +97,9 @@ def matmul(
     deadline = time.monotonic() + seconds_of(timeout)
     if algorithm is None and moves_nothing(a.tiling, b.tiling):
         algorithm = "local"
-    if algorithm is None and a.dtype.name not in a.mesh.cluster.rates:
-        rates_of(a.mesh.cluster, a.dtype)  # one algorithm's time is worth no measuring
-    question = _question(a, b, algorithm, options, kernel, tile)
+    if algorithm is None:  # one algorithm's time is worth no measuring
+        rates_of(a.mesh.cluster, a.dtype)
+    question = _question(a, b, algorithm, panel, kernel, tile)
     return _multiply(a, b, question, memory_limit, progress, deadline)
 
 
@@ -116,39 +107,32 @@ def explain(
     a: ShardedArray,
     b: ShardedArray,
     *,
-    algorithm: str | None = None,
-    panel: int | None = None,
-    grid: tuple[int, ...] | None = None,
     kernel: str = "blas",
-    tile: int | tuple[int, int, int] | None = None,
     memory_limit: int | str | None = None,
 ) -> Explanation:
     """Every algorithm for A @ B, what it would take, and which is chosen and why; nothing runs.
 
     The arguments are those of `matmul`. Per algorithm: bytes to the rank that receives most and
-    in all, messages, peak bytes of the fullest rank, seconds from this cluster's measured rates,
-    and the bytes that no algorithm can undercut with this much memory. And how they will move:
-    from memory to memory, from GPU to GPU, or as messages, and why.
+    in all, messages, peak bytes of the fullest rank, and seconds from this cluster's measured
+    rates. And how they will move: from memory to memory, from GPU to GPU, or as messages, and why.
     """
     _check(a, b, kernel)
-    options = {"panel": panel, "grid": grid}
-    mesh, cluster = a.mesh, a.mesh.cluster
+    cluster = a.mesh.cluster
     room = room_of(cluster, [a.blocks, b.blocks], memory_limit)
     rates_of(cluster, a.dtype)
-    question = _question(a, b, algorithm, options, kernel, tile)
-    found = question.weigh(room.bytes)
-    return replace(found, moved=said_of(cluster)).on(mesh, question.itemsizes)
+    found = _question(a, b, None, None, kernel, None).weigh(room.bytes)
+    return replace(found, moved=said_of(cluster))
 
 
 def _question(
     a: ShardedArray,
     b: ShardedArray,
     algorithm: str | None,
-    options: dict[str, Any],
+    panel: int | None,
     kernel: str,
     tile: Any,
 ) -> ProductQuestion:
-    """What is asked for, as it is weighed: with the rates that are known by now."""
+    """The question of a product, with the rates that are known by now."""
     if algorithm is not None and algorithm not in algorithms:
         raise PlacementError(
             f"no algorithm {algorithm!r}; td.algorithms has {', '.join(algorithms)}"
@@ -159,11 +143,11 @@ def _question(
         b.tiling,
         a.dtype,
         meant(kernel, cluster.backend),
-        tile,
+        None if tile is None else as_tile(tile),
         transport_of(cluster),
         cluster.rates.get(a.dtype.name),
         algorithm,
-        tuple((name, value) for name, value in options.items() if value is not None),
+        None if panel is None else whole_number("panel", panel, 1, error=PlacementError),
     )
 
 
@@ -191,46 +175,16 @@ def _check(a: Any, b: Any, kernel: str) -> None:
                 f"dask.arrays or two files: td.distribute(x, mesh, placements) makes the first, "
                 f"td.open_array(path) the last, and td.tile.matmul takes plain arrays"
             )
-        if x.dtype.kind != "f" and x.dtype != as_dtype("bfloat16"):
-            raise PlacementError(
-                f"{name} is {x.dtype}, products are floating point; distribute "
-                f"{name}.astype('float32'), or of complex numbers both parts"
-            )
     if a.mesh.cluster is not b.mesh.cluster or a.mesh.at != b.mesh.at:
         raise PlacementError(
             f"rank r of A and of B must be in one slot, and theirs are {a.mesh.at} of "
-            f"{a.mesh.cluster} and {b.mesh.at} of {b.mesh.cluster}; distribute both on one mesh, "
-            f"or on td.Mesh(..., slots={a.mesh.at})"
+            f"{a.mesh.cluster} and {b.mesh.at} of {b.mesh.cluster}; distribute both on one mesh"
         )
     check_kernel(kernel, a.mesh.cluster.backend)
     check_types(a.dtype, b.dtype, kernel)
 
 
 # -- running a plan ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Spent:
-    """Where the time of one rank went, seconds; reads go on beside the rest."""
-
-    multiply: float
-    read: float
-    wait: float
-    """Seconds of waiting for panels that had not come yet."""
-    sum: float
-    """Seconds of adding partial sums up, their reads included."""
-    rest: float
-    """What is left of the product's time: scheduling, starting, waiting for other ranks."""
-    spans: tuple[Span, ...] = field(repr=False, default=())
-    """Each of these by itself, on one clock for all ranks of this machine."""
-
-    @classmethod
-    def of(cls, facts: Facts, seconds: float) -> "Spent":
-        by_kind = {"multiply": 0.0, "read": 0.0, "wait": 0.0, "sum": 0.0}
-        for span in facts.spans:
-            by_kind[span.kind] += span.stop - span.start
-        busy = by_kind["multiply"] + by_kind["wait"] + by_kind["sum"]
-        return cls(**by_kind, rest=max(0.0, seconds - busy), spans=tuple(facts.spans))
 
 
 class _Ready(NamedTuple):
@@ -241,7 +195,7 @@ class _Ready(NamedTuple):
     """By operand, bytes of each rank's block."""
     about: dict[str, Any]
     """For the dashboard's page."""
-    stages: tuple[tuple[RankTask, ...], ...]
+    stages: tuple[list[RankWork], ...]
     """One; where k is shared out a second, that sums."""
 
 
@@ -252,9 +206,8 @@ def _ready(choice: Choice, dtype: str, backend: str) -> _Ready:
     assert ledger is not None
     predicted = plan.traffic(one.itemsize, accumulator(one).itemsize)
     ranks = range(plan.ranks)
-    stages = [ranks_of(multiplies(plan, rank, dtype, backend) for rank in ranks)]
-    if plan.sums:
-        stages.append(ranks_of(sums(plan, rank, dtype, backend) for rank in ranks))
+    kinds = (multiplies, sums) if plan.sums else (multiplies,)
+    stages = tuple([make(plan, rank, dtype, backend) for rank in ranks] for make in kinds)
     a, b = ("x".join(f"{n:,}" for n in tiling.shape) for tiling in (plan.a, plan.b))
     about = {
         "kind": "product",
@@ -271,7 +224,7 @@ def _ready(choice: Choice, dtype: str, backend: str) -> _Ready:
     resident = {
         name: tuple(row.bytes for row in ledger.rows if row.tensor == name) for name in "AB"
     }
-    return _Ready(predicted, resident, about, tuple(stages))
+    return _Ready(predicted, resident, about, stages)
 
 
 def _multiply(
@@ -307,10 +260,9 @@ def _multiply(
             raise refusal(found, room, question)
         choice = found[found.chosen]
         ready = _ready(choice, a.dtype.name, cluster.backend)
-        resident = map(sum, zip(*ready.resident.values(), strict=True))
         before = [
-            (rank, {"resident": mine, "held": counted.held[slot]})
-            for rank, (mine, slot) in enumerate(zip(resident, slots, strict=True))
+            (rank, {"resident": sum(mine), "held": counted.held[slot]})
+            for rank, (slot, *mine) in enumerate(zip(slots, *ready.resident.values(), strict=True))
         ]
         what, panels = f"{choice.algorithm} product {a.shape} @ {b.shape}", ready.about["predicted"]
         with (
@@ -322,7 +274,7 @@ def _multiply(
                 "B": Lent([tickets[slot][1] for slot in slots], lambda: b.anchors),
             }
             blocks: Sequence[Any] = [None] * len(slots)
-            for number, stage in enumerate(ready.stages):
+            for number, works in enumerate(ready.stages):
                 if number:  # a second, which sums
                     of_c = lender.lend([blocks], left())
                     anchors = partial(anchors_of, cluster, blocks)
@@ -330,7 +282,7 @@ def _multiply(
                 name = "reduce_scatter" if number else f"multiply_{choice.algorithm}"
                 own = list(zip(a.blocks, b.blocks, blocks, strict=True))
                 how = question.kernel, question.tile, on_page
-                blocks = submit_ranks(lender, slots, stage, lent, own, name, *how)
+                blocks = submit_ranks(lender, slots, works, lent, own, name, *how)
                 cluster.wait(blocks, what, left(), cancel=True)
         lender.close()
     return _counted(a, choice, ready, blocks, counted, lender.name if on_page else "")
@@ -351,8 +303,7 @@ def _counted(
     if plan.result.mesh != mesh.shape:
         mesh = Mesh(cluster, plan.result.mesh, slots=slots)
     reads = [(src, dst, n) for dst, found in enumerate(facts) for src, n in found.reads]
-    predicted = ready.predicted.on(cluster.hosts, slots)
-    traffic = Both(predicted, counted.moved(cluster.slots, reads))
+    traffic = Both(ready.predicted.on(cluster.hosts, slots), counted.moved(cluster.slots, reads))
     memory = Both(choice.ledger, counted.ledger(ready.resident, slots))
     if on_page:
         received = traffic.measured and traffic.measured.received
@@ -371,7 +322,6 @@ def _counted(
         traffic=traffic,
         memory=memory,
         seconds=counted.seconds,
-        spent=tuple(Spent.of(facts[slot], counted.seconds) for slot in slots if facts),
         tiles=TileCount.of(tiles for found in facts for tiles in found.tiles),
     )
 

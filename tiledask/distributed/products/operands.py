@@ -18,13 +18,11 @@ def check_kernel(kernel: str, arrays: str) -> None:
     takes = lookup(kernel).arrays
     if takes == arrays or kernel == "blas":
         return
-    others = [name for name, info in kernels.items() if info.arrays == arrays]
-    runs, lie, device = "GPUs", "NumPy arrays on CPUs", "gpu"
-    if takes == "numpy":
-        runs, lie, device, others = "CPUs", "CuPy arrays on GPUs", "cpu", [*others, "blas"]
+    others = ", ".join(name for name, info in kernels.items() if info.arrays == arrays)
+    runs, device = {"cupy": ("GPUs", "gpu"), "numpy": ("CPUs", "cpu")}[takes]
     raise KernelError(
-        f"kernel {kernel!r} runs on {runs}, and the blocks are {lie}; use one of "
-        f"{', '.join(others)}, or workers of td.start_cluster(device={device!r})"
+        f"kernel {kernel!r} runs on {runs}, and the blocks are {arrays} arrays; use one of "
+        f"{others}, blas, or workers of td.start_cluster(device={device!r})"
     )
 
 
@@ -36,20 +34,8 @@ def check_types(
     Raises PlacementError, which calls them by ``names`` and says how to ``convert`` one, and
     KernelError for an unknown kernel.
     """
-    x, y = names
-    if a != b:
-        raise PlacementError(
-            f"{x} is {a} and {y} is {b}, they must be equal; {convert} one with astype"
-        )
-    found = lookup(kernel)
-    takes = found.dtypes
-    if a.name not in takes:
-        others = [
-            repr(name)
-            for name, info in kernels.items()
-            if a.name in info.dtypes and info.arrays == found.arrays
-        ]
-        raise PlacementError(
-            f"the kernel {kernel!r} takes {', '.join(takes)}, {x} and {y} are {a}; use "
-            f"kernel={' or '.join(others) or 'another'}, or {convert} them with astype"
-        )
+    found, (x, y) = lookup(kernel), names
+    if a == b and a.name in found.dtypes:
+        return
+    rule = f"the kernel {kernel!r} takes {', '.join(found.dtypes)}" if a == b else "must be equal"
+    raise PlacementError(f"{x} is {a} and {y} is {b}, {rule}; {convert} with astype")

@@ -5,13 +5,14 @@ sum        C = sum of the ranks' partial sums          where k is shared out, in
 move       C = the pieces of another tiling            what `redistribute` does
 """
 
-from collections.abc import Iterable, Iterator
-from functools import lru_cache, partial
-from pickle import loads
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pickle import dumps, loads
 from time import time
 from typing import Any, NamedTuple
 
 import numpy as np
+from distributed import Future
 
 from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.progress import Reporter
@@ -22,7 +23,7 @@ from tiledask.distributed.products.panels import (
     place_in,
     prefetched,
 )
-from tiledask.distributed.transport.blocks import Span
+from tiledask.distributed.transport.blocks import Lender, Span
 from tiledask.distributed.transport.reader import Reader
 from tiledask.distributed.transport.tickets import LoanLostError, Ticket
 from tiledask.plan.products.placement import Tiling
@@ -32,8 +33,16 @@ from tiledask.plan.products.traffic import Piece
 from tiledask.tile import TileCount, TileTraffic, accumulator, as_dtype
 from tiledask.tile.backend import namespace, synchronize
 
-__all__ = ["SUM_BYTES", "RankCall", "RankWork", "moves", "multiplies", "run_rank", "summed_in"]
-__all__ += ["sums"]
+__all__ = [
+    "SUM_BYTES",
+    "Lent",
+    "RankWork",
+    "moves",
+    "multiplies",
+    "submit_ranks",
+    "summed_in",
+    "sums",
+]
 
 SUM_BYTES = {"memory": 2**20, "mixed": 2**20, "comm": 2**20, "ipc": 2**25}
 """Bytes of a partial sum that are fetched at a time for the sum: they stay in cache."""
@@ -109,36 +118,59 @@ def moves(
     return RankWork(rank, {"partial": source}, region, (), (), mine, (dtype,) * 3, backend)
 
 
-class RankCall(NamedTuple):
-    """What a rank is told of one product."""
+class Lent(NamedTuple):
+    """An array that ranks read of."""
+
+    tickets: Sequence[Ticket]
+    """By rank, of its block."""
+    anchors: Callable[[], Sequence[Future[Any]]]
+    """By rank, what keeps Dask able to make its block again (arrays/recompute.py)."""
+
+
+class _Call(NamedTuple):
+    """What a rank needs to know of one product."""
 
     exchange: str
     transport: str
-    lent: dict[tuple[str, int], Ticket]
-    """By (array, rank), the blocks that it reads."""
+    tickets: dict[tuple[str, int], Ticket]
+    """By (array, rank), of the blocks that it reads."""
     kernel: str
     tile: Any
     on_page: bool
     """Whether the dashboard's page shows how far it is."""
 
 
-@lru_cache(64)
-def _work_of(pickled: bytes) -> RankWork:
-    """What is sent again and again is read once."""
-    work: RankWork = loads(pickled)
-    return work
+def submit_ranks(
+    lender: Lender,
+    slots: Sequence[int],
+    works: Sequence[RankWork],
+    lent: Mapping[str, Lent],
+    own: Sequence[tuple[Future[Any] | None, ...]],
+    name: str,
+    kernel: str = "blas",
+    tile: Any = None,
+    on_page: bool = False,
+) -> list[Future[Any]]:
+    """The block that each rank makes; ``own`` are its blocks of A, B and the partial sums."""
+    args, anchors = {}, dict[str, Sequence[Future[Any]]]()
+    for slot, work, mine in zip(slots, works, own, strict=True):
+        reads = sorted({(array, piece.source) for array, piece in work.reads()})
+        tickets = {(array, source): lent[array].tickets[source] for array, source in reads}
+        for array, _ in reads:
+            anchors[array] = anchors.get(array) or lent[array].anchors()
+        call = _Call(lender.name, lender.transport, tickets, kernel, tile, on_page)
+        after = [anchors[array][source] for array, source in reads]
+        args[slot] = dumps((work, call)), *mine, *after
+    return lender.cluster.submit_all(_run_rank, args, name=name)
 
 
-def run_rank(
-    work: bytes, call: bytes, own_a: Any, own_b: Any, own_partial: Any = None, *_anchors: Any
-) -> Any:
+def _run_rank(given: bytes, own_a: Any, own_b: Any, own_partial: Any, *_anchors: Any) -> Any:
     """The block of C, or a partial sum of it, that a rank makes.
 
-    ``work`` is a RankWork and ``call`` a RankCall, both pickled: the scheduler need not look into
-    them. ``own_partial``: where partial sums are added up, the rank's own.
+    ``given`` is a RankWork and a _Call, pickled: the scheduler need not look into them.
     """
-    own = {"A": own_a, "B": own_b, "partial": own_partial}
-    rank = _Rank(_work_of(work), loads(call), own)
+    work, call = loads(given)
+    rank = _Rank(work, call, {"A": own_a, "B": own_b, "partial": own_partial})
     try:
         return rank.result()
     except LoanLostError:
@@ -148,7 +180,7 @@ def run_rank(
 class _Rank:
     """One rank at work."""
 
-    def __init__(self, work: RankWork, call: RankCall, own: dict[str, Any]) -> None:
+    def __init__(self, work: RankWork, call: _Call, own: dict[str, Any]) -> None:
         self.work, self.call, self.own = work, call, own
         lent = (self._lent(name, piece) for name, piece in work.reads())
         parts = [(ticket.key, ticket.slot, ends) for ticket, ends in lent]
@@ -175,7 +207,7 @@ class _Rank:
     def _lent(self, name: str, piece: Piece) -> tuple[Ticket, Region]:
         """(another rank's block, where the piece lies in it)."""
         whole = self.work.tilings[name].regions[piece.source]
-        return self.call.lent[name, piece.source], ends_within(piece.region, whole)
+        return self.call.tickets[name, piece.source], ends_within(piece.region, whole)
 
     def _own(self, name: str, piece: Piece) -> Any:
         """A view of the piece of the rank's own block."""
