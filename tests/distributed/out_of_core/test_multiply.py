@@ -262,7 +262,7 @@ def test_an_interrupt_leaves_nothing_at_work_and_nothing_is_lost(cluster, begun)
 def test_another_cluster_goes_on_with_the_same_tiles(cluster, begun):
     a, b, c, options = begun
     cuts = json.loads(Path(f"{c.path}.tiledask", "plan.json").read_text())["cuts"]
-    with pytest.raises(DoesNotFitError, match="allowed are 8.5 MB; .* resume=False"):
+    with pytest.raises(DoesNotFitError, match=r"allowed are 8.5 MB; .* resume=False"):
         multiply_stored(a, b, c, cluster, **{**options, "memory_limit": "8.5MB"})
     d = multiply_stored(a, b, c, cluster, **{**options, "memory_limit": "1GB"})
     assert [*d.plan.cuts.rows] == cuts["rows"]
