@@ -112,7 +112,7 @@ def test_nothing_runs_that_is_wrong():
     schedule, layers, x, y = made("1f1b")
     program = td.program(schedule)
     wrong = Program.from_text(str(program).replace("send x2 to 2 @to_2", "send x2 to 3 @to_2"))
-    with pytest.raises(ProgramError, match="x2 of frame 0"):
+    with pytest.raises(ProgramError, match="waits for rank 1, which never sends it"):
         run_program(wrong, layers, x, target=y)
     other = Program.from_text(str(program).replace("do forward", "do sideways"))
     with pytest.raises(ProgramError, match="no kernel 'sideways'; there are forward, backward"):
