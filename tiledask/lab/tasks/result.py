@@ -154,7 +154,8 @@ class Result(Printable):
         """
         if not self.targets:
             return ""
-        words = ("not yet", "legal", "solved", "as good as can be")[self.stars]
+        best = "right" if self.targets[0].name == WRONG else "as good as can be"
+        words = ("not yet", "legal", "solved", best)[self.stars]
         searched = next((t for t in self.targets if t.yardstick != OPTIMUM), None)
         if self.stars == 3 and searched and searched.best is not None:
             ahead = not within(searched.best, searched.got)
