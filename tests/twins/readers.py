@@ -208,7 +208,7 @@ def _images():
 
 def _npy():
     files = []
-    for array in (np.arange(48.0).reshape(6, 8), np.ones((5, 3), "f4", order="F")):
+    for array in (np.arange(48.0).reshape(6, 8), np.ones((5, 3), "f4")):
         file = io.BytesIO()
         np.save(file, array)
         files.append(file.getvalue())

@@ -336,7 +336,7 @@ def test_the_start_says_which_devices_and_why_and_which_port_in_place_of_one_tha
             assert cluster.dashboard_link.removesuffix("status") in cluster._repr_html_()
             assert port_of(cluster) not in (port, 0)
     out = capfd.readouterr().out
-    for said in ("1 CPU worker", "CPU workers were asked for", "dashboard: http://127.0.0.1:"):
+    for said in ("1 CPU worker", "by device='cpu'", "dashboard: http://127.0.0.1:"):
         assert said in out
     assert f"port {port} belongs to" in out
 

@@ -103,7 +103,7 @@ def test_schedules_trainings_claims_and_rank_functions_run(attached, client):
 def test_files_are_multiplied_where_workers_see_them(attached, tmp_path):
     a = RNG.standard_normal((50, 30))
     np.save(tmp_path / "a.npy", a)
-    np.save(tmp_path / "b.npy", a.T)
+    np.save(tmp_path / "b.npy", np.ascontiguousarray(a.T))
     A, B = (td.open_array(tmp_path / f"{name}.npy") for name in "ab")
     C = td.matmul(A, B, out=tmp_path / "c.npy", cluster=attached.client)
     np.testing.assert_allclose(C[:, :], a @ a.T, atol=1e-12)

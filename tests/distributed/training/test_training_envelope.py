@@ -224,5 +224,5 @@ def test_a_fault_is_outside_of_the_envelope(monkeypatch, dtype, grade):
     in_collectives(monkeypatch, "/gradients", without_the_last)
     got = SPLIT.run(dtype=dtype, steps=2)
     assert_inside(alone.losses[:1], got.losses[:1], SPLIT, dtype)
-    with pytest.raises(AssertionError, match=rf"step 2: Drift\(grade='{grade}', difference=0.061"):
+    with pytest.raises(AssertionError, match=rf"step 2: Drift\(grade='{grade}', .*0\.061"):
         assert_inside(alone.losses, got.losses, SPLIT, dtype)

@@ -1,6 +1,6 @@
 """Which section of which walkthrough teaches a question: by its heading.
 
-## The best, by looking at all <!-- question 34 -->
+## The best, by trying all <!-- question 34 -->
 """
 
 import json
@@ -18,7 +18,7 @@ def taught(number: int) -> list[dict[str, str]]:
     """The sections that teach question ``number``, in the order of the walkthroughs.
 
     >>> taught(34)
-    [{'notebook': '06_cut_24_layers.ipynb', 'section': 'The best, by looking at all'}]
+    [{'notebook': '06_cut_24_layers.ipynb', 'section': 'The best, by trying all'}]
     """
     return [
         {"notebook": name, "section": heading}
