@@ -19,7 +19,7 @@ from tiledask.plan.inputs.hardware import ClusterSpec, load_cluster
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.timing.step import StepEstimate, estimate_step
 
-__all__ = ["PublishedRun", "model_of", "published", "published_runs"]
+__all__ = ["PublishedRun", "model_of", "published", "published_runs", "records"]
 
 
 @cache
@@ -119,3 +119,15 @@ def _with(base: Any, given: Any) -> Any:
     if isinstance(base, tuple):
         return tuple(_with(each, given.get(each.tensor, {})) for each in base)
     return replace(base, **{name: _with(getattr(base, name), own) for name, own in given.items()})
+
+
+def records(gpu: str) -> dict[tuple[str, str], float]:
+    """(implementation, product) -> FLOP/s that `make gpu` measured on a ``gpu``, the median of its
+    rounds; what was skipped, failed or wrong has no speed.
+
+    >>> records("H200")["wgmma_ws_persistent", "bf16 4096 cubed"] > 600e12
+    True
+    """
+    rows = shipped_json("measured", "gpu", f"nvidia-{gpu.lower()}.json")["rows"]
+    timed = (row for row in rows if row["part"] == "speed" and "TFLOP/s" in row)
+    return {(row["way"], row["work"]): row["TFLOP/s"] * 1e12 for row in timed}

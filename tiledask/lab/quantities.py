@@ -93,11 +93,11 @@ def read_number(given: Any, unit: str = "", what: str = "a prediction") -> float
     text = str(given).strip()
     figures, named = _NUMBER.fullmatch(text).groups()  # type: ignore[union-attr]
     value = math.inf
+    if named.strip() and figures.rstrip()[-1:] != ")" and re.search(r"[\d)] *[-+−]", figures):
+        raise ConfigError("a unit stands behind a sum in brackets, as in (3 + 4) MB")
     try:
         if not isinstance(given, bool) and len(text) <= 100:
-            value = _sum(figures, bool(named.strip())) * _size(named.strip(), unit, known)
-    except ConfigError:  # of a sum
-        raise
+            value = _sum(figures) * _size(named.strip(), unit, known)
     except ArithmeticError:  # too large, or over 0
         pass
     except (SyntaxError, LookupError, TypeError, ValueError, RecursionError, MemoryError):
@@ -110,16 +110,12 @@ def read_number(given: Any, unit: str = "", what: str = "a prediction") -> float
     return value
 
 
-def _sum(figures: str, with_unit: bool) -> float:
-    """What a sum of numbers comes to; behind a unit in brackets alone, or it is its last part's."""
+def _sum(figures: str) -> float:
+    """What a sum of numbers comes to."""
     bare = _GROUPS.sub(lambda group: re.sub("[, ]", "", group[0]), figures.strip())
     for mark, sign in {"−": "-", "×": "*", "·": "*", "x": "*", "X": "*", "^": "**"}.items():
         bare = bare.replace(mark, sign)
-    tree = ast.parse(bare, mode="eval").body
-    is_sum = isinstance(getattr(tree, "op", None), ast.Add | ast.Sub)
-    if with_unit and is_sum and figures.rstrip()[-1] != ")":
-        raise ConfigError("a unit stands behind a sum in brackets, as in (3 + 4) MB")
-    return _value(tree)
+    return _value(ast.parse(bare, mode="eval").body)
 
 
 def _value(node: ast.AST) -> float:

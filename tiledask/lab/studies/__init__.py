@@ -11,11 +11,10 @@ trainings   train_with_failures: a small GPT whose workers are killed at chosen 
 LeNet       lenet_claims: what a textbook says of splits
 """
 
+from tiledask.lab.accuracy import records
 from tiledask.lab.claims import compare_claims, lenet_claims
-from tiledask.lab.studies.gpu_speeds import records
 from tiledask.lab.studies.spoiled import InterruptedRun, train_with_failures, train_with_fault
 from tiledask.lab.sweep import compare_schedules, same_work, schedule_on, timeline_of
 
 __all__ = ["InterruptedRun", "compare_claims", "compare_schedules", "lenet_claims", "records"]
-__all__ += ["same_work", "schedule_on", "timeline_of", "train_with_failures"]
-__all__ += ["train_with_fault"]
+__all__ += ["same_work", "schedule_on", "timeline_of", "train_with_failures", "train_with_fault"]
