@@ -119,6 +119,7 @@ class Plans(Sequence[Plan], Printable):
         sequence: int,
         n: dict[str, np.ndarray],
         left_out: dict[str, int],
+        peak: np.ndarray | None = None,
         **assumed: Any,
     ):
         self.model, self.cluster, self.global_batch = model, cluster, global_batch
@@ -126,7 +127,7 @@ class Plans(Sequence[Plan], Printable):
         self.assumed, self.left_out = assumed, left_out
         self._settled: list[Plan] = []
         self.run = run = calibration_of(cluster.device, recipe, **assumed).holding(recipe)
-        peak = peaks(model, run, sequence, **n)
+        peak = peaks(model, run, sequence, **n) if peak is None else peak
         total = overhead_of(Numbers(**n), run.framework).total
         verdict = verdicts(device_limits(cluster.device, run), peak, total)
         seconds = np.full(len(peak), np.inf)
@@ -139,6 +140,16 @@ class Plans(Sequence[Plan], Printable):
         self._order = np.lexsort((peak, seconds, verdict))
         self.considered = len(self)
         self.counts = {word: int((verdict == n).sum()) for n, word in enumerate(VERDICTS)}
+
+    def on(self, cluster: ClusterSpec, times: float) -> "Plans":
+        """These layouts on another cluster of as many devices, where each takes 1/``times`` of its
+        seconds at least, without those that could not be among the first: their memory is known."""
+        seconds, verdict = self._columns["by_formula"], self._columns["verdict"]
+        last = self._order[self.settled - 1]
+        rows = (verdict != verdict[last]) | (seconds <= times * seconds[last])
+        n = {name: self._columns[name][rows] for name in COLUMNS}
+        of = self.model, cluster, self.global_batch, self.recipe, self.sequence, n, self.left_out
+        return Plans(*of, self._columns["peak"][rows], **self.assumed).settle(self.settled)
 
     def settle(self, first: int = SIMULATED) -> "Plans":
         """These plans, with the ``first`` in the order of their simulated seconds, some

@@ -79,9 +79,13 @@ def sensitivity(
     now = (plans or search(model, cluster, global_batch, **options)).settle()
     found = []
     for limit, other in _relaxed(cluster, times).items():
-        if limit != "devices" or options.get("devices") is None:
+        if limit == "devices" and options.get("devices") is not None:
+            continue
+        if limit.startswith("devices"):  # other layouts, not only other numbers of these
             then = search(model, other, global_batch, **options).settle(now.settled)
-            found += [Relaxed(limit, times, now.best, then.best)] if len(then) else []
+        else:
+            then = now.on(other, times)
+        found += [Relaxed(limit, times, now.best, then.best)] if len(then) else []
     return sorted(found, key=lambda relaxed: -relaxed.speedup)
 
 
