@@ -6,6 +6,7 @@ Holds `tiledask.distributed.pipelines.device`, `tiledask.distributed.pipelines.e
 """
 
 import os
+import re
 import signal
 import threading
 import time
@@ -276,6 +277,16 @@ def test_idle_time_is_split_without_rest(cluster, engine):
     # nothing else made it longer than its actions and their order
     assert run.replayed.makespan <= t.makespan
     assert run.replayed.busy == pytest.approx(t.busy)
+    # and its page says so: measured, replayed and simulated beside each other, each whole
+    cells = re.findall(r"<td>([\d.]+) %</td>", run._repr_html_())
+    measured, replayed, simulated = (np.array(cells[n::3], float) for n in range(3))
+    whole = 4 * t.makespan / 100
+    true_idle = t.idle - causes["transfer"] - causes["overhead"]
+    parts = t.busy, causes["transfer"], causes["overhead"], true_idle
+    assert measured == pytest.approx(np.array(parts) / whole, abs=0.051)
+    for each in (measured, replayed, simulated):
+        assert each.sum() == pytest.approx(100, abs=0.21)
+    assert simulated[0] == pytest.approx(100 * run.simulated.utilisation, abs=0.051)
 
 
 # -- what others hear of it -----------------------------------------------------------------------

@@ -68,14 +68,11 @@ class PipelineRun:
         columns = {"measured": self.timeline, "replayed without delays": self.replayed}
         if self.simulated:
             columns["simulated"] = self.simulated
-        times = [(t, t.devices * t.makespan or 1.0) for t in columns.values()]
-        rows = [
-            (name, *(f"{100 * getattr(t, field) / whole:.1f} %" for t, whole in times))
-            for name, field in _SHARES.items()
-        ]
-        shares = html.table(("share of device-time", *columns), rows, repr(self), first="th")
+        each = [_shares(timeline) for timeline in columns.values()]
+        rows = [(name, *(f"{100 * shares[name]:.1f} %" for shares in each)) for name in each[0]]
+        table = html.table(("share of device-time", *columns), rows, repr(self), first="th")
         return (
-            f"{shares}<p>Overhead per action: median "
+            f"{table}<p>Overhead per action: median "
             f"{format_seconds(self.timeline.overhead_per_action)}; "
             f"clocks of the workers known to {format_seconds(self.clock_error)}; {self.load}, "
             f"of which other processes had {self.load.others:.1f}.</p>"
@@ -107,9 +104,13 @@ def replay(schedule: Schedule, measured: Timeline) -> Timeline:
     return simulate(schedule, F, B, backward_input=I, backward_weight=W, overlapped=both)
 
 
-_SHARES = {
-    "busy": "busy",
-    "exposed transfer": "exposed_transfer",
-    "overhead": "overhead",
-    "true idle": "true_idle",
-}
+def _shares(timeline: Timeline) -> dict[str, float]:
+    """The parts of all device-time: they sum to 1."""
+    whole, why = timeline.devices * timeline.makespan or 1.0, timeline.idle_time.total
+    seconds = {
+        "busy": timeline.busy,
+        "exposed transfer": why["transfer"],
+        "overhead": why["overhead"],
+        "true idle": max(0.0, timeline.idle - why["transfer"] - why["overhead"]),
+    }
+    return {name: each / whole for name, each in seconds.items()}
