@@ -159,7 +159,7 @@ def predictions(cells: list[Cell]) -> Iterator[str]:
             if not (still_open and is_hidden(cell)):
                 yield f"cell {i}: the row holds the formula: collapse it, behind its question"
             still_open = False
-    if still_open or (asked and "td.score()" not in [cell.source for cell in cells]):
+    if still_open or (asked and not any(c.source.endswith("td.score()") for c in cells)):
         yield "the last prediction is judged, and the notebook ends with td.score()"
 
 

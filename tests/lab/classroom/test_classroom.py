@@ -103,7 +103,7 @@ def test_answers_are_judged_and_nothing_else_runs(tmp_path, course):
     said = {(each.learner, each.task): each.said for each in found}
     assert said["eve", 1] == "not judged: an answer that has to run"
     assert said["nil", 1] == "not judged: no such cell: it was removed"
-    assert said["ada", 2] == "Not attempted yet."
+    assert said["ada", 2].startswith("Not attempted yet")
     assert said["eve", 2] == "not judged: an answer that has to run"
     assert not harm.exists()
 

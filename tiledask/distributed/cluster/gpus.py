@@ -61,7 +61,7 @@ def choose_device(device: str) -> tuple[str, str]:
         return "cupy", f"{names} took a real allocation"
     if device == "cuda":
         raise ConfigError(f"device='cuda' needs a usable GPU: {reason}; or device='cpu'")
-    return "numpy", "no usable GPU (tiledask doctor says why)"
+    return "numpy", "no usable GPU, and none is needed (tiledask doctor says why)"
 
 
 def share_of(memory: int, integrated: bool, sharers: int, host: int) -> int:

@@ -81,7 +81,7 @@ def write_contents(source: Path, folder: Path) -> None:
     made, stars = (sum(counts[what] for counts in came.values()) for what in ("made", "stars"))
     hours = round(sum(int(found["minutes"]) for found in rows.values()) / 60)
     said = f"**{made} of {of} predictions made, {stars} of {3 * of} stars**"
-    said += " when this page was opened (*File*, *Reload from Disk* counts again)."
+    said += " when this page was opened (*File*, *Reload Markdown File from Disk* counts again)."
     said += f" All of it takes about {hours} hours."
     if left := [name for name in rows if came[name]["made"] < asked[name]]:
         begin = "Go on with" if made else "Begin with"

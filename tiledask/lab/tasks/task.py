@@ -96,7 +96,7 @@ class JudgedTask(Printable):
     def result(self, answer: Any) -> Result:
         """The worth of ``answer``, and nothing is kept of it."""
         targets: tuple[Target, ...] = ()
-        legal, reason = False, "Not attempted yet."
+        legal, reason = False, "Not attempted yet: answer is None."
         if answer is not None:
             try:
                 targets = tuple(self.judge(answer))
