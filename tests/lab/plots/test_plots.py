@@ -1,6 +1,9 @@
 """Figures: every word inside the picture and no word upon another, also of large ones; what is
 drawn is what was computed: boxes are as long as actions, bars as bytes."""
 
+import base64
+import io
+import json
 import subprocess
 import sys
 from functools import cache
@@ -8,6 +11,7 @@ from functools import cache
 import numpy as np
 import pytest
 from oracles.figures import clipped, crossed, drawn_texts, overlaps, places, words
+from PIL import Image, ImageChops
 
 import tiledask as td
 from tiledask.errors import ConfigError
@@ -240,6 +244,29 @@ def test_a_slider_that_is_moved_draws_anew_and_what_is_refused_is_said():
     assert image.layout.visibility == "hidden"
     m.value = 1
     assert (words.value, image.layout.visibility) == ("", "visible")
+
+
+def test_a_page_without_python_has_the_figure_of_every_choice(monkeypatch):
+    def draw(m, p):
+        if m == 3:
+            raise ConfigError("m < 3, please")
+        return plots.slots({"slot 0": [("nap", 0, m)]}, title=f"m = {m}, p = {p}")
+
+    def stored():
+        script = plots.sliders(draw, {"m": 2}, m=[2, 3], p=["a", "b"]).data
+        return json.loads(script.split(">", 1)[1].partition("<")[0])  # no other tag is in it
+
+    monkeypatch.setenv("TILEDASK_FRAMES", "4")
+    page = stored()
+    assert page["choices"] == {"m": ["2", "3"], "p": ["a", "b"]}
+    assert page["start"] == [0, 0]
+    images = [Image.open(io.BytesIO(base64.b64decode(f))) for f, _, _ in page["frames"][:2]]
+    for p, image in zip("ab", images, strict=True):
+        png = Image.open(io.BytesIO(draw(2, p).to_png()))
+        assert ImageChops.difference(image.convert("RGB"), png.convert("RGB")).getbbox() is None
+    assert page["frames"][2:] == [["", 0, "m < 3, please"]] * 2
+    monkeypatch.setenv("TILEDASK_FRAMES", "3")
+    assert stored()["frames"] == []
 
 
 # -- what is drawn -------------------------------------------------------------------------------

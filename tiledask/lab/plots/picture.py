@@ -2,13 +2,18 @@
 that is drawn again when the reader moves a slider.
 """
 
+import base64
 import io
+import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import product
 from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from PIL import Image
 
 from tiledask.extras import needed_for
 from tiledask.plan import html
@@ -16,6 +21,8 @@ from tiledask.plan import html
 __all__ = ["Picture", "sliders"]
 
 _DPI = 150
+FRAMES = "TILEDASK_FRAMES"
+"""The most figures of sliders for a page that has no Python; unset in a notebook."""
 _METADATA = {"Software": None}  # matplotlib's own would change with its version
 _ROUNDS = 2
 """Layouts of a figure: a second one knows the ticks that the first has made; a third changes
@@ -101,12 +108,25 @@ def sliders(
     >>> sliders(idle, {"m": 8}, m=[1, 2, 4, 8]).children[0].value
     8
     """
+    begun = {name: values[0] for name, values in choices.items()} | dict(start or {})
+
+    def drawn(values: Mapping[str, Any]) -> tuple[bytes, int, str]:
+        """(the figure as PNG, its width, "") or (nothing, 0, why such a choice is refused)."""
+        try:
+            png, size = draw(**values)._repr_png_()
+            return png, size["width"], ""
+        except (ValueError, MemoryError, ArithmeticError) as error:
+            return b"", 0, str(error)
+
+    if FRAMES in os.environ:
+        from IPython.display import HTML
+
+        return HTML(_page(drawn, begun, choices))
     with needed_for("sliders"):
         import ipywidgets
 
     image, words = ipywidgets.Image(format="png"), ipywidgets.HTML()
     image.layout.max_width = "100%"
-    begun = {name: values[0] for name, values in choices.items()} | dict(start or {})
     moved = {
         name: (ipywidgets.Dropdown if isinstance(values[0], str) else ipywidgets.SelectionSlider)(
             options=[(f"{value}", value) for value in values], value=begun[name], description=name
@@ -115,15 +135,34 @@ def sliders(
     }
 
     def again(_: Any = None) -> None:
-        try:
-            figure = draw(**{name: slider.value for name, slider in moved.items()})
-            (image.value, size), words.value = figure._repr_png_(), ""
-            image.layout.width = f"{size['width']}px"
-        except (ValueError, MemoryError, ArithmeticError) as error:  # such a choice is refused
-            words.value = html.words(str(error))
-        image.layout.visibility = "hidden" if words.value else "visible"
+        png, width, why = drawn({name: slider.value for name, slider in moved.items()})
+        words.value = html.words(why)
+        if png:
+            image.value, image.layout.width = png, f"{width}px"
+        image.layout.visibility = "visible" if png else "hidden"
 
     for slider in moved.values():
         slider.observe(again, "value")
     again()
     return ipywidgets.VBox([*moved.values(), words, image])
+
+
+def _page(drawn: Callable[[Any], Any], start: Mapping[str, Any], choices: Mapping[str, Any]) -> str:
+    """All that sliders can show, the last of ``choices`` changing first, for a script of the page;
+    no figure where they would be too many."""
+
+    def small(png: bytes) -> str:
+        out = io.BytesIO()
+        if png:
+            Image.open(io.BytesIO(png)).save(out, "webp", lossless=True)
+        return base64.b64encode(out.getvalue()).decode()
+
+    every = [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
+    figures = map(drawn, every if len(every) <= int(os.environ[FRAMES]) else [])
+    data = {
+        "choices": {name: list(map(str, values)) for name, values in choices.items()},
+        "start": [list(values).index(start[name]) for name, values in choices.items()],
+        "frames": [[small(png), width, why] for png, width, why in figures],
+    }
+    text = json.dumps(data).replace("<", r"\u003c")
+    return f"<script type='application/json' class='tiledask-frames'>{text}</script>"
