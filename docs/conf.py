@@ -6,6 +6,8 @@
 beside them.
 """
 
+import json
+import os
 import re
 from pathlib import Path
 from types import ModuleType
@@ -23,8 +25,8 @@ root_doc = "contents"
 html_theme = "furo"
 html_copy_source = False
 html_static_path = ["_static"]
-html_js_files = ["predict.js"]
-html_css_files = ["predict.css"]
+html_js_files = ["sliders.js", "boards.js", "predict.js"]
+html_css_files = ["pages.css"]
 html_math_renderer = "mathml"
 default_role = "code"
 nb_execution_mode = "off"
@@ -36,6 +38,9 @@ myst_heading_anchors = 3
 myst_heading_slug_func = "conf.slug"
 autodoc_typehints = "none"
 suppress_warnings = ["mystnb.unknown_mime_type"]
+os.environ["TILEDASK_FRAMES"] = "64"  # of sliders, at some 20 kB each
+_CUTS = {"06_cut_24_layers": {"costs": [1] * 24, "devices": 4}}
+"""Pages whose sliders are the places between devices."""
 _ROW = re.compile(r"^\| \[([^]]+)\]\((\w+)\.ipynb\)", re.MULTILINE)
 
 
@@ -51,6 +56,37 @@ def contents(_app: object, docname: str, source: list[str]) -> None:
         pages = [f"{title} <{name}>" for title, name in _ROW.findall(source[0])]
         pages += ["tour", "glossary", "questions", "reference"]
         source[0] += "\n```{toctree}\n:hidden:\n\n" + "\n".join(pages) + "\n```\n"
+
+
+def first_order(inputs: Any) -> list[list[tuple[int, str, int]]]:
+    """All forwards of each device, then all that is due of the way back: legal, and slow."""
+    stages, many = [*range(inputs["stages"])], range(inputs["microbatches"])
+    kinds = [("F", stages), ("I" if inputs.get("split") else "B", stages[::-1])]
+    kinds += [("W", stages)] * bool(inputs.get("split"))
+    actions = [(stage, kind, m) for kind, each in kinds for stage in each for m in many]
+    place = inputs.get("place", stages)
+    return [[a for a in actions if place[a[0]] == d] for d in range(1 + max(place))]
+
+
+def boards(app: Any, page: str, _template: str, _context: object, tree: Any) -> None:
+    """Give a page what its boards are about: its cut, and the orders that it names as tasks."""
+    found: dict[str, Any] = {"sliders": _CUTS[page]} if page in _CUTS else {}
+    for name in re.findall(r'td\.task\("([^"]+)"\)', tree.astext() if tree else ""):
+        task = td.task(name)
+        if task.kind == "order":
+            solved = task.result(task.solve()).targets
+            targets = [
+                {
+                    "measure": measure,
+                    "name": target.name,
+                    "wanted": target.wanted,
+                    "best": target.best,
+                }
+                for measure, target in zip(task.targets, solved, strict=True)
+            ]
+            found[name] = {"title": task.title, "task": task.question, "targets": targets}
+            found[name] |= {"inputs": dict(task.inputs), "orders": first_order(task.inputs)}
+    app.add_js_file(None, body=f"const BOARDS = {json.dumps(found)};", priority=100)
 
 
 def formula(block: bool) -> Any:
@@ -75,3 +111,4 @@ def setup(app: Any) -> None:
     Path(app.srcdir, "reference.rst").write_text("\n".join(lines), "utf-8")
     app.add_html_math_renderer("mathml", formula(False), formula(True))
     app.connect("source-read", contents)
+    app.connect("html-page-context", boards)
