@@ -1,32 +1,53 @@
 // On a page of the site the reader predicts, too: all that follows the first open question is hidden
 // until it is answered or skipped. The first prediction counts; it stays in the browser.
 
-const MULTIPLES = { "": 1, k: 1e3, m: 1e6, g: 1e9, t: 1e12, µ: 1e-6, n: 1e-9 };
+const MANY = { k: 1e3, m: 1e6, g: 1e9, b: 1e9, t: 1e12, p: 1e15 };
+Object.assign(MANY, { thousand: 1e3, million: 1e6, billion: 1e9, trillion: 1e12 });
+const BYTES = { b: 1, byte: 1, bytes: 1 };
+[..."kmgtp"].forEach((each, n) => {
+  BYTES[`${each}b`] = 1000 ** (n + 1);
+  BYTES[`${each}ib`] = 1024 ** (n + 1);
+});
+const SECONDS = { s: 1, sec: 1, second: 1, seconds: 1, ms: 1e-3, µs: 1e-6, us: 1e-6, ns: 1e-9 };
+Object.assign(SECONDS, { min: 60, minute: 60, minutes: 60, h: 3600, hour: 3600, hours: 3600 });
+const FIGURES = /^(?:[a-z]\w*\s*=\s*)?((?:[-+−\d.,*×·^/()\s]|x(?=\s*[\d.])|(?<=[\d.])e(?=[-+−]?\d))*)(.*?)\.?$/i;
+const GROUPS = /(?<![\d.,])\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+)(?![\d,])/g;
 
-// The number in "12,000,000 B", "3.5 TB", "234 ms", "27 %" or "3/11", in bytes, seconds or 1.
-function number(text, unit) {
-  const found = text.replaceAll(",", "").trim().match(/^(-?[\d.]+(?:e[-+]?\d+)?)(?:\s*\/\s*([\d.]+))?\s*(.*)$/i);
-  if (!found) return NaN;
-  const [, top, below, word] = found;
-  let factor = 1;
-  if (unit === "B" || unit === "s") {
-    const prefix = word.replace(new RegExp(`${unit}$`, "i"), "");
-    if (unit === "s" && prefix.toLowerCase() === "m") factor = 1e-3;
-    else factor = MULTIPLES[prefix.toLowerCase()] ?? NaN;
-  } else if (word === "%" && unit !== "%") factor = 0.01;
-  return (Number(top) / (below ? Number(below) : 1)) * factor;
+// What one "MB" is, or one "million" or "million bytes"; NaN for no such unit.
+function size(word, unit) {
+  const sizes = { B: BYTES, s: SECONDS, "%": { "%": 1 }, "": { "%": 0.01 } }[unit] ?? { [unit.toLowerCase()]: 1 };
+  const [first, ...rest] = word.split(" ");
+  if (!word || word in sizes) return sizes[word] ?? 1;
+  if (unit !== "s" && unit !== "%" && first in MANY) return MANY[first] * size(rest.join(" "), unit);
+  const counted = !unit && !(word in BYTES) && !(word in SECONDS) && /^[a-z -]*$/.test(word);
+  return counted ? 1 : NaN;
 }
 
-// Stars and words, by the rules of td.predict.
-function judged(yours, results, unit, digits) {
-  const found = results.map((each) => number(each, unit));
-  if (found.some(Number.isNaN)) return yours === results.at(-1) ? [3, "right"] : [0, "no"];
+// The number in "12,000,000 B", "3.5 TB", "2 x 4 kB", "234 ms", "27 %" or "3/11", in the unit.
+function number(text, unit) {
+  const [, figures, word] = text.trim().match(FIGURES);
+  if (word.trim() && !figures.trim().endsWith(")") && /[\d)] *[-+−]/.test(figures)) return NaN;
+  const bare = figures.trim().replace(GROUPS, (group) => group.replace(/[, ]/g, ""));
+  const sum = bare.replaceAll("−", "-").replace(/[×·x]/gi, "*").replaceAll("^", "**");
+  if (!/^[-+\d.*/()e\s]+$/i.test(sum)) return NaN;
+  try {
+    const value = Function(`"use strict"; return (${sum});`)() * size(word.trim().toLowerCase(), unit);
+    return Number.isFinite(value) && !(unit && value < 0) ? value : NaN;
+  } catch { return NaN; /* no sum */ }
+}
+
+// Stars and words, by the rules of td.predict; `row` has [name, shown] of the results.
+function judged(yours, row, unit, digits) {
+  const shown = row.map(([, each]) => each.replaceAll("\u00a0", " ").trim());
+  const found = shown.map((each) => number(each, unit));
+  if (found.some(Number.isNaN)) return yours === shown.at(-1) ? [3, "right"] : [0, "no"];
   const mine = number(yours, unit);
   if (Number.isNaN(mine)) return null;
   const off = Math.min(...found.map((each) => Math.abs(mine - each)));
   const count = !unit && found.every((each) => Number.isInteger(each) && Math.abs(each) < 10000);
-  const same = found.some((each) => mine.toPrecision(digits) === each.toPrecision(digits));
-  if (off === 0 || (same && !count)) return [3, "exact"];
+  const same = found.map((each) => mine.toPrecision(digits) === each.toPrecision(digits));
+  if (off === 0 || (same.includes(true) && !count))
+    return [3, same.at(-1) ? "exact" : `exact: ${row[same.indexOf(true)][0]}`];
   if (!count && off <= Math.max(...found) - Math.min(...found))
     return [3, "as near as the results are to each other"];
   const actual = found.at(-1);
@@ -48,17 +69,21 @@ function field(choices) {
   return answer;
 }
 
+// What the field of a cell asks, as JupyterLab would show it: {question, unit, choices}.
+function asked(cell) {
+  const [view, all] = [cell, document].map((where, n) =>
+    where.querySelector(`script[type="application/vnd.jupyter.widget-${["view", "state"][n]}+json"]`));
+  return view && all ? JSON.parse(all.textContent).state[JSON.parse(view.textContent).model_id].state : {};
+}
+
 // The form of one question below its cell; `answered` is called once it is answered.
 function ask(cell, row, answered) {
-  const call = source(cell);
-  const question = call.match(/predict\(\s*"([^"]+)"/)?.[1];
-  const unit = call.match(/unit="([^"]*)"/)?.[1] ?? "";
-  const digits = Number(call.match(/digits=(\d)/)?.[1] ?? 3);
-  const listed = call.match(/choices=[([]([^)\]]*)[)\]]/)?.[1] ?? "";
-  const choices = [...listed.matchAll(/"([^"]+)"/g)].map((each) => each[1]);
+  const { question, unit, choices } = asked(cell);
+  const digits = Number(source(cell).match(/digits=(\d)/)?.[1] ?? 3);
   const table = row.querySelector("table");
   if (!question || !table) return false;
-  const results = [...table.rows[1].cells].slice(2).map((each) => each.textContent.trim());
+  const [names, values] = [...table.rows].map((each) => [...each.cells].slice(2).map((of) => of.textContent));
+  const results = names.map((name, n) => [name, values[n]]);
 
   const form = document.createElement("form");
   const said = document.createElement("span");
