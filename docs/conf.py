@@ -24,6 +24,7 @@ extensions = ["myst_nb", "sphinx.ext.autodoc"]
 root_doc = "contents"
 html_theme = "furo"
 html_copy_source = False
+html_show_copyright = False
 html_static_path = ["_static"]
 html_js_files = ["sliders.js", "boards.js", "predict.js"]
 html_css_files = ["pages.css"]
@@ -32,6 +33,7 @@ default_role = "code"
 nb_execution_mode = "off"
 nb_execution_timeout = 600
 nb_merge_streams = True
+nb_code_prompt_show = "Show the code"
 nb_ipywidgets_js: dict[str, object] = {}
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
@@ -50,7 +52,15 @@ def slug(heading: str) -> str:
 
 
 def contents(_app: object, docname: str, source: list[str]) -> None:
-    """The contents name all pages; anchors of the glossary are Sphinx's."""
+    """The contents name all pages; anchors of the glossary are Sphinx's; what a notebook hides, as
+    solutions, a page hides, too."""
+    if source[0].startswith("{"):
+        notebook = json.loads(source[0])
+        for about in (cell["metadata"] for cell in notebook["cells"]):
+            if about.get("jupyter", {}).get("source_hidden"):
+                about["tags"] = [*about.get("tags", ()), "hide-input"]
+        source[0] = json.dumps(notebook)
+        return
     source[0] = re.sub(r'^<a id="([^"]+)"></a>', r"(\1)=\n", source[0], flags=re.MULTILINE)
     if docname == root_doc:
         pages = [f"{title} <{name}>" for title, name in _ROW.findall(source[0])]

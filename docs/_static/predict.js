@@ -76,6 +76,15 @@ function asked(cell) {
   return view && all ? JSON.parse(all.textContent).state[JSON.parse(view.textContent).model_id].state : {};
 }
 
+// The stars of each prediction on this page, and the row of td.score() with them.
+const won = [];
+function score(cells) {
+  const row = cells.find((each) => source(each).trim() === "td.score()")?.querySelector("table")?.rows[1];
+  const shown = [won.length, won.filter((stars) => stars === 3).length, won.reduce((sum, each) => sum + each, 0)];
+  // "0 of 6", "0", "0 of 18"
+  if (row) shown.forEach((value, n) => (row.cells[n + 1].textContent = row.cells[n + 1].textContent.replace(/^\d+/, value)));
+}
+
 // The form of one question below its cell; `answered` is called once it is answered.
 function ask(cell, row, answered) {
   const { question, unit, choices } = asked(cell);
@@ -107,6 +116,7 @@ function ask(cell, row, answered) {
     const verdict = judged(typed, results, unit, digits);
     if (!verdict) return (said.textContent = "a number, please, as in 12 MB, 0.25 or 3/11");
     const [stars, words] = verdict;
+    won.push(stars);
     answer.value = typed;
     table.rows[1].cells[1].textContent = typed;
     close(`${"★".repeat(stars)}${"☆".repeat(3 - stars)} ${words}`);
@@ -128,6 +138,7 @@ document.addEventListener("DOMContentLoaded", () => {
   function unfold() {
     const until = blocks.findIndex((each) => open.has(each));
     blocks.forEach((each, at) => (each.hidden = until >= 0 && at > until));
+    score(cells);
   }
   cells.forEach((cell, at) => {
     if (!source(cell).includes("td.predict(")) return;
