@@ -35,6 +35,8 @@ nb_execution_timeout = 600
 nb_merge_streams = True
 nb_code_prompt_show = "Show the code"
 nb_ipywidgets_js: dict[str, object] = {}
+# a task is shown by its words: the button for its hints needs Python
+nb_mime_priority_overrides = [("html", "application/vnd.jupyter.widget-view+json", 35)]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 myst_heading_slug_func = "conf.slug"
@@ -84,18 +86,13 @@ def boards(app: Any, page: str, _template: str, _context: object, tree: Any) -> 
     for name in re.findall(r'td\.task\("([^"]+)"\)', tree.astext() if tree else ""):
         task = td.task(name)
         if task.kind == "order":
-            solved = task.result(task.solve()).targets
             targets = [
-                {
-                    "measure": measure,
-                    "name": target.name,
-                    "wanted": target.wanted,
-                    "best": target.best,
-                }
-                for measure, target in zip(task.targets, solved, strict=True)
+                {"measure": measure, "name": each.name, "wanted": each.wanted, "best": each.best}
+                for measure, each in zip(task.targets, task.judge(task.solve()), strict=True)
             ]
-            found[name] = {"title": task.title, "task": task.question, "targets": targets}
+            found[name] = {"title": task.title, "task": task.question, "hints": task.hints}
             found[name] |= {"inputs": dict(task.inputs), "orders": first_order(task.inputs)}
+            found[name]["targets"] = targets
     app.add_js_file(None, body=f"const BOARDS = {json.dumps(found)};", priority=100)
 
 

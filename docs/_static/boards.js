@@ -108,7 +108,7 @@ function cutBoard(inputs, choices, start) {
 
 // The actions of each device as boxes where they run, pale where they cannot. One that is dragged
 // onto another, or clicked before it, takes its place; arrow keys move one, too.
-function orderBoard({ title, task, orders, inputs, targets }) {
+function orderBoard({ title, task, hints, orders, inputs, targets }) {
   const rows = made("div", { className: "tiledask-order" });
   const status = made("p", { role: "status" });
   let held = null;
@@ -150,8 +150,11 @@ function orderBoard({ title, task, orders, inputs, targets }) {
   }
   draw();
   const help = "Drag an action onto another of its device, click both, or move one by arrow keys.";
-  const inside = [made("summary", {}, `Puzzle: ${title}`), made("p", {}, task), rows, help, status];
-  return made("details", { className: "tiledask-board" }, ...inside);
+  const folded = (words, ...inside) => made("details", {}, made("summary", {}, words), ...inside);
+  const all = hints.map((hint, n) => folded(`Hint ${n + 1} of ${hints.length}`, hint));
+  const board = folded(`Puzzle: ${title}`, made("p", {}, task), rows, help, status, ...all);
+  board.className = "tiledask-board";
+  return board;
 }
 
 document.addEventListener("DOMContentLoaded", () => {
