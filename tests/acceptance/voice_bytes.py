@@ -311,7 +311,5 @@ def _layer_calls() -> list[int]:
 
 
 def _summa(n: int) -> int:
-    from tiledask.plan.products.product import plan_product
-
     tiling = td.Tiling((n, n), (2, 2), (td.Shard(0), td.Shard(1)))
-    return plan_product("summa", tiling, tiling).traffic(4).total
+    return td.algorithms["summa"](tiling, tiling).traffic(4).total

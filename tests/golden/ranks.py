@@ -14,9 +14,7 @@ from golden.tile import dtype_of
 
 def plan_product(name: str, a: Any, b: Any, **options: Any) -> Any:
     """Who multiplies what, in which order; td.explain needs arrays on workers for it."""
-    from tiledask.plan.products.product import plan_product
-
-    return plan_product(name, a, b, **options)
+    return td.algorithms[name](a, b, **options)
 
 
 def options_of(name: str) -> tuple[str, ...]:

@@ -5,9 +5,7 @@ idle time   bubble_fraction, bubble_overhead
             lower_bound: no schedule takes less
 memory      state_bytes: weights, gradients and optimizer states of a rank
             minimum_devices, zero3_minimum_degree: how many devices hold them
-products    least_moved: elements that some rank receives, whatever the algorithm
-            break_even: the width from which several ranks are faster than one
-            grids: how a number of ranks can be a mesh
+products    grids: how a number of ranks can be a mesh
 losses      checkpointing, checkpoint_interval: how often to save what may be lost
 """
 
@@ -20,19 +18,16 @@ from tiledask.plan.pipelines.closed_form import (
     lower_bound,
     one_forward_one_backward_makespan,
 )
-from tiledask.plan.products.cost import break_even, least_moved
 from tiledask.plan.products.product import grids
 from tiledask.plan.timing.checkpointing import checkpoint_interval, checkpointing
 
 __all__ = [
-    "break_even",
     "bubble_fraction",
     "bubble_overhead",
     "checkpoint_interval",
     "checkpointing",
     "gpipe_makespan",
     "grids",
-    "least_moved",
     "lower_bound",
     "minimum_devices",
     "one_forward_one_backward_makespan",

@@ -74,6 +74,11 @@ def slow(tile=10):
     return {"kernel": "tiled", "tile": tile}
 
 
+def count(plan):
+    """Tiles that are left to all slots."""
+    return sum(map(len, plan.tiles))
+
+
 def records(c):
     """Name -> when it was written, of the record of every finished tile."""
     found = {}
@@ -141,7 +146,7 @@ def test_the_same_plan_gives_the_same_bits(cluster, tmp_path):
     a, b = operands(tmp_path, 300, 400, 200, "f8", draw=normal)
     limit = {"memory_limit": "8.6MB"}
     first = multiply_stored(a, b, tmp_path / "1.npy", cluster, **limit)
-    assert len(first.plan.tiles) > cluster.slots
+    assert count(first.plan) > cluster.slots
     second = multiply_stored(a, b, tmp_path / "2.npy", cluster, **limit)
     assert first[:, :].tobytes() == second[:, :].tobytes()
 
@@ -162,7 +167,7 @@ def test_a_worker_that_dies_costs_what_it_had_not_recorded(cluster, tmp_path):
 
     options = {"memory_limit": "9MB", "timeout": 240, "progress": progress, **slow(12)}
     d = multiply_stored(a, b, c, cluster, **options)
-    assert len(d.plan.tiles) >= 2 * cluster.slots
+    assert count(d.plan) >= 2 * cluster.slots
     check(d, a, b, all_read=False)
     assert killed
     assert not recomputed
@@ -211,8 +216,7 @@ def test_a_client_that_dies_is_taken_up_by_another(cluster, tmp_path, monkeypatc
     )
     assert d.resumed_tiles >= 2
     assert not recomputed
-    p, q = d.plan.cuts.grid
-    assert len(d.plan.tiles) == p * q - d.resumed_tiles
+    assert count(d.plan) == len([*d.plan.cuts.regions]) - d.resumed_tiles
     assert d.bytes_read.predicted == d.bytes_read.measured
     same_cuts = lambda problem, slots, limit: plan_cuts(problem, d.plan.cuts, slots, limit)  # noqa: E731
     monkeypatch.setattr(multiply, "plan_stream", same_cuts)
@@ -254,7 +258,7 @@ def test_an_interrupt_leaves_nothing_at_work_and_nothing_is_lost(cluster, begun)
     assert records(c) == before
     d = multiply_stored(a, b, c, cluster, **options)
     assert d.resumed_tiles == len(before) >= 2
-    assert d.plan.tiles  # the workers stopped at their next panel
+    assert any(d.plan.tiles)  # the workers stopped at their next panel
     check(d, a, b)
 
 
@@ -313,7 +317,7 @@ def test_a_late_product_stops_and_goes_on_and_says_how_far_it_is(cluster, tmp_pa
     options["progress"] = lambda *done: told.append(done)
     c = multiply_stored(a, b, tmp_path / "c.npy", cluster, **options)
     check(c, a, b)
-    panels = len(c.plan.tiles) * len(c.plan.cuts.panels(340))
+    panels = count(c.plan) * len(c.plan.cuts.panels(340))
     assert {total for _, total in told} == {panels}
     assert told == sorted(told)
     assert told[-1][0] == panels > told[0][0]

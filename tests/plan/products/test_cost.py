@@ -1,4 +1,4 @@
-"""Times, one rate at a time; the least that must move, against all subsets and against plans."""
+"""Times of plans, one rate at a time."""
 
 import random
 from dataclasses import replace
@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tiledask.errors import PlacementError
-from tiledask.plan.products.cost import MachineRates, ProductCost, cost, least_moved
+from tiledask.plan.products.cost import MachineRates, ProductCost, cost
 from tiledask.plan.products.placement import Partial, Replicate, Shard, Tiling
-from tiledask.plan.products.product import algorithms, plan_product
+from tiledask.plan.products.product import algorithms
 
 GRID = (Shard(0), Shard(1))
 COPIES = (*GRID, Replicate())
@@ -43,75 +43,10 @@ def plans(count, seed):
         name = draw.choice(list(algorithms))
         options = {"panel": draw.randint(1, 9)} if "panel" in algorithms[name].options else {}
         try:
-            found.append(plan_product(name, a, b, **options))
+            found.append(algorithms[name](a, b, **options))
         except PlacementError:
             continue
     return found
-
-
-def sizes(tiling):
-    return [prod(tiling.block_shape(at)) for at in tiling.coordinates()]
-
-
-def touched(m, n, k, work):
-    """The bound on what ``work`` multiplications touch, by itself."""
-    return least_moved(m, n, k, m * n * k / work, memory=inf, held=0)
-
-
-@pytest.mark.parametrize(
-    "box", [(1, 1, 1), (1, 1, 6), (1, 2, 5), (2, 2, 2), (1, 3, 3), (2, 2, 3), (3, 1, 4)]
-)
-def test_no_set_of_multiplications_touches_less(box):
-    m, n, k = box
-    sets = np.arange(1, 2 ** (m * n * k), dtype=np.uint32)
-    done = ((sets[:, None] >> np.arange(m * n * k)) & 1).reshape(-1, m, n, k).astype(bool)
-    of_matrices = sum(done.any(axis=axis).sum(axis=(1, 2)) for axis in (1, 2, 3))
-    work = done.sum(axis=(1, 2, 3))
-    for w in range(1, m * n * k + 1):
-        fewest = of_matrices[work == w].min()
-        assert touched(m, n, k, w) <= fewest + 1e-9
-        if w == m * n * k:  # all of it, a square of full depth, a cube: nothing is given away
-            assert touched(m, n, k, w) == pytest.approx(fewest)
-    small, middle, _ = sorted(box)
-    for w in (small**3, small * middle**2):
-        assert touched(m, n, k, w) == pytest.approx(of_matrices[work == w].min())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "least"),
-    [
-        # a cube of ranks: three faces of side 1200 / 4, less a 64th of each matrix
-        ((1200, 1200, 1200, 64, inf, 3 * 1200**2 / 64), 3 * 300**2 - 3 * 1200**2 / 64),
-        # 10^6 multiplications a rank in a memory of 50^2: 2 * 10^6 / 50, less 2 * 2500 / 5.196
-        ((1000, 1000, 1000, 1000, 2500, 0), 40000 - 5000 / 27**0.5),
-        # enough memory for the faces of a cube of side 100
-        ((1000, 1000, 1000, 1000, 30000, 0), 30000),
-        # one of two ranks does three quarters of 4 x 4 x 4: 2/3 of what 48 touch
-        ((4, 4, 4, 2, inf, 0, 48), 2 / 3 * 3 * 48 ** (2 / 3)),
-    ],
-)
-def test_known_values(arguments, least):
-    assert least_moved(*arguments) == pytest.approx(least)
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("seed", range(6))
-def test_every_plan_moves_at_least_that(seed):
-    binding = 0
-    for plan in plans(120, seed):
-        m, n, k = plan.a.shape[0], plan.b.shape[1], plan.a.shape[1]
-        blocks = list(zip(*map(sizes, (plan.a, plan.b, plan.result)), strict=True))
-        extents = [plan.extents(rank) for rank in range(plan.ranks)]
-        memory = max(
-            a + b + rows * columns + max(plan.held(rank), c if plan.sums else 0)
-            for rank, (a, b, c) in enumerate(blocks)
-            for rows, columns, _ in [extents[rank]]
-        )
-        held = sum(map(sum, blocks)) / plan.ranks
-        least = least_moved(m, n, k, plan.ranks, memory, held, max(map(prod, extents)))
-        assert least <= max(plan.traffic(1).received) + 1e-6, plan
-        binding += least > 0
-    assert binding > 20
 
 
 def stretches(region, block):
@@ -130,7 +65,7 @@ def slowest(plan, **rates):
 
 def per_rank(plan, of_operand, of_addend):
     """The largest sum over a rank's fetched pieces."""
-    owned = [[t.region(at) for at in t.coordinates()] for t in (plan.a, plan.b, plan.work)]
+    owned = [[t.region(at) for at in t.coordinates] for t in (plan.a, plan.b, plan.work)]
     return max(
         sum(
             of_operand(p.region, blocks[p.source])
@@ -172,7 +107,7 @@ def test_seconds_by_hand():
     multiply = 2 * (32 / 2 + (12 * 4 + 16 * 8) / 8 + 0.5)
     read = 0.25 + 0.125 + 8 * 4 / 4  # one piece, whole rows
     overhead = 2 * 1.0 + 2 * 0.5
-    gather, total = plan_product("gather", t, t), multiply + read + overhead
+    gather, total = algorithms["gather"](t, t), multiply + read + overhead
     assert cost(gather, 4, 8, ROUND) == ProductCost(
         multiply, read, 0.0, overhead, total, 2 * (multiply,)
     )

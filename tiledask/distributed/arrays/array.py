@@ -81,7 +81,7 @@ class ShardedArray(Tiled):
     @property
     def block_bytes(self) -> tuple[int, ...]:
         """Bytes of each rank's block."""
-        shapes = (self.tiling.block_shape(at) for at in self.tiling.coordinates())
+        shapes = (self.tiling.block_shape(at) for at in self.tiling.coordinates)
         return tuple(prod(shape) * self.dtype.itemsize for shape in shapes)
 
     @cached_property
@@ -118,7 +118,7 @@ class ShardedArray(Tiled):
             )
         self.mesh.cluster.again(self.blocks)
         blocks: dict[Region, Future[Any]] = {}
-        for at, block in zip(self.tiling.coordinates(), self.blocks, strict=True):
+        for at, block in zip(self.tiling.coordinates, self.blocks, strict=True):
             blocks.setdefault(self.tiling.region(at), block)
         # along each dimension, where the intervals that are not empty begin and end
         edges = [
@@ -151,7 +151,7 @@ class ShardedArray(Tiled):
         )
 
     def _repr_html_(self) -> str:
-        blocks = zip(self.tiling.coordinates(), self.block_bytes, strict=True)
+        blocks = zip(self.tiling.coordinates, self.block_bytes, strict=True)
         rows = [
             (
                 rank,
@@ -196,7 +196,7 @@ def to_numpy(array: ShardedArray, timeout: float | None = None) -> np.ndarray:
     if not isinstance(array, ShardedArray):
         return off_device(array)
     partial = any(isinstance(p, Partial) for p in array.placements)
-    ranks = zip(array.tiling.coordinates(), array.blocks, array.block_bytes, strict=True)
+    ranks = zip(array.tiling.coordinates, array.blocks, array.block_bytes, strict=True)
     replicated = [isinstance(p, Replicate) for p in array.placements]
     wanted = [  # of replicas the first
         (block, size, slices(array.tiling.region(at)))

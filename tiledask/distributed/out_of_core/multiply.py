@@ -34,7 +34,6 @@ from tiledask.distributed.out_of_core.stored import (
 from tiledask.distributed.out_of_core.tiles import StoredOperands, multiply_tiles, warm
 from tiledask.distributed.products.operands import check_kernel, check_types
 from tiledask.errors import ConfigError, DoesNotFitError, PlacementError
-from tiledask.plan.products.regions import Region
 from tiledask.plan.products.streaming import Cuts, Problem, StreamPlan, plan_cuts, plan_stream
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.units import format_bytes, parse_bytes
@@ -292,15 +291,12 @@ def _run(
     progress: Progress,
 ) -> tuple[int, Counted]:
     """(bytes that all workers read, what was counted meanwhile)."""
-    if not plan.tiles:  # the last run was killed between its last tile and its end
+    if not any(plan.tiles):  # the last run was killed between its last tile and its end
         with counting(cluster) as counted:
             return 0, counted
-    run, tiles = uuid.uuid4().hex, {slot: list[Region]() for slot in range(cluster.slots)}
-    for tile in plan.tiles:
-        tiles[tile.slot].append(tile.region)
-    m, n, k = plan.problem.extents
-    panels = [len(mine) * len(plan.cuts.panels(k)) for mine in tiles.values()]
-    tiles = {slot: mine for slot, mine in tiles.items() if mine}
+    run, (m, n, k) = uuid.uuid4().hex, plan.problem.extents
+    panels = [len(mine) * len(plan.cuts.panels(k)) for mine in plan.tiles]
+    tiles = {slot: mine for slot, mine in enumerate(plan.tiles) if mine}
     what = f"product {m}x{k} @ {k}x{n} into {os.path.basename(product.c.path)}"
     loaded = cluster.submit_all(warm, dict.fromkeys(tiles, (product, cluster.backend)), name="load")
     cluster.wait(loaded, f"loading what the {what} needs", min(seconds, DEADLINE), cancel=True)

@@ -62,7 +62,7 @@ class StoredArray:
     @property
     def form(self) -> StorageLayout:
         """What reading and writing it costs."""
-        return StorageLayout(self.shape, self.dtype.itemsize, self.chunks)
+        return StorageLayout(self.shape, self.dtype.itemsize, self.chunks or (1, 1))
 
     def read(self, region: Region, out: np.ndarray) -> int:
         """Bytes read, once ``out`` holds the elements of ``region`` ((top, bottom), (left, right)).

@@ -5,6 +5,7 @@ compute    [multiply 0][multiply 1] ... [write tile]    C tile += A panel @ B pa
 a thread                                  [fsync, record]
 """
 
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -60,7 +61,7 @@ def warm(product: StoredOperands, backend: str) -> None:
 def multiply_tiles(
     product: StoredOperands,
     cuts: Cuts,
-    tiles: list[Region],
+    tiles: Sequence[Region],
     journal: Journal,
     run: str,
     slot: int,

@@ -18,8 +18,8 @@ from tiledask.errors import PlacementError
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.products.cost import MachineRates, ProductCost, cost
 from tiledask.plan.products.placement import Tiling
-from tiledask.plan.products.product import PANEL, algorithms, plan_product
-from tiledask.plan.products.product_plan import RUNTIME, ProductPlan
+from tiledask.plan.products.product import algorithms
+from tiledask.plan.products.product_plan import PANEL, RUNTIME, ProductPlan
 from tiledask.plan.tables import Part, Printable, Table
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.tile import accumulator
@@ -167,7 +167,7 @@ class ProductQuestion:
 
         def planned(panel: int | None) -> tuple[ProductPlan, Ledger]:
             given = {"panel": panel} if takes or self.algorithm else {}
-            plan = plan_product(name, self.a, self.b, **given)
+            plan = algorithms[name](self.a, self.b, **given)
             return plan, ledger_of(plan, self.dtype, self.kernel, self.tile, self.transport)
 
         (plan, ledger), width = planned(self.panel), PANEL

@@ -10,7 +10,8 @@ from typing import Any
 from tiledask.errors import ConfigError, short
 from tiledask.lab.commands.options import Run
 from tiledask.plan.data import meant
-from tiledask.plan.products.product import PANEL, algorithms
+from tiledask.plan.products.product import algorithms
+from tiledask.plan.products.product_plan import PANEL
 from tiledask.plan.units import divisors, format_bytes
 from tiledask.plan.whole import whole_number
 

@@ -23,7 +23,6 @@ from tiledask.lab.course.runs import Blocking
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.inputs.hardware import load_device
 from tiledask.plan.products.cost import MachineRates, cost
-from tiledask.plan.products.product import plan_product
 from tiledask.plan.products.product_plan import RUNTIME, ProductPlan
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.tile.backend import accumulator, as_dtype
@@ -157,7 +156,7 @@ def cuts(m: int, n: int, k: int, dtype: str, workers: int, memory: int) -> Names
     begin, spread = [td.Tiling(shape, (p, q), runs.GRID) for shape in ((m, k), (k, n))], {}
     for over in plans:
         with suppress(PlacementError):  # too small for it
-            total = plan_product("3d", *begin, grid=over).traffic(item, wide).total
+            total = td.algorithms["3d"](*begin, grid=over).traffic(item, wide).total
             if over[2] > 1:
                 words = f"{format_bytes(total)} received from {p} x {q} blocks without copies"
                 spread[over] = f"; {words}"

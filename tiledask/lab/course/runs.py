@@ -19,7 +19,6 @@ import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.plan.pipelines.timeline import COMPUTE, Timeline
-from tiledask.plan.products.product import plan_product
 from tiledask.plan.products.product_plan import ProductPlan
 from tiledask.tile.backend import as_dtype
 
@@ -48,7 +47,7 @@ class Blocking(NamedTuple):
             td.Tiling(shape, self.grid, how)
             for shape, how in zip(((m, k), (k, n)), self.placed, strict=True)
         )
-        return plan_product(self.algorithm, a, b)
+        return td.algorithms[self.algorithm](a, b)
 
 
 def loaded(plan: ProductPlan, tile: int, item: int = 4) -> int:

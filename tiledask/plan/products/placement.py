@@ -2,17 +2,12 @@
 
 A mesh (2, 2) with (Shard(0), Shard(1)), the words of PyTorch's DTensor:
 
-              mesh axis 1
-               0    1             rank (i, j) holds rows   I_i  (array_split of dim 0 over axis 0)
-    axis 0  0 [00] [01]                       and columns  J_j  (array_split of dim 1 over axis 1)
+               0    1       rank (i, j) holds rows I_i and columns J_j, cut as by array_split
+            0 [00] [01]
             1 [10] [11]
 
-Who holds which indices of one dimension, if that is not even, are Shards:
-
-                    rank 0   rank 1   rank 2   rank 3
-even(10, 4)         0 1 2    3 4 5    6 7      8 9
-side by side        gate 0 1 2 | up 0 1 2, ...            each rank has its part of both
-10 heads over 5     kv 0 1   1 2      3        4          kv head 1 is on ranks 0 and 1
+Who holds which indices of a dimension, if that is not even, are Shards: the kv heads of 10 query
+heads over 5 ranks, or gate | up side by side, each rank with its part of both.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,16 +40,6 @@ class Shards:
     extent: int
     parts: tuple[tuple[Interval, ...], ...]
 
-    def __post_init__(self) -> None:
-        for rank, part in enumerate(self.parts):
-            for start, stop in part:
-                if not 0 <= start < stop <= self.extent:
-                    raise PlacementError(
-                        f"rank {rank} holds indices {start}..{stop} of a dimension of "
-                        f"{self.extent}: an interval is start < stop within 0..{self.extent}; "
-                        f"leave empty ones out"
-                    )
-
     @property
     def ranks(self) -> int:
         return len(self.parts)
@@ -67,15 +52,15 @@ class Shards:
     @cached_property
     def in_a_row(self) -> bool:
         """Whether the parts, one rank's after the other's, are the dimension."""
-        flat = [at for part in self.parts for at in part]
-        ends = [0, *(stop for _, stop in flat)]
-        return ends == [*(start for start, _ in flat), self.extent]
+        return np.array_equal(self._all(), np.arange(self.extent))
 
     @property
     def covers(self) -> bool:
         """Whether every index is held by some rank."""
-        held = {index for rank in range(self.ranks) for index in self.indices(rank).tolist()}
-        return len(held) == self.extent
+        return len(np.unique(self._all())) == self.extent
+
+    def _all(self) -> np.ndarray:
+        return np.concatenate([np.arange(0), *map(self.indices, range(self.ranks))])
 
     def scaled(self, width: int) -> "Shards":
         """The same parts, each index being ``width`` indices: heads as columns."""
@@ -91,9 +76,8 @@ class Shards:
         ends = sorted({end for part in self.parts for at in part for end in at})
         runs: list[tuple[tuple[int, ...], Interval]] = []
         for start, stop in pairwise(ends):
-            holders = tuple(
-                r for r, part in enumerate(self.parts) if any(a <= start < b for a, b in part)
-            )
+            held = (any(a <= start < b for a, b in part) for part in self.parts)
+            holders = tuple(rank for rank, holds in enumerate(held) if holds)
             if runs and runs[-1][0] == holders:
                 start = runs.pop()[1][0]
             runs.append((holders, (start, stop)))
@@ -114,10 +98,8 @@ class Shards:
         return np.concatenate([np.arange(0), *intervals])
 
     def __str__(self) -> str:
-        parts = " | ".join(
-            " + ".join(f"{a}..{b}" for a, b in part) or "none" for part in self.parts
-        )
-        return f"{self.extent} as {parts}"
+        parts = (" + ".join(f"{a}..{b}" for a, b in part) or "none" for part in self.parts)
+        return f"{self.extent} as {' | '.join(parts)}"
 
 
 @lru_cache(4096)
@@ -140,59 +122,45 @@ class Shard:
     """Who holds what of it, if that is not even."""
 
     def __post_init__(self) -> None:
-        if not is_whole(self.dim) or not isinstance(self.shards, Shards | None):
-            raise PlacementError(
-                f"Shard takes the number of a dimension, 0 for the first, and perhaps a Shards; "
-                f"got {self.dim!r}, {self.shards!r}"
-            )
+        if not is_whole(self.dim):
+            rule = "Shard takes the number of a dimension, 0 for the first"
+            raise PlacementError(f"{rule}; got {self.dim!r}")
 
     def interval(self, whole: Interval, ranks: int, rank: int) -> Interval:
-        """What number ``rank`` of ``ranks`` has of ``whole``; refused if not in one piece."""
+        """What ``rank`` of ``ranks`` has of ``whole``; refused if it is not in one piece."""
         if self.shards is None:
             return part_of(*whole, ranks, rank)
         part = self.shards.parts[rank] or ((0, 0),)
         if len(part) > 1:
             raise PlacementError(
-                f"rank {rank} holds {len(part)} pieces of dimension {self.dim}, no region: "
-                f"{self.shards}; ask for its slice, or place the array evenly"
+                f"rank {rank} holds {len(part)} pieces of dimension {self.dim}, {self.shards}, and "
+                f"one is needed; place the array evenly"
             )
         return part[0]
 
-    def __str__(self) -> str:
-        return f"Shard({self.dim})"
-
     def __repr__(self) -> str:
-        return str(self) if self.shards is None else f"Shard({self.dim}, {self.shards})"
+        return f"Shard({self.dim})"
 
 
 @dataclass(frozen=True)
 class Replicate:
     """A full copy on every rank of this mesh axis."""
 
-    def __repr__(self) -> str:
-        return "Replicate()"
-
 
 @dataclass(frozen=True)
 class Partial:
     """A part of a sum on every rank of this mesh axis; the array is their sum."""
 
-    def __repr__(self) -> str:
-        return "Partial()"
-
 
 Placement = Shard | Replicate | Partial
 
 ANY = 0
-"""The extent of a mesh's axis along which all ranks have the whole, or partial sums of it, however
-many they are."""
+"""The extent of a mesh's axis of any number of ranks, along which nothing is sharded."""
 
 
 @dataclass(frozen=True)
 class Tiling:
     """An array's shape, the mesh's shape and a placement per mesh axis: who owns what.
-
-    Whatever is sharded says so by one: arrays on workers, blocks of ranks, weights of programs.
 
     >>> t = Tiling((5, 4), (2, 2), (Shard(0), Shard(1)))
     >>> t.region((0, 1)), t.block_shape((1, 0)), t.rank((1, 1))
@@ -204,7 +172,7 @@ class Tiling:
     placements: tuple[Placement, ...]
 
     def __post_init__(self) -> None:
-        sharded = [p for p in self.placements if isinstance(p, Shard)]
+        sharded = [p.dim for p in self.placements if isinstance(p, Shard)]
         for name, extents, least in (("shape", self.shape, 0), ("mesh", self.mesh, bool(sharded))):
             if not all(is_whole(n, int(least)) for n in extents):
                 raise PlacementError(
@@ -218,40 +186,34 @@ class Tiling:
             )
         for ranks, placement in zip(self.mesh, self.placements, strict=True):
             if not isinstance(placement, Placement):
-                raise PlacementError(
-                    f"a placement is Shard(dim), Replicate() or Partial(), got {placement!r}"
-                )
+                rule = "a placement is Shard(dim), Replicate() or Partial()"
+                raise PlacementError(f"{rule}, got {placement!r}")
             if isinstance(placement, Shard):
                 self._check_shard(placement, ranks, sharded)
 
-    def _check_shard(self, placement: Shard, ranks: int, sharded: list[Shard]) -> None:
-        """Refuse another dimension, and shards of another one or of other ranks; those that are
-        even go unsaid."""
+    def _check_shard(self, placement: Shard, ranks: int, sharded: list[int]) -> None:
+        """Refuse another dimension, and shards of another one; those that are even are left out."""
         dim, shards = placement.dim, placement.shards
         if not 0 <= dim < len(self.shape):
             raise PlacementError(
                 f"Shard({dim}) needs a dimension 0..{len(self.shape) - 1} of an array of shape "
                 f"{self.shape}; choose one of those"
             )
-        extent = self.shape[dim]
         if shards is None:
             return
+        extent = self.shape[dim]
         if shards == even_shards(extent, ranks):
             even = (Shard(dim) if p is placement else p for p in self.placements)
             object.__setattr__(self, "placements", tuple(even))
-        elif (shards.ranks, shards.extent) != (ranks, extent):
+        elif (shards.ranks, shards.extent) != (ranks, extent) or sharded.count(dim) > 1:
             raise PlacementError(
                 f"shards of {shards.extent} indices over {shards.ranks} ranks do not fit dimension "
-                f"{dim} of an array of {list(self.shape)} over {ranks}; make them by "
+                f"{dim} of an array of {list(self.shape)}, which is sharded over {ranks} ranks of "
+                f"the mesh {self.mesh}, if along several axes then evenly; make them by "
                 f"even_shards({extent}, {ranks})"
             )
-        elif sum(p.dim == dim for p in sharded) > 1:
-            raise PlacementError(
-                f"dimension {dim} is sharded along several axes of the mesh {self.mesh}: then "
-                f"evenly; leave {shards} out"
-            )
 
-    def __reduce__(self) -> tuple[type["Tiling"], tuple[tuple[Any, ...], ...]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """To another process go the fields alone, not the regions of all ranks."""
         return Tiling, (self.shape, self.mesh, self.placements)
 
@@ -259,9 +221,10 @@ class Tiling:
     def ranks(self) -> int:
         return prod(self.mesh)
 
-    def coordinates(self) -> Iterator[tuple[int, ...]]:
+    @cached_property
+    def coordinates(self) -> tuple[tuple[int, ...], ...]:
         """Mesh coordinates of rank 0, 1, ...: row-major."""
-        return product(*map(range, self.mesh))
+        return tuple(product(*map(range, self.mesh)))
 
     def rank(self, at: Sequence[int]) -> int:
         """Rank of mesh coordinates ``at``."""
@@ -272,11 +235,7 @@ class Tiling:
 
     def at(self, rank: int) -> tuple[int, ...]:
         """Mesh coordinates of a rank."""
-        return self._at[rank]
-
-    @cached_property
-    def _at(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(self.coordinates())
+        return self.coordinates[rank]
 
     def region(self, at: Sequence[int]) -> Region:
         """What the rank at ``at`` holds: (start, stop) per dimension.
@@ -291,11 +250,12 @@ class Tiling:
 
     def slice(self, at: Sequence[int]) -> TensorSlice:
         """What the rank at ``at`` holds, which may be several pieces of a dimension."""
-        told = {p.dim: p.shards.parts[i] for i, p in zip(at, self.placements, strict=True)
-                if isinstance(p, Shard) and p.shards is not None}  # fmt: skip
+        pieces = {p.dim: p.shards.parts[i] for p, i in zip(self.placements, at, strict=True)
+                  if isinstance(p, Shard) and p.shards}  # fmt: skip
         even = [Replicate() if isinstance(p, Shard) and p.shards else p for p in self.placements]
-        parts = [((a, b),) if a < b else () for a, b in self.replaced(*even).region(at)]
-        return TensorSlice(self.shape, tuple(told.get(d, part) for d, part in enumerate(parts)))
+        for dim, (start, stop) in enumerate(self.replaced(*even).region(at)):
+            pieces.setdefault(dim, ((start, stop),) if start < stop else ())
+        return TensorSlice(self.shape, tuple(pieces[dim] for dim in range(len(self.shape))))
 
     def shards(self, axis: int = 0) -> Shards | None:
         """Who holds what of the dimension that is cut along an axis; None if none is."""
@@ -307,7 +267,7 @@ class Tiling:
     @cached_property
     def regions(self) -> tuple[Region, ...]:
         """What rank 0, 1, ... holds."""
-        return tuple(map(self.region, self.coordinates()))
+        return tuple(map(self.region, self.coordinates))
 
     def block_shape(self, at: Sequence[int]) -> tuple[int, ...]:
         """Shape of the block at ``at``."""
@@ -315,11 +275,10 @@ class Tiling:
 
     def owned(self, rank: int) -> np.ndarray:
         """Which numbers of ``rank``'s block no lower rank holds as well."""
-        mine = self.slice(self.at(rank))
+        mine, *lower = (self.slice(self.at(each)) for each in (rank, *range(rank)))
         owned = np.ones(mine.local_shape, np.bool_)
-        before = [box for lower in range(rank) for box in self.slice(self.at(lower)).boxes]
         for box, view in mine.views(owned):
-            for other in before:
+            for other in (each for piece in lower for each in piece.boxes):
                 if (both := overlap(box, other)) is not None:
                     view[within(both, box)] = False
         return owned

@@ -15,19 +15,16 @@ or a vector [k]. The plan alone says what moves; the same plan is executed.
 
 summa    C stays; panels of A and B pass by, the same one at every rank at a time. On a p x q grid,
          with A, B and C all (Shard(0), Shard(1)), each rank receives (q-1)/q of a row of A and
-         (p-1)/p of a column of B (van de Geijn and Watts, "SUMMA", 1997)
-cannon   C stays; on a square grid no block has two readers at a time: rank (i, j) begins i + j
-         blocks further. Blocks are read from their owners, not passed on, so there is no first
-         skew to move. On a p x q grid k is cut where A's and B's blocks end, and some blocks have
-         two readers (Cannon, "A cellular computer to implement the Kalman filter algorithm", 1969)
+         (p-1)/p of a column of B (van de Geijn and Watts, 1997)
+cannon   C stays; rank (i, j) begins i + j blocks further, so that on a square grid no block has two
+         readers at a time. Blocks are read from their owners, not passed on: there is no first skew
+         to move (Cannon, 1969)
 2.5d     a grid (p, q, c): each of c layers works like SUMMA on its share of k, a c-th of every
          block, and the partial sums are summed by a reduce-scatter along the last axis. Costs least
-         if A and B are (Shard(0), Shard(1), Replicate()) (Solomonik and Demmel,
-         "Communication-optimal parallel 2.5D matrix multiplication and LU factorization
-         algorithms", 2011)
+         if A and B are (Shard(0), Shard(1), Replicate()) (Solomonik and Demmel, 2011)
 3d       a grid (p, q, r): rank (i, j, l) takes an r-th of every block of A[I_i, K] and B[K, J_j],
          and r partial sums of each block of C are summed. The fewest bytes where memory allows
-         (Agarwal et al., "A three-dimensional approach to parallel matrix multiplication", 1995)
+         (Agarwal et al., 1995)
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -40,16 +37,12 @@ from typing import Any
 from tiledask.errors import PlacementError
 from tiledask.plan.intervals import part_of, split
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling
-from tiledask.plan.products.product_plan import ProductPanel, ProductPlan
+from tiledask.plan.products.product_plan import PANEL, ProductPanel, ProductPlan
 from tiledask.plan.products.traffic import fetch
 from tiledask.plan.units import divisors
 from tiledask.plan.whole import is_whole, whole_number
 
-__all__ = ["PANEL", "Algorithm", "algorithms", "grids", "moves_nothing", "plan_product"]
-
-PANEL = 512
-"""Extent along k of the panels that are fetched, unless told otherwise: wide enough for BLAS and
-for long runs of memory, narrow enough that two of them are small beside C."""
+__all__ = ["Algorithm", "algorithms", "grids", "moves_nothing"]
 
 # What A and B may be along one mesh axis so that each rank multiplies what it holds, and what the
 # product then is along that axis; d stands for a leading dimension of A.
@@ -69,6 +62,10 @@ class Algorithm:
 
     Options: ``panel``, the extent of panels along k; ``grid``, the ranks as (p, q) or (p, q, c), by
     default the mesh if it has as many axes.
+
+    >>> t = Tiling((8, 8), (2, 2), (Shard(0), Shard(1)))
+    >>> algorithms["summa"](t, t, panel=2)
+    ProductPlan(summa, panel 2: 128 elements in 16 messages among 4 ranks)
     """
 
     name: str
@@ -76,7 +73,7 @@ class Algorithm:
     """What is cut along the axes of the grid that it takes, or one letter for all axes of A's mesh;
     "": what the operands' placements cut, and C may stay partial sums."""
     words: str = ""
-    """Of the choices within it."""
+    """The choices within it."""
 
     @property
     def axes(self) -> int:
@@ -92,37 +89,31 @@ class Algorithm:
         """The plan; options that are None are left out. Raises PlacementError."""
         given = {key: value for key, value in options.items() if value is not None}
         if unknown := sorted(given.keys() - {*self.options}):
-            takes = ", ".join(self.options) or "none at all"
             raise PlacementError(
-                f"{self.name} has no option {', '.join(unknown)}; it takes {takes}"
+                f"{self.name} has no option {', '.join(unknown)}; it takes "
+                f"{', '.join(self.options) or 'none at all'}"
             )
         _check_shapes(a, b)
-        panel = given.get("panel", PANEL)
-        whole_number("panel", panel, 1, of="columns of A", error=PlacementError)
+        panel = whole_number(
+            "panel", given.get("panel", PANEL), 1, of="columns of A", error=PlacementError
+        )
         mesh = self._grid(a, b, given.get("grid")) if self.axes else a.mesh
-        work = self._work(a, b) if self.cuts else self._in_place(a, b)
-        kept = [i for t in (a, b) for i, p in enumerate(t.placements) if p == Partial()]
-        if kept and self.cuts:
-            raise self._unsummed(a, kept[0])
-        cut = [i for i, p in enumerate(work) if p == Partial() and i not in kept]
-        made = Tiling((*a.shape[:-1], *b.shape[1:]), mesh, tuple(work))
-        ranks = range(made.ranks)
-        blocks = [self._blocks(a, b, made, cut, tuple(kept), rank) for rank in ranks]
-        result = _summed(made, cut) if self.cuts else made
-        sums = bool(self.cuts) and any(mesh[axis] > 1 for axis in cut)
+        placed = self._work(a, b) if self.cuts else self._in_place(a, b)
+        keep = tuple(i for t in (a, b) for i, p in enumerate(t.placements) if p == Partial())
+        if keep and self.cuts:
+            raise self._unsummed(a, keep[0])
+        cut = [i for i, p in enumerate(placed) if p == Partial() and i not in keep]
+        work = Tiling((*a.shape[:-1], *b.shape[1:]), mesh, tuple(placed))
+        result = _summed(work, cut) if self.cuts else work
+        sums, ranks = bool(self.cuts) and any(mesh[axis] > 1 for axis in cut), range(work.ranks)
+        blocks = [self._blocks(a, b, work, cut, keep, rank) for rank in ranks]
+        panels = self._panels(blocks, work, panel if "panel" in self.options else None)
+        partials = (
+            fetch(work, work.at(rank), result.regions[rank]) if sums else () for rank in ranks
+        )
+        words = self.words.format(panel=panel, replication=mesh[-1])
         return ProductPlan(
-            self.name,
-            self.words.format(panel=panel, replication=mesh[-1]),
-            a,
-            b,
-            made,
-            result,
-            sums,
-            tuple(self._panels(blocks, made, panel if "panel" in self.options else None)),
-            tuple(
-                tuple(fetch(made, made.at(rank), result.regions[rank], tuple(kept)) if sums else ())
-                for rank in ranks
-            ),
+            self.name, words, a, b, work, result, sums, tuple(panels), tuple(map(tuple, partials))
         )
 
     def _blocks(
@@ -217,8 +208,8 @@ class Algorithm:
         first = axis < len(a.mesh) and isinstance(a.placements[axis], Partial)
         return PlacementError(
             f"{'A' if first else 'B'} is Partial() along mesh axis {axis}, and {self.name} would "
-            f"multiply before the partial sums are added; td.redistribute it to Replicate() or a "
-            f"Shard, or the other operand to Replicate() along that axis and use 'local'"
+            f"multiply before its partial sums are added; td.redistribute it, or the other operand "
+            f"to Replicate() along that axis and use 'local'"
         )
 
     def _grid(self, a: Tiling, b: Tiling, wanted: Any) -> tuple[int, ...]:
@@ -260,19 +251,6 @@ _TABLE = (
 )
 algorithms: Mapping[str, Algorithm] = MappingProxyType({each.name: each for each in _TABLE})
 """By name."""
-
-
-def plan_product(name: str, a: Tiling, b: Tiling, **options: Any) -> ProductPlan:
-    """The plan of algorithm ``name`` for tilings that multiply; options that are None are left out.
-
-    >>> grid = (Shard(0), Shard(1))
-    >>> t = Tiling((8, 8), (2, 2), grid)
-    >>> plan_product("summa", t, t, panel=2)
-    ProductPlan(summa, panel 2: 128 elements in 16 messages among 4 ranks)
-    """
-    if name not in algorithms:
-        raise PlacementError(f"no algorithm {name!r}; td.algorithms has {', '.join(algorithms)}")
-    return algorithms[name](a, b, **options)
 
 
 def moves_nothing(a: Tiling, b: Tiling) -> bool:

@@ -16,8 +16,11 @@ from tiledask.plan.intervals import Interval
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.traffic import Piece, Traffic, traffic_of
 
-__all__ = ["AHEAD", "RUNTIME", "Pieces", "ProductPanel", "ProductPlan"]
+__all__ = ["AHEAD", "PANEL", "RUNTIME", "Pieces", "ProductPanel", "ProductPlan"]
 
+PANEL = 512
+"""Extent along k of a panel by default: wide enough for BLAS and for long runs of memory, narrow
+enough that two of them are small beside C."""
 AHEAD = 2
 """Panels in memory at a time, or pairs of them: the one in use and the one that is fetched."""
 RUNTIME = 8 * 2**20
@@ -47,19 +50,15 @@ class ProductPanel:
     def part(self, start: int, stop: int) -> "ProductPanel":
         """The step of indices start..stop of k, in which no piece begins or ends."""
         depth = start, stop
-        return ProductPanel(
-            depth,
-            tuple(
-                Piece(p.source, p.destination, (*p.region[:-1], depth))
-                for p in self.a
-                if p.region[-1][0] <= start < p.region[-1][1]
-            ),
-            tuple(
-                Piece(p.source, p.destination, (depth, *p.region[1:]))
-                for p in self.b
-                if p.region[0][0] <= start < p.region[0][1]
-            ),
-        )
+
+        def cut(pieces: Pieces, axis: int) -> Pieces:
+            return tuple(
+                Piece(p.source, p.destination, (*p.region[:axis], depth, *p.region[axis + 1 :]))
+                for p in pieces
+                if p.region[axis][0] <= start < p.region[axis][1]
+            )
+
+        return ProductPanel(depth, cut(self.a, len(self.a[0].region) - 1), cut(self.b, 0))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -87,10 +86,9 @@ class ProductPlan:
 
     @property
     def sums_in_place(self) -> bool:
-        """Whether a rank can add its own product to the others' partial sums of its part of C.
+        """Whether each rank adds its own product last, on top of the partial sums of the others.
 
-        Where nothing of A and B is fetched, each rank first multiplies what the others sum up,
-        and its own part last, on top of what they have sent.
+        So it is where nothing of A and B is fetched: first it multiplies what the others sum up.
         """
         return self.sums and bool(self.result.shape) and not any(self.fetched)
 
@@ -98,16 +96,15 @@ class ProductPlan:
     def fetched(self) -> tuple[Pieces, ...]:
         """By rank, the pieces of A and B that it reads from other ranks."""
         return tuple(
-            tuple(piece for panel in mine for piece in panel.fetched(rank))
+            tuple(chain.from_iterable(panel.fetched(rank) for panel in mine))
             for rank, mine in enumerate(self.panels)
         )
 
     @cached_property
     def summed(self) -> tuple[Pieces, ...]:
         """By rank, the partial sums that it reads from other ranks."""
-        return tuple(
-            tuple(p for p in mine if p.source != rank) for rank, mine in enumerate(self.partials)
-        )
+        pieces = enumerate(self.partials)
+        return tuple(tuple(p for p in mine if p.source != rank) for rank, mine in pieces)
 
     def traffic(self, itemsize: int, sum_itemsize: int | None = None) -> Traffic:
         """Bytes and messages from rank to rank, for operands of ``itemsize`` bytes an element.

@@ -60,7 +60,7 @@ def within(region: Region, block: Region) -> tuple[slice, ...]:
 def around(region: Region, hole: Region) -> Iterator[Region]:
     """What of ``region`` lies before and after ``hole``, which is all of it but along one
     dimension; all of it around a hole in which nothing lies."""
-    if any(start == stop for start, stop in hole):
+    if not region_size(hole):
         yield region
         return
     for d, ((start, stop), (first, last)) in enumerate(zip(region, hole, strict=True)):
@@ -104,10 +104,7 @@ class TensorSlice:
 
     def views(self, local: Any) -> Iterator[tuple[Region, Any]]:
         """(box, the view of ``local`` that holds it)."""
-        for box, place in zip(self.boxes, product(*map(_places, self.parts)), strict=True):
+        ends = [ends_of(stop - start for start, stop in part) for part in self.parts]
+        places = product(*([slice(*at) for at in pairwise(each)] for each in ends))
+        for box, place in zip(self.boxes, places, strict=True):
             yield box, local[(*place, ...)]  # with ..., of an array without axes a view too
-
-
-def _places(part: tuple[Interval, ...]) -> list[slice]:
-    ends = ends_of(stop - start for start, stop in part)
-    return [slice(*at) for at in pairwise(ends)]

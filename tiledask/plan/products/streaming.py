@@ -10,27 +10,21 @@ w | w | w    |C[I,J]|       p x q tiles read  s k (q m + p n)  bytes: the larger
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise, product
-from math import lcm
-from typing import NamedTuple
+from itertools import chain, pairwise, product
+from math import lcm, prod
 
 from tiledask.errors import ConfigError, DoesNotFitError
 from tiledask.plan.intervals import Interval, ends_of, even
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
-from tiledask.plan.products.product_plan import AHEAD, RUNTIME
+from tiledask.plan.products.product_plan import AHEAD, PANEL, RUNTIME
 from tiledask.plan.products.regions import Region, region_size
 from tiledask.plan.units import format_bytes, format_up
 from tiledask.plan.whole import is_whole, whole_number
 
-__all__ = [
-    *("Cuts", "Problem", "StorageLayout", "StreamPlan", "Tile", "least_memory", "plan_cuts"),
-    "plan_stream",
-]
+__all__ = ["Cuts", "Problem", "StorageLayout", "StreamPlan", "plan_cuts", "plan_stream"]
 
 CHUNK_COPIES = 3
 """Times a chunk is in memory while it is read or written: as stored, decoded, on its way."""
-PANEL = 512
-"""Extent along k of the narrowest panels, if they fit: wide enough for BLAS."""
 
 
 @dataclass(frozen=True)
@@ -43,23 +37,18 @@ class StorageLayout:
 
     shape: tuple[int, int]
     itemsize: int
-    chunks: tuple[int, int] | None = None
-    """Extents of what is read and written as a whole; None where any run of elements can be."""
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Extents of the smallest region that is read on its own."""
-        return self.chunks or (1, 1)
+    chunks: tuple[int, int] = (1, 1)
+    """Extents of the smallest region that is read and written on its own."""
 
     @property
     def buffer(self) -> int:
         """Bytes that reading or writing takes beside the array it goes to."""
-        return CHUNK_COPIES * self.grid[0] * self.grid[1] * self.itemsize if self.chunks else 0
+        return CHUNK_COPIES * prod(self.chunks) * self.itemsize if prod(self.chunks) > 1 else 0
 
     def read_bytes(self, region: Region) -> int:
         """Bytes of the elements that a read of ``region`` fetches, before any compression."""
         size = self.itemsize
-        for (start, stop), chunk in zip(region, self.grid, strict=True):
+        for (start, stop), chunk in zip(region, self.chunks, strict=True):
             size *= (-(-stop // chunk) - start // chunk) * chunk if stop > start else 0
         return size
 
@@ -77,8 +66,8 @@ class Cuts:
 
     def __post_init__(self) -> None:
         for edges in (self.rows, self.columns):
-            whole = all(map(is_whole, edges))
-            if not whole or edges[:1] != (0,) or [*edges] != sorted({*edges}) or len(edges) < 2:
+            rising = all(is_whole(edge, 0) for edge in edges) and [*edges] == sorted({0, *edges})
+            if not rising or len(edges) < 2:
                 raise ConfigError(f"cuts are whole numbers that rise from 0, got {edges}")
         whole_number("panel", self.panel, 1)
 
@@ -87,11 +76,6 @@ class Cuts:
         """Extents of the largest tile."""
         rows, columns = (max(b - a for a, b in pairwise(e)) for e in (self.rows, self.columns))
         return rows, columns
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Tiles along m and along n."""
-        return len(self.rows) - 1, len(self.columns) - 1
 
     @property
     def regions(self) -> Iterator[Region]:
@@ -103,23 +87,14 @@ class Cuts:
         return [(start, min(start + self.panel, k)) for start in range(0, k, self.panel)]
 
 
-class Tile(NamedTuple):
-    """One tile of C and who computes it."""
-
-    slot: int
-    region: Region
-    """Rows and columns of C."""
-
-
 @dataclass(frozen=True, repr=False)
 class StreamPlan:
     """What every slot reads, holds and writes, known before anything runs."""
 
     problem: "Problem"
     cuts: Cuts
-    slots: int
-    tiles: tuple[Tile, ...]
-    """The tiles that are left to compute; each slot takes its own in this order."""
+    tiles: tuple[tuple[Region, ...], ...]
+    """By slot, the tiles of C that are left to it, in this order."""
     ledger: Ledger
     """Bytes per slot and tensor class."""
 
@@ -128,23 +103,21 @@ class StreamPlan:
         """Bytes that all slots read: of chunked files whole chunks, before compression."""
         a, b, (_, _, k) = self.problem.a, self.problem.b, self.problem.extents
         return sum(
-            a.read_bytes((tile.region[0], depth)) + b.read_bytes((depth, tile.region[1]))
-            for tile in self.tiles
+            a.read_bytes((rows, depth)) + b.read_bytes((depth, columns))
+            for rows, columns in chain.from_iterable(self.tiles)
             for depth in self.cuts.panels(k)
         )
 
     def remaining(self, finished: Collection[Region]) -> "StreamPlan":
         """The plan of what is left where these tiles are finished."""
-        left = [region for region in self.cuts.regions if region not in finished]
-        return replace(self, tiles=_dealt(left, self.slots))
+        left = (region for region in self.cuts.regions if region not in finished)
+        return replace(self, tiles=_dealt(left, len(self.tiles)))
 
     def __repr__(self) -> str:
-        (m, n, k), (tm, tn), (p, q) = self.problem.extents, self.cuts.tile, self.cuts.grid
-        left = "" if len(self.tiles) == p * q else f", {len(self.tiles)} of them left"
+        tiles, (rows, columns) = sum(map(len, self.tiles)), self.cuts.tile
         return (
-            f"StreamPlan({m}x{k} @ {k}x{n} in {p} x {q} tiles of up to {tm}x{tn}{left}, "
-            f"panels of {self.cuts.panel}: reads {format_bytes(self.bytes_read)}, "
-            f"peak {format_bytes(self.ledger.peak)} a slot)"
+            f"StreamPlan({tiles} tiles of up to {rows}x{columns}, panels of {self.cuts.panel}: "
+            f"reads {format_bytes(self.bytes_read)}, peak {format_bytes(self.ledger.peak)} a slot)"
         )
 
 
@@ -182,12 +155,6 @@ class Problem:
         """The sum of `classes`: bytes of a slot."""
         return sum(size for size, _ in self.classes(m, n, w).values())
 
-    @property
-    def along_k(self) -> int:
-        """What panels are multiples of, if they can be: of A's and B's chunks."""
-        unit = lcm(self.a.grid[1], self.b.grid[0])
-        return unit if unit <= self.a.shape[1] else 1
-
 
 def plan_stream(problem: Problem, slots: int, memory_limit: int) -> StreamPlan:
     """The plan with the largest square tiles that ``memory_limit`` bytes a slot allow.
@@ -197,24 +164,19 @@ def plan_stream(problem: Problem, slots: int, memory_limit: int) -> StreamPlan:
 
     >>> f = StorageLayout((22528, 22528), 4)
     >>> plan_stream(Problem(f, f, f, accumulator=4), slots=2, memory_limit=1_000_000_000)
-    StreamPlan(22528x22528 @ 22528x22528 in 2 x 2 tiles of up to 11264x11264, panels of 2048: \
-reads 8.12 GB, peak 902.5 MB a slot)
+    StreamPlan(4 tiles of up to 11264x11264, panels of 2048: reads 8.12 GB, peak 902.5 MB a slot)
     """
-    for along_k, widest in product((problem.along_k, 1), (PANEL, 1)):
+    m, n, k = problem.extents
+    chunk = lcm(problem.a.chunks[1], problem.b.chunks[0])
+    for along_k, widest in product((chunk if chunk <= k else 1, 1), (PANEL, 1)):
         if cuts := _largest_tiles(problem, along_k, widest, slots, memory_limit):
             return plan_cuts(problem, cuts, slots, memory_limit)
-    chunked = any(form.chunks for form in (problem.a, problem.b, problem.c))
+    smallest = problem.memory(min(problem.c.chunks[0], m), min(problem.c.chunks[1], n), 1)
     raise DoesNotFitError(
-        f"a tile of C and {AHEAD} pairs of panels take at least {format_up(least_memory(problem))} "
-        f"a slot, allowed are {format_bytes(memory_limit)}; raise memory_limit"
-        f"{', or store the matrices in smaller chunks' if chunked else ''}"
+        f"a tile of C and {AHEAD} pairs of panels take at least {format_up(smallest)} a slot, "
+        f"allowed are {format_bytes(memory_limit)}; raise memory_limit, or store chunked matrices "
+        f"in smaller chunks"
     )
-
-
-def least_memory(problem: Problem) -> int:
-    """The least ``memory_limit`` with which `plan_stream` finds a plan, in bytes."""
-    (m, n, _), (along_m, along_n) = problem.extents, problem.c.grid
-    return problem.memory(min(along_m, m), min(along_n, n), 1)
 
 
 def _largest_tiles(
@@ -227,7 +189,7 @@ def _largest_tiles(
     then its columns, until every slot has as many tiles as any other, if that takes no more than
     twice as many; then panels, first a quarter of a tile's width, are widened.
     """
-    (m, n, k), (along_m, along_n) = problem.extents, problem.c.grid
+    (m, n, k), (along_m, along_n) = problem.extents, problem.c.chunks
     most_p, most_q = -(-m // along_m), -(-n // along_n)
 
     def tile(p: int, q: int) -> tuple[int, int]:
@@ -239,6 +201,9 @@ def _largest_tiles(
 
     def fits(p: int, q: int, width: int) -> bool:
         return problem.memory(*tile(p, q), width) <= limit
+
+    def edges(extent: int, unit: int, units: int, parts: int) -> tuple[int, ...]:
+        return tuple(min(extent, edge * unit) for edge in ends_of(even(units, parts)))
 
     if not fits(most_p, most_q, panel(most_p, most_q)):
         return None
@@ -253,40 +218,33 @@ def _largest_tiles(
     width = panel(p, q)
     while width < k and fits(p, q, min(2 * width, k)):
         width = min(2 * width, k)
-    return Cuts(_edges(m, along_m, p), _edges(n, along_n, q), width)
-
-
-def _edges(extent: int, unit: int, parts: int) -> tuple[int, ...]:
-    """0, ..., extent in ``parts`` parts of whole units, as even as can be; the last may be cut."""
-    edges = ends_of(even(-(-extent // unit), parts))
-    return tuple(min(extent, edge * unit) for edge in edges)
+    return Cuts(edges(m, along_m, most_p, p), edges(n, along_n, most_q, q), width)
 
 
 def plan_cuts(problem: Problem, cuts: Cuts, slots: int, memory_limit: int) -> StreamPlan:
     """The plan with these ``cuts``; DoesNotFitError if it needs more than ``memory_limit``."""
     (tm, tn), tiles = cuts.tile, _dealt(cuts.regions, slots)
     classes = problem.classes(tm, tn, min(cuts.panel, problem.extents[2]))
-    rows = [
+    ledger = Ledger.of(
         Row(slot, name, ALWAYS if name in ("accumulator", "panels") else "product", size, formula)
-        for slot in sorted({tile.slot for tile in tiles})
+        for slot, mine in enumerate(tiles)
         for name, (size, formula) in classes.items()
-        if size
-    ]
-    ledger = Ledger.of(rows)
+        if mine and size
+    )
     if ledger.peak > memory_limit:
         raise DoesNotFitError(
             f"tiles of {tm}x{tn} with panels of {cuts.panel} take {format_bytes(ledger.peak)} a "
             f"slot, allowed are {format_bytes(memory_limit)}; raise memory_limit, or cut smaller "
             f"tiles, of a file with resume=False"
         )
-    return StreamPlan(problem, cuts, slots, tiles, ledger)
+    return StreamPlan(problem, cuts, tiles, ledger)
 
 
-def _dealt(regions: Iterable[Region], slots: int) -> tuple[Tile, ...]:
+def _dealt(regions: Iterable[Region], slots: int) -> tuple[tuple[Region, ...], ...]:
     """The tiles of each slot: the largest first, to the idlest."""
-    load, tiles = [0] * slots, []
+    load, tiles = [0] * slots, [list[Region]() for _ in range(slots)]
     for region in sorted(regions, key=lambda region: -region_size(region)):
         slot = load.index(min(load))
         load[slot] += region_size(region)
-        tiles.append(Tile(slot, region))
-    return tuple(tiles)
+        tiles[slot].append(region)
+    return tuple(map(tuple, tiles))

@@ -1,8 +1,6 @@
-"""Bytes and messages between ranks, predicted or counted; and which pieces of blocks must move,
-from the placements alone.
+"""Bytes and messages between ranks, predicted or counted; and which pieces of blocks must move.
 
-The same list of pieces predicts the traffic and is executed, so the two can only differ
-if the cluster moves something else.
+The same list of pieces predicts the traffic and is executed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,19 +39,16 @@ class Traffic:
 
         A move from a rank to itself costs nothing and is not counted.
         """
-        nbytes = np.zeros((ranks, ranks), np.int64)
-        messages = np.zeros((ranks, ranks), np.int64)
-        for source, destination, size in moves:
-            if source != destination:
-                nbytes[source, destination] += size
-                messages[source, destination] += 1
-        return cls(nbytes, messages)
+        every = np.array([*moves], np.int64).reshape(-1, 3)
+        source, destination, size = every[every[:, 0] != every[:, 1]].T
+        moved = np.zeros((2, ranks, ranks), np.int64)
+        np.add.at(moved[0], (source, destination), size)
+        np.add.at(moved[1], (source, destination), 1)
+        return cls(moved[0], moved[1])
 
     def on(self, hosts: Sequence[str], slots: Sequence[int] | None = None) -> "Traffic":
         """The same between the slots of a cluster, each on its host; rank r is slot ``slots[r]``,
         or r."""
-        if slots is None and len(hosts) == self.ranks:
-            return Traffic(self.bytes, self.messages, tuple(hosts))
         moved = np.zeros((2, len(hosts), len(hosts)), np.int64)
         at = np.arange(self.ranks) if slots is None else np.array(slots)
         moved[:, at[:, None], at] = self.bytes, self.messages
@@ -97,9 +92,8 @@ class Traffic:
         """Equal to the byte and to the message, for every pair of ranks."""
         if not isinstance(other, Traffic):
             return NotImplemented
-        return np.array_equal(self.bytes, other.bytes) and np.array_equal(
-            self.messages, other.messages
-        )
+        both = (self.bytes, other.bytes), (self.messages, other.messages)
+        return all(np.array_equal(*pair) for pair in both)
 
     def __repr__(self) -> str:
         words = f"{self.total:,} bytes in {self.count} messages among {self.ranks} ranks"
@@ -145,9 +139,8 @@ def fetch(
 ) -> list[Piece]:
     """The pieces of ``wanted`` for the rank at mesh coordinates ``at``, in rank order.
 
-    From replicated axes the rank's own row or column is asked, so what is at hand is used first.
-    From partial axes every partial sum is asked, except on those in ``keep``, where the rank goes
-    on with its own. Empty pieces are left out.
+    Along replicated axes they come from the rank's own row or column; along partial axes every
+    partial sum comes, or, where they are in ``keep``, the rank's own. Empty pieces are left out.
 
     >>> t = Tiling((8, 8), (2, 4), (Shard(0), Shard(1)))
     >>> [(p.source, p.region) for p in fetch(t, (1, 2), ((4, 8), (3, 5)))]
@@ -173,10 +166,7 @@ def fetch(
 
 
 def redistribution(source: Tiling, target: Tiling) -> list[Piece]:
-    """Every piece that every rank needs to go from ``source`` to ``target`` in one exchange.
-
-    Raises PlacementError where it would invent partial sums: to Partial() from anything else.
-    """
+    """Every piece that every rank needs to go from ``source`` to ``target`` in one exchange."""
     for axis, (old, new) in enumerate(zip(source.placements, target.placements, strict=True)):
         if isinstance(new, Partial) and old != new:
             raise PlacementError(
@@ -185,24 +175,23 @@ def redistribution(source: Tiling, target: Tiling) -> list[Piece]:
             )
     keep = tuple(i for i, new in enumerate(target.placements) if isinstance(new, Partial))
     return [
-        piece for at in target.coordinates() for piece in fetch(source, at, target.region(at), keep)
+        piece for at in target.coordinates for piece in fetch(source, at, target.region(at), keep)
     ]
+
+
+_NAMES = {
+    (Shard, Replicate): "all_gather",
+    (Partial, Shard): "reduce_scatter",
+    (Partial, Replicate): "all_reduce",
+    (Shard, Shard): "all_to_all",
+}
 
 
 def collective(source: Tiling, target: Tiling) -> str:
     """The collective's name for going from ``source`` to ``target``, or "none" if nothing moves."""
-    names = []
-    for old, new in zip(source.placements, target.placements, strict=True):
-        match old, new:
-            case Shard(), Replicate() | Partial():
-                names.append("all_gather")
-            case Partial(), Shard():
-                names.append("reduce_scatter")
-            case Partial(), Replicate():
-                names.append("all_reduce")
-            case Shard(dim=a), Shard(dim=b) if a != b:
-                names.append("all_to_all")
-    return "+".join(dict.fromkeys(names)) or "none"
+    pairs = zip(source.placements, target.placements, strict=True)
+    names = (_NAMES.get((type(old), type(new)), "") for old, new in pairs if old != new)
+    return "+".join(dict.fromkeys(filter(None, names))) or "none"
 
 
 def traffic_of(ranks: int, pieces: Iterable[Piece], itemsize: int) -> Traffic:
