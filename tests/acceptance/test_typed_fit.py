@@ -250,7 +250,7 @@ MISTAKES = {
     "fit 1e30B 8xH100": "a number above 0 such as 70B",
     "fit 7B 8xH100 --tp 7": "tp may be one of [1, 2, 4, 8]",  # of 32 heads, on 8 devices
     "fit 70B 64xH100 --tp 8 --pp 2 --schedule zbv": "got 'zbv'; did you mean 'zb-v'?",
-    "fit 70B 64xH100 --recipe adam": "'fp32-adam' or 'fsdp-adam'? the usual one is 'mixed-adam-16'",
+    "fit 70B 64xH100 --recipe adam": "'fsdp-adam'? the usual one is 'mixed-adam-16'",
     "plan 70B 64xH100 --devices 128": "between 1 and the cluster's 64, got 128;",
     "plan 70B 64xH100 0": "BATCH must be a whole number of 1 or more, got 0",
     "plna 70B 64xH100": "did you mean 'plan'? tiledask --help",

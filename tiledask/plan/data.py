@@ -3,10 +3,8 @@
 import difflib
 import json
 import os
-import re
 import stat
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache, partial
@@ -22,13 +20,7 @@ LARGEST = 4 * 2**20
 """Bytes of the largest file that is read: a description takes some thousand."""
 _REQUIRED = object()
 T = TypeVar("T")
-_READ: dict[Any, str] = {
-    bool: "boolean",
-    float: "number",
-    str: "text",
-    tuple[str, ...]: "texts",
-    tuple[tuple[str, float], ...]: "numbers",
-}
+_READ: dict[Any, str] = {bool: "boolean", float: "number", str: "text", tuple[str, ...]: "texts"}
 """Type of a dataclass's field -> what reads it from JSON; others are whole numbers."""
 
 
@@ -60,27 +52,6 @@ def names(kind: str) -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in data_file(kind).glob("*.json")))
 
 
-def read_named(kind: str, name: str) -> "Fields":
-    """The shipped description ``name`` of one kind; unknown names are a ConfigError."""
-    if name.lower() not in names(kind):
-        raise ConfigError(
-            f"no {kind.removesuffix('s')} description is called {short(name)}; "
-            f"{meant(name.rsplit('/', 1)[-1], names(kind))}"
-            f"{_OWN.get(kind, '')}tiledask has {_listed(names(kind))}"
-        )
-    return read(data_file(kind, f"{name.lower()}.json"))
-
-
-def _listed(known: tuple[str, ...], most: int = 24) -> str:
-    """The names, of a long list the first and how many there are.
-
-    >>> _listed(("a", "b", "c"), 2)
-    'a, b and 1 more'
-    """
-    more = f" and {len(known) - most} more" if len(known) > most else ""
-    return ", ".join(known[:most]) + more
-
-
 _OWN = {
     "models": "one of your own is td.Model(...), or the path of its Hugging Face config.json, or a "
     "number of parameters such as '70B'; ",
@@ -91,38 +62,26 @@ _OWN = {
 """How to go on without a shipped description of that kind."""
 
 
+def read_named(kind: str, name: str) -> "Fields":
+    """The shipped description ``name`` of one kind; unknown names are a ConfigError."""
+    known = names(kind)
+    if name.lower() not in known:
+        raise ConfigError(
+            f"no {kind.removesuffix('s')} description is called {short(name)}; "
+            f"{meant(name.rsplit('/', 1)[-1], known)}{_OWN.get(kind, '')}tiledask has "
+            f"{', '.join(known)}"
+        )
+    return read(data_file(kind, f"{name.lower()}.json"))
+
+
 def meant(name: str, known: Iterable[str]) -> str:
-    """The question whether one of ``known`` was meant by ``name``; empty if none is near.
+    """The question whether the closest of ``known`` was meant by ``name``; empty if none is close.
 
     >>> meant("zbh1", ("zb-h1", "zb-h2", "zb-v"))
     "did you mean 'zb-h1'? "
     """
-    near = _near(name[:200].lower(), tuple(known))
-    return f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-
-
-def _near(name: str, known: tuple[str, ...]) -> list[str]:
-    """The one of ``known`` of the same letters and digits, up to three that begin so, the most
-    alike of those with its first letters, or up to three with that word in them.
-
-    >>> _near("lama-2-7b", ("llama-2-7b", "olmo-2-7b")), _near("gemma-2-7b", ("llama-2-7b",))
-    (['llama-2-7b'], [])
-    >>> _near("gtp2", ("gpt2", "opt-125m"))
-    ['gpt2']
-    >>> _near("adam", ("mixed-adam-16", "fp32-adam", "fp32-sgd"))
-    ['fp32-adam', 'mixed-adam-16']
-    """
-    bare = {re.sub("[^a-z0-9]", "", each.lower()): each for each in known}
-    if same := bare.get(re.sub("[^a-z0-9]", "", name)):
-        return [same]
-    letters = {each: re.match("[a-z]*", each)[0] for each in (name, *known)}  # type: ignore[index]
-    begun = [each for each in known if name and each.startswith(name)]
-    kin = [each for each in known if sorted(letters[each]) == sorted(letters[name])]
-    kin += [
-        each for each in known if difflib.get_close_matches(letters[each], [letters[name]], 1, 0.75)
-    ]
-    near = begun[:3] or difflib.get_close_matches(name, kin, n=1)
-    return near or sorted((each for each in known if name in each.split("-")), key=len)[:3]
+    close = difflib.get_close_matches(name[:200].lower(), known, 1)
+    return f"did you mean {close[0]!r}? " if close else ""
 
 
 def read(path: str | os.PathLike[str]) -> "Fields":
@@ -132,30 +91,29 @@ def read(path: str | os.PathLike[str]) -> "Fields":
     nested too deep or repeats a key is a ConfigError that names it; NaN and Infinity are read as
     Python writes them, and no size or rate may be one.
     """
-    where = str(path) if len(str(path)) <= 500 else f"{str(path)[:100]}..."
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        values = dict(pairs)
-        if len(values) < len(pairs):
-            twice = next(key for key, n in Counter(key for key, _ in pairs).items() if n > 1)
-            raise ValueError(f"key {short(twice)} stands there twice; keep one of them")
-        return values
+        keys = [key for key, _ in pairs]
+        if len({*keys}) < len(keys):
+            twice = short(max(keys, key=keys.count))
+            raise ValueError(f"key {twice} stands there twice; keep one of them")
+        return dict(pairs)
 
     try:
         found = Path(path).stat()  # neither a huge file nor one without an end is read
         if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST:
             what = "a folder" if stat.S_ISDIR(found.st_mode) else f"{found.st_size:,} bytes"
-            rule = f"a description is a regular .json file of at most {LARGEST:,}"
-            raise ConfigError(f"{where}: is {what}; {rule}")
+            raise ConfigError(
+                f"{path}: is {what}; a description is a regular .json file of at most {LARGEST:,}"
+            )
         values = json.loads(Path(path).read_text("utf-8-sig"), object_pairs_hook=unique)
     except ConfigError:
         raise
     except OSError as error:
-        raise ConfigError(f"{where}: cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except (RecursionError, ValueError) as error:  # also of a path with a null character
-        where = repr(where) if "\0" in where else where
-        raise ConfigError(f"{where}: cannot be read as JSON in UTF-8: {error}") from None
-    return Fields(values, where)
+        raise ConfigError(f"{path}: cannot be read as JSON in UTF-8: {error}") from None
+    return Fields(values, str(path))
 
 
 class Fields:
@@ -183,17 +141,12 @@ class Fields:
     def fail(self, key: str, rule: str) -> ConfigError:
         return ConfigError(f"{self.where}: key {key!r} {rule}")
 
-    def _take(self, key: str, default: object) -> object:
+    def _read(self, key: str, default: object, good: Callable[[Any], bool], rule: str) -> Any:
         self._taken.add(key)
         value = self.values.get(key)
-        if value is not None:
-            return value
-        if default is _REQUIRED:
+        value = default if value is None else value
+        if value is _REQUIRED:
             raise self.fail(key, "is missing; add it")
-        return default
-
-    def _read(self, key: str, default: object, good: Callable[[Any], bool], rule: str) -> Any:
-        value = self._take(key, default)
         if not good(value):
             raise self.fail(key, f"must be {rule}, got {_kind(value)}")
         return value
@@ -208,35 +161,25 @@ class Fields:
     def number(self, key: str, default: object = _REQUIRED) -> float:
         return float(self._read(key, default, _is_number, "a finite number of 0 or more"))
 
-    def pair(self, key: str, default: object = _REQUIRED) -> tuple[float, float]:
-        rule = "the lowest and the highest, two numbers"
-        low, high = self._read(
-            key, default, lambda v: _list_of(_is_number)(v) and len(v) == 2, rule
-        )
-        return float(low), float(high)
-
     def boolean(self, key: str, default: object = _REQUIRED) -> bool:
         return bool(self._read(key, default, lambda v: isinstance(v, bool), "true or false"))
 
     def text(self, key: str, default: object = _REQUIRED) -> str:
-        return str(self._read(key, default, _is_text, "text"))
+        return str(self._read(key, default, lambda v: isinstance(v, str), "text"))
 
     def texts(self, key: str, default: object = _REQUIRED) -> tuple[str, ...]:
-        return tuple(self._read(key, default, _list_of(_is_text), "a list of texts"))
+        good = _list_of(lambda v: isinstance(v, str))
+        return tuple(self._read(key, default, good, "a list of texts"))
 
     def object(self, key: str) -> "Fields":
-        return Fields(self._take(key, _REQUIRED), f"{self.where}: key {key!r}")
+        value = self._read(key, _REQUIRED, lambda v: isinstance(v, dict), "a JSON object")
+        return Fields(value, f"{self.where}: key {key!r}")
 
     def objects(self, key: str) -> tuple["Fields", ...]:
-        value = self._read(
+        found = self._read(
             key, _REQUIRED, lambda v: bool(v) and isinstance(v, list), "a list of objects"
         )
-        return tuple(Fields(v, f"{self.where}: key {key!r}[{i}]") for i, v in enumerate(value))
-
-    def numbers(self, key: str) -> tuple[tuple[str, float], ...]:
-        """The object under ``key`` as (name, number) pairs."""
-        inner = self.object(key)
-        return tuple((name, inner.number(name)) for name in inner.values)
+        return tuple(Fields(v, f"{self.where}: key {key!r}[{i}]") for i, v in enumerate(found))
 
     def record(self, kind: type[T], *, whole: bool = True) -> T:
         """The dataclass ``kind`` of these values, each read by the type of its field, dataclasses
@@ -250,29 +193,28 @@ class Fields:
                 self._taken.add(key)
                 continue
             if inner and get_origin(field.type) is tuple:
-                values[key] = tuple(each.record(inner) for each in self.objects(key))
+                value: Any = tuple(each.record(inner) for each in self.objects(key))
             elif inner:
-                values[key] = self.object(key).record(inner)
+                value = self.object(key).record(inner)
+            elif field.type == tuple[tuple[str, float], ...]:
+                numbers = self.object(key)
+                value = tuple((name, numbers.number(name)) for name in numbers.values)
             elif read:
-                values[key] = getattr(self, read)(key)
+                value = getattr(self, read)(key)
             else:
-                least = int(default is MISSING or default is None or default > 0)
-                values[key] = self.integer(key, minimum=least)
-            if values[key] not in field.metadata.get("words", (values[key],)):
-                rule = f"must be one of {field.metadata['words']}, got {short(values[key])}"
+                value = self.integer(key, minimum=int(default in (MISSING, None) or default > 0))
+            if value not in field.metadata.get("words", (value,)):
+                rule = f"must be one of {field.metadata['words']}, got {short(value)}"
                 raise self.fail(key, rule)
+            values[key] = value
         if whole:
             self.done()
         return kind(**values)
 
     def done(self) -> None:
         """Refuse keys that nothing asked for: a misspelt key must not be ignored."""
-        if self.left():
-            raise self.fail(self.left()[0], f"is not known here; known: {sorted(self._taken)}")
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
+        if left := self.left():
+            raise self.fail(left[0], f"is not known here; known: {sorted(self._taken)}")
 
 
 def _is_number(value: Any) -> bool:

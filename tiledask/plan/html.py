@@ -7,11 +7,7 @@ __all__ = ["table", "words"]
 
 
 def words(value: object) -> str:
-    """``value`` as text that is safe in HTML, between tags and inside quoted attributes.
-
-    >>> words("<b>T4</b>")
-    '&lt;b&gt;T4&lt;/b&gt;'
-    """
+    """``value`` as text that is safe in HTML, between tags and inside quoted attributes."""
     return escape(str(value))
 
 
@@ -26,39 +22,23 @@ def table(
 ) -> str:
     """An HTML table of values, each escaped.
 
-    head
-        Titles of the columns; none: no row of titles.
-    first
-        The tag of the first cell in each row: "td", or "th" where it is a title itself.
-    style
-        Column -> CSS of its cells, such as {1: "text-align:right"}.
-    bold
-        Numbers of the rows that stand out.
+    ``head``: titles of the columns. ``first``: the tag of the first cell in each row, "th" where it
+    is a title itself. ``style``: column -> CSS of its cells. ``bold``: rows that stand out.
 
     >>> table(("stage", "bytes"), [(0, "<1 GB")])
     '<table><tr><th>stage</th><th>bytes</th></tr><tr><td>0</td><td>&lt;1 GB</td></tr></table>'
     """
 
-    def row(values: Iterable[object], tags: tuple[str, str], styled: Mapping[int, str]) -> str:
-        return "".join(
-            f"<{tag}{_style(styled.get(column, ''))}>{words(value)}</{tag}>"
-            for column, value in enumerate(values)
-            for tag in (tags[column > 0],)
+    def tagged(tag: str, inner: str, css: str = "") -> str:
+        return f"<{tag}" + (f" style='{words(css)}'" if css else "") + f">{inner}</{tag}>"
+
+    titles = "".join(tagged("th", words(title)) for title in head)
+    parts = [tagged("caption", words(caption))] if caption else []
+    parts += [tagged("tr", titles)] if titles else []
+    for number, row in enumerate(rows):
+        cells = (
+            tagged("td" if column else first, words(value), (style or {}).get(column, ""))
+            for column, value in enumerate(row)
         )
-
-    titles = row(head, ("th", "th"), {})
-    body = "".join(
-        f"<tr{_style('font-weight:bold' if number in bold else '')}>"
-        f"{row(values, (first, 'td'), style or {})}</tr>"
-        for number, values in enumerate(rows)
-    )
-    return (
-        "<table>"
-        + (f"<caption>{words(caption)}</caption>" if caption else "")
-        + (f"<tr>{titles}</tr>" if titles else "")
-        + f"{body}</table>"
-    )
-
-
-def _style(css: str) -> str:
-    return f" style='{words(css)}'" if css else ""
+        parts.append(tagged("tr", "".join(cells), "font-weight:bold" * (number in bold)))
+    return tagged("table", "".join(parts))

@@ -1,7 +1,4 @@
-"""What is cut evenly, and where parts begin and end: whoever shares out indices does it by this.
-
-10 over 4     0 1 2 | 3 4 5 | 6 7 | 8 9       the first get one more, as of numpy.array_split
-"""
+"""What is cut evenly, and where parts begin and end: 0 1 2 | 3 4 5 | 6 7 | 8 9 is 10 over 4."""
 
 from collections.abc import Iterable
 from functools import lru_cache
@@ -13,7 +10,7 @@ Interval = tuple[int, int]
 """(start, stop) of indices in the whole dimension."""
 
 
-def split(start: int, stop: int, parts: int) -> list[tuple[int, int]]:
+def split(start: int, stop: int, parts: int) -> list[Interval]:
     """``parts`` consecutive intervals of start..stop, as even as numpy.array_split makes them.
 
     >>> split(0, 10, 4)
@@ -22,7 +19,7 @@ def split(start: int, stop: int, parts: int) -> list[tuple[int, int]]:
     return [part_of(start, stop, parts, i) for i in range(parts)]
 
 
-def part_of(start: int, stop: int, parts: int, i: int) -> tuple[int, int]:
+def part_of(start: int, stop: int, parts: int, i: int) -> Interval:
     """Interval ``i`` of ``split``."""
     size, extra = divmod(stop - start, parts)
     i = range(parts)[i]  # IndexError, as of the list, for one that is not there
@@ -41,9 +38,5 @@ def ends_of(extents: Iterable[int]) -> list[int]:
 
 @lru_cache(4096)
 def even(elements: int, n: int) -> tuple[int, ...]:
-    """``elements`` shared out over ``n`` chunks as numpy.array_split does.
-
-    >>> even(50257, 4)
-    (12565, 12564, 12564, 12564)
-    """
+    """Extents of the intervals of ``split``, from 0."""
     return tuple(stop - start for start, stop in split(0, elements, n))

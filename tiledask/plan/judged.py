@@ -1,9 +1,4 @@
-"""A judged claim: what is said, whether it holds, and why.
-
-✓ balance: the fullest of 4 stages has 6 layers        a line of a plan's critique
-✗ devices: 8 of 16 stay unused
-✗ 7 points apart, 3 allowed                            a row of predicted against measured
-"""
+"""A judged claim: what is claimed, whether it holds, and why: ✗ devices: 8 of 16 stay unused."""
 
 from dataclasses import dataclass
 
@@ -17,9 +12,9 @@ class Judged:
     """One claim, judged."""
 
     claim: str
-    """What is claimed, or what it is about; empty where that stands beside it."""
+    """What it is about; empty where that stands beside it."""
     holds: bool | None
-    """None: neither, or nothing can be said now, and then ``why`` says why."""
+    """None: neither, or nothing can be judged, and then ``why`` gives the reason."""
     why: str = ""
     """The numbers and the formula."""
 

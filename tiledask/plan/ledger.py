@@ -3,16 +3,15 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from tiledask.plan import html
 from tiledask.plan.frames import frame
 from tiledask.plan.units import format_bytes
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 __all__ = ["ALWAYS", "Ledger", "Row"]
+
+T = TypeVar("T")
 
 ALWAYS = "always"
 """The moment of what is resident from the first step to the last."""
@@ -54,31 +53,29 @@ class Ledger:
         return cls(tuple(rows))
 
     @cached_property
-    def _rows_of(self) -> dict[int, list[Row]]:
-        """The rows of each place: there may be thousands of places."""
-        found: dict[int, list[Row]] = {}
-        for row in self.rows:
-            found.setdefault(row.place, []).append(row)
+    def _moments(self) -> dict[int, dict[str, int]]:
+        """By place the bytes at each of its moments, what is always there included."""
+        found: dict[int, dict[str, int]] = {}
+        for row in sorted(self.rows, key=lambda row: row.place):
+            mine = found.setdefault(row.place, {})
+            mine[row.moment] = mine.get(row.moment, 0) + row.bytes
+        for mine in found.values():
+            always = mine.get(ALWAYS, 0)
+            mine.update({m: n + always for m, n in mine.items() if m != ALWAYS})
         return found
 
     @property
     def places(self) -> tuple[int, ...]:
-        return tuple(sorted(self._rows_of))
+        return tuple(self._moments)
 
     def moments(self, place: int) -> dict[str, int]:
         """Bytes on ``place`` at each of its moments, what is always there included."""
-        mine = self._rows_of.get(place, [])
-        always = sum(row.bytes for row in mine if row.moment == ALWAYS)
-        totals = {row.moment: always for row in mine}
-        for row in mine:
-            if row.moment != ALWAYS:
-                totals[row.moment] += row.bytes
-        return totals
+        return dict(self._moments.get(place, {}))
 
     @property
     def per_place(self) -> dict[int, int]:
         """Peak bytes of every place."""
-        return {place: max(self.moments(place).values()) for place in self.places}
+        return {place: max(mine.values()) for place, mine in self._moments.items()}
 
     @property
     def peak(self) -> int:
@@ -88,18 +85,13 @@ class Ledger:
     @property
     def binding(self) -> tuple[int, str, str]:
         """(place, moment, tensor class) that decide the peak: the largest class of that moment."""
-        per_place = self.per_place
-        place = max(per_place, key=per_place.__getitem__)
-        moments = self.moments(place)
-        moment = max(moments, key=moments.__getitem__)
-        classes = self.by_tensor(place, moment)
-        return place, moment, max(classes, key=classes.__getitem__)
+        place = _largest(self.per_place)
+        moment = _largest(self._moments[place])
+        return place, moment, _largest(self.by_tensor(place, moment))
 
     def by_tensor(self, place: int, moment: str | None = None) -> dict[str, int]:
         """Bytes of each tensor class on ``place`` at ``moment`` (default: its fullest)."""
-        if moment is None:
-            moments = self.moments(place)
-            moment = max(moments, key=moments.__getitem__)
+        moment = moment or _largest(self._moments[place])
         totals: dict[str, int] = {}
         for row in self.rows:
             if row.place == place and row.moment in (ALWAYS, moment):
@@ -110,7 +102,7 @@ class Ledger:
         """The peak of every place and every row, as plain values for JSON."""
         return {"per_place": self.per_place, "rows": [vars(row) for row in self.rows]}
 
-    def to_frame(self) -> "pd.DataFrame":
+    def to_frame(self) -> Any:
         """A row each: place, tensor, moment, bytes, formula, source."""
         return frame([vars(row) for row in self.rows], [field.name for field in fields(Row)])
 
@@ -124,9 +116,10 @@ class Ledger:
         )
 
     def _repr_html_(self) -> str:
-        head = ("place", "tensor", "moment", "bytes", "formula", "source")
-        rows = [
-            (r.place, r.tensor, r.moment, format_bytes(r.bytes), r.formula, r.source)
-            for r in self.rows
-        ]
+        head = [field.name for field in fields(Row)]
+        rows = ({**vars(row), "bytes": format_bytes(row.bytes)}.values() for row in self.rows)
         return html.table(head, rows, repr(self), style={3: "text-align:right"})
+
+
+def _largest(sizes: dict[T, int]) -> T:
+    return max(sizes, key=sizes.__getitem__)

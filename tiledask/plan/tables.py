@@ -46,12 +46,11 @@ class Table:
 
     def to_text(self, width: int = 100) -> str:
         """The table as plain text, no line longer than ``width`` characters."""
-        widths = self._widths(width)
-        lines = _wrapped(self.title, width) if self.title else []
+        widths, lines = self._widths(width), _wrapped(self.title, width) if self.title else []
+        sides = ["<" if i in self.left else ">" for i in range(len(self.head))]
         for row in (self.head, *self.rows) if widths else ():
             parts = [_wrapped(str(cell), w) for cell, w in zip(row, widths, strict=True)]
             for line in zip_longest(*parts, fillvalue=""):
-                sides = ["<" if i in self.left else ">" for i in range(len(line))]
                 each = zip(line, sides, widths, strict=True)
                 lines.append(GAP.join(f"{c:{side}{w}}" for c, side, w in each).rstrip())
         for row in self.rows if not widths else ():
@@ -64,14 +63,11 @@ class Table:
     def _widths(self, most: int) -> list[int]:
         """The width of each column: as it likes, or down to the longest word of a column of words;
         [] where even that is too wide."""
-        columns = [
-            [line for cell in cells for line in str(cell).split("\n")]
-            for cells in zip(self.head, *self.rows, strict=True)
-        ]
-        widths = [max(map(len, lines)) for lines in columns]
-        least = []
-        for i, (name, *lines) in enumerate(columns):
-            parts = lines if i not in self.left else [w for line in lines for w in _words(line)]
+        widths, least = [], []
+        for i, (name, *cells) in enumerate(zip(self.head, *self.rows, strict=True)):
+            lines = "\n".join(map(str, cells)).split("\n")
+            parts = [word for line in lines for word in _words(line)] if i in self.left else lines
+            widths.append(max(map(len, (name, *lines))))
             least.append(max(map(len, ("", *_words(name), *parts))))
         for _ in range(sum(widths) + len(GAP) * (len(widths) - 1) - most):
             widest = max(range(len(widths)), key=lambda i: (widths[i] > least[i], widths[i]))
@@ -81,15 +77,16 @@ class Table:
         return widths
 
     def __repr__(self) -> str:
-        """The whole table: it has nothing else to say."""
         return self.to_text(80).rstrip("\n")
 
     def _repr_html_(self) -> str:
         # JupyterLab puts words at the right, too
-        sides = ("left" if i in self.left else "right" for i in range(len(self.head)))
-        lines = any("\n" in str(cell) for row in self.rows for cell in row)
-        keep = ";white-space:pre-line" * lines
-        style = {i: f"text-align:{side}{keep}" for i, side in enumerate(sides)}
+        keep = any("\n" in str(cell) for row in self.rows for cell in row)
+        more = ";white-space:pre-line" * keep
+        style = {
+            i: f"text-align:{'left' if i in self.left else 'right'}{more}"
+            for i in range(len(self.head))
+        }
         title = f"{self.title} ({self.below})" if self.title and self.below else self.title
         return html.table(self.head, self.rows, title or self.below, style=style, bold=self.bold)
 
@@ -101,10 +98,8 @@ def _words(line: str) -> list[str]:
 
 def _wrapped(text: str, width: int) -> list[str]:
     """The lines of ``text``, broken between words where they are longer than ``width``."""
-    found = []
-    for line in text.split("\n"):
-        found += wrap(line, max(width, 1), break_on_hyphens=False) or [""]
-    return found
+    broken = (wrap(line, max(width, 1), break_on_hyphens=False) for line in text.split("\n"))
+    return [line for lines in broken for line in lines or [""]]
 
 
 Part = str | tuple[str, str] | Table
@@ -157,8 +152,7 @@ class Console:
         """Print each; what stands out is bold in a terminal."""
         file = self.file or sys.stdout
         bold = "\x1b[1m{}\x1b[0m" if file.isatty() and os.environ.get("TERM") != "dumb" else "{}"
-        for part in parts:
-            file.write(_text(part, self.width, bold))
+        file.write("".join(_text(part, self.width, bold) for part in parts))
         file.flush()
 
 
@@ -180,22 +174,21 @@ def table(
               moved    idle
     summa  134.2 MB  27.0 %
     """
-    named = isinstance(rows, Mapping)
+    names = [[_cell(name)] for name in rows] if isinstance(rows, Mapping) else None
     listed = list(rows.values() if isinstance(rows, Mapping) else rows)
     columns = list(dict.fromkeys(column for row in listed for column in row))
-    for column in units:
-        if column not in columns:
-            raise ConfigError(
-                f"there is no column {column!r} to show in {units[column]}; columns are "
-                f"{', '.join(columns) or 'none'}"
-            )
+    if missing := [column for column in units if column not in columns]:
+        raise ConfigError(
+            f"there is no column {missing[0]!r} to show in {units[missing[0]]}; columns are "
+            f"{', '.join(columns) or 'none'}"
+        )
     cells = [[_cell(row.get(c), units.get(c, "")) for c in columns] for row in listed]
-    if named:
-        cells = [[_cell(name), *row] for name, row in zip(rows, cells, strict=True)]
-    left = [0] * named
-    for i, column in enumerate(columns, named):
-        left += [i] * all(isinstance(row.get(column), str | None) for row in listed)
-    return Table(("",) * named + tuple(columns), cells, title, left)
+    words = [c for c in columns if all(isinstance(row.get(c), str | None) for row in listed)]
+    left = [columns.index(column) for column in words]
+    if names is None:
+        return Table(columns, cells, title, left)
+    named = [name + row for name, row in zip(names, cells, strict=True)]
+    return Table(["", *columns], named, title, [0, *(1 + i for i in left)])
 
 
 def _cell(value: Any, unit: str = "") -> str:
@@ -222,5 +215,4 @@ def format_value(value: Value, unit: str = "") -> str:
     if unit in known:
         return known[unit](value)
     form = "," if is_whole(value) else ",.0f" if 1000 <= abs(value) < 1e15 else ".4g"
-    number = f"{value:{form}}"
-    return number if unit in ("", "count") else f"{number} {unit}"
+    return f"{value:{form}}" if unit in ("", "count") else f"{value:{form}} {unit}"

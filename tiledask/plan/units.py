@@ -1,7 +1,4 @@
-"""Units, only where people read or type: inside the package everything is bytes and seconds.
-
-And the divisors of a number, by which anything is shared out.
-"""
+"""Units, only where people read or type: inside the package everything is bytes and seconds."""
 
 import re
 from math import isqrt
@@ -10,18 +7,10 @@ from typing import Any
 from tiledask.errors import ConfigError, short
 from tiledask.plan.whole import is_whole
 
-__all__ = [
-    "divisors",
-    "format_bytes",
-    "format_count",
-    "format_percent",
-    "format_seconds",
-    "format_up",
-    "parse_bytes",
-    "parse_count",
-]
+__all__ = ["divisors", "format_bytes", "format_count", "format_percent", "format_seconds"]
+__all__ += ["format_up", "parse_bytes", "parse_count"]
 
-_SIZES = {"": 1, "b": 1}
+_SIZES: dict[str, float] = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgtp", 1):
     _SIZES |= {f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power}
 
@@ -45,17 +34,11 @@ def format_bytes(n: float) -> str:
 def format_up(n: int) -> str:
     """``n`` bytes as `format_bytes` has them, rounded up: what is read from it is no less.
 
-    >>> format_bytes(8_388_649), format_up(8_388_649)
-    ('8.389 MB', '8.389 MB')
     >>> format_bytes(8_389_001), format_up(8_389_001)
     ('8.389 MB', '8.39 MB')
     """
-    more: float = n
-    text = format_bytes(n)
-    while parse_bytes(text) < n:
-        more *= 1.0001
-        text = format_bytes(more)
-    return text
+    last = 10 ** max(0, len(str(n)) - 4)
+    return format_bytes(-(-n // last) * last)
 
 
 def format_seconds(s: float) -> str:
@@ -82,7 +65,14 @@ def format_percent(share: float, sign: str = "") -> str:
     return f"{100 * share:{sign}{form}} %"
 
 
-_SIZE = re.compile(r"\s*((?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:e[0-9]+)?)\s*([a-z]*)\s*")
+_NUMBER = re.compile(r"\s*((?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:e[0-9]+)?)\s*([a-z]*)\s*")
+
+
+def _parse(text: str, units: dict[str, float], rule: str) -> float:
+    match = _NUMBER.fullmatch(text.lower())
+    if not match or match[2] not in units or float(match[1]) > 1e30:
+        raise ConfigError(f"cannot read {short(text)} as {rule}")
+    return float(match[1]) * units[match[2]]
 
 
 def parse_bytes(text: str | int | float) -> int:
@@ -93,19 +83,11 @@ def parse_bytes(text: str | int | float) -> int:
     """
     size: Any = text
     if isinstance(text, str):
-        match = _SIZE.fullmatch(text.lower())
-        if not match or match[2] not in _SIZES:
-            raise ConfigError(
-                f"cannot read {short(text)} as a size; write a number and a unit: '40GB' (1e9 "
-                f"bytes each), '40GiB' (2**30 each) or '512MB'"
-            )
-        size = float(match[1]) * _SIZES[match[2]]
+        rule = "a size; write a number and a unit: '40GB' (1e9 bytes each), '40GiB' (2**30 each)"
+        size = _parse(text, _SIZES, rule)
     if not (isinstance(size, float) or is_whole(size)) or not 0 <= size <= _MOST_BYTES:
         raise ConfigError(f"a size is 0 to {_MOST_BYTES:.0e} bytes, got {short(text)}")
     return round(size) if isinstance(text, str) else int(size)
-
-
-_COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
 def parse_count(text: str) -> float:
@@ -114,12 +96,9 @@ def parse_count(text: str) -> float:
     >>> parse_count("15T"), parse_count("300B"), parse_count("1.5e12")
     (15000000000000.0, 300000000000.0, 1500000000000.0)
     """
-    match = _SIZE.fullmatch(text.lower().replace(",", "").replace("_", ""))
-    if not match or match[2] not in _COUNTS or float(match[1]) > 1e30:
-        raise ConfigError(
-            f"cannot read {short(text)} as a number of 0 or more; write 15T, 300B, 1.5e12 or 2,000"
-        )
-    return float(match[1]) * _COUNTS[match[2]]
+    rule = "a number of 0 or more; write 15T, 300B, 1.5e12 or 2,000"
+    plain = text.replace(",", "").replace("_", "")
+    return _parse(plain, {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}, rule)
 
 
 def format_count(n: float) -> str:
@@ -141,5 +120,4 @@ def divisors(n: int, most: int | None = None) -> list[int]:
     ([1, 2, 3, 4, 6, 12], [1, 2, 3, 4])
     """
     small = [k for k in range(1, isqrt(n) + 1) if n % k == 0]
-    every = sorted({*small, *(n // k for k in small)})
-    return every if most is None else [k for k in every if k <= most]
+    return [k for k in sorted({*small, *(n // k for k in small)}) if most is None or k <= most]

@@ -250,7 +250,7 @@ X, W = draw((1, 3, 5, 5), (4, 3, 3, 3))
 REFUSED = [
     ("got 2; give each rank whole groups", 2, lambda g: C.by_output(g, X, W, groups=2)),
     (r"rank [01] has 4; got \(3, 5\)", *told_rows((4, 4), (3, 5), 3, padding=1)),
-    (r"has 9 rows.*have 8", *told_rows((4, 3), (4, 3), 9, padding=((0, 1), (0, 0)))),
+    (r"of 9 rows.*the 8 that", *told_rows((4, 3), (4, 3), 9, padding=((0, 1), (0, 0)))),
 ]
 
 

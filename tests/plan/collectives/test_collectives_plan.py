@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from oracles.closed_collectives import bytes_of, seconds
 
 from tiledask.errors import ConfigError
-from tiledask.plan.collectives.algorithms import KINDS, adding_rounds, rounds
-from tiledask.plan.collectives.cost import Cost, cost, even, factor, loads
+from tiledask.plan.collectives.algorithms import KINDS, rounds
+from tiledask.plan.collectives.cost import Cost, cost, even, factor
 from tiledask.plan.collectives.rows import halo_strips, halo_widths
 from tiledask.plan.inputs.load import load_cluster
 from tiledask.plan.timing import collective_time
@@ -114,7 +114,6 @@ def test_rounds(n, most):
         2 * length for length in lengths.values()
     ]
     assert len(rounds("broadcast", "tree", n)) == most
-    assert adding_rounds("all_reduce", "tree", n) == most
     assert all(len(rounds(kind, name, 1)) == 0 for kind, name in EVERY)
 
 
@@ -165,7 +164,6 @@ def test_halos_against_row_by_row(extents, before, after):
         (lambda: rounds("gather", "ring", 4), "no collective 'gather'; there are all_gather"),
         (lambda: rounds("all_reduce", "star", 4), "no algorithm 'star' for all_reduce; there are"),
         (lambda: rounds("broadcast", "tree", 4, root=4), r"root 4 is none of the .* ranks 0\.\.3"),
-        (lambda: list(loads("all_to_all", "direct", [1] * 5, 8)), r"n\*n of them; got 5"),
         (lambda: halo_strips([1, 2], -1, 0), "before=-1"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 
 from tiledask.errors import PlacementError
 from tiledask.plan.products.cost import MachineRates, ProductCost, cost
-from tiledask.plan.products.placement import Partial, Replicate, Shard, Tiling
+from tiledask.plan.products.placement import Replicate, Shard, Tiling
 from tiledask.plan.products.product import algorithms
 
 GRID = (Shard(0), Shard(1))
@@ -33,7 +33,7 @@ def plans(count, seed):
         mesh = draw.choice(MESHES)
         top = draw.choice([4, 12, 40])
         m, n, k = (draw.randint(1, top) for _ in range(3))
-        choices = [*COPIES, Partial()]
+        choices = COPIES
         a, b = (
             Tiling(
                 s, mesh, draw.choice([[draw.choice(choices) for _ in mesh], COPIES[: len(mesh)]])

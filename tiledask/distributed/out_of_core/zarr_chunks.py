@@ -81,7 +81,7 @@ def files(array: Any, region: Region) -> list[str]:
 
 def _chunks(array: Any, stored: Any, region: Region) -> Iterator[tuple[str, Region, Region]]:
     """(name of a chunk, where it lies, the part of ``region`` in it), row by row."""
-    grid = array.form.grid
+    grid = array.form.chunks
     rows, columns = (
         range(start // c, -(-stop // c)) for (start, stop), c in zip(region, grid, strict=True)
     )

@@ -20,7 +20,7 @@ from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.ranks.records import Terms
 from tiledask.distributed.transport.transport import Steps
 from tiledask.errors import ConfigError, PlacementError
-from tiledask.plan.collectives.algorithms import adding_rounds, rounds
+from tiledask.plan.collectives.algorithms import rounds
 from tiledask.plan.collectives.cost import SHAPES_AGREE
 from tiledask.plan.intervals import ends_of
 from tiledask.tile.backend import accumulator, array_namespace, to_numpy
@@ -172,7 +172,7 @@ def reduction(
     sums = sums_of(dtype, op, wide)
     # partial sums that go straight to where they are added are as exact in their own type
     travel = dtype if algorithm == "direct" else sums
-    adds = adding_rounds(kind, algorithm, len(counts))
+    adds = sum(any(m.adds for m in moves) for moves in rounds(kind, algorithm, len(counts)))
     mine = rank_rounds(kind, algorithm, len(counts), me, root, counts)
     chunks = tuple(slice(*ends) for ends in pairwise(ends_of(counts)))
     terms = counts, dtype.itemsize, root, travel.itemsize

@@ -21,7 +21,9 @@ from typing import NamedTuple
 
 from tiledask.errors import ConfigError
 
-__all__ = ["KINDS", "Move", "Rounds", "adding_rounds", "algorithms", "default", "rounds"]
+__all__ = ["KINDS", "Move", "Rounds", "algorithms", "default", "rounds"]
+
+ROOTED = ("broadcast", "reduce")
 
 
 class Move(NamedTuple):
@@ -53,34 +55,25 @@ def rounds(kind: str, algorithm: str, n: int, root: int = 0) -> Rounds:
     if kind not in _MADE_FROM:
         raise ConfigError(f"no collective {kind!r}; there are {', '.join(KINDS)}")
     if algorithm not in algorithms:
-        raise ConfigError(
-            f"no algorithm {algorithm!r} for {kind}; there are {', '.join(algorithms)}"
-        )
+        there = ", ".join(algorithms)
+        raise ConfigError(f"no algorithm {algorithm!r} for {kind}; there are {there}")
     if not 0 <= root < n:
         raise ConfigError(f"root {root} is none of the group's ranks 0..{n - 1}; choose one")
     return _rounds(kind, algorithm, n, root if kind in ROOTED else 0)
-
-
-ROOTED = ("broadcast", "reduce")
 
 
 def default(kind: str, n: int) -> str:
     """The algorithm that is taken if none is named: "direct" up to 8 ranks, else "tree".
 
     Where chunks are gathered or summed all three carry the same bytes to every rank; direct needs
-    the fewest rounds, but n-1 messages of every rank. A broadcast goes down the tree: directly,
-    one rank would have to send everything.
+    the fewest rounds, but n-1 messages of every rank. A broadcast goes down the tree, in which
+    nobody sends everything to all.
 
     >>> default("all_reduce", 4), default("all_reduce", 64), default("broadcast", 4)
     ('direct', 'tree', 'tree')
     """
     most = n if kind == "all_to_all" else 2 if kind in ROOTED else 8
     return "direct" if n <= most else "tree"
-
-
-def adding_rounds(kind: str, algorithm: str, n: int) -> int:
-    """How many of the first rounds add: all of a reduction, the first half of an all_reduce."""
-    return sum(any(m.adds for m in moves) for moves in rounds(kind, algorithm, n))
 
 
 @cache
@@ -92,7 +85,7 @@ def _rounds(kind: str, algorithm: str, n: int, root: int) -> Rounds:
     )
 
 
-# -- the algorithms: rounds among n ranks ----------------------------------------------------------
+# -- rounds among n ranks, with root 0 -------------------------------------------------------------
 
 
 def _to_all(n: int, chunks: Callable[[int, int], tuple[int, ...]], senders: int) -> Rounds:
@@ -110,10 +103,10 @@ def _ring(n: int) -> Rounds:
 def _tree(n: int) -> Rounds:
     made, have = list[tuple[Move, ...]](), 1  # rank r has chunks r, r+1, ... r+have-1
     while have < n:
-        more = min(have, n - have)
-        each = ((r, tuple((r + j) % n for j in range(more))) for r in range(n))
+        more = range(min(have, n - have))
+        each = ((r, tuple((r + j) % n for j in more)) for r in range(n))
         made.append(tuple(Move(r, (r - have) % n, chunks, False) for r, chunks in each))
-        have += more
+        have += len(more)
     return tuple(made)
 
 
@@ -132,19 +125,16 @@ def _binomial(n: int) -> Rounds:
     return tuple(made)
 
 
-def _exchange(n: int) -> Rounds:
-    return _to_all(n, lambda r, to: (n * r + to,), n)
-
-
-# -- the table -----------------------------------------------------------------------------------
-
-
 def _transposed(made: Rounds) -> Rounds:
     """Backwards, arrows turned round, adding instead of keeping."""
     return tuple(
         tuple(Move(m.destination, m.source, m.chunks, True) for m in moves)
         for moves in reversed(made)
     )
+
+
+def _same(made: Rounds) -> Rounds:
+    return made
 
 
 _Makers = dict[str, Callable[[int], Rounds]]
@@ -160,14 +150,15 @@ _SPREAD: _Makers = {
 }
 algorithms = tuple(_GATHER)
 """The names of the algorithms of every collective."""
+_EXCHANGE: _Makers = dict.fromkeys(algorithms, lambda n: _to_all(n, lambda r, to: (n * r + to,), n))
 
 _MADE_FROM: dict[str, tuple[_Makers, Callable[[Rounds], Rounds]]] = {
-    "all_gather": (_GATHER, lambda made: made),
+    "all_gather": (_GATHER, _same),
     "reduce_scatter": (_GATHER, _transposed),
     "all_reduce": (_GATHER, lambda made: (*_transposed(made), *made)),
-    "broadcast": (_SPREAD, lambda made: made),
+    "broadcast": (_SPREAD, _same),
     "reduce": (_SPREAD, _transposed),
-    "all_to_all": (dict.fromkeys(algorithms, _exchange), lambda made: made),
+    "all_to_all": (_EXCHANGE, _same),
     "barrier": (
         _GATHER,
         lambda made: tuple(tuple(m._replace(chunks=()) for m in moves) for moves in made),
@@ -176,4 +167,4 @@ _MADE_FROM: dict[str, tuple[_Makers, Callable[[Rounds], Rounds]]] = {
 """kind -> (what makes rounds among n ranks with root 0, what becomes of them)."""
 
 KINDS = tuple(_MADE_FROM)
-"""Collectives that are made of moves of chunks; a halo exchange is in halo.py."""
+"""Collectives that are made of moves of chunks; a halo exchange is not (rows.py)."""

@@ -4,10 +4,9 @@ rows of the image   0 . . 1 . . 2 . . 3 .      four ranks with 3, 3, 3 and 2 row
 windows of 3 rows    [---]                     a window belongs to whom its middle row belongs,
                          [---]  [---]          so it reaches (reach-1)//2 rows before its rank's
                                                own and reach//2 rows behind them, or fewer
+A halo, before=1 and after=2, and nothing beyond the ends:
 
-Halos are the rows that ranks need of each other:
-
-rows of rank 0    rank 1          rank 2      before=1, after=2, and nothing beyond the ends
+rows of rank 0    rank 1          rank 2
 [ . . . . . ]   [ . . . . ]     [ . . . ]
           '------^                             the last row of 0 goes to 1
             ^^---------'-'                     the first two rows of 1 go to 0
@@ -80,16 +79,10 @@ class RowSplit:
     """Of the output, by rank: the ``rows`` of the next layer."""
     slabs: tuple[Slab, ...]
     """What each rank reads; nothing where it makes no output row."""
-
-    @property
-    def before(self) -> int:
-        """The most rows that any rank needs before its own: the halo that all of them get."""
-        return max(0, *(self._start(r) - slab.start for r, slab in enumerate(self.slabs)))
-
-    @property
-    def after(self) -> int:
-        """The most rows that any rank needs behind its own."""
-        return max(0, *(slab.stop - self._start(r + 1) for r, slab in enumerate(self.slabs)))
+    before: int
+    """The most rows that any rank needs before its own: the halo that all of them get."""
+    after: int
+    """The most rows that any rank needs behind its own."""
 
     @property
     def strips(self) -> tuple[Strip, ...]:
@@ -102,11 +95,8 @@ class RowSplit:
 
     def local(self, rank: int) -> slice:
         """Where the slab of ``rank`` lies in its own rows with their halos."""
-        origin = self._start(rank) - self.widths(rank)[0]
+        origin = sum(self.rows[:rank]) - self.widths(rank)[0]
         return slice(self.slabs[rank].start - origin, self.slabs[rank].stop - origin)
-
-    def _start(self, rank: int) -> int:
-        return sum(self.rows[:rank])
 
 
 def split_rows(
@@ -130,8 +120,8 @@ def split_rows(
     h, padded = ends[-1], ends[-1] + sum(padding)
     if not rows or min(rows) < 0 or reach > padded:
         raise PlacementError(
-            f"a window fits into the padded image: it has {reach} rows, and ranks with {rows} rows "
-            f"and padding of {padding} have {padded}; use more padding or a smaller window"
+            f"a window of {reach} rows does not fit into the {padded} that ranks with {rows} rows "
+            f"and padding of {padding} have; use more padding or a smaller window"
         )
     firsts = np.arange((padded - reach) // stride + 1) * stride - padding[0]
     middles = np.clip(firsts + (reach - 1) // 2, 0, max(h - 1, 0))
@@ -146,4 +136,6 @@ def split_rows(
         above, below = (min(max(beyond, 0), stop - start) for beyond in (-start, stop - h))
         slabs.append(Slab(min(max(start, 0), h), min(max(stop, 0), h), above, below))
     out = tuple(np.bincount(owners, minlength=len(rows)).tolist())
-    return RowSplit(tuple(rows), out, tuple(slabs))
+    before = max(0, *(first - slab.start for first, slab in zip(ends, slabs, strict=False)))
+    after = max(0, *(slab.stop - last for last, slab in zip(ends[1:], slabs, strict=True)))
+    return RowSplit(tuple(rows), out, tuple(slabs), before, after)

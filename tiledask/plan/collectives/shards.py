@@ -1,16 +1,12 @@
-"""Which heads every rank holds, which columns of fused matrices, and which numbers under ZeRO.
+"""Which heads, columns and numbers every rank of a group holds; layouts of layers, by name.
 
 query heads over 4 ranks   0 1 2   3 4 5   6 7   8 9
 kv heads that they use     0       0 1     1     1          kv head 1 is on ranks 1, 2 and 3
-
-How the weights of layers are placed on the ranks of a tensor-parallel group, by name.
 
             by columns                by rows           on every rank
 attention   wq wk wv wqkv, b          wo                bo
 mlp         w_1 w_gate w_up, b        w_2 w_down        b_2, norms
 embedding   w_head                    table
-
-``heads`` of a layer: what has the numbers of its query and kv heads, and the width of each.
 """
 
 from collections.abc import Sequence
@@ -28,11 +24,8 @@ __all__ = [
 
 
 def side_by_side(*shards: Shards) -> Shards:
-    """Parts of dimensions that lie behind each other: every rank has its part of each.
-
-    For matrices that were fused, such as gate | up or q | k | v. Dealt out evenly instead, one
-    rank would have all of the gate and none of what it is multiplied with.
-    """
+    """Parts of dimensions that lie behind each other, as gate | up of a fused matrix: each rank has
+    its part of each."""
     parts: list[list[Interval]] = [[] for _ in shards[0].parts]
     for offset, each in zip(ends_of(one.extent for one in shards), shards, strict=False):
         for mine, part in zip(parts, each.parts, strict=True):
@@ -53,8 +46,8 @@ def deal_heads(query: int, kv: int, ranks: int) -> tuple[Shards, Shards]:
     """
     if kv < 1 or query < 1 or query % kv:
         raise PlacementError(
-            f"query heads share kv heads evenly, so kv heads divide query heads; got {query} query "
-            f"and {kv} kv heads: use a divisor of {query}"
+            f"kv heads divide query heads; got {query} query and {kv} kv heads: use a divisor of "
+            f"{query}"
         )
     heads, share = even_shards(query, ranks), query // kv
     looks = (tuple((a // share, (b - 1) // share + 1) for a, b in part) for part in heads.parts)
@@ -74,9 +67,6 @@ def shards(sizes: Sequence[int], ranks: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(b - a for a, b in zip(*pair, strict=True)) for pair in pairwise(until))
 
 
-# -- layouts ---------------------------------------------------------------------------------------
-
-
 class HeadCounts(NamedTuple):
     """The heads of an attention layer, on all ranks together."""
 
@@ -92,16 +82,15 @@ Shardings = dict[str, Replicate | Shard]
 
 def mlp_layout(inner: int, ranks: int) -> Shardings:
     """The layout of `mlp` with ``inner`` columns between its matrices."""
-    shards = even_shards(inner, ranks)
-    return _by_columns("_1", shards) | _by_rows("_2", shards)
+    return _by_columns("_1", even_shards(inner, ranks)) | _by_rows("_2", even_shards(inner, ranks))
 
 
 def swiglu_layout(inner: int, ranks: int) -> Shardings:
     """The layout of `swiglu_mlp`, gate and up apart or fused."""
     shards = even_shards(inner, ranks)
-    both = side_by_side(shards, shards)
     into = _by_columns("_gate", shards) | _by_columns("_up", shards)
-    return into | _by_columns("_gate_up", both) | _by_rows("_down", shards)
+    into |= _by_columns("_gate_up", side_by_side(shards, shards))
+    return into | _by_rows("_down", shards)
 
 
 def attention_layout(heads: Any, ranks: int) -> Shardings:

@@ -163,8 +163,8 @@ class Tiling:
     """An array's shape, the mesh's shape and a placement per mesh axis: who owns what.
 
     >>> t = Tiling((5, 4), (2, 2), (Shard(0), Shard(1)))
-    >>> t.region((0, 1)), t.block_shape((1, 0)), t.rank((1, 1))
-    (((0, 3), (2, 4)), (2, 2), 3)
+    >>> t.region((0, 1)), t.block_shape((1, 0))
+    (((0, 3), (2, 4)), (2, 2))
     """
 
     shape: tuple[int, ...]
@@ -225,13 +225,6 @@ class Tiling:
     def coordinates(self) -> tuple[tuple[int, ...], ...]:
         """Mesh coordinates of rank 0, 1, ...: row-major."""
         return tuple(product(*map(range, self.mesh)))
-
-    def rank(self, at: Sequence[int]) -> int:
-        """Rank of mesh coordinates ``at``."""
-        rank = 0
-        for size, i in zip(self.mesh, at, strict=True):
-            rank = rank * size + i
-        return rank
 
     def at(self, rank: int) -> tuple[int, ...]:
         """Mesh coordinates of a rank."""

@@ -44,17 +44,6 @@ from tiledask.plan.whole import is_whole, whole_number
 
 __all__ = ["Algorithm", "algorithms", "grids", "moves_nothing"]
 
-# What A and B may be along one mesh axis so that each rank multiplies what it holds, and what the
-# product then is along that axis; d stands for a leading dimension of A.
-_LOCAL = {
-    ("R", "R"): "R",
-    ("Sd", "R"): "Sd",  # rows of A:             data-parallel
-    ("R", "Sn"): "Sn",  # columns of B:          column-parallel
-    ("Sk", "Sk"): "P",  # the summed dimension:  row-parallel
-    ("P", "R"): "P",
-    ("R", "P"): "P",
-}
-
 
 @dataclass(frozen=True)
 class Algorithm:
@@ -93,42 +82,35 @@ class Algorithm:
                 f"{self.name} has no option {', '.join(unknown)}; it takes "
                 f"{', '.join(self.options) or 'none at all'}"
             )
-        _check_shapes(a, b)
+        _check_operands(a, b)
         panel = whole_number(
             "panel", given.get("panel", PANEL), 1, of="columns of A", error=PlacementError
         )
         mesh = self._grid(a, b, given.get("grid")) if self.axes else a.mesh
-        placed = self._work(a, b) if self.cuts else self._in_place(a, b)
-        keep = tuple(i for t in (a, b) for i, p in enumerate(t.placements) if p == Partial())
-        if keep and self.cuts:
-            raise self._unsummed(a, keep[0])
-        cut = [i for i, p in enumerate(placed) if p == Partial() and i not in keep]
+        placed = self._cut(a, b) if self.cuts else self._in_place(a, b)
         work = Tiling((*a.shape[:-1], *b.shape[1:]), mesh, tuple(placed))
-        result = _summed(work, cut) if self.cuts else work
-        sums, ranks = bool(self.cuts) and any(mesh[axis] > 1 for axis in cut), range(work.ranks)
-        blocks = [self._blocks(a, b, work, cut, keep, rank) for rank in ranks]
+        result = _summed(work) if self.cuts else work
+        summed = (n > 1 for n, p in zip(mesh, placed, strict=True) if p == Partial())
+        sums, ranks = bool(self.cuts) and any(summed), range(work.ranks)
+        blocks = [self._blocks(a, b, work, rank) for rank in ranks]
         panels = self._panels(blocks, work, panel if "panel" in self.options else None)
-        partials = (
-            fetch(work, work.at(rank), result.regions[rank]) if sums else () for rank in ranks
-        )
+        partials = (fetch(work, rank, result.regions[rank]) if sums else () for rank in ranks)
         words = self.words.format(panel=panel, replication=mesh[-1])
         return ProductPlan(
             self.name, words, a, b, work, result, sums, tuple(panels), tuple(map(tuple, partials))
         )
 
-    def _blocks(
-        self, a: Tiling, b: Tiling, work: Tiling, cut: list[int], keep: tuple[int, ...], rank: int
-    ) -> list[ProductPanel]:
+    def _blocks(self, a: Tiling, b: Tiling, work: Tiling, rank: int) -> list[ProductPanel]:
         """What a rank multiplies, cut where the owner of a piece that it takes changes. k is shared
-        out along the axes in ``cut``; on three, each block of it, where those that get one more
-        take turns. Along axes in ``keep`` an operand's own partial sums are multiplied."""
+        out along the axes of partial sums; on three, each block of it, where those that get one
+        more take turns."""
         lead, region, layer, layers = len(a.shape) - 1, work.regions[rank], 0, 1
-        axes = (Shard(0) if axis in cut else Replicate() for axis in range(len(work.mesh)))
+        axes = (Shard(0) if p == Partial() else Replicate() for p in work.placements)
         (depth,) = Tiling(a.shape[-1:], work.mesh, tuple(axes)).region(work.at(rank))
         if self.axes == 3:
             depth, layer, layers = (0, a.shape[-1]), work.at(rank)[-1], work.mesh[-1]
-        of_a = tuple(fetch(a, a.at(rank), (*region[:lead], depth), keep))
-        of_b = tuple(fetch(b, b.at(rank), (depth, *region[lead:]), keep))
+        of_a = tuple(fetch(a, rank, (*region[:lead], depth)))
+        of_b = tuple(fetch(b, rank, (depth, *region[lead:])))
         if not of_a or not of_b:
             return []
         ends = {*depth, *(end for p in of_a for end in p.region[-1])}
@@ -161,11 +143,9 @@ class Algorithm:
                 panels += (block.part(*depth) for depth in split(*block.depth, parts))
             yield tuple(panels)
 
-    # -- what C is while ranks multiply -----------------------------------------------------------
-
-    def _work(self, a: Tiling, b: Tiling) -> list[Placement]:
-        """By axis. On a grid rows are the leading dimension that A is cut along already, or its
-        longest; if C has only rows or only columns, both axes cut that."""
+    def _cut(self, a: Tiling, b: Tiling) -> list[Placement]:
+        """By axis, what C is while ranks multiply. On a grid rows are the leading dimension that A
+        is cut along already, or its longest; if C has only rows or only columns, both cut that."""
         rows, columns = len(a.shape) - 1, len(b.shape) - 1
         if (self.cuts == "n" and not columns) or (self.axes and not rows + columns):
             raise PlacementError(
@@ -174,43 +154,24 @@ class Algorithm:
             )
         taken = [p.dim for p in a.placements if isinstance(p, Shard) and p.dim < rows]
         longest = max(range(rows), key=lambda d: (d in taken, a.shape[d]), default=rows)
-        along: dict[str, Placement] = {
-            "m": Shard(longest),
-            "n": Shard(rows if columns else longest),
-            "k": Partial(),
-        }
+        along = {"m": Shard(longest), "n": Shard(rows if columns else longest), "k": Partial()}
         return [along[letter] for letter in (self.cuts if self.axes else self.cuts * len(a.mesh))]
 
     def _in_place(self, a: Tiling, b: Tiling) -> list[Placement]:
-        """By axis, as A and B lie; where not all can stay, rows of A win over columns of B."""
+        """By axis, what C is as A and B lie."""
         if a.mesh != b.mesh:
             raise PlacementError(
                 f"{self.name} multiplies along one mesh, A lies on {a.mesh} and B on {b.mesh}; "
                 f"distribute both on one mesh, or name another algorithm"
             )
-        work = list[Placement]()
-        for axis, pair in enumerate(_pairs(a, b)):
-            of_a, of_b = a.placements[axis], b.placements[axis]
-            if pair not in _LOCAL and "P" in pair:
-                raise self._unsummed(a, axis)
-            if pair not in _LOCAL and self.name == "local":
-                raise PlacementError(
-                    f"mesh axis {axis}: {of_a} @ {of_b} cannot be multiplied where it lies; "
-                    f"use td.redistribute, or algorithm='gather'"
-                )
-            kept = "Sd" if pair[0] == "Sd" else "Sn" if pair[1] == "Sn" else "R"
-            results: dict[str, Placement] = {"R": Replicate(), "P": Partial(), "Sd": of_a}
-            results["Sn"] = Shard(len(a.shape) - 1)
-            work.append(results[_LOCAL.get(pair, kept)])
-        return work
-
-    def _unsummed(self, a: Tiling, axis: int) -> PlacementError:
-        first = axis < len(a.mesh) and isinstance(a.placements[axis], Partial)
-        return PlacementError(
-            f"{'A' if first else 'B'} is Partial() along mesh axis {axis}, and {self.name} would "
-            f"multiply before its partial sums are added; td.redistribute it, or the other operand "
-            f"to Replicate() along that axis and use 'local'"
-        )
+        found = _as_they_lie(a, b)
+        axis = next((axis for axis, (_, stays) in enumerate(found) if not stays), None)
+        if axis is not None and self.name == "local":
+            raise PlacementError(
+                f"mesh axis {axis}: {a.placements[axis]} @ {b.placements[axis]} cannot be "
+                f"multiplied where it lies; use td.redistribute, or algorithm='gather'"
+            )
+        return [placement for placement, _ in found]
 
     def _grid(self, a: Tiling, b: Tiling, wanted: Any) -> tuple[int, ...]:
         """The grid: the one asked for, the mesh if it fits, or the one that moves least."""
@@ -255,7 +216,7 @@ algorithms: Mapping[str, Algorithm] = MappingProxyType({each.name: each for each
 
 def moves_nothing(a: Tiling, b: Tiling) -> bool:
     """Whether every rank can multiply what it holds (algorithm "local")."""
-    return a.mesh == b.mesh and all(pair in _LOCAL for pair in _pairs(a, b))
+    return a.mesh == b.mesh and all(stays for _, stays in _as_they_lie(a, b))
 
 
 def grids(ranks: int, axes: int) -> Iterator[tuple[int, ...]]:
@@ -271,21 +232,23 @@ def grids(ranks: int, axes: int) -> Iterator[tuple[int, ...]]:
         yield from ((first, *rest) for rest in grids(ranks // first, axes - 1))
 
 
-def _pairs(a: Tiling, b: Tiling) -> list[tuple[str, str]]:
-    """By mesh axis, what A's and B's placements are to a product, in the letters of `_LOCAL`."""
+def _as_they_lie(a: Tiling, b: Tiling) -> list[tuple[Placement, bool]]:
+    """By mesh axis (what the product is, whether each rank multiplies what it holds); where not all
+    can stay, rows of A win over columns of B."""
+    k, found = len(a.shape) - 1, list[tuple[Placement, bool]]()
+    for of_a, of_b in zip(a.placements, b.placements, strict=True):
+        if isinstance(of_a, Shard) and of_a.dim < k:  # rows of A: data-parallel
+            found.append((of_a, of_b == Replicate()))
+        elif isinstance(of_b, Shard) and of_b.dim > 0:  # columns of B: column-parallel
+            found.append((Shard(k), of_a == Replicate()))
+        elif isinstance(of_a, Shard) and isinstance(of_b, Shard):  # the summed one: row-parallel
+            found.append((Partial(), True))
+        else:
+            found.append((Replicate(), of_a == of_b))
+    return found
 
-    def letter(placement: Placement, k: int, other: str) -> str:
-        if isinstance(placement, Shard):
-            return "Sk" if placement.dim == k else other
-        return "P" if isinstance(placement, Partial) else "R"
 
-    return [
-        (letter(of_a, len(a.shape) - 1, "Sd"), letter(of_b, 0, "Sn"))
-        for of_a, of_b in zip(a.placements, b.placements, strict=True)
-    ]
-
-
-def _check_shapes(a: Tiling, b: Tiling) -> None:
+def _check_operands(a: Tiling, b: Tiling) -> None:
     right = all(t.shape and 0 not in t.shape for t in (a, b)) and len(b.shape) <= 2
     if not right or a.shape[-1] != b.shape[0]:
         raise PlacementError(
@@ -296,13 +259,18 @@ def _check_shapes(a: Tiling, b: Tiling) -> None:
         raise PlacementError(
             f"A lies on {a.ranks} ranks and B on {b.ranks}; distribute both on one mesh"
         )
+    for name, operand in (("A", a), ("B", b)):
+        if Partial() in operand.placements:
+            raise PlacementError(
+                f"{name} is Partial() along mesh axis {operand.placements.index(Partial())}, and "
+                f"its partial sums are added first: td.redistribute it to Replicate() or a Shard"
+            )
 
 
-def _summed(work: Tiling, cut: list[int]) -> Tiling:
+def _summed(work: Tiling) -> Tiling:
     """Where C lies after the reduce-scatter: cut along its first dimension, if that is enough."""
     if not work.shape:
         return work.replaced(*(Replicate() for _ in work.mesh))
     enough = work.shape[0] >= work.ranks
     dim = 0 if enough else max(range(len(work.shape)), key=lambda d: work.shape[d])
-    placed = (Shard(dim) if axis in cut else p for axis, p in enumerate(work.placements))
-    return work.replaced(*placed)
+    return work.replaced(*(Shard(dim) if p == Partial() else p for p in work.placements))

@@ -134,23 +134,21 @@ class Piece:
         return region_size(self.region)
 
 
-def fetch(
-    tiling: Tiling, at: tuple[int, ...], wanted: Region, keep: tuple[int, ...] = ()
-) -> list[Piece]:
-    """The pieces of ``wanted`` for the rank at mesh coordinates ``at``, in rank order.
+def fetch(tiling: Tiling, rank: int, wanted: Region, keep: tuple[int, ...] = ()) -> list[Piece]:
+    """The pieces of ``wanted`` for a rank, in the order of the ranks that hold them.
 
     Along replicated axes they come from the rank's own row or column; along partial axes every
     partial sum comes, or, where they are in ``keep``, the rank's own. Empty pieces are left out.
 
     >>> t = Tiling((8, 8), (2, 4), (Shard(0), Shard(1)))
-    >>> [(p.source, p.region) for p in fetch(t, (1, 2), ((4, 8), (3, 5)))]
+    >>> [(p.source, p.region) for p in fetch(t, 6, ((4, 8), (3, 5)))]
     [(5, ((4, 8), (3, 4))), (6, ((4, 8), (4, 5)))]
     """
     found = [(0, tuple((0, n) for n in tiling.shape))]
-    for axis, (size, i) in enumerate(zip(tiling.mesh, at, strict=True)):
+    for axis, (size, i) in enumerate(zip(tiling.mesh, tiling.at(rank), strict=True)):
         placement, before, found = tiling.placements[axis], found, []
         own = isinstance(placement, Replicate) or (isinstance(placement, Partial) and axis in keep)
-        for rank, region in before:
+        for other, region in before:
             for part in [i] if own else range(size):
                 held = region
                 if isinstance(placement, Shard):
@@ -159,10 +157,9 @@ def fetch(
                     if ends[0] >= wanted[d][1] or ends[1] <= wanted[d][0]:
                         continue
                     held = (*region[:d], ends, *region[d + 1 :])
-                found.append((rank * size + part, held))
-    here = tiling.rank(at)
-    pieces = ((rank, overlap(region, wanted)) for rank, region in found)
-    return [Piece(rank, here, region) for rank, region in pieces if region is not None]
+                found.append((other * size + part, held))
+    pieces = ((other, overlap(region, wanted)) for other, region in found)
+    return [Piece(other, rank, region) for other, region in pieces if region is not None]
 
 
 def redistribution(source: Tiling, target: Tiling) -> list[Piece]:
@@ -174,9 +171,8 @@ def redistribution(source: Tiling, target: Tiling) -> list[Piece]:
                 f"Partial() is only what a product leaves behind. Keep {old}"
             )
     keep = tuple(i for i, new in enumerate(target.placements) if isinstance(new, Partial))
-    return [
-        piece for at in target.coordinates for piece in fetch(source, at, target.region(at), keep)
-    ]
+    wanted = enumerate(target.regions)
+    return [piece for rank, region in wanted for piece in fetch(source, rank, region, keep)]
 
 
 _NAMES = {
