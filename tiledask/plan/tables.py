@@ -1,16 +1,11 @@
 """How a result prints itself: its parts, tables and sentences, once for terminal, notebook, text.
 
-A table of which nothing is ever cut off, whatever the width:
-
-             moved    idle          where there is room for every number and word
-    summa  134.2 MB  27.0 %
-    summa: moved 134.2 MB, idle 27.0 %          else a line for each row
+         moved    idle
+summa  134.2 MB  27.0 %          a table of which no number and no word is cut off
 """
 
-import os
 import re
 import shutil
-import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -45,24 +40,18 @@ class Table:
     """A line below the rows."""
 
     def to_text(self, width: int = 100) -> str:
-        """The table as plain text, no line longer than ``width`` characters."""
+        """The table as plain text, no line longer than ``width`` where words can be wrapped."""
         widths, lines = self._widths(width), _wrapped(self.title, width) if self.title else []
         sides = ["<" if i in self.left else ">" for i in range(len(self.head))]
-        for row in (self.head, *self.rows) if widths else ():
+        for row in (self.head, *self.rows):
             parts = [_wrapped(str(cell), w) for cell, w in zip(row, widths, strict=True)]
             for line in zip_longest(*parts, fillvalue=""):
                 each = zip(line, sides, widths, strict=True)
                 lines.append(GAP.join(f"{c:{side}{w}}" for c, side, w in each).rstrip())
-        for row in self.rows if not widths else ():
-            pairs = zip(self.head, row, strict=True)
-            cells = [f"{name} {cell}".strip() for name, cell in pairs if f"{cell}"]
-            words = ": ".join(filter(None, (*cells[:1], ", ".join(cells[1:]))))
-            lines += _wrapped(words.replace("\n", " "), width)
         return "\n".join([*lines, "", *(_wrapped(self.below, width) if self.below else [])]) + "\n"
 
     def _widths(self, most: int) -> list[int]:
-        """The width of each column: as it likes, or down to the longest word of a column of words;
-        [] where even that is too wide."""
+        """The width of each column: as it likes, or down to the longest word of words."""
         widths, least = [], []
         for i, (name, *cells) in enumerate(zip(self.head, *self.rows, strict=True)):
             lines = "\n".join(map(str, cells)).split("\n")
@@ -71,9 +60,7 @@ class Table:
             least.append(max(map(len, ("", *_words(name), *parts))))
         for _ in range(sum(widths) + len(GAP) * (len(widths) - 1) - most):
             widest = max(range(len(widths)), key=lambda i: (widths[i] > least[i], widths[i]))
-            if widths[widest] <= least[widest]:
-                return []
-            widths[widest] -= 1
+            widths[widest] = max(least[widest], widths[widest] - 1)
         return widths
 
     def __repr__(self) -> str:
@@ -121,16 +108,13 @@ class Printable:
         return "".join(map(_html, self.printed()))
 
 
-def _text(part: Part, width: int, bold: str = "{}") -> str:
+def _text(part: Part, width: int) -> str:
     """A part as text. Prose wraps; several lines, or a command, stay as they are."""
     if isinstance(part, Table):
         return part.to_text(width)
-    first, words = part if isinstance(part, tuple) else ("", part)
-    text = f"{first}{words}"
+    text = part if isinstance(part, str) else "".join(part)
     if "\n" not in text and "tiledask " not in text:
         text = "\n".join(_wrapped(text, width))
-    if first and text.startswith(first):
-        text = bold.format(first) + text.removeprefix(first)
     return f"{text}\n"
 
 
@@ -149,11 +133,10 @@ class Console:
         self.width = width or shutil.get_terminal_size().columns
 
     def print(self, *parts: Part) -> None:
-        """Print each; what stands out is bold in a terminal."""
-        file = self.file or sys.stdout
-        bold = "\x1b[1m{}\x1b[0m" if file.isatty() and os.environ.get("TERM") != "dumb" else "{}"
-        file.write("".join(_text(part, self.width, bold) for part in parts))
-        file.flush()
+        """Print each, at once."""
+        print(
+            "".join(_text(part, self.width) for part in parts), end="", file=self.file, flush=True
+        )
 
 
 def table(

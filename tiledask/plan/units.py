@@ -13,9 +13,7 @@ __all__ += ["format_up", "parse_bytes", "parse_count"]
 _SIZES: dict[str, float] = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgtp", 1):
     _SIZES |= {f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power}
-
 _MOST_BYTES = 10**24
-"""No disk, no memory and no network on Earth moves more."""
 
 
 def format_bytes(n: float) -> str:
@@ -53,16 +51,14 @@ def format_seconds(s: float) -> str:
     return f"{s:.3g} s"
 
 
-def format_percent(share: float, sign: str = "") -> str:
-    """``share`` of 1 in percent: to 0.1 %, two figures of less than that; "+" as ``sign`` is said.
+def format_percent(share: float) -> str:
+    """``share`` of 1 in percent: to 0.1 %, two figures of less than that.
 
     >>> format_percent(3 / 11), format_percent(0.0003), format_percent(56.01)
     ('27.3 %', '0.03 %', '5,601.0 %')
-    >>> format_percent(0.1, "+")
-    '+10.0 %'
     """
     form = ".2g" if 0 < abs(share) < 0.001 else ",.1f"
-    return f"{100 * share:{sign}{form}} %"
+    return f"{100 * share:{form}} %"
 
 
 _NUMBER = re.compile(r"\s*((?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:e[0-9]+)?)\s*([a-z]*)\s*")

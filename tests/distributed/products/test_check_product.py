@@ -62,5 +62,7 @@ def test_batches_nan_and_partial_sums(cluster):
     summed = td.matmul(td.distribute(np.ones((4, 8), "f4"), mesh, Shard(1)),
                        td.distribute(np.ones((8, 4), "f4"), mesh, Shard(0)))  # fmt: skip
     assert summed.placements == (Partial(),)
+    ones = np.ones((4, 8), "f4"), np.ones((8, 4), "f4")
+    assert td.check_product(*(td.distribute(x, mesh, Replicate()) for x in ones), summed)
     with pytest.raises(PlacementError, match="not partial sums"):
         td.check_product(summed, B, summed)

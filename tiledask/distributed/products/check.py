@@ -11,11 +11,12 @@ import numpy as np
 
 from tiledask.distributed.arrays.array import ShardedArray, to_numpy
 from tiledask.distributed.arrays.creation import distribute
+from tiledask.distributed.arrays.redistribute import redistribute
 from tiledask.distributed.cluster.tasks import slot_of
 from tiledask.distributed.deadlines import bounded
 from tiledask.distributed.products.matmul import matmul
 from tiledask.errors import PlacementError
-from tiledask.plan.products.placement import Partial, Replicate
+from tiledask.plan.products.placement import Partial, Replicate, Shard
 from tiledask.tile.backend import accumulator, array_namespace
 
 __all__ = ["ProductCheck", "check_product"]
@@ -91,6 +92,9 @@ def check_product(
     """
     if any(isinstance(p, Partial) for x in (A, B) for p in x.placements):
         raise PlacementError("A and B have blocks to be looked at, not partial sums: redistribute")
+    if Partial() in C.placements:
+        summed = [Shard(0) if p == Partial() else p for p in C.placements]
+        C = redistribute(C, summed, timeout=timeout)
     (k, n), dtype = B.shape, A.dtype
     w = np.where(np.random.default_rng(seed).integers(0, 2, n), 1, -1)
 
