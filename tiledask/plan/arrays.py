@@ -1,6 +1,6 @@
 """Numbers that may be many: the types of one value or an array of them, and rows that are alike."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,22 +15,13 @@ Values = float | Array
 
 
 def stacked(*values: Values) -> Array:
-    """Numbers and arrays of them, one below the other; the last axis is that of the layouts.
-
-    >>> stacked(1.0, np.array([2.0, 3.0])).tolist(), stacked(1.0, 2.0).tolist()
-    ([[1.0, 1.0], [2.0, 3.0]], [[1.0], [2.0]])
-    """
+    """Numbers and arrays of them, one below the other; the last axis is that of the layouts."""
     return np.stack(np.broadcast_arrays(*map(np.atleast_1d, values)))
 
 
 def combinations(columns: Sequence[Array]) -> tuple[Array, Array]:
     """(a row of each combination of the columns, whole numbers of 0 or more, that occurs, in their
-    order; which of these combinations each row has).
-
-    >>> rows, which = combinations([np.array([7, 0, 7]), np.array([1, 1, 1])])
-    >>> rows.tolist(), which.tolist()
-    ([1, 2], [1, 0, 1])
-    """
+    order; which of these combinations each row has)."""
     code, codes = np.zeros_like(columns[0]), 1
     for column in columns:
         many = int(column.max()) + 1
@@ -51,32 +42,21 @@ def combinations(columns: Sequence[Array]) -> tuple[Array, Array]:
 
 def numbered(column: Array, words: Sequence[str] = ()) -> Array:
     """Words as whole numbers: by where they stand in ``words``, -1 where they do not; without
-    ``words`` by where they first stand in the column, and numbers as they are.
-
-    >>> column = np.array(["full", "none", "full"])
-    >>> numbered(column).tolist(), numbered(column, ("none",)).tolist()
-    ([0, 1, 0], [-1, 0, -1])
-    """
+    ``words`` by where they first stand in the column, and numbers as they are."""
     if not words and column.dtype.kind in "bi":
         return column.astype(np.int64)
-    codes = np.full(column.shape, -1)
-
-    def unseen() -> Iterator[str]:
-        while codes.size and codes.min() < 0:
-            yield column.flat[codes.argmin()]
-
-    for code, word in enumerate(words or unseen()):
+    codes, code = np.full(column.shape, -1), 0
+    for code, word in enumerate(words):
         codes[column == word] = code
+    while not words and codes.size and codes.min() < 0:
+        codes[column == column.flat[codes.argmin()]] = code
+        code += 1
     return codes
 
 
 def unbeaten(rows: Array) -> list[int]:
     """Which rows have no other that is as small in all columns, the smallest in the first one
-    first; of equal ones the first.
-
-    >>> unbeaten(np.array([[3, 1], [1, 2], [2, 2], [1, 2]]))
-    [1, 0]
-    """
+    first; of equal ones the first."""
     kept: list[int] = []
     left = np.lexsort(rows.T[::-1])  # so that nothing later beats an earlier one
     varied = rows[:, (rows != rows[:1]).any(axis=0)]

@@ -44,22 +44,16 @@ def shipped_json(*parts: str) -> Any:
 
 @cache
 def names(kind: str) -> tuple[str, ...]:
-    """Names of the shipped descriptions of one kind: "models", "hardware" or "recipes".
-
-    >>> "fp32-adam" in names("recipes")
-    True
-    """
+    """Names of the shipped descriptions of one kind: "models", "hardware" or "recipes"."""
     return tuple(sorted(path.stem for path in data_file(kind).glob("*.json")))
 
 
 _OWN = {
-    "models": "one of your own is td.Model(...), or the path of its Hugging Face config.json, or a "
+    "models": "one of your own is td.Model(...), the path of its Hugging Face config.json, or a "
     "number of parameters such as '70B'; ",
     "hardware": "a cluster of your own is a JSON file with its device in it; ",
-    "recipes": "the usual one is 'mixed-adam-16'; a recipe of your own is a JSON file like "
-    "those in data/recipes; ",
+    "recipes": "the usual one is 'mixed-adam-16', one of your own a JSON file; ",
 }
-"""How to go on without a shipped description of that kind."""
 
 
 def read_named(kind: str, name: str) -> "Fields":
@@ -85,12 +79,8 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 
 def read(path: str | os.PathLike[str]) -> "Fields":
-    """The JSON object in the file ``path``.
-
-    A file that is missing, larger than 4 MiB, not a regular file, not JSON, not an object,
-    nested too deep or repeats a key is a ConfigError that names it; NaN and Infinity are read as
-    Python writes them, and no size or rate may be one.
-    """
+    """The JSON object in the file ``path``: a regular file of at most 4 MiB, which repeats no key;
+    any other is a ConfigError."""
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         keys = [key for key, _ in pairs]
@@ -117,19 +107,12 @@ def read(path: str | os.PathLike[str]) -> "Fields":
 
 
 class Fields:
-    """A JSON object whose values are taken out by type; every error names file and key.
-
-    >>> f = Fields({"layers": 24, "tied": True}, "model.json")
-    >>> f.integer("layers"), f.boolean("tied"), f.left()
-    (24, True, ())
-    """
+    """A JSON object whose values are taken out by type; every error names file and key."""
 
     def __init__(self, values: object, where: str):
         if not isinstance(values, dict):
             raise ConfigError(f"{where}: must be a JSON object, got {_kind(values)}")
-        self.values = values
-        self.where = where
-        self._taken: set[str] = set()
+        self.values, self.where, self._taken = values, where, set[str]()
 
     def __contains__(self, key: str) -> bool:
         return self.values.get(key) is not None
@@ -175,16 +158,10 @@ class Fields:
         value = self._read(key, _REQUIRED, lambda v: isinstance(v, dict), "a JSON object")
         return Fields(value, f"{self.where}: key {key!r}")
 
-    def objects(self, key: str) -> tuple["Fields", ...]:
-        found = self._read(
-            key, _REQUIRED, lambda v: bool(v) and isinstance(v, list), "a list of objects"
-        )
-        return tuple(Fields(v, f"{self.where}: key {key!r}[{i}]") for i, v in enumerate(found))
-
     def record(self, kind: type[T], *, whole: bool = True) -> T:
         """The dataclass ``kind`` of these values, each read by the type of its field, dataclasses
-        within it too; whole numbers that must be there, or are 1 or more by default, are 1 or more.
-        A field's metadata may have the "words" that it can be. ``whole``: nothing else is there."""
+        within it too. Whole numbers are 1 or more where they must be there or are by default; a
+        field's metadata may have the "words" that it can be. ``whole``: nothing else is there."""
         values: dict[str, Any] = {}
         for field in fields(kind):  # type: ignore[arg-type]
             key, default, read = field.name, field.default, _READ.get(field.type)
@@ -193,7 +170,11 @@ class Fields:
                 self._taken.add(key)
                 continue
             if inner and get_origin(field.type) is tuple:
-                value: Any = tuple(each.record(inner) for each in self.objects(key))
+                full = lambda v: bool(v) and isinstance(v, list)  # noqa: E731
+                each = self._read(key, _REQUIRED, full, "a list of objects")
+                where = f"{self.where}: key {key!r}"
+                parts = (Fields(v, f"{where}[{i}]") for i, v in enumerate(each))
+                value: Any = tuple(part.record(inner) for part in parts)
             elif inner:
                 value = self.object(key).record(inner)
             elif field.type == tuple[tuple[str, float], ...]:

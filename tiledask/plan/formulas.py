@@ -21,16 +21,6 @@ from tiledask.plan.pipelines.closed_form import (
 from tiledask.plan.products.product import grids
 from tiledask.plan.timing.checkpointing import checkpoint_interval, checkpointing
 
-__all__ = [
-    "bubble_fraction",
-    "bubble_overhead",
-    "checkpoint_interval",
-    "checkpointing",
-    "gpipe_makespan",
-    "grids",
-    "lower_bound",
-    "minimum_devices",
-    "one_forward_one_backward_makespan",
-    "state_bytes",
-    "zero3_minimum_degree",
-]
+__all__ = ["bubble_fraction", "bubble_overhead", "checkpoint_interval", "checkpointing"]
+__all__ += ["gpipe_makespan", "grids", "lower_bound", "minimum_devices"]
+__all__ += ["one_forward_one_backward_makespan", "state_bytes", "zero3_minimum_degree"]

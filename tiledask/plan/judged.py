@@ -9,14 +9,11 @@ MARKS = {True: "✓", None: "", False: "✗"}
 
 @dataclass(frozen=True)
 class Judged:
-    """One claim, judged."""
+    """One claim, judged; ``holds`` is None where nothing can be judged, and ``why`` says why."""
 
     claim: str
-    """What it is about; empty where that stands beside it."""
     holds: bool | None
-    """None: neither, or nothing can be judged, and then ``why`` gives the reason."""
     why: str = ""
-    """The numbers and the formula."""
 
     @property
     def good(self) -> bool:

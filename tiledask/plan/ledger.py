@@ -26,19 +26,17 @@ class Row:
     tensor: str
     """Tensor class: "weights", "gradients", "activations", "panels", ..."""
     moment: str
-    """When the bytes are there: ALWAYS, or a name such as "forward", "backward", "step 3"."""
+    """When the bytes are there: ALWAYS, or a name such as "forward", "step 3"."""
     bytes: int
-    """Size in bytes."""
     formula: str = ""
-    """How the size follows from the inputs, in words and symbols; empty if measured."""
+    """How the size follows from the inputs; empty if measured."""
     source: str = ""
     """Where the formula or the measurement comes from."""
 
 
 @dataclass(frozen=True, repr=False)
 class Ledger:
-    """Rows, and what follows from them: a place's peak is what is always there
-    plus its largest moment.
+    """Rows; a place's peak is what is always there plus its largest moment.
 
     >>> ledger = Ledger.of([Row(0, "weights", ALWAYS, 10), Row(0, "activations", "forward", 5),
     ...                     Row(0, "activations", "backward", 7), Row(1, "weights", ALWAYS, 12)])

@@ -69,11 +69,9 @@ class Table:
     def _repr_html_(self) -> str:
         # JupyterLab puts words at the right, too
         keep = any("\n" in str(cell) for row in self.rows for cell in row)
-        more = ";white-space:pre-line" * keep
-        style = {
-            i: f"text-align:{'left' if i in self.left else 'right'}{more}"
-            for i in range(len(self.head))
-        }
+        sides = ("left" if i in self.left else "right" for i in range(len(self.head)))
+        lines = ";white-space:pre-line" * keep
+        style = {i: f"text-align:{side}{lines}" for i, side in enumerate(sides)}
         title = f"{self.title} ({self.below})" if self.title and self.below else self.title
         return html.table(self.head, self.rows, title or self.below, style=style, bold=self.bold)
 
@@ -134,9 +132,8 @@ class Console:
 
     def print(self, *parts: Part) -> None:
         """Print each, at once."""
-        print(
-            "".join(_text(part, self.width) for part in parts), end="", file=self.file, flush=True
-        )
+        text = "".join(_text(part, self.width) for part in parts)
+        print(text, end="", file=self.file, flush=True)
 
 
 def table(
@@ -157,21 +154,18 @@ def table(
               moved    idle
     summa  134.2 MB  27.0 %
     """
-    names = [[_cell(name)] for name in rows] if isinstance(rows, Mapping) else None
-    listed = list(rows.values() if isinstance(rows, Mapping) else rows)
+    if isinstance(rows, Mapping):
+        rows = [{"": _cell(name), **row} for name, row in rows.items()]
+    listed = list(rows)
     columns = list(dict.fromkeys(column for row in listed for column in row))
     if missing := [column for column in units if column not in columns]:
         raise ConfigError(
             f"there is no column {missing[0]!r} to show in {units[missing[0]]}; columns are "
-            f"{', '.join(columns) or 'none'}"
+            f"{', '.join(filter(None, columns)) or 'none'}"
         )
     cells = [[_cell(row.get(c), units.get(c, "")) for c in columns] for row in listed]
-    words = [c for c in columns if all(isinstance(row.get(c), str | None) for row in listed)]
-    left = [columns.index(column) for column in words]
-    if names is None:
-        return Table(columns, cells, title, left)
-    named = [name + row for name, row in zip(names, cells, strict=True)]
-    return Table(["", *columns], named, title, [0, *(1 + i for i in left)])
+    words = (all(isinstance(row.get(c), str | None) for row in listed) for c in columns)
+    return Table(columns, cells, title, [i for i, left in enumerate(words) if left])
 
 
 def _cell(value: Any, unit: str = "") -> str:

@@ -40,11 +40,7 @@ def format_up(n: int) -> str:
 
 
 def format_seconds(s: float) -> str:
-    """``s`` seconds as text in s, ms or µs.
-
-    >>> format_seconds(4.95), format_seconds(0.0015), format_seconds(0.0009999)
-    ('4.95 s', '1.5 ms', '1 ms')
-    """
+    """``s`` seconds as text in s, ms or µs: format_seconds(0.0015) is '1.5 ms'."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if abs(s) >= 0.9995 * size:  # what would round to 1000 of the smaller unit
             return f"{s / size:.3g} {unit}"
@@ -52,11 +48,7 @@ def format_seconds(s: float) -> str:
 
 
 def format_percent(share: float) -> str:
-    """``share`` of 1 in percent: to 0.1 %, two figures of less than that.
-
-    >>> format_percent(3 / 11), format_percent(0.0003), format_percent(56.01)
-    ('27.3 %', '0.03 %', '5,601.0 %')
-    """
+    """``share`` of 1 in percent: to 0.1 %, two figures of less than that."""
     form = ".2g" if 0 < abs(share) < 0.001 else ",.1f"
     return f"{100 * share:{form}} %"
 
@@ -87,11 +79,7 @@ def parse_bytes(text: str | int | float) -> int:
 
 
 def parse_count(text: str) -> float:
-    """A number of tokens or parameters as people write it.
-
-    >>> parse_count("15T"), parse_count("300B"), parse_count("1.5e12")
-    (15000000000000.0, 300000000000.0, 1500000000000.0)
-    """
+    """A number of tokens or parameters as people write it: "15T", "300B", "1.5e12"."""
     rule = "a number of 0 or more; write 15T, 300B, 1.5e12 or 2,000"
     plain = text.replace(",", "").replace("_", "")
     return _parse(plain, {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}, rule)

@@ -26,7 +26,6 @@ def whole_number(
     error: type[Exception] = ConfigError,
 ) -> int:
     """``value`` as an int; ``error`` for what is no whole number from ``least`` to ``most``.
-
     ``of``: what is counted. ``way_out``: what to do where there are more than ``most``.
 
     >>> whole_number("dp", "4", 1)
@@ -50,11 +49,7 @@ def whole_number(
 
 
 def is_whole(value: Any, least: int | None = None, most: int | None = None) -> TypeGuard[int]:
-    """Whether ``value`` is a whole number from ``least`` to ``most``; a boolean is none.
-
-    >>> is_whole(2), is_whole(2.0), is_whole(True), is_whole(-1, 0), is_whole(5, most=4)
-    (True, False, False, False, False)
-    """
+    """Whether ``value`` is a whole number from ``least`` to ``most``; a boolean is none."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -64,11 +59,6 @@ def is_whole(value: Any, least: int | None = None, most: int | None = None) -> T
 
 
 def whole_rule(least: int | None = None, most: int | None = None) -> str:
-    """The rule in words.
-
-    >>> whole_rule(), whole_rule(1), whole_rule(1, 64)
-    ('a whole number', 'a whole number of 1 or more', 'a whole number from 1 to 64')
-    """
-    if least is None:
-        return "a whole number"
-    return f"a whole number {f'of {least} or more' if most is None else f'from {least} to {most}'}"
+    """The rule in words: 'a whole number', '... of 1 or more', '... from 1 to 64'."""
+    words = f"of {least} or more" if most is None else f"from {least} to {most}"
+    return "a whole number" if least is None else f"a whole number {words}"

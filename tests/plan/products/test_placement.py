@@ -48,7 +48,9 @@ def test_every_element_has_as_many_owners_as_there_are_copies(tiling):
     sizes = zip(tiling.mesh, tiling.placements, strict=True)
     copies = np.prod([size for size, p in sizes if p == Replicate()], dtype=int)
     assert (owners == copies).all()
-    assert [tiling.at(rank) for rank in range(tiling.ranks)] == list(np.ndindex(tiling.mesh))
+    assert [tiling.coordinates[rank] for rank in range(tiling.ranks)] == list(
+        np.ndindex(tiling.mesh)
+    )
     assert traffic_of(tiling.ranks, redistribution(tiling, tiling), 4).total == 0
 
 

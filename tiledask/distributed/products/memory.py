@@ -41,7 +41,7 @@ def _arrays(
 ) -> list[Row]:
     size, panels = dtype.itemsize, plan.panels[rank]
     in_a, in_b, in_c = (
-        prod(t.block_shape(t.at(rank))) * size for t in (plan.a, plan.b, plan.result)
+        prod(t.block_shape(t.coordinates[rank])) * size for t in (plan.a, plan.b, plan.result)
     )
     m, n, _ = plan.extents(rank)
     wide = summed_in(dtype, lookup(kernel).arrays, len(panels), bool(plan.sums)).itemsize

@@ -40,20 +40,17 @@ class MachineRates:
     overlapped: bool
     """Whether reading goes on beside multiplying: False if every core multiplies already."""
     requests: int = 2
-    """Questions to all workers that any product asks: what they hold and lend, and what they have
-    counted; between GPUs, before that, whether all have closed what they read."""
+    """Questions to all workers that any product asks; between GPUs one more."""
 
 
 @dataclass(frozen=True)
 class ProductCost:
-    """Predicted seconds of a product."""
+    """Predicted seconds of a product: of the slowest rank, of tasks and requests, of all."""
 
     multiply: float
-    """Of the slowest rank, as are the next two."""
     read: float
     sum: float
     overhead: float
-    """Tasks and requests."""
     total: float
     busy: tuple[float, ...]
     """Of each rank, multiplying and summing."""

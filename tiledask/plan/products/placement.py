@@ -226,10 +226,6 @@ class Tiling:
         """Mesh coordinates of rank 0, 1, ...: row-major."""
         return tuple(product(*map(range, self.mesh)))
 
-    def at(self, rank: int) -> tuple[int, ...]:
-        """Mesh coordinates of a rank."""
-        return self.coordinates[rank]
-
     def region(self, at: Sequence[int]) -> Region:
         """What the rank at ``at`` holds: (start, stop) per dimension.
 
@@ -268,7 +264,7 @@ class Tiling:
 
     def owned(self, rank: int) -> np.ndarray:
         """Which numbers of ``rank``'s block no lower rank holds as well."""
-        mine, *lower = (self.slice(self.at(each)) for each in (rank, *range(rank)))
+        mine, *lower = (self.slice(self.coordinates[each]) for each in (rank, *range(rank)))
         owned = np.ones(mine.local_shape, np.bool_)
         for box, view in mine.views(owned):
             for other in (each for piece in lower for each in piece.boxes):

@@ -106,9 +106,9 @@ class Algorithm:
         more take turns."""
         lead, region, layer, layers = len(a.shape) - 1, work.regions[rank], 0, 1
         axes = (Shard(0) if p == Partial() else Replicate() for p in work.placements)
-        (depth,) = Tiling(a.shape[-1:], work.mesh, tuple(axes)).region(work.at(rank))
+        (depth,) = Tiling(a.shape[-1:], work.mesh, tuple(axes)).region(work.coordinates[rank])
         if self.axes == 3:
-            depth, layer, layers = (0, a.shape[-1]), work.at(rank)[-1], work.mesh[-1]
+            depth, layer, layers = (0, a.shape[-1]), work.coordinates[rank][-1], work.mesh[-1]
         of_a = tuple(fetch(a, rank, (*region[:lead], depth)))
         of_b = tuple(fetch(b, rank, (depth, *region[lead:])))
         if not of_a or not of_b:
@@ -137,7 +137,7 @@ class Algorithm:
         for rank, mine in enumerate(blocks):
             first, panels = 0 if None in own else own[rank] or 0, list[ProductPanel]()
             if self.axes and width is None and mine:
-                first = sum(work.at(rank)) * len(mine) // max(work.mesh) % len(mine)
+                first = sum(work.coordinates[rank]) * len(mine) // max(work.mesh) % len(mine)
             for block in (each for each in (*mine[first:], *mine[:first]) if each.size):
                 parts = -(-block.size // width) if width and block.fetched(rank) else 1
                 panels += (block.part(*depth) for depth in split(*block.depth, parts))

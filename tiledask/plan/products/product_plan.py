@@ -1,10 +1,8 @@
-"""What every rank of a product multiplies, reads and sums, known before anything runs.
+"""What every rank of a product multiplies, reads and sums: the panels that are executed.
 
-    rank 3    A[rows, 0:512] from 2, B[0:512, columns] from 1;  C += their product       panel 0
-              A[rows, 512:...                                                             panel 1
-              C's partial sums of its part from 3, 7                                      sum
-
-The same panels predict the traffic and are executed.
+rank 3    A[rows, 0:512] from 2, B[0:512, columns] from 1;  C += their product       panel 0
+          A[rows, 512:...                                                             panel 1
+          C's partial sums of its part from 3, 7                                      sum
 """
 
 from dataclasses import dataclass
@@ -86,10 +84,8 @@ class ProductPlan:
 
     @property
     def sums_in_place(self) -> bool:
-        """Whether each rank adds its own product last, on top of the partial sums of the others.
-
-        So it is where nothing of A and B is fetched: first it multiplies what the others sum up.
-        """
+        """Whether each rank adds its own product last, on top of the others' partial sums: where
+        nothing of A and B is fetched, it first multiplies what the others sum up."""
         return self.sums and bool(self.result.shape) and not any(self.fetched)
 
     @cached_property
@@ -128,8 +124,6 @@ class ProductPlan:
         return max(sizes, default=0)
 
     def __repr__(self) -> str:
-        t = self.traffic(1)
-        return (
-            f"ProductPlan({self.algorithm}{', ' + self.options if self.options else ''}: "
-            f"{t.total:,} elements in {t.count} messages among {self.ranks} ranks)"
-        )
+        words, t = ", ".join(filter(None, (self.algorithm, self.options))), self.traffic(1)
+        moved = f"{t.total:,} elements in {t.count} messages among {self.ranks} ranks"
+        return f"ProductPlan({words}: {moved})"

@@ -2,8 +2,6 @@
 
 whole array   ((0, 8), (0, 6))       one (start, stop) per dimension
 a block       ((4, 8), (0, 3))
-what is wanted of it, as the block counts:  ends_within(((4, 6), (1, 3)), block)
-several blocks        TensorSlice      what a rank holds, one behind the other in its own array
 """
 
 from collections.abc import Iterator
@@ -71,7 +69,8 @@ def around(region: Region, hole: Region) -> Iterator[Region]:
 
 @dataclass(frozen=True)
 class TensorSlice:
-    """Some indices along every axis of an array of ``shape``: one tuple of intervals per axis.
+    """Some indices along every axis of a whole array: one tuple of intervals per axis, in the order
+    in which the local array has them.
 
     >>> piece = TensorSlice((4, 6), (((0, 2),), ((2, 4), (5, 6))))
     >>> piece.local_shape, piece.boxes
@@ -79,19 +78,15 @@ class TensorSlice:
     """
 
     shape: tuple[int, ...]
-    """The shape of the whole array."""
     parts: tuple[tuple[Interval, ...], ...]
-    """Intervals by axis, in the order in which they are in the local array."""
 
     def __post_init__(self) -> None:
-        right = len(self.parts) == len(self.shape) and all(
-            0 <= a < b <= n for n, part in zip(self.shape, self.parts, strict=True) for a, b in part
-        )
-        if not right:
+        ends = zip(self.shape, self.parts, strict=False)
+        inside = all(0 <= a < b <= n for n, part in ends for a, b in part)
+        if len(self.parts) != len(self.shape) or not inside:
             raise CheckpointError(
                 f"a piece of an array of shape {self.shape} has intervals start < stop inside it "
-                f"for each of its {len(self.shape)} axes, got {self.parts}; an axis of which "
-                f"nothing is held has none: ()"
+                f"for each axis, () where nothing is held; got {self.parts}"
             )
 
     @property

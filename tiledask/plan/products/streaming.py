@@ -24,16 +24,12 @@ from tiledask.plan.whole import is_whole, whole_number
 __all__ = ["Cuts", "Problem", "StorageLayout", "StreamPlan", "plan_cuts", "plan_stream"]
 
 CHUNK_COPIES = 3
-"""Times a chunk is in memory while it is read or written: as stored, decoded, on its way."""
+"""Of a chunk that is read or written: as stored, decoded, on its way."""
 
 
 @dataclass(frozen=True)
 class StorageLayout:
-    """How a matrix lies in its file: what a read of some region costs.
-
-    >>> StorageLayout((100, 100), 4, chunks=(64, 64)).read_bytes(((0, 10), (60, 70)))  # two chunks
-    32768
-    """
+    """How a matrix lies in its file."""
 
     shape: tuple[int, int]
     itemsize: int
@@ -58,9 +54,8 @@ class Cuts:
     """Where C and the summed dimension are cut. These alone decide the bits of the result."""
 
     rows: tuple[int, ...]
-    """Edges of the tiles along m: 0, ..., m."""
+    """Edges of the tiles along m: 0, ..., m; so for the columns."""
     columns: tuple[int, ...]
-    """Edges of the tiles along n."""
     panel: int
     """Extent of a panel along k."""
 

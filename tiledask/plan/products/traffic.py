@@ -29,16 +29,13 @@ class Traffic:
     bytes: np.ndarray
     """int64 [source rank, destination rank], bytes."""
     messages: np.ndarray
-    """int64 [source rank, destination rank], blocks sent, whatever their size."""
+    """int64 [source rank, destination rank], blocks sent."""
     hosts: tuple[str, ...] = ()
-    """The host of each rank; none if that was not said, and then all are on one."""
+    """The host of each rank; none if all are on one."""
 
     @classmethod
     def of(cls, ranks: int, moves: Iterable[tuple[int, int, int]] = ()) -> "Traffic":
-        """The traffic of ``moves`` (source, destination, bytes) among ``ranks`` ranks.
-
-        A move from a rank to itself costs nothing and is not counted.
-        """
+        """The traffic of ``moves`` (source, destination, bytes) from rank to another rank."""
         every = np.array([*moves], np.int64).reshape(-1, 3)
         source, destination, size = every[every[:, 0] != every[:, 1]].T
         moved = np.zeros((2, ranks, ranks), np.int64)
@@ -47,8 +44,7 @@ class Traffic:
         return cls(moved[0], moved[1])
 
     def on(self, hosts: Sequence[str], slots: Sequence[int] | None = None) -> "Traffic":
-        """The same between the slots of a cluster, each on its host; rank r is slot ``slots[r]``,
-        or r."""
+        """The same between slots, each on its host; rank r is slot ``slots[r]``, or r."""
         moved = np.zeros((2, len(hosts), len(hosts)), np.int64)
         at = np.arange(self.ranks) if slots is None else np.array(slots)
         moved[:, at[:, None], at] = self.bytes, self.messages
@@ -66,12 +62,12 @@ class Traffic:
 
     @property
     def total(self) -> int:
-        """Bytes moved between different ranks, all together."""
+        """Bytes moved, all together."""
         return int(self.bytes.sum())
 
     @property
     def count(self) -> int:
-        """Messages (blocks) between different ranks, all together."""
+        """Messages (blocks), all together."""
         return int(self.messages.sum())
 
     @property
@@ -96,8 +92,10 @@ class Traffic:
         return all(np.array_equal(*pair) for pair in both)
 
     def __repr__(self) -> str:
-        words = f"{self.total:,} bytes in {self.count} messages among {self.ranks} ranks"
-        return f"Traffic({words}{self.crossed()})"
+        return f"Traffic({self._words(f' among {self.ranks} ranks')})"
+
+    def _words(self, among: str = "") -> str:
+        return f"{self.total:,} bytes in {self.count} messages{among}{self.crossed()}"
 
     def crossed(self) -> str:
         """What of it goes between hosts, in words; nothing if there is one."""
@@ -110,21 +108,15 @@ class Traffic:
             (f"from {i}", *(format_bytes(n) if n else "·" for n in row))
             for i, row in enumerate(self.bytes.tolist())
         ]
-        words = f"{self.total:,} bytes in {self.count} messages{self.crossed()}"
-        return html.table(head, rows, words, first="th")
-
-
-# -- what moves ------------------------------------------------------------------------------------
+        return html.table(head, rows, self._words(), first="th")
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of the source's block that the destination needs."""
+    """A part of the source rank's block that the destination rank needs; they may be one."""
 
     source: int
-    """Rank that holds it."""
     destination: int
-    """Rank that needs it; the same rank for a part that is already there."""
     region: Region
     """Where it lies in the whole array."""
 
@@ -145,7 +137,7 @@ def fetch(tiling: Tiling, rank: int, wanted: Region, keep: tuple[int, ...] = ())
     [(5, ((4, 8), (3, 4))), (6, ((4, 8), (4, 5)))]
     """
     found = [(0, tuple((0, n) for n in tiling.shape))]
-    for axis, (size, i) in enumerate(zip(tiling.mesh, tiling.at(rank), strict=True)):
+    for axis, (size, i) in enumerate(zip(tiling.mesh, tiling.coordinates[rank], strict=True)):
         placement, before, found = tiling.placements[axis], found, []
         own = isinstance(placement, Replicate) or (isinstance(placement, Partial) and axis in keep)
         for other, region in before:
@@ -191,5 +183,5 @@ def collective(source: Tiling, target: Tiling) -> str:
 
 
 def traffic_of(ranks: int, pieces: Iterable[Piece], itemsize: int) -> Traffic:
-    """The Traffic of ``pieces`` of ``itemsize`` bytes an element; local pieces are free."""
+    """The Traffic of ``pieces`` of ``itemsize`` bytes an element."""
     return Traffic.of(ranks, ((p.source, p.destination, p.size * itemsize) for p in pieces))
