@@ -203,7 +203,7 @@ def parts_of(name: str) -> tuple[str, dict, tuple, Any]:
     if name.startswith("mlp"):
         return "mlp", L.mlp_parameters(12, width), (), lambda t: T.mlp_layout(width, t)
     made = L.swiglu_mlp_parameters(12, width, fused, bias=True)
-    return "swiglu_mlp", made, (), lambda t: T.swiglu_layout(width, t)
+    return "swiglu_mlp", made, (), lambda t: T.mlp_layout(width, t)
 
 
 def split_layer(given: dict[str, Any]) -> Any:

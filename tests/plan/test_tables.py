@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import tiledask as td
 from tiledask.errors import ConfigError
+from tiledask.plan.judged import Judged
 from tiledask.plan.tables import Table, format_value
 
 
@@ -59,3 +60,15 @@ def test_a_table_shows_each_column_in_its_unit_on_paper_and_on_a_page():
     assert td.table([{"sent": 1}, {"sent": 12_345}]).rows == [["1"], ["12,345"]]
     with pytest.raises(ConfigError, match="no column 'send' to show in bytes; columns are sent"):
         td.table([{"sent": 1}], send="bytes")
+
+
+@pytest.mark.parametrize(
+    ("one", "text"),
+    [
+        (Judged("a", True, "1 < 2"), "✓ a: 1 < 2"),
+        (Judged("a", None, "close"), "a: close"),
+        (Judged("", False, "7 apart"), "✗ 7 apart"),
+    ],
+)
+def test_a_claim_in_words(one, text):
+    assert (str(one), one.good) == (text, text.startswith("✓"))

@@ -39,7 +39,7 @@ def feed_forward(kind, width):
         return Layer("mlp", made, (kind,), layout, plan.mlp)
     made = tile.swiglu_mlp_parameters(H, width, kind == "fused", bias=True)
     planned = partial(plan.swiglu_mlp, fused=kind == "fused")
-    return Layer("swiglu_mlp", made, (), partial(T.swiglu_layout, width), planned)
+    return Layer("swiglu_mlp", made, (), partial(T.mlp_layout, width), planned)
 
 
 def attention(query, kv, width, fused, rotary=True):

@@ -61,7 +61,7 @@ REFUSED = [
         lambda g: T.row_linear(g, cut(g, X, -1), cut(g, W, 0), to=Partial()),
     ),
     ("say to=Replicate", lambda g: T.embedding(g, IDS, cut(g, W, 0), to=Partial())),
-    ("take swiglu_layout", lambda g: feed(g, cut(g, W, 1), T.replicate(W.T))),
+    ("take mlp_layout", lambda g: feed(g, cut(g, W, 1), T.replicate(W.T))),
     (
         "over 2 ranks .* this group of 4",
         lambda g: T.column_linear(g, WHOLE, T.Placed(W, Tiling((4, 8), (2,), (Shard(1),)))),
@@ -70,7 +70,7 @@ REFUSED = [
     ("along another dimension", lambda g: T.cross_entropy(g, cut(g, X, 1), IDS)),
     (r"replicate\(x\)", lambda g: T.column_linear(g, X, W)),
     ("mix up its columns", lambda g: T.gathered(g, cut(g, W, 1, MIXED))),
-    ("take swiglu_layout", lambda g: feed(g, cut(g, W, 1), cut(g, W.T[:4], 0))),
+    ("take mlp_layout", lambda g: feed(g, cut(g, W, 1), cut(g, W.T[:4], 0))),
     ("take attention_layout", attend),
     (
         "together 5: what several ranks hold would be in the sum several times",

@@ -237,7 +237,7 @@ def _norm(
 
 LAYERS = {
     "mlp": ("feed_forward", "mlp.", "mlp_layout"),
-    "swiglu_mlp": ("feed_forward", "mlp.", "swiglu_layout"),
+    "swiglu_mlp": ("feed_forward", "mlp.", "mlp_layout"),
     "self_attention": ("self_attention", "attention.", "attention_layout"),
     "decoder_block": ("block", "", "block_layout"),
 }
@@ -256,7 +256,7 @@ def mlp(
 def swiglu_mlp(
     group: Group, x: Placed, weights: Weights, *, regather: bool = False
 ) -> tuple[Placed, KeptLayer]:
-    """(y, kept) for x [..., h]; y is placed as x is. Weights as `swiglu_layout` places them."""
+    """(y, kept) for x [..., h]; y is placed as x is. Weights as `mlp_layout` places them."""
     options = (("kernel", "swiglu"),)
     return forward(_of_layout, group, (x,), weights, "swiglu_mlp", ALONE, True, regather, options)
 

@@ -20,7 +20,6 @@ from tiledask.plan.collectives.shards import (
     block_layout,
     embedding_layout,
     mlp_layout,
-    swiglu_layout,
 )
 from tiledask.plan.products.placement import ANY, Partial, Tiling
 from tiledask.plan.products.regions import Region, overlap, slices, within
@@ -35,7 +34,6 @@ __all__ = [
     "mlp_layout",
     "put_together",
     "shard_weights",
-    "swiglu_layout",
     "whole_of",
 ]
 

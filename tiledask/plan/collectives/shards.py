@@ -19,7 +19,7 @@ from tiledask.plan.products.placement import Replicate, Shard, Shards, even_shar
 
 __all__ = [
     *("HeadCounts", "Shardings", "attention_layout", "block_layout", "deal_heads"),
-    *("embedding_layout", "mlp_layout", "shards", "side_by_side", "swiglu_layout"),
+    *("embedding_layout", "mlp_layout", "shards", "side_by_side"),
 ]
 
 
@@ -81,41 +81,37 @@ Shardings = dict[str, Replicate | Shard]
 
 
 def mlp_layout(inner: int, ranks: int) -> Shardings:
-    """The layout of `mlp` with ``inner`` columns between its matrices."""
-    return _by_columns("_1", even_shards(inner, ranks)) | _by_rows("_2", even_shards(inner, ranks))
-
-
-def swiglu_layout(inner: int, ranks: int) -> Shardings:
-    """The layout of `swiglu_mlp`, gate and up apart or fused."""
+    """The layout of `mlp` and `swiglu_mlp`, gate and up apart or fused, ``inner`` columns wide."""
     shards = even_shards(inner, ranks)
-    into = _by_columns("_gate", shards) | _by_columns("_up", shards)
-    into |= _by_columns("_gate_up", side_by_side(shards, shards))
-    return into | _by_rows("_down", shards)
+    into = {"_1": shards, "_gate": shards, "_up": shards, "_gate_up": side_by_side(shards, shards)}
+    return _by_columns(into) | _by_rows("_2", shards) | _by_rows("_down", shards)
 
 
 def attention_layout(heads: Any, ranks: int) -> Shardings:
     """The layout of `self_attention`, fused or not; kv heads on every rank that looks at them."""
     q, kv = (each.scaled(heads.width) for each in deal_heads(heads.query, heads.kv, ranks))
-    into = _by_columns("q", q) | _by_columns("k", kv) | _by_columns("v", kv)
-    return into | _by_columns("qkv", side_by_side(q, kv, kv)) | _by_rows("o", q)
+    into = {"q": q, "k": kv, "v": kv, "qkv": side_by_side(q, kv, kv)}
+    return _by_columns(into) | _by_rows("o", q)
 
 
 def embedding_layout(vocabulary: int, ranks: int) -> Shardings:
     """The layout of a table [V, h], by rows, and of ``w_head`` [h, V] to logits, by columns."""
     shards = even_shards(vocabulary, ranks)
-    return {"table": Shard(0, shards)} | _by_columns("_head", shards)
+    return {"table": Shard(0, shards)} | _by_columns({"_head": shards})
 
 
 def block_layout(heads: Any, inner: int, ranks: int) -> Shardings:
     """The layout of a decoder block, in one dict; the weights of its norms are on every rank."""
-    norms: Shardings = {f"{n}.{kind}": Replicate() for n in ("norm_1", "norm_2") for kind in "wb"}
-    feed = mlp_layout(inner, ranks) | swiglu_layout(inner, ranks)
-    layers = {"attention": attention_layout(heads, ranks), "mlp": feed}
-    return norms | {f"{name}.{w}": at for name, layer in layers.items() for w, at in layer.items()}
+    found: Shardings = {f"{n}.{kind}": Replicate() for n in ("norm_1", "norm_2") for kind in "wb"}
+    layers = {"attention": attention_layout(heads, ranks), "mlp": mlp_layout(inner, ranks)}
+    for name, layer in layers.items():
+        found |= {f"{name}.{weight}": placement for weight, placement in layer.items()}
+    return found
 
 
-def _by_columns(name: str, shards: Shards) -> Shardings:
-    return {f"w{name}": Shard(1, shards), f"b{name}": Shard(0, shards)}
+def _by_columns(names: dict[str, Shards]) -> Shardings:
+    found: Shardings = {f"w{name}": Shard(1, shards) for name, shards in names.items()}
+    return found | {f"b{name}": Shard(0, shards) for name, shards in names.items()}
 
 
 def _by_rows(name: str, shards: Shards) -> Shardings:

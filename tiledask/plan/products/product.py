@@ -154,7 +154,8 @@ class Algorithm:
             )
         taken = [p.dim for p in a.placements if isinstance(p, Shard) and p.dim < rows]
         longest = max(range(rows), key=lambda d: (d in taken, a.shape[d]), default=rows)
-        along = {"m": Shard(longest), "n": Shard(rows if columns else longest), "k": Partial()}
+        along: dict[str, Placement] = {"m": Shard(longest), "k": Partial()}
+        along["n"] = Shard(rows if columns else longest)
         return [along[letter] for letter in (self.cuts if self.axes else self.cuts * len(a.mesh))]
 
     def _in_place(self, a: Tiling, b: Tiling) -> list[Placement]:
