@@ -170,8 +170,7 @@ class Fields:
                 self._taken.add(key)
                 continue
             if inner and get_origin(field.type) is tuple:
-                full = lambda v: bool(v) and isinstance(v, list)  # noqa: E731
-                each = self._read(key, _REQUIRED, full, "a list of objects")
+                each = self._read(key, _REQUIRED, _is_full_list, "a list of objects")
                 where = f"{self.where}: key {key!r}"
                 parts = (Fields(v, f"{where}[{i}]") for i, v in enumerate(each))
                 value: Any = tuple(part.record(inner) for part in parts)
@@ -201,6 +200,10 @@ class Fields:
 def _is_number(value: Any) -> bool:
     plain = isinstance(value, int | float) and not isinstance(value, bool)
     return plain and 0 <= value <= sys.float_info.max
+
+
+def _is_full_list(value: Any) -> bool:
+    return isinstance(value, list) and bool(value)
 
 
 def _list_of(good: Callable[[Any], bool]) -> Callable[[Any], bool]:

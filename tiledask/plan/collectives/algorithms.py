@@ -27,13 +27,11 @@ ROOTED = ("broadcast", "reduce")
 
 
 class Move(NamedTuple):
-    """One message of one round."""
+    """One message of one round, from a member of the group to another."""
 
     source: int
-    """Member of the group that sends it."""
     destination: int
     chunks: tuple[int, ...]
-    """Numbers of the chunks in it."""
     adds: bool
     """Whether the destination adds the chunks to what it has; otherwise it keeps them."""
 
@@ -52,11 +50,9 @@ def rounds(kind: str, algorithm: str, n: int, root: int = 0) -> Rounds:
     >>> [len(rounds("all_reduce", name, 8)) for name in ("ring", "tree", "direct")]
     [14, 6, 2]
     """
-    if kind not in _MADE_FROM:
-        raise ConfigError(f"no collective {kind!r}; there are {', '.join(KINDS)}")
-    if algorithm not in algorithms:
-        there = ", ".join(algorithms)
-        raise ConfigError(f"no algorithm {algorithm!r} for {kind}; there are {there}")
+    for what, name, known in (("collective", kind, KINDS), ("algorithm", algorithm, algorithms)):
+        if name not in known:
+            raise ConfigError(f"no {what} {name!r}; there are {', '.join(known)}")
     if not 0 <= root < n:
         raise ConfigError(f"root {root} is none of the group's ranks 0..{n - 1}; choose one")
     return _rounds(kind, algorithm, n, root if kind in ROOTED else 0)
@@ -69,8 +65,8 @@ def default(kind: str, n: int) -> str:
     the fewest rounds, but n-1 messages of every rank. A broadcast goes down the tree, in which
     nobody sends everything to all.
 
-    >>> default("all_reduce", 4), default("all_reduce", 64), default("broadcast", 4)
-    ('direct', 'tree', 'tree')
+    >>> default("all_reduce", 4), default("all_reduce", 64)
+    ('direct', 'tree')
     """
     most = n if kind == "all_to_all" else 2 if kind in ROOTED else 8
     return "direct" if n <= most else "tree"
@@ -133,8 +129,8 @@ def _transposed(made: Rounds) -> Rounds:
     )
 
 
-def _same(made: Rounds) -> Rounds:
-    return made
+def _empty(made: Rounds) -> Rounds:
+    return tuple(tuple(m._replace(chunks=()) for m in moves) for moves in made)
 
 
 _Makers = dict[str, Callable[[int], Rounds]]
@@ -153,16 +149,13 @@ algorithms = tuple(_GATHER)
 _EXCHANGE: _Makers = dict.fromkeys(algorithms, lambda n: _to_all(n, lambda r, to: (n * r + to,), n))
 
 _MADE_FROM: dict[str, tuple[_Makers, Callable[[Rounds], Rounds]]] = {
-    "all_gather": (_GATHER, _same),
+    "all_gather": (_GATHER, tuple),
     "reduce_scatter": (_GATHER, _transposed),
     "all_reduce": (_GATHER, lambda made: (*_transposed(made), *made)),
-    "broadcast": (_SPREAD, _same),
+    "broadcast": (_SPREAD, tuple),
     "reduce": (_SPREAD, _transposed),
-    "all_to_all": (_EXCHANGE, _same),
-    "barrier": (
-        _GATHER,
-        lambda made: tuple(tuple(m._replace(chunks=()) for m in moves) for moves in made),
-    ),
+    "all_to_all": (_EXCHANGE, tuple),
+    "barrier": (_GATHER, _empty),
 }
 """kind -> (what makes rounds among n ranks with root 0, what becomes of them)."""
 

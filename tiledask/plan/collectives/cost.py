@@ -22,14 +22,11 @@ SHAPES_AGREE = ("all_reduce", "reduce_scatter", "reduce")
 
 @dataclass(frozen=True)
 class Cost:
-    """What every rank of a group moves."""
+    """What every rank of a group moves: bytes sent and received, and messages sent."""
 
     sent: tuple[int, ...]
-    """Bytes that leave each rank."""
     received: tuple[int, ...]
-    """Bytes that reach each rank."""
     messages: tuple[int, ...]
-    """Messages that each rank sends."""
 
 
 def cost(

@@ -59,13 +59,11 @@ def halo_widths(extents: Sequence[int], rank: int, before: int, after: int) -> t
 
 
 class Slab(NamedTuple):
-    """What the windows of one rank read."""
+    """The rows of the image that the windows of one rank read, and rows of zeros around them."""
 
     start: int
-    """First row, numbered in the whole image."""
     stop: int
     above: int
-    """Rows of zeros before them."""
     below: int
 
 
@@ -74,15 +72,13 @@ class RowSplit:
     """Made by `split_rows`."""
 
     rows: tuple[int, ...]
-    """Of the image, by rank."""
+    """Of the image, by rank; ``out`` are those of the output."""
     out: tuple[int, ...]
-    """Of the output, by rank: the ``rows`` of the next layer."""
     slabs: tuple[Slab, ...]
     """What each rank reads; nothing where it makes no output row."""
     before: int
-    """The most rows that any rank needs before its own: the halo that all of them get."""
+    """The most rows that any rank needs before its own: the halo that all get; so ``after``."""
     after: int
-    """The most rows that any rank needs behind its own."""
 
     @property
     def strips(self) -> tuple[Strip, ...]:

@@ -24,18 +24,14 @@ from tiledask.plan.intervals import Interval, part_of, split
 from tiledask.plan.products.regions import Region, TensorSlice, overlap, within
 from tiledask.plan.whole import is_whole
 
-__all__ = [
-    *("ANY", "Partial", "Placement", "Replicate", "Shard", "Shards", "Tiled", "Tiling"),
-    "even_shards",
-]
+__all__ = ["ANY", "Partial", "Placement", "Replicate", "Shard", "Shards", "Tiled", "Tiling"]
+__all__ += ["even_shards"]
 
 
 @dataclass(frozen=True)
 class Shards:
-    """Parts of a dimension of ``extent`` indices: one tuple of intervals for each rank.
-
-    Intervals of different ranks may overlap: what they share is held by both.
-    """
+    """Parts of a dimension of ``extent`` indices: one tuple of intervals for each rank, which may
+    overlap those of others."""
 
     extent: int
     parts: tuple[tuple[Interval, ...], ...]
@@ -175,9 +171,8 @@ class Tiling:
         sharded = [p.dim for p in self.placements if isinstance(p, Shard)]
         for name, extents, least in (("shape", self.shape, 0), ("mesh", self.mesh, bool(sharded))):
             if not all(is_whole(n, int(least)) for n in extents):
-                raise PlacementError(
-                    f"a {name} is a tuple of whole numbers of {least:d} or more, got {extents}"
-                )
+                rule = f"a {name} is a tuple of whole numbers of {least:d} or more"
+                raise PlacementError(f"{rule}, got {extents}")
         if len(self.placements) != len(self.mesh):
             raise PlacementError(
                 f"a mesh of {len(self.mesh)} axes {self.mesh} needs one placement per axis, got "
@@ -208,9 +203,8 @@ class Tiling:
         elif (shards.ranks, shards.extent) != (ranks, extent) or sharded.count(dim) > 1:
             raise PlacementError(
                 f"shards of {shards.extent} indices over {shards.ranks} ranks do not fit dimension "
-                f"{dim} of an array of {list(self.shape)}, which is sharded over {ranks} ranks of "
-                f"the mesh {self.mesh}, if along several axes then evenly; make them by "
-                f"even_shards({extent}, {ranks})"
+                f"{dim} of an array of {list(self.shape)} over {ranks}, if along several axes then "
+                f"evenly; make them by even_shards({extent}, {ranks})"
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -296,5 +290,4 @@ class Tiled:
 
     @property
     def placements(self) -> tuple[Placement, ...]:
-        """One for each axis of the mesh."""
         return self.tiling.placements
