@@ -58,7 +58,6 @@ def is_whole(value: Any, least: int | None = None, most: int | None = None) -> T
     return inside and not isinstance(value, bool)
 
 
-def whole_rule(least: int | None = None, most: int | None = None) -> str:
-    """The rule in words: 'a whole number', '... of 1 or more', '... from 1 to 64'."""
-    words = f"of {least} or more" if most is None else f"from {least} to {most}"
-    return "a whole number" if least is None else f"a whole number {words}"
+def whole_rule(least: int | None = None) -> str:
+    """The rule in words: 'a whole number', or 'a whole number of 1 or more'."""
+    return "a whole number" + (f" of {least} or more" if least is not None else "")

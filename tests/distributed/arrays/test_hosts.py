@@ -86,9 +86,9 @@ def test_traffic_between_hosts_is_counted_by_rank_and_by_slot():
     assert (spread.between_hosts, spread.total, spread.ranks) == (16, 23, 4)
     assert spread.bytes[1, 0] == 5
     assert "23 bytes in 3 messages among 4 ranks, 16 bytes between 2 hosts" in repr(spread)
-    assert "16 bytes between 2 hosts" in spread._repr_html_()
+    assert "16 bytes between 2 hosts" in repr(spread)
     assert "hosts" not in repr(moved)
-    assert "hosts" not in moved.on("AAA")._repr_html_()
+    assert "hosts" not in repr(moved.on("AAA"))
     assert (spread + Traffic.of(4)).between_hosts == 16
 
 

@@ -52,8 +52,7 @@ def _measure(cluster: Cluster, dtype: str) -> MachineRates:
     task = (time.perf_counter() - begun) / _TASKS
     middle = {key: median(one[key] for one in found) for key in found[0]}
     free = cluster.backend == "cupy" or cluster.slots < CPU_COUNT
-    requests = MachineRates.requests + (transport == "ipc")
-    return MachineRates(**middle, task=task, request=request, overlapped=free, requests=requests)
+    return MachineRates(**middle, task=task, request=request, overlapped=free)
 
 
 def _nothing() -> None:

@@ -17,6 +17,10 @@ from tiledask.plan.products.traffic import Piece
 __all__ = ["MachineRates", "ProductCost", "cost"]
 
 
+REQUESTS = 2
+"""Questions to all workers that any product asks."""
+
+
 @dataclass(frozen=True)
 class MachineRates:
     """What one machine does, measured while all ranks do it at once."""
@@ -39,8 +43,6 @@ class MachineRates:
     """Seconds for one question to all workers."""
     overlapped: bool
     """Whether reading goes on beside multiplying: False if every core multiplies already."""
-    requests: int = 2
-    """Questions to all workers that any product asks; between GPUs one more."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def cost(plan: ProductPlan, itemsize: int, sum_itemsize: int, rates: MachineRate
 
     multiply, read, add = slowest = max(ranks, key=lambda parts: together(*parts))
     # where partial sums are added up they are lent too, and each has an anchor (a task) and a sum
-    tasks, requests = (3, rates.requests + 1) if plan.sums else (1, rates.requests)
+    tasks, requests = (3, REQUESTS + 1) if plan.sums else (1, REQUESTS)
     overhead = tasks * plan.ranks * rates.task + requests * rates.request
     busy = tuple(multiplying + adding for multiplying, _, adding in ranks)
     return ProductCost(multiply, read, add, overhead, together(*slowest) + overhead, busy)

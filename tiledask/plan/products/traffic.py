@@ -9,10 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tiledask.errors import PlacementError
-from tiledask.plan import html
 from tiledask.plan.products.placement import Partial, Replicate, Shard, Tiling
 from tiledask.plan.products.regions import Region, overlap, region_size
-from tiledask.plan.units import format_bytes
 
 __all__ = ["Piece", "Traffic", "collective", "fetch", "redistribution", "traffic_of"]
 
@@ -92,23 +90,13 @@ class Traffic:
         return all(np.array_equal(*pair) for pair in both)
 
     def __repr__(self) -> str:
-        return f"Traffic({self._words(f' among {self.ranks} ranks')})"
-
-    def _words(self, among: str = "") -> str:
-        return f"{self.total:,} bytes in {self.count} messages{among}{self.crossed()}"
+        words = f"{self.total:,} bytes in {self.count} messages among {self.ranks} ranks"
+        return f"Traffic({words}{self.crossed()})"
 
     def crossed(self) -> str:
         """What of it goes between hosts, in words; nothing if there is one."""
         hosts = len(set(self.hosts))
         return f", {self.between_hosts:,} bytes between {hosts} hosts" if hosts > 1 else ""
-
-    def _repr_html_(self) -> str:
-        head = ("", *(f"to {j}" for j in range(self.ranks)))
-        rows = [
-            (f"from {i}", *(format_bytes(n) if n else "·" for n in row))
-            for i, row in enumerate(self.bytes.tolist())
-        ]
-        return html.table(head, rows, self._words(), first="th")
 
 
 @dataclass(frozen=True)
