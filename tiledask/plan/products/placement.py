@@ -48,15 +48,14 @@ class Shards:
     @cached_property
     def in_a_row(self) -> bool:
         """Whether the parts, one rank's after the other's, are the dimension."""
-        return np.array_equal(self._all(), np.arange(self.extent))
+        flat = [at for part in self.parts for at in part]
+        return [0, *(stop for _, stop in flat)] == [*(start for start, _ in flat), self.extent]
 
     @property
     def covers(self) -> bool:
         """Whether every index is held by some rank."""
-        return len(np.unique(self._all())) == self.extent
-
-    def _all(self) -> np.ndarray:
-        return np.concatenate([np.arange(0), *map(self.indices, range(self.ranks))])
+        held = [self.indices(rank) for rank in range(self.ranks)]
+        return len(np.unique(np.concatenate(held))) == self.extent
 
     def scaled(self, width: int) -> "Shards":
         """The same parts, each index being ``width`` indices: heads as columns."""
