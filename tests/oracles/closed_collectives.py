@@ -10,8 +10,6 @@ all_reduce       both together
 
 from collections.abc import Sequence
 
-from tiledask.plan.collectives.cost import loads, ranks_of
-
 Bytes = tuple[tuple[int, ...], tuple[int, ...]]
 """(sent by rank, received by rank)."""
 
@@ -106,23 +104,3 @@ _TABLE = {
     "all_to_all": _all_to_all,
     "barrier": _barrier,
 }
-
-
-def seconds(kind, algorithm, counts, itemsize, *, latency, bandwidth):
-    """Seconds until each rank is done with a collective's moves.
-
-        sender    |== bytes / bandwidth ==|                   sends its messages one after another
-        receiver  '- latency -|== bytes / bandwidth ==|                   and takes them in so
-
-    The model of Hockney (1994), replayed, so that ragged chunks and trees of any size have a time.
-    """
-    done = [0.0] * ranks_of(kind, counts)  # with all earlier rounds
-    for moves in loads(kind, algorithm, counts, itemsize):
-        sender, taken_in = list(done), [0.0] * len(done)
-        for move, nbytes in moves:
-            leaves = sender[move.source]
-            sender[move.source] = leaves + nbytes / bandwidth
-            starts = max(leaves + latency, taken_in[move.destination])
-            taken_in[move.destination] = starts + nbytes / bandwidth
-        done = [max(*ends) for ends in zip(sender, taken_in, strict=True)]
-    return tuple(done)

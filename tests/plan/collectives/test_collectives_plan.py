@@ -9,14 +9,12 @@ from itertools import product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles.closed_collectives import bytes_of, seconds
+from oracles.closed_collectives import bytes_of
 
 from tiledask.errors import ConfigError
 from tiledask.plan.collectives.algorithms import KINDS, rounds
 from tiledask.plan.collectives.cost import Cost, cost, even, factor
 from tiledask.plan.collectives.rows import halo_strips, halo_widths
-from tiledask.plan.inputs.load import load_cluster
-from tiledask.plan.timing import collective_time
 
 ALGORITHMS = "ring", "tree", "direct"
 EVERY = list(product(KINDS, ALGORITHMS))
@@ -123,14 +121,6 @@ def test_messages_that_nobody_needs_are_left_out():
 def test_sums_under_way_may_be_wider():
     wide = cost("all_reduce", "ring", [6, 6], 2, sum_itemsize=4)
     assert wide.sent == (6 * 4 + 6 * 2,) * 2
-
-
-@pytest.mark.parametrize("n", [2, 4, 8])
-def test_seconds_agree_with_the_planner_on_one_node(n):
-    spec = load_cluster("8xA100-80GB")
-    link = {"latency": spec.within_node.latency, "bandwidth": spec.within_node.reached}
-    planned = float(collective_time.all_gather(2**27, n, 1, spec))
-    assert seconds("all_gather", "tree", even(2**26, n), 2, **link) == pytest.approx([planned] * n)
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=7), st.integers(0, 5), st.integers(0, 5))
