@@ -72,6 +72,6 @@ def test_nothing_else_of_the_package_escapes_by_itself():
 
 
 def test_a_table_escapes_all_its_parts():
-    page = html.table([EVIL], [[EVIL, EVIL]], EVIL, style={1: QUOTES}, bold=(0,))
+    page = html.table([EVIL], [[EVIL, EVIL]], EVIL, style={1: QUOTES}, first="th", bold=(0,))
     assert page.count("&lt;script&gt;") == 5
     assert "<script" not in page

@@ -16,13 +16,14 @@ def table(
     rows: Iterable[Iterable[object]],
     caption: object = "",
     *,
+    first: str = "td",
     style: Mapping[int, str] | None = None,
     bold: Container[int] = (),
 ) -> str:
     """An HTML table of values, each escaped.
 
-    ``head``: titles of the columns. ``style``: column -> CSS of its cells. ``bold``: rows that
-    stand out.
+    ``head``: titles of the columns. ``first``: the tag of the first cell in each row, "th" where it
+    is a title itself. ``style``: column -> CSS of its cells. ``bold``: rows that stand out.
 
     >>> table(("stage", "bytes"), [(0, "<1 GB")])
     '<table><tr><th>stage</th><th>bytes</th></tr><tr><td>0</td><td>&lt;1 GB</td></tr></table>'
@@ -36,7 +37,7 @@ def table(
     parts += [tagged("tr", titles)] if titles else []
     for number, row in enumerate(rows):
         cells = (
-            tagged("td", words(value), (style or {}).get(column, ""))
+            tagged("td" if column else first, words(value), (style or {}).get(column, ""))
             for column, value in enumerate(row)
         )
         parts.append(tagged("tr", "".join(cells), "font-weight:bold" * (number in bold)))

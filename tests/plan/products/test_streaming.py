@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tiledask.errors import ConfigError, DoesNotFitError
@@ -45,6 +45,7 @@ extent = st.integers(1, 40)
     room=st.integers(0, 30_000),
     itemsize=st.sampled_from([2, 4, 8]),
 )
+@example(sizes=(1, 1, 3), chunks=((1, 1),) * 3, slots=3, room=1000, itemsize=4)
 def test_a_plan_covers_c_once_within_its_memory(part, sizes, chunks, slots, room, itemsize):
     asked = problem(*sizes, itemsize, chunks, workspace=lambda m, n, k: 2 * m * k)
     limit = asked.memory(1, 1, 1) + room

@@ -70,7 +70,7 @@ class PipelineRun:
             columns["simulated"] = self.simulated
         each = [_shares(timeline) for timeline in columns.values()]
         rows = [(name, *(f"{100 * shares[name]:.1f} %" for shares in each)) for name in each[0]]
-        table = html.table(("share of device-time", *columns), rows, repr(self))
+        table = html.table(("share of device-time", *columns), rows, repr(self), first="th")
         return (
             f"{table}<p>Overhead per action: median "
             f"{format_seconds(self.timeline.overhead_per_action)}; "

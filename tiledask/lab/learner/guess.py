@@ -219,7 +219,7 @@ class GuessRow:
             stars = "" if self.stars is None else "★" * self.stars + "☆" * (3 - self.stars)
             cells["verdict"] = f"{stars} {self.verdict}"
         why = f"<p>{html.words(self.why)}</p>" * bool(self.why)
-        return html.table(cells, [cells.values()]) + why
+        return html.table(cells, [cells.values()], first="th") + why
 
 
 def _show(value: Value, unit: str) -> str:
