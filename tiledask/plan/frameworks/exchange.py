@@ -1,22 +1,39 @@
 """The table of frameworks: what writes a layout for each, and what reads one."""
 
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.frameworks import deepspeed, megatron, torchtitan
-from tiledask.plan.frameworks.job import Exported, Imported, Job
+from tiledask.plan.frameworks.job import Imported, Job
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run, check_trains, more_tp
 
-__all__ = ["FRAMEWORKS", "export_config", "import_config"]
+__all__ = ["FRAMEWORKS", "Exported", "export_config", "import_config"]
 
 FRAMEWORKS = {"megatron": megatron, "torchtitan": torchtitan, "deepspeed": deepspeed}
-"""Of each what writes a layout, ``write``, and what reads one, ``read``."""
+"""Of each what writes a layout, ``write``, what reads one, ``read``, and the TABLE of both."""
 MOST_BYTES = 1_000_000
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A framework's configuration of a layout; ``str()`` of it is its text."""
+
+    framework: str
+    text: str
+    lost: Mapping[str, str]
+    """What the text does not say, for want of a counterpart: name of the field -> a sentence."""
+    notes: tuple[str, ...]
+    """A sentence for each thing that differs, or that the framework does otherwise."""
+
+    def __str__(self) -> str:
+        return self.text
 
 
 def export_config(
@@ -41,13 +58,14 @@ def export_config(
         raise ConfigError(f"a layout is exported to {known}; got {short(framework)}")
     model, recipe = as_model(model), load_recipe(recipe)
     check_trains(recipe)
-    job = Job(model, layout, recipe, check_run(model, layout, sequence))
+    sequence = check_run(model, layout, sequence)
+    job = Job(model, layout, recipe, sequence, FRAMEWORKS[framework].TABLE)
     text = FRAMEWORKS[framework].write(job)
     if recipe.places:
         places = " and ".join(recipe.places)
         job.lost["offload"] = f"states offloaded to {places} are not written: add that by hand"
-    job.said.extend(more_tp(model, layout))
-    return Exported(framework, text, job.lost, tuple(job.said))
+    notes = *job.lost.values(), *job.said, *more_tp(model, layout)
+    return Exported(framework, text, job.lost, notes)
 
 
 def import_config(

@@ -1,7 +1,17 @@
-"""What is trained, and how, between our words and a framework's."""
+"""What is trained, and how, between our fields and a framework's settings, by one table both ways.
+
+    "layout": [["when", [["their name", "our fact", default], ...]], ...]       data/frameworks
+    "lost":   [["field", "when", "sentence"], ...]
+
+Facts are the fields of a Model and a Layout, and a framework's own. A row is written if its fact is
+neither 0, false nor empty; it is read as its default is: a whole number (null: it has to be there),
+a switch or text. A row without a default is only written, and so is one whose fact is null: always,
+as its default. "when" is "", or what has to hold: "fact, fact=value, fact!=value". A sentence of
+no field says what the framework does otherwise.
+"""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -13,10 +23,10 @@ from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.intervals import even
 from tiledask.plan.whole import is_whole
 
-__all__ = ["Exported", "Imported", "Job", "Read", "fitting_recipe"]
+__all__ = ["Imported", "Job", "Read", "fitting_recipe"]
 
 Settings = dict[str, Any]
-"""A framework's own names, and their values."""
+"""A framework's own names, or facts, and their values."""
 
 
 @dataclass(frozen=True)
@@ -27,44 +37,62 @@ class Job:
     layout: Layout
     recipe: Recipe
     sequence: int
+    table: Settings
     lost: dict[str, str] = field(default_factory=dict)
     """What the framework has no counterpart of: name of the field -> a sentence."""
     said: list[str] = field(default_factory=list)
 
     @property
-    def batch(self) -> int:
-        return self.layout.sequences
-
-    @property
     def is_even(self) -> bool:
         """Whether the layers are cut as they are where nobody says how."""
-        given = self.layout.chunk_layers(self.model.layers)
-        return given == even_cut(self.layout, self.model.layers)
-
-    def of_recipe(self, table: Mapping[str, Settings], nearest: str) -> Settings:
-        """The settings of the recipe; those of the ``nearest`` that there is, and that is said."""
-        if self.recipe.name not in table:
-            self.lost["recipe"] = f"recipe {self.recipe.name} has no counterpart: as {nearest}"
-        return table.get(self.recipe.name, table[nearest])
-
-
-@dataclass(frozen=True)
-class Exported:
-    """A framework's configuration of a layout; ``str()`` of it is its text."""
-
-    framework: str
-    text: str
-    lost: Mapping[str, str]
-    """What the text does not say, for want of a counterpart: name of the field -> a sentence."""
-    said: tuple[str, ...]
+        layers = self.model.layers
+        return self.layout.chunk_layers(layers) == _even_cut(self.layout, layers)
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """A sentence for each thing that differs, or that the framework does otherwise."""
-        return (*self.lost.values(), *self.said)
+    def of_recipe(self) -> Settings:
+        """The settings of the recipe, or of the nearest that there is."""
+        recipes = self.table["recipes"]
+        found: Settings = recipes.get(self.recipe.name, recipes[self.table["nearest"]])
+        return found
 
-    def __str__(self) -> str:
-        return self.text
+    def facts(self, own: Settings) -> Settings:
+        """All facts, with a framework's ``own``; and what the table has to say of them."""
+        facts = {
+            **vars(self.model),
+            **vars(self.layout),
+            "sequence": self.sequence,
+            "batch": self.layout.sequences,
+            "recipe": self.recipe.name,
+            "nearest": self.table["nearest"],
+            "no_recipe": self.recipe.name not in self.table["recipes"],
+        }
+        for name, when, words in self.table["lost"]:
+            if _holds(when, facts | own):
+                sentence = words.format(**facts | own)
+                if name:
+                    self.lost[name] = sentence
+                else:
+                    self.said.append(sentence)
+        return facts | own
+
+    def settings(self, part: str, facts: Settings) -> Settings:
+        """The settings that a part of the table writes of ``facts``."""
+        found: Settings = {}
+        for when, rows in self.table[part]:
+            for name, fact, *default in rows if _holds(when, facts) else ():
+                value = facts.get(fact) if fact else default[0]
+                if value or not fact:
+                    found[name] = value
+        return found
+
+
+def _holds(when: str, facts: Settings) -> bool:
+    """Whether every condition holds: "tp!=1, latent" of more than one slice of latent attention."""
+    for name, sign, value in re.findall(r"(\w+)(!?=)?([^, ]*)", when):
+        same = str(facts.get(name)) == value if sign else bool(facts.get(name))
+        if same == (sign == "!="):
+            return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -85,10 +113,7 @@ class Imported:
 
 
 class Read:
-    """A configuration that is read: flat settings, the values found in them, what was assumed.
-
-    ``table``: the framework's, of data/frameworks.
-    """
+    """A configuration that is read: flat settings, the values found in them, what was assumed."""
 
     def __init__(self, where: str, settings: Settings, devices: int | None, table: Settings):
         self.where, self.settings, self.devices, self.table = where, settings, devices, table
@@ -128,6 +153,23 @@ class Read:
             self.assumed.append(words)
         return self.whole(name, default)
 
+    def facts(self, part: str) -> Settings:
+        """Our facts of what a part of the table reads; a number that is 1 by default is 1 or
+        more."""
+        found: Settings = {}
+        for when, rows in self.table[part]:
+            for name, fact, *default in rows if _holds(when, found) else ():
+                if not fact or not default:
+                    continue
+                usual = default[0]
+                if isinstance(usual, bool):
+                    found[fact] = bool(self.get(name))
+                elif isinstance(usual, str):
+                    found[fact] = str(self.get(name, usual))
+                else:
+                    found[fact] = self.whole(name, usual, least=int(usual == 1))
+        return found
+
     def copies(self, each: int, way_out: str) -> int:
         """Data-parallel copies of ``each`` devices."""
         if self.devices is None:
@@ -138,10 +180,6 @@ class Read:
                 f"give it on a multiple of {each}"
             )
         return self.devices // each
-
-    def degrees(self) -> Settings:
-        """The fields of a layout that stand there as plain numbers; 1 where they do not."""
-        return {field: self.whole(name, 1, least=1) for field, name in self.table["layout"].items()}
 
     def microbatches(self, batch: int, dp: int, microbatch: int) -> int:
         """Micro-batches of a copy in a step of ``batch`` sequences."""
@@ -162,12 +200,20 @@ class Read:
             )
         found = {**layout, "interleave": chunks // pp}
         plain = Layout(**found)
-        if tuple(sizes) == even_cut(plain, layers):
+        if tuple(sizes) == _even_cut(plain, layers):
             return plain
         return Layout(**found, partition=(0, *accumulate(sizes)))
 
-    def rest(self, recipe: str, optimizer: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """(all that is assumed, what of it is not counted), once all is read that can be.
+    def imported(
+        self,
+        model: Model,
+        layout: Layout,
+        recipe: str,
+        sequence: int,
+        optimizer: str,
+        framework: str | None = None,
+    ) -> Imported:
+        """What was found, once all is read that can be.
 
         The table says which names memory depends on and nobody reads, "decides"; of the others
         those that neither memory nor layers depend on, "harmless", are not listed.
@@ -177,34 +223,27 @@ class Read:
         kind = str(self.get(optimizer, "Adam"))
         if "adam" in recipe and "adam" not in kind.lower():
             uncounted.append(f"computed with Adam's states ({optimizer} is {short(kind)})")
+        off = False, None, "none", "", "auto"
+        left = sorted(self.settings.keys() - self.used)
+        left = [name for name in left if self._value(name) not in off]
         for what, patterns in self.table["decides"].items():
-            names = [key for key in self._left() if re.fullmatch("|".join(patterns), key)]
-            if names:
+            if names := [name for name in left if re.fullmatch("|".join(patterns), name)]:
                 uncounted.append(f"computed without {what} ({', '.join(names)})")
-                self.used.update(names)
+                left = [name for name in left if name not in names]
         harmless = [*self.table["harmless"]]
         harmless += [f"{word}(_.*)?" for word in self.table.get("harmless_words", ())]
-        left = [key for key in self._left() if not re.fullmatch("|".join(harmless), key)]
-        if left:
+        if left := [name for name in left if not re.fullmatch("|".join(harmless), name)]:
             self.assumed.append(f"not looked at: {', '.join(left)}")
-        return (*uncounted, *self.assumed), tuple(uncounted)
-
-    def _left(self) -> list[str]:
-        """Names that nobody asked for, and that are not switched off."""
-        rest = sorted(self.settings.keys() - self.used)
-        return [key for key in rest if self._value(key) not in (False, None, "none", "", "auto")]
+        assumed = *uncounted, *self.assumed
+        return Imported(model, layout, recipe, sequence, assumed, tuple(uncounted), framework)
 
 
-def even_cut(layout: Layout, layers: int) -> tuple[int, ...] | None:
+def _even_cut(layout: Layout, layers: int) -> tuple[int, ...] | None:
     """Layers of each chunk where nobody says how; None if there are too few for one each."""
     return even(layers, layout.chunks) if layout.chunks <= layers else None
 
 
-def fitting_recipe(table: Sequence[tuple[str, Settings]], settings: Mapping[str, Any]) -> str:
+def fitting_recipe(table: Iterable[tuple[str, Settings]], settings: Mapping[str, Any]) -> str:
     """The name of that recipe of which most is said in ``settings``, and nothing otherwise."""
-    held = [
-        (len(each), -at, name)
-        for at, (name, each) in enumerate(table)
-        if all(str(settings.get(key)) == str(value) for key, value in each.items())
-    ]
-    return max(held)[2]
+    held = [row for row in table if all(str(settings.get(k)) == str(v) for k, v in row[1].items())]
+    return max(held, key=lambda row: len(row[1]))[0]

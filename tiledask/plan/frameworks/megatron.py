@@ -1,8 +1,8 @@
-"""Megatron-LM's flags both ways."""
+"""Megatron-LM's flags both ways; those that say one thing each are rows of its table."""
 
 import re
 import shlex
-from typing import Any
+from dataclasses import fields
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.data import shipped_json
@@ -10,138 +10,61 @@ from tiledask.plan.frameworks.job import Imported, Job, Read, Settings, fitting_
 from tiledask.plan.frameworks.shell import launched
 from tiledask.plan.inputs.model import Model
 
-__all__ = ["read", "write"]
+__all__ = ["TABLE", "read", "write"]
 
 TABLE = shipped_json("frameworks", "megatron.json")
-RECIPES: dict[str, Settings] = TABLE["recipes"]
-READ_AS = (*RECIPES.items(), *TABLE["read_as"])
-"""What is read, beside what is written."""
-SIZES: dict[str, dict[str, tuple[str, int | None]]] = TABLE["sizes"]
-"""Of each group the field of a Model -> (flag, its value where it is not there)."""
 IN_FP8 = "mixed-adam-18-fp8"
 SHARDING: list[str] = TABLE["sharding"]
 """Megatron-FSDP's strategies, by ZeRO's stage."""
+NORMS = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}
 
 
 def write(job: Job) -> str:
     """The flags of pretrain_gpt.py, a line for each of model, layout and precision."""
+    facts = job.facts(_facts(job))
     lines = [
         " ".join(
             f"--{name.replace('_', '-')}" + ("" if value is True else f" {shlex.quote(str(value))}")
             for name, value in part.items()
         )
-        for part in (_model(job), _layout(job), job.of_recipe(RECIPES, "mixed-adam-18"))
+        for part in (job.settings("model", facts), job.settings("layout", facts), job.of_recipe)
     ]
     return " \\\n".join(filter(None, lines)) + "\n"
 
 
-def _sizes(model: Model, group: str) -> Settings:
-    """The flags of a group of sizes, those that are not 0."""
-    fields = {field: getattr(model, field) for field in SIZES[group]}
-    return {SIZES[group][field][0]: size for field, size in fields.items() if size}
-
-
-def _model(job: Job) -> Settings:
-    m = job.model
-    found = _sizes(m, "all")
-    if m.latent:
-        found |= {"multi_latent_attention": True, **_sizes(m, "latent")}
-    else:
-        found["kv_channels"] = m.head_dim
-        if m.kv_heads < m.heads:
-            found |= {"group_query_attention": True, "num_query_groups": m.kv_heads}
-    if m.latent or m.qk_norm == "per_head":
-        found["qk_layernorm"] = True
-    positions = "learned_absolute" if m.learned_pos else "rope"
-    found["position_embedding_type"] = positions
-    found["max_position_embeddings"] = m.learned_pos or job.sequence
-    found["normalization"] = "RMSNorm" if m.norm == "rmsnorm" else "LayerNorm"
-    found |= {"swiglu": True} if m.mlp == "swiglu" else {}
-    biases = m.qkv_bias, m.out_bias, m.mlp_bias
-    if not m.out_bias and not m.mlp_bias:
-        found["disable_bias_linear"] = True
-        found |= {"add_qkv_bias": True} if m.qkv_bias and not m.latent else {}
-    elif not all(biases):
-        job.lost["biases"] = "Megatron has biases everywhere, nowhere or at query, key and value"
-    found |= {} if m.tied else {"untie_embeddings_and_output_weights": True}
-    found |= {"tokenizer_type": "NullTokenizer", "vocab_size": m.vocab}
-    found["make_vocab_size_divisible_by"] = 1
-    rate = 0.1 if m.dropout else 0.0
-    found |= {"attention_dropout": rate, "hidden_dropout": rate}
-    if m.experts:
-        found |= {**_sizes(m, "experts"), "moe_token_dispatcher_type": "alltoall"}
-        found |= _sizes(m, "shared")
-        found |= {"moe_shared_expert_gate": True} if m.shared_gate else {}
-        if m.router_bias:
-            found |= {"moe_router_score_function": "sigmoid"}
-            found |= {"moe_router_enable_expert_bias": True}
-        if m.dense_layers:
-            found["moe_layer_freq"] = _frequency([i not in m.dense_layers for i in range(m.layers)])
-    for name, lost, words in (
-        ("norm", m.norm == "none", "Megatron's norms have weights; the model's have none"),
-        ("qk_norm", m.qk_norm == "full", "norms of all heads at once: Megatron's are by head"),
-        ("embedding_norm", m.embedding_norm, "a norm after the embedding has no flag"),
-        ("imbalance", m.imbalance > 1, "how uneven the routing is has no flag"),
-        (
-            "positions",
-            m.embedding_norm and not m.learned_pos,
-            "ALiBi positions have no flag: rotary ones stand there",
-        ),
-    ):
-        if lost:
-            job.lost[name] = words
-    return found
-
-
-def _frequency(mixtures: list[bool]) -> str:
-    """The list of layers that are mixtures, as Megatron takes it: "([0]*3+[1]*58)"."""
-    runs = re.findall(r"0+|1+", "".join(str(int(each)) for each in mixtures))
-    return "(" + "+".join(f"[{run[0]}]*{len(run)}" for run in runs) + ")"
-
-
-def _layout(job: Job) -> Settings:
-    layout, lost = job.layout, job.lost
-    names = TABLE["layout"]
-    found = {name: getattr(layout, field) for field, name in names.items() if field != "ep"}
-    found |= {"global_batch_size": job.batch, "seq_length": job.sequence}
-    found |= {names["ep"]: layout.ep} if layout.ep > 1 else {}
-    if layout.expert_tp:
-        found["expert_tensor_parallel_size"] = layout.expert_tp
-    if layout.sequence_parallel and layout.tp > 1:
-        found["sequence_parallel"] = True
-    elif layout.sequence_parallel:
-        lost["sequence_parallel"] = "sequence_parallel does nothing with tp=1: left out"
-    if job.is_even and job.model.layers % layout.chunks == 0:
-        if layout.interleave > 1:
-            found["num_virtual_stages_per_pipeline_rank"] = layout.interleave
-    else:
-        sizes = layout.chunk_layers(job.model.layers)
-        stages = [f"t*{n}" if n > 1 else "t" * n for n in sizes]
-        stages[0] = f"E{stages[0]}"
-        found["pipeline_model_parallel_layout"] = "|".join(stages) + "L"
-    if layout.schedule != "1f1b" and layout.pp > 1:
-        lost["schedule"] = (
-            f"Megatron runs 1F1B, plain or interleaved; {layout.schedule} has no flag"
-        )
-    if layout.recompute == "selective":
-        found["recompute_granularity"] = "selective"
-    elif layout.recompute == "full":
-        found |= {"recompute_granularity": "full", "recompute_method": "uniform"}
-        found["recompute_num_layers"] = 1
-    elif layout.recompute != "none":
-        lost["recompute"] = f"recompute={layout.recompute} is torch's: left out"
-    found["attention_backend"] = "flash" if layout.flash_attention else "unfused"
-    if layout.zero:
-        found["use_distributed_optimizer"] = True
-        found |= {"overlap_grad_reduce": True, "overlap_param_gather": True}
-    if layout.zero > 1:
-        found |= {"use_megatron_fsdp": True, "ckpt_format": "fsdp_dtensor"}
-        found["data_parallel_sharding_strategy"] = SHARDING[layout.zero]
-    if layout.zero < 2 and layout.tp * layout.cp > 1:
-        job.said.append("before Blackwell Megatron wants CUDA_DEVICE_MAX_CONNECTIONS=1 set")
-    elif layout.zero > 1:
-        job.said.append("Megatron-FSDP wants CUDA_DEVICE_MAX_CONNECTIONS unset, or above 1")
-    return found
+def _facts(job: Job) -> Settings:
+    m, layout = job.model, job.layout
+    plain = not (m.out_bias or m.mlp_bias)
+    dense = [int(i not in m.dense_layers) for i in range(m.layers)] if m.dense_layers else []
+    runs = re.findall("0+|1+", "".join(map(str, dense)))
+    uniform = job.is_even and m.layers % layout.chunks == 0
+    stages = [f"t*{n}" if n > 1 else "t" * n for n in layout.chunk_layers(m.layers)]
+    return {
+        "latent": m.latent,
+        "grouped": m.kv_heads < m.heads,
+        "normed": m.latent or m.qk_norm == "per_head",
+        "position_embedding": "learned_absolute" if m.learned_pos else "rope",
+        "longest": m.learned_pos or job.sequence,
+        "normalization": NORMS.get(m.norm, "LayerNorm"),
+        "gated": m.mlp == "swiglu",
+        "plain": plain,
+        "biased": plain and m.qkv_bias and not m.latent,
+        "uneven_biases": not plain and not (m.qkv_bias and m.out_bias and m.mlp_bias),
+        "untied": not m.tied,
+        "tokenizer": "NullTokenizer",
+        **dict.fromkeys(("attention_dropout", "hidden_dropout"), "0.1" if m.dropout else "0.0"),
+        # layers that are mixtures: ([0]*3+[1]*58)
+        "frequency": runs and "(" + "+".join(f"[{run[0]}]*{len(run)}" for run in runs) + ")",
+        "uneven_routing": m.imbalance > 1,
+        "ep": layout.ep if layout.ep > 1 else 0,
+        "cut": layout.sequence_parallel and layout.tp > 1,
+        "virtual": layout.interleave if uniform and layout.interleave > 1 else 0,
+        "stages": "" if uniform else f"E{'|'.join(stages)}L",
+        "backend": "flash" if layout.flash_attention else "unfused",
+        "fsdp": layout.zero > 1,
+        "strategy": SHARDING[layout.zero],
+        "split": layout.tp * layout.cp > 1,
+    }
 
 
 # --- flags to a layout ----------------------------------------------------------------------
@@ -160,28 +83,26 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     model = _model_of(found, model)
     usual = model.usual_sequence
     sequence = found.assume("seq_length", usual, f"no --seq-length: {usual} tokens assumed")
-    layout = found.degrees()
-    layout["expert_tp"] = found.whole("expert_tensor_parallel_size", 0, least=0)
-    if not model.experts or layout["expert_tp"] == layout["tp"]:
-        layout["expert_tp"] = 0
+    facts = found.facts("layout")
+    layout = {name: facts[name] for name in ("tp", "pp", "cp", "ep", "microbatch")}
+    folded = model.experts and facts["expert_tp"] != facts["tp"]  # else experts have tp slices
+    layout["expert_tp"] = facts["expert_tp"] if folded else 0
     copy = layout["tp"] * layout["pp"] * layout["cp"]
-    dp = layout["dp"] = found.copies(
-        copy, "give devices=, or torchrun's --nproc-per-node, --nnodes"
-    )
+    way_out = "give devices=, or torchrun's --nproc-per-node, --nnodes"
+    dp = layout["dp"] = found.copies(copy, way_out)
     batch = found.whole("global_batch_size", dp * layout["microbatch"])
     layout["microbatches"] = found.microbatches(batch, dp, layout["microbatch"])
-    layout["sequence_parallel"] = bool(found.get("sequence_parallel")) and layout["tp"] > 1
+    layout["sequence_parallel"] = facts["cut"] and layout["tp"] > 1
     layout["zero"] = _zero(found)
     layout["recompute"] = _recompute(found)
     backend = found.get("attention_backend")
     if backend is None and not found.get("use_flash_attn"):
         found.assumed.append("no --attention-backend: one that keeps no scores assumed")
     layout["flash_attention"] = backend not in ("unfused", "local")
-    cut = found.cut(layout, _sizes_of_chunks(found, model.layers, layout["pp"]), model.layers)
+    cut = found.cut(layout, _chunks(found, facts, model.layers), model.layers)
     recipe = _recipe(found)
     framework = next((each for flag, each in TABLE["programs"].items() if found.get(flag)), None)
-    assumed, uncounted = found.rest(recipe, "optimizer")
-    return Imported(model, cut, recipe, sequence, assumed, uncounted, framework)
+    return found.imported(model, cut, recipe, sequence, "optimizer", framework)
 
 
 def _flags(text: str) -> tuple[Settings, tuple[str, ...]]:
@@ -205,7 +126,8 @@ def _flags(text: str) -> tuple[Settings, tuple[str, ...]]:
 
 
 def _recipe(found: Read) -> str:
-    recipe = fitting_recipe(READ_AS, {key: found.get(key) for _, each in READ_AS for key in each})
+    rows = [*TABLE["recipes"].items(), *TABLE["read_as"]]  # what is read, beside what is written
+    recipe = fitting_recipe(rows, {key: found.get(key) for _, each in rows for key in each})
     if recipe.startswith("fp32") and not (found.get("bf16") or found.get("fp16")):
         found.assumed.append("neither --bf16 nor --fp16: everything in fp32")
     if found.get("fp8_format", found.get("fp8")) is None:
@@ -242,23 +164,15 @@ def _recompute(found: Read) -> str:
     return str(asked)
 
 
-def _sizes_of_chunks(found: Read, layers: int, pp: int) -> tuple[int, ...]:
+def _chunks(found: Read, facts: Settings, layers: int) -> tuple[int, ...]:
     """The layers of each chunk, in model order."""
-    given = found.get("pipeline_model_parallel_layout")
-    first, last = (
-        found.whole(f"decoder_{end}_pipeline_num_layers", 0) for end in ("first", "last")
-    )
-    ends = [
-        int(bool(found.get(f"account_for_{end}_in_pipeline_split")))
-        for end in ("embedding", "loss")
-    ]
-    v = max(1, found.whole("num_virtual_stages_per_pipeline_rank", 1))
-    each = found.whole("num_layers_per_virtual_pipeline_stage", 0)
-    if given is not None:
-        return tuple(stage.count("t") for stage in _unrolled(str(given)).split("|"))
-    if each:
-        v = max(1, (layers + sum(ends)) // (pp * each))
-    inner, between = layers + sum(ends) - first - last, pp * v - bool(first) - bool(last)
+    if facts["stages"]:
+        return tuple(stage.count("t") for stage in _unrolled(facts["stages"]).split("|"))
+    pp, v, first, last = facts["pp"], max(1, facts["virtual"]), facts["first"], facts["last"]
+    inner = layers + facts["embedding"] + facts["loss"]
+    if facts["virtual_layers"]:
+        v = max(1, inner // (pp * facts["virtual_layers"]))
+    inner, between = inner - first - last, pp * v - bool(first) - bool(last)
     if between < 0 or (between and inner % between) or (not between and inner):
         raise ConfigError(
             f"{layers} layers do not divide over {pp * v} stages; Megatron asks for "
@@ -266,8 +180,8 @@ def _sizes_of_chunks(found: Read, layers: int, pp: int) -> tuple[int, ...]:
         )
     middle = [inner // between] * between if between else []
     cut = [first] * bool(first) + middle + [last] * bool(last)
-    cut[0] -= ends[0]
-    cut[-1] -= ends[1]
+    cut[0] -= facts["embedding"]
+    cut[-1] -= facts["loss"]
     return tuple(cut)
 
 
@@ -305,9 +219,8 @@ def _model_of(found: Read, given: Model | None) -> Model:
 
 
 def _read_model(found: Read) -> Model:
-    layers, hidden, heads = (
-        found.whole(name) for name in ("num_layers", "hidden_size", "num_attention_heads")
-    )
+    for name in ("num_layers", "hidden_size", "num_attention_heads"):
+        found.whole(name)
     others = "|".join(TABLE["other_layers"])
     other = [key for key in sorted(found.settings) if re.fullmatch(others, key)]
     if other := [key for key in other if found.get(key) is not None]:
@@ -315,60 +228,35 @@ def _read_model(found: Read) -> Model:
             f"{found.where} has --{other[0].replace('_', '-')}, which makes other layers than are "
             f"read here; describe the model by hand, td.Model(...) or its config.json"
         )
-    gated = bool([flag for flag in TABLE["gated"] if found.get(flag)])
-    ffn = found.whole("ffn_hidden_size", hidden * 8 // 3 // 64 * 64 if gated else 4 * hidden)
-    plain = bool(found.get("disable_bias_linear"))
-    latent = bool(found.get("multi_latent_attention"))
-    grouped = found.get("group_query_attention") and not latent
-    experts = found.whole("num_experts", 0)
-    learned = found.get("position_embedding_type", "learned_absolute") == "learned_absolute"
-    learned = learned and not found.get("use_rotary_position_embeddings")
-    positions = found.whole("max_position_embeddings", 0)
-    rates = [str(found.get(f"{name}_dropout", 0.1)) for name in ("attention", "hidden")]
-    usual = (
-        50257 if found.get("tokenizer_type", "GPT2BPETokenizer") == "GPT2BPETokenizer" else 32000
-    )
-    words = f"no --vocab-size: {usual:,} assumed"
-    vocab = found.whole("padded_vocab_size", 0) or found.assume("vocab_size", usual, words)
-    sizes: dict[str, Any] = {}
-    if latent:
-        sizes |= {field: found.whole(*each) for field, each in SIZES["latent"].items()}
-    else:
-        sizes["head_dim"] = found.whole("kv_channels", hidden // max(1, heads))
-    if experts:
-        of_experts = SIZES["experts"] | SIZES["shared"]
-        sizes |= {field: found.whole(*each) for field, each in of_experts.items()}
-        sizes["expert_ffn"] = found.whole("moe_ffn_hidden_size", ffn)
-        sizes["shared_gate"] = bool(found.get("moe_shared_expert_gate"))
-        sizes["router_bias"] = bool(found.get("moe_router_enable_expert_bias"))
-        factor = str(found.get("moe_expert_capacity_factor", 1))
-        if not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,9})?", factor):
-            raise ConfigError(f"--moe-expert-capacity-factor is a number, got {short(factor)}")
-        sizes["imbalance"] = max(1.0, float(factor))
-        sizes["dense_layers"] = _dense(str(found.get("moe_layer_freq", 1)), layers)
-    if found.whole("mtp_num_layers", 0):
+    f = found.facts("model")
+    if f["mtp"]:
         raise ConfigError("--mtp-num-layers: modules for more tokens are not counted; leave it out")
-    norm = "rmsnorm" if latent else "layernorm"
-    norm = {"RMSNorm": "rmsnorm", "LayerNorm": "layernorm"}.get(found.get("normalization"), norm)
-    qk_norm = bool(found.get("qk_layernorm")) and not latent
-    return Model(
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        ffn=ffn,
-        vocab=vocab,
-        kv_heads=found.whole("num_query_groups", 1) if grouped else 0,
-        mlp="swiglu" if gated else "gelu",
-        norm=norm,
-        qkv_bias=not plain or bool(found.get("add_qkv_bias")),
-        out_bias=not plain,
-        mlp_bias=not plain,
-        tied=not found.get("untie_embeddings_and_output_weights"),
-        learned_pos=positions if learned else 0,
-        qk_norm="per_head" if qk_norm else None,
-        dropout=any(rate.strip("0.") for rate in rates),
-        **sizes,
-    )
+    gated, hidden, latent = any(f[flag] for flag in TABLE["gated"]), f["hidden"], f["latent"]
+    f["ffn"] = f["ffn"] or (hidden * 8 // 3 // 64 * 64 if gated else 4 * hidden)
+    usual = 50257 if f["tokenizer"] == "GPT2BPETokenizer" else 32000
+    words = f"no --vocab-size: {usual:,} assumed"
+    f["vocab"] = f["padded_vocab"] or found.assume("vocab_size", usual, words)
+    if not latent:
+        f["head_dim"] = f["head_dim"] or hidden // max(1, f["heads"])
+    if f["experts"]:
+        if not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,9})?", f["capacity"]):
+            got = short(f["capacity"])
+            raise ConfigError(f"--moe-expert-capacity-factor is a number, got {got}")
+        f["imbalance"] = max(1.0, float(f["capacity"]))
+        f["dense_layers"] = _dense(f["frequency"], f["layers"])
+    learned = f["position_embedding"] == "learned_absolute" and not f["rotary"]
+    norms = {theirs: ours for ours, theirs in NORMS.items()}
+    f |= {
+        "mlp": "swiglu" if gated else "gelu",
+        "norm": norms.get(f["normalization"], "rmsnorm" if latent else "layernorm"),
+        "qkv_bias": not f["plain"] or f["biased"],
+        **dict.fromkeys(("out_bias", "mlp_bias"), not f["plain"]),
+        "tied": not f["untied"],
+        "learned_pos": f["longest"] if learned else 0,
+        "qk_norm": "per_head" if f["normed"] and not latent else None,
+        "dropout": any(f[name].strip("0.") for name in ("attention_dropout", "hidden_dropout")),
+    }
+    return Model(**{each.name: f[each.name] for each in fields(Model) if each.name in f})
 
 
 def _dense(freq: str, layers: int) -> tuple[int, ...]:

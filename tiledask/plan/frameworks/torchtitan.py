@@ -4,6 +4,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from tiledask.errors import ConfigError, short
@@ -14,7 +15,7 @@ from tiledask.plan.inputs.model import Model
 from tiledask.plan.intervals import even
 from tiledask.plan.pipelines.schedules import OF_PYTORCH, V_SHAPED, called
 
-__all__ = ["read", "write"]
+__all__ = ["TABLE", "read", "write"]
 
 TABLE = shipped_json("frameworks", "torchtitan.json")
 FLAVORS = {ours: tuple(theirs) for ours, theirs in TABLE["flavors"].items()}
@@ -26,112 +27,56 @@ TABLES = ("model", "training", "parallelism", "activation_checkpoint")
 
 def write(job: Job) -> str:
     """The TOML: [model], [training], [parallelism] and [activation_checkpoint]."""
-    layout, lost = job.layout, job.lost
-    name, flavor = FLAVORS.get(job.model.name, ("llama3", job.model.name))
-    if job.model.name not in FLAVORS:
-        lost["model"] = f"torchtitan has no flavor of {job.model.name}: add it by its sizes"
-    local = layout.microbatch * (layout.microbatches if layout.pp > 1 else 1)
-    training = job.of_recipe(TABLE["recipes"], "fsdp-adam") | {
-        "seq_len": job.sequence,
-        "local_batch_size": local,
-        "global_batch_size": job.batch,
-    }
-    copies = layout.dp * layout.cp
-    shards = layout.dp if layout.zero else 1
-    if layout.zero and copies == 1:
-        lost["zero"] = "one copy has nobody to share weights with"
-    elif not layout.zero and layout.cp > 1:
-        lost["zero"] = "context parallelism shards weights over its ranks there"
-    if job.recipe.name == "fsdp-adam-pipeline" and (layout.pp == 1 or layout.zero < 3):
-        lost["recipe"] = "weights stay gathered in pipelines with ZeRO 3 only: as fsdp-adam"
-    unsharded = layout.pp > 1 or layout.zero < 3 or copies == 1
-    if job.recipe.name == "fsdp-adam-no-reshard" and unsharded:
-        lost["recipe"] = "weights stay gathered with ZeRO 3 outside of pipelines only: as fsdp-adam"
-    parallel: Settings = {
-        "data_parallel_replicate_degree": layout.dp // shards,
-        "data_parallel_shard_degree": shards,
-        "tensor_parallel_degree": layout.tp,
-        "pipeline_parallel_degree": layout.pp,
-        "context_parallel_degree": layout.cp,
-    }
-    if layout.ep > 1:
-        parallel["expert_parallel_degree"] = layout.ep
-        parallel["expert_tensor_parallel_degree"] = layout.expert_slices
-        if layout.expert_slices not in (1, layout.tp):
-            lost["expert_tp"] = "torchtitan slices experts by 1 or tp"
-    if layout.zero and copies > 1:
-        parallel["fsdp_reshard_after_forward"] = _reshard(job)
-    if layout.pp > 1:
-        parallel |= _pipeline(job)
-    if layout.tp > 1 and not layout.sequence_parallel:
-        lost["sequence_parallel"] = "torchtitan's tensor parallelism cuts the sequence too"
-    elif layout.sequence_parallel and layout.tp == 1:
-        lost["sequence_parallel"] = "sequence_parallel does nothing with tp=1: left out"
-    if not layout.flash_attention:
-        lost["flash_attention"] = "torchtitan's attention keeps no scores"
+    facts = job.facts(_facts(job))
     saved = TABLE["recompute"]
-    if layout.recompute not in saved:
-        lost["recompute"] = "attention's core alone is not recomputed there, nor are scores kept"
-    job.said.append("for torchtitan up to 0.2.2; from 0.3 the same names are fields in Python")
-    return _toml(
-        {
-            "model": {"name": name, "flavor": flavor},
-            "training": training,
-            "parallelism": parallel,
-            "activation_checkpoint": saved.get(layout.recompute, saved["none"]),
-        }
-    )
+    flat = job.settings("model", facts) | job.of_recipe | job.settings("layout", facts)
+    flat |= saved.get(job.layout.recompute, saved["none"])
+    tables: dict[str, list[str]] = {}
+    for name, value in flat.items():
+        table, _, key = name.partition(".")
+        # what JSON writes of texts, whole numbers, switches and lists of texts is TOML
+        tables.setdefault(table, [f"[{table}]"]).append(f"{key} = {json.dumps(value)}")
+    return "\n".join("\n".join(lines) + "\n" for lines in tables.values())
 
 
-def _reshard(job: Job) -> str:
-    """When weights that were gathered are dropped: after each forward, or never before the
-    backward, which makes ZeRO 3 into ZeRO 2."""
-    layout = job.layout
-    if layout.zero < 3:
-        words = f"FSDP2 shards weights too: zero={layout.zero} is nearest to never dropping them"
-        job.lost["zero"] = words
-        if job.recipe.name == "fsdp-adam":
-            name = "fsdp-adam-no-reshard" if layout.pp == 1 else "fsdp-adam-pipeline"
-            job.lost["recipe"] = f"weights are never dropped: as recipe {name}"
-        return "never"
-    if job.recipe.name == "fsdp-adam-pipeline":
-        return "default"
-    if job.recipe.name == "fsdp-adam-no-reshard" and "recipe" not in job.lost:
-        return "never"
-    return "always"
-
-
-def _pipeline(job: Job) -> Settings:
-    layout = job.layout
-    name = "interleaved" if layout.schedule == "1f1b" and layout.interleave > 1 else layout.schedule
-    found: Settings = {
-        "pipeline_parallel_schedule": NAMES.get(name, "_PipelineScheduleRuntime"),
-        "pipeline_parallel_microbatch_size": layout.microbatch,
+def _facts(job: Job) -> Settings:
+    layout, recipe = job.layout, job.recipe.name
+    family, flavor = FLAVORS.get(job.model.name, ("llama3", job.model.name))
+    shards, copies = layout.dp if layout.zero else 1, layout.dp * layout.cp
+    interleaved = layout.schedule == "1f1b" and layout.interleave > 1
+    order = "interleaved" if interleaved else layout.schedule
+    never = layout.pp == 1 and layout.zero == 3 and copies > 1
+    reshard = {"fsdp-adam-pipeline": "default"}.get(recipe, "always")
+    if layout.zero < 3 or (never and recipe == "fsdp-adam-no-reshard"):
+        reshard = "never"
+    parts: list[list[str]] = []
+    if layout.pp > 1 and not (job.is_even and layout.interleave <= 2):
+        names = (f"layers.{i}" for i in range(job.model.layers))
+        parts = [[*islice(names, size)] for size in layout.chunk_layers(job.model.layers)]
+        parts[0].insert(0, "tok_embeddings")
+        parts[-1] += ["norm", "output"]
+    return {
+        "known": job.model.name in FLAVORS,
+        "family": family,
+        "flavor": flavor,
+        "local": layout.microbatch * (layout.microbatches if layout.pp > 1 else 1),
+        "replicas": layout.dp // shards,
+        "shards": shards,
+        "alone": copies == 1,
+        "expert_slices": layout.expert_slices,
+        "other_slices": layout.expert_slices not in (1, layout.tp),
+        "gathers_late": layout.pp > 1 and layout.zero == 3,
+        "never_reshards": never,
+        # when weights that were gathered are dropped: never, and ZeRO 3 becomes ZeRO 2
+        "reshard": layout.zero and copies > 1 and reshard,
+        "shards_more": copies > 1 and layout.zero in (1, 2),
+        "kept_as": "fsdp-adam-no-reshard" if layout.pp == 1 else "fsdp-adam-pipeline",
+        "order": order,
+        "named": NAMES.get(order, "_PipelineScheduleRuntime"),
+        "csv": f"{order}.csv" if layout.pp > 1 and order not in NAMES else "",
+        "parts": parts,
+        "saved": layout.recompute in TABLE["recompute"],
     }
-    if name not in NAMES:
-        found["pipeline_parallel_schedule_csv"] = f"{name}.csv"
-        words = f"write td.schedule({name!r}, ...).to_text() to {name}.csv: torch has no such name"
-        job.lost["schedule"] = words
-    if job.is_even and layout.interleave <= 2:
-        found["pipeline_parallel_first_stage_less_layers"] = 0
-        found["pipeline_parallel_last_stage_less_layers"] = 0
-        return found
-    parts, start = [], 0
-    for size in layout.chunk_layers(job.model.layers):
-        parts.append([f"layers.{i}" for i in range(start, start + size)])
-        start += size
-    parts[0].insert(0, "tok_embeddings")
-    parts[-1] += ["norm", "output"]
-    return found | {"module_fqns_per_model_part": parts}
-
-
-def _toml(tables: dict[str, Settings]) -> str:
-    """What JSON writes of texts, whole numbers, switches and lists of texts is TOML."""
-    return "\n".join(
-        "\n".join([f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())])
-        + "\n"
-        for name, table in tables.items()
-    )
 
 
 # --- TOML to a layout -----------------------------------------------------------------------
@@ -149,17 +94,17 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     found = Read("the TOML", flat, devices, TABLE)
     model = _known(found) if model is None else model
     found.used |= {"model.name", "model.flavor"}
-    parallel = found.degrees()
-    slices = found.whole("parallelism.expert_tensor_parallel_degree", 1, least=1)
-    folded = parallel["ep"] > 1 and slices != parallel["tp"]  # else experts have tp slices
-    parallel["expert_tp"] = slices if folded else 0
-    replicas = found.whole("parallelism.data_parallel_replicate_degree", 1, least=1)
+    facts = found.facts("layout")
+    layout: Settings = {name: facts[name] for name in ("tp", "pp", "cp", "ep")}
+    slices, replicas = facts["expert_slices"], facts["replicas"]
+    folded = layout["ep"] > 1 and slices != layout["tp"]  # else experts have tp slices
+    layout["expert_tp"] = slices if folded else 0
     shards = found.open_number("parallelism.data_parallel_shard_degree")
-    copy = parallel["tp"] * parallel["pp"] * parallel["cp"]
+    copy = layout["tp"] * layout["pp"] * layout["cp"]
     if shards is None:
         shards = found.copies(copy * replicas, "give devices=, or data_parallel_shard_degree")
-    layout: Settings = parallel | {"dp": replicas * shards}
-    layout["zero"] = 3 if shards * parallel["cp"] > 1 else 0
+    layout["dp"] = replicas * shards
+    layout["zero"] = 3 if shards * layout["cp"] > 1 else 0
     if 1 < shards < layout["dp"]:
         words = f"HSDP: weights are sharded over {shards}, here over all {layout['dp']} copies"
         found.assumed.append(words)
@@ -170,17 +115,16 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     size = found.whole(
         "parallelism.pipeline_parallel_microbatch_size", local // parts or 1 if parts else 1
     )
-    layout["microbatch"] = size if parallel["pp"] > 1 else local
+    layout["microbatch"] = size if layout["pp"] > 1 else local
     layout["microbatches"] = found.microbatches(batch, layout["dp"], layout["microbatch"])
-    layout |= {"sequence_parallel": parallel["tp"] > 1, "flash_attention": True}
+    layout |= {"sequence_parallel": layout["tp"] > 1, "flash_attention": True}
     layout["recompute"] = _saved(found)
     layout["schedule"], sizes = _stages(found, layout["pp"], model.layers)
     cut = found.cut(layout, sizes, model.layers)
     recipe = _precision(found, layout)
     sequence = found.whole("training.seq_len", model.usual_sequence)
     framework = _framework(found)
-    assumed, uncounted = found.rest(recipe, "optimizer.name")
-    return Imported(model, cut, recipe, sequence, assumed, uncounted, framework)
+    return found.imported(model, cut, recipe, sequence, "optimizer.name", framework)
 
 
 def _flat(table: Settings, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -233,8 +177,12 @@ def _known(found: Read) -> Model:
 def _saved(found: Read) -> str:
     mode = found.get("activation_checkpoint.mode", "selective")
     option = str(found.get("activation_checkpoint.selective_ac_option", "2"))
+    asked = {
+        "activation_checkpoint.mode": mode,
+        "activation_checkpoint.selective_ac_option": option,
+    }
     for name, settings in TABLE["recompute"].items():
-        if settings["mode"] == mode and settings.get("selective_ac_option", option) == option:
+        if settings.items() <= asked.items():
             return str(name)
     found.assumed.append(f"activation checkpointing {mode} {option} has no word here: as full")
     return "full"
