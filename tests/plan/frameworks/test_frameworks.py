@@ -5,7 +5,7 @@ export_config(model, layout, "megatron")  ->  text  ->  import_config("megatron"
                                                v
                               the framework's own parser (own/make.py), kept in own/accepted.json
 
-Holds `tiledask.plan.frameworks.exchange`, `tiledask.plan.frameworks.job`,
+Holds `tiledask.plan.frameworks.exchange`, `tiledask.plan.frameworks.table`,
 `tiledask.plan.frameworks.megatron`, `tiledask.plan.frameworks.torchtitan` and
 `tiledask.plan.frameworks.deepspeed`.
 """

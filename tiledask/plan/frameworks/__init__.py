@@ -4,5 +4,5 @@ exchange.py    export_config, import_config: the table of frameworks
   megatron.py    Megatron-LM's flags
   torchtitan.py  its TOML
   deepspeed.py   its JSON
-  job.py         what is trained, and how; what all of them share
+  table.py       between our fields and their settings, by a table read both ways
 """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.frameworks import deepspeed, megatron, torchtitan
-from tiledask.plan.frameworks.job import Imported, Job
+from tiledask.plan.frameworks.table import Imported, written
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import as_model
 from tiledask.plan.inputs.model import Model
@@ -17,7 +17,7 @@ from tiledask.plan.inputs.run import check_run, check_trains, more_tp
 __all__ = ["FRAMEWORKS", "Exported", "export_config", "import_config"]
 
 FRAMEWORKS = {"megatron": megatron, "torchtitan": torchtitan, "deepspeed": deepspeed}
-"""Of each what writes a layout, ``write``, what reads one, ``read``, and the TABLE of both."""
+"""Of each the TABLE of settings; ``text`` of those, ``facts`` for some; and ``read`` of a text."""
 MOST_BYTES = 1_000_000
 
 
@@ -58,14 +58,15 @@ def export_config(
         raise ConfigError(f"a layout is exported to {known}; got {short(framework)}")
     model, recipe = as_model(model), load_recipe(recipe)
     check_trains(recipe)
-    sequence = check_run(model, layout, sequence)
-    job = Job(model, layout, recipe, sequence, FRAMEWORKS[framework].TABLE)
-    text = FRAMEWORKS[framework].write(job)
+    sequence, made = check_run(model, layout, sequence), FRAMEWORKS[framework]
+    facts = {**vars(model), **vars(layout), "sequence": sequence, "recipe": recipe.name}
+    facts |= {"batch": layout.sequences, **made.facts(model, layout, sequence)}
+    parts, lost, said = written(made.TABLE, facts)
     if recipe.places:
         places = " and ".join(recipe.places)
-        job.lost["offload"] = f"states offloaded to {places} are not written: add that by hand"
-    notes = *job.lost.values(), *job.said, *more_tp(model, layout)
-    return Exported(framework, text, job.lost, notes)
+        lost["offload"] = f"states offloaded to {places} are not written: add that by hand"
+    notes = *lost.values(), *said, *more_tp(model, layout)
+    return Exported(framework, made.text(parts), lost, notes)
 
 
 def import_config(

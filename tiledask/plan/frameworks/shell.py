@@ -57,7 +57,10 @@ def launched(text: str) -> tuple[list[str], tuple[str, ...]]:
             statement = statement[keyword.end() :]
         while found := _ASSIGNMENT.match(statement):
             statement, name = statement[found.end() :], found["name"]
-            before, value = variables.get(name), _filled(_bare(found["value"]), variables)
+            value = found["value"]
+            if re.fullmatch(rf"{_ARRAY}|{_QUOTED}", value, re.DOTALL):
+                value = value[1:-1]
+            before, value = variables.get(name), _filled(value, variables)
             after = f"{before} {value}" if found["adds"] and before is not None else value
             if depth and before != after:
                 unsure[name] = None
@@ -86,12 +89,6 @@ def _plain(text: str) -> str:
             "the flags cannot be read as a shell reads them: quotes or brackets are left open"
         )
     return text
-
-
-def _bare(value: str) -> str:
-    """What an assigned value holds: without the brackets of an array, or its quotes."""
-    whole = re.fullmatch(rf"{_ARRAY}|{_QUOTED}", value, re.DOTALL)
-    return value[1:-1] if whole else value
 
 
 def _words(text: str) -> list[str]:

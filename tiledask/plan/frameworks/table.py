@@ -1,0 +1,215 @@
+"""Between our fields and a framework's settings, by one table that is read both ways.
+
+Facts are the fields of a Model and a Layout, and a framework's own. A part of a table, of those in
+data/frameworks, has settings by the value of a fact, "choices", or
+
+    "rows":          [["when", [["their name", "our fact", default], ...]], ...]    both ways
+    "write", "read": {"fact": [[value, "when"], ...], ...}          a fact, the first that holds
+    "refused", "assumed": [["when", "sentence"], ...]               of what is read
+
+A row is written if its fact is neither 0, false nor empty; it is read as its default is: a whole
+number (null: it has to be there; -1: it may be left open), a switch or text. A row without a
+default is only written, and so is one whose fact is null: always, as its default. "when" is all
+that has to hold: "fact, fact=value|value, fact!=value". "lost" has what is not written: the field,
+or null for what the framework does otherwise, when, and a sentence.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from itertools import accumulate
+from typing import Any
+
+from tiledask.errors import ConfigError, short
+from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.model import Model
+from tiledask.plan.intervals import even
+from tiledask.plan.whole import is_whole
+
+__all__ = ["Imported", "Read", "Settings", "is_even", "written"]
+
+Settings = dict[str, Any]
+"""A framework's own names, or facts, and their values."""
+
+
+def _holds(when: str, facts: Settings) -> bool:
+    for name, sign, values in re.findall(r"(\w+)(?:(!?=)([^, ]*))?", when):
+        same = str(facts.get(name)) in values.split("|") if sign else bool(facts.get(name))
+        if same == (sign == "!="):
+            return False
+    return True
+
+
+def _derive(rules: dict[str, list[tuple[Any, str]]], facts: Settings) -> None:
+    for fact, rows in rules.items():
+        held = (value for value, when in rows if _holds(when, facts))
+        facts[fact] = next(held, facts.get(fact))
+
+
+def written(table: Settings, facts: Settings) -> tuple[list[Settings], dict[str, str], list[str]]:
+    """The settings of each part, what is lost by field, and what the framework does otherwise."""
+    parts: list[Settings] = []
+    for name, part in table["parts"].items():
+        if choices := part.get("choices"):
+            facts[f"no_{name}"] = str(facts[name]) not in choices
+            parts.append(choices.get(str(facts[name]), choices[part["nearest"]]))
+            continue
+        _derive(part.get("write", {}), facts)
+        found: Settings = {}
+        for row in (row for when, rows in part["rows"] if _holds(when, facts) for row in rows):
+            value = facts.get(row[1]) if row[1] else row[2]
+            found |= {row[0]: value} if value or not row[1] else {}
+        parts.append(found)
+    notes = [
+        (name, words.format(**facts)) for name, when, words in table["lost"] if _holds(when, facts)
+    ]
+    return (
+        parts,
+        {name: words for name, words in notes if name},
+        [w for name, w in notes if not name],
+    )
+
+
+def is_even(layout: Layout, sizes: Sequence[int]) -> bool:
+    """Whether chunks of these sizes are those of a layout where nobody says how layers are cut."""
+    return layout.chunks <= sum(sizes) and tuple(sizes) == even(sum(sizes), layout.chunks)
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What a framework's configuration trains, in our words."""
+
+    model: Model
+    layout: Layout
+    recipe: str
+    sequence: int
+    assumed: tuple[str, ...]
+    """A sentence for each thing that the configuration does not say, and what is taken."""
+    uncounted: tuple[str, ...] = ()
+    """A sentence for each thing that it says, that memory or time depends on, and that is not
+    counted here; they stand in ``assumed`` too, first."""
+    framework: str | None = None
+    """Whose measurements estimate it, where the configuration says more than its program."""
+
+
+class Read:
+    """A configuration that is read: flat settings, which of them are used, what was assumed."""
+
+    def __init__(self, where: str, settings: Settings, devices: int | None, table: Settings):
+        self.where, self.devices, self.table, self.settings = where, devices, table, settings
+        for older, name in table.get("renamed", ()):
+            self.settings = {re.sub(f"^{older}$", name, k): v for k, v in self.settings.items()}
+        self.used: set[str] = set()
+        self.assumed: list[str] = []
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.used.add(name)
+        value = self._value(name)
+        return default if value is None or value == "auto" else value
+
+    def _value(self, name: str) -> Any:
+        value = self.settings.get(name)
+        return {"true": True, "false": False}.get(str(value).lower(), value)
+
+    def whole(self, name: str, default: int | None = None) -> int:
+        """A whole number, by default of 1 or more if 0 does not stand for nothing; without a
+        default it has to be there, and -1 stands for one that is left open."""
+        value, least = self.get(name, default), int(default not in (0, -1, None))
+        if value is None:
+            raise ConfigError(f"{self.where} has no {name}, which says the layout; add it")
+        digits = isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value)
+        number = int(value) if digits else value
+        if not is_whole(number, least) and not value == -1 == default:
+            unset = "; nothing in it sets that variable" if "$" in str(value) else ""
+            raise ConfigError(
+                f"{self.where}: {name} is a whole number from {least} on, got {short(value)}{unset}"
+            )
+        return int(number)
+
+    def facts(self, part: str, **known: Any) -> Settings:
+        """Our facts of what a part of the table reads, beside those that are ``known``."""
+        facts, own = known, self.table["parts"][part]
+        for when, rows in own["rows"]:
+            for name, fact, *default in rows if _holds(when, facts) else ():
+                if not fact or not default:
+                    continue
+                if isinstance(usual := default[0], bool):
+                    facts[fact] = bool(self.get(name))
+                elif isinstance(usual, str):
+                    facts[fact] = str(self.get(name, usual))
+                else:
+                    facts[fact] = self.whole(name, usual)
+        _derive(own.get("read", {}), facts)
+        for when, words in own.get("refused", ()):
+            if _holds(when, facts):
+                raise ConfigError(words.format(**facts))
+        said = own.get("assumed", ())
+        self.assumed += [words.format(**facts) for when, words in said if _holds(when, facts)]
+        return facts
+
+    def choice(self, part: str) -> str:
+        """The one of which most is said, and nothing otherwise."""
+        rows = [*self.table["parts"][part]["choices"].items(), *self.table.get("read_as", ())]
+        found = {key: str(self.get(key)) for _, settings in rows for key in settings}
+        held = [
+            (name, len(settings))
+            for name, settings in rows
+            if {key: str(value) for key, value in settings.items()}.items() <= found.items()
+        ]
+        return str(max(held, key=lambda row: row[1])[0])
+
+    def copies(self, each: int, way_out: str) -> int:
+        """Data-parallel copies of ``each`` devices."""
+        if self.devices is None:
+            raise ConfigError(f"{self.where} does not say on how many devices it runs; {way_out}")
+        if self.devices % each:
+            raise ConfigError(
+                f"{self.where} has copies of {each} devices, which do not divide {self.devices}; "
+                f"give it on a multiple of {each}"
+            )
+        return self.devices // each
+
+    def layout(self, facts: Settings, sizes: Sequence[int], layers: int) -> Layout:
+        """The Layout of the facts, with micro-batches for the "batch" in it and with chunks of
+        ``sizes`` layers; without a partition where they are even."""
+        dp, microbatch, batch = facts["dp"], facts["microbatch"], facts["batch"]
+        if not dp * microbatch or batch % (dp * microbatch):
+            raise ConfigError(
+                f"{self.where} has {batch} sequences a step, no multiple of {dp} copies x "
+                f"{microbatch} in a micro-batch; change one of them"
+            )
+        chunks, pp = len(sizes), facts["pp"]
+        if not chunks or chunks % pp or sum(sizes) != layers or min(sizes) < 0:
+            raise ConfigError(
+                f"{self.where} has {chunks} stages with {sum(sizes)} layers, and the run {pp} "
+                f"pipeline ranks and {layers} layers; every rank has as many stages"
+            )
+        own = {each.name: facts[each.name] for each in fields(Layout) if each.name in facts}
+        own |= {"microbatches": batch // (dp * microbatch), "interleave": chunks // pp}
+        plain = Layout(**own)
+        return plain if is_even(plain, sizes) else Layout(**own, partition=(0, *accumulate(sizes)))
+
+    def imported(self, model: Model, layout: Layout, facts: Settings, optimizer: str) -> Imported:
+        """What was found, once all is read that can be.
+
+        The table says which names memory depends on and nobody reads, "decides"; of the others
+        those that neither memory nor layers depend on, "harmless", are not listed.
+        ``optimizer``: the name under which it stands, beside the recipe that was found.
+        """
+        uncounted = []
+        kind = str(self.get(optimizer, "Adam"))
+        if "adam" in facts["recipe"] and "adam" not in kind.lower():
+            uncounted.append(f"computed with Adam's states ({optimizer} is {short(kind)})")
+        left = sorted(self.settings.keys() - self.used)
+        left = [n for n in left if self._value(n) not in (False, None, "none", "", "auto")]
+        for what, patterns in self.table["decides"].items():
+            if names := [name for name in left if re.fullmatch("|".join(patterns), name)]:
+                uncounted.append(f"computed without {what} ({', '.join(names)})")
+                left = [name for name in left if name not in names]
+        harmless = [*self.table["harmless"]]
+        harmless += [f"{word}(_.*)?" for word in self.table.get("harmless_words", ())]
+        if left := [name for name in left if not re.fullmatch("|".join(harmless), name)]:
+            self.assumed.append(f"not looked at: {', '.join(left)}")
+        assumed = *uncounted, *self.assumed
+        recipe, sequence, framework = facts["recipe"], facts["sequence"], facts.get("framework")
+        return Imported(model, layout, recipe, sequence, assumed, tuple(uncounted), framework)
