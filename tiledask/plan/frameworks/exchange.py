@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from tiledask.errors import ConfigError, short
@@ -59,8 +59,9 @@ def export_config(
     model, recipe = as_model(model), load_recipe(recipe)
     check_trains(recipe)
     sequence, made = check_run(model, layout, sequence), FRAMEWORKS[framework]
-    facts = {**vars(model), **vars(layout), "sequence": sequence, "recipe": recipe.name}
-    facts |= {"batch": layout.sequences, **made.facts(model, layout, sequence)}
+    facts = {each.name: getattr(run, each.name) for run in (model, layout) for each in fields(run)}
+    facts |= {"sequence": sequence, "batch": layout.sequences, "recipe": recipe.name}
+    facts |= made.facts(model, layout, sequence)
     parts, lost, said = written(made.TABLE, facts)
     if recipe.places:
         places = " and ".join(recipe.places)
