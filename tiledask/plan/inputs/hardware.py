@@ -24,10 +24,8 @@ class Link:
 
     name: str
     bytes_per_second: float
-    latency: float = LATENCY
-    """Seconds that a message of no bytes takes."""
-    share: float = SHARE
-    """Part of ``bytes_per_second`` that large collectives reach."""
+    latency: float = LATENCY  # Seconds that a message of no bytes takes
+    share: float = SHARE  # Part of ``bytes_per_second`` that large collectives reach
 
     @property
     def reached(self) -> float:
@@ -48,35 +46,27 @@ class Device:
     memory_bytes: int
     """The nominal capacity, 1e9 bytes a GB: the budget that the arithmetic uses. What the
     driver reports differs: 40960 MiB, 7 % more, on an A100 of 40 GB."""
-    memory_bandwidth: float
-    """Bytes per second."""
+    memory_bandwidth: float  # Bytes per second
     peak_flops: tuple[tuple[str, float], ...]
     """(precision, FLOP/s), dense: without the factor for structured sparsity."""
     memory_mib: int | None = None
     """What the driver reports in MiB, where a source for it is at hand."""
     source: str = ""
     """The documents that the numbers are from; what is arithmetic or a convention says so."""
-    checked: str = ""
-    """What the numbers were compared with, and what was not seen."""
-    multiprocessors: int = 0
-    """Units that each compute one tile of a matrix product; 0 if unknown."""
+    checked: str = ""  # What the numbers were compared with, and what was not seen
+    multiprocessors: int = 0  # Units that each compute one tile of a matrix product; 0 if unknown
     calibration: str = "other"
     """The file of data/calibration/device with the shares of these numbers that programs reach."""
     capability: str = ""
     """Compute capability, such as "9.0"; empty if unknown, and the rest is then 0."""
-    clock: float = 0.0
-    """Boost clock in Hz; 0 if unknown, as are all the numbers below."""
+    clock: float = 0.0  # Boost clock in Hz; 0 if unknown, as are all the numbers below
     l2_bytes: int = 0
     l2_bytes_per_clock: int = 0
     """What all multiprocessors together can read from L2 in a clock, at most."""
-    registers: int = 0
-    """32-bit registers of one multiprocessor."""
-    threads: int = 0
-    """Threads that can be resident on one multiprocessor."""
-    blocks: int = 0
-    """Thread blocks that can be resident on one multiprocessor."""
-    shared_bytes: int = 0
-    """Shared memory of one multiprocessor."""
+    registers: int = 0  # 32-bit registers of one multiprocessor
+    threads: int = 0  # Threads that can be resident on one multiprocessor
+    blocks: int = 0  # Thread blocks that can be resident on one multiprocessor
+    shared_bytes: int = 0  # Shared memory of one multiprocessor
     block_shared_bytes: int = 0
     """Shared memory that one thread block can have, once it has opted in to more than 48 KiB."""
     shared_bytes_per_clock: int = 0
@@ -132,10 +122,8 @@ class ClusterSpec:
     devices_per_node: int
     within_node: Link
     between_nodes: Link
-    host_bytes: int = 0
-    """Memory of a node's host, for what is offloaded there; 0 if unknown."""
-    nvme_bytes: int = 0
-    """Of a node's disks, likewise."""
+    host_bytes: int = 0  # Memory of a node's host, for what is offloaded there; 0 if unknown
+    nvme_bytes: int = 0  # Of a node's disks, likewise
     assumed: str = ""
     """What is assumed of devices of which only the memory is known; empty where nothing is."""
 
@@ -202,13 +190,13 @@ def load_cluster(spec: str | os.PathLike[str]) -> ClusterSpec:
                 f"a cluster has 1 device or more, and {MOST_DEVICES:,} at most; got {short(text)}"
             )
         of_memory = re.fullmatch(r"[0-9.]+ *[kmgtp]i?b", match[2], re.IGNORECASE)
-        return _of_memory(count, match[2]) if of_memory else _whole(count, _find(match[2]))
+        return _of_memory(count, match[2]) if of_memory else _cluster(count, _find(match[2]))
     if file or (len(text) < 4096 and Path(text).is_file()):
         fields = read(text)
         named = isinstance(fields.values.get("device"), str)
         base = _find(fields.text("device")) if named else fields.object("device")
         own = {key: v for key, v in fields.values.items() if key not in ("devices", "device")}
-        return _whole(fields.integer("devices"), Fields({**base.values, **own}, fields.where))
+        return _cluster(fields.integer("devices"), Fields({**base.values, **own}, fields.where))
     counted = re.fullmatch(r"([0-9]{1,12})[ *-]*([a-z][^/]+)", text, re.IGNORECASE)
     known = counted is not None and counted[2].lower() in names("hardware")
     meant = f"{counted[1]}x{counted[2]}, " if counted and known else ""
@@ -223,11 +211,11 @@ def _of_memory(count: int, text: str) -> ClusterSpec:
     size = parse_bytes(text)
     if not size:
         raise ConfigError(f"a device has 1 byte of memory or more, got {short(text)}")
-
-    def far(name: str) -> tuple[int, bool, str]:  # of equally near ones, GPUs first
-        return abs(_find(name).integer("memory_bytes") - size), name.startswith("tpu"), name
-
-    near = _whole(count, _find(min(names("hardware"), key=far)))
+    nearest = min(  # of equally near ones, GPUs first
+        names("hardware"),
+        key=lambda n: (abs(_find(n).integer("memory_bytes") - size), n.startswith("tpu"), n),
+    )
+    near = _cluster(count, _find(nearest))
     same = near.device.memory_bytes == size
     name = near.device.name if same else text.replace(" ", "")
     device = replace(near.device, name=name, memory_bytes=size, memory_mib=None)
@@ -242,12 +230,11 @@ def _find(name: str) -> Fields:
 @cache
 def _shipped() -> dict[str, str]:
     """Name or alias in small letters -> name of the shipped description."""
-    found: dict[str, str] = {}
-    for shipped in names("hardware"):
-        aliases = read_named("hardware", shipped).texts("aliases", ())
-        for name in (shipped, *(alias.lower() for alias in aliases)):
-            found.setdefault(name, shipped)
-    return found
+    aliases = {
+        name: read_named("hardware", name).texts("aliases", ()) for name in names("hardware")
+    }
+    found = {alias.lower(): name for name in reversed(aliases) for alias in reversed(aliases[name])}
+    return found | {name: name for name in aliases}
 
 
 def _device(fields: Fields) -> Device:
@@ -259,25 +246,17 @@ def _device(fields: Fields) -> Device:
     return device
 
 
-def _link(fields: Fields) -> Link:
-    link = fields.record(Link)
-    if not 0 < link.share <= 1:
-        raise fields.fail("share", f"must be above 0 and at most 1, got {link.share:g}")
-    if not link.bytes_per_second:
-        raise fields.fail("bytes_per_second", "must be above 0 bytes/s, got 0")
-    return link
-
-
-def _whole(devices: int, fields: Fields) -> ClusterSpec:
+def _cluster(devices: int, fields: Fields) -> ClusterSpec:
     """``devices`` of the device in ``fields``, in the nodes described there."""
-    spec = ClusterSpec(
-        devices=devices,
-        device=_device(fields),
-        devices_per_node=fields.integer("devices_per_node"),
-        within_node=_link(fields.object("within_node")),
-        between_nodes=_link(fields.object("between_nodes")),
-        host_bytes=fields.integer("host_bytes", 0, 0),
-        nvme_bytes=fields.integer("nvme_bytes", 0, 0),
-    )
+    device, size, links = _device(fields), fields.integer("devices_per_node"), []
+    for key in ("within_node", "between_nodes"):
+        described = fields.object(key)
+        links.append(link := described.record(Link))
+        if not 0 < link.share <= 1:
+            rule = f"must be above 0 and at most 1, got {link.share:g}"
+            raise described.fail("share", rule)
+        if not link.bytes_per_second:
+            raise described.fail("bytes_per_second", "must be above 0 bytes/s, got 0")
+    host, disks = (fields.integer(key, 0, 0) for key in ("host_bytes", "nvme_bytes"))
     fields.done()
-    return spec
+    return ClusterSpec(devices, device, size, links[0], links[1], host, disks)

@@ -1,12 +1,23 @@
 """A Hugging Face config.json as a Model: every key is understood, harmless, ignored or refused.
 
-data/families.json has a row for each model_type, or what it has that another, which it is "like",
-has not. The weights are those of the class of that name in the transformers library; a key that can
-change their number is either read, or refused unless it holds the value that changes nothing.
+data/families.json has
+
+    aliases    keys of config.json that name a field of a Model, the usual one first
+    same       the model_type whose language model has the same weights
+    neutral    keys that add or drop weights unless they hold one of these values
+    harmless   patterns of keys that no parameter count depends on
+    families   a row for each model_type, or what it has that another, which it is "like", has not
+
+A row says what every member of the family has, "fixed" fields of a Model; the fields that its keys
+give, "required" and "optional"; its "switches": a key, its "default", the fields that it "sets" or
+that are so where it is "true" or "false"; "dropout" keys and their defaults; whether the output
+projection is "tied" by default; the "classes" with exactly these weights; which layers have the
+"window", 0: all; n: all but each n-th; and "readers", functions of this module for the rest. The
+weights are those of the class of that name in the transformers library; a key that can change
+their number is either read, or refused unless it holds the value that changes nothing.
 """
 
 import re
-from dataclasses import dataclass, field
 from typing import Any
 
 from tiledask.errors import ConfigError, short
@@ -15,55 +26,18 @@ from tiledask.plan.inputs.model import MOST_LAYERS, Model
 
 __all__ = ["families", "model_from_config"]
 
-KEYS: dict[str, Any] = shipped_json("families.json")
-"""The file: "aliases" has the keys that name a field of a Model, the usual one first; "same" the
-``model_type`` whose language model has the same weights; "neutral" keys that add or drop weights
-unless they hold one of these values; "harmless" patterns of keys that no parameter count depends
-on."""
-
-
-@dataclass(frozen=True)
-class Family:
-    """What a ``model_type`` implies."""
-
-    fixed: dict[str, Any]
-    """Model fields that every member has."""
-    required: tuple[str, ...] = ()
-    optional: tuple[str, ...] = ()
-    switches: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Boolean key -> its "default", and the Model fields that its value goes into, "sets", or
-    what they are where it is "true" or "false"."""
-    dropout: dict[str, float] = field(default_factory=dict)
-    """Dropout key -> its default."""
-    tied: bool = False
-    """Default of tie_word_embeddings."""
-    classes: tuple[str, ...] = ()
-    """The ``architectures`` with exactly these weights."""
-    readers: tuple[str, ...] = ()
-    """What else is read, by functions of hf_config's table."""
-    window: int | None = None
-    """Which layers have the ``sliding_window``: 0: all; n: all but each n-th; None: none has. What
-    ``layer_types`` says goes first."""
-    router: str = "greedy"
-    """Default of topk_method, for a "dense first" family."""
-    neutral: dict[str, list[Any]] = field(default_factory=dict)
-    """Keys that change weights of this family unless they hold one of these values."""
-
-
-def _families() -> dict[str, Family]:
-    """Those of the file: of one that is like another, tables are added to and the rest replaced."""
-    rows: dict[str, dict[str, Any]] = {}
-    for name, own in KEYS["families"].items():
-        like = rows.get(own.pop("like", ""), {})
-        rows[name] = like | {
-            key: like.get(key, {}) | value if isinstance(value, dict) else value
-            for key, value in own.items()
-        }
-    return {name: Family(**row) for name, row in rows.items()}
-
-
-families = _families()
+Row = dict[str, Any]
+"""A family of the file, or fields of a Model and their values."""
+KEYS: Row = shipped_json("families.json")
+families: dict[str, Row] = {}
 """``model_type`` -> its family, of those that are understood."""
+for _name, _own in KEYS["families"].items():
+    _like = families.get(_own.get("like", ""), {})
+    families[_name] = _like | {  # tables are added to, the rest is replaced
+        key: _like.get(key, {}) | value if isinstance(value, dict) else value
+        for key, value in _own.items()
+    }
+
 BASE = ("hidden", "layers", "heads", "vocab")
 """Fields of a Model that every config gives."""
 STRUCTURE = (
@@ -77,8 +51,6 @@ BY_HAND = (
     "td.Model(layers=..., hidden=..., heads=..., ffn=..., vocab=...)"
 )
 """How to go on with a model that is not understood."""
-_Sizes = dict[str, Any]
-"""Fields of a Model, each of its own type."""
 
 
 def model_from_config(config: Fields, name: str) -> Model:
@@ -105,31 +77,34 @@ def model_from_config(config: Fields, name: str) -> Model:
     source = config.text("source", "") or config.where
     family = families[kind]
     for head in config.texts("architectures", ()):
-        if head not in family.classes:
-            raise config.fail(
-                "architectures",
+        if head not in family["classes"]:
+            rule = (
                 f"names {short(head)}, whose head may hold other weights; for {kind!r} the count "
-                f"is known of {', '.join(family.classes)}. {BY_HAND}",
             )
-    values: _Sizes = {key: _aliased(config, key) for key in (*BASE, *family.required)}
-    values |= {key: _aliased(config, key, 0) for key in family.optional}
+            rule += f"is known of {', '.join(family['classes'])}. {BY_HAND}"
+            raise config.fail("architectures", rule)
+    required = *BASE, *family.get("required", ())
+    values: Row = family["fixed"] | {key: _aliased(config, key) for key in required}
+    values |= {key: _aliased(config, key, 0) for key in family.get("optional", ())}
     if values["layers"] > MOST_LAYERS:  # readers count through them
         given = short(values["layers"])
         raise ConfigError(f"{config.where}: layers must be at most {MOST_LAYERS:,}, got {given}")
-    values["ffn"] = values["ffn"] or 4 * values["hidden"]
-    for key, switch in family.switches.items():
+    values["ffn"] = values.get("ffn") or 4 * values["hidden"]
+    for key, switch in family.get("switches", {}).items():
         on = config.boolean(key, switch["default"])
         values |= dict.fromkeys(switch.get("sets", ()), on) | switch.get(str(on).lower(), {})
-    for reader in family.readers:
+    for reader in family.get("readers", ()):
         values |= _READERS[reader](config, family, values)
-    if family.window is not None and "sliding_window" in config:
-        values |= _window(config, family.window, values["layers"])
-    rates = [config.number(key, default) for key, default in family.dropout.items()]
-    values["tied"] = config.boolean("tie_word_embeddings", family.tied)
+    if family.get("rounds_head_dim"):
+        values["head_dim"] = values["head_dim"] or values["hidden"] // values["heads"]
+    if family.get("window") is not None and "sliding_window" in config:
+        values |= _window(config, family["window"], values["layers"])
+    rates = [config.number(key, default) for key, default in family["dropout"].items()]
+    values["tied"] = config.boolean("tie_word_embeddings", family.get("tied", False))
     if ignored := _check_rest(config, family):
         source += f"; not read, as the family's class has no such key: {', '.join(ignored)}"
     try:
-        return Model(**{**family.fixed, **values}, dropout=any(rates), name=name, source=source)
+        return Model(**values, dropout=any(rates), name=name, source=source)
     except ConfigError as error:
         raise ConfigError(f"{config.where}: {error}") from None
 
@@ -139,11 +114,8 @@ def _language(config: Fields) -> Fields | None:
     that is understood: under "text_config", or in older files among the others' keys."""
     outer, inner = config.values, config.values.get("text_config")
     kind = _kind(outer.get("model_type"))
-    if (
-        isinstance(inner, dict)
-        and _kind(inner.get("model_type")) in families
-        and kind not in families
-    ):
+    within = _kind(inner.get("model_type")) if isinstance(inner, dict) else None
+    if isinstance(inner, dict) and within in families and kind not in families:
         # which of both says whether the output projection is the embedding's table
         shared = ["quantization_config", *["tie_word_embeddings"] * (kind != "llama4")]
         inner = inner | {key: outer[key] for key in shared if outer.get(key) is not None}
@@ -166,16 +138,15 @@ def _aliased(config: Fields, key: str, default: int | None = None) -> int:
         found = dict(list(found.items())[:1])  # n_ctx repeats n_positions in old configs
     if len(set(found.values())) > 1:
         shown = {name: short(value) for name, value in found.items()}
-        raise config.fail(
-            f"{[*found][1]}", f"says otherwise than another: {shown}; keep one of them"
-        )
+        rule = f"says otherwise than another: {shown}; keep one of them"
+        raise config.fail([*found][1], rule)
     if not found and default is None:
         either = f", or write it as {' or '.join(others)}" if others else ""
         raise config.fail(first, f"is missing; add it{either}")
     return next(iter(found.values()), default or 0)
 
 
-def _window(config: Fields, every: int, layers: int) -> _Sizes:
+def _window(config: Fields, every: int, layers: int) -> Row:
     """The window, and the layers that have it: as listed, or all but each ``every``-th."""
     every = config.integer("sliding_window_pattern", every, minimum=0)
     usual = ["full_attention" if every and not (i + 1) % every else "" for i in range(layers)]
@@ -185,7 +156,7 @@ def _window(config: Fields, every: int, layers: int) -> _Sizes:
     return {"window": width, "windowed_layers": near} if near else {}
 
 
-def _sparse_step(config: Fields, family: Family, values: _Sizes) -> _Sizes:
+def _sparse_step(config: Fields, family: Row, values: Row) -> Row:
     """Qwen's mixtures: every decoder_sparse_step-th layer, less mlp_only_layers."""
     step = config.integer("decoder_sparse_step", 1)
     listed = set(config.integers("mlp_only_layers", ()))
@@ -193,31 +164,29 @@ def _sparse_step(config: Fields, family: Family, values: _Sizes) -> _Sizes:
     return {"dense_layers": tuple(i for i in layers if i in listed or (i + 1) % step)}
 
 
-def _dense_first(config: Fields, family: Family, values: _Sizes) -> _Sizes:
+def _dense_first(config: Fields, family: Row, values: Row) -> Row:
     """DeepSeek's mixtures: first_k_dense_replace dense layers, then one in moe_layer_freq."""
-    read: _Sizes = {key: _aliased(config, key, 0) for key in ("experts", "expert_ffn", "top_k")}
+    read: Row = {key: _aliased(config, key, 0) for key in ("experts", "expert_ffn", "top_k")}
     every = config.integer("moe_layer_freq", 1)
     shared = config.integer("n_shared_experts", 0, minimum=0)
     first = config.integer("first_k_dense_replace", 0, minimum=0)
-    method = config.text("topk_method", family.router)
+    router = family.get("router", "greedy")
+    method = config.text("topk_method", router)
     if not read["experts"]:  # null: every layer is dense
         return {}
     for key in ("moe_intermediate_size", "num_experts_per_tok", "first_k_dense_replace"):
         config.integer(key, minimum=0)  # what transformers would assume differs by version
     if "n_shared_experts" not in config.values:
         raise config.fail("n_shared_experts", "is missing; add it, null if there are none")
-    if (method == "noaux_tc") != (family.router == "noaux_tc"):
-        raise config.fail(
-            "topk_method",
-            f"is {short(method)}; whether this model_type's router has a bias is known only of "
-            f"{family.router!r} and its like",
-        )
+    if (method == "noaux_tc") != (router == "noaux_tc"):
+        rule = f"is {short(method)}; whether this model_type's router has a bias is known only of "
+        raise config.fail("topk_method", f"{rule}{router!r} and its like")
     read |= {"shared_ffn": shared * read["expert_ffn"], "router_bias": method == "noaux_tc"}
     dense = (i for i in range(values["layers"]) if i < first or i % every)
     return read | {"dense_layers": tuple(dense)}
 
 
-def _latent(config: Fields, family: Family, values: _Sizes) -> _Sizes:
+def _latent(config: Fields, family: Row, values: Row) -> Row:
     """Multi-head latent attention; q_lora_rank must be there, null where queries are direct."""
     if "q_lora_rank" not in config.values:
         raise config.fail("q_lora_rank", "is missing; add it, null if queries are not compressed")
@@ -233,19 +202,14 @@ def _latent(config: Fields, family: Family, values: _Sizes) -> _Sizes:
     return read | {"q_lora_rank": config.integer("q_lora_rank") if "q_lora_rank" in config else 0}
 
 
-def _floor(config: Fields, family: Family, values: _Sizes) -> _Sizes:
-    """The width of a head, without its fraction, where the config does not say it."""
-    return {"head_dim": values["head_dim"] or values["hidden"] // values["heads"]}
-
-
-def _opt(config: Fields, family: Family, values: _Sizes) -> _Sizes:
+def _opt(config: Fields, family: Row, values: Row) -> Row:
     """Two rows more than positions; an embedding as wide as the layers."""
     if config.integer("word_embed_proj_dim", values["hidden"]) != values["hidden"]:
         raise config.fail("word_embed_proj_dim", "must be hidden_size: narrower is not planned")
     return {"learned_pos": values["learned_pos"] + 2, "unused_pos": 2}
 
 
-def _falcon(config: Fields, family: Family, values: _Sizes) -> _Sizes:
+def _falcon(config: Fields, family: Row, values: Row) -> Row:
     """One key-value head, groups, or all; attention and MLP side by side, or in turn."""
     groups = config.integer("num_kv_heads", values["heads"])
     new = config.boolean("new_decoder_architecture", False)
@@ -256,15 +220,12 @@ def _falcon(config: Fields, family: Family, values: _Sizes) -> _Sizes:
     return {"kv_heads": 1 if one else groups, "layer_norms": 1 if side and norms != 2 else 2}
 
 
-def _llama4(config: Fields, family: Family, values: _Sizes) -> _Sizes:
+def _llama4(config: Fields, family: Row, values: Row) -> Row:
     """Mixtures in the layers listed, or in every n-th; a shared expert as wide as the others."""
-    step, width, layers = (
-        config.integer("interleave_moe_layer_step", 1),
-        values["ffn"],
-        values["layers"],
-    )
+    step, width = config.integer("interleave_moe_layer_step", 1), values["ffn"]
+    layers = values["layers"]
     mixtures = set(config.integers("moe_layers", tuple(range(step - 1, layers, step))))
-    read: _Sizes = {"ffn": config.integer("intermediate_size_mlp")}
+    read: Row = {"ffn": config.integer("intermediate_size_mlp")}
     if not mixtures & {*range(layers)}:
         return read | {"experts": 0, "top_k": 0}
     dense = tuple(i for i in range(layers) if i not in mixtures)
@@ -275,26 +236,23 @@ _READERS = {
     "sparse step": _sparse_step,
     "dense first": _dense_first,
     "latent": _latent,
-    "floor": _floor,
     "opt": _opt,
     "falcon": _falcon,
     "llama4": _llama4,
 }
 
 
-def _check_rest(config: Fields, family: Family) -> list[str]:
+def _check_rest(config: Fields, family: Row) -> list[str]:
     """The keys that are ignored: no class of the family reads them, by name they change no
     weights. ConfigError for all those at once that may."""
     if "quantization_config" in config:
         # fp8 and mxfp4 change the bytes of a weight and add scales, which are no parameters
         method = config.object("quantization_config").values.get("quant_method")
         if method not in ("fp8", "mxfp4"):
-            raise config.fail(
-                "quantization_config",
-                f"has quant_method {short(method)}, whose packed weights are not counted here; "
-                "take the config.json of the model before it was quantized",
-            )
-    neutral, harmless = KEYS["neutral"] | family.neutral, "|".join(KEYS["harmless"])
+            rule = f"has quant_method {short(method)}, whose packed weights are not counted here; "
+            rule += "take the config.json of the model before it was quantized"
+            raise config.fail("quantization_config", rule)
+    neutral, harmless = KEYS["neutral"] | family.get("neutral", {}), "|".join(KEYS["harmless"])
     ignored, wrong = [], []
     for key in config.left():
         value = config.values[key]

@@ -8,7 +8,7 @@ slice 1  [layers 0-5] [layers 6-11]
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from itertools import accumulate, pairwise
 from math import gcd
@@ -76,24 +76,17 @@ class Layout(_Experts):
     (160, 11)
     """
 
-    dp: int = 1
-    """Data-parallel copies."""
-    tp: int = 1
-    """Tensor-parallel slices of each layer."""
-    pp: int = 1
-    """Pipeline stages."""
-    microbatch: int = 1
-    """Sequences in a micro-batch."""
-    microbatches: int = 1
-    """Micro-batches of one copy in a step."""
-    zero: int = 0
-    """ZeRO stage: 1 shards optimizer states over dp, 2 gradients too, 3 weights too."""
+    dp: int = 1  # Data-parallel copies
+    tp: int = 1  # Tensor-parallel slices of each layer
+    pp: int = 1  # Pipeline stages
+    microbatch: int = 1  # Sequences in a micro-batch
+    microbatches: int = 1  # Micro-batches of one copy in a step
+    zero: int = 0  # ZeRO stage: 1 shards optimizer states over dp, 2 gradients too, 3 weights too
     sequence_parallel: bool = False
     """What tensor parallelism leaves whole is cut along the sequence over tp."""
     recompute: str = "none"
     schedule: str = "1f1b"
-    interleave: int = 1
-    """Chunks of layers per stage."""
+    interleave: int = 1  # Chunks of layers per stage
     cp: int = 1
     """Context-parallel pieces that every sequence is cut into; ZeRO shards over dp x cp."""
     ep: int = 1
@@ -124,61 +117,12 @@ class Layout(_Experts):
                 raise ConfigError(f"{rule}; {near}".rstrip("; "))
         if own["schedule"] in V_SHAPED and own["interleave"] == 1:
             own["interleave"] = 2
-        for name, value in own.items():
-            object.__setattr__(self, name, value)
-        self._check_experts()
-        self._check_interleave()
+        vars(self).update(own)
+        for error, broken, rule in _rules(self):
+            if broken:
+                raise error(rule)
         if self.partition not in (None, ITEMS):
-            object.__setattr__(self, "partition", self._bounds())
-
-    def _check_experts(self) -> None:
-        if self.dp % self.dp_step:
-            raise ConfigError(
-                f"ep={self.ep} must divide dp x cp = {self.dp * self.cp}, over which experts are "
-                f"sharded, or ep x expert_tp, where that is less than tp, tp x dp x cp; a dp that "
-                f"{self.dp_step} divides does"
-            )
-        if self.expert_slices != self.tp > 1 and not self.sequence_parallel:
-            raise ConfigError(
-                f"expert_tp={self.expert_tp} beside tp={self.tp} sends each device's own tokens to "
-                f"experts; use sequence_parallel=True"
-            )
-
-    def _check_interleave(self) -> None:
-        name, p, v, m = self.schedule, self.pp, self.interleave, self.microbatches
-        several, broken = name in ("1f1b", *V_SHAPED) or is_looped(name), ""
-        if v > 1 and not several:
-            broken = f"has one chunk on a stage, got interleave={v}; use '1f1b'"
-        elif name in V_SHAPED and v != 2:
-            broken = f"has two chunks on each stage, got interleave={v}; use interleave=2"
-        elif v > 1 and p == 1:
-            broken = f"in {v} chunks needs pp of 2 or more, got pp=1; use schedule='1f1b' and "
-            broken += "interleave=1"
-        elif v > 1 and name == "1f1b" and m % p:
-            # Megatron-LM sends groups of pp micro-batches through each chunk in turn
-            broken = f"in {v} chunks needs microbatches to be a multiple of pp, got {m} and {p}; "
-            broken += f"{-(-m // p) * p} works"
-        if broken:
-            raise ScheduleError(f"schedule={name!r} {broken}")
-
-    def _bounds(self) -> tuple[int, ...]:
-        """The bounds that the partition says, as text or as numbers."""
-        given: Any = self.partition
-        if isinstance(given, str):
-            sizes = given.split(",")
-            if not all(re.fullmatch(r"\s*\d{1,6}\s*", size) for size in sizes):
-                rule = f"write the layers of each stage, such as '5, 6, 6, 5', or {ITEMS!r}"
-                raise PartitionError(f"partition {short(given)}: {rule}")
-            given = accumulate(map(int, sizes), initial=0)
-        bounds: tuple[Any, ...] = tuple(given) if isinstance(given, Iterable) else (None,)
-        inner = [b - a for a, b in pairwise(bounds)] if all(map(is_whole, bounds)) else []
-        if len(inner) != self.chunks or bounds[0] != 0 or min(inner) < 0 or 0 in inner[1:-1]:
-            raise PartitionError(
-                f"partition must be a sequence of whole numbers, {self.chunks + 1} for "
-                f"{self.chunks} chunks (pp x interleave), that must start at 0 and rise, got "
-                f"{short(bounds)}; only the first and the last chunk may be without layers"
-            )
-        return tuple(map(int, bounds))
+            vars(self).update(partition=_bounds(self.partition, self.chunks))
 
     @property
     def devices(self) -> int:
@@ -270,6 +214,52 @@ class Layout(_Experts):
         return " ".join([sizes, *(f"{name}={value}" for name, value in others)])
 
 
+def _rules(layout: Layout) -> Iterator[tuple[type[ValueError], bool, str]]:
+    """(what it is when broken, whether it is, the rule) of those about several fields."""
+    name, tp, p = layout.schedule, layout.tp, layout.pp
+    v, m = layout.interleave, layout.microbatches
+    rule = (
+        f"ep={layout.ep} must divide dp x cp = {layout.dp * layout.cp}, over which experts are "
+        f"sharded, or ep x expert_tp, where that is less than tp, tp x dp x cp; a dp that "
+        f"{layout.dp_step} divides does"
+    )
+    yield ConfigError, layout.dp % layout.dp_step > 0, rule
+    rule = (
+        f"expert_tp={layout.expert_tp} beside tp={tp} sends each device's own tokens to experts; "
+    )
+    rule += "use sequence_parallel=True"
+    yield ConfigError, layout.expert_slices != tp > 1 and not layout.sequence_parallel, rule
+    several, of = name in ("1f1b", *V_SHAPED) or is_looped(name), f"schedule={name!r}"
+    rule = f"{of} has one chunk on a stage, got interleave={v}; use '1f1b'"
+    yield ScheduleError, v > 1 and not several, rule
+    rule = f"{of} has two chunks on each stage, got interleave={v}; use interleave=2"
+    yield ScheduleError, name in V_SHAPED and v != 2, rule
+    rule = f"{of} in {v} chunks needs pp of 2 or more, got pp=1; use schedule='1f1b' and "
+    yield ScheduleError, v > 1 and p == 1, rule + "interleave=1"
+    # Megatron-LM sends groups of pp micro-batches through each chunk in turn
+    rule = f"{of} in {v} chunks needs microbatches to be a multiple of pp, got {m} and {p}; "
+    yield ScheduleError, v > 1 and name == "1f1b" and m % p > 0, rule + f"{-(-m // p) * p} works"
+
+
+def _bounds(given: Any, chunks: int) -> tuple[int, ...]:
+    """The bounds that a partition says, as text or as numbers."""
+    if isinstance(given, str):
+        sizes = given.split(",")
+        if not all(re.fullmatch(r"\s*\d{1,6}\s*", size) for size in sizes):
+            rule = f"write the layers of each stage, such as '5, 6, 6, 5', or {ITEMS!r}"
+            raise PartitionError(f"partition {short(given)}: {rule}")
+        given = accumulate(map(int, sizes), initial=0)
+    bounds: tuple[Any, ...] = tuple(given) if isinstance(given, Iterable) else (None,)
+    inner = [b - a for a, b in pairwise(bounds)] if all(map(is_whole, bounds)) else []
+    if len(inner) != chunks or bounds[0] != 0 or min(inner) < 0 or 0 in inner[1:-1]:
+        raise PartitionError(
+            f"partition must be a sequence of whole numbers, {chunks + 1} for {chunks} chunks "
+            f"(pp x interleave), that must start at 0 and rise, got {short(bounds)}; only the "
+            f"first and the last chunk may be without layers"
+        )
+    return tuple(map(int, bounds))
+
+
 @dataclass(frozen=True)
 class Numbers(_Experts):
     """The numbers of a Layout: each one value, or an array with one value per layout."""
@@ -288,8 +278,7 @@ class Numbers(_Experts):
     schedule: str | Array = "1f1b"
     interleave: int | Array = 1
     expert_tp: int | Array = 0
-    items: bool | Array = False
-    """Embedding and head count as a layer each: ``partition="items"``."""
+    items: bool | Array = False  # Embedding and head count as a layer each: ``partition="items"``
 
     @classmethod
     def of(cls, *layouts: Layout) -> "Numbers":

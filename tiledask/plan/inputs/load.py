@@ -9,24 +9,11 @@ from typing import Any
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.data import meant, names, read, read_named
-from tiledask.plan.inputs.hardware import ClusterSpec, Device, Link, load_cluster, load_device
+from tiledask.plan.inputs.hardware import ClusterSpec, load_cluster
 from tiledask.plan.inputs.hf_config import model_from_config
-from tiledask.plan.inputs.model import Model, Weight
+from tiledask.plan.inputs.model import Model
 
-__all__ = [
-    "ClusterSpec",
-    "Device",
-    "Link",
-    "Model",
-    "Weight",
-    "as_cluster",
-    "as_model",
-    "load_cluster",
-    "load_device",
-    "load_model",
-    "model_of_size",
-    "models",
-]
+__all__ = ["as_cluster", "as_model", "load_cluster", "load_model", "models"]
 
 ASSUMED = "assumed:"
 """What the ``source`` of such a model begins with."""
@@ -66,25 +53,26 @@ def load_model(spec: str | os.PathLike[str]) -> Model:
         )
     text, path = os.fspath(spec), Path(spec)
     there, file = os.path.exists(text), text.lower().endswith(".json")
-    if (sized := model_of_size(text)) and not there:
+    if (sized := _model_of_size(text)) and not there:
         return sized
-    if text.lower() in models() and not isinstance(spec, os.PathLike):
-        return model_from_config(read_named("models", text), text.lower())
-    if os.path.isdir(text):
-        if not os.path.exists(path / "config.json"):
-            raise ConfigError(f"{text}: the folder holds no config.json; name the file itself")
-        return model_from_config(read(path / "config.json"), path.resolve().name)
-    if re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", text) and not there and not file:
-        if name := _on_the_hub().get(text.lower()):
-            return model_from_config(read_named("models", name), name)
-        raise ConfigError(
-            f"{text} is no shipped model; {meant(path.name, models())}its config.json can be read, "
-            f"too: hf download {text} config.json says where it is"
-        )
-    if file or os.sep in text or there:
-        name = path.parent.resolve().name if path.stem == "config" else path.stem
-        return model_from_config(read(path), name)
-    return model_from_config(read_named("models", text), text.lower())
+    shipped = text.lower()
+    if shipped not in models() or isinstance(spec, os.PathLike):
+        if os.path.isdir(text):
+            if not os.path.exists(path / "config.json"):
+                raise ConfigError(f"{text}: the folder holds no config.json; name the file itself")
+            return model_from_config(read(path / "config.json"), path.resolve().name)
+        if re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", text) and not there and not file:
+            if text.lower() not in _on_the_hub():
+                near = meant(path.name, models())
+                raise ConfigError(
+                    f"{text} is no shipped model; {near}its config.json can be read, too: hf "
+                    f"download {text} config.json says where it is"
+                )
+            shipped = _on_the_hub()[text.lower()]
+        elif file or os.sep in text or there:
+            name = path.parent.resolve().name if path.stem == "config" else path.stem
+            return model_from_config(read(path), name)
+    return model_from_config(read_named("models", shipped), shipped)
 
 
 @cache
@@ -105,7 +93,7 @@ def as_cluster(cluster: ClusterSpec | str | os.PathLike[str]) -> ClusterSpec:
     return cluster if isinstance(cluster, ClusterSpec) else load_cluster(cluster)
 
 
-def model_of_size(text: str) -> Model | None:
+def _model_of_size(text: str) -> Model | None:
     """The Model that "70B", "7e9" or "350M" is taken for; None if ``text`` is no such number.
 
     Layers of Llama's form, without groups of heads: a layer of width h has 4 h^2 in its attention
@@ -113,9 +101,9 @@ def model_of_size(text: str) -> Model | None:
     have, h is about 128 x layers (Levine et al. 2020, arXiv:2006.12467, and GPT-3's, OPT's,
     Llama's tables). Fewer than 100 million, or more than 100 trillion, are a ConfigError.
 
-    >>> model_of_size("175B")
+    >>> _model_of_size("175B")
     Model(175B: 96 layers of width 12,288, 175,187,963,904 parameters)
-    >>> model_of_size("llama") is None
+    >>> _model_of_size("llama") is None
     True
     """
     match = _SIZE.fullmatch(text.strip())

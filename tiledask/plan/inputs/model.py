@@ -7,12 +7,12 @@ embedding | layer 1 | ... | layer L | head      items, in the order of a pipelin
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from tiledask.errors import ConfigError, short
-from tiledask.plan.inputs.weights import Weight, attention, count, mixture, mlp, norm, unvisited
+from tiledask.plan.inputs.weights import Weight, attention, count, mixture, mlp, norm
 from tiledask.plan.units import divisors
 from tiledask.plan.whole import whole_number
 
@@ -47,19 +47,13 @@ class Model:
     124439808
     """
 
-    hidden: int
-    """Width of the residual stream, h."""
+    hidden: int  # Width of the residual stream, h
     layers: int
-    heads: int
-    """Query heads, a."""
-    ffn: int
-    """Inner width of the MLP."""
-    vocab: int
-    """Rows of the embedding matrix, V."""
-    kv_heads: int = 0
-    """Key and value heads; 0 means as many as query heads."""
-    head_dim: int = 0
-    """Width of one head; 0 means hidden / heads, and qk_dim in latent attention."""
+    heads: int  # Query heads, a
+    ffn: int  # Inner width of the MLP
+    vocab: int  # Rows of the embedding matrix, V
+    kv_heads: int = 0  # Key and value heads; 0 means as many as query heads
+    head_dim: int = 0  # Width of one head; 0 means hidden / heads, and qk_dim in latent attention
     mlp: str = "gelu"
     """Kind of MLP; "gelu": two matrices; "swiglu": three, one of them a gate (any activation)."""
     norm: str = "layernorm"
@@ -68,30 +62,20 @@ class Model:
     """Biases of query, key and value; in latent attention, of the down-projections."""
     out_bias: bool = True
     mlp_bias: bool = True
-    tied: bool = True
-    """The output projection is the embedding matrix."""
-    learned_pos: int = 0
-    """Rows of a learned position embedding; 0 for rotary or ALiBi positions."""
-    unused_pos: int = 0
-    """Rows of it that belong to no token, as OPT's and RoBERTa's first two."""
-    experts: int = 0
-    """Experts in each mixture; 0 for a dense model."""
-    top_k: int = 0
-    """Experts that a token visits."""
+    tied: bool = True  # The output projection is the embedding matrix
+    learned_pos: int = 0  # Rows of a learned position embedding; 0 for rotary or ALiBi positions
+    unused_pos: int = 0  # Rows of it that belong to no token, as OPT's and RoBERTa's first two
+    experts: int = 0  # Experts in each mixture; 0 for a dense model
+    top_k: int = 0  # Experts that a token visits
     qk_norm: str | None = None
     """None, "per_head" (one norm of head_dim), "full" (one over all heads) or "own" (a scale of
     head_dim for each head)."""
-    embedding_norm: bool = False
-    """A norm after the embedding, as in BLOOM."""
-    dropout: bool = False
-    """Trained with dropout, whose masks then are kept for the backward pass."""
+    embedding_norm: bool = False  # A norm after the embedding, as in BLOOM
+    dropout: bool = False  # Trained with dropout, whose masks then are kept for the backward pass
     name: str = "model"
-    source: str = ""
-    """Where the numbers come from."""
-    expert_ffn: int = 0
-    """Inner width of one expert; 0 means ffn."""
-    shared_ffn: int = 0
-    """Inner width, all together, of the shared experts that every token passes."""
+    source: str = ""  # Where the numbers come from
+    expert_ffn: int = 0  # Inner width of one expert; 0 means ffn
+    shared_ffn: int = 0  # Inner width, all together, of the shared experts that every token passes
     shared_gate: bool = False
     """A gate of h weights scales what the shared experts add, as in Qwen's mixtures."""
     router_bias: bool = False
@@ -100,64 +84,47 @@ class Model:
     """Layers of a mixture model, counted from 0, that have a dense MLP."""
     kv_lora_rank: int = 0
     """Width of the key-value latent; more than 0 makes the attention latent (MLA)."""
-    q_lora_rank: int = 0
-    """Width of the query latent; 0 projects queries directly."""
-    qk_nope_head_dim: int = 0
-    """Width of a latent-attention head's query and key without position."""
-    qk_rope_head_dim: int = 0
-    """Width of its rotary part, which all heads of a key share."""
-    v_head_dim: int = 0
-    """Width of a latent-attention head's value."""
+    q_lora_rank: int = 0  # Width of the query latent; 0 projects queries directly
+    qk_nope_head_dim: int = 0  # Width of a latent-attention head's query and key without position
+    qk_rope_head_dim: int = 0  # Width of its rotary part, which all heads of a key share
+    v_head_dim: int = 0  # Width of a latent-attention head's value
     layer_norms: int = 2
     """Norms of a layer on the residual stream: 2; 1 where attention and MLP read the same normed
     input, side by side; 4 where what they add is normed, too."""
-    final_norm: bool = True
-    """A norm before the head."""
-    head_bias: bool = False
-    """The output projection has a bias."""
+    final_norm: bool = True  # A norm before the head
+    head_bias: bool = False  # The output projection has a bias
     attention_sinks: bool = False
     """A learned score per head that takes part in the softmax, as in gpt-oss."""
-    causal: bool = True
-    """A token attends to those before it; False: to all, as in an encoder."""
+    causal: bool = True  # A token attends to those before it; False: to all, as in an encoder
     window: int = 0
     """Tokens that a token sees in a layer with a sliding window, itself included; 0: all."""
-    windowed_layers: int = 0
-    """Layers with that window; the others see all."""
+    windowed_layers: int = 0  # Layers with that window; the others see all
     imbalance: float = 1.0
     """Tokens of the fullest device of experts over the mean: what routing leaves uneven, or the
     capacity factor that tokens are dropped or padded to."""
 
     def __post_init__(self) -> None:
+        where = "model" if self.name == "model" else f"model {self.name}"
+        own: dict[str, Any] = {}
         for field in fields(self):
             name, value = field.name, getattr(self, field.name)
             if value not in WORDS.get(name, (value,)):
-                self._refuse(f"{name} must be one of {WORDS[name]}, got {short(value)}")
-            elif field.type is int and name not in WORDS:
+                rule = f"{name} must be one of {WORDS[name]}, got {short(value)}"
+                raise ConfigError(f"{where}: {rule}")
+            if field.type is int and name not in WORDS:
                 least, most = int(field.default is MISSING), LARGEST.get(name, MOST)
-                self._set(name, self._whole(name, value, least, most))
+                own[name] = whole_number(f"{where}: {name}", value, least, most)
             elif field.type is bool and not isinstance(value, bool):
-                self._refuse(f"{name} must be true or false, got {short(value)}")
-        self._set("kv_heads", self.kv_heads or self.heads)
-        for broken, rule in _rules(self):
-            if broken:
-                self._refuse(rule)
-        dense = {self._whole("dense_layers", n, 0, self.layers - 1) for n in self.dense_layers}
-        self._set("dense_layers", tuple(sorted(dense)))
-        self._set("head_dim", self.qk_dim or self.hidden // self.heads)
-        self._set("expert_ffn", self.expert_ffn or self.ffn)
-
-    def _set(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
-
-    def _refuse(self, rule: str) -> NoReturn:
-        raise ConfigError(f"{self._called}: {rule}")
-
-    @property
-    def _called(self) -> str:
-        return "model" if self.name == "model" else f"model {self.name}"
-
-    def _whole(self, field: str, value: object, low: int, high: int) -> int:
-        return whole_number(f"{self._called}: {field}", value, low, high)
+                rule = f"{name} must be true or false, got {short(value)}"
+                raise ConfigError(f"{where}: {rule}")
+        vars(self).update(own, kv_heads=own["kv_heads"] or own["heads"])
+        if broken := next((rule for is_broken, rule in _rules(self) if is_broken), None):
+            raise ConfigError(f"{where}: {broken}")
+        name, last = f"{where}: dense_layers", self.layers - 1
+        dense = sorted({whole_number(name, n, 0, last) for n in self.dense_layers})
+        width = self.qk_dim or self.hidden // self.heads
+        inner = self.expert_ffn or self.ffn
+        vars(self).update(dense_layers=tuple(dense), head_dim=width, expert_ffn=inner)
 
     @property
     def positions(self) -> int:
@@ -209,14 +176,9 @@ class Model:
     def kv_cache_elements(self) -> int:
         """Elements that one token leaves in the key-value cache of one layer: keys and values
         of all groups, or the latent and the rotary part of the key that all heads share.
-
-        >>> from tiledask.plan.inputs.load import load_model
-        >>> [load_model(name).kv_cache_elements for name in ("llama-3.1-405b", "deepseek-v3")]
-        [2048, 576]
-        """
-        if self.latent:
-            return self.kv_lora_rank + self.qk_rope_head_dim
-        return 2 * self.kv_heads * self.head_dim
+        2,048 in Llama 3.1 405B, 576 in DeepSeek-V3."""
+        latent = self.kv_lora_rank + self.qk_rope_head_dim
+        return latent if self.latent else 2 * self.kv_heads * self.head_dim
 
     @cached_property
     def embedding(self) -> tuple[Weight, ...]:
@@ -230,13 +192,7 @@ class Model:
     @property
     def layer(self) -> tuple[Weight, ...]:
         """Weights of the last layer: attention, MLP (or experts) and norms. All layers are like it,
-        unless a mixture has dense ones.
-
-        >>> from tiledask.plan.inputs.load import load_model
-        >>> v3 = load_model("deepseek-v3")
-        >>> count(v3.dense_layer), count(v3.layer)
-        (583483392, 11507286272)
-        """
+        unless a mixture has dense ones."""
         last = self.experts and self.layers - 1 not in self.dense_layers
         return self.mixture_layer if last else self.dense_layer
 
@@ -251,11 +207,13 @@ class Model:
         return self._around(mixture(self))
 
     def _around(self, inner: tuple[Weight, ...]) -> tuple[Weight, ...]:
-        h, after = self.hidden, self.layer_norms == 4
-        weights = norm(self, "attention norm", h) + attention(self)
-        weights += norm(self, "attention output norm", h) if after else ()
-        weights += norm(self, "mlp norm", h) if self.layer_norms > 1 else ()
-        return weights + inner + (norm(self, "mlp output norm", h) if after else ())
+        """``inner`` with attention before it, and the norms of both."""
+
+        def normed(name: str, least: int) -> tuple[Weight, ...]:
+            return norm(self, name, self.hidden) if self.layer_norms >= least else ()
+
+        before = normed("attention norm", 1) + attention(self) + normed("attention output norm", 4)
+        return before + normed("mlp norm", 2) + inner + normed("mlp output norm", 4)
 
     @cached_property
     def head(self) -> tuple[Weight, ...]:
@@ -266,12 +224,6 @@ class Model:
         if self.head_bias:
             weights += (Weight("output projection bias", self.vocab, 1, kind="bias"),)
         return weights
-
-    @property
-    def tied_copy(self) -> tuple[Weight, ...]:
-        """What the last of several stages holds again because the embedding is elsewhere: the
-        output projection is that matrix."""
-        return (Weight("token embedding copy", self.vocab, self.hidden),) if self.tied else ()
 
     @property
     def item_parameters(self) -> tuple[int, ...]:
@@ -288,10 +240,9 @@ class Model:
         if not self.experts:
             return (("layer", self.layers, self.dense_layer),)
         dense = len(self.dense_layers)
-        mixtures = "mixture layer", self.layers - dense, self.mixture_layer
-        return tuple(
-            kind for kind in (("dense layer", dense, self.dense_layer), mixtures) if kind[1]
-        )
+        kinds = ("dense layer", dense), ("mixture layer", self.layers - dense)
+        weights = self.dense_layer, self.mixture_layer
+        return tuple((*kind, w) for kind, w in zip(kinds, weights, strict=True) if kind[1])
 
     @cached_property
     def parameters(self) -> int:
@@ -305,7 +256,10 @@ class Model:
 
         Embedding and head are in; papers that leave one out print a little less.
         """
-        return self.parameters - sum(n * unvisited(weights) for _, n, weights in self.layer_kinds)
+        experts = [(n, w) for _, n, weights in self.layer_kinds for w in weights]
+        return self.parameters - sum(
+            n * (w.copies - w.active) * w.units * w.size for n, w in experts
+        )
 
     def allows_tp(self, tp: int) -> bool:
         """Whether attention heads, and groups of them, can be divided over ``tp`` devices."""
@@ -314,7 +268,6 @@ class Model:
 
     def check_tp(self, tp: int, most: int = MOST) -> None:
         """Refuse a tensor parallelism that attention heads cannot be divided over."""
-        tp = self._whole("tp", tp, 1, MOST)
         if not self.allows_tp(tp):
             near = [t for t in divisors(self.heads, most) if self.allows_tp(t)]
             raise ConfigError(
@@ -335,52 +288,37 @@ class Model:
 
 def _rules(m: Model) -> Iterator[tuple[Any, str]]:
     """(whether it is broken, the rule) of every one."""
-    kv, layers, dense, experts = m.kv_heads, m.layers, m.dense_layers, m.experts
-    top_k, uneven, window, windowed = m.top_k, m.imbalance, m.window, m.windowed_layers
-    unused, positions = m.unused_pos, m.learned_pos
-    yield (
-        0 < unused >= positions,
-        f"unused_pos ({unused}) must be less than learned_pos ({positions})",
-    )
+    kv, layers, uneven = m.kv_heads, m.layers, m.imbalance
+    rule = f"unused_pos ({m.unused_pos}) must be less than learned_pos ({m.learned_pos})"
+    yield 0 < m.unused_pos >= m.learned_pos, rule
     yield m.heads % kv, f"heads ({m.heads}) must be a multiple of kv_heads ({kv})"
-    yield (
-        bool(window) != bool(windowed) or windowed > layers,
-        f"window={window} and windowed_layers={windowed} go together, and of {layers} layers "
-        f"no more can have it",
-    )
-    yield (
-        not isinstance(dense, list | tuple | range) or len(dense) > layers,
-        f"dense_layers must be a tuple of at most {layers} layer numbers, got {short(dense)}",
-    )
-    sizes = f"top_k={top_k}, experts={experts}"
-    yield (
-        top_k > experts or (experts and not top_k),
-        f"top_k must lie between 1 and experts, got {sizes}",
-    )
+    rule = f"window={m.window} and windowed_layers={m.windowed_layers} go together, and of "
+    rule += f"{layers} layers no more can have it"
+    yield bool(m.window) != bool(m.windowed_layers) or m.windowed_layers > layers, rule
+    rule = f"dense_layers must be a tuple of at most {layers} layer numbers, got "
+    listed = isinstance(m.dense_layers, list | tuple | range) and len(m.dense_layers) <= layers
+    yield not listed, rule + short(m.dense_layers)
+    sizes = f"top_k={m.top_k}, experts={m.experts}"
+    rule = f"top_k must lie between 1 and experts, got {sizes}"
+    yield m.top_k > m.experts or (m.experts and not m.top_k), rule
     number = isinstance(uneven, int | float) and not isinstance(uneven, bool)
-    yield (
-        not number or not 1 <= uneven <= max(1, experts / max(1, top_k)),
-        f"imbalance must be a number of 1 or more, and of no more than experts / top_k, got "
-        f"{short(uneven)} with {sizes}; 1 is even routing",
-    )
-    yield (
-        m.shared_gate and not m.shared_ffn,
-        "shared_gate scales a shared expert, which needs shared_ffn",
-    )
-    for name in () if experts else MIXTURE:
+    rule = "imbalance must be a number of 1 or more, and of no more than experts / top_k, got "
+    rule += f"{short(uneven)} with {sizes}; 1 is even routing"
+    yield not number or not 1 <= uneven <= max(1, m.experts / max(1, m.top_k)), rule
+    rule = "shared_gate scales a shared expert, which needs shared_ffn"
+    yield m.shared_gate and not m.shared_ffn, rule
+    for name in () if m.experts else MIXTURE:
         yield getattr(m, name), f"{name} belongs to a mixture, which needs experts of 1 or more"
     if not m.latent:
         for name in LATENT:
             yield getattr(m, name), f"{name} belongs to latent attention, which needs kv_lora_rank"
-        uneven_heads = not m.head_dim and m.hidden % m.heads
-        yield uneven_heads, f"hidden ({m.hidden}) must be a multiple of heads ({m.heads})"
+        rule = f"hidden ({m.hidden}) must be a multiple of heads ({m.heads})"
+        yield not m.head_dim and m.hidden % m.heads, rule
         return
-    own = "in latent attention; leave it out"
     for name in LATENT[1:]:
         yield not getattr(m, name), f"{name} must be 1 or more in latent attention, got 0"
+    own = "in latent attention; leave it out"
     yield kv != m.heads, f"kv_heads ({kv}) must equal heads ({m.heads}) {own}"
     yield m.qk_norm, f"qk_norm must be None {own}"
-    yield (
-        m.head_dim not in (0, m.qk_dim),
-        f"head_dim ({m.head_dim}) must be qk_nope_head_dim + qk_rope_head_dim ({m.qk_dim}) {own}",
-    )
+    rule = f"head_dim ({m.head_dim}) must be qk_nope_head_dim + qk_rope_head_dim ({m.qk_dim}) {own}"
+    yield m.head_dim not in (0, m.qk_dim), rule

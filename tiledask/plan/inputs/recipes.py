@@ -11,17 +11,8 @@ from tiledask.plan.inputs.weights import Weight
 from tiledask.plan.ledger import ALWAYS
 from tiledask.plan.whole import whole_number
 
-__all__ = [
-    "Adapters",
-    "Recipe",
-    "State",
-    "Working",
-    "load_recipe",
-    "lora",
-    "offload",
-    "recipes",
-    "state_bytes",
-]
+__all__ = ["Adapters", "Recipe", "State", "Working"]
+__all__ += ["load_recipe", "lora", "offload", "recipes", "state_bytes"]
 
 NEVER = 4
 """A ZeRO stage that there is not: a state that stays whole on every device."""
@@ -37,18 +28,14 @@ OF_WORKING = ("largest weight", "logit", "logit of a split vocabulary")
 class State:
     """One number kept for every parameter, or for every parameter of the adapters."""
 
-    tensor: str
-    """Tensor class: "weights", "gradients", "master weights", "momentum", ..."""
-    bytes: int
-    """Bytes per parameter, or for every ``per`` of them."""
-    zero: int
-    """The lowest ZeRO stage that shards it over the data-parallel devices; 4: none does."""
+    tensor: str  # Tensor class: "weights", "gradients", "master weights", "momentum", ...
+    bytes: int  # Bytes per parameter, or for every ``per`` of them
+    zero: int  # The lowest ZeRO stage that shards it over the data-parallel devices; 4: none does
     moment: str = field(default=ALWAYS, metadata={"words": MOMENTS})
     of: str = field(default="parameters", metadata={"words": OF_STATES})
     """What it is kept for: "parameters" (all of the model's), "adapters", or the parameters of the
     "layers" or of the "embeddings" (embedding and head) alone."""
-    per: int = 1
-    """Parameters that ``bytes`` are kept for: 2 of 4 bits, or a block with one scale."""
+    per: int = 1  # Parameters that ``bytes`` are kept for: 2 of 4 bits, or a block with one scale
     place: str = field(default=DEVICE, metadata={"words": PLACES})
     """Where it lies: "device", or offloaded to "cpu" or "nvme"."""
 
@@ -62,7 +49,8 @@ class State:
 
     def on_device(self, parameters: Any, shard: Any, zero: Any) -> Any:
         """Bytes that a device keeps for ``parameters``, or for its ``shard`` of them."""
-        return self.bytes * -(-(parameters + self.sharded(zero) * (shard - parameters)) // self.per)
+        held = parameters + self.sharded(zero) * (shard - parameters)
+        return self.bytes * -(-held // self.per)
 
 
 @dataclass(frozen=True)
@@ -82,8 +70,7 @@ class Adapters:
     """Low-rank matrices beside frozen ones: W x + B (A x), A of rank x in, B of out x rank."""
 
     rank: int
-    matrices: tuple[str, ...]
-    """Names of the weights that get one, such as "query" and "value"."""
+    matrices: tuple[str, ...]  # Names of the weights that get one, such as "query" and "value"
 
     def parameters(self, weights: tuple[Weight, ...], tp: int = 1) -> int:
         """Parameters of the adapters beside ``weights`` on one of ``tp`` devices: A is whole
@@ -108,22 +95,18 @@ class Recipe:
 
     name: str
     description: str
-    compute_bytes: int
-    """Bytes of one number in the forward pass: 2 in half, 4 in single precision."""
+    compute_bytes: int  # Bytes of one number in the forward pass: 2 in half, 4 in single precision
     states: tuple[State, ...]
     source: str = ""
     working: tuple[Working, ...] = ()
-    adapters: Adapters | None = None
-    """None: all parameters are trained."""
+    adapters: Adapters | None = None  # None: all parameters are trained
     product_bytes: int = 0
     """Bytes of an operand of the layers' products, where it is cast before them: 1 in FP8. The
     attention core, the head, what is kept and what is sent stay ``compute_bytes`` wide."""
     framework: str = ""
     """The framework of data/calibration whose way it is; empty: it is nobody's own."""
-    usual: bool = False
-    """That framework is the device's usual one: nobody has named it."""
-    cached: int = 0
-    """Tokens, of all sequences that a copy serves, whose keys and values it keeps."""
+    usual: bool = False  # That framework is the device's usual one: nobody has named it
+    cached: int = 0  # Tokens, of all sequences that a copy serves, whose keys and values it keeps
 
     def __repr__(self) -> str:
         states = " + ".join(f"{state.bytes} {state.tensor}" for state in self.states)
@@ -140,9 +123,8 @@ class Recipe:
     def gradient_bytes(self) -> int:
         """Bytes of a parameter's gradient as the backward pass writes it; 0 when serving, and
         where only adapters are trained."""
-        return next(
-            (s.bytes for s in self.states if s.tensor == "gradients" and s.of == "parameters"), 0
-        )
+        kept = (s for s in self.states if (s.tensor, s.of) == ("gradients", "parameters"))
+        return next((s.bytes for s in kept), 0)
 
     @property
     def operand_bytes(self) -> int:
@@ -193,11 +175,11 @@ def load_recipe(recipe: str | os.PathLike[str] | Recipe) -> Recipe:
         raise ConfigError(f"a recipe is a name, a path or a Recipe, got {short(recipe)}")
     text = os.fspath(recipe)
     own = text.lower().endswith(".json") and text.lower() not in recipes()
-    return _recipe(read(text)) if own else _load(text)
+    return _recipe(read(text)) if own else _shipped(text)
 
 
 @lru_cache(maxsize=64)
-def _load(name: str) -> Recipe:
+def _shipped(name: str) -> Recipe:
     return _recipe(read_named("recipes", name))
 
 

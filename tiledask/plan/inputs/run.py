@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from dataclasses import replace
 from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from tiledask.errors import ConfigError, short
@@ -38,12 +39,11 @@ def check_run(model: Model, layout: Layout, sequence: int | None) -> int:
     if layout.cp > sequence:
         raise ConfigError(f"cp={layout.cp} cannot cut {sequence} tokens; use {sequence} or less")
     model.check_tp(layout.tp)
-    if not model.experts:
-        for name in ("ep", "expert_tp"):
-            if (degree := getattr(layout, name)) > (name == "ep"):
-                none = f"is for experts and {model.name} has none; leave it out"
-                raise ConfigError(f"{name}={degree} {none}")
-    elif model.experts % layout.ep:
+    for name, least in (("ep", 1), ("expert_tp", 0)) if not model.experts else ():
+        if (degree := getattr(layout, name)) > least:
+            none = f"is for experts and {model.name} has none; leave it out"
+            raise ConfigError(f"{name}={degree} {none}")
+    if model.experts % layout.ep:
         experts = f"the {model.experts} experts of {model.name}"
         near = divisors(model.experts)
         raise ConfigError(f"ep={layout.ep} does not divide {experts}; ep may be one of {near}")
@@ -75,25 +75,19 @@ def caches(recipe: Recipe, cached: int) -> Recipe:
 
 
 def precision_of(device: Device, recipe: Recipe, width: int = 0) -> str:
-    """The precision of ``device`` that the products of ``recipe`` run in, or numbers of ``width``
-    bytes; ConfigError where it has none.
-
-    >>> from tiledask.plan.inputs.hardware import load_device
-    >>> from tiledask.plan.inputs.recipes import load_recipe
-    >>> [precision_of(load_device(name), load_recipe("mixed-adam-16")) for name in ("H100", "T4")]
-    ['bf16', 'fp16']
-    """
+    """The precision of ``device`` that the products of ``recipe`` run in, "bf16", or numbers of
+    ``width`` bytes; ConfigError where it has none."""
     width = width or recipe.operand_bytes
     order = {4: ("tf32", "fp32"), 2: ("bf16", "fp16"), 1: ("fp8",)}.get(width, ())
     peaks = dict(device.peak_flops)
-    found = next((name for name in order if name in peaks), None)
-    if found is None:
-        usual = "'mixed-adam-16'" if recipe.trains else "'fp16-weights'"
-        raise ConfigError(
-            f"recipe {recipe.name!r} multiplies in {' or '.join(order)}, and {device.name} has no "
-            f"units for that but for {', '.join(peaks)}; use {usual}, or a device such as H100"
-        )
-    return found
+    for name in order:
+        if name in peaks:
+            return name
+    usual = "'mixed-adam-16'" if recipe.trains else "'fp16-weights'"
+    raise ConfigError(
+        f"recipe {recipe.name!r} multiplies in {' or '.join(order)}, and {device.name} has no "
+        f"units for that but for {', '.join(peaks)}; use {usual}, or a device such as H100"
+    )
 
 
 def check_held(recipe: Recipe, model: Model, layout: Layout) -> None:
@@ -124,13 +118,12 @@ def check_timed(recipe: Recipe) -> None:
 
 def chunk_kinds(model: Model, layout: Layout) -> list[tuple[int, int]]:
     """(dense layers, mixtures) of each chunk, in model order."""
-    kinds, start = [], 0
-    for n in layout.chunk_layers(model.layers):
-        first, behind = (bisect_left(model.dense_layers, at) for at in (start, start + n))
-        dense = behind - first if model.experts else n
-        kinds.append((dense, n - dense))
-        start += n
-    return kinds
+    sizes = layout.chunk_layers(model.layers)
+    if not model.experts:
+        return [(n, 0) for n in sizes]
+    before = [bisect_left(model.dense_layers, at) for at in accumulate(sizes, initial=0)]
+    dense = [b - a for a, b in pairwise(before)]
+    return [(k, n - k) for k, n in zip(dense, sizes, strict=True)]
 
 
 def chunk_items(model: Model, layout: Layout) -> list[tuple[int, ...]]:
@@ -155,16 +148,12 @@ def check_trains(recipe: Recipe) -> None:
 class ItemParameters(NamedTuple):
     """Parameters of an item on the fullest device of its stage; each number is one, or a column."""
 
-    dense: Any
-    """Those that every data-parallel device holds a copy of."""
-    expert: Any
-    """Those of experts, which are sharded over expert parallelism."""
+    dense: Any  # Those that every data-parallel device holds a copy of
+    expert: Any  # Those of experts, which are sharded over expert parallelism
     dense_adapters: Any
     expert_adapters: Any
-    largest: Any
-    """Parameters of its largest weight, of a single expert."""
-    matrices: Any
-    """Parameters of its matrices, of a single expert."""
+    largest: Any  # Parameters of its largest weight, of a single expert
+    matrices: Any  # Parameters of its matrices, of a single expert
 
 
 def item_parameters(
@@ -174,7 +163,9 @@ def item_parameters(
     the tied copy in it; of ``expert_tp`` slices of each expert."""
     dense = model.dense_layer if model.dense_layers or not model.experts else ()
     layers = [dense, model.mixture_layer] if model.experts else [dense]
-    items = *layers, model.embedding, model.head, model.tied_copy
+    # the last of several stages holds the table again, where the output projection is that matrix
+    copy = (Weight("token embedding copy", model.vocab, model.hidden),) if model.tied else ()
+    items = *layers, model.embedding, model.head, copy
     return tuple(_item_parameters(weights, recipe, tp, ep, expert_tp) for weights in items)
 
 

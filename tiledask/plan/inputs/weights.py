@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
-__all__ = ["Weight", "attention", "count", "mixture", "mlp", "norm", "unvisited"]
+__all__ = ["Weight", "attention", "count", "mixture", "mlp", "norm"]
 
 
 @dataclass(frozen=True)
@@ -18,32 +18,21 @@ class Weight:
     """A weight made of ``units`` pieces of ``size`` elements that nothing cuts further."""
 
     name: str
-    units: int
-    """Attention heads, rows of an MLP matrix, rows of the vocabulary, ..."""
-    size: int
-    """Elements of one unit."""
+    units: int  # Attention heads, rows of an MLP matrix, rows of the vocabulary, ...
+    size: int  # Elements of one unit
     split: bool = True
     """Tensor parallelism shards the units; otherwise every device holds the whole."""
-    kind: str = "matrix"
-    """One of "matrix", "bias", "norm"."""
-    copies: int = 1
-    """Experts that each hold one."""
-    active: int = 1
-    """Experts of them that one token visits."""
+    kind: str = "matrix"  # One of "matrix", "bias", "norm"
+    copies: int = 1  # Experts that each hold one
+    active: int = 1  # Experts of them that one token visits
     inputs: int = 0
     """Length of the vectors that the matrix multiplies, undivided; 0 if it multiplies none."""
     row: bool = False
     """Row-parallel: its units cut the inputs, and its products are summed over devices."""
 
     def count(self, tp: int = 1) -> int:
-        """Elements on the fullest of ``tp`` devices.
-
-        A weight of fewer units than devices is copied: key and value heads under a tensor
-        parallelism wider than they are.
-
-        >>> Weight("k_proj", units=8, size=128).count(tp=16)
-        128
-        """
+        """Elements on the fullest of ``tp`` devices; one of fewer units than devices is copied,
+        as key and value heads are under a tensor parallelism wider than they are."""
         return self.copies * self.size * (-(-self.units // tp) if self.split else self.units)
 
 
@@ -51,12 +40,6 @@ class Weight:
 def count(weights: tuple[Weight, ...], tp: int = 1) -> int:
     """Elements of ``weights`` on the fullest of ``tp`` tensor-parallel devices."""
     return sum(weight.count(tp) for weight in weights)
-
-
-@lru_cache(maxsize=4096)
-def unvisited(weights: tuple[Weight, ...]) -> int:
-    """Elements of the experts in ``weights`` that one token does not visit."""
-    return sum((w.copies - w.active) * w.units * w.size for w in weights)
 
 
 def norm(model: Any, name: str, width: int, split: bool = False) -> tuple[Weight, ...]:
