@@ -94,7 +94,12 @@ def _flags(text: str) -> tuple[Settings, tuple[str, ...]]:
 def _chunks(f: Settings, layers: int) -> tuple[int, ...]:
     """The layers of each chunk, in model order."""
     if f["stages"]:
-        return tuple(stage.count("t") for stage in _unrolled(f["stages"]).split("|"))
+        stages = _unrolled(f["stages"].replace(",", ""), r"\(([^)]*)\)")
+        if re.search(r"[^EtmL|]", stages):
+            raise ConfigError(
+                f"--pipeline-model-parallel-layout has E, t, m, L and | in it, got {short(stages)}"
+            )
+        return tuple(stage.count("t") for stage in stages.split("|"))
     inner, v, first, last = layers + f["embedding"] + f["loss"], f["virtual"], f["first"], f["last"]
     if f["virtual_layers"]:
         v = inner // (f["pp"] * f["virtual_layers"])
@@ -111,18 +116,11 @@ def _chunks(f: Settings, layers: int) -> tuple[int, ...]:
     return tuple(cut)
 
 
-def _unrolled(text: str) -> str:
-    """A pipeline layout with its products written out: "(tt|)*2L" is "tt|tt|L"."""
-    text = text.replace(",", "")
-    for pattern in (r"\(([^)]*)\)\*(\d{1,4})", r"(.)\*(\d{1,4})"):
-        grows = sum(len(of) * int(times) for of, times in re.findall(pattern, text))
-        if re.search(r"[^EtmL|()*0-9]", text) or grows > 100_000:
-            break
-        text = re.sub(pattern, lambda found: found[1] * int(found[2]), text)
-    if re.search(r"[^EtmL|]", text):
-        raise ConfigError(
-            f"--pipeline-model-parallel-layout has E, t, m, L and | in it, got {short(text)}"
-        )
+def _unrolled(text: str, group: str) -> str:
+    """``text`` with its products written out: "(tt|)*2L" is "tt|tt|L"; too long ones stay."""
+    for pattern in (rf"{group}\*(\d{{1,4}})", r"(.)\*(\d{1,4})"):
+        if sum(len(of) * int(times) for of, times in re.findall(pattern, text)) <= 100_000:
+            text = re.sub(pattern, lambda found: found[1] * int(found[2]), text)
     return text
 
 
@@ -175,12 +173,11 @@ def _dense(freq: str, layers: int) -> tuple[int, ...]:
     """Layers without experts: all but every n-th, or the 0s of "([0]*3+[1]*58)"."""
     if re.fullmatch("[0-9]{1,4}", freq):
         return tuple(i for i in range(layers) if i % max(1, int(freq)))
-    runs = re.findall(r"\[([01, ]{1,9999})\](?:\*(\d{1,4}))?", freq[:20_000].strip("()"))
-    few = sum(len(each) * int(n or 1) for each, n in runs) <= 1_000_000
-    ones = [int(one) for each, n in runs if few for one in re.findall("[01]", each) * int(n or 1)]
-    if len(ones) != layers:
+    listed = _unrolled(freq[:20_000], r"\[([01, ]*)\]")
+    ones = re.findall("[01]", listed)
+    if len(ones) != layers or re.search(r"[^01, +()\[\]]", listed):
         raise ConfigError(
             f"--moe-layer-freq is a number or a list of {layers} zeros and ones such as "
             f"([0]*3+[1]*{layers - 3}); got {short(freq)}"
         )
-    return tuple(i for i, one in enumerate(ones) if not one)
+    return tuple(i for i, one in enumerate(ones) if one == "0")

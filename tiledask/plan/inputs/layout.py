@@ -182,26 +182,22 @@ class Layout(_Experts):
         >>> [Layout(pp=4, schedule=name).stage_chunks(1) for name in ("zb-v", "dualpipe")]
         [(1, 6), (1, 2)]
         """
-        p, v = self.pp, self.interleave
+        p = self.pp
         if self.schedule in BOTH_WAYS:
             return stage, p - 1 - stage
-        if self.schedule in V_SHAPED:
-            return tuple(c * p + (p - 1 - stage if c % 2 else stage) for c in range(v))
-        return tuple(stage + c * p for c in range(v))
+        back = self.schedule in V_SHAPED  # every second chunk goes from the last stage to the first
+        turns = (c % 2 if back else 0 for c in range(self.interleave))
+        return tuple(c * p + (p - 1 - stage if t else stage) for c, t in enumerate(turns))
 
     @property
     def options(self) -> list[str]:
         """The layout as `tiledask fit` takes it: ["--tp", "8", "--sequence-parallel"]."""
-        words = []
-        for name, value in self._changed().items():
-            flag = f"--{name.replace('_', '-')}"
-            words += [flag] if value is True else [flag, str(value)]
-        return words
+        flags = {f"--{name.replace('_', '-')}": v for name, v in self._changed().items()}
+        return [w for flag, v in flags.items() for w in ([flag] if v is True else [flag, str(v)])]
 
     def _changed(self) -> dict[str, Any]:
         """The fields that differ from the default."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {f.name: values[f.name] for f in fields(self) if values[f.name] != f.default}
+        return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != f.default}
 
     def __repr__(self) -> str:
         words = ", ".join(f"{name}={value!r}" for name, value in self._changed().items())
@@ -224,10 +220,8 @@ def _rules(layout: Layout) -> Iterator[tuple[type[ValueError], bool, str]]:
         f"{layout.dp_step} divides does"
     )
     yield ConfigError, layout.dp % layout.dp_step > 0, rule
-    rule = (
-        f"expert_tp={layout.expert_tp} beside tp={tp} sends each device's own tokens to experts; "
-    )
-    rule += "use sequence_parallel=True"
+    rule = f"expert_tp={layout.expert_tp} beside tp={tp} sends each device's own tokens to "
+    rule += "experts; use sequence_parallel=True"
     yield ConfigError, layout.expert_slices != tp > 1 and not layout.sequence_parallel, rule
     several, of = name in ("1f1b", *V_SHAPED) or is_looped(name), f"schedule={name!r}"
     rule = f"{of} has one chunk on a stage, got interleave={v}; use '1f1b'"
