@@ -13,7 +13,6 @@ from tiledask.errors import ConfigError
 from tiledask.plan.data import Fields
 from tiledask.plan.fitting.activations import layer_bytes
 from tiledask.plan.inputs.hf_config import families, model_from_config
-from tiledask.plan.timing.flops import step_flops
 
 
 def shipped(name):
@@ -62,14 +61,10 @@ def test_the_language_model_of_images_and_text_is_the_one_that_transformers_coun
     for outer, inner, parameters in cases:
         text = config["text_config"] | {"tie_word_embeddings": inner}
         told = config | {"tie_word_embeddings": outer, "text_config": text}
-        model = model_of(drop_nones(told | {"text_config": drop_nones(text)}))
+        model = model_of(told)
         assert (model.parameters, model.name) == (parameters, "test, text alone"), (outer, inner)
     with pytest.raises(ConfigError, match=r"config\.json, text_config: key 'odd_size' is not"):
-        model_of(told | {"text_config": drop_nones(text) | {"odd_size": 1}})
-
-
-def drop_nones(config):
-    return {key: value for key, value in config.items() if value is not None}
+        model_of(told | {"text_config": text | {"odd_size": 1}})
 
 
 def test_an_older_file_has_both_models_keys_side_by_side():
@@ -79,13 +74,11 @@ def test_an_older_file_has_both_models_keys_side_by_side():
     assert model_of(config).parameters == 7_615_616_512  # of Qwen2-7B
 
 
-def test_an_encoder_computes_all_scores_and_a_side_by_side_layer_keeps_one_input():
+def test_a_side_by_side_layer_keeps_one_input():
     model = model_of(COUNTS["gpt2"]["config"])
-    flops, causal = (step_flops(replace(model, causal=c), 4, 32) for c in (False, True))
-    assert flops.causal == flops.model == causal.model > causal.causal
-    h, one, two, four = model.hidden, *(replace(model, layer_norms=n) for n in (1, 2, 4))
+    one, two, four = (replace(model, layer_norms=n) for n in (1, 2, 4))
     kept = [layer_bytes(m, td.Layout(), sequence=10) for m in (one, two, four)]
-    assert kept[1] - kept[0] == kept[2] - kept[1] == 2 * (10 * 2 * h)  # two tensors a step
+    assert kept[1] - kept[0] == kept[2] - kept[1] == 2 * (10 * 2 * model.hidden)
 
 
 WINDOWS = {
@@ -95,7 +88,6 @@ WINDOWS = {
     "gemma3_text": ({"sliding_window": 9, "layer_types": None, "sliding_window_pattern": 3}, 9, 4),
     "cohere2": ({}, 4096, 4),
     "gpt_oss": ({}, 128, 3),
-    "qwen2": ({"sliding_window": 9, "use_sliding_window": False}, 0, 0),
     "llama": ({}, 0, 0),
 }
 
@@ -108,7 +100,7 @@ def test_a_sliding_window_is_that_of_the_layers_that_have_it(kind):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("window", [1, 10, 100, 400, 1000])
+@pytest.mark.parametrize("window", [1, 100, 1000])
 def test_what_a_window_leaves_is_what_is_counted_of_a_mask(causal, window):
     s, model = 400, model_of(COUNTS["llama"]["config"])
     model = replace(model, window=window, windowed_layers=2, causal=causal)
@@ -118,10 +110,3 @@ def test_what_a_window_leaves_is_what_is_counted_of_a_mask(causal, window):
     masks += [(ahead >= 0 if causal else ahead > -window) & (ahead < window)] * 2
     counted = np.mean([mask.mean() for mask in masks])
     assert model.visible(s) == pytest.approx(counted, abs=1.5 / s)
-
-
-@pytest.mark.parametrize("kind", ["phi", "gemma2", "gpt_oss"])
-def test_what_is_unlike_a_gpt_is_planned(kind):
-    plans = td.search(model_of(COUNTS[kind]["config"]), "2xH100", 4, sequence=32)
-    assert plans.best.verdict == "fits"
-    assert plans.best.seconds > 0

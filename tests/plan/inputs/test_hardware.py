@@ -1,9 +1,11 @@
-"""Links and devices of one's own: latency, share and multiprocessors, given or not."""
+"""Devices, links and clusters: the shipped ones against datasheets, and those of one's own."""
 
 import json
+import re
 
 import pytest
 
+import tiledask as td
 from tiledask.errors import ConfigError
 from tiledask.plan.data import data_file, names
 from tiledask.plan.inputs.hardware import LATENCY, SHARE, load_cluster, load_device
@@ -16,6 +18,29 @@ def test_every_shipped_device_has_latencies_shares_and_a_calibration(name):
     within, between = cluster.within_node, cluster.between_nodes
     assert 1e-6 <= within.latency < between.latency < 1e-4
     assert within.reached == within.share * within.bytes_per_second > between.reached
+
+
+@pytest.mark.parametrize("name", names("hardware"))
+def test_every_device_is_complete_and_names_its_datasheet(name):
+    device = load_device(name)
+    assert re.search("NVIDIA|AMD|Google", device.source)
+    assert re.search(r"opened itself|docs\.nvidia\.com", device.checked)
+    assert device.memory_bandwidth > 1e11
+    peaks = dict(device.peak_flops)
+    assert peaks.get("fp16", peaks.get("bf16")) > peaks.get("fp32", 0)
+    if device.memory_mib is not None:  # drivers hide a little or show binary gigabytes
+        assert 0.99 < device.memory_mib * 2**20 / device.memory_bytes < 1.08
+    with pytest.raises(ConfigError, match="no peak for 'int1'"):
+        device.peak("int1")
+
+
+def test_load_cluster_by_count_and_name():
+    cluster = td.load_cluster("80xA100-40GB")
+    assert (cluster.devices, cluster.nodes, cluster.devices_per_node) == (80, 10, 8)
+    assert cluster.device.memory_bytes == 40_000_000_000
+    assert cluster.device.memory_mib * 2**20 == 42_949_672_960
+    assert td.load_cluster("1 x h100-80gb").device.name == "H100"
+    assert load_cluster("9xH200").nodes == 2
 
 
 def own(**link):
@@ -40,8 +65,8 @@ def read(folder, file):
         ({"latency": -1}, {}, "'latency' must be a finite number of 0 or more"),
         ({"bytes_per_second": 0}, {}, "'bytes_per_second' must be above 0"),
         ({}, {"capability": "sm_90"}, "'capability' must be text such as '9.0', got 'sm_90'"),
-        ({}, {"capability": 9.0}, "'capability' must be text"),
-        ({}, {"threads": 1.5}, "'threads' must be a whole number"),
+        ({}, {"memory_bytes": -1}, r"mine\.json.*'memory_bytes' must be .* of 1 or more"),
+        ({}, {"peak": 1}, "'peak' is not known"),
     ],
 )
 def test_links_and_devices_that_cannot_be(tmp_path, link, fact, message):
@@ -55,7 +80,6 @@ def test_links_and_devices_that_cannot_be(tmp_path, link, fact, message):
     [
         ("0xH100", "1 device or more"),
         ("8" * 5000, "cannot read"),
-        ("-1xT4", "cannot read"),
         ("A100", "cannot read 'A100' as a cluster"),
         (None, "named by text such as '80xA100-40GB' or by a path, got None"),
     ],
@@ -70,6 +94,15 @@ def test_bandwidths_inside_the_device():
     assert a100.l2_bandwidth == pytest.approx(7219e9, rel=1e-3)  # PMC10448217, table 3
     assert a100.shared_bandwidth == pytest.approx(19.49e12, rel=1e-3)
     assert (t4.l2_bandwidth, t4.shared_bytes_per_clock) == (0, 64)
+
+
+def test_a_cluster_file_overrides_the_node(tmp_path):
+    six = {"devices": 6, "device": "T4"}
+    assert read(tmp_path, {**six, "devices_per_node": 2}).nodes == 3
+    uneven = read(tmp_path, {**six, "devices_per_node": 4}).uneven
+    assert uneven == "6 devices are taken as 1 full node of 4 and one with 2"
+    with pytest.raises(ConfigError, match="'speed' is not known"):
+        read(tmp_path, {**six, "speed": 1})
 
 
 def test_a_device_of_ones_own_needs_only_what_has_no_default(tmp_path):

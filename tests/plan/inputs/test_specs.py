@@ -1,17 +1,12 @@
-"""Shipped models and clusters: published counts, to the last parameter; datasheets.
+"""Shipped models: published counts, to the last parameter; and names for them.
 
 Holds `tiledask.plan.inputs.load` and `tiledask.plan.inputs.run`.
 """
-
-import json
-import re
 
 import pytest
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.plan.data import names
-from tiledask.plan.inputs.hardware import load_device
 from tiledask.plan.inputs.load import load_cluster, load_model, models
 from tiledask.plan.inputs.model import count
 
@@ -85,58 +80,6 @@ def test_items_add_up_and_every_model_names_its_source(name):
     assert "count" in model.source
 
 
-def test_load_cluster_by_count_and_name():
-    cluster = td.load_cluster("80xA100-40GB")
-    assert (cluster.devices, cluster.nodes, cluster.devices_per_node) == (80, 10, 8)
-    assert cluster.device.memory_bytes == 40_000_000_000
-    assert cluster.device.memory_mib * 2**20 == 42_949_672_960
-    assert td.load_cluster("1 x h100-80gb").device.name == "H100"
-    assert load_cluster("9xH200").nodes == 2
-
-
-@pytest.mark.parametrize("name", names("hardware"))
-def test_every_device_is_complete_and_names_its_datasheet(name):
-    device = load_device(name)
-    assert re.search("NVIDIA|AMD|Google", device.source)
-    assert re.search(r"opened itself|docs\.nvidia\.com", device.checked)
-    assert device.memory_bandwidth > 1e11
-    peaks = dict(device.peak_flops)
-    assert peaks.get("fp16", peaks.get("bf16")) > peaks.get("fp32", 0)
-    if device.memory_mib is not None:  # drivers hide a little or show binary gigabytes
-        assert 0.99 < device.memory_mib * 2**20 / device.memory_bytes < 1.08
-    with pytest.raises(ConfigError, match="no peak for 'int1'"):
-        device.peak("int1")
-
-
-def test_a_cluster_file_overrides_the_node(tmp_path):
-    def read(**file):
-        path = tmp_path / "c.json"
-        path.write_text(json.dumps({"devices": 6, "device": "T4"} | file))
-        return load_cluster(path)
-
-    assert read(devices_per_node=2).nodes == 3
-    assert (
-        read(devices_per_node=4).uneven == "6 devices are taken as 1 full node of 4 and one with 2"
-    )
-    own = json.loads(td.plan.data.data_file("hardware", "t4.json").read_text())
-    own |= {"name": "mine", "memory_bytes": 10**9, "aliases": [], "checked": "by hand"}
-    device = read(device=own).device
-    assert (device.name, device.memory_bytes, device.checked) == ("mine", 10**9, "by hand")
-    del own["checked"], own["memory_mib"]  # a file of one's own needs neither
-    device = read(device=own).device
-    assert (device.checked, device.memory_mib) == ("", None)
-    for wrong, words in (
-        (
-            {"device": {**own, "memory_bytes": -1}},
-            r"c\.json.*'memory_bytes' must be .* of 1 or more",
-        ),
-        ({"device": {**own, "peak": 1}}, "'peak' is not known"),
-        ({"speed": 1}, "'speed' is not known"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            read(**wrong)
-
-
 def test_shipped_models_are_found_by_their_name_on_the_hub():
     for hub, name in texts("""
         meta-llama/Llama-3.1-8B llama-3.1-8b  meta-llama/Llama-2-7b-hf llama-2-7b
@@ -145,7 +88,7 @@ def test_shipped_models_are_found_by_their_name_on_the_hub():
         assert load_model(hub) == load_model(name)
 
 
-SIZES = "100M 125m 350M 1.3B 2.7B 6.7B 7e9 13B 30B 65b 70B 175B 405B 540B 1T 7000000000 1e14"
+SIZES = "100M 350M 1.3B 7e9 13B 65b 175B 540B 1T 7000000000 1e14"
 
 
 @pytest.mark.parametrize("typed", SIZES.split())
@@ -161,7 +104,7 @@ def test_a_number_of_parameters_is_a_decoder_of_about_as_many(typed):
     assert f"{model.layers} layers of width {model.hidden:,}" in model.source
 
 
-@pytest.mark.parametrize("typed", ["7", "99M", "1e15", "200T", "0b"])
+@pytest.mark.parametrize("typed", ["7", "99M", "200T", "0b"])
 def test_a_number_that_no_model_has_is_refused(typed):
     with pytest.raises(ConfigError, match=r"from 100,000,000 to .* write '7B'"):
         load_model(typed)
@@ -174,8 +117,5 @@ def test_planning_takes_names_and_objects_alike():
         assert (plans.model, plans.cluster) == (model, cluster)
         assert td.sensitivity(*given, 64)[0].speedup > 1
         model_, cluster_ = given
-        for ask in (td.fits, td.critique, td.estimate_step):
-            assert repr(ask(model_, td.Layout(dp=8), cluster_)) == repr(
-                ask(model, td.Layout(dp=8), cluster)
-            )
-        assert td.estimate_memory(model_, td.Layout()).peak > 0
+        fit = td.fits(model_, td.Layout(dp=8), cluster_)
+        assert repr(fit) == repr(td.fits(model, td.Layout(dp=8), cluster))
