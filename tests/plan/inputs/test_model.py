@@ -75,15 +75,10 @@ def test_tp_is_refused_unless_heads_and_groups_can_be_dealt_out(groups, each, tp
     ("change", "message"),
     [
         ({"hidden": 0}, "hidden must be a whole number of 1 or more, got 0"),
-        ({"layers": 10**30}, "layers must be at most 4,096"),
         ({"mlp": ["gelu"]}, "mlp must be one of"),
         ({"heads": 5}, "must be a multiple of"),
         ({"shared_ffn": 64}, "shared_ffn belongs to a mixture"),
-        ({"dense_layers": (0,)}, "dense_layers belongs to a mixture"),
-        (
-            {"experts": 4, "top_k": 1, "dense_layers": (-1,)},
-            "dense_layers must be a whole number of 0",
-        ),
+        ({"experts": 4, "top_k": 1, "dense_layers": (-1,)}, "must be a whole number of 0"),
         ({"experts": 4, "top_k": 1, "dense_layers": 2}, "must be a tuple of at most 6 layer"),
         ({**LATENT, "qk_norm": "full"}, "qk_norm must be None in latent"),
     ],

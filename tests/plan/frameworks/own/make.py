@@ -11,6 +11,7 @@ import importlib.abc
 import importlib.machinery
 import json
 import os
+import shlex
 import sys
 import tempfile
 import types
@@ -22,31 +23,8 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[3]))
 import tiledask as td  # noqa: E402
 
-LLAMA, QWEN = "llama-3.1-8b", "qwen3-30b-a3b"
-FLASH = {"flash_attention": True}
-CASES = {
-    "interleaved": (
-        LLAMA,
-        {"dp": 4, "tp": 2, "pp": 2, "microbatches": 8, "zero": 1, "sequence_parallel": True}
-        | {"interleave": 2}
-        | FLASH,
-        "mixed-adam-16",
-    ),
-    "one device": ("gpt2", {"microbatches": 4, "recompute": "selective"}, "fp32-adam"),
-    "latent, uneven": (
-        "deepseek-v3",
-        {"dp": 16, "pp": 8, "ep": 16, "microbatches": 32, "zero": 1} | FLASH,
-        "mixed-adam-18",
-    ),
-    "zero 3, experts": (QWEN, {"dp": 8, "ep": 8, "microbatch": 2, "zero": 3} | FLASH, "fsdp-adam"),
-    "context": (
-        "llama-2-7b",
-        {"dp": 2, "cp": 2, "zero": 2, "recompute": "full"} | FLASH,
-        "bf16-adam",
-    ),
-    "more than the heads": (LLAMA, {"tp": 16, "sequence_parallel": True} | FLASH, "mixed-adam-20"),
-}
-"""Name -> (model, layout, recipe); all with sequences of 4096 but GPT-2's of 1024."""
+CASES = json.loads((HERE / "accepted.json").read_text())["cases"]
+"""Name -> (model, layout, recipe, sequence); a new one is written there first."""
 
 
 class Named(types.ModuleType, importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -73,17 +51,12 @@ class Named(types.ModuleType, importlib.abc.MetaPathFinder, importlib.abc.Loader
         pass
 
 
-def layout_of(case):
-    model, layout, recipe = CASES[case]
-    return model, td.Layout(**layout), recipe, 1024 if model == "gpt2" else 4096
-
-
 def megatron(text, layout):
     import torch
     from megatron.training import argument_utils, arguments
 
     torch.cuda.get_device_properties = lambda *_: MagicMock(major=9)
-    sys.argv = ["pretrain_gpt.py", *arguments_of(text)]
+    sys.argv = ["pretrain_gpt.py", *shlex.split(text.replace("\\\n", " "))]
     os.environ |= {"WORLD_SIZE": str(layout.devices), "RANK": "0"}
     os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "8" if layout.zero > 1 else "1"
     args = arguments.parse_args()
@@ -104,12 +77,6 @@ def megatron(text, layout):
         kinds = [[[each.name for each in chunk] for chunk in rank] for rank in stages]
         found["layers"] = str([[chunk.count("decoder") for chunk in rank] for rank in kinds])
     return found
-
-
-def arguments_of(text):
-    import shlex
-
-    return shlex.split(text.replace("\\\n", " "))
 
 
 def torchtitan(text, layout):
@@ -186,14 +153,12 @@ def main():
     sys.meta_path.append(Named("finder"))
     readers = megatron, torchtitan, deepspeed
     sys.path[:0] = sys.argv[1:]
-    accepted = {"cases": {name: list(layout_of(name)) for name in CASES}}
-    for case in accepted["cases"].values():
-        case[1] = vars(case[1])
+    accepted = {"cases": CASES}
     for reader in readers:
         cases = accepted[reader.__name__] = {}
-        for case in CASES:
-            model, layout, recipe, sequence = layout_of(case)
-            text = exported(model, layout, reader.__name__, recipe, sequence)
+        for case, (model, fields, recipe, sequence) in CASES.items():
+            layout, options = td.Layout(**fields), {"recipe": recipe, "sequence": sequence}
+            text = td.export_config(model, layout, reader.__name__, **options).text
             try:
                 read = reader(text, layout)
             except (Exception, SystemExit) as error:
@@ -207,10 +172,6 @@ def main():
             cases[case] = {"text": text, "read": read}
             print(reader.__name__, case, read.get("refused", "read"))
     (HERE / "accepted.json").write_text(in_rows(accepted))
-
-
-def exported(model, layout, framework, recipe, sequence):
-    return td.export_config(model, layout, framework, recipe=recipe, sequence=sequence).text
 
 
 if __name__ == "__main__":
