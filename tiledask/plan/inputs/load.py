@@ -51,28 +51,29 @@ def load_model(spec: str | os.PathLike[str]) -> Model:
             f"a model is named by text or by a path, got {short(spec)}; "
             "load_model('gpt2') and load_model('folder/config.json') are two"
         )
-    text, path = os.fspath(spec), Path(spec)
+    text, path, shipped = os.fspath(spec), Path(spec), ""
     there, file = os.path.exists(text), text.lower().endswith(".json")
     if (sized := _model_of_size(text)) and not there:
         return sized
-    shipped = text.lower()
-    if shipped not in models() or isinstance(spec, os.PathLike):
-        if os.path.isdir(text):
-            if not os.path.exists(path / "config.json"):
-                raise ConfigError(f"{text}: the folder holds no config.json; name the file itself")
-            return model_from_config(read(path / "config.json"), path.resolve().name)
-        if re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", text) and not there and not file:
-            if text.lower() not in _on_the_hub():
-                near = meant(path.name, models())
-                raise ConfigError(
-                    f"{text} is no shipped model; {near}its config.json can be read, too: hf "
-                    f"download {text} config.json says where it is"
-                )
-            shipped = _on_the_hub()[text.lower()]
-        elif file or os.sep in text or there:
-            name = path.parent.resolve().name if path.stem == "config" else path.stem
-            return model_from_config(read(path), name)
-    return model_from_config(read_named("models", shipped), shipped)
+    if isinstance(spec, str) and text.lower() in models():
+        shipped = text.lower()
+    elif os.path.isdir(text):
+        path = path / "config.json"
+        if not path.exists():
+            raise ConfigError(f"{text}: the folder holds no config.json; name the file itself")
+    elif re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", text) and not there and not file:
+        if not (shipped := _on_the_hub().get(text.lower(), "")):
+            near = meant(path.name, models())
+            raise ConfigError(
+                f"{text} is no shipped model; {near}its config.json can be read, too: hf download "
+                f"{text} config.json says where it is"
+            )
+    elif not file and os.sep not in text and not there:
+        shipped = text
+    if shipped:
+        return model_from_config(read_named("models", shipped), shipped.lower())
+    name = path.parent.resolve().name if path.stem == "config" else path.stem
+    return model_from_config(read(path), name)
 
 
 @cache
