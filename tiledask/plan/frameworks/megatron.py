@@ -60,9 +60,7 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
         usual=model.usual_sequence,
         recipe=found.choice("recipe"),
     )
-    f["sequence"] = model.usual_sequence if f["sequence"] == -1 else f["sequence"]
-    if not model.experts or f["expert_tp"] == f["tp"]:
-        f["expert_tp"] = 0  # as without it
+    f["expert_tp"] = f["expert_tp"] if model.experts else 0
     way_out = "give devices=, or torchrun's --nproc-per-node, --nnodes"
     f["dp"] = found.copies(f["tp"] * f["pp"] * f["cp"], way_out)
     f["batch"] = f["dp"] * f["microbatch"] if f["batch"] == -1 else f["batch"]

@@ -60,14 +60,10 @@ def written(table: Settings, facts: Settings) -> tuple[list[Settings], dict[str,
             value = facts.get(row[1]) if row[1] else row[2]
             found |= {row[0]: value} if value or not row[1] else {}
         parts.append(found)
-    notes = [
-        (name, words.format(**facts)) for name, when, words in table["lost"] if _holds(when, facts)
-    ]
-    return (
-        parts,
-        {name: words for name, words in notes if name},
-        [w for name, w in notes if not name],
-    )
+    rows = [(name, words) for name, when, words in table["lost"] if _holds(when, facts)]
+    notes = [(name, words.format(**facts)) for name, words in rows]
+    lost = {name: words for name, words in notes if name}
+    return parts, lost, [words for name, words in notes if not name]
 
 
 def is_even(layout: Layout, sizes: Sequence[int]) -> bool:
@@ -185,6 +181,8 @@ class Read:
                 f"pipeline ranks and {layers} layers; every rank has as many stages"
             )
         own = {each.name: facts[each.name] for each in fields(Layout) if each.name in facts}
+        if own.get("expert_tp") == own["tp"]:
+            own["expert_tp"] = 0  # as without it
         own |= {"microbatches": batch // (dp * microbatch), "interleave": chunks // pp}
         plain = Layout(**own)
         return plain if is_even(plain, sizes) else Layout(**own, partition=(0, *accumulate(sizes)))
@@ -212,4 +210,5 @@ class Read:
             self.assumed.append(f"not looked at: {', '.join(left)}")
         assumed = *uncounted, *self.assumed
         recipe, sequence, framework = facts["recipe"], facts["sequence"], facts.get("framework")
+        sequence = model.usual_sequence if sequence == -1 else sequence
         return Imported(model, layout, recipe, sequence, assumed, tuple(uncounted), framework)

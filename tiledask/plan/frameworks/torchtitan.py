@@ -80,8 +80,7 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     fp8 = re.search("float8|mx", converters) or found.get("float8.enable_float8_linear")
     loss = "loss" in found.get("compile.components", ("model", "loss"))
     f = found.facts("layout", fp8=bool(fp8), loss=loss)
-    folded = f["ep"] > 1 and f["expert_slices"] != f["tp"]  # else experts have tp slices
-    f["expert_tp"] = f["expert_slices"] if folded else 0
+    f["expert_tp"] = f["expert_slices"] if f["ep"] > 1 else 0
     copy = f["tp"] * f["pp"] * f["cp"]
     if f["shards"] == -1:
         way_out = "give devices=, or data_parallel_shard_degree"
@@ -93,7 +92,6 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     size = size if f["size"] == -1 else f["size"]
     f["microbatch"] = size if f["pp"] > 1 else f["local"]
     f["schedule"], sizes = _stages(found, f, model.layers)
-    f["sequence"] = model.usual_sequence if f["sequence"] == -1 else f["sequence"]
     layout = found.layout(f, sizes, model.layers)
     f = found.facts("precision", **f, hsdp=1 < f["shards"] < f["dp"])
     return found.imported(model, layout, f, "optimizer.name")
