@@ -114,5 +114,5 @@ def test_over_memory_and_slow_know_the_optimum():
 
 @pytest.mark.parametrize("bad", [3.5, None, [], [0.5, 1], ["a", "b"], [[1], ["x"]], [0, -1]])
 def test_what_is_no_assignment_is_refused(bad):
-    with pytest.raises(PartitionError, match=r"no assignment|a layer must be|from 0"):
+    with pytest.raises(PartitionError, match=r"no assignment|a layer must be"):
         judge(bad, costs=[1, 1], devices=2)

@@ -7,8 +7,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tiledask.errors import PartitionError
 from tiledask.plan.splitting.partition import contiguous_splits, partition
@@ -154,22 +152,3 @@ def test_infinite_capacity_is_no_limit():
 def test_refuses(call, message):
     with pytest.raises(PartitionError, match=message):
         call()
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), min_size=1, max_size=8).flatmap(
-        lambda pairs: st.tuples(
-            st.just([c for c, _ in pairs]),
-            st.integers(1, len(pairs)),
-            st.just([m for _, m in pairs]),
-        )
-    )
-)
-def test_the_capacity_it_asks_for_is_enough_and_less_is_not(problem):
-    costs, stages, memory = problem
-    least = int(partition(memory, stages).bottleneck)
-    partition(costs, stages, memory=memory, capacity=least)
-    if least > 1:
-        with pytest.raises(PartitionError):
-            partition(costs, stages, memory=memory, capacity=least - 1)

@@ -142,25 +142,24 @@ def _broken(
     if missing := [n for n in range(1, layers + 1) if n not in holder]:
         have = f"{len(holder)} of {layers} layers have a place; missing: {layer_ranges(missing)}"
         yield "layer missing", f"{have}. A model without them computes something else."
-    for name, group in named:
-        if not group:
-            yield f"idle {what}", f"{name} has 0 of {layers} layers; every {what} needs at least 1."
+    for name in (name for name, group in named if not group):
+        yield f"idle {what}", f"{name} has 0 of {layers} layers; every {what} needs at least 1."
+    rule = "in layer-wise partitioning they are consecutive"
+    if chunks > 1:
+        rule = f"the layers of a {what} are consecutive, and a device holds {chunks} of them"
     crossings = sum(holder[n] != holder[n + 1] for n in range(1, layers))
+    least = f"{crossings} times, against {len(stages) - 1} for a contiguous split"
+    last = 0
     for name, group in named:
         if max(group) - min(group) + 1 != len(group):
-            rule = f"the layers of a {what} are consecutive, and a device holds {chunks} of them"
-            if chunks == 1:
-                rule = "in layer-wise partitioning they are consecutive"
-            yield (
-                "not contiguous",
-                f"{name} holds layers {layer_ranges(group)}; {rule}. Activations change {what} "
-                f"{crossings} times, against {len(stages) - 1} for a contiguous split.",
-            )
-    for (_, last), (name, group) in zip([("", [0]), *named], named, strict=False):
-        if group != sorted(group) or group[0] < last[0]:
-            a, b = next((a, b) for a, b in pairwise([last[0], *group]) if b < a)
-            rule = "layers run in rising order, through the devices and then their next chunks"
-            yield "out of order", f"{name} runs layer {b} after layer {a}; {rule}."
+            holds = f"{name} holds layers {layer_ranges(group)}; {rule}"
+            yield "not contiguous", f"{holds}. Activations change {what} {least}."
+    for name, group in named:
+        for a, b in pairwise([last, *group]):
+            if b < a:
+                rule = "layers run in rising order, through the devices and then their next chunks"
+                yield "out of order", f"{name} runs layer {b} after layer {a}; {rule}."
+        last = group[0]
     for d, cap in enumerate(caps):
         used = math.fsum(memory[n - 1] for group in stages[d::devices] for n in group)
         if used > cap:
@@ -174,55 +173,38 @@ def read_assignment(
 ) -> list[list[int]]:
     """The layers of each device, counted from 1, from any of the forms that `judge` takes.
 
-    >>> read_assignment("1-3 | 4"), read_assignment([0, 1, 1]), read_assignment((2, 1), 3, 2)
-    ([[1, 2, 3], [4]], [[1], [2, 3]], [[1, 2], [3]])
+    >>> read_assignment("1-3 | 4"), read_assignment([0, 1, 1]), read_assignment("0 1 1", layers=3)
+    ([[1, 2, 3], [4]], [[1], [2, 3]], [[1], [2, 3]])
     """
     if isinstance(assignment, Partition):
         return [[n + 1 for n in group] for group in assignment.layers]
-    known = stages if layers is not None and stages != 1 else None
+    given: list[Any] = list(assignment) if isinstance(assignment, Iterable) else []
     if isinstance(assignment, str):
         parts = re.split(r"\]\s*,?\s*\[|[|;\n]", assignment.strip("[]() \n\t"))
-        words = [part.replace(",", " ").split() for part in parts]
-        row, barred = [word for part in words for word in part], len(parts) > 1
-        plain = len(row) > 1 and all(word.isdecimal() and len(word) < 10 for word in row)
-        if known and plain and (not barred or max(map(len, words)) == 1):
-            return _of_numbers([*map(int, row)], layers or 0, known, barred)
-        if not barred and len(row) == stages:  # commas for bars
-            words = [[word] for word in row]
-        return [[n for word in part for n in _range(word)] for part in words]
-    given: list[Any] = list(assignment) if isinstance(assignment, Iterable) else []
-    if given and all(map(is_whole, given)):
-        return _of_numbers([*map(int, given)], layers or 0, known if len(given) > 1 else None)
+        groups = [re.findall(r"[^,\s]+", part) for part in parts]
+        words, alone = groups[0], len(parts) == 1
+        numbers = [int(word) for word in words if word.isdecimal() and len(word) < 10]
+        placed = layers in (len(numbers), sum(numbers), *numbers[-1:])
+        if not (alone and placed and len(numbers) == len(words) and stages != 1):
+            if alone and len(words) == stages:  # commas for bars
+                groups = [[word] for word in words]
+            return [[n for word in group for n in _range(word)] for group in groups]
+        given = numbers
+    if given and all(is_whole(number) and 0 <= number < MOST for number in given):
+        bounds = given if given[0] == 0 else [*accumulate(given, initial=0)]
+        if stages != layers == bounds[-1] and len(bounds) == (stages or 0) + 1:
+            return [list(range(a + 1, b + 1)) for a, b in pairwise(bounds)]
+        found: list[list[int]] = [[] for _ in range(max(given) + 1)]
+        for layer, device in enumerate(given, start=1):
+            found[device].append(layer)
+        return found
     if not given or not all(isinstance(g, Iterable) and not isinstance(g, str) for g in given):
-        raise PartitionError(f"no assignment: {short(assignment)}; write layers as '1-6 | 7-12'")
+        raise PartitionError(
+            f"no assignment: {short(assignment)}; write layers as '1-6 | 7-12', or the device of "
+            f"each layer, from 0"
+        )
     whole = partial(whole_number, "a layer", of="counted from 1", error=PartitionError)
     return [list(map(whole, group)) for group in given]
-
-
-def _of_numbers(
-    numbers: list[int], layers: int, stages: int | None, barred: bool = False
-) -> list[list[int]]:
-    """The layers of each stage from plain numbers, which stood between bars if ``barred``."""
-    many = len(numbers)
-    placed = stages is None or (many == layers and max(numbers) < stages and not barred)
-    # a stage without layers is a mistake, a device 0 is none
-    sized = many == stages and sum(numbers) == layers and not (placed and 0 in numbers)
-    ends = stages is not None and many == stages + 1 and numbers[0] == layers - numbers[-1] == 0
-    if (sized or (ends and numbers == sorted(numbers))) and not placed:
-        bounds = [*accumulate(numbers, initial=0)] if sized else numbers
-        return [list(range(a + 1, b + 1)) for a, b in pairwise(bounds)]
-    if barred:
-        return [[n] for n in numbers]
-    unclear = stages is not None and many != layers and max(numbers) >= stages
-    if sized or unclear or not all(0 <= place < MOST for place in numbers):
-        raise PartitionError(
-            f"{short(numbers)} is not, in one way alone, the device of each of {layers} layers, "
-            f"from 0, how many each has, or the bounds between them; write '1-6 | 7-12'"
-        )
-    found: list[list[int]] = [[] for _ in range(max(numbers) + 1)]
-    for layer, device in enumerate(numbers, start=1):
-        found[device].append(layer)
-    return found
 
 
 def _range(word: str) -> Iterable[int]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, combinations, pairwise
-from typing import NamedTuple
 
 from tiledask.errors import PartitionError, short
 from tiledask.plan.units import format_bytes
@@ -27,6 +26,8 @@ __all__ = [
     "partition",
     "stage_name",
 ]
+
+MOST_LAYERS, MOST_STATES = 100_000, 100_000  # of a partition; of partial splits held at once
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,7 +58,7 @@ class Partition:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Number of layers of each stage."""
-        return tuple(len(layers) for layers in self.layers)
+        return tuple(map(len, self.layers))
 
     @cached_property
     def times(self) -> tuple[float, ...]:
@@ -89,14 +90,6 @@ class Partition:
 
     def __repr__(self) -> str:
         return f"Partition({self}, bottleneck {self.bottleneck:g})"
-
-
-def stage_name(stage: int, devices: int, chunks: int = 1) -> str:
-    """A stage by its device, and which of its chunks it is: "device 1, chunk 1"."""
-    return f"device {stage % devices}" + (f", chunk {stage // devices}" if chunks > 1 else "")
-
-
-MOST_LAYERS, MOST_STATES = 100_000, 100_000  # of a partition; of partial splits held at once
 
 
 def partition(
@@ -142,10 +135,9 @@ def partition(
     if (memory is None) != (capacity is None):
         raise PartitionError("memory (of each layer) and capacity (of each device) go together")
     devices, between = stages // chunks, len(costs) - 1
-    speeds = [1.0] * devices if speeds is None else speeds
     sends = communication if isinstance(communication, Sized) else [communication or 0] * between
     each_cost = _exact(costs, "cost", len(costs), "layer")
-    each_speed = _exact(speeds, "speed", devices, "device", positive=True)
+    each_speed = _exact(speeds or [1.0] * devices, "speed", devices, "device", positive=True)
     each_send = _exact(sends, "communication", between, "place between two layers")
     # cost / speed + send in whole numbers: of costs, of what a cost takes, of both
     unit = math.lcm(*(v.denominator for v in (*each_cost, *each_send)))
@@ -158,9 +150,9 @@ def partition(
         given = capacities(capacity, devices)
         caps = [sum(held, Fraction(0)) if cap == math.inf else Fraction(cap) for cap in given]
     least = math.lcm(*(v.denominator for v in held))
-    sizes, rooms = [int(v * least) for v in held], [int(cap * least) for cap in caps]
-    row = _Row([int(v * unit) for v in each_cost], rates, [0, *travels, 0], sizes, tuple(rooms))
-    if (bounds := _best_bounds(row)) is None:
+    sizes, rooms = [int(v * least) for v in held], tuple(int(cap * least) for cap in caps)
+    bounds = _best_bounds([int(v * unit) for v in each_cost], rates, [0, *travels, 0], sizes, rooms)
+    if bounds is None:
         numbers = map(float, (sum(held), max(held), sum(caps), max(caps)))
         needed, largest, have, most = map(format_bytes, numbers)
         raise PartitionError(
@@ -168,72 +160,73 @@ def partition(
             f"{largest}, and the {devices} devices have {have}, the largest {most}"
         )
     sent = () if devices == 1 or communication is None else tuple(map(float, each_send))
-    return Partition(bounds, tuple(map(float, costs)), tuple(map(float, speeds)), sent)
+    return Partition(bounds, tuple(map(float, costs)), tuple(map(float, each_speed)), sent)
 
 
-class _Row(NamedTuple):
-    """Layers and stages in whole numbers of any size."""
+def _best_bounds(
+    costs: list[int], rates: list[int], sends: list[int], memory: list[int], room: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """The bounds of the best split, all numbers whole; None if memory allows none.
 
-    costs: list[int]
-    rates: list[int]  # of each stage: the time of a cost of 1
-    sends: list[int]  # time of a cut before each layer and behind the last
-    memory: list[int]
-    room: tuple[int, ...]  # of each device; stage s is on device s mod their number
+    ``rates``: by stage, the time of a cost of 1; ``sends``: the time of a cut before each layer and
+    behind the last; ``room``: of each device. The limit of a stage's time grows until there is a
+    split, then halves the distance; the last, below the best, is the proof.
+    """
 
+    def split(limit: int) -> tuple[int, tuple[int, ...]] | None:
+        if (bounds := _most_even(costs, rates, sends, memory, room, limit)) is None:
+            return None
+        times = zip(rates, pairwise(bounds), strict=True)
+        return max(sum(costs[a:b]) * rate + sends[b] for rate, (a, b) in times), bounds
 
-_Grown = dict[tuple[int, tuple[int, ...]], tuple[float, tuple[int, ...]]]
-"""Partial splits: (first layer, room left on each device) -> (sum of squares, -bounds behind)."""
-
-
-def _best_bounds(row: _Row) -> tuple[int, ...] | None:
-    """The bounds of the best split; None if memory allows none. The limit of a stage's time grows
-    until there is a split, then halves the distance; the last, below the best, is the proof."""
-
-    def slowest(bounds: tuple[int, ...]) -> int:
-        stages = zip(row.rates, pairwise(bounds), strict=True)
-        return max(sum(row.costs[a:b]) * rate + row.sends[b] for rate, (a, b) in stages)
-
-    limit = low = max(max(row.costs), sum(row.costs) // len(row.rates)) * min(row.rates)
-    step, whole = low // 16 + 1, sum(row.costs) * max(row.rates) + max(row.sends)
-    while (best := _most_even(row, limit)) is None:
+    limit = low = max(max(costs), sum(costs) // len(rates)) * min(rates)
+    step, whole = low // 16 + 1, sum(costs) * max(rates) + max(sends)
+    while (best := split(limit)) is None:
         if limit >= whole:
             return None
         low, limit, step = limit, limit + step, 2 * step
-    high = slowest(best)
-    while better := _most_even(row, high - 1):
-        high = slowest(better)
-        if better := _most_even(row, middle := (low + high) // 2):
-            high = slowest(better)
+    while better := split(best[0] - 1):
+        best = better
+        if better := split(middle := (low + best[0]) // 2):
+            best = better
         else:
             low = middle
-    return _most_even(row, high)
+    return _most_even(costs, rates, sends, memory, room, best[0])
 
 
-def _most_even(row: _Row, limit: int) -> tuple[int, ...] | None:
+def _most_even(
+    costs: list[int],
+    rates: list[int],
+    sends: list[int],
+    memory: list[int],
+    room: tuple[int, ...],
+    limit: int,
+) -> tuple[int, ...] | None:
     """The most even split whose stages take at most ``limit``; None for none. Grown from the last
     stage to the first; of parts that leave the same layers and memory the most even is kept."""
-    sums, held = (list(accumulate(each, initial=0)) for each in (row.costs, row.memory))
-    reach = list(accumulate((limit // rate for rate in row.rates), initial=0))
-    grown: _Grown = {(len(row.costs), row.room): (0, ())}
-    for s in reversed(range(len(row.rates))):
-        longer: _Grown = {}
-        device, rate, top = s % len(row.room), row.rates[s], bisect_right(sums, reach[s])
-        for (end, room), (squares, bounds) in grown.items():
+    sums, held = (list(accumulate(each, initial=0)) for each in (costs, memory))
+    reach = list(accumulate((limit // rate for rate in rates), initial=0))
+    # partial splits: (first layer, room left on each device) -> (sum of squares, -bounds behind)
+    grown: dict[tuple[int, tuple[int, ...]], tuple[float, tuple[int, ...]]]
+    grown = {(len(costs), room): (0, ())}
+    for s in reversed(range(len(rates))):
+        shorter, grown = grown, {}
+        device, rate, top = s % len(room), rates[s], bisect_right(sums, reach[s])
+        for (end, free), (squares, bounds) in shorter.items():
             for start in range(min(end, top) - 1, s - 1, -1):
-                time = (sums[end] - sums[start]) * rate + row.sends[end]
-                free = room[device] - held[end] + held[start]
-                if time > limit or free < 0:
+                time = (sums[end] - sums[start]) * rate + sends[end]
+                rest = free[device] - held[end] + held[start]
+                if time > limit or rest < 0:
                     break
-                kept = free if s >= len(room) else 0  # nothing more comes to this device
-                left = *room[:device], kept, *room[device + 1 :]
+                kept = rest if s >= len(room) else 0  # nothing more comes to this device
+                left = *free[:device], kept, *free[device + 1 :]
                 value = squares + time * time, (-end, *bounds)
-                if held[start] <= sum(left) and value < longer.get((start, left), (math.inf, ())):
-                    longer[start, left] = value
-        if len(longer) > MOST_STATES:
+                if held[start] <= sum(left) and value < grown.get((start, left), (math.inf, ())):
+                    grown[start, left] = value
+        if len(grown) > MOST_STATES:
             raise PartitionError(
                 f"more than {MOST_STATES:,} partial splits; use fewer layers or chunks"
             )
-        grown = longer
     found = min((value for (start, _), value in grown.items() if start == 0), default=None)
     return found and (0, *(-bound for bound in found[1]))
 
@@ -246,6 +239,11 @@ def contiguous_splits(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
     """
     for cuts in combinations(range(1, count(layers, "layers")), count(stages, "stages") - 1):
         yield (0, *cuts, layers)
+
+
+def stage_name(stage: int, devices: int, chunks: int = 1) -> str:
+    """A stage by its device, and which of its chunks it is: "device 1, chunk 1"."""
+    return f"device {stage % devices}" + (f", chunk {stage // devices}" if chunks > 1 else "")
 
 
 def count(value: object, name: str) -> int:
@@ -274,8 +272,8 @@ def _exact(
     values: Sequence[float | Fraction], name: str, length: int, each: str, positive: bool = False
 ) -> list[Fraction]:
     """The values as fractions; what is not usable is refused with its number."""
-    if isinstance(values, str) or not hasattr(values, "__len__") or len(values) != length:
-        got = len(values) if hasattr(values, "__len__") else short(values)
+    got: object = len(values) if hasattr(values, "__len__") else short(values)
+    if isinstance(values, str) or got != length:
         raise PartitionError(
             f"got {got} {name} values where {length} are needed: one for each {each}"
         )
