@@ -1,6 +1,5 @@
 """`tiledask idle` as it is typed from its help alone; every number is worked out in a comment."""
 
-import json
 import re
 
 import pytest
@@ -145,10 +144,3 @@ def test_mistakes_are_answered_in_the_words_of_the_command_line(typed, asked, wo
     assert (ran.code, ran.out) == (2, "")
     assert words in ran.err
     assert not re.search("forward_only|devices=|stages=", ran.err)
-
-
-def test_a_trace_and_a_figure_are_written(typed, tmp_path):
-    trace = tmp_path / "run.json"
-    assert typed(f"idle layer-wise 2 --trace {trace}").code == 0
-    spans = [e for e in json.loads(trace.read_text())["traceEvents"] if e["ph"] == "X"]
-    assert len(spans) == 4  # a forward and a backward of each stage

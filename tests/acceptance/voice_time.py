@@ -62,10 +62,8 @@ IDLE = [
         "end of it, a forward 1 s, a backward 2: (8 + 3) x 3",
         33.0,
         {
-            "formula": said(lambda: td.formulas.one_forward_one_backward_makespan(4, 8, 1.0, 2.0)),
-            "formula, GPipe": said(lambda: td.formulas.gpipe_makespan([1.0] * 4, [2.0] * 4, 8)),
             "bound": said(lambda: td.formulas.lower_bound([1.0] * 4, [2.0] * 4, 8)),
-            "simulated": said(lambda: td.simulate("1f1b", 4, 8).makespan),
+            "simulated": said(lambda: td.simulate(td.schedule("1f1b", 4, 8)).makespan),
             "optimum": said(lambda: td.optimal_schedule(4, 8, 1.0, 2.0, memory_limit=4).makespan),
             "idle": typed("idle 1f1b 4 8", "makespan"),
             "nb 08": shown(8, "end of 8 micro-batches on 4 stages"),
@@ -82,9 +80,11 @@ IDLE = [
         "micro-batches that 1F1B keeps on each of 4 devices",
         [4, 3, 2, 1],
         {
-            "simulated": said(lambda: list(td.simulate("1f1b", 4, 8).peak_in_flight)),
+            "simulated": said(lambda: list(td.simulate(td.schedule("1f1b", 4, 8)).peak_in_flight)),
             "idle": typed("idle 1f1b 4 8", "peak_in_flight"),
-            "over time": said(lambda: list(td.memory_over_time(td.simulate("1f1b", 4, 8)).peaks)),
+            "over time": said(
+                lambda: list(td.memory_over_time(td.simulate(td.schedule("1f1b", 4, 8))).peaks)
+            ),
             "program": said(
                 lambda: [*td.program(td.schedule("1f1b", 4, 8)).memory.per_place.values()]
             ),
@@ -99,7 +99,7 @@ IDLE = [
         "micro-batches that GPipe keeps on each of 4 devices: all 8",
         [8] * 4,
         {
-            "simulated": said(lambda: list(td.simulate("gpipe", 4, 8).peak_in_flight)),
+            "simulated": said(lambda: list(td.simulate(td.schedule("gpipe", 4, 8)).peak_in_flight)),
             "idle": typed("idle gpipe 4 8", "peak_in_flight"),
         },
     ),
@@ -167,7 +167,9 @@ IDLE = [
         3.6,
         {
             "ask 33": ask(33, "total idle"),
-            "simulated": said(lambda: td.simulate("naive", 4, 1, forward=0.1, backward=0.2).idle),
+            "simulated": said(
+                lambda: td.simulate(td.schedule("naive", 4, 1), forward=0.1, backward=0.2).idle
+            ),
             "idle": typed("idle naive 4 1 --forward 0.1 --backward 0.2", "idle"),
         },
     ),

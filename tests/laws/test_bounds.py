@@ -28,9 +28,9 @@ CALLS = {
         lambda: td.Schedule.from_text(f"{DIGITS}F0"),
         lambda: td.Schedule.from_text(f"@{DIGITS}; 0F0"),
         lambda: td.Schedule.from_text(LONG),
-        lambda: td.simulate("1f1b", 4, 8, forward=LONG),
-        lambda: td.simulate("1f1b", 4, 8, latency=[LONG]),
-        lambda: td.simulate("1f1b", 4, BIG),
+        lambda: td.simulate(td.schedule("1f1b", 4, 8), forward=LONG),
+        lambda: td.simulate(td.schedule("1f1b", 4, 8), latency=[LONG]),
+        lambda: td.simulate(td.schedule("1f1b", 4, BIG)),
         lambda: td.simulate(BIG),
     ],
     "partition": [

@@ -71,7 +71,7 @@ def test_a_layout_is_imported_and_exported(capsys, tmp_path):
         ("fit gpt-9 1xH100", "tiledask fit: no model description is called 'gpt-9'"),
         ("fit gpt2 0xH100", "0xH100"),
         ("fit 1xH100", "a model and a cluster are named"),
-        ("idle --diagnose a.csv --trace b.json", "writes no figure and no trace"),
+        ("idle --diagnose a.csv --figure b.png", "writes no figure"),
         ("fit gpt2 1xH100 --deepspeed a --torchtitan b", "one configuration at a time"),
         ("fit gpt2 1xH100 --price 2", "--price is for --tokens"),
         ("fit gpt2 1xH100 --tokens many", "cannot read 'many' as a number of 0 or more; write 15T"),

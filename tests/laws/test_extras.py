@@ -66,8 +66,8 @@ MISSING = {
     "td.start_cluster": "run",
     "td.matmul": "run",
     "td.tile.as_dtype('bfloat16')": "run",
-    "td.simulate('1f1b', 4, 8).to_frame()": "plots",
-    "td.plots.gantt(td.simulate('1f1b', 4, 8))": "plots",
+    "td.simulate(td.schedule('1f1b', 4, 8)).to_frame()": "plots",
+    "td.plots.gantt(td.simulate(td.schedule('1f1b', 4, 8)))": "plots",
     "td.create_array('x.zarr', (4, 4), 'f4', chunks=(2, 2))": "files",
     "td.optimal_schedule(2, 3, forward=1.0, backward=2.0)": "optimum",
 }

@@ -14,3 +14,11 @@ def interleaved_makespan(p: int, m: int, v: int, stage: float, latency: float = 
     sends; a simulation, in which every one waits, gives p c more (Table 5 of arXiv 2401.10241).
     """
     return m * stage + (p - 1) * stage / v + ((2 * v - 1) * p - 2) * latency
+
+
+def gpipe_makespan(
+    forward: list[float], backward: list[float], microbatches: int, latency: float = 0.0
+) -> float:
+    """Seconds of GPipe with any stage times: sum F + (m-1) max F, the same for B, 2 (p-1) c."""
+    halves = sum(sum(t) + (microbatches - 1) * max(t) for t in (forward, backward))
+    return float(halves + 2 * (len(forward) - 1) * latency)

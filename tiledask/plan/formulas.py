@@ -1,7 +1,6 @@
 """What can be said before anything is simulated or run: closed forms and bounds, with sources.
 
 idle time   bubble_fraction, bubble_overhead
-            gpipe_makespan, one_forward_one_backward_makespan: seconds
             lower_bound: no schedule takes less
 memory      state_bytes: weights, gradients and optimizer states of a rank
             minimum_devices, zero3_minimum_degree: how many devices hold them
@@ -11,16 +10,9 @@ losses      checkpointing, checkpoint_interval: how often to save what may be lo
 
 from tiledask.plan.fitting.states import minimum_devices, zero3_minimum_degree
 from tiledask.plan.inputs.recipes import state_bytes
-from tiledask.plan.pipelines.closed_form import (
-    bubble_fraction,
-    bubble_overhead,
-    gpipe_makespan,
-    lower_bound,
-    one_forward_one_backward_makespan,
-)
+from tiledask.plan.pipelines.closed_form import bubble_fraction, bubble_overhead, lower_bound
 from tiledask.plan.products.product import grids
 from tiledask.plan.timing.checkpointing import checkpoint_interval, checkpointing
 
 __all__ = ["bubble_fraction", "bubble_overhead", "checkpoint_interval", "checkpointing"]
-__all__ += ["gpipe_makespan", "grids", "lower_bound", "minimum_devices"]
-__all__ += ["one_forward_one_backward_makespan", "state_bytes", "zero3_minimum_degree"]
+__all__ += ["grids", "lower_bound", "minimum_devices", "state_bytes", "zero3_minimum_degree"]

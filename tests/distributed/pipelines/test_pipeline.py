@@ -72,7 +72,7 @@ def assert_in_order(run, schedule):
     """Each device did its actions one after the other as the schedule says, pairs at once."""
     pairs = np.split(schedule.paired, schedule.turns[1:-1])
     for device in range(schedule.devices):
-        turns = {str(a): turn for turn, a in enumerate(schedule.actions(device))}
+        turns = {str(a): turn for turn, a in enumerate(schedule.orders[device])}
         frame = run.timeline.to_frame().query("device == @device and kind != 'T'")
         ran = [
             (r.start, turns[f"{r.stage}{r.kind}{r.microbatch}"], r.end) for r in frame.itertuples()
@@ -184,7 +184,7 @@ TWO, STAGES = td.schedule("gpipe", 2, 2), stack((0, 1, 2), **SHAPE)
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"stages": STAGES[:1]}, ScheduleError, "2 stages and the model 1"),
+        ({"stages": STAGES[:1]}, ScheduleError, "has 2 stages and"),
         (
             {"schedule": td.schedule("gpipe", 5, 2), "stages": stack(range(6), **SHAPE)},
             PlacementError,

@@ -314,7 +314,7 @@ def test_gantt_numbers_of_many_actions_are_there_and_in_their_box():
     across = axes.transData.transform([(0, 0), (1, 0)])[:, 0]
     widths = [text.get_window_extent().width for text in axes.texts]
     assert max(widths) <= 1.02 * 2 * np.ptp(across)  # F lasts 1 s, B 2 s
-    uneven = plots.gantt(td.simulate("gpipe", 2, 4, forward=[21, 0.5], backward=0))
+    uneven = plots.gantt(td.simulate(td.schedule("gpipe", 2, 4), forward=[21, 0.5], backward=0))
     assert [(*t.get_position(), t.get_text()) for t in uneven.axes[0].texts] == [
         (21 * i + 10.5, 0, f"{i}") for i in range(4)
     ]
@@ -324,7 +324,7 @@ def test_gantt_numbers_of_many_actions_are_there_and_in_their_box():
 
 
 def test_gantt_names_its_rows_and_says_how_long_each_device_idles():
-    run = td.simulate("1f1b", 2, 2, latency=0.5)
+    run = td.simulate(td.schedule("1f1b", 2, 2), latency=0.5)
     assert {"one", "two"} <= {*words(plots.gantt(run, lanes=["one", "two", "three"]))}
     assert plots.gantt(run, between=(1, 2)).axes[0].get_xlim() == (1, 2)
     shares = [

@@ -74,7 +74,7 @@ WRONG = [
     ("order-on-2", ONE_F.replace("1B0,1F1", "(1F1;1B0)OVERLAP_F_B"), "one action at a time"),
     ("partition-and-schedule", EVEN + " ; gpipe", "over memory: device 0 holds 19 GB"),
     ("partition-and-schedule", EVEN + " ; zb-v", "4 stages on 2 devices, and there are 4"),
-    ("partition-and-schedule", EVEN + " ; 0F0,0B0;1F0,1B0", "has 2 stages and the model 4"),
+    ("partition-and-schedule", EVEN + " ; 0F0,0B0;1F0,1B0", "has 2 stages and 1 micro-batches"),
 ]
 """More of them are in tests/golden/judged.json.gz."""
 

@@ -220,7 +220,10 @@ LATE = Timeline.of(3, [(0, "F", 0, 0, 0, 1), (1, "F", 1, 0, 1, 2)])
     [
         (7, r"a trace is a Timeline, .*; got int"),
         (LATE, "device 2 does no work in the simulated timeline"),
-        (td.simulate("dualpipev", 8, 10), "two things at once: .* a run without pairs"),
+        (
+            td.simulate(td.schedule("dualpipev", 8, 10)),
+            "two things at once: .* a run without pairs",
+        ),
         (b"\x1f\x8b\x08\x00\xff", r"trace\.csv cannot be read as CSV or JSON: "),
     ],
 )

@@ -80,15 +80,6 @@ def test_any_spans_at_all(rows, origin):
     check(Timeline.of(4, spans, origin))
 
 
-def test_the_triangles_of_gpipe():
-    """Device d waits d F for the first block and p - 1 - d times F + B between; d B are left."""
-    p, F, B = 4, 1.0, 2.0
-    found = simulate(schedule("gpipe", p, 8), F, B).idle_time.per_device
-    assert found["warm-up"] == tuple(d * F for d in range(p))
-    assert found["dependency"] == tuple((p - 1 - d) * (F + B) for d in range(p))
-    assert found["draining"] == tuple(d * B for d in range(p))
-
-
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("slow", range(4))
 def test_one_slow_stage_is_what_the_others_wait_for(name, slow):
@@ -121,9 +112,3 @@ def test_a_wait_of_three_causes_and_the_slow_start_after_it():
         (1, "overhead", 1.75, 2.0),
         (1, "overhead", 3.0, 3.5),
     ]
-
-
-def test_nothing_at_all():
-    found = Timeline.of(2, []).idle_time
-    assert len(found.device) == 0
-    assert found.total == dict.fromkeys(CAUSES, 0)

@@ -8,9 +8,8 @@ from itertools import product
 
 import pytest
 
-from tiledask.errors import ScheduleError
-from tiledask.plan.pipelines.generators.two_way import chimera, dualpipe, dualpipev
-from tiledask.plan.pipelines.generators.v_shape import v_half, v_min, zb_v
+from tiledask.plan.pipelines.generators.two_way import chimera, dualpipe
+from tiledask.plan.pipelines.generators.v_shape import zb_v
 from tiledask.plan.pipelines.generators.zb_auto import zb_auto
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import schedules
@@ -54,17 +53,6 @@ def test_closed_forms_of_the_bubble(p, m):
             assert span_over_work(zb_h2(p, m), F, I, W) == pytest.approx((p - 1) * (F + I - 2 * W))
 
 
-def test_more_memory_helps_up_to_the_plateau():
-    """arXiv 2401.10241, appendix B: floor(((p-1)(I+2c) + pF) / F) = 15 for p = 8, F = I = 1."""
-    over = {
-        limit: span_over_work(zb_auto(8, 24, memory_limit=limit, weight_part=0.4), 1.0, 1.0, 1.0)
-        for limit in (8, 14, 15, 16, 22)
-    }
-    assert over == pytest.approx({8: 7.0, 14: 1.0, 15: 0.0, 16: 0.0, 22: 0.0}, abs=1e-9)
-    warmup = [a.kind for a in zb_auto(8, 24, memory_limit=99).actions(0)].index("I")
-    assert warmup == 15
-
-
 @pytest.mark.parametrize("limit", [1.0, 1.5, 2.0, 3.0, 4.0, 5.4, 8.0])
 @pytest.mark.parametrize(
     ("F", "I", "W", "c"), [(1.0, 1.0, 1.0, 0.0), (2.0, 1.0, 0.5, 0.3), (1.0, 3.0, 2.0, 1.0)]
@@ -73,32 +61,6 @@ def test_auto_stays_within_its_memory(limit, F, I, W, c):
     for p, m in product(range(1, 6), (1, 3, 8)):
         built = validate(zb_auto(p, m, F, I, W, c, memory_limit=limit, weight_part=0.4), p, m)
         assert max(peak_memory(built, 1.0, 0.4)) <= limit + 1e-9
-
-
-def test_auto_plans_with_the_times_of_each_stage():
-    F, W = [1.0, 2.0, 1.0, 2.0], [0.5, 1.0, 0.5, 1.0]
-    times = {"forward": F, "backward_input": F, "backward_weight": W}
-    rates = [
-        simulate(built, **times).span_bubble
-        for built in (zb_auto(4, 12, **times, memory_limit=8), zb_auto(4, 12, memory_limit=8))
-    ]
-    assert rates[0] == pytest.approx(0.25)  # the slow stages, twice the others, never wait
-    assert rates[1] > 0.27
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: zb_auto(2, 2, memory_limit=0.9), "takes 1 of memory and the limit is 0.9"),
-        (lambda: zb_auto(2, 2, memory_limit=1, weight_part=2), "weight_part is at most activation"),
-        (lambda: zb_auto(2, 2, forward=[1, 2, 3]), "forward must be .* 2 numbers"),
-        (lambda: zb_auto(4, 4, latency=-1), "finite and 0 or more seconds, got -1"),
-        (lambda: interleaved_zero_bubble(6, 2, devices=4), "use 4 or 8 stages"),
-    ],
-)
-def test_refuses(call, message):
-    with pytest.raises(ScheduleError, match=message):
-        call()
 
 
 def equal_chunks(built: Schedule):
@@ -115,24 +77,6 @@ def test_zb_v_attains_the_lower_bound(p):
         assert t.makespan == (p - 1) + 6 * m
         assert t.span_bubble == pytest.approx(0.0, abs=1e-12)
         assert max(peak_in_flight(built)) == min(2 * p, 2 * m)
-
-
-@pytest.mark.parametrize("p", range(1, 9))
-def test_v_schedules_trade_time_for_memory(p):
-    for m in (1, 2, 5, 12):
-        assert max(peak_in_flight(v_half(2 * p, m))) <= min(2 * m, p + 2 + p % 2)
-        assert max(peak_in_flight(v_min(2 * p, m))) <= min(2 * m, 2 * p // 3 + 3)
-    built = [build(2 * p, 4 * p) for build in (v_min, v_half, zb_v)]
-    low, middle, high = (max(peak_in_flight(s)) for s in built)
-    assert p < 3 or low <= middle <= high == 2 * p
-    times = [equal_chunks(s).makespan for s in built]
-    assert p < 3 or times == sorted(times, reverse=True)
-
-
-def test_pairs_lose_the_overlap_that_f_and_b_alone_do_not():
-    built = dualpipev(8, 10)
-    alone = Schedule.of(built.orders, built.place)
-    assert simulate(alone, 1.0, 2.0).makespan == simulate(built, 1.0, 2.0).makespan - 3  # p - 1
 
 
 @pytest.mark.parametrize("p", [2, 4, 6, 8])

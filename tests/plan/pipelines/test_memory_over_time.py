@@ -4,8 +4,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tiledask.errors import ScheduleError
 from tiledask.plan.pipelines.schedules import schedule
@@ -45,22 +43,6 @@ def test_every_step_is_what_loops_count(name):
                 expected = held_in_loops(timeline, device, time, activation, part, static)
                 assert size == expected
         assert sizes[-1] == 100 * (device + 1), "all that was kept is let go"
-
-
-@given(
-    st.sampled_from([*WHOLE, *SPLIT, "eager-1f1b", "zb-v"]),
-    st.integers(1, 5),
-    st.integers(1, 7),
-    st.sampled_from([0.0, 0.25, 3.0]),
-)
-def test_counted_in_ones_the_peaks_are_those_of_the_order(name, devices, microbatches, latency):
-    stages = devices * 2 if name == "zb-v" else devices
-    timeline = simulate(schedule(name, stages, microbatches), latency=latency)
-    held = memory_over_time(timeline)
-    assert held.peaks == timeline.peak_in_flight
-    most, device, time = held.peak
-    times, sizes = held.steps[device]
-    assert most == max(held.peaks) == sizes[times == time].max()
 
 
 def test_whole_numbers_stay_whole_and_the_peak_is_the_earliest():

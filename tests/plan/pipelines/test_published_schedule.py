@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import numpy as np
 import pytest
-from oracles.closed_pipelines import interleaved_makespan, speedup
+from oracles.closed_pipelines import gpipe_makespan, interleaved_makespan, speedup
 from oracles.published_cases import assert_nothing_in_silence, check_of, load_cases, matching
 
 from tiledask.errors import PartitionError, ScheduleError
@@ -232,7 +232,7 @@ def uneven(case):
     one, gpipe = (simulate(schedule(n, len(F), m), F, B, c) for n in ("1f1b", "gpipe"))
     close(case, one.makespan, e["makespan_1F1B"])
     close(case, gpipe.makespan, e["makespan_GPipe"])
-    close(case, cf.gpipe_makespan(F, B, m, c), e["makespan_GPipe"])
+    close(case, gpipe_makespan(F, B, m, c), e["makespan_GPipe"])
     close(case, cf.lower_bound(F, B, m, c), e["lower_bound"])
 
 

@@ -329,14 +329,9 @@ def _occupied(costs: PipelineCosts, actions: Sequence[Action]) -> float:
     """Seconds for which actions that are done at once, usually one, occupy their device; 0 for as
     long as their work takes."""
 
-    def entry(row: np.ndarray, microbatch: int) -> float:
-        return float(row[microbatch if len(row) > 1 else 0])
-
-    _, stage, microbatch = actions[0]
-    seconds = entry(costs.together[stage], microbatch) if len(actions) > 1 else -1.0
-    if seconds >= 0:
+    if len(actions) > 1 and (seconds := float(costs.together[actions[0][1:]])) >= 0:
         return seconds
-    return sum(entry(costs.seconds[KINDS.index(k), s], i) for k, s, i in actions)
+    return float(sum(costs.seconds[KINDS.index(k), s, i] for k, s, i in actions))
 
 
 def arrived(device: int, action: Action, latency: float, block: Arrival) -> Iterator[Span]:

@@ -42,7 +42,6 @@ from tiledask.distributed.ranks.run import run_ranks
 from tiledask.distributed.transport.endpoint import lost
 from tiledask.plan.pipelines.costs import PipelineCosts
 from tiledask.plan.pipelines.schedule import Schedule
-from tiledask.plan.pipelines.simulate import topological_order
 from tiledask.plan.pipelines.timeline import TRANSFER
 from tiledask.plan.program.making.pipeline import KERNELS
 from tiledask.plan.program.ops import Op
@@ -149,15 +148,10 @@ def _submitted(job: PipelineJob, kernels: Sequence[Future[Any]]) -> list[Future[
 
 def _in_order(job: PipelineJob) -> Iterator[tuple[int, list[int]]]:
     """A device and its turns that are done at once, each after what it receives from."""
-    blocks = [at_once(order) for order in job.program.orders]
-    begun = [0] * len(blocks)
-    for action in topological_order(job.schedule):
-        device = job.schedule.holder(action.stage, action.microbatch)
-        if not begun[device]:
-            turns = next(blocks[device])
-            begun[device] = len(turns)
-            yield device, turns
-        begun[device] -= 1
+    for n in job.schedule.steps:
+        device = int(job.schedule.device[n])
+        turn = n - int(job.schedule.turns[device])
+        yield device, [turn, turn + 1] if job.schedule.paired[n] else [turn]
 
 
 @dataclass

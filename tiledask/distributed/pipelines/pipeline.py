@@ -111,20 +111,18 @@ def run_schedule(
     workers = cluster_of(cluster, "a pipeline")
     halves = {"backward_input": backward_input, "backward_weight": backward_weight}
     times = {"forward": forward, "backward": backward, **halves}
-    travel = {"latency": latency, "overlapped": overlapped}
-    costs = _costs(schedule, times, travel)
+    travel: dict[str, Any] = {"latency": latency, "overlapped": overlapped}
     dummies = stages is None
     if stages is None:
         batch = np.zeros((schedule.microbatches, 1)) if batch is None else batch
         if target is None and schedule.trains:
             target = np.zeros_like(batch)
         stages = [Dummy(np.shape(batch)[-1])] * schedule.stages
-    validate(schedule, stages=len(stages))
+    costs = _costs(validate(schedule, stages=len(stages)), times, travel)
     batch = _check(schedule, stages, batch, target, workers)
     simulated = None
     if any(each is not None for each in times.values()):
-        shape = len(times), schedule.stages, schedule.microbatches
-        seconds = dict(zip(times, np.broadcast_to(costs.seconds, shape), strict=True))
+        seconds: dict[str, Any] = dict(zip(times, costs.seconds, strict=True))
         simulated = simulate(schedule, **seconds, **travel)
     made, kept = _sized(schedule, stages, batch)
     planned = PipelineJob(schedule, made, workers, costs, seconds_of(timeout))

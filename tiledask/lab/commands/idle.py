@@ -31,11 +31,11 @@ FACTS = ("makespan", "lower_bound", "busy", "idle", *SHARES, *PER_DEVICE)
 def run_idle(args: argparse.Namespace) -> Run:
     """What was asked for, simulated and shown; 1 for a utilisation that is not reached."""
     if args.diagnose is not None:
-        others = ("schedule", "devices", "microbatches", "utilisation", "figure", "trace")
+        others = ("schedule", "devices", "microbatches", "utilisation", "figure")
         if any(getattr(args, name) is not None for name in others):
             raise ConfigError(
                 "--diagnose finds schedule, devices and micro-batches in the trace and writes no "
-                "figure and no trace; leave them out"
+                "figure; leave them out"
             )
         found = td.diagnose(args.diagnose)
         yield from found.printed()
@@ -49,8 +49,6 @@ def run_idle(args: argparse.Namespace) -> Run:
     yield from _shown(made, timeline, times, "" if args.explain else " More: --explain")
     if args.explain:
         yield from _explained(timeline)
-    if args.trace:
-        timeline.to_trace(args.trace)
     if args.figure:
         from tiledask.lab import plots
         from tiledask.lab.files import save_figure

@@ -184,7 +184,7 @@ def postmortem(
     busy, enough = Fraction(m, m + p - 1), 9 * (p - 1)
     used, idle, reaches = float(busy), 1 - float(busy), busy >= Fraction(9, 10)
     times = [1.0] * (p - 1) + [slowest]
-    uneven = td.simulate("1f1b", p, m, forward=times, backward=[2 * t for t in times])
+    uneven = td.simulate(td.schedule("1f1b", p, m), forward=times, backward=[2 * t for t in times])
     idle_uneven, more = 1 - uneven.utilisation, m < enough
     alike = 65504 / replicas  # the largest number of fp16
     above = alike / scale

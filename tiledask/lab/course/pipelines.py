@@ -96,7 +96,7 @@ def dealt_round(layers: int, devices: int, microbatches: int) -> Names:
     p, m, v = devices, microbatches, layers // devices
     cut, robin = list(td.partition(layers, p).place), [layer % p for layer in range(layers)]
     shown = some([some(range(d + 1, layers + 1, p), ",", 8) for d in range(p)], " | ", 8)
-    plain = td.simulate("1f1b", p, m, forward=0.2, backward=0.4)
+    plain = td.simulate(td.schedule("1f1b", p, m), forward=0.2, backward=0.4)
     looped = td.simulate(td.schedule("interleaved", layers, m, devices=p), 0.2 / v, 0.4 / v)
     few, many = (td.judge(place, layers, p).crossings or 0 for place in (cut, robin))
     verdict, used = td.judge(robin, layers, p), td.simulate(runs.one_batch(cut)).utilisation
@@ -141,7 +141,7 @@ def faulty(fault: str, devices: int, microbatches: int) -> Timeline:
     forward = [0.03] * (devices - 1) + [slowest * 0.03]
     backward = [2 * seconds for seconds in forward]
     times: dict[str, Any] = {"forward": forward, "backward": backward, "latency": latency * 0.03}
-    return td.simulate(name, devices, m or microbatches, **times)
+    return td.simulate(td.schedule(name, devices, m or microbatches), **times)
 
 
 def _end(dtype: str, rate: float, scale: float, master: bool) -> float:
@@ -226,7 +226,7 @@ def in_turn(busy: list[float]) -> Timeline:
     works is the way of results, and a backward takes twice a forward."""
     hop = max(0.0, 1 - sum(busy)) / (2 * (len(busy) - 1))
     forward, backward = ([part * share / 3 for share in busy] for part in (1, 2))
-    return td.simulate("naive", len(busy), 1, forward=forward, backward=backward, latency=hop)
+    return td.simulate(td.schedule("naive", len(busy), 1), forward, backward, hop)
 
 
 def diagnosed(timeline: Timeline) -> Diagnosis:
@@ -243,7 +243,7 @@ def _found_again(plans: int) -> int:
         p, m = int(rng.integers(2, 6)), int(rng.integers(1, 9))
         forward = rng.uniform(0.5, 1.5, p)
         name = ("naive", "gpipe", "1f1b")[k % 3]
-        d = diagnosed(td.simulate(name, p, m, forward=forward, backward=2 * forward))
+        d = diagnosed(td.simulate(td.schedule(name, p, m), forward, 2 * forward))
         same = (d["devices"].value, d["microbatches"].value) == (p, m)
         imbalance = float(forward.max() / forward.mean() - 1)
         found += same and abs(d["imbalance"].value - imbalance) < 1e-6

@@ -104,7 +104,7 @@ def sliders(
 
     >>> import tiledask as td
     >>> def idle(m):
-    ...     return td.plots.gantt(td.simulate("1f1b", 4, m))
+    ...     return td.plots.gantt(td.simulate(td.schedule("1f1b", 4, m)))
     >>> sliders(idle, {"m": 8}, m=[1, 2, 4, 8]).children[0].value
     8
     """

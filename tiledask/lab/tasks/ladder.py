@@ -271,7 +271,7 @@ class Gap(NamedTuple):
 def gaps_of(run: Timeline, worker: int) -> list[Gap]:
     """Every gap of one worker, in time; the first may start at 0, the last end with the run.
 
-    >>> gaps_of(simulate("naive", 2, 1), 0)
+    >>> gaps_of(simulate(schedule("naive", 2, 1)), 0)
     [Gap(worker=0, start=1.0, end=4.0, before=1)]
     """
     rows = np.flatnonzero(run.device == worker).tolist()

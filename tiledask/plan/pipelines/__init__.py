@@ -1,15 +1,1 @@
-"""Schedules: orders of actions, what is wrong with one, when everything happens, how idle it is.
-
-schedule.py     which actions each device does, in which order, and what each waits for
-validate.py     which rule an order breaks; what it keeps
-schedules.py    the table of schedules by name: a new one is a line here
-  generators      the functions that make them
-costs.py        how long actions and the ways between stages take, and so when they happen, and
-                what no order beats
-simulate.py     the Timeline of a schedule
-timeline.py     who did what when, simulated or measured
-  spans.py        spans in columns: what a Timeline is, and memory over time
-  idle.py         idle time in pieces, each with its cause
-optimum.py      the best order of a small pipeline
-closed_form.py  what formulas say, and how many micro-batches reach a utilisation
-"""
+"""Pipeline schedules: orders of actions, when everything happens, how idle it is, and the best."""

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from math import lcm
 
-from tiledask.errors import ConfigError, ScheduleError
-from tiledask.plan.pipelines import costs as pipeline_costs
+from tiledask.errors import ConfigError
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.simulate import simulate
 
@@ -20,9 +19,7 @@ __all__ = [
     "bubble_fraction",
     "bubble_overhead",
     "fewest_microbatches",
-    "gpipe_makespan",
     "lower_bound",
-    "one_forward_one_backward_makespan",
 ]
 
 MOST, TRIED = 1_000_000, 100_000
@@ -46,35 +43,6 @@ def bubble_overhead(devices: int, microbatches: int, chunks: int = 1) -> float:
     (0.375, 0.1875)
     """
     return (devices - 1) / (chunks * microbatches)
-
-
-def gpipe_makespan(
-    forward: Sequence[float], backward: Sequence[float], microbatches: int, latency: float = 0.0
-) -> float:
-    """Seconds of GPipe with any stage times: sum F + (m-1) max F, the same for B, 2 (p-1) c.
-
-    >>> gpipe_makespan([1, 2, 1, 1], [2, 4, 2, 2], microbatches=8)
-    57.0
-    """
-    halves = sum(sum(t) + (microbatches - 1) * max(t) for t in (forward, backward))
-    return float(halves + 2 * (len(forward) - 1) * latency)
-
-
-def one_forward_one_backward_makespan(
-    devices: int, microbatches: int, forward: float, backward: float, latency: float = 0.0
-) -> float:
-    """Seconds of 1F1B with equal stages: (m+p-1)(F+B) + c (2 (p-1) m/p + 2 (p-2)).
-
-    For a latency that is small beside F and B; ScheduleError for one if p does not divide m.
-
-    >>> one_forward_one_backward_makespan(4, 8, 1, 2, latency=0.25)
-    37.0
-    """
-    p, m = devices, microbatches
-    if m % p and latency:
-        raise ScheduleError(f"with latency m is a multiple of {p} micro-batches, got {m}; simulate")
-    hops = 2 * (p - 1) * m // p + 2 * (p - 2) if p > 1 else 0
-    return float((m + p - 1) * (forward + backward) + latency * hops)
 
 
 def lower_bound(
@@ -120,30 +88,25 @@ def fewest_microbatches(
     each = {name: x if isinstance(x, Sequence) else [x] for name, x in times.items()}
     unit = 2 * lcm(*(x.denominator for row in each.values() for x in row))  # and of half a backward
     whole = {name: [float(x * unit) for x in row] for name, row in each.items()}
-    units = {name: row[0] if len(row) == 1 else row for name, row in whole.items()}
+    units = {name: row if len(row) > 1 else row[0] for name, row in whole.items()}
 
-    def at_most(m: int) -> Fraction:
-        """No order of the same actions is busier."""
-        costs = pipeline_costs.costs_of(made := make(m), **units)
-        least = Fraction(pipeline_costs.lower_bound(made, costs))
-        busy = Fraction(float(costs.of_actions(made).sum()))
-        return busy / (made.devices * least) if least else Fraction(1)
-
-    def reached(m: int) -> tuple[int, Fraction]:
+    def share(m: int, bound: bool = False) -> Fraction:
+        """The utilisation; or what no order of the same actions surpasses."""
         t = simulate(make(m), **units)
-        if not 0 < t.makespan < 2**53:
+        seconds = t.lower_bound if bound else t.makespan
+        if not seconds or seconds >= 2**53:
             raise ConfigError("a step takes no time, or times have too many digits to be exact")
-        return m, Fraction(t.busy) / (t.devices * Fraction(t.makespan))
+        return Fraction(t.busy) / (t.devices * Fraction(seconds))
 
     # what the bound allows grows with m: no fewer than the first that it allows will do
     below, m, size = 0, 1, len(make(1))
-    while at_most(m) < wanted:
+    while share(m, bound=True) < wanted:
         below, m = m, 2 * m
         if m * size > MOST:
-            return [reached(below)]
-    m = bisect_left(range(m), wanted, below + 1, key=at_most)
-    tried, left = [reached(k) for k in (m - 1, m) if k], TRIED
+            return [(below, share(below))]
+    m = bisect_left(range(m), wanted, below + 1, key=lambda k: share(k, bound=True))
+    tried, left = [(k, share(k)) for k in (m - 1, m) if k], TRIED
     while tried[-1][1] < wanted and left > 0:
         m, left = m + 1, left - m * size
-        tried = [tried[-1], reached(m)]
+        tried = [tried[-1], (m, share(m))]
     return tried if tried[-1][1] >= wanted else tried[-1:]

@@ -15,36 +15,35 @@ from tiledask.plan.pipelines.schedule import KINDS, Schedule
 
 __all__ = ["PerBoundary", "PipelineCosts", "Times", "costs_of", "finish_times", "lower_bound"]
 
-Times = float | Sequence[float] | Sequence[Sequence[float]]
+Times = float | Sequence[float] | Sequence[Sequence[float]] | np.ndarray
 """Seconds: one number, one per stage, or one per stage and micro-batch."""
-PerBoundary = float | Sequence[float]
+PerBoundary = float | Sequence[float] | np.ndarray
 
 
 class PipelineCosts(NamedTuple):
     """Seconds of all that happens in a schedule."""
 
     seconds: np.ndarray
-    """[4, stages, microbatches or 1]: by kind."""
+    """[4, stages, microbatches]: by kind."""
     together: np.ndarray
-    """[stages, microbatches or 1]: of a forward and a backward at once; negative for the sum."""
+    """[stages, microbatches]: of a forward and a backward at once; negative for the sum."""
     hop: np.ndarray
     """[pipelines, stages + 1]: on the way over the boundary before each stage; 0 within a device,
     before the first stage and behind the last."""
 
     def of_actions(self, schedule: Schedule) -> np.ndarray:
         """[actions]: by how much each adds to its device's work; a pair's are its forward's."""
-        number = schedule.microbatch if self.seconds.shape[2] > 1 else 0
-        work: np.ndarray = self.seconds[schedule.kind, schedule.stage, number]
+        work: np.ndarray = self.seconds[schedule.kind, schedule.stage, schedule.microbatch]
         if schedule.pairs and (self.together >= 0).any():
             first = np.flatnonzero(schedule.paired)
-            number = schedule.microbatch[first] if self.together.shape[1] > 1 else 0
-            work[first], work[first + 1] = self.together[schedule.stage[first], number], 0.0
+            work[first + 1] = 0.0
+            work[first] = self.together[schedule.stage[first], schedule.microbatch[first]]
         return work
 
     def of_ways(self, schedule: Schedule) -> np.ndarray:
         """[actions]: what the result that each waits for takes from another stage."""
         boundary = schedule.stage + (schedule.kind != 0)  # F from the stage before, others behind
-        way: np.ndarray = self.hop[schedule.microbatch % schedule.pipelines, boundary]
+        way: np.ndarray = self.hop[schedule.microbatch % len(schedule.places), boundary]
         return np.where(schedule.kind == 3, 0.0, way)
 
 
@@ -59,7 +58,7 @@ def costs_of(
 ) -> PipelineCosts:
     """The PipelineCosts of ``schedule``; `simulate` says what each number means. Raises
     ScheduleError for times that are negative, not finite or of the wrong shape."""
-    stages, microbatches = schedule.stages, schedule.microbatches
+    shape = stages, microbatches = schedule.stages, schedule.microbatches
     of_stages = {
         (): "one number",
         (stages,): f"{stages} numbers (one per stage)",
@@ -67,9 +66,8 @@ def costs_of(
     }
 
     def table(times: Times, name: str) -> np.ndarray:
-        """[stages, microbatches], or [stages, 1] if all micro-batches agree."""
         values = numbers(times, name, of_stages, "seconds").astype(float)
-        return values if values.ndim == 2 else np.broadcast_to(values, stages)[:, None]
+        return np.broadcast_to(values[:, None] if values.ndim == 1 else values, shape)
 
     halves = backward_input, backward_weight
     I, W = (None if each is None else table(each, "a part of backward") for each in halves)
@@ -80,10 +78,10 @@ def costs_of(
     if I is None:
         I = B / 2 if W is None else B - W
     W = B - I if W is None else W
-    if min(I.min(), W.min()) < 0:
+    if min(I.min(initial=0), W.min(initial=0)) < 0:
         raise ScheduleError(f"a part of the backward is more than the whole of {B.min():g} seconds")
-    seconds = np.stack(np.broadcast_arrays(table(forward, "forward"), B, I, W))
-    together = np.full((stages, 1), -1.0) if overlapped is None else table(overlapped, "overlapped")
+    seconds = np.stack([table(forward, "forward"), B, I, W])
+    together = np.full(shape, -1.0) if overlapped is None else table(overlapped, "overlapped")
     between = {(): "one number", (stages - 1,): f"{stages - 1}, one per boundary between stages"}
     places = np.array(schedule.places)
     delay = numbers(latency, "latency", between, "seconds")
@@ -97,12 +95,15 @@ def finish_times(schedule: Schedule, costs: PipelineCosts) -> tuple[np.ndarray, 
     work[first], work[first + 1] = work[first] + work[first + 1], 0.0
     took, way = work.tolist(), costs.of_ways(schedule).tolist()
     start, end = [0.0] * len(took), [0.0] * (len(took) + 1)  # the last is of nothing
-    for action, before, maker in schedule.steps:
-        free, begin = end[before], end[maker] + way[action]
+    before, maker, second = schedule.waits
+    for n in schedule.steps:
+        free, begin = end[before[n]], end[maker[n]] + way[n]
         if begin < free:
             begin = free
-        start[action] = begin
-        end[action] = begin + took[action]
+        if second[n] >= 0:
+            begin = max(begin, end[second[n]] + way[n + 1])
+        start[n] = begin
+        end[n] = begin + took[n]
     starts, ends = np.array(start), np.array(end[:-1])
     starts[first + 1], ends[first + 1] = starts[first], ends[first]
     return starts, ends
@@ -139,7 +140,7 @@ def lower_bound(schedule: Schedule, costs: PipelineCosts) -> float:
     gradient = np.where(there[:, 2], np.where(there[:, 1], np.minimum(B, I), I), B)
     before, after, lone = np.full(devices, np.inf), np.full(devices, np.inf), 0.0
     for r, place in enumerate(schedule.places):
-        mine = slice(r, None, schedule.pipelines) if seconds.shape[2] > 1 else slice(None)
+        mine = slice(r, None, len(schedule.places))
         forward, back, hop = seconds[0][:, mine], gradient[:, mine], costs.hop[r, :-1, None]
         if not forward.size:
             continue

@@ -17,11 +17,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from tiledask.plan.pipelines.schedule import sources
-from tiledask.plan.pipelines.spans import KINDS, Spans
+from tiledask.plan.pipelines.spans import KINDS, TRANSFER, Spans
 from tiledask.plan.units import format_seconds
 
 __all__ = ["CAUSES", "IdleTime", "idle_time"]
@@ -38,8 +39,6 @@ CAUSES: Mapping[str, str] = MappingProxyType(
 )
 """Key -> its one name wherever people read it."""
 _WARM_UP, _DEPENDENCY, _IMBALANCE, _TRANSFER, _OVERHEAD, _DRAINING = range(len(CAUSES))
-_EXACT = 1e-9
-"""Of the makespan: less is rounding."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -47,8 +46,9 @@ class IdleTime:
     """Pieces of idle time in flat columns. On each device they are apart, in the order of their
     starts, and with its compute spans they make up the makespan.
 
+    >>> from tiledask.plan.pipelines.schedules import schedule
     >>> from tiledask.plan.pipelines.simulate import simulate
-    >>> simulate("gpipe", 2, 2).idle_time
+    >>> simulate(schedule("gpipe", 2, 2)).idle_time
     IdleTime(2 devices, 6 s: not yet filled 1 s, waits for other stages 3 s, draining 2 s)
     """
 
@@ -59,7 +59,7 @@ class IdleTime:
     start: np.ndarray
     end: np.ndarray
     """Seconds."""
-    overhead: list[float]
+    overhead: np.ndarray
     """Of each compute span, seconds in which it could have started, and nothing that it uses was on
     its way."""
 
@@ -91,95 +91,98 @@ def idle_time(spans: Spans) -> IdleTime:
     and a backward that start and end together are done at once, and wait together.
     """
     acts, makespan = spans.acts, spans.makespan
-    device, begin, end = acts.device.tolist(), acts.start.tolist(), acts.end.tolist()
-    uses, second = _uses(acts)
-    # of each action when its device was free, when it could start and when it did
-    last, free, ready = [0.0] * spans.devices, list[float](), list[float]()
-    for k, d in enumerate(device):
-        free.append(last[d])
-        begin[k] = max(begin[k], last[d])
-        ready.append(min(max([last[d], *(end[n] for n in uses[k])]), begin[k]))
-        last[d] = max(last[d], end[k])
-    held = [a - b for a, b in zip(begin, ready, strict=True)]
-    wait, even = _with_equal_stages(acts, held, uses, second)
-    pieces, overhead, sent = list[tuple[int, float, float, int]](), list[float](), _sent(spans)
-    little, close = _EXACT * makespan, max(last)
-    for k, d in enumerate(device):
-        own = ready[k] if ready[k] - free[k] <= wait[k] + little else free[k] + wait[k]
-        first = not k or device[k - 1] != d
-        pieces.append((d, free[k], own, _WARM_UP if first else _DEPENDENCY))
-        pieces.append((d, own, ready[k], _IMBALANCE))
-        ways = [(ready[k], begin[k])]
-        if spans.origin != "simulated":
-            both = (k, k + 1) if k + 1 in second else (k,)
-            ways = sorted(way for n in both for way in sent.get(_block(acts, n), ()))
-        at, travels = ready[k], 0.0
-        for a, b in ways:
-            if min(b, begin[k]) > max(a, at):
-                pieces.append((d, at, max(a, at), _OVERHEAD))
-                pieces.append((d, max(a, at), min(b, begin[k]), _TRANSFER))
-                travels += min(b, begin[k]) - max(a, at)
-                at = min(b, begin[k])
-        pieces.append((d, at, begin[k], _OVERHEAD))
-        overhead.append(held[k] - travels)
-    for d in range(spans.devices):
-        drain = max(even) - even[d]
-        done = close if close - last[d] <= drain + little else last[d] + drain
-        pieces += (d, last[d], done, _DRAINING), (d, done, close, _IMBALANCE)
-        pieces.append((d, close, makespan, _DRAINING))
-    kept = sorted(piece for piece in pieces if piece[2] > piece[1])
-    where, starts, ends, cause = np.array(kept, float).reshape(-1, 4).T
+    free, last = acts.free
+    close, little = last.max(initial=0.0), 1e-9 * makespan  # less is rounding
+    second = _seconds(acts)
+    # when each could start: its device is free, and what it or the second of its pair uses is made
+    uses = sources(acts.code, acts.stage, acts.microbatch)
+    made = np.append(acts.end, 0.0)[uses].max(axis=1, initial=0.0)
+    made[second - 1] = np.maximum(made[second - 1], made[second])
+    begin = np.maximum(acts.start, free)
+    ready = np.minimum(np.maximum(free, made), begin)
+    wait, even = _with_equal_stages(acts, begin - ready, uses.tolist(), second)
+    own = np.where(ready - free <= wait + little, ready, free + wait)
+    drain = even.max(initial=0.0) - even
+    done = np.where(close - last <= drain + little, close, last + drain)
+    first = np.diff(acts.device, prepend=-1) > 0
+    kind = np.full_like(ready, _TRANSFER)
+    travel, sent = begin - ready, np.stack([acts.device, kind, ready, begin])
+    if spans.origin != "simulated":
+        travel, sent = _transfers(spans, ready, begin, second)
+    devices = np.arange(spans.devices)
+    pieces: list[Any] = [
+        (acts.device, np.where(first, _WARM_UP, _DEPENDENCY), free, own),
+        (acts.device, _IMBALANCE, own, ready),
+        sent,
+        (devices, _DRAINING, last, done),
+        (devices, _IMBALANCE, done, close),
+        (devices, _DRAINING, close, makespan),
+    ]
+    rows = np.concatenate([np.stack(np.broadcast_arrays(*piece), axis=1) for piece in pieces])
+    rows = rows[rows[:, 3] > rows[:, 2]]
+    where, cause, starts, ends = rows[np.lexsort((rows[:, 2], rows[:, 0]))].T
+    overhead = begin - ready - travel
     return IdleTime(spans.devices, where.astype(int), cause.astype(int), starts, ends, overhead)
 
 
-def _uses(acts: Spans) -> tuple[list[list[int]], set[int]]:
-    """The actions whose results each uses; and which are done at once with the one before them,
-    where the first waits for what either uses."""
-    found = sources(acts.code, acts.stage, acts.microbatch).tolist()
-    uses, second = [[n for n in each if n >= 0] for each in found], set[int]()
-    columns = acts.device, acts.start, acts.end
-    rows = list(zip(*(column.tolist() for column in columns), strict=True))
-    kinds = "".join(KINDS[code] for code in acts.code.tolist())
-    for k in range(1, len(rows)):
-        at_once = rows[k] == rows[k - 1] and rows[k][1] < rows[k][2]
-        if at_once and kinds[k - 1 : k + 1] in ("FB", "FI"):
-            uses[k - 1] += uses[k]
-            second.add(k)
-    return uses, second
-
-
-def _sent(spans: Spans) -> dict[tuple[int, ...], list[tuple[float, float]]]:
-    """When the block that a stage made of a micro-batch was on its way to a device."""
-    sent: dict[tuple[int, ...], list[tuple[float, float]]] = defaultdict(list)
-    blocks = spans.only(~spans.computes)
-    columns = blocks.device, blocks.stage, blocks.microbatch, blocks.start, blocks.end
-    for d, s, i, a, b in zip(*(column.tolist() for column in columns), strict=True):
-        sent[d, s, i].append((a, b))
-    return sent
-
-
-def _block(acts: Spans, n: int) -> tuple[int, ...]:
-    """Device, stage and micro-batch of the block that an action is sent."""
-    maker = {"F": -1, "B": 1, "I": 1}.get(KINDS[acts.code[n]], -(10**9))
-    return int(acts.device[n]), int(acts.stage[n]) + maker, int(acts.microbatch[n])
+def _seconds(acts: Spans) -> np.ndarray:
+    """The positions of the backwards that are done at once with the forward before them."""
+    alike = (acts.start < acts.end)[1:] & (acts.code[:-1] == KINDS.index("F"))
+    alike &= np.isin(acts.code[1:], [KINDS.index(kind) for kind in "BI"])
+    for column in (acts.device, acts.start, acts.end):
+        alike &= column[1:] == column[:-1]
+    return 1 + np.flatnonzero(alike)
 
 
 def _with_equal_stages(
-    acts: Spans, held: list[float], uses: list[list[int]], second: set[int]
-) -> tuple[list[float], list[float]]:
+    acts: Spans, held: np.ndarray, uses: list[list[int]], second: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """(seconds that each action would wait for results, when each device would be done), if every
     action took the mean of its kind and was ``held`` up as it was."""
-    kind, length = acts.code.astype(int), acts.end - acts.start
-    kind[[n for k in second for n in (k - 1, k)]] = len(KINDS)  # both at once take their own time
-    mean = (np.bincount(kind, length) / np.maximum(np.bincount(kind), 1))[kind].tolist()
-    wait, end, free = [0.0] * len(kind), [0.0] * len(kind), [0.0] * acts.devices
+    kind, pairs = acts.code.astype(int), {*second.tolist()}
+    kind[second] = kind[second - 1] = len(KINDS)  # both at once take their own time
+    mean = np.bincount(kind, acts.end - acts.start) / np.maximum(np.bincount(kind), 1)
+    takes, device = (held + mean[kind]).tolist(), acts.device.tolist()
+    for k in pairs:
+        uses[k - 1] += uses[k]
+    wait, end, free = [0.0] * len(takes), [0.0] * (len(takes) + 1), [0.0] * acts.devices
     # an action ends after all that it uses; of equal times the device's own order holds
     for k in np.lexsort((acts.end, acts.start)).tolist():
-        d = int(acts.device[k])
-        if k in second:
+        if k in pairs:
             end[k] = end[k - 1]
             continue
-        ready = max([free[d], *(end[n] for n in uses[k])])
-        wait[k] = ready - free[d]
-        free[d] = end[k] = ready + held[k] + mean[k]
-    return wait, free
+        since = ready = free[device[k]]
+        for n in uses[k]:
+            if end[n] > ready:
+                ready = end[n]
+        wait[k] = ready - since
+        free[device[k]] = end[k] = ready + takes[k]
+    return np.array(wait), np.array(free)
+
+
+def _transfers(
+    spans: Spans, ready: np.ndarray, begin: np.ndarray, second: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Between when each action could start and when it did: for how long blocks were on their way
+    to it, and the pieces, [4, pieces]."""
+    sent = defaultdict[tuple[int, ...], list[tuple[float, float]]](list)
+    for d, kind, s, i, a, b in spans.rows():
+        if kind == TRANSFER:
+            sent[d, s, i].append((a, b))
+    source = {"F": -1, "B": 1, "I": 1}
+    blocks = [
+        (d, s + source[kind], i) if kind in source else (d,)
+        for d, kind, s, i, *_ in spans.acts.rows()
+    ]
+    pieces, travel, pairs = list[tuple[float, ...]](), np.zeros(len(ready)), {*second.tolist()}
+    for k in np.flatnonzero(begin > ready).tolist():
+        both, at, until = blocks[k : k + 1 + (k + 1 in pairs)], ready[k], begin[k]
+        device = both[0][0]
+        for a, b in sorted(way for block in both for way in sent.get(block, ())):
+            if min(b, until) > max(a, at):
+                pieces.append((device, _OVERHEAD, at, max(a, at)))
+                pieces.append((device, _TRANSFER, max(a, at), min(b, until)))
+                travel[k] += min(b, until) - max(a, at)
+                at = min(b, until)
+        pieces.append((device, _OVERHEAD, at, until))
+    return travel, np.array(pieces).reshape(-1, 4).T

@@ -12,15 +12,14 @@ of its F to the end of its B or W an activation takes one of ``memory_limit`` pl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import product
+from itertools import pairwise, product
 from math import lcm
 
 import numpy as np
 
 from tiledask.errors import ScheduleError
 from tiledask.extras import needed_for
-from tiledask.plan.pipelines import costs as pipeline_costs
-from tiledask.plan.pipelines.costs import PerBoundary, PipelineCosts, Times
+from tiledask.plan.pipelines.costs import PerBoundary, Times, costs_of, lower_bound
 from tiledask.plan.pipelines.schedule import Action, Schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
@@ -82,63 +81,69 @@ def optimal_schedule(
     (12.0, True, '0F0,0F1,0B0,0F2,0B1,0B2\\n1F0,1B0,1F1,1B1,1F2,1B2')
     """
     places = tuple(range(stages) if place is None else place)
-    actions: list[list[Action]] = [[] for _ in range(1 + max(places, default=0))]
+    devices = 1 + max(places, default=0)
+    limits = [memory_limit] * devices if isinstance(memory_limit, int) else memory_limit
     if len(places) != stages or not stages or microbatches < 1:
         raise ScheduleError(
             f"place has the device of each of {stages} stages, of one or more, got {places}, and "
             f"there are {microbatches} micro-batches"
         )
-    for kind, s, i in product("FIW" if split else "FB", range(stages), range(microbatches)):
-        actions[places[s]].append(Action(kind, s, i))
-    schedule = Schedule.of(actions, places)
-    times = forward, backward, latency, backward_input, backward_weight
-    costs = pipeline_costs.costs_of(schedule, *times)
-    limits = [memory_limit] * len(actions) if isinstance(memory_limit, int) else memory_limit
-    if limits is not None and (len(limits) != len(actions) or min(limits) < 1):
+    if limits is not None and (len(limits) != devices or min(limits) < 1):
         raise ScheduleError(
-            f"memory_limit is one number of at least 1, or one for each of {len(actions)} devices; "
+            f"memory_limit is one number of at least 1, or one for each of {devices} devices; "
             f"got {memory_limit}"
         )
-    # units per second, and whether that makes all times whole numbers
-    values = {x for table in (costs.seconds, costs.hop) for x in table.ravel().tolist()}
-    exact = lcm(*(Fraction(x).limit_denominator(_UNITS).denominator for x in values))
-    is_exact = exact <= _UNITS and max(values) * exact < 2**40
-    unit = exact if is_exact else _UNITS / max(values)
-    error = 0 if is_exact else len(schedule)  # half a unit for an action, half for its way
-    least = pipeline_costs.lower_bound(schedule, costs)
-    whole = costs._replace(seconds=np.rint(costs.seconds * unit), hop=np.rint(costs.hop * unit))
-    orders, shown, proven = _solve(schedule, whole, limits, int(least * unit - error), timeout)
+    every = product("FIW" if split else "FB", range(stages), range(microbatches))
+    actions = [Action(*each) for each in every]
+    orders = [[a for a in actions if places[a.stage] == device] for device in range(devices)]
+    schedule = Schedule.of(orders, places)
+    times = forward, backward, latency, backward_input, backward_weight
+    costs = costs_of(schedule, *times)
+    took, hop, least = costs.of_actions(schedule), costs.hop[0], lower_bound(schedule, costs)
+    # units per second; where they do not make all whole, half a unit is lost on an action or a way
+    values = {*took.tolist(), *hop.tolist()}
+    unit: float = lcm(*(Fraction(x).limit_denominator(_UNITS).denominator for x in values))
+    error = 0
+    if unit > _UNITS or max(values) * unit >= 2**40:
+        unit, error = _UNITS / max(values), len(schedule)
+    seconds, ways = (np.rint(column * unit).astype(int).tolist() for column in (took, hop))
+    even = not np.ptp(costs.seconds, axis=2).any()  # then micro-batches may come in order
+    start, bound, proven = _solve(
+        schedule, seconds, ways, limits, int(least * unit - error), even, timeout
+    )
+    orders = [sorted(order, key=start.__getitem__) for order in orders]
     best = validate(Schedule.of(orders, places, "optimum"), memory_limit=limits)
-    return Optimum(best, simulate(best, *times), max(least, (shown - error) / unit), proven)
+    return Optimum(best, simulate(best, *times), max(least, (bound - error) / unit), proven)
 
 
 def _solve(
     schedule: Schedule,
-    costs: PipelineCosts,
+    took: list[int],
+    hop: list[int],
     limits: Sequence[int] | None,
     least: int,
+    even: bool,
     timeout: float,
-) -> tuple[list[list[Action]], float, bool]:
-    """(orders, the bound that was shown, whether they attain it), in whole units of time."""
+) -> tuple[dict[Action, int], float, bool]:
+    """(starts, the bound that was shown, whether they attain it), in whole units of time."""
     with needed_for("the best order of a pipeline"):
         from ortools.sat.python import cp_model
 
-    took = costs.of_actions(schedule).astype(int).tolist()
-    seconds, hop = dict(zip(schedule, took, strict=True)), costs.hop[0].astype(int).tolist()
-    model, even = cp_model.CpModel(), costs.seconds.shape[2] == 1
-    horizon = sum(took) + 2 * schedule.microbatches * sum(hop) + 1
+    model, horizon = cp_model.CpModel(), sum(took) + 2 * schedule.microbatches * sum(hop) + 1
     start = {a: model.new_int_var(0, horizon, f"start {a}") for a in schedule}
-    end = {a: start[a] + took for a, took in seconds.items()}
+    end = {a: start[a] + seconds for a, seconds in zip(schedule, took, strict=True)}
+    spans = [
+        model.new_fixed_size_interval_var(start[a], seconds, str(a))
+        for a, seconds in zip(schedule, took, strict=True)
+    ]
     last = model.new_int_var(least, horizon, "makespan")
-    for device, order in enumerate(schedule.orders):
-        spans = [model.new_fixed_size_interval_var(start[a], seconds[a], str(a)) for a in order]
-        model.add_no_overlap(spans)
+    for device, ends in enumerate(pairwise(schedule.turns.tolist())):
+        model.add_no_overlap(spans[slice(*ends)])
         kept = []
-        for a in (a for a in order if a.kind == "F" and limits):
-            weights = a._replace(kind="W")
-            until = end[weights if weights in end else a._replace(kind="B")]
-            size = model.new_int_var(0, horizon, f"kept {a}")
-            kept.append(model.new_interval_var(start[a], size, until, f"kept {a}"))
+        for f in (f for f in schedule.orders[device] if f.kind == "F" and limits):
+            until = end[f._replace(kind="W" if f._replace(kind="W") in end else "B")]
+            size = model.new_int_var(0, horizon, f"kept {f}")
+            kept.append(model.new_interval_var(start[f], size, until, f"kept {f}"))
         if limits:
             model.add_cumulative(kept, [1] * len(kept), limits[device])
     for a, before in needs(schedule).items():
@@ -147,16 +152,16 @@ def _solve(
             way = 0 if a.stage == b.stage else hop[max(a.stage, b.stage)]
             model.add(start[a] >= end[b] + way)
         later = a._replace(microbatch=a.microbatch + 1)
-        if even and later in start:  # equal micro-batches may as well come in order
+        if even and later in start:
             model.add(start[later] >= end[a])
     model.minimize(last)
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = timeout
     status = solver.solve(model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        none = status == cp_model.INFEASIBLE
-        why = f"keeps within {limits} activations" if none else f"was found within {timeout:g} s"
-        more = "allow more, or use fewer stages per device" if none else "give it a longer timeout="
-        raise ScheduleError(f"no order of {len(schedule)} actions {why}; {more}")
-    orders = [sorted(order, key=lambda a: solver.value(start[a])) for order in schedule.orders]
-    return orders, solver.best_objective_bound, status == cp_model.OPTIMAL
+        why = f"was found within {timeout:g} s; give it a longer timeout="
+        if status == cp_model.INFEASIBLE:
+            why = f"keeps within {limits} activations; allow more, or use fewer stages per device"
+        raise ScheduleError(f"no order of {len(schedule)} actions {why}")
+    starts = {a: solver.value(variable) for a, variable in start.items()}
+    return starts, solver.best_objective_bound, status == cp_model.OPTIMAL

@@ -16,10 +16,11 @@ one that is there:
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
+from itertools import chain, product, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -51,7 +52,7 @@ class Action(NamedTuple):
 @dataclass(frozen=True, repr=False)
 class Schedule:
     """The order of actions on each device, and which device holds each stage. A stage may be on
-    several (Chimera, DualPipe): then micro-batch i takes the pipeline of number i mod pipelines.
+    several (Chimera, DualPipe): then micro-batch i takes the row of places of number i mod rows.
 
     >>> s = Schedule.from_text("0F0,0B0; 1F0,1B0")
     >>> s.devices, s.stages, s.microbatches, s.place
@@ -63,7 +64,7 @@ class Schedule:
     orders: tuple[tuple[Action, ...], ...]
     """One row of actions per device."""
     places: tuple[tuple[int, ...], ...]
-    """Per pipeline, the device of each stage."""
+    """The device of each stage, a row for each way through the devices."""
     pairs: frozenset[Action] = frozenset()
     """The forwards that a device does at once with the backward after them."""
     name: str = field(default="", compare=False)
@@ -74,6 +75,8 @@ class Schedule:
 
     def __post_init__(self) -> None:
         kinds, *numbers = zip(*self, strict=True) if len(self) else ((), (), ())
+        if unknown := {*kinds} - {*KINDS}:
+            raise ScheduleError(f"the kinds are F, B, I and W, got {', '.join(sorted(unknown))}")
         columns = map(KINDS.index, kinds), *numbers
         for name, column in zip(("kind", "stage", "microbatch"), columns, strict=True):
             object.__setattr__(self, name, np.fromiter(column, np.int32, len(self)))
@@ -87,12 +90,9 @@ class Schedule:
         pairs: Iterable[Action] = (),
     ) -> "Schedule":
         """The schedule with these actions on each device, whose stages are on the devices of
-        ``place``, or of a row for each pipeline. Raises ScheduleError for other kinds."""
-        rows = tuple(map(tuple, orders))
-        if unknown := {action.kind for row in rows for action in row} - {*KINDS}:
-            raise ScheduleError(f"the kinds are F, B, I and W, got {', '.join(sorted(unknown))}")
+        ``place``, or of several rows of it. Raises ScheduleError for other kinds."""
         places = np.atleast_2d(np.array(list(place), int)).tolist()
-        return cls(rows, tuple(map(tuple, places)), frozenset(pairs), name)
+        return cls(tuple(map(tuple, orders)), tuple(map(tuple, places)), frozenset(pairs), name)
 
     @property
     def devices(self) -> int:
@@ -101,31 +101,6 @@ class Schedule:
     @property
     def stages(self) -> int:
         return len(self.places[0])
-
-    @property
-    def pipelines(self) -> int:
-        """How many ways there are through the devices."""
-        return len(self.places)
-
-    @property
-    def replicas(self) -> int:
-        """On how many devices a stage is, at most."""
-        return max(len(self.holders(stage)) for stage in range(self.stages))
-
-    def holders(self, stage: int) -> tuple[int, ...]:
-        """The devices that have ``stage``, in the order in which micro-batches come to them."""
-        return tuple(dict.fromkeys(place[stage] for place in self.places))
-
-    def holder(self, stage: int, microbatch: int) -> int:
-        """The device on which ``stage`` works on ``microbatch``."""
-        return self.places[microbatch % len(self.places)][stage]
-
-    @property
-    def place(self) -> tuple[int, ...]:
-        """The device of each stage. Raises ScheduleError where one is on several devices."""
-        if self.replicas > 1:
-            raise ScheduleError(f"a stage is on {self.replicas} devices; use holder(stage, number)")
-        return self.places[0]
 
     @cached_property
     def microbatches(self) -> int:
@@ -137,9 +112,25 @@ class Schedule:
         """Whether there is any backward."""
         return bool(self.kind.any())
 
-    def actions(self, device: int) -> tuple[Action, ...]:
-        """What ``device`` does, in order."""
-        return self.orders[device]
+    @property
+    def replicas(self) -> int:
+        """On how many devices a stage is, at most."""
+        return max(len(self.holders(stage)) for stage in range(self.stages))
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """The device of each stage. Raises ScheduleError where one is on several devices."""
+        if self.replicas > 1:
+            raise ScheduleError(f"a stage is on {self.replicas} devices; use holder(stage, number)")
+        return self.places[0]
+
+    def holders(self, stage: int) -> tuple[int, ...]:
+        """The devices that have ``stage``, in the order in which micro-batches come to them."""
+        return tuple(dict.fromkeys(place[stage] for place in self.places))
+
+    def holder(self, stage: int, microbatch: int) -> int:
+        """The device on which ``stage`` works on ``microbatch``."""
+        return self.places[microbatch % len(self.places)][stage]
 
     def __iter__(self) -> Iterator[Action]:
         """All actions, device by device."""
@@ -149,10 +140,9 @@ class Schedule:
         return sum(map(len, self.orders))
 
     def __repr__(self) -> str:
-        name = f"{self.name}: " if self.name else ""
         return (
-            f"Schedule({name}{self.stages} stages on {self.devices} devices, "
-            f"{self.microbatches} micro-batches, {len(self)} actions)"
+            f"Schedule({self.name}{': ' * bool(self.name)}{self.stages} stages on {self.devices} "
+            f"devices, {self.microbatches} micro-batches, {len(self)} actions)"
         )
 
     @cached_property
@@ -168,29 +158,8 @@ class Schedule:
     @cached_property
     def paired(self) -> np.ndarray:
         """bool [actions]: whether the device does this and the action after it at once."""
-        if not self.pairs:
-            return np.zeros(len(self), np.bool_)
-        return np.fromiter((action in self.pairs for action in self), np.bool_, len(self))
-
-    @cached_property
-    def is_complete(self) -> bool:
-        """Whether all that there has to be is there once, in its place, and pairs are pairs."""
-        kind, stage, number = self.kind, self.stage, self.microbatch
-        shape = self.stages, self.microbatches
-        if np.prod(shape) > len(kind) or not len(kind):  # before anything is made for each of them
-            return False
-        if min(stage.min(), number.min()) < 0 or stage.max() >= self.stages:
-            return False
-        if (np.array(self.places)[number % self.pipelines, stage] != self.device).any():
-            return False
-        at = np.ravel_multi_index((kind, stage, number), (4, *shape))
-        F, B, I, W = np.bincount(at, minlength=4 * shape[0] * shape[1]).reshape(4, *shape)
-        if (F != 1).any() or (I != W).any() or np.any(B + I - int(self.trains)):
-            return False
-        first = np.flatnonzero(self.paired)
-        ahead = np.append(kind, 3)[first + 1], np.append(self.device, -1)[first + 1]
-        both = (kind[first] == 0) & np.isin(ahead[0], (1, 2)) & (self.device[first] == ahead[1])
-        return bool(both.all())
+        both = (action in self.pairs for action in self) if self.pairs else repeat(False, len(self))
+        return np.fromiter(both, np.bool_, len(self))
 
     @cached_property
     def maker(self) -> np.ndarray:
@@ -201,35 +170,64 @@ class Schedule:
         return maker
 
     @cached_property
-    def steps(self) -> list[tuple[int, int, int]]:
-        """Of each action that can run, after those that it waits for, the positions: of it, of the
-        one before it on its device, and of the one whose result it waits for; -1 for none."""
-        return _run_order(self.turns.tolist(), self.paired, self.maker)
+    def fault(self) -> str:
+        """What is of no stage, on another device, no pair, missing or there twice; "" if all that
+        there has to be is there once, in its place."""
+        return next(_faults(self), "")
+
+    @cached_property
+    def waits(self) -> tuple[list[int], list[int], list[int]]:
+        """By action, the positions of what is before it on its device, of the one whose result it
+        waits for, and of the one whose result the second of its pair waits for; -1 for none. The
+        first of a pair stands for both."""
+        ends = np.append(np.arange(len(self)), -1)  # whose end is that of an action
+        ends[np.flatnonzero(self.paired) + 1] -= 1
+        before, maker = ends[np.arange(-1, len(self) - 1)], ends[self.maker]
+        before[self.turns[:-1][np.diff(self.turns) > 0]] = -1
+        second = np.where(self.paired, np.append(maker, -1)[1:], -1)
+        return before.tolist(), maker.tolist(), second.tolist()
+
+    @cached_property
+    def steps(self) -> list[int]:
+        """The positions of the actions that can run, each after all that it waits for: every device
+        goes on until it lacks a result, down the devices and up. Of a pair only the first."""
+        turns, pairs, (_, maker, second) = self.turns.tolist(), self.paired.tolist(), self.waits
+        done, at, steps = [False] * len(pairs) + [True], turns[:-1], list[int]()
+        devices, found = range(self.devices), -1
+        while len(steps) > found:
+            found = len(steps)
+            for d in devices:
+                j, until = at[d], turns[d + 1]
+                while j < until and done[maker[j]] and done[second[j]]:
+                    steps.append(j)
+                    done[j] = True
+                    j += 1 + pairs[j]
+                at[d] = j
+            devices = devices[::-1]
+        return steps
 
     @property
     def runs(self) -> bool:
-        """Whether every action is there and can run."""
-        return self.is_complete and len(self.steps) == len(self)
+        """Whether all actions can run."""
+        return len(self.steps) + int(self.paired.sum()) == len(self)
 
     # -- text -----------------------------------------------------------------------------------
 
     def to_text(self) -> str:
         """One line per device, actions in PyTorch's grammar: stage, kind, micro-batch.
 
-        With several pipelines a line for each comes first: ``@`` and the device of each stage. Of
-        one pipeline it is a "compute_only" file for PyTorch's ``_PipelineScheduleRuntime``.
+        With several rows of places a line for each comes first: ``@`` and the device of each stage.
+        Of one it is a "compute_only" file for PyTorch's ``_PipelineScheduleRuntime``.
 
         >>> print(Schedule.from_text("0F0 0F1 0B0 0B1; 1F0 1F1 1B0 1B1").to_text())
         0F0,0F1,0B0,0B1
         1F0,1F1,1B0,1B1
         """
-        lines = ["@" + ",".join(map(str, row)) for row in self.places] if self.pipelines > 1 else []
+        rows = self.places if len(self.places) > 1 else ()
+        lines = ["@" + ",".join(map(str, row)) for row in rows]
         for order in self.orders:
-            rest, words = iter(order), []
-            for action in rest:
-                second = next(rest, None) if action in self.pairs else None
-                words.append(f"({action};{second})OVERLAP_F_B" if second else f"{action}")
-            lines.append(",".join(words))
+            line = ",".join(f"({a};" if a in self.pairs else f"{a}" for a in order)
+            lines.append(re.sub(r"(\(\w+;),(\w+)", r"\1\2)OVERLAP_F_B", line))
         return "\n".join(lines)
 
     @classmethod
@@ -238,25 +236,31 @@ class Schedule:
 
         Actions such as ``0F3`` are separated by commas or spaces; ``(0F1;1B0)OVERLAP_F_B`` is a
         forward and a backward at once. A stage is placed on the first device that names it; lines
-        of ``@`` and a device for each stage place pipelines, which the micro-batches take in turn.
+        of ``@`` and a device for each stage place rows, which the micro-batches take in turn.
         Raises ScheduleError for any other word, and for a stage number left out; whether the order
         can run, :func:`tiledask.validate` says.
 
         >>> Schedule.from_text("@0,1; @1,0; 0F0,1F1,1B1,0B0; 0F1,1F0,1B0,0B1").replicas
         2
         """
-        text = re.sub(r"\(([^();]*);([^();]*)\)OVERLAP_F_B", r"\1+\2", text)
+        text = re.sub(r"\(([^();]*);([^();]*)\)OVERLAP_F_B", r"\1+ \2", text)
         orders, pairs, places = list[list[Action]](), set[Action](), list[list[int]]()
         for line in re.split(r"[\n;]", text.strip().strip(";")):
-            words = [word for word in re.split(r"[,\s]+", line) if word]
-            if words and words[0].startswith("@"):
-                words[0] = words[0][1:]
-                places.append([int(_read(r"(\d{1,8})", word)[0]) for word in words])
+            words, placing = re.findall(r"[^,\s]+", line), line.lstrip().startswith("@")
+            read = re.compile(r"@?(\d{1,8})" if placing else r"(\d{1,8})([FBIW])(\d{1,8})(\+?)")
+            if wrong := [word for word in words if not read.fullmatch(word)]:
+                raise ScheduleError(
+                    f"cannot read {short(wrong[0])}; write stage, kind (F forward, B backward, I "
+                    f"input and W weight gradient) and micro-batch, as in 0F3, and places as in "
+                    f"@0,1,2,3"
+                )
+            if placing:
+                places.append([int(word.strip("@")) for word in words])
                 continue
-            parts = [[_read(_ACTION, part) for part in word.split("+")] for word in words]
-            blocks = [[Action(kind, int(s), int(i)) for s, kind, i in each] for each in parts]
-            orders.append([action for block in blocks for action in block])
-            pairs |= {action for block in blocks for action in block[:-1]}
+            orders.append([])
+            for stage, kind, number, paired in (read.findall(word)[0] for word in words):
+                orders[-1].append(Action(kind, int(stage), int(number)))
+                pairs |= {orders[-1][-1]} if paired else set()
         if not places:  # each stage on the first device that names it
             first = {a.stage: d for d, order in reversed([*enumerate(orders)]) for a in order}
             missing = next(s for s in range(len(first) + 1) if s not in first)
@@ -268,20 +272,42 @@ class Schedule:
         return cls.of(orders, places, name, pairs)
 
 
-_ACTION = r"(\d{1,8})([FBIW])(\d{1,8})"
+# -- what is wrong, what waits for what, and an order in which all can run -------------------------
 
 
-def _read(pattern: str, word: str) -> tuple[str, ...]:
-    match = re.fullmatch(pattern, word)
-    if not match:
-        raise ScheduleError(
-            f"cannot read {short(word)}; write stage, kind (F forward, B backward, I input and W "
-            f"weight gradient) and micro-batch, as in 0F3, and places as in @0,1,2,3"
-        )
-    return match.groups()
-
-
-# -- what waits for what, and an order in which all can run ----------------------------------------
+def _faults(schedule: Schedule) -> Iterator[str]:
+    """What is of no stage or micro-batch, on another device, no pair, missing, or there twice."""
+    kind, stage, number = schedule.kind, schedule.stage, schedule.microbatch
+    stages, microbatches, device = schedule.stages, schedule.microbatches, schedule.device
+    actions = list(schedule)
+    if not actions:
+        yield "the schedule has no action; a stage and micro-batch has two or more, as 0F0,0B0"
+        return
+    for n in np.flatnonzero((stage < 0) | (stage >= stages) | (number < 0)):
+        there = f"there are {stages} stages and {microbatches} micro-batches, counted from 0"
+        yield f"{actions[n]} on rank {device[n]} is unknown: {there}"
+    placed = np.array(schedule.places)[number % len(schedule.places), stage]
+    for n in np.flatnonzero(placed != device):
+        of = f"stage {stage[n]} of micro-batch {number[n]} is placed on rank {placed[n]}"
+        yield f"{actions[n]} is on rank {device[n]}, but {of}: move it there"
+    after = np.append(np.where(device[1:] == device[:-1], kind[1:], 0), 0)
+    for n in np.flatnonzero(schedule.paired & ((kind > 0) | (after == 0) | (after == 3))):
+        turn = n - schedule.turns[device[n]]
+        both = " and ".join(map(str, schedule.orders[device[n]][turn : turn + 2]))
+        what = f"at turn {turn} of rank {device[n]} it is {both}"
+        yield f"a device does a forward and then a backward (B or I) at once; {what}"
+    key = stage.astype(np.int64) * microbatches + number
+    F, B, I, W = (np.sort(key[kind == k]) for k in range(len(KINDS)))
+    once = [F, np.sort(np.append(B, W))] if schedule.trains else [F]
+    whole = all(len(x) == stages * microbatches and (np.diff(x) > 0).all() for x in once)
+    kinds = defaultdict[tuple[int, int], str](str)
+    for action in actions if not whole or not np.array_equal(I, W) else []:
+        kinds[action[1:]] += action.kind
+    for s, i in product(range(stages), range(microbatches)) if kinds else []:
+        if "".join(sorted(kinds[s, i])) not in (("BF", "FIW") if schedule.trains else ("F",)):
+            does = ", ".join(f"{s}{kind}{i}" for kind in kinds[s, i]) or "nothing"
+            of = f"stage {s} and micro-batch {i} rank {schedule.holder(s, i)}"
+            yield f"of {of} does {does}; it is F and B, or F, I and W, once each"
 
 
 def sources(kind: np.ndarray, stage: np.ndarray, microbatch: np.ndarray) -> np.ndarray:
@@ -294,39 +320,3 @@ def sources(kind: np.ndarray, stage: np.ndarray, microbatch: np.ndarray) -> np.n
     own = np.where(backward, activations[stage + 1, microbatch], gradient[stage + 1, microbatch])
     own = np.where(forward, activations[stage, microbatch], own)
     return np.stack([own, np.where(backward, gradient[stage + 2, microbatch], -1)], axis=1)
-
-
-def _run_order(
-    turns: list[int], paired: np.ndarray, maker: np.ndarray
-) -> list[tuple[int, int, int]]:
-    """The steps of `Schedule.steps`: every device goes on until it lacks a result, down the devices
-    and up. Of a pair the second comes first, as an action of no length, and then the first, which
-    takes the time of both; what follows either follows the first."""
-    many = len(maker)
-    second = np.append(False, paired[:-1])
-    ends = np.append(np.arange(many) - second, -1)  # whose end is that of an action
-    waits, before = ends[maker].tolist(), ends[np.arange(-1, many - 1)].tolist()
-    for first in turns[:-1]:
-        if first < many:
-            before[first] = -1
-    pairs, done = paired.tolist(), [False] * many + [True]
-    at, devices, steps = turns[:-1], range(len(turns) - 1), list[tuple[int, int, int]]()
-    found = -1
-    while len(steps) > found:
-        found = len(steps)
-        for d in devices:
-            j, until = at[d], turns[d + 1]
-            while j < until and done[waits[j]]:
-                first = j
-                if not pairs[j]:
-                    steps.append((j, before[j], waits[j]))
-                    j += 1
-                elif done[waits[j + 1]]:
-                    steps += (j + 1, before[j], waits[j + 1]), (j, j + 1, waits[j])
-                    j += 2
-                else:
-                    break
-                done[first] = True
-            at[d] = j
-        devices = devices[::-1]
-    return steps

@@ -41,17 +41,14 @@ ALL = 10**9
 """Forwards ahead: every one there is."""
 
 
-def in_rounds(name: str, ahead: int, late: int | None = None) -> Callable[..., Schedule]:
-    """What makes the schedule with one stage on each device."""
-    make = in_loops(name, ahead, late)
-    return lambda stages, microbatches: make(stages, microbatches, stages)
-
-
-def in_loops(name: str, ahead: int, late: int | None = None) -> Callable[..., Schedule]:
+def in_rounds(
+    name: str, ahead: int, late: int | None = None, looped: bool = False
+) -> Callable[..., Schedule]:
     """What makes the schedule with stage s on device s mod devices: ``ahead`` forwards for each
     device behind, then a forward and a backward in turns, then what is left. ``late``: the backward
-    is split, and W comes so many turns after its I for each device before. Groups of ``devices``
-    micro-batches, or as even larger ones, go through all chunks of a device, one after the other.
+    is split, and W comes so many turns after its I for each device before. ``looped``: there are
+    fewer devices than stages; groups of ``devices`` micro-batches, or as even larger ones, go
+    through all chunks of a device, one after the other.
     """
 
     def make(stages: int, microbatches: int, devices: int) -> Schedule:
@@ -67,21 +64,21 @@ def in_loops(name: str, ahead: int, late: int | None = None) -> Callable[..., Sc
 
         def order(d: int) -> list[Action]:
             mine, delay = range(d, stages, devices), (late or 0) * d
+            kind = "B" if late is None else "I"
             forwards = [Action("F", s, i) for group in groups for s in mine for i in group]
-            back = [(s, i) for group in groups for s in reversed(mine) for i in group]
-            weights = [] if late is None else [Action("W", *each) for each in back]
-            begun = ahead * (devices - 1 - d) + (chunks - 1) * len(groups[0])
-            begun = len(forwards) if ahead == ALL else min(begun, len(forwards))
-            done = forwards[:begun]
-            for turn, each in enumerate(back):
-                done += forwards[begun + turn : begun + turn + 1]
-                done.append(Action("B" if late is None else "I", *each))
+            back = [Action(kind, s, i) for group in groups for s in reversed(mine) for i in group]
+            weights = [] if late is None else [Action("W", s, i) for _, s, i in back]
+            begun = ahead * (devices - d - (ahead != ALL)) + (chunks - 1) * len(groups[0])
+            done, rest = forwards[:begun], forwards[begun:]
+            for turn, action in enumerate(back):
+                done += rest[turn : turn + 1]
+                done.append(action)
                 done += weights[turn - delay : turn - delay + 1] if turn >= delay else []
             return done + weights[max(0, len(back) - delay) :]
 
         return Schedule.of(map(order, range(devices)), (s % devices for s in range(stages)), name)
 
-    return make
+    return make if looped else lambda stages, microbatches: make(stages, microbatches, stages)
 
 
 def count_of(value: int, name: str) -> int:
@@ -98,9 +95,9 @@ schedules: dict[str, Callable[..., Schedule]] = {
     # twice as many forwards ahead, which hide the latency (arXiv 2211.05322)
     "eager-1f1b": in_rounds("eager-1f1b", 2),
     # 1F1B with chunks: a group of micro-batches through each (arXiv 2104.04473, section 2.2)
-    "interleaved": in_loops("interleaved", 2),
+    "interleaved": in_rounds("interleaved", 2, looped=True),
     # GPipe with chunks, breadth first (arXiv 2211.05953)
-    "looped-bfs": in_loops("looped-bfs", ALL),
+    "looped-bfs": in_rounds("looped-bfs", ALL, looped=True),
     # zero bubble in the memory of 1F1B, and in about twice that: if W is short, the longest span
     # of a device is (p-1)(F+I-W) or (p-1)(F+I-2W) more than its work (arXiv 2401.10241)
     "zb-h1": in_rounds("zb-h1", 1, 1),
@@ -108,7 +105,7 @@ schedules: dict[str, Callable[..., Schedule]] = {
     # the best of several orders for given times within a memory (section 3.1)
     "zb-auto": zb_auto,
     # ZB-H1 with chunks, as PyTorch has it: one forward ahead for each device behind, not two
-    "interleaved-zb": in_loops("interleaved-zb", 1, 1),
+    "interleaved-zb": in_rounds("interleaved-zb", 1, 1, looped=True),
     # down the stages and back: two on each device
     "zb-v": zb_v,
     "v-half": v_half,
@@ -177,8 +174,7 @@ def schedule(
     each. "zb-auto" is made for the seconds ``forward``, ``backward_input``, ``backward_weight`` and
     ``latency`` within a ``memory_limit``. ``forward_only`` leaves the backwards out.
     Raises ScheduleError for an unknown name or option, a count below 1, stages that do not
-    divide over the devices, and a forward-only "naive" with several micro-batches, which as
-    an order of actions is GPipe's.
+    divide over the devices, and a forward-only "naive" of several micro-batches, which is GPipe's.
 
     >>> print(schedule("1f1b", stages=2, microbatches=3).to_text())
     0F0,0F1,0B0,0F2,0B1,0B2
@@ -200,10 +196,10 @@ def schedule(
     built = schedules[name](stages, microbatches, **options)
     if not forward_only:
         return built
-    if built.name == "naive" and built.microbatches > 1:
+    if built.name == "naive" and microbatches > 1:
         raise ScheduleError(
-            f"without backwards nothing holds the next of {built.microbatches} micro-batches back: "
-            f"that is 'gpipe'; for layer-wise inference use microbatches=1"
+            f"without backwards nothing holds the next of {microbatches} micro-batches back: that "
+            f"is 'gpipe'; for layer-wise inference use microbatches=1"
         )
     forwards = ([a for a in order if a.kind == "F"] for order in built.orders)
     return Schedule.of(forwards, built.places, f"{built.name}, forward only")

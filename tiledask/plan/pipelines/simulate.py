@@ -1,37 +1,16 @@
 """When each action of a schedule runs: its Timeline if every action takes the time given."""
 
-from collections.abc import Callable
-from functools import wraps
-from inspect import signature
-from typing import Any
-
 import numpy as np
 
 from tiledask.errors import ScheduleError, short
 from tiledask.plan.pipelines.costs import PerBoundary, Times, costs_of, finish_times
-from tiledask.plan.pipelines.schedule import Action, Schedule
-from tiledask.plan.pipelines.schedules import schedule as by_name
+from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.pipelines.validate import runnable
 
-__all__ = ["simulate", "topological_order"]
+__all__ = ["simulate"]
 
 
-def _or_named(simulated: Callable[..., Timeline]) -> Callable[..., Timeline]:
-    """``simulated``, and of a schedule's name and numbers too."""
-    times = tuple(signature(simulated).parameters)[1:]
-
-    @wraps(simulated)
-    def either(schedule: Schedule | str, *numbers: Any, **options: Any) -> Timeline:
-        if isinstance(schedule, str):
-            given = {name: options.pop(name) for name in times if name in options}
-            return simulated(by_name(schedule, *numbers, **options), **given)
-        return simulated(schedule, *numbers, **options)
-
-    return either
-
-
-@_or_named
 def simulate(
     schedule: Schedule,
     forward: Times = 1.0,
@@ -43,9 +22,6 @@ def simulate(
     overlapped: Times | None = None,
 ) -> Timeline:
     """The Timeline of ``schedule`` if every action takes exactly the time given.
-
-    ``simulate("1f1b", 4, 8, forward=1.0)`` makes the schedule by its name and numbers; times then
-    have their names.
 
     forward, backward                 seconds of F and of a full B; backward is 2.0 unless given.
     backward_input, backward_weight   seconds of I and W. Given both, a full B takes their sum
@@ -69,14 +45,7 @@ def simulate(
     if not isinstance(schedule, Schedule):
         raise ScheduleError(f"a schedule is as td.schedule('1f1b', 4, 8), got {short(schedule)}")
     halves = backward_input, backward_weight
-    costs = costs_of(schedule, forward, backward, latency, *halves, overlapped)
-    start, end = finish_times(runnable(schedule), costs)
+    costs = costs_of(runnable(schedule), forward, backward, latency, *halves, overlapped)
+    start, end = finish_times(schedule, costs)
     columns = schedule.device, schedule.kind.astype(np.int8), schedule.stage, schedule.microbatch
     return Timeline(schedule.devices, *columns, start, end, schedule=schedule, costs=costs)
-
-
-def topological_order(schedule: Schedule) -> list[Action]:
-    """All actions of a schedule that can run, each after what it needs and in its turn."""
-    start, _ = finish_times(schedule, costs_of(schedule, 1.0, 1.0, backward_input=1.0))
-    actions = list(schedule)
-    return [actions[n] for n in np.argsort(start, kind="stable").tolist()]

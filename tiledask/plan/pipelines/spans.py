@@ -8,7 +8,7 @@
 The paper's M_B is ``activation`` and its M_W is ``weight_part`` (arXiv 2401.10241, section 3).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -55,24 +55,37 @@ class Spans:
         return self.code < len(COMPUTE)
 
     @cached_property
+    def acts(self) -> "Spans":
+        """The compute spans alone."""
+        own = self.computes
+        columns = self.device[own], self.code[own], self.stage[own], self.microbatch[own]
+        return Spans(self.devices, *columns, self.start[own], self.end[own], self.origin)
+
+    @cached_property
     def turns(self) -> np.ndarray:
         """int [devices + 1]: where each device's spans begin, and where the last one's end."""
         return np.searchsorted(self.device, np.arange(self.devices + 1))
 
     @cached_property
-    def acts(self) -> "Spans":
-        """The compute spans alone."""
-        return self.only(self.computes)
+    def free(self) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds from which on the device of each span is free for it, and each for good."""
+        free, last = np.zeros(len(self.device)), np.zeros(self.devices)
+        for d, (a, b) in enumerate(pairwise(self.turns.tolist())):
+            reach = np.maximum.accumulate(np.append(0.0, self.end[a:b]))
+            free[a:b], last[d] = reach[:-1], reach[-1]
+        return free, last
 
     @cached_property
     def makespan(self) -> float:
         """Seconds from time 0 to the end of the last compute span."""
         return float(self.acts.end.max(initial=0.0))
 
-    def only(self, rows: np.ndarray) -> "Spans":
-        """Those of these ``rows``, a mask."""
-        columns = self.device[rows], self.code[rows], self.stage[rows], self.microbatch[rows]
-        return Spans(self.devices, *columns, self.start[rows], self.end[rows], self.origin)
+    def rows(self) -> Iterator[tuple[int, str, int, int, float, float]]:
+        """(device, kind, stage, microbatch, start, end) of each span."""
+        kinds = [KINDS[code] for code in self.code.tolist()]
+        numbers = self.stage, self.microbatch, self.start, self.end
+        columns = self.device.tolist(), kinds, *(column.tolist() for column in numbers)
+        return zip(*columns, strict=True)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -129,27 +142,27 @@ def memory_over_time(
     >>> held.peaks, held.peak
     ((4, 3, 2, 1), (4, 0, 3.0))
     """
-    stages, acts = 1 + int(timeline.stage.max(initial=0)), timeline.acts
+    acts = timeline.acts
 
     def each(values: float | Sequence[float], name: str, what: str, count: int) -> np.ndarray:
         shapes = {(): "one number", (count,): f"{count}, one per {what}"}
         return np.broadcast_to(numbers(values, name, shapes, "bytes"), count)
 
+    stages = 1 + int(timeline.stage.max(initial=0))
     whole = each(activation, "activation", "stage", stages)
     part = whole if weight_part is None else each(weight_part, "weight_part", "stage", stages)
     if (part > whole).any():
         raise ScheduleError(f"weight_part is at most activation; got {part} of {whole} by stage")
-    always = each(static, "static", "device", timeline.devices)
     none = np.zeros_like(whole)  # by F, B, I, W, U and M of each stage
     change = np.stack([whole, -whole, part - whole, -part, none, none])[acts.code, acts.stage]
-    times, trains = np.where(acts.code == 0, acts.start, acts.end), bool(acts.code.any())
-    held = []
-    for first, (a, b) in zip(always, pairwise(acts.turns.tolist()), strict=True):
-        at, more = times[a:b], change[a:b]
-        if not trains:
-            at, more = np.append(at, acts.end[a:b]), np.append(more, -more)
-        if (at[1:] < at[:-1]).any() or not trains:
-            order = np.lexsort((more, at))  # at equal times what goes is before what comes
-            at, more = at[order], more[order]
-        held.append((np.append(0.0, at), np.append(first, first + np.cumsum(more))))
-    return Footprint(tuple(held), timeline.makespan, timeline.origin)
+    device, times = acts.device, np.where(acts.code == 0, acts.start, acts.end)
+    if not acts.code.any():  # no backward: let go when the forward ends
+        device, times = np.tile(device, 2), np.append(acts.end, times)
+        change = np.append(-change, change)
+    order = np.lexsort((times, device))  # at equal times what goes is before what comes
+    steps = []
+    for d, first in enumerate(each(static, "static", "device", timeline.devices)):
+        mine = order[slice(*np.searchsorted(device[order], (d, d + 1)))]
+        held = first + np.append(0, np.cumsum(change[mine]))
+        steps.append((np.append(0.0, times[mine]), held))
+    return Footprint(tuple(steps), timeline.makespan, timeline.origin)

@@ -7,14 +7,10 @@ rank 1    .. F0 F1 F2 F3 .. B0 ...           a micro-batch, a start and an end
 devices x makespan  =  busy + idle, and idle_time has the causes of idle (idle.py)
 """
 
-import gzip
-import json
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -61,11 +57,11 @@ class Timeline(Spans):
                     f"{end} s; kinds are {', '.join(KINDS)}, and a span ends at or after its start"
                 )
         zero = min((s[4] for s in spans if s[1] != TRANSFER), default=0.0)
-        columns = list(zip(*spans, strict=True)) or [()] * 6
-        code = np.array([KINDS.index(kind) for kind in columns[1]], np.int8)
-        where, stages, microbatches = (np.array(columns[n], np.int32) for n in (0, 2, 3))
-        starts, ends = (np.array(columns[n], float) - zero for n in (4, 5))
-        return cls(devices, where, code, stages, microbatches, starts, ends, origin)
+        rows = [(d, KINDS.index(k), *rest) for d, k, *rest in spans]
+        columns = np.array(rows, float).reshape(-1, 6).T
+        whole = columns[:4].astype(np.int32)
+        times = columns[4] - zero, columns[5] - zero
+        return cls(devices, whole[0], whole[1].astype(np.int8), whole[2], whole[3], *times, origin)
 
     @cached_property
     def kind(self) -> np.ndarray:
@@ -83,13 +79,9 @@ class Timeline(Spans):
     @cached_property
     def busy_per_device(self) -> tuple[float, ...]:
         """Seconds in which each device computes (the union of its compute spans)."""
-        busy = []
-        for a, b in pairwise(self.acts.turns.tolist()):
-            end = self.acts.end[a:b]
-            before = np.append(-np.inf, np.maximum.accumulate(end)[:-1])
-            apart = end - np.maximum(self.acts.start[a:b], before)
-            busy.append(float(np.maximum(apart, 0.0).sum()))
-        return tuple(busy)
+        acts = self.acts
+        alone = np.maximum(acts.end - np.maximum(acts.start, acts.free[0]), 0.0)
+        return tuple(np.bincount(acts.device, alone, minlength=self.devices).tolist())
 
     @property
     def idle_per_device(self) -> tuple[float, ...]:
@@ -114,7 +106,7 @@ class Timeline(Spans):
     @property
     def overhead_per_action(self) -> float:
         """Median seconds from when an action could start, with its blocks there, to its start."""
-        return float(np.median(self.idle_time.overhead or [0.0]))
+        return float(np.median(self.idle_time.overhead)) if len(self.acts.end) else 0.0
 
     @property
     def utilisation(self) -> float:
@@ -134,10 +126,9 @@ class Timeline(Spans):
     @property
     def span_bubble(self) -> float:
         """1 - busy / (devices x the largest per-device span): the Zero Bubble paper's rate."""
-        ends = pairwise(self.acts.turns.tolist())
-        start, end = self.acts.start, self.acts.end
-        span = max((end[a:b].max() - start[a] for a, b in ends if a < b), default=0.0)
-        return 1.0 - self.busy / (self.devices * span) if span else 0.0
+        first = self.acts.turns[:-1][np.diff(self.acts.turns) > 0]
+        span = (self.acts.free[1][self.acts.device[first]] - self.acts.start[first]).max(initial=0)
+        return 1.0 - self.busy / (self.devices * float(span)) if span else 0.0
 
     @cached_property
     def peak_in_flight(self) -> tuple[int, ...]:
@@ -155,30 +146,6 @@ class Timeline(Spans):
         """A pandas DataFrame with the columns device, kind, stage, microbatch, start, end."""
         names = ("device", "kind", "stage", "microbatch", "start", "end")
         return frame({name: getattr(self, name) for name in names})
-
-    def to_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write Chrome's trace events, which Perfetto and chrome://tracing show; packed if ``path``
-        ends in .gz. A device is a thread, and so is what is on its way to it, or at once."""
-        zero = float(self.start.min(initial=0.0))  # a block may come before 0
-        threads: dict[tuple[str, int], float] = {}  # (name, how many are like it): free from
-        events: list[dict[str, Any]] = []
-        columns = self.device, self.kind, self.stage, self.microbatch, self.start, self.end
-        for d, kind, stage, batch, start, end in zip(*(c.tolist() for c in columns), strict=True):
-            name = f"rank {d}" + ", on its way" * (kind == TRANSFER)
-            alike = ((name, n) for n in count())
-            thread = next(each for each in alike if threads.get(each, -np.inf) <= start)
-            threads[thread] = end
-            name = f"{stage}{kind}{batch}".replace("-1", "")
-            args = {"device": d, "stage": stage, "microbatch": batch}
-            event = {"name": name, "cat": kind, "ph": "X", "args": args, "pid": 0}
-            event["tid"] = list(threads).index(thread)
-            events.append(event | {"ts": 1e6 * (start - zero), "dur": 1e6 * (end - start)})
-        for tid, (name, _) in enumerate(threads):
-            of_thread = {"ph": "M", "pid": 0, "tid": tid, "args": {"name": name}}
-            events.append(of_thread | {"name": "thread_name"})
-        text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode()
-        with open(path, "wb") as file:
-            file.write(gzip.compress(text, mtime=0) if os.fspath(path).endswith(".gz") else text)
 
     def __len__(self) -> int:
         return len(self.device)

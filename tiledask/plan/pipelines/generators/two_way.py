@@ -12,10 +12,9 @@ bubbles, an action at a time.
 from collections.abc import Iterator
 from functools import partial
 from heapq import heappop, heappush
-from itertools import count
 
 from tiledask.errors import ScheduleError
-from tiledask.plan.pipelines.generators.v_shape import Lane, from_steps, half_of, v_from_steps
+from tiledask.plan.pipelines.generators.v_shape import from_steps, v_places
 from tiledask.plan.pipelines.schedule import Action, Schedule
 
 __all__ = ["chimera", "dualpipe", "dualpipev"]
@@ -29,28 +28,22 @@ def chimera(stages: int, microbatches: int) -> Schedule:
     and m is a multiple of an even p, the makespan is (2m + p - 2) F. A device keeps at most p
     activations. It takes a backward first, then the forward that has come furthest.
     """
-    places = [list(range(stages)), list(range(stages))[::-1]]
-    orders: list[list[Action]] = [[] for _ in range(stages)]
+    down = list(range(stages))
+    places, kept = [down, down[::-1]], [0] * stages
+    orders: list[list[Action]] = [[] for _ in down]
     # heaps of (rank, action)
-    ready: list[list[tuple[tuple[bool, int, int, int], Action]]] = [[] for _ in range(stages)]
-    kept = [0] * stages
+    ready: list[list[tuple[tuple[bool, int, int, int], Action]]] = [[] for _ in down]
 
     def offer(kind: str, stage: int, microbatch: int) -> None:
         rank = kind == "F", microbatch // stages, -stage, microbatch
-        device = places[microbatch % 2][stage]
-        heappush(ready[device], (rank, Action(kind, stage, microbatch)))
+        heappush(ready[places[microbatch % 2][stage]], (rank, Action(kind, stage, microbatch)))
 
     for i in range(microbatches):
         offer("F", 0, i)
     while any(ready):  # a slot, in which every device does one action
-        heaps = [
-            heap
-            for heap, n in zip(ready, kept, strict=True)
-            if heap and (heap[0][1].kind == "B" or n < stages)
-        ]
-        for action in [heappop(heap)[1] for heap in heaps]:
+        able = [d for d in down if ready[d] and (ready[d][0][1].kind == "B" or kept[d] < stages)]
+        for device, (_, action) in [(d, heappop(ready[d])) for d in able]:
             kind, s, i = action
-            device = places[i % 2][s]
             orders[device].append(action)
             kept[device] += 1 if kind == "F" else -1
             if kind == "F":
@@ -74,11 +67,14 @@ def dualpipe(stages: int, microbatches: int) -> Schedule:
             f"stages"
         )
     half, each = stages // 2, max(-(-microbatches // 2), stages)
-    down, up = range(stages), range(stages - 1, -1, -1)
-    lanes: list[list[Lane]] = [[(d, count(0, 2)), (up[d], count(1, 2))] for d in down]
-    lanes[half:] = [both[::-1] for both in lanes[half:]]
-    steps = partial(_steps, half, each)
-    return from_steps(lambda d: steps(min(d, up[d])), lanes, [down, up], microbatches, "dualpipe")
+    down, other = list(range(stages)), str.maketrans("01", "10")
+
+    def steps(d: int) -> Iterator[str]:
+        if d < half:
+            return _steps(half, each, d)
+        return (word.translate(other) for word in _steps(half, each, stages - 1 - d))
+
+    return from_steps(steps, [down, down[::-1]], microbatches, "dualpipe")
 
 
 def dualpipev(stages: int, microbatches: int) -> Schedule:
@@ -87,9 +83,9 @@ def dualpipev(stages: int, microbatches: int) -> Schedule:
     As DeepSeek's and PyTorch's for m >= 2p; a device keeps at most 2p + 1 chunk activations.
     Raises ScheduleError for an odd number of stages.
     """
-    p = half_of(stages)
-    steps = partial(_steps, p, max(microbatches, 2 * p))
-    return v_from_steps(steps, p, microbatches, "dualpipev")
+    places = v_places(stages)
+    steps = partial(_steps, stages // 2, max(microbatches, stages))
+    return from_steps(steps, [places], microbatches, "dualpipev")
 
 
 def _steps(p: int, n: int, d: int) -> Iterator[str]:

@@ -20,10 +20,7 @@ from tiledask.errors import ScheduleError
 from tiledask.plan.pipelines.schedule import Action, Schedule
 from tiledask.plan.pipelines.validate import needs, peak_in_flight
 
-__all__ = ["Lane", "from_steps", "half_of", "v_from_steps", "v_half", "v_min", "zb_v"]
-
-Lane = tuple[int, Iterable[int]]
-"""One chunk of a device: a stage, and the micro-batches that pass through it."""
+__all__ = ["from_steps", "v_half", "v_min", "v_places", "zb_v"]
 
 
 def zb_v(stages: int, microbatches: int) -> Schedule:
@@ -33,7 +30,7 @@ def zb_v(stages: int, microbatches: int) -> Schedule:
     is: (p-1) F + m (time of both chunks). A device keeps at most 2p chunk activations, each half
     of a 1F1B stage's. Raises ScheduleError for an odd number of stages.
     """
-    p = half_of(stages)
+    places, p = v_places(stages), stages // 2
     n = max(microbatches, 2 * p - 1)  # as PyTorch: with fewer, those beyond m are left out
 
     def steps(d: int) -> list[str]:
@@ -49,7 +46,7 @@ def zb_v(stages: int, microbatches: int) -> Schedule:
             *["W0"] * d,
         ]
 
-    return v_from_steps(steps, p, microbatches, "zb-v")
+    return from_steps(steps, [places], microbatches, "zb-v")
 
 
 def v_half(stages: int, microbatches: int) -> Schedule:
@@ -58,47 +55,47 @@ def v_half(stages: int, microbatches: int) -> Schedule:
     With p > 2 devices, m >= 2p and F = I = W the makespan is that of the authors' program. Raises
     ScheduleError for an odd number of stages.
     """
-    p = half_of(stages)
+    places, p = v_places(stages), stages // 2
     gap = 0 if p % 2 else 3
     slots = [(2 * d, 3 * p - 2 - d, 3 * p + gap - 1 + 2 * d, 6 * p + gap - 2 - d) for d in range(p)]
-    return _repeated(slots, microbatches, "v-half")
+    return _repeated(slots, places, microbatches, "v-half")
 
 
 def v_min(stages: int, microbatches: int) -> Schedule:
     """V-Min: about a third of the memory of 1F1B (arXiv 2405.15362); as :func:`v_half`."""
-    p = half_of(stages)
+    places, p = v_places(stages), stages // 2
     gap = 0 if p % 3 else 2
     slots = [(d, 2 * p - 1 - d, 2 * p + gap + d, 4 * p + gap - 1 - d) for d in range(p)]
-    return _repeated(slots, microbatches, "v-min")
+    return _repeated(slots, places, microbatches, "v-min")
 
 
-def _repeated(slots: Sequence[tuple[int, ...]], microbatches: int, name: str) -> Schedule:
+def _repeated(
+    slots: Sequence[tuple[int, ...]], places: list[int], microbatches: int, name: str
+) -> Schedule:
     """The paper's building block every 6 slots: ``slots[d]`` has F0, F1, I1 and I0, and W the rest.
 
     Then a device that would wait does the next thing that it can, in the memory of the blocks. What
     is left of them always can run, so there is no deadlock. W is done in turn, but once the
     forwards of its first chunk are through a device, only when it can do nothing else.
     """
-    last = 2 * len(slots) - 1
-    left = [_blocks(each, d, last - d, microbatches) for d, each in enumerate(slots)]
-    blocks = Schedule.of(left, v_places(len(slots)), name)
+    left = [_blocks(each, d, microbatches, len(places)) for d, each in enumerate(slots)]
+    blocks = Schedule.of(left, places)
     waits, most = needs(blocks), max(peak_in_flight(blocks))
     orders: list[list[Action]] = [[] for _ in left]
-    kept, forwards, done = [0] * len(left), [microbatches] * len(left), set[Action]()
-    change = {"F": 1, "I": 0, "W": -1}
+    kept, done, change = [0] * len(left), set[Action](), {"F": 1, "I": 0, "W": -1}
 
-    def turn_of(device: int) -> int | None:
-        """Which of what is left is done now. Of each kind and stage only the first can be."""
+    def chosen(device: int) -> Action | None:
+        """What of the rest is done now. Of each kind and stage only the first can be."""
         height = peak = kept[device]
-        seen, weight = set(), None
-        for turn, a in enumerate(left[device]):
+        seen, weight = set[tuple[str, int]](), None
+        for a in left[device]:
             if a[:2] not in seen:
                 seen.add(a[:2])
-                fits = turn == 0 or a.kind != "F" or peak < most
+                fits = a is left[device][0] or a.kind != "F" or peak < most
                 if fits and done.issuperset(waits[a]):
-                    if a.kind != "W" or forwards[device]:
-                        return turn
-                    weight = turn if weight is None else weight
+                    if a.kind != "W" or ("F", device, microbatches - 1) not in done:
+                        return a
+                    weight = weight or a
                 if len(seen) == 6:  # F, I and W of two chunks
                     break
             height += change[a.kind]
@@ -106,28 +103,29 @@ def _repeated(slots: Sequence[tuple[int, ...]], microbatches: int, name: str) ->
         return weight
 
     while any(left):
-        slot = []
-        for device, rest in enumerate(left):
-            if (turn := turn_of(device)) is not None:
-                slot.append(action := rest.pop(turn))
-                orders[device].append(action)
-                kept[device] += change[action.kind]
-                forwards[device] -= action[:2] == ("F", device)
-        done |= set(slot)
-    return Schedule.of(orders, blocks.places, name)
+        slot = [(d, a) for d, rest in enumerate(left) if rest and (a := chosen(d))]
+        for device, action in slot:
+            left[device].remove(action)
+            orders[device].append(action)
+            kept[device] += change[action.kind]
+        done |= {action for _, action in slot}
+    return Schedule.of(orders, places, name)
 
 
-def _blocks(slots: tuple[int, ...], down: int, up: int, microbatches: int) -> list[Action]:
+def _blocks(slots: tuple[int, ...], device: int, microbatches: int, stages: int) -> list[Action]:
     """A device's building blocks, with W in the slots that are free."""
-    block = list(zip(slots, "FFII", (down, up, up, down), strict=True))
+    up = stages - 1 - device
+    block = list(zip(slots, "FFII", (device, up, up, device), strict=True))
     placed = sorted(
         (n + 6 * i, Action(kind, stage, i)) for n, kind, stage in block for i in range(microbatches)
     )
-    actions, weights, turn = list[Action](), list[Action](), placed[0][0]
+    actions, weights, turn = list[Action](), deque[Action](), placed[0][0]
     for slot, action in placed:
-        free = max(0, slot - turn)
-        actions += [*weights[:free], action]
-        weights, turn = weights[free:], slot + 1
+        while weights and turn < slot:
+            actions.append(weights.popleft())
+            turn += 1
+        actions.append(action)
+        turn = slot + 1
         if action.kind == "I":
             weights.append(action._replace(kind="W"))
     return [*actions, *weights]
@@ -137,24 +135,27 @@ def _blocks(slots: tuple[int, ...], down: int, up: int, microbatches: int) -> li
 
 
 def from_steps(
-    steps: Callable[[int], Iterable[str]],
-    lanes: list[list[Lane]],
-    place: Iterable[int] | Iterable[Iterable[int]],
-    microbatches: int,
-    name: str,
+    steps: Callable[[int], Iterable[str]], places: list[list[int]], microbatches: int, name: str
 ) -> Schedule:
-    """The schedule whose device d does ``steps(d)`` on ``lanes[d]``.
+    """The schedule whose device d does ``steps(d)``: its lanes are the stages that it has in the
+    rows of ``places``, which the micro-batches take in turn.
 
     Micro-batches from ``microbatches`` on are left out, so that steps for more of them serve
     for fewer; what is left of a pair is then done alone.
     """
-    orders, pairs = [list[Action]() for _ in lanes], list[Action]()
-    for device, order in enumerate(orders):
-        mine = [(s, iter(numbers), deque[int](), deque[int]()) for s, numbers in lanes[device]]
+    orders, pairs = list[list[Action]](), list[Action]()
+    for device in range(1 + max(places[0])):
+        lanes = [
+            (stage, count(r, len(places)), deque[int](), deque[int]())
+            for r, row in enumerate(places)
+            for stage, there in enumerate(row)
+            if there == device
+        ]
+        orders.append([])
         for word in steps(device):
             block = []
             for part in word.split("+"):
-                kind, (stage, numbers, forwards, inputs) = part[0], mine[int(part[1:])]
+                kind, (stage, numbers, forwards, inputs) = part[0], lanes[int(part[1:])]
                 if kind == "F":
                     forwards.append(microbatch := next(numbers))
                 else:
@@ -163,30 +164,16 @@ def from_steps(
                     inputs.append(microbatch)
                 if microbatch < microbatches:
                     block.append(Action(kind, stage, microbatch))
-            order += block
+            orders[-1] += block
             pairs += block[:-1]
-    return Schedule.of(orders, place, name, pairs)
+    return Schedule.of(orders, places, name, pairs)
 
 
-def v_from_steps(
-    steps: Callable[[int], Iterable[str]], devices: int, microbatches: int, name: str
-) -> Schedule:
-    """The same where lane 0 goes down the devices and lane 1 up again."""
-    lanes: list[list[Lane]] = [
-        [(d, count()), (2 * devices - 1 - d, count())] for d in range(devices)
-    ]
-    return from_steps(steps, lanes, v_places(devices), microbatches, name)
-
-
-def half_of(stages: int) -> int:
-    """The devices of a V, which holds two stages on each. Raises ScheduleError for odd stages."""
+def v_places(stages: int) -> list[int]:
+    """The device of each stage of a V: down the devices and up again. Raises ScheduleError for odd
+    stages."""
     if stages % 2:
         raise ScheduleError(
             f"a V has two stages on a device; use {stages + 1} stages, not {stages}"
         )
-    return stages // 2
-
-
-def v_places(devices: int) -> list[int]:
-    """The device of each stage: down the devices and up again."""
-    return [*range(devices), *reversed(range(devices))]
+    return [*range(stages // 2), *reversed(range(stages // 2))]

@@ -7,10 +7,11 @@ nobody waits for, so it can go anywhere after its I (Zero Bubble, arXiv 2401.102
 from collections.abc import Sequence
 from itertools import product
 from math import ceil
+from operator import sub
 
 from tiledask.errors import ScheduleError
 from tiledask.plan.pipelines.costs import costs_of
-from tiledask.plan.pipelines.schedule import Action, Schedule
+from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
 
 __all__ = ["zb_auto"]
 
@@ -54,14 +55,18 @@ def zb_auto(
             f"one micro-batch takes {activation:g} of memory and the limit is {limit:g}; "
             f"weight_part is at most activation, and that at most memory_limit"
         )
-    empty = Schedule((), (tuple(range(stages)),))
-    costs = costs_of(empty, forward, None, latency, backward_input, backward_weight)
-    seconds = {kind: costs.seconds["FBIW".index(kind), :, 0].tolist() for kind in "FIW"}
+    first = Schedule.of([[Action("F", 0, 0)]], range(stages))
+    costs = costs_of(first, forward, None, latency, backward_input, backward_weight)
+    seconds = dict(zip(KINDS, costs.seconds[:, :, 0].tolist(), strict=True))
     memory, drafts = (limit * (1 + _SMALL), activation, weight_part), list[_Draft]()
     for choice in product((True, False), repeat=3):
         drafts.append(_Draft(seconds, latency, memory))
         drafts[-1].write(microbatches, *choice)
-    best = min((draft for draft in drafts if draft.most <= memory[0]), key=_Draft.merit)
+    # the longest time from a device's first action to its last, then the last of all
+    best = min(
+        (draft for draft in drafts if draft.most <= memory[0]),
+        key=lambda draft: (max(map(sub, draft.clock, draft.begin)), max(draft.clock)),
+    )
     return Schedule.of(best.orders, range(stages), "zb-auto")
 
 
@@ -80,11 +85,6 @@ class _Draft:
         self.most = 0.0
         # when each action written so far ends: [kind][stage][micro-batch]
         self.ends = {kind: [list[float]() for _ in self.stages] for kind in "FIW"}
-
-    def merit(self) -> tuple[float, float]:
-        """The longest time from a device's first action to its last, and the last of all."""
-        spans = (clock - begin for clock, begin in zip(self.clock, self.begin, strict=True))
-        return max(spans), max(self.clock)
 
     def write(self, microbatches: int, punctual: bool, hold: bool, greedy: bool) -> None:
         """The whole order.
@@ -111,23 +111,6 @@ class _Draft:
         for s in self.stages:
             self.put("W", s, self.pending(s))
 
-    def pending(self, s: int) -> int:
-        """How many W of stage ``s`` could be done."""
-        return len(self.ends["I"][s]) - len(self.ends["W"][s])
-
-    def arrival(self, kind: str, s: int) -> float:
-        """When the block for the next F or I of stage ``s`` comes from its neighbour."""
-        neighbour, ends = s - 1 if kind == "F" else s + 1, self.ends[kind]
-        if kind == "W" or neighbour not in self.stages:
-            return 0.0
-        return ends[neighbour][len(ends[s])] + self.latency
-
-    def kept(self, s: int, forwards: int = 0, inputs: int = 0) -> float:
-        """The memory of what is kept after so many more actions."""
-        F, I, W = (len(self.ends[kind][s]) for kind in "FIW")
-        before, after = F + forwards - I - inputs, I + inputs - W
-        return before * self.activation + after * self.weight_part
-
     def put(self, kind: str, s: int, count: int = 1) -> None:
         """Writes the next actions of ``kind`` on stage ``s``."""
         ends = self.ends[kind][s]
@@ -141,6 +124,34 @@ class _Draft:
             self.clock[s] = start + self.seconds[kind][s]
             ends.append(self.clock[s])
             self.most = max(self.most, self.kept(s))
+
+    def put_after_weights(self, kind: str, s: int, greedy: bool) -> None:
+        """Writes ``kind``, and before it the W that memory needs or that fit into the gap."""
+        more, W = (1, 0) if kind == "F" else (0, 1), self.seconds["W"][s]
+        ready = self.arrival(kind, s)
+        while self.pending(s) and (self.kept(s, *more) > self.limit or self.clock[s] + W <= ready):
+            self.put("W", s)
+        gap, spare = ready - self.clock[s], max(self.idle) - self.idle[s]
+        if self.pending(s) and gap > 0 and (greedy or gap > spare):
+            self.put("W", s)
+        self.put(kind, s)
+
+    def arrival(self, kind: str, s: int) -> float:
+        """When the block for the next F or I of stage ``s`` comes from its neighbour."""
+        neighbour, ends = s - 1 if kind == "F" else s + 1, self.ends[kind]
+        if kind == "W" or neighbour not in self.stages:
+            return 0.0
+        return ends[neighbour][len(ends[s])] + self.latency
+
+    def pending(self, s: int) -> int:
+        """How many W of stage ``s`` could be done."""
+        return len(self.ends["I"][s]) - len(self.ends["W"][s])
+
+    def kept(self, s: int, forwards: int = 0, inputs: int = 0) -> float:
+        """The memory of what is kept after so many more actions."""
+        after = self.pending(s) + inputs
+        before = len(self.ends["F"][s]) + forwards - len(self.ends["I"][s]) - inputs
+        return before * self.activation + after * self.weight_part
 
     def warmup(self, microbatches: int, punctual: bool) -> list[int]:
         """Per stage, the forwards between F0 and I0: as many as fit in memory and time."""
@@ -171,16 +182,3 @@ class _Draft:
         first = min(self.pending(s), ceil(over / max(self.weight_part, _SMALL))) if over > 0 else 0
         late = self.clock[s] + F[s] + first * W[s] > deadline
         return self.clock[s] >= deadline or (late and deadline - self.clock[s] <= spare)
-
-    def put_after_weights(self, kind: str, s: int, greedy: bool) -> None:
-        """Writes ``kind``, and before it the W that memory needs or that fit into the gap."""
-        more = (1, 0) if kind == "F" else (0, 1)
-        while self.pending(s) and self.kept(s, *more) > self.limit:
-            self.put("W", s)
-        ready, W = self.arrival(kind, s), self.seconds["W"][s]
-        while self.pending(s) and self.clock[s] + W <= ready:
-            self.put("W", s)
-        gap, spare = ready - self.clock[s], max(self.idle) - self.idle[s]
-        if self.pending(s) and gap > 0 and (greedy or gap > spare):
-            self.put("W", s)
-        self.put(kind, s)

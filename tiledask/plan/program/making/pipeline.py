@@ -77,7 +77,7 @@ def _rank(
     schedule: Schedule, device: int, sizes: Mapping[str, int], split: bool
 ) -> tuple[ProgramRole, Order]:
     """What a device's role is, and its order."""
-    actions, pipelines = schedule.orders[device], schedule.pipelines
+    actions, pipelines = schedule.orders[device], len(schedule.places)
     keys = {(a.stage, a.microbatch % pipelines, KINDS.index(a.kind)) for a in actions}
     blocks: dict[tuple[str, int, tuple[Op, ...]], Block] = {}
     block_of, again = dict[tuple[int, int, int], str](), Counter[tuple[str, int]]()
