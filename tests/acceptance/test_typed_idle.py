@@ -63,50 +63,6 @@ def test_chunks_and_times(answers, asked, makespan):
     assert answers(f"idle {asked}")[1]["makespan"] == makespan
 
 
-@pytest.mark.parametrize(
-    ("asked", "m", "share", "below"),
-    [
-        # u = m / (m + p - 1): 27 / 30 = 0.9, and 26 / 29 = 0.8966
-        ("--utilisation 0.9 --devices 4", 27, 0.9, 26 / 29),
-        ("1f1b 4 --utilisation 90%", 27, 0.9, 26 / 29),
-        ("gpipe 4 --utilisation 9/10", 27, 0.9, 26 / 29),
-        # sums of tenths are rounded, in which 9 / 10 would fall short of 0.9; as fractions not
-        ("gpipe 2 --utilisation 0.9 --forward 0.1 --backward 0.2", 9, 0.9, 8 / 9),
-        ("1f1b 8 --utilisation 0.8", 28, 28 / 35, 27 / 34),
-        ("1f1b 2 --utilisation 0.901", 10, 10 / 11, 9 / 10),  # 9 / 10 is not 0.901
-        # busy 15 m of 4 (6 m + 9): 540 of 900 for 36, 525 of 876 for 35
-        (
-            "gpipe 4 --utilisation 0.6 --forward 1,1,2,1 --backward 2,2,4,2",
-            36,
-            0.6,
-            525 / 876,
-        ),
-        # v m / (v m + p - 1) = 2 m / (2 m + 3): 28 / 31 for 14, 26 / 29 for 13
-        ("interleaved 4 --utilisation 0.9", 14, 28 / 31, 26 / 29),
-    ],
-)
-def test_the_fewest_micro_batches_of_a_utilisation(answers, asked, m, share, below):
-    shown, facts = answers(f"idle {asked}")
-    assert (shown.code, facts["reached"], facts["microbatches"]) == (0, True, m)
-    assert facts["utilisation"] == pytest.approx(share)
-    assert facts["below"] == {"microbatches": m - 1, "utilisation": pytest.approx(below)}
-    assert shown.out.startswith(f"{m} micro-batches reach")
-    assert f"; {m - 1} give" in shown.words
-
-
-def test_what_one_fewer_gives_is_never_rounded_to_what_was_asked(typed):
-    # m / (m + 1): 999 / 1000 is 0.999, and 998 / 999 is 0.998999
-    shown = typed("idle 1f1b 2 --utilisation .999")
-    assert "999 micro-batches reach 99.9 %" in shown.words
-    assert "998 give 99.8999 %" in shown.words
-
-
-def test_a_utilisation_that_is_never_reached_is_a_no(answers):
-    shown, facts = answers("idle layer-wise 4 --utilisation 0.5")
-    assert (shown.code, facts["reached"], facts["utilisation"]) == (1, False, 0.25)
-    assert shown.out.startswith("No: 50 % is not reached on 4 devices with naive")
-
-
 def test_a_transfer_counts_once(answers):
     # 3 down, 1.5 across, 3 + 3 there, 1.5 back, 3
     typed = "idle layer-wise 2 --forward 3 --backward 3 --latency 1.5"
@@ -135,8 +91,6 @@ def test_the_rest_is_explained_on_request(typed):
         ("idle 1f1b 4 8 --backward -1e400", "--backward is numbers between commas"),
         ("idle 1f1b 4 8 --forward 1,2", "--forward is one number, or 4, one per stage; got 2"),
         ("idle 1f1b 4 8 --latency 1,2", "or 3, one per boundary between stages; got 2"),
-        ("idle 1f1b 4 8 --utilisation 0.9", "leave them out, or --utilisation"),
-        ("idle --utilisation 90 --devices 4", "such as 0.9 or 90%; got '90'"),
     ],
 )
 def test_mistakes_are_answered_in_the_words_of_the_command_line(typed, asked, words):

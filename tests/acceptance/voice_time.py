@@ -3,7 +3,7 @@
 from math import comb
 from typing import Any
 
-from voice_ways import Row, Way, ask, said, shown, somewhere, typed
+from voice_ways import Row, Way, ask, said, shown, typed
 
 import tiledask as td
 
@@ -101,16 +101,6 @@ IDLE = [
         {
             "simulated": said(lambda: list(td.simulate(td.schedule("gpipe", 4, 8)).peak_in_flight)),
             "idle": typed("idle gpipe 4 8", "peak_in_flight"),
-        },
-    ),
-    Row(
-        "micro-batches with which 4 devices are used to 90 %: m / (m + 3) >= 0.9",
-        27,
-        {
-            "formula": said(
-                lambda: next(m for m in range(1, 99) if td.formulas.bubble_fraction(4, m) <= 0.1)
-            ),
-            "idle": somewhere("idle --utilisation 0.9 --devices 4", 27),
         },
     ),
     Row(

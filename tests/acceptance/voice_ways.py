@@ -80,21 +80,6 @@ def typed(command: str, *keys: Any) -> Way:
     return way
 
 
-def somewhere(command: str, right: Any) -> Way:
-    """``right``, if the JSON of a command has it anywhere; else all that it has."""
-
-    def values(found: Any) -> list[Any]:
-        inner = found.values() if isinstance(found, dict) else found
-        nested = isinstance(found, dict | list)
-        return [found, *(v for each in inner for v in values(each))] if nested else [found]
-
-    def way(voice: Voice) -> Any:
-        found = voice.typed(command)
-        return right if any(same(each, right, 1e-9) for each in values(found)) else found
-
-    return way
-
-
 def shown(notebook: int, question: str) -> Way:
     return lambda voice: voice.shown(notebook, question)
 

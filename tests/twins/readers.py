@@ -341,7 +341,7 @@ COMMANDS = (
     "puzzle 1 --hint",
     "idle 1f1b 4 8 --latency 0.25 --transfers blocking",
     "idle interleaved 4 8 --chunks 2 --forward 1 --backward 2",
-    "idle 1f1b --utilisation 0.9 --devices 4",
+    "idle 1f1b --devices 4 8",
     "idle --layers 1,1,2,4 1f1b 2 4",
     "idle --diagnose trace.csv",
     "ask 34 --no-run --set layers=12 devices=3",

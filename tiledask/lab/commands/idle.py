@@ -1,4 +1,4 @@
-"""`tiledask idle`: of a schedule by name, a utilisation, a measured trace."""
+"""`tiledask idle`: of a schedule by name, or of a measured trace."""
 
 import argparse
 from collections.abc import Iterator
@@ -9,7 +9,6 @@ import tiledask as td
 from tiledask.errors import ConfigError, short
 from tiledask.lab.commands.options import Run, numbers
 from tiledask.lab.sweep import schedule_on
-from tiledask.plan.pipelines.closed_form import fewest_microbatches
 from tiledask.plan.pipelines.idle import CAUSES
 from tiledask.plan.pipelines.schedules import called, is_looped, schedule, schedules
 from tiledask.plan.tables import Part, table
@@ -29,9 +28,9 @@ FACTS = ("makespan", "lower_bound", "busy", "idle", *SHARES, *PER_DEVICE)
 
 
 def run_idle(args: argparse.Namespace) -> Run:
-    """What was asked for, simulated and shown; 1 for a utilisation that is not reached."""
+    """What was asked for, simulated and shown."""
     if args.diagnose is not None:
-        others = ("schedule", "devices", "microbatches", "utilisation", "figure")
+        others = ("schedule", "devices", "microbatches", "figure")
         if any(getattr(args, name) is not None for name in others):
             raise ConfigError(
                 "--diagnose finds schedule, devices and micro-batches in the trace and writes no "
@@ -40,11 +39,8 @@ def run_idle(args: argparse.Namespace) -> Run:
         found = td.diagnose(args.diagnose)
         yield from found.printed()
         return 0, found.to_dict()
-    reached: dict[str, Any] = {}
-    if args.utilisation is not None:
-        yield _reached(args, reached)
-    made = _made(args, args.microbatches)
-    times = _times(args, made.stages, float)
+    made = _made(args)
+    times = _times(args, made.stages)
     timeline = td.simulate(made, **times)
     yield from _shown(made, timeline, times, "" if args.explain else " More: --explain")
     if args.explain:
@@ -56,48 +52,19 @@ def run_idle(args: argparse.Namespace) -> Run:
         save_figure(plots.gantt(timeline, title=f"{made!r}"), args.figure)
     facts = {name: getattr(made, name) for name in SIZES}
     facts |= {name: getattr(timeline, name) for name in FACTS}
-    return (0 if reached.get("reached", True) else 1), {
+    return 0, {
         "schedule": made.name,
         **facts,
         "causes": {cause: each for cause, each in timeline.idle_time.total.items() if each},
         "legal": True,
-        **reached,
     }
 
 
 # -- what is asked for ---------------------------------------------------------------------------
 
 
-def _reached(args: argparse.Namespace, facts: dict[str, Any]) -> str:
-    """Whether --utilisation is reached, and by how many micro-batches, which become those of
-    ``args``; into the facts, too."""
-    if args.microbatches is not None:
-        raise ConfigError("--utilisation finds MICROBATCHES; leave them out, or --utilisation")
-    args.schedule, wanted = args.schedule or "1f1b", _utilisation(args.utilisation)
-    times = _times(args, _made(args, 1).stages, Fraction)
-    *less, (m, share) = fewest_microbatches(lambda m: _made(args, m), wanted, times)
-    args.microbatches = m
-    facts |= {"wanted": float(wanted), "reached": share >= wanted}
-    devices, batches = _of(made := _made(args, m))
-    asked, on = f"{100 * float(wanted):g} %", f"on {devices} with {made.name}"
-    got = _exactly(share, wanted)
-    if share < wanted:
-        tried = f"{m:,} micro-batches, the most that were tried"
-        return f"No: {asked} is not reached {on}; {tried}, give {got}."
-    for below, under in less:
-        got += f"; {below:,} give {_exactly(under, wanted)}"
-        facts["below"] = {"microbatches": below, "utilisation": float(under)}
-    return f"{batches} reach{'es' * (m == 1)} {asked} {on}: {got}."
-
-
-def _exactly(share: Fraction, other: Fraction) -> str:
-    """In percent, with as many digits as it takes to be another than ``other``."""
-    every = ([f"{100 * float(x):.{digits}f} %" for x in (share, other)] for digits in range(1, 15))
-    return next(mine for mine, its in every if share == other or mine != its)
-
-
-def _made(args: argparse.Namespace, microbatches: int | None) -> td.Schedule:
-    """The schedule that is named, of so many micro-batches."""
+def _made(args: argparse.Namespace) -> td.Schedule:
+    """The schedule that is named."""
     if args.schedule is None:
         raise ConfigError(
             f"a schedule needs its name, DEVICES and MICROBATCHES, {EXAMPLE}; a measured run is "
@@ -114,13 +81,11 @@ def _made(args: argparse.Namespace, microbatches: int | None) -> td.Schedule:
         raise ConfigError(f"the schedule's name comes first, {EXAMPLE}; got {short(name)}")
     if name not in schedules:
         schedule(name, 1, 1)  # says which is the nearest
-    if name == "naive" and microbatches is None:
-        microbatches = 1
+    microbatches = 1 if name == "naive" and args.microbatches is None else args.microbatches
     given = {"DEVICES": devices, "MICROBATCHES": microbatches}
     if lacks := " and ".join(what for what, number in given.items() if number is None):
         raise ConfigError(
-            f"{args.schedule} needs {lacks} behind it, {EXAMPLE.replace('1f1b', args.schedule)}; "
-            f"--utilisation 0.9 finds the micro-batches that reach it"
+            f"{args.schedule} needs {lacks} behind it, {EXAMPLE.replace('1f1b', args.schedule)}"
         )
     if args.chunks is not None and not is_looped(name):
         looped = ", ".join(other for other in schedules if is_looped(other))
@@ -130,24 +95,11 @@ def _made(args: argparse.Namespace, microbatches: int | None) -> td.Schedule:
     return schedule_on(name, devices, microbatches, chunks=chunks)
 
 
-def _utilisation(text: str) -> Fraction:
-    share = text.strip()
-    try:
-        value = Fraction(share.rstrip("% ")) / (100 if share.endswith("%") else 1)
-    except (ValueError, ZeroDivisionError):
-        value = Fraction(-1)
-    if not 0 < value <= 1:
-        raise ConfigError(
-            f"--utilisation is a share above 0, of 1 at most, such as 0.9 or 90%; got {short(text)}"
-        )
-    return value
-
-
-def _times(args: argparse.Namespace, stages: int, kind: type) -> dict[str, Any]:
+def _times(args: argparse.Namespace, stages: int) -> dict[str, Any]:
     """Seconds as they were typed: one number, or one per stage or boundary."""
     found: dict[str, Any] = {}
     for name in ("forward", "backward", "latency"):
-        seconds = numbers(getattr(args, name), f"--{name} is", lambda word: kind(Fraction(word)))
+        seconds = numbers(getattr(args, name), f"--{name} is", lambda word: float(Fraction(word)))
         between = name == "latency"
         count, per = stages - between, "boundary between stages" if between else "stage"
         if len(seconds) not in (1, count):
