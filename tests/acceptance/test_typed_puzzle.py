@@ -51,7 +51,7 @@ def test_an_order_speaks_of_ranks_from_0_and_its_picture_of_devices_from_1(answe
     assert "4 kept from 0F3 on" in shown.words
     assert re.search(r"device 0  F0 0-1,(.|\n)*\ndevice 1  F0 1-2,", shown.out)
     shown, _ = answers("puzzle order-on-2 --answer 'B0,F0; F0,B0'")
-    assert "of stage 0 and micro-batch 1 rank 0 does nothing" in shown.words
+    assert "rank 0 is at 0B0 and waits for 0F0" in shown.words
 
 
 @pytest.mark.parametrize("name", puzzle_names())

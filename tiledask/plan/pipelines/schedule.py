@@ -132,6 +132,10 @@ class Schedule:
         """The device on which ``stage`` works on ``microbatch``."""
         return self.places[microbatch % len(self.places)][stage]
 
+    def actions(self, device: int) -> tuple[Action, ...]:
+        """What ``device`` does, in order."""
+        return self.orders[device]
+
     def __iter__(self) -> Iterator[Action]:
         """All actions, device by device."""
         return chain.from_iterable(self.orders)

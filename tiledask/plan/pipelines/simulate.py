@@ -1,16 +1,37 @@
 """When each action of a schedule runs: its Timeline if every action takes the time given."""
 
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
+from typing import Any
+
 import numpy as np
 
 from tiledask.errors import ScheduleError, short
 from tiledask.plan.pipelines.costs import PerBoundary, Times, costs_of, finish_times
 from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.plan.pipelines.schedules import schedule as by_name
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.pipelines.validate import runnable
 
 __all__ = ["simulate"]
 
 
+def _or_named(simulated: Callable[..., Timeline]) -> Callable[..., Timeline]:
+    """``simulated``, and of a schedule's name and numbers too."""
+    times = tuple(signature(simulated).parameters)[1:]
+
+    @wraps(simulated)
+    def either(schedule: Schedule | str, *numbers: Any, **options: Any) -> Timeline:
+        if isinstance(schedule, str):
+            given = {name: options.pop(name) for name in times if name in options}
+            return simulated(by_name(schedule, *numbers, **options), **given)
+        return simulated(schedule, *numbers, **options)
+
+    return either
+
+
+@_or_named
 def simulate(
     schedule: Schedule,
     forward: Times = 1.0,
@@ -22,6 +43,9 @@ def simulate(
     overlapped: Times | None = None,
 ) -> Timeline:
     """The Timeline of ``schedule`` if every action takes exactly the time given.
+
+    ``simulate("1f1b", 4, 8, forward=1.0)`` makes the schedule by its name and numbers; times then
+    have their names.
 
     forward, backward                 seconds of F and of a full B; backward is 2.0 unless given.
     backward_input, backward_weight   seconds of I and W. Given both, a full B takes their sum
