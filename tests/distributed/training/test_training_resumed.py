@@ -106,9 +106,6 @@ def test_a_checkpoint_is_gathered_as_its_program_says(options, tmp_path):
     told = {"batch": 4, "dtype": "float32", **options}
     got = train(SMALL, TEXT, shape, steps=2, folder=tmp_path, **told)
     program = td.training_program(SMALL, shape, checkpoint=True, **told).check()
-    assert (
-        td.plan.program.program.Program.from_text(str(program)).check().traffic == program.traffic
-    )
     gathered = 0
     for rank in range(program.ranks):
         said = [(c.label, c.kind, c.sent, c.received) for c in calls(program, rank)]

@@ -42,28 +42,22 @@ def actions(timeline):
     return {(k, s, i): (start, end) for k, s, i, start, end in rows if k in KINDS}
 
 
-def assert_same_times(program_timeline, simulated):
-    here, there = actions(program_timeline), actions(simulated)
-    assert here.keys() == there.keys()
-    keys = sorted(here)
-    np.testing.assert_allclose([here[k] for k in keys], [there[k] for k in keys], atol=1e-9)
-
-
 @pytest.mark.few(20)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", NAMES)
 def test_its_timeline_is_that_of_the_schedule(name, seed):
     """Action by action: orders, places and pairs are read back from the program's text."""
     schedule, F, I, W, rng = drawn(name, seed)
     latency = rng.uniform(0.0, 1.0)
-    simulated = td.simulate(schedule, F, I + W, latency, I, W)
+    there = actions(td.simulate(schedule, F, I + W, latency, I, W))
     read = Program.from_text(str(td.program(schedule)))
-    timed = read.timeline({"F": F, "B": I + W, "I": I, "W": W}, latency)
-    assert_same_times(timed, simulated)
+    here = actions(read.timeline({"F": F, "B": I + W, "I": I, "W": W}, latency))
+    assert here.keys() == there.keys()
+    np.testing.assert_allclose([here[k] for k in here], [there[k] for k in here], atol=1e-9)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_holds_and_moves_what_the_schedule_does(name):
+def test_it_holds_and_moves_what_the_schedule_does_and_text_is_read_back(name):
     schedule, *_ = drawn(name, 4)
     program = td.program(schedule).check()
     assert program.memory.per_place == dict(enumerate(peak_in_flight(schedule)))
@@ -75,6 +69,9 @@ def test_it_holds_and_moves_what_the_schedule_does(name):
         if b.stage != a.stage
     ]
     assert program.traffic == td.Traffic.of(schedule.devices, moves)
+    again = Program.from_text(str(program))
+    assert again == program
+    assert again.name == program.name
     alone = td.program(schedule, activation=10).memory.per_place
     assert alone == {d: 10 * peak for d, peak in enumerate(peak_in_flight(schedule))}
 
@@ -87,29 +84,21 @@ def test_memory_names_what_is_held_and_when():
     assert td.program(td.schedule("gpipe", 2, 1), block_bytes=8).memory.per_place == {0: 9, 1: 9}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_text_is_read_back(name):
-    program = td.program(made(name, 4, 8), block_bytes=[2**20] * (made(name, 4, 8).stages - 1))
-    again = Program.from_text(program.to_text())
-    assert again == program
-    assert again.name == program.name
-    assert Program.from_text(str(again)).check().traffic == program.traffic
-
-
 def test_forward_only_and_one_device():
     program = td.program(td.schedule("gpipe", 3, 2, forward_only=True), block_bytes=4).check()
     assert program.traffic.sent == (8, 8, 0)
     assert program.timeline({"F": 1.0}).makespan == 4.0
     alone = td.program(td.schedule("1f1b", 1, 3)).check()
     assert alone.traffic.total == 0
-    assert len(alone) == 6
+    nothing = td.program(td.schedule("gpipe", 1, 1, forward_only=True)).memory
+    assert [(row.tensor, row.bytes) for row in nothing.rows] == [("nothing", 0)]
 
 
 # -- faults ----------------------------------------------------------------------------------------
 
 
 def test_a_circle_is_said_with_all_who_wait():
-    """Each rank takes before it sends, on one stream."""
+    """Each rank takes before it sends."""
     text = """
     program
     rank 0: 0F.0
@@ -153,6 +142,11 @@ def test_a_circle_is_said_with_all_who_wait():
             lambda s: Program.from_text(str(td.program(s)).replace("do forward", "jump")),
             ProgramError,
             "do kernel x",
+        ),
+        (
+            lambda s: Program.from_text(str(td.program(s)).replace("0F.1", "2F.1")),
+            ProgramError,
+            "rank 0 has no part '2F.1'",
         ),
     ],
 )

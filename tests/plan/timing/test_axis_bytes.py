@@ -9,6 +9,7 @@ import pytest
 
 import tiledask as td
 from tiledask.distributed.memory.case import training_terms
+from tiledask.plan.program.count import moved_by, nameless
 from tiledask.plan.program.making.training import step_program
 from tiledask.plan.timing.axis_bytes import axis_bytes
 
@@ -23,11 +24,13 @@ def counted(model, layout, recipe, sequence):
     for rank, order in enumerate(program.orders):
         role, sent = program.role(rank), Counter()
         for step in order:
-            for op in role.blocks[step.block].ops:
+            for op in role.blocks[step.block]:
                 if op.name == "send":
                     sent["pp"] += role.size(op.reads[0])
-                elif op.is_collective and op["axes"] in MESH:
-                    sent[MESH[op["axes"]]] += op.cost.sent[program.members(rank, op).index(rank)]
+                elif op.kind == "collective" and op["axes"] in MESH:
+                    sent[MESH[op["axes"]]] += moved_by(nameless(op))[1][
+                        program.members(rank, op).index(rank)
+                    ][0]
         most |= sent
     return dict(most)
 

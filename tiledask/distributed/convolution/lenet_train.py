@@ -38,6 +38,7 @@ from tiledask.distributed.training.trainer import Trainer
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan import html
 from tiledask.plan.inputs.recipes import Recipe
+from tiledask.plan.intervals import split as cut
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.program.making.lenet import (
     NAMES,
@@ -45,15 +46,15 @@ from tiledask.plan.program.making.lenet import (
     SIDE,
     STAGES,
     UNITS,
-    LeNetTerms,
     Need,
     Split,
     lenet_program,
     need,
+    stages_of,
     unit_dim,
 )
 from tiledask.plan.program.making.zero import DATA
-from tiledask.plan.program.ops import Block, Op
+from tiledask.plan.program.ops import Op
 from tiledask.plan.program.program import Program
 from tiledask.plan.whole import whole_number
 from tiledask.tile import layers as L
@@ -172,8 +173,9 @@ def train_lenet(
             f"td.Mesh(cluster, ({split.ranks},)), or other ways"
         )
     rule, itemsize = rule or Adam(), np.dtype(dtype).itemsize
-    terms = LeNetTerms(split, batch, recipe_for(rule, dtype), itemsize)
-    given = LeNetJob(terms, data, steps, rule, dtype, seed), lenet_program(terms).check()
+    recipe = recipe_for(rule, dtype)
+    job = LeNetJob(split, batch, recipe, data, steps, rule, dtype, seed)
+    given = job, lenet_program(split, batch, recipe, itemsize).check()
     if mesh is None:
         done = run_threads(_train_rank, split.ranks, *given, timeout=timeout)
     else:
@@ -220,7 +222,9 @@ def _whole_weights(split: Split, done: Ranks, steps: int) -> dict[str, dict[str,
 class LeNetJob:
     """What every rank is given: a training's configuration, and its model."""
 
-    terms: LeNetTerms
+    split: Split
+    batch: int
+    recipe: Recipe
     data: Images
     steps: int
     rule: Rule
@@ -235,22 +239,18 @@ class LeNetJob:
     def model(self) -> "LeNetJob":
         return self
 
-    @property
-    def recipe(self) -> Recipe:
-        return self.terms.recipe
-
     def units(self, stage: int) -> tuple[str, ...]:
         """The layers of a stage."""
-        return tuple(NAMES[i] for i in self.terms.split.layers(stage))
+        return tuple(NAMES[i] for i in stages_of(self.split.stages)[stage])
 
     def parameters(self, unit: str) -> dict[str, L.Parameter]:
         return dict(LENET[NAMES.index(unit)].parameters)
 
     def tilings(self, unit: str, ranks: int) -> dict[str, Tiling]:
-        return self.terms.split.tilings(unit)
+        return self.split.tilings(unit)
 
     def shapes(self, unit: str, ranks: int, rank: int) -> dict[str, tuple[int, ...]]:
-        return self.terms.split.shapes(unit, rank)
+        return self.split.shapes(unit, rank)
 
 
 class LeNetTrainer(Trainer):
@@ -263,7 +263,7 @@ class LeNetTrainer(Trainer):
         self.flops = 0
         return super().step(batch)
 
-    def _bind(self, op: Op, block: Block, told: dict[str, Any]) -> Callable[..., Any]:
+    def _bind(self, op: Op, block: str, told: dict[str, Any]) -> Callable[..., Any]:
         kernel = super()._bind(op, block, told)
 
         def counted(*arrays: Any) -> Any:
@@ -293,8 +293,9 @@ class _Part(NamedTuple):
 def _train_rank(rank: Rank, job: LeNetJob, program: Program) -> _Part:
     """What a rank does, step after step."""
     trainer = LeNetTrainer(rank, job, program, axes=(DATA, PARTS, STAGES))
-    split, batch = job.terms.split, job.terms.batch
-    rows, losses = split.images(batch, split.at(rank.index)[0]), []
+    split, batch = job.split, job.batch
+    copy, losses = split.at(rank.index)[0], []
+    rows = slice(*cut(0, batch, split.copies)[copy])
     for number in range(job.steps):
 
         def images(_: int, number: int = number) -> tuple[np.ndarray, np.ndarray]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from tiledask.plan.collectives.shards import HeadCounts, shards
+from tiledask.plan.collectives.shards import shards
 from tiledask.plan.fitting.memory import estimate_memory
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
@@ -24,7 +24,7 @@ from tiledask.plan.program.making.decoder import Decoder
 from tiledask.plan.program.making.tape import Tape, Value
 from tiledask.plan.program.making.training import TrainingTerms, step_program
 from tiledask.plan.program.making.zero import UnitStates, flat_name
-from tiledask.plan.program.ops import Block, ProgramRole, Step, buffer_of
+from tiledask.plan.program.ops import ProgramRole, Step, action_of, buffer_of
 from tiledask.plan.program.program import Program
 from tiledask.tile.optimizers import Rule, rule_for
 
@@ -166,9 +166,9 @@ def training_terms(model: Model, layout: Layout, recipe: Recipe, sequence: int) 
     8
     """
     decoder = Decoder(
-        model.vocab, model.hidden, model.layers, sequence,
-        HeadCounts(model.heads, model.kv_heads, model.head_dim), model.ffn,
-        gated=model.mlp == "swiglu", tied=model.tied, learned=model.learned_pos,
+        model.vocab, model.hidden, model.layers, model.heads, sequence, model.kv_heads, model.ffn,
+        gated=model.mlp == "swiglu", tied=model.tied, head_dim=model.head_dim,
+        learned=model.learned_pos,
     )  # fmt: skip
     return TrainingTerms(
         model=decoder,
@@ -213,9 +213,8 @@ def _states(count: int, recipe: Recipe, zero: int, copies: int, copy: int) -> Pr
     backward = tape.take()
     states.update({})
     each = {"begin": begin, "backward": backward, "update": tape.take()}
-    blocks = [Block(kind, -1, tuple(ops)) for kind, ops in each.items()]
     accumulators = frozenset(states.accumulators)
-    return tape.role(blocks, states.state | {"updates": 8}, accumulators=accumulators)
+    return tape.role(each, states.state | {"updates": 8}, accumulators=accumulators)
 
 
 # -- buffers, by a ledger's words ------------------------------------------------------------------
@@ -241,13 +240,13 @@ def tensor_classes(role: ProgramRole) -> dict[str, str]:
     loss; what is gone before its block ends is "in between".
     """
     classes = {name: name.partition("/")[0].replace("_", " ") for name in role.state}
-    placed = [(block, op) for block in role.blocks.values() for op in block.ops]
+    placed = [(block, op) for block, ops in role.blocks.items() for op in ops]
     last = {buffer_of(name): block for block, op in placed for name in op.reads}
     for block, op in placed:
         for name in map(buffer_of, op.writes):
             word = name.partition(".")[0].partition(":")[0].rstrip("0123456789")
             usual = "activations" if last.get(name, block) is not block else "in between"
-            if block.kind != "F":
+            if action_of(block)[0] != "F":
                 usual = _IN_BACKWARD.get(word, "recomputed activations")
             classes.setdefault(name, _BY_WORD.get(word, usual))
         if op.name in _LOGITS:

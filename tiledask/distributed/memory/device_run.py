@@ -33,7 +33,7 @@ from tiledask.errors import DeadlineError
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.ledger import Ledger, Row
 from tiledask.plan.program.making.zero import DATA
-from tiledask.plan.program.ops import Block, Op
+from tiledask.plan.program.ops import Op, action_of
 from tiledask.plan.program.program import Program
 from tiledask.tile.backend import array_namespace, namespace, to_numpy
 from tiledask.tile.memory.pool import Pool, Refused
@@ -226,8 +226,8 @@ class _ClaimRunner(Interpreter):
         self.classes = tensor_classes(program.role(rank.index))
         super().__init__(rank.through, program, state, trainer._bind)  # type: ignore[attr-defined]
 
-    def _call(self, op: Op, block: Block) -> Callable[[list[Any]], None]:
-        call, role, moment = super()._call(op, block), self.role, MOMENTS.get(block.kind)
+    def _call(self, op: Op, block: str) -> Callable[[list[Any]], None]:
+        call, role, moment = super()._call(op, block), self.role, MOMENTS.get(action_of(block)[0])
         if op.name == "send":
             return call
         new = role.sizes.keys() - role.alias.keys()

@@ -27,7 +27,7 @@ from tiledask.plan.intervals import split
 from tiledask.plan.pipelines.costs import PipelineCosts
 from tiledask.plan.pipelines.schedule import KINDS, Action
 from tiledask.plan.pipelines.timeline import TRANSFER, Span
-from tiledask.plan.program.ops import Block, Op, Order, ProgramData
+from tiledask.plan.program.ops import Op, Order, ProgramData, action_of
 from tiledask.tile.backend import aligned, namespace, synchronize
 from tiledask.tile.backend import to_numpy as off_device
 
@@ -170,9 +170,8 @@ def shares(
     count = 1 + max((step.microbatch for order in program.orders for step in order), default=-1)
     cut, last = [slice(*rows) for rows in split(0, len(batch), count)], len(stages) - 1
     found = []
-    for rank, order in enumerate(program.orders):
-        blocks = program.role(rank).blocks
-        held = {(blocks[step.block].stage, step.microbatch) for step in order}
+    for order in program.orders:
+        held = {(action_of(step.block)[1], step.microbatch) for step in order}
         x = {i: batch[cut[i]] for s, i in held if s == 0}
         y = {} if target is None else {i: target[cut[i]] for s, i in held if s == last}
         mine = {s: stages[s] for s in sorted({s for s, _ in held})}
@@ -218,8 +217,8 @@ class StageRunner(Interpreter):
         self.kernels = kernels
         super().__init__(rank, program, {}, self._of_stage)
 
-    def _of_stage(self, op: Op, block: Block, _: dict[str, Any]) -> Callable[..., Any]:
-        run = self.kernels[block.stage].run
+    def _of_stage(self, op: Op, block: str, _: dict[str, Any]) -> Callable[..., Any]:
+        run = self.kernels[action_of(block)[1]].run
         return lambda *arrays: run(op, self.microbatch, arrays)
 
     def made(self) -> StagesMade:
@@ -270,8 +269,7 @@ class PacedRunner(StageRunner):
     def action(self, n: int) -> Action:
         """What a schedule calls step ``n`` of the order."""
         name, microbatch, _ = self.order[n]
-        block = self.role.blocks[name]
-        return Action(block.kind, block.stage, microbatch)
+        return Action(*action_of(name), microbatch)
 
     def do(self, turns: Sequence[int]) -> None:
         """Do the actions of turns that are done at once, usually one."""
@@ -306,7 +304,9 @@ class PacedRunner(StageRunner):
         """Do the messages of a kind; "": the kernels."""
         for self.turn in turns:
             calls = self._bound[self.turn]
-            some = [each for each in calls if kind == ("" if each[0].is_kernel else each[0].name)]
+            some = [
+                each for each in calls if kind == ("" if each[0].kind == "kernel" else each[0].name)
+            ]
             self._go(self.turn, some)
 
     def _message(self, op: Op, x: int) -> Callable[[list[Any]], None]:

@@ -44,7 +44,7 @@ from tiledask.plan.pipelines.costs import PipelineCosts
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.timeline import TRANSFER
 from tiledask.plan.program.making.pipeline import KERNELS
-from tiledask.plan.program.ops import Op
+from tiledask.plan.program.ops import Op, action_of
 from tiledask.plan.program.program import Program
 
 __all__ = ["ENGINES", "PipelineJob"]
@@ -123,23 +123,23 @@ def _submitted(job: PipelineJob, kernels: Sequence[Future[Any]]) -> list[Future[
     sent: dict[tuple[int, str, int], Future[Any]] = {}  # device it goes to, buffer, micro-batch
     for device, turns in _in_order(job):
         blocks, order = program.role(device).blocks, program.orders[device]
-        steps = [(blocks[order[n].block], order[n].microbatch) for n in turns]
+        steps = [order[n] for n in turns]
         came = [
             sent.pop((device, op.buffer, i))
-            for block, i in steps
-            for op in block.ops
+            for block, i, _ in steps
+            for op in blocks[block]
             if op.name == "recv"
         ]
-        name = KERNELS[steps[0][0].kind] if len(steps) == 1 else "overlapped"
+        name = KERNELS[action_of(steps[0].block)[0]] if len(steps) == 1 else "overlapped"
         ran = submit(device, _act, topic, device, turns, before[device], *came, name=name)
         before[device] = ran
-        for n, (block, i) in enumerate(steps):
-            for op in (op for op in block.ops if op.name == "send"):
+        for n, (block, i, _) in enumerate(steps):
+            for op in (op for op in blocks[block] if op.name == "send"):
                 hand = ran
                 if len(steps) > 1:
                     hand = submit(device, operator.getitem, ran, n, name="hand", beside=True)
                 sent[op["peer"], op.buffer, i] = hand
-                job.sent[hand.key] = TRANSFER, block.stage, i
+                job.sent[hand.key] = TRANSFER, action_of(block)[1], i
     return [
         submit(device, _ended, topic, device, last, name="result", beside=True)
         for device, last in enumerate(before)
@@ -282,7 +282,7 @@ class _LoopRunner(PacedRunner):
         peer, wanted = op["peer"], (op.buffer, self.microbatch)
         coming = self._arriving.setdefault(peer, self.program.sent(peer, self.index))
         while wanted not in self.early:
-            _, buffer, microbatch = next(coming)
+            buffer, microbatch = next(coming)
             (message,) = self.port.get((peer,))
             self.moves.append((peer, message.nbytes))
             made, left = message.call

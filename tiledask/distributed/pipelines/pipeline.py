@@ -279,7 +279,7 @@ def _predicted_traffic(job: PipelineJob, batch: np.ndarray) -> Traffic:
         (device, op["peer"], rows[step.microbatch] * row)
         for device, order in enumerate(program.orders)
         for step in order
-        for op in program.role(device).blocks[step.block].ops
+        for op in program.role(device).blocks[step.block]
         if op.name == "send"
     ]
     return Traffic.of(job.cluster.slots, moves).on(job.cluster.hosts)

@@ -21,6 +21,7 @@ from tiledask.distributed.ranks.run import run_ranks
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError, ProgramError
 from tiledask.plan.program.making.pipeline import KERNELS
+from tiledask.plan.program.ops import action_of
 from tiledask.plan.program.program import Program
 
 __all__ = ["ProgramRun", "run_program"]
@@ -76,12 +77,16 @@ def run_program(
     True
     """
     program.check()
-    blocks = [block for role in program.roles for block in role.blocks.values()]
-    count = 1 + max(block.stage for block in blocks)
+    kinds, held = zip(
+        *(action_of(name) for role in program.roles for name in role.blocks), strict=True
+    )
+    count = 1 + max(held)
     frames = 1 + max((step.microbatch for order in program.orders for step in order), default=-1)
-    trains = any(block.kind != "F" for block in blocks)
+    trains = any(kind != "F" for kind in kinds)
     kernels = list(KERNELS.values())
-    if unknown := {op.name for b in blocks for op in b.ops if op.is_kernel} - {*kernels}:
+    if unknown := {op.name for role in program.roles for op in role.ops if op.kind == "kernel"} - {
+        *kernels
+    }:
         raise ProgramError(f"no kernel {min(unknown)!r}; there are {', '.join(kernels)}")
     fits = not trains or (target is not None and np.shape(target) == np.shape(batch))
     if len(stages) != count or not fits or len(batch) < frames:

@@ -19,14 +19,14 @@ from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.plan.intervals import ends_of
 from tiledask.plan.program.count import call_label, label_of
-from tiledask.plan.program.ops import Block, Op, ProgramData, buffer_of
+from tiledask.plan.program.ops import Op, ProgramData, buffer_of
 from tiledask.tile.backend import aligned
 from tiledask.tile.layers.by_name import RankPart
 
 __all__ = ["Bind", "Interpreter"]
 
-Bind = Callable[[Op, Block, dict[str, Any]], Callable[..., Any]]
-"""From an op, its block and its args to what is called with its arrays. That returns what is
+Bind = Callable[[Op, str, dict[str, Any]], Callable[..., Any]]
+"""From an op, its block's name and its args to what is called with its arrays. That returns what is
 written of a micro-batch (a tuple if several), and changes state in place."""
 _Env = list[Any]
 """The arrays of a micro-batch, by slot."""
@@ -71,7 +71,7 @@ class Interpreter:
         self._envs: dict[int, _Env] = {}
         self._last = {step.microbatch: n for n, step in enumerate(self.order)}
         self._bound = self._bind_order()
-        self._arriving: dict[int, Iterator[tuple[Block, str, int]]] = {}
+        self._arriving: dict[int, Iterator[tuple[str, int]]] = {}
 
     # -- what is kept -----------------------------------------------------------------------------
 
@@ -114,8 +114,8 @@ class Interpreter:
     def _go(self, n: int, calls: Iterable[tuple[Op, _Call]]) -> None:
         """Do ops of step ``n``."""
         name, self.microbatch, _ = self.order[n]
-        block, env = self.role.blocks[name], self._env(self.microbatch)
-        self._label = label_of(block, self.microbatch)
+        env = self._env(self.microbatch)
+        self._label = label_of(name, self.microbatch)
         op: Op | None = None
         try:
             for op, call in calls:  # noqa: B007
@@ -139,8 +139,8 @@ class Interpreter:
         ways: dict[int, list[str]] = {}
         for name, microbatch, _ in self.order:
             ways.setdefault(microbatch, []).append(name)
-        blocks = self.role.blocks.values()
-        calls = {block.name: [self._call(op, block) for op in block.ops] for block in blocks}
+        blocks = self.role.blocks.items()
+        calls = {name: [self._call(op, name) for op in ops] for name, ops in blocks}
         bound = {way: self._freed(way, calls) for way in dict.fromkeys(map(tuple, ways.values()))}
         return [bound[tuple(ways[step.microbatch])][step.block] for step in self.order]
 
@@ -150,7 +150,7 @@ class Interpreter:
         """The calls of a micro-batch's blocks, each letting go what it is the last to use."""
         seen, made = set(self.role.state), dict[str, list[tuple[Op, _Call]]]()
         for name in reversed(way):
-            pairs = zip(self.role.blocks[name].ops, calls[name], strict=True)
+            pairs = zip(self.role.blocks[name], calls[name], strict=True)
             made[name] = []
             for op, call in reversed(list(pairs)):
                 gone = {buffer_of(each) for each in (*op.reads, *op.writes)} - seen
@@ -162,13 +162,13 @@ class Interpreter:
             made[name].reverse()
         return made
 
-    def _call(self, op: Op, block: Block) -> _Call:
-        if op.is_kernel:
+    def _call(self, op: Op, block: str) -> _Call:
+        if op.kind == "kernel":
             return self._kernel(op, block)
-        if op.is_collective:
+        if op.kind == "collective":
             return self._collective(op)
         x = self._slot(op.buffer)
-        return self._message(op, x) if op.is_message else lambda env: _stop(env[x])
+        return self._message(op, x) if op.kind == "message" else lambda env: _stop(env[x])
 
     def _message(self, op: Op, x: int) -> _Call:
         """What sends a slot, or fills it."""
@@ -185,13 +185,13 @@ class Interpreter:
             if source not in self._arriving:
                 self._arriving[source] = program.sent(source, self.index)
             while env[x] is None:
-                _, name, microbatch = next(self._arriving[source])
+                name, microbatch = next(self._arriving[source])
                 came = aligned(group.recv(peer, label=call_label(self._label, op)))
                 self._env(microbatch)[self._slots[name]] = came
 
         return take
 
-    def _kernel(self, op: Op, block: Block) -> _Call:
+    def _kernel(self, op: Op, block: str) -> _Call:
         args = {n: self._resolved(value) for n, value in op.args if n not in _OF_READERS}
         kernel = self._bind(op, block, args)
         in_place = [n for n in op.writes if n not in op.reads and n in self.role.state]

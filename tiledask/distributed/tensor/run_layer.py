@@ -17,8 +17,8 @@ from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.tensor.placed import Placed, Weights
 from tiledask.distributed.tensor.propagate import need, same_placement
 from tiledask.plan.products.placement import Tiling
-from tiledask.plan.program.making.layer import LayerOperand, LayerTerms, layer_program
-from tiledask.plan.program.ops import Block, Op
+from tiledask.plan.program.making.layer import layer_program
+from tiledask.plan.program.ops import Op
 from tiledask.tile.layers.by_name import KERNELS
 
 __all__ = ["KeptLayer", "LayerRule", "backward", "forward"]
@@ -91,22 +91,23 @@ class BoundLayer(Interpreter):
         if rule.tokens is not None and rule.tokens.dim is not None:
             dim, shards = rule.tokens.split
             tokens = dim, shards.counts
-        terms = LayerTerms(
-            layer=rule.layer,
-            ranks=group.size,
-            given=tuple(_operand(f"x{n}", x) for n, x in enumerate(xs)),
-            weights=tuple(_operand(rule.prefix + name, w) for name, w in there.items()),
-            options=tuple(rule.options.items()),
-            itemsize=[*there.values(), *xs][0].local.itemsize,
-            tokens=tokens,
-            heads=rule.heads,
-            regather=rule.regather,
+        operands = tuple((rule.prefix + n, w.tiling, w.local.itemsize) for n, w in there.items())
+        program = layer_program(
+            rule.layer,
+            group.size,
+            tuple((f"x{n}", x.tiling, x.local.itemsize) for n, x in enumerate(xs)),
+            operands,
+            tuple(rule.options.items()),
+            [*there.values(), *xs][0].local.itemsize,
+            tokens,
+            rule.heads,
+            rule.regather,
         )
-        state: dict[str, Any] = dict.fromkeys(each.name for each in terms.weights)
-        super().__init__(group.owner, layer_program(terms), state, self._of_layer, group=group)
+        state: dict[str, Any] = dict.fromkeys(name for name, *_ in operands)
+        super().__init__(group.owner, program, state, self._of_layer, group=group)
         self._of_weights = {name: self._slots[rule.prefix + name] for name in there}
 
-    def _of_layer(self, op: Op, _: Block, told: dict[str, Any]) -> Callable[..., Any]:
+    def _of_layer(self, op: Op, _: str, told: dict[str, Any]) -> Callable[..., Any]:
         if op.name == "arguments":
             return lambda: self._arguments
         if op.name == "returns":
@@ -179,7 +180,3 @@ def _bound(group: Group, key: _Key) -> BoundLayer:
 def _spec(x: Placed) -> BlockSpec:
     local = x.local
     return BlockSpec(x.tiling, getattr(local, "shape", ()), getattr(local, "itemsize", 0))
-
-
-def _operand(name: str, x: Placed) -> LayerOperand:
-    return LayerOperand(name, x.tiling, x.local.itemsize)

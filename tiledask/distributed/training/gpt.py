@@ -12,8 +12,7 @@ sharded along the tokens. What a step does with it: tiledask.plan.program.making
 from dataclasses import dataclass
 
 from tiledask.errors import ConfigError, short
-from tiledask.plan.collectives.shards import HeadCounts
-from tiledask.plan.program.making.decoder import DecoderShapes
+from tiledask.plan.program.making.decoder import Decoder
 from tiledask.plan.whole import whole_number
 from tiledask.tile import layers as tile
 
@@ -21,35 +20,25 @@ __all__ = ["GPT"]
 
 
 @dataclass(frozen=True)
-class GPT(DecoderShapes):
+class GPT(Decoder):
     """A decoder of GPT-2's kind; ``gated``: of Llama's (RMSNorm, SwiGLU, rotary angles).
 
     >>> GPT(vocabulary=59, hidden=16, layers=3, heads=4, sequence=8).units
     ('embedding', 'positions', 'layer 0', 'layer 1', 'layer 2', 'head')
     """
 
-    vocabulary: int
-    hidden: int
-    layers: int
-    heads: int
-    sequence: int
-    """Tokens of a row."""
-    kv_heads: int | None = None
-    """None: as many as heads."""
-    ffn: int | None = None
-    """None: 4 hidden."""
-    gated: bool = False
-    tied: bool = False
-    """Whether the logits' matrix is the embedding's table. In a pipeline the first and the last
-    stage then both have it, and add up its gradients."""
-    eps: float | None = None
-    """Under the roots of its norms. None: 1e-6 of RMSNorm, 1e-5 of LayerNorm."""
     base: float = 10_000.0
     """Of its rotary angles, if it is gated."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value is None and name in ("kv_heads", "ffn", "eps"):
+            if value is None and name not in (
+                "vocabulary",
+                "hidden",
+                "layers",
+                "heads",
+                "sequence",
+            ):
                 continue
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if name in ("gated", "tied"):
@@ -72,16 +61,6 @@ class GPT(DecoderShapes):
         ):
             if wrong:
                 raise ConfigError(f"of a GPT {words}; got hidden={self.hidden}, heads={self.heads}")
-
-    @property
-    def inner(self) -> int:
-        """Columns between the two matrices of the feed-forward."""
-        return 4 * self.hidden if self.ffn is None else self.ffn
-
-    @property
-    def head_counts(self) -> HeadCounts:
-        """Of its attention."""
-        return HeadCounts(self.heads, self.kv_heads or self.heads, self.hidden // self.heads)
 
     def parameters(self, unit: str) -> dict[str, tile.Parameter]:
         """The parameters of a unit, by name: a norm's factors start at 1, a bias at 0, the others

@@ -291,7 +291,7 @@ def training_program(
     >>> model = GPT(59, hidden=16, layers=2, heads=4, sequence=8)
     >>> program = training_program(model, (1, 1, 2), batch=4, microbatches=2)
     >>> program.check()
-    Program(training 1f1b: 2 ranks, 216 instructions)
+    Program(training 1f1b: 2 ranks)
     >>> print(program.line_text(1))
     begin.0 1F.0 1B.0 1F.1 1B.1 update.0
     """

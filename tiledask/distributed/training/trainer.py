@@ -25,7 +25,7 @@ from tiledask.distributed.ranks.rank import Rank
 from tiledask.plan.intervals import ends_of
 from tiledask.plan.program.making.layers import TENSOR
 from tiledask.plan.program.making.zero import DATA, PIPELINE, flat_name, sharded_parts
-from tiledask.plan.program.ops import Block, Op
+from tiledask.plan.program.ops import Op
 from tiledask.plan.program.program import Program
 from tiledask.tile import layers as tile
 from tiledask.tile.backend import accumulator, array_namespace, as_dtype
@@ -283,7 +283,7 @@ class Trainer:
 
     # -- kernels ----------------------------------------------------------------------------------
 
-    def _bind(self, op: Op, _: Block, options: dict[str, Any]) -> Callable[..., Any]:
+    def _bind(self, op: Op, _: str, options: dict[str, Any]) -> Callable[..., Any]:
         kernel = getattr(self, f"_{op.name}", None) or KERNELS[op.name]
         return partial(kernel, **options) if options else kernel
 

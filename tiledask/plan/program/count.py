@@ -1,5 +1,4 @@
-"""The readers that count: bytes and messages between ranks, what each rank calls, in order, and
-what it holds, op by op.
+"""The readers that count: bytes and messages between ranks; what each rank calls; what it holds.
 
 0F0   embedding/forward, layer 0/attention/wo/forward, ..., send          block by block, each
 0B0   recv, layer 0/mlp/w_1/backward, ..., layer 0/gradients (ZeRO 2, 3)  with its micro-batch
@@ -11,16 +10,29 @@ send x1 to 1               - x1               end of the last that reads it
 
 from collections import Counter
 from functools import lru_cache
-from itertools import accumulate, chain
-from typing import Any, NamedTuple
+from itertools import accumulate, product
+from typing import NamedTuple
 
 import numpy as np
 
+from tiledask.plan.collectives.algorithms import default
+from tiledask.plan.collectives.cost import loads, ranks_of
+from tiledask.plan.collectives.rows import halo_strips
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.products.traffic import Traffic
-from tiledask.plan.program.ops import Block, Op, Order, ProgramData, ProgramRole, buffer_of
+from tiledask.plan.program.ops import Op, Order, ProgramData, ProgramRole, action_of, buffer_of
 
-__all__ = ["STEP", "PlannedCall", "call_label", "calls", "count", "label_of", "memory"]
+__all__ = [
+    "STEP",
+    "PlannedCall",
+    "call_label",
+    "calls",
+    "count",
+    "label_of",
+    "memory",
+    "moved_by",
+    "nameless",
+]
 
 STEP = "step"
 """The kind of a block that is all of a training's step."""
@@ -47,55 +59,58 @@ def count(program: ProgramData) -> Traffic:
     [[0, 24], [24, 0]]
     """
     moved = np.zeros((2, program.ranks, program.ranks), np.int64)
-    found: dict[tuple[int, int], list[tuple[Op, int, Any]]] = {}
-    for rank, order in enumerate(program.orders):
-        key = program.role_of[rank], id(order)
-        if key not in found:
-            found[key] = _between(program.role(rank), order)
-        for op, times, each in found[key]:
-            if op.is_message:
-                moved[:, rank, program.peer(rank, op)] += times * each, times
+    for ranks in program.alike:
+        role, often = program.role(ranks[0]), Counter[Op]()
+        for name, times in Counter(step.block for step in program.orders[ranks[0]]).items():
+            for op in role.blocks[name]:
+                if op.name == "send" or op.kind == "collective":
+                    often[op if op.name == "send" else nameless(op)] += times
+        for rank, (op, times) in product(ranks, often.items()):
+            if op.name == "send":
+                moved[:, rank, program.peer(rank, op)] += times * role.size(op.buffer), times
             else:
                 members = program.members(rank, op)
-                moved[:, rank, members] += times * each[:, members.index(rank)]
+                moved[:, rank, members] += times * moved_by(op)[0][:, members.index(rank)]
     return Traffic(*moved)
 
 
-def _between(role: ProgramRole, order: Order) -> list[tuple[Op, int, Any]]:
-    """What a rank's order sends: (op, how often, bytes of a send, or of a collective bytes and
-    messages between members)."""
-    often = Counter(step.block for step in order)
-    ops = [(op, times) for name, times in often.items() for op in role.blocks[name].ops]
-    sends = [(op, times, role.size(op.buffer)) for op, times in ops if op.name == "send"]
-    alike = Counter[Op]()
-    for op, times in ops:
-        if op.is_collective:
-            args = tuple(arg for arg in op.args if arg[0] != "label")
-            alike[Op(op.name, (), (), args)] += times
-    return [*sends, *((op, times, _table(op)) for op, times in alike.items())]
+def nameless(op: Op) -> Op:
+    """The same for all collectives that move as much: without buffers and label."""
+    return Op(op.name, (), (), tuple(arg for arg in op.args if arg[0] != "label"))
 
 
-@lru_cache(10_000)
-def _table(op: Op) -> np.ndarray:
-    """[bytes or messages, from, to], of a collective's members."""
-    found = np.zeros((2, op.size, op.size), np.int64)
-    for move, nbytes in chain.from_iterable(op.moves()):
-        found[:, move.source, move.destination] += nbytes, 1
-    return found
+@lru_cache(10_000)  # a training has few different ones, of every rank in every micro-batch
+def moved_by(op: Op) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
+    """What a nameless collective moves: [bytes or messages, from, to] between members; and by
+    member the bytes that it sends, those that it receives, and its messages."""
+    n, counts = ranks_of(op.name, op["counts"]), op["counts"]
+    if op.name.startswith("halo"):
+        row = op["itemsize"] * (sum(counts) // max(1, sum(op["extents"])))
+        strips = halo_strips(op["extents"], op["before"], op["after"])
+        moves = [(a, b, row * (stop - start)) for a, b, start, stop in strips]
+    else:
+        rounds = loads(op.name, default(op.name, n), counts, op["itemsize"])
+        moves = [(move.source, move.destination, size) for each in rounds for move, size in each]
+    found = np.zeros((2, n, n), np.int64)
+    for source, destination, nbytes in moves:
+        found[:, source, destination] += nbytes, 1
+    if op.name == "halo_reduce":  # back to those that lent
+        found = found.transpose(0, 2, 1)
+    sums = found[0].sum(1), found[0].sum(0), found[1].sum(1)
+    return found, list(zip(*(each.tolist() for each in sums), strict=True))
 
 
-def label_of(block: Block, microbatch: int) -> str:
+def label_of(block: str, microbatch: int) -> str:
     """What a run calls a block of a micro-batch: an action, "0F1", or a word, "update"; nothing if
     it is a whole step, whose calls say themselves what they are."""
-    if block.kind == STEP:
-        return ""
-    return block.kind if block.stage < 0 else f"{block.stage}{block.kind}{microbatch}"
+    kind, stage = action_of(block)
+    return "" if kind == STEP else kind if stage < 0 else f"{stage}{kind}{microbatch}"
 
 
 def call_label(block: str, op: Op) -> str:
     """What a run calls a message or a collective in a block of this label: a message has that of
     its block, or of its buffer."""
-    if op.is_message:
+    if op.kind == "message":
         return block or op.buffer
     return f"{block}/{op['label']}" if block and op["label"] else block or op["label"]
 
@@ -109,24 +124,23 @@ def calls(program: ProgramData, rank: int) -> list[PlannedCall]:
     0F0 send 8 0 1
     0B0 recv 0 8 0
     """
-    blocks, found = program.role(rank).blocks, list[PlannedCall]()
-    moved = {
-        name: [(op, _moved(program, rank, op)) for op in b.ops if op.is_message or op.is_collective]
-        for name, b in blocks.items()
-    }
-    for name, microbatch, _ in program.orders[rank]:
-        label = label_of(blocks[name], microbatch)
-        found += [PlannedCall(call_label(label, op), op.name, *of) for op, of in moved[name]]
-    return found
+    role = program.role(rank)
 
-
-def _moved(program: ProgramData, rank: int, op: Op) -> tuple[int, int, int]:
-    """(bytes sent, received, messages sent) by a rank."""
-    if op.is_message:
-        size = program.role(rank).size(op.buffer)
+    def moved(op: Op) -> tuple[int, int, int]:
+        if op.kind == "collective":
+            return moved_by(nameless(op))[1][program.members(rank, op).index(rank)]
+        size = role.size(op.buffer)
         return (size, 0, 1) if op.name == "send" else (0, size, 0)
-    me, of = program.members(rank, op).index(rank), op.cost
-    return of.sent[me], of.received[me], of.messages[me]
+
+    each = {
+        name: [(op, moved(op)) for op in ops if op.kind in ("collective", "message")]
+        for name, ops in role.blocks.items()
+    }
+    found = []
+    for name, microbatch, _ in program.orders[rank]:
+        label = label_of(name, microbatch)
+        found += [PlannedCall(call_label(label, op), op.name, *of) for op, of in each[name]]
+    return found
 
 
 def memory(program: ProgramData) -> Ledger:
@@ -139,23 +153,18 @@ def memory(program: ProgramData) -> Ledger:
     >>> memory(td.program(td.schedule("1f1b", 4, 8))).per_place
     {0: 4, 1: 3, 2: 2, 3: 1}
     """
-    found: dict[tuple[int, int], list[_Held]] = {}
-    rows = []
-    for rank, order in enumerate(program.orders):
-        key = program.role_of[rank], id(order)
-        if key not in found:
-            found[key] = _fullest(program.role(rank), order)
-        rows += [Row(rank, *row) for row in found[key]]
-    return Ledger.of(rows)
+    rows: dict[int, list[tuple[str, str, int, str]]] = {}
+    for ranks in program.alike:
+        rows |= dict.fromkeys(ranks, _fullest(program.role(ranks[0]), program.orders[ranks[0]]))
+    return Ledger.of(Row(rank, *row) for rank in sorted(rows) for row in rows[rank])
 
 
-_Held = tuple[str, str, int, str]
-"""What, when, bytes, and of how many."""
-
-
-def _fullest(role: ProgramRole, order: Order) -> list[_Held]:
-    state = [(name, ALWAYS, size, "stays") for name, size in role.state.items()]
-    ops = [(step, op) for step in order for op in role.blocks[step.block].ops]
+def _fullest(role: ProgramRole, order: Order) -> list[tuple[str, str, int, str]]:
+    """(what, when, bytes, of how many) is held then."""
+    found = [(name, ALWAYS, size, "stays") for name, size in role.state.items()]
+    ops = [(step, op) for step in order for op in role.blocks[step.block]]
+    if not ops:
+        return found or [("nothing", ALWAYS, 0, "")]
     born: dict[tuple[str, int], int] = {}
     dies: dict[tuple[str, int], int] = {}
     change = [0] * (len(ops) + 1)
@@ -172,14 +181,12 @@ def _fullest(role: ProgramRole, order: Order) -> list[_Held]:
     for key, at in born.items():
         change[at] += role.sizes[key[0]]
         change[dies[key] + 1] -= role.sizes[key[0]]
-    if not ops:
-        return state or [("nothing", ALWAYS, 0, "")]
     moment = int(np.argmax(list(accumulate(change))))
     step, op = ops[moment]
-    when, found = f"{step.block}.{step.microbatch}", []
+    when = f"{step.block}.{step.microbatch}"
     alive = Counter(key[0] for key, at in born.items() if at <= moment <= dies[key])
     for name, size in role.sizes.items():
-        if count := alive[name]:
-            found.append((name, when, count * size, f"{count} x {size:g}"))
+        if number := alive[name]:
+            found.append((name, when, number * size, f"{number} x {size:g}"))
     found += [("work space", when, op["work"], op.name)] if op["work"] else []
-    return state + found or [("nothing", when, 0, "")]
+    return found or [("nothing", when, 0, "")]

@@ -14,26 +14,32 @@ Ranks are those of a mesh, in row-major order. An op names axes of it and coordi
 never a rank: so ranks whose blocks have equal shapes share a role.
 """
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property, lru_cache
 from itertools import product
 from math import prod
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from tiledask.errors import ProgramError
-from tiledask.plan.collectives.algorithms import Move, default
-from tiledask.plan.collectives.cost import Cost, added_up, cost, loads, ranks_of
-from tiledask.plan.collectives.rows import halo_strips, halo_widths
+from tiledask.plan.collectives.cost import ranks_of
+from tiledask.plan.collectives.rows import halo_widths
 
 __all__ = [
-    *("COLLECTIVES", "COMPUTE_STREAM", "Block", "Items", "Op", "Order", "ProgramData"),
-    *("ProgramRole", "Step", "buffer_of", "collective", "message"),
+    *("COLLECTIVES", "COMPUTE_STREAM", "Blocks", "Items", "Op", "Order", "ProgramData"),
+    *("ProgramRole", "Step", "USUAL", "action_of", "add_block", "buffer_of", "message"),
+    "share_roles",
 ]
 
 COMPUTE_STREAM = "compute"
+COLLECTIVES = (
+    *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "halo_exchange", "halo_reduce"),
+)
+KINDS = {"send": "message", "recv": "message", "stop": "stop"}
+KINDS |= dict.fromkeys(COLLECTIVES, "collective")
 USUAL: dict[str, Any] = {
     "axis": 0, "work": 0, "label": "", "among": (), "dim": 0, "extents": (), "op": "sum",
     "split_dim": 0, "before": 0, "after": 0,
@@ -47,7 +53,7 @@ class Op:
 
     >>> Op("forward", ("x1",), ("x2", "kept1"))
     x2 kept1 = do forward x1
-    >>> message("recv", "x1", 0, "from_0"), Op("stop", ("factor.0",))
+    >>> message("recv", "x1", 0), Op("stop", ("factor.0",))
     (x1 = recv from 0 @from_0, stop if not factor.0)
     """
 
@@ -65,7 +71,13 @@ class Op:
                       rank's, by its coordinate along the axis; "product", (m, k, n) of a matrix
                       product, and "work", bytes of work space, are for readers
     of a message      peer: the coordinate of the other rank along an axis of the mesh
-    of a collective   see `collective`"""
+    of a collective   of all ranks that differ along some axes of the mesh, or among these by number
+        counts        numbers of each member's chunk; of an all_to_all n*s + d of what goes from s
+                      to d; each of itemsize bytes. label: of its records
+        dim           along which chunks are joined or cut, extents of theirs along it; split_dim:
+                      along which an all_to_all cuts what is brought
+        op            of what is added up: "sum" or "max"
+        before, after    rows that a member gets before and behind its own (halos)"""
     stream: str = COMPUTE_STREAM
 
     def __getitem__(self, arg: str) -> Any:
@@ -78,52 +90,33 @@ class Op:
         return (*self.reads, *self.writes)[0]
 
     @property
-    def is_message(self) -> bool:
-        return self.name in ("send", "recv")
-
-    @property
-    def is_collective(self) -> bool:
-        return self.name in COLLECTIVES
-
-    @property
-    def is_kernel(self) -> bool:
-        return not (self.is_message or self.is_collective or self.name == "stop")
-
-    # -- of collectives ---------------------------------------------------------------------------
-
-    @property
-    def size(self) -> int:
-        """How many ranks take part in a collective."""
-        return ranks_of(self.name, self["counts"])
+    def kind(self) -> str:
+        """ "kernel", "message", "collective" or "stop"."""
+        return KINDS.get(self.name, "kernel")
 
     def elements(self, me: int) -> tuple[int, int]:
         """How many numbers member ``me`` of a collective brings, and how many it has then."""
-        return COLLECTIVES[self.name](self, self["counts"], me)
-
-    def moves(self) -> Iterator[list[tuple[Move, int]]]:
-        """By round, the moves of a collective and the bytes of each."""
-        counts, itemsize = self["counts"], self["itemsize"]
-        if not self.name.startswith("halo"):
-            yield from loads(self.name, default(self.name, self.size), counts, itemsize)
-            return
-        back, row = self.name == "halo_reduce", _row_of(self) * itemsize
-        strips = halo_strips(self["extents"], self["before"], self["after"])
-        ends = ((s[1], s[0], s) if back else (s[0], s[1], s) for s in strips)
-        yield [(Move(a, b, (), back), row * (s.stop - s.start)) for a, b, s in ends]
-
-    @property
-    def cost(self) -> Cost:
-        """By member of a collective, the bytes and the messages."""
-        if self.name.startswith("halo"):
-            return added_up(self.moves(), self.size)
-        return cost(self.name, default(self.name, self.size), self["counts"], self["itemsize"])
+        counts, n = self["counts"], ranks_of(self.name, self["counts"])
+        own, whole = counts[me], sum(counts)
+        match self.name:
+            case "all_reduce":
+                return whole, whole
+            case "all_gather":
+                return own, whole
+            case "reduce_scatter":
+                return whole, own
+            case "all_to_all":
+                return sum(counts[n * me : n * (me + 1)]), sum(counts[me::n])
+        lent = sum(halo_widths(self["extents"], me, self["before"], self["after"]))
+        wider = own + lent * (whole // max(1, sum(self["extents"])))
+        return (own, wider) if self.name == "halo_exchange" else (wider, own)
 
     def __repr__(self) -> str:
         args = dict(self.args)
         words = [f"{' '.join(self.writes)} ="] if self.writes else []
-        words += ["do"] * self.is_kernel + [self.name]
+        words += ["do"] * (self.kind == "kernel") + [self.name]
         words += ["if not"] * (self.name == "stop") + [*self.reads]
-        if self.is_message:
+        if self.kind == "message":
             words.append(f"{'to' if self.name == 'send' else 'from'} {args.pop('peer')}")
             words += [f"along {args.pop('axis')}"] if "axis" in args else []
         words += [str(args)] if args else []
@@ -131,69 +124,12 @@ class Op:
         return " ".join(words)
 
 
-def _row_of(op: Op) -> int:
-    """Numbers in a row of what has halos."""
-    whole, rows = map(sum, (op["counts"], op["extents"]))
-    return int(whole // max(1, rows))
-
-
-def _halo(op: Op, counts: tuple[int, ...], me: int) -> tuple[int, int]:
-    lent = sum(halo_widths(op["extents"], me, op["before"], op["after"]))
-    return counts[me], counts[me] + _row_of(op) * lent
-
-
-COLLECTIVES: dict[str, Callable[[Op, tuple[int, ...], int], tuple[int, int]]] = {
-    "all_reduce": lambda op, counts, me: (sum(counts), sum(counts)),
-    "all_gather": lambda op, counts, me: (counts[me], sum(counts)),
-    "reduce_scatter": lambda op, counts, me: (sum(counts), counts[me]),
-    "all_to_all": lambda op, counts, me: (
-        sum(counts[op.size * me : op.size * (me + 1)]),
-        sum(counts[me :: op.size]),
-    ),
-    "halo_exchange": _halo,
-    "halo_reduce": lambda op, counts, me: _halo(op, counts, me)[::-1],
-}
-"""By kind: (op, its counts, a member's number) -> (numbers that it brings, that it has then)."""
-
-
-def message(kind: str, buffer: str, peer: int, stream: str = COMPUTE_STREAM, axis: int = 0) -> Op:
+def message(kind: str, buffer: str, peer: int, axis: int = 0, stream: str = "") -> Op:
     """A buffer goes to another rank, or comes from one: a "send" there, a "recv" of the same name
-    and micro-batch here."""
-    reads, writes = ((buffer,), ()) if kind == "send" else ((), (buffer,))
+    and micro-batch here. Usually each way has a stream of its own."""
+    way, reads, writes = ("to", (buffer,), ()) if kind == "send" else ("from", (), (buffer,))
     args = ("peer", peer), ("axis", axis)
-    return Op(kind, reads, writes, args if axis else args[:1], stream)
-
-
-def collective(
-    kind: str,
-    x: str,
-    y: str,
-    axes: tuple[int, ...],
-    counts: tuple[int, ...],
-    itemsize: int,
-    stream: str = COMPUTE_STREAM,
-    **more: Any,
-) -> Op:
-    """What all ranks do together that differ along some ``axes`` of the mesh.
-
-    x, y       what this rank brings, and has afterwards
-    counts     numbers of each member's chunk; of an all_to_all n*s + d of what goes from s to d
-    label      of its records
-    among      which of these ranks take part, by their number among them; (): all
-    dim        the dimension along which chunks are joined or cut, ``extents`` of theirs along it;
-               split_dim: along which an all_to_all cuts what is brought
-    op         of what is added up: "sum" or "max"
-    before, after    rows that a member gets before and behind its own (halos)
-
-    >>> collective("all_reduce", "part", "y", (1,), (4, 4), 8, "tp", label="mlp/w_2/forward")
-    y = all_reduce part {'axes': (1,), 'counts': (4, 4), 'itemsize': 8, 'label': \
-'mlp/w_2/forward'} @tp
-    """
-    if unknown := more.keys() - USUAL.keys():
-        raise TypeError(f"a collective has no {min(unknown)}")
-    args = {"axes": axes, "counts": counts, "itemsize": itemsize}
-    args |= {name: more[name] for name, usual in USUAL.items() if more.get(name, usual) != usual}
-    return Op(kind, (x,), (y,), tuple(args.items()), stream)
+    return Op(kind, reads, writes, args if axis else args[:1], stream or f"{way}_{peer}")
 
 
 def buffer_of(name: str) -> str:
@@ -201,27 +137,30 @@ def buffer_of(name: str) -> str:
     return name.partition("[")[0]
 
 
-@dataclass(frozen=True)
-class Block:
-    """Ops that a rank issues one after the other, for one micro-batch."""
+Blocks = dict[str, tuple[Op, ...]]
+"""By name, the ops that a rank issues one after the other, for one micro-batch. 0F is the forward
+of stage 0; 0F' that of another pipeline, 0F:2 that of 2 rows; what no stage does is a word."""
 
-    kind: str
-    """F forward, B full backward, I gradient of the input, W of the weights; or a word for what no
-    stage does."""
-    stage: int
-    """-1: none."""
-    ops: tuple[Op, ...]
-    replica: int = 0
-    """Its number among those that differ in the pipeline alone: in who is before and after it."""
-    rows: int | None = None
-    """Rows of its micro-batches, where these have different numbers."""
 
-    @cached_property
-    def name(self) -> str:
-        """Stage and kind: 0F; one ' more for each other pipeline, and the rows."""
-        stage = self.stage if self.stage >= 0 else ""
-        rows = "" if self.rows is None else f":{self.rows}"
-        return f"{stage}{self.kind}" + "'" * self.replica + rows
+@cache
+def action_of(block: str) -> tuple[str, int]:
+    """(kind, stage) of a block of this name: F forward, B full backward, I gradient of the input,
+    W of the weights; or the word itself, and -1.
+
+    >>> action_of("12F:3"), action_of("update")
+    (('F', 12), ('update', -1))
+    """
+    found = re.match(r"(\d+)([FBIW])", block)
+    return (found[2], int(found[1])) if found else (block, -1)
+
+
+def add_block(blocks: Blocks, name: str, ops: Iterable[Op], rows: str = "") -> str:
+    """The name of a block with these ``ops``, which may be there: one ' more for each that differs
+    in the pipeline alone, in who is before and after it."""
+    ops = tuple(ops)
+    while blocks.setdefault(name + rows, ops) != ops:
+        name += "'"
+    return name + rows
 
 
 class Step(NamedTuple):
@@ -233,6 +172,7 @@ class Step(NamedTuple):
     """Whether this block and the one of the next step are done at once."""
 
 
+Role = TypeVar("Role")
 Order = tuple[Step, ...]
 Items = tuple[tuple[str, tuple[int, ...]], ...]
 """(name, shape) of the arrays in a flat buffer, one behind the other."""
@@ -242,7 +182,7 @@ Items = tuple[tuple[str, tuple[int, ...]], ...]
 class ProgramRole:
     """The blocks of a rank, and the bytes of the buffers in them."""
 
-    blocks: dict[str, Block]
+    blocks: Blocks
     sizes: dict[str, int]
     """By buffer of a micro-batch; without a size, numbers of activations for instance, any other
     unit."""
@@ -258,11 +198,6 @@ class ProgramRole:
     """By buffer of a micro-batch that has no place of its own: the state in whose it lies, over
     what was there."""
 
-    @classmethod
-    def of(cls, blocks: Iterator[Block] | list[Block], *sizes: Any, **more: Any) -> Self:
-        """The same, from blocks in their order."""
-        return cls({block.name: block for block in blocks}, *sizes, **more)
-
     def size(self, name: str) -> int:
         """Bytes of a buffer. Raises ProgramError if it has none."""
         size = self.sizes.get(name, self.state.get(name))
@@ -273,7 +208,7 @@ class ProgramRole:
     @property
     def ops(self) -> list[Op]:
         """Of all blocks."""
-        return [op for block in self.blocks.values() for op in block.ops]
+        return [op for ops in self.blocks.values() for op in ops]
 
 
 @dataclass(frozen=True, repr=False)
@@ -321,29 +256,42 @@ class ProgramData:
         self, rank: int, axes: tuple[int, ...], among: tuple[int, ...] = ()
     ) -> tuple[int, ...]:
         """The ranks that differ from ``rank`` along some axes only; or those of them by number."""
-        key = axes, among
-        if key not in self._groups:
-            order = sorted(range(len(self.shape)), key=lambda axis: axis in axes)
-            together = prod(self.shape[axis] for axis in axes)
-            rows = np.arange(self.ranks).reshape(self.shape).transpose(order).reshape(-1, together)
-            groups = map(tuple, (rows[:, among] if among else rows).tolist())
-            self._groups[key] = {r: of for of in groups for r in of}
-        return self._groups[key].get(rank, ())
+        return _groups(self.shape, axes, among).get(rank, ())
 
     @cached_property
-    def _groups(self) -> dict[Any, dict[int, tuple[int, ...]]]:
-        return {}
+    def alike(self) -> list[list[int]]:
+        """The ranks, by what they do: with one role and one order."""
+        found: dict[tuple[int, int], list[int]] = {}
+        for rank, order in enumerate(self.orders):
+            found.setdefault((self.role_of[rank], id(order)), []).append(rank)
+        return list(found.values())
 
-    def sent(self, source: int, target: int) -> Iterator[tuple[Block, str, int]]:
-        """What a rank sends to another, in its order: the block, the buffer and the micro-batch."""
+    def sent(self, source: int, target: int) -> Iterator[tuple[str, int]]:
+        """What a rank sends to another, in its order: the buffer and the micro-batch."""
         blocks = self.role(source).blocks
         for step in self.orders[source]:
-            for op in blocks[step.block].ops:
+            for op in blocks[step.block]:
                 if op.name == "send" and self.peer(source, op) == target:
-                    yield blocks[step.block], op.buffer, step.microbatch
+                    yield op.buffer, step.microbatch
 
-    def __len__(self) -> int:
-        """Ops of all ranks, as often as they are run."""
-        long = [{name: len(b.ops) for name, b in role.blocks.items()} for role in self.roles]
-        pairs = zip(self.role_of, self.orders, strict=True)
-        return sum(long[of][step.block] for of, order in pairs for step in order)
+
+@lru_cache(1024)
+def _groups(
+    shape: tuple[int, ...], axes: tuple[int, ...], among: tuple[int, ...]
+) -> dict[int, tuple[int, ...]]:
+    """By rank, those of its group along some axes of a mesh."""
+    order = sorted(range(len(shape)), key=lambda axis: axis in axes)
+    numbers = np.arange(prod(shape)).reshape(shape).transpose(order)
+    rows = numbers.reshape(-1, prod(shape[axis] for axis in axes))
+    groups = map(tuple, (rows[:, among] if among else rows).tolist())
+    return {rank: of for of in groups for rank in of}
+
+
+def share_roles(
+    keys: Sequence[Any], make: Callable[[int], Role]
+) -> tuple[tuple[Role, ...], tuple[int, ...]]:
+    """What ``make`` gives for one rank of each key, and by rank the number of its key: ranks of
+    equal keys have blocks of equal shapes."""
+    first: dict[Any, tuple[int, int]] = {}
+    numbers = [first.setdefault(key, (len(first), rank))[0] for rank, key in enumerate(keys)]
+    return tuple(make(rank) for _, rank in first.values()), tuple(numbers)

@@ -13,14 +13,14 @@ of rank 0: x1 8 B, kept0 1 B           what its buffers have
     x1 kept0 = do forward
 
 An op is    [WRITES =] [do] NAME [READS] [to PEER | from PEER [along AXIS]] [{ARGS}] [@STREAM]
+A schedule's program is read back; those with state and collectives are for reading only.
 """
 
-import ast
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from itertools import chain
 from typing import Any, Self
 
 from tiledask.errors import ProgramError, short
@@ -31,36 +31,31 @@ from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.program.count import count, memory
 from tiledask.plan.program.ops import (
-    COLLECTIVES,
     COMPUTE_STREAM,
-    Block,
     Op,
     Order,
     ProgramData,
     ProgramRole,
     Step,
-    collective,
+    action_of,
     message,
 )
-from tiledask.plan.program.walk import walk
+from tiledask.plan.program.walk import Walk
 
 __all__ = ["Program"]
 
 _RANKS = r"\d{1,8}(?: \d{1,8})*"
-_HEAD = re.compile(rf"rank (?P<order>{_RANKS}):(?P<steps>.*)|mesh (?P<mesh>{_RANKS})|program ?(.*)")
-_ROLE = re.compile(rf"of rank ({_RANKS}):(.*)")
-_STATE = re.compile(r"(stays|scratch|given) (.*)")
-_FLAT = re.compile(r"(in|within) (\S+): (.+)")
-_BLOCK = re.compile(r"(?:(\d{1,8})([FBIW])|([a-z]+))('*)(?::(\d{1,9}))?")
-_STEP = re.compile(r"(\(?)([^\s().]+)\.(\d{1,9})\)?")
-_OP = re.compile(
-    r"(?:(?P<writes>\S.*?) = )?(?P<do>do )?(?P<name>[^\s{@=]+)(?P<reads>(?: [^\s{@=]\S*)*?)"
-    r"(?: (?P<way>to|from) (?P<peer>\d{1,8})(?: along (?P<axis>\d))?)?"
-    r"(?: (?P<args>\{.*\}))?(?: @(?P<stream>[^\s}]+))?"
+_SIZE = r" ?(\S+) (\d{1,18}) B"
+_LINE = re.compile(
+    rf"program ?(?P<program>.*)|rank (?P<ranks>{_RANKS}):(?P<steps>.*)"
+    rf"|of rank (?P<role>{_RANKS}):(?P<sizes>(?:{_SIZE},?)*)|(?P<block>\d{{1,8}}[FBIW]'*)"
+    r"|(?:(?P<writes>[^=]+?) = )?do (?P<kernel>[^\s={@]+)(?P<reads>(?: [^\s={@]+)*)"
+    r"|(?:send (?P<sent>\S+) to|(?P<came>\S+) = recv from) (?P<peer>\d{1,8})(?: @(?P<stream>\S+))?"
 )
+_STEP = re.compile(r"(\(?)([^\s().]+)\.(\d{1,9})\)?")
 _USUAL_LINES = (
     "'rank 0: 0F.0', 'of rank 0: x1 8 B' before its blocks, and in them 'y = do kernel x', "
-    "'send x to 1', 'x = recv from 0' or 'y = all_reduce x {'axes': ..., 'counts': ...}'"
+    "'send x to 1' or 'x = recv from 0'"
 )
 
 
@@ -69,26 +64,20 @@ class Program(ProgramData):
     """The ops of every rank.
 
     >>> import tiledask as td
-    >>> program = td.program(td.schedule("gpipe", 2, 1), block_bytes=8)
-    >>> print(program)
-    program gpipe
-    rank 0: 0F.0 0B.0
-    rank 1: 1F.0 1B.0
-    of rank 0: x1 8 B, kept0 1 B, dx1 8 B
+    >>> print(td.program(td.schedule("gpipe", 2, 1, forward_only=True), block_bytes=8))
+    program gpipe, forward only
+    rank 0: 0F.0
+    rank 1: 1F.0
+    of rank 0: x1 8 B
       0F
-        x1 kept0 = do forward
+        x1 = do forward
         send x1 to 1 @to_1
-      0B
-        dx1 = recv from 1 @from_1
-        do backward kept0 dx1
-    of rank 1: x1 8 B, kept1 1 B, dx1 8 B
+    of rank 1: x1 8 B
       1F
         x1 = recv from 0 @from_0
-        kept1 = do forward x1
-      1B
-        dx1 = do backward kept1
-        send dx1 to 0 @to_0
-    >>> program.check().traffic.sent, program.memory.per_place
+        do forward x1
+    >>> program = td.program(td.schedule("gpipe", 2, 1), block_bytes=8).check()
+    >>> program.traffic.sent, program.memory.per_place
     ((8, 8), {0: 9, 1: 9})
     >>> program.timeline({"F": 1.0, "B": 2.0}, latency=0.5).makespan
     7.0
@@ -109,7 +98,7 @@ class Program(ProgramData):
             ...
         tiledask.errors.ProgramError: deadlock: turn 2 of rank 0, 0B.0: 'dx1 = recv from 1 @from_1' waits for rank 1; turn 0 of rank 1, 1F.0: 'x1 = recv from 0 @from_0' waits for rank 0, which never sends it to rank 1
         """  # noqa: E501
-        walk(self)
+        Walk(self).go()
         return self
 
     @cached_property
@@ -130,11 +119,10 @@ class Program(ProgramData):
         without seconds.
         """
         self.check()
-        orders, pairs = list[list[Action]](), list[Action]()
-        for rank, steps in enumerate(self.orders):
-            blocks = self.role(rank).blocks
-            orders.append([Action(blocks[n].kind, blocks[n].stage, i) for n, i, _ in steps])
-            pairs += [a for a, step in zip(orders[-1], steps, strict=True) if step.paired]
+        orders = [
+            [Action(*action_of(step.block), step.microbatch) for step in steps]
+            for steps in self.orders
+        ]
         there = {action.kind for order in orders for action in order}
         if not there or not there <= {*KINDS} & {*seconds}:
             raise ProgramError(
@@ -142,18 +130,13 @@ class Program(ProgramData):
                 f"({', '.join(KINDS)}); got blocks of {', '.join(sorted(there)) or 'no kind'} and "
                 f"seconds of {', '.join(seconds) or 'none'}"
             )
-        rank_of = {
-            (a.stage, a.microbatch): rank for rank, order in enumerate(orders) for a in order
-        }
-        stages, microbatches = (1 + max(numbers) for numbers in zip(*rank_of, strict=True))
-        pipelines = next(
-            n
-            for n in range(1, microbatches + 1)
-            if all(rank == rank_of.get((s, i % n), rank) for (s, i), rank in rank_of.items())
-        )
-        places = [[rank_of.get((s, i), 0) for s in range(stages)] for i in range(pipelines)]
-        forward, backward, *halves = map(seconds.get, "FBIW")
+        steps = chain.from_iterable(self.orders)
+        pairs = [Action(*action_of(step.block), step.microbatch) for step in steps if step.paired]
+        rank_of = {(a.stage, a.microbatch): n for n, order in enumerate(orders) for a in order}
+        stages, microbatches = (range(1 + max(numbers)) for numbers in zip(*rank_of, strict=True))
+        places = [[rank_of.get((s, i), 0) for s in stages] for i in microbatches]
         schedule = Schedule.of(orders, places, self.name, pairs)
+        forward, backward, *halves = map(seconds.get, "FBIW")
         return simulate(schedule, 0.0 if forward is None else forward, backward, latency, *halves)
 
     # -- text ---------------------------------------------------------------------------------
@@ -163,10 +146,7 @@ class Program(ProgramData):
         text = [f"program {self.name}".rstrip()]
         if self.mesh:
             text.append(f"mesh {' '.join(map(str, self.mesh))}")
-        alike: dict[tuple[int, int], list[int]] = {}
-        for rank, order in enumerate(self.orders):
-            alike.setdefault((self.role_of[rank], id(order)), []).append(rank)
-        for ranks in alike.values():
+        for ranks in self.alike:
             words = " ".join(map(str, ranks))
             text.append(f"rank {words}: {self.line_text(ranks[0])}".rstrip())
         first = map(self.role_of.index, sorted({*self.role_of}))
@@ -202,92 +182,63 @@ class Program(ProgramData):
         for base in dict.fromkeys(role.alias.values()):
             here = (name for name, of in role.alias.items() if of == base)
             text.append(f"  within {base}: {', '.join(here)}")
-        for block in role.blocks.values():
-            text += [f"  {block.name}", *(f"    {op!r}" for op in block.ops)]
+        for name, block in role.blocks.items():
+            text += [f"  {name}", *(f"    {op!r}" for op in block)]
         return "\n".join(text)
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """The program that ``text`` says. Raises ProgramError for a line that it cannot read.
+        """The program of a schedule that ``text`` says. Raises ProgramError for a line that it
+        cannot read.
 
         >>> import tiledask as td
         >>> text = td.program(td.schedule("zb-h1", 3, 4), block_bytes=16).to_text()
         >>> td.Program.from_text(text).to_text() == text
         True
         """
-        name, mesh, roles = "", tuple[int, ...](), list[dict[str, Any]]()
+        name, roles = "", list[ProgramRole]()
         steps, role_of = dict[int, str](), dict[int, int]()
         for number, line in enumerate(map(str.strip, text.splitlines()), 1):
-            try:
-                if found := _HEAD.fullmatch(line):
-                    name = name if found[4] is None else found[4]
-                    mesh = _numbers(found["mesh"]) or mesh
-                    steps |= dict.fromkeys(_numbers(found["order"]), (found["steps"] or "").strip())
-                elif found := _ROLE.fullmatch(line):
-                    role_of |= dict.fromkeys(_numbers(found[1]), len(roles))
-                    roles.append({"blocks": [], "sizes": _read_sizes(found[2]), "state": {}})
-                elif line:
-                    _read_of_role(roles[-1], line)
-            except (ValueError, SyntaxError, TypeError, AttributeError, LookupError):
+            if not line:
+                continue
+            found = _LINE.fullmatch(line)
+            here = map(int, (found["ranks"] or found["role"] or "").split()) if found else ()
+            if found and found["program"] is not None:
+                name = found["program"]
+            elif found and found["ranks"]:
+                steps |= dict.fromkeys(here, found["steps"])
+            elif found and found["role"]:
+                role_of |= dict.fromkeys(here, len(roles))
+                sizes = re.findall(_SIZE, found["sizes"])
+                roles.append(ProgramRole({}, {name: int(size) for name, size in sizes}))
+            elif found and found["block"] and roles:
+                roles[-1].blocks[line] = ()
+            elif found and not found["block"] and roles and roles[-1].blocks:
+                block = [*roles[-1].blocks][-1]
+                roles[-1].blocks[block] += (_op(found),)
+            else:
                 words = f"line {number} cannot be read: {short(line)}; write {_USUAL_LINES}"
-                raise ProgramError(words) from None
+                raise ProgramError(words)
         ranks = range(len(steps))
-        missing = not steps or sorted(steps) != [*ranks] or not set(steps) <= set(role_of)
-        if missing or (mesh and prod(mesh) != len(steps)):
+        if not steps or sorted(steps) != [*ranks] or not set(steps) <= set(role_of):
             raise ProgramError(
-                f"ranks are numbered from 0, as many as the mesh {mesh or '()'} has, and each has "
-                f"parts ('of rank ...'); got lines of ranks {sorted(steps)} and parts of "
-                f"{sorted(role_of)}"
+                f"ranks are numbered from 0, and each has parts ('of rank ...'); got lines of "
+                f"ranks {sorted(steps)} and parts of {sorted(role_of)}"
             )
-        made = tuple(ProgramRole.of(**role) for role in roles)
         numbers = tuple(role_of[rank] for rank in ranks)
-        orders = {(numbers[r], steps[r]): _order(steps[r], made[numbers[r]], r) for r in ranks}
-        return cls(made, tuple(orders[numbers[r], steps[r]] for r in ranks), numbers, name, mesh)
+        orders = {(numbers[r], steps[r]): _order(steps[r], roles[numbers[r]], r) for r in ranks}
+        given = tuple(orders[numbers[r], steps[r]] for r in ranks)
+        return cls(tuple(roles), given, numbers, name)
 
-    def __str__(self) -> str:
-        return self.to_text()
+    __str__ = to_text
 
     def __repr__(self) -> str:
         name = f"{self.name}: " if self.name else ""
-        return f"{type(self).__name__}({name}{self.ranks} ranks, {len(self):,} instructions)"
+        return f"{type(self).__name__}({name}{self.ranks} ranks)"
 
 
 def _sizes(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {size} B" for name, size in sizes.items())
-
-
-def _read_sizes(text: str) -> dict[str, int]:
-    sizes = (part.split() for part in text.split(",") if part.strip())
-    return {name: int(size) for name, size, _ in sizes}
-
-
-def _numbers(text: str | None) -> tuple[int, ...]:
-    return tuple(map(int, (text or "").split()))
-
-
-def _read_of_role(role: dict[str, Any], line: str) -> None:
-    """A line of a role's buffers, or of a block."""
-    if found := _STATE.fullmatch(line):
-        sizes = _read_sizes(found[2])
-        role["state"] |= sizes
-        if found[1] != "stays":
-            role["accumulators" if found[1] == "scratch" else "constants"] = frozenset(sizes)
-    elif found := _FLAT.fullmatch(line):
-        names = found[3].split(", ")
-        if found[1] == "within":
-            role.setdefault("alias", {}).update(dict.fromkeys(names, found[2]))
-            return
-        items = ((name, *shape) for name, *shape in map(str.split, names))
-        shapes = ((name, shape[0].split("x") if shape else ()) for name, *shape in items)
-        flat = tuple((name, tuple(map(int, shape))) for name, shape in shapes)
-        role.setdefault("items", {})[found[2]] = flat
-    elif found := _BLOCK.fullmatch(line):
-        stage, kind = (int(found[1]), found[2]) if found[1] else (-1, found[3])
-        rows = int(found[5]) if found[5] else None
-        role["blocks"].append(Block(kind, stage, (), len(found[4]), rows))
-    else:
-        block = role["blocks"].pop()
-        role["blocks"].append(replace(block, ops=(*block.ops, _op(line))))
 
 
 def _order(text: str, role: ProgramRole, rank: int) -> Order:
@@ -303,22 +254,9 @@ def _order(text: str, role: ProgramRole, rank: int) -> Order:
     return tuple(found)
 
 
-def _op(line: str) -> Op:
-    """Raises ValueError for what is none."""
-    if not (found := _OP.fullmatch(line)):
-        raise ValueError(line)
-    name, stream = found["name"], found["stream"] or COMPUTE_STREAM
-    writes, reads = (tuple((found[of] or "").split()) for of in ("writes", "reads"))
-    args, shape = ast.literal_eval(found["args"] or "{}"), (len(reads), len(writes), found["way"])
-    if found["do"]:
-        op = Op(name, reads, writes, tuple(args.items()), stream)
-        if op.is_kernel and not found["way"]:
-            return op
-    elif name in COLLECTIVES and shape == (1, 1, None):
-        return collective(name, reads[0], writes[0], stream=stream, **args)
-    elif (name, *shape) in (("send", 1, 0, "to"), ("recv", 0, 1, "from")):
-        axis = int(found["axis"] or 0)
-        return message(name, (*reads, *writes)[0], int(found["peer"]), stream, axis)
-    elif name == "stop" and reads[:2] == ("if", "not") and len(reads) == 3:
-        return Op(name, reads[2:], (), (), stream)
-    raise ValueError(line)
+def _op(found: re.Match[str]) -> Op:
+    if buffer := found["sent"] or found["came"]:
+        kind, stream = "send" if found["sent"] else "recv", found["stream"] or COMPUTE_STREAM
+        return message(kind, buffer, int(found["peer"]), 0, stream)
+    writes = tuple((found["writes"] or "").split())
+    return Op(found["kernel"], tuple(found["reads"].split()), writes)

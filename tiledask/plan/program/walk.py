@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tiledask.errors import ProgramError
-from tiledask.plan.program.ops import Block, Op, ProgramData, buffer_of
+from tiledask.plan.collectives.cost import ranks_of
+from tiledask.plan.program.ops import Op, ProgramData, action_of, buffer_of
 
-__all__ = ["walk"]
+__all__ = ["Walk"]
 
 
 class _Place(NamedTuple):
@@ -21,35 +22,27 @@ class _Place(NamedTuple):
 
     rank: int
     step: int
-    block: Block
+    block: str
     microbatch: int
     op: Op
 
     def __str__(self) -> str:
-        where = f"turn {self.step} of rank {self.rank}, {self.block.name}.{self.microbatch}"
+        where = f"turn {self.step} of rank {self.rank}, {self.block}.{self.microbatch}"
         return f"{where}: '{self.op!r}'"
-
-
-_Message = tuple[int, int, str, int]
-"""From, to, buffer, micro-batch."""
-
-
-def walk(program: ProgramData) -> None:
-    """Raise ProgramError for the first fault."""
-    _Walk(program).go()
 
 
 def _fault(rule: str, *places: _Place) -> ProgramError:
     return ProgramError(f"{rule}: {'; '.join(map(str, places))}")
 
 
-class _Walk:
+class Walk:
     """All ranks under way, what is between them, and their buffers."""
 
     def __init__(self, program: ProgramData) -> None:
         self.program, ranks = program, range(program.ranks)
-        self.sent: dict[_Message, _Place] = {}
-        self.taken: set[_Message] = set()
+        self.sent: dict[tuple[int, int, str, int], _Place] = {}
+        """By from, to, buffer and micro-batch."""
+        self.taken: set[tuple[int, int, str, int]] = set()
         self.made: list[dict[tuple[str, int], _Place]] = [{} for _ in ranks]
         """By rank, buffer and micro-batch, what writes it."""
         self.unread: list[dict[tuple[str, int], _Place]] = [{} for _ in ranks]
@@ -60,70 +53,66 @@ class _Walk:
         """Where each rank stands; None: at its end."""
 
     def go(self) -> None:
-        """Go through all orders, as far as they can be."""
+        """Go through all orders. Raises ProgramError for the first fault."""
         ready = [*reversed(range(self.program.ranks))]
         while ready:
             rank = ready.pop()
-            while (place := self.at[rank]) and (done := self._done(place)):
+            while place := self.at[rank]:
+                done = [place]
+                if place.op.kind in ("collective", "message"):
+                    meet = self._together if place.op.kind == "collective" else self._message
+                    done = meet(place)
+                if not done:
+                    break
                 for each in done:
+                    self._use(each)
                     self.at[each.rank] = next(self.orders[each.rank], None)
                 ready += [each.rank for each in done if each is not place]
                 if place.op.name == "send":
                     ready.append(self.program.peer(rank, place.op))
         if stuck := [place for place in self.at if place]:
-            raise self._stuck(stuck)
-        for key, place in self.sent.items():
-            if key not in self.taken:
-                raise _fault("this is sent to a rank that never takes it", place)
+            raise ProgramError(f"deadlock: {'; '.join(map(self._waits, stuck[:4]))}")
+        if never := self.sent.keys() - self.taken:
+            place = next(place for key, place in self.sent.items() if key in never)
+            raise _fault("this is sent to a rank that never takes it", place)
 
     def _places(self, rank: int) -> Iterator[_Place]:
-        """The ops in their order."""
+        """The ops in their order; what nothing uses is a fault at its end."""
         role, seen = self.program.role(rank), dict[tuple[str, int], int]()
         for n, (name, microbatch, _) in enumerate(self.program.orders[rank]):
             if (first := seen.setdefault((name, microbatch), n)) != n:
-                raise ProgramError(
-                    f"{name}.{microbatch} is repeated on rank {rank}: turns {first} and {n}; do it "
-                    f"once"
-                )
-            block = role.blocks[name]
-            yield from (_Place(rank, n, block, microbatch, op) for op in block.ops)
+                turns = f"turns {first} and {n} of rank {rank}"
+                raise ProgramError(f"{name}.{microbatch} is repeated: {turns}; do it once")
+            yield from (_Place(rank, n, name, microbatch, op) for op in role.blocks[name])
         if idle := sorted(role.state.keys() - role.constants - self.written[rank]):
             raise ProgramError(f"{idle[0]} stays on rank {rank}, and nothing writes it")
         for (buffer, _), place in self.unread[rank].items():
             raise _fault(f"{buffer} is left over, nothing on rank {rank} reads it", place)
 
-    def _done(self, place: _Place) -> list[_Place]:
-        """What is done at once with an op, if that can be: all members' ops of a collective."""
-        op, places = place.op, [place]
-        if op.is_collective:
-            places = self._together(place)
-        elif op.name == "recv":
-            if (key := self._message(place)) not in self.sent:
-                return []
-            self.taken.add(key)
-            sizes = [self.program.role(r).size(op.buffer) for r in key[:2]]
-            if sizes[0] != sizes[1]:
-                rule = f"{op.buffer} has {sizes[0]:g} B where it is sent, {sizes[1]:g} B here"
-                raise _fault(rule, self.sent[key], place)
-        for each in places:
-            self._read(each)
-            self._write(each)
-        if op.name == "send":
-            if (key := self._message(place)) in self.sent:
-                raise _fault("a message goes twice; leave one out", self.sent[key], place)
-            self.sent[key] = place
-        return places
-
     # -- messages and collectives -----------------------------------------------------------------
 
-    def _message(self, place: _Place) -> _Message:
+    def _message(self, place: _Place) -> list[_Place]:
+        """A send is done; a recv is where its message has been sent."""
         rank, op, shape = place.rank, place.op, self.program.shape
         axis, to = op["axis"], op["peer"]
         if axis >= len(shape) or to >= shape[axis] or to == self.program.coordinates[rank][axis]:
             raise _fault(f"rank {to} along {axis} is no other one of the mesh {shape}", place)
-        peer = self.program.peer(rank, op)
-        ends = (rank, peer) if op.name == "send" else (peer, rank)
-        return *ends, op.buffer, place.microbatch
+        sends, peer = op.name == "send", self.program.peer(rank, op)
+        ends = (rank, peer) if sends else (peer, rank)
+        key = *ends, op.buffer, place.microbatch
+        if sends and key in self.sent:
+            raise _fault("a message goes twice; leave one out", self.sent[key], place)
+        if sends:
+            self.sent[key] = place
+        if key not in self.sent:
+            return []
+        if not sends:
+            self.taken.add(key)
+            here, there = (self.program.role(rank).size(op.buffer) for rank in reversed(ends))
+            if here != there:
+                rule = f"{op.buffer} has {there:g} B where it is sent, {here:g} B here"
+                raise _fault(rule, self.sent[key], place)
+        return [place]
 
     def _missing(self, members: tuple[int, ...]) -> list[int]:
         """The members that have not come to a collective of these."""
@@ -131,74 +120,65 @@ class _Walk:
         return [
             rank
             for rank, at in there
-            if not at or not at.op.is_collective or self.program.members(rank, at.op) != members
+            if not at or at.op.kind != "collective" or self.program.members(rank, at.op) != members
         ]
 
     def _together(self, place: _Place) -> list[_Place]:
         """The ops of all members of a collective, once they have come to it."""
         members = self.program.members(place.rank, place.op)
-        if place.rank not in members or len(members) != place.op.size:
-            raise _fault(f"ranks {members} take part, and {place.op.size} have counts", place)
+        counted = ranks_of(place.op.name, place.op["counts"])
+        if place.rank not in members or len(members) != counted:
+            raise _fault(f"ranks {members} take part, and {counted} have counts", place)
         if self._missing(members):
             return []
         places = [at for rank in members if (at := self.at[rank])]
+        agreed = [
+            (action_of(at.block), at.microbatch, at.op.name, at.op.stream, dict(at.op.args))
+            for at in places
+        ]
         for me, each in enumerate(places):
-            if _of_all(each) != _of_all(place):
+            if agreed[me] != agreed[0]:
                 rule = "ranks of a group make the same collectives in one order, with the same args"
-                raise _fault(rule, each, place)
-            names = *each.op.reads, *each.op.writes
-            for name, count in zip(names, each.op.elements(me), strict=True):
-                size, counted = (
-                    self.program.role(each.rank).size(name),
-                    count * place.op["itemsize"],
-                )
+                raise _fault(rule, each, places[0])
+            names, counts = (*each.op.reads, *each.op.writes), each.op.elements(me)
+            for name, count in zip(names, counts, strict=True):
+                size = self.program.role(each.rank).size(name)
+                counted = count * place.op["itemsize"]
                 if size != counted:
                     raise _fault(f"{name} has {size} B, by its counts {counted} B", each)
         return places
 
-    def _stuck(self, stuck: list[_Place]) -> ProgramError:
-        """What ranks lack that never comes, or wait for each other for."""
-        words = []
-        for place in stuck[:4]:
-            rank, op, never = place.rank, place.op, ""
-            if op.is_collective:
-                other = self._missing(self.program.members(rank, op))[0]
-            else:
-                other, what = self.program.peer(rank, op), (op.buffer, place.microbatch)
-                sent = (of[1:] for of in self.program.sent(other, rank))
-                never = "" if what in sent else f", which never sends it to rank {rank}"
-            words.append(f"{place} waits for rank {other}{never}")
-        return ProgramError(f"deadlock: {'; '.join(words)}")
+    def _waits(self, place: _Place) -> str:
+        """For what a rank waits, that never comes or waits for it."""
+        rank, op, never = place.rank, place.op, ""
+        if op.kind == "collective":
+            other = self._missing(self.program.members(rank, op))[0]
+        else:
+            other = self.program.peer(rank, op)
+            if (op.buffer, place.microbatch) not in self.program.sent(other, rank):
+                never = f", which never sends it to rank {rank}"
+        return f"{place} waits for rank {other}{never}"
 
     # -- buffers ----------------------------------------------------------------------------------
 
-    def _read(self, place: _Place) -> None:
-        rank, role = place.rank, self.program.role(place.rank)
+    def _use(self, place: _Place) -> None:
+        """What is read is there, and is written once."""
+        rank, role, made = place.rank, self.program.role(place.rank), self.made[place.rank]
         for name in place.op.reads:
             buffer = name if name in role.sizes else buffer_of(name)
             key = buffer, place.microbatch
             self.unread[rank].pop(key, None)
             late = buffer in role.accumulators and buffer not in self.written[rank]
-            if late or (buffer not in role.state and key not in self.made[rank]):
+            if late or (buffer not in role.state and key not in made):
                 raise _fault(f"{name} is read and was not written before; first make it", place)
-
-    def _write(self, place: _Place) -> None:
-        rank, role, made = place.rank, self.program.role(place.rank), self.made[place.rank]
         for name in place.op.writes:
             buffer = name if name in role.sizes else buffer_of(name)
-            key = buffer, place.microbatch
             if buffer in role.constants:
                 raise _fault(f"{name} is given, and no line changes it", place)
             self.written[rank].add(role.alias.get(buffer, buffer))
-            if buffer in role.state:
-                continue
-            role.size(buffer)
-            if key in made:
-                raise _fault(f"{name} is written twice; leave one out", made[key], place)
-            made[key] = self.unread[rank][key] = place
-
-
-def _of_all(place: _Place) -> tuple[object, ...]:
-    """In what the members of a collective agree."""
-    op = place.op
-    return place.block.kind, place.block.stage, place.microbatch, op.name, op.stream, dict(op.args)
+            if buffer not in role.state:
+                role.size(buffer)
+                key = buffer, place.microbatch
+                if key in made:
+                    raise _fault(f"{name} is written twice; leave one out", made[key], place)
+                made[key] = self.unread[rank][key] = place

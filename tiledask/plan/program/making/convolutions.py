@@ -30,10 +30,11 @@ class WindowTerms(NamedTuple):
     """((above, below), (left, right))."""
     dilation: tuple[int, int] = (1, 1)
 
-    def out(self, axis: int, extent: int) -> int:
-        """How many windows there are along an axis of ``extent``."""
-        reach = (self.size[axis] - 1) * self.dilation[axis] + 1
-        return (extent + sum(self.padding[axis]) - reach) // self.stride[axis] + 1
+    def out(self, *image: int) -> tuple[int, ...]:
+        """How many windows there are over rows, and over columns."""
+        each = zip(image, self.padding, self.size, self.dilation, self.stride, strict=True)
+        reach = ((n + sum(ends) - (k - 1) * d - 1, step) for n, ends, k, d, step in each)
+        return tuple(max(0, last // step + 1) for last, step in reach)
 
     def args(self, *names: str) -> dict[str, Any]:
         """Some of it by name, without what is usual."""
@@ -57,24 +58,24 @@ class ConvolutionLayers(TensorLayers):
         """The output channels of the rows of w that are here, of all of x; or, by a ``split``, the
         output rows of this rank's rows. ``summed``: whether dw and db then are, over the ranks.
         ``label`` comes before those of the halos."""
-        tape, names = self.tape, [name for name in "wb" if self.weights.has(unit, name)]
-        here, rows, read = self._windows(x, window, split, label)
+        names = [name for name in "wb" if self.weights.has(unit, name)]
+        here, read = self._windows(x, window, split, label)
         w, *b = (self.weights.weight(unit, name) for name in names)
-        args, columns = here.args("stride", "padding", "dilation"), here.out(1, x.shape[3])
-        y = tape.value("y", (x.shape[0], w.shape[0], rows, columns))
+        args = here.args("stride", "padding", "dilation")
+        y = self.tape.value("y", (x.shape[0], w.shape[0], *here.out(*read.shape[ROWS:])))
         self._computed(y, "conv2d", (read, w, *b), y, **args, product=_product(y, w))
         dy = yield y
-        args["product"], dx = _product(dy, w), tape.value("dx", read.shape)
+        args["product"], dx = _product(dy, w), self.tape.value("dx", read.shape)
         w, *b = (self.weights.weight(unit, name) for name in names)
         self._computed(dy, "conv2d_grad_input", (dy, read, w), dx, like=1, **args)
         if split:
             dx = self._given_back(dx, x, split, label)
-        found = {n: tape.value(f"d{n}", g.shape) for n, g in zip(names, (w, *b), strict=True)}
+        found = {n: self.tape.value(f"d{n}", g.shape) for n, g in zip(names, (w, *b), strict=True)}
         args = here.args("size") | args
         self._computed(dy, "conv2d_grad_weight", (dy, read), *found.values(), **args)
-        if summed and split and self.ranks > 1:
+        if summed and split:
             found = self.summed_small(found, "backward/dw db")
-        self._bring(unit, found)
+        self.weights.bring(unit, found)
         return [(x, dx if split else self.reduce_output(dx, "backward/dx"))]
 
     @layer
@@ -82,45 +83,40 @@ class ConvolutionLayers(TensorLayers):
         self, x: Value, window: WindowTerms, split: RowSplit | None = None, label: str = ""
     ) -> Written:
         """Means of windows: of all rows, or by a ``split`` the output rows of this rank's rows."""
-        here, rows, read = self._windows(x, window, split, label)
-        y = self.tape.value("y", (*read.shape[:ROWS], rows, window.out(1, x.shape[3])))
-        args = here.args("size", "stride", "padding")
+        here, read = self._windows(x, window, split, label)
+        args, image = here.args("size", "stride", "padding"), read.shape[ROWS:]
+        y = self.tape.value("y", (*read.shape[:ROWS], *here.out(*image)))
         self._computed(y, "avg_pool2d", (read,), y, **args)
         dy = yield y
         dx = self.tape.value("dx", read.shape)
-        self._computed(dy, "avg_pool2d_grad", (dy,), dx, **args, image=read.shape[ROWS:])
+        self._computed(dy, "avg_pool2d_grad", (dy,), dx, **args, image=image)
         return [(x, self._given_back(dx, x, split, label) if split else dx)]
 
     # -- rows and halos -------------------------------------------------------------------------
 
     def _windows(
         self, x: Value, window: WindowTerms, split: RowSplit | None, label: str
-    ) -> tuple[WindowTerms, int, Value]:
-        """(this rank's windows, how many rows of them, the rows that they read): zeros above and
-        below only where they reach beyond the image."""
+    ) -> tuple[WindowTerms, Value]:
+        """(this rank's windows, the rows that they read): zeros above and below only where they
+        reach beyond the image."""
         if not split:
-            return window, window.out(0, x.shape[ROWS]), x
-        slab, at, wider = split.slabs[self.rank], split.local(self.rank), x
+            return window, x
+        slab, at = split.slabs[self.rank], split.local(self.rank)
         if split.strips:
-            wider = self._halo("halo_exchange", x, f"{label}forward/halo", split, self._held(split))
-        read = self._part(wider, ROWS, (at.start, at.stop, wider.shape[ROWS]))
-        here = window._replace(padding=((slab.above, slab.below), window.padding[1]))
-        return here, split.out[self.rank], read
-
-    def _held(self, split: RowSplit) -> int:
-        """How many rows this rank has with their halos."""
-        return sum(split.widths(self.rank)) + split.rows[self.rank]
+            held = x.shape[ROWS] + sum(split.widths(self.rank))
+            x = self._halo("halo_exchange", x, f"{label}forward/halo", split, held)
+        read = self.part(x, ROWS, (at.start, at.stop, x.shape[ROWS]), at.stop - at.start)
+        return window._replace(padding=((slab.above, slab.below), window.padding[1])), read
 
     def _given_back(self, d: Value, x: Value, split: RowSplit, label: str) -> Value:
         """dx of the own rows for that of the rows that were read."""
-        at, held, dx = split.local(self.rank), self._held(split), d
+        at, held = split.local(self.rank), split.rows[self.rank] + sum(split.widths(self.rank))
         if held != d.shape[ROWS]:  # zeros elsewhere
             args: dict[str, Any] = {"dim": ROWS, "at": (at.start, at.stop, held)}
-            dx = self.tape.make("part_grad", (d,), "dx", _resized(d, ROWS, held), **args)
+            d = self.tape.make("part_grad", (d,), "dx", d.resized(ROWS, held), **args)
         if split.strips:
-            label = f"{label}backward/halo"
-            dx = self._halo("halo_reduce", dx, label, split, x.shape[ROWS])
-        return dx
+            d = self._halo("halo_reduce", d, f"{label}backward/halo", split, x.shape[ROWS])
+        return d
 
     def _halo(self, kind: str, x: Value, label: str, split: RowSplit, rows: int) -> Value:
         ends = {"before": split.before, "after": split.after, "extents": split.rows}
@@ -131,25 +127,17 @@ class ConvolutionLayers(TensorLayers):
     @layer
     def flat(self, x: Value) -> Written:
         """[images, all that an image has]."""
-        y = self.tape.value("y", (x.shape[0], prod(x.shape[1:])))
-        self.tape.do("reshape", (x,), (y,), shape=y.shape)
-        dy = yield y
-        dx = self.tape.value("y", x.shape)
-        self.tape.do("reshape", (dy,), (dx,), shape=x.shape)
-        return [(x, dx)]
+        shape = x.shape[0], prod(x.shape[1:])
+        dy = yield self.tape.make("reshape", (x,), "y", shape, shape=shape)
+        return [(x, self.tape.make("reshape", (dy,), "y", x.shape, shape=x.shape))]
 
-    def own(self, x: Value, dim: int, counts: tuple[int, ...]) -> Value:
-        """This rank's part, of ``counts`` by rank along ``dim``, of what all have. No rule: of a
-        gradient, or of what has none."""
-        return self._part(x, dim, ("part", self.axis, counts), counts[self.rank])
-
-    def _part(self, x: Value, dim: int, at: tuple[Any, ...], extent: int | None = None) -> Value:
-        """Indices ``at`` (start, stop, of how many) along ``dim``."""
-        extent = at[1] - at[0] if extent is None else extent
+    def part(self, x: Value, dim: int, at: tuple[Any, ...], extent: int) -> Value:
+        """``extent`` indices ``at`` (start, stop, of how many) along ``dim``, or this rank's
+        ("part", axis, counts). No rule: of a gradient, or of what has none."""
         if extent == x.shape[dim]:
             return x
         args: dict[str, Any] = {"dim": dim, "at": at}
-        return self.tape.make("part", (x,), "part", _resized(x, dim, extent), x.itemsize, **args)
+        return self.tape.make("part", (x,), "part", x.resized(dim, extent), x.itemsize, **args)
 
     def _computed(
         self, part: Value, kernel: str, reads: Sequence[Value], *made: Value, like: int = 0,
@@ -167,7 +155,3 @@ def _product(y: Value, w: Value) -> tuple[int, int, int]:
     """(m, k, n) of a convolution's products."""
     out, *window = w.shape
     return out, prod(window), prod(y.shape) // max(1, out)
-
-
-def _resized(x: Value, dim: int, extent: int) -> tuple[int, ...]:
-    return (*x.shape[:dim], extent, *x.shape[dim + 1 :])

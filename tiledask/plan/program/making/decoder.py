@@ -5,7 +5,7 @@ stage                 0                          1                 2
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tiledask.errors import PartitionError
 from tiledask.plan.collectives.shards import (
@@ -17,7 +17,7 @@ from tiledask.plan.collectives.shards import (
 from tiledask.plan.intervals import ends_of
 from tiledask.plan.products.placement import Replicate, Tiling
 
-__all__ = ["Decoder", "DecoderShapes", "block_shapes"]
+__all__ = ["Decoder", "block_shapes"]
 
 Shapes = dict[str, tuple[int, ...]]
 """By the weight's name."""
@@ -35,44 +35,62 @@ def block_shapes(
     and v are one matrix, and gate and up."""
     q, kv = heads.query * heads.width, heads.kv * heads.width
     into = {"qkv": q + 2 * kv} if fused else {"q": q, "k": kv, "v": kv}
-    attention = {name: (hidden, columns) for name, columns in into.items()} | {"o": (q, hidden)}
-    names = (["_gate_up"] if fused else ["_gate", "_up"]) if gated else ["_1"]
-    feed = dict.fromkeys(names, (hidden, inner * (2 if names == ["_gate_up"] else 1)))
-    feed["_down" if gated else "_2"] = inner, hidden
+    first = (
+        ({"gate_up": 2 * inner} if fused else dict.fromkeys(("gate", "up"), inner))
+        if gated
+        else {"1": inner}
+    )
+    matrices = {
+        "attention": {name: (hidden, columns) for name, columns in into.items()}
+        | {"o": (q, hidden)},
+        "mlp": {f"_{name}": (hidden, columns) for name, columns in first.items()}
+        | {"_down" if gated else "_2": (inner, hidden)},
+    }
     found: Shapes = {}
-    for number, (layer, matrices) in enumerate((("attention", attention), ("mlp", feed)), 1):
+    for number, (layer, shapes) in enumerate(matrices.items(), 1):
         found |= {f"norm_{number}.{kind}": (hidden,) for kind in ("w" if gated else "wb")}
-        for name, shape in matrices.items():
+        for name, shape in shapes.items():
             found[f"{layer}.w{name}"] = shape
             found |= {f"{layer}.b{name}": shape[1:]} if bias else {}
     return found
 
 
-class DecoderShapes:
-    """What follows from the sizes of a decoder of GPT-2's kind; ``gated``: of Llama's."""
+@dataclass(frozen=True)
+class Decoder:
+    """A decoder of GPT-2's kind by its sizes; ``gated``: of Llama's (RMSNorm, SwiGLU, rotary
+    angles)."""
 
     vocabulary: int
     hidden: int
     layers: int
+    heads: int
     sequence: int
     """Tokens of a row."""
-    gated: bool
-    tied: bool
-    eps: float | None
+    kv_heads: int | None = None
+    """None: as many as heads."""
+    ffn: int | None = None
+    """None: 4 hidden."""
+    gated: bool = False
+    tied: bool = False
+    """Whether the logits' matrix is the embedding's table. In a pipeline the first and the last
+    stage then both have it, and add up its gradients."""
+    eps: float | None = None
     """Under the roots of its norms. None: 1e-6 of RMSNorm, 1e-5 of LayerNorm."""
+    head_dim: int | None = field(default=None, repr=False, kw_only=True)
+    """Columns of a head. None: hidden / heads."""
+    learned: int | None = field(default=None, repr=False, kw_only=True)
+    """Rows of the table of positions, 0 for none; None: a row per token, or none if ``gated``."""
 
     @property
     def head_counts(self) -> HeadCounts:
         """Of its attention."""
-        raise NotImplementedError
+        width = self.head_dim or self.hidden // self.heads
+        return HeadCounts(self.heads, self.kv_heads or self.heads, width)
 
     @property
     def inner(self) -> int:
         """Columns between the two matrices of the feed-forward."""
-        raise NotImplementedError
-
-    learned: int | None = None
-    """Rows of the table of positions, 0 for none; None: a row per token, or none if ``gated``."""
+        return 4 * self.hidden if self.ffn is None else self.ffn
 
     @property
     def positions(self) -> int:
@@ -96,26 +114,12 @@ class DecoderShapes:
                 f"stages of {', '.join(map(str, cut))} layers are {sum(cut)} together, the model "
                 f"has {self.layers}; give each stage 0 or more that add up to {self.layers}"
             )
-        blocks = tuple(f"layer {n}" for n in range(self.layers))[
-            slice(*ends_of(cut)[stage : stage + 2])
-        ]
-        last = stage == len(cut) - 1
-        before = [u for u in self.units if u in ("embedding", "positions")] if not stage else []
-        if last and stage and self.tied:  # first, so that ZeRO shards it as on the first stage
-            before = ["embedding"]
-        return (*before, *blocks, *(["head"] if last else []))
-
-    def whole_shapes(self, unit: str) -> Shapes:
-        """Of a unit's weights."""
-        h, kinds = self.hidden, "w" if self.gated else "wb"
-        if unit == "embedding":
-            return {"table": (self.vocabulary, h)}
-        if unit == "positions":
-            return {"table": (self.positions, h)}
-        if unit == "head":
-            norm: Shapes = {f"norm.{kind}": (h,) for kind in kinds}
-            return norm if self.tied else norm | {"w_head": (h, self.vocabulary)}
-        return block_shapes(h, self.head_counts, self.inner, self.gated, bias=not self.gated)
+        first, *_, head = self.units
+        before, last = self.units[: -1 - self.layers], stage == len(cut) - 1
+        if stage:  # a tied table first, so that ZeRO shards it as on the first stage
+            before = (first,) if last and self.tied else ()
+        blocks = self.units[-1 - self.layers : -1][slice(*ends_of(cut)[stage : stage + 2])]
+        return (*before, *blocks, *((head,) if last else ()))
 
     def tilings(self, unit: str, ranks: int) -> dict[str, Tiling]:
         """How a unit's weights lie on the ranks of a tensor-parallel group: norms on each."""
@@ -129,31 +133,20 @@ class DecoderShapes:
             for name, shape in self.whole_shapes(unit).items()
         }
 
+    def whole_shapes(self, unit: str) -> Shapes:
+        """Of a unit's weights."""
+        if unit in ("embedding", "positions"):
+            rows = self.vocabulary if unit == "embedding" else self.positions
+            return {"table": (rows, self.hidden)}
+        if unit == "head":
+            norm: Shapes = {
+                f"norm.{kind}": (self.hidden,) for kind in ("w" if self.gated else "wb")
+            }
+            return norm if self.tied else norm | {"w_head": (self.hidden, self.vocabulary)}
+        counts = self.head_counts, self.inner
+        return block_shapes(self.hidden, *counts, self.gated, bias=not self.gated)
+
     def shapes(self, unit: str, ranks: int, rank: int) -> Shapes:
         """Of a unit's weights on one rank of a tensor-parallel group."""
         tilings = self.tilings(unit, ranks)
         return {name: tiling.block_shape((rank,)) for name, tiling in tilings.items()}
-
-
-@dataclass(frozen=True)
-class Decoder(DecoderShapes):
-    """A decoder by its sizes alone."""
-
-    vocabulary: int
-    hidden: int
-    layers: int
-    sequence: int
-    heads: HeadCounts
-    ffn: int
-    gated: bool = False
-    tied: bool = False
-    eps: float | None = None
-    learned: int | None = None
-
-    @property
-    def head_counts(self) -> HeadCounts:
-        return self.heads
-
-    @property
-    def inner(self) -> int:
-        return self.ffn

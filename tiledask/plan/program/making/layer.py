@@ -13,7 +13,6 @@ Behind a bar stands the form in which tokens are sharded between layers. An all_
 reduce_scatter and an all_gather (Korthikanti et al., arXiv:2205.05198): both move the same bytes.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -26,77 +25,64 @@ from tiledask.plan.program.making.convolutions import ConvolutionLayers
 from tiledask.plan.program.making.decoder import block_shapes
 from tiledask.plan.program.making.layers import LayerWeights
 from tiledask.plan.program.making.tape import Tape, Value
-from tiledask.plan.program.ops import Block, ProgramRole, Step
+from tiledask.plan.program.ops import ProgramRole, Step
 from tiledask.plan.program.program import Program
 
-__all__ = ["LayerCall", "LayerOperand", "LayerTerms", "layer_calls", "layer_program"]
+__all__ = ["LayerCall", "layer_calls", "layer_program"]
 
-
-class LayerOperand(NamedTuple):
-    """An array that a layer is given, or one of its weights."""
-
-    name: str
-    tiling: Tiling
-    itemsize: int
-    """Bytes of a number."""
-
-    def value(self, rank: int) -> Value:
-        """What a rank has of it."""
-        return Value(self.name, self.tiling.block_shape((rank,)), self.itemsize)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerTerms:
-    """What a layer's program follows from."""
-
-    layer: str
-    """The method that writes it, of `ConvolutionLayers` or `TensorLayers`."""
-    ranks: int
-    given: tuple[LayerOperand, ...]
-    """What it takes, and the gradient of the first of which it gives, if it has one."""
-    weights: tuple[LayerOperand, ...]
-    options: tuple[tuple[str, Any], ...] = ()
-    """What its method takes besides, by name."""
-    itemsize: int
-    """Bytes of a number of activations."""
-    tokens: tuple[int, tuple[int, ...]] | None = None
-    """As of `TensorLayers`; so are the next two."""
-    heads: tuple[int, int, int] = (1, 1, 1)
-    regather: bool = False
+Operand = tuple[str, Tiling, int]
+"""Name, tiling and bytes of a number of an array that a layer takes."""
 
 
 @lru_cache(256)
-def layer_program(terms: LayerTerms) -> Program:
-    """The Program of a layer's forward and backward; nothing is computed.
+def layer_program(
+    layer: str,
+    ranks: int,
+    given: tuple[Operand, ...],
+    weights: tuple[Operand, ...],
+    options: tuple[tuple[str, Any], ...],
+    itemsize: int,
+    *terms: Any,
+) -> Program:
+    """The Program of a layer's forward and backward, on a mesh of (1, ranks), whose second axis is
+    the tensor-parallel one; nothing is computed.
 
-    On a mesh of (1, ranks), whose second axis is the tensor-parallel one.
+    layer       the method that writes it, of `ConvolutionLayers` or `TensorLayers`
+    given       what it takes, and the gradient of the first of which it gives, if it has one
+    options     what its method takes besides, by name
+    itemsize    bytes of a number of activations
+    terms       tokens, heads and regather of `TensorLayers`
     """
-    ranks = range(terms.ranks)
-    orders = ((Step("forward", 0), Step("backward", 0)),) * len(ranks)
-    roles = tuple(_role(terms, rank) for rank in ranks)
-    return Program(roles, orders, tuple(ranks), terms.layer, (1, terms.ranks))
+    order = Step("forward", 0), Step("backward", 0)
+    roles = []
+    for rank in range(ranks):
+        xs, ws = (
+            [Value(name, tiling.block_shape((rank,)), each) for name, tiling, each in part]
+            for part in (given, weights)
+        )
+        held = LayerWeights({w.name: w for w in ws})
+        layers = ConvolutionLayers(Tape(itemsize), held, ranks, rank, *terms)
+        roles.append(_role(layers, layer, xs, options))
+    return Program(tuple(roles), (order,) * ranks, tuple(range(ranks)), layer, (1, ranks))
 
 
-def _role(terms: LayerTerms, rank: int) -> ProgramRole:
-    tape = Tape(terms.itemsize)
-    weights = LayerWeights({each.name: each.value(rank) for each in terms.weights})
-    more = terms.tokens, terms.heads, terms.regather
-    layers = ConvolutionLayers(tape, weights, terms.ranks, rank, *more)
-    given = [tape.named(each.value(rank)) for each in terms.given]
-    tape.do("arguments", (), given)
-    y = getattr(layers, terms.layer)(*given, **dict(terms.options))
+def _role(
+    layers: ConvolutionLayers, layer: str, xs: list[Value], options: tuple[tuple[str, Any], ...]
+) -> ProgramRole:
+    tape, weights = layers.tape, layers.weights
+    tape.do("arguments", (), [tape.named(x.name, x.shape, x.itemsize) for x in xs])
+    y = getattr(layers, layer)(*xs, **dict(options))
     tape.do("returns", (y,))
     forward, rules = tape.take(), tape.take_rules()
     dy = tape.value("dy", y.shape, y.itemsize)
     tape.do("arguments", (), (dy,))
     found = tape.backward(rules, {y: dy})
     tape.catch_up()
-    of_x = [found[given[0]]] if given[0] in found else []
-    tape.do("returns", [*of_x, *(weights.gradients[each.name] for each in terms.weights)])
+    of_x = [found[xs[0]]] if xs[0] in found else []
+    tape.do("returns", [*of_x, *(weights.gradients[name] for name in weights.values)])
     state = {name: w.size * w.itemsize for name, w in weights.values.items()}
-    both = {"forward": forward, "backward": tape.take()}
-    blocks = [Block(kind, -1, tuple(ops)) for kind, ops in both.items()]
-    return ProgramRole.of(blocks, tape.sizes, state, constants=frozenset(state), items=tape.items)
+    blocks = {"forward": forward, "backward": tape.take()}
+    return tape.role(blocks, state, constants=frozenset(state))
 
 
 LAYERS = {
@@ -158,28 +144,23 @@ def layer_calls(
     if layer not in LAYERS:
         raise ConfigError(f"layers are {', '.join(LAYERS)}, got {layer!r}")
     (method, inside), counts, inner = LAYERS[layer], HeadCounts(*heads), 4 * width
-    layout = block_layout(counts, inner, ranks)
-    options: dict[str, dict[str, Any]] = {
-        "block": {"angles": None, "gated": gated},
-        "self_attention": {"angles": None},
-        "feed_forward": {"kernel": "swiglu" if gated else "gelu"},
-    }
-    placed = Shard(1) if sequence else Replicate()
+    layout, options = block_layout(counts, inner, ranks), dict[str, Any](unit="")
+    options |= {"kernel": "swiglu" if gated else "gelu"} if layer == "mlp" else {"angles": None}
+    options |= {"gated": gated} if layer == "decoder_block" else {}
     shapes = block_shapes(width, counts, inner, gated, fused).items()
-    weights = {n: Tiling(of, (ranks,), (layout[n],)) for n, of in shapes if n.startswith(inside)}
-    terms = LayerTerms(
-        layer=method,
-        ranks=ranks,
-        given=(LayerOperand("x", Tiling((batch, tokens, width), (ranks,), (placed,)), 8),),
-        weights=tuple(LayerOperand(*each, 8) for each in weights.items()),
-        options=(("unit", ""), *options[method].items()),
-        itemsize=8,
-        tokens=(1, even(tokens, ranks)) if sequence else None,
-        heads=heads,
-    )
+    weights = [
+        (name, Tiling(shape, (ranks,), (layout[name],)), 8)
+        for name, shape in shapes
+        if name.startswith(inside)
+    ]
+    x = Tiling((batch, tokens, width), (ranks,), (Shard(1) if sequence else Replicate(),))
+    program = layer_program(
+        method, ranks, (("x", x, 8),), tuple(weights), tuple(options.items()), 8,
+        (1, even(tokens, ranks)) if sequence else None, heads,
+    )  # fmt: skip
     found: dict[str, tuple[str, list[int]]] = {}
     for rank in range(ranks):
-        for call in calls(layer_program(terms), rank):
+        for call in calls(program, rank):
             label = call.label.partition("/")[2]
             found.setdefault(label, (call.kind, [0] * ranks))[1][rank] += call.sent
     return [LayerCall(label, kind, tuple(sent)) for label, (kind, sent) in found.items()]

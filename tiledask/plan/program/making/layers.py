@@ -30,17 +30,17 @@ class LayerWeights:
     def __init__(self, values: Mapping[str, Value]) -> None:
         self.values, self.gradients = values, dict[str, Value]()
 
-    def weight(self, unit: str, name: str) -> Value:
-        """An array of a unit as it is now: forward or backward."""
-        return self.values[name]
-
     def has(self, unit: str, name: str) -> bool:
         """Whether a unit has such an array."""
         return name in self.values
 
-    def gradient(self, unit: str, name: str, g: Value) -> None:
-        """A gradient is there."""
-        self.gradients[name] = g
+    def weight(self, unit: str, name: str) -> Value:
+        """An array of a unit as it is now: forward or backward."""
+        return self.values[name]
+
+    def bring(self, unit: str, found: Mapping[str, Value]) -> None:
+        """Gradients are there, by name."""
+        self.gradients |= found
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,6 @@ class TensorLayers:
 
     # -- between the ranks ----------------------------------------------------------------------
 
-    @property
-    def apart(self) -> bool:
-        """Whether ranks have tokens of their own."""
-        return self.tokens is not None and self.ranks > 1
-
     def gather_tokens(self, x: Value, label: str) -> Value:
         """All tokens of ``x``."""
         if self.tokens is None or self.ranks == 1:
@@ -77,9 +72,7 @@ class TensorLayers:
 
     def reduce_output(self, y: Value, label: str) -> Value:
         """The sum over the ranks of ``y``, or this rank's tokens of it."""
-        if self.ranks == 1:
-            return y
-        if self.tokens is None:
+        if self.tokens is None or self.ranks == 1:
             return self.summed(y, label)
         dim, parts = self.tokens
         return self.along("reduce_scatter", y, label, dim, parts, parts[self.rank], extents=parts)
@@ -90,22 +83,27 @@ class TensorLayers:
     ) -> Value:  # fmt: skip
         """What a collective gives that joins or cuts ``x`` along ``dim``, where ranks have such
         ``parts``: an array of ``extent`` there."""
-        row = prod(x.shape[:dim] + x.shape[dim + 1 :])
-        shape = (*x.shape[:dim], extent, *x.shape[dim + 1 :])
+        row = prod(x.resized(dim, 1))
         more |= {"counts": tuple(row * n for n in parts), "dim": dim, "stream": "tp"}
-        return self.tape.together(kind, x, label, (self.axis,), shape, **more)
+        return self.tape.together(kind, x, label, (self.axis,), x.resized(dim, extent), **more)
 
     def summed(self, x: Value, label: str, ranks: int = 0, **more: Any) -> Value:
         """The sum over the ranks, or ``ranks`` of them."""
+        if self.ranks == 1:
+            return x
         return self.tape.all_reduce(x, label, (self.axis,), ranks or self.ranks, "tp", **more)
 
-    def summed_small(self, found: Mapping[str, Value], label: str) -> dict[str, Value]:
+    def summed_small(self, found: dict[str, Value], label: str) -> dict[str, Value]:
         """The sums over the ranks of gradients by name, one behind the other in one array."""
-        return self.tape.unpacked(self.summed(self.tape.packed(found), label))
+        if self.ranks == 1:
+            return found
+        return self.tape.sum_small(found, None, label, (self.axis,), self.ranks, "tp")
 
-    def _bring(self, unit: str, found: Mapping[str, Value]) -> None:
-        for name, g in found.items():
-            self.weights.gradient(unit, name, g)
+    def with_bias(self, unit: str, w: str) -> list[str]:
+        """The names of ``w`` and of its bias, if the unit has one."""
+        room, dot, name = w.rpartition(".")
+        b = f"{room}{dot}b{name[1:]}"
+        return [w, b] if self.weights.has(unit, b) else [w]
 
     # -- linear layers --------------------------------------------------------------------------
 
@@ -123,66 +121,64 @@ class TensorLayers:
         transpose of what is kept; ``by_heads``: some columns are on several ranks."""
         tape = self.tape
         wholes = [self.gather_tokens(x, f"{label}/forward") for label in labels]
-        ys = [self._linear(*each, unit, turned) for each in zip(wholes, names, strict=True)]
+        pairs = [self.with_bias(unit, name) for name in names]
+        ys = [self._linear(*each, unit, turned) for each in zip(wholes, pairs, strict=True)]
         y, widths = ys[0], tuple(part.shape[-1] for part in ys)
         if len(ys) > 1:
-            y = tape.make("join", ys, "y", (*y.shape[:-1], sum(widths)))
+            y = tape.make("join", ys, "y", y.resized(-1, sum(widths)))
         dy = yield y
         parts, found, of_x = [dy], dict[str, Value](), []
         if len(ys) > 1:
             parts = [tape.value("dy", part.shape) for part in ys]
             tape.do("cut", (dy,), parts, widths=widths)
-        for d, whole, w, label in zip(parts, wholes, names, labels, strict=True):
+        for d, whole, pair, label in zip(parts, wholes, pairs, labels, strict=True):
             again = self.gather_tokens(x, f"{label}/backward") if self.regather else whole
-            dx = self._dx(d, unit, w, again.shape, turned)
+            dx = self._dx(d, unit, pair[0], again.shape, turned)
             of_x.append((x, self.reduce_output(dx, f"{label}/backward")))
             with tape.gradients_of_weights():
-                found |= self._dw(d, again, unit, w, turned)
+                found |= self._dw(d, again, unit, pair, turned)
         with tape.gradients_of_weights():
-            self._bring(unit, self._shared(found, unit) if by_heads else found)
+            self.weights.bring(unit, self._shared(found, unit) if by_heads else found)
         return of_x
 
     @layer
     def row_linear(self, x: Value, unit: str, w: str, label: str) -> Written:
         """The sum of all ranks' x w by rows, + b."""
-        y = self.reduce_output(self._linear(x, w, unit, bias=False), f"{label}/forward")
-        if b := self._bias(unit, w):
-            y = self.tape.make("add_bias", (y, self.weights.weight(unit, b)), "y", y.shape)
+        w, *b = pair = self.with_bias(unit, w)
+        y = self.reduce_output(self._linear(x, [w], unit), f"{label}/forward")
+        if b:
+            y = self.tape.make("add_bias", (y, self.weights.weight(unit, *b)), "y", y.shape)
         dy = yield y
         whole = self.gather_tokens(dy, f"{label}/backward")
         dx = self._dx(whole, unit, w, x.shape)
         with self.tape.gradients_of_weights():
-            self._bring(unit, self._dw(whole, x, unit, w))
+            self.weights.bring(unit, self._dw(whole, x, unit, pair))
         return [(x, dx)]
 
-    def _bias(self, unit: str, w: str) -> str:
-        """The name of the bias of ``w``; none if the unit has none."""
-        room, dot, name = w.rpartition(".")
-        b = f"{room}{dot}b{name[1:]}"
-        return b if self.weights.has(unit, b) else ""
-
-    def _linear(
-        self, x: Value, w: str, unit: str, turned: bool = False, bias: bool = True
-    ) -> Value:
-        weight, b = self.weights.weight(unit, w), self._bias(unit, w) if bias else ""
-        columns = weight.shape[0 if turned else 1]
-        reads = [x, weight] + ([self.weights.weight(unit, b)] if b else [])
-        args = _of_product(turned, prod(x.shape[:-1]), x.shape[-1], columns)
-        return self.tape.make("linear", reads, "y", (*x.shape[:-1], columns), **args)
+    def _linear(self, x: Value, pair: Sequence[str], unit: str, turned: bool = False) -> Value:
+        w, *b = (self.weights.weight(unit, name) for name in pair)
+        y, rows = x.resized(-1, w.shape[0 if turned else 1]), prod(x.shape[:-1])
+        args: dict[str, Any] = {"turned": turned or None, "product": (rows, x.shape[-1], y[-1])}
+        return self.tape.make("linear", (x, w, *b), "y", y, **args)
 
     def _dx(
         self, dy: Value, unit: str, w: str, shape: tuple[int, ...], turned: bool = False
     ) -> Value:
-        args = _of_product(turned, prod(dy.shape[:-1]), dy.shape[-1], shape[-1])
+        product = prod(dy.shape[:-1]), dy.shape[-1], shape[-1]
+        args: dict[str, Any] = {"turned": turned or None, "product": product}
         reads = dy, self.weights.weight(unit, w)
         return self.tape.make("linear_grad_input", reads, "dx", shape, **args)
 
-    def _dw(self, dy: Value, x: Value, unit: str, w: str, turned: bool = False) -> dict[str, Value]:
+    def _dw(
+        self, dy: Value, x: Value, unit: str, pair: Sequence[str], turned: bool = False
+    ) -> dict[str, Value]:
         """The gradients of w and its bias, by name."""
-        columns, b = dy.shape[-1], self._bias(unit, w)
-        found = {w: self.tape.value("dw", self.weights.weight(unit, w).shape)}
-        found |= {b: self.tape.value("db", (columns,))} if b else {}
-        args = _of_product(turned, x.shape[-1], prod(x.shape[:-1]), columns)
+        found = {
+            name: self.tape.value(hint, self.weights.weight(unit, name).shape)
+            for name, hint in zip(pair, ("dw", "db"), strict=False)
+        }
+        product = x.shape[-1], prod(x.shape[:-1]), dy.shape[-1]
+        args: dict[str, Any] = {"turned": turned or None, "product": product}
         self.tape.do("linear_grad_weight", (dy, x), tuple(found.values()), **args)
         return found
 
@@ -193,45 +189,39 @@ class TensorLayers:
         self, x: Value, unit: str, name: str, label: str, gated: bool, eps: float | None = None
     ) -> Written:
         """RMSNorm if ``gated``, else LayerNorm; over each token's width."""
-        tape, kernel = self.tape, "rms_norm" if gated else "layer_norm"
+        tape, kernel, weight = self.tape, "rms_norm" if gated else "layer_norm", self.weights.weight
         names = [f"{name}.{kind}" for kind in ("w" if gated else "wb")]
         names = [n for n in names if self.weights.has(unit, n)]
-        y, each = tape.value("y", x.shape), (*x.shape[:-1], 1)
+        y, each = tape.value("y", x.shape), x.resized(-1, 1)
         kept = [tape.value("inverse", each, tape.accum_itemsize)]
         kept += [] if gated else [tape.value("mean", each, tape.accum_itemsize)]
-        tape.do(kernel, (x, *(self.weights.weight(unit, n) for n in names)), (y, *kept), eps=eps)
+        tape.do(kernel, (x, *(weight(unit, n) for n in names)), (y, *kept), eps=eps)
         dy = yield y
         dx = tape.value("dx", x.shape)
         found = {n: tape.value("dw", x.shape[-1:]) for n in names}
-        weights = [self.weights.weight(unit, n) for n in names]  # gathered again by now
+        weights = [weight(unit, n) for n in names]  # gathered again by now
         tape.do(f"{kernel}_grad", (dy, x, *kept, *weights), (dx, *found.values()))
         with tape.gradients_of_weights(later=True):
-            if self.apart:  # each rank has seen its own tokens only
+            if self.tokens:  # each rank has seen its own tokens only
                 found = self.summed_small(found, f"{label}/backward")
-            self._bring(unit, found)
+            self.weights.bring(unit, found)
         return [(x, dx)]
 
     @layer
     def add(self, x: Value, y: Value) -> Written:
         """x + y; the gradient of the sum is that of both."""
-        d = yield self.tape.add(x, y)
+        d = yield self.tape.make("add", (x, y), "sum", x.shape)
         return [(x, d), (y, d)]
 
     @layer
     def through(self, kernel: str, x: Value, width: int) -> Written:
         """``kernel`` of ``x``; its gradient needs x too, or of relu what came out."""
-        y = self.tape.make(kernel, (x,), "y", (*x.shape[:-1], width))
+        y = self.tape.make(kernel, (x,), "y", x.resized(-1, width))
         dy = yield y
         reads = dy, y if kernel == "relu" else x
         return [(x, self.tape.make(f"{kernel}_grad", reads, "dx", x.shape))]
 
     # -- attention ------------------------------------------------------------------------------
-
-    @layer
-    def _rotate(self, x: Value, angles: Value, heads: tuple[int, int, int]) -> Written:
-        """q and k turned by ``angles``."""
-        d = yield self.tape.make("rotate", (x, angles), "qkv", x.shape, heads=heads)
-        return [(x, self.tape.make("rotate_grad", (d, angles), "dx", x.shape, heads=heads))]
 
     @layer
     def attention(self, qkv: Value, angles: Value | None) -> Written:
@@ -243,18 +233,20 @@ class TensorLayers:
         if n:
             ((start, stop),), ((first, _),) = of_query.parts[self.rank], of_kv.parts[self.rank]
             looks = tuple(i // (query // kv) - first for i in range(start, stop))
+        here: dict[str, Any] = {"heads": (n, m, width)}
+        turned = qkv
         if angles:
-            qkv = self._rotate(qkv, angles, (n, m, width))
+            turned = tape.make("rotate", (qkv, angles), "qkv", qkv.shape, **here)
         rows, tokens, _ = qkv.shape
-        args: dict[str, Any] = {"heads": (n, m, width), "kv_of": looks}
-        args["product"] = rows * n, tokens, width
+        args = here | {"kv_of": looks, "product": (rows * n, tokens, width)}
         c = tape.value("y", (rows, tokens, n * width))
         p = tape.value("p", (rows, n, tokens, tokens))
-        tape.do("attention", (qkv,), (c, p), **args)
+        tape.do("attention", (turned,), (c, p), **args)
         dc = yield c
-        d = tape.value("dx", qkv.shape)
         args["work"] = p.size * p.itemsize  # p's gradient, over which that of the scores goes
-        tape.do("attention_grad", (dc, qkv, p), (d,), **args)
+        d = tape.make("attention_grad", (dc, turned, p), "dx", qkv.shape, **args)
+        if angles:
+            d = tape.make("rotate_grad", (d, angles), "dx", qkv.shape, **here)
         return [(qkv, d)]
 
     def _shared(self, found: dict[str, Value], unit: str) -> dict[str, Value]:
@@ -263,9 +255,9 @@ class TensorLayers:
         heads, of_kv = deal_heads(query, kv, self.ranks)
         q, columns_of = heads.counts[self.rank] * width, of_kv.scaled(width)
         k = columns_of.counts[self.rank]
-        one = len({name.rpartition(".")[2][1:] for name in found}) == 1
-        names = [n for kind in "wb" for n in found if n.rpartition(".")[2][0] == kind]
-        names = names if one else [n for n in names if n[-1] in "kv"]
+        of = {name: name.rpartition(".")[2] for name in found}  # wq, bq, ...
+        one = len({short[1:] for short in of.values()}) == 1
+        names = sorted((n for n in of if one or of[n][-1] in "kv"), key=lambda n: of[n][0] == "b")
         for ranks, at in columns_of.shared():
             if self.rank not in ranks:
                 continue
@@ -274,7 +266,7 @@ class TensorLayers:
             each = len(columns) * (here.stop - here.start)
             size = sum(each * prod(d.shape[:-1]) for d in mine)
             flat = self.tape.make("columns", mine, "shared", (size,), columns=columns)
-            label = _label(unit, "attention/shared kv/backward")
+            label = f"{unit}/attention/shared kv/backward"
             among = ranks if len(ranks) < self.ranks else ()
             total = self.summed(flat, label, len(ranks), among=among)
             made = [self.tape.value("dw", d.shape) for d in mine]
@@ -288,33 +280,33 @@ class TensorLayers:
         self, x: Value, angles: Value | None, unit: str, gated: bool, eps: float | None = None
     ) -> Value:
         """Norm, attention, +, norm, feed-forward, +."""
-        a = self.norm(x, unit, "norm_1", _label(unit, "norm_1"), gated, eps)
+        a = self.norm(x, unit, "norm_1", f"{unit}/norm_1", gated, eps)
         x = self.add(x, self.self_attention(a, angles, unit))
-        m = self.norm(x, unit, "norm_2", _label(unit, "norm_2"), gated, eps)
+        m = self.norm(x, unit, "norm_2", f"{unit}/norm_2", gated, eps)
         return self.add(x, self.feed_forward(m, unit, "swiglu" if gated else "gelu"))
 
     def self_attention(self, x: Value, angles: Value | None, unit: str) -> Value:
         """Projections to heads, in one matrix or three, attention, and the projection back."""
-        qkv = self._into(x, unit, "attention", ("wqkv",), ("wq", "wk", "wv"))
+        qkv = self._into(x, unit, "attention", "wqkv", "wq", "wk", "wv")
         c = self.attention(qkv, angles)
-        return self.row_linear(c, unit, "attention.wo", _label(unit, "attention/wo"))
+        return self.row_linear(c, unit, "attention.wo", f"{unit}/attention/wo")
 
     def feed_forward(self, x: Value, unit: str, kernel: str) -> Value:
         """By columns, an activation or SwiGLU's gate, and by rows."""
-        last, one, several = "w_2", ("w_1",), tuple[str, ...](("w_1",))
+        into: tuple[str, ...] = ("w_1", "w_1")
+        last = "w_2"
         if kernel == "swiglu":
-            last, one, several = "w_down", ("w_gate_up",), ("w_gate", "w_up")
-        z = self._into(x, unit, "mlp", one, several)
+            into, last = ("w_gate_up", "w_gate", "w_up"), "w_down"
+        z = self._into(x, unit, "mlp", *into)
         g = self.through(kernel, z, self.weights.weight(unit, f"mlp.{last}").shape[0])
-        return self.row_linear(g, unit, f"mlp.{last}", _label(unit, f"mlp/{last}"))
+        return self.row_linear(g, unit, f"mlp.{last}", f"{unit}/mlp/{last}")
 
-    def _into(
-        self, x: Value, unit: str, room: str, one: Sequence[str], several: Sequence[str]
-    ) -> Value:
+    def _into(self, x: Value, unit: str, room: str, one: str, *several: str) -> Value:
         """A `column_linear` of the layer called ``room``, by one matrix if it has that."""
-        names = one if self.weights.has(unit, f"{room}.{one[0]}") else several
-        labels = [_label(unit, f"{room}/{name}") for name in names]
-        names = [f"{room}.{name}" for name in names]
+        mine = (one,) if self.weights.has(unit, f"{room}.{one}") else several
+        labels, names = (
+            [f"{start}{name}" for name in mine] for start in (f"{unit}/{room}/", f"{room}.")
+        )
         return self.column_linear(x, unit, names, labels, by_heads=room == "attention")
 
     @layer
@@ -328,7 +320,7 @@ class TensorLayers:
         with tape.gradients_of_weights():
             whole = self.gather_tokens(dy, "embedding/backward")
             d = tape.make("embedding_grad", (whole, ids), "dw", table.shape, rows=part)
-            self.weights.gradient("embedding", "table", d)
+            self.weights.bring("embedding", {"table": d})
         return []
 
     @layer
@@ -340,9 +332,9 @@ class TensorLayers:
         with tape.gradients_of_weights():
             args: dict[str, Any] = {"tokens": part, "rows": table.shape[0]}
             d = tape.make("add_rows_grad", (dy,), "dw", table.shape, **args)
-            if self.apart:  # every rank has seen its own tokens only
+            if self.tokens:  # every rank has seen its own tokens only
                 d = self.summed(d, "positions/backward")
-            self.weights.gradient("positions", "table", d)
+            self.weights.bring("positions", {"table": d})
         return [(x, dy)]
 
     @layer
@@ -361,23 +353,12 @@ class TensorLayers:
         args: dict[str, Any] = {"classes": ("part", self.axis, counts)}
         args |= {"smoothing": smoothing or None, "ignore": None if ignore == -100 else ignore}
         maximum = tape.make("largest_logit", (logits,), "maximum", tokens, wide)
-        if self.ranks > 1:
-            maximum = self.summed(maximum, "cross_entropy/maximum/forward", op="max")
+        maximum = self.summed(maximum, "cross_entropy/maximum/forward", op="max")
         shape = 3 if smoothing else 2, *tokens
         sums = tape.make("loss_sums", (logits, targets, maximum), "sums", shape, wide, **args)
-        if self.ranks > 1:
-            sums = self.summed(sums, "cross_entropy/sums/forward")
+        sums = self.summed(sums, "cross_entropy/sums/forward")
         args |= {"count": count}
         loss = tape.make("loss", (sums, targets), "loss", (), wide, **args)
         dloss = yield loss
         reads = [logits, targets, maximum, sums] + [dloss] * (dloss is not loss)
         return [(logits, tape.make("logits_grad", reads, "dx", logits.shape, **args))]
-
-
-def _of_product(turned: bool, *extents: int) -> dict[str, Any]:
-    return {"turned": turned or None, "product": extents}
-
-
-def _label(unit: str, name: str) -> str:
-    """Of a collective, as in the records of a run; ``unit`` may be without a name."""
-    return f"{unit}/{name}" if unit else name

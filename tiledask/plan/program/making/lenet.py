@@ -29,22 +29,21 @@ from typing import Any
 import numpy as np
 
 from tiledask.errors import ConfigError, PlacementError
-from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.rows import RowSplit, split_rows
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.plan.intervals import split
+from tiledask.plan.intervals import even, split
 from tiledask.plan.products.placement import Replicate, Shard, Tiling
 from tiledask.plan.program.count import STEP, PlannedCall, calls
 from tiledask.plan.program.making.convolutions import ConvolutionLayers, WindowTerms
 from tiledask.plan.program.making.tape import Tape, Value, Written, layer, needed
 from tiledask.plan.program.making.zero import DATA, UnitStates, flat_name
-from tiledask.plan.program.ops import Block, ProgramRole, Step, message
+from tiledask.plan.program.ops import ProgramRole, Step
 from tiledask.plan.program.program import Program
 from tiledask.plan.whole import whole_number
 
 __all__ = [
-    *("EACH", "NAMES", "PARAMETERS", "PARTS", "SHAPES", "SIDE", "STAGES", "UNITS", "LeNetTerms"),
-    *("Need", "Split", "lenet_program", "need", "rows_of", "stages_of", "unit_dim"),
+    *("EACH", "NAMES", "PARAMETERS", "PARTS", "SHAPES", "SIDE", "STAGES", "UNITS", "Need"),
+    *("Split", "lenet_program", "need", "rows_of", "stages_of", "unit_dim"),
 ]
 
 WAYS = ("data parallel", "network", "by output units", "space")
@@ -65,11 +64,8 @@ NAMES = tuple(SHAPES)
 PARAMETERS = sum(prod(shape) for shapes in SHAPES.values() for shape in shapes.values())
 UNITS = {name: shapes["b"][0] for name, shapes in SHAPES.items()}
 """Output channels, or outputs of a linear layer: what is sharded of what it gives the next one."""
-HIGH = {"conv1": 13, "conv2": 4, "fc1": 1, "fc2": 1}
-"""Rows of what a layer gives, and columns."""
-EACH = {name: high * high for name, high in HIGH.items()}
+EACH = {"conv1": 13 * 13, "conv2": 4 * 4, "fc1": 1, "fc2": 1}
 """Numbers of a unit."""
-POOL = WindowTerms((2, 2), (2, 2))
 
 
 def unit_dim(shape: tuple[int, ...]) -> int:
@@ -105,10 +101,9 @@ class Split:
                 f"a layer is split by its units or in space, got {ways}; keep one, and multiply "
                 f"the other into 'data parallel'"
             )
-        inner = "space" if "space" in ways else "by output units"
-        copies, stages, parts = (int(ways.get(n, 1)) for n in (*WAYS[:2], inner))
+        copies, stages, units, rows = (int(ways.get(name, 1)) for name in WAYS)
         stages_of(stages)
-        return cls(copies, stages, parts, in_space=inner == "space")
+        return cls(copies, stages, units * rows, in_space="space" in ways)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -123,30 +118,23 @@ class Split:
         copy, stage, part = map(int, np.unravel_index(rank, self.shape))
         return copy, stage, part
 
-    def images(self, batch: int, copy: int) -> slice:
-        """The images of a batch that a copy has; there may be none."""
-        return slice(*split(0, batch, self.copies)[copy])
-
-    def layers(self, stage: int) -> tuple[int, ...]:
-        """Numbers of a stage's layers."""
-        return stages_of(self.stages)[stage]
-
     def tilings(self, name: str) -> dict[str, Tiling]:
         """How the weights of a layer lie on the parts of its stage."""
-        found = {}
-        for kind, shape in SHAPES[name].items():
-            placed = Replicate() if self.in_space else Shard(unit_dim(shape))
-            found[kind] = Tiling(shape, (self.parts,), (placed,))
-        return found
+        return {
+            kind: Tiling(
+                shape, (self.parts,), (Replicate() if self.in_space else Shard(unit_dim(shape)),)
+            )
+            for kind, shape in SHAPES[name].items()
+        }
 
     def shapes(self, name: str, part: int) -> dict[str, tuple[int, ...]]:
         """Of what a part has of a layer's weights."""
         return {k: tiling.block_shape((part,)) for k, tiling in self.tilings(name).items()}
 
     def __str__(self) -> str:
-        inner = "space" if self.in_space else "by output units"
-        names = zip(self.shape, (*WAYS[:2], inner), strict=True)
-        return " x ".join(f"{name} {n}" for n, name in names if n > 1) or "a single device"
+        names = *WAYS[:2], WAYS[3 if self.in_space else 2]
+        each = (f"{name} {n}" for name, n in zip(names, self.shape, strict=True) if n > 1)
+        return " x ".join(each) or "a single device"
 
 
 @cache
@@ -173,114 +161,94 @@ def stages_of(ranks: int) -> list[tuple[int, ...]]:
 # -- the program of a step -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class LeNetTerms:
-    """What a step's program follows from."""
-
-    split: Split
-    batch: int
-    """Images of a step, of all copies."""
-    recipe: Recipe
-    """What is kept of each number, all in ``itemsize`` bytes."""
-    itemsize: int
-
-
 @lru_cache(128)
-def lenet_program(terms: LeNetTerms) -> Program:
-    """The Program of a step on a (copies, stages, parts) mesh; nothing is computed."""
-    split, roles = terms.split, dict[Any, ProgramRole]()
-    keys = list[Any]()
-    for rank in range(split.ranks):
-        copy, stage, part = split.at(rank)
-        images = even(terms.batch, split.copies)[copy]
-        # parts of equal shapes do the same, but for halos, which differ at the image's ends
-        units = tuple(even(units, split.parts)[part] for units in UNITS.values())
-        keys.append((images, stage, part if split.in_space else units))
-        if keys[-1] not in roles:
-            roles[keys[-1]] = _Step(terms, images, stage, part).role()
-    role_of, orders = tuple(map([*roles].index, keys)), ((Step(STEP, 0),),) * split.ranks
-    return Program(tuple(roles.values()), orders, role_of, f"LeNet, {split}", split.shape)
+def lenet_program(ways: Split, batch: int, recipe: Recipe, itemsize: int) -> Program:
+    """The Program of a step of ``batch`` images, of all copies, on a (copies, stages, parts) mesh;
+    nothing is computed. ``recipe``: what is kept of each number, all in ``itemsize`` bytes."""
+    ranks = range(ways.ranks)
+    roles = tuple(_Step(ways, batch, recipe, itemsize, rank).role() for rank in ranks)
+    orders = ((Step(STEP, 0),),) * len(ranks)
+    return Program(roles, orders, tuple(ranks), f"LeNet, {ways}", ways.shape)
 
 
 class _Step:
     """Writes what a rank does."""
 
-    def __init__(self, terms: LeNetTerms, images: int, stage: int, part: int) -> None:
-        self.terms, self.split, self.images = terms, terms.split, images
-        self.stage, self.part, self.parts = stage, part, terms.split.parts
-        self.space, self.layers = self.split.in_space, self.split.layers(stage)
-        self.tape = Tape(terms.itemsize)
-        shapes = {NAMES[i]: self.split.shapes(NAMES[i], part) for i in self.layers}
+    def __init__(self, ways: Split, batch: int, recipe: Recipe, itemsize: int, rank: int) -> None:
+        copy, self.stage, self.part = ways.at(rank)
+        self.batch, self.images = batch, even(batch, ways.copies)[copy]
+        self.parts, self.layers = ways.parts, stages_of(ways.stages)[self.stage]
+        self.space, self.whole = ways.in_space, ways.parts == 1
+        self.tape = Tape(itemsize)
+        shapes = {NAMES[i]: ways.shapes(NAMES[i], self.part) for i in self.layers}
         axes = (DATA, PARTS) if self.space else (DATA,)
-        adding = prod(self.split.shape[axis] for axis in axes)
-        given = self.tape, shapes, terms.recipe, 0, adding, 0
+        given = self.tape, shapes, recipe, 0, prod(ways.shape[axis] for axis in axes), 0
         self.states = UnitStates(*given, together=("gradients", axes))
         self.alone = ConvolutionLayers(self.tape, self.states, 1, 0, axis=PARTS)
         """What a part does by itself."""
-        self.all = ConvolutionLayers(self.tape, self.states, self.parts, part, axis=PARTS)
+        self.all = ConvolutionLayers(self.tape, self.states, self.parts, self.part, axis=PARTS)
 
     def role(self) -> ProgramRole:
         """All of a step, in one block."""
         tape, states, total = self.tape, self.states, Value("loss", (), 8)
-        first, last = self.layers[0], self.layers[-1]
+        first, last, stage = self.layers[0], self.layers[-1], self.stage
         states.begin()
         tape.do("clear", (), (total,))
-        x = begun = self._images() if first == 0 else self._comes(first - 1, "forward/y")
+        if first:
+            x = begun = self._comes(first - 1, "forward/y", stage - 1)
+        else:
+            shape = self.images, 1, SIDE, SIDE
+            x = begun = tape.make("images", (), "images", shape, rows=self.images)
+            x = self._own(x, 2, even(SIDE, self.parts)) if self.space else x
         for i in self.layers:
             with states.scope(NAMES[i]):
                 x = self._layer(i, x)
         if last == LAST:
-            loss = self._loss(x)
-            tape.do("add_loss", (total, loss), (total,), shares=1 if self.space else self.parts)
-            seeds = {loss: loss}
+            seed = x = self._loss(x)
+            tape.do("add_loss", (total, x), (total,), shares=1 if self.space else self.parts)
         else:
-            self._goes(x, last, "forward/y", self.stage + 1)
-            seeds = {x: self._comes(last, "backward/dy")}
-        found = tape.backward(tape.take_rules(), seeds)
+            tape.goes(x, f"{NAMES[last]}/forward/y", stage + 1, STAGES)
+            seed = self._comes(last, "backward/dy", stage + 1)
+        found = tape.backward(tape.take_rules(), {x: seed})
         if first:
-            self._goes(found[begun], first - 1, "backward/dy", self.stage - 1)
+            tape.goes(found[begun], f"{NAMES[first - 1]}/backward/dy", stage - 1, STAGES)
         states.update({})
         state, ops = states.state | {"loss": 8, "updates": 8}, tape.take()
         needed([ops], state)
         accumulators = frozenset(states.accumulators | {"loss"})
-        return tape.role([Block(STEP, -1, tuple(ops))], state, accumulators=accumulators)
-
-    # -- layers ---------------------------------------------------------------------------------
+        return tape.role({STEP: ops}, state, accumulators=accumulators)
 
     def _layer(self, i: int, x: Value) -> Value:
         """By units a part has some of x between layers, and gathers the others' before one; in
         space it has some rows, and what has no rows is done by images."""
-        name = NAMES[i]
-        if i and not self.space and self.parts > 1:
+        name, alone = NAMES[i], self.alone
+        if i and not self.space and not self.whole:
             x = self._gathered(x, i - 1)
         if i == DENSE:
-            if self.space and self.parts > 1:
-                x = self._to_images(x)
-            x = self.alone.flat(x)
+            x = alone.flat(self._to_images(x) if self.space and not self.whole else x)
         if i >= DENSE:
-            y = self.alone.column_linear(x, name, ("w",), ("",))
-            return y if i == LAST else self.alone.through("relu", y, y.shape[-1])
-        layers, splits = (self.all, rows_of(self.parts)) if self.space else (self.alone, {})
+            y = alone.column_linear(x, name, ("w",), ("",))
+            return y if i == LAST else alone.through("relu", y, y.shape[-1])
+        layers, splits = (self.all, rows_of(self.parts)) if self.space else (alone, {})
         rows, columns = SHAPES[name]["w"][2:]
-        window = WindowTerms((rows, columns))
+        window, pool = WindowTerms((rows, columns)), WindowTerms((2, 2), (2, 2))
         y = layers.conv(x, name, window, splits.get(name), f"{name}/", summed=False)
         y = layers.through("relu", y, y.shape[-1])
-        return layers.pool(y, POOL, splits.get(f"{name}/pool"), f"{name}/pool/")
+        return layers.pool(y, pool, splits.get(f"{name}/pool"), f"{name}/pool/")
 
     def _loss(self, y: Value) -> Value:
         """The images' loss: by units every part has that of all, in space that of its own."""
         n = self.images
         classes = self.tape.make("classes", (), "classes", (n,), 8, rows=n)
         if self.space:
-            classes = self.all.own(classes, 0, even(n, self.parts))
-        elif self.parts > 1:
+            classes = self._own(classes, 0, even(n, self.parts))
+        elif not self.whole:
             y = self._gathered(y, LAST)
-        return self.alone.loss(y, classes, (UNITS[NAMES[LAST]],), self.terms.batch)
+        return self.alone.loss(y, classes, (UNITS[NAMES[LAST]],), self.batch)
 
-    def _images(self) -> Value:
-        n = self.images
-        images = self.tape.make("images", (), "images", (n, 1, SIDE, SIDE), rows=n)
-        return self.all.own(images, 2, even(SIDE, self.parts)) if self.space else images
+    def _own(self, x: Value, dim: int, counts: tuple[int, ...]) -> Value:
+        """This part's share of what all have."""
+        return self.all.part(x, dim, ("part", PARTS, counts), counts[self.part])
 
     # -- between the parts of a stage -----------------------------------------------------------
 
@@ -291,7 +259,7 @@ class _Step:
         units = even(UNITS[name], self.parts)
         dy = yield self.all.along("all_gather", x, f"{name}/forward/y", 1, units, UNITS[name])
         if boundary == LAST:  # every part had all of the loss
-            return [(x, self.all.own(dy, 1, units))]
+            return [(x, self._own(dy, 1, units))]
         label, mine = f"{name}/backward/dy", units[self.part]
         dx = self.all.along("reduce_scatter", dy, label, 1, units, mine, extents=units)
         return [(x, dx)]
@@ -299,47 +267,36 @@ class _Step:
     @layer
     def _to_images(self, x: Value) -> Written:
         """All rows of this part's images, for its rows of all images."""
-        name, share = NAMES[DENSE - 1], even(self.images, self.parts)
-        rows = rows_of(self.parts)[f"{name}/pool"].out
+        share = even(self.images, self.parts)
+        rows = rows_of(self.parts)[f"{NAMES[DENSE - 1]}/pool"].out
+        dy = yield self._swapped(x, "forward/y", (0, 2), share, rows)
+        return [(x, self._swapped(dy, "backward/dy", (2, 0), rows, share))]
 
-        def swapped(x: Value, way: str, dims: tuple[int, int], *parts: Sequence[int]) -> Value:
-            """All of ``dims[1]``, of this part of ``dims[0]``; of both each has such ``parts``."""
-            (cut, joined), (out, came), shape = dims, parts, list(x.shape)
-            shape[cut], shape[joined] = out[self.part], sum(came)
-            each = x.shape[1] * x.shape[3]
-            counts = tuple(each * mine * n for mine in came for n in out)
-            return self.tape.together(
-                "all_to_all", x, f"{name}/{way}", (PARTS,), shape,
-                counts=counts, extents=out, split_dim=cut, dim=joined, stream="tp",
-            )  # fmt: skip
-
-        dy = yield swapped(x, "forward/y", (0, 2), share, rows)
-        return [(x, swapped(dy, "backward/dy", (2, 0), rows, share))]
+    def _swapped(
+        self, x: Value, way: str, dims: tuple[int, int], out: Sequence[int], came: Sequence[int]
+    ) -> Value:
+        """All of ``dims[1]``, of which parts had ``came``, of this part, by ``out``, of
+        ``dims[0]``."""
+        shape, each = list(x.shape), x.shape[1] * x.shape[3]
+        shape[dims[0]], shape[dims[1]] = out[self.part], sum(came)
+        args: dict[str, Any] = {"extents": out, "split_dim": dims[0], "dim": dims[1]}
+        args["counts"] = tuple(each * mine * n for mine in came for n in out)
+        label = f"{NAMES[DENSE - 1]}/{way}"
+        return self.tape.together("all_to_all", x, label, (PARTS,), shape, stream="tp", **args)
 
     # -- between stages -------------------------------------------------------------------------
 
-    def _comes(self, boundary: int, what: str) -> Value:
-        """What another stage makes, or the gradient of what it takes."""
-        here, name = self.stage + (1 if what == "backward/dy" else -1), NAMES[boundary]
-        made = Value(f"{name}/{what}", self._shape(boundary), self.tape.itemsize)
-        self.tape.ops.append(message("recv", made.name, here, f"from_{here}", STAGES))
-        return self.tape.named(made)
-
-    def _goes(self, x: Value, boundary: int, what: str, stage: int) -> None:
-        self.tape.rename(x, f"{NAMES[boundary]}/{what}")
-        self.tape.ops.append(message("send", x.name, stage, f"to_{stage}", STAGES))
-
-    def _shape(self, boundary: int) -> tuple[int, ...]:
-        """Of what this part has of a layer's output."""
-        name = NAMES[boundary]
-        n, units, rows = self.images, UNITS[name], HIGH[name]
-        if not self.space:
-            units = even(units, self.parts)[self.part]
-        elif boundary >= DENSE:
-            n = even(n, self.parts)[self.part]
-        else:
-            rows = rows_of(self.parts)[f"{name}/pool"].out[self.part]
-        return (n, units) if boundary >= DENSE else (n, units, rows, HIGH[name])
+    def _comes(self, boundary: int, what: str, stage: int) -> Value:
+        """What this part has of a layer's output, or of its gradient, from another stage."""
+        name, part, n = NAMES[boundary], self.part, self.images
+        units = UNITS[name] if self.space else even(UNITS[name], self.parts)[part]
+        each: tuple[int, ...] = ()
+        if boundary < DENSE:
+            columns, rows = (rows_of(parts)[f"{name}/pool"].out for parts in (1, self.parts))
+            each = rows[part] if self.space else columns[0], columns[0]
+        elif self.space:
+            n = even(n, self.parts)[part]
+        return self.tape.comes(f"{name}/{what}", (n, units, *each), stage, STAGES)
 
 
 # -- what a step needs ---------------------------------------------------------------------------
@@ -355,31 +312,14 @@ class Need:
     """That each rank holds."""
     flops: tuple[int, ...]
     """Of each rank's products."""
-
-    @property
-    def sent(self) -> tuple[int, ...]:
-        """Bytes that each rank sends."""
-        return tuple(sum(call.sent for call in mine) for mine in self.calls)
-
-    @property
-    def messages(self) -> int:
-        """That all ranks send."""
-        return sum(call.messages for mine in self.calls for call in mine)
-
-    @property
-    def barriers(self) -> int:
-        """How often a rank waits for all of a group: the most of any rank."""
-        return max(sum(call.kind not in ("send", "recv") for call in mine) for mine in self.calls)
-
-    @property
-    def transfers(self) -> int:
-        """Messages from one rank to another that no other waits for."""
-        return sum(call.kind == "send" for mine in self.calls for call in mine)
-
-    @property
-    def imbalance(self) -> float:
-        """Operations of the busiest rank over their mean: 1 is perfect."""
-        return max(self.flops) * len(self.flops) / sum(self.flops)
+    sent: tuple[int, ...]
+    """Bytes that each rank sends."""
+    barriers: int
+    """How often a rank waits for all of a group: the most of any rank."""
+    transfers: int
+    """Messages from one rank to another that no other waits for."""
+    imbalance: float
+    """Operations of the busiest rank over their mean: 1 is perfect."""
 
 
 def need(ways: Split | Mapping[str, int] | str, images: int, ranks: int, itemsize: int) -> Need:
@@ -392,15 +332,23 @@ def need(ways: Split | Mapping[str, int] | str, images: int, ranks: int, itemsiz
     >>> found.parameters, found.transfers, sum(found.sent)
     ((200, 25050, 102528, 1290), 6, 8822784)
     """
-    split = ways if isinstance(ways, Split) else Split.of(ways, ranks)
-    usual = load_recipe("fp32-adam")
+    ways, usual = (
+        ways if isinstance(ways, Split) else Split.of(ways, ranks),
+        load_recipe("fp32-adam"),
+    )
     states = tuple(replace(state, bytes=itemsize) for state in usual.states)
-    program = lenet_program(LeNetTerms(split, images, replace(usual, states=states), itemsize))
+    program = lenet_program(ways, images, replace(usual, states=states), itemsize)
     weights = [flat_name("weights", name) for name in NAMES]
-    roles = [program.role(rank) for rank in range(split.ranks)]
-    products = ([op["product"] for op in role.ops if op["product"]] for role in roles)
+    roles = [program.role(rank) for rank in range(program.ranks)]
+    called = [tuple(calls(program, rank)) for rank in range(program.ranks)]
+    kinds = [[call.kind for call in mine] for mine in called]
+    flops = tuple(sum(2 * prod(op["product"]) for op in r.ops if op["product"]) for r in roles)
     return Need(
-        tuple(tuple(calls(program, rank)) for rank in range(split.ranks)),
+        tuple(called),
         tuple(sum(role.state.get(n, 0) for n in weights) // itemsize for role in roles),
-        tuple(sum(2 * prod(product) for product in mine) for mine in products),
+        flops,
+        tuple(sum(call.sent for call in mine) for mine in called),
+        max(sum(kind not in ("send", "recv") for kind in mine) for mine in kinds),
+        sum(mine.count("send") for mine in kinds),
+        max(flops) * len(flops) / sum(flops),
     )

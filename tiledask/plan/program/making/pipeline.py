@@ -11,7 +11,6 @@ x_s is what comes into stage s, dx_s the gradient of it, kept_s what the forward
 backward; for_w_s the part of that which the gradient of the weights needs.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -19,11 +18,11 @@ import numpy as np
 from tiledask.errors import ScheduleError, short
 from tiledask.plan.pipelines.schedule import KINDS, Schedule
 from tiledask.plan.pipelines.validate import validate
-from tiledask.plan.program.ops import Block, Op, Order, ProgramRole, Step, message
+from tiledask.plan.program.ops import Blocks, Op, Order, ProgramRole, Step, add_block, message
 from tiledask.plan.program.program import Program
 from tiledask.plan.whole import whole_number
 
-__all__ = ["KERNELS", "pairs_of", "program"]
+__all__ = ["KERNELS", "program"]
 
 KERNELS = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
 """By kind of action: the name of its kernel."""
@@ -68,30 +67,25 @@ def program(
     return Program(roles, orders, tuple(ranks), schedule.name)
 
 
-def pairs_of(schedule: Schedule, device: int) -> list[bool]:
-    """By action of a device, whether it is done at once with the one after it."""
-    return [action in schedule.pairs for action in schedule.orders[device]]
-
-
 def _rank(
     schedule: Schedule, device: int, sizes: Mapping[str, int], split: bool
 ) -> tuple[ProgramRole, Order]:
     """What a device's role is, and its order."""
     actions, pipelines = schedule.orders[device], len(schedule.places)
     keys = {(a.stage, a.microbatch % pipelines, KINDS.index(a.kind)) for a in actions}
-    blocks: dict[tuple[str, int, tuple[Op, ...]], Block] = {}
-    block_of, again = dict[tuple[int, int, int], str](), Counter[tuple[str, int]]()
-    for stage, pipeline, kind in sorted(keys):
-        does = KINDS[kind], stage, _ops(schedule, KINDS[kind], stage, pipeline, split)
-        if does not in blocks:  # of several pipelines those that differ
-            blocks[does] = Block(*does, replica=again[does[:2]])
-            again[does[:2]] += 1
-        block_of[stage, pipeline, kind] = blocks[does].name
-    names = [block_of[a.stage, a.microbatch % pipelines, KINDS.index(a.kind)] for a in actions]
-    steps = zip(names, (a.microbatch for a in actions), pairs_of(schedule, device), strict=True)
-    written = [name for block in blocks.values() for op in block.ops for name in op.writes]
-    role = ProgramRole.of(list(blocks.values()), {name: sizes[name] for name in written})
-    return role, tuple(Step(*step) for step in steps)
+    blocks: Blocks = {}
+    name_of = {
+        (stage, pipeline, KINDS[k]): add_block(
+            blocks, f"{stage}{KINDS[k]}", _ops(schedule, KINDS[k], stage, pipeline, split)
+        )
+        for stage, pipeline, k in sorted(keys)
+    }
+    steps = [
+        Step(name_of[a.stage, a.microbatch % pipelines, a.kind], a.microbatch, a in schedule.pairs)
+        for a in actions
+    ]
+    written = [name for ops in blocks.values() for op in ops for name in op.writes]
+    return ProgramRole(blocks, {name: sizes[name] for name in written}), tuple(steps)
 
 
 def _ops(schedule: Schedule, kind: str, s: int, pipeline: int, split: bool) -> tuple[Op, ...]:
@@ -106,9 +100,9 @@ def _ops(schedule: Schedule, kind: str, s: int, pipeline: int, split: bool) -> t
     writes = [y] if 0 <= goes <= last else []
     before, after = list[Op](), list[Op]()
     if reads and place[comes] != place[s]:
-        before = [message("recv", x, place[comes], f"from_{place[comes]}")]
+        before = [message("recv", x, place[comes])]
     if writes and place[goes] != place[s]:
-        after = [message("send", y, place[goes], f"to_{place[goes]}")]
+        after = [message("send", y, place[goes])]
     if forward and schedule.trains:
         writes += kept
     elif kind == "I":

@@ -10,7 +10,7 @@
 Where backwards are split, what makes the weights' gradients goes to a list of its own.
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -18,9 +18,9 @@ from math import prod
 from typing import Any
 
 from tiledask.plan.collectives.cost import even
-from tiledask.plan.program.ops import Block, Items, Op, ProgramRole, buffer_of, collective
+from tiledask.plan.program.ops import COLLECTIVES, USUAL, Items, Op, ProgramRole, buffer_of, message
 
-__all__ = ["Gradients", "Tape", "Value", "Written", "layer", "needed"]
+__all__ = ["Tape", "Value", "Written", "layer", "needed"]
 
 
 @dataclass(eq=False, slots=True)
@@ -37,21 +37,19 @@ class Value:
         """How many numbers."""
         return prod(self.shape)
 
+    def resized(self, dim: int, extent: int) -> tuple[int, ...]:
+        """The shape, with ``extent`` along a dimension."""
+        dim %= len(self.shape)
+        return (*self.shape[:dim], extent, *self.shape[dim + 1 :])
 
-Gradients = Sequence[tuple[Value, Value]]
-"""(value, its gradient), as far as it goes through one layer."""
-Written = Generator[Value, Value, Gradients]
-"""A layer that is written."""
+
+Written = Generator[Value, Value, Sequence[tuple[Value, Value]]]
+"""A layer that is written: it returns (value, its gradient), as far as that goes through it."""
 Rules = list[tuple[Value | None, Callable[..., Any]]]
-"""(value, what writes the gradients of what it was made of), or (None, what is done there)."""
-_NEW = {
-    "all_gather": "whole",
-    "reduce_scatter": "part",
-    "all_to_all": "parts",
-    "halo_exchange": "wider",
-    "halo_reduce": "own",
-}
-"""After what the result of a collective is called."""
+"""(value, what writes the gradients of what it was made of); or (None, what is done where the
+backward comes there, with the gradients that it has)."""
+_NEW = dict(zip(COLLECTIVES[1:], ("whole", "part", "parts", "wider", "own"), strict=True))
+"""After what the result of a collective is called; of an all_reduce, after what is summed."""
 
 
 def layer(write: Callable[..., Written]) -> Callable[..., Value]:
@@ -63,12 +61,11 @@ def layer(write: Callable[..., Written]) -> Callable[..., Value]:
         written = write(self, *given, **options)
         y = next(written)
 
-        def backward(dy: Value) -> Gradients:
+        def backward(dy: Value) -> Any:
             try:
                 written.send(dy)
             except StopIteration as done:
-                return done.value  # type: ignore[no-any-return]
-            raise AssertionError(f"{write.__name__} yields once")
+                return done.value
 
         self.tape.rules.append((y, backward))
         return y
@@ -122,13 +119,16 @@ class Tape:
         self.ops += self._later
         self._later.clear()
 
-    def role(self, blocks: Sequence[Block], state: Mapping[str, int], **more: Any) -> ProgramRole:
+    def role(
+        self, blocks: Mapping[str, Iterable[Op]], state: Mapping[str, int], **more: Any
+    ) -> ProgramRole:
         """The role of these blocks: of the buffers those that they write."""
-        used = {name for block in blocks for op in block.ops for name in op.writes}
+        made = {name: tuple(ops) for name, ops in blocks.items()}
+        used = {name for ops in made.values() for op in ops for name in op.writes}
         sizes = {name: size for name, size in self.sizes.items() if name in used}
         items = {n: i for n, i in self.items.items() if n in sizes or n in state}
         alias = {n: base for n, base in self.alias.items() if n in sizes}
-        return ProgramRole.of(list(blocks), sizes, dict(state), items=items, alias=alias, **more)
+        return ProgramRole(made, sizes, dict(state), items=items, alias=alias, **more)
 
     # -- values -----------------------------------------------------------------------------------
 
@@ -137,30 +137,19 @@ class Tape:
     ) -> Value:
         """A new buffer, called after ``hint``."""
         self._names[hint] = n = self._names.get(hint, -1) + 1
-        value = self.named(Value(f"{hint}.{n}", tuple(shape), itemsize or self.itemsize))
         if items:
-            self.items[value.name] = items
-        return value
+            self.items[f"{hint}.{n}"] = items
+        return self.named(f"{hint}.{n}", shape, itemsize or self.itemsize)
 
-    def named(self, value: Value) -> Value:
-        """``value``, a buffer of a micro-batch."""
-        self.sizes[value.name] = value.size * value.itemsize
-        return value
+    def named(self, name: str, shape: Sequence[int], itemsize: int) -> Value:
+        """A buffer of a micro-batch."""
+        self.sizes[name] = prod(shape) * itemsize
+        return Value(name, tuple(shape), itemsize)
 
     def put_within(self, value: Value, state: Value) -> Value:
         """``value``, a buffer that takes the place of ``state``, or of a part of it."""
         self.alias[value.name] = self.alias.get(state.name, state.name)
         return value
-
-    def rename(self, value: Value, name: str) -> None:
-        """Call a buffer of this block by a name that other ranks or blocks know."""
-        old, value.name = value.name, name
-        self.sizes[name] = self.sizes.pop(old)
-
-        def new(names: tuple[str, ...]) -> tuple[str, ...]:
-            return tuple(name if n == old else n for n in names)
-
-        self.ops[:] = [replace(op, reads=new(op.reads), writes=new(op.writes)) for op in self.ops]
 
     # -- ops --------------------------------------------------------------------------------------
 
@@ -179,12 +168,29 @@ class Tape:
         hint: str,
         shape: Sequence[int],
         itemsize: int | None = None,
+        /,
         **args: Any,
     ) -> Value:
         """What a kernel makes: a new buffer, called after ``hint``."""
         y = self.value(hint, shape, itemsize)
         self.do(kernel, reads, (y,), **args)
         return y
+
+    def comes(self, name: str, shape: Sequence[int], peer: int, axis: int = 0) -> Value:
+        """A message of this name."""
+        self.ops.append(message("recv", name, peer, axis))
+        return self.named(name, shape, self.itemsize)
+
+    def goes(self, x: Value, name: str, peer: int, axis: int = 0) -> None:
+        """``x``, made in this block, goes under a name that other ranks know."""
+        old, x.name = x.name, name
+        self.sizes[name] = self.sizes.pop(old)
+
+        def new(names: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(name if n == old else n for n in names)
+
+        self.ops[:] = [replace(op, reads=new(op.reads), writes=new(op.writes)) for op in self.ops]
+        self.ops.append(message("send", name, peer, axis))
 
     def together(
         self,
@@ -202,9 +208,11 @@ class Tape:
         if kind == "all_reduce":
             items, shape = self.items.get(x.name, ()), x.shape
         hint = _NEW.get(kind) or x.name.partition(".")[0].partition("/")[0]
-        y = self.value(hint, shape, x.itemsize, items) if into is None else into
-        names = x.name, y.name
-        self.ops.append(collective(kind, *names, axes, itemsize=x.itemsize, label=label, **args))
+        y = into or self.value(hint, shape, x.itemsize, items)
+        args["label"] = label.lstrip("/")
+        given = {"axes": axes, "counts": args["counts"], "itemsize": x.itemsize}
+        given |= {n: args[n] for n, usual in USUAL.items() if args.get(n, usual) != usual}
+        self.ops.append(Op(kind, (x.name,), (y.name,), tuple(given.items()), args["stream"]))
         return y
 
     def all_reduce(
@@ -214,25 +222,17 @@ class Tape:
         counts = even(x.size, ranks)
         return self.together("all_reduce", x, label, axes, counts=counts, stream=stream, **args)
 
-    def packed(self, values: Mapping[str, Value], itemsize: int | None = None) -> Value:
-        """All values, one behind the other in one array."""
+    def sum_small(
+        self, values: Mapping[str, Value], itemsize: int | None, label: str, *among: Any
+    ) -> dict[str, Value]:
+        """The sums of values by name, one behind the other in one array; as of `all_reduce`."""
         items = tuple((name, value.shape) for name, value in values.items())
         flat = self.value("packed", (sum(v.size for v in values.values()),), itemsize, items)
         self.do("pack", list(values.values()), (flat,))
-        return flat
-
-    def unpacked(self, flat: Value) -> dict[str, Value]:
-        """The arrays in a flat one, by name."""
-        return {
-            name: Value(f"{flat.name}[{name}]", shape, flat.itemsize)
-            for name, shape in self.items[flat.name]
-        }
+        total = self.all_reduce(flat, label, *among)
+        return {n: Value(f"{total.name}[{n}]", shape, total.itemsize) for n, shape in items}
 
     # -- backwards --------------------------------------------------------------------------------
-
-    def at_backward(self, write: Callable[[dict[Value, Value]], None]) -> None:
-        """Do this where the backward comes here, with the gradients that it has."""
-        self.rules.append((None, write))
 
     def take_rules(self, since: int = 0) -> Rules:
         """What is on the tape, from rule ``since`` on, taken off."""
@@ -248,12 +248,10 @@ class Tape:
             elif y in found:
                 self.catch_up()
                 for x, dx in rule(found.pop(y)):
-                    found[x] = self.add(found[x], dx) if x in found else dx
+                    before = found.get(x)
+                    both = before and self.make("add", (before, dx), "sum", x.shape)
+                    found[x] = both or dx
         return found
-
-    def add(self, x: Value, y: Value) -> Value:
-        """x + y, rounded once; nothing is left on the tape."""
-        return self.make("add", (x, y), "sum", x.shape)
 
 
 def needed(blocks: Sequence[list[Op]], state: Mapping[str, int]) -> None:

@@ -11,12 +11,12 @@
 Ranks whose blocks have equal shapes share a role: made once, whatever the mesh.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -24,17 +24,24 @@ from tiledask.plan.collectives.shards import shards
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.intervals import even, part_of, split
 from tiledask.plan.pipelines.schedule import KINDS, Schedule
-from tiledask.plan.program.making.decoder import DecoderShapes
+from tiledask.plan.program.making.decoder import Decoder
 from tiledask.plan.program.making.layers import TENSOR, TensorLayers
-from tiledask.plan.program.making.pipeline import pairs_of
 from tiledask.plan.program.making.tape import Tape, Value, Written, layer, needed
 from tiledask.plan.program.making.zero import DATA, PIPELINE, UnitStates
-from tiledask.plan.program.ops import Block, Op, Order, ProgramRole, Step, message
+from tiledask.plan.program.ops import (
+    Blocks,
+    Op,
+    Order,
+    ProgramRole,
+    Step,
+    add_block,
+    message,
+    share_roles,
+)
 from tiledask.plan.program.program import Program
 
 __all__ = ["TrainingTerms", "end_program", "step_program"]
 
-_T = TypeVar("_T")
 LOSS, SCALE, UPDATES = (Value(name, (), 8) for name in ("loss", "scale", "updates"))
 """Numbers that stay."""
 
@@ -43,7 +50,7 @@ LOSS, SCALE, UPDATES = (Value(name, (), 8) for name in ("loss", "scale", "update
 class TrainingTerms:
     """What a training's program follows from: a model's shapes, a schedule, what is kept."""
 
-    model: DecoderShapes
+    model: Decoder
     schedule: Schedule
     cut: tuple[int, ...]
     """Layers of each stage."""
@@ -91,8 +98,9 @@ class TrainingTerms:
 def step_program(terms: TrainingTerms, mesh: tuple[int, int, int]) -> Program:
     """The Program of a step of a training on a (dp, tp, pp) mesh; nothing is computed."""
     rows = [even(n, terms.schedule.microbatches) for n in even(terms.batch, mesh[0])]
-    found, role_of = _by_role(
-        terms, mesh, lambda at: _Stages(terms, mesh, at).made(rows[at[0]]), rows
+    found, role_of = share_roles(
+        _keys(terms, mesh, rows),
+        lambda rank: _Stages(terms, mesh, rank).made(rows[rank // (mesh[1] * mesh[2])]),
     )
     roles, orders = zip(*found, strict=True)
     name = f"training {terms.schedule.name}".rstrip()
@@ -102,68 +110,54 @@ def step_program(terms: TrainingTerms, mesh: tuple[int, int, int]) -> Program:
 def end_program(terms: TrainingTerms, mesh: tuple[int, int, int], saved: bool) -> Program:
     """The Program of what a mesh does after a training's last step; ``saved``: whether a checkpoint
     is written, of whole arrays, so that it is taken up again under any other layout."""
-    roles, role_of = _by_role(terms, mesh, lambda at: _end(terms, mesh, at, saved))
+    tensors = [s.tensor for s in terms.recipe.states if s.tensor != "gradients"]
+
+    def made(rank: int) -> ProgramRole:
+        tape, states = _states(terms, mesh, rank)
+        found = {
+            (tensor, unit): states.whole(tensor, unit)
+            for tensor in (tensors if saved else ["weights"])
+            for unit in states.shapes
+        }
+        state = states.state
+        if saved:
+            state, loss, ranks = state | {"loss": 8}, LOSS, mesh[DATA] * mesh[PIPELINE]
+            if ranks > 1:
+                loss = tape.all_reduce(loss, "loss", (DATA, PIPELINE), ranks, "all")
+            tape.do("write_checkpoint", (loss, *found.values()), what=tuple(found))
+        weights = {unit: whole for (tensor, unit), whole in found.items() if tensor == "weights"}
+        tape.do("bring", list(weights.values()), units=tuple(weights))
+        return tape.role({"end": tape.ops}, state, constants=frozenset(state))
+
+    roles, role_of = share_roles(_keys(terms, mesh), made)
     name = "checkpoint" if saved else "weights brought back"
-    order = (Step("end", 0),)
-    return Program(tuple(roles), (order,) * prod(mesh), role_of, name, mesh)
-
-
-def _end(
-    terms: TrainingTerms, mesh: tuple[int, int, int], at: tuple[int, int, int], saved: bool
-) -> ProgramRole:
-    tape, states = _states(terms, mesh, at)
-    names = [s.tensor for s in terms.recipe.states if s.tensor != "gradients"]
-    found = {(tensor, unit): states.whole(tensor, unit)
-             for tensor in (names if saved else ["weights"]) for unit in states.shapes}  # fmt: skip
-    state = states.state
-    if saved:
-        state, loss, ranks = state | {"loss": 8}, LOSS, mesh[DATA] * mesh[PIPELINE]
-        if ranks > 1:
-            loss = tape.all_reduce(loss, "loss", (DATA, PIPELINE), ranks, "all")
-        tape.do("write_checkpoint", (loss, *found.values()), what=tuple(found))
-    weights = {unit: whole for (tensor, unit), whole in found.items() if tensor == "weights"}
-    tape.do("bring", list(weights.values()), units=tuple(weights))
-    return tape.role([Block("end", -1, tuple(tape.ops))], state, constants=frozenset(state))
+    return Program(roles, ((Step("end", 0),),) * prod(mesh), role_of, name, mesh)
 
 
 def _states(
-    terms: TrainingTerms, mesh: tuple[int, int, int], at: tuple[int, int, int], split: bool = False
+    terms: TrainingTerms, mesh: tuple[int, int, int], rank: int, split: bool = False
 ) -> tuple[Tape, UnitStates]:
-    copy, rank, device = at
+    copy, tensor, device = map(int, np.unravel_index(rank, mesh))
     tape = Tape(terms.itemsize, split)
-    units = {unit: terms.model.shapes(unit, mesh[TENSOR], rank) for unit in terms.units(device)}
+    units = {unit: terms.model.shapes(unit, mesh[TENSOR], tensor) for unit in terms.units(device)}
     return tape, UnitStates(tape, units, terms.recipe, terms.zero, mesh[DATA], copy)
 
 
-# -- in what ranks differ --------------------------------------------------------------------------
-
-
-def _by_role(
-    terms: TrainingTerms,
-    mesh: tuple[int, int, int],
-    make: Callable[[tuple[int, int, int]], _T],
-    of_copy: Sequence[Any] = (),
-) -> tuple[list[_T], tuple[int, ...]]:
-    """What ``make`` gives for one rank of each role, and the role of each rank.
-
-    Ranks of a role have blocks of equal shapes and keep as much of each unit; ``of_copy``: in what
-    else copies of the model differ.
-    """
+def _keys(
+    terms: TrainingTerms, mesh: tuple[int, int, int], of_copy: Sequence[Any] = ()
+) -> list[Any]:
+    """By rank, what its role follows from: blocks' shapes, what it keeps of each unit by ZeRO, and
+    in what else copies of the model differ."""
     dp, tp, pp = mesh
     blocks = [_blocks(terms, tp, t) for t in range(tp)]
-    kept: dict[tuple[int, int], list[tuple[int, ...]]] = {}
-    """By tensor and pipeline rank, how much of its units each copy keeps by ZeRO."""
+    kept: dict[tuple[int, int], tuple[tuple[int, ...], ...]] = {}
     for t, p in product(range(tp), range(pp)) if terms.zero else ():
         shapes = (terms.model.shapes(unit, tp, t).values() for unit in terms.units(p))
-        extents = shards([sum(map(prod, of)) for of in shapes], dp)
-        kept[t, p] = [tuple(each[d] for each in extents) for d in range(dp)]
-    first, keys = dict[Any, tuple[int, int, int]](), list[Any]()
-    for d, t, p in np.ndindex(mesh):
-        own = kept[t, p][d] if kept else ()
-        keys.append((of_copy[d] if of_copy else (), blocks[t], p, own))
-        first.setdefault(keys[-1], (d, t, p))
-    number = {key: n for n, key in enumerate(first)}
-    return [make(at) for at in first.values()], tuple(number[key] for key in keys)
+        kept[t, p] = shards([sum(map(prod, of)) for of in shapes], dp)
+    return [
+        (of_copy[d] if of_copy else (), blocks[t], p, *(each[d] for each in kept.get((t, p), ())))
+        for d, t, p in np.ndindex(mesh)
+    ]
 
 
 def _blocks(terms: TrainingTerms, ranks: int, rank: int) -> Any:
@@ -185,23 +179,15 @@ def _blocks(terms: TrainingTerms, ranks: int, rank: int) -> Any:
 
 
 class _Stages:
-    """Writes what the rank at some place of the mesh does."""
+    """Writes what a rank does."""
 
-    def __init__(
-        self, terms: TrainingTerms, mesh: tuple[int, int, int], at: tuple[int, int, int]
-    ) -> None:
-        self.terms, self.mesh, (_, self.rank, self.device) = terms, mesh, at
-        self.schedule, self.model = terms.schedule, terms.model
-        self.last = self.schedule.stages - 1
-        actions = {action[:2] for action in self.schedule.orders[self.device]}
-        self.kinds = {
-            s: [kind for kind in KINDS if (kind, s) in actions]
-            for s in sorted({s for _, s in actions})
-        }
-        """By stage, the kinds of its actions."""
-        split = any("I" in kinds for kinds in self.kinds.values())
-        self.tape, self.states = _states(terms, mesh, at, split)
-        self.blocks: dict[str, Block] = {}
+    def __init__(self, terms: TrainingTerms, mesh: tuple[int, int, int], rank: int) -> None:
+        self.terms, self.mesh, self.model = terms, mesh, terms.model
+        _, self.tensor, self.device = map(int, np.unravel_index(rank, mesh))
+        self.schedule, self.last = terms.schedule, terms.schedule.stages - 1
+        self.actions = {action[:2] for action in self.schedule.orders[self.device]}
+        split = any(kind == "I" for kind, _ in self.actions)
+        self.tape, self.states = _states(terms, mesh, rank, split)
         self.came: set[Value] = set()
         """What the stage under way has not made in its layers."""
         width = self.model.head_counts.width
@@ -212,115 +198,117 @@ class _Stages:
 
     def made(self, rows: tuple[int, ...]) -> tuple[ProgramRole, Order]:
         """The role, and the order of its ranks, of whose micro-batches these are the rows."""
-        places, variants = self.schedule.places, sorted(set(rows))
+        tape, places, variants = self.tape, self.schedule.places, sorted(set(rows))
         names: dict[tuple[str, int, int, int], str] = {}
         self.states.begin()
-        self.tape.do("clear", (), (LOSS,))
-        steps = [Step(self._block_of("begin", -1, self.tape.take()), 0)]
-        for stage, n in product(self.kinds, variants):
-            named = n if len(variants) > 1 else None
+        tape.do("clear", (), (LOSS,))
+        blocks: Blocks = {"begin": tuple(tape.take())}
+        for stage, n in product(sorted({s for _, s in self.actions}), variants):
+            suffix = f":{n}" if len(variants) > 1 else ""
             here = [i for i, place in enumerate(places) if place[stage] == self.device]
-            for (kind, ops), i in product(self._stage(stage, n, named is not None), here):
-                sent = self._to_ranks(ops, places[i])
-                names[kind, stage, n, i] = self._block_of(kind, stage, sent, named)
-        pairs = pairs_of(self.schedule, self.device)
-        for (k, s, i), paired in zip(self.schedule.orders[self.device], pairs, strict=True):
-            steps.append(Step(names[k, s, rows[i], i % len(places)], i, paired))
+            made = self._stage(stage, n, suffix)
+            kinds = [kind for kind in KINDS if (kind, stage) in self.actions]
+            for kind, i in product(kinds, here):
+                sent = self._to_ranks(made[kind], places[i])
+                names[kind, stage, n, i] = add_block(blocks, f"{stage}{kind}", sent, suffix)
         self._update()
-        steps.append(Step(self._block_of("update", -1, self.tape.take()), 0))
-        state = self.states.state | self.numbers
-        role = self.tape.role(
-            list(self.blocks.values()),
-            state,
-            accumulators=frozenset(self.states.accumulators | {"loss"}),
-            constants=frozenset(self.states.constants | ({"angles"} & state.keys())),
-        )
-        return role, tuple(steps)
-
-    def _block_of(self, kind: str, stage: int, ops: Iterable[Op], rows: int | None = None) -> str:
-        """The name of this block, which may be there for another pipeline."""
-        block = Block(kind, stage, tuple(ops), rows=rows)
-        while self.blocks.setdefault(block.name, block) != block:
-            block = replace(block, replica=block.replica + 1)
-        return block.name
+        blocks["update"] = tuple(tape.take())
+        steps = [
+            Step(
+                names[a.kind, a.stage, rows[a.microbatch], a.microbatch % len(places)],
+                a.microbatch,
+                a in self.schedule.pairs,
+            )
+            for a in self.schedule.orders[self.device]
+        ]
+        state, states = self.states.state | self.numbers, self.states
+        accumulators = frozenset(states.accumulators | {"loss"})
+        constants = frozenset(states.constants | ({"angles"} & state.keys()))
+        role = tape.role(blocks, state, accumulators=accumulators, constants=constants)
+        return role, (Step("begin", 0), *steps, Step("update", 0))
 
     def _update(self) -> None:
-        terms, among = self.terms, dict[str, tuple[str, tuple[int, ...]]]()
-        for unit in self.states.shapes:
-            label = "tied table" if self.model.tied and unit == "embedding" else f"{unit}/replicas"
-            if len(holders := terms.holders(unit)) > 1:
-                among[unit] = label, holders
-        norm, axes = None, terms.guarded
-        if axes:
-            here = [u for u in self.states.shapes if self.device == terms.holders(u)[0]]
-            ranks = self.mesh[TENSOR]
-            tilings = {unit: self.model.tilings(unit, ranks).values() for unit in here}
-            # some numbers of a unit may be held by several tensor ranks, and count on one
+        terms, model, mine = self.terms, self.model, self.states.shapes
+        holders = {unit: terms.holders(unit) for unit in mine}
+        among = {
+            unit: ("tied table" if model.tied and unit == "embedding" else f"{unit}/replicas", of)
+            for unit, of in holders.items()
+            if len(of) > 1
+        }
+        norm, axes, ranks = None, terms.guarded, self.mesh[TENSOR]
+        if axes:  # some numbers of a unit may be held by several tensor ranks, and count on one
             norm = {
-                unit: any(any(held.shared()) if (held := t.shards()) else ranks > 1 for t in of)
-                for unit, of in tilings.items()
+                unit: any(
+                    any(held.shared()) if (held := tiling.shards()) else ranks > 1
+                    for tiling in model.tilings(unit, ranks).values()
+                )
+                for unit, of in holders.items()
+                if of[0] == self.device
             }
         self.states.update(among, norm, axes, prod(self.mesh[axis] for axis in axes))
 
     # -- a stage ----------------------------------------------------------------------------------
 
-    def _stage(self, s: int, rows: int, named: bool) -> list[tuple[str, list[Op]]]:
-        """(kind, ops) of its blocks, for micro-batches of so many rows."""
+    def _stage(self, s: int, rows: int, suffix: str) -> dict[str, list[Op]]:
+        """By kind, the ops of its blocks, for micro-batches of so many rows."""
         tape, model, terms = self.tape, self.model, self.terms
-        ranks, suffix = self.mesh[TENSOR], f":{rows}" if named else ""
-        tokens = (1, even(model.sequence, ranks)) if terms.sequence_parallel else None
-        layers = TensorLayers(tape, self.states, ranks, self.rank, tokens, model.head_counts)
-        shape = rows, tokens[1][self.rank] if tokens else model.sequence, model.hidden
-        ids = self._rows_of("ids", rows) if s == 0 else None
-        targets = self._rows_of("targets", rows) if s == self.last else None
-        if ids:
+        ranks, tokens = self.mesh[TENSOR], None
+        shape = rows, model.sequence, model.hidden
+        if terms.sequence_parallel:
+            tokens = 1, even(model.sequence, ranks)
+            shape = rows, tokens[1][self.tensor], model.hidden
+        layers = TensorLayers(tape, self.states, ranks, self.tensor, tokens, model.head_counts)
+        of_tokens = {"ids": s == 0, "targets": s == self.last}
+        given = {
+            name: tape.make(name, (), name, (rows, model.sequence), 8, rows=rows)
+            for name, here in of_tokens.items()
+            if here
+        }
+        units = list(model.stage_units(s, terms.cut))
+        if s == 0:
             with self.states.scope("embedding", again=False):
-                x = layers.embedding(ids, even(model.vocabulary, ranks))
+                x = layers.embedding(given["ids"], even(model.vocabulary, ranks))
             if model.positions:
                 with self.states.scope("positions", again=False):
                     x = layers.positions(x)
         else:
-            x = self._comes(f"x{s}{suffix}", s - 1, shape)
+            x = tape.comes(f"x{s}{suffix}", shape, s - 1)
         first, self.came = x, {x}
-        units = [u for u in model.stage_units(s, terms.cut) if u not in ("embedding", "positions")]
+        units = [u for u in units if u not in ("embedding", "positions")]
 
         def send(found: dict[Value, Value]) -> None:
             self._goes(found[first], f"dx{s}{suffix}", s - 1)
 
         self.states.at_end = dict.fromkeys(units[:1], send) if s else {}
         if s and not units:
-            tape.at_backward(send)
+            tape.rules.append((None, send))
         write = self._recomputed if terms.recompute else self._block
         for unit in units:
             x = write(layers, x, unit) if unit != "head" else x
-        if targets:
-            y = self._loss(layers, x, targets)
+        if s == self.last:
+            y = self._loss(layers, x, given["targets"])
             dy = SCALE if terms.scaled else y
         else:
             y = self._goes(x, f"x{s + 1}{suffix}", s + 1)
             if y is not x:
                 tape.rules.append((y, lambda d: [(first, d)]))
         forward, rules = tape.take(), tape.take_rules()
-        if not targets:
-            dy = self._comes(f"dx{s + 1}{suffix}", s + 1, shape)
+        if s != self.last:
+            dy = tape.comes(f"dx{s + 1}{suffix}", shape, s + 1)
+            self.came.add(dy)
         tape.backward(rules, {y: dy})
         of_weights, backward = tape.of_weights, tape.take()
         sent = {f"x{s + 1}{suffix}": 0, f"dx{s}{suffix}": 0}  # whoever takes them reads them
         needed([forward, backward, of_weights], self.states.state | self.numbers | sent)
-        made = {"F": forward, "B": [*backward, *of_weights], "I": backward, "W": of_weights}
-        return [(kind, made[kind]) for kind in self.kinds[s]]
-
-    def _rows_of(self, name: str, rows: int) -> Value:
-        """ids or targets."""
-        return self.tape.make(name, (), name, (rows, self.model.sequence), 8, rows=rows)
+        return {"F": forward, "B": [*backward, *of_weights], "I": backward, "W": of_weights}
 
     def _block(
         self, layers: TensorLayers, x: Value, unit: str, when: str = "forward", again: bool = True
     ) -> Value:
-        model = self.model
-        angles = Value("angles", (), 0) if model.gated else None
+        gated = self.model.gated
+        angles = Value("angles", (), 0) if gated else None
         with self.states.scope(unit, when, again):
-            return layers.block(x, angles, unit, model.gated, eps=model.eps)
+            return layers.block(x, angles, unit, gated, self.model.eps)
 
     @layer
     def _recomputed(self, layers: TensorLayers, x: Value, unit: str) -> Written:
@@ -347,29 +335,17 @@ class _Stages:
 
     # -- between stages ---------------------------------------------------------------------------
 
-    def _comes(self, name: str, other: int, shape: tuple[int, ...]) -> Value:
-        """What another stage makes."""
-        self.tape.ops.append(message("recv", name, other))
-        x = self.tape.named(Value(name, shape, self.tape.itemsize))
-        self.came.add(x)
-        return x
-
     def _goes(self, x: Value, name: str, other: int) -> Value:
         """``x`` under its name on the way; a stage without layers hands on what came."""
         if x in self.came:
-            handed = self.tape.named(Value(name, x.shape, x.itemsize))
-            self.tape.do("hand_on", (x,), (handed,))
-            x = handed
-        else:
-            self.tape.rename(x, name)
-        self.tape.ops.append(message("send", name, other))
+            x = self.tape.make("hand_on", (x,), "handed", x.shape, x.itemsize)
+        self.tape.goes(x, name, other)
         return x
 
     def _to_ranks(self, ops: Sequence[Op], place: Sequence[int]) -> Iterator[Op]:
         """The same, with messages to and from the ranks of stages, where these are others."""
         for op in ops:
-            if not op.is_message:
+            if op.kind != "message":
                 yield op
             elif (rank := place[op["peer"]]) != self.device:
-                way = "to" if op.name == "send" else "from"
-                yield message(op.name, op.buffer, rank, f"{way}_{rank}", PIPELINE)
+                yield message(op.name, op.buffer, rank, PIPELINE)

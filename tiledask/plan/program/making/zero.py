@@ -86,12 +86,12 @@ class UnitStates(LayerWeights):
     def scope(self, unit: str, when: str = "forward", again: bool = True) -> Iterator[None]:
         """The block is a unit's forward; ``again``: whether its backward needs weights."""
         self._open(unit, when)
-        self.tape.at_backward(lambda _: self._finish(unit))
+        self.tape.rules.append((None, lambda _: self._finish(unit)))
         if unit in self.at_end:
-            self.tape.at_backward(self.at_end[unit])
+            self.tape.rules.append((None, self.at_end[unit]))
         yield
         if again and self.sharded["weights"]:
-            self.tape.at_backward(lambda _: self._open(unit, "backward"))
+            self.tape.rules.append((None, lambda _: self._open(unit, "backward")))
 
     def _open(self, unit: str, when: str) -> None:
         """A unit's weights are there, as wide as layers compute with them."""
@@ -124,13 +124,16 @@ class UnitStates(LayerWeights):
         """Whether a unit has such an array."""
         return name in self.shapes[unit]
 
-    def gradient(self, unit: str, name: str, g: Value) -> None:
-        """Added to those of the step; where these are sharded, when the unit's are all there."""
+    def bring(self, unit: str, found: Mapping[str, Value]) -> None:
+        """Gradients are added to those of the step; where these are sharded, when the unit's are
+        all there."""
         if self.sharded["gradients"]:
-            self._pile.setdefault(unit, {})[name] = g
+            self._pile.setdefault(unit, {}).update(found)
             return
-        kept = Value(f"{flat_name('gradients', unit)}[{name}]", g.shape, self.bytes["gradients"])
-        self.tape.do("accumulate", (kept, g), (kept,))
+        for name, g in found.items():
+            kept = f"{flat_name('gradients', unit)}[{name}]"
+            total = Value(kept, g.shape, self.bytes["gradients"])
+            self.tape.do("accumulate", (total, g), (total,))
 
     def _finish(self, unit: str) -> None:
         """A unit's backward is done, of a micro-batch."""
@@ -172,8 +175,8 @@ class UnitStates(LayerWeights):
             total = tape.all_reduce(g, label, (PIPELINE,), len(holders), "pp", among=holders)
             mine[unit] = tape.put_within(total, g)
         if self.together and self.copies > 1:  # one behind the other in one array
-            packed = tape.packed(mine, self.bytes["gradients"])
-            mine = tape.unpacked(tape.all_reduce(packed, *self.together, self.copies, "dp"))
+            each = self.bytes["gradients"]
+            mine = tape.sum_small(mine, each, *self.together, self.copies, "dp")
         else:
             mine = {unit: self._added_up(unit, g) for unit, g in mine.items()}
         guards = [] if norm is None else self._guard(mine, norm, axes, ranks)
