@@ -50,7 +50,7 @@ def budget(
     '15T tokens: 26.5 days (22.5 to 30.5), 10.4M device-hours (8.85M to 12M), 26M at 2.5 an hour \
 (22.1M to 29.9M)'
     """
-    for name, value in (("tokens", tokens), ("price", 0 if price is None else price)):
+    for name, value in (("tokens", tokens), ("price", price or 0)):
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not (number and isfinite(value) and value >= 0):
             raise ConfigError(f"{name} must be a number of 0 or more, got {short(value)}")

@@ -31,48 +31,33 @@ OTHER = "other"
 """The entry of a kernel's file for devices that it does not name, and of precisions."""
 BESIDE = "zero beside pp"
 """The stages of ZeRO that a program runs in a pipeline's stages."""
-RULED = ("zero", BESIDE, "sequence_parallel", "tp", "pp", "cp", "ep", "interleave")
-"""Of what a framework's file may say which values its program runs."""
-KERNEL = {
-    "forward": "flash_share",
-    "backward": "flash_backward_share",
-    "fill_tiles": "flash_fill",
-}
-"""What a kernel's file says -> the field of a Calibration."""
 
 
 class Holds(NamedTuple):
     """What a framework holds in memory beyond the arithmetic; as it stands here, nobody's own."""
 
+    # of a logit at the loss: 4 in single precision and 2 of their gradient where the loss is fused;
+    # more where softmax and gradient are tensors of their own
     loss_bytes: int = 6
-    """Bytes for each logit at the loss: 4 in single precision and 2 of their gradient where the
-    loss is fused; more where softmax and gradient are tensors of their own."""
     fp8_input_bytes: int = 2  # of a number that a product in FP8 keeps of its input for backward
+    # answers of experts wait to be weighted by the router's probabilities; 0: they are weighted
+    # inside the experts, before the last product, and not kept
     keeps_expert_outputs: int = 1
-    """1: answers of experts wait to be weighted by the router's probabilities; 0: they are weighted
-    inside the experts, before the last product, and not kept."""
-    adapter_input_bytes: int = 0
-    """Bytes of each number of its input that an adapter keeps: the copy that dropout leaves and
-    its mask."""
-    fused_gate: int = 0
-    """1: a gated activation is one kernel, whose backward pass works the activated gate out again
-    from gate and up; 0: it is kept beside them."""
+    adapter_input_bytes: int = 0  # of a number of an adapter's input: dropout's copy and its mask
+    fused_gate: int = 0  # a gated activation is one kernel, which works its gate out again
+    # buffers stay that others free: of each shape of a layer's matrices what autograd gets in place
+    # of gradients that are added up already, and the head's input, where the sequence is cut
     keeps_buffers: int = 0
-    """1: buffers stay that others free. One of each shape of a layer's matrices is what autograd
-    gets in place of gradients that the products have added up; one holds the head's input, whole,
-    where the sequence is cut."""
+    # what a stage sends is kept until its gradient comes (torch.distributed.pipelining, stage.py)
     keeps_sent: int = 0
-    """1: what a stage sends is kept until its gradient comes, into a buffer of its own for each
-    micro-batch that stays (torch.distributed.pipelining, stage.py)."""
+    # that the caching allocator holds and nobody uses, and the libraries' workspaces: with the
+    # other named ones 7.5 GB, which every second row of the BLOOM-176B engineering log that ran
+    # shows beyond the estimate (least squares of the relative error)
     allocator_bytes: int = 2_950_000_000
-    """Bytes that the caching allocator holds and nobody uses, and the libraries' workspaces: with
-    the other named ones 7.5 GB, which every second row of the BLOOM-176B engineering log that ran
-    shows beyond the estimate (least squares of the relative error); the rows between them, and
-    torchtitan's, were not fitted."""
+    # parameters that ZeRO-3 gathers ahead at most, where it gathers weight by weight, and whose
+    # gradients wait in a bucket at most; 0: it gathers a layer
     live_weights: int = 0
-    """Parameters that ZeRO-3 gathers ahead at most, where it gathers weight by weight; 0: it
-    gathers a layer."""
-    live_gradients: int = 0  # parameters whose gradients wait in a bucket at most, likewise
+    live_gradients: int = 0
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -84,41 +69,38 @@ class Calibration:
     framework: str
     why: str  # this framework is assumed
     # -- of the device
+    # precision -> share of the peak in a deep product that fills the device; others are as bf16
     product_share: dict[str, float]
-    """Precision -> share of the peak in a deep matrix product that fills the device; what is not
-    named is as bf16."""
     product_depth: float  # the k at which a product reaches half of that
     misaligned: float = 0.0  # what each halving of 32 down to what divides all its sizes adds
     memory_share: float  # of the memory bandwidth, in element-wise kernels
     tiles: bool  # products run in whole waves of tiles; otherwise their FLOP count
-    launch_layer: float = 0.0
-    """Seconds of a layer, both ways, that launches and small kernels add for each micro-batch."""
-    launch_collective: float = 0.0  # seconds of each over tp beside bytes and links' latency
+    launch_layer: float = 0.0  # s of a layer and micro-batch, for launches and small kernels
+    launch_collective: float = 0.0  # s of each over tp beside bytes and links' latency
     launch_rank: float = 0.0  # more of them for each rank but the first
     # -- of the attention kernel
     flash_share: float  # of the peak, in a fused attention core; forward
     flash_backward_share: float
     flash_fill: float = 0.0  # tiles of 128 rows of a head at which it reaches half of its share
     # -- of the framework
+    # "tp", "sum", their backward ones, "dp", "fsdp", "pp", "ep" -> the part of such a collective
+    # that is waited for though work could hide it
     exposed: dict[str, float]
-    """Kind of collective, "tp", "sum", their backward ones, "dp", "fsdp", "pp", "ep" -> the part
-    that is waited for though work could hide it."""
     exchange_share: float  # of a link's bandwidth, in exchanges of tokens between experts
+    # nodes that a token crosses to at most, once each, however many of its experts are there; 0:
+    # each copy crosses by itself
     most_nodes: float
-    """Nodes that a token crosses to at most, once each, however many of its experts are there; 0:
-    each copy crosses by itself."""
-    own_adapter: bool = False
-    """Copies gather weights through the adapter of each device, not through all of a node."""
+    own_adapter: bool = False  # copies gather through each device's adapter, not all of a node's
     copies_share: float = 1.0  # of the links' bandwidth, in sums and gathers between copies
     ring_part: float = 1.0  # of the core's share, against pieces of keys that came round
     gathers_operands: bool = False  # what tp gathers is as wide as the products' operands
     transfer_seconds: float = 0.0  # of a transfer between stages beside its bytes, each way
+    # weights that ZeRO-3 gathers ahead, matrix by matrix; 0: a layer is gathered at once, while the
+    # one before is at work
     prefetch: float = 0.0
-    """Weights that ZeRO-3 gathers ahead, matrix by matrix; 0: a layer is gathered at once, while
-    the one before is at work."""
+    # products of weights' gradients add to those of earlier micro-batches, whatever their width
+    # (Transformer Engine); otherwise only to gradients wider than the product's numbers
     adds_gradients: bool = False
-    """The products of weights' gradients add to those of earlier micro-batches, whatever their
-    width (Transformer Engine); otherwise only to gradients wider than the product's numbers."""
     step_seconds: float  # of the host for a step
     layer_seconds: float  # of the host for a layer and micro-batch, both ways
     floor_seconds: float  # the least of a layer and micro-batch: the host issues no faster
@@ -128,10 +110,8 @@ class Calibration:
     product_part: float  # of the device's share in products, what those of this program reach
     casts: float  # passes of 4 bytes over each input and output gradient of a product in 8 bits
     # -- of all together
-    errors: dict[str, float]
-    """What -> the relative errors that add up in quadrature to the error of an estimate."""
-    calibrated: tuple[str, ...] = ()
-    """Ids of the published cases that the shares were fitted to; the others check them."""
+    errors: dict[str, float]  # relative ones, that add up in quadrature to that of an estimate
+    calibrated: tuple[str, ...] = ()  # published cases that the shares were fitted to
     runs: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     """Field of a layout -> the values that the program runs; what it does not name is free."""
     trains: str = "mixed-adam-16"  # the recipe that the program trains with
@@ -150,14 +130,14 @@ class Calibration:
         """Whether nobody named the framework: it is the device's usual one."""
         return self.why.startswith("the default")
 
-    def holding(self, recipe: Recipe) -> Recipe:
-        """``recipe``, whose memory is then that of this framework."""
-        return replace(recipe, framework=self.framework, usual=self.usual)
-
     @property
     def error(self) -> float:
         """Relative: its errors in quadrature."""
         return hypot(*self.errors.values())
+
+    def holding(self, recipe: Recipe) -> Recipe:
+        """``recipe``, whose memory is then that of this framework."""
+        return replace(recipe, framework=self.framework, usual=self.usual)
 
     def rates(self, device: Device, recipe: Recipe, width: int = 0) -> Rates:
         """What ``device`` reaches in numbers of ``width`` bytes (default: those that ``recipe``
@@ -178,9 +158,8 @@ class Calibration:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write what every ``calibration=`` reads again: the names of its files, and its scale."""
-        why, _, _ = self.why.partition(", read from")
-        saved = _Saved(self.device, self.framework, self.scale, tuple(self.errors.items()), why)
-        text = json.dumps(vars(saved) | {"errors": self.errors}, indent=2)
+        saved = {each.name: getattr(self, each.name) for each in fields(_Saved)}
+        text = json.dumps(saved | {"why": self.why.partition(", read from")[0]}, indent=2)
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(f"{text}\n", encoding="utf-8")
 
@@ -196,41 +175,32 @@ class _Saved:
     why: str = "a measured step"
 
 
+# --- the shipped files ----------------------------------------------------------------------------
+
+
 def _plain(given: Any) -> Any:
     """Lists as tuples; of a number with its range, unit and origin the number."""
-    if isinstance(given, dict) and "value" in given:
-        return float(given["value"])
     if isinstance(given, dict):
+        if "value" in given:
+            return float(given["value"])
         return {key: _plain(value) for key, value in given.items()}
     return tuple(given) if isinstance(given, list) else given
 
 
 @cache
 def _file(kind: str, name: str) -> dict[str, Any]:
-    """The shipped file ``name`` of "device", "kernel" or "framework"; an error where none is."""
-    return dict(_plain(read_named(f"calibration/{kind}", name).values))
+    """The shipped file ``name`` of "device", "kernel" or "framework"; an error where none is. Of a
+    framework with all of the one that it is ``like``, but for what that was fitted to."""
+    own = dict(_plain(read_named(f"calibration/{kind}", name).values))
+    if "like" not in own:
+        return own
+    like = _file(kind, own["like"])
+    return like | {"fitted": ()} | own | {"memory": like.get("memory", {}) | own.get("memory", {})}
 
 
 def frameworks() -> tuple[str, ...]:
     """Names of the shipped frameworks."""
     return names("calibration/framework")
-
-
-@cache
-def _framework(name: str) -> dict[str, Any]:
-    """With all that it has from the one that it is ``like``, but for what that was fitted to."""
-    own = _file("framework", name)
-    like = _framework(own["like"]) if "like" in own else {}
-    runs = own.get("runs", like.get("runs", {}))
-    return (
-        like
-        | own
-        | {
-            "runs": {key: runs[key] for key in RULED if key in runs},
-            "memory": like.get("memory", {}) | own.get("memory", {}),
-            "fitted": own.get("fitted", ()),
-        }
-    )
 
 
 @cache
@@ -240,36 +210,36 @@ def holds(framework: str) -> Holds:
     >>> [holds(name).loss_bytes for name in ("", "megatron-2025", "hf-lora")]
     [6, 14, 16]
     """
-    memory = _framework(framework)["memory"] if framework else {}
+    memory = _file("framework", framework).get("memory", {}) if framework else {}
     return Holds(**{key: int(n) for key, n in memory.items()})
 
 
 def uncounted(framework: str) -> str:
     """What runs by ``framework`` saved of memory that no ledger counts; mostly nothing."""
-    found: str = _framework(framework).get("uncounted", "") if framework else ""
-    return found
+    return str(_file("framework", framework).get("uncounted", "")) if framework else ""
 
 
 @cache
 def _joined(device: str, framework: str, why: str, kind: str) -> Calibration:
     """``kind``: "dense", "fp8" or "mixture", whose errors differ."""
-    of_device, of_framework = _file("device", device), _framework(framework)
+    of_device, of_framework = _file("device", device), _file("framework", framework)
     generation, attention = of_device["generation"], of_framework["attention"]
     kernel = attention.get(generation, attention[OTHER])
     devices = _file("kernel", kernel)["devices"]
     core = next(devices[each] for each in (device, generation, OTHER) if each in devices)
-    every = of_framework | of_device | {KERNEL[key]: value for key, value in core.items()}
+    runs = of_framework.get("runs", {})
+    every = of_framework | of_device | core
+    every |= {"device": device, "kernel": kernel, "framework": framework, "why": why}
     every |= {
-        "device": device,
-        "kernel": kernel,
-        "framework": framework,
-        "why": why,
-        "tiles": of_device["basis"] == "tiles",
         "errors": {"framework": of_framework["errors"][kind], "device": of_device["error"]},
-        "calibrated": (*of_device.get("fitted", ()), *of_framework["fitted"]),
+        "calibrated": (*of_device.get("fitted", ()), *of_framework.get("fitted", ())),
+        "runs": {key: values for key, values in runs.items() if key != "from"},
     }
     known = {each.name for each in fields(Calibration)}
     return Calibration(**{key: value for key, value in every.items() if key in known})
+
+
+# --- whose numbers --------------------------------------------------------------------------------
 
 
 def calibration_of(
@@ -295,29 +265,27 @@ def calibration_of(
     if recipe.product_bytes:
         precision_of(device, recipe)
     if calibration is not None:
-        return _given(device, calibration, framework)
+        if framework is not None:
+            raise ConfigError(
+                f"a calibration names its framework; leave framework={framework!r} out, or give "
+                f"no calibration"
+            )
+        return _given(device, calibration)
+    if framework is not None and not isinstance(framework, str):
+        raise ConfigError(f"framework is a name such as 'megatron-2025', got {framework!r:.40}")
     kind = "mixture" if mixture else "fp8" if recipe.operand_bytes == 1 else "dense"
     if framework is not None:
-        if not isinstance(framework, str):
-            raise ConfigError(f"framework is a name such as 'megatron-2025', got {framework!r:.40}")
-        return _joined(device.calibration, framework, "as asked", kind)
-    if recipe.framework and not recipe.usual:
-        return _joined(device.calibration, recipe.framework, f"as recipe {recipe.name} is", kind)
-    default = _file("device", device.calibration)["framework"]
-    return _joined(device.calibration, default, f"the default for {device.name}", kind)
+        why = "as asked"
+    elif recipe.framework and not recipe.usual:
+        framework, why = recipe.framework, f"as recipe {recipe.name} is"
+    else:
+        framework = _file("device", device.calibration)["framework"]
+        why = f"the default for {device.name}"
+    return _joined(device.calibration, framework, why, kind)
 
 
-def _given(
-    device: Device,
-    calibration: Calibration | str | os.PathLike[str],
-    framework: str | None,
-) -> Calibration:
+def _given(device: Device, calibration: Calibration | str | os.PathLike[str]) -> Calibration:
     """The calibration that was made, or that the file has; refuses one of another device."""
-    if framework is not None:
-        raise ConfigError(
-            f"a calibration names its framework; leave framework={framework!r} out, or give no "
-            f"calibration"
-        )
     if isinstance(calibration, str | os.PathLike):
         given = read(calibration)
         saved = given.record(_Saved)

@@ -9,8 +9,8 @@ FGCS 22 (2006), has the whole sum. The least is flat: twice or half the interval
 more.
 """
 
-from dataclasses import dataclass
 from math import exp, expm1, inf, isfinite, sqrt
+from typing import NamedTuple
 
 from tiledask.errors import ConfigError
 from tiledask.plan.units import format_bytes, format_seconds
@@ -41,8 +41,7 @@ def checkpoint_interval(cost: float, mtbf: float) -> float:
     return sqrt(2 * cost * mtbf)
 
 
-@dataclass(frozen=True)
-class Checkpointing:
+class Checkpointing(NamedTuple):
     """How often to save, and what that costs."""
 
     state_bytes: float  # of a rank
@@ -57,9 +56,9 @@ class Checkpointing:
     saving: float  # seconds of saving for each of work
     redone: float  # the share of the time whose work is lost and done again
     restarting: float  # the share of the time that goes into restarts
+    # wall time over the work's, if failures come at random, in restarts and saves too: Daly 2006,
+    # equation 20; infinite where nearly nothing is ever reached
     stretch: float
-    """Wall time over the work's, if failures come at random, in restarts and saves too: Daly
-    2006, equation 20. Infinite where nearly nothing is ever reached."""
 
     @property
     def line(self) -> str:
@@ -76,7 +75,7 @@ class Checkpointing:
 
     def to_dict(self) -> dict[str, float | None]:
         """What was given and what follows, as plain values for JSON; None for what is infinite."""
-        return {name: None if value == inf else value for name, value in vars(self).items()}
+        return {name: None if value == inf else value for name, value in self._asdict().items()}
 
 
 def checkpointing(
@@ -110,11 +109,7 @@ def checkpointing(
 
 
 def _time(seconds: float) -> str:
-    """In the unit that people use for so long a time.
-
-    >>> _time(0.5), _time(250.0), _time(7e3), _time(3e5)
-    ('500 ms', '4.2 min', '1.9 h', '3.5 days')
-    """
+    """In the unit that people use for so long a time."""
     for least, unit in ((86_400, "days"), (3_600, "h"), (60, "min")):
         if seconds >= 1.5 * least:
             return f"{seconds / least:,.1f} {unit}"

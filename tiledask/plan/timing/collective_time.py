@@ -13,16 +13,7 @@ import numpy as np
 from tiledask.plan.arrays import Values
 from tiledask.plan.inputs.hardware import ClusterSpec
 
-__all__ = [
-    "all_gather",
-    "all_reduce",
-    "bandwidth",
-    "exchange",
-    "latency",
-    "members",
-    "p2p",
-    "zero_passes",
-]
+__all__ = ["all_gather", "all_reduce", "bandwidth", "exchange", "members", "p2p", "zero_passes"]
 
 
 def members(size: Values, stride: Values, cluster: ClusterSpec) -> Values:
@@ -48,15 +39,14 @@ def bandwidth(
     return np.where(here >= size, within, shared)
 
 
-def latency(size: Values, stride: Values, cluster: ClusterSpec, round_: bool = False) -> Values:
+def latency(size: Values, stride: Values, cluster: ClusterSpec, ring: bool = False) -> Values:
     """Seconds that a message of no bytes takes through the group: up a tree of the devices of a
     node, then up one of nodes, or round all of them."""
     here = members(size, stride, cluster)
     nodes = np.maximum(size / here, 1)
+    hops = nodes - 1 if ring else np.ceil(np.log2(nodes))
     inside = np.log2(np.maximum(here, 1)) * cluster.within_node.latency
-    return (
-        inside + (nodes - 1 if round_ else np.ceil(np.log2(nodes))) * cluster.between_nodes.latency
-    )
+    return inside + hops * cluster.between_nodes.latency
 
 
 def all_gather(
@@ -71,7 +61,7 @@ def all_gather(
     ring moves (n-1)/n of the whole through each rank (Thakur et al. 2005, section 4), and a message
     round all nodes, in each of ``calls`` that the bytes are cut into."""
     moved = whole * (size - 1) / size / bandwidth(size, stride, cluster, own_adapter)
-    waited = calls * latency(size, stride, cluster, round_=True)
+    waited = calls * latency(size, stride, cluster, ring=True)
     return np.where(np.asarray(size) > 1, moved + waited, 0.0)
 
 
@@ -99,7 +89,7 @@ def exchange(
     here = members(size, stride, cluster)
     nodes = size / here
     inside = token * copies * (here - 1) / size / (share * cluster.within_node.bytes_per_second)
-    crossing = 1.0 * copies * np.ones_like(nodes)
+    crossing: Values = float(copies)
     if most_nodes:
         inside = inside * nodes  # all copies are handed on within the node that they come to
         crossing = np.minimum(nodes * (1 - (1 - 1 / nodes) ** copies), most_nodes)
@@ -111,13 +101,13 @@ def exchange(
 
 def p2p(moved: Values, size: Values, stride: Values, cluster: ClusterSpec) -> Values:
     """Seconds from one member of the chain to the next; between nodes if any link is."""
-    inside = members(size, stride, cluster) >= size
     near, far = cluster.within_node, cluster.between_nodes
-    link, wait = (
-        np.where(inside, near.reached, far.reached),
-        np.where(inside, near.latency, far.latency),
+    seconds = np.where(
+        members(size, stride, cluster) >= size,
+        moved / near.reached + near.latency,
+        moved / far.reached + far.latency,
     )
-    return np.where(np.asarray(size) > 1, moved / link + wait, 0.0)
+    return np.where(np.asarray(size) > 1, seconds, 0.0)
 
 
 def zero_passes(zero: Values, microbatches: Values = 1) -> tuple[Values, Values]:

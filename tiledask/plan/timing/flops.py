@@ -1,4 +1,4 @@
-"""FLOP of a training step: what the model needs, and what the hardware is made to do.
+"""FLOP of a training step that the model needs.
 
 A matrix of P parameters costs 2 P a token forward and 4 P backward; scores and context of s
 tokens cost 2 s (d_qk + d_v) a token and head forward, and twice that backward.
@@ -6,7 +6,6 @@ tokens cost 2 s (d_qk + d_v) a token and head forward, and twice that backward.
 
 from typing import NamedTuple
 
-from tiledask.plan.inputs.layout import SELECTIVE_OP
 from tiledask.plan.inputs.model import Model
 
 __all__ = ["Flops", "step_flops"]
@@ -21,36 +20,16 @@ class Flops(NamedTuple):
     causal: float
     """The same with only the scores that the mask leaves: half under a causal one, fewer in a
     sliding window, all of an encoder's."""
-    hardware: float
-    """The model's, and what is recomputed; for recompute="selective" as Appendix A has it, with
-    s/3h in place of s/6h: the attention core's 3 again, although only its forward 1 is."""
 
 
-def step_flops(
-    model: Model,
-    sequences: int,
-    sequence: int,
-    recompute: str = "none",
-    flash: bool = False,
-    frozen: bool = False,
-) -> Flops:
-    """The Flops of a step over ``sequences`` sequences of ``sequence`` tokens.
-
-    ``flash``: the attention core computes its scores again by itself, which counts nowhere.
-    ``frozen``: weights get no gradients, as beside adapters.
-    """
+def step_flops(model: Model, sequences: int, sequence: int, frozen: bool = False) -> Flops:
+    """The Flops of a step over ``sequences`` sequences of ``sequence`` tokens. ``frozen``: weights
+    get no gradients, as beside adapters."""
     tokens = 1.0 * sequences * sequence
     layers = sum(
         many * sum(w.units * w.size * w.active for w in weights if w.inputs)
         for _, many, weights in model.layer_kinds
     )
-    head = model.hidden * model.vocab
-    core = 2.0 * sequence * model.heads * (model.qk_dim + model.v_dim) * model.layers * tokens
-    needed = (4 if frozen else 6) * tokens * (layers + head) + 3 * core
-    again = {
-        "full": 2 * tokens * layers + core,
-        "selective": 0.0 if flash else 3 * core,
-        SELECTIVE_OP: tokens * layers,
-    }
-    causal = needed - 3 * core * (1 - model.visible(sequence))
-    return Flops(needed, causal, needed + again.get(recompute, 0.0))
+    core = 6.0 * sequence * model.heads * (model.qk_dim + model.v_dim) * model.layers * tokens
+    needed = (4 if frozen else 6) * tokens * (layers + model.hidden * model.vocab) + core
+    return Flops(needed, needed - core * (1 - model.visible(sequence)))

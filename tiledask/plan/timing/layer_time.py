@@ -11,7 +11,6 @@ weight's [k, t] x [t, n]. Numbers of the layout may be NumPy arrays; what comes 
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,35 +20,17 @@ from tiledask.plan.inputs.layout import Numbers
 from tiledask.plan.inputs.model import Model, Weight
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.timing.calibration import Calibration
-from tiledask.plan.timing.roofline import Rates, ceil_div, gemm_bytes, gemm_seconds, memory_seconds
+from tiledask.plan.timing.roofline import Rates, ceil_div, gemm_bytes, gemm_seconds
 
-__all__ = ["LayerTime", "Product", "products"]
-
-
-class Product(NamedTuple):
-    """Matrices that multiply the same vectors, as one product [tokens, k] x [k, n]."""
-
-    name: str
-    weights: tuple[Weight, ...]
-
-    def shape(self, tp: Values) -> tuple[Values, Values]:
-        """(k, n) on one of ``tp`` devices: rows cut k, columns cut n, whole ones neither."""
-        first = self.weights[0]
-        if first.row:
-            each = first.inputs // first.units
-            return each * _units(first, tp), first.size // each
-        return first.inputs, sum(w.size * _units(w, tp) // w.inputs for w in self.weights)
+__all__ = ["LayerTime", "products", "shape_of"]
 
 
-def _units(weight: Weight, tp: Values) -> Values:
-    return ceil_div(weight.units, tp) if weight.split else weight.units
-
-
-def products(weights: tuple[Weight, ...]) -> tuple[Product, ...]:
+def products(weights: tuple[Weight, ...]) -> list[tuple[Weight, ...]]:
     """The products of a layer, in its order; neighbours with equal inputs are one product.
 
     >>> gpt = Model(hidden=64, layers=1, heads=4, ffn=256, vocab=100)
-    >>> [(p.name, p.shape(tp=2)) for p in products(gpt.layer)]  # doctest: +NORMALIZE_WHITESPACE
+    >>> [("+".join(w.name for w in each), shape_of(each, tp=2)) for each in products(gpt.layer)]
+    ... # doctest: +NORMALIZE_WHITESPACE
     [('query+key+value', (64, 96)), ('attention output', (32, 64)),
      ('mlp up', (64, 128)), ('mlp down', (128, 64))]
     """
@@ -58,8 +39,18 @@ def products(weights: tuple[Weight, ...]) -> tuple[Product, ...]:
         alone = w.name if w.row or not w.split else ""
         return alone, w.inputs, w.copies, w.active
 
-    groups = [tuple(g) for _, g in groupby((w for w in weights if w.inputs), alike)]
-    return tuple(Product("+".join(w.name for w in group), group) for group in groups)
+    return [tuple(group) for _, group in groupby((w for w in weights if w.inputs), alike)]
+
+
+def shape_of(product: tuple[Weight, ...], tp: Values) -> tuple[Values, Values]:
+    """(k, n) of matrices that multiply the same vectors, as one product [tokens, k] x [k, n], on
+    one of ``tp`` devices: rows cut k, columns cut n, whole ones neither."""
+    first = product[0]
+    units = [ceil_div(w.units, tp) if w.split else w.units for w in product]
+    if first.row:
+        each = first.inputs // first.units
+        return each * units[0], first.size // each
+    return first.inputs, sum(w.size * n // w.inputs for w, n in zip(product, units, strict=True))
 
 
 @dataclass(frozen=True)
@@ -110,43 +101,40 @@ class LayerTime:
         casts = self.calibration.casts if recipe.product_bytes else 0.0
         total: Array = np.zeros((2, 1))
         for product in products(weights):
-            first = product.weights[0]
+            copies, rows, slices = product[0].copies, self.tokens, n.tp
             batch: Values = 1
-            rows, slices = self.tokens, n.tp
-            if first.copies > 1:
-                batch, slices = ceil_div(first.copies, n.ep), n.expert_slices
-                rows = self.expert_tokens * self.tokens * first.active * n.ep / first.copies
-            k, columns = product.shape(slices)
-            forward = gemm_seconds(rows, k, columns, rates, width, batch)
-            inputs = gemm_seconds(rows, columns, k, rates, width, batch)
-            weight = self.weight_gradient(rows, k, columns, rates, width, batch)
-            if first.copies > 1:
+            if copies > 1:
+                batch, slices = ceil_div(copies, n.ep), n.expert_slices
+                rows = self.expert_tokens * self.tokens * product[0].active * n.ep / copies
+            k, columns = shape_of(product, slices)
+            moved = 4.0 * casts * batch * rows * stacked(k, columns)
+            if copies > 1:
                 held = 1.0 * batch * k * columns
-                forward = forward + memory_seconds(width * held, rates)
-                inputs = inputs + memory_seconds((width + 2 * recipe.gradient_bytes) * held, rates)
-            cast = 4.0 * casts * batch * rows
-            forward = forward + memory_seconds(cast * k, rates)
-            backward = inputs + weight + memory_seconds(cast * columns, rates)
-            total = total + stacked(forward, backward)
+                moved = moved + stacked(width, width + 2 * recipe.gradient_bytes) * held
+            total = total + self.product(rows, k, columns, rates, width, batch)
+            total = total + moved / rates.memory
         return total
 
-    def weight_gradient(
+    def product(
         self, rows: Values, k: Values, n: Values, rates: Rates, width: int, batch: Values = 1
-    ) -> Values:
-        """Seconds of [k, rows] x [rows, n], added to the gradients of earlier micro-batches: by a
-        kernel of its own, which reads two and writes one, where they are as wide as the product's
-        numbers; else, or where the framework does so, by the product itself (Megatron-LM's fused
-        accumulation of fp32 gradients). Frozen weights have none."""
-        gradient = self.recipe.gradient_bytes
-        if not gradient:
-            return 0.0
-        product = gemm_seconds(k, rows, n, rates, width, batch)
-        weights = 1.0 * batch * k * n
-        if gradient <= width and not self.calibration.adds_gradients:
-            return product + memory_seconds((width + 2 * gradient) * weights, rates)
-        moved = gemm_bytes(k, rows, n, width, batch) + (2 * gradient - width) * weights
-        seconds: Values = np.maximum(product, memory_seconds(moved, rates))
-        return seconds
+    ) -> Array:
+        """Seconds of [rows, k] x [k, n], there and back.
+
+        The weight's gradient is added to those of earlier micro-batches: by a kernel of its own,
+        which reads two and writes one, where they are as wide as the product's numbers; else, or
+        where the framework does so, by the product itself (Megatron-LM's fused accumulation of
+        fp32 gradients). Frozen weights have none."""
+        there = gemm_seconds(rows, k, n, rates, width, batch)
+        back = gemm_seconds(rows, n, k, rates, width, batch)
+        if gradient := self.recipe.gradient_bytes:
+            of_weight, weights = gemm_seconds(k, rows, n, rates, width, batch), 1.0 * batch * k * n
+            if gradient <= width and not self.calibration.adds_gradients:
+                of_weight = of_weight + (width + 2 * gradient) * weights / rates.memory
+            else:
+                moved = gemm_bytes(k, rows, n, width, batch) + (2 * gradient - width) * weights
+                of_weight = np.maximum(of_weight, moved / rates.memory)
+            back = back + of_weight
+        return stacked(there, back)
 
     def attention_core(self) -> Array:
         """Seconds of scores, softmax and context: a piece of the sequence against all of it.
@@ -170,8 +158,7 @@ class LayerTime:
         )
         both = stacked(score + context, grad_score + grad_query + grad_key + grad_value)
         masked = 2 * width + 1 if model.dropout else 0
-        moved = stacked((2 * width + masked) * scores, (3 * width + masked) * scores)
-        eager = both + memory_seconds(moved, rates)
+        eager = both + stacked(2 * width + masked, 3 * width + masked) * scores / rates.memory
         flop = 2.0 * scores * (model.qk_dim + model.v_dim) * model.visible(keys)
         filled = 1 + rates.flash_fill / (batch * queries / 128)
         fused = stacked(filled * flop / rates.flash, 2.5 * flop / rates.flash_backward)
@@ -186,11 +173,13 @@ class LayerTime:
         activation 2, 3; gated 3, 5 | context turned from heads to rows 2, 2
         gradients of q, k, v joined 0, 2 | mixture: tokens sorted to their experts and back 4, 4
         """
-        model, tokens, own, width = self.model, self.tokens, self.own_tokens, self.width
-        tp, h, norms = self.n.tp, model.hidden, model.layer_norms * (model.norm != "none")
-        mask, biases = model.dropout / width, model.out_bias + model.mlp_bias
-        there: Values = h * (norms * 2 + 2 * (3 + mask)) * own
-        back: Values = h * (norms * 3 + 2 * (3 + (2 + 1 / width) * model.dropout) + biases) * own
+        model, tp, mask = self.model, self.n.tp, self.model.dropout / self.width
+        norms, gated = model.layer_norms * (model.norm != "none"), model.mlp == "swiglu"
+        there = norms * 2 + 2 * (3 + mask)
+        back = norms * 3 + 2 * (3 + 2 * model.dropout + mask) + model.out_bias + model.mlp_bias
+        if any(w.copies > 1 for w in weights):
+            sorted_ = 4 * model.imbalance * model.top_k
+            there, back = there + sorted_, back + sorted_
         a, g = ceil_div(model.heads, tp), ceil_div(model.kv_heads, tp)
         context, qkv = a * model.v_dim, a * model.qk_dim + g * (model.qk_dim + model.v_dim)
         inner: Values = sum(
@@ -198,41 +187,27 @@ class LayerTime:
             for w in weights
             if w.row and "mlp" in w.name
         )
-        gated = model.mlp == "swiglu"
-        turned: Values = 2 * context * tokens
-        joined: Values = (2 + model.qkv_bias) * qkv * tokens
-        inner = inner * tokens
-        there = there + (3 if gated else 2) * inner + turned
-        back = back + ((5 if gated else 3) + model.mlp_bias) * inner + turned + joined
-        if any(w.copies > 1 for w in weights):
-            sorted_ = 4 * model.imbalance * model.top_k * h * own
-            there, back = there + sorted_, back + sorted_
-        return memory_seconds(1.0 * width * stacked(there, back), self.rates)
+        passed = ((3 if gated else 2) * inner, ((5 if gated else 3) + model.mlp_bias) * inner)
+        inside = stacked(*passed) + stacked(2 * context, 2 * context + (2 + model.qkv_bias) * qkv)
+        stream = model.hidden * stacked(there, back) * self.own_tokens
+        return self.width * (stream + inside * self.tokens) / self.rates.memory
 
     def adapter_passes(self, weights: tuple[Weight, ...]) -> Array:
         """Seconds of low-rank adapters, limited by memory: beside a product [t, k] x [k, n] its
         input is read, and the adapter's output written and added, k + 4 n numbers a token forward,
         and 4 k + 2 n backward."""
-        adapters = self.recipe.adapters
-        there: Values = 0.0
-        back: Values = 0.0
-        for weight in (w for w in weights if adapters and w.inputs and w.name in adapters.matrices):
-            k, n = Product(weight.name, (weight,)).shape(self.n.tp)
-            there = there + weight.active * (k + 4 * n)
-            back = back + weight.active * (4 * k + 2 * n)
-        return memory_seconds(1.0 * self.width * self.tokens * stacked(there, back), self.rates)
+        adapters, moved = self.recipe.adapters, np.zeros((2, 1))
+        for weight in weights if adapters else ():
+            if weight.inputs and weight.name in adapters.matrices:  # type: ignore[union-attr]
+                k, n = shape_of((weight,), self.n.tp)
+                moved = moved + weight.active * stacked(k + 4 * n, 4 * k + 2 * n)
+        return self.width * self.tokens * moved / self.rates.memory
 
     def logits(self) -> Array:
         """Seconds of the logits and of the cross-entropy: the product, and passes over
         single-precision logits: cast, maximum, exponential, sum and quotient forward (24 + width
         bytes a logit), gradient and cast backward (12 + width); a fused loss does a part."""
-        tokens, rates, width = self.tokens, self.rates, self.width
-        passed = self.calibration.loss_passes
         columns = ceil_div(self.model.vocab, self.n.tp)
-        moved = stacked(passed * (24 + width), passed * (12 + width)) * (1.0 * tokens * columns)
-        total = memory_seconds(moved, rates)
-        h = self.model.hidden
-        there = gemm_seconds(tokens, h, columns, rates, width)
-        back = gemm_seconds(tokens, columns, h, rates, width)
-        weight = self.weight_gradient(tokens, h, columns, rates, width)
-        return total + stacked(there, back + weight)
+        passed = self.calibration.loss_passes * stacked(24 + self.width, 12 + self.width)
+        product = self.product(self.tokens, self.model.hidden, columns, self.rates, self.width)
+        return product + passed * self.tokens * columns / self.rates.memory

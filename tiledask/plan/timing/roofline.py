@@ -11,15 +11,14 @@ from typing import TypeVar
 
 import numpy as np
 
-from tiledask.plan.arrays import Array, Values
+from tiledask.plan.arrays import Values
 
-__all__ = ["TILES", "Rates", "ceil_div", "gemm_bytes", "gemm_seconds", "memory_seconds"]
+__all__ = ["TILES", "Rates", "ceil_div", "gemm_bytes", "gemm_seconds"]
 
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.8))
 """Rows and columns of a tile of the result and the part of the best rate that it reaches: a
 smaller tile reads more operands per FLOP. The library takes the tile that is done first."""
 Size = TypeVar("Size", int, Values)
-Moved = TypeVar("Moved", Array, Values)
 
 
 @dataclass(frozen=True)
@@ -87,13 +86,6 @@ def halvings(*sizes: Values) -> Values:
     >>> [int(halvings(14400, columns)) for columns in (4096, 7200, 1800, 150)]
     [0, 0, 2, 4]
     """
-    common = np.asarray(32)
-    for size in sizes:
-        common = np.gcd(common, np.ceil(size).astype(np.int64))
+    common = reduce(np.gcd, (np.ceil(size).astype(np.int64) for size in sizes), np.asarray(32))
     times: Values = np.log2(32 // common)
     return times
-
-
-def memory_seconds(moved: Moved, rates: Rates) -> Moved:
-    """Seconds of element-wise kernels that read and write ``moved`` bytes in all."""
-    return moved / rates.memory

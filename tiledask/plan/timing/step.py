@@ -7,14 +7,13 @@ stage 1  . F F F B F B F B ...  B B . |                  |
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache, reduce
-from operator import add
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from tiledask.errors import ConfigError, short
-from tiledask.plan.arrays import Array, stacked
+from tiledask.plan.arrays import Array
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout, Numbers
 from tiledask.plan.inputs.load import as_cluster, as_model
@@ -97,29 +96,47 @@ def estimate_steps(
                 f"'{layout.devices}x{cluster.device.name}'"
             )
     known = calibration_of(cluster.device, recipe, **assumed, mixture=model.experts > 0)
-    given = {"model": model, "cluster": cluster, "recipe": recipe, "sequence": sequence}
-    time = StepTime(**given, n=Numbers.of(*layouts), calibration=known)  # type: ignore[arg-type]
+    given: dict[str, Any] = {"model": model, "cluster": cluster, "recipe": recipe}
+    given |= {"sequence": sequence, "calibration": known}
+    time = StepTime(**given, n=Numbers.of(*layouts))
     # of each layout [dense layer, mixture, transfer, embedding, head, mean layer][PIECE, ways]
     works = {name == "mixture layer": layer for name, _, layer in time.kinds}
     kinds = [works.get(mixture, np.zeros((len(PIECE), 2, 1))) for mixture in (False, True)]
-    each = (*kinds, time.transfer(), time.embedding(), time.head(), time.mean_layer())
+    pieces = *kinds, time.transfer(), time.embedding(), time.head(), time.mean_layer()
     shape = len(PIECE), 2, len(layouts)
-    pieces = np.moveaxis(np.stack([np.broadcast_to(one, shape) for one in each]), -1, 0)
-    stages = [_stages(model, *pair) for pair in zip(layouts, pieces[:, :-1], strict=True)]
-    fullest = np.array([most for *_, most in stages])
-    ways = np.array([slow.sum(0) for slow, *_ in stages]).T
-    waited, update = stacked(time.reduction(fullest, ways), time.optimizer(fullest)).tolist()
-    means = known.scale * pieces[:, -1].sum(1)
+    every = np.moveaxis(np.stack([np.broadcast_to(piece, shape) for piece in pieces]), -1, 0)
+    stages = [_slowest(model, *pair) for pair in zip(layouts, every[:, :-1], strict=True)]
+    slowest, runs, fullest = map(np.array, zip(*stages, strict=True))
+    m = np.array([layout.microbatches for layout in layouts])
+    parts = dict(zip(PIECE, m * slowest.sum(2).T, strict=True))
+    work, held = slowest.sum(1).T, time.held(fullest)
+    parts["dp"] = time.reduction(held, fullest, work)
+    parts["bubble"] = np.maximum(0.0, runs - m * work.sum(0))
+    parts["optimizer"] = time.optimizer(held)
+    columns = {name: (known.scale * part).tolist() for name, part in parts.items()}
+    means = (known.scale * every[:, -1].sum(1)).tolist()
     steps = []
-    for n, (layout, (slow, run, _)) in enumerate(zip(layouts, stages, strict=True)):
-        m = layout.microbatches
-        parts = dict(zip(PIECE, (m * (slow[:, 0] + slow[:, 1])).tolist(), strict=True))
-        bubble = max(0.0, run - m * float(slow.sum(0).sum()))
-        parts |= {"dp": waited[n], "bubble": bubble, "optimizer": update[n]}
-        found: dict[str, Any] = {name: known.scale * part for name, part in parts.items()}
-        found |= given | {"layout": layout, "calibration": known}
-        steps.append(StepEstimate(**found, layer_seconds=tuple(means[n].tolist())))
+    for n, layout in enumerate(layouts):
+        seconds = {name: column[n] for name, column in columns.items()}
+        mean = tuple(means[n])
+        steps.append(StepEstimate(**given, **seconds, layout=layout, layer_seconds=mean))
     return steps
+
+
+def _slowest(model: Model, layout: Layout, pieces: Array) -> tuple[Array, float, int]:
+    """(seconds of a micro-batch on the stage that the others wait for, seconds from the first
+    forward to the last backward pass, layers of the fullest stage) of a layout. ``pieces``: a dense
+    layer, a mixture, what a chunk sends, the embedding, the head."""
+    kinds = np.array(chunk_kinds(model, layout))
+    counts = np.column_stack([kinds, np.ones(len(kinds)), np.zeros((len(kinds), 2))])
+    counts[0, 3] = counts[-1, 4] = 1
+    forward, backward = (counts @ pieces.sum(1)).T.tolist()
+    of_stage = sum(counts[chunk] for chunk in layout.stage_chunks(np.arange(layout.pp)))
+    slowest = of_stage[np.argmax(of_stage @ pieces.sum((1, 2)))]
+    part = 0.5 if layout.schedule in BOTH_WAYS else 1  # each copy gets half of the micro-batches
+    work = part * np.tensordot(slowest, pieces, 1)
+    run = pipeline_seconds(layout, forward, backward) if layout.pp > 1 else 0.0
+    return work, run, int(of_stage[:, :2].sum(1).max())
 
 
 def calibrate(
@@ -172,15 +189,14 @@ def pipeline_seconds(layout: Layout, forward: list[float], backward: list[float]
     >>> pipeline_seconds(Layout(pp=4, microbatches=8, schedule="zb-h1"), [1.0] * 4, [2.0] * 4)
     27.0
     """
-    name, m = layout.schedule, layout.microbatches
+    name, m, chunks = layout.schedule, layout.microbatches, layout.chunks
     if name in ("naive", "gpipe"):
         once = sum(forward) + sum(backward)
         slowest = max(forward) + max(backward)
         return once + (m - 1) * (once if name == "naive" else slowest)
     if name in CLOSED_FORMS:
         return _rounds(layout, forward, backward)
-    order = _order(name, layout.chunks, m, layout.pp)
-    return simulate(order, forward, backward).makespan
+    return simulate(_order(name, chunks, m, layout.pp), forward, backward).makespan
 
 
 @lru_cache(maxsize=64)
@@ -195,48 +211,19 @@ def _rounds(layout: Layout, forward: list[float], backward: list[float]) -> floa
     in the one before. So if the actions of a round begin later than those of the round before by
     the same seconds, all that follow do, too. Else it is between the least and the most of these:
     the middle is taken where the next rounds to try are more than MOST_ACTIONS."""
-    p, v, m = layout.pp, layout.interleave, layout.microbatches
-    rounds, length = (3 if v == 1 else 4), 2 * p * v
+    p, chunks, m = layout.pp, layout.chunks, layout.microbatches
+    rounds, length = (3 if layout.interleave == 1 else 4), 2 * chunks
     while True:
         few = min(m, rounds * p + m % p)
-        order = _order(layout.schedule, p * v, few, p)
-        line = simulate(order, forward, backward)
+        order = _order(layout.schedule, chunks, few, p)
+        run = simulate(order, forward, backward)
         if few == m:
-            return line.makespan
-        start, kind = line.start.reshape(p, -1), order.kind.reshape(p, -1)
+            return run.makespan
+        start, kind = run.start.reshape(p, -1), order.kind.reshape(p, -1)
         drain = np.argmax(kind[:, ::-1] == 0, axis=1)  # actions after the last forward
         last = start.shape[1] - 1 - drain[:, None] - np.arange(length)
         this, before = (np.take_along_axis(start, last - ago, 1) for ago in (0, length))
         later = this - before
         rounds *= 3
         if np.ptp(later) <= 1e-9 * later.max() or length * min(m, rounds * p) > MOST_ACTIONS:
-            return line.makespan + (m - few) // p * float(later.max() + later.min()) / 2
-
-
-def _stages(model: Model, layout: Layout, pieces: Array) -> tuple[Array, float, int]:
-    """(seconds of a micro-batch on the stage that the others wait for, seconds from the first
-    forward to the last backward pass, layers of the fullest stage) of a layout. ``pieces``: a dense
-    layer, a mixture, what a chunk sends, the embedding, the head."""
-    kinds, m = chunk_kinds(model, layout), layout.microbatches
-
-    def seconds(
-        dense: float, mixture: float, send: float, first: float, last: float
-    ) -> list[float]:
-        alike = {(n, of): n * dense + of * mixture + send for n, of in dict.fromkeys(kinds)}
-        chunks = [alike[kind] for kind in kinds]
-        chunks[0] += first
-        chunks[-1] += last
-        return chunks
-
-    forward, backward = (seconds(*way) for way in pieces.sum(1).T.tolist())
-    total = list(map(add, forward, backward))
-    stages = map(layout.stage_chunks, range(layout.pp))
-    slowest = max(stages, key=lambda chunks: sum(total[chunk] for chunk in chunks))
-    numbers = *map(sum, zip(*(kinds[chunk] for chunk in slowest), strict=True)), len(slowest)
-    numbers += 0 in slowest, len(kinds) - 1 in slowest
-    part = 0.5 if layout.schedule in BOTH_WAYS else 1  # each copy gets half of the micro-batches
-    slow = part * reduce(add, (n * piece for n, piece in zip(numbers, pieces, strict=True) if n))
-    many = layout.pp > 1
-    run = pipeline_seconds(layout, forward, backward) if many else m * float(slow.sum(0).sum())
-    fullest = max(layout.stage_layers(stage, model.layers) for stage in range(layout.pp))
-    return slow, run, fullest
+            return run.makespan + (m - few) // p * float(later.max() + later.min()) / 2

@@ -58,28 +58,26 @@ class StepEstimate(Parts, Printable):
 
     @cached_property
     def flops(self) -> Flops:
-        """FLOP over all devices: that the model needs, all scores counted; with those alone that
-        a mask leaves; and that hardware does."""
-        layout, frozen = self.layout, not self.recipe.gradient_bytes
-        run = layout.sequences, self.sequence, layout.recompute, layout.flash_attention
-        return step_flops(self.model, *run, frozen)
+        """FLOP that the model needs, over all devices."""
+        frozen = not self.recipe.gradient_bytes
+        return step_flops(self.model, self.layout.sequences, self.sequence, frozen)
 
-    def _utilisation(self, flops: float) -> float:
-        """FLOP a second, as a part of the devices' peak."""
-        device = self.cluster.device
-        peak = self.layout.devices * device.peak(precision_of(device, self.recipe))
-        return float(flops / self.total / peak)
+    @cached_property
+    def _peak(self) -> float:
+        """FLOP that the devices could do in a step."""
+        precision = precision_of(self.cluster.device, self.recipe)
+        return float(self.total * self.layout.devices * self.cluster.device.peak(precision))
 
     @property
     def mfu(self) -> float:
         """Model FLOP utilisation, all scores counted."""
-        return self._utilisation(self.flops.model)
+        return self.flops.model / self._peak
 
     @property
     def mfu_causal(self) -> float:
         """The same, counting only the scores that a causal mask leaves: what long-context
         reports such as Llama 3's (arXiv:2407.21783, Table 4) seem to count."""
-        return self._utilisation(self.flops.causal)
+        return self.flops.causal / self._peak
 
     @property
     def doubts(self) -> dict[str, float]:
@@ -150,23 +148,17 @@ class StepEstimate(Parts, Printable):
             "hides": ", less what another micro-batch's work hides" * both_ways,
             "replicas": "; and over the 2 devices of each stage, which nothing hides" * both_ways,
         }
-        return tuple(
-            StepRow(
-                row["part"],
-                getattr(self, row["part"]),
-                row["formula"].format(**words),
-                row["source"].format(**words),
-            )
-            for row in ACCOUNT
+        lines = (
+            [row[key].format(**words) for key in ("part", "formula", "source")] for row in ACCOUNT
         )
+        return tuple(StepRow(part, getattr(self, part), *more) for part, *more in lines)
 
     def to_dict(self) -> dict[str, Any]:
         """Where the time of a step goes, as plain values for JSON."""
         names = ("mfu", "mfu_causal", "tokens_per_second", "assumed", "error")
         parts = {row.part: row.seconds for row in self.rows}
         facts = {"seconds": self.total, "parts": parts, "bytes": self.moved}
-        hfu = {"hfu": self._utilisation(self.flops.hardware)}  # recomputation counts too
-        return facts | hfu | {name: getattr(self, name) for name in names}
+        return facts | {name: getattr(self, name) for name in names}
 
     def to_frame(self) -> "pd.DataFrame":
         """A row for each part of the step: part, seconds, formula, source."""
@@ -207,10 +199,9 @@ class StepEstimate(Parts, Printable):
     def printed(self) -> Iterator[Part]:
         """Where the time of a step goes, and what is assumed."""
         rows = [
-            {"part": r.part, "time": r.seconds, "share": r.seconds / self.total}
-            | {"formula": r.formula}
-            for r in self.rows
-            if r.seconds
+            {"part": part, "time": seconds, "share": seconds / self.total, "formula": formula}
+            for part, seconds, formula, _ in self.rows
+            if seconds
         ]
         title = f"where the {format_seconds(self.total)} of a step go, MFU {100 * self.mfu:.1f} %"
         if self.mfu_causal < 0.95 * self.mfu:

@@ -6,8 +6,7 @@ total = m x (compute + recompute + tp + cp + ep + pp)  + bubble + dp + optimizer
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, reduce
-from operator import add
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,15 +19,9 @@ from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_timed
 from tiledask.plan.pipelines.schedules import BOTH_WAYS
 from tiledask.plan.timing.calibration import Calibration, calibration_of
-from tiledask.plan.timing.collective_time import (
-    all_gather,
-    all_reduce,
-    exchange,
-    p2p,
-    zero_passes,
-)
+from tiledask.plan.timing.collective_time import all_gather, all_reduce, exchange, p2p, zero_passes
 from tiledask.plan.timing.layer_time import LayerTime, products
-from tiledask.plan.timing.roofline import ceil_div, memory_seconds
+from tiledask.plan.timing.roofline import ceil_div
 
 __all__ = ["PIECE", "Parts", "StepTime", "stage_layers", "step_parts"]
 
@@ -72,13 +65,6 @@ def _piece(**seconds: Array) -> Array:
     return np.stack(np.broadcast_arrays(*(seconds.get(name, NOTHING) for name in PIECE)))
 
 
-def _total(piece: Array) -> Array:
-    """Seconds of a piece, forward and backward, everything together."""
-    forward, backward = piece.sum(0)
-    both: Array = forward + backward
-    return both
-
-
 @dataclass(frozen=True)
 class StepTime(LayerTime):
     """What the time of a step is made of, for one layout or for arrays of them."""
@@ -87,28 +73,22 @@ class StepTime(LayerTime):
 
     def layer(self, weights: tuple[Weight, ...]) -> Array:
         """One layer of ``weights``."""
-        n, known = self.n, self.calibration
-        core = self.attention_core()
+        n, known, core = self.n, self.calibration, self.attention_core()
         core = (1 + (1 / known.ring_part - 1) * (1 - 1 / np.asarray(n.cp))) * core
-        matrices, around = self.weight_products(weights), self.passes(weights)
-        mixture = any(weight.copies > 1 for weight in weights)
+        matrices, mixture = self.weight_products(weights), any(w.copies > 1 for w in weights)
         host = known.launch_layer + known.layer_seconds + mixture * known.mixture_seconds
         beside = self.adapter_passes(weights) + stacked(host / 3, host * 2 / 3)
-        compute = matrices + core + beside + known.eager_passes * around
+        compute = matrices + core + beside + known.eager_passes * self.passes(weights)
         recompute = np.asarray(n.recompute)
-        full = recompute == "full"
+        full, scores = recompute == "full", recompute == "selective"
         again = np.select(
-            [
-                full,
-                (recompute == "selective") & ~np.asarray(n.flash_attention),
-                recompute == SELECTIVE_OP,
-            ],
+            [full, scores & ~np.asarray(n.flash_attention), recompute == SELECTIVE_OP],
             [compute[0], core[0], compute[0] - core[0] - matrices[0] / 2],
             0.0,
         )
-        others = stacked(compute[0], compute[1] + again)
-        experts = self._experts(others) if mixture else NOTHING
-        collectives = {"tp": self._tensor(weights), "cp": self._context(core), "ep": experts}
+        collectives = {"tp": self._tensor(weights), "cp": self._context(core)}
+        if mixture:
+            collectives["ep"] = self._experts(stacked(compute[0], compute[1] + again))
         repeated = {name: stacked(c[0], c[1] + full * c[0]) for name, c in collectives.items()}
         if known.floor_seconds:
             short = np.maximum(0.0, known.floor_seconds - compute.sum(0) - again)
@@ -122,18 +102,13 @@ class StepTime(LayerTime):
 
     def mean_layer(self) -> Array:
         """The mean over all layers of the model."""
-        total = self.model.layers
-        mean: Array = reduce(add, (n / total * layer for _, n, layer in self.kinds))
-        return mean
-
-    @cached_property
-    def _stream(self) -> Values:
-        """Bytes of a micro-batch's residual stream on a device."""
-        return 1.0 * self.tokens * self.model.hidden * self.width
+        parts = (n / self.model.layers * layer for _, n, layer in self.kinds)
+        return sum(parts, np.zeros((len(PIECE), 2, 1)))
 
     def _sum(self) -> Values:
-        """Seconds of a sum of the residual stream over tp."""
-        return all_reduce(self._stream, self.n.tp, 1, self.cluster)
+        """Seconds of a sum of a micro-batch's residual stream over tp."""
+        stream = 1.0 * self.tokens * self.model.hidden * self.width
+        return all_reduce(stream, self.n.tp, 1, self.cluster)
 
     def _tensor(self, weights: tuple[Weight, ...]) -> Array:
         """Sums of the residual stream over tp, attention's and the MLP's, each way: with sequence
@@ -147,17 +122,18 @@ class StepTime(LayerTime):
         if any(weight.copies > 1 for weight in weights):
             came = self.expert_tokens * self.model.top_k * self.tokens
             own = all_reduce(1.0 * came * self.model.hidden * self.width, slices, 1, self.cluster)
-            shared = 1 * any(weight.name.startswith("shared") for weight in weights)
+            shared = any(weight.name.startswith("shared") for weight in weights)
             count = np.where(cut, (1 + shared) * (tp > 1) + (slices > 1), count)
             sums = np.where(cut, (1 + shared) * each + own, sums)
         launch = known.launch_collective + known.launch_rank * (np.maximum(tp, slices) - 1)
         launch = np.where(cut, 2, 1) * count * launch
         if known.gathers_operands:  # half of what moves is gathered, the other half sums
             sums = sums * np.where(cut, (1 + self.recipe.operand_bytes / self.width) / 2, 1)
-        return stacked(
-            sums * np.where(cut, waits["tp"], waits["sum"]) + launch,
-            sums * np.where(cut, waits["tp_backward"], waits["sum_backward"]) + launch,
+        there, back = (
+            sums * np.where(cut, waits[f"tp{way}"], waits[f"sum{way}"]) + launch
+            for way in ("", "_backward")
         )
+        return stacked(there, back)
 
     def _context(self, core: Array) -> Array:
         """Keys and values pass round the ring while the core computes on those at hand."""
@@ -172,18 +148,17 @@ class StepTime(LayerTime):
         as the framework leaves exposed, or the work of another micro-batch going the other way,
         ``others``, cannot hide; under a schedule that has a pair of them at work all the time,
         what the sending multiprocessors are missed for."""
-        token = self.model.imbalance * self.own_tokens * self.model.hidden * self.width
-        known = self.calibration
-        group = self.n.ep, self.n.expert_slices, self.cluster
-        sent = known.exchange_share, known.most_nodes
-        twice = 2 * exchange(token, self.model.top_k, *group, *sent)
+        n, known, model = self.n, self.calibration, self.model
+        token = model.imbalance * self.own_tokens * model.hidden * self.width
+        run = n.ep, n.expert_slices, self.cluster, known.exchange_share, known.most_nodes
+        twice = 2 * exchange(token, model.top_k, *run)
         least = np.where(self.both_ways, SENDING, known.exposed["ep"]) * twice
         return np.maximum(least, twice - others[::-1])
 
     def embedding(self) -> Array:
         """Rows of the table summed over tp, and their gradients scattered back."""
         moved = 2.0 * self.width * self.model.hidden * self.tokens
-        compute = memory_seconds(stacked(moved, 2 * moved), self.rates)
+        compute = stacked(moved, 2 * moved) / self.rates.memory
         return _piece(compute=compute, tp=stacked(self._sum(), 0.0))
 
     def head(self) -> Array:
@@ -209,14 +184,8 @@ class StepTime(LayerTime):
         """Whether each stage is on two devices, which share its micro-batches."""
         return np.isin(self.n.schedule, BOTH_WAYS)
 
-    def held(self, layers: Values) -> tuple[Values, Values]:
+    def held(self, layers: Values) -> Array:
         """(dense, expert) weights on a device of a stage of ``layers`` layers and an embedding."""
-        names = ("tp", "pp", "ep", "expert_tp", "schedule")
-        tables, dense, experts = _once(self.n, names, lambda n: replace(self, n=n)._weights())
-        return layers * dense + tables, layers * experts
-
-    def _weights(self) -> Array:
-        """On a device: of embedding and head, and dense ones and experts' of the mean layer."""
         n, model = self.n, self.model
 
         def count(weights: tuple[Weight, ...], experts: bool) -> Values:
@@ -229,43 +198,41 @@ class StepTime(LayerTime):
                 if (w.copies > 1) == experts
             )
 
-        tables = count(model.embedding, False)
+        tables, kinds = count(model.embedding, False), model.layer_kinds
         if not model.tied:
             tables = np.where((np.asarray(n.pp) == 1) | self.both_ways, 2 * tables, tables)
         dense, experts = (
-            sum(many / model.layers * count(weights, of) for _, many, weights in model.layer_kinds)
+            sum(many / model.layers * count(weights, of) for _, many, weights in kinds)
             for of in (False, True)
         )
-        return stacked(tables, dense, experts)
+        return stacked(layers * dense + tables, layers * experts)
 
-    def over_copies(self, dense: Values, experts: Values, width: int, layers: Values = 1) -> Values:
-        """Seconds in which the copies of the model gather so many weights of ``width`` bytes each,
-        or sum up gradients; those of experts among fewer of them. ZeRO-3 makes a call for each of
-        the ``layers``, or for each of their matrices; else each bucket is one."""
-        n, known = self.n, self.calibration
-        groups = (
-            (dense, n.dp * n.cp, n.tp),
-            (experts, n.expert_copies, n.ep * n.expert_slices),
-        )
+    def _over_copies(self, held: Array, width: int, layers: Values) -> Values:
+        """Seconds in which the copies of the model gather the (dense, expert) weights ``held`` in
+        ``width`` bytes each, or sum up gradients; those of experts among fewer of them. ZeRO-3
+        makes a call for each of the ``layers``, or for each of their matrices; else each bucket
+        is one."""
+        n, known, total = self.n, self.calibration, 0.0
+        groups = (n.dp * n.cp, n.tp), (n.expert_copies, n.ep * n.expert_slices)
         each = len(products(self.model.layer)) if known.prefetch else 1
-        total: Values = 0.0
-        for held, size, apart in groups:
-            moved = 1.0 * held * width / known.copies_share
-            buckets = np.ceil(held / np.maximum(BUCKET, BUCKET_OF_COPY * size))
+        for mine, (size, apart) in zip(held, groups, strict=True):
+            buckets = np.ceil(mine / np.maximum(BUCKET, BUCKET_OF_COPY * size))
             calls = np.where(np.asarray(n.zero) == 3, each * layers, buckets)
+            moved = mine * width / known.copies_share
             seconds = all_gather(moved, size, apart, self.cluster, known.own_adapter, calls)
-            total = total + (np.asarray(held) > 0) * seconds
+            total = total + (mine > 0) * seconds
         return total
 
-    def reduction(self, layers: Values, work: Array) -> Values:
+    def reduction(self, held: Array, layers: Values, work: Array) -> Values:
         """Seconds that the reduction of gradients (and ZeRO's weights) is waited for.
 
-        ``work``: seconds of one micro-batch, both ways; its backward pass can hide the reduction,
-        its forward pass the gathering of weights. Of v chunks, the others are done a turn of all
-        p stages earlier each: 1 + (p-1)(v-1)/v passes in all.
+        ``held``: (dense, expert) weights of a device, in ``layers``. ``work``: seconds of one
+        micro-batch, both ways; its backward pass can hide the reduction, its forward pass the
+        gathering of weights. Of v chunks, the others are done a turn of all p stages earlier each:
+        1 + (p-1)(v-1)/v passes in all.
         """
         n, recipe, waits = self.n, self.recipe, self.calibration.exposed
-        zero = np.asarray(n.zero)
+        zero, sharded = np.asarray(n.zero), np.asarray(n.zero) == 3
         kept = recipe.holds("unreduced gradients")  # summed once a step
         resharded = not recipe.holds("gathered weights")  # after the forward pass
         each = np.where((zero >= 2) & (not kept), n.microbatches, 1)
@@ -275,50 +242,46 @@ class StepTime(LayerTime):
         of_gradients, of_weights = zero_passes(zero, own)
         # of the weights that ZeRO-3 gathers, those for the backward passes wait beside the sums
         again = np.where(np.asarray(n.recompute) == "full", own, 0)  # gathered for it, once more
-        beside = np.where((zero == 3) & resharded, of_weights / 2 + again, 0)
-        before = np.where(zero == 3, of_weights / 2, trained * of_weights)
-        held = self.held(layers)
-        gradients = trained * self.over_copies(*held, recipe.gradient_bytes, layers)
-        weights = self.over_copies(*held, recipe.gathered_bytes, layers)
-        part = 1 - np.where(zero == 3, waits["fsdp"], waits["dp"])
-        ahead = part * np.where(zero == 3, self._ahead(), 1.0)  # of what is gathered
+        beside = np.where(sharded & resharded, of_weights / 2 + again, 0)
+        before = np.where(sharded, of_weights / 2, trained * of_weights)
+        gradients = trained * self._over_copies(held, recipe.gradient_bytes, layers)
+        weights = self._over_copies(held, recipe.gathered_bytes, layers)
+        part = 1 - np.where(sharded, waits["fsdp"], waits["dp"])
+        # of the gathered weights those hidden behind others' work: of ZeRO-3 what is fetched ahead,
+        # a layer, or one matrix or as many as the prefetch bucket holds
+        ahead, fetched = part, self.calibration.prefetch
+        if fetched:
+            sizes = [1.0 * w.size * w.units * w.copies for w in self.model.layer]
+            ahead = part * np.where(sharded, min(1.0, max(fetched, *sizes) / sum(sizes)), 1.0)
         summed = of_gradients * gradients + beside * weights
         hidden = part * of_gradients * gradients + ahead * beside * weights
         gathered = before * weights
         hiding = each * (1 + (n.pp - 1) * (n.interleave - 1) / n.interleave)
         summed = summed - np.minimum(hidden, hiding * work[1])
-        waited = summed + gathered - np.minimum(ahead * gathered, hiding * work[0])
-        # two devices that have the same stages sum up their gradients, all that each keeps of them
-        left = np.where(zero >= 2, self._shard(held), sum(held)) * recipe.gradient_bytes
-        twins = self.both_ways * all_reduce(left, 2, n.tp * n.dp * n.cp, self.cluster)
-        total: Values = waited + trained * twins
-        return total
+        waited: Values = summed + gathered - np.minimum(ahead * gathered, hiding * work[0])
+        if trained and np.any(self.both_ways):
+            # two devices that have the same stages sum up their gradients, all that each keeps
+            left = np.where(zero >= 2, self._shard(held), held.sum(0)) * recipe.gradient_bytes
+            sums = all_reduce(left, 2, n.tp * n.dp * n.cp, self.cluster)
+            waited = waited + self.both_ways * sums
+        return waited
 
-    def _ahead(self) -> float:
-        """The part of a layer's weights that is gathered while other weights are at work: all, or
-        what is fetched ahead, one matrix or as many as the prefetch bucket holds."""
-        sizes = [1.0 * w.size * w.units * w.copies for w in self.model.layer]
-        fetched = self.calibration.prefetch
-        return min(1.0, max(fetched, *sizes) / sum(sizes)) if fetched else 1.0
-
-    def _shard(self, held: tuple[Values, Values]) -> Values:
+    def _shard(self, held: Array) -> Values:
         """Of the (dense, expert) weights on a device, those that are its own under ZeRO."""
         mine: Values = held[0] / (self.n.dp * self.n.cp) + held[1] / self.n.expert_copies
         return mine
 
-    def optimizer(self, layers: Values) -> Values:
-        """Seconds of the update, limited by memory: each state read and written once, the
-        weights written, the gradients read for their norm, their cast and the update, and set
-        to zero."""
-        recipe, zero = self.recipe, np.asarray(self.n.zero)
-        held = self.held(layers)
-        mine = np.where(zero >= 1, self._shard(held), sum(held))
-        reduced = np.where(zero >= 2, mine, sum(held))
+    def optimizer(self, held: Array) -> Values:
+        """Seconds of the update of the weights ``held``, limited by memory: each state read and
+        written once, the weights written, the gradients read for their norm, their cast and the
+        update, and set to zero."""
+        recipe, zero, shard = self.recipe, np.asarray(self.n.zero), self._shard(held)
+        mine, reduced = (np.where(zero >= least, shard, held.sum(0)) for least in (1, 2))
         gradient = recipe.gradient_bytes  # 0: the weights are frozen, and adapters are small
         states = recipe.bytes_per_parameter - gradient - recipe.weight_bytes
         written = recipe.weight_bytes if gradient else 0
         moved = mine * (2 * states + written) + reduced * 4 * gradient
-        seconds: Values = memory_seconds(moved, self.rates) + self.calibration.step_seconds
+        seconds: Values = moved / self.rates.memory + self.calibration.step_seconds
         return seconds
 
 
@@ -345,26 +308,32 @@ def _once(n: Numbers, names: Sequence[str], work: Callable[[Numbers], Array]) ->
 
 
 def _pipeline(time: StepTime) -> Array:
-    """Layers of the fullest stage; seconds of its micro-batches, forward and backward, and of the
-    bubble; and what goes to each of PIECE in all micro-batches of the slowest stage."""
+    """Layers of the fullest stage, and the (dense, expert) weights on a device of it; seconds of
+    its micro-batches, forward and backward, and of the bubble; and what goes to each of PIECE in
+    all micro-batches of the slowest stage."""
     n, layers = time.n, time.model.layers
     layer = _once(n, LAYER, lambda few: replace(time, n=few).mean_layer())
-    embedding, head, hop = time.embedding(), time.head(), time.transfer()
-    send = n.interleave * hop
-    at_first, at_second, at_last = stage_layers(n, layers)
-    single = np.where(np.asarray(n.pp) == 1, 1.0, 0.0)
-    slowest = at_first * layer + embedding + single * head + send
-    others = [at_last * layer + head + single * embedding + send]
-    others += [at_second * layer + send] if np.any(n.items) else []
+    pieces, send = (layer, time.embedding(), time.head()), n.interleave * time.transfer()
+    seconds, sent = [piece.sum((0, 1)) for piece in pieces], send.sum((0, 1))
+    first, second, last = stage_layers(n, layers)
+    single, zero = 1 * (np.asarray(n.pp) == 1), 0
+    # layers, embeddings and heads of the stages that may be the slowest
+    slowest, *others = stacked(first, 1, single), stacked(last, single, 1)
+    others += [stacked(second, zero, zero)] if np.any(n.items) else []
+
+    def total(stage: Array) -> Array:
+        work: Array = sent + sum(n * each for n, each in zip(stage, seconds, strict=True))
+        return work
+
     for other in others:
-        slowest = np.where(_total(other) > _total(slowest), other, slowest)
-    work = _total(slowest)
-    every = layers * _total(layer) + _total(embedding) + _total(head) + n.pp * _total(send)
-    fill = np.maximum(0.0, every - work)
+        slowest = np.where(total(other) > total(slowest), other, slowest)
+    work = sum(many * piece for many, piece in zip(slowest, pieces, strict=True)) + send
+    fill = np.maximum(0.0, total(stacked(layers, 1, 1)) + (n.pp - 1) * sent - total(slowest))
     naive = np.asarray(n.schedule) == "naive"
     bubble = np.where(naive, n.microbatches, 1 / np.asarray(n.interleave)) * fill
-    parts = n.microbatches * (slowest[:, 0] + slowest[:, 1])
-    return stacked(np.maximum(at_first, at_second), *slowest.sum(0), bubble, *parts)
+    fullest = np.maximum(first, second)
+    parts = n.microbatches * work.sum(1)
+    return stacked(fullest, *time.held(fullest), *work.sum(0), bubble, *parts)
 
 
 def step_parts(
@@ -395,8 +364,8 @@ def step_parts(
     time = StepTime(model, cluster, n, recipe, sequence, known)
     names = [field.name for field in fields(Numbers) if field.name != "zero"]
     found = _once(n, names, lambda few: _pipeline(replace(time, n=few)))
-    fullest, forward, backward, bubble, *parts = found
-    waited = time.reduction(fullest, stacked(forward, backward))
+    fullest, held, work, bubble, parts = found[0], found[1:3], found[3:5], found[5], found[6:]
+    waited = time.reduction(held, fullest, work)
     shape = np.broadcast_shapes(*map(np.shape, vars(n).values()))
-    columns = stacked(*parts, waited, bubble, time.optimizer(fullest))
-    return Parts(*(known.scale * column for column in columns.reshape(len(columns), *shape)))
+    columns = known.scale * stacked(*parts, waited, bubble, time.optimizer(held))
+    return Parts(*columns.reshape(len(columns), *shape))
