@@ -1,7 +1,6 @@
 """Diagnoses: what was put into a run comes out of its trace, and gains are the simulator's."""
 
 import json
-from functools import cache
 
 import numpy as np
 import pytest
@@ -11,31 +10,28 @@ import tiledask as td
 from tiledask.errors import ConfigError, ScheduleError
 from tiledask.plan.diagnosis.diagnose import diagnose
 from tiledask.plan.diagnosis.remedies import every_remedy
-from tiledask.plan.diagnosis.timed import Form, TimedSchedule
+from tiledask.plan.diagnosis.timed import Form, TimedSchedule, made
 from tiledask.plan.pipelines.timeline import Timeline
 
 ONE_CHUNK = ("naive", "gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2", "zb-auto")
 TWO_CHUNKS = ("interleaved", "looped-bfs", "interleaved-zb", "zb-v", "v-half", "v-min")
 
 
-def plan(rng, name, most_devices=8, most_microbatches=16):
-    """A random plan: uneven stages, and a latency that is often 0."""
-    p = int(rng.integers(2, most_devices + 1))
-    m = int(rng.integers(1, most_microbatches + 1))
-    form = Form(name, p, 2 if name in TWO_CHUNKS else 1, m)
-    order = form.made()
-    forward = rng.uniform(0.5, 1.5, order.stages)
-    backward = 2 * forward * rng.uniform(0.8, 1.2, order.stages)
-    latency = float(rng.choice([0.0, 0.05, 0.3, 0.7]))
-    return TimedSchedule(
-        order, tuple(forward), tuple(backward), latency=(latency,) * (order.stages - 1), form=form
-    )
+def timed(form, forward, backward, latency, overhead=0.0):
+    half, hops = np.array(backward) / 2, np.full(len(forward) - 1, latency)
+    seconds = np.stack([forward, backward, half, half])
+    return TimedSchedule(made(form), seconds, hops, overhead, form)
 
 
-@cache
 def drawn():
-    rng, names = np.random.default_rng(0), ONE_CHUNK + TWO_CHUNKS
-    return [plan(rng, name) for name in names]
+    """Random plans: uneven stages, and a latency that is often 0."""
+    rng = np.random.default_rng(0)
+    for name in ONE_CHUNK + TWO_CHUNKS:
+        p, m = int(rng.integers(2, 9)), int(rng.integers(1, 17))
+        form = Form(name, p, 2 if name in TWO_CHUNKS else 1, m)
+        forward = rng.uniform(0.5, 1.5, made(form).stages)
+        backward = 2 * forward * rng.uniform(0.8, 1.2, len(forward))
+        yield timed(form, forward, backward, float(rng.choice([0.0, 0.05, 0.3, 0.7])))
 
 
 def bare(timeline):
@@ -44,42 +40,36 @@ def bare(timeline):
     return frame[frame.kind != "T"][["device", "start", "end"]]
 
 
-def assert_found(d, before, tolerance=1e-9):
-    order = before.schedule
+def assert_found(d, before):
+    order, work = before.schedule, np.zeros(before.schedule.devices)
+    np.add.at(work, order.device, before.seconds[order.kind, order.stage])
     assert d.devices == d["devices"].value == order.devices
     assert d["microbatches"].value == order.microbatches
     assert d.plan.schedule == order
-    np.testing.assert_allclose(d.plan.forward, before.forward, rtol=0, atol=tolerance)
-    np.testing.assert_allclose(d.plan.backward, before.backward, rtol=0, atol=tolerance)
-    np.testing.assert_allclose(d.plan.latency, before.latency, rtol=0, atol=tolerance)
-    work = before.device_times
-    assert d["imbalance"].value == pytest.approx(max(work) / np.mean(work) - 1, abs=tolerance)
-
-
-def assert_adds_up(d, timeline):
-    assert d.idle == pytest.approx(timeline.idle, rel=1e-12)
+    np.testing.assert_allclose(d.plan.seconds[:2], before.seconds[:2], rtol=0, atol=1e-9)
+    np.testing.assert_allclose(d.plan.hops, before.hops, rtol=0, atol=1e-9)
+    assert d["imbalance"].value == pytest.approx(max(work) / np.mean(work) - 1, abs=1e-9)
     assert sum(c.seconds for c in d.causes) == pytest.approx(d.idle, rel=1e-12, abs=1e-12)
-    assert all(c.seconds >= 0 for c in d.causes)
 
 
 def test_what_was_put_in_is_found_with_labels_and_without():
-    sure = 0
+    sure = []
     for before in drawn():
         labelled, plain = diagnose(before.timeline), diagnose(bare(before.timeline))
         for d in (labelled, plain):
             assert_found(d, before)
-            assert_adds_up(d, before.timeline)
+            assert d.idle == pytest.approx(before.timeline.idle, rel=1e-12)
+            assert all(c.seconds >= 0 for c in d.causes)
         assert {f.sure for f in labelled.findings} == {"exact"}
-        sure += plain["microbatches"].sure == "exact"
-    assert sure >= 0.95 * len(drawn())
-    for r in diagnose(drawn()[0].timeline).remedies:
+        sure.append(plain["microbatches"].sure == "exact")
+    assert np.mean(sure) >= 0.95
+    for r in labelled.remedies:
         assert r.makespan == td.simulate(r.plan.schedule, **r.plan.times).makespan
 
 
 def test_overhead_between_actions_is_not_taken_for_latency():
-    form = Form("1f1b", 4, 1, 6)
     times = (1.0, 1.2, 0.9, 1.1), (2.0, 2.1, 1.9, 2.2)
-    before = TimedSchedule(form.made(), *times, latency=(0.3,) * 3, overhead=0.1, form=form)
+    before = timed(Form("1f1b", 4, 1, 6), *times, latency=0.3, overhead=0.1)
     t = before.timeline
     frame = t.to_frame().assign(start=t.start + 0.1)  # busy only once it is started
     for trace in (frame, frame[["device", "start", "end"]]):
@@ -99,11 +89,21 @@ def test_what_edges_alone_tell_and_what_they_leave_open():
     # F and B of one length, and nothing in between: a block fits in many ways
     d = diagnose(bare(td.simulate(td.schedule("gpipe", 1, 4), forward=1, backward=1)))
     assert d["microbatches"].sure == "likely"
-    assert "micro-batches" in d["microbatches"].why
     order = td.schedule("gpipe", 3, 5, forward_only=True)
     d = diagnose(bare(td.simulate(order, forward=[1.0, 1.5, 1.2], latency=0.2)))
     assert (d["schedule"].value, d["microbatches"].value) == ("gpipe, forward only", 5)
     assert "backward" not in d.to_dict()["findings"]
+    # an order of no schedule: no plan, and when devices begin and end
+    spans = [("a", 0, 3), ("a", 4, 5), ("b", 3, 4), ("b", 7, 8), ("b", 9, 10)]
+    rows = [(ord(d) - 97, "F", -1, -1, start, end) for d, start, end in spans]
+    d = diagnose(Timeline.of(2, rows).to_frame()[["device", "start", "end"]])
+    assert (d.plan, d["schedule"].sure, d.remedies) == (None, "cannot be told", ())
+    assert "record one training step" in d.summary[-1]
+    assert {c.name: c.seconds for c in d.causes} == {
+        "one at a time": 8.0,
+        "imbalance": 1.0,
+        "unexplained": 4.0,
+    }
 
 
 F, B = [1.0, 1.2, 1.0, 1.4], [2.0, 2.4, 2.0, 2.8]
@@ -134,105 +134,89 @@ def test_gains_are_those_of_the_changed_plan_simulated():
     change = "schedule interleaved, 2 chunks per device"
     same(change, "interleaved", times=twice, stages=8, devices=4)
     same("equal stages", "1f1b", times=(sum(F) / 4, sum(B) / 4))
+    lone = timed(Form("naive", 4, 1, 1), (1.0,) * 4, (2.0,) * 4, 0.0)
+    best = diagnose(lone.timeline).remedies[0]
+    assert best.change == "8 micro-batches of 1/8 the size, schedule 1f1b"
+    assert best.makespan == 4.125
 
 
-def assert_is_run(d):
-    assert (d.devices, d["microbatches"].value, d["schedule"].value) == (4, 8, "1f1b")
-    assert d.makespan == pytest.approx(RUN.makespan, rel=1e-3)
-    np.testing.assert_allclose(np.add(d["forward"].value, d["backward"].value), np.add(F, B), 1e-2)
-
-
-def test_a_csv_file_of_spans(tmp_path):
-    path = tmp_path / "run.csv"
-    RUN.to_frame().sample(frac=1, random_state=0).to_csv(path)  # unsorted, with an index
-    assert_is_run(diagnose(path))
-    assert "taken as seconds" in diagnose(path).source
-    frame = RUN.to_frame()
-    frame.assign(kind="", stage="", microbatch="").to_csv(path, index=False)
-    d = diagnose(str(path))
-    assert_is_run(d)
-    assert d["microbatches"].sure == "exact"
-    d = diagnose(bare(RUN).assign(device=[f"gpu{7 - d}" for d in bare(RUN).device]))
-    assert_is_run(d)  # in the order in which they begin
-    assert d["devices"].why == "in this order: gpu7, gpu6, gpu5, gpu4"
-    frame.drop(columns=["stage", "microbatch"]).to_csv(path)  # kinds alone
-    assert_is_run(diagnose(path))
-
-
-def events(timeline, name, **more):
+def events(timeline, name):
     return [
         {"ph": "X", "name": name(r), "pid": 1, "tid": r.device, "ts": 1e6 * r.start + 5e9}
         | {"dur": 1e6 * (r.end - r.start)}
-        | more
         for r in timeline.to_frame().itertuples()
     ]
 
 
-def test_a_chrome_trace(tmp_path):
-    path = tmp_path / "trace.json"
-    named = events(RUN, lambda r: f"step/{r.stage}{r.kind}{r.microbatch}")
-    path.write_text(json.dumps({"traceEvents": [*named, {"ph": "M", "name": "process_name"}]}))
-    assert diagnose(path)["schedule"].sure == "exact"
-    assert_is_run(diagnose(path))
-    plain = events(RUN, lambda r: "work")
-    path.write_text(json.dumps(plain))
-    assert_is_run(diagnose(path))
+def files(form):
+    """A file of RUN, as text."""
+    frame = RUN.to_frame().sample(frac=1, random_state=0)  # unsorted, with an index
+    if form == "csv":
+        return frame.to_csv()
+    if form == "csv without labels":
+        return frame.assign(kind="", stage="", microbatch="").to_csv(index=False)
+    if form == "csv of kinds":
+        return frame.drop(columns=["stage", "microbatch"]).to_csv()
+    if form == "chrome":
+        named = events(RUN, lambda r: f"step/{r.stage}{r.kind}{r.microbatch}")
+        return json.dumps({"traceEvents": [*named, {"ph": "M", "name": "process_name"}]})
+    return json.dumps(events(RUN, lambda r: "work"))
+
+
+FORMS = ("csv", "csv without labels", "csv of kinds", "chrome", "chrome without labels")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_files_of_a_run(tmp_path, form):
+    (tmp_path / "run").write_text(files(form))
+    d = diagnose(str(tmp_path / "run"))
+    assert (d.devices, d["microbatches"].value, d["schedule"].value) == (4, 8, "1f1b")
+    assert d["schedule"].sure == "exact"
+    assert d.makespan == pytest.approx(RUN.makespan, rel=1e-9)
+    np.testing.assert_allclose(d["forward"].value, F)
+    np.testing.assert_allclose(d["backward"].value, B)
+
+
+def test_devices_are_in_the_order_in_which_they_begin():
+    d = diagnose(bare(RUN).assign(device=[f"gpu{7 - d}" for d in bare(RUN).device]))
+    assert d["devices"].why == "in this order: gpu7, gpu6, gpu5, gpu4"
+    assert d["schedule"].value == "1f1b"
 
 
 HEAD = "device,start,end\n"
 LABELLED = "device,kind,stage,microbatch,start,end\n"
+LATE = Timeline.of(3, [(0, "F", 0, 0, 0, 1), (1, "F", 1, 0, 1, 2)])
 BAD = {
     "overlap": (HEAD + "0,0,2\n0,1,3\n", "device 0 does two things at once: from 0 to 2 s"),
-    "backwards": (HEAD + "0,3,2\n", r"line 2 of trace\.csv .*none before its start"),
+    "backwards": (HEAD + "0,3,2\n", r"line 2 of trace\.csv"),
     "no number": (HEAD + "0,1,2\n\n0,3,x\n", r"line 4 of trace\.csv"),
     "no column": ("time,a,b\n0,1,0\n1,1,0\n", r"line 2 of trace\.csv"),
     "long field": (HEAD + f"0,0,1\n{'1' * 200_000},1,2\n", "cannot be read as CSV"),
-    "empty": ("", "has 0 bytes, and a trace has an action"),
-    "no work": (HEAD + "0,1,1\n", r"1 devices work in .*intervals above 0 s"),
+    "packed": (b"\x1f\x8b\x08\x00\xff", "cannot be read as CSV or JSON"),
+    "empty": ("", "has 0 bytes"),
+    "no work": (HEAD + "0,1,1\n", "1 devices work"),
     "idle": (LABELLED + "0,F,0,0,0,2\n1,T,1,0,2,3\n", "device 1 does no work"),
-    "too early": (LABELLED + "0,F,0,0,0,2\n1,F,1,0,1,3\n", "before the result it needs is there"),
+    "too early": (LABELLED + "0,F,0,0,0,2\n1,F,1,0,1,3\n", "before the result it needs"),
     "no events": ('{"traceEvents": []}', "no complete event"),
-    "arguments": ('[{"ph": "X", "ts": 1, "dur": 1, "args": "x"}]', None),
     "huge time": ('[{"ph": "X", "ts": 1%s, "dur": 1}]' % ("0" * 400), "is no Chrome trace"),
-    "late": ('[{"ph": "X", "ts": -1, "dur": 1}]', "ts and dur are finite numbers of 0 or more"),
-    "bad event": ('[{"ph": "X", "ts": 1, "dur": "long"}]', "traceEvents, .*'long'"),
+    "late": ('[{"ph": "X", "ts": -1, "dur": 1}]', "finite numbers of 0 or more"),
+    "bad event": ('[{"ph": "X", "ts": 1, "dur": "long"}]', "is no Chrome trace"),
+    "a number": (7, "a trace is a Timeline"),
+    "a lazy device": (LATE, "device 2 does no work"),
+    "pairs": (td.simulate("dualpipev", 8, 10), "two things at once"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_trace_is_refused(tmp_path, name):
-    text, message = BAD[name]
-    path = tmp_path / "trace.csv"
-    path.write_text(text)
-    if message is None:  # odd, and readable all the same
-        assert diagnose(path).devices > 0
-        return
-    with pytest.raises(ConfigError, match=message) as raised:
-        diagnose(path)
-    assert len(str(raised.value)) < 400
-
-
-LATE = Timeline.of(3, [(0, "F", 0, 0, 0, 1), (1, "F", 1, 0, 1, 2)])
-
-
-@pytest.mark.parametrize(
-    ("trace", "message"),
-    [
-        (7, r"a trace is a Timeline, .*; got int"),
-        (LATE, "device 2 does no work in the simulated timeline"),
-        (
-            td.simulate(td.schedule("dualpipev", 8, 10)),
-            "two things at once: .* a run without pairs",
-        ),
-        (b"\x1f\x8b\x08\x00\xff", r"trace\.csv cannot be read as CSV or JSON: "),
-    ],
-)
-def test_other_things_are_refused(tmp_path, trace, message):
-    if isinstance(trace, bytes):
-        (tmp_path / "trace.csv").write_bytes(trace)
+def test_a_bad_trace_is_refused_in_a_sentence(tmp_path, name):
+    trace, message = BAD[name]
+    if isinstance(trace, str | bytes):
+        text = trace if isinstance(trace, bytes) else trace.encode()
+        (tmp_path / "trace.csv").write_bytes(text)
         trace = tmp_path / "trace.csv"
-    with pytest.raises((ConfigError, ScheduleError), match=message):
+    with pytest.raises((ConfigError, ScheduleError), match=message) as raised:
         diagnose(trace)
+    assert len(str(raised.value)) < 400
 
 
 @pytest.mark.cluster
@@ -249,21 +233,17 @@ def test_a_measured_run(cluster):
         assert (d["schedule"].value, d["schedule"].sure) == ("1f1b", sure)
         for name, seconds in times.items():
             np.testing.assert_allclose(d[name].value, seconds, atol=0.01)
-        assert d["forward"].sure == "likely"
         assert d.idle == pytest.approx(run.timeline.idle, rel=1e-9)
-        assert sum(c.seconds for c in d.causes) == pytest.approx(d.idle)
 
 
 RECORDED = """
 one at a time: layer_wise_4 layer_wise_2_three_steps layer_wise_3_optimizer layer_wise_4_chunks
-ramp: gpipe_few gpipe_few_two_steps 1f1b_few 1f1b_few_optimizer interleaved_few
-imbalance: gpipe_slow_last 1f1b_slow_third 1f1b_slow_first interleaved_slow
-communication: 1f1b_slow_links gpipe_slow_links
+ramp: gpipe_few gpipe_few_two_steps 1f1b_few_optimizer interleaved_few gpipe_few.csv
+imbalance: gpipe_slow_last 1f1b_slow_third 1f1b_slow_first interleaved_slow 1f1b_slow_second.csv
+communication: gpipe_slow_links 1f1b_slow_links.csv
 overhead: 1f1b_overhead
 one at a time: layer_wise.csv
-ramp: gpipe_few.csv
-imbalance: 1f1b_slow_second.csv
-communication: 1f1b_slow_links.csv
+unexplained: 1f1b_few 1f1b_slow_links
 """
 RECORDED = {
     name: cause
@@ -275,9 +255,9 @@ RECORDED = {
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", RECORDED)
 def test_the_right_cause_comes_first_in_recorded_traces(name):
+    """But in two of torch's 1F1B, whose actions it does not label."""
     d = diagnose(recorded_traces()[name])
     assert d.cause == RECORDED[name]
     assert sum(c.seconds for c in d.causes) == pytest.approx(d.idle)
     if d.cause == "one at a time":
         assert "micro-batches" in d.remedies[0].change
-        assert "one at a time" in d.summary[0]

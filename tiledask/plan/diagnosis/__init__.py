@@ -5,7 +5,6 @@ trace.py        when devices were busy: spans, each an action or a block of kern
   chrome.py       Chrome's JSON, as torch.profiler writes it
 timed.py        a schedule with the seconds of its actions: what explains a trace
 infer.py        the schedule behind rows, whose edges say its times exactly
-nearest.py      the nearest schedule, where none explains every edge
 remedies.py     what would shorten it, simulated change by change
 diagnose.py     all of it together: findings, causes of idle time, remedies
 """

@@ -10,7 +10,7 @@ import math
 import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any, NamedTuple
@@ -56,10 +56,6 @@ class _Event(NamedTuple):
     tid: str
     device: str  # args.device, or ""
 
-    @property
-    def lane(self) -> tuple[str, str, str, str]:
-        return self.rank, self.pid, self.tid, self.device
-
 
 def of_chrome(texts: Sequence[tuple[str, str]], source: str) -> Trace:
     """The Trace of (file name, JSON) pairs, whose distributedInfo says the rank of each. Raises
@@ -72,9 +68,8 @@ def of_chrome(texts: Sequence[tuple[str, str]], source: str) -> Trace:
     on_gpu = any(e.cat.startswith("gpu") for e in labels)
     # the CPU launches kernels and does not wait for them: its labels say nothing of their time
     labelled = bool(labels) and (on_gpu or worker != "kernel")
-    name_of = _device_names(
-        every, labels if labelled else [e for e in every if worker in ("", e.cat)]
-    )
+    counted = labels if labelled else [e for e in every if worker in ("", e.cat)]
+    apart = [key for key in ("pid", "device") if len({getattr(e, key) for e in counted}) > 1]
     steps: dict[int, list[Row]] = defaultdict(list)
     is_tuned = False
     for events in files:
@@ -83,16 +78,19 @@ def of_chrome(texts: Sequence[tuple[str, str]], source: str) -> Trace:
         found = _labelled(events, work, worker, on_gpu) if labelled else ((e, BARE) for e in work)
         step_of = _steps(events)
         for e, label in found:
-            steps[step_of(e)].append((name_of[e.lane], e.start, e.end, *label))
+            # a rank is a device; in a file of all ranks they are told apart by what differs
+            shared = "/".join(filter(None, (getattr(e, key) for key in apart)))
+            name = e.rank or shared or e.device or e.tid
+            steps[step_of(e)].append((name, e.start, e.end, *label))
     if not steps:
         raise ConfigError(f"{source} has transfers only, and no work of a stage")
     chosen, notes = _one_step(steps)
     notes += ["the optimizer's kernels left out"] * is_tuned
     about = f"{source}: {', '.join(notes)}" if notes else source
     if worker and not labelled:
-        gap = LAUNCH_GAP * max(end for _, _, end, *_ in chosen)
+        gap = LAUNCH_GAP * (max(row[2] for row in chosen) - min(row[1] for row in chosen))
         devices = sorted({row[0] for row in chosen})
-        return Trace.of(_blocks(chosen, gap), devices, source=about, grain=gap, blocks=True)
+        return Trace.of(_blocks(chosen, gap), devices, source=about, grain=gap)
     trace = Trace.of(chosen, source=about)
     stage = np.where((trace.stage < 0) & labelled, trace.device, trace.stage)  # of GPipe's labels
     return replace(trace, stage=stage, grain=CLOCKS * trace.makespan * (len(files) > 1) * labelled)
@@ -102,7 +100,7 @@ def of_chrome(texts: Sequence[tuple[str, str]], source: str) -> Trace:
 
 
 def _read(texts: Sequence[tuple[str, str]], source: str) -> list[list[_Event]]:
-    """The complete events of each file, in seconds from the first of all."""
+    """The complete events of each file by their start, in seconds from the first of all."""
     files = [_parsed(name, text) for name, text in texts]
     firsts = [min((at for _, at, _ in each), default=math.inf) for *_, each in files]
     if min(firsts) == math.inf:
@@ -110,23 +108,21 @@ def _read(texts: Sequence[tuple[str, str]], source: str) -> list[list[_Event]]:
             f"{source} has no complete event (ph 'X' with ts and dur) and no step; export the "
             f"trace with torch.profiler's export_chrome_trace"
         )
-    clocks = [clock for _, clock, _ in files]
-    begins = [f * 1e-6 + (c - min(clocks)) for f, c in zip(firsts, clocks, strict=True)]
-    ranks = [rank for rank, *_ in files]
-    read = []
+    least = min(clock for _, clock, _ in files)
+    # small numbers first: an epoch in us has no digits left
+    begins = [at * 1e-6 + (clock - least) for at, (_, clock, _) in zip(firsts, files, strict=True)]
+    ranks, read = [rank for rank, *_ in files], []
     for (name, _), (rank, _, each), first, begin in zip(texts, files, firsts, begins, strict=True):
         named = f"rank {rank}" if rank is not None and ranks.count(rank) == 1 else name
         named = named if len(files) > 1 or rank is not None else ""
         events = []
         for e, start, length in each:
-            args = e.get("args")
+            at, args = (start - first) * 1e-6 + (begin - min(begins)), e.get("args")
             device = args.get("device", "") if isinstance(args, dict) else ""
-            # small numbers first: an epoch in us has no digits left
-            at = (start - first) * 1e-6 + (begin - min(begins))
             words = str(e.get("name", ""))[:200], str(e.get("cat", "")).lower(), named
-            lane = str(e.get("pid", ""))[:40], str(e.get("tid", 0))[:40], str(device)[:40]
+            lane = (str(key)[:40] for key in (e.get("pid", ""), e.get("tid", 0), device))
             events.append(_Event(at, at + length * 1e-6, *words, *lane))
-        read.append(events)
+        read.append(sorted(events))
     return read
 
 
@@ -146,50 +142,32 @@ def _parsed(name: str, text: str) -> tuple[int | None, float, list[tuple[Any, fl
         rank = (about.get("distributedInfo") or {}).get("rank")
         return rank, 1e-9 * float(about.get("baseTimeNanoseconds", 0)), complete
     except (
+        ArithmeticError,
         AttributeError,
-        KeyError,
-        OverflowError,
+        LookupError,
         RecursionError,
         TypeError,
         ValueError,
-    ) as error:
+    ) as e:
         rule = "an object with a list of events as traceEvents, or such a list"
-        raise ConfigError(f"{name} is no Chrome trace, {rule}: {short(str(error))}") from None
+        raise ConfigError(f"{name} is no Chrome trace, {rule}: {short(str(e))}") from None
 
 
 # --- events to rows -------------------------------------------------------------------------
 
 
-def _device_names(every: list[_Event], counted: list[_Event]) -> dict[Any, str]:
-    """{rank, pid, tid, args.device: device}: which events are of one device.
-
-    A rank is one device, or one per args.device of its kernels. In a file of all ranks they are
-    told apart by pid and args.device, and by tid where there is one process without.
-    """
-    pids, devices = {e.pid for e in counted}, {e.device for e in counted}
-    gpus = {(e.rank, e.device) for e in every if e.cat == "kernel" and e.device}
-    many = {rank for rank, _ in gpus if sum(other == rank for other, _ in gpus) > 1}
-    names = {}
-    for e in every:
-        apart = [e.pid] * (len(pids) > 1) + [e.device] * (len(devices) > 1)
-        own = e.rank + f" gpu {e.device}" * (e.rank in many)
-        names[e.lane] = own if e.rank else "/".join(filter(None, apart)) or e.device or e.tid
-    return names
-
-
-def _steps(events: list[_Event]) -> Any:
+def _steps(events: list[_Event]) -> Callable[[_Event], int]:
     """A function from an event to the number of its step; -1 before the first mark, 0 if there is
     none. Kernels are between the marks of the GPU, if it has some."""
-    found: dict[bool, dict[int, float]] = {True: {}, False: {}}
-    for e in sorted(events):
+    marks: dict[bool, dict[int, float]] = {True: {}, False: {}}
+    for e in events:
         if number := STEP.match(e.name):
-            found[e.cat.startswith("gpu")].setdefault(int(number[1]), e.start)
-    marks = {on: [(start, n) for n, start in steps.items()] for on, steps in found.items()}
+            marks[e.cat.startswith("gpu")].setdefault(int(number[1]), e.start)
 
     def step(e: _Event) -> int:
         between = (e.cat != "cpu_op" and marks[True]) or marks[False]
-        passed = bisect_right(between, (e.start + 1e-9, math.inf))
-        return (between[passed - 1][1] if passed else -1) if between else 0
+        passed = bisect_right([*between.values()], e.start + 1e-9)
+        return [-1, *between][passed] if between else 0
 
     return step
 
@@ -197,18 +175,19 @@ def _steps(events: list[_Event]) -> Any:
 def _work(events: list[_Event], worker: str) -> tuple[list[_Event], bool]:
     """(events that are work, whether what an optimizer does was put aside)."""
     tuning = [e for e in events if TUNES.match(e.name) and e.cat.endswith("annotation")]
-    work, is_tuned = [], False
-    for e in events:
-        if STEP.match(e.name) or (e.cat != worker if worker else e.cat in NO_WORK):
-            continue
-        if TRAVELS.search(e.name):
-            continue
+
+    def tunes(e: _Event) -> bool:
         inside = (s.pid == e.pid and s.start <= e.start < s.end for s in tuning)
-        if (worker == "kernel" and TUNES.search(e.name)) or any(inside):
-            is_tuned = True
-        else:
-            work.append(e)
-    return sorted(work, key=lambda e: e.start), is_tuned
+        return (worker == "kernel" and bool(TUNES.search(e.name))) or any(inside)
+
+    work = [
+        e
+        for e in events
+        if (e.cat == worker if worker else e.cat not in NO_WORK)
+        and not (STEP.match(e.name) or TRAVELS.search(e.name))
+    ]
+    left = [e for e in work if not tunes(e)]
+    return left, len(left) < len(work)
 
 
 def _label(e: _Event) -> _Label | None:
@@ -244,19 +223,17 @@ def _one_step(steps: dict[int, list[Row]]) -> tuple[list[Row], list[str]]:
     """(rows of the step that takes the median time, what to say of it): of those after the first
     mark in which all devices work."""
     most = max(len({row[0] for row in mine}) for mine in steps.values())
-    marked = {step: mine for step, mine in steps.items() if step >= 0} or steps
-    whole = [mine for mine in marked.values() if len({row[0] for row in mine}) == most]
-    whole = whole or list(steps.values())
-    begun = [min(row[1] for row in mine) for mine in whole]
-    length = [max(row[2] for row in mine) - at for mine, at in zip(whole, begun, strict=True)]
-    middle = sorted(range(len(whole)), key=length.__getitem__)[(len(whole) - 1) // 2]
-    zero = begun[middle]
-    rows = [(row[0], row[1] - zero, row[2] - zero, *row[3:]) for row in whole[middle]]
+    marked = [mine for step, mine in steps.items() if step >= 0] or [*steps.values()]
+    whole = [mine for mine in marked if len({row[0] for row in mine}) == most] or [*steps.values()]
+
+    def length(mine: list[Row]) -> float:
+        return max(row[2] for row in mine) - min(row[1] for row in mine)
+
     notes = [f"of {len(whole)} steps the one of median length"] if len(whole) > 1 else []
-    return rows, notes
+    return sorted(whole, key=length)[(len(whole) - 1) // 2], notes
 
 
-def _blocks(rows: Iterable[Row], gap: float) -> list[Row]:
+def _blocks(rows: list[Row], gap: float) -> list[Row]:
     """When a device is busy on any of its streams: kernels no more than ``gap`` seconds apart are
     one, and slivers are left out."""
     joined: list[Row] = []

@@ -1,6 +1,6 @@
 """Why the devices of a pipeline idle, from a trace alone; and what would help, simulated.
 
-trace --> devices, micro-batches, schedule, stage times, latency      (infer.py, nearest.py)
+trace --> devices, micro-batches, schedule, stage times, latency                  (infer.py)
       --> idle time = ramp + imbalance + communication + overhead + unexplained
       --> more micro-batches | equal stages | another schedule | faster links  (remedies.py)
 """
@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tiledask.plan.diagnosis.infer import EXACT, MANY, TraceFit, fit_labelled, fit_rows
-from tiledask.plan.diagnosis.nearest import fit_nearest, fit_turns
 from tiledask.plan.diagnosis.remedies import Remedy, equal_stages, remedies
 from tiledask.plan.diagnosis.timed import TimedSchedule
 from tiledask.plan.diagnosis.trace import Trace
@@ -88,8 +87,6 @@ class Diagnosis(Printable):
     """They sum to ``idle``, largest first."""
     plan: TimedSchedule | None
     """The plan behind the trace; None if it cannot be told."""
-    measure: str
-    """The one measurement that would tell what cannot be told; "" if all can."""
 
     @property
     def cause(self) -> str:
@@ -97,25 +94,9 @@ class Diagnosis(Printable):
         return self.causes[0].name
 
     @property
-    def summary(self) -> tuple[str, ...]:
-        """Sentences: the main cause, the best remedy with its predicted gain, what to measure."""
-        share = 100 * self.causes[0].seconds / (self.idle or 1.0)
-        sentences = [
-            f"Devices are idle {100 * self.idle_share:.0f} % of the time, {share:.0f} % of it "
-            f"{self.cause}: {self.causes[0].words}."
-        ]
-        if self.idle_share < LITTLE:
-            busy = 100 * (1 - self.idle_share)
-            sentences = [f"Devices work {busy:.1f} % of the time: there is little to gain."]
-        if self.remedies and self.plan:
-            best = self.remedies[0]
-            sentences.append(
-                f"Best remedy: {best.change}. Predicted: {format_seconds(self.plan.makespan)} "
-                f"becomes {format_seconds(best.makespan)} ({100 * best.gain:.0f} % saved)."
-            )
-        if self.measure:
-            sentences.append(f"To tell more: {self.measure}.")
-        return tuple(sentences)
+    def idle_share(self) -> float:
+        """idle / (devices x makespan), of the trace."""
+        return self.idle / (self.devices * self.makespan)
 
     @cached_property
     def remedies(self) -> tuple[Remedy, ...]:
@@ -127,9 +108,24 @@ class Diagnosis(Printable):
         return {finding.name: finding for finding in self.findings}[name]
 
     @property
-    def idle_share(self) -> float:
-        """idle / (devices x makespan), of the trace."""
-        return self.idle / (self.devices * self.makespan)
+    def summary(self) -> tuple[str, ...]:
+        """Sentences: the main cause, the best remedy with its predicted gain, what to measure."""
+        cause, idle = self.causes[0], 100 * self.idle_share
+        sentences = [
+            f"Devices are idle {idle:.0f} % of the time, {100 * cause.seconds / self.idle:.0f} % "
+            f"of it {cause.name}: {cause.words}."
+            if self.idle_share >= LITTLE
+            else f"Devices work {100 - idle:.1f} % of the time: there is little to gain."
+        ]
+        if self.plan is None:
+            sentences.append(f"To tell more: {MEASURE}.")
+        elif self.remedies:
+            best = self.remedies[0]
+            sentences.append(
+                f"Best remedy: {best.change}. Predicted: {format_seconds(self.plan.makespan)} "
+                f"becomes {format_seconds(best.makespan)} ({100 * best.gain:.0f} % saved)."
+            )
+        return tuple(sentences)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON can hold it; seconds and shares."""
@@ -148,9 +144,6 @@ class Diagnosis(Printable):
             f"Diagnosis({self.devices} devices, {self['schedule'].value or 'schedule unknown'}, "
             f"{100 * self.idle_share:.1f} % idle, most of it {self.cause})"
         )
-
-    def __str__(self) -> str:
-        return self.to_text().rstrip("\n")
 
     def printed(self) -> Iterator[Part]:
         """What was found, and what would help."""
@@ -201,32 +194,16 @@ def diagnose(trace: Timeline | str | PathLike[str] | Any) -> Diagnosis:
     [('ramp', 36.0), ('communication', 16.0)]
     """
     read = read_trace(trace)
-    fit = _fit(read)
-    plan = fit.plan if fit else None
-    measure = MEASURE if fit is None or fit.guess else ""
-    run = read.source, read.devices, read.makespan, read.idle
-    return Diagnosis(*run, tuple(_findings(read, fit)), _causes(read, plan), plan, measure)
-
-
-def _fit(trace: Trace) -> TraceFit | None:
-    if trace.is_labelled:
-        return fit_labelled(trace)
-    found = None if trace.blocks else fit_rows(trace)
-    # two batches of one after the other look like a wave through chunks, and not exactly
-    is_far_fetched = found is None or (
-        found.plan.schedule.stages > trace.devices and found.error > EXACT * trace.makespan
-    )
-    if trace.is_one_at_a_time and is_far_fetched:
-        return fit_turns(trace)
-    return found or fit_nearest(trace)
+    fit = fit_labelled(read) if read.is_labelled else fit_rows(read)
+    plan, run = fit.plan if fit else None, (read.source, read.devices, read.makespan, read.idle)
+    return Diagnosis(*run, tuple(_findings(read, fit)), _causes(read, plan), plan)
 
 
 def _findings(trace: Trace, fit: TraceFit | None) -> Iterator[Finding]:
     """What the trace shows; what it does not has the value None."""
     yield Finding("devices", trace.devices, "exact", "in this order: " + ", ".join(trace.names))
-    is_exact = fit is None or (not fit.guess and fit.error <= EXACT * trace.makespan)
-    timed = "exact" if is_exact else "likely"
-    found: dict[str, Any] = {"forward": None, "backward": None, "imbalance": 0.0}
+    timed = "exact" if fit is None or fit.error <= EXACT * trace.makespan else "likely"
+    found: dict[str, Any] = dict.fromkeys(("forward", "backward", "imbalance"))
     found |= {"latency": None, "overhead": None}
     work = trace.busy_per_device
     if fit is None:
@@ -235,18 +212,16 @@ def _findings(trace: Trace, fit: TraceFit | None) -> Iterator[Finding]:
         yield Finding("schedule", None)
     else:
         yield from _order(trace, fit, timed)
-        plan = fit.plan
-        work = np.array(plan.device_times)
-        found["forward"] = plan.forward
-        found["backward"] = plan.backward
+        plan, order = fit.plan, fit.plan.schedule
+        work = np.bincount(order.device, plan.seconds[order.kind, order.stage])
+        found["forward"], found["backward"], *_ = (tuple(t.tolist()) for t in plan.seconds)
         if fit.has_hops or trace.devices == 1:
-            one = len(set(plan.latency)) == 1
-            found["latency"] = plan.latency[0] if one else plan.latency or 0.0
+            hops = tuple(plan.hops.tolist())
+            found["latency"] = hops[0] if len(set(hops)) == 1 else hops or 0.0
         found["overhead"] = plan.overhead if fit.has_turns else None
-        if not plan.schedule.trains:
+        if not order.trains:
             del found["backward"]
-    if work.any():
-        found["imbalance"] = float(work.max() / work.mean() - 1)
+    found["imbalance"] = float(work.max() / work.mean() - 1) if work.any() else 0.0
     most = f"device {trace.names[int(work.argmax())]} has the most work, over the mean"
     for name, value in found.items():
         why = most if name == "imbalance" else ""
@@ -255,14 +230,10 @@ def _findings(trace: Trace, fit: TraceFit | None) -> Iterator[Finding]:
 
 def _order(trace: Trace, fit: TraceFit, timed: str) -> Iterator[Finding]:
     """How many micro-batches there are and which schedule, and how sure both are."""
-    order, form = fit.plan.schedule, fit.plan.form
-    counted = named = timed
-    if trace.is_labelled:
-        counted, named, why = "exact", "exact", "the order of its actions"
-    elif fit.guess:
-        why = fit.guess
-    else:
-        others = fit.others
+    order, form, others = fit.plan.schedule, fit.plan.form, fit.others
+    counted = named = "exact" if trace.is_labelled else timed
+    why = "the order of its actions"
+    if not trace.is_labelled:
         each = [f"{form} (micro-batches: {form.microbatches})" for form in others[:3]]
         why = f"simulated edges are within {format_seconds(fit.error)} of the trace's"
         why += f"; so are those of {' and '.join(each)}" if each else ""
@@ -277,12 +248,13 @@ def _order(trace: Trace, fit: TraceFit, timed: str) -> Iterator[Finding]:
 def _causes(trace: Trace, plan: TimedSchedule | None) -> tuple[Cause, ...]:
     """The parts of the idle time, largest first: what it shrinks by as each cause is taken out, one
     after the other; without a plan only when devices begin and end, and how much they work."""
+    waits = "one at a time" if trace.is_one_at_a_time else "ramp"
     if plan:
         no_overhead = replace(plan, overhead=0.0)
-        no_latency = replace(no_overhead, latency=())
+        no_latency = replace(no_overhead, hops=0.0 * plan.hops)
         ramp = min(no_latency.idle, equal_stages(no_latency).idle)  # uneven stages can also help
         seconds = {
-            "one at a time" if trace.is_one_at_a_time else "ramp": ramp,
+            waits: ramp,
             "imbalance": no_latency.idle - ramp,
             "communication": no_overhead.idle - no_latency.idle,
             "overhead": plan.idle - no_overhead.idle,
@@ -292,12 +264,12 @@ def _causes(trace: Trace, plan: TimedSchedule | None) -> tuple[Cause, ...]:
         first, last = trace.start[trace.turns[:-1]], trace.end[trace.turns[1:] - 1]
         uneven = np.minimum(last - first - busy, busy.max() - busy).sum()
         ramp = float((first + trace.makespan - last).sum())
-        seconds = {"ramp": ramp, "imbalance": max(0.0, float(uneven))}
+        seconds = {waits: ramp, "imbalance": max(0.0, float(uneven))}
     tiny = 1e-9 * trace.devices * trace.makespan
     seconds = {name: s if abs(s) > tiny else 0.0 for name, s in seconds.items()}
     rest = trace.idle - sum(seconds.values())
     if abs(rest) <= tiny:  # rounding
-        first_name = next(iter(seconds))
-        seconds[first_name], rest = seconds[first_name] + rest, 0.0
+        seconds[next(iter(seconds))] += rest
+        rest = 0.0
     causes = (Cause(name, s, CAUSES[name]) for name, s in (seconds | {"unexplained": rest}).items())
     return tuple(sorted(causes, key=lambda c: -c.seconds))

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from tiledask.errors import ConfigError
-from tiledask.plan.diagnosis.timed import Form, TimedSchedule, forms
+from tiledask.plan.diagnosis.timed import Form, TimedSchedule, forms, made
 from tiledask.plan.diagnosis.trace import Trace
 from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
 from tiledask.plan.pipelines.validate import validate
@@ -46,56 +46,50 @@ class TraceFit:
     """Whether some action waited for the one before it on its device."""
     others: tuple[Form, ...] = ()
     """Other orders of the table that fit as well."""
-    guess: str = ""
-    """What the plan rests on where edges do not settle it."""
 
 
 def _fit(order: Schedule | None, trace: Trace, form: Form | None = None) -> TraceFit | None:
     """The TraceFit of ``trace`` if its rows can be the actions of ``order``, else None."""
     if order is None or not np.array_equal(order.turns, trace.turns) or order.paired.any():
         return None
-    made = order.kind, order.stage, order.microbatch
+    mine = order.kind, order.stage, order.microbatch
     read = trace.code, trace.stage, trace.microbatch
-    if any(((r >= 0) & (m != r)).any() for m, r in zip(made, read, strict=True)):
+    if any(((r >= 0) & (m != r)).any() for m, r in zip(mine, read, strict=True)):
         return None
     # seconds since a result of another device that it needs, and since the row before
     maker = np.maximum(order.maker, 0)
     remote = (order.maker >= 0) & (order.device[maker] != order.device)
     since = np.where(remote, trace.start - trace.end[maker], np.inf)
-    before = np.full(len(order), np.inf)
-    before[1:] = trace.start[1:] - trace.end[:-1]
+    before = np.append(np.inf, trace.start[1:] - trace.end[:-1])
     before[order.turns[:-1]] = np.inf
     boundary = np.where(remote, np.minimum(order.stage, order.stage[maker]), -1)
     little = EXACT * trace.makespan
     if since.min(initial=np.inf) < -little - trace.grain:
         return None  # a result is used before it is there
-    latency, overhead, hop, turn = _read_off(since, before, boundary, order.stages, little)
+    hops, overhead, hop, turn = _read_off(since, before, boundary, order.stages, little)
     # the median length of each kind on each stage; 0 where there is none
-    length = trace.end - trace.start
-    key = order.kind.astype(np.int64) * order.stages + order.stage
+    length, key = trace.end - trace.start, order.kind.astype(np.int64) * order.stages + order.stage
     count = np.bincount(key, minlength=4 * order.stages)
     first = np.cumsum(count) - count
-    middle = np.stack([first + (count - 1) // 2, first + count // 2])
-    each = length[np.lexsort((length, key))][np.minimum(middle, len(length) - 1)]
-    typical = np.where(count > 0, each.mean(axis=0), 0.0)
+    middle = np.minimum([first + (count - 1) // 2, first + count // 2], len(length) - 1)
+    typical = np.where(count > 0, length[np.lexsort((length, key))][middle].mean(axis=0), 0.0)
     # a kind that a stage never does follows from the others
-    F, B, I, W = typical.reshape(4, -1)
-    _, whole, split, _ = count.reshape(4, -1) > 0
-    B = np.where(whole, B, I + W)
-    seconds = F, B, np.where(split, I, B / 2), np.where(split, W, B / 2), latency
-    f, b, i, w, hops = (tuple(each.tolist()) for each in seconds)
-    plan = TimedSchedule(order, f, b, i, w, hops, overhead, form)
+    done = count.reshape(4, -1) > 0
+    forward, whole, inputs, weights = typical.reshape(4, -1)
+    whole = np.where(done[1], whole, inputs + weights)
+    halves = (np.where(done[2], half, whole / 2) for half in (inputs, weights))
+    seconds = np.stack([forward, whole, *halves])
+    plan = TimedSchedule(order, seconds, hops, overhead, form)
     error = float(np.abs(plan.timeline.end - overhead - trace.end).max())
     # the mean distance of a length from its median, and of a start from when, after what really
     # came before it, it should have been
-    ready = np.minimum(before, since - np.append(latency, 0.0)[boundary])
+    ready = np.minimum(before, since - np.append(hops, 0.0)[boundary])
     late = np.where(np.isfinite(ready), ready - overhead, 0.0)
     spread = float(np.abs(np.concatenate([length - typical[key], late])).mean())
     if form is not None and spread > NEARLY * trace.makespan and not trace.is_labelled:
         return None
-    read_off = int((count > 0).sum()) + hop * len(set(hops)) + (overhead > 0)
-    off = max(spread, EXACT * trace.makespan, trace.grain)
-    rows = 2 * len(length)
+    read_off = int(done.sum()) + hop * len(set(hops.tolist())) + (overhead > 0)
+    rows, off = 2 * len(length), max(spread, EXACT * trace.makespan, trace.grain)
     merit = rows * math.log(off) + read_off * math.log(rows)
     return TraceFit(plan, error, merit, hop, turn)
 
@@ -113,11 +107,11 @@ def _read_off(
     turn = np.isfinite(before) & (since >= before + of_boundary[boundary])
     overhead = max(0.0, float(np.median(before[turn]))) if turn.any() else 0.0
     overhead = overhead if overhead > little else 0.0
-    latency = np.maximum(0.0, of_boundary[:-1] - overhead)
-    latency[latency <= little] = 0.0
-    if len(latency) and np.ptp(latency) <= little:
-        latency[:] = latency[0]
-    return latency, overhead, bool(hop.any()), bool(turn.any())
+    hops = np.maximum(0.0, of_boundary[:-1] - overhead)
+    hops[hops <= little] = 0.0
+    if len(hops) and np.ptp(hops) <= little:
+        hops[:] = hops[0]
+    return hops, overhead, bool(hop.any()), bool(turn.any())
 
 
 # --- which schedule -------------------------------------------------------------------------
@@ -130,7 +124,7 @@ def fit_labelled(trace: Trace) -> TraceFit:
     """
     m, stages = 1 + int(trace.microbatch.max()), 1 + int(trace.stage.max())
     for form in forms(trace.devices, m, bool(trace.code.any()), most=stages // trace.devices):
-        if form.chunks * trace.devices == stages and (found := _fit(form.made(), trace, form)):
+        if form.chunks * trace.devices == stages and (found := _fit(made(form), trace, form)):
             return found
     # none of the table: an order of its own
     place = np.full((m, stages), -1)
@@ -160,7 +154,7 @@ def fit_rows(trace: Trace) -> TraceFit | None:
     more than MANY rows it is the first that explains every edge."""
     floor, found = max(EXACT * trace.makespan, trace.grain), list[TraceFit]()
     for form in _candidates(trace):
-        if one := _fit(form.made(), trace, form):
+        if one := _fit(made(form), trace, form):
             found.append(one)
             if one.error <= floor and len(trace.start) > MANY:
                 break
@@ -174,12 +168,10 @@ def fit_rows(trace: Trace) -> TraceFit | None:
 
 def _candidates(trace: Trace) -> list[Form]:
     """Forms with as many actions as there are rows, those with fewer times first."""
-    rows = np.diff(trace.turns)
-    found: list[tuple[int, Form]] = []
+    rows, found = np.diff(trace.turns), list[tuple[int, Form]]()
     for form in (f for trains in (False, True) for f in forms(trace.devices, 1, trains, CHUNKS)):
         split = form.name.startswith(("zb", "v-")) or form.name.endswith("zb")
-        kinds = (3 if split else 2) if form.trains else 1
-        m, rest = divmod(int(rows.max()), kinds * form.chunks)
-        if rows.min() == rows.max() and not rest:
-            found.append((kinds * form.chunks, form._replace(microbatches=m)))
+        actions = form.chunks * ((3 if split else 2) if form.trains else 1)  # of a micro-batch
+        if rows.min() == rows.max() and rows[0] % actions == 0:
+            found.append((actions, form._replace(microbatches=int(rows[0]) // actions)))
     return [form for _, form in sorted(found, key=lambda pair: pair[0])]

@@ -3,11 +3,12 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tiledask.plan.diagnosis.timed import Form, TimedSchedule, forms
+from tiledask.plan.diagnosis.timed import TIMES, Form, TimedSchedule, forms, made
 
 __all__ = ["Remedy", "equal_stages", "every_remedy", "remedies"]
 
@@ -42,18 +43,12 @@ class Remedy(NamedTuple):
         return self.plan.makespan
 
     def to_dict(self) -> dict[str, object]:
-        """Everything but the plan's schedule, as JSON can hold it."""
+        """Everything but the plan's times, as JSON can hold it."""
         order = self.plan.schedule
-        return {
-            "change": self.change,
-            "schedule": str(self.plan.form or order.name),
-            "microbatches": order.microbatches,
-            "stages": order.stages,
-            "makespan": self.makespan,
-            "idle_share": self.plan.idle_share,
-            "gain": self.gain,
-            "memory": self.memory,
-        }
+        facts = {name: getattr(order, name) for name in ("microbatches", "stages")}
+        facts |= {"change": self.change, "schedule": str(self.plan.form or order.name)}
+        facts |= {"makespan": self.makespan, "idle_share": self.plan.idle_share}
+        return facts | {"gain": self.gain, "memory": self.memory}
 
 
 def remedies(plan: TimedSchedule) -> tuple[Remedy, ...]:
@@ -61,11 +56,6 @@ def remedies(plan: TimedSchedule) -> tuple[Remedy, ...]:
 
     Of one lever the plainest change that saves NEARLY what the best one does is taken: 1F1B before
     a schedule in chunks, that before a split backward, and weights kept twice last.
-
-    >>> form = Form("naive", 4, 1, 1)
-    >>> best = remedies(TimedSchedule(form.made(), (1.0,) * 4, (2.0,) * 4, form=form))[0]
-    >>> best.change, best.makespan
-    ('8 micro-batches of 1/8 the size, schedule 1f1b', 4.125)
     """
     of_lever: dict[str, list[Remedy]] = defaultdict(list)
     for lever, remedy in every_remedy(plan):
@@ -80,7 +70,7 @@ def _merit(r: Remedy) -> tuple[float, float]:
 
 def _plainest(found: list[Remedy]) -> Remedy:
     """The plainest change of a lever of those that save nearly what its best one does: what has to
-    be built for it is a backward in two halves, then chunks."""
+    be built for it is a backward in two halves, then chunks; of equals the one that keeps least."""
 
     def most(some: list[Remedy], part: float) -> list[Remedy]:
         return [r for r in some if r.gain >= part * max(o.gain for o in some)]
@@ -92,59 +82,49 @@ def _plainest(found: list[Remedy]) -> Remedy:
     enough = most([r for r in near if r.plan.schedule.replicas == 1] or near, NEARLY)
     least = min(map(effort, enough))
     alike = most([r for r in enough if effort(r) == least], 0.9)
-    return min(alike, key=lambda r: (r.memory, *_merit(r)))  # the one that keeps least
+    return min(alike, key=lambda r: (r.memory, *_merit(r)))
 
 
 def every_remedy(plan: TimedSchedule) -> Iterator[tuple[str, Remedy]]:
     """(lever, Remedy) for every change that is tried, also those that save nothing."""
     base, m = plan.makespan, plan.schedule.microbatches
     for lever, change, after in _changes(plan):
-        if after is not None:
-            gain = 1 - after.makespan / base if base else 0.0
-            yield lever, Remedy(change, after, gain, after.memory * m)
+        gain = 1 - after.makespan / base if base else 0.0
+        yield lever, Remedy(change, after, gain, after.memory * m)
 
 
-def _changes(plan: TimedSchedule) -> Iterator[tuple[str, str, TimedSchedule | None]]:
-    """(lever, words, plan); None where a schedule has no such counts."""
-    m, p, own = plan.schedule.microbatches, plan.devices, plan.form
+def _changes(plan: TimedSchedule) -> Iterator[tuple[str, str, TimedSchedule]]:
+    """(lever, words, plan); of finer micro-batches an action takes time in proportion to its
+    tokens, while hops and overhead stay the same."""
+    order, own = plan.schedule, plan.form
+    m, p = order.microbatches, order.devices
     most = max(FINER, 2 * p / m)  # or two per device
-    # an action takes time in proportion to its tokens; latency and overhead stay the same
-    finer = {
-        n * m: _scaled(plan, 1 / n) for n in (2**k for k in range(1, 31) if 2 ** (k - 1) < most)
-    }
-    words = {many: f"{many} micro-batches of 1/{many // m} the size" for many in finer}
-    for many, smaller in finer.items() if own is not None else ():
-        form = own._replace(microbatches=many)  # type: ignore[union-attr]
-        yield "micro-batches", words[many], _rescheduled(smaller, form)
+    parts = [1] + [2**k for k in range(1, 31) if 2 ** (k - 1) < most]
     if p > 1:
         yield "stages", "equal stages", equal_stages(plan)
-        for form in forms(p, m, plan.schedule.trains):
-            other = _rescheduled(plan, form)
-            if other is not None and other.schedule != plan.schedule:
-                yield "schedule", _named(other), other
-            for many, smaller in finer.items() if own is None or form[:3] != own[:3] else ():
-                both = _rescheduled(smaller, form._replace(microbatches=many))
-                if both is not None:
-                    yield "micro-batches and schedule", f"{words[many]}, {_named(both)}", both
-        for times in FASTER if any(plan.latency) else ():
-            latency = tuple(c / times for c in plan.latency)
-            yield "links", f"links {times} times as fast", replace(plan, latency=latency)
+    for part, form in product(parts, forms(p, m, order.trains)):
+        many = form._replace(microbatches=part * m)
+        other = _rescheduled(replace(plan, seconds=plan.seconds / part), many)
+        if other is None or other.schedule == order:
+            continue
+        finer = f"{part * m} micro-batches of 1/{part} the size"
+        twice = ", weights twice" if other.schedule.replicas > 1 else ""
+        if own is not None and form[:3] == own[:3]:
+            yield "micro-batches", finer, other
+        elif p > 1 and part == 1:
+            yield "schedule", f"schedule {form}{twice}", other
+        elif p > 1:
+            yield "micro-batches and schedule", f"{finer}, schedule {form}{twice}", other
+    for times in FASTER if plan.hops.any() else ():
+        yield "links", f"links {times} times as fast", replace(plan, hops=plan.hops / times)
     if plan.overhead:
         yield "overhead", "no overhead between actions", replace(plan, overhead=0.0)
 
 
-def _scaled(plan: TimedSchedule, part: float) -> TimedSchedule:
-    return plan.retimed(lambda times: tuple(t * part for t in times))
-
-
-def _named(plan: TimedSchedule) -> str:
-    return f"schedule {plan.form}" + (", weights twice" if plan.schedule.replicas > 1 else "")
-
-
 def equal_stages(plan: TimedSchedule) -> TimedSchedule:
     """``plan`` with the same work shared evenly by its stages."""
-    stages = plan.schedule.stages
-    return plan.retimed(lambda times: (sum(times) / stages,) * stages)
+    mean = plan.seconds.mean(axis=1, keepdims=True)
+    return replace(plan, seconds=np.repeat(mean, plan.schedule.stages, axis=1))
 
 
 def _rescheduled(plan: TimedSchedule, form: Form) -> TimedSchedule | None:
@@ -154,22 +134,18 @@ def _rescheduled(plan: TimedSchedule, form: Form) -> TimedSchedule | None:
     evenly over its layers; where the boundaries change, each has the mean latency. "zb-auto" is
     made for the plan's own times.
     """
-    stages, latency = form.devices * form.chunks, plan.latency
+    stages, now = form.devices * form.chunks, plan.schedule.stages
     if 3 * stages * form.microbatches > MOST_ACTIONS:
         return None
-    mean = sum(latency) / len(latency) if latency else 0.0
-
-    def recut(times: tuple[float, ...]) -> tuple[float, ...]:
-        depth = np.linspace(0.0, 1.0, len(times) + 1)
-        done = np.concatenate([[0.0], np.cumsum(times)])
-        cuts = np.interp(np.linspace(0.0, 1.0, stages + 1), depth, done)
-        return tuple(np.diff(cuts).tolist())
-
-    if stages != plan.schedule.stages:
-        plan = plan.retimed(recut, latency=(mean,) * (stages - 1))
-    made_for: dict[str, Any] = {}
+    mean = float(plan.hops.mean()) if len(plan.hops) else 0.0
+    if stages != now:
+        done = np.pad(np.cumsum(plan.seconds, axis=1), ((0, 0), (1, 0)))
+        depth, cuts = np.linspace(0.0, 1.0, now + 1), np.linspace(0.0, 1.0, stages + 1)
+        cut = np.diff([np.interp(cuts, depth, each) for each in done])
+        plan = replace(plan, seconds=cut, hops=np.full(stages - 1, mean))
+    times: dict[str, Any] = {}
     if form.name == "zb-auto":
-        kinds = ("forward", "backward_input", "backward_weight")
-        made_for = {kind: plan.times[kind] for kind in kinds} | {"latency": mean}
-    order = form.made(**made_for)
+        times = {name: tuple(plan.times[name].tolist()) for name in TIMES if name != "backward"}
+        times["latency"] = mean
+    order = made(form, **times)
     return None if order is None else replace(plan, schedule=order, form=form)

@@ -4,8 +4,8 @@ Form            which schedule of the table, how many devices, chunks and micro-
 TimedSchedule   a schedule and the seconds of everything in it; simulated: makespan, idle time
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.pipelines.validate import peak_in_flight
 
-__all__ = ["Form", "TimedSchedule", "forms"]
+__all__ = ["Form", "TimedSchedule", "forms", "made"]
 
 FORWARD_ONLY = ("gpipe", "interleaved", "looped-bfs")
 """One name for each order of forwards: the others are one of them when backwards are left out."""
@@ -26,6 +26,8 @@ STEPWISE = ("zb-auto", "v-half", "v-min")
 """Schedules whose order is made action by action, in Python."""
 MOST_STEPS = 4_000
 """Actions up to which those are made just to compare: some 0.1 s."""
+TIMES = ("forward", "backward", "backward_input", "backward_weight")
+"""Of a kind of action, in the order of KINDS -> the argument of :func:`tiledask.simulate`."""
 
 
 class Form(NamedTuple):
@@ -38,28 +40,25 @@ class Form(NamedTuple):
     microbatches: int
     trains: bool = True
 
-    def made(self, **times: Any) -> Schedule | None:
-        """The Schedule, made for ``times`` where they are given; None if there is none on that many
-        devices, or it takes longer than anybody waits who only wants to compare."""
-        return _made(self, **times)
-
     def __str__(self) -> str:
         chunks = f", {self.chunks} chunks per device" if self.chunks > 1 else ""
         return self.name + chunks + ("" if self.trains else ", forward only")
 
 
 @lru_cache(maxsize=1024)
-def _made(form: Form, **times: Any) -> Schedule | None:
+def made(form: Form, **times: Any) -> Schedule | None:
+    """The Schedule of ``form``, for ``times`` where they are given; None if there is none on that
+    many devices, or it takes longer than anybody waits who only wants to compare."""
     stages, options = form.devices * form.chunks, {"forward_only": not form.trains, **times}
     if form.name in STEPWISE and 3 * stages * form.microbatches > MOST_STEPS:
         return None
     if is_looped(form.name):
         options["devices"] = form.devices
     try:
-        made = schedule(form.name, stages, form.microbatches, **options)
+        order = schedule(form.name, stages, form.microbatches, **options)
     except ScheduleError:
         return None
-    return made if made.devices == form.devices else None
+    return order if order.devices == form.devices else None
 
 
 def forms(devices: int, microbatches: int, trains: bool = True, most: int = 4) -> Iterator[Form]:
@@ -70,46 +69,24 @@ def forms(devices: int, microbatches: int, trains: bool = True, most: int = 4) -
             yield Form(name, devices, v, microbatches, trains)
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class TimedSchedule:
-    """A schedule and its times, one per stage, in seconds."""
+    """A schedule and its times."""
 
     schedule: Schedule
-    forward: tuple[float, ...]
-    backward: tuple[float, ...]
-    backward_input: tuple[float, ...] = ()
-    """() for half of the backward."""
-    backward_weight: tuple[float, ...] = ()
-    latency: tuple[float, ...] = ()
-    """Per boundary between stages; () for none."""
+    seconds: np.ndarray
+    """Of each kind of action on each stage, [4, stages], without the overhead."""
+    hops: np.ndarray
+    """Seconds over each boundary between stages."""
     overhead: float = 0.0
-    """Seconds between an action's being ready and its start, each time."""
+    """Seconds before each action in which its device does no work."""
     form: Form | None = None
     """None for an order that is not in the table."""
 
     @property
-    def seconds(self) -> dict[str, tuple[float, ...]]:
-        """Of each kind of action, a backward in halves where its parts are not given."""
-        half = tuple(b / 2 for b in self.backward)
-        return {
-            "forward": self.forward,
-            "backward": self.backward,
-            "backward_input": self.backward_input or half,
-            "backward_weight": self.backward_weight or half,
-        }
-
-    @property
-    def times(self) -> dict[str, tuple[float, ...]]:
+    def times(self) -> dict[str, np.ndarray]:
         """The arguments of :func:`tiledask.simulate`, overheads in the actions."""
-        times = {name: tuple(t + self.overhead for t in ts) for name, ts in self.seconds.items()}
-        return times | {"latency": self.latency or (0.0,) * (self.schedule.stages - 1)}
-
-    def retimed(
-        self, change: Callable[[tuple[float, ...]], tuple[float, ...]], **more: Any
-    ) -> "TimedSchedule":
-        """The same with ``change`` made to the times of each kind, and ``more`` to the rest."""
-        changed: dict[str, Any] = {name: change(times) for name, times in self.seconds.items()}
-        return replace(self, **changed, **more)
+        return dict(zip(TIMES, self.seconds + self.overhead, strict=True)) | {"latency": self.hops}
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -122,31 +99,20 @@ class TimedSchedule:
         return self.timeline.makespan
 
     @property
-    def devices(self) -> int:
-        return self.schedule.devices
-
-    @property
     def idle(self) -> float:
         """Device-seconds without work; the overhead of an action is none."""
         busy = self.timeline.busy - self.overhead * len(self.schedule)
-        return self.devices * self.makespan - busy
+        return self.schedule.devices * self.makespan - busy
 
     @property
     def idle_share(self) -> float:
         """idle / (devices x makespan)."""
-        whole = self.devices * self.makespan
+        whole = self.schedule.devices * self.makespan
         return self.idle / whole if whole else 0.0
 
     @cached_property
     def memory(self) -> float:
         """Activations of the fullest device, of the whole batch on its share of the layers: GPipe
         keeps 1; 1F1B keeps p / m; stages are taken to be equal."""
-        chunk = self.devices / self.schedule.stages / self.schedule.microbatches
-        return max(peak_in_flight(self.schedule)) * chunk
-
-    @cached_property
-    def device_times(self) -> tuple[float, ...]:
-        """Seconds of work of each device for one micro-batch (mean over micro-batches)."""
-        s, table = self.schedule, np.array([*self.seconds.values()])
-        work = np.bincount(s.device, table[s.kind, s.stage], minlength=s.devices)
-        return tuple((work / s.microbatches).tolist())
+        s = self.schedule
+        return max(peak_in_flight(s)) * s.devices / s.stages / s.microbatches

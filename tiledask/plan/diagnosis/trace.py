@@ -1,8 +1,5 @@
-"""When devices were busy: rows of actions, or blocks of kernels that may be several actions.
-
-rows      device,start,end [,kind,stage,microbatch]     one action each, in seconds
-blocks    the same of kernels: actions that touch have run together
-"""
+"""When devices were busy: rows of device, start, end and, where they are known, kind, stage and
+microbatch, in seconds."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -42,8 +39,6 @@ class Trace:
     microbatch: np.ndarray
     grain: float = 0.0
     """Seconds by which an edge may be wrong."""
-    blocks: bool = False
-    """Whether one interval may be several actions without a pause."""
     source: str = ""
     """What was read, and what had to be assumed."""
 
@@ -56,13 +51,11 @@ class Trace:
         Raises ConfigError for rows without work, labels far beyond their number, two intervals of
         a device at once, and a device that never works.
         """
-        rows = [*rows]
-        first: dict[str, float] = {}
-        for name, begin, *_ in rows:
-            first[name] = min(begin, first.get(name, np.inf))
-        lazy = [name for name in names if name not in first]
-        if lazy or len(first) > MOST_DEVICES or not any(row[2] > row[1] for row in rows):
-            idle = f"device {lazy[0]} does no work" if lazy else f"{len(first)} devices work"
+        rows = sorted(rows, key=lambda row: (row[1], len(row[0]), row[0]))
+        order = dict.fromkeys(row[0] for row in rows)
+        lazy = [name for name in names if name not in order]
+        if lazy or len(order) > MOST_DEVICES or not any(row[2] > row[1] for row in rows):
+            idle = f"device {lazy[0]} does no work" if lazy else f"{len(order)} devices work"
             raise ConfigError(
                 f"{idle} in {source}; a trace has the work of one pipeline, of {MOST_DEVICES} "
                 f"devices at most, in intervals above 0 s"
@@ -72,15 +65,14 @@ class Trace:
                 f"stage or microbatch {label} in {source}, of {len(rows)} rows; they count from 0, "
                 f"and each has a row"
             )
-        order = sorted(first, key=lambda name: (first[name], len(name), name))
-        number = {name: d for d, name in enumerate(order)}
+        number, zero = {name: d for d, name in enumerate(order)}, rows[0][1]
         rows.sort(key=lambda row: (number[row[0]], row[1], row[2]))
         device, start, end, kind, stage, microbatch = zip(*rows, strict=True)
         trace = cls(
             tuple(order),
             np.array([number[name] for name in device], np.int32),
-            np.array(start, float) - min(start),
-            np.array(end, float) - min(start),
+            np.array(start, float) - zero,
+            np.array(end, float) - zero,
             np.array([KINDS.find(k) if k else -1 for k in kind], np.int8),
             np.array(stage, np.int32),
             np.array(microbatch, np.int32),
@@ -125,7 +117,7 @@ class Trace:
     @property
     def is_labelled(self) -> bool:
         """Whether every row says kind, stage and micro-batch."""
-        return all(bool((c >= 0).all()) for c in (self.code, self.stage, self.microbatch))
+        return min(int(c.min()) for c in (self.code, self.stage, self.microbatch)) >= 0
 
     @cached_property
     def overlap(self) -> float:

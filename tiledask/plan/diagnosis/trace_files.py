@@ -35,8 +35,9 @@ def read_trace(trace: Any) -> Trace:
     if hasattr(trace, "columns") and hasattr(trace, "to_dict"):
         rows, source = trace.to_dict("records"), "the table"
     else:
-        texts, source = _texts(trace)
-        if _is_json(texts[0]):
+        paths, source = _paths(trace)
+        texts = [(path.name, _text(path)) for path in paths]
+        if len(texts) > 1 or texts[0][1].lstrip()[0] in "[{":
             return of_chrome(texts, source)
         rows = csv.DictReader(texts[0][1].splitlines(), skipinitialspace=True)
     source += " (times taken as seconds)"
@@ -48,50 +49,40 @@ def read_trace(trace: Any) -> Trace:
     return Trace.of(work, [row[0] for row in read], source=source)
 
 
-def _is_json(text: tuple[str, str]) -> bool:
-    return text[1].lstrip()[0] in "[{"
-
-
-def _texts(trace: Any) -> tuple[list[tuple[str, str]], str]:
-    """((file name, text) of each file, what they are called) of a path, of a list of paths or of a
-    folder."""
+def _paths(trace: Any) -> tuple[list[Path], str]:
+    """The files of a path, of a list of paths or of a folder, and what they are called."""
     given = trace if isinstance(trace, list | tuple) else [trace]
     if not given or not all(isinstance(each, str | PathLike) for each in given):
         raise ConfigError(
             f"a trace is a Timeline, a table with the columns device, start, end, the path of a "
             f"file, or those of all ranks; got {type(trace).__name__}"
         )
-    paths, source = [Path(each) for each in given], f"{len(given)} files"
-    if len(paths) == 1:
-        source = paths[0].name
-        if os.path.isdir(paths[0]):  # a name that is too long is none
-            paths = sorted(p for p in paths[0].iterdir() if p.name.endswith((".json", ".json.gz")))
-    texts: list[tuple[str, str]] = []
-    for path in paths:
-        texts.append((path.name, _text(path, MAX_BYTES - sum(len(text) for _, text in texts))))
-    if not texts or (len(texts) > 1 and not all(map(_is_json, texts))):
-        raise ConfigError(
-            f"a trace is one CSV file, the .json or .json.gz of each rank as torch.profiler writes "
-            f"them, or their folder; got {source}"
-        )
-    return texts, source
+    paths = [Path(each) for each in given]
+    if len(paths) > 1:
+        return paths, f"{len(paths)} files"
+    source, folder = paths[0].name, paths[0]
+    if os.path.isdir(folder):  # a name that is too long is none
+        paths = sorted(p for p in folder.iterdir() if p.name.endswith((".json", ".json.gz")))
+        if not paths:
+            raise ConfigError(f"no .json or .json.gz of a rank in {source}, as torch.profiler's")
+    return paths, source
 
 
-def _text(path: Path, most: int) -> str:
-    """What is in a file, unpacked if it is gzip. Raises ConfigError above ``most`` bytes."""
+def _text(path: Path) -> str:
+    """What is in a file, unpacked if it is gzip. Raises ConfigError above MAX_BYTES."""
     if not os.path.isfile(path):
         raise ConfigError(f"no trace at {str(path)!r}; give a CSV or a Chrome trace JSON file")
     size, text = os.path.getsize(path), ""
     try:
-        if size <= most:
+        if size <= MAX_BYTES:
             with open(path, "rb") as file:
                 packed = file.read(2) == b"\x1f\x8b"
             with gzip.open(path) if packed else open(path, "rb") as file:
-                data = file.read(most + 1)
+                data = file.read(MAX_BYTES + 1)
             size, text = max(size, len(data)), data.decode("utf-8-sig")
     except (EOFError, OSError, UnicodeDecodeError, zlib.error) as error:
         raise ConfigError(f"{path.name} cannot be read as CSV or JSON: {error}") from None
-    if size > most or not text.strip():
+    if size > MAX_BYTES or not text.strip():
         raise ConfigError(
             f"{path.name} has {size:,} bytes, and a trace has an action or more and up to "
             f"{MAX_BYTES:,} bytes; cut it to one training step, or keep only the kernels"
