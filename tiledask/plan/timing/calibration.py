@@ -28,7 +28,7 @@ from tiledask.plan.timing.roofline import Rates
 __all__ = ["Calibration", "Holds", "calibration_of", "frameworks", "holds", "uncounted"]
 
 OTHER = "other"
-"""The entry of a kernel's file for devices that it does not name, and of precisions."""
+"""The entry of a file for devices that it does not name."""
 BESIDE = "zero beside pp"
 """The stages of ZeRO that a program runs in a pipeline's stages."""
 
@@ -36,20 +36,15 @@ BESIDE = "zero beside pp"
 class Holds(NamedTuple):
     """What a framework holds in memory beyond the arithmetic; as it stands here, nobody's own."""
 
-    # of a logit at the loss: 4 in single precision and 2 of their gradient where the loss is fused;
-    # more where softmax and gradient are tensors of their own
-    loss_bytes: int = 6
+    loss_bytes: int = 6  # of a logit: 4, and 2 of its gradient; more where the loss is not fused
     fp8_input_bytes: int = 2  # of a number that a product in FP8 keeps of its input for backward
-    # answers of experts wait to be weighted by the router's probabilities; 0: they are weighted
-    # inside the experts, before the last product, and not kept
-    keeps_expert_outputs: int = 1
+    keeps_expert_outputs: int = 1  # until they are weighted; 0: weighted inside the experts
     adapter_input_bytes: int = 0  # of a number of an adapter's input: dropout's copy and its mask
     fused_gate: int = 0  # a gated activation is one kernel, which works its gate out again
     # buffers stay that others free: of each shape of a layer's matrices what autograd gets in place
     # of gradients that are added up already, and the head's input, where the sequence is cut
     keeps_buffers: int = 0
-    # what a stage sends is kept until its gradient comes (torch.distributed.pipelining, stage.py)
-    keeps_sent: int = 0
+    keeps_sent: int = 0  # what a stage sends, until its gradient comes (torch's stage.py)
     # that the caching allocator holds and nobody uses, and the libraries' workspaces: with the
     # other named ones 7.5 GB, which every second row of the BLOOM-176B engineering log that ran
     # shows beyond the estimate (least squares of the relative error)
@@ -69,8 +64,7 @@ class Calibration:
     framework: str
     why: str  # this framework is assumed
     # -- of the device
-    # precision -> share of the peak in a deep product that fills the device; others are as bf16
-    product_share: dict[str, float]
+    product_share: dict[str, float]  # of the peak, by precision, in deep products; else as bf16
     product_depth: float  # the k at which a product reaches half of that
     misaligned: float = 0.0  # what each halving of 32 down to what divides all its sizes adds
     memory_share: float  # of the memory bandwidth, in element-wise kernels
@@ -87,17 +81,13 @@ class Calibration:
     # that is waited for though work could hide it
     exposed: dict[str, float]
     exchange_share: float  # of a link's bandwidth, in exchanges of tokens between experts
-    # nodes that a token crosses to at most, once each, however many of its experts are there; 0:
-    # each copy crosses by itself
-    most_nodes: float
+    most_nodes: float  # that a token crosses to, once each; 0: each of its copies by itself
     own_adapter: bool = False  # copies gather through each device's adapter, not all of a node's
     copies_share: float = 1.0  # of the links' bandwidth, in sums and gathers between copies
     ring_part: float = 1.0  # of the core's share, against pieces of keys that came round
     gathers_operands: bool = False  # what tp gathers is as wide as the products' operands
     transfer_seconds: float = 0.0  # of a transfer between stages beside its bytes, each way
-    # weights that ZeRO-3 gathers ahead, matrix by matrix; 0: a layer is gathered at once, while the
-    # one before is at work
-    prefetch: float = 0.0
+    prefetch: float = 0.0  # weights that ZeRO-3 gathers ahead, matrix by matrix; 0: a layer
     # products of weights' gradients add to those of earlier micro-batches, whatever their width
     # (Transformer Engine); otherwise only to gradients wider than the product's numbers
     adds_gradients: bool = False
@@ -112,8 +102,8 @@ class Calibration:
     # -- of all together
     errors: dict[str, float]  # relative ones, that add up in quadrature to that of an estimate
     calibrated: tuple[str, ...] = ()  # published cases that the shares were fitted to
+    # field of a layout -> the values that the program runs; what it does not name is free
     runs: dict[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Field of a layout -> the values that the program runs; what it does not name is free."""
     trains: str = "mixed-adam-16"  # the recipe that the program trains with
     scale: float = 1.0  # measured over estimated seconds, where a step of one's own was measured
 

@@ -207,20 +207,21 @@ class StepTime(LayerTime):
         )
         return stacked(layers * dense + tables, layers * experts)
 
-    def _over_copies(self, held: Array, width: int, layers: Values) -> Values:
-        """Seconds in which the copies of the model gather the (dense, expert) weights ``held`` in
-        ``width`` bytes each, or sum up gradients; those of experts among fewer of them. ZeRO-3
+    def _over_copies(self, held: Array, layers: Values) -> Array:
+        """Seconds in which the copies of the model sum up gradients of the (dense, expert) weights
+        ``held``, and in which they gather the weights; those of experts among fewer of them. ZeRO-3
         makes a call for each of the ``layers``, or for each of their matrices; else each bucket
         is one."""
-        n, known, total = self.n, self.calibration, 0.0
+        n, known, recipe = self.n, self.calibration, self.recipe
+        widths = np.array([[recipe.gradient_bytes], [recipe.gathered_bytes]]) / known.copies_share
         groups = (n.dp * n.cp, n.tp), (n.expert_copies, n.ep * n.expert_slices)
-        each = len(products(self.model.layer)) if known.prefetch else 1
+        each, total = len(products(self.model.layer)) if known.prefetch else 1, np.zeros((2, 1))
         for mine, (size, apart) in zip(held, groups, strict=True):
-            buckets = np.ceil(mine / np.maximum(BUCKET, BUCKET_OF_COPY * size))
-            calls = np.where(np.asarray(n.zero) == 3, each * layers, buckets)
-            moved = mine * width / known.copies_share
-            seconds = all_gather(moved, size, apart, self.cluster, known.own_adapter, calls)
-            total = total + (mine > 0) * seconds
+            if mine.any():
+                buckets = np.ceil(mine / np.maximum(BUCKET, BUCKET_OF_COPY * size))
+                calls = np.where(np.asarray(n.zero) == 3, each * layers, buckets)
+                run = size, apart, self.cluster, known.own_adapter, calls
+                total = total + (mine > 0) * all_gather(mine * widths, *run)
         return total
 
     def reduction(self, held: Array, layers: Values, work: Array) -> Values:
@@ -244,8 +245,8 @@ class StepTime(LayerTime):
         again = np.where(np.asarray(n.recompute) == "full", own, 0)  # gathered for it, once more
         beside = np.where(sharded & resharded, of_weights / 2 + again, 0)
         before = np.where(sharded, of_weights / 2, trained * of_weights)
-        gradients = trained * self._over_copies(held, recipe.gradient_bytes, layers)
-        weights = self._over_copies(held, recipe.gathered_bytes, layers)
+        gradients, weights = self._over_copies(held, layers)
+        gradients = trained * gradients
         part = 1 - np.where(sharded, waits["fsdp"], waits["dp"])
         # of the gathered weights those hidden behind others' work: of ZeRO-3 what is fetched ahead,
         # a layer, or one matrix or as many as the prefetch bucket holds
