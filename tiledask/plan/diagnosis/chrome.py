@@ -36,8 +36,6 @@ LAUNCH_GAP = 1e-3
 """Share of the makespan below which a pause between two kernels is no idle time."""
 SLIVER = 0.05
 """Of the median block: shorter ones are copies and checks, not actions."""
-MOST_TIME = 1e300
-"""Above which a time is refused: its sums would not be finite."""
 CLOCKS = 2e-3
 """Share of the makespan by which the clocks of two ranks may differ."""
 
@@ -62,8 +60,7 @@ def of_chrome(texts: Sequence[tuple[str, str]], source: str) -> Trace:
     ConfigError for what cannot be read."""
     files = _read(texts, source)
     every = [e for events in files for e in events]
-    has = {e.cat for e in every}
-    worker = next((cat for cat in ("kernel", "cpu_op") if cat in has), "")
+    worker = next((cat for cat in ("kernel", "cpu_op") if any(e.cat == cat for e in every)), "")
     labels = [e for e in every if _label(e)]
     on_gpu = any(e.cat.startswith("gpu") for e in labels)
     # the CPU launches kernels and does not wait for them: its labels say nothing of their time
@@ -137,7 +134,7 @@ def _parsed(name: str, text: str) -> tuple[int | None, float, list[tuple[Any, fl
             if e.get("ph") == "X" and "ts" in e
             if str(e.get("cat")) != "Trace" and str(e.get("pid")) not in ("Spans", "Traces")
         ]
-        if not all(0 <= at < MOST_TIME and 0 <= length < MOST_TIME for _, at, length in complete):
+        if not all(0 <= at < math.inf and 0 <= length < math.inf for _, at, length in complete):
             raise ValueError("ts and dur are finite numbers of 0 or more")
         rank = (about.get("distributedInfo") or {}).get("rank")
         return rank, 1e-9 * float(about.get("baseTimeNanoseconds", 0)), complete

@@ -211,8 +211,10 @@ def _findings(trace: Trace, fit: TraceFit | None) -> Iterator[Finding]:
         yield Finding("microbatches", None, why=why)
         yield Finding("schedule", None)
     else:
-        yield from _order(trace, fit, timed)
-        plan, order = fit.plan, fit.plan.schedule
+        plan, order, form = fit.plan, fit.plan.schedule, fit.plan.form
+        counted, named, why = _sureness(trace, fit, timed)
+        yield Finding("microbatches", order.microbatches, counted, why)
+        yield Finding("schedule", str(form) if form else "own order", named, why)
         work = np.bincount(order.device, plan.seconds[order.kind, order.stage])
         found["forward"], found["backward"], *_ = (tuple(t.tolist()) for t in plan.seconds)
         if fit.has_hops or trace.devices == 1:
@@ -228,21 +230,16 @@ def _findings(trace: Trace, fit: TraceFit | None) -> Iterator[Finding]:
         yield Finding(name, value, UNSURE if value is None else timed, why)
 
 
-def _order(trace: Trace, fit: TraceFit, timed: str) -> Iterator[Finding]:
-    """How many micro-batches there are and which schedule, and how sure both are."""
-    order, form, others = fit.plan.schedule, fit.plan.form, fit.others
-    counted = named = "exact" if trace.is_labelled else timed
-    why = "the order of its actions"
-    if not trace.is_labelled:
-        each = [f"{form} (micro-batches: {form.microbatches})" for form in others[:3]]
-        why = f"simulated edges are within {format_seconds(fit.error)} of the trace's"
-        why += f"; so are those of {' and '.join(each)}" if each else ""
-        if others or len(trace.start) > MANY:
-            named = "likely"
-        if any(other.microbatches != order.microbatches for other in others):
-            counted = "likely"
-    yield Finding("microbatches", order.microbatches, counted, why)
-    yield Finding("schedule", str(form) if form else "own order", named, why)
+def _sureness(trace: Trace, fit: TraceFit, timed: str) -> tuple[str, str, str]:
+    """How sure the number of micro-batches is, and the schedule, and why."""
+    if trace.is_labelled:
+        return "exact", "exact", "the order of its actions"
+    each = [f"{form} (micro-batches: {form.microbatches})" for form in fit.others[:3]]
+    why = f"simulated edges are within {format_seconds(fit.error)} of the trace's"
+    why += f"; so are those of {' and '.join(each)}" if each else ""
+    counts = {form.microbatches for form in fit.others} - {fit.plan.schedule.microbatches}
+    is_first = fit.others or len(trace.start) > MANY
+    return "likely" if counts else timed, "likely" if is_first else timed, why
 
 
 def _causes(trace: Trace, plan: TimedSchedule | None) -> tuple[Cause, ...]:
