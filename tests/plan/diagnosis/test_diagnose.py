@@ -76,6 +76,7 @@ def test_overhead_between_actions_is_not_taken_for_latency():
         d = diagnose(trace)
         assert_found(d, before)
         assert d["overhead"].value == pytest.approx(0.1, abs=1e-9)
+        assert {f.sure for f in d.findings} == {"exact"}
         causes = {c.name: c.seconds for c in d.causes}
         assert causes["overhead"] > 0 < causes["communication"]
         assert by_change(d)["no overhead between actions"].makespan < t.makespan
@@ -90,6 +91,7 @@ def test_what_edges_alone_tell_and_what_they_leave_open():
     # F and B of one length, and nothing in between: a block fits in many ways
     d = diagnose(bare(td.simulate(td.schedule("gpipe", 1, 4), forward=1, backward=1)))
     assert d["microbatches"].sure == "likely"
+    assert d["imbalance"].value == 0
     order = td.schedule("gpipe", 3, 5, forward_only=True)
     d = diagnose(bare(td.simulate(order, forward=[1.0, 1.5, 1.2], latency=0.2)))
     assert (d["schedule"].value, d["microbatches"].value) == ("gpipe, forward only", 5)
@@ -174,6 +176,7 @@ def test_files_of_a_run(tmp_path, form):
     assert (d.devices, d["microbatches"].value, d["schedule"].value) == (4, 8, "1f1b")
     assert d["schedule"].sure == "exact"
     assert d.makespan == pytest.approx(RUN.makespan, rel=1e-9)
+    assert d["latency"].value == pytest.approx(0.25)
     np.testing.assert_allclose(d["forward"].value, F)
     np.testing.assert_allclose(d["backward"].value, B)
 
