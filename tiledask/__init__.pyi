@@ -51,10 +51,10 @@ from tiledask.plan import formulas as formulas
 from tiledask.plan.choosing.critique import critique as critique
 from tiledask.plan.choosing.search import search as search
 from tiledask.plan.choosing.sensitivity import sensitivity as sensitivity
-from tiledask.plan.choosing.space import Space as Space
 from tiledask.plan.diagnosis.diagnose import diagnose as diagnose
 from tiledask.plan.fitting.fit import fits as fits
 from tiledask.plan.fitting.memory import estimate_memory as estimate_memory
+from tiledask.plan.fitting.space import Space as Space
 from tiledask.plan.frameworks.exchange import export_config as export_config
 from tiledask.plan.frameworks.exchange import import_config as import_config
 from tiledask.plan.inputs.layout import Layout as Layout

@@ -142,19 +142,19 @@ RESULTS = {
     "step": lambda: td.estimate_step(LLAMA, SPLIT, EIGHT, **FEW),
     "plans": lambda: td.search(LLAMA, EIGHT, 16, **FEW),
 }
+FRAMES = ("ledger", "step", "plans")
 
 
 @pytest.mark.parametrize("name", RESULTS)
-def test_every_result_is_plain_values_and_a_frame(name):
+def test_every_result_is_plain_values_and_most_are_a_frame(name):
     found = RESULTS[name]()
-    facts, frame = found.to_dict(), found.to_frame()
+    facts, frame = found.to_dict(), name in FRAMES and found.to_frame()
     assert json.loads(json.dumps(facts))
-    assert len(frame)
     told = {
         "fit": lambda: (
             (facts["verdict"], max(facts["per_stage"])) == (found.verdict, found.band[0])
         ),
-        "memory": lambda: frame[frame.moment != "step"]["bytes"].sum() > found.peak,
+        "memory": lambda: facts["per_stage"] == [*found.ledger.per_place.values()],
         "ledger": lambda: list(frame.bytes) == [row.bytes for row in found.rows],
         "step": lambda: frame.seconds.sum() == pytest.approx(facts["seconds"]) == found.total,
         "plans": lambda: facts["plans"][0]["seconds"] == found.best.seconds,

@@ -121,7 +121,7 @@ def test_faults_are_named_and_the_advice_is_true(cluster):
         fit = fits(model, advice.layout, cluster, sequence=1024)
         after = td.estimate_step(model, advice.layout, cluster, sequence=1024).total
         assert fit.verdict == "fits"
-        assert (advice.seconds, advice.speedup) == (after, pytest.approx(before / after))
+        assert (advice.verdict, advice.step.total) == ("fits", after)
         assert after < 0.99 * before
         assert advice.layout.sequences == found.fit.layout.sequences
     again = critique(model, found.advice[0].layout, cluster, sequence=1024)
@@ -134,7 +134,6 @@ def test_what_does_not_fit_gets_the_change_that_does():
     assert found.step is None
     assert fits(model, found.advice[0].layout, fleet).verdict == "fits"
     assert found.to_dict()["verdict"] == "no"
-    assert "then it fits" in str(found)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from tiledask.errors import ConfigError
 from tiledask.lab.commands.options import Run
 from tiledask.lab.commands.request import Request, request_of, usual_batch
 from tiledask.plan.choosing.ranking import plan_table
-from tiledask.plan.choosing.search import search_fewest
 from tiledask.plan.fitting.fit import TIGHT, used
 from tiledask.plan.fitting.overhead import overhead_of
 from tiledask.plan.inputs.run import caches, check_timed, check_trains
@@ -230,20 +229,16 @@ def run_plan(args: argparse.Namespace) -> Run:
 
 def _fewest(request: Request) -> Run:
     """The fewest devices on which some layout fits, and that layout."""
-    batch = request.args.batch
-    if request.args.devices is not None:
-        raise ConfigError("--fewest tries every number of devices; leave --devices out")
+    args = request.args
+    if args.devices is not None or args.batch is not None:
+        which = "--devices" if args.devices is not None else "the batch"
+        raise ConfigError(f"--fewest tries every number of devices and copies; leave {which} out")
     layout = fewest(request)
-    if batch is not None and layout is not None:  # of any batch: no fewer can do
-        most = replace(request.cluster, devices=max(request.cluster.devices, 4 * layout.devices))
-        found = search_fewest(request.model, most, batch, **request.options).best
-        layout = found.layout if found.verdict != "no" else None
     kind, name = request.cluster.device.name, request.model.name
     if layout is None:
         yield "no", f": no number of {kind} holds {name} with recipe {request.recipe.name}"
         return 1, {"verdict": "no", "devices": None, "assumptions": request.notes}
-    step = f" with {batch:,} sequences a step" if batch else ""
-    yield f"{layout.devices:,} x {kind}", f": the fewest that {name} fits on{step}"
+    yield f"{layout.devices:,} x {kind}", f": the fewest that {name} fits on"
     yield f"that is: {request.command(layout.devices, layout)}"
     request.layout = layout
     request.cluster = replace(request.cluster, devices=layout.devices)

@@ -11,21 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.plan.fitting.fit import Fit, fits
+from tiledask.plan.fitting.fit import Fit, Fix, fits
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout, Numbers
-from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.plan.inputs.run import check_run, check_trains, more_tp
+from tiledask.plan.inputs.run import check_trains
 from tiledask.plan.judged import Judged
 from tiledask.plan.tables import Part, Printable
 from tiledask.plan.timing.calibration import Calibration
-from tiledask.plan.timing.step import CLOSED_FORMS, StepEstimate, estimate_step
+from tiledask.plan.timing.step import CLOSED_FORMS, StepEstimate
 from tiledask.plan.timing.step_time import step_parts
-from tiledask.plan.units import format_bytes, format_seconds
+from tiledask.plan.units import format_seconds
 
-__all__ = ["Advice", "PlanCritique", "critique"]
+__all__ = ["Critique", "critique"]
 
 ADVISED, PRINTED = 10, 8
 """Changes that are priced by simulation, and of them those that are printed, at most."""
@@ -46,39 +45,20 @@ BESIDE_FLASH: tuple[dict[str, Any], ...] = ({}, {"recompute": "full"}, {"sequenc
 """What is tried together with flash attention."""
 
 
-@dataclass(frozen=True)
-class Advice:
-    """One change to the layout, costed."""
-
-    change: str
-    layout: Layout
-    peak: int
-    """Bytes on the fullest device."""
-    seconds: float
-    """Of a step."""
-    speedup: float
-    """Seconds before over seconds after; infinite if the plan did not fit before."""
-
-    def __str__(self) -> str:
-        fast = f"{self.speedup:.3g} times as fast"
-        return (
-            f"{self.change}: {format_seconds(self.seconds)} a step, "
-            f"{fast if self.speedup < np.inf else 'then it fits'}, "
-            f"{format_bytes(self.peak)} a device"
-        )
-
-
 @dataclass(frozen=True, repr=False)
-class PlanCritique(Printable):
+class Critique(Printable):
     """What ``critique`` found; true if nothing is wrong and no single change is worth it."""
 
     fit: Fit
-    step: StepEstimate | None
-    """None for a layout that does not fit."""
     lines: tuple[Judged, ...]
-    advice: tuple[Advice, ...]
+    advice: tuple[Fix, ...]
     """Changes that fit and make a step shorter by 1 % or more, the best first: single ones, and
     flash attention with another. For a layout that does not fit: those that do."""
+
+    @property
+    def step(self) -> StepEstimate | None:
+        """None for a layout that does not fit."""
+        return None if self.fit.verdict == "no" else self.fit.step
 
     def __bool__(self) -> bool:
         return all(line.good for line in self.lines) and not self.advice
@@ -86,25 +66,35 @@ class PlanCritique(Printable):
     def __repr__(self) -> str:
         faults = sum(not line.good for line in self.lines)
         best = f"; first: {self.advice[0]}" if self.advice else ""
-        return f"PlanCritique({self.fit.layout}: {faults} faults{best})"
+        return f"Critique({self.fit.layout}: {faults} faults{best})"
 
     def __str__(self) -> str:
         return self.to_text().rstrip("\n")
 
     def printed(self) -> Iterator[Part]:
         yield from (f"  {line}" for line in self.lines)
-        yield from (f"  → {advice}" for advice in self.advice[:PRINTED])
+        yield from (f"  → {fix}" for fix in self.advice[:PRINTED])
         if not self.advice and self.step is not None:
             yield "  no single change makes it 1 % faster"
 
     def to_dict(self) -> dict[str, object]:
-        """The same as plain values, for JSON."""
+        """The same as plain values, for JSON; the speedup is infinite if it did not fit before."""
+        before = np.inf if self.step is None else self.step.total
         return {
             "layout": str(self.fit.layout),
             "verdict": self.fit.verdict,
-            "seconds": None if self.step is None else self.step.total,
+            "seconds": None if self.step is None else before,
             "lines": [{"about": j.claim, "good": j.good, "why": j.why} for j in self.lines],
-            "advice": [{**vars(each), "layout": str(each.layout)} for each in self.advice],
+            "advice": [
+                {
+                    "change": fix.change,
+                    "layout": str(fix.layout),
+                    "peak": fix.memory.peak,
+                    "seconds": fix.step.total,
+                    "speedup": before / fix.step.total,
+                }
+                for fix in self.advice
+            ],
         }
 
 
@@ -117,7 +107,7 @@ def critique(
     *,
     calibration: Calibration | str | None = None,
     framework: str | None = None,
-) -> PlanCritique:
+) -> Critique:
     """What is wrong with ``layout``, and which single change would be better.
 
     ``model`` and ``cluster`` may be names. Memory is judged by
@@ -125,26 +115,21 @@ def critique(
     :func:`tiledask.plan.timing.step.estimate_step`, with ``calibration`` and ``framework``; raises
     what they raise.
 
-    >>> from tiledask.plan.inputs.load import load_cluster, load_model
-    >>> found = critique(load_model("gpt2-xl"), Layout(pp=8, microbatches=8, tp=1),
-    ...                  load_cluster("8xA100-80GB"), sequence=1024)
+    >>> found = critique("gpt2-xl", Layout(pp=8, microbatches=8), "8xA100-80GB", sequence=1024)
     >>> [line.claim for line in found.lines if not line.good]
     ['bubble', 'utilisation']
-    >>> found.advice[0].seconds < found.step.total
+    >>> found.advice[0].step.total < found.step.total
     True
     """
-    model, cluster, recipe = as_model(model), as_cluster(cluster), load_recipe(recipe)
+    recipe = load_recipe(recipe)
     check_trains(recipe)
-    sequence = check_run(model, layout, sequence)
     run = model, layout, cluster, recipe, sequence
-    assumed: dict[str, Any] = {"calibration": calibration, "framework": framework}
-    fit = fits(*run, **assumed)
-    step = None if fit.verdict == "no" else estimate_step(*run, **assumed)
-    lines, advice = _lines(fit, step), sorted(_advice(fit, step, assumed), key=lambda a: a.seconds)
-    return PlanCritique(fit, step, tuple(Judged(*line) for line in lines), tuple(advice))
+    fit = fits(*run, calibration=calibration, framework=framework)
+    advice = sorted(_advice(fit, recipe), key=lambda fix: fix.step.total)
+    return Critique(fit, tuple(Judged(*line) for line in _lines(fit)), tuple(advice))
 
 
-def _lines(fit: Fit, step: StepEstimate | None) -> Iterator[tuple[str, bool, str]]:
+def _lines(fit: Fit) -> Iterator[tuple[str, bool, str]]:
     """(what it is about, whether it is good, why)."""
     layout, cluster, node = fit.layout, fit.cluster, fit.cluster.devices_per_node
     yield "memory", fit.verdict != "no", f"{fit.verdict}: {fit.reason}"
@@ -155,13 +140,9 @@ def _lines(fit: Fit, step: StepEstimate | None) -> Iterator[tuple[str, bool, str
     if layout.tp > node:
         sums = f"every layer then sums over {cluster.between_nodes.name}"
         yield "tensor parallelism", False, f"tp {layout.tp} leaves its node of {node}: {sums}"
-    if cluster.uneven:
-        yield "nodes", True, cluster.uneven
-    for note in more_tp(fit.memory.model, layout):
-        yield "key-value heads", True, note
-    if step is None:
+    if fit.verdict == "no":
         return
-    total = step.total
+    step, total = fit.step, fit.step.total
     rows = {row.part: row for row in step.rows}
     for name, (most, what) in WAITS.items():
         if (row := rows[name]).seconds > 0:
@@ -183,33 +164,29 @@ def _lines(fit: Fit, step: StepEstimate | None) -> Iterator[tuple[str, bool, str
     yield "utilisation", step.mfu >= 0.3, f"{work} {where}"
 
 
-def _advice(fit: Fit, step: StepEstimate | None, assumed: dict[str, Any]) -> Iterator[Advice]:
+def _advice(fit: Fit, recipe: Recipe) -> Iterator[Fix]:
     """Of the neighbours those that are fastest by formula, and those of whose schedule there is
     no formula, simulated."""
-    start, memory = fit.layout, fit.memory
-    model, run = memory.model, (fit.cluster, memory.recipe, memory.sequence)
+    model, sequence, before = fit.memory.model, fit.memory.sequence, np.inf
     tried = [*dict.fromkeys(_neighbours(fit))]
-    if step is None:
-        fix = fit.smallest_fix
-        tried = [fix.layout] * (fix is not None and not fix.missing) + tried  # type: ignore[union-attr]
-        fitting = (fits(model, each, *run, **assumed) for each in dict.fromkeys(tried))
-        tried = [each.layout for each in fitting if each.verdict == "fits"]
-    numbers = Numbers.of(start, *tried)
-    by_formula = step_parts(model, run[0], numbers, *run[1:], **assumed).total
+    if fit.verdict == "no":
+        nearest = fit.smallest_fix
+        tried = [nearest.layout, *tried] if nearest and not nearest.missing else tried
+        tried = [layout for layout in dict.fromkeys(tried) if fit.with_layout(layout)]
+    numbers = Numbers.of(fit.layout, *tried)
+    by_formula = step_parts(model, fit.cluster, numbers, recipe, sequence, **fit.by).total
     now, *seconds = np.ravel(by_formula).tolist()
-    before, most = (np.inf, np.inf) if step is None else (step.total, SLOWER * now)
+    if fit.verdict == "no":
+        now = np.inf
+    else:
+        before = fit.step.total
     order = sorted(range(len(tried)), key=seconds.__getitem__)
-    chosen = [n for n in order if seconds[n] <= most][:ADVISED]
-    chosen += [n for n, layout in enumerate(tried) if layout.schedule not in CLOSED_FORMS]
-    for layout in (tried[n] for n in dict.fromkeys(chosen)):
-        again = fits(model, layout, *run, **assumed)
-        if again.verdict != "fits":
-            continue
-        after = estimate_step(model, layout, *run, **assumed).total
-        if after <= (1 - WORTH_IT) * before:
-            was, now = vars(start), vars(layout)
-            words = (f"{name} {was[name]} -> {now[name]}" for name in was if was[name] != now[name])
-            yield Advice(", ".join(words), layout, again.memory.peak, after, before / after)
+    chosen = [tried[n] for n in order if seconds[n] <= SLOWER * now][:ADVISED]
+    chosen += [layout for layout in tried if layout.schedule not in CLOSED_FORMS]
+    for layout in dict.fromkeys(chosen):
+        fix = fit.with_layout(layout)
+        if fix is not None and fix.step.total <= (1 - WORTH_IT) * before:
+            yield fix
 
 
 def _neighbours(fit: Fit) -> Iterator[Layout]:

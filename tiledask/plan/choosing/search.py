@@ -15,9 +15,9 @@ import numpy as np
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.choosing.ranking import plan_table
-from tiledask.plan.choosing.space import COLUMNS, Space, layouts_of
 from tiledask.plan.fitting.fit import Fit, fits
-from tiledask.plan.fitting.overhead import VERDICTS, device_limits, overhead_of, verdicts
+from tiledask.plan.fitting.overhead import VERDICTS, DeviceLimits
+from tiledask.plan.fitting.space import COLUMNS, Columns, Space, layouts_of
 from tiledask.plan.fitting.vectorized import peaks
 from tiledask.plan.frames import frame
 from tiledask.plan.inputs.hardware import ClusterSpec
@@ -33,14 +33,12 @@ from tiledask.plan.timing.step_time import step_parts
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.plan.whole import is_whole, whole_number
 
-__all__ = ["Plan", "Plans", "Space", "search", "search_fewest"]
+__all__ = ["Plan", "Plans", "Space", "search"]
 
 FIRST = 10
 """Plans of a search that are shown."""
 SIMULATED = 14
 """Plans that are put in order by their simulated seconds before anybody looks at one."""
-AT_ONCE = 8
-"""Numbers of devices that are looked at together for the fewest."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -112,63 +110,55 @@ class Plans(Sequence[Plan], Printable):
 
     def __init__(
         self,
-        model: Model,
-        cluster: ClusterSpec,
-        global_batch: int,
-        recipe: Recipe,
-        sequence: int,
-        n: dict[str, np.ndarray],
+        run: tuple[Model, ClusterSpec, int, Recipe, int],
+        assumed: dict[str, Any],
+        n: Columns,
         left_out: dict[str, int],
-        peak: np.ndarray | None = None,
-        **assumed: Any,
     ):
-        self.model, self.cluster, self.global_batch = model, cluster, global_batch
-        self.recipe, self.sequence = recipe, sequence
-        self.assumed, self.left_out = assumed, left_out
-        self._settled: list[Plan] = []
-        self.run = run = calibration_of(cluster.device, recipe, **assumed).holding(recipe)
-        peak = peaks(model, run, sequence, **n) if peak is None else peak
-        total = overhead_of(Numbers(**n), run.framework).total
-        verdict = verdicts(device_limits(cluster.device, run), peak, total)
-        seconds = np.full(len(peak), np.inf)
+        self.model, cluster, self.global_batch, recipe, self.sequence = run
+        self.cluster, self.recipe, self.assumed, self.left_out = cluster, recipe, assumed, left_out
+        self.run = held = calibration_of(cluster.device, recipe, **assumed).holding(recipe)
+        layouts = {name: n[name] for name in COLUMNS}
+        if "peak" not in n:
+            n = layouts | {"peak": peaks(self.model, held, self.sequence, **layouts)}
+        limits = DeviceLimits.of(cluster.device, held)
+        verdict = limits.verdict(n["peak"], limits.overhead(Numbers(**layouts)))
+        seconds = np.full(len(verdict), np.inf)
         if len(inside := np.flatnonzero(verdict < 2)):
-            some = Numbers(**{name: column[inside] for name, column in n.items()})
-            seconds[inside] = step_parts(model, cluster, some, recipe, sequence, **assumed).total
+            some = Numbers(**{name: column[inside] for name, column in layouts.items()})
+            of = self.model, cluster, some, recipe, self.sequence
+            seconds[inside] = step_parts(*of, **assumed).total
         devices = n["dp"] * n["tp"] * n["pp"] * n["cp"]
-        of = {"devices": devices, "peak": peak, "by_formula": seconds, "verdict": verdict}
-        self._columns = n | of
-        self._order = np.lexsort((peak, seconds, verdict))
+        self._columns = n | {"devices": devices, "by_formula": seconds, "verdict": verdict}
+        self._order = np.lexsort((n["peak"], seconds, verdict))
+        self.settled: list[Plan] = []
         self.considered = len(self)
-        self.counts = {word: int((verdict == n).sum()) for n, word in enumerate(VERDICTS)}
+        self.counts = {word: int((verdict == at).sum()) for at, word in enumerate(VERDICTS)}
 
     def on(self, cluster: ClusterSpec, times: float) -> "Plans":
         """These layouts on another cluster of as many devices, where each takes 1/``times`` of its
         seconds at least, without those that could not be among the first: their memory is known."""
         seconds, verdict = self._columns["by_formula"], self._columns["verdict"]
-        last = self._order[self.settled - 1]
+        last = self._order[len(self.settled) - 1]
         rows = (verdict != verdict[last]) | (seconds <= times * seconds[last])
-        n = {name: self._columns[name][rows] for name in COLUMNS}
-        of = self.model, cluster, self.global_batch, self.recipe, self.sequence, n, self.left_out
-        return Plans(*of, self._columns["peak"][rows], **self.assumed).settle(self.settled)
+        n = {name: self._columns[name][rows] for name in (*COLUMNS, "peak")}
+        run = self.model, cluster, self.global_batch, self.recipe, self.sequence
+        return Plans(run, self.assumed, n, self.left_out).settle(len(self.settled))
 
     def settle(self, first: int = SIMULATED) -> "Plans":
         """These plans, with the ``first`` in the order of their simulated seconds, some
         milliseconds each. Whoever looks at a plan gets the first 14 settled."""
-        first = min(first, len(self))
-        if first > self.settled:
-            plans = self._settled + [self._plan(n) for n in range(self.settled, first)]
-            new = [plan for plan in plans[self.settled :] if plan.verdict != "no"]
+        known, first = len(self.settled), min(first, len(self))
+        if first > known:
+            plans = self.settled + [self._plan(at) for at in range(known, first)]
+            new = [plan for plan in plans[known:] if plan.verdict != "no"]
             for plan, step in zip(new, self.steps([p.layout for p in new]), strict=True):
                 vars(plan)["step"] = step  # where a cached property keeps it
-            rank = {word: n for n, word in enumerate(VERDICTS)}
-            order = sorted(range(first), key=lambda n: (rank[plans[n].verdict], plans[n].seconds))
+            verdicts = [VERDICTS.index(plan.verdict) for plan in plans]
+            order = sorted(range(first), key=lambda n: (verdicts[n], plans[n].seconds))
             self._order[:first] = self._order[order]
-            self._settled = [plans[n] for n in order]
+            self.settled = [plans[n] for n in order]
         return self
-
-    @property
-    def settled(self) -> int:
-        return len(self._settled)
 
     def steps(self, layouts: Sequence[Layout]) -> list[StepEstimate]:
         """The StepEstimate of each, all worked out together."""
@@ -177,11 +167,9 @@ class Plans(Sequence[Plan], Printable):
 
     def _plan(self, at: int) -> Plan:
         row = {name: each[self._order[at]].item() for name, each in self._columns.items()}
-        layout = {name: row[name] for name in COLUMNS}
-        layout["partition"] = ITEMS if layout.pop("items") else None
-        return Plan(
-            self, Layout(**layout), VERDICTS[row["verdict"]], row["peak"], row["by_formula"]
-        )
+        fields = {name: row[name] for name in COLUMNS[:-1]}
+        layout = Layout(**fields, partition=ITEMS if row["items"] else None)
+        return Plan(self, layout, VERDICTS[row["verdict"]], row["peak"], row["by_formula"])
 
     def __len__(self) -> int:
         return len(self._order)
@@ -191,7 +179,7 @@ class Plans(Sequence[Plan], Printable):
             return [self[n] for n in range(*at.indices(len(self)))]
         if not -len(self) <= at < len(self):
             raise IndexError(f"there are {len(self)} plans, numbered from 0; got {at}")
-        settled, at = self.settle()._settled, at % len(self)
+        settled, at = self.settle().settled, at % len(self)
         return settled[at] if at < len(settled) else self._plan(at)
 
     @property
@@ -204,7 +192,7 @@ class Plans(Sequence[Plan], Printable):
                 f"no layout of the space on {self.cluster.devices} devices is left: {why}; change "
                 f"the batch, the devices or the space, or name another framework"
             )
-        return self.settle()._settled[0]
+        return self.settle().settled[0]
 
     @property
     def alike(self) -> list[Plan]:
@@ -296,21 +284,18 @@ def search(
     by the formulas of :func:`tiledask.plan.timing.step_time.step_parts`; a plan's ``seconds`` are
     those of :func:`tiledask.estimate_step`, and the first 14 stand in their order.
 
-    >>> from tiledask.plan.inputs.load import load_cluster, load_model
-    >>> plans = search(load_model("llama-2-70b"), load_cluster("64xA100-80GB"), 256)
+    >>> plans = search("llama-2-70b", "64xA100-80GB", 256)
     >>> plans.best.verdict, plans.best.seconds <= plans[1].seconds
     ('fits', True)
     """
-    model, cluster = as_model(model), as_cluster(cluster)
-    runs: dict[str, tuple[Any, ...]] = {}
+    model, cluster, space = as_model(model), as_cluster(cluster), space or Space()
     assumed: dict[str, Any] = {"calibration": calibration, "framework": framework}
-    program = ""
+    named = None
     if framework is not None or calibration is not None:
         named = calibration_of(cluster.device, load_recipe("mixed-adam-16"), **assumed)
-        recipe, runs, program = recipe or named.trains, named.runs, named.framework
-    recipe, space = load_recipe(recipe or "mixed-adam-16"), space or Space()
+    recipe = load_recipe(recipe or (named.trains if named else "mixed-adam-16"))
     meant, what = "is it a number of tokens?", "sequences"
-    whole = whole_number("global_batch", global_batch, 1, MOST_OF_ANY, of=what, way_out=meant)
+    batch = whole_number("global_batch", global_batch, 1, MOST_OF_ANY, of=what, way_out=meant)
     check_trains(recipe)
     check_timed(recipe)
     if not isinstance(space, Space):
@@ -326,46 +311,14 @@ def search(
             f"devices must lie between 1 and the cluster's {cluster.devices}, got "
             f"{', '.join(map(short, counts[:8]))}; name a larger cluster"
         )
-    columns = layouts_of(model, cluster, whole, sequence, space, [int(n) for n in counts])
-    columns, left_out = _run_by(program, columns, runs)
-    return Plans(model, cluster, whole, recipe, sequence, columns, left_out, **assumed)
-
-
-def search_fewest(
-    model: Model | str, cluster: ClusterSpec | str, global_batch: int, **options: Any
-) -> Plans:
-    """The Plans on the fewest devices of ``cluster`` on which a layout fits, from the number whose
-    memory holds the states alone; those on all of them where none does. ``options`` are those of
-    `search` but ``devices``.
-
-    >>> plans = search_fewest("llama-2-13b", "64xA100-40GB", 64)
-    >>> plans.best.layout.devices, plans.best.verdict
-    (7, 'fits')
-    """
-    run = model, cluster, global_batch = as_model(model), as_cluster(cluster), global_batch
-    recipe = search(*run, devices=(1,), **options).recipe
-    states = model.parameters * recipe.bytes_per_parameter
-    least = max(1, int(states // cluster.device.memory_bytes))
-    for first in range(least, cluster.devices + 1, AT_ONCE):
-        some = range(first, min(first + AT_ONCE, cluster.devices + 1))
-        columns = search(*run, devices=some, **options)._columns
-        inside = columns["devices"][columns["verdict"] == 0]
-        if len(inside):
-            return search(*run, devices=(int(inside.min()),), **options)
-    return search(*run, **options)
-
-
-def _run_by(
-    program: str, columns: dict[str, np.ndarray], runs: dict[str, tuple[Any, ...]]
-) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """The layouts that a program runs, and how many it does not, by why."""
-    left_out = {}
-    for field, values in runs.items():
+    columns = layouts_of(model, cluster, batch, sequence, space, [int(n) for n in counts])
+    left_out, program = {}, named.framework if named else ""
+    for name, values in named.runs.items() if named else ():  # what the framework does not run
         idle = {BESIDE: columns["pp"] == 1, "sequence_parallel": columns["tp"] == 1}
-        runs_it = np.isin(columns["zero" if field == BESIDE else field], values)
-        runs_it |= idle.get(field, False)  # where that field does nothing
-        columns = {name: column[runs_it] for name, column in columns.items()}
-        if not runs_it.all():
-            shown = " or ".join(map(str, values))
-            left_out[f"{program} runs {field} {shown}"] = int((~runs_it).sum())
-    return columns, left_out
+        runs = np.isin(columns["zero" if name == BESIDE else name], values)
+        runs |= idle.get(name, False)  # where that field does nothing
+        columns = {each: column[runs] for each, column in columns.items()}
+        if not runs.all():
+            words = f"runs {name} {' or '.join(map(str, values))}"
+            left_out[f"{program} {words}"] = int((~runs).sum())
+    return Plans((model, cluster, batch, recipe, sequence), assumed, columns, left_out)

@@ -77,12 +77,12 @@ def sensitivity(
         raise ConfigError(f"times, by which limits grow, must be above 1, got {short(times)}")
     model, cluster = as_model(model), as_cluster(cluster)
     now = (plans or search(model, cluster, global_batch, **options)).settle()
-    found = []
+    settled, found = len(now.settled), []
     for limit, other in _relaxed(cluster, times).items():
         if limit == "devices" and options.get("devices") is not None:
             continue
         if limit.startswith("devices"):  # other layouts, not only other numbers of these
-            then = search(model, other, global_batch, **options).settle(now.settled)
+            then = search(model, other, global_batch, **options).settle(settled)
         else:
             then = now.on(other, times)
         found += [Relaxed(limit, times, now.best, then.best)] if len(then) else []

@@ -6,8 +6,8 @@ vectorized.py   thousands of layouts: their peaks, for a search
   terms.py        every tensor class at every moment, once, for both
   activations.py  what a forward pass keeps for the backward pass, tensor by tensor
   in_flight.py    of how many micro-batches, by schedule
-overhead.py     what a device holds beyond the arithmetic: CUDA context, NCCL, allocator
-fixes.py        the nearest layout that fits, as a value and as a sentence
-  fewest.py       the fewest devices
+overhead.py     what a device holds beyond the arithmetic, and the verdict
+fixes.py        the nearest layout that fits, and the one on the fewest devices
+space.py        what a search may choose, as columns
 states.py       the fewest devices, or copies, that hold the states alone
 """

@@ -1,9 +1,4 @@
-"""Does it fit? A verdict, what decides it, and the smallest change that makes it fit.
-
-0 .... estimate .... + CUDA context ........ + whole overhead     capacity right of all: "fits"
-                                                                  between the last two:  "tight"
-                                                                  left of the context:   "no"
-"""
+"""Does it fit? A verdict, what decides it, and the smallest change that makes it fit."""
 
 import re
 from collections import Counter
@@ -13,17 +8,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from tiledask.plan.fitting.fixes import SINGLE, Fix, Search, changes
+from tiledask.plan.fitting.fixes import SINGLE, Search, changes
 from tiledask.plan.fitting.memory import MemoryEstimate, estimate_memory
-from tiledask.plan.fitting.overhead import (
-    VERDICTS,
-    DeviceLimits,
-    Overhead,
-    device_limits,
-    measured_over_estimated,
-    overhead_of,
-    verdicts,
-)
+from tiledask.plan.fitting.overhead import VERDICTS, DeviceLimits, Overhead, measured_over_estimated
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import as_cluster, as_model
@@ -33,6 +20,7 @@ from tiledask.plan.inputs.run import check_run, check_trains, more_tp
 from tiledask.plan.tables import Part, Printable
 from tiledask.plan.timing.calibration import calibration_of, holds, uncounted
 from tiledask.plan.timing.checkpointing import Checkpointing, checkpointing
+from tiledask.plan.timing.step import StepEstimate, estimate_step
 from tiledask.plan.units import format_bytes
 from tiledask.plan.whole import whole_number
 
@@ -47,8 +35,6 @@ LARGEST = 10**24
 """Bytes of the largest overhead that is believed."""
 OPTIMIZER = "optimizer states"
 """What ZeRO-1 shards, as one class."""
-SMALLER = "mixed-adam-18 mixed-adam-16 mixed-momentum mixed-adam-8bit bf16-adam bf16-adam-8bit lora"
-"""Recipes that a fix may turn to, those that keep most first."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,23 +43,12 @@ class Fit(Printable):
 
     memory: MemoryEstimate
     cluster: ClusterSpec
-    overhead: Overhead
+    own: int | None = None
+    """Bytes of the overhead that was given."""
     by: dict[str, Any] = field(default_factory=dict)
     """The ``calibration`` and ``framework`` that were named: those of the seconds of fixes."""
     why: str = "as its recipe is"
     """Why the framework of the memory's recipe is assumed."""
-
-    @property
-    def assumed(self) -> str:
-        """One sentence: whose program is assumed, and what it holds beyond the arithmetic."""
-        name, over = self.memory.recipe.framework, self.overhead
-        more = f"an overhead of {format_bytes(over.total)}, as given"
-        if not self._given:
-            whose, ratios = measured_over_estimated(name)
-            good = sum(ratio * self.expected <= self.limits.reported for ratio in ratios)
-            more = f"{format_bytes(over.allocator)} that the allocator does not use; as far off as "
-            more += f"the published rows of {whose}, it has room in {good} of {len(ratios)}"
-        return f"run by {name} ({self.why}): {holds(name).loss_bytes} B a logit at the loss, {more}"
 
     @property
     def layout(self) -> Layout:
@@ -84,15 +59,42 @@ class Fit(Printable):
         """Bytes of one device, nominal."""
         return self.cluster.device.memory_bytes
 
-    @property
-    def _given(self) -> bool:
-        """Whether the overhead is not the budget that the published rows were compared with."""
-        return self.overhead != overhead_of(self.layout, self.memory.recipe.framework)
-
     @cached_property
     def limits(self) -> DeviceLimits:
-        """Bytes of one device up to which it fits, and beyond which nothing does."""
-        return device_limits(self.cluster.device, self.memory.recipe, not self._given)
+        return DeviceLimits.of(self.cluster.device, self.memory.recipe, self.own)
+
+    @cached_property
+    def overhead(self) -> Overhead:
+        return self.limits.overhead(self.layout)
+
+    @property
+    def band(self) -> tuple[int, int]:
+        """Bytes per device without and with the whole overhead budget."""
+        return self.memory.peak, self.memory.peak + self.overhead.total
+
+    @property
+    def expected(self) -> int:
+        """Bytes that the device is expected to show at its fullest: estimate and overhead."""
+        return self.band[1]
+
+    @property
+    def assumed(self) -> str:
+        """One sentence: whose program is assumed, and what it holds beyond the arithmetic."""
+        name, over = self.memory.recipe.framework, self.overhead
+        more = f"an overhead of {format_bytes(over.total)}, as given"
+        if self.own is None:
+            whose, ratios = measured_over_estimated(name)
+            good = sum(ratio * self.expected <= self.limits.reported for ratio in ratios)
+            more = f"{format_bytes(over.allocator)} that the allocator does not use; as far off as "
+            more += f"the published rows of {whose}, it has room in {good} of {len(ratios)}"
+        return f"run by {name} ({self.why}): {holds(name).loss_bytes} B a logit at the loss, {more}"
+
+    @property
+    def few(self) -> str:
+        """How many devices the cluster lacks; empty if it has enough."""
+        need, there = self.layout.devices, self.cluster.devices
+        words = f"the layout needs {need} devices ({self.layout}), the cluster has {there}"
+        return words if need > there else ""
 
     @cached_property
     def lacking(self) -> str:
@@ -109,28 +111,16 @@ class Fit(Printable):
         return ""
 
     @property
-    def band(self) -> tuple[int, int]:
-        """Bytes per device without and with the whole overhead budget."""
-        return self.memory.peak, self.memory.peak + self.overhead.total
-
-    @property
-    def expected(self) -> int:
-        """Bytes that the device is expected to show at its fullest: estimate and overhead."""
-        return self.band[1]
-
-    @cached_property
     def verdict(self) -> str:
         """The answer: "fits", "tight" (it depends on the overhead, or on the few percent that a
         device has beyond its nominal capacity or that estimates are off) or "no" (the tensors
         leave no room for a CUDA context, or the cluster has fewer devices)."""
-        few = self.layout.devices > self.cluster.devices
-        return "no" if few else self._on_enough
+        return "no" if self.few else self.on_enough
 
     @cached_property
-    def _on_enough(self) -> str:
+    def on_enough(self) -> str:
         """The verdict if the cluster had as many devices as the layout needs."""
-        over = self.overhead.total, self.overhead.context
-        by_memory = VERDICTS[verdicts(self.limits, self.memory.peak, *over)]
+        by_memory = VERDICTS[self.limits.verdict(self.memory.peak, self.overhead)]
         return "no" if self.lacking else by_memory
 
     @property
@@ -143,7 +133,7 @@ class Fit(Printable):
     @cached_property
     def reason(self) -> str:
         """One sentence: the stage, the moment and the tensor class that decide, and why."""
-        ledger, layout, there = self.memory.ledger, self.layout, self.cluster.devices
+        ledger, layout = self.memory.ledger, self.layout
         stage, moment, _ = ledger.binding
         # the largest class on ``stage`` at its fullest moment, what ZeRO-1 shards as one
         sharded = {state.tensor for state in self.memory.recipe.states if state.zero == 1}
@@ -164,17 +154,13 @@ class Fit(Printable):
             off = f"; as far off as the published rows of {whose}, less than half have room"
             over = f"with overhead {high} ({self.overhead}), of {capacity} on {device}"
             return f"{needs}, {over}{off * (self.expected <= self.capacity)}; {why}"
-        few = ""
-        if layout.devices > there:
-            few = f"the layout needs {layout.devices} devices ({layout}), the cluster has {there}"
         if self.shortfall:
-            few += ", and even so " * bool(few)
             beside = f" and a CUDA context of {format_bytes(context)}" if context else ""
             lacks = f"{format_bytes(self.shortfall)} more than the {capacity} of {device}"
-            return f"{few}{needs}{beside}, {lacks}; {why}"
-        if self.lacking:
-            return self.lacking
-        return few + f", and on {layout.devices} it fits" * (self._on_enough == "fits")
+            also = f"{self.few}, and even so " if self.few else ""
+            return f"{also}{needs}{beside}, {lacks}; {why}"
+        fits = f", and on {layout.devices} it fits" * (self.on_enough == "fits")
+        return self.lacking or self.few + fits
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -183,9 +169,16 @@ class Fit(Printable):
         assumed of nodes that the cluster's devices do not fill."""
         notes, uneven = more_tp(self.memory.model, self.layout), self.cluster.uneven
         what = uncounted(name := self.memory.recipe.framework)
-        if what and self._on_enough == "no":
+        if what and self.on_enough == "no":
             notes += [f"runs by {name} had room where this has none: not counted is {what}"]
         return (*notes, *[uneven] * bool(uneven))
+
+    @cached_property
+    def step(self) -> StepEstimate:
+        """Where the time goes; on more devices, if the cluster has not enough."""
+        memory, devices = self.memory, max(self.cluster.devices, self.layout.devices)
+        run = replace(self.cluster, devices=devices), memory.recipe, memory.sequence
+        return estimate_step(memory.model, memory.layout, *run, **self.by)
 
     def checkpointing(self, step: float = 0.0, **given: Any) -> Checkpointing:
         """How often each rank saves what it keeps beside gradients, and what that costs.
@@ -204,95 +197,56 @@ class Fit(Printable):
         }
         stages = map(ledger.by_tensor, ledger.places)
         most = max(sum(stage[tensor] for tensor in saved & stage.keys()) for stage in stages)
-        step = step or self._seconds
-        return checkpointing(most, step, self.layout.devices, **given)
+        return checkpointing(most, step or self.step.total, self.layout.devices, **given)
 
     @cached_property
-    def smallest_fix(self) -> Fix | None:
+    def smallest_fix(self) -> "Fix | None":
         """The layout that fits on the cluster's devices with the fewest changes; of those the one
         that takes least time for a sequence, then the fewest devices.
 
         Searched over tp (that divides a node), pp, dp, zero, recompute and microbatch; fewer copies
         and smaller micro-batches become more micro-batches, so that the global batch stays. A fix
         that changes it has one change more. If none of these fits: the layout that does on the
-        fewest devices at all (see ``fewest_devices``: also by flash attention, sequence
-        parallelism, cp, ep and chunks, a copy's work kept), with ``missing`` saying how many are
-        lacking. None if it fits already or if nothing does.
+        fewest devices at all (also by flash attention, sequence parallelism, cp, ep and chunks, a
+        copy's work kept), with ``missing`` saying how many are lacking. None if it fits already or
+        if nothing does.
         """
         if self.verdict == "fits":
             return None
-        near = self._fix(self.search.nearest())
-        return near or self._fix(self.search.fewest_devices(), fewest=True)
+        near = self.with_layout(self.search.nearest())
+        return near or self.with_layout(self.search.fewest_devices(), fewest=True)
 
     @property
     def search(self) -> Search:
         """Layouts near this one."""
-        own = self.overhead.total if self._given else None
-        return Search(self.memory, self.cluster, self.limits.sure, own)
+        return Search(self.memory, self.cluster, self.limits)
 
     @cached_property
     def fixes(self) -> "dict[str, Fix | None]":
-        """What fits if a single thing changes: name -> the nearest Fix, or None if none does.
+        """What fits if a single field changes: name -> the nearest Fix, or None if none does.
 
         "flash_attention", "sequence_parallel": on; "dp", "tp", "pp": the smallest larger one, on
-        however many devices it takes;
-        "zero": the smallest higher stage; "microbatch": the largest smaller one, in more
-        micro-batches; "recompute": the next that fits; "recipe": of those shipped that keep
-        less for each parameter, the one that keeps most; "devices": the fewest with any dp, tp
-        and pp, and all else as it is. Empty if the layout fits already, or lacks devices only.
+        however many devices it takes; "zero": the smallest higher stage; "microbatch": the largest
+        smaller one, in more micro-batches; "recompute": the next that fits. Empty if the layout
+        fits already, or lacks devices only.
 
-        >>> from tiledask.plan.inputs.load import load_cluster, load_model
-        >>> model, cluster = load_model("gpt-200b"), load_cluster("160xA100-40GB")
-        >>> fit = fits(model, Layout(dp=2, tp=8, pp=10), cluster)
+        >>> fit = fits("gpt-200b", Layout(dp=2, tp=8, pp=10), "160xA100-40GB")
         >>> [name for name, fix in fit.fixes.items() if fix], fit.fixes["zero"].layout.zero
-        (['zero', 'pp', 'recipe', 'devices'], 2)
+        (['zero', 'pp'], 2)
         """
-        if self._on_enough == "fits":
+        if self.on_enough == "fits":
             return {}
-        found = {name: self._fix(self.search.single(name)) for name in SINGLE}
-        now, there = self.memory.recipe, {weight.name for weight in self.memory.model.layer}
-        smaller = (
-            self._fix(self.layout, recipe)
-            for recipe in map(load_recipe, SMALLER.split())
-            if now.trains
-            and recipe.bytes_per_parameter < now.bytes_per_parameter
-            and there.issuperset(recipe.adapters.matrices if recipe.adapters else ())
-        )
-        few = self.layout.devices > self.cluster.devices
-        found["recipe"] = None if few else next(filter(None, smaller), None)
-        return found | {"devices": self._fix(self.search.fewest_devices(("dp", "tp", "pp")))}
+        return {name: self.with_layout(self.search.single(name)) for name in SINGLE}
 
-    def _fix(
-        self, layout: Layout | None, recipe: Recipe | None = None, fewest: bool = False
-    ) -> Fix | None:
-        """The Fix that ``layout`` is; None for None, or if it does not fit with ``recipe``."""
+    def with_layout(self, layout: Layout | None, fewest: bool = False) -> "Fix | None":
+        """The Fix that ``layout`` is; None for None, or if a node's host has not the memory for
+        what is offloaded."""
         if layout is None:
             return None
-        memory, now, slower = self.memory, self.memory.recipe, None
-        known = replace(recipe or now, framework=now.framework, usual=now.usual)
-        again = replace(
-            self,
-            memory=estimate_memory(memory.model, layout, known, memory.sequence),
-            overhead=self.overhead if self._given else overhead_of(layout, known.framework),
-        )
-        if again._on_enough != "fits":  # or the node's host does not hold what is offloaded
-            return None
-        with suppress(ValueError):  # of a recipe that does not train, or has no time model
-            each, before = (fit._seconds / fit.layout.sequences for fit in (again, self))
-            slower = each / before
-        changed = changes(self.layout, layout) + ("recipe",) * (recipe is not None)
-        missing = max(0, layout.devices - self.cluster.devices)
-        words = _sentence(self, again, changed, slower, fewest)
-        return Fix(layout, changed, missing, words, known.name)
-
-    @property
-    def _seconds(self) -> float:
-        """Of a step; on more devices, if the cluster has not enough."""
-        from tiledask.plan.timing.step import estimate_step
-
-        memory, devices = self.memory, max(self.cluster.devices, self.layout.devices)
-        run = replace(self.cluster, devices=devices), memory.recipe, memory.sequence
-        return float(estimate_step(memory.model, memory.layout, *run, **self.by).total)
+        now = self.memory
+        memory = estimate_memory(now.model, layout, now.recipe, now.sequence)
+        fix = Fix(memory, self.cluster, self.own, self.by, self.why, self, fewest)
+        return fix if fix.on_enough == "fits" else None
 
     def to_dict(self) -> dict[str, Any]:
         """The verdict, why, what would fit, and the memory, as plain values for JSON."""
@@ -309,27 +263,77 @@ class Fit(Printable):
             "fixes": {name: str(each) if each else None for name, each in self.fixes.items()},
         }
 
-    def to_frame(self) -> Any:
-        """The ledger as a frame; its places are stages."""
-        return self.memory.to_frame()
-
     def __repr__(self) -> str:
-        return f"Fit({self.verdict}: {self.reason})"
+        return f"{type(self).__name__}({self.verdict}: {self.reason})"
 
     def printed(self, speed: str = "") -> Iterator[Part]:
         """The verdict, the ledger by stage, and what would fit. ``speed``: how fast it is, in a
         line."""
         yield f"{self.verdict}{used(self.layout, self.cluster.devices)}", f": {self.reason}"
-        best, few = self.smallest_fix, self.layout.devices > self.cluster.devices
-        if not few:
+        if not self.few:
             yield from [TIGHT] * (self.verdict == "tight") + [speed] * bool(speed)
             yield from self.memory.stages()
             yield from self.notes
-        if best is not None and self._on_enough != "fits":
+        best = self.smallest_fix
+        if best is not None and self.on_enough != "fits":
             yield "smallest fix", f": {best}"
-        for name, fix in self.fixes.items() if not few else ():
+        for name, fix in self.fixes.items() if not self.few else ():
             if fix is not None and str(fix) != str(best):
                 yield f"  {name} alone: {fix}"
+
+
+@dataclass(frozen=True, repr=False)
+class Fix(Fit):
+    """Another layout that fits, near the one ``before``, and what changes."""
+
+    before: Fit | None = None
+    fewest: bool = False
+    """Nothing takes fewer devices, but what is held fixed."""
+
+    @property
+    def _was(self) -> Fit:
+        return self.before or self
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """Names of the fields that differ; the number of micro-batches follows."""
+        return tuple(n for n in changes(self._was.layout, self.layout) if n != "microbatches")
+
+    @property
+    def change(self) -> str:
+        """The fields that differ, with their values."""
+        was, now = vars(self._was.layout), vars(self.layout)
+        names = changes(self._was.layout, self.layout)
+        return ", ".join(f"{name} {was[name]} -> {now[name]}" for name in names)
+
+    @property
+    def devices(self) -> int:
+        """Devices that it needs."""
+        return self.layout.devices
+
+    @property
+    def missing(self) -> int:
+        """Devices that the cluster lacks for it; 0 if it has enough."""
+        return max(0, self.devices - self.cluster.devices)
+
+    def __str__(self) -> str:
+        """What changes, what it takes and what is then held."""
+        old, new, there = self._was.layout, self.layout, self.cluster.devices
+        need = f"{new.devices} of {there} devices"
+        if self.missing:
+            need = f"it takes {new.devices}, {self.missing} more than the cluster has"
+            work = f"{old.microbatch * old.microbatches} x {self.memory.sequence} tokens a copy"
+            none = f"no layout on {there} device{'s' * (there > 1)} fits with {work}; the smallest "
+            need = (none + "that does" if self.fewest else "it") + need.removeprefix("it")
+        if old.sequences != new.sequences:
+            lost = f", {old.dp - new.dp} of {old.dp} copies are given up" * (old.dp > new.dp)
+            need += f"{lost}, the global batch goes from {old.sequences} to {new.sequences}"
+        with suppress(ValueError):  # of a recipe that does not train, or has no time model
+            each, before = (fit.step.total / fit.layout.sequences for fit in (self, self._was))
+            need += f", a sequence takes {each / before:.3g} times as long by estimate"
+        low, high, capacity = map(format_bytes, (*self.band, self.capacity))
+        change = self.change or "no change but the number of devices"
+        return f"{change} ({need}): {low}, with overhead {high}, of {capacity} per device"
 
 
 def used(layout: Layout, devices: int) -> str:
@@ -362,23 +366,18 @@ def fits(
     recipe offloads must have room in a node's host memory and on its disks, where the cluster says
     how much there is.
 
-    >>> from tiledask.plan.inputs.load import load_cluster, load_model
-    >>> model, cluster = load_model("gpt-200b"), load_cluster("160xA100-40GB")
-    >>> fit = fits(model, Layout(dp=160), cluster)
+    >>> fit = fits("gpt-200b", Layout(dp=160), "160xA100-40GB")
     >>> fit.verdict, fit.smallest_fix.changed
-    ('no', ('recompute', 'tp', 'pp', 'dp'))
+    ('no', ('dp', 'tp', 'pp', 'recompute'))
     """
-    model, cluster = as_model(model), as_cluster(cluster)
+    model, cluster, recipe = as_model(model), as_cluster(cluster), load_recipe(recipe)
     sequence = check_run(model, layout, sequence)
-    recipe = load_recipe(recipe)
-    known = calibration_of(cluster.device, recipe, calibration, framework)
-    recipe = known.holding(recipe)
-    held = overhead_of(layout, recipe.framework)
-    if overhead is not None:
-        held = Overhead(0, 0, 0, whole_number("overhead", overhead, 0, LARGEST, of="bytes"))
-    memory = estimate_memory(model, layout, recipe, sequence, cached=cached)
     by = {"calibration": calibration, "framework": framework}
-    return Fit(memory, cluster, held, by, known.why)
+    known = calibration_of(cluster.device, recipe, **by)
+    if overhead is not None:
+        overhead = whole_number("overhead", overhead, 0, LARGEST, of="bytes")
+    memory = estimate_memory(model, layout, known.holding(recipe), sequence, cached=cached)
+    return Fit(memory, cluster, overhead, by, known.why)
 
 
 def _why(memory: MemoryEstimate, tensor: str) -> str:
@@ -386,14 +385,12 @@ def _why(memory: MemoryEstimate, tensor: str) -> str:
     layout, recipe = memory.layout, memory.recipe
     zero = {state.tensor: state.zero for state in recipe.states} | {OPTIMIZER: 1}
     if tensor == "key-value cache":
-        return (
-            f"it grows with the {recipe.cached:,} cached tokens of a copy, and is cut by cp, pp, tp"
-        )
+        tokens = f"the {recipe.cached:,} cached tokens of a copy"
+        return f"it grows with {tokens}, and is cut by cp, pp, tp"
     if tensor not in zero:
         again = f", recompute {layout.recompute}" * (tensor == "activations")
-        return (
-            f"it grows with the micro-batch, {layout.microbatch} x {memory.sequence} tokens{again}"
-        )
+        tokens = f"{layout.microbatch} x {memory.sequence} tokens"
+        return f"it grows with the micro-batch, {tokens}{again}"
     if layout.zero >= zero[tensor]:
         if layout.dp > 1:
             return f"that is what is left after ZeRO-{layout.zero} sharded it over dp {layout.dp}"
@@ -404,31 +401,3 @@ def _why(memory: MemoryEstimate, tensor: str) -> str:
         f"every data-parallel copy holds {whole}, so more data-parallel devices do not help "
         f"(ZeRO-{zero[tensor]} would shard it over dp)"
     )
-
-
-def _sentence(
-    before: Fit, after: Fit, changed: tuple[str, ...], slower: float | None, fewest: bool
-) -> str:
-    """What changes, what it takes and what is then held. ``fewest``: nothing takes fewer devices,
-    but what is held fixed."""
-    old, new, there = before.layout, after.layout, before.cluster.devices
-    recipes = {"recipe": (before.memory.recipe.name, after.memory.recipe.name)}
-    values = {n: recipes.get(n) or (getattr(old, n), getattr(new, n)) for n in changed}
-    steps = ", ".join(f"{name} {was} -> {now}" for name, (was, now) in values.items())
-    need = f"{new.devices} of {there} devices"
-    if new.devices > there:
-        count, none = old.microbatch * old.microbatches, f"no layout on {there} device"
-        none += f"{'s' * (there > 1)} fits with {count} sequence{'s' * (count > 1)} of "
-        none += f"{after.memory.sequence} tokens a copy; the smallest that does"
-        need = f"{none if fewest else 'it'} takes {new.devices}, {new.devices - there} more than "
-        need += "the cluster has"
-    if old.microbatches != new.microbatches:
-        need += f", {new.microbatches} micro-batches a copy"
-    if old.sequences != new.sequences:
-        lost = f", {old.dp - new.dp} of {old.dp} copies are given up" * (old.dp > new.dp)
-        need += f"{lost}, the global batch goes from {old.sequences} to {new.sequences}"
-    if slower is not None:
-        need += f", a sequence takes {slower:.3g} times as long by estimate"
-    low, high, capacity = map(format_bytes, (*after.band, before.capacity))
-    steps = steps or "no change but the number of devices"
-    return f"{steps} ({need}): {low}, with overhead {high}, of {capacity} per device"

@@ -1,14 +1,14 @@
 """What a device holds beyond the arithmetic, by name, and the verdict that follows from it.
 
-The capacity is the nominal one; what needs more, and no more than the driver reports, is tight too
-for a run by a framework that is named. What "fits" has room in half of the published rows, as far
-off, or more.
+0 .... estimate .... + CUDA context ........ + whole overhead     capacity right of all: "fits"
+                                                                  between the last two:  "tight"
+                                                                  left of the context:   "no"
 """
 
 from dataclasses import dataclass
 from functools import cache
 from statistics import median_low
-from typing import Any, NamedTuple
+from typing import Any
 
 from tiledask.plan.data import shipped_json
 from tiledask.plan.inputs.hardware import Device
@@ -17,13 +17,11 @@ from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.timing.calibration import holds
 from tiledask.plan.units import format_bytes
 
-__all__ = ["VERDICTS", "DeviceLimits", "Overhead", "device_limits", "measured_over_estimated"]
-__all__ += ["overhead_of", "verdicts"]
+__all__ = ["VERDICTS", "DeviceLimits", "Overhead", "measured_over_estimated", "overhead_of"]
 
 VERDICTS = ("fits", "tight", "no")
 FEW = 10
 """Rows from which a framework has errors of its own."""
-
 CUDA_CONTEXT = round(0.92 * 2**30)
 """Bytes of a CUDA context with all kernels loaded; 0.47 GiB when they load lazily
 (stas00/ml-engineering, training/performance/README.md)."""
@@ -36,15 +34,10 @@ reduced and weights gathered (DeepSpeed's reduce_bucket_size and allgather_bucke
 
 @dataclass(frozen=True)
 class Overhead:
-    """Bytes per device that no tensor of the model accounts for; each one number, or a column.
-
-    >>> Overhead(context=10, nccl=20, buckets=30, allocator=40).total
-    100
-    """
+    """Bytes per device that no tensor of the model accounts for; each one number, or a column."""
 
     context: Any
-    """The CUDA context, which no run is without. Buffers and buckets can be made smaller, and what
-    the allocator holds is fitted."""
+    """The CUDA context, which no run is without; the rest can be made smaller, or is fitted."""
     nccl: Any
     """Buffers of the collectives; 0 on a single device."""
     buckets: Any
@@ -58,9 +51,9 @@ class Overhead:
         return self.context + self.nccl + self.buckets + self.allocator
 
     def __str__(self) -> str:
-        named = ("CUDA context", self.context), ("NCCL", self.nccl), ("buckets", self.buckets)
-        every = (*named, ("allocator", self.allocator))
-        return ", ".join(f"{name} {format_bytes(size)}" for name, size in every)
+        names = "CUDA context", "NCCL", "buckets", "allocator"
+        sizes = map(format_bytes, vars(self).values())
+        return ", ".join(f"{name} {size}" for name, size in zip(names, sizes, strict=True))
 
 
 def overhead_of(n: Layout | Numbers, framework: str = "") -> Overhead:
@@ -86,8 +79,9 @@ def measured_over_estimated(framework: str) -> tuple[str, tuple[float, ...]]:
     return "all frameworks", tuple(ratio for ratios in every.values() for ratio in ratios)
 
 
-class DeviceLimits(NamedTuple):
-    """Bytes of a device, which decide of a run."""
+@dataclass(frozen=True)
+class DeviceLimits:
+    """Bytes of a device that decide of a run: the one rule of `fits` and `search`."""
 
     reported: int
     """What a run is counted with: what the driver reports for one whose framework is named, else
@@ -96,27 +90,30 @@ class DeviceLimits(NamedTuple):
     """Tensors and overhead up to which a run fits: the nominal capacity, or less where, as far off
     as the published rows, fewer than half of the runs would have room."""
     most: int
-    """Tensors and context beyond which nothing fits: the nominal capacity for a plan by nobody's
-    own program; for one whose framework is known, what the driver reports less NCCL's buffers, if
-    that is more."""
+    """Tensors and context beyond which nothing fits: the nominal capacity, or for a framework that
+    was named what the driver reports less NCCL's buffers, if that is more."""
+    framework: str = ""
+    own: int | None = None
+    """The overhead that was given, in any layout; None: the usual one of each."""
 
+    @classmethod
+    def of(cls, device: Device, recipe: Recipe, own: int | None = None) -> "DeviceLimits":
+        """Of ``device``, for a run by the framework of ``recipe``."""
+        named, nominal = recipe.framework and not recipe.usual, device.memory_bytes
+        reported = device.most_bytes if named else nominal
+        half = median_low(measured_over_estimated(recipe.framework)[1])
+        sure = min(nominal, int(reported / half)) if own is None else nominal
+        return cls(reported, sure, max(nominal, reported - NCCL_BUFFERS), recipe.framework, own)
 
-def device_limits(device: Device, recipe: Recipe, ours: bool = True) -> DeviceLimits:
-    """Those of ``device``; ``ours``: the overhead is that with which the published rows were
-    compared."""
-    named, nominal = recipe.framework and not recipe.usual, device.memory_bytes
-    reported = device.most_bytes if named else nominal
-    half = median_low(measured_over_estimated(recipe.framework)[1])
-    sure = min(nominal, int(reported / half)) if ours else nominal
-    return DeviceLimits(reported, sure, max(nominal, reported - NCCL_BUFFERS))
+    def overhead(self, n: Layout | Numbers) -> Overhead:
+        """That of a layout, or of many."""
+        return overhead_of(n, self.framework) if self.own is None else Overhead(0, 0, 0, self.own)
 
+    def verdict(self, peak: Any, over: Overhead) -> Any:
+        """The place in VERDICTS of ``peak`` bytes of tensors beside ``over``.
 
-def verdicts(limits: DeviceLimits, peak: Any, total: Any, context: int = CUDA_CONTEXT) -> Any:
-    """The place in VERDICTS of ``peak`` bytes of tensors beside an overhead of ``total``,
-    ``context`` among them; numbers or columns: the one rule of ``fits`` and ``search``.
-
-    >>> limits = DeviceLimits(1000, sure=1000, most=1050)
-    >>> [VERDICTS[verdicts(limits, peak, 70, 10)] for peak in (930, 931, 1040, 1041)]
-    ['fits', 'tight', 'tight', 'no']
-    """
-    return (peak + context > limits.most) * 1 + (peak + total > limits.sure)
+        >>> limits = DeviceLimits(1000, sure=1000, most=1050)
+        >>> [VERDICTS[limits.verdict(n, Overhead(10, 60, 0, 0))] for n in (930, 931, 1040, 1041)]
+        ['fits', 'tight', 'tight', 'no']
+        """
+        return (peak + over.context > self.most) * 1 + (peak + over.total > self.sure)

@@ -1,13 +1,14 @@
-"""The layouts of a search, as columns: all that a space, a model and a cluster allow."""
+"""Layouts as columns: all that a space, a model and a number of devices allow."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 
 from tiledask.errors import ConfigError, short
-from tiledask.plan.fitting.fixes import CHUNKS, context_degrees
+from tiledask.plan.arrays import Array
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import ITEMS, RECOMPUTE, Layout, Numbers
 from tiledask.plan.inputs.model import Model
@@ -15,14 +16,20 @@ from tiledask.plan.timing.step_time import stage_layers
 from tiledask.plan.units import divisors
 from tiledask.plan.whole import is_whole
 
-__all__ = ["COLUMNS", "Space", "layouts_of"]
+__all__ = ["CHUNKS", "COLUMNS", "SHAPE", "Columns", "Space", "context_degrees", "grid"]
+__all__ += ["layouts_of", "shapes"]
 
-LARGEST_MICROBATCH = 64
+LARGEST_MICROBATCH, LARGEST_CP = 64, 64
+SHORTEST_PIECE = 4096
+"""Tokens below which a sequence is not cut over devices."""
+CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Chunks of layers on a stage that are tried."""
 SHAPE = ("dp", "tp", "pp", "cp", "ep", "expert_tp", "microbatch", "microbatches", "interleave")
-"""What ``_shapes`` chooses together."""
+"""What ``shapes`` chooses together."""
 REST = ("zero", "recompute", "sequence_parallel", "flash_attention", "schedule", "items")
 """What is chosen freely beside them."""
 COLUMNS = SHAPE + REST
+Columns = dict[str, Array]
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,19 @@ class Space:
                 Layout(**others, **{name: value})
 
 
+def context_degrees(sequence: int) -> list[int]:
+    """Powers of two that leave pieces of 4096 tokens or more."""
+    most = min(LARGEST_CP, max(1, sequence // SHORTEST_PIECE))
+    return [2**k for k in range(most.bit_length())]
+
+
+def grid(choices: Mapping[str, Sequence[Any]]) -> Columns:
+    """A row for every combination of choices, those of the last field next to each other."""
+    places = np.indices([len(each) for each in choices.values()]).reshape(len(choices), -1)
+    columns = zip(choices.items(), places, strict=True)
+    return {name: np.array(each)[at] for (name, each), at in columns}
+
+
 def layouts_of(
     model: Model,
     cluster: ClusterSpec,
@@ -76,15 +96,14 @@ def layouts_of(
     sequence: int,
     space: Space,
     devices: Sequence[int],
-) -> dict[str, np.ndarray]:
+) -> Columns:
     """The columns of all layouts of ``space`` on some numbers of devices: each of the shapes with
     every choice of the rest that changes something."""
-    rows = [row for n in devices for row in _shapes(model, cluster, batch, sequence, space, n)]
-    shapes = np.array(rows, np.int64).reshape(-1, len(SHAPE))
+    rows = [row for n in devices for row in shapes(model, cluster, batch, sequence, space, n)]
+    found = np.array(rows, np.int64).reshape(-1, len(SHAPE))
     items = [partition == ITEMS for partition in space.partition]
-    rest = list(product(*(getattr(space, name) for name in REST[:-1]), items))
-    n = {name: shapes[:, at, None] for at, name in enumerate(SHAPE)}
-    n |= {name: np.array([each[at] for each in rest]) for at, name in enumerate(REST)}
+    rest = grid({name: getattr(space, name) for name in REST[:-1]} | {"items": items})
+    n = {name: found[:, at, None] for at, name in enumerate(SHAPE)} | rest
     # choices that change nothing: a sequence cut over one device, scores that are not kept,
     # ZeRO over one copy, chunks in other orders than 1F1B, experts folded over devices that have
     # the same tokens; and of two ways to cut layers the one that is slower and larger. Of unequal
@@ -105,30 +124,33 @@ def layouts_of(
         | ((n["expert_tp"] > 0) & (n["tp"] > 1) & ~n["sequence_parallel"])
     )
     shape, choice = np.nonzero(~pointless)
-    columns = {name: n[name][shape, 0] for name in SHAPE}
-    return columns | {name: n[name][choice] for name in REST}
+    return {name: n[name][shape, 0] if name in SHAPE else n[name][choice] for name in COLUMNS}
 
 
-def _shapes(
+def shapes(
     model: Model, cluster: ClusterSpec, batch: int, sequence: int, space: Space, devices: int
 ) -> Iterator[tuple[int, ...]]:
-    """The values of SHAPE on ``devices`` devices."""
+    """The values of SHAPE on ``devices`` devices; on 0 devices as few copies as experts allow, each
+    with the whole batch."""
     node = cluster.devices_per_node
     tps = space.tp or [t for t in divisors(model.heads, node) if node % t == 0]
     pps = space.pp or range(1, min(model.layers, devices) + 1)
     most = model.layers + 2 * (ITEMS in space.partition)  # chunks
     cps = space.cp or context_degrees(sequence)
     eps = space.ep or (divisors(model.experts, model.experts) if model.experts else [1])
-    for tp, pp, cp in product(tps, pps, cps):
+    for tp, pp, cp in product(filter(model.allows_tp, tps), pps, cps):
         dp, left = divmod(devices, tp * pp * cp)
-        if left or not model.allows_tp(tp) or batch % dp:
+        if left or (devices and batch % dp):
             continue
-        share = batch // dp
-        sizes = space.microbatch or divisors(share, LARGEST_MICROBATCH)
-        same = tp if 0 in space.expert_tp else -1  # said twice
+        same = tp if 0 in space.expert_tp else -1  # twice the same
         slices = [e for e in space.expert_tp if e != same] if model.experts else [0]
-        for ep, e, b, v in product(eps, slices, sizes, space.interleave if pp > 1 else (1,)):
-            if tp * dp * cp % (ep * (e or tp)) or share % b or pp * v > most:
+        for ep, e in product(eps, slices):
+            split = ep * (e or tp)
+            copies = dp or int(split // np.gcd(split, tp * cp))
+            share = batch // dp if devices else batch
+            if tp * copies * cp % split:
                 continue
-            if v == 1 or share // b % pp == 0:
-                yield dp, tp, pp, cp, ep, e, b, share // b, v
+            sizes = space.microbatch or divisors(share, LARGEST_MICROBATCH)
+            for b, v in product(sizes, space.interleave if pp > 1 else (1,)):
+                if share % b == 0 and pp * v <= most and (v == 1 or share // b % pp == 0):
+                    yield copies, tp, pp, cp, ep, e, b, share // b, v
