@@ -47,13 +47,10 @@ def test_what_is_asked_of_a_large_cluster_is_answered(first):
     for number in range(first, first + 4):
         model, layout, cluster, recipe = drawn(number)
         fit = td.fits(model, layout, cluster, recipe)
-        fixes = {"smallest": fit.smallest_fix, **fit.fixes}
-        for name, fix in fixes.items():
-            if fix is None:
-                continue
+        if (fix := fit.smallest_fix) is not None:
             assert fix.devices <= MOST_OF_ANY
             wide = td.load_cluster(f"{fix.devices}x{cluster.device.name}")
-            assert td.fits(model, fix.layout, wide, recipe).verdict == "fits", (number, name)
+            assert td.fits(model, fix.layout, wide, recipe).verdict == "fits", number
             if fix.missing:
                 assert f"{fix.missing} more than the cluster has" in str(fix)
         assert fit.to_dict()["verdict"] == fit.verdict

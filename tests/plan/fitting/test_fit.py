@@ -13,7 +13,7 @@ import pytest
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.plan.fitting.fixes import FIELDS, SINGLE
+from tiledask.plan.fitting.fixes import FIELDS
 from tiledask.plan.fitting.overhead import (
     CUDA_CONTEXT,
     NCCL_BUFFERS,
@@ -280,50 +280,3 @@ def test_a_fix_keeps_a_schedule_valid_and_drops_a_partition():
     start = Layout(pp=2, microbatches=4, schedule="dualpipe")
     fix = ask(start, cluster(8, int(peak(start) * 0.6), node=1)).smallest_fix
     assert fix is None or fix.layout.schedule == "dualpipe"
-
-
-ALONE = {
-    "dp": range(2, 100),
-    "tp": (2, 4),
-    "pp": range(2, 5),
-    "zero": (1, 2, 3),
-    "microbatch": (3, 2, 1),
-    "recompute": RECOMPUTE,
-    "flash_attention": [True],
-    "sequence_parallel": [True],
-}
-
-
-@pytest.mark.few(6)
-@pytest.mark.parametrize(
-    "start",
-    [
-        Layout(microbatch=4, microbatches=2),
-        Layout(dp=2, zero=1, microbatch=2),
-        Layout(tp=2),
-        Layout(pp=2, dp=2, zero=2, recompute="selective"),
-    ],
-)
-@pytest.mark.parametrize("share", [0.3, 0.5, 0.8, 0.95])
-def test_each_direction_alone_is_the_nearest_that_fits(start, share):
-    fleet = cluster(8, int(peak(start) * share))
-    fixes = ask(start, fleet, overhead=50).fixes
-    assert set(fixes) == {*SINGLE}
-    for name, values in ALONE.items():
-        found, best, now = fixes[name], None, getattr(start, name)
-        behind = list(values)[list(values).index(now) + 1 :] if now in values else values
-        for value in behind if name != "sequence_parallel" or start.tp > 1 else ():
-            if name == "microbatch" and now % value:
-                continue
-            rest = (
-                {"microbatches": start.microbatches * now // value} if name == "microbatch" else {}
-            )
-            layout = replace(start, **{name: value}, **rest)
-            if ask(layout, replace(fleet, devices=layout.devices), overhead=50).verdict == "fits":
-                best = layout
-                break
-        assert (found.layout if found else None) == best, name
-        assert not found or found.missing == max(0, best.devices - 8)
-    for fix in filter(None, fixes.values()):
-        wide = replace(fleet, devices=fix.devices)
-        assert ask(fix.layout, wide, overhead=50).verdict == fix.verdict == "fits"

@@ -139,11 +139,14 @@ class Plans(Sequence[Plan], Printable):
         """These layouts on another cluster of as many devices, where each takes 1/``times`` of its
         seconds at least, without those that could not be among the first: their memory is known."""
         seconds, verdict = self._columns["by_formula"], self._columns["verdict"]
-        last = self._order[len(self.settled) - 1]
-        rows = (verdict != verdict[last]) | (seconds <= times * seconds[last])
+        last = self._order[len(self.settle().settled) - 1]
+        rows = (verdict == verdict[last]) & (seconds <= times * seconds[last])
+        rows |= verdict < verdict[last]
+        if cluster.device.memory_bytes > self.cluster.device.memory_bytes:
+            rows |= verdict > verdict[last]
         n = {name: self._columns[name][rows] for name in (*COLUMNS, "peak")}
         run = self.model, cluster, self.global_batch, self.recipe, self.sequence
-        return Plans(run, self.assumed, n, self.left_out).settle(len(self.settled))
+        return Plans(run, self.assumed, n, self.left_out)
 
     def settle(self, first: int = SIMULATED) -> "Plans":
         """These plans, with the ``first`` in the order of their simulated seconds, some

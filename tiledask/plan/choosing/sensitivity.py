@@ -11,6 +11,7 @@ from typing import Any
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.choosing.search import Plan, Plans, search
+from tiledask.plan.fitting.fixes import changes
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
@@ -30,16 +31,19 @@ class Relaxed:
     @property
     def speedup(self) -> float:
         """Seconds before over seconds after: above 1, the limit binds. Infinite if only now
-        anything fits; 1 if nothing fits before or after."""
+        anything fits; 1 if nothing fits before or after, or the best stays."""
         nothing = self.after.verdict == "no"
-        return 1.0 if nothing else self.before.seconds / self.after.seconds
+        return 1.0 if nothing else max(1.0, self.before.seconds / self.after.seconds)
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """The fields in which the best layout then differs."""
+        return changes(self.before.layout, self.after.layout)
 
     def to_dict(self) -> dict[str, Any]:
         """The limit, what it buys, and the fields in which the best layout then differs."""
-        a, b = vars(self.before.layout), vars(self.after.layout)
-        changed = tuple(name for name in a if a[name] != b[name])
         of = {"limit": self.limit, "times": self.times}
-        return of | {"speedup": self.speedup, "changed": changed}
+        return of | {"speedup": self.speedup, "changed": self.changed}
 
     def __repr__(self) -> str:
         words = f"{self.limit} x {self.times:g}: "
@@ -47,8 +51,7 @@ class Relaxed:
             return words + "still nothing fits"
         if self.before.verdict == "no":
             return words + f"now a plan fits, {self.after!r}"
-        changed = ", ".join(self.to_dict()["changed"])
-        other = f", with another layout ({changed})" if changed else ""
+        other = f", with another layout ({', '.join(self.changed)})" if self.changed else ""
         return words + f"{self.speedup:.3g} times as fast{other}"
 
 
@@ -68,49 +71,46 @@ def sensitivity(
     ``options`` are those of :func:`tiledask.search`; as there, names are read. ``plans``: what it
     found with the same arguments, where that is known.
 
-    >>> from tiledask.plan.inputs.load import load_cluster, load_model
-    >>> found = sensitivity(load_model("llama-2-70b"), load_cluster("32xA100-80GB"), 128)
+    >>> found = sensitivity("llama-2-70b", "32xA100-80GB", 128)
     >>> found[0].limit in ("devices", "peak FLOP/s"), found[0].speedup > 1.5
     (True, True)
     """
     if isinstance(times, bool) or not isinstance(times, int | float) or not 1 < times < math.inf:
         raise ConfigError(f"times, by which limits grow, must be above 1, got {short(times)}")
     model, cluster = as_model(model), as_cluster(cluster)
-    now = (plans or search(model, cluster, global_batch, **options)).settle()
-    settled, found = len(now.settled), []
+    now = plans or search(model, cluster, global_batch, **options)
+    best, found = now.best, []
     for limit, other in _relaxed(cluster, times).items():
         if limit == "devices" and options.get("devices") is not None:
             continue
         if limit.startswith("devices"):  # other layouts, not only other numbers of these
-            then = search(model, other, global_batch, **options).settle(settled)
+            then = search(model, other, global_batch, **options)
         else:
             then = now.on(other, times)
-        found += [Relaxed(limit, times, now.best, then.best)] if len(then) else []
+        found += [Relaxed(limit, times, best, then.best)] if len(then) else []
     return sorted(found, key=lambda relaxed: -relaxed.speedup)
 
 
 def _relaxed(cluster: ClusterSpec, times: float) -> dict[str, ClusterSpec]:
     """Limit -> the cluster with more of it."""
-    device = cluster.device
+    device, within, between = cluster.device, cluster.within_node, cluster.between_nodes
+    peaks = tuple((name, n * times) for name, n in device.peak_flops)
+    memory, bandwidth = round(device.memory_bytes * times), device.memory_bandwidth * times
 
-    def of(**numbers: Any) -> dict[str, Any]:
-        return {"device": replace(device, **numbers)}
-
-    def faster(name: str) -> dict[str, Any]:
-        link = getattr(cluster, name)
-        return {name: replace(link, bytes_per_second=link.bytes_per_second * times)}
-
-    def more(name: str) -> dict[str, Any]:
+    def more(name: str) -> dict[str, int]:
         count = getattr(cluster, name)
         return {name: max(count + 1, round(count * times))}
 
-    changes = {
-        "memory": of(memory_bytes=round(device.memory_bytes * times)),
-        "peak FLOP/s": of(peak_flops=tuple((name, n * times) for name, n in device.peak_flops)),
-        "memory bandwidth": of(memory_bandwidth=device.memory_bandwidth * times),
-        "bandwidth within nodes": faster("within_node"),
-        "bandwidth between nodes": faster("between_nodes"),
+    def faster(name: str, link: Any) -> dict[str, Any]:
+        return {name: replace(link, bytes_per_second=link.bytes_per_second * times)}
+
+    changed: dict[str, dict[str, Any]] = {
+        "memory": {"device": replace(device, memory_bytes=memory)},
+        "peak FLOP/s": {"device": replace(device, peak_flops=peaks)},
+        "memory bandwidth": {"device": replace(device, memory_bandwidth=bandwidth)},
+        "bandwidth within nodes": faster("within_node", within),
+        "bandwidth between nodes": faster("between_nodes", between),
         "devices in a node": more("devices_per_node"),
         "devices": more("devices"),
     }
-    return {limit: replace(cluster, **change) for limit, change in changes.items()}
+    return {limit: replace(cluster, **change) for limit, change in changed.items()}

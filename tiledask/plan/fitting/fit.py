@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from tiledask.plan.fitting.fixes import SINGLE, Search, changes
+from tiledask.plan.fitting.fixes import Search, changes
 from tiledask.plan.fitting.memory import MemoryEstimate, estimate_memory
 from tiledask.plan.fitting.overhead import VERDICTS, DeviceLimits, Overhead, measured_over_estimated
 from tiledask.plan.inputs.hardware import ClusterSpec
@@ -221,23 +221,6 @@ class Fit(Printable):
         """Layouts near this one."""
         return Search(self.memory, self.cluster, self.limits)
 
-    @cached_property
-    def fixes(self) -> "dict[str, Fix | None]":
-        """What fits if a single field changes: name -> the nearest Fix, or None if none does.
-
-        "flash_attention", "sequence_parallel": on; "dp", "tp", "pp": the smallest larger one, on
-        however many devices it takes; "zero": the smallest higher stage; "microbatch": the largest
-        smaller one, in more micro-batches; "recompute": the next that fits. Empty if the layout
-        fits already, or lacks devices only.
-
-        >>> fit = fits("gpt-200b", Layout(dp=2, tp=8, pp=10), "160xA100-40GB")
-        >>> [name for name, fix in fit.fixes.items() if fix], fit.fixes["zero"].layout.zero
-        (['zero', 'pp'], 2)
-        """
-        if self.on_enough == "fits":
-            return {}
-        return {name: self.with_layout(self.search.single(name)) for name in SINGLE}
-
     def with_layout(self, layout: Layout | None, fewest: bool = False) -> "Fix | None":
         """The Fix that ``layout`` is; None for None, or if a node's host has not the memory for
         what is offloaded."""
@@ -260,7 +243,6 @@ class Fit(Printable):
             **self.memory.to_dict(),
             "smallest_fix": str(fix) if fix else None,
             "notes": list(self.notes),
-            "fixes": {name: str(each) if each else None for name, each in self.fixes.items()},
         }
 
     def __repr__(self) -> str:
@@ -277,9 +259,6 @@ class Fit(Printable):
         best = self.smallest_fix
         if best is not None and self.on_enough != "fits":
             yield "smallest fix", f": {best}"
-        for name, fix in self.fixes.items() if not self.few else ():
-            if fix is not None and str(fix) != str(best):
-                yield f"  {name} alone: {fix}"
 
 
 @dataclass(frozen=True, repr=False)

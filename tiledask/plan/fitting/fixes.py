@@ -27,12 +27,10 @@ from tiledask.plan.inputs.layout import ITEMS, MOST_OF_ANY, RECOMPUTE, Layout, N
 from tiledask.plan.timing.step_time import step_parts
 from tiledask.plan.units import divisors
 
-__all__ = ["FIELDS", "SINGLE", "Search", "changes"]
+__all__ = ["FIELDS", "Search", "changes"]
 
 FIELDS = ("zero", "microbatch", "recompute", "tp", "pp", "dp")
 """Fields that a fix may change; of fixes that are alike in all else the earlier ones come first."""
-SINGLE = (*FIELDS[:3], "flash_attention", "sequence_parallel", *FIELDS[3:])
-"""Fields that are changed one at a time."""
 MOST_COPIES = 2**17
 """Copies up to which every number is tried; beyond, those that fill the cluster."""
 SOME = 64
@@ -87,10 +85,22 @@ class Search:
     def _neighbours(self) -> Columns:
         """Layouts on the cluster's devices with the global batch of the start, which copies share
         evenly, or with a copy's work."""
-        start, limit = self.start, self.cluster.devices
+        start, model, limit = self.start, self.memory.model, self.cluster.devices
+        kinds = RECOMPUTE if self.memory.recipe.trains else ()
+        past = kinds.index(start.recompute) + 1 if start.recompute in kinds else 2
+        choices: dict[str, Iterable[Any]] = {  # those that save least first
+            "zero": range(start.zero + 1, 4),
+            "microbatch": [b for b in range(start.microbatch, 0, -1) if start.microbatch % b == 0],
+            "recompute": kinds[past:],
+            "tp": divisors(self.cluster.devices_per_node, min(model.heads, limit)),
+            "pp": range(1, min(model.layers // start.interleave, limit) + 1),
+        }
+        choices["tp"] = filter(model.allows_tp, choices["tp"])
         # what changes before what stays, so that layouts come in the order of FIELDS
-        choices = {name: [*self._options(name, limit), getattr(start, name)] for name in FIELDS[:5]}
-        n = {name: column[:, None] for name, column in grid(choices).items()}
+        now = vars(start)
+        others = {name: [v for v in each if v != now[name]] for name, each in choices.items()}
+        columns = grid({name: [*each, now[name]] for name, each in others.items()})
+        n = {name: column[:, None] for name, column in columns.items()}
         slices = start.ep * (start.expert_tp + (start.expert_tp == 0) * n["tp"])
         step = slices // np.gcd(slices, n["tp"] * start.cp)
         top = limit // (n["tp"] * n["pp"] * start.cp) // step * step
@@ -106,26 +116,6 @@ class Search:
             good &= (n["pp"] > 1) & (m % n["pp"] == 0)
         n["microbatches"] = m
         return {name: np.broadcast_to(column, good.shape)[good] for name, column in n.items()}
-
-    def _options(self, name: str, limit: int) -> list[Any]:
-        """Other values of a field, those that save least first."""
-        now, model = getattr(self.start, name), self.memory.model
-        trains = self.memory.recipe.trains
-        if name == "zero":
-            return list(range(now + 1, 4))
-        if name == "recompute":
-            past = RECOMPUTE.index(now) + 1 if now in RECOMPUTE else len(RECOMPUTE) - 1
-            return list(RECOMPUTE[past:]) * trains
-        if name in ("flash_attention", "sequence_parallel"):
-            helps = name == "flash_attention" or self.start.tp > 1
-            return [True] * (helps and not now and trains)
-        if name == "microbatch":
-            return [b for b in range(now - 1, 0, -1) if now % b == 0]
-        if name == "tp":
-            whole = divisors(self.cluster.devices_per_node, min(model.heads, limit))
-            return [t for t in whole if t != now and model.allows_tp(t)]
-        top = min(model.layers // self.start.interleave, limit)
-        return [p for p in range(1, top + 1) if p != now]
 
     def _seconds(self, n: Columns) -> Array:
         """Of a sequence in each layout; 0 where the time model knows none."""
@@ -167,33 +157,6 @@ class Search:
             looks = ([0], range(layout.pp)) if layout.pp > 1 else ([0],)
             return all(np.max(fullest(layout_terms(*run, stages))) <= sure for stages in looks)
         return False
-
-    def single(self, name: str) -> Layout | None:
-        """The nearest other value of the field ``name`` alone that fits; more of tp, pp or dp,
-        whether or not the cluster has as many devices."""
-        start = self.start
-        if name == "dp":
-            return self._more_copies()
-        now, options = getattr(start, name), self._options(name, MOST_OF_ANY)
-        options = [v for v in options if name not in ("tp", "pp") or v > now]
-        if name == "pp" and start.interleave > 1:
-            options = [pp for pp in options if start.microbatches % pp == 0]
-        n = {name: np.array(options)}
-        if name == "microbatch":
-            n["microbatches"] = start.microbatches * now // n[name]
-        if options:
-            fits = self._beyond(n) <= 0
-            n = {name: column[fits] for name, column in n.items()}
-        return next(self._layouts(n), None)
-
-    def _more_copies(self) -> Layout | None:
-        """The smallest larger dp that fits, where copies share anything out."""
-        start, step = self.start, np.array([self.start.dp_step])
-        most = MOST_OF_ANY // (start.devices // start.dp) // step
-        if any(state.sharded(start.zero) for state in self.memory.recipe.states):
-            copies = self._copies({}, step, start.dp // step, most)
-            return next(self._layouts({"dp": (copies * step)[copies > 0]}), None)
-        return None
 
     def _copies(self, n: Columns, step: Array, low: Array, high: Array) -> Array:
         """The fewest copies of each layout, in units of ``step``, that fit, more than ``low`` and

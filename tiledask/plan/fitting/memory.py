@@ -18,7 +18,7 @@ import numpy as np
 
 from tiledask.plan.fitting.activations import layer_costs, tokens_of
 from tiledask.plan.fitting.in_flight import InFlight, stages_in_flight
-from tiledask.plan.fitting.terms import Costs, Terms, fullest, rows
+from tiledask.plan.fitting.terms import Terms, fullest, rows
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import as_model
 from tiledask.plan.inputs.model import Model
@@ -32,16 +32,14 @@ from tiledask.plan.units import format_bytes
 __all__ = ["MemoryEstimate", "estimate_memory", "layout_terms"]
 
 MANY_STAGES = 12
-"""Above this, only the first, the fullest and the last stages are printed."""
+"""Runs of alike stages above which only the first, the fullest and the last are printed."""
 
 
 @dataclass(frozen=True, repr=False)
 class MemoryEstimate(Printable):
     """What a layout needs on each device, and why.
 
-    >>> from tiledask.plan.inputs.load import load_model
-    >>> gpt2 = load_model("gpt2")
-    >>> estimate_memory(gpt2, Layout(), sequence=1024).ledger.by_tensor(0)["weights"]
+    >>> estimate_memory("gpt2", Layout(), sequence=1024).ledger.by_tensor(0)["weights"]
     248879616
     """
 
@@ -86,10 +84,6 @@ class MemoryEstimate(Printable):
             "rows": self.ledger.to_dict()["rows"],
         }
 
-    def to_frame(self) -> Any:
-        """The ledger as a frame; its places are stages."""
-        return self.ledger.to_frame()
-
     def __repr__(self) -> str:
         return (
             f"MemoryEstimate({self.model.name}, {self.layout}, {self.recipe.name}, "
@@ -111,21 +105,20 @@ class MemoryEstimate(Printable):
             for tensor, size in ledger.by_tensor(stage).items():
                 other = "activation" in tensor or "logit" in tensor
                 sums[groups.get(tensor, "activations" if other else "buffers")] += size
-        every = dict.fromkeys(name for sums in held.values() for name in sums)
-        names = [name for name in every if any(sums[name] for sums in held.values())]
+        names = list(dict.fromkeys(name for sums in held.values() for name in +sums))
         runs = [[*stages] for _, stages in groupby(held, held.__getitem__)]
-        fullest = max(runs, key=lambda run: held[run[0]].total())
-        shown = [*runs[:3], fullest, *runs[-3:]] if len(runs) > MANY_STAGES else runs
+        most = max(runs, key=lambda run: held[run[0]].total())
+        shown = [*runs[:3], most, *runs[-3:]] if len(runs) > MANY_STAGES else runs
         found, peaks = [], ledger.per_place
         for seen, group in groupby(runs, shown.__contains__):
             for run in group if seen else [list(chain(*group))]:
-                first, last, most = run[0], run[-1], max(map(peaks.__getitem__, run))
-                moments = ledger.moments(first)
-                sizes = [*(held[first][name] * seen for name in names), most]
-                cells = [f"{size / 1e9:,.4g}" if size else "" for size in sizes]
+                first, last, moments = run[0], run[-1], ledger.moments(run[0])
+                cells = [held[first][name] / 1e9 for name in names] if seen else [0] * len(names)
+                words = [f"{size:,.4g}" if size else "" for size in cells]
+                peak = "to " * (not seen) + f"{max(map(peaks.__getitem__, run)) / 1e9:,.4g}"
                 moment = max(moments, key=moments.__getitem__) if seen else "..."
                 span = f"{first} to {last}" if last > first else f"{first}"
-                found.append((span, moment, *cells[:-1], "to " * (not seen) + cells[-1]))
+                found.append((span, moment, *words, peak))
         title = "GB (1e9 bytes) on a device of each stage at its fullest moment"
         yield Table(("stage", "moment", *names, "in all"), found, title, left=(0, 1))
         for place, each in self.offloaded.items():
@@ -147,19 +140,17 @@ def estimate_memory(
     (Rajbhandari et al. 2020, Table 1), activations Korthikanti et al. 2022 (Table 2) times the
     micro-batches in flight. Beside these stand the logits, the gradients of one layer's
     activations during its backward (an upper bound: all of them at once), what ZeRO and sequence
-    parallelism gather for one layer, and what the recipe works with. A recipe without gradients is
-    one forward pass, the tensors of one layer at a time, beside the keys and values of ``cached``
-    tokens: those of all sequences that a copy serves, in all layers, as if none forgot what has
-    left a sliding window. Not in here:
-    what the driver, the libraries and the allocator take; see ``fits``. ``framework``, a name in
+    parallelism gather for one layer, and what the recipe works with; not what the driver, the
+    libraries and the allocator take: see ``fits``. A recipe without gradients is one forward pass,
+    the tensors of one layer at a time, beside the keys and values of ``cached`` tokens: those of
+    all sequences that a copy serves, in all layers. ``framework``, a name in
     data/calibration/framework, says what the loss and the inputs of FP8 products and adapters hold
     (default: the one that the recipe is written after, else nobody's own).
 
     A tensor parallelism that the heads do not allow, or an expert parallelism that the
     experts do not, is a ConfigError, more stages than layers a PartitionError.
 
-    >>> from tiledask.plan.inputs.load import load_model
-    >>> estimate_memory(load_model("gpt-200b"), Layout(tp=8, pp=10, recompute="full"))
+    >>> estimate_memory("gpt-200b", Layout(tp=8, pp=10, recompute="full"))
     MemoryEstimate(gpt-200b, dp=1 tp=8 pp=10 recompute=full, mixed-adam-16, sequence 2048: peak 42.9 GB per device)
     """  # noqa: E501
     model, recipe = as_model(model), load_recipe(recipe)
@@ -180,9 +171,9 @@ def layout_terms(
     """The terms of some stages of ``layout``, in Python's integers."""
     layers = layer_costs(model, layout, sequence, recipe)
     items = item_parameters(model, recipe, layout.tp, layout.ep, layout.expert_slices)
-    costs = Costs(*tokens_of(layout, sequence), layers, items, layout.recompute != "none")
     kept = [layer.kept for layer in layers] if recipe.trains else []
     held: Any = stages_in_flight(model, layout, stages, kept)
     # a column for each number; of one stage the numbers themselves
-    held = np.array(held, object).T if len(held) > 1 else held[0]
-    return Terms(model, recipe, layout, costs, InFlight(*held))
+    held = InFlight(*(np.array(held, object).T if len(held) > 1 else held[0]))
+    tokens, again = tokens_of(layout, sequence), layout.recompute != "none"
+    return Terms(model, recipe, layout, *tokens, layers, items, again, held)

@@ -18,13 +18,13 @@ from tiledask.errors import ConfigError
 from tiledask.plan.arrays import Array, combinations, numbered
 from tiledask.plan.fitting.activations import LayerBytes, layer_costs, tokens_of
 from tiledask.plan.fitting.in_flight import InFlight, stages_in_flight
-from tiledask.plan.fitting.terms import Costs, Terms, fullest
+from tiledask.plan.fitting.terms import Terms, fullest
 from tiledask.plan.inputs.layout import ITEMS, RECOMPUTE, SELECTIVE_OP, Layout, Numbers
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import ItemParameters, check_run, item_parameters
 
-__all__ = ["KINDS", "ORDERS", "peaks"]
+__all__ = ["ORDERS", "peaks"]
 
 KINDS = (*RECOMPUTE, SELECTIVE_OP)
 """Kinds of recomputation; a column holds positions in them."""
@@ -96,26 +96,25 @@ def _peaks(model: Model, recipe: Recipe, sequence: int, n: Columns) -> Array:
     def items(tp: int, ep: int, slices: int) -> Iterable[int]:
         return chain(*item_parameters(model, recipe, tp, ep, slices))
 
-    (ratio, *tokens), layer_of = _table({k: n[k] for k in ("recompute", *KIND)}, layer)
+    (ratio, *sizes), layer_of = _table({k: n[k] for k in ("recompute", *KIND)}, layer)
     slices = {"tp": n["tp"], "ep": n["ep"], "slices": Numbers(**n).expert_slices}
     parameters, items_of = _table(slices, items)
     # states of one chunk, or of layers of one kind, are told apart without costs
     cost = ratio[layer_of] * (n["interleave"] > 1) * bool(model.experts)
     held, held_of = _in_flight(model, n, cost, list(kept))
-    times = np.where(n["schedule"] == GPIPE, n["microbatches"], 1)
-    most = np.zeros(len(times), np.int64)
+    most = np.zeros(len(cost), np.int64)
     for stage, left_out in zip(held, _no_fuller(held), strict=True):
         at = np.flatnonzero(~left_out[held_of])
         if not at.size:
             continue
-        here = [column[held_of[at]] for column in stage]
-        here[KEPT] = (times[at] * column for column in here[KEPT])
-        sizes = [n["microbatch"][at] * column[layer_of[at]] for column in tokens]
-        layers = _tuples(LayerBytes, sizes[2:])
-        of = _tuples(ItemParameters, (column[items_of[at]] for column in parameters))
-        costs = Costs(sizes[0], sizes[1], layers, of, n["recompute"][at] > 0)
         layouts = Numbers(**{name: column[at] for name, column in n.items()})
-        terms = Terms(model, recipe, layouts, costs, InFlight(*here))
+        times = np.where(layouts.schedule == GPIPE, layouts.microbatches, 1)
+        here = [column[held_of[at]] for column in stage]
+        here[KEPT] = (times * column for column in here[KEPT])
+        whole, cut, *bytes_ = (layouts.microbatch * column[layer_of[at]] for column in sizes)
+        of = _tuples(ItemParameters, (column[items_of[at]] for column in parameters))
+        costs = whole, cut, _tuples(LayerBytes, bytes_), of, n["recompute"][at] > 0
+        terms = Terms(model, recipe, layouts, *costs, InFlight(*here))
         most[at] = np.maximum(most[at], fullest(terms))
     return most
 
