@@ -18,9 +18,8 @@ class Saved(NamedTuple):
     """A tensor of one layer that is kept, per token of the batch.
 
     ``sliced``: tensor parallelism cuts it, and its ``elements`` are those on the fullest of tp
-    devices; otherwise every device holds the whole, unless the sequence is parallel too. ``core``:
-    in the attention core, which selective recomputation drops. ``flows``: a gradient of this size
-    flows back into it, as none does into a mask or a statistic.
+    devices. ``core``: in the attention core, which selective recomputation drops. ``flows``: a
+    gradient of this size flows back into it, as none does into a mask or a statistic.
     """
 
     name: str
@@ -86,15 +85,14 @@ def saved_tensors(
     tensors += [Saved(name, n, width, True) for name, n in sliced.items()]
     if mixture:
         tensors.append(Saved("router probabilities", model.experts, 4, False))
-    if flash:
-        tensors.append(Saved("softmax row statistic", heads, 4, True, core=True, flows=False))
-    else:
-        tensors.append(Saved("softmax output", heads * sequence, width, True, core=True))
+    scores = Saved("softmax output", heads * sequence, width, True, core=True)
+    row = Saved("softmax row statistic", heads, 4, True, core=True, flows=False)
+    tensors.append(row if flash else scores)
     if model.dropout:  # two on the residual stream, one on the scores
         tensors += [Saved(f"{at} dropout mask", h, 1, False, flows=False) for at in NORMED[:2]]
     if model.dropout and not flash:
-        mask = Saved("softmax dropout mask", heads * sequence, 1, True, core=True, flows=False)
-        tensors += [mask, mask._replace(name="softmax dropout output", itemsize=width, flows=True)]
+        mask = scores._replace(name="softmax dropout mask", itemsize=1, flows=False)
+        tensors += [mask, scores._replace(name="softmax dropout output")]
     return tuple(tensors if recipe is None else _otherwise(tensors, model, tp, mixture, recipe))
 
 
@@ -150,27 +148,22 @@ def layer_bytes(
     """
     recompute = layout.recompute if recompute is None else recompute
     mixture = bool(model.experts) if mixture is None else mixture
-    if recompute == "full":
-        return width * model.hidden * tokens_of(layout, sequence)[1]
-    flash = layout.flash_attention
+    whole = Saved("layer input", model.hidden, width, False)
+    flash, gated = layout.flash_attention, model.mlp == "swiglu"
     kept = saved_tensors(model, sequence, layout.tp, width, flash, mixture, recipe)
-    if recompute == SELECTIVE_OP:  # and the layer's input
-        outputs = _outputs(model, mixture)
-        kept = tuple(t for t in kept if t.name in outputs)
-        kept += (Saved("layer input", model.hidden, width, False),)
-        if model.mlp == "swiglu" and not mixture:
-            kept += (Saved("mlp output", model.hidden, width, False),)
+    if recompute == "full":
+        kept = (whole,)
     elif recompute == "selective":
         kept = tuple(t for t in kept if not t.core)
+    elif recompute == SELECTIVE_OP:  # outputs of attention and of every second matrix product
+        first = "gate" if gated else "activation input"
+        names = {"query", "value", "attention output input", "softmax row statistic"}
+        names |= {f"mlp {first}"} | (
+            {f"shared mlp {first}", "expert outputs"} if mixture else set()
+        )
+        ends = [whole._replace(name="mlp output")] * (gated and not mixture)
+        kept = (*(t for t in kept if t.name in names), whole, *ends)
     return sum(_sizes(layout, sequence, kept))
-
-
-def _outputs(model: Model, mixture: bool) -> set[str]:
-    """What operator-level selection keeps: the attention's output and every second matrix product:
-    query, value, gate (or up)."""
-    first = "gate" if model.mlp == "swiglu" else "activation input"
-    names = {"query", "value", "attention output input", "softmax row statistic", f"mlp {first}"}
-    return names | ({f"shared mlp {first}", "expert outputs"} if mixture else set())
 
 
 def _sizes(layout: Layout, sequence: int, tensors: Iterable[Saved]) -> list[int]:
@@ -203,11 +196,13 @@ def layer_costs(
     run, flash = (model, layout, sequence, width), layout.flash_attention
     for mixture in (False, True) if model.experts else (False,):
         every = saved_tensors(model, sequence, layout.tp, width, flash, mixture)
-        flows = _sizes(layout, sequence, (t for t in every if t.flows))
+        flows = sorted(_sizes(layout, sequence, (t for t in every if t.flows)))
         stream = width * model.hidden * tokens_of(layout, sequence)[1]
-        kept = layer_bytes(*run, mixture=mixture, recipe=recipe)
-        whole = layer_bytes(*run, "none", mixture=mixture, recipe=recipe)
-        found.append(LayerBytes(kept, whole, stream + sum(sorted(flows)[-2:]), sum(flows)))
+        kept, whole = (
+            layer_bytes(*run, recompute, mixture, recipe)
+            for recompute in (layout.recompute, "none")
+        )
+        found.append(LayerBytes(kept, whole, stream + sum(flows[-2:]), sum(flows)))
     return tuple(found)
 
 

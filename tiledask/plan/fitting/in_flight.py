@@ -23,10 +23,9 @@ __all__ = ["InFlight", "alive", "stages_in_flight"]
 
 
 class InFlight(NamedTuple):
-    """What lies on a stage: layers, ends (of both copies where there are two), heads that are not
-    with the embedding, whose matrix they hold once more if it is tied; and layers x micro-batches
-    in the fullest state, micro-batches whose embedding and head are held at most. Each number is
-    one, or a column."""
+    """What lies on a stage: layers, ends (of both copies where there are two), heads that hold a
+    tied matrix once more; and layers x micro-batches in the fullest state, micro-batches whose
+    embedding and head are held at most. Each number is one, or a column."""
 
     dense: Any
     mixtures: Any
@@ -50,17 +49,13 @@ def stages_in_flight(
     for stage, *chunks in zip(stages, *columns, strict=True):
         dense, mixtures = zip(*(kinds[chunk] for chunk in chunks), strict=True)
         states = alive(layout.schedule, p, m, v, stage) if cost else ((0,) * len(chunks),)
-        layers = sorted({(_product(each, dense), _product(each, mixtures)) for each in states})
-        fullest = max(layers, key=lambda each: _product(cost, each))
+        layers = sorted({(sum(map(mul, dense, n)), sum(map(mul, mixtures, n))) for n in states})
+        fullest = max(layers, key=lambda each: sum(map(mul, cost, each)))
         most = dict(zip(chunks, map(max, zip(*states, strict=True)), strict=True))
         first, heads = chunks.count(0), chunks.count(last)
         items = sum(dense), sum(mixtures), first, heads, 0 if first else heads
         found.append(InFlight(*items, *fullest, most.get(0, 0), most.get(last, 0)))
     return found
-
-
-def _product(a: Sequence[int], b: Sequence[int]) -> int:
-    return sum(map(mul, a, b))
 
 
 @lru_cache(maxsize=16384)
@@ -69,11 +64,9 @@ def alive(name: str, p: int, m: int, v: int, stage: int) -> tuple[tuple[int, ...
 
     naive 1; gpipe m; 1f1b min(p - stage, m). Interleaved over v chunks, stage s runs
     2(p-s-1) + (v-1)p forward chunks before its first backward (Megatron-LM's schedule) and
-    the first stage holds p*v + p - 1 chunks: L(1 + (p-1)/(pv)) layers (Korthikanti et al.
-    2022, section 4.2.3). Other schedules are counted action by action: an activation is held from
-    its forward to the end of its backward; where that is split, to the end of the part for the
-    weights. Where chunks hold unequal numbers of layers, which state is the fullest depends on
-    them.
+    the first stage holds p*v + p - 1 chunks (Korthikanti et al. 2022, section 4.2.3). Other
+    schedules are counted action by action: an activation is held from its forward to the end of
+    its backward; where that is split, to the end of the part for the weights.
 
     >>> [alive("1f1b", 4, 8, 1, stage) for stage in range(4)]
     [((4,),), ((3,),), ((2,),), ((1,),)]

@@ -19,21 +19,21 @@ from tiledask.plan.arrays import Array, combinations, numbered
 from tiledask.plan.fitting.activations import LayerBytes, layer_costs, tokens_of
 from tiledask.plan.fitting.in_flight import InFlight, stages_in_flight
 from tiledask.plan.fitting.terms import Terms, fullest
-from tiledask.plan.inputs.layout import ITEMS, RECOMPUTE, SELECTIVE_OP, Layout, Numbers
+from tiledask.plan.inputs.layout import ITEMS, Layout, Numbers
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import ItemParameters, check_run, item_parameters
 
 __all__ = ["ORDERS", "peaks"]
 
-KINDS = (*RECOMPUTE, SELECTIVE_OP)
-"""Kinds of recomputation; a column holds positions in them."""
 ORDERS = ("naive", "gpipe", "1f1b")
-"""Schedules, likewise."""
-GPIPE = ORDERS.index("gpipe")
-KIND: dict[str, Callable[[int], Any]] = {"tp": int, "cp": int}
-KIND |= {"sequence_parallel": bool, "flash_attention": bool}
-"""Fields, beside recompute, that a layer's bytes depend on, and what they are."""
+"""Schedules whose stages hold the more, the earlier they are."""
+LAYER = ("recompute", "tp", "cp", "sequence_parallel", "flash_attention")
+"""Fields that a layer's bytes depend on."""
+PIPELINE = ("pp", "interleave", "schedule", "items")
+"""Fields, beside the micro-batches, that what is in flight depends on."""
+COUNTS = tuple("dp tp cp pp ep expert_tp zero sequence_parallel interleave microbatches".split())
+"""Fields that a term's numbers have in them."""
 KEPT = slice(InFlight._fields.index("kept_dense"), None)
 """The numbers of an InFlight that are micro-batches."""
 Columns = dict[str, Array]
@@ -56,19 +56,13 @@ def peaks(
     >>> peaks(load_model("gpt-200b"), tp=8, pp=10, dp=[1, 2, 4], zero=1, recompute="full")
     array([42897432576, 27320503296, 19532038656])
     """
-    given = vars(Numbers(**fields))
-    for name, allowed in (("recompute", KINDS), ("schedule", ORDERS)):
-        codes = numbered(words := np.asarray(given[name]), allowed)
-        if (codes < 0).any():
-            wrong = words[codes < 0].tolist()[0]
-            raise ConfigError(f"{name} must be one of {allowed}, got {wrong!r}")
-        given = given | {name: codes}
-    columns = np.broadcast_arrays(*(np.asarray(v).astype(np.int64) for v in given.values()))
-    n = {name: column.ravel() for name, column in zip(given, columns, strict=True)}
+    columns = np.broadcast_arrays(*vars(Numbers(**fields)).values())
+    n = {name: each.ravel() for name, each in zip(vars(Numbers()), columns, strict=True)}
+    if (numbered(n["schedule"], ORDERS) < 0).any():
+        raise ConfigError(f"schedule must be one of {ORDERS}, got {fields['schedule']!r}")
     most = np.zeros(n["dp"].size, np.int64)
     if most.size:
-        sequence = check_run(model, Layout(), sequence)
-        most = _peaks(model, load_recipe(recipe), sequence, n)
+        most = _peaks(model, load_recipe(recipe), check_run(model, Layout(), sequence), n)
         # 1e9 bytes of activations a sequence would leave 64 bits
         if (most < 0).any() or (n["microbatch"] * 1.0 * n["microbatches"] > 2**33).any():
             raise ConfigError(
@@ -86,9 +80,8 @@ def _peaks(model: Model, recipe: Recipe, sequence: int, n: Columns) -> Array:
     # the ratios of the bytes kept of one layer of each kind, in the order that they occur
     kept: dict[tuple[int, ...], int] = {}
 
-    def layer(recompute: int, **fields: int) -> Iterable[int]:
-        layout = Layout(recompute=KINDS[recompute], **{k: KIND[k](v) for k, v in fields.items()})
-        layers = layer_costs(model, layout, sequence, recipe)
+    def layer(**fields: Any) -> Iterable[int]:
+        layers = layer_costs(model, layout := Layout(**fields), sequence, recipe)
         common = gcd(*(layer.kept for layer in layers)) or 1
         at = kept.setdefault(tuple(layer.kept // common for layer in layers), len(kept))
         return at, *tokens_of(layout, sequence), *chain(*layers)
@@ -96,25 +89,26 @@ def _peaks(model: Model, recipe: Recipe, sequence: int, n: Columns) -> Array:
     def items(tp: int, ep: int, slices: int) -> Iterable[int]:
         return chain(*item_parameters(model, recipe, tp, ep, slices))
 
-    (ratio, *sizes), layer_of = _table({k: n[k] for k in ("recompute", *KIND)}, layer)
+    (ratio, *sizes), layer_of = _table({name: n[name] for name in LAYER}, layer)
     slices = {"tp": n["tp"], "ep": n["ep"], "slices": Numbers(**n).expert_slices}
     parameters, items_of = _table(slices, items)
     # states of one chunk, or of layers of one kind, are told apart without costs
     cost = ratio[layer_of] * (n["interleave"] > 1) * bool(model.experts)
     held, held_of = _in_flight(model, n, cost, list(kept))
-    most = np.zeros(len(cost), np.int64)
+    times = np.where(n["schedule"] == "gpipe", n["microbatches"], 1)
+    most, again = np.zeros(len(cost), np.int64), n["recompute"] != "none"
     for stage, left_out in zip(held, _no_fuller(held), strict=True):
-        at = np.flatnonzero(~left_out[held_of])
-        if not at.size:
+        if not (at := np.flatnonzero(~left_out[held_of])).size:
             continue
-        layouts = Numbers(**{name: column[at] for name, column in n.items()})
-        times = np.where(layouts.schedule == GPIPE, layouts.microbatches, 1)
         here = [column[held_of[at]] for column in stage]
-        here[KEPT] = (times * column for column in here[KEPT])
-        whole, cut, *bytes_ = (layouts.microbatch * column[layer_of[at]] for column in sizes)
+        here[KEPT] = (times[at] * column for column in here[KEPT])
+        whole, cut, *costs = (n["microbatch"][at] * column[layer_of[at]] for column in sizes)
+        layers = _tuples(LayerBytes, costs)
         of = _tuples(ItemParameters, (column[items_of[at]] for column in parameters))
-        costs = whole, cut, _tuples(LayerBytes, bytes_), of, n["recompute"][at] > 0
-        terms = Terms(model, recipe, layouts, *costs, InFlight(*here))
+        layouts = Numbers(**{name: n[name][at] for name in COUNTS})
+        terms = Terms(
+            model, recipe, layouts, whole, cut, layers, of, again[at] * 1, InFlight(*here)
+        )
         most[at] = np.maximum(most[at], fullest(terms))
     return most
 
@@ -122,7 +116,7 @@ def _peaks(model: Model, recipe: Recipe, sequence: int, n: Columns) -> Array:
 def _table(columns: Columns, function: Callable[..., Iterable[int]]) -> tuple[Array, Array]:
     """(``function`` of every combination of ``columns`` that occurs, a column for each; which of
     these each layout has)."""
-    first, which = combinations(list(columns.values()))
+    first, which = combinations([numbered(column) for column in columns.values()])
     rows = zip(*(column[first].tolist() for column in columns.values()), strict=True)
     results = [tuple(function(**dict(zip(columns, row, strict=True)))) for row in rows]
     return np.array(results, np.int64).T, which
@@ -146,12 +140,12 @@ def _in_flight(
         layers = np.maximum(1, model.layers // (n["pp"] * n["interleave"]))
         covering = -(-(max(model.dense_layers) + 1) // layers) + stages
         stages = int(np.minimum(covering, n["pp"]).max())
-    filled = np.where(n["schedule"] == GPIPE, 1, n["pp"])
+    filled = np.where(n["schedule"] == "gpipe", 1, n["pp"])
     filled = np.where(n["interleave"] > 1, 4 * n["pp"], filled)
-    columns = {name: n[name] for name in ("pp", "interleave", "schedule", "items")}
+    columns = {name: n[name] for name in PIPELINE}
     columns |= {"m": np.minimum(n["microbatches"], filled), "cost": cost}
 
-    def in_flight(cost: int, **pipe: int) -> Iterable[int]:
+    def in_flight(cost: int, **pipe: Any) -> Iterable[int]:
         return chain(*_held(model, stages, ratios[cost], **pipe))
 
     table, which = _table(columns, in_flight)
@@ -160,20 +154,12 @@ def _in_flight(
 
 @lru_cache(maxsize=2**12)
 def _held(
-    model: Model,
-    stages: int,
-    cost: tuple[int, ...],
-    pp: int,
-    interleave: int,
-    schedule: int,
-    items: int,
-    m: int,
+    model: Model, stages: int, cost: tuple[int, ...], items: bool, m: int, **pipe: Any
 ) -> list[InFlight]:
     """What the last stage of a pipeline holds, and each of the first ``stages``. Kept: searches of
     one model on several clusters ask for the same."""
-    cut, order = ITEMS if items else None, ORDERS[schedule]
-    layout = Layout(pp=pp, interleave=interleave, microbatches=m, schedule=order, partition=cut)
-    places = [pp - 1, *(min(stage, pp - 1) for stage in range(stages))]
+    layout = Layout(**pipe, microbatches=m, partition=ITEMS if items else None)
+    places = [layout.pp - 1, *(min(stage, layout.pp - 1) for stage in range(stages))]
     return stages_in_flight(model, layout, places, cost)
 
 
