@@ -46,7 +46,7 @@ def test_every_way_out_of_no_is_a_command_whose_verdict_is_fits(typed):
 
 def test_one_device_is_no_devices(typed):
     words = typed("fit 7B 1xA100-80GB").words + typed("fit 7B 1xA100-80GB --dp 2").words
-    assert "no layout on 1 device fits" in words
+    assert "1 more than the cluster has" in words
     assert "1 devices" not in words
 
 

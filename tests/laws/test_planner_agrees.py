@@ -152,7 +152,7 @@ def test_every_result_is_plain_values_and_most_are_a_frame(name):
     assert json.loads(json.dumps(facts))
     told = {
         "fit": lambda: (
-            (facts["verdict"], max(facts["per_stage"])) == (found.verdict, found.band[0])
+            (facts["verdict"], max(facts["per_stage"])) == (found.verdict, found.memory.peak)
         ),
         "memory": lambda: facts["per_stage"] == [*found.ledger.per_place.values()],
         "ledger": lambda: list(frame.bytes) == [row.bytes for row in found.rows],

@@ -94,38 +94,26 @@ def test_the_verdict_changes_at_the_borders_of_the_band_however_it_is_asked():
         fit = td.fits(SMALL, layout, fleet, sequence=64)
         (plan,) = td.search(SMALL, fleet, 1, sequence=64, space=space)
         assert fit.verdict == plan.verdict == plan.fit.verdict == verdict
-        assert verdict in repr(fit)
         assert fit.shortfall == max(0, -extra)
-        assert fit.band[1] == fit.expected == fit.memory.peak + budget
-        assert ("and a CUDA context of 987.8 MB, 1 B more" in fit.reason) == (verdict == "no")
-        assert ("NCCL" in fit.reason) == (verdict == "tight")
-        assert ("less than half" in fit.reason) == (rest <= extra < sure)
+        assert fit.expected == fit.memory.peak + budget
     for extra, verdict in ((-1, "no"), (0, "tight"), (99, "tight"), (100, "fits")):
         fit = ask(layout, cluster(2, peak(layout) + extra), overhead=100)
-        assert (fit.verdict, fit.band) == (verdict, (peak(layout), peak(layout) + 100))
-        assert "an overhead of 100 B, as given" in fit.assumed
+        assert (fit.verdict, fit.expected) == (verdict, peak(layout) + 100)
 
 
 @pytest.mark.parametrize(
     ("layout", "words"),
     [
-        (
-            Layout(dp=160),
-            "optimizer states, 2.4 TB: every data-parallel copy holds all of it|"
-            "more data-parallel devices do not help",
-        ),
-        (Layout(tp=8, pp=10), "all of its 1/80 of the model|stage 0 of 10"),
-        (Layout(tp=8, pp=10, microbatch=8, microbatches=64), "activations|8 x 2048 tokens"),
-        (Layout(tp=8, zero=3), "nobody to share it with"),
-        (
-            Layout(tp=8, dp=2, zero=1, recompute="full"),
-            "what is left after ZeRO-1 sharded it over dp 2",
-        ),
+        (Layout(dp=160), "more data-parallel devices do not help"),
+        (Layout(tp=8, pp=10), "all of its 1/80 of the model"),
+        (Layout(tp=8, pp=10, microbatch=8, microbatches=64), "activations, 8 x 2048 tokens"),
+        (Layout(tp=8, zero=3), "dp is 1"),
+        (Layout(tp=8, dp=2, zero=1, recompute="full"), "after ZeRO-1 sharded it over dp 2"),
     ],
 )
 def test_the_reason_says_what_binds_and_what_does_not_help(layout, words):
     reason = td.fits("gpt-200b", layout, "160xA100-40GB").reason
-    assert all(part in reason for part in words.split("|"))
+    assert all(part in reason for part in words.split(", "))
 
 
 ANY = cluster(1, 10**12)
@@ -194,19 +182,16 @@ def test_the_smallest_fix_is_the_best_of_all_layouts_in_reach(start, share):
     fit = td.fits(SMALL, start, fleet, sequence=64, overhead=50)
     assert fit.verdict == "no"
     best = brute_force(SMALL, start, fleet, 64, 50)
+    fix = fit.smallest_fix
     if best is None:  # only more devices, or what FIELDS leave alone
-        fix = fit.smallest_fix
-        assert (
-            fix is None or fix.missing or {"flash_attention", "sequence_parallel"} & {*fix.changed}
-        )
-    else:
-        fix = fit.smallest_fix
-        other = fix.layout.sequences != start.sequences
-        assert (len(fix.changed) + other, other) == best[:2]
-        assert seconds_of(fix.layout, fleet, 64) == pytest.approx(best[2], rel=1e-9)
-        assert fix.missing == 0
-        again = td.fits(SMALL, fix.layout, fleet, sequence=64, overhead=50)
-        assert again.verdict == "fits"
+        other = {"flash_attention", "sequence_parallel"}
+        assert fix is None or fix.missing or other & {*fix.changed}
+        return
+    other = fix.layout.sequences != start.sequences
+    assert (len(fix.changed) + other, other) == best[:2]
+    assert seconds_of(fix.layout, fleet, 64) == pytest.approx(best[2], rel=1e-9)
+    assert (fix.missing, fix.verdict) == (0, "fits")
+    assert fix.memory == td.fits(SMALL, fix.layout, fleet, sequence=64, overhead=50).memory
 
 
 MIXED = Model(
@@ -255,7 +240,6 @@ def test_the_fewest_devices_are_the_fewest_of_all_layouts(model, start, devices)
         else:
             assert fix.devices == best
             assert fix.missing == best - 1
-            assert (f"takes {best}, {best - 1} more" in str(fix)) == (best > 1)
         said.add(best)
     assert len(said) > 2
 
@@ -266,8 +250,7 @@ def test_the_200_billion_story():
     assert fit.verdict == "no"
     fix = fit.smallest_fix  # tp x pp is 152: 8 x 19, and 160 GPUs hold no second copy
     assert fix.layout == Layout(tp=8, pp=19, recompute="full", microbatches=160)
-    assert "global batch" not in str(fix)
-    assert "<b>smallest fix</b>: dp 160 -&gt; 1" in fit._repr_html_()
+    assert "smallest fix: dp 160 -> 1, tp 1 -> 8" in fit.to_text(999)
 
 
 def test_a_fix_keeps_a_schedule_valid_and_drops_a_partition():

@@ -95,7 +95,7 @@ def brief(layout: Layout) -> str:
 
 def verdict(fit: Fit) -> str:
     """What `tiledask fit` says of everything counted, and of which bytes."""
-    whole, least = format_bytes(fit.capacity), format_bytes(fit.band[0])
+    whole, least = format_bytes(fit.capacity), format_bytes(fit.memory.peak)
     if fit.verdict != "tight":
         return f"{fit.verdict}, {format_bytes(fit.expected)} needed of {whole}"
     more = f"{least} before overhead, {format_bytes(fit.expected)} with it"

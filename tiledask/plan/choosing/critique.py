@@ -5,33 +5,33 @@ a layout  ->  fits? balanced? how much is waiting, and for what?      each Judge
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from itertools import product
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
-from tiledask.plan.fitting.fit import Fit, Fix, fits
+from tiledask.plan.choosing.search import Plan, Plans
+from tiledask.plan.fitting.fit import Fit, fits
+from tiledask.plan.fitting.fixes import change_of
+from tiledask.plan.fitting.space import CHUNKS, COLUMNS, Space, layouts_of
+from tiledask.plan.fitting.vectorized import ORDERS
 from tiledask.plan.inputs.hardware import ClusterSpec
-from tiledask.plan.inputs.layout import Layout, Numbers
+from tiledask.plan.inputs.layout import ITEMS, RECOMPUTE, Layout, Numbers
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_trains
 from tiledask.plan.judged import Judged
 from tiledask.plan.tables import Part, Printable
 from tiledask.plan.timing.calibration import Calibration
-from tiledask.plan.timing.step import CLOSED_FORMS, StepEstimate
-from tiledask.plan.timing.step_time import step_parts
-from tiledask.plan.units import format_seconds
+from tiledask.plan.timing.step import StepEstimate
+from tiledask.plan.units import format_bytes, format_seconds
 
 __all__ = ["Critique", "critique"]
 
 ADVISED, PRINTED = 10, 8
-"""Changes that are priced by simulation, and of them those that are printed, at most."""
+"""Layouts that are simulated, and changes that are printed, at most."""
 WORTH_IT = 0.01
 """Part of a step's time below which a change is not advised."""
-SLOWER = 1.05
-"""What is slower by more than that by formula is not simulated."""
 WAITS = {
     "bubble": (0.1, "a pipeline not yet filled, or draining"),
     "tp": (0.15, "tensor-parallel collectives"),
@@ -41,8 +41,16 @@ WAITS = {
     "ep": (0.2, "tokens on their way to experts and back"),
 }
 """Parts of a step, above which share waiting is called a fault, and for what it is."""
-BESIDE_FLASH: tuple[dict[str, Any], ...] = ({}, {"recompute": "full"}, {"sequence_parallel": True})
-"""What is tried together with flash attention."""
+FREE: tuple[dict[str, Any], ...] = (
+    {"tp": None, "pp": None, "sequence_parallel": (False, True)},
+    {"microbatch": None},
+    {"interleave": CHUNKS, "partition": (None, ITEMS)},
+    {"zero": (0, 1, 2, 3)},
+    {"recompute": RECOMPUTE},
+    {"flash_attention": (True,), "recompute": RECOMPUTE, "sequence_parallel": (False, True)},
+)
+"""What may be otherwise together, all else as it is: dp follows, so that sequences and devices
+stay, or all of the cluster's are used."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,9 +59,9 @@ class Critique(Printable):
 
     fit: Fit
     lines: tuple[Judged, ...]
-    advice: tuple[Fix, ...]
-    """Changes that fit and make a step shorter by 1 % or more, the best first: single ones, and
-    flash attention with another. For a layout that does not fit: those that do."""
+    advice: tuple[Plan, ...]
+    """Layouts that fit, differ in one choice and make a step shorter by 1 % or more, the best
+    first. For a layout that does not fit: those that do."""
 
     @property
     def step(self) -> StepEstimate | None:
@@ -62,6 +70,14 @@ class Critique(Printable):
 
     def __bool__(self) -> bool:
         return all(line.good for line in self.lines) and not self.advice
+
+    def _changes(self) -> Iterator[dict[str, Any]]:
+        """Of each advice what changes and what it brings."""
+        before = np.inf if self.step is None else self.step.total
+        for plan in self.advice:
+            change, speedup = change_of(self.fit.layout, plan.layout), before / plan.seconds
+            found = {"change": change, "layout": str(plan.layout), "peak": plan.peak}
+            yield found | {"seconds": plan.seconds, "speedup": speedup}
 
     def __repr__(self) -> str:
         faults = sum(not line.good for line in self.lines)
@@ -73,28 +89,21 @@ class Critique(Printable):
 
     def printed(self) -> Iterator[Part]:
         yield from (f"  {line}" for line in self.lines)
-        yield from (f"  → {fix}" for fix in self.advice[:PRINTED])
+        for each in list(self._changes())[:PRINTED]:
+            fast = f"{each['speedup']:.3g} times as fast" if self.step else "then it fits"
+            takes = f"{format_seconds(each['seconds'])} a step, {fast}"
+            yield f"  → {each['change']}: {takes}, {format_bytes(each['peak'])} a device"
         if not self.advice and self.step is not None:
             yield "  no single change makes it 1 % faster"
 
     def to_dict(self) -> dict[str, object]:
         """The same as plain values, for JSON; the speedup is infinite if it did not fit before."""
-        before = np.inf if self.step is None else self.step.total
         return {
             "layout": str(self.fit.layout),
             "verdict": self.fit.verdict,
-            "seconds": None if self.step is None else before,
+            "seconds": None if self.step is None else self.step.total,
             "lines": [{"about": j.claim, "good": j.good, "why": j.why} for j in self.lines],
-            "advice": [
-                {
-                    "change": fix.change,
-                    "layout": str(fix.layout),
-                    "peak": fix.memory.peak,
-                    "seconds": fix.step.total,
-                    "speedup": before / fix.step.total,
-                }
-                for fix in self.advice
-            ],
+            "advice": list(self._changes()),
         }
 
 
@@ -118,15 +127,15 @@ def critique(
     >>> found = critique("gpt2-xl", Layout(pp=8, microbatches=8), "8xA100-80GB", sequence=1024)
     >>> [line.claim for line in found.lines if not line.good]
     ['bubble', 'utilisation']
-    >>> found.advice[0].step.total < found.step.total
+    >>> found.advice[0].seconds < found.step.total
     True
     """
     recipe = load_recipe(recipe)
     check_trains(recipe)
     run = model, layout, cluster, recipe, sequence
     fit = fits(*run, calibration=calibration, framework=framework)
-    advice = sorted(_advice(fit, recipe), key=lambda fix: fix.step.total)
-    return Critique(fit, tuple(Judged(*line) for line in _lines(fit)), tuple(advice))
+    advice = tuple(_advice(fit))
+    return Critique(fit, tuple(Judged(*line) for line in _lines(fit)), advice)
 
 
 def _lines(fit: Fit) -> Iterator[tuple[str, bool, str]]:
@@ -164,76 +173,26 @@ def _lines(fit: Fit) -> Iterator[tuple[str, bool, str]]:
     yield "utilisation", step.mfu >= 0.3, f"{work} {where}"
 
 
-def _advice(fit: Fit, recipe: Recipe) -> Iterator[Fix]:
-    """Of the neighbours those that are fastest by formula, and those of whose schedule there is
-    no formula, simulated."""
-    model, sequence, before = fit.memory.model, fit.memory.sequence, np.inf
-    tried = [*dict.fromkeys(_neighbours(fit))]
+def _advice(fit: Fit) -> Iterator[Plan]:
+    """Of the layouts that differ in one choice, those that are fastest by formula, simulated."""
+    layout, memory, cluster, nearest = fit.layout, fit.memory, fit.cluster, None
+    own: dict[str, Any] = {each.name: (getattr(layout, each.name),) for each in fields(Space)}
+    own["partition"] = (ITEMS if layout.partition == ITEMS else None,)
+    own["schedule"] = (layout.schedule if layout.schedule in ORDERS else "1f1b",)
+    run = memory.model, cluster, layout.sequences, memory.sequence
+    devices = sorted({min(layout.devices, cluster.devices), cluster.devices})
+    found = [layouts_of(*run, Space(**own | free), devices) for free in FREE]
     if fit.verdict == "no":
         nearest = fit.smallest_fix
-        tried = [nearest.layout, *tried] if nearest and not nearest.missing else tried
-        tried = [layout for layout in dict.fromkeys(tried) if fit.with_layout(layout)]
-    numbers = Numbers.of(fit.layout, *tried)
-    by_formula = step_parts(model, fit.cluster, numbers, recipe, sequence, **fit.by).total
-    now, *seconds = np.ravel(by_formula).tolist()
-    if fit.verdict == "no":
-        now = np.inf
-    else:
-        before = fit.step.total
-    order = sorted(range(len(tried)), key=seconds.__getitem__)
-    chosen = [tried[n] for n in order if seconds[n] <= SLOWER * now][:ADVISED]
-    chosen += [layout for layout in tried if layout.schedule not in CLOSED_FORMS]
-    for layout in dict.fromkeys(chosen):
-        fix = fit.with_layout(layout)
-        if fix is not None and fix.step.total <= (1 - WORTH_IT) * before:
-            yield fix
-
-
-def _neighbours(fit: Fit) -> Iterator[Layout]:
-    """Layouts of as many sequences a step that differ in one decision."""
-    layout, model, cluster = fit.layout, fit.memory.model, fit.cluster
-    for change in _changes(layout, cluster.devices):
-        if "pp" in change and isinstance(layout.partition, tuple):
-            change["partition"] = None
-        try:
-            other = replace(layout, **change)
-            model.check_tp(other.tp)
-            other.chunk_layers(model.layers)
-        except ValueError:
-            continue
-        if other != layout and other.devices <= cluster.devices:
-            yield other
-
-
-def _changes(layout: Layout, devices: int) -> Iterator[dict[str, Any]]:
-    """Fields with other values, or with their own; dp, tp and pp traded for each other, and unused
-    devices for more copies, where the sequences of a step stay, in other numbers of
-    micro-batches."""
-    if layout.tp > 1:
-        yield {"sequence_parallel": True}
-    yield from ({"recompute": kind} for kind in ("none", "selective"))
-    yield from ({"zero": zero} for zero in range(4) if layout.dp > 1)
-    if not layout.flash_attention:
-        yield from ({"flash_attention": True} | more for more in BESIDE_FLASH)
-    if layout.pp > 1:
-        yield from ({"interleave": v} for v in (1, 2, 3, 4, 6, 8))
-        yield {"partition": "items"}
-        names = (name for name in ("1f1b", "zb-h1") if name != layout.schedule)
-        yield from ({"schedule": name, "interleave": 1} for name in names)
-    size, many = layout.microbatch, layout.microbatches
-    for times in (2, 4, 8):
-        if many % times == 0:
-            yield {"microbatch": size * times, "microbatches": many // times}
-        if size % times == 0:
-            yield {"microbatch": size // times, "microbatches": many * times}
-    sequences, now, shapes = layout.dp * many, (layout.dp, layout.tp, layout.pp), set()
-    for times in (2, 4, 8):
-        one = (times, 1, 1), (1, times, 1), (1, 1, times)
-        for up, down in product(one, (*one, (1, 1, 1))):
-            grown = [n * a for n, a in zip(now, up, strict=True)]
-            if not any(n % b for n, b in zip(grown, down, strict=True)):
-                shapes.add(tuple(n // b for n, b in zip(grown, down, strict=True)))
-    for dp, tp, pp in sorted(shapes - {now}):
-        if dp * tp * pp * layout.cp <= devices and sequences % dp == 0:
-            shape = {"dp": dp, "tp": tp, "pp": pp, "microbatches": sequences // dp}
-            yield shape if pp > 1 else {**shape, "interleave": 1}
+    if nearest and not nearest.missing and nearest.layout.schedule in ORDERS:
+        numbers = vars(Numbers.of(nearest.layout))
+        found.append({name: np.array([numbers[name]]) for name in COLUMNS})
+    n = {name: np.concatenate([each[name] for each in found]) for name in COLUMNS}
+    plans = Plans((*run[:3], memory.recipe, memory.sequence), fit.by, n, {}).settle(ADVISED)
+    before = np.inf if fit.verdict == "no" else fit.step.total
+    seen = {layout}
+    for plan in plans.settled:
+        if plan.verdict == "fits" and plan.seconds <= (1 - WORTH_IT) * before:
+            if plan.layout not in seen:
+                yield plan
+            seen.add(plan.layout)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from tiledask.plan.fitting.fixes import Search, changes
+from tiledask.plan.fitting.fixes import Search, change_of, changes
 from tiledask.plan.fitting.memory import MemoryEstimate, estimate_memory
 from tiledask.plan.fitting.overhead import VERDICTS, DeviceLimits, Overhead, measured_over_estimated
 from tiledask.plan.inputs.hardware import ClusterSpec
@@ -68,14 +68,9 @@ class Fit(Printable):
         return self.limits.overhead(self.layout)
 
     @property
-    def band(self) -> tuple[int, int]:
-        """Bytes per device without and with the whole overhead budget."""
-        return self.memory.peak, self.memory.peak + self.overhead.total
-
-    @property
     def expected(self) -> int:
         """Bytes that the device is expected to show at its fullest: estimate and overhead."""
-        return self.band[1]
+        return int(self.memory.peak + self.overhead.total)
 
     @property
     def assumed(self) -> str:
@@ -133,7 +128,7 @@ class Fit(Printable):
     @cached_property
     def reason(self) -> str:
         """One sentence: the stage, the moment and the tensor class that decide, and why."""
-        ledger, layout = self.memory.ledger, self.layout
+        ledger, layout, device = self.memory.ledger, self.layout, self.cluster.device.name
         stage, moment, _ = ledger.binding
         # the largest class on ``stage`` at its fullest moment, what ZeRO-1 shards as one
         sharded = {state.tensor for state in self.memory.recipe.states if state.zero == 1}
@@ -141,8 +136,7 @@ class Fit(Printable):
         for name, size in ledger.by_tensor(stage).items():
             classes[OPTIMIZER if name in sharded else name] += size
         ((tensor, most),) = classes.most_common(1)
-        low, high, capacity = map(format_bytes, (*self.band, self.capacity))
-        device, context = self.cluster.device.name, self.overhead.context
+        low, high, capacity = map(format_bytes, (self.memory.peak, self.expected, self.capacity))
         where = f"stage {stage} of {layout.pp}, {moment}" if layout.pp > 1 else moment
         needs = f"the fullest device ({where}) needs {low}"
         largest = f"the largest class is {tensor}, {format_bytes(most)}"
@@ -150,11 +144,10 @@ class Fit(Printable):
             return f"{needs}, with overhead {high}, of {capacity} on {device}; {largest}"
         why = f"{largest}: {_why(self.memory, tensor)}"
         if self.verdict == "tight":
-            whose, _ = measured_over_estimated(self.memory.recipe.framework)
-            off = f"; as far off as the published rows of {whose}, less than half have room"
             over = f"with overhead {high} ({self.overhead}), of {capacity} on {device}"
-            return f"{needs}, {over}{off * (self.expected <= self.capacity)}; {why}"
+            return f"{needs}, {over}; {why}"
         if self.shortfall:
+            context = self.overhead.context
             beside = f" and a CUDA context of {format_bytes(context)}" if context else ""
             lacks = f"{format_bytes(self.shortfall)} more than the {capacity} of {device}"
             also = f"{self.few}, and even so " if self.few else ""
@@ -214,21 +207,21 @@ class Fit(Printable):
         if self.verdict == "fits":
             return None
         near = self.with_layout(self.search.nearest())
-        return near or self.with_layout(self.search.fewest_devices(), fewest=True)
+        return near or self.with_layout(self.search.fewest_devices())
 
     @property
     def search(self) -> Search:
         """Layouts near this one."""
         return Search(self.memory, self.cluster, self.limits)
 
-    def with_layout(self, layout: Layout | None, fewest: bool = False) -> "Fix | None":
+    def with_layout(self, layout: Layout | None) -> "Fix | None":
         """The Fix that ``layout`` is; None for None, or if a node's host has not the memory for
         what is offloaded."""
         if layout is None:
             return None
         now = self.memory
         memory = estimate_memory(now.model, layout, now.recipe, now.sequence)
-        fix = Fix(memory, self.cluster, self.own, self.by, self.why, self, fewest)
+        fix = Fix(memory, self.cluster, self.own, self.by, self.why, self)
         return fix if fix.on_enough == "fits" else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -249,8 +242,7 @@ class Fit(Printable):
         return f"{type(self).__name__}({self.verdict}: {self.reason})"
 
     def printed(self, speed: str = "") -> Iterator[Part]:
-        """The verdict, the ledger by stage, and what would fit. ``speed``: how fast it is, in a
-        line."""
+        """The verdict, the ledger by stage, and what would fit. ``speed``: a line on how fast."""
         yield f"{self.verdict}{used(self.layout, self.cluster.devices)}", f": {self.reason}"
         if not self.few:
             yield from [TIGHT] * (self.verdict == "tight") + [speed] * bool(speed)
@@ -266,8 +258,6 @@ class Fix(Fit):
     """Another layout that fits, near the one ``before``, and what changes."""
 
     before: Fit | None = None
-    fewest: bool = False
-    """Nothing takes fewer devices, but what is held fixed."""
 
     @property
     def _was(self) -> Fit:
@@ -277,13 +267,6 @@ class Fix(Fit):
     def changed(self) -> tuple[str, ...]:
         """Names of the fields that differ; the number of micro-batches follows."""
         return tuple(n for n in changes(self._was.layout, self.layout) if n != "microbatches")
-
-    @property
-    def change(self) -> str:
-        """The fields that differ, with their values."""
-        was, now = vars(self._was.layout), vars(self.layout)
-        names = changes(self._was.layout, self.layout)
-        return ", ".join(f"{name} {was[name]} -> {now[name]}" for name in names)
 
     @property
     def devices(self) -> int:
@@ -301,17 +284,13 @@ class Fix(Fit):
         need = f"{new.devices} of {there} devices"
         if self.missing:
             need = f"it takes {new.devices}, {self.missing} more than the cluster has"
-            work = f"{old.microbatch * old.microbatches} x {self.memory.sequence} tokens a copy"
-            none = f"no layout on {there} device{'s' * (there > 1)} fits with {work}; the smallest "
-            need = (none + "that does" if self.fewest else "it") + need.removeprefix("it")
         if old.sequences != new.sequences:
-            lost = f", {old.dp - new.dp} of {old.dp} copies are given up" * (old.dp > new.dp)
-            need += f"{lost}, the global batch goes from {old.sequences} to {new.sequences}"
+            need += f", the global batch goes from {old.sequences} to {new.sequences}"
         with suppress(ValueError):  # of a recipe that does not train, or has no time model
             each, before = (fit.step.total / fit.layout.sequences for fit in (self, self._was))
             need += f", a sequence takes {each / before:.3g} times as long by estimate"
-        low, high, capacity = map(format_bytes, (*self.band, self.capacity))
-        change = self.change or "no change but the number of devices"
+        low, high, capacity = map(format_bytes, (self.memory.peak, self.expected, self.capacity))
+        change = change_of(old, new) or "no change but the number of devices"
         return f"{change} ({need}): {low}, with overhead {high}, of {capacity} per device"
 
 
@@ -370,13 +349,12 @@ def _why(memory: MemoryEstimate, tensor: str) -> str:
         again = f", recompute {layout.recompute}" * (tensor == "activations")
         tokens = f"{layout.microbatch} x {memory.sequence} tokens"
         return f"it grows with the micro-batch, {tokens}{again}"
-    if layout.zero >= zero[tensor]:
-        if layout.dp > 1:
-            return f"that is what is left after ZeRO-{layout.zero} sharded it over dp {layout.dp}"
+    if layout.zero >= zero[tensor] and layout.dp == 1:
         return f"dp is 1, so that ZeRO-{layout.zero} has nobody to share it with"
+    if layout.zero >= zero[tensor]:
+        return f"that is what is left after ZeRO-{layout.zero} sharded it over dp {layout.dp}"
     slices = layout.tp * layout.pp
-    whole = "all of it" if slices == 1 else f"all of its 1/{slices} of the model"
-    return (
-        f"every data-parallel copy holds {whole}, so more data-parallel devices do not help "
-        f"(ZeRO-{zero[tensor]} would shard it over dp)"
-    )
+    whole = f"all of {'it' if slices == 1 else f'its 1/{slices} of the model'}"
+    helps = f"(ZeRO-{zero[tensor]} would shard it over dp)"
+    none = f"every data-parallel copy holds {whole}, so more data-parallel devices do not help"
+    return f"{none} {helps}"

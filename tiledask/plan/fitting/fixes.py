@@ -27,7 +27,7 @@ from tiledask.plan.inputs.layout import ITEMS, MOST_OF_ANY, RECOMPUTE, Layout, N
 from tiledask.plan.timing.step_time import step_parts
 from tiledask.plan.units import divisors
 
-__all__ = ["FIELDS", "Search", "changes"]
+__all__ = ["FIELDS", "Search", "change_of", "changes"]
 
 FIELDS = ("zero", "microbatch", "recompute", "tp", "pp", "dp")
 """Fields that a fix may change; of fixes that are alike in all else the earlier ones come first."""
@@ -40,6 +40,12 @@ SOME = 64
 def changes(before: Layout, after: Layout) -> tuple[str, ...]:
     """Names of the fields in which ``after`` differs."""
     return tuple(n for n in vars(before) if getattr(before, n) != getattr(after, n))
+
+
+def change_of(before: Layout, after: Layout) -> str:
+    """The fields in which ``after`` differs, with their values."""
+    was, now = vars(before), vars(after)
+    return ", ".join(f"{n} {was[n]} -> {now[n]}" for n in changes(before, after))
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ LAYER = ("recompute", "tp", "cp", "sequence_parallel", "flash_attention")
 """Fields that a layer's bytes depend on."""
 PIPELINE = ("pp", "interleave", "schedule", "items")
 """Fields, beside the micro-batches, that what is in flight depends on."""
-COUNTS = tuple("dp tp cp pp ep expert_tp zero sequence_parallel interleave microbatches".split())
-"""Fields that a term's numbers have in them."""
+COUNTED = {*vars(Numbers())} - {"recompute", "schedule", "items"}
+"""Fields whose numbers are in a term's."""
 KEPT = slice(InFlight._fields.index("kept_dense"), None)
 """The numbers of an InFlight that are micro-batches."""
 Columns = dict[str, Array]
@@ -105,7 +105,7 @@ def _peaks(model: Model, recipe: Recipe, sequence: int, n: Columns) -> Array:
         whole, cut, *costs = (n["microbatch"][at] * column[layer_of[at]] for column in sizes)
         layers = _tuples(LayerBytes, costs)
         of = _tuples(ItemParameters, (column[items_of[at]] for column in parameters))
-        layouts = Numbers(**{name: n[name][at] for name in COUNTS})
+        layouts = Numbers(**{name: n[name][at] for name in COUNTED})
         terms = Terms(
             model, recipe, layouts, whole, cut, layers, of, again[at] * 1, InFlight(*here)
         )
