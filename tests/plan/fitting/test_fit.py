@@ -253,13 +253,11 @@ def test_the_200_billion_story():
     assert "smallest fix: dp 160 -> 1, tp 1 -> 8" in fit.to_text(999)
 
 
-def test_a_fix_keeps_a_schedule_valid_and_drops_a_partition():
+def test_a_fix_keeps_chunks_valid_and_turns_to_even_stages_and_1f1b():
     start = Layout(pp=2, interleave=2, microbatches=4)
     assert ask(start, cluster(8, int(peak(start) * 0.7))).smallest_fix.layout.interleave == 2
-    room = max(td.estimate_memory(SMALL, Layout(pp=4, recompute="full"), sequence=64).per_stage)
-    fix = ask(Layout(pp=2, partition=(0, 4, 4)), cluster(4, room, node=1)).smallest_fix
-    assert "pp" in fix.changed
-    assert fix.layout.partition is None
-    start = Layout(pp=2, microbatches=4, schedule="dualpipe")
-    fix = ask(start, cluster(8, int(peak(start) * 0.6), node=1)).smallest_fix
-    assert fix is None or fix.layout.schedule == "dualpipe"
+    for own in ({"partition": (0, 4, 4)}, {"schedule": "dualpipe", "microbatches": 4}):
+        start = Layout(pp=2, **own)
+        fix = ask(start, cluster(4, int(peak(start) * 0.6), node=1)).smallest_fix
+        assert (fix.layout.partition, fix.layout.schedule) == (None, "1f1b")
+        assert {*own} & {*fix.changed}

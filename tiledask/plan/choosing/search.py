@@ -99,11 +99,10 @@ class Plan:
 
 
 class Plans(Sequence[Plan], Printable):
-    """The layouts of a search: those that fit, fastest first; then the tight ones; then those
-    that do not fit, the nearest first.
+    """The layouts of a search: those that fit, fastest by formula first, then the tight ones, then
+    those that do not fit, the nearest first; the first 14 in the order of their simulated
+    ``seconds`` (``settle`` for more).
 
-    The fastest are those by formula; the first 14 of them are in the order of their ``seconds``,
-    the simulated ones (``settle`` for more).
     ``considered``: how many layouts were looked at; ``counts``: how many have each verdict;
     ``left_out``: how many were not, as the framework that was named does not run them, by why.
     """
@@ -136,8 +135,8 @@ class Plans(Sequence[Plan], Printable):
         self.counts = {word: int((verdict == at).sum()) for at, word in enumerate(VERDICTS)}
 
     def on(self, cluster: ClusterSpec, times: float) -> "Plans":
-        """These layouts on another cluster of as many devices, where each takes 1/``times`` of its
-        seconds at least, without those that could not be among the first: their memory is known."""
+        """Those of these layouts that may be the first on another cluster of as many devices, where
+        each takes 1/``times`` of its seconds at least: their memory is known."""
         seconds, verdict = self._columns["by_formula"], self._columns["verdict"]
         last = self._order[len(self.settle().settled) - 1]
         rows = (verdict == verdict[last]) & (seconds <= times * seconds[last])
@@ -180,20 +179,20 @@ class Plans(Sequence[Plan], Printable):
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
             return [self[n] for n in range(*at.indices(len(self)))]
-        if not -len(self) <= at < len(self):
-            raise IndexError(f"there are {len(self)} plans, numbered from 0; got {at}")
-        settled, at = self.settle().settled, at % len(self)
+        settled, at = self.settle().settled, range(len(self))[at]
         return settled[at] if at < len(settled) else self._plan(at)
 
     @property
     def best(self) -> Plan:
         """The fastest that fits; if none does the fastest tight one, else the nearest."""
         if not len(self):
-            many = f"whole micro-batches of the {self.global_batch} sequences to every copy"
-            why = "; ".join(self.left_out) or f"none gives {many}"
+            many = (
+                f"none gives whole micro-batches of the {self.global_batch} sequences to each copy"
+            )
             raise ConfigError(
-                f"no layout of the space on {self.cluster.devices} devices is left: {why}; change "
-                f"the batch, the devices or the space, or name another framework"
+                f"no layout of the space on {self.cluster.devices} devices is left: "
+                f"{'; '.join(self.left_out) or many}; change the batch, the devices or the space, "
+                f"or name another framework"
             )
         return self.settle().settled[0]
 

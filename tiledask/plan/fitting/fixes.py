@@ -15,12 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.errors import ConfigError, PartitionError, ScheduleError
+from tiledask.errors import ConfigError
 from tiledask.plan.arrays import Array
-from tiledask.plan.fitting.memory import MemoryEstimate, layout_terms
+from tiledask.plan.fitting.memory import MemoryEstimate
 from tiledask.plan.fitting.overhead import DeviceLimits
 from tiledask.plan.fitting.space import CHUNKS, SHAPE, Columns, Space, context_degrees, grid, shapes
-from tiledask.plan.fitting.terms import fullest
 from tiledask.plan.fitting.vectorized import ORDERS, peaks
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import ITEMS, MOST_OF_ANY, RECOMPUTE, Layout, Numbers
@@ -58,12 +57,10 @@ class Search:
 
     @property
     def start(self) -> Layout:
-        return self.memory.layout
-
-    @property
-    def special(self) -> bool:
-        """Whether layouts are to be looked at one by one: ``peaks`` does not know their like."""
-        return self.start.partition not in (None, ITEMS) or self.start.schedule not in ORDERS
+        """The layout; in 1F1B and cut evenly where ``peaks`` does not know its like."""
+        own = self.memory.layout
+        even = own if own.partition == ITEMS else replace(own, partition=None)
+        return even if own.schedule in ORDERS else replace(even, schedule="1f1b", interleave=1)
 
     def nearest(self) -> Layout | None:
         """The fewest changes on the cluster's devices, one of a field or of the global batch; of
@@ -76,8 +73,8 @@ class Search:
         moved = np.array([n[name] != getattr(start, name) for name in FIELDS])
         other = n["dp"] * n["microbatch"] * n["microbatches"] != start.sequences
         code = (~moved).T @ (2 ** np.arange(len(FIELDS))[::-1])  # those that change FIELDS' first
-        level = moved.sum(axis=0) + other
-        for each in range(1, len(FIELDS) + 2):
+        level = moved.sum(axis=0) + other + (start != self.memory.layout)
+        for each in range(1, len(FIELDS) + 3):
             at = np.flatnonzero(level == each)
             at = at[self._beyond({name: column[at] for name, column in n.items()}) <= 0]
             some = {name: column[at] for name, column in n.items()}
@@ -134,35 +131,20 @@ class Search:
         return np.zeros(len(batch))
 
     def _beyond(self, n: Columns) -> Array:
-        """Bytes beyond the device's of the start with these columns, or for a special one the least
-        that it could be; 0 or less fits."""
+        """Bytes beyond the device's of the start with these columns; 0 or less fits."""
         numbers = replace(Numbers.of(self.start), **n)
-        if self.special:  # in any order a stage holds one micro-batch
-            numbers = replace(numbers, schedule="1f1b", interleave=1, microbatches=1, items=False)
         memory, over = self.memory, self.limits.overhead(numbers)
         brought = (numbers.zero == 3) | (not memory.recipe.offloads_weights)
         found = peaks(memory.model, memory.recipe, memory.sequence, **vars(numbers))
         return np.where(brought, found + over.total - self.limits.sure, 1)
 
     def _layouts(self, n: Columns) -> Iterator[Layout]:
-        """The layouts that have these columns, where they are allowed and fit."""
-        for at in range(len(next(iter(n.values())))):
-            row = {name: column[at].item() for name, column in n.items()}
-            if row.get("pp", self.start.pp) != self.start.pp and self.start.partition != ITEMS:
-                row["partition"] = None
+        """The layouts that have these columns, where they are allowed."""
+        for at in range(len(n["dp"])):
             with suppress(ValueError):  # its schedule does not go with them
-                layout = replace(self.start, **row)
-                if layout.devices <= MOST_OF_ANY and (not self.special or self._fits(layout)):
+                layout = replace(self.start, **{k: column[at].item() for k, column in n.items()})
+                if layout.devices <= MOST_OF_ANY:
                     yield layout
-
-    def _fits(self, layout: Layout) -> bool:
-        """Whether every stage fits with overhead; the first, mostly the fullest, before others."""
-        run = self.memory.model, layout, self.memory.recipe, self.memory.sequence
-        sure = self.limits.sure - self.limits.overhead(layout).total
-        with suppress(PartitionError, ScheduleError):  # a schedule that this pp does not allow
-            looks = ([0], range(layout.pp)) if layout.pp > 1 else ([0],)
-            return all(np.max(fullest(layout_terms(*run, stages))) <= sure for stages in looks)
-        return False
 
     def _copies(self, n: Columns, step: Array, low: Array, high: Array) -> Array:
         """The fewest copies of each layout, in units of ``step``, that fit, more than ``low`` and

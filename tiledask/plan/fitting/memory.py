@@ -8,7 +8,7 @@ peak = always + the fullest moment
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, groupby
@@ -29,7 +29,7 @@ from tiledask.plan.tables import Part, Printable, Table
 from tiledask.plan.timing.calibration import holds
 from tiledask.plan.units import format_bytes
 
-__all__ = ["MemoryEstimate", "estimate_memory", "layout_terms"]
+__all__ = ["MemoryEstimate", "estimate_memory"]
 
 MANY_STAGES = 12
 """Runs of alike stages above which only the first, the fullest and the last are printed."""
@@ -160,20 +160,13 @@ def estimate_memory(
     recipe = caches(recipe, cached)
     sequence = check_run(model, layout, sequence)
     check_held(recipe, model, layout)
-    terms = layout_terms(model, layout, recipe, sequence, range(layout.pp))
-    peaks = tuple(np.atleast_1d(fullest(terms)).tolist())
-    return MemoryEstimate(model, layout, recipe, sequence, peaks, terms)
-
-
-def layout_terms(
-    model: Model, layout: Layout, recipe: Recipe, sequence: int, stages: Sequence[int]
-) -> Terms:
-    """The terms of some stages of ``layout``, in Python's integers."""
     layers = layer_costs(model, layout, sequence, recipe)
     items = item_parameters(model, recipe, layout.tp, layout.ep, layout.expert_slices)
     kept = [layer.kept for layer in layers] if recipe.trains else []
-    held: Any = stages_in_flight(model, layout, stages, kept)
-    # a column for each number; of one stage the numbers themselves
+    held: Any = stages_in_flight(model, layout, range(layout.pp), kept)
+    # a column for each number, in Python's integers; of one stage the numbers themselves
     held = InFlight(*(np.array(held, object).T if len(held) > 1 else held[0]))
     tokens, again = tokens_of(layout, sequence), layout.recompute != "none"
-    return Terms(model, recipe, layout, *tokens, layers, items, again, held)
+    terms = Terms(model, recipe, layout, *tokens, layers, items, again, held)
+    peaks = tuple(np.atleast_1d(fullest(terms)).tolist())
+    return MemoryEstimate(model, layout, recipe, sequence, peaks, terms)
