@@ -51,21 +51,15 @@ def test_what_is_asked_of_a_large_cluster_is_answered(first):
             assert fix.devices <= MOST_OF_ANY
             wide = td.load_cluster(f"{fix.devices}x{cluster.device.name}")
             assert td.fits(model, fix.layout, wide, recipe).verdict == "fits", number
-            if fix.missing:
-                assert f"{fix.missing} more than the cluster has" in str(fix)
         assert fit.to_dict()["verdict"] == fit.verdict
         if fit.memory.recipe.trains:
-            found = td.critique(model, layout, cluster, recipe)
-            assert found.lines
-            assert all(advice.layout.devices <= cluster.devices for advice in found.advice)
+            advice = td.critique(model, layout, cluster, recipe).advice
+            assert all(plan.layout.devices <= cluster.devices for plan in advice)
 
 
-@pytest.mark.parametrize(
-    ("name", "cluster", "batch"),
-    [("llama-3.1-405b", "16384xH100", 2048), ("deepseek-v3", "4096xH100", 4096)],
-)
-def test_a_search_of_a_large_cluster_and_what_binds_there(name, cluster, batch):
-    plans = td.search(name, cluster, batch)
+def test_a_search_of_a_large_cluster_and_what_binds_there():
+    plans = td.search("llama-3.1-405b", "16384xH100", 2048)
     assert plans.best.verdict == "fits"
-    found = td.sensitivity(name, cluster, batch, plans=plans)
+    found = td.sensitivity("llama-3.1-405b", "16384xH100", 2048, plans=plans)
     assert {"devices", "memory"} <= {each.limit for each in found}
+    assert all(each.speedup >= 1 for each in found)

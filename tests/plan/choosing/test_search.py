@@ -90,15 +90,11 @@ def test_what_fits_comes_first_and_the_fastest_of_it(plans):
 
 def test_mixtures_try_expert_parallelism_and_a_slice_divides_a_node():
     plans = search("mixtral-8x7b", "32xH100", 64, sequence=4096)
-    assert {plan.layout.ep for plan in plans[:2000]} == {1, 2, 4, 8}
+    assert {*plans.to_frame(None)["ep"]} == {1, 2, 4, 8}
     space = Space(tp=(2, 4), ep=(8,), pp=(1, 2), expert_tp=(0, 1, 4))
     folded = search("mixtral-8x7b", "32xH100", 64, sequence=4096, space=space)
     seen = {(plan.layout.tp, plan.layout.expert_tp) for plan in folded}
     assert seen == {(2, 0), (2, 1), (2, 4), (4, 0), (4, 1)}
-    with pytest.raises(ConfigError, match="expert_tp must be a whole number of 0 or more"):
-        Space(expert_tp=(-1,))
-    plans = search("gpt-200b", "96xA100-80GB", 96)
-    assert {plan.layout.tp for plan in plans} == {1, 2, 4, 8}
 
 
 def test_memory_binds_where_nothing_fits():
@@ -135,7 +131,6 @@ def test_what_does_not_fit_gets_the_change_that_does():
     ("framework", "recipe", "runs"),
     [
         ("megatron-2025", "mixed-adam-16", lambda n: n.zero < 2 or n.pp == 1),
-        ("nemo-24.07", "mixed-adam-16", lambda n: n.zero < 2),
         (
             "deepspeed-2021",
             "mixed-adam-16",
@@ -146,7 +141,6 @@ def test_what_does_not_fit_gets_the_change_that_does():
             "fsdp-adam",
             lambda n: n.zero in (0, 3) and n.sequence_parallel == (n.tp > 1),
         ),
-        ("llm-foundry", "fsdp-adam", lambda n: n.tp == n.pp == 1 and n.zero != 1),
         (None, "mixed-adam-16", lambda n: True),
     ],
 )
@@ -161,7 +155,6 @@ def test_only_what_the_framework_runs_is_proposed_and_the_rest_is_counted(
     assert {plan.layout for plan in found} == {p.layout for p in every if runs(p.layout)}
     assert found.considered + sum(found.left_out.values()) == every.considered
     assert bool(found.left_out) == (framework is not None)
-    assert found.to_dict(1)["left_out"] == found.left_out
     assert all(words.startswith(f"{framework} runs ") for words in found.left_out)
     if framework is not None:  # by a step of its own that was measured, too
         run = model, Layout(), cluster, recipe
@@ -189,13 +182,8 @@ def test_plans_closer_than_what_they_do_not_share_are_not_told_apart(model, fram
     [
         ({"tp": (0,)}, "tp must be a whole number of 1 or more, got 0"),
         ({"zero": (4,)}, "zero must be at most 3, got 4"),
-        ({"recompute": ("some",)}, "recompute must be one of"),
-        ({"tp": 8}, "is a sequence of one value or more"),
         ({"tp": ()}, "Space tp is a sequence of one value or more"),
-        (
-            {"partition": ((0, 3, 6),)},
-            r"Space partition holds None or 'items', got .*0, 3",
-        ),
+        ({"partition": ((0, 3, 6),)}, r"Space partition holds None or 'items', got .*0, 3"),
     ],
 )
 def test_bad_spaces(space, words):
@@ -209,7 +197,6 @@ def test_bad_spaces(space, words):
         (lambda m, c: search(m, c, 0), "global_batch must be a whole number of 1 or more .* got 0"),
         (lambda m, c: search(m, c, 16, devices=(1.5,)), "between 1 and the cluster's 16"),
         (lambda m, c: search(m, c, 16, recipe="fp16-weights"), "keeps no gradients"),
-        (lambda m, c: td.estimate_step(m, Layout(cp=8), c, sequence=4), "cannot cut 4 tokens"),
         (lambda m, c: td.fits(m, {"dp": 2}, c), "a layout is a td.Layout.* got {'dp': 2}"),
         (lambda m, c: td.fits(m, Layout(), c, td.lora(matrices=("q_proj",))), "beside 'q_proj'"),
     ],

@@ -62,10 +62,7 @@ def test_zero3_degree_is_the_first_that_fits():
         (lambda: minimum_devices(2.0), "whole number of 1 or more"),
         (lambda: minimum_devices(5, capacity=0), "capacity must be a whole number of 1"),
         (lambda: zero3_minimum_degree(1000, "deepspeed-bf16-adam", 4000), "the others, 4000 B"),
-        (
-            lambda: ask(Layout(), ANY, overhead=1.5),
-            r"overhead must be a whole number of 0 or more bytes, got 1\.5",
-        ),
+        (lambda: ask(Layout(), ANY, overhead=1.5), "overhead must be a whole number of 0 or more"),
     ],
 )
 def test_what_is_no_number_is_refused(call, words):
@@ -83,13 +80,8 @@ def test_the_verdict_changes_at_the_borders_of_the_band_however_it_is_asked():
     half = median_low(measured_over_estimated("")[1])
     whole = peak(layout) + budget
     sure = ceil(half * whole) - peak(layout) - CUDA_CONTEXT
-    for extra, verdict in (
-        (-1, "no"),
-        (0, "tight"),
-        (rest, "tight"),
-        (sure - 1, "tight"),
-        (sure, "fits"),
-    ):
+    borders = (-1, "no"), (0, "tight"), (rest, "tight"), (sure - 1, "tight"), (sure, "fits")
+    for extra, verdict in borders:
         fleet = cluster(2, peak(layout) + CUDA_CONTEXT + extra)
         fit = td.fits(SMALL, layout, fleet, sequence=64)
         (plan,) = td.search(SMALL, fleet, 1, sequence=64, space=space)

@@ -206,7 +206,19 @@ class Terms:
         if np.any(ends):
             yield from self._logits(ends)
         whole = self.model.hidden * self.tokens
-        yield from self._one_layer(cut, (width, whole))
+        source, again = f"{KORTHIKANTI}, section 4.2.2", self.recomputes
+        if np.any(cut):
+            words, factors = "one layer's input, whole", (width, whole)
+            yield _product("gathered sequence", FORWARD, cut, words, factors, source)
+            words = "one layer's input, gathered again, and its gradient, whole"
+            yield _product("gathered sequence", BACKWARD, cut, words, (2, *factors), source)
+        there, layer = self._largest_layer()
+        words = ("of the residual stream and of the two largest tensors of one layer",)
+        yield Term("activation gradients", BACKWARD, there, layer.gradients, words, "upper bound")
+        if np.any(again):
+            there, size = there * again, (layer.whole - layer.kept) * again
+            formula = "what {} recomputation dropped of one layer", self.layout.recompute
+            yield Term("recomputed activations", BACKWARD, there, size, formula, KORTHIKANTI)
         if holds(recipe.framework).keeps_buffers:  # of gradients that are added up already
             framework, there = f"framework {recipe.framework}", cut & ends
             words = "{} B x {:,} parameters, a layer's matrices"
@@ -249,7 +261,7 @@ class Terms:
     def _logits(self, ends: Any) -> Iterator[Term]:
         """Logits, in single precision or as the product writes them, from the end of the forward
         pass to their gradient, and what else the framework's loss holds."""
-        recipe, waiting, elements = self.recipe, self.held.kept_heads, self._elements
+        recipe, waiting, elements = self.recipe, self.held.kept_heads, self._elements()
         loss, words = holds(recipe.framework).loss_bytes, f"{LOGITS} x {{}} micro-batches"
         each, cast = min(4, loss - 2), "cast back to the precision of the product"
         for moment in MOMENTS:
@@ -266,26 +278,9 @@ class Terms:
         for tensor, moment, there, size, source in found:
             yield _product(tensor, moment, there, LOGITS, (size, elements), source)
 
-    @property
     def _elements(self) -> Any:
         """Logits of a micro-batch on one device."""
         return self.tokens * -(-self.model.vocab // self.layout.tp)
-
-    def _one_layer(self, cut: Any, whole: tuple[Any, Any]) -> Iterator[Term]:
-        """What the layer at work holds beyond what it keeps."""
-        if np.any(cut):
-            words, source = "one layer's input, whole", f"{KORTHIKANTI}, section 4.2.2"
-            again = "one layer's input, gathered again, and its gradient, whole"
-            yield _product("gathered sequence", FORWARD, cut, words, whole, source)
-            yield _product("gathered sequence", BACKWARD, cut, again, (2, *whole), source)
-        there, layer = self._largest_layer()
-        words = "of the residual stream and of the two largest tensors of one layer"
-        source = "upper bound"
-        yield Term("activation gradients", BACKWARD, there, layer.gradients, (words,), source)
-        if np.any(again := self.recomputes):
-            there, size = there * again, (layer.whole - layer.kept) * again
-            formula = "what {} recomputation dropped of one layer", self.layout.recompute
-            yield Term("recomputed activations", BACKWARD, there, size, formula, KORTHIKANTI)
 
     def _largest_layer(self) -> tuple[Any, LayerBytes]:
         """Whether the stage has a layer, and the most of each kind of bytes that one of it has."""
@@ -297,7 +292,7 @@ class Terms:
         there, layer = self._largest_layer()
         words, source = "tensors of one layer, all at once", "upper bound"
         yield Term("working activations", FORWARD, there, layer.served, (words,), source)
-        ends, factors = _has(self.held.heads), (self.recipe.compute_bytes, self._elements)
+        ends, factors = _has(self.held.heads), (self.recipe.compute_bytes, self._elements())
         source = "one forward pass over the whole sequence"
         yield _product("logits", FORWARD, ends, LOGITS, factors, source)
 
