@@ -47,6 +47,10 @@ def change_of(before: Layout, after: Layout) -> str:
     return ", ".join(f"{n} {was[n]} -> {now[n]}" for n in changes(before, after))
 
 
+def _rows(n: Columns, at: Array) -> Columns:
+    return {name: column[at] for name, column in n.items()}
+
+
 @dataclass(frozen=True)
 class Search:
     """Layouts near one that does not fit."""
@@ -76,11 +80,11 @@ class Search:
         level = moved.sum(axis=0) + other + (start != self.memory.layout)
         for each in range(1, len(FIELDS) + 3):
             at = np.flatnonzero(level == each)
-            at = at[self._beyond({name: column[at] for name, column in n.items()}) <= 0]
-            some = {name: column[at] for name, column in n.items()}
+            at = at[self._beyond(_rows(n, at)) <= 0]
+            some = _rows(n, at)
             devices = some["dp"] * some["tp"] * some["pp"]
             order = np.lexsort((code[at], devices, self._seconds(some), other[at]))
-            found = self._layouts({name: column[order] for name, column in some.items()})
+            found = self._layouts(_rows(some, order))
             if (layout := next(found, None)) is not None:
                 return layout
         return None
@@ -146,59 +150,44 @@ class Search:
                 if layout.devices <= MOST_OF_ANY:
                     yield layout
 
-    def _copies(self, n: Columns, step: Array, low: Array, high: Array) -> Array:
-        """The fewest copies of each layout, in units of ``step``, that fit, more than ``low`` and
-        at most ``high``; 0 where there are none."""
-        found = np.zeros_like(high)
-        at = np.flatnonzero(high > low)
-        low, high = low[at], high[at]
-
-        def fits(copies: Array, some: Any) -> Array:
-            here = at[some]
-            columns = {name: column[here] for name, column in n.items()}
-            return self._beyond(columns | {"dp": copies[some] * step[here]}) <= 0
-
-        good = fits(high, slice(None))
-        at, low, high = at[good], low[good], high[good]
-        while (open_ := high - low > 1).any():  # more copies never hold more
-            middle, ok = (low + high) // 2, np.zeros_like(open_)
-            ok[open_] = fits(middle, open_)
-            low, high = np.where(ok | ~open_, low, middle), np.where(ok, middle, high)
-        found[at] = high
-        return found
-
     def fewest_devices(self) -> Layout | None:
         """The layout on the fewest devices, however many the cluster has; of several the one that
         differs from the start in the fewest fields. None if there is none.
 
         tp divides a node, cp stays or leaves pieces of 4096 tokens or more, and micro-batches of
-        one become more of them, so that a copy's work in a step stays. Layers are divided evenly,
-        and a schedule that ``peaks`` does not know becomes 1F1B.
+        one become more of them, so that a copy's work in a step stays. Layers are divided evenly.
         """
-        start = self.start
-        if start.microbatch * start.microbatches > MOST_OF_ANY:
-            return None
-        whole = replace(self, memory=replace(self.memory, layout=Layout()))
-        n = self._shapes()
-        step, zero = n.pop("dp"), n["zero"]
+        start, n = self.start, self._shapes()
+        step = n.pop("dp")
         unit = n["tp"] * n["pp"] * n["cp"] * step
+        whole = replace(self, memory=replace(self.memory, layout=Layout()))
+
+        def beyond(at: Array, copies: Array) -> Array:
+            """Bytes beyond the device's on layouts ``at`` in ``copies`` x ``step``."""
+            return whole._beyond(_rows(n, at) | {"dp": copies * step[at]})
+
         # one copy gathers nothing and has a smaller budget, so it stands apart; of more than one,
         # more never hold more
-        copies = np.where(unit <= MOST_OF_ANY, whole._beyond(n | {"dp": step}) <= 0, 0)
+        every = np.flatnonzero(unit <= MOST_OF_ANY)
+        copies = np.zeros_like(unit)
+        copies[every] = beyond(every, np.ones_like(every)) <= 0
         limit = int(unit[copies > 0].min(initial=MOST_OF_ANY))  # devices of a layout that fits
         least = min((state.zero for state in self.memory.recipe.states), default=4)
-        rest = np.flatnonzero((copies == 0) & (zero >= least) & (unit <= MOST_OF_ANY))
-        most = {name: column[rest] for name, column in n.items()}
-        beyond = whole._beyond(most | {"dp": MOST_OF_ANY // unit[rest] * step[rest]})
-        for at in (rest[np.argsort(beyond, kind="stable")[:SOME]], rest):
-            at = at[copies[at] == 0]
-            some = {name: column[at] for name, column in n.items()}
-            copies[at] = whole._copies(some, step[at], np.ones_like(at), limit // unit[at])
+        rest = every[(copies[every] == 0) & (n["zero"][every] >= least)]
+        some = np.argsort(beyond(rest, MOST_OF_ANY // unit[rest]), kind="stable")[:SOME]
+        for at in (rest[some], rest):
+            at = at[(copies[at] == 0) & (limit // unit[at] > 1)]
+            at = at[beyond(at, limit // unit[at]) <= 0]
+            low, high = np.ones_like(at), limit // unit[at]
+            while len(apart := np.flatnonzero(high - low > 1)):
+                middle = (low + high)[apart] // 2
+                fits = beyond(at[apart], middle) <= 0
+                low[apart] = np.where(fits, low[apart], middle)
+                high[apart] = np.where(fits, middle, high[apart])
+            copies[at] = high
             limit = int((copies * unit)[copies > 0].min(initial=limit))
-        found = (
-            Layout(dp=int(copies[at] * step[at]), **{k: v[at].item() for k, v in n.items()})
-            for at in np.flatnonzero((copies * unit == limit) & (copies > 0))
-        )
+        best = np.flatnonzero((copies * unit == limit) & (copies > 0))
+        found = whole._layouts(_rows(n, best) | {"dp": (copies * step)[best]})
         return min(found, key=lambda layout: len(changes(start, layout)), default=None)
 
     def _shapes(self) -> Columns:
@@ -209,7 +198,9 @@ class Search:
             return list(dict.fromkeys([getattr(start, name), *others]))
 
         # chunks even out which stages have the dense layers of a mixture, and never save otherwise
-        chunks = options("interleave", CHUNKS if model.experts and model.dense_layers else (1,))
+        chunks = options(
+            "interleave", CHUNKS[: None if model.experts and model.dense_layers else 1]
+        )
         space = Space(
             tp=divisors(self.cluster.devices_per_node),
             pp=options("pp", range(1, model.layers + 1)),
@@ -217,24 +208,23 @@ class Search:
             ep=options("ep", divisors(model.experts)) if model.experts else [1],
             expert_tp=[start.expert_tp],
             microbatch=[1],
-            interleave=list(dict.fromkeys([*chunks, 1])),
+            interleave=chunks,
             partition=[None],
         )
         work = start.microbatch * start.microbatches
         shape = np.array([*shapes(model, self.cluster, work, memory.sequence, space, 0)])
-        schedule = start.schedule if start.schedule in ORDERS else "1f1b"
         rest = grid(
             {
                 "recompute": options("recompute", RECOMPUTE if memory.recipe.trains else ()),
                 "flash_attention": options("flash_attention", (True, False)),
                 "sequence_parallel": options("sequence_parallel", (True, False)),
                 "zero": [3] if memory.recipe.offloads_weights else options("zero", range(4)),
-                "schedule": [schedule],
+                "schedule": [start.schedule],
             }
         )
         n = {name: shape[:, at, None] for at, name in enumerate(SHAPE)} | rest
         # experts have tp slices, or the sequence is cut; one chunk on a stage but in 1F1B
         slices = n["expert_tp"] + (n["expert_tp"] == 0) * n["tp"]
         good = (n["tp"] == 1) | (n["tp"] == slices) | n["sequence_parallel"]
-        at, other = np.nonzero(good & ((n["interleave"] == 1) | (schedule == "1f1b")))
+        at, other = np.nonzero(good & ((n["interleave"] == 1) | (start.schedule == "1f1b")))
         return {k: v[at, 0] if k in SHAPE else v[other] for k, v in n.items()}

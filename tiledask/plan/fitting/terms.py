@@ -213,8 +213,8 @@ class Terms:
             words = "one layer's input, gathered again, and its gradient, whole"
             yield _product("gathered sequence", BACKWARD, cut, words, (2, *factors), source)
         there, layer = self._largest_layer()
-        words = ("of the residual stream and of the two largest tensors of one layer",)
-        yield Term("activation gradients", BACKWARD, there, layer.gradients, words, "upper bound")
+        why = ("of the residual stream and of the two largest tensors of one layer",)
+        yield Term("activation gradients", BACKWARD, there, layer.gradients, why, "upper bound")
         if np.any(again):
             there, size = there * again, (layer.whole - layer.kept) * again
             formula = "what {} recomputation dropped of one layer", self.layout.recompute
