@@ -93,8 +93,7 @@ class Fit(Printable):
 
     @cached_property
     def lacking(self) -> str:
-        """What a node has too little of for what its devices offload; empty if it has enough, or
-        nobody knows how much."""
+        """What a node has too little of for what its devices offload, if that is known."""
         many = min(self.cluster.devices_per_node, self.layout.devices)
         host, disks = self.cluster.host_bytes, self.cluster.nvme_bytes
         there = {CPU: (host, "host memory"), NVME: (disks, "disks")}
@@ -120,8 +119,7 @@ class Fit(Printable):
 
     @property
     def shortfall(self) -> int:
-        """Bytes by which the estimate and the CUDA context exceed the nominal capacity of a device,
-        where they exceed the most of it; 0 if they do not."""
+        """Bytes by which the estimate and the CUDA context exceed a device's nominal capacity."""
         needed = self.memory.peak + self.overhead.context
         return needed - self.capacity if needed > self.limits.most else 0
 
@@ -157,8 +155,7 @@ class Fit(Printable):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a framework makes of the layout otherwise than another (memory is that of copies),
-        what its runs saved that no ledger counts where this has no memory without it, and what is
+        """Where frameworks differ on the layout, what runs saved that no ledger counts, and what is
         assumed of nodes that the cluster's devices do not fill."""
         notes, uneven = more_tp(self.memory.model, self.layout), self.cluster.uneven
         what = uncounted(name := self.memory.recipe.framework)
@@ -197,12 +194,11 @@ class Fit(Printable):
         """The layout that fits on the cluster's devices with the fewest changes; of those the one
         that takes least time for a sequence, then the fewest devices.
 
-        Searched over tp (that divides a node), pp, dp, zero, recompute and microbatch; fewer copies
-        and smaller micro-batches become more micro-batches, so that the global batch stays. A fix
-        that changes it has one change more. If none of these fits: the layout that does on the
-        fewest devices at all (also by flash attention, sequence parallelism, cp, ep and chunks, a
-        copy's work kept), with ``missing`` saying how many are lacking. None if it fits already or
-        if nothing does.
+        Searched over tp (that divides a node), pp, dp, zero, recompute and microbatch; more
+        micro-batches keep the global batch, or it is one change more. If none of these fits: the
+        layout that does on the fewest devices at all (also by flash attention, sequence
+        parallelism, cp, ep and chunks, a copy's work kept); ``missing`` says how many are lacking.
+        None if it fits already or if nothing does.
         """
         if self.verdict == "fits":
             return None
@@ -215,8 +211,7 @@ class Fit(Printable):
         return Search(self.memory, self.cluster, self.limits)
 
     def with_layout(self, layout: Layout | None) -> "Fix | None":
-        """The Fix that ``layout`` is; None for None, or if a node's host has not the memory for
-        what is offloaded."""
+        """The Fix that ``layout`` is; None for None, or where it does not fit."""
         if layout is None:
             return None
         now = self.memory

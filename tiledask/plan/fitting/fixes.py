@@ -67,9 +67,8 @@ class Search:
         return even if own.schedule in ORDERS else replace(even, schedule="1f1b", interleave=1)
 
     def nearest(self) -> Layout | None:
-        """The fewest changes on the cluster's devices, one of a field or of the global batch; of
-        these the batch kept, then the least time of a sequence by formula, the fewest devices, the
-        order of FIELDS."""
+        """The fewest changes, of a field or of the global batch, on the cluster's devices; of these
+        the batch kept, the least seconds of a sequence, the fewest devices, the order of FIELDS."""
         start = self.start
         if start.microbatch * start.microbatches > MOST_OF_ANY:
             return None

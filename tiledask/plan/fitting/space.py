@@ -97,8 +97,8 @@ def layouts_of(
     space: Space,
     devices: Sequence[int],
 ) -> Columns:
-    """The columns of all layouts of ``space`` on some numbers of devices: each of the shapes with
-    every choice of the rest that changes something."""
+    """All layouts of ``space`` on some numbers of devices: the shapes with every choice of the rest
+    that changes something."""
     rows = [row for n in devices for row in shapes(model, cluster, batch, sequence, space, n)]
     found = np.array(rows, np.int64).reshape(-1, len(SHAPE))
     items = [partition == ITEMS for partition in space.partition]

@@ -151,9 +151,8 @@ class Terms:
             yield Term(state.tensor, state.moment, 1, size, formula, source)
 
     def _gathered(self) -> Iterator[Term]:
-        """What ZeRO holds whole for a while: the weights of one item, its gradients before they
-        are reduced; all of them, or where the framework goes weight by weight those that are live
-        at most, or the largest weight."""
+        """What ZeRO holds whole for a while: one item's weights, its gradients before they are
+        reduced; or where the framework goes weight by weight, the live ones or the largest."""
         layout, recipe, framework = self.layout, self.recipe, holds(self.recipe.framework)
         # ZeRO shards what others hold copies of; what lies elsewhere is brought to one copy too
         apart = (layout.dp * layout.cp > 1) | recipe.offloads_weights

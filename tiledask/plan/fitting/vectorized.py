@@ -72,11 +72,7 @@ def peaks(
 
 
 def _peaks(model: Model, recipe: Recipe, sequence: int, n: Columns) -> Array:
-    """Bytes of every layout on its fullest stage at the fullest moment.
-
-    Of equal layers cut evenly, the first stage holds the most of everything but the logits,
-    which are on the last.
-    """
+    """Bytes of every layout on its fullest stage at the fullest moment."""
     # the ratios of the bytes kept of one layer of each kind, in the order that they occur
     kept: dict[tuple[int, ...], int] = {}
 
@@ -114,8 +110,7 @@ def _peaks(model: Model, recipe: Recipe, sequence: int, n: Columns) -> Array:
 
 
 def _table(columns: Columns, function: Callable[..., Iterable[int]]) -> tuple[Array, Array]:
-    """(``function`` of every combination of ``columns`` that occurs, a column for each; which of
-    these each layout has)."""
+    """(``function`` of every combination of ``columns``, a column for each; which each row has)."""
     first, which = combinations([numbered(column) for column in columns.values()])
     rows = zip(*(column[first].tolist() for column in columns.values()), strict=True)
     results = [tuple(function(**dict(zip(columns, row, strict=True)))) for row in rows]
@@ -131,8 +126,7 @@ def _in_flight(
     model: Model, n: Columns, cost: Array, ratios: list[tuple[int, ...]]
 ) -> tuple[Array, Array]:
     """What is in flight on the stages that may be the fullest: (stage x number x combination
-    of a pipeline's fields, which of these each layout has). More micro-batches than fill the
-    pipeline change nothing, but under GPipe everything in proportion."""
+    of a pipeline's fields, which of these each layout has)."""
     # the last stage, the first, those after it that may hold more mixtures, and the next, where
     # the embedding stands for a layer of the first
     stages = 1 + int(n["items"].any())
@@ -140,6 +134,7 @@ def _in_flight(
         layers = np.maximum(1, model.layers // (n["pp"] * n["interleave"]))
         covering = -(-(max(model.dense_layers) + 1) // layers) + stages
         stages = int(np.minimum(covering, n["pp"]).max())
+    # more micro-batches than fill the pipeline change nothing, but under GPipe all in proportion
     filled = np.where(n["schedule"] == "gpipe", 1, n["pp"])
     filled = np.where(n["interleave"] > 1, 4 * n["pp"], filled)
     columns = {name: n[name] for name in PIPELINE}
@@ -156,8 +151,7 @@ def _in_flight(
 def _held(
     model: Model, stages: int, cost: tuple[int, ...], items: bool, m: int, **pipe: Any
 ) -> list[InFlight]:
-    """What the last stage of a pipeline holds, and each of the first ``stages``. Kept: searches of
-    one model on several clusters ask for the same."""
+    """What the last stage of a pipeline holds, and each of the first ``stages``."""
     layout = Layout(**pipe, microbatches=m, partition=ITEMS if items else None)
     places = [layout.pp - 1, *(min(stage, layout.pp - 1) for stage in range(stages))]
     return stages_in_flight(model, layout, places, cost)
