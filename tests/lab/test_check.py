@@ -154,7 +154,7 @@ def test_a_comparison_without_claims_is_refused():
         Comparison("empty", ())
 
 
-@pytest.mark.parametrize("width", [30, 60, 100])
+@pytest.mark.parametrize("width", [64, 80, 100])
 def test_no_line_is_too_wide_and_no_digit_is_cut(width):
     text = example().to_text(width)
     assert max(map(len, text.splitlines())) <= width

@@ -68,10 +68,8 @@ class Table:
 
     def _repr_html_(self) -> str:
         # JupyterLab puts words at the right, too
-        keep = any("\n" in str(cell) for row in self.rows for cell in row)
-        sides = ("left" if i in self.left else "right" for i in range(len(self.head)))
-        lines = ";white-space:pre-line" * keep
-        style = {i: f"text-align:{side}{lines}" for i, side in enumerate(sides)}
+        left, right = "text-align:left;white-space:pre-line", "text-align:right;white-space:pre"
+        style = {i: left if i in self.left else right for i in range(len(self.head))}
         title = f"{self.title} ({self.below})" if self.title and self.below else self.title
         return html.table(self.head, self.rows, title or self.below, style=style, bold=self.bold)
 
