@@ -110,7 +110,7 @@ class Board:
         ends = [steps[0], steps[-1]] if steps and best is not None else []
         self.loss.data = {"x": [*steps], "y": [*losses]}
         self.floor.data = {"x": ends, "y": [best] * len(ends)}
-        self.losses.title.text = f"Loss (dotted: the best there is, {best:.4g})" if ends else "Loss"
+        self.losses.title.text = f"Loss (dotted: whole past known, {best:.4g})" if ends else "Loss"
 
 
 def _figure(tools: str, **options: Any) -> Any:

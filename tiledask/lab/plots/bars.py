@@ -74,8 +74,7 @@ def memory_bars(
     bar. Places one after the other that hold the same are drawn once. ``place`` is the word for a
     place: "stage" (whose bytes are those of one device), "GPU", "worker". ``overhead``: bytes that
     a run takes on every place beside these, such as ``fits(...).overhead.total``; drawn
-    last, in grey. ``unit``: what was counted by hand, if not bytes. The legend leaves out what is
-    too thin to be seen in any bar.
+    last, in grey. ``unit``: what was counted by hand, if not bytes.
     """
     ledgers = getattr(ledgers, "ledger", ledgers)  # of an estimate
     ledgers = {"": ledgers} if isinstance(ledgers, Ledger) else ledgers
@@ -95,7 +94,7 @@ def memory_bars(
             for name, size in bars[n][1].items():
                 boxes.append(draw.span(row, left, left + size, colours[name], gid=name))
                 left += size
-        visible |= {box.gid for box in boxes if box.at[2] >= totals[fullest] / 1000}
+        visible |= {box.gid for box in boxes if box.at[2] >= tops[-1] / 500}
         scale = f"this panel's scale: up to {format_bytes(tops[-1])}" * (len(groups) > 1)
         lines = 1 + max(bars[n][0].count("\n") for n in group)
         step, first = ceil(0.18 * lines / pitch - 1e-9), group.index(fullest)
@@ -132,7 +131,8 @@ def _label(axes: draw.Axes, names: list[str], totals: list[float], cap: float, u
             of = f": {100 * share:.0f} % of" if share < 2 else f": {share:.3g} times"
             of += " capacity"
         if name:
-            draw.note(axes, (max(total, cap), row), words(total) + of)
+            short = total + max(cap, *totals) / 2 < cap  # its words end before the line
+            draw.note(axes, (total if short else max(total, cap), row), words(total) + of)
 
 
 def _bars(
@@ -237,7 +237,8 @@ def step_breakdown(
 
 def _words(part: str, seconds: float, share: float, per: int | None) -> tuple[str, ...]:
     """As many as may fit; of bars of more devices the seconds are what they have in common."""
-    time, percent = format_seconds(seconds), f"{100 * share:.0f} %"
+    time = f"{seconds:.2f} s" if 1 <= seconds < 10 else format_seconds(seconds)
+    percent = f"{100 * share:.0f} %"
     short = percent if per is None else f"{seconds:.1f} s" if seconds >= 0.1 else time
     return f"{part}\n{time}, {percent}", f"{part}\n{time}\n{percent}", f"{part}\n{short}", short
 

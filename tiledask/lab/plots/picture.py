@@ -25,8 +25,7 @@ FRAMES = "TILEDASK_FRAMES"
 """The most figures of sliders for a page that has no Python; unset in a notebook."""
 _METADATA = {"Software": None}  # matplotlib's own would change with its version
 _ROUNDS = 2
-"""Layouts of a figure: a second one knows the ticks that the first has made; a third changes
-nothing that people see, and would take most of the time of every drawing."""
+"""Layouts of a figure: a second knows the ticks that the first made; a third changes nothing."""
 
 
 class Picture(Figure):
@@ -57,11 +56,12 @@ class Picture(Figure):
         parts = ("; ".join(dict.fromkeys(filter(None, part))) for part in (titles, axes, labels))
         return " ".join(f"Figure: {' | '.join(filter(None, parts))}".split())
 
-    def lay_out(self) -> None:
-        """Give the axes their places, at a part of the cost of drawing.
+    def subplots(self, *args: Any, **kwargs: Any) -> Any:
+        with self._look():
+            return super().subplots(*args, **kwargs)
 
-        What the data's units measure is known then, so that words can be cut to their box.
-        """
+    def lay_out(self) -> None:
+        """Give the axes their places, at a part of drawing's cost: words are then cut to boxes."""
         with self._look():
             engine: Any = self.get_layout_engine()
             engine.execute(self)
@@ -89,8 +89,7 @@ class Picture(Figure):
         return out.getvalue()
 
     def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
-        # sharp on dense screens: more pixels than it is wide
-        return self.to_png(), {"width": round(100 * self.get_figwidth())}
+        return self.to_png(), {"width": round(100 * self.get_figwidth())}  # sharp on dense screens
 
 
 def sliders(
