@@ -3,6 +3,8 @@
 Holds `tiledask.distributed.pipelines.program_run`.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,6 @@ from tiledask.distributed.pipelines.program_run import run_program
 from tiledask.errors import PlacementError, ProgramError
 from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped
 from tiledask.plan.program.count import label_of
-from tiledask.plan.program.program import Program
 
 WIDTH, ROWS = 6, 3
 
@@ -83,36 +84,43 @@ def test_the_gradient_of_the_first_input_is_not_made(name):
         run_program(td.program(schedule), [layers[0], WithoutInput(**vars(layers[1]))], x, target=y)
 
 
-def test_a_program_that_was_written_by_hand_is_run():
+def test_a_program_of_another_order_is_run():
     """Forwards only, the second rank takes what comes late first."""
-    text = """
-    program by hand
-    rank 0: 0F.0 0F.1
-    rank 1: 1F.1 1F.0
-    of rank 0: x1 48 B
-      0F
-        x1 = do forward
-        send x1 to 1
-    of rank 1: x1 48 B
-      1F
-        x1 = recv from 0
-        do forward x1
-    """
+    made = td.program(td.schedule("gpipe", 2, 2, forward_only=True), block_bytes=48)
+    program = replace(made, orders=(made.orders[0], made.orders[1][::-1]))
     layers, x = td.stages.stack((0, 1, 2), width=WIDTH, hidden=8), np.ones((4, WIDTH), np.float32)
-    done = run_program(Program.from_text(text), layers, x)
+    done = run_program(program, layers, x)
     assert done.traffic.measured == done.traffic.predicted
     np.testing.assert_allclose(done.outputs, alone(layers, x, x)[0], rtol=1e-5)
     assert done.loss is None
     assert done.gradients == ()
 
 
+def changed(program, change, name, *reads):
+    """With ops of a name, of these buffers, changed."""
+    roles = [
+        replace(
+            role,
+            blocks={
+                block: tuple(
+                    change(op) if op.name == name and op.reads[: len(reads)] == reads else op
+                    for op in ops
+                )
+                for block, ops in role.blocks.items()
+            },
+        )
+        for role in program.roles
+    ]
+    return replace(program, roles=tuple(roles))
+
+
 def test_nothing_runs_that_is_wrong():
     schedule, layers, x, y = made("1f1b")
     program = td.program(schedule)
-    wrong = Program.from_text(str(program).replace("send x2 to 2 @to_2", "send x2 to 3 @to_2"))
+    wrong = changed(program, lambda op: replace(op, args=(("peer", 3),)), "send", "x2")
     with pytest.raises(ProgramError, match="waits for rank 1, which never sends it"):
         run_program(wrong, layers, x, target=y)
-    other = Program.from_text(str(program).replace("do forward", "do sideways"))
+    other = changed(program, lambda op: replace(op, name="sideways"), "forward")
     with pytest.raises(ProgramError, match="no kernel 'sideways'; there are forward, backward"):
         run_program(other, layers, x, target=y)
     for given, options in (

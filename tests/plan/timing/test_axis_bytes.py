@@ -26,7 +26,7 @@ def counted(model, layout, recipe, sequence):
         for step in order:
             for op in role.blocks[step.block]:
                 if op.name == "send":
-                    sent["pp"] += role.size(op.reads[0])
+                    sent["pp"] += role.sizes[op.reads[0]]
                 elif op.kind == "collective" and op["axes"] in MESH:
                     sent[MESH[op["axes"]]] += moved_by(nameless(op))[1][
                         program.members(rank, op).index(rank)

@@ -232,7 +232,7 @@ class _ClaimRunner(Interpreter):
             return call
         new = role.sizes.keys() - role.alias.keys()
         made = [n for n in op.writes if n in new]
-        sizes = [(self.classes[name], role.size(name)) for name in made]
+        sizes = [(self.classes[name], role.sizes[name]) for name in made]
         slots, work = [self._slot(n) for n in made], op["work"]
 
         def counted(env: list[Any]) -> None:

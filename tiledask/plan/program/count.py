@@ -1,11 +1,7 @@
 """The readers that count: bytes and messages between ranks; what each rank calls; what it holds.
 
-0F0   embedding/forward, layer 0/attention/wo/forward, ..., send          block by block, each
-0B0   recv, layer 0/mlp/w_1/backward, ..., layer 0/gradients (ZeRO 2, 3)  with its micro-batch
-update   embedding/gradients, ..., embedding/weights (ZeRO 1, 2)
-
-x1 kept0 = do forward      + x1 + kept0       a buffer is there from the op that writes it to the
-send x1 to 1               - x1               end of the last that reads it
+x1 kept0 = do forward    + x1 + kept0    a buffer is there from the op that writes it
+send x1 to 1             - x1            to the end of the last that reads it
 """
 
 from collections import Counter
@@ -22,17 +18,8 @@ from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.program.ops import Op, Order, ProgramData, ProgramRole, action_of, buffer_of
 
-__all__ = [
-    "STEP",
-    "PlannedCall",
-    "call_label",
-    "calls",
-    "count",
-    "label_of",
-    "memory",
-    "moved_by",
-    "nameless",
-]
+__all__ = ["STEP", "PlannedCall", "call_label", "calls", "count", "label_of", "memory", "moved_by"]
+__all__ += ["nameless"]
 
 STEP = "step"
 """The kind of a block that is all of a training's step."""
@@ -52,12 +39,7 @@ class PlannedCall(NamedTuple):
 
 
 def count(program: ProgramData) -> Traffic:
-    """The Traffic of ``program``: what is sent, and collectives' messages.
-
-    >>> import tiledask as td
-    >>> count(td.program(td.schedule("gpipe", 2, 3), block_bytes=8)).bytes.tolist()
-    [[0, 24], [24, 0]]
-    """
+    """The Traffic of ``program``: what is sent, and collectives' messages."""
     moved = np.zeros((2, program.ranks, program.ranks), np.int64)
     for ranks in program.alike:
         role, often = program.role(ranks[0]), Counter[Op]()
@@ -67,7 +49,7 @@ def count(program: ProgramData) -> Traffic:
                     often[op if op.name == "send" else nameless(op)] += times
         for rank, (op, times) in product(ranks, often.items()):
             if op.name == "send":
-                moved[:, rank, program.peer(rank, op)] += times * role.size(op.buffer), times
+                moved[:, rank, program.peer(rank, op)] += times * role.sizes[op.buffer], times
             else:
                 members = program.members(rank, op)
                 moved[:, rank, members] += times * moved_by(op)[0][:, members.index(rank)]
@@ -79,10 +61,10 @@ def nameless(op: Op) -> Op:
     return Op(op.name, (), (), tuple(arg for arg in op.args if arg[0] != "label"))
 
 
-@lru_cache(10_000)  # a training has few different ones, of every rank in every micro-batch
+@lru_cache(10_000)
 def moved_by(op: Op) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
-    """What a nameless collective moves: [bytes or messages, from, to] between members; and by
-    member the bytes that it sends, those that it receives, and its messages."""
+    """Of a nameless collective: [bytes or messages, from, to]; and by member (bytes sent, bytes
+    received, messages)."""
     n, counts = ranks_of(op.name, op["counts"]), op["counts"]
     if op.name.startswith("halo"):
         row = op["itemsize"] * (sum(counts) // max(1, sum(op["extents"])))
@@ -101,15 +83,13 @@ def moved_by(op: Op) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
 
 
 def label_of(block: str, microbatch: int) -> str:
-    """What a run calls a block of a micro-batch: an action, "0F1", or a word, "update"; nothing if
-    it is a whole step, whose calls say themselves what they are."""
+    """What a run calls a block of a micro-batch: "0F1", "update"; nothing if it is a whole step."""
     kind, stage = action_of(block)
     return "" if kind == STEP else kind if stage < 0 else f"{stage}{kind}{microbatch}"
 
 
 def call_label(block: str, op: Op) -> str:
-    """What a run calls a message or a collective in a block of this label: a message has that of
-    its block, or of its buffer."""
+    """What a run calls a message or a collective in a block of this label."""
     if op.kind == "message":
         return block or op.buffer
     return f"{block}/{op['label']}" if block and op["label"] else block or op["label"]
@@ -129,7 +109,7 @@ def calls(program: ProgramData, rank: int) -> list[PlannedCall]:
     def moved(op: Op) -> tuple[int, int, int]:
         if op.kind == "collective":
             return moved_by(nameless(op))[1][program.members(rank, op).index(rank)]
-        size = role.size(op.buffer)
+        size = role.sizes[op.buffer]
         return (size, 0, 1) if op.name == "send" else (0, size, 0)
 
     each = {
@@ -148,10 +128,6 @@ def memory(program: ProgramData) -> Ledger:
 
     Ops are taken in their order, whatever their stream, so that a send lets its buffer go at its
     turn. State is there at every moment, and what lies within it is no more.
-
-    >>> import tiledask as td
-    >>> memory(td.program(td.schedule("1f1b", 4, 8))).per_place
-    {0: 4, 1: 3, 2: 2, 3: 1}
     """
     rows: dict[int, list[tuple[str, str, int, str]]] = {}
     for ranks in program.alike:

@@ -8,31 +8,22 @@
       send x1 to 1 @to_1               @ a stream: each goes on in its own order
 
 A buffer is of one micro-batch: written once, and let go after the last op that reads it. State
-(weights, moments) is of the rank: it is there before, may be written again, and stays.
-
-Ranks are those of a mesh, in row-major order. An op names axes of it and coordinates along them,
-never a rank: so ranks whose blocks have equal shapes share a role.
+(weights, moments) is of the rank: it is there before, may be written again, and stays. An op names
+axes of the mesh and coordinates along them, so that ranks with blocks of equal shapes share a role.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
 from itertools import product
 from math import prod
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from tiledask.errors import ProgramError
-from tiledask.plan.collectives.cost import ranks_of
-from tiledask.plan.collectives.rows import halo_widths
-
-__all__ = [
-    *("COLLECTIVES", "COMPUTE_STREAM", "Blocks", "Items", "Op", "Order", "ProgramData"),
-    *("ProgramRole", "Step", "USUAL", "action_of", "add_block", "buffer_of", "message"),
-    "share_roles",
-]
+__all__ = ["COLLECTIVES", "COMPUTE_STREAM", "Blocks", "Items", "Op", "Order", "ProgramData"]
+__all__ += ["USUAL", "ProgramRole", "Step", "action_of", "add_block", "buffer_of", "message"]
 
 COMPUTE_STREAM = "compute"
 COLLECTIVES = (
@@ -51,8 +42,6 @@ USUAL: dict[str, Any] = {
 class Op:
     """A kernel, a message, a collective of a group, or "stop".
 
-    >>> Op("forward", ("x1",), ("x2", "kept1"))
-    x2 kept1 = do forward x1
     >>> message("recv", "x1", 0), Op("stop", ("factor.0",))
     (x1 = recv from 0 @from_0, stop if not factor.0)
     """
@@ -94,23 +83,6 @@ class Op:
         """ "kernel", "message", "collective" or "stop"."""
         return KINDS.get(self.name, "kernel")
 
-    def elements(self, me: int) -> tuple[int, int]:
-        """How many numbers member ``me`` of a collective brings, and how many it has then."""
-        counts, n = self["counts"], ranks_of(self.name, self["counts"])
-        own, whole = counts[me], sum(counts)
-        match self.name:
-            case "all_reduce":
-                return whole, whole
-            case "all_gather":
-                return own, whole
-            case "reduce_scatter":
-                return whole, own
-            case "all_to_all":
-                return sum(counts[n * me : n * (me + 1)]), sum(counts[me::n])
-        lent = sum(halo_widths(self["extents"], me, self["before"], self["after"]))
-        wider = own + lent * (whole // max(1, sum(self["extents"])))
-        return (own, wider) if self.name == "halo_exchange" else (wider, own)
-
     def __repr__(self) -> str:
         args = dict(self.args)
         words = [f"{' '.join(self.writes)} ="] if self.writes else []
@@ -125,8 +97,7 @@ class Op:
 
 
 def message(kind: str, buffer: str, peer: int, axis: int = 0, stream: str = "") -> Op:
-    """A buffer goes to another rank, or comes from one: a "send" there, a "recv" of the same name
-    and micro-batch here. Usually each way has a stream of its own."""
+    """A "send" to another rank, or a "recv" of the same buffer and micro-batch from one."""
     way, reads, writes = ("to", (buffer,), ()) if kind == "send" else ("from", (), (buffer,))
     args = ("peer", peer), ("axis", axis)
     return Op(kind, reads, writes, args if axis else args[:1], stream or f"{way}_{peer}")
@@ -138,14 +109,13 @@ def buffer_of(name: str) -> str:
 
 
 Blocks = dict[str, tuple[Op, ...]]
-"""By name, the ops that a rank issues one after the other, for one micro-batch. 0F is the forward
-of stage 0; 0F' that of another pipeline, 0F:2 that of 2 rows; what no stage does is a word."""
+"""By name, ops for one micro-batch. 0F is the forward of stage 0; 0F' that of another pipeline,
+0F:2 that of 2 rows; what no stage does is a word."""
 
 
 @cache
 def action_of(block: str) -> tuple[str, int]:
-    """(kind, stage) of a block of this name: F forward, B full backward, I gradient of the input,
-    W of the weights; or the word itself, and -1.
+    """(kind, stage) of a block of this name; or the word itself, and -1.
 
     >>> action_of("12F:3"), action_of("update")
     (('F', 12), ('update', -1))
@@ -155,8 +125,7 @@ def action_of(block: str) -> tuple[str, int]:
 
 
 def add_block(blocks: Blocks, name: str, ops: Iterable[Op], rows: str = "") -> str:
-    """The name of a block with these ``ops``, which may be there: one ' more for each that differs
-    in the pipeline alone, in who is before and after it."""
+    """The name of a block with these ``ops``: one ' more for each that differs in its peers."""
     ops = tuple(ops)
     while blocks.setdefault(name + rows, ops) != ops:
         name += "'"
@@ -172,7 +141,6 @@ class Step(NamedTuple):
     """Whether this block and the one of the next step are done at once."""
 
 
-Role = TypeVar("Role")
 Order = tuple[Step, ...]
 Items = tuple[tuple[str, tuple[int, ...]], ...]
 """(name, shape) of the arrays in a flat buffer, one behind the other."""
@@ -184,10 +152,9 @@ class ProgramRole:
 
     blocks: Blocks
     sizes: dict[str, int]
-    """By buffer of a micro-batch; without a size, numbers of activations for instance, any other
-    unit."""
+    """By buffer of a micro-batch; in bytes or, of a schedule's program, any other unit."""
     state: dict[str, int] = field(default_factory=dict)
-    """By buffer, what is of the rank: there before the order begins, and changed by it."""
+    """By buffer, what is of the rank, before and after."""
     accumulators: frozenset[str] = frozenset()
     """State that every order makes anew: sums of gradients."""
     constants: frozenset[str] = frozenset()
@@ -195,19 +162,10 @@ class ProgramRole:
     items: dict[str, Items] = field(default_factory=dict)
     """By buffer that is flat: what lies in it."""
     alias: dict[str, str] = field(default_factory=dict)
-    """By buffer of a micro-batch that has no place of its own: the state in whose it lies, over
-    what was there."""
-
-    def size(self, name: str) -> int:
-        """Bytes of a buffer. Raises ProgramError if it has none."""
-        size = self.sizes.get(name, self.state.get(name))
-        if size is None:
-            raise ProgramError(f"{name} has no size; give it one, as in 'of rank 0: {name} 8 B'")
-        return size
+    """By buffer of a micro-batch without a place of its own: the state over which it lies."""
 
     @property
     def ops(self) -> list[Op]:
-        """Of all blocks."""
         return [op for ops in self.blocks.values() for op in ops]
 
 
@@ -217,9 +175,7 @@ class ProgramData:
 
     roles: tuple[ProgramRole, ...]
     orders: tuple[Order, ...]
-    """One per rank."""
     role_of: tuple[int, ...]
-    """The role of each rank."""
     name: str = ""
     mesh: tuple[int, ...] = ()
     """(): all ranks along one axis."""
@@ -229,12 +185,10 @@ class ProgramData:
         return len(self.orders)
 
     def role(self, rank: int) -> ProgramRole:
-        """What the steps of a rank are made of."""
         return self.roles[self.role_of[rank]]
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """Of the mesh."""
         return self.mesh or (self.ranks,)
 
     @cached_property
@@ -250,13 +204,11 @@ class ProgramData:
 
     def members(self, rank: int, op: Op) -> tuple[int, ...]:
         """The ranks that take part in a collective of ``rank``, in their order."""
-        return self.along(rank, op["axes"], op["among"])
+        return _groups(self.shape, op["axes"], op["among"])[rank]
 
-    def along(
-        self, rank: int, axes: tuple[int, ...], among: tuple[int, ...] = ()
-    ) -> tuple[int, ...]:
-        """The ranks that differ from ``rank`` along some axes only; or those of them by number."""
-        return _groups(self.shape, axes, among).get(rank, ())
+    def along(self, rank: int, axes: tuple[int, ...]) -> tuple[int, ...]:
+        """The ranks that differ from ``rank`` along some axes only."""
+        return _groups(self.shape, axes)[rank]
 
     @cached_property
     def alike(self) -> list[list[int]]:
@@ -277,7 +229,7 @@ class ProgramData:
 
 @lru_cache(1024)
 def _groups(
-    shape: tuple[int, ...], axes: tuple[int, ...], among: tuple[int, ...]
+    shape: tuple[int, ...], axes: tuple[int, ...], among: tuple[int, ...] = ()
 ) -> dict[int, tuple[int, ...]]:
     """By rank, those of its group along some axes of a mesh."""
     order = sorted(range(len(shape)), key=lambda axis: axis in axes)
@@ -285,13 +237,3 @@ def _groups(
     rows = numbers.reshape(-1, prod(shape[axis] for axis in axes))
     groups = map(tuple, (rows[:, among] if among else rows).tolist())
     return {rank: of for of in groups for rank in of}
-
-
-def share_roles(
-    keys: Sequence[Any], make: Callable[[int], Role]
-) -> tuple[tuple[Role, ...], tuple[int, ...]]:
-    """What ``make`` gives for one rank of each key, and by rank the number of its key: ranks of
-    equal keys have blocks of equal shapes."""
-    first: dict[Any, tuple[int, int]] = {}
-    numbers = [first.setdefault(key, (len(first), rank))[0] for rank, key in enumerate(keys)]
-    return tuple(make(rank) for _, rank in first.values()), tuple(numbers)

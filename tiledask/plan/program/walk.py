@@ -3,16 +3,14 @@
     rank 0   recv x --- linear --- all_reduce --- ...    every rank goes on until it lacks a
     rank 1         ... linear --- all_reduce --- ...     message, or others of a collective
 
-Where no rank can go on, those who wait for each other are a deadlock. What is wrong with single
-ops, or does not meet, is found on the way.
+Where no rank can go on, those who wait for each other are a deadlock.
 """
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from tiledask.errors import ProgramError
-from tiledask.plan.collectives.cost import ranks_of
-from tiledask.plan.program.ops import Op, ProgramData, action_of, buffer_of
+from tiledask.plan.program.ops import Op, ProgramData, buffer_of
 
 __all__ = ["Walk"]
 
@@ -41,13 +39,10 @@ class Walk:
     def __init__(self, program: ProgramData) -> None:
         self.program, ranks = program, range(program.ranks)
         self.sent: dict[tuple[int, int, str, int], _Place] = {}
-        """By from, to, buffer and micro-batch."""
-        self.taken: set[tuple[int, int, str, int]] = set()
+        """By from, to, buffer and micro-batch, what nobody has taken."""
         self.made: list[dict[tuple[str, int], _Place]] = [{} for _ in ranks]
         """By rank, buffer and micro-batch, what writes it."""
         self.unread: list[dict[tuple[str, int], _Place]] = [{} for _ in ranks]
-        self.written: list[set[str]] = [set() for _ in ranks]
-        """State."""
         self.orders = [self._places(rank) for rank in ranks]
         self.at = [next(order, None) for order in self.orders]
         """Where each rank stands; None: at its end."""
@@ -57,13 +52,7 @@ class Walk:
         ready = [*reversed(range(self.program.ranks))]
         while ready:
             rank = ready.pop()
-            while place := self.at[rank]:
-                done = [place]
-                if place.op.kind in ("collective", "message"):
-                    meet = self._together if place.op.kind == "collective" else self._message
-                    done = meet(place)
-                if not done:
-                    break
+            while (place := self.at[rank]) and (done := self._done(place)):
                 for each in done:
                     self._use(each)
                     self.at[each.rank] = next(self.orders[each.rank], None)
@@ -72,46 +61,36 @@ class Walk:
                     ready.append(self.program.peer(rank, place.op))
         if stuck := [place for place in self.at if place]:
             raise ProgramError(f"deadlock: {'; '.join(map(self._waits, stuck[:4]))}")
-        if never := self.sent.keys() - self.taken:
-            place = next(place for key, place in self.sent.items() if key in never)
+        for place in self.sent.values():
             raise _fault("this is sent to a rank that never takes it", place)
 
     def _places(self, rank: int) -> Iterator[_Place]:
         """The ops in their order; what nothing uses is a fault at its end."""
-        role, seen = self.program.role(rank), dict[tuple[str, int], int]()
         for n, (name, microbatch, _) in enumerate(self.program.orders[rank]):
-            if (first := seen.setdefault((name, microbatch), n)) != n:
-                turns = f"turns {first} and {n} of rank {rank}"
-                raise ProgramError(f"{name}.{microbatch} is repeated: {turns}; do it once")
-            yield from (_Place(rank, n, name, microbatch, op) for op in role.blocks[name])
-        if idle := sorted(role.state.keys() - role.constants - self.written[rank]):
-            raise ProgramError(f"{idle[0]} stays on rank {rank}, and nothing writes it")
+            for op in self.program.role(rank).blocks[name]:
+                yield _Place(rank, n, name, microbatch, op)
         for (buffer, _), place in self.unread[rank].items():
             raise _fault(f"{buffer} is left over, nothing on rank {rank} reads it", place)
 
-    # -- messages and collectives -----------------------------------------------------------------
-
-    def _message(self, place: _Place) -> list[_Place]:
-        """A send is done; a recv is where its message has been sent."""
-        rank, op, shape = place.rank, place.op, self.program.shape
-        axis, to = op["axis"], op["peer"]
-        if axis >= len(shape) or to >= shape[axis] or to == self.program.coordinates[rank][axis]:
-            raise _fault(f"rank {to} along {axis} is no other one of the mesh {shape}", place)
-        sends, peer = op.name == "send", self.program.peer(rank, op)
-        ends = (rank, peer) if sends else (peer, rank)
-        key = *ends, op.buffer, place.microbatch
-        if sends and key in self.sent:
-            raise _fault("a message goes twice; leave one out", self.sent[key], place)
-        if sends:
-            self.sent[key] = place
-        if key not in self.sent:
-            return []
-        if not sends:
-            self.taken.add(key)
-            here, there = (self.program.role(rank).size(op.buffer) for rank in reversed(ends))
+    def _done(self, place: _Place) -> list[_Place]:
+        """What is done with this op: it alone, a collective of all members; nothing yet."""
+        rank, op, program = place.rank, place.op, self.program
+        if op.kind == "collective":
+            members = program.members(rank, op)
+            come = not self._missing(members)
+            return [at for member in members if come and (at := self.at[member])]
+        if op.kind != "message":
+            return [place]
+        peer, what = program.peer(rank, op), (op.buffer, place.microbatch)
+        if op.name == "send":
+            self.sent[rank, peer, *what] = place
+        elif came := self.sent.pop((peer, rank, *what), None):
+            here, there = (program.role(r).sizes[op.buffer] for r in (rank, peer))
             if here != there:
                 rule = f"{op.buffer} has {there:g} B where it is sent, {here:g} B here"
-                raise _fault(rule, self.sent[key], place)
+                raise _fault(rule, came, place)
+        else:
+            return []
         return [place]
 
     def _missing(self, members: tuple[int, ...]) -> list[int]:
@@ -122,31 +101,6 @@ class Walk:
             for rank, at in there
             if not at or at.op.kind != "collective" or self.program.members(rank, at.op) != members
         ]
-
-    def _together(self, place: _Place) -> list[_Place]:
-        """The ops of all members of a collective, once they have come to it."""
-        members = self.program.members(place.rank, place.op)
-        counted = ranks_of(place.op.name, place.op["counts"])
-        if place.rank not in members or len(members) != counted:
-            raise _fault(f"ranks {members} take part, and {counted} have counts", place)
-        if self._missing(members):
-            return []
-        places = [at for rank in members if (at := self.at[rank])]
-        agreed = [
-            (action_of(at.block), at.microbatch, at.op.name, at.op.stream, dict(at.op.args))
-            for at in places
-        ]
-        for me, each in enumerate(places):
-            if agreed[me] != agreed[0]:
-                rule = "ranks of a group make the same collectives in one order, with the same args"
-                raise _fault(rule, each, places[0])
-            names, counts = (*each.op.reads, *each.op.writes), each.op.elements(me)
-            for name, count in zip(names, counts, strict=True):
-                size = self.program.role(each.rank).size(name)
-                counted = count * place.op["itemsize"]
-                if size != counted:
-                    raise _fault(f"{name} has {size} B, by its counts {counted} B", each)
-        return places
 
     def _waits(self, place: _Place) -> str:
         """For what a rank waits, that never comes or waits for it."""
@@ -159,26 +113,17 @@ class Walk:
                 never = f", which never sends it to rank {rank}"
         return f"{place} waits for rank {other}{never}"
 
-    # -- buffers ----------------------------------------------------------------------------------
-
     def _use(self, place: _Place) -> None:
         """What is read is there, and is written once."""
-        rank, role, made = place.rank, self.program.role(place.rank), self.made[place.rank]
-        for name in place.op.reads:
-            buffer = name if name in role.sizes else buffer_of(name)
-            key = buffer, place.microbatch
-            self.unread[rank].pop(key, None)
-            late = buffer in role.accumulators and buffer not in self.written[rank]
-            if late or (buffer not in role.state and key not in made):
+        made, unread = self.made[place.rank], self.unread[place.rank]
+        state = self.program.role(place.rank).state
+        for name in map(buffer_of, place.op.reads):
+            unread.pop((name, place.microbatch), None)
+            if name not in state and (name, place.microbatch) not in made:
                 raise _fault(f"{name} is read and was not written before; first make it", place)
-        for name in place.op.writes:
-            buffer = name if name in role.sizes else buffer_of(name)
-            if buffer in role.constants:
-                raise _fault(f"{name} is given, and no line changes it", place)
-            self.written[rank].add(role.alias.get(buffer, buffer))
-            if buffer not in role.state:
-                role.size(buffer)
-                key = buffer, place.microbatch
+        for name in map(buffer_of, place.op.writes):
+            if name not in state:
+                key = name, place.microbatch
                 if key in made:
                     raise _fault(f"{name} is written twice; leave one out", made[key], place)
-                made[key] = self.unread[rank][key] = place
+                made[key] = unread[key] = place

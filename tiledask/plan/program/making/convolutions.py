@@ -55,9 +55,8 @@ class ConvolutionLayers(TensorLayers):
         label: str = "",
         summed: bool = True,
     ) -> Written:
-        """The output channels of the rows of w that are here, of all of x; or, by a ``split``, the
-        output rows of this rank's rows. ``summed``: whether dw and db then are, over the ranks.
-        ``label`` comes before those of the halos."""
+        """The output channels of the w that is here, of all of x; or, by a ``split``, the output
+        rows of this rank's rows. ``summed``: whether dw and db then are, over the ranks."""
         names = [name for name in "wb" if self.weights.has(unit, name)]
         here, read = self._windows(x, window, split, label)
         w, *b = (self.weights.weight(unit, name) for name in names)
@@ -97,8 +96,7 @@ class ConvolutionLayers(TensorLayers):
     def _windows(
         self, x: Value, window: WindowTerms, split: RowSplit | None, label: str
     ) -> tuple[WindowTerms, Value]:
-        """(this rank's windows, the rows that they read): zeros above and below only where they
-        reach beyond the image."""
+        """(this rank's windows, the rows that they read)."""
         if not split:
             return window, x
         slab, at = split.slabs[self.rank], split.local(self.rank)
@@ -132,8 +130,7 @@ class ConvolutionLayers(TensorLayers):
         return [(x, self.tape.make("reshape", (dy,), "y", x.shape, shape=x.shape))]
 
     def part(self, x: Value, dim: int, at: tuple[Any, ...], extent: int) -> Value:
-        """``extent`` indices ``at`` (start, stop, of how many) along ``dim``, or this rank's
-        ("part", axis, counts). No rule: of a gradient, or of what has none."""
+        """``extent`` indices ``at`` along ``dim``; without a rule: of a gradient, for instance."""
         if extent == x.shape[dim]:
             return x
         args: dict[str, Any] = {"dim": dim, "at": at}

@@ -31,21 +31,17 @@ def block_shapes(
     fused: bool = True,
     bias: bool = False,
 ) -> Shapes:
-    """Of the weights of a block: norms, matrices and their biases, in their order. ``fused``: q, k
-    and v are one matrix, and gate and up."""
+    """Of a block's weights, in order. ``fused``: q, k and v are one matrix, and gate and up."""
     q, kv = heads.query * heads.width, heads.kv * heads.width
     into = {"qkv": q + 2 * kv} if fused else {"q": q, "k": kv, "v": kv}
-    first = (
-        ({"gate_up": 2 * inner} if fused else dict.fromkeys(("gate", "up"), inner))
-        if gated
-        else {"1": inner}
-    )
+    first = {"gate_up": 2 * inner} if fused else dict.fromkeys(("gate", "up"), inner)
+    if not gated:
+        first = {"1": inner}
     matrices = {
-        "attention": {name: (hidden, columns) for name, columns in into.items()}
-        | {"o": (q, hidden)},
-        "mlp": {f"_{name}": (hidden, columns) for name, columns in first.items()}
-        | {"_down" if gated else "_2": (inner, hidden)},
+        "attention": {name: (hidden, n) for name, n in into.items()} | {"o": (q, hidden)},
+        "mlp": {f"_{name}": (hidden, n) for name, n in first.items()},
     }
+    matrices["mlp"]["_down" if gated else "_2"] = inner, hidden
     found: Shapes = {}
     for number, (layer, shapes) in enumerate(matrices.items(), 1):
         found |= {f"norm_{number}.{kind}": (hidden,) for kind in ("w" if gated else "wb")}
@@ -139,9 +135,8 @@ class Decoder:
             rows = self.vocabulary if unit == "embedding" else self.positions
             return {"table": (rows, self.hidden)}
         if unit == "head":
-            norm: Shapes = {
-                f"norm.{kind}": (self.hidden,) for kind in ("w" if self.gated else "wb")
-            }
+            kinds = "w" if self.gated else "wb"
+            norm: Shapes = {f"norm.{kind}": (self.hidden,) for kind in kinds}
             return norm if self.tied else norm | {"w_head": (self.hidden, self.vocabulary)}
         counts = self.head_counts, self.inner
         return block_shapes(self.hidden, *counts, self.gated, bias=not self.gated)

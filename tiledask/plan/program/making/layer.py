@@ -9,8 +9,7 @@ What a tensor-parallel layer calls is counted from it:
 by columns       -            | all_gather x       all_reduce dx | reduce_scatter dx
 by rows          all_reduce y | reduce_scatter y   -             | all_gather dy
 
-Behind a bar stands the form in which tokens are sharded between layers. An all_reduce is a
-reduce_scatter and an all_gather (Korthikanti et al., arXiv:2205.05198): both move the same bytes.
+Behind a bar: where tokens are sharded between layers (Korthikanti et al., arXiv:2205.05198).
 """
 
 from functools import lru_cache
@@ -44,13 +43,11 @@ def layer_program(
     itemsize: int,
     *terms: Any,
 ) -> Program:
-    """The Program of a layer's forward and backward, on a mesh of (1, ranks), whose second axis is
-    the tensor-parallel one; nothing is computed.
+    """The Program of a layer's forward and backward, on a mesh of (1, ranks).
 
     layer       the method that writes it, of `ConvolutionLayers` or `TensorLayers`
     given       what it takes, and the gradient of the first of which it gives, if it has one
     options     what its method takes besides, by name
-    itemsize    bytes of a number of activations
     terms       tokens, heads and regather of `TensorLayers`
     """
     order = Step("forward", 0), Step("backward", 0)

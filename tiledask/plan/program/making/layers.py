@@ -6,8 +6,7 @@
     embedding       each rank the rows of the table that it has; the sum of all
 
 x is on all ranks, or each has its own tokens (sequence parallel): then sums are scattered along the
-tokens, and what enters a column_linear is gathered. (Shoeybi et al., arXiv:1909.08053; Korthikanti
-et al., arXiv:2205.05198.)
+tokens, and what enters a column_linear is gathered (arXiv:1909.08053, arXiv:2205.05198).
 """
 
 from collections.abc import Mapping, Sequence
@@ -81,8 +80,7 @@ class TensorLayers:
         self, kind: str, x: Value, label: str, dim: int, parts: Sequence[int], extent: int,
         **more: Any,
     ) -> Value:  # fmt: skip
-        """What a collective gives that joins or cuts ``x`` along ``dim``, where ranks have such
-        ``parts``: an array of ``extent`` there."""
+        """What a collective of ``parts`` of ``dim`` makes of ``x``: ``extent`` indices there."""
         row = prod(x.resized(dim, 1))
         more |= {"counts": tuple(row * n for n in parts), "dim": dim, "stream": "tp"}
         return self.tape.together(kind, x, label, (self.axis,), x.resized(dim, extent), **more)
@@ -94,7 +92,7 @@ class TensorLayers:
         return self.tape.all_reduce(x, label, (self.axis,), ranks or self.ranks, "tp", **more)
 
     def summed_small(self, found: dict[str, Value], label: str) -> dict[str, Value]:
-        """The sums over the ranks of gradients by name, one behind the other in one array."""
+        """The sums over the ranks of gradients by name, in one array."""
         if self.ranks == 1:
             return found
         return self.tape.sum_small(found, None, label, (self.axis,), self.ranks, "tp")
@@ -117,8 +115,8 @@ class TensorLayers:
         turned: bool = False,
         by_heads: bool = False,
     ) -> Written:
-        """x w + b by columns, of one w or of several, side by side; ``turned``: w is the
-        transpose of what is kept; ``by_heads``: some columns are on several ranks."""
+        """x w + b by columns, of one w or several; ``turned``: w is the transpose of what is
+        kept; ``by_heads``: some columns are on several ranks."""
         tape = self.tape
         wholes = [self.gather_tokens(x, f"{label}/forward") for label in labels]
         pairs = [self.with_bias(unit, name) for name in names]
@@ -286,7 +284,7 @@ class TensorLayers:
         return self.add(x, self.feed_forward(m, unit, "swiglu" if gated else "gelu"))
 
     def self_attention(self, x: Value, angles: Value | None, unit: str) -> Value:
-        """Projections to heads, in one matrix or three, attention, and the projection back."""
+        """Projections to heads, attention, and the projection back."""
         qkv = self._into(x, unit, "attention", "wqkv", "wq", "wk", "wv")
         c = self.attention(qkv, angles)
         return self.row_linear(c, unit, "attention.wo", f"{unit}/attention/wo")
@@ -347,8 +345,7 @@ class TensorLayers:
         smoothing: float = 0.0,
         ignore: int = -100,
     ) -> Written:
-        """The sum of the tokens' cross-entropies over ``count``; its gradient times that of the
-        loss, if this is another value. ``counts``: classes that each rank has."""
+        """The sum of the tokens' cross-entropies over ``count``. ``counts``: classes by rank."""
         tape, tokens, wide = self.tape, targets.shape, self.tape.accum_itemsize
         args: dict[str, Any] = {"classes": ("part", self.axis, counts)}
         args |= {"smoothing": smoothing or None, "ignore": None if ignore == -100 else ignore}

@@ -12,9 +12,8 @@ network            some consecutive layers     are there           send and recv
 by output units    some units of each layer    are there           all_gather x, reduce_scatter dx
 space              some rows of each image     are partial sums    halos; then rows to images
 
-The ways multiply: 2 data parallel x 2 network x 2 by output units are 8 ranks. Rank (copy, stage,
-part) is number (copy * stages + stage) * parts + part. A loss is over the number of images of the
-whole batch: however many of them a rank has, gradients are added up as they are.
+The ways multiply: 2 data parallel x 2 network x 2 by output units are 8 ranks, (copy, stage, part)
+in row-major order. A loss is over the images of the whole batch, so that gradients add up.
 
 Zhang et al., Dive into Deep Learning, "Training on Multiple GPUs": the shapes of its `lenet`.
 """
@@ -41,10 +40,8 @@ from tiledask.plan.program.ops import ProgramRole, Step
 from tiledask.plan.program.program import Program
 from tiledask.plan.whole import whole_number
 
-__all__ = [
-    *("EACH", "NAMES", "PARAMETERS", "PARTS", "SHAPES", "SIDE", "STAGES", "UNITS", "Need"),
-    *("Split", "lenet_program", "need", "rows_of", "stages_of", "unit_dim"),
-]
+__all__ = ["EACH", "NAMES", "PARAMETERS", "PARTS", "SHAPES", "SIDE", "STAGES", "UNITS", "Need"]
+__all__ += ["Split", "lenet_program", "need", "rows_of", "stages_of", "unit_dim"]
 
 WAYS = ("data parallel", "network", "by output units", "space")
 STAGES, PARTS = 1, 2
@@ -163,8 +160,8 @@ def stages_of(ranks: int) -> list[tuple[int, ...]]:
 
 @lru_cache(128)
 def lenet_program(ways: Split, batch: int, recipe: Recipe, itemsize: int) -> Program:
-    """The Program of a step of ``batch`` images, of all copies, on a (copies, stages, parts) mesh;
-    nothing is computed. ``recipe``: what is kept of each number, all in ``itemsize`` bytes."""
+    """The Program of a step of ``batch`` images, of all copies, on a (copies, stages, parts) mesh.
+    ``recipe``: what is kept of each number, all in ``itemsize`` bytes."""
     ranks = range(ways.ranks)
     roles = tuple(_Step(ways, batch, recipe, itemsize, rank).role() for rank in ranks)
     orders = ((Step(STEP, 0),),) * len(ranks)
@@ -219,8 +216,6 @@ class _Step:
         return tape.role({STEP: ops}, state, accumulators=accumulators)
 
     def _layer(self, i: int, x: Value) -> Value:
-        """By units a part has some of x between layers, and gathers the others' before one; in
-        space it has some rows, and what has no rows is done by images."""
         name, alone = NAMES[i], self.alone
         if i and not self.space and not self.whole:
             x = self._gathered(x, i - 1)
@@ -237,7 +232,7 @@ class _Step:
         return layers.pool(y, pool, splits.get(f"{name}/pool"), f"{name}/pool/")
 
     def _loss(self, y: Value) -> Value:
-        """The images' loss: by units every part has that of all, in space that of its own."""
+        """By units every part has that of all images, in space that of its own."""
         n = self.images
         classes = self.tape.make("classes", (), "classes", (n,), 8, rows=n)
         if self.space:
@@ -254,7 +249,6 @@ class _Step:
 
     @layer
     def _gathered(self, x: Value, boundary: int) -> Written:
-        """All units of what a layer makes: of its gradient, a sum, each needs its own units."""
         name = NAMES[boundary]
         units = even(UNITS[name], self.parts)
         dy = yield self.all.along("all_gather", x, f"{name}/forward/y", 1, units, UNITS[name])
@@ -275,8 +269,7 @@ class _Step:
     def _swapped(
         self, x: Value, way: str, dims: tuple[int, int], out: Sequence[int], came: Sequence[int]
     ) -> Value:
-        """All of ``dims[1]``, of which parts had ``came``, of this part, by ``out``, of
-        ``dims[0]``."""
+        """All of ``dims[1]``, which ``came`` in parts, of this part, by ``out``, of ``dims[0]``."""
         shape, each = list(x.shape), x.shape[1] * x.shape[3]
         shape[dims[0]], shape[dims[1]] = out[self.part], sum(came)
         args: dict[str, Any] = {"extents": out, "split_dim": dims[0], "dim": dims[1]}
@@ -332,10 +325,8 @@ def need(ways: Split | Mapping[str, int] | str, images: int, ranks: int, itemsiz
     >>> found.parameters, found.transfers, sum(found.sent)
     ((200, 25050, 102528, 1290), 6, 8822784)
     """
-    ways, usual = (
-        ways if isinstance(ways, Split) else Split.of(ways, ranks),
-        load_recipe("fp32-adam"),
-    )
+    ways = ways if isinstance(ways, Split) else Split.of(ways, ranks)
+    usual = load_recipe("fp32-adam")
     states = tuple(replace(state, bytes=itemsize) for state in usual.states)
     program = lenet_program(ways, images, replace(usual, states=states), itemsize)
     weights = [flat_name("weights", name) for name in NAMES]

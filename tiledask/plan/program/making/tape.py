@@ -46,15 +46,13 @@ class Value:
 Written = Generator[Value, Value, Sequence[tuple[Value, Value]]]
 """A layer that is written: it returns (value, its gradient), as far as that goes through it."""
 Rules = list[tuple[Value | None, Callable[..., Any]]]
-"""(value, what writes the gradients of what it was made of); or (None, what is done where the
-backward comes there, with the gradients that it has)."""
+"""(value, what writes the gradients of what it was made of); or (None, what is done there)."""
 _NEW = dict(zip(COLLECTIVES[1:], ("whole", "part", "parts", "wider", "own"), strict=True))
 """After what the result of a collective is called; of an all_reduce, after what is summed."""
 
 
 def layer(write: Callable[..., Written]) -> Callable[..., Value]:
-    """A method of what has a tape, as a layer: it gives what ``write`` yields, and puts the rest of
-    it on the tape."""
+    """A method of what has a tape, as a layer: the rest of it, behind its yield, is a rule."""
 
     @wraps(write)
     def forward(self: Any, *given: Any, **options: Any) -> Value:
@@ -104,8 +102,8 @@ class Tape:
 
     @contextmanager
     def gradients_of_weights(self, later: bool = False) -> Iterator[None]:
-        """What is written in the block nobody waits for but the update; ``later``: so it comes
-        behind what follows at once from the layer's gradient, a sum or a send."""
+        """What is written in the block only the update waits for; ``later``: behind what follows
+        from the layer's gradient, a sum or a send."""
         before = self.ops
         if self.split:
             self.ops = self.of_weights
@@ -203,8 +201,7 @@ class Tape:
         items: Items = (),
         **args: Any,
     ) -> Value:
-        """What a collective gives for ``x``: an array of ``shape`` (of a sum that of x), or
-        ``into``, state in whose place it comes."""
+        """What a collective gives for ``x``: an array of ``shape``, or ``into``, state."""
         if kind == "all_reduce":
             items, shape = self.items.get(x.name, ()), x.shape
         hint = _NEW.get(kind) or x.name.partition(".")[0].partition("/")[0]
@@ -225,7 +222,7 @@ class Tape:
     def sum_small(
         self, values: Mapping[str, Value], itemsize: int | None, label: str, *among: Any
     ) -> dict[str, Value]:
-        """The sums of values by name, one behind the other in one array; as of `all_reduce`."""
+        """The sums of values by name, in one array; as of `all_reduce`."""
         items = tuple((name, value.shape) for name, value in values.items())
         flat = self.value("packed", (sum(v.size for v in values.values()),), itemsize, items)
         self.do("pack", list(values.values()), (flat,))
@@ -255,7 +252,7 @@ class Tape:
 
 
 def needed(blocks: Sequence[list[Op]], state: Mapping[str, int]) -> None:
-    """Leave out, in place, what makes buffers that nothing reads. The blocks are in their order."""
+    """Leave out, in place, what makes buffers that nothing reads."""
     read: set[str] = {*state}
     for block in reversed(blocks):
         kept = []

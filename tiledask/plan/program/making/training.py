@@ -1,14 +1,13 @@
 """The programs of a training of a decoder over a (dp, tp, pp) mesh: made from shapes alone.
 
-    rank 0: begin.0 0F.0 0F.1 0B.0 0B.1 update.0
-    rank 1: begin.0 1F.0 1B.0 1F.1 1B.1 update.0
+rank 0: begin.0 0F.0 0F.1 0B.0 0B.1 update.0
+rank 1: begin.0 1F.0 1B.0 1F.1 1B.1 update.0
 
-    F(s)     x of the stage before, its units' layers, x of the next or the loss
-    B(s)     the rules of their tape, from the last to the first: I and W where backwards are split
-    begin    gradients are cleared         update   sums over the copies, norm, optimizer's step
-    end      after the last step: what was sharded is whole again, is written, and is brought
+F(s)     x of the stage before, its units' layers, x of the next or the loss
+B(s)     the rules of their tape, from the last to the first: I and W where backwards are split
+begin    gradients are cleared         update   sums over the copies, norm, optimizer's step
+end      after the last step: what was sharded is whole again, is written, and is brought
 
-Ranks whose blocks have equal shapes share a role: made once, whatever the mesh.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,7 +35,6 @@ from tiledask.plan.program.ops import (
     Step,
     add_block,
     message,
-    share_roles,
 )
 from tiledask.plan.program.program import Program
 
@@ -88,8 +86,8 @@ class TrainingTerms:
 
     @property
     def guarded(self) -> tuple[int, ...]:
-        """The mesh's axes over which the norm of all gradients is added up; none if it is not
-        asked for. Copies of the model have the same gradients, unless ZeRO shards these."""
+        """The mesh's axes over which the norm of all gradients is added up, if it is: copies of
+        the model have the same ones, unless ZeRO shards these."""
         if not self.scaled and not self.clipped:
             return ()
         return (0, 1, 2) if self.zero else (1, 2)
@@ -98,18 +96,16 @@ class TrainingTerms:
 def step_program(terms: TrainingTerms, mesh: tuple[int, int, int]) -> Program:
     """The Program of a step of a training on a (dp, tp, pp) mesh; nothing is computed."""
     rows = [even(n, terms.schedule.microbatches) for n in even(terms.batch, mesh[0])]
-    found, role_of = share_roles(
-        _keys(terms, mesh, rows),
-        lambda rank: _Stages(terms, mesh, rank).made(rows[rank // (mesh[1] * mesh[2])]),
-    )
-    roles, orders = zip(*found, strict=True)
+    first, role_of = _alike(terms, mesh, rows)
+    made = (_Stages(terms, mesh, rank).made(rows[rank // prod(mesh[1:])]) for rank in first)
+    roles, orders = zip(*made, strict=True)
     name = f"training {terms.schedule.name}".rstrip()
     return Program(roles, tuple(orders[n] for n in role_of), role_of, name, mesh)
 
 
 def end_program(terms: TrainingTerms, mesh: tuple[int, int, int], saved: bool) -> Program:
-    """The Program of what a mesh does after a training's last step; ``saved``: whether a checkpoint
-    is written, of whole arrays, so that it is taken up again under any other layout."""
+    """The Program of what a mesh does after the last step; ``saved``: a checkpoint is written, of
+    whole arrays, so that it is taken up again under any other layout."""
     tensors = [s.tensor for s in terms.recipe.states if s.tensor != "gradients"]
 
     def made(rank: int) -> ProgramRole:
@@ -129,9 +125,9 @@ def end_program(terms: TrainingTerms, mesh: tuple[int, int, int], saved: bool) -
         tape.do("bring", list(weights.values()), units=tuple(weights))
         return tape.role({"end": tape.ops}, state, constants=frozenset(state))
 
-    roles, role_of = share_roles(_keys(terms, mesh), made)
-    name = "checkpoint" if saved else "weights brought back"
-    return Program(roles, ((Step("end", 0),),) * prod(mesh), role_of, name, mesh)
+    first, role_of = _alike(terms, mesh)
+    order, name = (Step("end", 0),), "checkpoint" if saved else "weights brought back"
+    return Program(tuple(map(made, first)), (order,) * prod(mesh), role_of, name, mesh)
 
 
 def _states(
@@ -143,21 +139,24 @@ def _states(
     return tape, UnitStates(tape, units, terms.recipe, terms.zero, mesh[DATA], copy)
 
 
-def _keys(
+def _alike(
     terms: TrainingTerms, mesh: tuple[int, int, int], of_copy: Sequence[Any] = ()
-) -> list[Any]:
-    """By rank, what its role follows from: blocks' shapes, what it keeps of each unit by ZeRO, and
-    in what else copies of the model differ."""
+) -> tuple[list[int], tuple[int, ...]]:
+    """(the first rank of each role, by rank the number of its role): of equal shapes of blocks and
+    of what ZeRO leaves them, and equal ``of_copy``."""
     dp, tp, pp = mesh
     blocks = [_blocks(terms, tp, t) for t in range(tp)]
     kept: dict[tuple[int, int], tuple[tuple[int, ...], ...]] = {}
     for t, p in product(range(tp), range(pp)) if terms.zero else ():
         shapes = (terms.model.shapes(unit, tp, t).values() for unit in terms.units(p))
         kept[t, p] = shards([sum(map(prod, of)) for of in shapes], dp)
-    return [
+    keys = [
         (of_copy[d] if of_copy else (), blocks[t], p, *(each[d] for each in kept.get((t, p), ())))
         for d, t, p in np.ndindex(mesh)
     ]
+    first: dict[Any, tuple[int, int]] = {}
+    role_of = [first.setdefault(key, (len(first), rank))[0] for rank, key in enumerate(keys)]
+    return [rank for _, rank in first.values()], tuple(role_of)
 
 
 def _blocks(terms: TrainingTerms, ranks: int, rank: int) -> Any:
@@ -197,7 +196,7 @@ class _Stages:
         """What else stays: the losses' sum, the number of updates, the scale, the angles."""
 
     def made(self, rows: tuple[int, ...]) -> tuple[ProgramRole, Order]:
-        """The role, and the order of its ranks, of whose micro-batches these are the rows."""
+        """The role, and the order of its ranks, whose micro-batches have these ``rows``."""
         tape, places, variants = self.tape, self.schedule.places, sorted(set(rows))
         names: dict[tuple[str, int, int, int], str] = {}
         self.states.begin()

@@ -6,10 +6,8 @@ ZeRO 1       +=                            reduce_scatter, step of a part, all_g
 ZeRO 2       reduce_scatter, += a part     step of a part, all_gather
 ZeRO 3       reduce_scatter, += a part     step of a part         (weights: all_gather per use)
 
-Weights that are kept wider than what is computed with are cast before they are gathered.
-
-Each unit's numbers are one flat buffer per tensor class, of which a rank keeps all or its part.
-Rajbhandari et al. 2020, arXiv:1910.02054.
+Each unit's numbers are one flat buffer per tensor class, of which a rank keeps all or its part
+(Rajbhandari et al. 2020, arXiv:1910.02054).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -53,8 +51,7 @@ class UnitStates(LayerWeights):
         copy: int,
         together: tuple[str, tuple[int, ...]] | None = None,
     ) -> None:
-        """``together``: (label, axes) of one sum of all units' gradients, over ``copies`` ranks;
-        without it each unit has its own, over the copies of the model."""
+        """``together``: (label, axes) of one sum of all units' gradients, over ``copies`` ranks."""
         self.tape, self.shapes, self.recipe = tape, shapes, recipe
         self.together = together
         self.copies, self.zero, self.copy = copies, zero if copies > 1 else 0, copy
@@ -125,8 +122,7 @@ class UnitStates(LayerWeights):
         return name in self.shapes[unit]
 
     def bring(self, unit: str, found: Mapping[str, Value]) -> None:
-        """Gradients are added to those of the step; where these are sharded, when the unit's are
-        all there."""
+        """Gradients are added up; where these are sharded, when the unit's are all there."""
         if self.sharded["gradients"]:
             self._pile.setdefault(unit, {}).update(found)
             return
@@ -162,12 +158,9 @@ class UnitStates(LayerWeights):
         axes: tuple[int, ...] = (),
         ranks: int = 1,
     ) -> None:
-        """The optimizer's step. ``among``: by unit that several pipeline ranks hold, the label of
-        the sum of its gradients and these ranks.
-
-        ``norm``: of all gradients, over so many ``ranks`` along ``axes``, if it is asked for: by
-        unit that counts on this pipeline rank, whether some of its numbers do on another tensor
-        rank, which holds them too."""
+        """The optimizer's step. ``among``: by unit that several pipeline ranks hold, (label of the
+        sum, these ranks). ``norm``, of all gradients over ``ranks`` along ``axes``: by unit that
+        counts on this pipeline rank, whether some of its numbers count on another tensor rank."""
         tape = self.tape
         mine = {unit: self._kept("gradients", unit) for unit in self.shapes}
         for unit, (label, holders) in among.items():
@@ -197,8 +190,7 @@ class UnitStates(LayerWeights):
             self._among("all_gather", unit, part_of, "weights", into=self._kept("weights", unit))
 
     def _added_up(self, unit: str, g: Value) -> Value:
-        """The gradients over the copies of the model, of all numbers or of this rank's, in the
-        place of its own."""
+        """The gradients over the copies of the model, in the place of this one's."""
         if self.copies == 1 or self.sharded["gradients"]:
             return g
         if self.zero:
