@@ -26,7 +26,7 @@ from tiledask.errors import DoesNotFitError
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import grids
 from tiledask.plan.products.product_plan import RUNTIME
-from tiledask.plan.products.streaming import Problem, StorageLayout, plan_stream
+from tiledask.plan.products.streaming import Problem, plan_stream
 from tiledask.plan.units import format_bytes, format_up, parse_bytes
 
 ROWS, GRID = (Shard(0),), (Shard(0), Shard(1))
@@ -106,8 +106,7 @@ SIZES = [(40, 30, 20, None), (1, 1, 1, None), (10, 10, 10, (64, 64)), (40, 30, 2
 @pytest.mark.parametrize(("m", "n", "k", "chunks"), SIZES)
 def test_the_least_that_a_product_of_files_is_promised_is_what_its_planner_takes(m, n, k, chunks):
     chunks = chunks or (1, 1)
-    forms = [StorageLayout(shape, 4, chunks) for shape in ((m, k), (k, n), (m, n))]
-    problem = Problem(*forms, accumulator=4)
+    problem = Problem((m, n, k), 4, (chunks,) * 3, accumulator=4)
     least = problem.memory(min(chunks[0], m), min(chunks[1], n), 1)
     assert plan_stream(problem, 2, least).ledger.peak <= least
     with pytest.raises(DoesNotFitError, match="take at least"):

@@ -14,7 +14,7 @@ from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError
 from tiledask.plan.collectives.shards import deal_heads, side_by_side
-from tiledask.plan.products.placement import Shards, Tiling, even_shards
+from tiledask.plan.products.placement import Tiling, even_shards
 from tiledask.tile import layers as tile
 
 # -- arithmetic ------------------------------------------------------------------------------------
@@ -32,7 +32,6 @@ def test_heads_lie_with_those_they_look_at(kv, share, ranks):
     holders = {h: tuple(r for r in range(ranks) if h in kvs.indices(r)) for h in range(kv)}
     shared = {h: who for who, (start, stop) in kvs.shared() for h in range(start, stop)}
     assert shared == {h: who for h, who in holders.items() if len(who) > 1}
-    assert kvs.covers
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 6))
@@ -51,17 +50,12 @@ def test_side_by_side_by_hand():
     fused = side_by_side(even_shards(3, 2), even_shards(2, 2))
     assert [fused.indices(r).tolist() for r in (0, 1)] == [[0, 1, 3], [2, 4]]
     assert fused.counts == (3, 2)
-    assert fused.covers
     assert not fused.in_a_row
-    assert fused.local(1, (4, 5)) == slice(1, 2)
-    with pytest.raises(PlacementError, match=r"does not hold \(0, 2\)"):
-        fused.local(1, (0, 2))
 
 
 def test_what_is_no_sharding_is_refused():
     with pytest.raises(PlacementError, match="kv heads divide query heads; got 10 query and 4 kv"):
         deal_heads(10, 4, 2)
-    assert not Shards(3, (((0, 1),), ((2, 3),))).covers
 
 
 # -- weights ---------------------------------------------------------------------------------------

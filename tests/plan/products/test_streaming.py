@@ -6,20 +6,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tiledask.errors import ConfigError, DoesNotFitError
-from tiledask.plan.products.streaming import Cuts, Problem, StorageLayout, plan_cuts, plan_stream
+from tiledask.plan.products.streaming import Cuts, Problem, plan_cuts, plan_stream, read_bytes
 
 
-def elements(form, region):
+def elements(chunks, region):
     """What a read of ``region`` fetches, chunk by chunk, by looking at every row and column."""
-    (ci, cj), ((top, bottom), (left, right)) = form.chunks, region
+    (ci, cj), ((top, bottom), (left, right)) = chunks, region
     down, across = {i // ci for i in range(top, bottom)}, {j // cj for j in range(left, right)}
     return len(down) * len(across) * ci * cj
 
 
 def problem(m, n, k, itemsize=4, chunks=((1, 1),) * 3, **more):
-    shapes = (m, k), (k, n), (m, n)
-    forms = [StorageLayout(shape, itemsize, c) for shape, c in zip(shapes, chunks, strict=True)]
-    return Problem(*forms, accumulator=max(4, itemsize), **more)
+    return Problem((m, n, k), itemsize, chunks, accumulator=max(4, itemsize), **more)
 
 
 spans = st.tuples(st.integers(0, 12), st.integers(0, 12)).map(sorted).map(tuple)
@@ -28,8 +26,7 @@ chunk = st.one_of(st.just((1, 1)), st.tuples(st.integers(1, 9), st.integers(1, 9
 
 @given(region=st.tuples(spans, spans), chunks=chunk)
 def test_a_read_fetches_every_chunk_that_it_touches(region, chunks):
-    form = StorageLayout((12, 12), 4, chunks=chunks)
-    assert form.read_bytes(region) == 4 * elements(form, region)
+    assert read_bytes(region, chunks, 4) == 4 * elements(chunks, region)
 
 
 extent = st.integers(1, 40)
@@ -52,24 +49,24 @@ def test_a_plan_covers_c_once_within_its_memory(part, sizes, chunks, slots, room
     try:
         plan = plan_stream(asked, slots, limit)
     except DoesNotFitError:
-        smallest = (min(pair) for pair in zip(asked.c.chunks, sizes, strict=False))
+        smallest = (min(pair) for pair in zip(chunks[2], sizes, strict=False))
         assert asked.memory(*smallest, 1) > limit
         return
     assert plan.ledger.peak <= limit
-    covered = np.zeros(asked.c.shape, int)
+    covered = np.zeros(sizes[:2], int)
     tiles = [tile for mine in plan.tiles for tile in mine]
     for (top, bottom), (left, right) in tiles:
         covered[top:bottom, left:right] += 1
         # nobody else writes to a tile's chunks
-        assert top % asked.c.chunks[0] == left % asked.c.chunks[1] == 0
+        assert top % chunks[2][0] == left % chunks[2][1] == 0
     assert (covered == 1).all()
     k = sizes[2]
     assert plan.bytes_read == itemsize * sum(
-        elements(form, region)
+        elements(of, region)
         for rows, columns in tiles
         for start in range(0, k, plan.cuts.panel)
         for depth in [(start, min(k, start + plan.cuts.panel))]
-        for form, region in ((asked.a, (rows, depth)), (asked.b, (depth, columns)))
+        for of, region in ((chunks[0], (rows, depth)), (chunks[1], (depth, columns)))
     )
     if {*chunks} == {(1, 1)}:
         assert sum(map(bool, plan.tiles)) == min(slots, sizes[0] * sizes[1])

@@ -246,7 +246,8 @@ def _planned(
     def work(m: int, n: int, k: int) -> int:
         return workspace(m, n, k, a.dtype.itemsize, kernel, tile, True, wide)
 
-    problem = Problem(a.form, b.form, c.form, wide, work)
+    extents, chunks = (*c.shape, a.shape[1]), (a.grid, b.grid, c.grid)
+    problem = Problem(extents, a.dtype.itemsize, chunks, wide, work)
     if cuts is None:
         plan = plan_stream(problem, cluster.slots, limit)
     else:

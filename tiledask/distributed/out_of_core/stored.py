@@ -21,7 +21,6 @@ from tiledask.distributed.out_of_core import zarr_chunks as zarr
 from tiledask.distributed.out_of_core.disk import reading, sync, writing
 from tiledask.errors import ConfigError, KernelError
 from tiledask.plan.products.regions import Region, extents_of
-from tiledask.plan.products.streaming import StorageLayout
 from tiledask.plan.units import format_bytes
 from tiledask.plan.whole import is_whole
 from tiledask.tile import as_dtype
@@ -60,9 +59,9 @@ class StoredArray:
         return self.shape[0] * self.shape[1] * self.dtype.itemsize
 
     @property
-    def form(self) -> StorageLayout:
-        """What reading and writing it costs."""
-        return StorageLayout(self.shape, self.dtype.itemsize, self.chunks or (1, 1))
+    def grid(self) -> tuple[int, int]:
+        """Extents of the smallest region that is read and written on its own."""
+        return self.chunks or (1, 1)
 
     def read(self, region: Region, out: np.ndarray) -> int:
         """Bytes read, once ``out`` holds the elements of ``region`` ((top, bottom), (left, right)).

@@ -17,6 +17,7 @@ from tiledask.distributed.out_of_core.npy import rounded
 from tiledask.errors import ConfigError
 from tiledask.extras import needed_for
 from tiledask.plan.products.regions import Region, overlap, slices, within
+from tiledask.plan.products.streaming import read_bytes
 
 __all__ = ["create", "files", "fill_with_zeros", "look", "read", "write"]
 
@@ -58,7 +59,7 @@ def read(array: Any, region: Region, out: np.ndarray) -> int:
         place = NDBuffer.from_numpy_array(out[within(part, region)])
         with _decoding(array, name):
             stored.get_basic_selection(slices(part), out=place)
-        nbytes += array.form.read_bytes(part)
+        nbytes += read_bytes(part, array.grid, array.dtype.itemsize)
     return nbytes
 
 
@@ -81,7 +82,7 @@ def files(array: Any, region: Region) -> list[str]:
 
 def _chunks(array: Any, stored: Any, region: Region) -> Iterator[tuple[str, Region, Region]]:
     """(name of a chunk, where it lies, the part of ``region`` in it), row by row."""
-    grid = array.form.chunks
+    grid = array.grid
     rows, columns = (
         range(start // c, -(-stop // c)) for (start, stop), c in zip(region, grid, strict=True)
     )

@@ -86,7 +86,8 @@ def whole_of(blocks: Sequence[Placed]) -> np.ndarray:
         total: np.ndarray = np.sum(locals_, axis=0)
         return total
     ranks = len(blocks) if ANY in tiling.mesh else tiling.ranks
-    if ranks != len(blocks) or (shards and not shards.covers):
+    held = [shards.indices(rank) for rank in range(shards.ranks)] if shards else []
+    if ranks != len(blocks) or (shards and len(np.unique(np.concatenate(held))) < shards.extent):
         raise PlacementError(
             f"{len(blocks)} blocks of {first} do not make the array: they are {shards}; "
             f"pass those of all {tiling.ranks} ranks"

@@ -17,10 +17,6 @@ from tiledask.plan.products.traffic import Piece
 __all__ = ["MachineRates", "ProductCost", "cost"]
 
 
-REQUESTS = 2
-"""Questions to all workers that any product asks."""
-
-
 @dataclass(frozen=True)
 class MachineRates:
     """What one machine does, measured while all ranks do it at once."""
@@ -59,10 +55,7 @@ class ProductCost:
 
 
 def cost(plan: ProductPlan, itemsize: int, sum_itemsize: int, rates: MachineRates) -> ProductCost:
-    """The predicted seconds of ``plan``, for the slowest of its ranks.
-
-    ``itemsize``: bytes of an element of A and B; ``sum_itemsize``: of C while it is summed.
-    """
+    """The predicted seconds of ``plan``; ``sum_itemsize``: bytes of C's elements in sums."""
     ranks = list[tuple[float, float, float]]()
     for rank in range(plan.ranks):
         (m, n, _), multiply, read = plan.extents(rank), 0.0, 0.0
@@ -82,7 +75,7 @@ def cost(plan: ProductPlan, itemsize: int, sum_itemsize: int, rates: MachineRate
 
     multiply, read, add = slowest = max(ranks, key=lambda parts: together(*parts))
     # where partial sums are added up they are lent too, and each has an anchor (a task) and a sum
-    tasks, requests = (3, REQUESTS + 1) if plan.sums else (1, REQUESTS)
+    tasks, requests = (3, 3) if plan.sums else (1, 2)
     overhead = tasks * plan.ranks * rates.task + requests * rates.request
     busy = tuple(multiplying + adding for multiplying, _, adding in ranks)
     return ProductCost(multiply, read, add, overhead, together(*slowest) + overhead, busy)
@@ -91,8 +84,7 @@ def cost(plan: ProductPlan, itemsize: int, sum_itemsize: int, rates: MachineRate
 def _reading(
     pieces: Iterable[Piece], tiling: Tiling, rank: int, itemsize: int, rates: MachineRates
 ) -> float:
-    """Seconds in which ``rank`` reads what others have of these, from row-major blocks: by bytes,
-    and by stretches of memory."""
+    """Seconds in which ``rank`` reads what others have of these, from row-major blocks."""
     seconds = 0.0
     for piece in pieces:
         if piece.source != rank:

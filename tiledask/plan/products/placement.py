@@ -1,12 +1,7 @@
 """How an array lies on a mesh of ranks: one placement per mesh axis, and who owns which block.
 
-A mesh (2, 2) with (Shard(0), Shard(1)), the words of PyTorch's DTensor:
-
-               0    1       rank (i, j) holds rows I_i and columns J_j, cut as by array_split
-            0 [00] [01]
-            1 [10] [11]
-
-Who holds which indices of a dimension, if that is not even, are Shards: the kv heads of 10 query
+The words are those of PyTorch's DTensor. With (Shard(0), Shard(1)) rank (i, j) of a mesh holds rows
+I_i and columns J_j, cut as by array_split. What is not even are Shards: the kv heads of 10 query
 heads over 5 ranks, or gate | up side by side, each rank with its part of both.
 """
 
@@ -30,8 +25,7 @@ __all__ += ["even_shards"]
 
 @dataclass(frozen=True)
 class Shards:
-    """Parts of a dimension of ``extent`` indices: one tuple of intervals for each rank, which may
-    overlap those of others."""
+    """Parts of a dimension: a tuple of intervals for each rank, which may overlap others'."""
 
     extent: int
     parts: tuple[tuple[Interval, ...], ...]
@@ -51,23 +45,13 @@ class Shards:
         flat = [at for part in self.parts for at in part]
         return [0, *(stop for _, stop in flat)] == [*(start for start, _ in flat), self.extent]
 
-    @property
-    def covers(self) -> bool:
-        """Whether every index is held by some rank."""
-        held = [self.indices(rank) for rank in range(self.ranks)]
-        return len(np.unique(np.concatenate(held))) == self.extent
-
     def scaled(self, width: int) -> "Shards":
         """The same parts, each index being ``width`` indices: heads as columns."""
         parts = (tuple((width * a, width * b) for a, b in part) for part in self.parts)
         return Shards(width * self.extent, tuple(parts))
 
     def shared(self) -> Iterator[tuple[tuple[int, ...], Interval]]:
-        """(ranks, interval) of what more than one rank holds, in rising order.
-
-        >>> list(Shards(3, (((0, 2),), ((1, 3),), ((2, 3),))).shared())
-        [((0, 1), (1, 2)), ((1, 2), (2, 3))]
-        """
+        """(ranks, interval) of what more than one rank holds, in rising order."""
         ends = sorted({end for part in self.parts for at in part for end in at})
         runs: list[tuple[tuple[int, ...], Interval]] = []
         for start, stop in pairwise(ends):
@@ -77,15 +61,6 @@ class Shards:
                 start = runs.pop()[1][0]
             runs.append((holders, (start, stop)))
         return (run for run in runs if len(run[0]) > 1)
-
-    def local(self, rank: int, interval: Interval) -> slice:
-        """Where ``rank`` has ``interval`` in what it holds."""
-        before = 0
-        for start, stop in self.parts[rank]:
-            if start <= interval[0] and interval[1] <= stop:
-                return slice(before + interval[0] - start, before + interval[1] - start)
-            before += stop - start
-        raise PlacementError(f"rank {rank} does not hold {interval} in one piece: {self}")
 
     def indices(self, rank: int) -> np.ndarray:
         """Every index that ``rank`` holds, in the order in which it holds them."""
@@ -99,11 +74,7 @@ class Shards:
 
 @lru_cache(4096)
 def even_shards(extent: int, ranks: int) -> Shards:
-    """Parts in a row, as even as numpy.array_split makes them; some empty if ranks > extent.
-
-    >>> even_shards(10, 4).counts, even_shards(2, 3).parts
-    ((3, 3, 2, 2), (((0, 1),), ((1, 2),), ()))
-    """
+    """Parts in a row, as even as numpy.array_split makes them; some empty if ranks > extent."""
     intervals = split(0, extent, ranks)
     return Shards(extent, tuple((at,) if at[0] < at[1] else () for at in intervals))
 
@@ -186,7 +157,7 @@ class Tiling:
                 self._check_shard(placement, ranks, sharded)
 
     def _check_shard(self, placement: Shard, ranks: int, sharded: list[int]) -> None:
-        """Refuse another dimension, and shards of another one; those that are even are left out."""
+        """Refuse what does not fit; shards that are even are left out."""
         dim, shards = placement.dim, placement.shards
         if not 0 <= dim < len(self.shape):
             raise PlacementError(
@@ -207,7 +178,6 @@ class Tiling:
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """To another process go the fields alone, not the regions of all ranks."""
         return Tiling, (self.shape, self.mesh, self.placements)
 
     @property
@@ -220,10 +190,7 @@ class Tiling:
         return tuple(product(*map(range, self.mesh)))
 
     def region(self, at: Sequence[int]) -> Region:
-        """What the rank at ``at`` holds: (start, stop) per dimension.
-
-        Two axes that split the same dimension split it one inside the other, in mesh order.
-        """
+        """What the rank at ``at`` holds; of one dimension, axes split what axes before them did."""
         region = [(0, n) for n in self.shape]
         for size, i, placement in zip(self.mesh, at, self.placements, strict=True):
             if isinstance(placement, Shard):

@@ -13,23 +13,19 @@ fetches what that part needs of A and B from wherever it lies, and adds up what 
 A is [..., k]: any number of leading dimensions (tokens, batches), none for a vector. B is [k, n],
 or a vector [k]. The plan alone says what moves; the same plan is executed.
 
-summa    C stays; panels of A and B pass by, the same one at every rank at a time. On a p x q grid,
-         with A, B and C all (Shard(0), Shard(1)), each rank receives (q-1)/q of a row of A and
-         (p-1)/p of a column of B (van de Geijn and Watts, 1997)
+summa    C stays; panels of A and B pass by, the same one at every rank at a time (van de Geijn and
+         Watts, 1997)
 cannon   C stays; rank (i, j) begins i + j blocks further, so that on a square grid no block has two
-         readers at a time. Blocks are read from their owners, not passed on: there is no first skew
-         to move (Cannon, 1969)
-2.5d     a grid (p, q, c): each of c layers works like SUMMA on its share of k, a c-th of every
-         block, and the partial sums are summed by a reduce-scatter along the last axis. Costs least
-         if A and B are (Shard(0), Shard(1), Replicate()) (Solomonik and Demmel, 2011)
+         readers at a time; blocks are read from their owners, not passed on (Cannon, 1969)
+2.5d     a grid (p, q, c): each of c layers works like SUMMA on its share of k, and the partial sums
+         are summed by a reduce-scatter along the last axis (Solomonik and Demmel, 2011)
 3d       a grid (p, q, r): rank (i, j, l) takes an r-th of every block of A[I_i, K] and B[K, J_j],
-         and r partial sums of each block of C are summed. The fewest bytes where memory allows
-         (Agarwal et al., 1995)
+         and r partial sums of each block of C are summed (Agarwal et al., 1995)
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import prod
 from types import MappingProxyType
 from typing import Any
@@ -59,8 +55,8 @@ class Algorithm:
 
     name: str
     cuts: str = ""
-    """What is cut along the axes of the grid that it takes, or one letter for all axes of A's mesh;
-    "": what the operands' placements cut, and C may stay partial sums."""
+    """What the axes of its grid cut, or one letter for all axes of A's mesh; "": what the operands'
+    placements cut, and C may stay partial sums."""
     words: str = ""
     """The choices within it."""
 
@@ -101,9 +97,8 @@ class Algorithm:
         )
 
     def _blocks(self, a: Tiling, b: Tiling, work: Tiling, rank: int) -> list[ProductPanel]:
-        """What a rank multiplies, cut where the owner of a piece that it takes changes. k is shared
-        out along the axes of partial sums; on three, each block of it, where those that get one
-        more take turns."""
+        """What a rank multiplies, cut where the owner of a piece that it takes changes; on three
+        axes it has a part of each block of k, and those that get one more take turns."""
         lead, region, layer, layers = len(a.shape) - 1, work.regions[rank], 0, 1
         axes = (Shard(0) if p == Partial() else Replicate() for p in work.placements)
         (depth,) = Tiling(a.shape[-1:], work.mesh, tuple(axes)).region(work.coordinates[rank])
@@ -113,8 +108,7 @@ class Algorithm:
         of_b = tuple(fetch(b, rank, (depth, *region[lead:])))
         if not of_a or not of_b:
             return []
-        ends = {*depth, *(end for p in of_a for end in p.region[-1])}
-        ends |= {end for p in of_b for end in p.region[0]}
+        ends = {*depth, *chain(*(p.region[-1] for p in of_a), *(p.region[0] for p in of_b))}
         whole, found = ProductPanel(depth, of_a, of_b), []
         for start, stop in pairwise(sorted(ends)):
             found.append(whole.part(*part_of(start, stop, layers, layer)))
@@ -124,12 +118,8 @@ class Algorithm:
     def _panels(
         self, blocks: list[list[ProductPanel]], work: Tiling, width: int | None
     ) -> Iterator[tuple[ProductPanel, ...]]:
-        """By rank its blocks, panel by panel; whole where nothing of them is fetched.
-
-        Each begins with a block of k of which it has all, and fetches the next meanwhile; not where
-        a rank has none: if only those of a grid's diagonal began elsewhere, nobody would be done
-        sooner. On a grid without panels rank (i, j) begins i + j blocks further.
-        """
+        """By rank its blocks, panel by panel; whole where nothing of them is fetched. If all have
+        one, each begins with a block of which it has all, and fetches the next meanwhile."""
         own = [
             next((n for n, each in enumerate(mine) if each.size and not each.fetched(rank)), None)
             for rank, mine in enumerate(blocks)
@@ -144,8 +134,8 @@ class Algorithm:
             yield tuple(panels)
 
     def _cut(self, a: Tiling, b: Tiling) -> list[Placement]:
-        """By axis, what C is while ranks multiply. On a grid rows are the leading dimension that A
-        is cut along already, or its longest; if C has only rows or only columns, both cut that."""
+        """By axis, what C is while ranks multiply: rows are the leading dimension that A is cut
+        along already, or its longest."""
         rows, columns = len(a.shape) - 1, len(b.shape) - 1
         if (self.cuts == "n" and not columns) or (self.axes and not rows + columns):
             raise PlacementError(
@@ -181,7 +171,6 @@ class Algorithm:
         def moved(grid: tuple[int, ...]) -> tuple[float, bool, tuple[int, ...]]:
             p, q, r = (*grid, 1)[:3]
             received = m * k / (p * r) + k * n / (q * r) + (m * n / (p * q) if r > 1 else 0)
-            # of alike ones 2.5d keeps the mesh's rows: more of A is where it is multiplied
             return received, self.name == "2.5d" and p != a.mesh[0], grid
 
         usable = list(grids(a.ranks, self.axes))
@@ -221,21 +210,14 @@ def moves_nothing(a: Tiling, b: Tiling) -> bool:
 
 
 def grids(ranks: int, axes: int) -> Iterator[tuple[int, ...]]:
-    """Every way to write ``ranks`` as a product of ``axes`` factors, in order.
-
-    >>> list(grids(4, 2))
-    [(1, 4), (2, 2), (4, 1)]
-    """
+    """Every way to write ``ranks`` as a product of ``axes`` factors, in order."""
     if axes == 1:
-        yield (ranks,)
-        return
-    for first in divisors(ranks):
-        yield from ((first, *rest) for rest in grids(ranks // first, axes - 1))
+        return iter([(ranks,)])
+    return ((first, *rest) for first in divisors(ranks) for rest in grids(ranks // first, axes - 1))
 
 
 def _as_they_lie(a: Tiling, b: Tiling) -> list[tuple[Placement, bool]]:
-    """By mesh axis (what the product is, whether each rank multiplies what it holds); where not all
-    can stay, rows of A win over columns of B."""
+    """By mesh axis (what the product is, whether each rank multiplies what it holds)."""
     k, found = len(a.shape) - 1, list[tuple[Placement, bool]]()
     for of_a, of_b in zip(a.placements, b.placements, strict=True):
         if isinstance(of_a, Shard) and of_a.dim < k:  # rows of A: data-parallel

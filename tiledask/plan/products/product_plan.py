@@ -1,7 +1,6 @@
 """What every rank of a product multiplies, reads and sums: the panels that are executed.
 
 rank 3    A[rows, 0:512] from 2, B[0:512, columns] from 1;  C += their product       panel 0
-          A[rows, 512:...                                                             panel 1
           C's partial sums of its part from 3, 7                                      sum
 """
 
@@ -17,8 +16,7 @@ from tiledask.plan.products.traffic import Piece, Traffic, traffic_of
 __all__ = ["AHEAD", "PANEL", "RUNTIME", "Pieces", "ProductPanel", "ProductPlan"]
 
 PANEL = 512
-"""Extent along k of a panel by default: wide enough for BLAS and for long runs of memory, narrow
-enough that two of them are small beside C."""
+"""Extent along k of a panel by default: wide enough for BLAS, and two are small beside C."""
 AHEAD = 2
 """Panels in memory at a time, or pairs of them: the one in use and the one that is fetched."""
 RUNTIME = 8 * 2**20
@@ -38,7 +36,6 @@ class ProductPanel:
 
     @property
     def size(self) -> int:
-        """Its extent along k."""
         return self.depth[1] - self.depth[0]
 
     def fetched(self, rank: int) -> list[Piece]:
@@ -65,7 +62,7 @@ class ProductPlan:
 
     algorithm: str
     options: str
-    """The choices made within the algorithm, in words, such as "panel 512"."""
+    """In words, such as "panel 512"."""
     a: Tiling
     b: Tiling
     work: Tiling
@@ -84,8 +81,7 @@ class ProductPlan:
 
     @property
     def sums_in_place(self) -> bool:
-        """Whether each rank adds its own product last, on top of the others' partial sums: where
-        nothing of A and B is fetched, it first multiplies what the others sum up."""
+        """Whether each rank adds its own product last, on top of the others' partial sums."""
         return self.sums and bool(self.result.shape) and not any(self.fetched)
 
     @cached_property
@@ -103,10 +99,7 @@ class ProductPlan:
         return tuple(tuple(p for p in mine if p.source != rank) for rank, mine in pieces)
 
     def traffic(self, itemsize: int, sum_itemsize: int | None = None) -> Traffic:
-        """Bytes and messages from rank to rank, for operands of ``itemsize`` bytes an element.
-
-        Partial sums of half types have 4 (``sum_itemsize``).
-        """
+        """Bytes and messages from rank to rank, of operands and of partial sums."""
         fetched, summed = map(chain.from_iterable, (self.fetched, self.summed))
         read = traffic_of(self.ranks, fetched, itemsize)
         return read + traffic_of(self.ranks, summed, sum_itemsize or itemsize)

@@ -1,7 +1,6 @@
 """Regions of arrays: which indices somebody holds, wants or writes.
 
-whole array   ((0, 8), (0, 6))       one (start, stop) per dimension
-a block       ((4, 8), (0, 3))
+A block of ((0, 8), (0, 6)) is ((4, 8), (0, 3)): one (start, stop) per dimension.
 """
 
 from collections.abc import Iterator
@@ -13,22 +12,18 @@ from typing import Any
 from tiledask.errors import CheckpointError
 from tiledask.plan.intervals import Interval, ends_of
 
-__all__ = [
-    *("Region", "TensorSlice", "around", "ends_within", "extents_of", "overlap", "region_size"),
-    *("slices", "within"),
-]
+__all__ = ["Region", "TensorSlice", "around", "ends_within", "extents_of", "overlap"]
+__all__ += ["region_size", "slices", "within"]
 
 Region = tuple[tuple[int, int], ...]
 """One (start, stop) per dimension of the whole array."""
 
 
 def extents_of(region: Region) -> tuple[int, ...]:
-    """The shape of a region."""
     return tuple([stop - start for start, stop in region])
 
 
 def region_size(region: Region) -> int:
-    """Elements of a region."""
     return prod([stop - start for start, stop in region])
 
 
@@ -56,8 +51,7 @@ def within(region: Region, block: Region) -> tuple[slice, ...]:
 
 
 def around(region: Region, hole: Region) -> Iterator[Region]:
-    """What of ``region`` lies before and after ``hole``, which is all of it but along one
-    dimension; all of it around a hole in which nothing lies."""
+    """What of ``region`` is outside ``hole``, all of it but along one dimension, or nothing."""
     if not region_size(hole):
         yield region
         return
@@ -69,13 +63,7 @@ def around(region: Region, hole: Region) -> Iterator[Region]:
 
 @dataclass(frozen=True)
 class TensorSlice:
-    """Some indices along every axis of a whole array: one tuple of intervals per axis, in the order
-    in which the local array has them.
-
-    >>> piece = TensorSlice((4, 6), (((0, 2),), ((2, 4), (5, 6))))
-    >>> piece.local_shape, piece.boxes
-    ((2, 3), (((0, 2), (2, 4)), ((0, 2), (5, 6))))
-    """
+    """Some indices of a whole array: a tuple of intervals per axis, in the local array's order."""
 
     shape: tuple[int, ...]
     parts: tuple[tuple[Interval, ...], ...]

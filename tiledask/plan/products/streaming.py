@@ -21,32 +21,19 @@ from tiledask.plan.products.regions import Region, region_size
 from tiledask.plan.units import format_bytes, format_up
 from tiledask.plan.whole import is_whole, whole_number
 
-__all__ = ["Cuts", "Problem", "StorageLayout", "StreamPlan", "plan_cuts", "plan_stream"]
+__all__ = ["Cuts", "Problem", "StreamPlan", "plan_cuts", "plan_stream", "read_bytes"]
 
 CHUNK_COPIES = 3
 """Of a chunk that is read or written: as stored, decoded, on its way."""
+Sides = tuple[int, int]
+"""Extents of a tile, or of a chunk: the smallest region that is read and written on its own."""
 
 
-@dataclass(frozen=True)
-class StorageLayout:
-    """How a matrix lies in its file."""
-
-    shape: tuple[int, int]
-    itemsize: int
-    chunks: tuple[int, int] = (1, 1)
-    """Extents of the smallest region that is read and written on its own."""
-
-    @property
-    def buffer(self) -> int:
-        """Bytes that reading or writing takes beside the array it goes to."""
-        return CHUNK_COPIES * prod(self.chunks) * self.itemsize if prod(self.chunks) > 1 else 0
-
-    def read_bytes(self, region: Region) -> int:
-        """Bytes of the elements that a read of ``region`` fetches, before any compression."""
-        size = self.itemsize
-        for (start, stop), chunk in zip(region, self.chunks, strict=True):
-            size *= (-(-stop // chunk) - start // chunk) * chunk if stop > start else 0
-        return size
+def read_bytes(region: Region, chunks: Sides, itemsize: int) -> int:
+    """Bytes of the elements that a read of ``region`` fetches, before any compression."""
+    for (start, stop), chunk in zip(region, chunks, strict=True):
+        itemsize *= (-(-stop // chunk) - start // chunk) * chunk if stop > start else 0
+    return itemsize
 
 
 @dataclass(frozen=True)
@@ -67,8 +54,7 @@ class Cuts:
         whole_number("panel", self.panel, 1)
 
     @property
-    def tile(self) -> tuple[int, int]:
-        """Extents of the largest tile."""
+    def tile(self) -> Sides:
         rows, columns = (max(b - a for a, b in pairwise(e)) for e in (self.rows, self.columns))
         return rows, columns
 
@@ -78,33 +64,60 @@ class Cuts:
         return product(pairwise(self.rows), pairwise(self.columns))
 
     def panels(self, k: int) -> list[Interval]:
-        """The panels of a sum over k."""
         return [(start, min(start + self.panel, k)) for start in range(0, k, self.panel)]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """C = A @ B in files, and what it takes a slot to hold a part of it."""
+
+    extents: tuple[int, int, int]
+    """m, n and k."""
+    itemsize: int
+    chunks: tuple[Sides, Sides, Sides]
+    """Of A, B and C; (1, 1): it has none."""
+    accumulator: int
+    """Bytes per element of a tile in memory: C's, but 4 for halves, which are summed in float32."""
+    workspace: Callable[[int, int, int], int] = lambda m, n, k: 0
+    """(m, n, k) -> bytes that the kernel takes besides its operands."""
+
+    def classes(self, m: int, n: int, w: int) -> dict[str, int]:
+        """Bytes of a slot by tensor class, for tiles of m x n and panels of w."""
+        of_a, of_b, of_c = (n * (n > 1) for n in map(prod, self.chunks))
+        found = {
+            "accumulator": m * n * self.accumulator,
+            "panels": AHEAD * (m + n) * w * self.itemsize,
+            "tile workspace": self.workspace(m, n, w),
+            "chunk buffers": CHUNK_COPIES * (max(of_a, of_b) + of_c) * self.itemsize,
+        }
+        return found | {"runtime": RUNTIME + sum(found.values()) // 50}
+
+    def memory(self, m: int, n: int, w: int) -> int:
+        """The sum of `classes`: bytes of a slot."""
+        return sum(self.classes(m, n, w).values())
 
 
 @dataclass(frozen=True, repr=False)
 class StreamPlan:
     """What every slot reads, holds and writes, known before anything runs."""
 
-    problem: "Problem"
+    problem: Problem
     cuts: Cuts
     tiles: tuple[tuple[Region, ...], ...]
     """By slot, the tiles of C that are left to it, in this order."""
     ledger: Ledger
-    """Bytes per slot and tensor class."""
 
     @property
     def bytes_read(self) -> int:
         """Bytes that all slots read: of chunked files whole chunks, before compression."""
-        a, b, (_, _, k) = self.problem.a, self.problem.b, self.problem.extents
+        itemsize, (of_a, of_b, _) = self.problem.itemsize, self.problem.chunks
         return sum(
-            a.read_bytes((rows, depth)) + b.read_bytes((depth, columns))
+            read_bytes((rows, depth), of_a, itemsize) + read_bytes((depth, columns), of_b, itemsize)
             for rows, columns in chain.from_iterable(self.tiles)
-            for depth in self.cuts.panels(k)
+            for depth in self.cuts.panels(self.problem.extents[2])
         )
 
     def remaining(self, finished: Collection[Region]) -> "StreamPlan":
-        """The plan of what is left where these tiles are finished."""
         left = (region for region in self.cuts.regions if region not in finished)
         return replace(self, tiles=_dealt(left, len(self.tiles)))
 
@@ -116,57 +129,20 @@ class StreamPlan:
         )
 
 
-@dataclass(frozen=True)
-class Problem:
-    """C = A @ B in files, and what it takes a slot to hold a part of it."""
-
-    a: StorageLayout
-    b: StorageLayout
-    c: StorageLayout
-    accumulator: int
-    """Bytes per element of a tile in memory: C's, but 4 for halves, which are summed in float32."""
-    workspace: Callable[[int, int, int], int] = lambda m, n, k: 0
-    """(m, n, k) -> bytes that the kernel takes for such a product besides its operands."""
-
-    @property
-    def extents(self) -> tuple[int, int, int]:
-        """m, n and k."""
-        return self.a.shape[0], self.b.shape[1], self.a.shape[1]
-
-    def classes(self, m: int, n: int, w: int) -> dict[str, tuple[int, str]]:
-        """Tensor class -> (bytes, formula) of a slot, for tiles of m x n and panels of w."""
-        panels = AHEAD * (m + n) * w * self.a.itemsize
-        chunks = max(self.a.buffer, self.b.buffer) + self.c.buffer
-        found = {
-            "accumulator": (m * n * self.accumulator, "rows x columns x itemsize"),
-            "panels": (panels, f"{AHEAD} (rows + columns) x panel x itemsize"),
-            "tile workspace": (self.workspace(m, n, w), "td.tile.workspace"),
-            "chunk buffers": (chunks, f"{CHUNK_COPIES} chunks read, {CHUNK_COPIES} written"),
-        }
-        arrays = sum(size for size, _ in found.values())
-        return found | {"runtime": (RUNTIME + arrays // 50, "8 MiB + 2 %")}
-
-    def memory(self, m: int, n: int, w: int) -> int:
-        """The sum of `classes`: bytes of a slot."""
-        return sum(size for size, _ in self.classes(m, n, w).values())
-
-
 def plan_stream(problem: Problem, slots: int, memory_limit: int) -> StreamPlan:
-    """The plan with the largest square tiles that ``memory_limit`` bytes a slot allow.
+    """The plan with the largest square tiles, of whole chunks of C, that ``memory_limit`` bytes a
+    slot allow; panels take the rest. Raises DoesNotFitError if not even the smallest tiles fit.
 
-    Tiles are divided evenly among the slots, and whole chunks where C has chunks; panels take the
-    rest of the memory. Raises DoesNotFitError if not even the smallest tiles fit.
-
-    >>> f = StorageLayout((22528, 22528), 4)
-    >>> plan_stream(Problem(f, f, f, accumulator=4), slots=2, memory_limit=1_000_000_000)
+    >>> problem = Problem((22528, 22528, 22528), 4, ((1, 1), (1, 1), (1, 1)), accumulator=4)
+    >>> plan_stream(problem, slots=2, memory_limit=1_000_000_000)
     StreamPlan(4 tiles of up to 11264x11264, panels of 2048: reads 8.12 GB, peak 902.5 MB a slot)
     """
-    m, n, k = problem.extents
-    chunk = lcm(problem.a.chunks[1], problem.b.chunks[0])
+    (m, n, k), (of_a, of_b, of_c) = problem.extents, problem.chunks
+    chunk = lcm(of_a[1], of_b[0])
     for along_k, widest in product((chunk if chunk <= k else 1, 1), (PANEL, 1)):
         if cuts := _largest_tiles(problem, along_k, widest, slots, memory_limit):
             return plan_cuts(problem, cuts, slots, memory_limit)
-    smallest = problem.memory(min(problem.c.chunks[0], m), min(problem.c.chunks[1], n), 1)
+    smallest = problem.memory(min(of_c[0], m), min(of_c[1], n), 1)
     raise DoesNotFitError(
         f"a tile of C and {AHEAD} pairs of panels take at least {format_up(smallest)} a slot, "
         f"allowed are {format_bytes(memory_limit)}; raise memory_limit, or store chunked matrices "
@@ -177,14 +153,9 @@ def plan_stream(problem: Problem, slots: int, memory_limit: int) -> StreamPlan:
 def _largest_tiles(
     problem: Problem, along_k: int, widest: int, slots: int, limit: int
 ) -> Cuts | None:
-    """Cuts that fit, tiles of whole chunks of C and panels of multiples of ``along_k``, ``widest``
-    at first; None if there are none.
-
-    The longer side of a tile is cut once more until it fits and there is a tile for every slot;
-    then its columns, until every slot has as many tiles as any other, if that takes no more than
-    twice as many; then panels, first a quarter of a tile's width, are widened.
-    """
-    (m, n, k), (along_m, along_n) = problem.extents, problem.c.chunks
+    """Cuts that fit, if any: the longer side of a tile is cut until it fits and every slot has one;
+    then columns, up to twice as many, until slots have equally many; then panels are widened."""
+    (m, n, k), (*_, (along_m, along_n)) = problem.extents, problem.chunks
     most_p, most_q = -(-m // along_m), -(-n // along_n)
 
     def tile(p: int, q: int) -> tuple[int, int]:
@@ -217,13 +188,13 @@ def _largest_tiles(
 
 
 def plan_cuts(problem: Problem, cuts: Cuts, slots: int, memory_limit: int) -> StreamPlan:
-    """The plan with these ``cuts``; DoesNotFitError if it needs more than ``memory_limit``."""
+    """The plan with these ``cuts``. DoesNotFitError if it needs more than ``memory_limit``."""
     (tm, tn), tiles = cuts.tile, _dealt(cuts.regions, slots)
     classes = problem.classes(tm, tn, min(cuts.panel, problem.extents[2]))
     ledger = Ledger.of(
-        Row(slot, name, ALWAYS if name in ("accumulator", "panels") else "product", size, formula)
+        Row(slot, name, ALWAYS, size)
         for slot, mine in enumerate(tiles)
-        for name, (size, formula) in classes.items()
+        for name, size in classes.items()
         if mine and size
     )
     if ledger.peak > memory_limit:

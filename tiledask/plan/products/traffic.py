@@ -1,7 +1,4 @@
-"""Bytes and messages between ranks, predicted or counted; and which pieces of blocks must move.
-
-The same list of pieces predicts the traffic and is executed.
-"""
+"""Bytes and messages between ranks; and which pieces of blocks must move, planned and executed."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -86,8 +83,8 @@ class Traffic:
         """Equal to the byte and to the message, for every pair of ranks."""
         if not isinstance(other, Traffic):
             return NotImplemented
-        both = (self.bytes, other.bytes), (self.messages, other.messages)
-        return all(np.array_equal(*pair) for pair in both)
+        same = np.array_equal(self.bytes, other.bytes)
+        return same and np.array_equal(self.messages, other.messages)
 
     def __repr__(self) -> str:
         words = f"{self.total:,} bytes in {self.count} messages among {self.ranks} ranks"
@@ -110,20 +107,12 @@ class Piece:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
         return region_size(self.region)
 
 
 def fetch(tiling: Tiling, rank: int, wanted: Region, keep: tuple[int, ...] = ()) -> list[Piece]:
-    """The pieces of ``wanted`` for a rank, in the order of the ranks that hold them.
-
-    Along replicated axes they come from the rank's own row or column; along partial axes every
-    partial sum comes, or, where they are in ``keep``, the rank's own. Empty pieces are left out.
-
-    >>> t = Tiling((8, 8), (2, 4), (Shard(0), Shard(1)))
-    >>> [(p.source, p.region) for p in fetch(t, 6, ((4, 8), (3, 5)))]
-    [(5, ((4, 8), (3, 4))), (6, ((4, 8), (4, 5)))]
-    """
+    """The pieces of ``wanted`` for a rank, in the order of the ranks that hold them: along copies
+    those of its own row or column, along partial sums all, or its own along axes of ``keep``."""
     found = [(0, tuple((0, n) for n in tiling.shape))]
     for axis, (size, i) in enumerate(zip(tiling.mesh, tiling.coordinates[rank], strict=True)):
         placement, before, found = tiling.placements[axis], found, []
@@ -164,12 +153,11 @@ _NAMES = {
 
 
 def collective(source: Tiling, target: Tiling) -> str:
-    """The collective's name for going from ``source`` to ``target``, or "none" if nothing moves."""
+    """The collective's name for going from ``source`` to ``target``, or "none"."""
     pairs = zip(source.placements, target.placements, strict=True)
     names = (_NAMES.get((type(old), type(new)), "") for old, new in pairs if old != new)
     return "+".join(dict.fromkeys(filter(None, names))) or "none"
 
 
 def traffic_of(ranks: int, pieces: Iterable[Piece], itemsize: int) -> Traffic:
-    """The Traffic of ``pieces`` of ``itemsize`` bytes an element."""
     return Traffic.of(ranks, ((p.source, p.destination, p.size * itemsize) for p in pieces))

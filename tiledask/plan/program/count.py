@@ -89,7 +89,6 @@ def label_of(block: str, microbatch: int) -> str:
 
 
 def call_label(block: str, op: Op) -> str:
-    """What a run calls a message or a collective in a block of this label."""
     if op.kind == "message":
         return block or op.buffer
     return f"{block}/{op['label']}" if block and op["label"] else block or op["label"]

@@ -256,12 +256,13 @@ class TensorLayers:
         of = {name: name.rpartition(".")[2] for name in found}  # wq, bq, ...
         one = len({short[1:] for short in of.values()}) == 1
         names = sorted((n for n in of if one or of[n][-1] in "kv"), key=lambda n: of[n][0] == "b")
-        for ranks, at in columns_of.shared():
+        for ranks, (start, stop) in columns_of.shared():
             if self.rank not in ranks:
                 continue
-            here, mine = columns_of.local(self.rank, at), [found[n] for n in names]
-            columns = tuple((o + here.start, o + here.stop) for o in ((q, q + k) if one else (0,)))
-            each = len(columns) * (here.stop - here.start)
+            here, mine = columns_of.indices(self.rank).tolist(), [found[n] for n in names]
+            at, wide = here.index(start), stop - start
+            columns = tuple((o + at, o + at + wide) for o in ((q, q + k) if one else (0,)))
+            each = len(columns) * wide
             size = sum(each * prod(d.shape[:-1]) for d in mine)
             flat = self.tape.make("columns", mine, "shared", (size,), columns=columns)
             label = f"{unit}/attention/shared kv/backward"
