@@ -56,7 +56,7 @@ class ProductCost:
 
 def cost(plan: ProductPlan, itemsize: int, sum_itemsize: int, rates: MachineRates) -> ProductCost:
     """The predicted seconds of ``plan``; ``sum_itemsize``: bytes of C's elements in sums."""
-    ranks = list[tuple[float, float, float]]()
+    ranks = list[tuple[float, float, float, float]]()
     for rank in range(plan.ranks):
         (m, n, _), multiply, read = plan.extents(rank), 0.0, 0.0
         for panel in plan.panels[rank]:
@@ -68,17 +68,15 @@ def cost(plan: ProductPlan, itemsize: int, sum_itemsize: int, rates: MachineRate
             read += _reading(panel.b, plan.b, rank, itemsize, rates)
         added = sum(p.size for p in plan.partials[rank]) * sum_itemsize
         add = _reading(plan.partials[rank], plan.work, rank, sum_itemsize, rates)
-        ranks.append((multiply, read, add + 2 * added / rates.touch))
-
-    def together(multiply: float, read: float, add: float) -> float:
-        return (max(multiply, read) if rates.overlapped else multiply + read) + add
-
-    multiply, read, add = slowest = max(ranks, key=lambda parts: together(*parts))
+        add += 2 * added / rates.touch
+        together = (max(multiply, read) if rates.overlapped else multiply + read) + add
+        ranks.append((together, multiply, read, add))
+    seconds, multiply, read, add = max(ranks, key=lambda parts: parts[0])
     # where partial sums are added up they are lent too, and each has an anchor (a task) and a sum
     tasks, requests = (3, 3) if plan.sums else (1, 2)
     overhead = tasks * plan.ranks * rates.task + requests * rates.request
-    busy = tuple(multiplying + adding for multiplying, _, adding in ranks)
-    return ProductCost(multiply, read, add, overhead, together(*slowest) + overhead, busy)
+    busy = tuple(multiplying + adding for _, multiplying, _, adding in ranks)
+    return ProductCost(multiply, read, add, overhead, seconds + overhead, busy)
 
 
 def _reading(

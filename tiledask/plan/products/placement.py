@@ -219,7 +219,6 @@ class Tiling:
         return tuple(map(self.region, self.coordinates))
 
     def block_shape(self, at: Sequence[int]) -> tuple[int, ...]:
-        """Shape of the block at ``at``."""
         return self.slice(at).local_shape
 
     def owned(self, rank: int) -> np.ndarray:

@@ -67,7 +67,6 @@ class Algorithm:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The options that it takes."""
         return (*["panel"] * ("{panel}" in self.words), *["grid"] * (self.axes > 0))
 
     def __call__(self, a: Tiling, b: Tiling, **options: Any) -> ProductPlan:
@@ -171,6 +170,7 @@ class Algorithm:
         def moved(grid: tuple[int, ...]) -> tuple[float, bool, tuple[int, ...]]:
             p, q, r = (*grid, 1)[:3]
             received = m * k / (p * r) + k * n / (q * r) + (m * n / (p * q) if r > 1 else 0)
+            # of alike ones 2.5d keeps the mesh's rows: more of A is where it is multiplied
             return received, self.name == "2.5d" and p != a.mesh[0], grid
 
         usable = list(grids(a.ranks, self.axes))
@@ -210,10 +210,16 @@ def moves_nothing(a: Tiling, b: Tiling) -> bool:
 
 
 def grids(ranks: int, axes: int) -> Iterator[tuple[int, ...]]:
-    """Every way to write ``ranks`` as a product of ``axes`` factors, in order."""
+    """Every way to write ``ranks`` as a product of ``axes`` factors, in order.
+
+    >>> list(grids(4, 2))
+    [(1, 4), (2, 2), (4, 1)]
+    """
     if axes == 1:
-        return iter([(ranks,)])
-    return ((first, *rest) for first in divisors(ranks) for rest in grids(ranks // first, axes - 1))
+        yield (ranks,)
+        return
+    for first in divisors(ranks):
+        yield from ((first, *rest) for rest in grids(ranks // first, axes - 1))
 
 
 def _as_they_lie(a: Tiling, b: Tiling) -> list[tuple[Placement, bool]]:

@@ -95,8 +95,7 @@ class ProductPlan:
     @cached_property
     def summed(self) -> tuple[Pieces, ...]:
         """By rank, the partial sums that it reads from other ranks."""
-        pieces = enumerate(self.partials)
-        return tuple(tuple(p for p in mine if p.source != rank) for rank, mine in pieces)
+        return tuple(tuple(p for p in of if p.source != r) for r, of in enumerate(self.partials))
 
     def traffic(self, itemsize: int, sum_itemsize: int | None = None) -> Traffic:
         """Bytes and messages from rank to rank, of operands and of partial sums."""

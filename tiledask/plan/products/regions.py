@@ -41,7 +41,6 @@ def ends_within(region: Region, block: Region) -> Region:
 
 
 def slices(region: Region) -> tuple[slice, ...]:
-    """``region`` as an index."""
     return tuple([slice(start, stop) for start, stop in region])
 
 

@@ -93,7 +93,6 @@ class Problem:
         return found | {"runtime": RUNTIME + sum(found.values()) // 50}
 
     def memory(self, m: int, n: int, w: int) -> int:
-        """The sum of `classes`: bytes of a slot."""
         return sum(self.classes(m, n, w).values())
 
 
