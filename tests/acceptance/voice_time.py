@@ -32,6 +32,13 @@ IDLE = [
             "1 - used, ask 12": lambda voice: 1 - ask(12, "utilisation")(voice),
             "1 - used, ask 17": lambda voice: 1 - ask(17, "planned")(voice),
             "1 - used, ask 25": lambda voice: 1 - ask(25, "busy")(voice),
+            "program": said(
+                lambda: (
+                    td.program(td.schedule("1f1b", 4, 8))
+                    .timeline({"F": 1.0, "B": 2.0})
+                    .bubble_fraction
+                )
+            ),
         },
         {
             "formula, overhead": (

@@ -76,6 +76,7 @@ def program(given: dict[str, Any]) -> Any:
     text = str(found)
     return {
         "text": text if given["name"] == "1f1b" and found.ranks == 2 else digest(text),
+        "read_back": str(td.Program.from_text(found.to_text())) == text,
         "sent": list(found.traffic.sent),
         "received": list(found.traffic.received),
         "messages": list(found.traffic.messages),

@@ -164,6 +164,23 @@ def _schedule():
     return seeds, read
 
 
+def _program():
+    from tiledask.plan.program.program import Program
+
+    seeds = [
+        td.program(td.schedule("1f1b", 2, 2), block_bytes=16).to_text(),
+        td.program(td.schedule("zb-h1", 3, 3), block_bytes=16).to_text(),
+    ]
+
+    def read(path: Path, given: str) -> None:
+        program = Program.from_text(given)
+        _shown(program)
+        program.check()
+        _shown(program.traffic, program.memory)
+
+    return seeds, read
+
+
 def _sizes():
     from tiledask.plan.units import parse_bytes
 
@@ -396,6 +413,7 @@ READERS = {
     "chrome trace": _chrome,
     "csv trace": _csv,
     "schedule": _schedule,
+    "program": _program,
     "size": _sizes,
     "text": _text,
     "images": _images,

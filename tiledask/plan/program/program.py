@@ -3,6 +3,7 @@
 td.program(schedule)  -->  check      what is missing, out of order, or waited for in a circle
 made from shapes           traffic    bytes and messages between ranks: counted
                            memory     what each rank holds: weighed
+                           timeline   when everything happens: timed
                            (run)      arrays: tiledask.run_program
 
 program gpipe
@@ -12,20 +13,50 @@ of rank 0: x1 8 B, kept0 1 B           what its buffers have
     x1 kept0 = do forward
 
 An op is    [WRITES =] [do] NAME [READS] [to PEER | from PEER [along AXIS]] [{ARGS}] [@STREAM]
+A schedule's program is read back; those with state and collectives are for reading only.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
+from itertools import chain
+from typing import Any, Self
 
+from tiledask.errors import ProgramError, short
 from tiledask.plan.ledger import Ledger
+from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
+from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.program.count import count, memory
-from tiledask.plan.program.ops import ProgramData
+from tiledask.plan.program.ops import (
+    COMPUTE_STREAM,
+    Op,
+    Order,
+    ProgramData,
+    ProgramRole,
+    Step,
+    action_of,
+    message,
+)
 from tiledask.plan.program.walk import Walk
 
 __all__ = ["Program"]
+
+_RANKS = r"\d{1,8}(?: \d{1,8})*"
+_SIZE = r" ?(\S+) (\d{1,18}) B"
+_LINE = re.compile(
+    rf"program ?(?P<program>.*)|rank (?P<ranks>{_RANKS}):(?P<steps>.*)"
+    rf"|of rank (?P<role>{_RANKS}):(?P<sizes>(?:{_SIZE},?)*)|(?P<block>\d{{1,8}}[FBIW]'*)"
+    r"|(?:(?P<writes>[^=]+?) = )?do (?P<kernel>[^\s={@]+)(?P<reads>(?: [^\s={@]+)*)"
+    r"|(?:send (?P<sent>\S+) to|(?P<came>\S+) = recv from) (?P<peer>\d{1,8})(?: @(?P<stream>\S+))?"
+)
+_STEP = re.compile(r"(\(?)([^\s().]+)\.(\d{1,9})\)?")
+_USUAL_LINES = (
+    "'rank 0: 0F.0', 'of rank 0: x1 8 B' before its blocks, and in them 'y = do kernel x', "
+    "'send x to 1' or 'x = recv from 0'"
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,6 +79,8 @@ class Program(ProgramData):
     >>> program = td.program(td.schedule("gpipe", 2, 1), block_bytes=8).check()
     >>> program.traffic.sent, program.memory.per_place
     ((8, 8), {0: 9, 1: 9})
+    >>> program.timeline({"F": 1.0, "B": 2.0}, latency=0.5).makespan
+    7.0
     """
 
     def check(self) -> Self:
@@ -55,8 +88,16 @@ class Program(ProgramData):
 
         Raises ProgramError for the first fault: a buffer that is read before it is written on its
         rank, written twice for a micro-batch, or never read; a message that nobody takes or sends,
-        or that is of another size at its other end; ranks that wait for each other in a circle.
-        """
+        or that is of another size at its other end; a collective that a member leaves out, or
+        makes otherwise; ranks that wait for each other in a circle.
+
+        >>> import tiledask as td
+        >>> text = td.program(td.schedule("1f1b", 2, 2)).to_text()
+        >>> td.Program.from_text(text.replace("send x1 to 1 @to_1", "")).check()
+        Traceback (most recent call last):
+            ...
+        tiledask.errors.ProgramError: deadlock: turn 2 of rank 0, 0B.0: 'dx1 = recv from 1 @from_1' waits for rank 1; turn 0 of rank 1, 1F.0: 'x1 = recv from 0 @from_0' waits for rank 0, which never sends it to rank 1
+        """  # noqa: E501
         Walk(self).go()
         return self
 
@@ -69,6 +110,34 @@ class Program(ProgramData):
     def memory(self) -> Ledger:
         """What each rank holds at its fullest moment, as its order goes on."""
         return memory(self)
+
+    def timeline(self, seconds: Mapping[str, Any], latency: Any = 0.0) -> Timeline:
+        """When the actions of a schedule's program happen.
+
+        ``seconds``: by kind, F, B, I or W, as `td.simulate` takes them; so is ``latency``. Raises
+        ProgramError for a program that is wrong or has other blocks than actions, and for a kind
+        without seconds.
+        """
+        self.check()
+        orders = [
+            [Action(*action_of(step.block), step.microbatch) for step in steps]
+            for steps in self.orders
+        ]
+        there = {action.kind for order in orders for action in order}
+        if not there or not there <= {*KINDS} & {*seconds}:
+            raise ProgramError(
+                f"a timeline is of a schedule's program, and takes seconds of its kinds of actions "
+                f"({', '.join(KINDS)}); got blocks of {', '.join(sorted(there)) or 'no kind'} and "
+                f"seconds of {', '.join(seconds) or 'none'}"
+            )
+        steps = chain.from_iterable(self.orders)
+        pairs = [Action(*action_of(step.block), step.microbatch) for step in steps if step.paired]
+        rank_of = {(a.stage, a.microbatch): n for n, order in enumerate(orders) for a in order}
+        stages, microbatches = (range(1 + max(numbers)) for numbers in zip(*rank_of, strict=True))
+        places = [[rank_of.get((s, i), 0) for s in stages] for i in microbatches]
+        schedule = Schedule.of(orders, places, self.name, pairs)
+        forward, backward, *halves = map(seconds.get, "FBIW")
+        return simulate(schedule, 0.0 if forward is None else forward, backward, latency, *halves)
 
     # -- text ---------------------------------------------------------------------------------
 
@@ -117,6 +186,50 @@ class Program(ProgramData):
             text += [f"  {name}", *(f"    {op!r}" for op in block)]
         return "\n".join(text)
 
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """The program of a schedule that ``text`` says. Raises ProgramError for a line that it
+        cannot read.
+
+        >>> import tiledask as td
+        >>> text = td.program(td.schedule("zb-h1", 3, 4), block_bytes=16).to_text()
+        >>> td.Program.from_text(text).to_text() == text
+        True
+        """
+        name, roles = "", list[ProgramRole]()
+        steps, role_of = dict[int, str](), dict[int, int]()
+        for number, line in enumerate(map(str.strip, text.splitlines()), 1):
+            if not line:
+                continue
+            found = _LINE.fullmatch(line)
+            here = map(int, (found["ranks"] or found["role"] or "").split()) if found else ()
+            if found and found["program"] is not None:
+                name = found["program"]
+            elif found and found["ranks"]:
+                steps |= dict.fromkeys(here, found["steps"])
+            elif found and found["role"]:
+                role_of |= dict.fromkeys(here, len(roles))
+                sizes = re.findall(_SIZE, found["sizes"])
+                roles.append(ProgramRole({}, {name: int(size) for name, size in sizes}))
+            elif found and found["block"] and roles:
+                roles[-1].blocks[line] = ()
+            elif found and not found["block"] and roles and roles[-1].blocks:
+                block = [*roles[-1].blocks][-1]
+                roles[-1].blocks[block] += (_op(found),)
+            else:
+                words = f"line {number} cannot be read: {short(line)}; write {_USUAL_LINES}"
+                raise ProgramError(words)
+        ranks = range(len(steps))
+        if not steps or sorted(steps) != [*ranks] or not set(steps) <= set(role_of):
+            raise ProgramError(
+                f"ranks are numbered from 0, and each has parts ('of rank ...'); got lines of "
+                f"ranks {sorted(steps)} and parts of {sorted(role_of)}"
+            )
+        numbers = tuple(role_of[rank] for rank in ranks)
+        orders = {(numbers[r], steps[r]): _order(steps[r], roles[numbers[r]], r) for r in ranks}
+        given = tuple(orders[numbers[r], steps[r]] for r in ranks)
+        return cls(tuple(roles), given, numbers, name)
+
     __str__ = to_text
 
     def __repr__(self) -> str:
@@ -126,3 +239,24 @@ class Program(ProgramData):
 
 def _sizes(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {size} B" for name, size in sizes.items())
+
+
+def _order(text: str, role: ProgramRole, rank: int) -> Order:
+    found = []
+    for word in text.split():
+        match = _STEP.fullmatch(word)
+        if not match or match[2] not in role.blocks:
+            raise ProgramError(
+                f"rank {rank} has no part {short(word)}; write a part and its frame, as in 0F.3; "
+                f"its parts are {', '.join(role.blocks)}"
+            )
+        found.append(Step(match[2], int(match[3]), bool(match[1])))
+    return tuple(found)
+
+
+def _op(found: re.Match[str]) -> Op:
+    if buffer := found["sent"] or found["came"]:
+        kind, stream = "send" if found["sent"] else "recv", found["stream"] or COMPUTE_STREAM
+        return message(kind, buffer, int(found["peer"]), 0, stream)
+    writes = tuple((found["writes"] or "").split())
+    return Op(found["kernel"], tuple(found["reads"].split()), writes)
