@@ -132,24 +132,6 @@ def test_seconds_tokens_and_mfu_stand_with_a_verdict_and_only_with_a_yes(answers
     assert (shown.code, "step" in facts, "tokens/s" in shown.words) == (1, False, False)
 
 
-def test_bytes_of_each_axis(answers):
-    shown, facts = answers("fit gpt2 8xH100 --dp 2 --tp 2 --pp 2 --microbatches 4 --sequence 1024")
-    stream = 1024 * 768 * 2  # activations of a micro-batch, 2 B each
-    rows = 25_129 * 768  # of the table's 50,257 words, half rounded up
-    layer = 3_546_240  # numbers of a layer on one of 2 slices
-    assert facts["step"]["bytes"] == {
-        # 6 layers x 4 sums x 4 micro-batches and the head's 4, each 2 (1/2) of its bytes; the loss
-        # sums three numbers of 4 B a token
-        "tp": 100 * stream + 4 * 1024 * 3 * 4,
-        # 4 micro-batches one way, and the tied table's gradients summed with the other stage's
-        "pp": 4 * stream + rows * 2,
-        # the first stage's gradients, 2 (1/2) of them: table, 1,024 positions, 6 layers
-        "dp": 2 * (rows + 1024 * 768 + 6 * layer),
-    }
-    for size in ("157.3 MB", "44.89 MB", "82.73 MB"):
-        assert size in shown.words
-
-
 # --- assumptions --------------------------------------------------------------------------------
 
 

@@ -24,11 +24,11 @@ from tiledask.lab.accuracy import PublishedRun, model_of, published_runs
 from tiledask.plan.data import data_file, shipped_json
 from tiledask.plan.fitting.activations import layer_bytes
 from tiledask.plan.fitting.overhead import overhead_of
-from tiledask.plan.inputs.hardware import load_cluster, load_device
+from tiledask.plan.inputs.hardware import load_cluster
 from tiledask.plan.inputs.recipes import load_recipe, state_bytes
 from tiledask.plan.judged import MARKS
 from tiledask.plan.tables import Console, Table
-from tiledask.plan.timing.calibration import calibration_of, frameworks, holds, uncounted
+from tiledask.plan.timing.calibration import holds, uncounted
 
 GROUPS: dict[str, dict[str, Any]] = shipped_json("published", "groups.json")
 """By key: the name, the goal, what a reader must know; of bytes also what devices show beside the
@@ -219,10 +219,10 @@ def _note(run: PublishedRun) -> str:
 
 @cache
 def fitted_keys() -> frozenset[str]:
-    """Runs that the constants of a device or a program were fitted to."""
-    device, recipe = load_device("A100-80GB"), load_recipe("mixed-adam-16")
-    known = (calibration_of(device, recipe, framework=name) for name in frameworks())
-    return frozenset(key for each in known for key in each.calibrated)
+    """Runs that the constants of a program were fitted to."""
+    files = data_file("calibration", "framework").glob("*.json")
+    known = (json.loads(path.read_text("utf-8")) for path in files)
+    return frozenset(key for each in known for key in each.get("fitted", ()))
 
 
 def ranking() -> PublishedGroup:

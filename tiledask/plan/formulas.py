@@ -12,7 +12,7 @@ from tiledask.plan.fitting.states import minimum_devices, zero3_minimum_degree
 from tiledask.plan.inputs.recipes import state_bytes
 from tiledask.plan.pipelines.closed_form import bubble_fraction, bubble_overhead, lower_bound
 from tiledask.plan.products.product import grids
-from tiledask.plan.timing.checkpointing import checkpoint_interval, checkpointing
+from tiledask.plan.timing.budget import checkpoint_interval, checkpointing
 
 __all__ = ["bubble_fraction", "bubble_overhead", "checkpoint_interval", "checkpointing"]
 __all__ += ["grids", "lower_bound", "minimum_devices", "state_bytes", "zero3_minimum_degree"]

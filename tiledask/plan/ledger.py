@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from tiledask.plan import html
-from tiledask.plan.frames import frame
 from tiledask.plan.units import format_bytes
 
 __all__ = ["ALWAYS", "Ledger", "Row"]
@@ -99,10 +98,6 @@ class Ledger:
     def to_dict(self) -> dict[str, Any]:
         """The peak of every place and every row, as plain values for JSON."""
         return {"per_place": self.per_place, "rows": [vars(row) for row in self.rows]}
-
-    def to_frame(self) -> Any:
-        """A row each: place, tensor, moment, bytes, formula, source."""
-        return frame([vars(row) for row in self.rows], [field.name for field in fields(Row)])
 
     def __repr__(self) -> str:
         if not self.rows:

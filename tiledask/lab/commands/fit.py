@@ -1,5 +1,5 @@
-"""`tiledask fit`: of a layout whether it fits, how fast it is, what it moves; of a model alone the
-best layouts of a cluster, or what would fit. `tiledask plan`: every layout, ranked; the fewest
+"""`tiledask fit`: of a layout whether it fits and how fast it is; of a model alone the best layouts
+of a cluster, or what would fit. `tiledask plan`: every layout, ranked; the fewest
 devices that do.
 """
 
@@ -92,7 +92,7 @@ def _best(request: Request) -> Run:
     yield from [TIGHT] * (first.verdict == "tight")
     yield plan_table(few, "the fastest of each dp, tp, pp and cp")
     again = request.command(devices, first.layout)
-    yield f"the first one; as typed here it shows the bytes that each axis moves, too:\n  {again}"
+    yield f"the first one:\n  {again}"
     yield from extras
     if args.explain:
         yield from (*request.sources, plans.told_apart, *step.printed(), saving.line)
@@ -100,7 +100,7 @@ def _best(request: Request) -> Run:
 
 
 def _one_layout(request: Request) -> Run:
-    """Does it fit; how fast is it, what does it move; what would fit."""
+    """Does it fit; how fast is it; what would fit."""
     args = request.args
     fit = td.fits(*request.run, **request.by, cached=getattr(args, "cached", 0))
     recipe = fit.memory.recipe  # by the framework that was named
@@ -112,8 +112,6 @@ def _one_layout(request: Request) -> Run:
     extras = [*request.extras(step, saving, result)]  # a mistake in them is the answer
     yield from request.assumed
     yield from fit.printed(step.line if step is not None else "")
-    if step is not None and step.bytes_table is not None:
-        yield step.bytes_table
     yield from extras
     result |= {"imported": request.read} if request.read else {}
     if args.explain:

@@ -168,7 +168,7 @@ def _lines(fit: Fit) -> Iterator[tuple[str, bool, str]]:
     if layout.recompute != "none":
         share = f"{100 * step.recompute / total:.1f} % of a step computes activations again"
         yield "recomputation", True, f"{share} ({layout.recompute})"
-    work = f"MFU {100 * step.mfu:.1f} %: {step.flops.model:.3g} FLOP in {format_seconds(total)}"
+    work = f"MFU {100 * step.mfu:.1f} %: {step.flops:.3g} FLOP in {format_seconds(total)}"
     where = f"on {layout.devices} x {cluster.device.name}; below 30 % is a fault"
     yield "utilisation", step.mfu >= 0.3, f"{work} {where}"
 

@@ -18,8 +18,8 @@ from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import CPU, NVME, Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run, check_trains, more_tp
 from tiledask.plan.tables import Part, Printable
+from tiledask.plan.timing.budget import Checkpointing, checkpointing
 from tiledask.plan.timing.calibration import calibration_of, holds, uncounted
-from tiledask.plan.timing.checkpointing import Checkpointing, checkpointing
 from tiledask.plan.timing.step import StepEstimate, estimate_step
 from tiledask.plan.units import format_bytes
 from tiledask.plan.whole import whole_number

@@ -6,7 +6,5 @@ step_time.py        the same as plain formulas, for thousands of layouts at once
 layer_time.py       one layer on one device
   roofline.py         a matrix product by its shape; passes over memory
 collective_time.py  collectives among ranks that sit in nodes
-flops.py            FLOP that the model needs, and that hardware is made to do
-budget.py           days, device-hours and money of a training
-checkpointing.py    how often to save, so that savings and losses cost least
+budget.py           days, device-hours and money of a training; how often to save
 """

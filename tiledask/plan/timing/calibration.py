@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tiledask.errors import ConfigError, short
-from tiledask.plan.data import names, read, read_named
+from tiledask.plan.data import read, read_named
 from tiledask.plan.inputs.hardware import Device
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.inputs.run import precision_of
 from tiledask.plan.timing.roofline import Rates
 
-__all__ = ["Calibration", "Holds", "calibration_of", "frameworks", "holds", "uncounted"]
+__all__ = ["BESIDE", "Calibration", "Holds", "calibration_of", "holds", "uncounted"]
 
 OTHER = "other"
 """The entry of a file for devices that it does not name."""
@@ -45,9 +45,8 @@ class Holds(NamedTuple):
     # of gradients that are added up already, and the head's input, where the sequence is cut
     keeps_buffers: int = 0
     keeps_sent: int = 0  # what a stage sends, until its gradient comes (torch's stage.py)
-    # that the caching allocator holds and nobody uses, and the libraries' workspaces: with the
-    # other named ones 7.5 GB, which every second row of the BLOOM-176B engineering log that ran
-    # shows beyond the estimate (least squares of the relative error)
+    # that the caching allocator holds and nobody uses, and the libraries' workspaces: fitted to
+    # every second row of the BLOOM-176B engineering log that ran
     allocator_bytes: int = 2_950_000_000
     # parameters that ZeRO-3 gathers ahead at most, where it gathers weight by weight, and whose
     # gradients wait in a bucket at most; 0: it gathers a layer
@@ -101,7 +100,6 @@ class Calibration:
     casts: float  # passes of 4 bytes over each input and output gradient of a product in 8 bits
     # -- of all together
     errors: dict[str, float]  # relative ones, that add up in quadrature to that of an estimate
-    calibrated: tuple[str, ...] = ()  # published cases that the shares were fitted to
     # field of a layout -> the values that the program runs; what it does not name is free
     runs: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     trains: str = "mixed-adam-16"  # the recipe that the program trains with
@@ -112,26 +110,22 @@ class Calibration:
         return f"{self.device} x {self.kernel} x {self.framework}"
 
     def __repr__(self) -> str:
-        scaled = f"times {self.scale:.4g}, within {100 * self.error:.0f} %"
-        return f"Calibration({self.name} ({self.why}), {scaled})"
+        error = 100 * hypot(*self.errors.values())
+        return (
+            f"Calibration({self.name} ({self.why}), times {self.scale:.4g}, within {error:.0f} %)"
+        )
 
     @property
     def usual(self) -> bool:
         """Whether nobody named the framework: it is the device's usual one."""
         return self.why.startswith("the default")
 
-    @property
-    def error(self) -> float:
-        """Relative: its errors in quadrature."""
-        return hypot(*self.errors.values())
-
     def holding(self, recipe: Recipe) -> Recipe:
-        """``recipe``, whose memory is then that of this framework."""
+        """``recipe`` with the memory of this framework."""
         return replace(recipe, framework=self.framework, usual=self.usual)
 
     def rates(self, device: Device, recipe: Recipe, width: int = 0) -> Rates:
-        """What ``device`` reaches in numbers of ``width`` bytes (default: those that ``recipe``
-        computes with); the attention core is as wide as the activations."""
+        """What ``device`` reaches in numbers of ``width`` bytes, by default activations'."""
         precision = precision_of(device, recipe, width or recipe.compute_bytes)
         core = device.peak(precision_of(device, recipe, recipe.compute_bytes))
         share = self.product_share.get(precision, self.product_share["bf16"])
@@ -179,18 +173,12 @@ def _plain(given: Any) -> Any:
 
 @cache
 def _file(kind: str, name: str) -> dict[str, Any]:
-    """The shipped file ``name`` of "device", "kernel" or "framework"; an error where none is. Of a
-    framework with all of the one that it is ``like``, but for what that was fitted to."""
+    """A shipped file; of a framework with all of the one that it is ``like``, but what it fits."""
     own = dict(_plain(read_named(f"calibration/{kind}", name).values))
     if "like" not in own:
         return own
     like = _file(kind, own["like"])
     return like | {"fitted": ()} | own | {"memory": like.get("memory", {}) | own.get("memory", {})}
-
-
-def frameworks() -> tuple[str, ...]:
-    """Names of the shipped frameworks."""
-    return names("calibration/framework")
 
 
 @cache
@@ -205,7 +193,7 @@ def holds(framework: str) -> Holds:
 
 
 def uncounted(framework: str) -> str:
-    """What runs by ``framework`` saved of memory that no ledger counts; mostly nothing."""
+    """What runs by ``framework`` saved of memory that no ledger counts."""
     return str(_file("framework", framework).get("uncounted", "")) if framework else ""
 
 
@@ -222,11 +210,9 @@ def _joined(device: str, framework: str, why: str, kind: str) -> Calibration:
     every |= {"device": device, "kernel": kernel, "framework": framework, "why": why}
     every |= {
         "errors": {"framework": of_framework["errors"][kind], "device": of_device["error"]},
-        "calibrated": (*of_device.get("fitted", ()), *of_framework.get("fitted", ())),
         "runs": {key: values for key, values in runs.items() if key != "from"},
     }
-    known = {each.name for each in fields(Calibration)}
-    return Calibration(**{key: value for key, value in every.items() if key in known})
+    return Calibration(**{n.name: every[n.name] for n in fields(Calibration) if n.name in every})
 
 
 # --- whose numbers --------------------------------------------------------------------------------
@@ -239,13 +225,12 @@ def calibration_of(
     framework: str | None = None,
     mixture: bool = False,
 ) -> Calibration:
-    """The numbers that a run on ``device`` is estimated with.
+    """The numbers that a run on ``device`` is estimated with; ``why`` says whose they are.
 
     ``calibration``: one that was made (`tiledask.calibrate`), or the path of a saved one.
     ``framework``: a name in data/calibration/framework; by default the one that the recipe is
-    written after, else the one that the device was calibrated with; ``why`` says which it is.
-    The one rule of seconds and memory. ConfigError for a recipe that casts to a width that
-    ``device`` has no units for.
+    written after, else the one that the device was calibrated with. ConfigError for a recipe that
+    casts to a width that ``device`` has no units for.
 
     >>> from tiledask.plan.inputs.hardware import load_device
     >>> from tiledask.plan.inputs.recipes import load_recipe
@@ -275,7 +260,7 @@ def calibration_of(
 
 
 def _given(device: Device, calibration: Calibration | str | os.PathLike[str]) -> Calibration:
-    """The calibration that was made, or that the file has; refuses one of another device."""
+    """The calibration that was made, or that the file has."""
     if isinstance(calibration, str | os.PathLike):
         given = read(calibration)
         saved = given.record(_Saved)

@@ -31,8 +31,7 @@ def members(size: Values, stride: Values, cluster: ClusterSpec) -> Values:
 def bandwidth(
     size: Values, stride: Values, cluster: ClusterSpec, own_adapter: bool = False
 ) -> Values:
-    """Bytes/s at which each member of the group passes a ring's data on; through its own adapter
-    alone where a program builds one ring of all."""
+    """Bytes/s at which each member passes a ring's data on; through its own adapter if one ring."""
     here = members(size, stride, cluster)
     within, between = cluster.within_node.reached, cluster.between_nodes.reached
     shared = between if own_adapter else np.minimum(within, here * between)
@@ -40,8 +39,7 @@ def bandwidth(
 
 
 def latency(size: Values, stride: Values, cluster: ClusterSpec, ring: bool = False) -> Values:
-    """Seconds that a message of no bytes takes through the group: up a tree of the devices of a
-    node, then up one of nodes, or round all of them."""
+    """Seconds of a message of no bytes: up a tree in a node, up one of nodes or round them."""
     here = members(size, stride, cluster)
     nodes = np.maximum(size / here, 1)
     hops = nodes - 1 if ring else np.ceil(np.log2(nodes))
@@ -81,11 +79,9 @@ def exchange(
     share: float,
     most_nodes: float,
 ) -> Values:
-    """Seconds in which ranks send ``token`` bytes each, ``copies`` times over, to experts on
-    ``size`` ranks: an all-to-all at ``share`` of the links' bandwidth. ``most_nodes``: a token
-    crosses to a node once, and to so many at most, where the program sends it so (DeepEP, and
-    DeepSeek-V3's routing); 0: each copy crosses by itself.
-    """
+    """Seconds of an all-to-all at ``share`` of the links' bandwidth: ranks send ``token`` bytes
+    each, ``copies`` times over, to experts on ``size`` ranks. ``most_nodes``: a token crosses to a
+    node once, and to so many at most (DeepEP, DeepSeek-V3); 0: each copy crosses by itself."""
     here = members(size, stride, cluster)
     nodes = size / here
     inside = token * copies * (here - 1) / size / (share * cluster.within_node.bytes_per_second)
@@ -102,21 +98,15 @@ def exchange(
 def p2p(moved: Values, size: Values, stride: Values, cluster: ClusterSpec) -> Values:
     """Seconds from one member of the chain to the next; between nodes if any link is."""
     near, far = cluster.within_node, cluster.between_nodes
-    seconds = np.where(
-        members(size, stride, cluster) >= size,
-        moved / near.reached + near.latency,
-        moved / far.reached + far.latency,
-    )
+    here, there = (moved / link.reached + link.latency for link in (near, far))
+    seconds = np.where(members(size, stride, cluster) >= size, here, there)
     return np.where(np.asarray(size) > 1, seconds, 0.0)
 
 
 def zero_passes(zero: Values, microbatches: Values = 1) -> tuple[Values, Values]:
     """(of gradients, of weights): how often a step of a stage of ZeRO moves all of them through a
-    ring, numbers or columns. Each time every rank sends (n-1)/n of the bytes, in a reduce-scatter
-    or an all-gather; an all-reduce is one of each.
-
-    From ZeRO-2 on the gradients are summed, and in ZeRO-3 the weights gathered twice, for every
-    micro-batch (Rajbhandari et al. 2020, arXiv:1910.02054, section 7).
+    ring: an all-reduce twice. From ZeRO-2 on the gradients are summed, and in ZeRO-3 the weights
+    gathered twice, for every micro-batch (Rajbhandari et al. 2020, arXiv:1910.02054, section 7).
 
     >>> [tuple(map(int, zero_passes(zero, microbatches=8))) for zero in range(4)]
     [(2, 0), (1, 1), (8, 1), (8, 16)]

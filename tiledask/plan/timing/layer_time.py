@@ -43,8 +43,8 @@ def products(weights: tuple[Weight, ...]) -> list[tuple[Weight, ...]]:
 
 
 def shape_of(product: tuple[Weight, ...], tp: Values) -> tuple[Values, Values]:
-    """(k, n) of matrices that multiply the same vectors, as one product [tokens, k] x [k, n], on
-    one of ``tp`` devices: rows cut k, columns cut n, whole ones neither."""
+    """(k, n) on one of ``tp`` devices, of matrices that multiply the same vectors: rows cut k,
+    columns cut n, whole ones neither."""
     first = product[0]
     units = [ceil_div(w.units, tp) if w.split else w.units for w in product]
     if first.row:
@@ -87,15 +87,13 @@ class LayerTime:
 
     @property
     def expert_tokens(self) -> Values:
-        """Tokens that come to the experts of the fullest device, for each of its own tokens and
-        each of a token's experts."""
+        """Tokens that come to the fullest device's experts, for each own token and its experts."""
         share: Values = self.model.imbalance * self.n.expert_slices / self.n.tp
         return share
 
     def weight_products(self, weights: tuple[Weight, ...]) -> Array:
-        """Seconds of all products with weights. Those of experts are small: what reads and writes
-        their weights comes on top. Operands of 8 bits are cast in passes of 4 bytes over each
-        input, forward, and each output's gradient, backward."""
+        """Seconds of all products with weights. Experts' are small: moving their weights comes on
+        top. Operands of 8 bits are cast in passes over inputs, forward, and gradients, backward."""
         n, recipe, width = self.n, self.recipe, self.recipe.operand_bytes
         rates = self.calibration.rates(self.cluster.device, recipe, width)
         casts = self.calibration.casts if recipe.product_bytes else 0.0
@@ -120,10 +118,9 @@ class LayerTime:
     ) -> Array:
         """Seconds of [rows, k] x [k, n], there and back.
 
-        The weight's gradient is added to those of earlier micro-batches: by a kernel of its own,
-        which reads two and writes one, where they are as wide as the product's numbers; else, or
-        where the framework does so, by the product itself (Megatron-LM's fused accumulation of
-        fp32 gradients). Frozen weights have none."""
+        The weight's gradient, if not frozen, is added to those of earlier micro-batches: by a
+        kernel that reads two and writes one, where they are as wide as the product's numbers; else,
+        or where the framework does so, by the product itself (as Megatron-LM's fp32 gradients)."""
         there = gemm_seconds(rows, k, n, rates, width, batch)
         back = gemm_seconds(rows, n, k, rates, width, batch)
         if gradient := self.recipe.gradient_bytes:
@@ -139,12 +136,10 @@ class LayerTime:
     def attention_core(self) -> Array:
         """Seconds of scores, softmax and context: a piece of the sequence against all of it.
 
-        Without flash attention: two batched products over all keys, masked or not, and the scores
-        read and written by softmax (2 passes forward, 3 backward) and by dropout (2 passes and a
-        mask of one byte, each way). With it: one kernel that skips what the mask hides, and
-        that computes the scores again backward: 5 products for the 2 of the forward pass (Dao 2023,
-        arXiv:2307.08691, section 3.1).
-        """
+        Without flash attention: two batched products over all keys, and passes over the scores,
+        softmax's (2 forward, 3 backward) and dropout's (2 and a mask of one byte, each way). With
+        it: one kernel that skips what the mask hides, and computes the scores again backward: 5
+        products for the 2 of the forward pass (Dao 2023, arXiv:2307.08691, section 3.1)."""
         n, model, rates, width = self.n, self.model, self.rates, self.width
         queries, keys = ceil_div(self.sequence, n.cp), self.sequence
         batch = n.microbatch * ceil_div(model.heads, n.tp)
@@ -193,20 +188,19 @@ class LayerTime:
         return self.width * (stream + inside * self.tokens) / self.rates.memory
 
     def adapter_passes(self, weights: tuple[Weight, ...]) -> Array:
-        """Seconds of low-rank adapters, limited by memory: beside a product [t, k] x [k, n] its
-        input is read, and the adapter's output written and added, k + 4 n numbers a token forward,
-        and 4 k + 2 n backward."""
-        adapters, moved = self.recipe.adapters, np.zeros((2, 1))
-        for weight in weights if adapters else ():
-            if weight.inputs and weight.name in adapters.matrices:  # type: ignore[union-attr]
-                k, n = shape_of((weight,), self.n.tp)
-                moved = moved + weight.active * stacked(k + 4 * n, 4 * k + 2 * n)
+        """Seconds of low-rank adapters, limited by memory: beside a product [t, k] x [k, n] they
+        move k + 4 n numbers a token forward, and 4 k + 2 n backward."""
+        matrices = self.recipe.adapters.matrices if self.recipe.adapters else ()
+        moved = np.zeros((2, 1))
+        for weight in (w for w in weights if w.inputs and w.name in matrices):
+            k, n = shape_of((weight,), self.n.tp)
+            moved = moved + weight.active * stacked(k + 4 * n, 4 * k + 2 * n)
         return self.width * self.tokens * moved / self.rates.memory
 
     def logits(self) -> Array:
-        """Seconds of the logits and of the cross-entropy: the product, and passes over
-        single-precision logits: cast, maximum, exponential, sum and quotient forward (24 + width
-        bytes a logit), gradient and cast backward (12 + width); a fused loss does a part."""
+        """Seconds of logits and cross-entropy: the product, and passes over fp32 logits: cast,
+        maximum, exponential, sum and quotient forward (24 + width bytes a logit), gradient and cast
+        backward (12 + width); a fused loss does a part."""
         columns = ceil_div(self.model.vocab, self.n.tp)
         passed = self.calibration.loss_passes * stacked(24 + self.width, 12 + self.width)
         product = self.product(self.tokens, self.model.hidden, columns, self.rates, self.width)

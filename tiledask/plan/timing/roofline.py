@@ -41,11 +41,7 @@ def ceil_div(a: Size, b: Size) -> Size:
 
 
 def gemm_bytes(m: Values, k: Values, n: Values, width: int = 2, batch: Values = 1) -> Values:
-    """Bytes of both operands and the result, each moved once.
-
-    >>> gemm_bytes(2, 3, 4)
-    52.0
-    """
+    """Bytes of both operands and the result, each moved once."""
     return width * batch * (1.0 * m * k + 1.0 * k * n + 1.0 * m * n)
 
 
@@ -79,9 +75,8 @@ def gemm_seconds(
 
 
 def halvings(*sizes: Values) -> Values:
-    """How often 32 is halved until it divides all ``sizes``: rows that do not begin on a border
-    of so many numbers are read in smaller pieces (NVIDIA, Matrix Multiplication Background User's
-    Guide, section 2.2; Anthony et al. 2024, arXiv:2401.14489, section 3).
+    """How often 32 is halved until it divides all ``sizes``: rows that begin on no such border
+    are read in smaller pieces (Anthony et al. 2024, arXiv:2401.14489, section 3).
 
     >>> [int(halvings(14400, columns)) for columns in (4096, 7200, 1800, 150)]
     [0, 0, 2, 4]

@@ -20,28 +20,20 @@ from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run, check_timed, check_trains, chunk_kinds
-from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, layout_schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.timing.calibration import Calibration, calibration_of
-from tiledask.plan.timing.step_estimate import StepEstimate, StepRow
+from tiledask.plan.timing.step_estimate import StepEstimate
 from tiledask.plan.timing.step_time import PIECE, StepTime
 
-__all__ = [
-    "StepEstimate",
-    "StepRow",
-    "calibrate",
-    "estimate_step",
-    "estimate_steps",
-    "pipeline_seconds",
-]
+__all__ = ["StepEstimate", "calibrate", "estimate_step", "estimate_steps", "pipeline_seconds"]
 
 MOST_ACTIONS = 200_000
 """Of a 1F1B, up to which more rounds are simulated to see one repeat itself."""
 ELSEWHERE = 0.05
 """The relative error of a scale that one layout showed, in others."""
-CLOSED_FORMS = ("naive", "gpipe", "1f1b", "interleaved")
-"""Schedules whose bubble the closed form has."""
+_order = lru_cache(maxsize=64)(layout_schedule)
+"""The Schedule. Kept: a search simulates the same ones for many layouts."""
 
 
 def estimate_step(
@@ -113,20 +105,18 @@ def estimate_steps(
     parts["dp"] = time.reduction(held, fullest, work)
     parts["bubble"] = np.maximum(0.0, runs - m * work.sum(0))
     parts["optimizer"] = time.optimizer(held)
-    columns = {name: (known.scale * part).tolist() for name, part in parts.items()}
-    means = (known.scale * every[:, -1].sum(1)).tolist()
-    steps = []
-    for n, layout in enumerate(layouts):
-        seconds = {name: column[n] for name, column in columns.items()}
-        mean = tuple(means[n])
-        steps.append(StepEstimate(**given, **seconds, layout=layout, layer_seconds=mean))
-    return steps
+    rows = zip(*((known.scale * part).tolist() for part in parts.values()), strict=True)
+    means = map(tuple, (known.scale * every[:, -1].sum(1)).tolist())
+    return [
+        StepEstimate(**given, **dict(zip(parts, row, strict=True)), layout=each, layer_seconds=mean)
+        for each, row, mean in zip(layouts, rows, means, strict=True)
+    ]
 
 
 def _slowest(model: Model, layout: Layout, pieces: Array) -> tuple[Array, float, int]:
-    """(seconds of a micro-batch on the stage that the others wait for, seconds from the first
-    forward to the last backward pass, layers of the fullest stage) of a layout. ``pieces``: a dense
-    layer, a mixture, what a chunk sends, the embedding, the head."""
+    """(seconds of a micro-batch on the slowest stage, seconds from the first forward to the last
+    backward pass, layers of the fullest stage). ``pieces``: a dense layer, a mixture, what a chunk
+    sends, the embedding, the head."""
     kinds = np.array(chunk_kinds(model, layout))
     counts = np.column_stack([kinds, np.ones(len(kinds)), np.zeros((len(kinds), 2))])
     counts[0, 3] = counts[-1, 4] = 1
@@ -134,9 +124,8 @@ def _slowest(model: Model, layout: Layout, pieces: Array) -> tuple[Array, float,
     of_stage = sum(counts[chunk] for chunk in layout.stage_chunks(np.arange(layout.pp)))
     slowest = of_stage[np.argmax(of_stage @ pieces.sum((1, 2)))]
     part = 0.5 if layout.schedule in BOTH_WAYS else 1  # each copy gets half of the micro-batches
-    work = part * np.tensordot(slowest, pieces, 1)
     run = pipeline_seconds(layout, forward, backward) if layout.pp > 1 else 0.0
-    return work, run, int(of_stage[:, :2].sum(1).max())
+    return part * np.tensordot(slowest, pieces, 1), run, int(of_stage[:, :2].sum(1).max())
 
 
 def calibrate(
@@ -152,12 +141,11 @@ def calibrate(
 ) -> Calibration:
     """The Calibration in which a step of ``model`` in ``layout`` takes the ``seconds`` it took.
 
-    All parts of a step are scaled by measured over estimated seconds: one number cannot tell which
-    of them is off. ``framework``: the one that the step was measured with; without it the recipe's
-    or the device's is assumed, as ``why`` then says. ``error``: the relative error of the
-    measurement. `Calibration.save` writes it;
-    ``calibration=`` of `estimate_step`, `fits` and `search`, and --calibration of the command
-    line, take it or its path. Raises what `estimate_step` does, and ConfigError for seconds of 0.
+    All parts of a step are scaled by measured over estimated seconds. ``framework``: the one that
+    the step was measured with, by default the recipe's or the device's. ``error``: the relative
+    error of the measurement. `Calibration.save` writes it; ``calibration=`` of `estimate_step`,
+    `fits` and `search`, and --calibration of the command line, take it or its path. Raises what
+    `estimate_step` does, and ConfigError for seconds of 0.
 
     >>> run = "llama-2-70b", Layout(tp=8, pp=4, dp=2, microbatches=64), "64xA100-80GB"
     >>> mine = calibrate(70.0, *run, sequence=4096)
@@ -178,39 +166,28 @@ def calibrate(
 
 
 def pipeline_seconds(layout: Layout, forward: list[float], backward: list[float]) -> float:
-    """Seconds from the first forward to the last backward pass, by simulation: of 1F1B until its
-    rounds repeat themselves.
+    """Seconds from the first forward to the last backward pass.
 
     ``forward``, ``backward``: seconds of a micro-batch in each chunk, in model order. For p
     equal stages of v chunks in 1F1B it is (m + (p-1)/v) micro-batches.
 
     >>> pipeline_seconds(Layout(pp=4, microbatches=8), [1.0] * 4, [2.0] * 4)
     33.0
-    >>> pipeline_seconds(Layout(pp=4, microbatches=8, schedule="zb-h1"), [1.0] * 4, [2.0] * 4)
-    27.0
     """
     name, m, chunks = layout.schedule, layout.microbatches, layout.chunks
     if name in ("naive", "gpipe"):
         once = sum(forward) + sum(backward)
         slowest = max(forward) + max(backward)
         return once + (m - 1) * (once if name == "naive" else slowest)
-    if name in CLOSED_FORMS:
+    if name in ("1f1b", "interleaved"):
         return _rounds(layout, forward, backward)
     return simulate(_order(name, chunks, m, layout.pp), forward, backward).makespan
 
 
-@lru_cache(maxsize=64)
-def _order(*of: Any) -> Schedule:
-    """The schedule. Kept: a search simulates the same ones for many layouts."""
-    return layout_schedule(*of)
-
-
 def _rounds(layout: Layout, forward: list[float], backward: list[float]) -> float:
-    """Seconds of a 1F1B of however many micro-batches. Between filling and draining all devices do
-    the same in every round of p micro-batches, and what an action waits for is in its own round or
-    in the one before. So if the actions of a round begin later than those of the round before by
-    the same seconds, all that follow do, too. Else it is between the least and the most of these:
-    the middle is taken where the next rounds to try are more than MOST_ACTIONS."""
+    """Seconds of a 1F1B of however many micro-batches. Between filling and draining all rounds of p
+    micro-batches are alike: if all actions of one begin the same seconds after those before, so do
+    all that follow. Else, from MOST_ACTIONS on, the mean of the least and the most is taken."""
     p, chunks, m = layout.pp, layout.chunks, layout.microbatches
     rounds, length = (3 if layout.interleave == 1 else 4), 2 * chunks
     while True:

@@ -4,33 +4,44 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import hypot
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from tiledask.plan.data import shipped_json
-from tiledask.plan.frames import frame
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.inputs.run import precision_of
 from tiledask.plan.pipelines.schedules import BOTH_WAYS
-from tiledask.plan.tables import Part, Printable, Table, table
-from tiledask.plan.timing.axis_bytes import AXES, axis_bytes
+from tiledask.plan.tables import Part, Printable, table
 from tiledask.plan.timing.budget import Budget, budget
 from tiledask.plan.timing.calibration import Calibration, uncounted
-from tiledask.plan.timing.flops import Flops, step_flops
 from tiledask.plan.timing.step_time import Parts
 from tiledask.plan.units import format_seconds
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-__all__ = ["StepEstimate", "StepRow"]
+__all__ = ["StepEstimate", "StepRow", "step_flops"]
 
 SHARED = ("device", "framework and release not named", "measurement")
 """Doubts that all layouts of one run share: they move all its seconds together."""
 ACCOUNT: list[dict[str, str]] = shipped_json("step_parts.json")
 """Of each part of a step its formula and where that is from, in words."""
+
+
+def step_flops(model: Model, sequences: int, sequence: int, frozen: bool = False) -> float:
+    """FLOP that a step over ``sequences`` sequences of ``sequence`` tokens needs, forward and
+    backward, all s x s scores counted. ``frozen``: weights get no gradients, as beside adapters.
+
+    A matrix of P parameters costs 2 P a token forward and 4 P backward; scores and context of s
+    tokens 2 s (d_qk + d_v) a token and head forward, and twice that backward: of a GPT
+    72 B L s h^2 (1 + s/6h + V/12hL), Korthikanti et al. 2022 (arXiv:2205.05198), Appendix A.
+    """
+    layers = sum(
+        many * sum(w.units * w.size * w.active for w in weights if w.inputs)
+        for _, many, weights in model.layer_kinds
+    )
+    core = 6.0 * sequence * model.heads * (model.qk_dim + model.v_dim) * model.layers
+    each = (4 if frozen else 6) * (layers + model.hidden * model.vocab) + core
+    return sequences * sequence * each
 
 
 class StepRow(NamedTuple):
@@ -53,36 +64,24 @@ class StepEstimate(Parts, Printable):
     sequence: int
     calibration: Calibration
     layer_seconds: tuple[float, float]
-    """Seconds of one micro-batch in one layer, the mean one, with its collectives: (forward,
-    backward)."""
+    """Seconds of one micro-batch in the mean layer, with its collectives: (forward, backward)."""
 
     @cached_property
-    def flops(self) -> Flops:
+    def flops(self) -> float:
         """FLOP that the model needs, over all devices."""
         frozen = not self.recipe.gradient_bytes
         return step_flops(self.model, self.layout.sequences, self.sequence, frozen)
 
-    @cached_property
-    def _peak(self) -> float:
-        """FLOP that the devices could do in a step."""
-        precision = precision_of(self.cluster.device, self.recipe)
-        return float(self.total * self.layout.devices * self.cluster.device.peak(precision))
-
     @property
     def mfu(self) -> float:
         """Model FLOP utilisation, all scores counted."""
-        return self.flops.model / self._peak
-
-    @property
-    def mfu_causal(self) -> float:
-        """The same, counting only the scores that a causal mask leaves: what long-context
-        reports such as Llama 3's (arXiv:2407.21783, Table 4) seem to count."""
-        return self.flops.causal / self._peak
+        device = self.cluster.device
+        peak = device.peak(precision_of(device, self.recipe))
+        return float(self.flops / (self.total * self.layout.devices * peak))
 
     @property
     def doubts(self) -> dict[str, float]:
-        """The relative errors that add up, in quadrature, to ``error``: of the calibration, of a
-        framework that nobody named, of a pipeline with little to do."""
+        """The relative errors that add up, in quadrature, to ``error``."""
         found, layout = dict(self.calibration.errors), self.layout
         if self.calibration.usual:
             found["framework and release not named"] = 0.05
@@ -97,8 +96,7 @@ class StepEstimate(Parts, Printable):
 
     @property
     def own_error(self) -> float:
-        """The part of ``error`` that other layouts on the same devices, by the same program, do not
-        share: closer than that, two of them cannot be told apart."""
+        """The part of ``error`` that other layouts of the same run do not share."""
         return hypot(*(error for what, error in self.doubts.items() if what not in SHARED))
 
     @property
@@ -120,12 +118,6 @@ class StepEstimate(Parts, Printable):
             words += f"; its memory may be less than td.fits says, by {saved}"
         return words
 
-    @cached_property
-    def moved(self) -> dict[str, int]:
-        """Bytes that a device sends in the step along each axis of more than one device, on the
-        stage that sends most: see ``axis_bytes``."""
-        return axis_bytes(self.model, self.layout, self.recipe, self.sequence)
-
     @property
     def tokens_per_second(self) -> float:
         """Over all devices."""
@@ -134,8 +126,8 @@ class StepEstimate(Parts, Printable):
     def budget(self, tokens: float, price: float | None = None, stretch: float = 1.0) -> Budget:
         """Days, device-hours and money for ``tokens`` tokens, at ``price`` an hour of a device;
         ``stretch``: wall time over the work's, for savings and losses."""
-        run = self.tokens_per_second, self.layout.devices, self.error
-        return budget(tokens, *run, price, stretch)
+        devices = self.layout.devices
+        return budget(tokens, self.tokens_per_second, devices, self.error, price, stretch)
 
     @property
     def rows(self) -> tuple[StepRow, ...]:
@@ -148,21 +140,14 @@ class StepEstimate(Parts, Printable):
             "hides": ", less what another micro-batch's work hides" * both_ways,
             "replicas": "; and over the 2 devices of each stage, which nothing hides" * both_ways,
         }
-        lines = (
-            [row[key].format(**words) for key in ("part", "formula", "source")] for row in ACCOUNT
-        )
-        return tuple(StepRow(part, getattr(self, part), *more) for part, *more in lines)
+        lines = [{key: text.format(**words) for key, text in row.items()} for row in ACCOUNT]
+        return tuple(StepRow(seconds=getattr(self, row["part"]), **row) for row in lines)
 
     def to_dict(self) -> dict[str, Any]:
         """Where the time of a step goes, as plain values for JSON."""
-        names = ("mfu", "mfu_causal", "tokens_per_second", "assumed", "error")
-        parts = {row.part: row.seconds for row in self.rows}
-        facts = {"seconds": self.total, "parts": parts, "bytes": self.moved}
+        names = ("mfu", "tokens_per_second", "assumed", "error")
+        facts = {"seconds": self.total, "parts": {row.part: row.seconds for row in self.rows}}
         return facts | {name: getattr(self, name) for name in names}
-
-    def to_frame(self) -> "pd.DataFrame":
-        """A row for each part of the step: part, seconds, formula, source."""
-        return frame(self.rows)
 
     def __repr__(self) -> str:
         return (
@@ -186,16 +171,6 @@ class StepEstimate(Parts, Printable):
             f"tokens/s, MFU {100 * self.mfu:.1f} %, within {100 * self.error:.0f} %"
         )
 
-    @property
-    def bytes_table(self) -> Table | None:
-        """What each axis of more than one device moves; None of one device."""
-        rows = {
-            name: {"of": getattr(self.layout, name), "bytes": moved, "what": AXES[name]}
-            for name, moved in self.moved.items()
-        }
-        title = "what a device sends in a step, on the stage that sends most"
-        return table(rows, title, bytes="bytes") if rows else None
-
     def printed(self) -> Iterator[Part]:
         """Where the time of a step goes, and what is assumed."""
         rows = [
@@ -204,8 +179,5 @@ class StepEstimate(Parts, Printable):
             if seconds
         ]
         title = f"where the {format_seconds(self.total)} of a step go, MFU {100 * self.mfu:.1f} %"
-        if self.mfu_causal < 0.95 * self.mfu:
-            share = f"{100 * self.mfu_causal:.1f} %"
-            title += f", {share} if only the scores under a causal mask count"
         yield table(rows, title, time="seconds", share="percent")
         yield f"assumed: {self.assumed}"

@@ -61,15 +61,12 @@ class Parts:
 
 
 def _piece(**seconds: Array) -> Array:
-    """The seconds of a piece of the model, those that are not given 0."""
     return np.stack(np.broadcast_arrays(*(seconds.get(name, NOTHING) for name in PIECE)))
 
 
 @dataclass(frozen=True)
 class StepTime(LayerTime):
     """What the time of a step is made of, for one layout or for arrays of them."""
-
-    # the pieces of the model -------------------------------------------------------------
 
     def layer(self, weights: tuple[Weight, ...]) -> Array:
         """One layer of ``weights``."""
@@ -97,7 +94,7 @@ class StepTime(LayerTime):
 
     @cached_property
     def kinds(self) -> list[tuple[str, int, Array]]:
-        """(name, how many there are, the seconds of one) of each kind of layer of the model."""
+        """(name, how many there are, the seconds of one) of each kind of layer."""
         return [(name, n, self.layer(weights)) for name, n, weights in self.model.layer_kinds]
 
     def mean_layer(self) -> Array:
@@ -111,10 +108,9 @@ class StepTime(LayerTime):
         return all_reduce(stream, self.n.tp, 1, self.cluster)
 
     def _tensor(self, weights: tuple[Weight, ...]) -> Array:
-        """Sums of the residual stream over tp, attention's and the MLP's, each way: with sequence
+        """Sums of the residual stream over tp, attention's and the MLP's, each way; with sequence
         parallelism an all-gather and a reduce-scatter in place of each (Korthikanti et al. 2022,
-        section 4.2.2), four collectives each way. A mixture's are of the tokens that come to its
-        experts, over the slices of each. As much as the framework leaves exposed is waited for."""
+        section 4.2.2). A mixture's are of the tokens that come to its experts, over its slices."""
         n, known, waits = self.n, self.calibration, self.calibration.exposed
         cut, tp, slices = np.asarray(n.sequence_parallel), np.asarray(n.tp), n.expert_slices
         each, count = self._sum(), 2 * (tp > 1)
@@ -144,10 +140,8 @@ class StepTime(LayerTime):
         return waited
 
     def _experts(self, others: Array) -> Array:
-        """Tokens go to their experts and come back: two exchanges each way. As much is waited for
-        as the framework leaves exposed, or the work of another micro-batch going the other way,
-        ``others``, cannot hide; under a schedule that has a pair of them at work all the time,
-        what the sending multiprocessors are missed for."""
+        """Two exchanges of tokens each way: what is exposed of them is waited for, or what
+        ``others``, the work of the opposite pass, cannot hide."""
         n, known, model = self.n, self.calibration, self.model
         token = model.imbalance * self.own_tokens * model.hidden * self.width
         run = n.ep, n.expert_slices, self.cluster, known.exchange_share, known.most_nodes
@@ -166,9 +160,8 @@ class StepTime(LayerTime):
         return _piece(compute=self.logits(), tp=stacked(0.0, self._sum()))
 
     def transfer(self) -> Array:
-        """What a chunk waits for its neighbours: activations one way, gradients the other. Each
-        tensor-parallel rank sends its slice to its peer (scatter/gather, Narayanan et al. 2021,
-        section 4.1); unless the sequence is cut, the slices are gathered again."""
+        """Waiting for neighbours. Each tensor-parallel rank sends a slice to its peer, and gathers
+        the slices unless the sequence is cut (Narayanan et al. 2021, section 4.1)."""
         n, known, pp = self.n, self.calibration, np.asarray(self.n.pp)
         slice_ = 1.0 * ceil_div(self.tokens, n.tp) * self.model.hidden * self.width
         hop = p2p(slice_, n.pp, n.tp * n.cp * n.dp, self.cluster)
@@ -176,8 +169,6 @@ class StepTime(LayerTime):
         gather = np.where(np.asarray(n.sequence_parallel) | (pp == 1), 0.0, gather)
         waited = (hop + gather) * known.exposed["pp"] + (pp > 1) * known.transfer_seconds
         return _piece(pp=stacked(waited, waited))
-
-    # the end of the step -----------------------------------------------------------------
 
     @property
     def both_ways(self) -> Values:
@@ -190,12 +181,11 @@ class StepTime(LayerTime):
 
         def count(weights: tuple[Weight, ...], experts: bool) -> Values:
             slices = n.expert_slices if experts else n.tp
+            own = (w for w in weights if (w.copies > 1) == experts)
             return sum(
-                1.0
-                * (w.size * (ceil_div(w.units, slices) if w.split else w.units))
+                (w.size * (ceil_div(w.units, slices) if w.split else w.units) * 1.0)
                 * (ceil_div(w.copies, n.ep) if experts else 1)
-                for w in weights
-                if (w.copies > 1) == experts
+                for w in own
             )
 
         tables, kinds = count(model.embedding, False), model.layer_kinds
@@ -208,10 +198,7 @@ class StepTime(LayerTime):
         return stacked(layers * dense + tables, layers * experts)
 
     def _over_copies(self, held: Array, layers: Values) -> Array:
-        """Seconds in which the copies of the model sum up gradients of the (dense, expert) weights
-        ``held``, and in which they gather the weights; those of experts among fewer of them. ZeRO-3
-        makes a call for each of the ``layers``, or for each of their matrices; else each bucket
-        is one."""
+        """Seconds in which the model's copies sum up gradients of weights, and gather weights."""
         n, known, recipe = self.n, self.calibration, self.recipe
         widths = np.array([[recipe.gradient_bytes], [recipe.gathered_bytes]]) / known.copies_share
         groups = (n.dp * n.cp, n.tp), (n.expert_copies, n.ep * n.expert_slices)
@@ -219,6 +206,7 @@ class StepTime(LayerTime):
         for mine, (size, apart) in zip(held, groups, strict=True):
             if mine.any():
                 buckets = np.ceil(mine / np.maximum(BUCKET, BUCKET_OF_COPY * size))
+                # a call is a bucket, in ZeRO-3 a layer or one of its matrices
                 calls = np.where(np.asarray(n.zero) == 3, each * layers, buckets)
                 run = size, apart, self.cluster, known.own_adapter, calls
                 total = total + (mine > 0) * all_gather(mine * widths, *run)
@@ -228,9 +216,8 @@ class StepTime(LayerTime):
         """Seconds that the reduction of gradients (and ZeRO's weights) is waited for.
 
         ``held``: (dense, expert) weights of a device, in ``layers``. ``work``: seconds of one
-        micro-batch, both ways; its backward pass can hide the reduction, its forward pass the
-        gathering of weights. Of v chunks, the others are done a turn of all p stages earlier each:
-        1 + (p-1)(v-1)/v passes in all.
+        micro-batch; its backward pass can hide the reduction, its forward pass the gathering of
+        weights, in 1 + (p-1)(v-1)/v passes: each other chunk is done p stages earlier.
         """
         n, recipe, waits = self.n, self.recipe, self.calibration.exposed
         zero, sharded = np.asarray(n.zero), np.asarray(n.zero) == 3
@@ -273,9 +260,8 @@ class StepTime(LayerTime):
         return mine
 
     def optimizer(self, held: Array) -> Values:
-        """Seconds of the update of the weights ``held``, limited by memory: each state read and
-        written once, the weights written, the gradients read for their norm, their cast and the
-        update, and set to zero."""
+        """Seconds of the update, limited by memory: states read and written once, weights written,
+        gradients read for their norm, their cast and the update, and set to zero."""
         recipe, zero, shard = self.recipe, np.asarray(self.n.zero), self._shard(held)
         mine, reduced = (np.where(zero >= least, shard, held.sum(0)) for least in (1, 2))
         gradient = recipe.gradient_bytes  # 0: the weights are frozen, and adapters are small
@@ -287,8 +273,7 @@ class StepTime(LayerTime):
 
 
 def stage_layers(n: Numbers, layers: int) -> tuple[Values, Values, Values]:
-    """(layers of the first stage, of the next, of the last): the first chunks get one more. Of
-    ``items``, embedding and head are one each; of one stage, all are the same."""
+    """(layers of the first stage, of the next, of the last), without embedding and head."""
     chunks, inside = n.pp * n.interleave, np.asarray(n.items) & (np.asarray(n.pp) > 1)
     each, more = np.divmod(layers + 2 * inside, chunks)
     stages = (0, np.minimum(1, n.pp - 1), n.pp - 1)
@@ -309,9 +294,8 @@ def _once(n: Numbers, names: Sequence[str], work: Callable[[Numbers], Array]) ->
 
 
 def _pipeline(time: StepTime) -> Array:
-    """Layers of the fullest stage, and the (dense, expert) weights on a device of it; seconds of
-    its micro-batches, forward and backward, and of the bubble; and what goes to each of PIECE in
-    all micro-batches of the slowest stage."""
+    """[layers of the fullest stage, its (dense, expert) weights on a device; of the slowest stage
+    seconds of a micro-batch (forward, backward), of the bubble, of each PIECE in all]."""
     n, layers = time.n, time.model.layers
     layer = _once(n, LAYER, lambda few: replace(time, n=few).mean_layer())
     pieces, send = (layer, time.embedding(), time.head()), n.interleave * time.transfer()
@@ -349,9 +333,8 @@ def step_parts(
     """The Parts of a step; arrays where ``n`` holds arrays.
 
     The slowest stage, the first (embedding), the next or the last (head), works through all
-    micro-batches; before and after, it waits while one micro-batch passes the other stages:
-    sum of stages - slowest, which for p equal stages is p-1 of a micro-batch, and of v chunks on a
-    device (p-1)/v.
+    micro-batches; before and after, it waits while one micro-batch passes the other stages: for p
+    equal stages of v chunks, (p-1)/v of a micro-batch.
 
     >>> from tiledask.plan.inputs.load import load_cluster, load_model
     >>> n = Numbers(tp=8, pp=np.array([4, 8]), dp=np.array([16, 8]), microbatches=64)

@@ -1,7 +1,7 @@
 """What a training takes: the best interval of saves, in the formula and in a run that is drawn;
 days, device-hours and money, one from the other.
 
-Holds `tiledask.plan.timing.budget` and `tiledask.plan.timing.checkpointing`.
+Holds `tiledask.plan.timing.budget`.
 """
 
 import random
@@ -10,8 +10,7 @@ import pytest
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.plan.timing.budget import budget
-from tiledask.plan.timing.checkpointing import MTBF, checkpoint_interval, checkpointing
+from tiledask.plan.timing.budget import MTBF, budget, checkpoint_interval, checkpointing
 from tiledask.plan.units import format_count
 
 
