@@ -190,7 +190,8 @@ def _imported(args: argparse.Namespace, typed: dict[str, Any], name: str, cluste
     read = {"layout": vars(layout), "recipe": found.recipe, "assumed": [*found.assumed]}
     request = Request(args, found.model, cluster, recipe, sequence, layout, notes, read)
     known = calibration_of(cluster.device, recipe, **request.by)
-    request.notes += [f"run by {known.framework}", *found.uncounted]
+    uncounted = (words for words in found.assumed if words.startswith("computed with"))
+    request.notes += [f"run by {known.framework}", *uncounted]
     return request
 
 

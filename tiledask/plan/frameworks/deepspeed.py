@@ -6,18 +6,12 @@ from typing import Any
 from tiledask.errors import ConfigError, short
 from tiledask.plan.data import shipped_json
 from tiledask.plan.frameworks.table import Imported, Read, Settings
-from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 
-__all__ = ["TABLE", "facts", "read", "text"]
+__all__ = ["TABLE", "read", "text"]
 
 TABLE = shipped_json("frameworks", "deepspeed.json")
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-
-
-def facts(model: Model, layout: Layout, sequence: int) -> Settings:
-    """Nothing beside fields."""
-    return {}
 
 
 def text(parts: list[Settings]) -> str:
@@ -44,12 +38,12 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
         inner = value if isinstance(value, dict) else None
         flat |= {name: value} if inner is None else {f"{name}.{k}": v for k, v in inner.items()}
     found = Read("the JSON", flat, devices, TABLE)
-    auto = {name: found.settings.get(name) == "auto" for name in ("bf16.enabled", "fp16.enabled")}
-    open_half = any(auto.values()) and not any(map(found.get, auto))
-    if open_half:
+    halves = ("bf16.enabled", "fp16.enabled")
+    auto = not any(map(found.get, halves)) and "auto" in map(found.settings.get, halves)
+    if auto:
         found.settings["bf16.enabled"] = True
     usual = model.usual_sequence
-    f = found.facts("layout", recipe=found.choice("recipe"), auto=open_half, sequence=usual)
+    f = found.facts("layout", recipe=found.choice("recipe"), auto=auto, sequence=usual)
     f |= {"tp": max(1, f["tp"]), "pp": 1}
     batch, size, steps = f["batch"], f["microbatch"], f["microbatches"]
     if batch and size and steps:

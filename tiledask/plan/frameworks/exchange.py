@@ -18,6 +18,7 @@ __all__ = ["FRAMEWORKS", "Exported", "export_config", "import_config"]
 
 FRAMEWORKS = {"megatron": megatron, "torchtitan": torchtitan, "deepspeed": deepspeed}
 """Of each the TABLE of settings; ``text`` of those, ``facts`` for some; and ``read`` of a text."""
+KNOWN = ", ".join(FRAMEWORKS)
 MOST_BYTES = 1_000_000
 
 
@@ -54,17 +55,16 @@ def export_config(
     ()
     """
     if framework not in FRAMEWORKS:
-        known = ", ".join(FRAMEWORKS)
-        raise ConfigError(f"a layout is exported to {known}; got {short(framework)}")
+        raise ConfigError(f"a layout is exported to {KNOWN}; got {short(framework)}")
     model, recipe = as_model(model), load_recipe(recipe)
     check_trains(recipe)
     sequence, made = check_run(model, layout, sequence), FRAMEWORKS[framework]
     facts = {each.name: getattr(run, each.name) for run in (model, layout) for each in fields(run)}
     facts |= {"sequence": sequence, "batch": layout.sequences, "recipe": recipe.name}
-    facts |= made.facts(model, layout, sequence)
+    if hasattr(made, "facts"):
+        facts |= made.facts(model, layout, sequence)
     parts, lost, said = written(made.TABLE, facts)
-    if recipe.places:
-        places = " and ".join(recipe.places)
+    if places := " and ".join(recipe.places):
         lost["offload"] = f"states offloaded to {places} are not written: add that by hand"
     notes = *lost.values(), *said, *more_tp(model, layout)
     return Exported(framework, made.text(parts), lost, notes)
@@ -88,8 +88,7 @@ def import_config(
     Layout(dp=4, tp=2, microbatches=4, flash_attention=True)
     """
     if framework not in FRAMEWORKS:
-        known = ", ".join(FRAMEWORKS)
-        raise ConfigError(f"configurations of {known} are read; got {short(framework)}")
+        raise ConfigError(f"configurations of {KNOWN} are read; got {short(framework)}")
     text = os.fspath(config)
     if isinstance(config, os.PathLike) or ("\n" not in text and os.path.isfile(text)):
         path = Path(text)

@@ -54,12 +54,8 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
         devices = int(str(per_node)) * int(str(nodes))
     found = Read("the command", flags, devices, TABLE)
     model = _model_of(found, model)
-    f = found.facts(
-        "layout",
-        unsure=", ".join(unsure),
-        usual=model.usual_sequence,
-        recipe=found.choice("recipe"),
-    )
+    known = {"unsure": ", ".join(unsure), "usual": model.usual_sequence}
+    f = found.facts("layout", **known, recipe=found.choice("recipe"))
     f["expert_tp"] = f["expert_tp"] if model.experts else 0
     way_out = "give devices=, or torchrun's --nproc-per-node, --nnodes"
     f["dp"] = found.copies(f["tp"] * f["pp"] * f["cp"], way_out)
@@ -124,19 +120,19 @@ def _unrolled(text: str, group: str) -> str:
 
 def _model_of(found: Read, given: Model | None) -> Model:
     """The model of the flags; or the one ``given``, and that the flags describe another."""
-    if given is None:
-        return _read_model(found)
     try:
         read = _read_model(found)
     except ConfigError:
+        if given is None:
+            raise
         read = given  # the flags that are there do not describe one
-    found.assumed.clear()
-    if read.parameters != given.parameters:
-        found.assumed.append(
-            f"the model is the one given, of {given.parameters:,} parameters; the flags describe "
-            f"one of {read.parameters:,}"
+    if given is not None:
+        mine, theirs = f"{given.parameters:,}", f"{read.parameters:,}"
+        said = (
+            f"the model is the one given, of {mine} parameters; the flags describe one of {theirs}"
         )
-    return given
+        found.assumed[:] = [said] * (mine != theirs)
+    return given or read
 
 
 def _read_model(found: Read) -> Model:

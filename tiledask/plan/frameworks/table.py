@@ -81,9 +81,6 @@ class Imported:
     sequence: int
     assumed: tuple[str, ...]
     """A sentence for each thing that the configuration does not say, and what is taken."""
-    uncounted: tuple[str, ...] = ()
-    """A sentence for each thing that it says, that memory or time depends on, and that is not
-    counted here; they stand in ``assumed`` too, first."""
     framework: str | None = None
     """Whose measurements estimate it, where the configuration says more than its program."""
 
@@ -108,8 +105,7 @@ class Read:
         return {"true": True, "false": False}.get(str(value).lower(), value)
 
     def whole(self, name: str, default: int | None = None) -> int:
-        """A whole number, by default of 1 or more if 0 does not stand for nothing; without a
-        default it has to be there, and -1 stands for one that is left open."""
+        """A whole number; without a default it has to be there, and -1 is one that is left open."""
         value, least = self.get(name, default), int(default not in (0, -1, None))
         if value is None:
             raise ConfigError(f"{self.where} has no {name}, which says the layout; add it")
@@ -166,8 +162,7 @@ class Read:
         return self.devices // each
 
     def layout(self, facts: Settings, sizes: Sequence[int], layers: int) -> Layout:
-        """The Layout of the facts, with micro-batches for the "batch" in it and with chunks of
-        ``sizes`` layers; without a partition where they are even."""
+        """The Layout of the facts, of chunks of ``sizes`` layers; no partition if they are even."""
         dp, microbatch, batch = facts["dp"], facts["microbatch"], facts["batch"]
         if not dp * microbatch or batch % (dp * microbatch):
             raise ConfigError(
@@ -188,12 +183,8 @@ class Read:
         return plain if is_even(plain, sizes) else Layout(**own, partition=(0, *accumulate(sizes)))
 
     def imported(self, model: Model, layout: Layout, facts: Settings, optimizer: str) -> Imported:
-        """What was found, once all is read that can be.
-
-        The table says which names memory depends on and nobody reads, "decides"; of the others
-        those that neither memory nor layers depend on, "harmless", are not listed.
-        ``optimizer``: the name under which it stands, beside the recipe that was found.
-        """
+        """What was found. Of the names that nobody reads memory depends on those in "decides", and
+        nothing on the "harmless" ones. ``optimizer``: the name under which it stands."""
         uncounted = []
         kind = str(self.get(optimizer, "Adam"))
         if "adam" in facts["recipe"] and "adam" not in kind.lower():
@@ -208,7 +199,6 @@ class Read:
         harmless += [f"{word}(_.*)?" for word in self.table.get("harmless_words", ())]
         if left := [name for name in left if not re.fullmatch("|".join(harmless), name)]:
             self.assumed.append(f"not looked at: {', '.join(left)}")
-        assumed = *uncounted, *self.assumed
         recipe, sequence, framework = facts["recipe"], facts["sequence"], facts.get("framework")
         sequence = model.usual_sequence if sequence == -1 else sequence
-        return Imported(model, layout, recipe, sequence, assumed, tuple(uncounted), framework)
+        return Imported(model, layout, recipe, sequence, (*uncounted, *self.assumed), framework)

@@ -4,7 +4,6 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
 from tiledask.errors import ConfigError, short
@@ -32,13 +31,9 @@ def facts(model: Model, layout: Layout, sequence: int) -> Settings:
     shards = layout.dp if layout.zero else 1
     interleaved = layout.schedule == "1f1b" and layout.interleave > 1
     order = "interleaved" if interleaved else layout.schedule
-    sizes = layout.chunk_layers(model.layers)
-    parts: list[list[str]] = []
-    if layout.pp > 1 and not (is_even(layout, sizes) and layout.interleave <= 2):
-        names = (f"layers.{i}" for i in range(model.layers))
-        parts = [[*islice(names, size)] for size in sizes]
-        parts[0].insert(0, "tok_embeddings")
-        parts[-1] += ["norm", "output"]
+    each = -(-model.layers // layout.chunks)
+    counted = layout.interleave <= 2 or -(-model.layers // each) == layout.chunks
+    even = is_even(layout, layout.chunk_layers(model.layers))
     return {
         "known": model.name in FLAVORS,
         "family": family,
@@ -49,9 +44,11 @@ def facts(model: Model, layout: Layout, sequence: int) -> Settings:
         "expert_slices": layout.expert_slices,
         "other_slices": layout.expert_slices not in (1, layout.tp),
         "order": order,
-        "named": NAMES.get(order, "_PipelineScheduleRuntime"),
-        "csv": f"{order}.csv" if layout.pp > 1 and order not in NAMES else "",
-        "parts": parts,
+        "named": NAMES.get(order, NAMES["interleaved" if layout.interleave > 1 else "1f1b"]),
+        "other_order": layout.pp > 1 and order not in NAMES,
+        "each": each * (layout.interleave > 2 and counted),
+        "uneven": not (even and counted),
+        "uncounted": not counted,
     }
 
 
@@ -75,7 +72,13 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     if not any(key.startswith(f"{table}.") for table in TABLES for key in found.settings):
         raise ConfigError(f"a torchtitan TOML has tables such as [{'], ['.join(TABLES)}]")
     named = found.facts("model")
-    model = _known(named["family"], named["flavor"]) if model is None else model
+    flavor = named["family"], named["flavor"]
+    if model is None and flavor not in FLAVORS.values():
+        raise ConfigError(
+            f"the sizes of torchtitan's {flavor[0]} {short(flavor[1])} are not known here; give "
+            f"the model beside the file"
+        )
+    model = model or load_model(next(ours for ours, each in FLAVORS.items() if each == flavor))
     converters = " ".join(map(str, found.get("model.converters", ())))
     fp8 = re.search("float8|mx", converters) or found.get("float8.enable_float8_linear")
     loss = "loss" in found.get("compile.components", ("model", "loss"))
@@ -91,7 +94,7 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     size = max(1, f["local"] // f["older_parts"]) if f["older_parts"] else 1  # before 0.2
     size = size if f["size"] == -1 else f["size"]
     f["microbatch"] = size if f["pp"] > 1 else f["local"]
-    f["schedule"], sizes = _stages(found, f, model.layers)
+    f["schedule"], sizes = _stages(f, model.layers)
     layout = found.layout(f, sizes, model.layers)
     f = found.facts("precision", **f, hsdp=1 < f["shards"] < f["dp"])
     return found.imported(model, layout, f, "optimizer.name")
@@ -106,31 +109,14 @@ def _flat(table: Settings, path: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{path}{key}", value
 
 
-def _known(family: str, flavor: str) -> Model:
-    for name, theirs in FLAVORS.items():
-        if theirs == (family, flavor):
-            return load_model(name)
-    raise ConfigError(
-        f"the sizes of torchtitan's {family} {short(flavor)} are not known here; give the model "
-        f"beside the file"
-    )
-
-
-def _stages(found: Read, f: Settings, layers: int) -> tuple[str, tuple[int, ...]]:
+def _stages(f: Settings, layers: int) -> tuple[str, tuple[int, ...]]:
     """The schedule, and the layers of each chunk."""
-    parts: Any = found.get("parallelism.module_fqns_per_model_part")
     if f["pp"] == 1:
         return "1f1b", (layers,)
-    name, csv = called(f["asked"]), f["asked_csv"]
-    if csv:
-        name = csv.rpartition("/")[2].removesuffix(".csv")
-        found.assumed.append(f"the order in {csv} taken for the schedule of that name, {name}")
-    elif f["asked"].lower() not in OF_PYTORCH:
+    if f["asked"].lower() not in OF_PYTORCH:
         names = ", ".join(NAMES.values())
         raise ConfigError(f"torch's schedules are {names}; got {short(f['asked'])}")
-    schedule = "1f1b" if name == "interleaved" else name
-    if isinstance(parts, list):
-        return schedule, tuple(sum(str(m).startswith("layers.") for m in part) for part in parts)
+    name = called(f["asked"])
     several = name in ("interleaved", "looped-bfs", "interleaved-zb", *V_SHAPED)
     first, last = (1 if f[end] == -1 else f[end] for end in ("first", "last"))
     effective = layers + first + last
@@ -139,4 +125,4 @@ def _stages(found: Read, f: Settings, layers: int) -> tuple[str, tuple[int, ...]
     if cut:
         cut[0] -= first
         cut[-1] -= last
-    return schedule, tuple(cut)
+    return "1f1b" if name == "interleaved" else name, tuple(cut)
