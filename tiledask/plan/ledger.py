@@ -20,17 +20,12 @@ ALWAYS = "always"
 class Row:
     """One line of a ledger."""
 
-    place: int
-    """Pipeline stage, rank or worker slot."""
-    tensor: str
-    """Tensor class: "weights", "gradients", "activations", "panels", ..."""
-    moment: str
-    """When the bytes are there: ALWAYS, or a name such as "forward", "step 3"."""
+    place: int  # pipeline stage, rank or worker slot
+    tensor: str  # tensor class: "weights", "gradients", "activations", "panels",
+    moment: str  # when the bytes are there: ALWAYS, or a name such as "forward", "step 3"
     bytes: int
-    formula: str = ""
-    """How the size follows from the inputs; empty if measured."""
-    source: str = ""
-    """Where the formula or the measurement comes from."""
+    formula: str = ""  # how the size follows from the inputs; empty if measured
+    source: str = ""  # where the formula or the measurement comes from
 
 
 @dataclass(frozen=True, repr=False)

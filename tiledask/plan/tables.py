@@ -34,10 +34,8 @@ class Table:
     title: str = ""
     left: Collection[int] = (0,)
     """Columns of words, which begin at the left and wrap; numbers end at the right."""
-    bold: Collection[int] = ()
-    """Rows that stand out on a page."""
-    below: str = ""
-    """A line below the rows."""
+    bold: Collection[int] = ()  # rows that stand out on a page
+    below: str = ""  # a line below the rows
 
     def to_text(self, width: int = 100) -> str:
         """The table as plain text, no line longer than ``width`` where words can be wrapped."""

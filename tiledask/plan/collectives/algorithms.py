@@ -32,8 +32,7 @@ class Move(NamedTuple):
     source: int
     destination: int
     chunks: tuple[int, ...]
-    adds: bool
-    """Whether the destination adds the chunks to what it has; otherwise it keeps them."""
+    adds: bool  # whether the destination adds the chunks to what it has; otherwise it keeps them
 
 
 Rounds = tuple[tuple[Move, ...], ...]
@@ -123,10 +122,8 @@ def _binomial(n: int) -> Rounds:
 
 def _transposed(made: Rounds) -> Rounds:
     """Backwards, arrows turned round, adding instead of keeping."""
-    return tuple(
-        tuple(Move(m.destination, m.source, m.chunks, True) for m in moves)
-        for moves in reversed(made)
-    )
+    back = reversed(made)
+    return tuple(tuple(Move(to, of, chunks, True) for of, to, chunks, _ in moves) for moves in back)
 
 
 def _empty(made: Rounds) -> Rounds:
@@ -134,16 +131,10 @@ def _empty(made: Rounds) -> Rounds:
 
 
 _Makers = dict[str, Callable[[int], Rounds]]
-_GATHER: _Makers = {
-    "ring": _ring,
-    "tree": _tree,
-    "direct": lambda n: _to_all(n, lambda r, to: (r,), n),
-}
-_SPREAD: _Makers = {
-    "ring": _chain,
-    "tree": _binomial,
-    "direct": lambda n: _to_all(n, lambda r, to: tuple(range(n)), 1),
-}
+_GATHER: _Makers = {"ring": _ring, "tree": _tree}
+_GATHER["direct"] = lambda n: _to_all(n, lambda r, to: (r,), n)
+_SPREAD: _Makers = {"ring": _chain, "tree": _binomial}
+_SPREAD["direct"] = lambda n: _to_all(n, lambda r, to: tuple(range(n)), 1)
 algorithms = tuple(_GATHER)
 """The names of the algorithms of every collective."""
 _EXCHANGE: _Makers = dict.fromkeys(algorithms, lambda n: _to_all(n, lambda r, to: (n * r + to,), n))

@@ -4,7 +4,7 @@ A message without an element is not sent where every rank knows that there is no
 to which all bring arrays of one shape.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -14,7 +14,7 @@ from typing import Any
 from tiledask.plan.collectives.algorithms import Move, rounds
 from tiledask.plan.intervals import even
 
-__all__ = ["SHAPES_AGREE", "Cost", "added_up", "cost", "even", "factor", "loads", "ranks_of"]
+__all__ = ["SHAPES_AGREE", "Cost", "cost", "even", "loads", "ranks_of"]
 
 SHAPES_AGREE = ("all_reduce", "reduce_scatter", "reduce")
 """Kinds to which every rank brings an array of the same shape."""
@@ -50,13 +50,8 @@ def cost(
 
 @lru_cache(10_000)  # a training has few different ones, of every rank in every micro-batch
 def _cost(kind: str, algorithm: str, counts: tuple[int, ...], *sizes: Any) -> Cost:
-    return added_up(loads(kind, algorithm, counts, *sizes), ranks_of(kind, counts))
-
-
-def added_up(moved: Iterable[list[tuple[Move, int]]], n: int) -> Cost:
-    """The Cost of rounds of moves and their bytes, among ``n`` ranks."""
-    sent, received, messages = [0] * n, [0] * n, [0] * n
-    for move, nbytes in chain.from_iterable(moved):
+    sent, received, messages = ([0] * ranks_of(kind, counts) for _ in range(3))
+    for move, nbytes in chain.from_iterable(loads(kind, algorithm, counts, *sizes)):
         sent[move.source] += nbytes
         received[move.destination] += nbytes
         messages[move.source] += 1
@@ -84,17 +79,3 @@ def loads(
 def ranks_of(kind: str, counts: Sequence[int]) -> int:
     """How many ranks have chunks of these ``counts``."""
     return isqrt(len(counts)) if kind == "all_to_all" else len(counts)
-
-
-def factor(kind: str, n: int) -> float:
-    """Bytes that a rank must send per byte of data, where ``n`` ranks share them evenly.
-
-    The data are the whole array, of an all_to_all what one rank brings. Source: NVIDIA nccl-tests,
-    doc/PERFORMANCE.md; Thakur, Rabenseifner and Gropp 2005, section 4.
-
-    >>> factor("all_reduce", 8), factor("reduce_scatter", 8), factor("all_to_all", 8)
-    (1.75, 0.875, 0.875)
-    """
-    table = dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), (n - 1) / n)
-    table |= {"all_reduce": 2 * (n - 1) / n, "broadcast": 1.0, "reduce": 1.0, "barrier": 0.0}
-    return table[kind] if n > 1 else 0.0

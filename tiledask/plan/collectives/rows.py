@@ -71,11 +71,9 @@ class Slab(NamedTuple):
 class RowSplit:
     """Made by `split_rows`."""
 
-    rows: tuple[int, ...]
-    """Of the image, by rank; ``out`` are those of the output."""
+    rows: tuple[int, ...]  # of the image, by rank; ``out`` are those of the output
     out: tuple[int, ...]
-    slabs: tuple[Slab, ...]
-    """What each rank reads; nothing where it makes no output row."""
+    slabs: tuple[Slab, ...]  # what each rank reads; nothing where it makes no output row
     before: int
     """The most rows that any rank needs before its own: the halo that all get; so ``after``."""
     after: int

@@ -72,8 +72,7 @@ class HeadCounts(NamedTuple):
 
     query: int
     kv: int
-    width: int
-    """Columns of each."""
+    width: int  # columns of each
 
 
 Shardings = dict[str, Replicate | Shard]

@@ -48,10 +48,8 @@ class Finding(NamedTuple):
     """One thing inferred, and how sure that is."""
 
     name: str
-    value: Any
-    """A number, a tuple with one per stage, or text; None if it cannot be told."""
-    sure: str = UNSURE
-    """"exact", "likely" or "cannot be told"."""
+    value: Any  # a number, a tuple with one per stage, or text; None if it cannot be told
+    sure: str = UNSURE  # "exact", "likely" or "cannot be told"
     why: str = ""
 
     def __str__(self) -> str:
@@ -67,8 +65,7 @@ class Cause(NamedTuple):
     """A part of the idle time."""
 
     name: str
-    seconds: float
-    """Device-seconds; only "unexplained" can be below 0."""
+    seconds: float  # device-seconds; only "unexplained" can be below 0
     words: str
 
 
@@ -78,15 +75,11 @@ class Diagnosis(Printable):
 
     source: str
     devices: int
-    makespan: float
-    """Seconds, of the trace."""
-    idle: float
-    """Device-seconds, of the trace."""
+    makespan: float  # seconds, of the trace
+    idle: float  # device-seconds, of the trace
     findings: tuple[Finding, ...]
-    causes: tuple[Cause, ...]
-    """They sum to ``idle``, largest first."""
-    plan: TimedSchedule | None
-    """The plan behind the trace; None if it cannot be told."""
+    causes: tuple[Cause, ...]  # they sum to ``idle``, largest first
+    plan: TimedSchedule | None  # the plan behind the trace; None if it cannot be told
 
     @property
     def cause(self) -> str:
@@ -179,9 +172,9 @@ def diagnose(trace: Timeline | str | PathLike[str] | Any) -> Diagnosis:
 
     trace   a Timeline; a table or a CSV file with the columns device, start, end, in seconds, and,
             if known, kind, stage, microbatch; a Chrome trace (JSON, as torch.profiler writes it,
-            packed or not), or those of all ranks as a list of paths or their folder
+            packed or not) with labels, or those of all ranks as a list of paths or their folder
 
-    Of several training steps the one of median length is read, and the optimizer is left out.
+    Of several training steps the one of median length is read.
     Devices are in the order in which they begin. Raises ConfigError for a trace that cannot be
     read, and ScheduleError for labels of actions that cannot have run.
 
@@ -243,8 +236,8 @@ def _sureness(trace: Trace, fit: TraceFit, timed: str) -> tuple[str, str, str]:
 
 
 def _causes(trace: Trace, plan: TimedSchedule | None) -> tuple[Cause, ...]:
-    """The parts of the idle time, largest first: what it shrinks by as each cause is taken out, one
-    after the other; without a plan only when devices begin and end, and how much they work."""
+    """The parts of the idle time, largest first: what it shrinks by as each cause is taken out;
+    without a plan only when devices begin and end, and how much they work."""
     waits = "one at a time" if trace.is_one_at_a_time else "ramp"
     if plan:
         no_overhead = replace(plan, overhead=0.0)

@@ -36,16 +36,12 @@ class TraceFit:
     """A plan that may be behind a trace."""
 
     plan: TimedSchedule
-    error: float = 0.0
-    """Seconds: the largest distance of an edge from its simulated place."""
+    error: float = 0.0  # seconds: the largest distance of an edge from its simulated place
     merit: float = 0.0
     """Bayesian information criterion: the smaller the better, times read off are a price."""
-    has_hops: bool = True
-    """Whether some action waited for a result from another device."""
-    has_turns: bool = True
-    """Whether some action waited for the one before it on its device."""
-    others: tuple[Form, ...] = ()
-    """Other orders of the table that fit as well."""
+    has_hops: bool = True  # whether some action waited for a result from another device
+    has_turns: bool = True  # whether some action waited for the one before it on its device
+    others: tuple[Form, ...] = ()  # other orders of the table that fit as well
 
 
 def _fit(order: Schedule | None, trace: Trace, form: Form | None = None) -> TraceFit | None:
@@ -89,7 +85,7 @@ def _fit(order: Schedule | None, trace: Trace, form: Form | None = None) -> Trac
     if form is not None and spread > NEARLY * trace.makespan and not trace.is_labelled:
         return None
     read_off = int(done.sum()) + hop * len(set(hops.tolist())) + (overhead > 0)
-    rows, off = 2 * len(length), max(spread, EXACT * trace.makespan, trace.grain)
+    rows, off = 2 * len(length), max(spread, little)
     merit = rows * math.log(off) + read_off * math.log(rows)
     return TraceFit(plan, error, merit, hop, turn)
 
@@ -97,8 +93,8 @@ def _fit(order: Schedule | None, trace: Trace, form: Form | None = None) -> Trac
 def _read_off(
     since: np.ndarray, before: np.ndarray, boundary: np.ndarray, stages: int, little: float
 ) -> tuple[np.ndarray, float, bool, bool]:
-    """(seconds over each boundary, overhead of an action, whether any action waited for a result,
-    and for its turn): medians, of what came last."""
+    """Medians of what came last: (seconds over each boundary, overhead of an action, whether any
+    action waited for a result, and for its turn)."""
     hop = (boundary >= 0) & (since < before)
     of_boundary = np.zeros(stages)  # the last is of what comes over none
     of_boundary[:-1] = np.median(since[hop]) if hop.any() else 0.0
@@ -114,14 +110,8 @@ def _read_off(
     return hops, overhead, bool(hop.any()), bool(turn.any())
 
 
-# --- which schedule -------------------------------------------------------------------------
-
-
 def fit_labelled(trace: Trace) -> TraceFit:
-    """The TraceFit of a trace that says each row's action. Raises ScheduleError if it cannot be.
-
-    The schedule's name is that of the table's order, if it is one.
-    """
+    """The TraceFit of a trace that says each row's action. Raises ScheduleError if it cannot be."""
     m, stages = 1 + int(trace.microbatch.max()), 1 + int(trace.stage.max())
     for form in forms(trace.devices, m, bool(trace.code.any()), most=stages // trace.devices):
         if form.chunks * trace.devices == stages and (found := _fit(made(form), trace, form)):
@@ -150,9 +140,8 @@ def fit_labelled(trace: Trace) -> TraceFit:
 
 
 def fit_rows(trace: Trace) -> TraceFit | None:
-    """The best TraceFit of rows whose labels are missing, in part or all; None if nothing fits. Of
-    more than MANY rows it is the first that explains every edge."""
-    floor, found = max(EXACT * trace.makespan, trace.grain), list[TraceFit]()
+    """The best TraceFit of rows whose labels are missing, in part or all; None if nothing fits."""
+    floor, found = EXACT * trace.makespan, list[TraceFit]()
     for form in _candidates(trace):
         if one := _fit(made(form), trace, form):
             found.append(one)

@@ -30,10 +30,8 @@ class Remedy(NamedTuple):
     """One change, and what the simulator says of it."""
 
     change: str
-    plan: TimedSchedule
-    """What runs after the change; ``plan.timeline`` is the simulation."""
-    gain: float
-    """Share of the simulated makespan that is saved; below 0 if it gets longer."""
+    plan: TimedSchedule  # what runs after the change; ``plan.timeline`` is the simulation
+    gain: float  # share of the simulated makespan that is saved; below 0 if it gets longer
     memory: float
     """Activations of the fullest device, in micro-batches of the trace on its share of layers."""
 
@@ -61,16 +59,12 @@ def remedies(plan: TimedSchedule) -> tuple[Remedy, ...]:
     for lever, remedy in every_remedy(plan):
         if remedy.gain > LEAST:
             of_lever[lever].append(remedy)
-    return tuple(sorted(map(_plainest, of_lever.values()), key=_merit)[:MOST])
-
-
-def _merit(r: Remedy) -> tuple[float, float]:
-    return -round(r.gain, 9), r.memory
+    found = map(_plainest, of_lever.values())
+    return tuple(sorted(found, key=lambda r: (-round(r.gain, 9), r.memory))[:MOST])
 
 
 def _plainest(found: list[Remedy]) -> Remedy:
-    """The plainest change of a lever of those that save nearly what its best one does: what has to
-    be built for it is a backward in two halves, then chunks; of equals the one that keeps least."""
+    """Of those that save nearly what the best one does the one with least to build and keep."""
 
     def most(some: list[Remedy], part: float) -> list[Remedy]:
         return [r for r in some if r.gain >= part * max(o.gain for o in some)]
@@ -82,7 +76,7 @@ def _plainest(found: list[Remedy]) -> Remedy:
     enough = most([r for r in near if r.plan.schedule.replicas == 1] or near, NEARLY)
     least = min(map(effort, enough))
     alike = most([r for r in enough if effort(r) == least], 0.9)
-    return min(alike, key=lambda r: (r.memory, *_merit(r)))
+    return min(alike, key=lambda r: (r.memory, -round(r.gain, 9)))
 
 
 def every_remedy(plan: TimedSchedule) -> Iterator[tuple[str, Remedy]]:
@@ -94,8 +88,7 @@ def every_remedy(plan: TimedSchedule) -> Iterator[tuple[str, Remedy]]:
 
 
 def _changes(plan: TimedSchedule) -> Iterator[tuple[str, str, TimedSchedule]]:
-    """(lever, words, plan); of finer micro-batches an action takes time in proportion to its
-    tokens, while hops and overhead stay the same."""
+    """(lever, words, plan); finer micro-batches take less time, their hops and overhead do not."""
     order, own = plan.schedule, plan.form
     m, p = order.microbatches, order.devices
     most = max(FINER, 2 * p / m)  # or two per device
@@ -129,11 +122,7 @@ def equal_stages(plan: TimedSchedule) -> TimedSchedule:
 
 def _rescheduled(plan: TimedSchedule, form: Form) -> TimedSchedule | None:
     """``plan``'s work in the order of another Form; None if that has no such counts, or is large.
-
-    More or fewer stages are cut out of the present ones, at equal depth, the time of each spread
-    evenly over its layers; where the boundaries change, each has the mean latency. "zb-auto" is
-    made for the plan's own times.
-    """
+    Other stages are cut at equal depth out of the present ones, with the mean latency."""
     stages, now = form.devices * form.chunks, plan.schedule.stages
     if 3 * stages * form.microbatches > MOST_ACTIONS:
         return None

@@ -35,8 +35,7 @@ class Form(NamedTuple):
 
     name: str
     devices: int
-    chunks: int
-    """Stages on each device."""
+    chunks: int  # stages on each device
     microbatches: int
     trains: bool = True
 
@@ -74,14 +73,10 @@ class TimedSchedule:
     """A schedule and its times."""
 
     schedule: Schedule
-    seconds: np.ndarray
-    """Of each kind of action on each stage, [4, stages], without the overhead."""
-    hops: np.ndarray
-    """Seconds over each boundary between stages."""
-    overhead: float = 0.0
-    """Seconds before each action in which its device does no work."""
-    form: Form | None = None
-    """None for an order that is not in the table."""
+    seconds: np.ndarray  # of each kind of action on each stage, [4, stages], without the overhead
+    hops: np.ndarray  # seconds over each boundary between stages
+    overhead: float = 0.0  # seconds before each action in which its device does no work
+    form: Form | None = None  # None for an order that is not in the table
 
     @property
     def times(self) -> dict[str, np.ndarray]:

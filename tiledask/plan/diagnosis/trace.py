@@ -4,7 +4,6 @@ microbatch, in seconds."""
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -26,26 +25,18 @@ Row = tuple[str, float, float, str, int, int]
 class Trace:
     """Busy intervals in flat columns, devices in the order in which they begin."""
 
-    names: tuple[str, ...]
-    """What the trace calls its devices."""
-    device: np.ndarray
-    """int32, rising: positions in ``names``; each device's intervals by their starts."""
-    start: np.ndarray
-    """Seconds; the first interval starts at 0."""
+    names: tuple[str, ...]  # what the trace calls its devices
+    device: np.ndarray  # rising: positions in ``names``; each device's intervals by their starts
+    start: np.ndarray  # seconds; the first interval starts at 0
     end: np.ndarray
-    code: np.ndarray
-    """int8: positions in KINDS; -1 for a kind that is not known."""
+    code: np.ndarray  # positions in KINDS; -1 for a kind that is not known
     stage: np.ndarray
     microbatch: np.ndarray
-    grain: float = 0.0
-    """Seconds by which an edge may be wrong."""
-    source: str = ""
-    """What was read, and what had to be assumed."""
+    source: str  # what was read, and what had to be assumed
+    grain: float = 0.0  # seconds by which an edge may be wrong
 
     @classmethod
-    def of(
-        cls, rows: Iterable[Row], names: Sequence[str] = (), *, source: str, **about: Any
-    ) -> "Trace":
+    def of(cls, rows: Iterable[Row], names: Sequence[str] = (), *, source: str) -> "Trace":
         """The Trace of these rows, in any order. ``names`` are devices that should be there.
 
         Raises ConfigError for rows without work, labels far beyond their number, two intervals of
@@ -76,8 +67,7 @@ class Trace:
             np.array([KINDS.find(k) if k else -1 for k in kind], np.int8),
             np.array(stage, np.int32),
             np.array(microbatch, np.int32),
-            source=source,
-            **about,
+            source,
         )
         same = trace.device[1:] == trace.device[:-1]
         over = np.where(same, trace.end[:-1] - trace.start[1:], 0.0)
