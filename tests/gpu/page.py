@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tiledask.files import atomic_write
-from tiledask.plan.judged import MARKS
+from tiledask.plan.tables import MARKS
 from tiledask.plan.units import format_seconds
 
 __all__ = ["GOALS", "page", "write"]

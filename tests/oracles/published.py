@@ -26,8 +26,7 @@ from tiledask.plan.fitting.activations import layer_bytes
 from tiledask.plan.fitting.overhead import overhead_of
 from tiledask.plan.inputs.hardware import load_cluster
 from tiledask.plan.inputs.recipes import load_recipe, state_bytes
-from tiledask.plan.judged import MARKS
-from tiledask.plan.tables import Console, Table
+from tiledask.plan.tables import MARKS, Console, Table
 from tiledask.plan.timing.calibration import holds, uncounted
 
 GROUPS: dict[str, dict[str, Any]] = shipped_json("published", "groups.json")

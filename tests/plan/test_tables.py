@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.plan.judged import Judged
-from tiledask.plan.tables import Table, format_value
+from tiledask.plan.tables import Judged, Table, format_value
 
 
 @pytest.mark.parametrize(

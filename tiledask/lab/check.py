@@ -20,8 +20,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ConfigError
-from tiledask.plan.judged import Judged
-from tiledask.plan.tables import Part, Printable, Table, Value, format_value
+from tiledask.plan.tables import Judged, Part, Printable, Table, Value, format_value
 from tiledask.plan.whole import is_whole
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from tiledask.extras import install
-from tiledask.plan.judged import MARKS
-from tiledask.plan.tables import Part, Table
+from tiledask.plan.tables import MARKS, Part, Table
 from tiledask.plan.units import format_bytes
 
 __all__ = ["MachineCheck", "ask_gpu", "examine", "shown"]

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 __all__ = ["Array", "Values", "combinations", "numbered", "stacked", "unbeaten"]
 
 Array = NDArray[Any]
-"""An array of any numbers; where the numbers' kind is known, it is written out instead."""
 Values = float | Array
 """One number, or an array with one for each layout that is looked at at once."""
 
@@ -41,8 +40,8 @@ def combinations(columns: Sequence[Array]) -> tuple[Array, Array]:
 
 
 def numbered(column: Array, words: Sequence[str] = ()) -> Array:
-    """Words as whole numbers: by where they stand in ``words``, -1 where they do not; without
-    ``words`` by where they first stand in the column, and numbers as they are."""
+    """Words as whole numbers: by where they stand in ``words``, else -1; without ``words`` by
+    where they first stand in the column, and numbers as they are."""
     if not words and column.dtype.kind in "bi":
         return column.astype(np.int64)
     codes, code = np.full(column.shape, -1), 0
@@ -55,8 +54,7 @@ def numbered(column: Array, words: Sequence[str] = ()) -> Array:
 
 
 def unbeaten(rows: Array) -> list[int]:
-    """Which rows have no other that is as small in all columns, the smallest in the first one
-    first; of equal ones the first."""
+    """Which rows have no other that is as small in all columns, sorted; of equal ones one."""
     kept: list[int] = []
     left = np.lexsort(rows.T[::-1])  # so that nothing later beats an earlier one
     varied = rows[:, (rows != rows[:1]).any(axis=0)]

@@ -44,7 +44,7 @@ def shipped_json(*parts: str) -> Any:
 
 @cache
 def names(kind: str) -> tuple[str, ...]:
-    """Names of the shipped descriptions of one kind: "models", "hardware" or "recipes"."""
+    """Names of the shipped descriptions of one kind, such as "models"."""
     return tuple(sorted(path.stem for path in data_file(kind).glob("*.json")))
 
 
@@ -57,7 +57,7 @@ _OWN = {
 
 
 def read_named(kind: str, name: str) -> "Fields":
-    """The shipped description ``name`` of one kind; unknown names are a ConfigError."""
+    """The shipped description ``name`` of one kind."""
     known = names(kind)
     if name.lower() not in known:
         raise ConfigError(
@@ -79,8 +79,7 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 
 def read(path: str | os.PathLike[str]) -> "Fields":
-    """The JSON object in the file ``path``: a regular file of at most 4 MiB, which repeats no key;
-    any other is a ConfigError."""
+    """The JSON object in a regular file of at most 4 MiB, which repeats no key."""
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         keys = [key for key, _ in pairs]
@@ -126,8 +125,7 @@ class Fields:
 
     def _read(self, key: str, default: object, good: Callable[[Any], bool], rule: str) -> Any:
         self._taken.add(key)
-        value = self.values.get(key)
-        value = default if value is None else value
+        value = self.values[key] if key in self else default
         if value is _REQUIRED:
             raise self.fail(key, "is missing; add it")
         if not good(value):
@@ -135,8 +133,8 @@ class Fields:
         return value
 
     def integer(self, key: str, default: object = _REQUIRED, minimum: int = 1) -> int:
-        good = partial(is_whole, least=minimum)
-        return int(self._read(key, default, good, whole_rule(minimum)))
+        rule = partial(is_whole, least=minimum), whole_rule(minimum)
+        return int(self._read(key, default, *rule))
 
     def integers(self, key: str, default: object = _REQUIRED) -> tuple[int, ...]:
         return tuple(self._read(key, default, _list_of(is_whole), "a list of whole numbers"))
@@ -159,9 +157,9 @@ class Fields:
         return Fields(value, f"{self.where}: key {key!r}")
 
     def record(self, kind: type[T], *, whole: bool = True) -> T:
-        """The dataclass ``kind`` of these values, each read by the type of its field, dataclasses
-        within it too. Whole numbers are 1 or more where they must be there or are by default; a
-        field's metadata may have the "words" that it can be. ``whole``: nothing else is there."""
+        """The dataclass ``kind``, each field read by its type, dataclasses within it too. Whole
+        numbers are 1 or more where they must be there or are by default; a field's metadata may
+        have the "words" that it can be. ``whole``: nothing else is there."""
         values: dict[str, Any] = {}
         for field in fields(kind):  # type: ignore[arg-type]
             key, default, read = field.name, field.default, _READ.get(field.type)
@@ -170,7 +168,8 @@ class Fields:
                 self._taken.add(key)
                 continue
             if inner and get_origin(field.type) is tuple:
-                each = self._read(key, _REQUIRED, _is_full_list, "a list of objects")
+                some = lambda v: isinstance(v, list) and bool(v)  # noqa: E731
+                each = self._read(key, _REQUIRED, some, "a list of objects")
                 where = f"{self.where}: key {key!r}"
                 parts = (Fields(v, f"{where}[{i}]") for i, v in enumerate(each))
                 value: Any = tuple(part.record(inner) for part in parts)
@@ -183,9 +182,8 @@ class Fields:
                 value = getattr(self, read)(key)
             else:
                 value = self.integer(key, minimum=int(default in (MISSING, None) or default > 0))
-            if value not in field.metadata.get("words", (value,)):
-                rule = f"must be one of {field.metadata['words']}, got {short(value)}"
-                raise self.fail(key, rule)
+            if value not in (words := field.metadata.get("words", (value,))):
+                raise self.fail(key, f"must be one of {words}, got {short(value)}")
             values[key] = value
         if whole:
             self.done()
@@ -200,10 +198,6 @@ class Fields:
 def _is_number(value: Any) -> bool:
     plain = isinstance(value, int | float) and not isinstance(value, bool)
     return plain and 0 <= value <= sys.float_info.max
-
-
-def _is_full_list(value: Any) -> bool:
-    return isinstance(value, list) and bool(value)
 
 
 def _list_of(good: Callable[[Any], bool]) -> Callable[[Any], bool]:

@@ -20,10 +20,8 @@ def table(
     style: Mapping[int, str] | None = None,
     bold: Container[int] = (),
 ) -> str:
-    """An HTML table of values, each escaped.
-
-    ``head``: titles of the columns. ``first``: the tag of the first cell in each row, "th" where it
-    is a title itself. ``style``: column -> CSS of its cells. ``bold``: rows that stand out.
+    """An HTML table of values, each escaped. ``first``: the tag of each row's first cell, "th" for
+    a title. ``style``: column -> CSS of its cells. ``bold``: rows that stand out.
 
     >>> table(("stage", "bytes"), [(0, "<1 GB")])
     '<table><tr><th>stage</th><th>bytes</th></tr><tr><td>0</td><td>&lt;1 GB</td></tr></table>'

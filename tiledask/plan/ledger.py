@@ -1,5 +1,6 @@
 """A memory ledger: one row per place, tensor class and moment, predicted and measured alike."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -47,14 +48,13 @@ class Ledger:
     @cached_property
     def _moments(self) -> dict[int, dict[str, int]]:
         """By place the bytes at each of its moments, what is always there included."""
-        found: dict[int, dict[str, int]] = {}
+        found: dict[int, Counter[str]] = {}
         for row in sorted(self.rows, key=lambda row: row.place):
-            mine = found.setdefault(row.place, {})
-            mine[row.moment] = mine.get(row.moment, 0) + row.bytes
-        for mine in found.values():
-            always = mine.get(ALWAYS, 0)
-            mine.update({m: n + always for m, n in mine.items() if m != ALWAYS})
-        return found
+            found.setdefault(row.place, Counter())[row.moment] += row.bytes
+        return {
+            place: {m: n + (m != ALWAYS) * mine[ALWAYS] for m, n in mine.items()}
+            for place, mine in found.items()
+        }
 
     @property
     def places(self) -> tuple[int, ...]:
@@ -83,12 +83,11 @@ class Ledger:
 
     def by_tensor(self, place: int, moment: str | None = None) -> dict[str, int]:
         """Bytes of each tensor class on ``place`` at ``moment`` (default: its fullest)."""
-        moment = moment or _largest(self._moments[place])
-        totals: dict[str, int] = {}
+        moment, totals = moment or _largest(self._moments[place]), Counter[str]()
         for row in self.rows:
             if row.place == place and row.moment in (ALWAYS, moment):
-                totals[row.tensor] = totals.get(row.tensor, 0) + row.bytes
-        return totals
+                totals[row.tensor] += row.bytes
+        return dict(totals)
 
     def to_dict(self) -> dict[str, Any]:
         """The peak of every place and every row, as plain values for JSON."""

@@ -13,11 +13,13 @@ from textwrap import wrap
 from typing import Any, TextIO
 
 from tiledask.errors import ConfigError
+from tiledask.extras import needed_for
 from tiledask.plan import html
 from tiledask.plan.units import format_bytes, format_percent, format_seconds
 from tiledask.plan.whole import is_whole
 
-__all__ = ["Console", "Part", "Printable", "Table", "Value", "format_value", "table"]
+__all__ = ["MARKS", "Console", "Judged", "Part", "Printable", "Table", "Value"]
+__all__ += ["format_value", "frame", "table"]
 
 GAP = "  "
 """Between columns."""
@@ -32,8 +34,7 @@ class Table:
     head: Sequence[str]
     rows: Sequence[Sequence[Any]]
     title: str = ""
-    left: Collection[int] = (0,)
-    """Columns of words, which begin at the left and wrap; numbers end at the right."""
+    left: Collection[int] = (0,)  # columns of words, which wrap; numbers end at the right
     bold: Collection[int] = ()  # rows that stand out on a page
     below: str = ""  # a line below the rows
 
@@ -73,8 +74,7 @@ class Table:
 
 
 def _words(line: str) -> list[str]:
-    """The words of a line, the first with its indent."""
-    return re.findall(r"^\s*\S+|\S+", line)
+    return re.findall(r"^\s*\S+|\S+", line)  # the first with its indent
 
 
 def _wrapped(text: str, width: int) -> list[str]:
@@ -85,6 +85,26 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 Part = str | tuple[str, str] | Table
 """A sentence, (what stands out, the words behind it), or a table."""
+
+
+MARKS = {True: "✓", None: "", False: "✗"}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim, judged; ``holds`` is None where nothing can be judged, and ``why`` says why."""
+
+    claim: str
+    holds: bool | None
+    why: str = ""
+
+    @property
+    def good(self) -> bool:
+        return self.holds is True
+
+    def __str__(self) -> str:
+        claim = self.claim and f"{self.claim}:"
+        return " ".join(filter(None, (MARKS[self.holds], claim, self.why)))
 
 
 class Printable:
@@ -103,7 +123,7 @@ class Printable:
 
 
 def _text(part: Part, width: int) -> str:
-    """A part as text. Prose wraps; several lines, or a command, stay as they are."""
+    """Prose wraps; several lines, or a command, stay as they are."""
     if isinstance(part, Table):
         return part.to_text(width)
     text = part if isinstance(part, str) else "".join(part)
@@ -117,6 +137,14 @@ def _html(part: Part) -> str:
         return part._repr_html_()
     first, words = part if isinstance(part, tuple) else ("", part)
     return f"<p>{f'<b>{html.words(first)}</b>' if first else ''}{html.words(words)}</p>"
+
+
+def frame(columns: Mapping[str, Any]) -> Any:
+    """A pandas DataFrame of columns by name; without pandas an error in words."""
+    with needed_for("a frame"):
+        import pandas as pd
+
+    return pd.DataFrame(columns)
 
 
 class Console:

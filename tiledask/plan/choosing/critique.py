@@ -20,8 +20,7 @@ from tiledask.plan.inputs.layout import ITEMS, RECOMPUTE, Layout, Numbers
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_trains
-from tiledask.plan.judged import Judged
-from tiledask.plan.tables import Part, Printable
+from tiledask.plan.tables import Judged, Part, Printable
 from tiledask.plan.timing.calibration import Calibration
 from tiledask.plan.timing.step import StepEstimate
 from tiledask.plan.units import format_bytes, format_seconds

@@ -19,14 +19,13 @@ from tiledask.plan.fitting.fit import Fit, fits
 from tiledask.plan.fitting.overhead import VERDICTS, DeviceLimits
 from tiledask.plan.fitting.space import COLUMNS, Columns, Space, layouts_of
 from tiledask.plan.fitting.vectorized import peaks
-from tiledask.plan.frames import frame
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import ITEMS, MOST_OF_ANY, Layout, Numbers
 from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run, check_timed, check_trains
-from tiledask.plan.tables import Part, Printable
+from tiledask.plan.tables import Part, Printable, frame
 from tiledask.plan.timing.calibration import BESIDE, Calibration, calibration_of
 from tiledask.plan.timing.step import StepEstimate, estimate_steps
 from tiledask.plan.timing.step_time import step_parts

@@ -168,7 +168,7 @@ class Diagnosis(Printable):
 
 
 def diagnose(trace: Timeline | str | PathLike[str] | Any) -> Diagnosis:
-    """The Diagnosis of one training step (or one batch of inference) of a pipeline.
+    """The Diagnosis of one training step of a pipeline.
 
     trace   a Timeline; a table or a CSV file with the columns device, start, end, in seconds, and,
             if known, kind, stage, microbatch; a Chrome trace (JSON, as torch.profiler writes it,
@@ -214,8 +214,6 @@ def _findings(trace: Trace, fit: TraceFit | None) -> Iterator[Finding]:
             hops = tuple(plan.hops.tolist())
             found["latency"] = hops[0] if len(set(hops)) == 1 else hops or 0.0
         found["overhead"] = plan.overhead if fit.has_turns else None
-        if not order.trains:
-            del found["backward"]
     found["imbalance"] = float(work.max() / work.mean() - 1) if work.any() else 0.0
     most = f"device {trace.names[int(work.argmax())]} has the most work, over the mean"
     for name, value in found.items():

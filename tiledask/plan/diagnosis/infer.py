@@ -113,7 +113,7 @@ def _read_off(
 def fit_labelled(trace: Trace) -> TraceFit:
     """The TraceFit of a trace that says each row's action. Raises ScheduleError if it cannot be."""
     m, stages = 1 + int(trace.microbatch.max()), 1 + int(trace.stage.max())
-    for form in forms(trace.devices, m, bool(trace.code.any()), most=stages // trace.devices):
+    for form in forms(trace.devices, m, most=stages // trace.devices):
         if form.chunks * trace.devices == stages and (found := _fit(made(form), trace, form)):
             return found
     # none of the table: an order of its own
@@ -158,9 +158,9 @@ def fit_rows(trace: Trace) -> TraceFit | None:
 def _candidates(trace: Trace) -> list[Form]:
     """Forms with as many actions as there are rows, those with fewer times first."""
     rows, found = np.diff(trace.turns), list[tuple[int, Form]]()
-    for form in (f for trains in (False, True) for f in forms(trace.devices, 1, trains, CHUNKS)):
+    for form in forms(trace.devices, 1, CHUNKS):
         split = form.name.startswith(("zb", "v-")) or form.name.endswith("zb")
-        actions = form.chunks * ((3 if split else 2) if form.trains else 1)  # of a micro-batch
+        actions = form.chunks * (3 if split else 2)  # of a micro-batch
         if rows.min() == rows.max() and rows[0] % actions == 0:
             found.append((actions, form._replace(microbatches=int(rows[0]) // actions)))
     return [form for _, form in sorted(found, key=lambda pair: pair[0])]

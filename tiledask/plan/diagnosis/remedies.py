@@ -95,7 +95,7 @@ def _changes(plan: TimedSchedule) -> Iterator[tuple[str, str, TimedSchedule]]:
     parts = [1] + [2**k for k in range(1, 31) if 2 ** (k - 1) < most]
     if p > 1:
         yield "stages", "equal stages", equal_stages(plan)
-    for part, form in product(parts, forms(p, m, order.trains)):
+    for part, form in product(parts, forms(p, m) if order.trains else ()):
         many = form._replace(microbatches=part * m)
         other = _rescheduled(replace(plan, seconds=plan.seconds / part), many)
         if other is None or other.schedule == order:

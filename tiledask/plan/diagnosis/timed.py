@@ -20,8 +20,6 @@ from tiledask.plan.pipelines.validate import peak_in_flight
 
 __all__ = ["Form", "TimedSchedule", "forms", "made"]
 
-FORWARD_ONLY = ("gpipe", "interleaved", "looped-bfs")
-"""One name for each order of forwards: the others are one of them when backwards are left out."""
 STEPWISE = ("zb-auto", "v-half", "v-min")
 """Schedules whose order is made action by action, in Python."""
 MOST_STEPS = 4_000
@@ -37,35 +35,33 @@ class Form(NamedTuple):
     devices: int
     chunks: int  # stages on each device
     microbatches: int
-    trains: bool = True
 
     def __str__(self) -> str:
-        chunks = f", {self.chunks} chunks per device" if self.chunks > 1 else ""
-        return self.name + chunks + ("" if self.trains else ", forward only")
+        return self.name + (f", {self.chunks} chunks per device" if self.chunks > 1 else "")
 
 
 @lru_cache(maxsize=1024)
 def made(form: Form, **times: Any) -> Schedule | None:
     """The Schedule of ``form``, for ``times`` where they are given; None if there is none on that
     many devices, or it takes longer than anybody waits who only wants to compare."""
-    stages, options = form.devices * form.chunks, {"forward_only": not form.trains, **times}
+    stages = form.devices * form.chunks
     if form.name in STEPWISE and 3 * stages * form.microbatches > MOST_STEPS:
         return None
     if is_looped(form.name):
-        options["devices"] = form.devices
+        times["devices"] = form.devices
     try:
-        order = schedule(form.name, stages, form.microbatches, **options)
+        order = schedule(form.name, stages, form.microbatches, **times)
     except ScheduleError:
         return None
     return order if order.devices == form.devices else None
 
 
-def forms(devices: int, microbatches: int, trains: bool = True, most: int = 4) -> Iterator[Form]:
+def forms(devices: int, microbatches: int, most: int = 4) -> Iterator[Form]:
     """Every Form of the table, with up to ``most`` chunks per device."""
-    for name in schedules if trains else FORWARD_ONLY:
+    for name in schedules:
         chunks: Sequence[int] = range(2, most + 1) if is_looped(name) else (1,)
         for v in (2,) if name in V_SHAPED else chunks:
-            yield Form(name, devices, v, microbatches, trains)
+            yield Form(name, devices, v, microbatches)
 
 
 @dataclass(frozen=True, repr=False, eq=False)

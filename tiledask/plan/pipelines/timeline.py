@@ -10,20 +10,17 @@ devices x makespan  =  busy + idle, and idle_time has the causes of idle (idle.p
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from tiledask.errors import ScheduleError
-from tiledask.plan.frames import frame
 from tiledask.plan.pipelines.costs import PipelineCosts, lower_bound
 from tiledask.plan.pipelines.idle import IdleTime, idle_time
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.spans import COMPUTE, KINDS, TRANSFER, Spans, memory_over_time
+from tiledask.plan.tables import frame
 from tiledask.plan.units import format_seconds
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 __all__ = ["COMPUTE", "KINDS", "TRANSFER", "Span", "Timeline"]
 
@@ -142,7 +139,7 @@ class Timeline(Spans):
         hits = np.flatnonzero(rows)
         return f"{self.kind[hits[0]]}{self.microbatch[hits[0]]}" if len(hits) else "idle"
 
-    def to_frame(self) -> "pd.DataFrame":
+    def to_frame(self) -> Any:
         """A pandas DataFrame with the columns device, kind, stage, microbatch, start, end."""
         names = ("device", "kind", "stage", "microbatch", "start", "end")
         return frame({name: getattr(self, name) for name in names})
