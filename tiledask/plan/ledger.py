@@ -4,14 +4,12 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 from tiledask.plan import html
 from tiledask.plan.units import format_bytes
 
 __all__ = ["ALWAYS", "Ledger", "Row"]
-
-T = TypeVar("T")
 
 ALWAYS = "always"
 """The moment of what is resident from the first step to the last."""
@@ -77,13 +75,14 @@ class Ledger:
     @property
     def binding(self) -> tuple[int, str, str]:
         """(place, moment, tensor class) that decide the peak: the largest class of that moment."""
-        place = _largest(self.per_place)
-        moment = _largest(self._moments[place])
-        return place, moment, _largest(self.by_tensor(place, moment))
+        place = max(peaks := self.per_place, key=peaks.__getitem__)
+        moment = max(held := self._moments[place], key=held.__getitem__)
+        return place, moment, max(sizes := self.by_tensor(place, moment), key=sizes.__getitem__)
 
     def by_tensor(self, place: int, moment: str | None = None) -> dict[str, int]:
         """Bytes of each tensor class on ``place`` at ``moment`` (default: its fullest)."""
-        moment, totals = moment or _largest(self._moments[place]), Counter[str]()
+        held, totals = self._moments[place], Counter[str]()
+        moment = moment or max(held, key=held.__getitem__)
         for row in self.rows:
             if row.place == place and row.moment in (ALWAYS, moment):
                 totals[row.tensor] += row.bytes
@@ -106,7 +105,3 @@ class Ledger:
         head = [field.name for field in fields(Row)]
         rows = ({**vars(row), "bytes": format_bytes(row.bytes)}.values() for row in self.rows)
         return html.table(head, rows, repr(self), style={3: "text-align:right"})
-
-
-def _largest(sizes: dict[T, int]) -> T:
-    return max(sizes, key=sizes.__getitem__)

@@ -85,8 +85,6 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 Part = str | tuple[str, str] | Table
 """A sentence, (what stands out, the words behind it), or a table."""
-
-
 MARKS = {True: "✓", None: "", False: "✗"}
 
 
@@ -168,8 +166,7 @@ def table(
     """Rows of values as people read them, in a terminal and in a notebook.
 
     rows
-        Column -> value of each; of a mapping, each row begins with its name. A row without a
-        column, or None there, shows a dash.
+        Column -> value of each; of a mapping, each row begins with its name. None shows a dash.
     units
         Column -> "bytes", "seconds", "percent" (of values that are shares of 1), "count" or a
         unit to print. Others are shown as they are, numbers with at most four digits.

@@ -28,10 +28,8 @@ class Exported:
 
     framework: str
     text: str
-    lost: Mapping[str, str]
-    """What the text does not say, for want of a counterpart: name of the field -> a sentence."""
-    notes: tuple[str, ...]
-    """A sentence for each thing that differs, or that the framework does otherwise."""
+    lost: Mapping[str, str]  # field -> a sentence, for want of a counterpart
+    notes: tuple[str, ...]  # a sentence for each thing that differs
 
     def __str__(self) -> str:
         return self.text

@@ -29,8 +29,7 @@ RESTART = 600.0
 
 
 def checkpoint_interval(cost: float, mtbf: float) -> float:
-    """Seconds from one save to the next, if each takes ``cost`` seconds and something is lost every
-    ``mtbf`` seconds.
+    """Seconds from one save of ``cost`` seconds to the next, with a loss every ``mtbf`` seconds.
 
     >>> checkpoint_interval(cost=2.0, mtbf=3600.0)
     120.0

@@ -4,10 +4,6 @@ data/calibration/device/h100.json          share of the peak in products, of the
                  kernel/cudnn.json         share of the peak in the attention core, by device
                  framework/megatron-2025   what of each collective is waited for, the host, the
                                            loss, what it holds in memory
-
-Whose numbers, of seconds and of memory: the calibration's that is given, or the framework's that
-is named; else the one's that the recipe is written after; if it is after none, the device's usual
-program's. Where no device is named, memory is nobody's own: what the arithmetic says.
 """
 
 import json
