@@ -1,9 +1,7 @@
 """What can be said before anything is simulated or run: closed forms and bounds, with sources.
 
-idle time   bubble_fraction, bubble_overhead
-            lower_bound: no schedule takes less
-memory      state_bytes: weights, gradients and optimizer states of a rank
-            minimum_devices, zero3_minimum_degree: how many devices hold them
+idle time   bubble_fraction, bubble_overhead, lower_bound of any schedule's makespan
+memory      state_bytes of a rank, and the devices that hold them: minimum_devices
 products    grids: how a number of ranks can be a mesh
 losses      checkpointing, checkpoint_interval: how often to save what may be lost
 """

@@ -126,10 +126,6 @@ def _transposed(made: Rounds) -> Rounds:
     return tuple(tuple(Move(to, of, chunks, True) for of, to, chunks, _ in moves) for moves in back)
 
 
-def _empty(made: Rounds) -> Rounds:
-    return tuple(tuple(m._replace(chunks=()) for m in moves) for moves in made)
-
-
 _Makers = dict[str, Callable[[int], Rounds]]
 _GATHER: _Makers = {"ring": _ring, "tree": _tree}
 _GATHER["direct"] = lambda n: _to_all(n, lambda r, to: (r,), n)
@@ -146,7 +142,7 @@ _MADE_FROM: dict[str, tuple[_Makers, Callable[[Rounds], Rounds]]] = {
     "broadcast": (_SPREAD, tuple),
     "reduce": (_SPREAD, _transposed),
     "all_to_all": (_EXCHANGE, tuple),
-    "barrier": (_GATHER, _empty),
+    "barrier": (_GATHER, lambda made: tuple(tuple(m._replace(chunks=()) for m in r) for r in made)),
 }
 """kind -> (what makes rounds among n ranks with root 0, what becomes of them)."""
 

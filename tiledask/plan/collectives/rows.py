@@ -74,8 +74,7 @@ class RowSplit:
     rows: tuple[int, ...]  # of the image, by rank; ``out`` are those of the output
     out: tuple[int, ...]
     slabs: tuple[Slab, ...]  # what each rank reads; nothing where it makes no output row
-    before: int
-    """The most rows that any rank needs before its own: the halo that all get; so ``after``."""
+    before: int  # the most rows that any rank needs before its own: the halo that all get
     after: int
 
     @property

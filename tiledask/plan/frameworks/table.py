@@ -79,10 +79,8 @@ class Imported:
     layout: Layout
     recipe: str
     sequence: int
-    assumed: tuple[str, ...]
-    """A sentence for each thing that the configuration does not say, and what is taken."""
-    framework: str | None = None
-    """Whose measurements estimate it, where the configuration says more than its program."""
+    assumed: tuple[str, ...]  # a sentence for each thing that is not said or not counted
+    framework: str | None = None  # whose measurements estimate it, where that is said
 
 
 class Read:

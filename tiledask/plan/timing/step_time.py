@@ -31,8 +31,7 @@ arXiv:2412.19437, section 3.2.2)."""
 BUCKET, BUCKET_OF_COPY = 4e7, 1e6
 """Numbers in a bucket of gradients: at least, and for each copy (Megatron-Core's default)."""
 PIECE = ("compute", "recompute", "tp", "cp", "ep", "pp")
-"""What the seconds of one micro-batch in a piece of the model go to: an array of [these, forward
-and backward, layouts]."""
+"""What the seconds of a micro-batch in a piece go to: [these, forward and backward, layouts]."""
 NOTHING = np.zeros((2, 1))
 LAYER = ("tp", "cp", "ep", "expert_tp", "microbatch", "sequence_parallel", "flash_attention",
          "recompute", "schedule")  # fmt: skip
@@ -41,8 +40,8 @@ LAYER = ("tp", "cp", "ep", "expert_tp", "microbatch", "sequence_parallel", "flas
 
 @dataclass(frozen=True)
 class Parts:
-    """Seconds of a step by what they go to, on the stage that the others wait for: numbers, or a
-    column of them. All but the first two and the last are waiting."""
+    """Seconds of a step on the stage that the others wait for: numbers, or columns of them. All
+    but the first two and the last are waiting."""
 
     compute: Any  # products, attention core and element-wise kernels, forward and backward
     recompute: Any  # what the backward pass computes again
