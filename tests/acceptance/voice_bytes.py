@@ -103,7 +103,6 @@ MEMORY = [
             "ask 16": ask(16, "states_each"),
             "ask 25": ask(25, "states", "8 slices"),
             "ask 24": ask(24, "states", 0),  # 2 slices x 4 stages
-            "nb 11": lambda voice: voice.shown(11, "states on each of eight, 30 B")[0],
         },
     ),
     Row(

@@ -109,7 +109,7 @@ def _answers():
 
 def _chrome():
     spans = [
-        {"name": "F", "ph": "X", "ts": n * 10, "dur": 8, "pid": n % 2, "tid": 0, "args": {"mb": n}}
+        {"name": f"{n % 2}F{n // 2}", "ph": "X", "ts": n * 10, "dur": 8, "pid": n % 2, "tid": 0}
         for n in range(8)
     ]
     named = [

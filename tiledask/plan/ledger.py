@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from tiledask.plan import html
+from tiledask.plan.tables import frame
 from tiledask.plan.units import format_bytes
 
 __all__ = ["ALWAYS", "Ledger", "Row"]
@@ -20,7 +21,7 @@ class Row:
     """One line of a ledger."""
 
     place: int  # pipeline stage, rank or worker slot
-    tensor: str  # tensor class: "weights", "gradients", "activations", "panels",
+    tensor: str  # tensor class: "weights", "gradients", "activations", "panels", ...
     moment: str  # when the bytes are there: ALWAYS, or a name such as "forward", "step 3"
     bytes: int
     formula: str = ""  # how the size follows from the inputs; empty if measured
@@ -91,6 +92,11 @@ class Ledger:
     def to_dict(self) -> dict[str, Any]:
         """The peak of every place and every row, as plain values for JSON."""
         return {"per_place": self.per_place, "rows": [vars(row) for row in self.rows]}
+
+    def to_frame(self) -> Any:
+        """A row each: place, tensor, moment, bytes, formula, source."""
+        names = [field.name for field in fields(Row)]
+        return frame({name: [getattr(row, name) for row in self.rows] for name in names})
 
     def __repr__(self) -> str:
         if not self.rows:

@@ -173,7 +173,7 @@ MODEL=(
     --attention-backend unfused
 )
 STEP=" \
-  --micro-batch-size 1 --global-batch-size ${GBS:-32} --bf16 \
+  --micro-batch-size 1 --global-batch-size $((GPUS * NODES * 2)) --bf16 \
 "
 if [ "$FAST" = 1 ]; then
     STEP+=" --fp8-format hybrid"
@@ -320,7 +320,7 @@ def test_files_of_other_people_are_read(tmp_path):
 MEGATRON = {
     "gpt": "Megatron's flags look like",
     "--num-layers $N --hidden-size 8": "num_layers is a whole number",
-    ARRAYS.replace("${GBS:-32}", "$((2 * GPUS))"): "'$SUM'; nothing in it sets that variable",
+    ARRAYS.replace("$((GPUS * NODES * 2))", "$GBS"): "'$GBS'; nothing in it sets that variable",
     ARRAYS.replace("--geglu", "--spec a b"): "--spec, which makes other layers",
     SCRIPT.replace("--fp16", "--mtp-num-layers 1"): "--mtp-num-layers",
     ARRAYS.replace("([0]*1+[1]*3)", "([0]*1+[1]*4)"): "list of 4 zeros and ones",

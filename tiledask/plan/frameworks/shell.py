@@ -5,8 +5,8 @@
     torchrun --nproc_per_node ${GPUS:-8} \\               pretrain_gpt.py --bf16 --lr 1e-4
         pretrain_gpt.py "${ARGS[@]}"
 
-Variables, arrays, what is added to them and defaults are filled in, as text. A variable that the
-script does not set stays as it is written, ``$NAME``; a sum is ``$SUM``, a command ``$COMMAND``.
+Variables, arrays, what is added to them, defaults and sums are filled in, as text. A variable that
+the script does not set stays as it is written, ``$NAME``, for the reader of the words to name.
 """
 
 import re
@@ -37,7 +37,8 @@ _DEPTH = {"if": 1, "case": 1, "fi": -1, "esac": -1}
 def launched(text: str) -> tuple[list[str], tuple[str, ...]]:
     """Words of the launched program's command, and variables that a condition may set otherwise.
 
-    The command is the one with a ``.py`` file in it and the most ``--flags``, or all of the text.
+    The command is the one with a ``.py`` file in it and the most ``--flags``; text without such
+    a command, nor variables, is flags from end to end. ConfigError for quotes or arrays left open.
 
     >>> launched("N=4\\nA=(--x $N)\\nA+=(--y)\\npython train.py ${A[@]} --z $M")
     (['python', 'train.py', '--x', '4', '--y', '--z', '$M'], ())
@@ -77,11 +78,11 @@ def launched(text: str) -> tuple[list[str], tuple[str, ...]]:
 
 
 def _plain(text: str) -> str:
-    """A script without documents, comments and continued lines, sums and commands by name."""
+    """A script without documents, comments and continued lines, and with $[...] for its sums."""
     text = re.sub(r"<<-?\s*(['\"]?)(\w+)\1.*?^\s*\2\s*$", "", text, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"(?m)(^|(?<=\s))#.*$", "", text.replace("\r", ""))
     text = re.sub(r"\\\s*\n", " ", text)
-    text = re.sub(r"\$\(\([^()\n]*\)\)", "$SUM", text)
+    text = re.sub(r"\$\(\(([^()\n]*)\)\)", r"$[\1]", text)
     text = re.sub(r"\$\([^()\n]*\)|`[^`\n]*`", "$COMMAND", text)
     if re.search(r"[\"']|=\(", re.sub(rf"\\.|=?{_ARRAY}|{_QUOTED}", "", text, flags=re.DOTALL)):
         raise ConfigError(
@@ -111,4 +112,15 @@ def _filled(text: str, variables: dict[str, str]) -> str:
     filled = _VARIABLE.sub(value, text)
     if len(filled) > MOST_LETTERS:
         raise ConfigError(f"a variable of the script holds more than {MOST_LETTERS:,} letters")
-    return filled
+    return re.sub(r"\$\[(.*?)\]", lambda found: _sum(found[1], variables), filled)
+
+
+def _sum(text: str, variables: dict[str, str]) -> str:
+    """The value of $((...)): whole numbers, names of variables, + - * / % and nothing else."""
+    text = re.sub(r"[A-Za-z_]\w*", lambda found: variables.get(found[0], "$"), text)
+    if len(text) > 100 or "**" in text or not re.fullmatch(r"[\d\s+*/%()-]+", text):
+        return "$SUM"
+    try:
+        return str(eval(text.replace("/", "//"), {"__builtins__": {}}))  # digits and signs alone
+    except (SyntaxError, ZeroDivisionError, TypeError):
+        return "$SUM"
