@@ -109,8 +109,9 @@ def _answers():
 
 def _chrome():
     spans = [
-        {"name": f"{n % 2}F{n // 2}", "ph": "X", "ts": n * 10, "dur": 8, "pid": n % 2, "tid": 0}
-        for n in range(8)
+        {"name": name, "ph": "X", "ts": 10 * at, "dur": 8, "pid": int(name[0]), "tid": 0}
+        for at, names in enumerate(("0F0", "0F1 1F0", "1F1", "1B0", "1B1 0B0", "0B1"))
+        for name in names.split()
     ]
     named = [
         {"name": "process_name", "ph": "M", "pid": n, "tid": 0, "args": {"name": f"GPU {n}"}}
