@@ -121,8 +121,8 @@ def _chrome():
         {"name": "F", "ph": ph, "ts": ts, "pid": 0, "tid": 0} for ph, ts in (("B", 1), ("E", 5))
     ]
     marks = [
-        {"name": f"ProfilerStep#{n}", "ph": "X", "ts": n * 20, "dur": 19, "pid": 0, "tid": 0}
-        for n in range(4)
+        {"name": f"ProfilerStep#{n}", "ph": "X", "ts": n * 70, "dur": 69, "pid": 0, "tid": 0}
+        for n in range(2)
     ]
     seeds = [
         {"traceEvents": named + spans},
