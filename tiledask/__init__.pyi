@@ -83,9 +83,9 @@ from tiledask.plan.products.traffic import Traffic as Traffic
 from tiledask.plan.program.making.layer import layer_calls as layer_calls
 from tiledask.plan.program.making.pipeline import program as program
 from tiledask.plan.program.program import Program as Program
-from tiledask.plan.splitting.judge import judge as judge
 from tiledask.plan.splitting.partition import Partition as Partition
 from tiledask.plan.splitting.partition import contiguous_splits as contiguous_splits
+from tiledask.plan.splitting.partition import judge as judge
 from tiledask.plan.splitting.partition import partition as partition
 from tiledask.plan.tables import table as table
 from tiledask.plan.timing.step import calibrate as calibrate

@@ -17,8 +17,7 @@ from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import called, is_looped, schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.validate import peak_in_flight, validate
-from tiledask.plan.splitting.judge import judge
-from tiledask.plan.splitting.partition import partition
+from tiledask.plan.splitting.partition import judge, partition
 
 CASES = load_cases("schedule.json")
 

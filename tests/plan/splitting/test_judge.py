@@ -1,6 +1,6 @@
 """The judge: every way of writing an answer, every rule, and chunks and sends against partition().
 
-Holds `tiledask.plan.splitting.judge`.
+Holds `tiledask.plan.splitting.partition`.
 """
 
 from itertools import pairwise
@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledask.errors import PartitionError
-from tiledask.plan.splitting.judge import judge, stages_of
-from tiledask.plan.splitting.partition import contiguous_splits, partition
+from tiledask.plan.splitting.partition import contiguous_splits, judge, partition, stages_of
 
 GOOD = "1-6 | 7-12 | 13-18 | 19-24"
 DEALT = "1-3 | 4-6 | 7-9 | 10-12"

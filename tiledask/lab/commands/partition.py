@@ -13,11 +13,13 @@ from typing import Any
 import tiledask as td
 from tiledask.errors import ConfigError
 from tiledask.lab.commands.options import Run, numbers
-from tiledask.plan.splitting.judge import layer_ranges, read_assignment, stages_of
 from tiledask.plan.splitting.partition import (
     count,
     layer_costs,
+    layer_ranges,
+    read_assignment,
     stage_name,
+    stages_of,
 )
 
 __all__ = ["cut_text", "run_partition"]

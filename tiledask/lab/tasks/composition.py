@@ -22,8 +22,7 @@ from tiledask.lab.tasks.partition import legal
 from tiledask.plan.pipelines.closed_form import lower_bound
 from tiledask.plan.pipelines.schedules import called, is_looped, schedule, schedules
 from tiledask.plan.pipelines.validate import peak_in_flight, validate
-from tiledask.plan.splitting.judge import layer_ranges
-from tiledask.plan.splitting.partition import capacities
+from tiledask.plan.splitting.partition import capacities, layer_ranges
 from tiledask.plan.units import format_bytes
 
 __all__ = ["YARDSTICK", "best", "check_inputs", "measure", "read", "runs", "solve"]

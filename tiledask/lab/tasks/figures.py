@@ -15,8 +15,7 @@ from tiledask.lab.plots.style import INK, PALE, RED, canvas, colour_of_rank, sty
 from tiledask.lab.plots.timelines import KINDS, gantt
 from tiledask.lab.tasks.kind import Inputs, Targets
 from tiledask.plan.pipelines.timeline import Timeline
-from tiledask.plan.splitting.judge import read_assignment, stages_of
-from tiledask.plan.splitting.partition import capacities, stage_name
+from tiledask.plan.splitting.partition import capacities, read_assignment, stage_name, stages_of
 from tiledask.plan.units import format_seconds
 
 __all__ = ["draw_fields", "draw_layers", "draw_runs"]

@@ -4,8 +4,14 @@ from typing import Any
 
 from tiledask.errors import ConfigError, PartitionError
 from tiledask.lab.tasks.kind import Inputs, Measured, Targets
-from tiledask.plan.splitting.judge import Verdict, judge, read_assignment
-from tiledask.plan.splitting.partition import Partition, partition, stage_name
+from tiledask.plan.splitting.partition import (
+    Partition,
+    Verdict,
+    judge,
+    partition,
+    read_assignment,
+    stage_name,
+)
 
 __all__ = ["best", "check_inputs", "legal", "measure", "read", "solve"]
 
