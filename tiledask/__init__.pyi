@@ -71,8 +71,8 @@ from tiledask.plan.pipelines.schedule import Schedule as Schedule
 from tiledask.plan.pipelines.schedules import schedule as schedule
 from tiledask.plan.pipelines.schedules import schedules as schedules
 from tiledask.plan.pipelines.simulate import simulate as simulate
-from tiledask.plan.pipelines.spans import memory_over_time as memory_over_time
 from tiledask.plan.pipelines.timeline import Timeline as Timeline
+from tiledask.plan.pipelines.timeline import memory_over_time as memory_over_time
 from tiledask.plan.pipelines.validate import validate as validate
 from tiledask.plan.products.placement import Partial as Partial
 from tiledask.plan.products.placement import Replicate as Replicate

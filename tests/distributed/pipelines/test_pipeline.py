@@ -2,7 +2,7 @@
 
 Holds `tiledask.distributed.pipelines.device`, `tiledask.distributed.pipelines.engines`,
 `tiledask.distributed.pipelines.run`, `tiledask.distributed.pipelines.stages` and
-`tiledask.plan.pipelines.generators.rounds`.
+`tiledask.plan.pipelines.schedules`.
 """
 
 import os

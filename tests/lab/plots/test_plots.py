@@ -19,10 +19,9 @@ from tiledask.lab import plots, sweep
 from tiledask.lab.plots.bars import PARTS
 from tiledask.lab.plots.timelines import boxes_of
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
-from tiledask.plan.pipelines.idle import CAUSES
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
-from tiledask.plan.pipelines.timeline import Timeline
+from tiledask.plan.pipelines.timeline import CAUSES, Timeline
 from tiledask.plan.products.placement import Partial, Replicate, Shard, Tiling
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.units import format_seconds

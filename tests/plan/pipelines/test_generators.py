@@ -1,21 +1,19 @@
 """Orders of the papers: rates, closed forms, memory, lower bounds, other programs' numbers.
 
-Holds `tiledask.plan.pipelines.generators.two_way` and
-`tiledask.plan.pipelines.generators.v_shape`.
+Holds `tiledask.plan.pipelines.two_lanes`.
 """
 
 from itertools import product
 
 import pytest
 
-from tiledask.plan.pipelines.generators.two_way import chimera, dualpipe
-from tiledask.plan.pipelines.generators.v_shape import zb_v
-from tiledask.plan.pipelines.generators.zb_auto import zb_auto
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import schedules
 from tiledask.plan.pipelines.simulate import simulate
-from tiledask.plan.pipelines.spans import memory_over_time
+from tiledask.plan.pipelines.timeline import memory_over_time
+from tiledask.plan.pipelines.two_lanes import chimera, dualpipe, zb_v
 from tiledask.plan.pipelines.validate import peak_in_flight, validate
+from tiledask.plan.pipelines.zb_auto import zb_auto
 
 zb_h1, zb_h2, interleaved_zero_bubble = (
     schedules[name] for name in ("zb-h1", "zb-h2", "interleaved-zb")

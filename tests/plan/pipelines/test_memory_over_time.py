@@ -8,7 +8,7 @@ import pytest
 from tiledask.errors import ScheduleError
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
-from tiledask.plan.pipelines.spans import memory_over_time
+from tiledask.plan.pipelines.timeline import memory_over_time
 
 SPLIT, WHOLE, V = ("zb-h1", "zb-h2"), ("naive", "gpipe", "1f1b"), ("zb-v", "v-half")
 

@@ -9,8 +9,8 @@ import tiledask as td
 from tiledask.errors import ConfigError, short
 from tiledask.lab.commands.options import Run, numbers
 from tiledask.lab.sweep import schedule_on
-from tiledask.plan.pipelines.idle import CAUSES
 from tiledask.plan.pipelines.schedules import called, is_looped, schedule, schedules
+from tiledask.plan.pipelines.timeline import CAUSES
 from tiledask.plan.tables import Part, table
 from tiledask.plan.units import format_percent, format_seconds
 from tiledask.plan.whole import whole_number

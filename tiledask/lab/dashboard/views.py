@@ -23,8 +23,7 @@ from dask.utils import key_split
 from tiledask.lab.plots.primitives import HEIGHT, Box, span
 from tiledask.lab.plots.style import PALE, RED, colour_named
 from tiledask.lab.plots.timelines import KINDS, boxes_of
-from tiledask.plan.pipelines.idle import CAUSES
-from tiledask.plan.pipelines.timeline import TRANSFER, Span, Timeline
+from tiledask.plan.pipelines.timeline import CAUSES, TRANSFER, Span, Timeline
 from tiledask.plan.units import format_bytes, format_seconds
 
 __all__ = ["Chart", "ReportedRun", "Task", "View", "title_of", "view_of_run", "view_of_tasks"]

@@ -28,9 +28,7 @@ from tiledask.lab.plots.style import (
     lighter,
     styled,
 )
-from tiledask.plan.pipelines.idle import CAUSES
-from tiledask.plan.pipelines.spans import Footprint
-from tiledask.plan.pipelines.timeline import TRANSFER, Timeline
+from tiledask.plan.pipelines.timeline import CAUSES, TRANSFER, Footprint, Timeline
 from tiledask.plan.units import format_bytes, format_seconds
 
 __all__ = ["KINDS", "boxes_of", "gantt", "layers_on_devices", "memory_timeline", "slots"]
@@ -54,13 +52,12 @@ _GREY = "#A8A8A8"
 IDLE = {
     "warm-up": (PALE, _hatch(_GREY, "/////")),
     "dependency": (PALE, _hatch(_GREY, ".....")),
-    "imbalance": ("#F9DFCC", _hatch(RED, "xxxxx")),
     "transfer": ("#DDF0FB", _hatch(SKY, "-----")),
     "overhead": ("#F5E4ED", _hatch(PINK, "+++++")),
     "draining": (PALE, _hatch(_GREY, "\\\\\\\\\\")),
 }
 """Cause -> its colour and look: grey where the order of actions is the cause, else its own."""
-_OF_STAGES = ("warm-up", "dependency", "imbalance", "draining")
+_OF_STAGES = ("warm-up", "dependency", "draining")
 
 
 @styled

@@ -20,9 +20,8 @@ from typing import Any
 from tiledask.errors import ConfigError, short
 from tiledask.lab.course.question import Input
 from tiledask.plan.data import shipped_json
-from tiledask.plan.pipelines.idle import CAUSES
 from tiledask.plan.pipelines.schedules import schedules
-from tiledask.plan.pipelines.timeline import COMPUTE, Timeline
+from tiledask.plan.pipelines.timeline import CAUSES, COMPUTE, Timeline
 from tiledask.plan.units import format_seconds
 
 __all__ = ["INPUTS", "TIMES", "Inputs", "Measured", "Targets", "frozen_key"]

@@ -18,7 +18,7 @@ from tiledask.plan.diagnosis.remedies import Remedy, equal_stages, remedies
 from tiledask.plan.diagnosis.timed import TimedSchedule
 from tiledask.plan.diagnosis.trace import Trace
 from tiledask.plan.diagnosis.trace_files import read_trace
-from tiledask.plan.pipelines.idle import CAUSES as IDLE
+from tiledask.plan.pipelines.timeline import CAUSES as IDLE
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.tables import Part, Printable, Table, table
 from tiledask.plan.units import format_seconds
@@ -36,7 +36,7 @@ LITTLE = 0.05
 CAUSES = {
     "one at a time": "waits for other stages: no two work at once",
     "ramp": "not yet filled, waits for other stages, draining, as equal stages and free links have",
-    "imbalance": IDLE["imbalance"],
+    "imbalance": "waits for slower stages",
     "communication": IDLE["transfer"],
     "overhead": IDLE["overhead"],
     "unexplained": "what the inferred plan, simulated, does not have",

@@ -1,18 +1,12 @@
-"""What pencil and paper say about pipelines: bubbles and a bound.
-
-p devices, m micro-batches, v chunks per device, F and B the seconds of a stage's forward and
-full backward, c the seconds between two stages. Two shares are in use; they are not the same:
+"""What pencil and paper say of p devices, m micro-batches, v chunks per device; F, B and c the
+seconds of a stage's forward and backward, and between two stages. Two shares are in use:
   fraction   idle / (devices x makespan)   of all device-time
   overhead   idle / busy                   over the ideal
 """
 
 from collections.abc import Sequence
 
-__all__ = [
-    "bubble_fraction",
-    "bubble_overhead",
-    "lower_bound",
-]
+__all__ = ["bubble_fraction", "bubble_overhead", "lower_bound"]
 
 
 def bubble_fraction(devices: int, microbatches: int, chunks: int = 1) -> float:

@@ -1,9 +1,5 @@
-"""How long everything in a schedule takes, when it happens, and what no order could beat.
-
-start(a)       max( end of the action before a on its device,
-                    end of each result a needs  [+ its way, if it comes from another device] )
-lower bound    device d:  the way to it | all of its work | the way back from it
-"""
+"""How long all in a schedule takes, and when it is: an action starts when the one before it on its
+device has ended and each result that it needs is there, with the way that it has."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -11,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tiledask.errors import ScheduleError, short
-from tiledask.plan.pipelines.schedule import KINDS, Schedule
+from tiledask.plan.pipelines.schedule import Schedule
 
-__all__ = ["PerBoundary", "PipelineCosts", "Times", "costs_of", "finish_times", "lower_bound"]
+__all__ = ["PerBoundary", "PipelineCosts", "Times", "costs_of", "finish_times"]
 
 Times = float | Sequence[float] | Sequence[Sequence[float]] | np.ndarray
 """Seconds: one number, one per stage, or one per stage and micro-batch."""
@@ -123,35 +119,3 @@ def numbers(values: Any, name: str, shapes: dict[Any, str], unit: str) -> np.nda
     if len(wrong := found[~(np.isfinite(found) & (found >= 0))]):
         raise ScheduleError(f"{name} must be finite and 0 or more {unit}, got {wrong[0]:g}")
     return found
-
-
-def lower_bound(schedule: Schedule, costs: PipelineCosts) -> float:
-    """Seconds that no order of a complete schedule's actions on the same devices goes below.
-
-    A device can start when the first micro-batch has come down to it, then has all its work to
-    do, and after its last action the gradient still has to go up (after a weight gradient, which
-    nobody waits for, nothing). And a micro-batch alone has to go all the way down and up.
-    """
-    devices, stages, seconds = schedule.devices, schedule.stages, costs.seconds
-    keys = schedule.stage.astype(np.int64) * len(KINDS) + schedule.kind
-    there = np.bincount(keys, minlength=stages * len(KINDS)).reshape(stages, len(KINDS), 1) > 0
-    # until the gradient of a stage's input: by B or by I, the shorter if it has both
-    _, B, I, _ = seconds
-    gradient = np.where(there[:, 2], np.where(there[:, 1], np.minimum(B, I), I), B)
-    before, after, lone = np.full(devices, np.inf), np.full(devices, np.inf), 0.0
-    for r, place in enumerate(schedule.places):
-        mine = slice(r, None, len(schedule.places))
-        forward, back, hop = seconds[0][:, mine], gradient[:, mine], costs.hop[r, :-1, None]
-        if not forward.size:
-            continue
-        down = np.cumsum(forward + hop, axis=0)  # F done [stages, m or 1]
-        reach, alone, way_back = down - forward, down[-1], down[-1] - down
-        if schedule.trains:
-            up = np.cumsum(back + hop, axis=0)
-            way_back = np.where(there[:, 3], 0.0, up - back)
-            alone = down[-1] + up[-1] + np.where(there[0, 3], seconds[3, 0][mine], 0.0)
-        np.minimum.at(before, np.array(place), reach.min(axis=1))
-        np.minimum.at(after, np.array(place), way_back.min(axis=1))
-        lone = max(lone, float(alone.max()))
-    work = np.bincount(schedule.device, costs.of_actions(schedule), minlength=devices)
-    return max(lone, float(np.where(work > 0, before + work + after, 0.0).max()))

@@ -5,21 +5,20 @@ Every action is an interval on its device's line, where none may overlap:
     rank 0     [F0][F1]      [B0][B1]
     rank 1         [F0][B0][F1][B1]       minimise the last end
 
-subject to the data (each result, and its way, before who needs it) and to memory: from the start
-of its F to the end of its B or W an activation takes one of ``memory_limit`` places.
+subject to the data (each result, and its way, before who needs it) and to memory.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise, product
+from itertools import product
 from math import lcm
 
 import numpy as np
 
 from tiledask.errors import ScheduleError
 from tiledask.extras import needed_for
-from tiledask.plan.pipelines.costs import PerBoundary, Times, costs_of, lower_bound
+from tiledask.plan.pipelines.costs import PerBoundary, Times, costs_of
 from tiledask.plan.pipelines.schedule import Action, Schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
@@ -28,9 +27,7 @@ from tiledask.plan.units import format_seconds
 
 __all__ = ["Optimum", "optimal_schedule"]
 
-_UNITS = 10**6
-"""The solver works on integers: times are exact where they share a denominator up to this, and
-otherwise rounded to that part of the longest."""
+_UNITS = 10**6  # times are exact where they share a denominator up to this, or else rounded
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,7 +40,7 @@ class Optimum:
     least: float
     """Seconds that no order within the limits goes below, as far as the solver has shown."""
     proven: bool
-    """Whether nothing is faster (but for rounding, see _UNITS); if not, time ran out."""
+    """Whether nothing is faster, but for rounding; if not, time ran out."""
 
     @property
     def makespan(self) -> float:
@@ -99,58 +96,46 @@ def optimal_schedule(
     schedule = Schedule.of(orders, places)
     times = forward, backward, latency, backward_input, backward_weight
     costs = costs_of(schedule, *times)
-    took, hop, least = costs.of_actions(schedule), costs.hop[0], lower_bound(schedule, costs)
+    seconds = np.stack([costs.of_actions(schedule), costs.of_ways(schedule)])
     # units per second; where they do not make all whole, half a unit is lost on an action or a way
-    values = {*took.tolist(), *hop.tolist()}
+    values = set(seconds.ravel().tolist())
     unit: float = lcm(*(Fraction(x).limit_denominator(_UNITS).denominator for x in values))
-    error = 0
-    if unit > _UNITS or max(values) * unit >= 2**40:
-        unit, error = _UNITS / max(values), len(schedule)
-    seconds, ways = (np.rint(column * unit).astype(int).tolist() for column in (took, hop))
+    rough = unit > _UNITS or max(values) * unit >= 2**40
+    unit = _UNITS / max(values) if rough else unit
     even = not np.ptp(costs.seconds, axis=2).any()  # then micro-batches may come in order
-    start, bound, proven = _solve(
-        schedule, seconds, ways, limits, int(least * unit - error), even, timeout
-    )
+    units = np.rint(seconds * unit).astype(int)
+    start, bound, proven = _solve(schedule, units, limits, even, timeout)
     orders = [sorted(order, key=start.__getitem__) for order in orders]
     best = validate(Schedule.of(orders, places, "optimum"), memory_limit=limits)
-    return Optimum(best, simulate(best, *times), max(least, (bound - error) / unit), proven)
+    return Optimum(best, simulate(best, *times), (bound - rough * len(schedule)) / unit, proven)
 
 
 def _solve(
-    schedule: Schedule,
-    took: list[int],
-    hop: list[int],
-    limits: Sequence[int] | None,
-    least: int,
-    even: bool,
-    timeout: float,
+    schedule: Schedule, units: np.ndarray, limits: Sequence[int] | None, even: bool, timeout: float
 ) -> tuple[dict[Action, int], float, bool]:
     """(starts, the bound that was shown, whether they attain it), in whole units of time."""
     with needed_for("the best order of a pipeline"):
         from ortools.sat.python import cp_model
 
-    model, horizon = cp_model.CpModel(), sum(took) + 2 * schedule.microbatches * sum(hop) + 1
+    model, horizon, (took, ways) = cp_model.CpModel(), int(units.sum()) + 1, units.tolist()
     start = {a: model.new_int_var(0, horizon, f"start {a}") for a in schedule}
-    end = {a: start[a] + seconds for a, seconds in zip(schedule, took, strict=True)}
-    spans = [
-        model.new_fixed_size_interval_var(start[a], seconds, str(a))
-        for a, seconds in zip(schedule, took, strict=True)
-    ]
-    last = model.new_int_var(least, horizon, "makespan")
-    for device, ends in enumerate(pairwise(schedule.turns.tolist())):
-        model.add_no_overlap(spans[slice(*ends)])
+    end = {a: start[a] + n for a, n in zip(schedule, took, strict=True)}
+    last = model.new_int_var(0, horizon, "makespan")
+    for device, order in enumerate(schedule.orders):
+        model.add_no_overlap(
+            model.new_interval_var(start[a], end[a] - start[a], end[a], str(a)) for a in order
+        )
         kept = []
-        for f in (f for f in schedule.orders[device] if f.kind == "F" and limits):
+        for f in (f for f in order if f.kind == "F" and limits):
             until = end[f._replace(kind="W" if f._replace(kind="W") in end else "B")]
             size = model.new_int_var(0, horizon, f"kept {f}")
             kept.append(model.new_interval_var(start[f], size, until, f"kept {f}"))
         if limits:
             model.add_cumulative(kept, [1] * len(kept), limits[device])
-    for a, before in needs(schedule).items():
+    for (a, before), way in zip(needs(schedule).items(), ways, strict=True):
         model.add(last >= end[a])
         for b in before:
-            way = 0 if a.stage == b.stage else hop[max(a.stage, b.stage)]
-            model.add(start[a] >= end[b] + way)
+            model.add(start[a] >= end[b] + (0 if a.stage == b.stage else way))
         later = a._replace(microbatch=a.microbatch + 1)
         if even and later in start:
             model.add(start[later] >= end[a])

@@ -1,11 +1,5 @@
 """A pipeline schedule: in which order each device does its forwards and backwards.
 
-1F1B, 3 stages, 4 micro-batches (row = device, F and B with the micro-batch's number):
-
-    rank 0     F0 F1 F2 B0 F3 B1 B2 B3      warm-up: as many forwards as there are
-    rank 1     F0 F1 B0 F2 B1 F3 B2 B3      stages behind; then one backward for
-    rank 2     F0 B0 F1 B1 F2 B2 F3 B3      each forward; then the rest
-
 Beside its turn, an action waits for results; where one stage does B and the next I, each needs the
 one that is there:
 
@@ -29,8 +23,7 @@ from tiledask.errors import ScheduleError, short
 
 __all__ = ["KINDS", "Action", "Schedule", "sources"]
 
-KINDS = "FBIW"
-"""The kinds of actions; a column of kinds holds positions in this word."""
+KINDS = "FBIW"  # a column of kinds holds positions in this word
 
 
 class Action(NamedTuple):
@@ -137,7 +130,6 @@ class Schedule:
         return self.orders[device]
 
     def __iter__(self) -> Iterator[Action]:
-        """All actions, device by device."""
         return chain.from_iterable(self.orders)
 
     def __len__(self) -> int:
@@ -167,23 +159,20 @@ class Schedule:
 
     @cached_property
     def maker(self) -> np.ndarray:
-        """int64 [actions]: the position of the one action whose result each waits for, -1 for none;
-        what else it uses comes before that."""
+        """int64 [actions]: the position of the last action whose result each uses, -1 for none."""
         own, behind = sources(self.kind, self.stage, self.microbatch).T
         maker: np.ndarray = np.where(behind < 0, own, behind)
         return maker
 
     @cached_property
     def fault(self) -> str:
-        """What is of no stage, on another device, no pair, missing or there twice; "" if all that
-        there has to be is there once, in its place."""
+        """What is first of all that is wrong, but for the turns; "" if nothing is."""
         return next(_faults(self), "")
 
     @cached_property
     def waits(self) -> tuple[list[int], list[int], list[int]]:
-        """By action, the positions of what is before it on its device, of the one whose result it
-        waits for, and of the one whose result the second of its pair waits for; -1 for none. The
-        first of a pair stands for both."""
+        """By action, the positions of what is before it on its device, of its maker, and of that of
+        the second of its pair; -1 for none. The first of a pair stands for both."""
         ends = np.append(np.arange(len(self)), -1)  # whose end is that of an action
         ends[np.flatnonzero(self.paired) + 1] -= 1
         before, maker = ends[np.arange(-1, len(self) - 1)], ends[self.maker]
@@ -193,8 +182,8 @@ class Schedule:
 
     @cached_property
     def steps(self) -> list[int]:
-        """The positions of the actions that can run, each after all that it waits for: every device
-        goes on until it lacks a result, down the devices and up. Of a pair only the first."""
+        """The positions of the actions that can run, of a pair the first, each after all that it
+        waits for: every device goes on until it lacks a result, down the devices and up."""
         turns, pairs, (_, maker, second) = self.turns.tolist(), self.paired.tolist(), self.waits
         done, at, steps = [False] * len(pairs) + [True], turns[:-1], list[int]()
         devices, found = range(self.devices), -1
@@ -210,13 +199,6 @@ class Schedule:
             devices = devices[::-1]
         return steps
 
-    @property
-    def runs(self) -> bool:
-        """Whether all actions can run."""
-        return len(self.steps) + int(self.paired.sum()) == len(self)
-
-    # -- text -----------------------------------------------------------------------------------
-
     def to_text(self) -> str:
         """One line per device, actions in PyTorch's grammar: stage, kind, micro-batch.
 
@@ -227,8 +209,7 @@ class Schedule:
         0F0,0F1,0B0,0B1
         1F0,1F1,1B0,1B1
         """
-        rows = self.places if len(self.places) > 1 else ()
-        lines = ["@" + ",".join(map(str, row)) for row in rows]
+        lines = ["@" + ",".join(map(str, row)) for row in self.places if len(self.places) > 1]
         for order in self.orders:
             line = ",".join(f"({a};" if a in self.pairs else f"{a}" for a in order)
             lines.append(re.sub(r"(\(\w+;),(\w+)", r"\1\2)OVERLAP_F_B", line))
@@ -241,8 +222,7 @@ class Schedule:
         Actions such as ``0F3`` are separated by commas or spaces; ``(0F1;1B0)OVERLAP_F_B`` is a
         forward and a backward at once. A stage is placed on the first device that names it; lines
         of ``@`` and a device for each stage place rows, which the micro-batches take in turn.
-        Raises ScheduleError for any other word, and for a stage number left out; whether the order
-        can run, :func:`tiledask.validate` says.
+        Raises ScheduleError for any other word, and for a stage number left out.
 
         >>> Schedule.from_text("@0,1; @1,0; 0F0,1F1,1B1,0B0; 0F1,1F0,1B0,0B1").replicas
         2
@@ -274,9 +254,6 @@ class Schedule:
         if len(counts := {len(place) for place in places}) > 1:
             raise ScheduleError(f"lines of @ have a device for every stage, got {sorted(counts)}")
         return cls.of(orders, places, name, pairs)
-
-
-# -- what is wrong, what waits for what, and an order in which all can run -------------------------
 
 
 def _faults(schedule: Schedule) -> Iterator[str]:

@@ -1,58 +1,44 @@
 """The table of schedules by name, and the one function that makes any of them.
 
-Most are in rounds, a row of numbers: some forwards to warm up, then a forward and a backward in
-turns. 1F1B, 3 stages, 4 micro-batches, and ZB-H1, which splits the backward in I and W:
+Most are in rounds: some forwards to warm up, then a forward and a backward in turns. 1F1B, 3
+stages, 4 micro-batches, and ZB-H1, which splits the backward in I and W:
 
     rank 0     F0 F1 F2 B0 F3 B1 B2 B3         F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3
     rank 1     F0 F1 B0 F2 B1 F3 B2 B3         F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3
     rank 2     F0 B0 F1 B1 F2 B2 F3 B3         F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
-
-I, the gradient of the input, is what the stage before waits for; W, the gradient of the weights,
-nobody waits for: it comes as many turns late as there are stages before.
 """
 
 import inspect
 from collections.abc import Callable
+from functools import partial
+from math import prod
 from typing import Any
 
 from tiledask.errors import ScheduleError, short
 from tiledask.plan.data import meant
 from tiledask.plan.intervals import split
-from tiledask.plan.pipelines.generators.two_way import chimera, dualpipe, dualpipev
-from tiledask.plan.pipelines.generators.v_shape import v_half, v_min, zb_v
-from tiledask.plan.pipelines.generators.zb_auto import zb_auto
 from tiledask.plan.pipelines.schedule import Action, Schedule
+from tiledask.plan.pipelines.two_lanes import chimera, dualpipe, dualpipev, in_blocks, zb_v
+from tiledask.plan.pipelines.zb_auto import zb_auto
 from tiledask.plan.whole import MOST_COUNT, whole_number
 
-__all__ = [
-    "BOTH_WAYS",
-    "V_SHAPED",
-    "called",
-    "is_looped",
-    "layout_schedule",
-    "schedule",
-    "schedules",
-]
+__all__ = ["called", "is_looped", "layout_schedule", "schedule", "schedules"]
 
-MOST_BLOCKS = 10**6
-"""Stages x micro-batches: what takes some seconds and a gigabyte; beyond lies a typing error."""
-
-ALL = 10**9
-"""Forwards ahead: every one there is."""
+MOST_BLOCKS = 10**6  # stages x micro-batches: some seconds and a gigabyte; more is a typing error
+ALL = 10**9  # forwards ahead: every one there is
+_count = partial(whole_number, error=ScheduleError)
 
 
 def in_rounds(
     name: str, ahead: int, late: int | None = None, looped: bool = False
 ) -> Callable[..., Schedule]:
     """What makes the schedule with stage s on device s mod devices: ``ahead`` forwards for each
-    device behind, then a forward and a backward in turns, then what is left. ``late``: the backward
-    is split, and W comes so many turns after its I for each device before. ``looped``: there are
-    fewer devices than stages; groups of ``devices`` micro-batches, or as even larger ones, go
-    through all chunks of a device, one after the other.
-    """
+    device behind, then a forward and a backward in turns, then what is left. ``late``: turns from I
+    to W for each device before. ``looped``: groups of ``devices`` micro-batches, or as even larger
+    ones, go through all chunks of a device, one after the other."""
 
     def make(stages: int, microbatches: int, devices: int) -> Schedule:
-        chunks, rest = divmod(stages, count_of(devices, "devices"))
+        chunks, rest = divmod(stages, _count("devices", devices, 1, MOST_COUNT))
         if rest:
             near = sorted({stages - rest, stages + devices - rest} - {0})
             raise ScheduleError(
@@ -81,10 +67,6 @@ def in_rounds(
     return make if looped else lambda stages, microbatches: make(stages, microbatches, stages)
 
 
-def count_of(value: int, name: str) -> int:
-    return whole_number(name, value, 1, MOST_COUNT, error=ScheduleError)
-
-
 schedules: dict[str, Callable[..., Schedule]] = {
     # layer-wise: one micro-batch goes all the way forward and back, then the next
     "naive": in_rounds("naive", 0),
@@ -98,8 +80,7 @@ schedules: dict[str, Callable[..., Schedule]] = {
     "interleaved": in_rounds("interleaved", 2, looped=True),
     # GPipe with chunks, breadth first (arXiv 2211.05953)
     "looped-bfs": in_rounds("looped-bfs", ALL, looped=True),
-    # zero bubble in the memory of 1F1B, and in about twice that: if W is short, the longest span
-    # of a device is (p-1)(F+I-W) or (p-1)(F+I-2W) more than its work (arXiv 2401.10241)
+    # zero bubble in the memory of 1F1B, and in about twice that (arXiv 2401.10241)
     "zb-h1": in_rounds("zb-h1", 1, 1),
     "zb-h2": in_rounds("zb-h2", 2, 2),
     # the best of several orders for given times within a memory (section 3.1)
@@ -108,15 +89,15 @@ schedules: dict[str, Callable[..., Schedule]] = {
     "interleaved-zb": in_rounds("interleaved-zb", 1, 1, looped=True),
     # down the stages and back: two on each device
     "zb-v": zb_v,
-    "v-half": v_half,
-    "v-min": v_min,
+    # in about half and a third of the memory of 1F1B
+    "v-half": in_blocks("v-half", 2, 3, (0, 0, 2), (3, -2, -1), (3, -1, 2), (6, -2, -1)),
+    "v-min": in_blocks("v-min", 3, 2, (0, 0, 1), (2, -1, -1), (2, 0, 1), (4, -1, -1)),
     # two streams of micro-batches that meet; of the first two every stage is on two devices
     "chimera": chimera,
     "dualpipe": dualpipe,
     "dualpipev": dualpipev,
 }
-"""The schedules by name. Each takes stages and microbatches; the looped ones also devices,
-"zb-auto" the times and the memory that it is made for."""
+"""Each takes stages and microbatches, the looped ones devices, "zb-auto" times and memory."""
 OF_PYTORCH = {
     "gpipe": "gpipe",
     "1f1b": "1f1b",
@@ -127,35 +108,25 @@ OF_PYTORCH = {
     "dualpipev": "dualpipev",
 }
 """What PyTorch calls them, in lower case; its classes' names begin with Schedule."""
-V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipev")
-"""Down the stages and back: two on each device, whatever is asked."""
-BOTH_WAYS = ("chimera", "dualpipe")
-"""Two copies of the model, the second from the last stage to the first."""
+V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipev")  # down the stages and back: two on each device
+BOTH_WAYS = ("chimera", "dualpipe")  # two copies of the model, the second from its last stage on
 
 
 def called(name: str) -> str:
-    """The schedule's name, of that or of another name for it, PyTorch's or "layer-wise"; others
-    come back as they are.
-
-    >>> called("Interleaved1F1B"), called("ScheduleGPipe"), called("ZB-V")
-    ('interleaved', 'gpipe', 'zb-v')
-    """
-    if not isinstance(name, str):
-        return name
-    lower = name.lower()
+    """The schedule's name, of that or PyTorch's or "layer-wise"; others come back as they are."""
+    lower = str(name).lower()
     if lower.replace("-", "") == "layerwise":
         return "naive"
     return OF_PYTORCH.get(lower.removeprefix("schedule")) or (lower if lower in schedules else name)
 
 
 def is_looped(name: str) -> bool:
-    """Whether the schedule takes devices=, and puts as many stages on each as one likes."""
+    """Whether the schedule takes devices=, for any number of stages on each."""
     return "devices" in inspect.signature(schedules[name]).parameters
 
 
 def layout_schedule(name: str, stages: int, microbatches: int, devices: int) -> Schedule:
-    """The schedule that a layout means by ``name``: 1F1B of several stages on a device is
-    interleaved."""
+    """What a layout means by ``name``: 1F1B of several stages on a device is interleaved."""
     name = "interleaved" if name == "1f1b" and stages > devices else name
     options: dict[str, Any] = {"devices": devices} if is_looped(name) else {}
     return schedule(name, stages, microbatches, **options)
@@ -164,10 +135,8 @@ def layout_schedule(name: str, stages: int, microbatches: int, devices: int) -> 
 def schedule(
     name: str, stages: int, microbatches: int, *, forward_only: bool = False, **options: Any
 ) -> Schedule:
-    """The schedule called ``name`` (see :data:`schedules`), for any number of each.
-
-    PyTorch's names are taken too, as "Interleaved1F1B"; the orders are PyTorch's, but for the
-    backwards of "LoopedBFS", which it does from the last micro-batch to the first.
+    """The schedule called ``name`` (see :data:`schedules`), or by PyTorch, "Interleaved1F1B";
+    the orders are PyTorch's, but for the backwards of "LoopedBFS".
 
     ``stages`` counts all stages of the model. "interleaved", "looped-bfs" and "interleaved-zb" put
     several on a device and need ``devices=``; "zb-v", "v-half", "v-min" and "dualpipev" put two on
@@ -183,7 +152,8 @@ def schedule(
     if (name := called(name)) not in schedules:
         there = f"there are {', '.join(schedules)}, and PyTorch's names, such as Interleaved1F1B"
         raise ScheduleError(f"no schedule {short(name)}; {meant(str(name), schedules)}{there}")
-    size = count_of(stages, "stages") * count_of(microbatches, "microbatches")
+    counts = {"stages": stages, "microbatches": microbatches}
+    size = prod(_count(*each, 1, MOST_COUNT) for each in counts.items())
     if size > MOST_BLOCKS:
         got = f"{short(stages)} x {short(microbatches)}; what repeats is seen with fewer"
         raise ScheduleError(f"there are {MOST_BLOCKS:,} stages x micro-batches at most, got {got}")
@@ -197,9 +167,7 @@ def schedule(
     if not forward_only:
         return built
     if built.name == "naive" and microbatches > 1:
-        raise ScheduleError(
-            f"without backwards nothing holds the next of {microbatches} micro-batches back: that "
-            f"is 'gpipe'; for layer-wise inference use microbatches=1"
-        )
+        back = f"without backwards nothing holds the next of {microbatches} micro-batches back"
+        raise ScheduleError(f"{back}: that is 'gpipe'; for layer-wise inference use microbatches=1")
     forwards = ([a for a in order if a.kind == "F"] for order in built.orders)
     return Schedule.of(forwards, built.places, f"{built.name}, forward only")

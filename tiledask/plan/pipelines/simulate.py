@@ -48,9 +48,9 @@ def simulate(
     have their names.
 
     forward, backward                 seconds of F and of a full B; backward is 2.0 unless given.
-    backward_input, backward_weight   seconds of I and W. Given both, a full B takes their sum
-                                      unless ``backward`` says otherwise; given one, the other
-                                      is what is left of B; given none, each is half of B.
+    backward_input, backward_weight   seconds of I and W, each half of B if none is given. A full B
+                                      takes their sum unless ``backward`` says otherwise; if one
+                                      is given the other is what is left of B.
     overlapped                        seconds of a forward and a backward that a device does at
                                       once (DualPipe), per forward; their sum unless given.
     latency                           seconds from one stage to the next, either way, if they

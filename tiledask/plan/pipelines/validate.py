@@ -21,12 +21,7 @@ def needs(schedule: Schedule) -> dict[Action, tuple[Action, ...]]:
 
 
 def peak_in_flight(schedule: Schedule) -> tuple[int, ...]:
-    """Per device, the most (stage, micro-batch) activations kept at once; from the order alone.
-
-    >>> from tiledask.plan.pipelines.schedules import schedule
-    >>> peak_in_flight(schedule("1f1b", stages=4, microbatches=8))
-    (4, 3, 2, 1)
-    """
+    """Per device, the most (stage, micro-batch) activations kept at once; from the order alone."""
     return tuple(peak for peak, _ in peaks(schedule))
 
 
@@ -81,7 +76,7 @@ def runnable(schedule: Schedule) -> Schedule:
     """``schedule`` itself if it can run; else the ScheduleError that names its first fault."""
     if schedule.fault:
         raise ScheduleError(schedule.fault)
-    if schedule.runs:
+    if len(schedule.steps) + schedule.paired.sum() == len(schedule):
         return schedule
     # whose results the devices' next actions lack, around; or of a device its own, later on
     actions, waits, paired = list(schedule), needs(schedule), schedule.paired.tolist()

@@ -1,8 +1,4 @@
-"""The automatic zero-bubble scheduler: an order for given times within a memory.
-
-I, the gradient of the input, is what the stage before waits for; W, the gradient of the weights,
-nobody waits for, so it can go anywhere after its I (Zero Bubble, arXiv 2401.10241).
-"""
+"""The automatic zero-bubble scheduler: an order for given times within a memory."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -16,8 +12,7 @@ from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
 __all__ = ["zb_auto"]
 
 PerStage = float | Sequence[float]
-_SMALL = 1e-9
-"""Part of a memory below which two are equal."""
+_SMALL = 1e-9  # part of a memory below which two are equal
 
 
 def zb_auto(
@@ -37,17 +32,10 @@ def zb_auto(
     allows, then F and I in turns, with W in the gaps and where memory needs it. Of three choices it
     leaves open all combinations are tried, for the shortest span.
 
-    forward, backward_input, backward_weight   seconds of F, I and W
-    latency        seconds from one stage to the next
-    activation     memory that F takes, in any unit (the paper's M_B)
-    weight_part    what of it is kept from I to W (the paper's M_W)
-    memory_limit   most memory of a device, same unit. Default: stages * activation, which is
-                   what 1F1B takes (ZB-1p); twice that gives ZB-2p.
-
-    Raises ScheduleError if not even one micro-batch fits, or for a wrong number of times.
-
-    >>> zb_auto(4, 8)
-    Schedule(zb-auto: 4 stages on 4 devices, 8 micro-batches, 96 actions)
+    ``activation`` is the memory that F takes, in any unit (the paper's M_B), ``weight_part`` what
+    of it is kept from I to W (M_W), and ``memory_limit`` the most of a device: by default stages *
+    activation, as of 1F1B (ZB-1p); twice that gives ZB-2p. Raises ScheduleError if not even one
+    micro-batch fits, or for a wrong number of times.
     """
     limit = stages * activation if memory_limit is None else memory_limit
     if not weight_part <= activation <= limit:
@@ -58,24 +46,20 @@ def zb_auto(
     first = Schedule.of([[Action("F", 0, 0)]], range(stages))
     costs = costs_of(first, forward, None, latency, backward_input, backward_weight)
     seconds = dict(zip(KINDS, costs.seconds[:, :, 0].tolist(), strict=True))
-    memory, drafts = (limit * (1 + _SMALL), activation, weight_part), list[_Draft]()
+    memory, found = (limit * (1 + _SMALL), activation, weight_part), list[_Draft]()
     for choice in product((True, False), repeat=3):
-        drafts.append(_Draft(seconds, latency, memory))
-        drafts[-1].write(microbatches, *choice)
+        draft = _Draft(seconds, latency, *memory)
+        draft.write(microbatches, *choice)
+        found += [draft] if draft.most <= draft.limit else []
     # the longest time from a device's first action to its last, then the last of all
-    best = min(
-        (draft for draft in drafts if draft.most <= memory[0]),
-        key=lambda draft: (max(map(sub, draft.clock, draft.begin)), max(draft.clock)),
-    )
+    best = min(found, key=lambda each: (max(map(sub, each.clock, each.begin)), max(each.clock)))
     return Schedule.of(best.orders, range(stages), "zb-auto")
 
 
 class _Draft:
     """An order that is written action by action, with the clock of each stage."""
 
-    def __init__(
-        self, seconds: dict[str, list[float]], latency: float, memory: tuple[float, float, float]
-    ) -> None:
+    def __init__(self, seconds: dict[str, list[float]], latency: float, *memory: float) -> None:
         self.seconds, self.latency = seconds, latency
         self.limit, self.activation, self.weight_part = memory
         self.stages = range(len(seconds["F"]))
@@ -87,12 +71,9 @@ class _Draft:
         self.ends = {kind: [list[float]() for _ in self.stages] for kind in "FIW"}
 
     def write(self, microbatches: int, punctual: bool, hold: bool, greedy: bool) -> None:
-        """The whole order.
-
-        punctual   the warm-up never delays the first I; otherwise it leaves no gap before it
-        hold       a stage that is ahead of the next may leave out a forward
-        greedy     a W goes into a gap that is shorter, even on a stage with time to spare
-        """
+        """The whole order. ``punctual``: the warm-up never delays the first I; otherwise it leaves
+        no gap before it. ``hold``: a stage that is ahead of the next may leave out a forward.
+        ``greedy``: a W goes into a gap that is shorter, even on a stage with time to spare."""
         for s in self.stages:
             self.put("F", s)
         for s, more in enumerate(self.warmup(microbatches, punctual)):
