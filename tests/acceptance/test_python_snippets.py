@@ -26,7 +26,7 @@ def test_sharded_states_fit_on_many_copies_or_the_answer_says_why_not():
     assert fit.verdict == "no"  # 4 B a parameter stay whole: 800 GB
     assert fit.memory.ledger.by_tensor(0)["weights"] == 2 * 199_985_233_920
     fix = fit.smallest_fix
-    assert td.fits("gpt-200b", fix.layout, f"{fix.devices}xA100-40GB").verdict == "fits"
+    assert td.fits("gpt-200b", fix.layout, f"{fix.layout.devices}xA100-40GB").verdict == "fits"
 
 
 # -- schedules -------------------------------------------------------------------------------------

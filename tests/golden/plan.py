@@ -98,7 +98,7 @@ def fix(given: dict[str, Any]) -> Any:
         "verdict": fit.verdict,
         "fix": words(found.layout),
         "changed": sorted(found.changed),
-        "devices": found.devices,
+        "devices": found.layout.devices,
         "missing": found.missing,
     }
 

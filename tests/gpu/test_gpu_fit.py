@@ -17,8 +17,9 @@ from gpu.devices import LESS, memory_of, on
 import tiledask as td
 from tiledask.distributed.cluster.counters import counting
 from tiledask.distributed.memory.claims import run_claim
+from tiledask.plan.data import names
 from tiledask.plan.inputs.layout import Layout
-from tiledask.plan.inputs.load import load_model, models
+from tiledask.plan.inputs.load import load_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import load_recipe, state_bytes
 
@@ -65,7 +66,7 @@ def claimed(what, scale, which, memory, sequence):
             pytest.skip("the device is too small for it")
         return f"a step of {model.name}{what}", model, layout, memory // layout.pp
     most = int(min(SHARE * memory, DRAWN) * scale)
-    sizes = {name: load_model(name).parameters for name in models()}
+    sizes = {name: load_model(name).parameters for name in names("models")}
     fitting = {name: n for name, n in sizes.items() if n * BYTES <= most}
     name = max(fitting, key=fitting.__getitem__)
     key, half = f"states of {name} at 1:{scale}", sizes[name] * BYTES // 2

@@ -6,8 +6,7 @@ products    grids: how a number of ranks can be a mesh
 losses      checkpointing, checkpoint_interval: how often to save what may be lost
 """
 
-from tiledask.plan.fitting.states import minimum_devices, zero3_minimum_degree
-from tiledask.plan.inputs.recipes import state_bytes
+from tiledask.plan.inputs.recipes import minimum_devices, state_bytes, zero3_minimum_degree
 from tiledask.plan.pipelines.closed_form import bubble_fraction, bubble_overhead, lower_bound
 from tiledask.plan.products.product import grids
 from tiledask.plan.timing.budget import checkpoint_interval, checkpointing

@@ -48,8 +48,8 @@ def test_what_is_asked_of_a_large_cluster_is_answered(first):
         model, layout, cluster, recipe = drawn(number)
         fit = td.fits(model, layout, cluster, recipe)
         if (fix := fit.smallest_fix) is not None:
-            assert fix.devices <= MOST_OF_ANY
-            wide = td.load_cluster(f"{fix.devices}x{cluster.device.name}")
+            assert fix.layout.devices <= MOST_OF_ANY
+            wide = td.load_cluster(f"{fix.layout.devices}x{cluster.device.name}")
             assert td.fits(model, fix.layout, wide, recipe).verdict == "fits", number
         assert fit.to_dict()["verdict"] == fit.verdict
         if fit.memory.recipe.trains:

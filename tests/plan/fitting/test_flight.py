@@ -1,11 +1,11 @@
 """Micro-batches in flight: closed forms and counted states against the schedules themselves.
 
-Holds `tiledask.plan.fitting.in_flight`.
+Holds `tiledask.plan.fitting.activations`.
 """
 
 import pytest
 
-from tiledask.plan.fitting.in_flight import alive
+from tiledask.plan.fitting.activations import alive
 from tiledask.plan.inputs.layout import SCHEDULES, Layout
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, V_SHAPED, is_looped, schedule
 from tiledask.plan.pipelines.validate import peak_in_flight

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 import tiledask as td
 from tiledask.errors import ConfigError
+from tiledask.plan.data import names
 from tiledask.plan.fitting.vectorized import peaks
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
-from tiledask.plan.inputs.recipes import State, load_recipe, recipes
+from tiledask.plan.inputs.recipes import State, load_recipe
 
 DENSE = Model(hidden=64, layers=13, heads=8, ffn=250, vocab=97, learned_pos=128, dropout=True)
 PLAIN = Model(hidden=64, layers=12, heads=8, ffn=256, vocab=96, mlp="swiglu")
@@ -57,7 +58,7 @@ def layouts(draw):
 @given(
     many=st.lists(layouts(), min_size=1, max_size=6),
     model=st.sampled_from(MODELS),
-    recipe=st.sampled_from(recipes()),
+    recipe=st.sampled_from(names("recipes")),
     sequence=st.integers(3, 70),
 )
 def test_peaks_are_the_ledgers_to_the_byte(part, many, model, recipe, sequence):

@@ -22,13 +22,13 @@ from hypothesis import strategies as st
 
 import tiledask as td
 from tiledask.errors import ConfigError
+from tiledask.plan.data import names
 from tiledask.plan.frameworks.exchange import FRAMEWORKS
-from tiledask.plan.inputs.load import models
-from tiledask.plan.inputs.recipes import load_recipe, recipes
+from tiledask.plan.inputs.recipes import load_recipe
 
 ACCEPTED = json.loads((Path(__file__).parent / "own/accepted.json").read_text())
 CASES = ACCEPTED.pop("cases")
-TRAINS = [name for name in recipes() if load_recipe(name).trains]
+TRAINS = [name for name in names("recipes") if load_recipe(name).trains]
 
 
 # -- beside the frameworks' own parsers ----------------------------------------------------------
@@ -144,7 +144,7 @@ def test_cuts_and_orders_of_pipelines_come_back(framework, layout):
     back(framework, "llama-3.1-8b", td.Layout(**layout), "fsdp-adam", 4096)
 
 
-@pytest.mark.parametrize("name", models())
+@pytest.mark.parametrize("name", names("models"))
 def test_a_model_comes_back_from_megatrons_flags(name):
     """With as many parameters, unless a note names what Megatron's layers cannot be."""
     model = td.load_model(name)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiledask.errors import ConfigError, PartitionError, ScheduleError
-from tiledask.plan.fitting.in_flight import alive
+from tiledask.plan.fitting.activations import alive
 from tiledask.plan.inputs.layout import Layout
 
 

@@ -23,22 +23,19 @@ def named(weights):
 
 
 def test_dense_layers_stand_among_mixtures():
-    assert MIXED.layer is MIXED.mixture_layer
-    assert "router" not in named(MIXED.dense_layer)
-    sizes = MIXED.item_parameters[1:-1]
-    kinds = [MIXED.dense_layer if i in (0, 3) else MIXED.mixture_layer for i in range(6)]
-    assert sizes == tuple(map(count, kinds))
+    (dense, two, own), (mixture, four, routed) = MIXED.layer_kinds
+    assert (dense, two, mixture, four) == ("dense layer", 2, "mixture layer", 4)
+    assert MIXED.kind_of == (0, 1, 1, 0, 1, 1)
+    assert MIXED.layer is routed
+    assert "router" in {*named(routed)} - {*named(own)}
+    assert MIXED.item_parameters[1:-1] == tuple(count((own, routed)[k]) for k in MIXED.kind_of)
     assert sum(MIXED.item_parameters) == MIXED.parameters
-    assert [(name, n) for name, n, _ in MIXED.layer_kinds] == [
-        ("dense layer", 2),
-        ("mixture layer", 4),
-    ]
 
 
 def test_a_dense_layer_uses_every_weight_and_a_mixture_those_of_two_experts():
     expert = 2 * 64 * 48 + 48 + 64
     assert MIXED.parameters - MIXED.active_parameters == 4 * (8 - 2) * expert
-    assert all(w.copies == w.active == 1 for w in MIXED.dense_layer)
+    assert all(w.copies == w.active == 1 for w in MIXED.layer_kinds[0][2])
     assert replace(MIXED, top_k=8).active_parameters == MIXED.parameters
     without, shared = replace(MIXED, shared_ffn=0), 4 * (2 * 64 * 96 + 96 + 64)
     assert MIXED.parameters - without.parameters == shared

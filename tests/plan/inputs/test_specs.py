@@ -7,7 +7,8 @@ import pytest
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.plan.inputs.load import load_cluster, load_model, models
+from tiledask.plan.data import names
+from tiledask.plan.inputs.load import load_cluster, load_model
 from tiledask.plan.inputs.model import count
 
 
@@ -64,7 +65,7 @@ def cut(number, digits):
     return int(number * 10**digits) / 10**digits
 
 
-@pytest.mark.parametrize("name", models())
+@pytest.mark.parametrize("name", names("models"))
 def test_items_add_up_and_every_model_names_its_source(name):
     model = load_model(name)
     assert (model.name, len(model.item_parameters)) == (name, model.layers + 2)

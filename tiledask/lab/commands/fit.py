@@ -13,8 +13,9 @@ import tiledask as td
 from tiledask.errors import ConfigError
 from tiledask.lab.commands.options import Run
 from tiledask.lab.commands.request import Request, request_of, usual_batch
-from tiledask.plan.choosing.ranking import plan_table
+from tiledask.plan.choosing.search import plan_table
 from tiledask.plan.fitting.fit import TIGHT, used
+from tiledask.plan.fitting.fixes import Search
 from tiledask.plan.fitting.overhead import overhead_of
 from tiledask.plan.inputs.run import caches, check_timed, check_trains
 from tiledask.plan.tables import Part
@@ -95,7 +96,7 @@ def _best(request: Request) -> Run:
     yield f"the first one:\n  {again}"
     yield from extras
     if args.explain:
-        yield from (*request.sources, plans.told_apart, *step.printed(), saving.line)
+        yield from (*request.sources, *step.printed(), saving.line)
     return 0, result
 
 
@@ -157,8 +158,8 @@ def fewest(request: Request, recipe: Any = None) -> Any:
     recipe = recipe or request.recipe
     start = td.Layout(zero=3 if recipe.offloads_weights else 0)
     run = request.model, start, request.cluster, recipe, request.sequence
-    cached = getattr(request.args, "cached", 0)
-    return td.fits(*run, **request.by, cached=cached).search.fewest_devices()
+    fit = td.fits(*run, **request.by, cached=getattr(request.args, "cached", 0))
+    return Search(fit.memory, fit.cluster, fit.limits).fewest_devices()
 
 
 def _what_would(request: Request, plans: Any, would: dict[str, Any]) -> Iterator[Part]:

@@ -8,8 +8,8 @@ from tiledask.errors import ConfigError, short
 from tiledask.lab.commands.options import Run
 from tiledask.lab.sweep import compare_schedules
 from tiledask.plan.data import meant, names
-from tiledask.plan.inputs.load import load_cluster, load_model, models
-from tiledask.plan.inputs.recipes import load_recipe, recipes
+from tiledask.plan.inputs.load import load_cluster, load_model
+from tiledask.plan.inputs.recipes import load_recipe
 from tiledask.plan.pipelines.schedules import schedules
 from tiledask.plan.tables import table
 
@@ -52,22 +52,17 @@ def _schedule(name: str) -> Facts:
     return {"idle": found["idle"], "kept": found["kept"], "what": " ".join(words.split())}
 
 
-LISTS: dict[str, tuple[str, Callable[[], Iterable[str]], Callable[[str], Facts]]] = {
-    "models": ("models; or a config.json, a name on the hub, a number such as 70B", models, _model),
-    "hardware": (
-        "devices, as in 8xH100; links are one device's, one way",
-        lambda: names("hardware"),
-        _device,
-    ),
-    "recipes": ("what is kept for every parameter", recipes, _recipe),
+LISTS: dict[str, tuple[str, Callable[[str], Facts]]] = {
+    "models": ("models; or a config.json, a name on the hub, a number such as 70B", _model),
+    "hardware": ("devices, as in 8xH100; links are one device's, one way", _device),
+    "recipes": ("what is kept for every parameter", _recipe),
     "schedules": (
         "on 4 devices with 8 micro-batches, a backward of two forwards: idle time, and "
         "micro-batches that the fullest device keeps",
-        lambda: schedules,
         _schedule,
     ),
 }
-"""What there is -> its title, its names, and the main numbers of one."""
+"""What there is -> its title, and the main numbers of one."""
 UNITS = dict.fromkeys(("memory", "memory/s", "within it/s", "between/s"), "bytes")
 UNITS["idle"] = "percent"
 
@@ -79,10 +74,11 @@ def run_list(args: argparse.Namespace) -> Run:
         raise ConfigError(
             f"no list {short(kind)}; {meant(kind, LISTS)}tiledask list --help has them all"
         )
-    title, known, facts = LISTS[kind]
-    found = {name: facts(name) for name in known() if part.lower() in name}
+    title, facts = LISTS[kind]
+    known: Iterable[str] = schedules if kind == "schedules" else names(kind)
+    found = {name: facts(name) for name in known if part.lower() in name}
     if not found:
-        near = meant(part, known())
+        near = meant(part, known)
         raise ConfigError(
             f"no name of {kind} has {short(part)} in it; {near}tiledask list {kind} has all"
         )

@@ -13,9 +13,13 @@ from tiledask.lab.course.question import Names, cut_over, question
 from tiledask.lab.course.sizes import ADAM, GB
 from tiledask.lab.course.words import brief, count
 from tiledask.plan.fitting.fit import Fit
-from tiledask.plan.fitting.states import minimum_devices, zero3_minimum_degree
 from tiledask.plan.inputs.layout import Layout
-from tiledask.plan.inputs.recipes import load_recipe, state_bytes
+from tiledask.plan.inputs.recipes import (
+    load_recipe,
+    minimum_devices,
+    state_bytes,
+    zero3_minimum_degree,
+)
 from tiledask.plan.pipelines.closed_form import bubble_fraction
 from tiledask.plan.units import format_bytes
 
@@ -157,7 +161,7 @@ def feasible(billions: float, memory: int, devices: int) -> Names:
     others |= {f"GPUs of {gb} GB": fit(gb * GB) for gb in (94, 141, 192, 288)}
     outs = [name for name, found in others.items() if found.verdict == "fits"]
     if fix := full.smallest_fix:
-        outs.append(f"{count(fix.devices, 'GPU')} of this size, {brief(fix.layout)}")
+        outs.append(f"{count(fix.layout.devices, 'GPU')} of this size, {brief(fix.layout)}")
     would = "; ".join(outs) or "nothing tried"
     word = {"no": "Infeasible", "tight": "Too tight", "fits": "Feasible"}[full.verdict]
     plans = {r: (Layout(tp=devices), r) for r in (ADAM, "bf16-adam", "fp16-weights")}

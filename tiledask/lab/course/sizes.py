@@ -9,11 +9,10 @@ from typing import NamedTuple
 
 from tiledask.lab.course.words import count
 from tiledask.plan.fitting.overhead import CUDA_CONTEXT
-from tiledask.plan.fitting.states import minimum_devices
 from tiledask.plan.inputs.hardware import ClusterSpec, load_cluster
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
-from tiledask.plan.inputs.recipes import load_recipe, state_bytes
+from tiledask.plan.inputs.recipes import load_recipe, minimum_devices, state_bytes
 from tiledask.plan.timing.collective_time import zero_passes
 from tiledask.plan.units import format_bytes
 

@@ -1,8 +1,4 @@
-"""What is wrong with a plan, and what would be better: every line with its numbers.
-
-a layout  ->  fits? balanced? how much is waiting, and for what?      each Judged
-          ->  one change at a time, costed: memory and seconds   ->   the advice, best first
-"""
+"""What is wrong with a plan, and what would be better: every line with its numbers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -59,8 +55,7 @@ class Critique(Printable):
     fit: Fit
     lines: tuple[Judged, ...]
     advice: tuple[Plan, ...]
-    """Layouts that fit, differ in one choice and make a step shorter by 1 % or more, the best
-    first. For a layout that does not fit: those that do."""
+    """Layouts that fit, differ in one choice and make a step 1 % shorter or more, best first."""
 
     @property
     def step(self) -> StepEstimate | None:
@@ -138,7 +133,6 @@ def critique(
 
 
 def _lines(fit: Fit) -> Iterator[tuple[str, bool, str]]:
-    """(what it is about, whether it is good, why)."""
     layout, cluster, node = fit.layout, fit.cluster, fit.cluster.devices_per_node
     yield "memory", fit.verdict != "no", f"{fit.verdict}: {fit.reason}"
     if layout.devices < cluster.devices:
@@ -174,24 +168,20 @@ def _lines(fit: Fit) -> Iterator[tuple[str, bool, str]]:
 
 def _advice(fit: Fit) -> Iterator[Plan]:
     """Of the layouts that differ in one choice, those that are fastest by formula, simulated."""
-    layout, memory, cluster, nearest = fit.layout, fit.memory, fit.cluster, None
+    layout, memory, cluster = fit.layout, fit.memory, fit.cluster
     own: dict[str, Any] = {each.name: (getattr(layout, each.name),) for each in fields(Space)}
     own["partition"] = (ITEMS if layout.partition == ITEMS else None,)
     own["schedule"] = (layout.schedule if layout.schedule in ORDERS else "1f1b",)
     run = memory.model, cluster, layout.sequences, memory.sequence
     devices = sorted({min(layout.devices, cluster.devices), cluster.devices})
     found = [layouts_of(*run, Space(**own | free), devices) for free in FREE]
-    if fit.verdict == "no":
-        nearest = fit.smallest_fix
+    nearest = fit.smallest_fix if fit.verdict == "no" else None
     if nearest and not nearest.missing and nearest.layout.schedule in ORDERS:
         numbers = vars(Numbers.of(nearest.layout))
         found.append({name: np.array([numbers[name]]) for name in COLUMNS})
     n = {name: np.concatenate([each[name] for each in found]) for name in COLUMNS}
     plans = Plans((*run[:3], memory.recipe, memory.sequence), fit.by, n, {}).settle(ADVISED)
     before = np.inf if fit.verdict == "no" else fit.step.total
-    seen = {layout}
-    for plan in plans.settled:
-        if plan.verdict == "fits" and plan.seconds <= (1 - WORTH_IT) * before:
-            if plan.layout not in seen:
-                yield plan
-            seen.add(plan.layout)
+    good = (p for p in plans.settled if p.verdict == "fits" and p.layout != layout)
+    worth = {p.layout: p for p in good if p.seconds <= (1 - WORTH_IT) * before}
+    yield from worth.values()

@@ -1,9 +1,4 @@
-"""Every layout of a cluster, pruned by memory, ranked by time.
-
-dp x tp x pp x cp = devices          peaks              times
-      x ep x micro-batch    ------>  more than a  --->  of those that fit,  --->  fastest first
-      x chunks x ZeRO x ...          device has?        all at once
-"""
+"""Every layout of a cluster, pruned by memory, ranked by time."""
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from tiledask.errors import ConfigError, short
-from tiledask.plan.choosing.ranking import plan_table
 from tiledask.plan.fitting.fit import Fit, fits
 from tiledask.plan.fitting.overhead import VERDICTS, DeviceLimits
 from tiledask.plan.fitting.space import COLUMNS, Columns, Space, layouts_of
@@ -25,19 +19,33 @@ from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run, check_timed, check_trains
-from tiledask.plan.tables import Part, Printable, frame
+from tiledask.plan.tables import Part, Printable, Table, format_value, frame
 from tiledask.plan.timing.calibration import BESIDE, Calibration, calibration_of
 from tiledask.plan.timing.step import StepEstimate, estimate_steps
 from tiledask.plan.timing.step_time import step_parts
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.plan.whole import is_whole, whole_number
 
-__all__ = ["Plan", "Plans", "Space", "search"]
+__all__ = ["Plan", "Plans", "Space", "plan_table", "search"]
 
 FIRST = 10
 """Plans of a search that are shown."""
 SIMULATED = 14
 """Plans that are put in order by their simulated seconds before anybody looks at one."""
+HEADS = {name: name for name in ("dp", "tp", "pp", "cp", "ep")} | {
+    "expert_tp": "expert tp",
+    "microbatch": "b",
+    "microbatches": "m",
+    "interleave": "v",
+    "zero": "ZeRO",
+    "recompute": "recompute",
+    "sequence_parallel": "SP",
+    "flash_attention": "flash",
+    "schedule": "schedule",
+}
+"""Field of a layout -> its column."""
+LEAST = ("flash", "SP", "expert tp", "v", "ZeRO", "b")
+"""The columns that go where 80 characters are not enough for all, in this order."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -62,8 +70,8 @@ class Plan:
     def fit(self) -> Fit:
         """The verdict explained."""
         found = self.found
-        run = found.model, self.layout, found.cluster, found.recipe, found.sequence
-        return fits(*run, **found.assumed)
+        of = found.model, self.layout, found.cluster, found.recipe, found.sequence
+        return fits(*of, **found.assumed)
 
     @cached_property
     def step(self) -> StepEstimate:
@@ -91,10 +99,8 @@ class Plan:
         return bill | {name: getattr(self.layout, name) for name in axes}
 
     def __repr__(self) -> str:
-        return (
-            f"Plan({self.layout}: {self.verdict}, {format_bytes(self.peak)} a device, "
-            f"{format_seconds(self.seconds)} a step)"
-        )
+        takes = f"{format_bytes(self.peak)} a device, {format_seconds(self.seconds)} a step"
+        return f"Plan({self.layout}: {self.verdict}, {takes})"
 
 
 class Plans(Sequence[Plan], Printable):
@@ -185,38 +191,13 @@ class Plans(Sequence[Plan], Printable):
     def best(self) -> Plan:
         """The fastest that fits; if none does the fastest tight one, else the nearest."""
         if not len(self):
-            many = (
-                f"none gives whole micro-batches of the {self.global_batch} sequences to each copy"
-            )
+            none = f"none gives each copy whole micro-batches of the {self.global_batch} sequences"
             raise ConfigError(
                 f"no layout of the space on {self.cluster.devices} devices is left: "
-                f"{'; '.join(self.left_out) or many}; change the batch, the devices or the space, "
+                f"{'; '.join(self.left_out) or none}; change the batch, the devices or the space, "
                 f"or name another framework"
             )
         return self.settle().settled[0]
-
-    @property
-    def alike(self) -> list[Plan]:
-        """The plans, of the first 10, that cannot be told from the best: they take no longer than
-        it does with the error that they do not share (`StepEstimate.own_error`)."""
-        best = self.best
-        return [best] + [
-            plan
-            for plan in self[1:FIRST]
-            if plan.verdict == best.verdict != "no"
-            and plan.seconds / best.seconds <= 1 + max(best.step.own_error, plan.step.own_error)
-        ]
-
-    @property
-    def told_apart(self) -> str:
-        """How many of the first plans the error bar does not tell apart."""
-        step, many = self.best.step, len(self.alike)
-        words = "cannot be told apart" if many > 1 else "stands apart"
-        return (
-            f"the first {many} of {self.counts[self.best.verdict]:,} {words} by the error that "
-            f"plans do not share, {100 * step.own_error:.1f} %; with what they share each is "
-            f"within {100 * step.error:.1f} %"
-        )
 
     def to_dict(self, first: int = FIRST) -> dict[str, Any]:
         """How many were considered, and the ``first`` plans, as plain values for JSON."""
@@ -225,7 +206,6 @@ class Plans(Sequence[Plan], Printable):
             "considered": self.considered,
             "counts": self.counts,
             "left_out": self.left_out,
-            "alike": len(self.alike) if len(self) else 0,
             "plans": [plan.to_dict() for plan in self.settle(first)[:first]],
         }
 
@@ -257,7 +237,8 @@ class Plans(Sequence[Plan], Printable):
             yield plan_table(self.settle(first)[:first], title)
             if self.best.verdict != "no":
                 yield from [f"the first one:\n  {again}"] * bool(again)
-                yield self.told_apart
+                within = f"each is within {100 * self.best.step.error:.1f} % by estimate"
+                yield f"{within}; plans closer than that may be in another order"
 
 
 def search(
@@ -302,8 +283,8 @@ def search(
     if not isinstance(space, Space):
         raise ConfigError(f"space is a td.Space, such as Space(tp=(1, 2)), got {short(space)}")
     sequence = check_run(model, Layout(), sequence)
-    layouts = [Layout(dp=ep, ep=ep) for ep in space.ep or ()]
-    for layout in [*layouts, *(Layout(cp=cp) for cp in space.cp or ())]:
+    least = [Layout(dp=ep, ep=ep) for ep in space.ep or ()] + [Layout(cp=n) for n in space.cp or ()]
+    for layout in least:
         check_run(model, layout, sequence)
     given = cluster.devices if devices is None else devices
     counts = tuple(given) if isinstance(given, Iterable) else (given,)
@@ -320,6 +301,37 @@ def search(
         runs |= idle.get(name, False)  # where that field does nothing
         columns = {each: column[runs] for each, column in columns.items()}
         if not runs.all():
-            words = f"runs {name} {' or '.join(map(str, values))}"
-            left_out[f"{program} {words}"] = int((~runs).sum())
+            words = f"{program} runs {name} {' or '.join(map(str, values))}"
+            left_out[words] = int((~runs).sum())
     return Plans((model, cluster, batch, recipe, sequence), assumed, columns, left_out)
+
+
+def plan_table(plans: Sequence[Any], title: str) -> Table:
+    """A row per plan, and the axes in which they differ; what is the same in all stands in the
+    title."""
+    layouts = [plan.layout for plan in plans]
+    columns, same = {"": [f"{n + 1}" for n in range(len(plans))]}, []
+    for name, head in HEADS.items():
+        usual, *values = (format_value(getattr(n, name)) for n in (Layout(), *layouts))
+        if len(set(values)) > 1:
+            columns[head] = values
+        elif values[0] != usual:
+            same.append(f"{head} {values[0]}")
+    varying = {"devices": [f"{each.devices}" for each in layouts]}
+    varying["verdict"] = [plan.verdict for plan in plans]
+    columns |= {name: cells for name, cells in varying.items() if len(set(cells)) > 1}
+    columns["a device"] = [format_bytes(plan.peak) for plan in plans]
+    timed = [plan.step if plan.verdict != "no" else None for plan in plans]
+    if timed[0]:
+        columns["a step"] = [format_seconds(step.total) if step else "" for step in timed]
+        columns["tokens/s"] = [f"{step.tokens_per_second:,.0f}" if step else "" for step in timed]
+        columns["MFU"] = [f"{100 * step.mfu:.1f} %" if step else "" for step in timed]
+    title += f"; all: {', '.join(same)}" if same else ""
+    left_out = []
+    for name in LEAST:
+        widths = [max(len(head), *map(len, cells)) for head, cells in columns.items()]
+        if sum(widths) + 2 * (len(widths) - 1) > 80 and columns.pop(name, []):
+            left_out.append(name)
+    title += f"; not shown: {', '.join(left_out)}" if left_out else ""
+    left = [i for i, name in enumerate(columns) if name == "verdict"]
+    return Table(tuple(columns), list(zip(*columns.values(), strict=True)), title, left)

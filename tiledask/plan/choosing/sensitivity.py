@@ -1,9 +1,4 @@
-"""Which constraint binds: the best plan again, with one limit of the cluster relaxed at a time.
-
-best plan now                    48.0 s
-memory x 2          48.0 -> 45.1 s    1.06 x faster
-between nodes x 2   48.0 -> 47.9 s    1.00 x
-"""
+"""Which constraint binds: the best plan again, with one limit of the cluster relaxed at a time."""
 
 import math
 from dataclasses import dataclass, replace
@@ -42,8 +37,7 @@ class Relaxed:
 
     def to_dict(self) -> dict[str, Any]:
         """The limit, what it buys, and the fields in which the best layout then differs."""
-        of = {"limit": self.limit, "times": self.times}
-        return of | {"speedup": self.speedup, "changed": self.changed}
+        return {name: getattr(self, name) for name in ("limit", "times", "speedup", "changed")}
 
     def __repr__(self) -> str:
         words = f"{self.limit} x {self.times:g}: "
@@ -92,7 +86,6 @@ def sensitivity(
 
 
 def _relaxed(cluster: ClusterSpec, times: float) -> dict[str, ClusterSpec]:
-    """Limit -> the cluster with more of it."""
     device, within, between = cluster.device, cluster.within_node, cluster.between_nodes
     peaks = tuple((name, n * times) for name, n in device.peak_flops)
     memory, bandwidth = round(device.memory_bytes * times), device.memory_bandwidth * times

@@ -1,38 +1,45 @@
-"""What a forward pass leaves behind for the backward pass, tensor by tensor."""
+"""What forward passes leave for the backward pass: a layer's tensors, of micro-batches in flight.
+
+stage 0   F0 F1 F2 B0 F3 B1 B2 B3       stage 0 holds at most 3 of them,
+          1  2  3  2  3  2  1  0        stage s at most min(p - s, m)
+"""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from math import ceil
+from operator import mul
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from tiledask.plan.arrays import unbeaten
 from tiledask.plan.inputs.layout import SELECTIVE_OP, Layout
-from tiledask.plan.inputs.model import Model
+from tiledask.plan.inputs.model import MIXTURE_LAYER, Model
 from tiledask.plan.inputs.recipes import Recipe
+from tiledask.plan.inputs.run import chunk_kinds
+from tiledask.plan.pipelines.schedules import BOTH_WAYS, layout_schedule
 from tiledask.plan.timing.calibration import holds
 
-__all__ = ["LayerBytes", "Saved", "layer_bytes", "layer_costs", "saved_tensors", "tokens_of"]
+__all__ = ["InFlight", "LayerBytes", "Saved", "alive", "layer_bytes", "layer_costs"]
+__all__ += ["saved_tensors", "stages_in_flight", "tokens_of"]
 
 
 class Saved(NamedTuple):
-    """A tensor of one layer that is kept, per token of the batch.
-
-    ``sliced``: tensor parallelism cuts it, and its ``elements`` are those on the fullest of tp
-    devices. ``core``: in the attention core, which selective recomputation drops. ``flows``: a
-    gradient of this size flows back into it, as none does into a mask or a statistic.
-    """
+    """A tensor of one layer that is kept, per token of the batch."""
 
     name: str
-    elements: int
+    elements: int  # those on the fullest of tp devices, where it is ``sliced``
     itemsize: int
-    sliced: bool
-    core: bool = False
-    flows: bool = True
+    sliced: bool  # tensor parallelism cuts it
+    core: bool = False  # in the attention core, which selective recomputation drops
+    flows: bool = True  # a gradient of this size flows back into it: not into masks, statistics
 
 
-INPUTS = "attention input|attention output input|(shared )?mlp (input|product|activation output)|"
-INPUTS += "(kv|query) latent"
+INPUTS = "attention input|attention output input|(shared )?mlp (input|product|activation output)"
 """Names of the tensors that are inputs of a layer's matrix products."""
+INSIDE: dict[str, tuple[str, ...]] = {"gelu": ("activation input", "activation output")}
+INSIDE["swiglu"] = ("gate", "activated gate", "up", "product")
 NORMED = ("attention", "mlp", "attention output", "mlp output")
 """What the norms of a layer stand at, as many as it has."""
 
@@ -44,21 +51,18 @@ def saved_tensors(
     tp: int,
     width: int,
     flash: bool = False,
-    mixture: bool | None = None,
+    kind: int = -1,
     recipe: Recipe | None = None,
 ) -> tuple[Saved, ...]:
     """Tensors that one layer keeps, as eager execution with fused norms does.
 
-    ``width`` is the bytes of one number; dropout masks take one byte. For a GPT with
-    dropout at width 2 they sum to s*b*h*(34 + 5*a*s/h) bytes (Korthikanti et al. 2022,
-    arXiv:2205.05198, section 4.1); grouped heads, latents, gates and experts change the terms.
-    ``flash`` leaves, of the s x s tensors, a single-precision row statistic per head and token
-    (Dao et al. 2022, arXiv:2205.14135, algorithm 1). ``mixture`` says which kind of layer of a
-    model with experts (default: the last layer's); these are taken to be visited evenly.
-    ``recipe``: whose framework keeps some otherwise, inputs of products in FP8 in fewer bytes, and
-    inputs of adapters.
+    ``width`` is the bytes of one number; dropout masks take one byte. For a GPT with dropout at
+    width 2 they sum to s*b*h*(34 + 5*a*s/h) bytes (Korthikanti et al. 2022, arXiv:2205.05198,
+    section 4.1). ``flash`` leaves, of the s x s tensors, a single-precision row statistic per head
+    and token (Dao et al. 2022, arXiv:2205.14135, algorithm 1). ``kind``: the layer's place
+    in ``model.layer_kinds``. ``recipe``: whose framework keeps some otherwise.
     """
-    mixture = bool(model.experts) if mixture is None else mixture
+    mixture = model.layer_kinds[kind][0] == MIXTURE_LAYER
     h, heads = model.hidden, -(-model.heads // tp)
     groups = heads if model.latent else -(-model.kv_heads // tp)
     whole = {"attention input": h}
@@ -93,37 +97,32 @@ def saved_tensors(
     if model.dropout and not flash:
         mask = scores._replace(name="softmax dropout mask", itemsize=1, flows=False)
         tensors += [mask, scores._replace(name="softmax dropout output")]
-    return tuple(tensors if recipe is None else _otherwise(tensors, model, tp, mixture, recipe))
+    return tuple(tensors if recipe is None else _otherwise(tensors, model, tp, kind, recipe))
 
 
 def _inside(model: Model, name: str, width: int) -> dict[str, int]:
     """What an MLP keeps between its products; nothing of one without width."""
-    parts = ("activation input", "activation output")
-    if model.mlp == "swiglu":
-        parts = ("gate", "activated gate", "up", "product")  # type: ignore[assignment]
-    return {f"{name} {part}": width for part in parts} if width else {}
+    return {f"{name} {part}": width for part in INSIDE[model.mlp]} if width else {}
 
 
 def _otherwise(
-    tensors: list[Saved], model: Model, tp: int, mixture: bool, recipe: Recipe
+    tensors: list[Saved], model: Model, tp: int, kind: int, recipe: Recipe
 ) -> Iterator[Saved]:
     """``tensors`` as the framework of ``recipe`` keeps them."""
     held, fp8 = holds(recipe.framework), recipe.operand_bytes < recipe.compute_bytes
     width = min(held.fp8_input_bytes, recipe.compute_bytes)
-    dropped: tuple[str, ...] = () if held.keeps_expert_outputs else ("expert outputs",)
-    dropped += ("mlp activated gate", "shared mlp activated gate") if held.fused_gate else ()
+    dropped = [] if held.keeps_expert_outputs else ["expert outputs"]
+    dropped += ["mlp activated gate", "shared mlp activated gate"] * held.fused_gate
     for each in tensors:
         if each.name not in dropped:
-            narrow = fp8 and re.fullmatch(INPUTS, each.name)
+            narrow = fp8 and re.fullmatch(f"{INPUTS}|(kv|query) latent", each.name)
             yield each._replace(itemsize=width) if narrow else each
-    if recipe.adapters is None or not held.adapter_input_bytes:
-        return
-    for weight in model.mixture_layer if mixture else model.dense_layer:
-        if weight.name in recipe.adapters.matrices:
-            cut = weight.split and weight.row
-            many = (-(-weight.inputs // tp) if cut else weight.inputs) * weight.active
-            name = f"{weight.name} adapter input"
-            yield Saved(name, many, held.adapter_input_bytes, cut, flows=False)
+    beside = recipe.adapters.matrices if recipe.adapters and held.adapter_input_bytes else ()
+    for weight in (w for w in model.layer_kinds[kind][2] if w.name in beside):
+        cut = weight.split and weight.row
+        many = (-(-weight.inputs // tp) if cut else weight.inputs) * weight.active
+        name = f"{weight.name} adapter input"
+        yield Saved(name, many, held.adapter_input_bytes, cut, flows=False)
 
 
 def layer_bytes(
@@ -132,13 +131,12 @@ def layer_bytes(
     sequence: int,
     width: int = 2,
     recompute: str | None = None,
-    mixture: bool | None = None,
+    kind: int = -1,
     recipe: Recipe | None = None,
 ) -> int:
     """Bytes that one layer keeps of one micro-batch on one device.
 
-    ``recipe``: whose framework keeps some otherwise. Source: Korthikanti et al. 2022,
-    arXiv:2205.05198, Table 2.
+    ``kind``, ``recipe``: as of ``saved_tensors``. Source: Korthikanti et al. 2022, Table 2.
 
     >>> gpt3 = Model(hidden=12288, layers=96, heads=96, ffn=49152, vocab=51200, dropout=True)
     >>> layer_bytes(gpt3, Layout(tp=8), 2048) / (2048 * 12288)  # 10 + 24/t + 5as/(ht)
@@ -146,69 +144,147 @@ def layer_bytes(
     >>> layer_bytes(gpt3, Layout(tp=8, flash_attention=True), 2048) / (2048 * 12288)
     13.00390625
     """
-    recompute = layout.recompute if recompute is None else recompute
-    mixture = bool(model.experts) if mixture is None else mixture
+    recompute, flash = recompute or layout.recompute, layout.flash_attention
     whole = Saved("layer input", model.hidden, width, False)
-    flash, gated = layout.flash_attention, model.mlp == "swiglu"
-    kept = saved_tensors(model, sequence, layout.tp, width, flash, mixture, recipe)
+    kept = saved_tensors(model, sequence, layout.tp, width, flash, kind, recipe)
     if recompute == "full":
         kept = (whole,)
     elif recompute == "selective":
         kept = tuple(t for t in kept if not t.core)
     elif recompute == SELECTIVE_OP:  # outputs of attention and of every second matrix product
-        first = "gate" if gated else "activation input"
-        names = {"query", "value", "attention output input", "softmax row statistic"}
-        names |= {f"mlp {first}"} | (
-            {f"shared mlp {first}", "expert outputs"} if mixture else set()
-        )
-        ends = [whole._replace(name="mlp output")] * (gated and not mixture)
-        kept = (*(t for t in kept if t.name in names), whole, *ends)
+        first, mixture = INSIDE[model.mlp][0], model.layer_kinds[kind][0] == MIXTURE_LAYER
+        names = ["query", "value", "attention output input", "softmax row statistic"]
+        names += [f"mlp {first}", *[f"shared mlp {first}", "expert outputs"] * mixture]
+        ends = [whole] * (1 + (model.mlp == "swiglu" and not mixture))  # also the MLP's output
+        kept = (*(t for t in kept if t.name in names), *ends)
     return sum(_sizes(layout, sequence, kept))
 
 
 def _sizes(layout: Layout, sequence: int, tensors: Iterable[Saved]) -> list[int]:
-    """Bytes of each tensor of a micro-batch on one device."""
     tokens, cut = tokens_of(layout, sequence)
     return [t.itemsize * t.elements * (tokens if t.sliced else cut) for t in tensors]
 
 
 class LayerBytes(NamedTuple):
-    """Bytes of one layer and one micro-batch on one device: kept from the forward to the backward
-    pass, before any recomputation drops some, and at once in a forward pass alone, at most.
+    """Bytes of one layer and one micro-batch on one device."""
 
-    ``gradients``: at once in the backward pass, which goes from tensor to tensor and drops what it
-    has used: of the residual stream, and beside it at most of an operation's output and input. The
-    fused softmax of training programs writes its input's gradient over its output's, so of the
-    s x s tensors it is one.
-    """
-
-    kept: Any
-    whole: Any
+    kept: Any  # from the forward to the backward pass
+    whole: Any  # the same, before any recomputation drops some
     gradients: Any
-    served: Any
+    """At once in the backward pass, which drops what it has used: of the residual stream, and
+    beside it at most of an operation's output and input; of the s x s tensors it is one."""
+    served: Any  # at once in a forward pass alone, at most
 
 
 def layer_costs(
     model: Model, layout: Layout, sequence: int, recipe: Recipe
 ) -> tuple[LayerBytes, ...]:
-    """Of a dense layer and, in a model with experts, of a mixture."""
+    """Of a layer of each kind."""
     width, found = recipe.compute_bytes, []
     run, flash = (model, layout, sequence, width), layout.flash_attention
-    for mixture in (False, True) if model.experts else (False,):
-        every = saved_tensors(model, sequence, layout.tp, width, flash, mixture)
+    stream = width * model.hidden * tokens_of(layout, sequence)[1]
+    for kind in range(len(model.layer_kinds)):
+        every = saved_tensors(model, sequence, layout.tp, width, flash, kind)
         flows = sorted(_sizes(layout, sequence, (t for t in every if t.flows)))
-        stream = width * model.hidden * tokens_of(layout, sequence)[1]
-        kept, whole = (
-            layer_bytes(*run, recompute, mixture, recipe)
-            for recompute in (layout.recompute, "none")
-        )
+        kept, whole = (layer_bytes(*run, again, kind, recipe) for again in (None, "none"))
         found.append(LayerBytes(kept, whole, stream + sum(flows[-2:]), sum(flows)))
     return tuple(found)
 
 
 def tokens_of(layout: Layout, sequence: int) -> tuple[int, int]:
-    """Tokens of a micro-batch on one device, context parallelism cuts every sequence; and of them
-    those outside the tensor-parallel products, where sequence parallelism cuts it once more."""
+    """Tokens of a micro-batch on one device; and those of them outside tp's products."""
     each = -(-sequence // layout.cp)
     shards = layout.tp if layout.sequence_parallel else 1
     return layout.microbatch * each, layout.microbatch * -(-each // shards)
+
+
+class InFlight(NamedTuple):
+    """What lies on a stage; each number is one, or a column."""
+
+    layers: tuple[Any, ...]  # of each kind
+    embeddings: Any  # and heads, of both copies where there are two
+    heads: Any
+    tied: Any  # heads that hold a tied matrix once more
+    kept_layers: tuple[Any, ...]  # of each kind x micro-batches, in the fullest state
+    kept_embeddings: Any  # micro-batches whose embedding is held, at most
+    kept_heads: Any
+
+    @classmethod
+    def of(cls, numbers: Iterable[Any]) -> "InFlight":
+        """As ``stages_in_flight`` has them, one after the other."""
+        *found, embeddings, heads = numbers
+        at = (len(found) - 3) // 2
+        first, last, tied, *kept = found[at:]
+        return cls(tuple(found[:at]), first, last, tied, tuple(kept), embeddings, heads)
+
+
+def stages_in_flight(
+    model: Model, layout: Layout, stages: Sequence[int], cost: Sequence[int]
+) -> list[tuple[int, ...]]:
+    """The numbers of an InFlight of each of ``stages``, where a layer of each kind keeps ``cost``
+    bytes; none where no backward pass needs any."""
+    p, m, v, last = layout.pp, layout.microbatches, layout.interleave, layout.chunks - 1
+    kinds, found = chunk_kinds(model, layout), []
+    columns = (column.tolist() for column in layout.stage_chunks(np.asarray(stages)))
+    for stage, *chunks in zip(stages, *columns, strict=True):
+        each = [*zip(*(kinds[chunk] for chunk in chunks), strict=True)]  # of each kind, by chunk
+        states = alive(layout.schedule, p, m, v, stage) if cost else ((0,) * len(chunks),)
+        layers = sorted({tuple(sum(map(mul, kind, n)) for kind in each) for n in states})
+        fullest = max(layers, key=lambda kept: sum(map(mul, cost, kept)))
+        most = dict(zip(chunks, map(max, zip(*states, strict=True)), strict=True))
+        first, heads = chunks.count(0), chunks.count(last)
+        items = *map(sum, each), first, heads, 0 if first else heads
+        found.append((*items, *fullest, most.get(0, 0), most.get(last, 0)))
+    return found
+
+
+@lru_cache(maxsize=16384)
+def alive(name: str, p: int, m: int, v: int, stage: int) -> tuple[tuple[int, ...], ...]:
+    """The fullest states of ``stage`` under a schedule: micro-batches alive in each of its chunks.
+
+    Interleaved over v chunks, stage s runs 2(p-s-1) + (v-1)p forward chunks before its first
+    backward (Megatron-LM). Other schedules are counted action by action.
+
+    >>> [alive("1f1b", 4, 8, 1, stage) for stage in range(4)]
+    [((4,),), ((3,),), ((2,),), ((1,),)]
+    """
+    if name in ("gpipe", "looped-bfs"):
+        return ((m,) * v,)
+    if name in ("naive", "1f1b"):
+        most = 1 if name == "naive" else min(p - stage, m)
+        return ((most,),) if v == 1 else _interleaved(p, m, v, stage)
+    # all others repeat themselves: more micro-batches only make the middle longer
+    return _counted(name, p, min(m, 4 * p * v + m % 2), v)[stage]
+
+
+def _interleaved(p: int, m: int, v: int, stage: int) -> tuple[tuple[int, ...], ...]:
+    m = min(m, 4 * p)  # the middle of the schedule repeats every p micro-batches
+    warmup = min(2 * (p - stage - 1) + (v - 1) * p, m * v)
+    now, states = [0] * v, set()
+    for forward in range(m * v):
+        now[forward % (p * v) // p] += 1
+        states.add(tuple(now))
+        if forward >= warmup:
+            now[v - 1 - (forward - warmup) % (p * v) // p] -= 1
+    return _fullest(np.array(list(states)))
+
+
+@lru_cache(maxsize=256)
+def _counted(name: str, p: int, m: int, v: int) -> list[tuple[tuple[int, ...], ...]]:
+    """Of each stage the fullest states that its actions lead through."""
+    two, found = name in BOTH_WAYS, []
+    built = layout_schedule(name, p * (1 if two else v), m, p)
+    layout = Layout(pp=p, microbatches=m, schedule=name, interleave=v)
+    for device in range(p):
+        rows = slice(*built.turns[device : device + 2])
+        kind, chunks = built.kind[rows], np.array(layout.stage_chunks(device))
+        place = built.microbatch[rows] % 2 if two else np.searchsorted(chunks, built.stage[rows])
+        steps = np.zeros((len(kind), len(chunks)), np.int64)
+        steps[np.arange(len(kind)), place] = np.array([1, -1, 0, -1])[kind]  # F, B, I, W
+        found.append(_fullest(np.cumsum(steps, axis=0)))
+    return found
+
+
+def _fullest(states: np.ndarray) -> tuple[tuple[int, ...], ...]:
+    """The rows that no other row reaches in every column."""
+    return tuple(sorted(tuple(states[n].tolist()) for n in unbeaten(-states)))

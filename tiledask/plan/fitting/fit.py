@@ -10,13 +10,13 @@ from typing import Any
 
 from tiledask.plan.fitting.fixes import Search, change_of, changes
 from tiledask.plan.fitting.memory import MemoryEstimate, estimate_memory
-from tiledask.plan.fitting.overhead import VERDICTS, DeviceLimits, Overhead, measured_over_estimated
+from tiledask.plan.fitting.overhead import VERDICTS, DeviceLimits, Overhead
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import CPU, NVME, Recipe, load_recipe
-from tiledask.plan.inputs.run import check_run, check_trains, more_tp
+from tiledask.plan.inputs.run import check_run, check_trains
 from tiledask.plan.tables import Part, Printable
 from tiledask.plan.timing.budget import Checkpointing, checkpointing
 from tiledask.plan.timing.calibration import calibration_of, holds, uncounted
@@ -26,13 +26,8 @@ from tiledask.plan.whole import whole_number
 
 __all__ = ["TIGHT", "Fit", "Fix", "fits", "used"]
 
-TIGHT = (
-    "tight: what is counted fits, but not with all of the overhead, or not if the estimate is as "
-    "far off as half of the published runs"
-)
+TIGHT = "tight: it fits without all of the overhead, or if the estimate is not too low"
 """What the verdict between "fits" and "no" means."""
-LARGEST = 10**24
-"""Bytes of the largest overhead that is believed."""
 OPTIMIZER = "optimizer states"
 """What ZeRO-1 shards, as one class."""
 
@@ -43,12 +38,10 @@ class Fit(Printable):
 
     memory: MemoryEstimate
     cluster: ClusterSpec
-    own: int | None = None
-    """Bytes of the overhead that was given."""
+    own: int | None = None  # Bytes of the overhead that was given
     by: dict[str, Any] = field(default_factory=dict)
     """The ``calibration`` and ``framework`` that were named: those of the seconds of fixes."""
-    why: str = "as its recipe is"
-    """Why the framework of the memory's recipe is assumed."""
+    why: str = "as its recipe is"  # Why the framework of the memory's recipe is assumed
 
     @property
     def layout(self) -> Layout:
@@ -69,34 +62,29 @@ class Fit(Printable):
 
     @property
     def expected(self) -> int:
-        """Bytes that the device is expected to show at its fullest: estimate and overhead."""
+        """Bytes that a device shows at its fullest: estimate and overhead."""
         return int(self.memory.peak + self.overhead.total)
 
     @property
     def assumed(self) -> str:
         """One sentence: whose program is assumed, and what it holds beyond the arithmetic."""
-        name, over = self.memory.recipe.framework, self.overhead
-        more = f"an overhead of {format_bytes(over.total)}, as given"
-        if self.own is None:
-            whose, ratios = measured_over_estimated(name)
-            good = sum(ratio * self.expected <= self.limits.reported for ratio in ratios)
-            more = f"{format_bytes(over.allocator)} that the allocator does not use; as far off as "
-            more += f"the published rows of {whose}, it has room in {good} of {len(ratios)}"
-        return f"run by {name} ({self.why}): {holds(name).loss_bytes} B a logit at the loss, {more}"
+        name, held = self.memory.recipe.framework, holds(self.memory.recipe.framework)
+        more = f"{format_bytes(held.allocator_bytes)} that the allocator does not use"
+        more = more if self.own is None else f"an overhead of {format_bytes(self.own)}, as given"
+        return f"run by {name} ({self.why}): {held.loss_bytes} B a logit at the loss, {more}"
 
     @property
     def few(self) -> str:
         """How many devices the cluster lacks; empty if it has enough."""
         need, there = self.layout.devices, self.cluster.devices
         words = f"the layout needs {need} devices ({self.layout}), the cluster has {there}"
-        return words if need > there else ""
+        return words * (need > there)
 
     @cached_property
     def lacking(self) -> str:
         """What a node has too little of for what its devices offload, if that is known."""
-        many = min(self.cluster.devices_per_node, self.layout.devices)
-        host, disks = self.cluster.host_bytes, self.cluster.nvme_bytes
-        there = {CPU: (host, "host memory"), NVME: (disks, "disks")}
+        many, cluster = min(self.cluster.devices_per_node, self.layout.devices), self.cluster
+        there = {CPU: (cluster.host_bytes, "host memory"), NVME: (cluster.nvme_bytes, "disks")}
         for place, ledger in self.memory.offloaded.items():
             size, kind = there[place]
             if 0 < size < (needed := many * ledger.peak):
@@ -106,16 +94,15 @@ class Fit(Printable):
 
     @property
     def verdict(self) -> str:
-        """The answer: "fits", "tight" (it depends on the overhead, or on the few percent that a
-        device has beyond its nominal capacity or that estimates are off) or "no" (the tensors
+        """ "fits", "tight" (it depends on the overhead, or on a few percent) or "no" (the tensors
         leave no room for a CUDA context, or the cluster has fewer devices)."""
         return "no" if self.few else self.on_enough
 
     @cached_property
     def on_enough(self) -> str:
         """The verdict if the cluster had as many devices as the layout needs."""
-        by_memory = VERDICTS[self.limits.verdict(self.memory.peak, self.overhead)]
-        return "no" if self.lacking else by_memory
+        at = self.limits.verdict(self.memory.peak, self.overhead)
+        return "no" if self.lacking else VERDICTS[at]
 
     @property
     def shortfall(self) -> int:
@@ -138,30 +125,25 @@ class Fit(Printable):
         where = f"stage {stage} of {layout.pp}, {moment}" if layout.pp > 1 else moment
         needs = f"the fullest device ({where}) needs {low}"
         largest = f"the largest class is {tensor}, {format_bytes(most)}"
-        if self.verdict == "fits":
+        if self.verdict != "no":
             return f"{needs}, with overhead {high}, of {capacity} on {device}; {largest}"
-        why = f"{largest}: {_why(self.memory, tensor)}"
-        if self.verdict == "tight":
-            over = f"with overhead {high} ({self.overhead}), of {capacity} on {device}"
-            return f"{needs}, {over}; {why}"
-        if self.shortfall:
-            context = self.overhead.context
-            beside = f" and a CUDA context of {format_bytes(context)}" if context else ""
-            lacks = f"{format_bytes(self.shortfall)} more than the {capacity} of {device}"
-            also = f"{self.few}, and even so " if self.few else ""
-            return f"{also}{needs}{beside}, {lacks}; {why}"
-        fits = f", and on {layout.devices} it fits" * (self.on_enough == "fits")
-        return self.lacking or self.few + fits
+        if not self.shortfall:
+            fits = f", and on {layout.devices} it fits" * (self.on_enough == "fits")
+            return self.lacking or self.few + fits
+        context = self.overhead.context
+        needs += f" and a CUDA context of {format_bytes(context)}" if context else ""
+        lacks = f"{format_bytes(self.shortfall)} more than the {capacity} of {device}"
+        also = f"{self.few}, and even so " * bool(self.few)
+        return f"{also}{needs}, {lacks}; {largest}: {_why(self.memory, tensor)}"
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Where frameworks differ on the layout, what runs saved that no ledger counts, and what is
-        assumed of nodes that the cluster's devices do not fill."""
-        notes, uneven = more_tp(self.memory.model, self.layout), self.cluster.uneven
-        what = uncounted(name := self.memory.recipe.framework)
-        if what and self.on_enough == "no":
-            notes += [f"runs by {name} had room where this has none: not counted is {what}"]
-        return (*notes, *[uneven] * bool(uneven))
+        """What runs saved that no ledger counts, and what is assumed of nodes that are not full."""
+        saved = uncounted(name := self.memory.recipe.framework) if self.on_enough == "no" else ""
+        had = (
+            f"runs by {name} had room where this has none: not counted is {saved}" if saved else ""
+        )
+        return tuple(filter(None, (had, self.cluster.uneven)))
 
     @cached_property
     def step(self) -> StepEstimate:
@@ -174,17 +156,12 @@ class Fit(Printable):
         """How often each rank saves what it keeps beside gradients, and what that costs.
 
         ``step``: seconds of a step; 0: by `estimate_step`. ``given``: bandwidth (bytes per second
-        of a rank), mtbf (seconds, of a device) and restart (seconds) where they are not what is
-        published of Llama 3's training. ConfigError for a recipe that does not train.
+        of a rank), mtbf (seconds, of a device) and restart (seconds) other than Llama 3's.
         """
         recipe, ledger = self.memory.recipe, self.memory.ledger
         check_trains(recipe)
-        trained = "adapters" if recipe.adapters else "parameters"
-        saved = {
-            state.tensor
-            for state in recipe.states
-            if state.of == trained and not re.search("gradients|gathered", state.tensor)
-        }
+        kept = (s for s in recipe.states if s.of == "adapters" or not recipe.adapters)
+        saved = {s.tensor for s in kept if not re.search("gradients|gathered", s.tensor)}
         stages = map(ledger.by_tensor, ledger.places)
         most = max(sum(stage[tensor] for tensor in saved & stage.keys()) for stage in stages)
         return checkpointing(most, step or self.step.total, self.layout.devices, **given)
@@ -194,44 +171,26 @@ class Fit(Printable):
         """The layout that fits on the cluster's devices with the fewest changes; of those the one
         that takes least time for a sequence, then the fewest devices.
 
-        Searched over tp (that divides a node), pp, dp, zero, recompute and microbatch; more
-        micro-batches keep the global batch, or it is one change more. If none of these fits: the
-        layout that does on the fewest devices at all (also by flash attention, sequence
-        parallelism, cp, ep and chunks, a copy's work kept); ``missing`` says how many are lacking.
-        None if it fits already or if nothing does.
+        Searched over tp (that divides a node), pp, dp, zero, recompute and microbatch; another
+        global batch is one change more. If none of these fits: the layout that does on the fewest
+        devices at all (also by flash attention, sequence parallelism, cp, ep and chunks);
+        ``missing`` says how many are lacking. None if it fits already or if nothing does.
         """
-        if self.verdict == "fits":
-            return None
-        near = self.with_layout(self.search.nearest())
-        return near or self.with_layout(self.search.fewest_devices())
-
-    @property
-    def search(self) -> Search:
-        """Layouts near this one."""
-        return Search(self.memory, self.cluster, self.limits)
-
-    def with_layout(self, layout: Layout | None) -> "Fix | None":
-        """The Fix that ``layout`` is; None for None, or where it does not fit."""
-        if layout is None:
-            return None
-        now = self.memory
-        memory = estimate_memory(now.model, layout, now.recipe, now.sequence)
-        fix = Fix(memory, self.cluster, self.own, self.by, self.why, self)
-        return fix if fix.on_enough == "fits" else None
+        now, search = self.memory, Search(self.memory, self.cluster, self.limits)
+        for find in (search.nearest, search.fewest_devices) if self.verdict != "fits" else ():
+            if (layout := find()) is not None:
+                memory = estimate_memory(now.model, layout, now.recipe, now.sequence)
+                fix = Fix(memory, self.cluster, self.own, self.by, self.why, before=self)
+                if fix.on_enough == "fits":
+                    return fix
+        return None
 
     def to_dict(self) -> dict[str, Any]:
         """The verdict, why, what would fit, and the memory, as plain values for JSON."""
-        fix = self.smallest_fix
-        return {
-            "verdict": self.verdict,
-            "reason": self.reason,
-            "shortfall": self.shortfall,
-            "expected": self.expected,
-            "assumed": self.assumed,
-            **self.memory.to_dict(),
-            "smallest_fix": str(fix) if fix else None,
-            "notes": list(self.notes),
-        }
+        names = "verdict", "reason", "shortfall", "expected", "assumed"
+        facts = {name: getattr(self, name) for name in names} | self.memory.to_dict()
+        fix = str(self.smallest_fix) if self.smallest_fix else None
+        return facts | {"smallest_fix": fix, "notes": list(self.notes)}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.verdict}: {self.reason})"
@@ -241,8 +200,7 @@ class Fit(Printable):
         yield f"{self.verdict}{used(self.layout, self.cluster.devices)}", f": {self.reason}"
         if not self.few:
             yield from [TIGHT] * (self.verdict == "tight") + [speed] * bool(speed)
-            yield from self.memory.stages()
-            yield from self.notes
+            yield from (*self.memory.stages(), *self.notes)
         best = self.smallest_fix
         if best is not None and self.on_enough != "fits":
             yield "smallest fix", f": {best}"
@@ -252,37 +210,27 @@ class Fit(Printable):
 class Fix(Fit):
     """Another layout that fits, near the one ``before``, and what changes."""
 
-    before: Fit | None = None
-
-    @property
-    def _was(self) -> Fit:
-        return self.before or self
+    before: Fit = field(kw_only=True)
 
     @property
     def changed(self) -> tuple[str, ...]:
         """Names of the fields that differ; the number of micro-batches follows."""
-        return tuple(n for n in changes(self._was.layout, self.layout) if n != "microbatches")
-
-    @property
-    def devices(self) -> int:
-        """Devices that it needs."""
-        return self.layout.devices
+        return tuple(n for n in changes(self.before.layout, self.layout) if n != "microbatches")
 
     @property
     def missing(self) -> int:
         """Devices that the cluster lacks for it; 0 if it has enough."""
-        return max(0, self.devices - self.cluster.devices)
+        return max(0, self.layout.devices - self.cluster.devices)
 
     def __str__(self) -> str:
         """What changes, what it takes and what is then held."""
-        old, new, there = self._was.layout, self.layout, self.cluster.devices
-        need = f"{new.devices} of {there} devices"
-        if self.missing:
-            need = f"it takes {new.devices}, {self.missing} more than the cluster has"
+        old, new, there = self.before.layout, self.layout, self.cluster.devices
+        few = f"it takes {new.devices}, {self.missing} more than the cluster has"
+        need = few if self.missing else f"{new.devices} of {there} devices"
         if old.sequences != new.sequences:
             need += f", the global batch goes from {old.sequences} to {new.sequences}"
         with suppress(ValueError):  # of a recipe that does not train, or has no time model
-            each, before = (fit.step.total / fit.layout.sequences for fit in (self, self._was))
+            each, before = (fit.step.total / fit.layout.sequences for fit in (self, self.before))
             need += f", a sequence takes {each / before:.3g} times as long by estimate"
         low, high, capacity = map(format_bytes, (self.memory.peak, self.expected, self.capacity))
         change = change_of(old, new) or "no change but the number of devices"
@@ -290,9 +238,8 @@ class Fix(Fit):
 
 
 def used(layout: Layout, devices: int) -> str:
-    """What of a cluster a layout leaves unused, behind a verdict; nothing where it uses all."""
-    fewer = layout.devices < devices
-    return f" on {layout.devices:,} of the {devices:,} devices" if fewer else ""
+    """What of a cluster a layout uses, behind a verdict; nothing where it uses all."""
+    return f" on {layout.devices:,} of the {devices:,} devices" * (layout.devices < devices)
 
 
 def fits(
@@ -312,12 +259,10 @@ def fits(
     ``model`` and ``cluster`` may be names, as `load_model` and `load_cluster` read them.
     The capacity is the device's nominal one, 1e9 bytes a GB. ``overhead`` is the budget for
     what no tensor accounts for (bytes; default: ``overhead_of`` the layout).
-    ``framework``, a name in data/calibration/framework, says what the loss, FP8 and adapters hold
-    and the allocator wastes (default: the calibration's, or the one that the recipe is written
-    after, else the device's usual one, as of `estimate_step`); ``assumed`` says which and why.
-    ``cached``: tokens, of all sequences that a copy serves, whose keys and values it keeps. What a
-    recipe offloads must have room in a node's host memory and on its disks, where the cluster says
-    how much there is.
+    ``framework``, a name in data/calibration/framework (default: the calibration's, or the one that
+    the recipe is written after, else the device's usual one), says what the loss, FP8 and adapters
+    hold and the allocator wastes; ``assumed`` says why. ``cached``: tokens, of all sequences that a
+    copy serves, whose keys and values it keeps.
 
     >>> fit = fits("gpt-200b", Layout(dp=160), "160xA100-40GB")
     >>> fit.verdict, fit.smallest_fix.changed
@@ -328,28 +273,22 @@ def fits(
     by = {"calibration": calibration, "framework": framework}
     known = calibration_of(cluster.device, recipe, **by)
     if overhead is not None:
-        overhead = whole_number("overhead", overhead, 0, LARGEST, of="bytes")
+        overhead = whole_number("overhead", overhead, 0, 10**24, of="bytes")
     memory = estimate_memory(model, layout, known.holding(recipe), sequence, cached=cached)
     return Fit(memory, cluster, overhead, by, known.why)
 
 
 def _why(memory: MemoryEstimate, tensor: str) -> str:
-    """Why the class that binds is as large as it is, and what would not help."""
+    """What the class that binds grows with, or what is left of it, or what would shard it."""
     layout, recipe = memory.layout, memory.recipe
     zero = {state.tensor: state.zero for state in recipe.states} | {OPTIMIZER: 1}
     if tensor == "key-value cache":
-        tokens = f"the {recipe.cached:,} cached tokens of a copy"
-        return f"it grows with {tokens}, and is cut by cp, pp, tp"
+        return f"it grows with the {recipe.cached:,} cached tokens of a copy; cp, pp and tp cut it"
     if tensor not in zero:
-        again = f", recompute {layout.recompute}" * (tensor == "activations")
-        tokens = f"{layout.microbatch} x {memory.sequence} tokens"
-        return f"it grows with the micro-batch, {tokens}{again}"
-    if layout.zero >= zero[tensor] and layout.dp == 1:
-        return f"dp is 1, so that ZeRO-{layout.zero} has nobody to share it with"
+        return f"it grows with the micro-batch, {layout.microbatch} x {memory.sequence} tokens"
     if layout.zero >= zero[tensor]:
         return f"that is what is left after ZeRO-{layout.zero} sharded it over dp {layout.dp}"
     slices = layout.tp * layout.pp
     whole = f"all of {'it' if slices == 1 else f'its 1/{slices} of the model'}"
-    helps = f"(ZeRO-{zero[tensor]} would shard it over dp)"
     none = f"every data-parallel copy holds {whole}, so more data-parallel devices do not help"
-    return f"{none} {helps}"
+    return f"{none} (ZeRO-{zero[tensor]} would shard it over dp)"

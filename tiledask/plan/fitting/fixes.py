@@ -1,11 +1,8 @@
 """What makes a layout fit: the nearest change, and the fewest devices, every layout to the byte.
 
-fields changed  1        2            3                        the first column where one fits: of
-              zero 2   tp 8, pp 4   tp 8, pp 10, dp 2  ...  -> these the batch kept, then the least
-              pp 4     tp 8, dp 2   ...                        seconds of a sequence
-
-tp x pp x cp x ep x ZeRO x recompute x ...  ->  each with the smallest dp that fits  ->  the fewest
-                                                (bisection, all layouts at once)
+fields changed  1        2            3                        the first column where one fits
+              zero 2   tp 8, pp 4   tp 8, pp 10, dp 2  ...
+              pp 4     tp 8, dp 2   ...
 """
 
 from collections.abc import Iterable, Iterator
@@ -30,19 +27,13 @@ __all__ = ["FIELDS", "Search", "change_of", "changes"]
 
 FIELDS = ("zero", "microbatch", "recompute", "tp", "pp", "dp")
 """Fields that a fix may change; of fixes that are alike in all else the earlier ones come first."""
-MOST_COPIES = 2**17
-"""Copies up to which every number is tried; beyond, those that fill the cluster."""
-SOME = 64
-"""Layouts, those with most room for states, whose copies are counted before those of others."""
 
 
 def changes(before: Layout, after: Layout) -> tuple[str, ...]:
-    """Names of the fields in which ``after`` differs."""
     return tuple(n for n in vars(before) if getattr(before, n) != getattr(after, n))
 
 
 def change_of(before: Layout, after: Layout) -> str:
-    """The fields in which ``after`` differs, with their values."""
     was, now = vars(before), vars(after)
     return ", ".join(f"{n} {was[n]} -> {now[n]}" for n in changes(before, after))
 
@@ -83,35 +74,31 @@ class Search:
             some = _rows(n, at)
             devices = some["dp"] * some["tp"] * some["pp"]
             order = np.lexsort((code[at], devices, self._seconds(some), other[at]))
-            found = self._layouts(_rows(some, order))
-            if (layout := next(found, None)) is not None:
+            if layout := next(self._layouts(_rows(some, order)), None):
                 return layout
         return None
 
     def _neighbours(self) -> Columns:
-        """Layouts on the cluster's devices with the global batch of the start, which copies share
-        evenly, or with a copy's work."""
         start, model, limit = self.start, self.memory.model, self.cluster.devices
         kinds = RECOMPUTE if self.memory.recipe.trains else ()
         past = kinds.index(start.recompute) + 1 if start.recompute in kinds else 2
-        choices: dict[str, Iterable[Any]] = {  # those that save least first
+        choices: dict[str, Any] = {  # those that save least first
             "zero": range(start.zero + 1, 4),
             "microbatch": [b for b in range(start.microbatch, 0, -1) if start.microbatch % b == 0],
             "recompute": kinds[past:],
-            "tp": divisors(self.cluster.devices_per_node, min(model.heads, limit)),
+            "tp": filter(model.allows_tp, divisors(self.cluster.devices_per_node, limit)),
             "pp": range(1, min(model.layers // start.interleave, limit) + 1),
         }
-        choices["tp"] = filter(model.allows_tp, choices["tp"])
         # what changes before what stays, so that layouts come in the order of FIELDS
         now = vars(start)
-        others = {name: [v for v in each if v != now[name]] for name, each in choices.items()}
-        columns = grid({name: [*each, now[name]] for name, each in others.items()})
-        n = {name: column[:, None] for name, column in columns.items()}
-        slices = start.ep * (start.expert_tp + (start.expert_tp == 0) * n["tp"])
+        for name, each in choices.items():
+            choices[name] = [*(value for value in each if value != now[name]), now[name]]
+        n = {name: column[:, None] for name, column in grid(choices).items()}
+        slices = start.ep * (start.expert_tp or n["tp"])
         step = slices // np.gcd(slices, n["tp"] * start.cp)
         top = limit // (n["tp"] * n["pp"] * start.cp) // step * step
         work = start.microbatches * start.microbatch // n["microbatch"]  # of a copy
-        share = range(1, min(limit, MOST_COPIES) + 1)
+        share = range(1, min(limit, 2**17) + 1)  # beyond, the copies that fill the cluster
         same = [start.dp, *(d for d in share if start.sequences % d == 0 and d != start.dp)]
         n["dp"] = np.concatenate([0 * step + same, top, step], axis=1)
         m = np.concatenate([start.dp * work // same, work, work], axis=1)
@@ -125,16 +112,15 @@ class Search:
 
     def _seconds(self, n: Columns) -> Array:
         """Of a sequence in each layout; 0 where the time model knows none."""
-        memory, numbers = self.memory, replace(Numbers.of(self.start), **n)
-        batch = n["dp"] * n["microbatch"] * n["microbatches"]
+        memory, batch = self.memory, n["dp"] * n["microbatch"] * n["microbatches"]
+        run = memory.model, self.cluster, replace(Numbers.of(self.start), **n), memory.recipe
         if memory.recipe.trains and not memory.recipe.places and len(batch):
             with suppress(ConfigError):  # the device has no units for the recipe's products
-                run = memory.model, self.cluster, numbers, memory.recipe, memory.sequence
-                return np.asarray(step_parts(*run).total / batch)
+                return np.asarray(step_parts(*run, memory.sequence).total / batch)
         return np.zeros(len(batch))
 
     def _beyond(self, n: Columns) -> Array:
-        """Bytes beyond the device's of the start with these columns; 0 or less fits."""
+        """Bytes beyond the device's, of the start with these columns; 0 or less fits."""
         numbers = replace(Numbers.of(self.start), **n)
         memory, over = self.memory, self.limits.overhead(numbers)
         brought = (numbers.zero == 3) | (not memory.recipe.offloads_weights)
@@ -151,18 +137,13 @@ class Search:
 
     def fewest_devices(self) -> Layout | None:
         """The layout on the fewest devices, however many the cluster has; of several the one that
-        differs from the start in the fewest fields. None if there is none.
-
-        tp divides a node, cp stays or leaves pieces of 4096 tokens or more, and micro-batches of
-        one become more of them, so that a copy's work in a step stays. Layers are divided evenly.
-        """
+        differs from the start in the fewest fields. A copy's work in a step stays."""
         start, n = self.start, self._shapes()
         step = n.pop("dp")
         unit = n["tp"] * n["pp"] * n["cp"] * step
         whole = replace(self, memory=replace(self.memory, layout=Layout()))
 
         def beyond(at: Array, copies: Array) -> Array:
-            """Bytes beyond the device's on layouts ``at`` in ``copies`` x ``step``."""
             return whole._beyond(_rows(n, at) | {"dp": copies * step[at]})
 
         # one copy gathers nothing and has a smaller budget, so it stands apart; of more than one,
@@ -171,35 +152,29 @@ class Search:
         copies = np.zeros_like(unit)
         copies[every] = beyond(every, np.ones_like(every)) <= 0
         limit = int(unit[copies > 0].min(initial=MOST_OF_ANY))  # devices of a layout that fits
-        least = min((state.zero for state in self.memory.recipe.states), default=4)
-        rest = every[(copies[every] == 0) & (n["zero"][every] >= least)]
-        some = np.argsort(beyond(rest, MOST_OF_ANY // unit[rest]), kind="stable")[:SOME]
-        for at in (rest[some], rest):
-            at = at[(copies[at] == 0) & (limit // unit[at] > 1)]
-            at = at[beyond(at, limit // unit[at]) <= 0]
-            low, high = np.ones_like(at), limit // unit[at]
-            while len(apart := np.flatnonzero(high - low > 1)):
-                middle = (low + high)[apart] // 2
-                fits = beyond(at[apart], middle) <= 0
-                low[apart] = np.where(fits, low[apart], middle)
-                high[apart] = np.where(fits, middle, high[apart])
-            copies[at] = high
-            limit = int((copies * unit)[copies > 0].min(initial=limit))
+        at = every[(copies[every] == 0) & (limit // unit[every] > 1)]
+        at = at[beyond(at, limit // unit[at]) <= 0]
+        low, high = np.ones_like(at), limit // unit[at]
+        while len(apart := np.flatnonzero(high - low > 1)):
+            middle = (low + high)[apart] // 2
+            fits = beyond(at[apart], middle) <= 0
+            low[apart] = np.where(fits, low[apart], middle)
+            high[apart] = np.where(fits, middle, high[apart])
+        copies[at] = high
+        limit = int((copies * unit)[copies > 0].min(initial=limit))
         best = np.flatnonzero((copies * unit == limit) & (copies > 0))
         found = whole._layouts(_rows(n, best) | {"dp": (copies * step)[best]})
         return min(found, key=lambda layout: len(changes(start, layout)), default=None)
 
     def _shapes(self) -> Columns:
-        """Layouts of one copy, or of as few as experts allow; the start's values come first."""
+        """Layouts of as few copies as experts allow; the start's values come first."""
         start, memory, model = self.start, self.memory, self.memory.model
 
         def options(name: str, others: Iterable[Any]) -> list[Any]:
             return list(dict.fromkeys([getattr(start, name), *others]))
 
-        # chunks even out which stages have the dense layers of a mixture, and never save otherwise
-        chunks = options(
-            "interleave", CHUNKS[: None if model.experts and model.dense_layers else 1]
-        )
+        # chunks even out which stages have which kind of layer, and never save otherwise
+        several, recipe = len(model.layer_kinds) > 1, memory.recipe
         space = Space(
             tp=divisors(self.cluster.devices_per_node),
             pp=options("pp", range(1, model.layers + 1)),
@@ -207,23 +182,20 @@ class Search:
             ep=options("ep", divisors(model.experts)) if model.experts else [1],
             expert_tp=[start.expert_tp],
             microbatch=[1],
-            interleave=chunks,
+            interleave=options("interleave", CHUNKS if several else (1,)),
             partition=[None],
         )
         work = start.microbatch * start.microbatches
         shape = np.array([*shapes(model, self.cluster, work, memory.sequence, space, 0)])
-        rest = grid(
-            {
-                "recompute": options("recompute", RECOMPUTE if memory.recipe.trains else ()),
-                "flash_attention": options("flash_attention", (True, False)),
-                "sequence_parallel": options("sequence_parallel", (True, False)),
-                "zero": [3] if memory.recipe.offloads_weights else options("zero", range(4)),
-                "schedule": [start.schedule],
-            }
-        )
+        free: dict[str, list[Any]] = {
+            "recompute": options("recompute", RECOMPUTE if recipe.trains else ()),
+            "flash_attention": options("flash_attention", (True, False)),
+            "sequence_parallel": options("sequence_parallel", (True, False)),
+            "zero": [3] if recipe.offloads_weights else options("zero", range(4)),
+        }
+        rest = grid(free | {"schedule": [start.schedule]})
         n = {name: shape[:, at, None] for at, name in enumerate(SHAPE)} | rest
         # experts have tp slices, or the sequence is cut; one chunk on a stage but in 1F1B
-        slices = n["expert_tp"] + (n["expert_tp"] == 0) * n["tp"]
-        good = (n["tp"] == 1) | (n["tp"] == slices) | n["sequence_parallel"]
+        good = (n["tp"] == 1) | ((start.expert_tp or n["tp"]) == n["tp"]) | n["sequence_parallel"]
         at, other = np.nonzero(good & ((n["interleave"] == 1) | (start.schedule == "1f1b")))
         return {k: v[at, 0] if k in SHAPE else v[other] for k, v in n.items()}

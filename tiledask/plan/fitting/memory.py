@@ -1,23 +1,19 @@
 """Bytes on every pipeline stage: a ledger row per tensor class and moment.
 
-             always                    forward      loss         backward        optimizer step
-stage s   weights, gradients,       activations  activations  activations      (activations
-          master weights, momentum,              logits       + one layer's     are gone)
-          variance                                            gradients
-peak = always + the fullest moment
+peak = always + the fullest moment: forward, loss, backward or optimizer step
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, groupby
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
-from tiledask.plan.fitting.activations import layer_costs, tokens_of
-from tiledask.plan.fitting.in_flight import InFlight, stages_in_flight
+from tiledask.plan.fitting.activations import InFlight, layer_costs, stages_in_flight, tokens_of
 from tiledask.plan.fitting.terms import Terms, fullest, rows
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import as_model
@@ -31,9 +27,6 @@ from tiledask.plan.units import format_bytes
 
 __all__ = ["MemoryEstimate", "estimate_memory"]
 
-MANY_STAGES = 12
-"""Runs of alike stages above which only the first, the fullest and the last are printed."""
-
 
 @dataclass(frozen=True, repr=False)
 class MemoryEstimate(Printable):
@@ -46,22 +39,18 @@ class MemoryEstimate(Printable):
     model: Model
     layout: Layout
     recipe: Recipe
-    sequence: int
-    """Tokens per sequence."""
-    per_stage: tuple[int, ...]
-    """Peak bytes on one device of each stage."""
-    terms: Terms = field(compare=False)
-    """Those of all stages."""
+    sequence: int  # Tokens of one
+    per_stage: tuple[int, ...]  # Peak bytes on one device of each stage
+    terms: Terms = field(compare=False)  # Those of all stages
 
     @cached_property
     def ledger(self) -> Ledger:
-        """Places are pipeline stages; bytes are those of one device of the stage."""
+        """Of one device of each stage."""
         return Ledger.of(rows(self.terms, self.layout.pp))
 
     @cached_property
     def offloaded(self) -> dict[str, Ledger]:
-        """Of each place beside the device, "cpu" and "nvme", what a device of each stage keeps
-        there."""
+        """Place beside the device, "cpu" or "nvme" -> what a device of each stage keeps there."""
         states = {place: self.terms.states(place) for place in self.recipe.places}
         return {place: Ledger.of(rows(each, self.layout.pp)) for place, each in states.items()}
 
@@ -85,40 +74,38 @@ class MemoryEstimate(Printable):
         }
 
     def __repr__(self) -> str:
-        return (
-            f"MemoryEstimate({self.model.name}, {self.layout}, {self.recipe.name}, "
-            f"sequence {self.sequence}: peak {format_bytes(self.peak)} per device)"
-        )
+        run = f"{self.model.name}, {self.layout}, {self.recipe.name}, sequence {self.sequence}"
+        return f"MemoryEstimate({run}: peak {format_bytes(self.peak)} per device)"
 
     def printed(self) -> Iterator[Part]:
         yield repr(self)
         yield from self.stages()
 
     def stages(self) -> Iterator[Part]:
-        """The ledger, a row per run of alike stages and a column per group of tensor classes, of
-        many runs the ends and the fullest; what is kept beside the devices."""
+        """The ledger, a row per run of alike stages, of many the ends and the fullest, and a column
+        per group of tensor classes; what is kept beside the devices."""
         ledger = self.ledger
-        groups = {s.tensor: "optimizer" if s.of_optimizer else s.tensor for s in self.recipe.states}
+        groups = {s.tensor: "optimizer" if s.zero == 1 else s.tensor for s in self.recipe.states}
         groups["key-value cache"] = "KV cache"
         held: dict[int, Counter[str]] = {stage: Counter() for stage in ledger.places}
         for stage, sums in held.items():
             for tensor, size in ledger.by_tensor(stage).items():
-                other = "activation" in tensor or "logit" in tensor
-                sums[groups.get(tensor, "activations" if other else "buffers")] += size
+                other = "activations" if re.search("activation|logit", tensor) else "buffers"
+                sums[groups.get(tensor, other)] += size
         names = list(dict.fromkeys(name for sums in held.values() for name in +sums))
-        runs = [[*stages] for _, stages in groupby(held, held.__getitem__)]
-        most = max(runs, key=lambda run: held[run[0]].total())
-        shown = [*runs[:3], most, *runs[-3:]] if len(runs) > MANY_STAGES else runs
-        found, peaks = [], ledger.per_place
-        for seen, group in groupby(runs, shown.__contains__):
-            for run in group if seen else [list(chain(*group))]:
-                first, last, moments = run[0], run[-1], ledger.moments(run[0])
-                cells = [held[first][name] / 1e9 for name in names] if seen else [0] * len(names)
-                words = [f"{size:,.4g}" if size else "" for size in cells]
-                peak = "to " * (not seen) + f"{max(map(peaks.__getitem__, run)) / 1e9:,.4g}"
-                moment = max(moments, key=moments.__getitem__) if seen else "..."
-                span = f"{first} to {last}" if last > first else f"{first}"
-                found.append((span, moment, *words, peak))
+        runs, peaks = [[*stages] for _, stages in groupby(held, held.__getitem__)], ledger.per_place
+        if len(runs) > 12:  # the first, the fullest and the last alone
+            fullest = max(runs, key=lambda run: peaks[run[0]])
+            runs = [run for run in runs if run in (runs[0], fullest, runs[-1])]
+        found, after = list[tuple[str, ...]](), 0
+        for first, last in ((run[0], run[-1]) for run in runs):
+            if first > after:
+                found.append((f"{after} to {first - 1}", *["..."] * (len(names) + 2)))
+            after, moments = last + 1, ledger.moments(first)
+            sizes = [held[first][name] / 1e9 for name in names]
+            words = [f"{size:,.4g}" if size else "" for size in (*sizes, peaks[first] / 1e9)]
+            span = f"{first} to {last}" if last > first else f"{first}"
+            found.append((span, max(moments, key=moments.__getitem__), *words))
         title = "GB (1e9 bytes) on a device of each stage at its fullest moment"
         yield Table(("stage", "moment", *names, "in all"), found, title, left=(0, 1))
         for place, each in self.offloaded.items():
@@ -139,16 +126,11 @@ def estimate_memory(
     ``model`` may be a name, as `load_model` reads it. States follow the recipe and ZeRO
     (Rajbhandari et al. 2020, Table 1), activations Korthikanti et al. 2022 (Table 2) times the
     micro-batches in flight. Beside these stand the logits, the gradients of one layer's
-    activations during its backward (an upper bound: all of them at once), what ZeRO and sequence
-    parallelism gather for one layer, and what the recipe works with; not what the driver, the
-    libraries and the allocator take: see ``fits``. A recipe without gradients is one forward pass,
-    the tensors of one layer at a time, beside the keys and values of ``cached`` tokens: those of
-    all sequences that a copy serves, in all layers. ``framework``, a name in
-    data/calibration/framework, says what the loss and the inputs of FP8 products and adapters hold
-    (default: the one that the recipe is written after, else nobody's own).
-
-    A tensor parallelism that the heads do not allow, or an expert parallelism that the
-    experts do not, is a ConfigError, more stages than layers a PartitionError.
+    activations, what ZeRO and sequence parallelism gather for one layer, and what the recipe works
+    with; not what the driver, the libraries and the allocator take: see ``fits``. A recipe without
+    gradients is one forward pass, beside the keys and values of ``cached`` tokens, of all sequences
+    that a copy serves. ``framework``: a name in data/calibration/framework (default: the one that
+    the recipe is written after, else nobody's own).
 
     >>> estimate_memory("gpt-200b", Layout(tp=8, pp=10, recompute="full"))
     MemoryEstimate(gpt-200b, dp=1 tp=8 pp=10 recompute=full, mixed-adam-16, sequence 2048: peak 42.9 GB per device)
@@ -163,9 +145,9 @@ def estimate_memory(
     layers = layer_costs(model, layout, sequence, recipe)
     items = item_parameters(model, recipe, layout.tp, layout.ep, layout.expert_slices)
     kept = [layer.kept for layer in layers] if recipe.trains else []
-    held: Any = stages_in_flight(model, layout, range(layout.pp), kept)
+    stages = stages_in_flight(model, layout, range(layout.pp), kept)
     # a column for each number, in Python's integers; of one stage the numbers themselves
-    held = InFlight(*(np.array(held, object).T if len(held) > 1 else held[0]))
+    held = InFlight.of(stages[0] if layout.pp == 1 else np.array(stages, object).T)
     tokens, again = tokens_of(layout, sequence), layout.recompute != "none"
     terms = Terms(model, recipe, layout, *tokens, layers, items, again, held)
     peaks = tuple(np.atleast_1d(fullest(terms)).tolist())

@@ -19,9 +19,7 @@ from tiledask.plan.whole import is_whole
 __all__ = ["CHUNKS", "COLUMNS", "SHAPE", "Columns", "Space", "context_degrees", "grid"]
 __all__ += ["layouts_of", "shapes"]
 
-LARGEST_MICROBATCH, LARGEST_CP = 64, 64
-SHORTEST_PIECE = 4096
-"""Tokens below which a sequence is not cut over devices."""
+LARGEST_MICROBATCH = 64
 CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16)
 """Chunks of layers on a stage that are tried."""
 SHAPE = ("dp", "tp", "pp", "cp", "ep", "expert_tp", "microbatch", "microbatches", "interleave")
@@ -36,17 +34,12 @@ Columns = dict[str, Array]
 class Space:
     """What a search may choose. None: all that the model and the cluster allow."""
 
-    tp: Sequence[int] | None = None
-    """Default: what divides the heads and a node's devices."""
+    tp: Sequence[int] | None = None  # Default: what divides the heads and a node's devices
     pp: Sequence[int] | None = None
-    cp: Sequence[int] | None = None
-    """Default: powers of two that leave pieces of 4096 tokens or more."""
-    ep: Sequence[int] | None = None
-    """Default: what divides the number of experts; 1 for a dense model."""
-    expert_tp: Sequence[int] = (0,)
-    """Slices of each expert, 0: tp; (0, 1) looks at experts folded over tp too."""
-    microbatch: Sequence[int] | None = None
-    """Default: what divides a copy's share of the batch, up to 64."""
+    cp: Sequence[int] | None = None  # Default: powers of two, for pieces of 4096 tokens or more
+    ep: Sequence[int] | None = None  # Default: what divides the number of experts
+    expert_tp: Sequence[int] = (0,)  # 0: tp; (0, 1) looks at experts folded over tp too
+    microbatch: Sequence[int] | None = None  # Default: what divides a copy's batch, up to 64
     interleave: Sequence[int] = CHUNKS
     zero: Sequence[int] = (0, 1, 2, 3)
     recompute: Sequence[str] = RECOMPUTE
@@ -77,9 +70,8 @@ class Space:
 
 
 def context_degrees(sequence: int) -> list[int]:
-    """Powers of two that leave pieces of 4096 tokens or more."""
-    most = min(LARGEST_CP, max(1, sequence // SHORTEST_PIECE))
-    return [2**k for k in range(most.bit_length())]
+    """Powers of two, up to 64, that leave pieces of 4096 tokens or more."""
+    return [2**k for k in range(7) if k == 0 or sequence >= 4096 * 2**k]
 
 
 def grid(choices: Mapping[str, Sequence[Any]]) -> Columns:
@@ -97,17 +89,14 @@ def layouts_of(
     space: Space,
     devices: Sequence[int],
 ) -> Columns:
-    """All layouts of ``space`` on some numbers of devices: the shapes with every choice of the rest
-    that changes something."""
+    """All layouts of ``space`` on some numbers of devices, of choices that change something."""
     rows = [row for n in devices for row in shapes(model, cluster, batch, sequence, space, n)]
     found = np.array(rows, np.int64).reshape(-1, len(SHAPE))
     items = [partition == ITEMS for partition in space.partition]
     rest = grid({name: getattr(space, name) for name in REST[:-1]} | {"items": items})
     n = {name: found[:, at, None] for at, name in enumerate(SHAPE)} | rest
-    # choices that change nothing: a sequence cut over one device, scores that are not kept,
-    # ZeRO over one copy, chunks in other orders than 1F1B, experts folded over devices that have
-    # the same tokens; and of two ways to cut layers the one that is slower and larger. Of unequal
-    # layers, or those beside which embedding and head are little, either may be
+    # choices that change nothing; and of two ways to cut layers the one that is slower and larger.
+    # Of unequal layers, or those beside which embedding and head are little, either may be
     evenly = Numbers(pp=n["pp"], interleave=n["interleave"], items=False)
     (most, *_), (first, others, last) = (
         stage_layers(replace(evenly, items=items), model.layers) for items in (False, True)
@@ -130,8 +119,7 @@ def layouts_of(
 def shapes(
     model: Model, cluster: ClusterSpec, batch: int, sequence: int, space: Space, devices: int
 ) -> Iterator[tuple[int, ...]]:
-    """The values of SHAPE on ``devices`` devices; on 0 devices as few copies as experts allow, each
-    with the whole batch."""
+    """The values of SHAPE on so many devices; on 0 as few copies as experts allow."""
     node = cluster.devices_per_node
     tps = space.tp or [t for t in divisors(model.heads, node) if node % t == 0]
     pps = space.pp or range(1, min(model.layers, devices) + 1)

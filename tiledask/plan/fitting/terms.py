@@ -1,8 +1,5 @@
 """Every term of the memory, once: tensor class and moment, bytes, formula and source.
 
-every stage of one layout     Python integers, exact however large     ->  rows of its ledger
-one stage of many layouts     columns of 64 bits                       ->  peaks, for a search
-
 one stage's devices      dp x cp copies                dense weights: shards over dp x cp
                          = ep expert groups            experts: 1/ep of them on each device,
                            x dp x cp / ep copies       their shards over dp x cp / ep
@@ -18,8 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tiledask.plan.fitting.activations import LayerBytes
-from tiledask.plan.fitting.in_flight import InFlight
+from tiledask.plan.fitting.activations import InFlight, LayerBytes
 from tiledask.plan.inputs.layout import Layout, Numbers
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import DEVICE, Recipe, State
@@ -43,19 +39,15 @@ class Term(NamedTuple):
 
     tensor: str
     moment: str
-    there: Any
-    """Whether a stage has it, if only in 0 bytes."""
-    bytes: Any
-    """0 on a stage that does not have it."""
-    formula: tuple[Any, ...]
-    """The words, or what makes them, and the numbers in them."""
+    there: Any  # Whether a stage has it, if only in 0 bytes
+    bytes: Any  # 0 on a stage that does not have it
+    formula: tuple[Any, ...]  # The words, or what makes them, and the numbers in them
     source: str
 
 
 def _product(
     tensor: str, moment: str, there: Any, words: str, factors: tuple[Any, ...], source: str
 ) -> Term:
-    """The term of a product, whose factors are the numbers in its words."""
     return Term(tensor, moment, there, there * prod(factors), (words, *factors), source)
 
 
@@ -71,12 +63,11 @@ def _larger(one: Any, other: Any) -> Any:
 
 
 def fullest(terms: Iterable[Term]) -> Any:
-    """Bytes of each stage at its fullest moment: what is always there, and the most beside it."""
+    """Bytes of each stage at its fullest moment."""
     moments: dict[str, Any] = {ALWAYS: 0}
     for term in terms:
         moments[term.moment] = moments.get(term.moment, 0) + term.bytes
-    always = moments.pop(ALWAYS)
-    return always + reduce(_larger, moments.values())
+    return moments.pop(ALWAYS) + reduce(_larger, moments.values())
 
 
 def rows(terms: Iterable[Term], stages: int) -> Iterator[Row]:
@@ -95,47 +86,49 @@ def rows(terms: Iterable[Term], stages: int) -> Iterator[Row]:
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """The terms of stages, of one layout or of many, in the order of a ledger's rows; each number
-    is one, or a column."""
+    """The terms of stages, of one layout or of many, in the order of a ledger's rows."""
 
     model: Model
     recipe: Recipe
     layout: Layout | Numbers
     tokens: Any
-    local_tokens: Any
-    """Of ``tokens`` of a micro-batch on one device those outside the tensor-parallel products."""
-    layers: tuple[LayerBytes, ...]
-    """Of a dense layer and, in a model with experts, of a mixture."""
-    items: tuple[ItemParameters, ...]
-    """Of these, the embedding, the head and the tied copy in it."""
-    recomputes: Any
-    """Whether the backward pass computes anything again."""
+    local_tokens: Any  # Of ``tokens`` those outside the tensor-parallel products
+    layers: tuple[LayerBytes, ...]  # Of a layer of each kind
+    items: tuple[ItemParameters, ...]  # Of these, the embedding, the head and the tied copy in it
+    recomputes: Any  # Whether the backward pass computes anything again
     held: InFlight
 
     def __iter__(self) -> Iterator[Term]:
         yield from self.states(DEVICE)
         if np.any(self.layout.zero >= 2):
             yield from self._gathered()
-        if self.recipe.cached:
-            yield self._cache()
         yield from self._training() if self.recipe.trains else self._serving()
 
+    @property
     def _many(self) -> list[Any]:
         """How many of each of ``items`` are on the stage."""
-        return [n for at, n in enumerate(self.held[:5]) if at != 1 or self.model.experts]
+        return [*self.held.layers, self.held.embeddings, self.held.heads, self.held.tied]
 
     def _most(self, numbers: Iterable[Any]) -> Any:
         """The largest of the ``numbers`` of items that are on the stage."""
-        found = (_has(n) * each for n, each in zip(self._many(), numbers, strict=False))
-        return reduce(_larger, found)
+        pairs = zip(self._many, numbers, strict=False)
+        return reduce(_larger, (_has(n) * each for n, each in pairs))
+
+    @property
+    def _largest_layer(self) -> LayerBytes:
+        """The most of each kind of bytes that a layer of the stage has."""
+        return LayerBytes(*map(self._most, zip(*self.layers, strict=True)))
+
+    @property
+    def _elements(self) -> Any:
+        """Logits of a micro-batch on one device."""
+        return self.tokens * -(-self.model.vocab // self.layout.tp)
 
     def states(self, place: str) -> Iterator[Term]:
         """Weights and what training keeps for each: a term for each state that lies there."""
         layout, held = self.layout, {}
-        items = list(zip(self._many(), self.items, strict=True))
-        for state in self.recipe.states:
-            if state.place != place:
-                continue
+        items = list(zip(self._many, self.items, strict=True))
+        for state in (state for state in self.recipe.states if state.place == place):
             if state.of not in held:
                 some = {"layers": items[:-3], "embeddings": items[-3:]}.get(state.of, items)
                 at = 2 * (state.of == "adapters")
@@ -151,47 +144,26 @@ class Terms:
             yield Term(state.tensor, state.moment, 1, size, formula, source)
 
     def _gathered(self) -> Iterator[Term]:
-        """What ZeRO holds whole for a while: one item's weights, its gradients before they are
-        reduced; or where the framework goes weight by weight, the live ones or the largest."""
-        layout, recipe, framework = self.layout, self.recipe, holds(self.recipe.framework)
+        """What ZeRO holds whole for a while: one item's weights, or its gradients."""
+        layout, recipe = self.layout, self.recipe
         # ZeRO shards what others hold copies of; what lies elsewhere is brought to one copy too
         apart = (layout.dp * layout.cp > 1) | recipe.offloads_weights
         beside = (layout.expert_copies > 1) | recipe.offloads_weights
         *sizes, head, tied = (
             _has(n) * (apart * item.dense + beside * item.expert)
-            for n, item in zip(self._many(), self.items, strict=True)
+            for n, item in zip(self._many, self.items, strict=True)
         )
         sizes.append(head + tied)
-        names = ("dense layer", "mixture layer") if self.model.experts else ("layer",)
-        whole = _largest_formula, (*names, "embedding", "head"), *sizes
-        largest = self._most(each.largest for each in self.items)
-        gathers = "gathered weights", MOMENTS if recipe.trains else MOMENTS[:1], layout.zero == 3
-        waits = "unreduced gradients", (BACKWARD,), layout.zero >= 2
-        weights = recipe.gathered_bytes, framework.live_weights
-        gradients = recipe.gradient_bytes, framework.live_gradients
-        for (tensor, moments, there), (width, live) in ((gathers, weights), (waits, gradients)):
-            size, formula = reduce(_larger, sizes), whole
-            if live:
-                size = (size <= live) * size + (size > live) * _larger(largest, live)
-                words = "{2} B x {0:,} parameters, the largest weight or {1:,} live ones"
-                formula = words, size, live
+        names = *(name for name, *_ in self.model.layer_kinds), "embedding", "head"
+        size, formula = reduce(_larger, sizes), (_largest_formula, names, *sizes)
+        for tensor, moments, there, width in (
+            ("gathered weights", MOMENTS, layout.zero == 3, recipe.gathered_bytes),
+            ("unreduced gradients", (BACKWARD,), layout.zero >= 2, recipe.gradient_bytes),
+        ):
             if width and not recipe.holds(tensor):
                 here, every = there & (size > 0), there * (width * size)
-                for moment in moments:
+                for moment in moments if recipe.trains else moments[:1]:
                     yield Term(tensor, moment, here, every, (*formula, width), ZERO)
-
-    def _cache(self) -> Term:
-        """Keys and values of the tokens that are served; latent ones are whole on every device."""
-        model, every = self.model, self.model.kv_cache_elements
-        groups = -(-model.kv_heads // self.layout.tp)
-        each = every if model.latent else groups * (every // model.kv_heads)
-        layers, tokens = (
-            self.held.dense + self.held.mixtures,
-            -(-self.recipe.cached // self.layout.cp),
-        )
-        words = "{} layers x {:,} tokens x {} B x {:,} numbers of a token"
-        factors = layers, tokens, self.recipe.compute_bytes, each
-        return _product("key-value cache", ALWAYS, 1, words, factors, CACHE)
 
     def _training(self) -> Iterator[Term]:
         """Activations and what is computed with them, at each moment of a training step."""
@@ -204,14 +176,14 @@ class Terms:
                 yield term._replace(moment=moment, there=term.there * here, bytes=term.bytes * here)
         if np.any(ends):
             yield from self._logits(ends)
-        whole = self.model.hidden * self.tokens
         source, again = f"{KORTHIKANTI}, section 4.2.2", self.recomputes
+        whole = self.model.hidden * self.tokens
         if np.any(cut):
             words, factors = "one layer's input, whole", (width, whole)
             yield _product("gathered sequence", FORWARD, cut, words, factors, source)
             words = "one layer's input, gathered again, and its gradient, whole"
             yield _product("gathered sequence", BACKWARD, cut, words, (2, *factors), source)
-        there, layer = self._largest_layer()
+        there, layer = _has(sum(self.held.layers)), self._largest_layer
         why = ("of the residual stream and of the two largest tensors of one layer",)
         yield Term("activation gradients", BACKWARD, there, layer.gradients, why, "upper bound")
         if np.any(again):
@@ -225,42 +197,39 @@ class Terms:
             yield _product("gradient buffers", ALWAYS, 1, words, factors, framework)
             words, factors = "{} B x {:,} of the head's input", (width, there * whole)
             yield _product("gathered sequence", LOSS, there, words, factors, framework)
-        for work in recipe.working:
-            if work.of == "largest weight":
-                words = "{} B x {:,} parameters of the largest weight"
-                factors = work.bytes, self._most(item.largest for item in self.items)
-                yield _product(work.tensor, work.moment, 1, words, factors, recipe.source)
+        for work in (work for work in recipe.working if work.of == "largest weight"):
+            words = "{} B x {:,} parameters of the largest weight"
+            factors = work.bytes, self._most(item.largest for item in self.items)
+            yield _product(work.tensor, work.moment, 1, words, factors, recipe.source)
         yield Term("activations", STEP, 1, 0, ("freed by the backward pass",), "")
 
     def _kept(self) -> Iterator[Term]:
         """What is kept from the forward pass."""
         model, layout, held, width = self.model, self.layout, self.held, self.recipe.compute_bytes
-        layers, here = (held.kept_dense, held.kept_mixtures), held.dense + held.mixtures
+        here, tokens = sum(held.layers), model.hidden * self.local_tokens
         each = [layer.kept for layer in self.layers]
-        formula = _kept_formula, layout.recompute, layout.schedule, here, *layers, *each
-        size, tokens = sum(map(mul, layers, each)), model.hidden * self.local_tokens
+        how = _kept_formula, model.layer_kinds, layout.recompute, layout.schedule, here
+        formula, size = (*how, *held.kept_layers, *each), sum(map(mul, held.kept_layers, each))
         yield Term("activations", FORWARD, 1, size, formula, f"{KORTHIKANTI}, Table 2")
         if per_token := model.dropout + width * model.embedding_norm:
             words = "dropout mask, 1 B, and norm input of each token, x {} micro-batches"
             there, many = _has(held.embeddings), (held.kept_embeddings, per_token, tokens)
             yield _product("embedding activations", FORWARD, there, words, many, ENDS)
         if holds(self.recipe.framework).keeps_sent:
-            v, kept = layout.interleave, held.kept_dense + held.kept_mixtures
+            v, kept = layout.interleave, sum(held.kept_layers)
             senders = (layout.pp > 1) * (v - _has(held.heads))
             n = senders * layout.microbatches - (-senders * (kept * v // np.maximum(here, 1)) // v)
             words = "{} B of each number sent x {}: outputs in flight, and a buffer for each "
             words, source = words + "micro-batch's gradient", f"framework {self.recipe.framework}"
             yield _product("sent activations", FORWARD, _has(n), words, (width, n, tokens), source)
-        words = (
-            "inputs of the final norm and of the output projection, {} B each, x {} micro-batches"
-        )
-        factors, there = (width, held.kept_heads, tokens, model.head_tensors), _has(held.heads)
-        yield _product("head activations", FORWARD, there, words, factors, ENDS)
+        words = "inputs of the final norm and of the output projection, {} B each, x {} micro-"
+        words, inputs = f"{words}batches", 1 + (model.final_norm and model.norm != "none")
+        factors = width, held.kept_heads, tokens, inputs
+        yield _product("head activations", FORWARD, _has(held.heads), words, factors, ENDS)
 
     def _logits(self, ends: Any) -> Iterator[Term]:
-        """Logits, in single precision or as the product writes them, from the end of the forward
-        pass to their gradient, and what else the framework's loss holds."""
-        recipe, waiting, elements = self.recipe, self.held.kept_heads, self._elements()
+        """Logits up to their gradient, and what else the framework's loss holds."""
+        recipe, waiting, elements = self.recipe, self.held.kept_heads, self._elements
         loss, words = holds(recipe.framework).loss_bytes, f"{LOGITS} x {{}} micro-batches"
         each, cast = min(4, loss - 2), "cast back to the precision of the product"
         for moment in MOMENTS:
@@ -270,30 +239,25 @@ class Terms:
         if more := loss - 2 - each:
             what = "log-probabilities and their gradient"
             found.append((what, LOSS, ends, more, f"framework {recipe.framework}"))
-        for work in recipe.working:
-            if work.of != "largest weight":
-                there = ends * ((work.of == "logit") | (self.layout.tp > 1))
-                found.append((work.tensor, work.moment, there, work.bytes, recipe.source))
+        for work in (work for work in recipe.working if work.of != "largest weight"):
+            there = ends * ((work.of == "logit") | (self.layout.tp > 1))
+            found.append((work.tensor, work.moment, there, work.bytes, recipe.source))
         for tensor, moment, there, size, source in found:
             yield _product(tensor, moment, there, LOGITS, (size, elements), source)
 
-    def _elements(self) -> Any:
-        """Logits of a micro-batch on one device."""
-        return self.tokens * -(-self.model.vocab // self.layout.tp)
-
-    def _largest_layer(self) -> tuple[Any, LayerBytes]:
-        """Whether the stage has a layer, and the most of each kind of bytes that one of it has."""
-        there = _has(self.held.dense + self.held.mixtures)
-        return there, LayerBytes(*map(self._most, zip(*self.layers, strict=True)))
-
     def _serving(self) -> Iterator[Term]:
-        """One forward pass over the whole sequence, layer by layer."""
-        there, layer = self._largest_layer()
-        words, source = "tensors of one layer, all at once", "upper bound"
-        yield Term("working activations", FORWARD, there, layer.served, (words,), source)
-        ends, factors = _has(self.held.heads), (self.recipe.compute_bytes, self._elements())
-        source = "one forward pass over the whole sequence"
-        yield _product("logits", FORWARD, ends, LOGITS, factors, source)
+        """Keys and values, latent ones whole on every device; one forward pass, layer by layer."""
+        model, width, layers = self.model, self.recipe.compute_bytes, sum(self.held.layers)
+        if cached := self.recipe.cached:
+            each = -(-model.kv_heads // self.layout.tp) * 2 * model.head_dim
+            each = model.kv_lora_rank + model.qk_rope_head_dim if model.latent else each
+            factors: tuple[Any, ...] = layers, -(-cached // self.layout.cp), width, each
+            words = "{} layers x {:,} tokens x {} B x {:,} numbers of a token"
+            yield _product("key-value cache", ALWAYS, 1, words, factors, CACHE)
+        why, size = ("tensors of one layer, all at once",), self._largest_layer.served
+        yield Term("working activations", FORWARD, _has(layers), size, why, "upper bound")
+        source, factors = "one forward pass over the whole sequence", (width, self._elements)
+        yield _product("logits", FORWARD, _has(self.held.heads), LOGITS, factors, source)
 
 
 def _shards(state: State, layout: Layout | Numbers) -> Any:
@@ -321,9 +285,12 @@ def _largest_formula(names: tuple[str, ...], *numbers: int) -> str:
 
 
 def _kept_formula(
-    recompute: str, schedule: str, here: int, dense: int, mixtures: int, *each: int
+    kinds: tuple[Any, ...], recompute: str, schedule: str, here: int, *numbers: int
 ) -> str:
-    terms = [f"{each[0]:,} B a layer and micro-batch x {dense}"] * (dense > 0 or len(each) == 1)
-    terms += [f"{n:,} B a mixture layer and micro-batch x {mixtures}" for n in each[1:] if mixtures]
+    terms = [
+        f"{size:,} B a {name.removeprefix('dense ')} and micro-batch x {n}"
+        for (name, *_), n, size in zip(kinds, numbers, numbers[len(kinds) :], strict=False)
+        if n or len(kinds) == 1
+    ]
     how = f"(recompute {recompute}, {schedule}, {here} layers here)"
     return f"{' + '.join(terms)} layers in flight {how}"

@@ -1,13 +1,10 @@
 """Peaks of many layouts at once: layouts as columns of numbers, and the ledger's arithmetic.
 
-layouts x 1  ->  combinations of (tp, cp, ...) that occur, each costed once  ->  layouts x 1
-
-What depends on few fields (a layer's tensors on tp, cp, ...) is costed by the ledger's own
-functions, once for each combination that occurs; the rest is arithmetic over columns.
+What depends on few fields is costed once for each combination of them that occurs.
 """
 
 from collections.abc import Callable, Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain, permutations, starmap
 from math import gcd
 from typing import Any
@@ -16,8 +13,13 @@ import numpy as np
 
 from tiledask.errors import ConfigError
 from tiledask.plan.arrays import Array, combinations, numbered
-from tiledask.plan.fitting.activations import LayerBytes, layer_costs, tokens_of
-from tiledask.plan.fitting.in_flight import InFlight, stages_in_flight
+from tiledask.plan.fitting.activations import (
+    InFlight,
+    LayerBytes,
+    layer_costs,
+    stages_in_flight,
+    tokens_of,
+)
 from tiledask.plan.fitting.terms import Terms, fullest
 from tiledask.plan.inputs.layout import ITEMS, Layout, Numbers
 from tiledask.plan.inputs.model import Model
@@ -29,13 +31,10 @@ __all__ = ["ORDERS", "peaks"]
 ORDERS = ("naive", "gpipe", "1f1b")
 """Schedules whose stages hold the more, the earlier they are."""
 LAYER = ("recompute", "tp", "cp", "sequence_parallel", "flash_attention")
-"""Fields that a layer's bytes depend on."""
 PIPELINE = ("pp", "interleave", "schedule", "items")
-"""Fields, beside the micro-batches, that what is in flight depends on."""
+"""Fields that a layer's bytes depend on, and what is in flight beside the micro-batches."""
 COUNTED = {*vars(Numbers())} - {"recompute", "schedule", "items"}
 """Fields whose numbers are in a term's."""
-KEPT = slice(InFlight._fields.index("kept_dense"), None)
-"""The numbers of an InFlight that are micro-batches."""
 Columns = dict[str, Array]
 
 
@@ -45,12 +44,11 @@ def peaks(
     sequence: int | None = None,
     **fields: Any,
 ) -> Array:
-    """Peak bytes on the fullest device of every layout: int64, of the shape that the fields
-    have together. Equal to ``estimate_memory(...).peak``, to the byte.
+    """Peak bytes on the fullest device of every layout, in the shape that the fields have together:
+    ``estimate_memory(...).peak``, to the byte.
 
     ``fields`` are those of Numbers, each one value or an array, of layouts that Layout and the
-    model allow; layers are cut evenly, with embedding and head as one each where ``items``, and
-    the schedules are "naive", "gpipe" and "1f1b", interleaved if there are several chunks.
+    model allow, in the schedules of ORDERS.
 
     >>> from tiledask.plan.inputs.load import load_model
     >>> peaks(load_model("gpt-200b"), tp=8, pp=10, dp=[1, 2, 4], zero=1, recompute="full")
@@ -65,14 +63,11 @@ def peaks(
         most = _peaks(model, load_recipe(recipe), check_run(model, Layout(), sequence), n)
         # 1e9 bytes of activations a sequence would leave 64 bits
         if (most < 0).any() or (n["microbatch"] * 1.0 * n["microbatches"] > 2**33).any():
-            raise ConfigError(
-                "these sizes are too large to count in 64 bits; use Layout one by one"
-            )
+            raise ConfigError("sizes are too large to count in 64 bits; use Layout one by one")
     return most.reshape(columns[0].shape)
 
 
 def _peaks(model: Model, recipe: Recipe, sequence: int, n: Columns) -> Array:
-    """Bytes of every layout on its fullest stage at the fullest moment."""
     # the ratios of the bytes kept of one layer of each kind, in the order that they occur
     kept: dict[tuple[int, ...], int] = {}
 
@@ -82,35 +77,31 @@ def _peaks(model: Model, recipe: Recipe, sequence: int, n: Columns) -> Array:
         at = kept.setdefault(tuple(layer.kept // common for layer in layers), len(kept))
         return at, *tokens_of(layout, sequence), *chain(*layers)
 
-    def items(tp: int, ep: int, slices: int) -> Iterable[int]:
-        return chain(*item_parameters(model, recipe, tp, ep, slices))
-
     (ratio, *sizes), layer_of = _table({name: n[name] for name in LAYER}, layer)
-    slices = {"tp": n["tp"], "ep": n["ep"], "slices": Numbers(**n).expert_slices}
-    parameters, items_of = _table(slices, items)
+    slices = {"tp": n["tp"], "ep": n["ep"], "expert_tp": Numbers(**n).expert_slices}
+    items = partial(item_parameters, model, recipe)
+    parameters, items_of = _table(slices, lambda **each: chain(*items(**each)))
     # states of one chunk, or of layers of one kind, are told apart without costs
-    cost = ratio[layer_of] * (n["interleave"] > 1) * bool(model.experts)
+    kinds = len(model.layer_kinds)
+    cost = ratio[layer_of] * ((n["interleave"] > 1) & (kinds > 1))
     held, held_of = _in_flight(model, n, cost, list(kept))
     times = np.where(n["schedule"] == "gpipe", n["microbatches"], 1)
     most, again = np.zeros(len(cost), np.int64), n["recompute"] != "none"
-    for stage, left_out in zip(held, _no_fuller(held), strict=True):
+    for stage, left_out in zip(held, _no_fuller(held, kinds), strict=True):
         if not (at := np.flatnonzero(~left_out[held_of])).size:
             continue
         here = [column[held_of[at]] for column in stage]
-        here[KEPT] = (times[at] * column for column in here[KEPT])
+        here[kinds + 3 :] = (times[at] * column for column in here[kinds + 3 :])  # micro-batches
         whole, cut, *costs = (n["microbatch"][at] * column[layer_of[at]] for column in sizes)
-        layers = _tuples(LayerBytes, costs)
         of = _tuples(ItemParameters, (column[items_of[at]] for column in parameters))
         layouts = Numbers(**{name: n[name][at] for name in COUNTED})
-        terms = Terms(
-            model, recipe, layouts, whole, cut, layers, of, again[at] * 1, InFlight(*here)
-        )
-        most[at] = np.maximum(most[at], fullest(terms))
+        run = model, recipe, layouts, whole, cut, _tuples(LayerBytes, costs), of, again[at] * 1
+        most[at] = np.maximum(most[at], fullest(Terms(*run, InFlight.of(here))))
     return most
 
 
 def _table(columns: Columns, function: Callable[..., Iterable[int]]) -> tuple[Array, Array]:
-    """(``function`` of every combination of ``columns``, a column for each; which each row has)."""
+    """(``function`` of every combination of ``columns``; which of these each row has)."""
     first, which = combinations([numbered(column) for column in columns.values()])
     rows = zip(*(column[first].tolist() for column in columns.values()), strict=True)
     results = [tuple(function(**dict(zip(columns, row, strict=True)))) for row in rows]
@@ -118,21 +109,20 @@ def _table(columns: Columns, function: Callable[..., Iterable[int]]) -> tuple[Ar
 
 
 def _tuples(kind: Any, columns: Iterable[Array]) -> tuple[Any, ...]:
-    """Named tuples of so many columns each."""
     return tuple(starmap(kind, zip(*[iter(columns)] * len(kind._fields), strict=True)))
 
 
 def _in_flight(
     model: Model, n: Columns, cost: Array, ratios: list[tuple[int, ...]]
 ) -> tuple[Array, Array]:
-    """What is in flight on the stages that may be the fullest: (stage x number x combination
-    of a pipeline's fields, which of these each layout has)."""
-    # the last stage, the first, those after it that may hold more mixtures, and the next, where
-    # the embedding stands for a layer of the first
+    """What is in flight on the stages that may be the fullest, as ``_table`` has it."""
+    # the last stage, the first, those after it that may hold more of another kind, and the next,
+    # where the embedding stands for a layer of the first
     stages = 1 + int(n["items"].any())
-    if model.experts and model.dense_layers:
+    others = [at for at, kind in enumerate(model.kind_of) if kind != model.kind_of[-1]]
+    if others:
         layers = np.maximum(1, model.layers // (n["pp"] * n["interleave"]))
-        covering = -(-(max(model.dense_layers) + 1) // layers) + stages
+        covering = -(-(others[-1] + 1) // layers) + stages
         stages = int(np.minimum(covering, n["pp"]).max())
     # more micro-batches than fill the pipeline change nothing, but under GPipe all in proportion
     filled = np.where(n["schedule"] == "gpipe", 1, n["pp"])
@@ -140,27 +130,24 @@ def _in_flight(
     columns = {name: n[name] for name in PIPELINE}
     columns |= {"m": np.minimum(n["microbatches"], filled), "cost": cost}
 
-    def in_flight(cost: int, **pipe: Any) -> Iterable[int]:
-        return chain(*_held(model, stages, ratios[cost], **pipe))
-
-    table, which = _table(columns, in_flight)
-    return table.reshape(1 + stages, len(InFlight._fields), -1), which
+    held = partial(_held, model, stages)
+    table, which = _table(columns, lambda cost, **pipe: chain(*held(ratios[cost], **pipe)))
+    return table.reshape(1 + stages, 2 * len(model.layer_kinds) + 5, -1), which
 
 
 @lru_cache(maxsize=2**12)
 def _held(
     model: Model, stages: int, cost: tuple[int, ...], items: bool, m: int, **pipe: Any
-) -> list[InFlight]:
-    """What the last stage of a pipeline holds, and each of the first ``stages``."""
+) -> list[tuple[int, ...]]:
     layout = Layout(**pipe, microbatches=m, partition=ITEMS if items else None)
     places = [layout.pp - 1, *(min(stage, layout.pp - 1) for stage in range(stages))]
     return stages_in_flight(model, layout, places, cost)
 
 
-def _no_fuller(held: Array) -> Array:
-    """Which stages (stage x combination) hold no more of anything than another of as many layers
-    and heads, on which hangs what is sent on; of equal ones all but the first."""
-    layers, heads = held[:, 0] + held[:, 1], held[:, 3]
+def _no_fuller(held: Array, kinds: int) -> Array:
+    """Which stages hold no more of anything than another of as many layers and heads, on which
+    hangs what is sent on; of equal ones all but the first."""
+    layers, heads = held[:, :kinds].sum(axis=1), held[:, kinds + 1]
     found = np.zeros(layers.shape, np.bool_)
     for stage, other in permutations(range(len(held)), 2):
         alike = (layers[stage] == layers[other]) & (heads[stage] == heads[other])

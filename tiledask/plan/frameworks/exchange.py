@@ -12,7 +12,7 @@ from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.plan.inputs.run import check_run, check_trains, more_tp
+from tiledask.plan.inputs.run import check_run, check_trains
 
 __all__ = ["FRAMEWORKS", "Exported", "export_config", "import_config"]
 
@@ -64,8 +64,12 @@ def export_config(
     parts, lost, said = written(made.TABLE, facts)
     if places := " and ".join(recipe.places):
         lost["offload"] = f"states offloaded to {places} are not written: add that by hand"
-    notes = *lost.values(), *said, *more_tp(model, layout)
-    return Exported(framework, made.text(parts), lost, notes)
+    heads, tp = model.kv_heads, layout.tp
+    if tp > heads and not model.latent:
+        copies = f"in Megatron-LM {tp // heads} ranks have copies of the same"
+        more = f"tp={tp} is more than the {heads} key-value heads: {copies}"
+        said = [*said, f"{more}; torchtitan and DeepSpeed take tp={heads} or less"]
+    return Exported(framework, made.text(parts), lost, (*lost.values(), *said))
 
 
 def import_config(

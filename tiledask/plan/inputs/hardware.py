@@ -12,10 +12,8 @@ from tiledask.plan.units import format_bytes, parse_bytes
 
 __all__ = ["LATENCY", "SHARE", "ClusterSpec", "Device", "Link", "load_cluster", "load_device"]
 
-LATENCY = 10e-6
-"""Seconds of a link whose description gives none: between NVLink's few and Ethernet's tens."""
-SHARE = 0.8
-"""Part of its bandwidth that a link reaches if its description does not say."""
+LATENCY, SHARE = 10e-6, 0.8
+"""Seconds, and the part of its bandwidth reached, of a link whose description says none."""
 
 
 @dataclass(frozen=True)
@@ -43,39 +41,32 @@ class Device:
     """
 
     name: str
-    memory_bytes: int
-    """The nominal capacity, 1e9 bytes a GB: the budget that the arithmetic uses. What the
-    driver reports differs: 40960 MiB, 7 % more, on an A100 of 40 GB."""
+    memory_bytes: int  # The nominal capacity, 1e9 bytes a GB: the budget of the arithmetic
     memory_bandwidth: float  # Bytes per second
     peak_flops: tuple[tuple[str, float], ...]
     """(precision, FLOP/s), dense: without the factor for structured sparsity."""
-    memory_mib: int | None = None
-    """What the driver reports in MiB, where a source for it is at hand."""
+    memory_mib: int | None = None  # What the driver reports, where a source for it is at hand
     source: str = ""
     """The documents that the numbers are from; what is arithmetic or a convention says so."""
     checked: str = ""  # What the numbers were compared with, and what was not seen
     multiprocessors: int = 0  # Units that each compute one tile of a matrix product; 0 if unknown
     calibration: str = "other"
     """The file of data/calibration/device with the shares of these numbers that programs reach."""
-    capability: str = ""
-    """Compute capability, such as "9.0"; empty if unknown, and the rest is then 0."""
+    capability: str = ""  # Compute capability, such as "9.0"; empty if unknown
     clock: float = 0.0  # Boost clock in Hz; 0 if unknown, as are all the numbers below
     l2_bytes: int = 0
-    l2_bytes_per_clock: int = 0
-    """What all multiprocessors together can read from L2 in a clock, at most."""
+    l2_bytes_per_clock: int = 0  # What all multiprocessors together can read from L2 in a clock
     registers: int = 0  # 32-bit registers of one multiprocessor
     threads: int = 0  # Threads that can be resident on one multiprocessor
     blocks: int = 0  # Thread blocks that can be resident on one multiprocessor
     shared_bytes: int = 0  # Shared memory of one multiprocessor
-    block_shared_bytes: int = 0
-    """Shared memory that one thread block can have, once it has opted in to more than 48 KiB."""
-    shared_bytes_per_clock: int = 0
-    """What one multiprocessor can read from its shared memory in a clock."""
+    block_shared_bytes: int = 0  # That one thread block can have, once it has opted in to more
+    shared_bytes_per_clock: int = 0  # What one multiprocessor can read from its own in a clock
 
     @property
     def most_bytes(self) -> int:
-        """Bytes beyond which nothing can be allocated: what the driver reports where that is known
-        of this capacity (up to 8 % more than the nominal one), else the capacity."""
+        """Bytes beyond which nothing can be allocated: what the driver reports, if it is known of
+        this capacity, else the capacity."""
         reported = (self.memory_mib or 0) * 2**20
         known = self.memory_bytes <= reported <= 1.08 * self.memory_bytes
         return reported if known else self.memory_bytes
@@ -92,19 +83,16 @@ class Device:
         return self.shared_bytes_per_clock * self.multiprocessors * self.clock
 
     def __repr__(self) -> str:
+        memory, bandwidth = map(format_bytes, (self.memory_bytes, self.memory_bandwidth))
         peaks = ", ".join(f"{flops / 1e12:.4g} in {name}" for name, flops in self.peak_flops[-3:])
-        return (
-            f"Device({self.name}: {format_bytes(self.memory_bytes)} at "
-            f"{format_bytes(self.memory_bandwidth)}/s, TFLOP/s: {peaks})"
-        )
+        return f"Device({self.name}: {memory} at {bandwidth}/s, TFLOP/s: {peaks})"
 
     def peak(self, precision: str) -> float:
         """FLOP/s in ``precision``; one that the datasheet does not give is a ConfigError."""
         peaks = dict(self.peak_flops)
         if precision not in peaks:
-            raise ConfigError(
-                f"{self.name} has no peak for {precision!r}; it has {', '.join(peaks)}"
-            )
+            has = ", ".join(peaks)
+            raise ConfigError(f"{self.name} has no peak for {precision!r}; it has {has}")
         return peaks[precision]
 
 
@@ -164,12 +152,11 @@ def load_cluster(spec: str | os.PathLike[str]) -> ClusterSpec:
     Of devices known by their memory alone, "80x40GB", speed and links are assumed to be those of
     the shipped device that has it, or of the nearest, as ``assumed`` says; they have that memory
     to the byte, and nothing beyond it.
-    A file holds ``devices`` (their number) and ``device``: a shipped name or an object
-    like those in data/hardware; all else in it replaces the device's own: ``devices_per_node``,
-    ``within_node``, ``between_nodes``, or ``host_bytes`` and ``nvme_bytes``, the memory and the
-    disks of a node for what is offloaded. A link has a ``name``, ``bytes_per_second`` of
-    one device in one direction, and may have ``latency`` (seconds, LATENCY if absent) and
-    ``share`` (the part of the bandwidth that collectives reach, SHARE if absent).
+    A file holds ``devices`` (their number) and ``device``: a shipped name or an object like those
+    in data/hardware; all else in it replaces the device's own: ``devices_per_node``,
+    ``within_node``, ``between_nodes``, ``host_bytes``, ``nvme_bytes``. A link has a ``name``,
+    ``bytes_per_second`` of one device in one direction, and may have ``latency`` (seconds, LATENCY
+    if absent) and ``share`` (of the bandwidth that collectives reach, SHARE if absent).
 
     >>> str(load_cluster("8xH100"))
     '8 x H100 (80 GB each)'
@@ -186,9 +173,8 @@ def load_cluster(spec: str | os.PathLike[str]) -> ClusterSpec:
     if match and not file:
         count = int(match[1][:30])
         if not 1 <= count <= MOST_DEVICES:
-            raise ConfigError(
-                f"a cluster has 1 device or more, and {MOST_DEVICES:,} at most; got {short(text)}"
-            )
+            rule = f"a cluster has 1 device or more, and {MOST_DEVICES:,} at most"
+            raise ConfigError(f"{rule}; got {short(text)}")
         of_memory = re.fullmatch(r"[0-9.]+ *[kmgtp]i?b", match[2], re.IGNORECASE)
         return _of_memory(count, match[2]) if of_memory else _cluster(count, _find(match[2]))
     if file or (len(text) < 4096 and Path(text).is_file()):
@@ -197,11 +183,8 @@ def load_cluster(spec: str | os.PathLike[str]) -> ClusterSpec:
         base = _find(fields.text("device")) if named else fields.object("device")
         own = {key: v for key, v in fields.values.items() if key not in ("devices", "device")}
         return _cluster(fields.integer("devices"), Fields({**base.values, **own}, fields.where))
-    counted = re.fullmatch(r"([0-9]{1,12})[ *-]*([a-z][^/]+)", text, re.IGNORECASE)
-    known = counted is not None and counted[2].lower() in names("hardware")
-    meant = f"{counted[1]}x{counted[2]}, " if counted and known else ""
     raise ConfigError(
-        f"cannot read {short(text)} as a cluster; write {meant}COUNTxNAME such as '80xA100-40GB', "
+        f"cannot read {short(text)} as a cluster; write COUNTxNAME such as '80xA100-40GB', "
         f"COUNTxMEMORY such as '80x40GB', or the path of a JSON file"
     )
 
@@ -211,11 +194,11 @@ def _of_memory(count: int, text: str) -> ClusterSpec:
     size = parse_bytes(text)
     if not size:
         raise ConfigError(f"a device has 1 byte of memory or more, got {short(text)}")
-    nearest = min(  # of equally near ones, GPUs first
-        names("hardware"),
-        key=lambda n: (abs(_find(n).integer("memory_bytes") - size), n.startswith("tpu"), n),
-    )
-    near = _cluster(count, _find(nearest))
+
+    def distance(name: str) -> tuple[int, bool, str]:  # of equally near ones, GPUs first
+        return abs(_find(name).integer("memory_bytes") - size), name.startswith("tpu"), name
+
+    near = _cluster(count, _find(min(names("hardware"), key=distance)))
     same = near.device.memory_bytes == size
     name = near.device.name if same else text.replace(" ", "")
     device = replace(near.device, name=name, memory_bytes=size, memory_mib=None)
@@ -230,17 +213,15 @@ def _find(name: str) -> Fields:
 @cache
 def _shipped() -> dict[str, str]:
     """Name or alias in small letters -> name of the shipped description."""
-    aliases = {
-        name: read_named("hardware", name).texts("aliases", ()) for name in names("hardware")
-    }
-    found = {alias.lower(): name for name in reversed(aliases) for alias in reversed(aliases[name])}
-    return found | {name: name for name in aliases}
+    files = {name: read_named("hardware", name) for name in reversed(names("hardware"))}
+    pairs = ((a.lower(), name) for name, f in files.items() for a in f.texts("aliases", ()))
+    return dict(pairs) | {name: name for name in files}
 
 
 def _device(fields: Fields) -> Device:
     fields.texts("aliases", ())
     device = fields.record(Device, whole=False)
-    if device.capability and not re.fullmatch(r"[0-9]+\.[0-9]", device.capability):
+    if not re.fullmatch(r"([0-9]+\.[0-9])?", device.capability):
         rule = f"must be text such as '9.0', got {short(device.capability)}"
         raise fields.fail("capability", rule)
     return device

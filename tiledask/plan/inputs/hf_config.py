@@ -8,13 +8,11 @@ data/families.json has
     harmless   patterns of keys that no parameter count depends on
     families   a row for each model_type, or what it has that another, which it is "like", has not
 
-A row says what every member of the family has, "fixed" fields of a Model; the fields that its keys
-give, "required" and "optional"; its "switches": a key, its "default", the fields that it "sets" or
-that are so where it is "true" or "false"; "dropout" keys and their defaults; whether the output
-projection is "tied" by default; the "classes" with exactly these weights; which layers have the
-"window", 0: all; n: all but each n-th; and "readers", functions of this module for the rest. The
-weights are those of the class of that name in the transformers library; a key that can change
-their number is either read, or refused unless it holds the value that changes nothing.
+A row has "fixed" fields of a Model; those that its keys give, "required" and "optional"; its
+"switches": a key, its "default", the fields that it "sets" or that are so where it is "true" or
+"false"; "dropout" keys and their defaults; whether the output projection is "tied" by default; the
+"classes" with exactly these weights; which layers have the "window", 0: all; n: all but each n-th;
+and "readers", functions of this module for the rest.
 """
 
 import re
@@ -56,12 +54,10 @@ BY_HAND = (
 def model_from_config(config: Fields, name: str) -> Model:
     """The Model that ``config`` describes.
 
-    A family or a key that may change the count and is not understood is a ConfigError.
-    Counts are of trainable parameters; buffers in a checkpoint, such as the rotary
-    frequencies in Llama 2's, are none. The load-balancing bias of DeepSeek-V3's router is
-    one, as in its published 671 B; its multi-token-prediction layer is not counted. Of a model of
-    images and text it is the language model alone, with its output projection, as its ``name``
-    says.
+    A family or a key that may change the count and is not understood is a ConfigError. Counts are
+    of trainable parameters. The load-balancing bias of DeepSeek-V3's router is one, as in its
+    published 671 B; its multi-token-prediction layer is not counted. Of a model of images and text
+    it is the language model alone, with its output projection, as its ``name`` says.
 
     >>> config = Fields({"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12,
     ...                  "n_positions": 1024, "vocab_size": 50257}, "config.json")
@@ -78,10 +74,8 @@ def model_from_config(config: Fields, name: str) -> Model:
     family = families[kind]
     for head in config.texts("architectures", ()):
         if head not in family["classes"]:
-            rule = (
-                f"names {short(head)}, whose head may hold other weights; for {kind!r} the count "
-            )
-            rule += f"is known of {', '.join(family['classes'])}. {BY_HAND}"
+            rule = f"names {short(head)}, whose head may hold other weights; for {kind!r} the count"
+            rule += f" is known of {', '.join(family['classes'])}. {BY_HAND}"
             raise config.fail("architectures", rule)
     required = *BASE, *family.get("required", ())
     values: Row = family["fixed"] | {key: _aliased(config, key) for key in required}
@@ -110,8 +104,8 @@ def model_from_config(config: Fields, name: str) -> Model:
 
 
 def _language(config: Fields) -> Fields | None:
-    """The config of the language model within that of a model of images and text, if it is one
-    that is understood: under "text_config", or in older files among the others' keys."""
+    """The config of the language model in that of a model of images and text, if it is one that is
+    understood: under "text_config", or in older files among the others' keys."""
     outer, inner = config.values, config.values.get("text_config")
     kind = _kind(outer.get("model_type"))
     within = _kind(inner.get("model_type")) if isinstance(inner, dict) else None
@@ -121,9 +115,8 @@ def _language(config: Fields) -> Fields | None:
         inner = inner | {key: outer[key] for key in shared if outer.get(key) is not None}
         return Fields(inner, f"{config.where}, text_config")
     if inner is None and "vision_config" in outer and f"{kind}_text" in families:
-        left_out = "architectures", "vision_config"
-        inner = {key: value for key, value in outer.items() if key not in left_out}
-        return Fields(inner | {"model_type": f"{kind}_text"}, config.where)
+        others = {"architectures": None, "vision_config": None, "model_type": f"{kind}_text"}
+        return Fields({k: v for k, v in (outer | others).items() if v is not None}, config.where)
     return None
 
 
@@ -179,8 +172,8 @@ def _dense_first(config: Fields, family: Row, values: Row) -> Row:
     if "n_shared_experts" not in config.values:
         raise config.fail("n_shared_experts", "is missing; add it, null if there are none")
     if (method == "noaux_tc") != (router == "noaux_tc"):
-        rule = f"is {short(method)}; whether this model_type's router has a bias is known only of "
-        raise config.fail("topk_method", f"{rule}{router!r} and its like")
+        rule = f"is {short(method)}; the count is known of {router!r} and its like"
+        raise config.fail("topk_method", rule)
     read |= {"shared_ffn": shared * read["expert_ffn"], "router_bias": method == "noaux_tc"}
     dense = (i for i in range(values["layers"]) if i < first or i % every)
     return read | {"dense_layers": tuple(dense)}
@@ -197,8 +190,8 @@ def _latent(config: Fields, family: Row, values: Row) -> Row:
     # transformers writes what follows from the others, and calls the rotary part head_dim
     for key, allowed in (("head_dim", (rotary, whole)), ("qk_head_dim", (whole,))):
         if config.integer(key, allowed[0]) not in allowed:
-            either = " or ".join(map(str, allowed))
-            raise config.fail(key, f"must be {either} in latent attention; leave it out")
+            rule = f"must be {' or '.join(map(str, allowed))} in latent attention; leave it out"
+            raise config.fail(key, rule)
     return read | {"q_lora_rank": config.integer("q_lora_rank") if "q_lora_rank" in config else 0}
 
 
@@ -243,14 +236,13 @@ _READERS = {
 
 
 def _check_rest(config: Fields, family: Row) -> list[str]:
-    """The keys that are ignored: no class of the family reads them, by name they change no
-    weights. ConfigError for all those at once that may."""
+    """The keys that are ignored; ConfigError for all those at once that may change weights."""
     if "quantization_config" in config:
         # fp8 and mxfp4 change the bytes of a weight and add scales, which are no parameters
         method = config.object("quantization_config").values.get("quant_method")
         if method not in ("fp8", "mxfp4"):
-            rule = f"has quant_method {short(method)}, whose packed weights are not counted here; "
-            rule += "take the config.json of the model before it was quantized"
+            rule = f"has quant_method {short(method)}, whose packed weights are not counted here"
+            rule += "; take the config.json of the model before it was quantized"
             raise config.fail("quantization_config", rule)
     neutral, harmless = KEYS["neutral"] | family.get("neutral", {}), "|".join(KEYS["harmless"])
     ignored, wrong = [], []

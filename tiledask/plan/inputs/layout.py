@@ -18,7 +18,6 @@ import numpy as np
 
 from tiledask.errors import ConfigError, PartitionError, ScheduleError, short
 from tiledask.plan.arrays import Array
-from tiledask.plan.data import meant
 from tiledask.plan.intervals import even
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, V_SHAPED, called, is_looped, schedules
 from tiledask.plan.whole import is_whole, whole_number
@@ -60,12 +59,6 @@ class _Experts:
         """Devices of a stage with the same slice of the same experts: ZeRO shards over them."""
         return self.tp * self.dp * self.cp // (self.ep * self.expert_slices)
 
-    @property
-    def dp_step(self) -> int:
-        """dp is a multiple of it: experts take whole copies of a stage."""
-        slices = self.ep * self.expert_slices
-        return int(slices // gcd(slices, self.tp * self.cp))
-
 
 @dataclass(frozen=True)
 class Layout(_Experts):
@@ -82,18 +75,15 @@ class Layout(_Experts):
     microbatch: int = 1  # Sequences in a micro-batch
     microbatches: int = 1  # Micro-batches of one copy in a step
     zero: int = 0  # ZeRO stage: 1 shards optimizer states over dp, 2 gradients too, 3 weights too
-    sequence_parallel: bool = False
-    """What tensor parallelism leaves whole is cut along the sequence over tp."""
+    sequence_parallel: bool = False  # What tp leaves whole is cut along the sequence over it
     recompute: str = "none"
     schedule: str = "1f1b"
     interleave: int = 1  # Chunks of layers per stage
-    cp: int = 1
-    """Context-parallel pieces that every sequence is cut into; ZeRO shards over dp x cp."""
+    cp: int = 1  # Context-parallel pieces of every sequence; ZeRO shards over dp x cp
     ep: int = 1
     """Expert-parallel devices, out of a stage's dp x cp, that the experts are divided over; out
     of tp x dp x cp with ``expert_tp``."""
-    flash_attention: bool = False
-    """The attention core keeps no s x s scores: it computes them again in its backward."""
+    flash_attention: bool = False  # No s x s scores are kept, but computed again in the backward
     partition: tuple[int, ...] | str | None = None
     """Bounds of the layers of each chunk, 0 .. layers, in model order: chunk c holds the
     layers bounds[c] .. bounds[c+1]-1. None: as even as can be. "items": embedding and head
@@ -110,11 +100,9 @@ class Layout(_Experts):
             if not isinstance(value := getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {short(value)}")
         for name, allowed in (("recompute", (*RECOMPUTE, SELECTIVE_OP)), ("schedule", SCHEDULES)):
-            value = own.get(name, self.recompute)
-            if value not in allowed:
-                near = meant(value, allowed) if isinstance(value, str) else ""
+            if (value := own.get(name, self.recompute)) not in allowed:
                 rule = f"{name} must be one of {', '.join(allowed)}, got {short(value)}"
-                raise ConfigError(f"{rule}; {near}".rstrip("; "))
+                raise ConfigError(rule)
         if own["schedule"] in V_SHAPED and own["interleave"] == 1:
             own["interleave"] = 2
         vars(self).update(own)
@@ -134,11 +122,6 @@ class Layout(_Experts):
         return self.pp * self.interleave
 
     @property
-    def last_chunk(self) -> int:
-        """The chunk that the head belongs to."""
-        return self.chunks - 1
-
-    @property
     def sequences(self) -> int:
         """Sequences of one step over all copies: the global batch."""
         return self.dp * self.microbatch * self.microbatches
@@ -154,18 +137,16 @@ class Layout(_Experts):
         bounds, items = self.partition, 2 * (self.partition == ITEMS)
         if isinstance(bounds, tuple):
             if bounds[-1] != layers:
-                raise PartitionError(
-                    f"the partition ends at {bounds[-1]}, the model has {layers} layers; "
-                    f"the last bound must be the number of layers"
-                )
+                there = f"the partition ends at {bounds[-1]}, the model has {layers} layers"
+                raise PartitionError(f"{there}; the last bound must be the number of layers")
             return tuple(b - a for a, b in pairwise(bounds))
-        if self.chunks > layers + items:
+        if self.chunks > (most := layers + items):
             what = "items, embedding and head among them" if items else "layers"
             raise PartitionError(
                 f"pp x interleave = {self.chunks} chunks need as many {what}, the model has "
-                f"{layers + items}; use pp x interleave of {layers + items} or less"
+                f"{most}; use pp x interleave of {most} or less"
             )
-        sizes = list(even(layers + items, self.chunks))
+        sizes = list(even(most, self.chunks))
         sizes[0] -= items // 2
         sizes[-1] -= items // 2
         return tuple(sizes)
@@ -214,12 +195,11 @@ def _rules(layout: Layout) -> Iterator[tuple[type[ValueError], bool, str]]:
     """(what it is when broken, whether it is, the rule) of those about several fields."""
     name, tp, p = layout.schedule, layout.tp, layout.pp
     v, m = layout.interleave, layout.microbatches
-    rule = (
-        f"ep={layout.ep} must divide dp x cp = {layout.dp * layout.cp}, over which experts are "
-        f"sharded, or ep x expert_tp, where that is less than tp, tp x dp x cp; a dp that "
-        f"{layout.dp_step} divides does"
-    )
-    yield ConfigError, layout.dp % layout.dp_step > 0, rule
+    slices = layout.ep * layout.expert_slices
+    step = slices // gcd(slices, tp * layout.cp)  # experts take whole copies of a stage
+    rule = f"ep={layout.ep} must divide dp x cp = {layout.dp * layout.cp}, over which experts are "
+    rule += "sharded, or ep x expert_tp, where that is less than tp, tp x dp x cp; a dp that "
+    yield ConfigError, layout.dp % step > 0, f"{rule}{step} divides does"
     rule = f"expert_tp={layout.expert_tp} beside tp={tp} sends each device's own tokens to "
     rule += "experts; use sequence_parallel=True"
     yield ConfigError, layout.expert_slices != tp > 1 and not layout.sequence_parallel, rule

@@ -8,27 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from tiledask.errors import ConfigError, short
-from tiledask.plan.data import meant, names, read, read_named
+from tiledask.plan.data import names, read, read_named
 from tiledask.plan.inputs.hardware import ClusterSpec, load_cluster
 from tiledask.plan.inputs.hf_config import model_from_config
 from tiledask.plan.inputs.model import Model
 
-__all__ = ["as_cluster", "as_model", "load_cluster", "load_model", "models"]
+__all__ = ["as_cluster", "as_model", "load_cluster", "load_model"]
 
 ASSUMED = "assumed:"
 """What the ``source`` of such a model begins with."""
 VOCAB = 32_000
 _SIZE = re.compile(
-    r"([0-9]{1,20}(?:\.[0-9]{1,20})?|\.[0-9]{1,20})(?:e([0-9]{1,2})|\s*([kmbt]))?", re.IGNORECASE
+    r"([0-9]{1,20}(?:\.[0-9]{1,20})?|\.[0-9]{1,20})(?:e([0-9]{1,2})|\s*([kmbt]))?", re.I
 )
-_LIKE_A_SIZE = re.compile(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?\s*[kmbt]", re.IGNORECASE)
+_LIKE_A_SIZE = re.compile(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?\s*[kmbt]", re.I)
 _UNITS = {"k": 3, "m": 6, "b": 9, "t": 12}
 SMALLEST, LARGEST = 10**8, 10**14
-
-
-def models() -> tuple[str, ...]:
-    """Names of the shipped models."""
-    return names("models")
 
 
 def load_model(spec: str | os.PathLike[str]) -> Model:
@@ -47,15 +42,13 @@ def load_model(spec: str | os.PathLike[str]) -> Model:
     'llama-3.1-8b'
     """
     if not isinstance(spec, str | os.PathLike) or not isinstance(os.fspath(spec), str) or not spec:
-        raise ConfigError(
-            f"a model is named by text or by a path, got {short(spec)}; "
-            "load_model('gpt2') and load_model('folder/config.json') are two"
-        )
+        words = "'gpt2' or 'folder/config.json'"
+        raise ConfigError(f"a model is named by text or by a path, {words}; got {short(spec)}")
     text, path, shipped = os.fspath(spec), Path(spec), ""
     there, file = os.path.exists(text), text.lower().endswith(".json")
     if (sized := _model_of_size(text)) and not there:
         return sized
-    if isinstance(spec, str) and text.lower() in models():
+    if isinstance(spec, str) and text.lower() in names("models"):
         shipped = text.lower()
     elif os.path.isdir(text):
         path = path / "config.json"
@@ -63,10 +56,9 @@ def load_model(spec: str | os.PathLike[str]) -> Model:
             raise ConfigError(f"{text}: the folder holds no config.json; name the file itself")
     elif re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", text) and not there and not file:
         if not (shipped := _on_the_hub().get(text.lower(), "")):
-            near = meant(path.name, models())
             raise ConfigError(
-                f"{text} is no shipped model; {near}its config.json can be read, too: hf download "
-                f"{text} config.json says where it is"
+                f"{text} is no shipped model; its config.json can be read, too: hf download {text} "
+                f"config.json says where it is"
             )
     elif not file and os.sep not in text and not there:
         shipped = text
@@ -79,9 +71,9 @@ def load_model(spec: str | os.PathLike[str]) -> Model:
 @cache
 def _on_the_hub() -> dict[str, str]:
     """Name on the Hugging Face hub, as the sources say it, in small letters -> shipped name."""
-    sources = {name: read_named("models", name).text("source", "") for name in models()}
-    found = {name: re.match(r"config\.json of (\S+/\S+) on", sources[name]) for name in models()}
-    return {match[1].lower(): name for name, match in found.items() if match}
+    sources = {name: read_named("models", name).text("source", "") for name in names("models")}
+    found = ((n, re.match(r"config\.json of (\S+/\S+) on", text)) for n, text in sources.items())
+    return {match[1].lower(): name for name, match in found if match}
 
 
 def as_model(model: Model | str | os.PathLike[str]) -> Model:
@@ -100,15 +92,12 @@ def _model_of_size(text: str) -> Model | None:
     Layers of Llama's form, without groups of heads: a layer of width h has 4 h^2 in its attention
     and 8 h^2 in its MLP, whose width takes up what rounding leaves. Of the shapes that large models
     have, h is about 128 x layers (Levine et al. 2020, arXiv:2006.12467, and GPT-3's, OPT's,
-    Llama's tables). Fewer than 100 million, or more than 100 trillion, are a ConfigError.
+    Llama's tables).
 
     >>> _model_of_size("175B")
     Model(175B: 96 layers of width 12,288, 175,187,963,904 parameters)
-    >>> _model_of_size("llama") is None
-    True
     """
-    match = _SIZE.fullmatch(text.strip())
-    if not match:
+    if not (match := _SIZE.fullmatch(text.strip())):
         if _LIKE_A_SIZE.fullmatch(text.strip()):
             rule = "the size of a model is a number above 0 such as 70B or 7e9"
             raise ConfigError(f"{rule}, got {short(text)}")
@@ -136,8 +125,7 @@ def _model_of_size(text: str) -> Model | None:
     words = (
         f"{ASSUMED} {layers} layers of width {h:,} ({h // 128} heads of 128, gated MLP of {ffn:,}, "
         f"RMS norms, no biases, no groups of heads), {VOCAB:,} words, embedding and head apart: "
-        f"{model.parameters:,} parameters, {100 * (model.parameters / wanted - 1):+.1f} %. Memory "
-        "of the states is as exact as that; activations and time are those of this shape. A "
+        f"{model.parameters:,} parameters, {100 * (model.parameters / wanted - 1):+.1f} %. A "
         "config.json or td.Model(...) is exact."
     )
     return replace(model, source=words)

@@ -16,21 +16,20 @@ from tiledask.plan.inputs.weights import Weight, attention, count, mixture, mlp,
 from tiledask.plan.units import divisors
 from tiledask.plan.whole import whole_number
 
-__all__ = ["MOST_LAYERS", "Model", "Weight", "count"]
+__all__ = ["MIXTURE_LAYER", "MOST_LAYERS", "Model", "Weight", "count"]
 
-MANY, MOST = 100_000, 10**9
-MOST_LAYERS = 4096
-"""Thirty times what anyone has built; every way to cut them into stages can still be looked at."""
+MOST, MOST_LAYERS = 10**9, 4096
 LARGEST = dict.fromkeys(("layers", "windowed_layers"), MOST_LAYERS)
-LARGEST |= dict.fromkeys(("heads", "kv_heads", "experts", "top_k"), MANY)
-"""Field -> its largest value where that is not MOST; beyond lies no transformer but a typing
-error."""
+LARGEST |= dict.fromkeys(("heads", "kv_heads", "experts", "top_k"), 100_000)
+"""Field -> its largest value where that is not MOST; beyond lies no model but a typing error."""
 WORDS: dict[str, tuple[Any, ...]] = {
     "mlp": ("gelu", "swiglu"),
     "norm": ("layernorm", "rmsnorm", "none"),
     "qk_norm": (None, "per_head", "full", "own"),
     "layer_norms": (1, 2, 4),
 }
+MIXTURE_LAYER = "mixture layer"
+"""The kind of layer whose MLP is a mixture of experts."""
 LATENT = ("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 MIXTURE = ("shared_ffn", "shared_gate", "router_bias", "dense_layers")
 
@@ -76,14 +75,10 @@ class Model:
     source: str = ""  # Where the numbers come from
     expert_ffn: int = 0  # Inner width of one expert; 0 means ffn
     shared_ffn: int = 0  # Inner width, all together, of the shared experts that every token passes
-    shared_gate: bool = False
-    """A gate of h weights scales what the shared experts add, as in Qwen's mixtures."""
-    router_bias: bool = False
-    """The router adds a bias per expert that balances their load, as in DeepSeek-V3."""
-    dense_layers: tuple[int, ...] = ()
-    """Layers of a mixture model, counted from 0, that have a dense MLP."""
-    kv_lora_rank: int = 0
-    """Width of the key-value latent; more than 0 makes the attention latent (MLA)."""
+    shared_gate: bool = False  # A gate of h weights scales what the shared experts add (Qwen)
+    router_bias: bool = False  # The router adds a bias per expert (DeepSeek-V3)
+    dense_layers: tuple[int, ...] = ()  # Layers of a mixture model, from 0, with a dense MLP
+    kv_lora_rank: int = 0  # Width of the key-value latent; above 0 the attention is latent (MLA)
     q_lora_rank: int = 0  # Width of the query latent; 0 projects queries directly
     qk_nope_head_dim: int = 0  # Width of a latent-attention head's query and key without position
     qk_rope_head_dim: int = 0  # Width of its rotary part, which all heads of a key share
@@ -128,8 +123,7 @@ class Model:
 
     @property
     def positions(self) -> int:
-        """Tokens of the longest sequence that it has positions for; 0: no position is learned, and
-        there is no limit."""
+        """Tokens of the longest sequence that it has learned positions for; 0: no limit."""
         return self.learned_pos - self.unused_pos
 
     @property
@@ -152,12 +146,6 @@ class Model:
         return float(part * seen + (1 - part) * whole)
 
     @property
-    def head_tensors(self) -> int:
-        """Tensors of h numbers a token that the head keeps for the backward pass: the inputs of
-        its product and norm."""
-        return 1 + (self.final_norm and self.norm != "none")
-
-    @property
     def latent(self) -> bool:
         """Whether attention is latent (multi-head latent attention, MLA)."""
         return self.kv_lora_rank > 0
@@ -172,39 +160,32 @@ class Model:
         """Width of a head's value."""
         return self.v_head_dim if self.latent else self.head_dim
 
-    @property
-    def kv_cache_elements(self) -> int:
-        """Elements that one token leaves in the key-value cache of one layer: keys and values
-        of all groups, or the latent and the rotary part of the key that all heads share.
-        2,048 in Llama 3.1 405B, 576 in DeepSeek-V3."""
-        latent = self.kv_lora_rank + self.qk_rope_head_dim
-        return latent if self.latent else 2 * self.kv_heads * self.head_dim
-
     @cached_property
     def embedding(self) -> tuple[Weight, ...]:
         """Weights of the first item: token rows, position rows, norm."""
         weights: tuple[Weight, ...] = (Weight("token embedding", self.vocab, self.hidden),)
-        if self.learned_pos:
-            rows = self.learned_pos
+        if rows := self.learned_pos:
             weights += (Weight("position embedding", rows, self.hidden, split=False),)
         return weights + (norm(self, "embedding norm", self.hidden) if self.embedding_norm else ())
 
+    @cached_property
+    def layer_kinds(self) -> tuple[tuple[str, int, tuple[Weight, ...]], ...]:
+        """The kinds of layer that it has: (name, how many, weights of one)."""
+        mixtures = self.layers - len(self.dense_layers) if self.experts else 0
+        usual = "dense layer" if mixtures else "layer"
+        kinds = (usual, self.layers - mixtures, mlp), (MIXTURE_LAYER, mixtures, mixture)
+        return tuple((name, n, self._around(inner(self))) for name, n, inner in kinds if n)
+
+    @cached_property
+    def kind_of(self) -> tuple[int, ...]:
+        """Of each layer, the first one first, its place in ``layer_kinds``."""
+        several, dense = len(self.layer_kinds) > 1, {*self.dense_layers}
+        return tuple(int(several and layer not in dense) for layer in range(self.layers))
+
     @property
     def layer(self) -> tuple[Weight, ...]:
-        """Weights of the last layer: attention, MLP (or experts) and norms. All layers are like it,
-        unless a mixture has dense ones."""
-        last = self.experts and self.layers - 1 not in self.dense_layers
-        return self.mixture_layer if last else self.dense_layer
-
-    @cached_property
-    def dense_layer(self) -> tuple[Weight, ...]:
-        """Weights of a layer with a dense MLP."""
-        return self._around(mlp(self))
-
-    @cached_property
-    def mixture_layer(self) -> tuple[Weight, ...]:
-        """Weights of a layer with experts."""
-        return self._around(mixture(self))
+        """Weights of the last layer."""
+        return self.layer_kinds[self.kind_of[-1]][2]
 
     def _around(self, inner: tuple[Weight, ...]) -> tuple[Weight, ...]:
         """``inner`` with attention before it, and the norms of both."""
@@ -227,39 +208,21 @@ class Model:
 
     @property
     def item_parameters(self) -> tuple[int, ...]:
-        """Parameters of the embedding, each layer and the head: layers + 2 numbers that
-        add up to ``parameters``, so that any partition of the items can be costed."""
-        layers = [count(self.mixture_layer if self.experts else self.dense_layer)] * self.layers
-        for layer in self.dense_layers:
-            layers[layer] = count(self.dense_layer)
-        return (count(self.embedding), *layers, count(self.head))
-
-    @property
-    def layer_kinds(self) -> tuple[tuple[str, int, tuple[Weight, ...]], ...]:
-        """The kinds of layer: (name, how many, weights of one)."""
-        if not self.experts:
-            return (("layer", self.layers, self.dense_layer),)
-        dense = len(self.dense_layers)
-        kinds = ("dense layer", dense), ("mixture layer", self.layers - dense)
-        weights = self.dense_layer, self.mixture_layer
-        return tuple((*kind, w) for kind, w in zip(kinds, weights, strict=True) if kind[1])
+        """Parameters of the embedding, each layer and the head: layers + 2 numbers."""
+        each = [count(weights) for *_, weights in self.layer_kinds]
+        return (count(self.embedding), *(each[kind] for kind in self.kind_of), count(self.head))
 
     @cached_property
     def parameters(self) -> int:
         """All trainable parameters, exactly."""
-        layers = sum(n * count(weights) for _, n, weights in self.layer_kinds)
-        return count(self.embedding) + layers + count(self.head)
+        return sum(self.item_parameters)
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token uses: all, less the experts it does not visit.
-
-        Embedding and head are in; papers that leave one out print a little less.
-        """
-        experts = [(n, w) for _, n, weights in self.layer_kinds for w in weights]
-        return self.parameters - sum(
-            n * (w.copies - w.active) * w.units * w.size for n, w in experts
-        )
+        """Parameters that one token uses: all, embedding and head too, less the experts it does
+        not visit."""
+        every = ((n, w) for _, n, weights in self.layer_kinds for w in weights)
+        return self.parameters - sum(n * (w.copies - w.active) * w.units * w.size for n, w in every)
 
     def allows_tp(self, tp: int) -> bool:
         """Whether attention heads, and groups of them, can be divided over ``tp`` devices."""
@@ -267,7 +230,6 @@ class Model:
         return a % tp == 0 and (g % tp == 0 or tp % g == 0)
 
     def check_tp(self, tp: int, most: int = MOST) -> None:
-        """Refuse a tensor parallelism that attention heads cannot be divided over."""
         if not self.allows_tp(tp):
             near = [t for t in divisors(self.heads, most) if self.allows_tp(t)]
             raise ConfigError(
@@ -275,15 +237,10 @@ class Model:
                 f"{self.kv_heads} key-value heads unevenly; tp may be one of {near}"
             )
 
-    def __str__(self) -> str:
-        return f"{self.name} ({self.parameters:,} parameters)"
-
     def __repr__(self) -> str:
         active = f", {self.active_parameters:,} active" if self.experts else ""
-        return (
-            f"Model({self.name}: {self.layers} layers of width {self.hidden:,}, "
-            f"{self.parameters:,} parameters{active})"
-        )
+        sizes = f"{self.layers} layers of width {self.hidden:,}, {self.parameters:,} parameters"
+        return f"Model({self.name}: {sizes}{active})"
 
 
 def _rules(m: Model) -> Iterator[tuple[Any, str]]:

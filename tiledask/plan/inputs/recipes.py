@@ -9,10 +9,11 @@ from tiledask.errors import ConfigError, short
 from tiledask.plan.data import Fields, names, read, read_named
 from tiledask.plan.inputs.weights import Weight
 from tiledask.plan.ledger import ALWAYS
+from tiledask.plan.units import parse_bytes
 from tiledask.plan.whole import whole_number
 
-__all__ = ["Adapters", "Recipe", "State", "Working"]
-__all__ += ["load_recipe", "lora", "offload", "recipes", "state_bytes"]
+__all__ = ["Adapters", "Recipe", "State", "Working", "load_recipe", "lora", "minimum_devices"]
+__all__ += ["offload", "state_bytes", "zero3_minimum_degree"]
 
 NEVER = 4
 """A ZeRO stage that there is not: a state that stays whole on every device."""
@@ -33,16 +34,9 @@ class State:
     zero: int  # The lowest ZeRO stage that shards it over the data-parallel devices; 4: none does
     moment: str = field(default=ALWAYS, metadata={"words": MOMENTS})
     of: str = field(default="parameters", metadata={"words": OF_STATES})
-    """What it is kept for: "parameters" (all of the model's), "adapters", or the parameters of the
-    "layers" or of the "embeddings" (embedding and head) alone."""
+    """What it is kept for: all "parameters", "adapters", or those of "layers" or "embeddings"."""
     per: int = 1  # Parameters that ``bytes`` are kept for: 2 of 4 bits, or a block with one scale
     place: str = field(default=DEVICE, metadata={"words": PLACES})
-    """Where it lies: "device", or offloaded to "cpu" or "nvme"."""
-
-    @property
-    def of_optimizer(self) -> bool:
-        """Whether it is one of the states that ZeRO-1 shards: master weights, momentum, ..."""
-        return self.zero == 1
 
     def sharded(self, zero: Any) -> Any:
         return zero >= self.zero
@@ -59,9 +53,7 @@ class Working:
 
     tensor: str
     bytes: int
-    of: str = field(metadata={"words": OF_WORKING})
-    """What it is as many times: the parameters of the "largest weight", each "logit", or each
-    "logit of a split vocabulary" (only where tensor parallelism cuts the vocabulary)."""
+    of: str = field(metadata={"words": OF_WORKING})  # What it is as many times
     moment: str = field(metadata={"words": MOMENTS})
 
 
@@ -76,12 +68,11 @@ class Adapters:
         """Parameters of the adapters beside ``weights`` on one of ``tp`` devices: A is whole
         beside a column-parallel weight, B beside a row-parallel one."""
         total = 0
-        for weight in weights:
-            if weight.name in self.matrices and weight.inputs:
-                share = -(-weight.units // tp) / weight.units if weight.split else 1
-                into, out = weight.inputs, weight.units * weight.size // weight.inputs
-                into, out = (round(into * share), out) if weight.row else (into, round(out * share))
-                total += weight.copies * self.rank * (into + out)
+        for w in (w for w in weights if w.name in self.matrices and w.inputs):
+            share = -(-w.units // tp) / w.units if w.split else 1
+            into, out = w.inputs, w.units * w.size // w.inputs
+            into, out = (round(into * share), out) if w.row else (into, round(out * share))
+            total += w.copies * self.rank * (into + out)
         return total
 
 
@@ -101,10 +92,9 @@ class Recipe:
     working: tuple[Working, ...] = ()
     adapters: Adapters | None = None  # None: all parameters are trained
     product_bytes: int = 0
-    """Bytes of an operand of the layers' products, where it is cast before them: 1 in FP8. The
-    attention core, the head, what is kept and what is sent stay ``compute_bytes`` wide."""
-    framework: str = ""
-    """The framework of data/calibration whose way it is; empty: it is nobody's own."""
+    """Bytes of an operand of the layers' products, where it is cast before them: 1 in FP8. All
+    else stays ``compute_bytes`` wide."""
+    framework: str = ""  # The one of data/calibration whose recipe it is; empty: nobody's own
     usual: bool = False  # That framework is the device's usual one: nobody has named it
     cached: int = 0  # Tokens, of all sequences that a copy serves, whose keys and values it keeps
 
@@ -114,15 +104,13 @@ class Recipe:
 
     @property
     def bytes_per_parameter(self) -> float:
-        """Bytes per parameter of the model, adapters not counted, nor that embeddings may take
-        more than layers; a whole number but where weights are packed."""
+        """Bytes per parameter of a layer, without adapters; whole but where weights are packed."""
         kept = [s for s in self.states if s.of in ("parameters", "layers")]
         return sum(s.bytes if s.per == 1 else s.bytes / s.per for s in kept)
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of a parameter's gradient as the backward pass writes it; 0 when serving, and
-        where only adapters are trained."""
+        """Bytes of a gradient as the backward pass writes it; 0 where no parameter is trained."""
         kept = (s for s in self.states if (s.tensor, s.of) == ("gradients", "parameters"))
         return next((s.bytes for s in kept), 0)
 
@@ -149,8 +137,7 @@ class Recipe:
     @property
     def places(self) -> tuple[str, ...]:
         """Where it keeps what is not on the device: "cpu", "nvme", both or nothing."""
-        there = {state.place for state in self.states}
-        return tuple(place for place in PLACES[1:] if place in there)
+        return tuple(place for place in PLACES[1:] if any(s.place == place for s in self.states))
 
     @property
     def trains(self) -> bool:
@@ -161,11 +148,6 @@ class Recipe:
         return any(state.tensor == tensor for state in self.states)
 
 
-def recipes() -> tuple[str, ...]:
-    """Names of the shipped recipes."""
-    return names("recipes")
-
-
 def load_recipe(recipe: str | os.PathLike[str] | Recipe) -> Recipe:
     """The shipped recipe of that name, or the one in a JSON file like those in data/recipes; a
     Recipe comes back as it is."""
@@ -174,7 +156,7 @@ def load_recipe(recipe: str | os.PathLike[str] | Recipe) -> Recipe:
     if not isinstance(recipe, str | os.PathLike):
         raise ConfigError(f"a recipe is a name, a path or a Recipe, got {short(recipe)}")
     text = os.fspath(recipe)
-    own = text.lower().endswith(".json") and text.lower() not in recipes()
+    own = text.lower().endswith(".json") and text.lower() not in names("recipes")
     return _recipe(read(text)) if own else _shipped(text)
 
 
@@ -210,9 +192,8 @@ def lora(
         raise ConfigError(f"recipe {recipe.name!r} trains all weights; start from 'lora'")
     rank = whole_number("the rank of an adapter", rank, 1)
     if isinstance(matrices, str) or not matrices or not all(isinstance(m, str) for m in matrices):
-        raise ConfigError(
-            f"matrices must be a tuple of names such as ('query', 'value'), got {matrices!r}"
-        )
+        rule = "matrices must be a tuple of names such as ('query', 'value')"
+        raise ConfigError(f"{rule}, got {matrices!r}")
     return replace(recipe, adapters=Adapters(rank, tuple(matrices)))
 
 
@@ -224,8 +205,7 @@ def offload(
     """``recipe`` with some of its ``states`` in the memory of the node's host, ``to="cpu"``, or on
     its disks, "nvme"; "weights" need ZeRO-3, which brings them a layer at a time.
 
-    ``states``: names of what it keeps, by default all that its optimizer does. Its name then says
-    what lies where.
+    ``states``: names of what it keeps, by default all that its optimizer does.
 
     Source: Ren et al. 2021, ZeRO-Offload, arXiv:2101.06840; Rajbhandari et al. 2021, ZeRO-Infinity,
     arXiv:2104.07857.
@@ -235,22 +215,18 @@ def offload(
     """
     known = load_recipe(recipe)
     there = [state.tensor for state in known.states]
-    optimizer = tuple(state.tensor for state in known.states if state.of_optimizer)
+    optimizer = tuple(state.tensor for state in known.states if state.zero == 1)
     states = optimizer if states is None else states
     if not isinstance(states, tuple | list) or not states or not set(states) <= set(there):
         raise ConfigError(
             f"states must be a tuple of names of what {known.name} keeps, {', '.join(there)}, by "
             f"default all optimizer states; got {short(states)}"
         )
-    if to not in PLACES:
-        raise ConfigError(f"states lie on one of {PLACES}, got to={short(to)}")
+    if to not in PLACES[1:]:
+        raise ConfigError(f"states lie on one of {PLACES[1:]}, got to={short(to)}")
     moved = tuple(replace(s, place=to) if s.tensor in states else s for s in known.states)
-    name = known.name.partition(" + ")[0]
-    for place in PLACES[1:]:
-        away = tuple(s.tensor for s in moved if s.place == place)
-        words = "optimizer" if away == optimizer else ", ".join(away)
-        name += f" + {words} on {place}" if away else ""
-    return replace(known, name=name, states=moved)
+    words = "optimizer" if tuple(states) == optimizer else ", ".join(states)
+    return replace(known, name=f"{known.name} + {words} on {to}", states=moved)
 
 
 def state_bytes(
@@ -265,10 +241,41 @@ def state_bytes(
     >>> sum(state_bytes(7_500_000_000, "mixed-adam-16", zero=1, dp=64).values())
     31406250000
     """
-    parameters = whole_number("parameters", parameters, 0)
-    dp, zero = whole_number("dp", dp, 1), whole_number("zero", zero, 0, 3)
-    return {
-        state.tensor: state.on_device(parameters, -(-parameters // dp), zero)
-        for state in load_recipe(recipe).states
-        if state.of == "parameters" and state.place == DEVICE
-    }
+    n, zero = whole_number("parameters", parameters, 0), whole_number("zero", zero, 0, 3)
+    states, shard = load_recipe(recipe).states, -(-n // whole_number("dp", dp, 1))
+    here = (state for state in states if state.of == "parameters" and state.place == DEVICE)
+    return {state.tensor: state.on_device(n, shard, zero) for state in here}
+
+
+def minimum_devices(
+    parameters: int, recipe: str | Recipe = "mixed-adam-16", capacity: int | str = "40GB"
+) -> int:
+    """The fewest devices whose memory together holds a recipe's states, and nothing else.
+
+    >>> [minimum_devices(200_000_000_000, r) for r in ("fp16-weights", "mixed-adam-16")]
+    [10, 80]
+    """
+    room = whole_number("a capacity", parse_bytes(capacity), 1, of="bytes")
+    whole = whole_number("parameters", parameters, 1) * load_recipe(recipe).bytes_per_parameter
+    return int(-(-whole // room))
+
+
+def zero3_minimum_degree(
+    parameters: int, recipe: str | Recipe = "mixed-adam-16", capacity: int | str = "40GB"
+) -> int:
+    """The smallest data-parallel degree d at which ZeRO-3 holds a recipe's states alone:
+    parameters x bytes that it shards / d + parameters x bytes that it leaves whole <= capacity.
+
+    >>> zero3_minimum_degree(200_000_000_000)
+    80
+    """
+    known, parameters = load_recipe(recipe), whole_number("parameters", parameters, 1)
+    whole = sum(s.bytes for s in known.states if s.of == "parameters" and not s.sharded(3))
+    each, kept = known.bytes_per_parameter, whole * parameters
+    room = whole_number("a capacity", parse_bytes(capacity), 1, of="bytes")
+    if room < kept + each - whole:
+        raise ConfigError(
+            f"a device of {room} B does not hold one parameter of {each} B and what ZeRO-3 leaves "
+            f"whole of the others, {kept} B; no degree helps"
+        )
+    return int(-(-(each - whole) * parameters // (room - kept)))

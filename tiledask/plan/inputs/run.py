@@ -1,6 +1,5 @@
 """What is run: a model, a layout and a sequence that can go together."""
 
-from bisect import bisect_left
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -16,7 +15,7 @@ from tiledask.plan.units import divisors
 from tiledask.plan.whole import whole_number
 
 __all__ = ["ItemParameters", "caches", "check_held", "check_run", "check_timed", "check_trains"]
-__all__ += ["chunk_items", "chunk_kinds", "item_parameters", "more_tp", "precision_of"]
+__all__ += ["chunk_kinds", "item_parameters", "precision_of"]
 
 
 LONGEST = 2**30
@@ -24,8 +23,7 @@ LONGEST = 2**30
 
 
 def check_run(model: Model, layout: Layout, sequence: int | None) -> int:
-    """The sequence, the usual one for None; refuses one, or a layout, that the model cannot be run
-    with."""
+    """The sequence, by default the usual one; ConfigError for what the model cannot be run with."""
     if not isinstance(layout, Layout):
         raise ConfigError(f"a layout is a td.Layout, such as td.Layout(tp=8), got {short(layout)}")
     meant = "is it a number of tokens, not of bytes or of a whole batch?"
@@ -44,28 +42,14 @@ def check_run(model: Model, layout: Layout, sequence: int | None) -> int:
             none = f"is for experts and {model.name} has none; leave it out"
             raise ConfigError(f"{name}={degree} {none}")
     if model.experts % layout.ep:
-        experts = f"the {model.experts} experts of {model.name}"
-        near = divisors(model.experts)
-        raise ConfigError(f"ep={layout.ep} does not divide {experts}; ep may be one of {near}")
+        rule = f"ep={layout.ep} does not divide the {model.experts} experts of {model.name}"
+        raise ConfigError(f"{rule}; ep may be one of {divisors(model.experts)}")
     layout.chunk_layers(model.layers)
     return sequence
 
 
-def more_tp(model: Model, layout: Layout) -> list[str]:
-    """What frameworks do with more tensor ranks than key-value heads, in one line; none where there
-    are not more."""
-    heads, tp = model.kv_heads, layout.tp
-    if tp <= heads or model.latent:
-        return []
-    return [
-        f"tp={tp} is more than the {heads} key-value heads: in Megatron-LM {tp // heads} ranks "
-        f"have copies of the same; torchtitan and DeepSpeed take tp={heads} or less"
-    ]
-
-
 def caches(recipe: Recipe, cached: int) -> Recipe:
-    """``recipe`` with the keys and values of ``cached`` tokens, or of as many as it says; refuses
-    them for one that trains."""
+    """``recipe`` with keys and values of ``cached`` tokens, or of as many as it says."""
     meant = "tokens of all sequences that a copy serves"
     cached = whole_number("cached", cached or recipe.cached, 0, LONGEST**2, of=meant)
     if cached and recipe.trains:
@@ -75,14 +59,12 @@ def caches(recipe: Recipe, cached: int) -> Recipe:
 
 
 def precision_of(device: Device, recipe: Recipe, width: int = 0) -> str:
-    """The precision of ``device`` that the products of ``recipe`` run in, "bf16", or numbers of
-    ``width`` bytes; ConfigError where it has none."""
+    """The precision of ``device`` for products of ``recipe``, or of numbers of ``width`` bytes."""
     width = width or recipe.operand_bytes
     order = {4: ("tf32", "fp32"), 2: ("bf16", "fp16"), 1: ("fp8",)}.get(width, ())
     peaks = dict(device.peak_flops)
-    for name in order:
-        if name in peaks:
-            return name
+    if found := next((name for name in order if name in peaks), ""):
+        return found
     usual = "'mixed-adam-16'" if recipe.trains else "'fp16-weights'"
     raise ConfigError(
         f"recipe {recipe.name!r} multiplies in {' or '.join(order)}, and {device.name} has no "
@@ -91,8 +73,7 @@ def precision_of(device: Device, recipe: Recipe, width: int = 0) -> str:
 
 
 def check_held(recipe: Recipe, model: Model, layout: Layout) -> None:
-    """Refuse weights that lie elsewhere where nothing brings them, and adapters beside matrices
-    that the model does not have."""
+    """Refuse weights that nothing brings to the device, and adapters beside no matrix."""
     if recipe.offloads_weights and layout.zero != 3:
         raise ConfigError(
             f"recipe {recipe.name!r} keeps its weights off the device, from where zero=3 alone "
@@ -116,24 +97,11 @@ def check_timed(recipe: Recipe) -> None:
         )
 
 
-def chunk_kinds(model: Model, layout: Layout) -> list[tuple[int, int]]:
-    """(dense layers, mixtures) of each chunk, in model order."""
-    sizes = layout.chunk_layers(model.layers)
-    if not model.experts:
-        return [(n, 0) for n in sizes]
-    before = [bisect_left(model.dense_layers, at) for at in accumulate(sizes, initial=0)]
-    dense = [b - a for a, b in pairwise(before)]
-    return [(k, n - k) for k, n in zip(dense, sizes, strict=True)]
-
-
-def chunk_items(model: Model, layout: Layout) -> list[tuple[int, ...]]:
-    """Of each chunk, in model order: dense layers, mixtures in a model with experts, embeddings,
-    heads, and copies of the table that a tied head needs."""
-    last, kinds = layout.last_chunk, chunk_kinds(model, layout)
-    return [
-        (*layers[: 1 + (model.experts > 0)], +(c == 0), +(c == last), +(c == last > 0))
-        for c, layers in enumerate(kinds)
-    ]
+def chunk_kinds(model: Model, layout: Layout) -> list[tuple[int, ...]]:
+    """How many layers of each of the model's kinds each chunk has, in model order."""
+    ends = accumulate(layout.chunk_layers(model.layers), initial=0)
+    kinds = range(len(model.layer_kinds))
+    return [tuple(map(model.kind_of[a:b].count, kinds)) for a, b in pairwise(ends)]
 
 
 def check_trains(recipe: Recipe) -> None:
@@ -159,13 +127,11 @@ class ItemParameters(NamedTuple):
 def item_parameters(
     model: Model, recipe: Recipe, tp: int, ep: int, expert_tp: int
 ) -> tuple[ItemParameters, ...]:
-    """Those of a dense layer, of a mixture in a model with experts, of the embedding, the head and
-    the tied copy in it; of ``expert_tp`` slices of each expert."""
-    dense = model.dense_layer if model.dense_layers or not model.experts else ()
-    layers = [dense, model.mixture_layer] if model.experts else [dense]
+    """Those of a layer of each kind, of the embedding, the head and the tied copy in it; of
+    ``expert_tp`` slices of each expert."""
     # the last of several stages holds the table again, where the output projection is that matrix
     copy = (Weight("token embedding copy", model.vocab, model.hidden),) if model.tied else ()
-    items = *layers, model.embedding, model.head, copy
+    items = *(weights for *_, weights in model.layer_kinds), model.embedding, model.head, copy
     return tuple(_item_parameters(weights, recipe, tp, ep, expert_tp) for weights in items)
 
 

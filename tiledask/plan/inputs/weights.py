@@ -20,15 +20,12 @@ class Weight:
     name: str
     units: int  # Attention heads, rows of an MLP matrix, rows of the vocabulary, ...
     size: int  # Elements of one unit
-    split: bool = True
-    """Tensor parallelism shards the units; otherwise every device holds the whole."""
+    split: bool = True  # Tensor parallelism shards the units; else every device holds the whole
     kind: str = "matrix"  # One of "matrix", "bias", "norm"
     copies: int = 1  # Experts that each hold one
     active: int = 1  # Experts of them that one token visits
-    inputs: int = 0
-    """Length of the vectors that the matrix multiplies, undivided; 0 if it multiplies none."""
-    row: bool = False
-    """Row-parallel: its units cut the inputs, and its products are summed over devices."""
+    inputs: int = 0  # Length of the vectors that the matrix multiplies, undivided; 0 if none
+    row: bool = False  # Its units cut the inputs, and its products are summed over devices
 
     def count(self, tp: int = 1) -> int:
         """Elements on the fullest of ``tp`` devices; one of fewer units than devices is copied,
@@ -77,11 +74,8 @@ def _bias(there: bool, name: str, width: int) -> tuple[Weight, ...]:
 
 
 def _latent(model: Any) -> tuple[Weight, ...]:
-    """Multi-head latent attention: down to a latent vector that every device needs whole,
-    up from it by heads (DeepSeek-V2, arXiv:2405.04434, section 2.1).
-
-    The rotary part of the key is one for all heads and leaves with the kv latent.
-    """
+    """Multi-head latent attention: down to a latent vector that every device needs whole, up from
+    it by heads (DeepSeek-V2, arXiv:2405.04434, section 2.1)."""
     h, a, q, kv = model.hidden, model.heads, model.q_lora_rank, model.kv_lora_rank
     rows = (("query", q, q), ("kv", kv + model.qk_rope_head_dim, kv))
     down = {}

@@ -91,9 +91,8 @@ def estimate_steps(
     given: dict[str, Any] = {"model": model, "cluster": cluster, "recipe": recipe}
     given |= {"sequence": sequence, "calibration": known}
     time = StepTime(**given, n=Numbers.of(*layouts))
-    # of each layout [dense layer, mixture, transfer, embedding, head, mean layer][PIECE, ways]
-    works = {name == "mixture layer": layer for name, _, layer in time.kinds}
-    kinds = [works.get(mixture, np.zeros((len(PIECE), 2, 1))) for mixture in (False, True)]
+    # of each layout [a layer of each kind, transfer, embedding, head, mean layer][PIECE, ways]
+    kinds = (layer for *_, layer in time.kinds)
     pieces = *kinds, time.transfer(), time.embedding(), time.head(), time.mean_layer()
     shape = len(PIECE), 2, len(layouts)
     every = np.moveaxis(np.stack([np.broadcast_to(piece, shape) for piece in pieces]), -1, 0)
@@ -115,17 +114,17 @@ def estimate_steps(
 
 def _slowest(model: Model, layout: Layout, pieces: Array) -> tuple[Array, float, int]:
     """(seconds of a micro-batch on the slowest stage, seconds from the first forward to the last
-    backward pass, layers of the fullest stage). ``pieces``: a dense layer, a mixture, what a chunk
+    backward pass, layers of the fullest stage). ``pieces``: a layer of each kind, what a chunk
     sends, the embedding, the head."""
     kinds = np.array(chunk_kinds(model, layout))
     counts = np.column_stack([kinds, np.ones(len(kinds)), np.zeros((len(kinds), 2))])
-    counts[0, 3] = counts[-1, 4] = 1
+    counts[0, -2] = counts[-1, -1] = 1
     forward, backward = (counts @ pieces.sum(1)).T.tolist()
     of_stage = sum(counts[chunk] for chunk in layout.stage_chunks(np.arange(layout.pp)))
     slowest = of_stage[np.argmax(of_stage @ pieces.sum((1, 2)))]
     part = 0.5 if layout.schedule in BOTH_WAYS else 1  # each copy gets half of the micro-batches
     run = pipeline_seconds(layout, forward, backward) if layout.pp > 1 else 0.0
-    return part * np.tensordot(slowest, pieces, 1), run, int(of_stage[:, :2].sum(1).max())
+    return part * np.tensordot(slowest, pieces, 1), run, int(of_stage[:, :-3].sum(1).max())
 
 
 def calibrate(

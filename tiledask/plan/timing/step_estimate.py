@@ -21,8 +21,6 @@ from tiledask.plan.units import format_seconds
 
 __all__ = ["StepEstimate", "StepRow", "step_flops"]
 
-SHARED = ("device", "framework and release not named", "measurement")
-"""Doubts that all layouts of one run share: they move all its seconds together."""
 ACCOUNT: list[dict[str, str]] = shipped_json("step_parts.json")
 """Of each part of a step its formula and where that is from, in words."""
 
@@ -93,11 +91,6 @@ class StepEstimate(Parts, Printable):
     def error(self) -> float:
         """Relative error of ``total`` that is to be expected."""
         return hypot(*self.doubts.values())
-
-    @property
-    def own_error(self) -> float:
-        """The part of ``error`` that other layouts of the same run do not share."""
-        return hypot(*(error for what, error in self.doubts.items() if what not in SHARED))
 
     @property
     def band(self) -> tuple[float, float]:
