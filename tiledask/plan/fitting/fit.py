@@ -27,9 +27,8 @@ from tiledask.plan.whole import whole_number
 __all__ = ["TIGHT", "Fit", "Fix", "fits", "used"]
 
 TIGHT = "tight: it fits without all of the overhead, or if the estimate is not too low"
-"""What the verdict between "fits" and "no" means."""
 OPTIMIZER = "optimizer states"
-"""What ZeRO-1 shards, as one class."""
+"""What the verdict between "fits" and "no" means; and what ZeRO-1 shards, as one class."""
 
 
 @dataclass(frozen=True, repr=False)

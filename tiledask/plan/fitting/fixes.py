@@ -1,9 +1,4 @@
-"""What makes a layout fit: the nearest change, and the fewest devices, every layout to the byte.
-
-fields changed  1        2            3                        the first column where one fits
-              zero 2   tp 8, pp 4   tp 8, pp 10, dp 2  ...
-              pp 4     tp 8, dp 2   ...
-"""
+"""What makes a layout fit: the nearest change, and the fewest devices, every layout to the byte."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress

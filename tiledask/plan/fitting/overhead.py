@@ -23,8 +23,7 @@ CUDA_CONTEXT, NCCL_BUFFERS = round(0.92 * 2**30), round(1.45 * 2**30)
 """Bytes of a CUDA context with all kernels loaded, and of what the first collective over NCCL adds
 (stas00/ml-engineering, training/performance/README.md)."""
 BUCKETS = 2 * 5 * 10**8 * 2
-"""Bytes of the two buckets, of 5e8 half-precision numbers each, through which gradients are
-reduced and weights gathered (DeepSpeed's reduce_bucket_size and allgather_bucket_size)."""
+"""Bytes of DeepSpeed's reduce_bucket_size and allgather_bucket_size, in half precision."""
 
 
 class Overhead(NamedTuple):

@@ -19,13 +19,11 @@ from tiledask.plan.whole import is_whole
 __all__ = ["CHUNKS", "COLUMNS", "SHAPE", "Columns", "Space", "context_degrees", "grid"]
 __all__ += ["layouts_of", "shapes"]
 
-LARGEST_MICROBATCH = 64
 CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16)
 """Chunks of layers on a stage that are tried."""
 SHAPE = ("dp", "tp", "pp", "cp", "ep", "expert_tp", "microbatch", "microbatches", "interleave")
-"""What ``shapes`` chooses together."""
 REST = ("zero", "recompute", "sequence_parallel", "flash_attention", "schedule", "items")
-"""What is chosen freely beside them."""
+"""What ``shapes`` chooses together, and what is chosen freely beside them."""
 COLUMNS = SHAPE + REST
 Columns = dict[str, Array]
 
@@ -76,9 +74,9 @@ def context_degrees(sequence: int) -> list[int]:
 
 def grid(choices: Mapping[str, Sequence[Any]]) -> Columns:
     """A row for every combination of choices, those of the last field next to each other."""
-    places = np.indices([len(each) for each in choices.values()]).reshape(len(choices), -1)
-    columns = zip(choices.items(), places, strict=True)
-    return {name: np.array(each)[at] for (name, each), at in columns}
+    places = np.indices([*map(len, choices.values())]).reshape(len(choices), -1)
+    pairs = zip(choices.items(), places, strict=True)
+    return {name: np.array(each)[at] for (name, each), at in pairs}
 
 
 def layouts_of(
@@ -138,7 +136,7 @@ def shapes(
             share = batch // dp if devices else batch
             if tp * copies * cp % split:
                 continue
-            sizes = space.microbatch or divisors(share, LARGEST_MICROBATCH)
+            sizes = space.microbatch or divisors(share, 64)
             for b, v in product(sizes, space.interleave if pp > 1 else (1,)):
                 if share % b == 0 and pp * v <= most and (v == 1 or share // b % pp == 0):
                     yield copies, tp, pp, cp, ep, e, b, share // b, v
