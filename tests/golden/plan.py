@@ -98,7 +98,7 @@ def fix(given: dict[str, Any]) -> Any:
         "verdict": fit.verdict,
         "fix": words(found.layout),
         "changed": sorted(found.changed),
-        "devices": found.layout.devices,
+        "devices": found.devices,
         "missing": found.missing,
     }
 

@@ -217,6 +217,11 @@ class Fix(Fit):
         return tuple(n for n in changes(self.before.layout, self.layout) if n != "microbatches")
 
     @property
+    def devices(self) -> int:
+        """Devices that it needs."""
+        return self.layout.devices
+
+    @property
     def missing(self) -> int:
         """Devices that the cluster lacks for it; 0 if it has enough."""
         return max(0, self.layout.devices - self.cluster.devices)

@@ -144,8 +144,9 @@ class Terms:
             yield Term(state.tensor, state.moment, 1, size, formula, source)
 
     def _gathered(self) -> Iterator[Term]:
-        """What ZeRO holds whole for a while: one item's weights, or its gradients."""
-        layout, recipe = self.layout, self.recipe
+        """What ZeRO holds whole for a while: one item's weights, its gradients before they are
+        reduced; or where the framework goes weight by weight, the live ones or the largest."""
+        layout, recipe, framework = self.layout, self.recipe, holds(self.recipe.framework)
         # ZeRO shards what others hold copies of; what lies elsewhere is brought to one copy too
         apart = (layout.dp * layout.cp > 1) | recipe.offloads_weights
         beside = (layout.expert_copies > 1) | recipe.offloads_weights
@@ -155,14 +156,22 @@ class Terms:
         )
         sizes.append(head + tied)
         names = *(name for name, *_ in self.model.layer_kinds), "embedding", "head"
-        size, formula = reduce(_larger, sizes), (_largest_formula, names, *sizes)
-        for tensor, moments, there, width in (
-            ("gathered weights", MOMENTS, layout.zero == 3, recipe.gathered_bytes),
-            ("unreduced gradients", (BACKWARD,), layout.zero >= 2, recipe.gradient_bytes),
+        largest = self._most(each.largest for each in self.items)
+        moments = MOMENTS if recipe.trains else MOMENTS[:1]
+        weights = recipe.gathered_bytes, framework.live_weights
+        gradients = recipe.gradient_bytes, framework.live_gradients
+        for tensor, there, at, (width, live) in (
+            ("gathered weights", layout.zero == 3, moments, weights),
+            ("unreduced gradients", layout.zero >= 2, (BACKWARD,), gradients),
         ):
+            size, formula = reduce(_larger, sizes), (_largest_formula, names, *sizes)
+            if live:
+                size = (size <= live) * size + (size > live) * _larger(largest, live)
+                words = "{2} B x {0:,} parameters, the largest weight or {1:,} live ones"
+                formula = words, size, live
             if width and not recipe.holds(tensor):
                 here, every = there & (size > 0), there * (width * size)
-                for moment in moments if recipe.trains else moments[:1]:
+                for moment in at:
                     yield Term(tensor, moment, here, every, (*formula, width), ZERO)
 
     def _training(self) -> Iterator[Term]:

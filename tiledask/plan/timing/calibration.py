@@ -44,6 +44,10 @@ class Holds(NamedTuple):
     # that the caching allocator holds and nobody uses, and the libraries' workspaces: fitted to
     # every second row of the BLOOM-176B engineering log that ran
     allocator_bytes: int = 2_950_000_000
+    # parameters that ZeRO-3 gathers ahead at most, where it gathers weight by weight, and whose
+    # gradients wait in a bucket at most; 0: it gathers a layer
+    live_weights: int = 0
+    live_gradients: int = 0
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
