@@ -24,7 +24,6 @@ from tiledask.lab.plots.style import (
     RED,
     SKY,
     colour_named,
-    colour_of_rank,
     lighter,
     styled,
 )
@@ -286,15 +285,15 @@ def layers_on_devices(
     changes devices. ``unit`` is what the words call a layer, such as "stage"."""
     longest = max(map(len, assignments.values()))
     lanes = [f"device {d}" for d in range(1 + max(map(max, assignments.values())))]
-    panels = []
+    panels, neutral = [], lighter(GREY, 0.6)
     for name, devices in assignments.items():
         boxes = [
-            draw.span(device, at - 0.42, at + 0.42, colour_of_rank(device), f"{at + first}")
+            draw.span(device, at - 0.42, at + 0.42, neutral, f"{at + first}")
             for at, device in enumerate(devices)
         ]
         crossings = sum(a != b for a, b in pairwise(devices))
         panels.append((f"{name}: {crossings} crossing{'s' * (crossings != 1)}", lanes, boxes))
-    layer = draw.patch_entry(f"a {unit} and its number (a colour per device)", colour_of_rank(0))
+    layer = draw.patch_entry(f"a {unit} and its number", neutral)
     lines = {
         True: draw.line_entry("crossing: activations move to another device", RED, linewidth=2),
         False: draw.line_entry("stays on the device", GREY, linewidth=1),

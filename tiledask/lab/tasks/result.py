@@ -200,7 +200,7 @@ class Result(Printable):
             if t.name != WRONG
         ]
         head = ("", "yours", "target", *(["best possible"] if self else []), "")
-        if rows:
+        if rows[1:] or (rows and self):  # a single miss is all in the verdict
             yield Table(head, rows, left=(0, len(head) - 1))
         yield from filter(None, [self.score])
         if self.hints and not self:
