@@ -110,8 +110,8 @@ def _apart(values: Values) -> float:
     return math.nan if any(math.isnan(gap) for gap in gaps) else max(gaps)
 
 
-def _gap(distance: float, unit: str) -> str:
-    return f"{100 * distance:.3g} points" if unit == "percent" else format_value(distance, unit)
+def _gap(gap: float, unit: str) -> str:
+    return f"{round(100 * gap, 1):g} points" if unit == "percent" else format_value(gap, unit)
 
 
 def _equal(values: Values, unit: str) -> tuple[bool, str]:

@@ -11,8 +11,10 @@ from tiledask.plan.data import shipped
 PAGE = shipped("nbs") / "questions.md"
 HEAD = """# The questions, by number
 
-Made from the walkthroughs' headings by `python tests/lab/course/test_index.py`. Each \
-question is also worked out and run by `tiledask ask NUMBER`.
+Where each of the 39 questions is taught. In a terminal `tiledask ask 34` works out and runs \
+question 34; in a notebook, `td.ask(34)`.
+
+<!-- Made from the walkthroughs' headings by python tests/lab/course/test_index.py -->
 
 | | question | taught in |
 |---|---|---|

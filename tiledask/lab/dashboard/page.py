@@ -192,9 +192,9 @@ def _page(framed: bool, scheduler: "Scheduler", extra: dict[str, Any], doc: "Doc
         view = view_of(recorder, choice.value)
         board.show(view)
         above.text, below.text = headline(view), legend(view)
-        newest = reversed(recorder.runs.values())
         runs = [
-            (r.id, f"{title_of(r, r.last)}: {next(iter(r.facts.values()), '')}") for r in newest
+            (r.id, f"{title_of(r, r.last)}: {next(iter(r.facts.values()), '')} on {len(r.lanes)}")
+            for r in reversed(recorder.runs.values())
         ]
         others = (_NEWEST, "the newest, whatever it is"), ("tasks", "tasks per worker")
         choice.options = [others[0], *runs, others[1]]

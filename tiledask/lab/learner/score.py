@@ -42,7 +42,7 @@ def score() -> Table:
     learners = Path(os.environ.get(FOLDER, "")).parent
     if os.environ.get(FOLDER) and (learners / PAGE).exists():
         write_contents(walkthroughs(), learners)
-    head = ("notebook", "predicted", "exact", "stars", "exercises solved", "their stars")
+    head = ("notebook", "predicted", "exact", "stars", "exercises solved", "exercise stars")
     made: tuple[str, ...] = "{made} of {asked}", "{exact}", "{stars} of {most}"
     if any(counts["tried"] for counts in found.values()):
         made += "{solved} of {tried}", "{of_tasks} of {of_tried}"

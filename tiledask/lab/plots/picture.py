@@ -124,8 +124,7 @@ def sliders(
     with needed_for("sliders"):
         import ipywidgets
 
-    image, words = ipywidgets.Image(format="png"), ipywidgets.HTML()
-    image.layout.max_width = "100%"
+    image, words = ipywidgets.Image(format="png", layout={"max_width": "100%"}), ipywidgets.HTML()
     moved = {
         name: (ipywidgets.Dropdown if isinstance(values[0], str) else ipywidgets.SelectionSlider)(
             options=[(f"{value}", value) for value in values], value=begun[name], description=name
@@ -142,6 +141,7 @@ def sliders(
 
     for slider in moved.values():
         slider.observe(again, "value")
+        slider.layout.width = "min(100%, 520px)"
     again()
     return ipywidgets.VBox([*moved.values(), words, image])
 
