@@ -11,10 +11,8 @@ from tiledask.plan.data import shipped
 PAGE = shipped("nbs") / "questions.md"
 HEAD = """# The questions, by number
 
-Where each of the 39 questions is taught. In a terminal `tiledask ask 34` works out and runs \
-question 34; in a notebook, `td.ask(34)`.
-
-<!-- Made from the walkthroughs' headings by python tests/lab/course/test_index.py -->
+Where each of the 39 questions is taught; `tiledask ask 34` in a terminal works out and runs one. \
+<!-- python tests/lab/course/test_index.py makes this page from the walkthroughs' headings -->
 
 | | question | taught in |
 |---|---|---|
