@@ -93,5 +93,28 @@ def test_a_function_that_asserts_is_the_judge_of_an_exercise():
     assert here().get("exercise", TASKS)["solved"]
     with pytest.raises(UnsolvedError, match="1 is too little"):
         task.result(1).require()
-    with pytest.raises(TypeError):  # the fault of who wrote the answer is shown as it is
-        task.check("one")
+    assert task.check("one").reason.startswith("Not yet: TypeError: '>' not supported between")
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("def sums(group):\n    return group.all_reduce(1 / 0)", "your line 2: ZeroDivisionErr"),
+        ("def sums(group):\n    yield 1\n    assert 0, 'mine.'", "your line 3: mine."),
+        ("def sums(group):\n    if group.rank:\n        group.barrier()", "your line 3: Coll"),
+        ("def sums():\n    return 3", "TypeError: sums() takes 0 positional arguments but 1 was"),
+    ],
+)
+def test_what_an_answer_raises_is_one_sentence_with_its_line(source, words):
+    names = {}
+    exec(compile(source, "a cell", "exec"), names)
+
+    def judge(answer):
+        for each in td.run_threads(lambda rank: answer(rank.group()), 2).results:
+            assert sum(each or (3,)) == 3, "not 3"
+        return "3"
+
+    reason = td.task(judge).check(names["sums"]).reason
+    assert reason.startswith(f"Not yet: {words}")
+    assert "\n" not in reason
+    assert not reason.endswith("..")

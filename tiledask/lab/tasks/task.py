@@ -6,6 +6,7 @@ task.draw(answer)       a figure of the answer; of the task without one
 """
 
 import textwrap
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -166,14 +167,18 @@ class JudgedTask(Printable):
 
 def task_of(judge: Callable[[Any], str]) -> JudgedTask:
     """The exercise that ``judge`` is of: it asserts what holds of an answer, each with what is
-    wrong in words, and returns what is right."""
+    wrong in words, and returns what is right. Another exception is told by the answer's line."""
 
     def judged(answer: Any) -> list[Target]:
         try:
-            right, wrong = judge(answer), 0
-        except AssertionError as error:
-            right, wrong = str(error).partition("\n")[0], 1
-        return [Target(WRONG, 0, wrong, 0, why=right)]
+            return [Target(WRONG, 0, 0, 0, why=judge(answer))]
+        except Exception as error:
+            mine = getattr(getattr(answer, "__code__", None), "co_filename", None)
+            stack = traceback.extract_tb(error.__traceback__)
+            at = [f"your line {frame.lineno}" for frame in stack if frame.filename == mine][-1:]
+            kind = [type(error).__name__] * (not isinstance(error, AssertionError))
+            words = str(error).partition("\n")[0].rstrip(".")
+            return [Target(WRONG, 0, 1, 0, why=": ".join(filter(None, (*at, *kind, words))))]
 
     return JudgedTask(name="exercise", title="Exercise", question="", form="", judge=judged)
 
