@@ -53,7 +53,7 @@ def test_what_is_none_is_told_the_form(typed, unit):
 
 
 def test_a_unit_behind_a_sum_is_not_that_of_its_last_part():
-    assert read_number("(3 + 4) MB", "B") == 7e6
+    assert read_number("(3 + 4) MB", "B") == read_number("(2 + 14 / 2 - 2) * 1 MB", "B") == 7e6
     for typed in ("16 * 2e9 + 316 GB", "3 - 1 s"):
         with pytest.raises(ConfigError, match="behind a sum in brackets"):
             read_number(typed, "B" if "GB" in typed else "s")

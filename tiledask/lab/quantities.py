@@ -93,7 +93,7 @@ def read_number(given: Any, unit: str = "", what: str = "a prediction") -> float
     text = str(given).strip()
     figures, named = _NUMBER.fullmatch(text).groups()  # type: ignore[union-attr]
     value = math.inf
-    if named.strip() and figures.rstrip()[-1:] != ")" and re.search(r"[\d)] *[-+−]", figures):
+    if named.strip() and re.search(r"\d *[-+−]", re.sub(r"\(.*\)", "0", figures)):
         raise ConfigError("a unit stands behind a sum in brackets, as in (3 + 4) MB")
     try:
         if not isinstance(given, bool) and len(text) <= 100:

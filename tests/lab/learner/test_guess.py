@@ -181,14 +181,14 @@ def test_without_a_folder_no_file_is_written(tmp_path, monkeypatch):
 def test_the_score_is_of_this_notebook_and_of_all(folder, monkeypatch):
     for question, yours in {"a": 12, "b": 11, "c": 99, "d": None}.items():
         td.predict(question, yours).compare(measured=12)
-    assert td.score().rows == [("02_split", "3 of 4", "1", "3 of 12")]
+    assert td.score().rows == [("02 split", "3 of 4", "1", "3 of 12")]
     another_kernel(monkeypatch, "learn/03_panels.ipynb")
     td.predict("a", 1).compare(measured=1)
     assert td.score().rows[1:] == [
-        ("03_panels", "1 of 1", "1", "3 of 3"),
+        ("03 panels", "1 of 1", "1", "3 of 3"),
         ("all", "4 of 5", "2", "6 of 15"),
     ]
-    assert "font-weight:bold" in td.score()._repr_html_().split("03_panels")[0].split("<tr")[-1]
+    assert "font-weight:bold" in td.score()._repr_html_().split("03 panels")[0].split("<tr")[-1]
 
 
 def test_the_score_counts_tasks_too(folder, monkeypatch):
@@ -199,8 +199,8 @@ def test_the_score_counts_tasks_too(folder, monkeypatch):
     another_kernel(monkeypatch, "learn/03_panels.ipynb")
     td.tasks.load_puzzle("24-on-4").check("1-7 | 8-12 | 13-18 | 19-24")
     assert [(name, *tasks) for name, _, _, _, *tasks in td.score().rows] == [
-        ("02_split", "1 of 1", "3 of 3"),
-        ("03_panels", "0 of 1", "1 of 3"),
+        ("02 split", "1 of 1", "3 of 3"),
+        ("03 panels", "0 of 1", "1 of 3"),
         ("all", "1 of 2", "4 of 6"),
     ]
 

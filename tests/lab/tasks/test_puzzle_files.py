@@ -137,7 +137,7 @@ def test_terminal_and_notebooks_count_what_the_other_solved(capsys, kept_in, tmp
         stars = {level["name"]: level["stars"] for level in run(capsys)[1]}
         assert {name: n for name, n in stars.items() if n} == {"24-uneven": 3}
     run(capsys, "1", "--answer", "1-7 | 8-12 | 13-18 | 19-24")
-    assert [row[0] for row in score().rows] == ["06_cut", "terminal", "all"]
+    assert [row[0] for row in score().rows] == ["06 cut", "terminal", "all"]
     assert not kept_in.exists()
 
 

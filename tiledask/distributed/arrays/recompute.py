@@ -40,7 +40,7 @@ _asked: dict[str, tuple[float, dict[Wanted, Future[Any]]]] = {}
 def anchors_of(cluster: Cluster, blocks: Sequence[Future[Any]]) -> list[Future[Any]]:
     """What keeps Dask able to make each of ``blocks`` again."""
     held = {slot_of(block): (block,) for block in blocks}
-    return cluster.submit_all(_anchor, held, name="dependency", beside=True)
+    return cluster.submit_all(_anchor, held, name="to_make_again", beside=True)
 
 
 def _anchor(block: Any) -> None:

@@ -54,7 +54,7 @@ def redistribute(
             given = array.dtype.name, cluster.backend
             works = [moves(old, new, pieces, rank, *given) for rank in range(ranks)]
             own = [(None, None, block) for block in blocks]
-            blocks = submit_ranks(lender, at, works, lent, own, name)
+            blocks = submit_ranks(lender, at, works, lent, own, name.replace("none", "no_move"))
             cluster.wait(blocks, f"{name} of {array!r}", timeout, cancel=True)
             anchors = partial(anchors_of, cluster, blocks)
         lender.close()

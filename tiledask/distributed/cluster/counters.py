@@ -172,7 +172,7 @@ async def _report(token: str, backend: str, last: Sequence[Call], dask_worker: A
     came, peak = [], host_memory.peak_bytes(backend)
     for entry in list(dask_worker.transfer_incoming_log)[_marks.pop(token, 0) :]:
         # these are empty, and only say what depends on what
-        sizes = {key: n for key, n in entry["keys"].items() if not key.startswith("dependency-")}
+        sizes = {key: n for key, n in entry["keys"].items() if not key.startswith("to_make_again-")}
         came.append((entry["who"], sizes, entry["start"], entry["stop"]))
     return _Report(dask_worker.address, peak, came, await _called(last, dask_worker))
 

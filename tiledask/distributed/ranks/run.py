@@ -129,10 +129,10 @@ def _run(
             left = left_of(seconds).seconds - GRACE  # they say it before this call does
             where = () if transport == "posts" else where
             facts = mesh.shape, cluster.backend, places, max(LAST, left), where, mesh.names
+            name = getattr(function, "__name__", "function")
             for r, (slot, mine) in enumerate(zip(mesh.at, given, strict=True)):
                 spec = _Plan(run, r, *facts), function, *mine
-                tasks.append(cluster.submit(slot, _work, *spec, name="rank_function"))
-            name = getattr(function, "__name__", "function")
+                tasks.append(cluster.submit(slot, _work, *spec, name=name))
             what = f"{name} on {mesh.ranks} ranks"
             parts = cluster.gather(tasks, what, seconds + GRACE, cancel=True)
     finally:

@@ -256,7 +256,7 @@ def _draw_product(view: View, run: ReportedRun, so_far: str) -> None:
     all_of, fullest = "bytes between workers", "memory of the fullest worker"
     for place, heading, label, kind, what, sizes in (
         ("left", "Bytes received", "from other workers", "read", "received", received),
-        ("right", "Memory", "the most held", "multiply", "memory", held),
+        ("right", "Memory", "its operands, and growth", "multiply", "memory", held),
     ):
         name, add, most = (all_of, sum, "") if place == "left" else (fullest, max, "at most ")
         got = "not counted" if None in sizes else format_bytes(add(sizes))
@@ -275,7 +275,7 @@ def _draw_product(view: View, run: ReportedRun, so_far: str) -> None:
 
 
 def _memory(counted: dict[str, Any]) -> int | None:
-    """The most bytes that a rank has held, its operands included."""
+    """A rank's operands, and what its process grew by: not what takes the place of older data."""
     grown = max(0, counted.get("peak", 0) - counted.get("held", 0))
     most: int | None = counted.get("memory", counted.get("resident", 0) + grown)
     return most

@@ -46,7 +46,7 @@ def score() -> Table:
     made: tuple[str, ...] = "{made} of {asked}", "{exact}", "{stars} of {most}"
     if any(counts["tried"] for counts in found.values()):
         made += "{solved} of {tried}", "{of_tasks} of {of_tried}"
-    rows = [(name, *(words.format_map(counts) for words in made)) for name, counts in found.items()]
+    rows = [(k.replace("_", " "), *(w.format_map(n) for w in made)) for k, n in found.items()]
     return Table(head[: len(made) + 1], rows, bold=[bold])
 
 
