@@ -55,11 +55,3 @@ def test_what_is_asked_of_a_large_cluster_is_answered(first):
         if fit.memory.recipe.trains:
             advice = td.critique(model, layout, cluster, recipe).advice
             assert all(plan.layout.devices <= cluster.devices for plan in advice)
-
-
-def test_a_search_of_a_large_cluster_and_what_binds_there():
-    plans = td.search("llama-3.1-405b", "16384xH100", 2048)
-    assert plans.best.verdict == "fits"
-    found = td.sensitivity("llama-3.1-405b", "16384xH100", 2048, plans=plans)
-    assert {"devices", "memory"} <= {each.limit for each in found}
-    assert all(each.speedup >= 1 for each in found)

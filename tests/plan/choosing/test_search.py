@@ -1,9 +1,7 @@
-"""Searches of layouts: complete, pruned rightly, in order; what binds; what would be better.
-
-Holds `tiledask.plan.choosing.critique` and `tiledask.plan.choosing.sensitivity`.
-"""
+"""Searches of layouts: complete, pruned rightly, in order; what binds; what would be better."""
 
 from dataclasses import replace
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -23,33 +21,18 @@ SMALL = Space(
 SMALL = replace(SMALL, interleave=(1, 2))
 
 
-@pytest.fixture(scope="module")
-def model():
-    return td.load_model("llama-3.1-8b")
+MODEL, CLUSTER = td.load_model("llama-3.1-8b"), td.load_cluster("16xA100-80GB")
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    return td.load_cluster("16xA100-80GB")
-
-
-@pytest.fixture(scope="module")
-def plans(model, cluster):
-    return search(model, cluster, 64, sequence=4096, space=SMALL)
+@cache
+def plans():
+    return search(MODEL, CLUSTER, 64, sequence=4096, space=SMALL)
 
 
 def every_layout(model, devices, batch):
     """The same space, one Layout after the other."""
-    for tp, pp, v, b, zero, again, sp, flash in product(
-        (1, 2, 4, 8),
-        (1, 2, 4, 8, 16),
-        (1, 2),
-        (1, 2),
-        (0, 1, 3),
-        ("none", "full"),
-        (False, True),
-        (False, True),
-    ):
+    degrees = (1, 2, 4, 8), (1, 2, 4, 8, 16), (1, 2), (1, 2), (0, 1, 3), ("none", "full")
+    for tp, pp, v, b, zero, again, sp, flash in product(*degrees, (False, True), (False, True)):
         dp, left = divmod(devices, tp * pp)
         if left or batch % (dp * b) or (sp and tp == 1) or (zero and dp == 1):
             continue
@@ -60,31 +43,32 @@ def every_layout(model, devices, batch):
         yield replace(layout, flash_attention=flash)
 
 
-def test_every_layout_is_there_once_with_its_verdict(model, cluster, plans):
-    expected = set(every_layout(model, 16, 64))
-    found = {plan.layout: plan for plan in plans}
-    assert len(found) == len(plans) == plans.considered == sum(plans.counts.values())
+def test_every_layout_is_there_once_with_its_verdict():
+    expected = set(every_layout(MODEL, 16, 64))
+    found = {plan.layout: plan for plan in plans()}
+    assert len(found) == len(plans()) == plans().considered == sum(plans().counts.values())
     assert set(found) == expected
     rng = np.random.default_rng(0)
     for layout in rng.choice(sorted(expected, key=str), 60, replace=False):
-        fit = fits(model, layout, cluster, sequence=4096)
+        fit = fits(MODEL, layout, CLUSTER, sequence=4096)
         assert (found[layout].verdict, found[layout].peak) == (fit.verdict, fit.memory.peak)
 
 
-def test_what_fits_comes_first_and_the_fastest_of_it(plans):
-    ranks = [("fits", "tight", "no").index(plan.verdict) for plan in plans]
+def test_what_fits_comes_first_and_the_fastest_of_it():
+    found = plans()
+    ranks = [("fits", "tight", "no").index(plan.verdict) for plan in found]
     assert ranks == sorted(ranks)
-    first = [plan.seconds for plan in plans[:14]]
+    first = [plan.seconds for plan in found[:14]]
     assert first == sorted(first)
     for rank in (0, 1):
-        seconds = [plan.by_formula for n, plan in enumerate(plans) if ranks[n] == rank and n >= 14]
+        seconds = [plan.by_formula for n, plan in enumerate(found) if ranks[n] == rank and n >= 14]
         assert seconds == sorted(seconds)
         assert len(seconds) > 1
-    assert max(plan.by_formula for plan in plans[:14]) <= plans[14].by_formula
-    peaks = [plan.peak for plan, r in zip(plans, ranks, strict=True) if r == 2]
+    assert max(plan.by_formula for plan in found[:14]) <= found[14].by_formula
+    peaks = [plan.peak for plan, r in zip(found, ranks, strict=True) if r == 2]
     assert peaks == sorted(peaks)
-    assert np.isfinite(plans.best.seconds)
-    assert not np.isfinite(plans[-1].seconds)
+    assert np.isfinite(found.best.seconds)
+    assert not np.isfinite(found[-1].seconds)
 
 
 def test_mixtures_try_expert_parallelism_and_a_slice_divides_a_node():
@@ -102,28 +86,20 @@ def test_memory_binds_where_nothing_fits():
     assert [relaxed.speedup for relaxed in found[2:]] == [1.0] * (len(found) - 2)
 
 
-def test_faults_are_named_and_the_advice_is_true(cluster):
+def test_faults_are_named_and_the_advice_is_true():
     model = td.load_model("gpt2-xl")
-    found = critique(model, Layout(pp=8, microbatches=8), cluster, sequence=1024)
+    found = critique(model, Layout(pp=8, microbatches=8), CLUSTER, sequence=1024)
     bad = {line.claim for line in found.lines if not line.good}
     assert bad >= {"bubble", "devices", "utilisation"}
     assert not found
-    before = td.estimate_step(model, found.fit.layout, cluster, sequence=1024).total
+    before = td.estimate_step(model, found.fit.layout, CLUSTER, sequence=1024).total
     for advice in found.advice:
-        after = td.estimate_step(model, advice.layout, cluster, sequence=1024).total
+        after = td.estimate_step(model, advice.layout, CLUSTER, sequence=1024).total
         assert (advice.fit.verdict, advice.seconds) == ("fits", after)
         assert after < 0.99 * before
         assert advice.layout.sequences == found.fit.layout.sequences
-    again = critique(model, found.advice[0].layout, cluster, sequence=1024)
+    again = critique(model, found.advice[0].layout, CLUSTER, sequence=1024)
     assert len(again.advice) < len(found.advice)
-
-
-def test_what_does_not_fit_gets_the_change_that_does():
-    model, fleet = td.load_model("gpt-200b"), td.load_cluster("160xA100-40GB")
-    found = critique(model, Layout(dp=160), fleet)
-    assert found.step is None
-    assert fits(model, found.advice[0].layout, fleet).verdict == "fits"
-    assert found.to_dict()["verdict"] == "no"
 
 
 @pytest.mark.parametrize(
@@ -131,62 +107,49 @@ def test_what_does_not_fit_gets_the_change_that_does():
     [
         ("megatron-2025", "mixed-adam-16", lambda n: n.zero < 2 or n.pp == 1),
         (
-            "deepspeed-2021",
-            "mixed-adam-16",
-            lambda n: n.tp == n.interleave == 1 and n.zero < 2 + 2 * (n.pp == 1),
-        ),
-        (
             "torchtitan",
             "fsdp-adam",
-            lambda n: n.zero in (0, 3) and n.sequence_parallel == (n.tp > 1),
+            lambda n: n.zero % 3 == 0 and n.sequence_parallel == (n.tp > 1),
         ),
         (None, "mixed-adam-16", lambda n: True),
     ],
 )
-def test_only_what_the_framework_runs_is_proposed_and_the_rest_is_counted(
-    model, framework, recipe, runs
-):
+def test_what_the_framework_runs_is_proposed_and_the_rest_is_counted(framework, recipe, runs):
     """By its own recipe; without one named, everything is there."""
     cluster = td.load_cluster("8xH100")
-    found = search(model, cluster, 16, sequence=4096, framework=framework)
+    found = search(MODEL, cluster, 16, sequence=4096, framework=framework)
     assert found.recipe.name == recipe
-    every = search(model, cluster, 16, sequence=4096)
+    every = search(MODEL, cluster, 16, sequence=4096)
     assert {plan.layout for plan in found} == {p.layout for p in every if runs(p.layout)}
     assert found.considered + sum(found.left_out.values()) == every.considered
     assert bool(found.left_out) == (framework is not None)
     assert all(words.startswith(f"{framework} runs ") for words in found.left_out)
     if framework is not None:  # by a step of its own that was measured, too
-        run = model, Layout(), cluster, recipe
+        run = MODEL, Layout(), cluster, recipe
         step = td.estimate_step(*run, framework=framework).total
         mine = td.calibrate(step, *run, framework=framework)
-        again = search(model, cluster, 16, sequence=4096, calibration=mine)
+        again = search(MODEL, cluster, 16, sequence=4096, calibration=mine)
         assert (again.best.layout, again.left_out) == (found.best.layout, found.left_out)
 
 
-@pytest.mark.parametrize(
-    ("space", "words"),
-    [
-        ({"tp": (0,)}, "tp must be a whole number of 1 or more, got 0"),
-        ({"zero": (4,)}, "zero must be at most 3, got 4"),
-        ({"tp": ()}, "Space tp is a sequence of one value or more"),
-        ({"partition": ((0, 3, 6),)}, r"Space partition holds None or 'items', got .*0, 3"),
-    ],
-)
-def test_bad_spaces(space, words):
-    with pytest.raises(ConfigError, match=words):
-        Space(**space)
+def test_what_does_not_fit_gets_the_change_that_does():
+    found = critique("gpt-200b", Layout(dp=160), "160xA100-40GB")
+    assert (found.step, found.to_dict()["verdict"]) == (None, "no")
+    assert fits("gpt-200b", found.advice[0].layout, "160xA100-40GB").verdict == "fits"
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda m, c: search(m, c, 0), "global_batch must be a whole number of 1 or more .* got 0"),
-        (lambda m, c: search(m, c, 16, devices=(1.5,)), "between 1 and the cluster's 16"),
-        (lambda m, c: search(m, c, 16, recipe="fp16-weights"), "keeps no gradients"),
-        (lambda m, c: td.fits(m, {"dp": 2}, c), "a layout is a td.Layout.* got {'dp': 2}"),
-        (lambda m, c: td.fits(m, Layout(), c, td.lora(matrices=("q_proj",))), "beside 'q_proj'"),
+        (lambda: Space(zero=(4,)), "zero must be at most 3, got 4"),
+        (lambda: Space(tp=()), "Space tp is a sequence of one value or more"),
+        (lambda: Space(partition=((0, 3, 6),)), "Space partition holds None or 'items'"),
+        (lambda: search(MODEL, CLUSTER, 16, devices=(1.5,)), "between 1 and the cluster's 16"),
+        (lambda: search(MODEL, CLUSTER, 16, recipe="fp16-weights"), "keeps no gradients"),
+        (lambda: fits(MODEL, {"dp": 2}, CLUSTER), "a layout is a td.Layout.* got {'dp': 2}"),
+        (lambda: fits(MODEL, Layout(), CLUSTER, td.lora(matrices=("q",))), "beside 'q'"),
     ],
 )
-def test_what_does_not_go_together_is_said(model, cluster, call, words):
+def test_what_does_not_go_together_is_said(call, words):
     with pytest.raises(ConfigError, match=words):
-        call(model, cluster)
+        call()

@@ -1,7 +1,4 @@
-"""Micro-batches in flight: closed forms and counted states against the schedules themselves.
-
-Holds `tiledask.plan.fitting.activations`.
-"""
+"""Micro-batches in flight: closed forms and counted states against the schedules themselves."""
 
 import pytest
 

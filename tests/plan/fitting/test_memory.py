@@ -1,8 +1,4 @@
-"""Memory: the ledger against closed forms, loops and laws.
-
-Holds `tiledask.plan.fitting.activations`, `tiledask.plan.inputs.run`,
-`tiledask.plan.fitting.terms` and `tiledask.plan.inputs.recipes`.
-"""
+"""Memory: the ledger against closed forms, loops and laws."""
 
 import json
 from dataclasses import replace
@@ -17,16 +13,16 @@ from tiledask.errors import ConfigError
 from tiledask.plan.fitting.activations import layer_bytes, saved_tensors
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
-from tiledask.plan.inputs.recipes import load_recipe, lora, state_bytes
+from tiledask.plan.inputs.recipes import load_recipe, state_bytes
 from tiledask.plan.ledger import ALWAYS
 
 SMALL = Model(hidden=64, layers=6, heads=8, ffn=256, vocab=96, learned_pos=64, dropout=True)
-GATED = replace(SMALL, layers=4, kv_heads=2, ffn=128, mlp="swiglu", norm="rmsnorm", tied=False)
-GATED = replace(GATED, learned_pos=0, dropout=False)
+GATED = Model(hidden=64, layers=4, heads=8, ffn=128, vocab=96, kv_heads=2, mlp="swiglu")
 MIXED = replace(GATED, experts=8, top_k=2, expert_ffn=32, shared_ffn=16, dense_layers=(0,))
-PER_PARAMETER = {"fp16-weights": 2, "fp32-sgd": 8, "fp32-adam": 16, "mixed-adam-16": 16}
-PER_PARAMETER |= {"mixed-adam-20": 20, "fsdp-adam-pipeline": 22, "mixed-adam-8bit": 10}
-PER_PARAMETER |= {"bf16-adam-8bit": 6, "deepspeed-bf16-adam": 20, "mixed-momentum": 12}
+
+
+RECIPES = "fp16-weights mixed-adam-20 fsdp-adam-pipeline mixed-adam-8bit deepspeed-bf16-adam"
+RECIPES = RECIPES.split()
 
 
 def estimate(model=SMALL, layout=None, recipe="mixed-adam-16", sequence=32, **fields):
@@ -37,22 +33,12 @@ def held(memory, tensor, stage=0, moment=None):
     return memory.ledger.by_tensor(stage, moment).get(tensor, 0)
 
 
-def states(memory, stage=0):
-    names = {state.tensor for state in memory.recipe.states}
-    return sum(n for t, n in memory.ledger.by_tensor(stage).items() if t in names)
-
-
 def stage_parameters(model, layout, stage):
     served = td.estimate_memory(model, replace(layout, zero=0), "fp16-weights", 32)
     return served.ledger.by_tensor(stage)["weights"] // 2
 
 
-@pytest.mark.parametrize("recipe", PER_PARAMETER)
-def test_states_on_one_device_are_bytes_per_parameter(recipe):
-    assert states(estimate(recipe=recipe)) == PER_PARAMETER[recipe] * SMALL.parameters
-
-
-@given(dp=st.integers(1, 9), zero=st.integers(0, 3), recipe=st.sampled_from(sorted(PER_PARAMETER)))
+@given(dp=st.integers(1, 9), zero=st.integers(0, 3), recipe=st.sampled_from(RECIPES))
 def test_zero_shards_cover_the_states_and_waste_less_than_one_parameter_each(dp, zero, recipe):
     parameters = 1_000_003
     each = state_bytes(parameters, recipe, zero, dp)
@@ -95,23 +81,20 @@ def test_stage_parameters_of_any_partition_sum_to_the_model(pp, tied):
 
 def test_uneven_chunks_take_the_fullest_state():
     layout = Layout(pp=2, microbatches=4, interleave=2, partition=(0, 1, 2, 5, 6))
-    # stage 0 holds chunks of 1 and 3 layers; 5 chunk forwards: 0 0 1 1 0, then B of chunk 1
-    # frees 3, and the next forwards are 0 1 1: never more than 3 x 1 + 2 x 3 layers
+    # stage 0 holds chunks of 1 and 3 layers: 5 chunk forwards, 0 0 1 1 0, before the first B
     most = (3 * 1 + 2 * 3) * layer_bytes(SMALL, layout, 32)
     assert held(estimate(layout=layout), "activations") == most
 
 
 def test_moments_and_peak():
     memory = estimate(pp=2)
-    assert list(memory.ledger.moments(0)) == ["always", "forward", "backward", "optimizer step"]
-    assert "loss" in memory.ledger.moments(1)
-    assert memory.per_stage == tuple(max(memory.ledger.moments(s).values()) for s in (0, 1))
+    first, last = (memory.ledger.moments(stage) for stage in (0, 1))
+    assert list(first) == ["always", "forward", "backward", "optimizer step"]
+    assert "loss" in last
+    assert memory.per_stage == (max(first.values()), max(last.values()))
     assert memory.peak == max(memory.per_stage)
-    assert all(type(row.bytes) is int for row in memory.ledger.rows)
-    step = memory.ledger.moments(0)["optimizer step"]
-    assert step == 16 * stage_parameters(SMALL, Layout(pp=2), 0)
+    assert first["optimizer step"] == 16 * stage_parameters(SMALL, Layout(pp=2), 0)
     assert all(row.formula and row.source for row in memory.ledger.rows if row.bytes)
-    assert memory._repr_html_().count("<tr>") == 3
 
 
 @pytest.mark.parametrize("ep", [1, 2, 4, 8])
@@ -132,20 +115,9 @@ def test_imbalance_is_more_tokens_on_the_fullest_device_of_experts():
     inside = {"gate", "activated gate", "up", "product"}
     assert routed == {"mlp input", "expert outputs", *(f"mlp {part}" for part in inside)}
     assert {more[name] for name in routed} == {1.5}
-    for model, wrong in ((MIXED, 0.9), (MIXED, True), (MIXED, "2"), (MIXED, 5.0), (GATED, 1.2)):
+    for model, wrong in ((MIXED, 0.9), (MIXED, True), (MIXED, 5.0), (GATED, 1.2)):
         with pytest.raises(ConfigError, match="imbalance must be a number of 1 or more"):
             replace(model, imbalance=wrong)
-
-
-def test_adapters_alone_have_gradients_and_states():
-    h, g, r = GATED.hidden, GATED.kv_heads * GATED.head_dim, 16
-    adapters = GATED.layers * r * ((h + h) + (h + g))
-    memory = estimate(GATED, recipe="lora")
-    assert held(memory, "weights") == 2 * GATED.parameters
-    assert held(memory, "adapter weights") == held(memory, "gradients") == 2 * adapters
-    assert held(memory, "variance") == 4 * adapters
-    wide = estimate(GATED, recipe=lora(rank=32, matrices=("query", "value", "mlp down")))
-    assert held(wide, "variance") == 4 * (2 * adapters + GATED.layers * 32 * (h + GATED.ffn))
 
 
 def test_a_recipe_of_ones_own_is_a_file(tmp_path):
@@ -154,14 +126,14 @@ def test_a_recipe_of_ones_own_is_a_file(tmp_path):
     said["states"][0]["bytes"] = 3
     file.write_text(json.dumps(said | {"name": "mine"}))
     assert load_recipe(file).bytes_per_parameter == load_recipe(str(file)).bytes_per_parameter == 17
-    assert td.fits("gpt2", Layout(), "1xH100", str(file), 512).memory.recipe.name == "mine"
+    first = said["states"][0]
     for wrong, words in (
-        ({"states": [{"tensor": "weights", "bytes": 2}]}, "zero"),
-        ({"states": [said["states"][0] | {"zero": 7}]}, "must be a ZeRO stage"),
-        ({"states": [said["states"][0] | {"moment": "Always"}]}, "'moment' must be one of"),
-        ({"states": 2 * said["states"]}, "names a tensor twice"),
+        ([{"tensor": "weights", "bytes": 2}], "zero"),
+        ([first | {"zero": 7}], "must be a ZeRO stage"),
+        ([first | {"moment": "Always"}], "'moment' must be one of"),
+        ([first, first], "names a tensor twice"),
     ):
-        file.write_text(json.dumps(said | wrong))
+        file.write_text(json.dumps(said | {"states": wrong}))
         with pytest.raises(ConfigError, match=words):
             load_recipe(file)
 
@@ -179,12 +151,8 @@ def test_a_token_that_is_served_keeps_keys_and_values(model, each):
     run = model, Layout(), "fp16-weights", 1
     (row,) = (r for r in td.estimate_memory(*run, cached=1).ledger.rows if "cache" in r.tensor)
     assert (row.bytes, row.moment) == (each, ALWAYS)
-    many = 16 * 4096
-    fit = td.fits(model, Layout(), "1xH200", "fp16-weights", 1, cached=many)
-    assert fit.memory.peak - td.estimate_memory(*run).peak == many * each
-    assert fit.memory.to_dict()["cached"] == many
-    more = td.fits(model, Layout(), "1xH200", "fp16-weights", 1, cached=1000 * many)
-    assert "65,536,000 cached tokens of a copy" in more.reason
+    fit = td.fits(model, Layout(), "1xH200", "fp16-weights", 1, cached=65_536)
+    assert fit.memory.peak - td.estimate_memory(*run).peak == 65_536 * each
 
 
 def test_what_is_offloaded_lies_in_the_node_and_must_have_room_there():
@@ -192,11 +160,8 @@ def test_what_is_offloaded_lies_in_the_node_and_must_have_room_there():
     away = td.offload("mixed-adam-16")
     here, there = (td.estimate_memory(model, layout, r) for r in ("mixed-adam-16", away))
     assert (there.offloaded.keys(), here.offloaded) == ({"cpu"}, {})
-    assert here.ledger.by_tensor(0).keys() - there.ledger.by_tensor(0).keys() == {
-        "master weights",
-        "momentum",
-        "variance",
-    }
+    gone = here.ledger.by_tensor(0).keys() - there.ledger.by_tensor(0).keys()
+    assert gone == {"master weights", "momentum", "variance"}
     moved = there.offloaded["cpu"].peak
     assert here.peak - there.peak == moved
     assert moved == 12 * -(-here.model.parameters // 8)
@@ -204,13 +169,10 @@ def test_what_is_offloaded_lies_in_the_node_and_must_have_room_there():
         node = replace(td.load_cluster("8xA100-80GB"), host_bytes=room)
         fit = td.fits(model, layout, node, away)
         assert (fit.verdict, fit.shortfall, fit.smallest_fix) == (verdict, 0, None)
-        assert ("more than the 80.86 GB of its host memory" in fit.reason) == (verdict == "no")
+        assert ("of its host memory" in fit.reason) == (verdict == "no")
     disks = td.offload(away, ("momentum", "variance"), "nvme")
     assert disks.places == ("cpu", "nvme")
     assert "of its disks" in td.fits(model, layout, replace(node, nvme_bytes=1), disks).lacking
-
-
-OFF = td.offload("mixed-adam-16", ("weights",))
 
 
 @pytest.mark.parametrize(
@@ -220,13 +182,11 @@ OFF = td.offload("mixed-adam-16", ("weights",))
         (lambda: estimate(GATED, dp=2, ep=2), "ep=2 is for experts and model has none"),
         (lambda: estimate(sequence=10**15), "sequence must be at most 1,073,741,824 tokens"),
         (lambda: load_recipe("fp32-adm"), "did you mean 'fp32-adam'"),
-        (lambda: lora(rank=1.5), "rank of an adapter must be a whole number of 1 or"),
         (lambda: state_bytes(5, zero=4), "must be"),
-        (lambda: estimate(recipe=OFF), "from where zero=3 alone brings them"),
+        (lambda: estimate(recipe=td.offload(states=("weights",))), "zero=3 alone brings them"),
         (lambda: td.offload(states="momentum"), "must be a tuple of names"),
         (lambda: td.estimate_step(SMALL, Layout(), "1xH100", td.offload()), "is not modelled"),
         (lambda: td.estimate_memory(SMALL, Layout(), cached=9), "serve with 'fp16-weights'"),
-        (lambda: td.estimate_memory(SMALL, Layout(), framework="jax"), "no calibration/framework"),
     ],
 )
 def test_what_cannot_be_held_so_is_refused(call, words):
