@@ -1,7 +1,4 @@
-"""Drawn questions about clusters of up to a hundred thousand devices: none of them crashes.
-
-Holds, of large clusters, `tiledask.plan.fitting.fixes`.
-"""
+"""Drawn questions about clusters of up to a hundred thousand devices: none of them crashes."""
 
 from random import Random
 

@@ -5,14 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiledask.errors import ConfigError, PartitionError, ScheduleError
-from tiledask.plan.fitting.activations import alive
 from tiledask.plan.inputs.layout import Layout
 
 
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
-        ({"dp": 0}, ConfigError, "dp must be a whole number of 1 or more, got 0"),
         ({"sequence_parallel": 1}, ConfigError, "sequence_parallel must be True or False"),
         ({"schedule": "zb"}, ConfigError, "schedule must be one of"),
         ({"interleave": 2, "pp": 4, "microbatches": 6}, ScheduleError, "got 6 and 4; 8 works"),
@@ -27,14 +25,23 @@ def test_rules(fields, error, message):
         Layout(**fields)
 
 
-def test_partition():
+def test_partitions_and_what_is_none():
     bloom = Layout(pp=12, partition=[0, *range(5, 66, 6), 70])
     assert bloom.chunk_layers(70) == (5, *[6] * 10, 5)
     assert Layout(pp=2, partition=(0, 0, 4)).chunk_layers(4) == (0, 4)  # embedding alone
-    with pytest.raises(PartitionError, match="ends at 70, the model has 71"):
-        bloom.chunk_layers(71)
-    with pytest.raises(PartitionError, match="8 chunks need as many layers, the model has 7"):
-        Layout(pp=4, interleave=2, microbatches=4).chunk_layers(7)
+    assert Layout(pp=2, partition="3,5").partition == (0, 3, 8)
+    assert Layout(pp=3, partition="items").chunk_layers(10) == (3, 4, 3)
+    assert Layout(pp=12, partition="items").chunk_layers(10) == (0, *[1] * 10, 0)
+    for layout, layers, words in (
+        (bloom, 71, "ends at 70, the model has 71"),
+        (Layout(pp=4, interleave=2, microbatches=4), 7, "8 chunks need as many layers"),
+        (Layout(pp=13, partition="items"), 10, "13 chunks need as many items"),
+    ):
+        with pytest.raises(PartitionError, match=words):
+            layout.chunk_layers(layers)
+    for text in ("", "5,E+5", "-1,3"):
+        with pytest.raises(PartitionError, match="write the layers of each stage"):
+            Layout(pp=2, partition=text)
 
 
 @given(pp=st.integers(1, 9), more=st.integers(0, 30))
@@ -47,33 +54,6 @@ def test_layers_are_dealt_out_whole_and_even(pp, more):
 def test_interleaved_chunks_return_to_the_first_stage():
     layout = Layout(pp=2, interleave=2, microbatches=2, partition=(0, 1, 3, 6, 10))
     assert [layout.stage_layers(stage, 10) for stage in (0, 1)] == [1 + 3, 2 + 4]
-
-
-@given(p=st.integers(2, 6), groups=st.integers(1, 6), v=st.integers(2, 4))
-def test_interleaved_in_flight_is_the_warm_up_and_one(p, groups, v):
-    m = groups * p
-    for stage in range(p):
-        warmup = 2 * (p - stage - 1) + (v - 1) * p
-        states = alive("1f1b", p, m, v, stage)
-        assert max(map(sum, states)) == min(warmup + 1, m * v)
-        assert all(0 <= n <= m for state in states for n in state)
-    # the last chunk of the last stage runs its backward straight after its forward
-    assert max(state[-1] for state in alive("1f1b", p, m, v, p - 1)) == 1
-
-
-def test_partitions_in_words():
-    assert Layout(pp=2, partition="3,5").partition == (0, 3, 8)
-    assert Layout(pp=3, partition="items").chunk_layers(10) == (3, 4, 3)
-    assert Layout(pp=12, partition="items").chunk_layers(10) == (0, *[1] * 10, 0)
-    assert Layout(partition="items").chunk_layers(3) == (3,)
-    with pytest.raises(PartitionError, match="13 chunks need as many items"):
-        Layout(pp=13, partition="items").chunk_layers(10)
-
-
-@pytest.mark.parametrize("words", ["", "5,E+5", "-1,3"])
-def test_words_that_are_no_partition(words):
-    with pytest.raises(PartitionError, match="write the layers of each stage"):
-        Layout(pp=2, partition=words)
 
 
 def test_chunks_of_each_shape():

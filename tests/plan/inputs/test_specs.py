@@ -1,25 +1,24 @@
-"""Shipped models: published counts, to the last parameter; and names for them.
-
-Holds `tiledask.plan.inputs.load` and `tiledask.plan.inputs.run`.
-"""
+"""Shipped models: published counts, to the last parameter; and names for them."""
 
 import pytest
 
-import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.plan.data import names
-from tiledask.plan.inputs.load import load_cluster, load_model
+from tiledask.plan.inputs.load import load_model
 from tiledask.plan.inputs.model import count
+
+
+def cut(number, digits):
+    return int(number * 10**digits) / 10**digits
+
+
+def counts(text):
+    return {name: int(number) for name, number in texts(text).items()}
 
 
 def texts(text):
     """name -> number as it is written, from names and numbers by turns."""
     words = text.split()
     return dict(zip(words[::2], words[1::2], strict=True))
-
-
-def counts(text):
-    return {name: int(number) for name, number in texts(text).items()}
 
 
 # elements of the published checkpoint, all of them trainable
@@ -41,7 +40,6 @@ ACTIVE = texts("""
     qwen1.5-moe-a2.7b 2.7  qwen3-30b-a3b 3.3  qwen3-235b-a22b 22
 """)
 
-
 PUBLISHED = CHECKPOINTS | CARDS | GPT2 | {"deepseek-v3": 671_026_419_200}
 
 
@@ -58,19 +56,6 @@ def test_active_parameters_agree_with_what_is_printed(name):
     assert float(ACTIVE[name]) in {
         value for n in looked_up for value in (round(n / 1e9, digits), cut(n / 1e9, digits))
     }
-    assert "the active count is computed" in model.source
-
-
-def cut(number, digits):
-    return int(number * 10**digits) / 10**digits
-
-
-@pytest.mark.parametrize("name", names("models"))
-def test_items_add_up_and_every_model_names_its_source(name):
-    model = load_model(name)
-    assert (model.name, len(model.item_parameters)) == (name, model.layers + 2)
-    assert sum(model.item_parameters) == model.parameters
-    assert "count" in model.source
 
 
 def test_shipped_models_are_found_by_their_name_on_the_hub():
@@ -97,17 +82,7 @@ def test_a_number_of_parameters_is_a_decoder_of_about_as_many(typed):
     assert f"{model.layers} layers of width {model.hidden:,}" in model.source
 
 
-@pytest.mark.parametrize("typed", ["7", "99M", "200T", "0b"])
-def test_a_number_that_no_model_has_is_refused(typed):
-    with pytest.raises(ConfigError, match=r"from 100,000,000 to .* write '7B'"):
-        load_model(typed)
-
-
-@pytest.mark.parametrize("by_name", [(True, True), (False, True), (True, False)])
-def test_planning_takes_names_and_objects_alike(by_name):
-    model, cluster = load_model("gpt2"), load_cluster("8xH100")
-    run = "gpt2" if by_name[0] else model, "8xH100" if by_name[1] else cluster
-    plans = td.search(*run, 64)
-    assert (plans.model, plans.cluster) == (model, cluster)
-    fit = td.fits(run[0], td.Layout(dp=8), run[1])
-    assert repr(fit) == repr(td.fits(model, td.Layout(dp=8), cluster))
+def test_a_number_that_no_model_has_is_refused():
+    for typed in ("7", "99M", "200T", "0b"):
+        with pytest.raises(ConfigError, match=r"from 100,000,000 to .* write '7B'"):
+            load_model(typed)
