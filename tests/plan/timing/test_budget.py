@@ -1,8 +1,4 @@
-"""What a training takes: the best interval of saves, in the formula and in a run that is drawn;
-days, device-hours and money, one from the other.
-
-Holds `tiledask.plan.timing.budget`.
-"""
+"""What a training takes: saves and what is lost between them; days, device-hours and money."""
 
 import random
 
@@ -11,7 +7,6 @@ import pytest
 import tiledask as td
 from tiledask.errors import ConfigError
 from tiledask.plan.timing.budget import MTBF, budget, checkpoint_interval, checkpointing
-from tiledask.plan.units import format_count
 
 
 @pytest.mark.parametrize(("cost", "mtbf"), [(0.5, 3600.0), (30.0, 20_000.0), (0.001, 60.0)])
@@ -55,24 +50,11 @@ def test_a_plan_says_what_its_ranks_save_and_what_is_given_is_taken():
     shared = td.fits("gpt2", td.Layout(dp=2, zero=1), "2xA100-40GB").checkpointing()
     assert (fit.checkpointing().state_bytes, shared.state_bytes) == (14 * n, 8 * n)
     assert shared.between_failures == MTBF / 2
-    given = fit.checkpointing(mtbf=7_200.0, bandwidth=2e9, restart=5.0)
-    assert "lost every 2.0 h;" in given.line
-    assert given.restarting == 5 / 7_200
+    assert fit.checkpointing(mtbf=7_200.0, bandwidth=2e9, restart=5.0).restarting == 5 / 7_200
     adapters = td.fits("gpt2", td.Layout(), "1xA100-40GB", recipe="lora").checkpointing()
     assert adapters.state_bytes < 14 * n / 100
     with pytest.raises(ConfigError, match="it serves, and this is for training"):
         td.fits("gpt2", td.Layout(), "1xA100-40GB", recipe="fp16-weights").checkpointing()
-
-
-def test_the_ends_of_what_can_be():
-    hopeless = checkpointing(1e9, 1.0, mtbf=1.0, restart=1e6)
-    assert (hopeless.stretch, hopeless.to_dict()["stretch"]) == (float("inf"), None)
-    assert checkpointing(0.0, 1.0, bandwidth=1.0).saving == 0
-    with pytest.raises(ConfigError, match=r"losses are more than 0 s apart, got 1\.0 and 0"):
-        checkpoint_interval(1.0, 0)
-    for given in ({"mtbf": float("inf")}, {"restart": -1.0}, {"bandwidth": 0.0}):
-        with pytest.raises(ConfigError, match=f"{next(iter(given))} must be finite and"):
-            checkpointing(1.0, 1.0, **given)
 
 
 def test_money_is_hours_and_hours_are_days():
@@ -82,12 +64,16 @@ def test_money_is_hours_and_hours_are_days():
     assert cost.days * 86_400 == pytest.approx(seconds)
     assert cost.device_hours == pytest.approx(cost.days * 24 * 8)
     assert cost.cost == pytest.approx(2 * cost.device_hours)
-    low, high = (format_count(cost.cost * (1 + e * step.error)) for e in (-1, 1))
-    assert cost.line.endswith(f"at 2 an hour ({low} to {high})")
 
 
-@pytest.mark.parametrize("wrong", [-1, float("nan"), True, "15T"])
-def test_what_is_no_number_is_refused(wrong):
-    for given in ((wrong, 1.0, 1, 0.1), (1.0, 1.0, 1, 0.1, wrong)):
+def test_the_ends_of_what_can_be():
+    hopeless = checkpointing(1e9, 1.0, mtbf=1.0, restart=1e6)
+    assert (hopeless.stretch, hopeless.to_dict()["stretch"]) == (float("inf"), None)
+    assert checkpointing(0.0, 1.0, bandwidth=1.0).saving == 0
+    with pytest.raises(ConfigError, match=r"losses are more than 0 s apart, got 1\.0 and 0"):
+        checkpoint_interval(1.0, 0)
+    with pytest.raises(ConfigError, match="restart must be finite and"):
+        checkpointing(1.0, 1.0, restart=-1.0)
+    for wrong in (-1, float("nan"), True, "15T"):
         with pytest.raises(ConfigError, match="must be a number of 0 or more"):
-            budget(*given)
+            budget(1.0, 1.0, 1, 0.1, wrong)

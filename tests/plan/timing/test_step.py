@@ -1,7 +1,4 @@
-"""The time of one step: it adds up, follows its laws, and refuses what cannot be.
-
-Holds `tiledask.plan.timing.step_estimate`.
-"""
+"""The time of one step: it adds up, follows its laws, and refuses what cannot be."""
 
 from dataclasses import replace
 
@@ -34,7 +31,7 @@ FORMS += [({"interleave": v}, 0.02) for v in (2, 4)]
 
 
 @pytest.mark.parametrize(("form", "tolerance"), FORMS)
-@pytest.mark.parametrize(("layers", "pp"), [(32, 4), (36, 4), (32, 8)])
+@pytest.mark.parametrize(("layers", "pp"), [(32, 4), (40, 4), (32, 8)])
 def test_the_closed_form_stays_near_the_simulator(layers, pp, form, tolerance):
     model, layout = replace(GPT, layers=layers), {"pp": pp, "tp": 2, "microbatches": 16, **form}
     if layers % (pp * form.get("interleave", 1)):
@@ -52,17 +49,15 @@ def test_rounds_that_repeat_themselves_are_the_whole_simulation(data):
     m = p * data.draw(st.integers(1, 14)) + (data.draw(st.integers(0, p - 1)) if v == 1 else 0)
     name = data.draw(st.sampled_from(["1f1b", "naive", "gpipe"])) if v == 1 else "1f1b"
     seconds = st.one_of(st.sampled_from([0.0, 1.0, 1.001, 2.0]), st.floats(0.1, 3))
-    forward, backward = (
-        data.draw(st.lists(seconds, min_size=p * v, max_size=p * v)) for _ in range(2)
-    )
+    times = st.lists(seconds, min_size=p * v, max_size=p * v)
+    forward, backward = data.draw(times), data.draw(times)
     layout = Layout(pp=p, interleave=v, microbatches=m, schedule=name)
     whole = td.simulate(layout_schedule(name, p * v, m, p), forward, backward).makespan
     assert pipeline_seconds(layout, forward, backward) == pytest.approx(whole, rel=1e-9)
 
 
 def test_sums_over_tp_by_hand():
-    """Per layer 2 sums of b s h numbers forward, and backward what is not hidden; one more
-    forward for the embedding, one more backward for the head."""
+    """2 a layer forward, and backward what is not hidden; one for the embedding, the head."""
     whole = 32 * 2 * all_reduce(2048 * 4096 * 2, 8, 1, DGX)
     apart = 1 + calibration_of(DGX.device, MIXED).exposed["sum_backward"] + 1 / 32
     gathered = step(tp=8, sequence_parallel=True)
@@ -72,17 +67,14 @@ def test_sums_over_tp_by_hand():
     assert gathered.compute < step(tp=8).compute
 
 
-FOLDED = {"dp": 8, "tp": 4, "zero": 1, "sequence_parallel": True, "flash_attention": True}
-
-
 def test_folded_experts_trade_slices_for_exchanges_and_compute_the_same():
-    """What a device computes, holds and updates stays; tokens gathered over the slices become
-    tokens sent to other devices."""
+    """Tokens gathered over the slices become tokens sent to other devices."""
+    fields = {"dp": 8, "tp": 4, "zero": 1, "sequence_parallel": True, "flash_attention": True}
     model, cluster = replace(td.load_model("mixtral-8x7b"), experts=32), td.load_cluster("32xH100")
     known = calibration_of(cluster.device, MIXED, mixture=True)
     flop = replace(known, tiles=False, product_depth=0.0, casts=0.0)
     sliced, folded, same = (
-        estimate_step(model, Layout(**FOLDED, **experts), cluster, MIXED, 4096, calibration=flop)
+        estimate_step(model, Layout(**fields, **experts), cluster, MIXED, 4096, calibration=flop)
         for experts in ({"ep": 8}, {"ep": 32, "expert_tp": 1}, {"ep": 8, "expert_tp": 4})
     )
     assert folded.compute == pytest.approx(sliced.compute, rel=1e-9)

@@ -1,8 +1,4 @@
-"""Products, collectives and the step's formulas on arrays, against loops and limits.
-
-Holds `tiledask.plan.arrays`, `tiledask.plan.timing.collective_time`,
-`tiledask.plan.timing.layer_time` and `tiledask.plan.timing.roofline`.
-"""
+"""Products, collectives and the step's formulas on arrays, against loops and limits."""
 
 from dataclasses import fields
 
@@ -27,12 +23,16 @@ DGX = td.load_cluster("64xA100-80GB")
 LLAMA = td.load_model("llama-2-70b")
 
 
-@given(
-    m=st.integers(1, 2000),
-    k=st.integers(1, 20_000),
-    n=st.integers(1, 2000),
-    batch=st.integers(1, 4),
-)
+def step_time(model, sequence, **layout):
+    recipe = load_recipe("mixed-adam-16")
+    known = calibration_of(DGX.device, recipe)
+    return StepTime(model, DGX, Numbers(**layout), recipe, sequence, known)
+
+
+EXTENT = st.integers(1, 2000)
+
+
+@given(m=EXTENT, k=st.integers(1, 20_000), n=EXTENT, batch=st.integers(1, 4))
 def test_a_product_is_its_waves_of_tiles_counted_one_by_one_or_its_bytes(m, k, n, batch):
     best = np.inf
     for rows, columns, share in TILES:
@@ -45,21 +45,15 @@ def test_a_product_is_its_waves_of_tiles_counted_one_by_one_or_its_bytes(m, k, n
     assert seconds >= 2 * m * k * n * batch / A100.flops * (1 - 1e-12)
 
 
-@pytest.mark.parametrize(
-    "name", ["gpt2-xl", "llama-2-7b", "llama-2-70b", "mixtral-8x7b", "deepseek-v3"]
-)
-@pytest.mark.parametrize("tp", [1, 2, 8])
+@pytest.mark.parametrize("name", ["gpt2", "llama-2-70b", "mixtral-8x7b", "deepseek-v3"])
+@pytest.mark.parametrize("tp", [1, 2, 4])
 def test_products_and_steps_hold_every_weight(name, tp):
     model = td.load_model(name)
-    if model.heads % tp:
-        pytest.skip("tp does not divide the heads")
     for _, _, weights in model.layer_kinds:
         matrices = tuple(w for w in weights if w.inputs)
         held = sum(np.prod(shape_of(p, tp)) * p[0].copies for p in products(weights))
         assert held == count(matrices, tp)
-    recipe = load_recipe("mixed-adam-16")
-    rates = calibration_of(DGX.device, recipe)
-    time = StepTime(model, DGX, Numbers(tp=tp), recipe, 2048, rates)
+    time = step_time(model, 2048, tp=tp)
     held = float(time.held(model.layers).sum())
     layers = sum(many * count(weights, tp) for _, many, weights in model.layer_kinds)
     known = layers + count(model.embedding, tp) + count(model.head, tp)
@@ -71,24 +65,20 @@ def test_passes_of_a_gpt_by_hand():
     2 x (6 + 1, 6 + 5), two biases after sums (0, 4); GELU on 4h (16, 24) and its bias (0, 8),
     context turned (4, 4), gradients of q, k, v joined (0, 12) and their biases (0, 6)."""
     gpt = Model(hidden=512, layers=1, heads=8, ffn=2048, vocab=100, dropout=True)
-    recipe = load_recipe("mixed-adam-16")
 
     def passes(**layout):
-        known = calibration_of(DGX.device, recipe)
-        time = StepTime(gpt, DGX, Numbers(**layout), recipe, 10, known)
+        time = step_time(gpt, 10, **layout)
         vars(time)["rates"] = Rates(flops=1e12, memory=1.0)
         return time.passes(gpt.layer)
 
     found = passes()
     assert found[0] == 10 * 512 * (8 + 14 + 16 + 4)
     assert found[1] == 10 * 512 * (12 + 22 + 4 + 24 + 8 + 4 + 12 + 6)
-    halves = passes(tp=2, sequence_parallel=True)
-    assert halves.sum() == found.sum() / 2
+    assert passes(tp=2, sequence_parallel=True).sum() == found.sum() / 2
 
 
 def test_all_reduce_by_hand():
-    """Within a node at NVLink's speed; across nodes each member leaves by its own adapter.
-    Megatron's order: tp next to each other, pp far apart; a node has 8."""
+    """Within a node of 8 at NVLink's speed; across nodes each member by its own adapter."""
     near = [int(members(n, apart, DGX)) for n, apart in ((8, 1), (4, 2), (8, 4), (2, 64))]
     assert near == [8, 4, 2, 1]
     within, between = DGX.within_node, DGX.between_nodes
