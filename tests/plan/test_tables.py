@@ -13,19 +13,12 @@ from tiledask.errors import ConfigError
 from tiledask.plan.tables import Judged, Table, format_value
 
 
-@pytest.mark.parametrize(
-    ("value", "unit", "shown"),
-    [
-        (0.0015, "seconds", "1.5 ms"),
-        (0.0003, "percent", "0.03 %"),
-        (12345.6, "", "12,346"),
-        (3.2e-06, "", "3.2e-06"),
-        ("does not fit", "bytes", "does not fit"),
-        ((1.5, 2.5), "seconds", "1.5 s, 2.5 s"),
-    ],
-)
-def test_values_as_people_read_them(value, unit, shown):
-    assert format_value(value, unit) == shown
+def test_values_as_people_read_them():
+    assert format_value(0.0003, "percent") == "0.03 %"
+    assert (format_value(12345.6, ""), format_value(3.2e-06, "")) == ("12,346", "3.2e-06")
+    assert format_value("does not fit", "bytes") == "does not fit"
+    assert format_value((0.0015, 2.5), "seconds") == "1.5 ms, 2.5 s"
+    assert (str(Judged("a", True, "1 < 2")), str(Judged("", False, "x"))) == ("✓ a: 1 < 2", "✗ x")
 
 
 NUMBER = r"[0-9][0-9.,]*[0-9]"
@@ -59,15 +52,3 @@ def test_a_table_shows_each_column_in_its_unit_on_paper_and_on_a_page():
     assert td.table([{"sent": 1}, {"sent": 12_345}]).rows == [["1"], ["12,345"]]
     with pytest.raises(ConfigError, match="no column 'send' to show in bytes; columns are sent"):
         td.table([{"sent": 1}], send="bytes")
-
-
-@pytest.mark.parametrize(
-    ("one", "text"),
-    [
-        (Judged("a", True, "1 < 2"), "✓ a: 1 < 2"),
-        (Judged("a", None, "close"), "a: close"),
-        (Judged("", False, "7 apart"), "✗ 7 apart"),
-    ],
-)
-def test_a_claim_in_words(one, text):
-    assert (str(one), one.good) == (text, text.startswith("✓"))

@@ -18,21 +18,12 @@ def drawn(number):
     draw = Random(number)
     model = td.load_model(draw.choice(MODELS))
     devices = draw.choice((96, 160, 1000, 1024, 4096, 16_384, 100_000))
-    tp = draw.choice([t for t in (1, 2, 4, 8) if model.allows_tp(t)])
-    pp = draw.choice([p for p in (1, 2, 4, 8) if p <= model.layers])
-    dp = max(1, devices // (tp * pp))
-    eps = [e for e in divisors(model.experts or 1, 64) if dp % e == 0]
-    layout = Layout(
-        dp=dp,
-        tp=tp,
-        pp=pp,
-        zero=draw.choice((0, 1, 1, 2, 3)),
-        ep=draw.choice(eps),
-        microbatch=draw.choice((1, 1, 2, 6)),
-        microbatches=draw.choice((1, 4, 32)),
-        recompute=draw.choice(RECOMPUTE),
-        schedule=draw.choice(("1f1b", "1f1b", "gpipe")),
-    )
+    tp, pp = draw.choice((1, 2, 4)), draw.choice((1, 2, 4, 8))
+    dp = devices // (tp * pp)
+    ep = draw.choice([e for e in divisors(model.experts or 1, 64) if dp % e == 0])
+    b, m, zero = draw.choice((1, 1, 2, 6)), draw.choice((1, 4, 32)), draw.choice((0, 1, 1, 2, 3))
+    again, name = draw.choice(RECOMPUTE), draw.choice(("1f1b", "1f1b", "gpipe"))
+    layout = Layout(dp, tp, pp, b, m, zero, recompute=again, schedule=name, ep=ep)
     cluster = f"{draw.choice((devices, devices // 2))}x{draw.choice(DEVICES)}"
     recipe = draw.choice(RECIPES[:4] if number % 5 else RECIPES[4:])
     return model, layout, td.load_cluster(cluster), recipe

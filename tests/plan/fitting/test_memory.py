@@ -86,17 +86,6 @@ def test_uneven_chunks_take_the_fullest_state():
     assert held(estimate(layout=layout), "activations") == most
 
 
-def test_moments_and_peak():
-    memory = estimate(pp=2)
-    first, last = (memory.ledger.moments(stage) for stage in (0, 1))
-    assert list(first) == ["always", "forward", "backward", "optimizer step"]
-    assert "loss" in last
-    assert memory.per_stage == (max(first.values()), max(last.values()))
-    assert memory.peak == max(memory.per_stage)
-    assert first["optimizer step"] == 16 * stage_parameters(SMALL, Layout(pp=2), 0)
-    assert all(row.formula and row.source for row in memory.ledger.rows if row.bytes)
-
-
 @pytest.mark.parametrize("ep", [1, 2, 4, 8])
 def test_experts_are_dealt_out_and_their_states_over_what_is_left(ep):
     memory = estimate(MIXED, dp=4, cp=2, ep=ep, zero=1)

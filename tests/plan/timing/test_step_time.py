@@ -105,8 +105,8 @@ def some(rng, count):
         "interleave": np.where(pp > 1, rng.integers(1, 3, count), 1),
         "sequence_parallel": rng.random(count) < 0.5,
         "flash_attention": rng.random(count) < 0.5,
-        "recompute": np.array(["none", "selective", "full"])[rng.integers(0, 3, count)],
-        "schedule": np.array(["1f1b", "naive"])[rng.integers(0, 2, count)],
+        "recompute": rng.choice(["none", "selective", "full"], count),
+        "schedule": rng.choice(["1f1b", "naive"], count),
     }
 
 
