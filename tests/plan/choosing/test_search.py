@@ -102,23 +102,21 @@ def test_faults_are_named_and_the_advice_is_true():
     assert len(again.advice) < len(found.advice)
 
 
-@pytest.mark.parametrize(
-    ("framework", "recipe", "runs"),
-    [
-        ("megatron-2025", "mixed-adam-16", lambda n: n.zero < 2 or n.pp == 1),
-        (
-            "torchtitan",
-            "fsdp-adam",
-            lambda n: n.zero % 3 == 0 and n.sequence_parallel == (n.tp > 1),
-        ),
-        (None, "mixed-adam-16", lambda n: True),
-    ],
-)
-def test_what_the_framework_runs_is_proposed_and_the_rest_is_counted(framework, recipe, runs):
+RUNS = {
+    "megatron-2025": lambda n: n.zero < 2 or n.pp == 1,
+    "deepspeed-2021": lambda n: n.tp == n.interleave == 1 and n.zero < 2 + 2 * (n.pp == 1),
+    "torchtitan": lambda n: n.zero in (0, 3) and n.sequence_parallel == (n.tp > 1),
+    None: lambda n: True,
+}
+
+
+@pytest.mark.parametrize("framework", RUNS)
+def test_what_the_framework_runs_is_proposed_and_the_rest_is_counted(framework):
     """By its own recipe; without one named, everything is there."""
     cluster = td.load_cluster("8xH100")
     found = search(MODEL, cluster, 16, sequence=4096, framework=framework)
-    assert found.recipe.name == recipe
+    recipe, runs = found.recipe.name, RUNS[framework]
+    assert recipe == ("fsdp-adam" if framework == "torchtitan" else "mixed-adam-16")
     every = search(MODEL, cluster, 16, sequence=4096)
     assert {plan.layout for plan in found} == {p.layout for p in every if runs(p.layout)}
     assert found.considered + sum(found.left_out.values()) == every.considered

@@ -196,9 +196,7 @@ def test_the_fewest_devices_are_the_fewest_of_all_layouts(model, start, devices)
     assert len(said) > 2
 
 
-def test_a_fix_keeps_chunks_valid_and_turns_to_even_stages_and_1f1b():
-    start = Layout(pp=2, interleave=2, microbatches=4)
-    assert ask(start, cluster(8, int(peak(start) * 0.7))).smallest_fix.layout.interleave == 2
+def test_a_fix_turns_to_even_stages_and_1f1b():
     for own in ({"partition": (0, 4, 4)}, {"schedule": "dualpipe", "microbatches": 4}):
         start = Layout(pp=2, **own)
         fix = ask(start, cluster(4, int(peak(start) * 0.6), node=1)).smallest_fix

@@ -61,7 +61,7 @@ def layouts(draw):
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("recipes", [*[names("recipes")] * 4, WAYS], ids=[*"1234", "programs"])
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     many=st.lists(layouts(), min_size=1, max_size=6),
     model=st.sampled_from(MODELS),

@@ -85,8 +85,7 @@ def back(framework, model, layout, recipe, sequence):
     devices = None if framework == "deepspeed" else layout.devices
     named = None if framework == "megatron" else model
     read = td.import_config(framework, found.text, model=named, devices=devices)
-    layers = td.load_model(model).layers
-    lost = {*found.lost}
+    layers, lost = td.load_model(model).layers, {*found.lost}
     for field in fields(td.Layout):
         if field.name not in {*lost, "partition"}:
             mine, theirs = getattr(layout, field.name), getattr(read.layout, field.name)
@@ -97,7 +96,6 @@ def back(framework, model, layout, recipe, sequence):
         assert read.recipe == recipe
     if framework != "deepspeed":
         assert read.sequence == sequence
-    return read
 
 
 @given(st.sampled_from(sorted(FRAMEWORKS)), st.sampled_from(WHERE), st.data())

@@ -4,7 +4,7 @@ import json
 import os
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tiledask as td
@@ -91,7 +91,6 @@ anything = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from([GPT2, LLAMA, QWEN_MOE, DEEPSEEK]),
     st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=8), anything, max_size=3),

@@ -46,7 +46,7 @@ def test_tensor_parallel_shares_cover_the_model_and_copy_what_is_not_cut():
     assert Weight("ffn", units=10, size=3).count(4) == 9  # the fullest of 3, 3, 3, 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 24), st.integers(1, 24), st.integers(1, 600))
 def test_tp_is_refused_unless_heads_and_groups_can_be_dealt_out(groups, each, tp):
     model = Model(**TINY | {"heads": groups * each, "hidden": 8 * groups * each}, kv_heads=groups)

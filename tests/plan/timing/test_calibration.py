@@ -1,7 +1,7 @@
 """Calibrations: files that can be joined, numbers with sources, a step of one's own."""
 
 import json
-from itertools import chain
+import re
 from math import hypot
 
 import pytest
@@ -31,17 +31,11 @@ def test_every_device_joins_every_framework(device):
         assert all(0 < share <= 1 for share in known.product_share.values())
 
 
-def numbers(told):
-    """Of a file those objects that are a number."""
-    if isinstance(told, dict):
-        yield from [told] if "value" in told else chain.from_iterable(map(numbers, told.values()))
-
-
 def test_each_number_says_where_it_is_from():
     files = sorted(data_file("calibration").glob("*/*.json"))
-    every = [number for file in files for number in numbers(json.loads(file.read_text()))]
+    every = [n for file in files for n in re.findall(r'{[^{}]*"value":[^{}]*}', file.read_text())]
     assert len(every) > 250
-    for number in every:
+    for number in map(json.loads, every):
         low, high = number.get("range", [number["value"]] * 2)
         assert low <= number["value"] <= high
         assert number["from"].startswith(ORIGINS)

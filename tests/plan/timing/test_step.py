@@ -42,7 +42,7 @@ def test_the_closed_form_stays_near_the_simulator(layers, pp, form, tolerance):
         assert getattr(s, part) == pytest.approx(float(getattr(closed, part)), rel=1e-9, abs=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_rounds_that_repeat_themselves_are_the_whole_simulation(data):
     p, v = data.draw(st.integers(2, 5)), data.draw(st.integers(1, 3))

@@ -110,7 +110,7 @@ def some(rng, count):
     }
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_arrays_say_what_one_layout_at_a_time_says(seed):
     numbers = some(np.random.default_rng(seed), 8)
