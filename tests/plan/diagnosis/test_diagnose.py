@@ -172,7 +172,7 @@ BAD = {
     "overlap": (HEAD + "0,0,2\n0,1,3\n", "device 0 does two things at once"),
     "backwards": (HEAD + "0,3,2\n", r"line 2 of trace\.csv"),
     "no column": ("time,a,b\n0,1,0\n1,1,0\n", r"line 2 of trace\.csv"),
-    "packed": ("\x1f\x8b\x08\x00", "cannot be read as CSV or JSON"),
+    "packed": ("\x1f\x8b\x08\x00\xff", "cannot be read as CSV or JSON"),
     "empty": ("", "has 0 bytes"),
     "no work": (HEAD + "0,1,1\n", "1 devices work"),
     "idle": (LABELLED + "0,F,0,0,0,2\n1,T,1,0,2,3\n", "device 1 does no work"),

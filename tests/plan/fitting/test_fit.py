@@ -74,6 +74,13 @@ def test_the_verdict_changes_at_the_borders_of_the_band_however_it_is_asked():
         assert (fit.verdict, fit.expected) == (verdict, peak(layout) + 100)
 
 
+def test_the_reason_says_what_does_not_help():
+    layout = Layout(dp=160)
+    assert "devices do not help" in td.fits("gpt-200b", layout, "160xA100-40GB").reason
+    layout = Layout(tp=8, pp=10, microbatch=8, microbatches=64)
+    assert "activations" in td.fits("gpt-200b", layout, "160xA100-40GB").reason
+
+
 @cache
 def alone(model, layout):
     """What a layout needs, which is the same on any device."""
