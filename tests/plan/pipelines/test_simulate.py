@@ -1,19 +1,101 @@
-"""The simulation against closed forms and bounds.
+"""Times of a schedule: against a plain reference, closed forms and bounds; memory over time.
 
-Holds `tiledask.plan.pipelines.closed_form`.
+Holds `tiledask.plan.pipelines.closed_form`, `tiledask.plan.pipelines.costs` and
+`tiledask.plan.pipelines.schedules`.
 """
 
+from itertools import pairwise
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.closed_pipelines import gpipe_makespan, interleaved_makespan
 
 from tiledask.errors import ScheduleError
+from tiledask.lab.sweep import schedule_on
 from tiledask.plan.pipelines import closed_form as cf
-from tiledask.plan.pipelines.schedule import Schedule
-from tiledask.plan.pipelines.schedules import schedule
+from tiledask.plan.pipelines.schedule import Action, Schedule
+from tiledask.plan.pipelines.schedules import schedule, schedules
 from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.pipelines.timeline import memory_over_time
 from tiledask.plan.pipelines.validate import peak_in_flight
+
+
+def reference(s: Schedule, seconds, together, hop) -> dict:
+    """(start, end) of every action, by repeating the definition until nothing changes.
+
+    seconds(action), together(forward, backward), hop(action, user).
+    """
+    back = {a[1:]: a for a in s if a.kind in "BI"}
+    waits = {  # the forward before, or one's own and the gradient from behind
+        a: [Action("F", a.stage - 1, a.microbatch)]
+        if a.kind == "F"
+        else [back[a[1:]]]
+        if a.kind == "W"
+        else [a._replace(kind="F"), back.get((a.stage + 1, a.microbatch))]
+        for a in s
+    }
+    blocks = []  # by device: the actions that are done at once
+    for order, pairs in zip(s.orders, np.split(s.paired, s.turns[1:-1]), strict=True):
+        rest = iter(zip(order, pairs, strict=True))
+        blocks.append([(a, next(rest)[0]) if pair else (a,) for a, pair in rest])
+    end, start = dict.fromkeys(s, 0.0), {}
+    while True:
+        before = dict(start)
+        for device_blocks in blocks:
+            free = 0.0
+            for block in device_blocks:
+                needed = [end[b] + hop(b, a) for a in block for b in waits[a] if b in end]
+                begin = max(free, *needed, 0.0)
+                free = begin + (together(*block) if len(block) == 2 else seconds(block[0]))
+                for a in block:
+                    start[a], end[a] = begin, free
+        if start == before:
+            return {a: (start[a], end[a]) for a in s}
+
+
+halves = st.integers(0, 6).map(lambda n: n / 2)  # exact in binary, so that equal means equal
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("part", range(10))
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_equals_the_reference_for_any_schedule(part, data):
+    def lists(values, *shape):
+        for n in reversed(shape):
+            values = st.lists(values, min_size=n, max_size=n)
+        return data.draw(values)
+
+    name, half = data.draw(st.sampled_from([*schedules])), data.draw(st.integers(1, 3))
+    devices = 2 * half if name == "dualpipe" else half
+    s = schedule_on(name, devices, data.draw(st.integers(1, 6)))
+    times = {kind: lists(halves, s.stages, s.microbatches) for kind in "FIW"}
+    latency = lists(halves, s.stages - 1)
+    longest = sum(np.max(t) for t in times.values())
+    both = data.draw(st.none() | st.just(longest))
+
+    def seconds(a: Action) -> float:
+        return sum(times[kind][a.stage][a.microbatch] for kind in a.kind.replace("B", "IW"))
+
+    def together(f: Action, b: Action) -> float:
+        return seconds(f) + seconds(b) if both is None else both
+
+    def hop(a: Action, b: Action) -> float:
+        here = s.holder(*a[1:]) == s.holder(*b[1:])
+        return 0.0 if here else latency[min(a.stage, b.stage)]
+
+    F, I, W = times.values()
+    t = simulate(s, F, None, latency, I, W, overlapped=both)
+    columns = (t.kind, t.stage, t.microbatch, t.start, t.end)
+    got = {Action(str(k), int(r), int(i)): (a, b) for k, r, i, a, b in zip(*columns, strict=True)}
+    assert got == reference(s, seconds, together, hop)
+    assert t.lower_bound <= t.makespan + 1e-9
+    assert t.origin == "simulated"
+
+
+# -- closed forms ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("p", range(1, 7))
@@ -25,8 +107,7 @@ def test_closed_forms_for_equal_stages(p, m):
         assert t.makespan == 3 * (m + p - 1)
         assert t.bubble_fraction == pytest.approx(cf.bubble_fraction(p, m))
         assert t.bubble_overhead == pytest.approx(cf.bubble_overhead(p, m))
-    assert one.peak_in_flight == peak_in_flight(schedule("1f1b", p, m))
-    assert gpipe.peak_in_flight == peak_in_flight(schedule("gpipe", p, m))
+        assert t.peak_in_flight == peak_in_flight(t.schedule)
 
 
 @pytest.mark.parametrize("p", range(1, 6))
@@ -34,18 +115,16 @@ def test_closed_forms_for_equal_stages(p, m):
 @pytest.mark.parametrize("extra", range(5))
 def test_interleaving_divides_the_bubble_by_the_chunks_for_any_m_from_p_on(p, v, extra):
     """The closed form asks for m a multiple of p; even groups reach it for every m >= p."""
-    m = p + extra
+    m, c = p + extra, 0.001
     s = schedule("interleaved", p * v, m, devices=p)
     t = simulate(s, 1.0 / v, 2.0 / v)
     assert t.makespan == pytest.approx(interleaved_makespan(p, m, v, stage=3.0))
     assert t.bubble_overhead == pytest.approx(cf.bubble_overhead(p, m, v))
     assert t.bubble_fraction == pytest.approx(cf.bubble_fraction(p, m, v))
-    assert max(t.peak_in_flight) == max(peak_in_flight(s))
+    assert t.peak_in_flight == peak_in_flight(s)
     if v > 1 < p:  # every hop back to the first device is paid
-        m, c = 3 * p, 0.001
-        s = schedule("interleaved", p * v, m, devices=p)
-        counted = interleaved_makespan(p, m, v, 3.0, c)
-        t = simulate(s, 1.0 / v, 2.0 / v, latency=c)
+        t = simulate(schedule("interleaved", p * v, 3 * p, devices=p), 1.0 / v, 2.0 / v, c)
+        counted = interleaved_makespan(p, 3 * p, v, 3.0, c)
         assert t.makespan == pytest.approx(counted + p * c, abs=1e-9)
 
 
@@ -61,24 +140,40 @@ def test_gpipe_closed_form_for_uneven_stages(data):
     assert t.makespan == gpipe_makespan(forward, backward, m, c)
 
 
+@pytest.mark.parametrize("p", range(1, 6))
+@pytest.mark.parametrize("m", [1, 2, 5, 13])
+@pytest.mark.parametrize("latency", [0, 0.25, 1])
+def test_eager_1f1b_hides_the_latency_that_1f1b_pays(p, m, latency):
+    eager, usual = (simulate(schedule(n, p, m), 1.0, 2.0, latency) for n in ("eager-1f1b", "1f1b"))
+    assert eager.makespan == pytest.approx(eager.lower_bound)
+    assert eager.peak_in_flight == tuple(min(m, 2 * (p - s) - 1) for s in range(p))
+    assert usual.makespan > eager.makespan or not (latency and p > 2 and m > p)
+
+
+def test_a_split_backward_need_not_wait_for_the_way_back():
+    text = "0F0,0F1,0I0,0W0,0I1,0W1 ; 1F0,1I0,1F1,1I1,1W0,1W1"
+    t = simulate(Schedule.from_text(text), 1.0, 2.0)
+    assert t.lower_bound == cf.lower_bound([1, 1], [2, 2], 2, split=True) == t.makespan == 7.0
+
+
+# -- what is given ---------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("backward", "inputs", "weights", "expected"),
     [
         (None, None, None, (2.0, 1.0, 1.0)),
         (3.0, None, None, (3.0, 1.5, 1.5)),
-        (None, 1.2, 0.8, (2.0, 1.2, 0.8)),
         (None, 1.5, None, (2.0, 1.5, 0.5)),
         (None, None, 0.5, (2.0, 1.5, 0.5)),
         (1.9, 1.2, 0.8, (1.9, 1.2, 0.8)),
     ],
 )
 def test_how_the_backward_splits(backward, inputs, weights, expected):
-    times = {"backward": backward, "backward_input": inputs, "backward_weight": weights}
-    times = {name: seconds for name, seconds in times.items() if seconds is not None}
-    full = simulate(schedule("gpipe", 1, 1), 1.0, **times)
-    split = simulate(Schedule.from_text("0F0,0I0,0W0"), 1.0, **times)
-    parts = (split.end - split.start)[1:]
-    assert (full.end[1] - full.start[1], *parts) == pytest.approx(expected)
+    times = 1.0, backward, 0.0, inputs, weights
+    (_, full) = simulate(schedule("gpipe", 1, 1), *times).end
+    split = simulate(Schedule.from_text("0F0,0I0,0W0"), *times).end
+    assert (full - 1, *np.diff(split)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +183,6 @@ def test_how_the_backward_splits(backward, inputs, weights, expected):
         ({"forward": [1, 2, 3]}, r"2 numbers .* or a table of 2 x 3 .* got shape \(3,\)"),
         ({"forward": "fast"}, "forward must be numbers of seconds, got 'fast'"),
         ({"latency": [1, 1]}, r"1, one per boundary between stages; got shape \(2,\)"),
-        ({"latency": -0.5}, "latency must be finite"),
         ({"backward_weight": 3.0}, "a part of the backward is more than the whole of 2 seconds"),
     ],
 )
@@ -97,19 +191,50 @@ def test_refuses_times(options, message):
         simulate(schedule("gpipe", 2, 3), **options)
 
 
-def test_a_split_backward_need_not_wait_for_the_way_back():
-    text = "0F0,0F1,0I0,0W0,0I1,0W1 ; 1F0,1I0,1F1,1I1,1W0,1W1"
-    t = simulate(Schedule.from_text(text), 1.0, 2.0)
-    assert t.lower_bound == cf.lower_bound([1, 1], [2, 2], 2, split=True) == t.makespan == 7.0
+# -- memory over time ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("p", range(1, 6))
-@pytest.mark.parametrize("m", [1, 2, 5, 13])
-@pytest.mark.parametrize("latency", [0, 0.25, 1])
-def test_eager_1f1b_hides_the_latency_that_1f1b_pays(p, m, latency):
-    eager, usual = (
-        simulate(schedule(name, p, m), 1.0, 2.0, latency) for name in ("eager-1f1b", "1f1b")
-    )
-    assert eager.makespan == pytest.approx(eager.lower_bound)
-    assert eager.peak_in_flight == tuple(min(m, 2 * (p - s) - 1) for s in range(p))
-    assert usual.makespan > eager.makespan or not (latency and p > 2 and m > p)
+def held_in_loops(timeline, device: int, time: float, activation, weight_part) -> float:
+    """What ``device`` keeps just after ``time``, activation by activation."""
+    held = 0
+    for row in timeline.to_frame().query("device == @device").itertuples():
+        whole, part = activation[row.stage], weight_part[row.stage]
+        if time >= (row.start if row.kind == "F" else row.end):
+            held += {"F": whole, "B": -whole, "I": part - whole, "W": -part}[row.kind]
+    return held
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "zb-h2", "zb-v", "v-half"])
+def test_every_step_is_what_loops_count(name):
+    s = schedule_on(name, 3, 4)
+    timeline = simulate(s, [1.0, 2.0, 1.5] * (s.stages // 3), latency=0.25)
+    activation, part = [5, 7, 11] * (s.stages // 3), [2, 7, 0] * (s.stages // 3)
+    static = [100, 200, 300]
+    held = memory_over_time(timeline, activation, part, static)
+    for device, (times, sizes) in enumerate(held.steps):
+        assert times[0] == 0
+        assert (np.diff(times) >= 0).all()
+        for (time, size), (later, _) in pairwise(zip(times, sizes, strict=True)):
+            if time < later:
+                kept = held_in_loops(timeline, device, time, activation, part)
+                assert size == static[device] + kept
+        assert sizes[-1] == static[device], "all that was kept is let go"
+
+
+def test_whole_numbers_stay_whole_and_the_peak_is_the_earliest():
+    held = memory_over_time(simulate(schedule("gpipe", 2, 3), 1.0, 2.0), 2**60 + 1, static=3)
+    assert held.peak == (3 * (2**60 + 1) + 3, 0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"activation": [1, 2]}, "activation must be one number or 3, one per stage"),
+        ({"activation": -1}, "0 or more bytes, got -1"),
+        ({"weight_part": 2}, "weight_part is at most activation"),
+        ({"static": [1, 2, 3, 4]}, "static must be one number or 3, one per device"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(options, message):
+    with pytest.raises(ScheduleError, match=message):
+        memory_over_time(simulate(schedule("1f1b", 3, 2)), **options)
