@@ -1,11 +1,6 @@
 """What published tables count by formulas that the package does not have."""
 
 
-def speedup(devices: int, microbatches: int) -> float:
-    """How many times faster than one device: p m / (m + p - 1). Equal stages, no latency."""
-    return devices * microbatches / (microbatches + devices - 1)
-
-
 def interleaved_makespan(p: int, m: int, v: int, stage: float, latency: float = 0.0) -> float:
     """Seconds of interleaved 1F1B as the Zero Bubble paper counts: mT + (p-1)T/v + ((2v-1)p-2)c.
 

@@ -15,8 +15,9 @@ from tiledask.plan.pipelines.validate import peak_in_flight, validate
 
 def best_of_all(kinds, limit, *times):
     """Of all orders of two micro-batches on two stages, one per device, that can run."""
-    best, one = np.inf, [(k, i) for k in kinds for i in range(2)]
-    for orders in product(permutations(one), repeat=2):
+    best, one = np.inf, permutations([(k, i) for k in kinds for i in range(2)])
+    own = [o for o in one if all("".join(k for k, j in o if j == i) == kinds for i in range(2))]
+    for orders in product(own, repeat=2):
         rows = [[Action(k, s, i) for k, i in order] for s, order in enumerate(orders)]
         try:
             built = validate(Schedule.of(rows, range(2)), memory_limit=limit)
