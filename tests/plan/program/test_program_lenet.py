@@ -1,11 +1,10 @@
 """Programs of LeNet's step and of split convolutions: right and counted.
 
-Holds `tiledask.plan.program.making.lenet`, `tiledask.plan.program.making.convolutions`,
-`tiledask.plan.program.making.layer` and `tiledask.plan.program.making.lenet`.
+Holds `tiledask.plan.program.making.lenet`, `tiledask.plan.program.making.convolutions` and
+`tiledask.plan.program.making.layer`.
 """
 
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.rows import split_rows
 from tiledask.plan.inputs.recipes import load_recipe
-from tiledask.plan.products.placement import ANY, Replicate, Shard, Shards, Tiling
+from tiledask.plan.products.placement import ANY, Replicate, Shard, Tiling, even_shards
 from tiledask.plan.program.count import moved_by
 from tiledask.plan.program.making.convolutions import WindowTerms
 from tiledask.plan.program.making.layer import layer_program
@@ -62,12 +61,9 @@ def test_rows_of_11_over_4_ranks_are_lent_both_ways_and_weights_are_summed():
     each rank brings all 550."""
     rows, window = even(11, 4), WindowTerms((3, 3), padding=((1, 1), (1, 1)))
     options = {"unit": "", "window": window, "split": split_rows(rows, 3, 1, (1, 1))}
-    ends = pairwise(np.cumsum([0, *rows]).tolist())
-    held = Tiling((2, 6, 11, 5), (4,), (Shard(2, Shards(11, tuple((at,) for at in ends))),))
-    weights = [
-        (name, Tiling(shape, (ANY,), (Replicate(),)), 8)
-        for name, shape in {"w": (10, 6, 3, 3), "b": (10,)}.items()
-    ]
+    held = Tiling((2, 6, 11, 5), (4,), (Shard(2, even_shards(11, 4)),))
+    shapes = {"w": (10, 6, 3, 3), "b": (10,)}.items()
+    weights = [(name, Tiling(shape, (ANY,), (Replicate(),)), 8) for name, shape in shapes]
     given = "conv", 4, (("x0", held, 8),), tuple(weights), tuple(options.items()), 8
     program = layer_program(*given).check()
     halo = next(op for op in program.role(0).ops if op.name == "halo_exchange")

@@ -25,20 +25,18 @@ from tiledask.plan.program.program import Program
 # -- faults, one on one rank -----------------------------------------------------------------------
 
 
-def changed(program, rank, block=None, ops=(), **role):
-    """``program`` with other ops in a block, or another role, of one rank alone."""
-    mine = program.role(rank)
-    if block is not None:
-        role = {"blocks": mine.blocks | {block: tuple(ops)}} | role
+def changed(program, rank, **role):
+    """``program`` with another role of one rank alone."""
     role_of = list(program.role_of)
     role_of[rank] = len(program.roles)
-    return replace(program, roles=(*program.roles, replace(mine, **role)), role_of=tuple(role_of))
+    roles = (*program.roles, replace(program.role(rank), **role))
+    return replace(program, roles=roles, role_of=tuple(role_of))
 
 
 def one_of(program, rng, kind):
-    """(rank, block, its ops, position) of some op of a kind; None if there is none."""
+    """(rank, block, position) of some op of a kind; None if there is none."""
     places = [
-        (rank, name, list(block), at)
+        (rank, name, at)
         for rank in range(program.ranks)
         for name, block in program.role(rank).blocks.items()
         for at, op in enumerate(block)
@@ -50,8 +48,10 @@ def one_of(program, rng, kind):
 def left_out_of(kind):
     def plant(program, rng):
         if place := one_of(program, rng, kind):
-            rank, block, ops, at = place
-            return changed(program, rank, block, ops[:at] + ops[at + 1 :])
+            rank, name, at = place
+            blocks = program.role(rank).blocks
+            less = blocks[name][:at] + blocks[name][at + 1 :]
+            return changed(program, rank, blocks=blocks | {name: less})
 
     return plant
 
@@ -62,34 +62,35 @@ MAKES = {"linear", "linear_grad_input", "norm", "layer_norm", "rms_norm", "add",
 
 def wrong_size(program, rng):
     if place := one_of(program, rng, lambda op: op.kind == "message"):
-        rank, block, ops, at = place
-        (name,), sizes = (*ops[at].reads, *ops[at].writes), program.role(rank).sizes
-        return changed(program, rank, block, ops, sizes=sizes | {name: sizes[name] + 8})
+        rank, name, at = place
+        op, sizes = program.role(rank).blocks[name][at], program.role(rank).sizes
+        (buffer,) = (*op.reads, *op.writes)
+        return changed(program, rank, sizes=sizes | {buffer: sizes[buffer] + 8})
 
 
-def with_order(program, rank, order):
-    orders = list(program.orders)
-    orders[rank] = tuple(order)
-    return replace(program, orders=tuple(orders))
+def in_another_order(change):
+    """What changes the order of a rank, a list."""
+
+    def plant(program, rng):
+        orders, rank = list(program.orders), int(rng.integers(program.ranks))
+        order = list(orders[rank])
+        change(order, rng)
+        orders[rank] = tuple(order)
+        return replace(program, orders=tuple(orders))
+
+    return plant
 
 
-def swapped_blocks(program, rng):
-    """A forward and its backward."""
-    rank = int(rng.integers(program.ranks))
-    order = list(program.orders[rank])
+def swapped_blocks(order, rng):
     actions = [(*action_of(step.block), step.microbatch) for step in order]
     backs = [n for n, action in enumerate(actions) if action[0] in "BI"]
     n = backs[rng.integers(len(backs))]
     ahead = actions.index(("F", *actions[n][1:]))
     order[ahead], order[n] = order[n], order[ahead]
-    return with_order(program, rank, order)
 
 
-def left_out_action(program, rng):
-    rank = int(rng.integers(program.ranks))
-    order = list(program.orders[rank])
+def left_out_action(order, rng):
     del order[rng.integers(1, len(order) - 1)]  # neither "begin" nor "update"
-    return with_order(program, rank, order)
 
 
 FAULTS = {
@@ -98,8 +99,8 @@ FAULTS = {
     "a collective left out": left_out_of(lambda op: op.kind == "collective"),
     "a kernel left out": left_out_of(lambda op: op.kind == "kernel" and op.name in MAKES),
     "a message of another size": wrong_size,
-    "a backward before its forward": swapped_blocks,
-    "an action left out": left_out_action,
+    "a backward before its forward": in_another_order(swapped_blocks),
+    "an action left out": in_another_order(left_out_action),
 }
 
 
