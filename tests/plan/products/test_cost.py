@@ -30,10 +30,8 @@ def plans(count, seed):
     while len(found) < count:
         mesh, top = draw.choice(MESHES), draw.choice([4, 12, 40])
         m, n, k = (draw.randint(1, top) for _ in range(3))
-        a, b = (
-            Tiling(s, mesh, draw.choice([draw.choices(COPIES, k=len(mesh)), COPIES[: len(mesh)]]))
-            for s in ((m, k), (k, n))
-        )
+        placed = [draw.choices(COPIES, k=len(mesh)) for _ in "ab"]
+        a, b = (Tiling(s, mesh, p) for s, p in zip(((m, k), (k, n)), placed, strict=True))
         of = draw.choice(list(algorithms.values()))
         options = {"panel": draw.randint(1, 9)} if "panel" in of.options else {}
         with suppress(PlacementError):
@@ -93,9 +91,8 @@ def test_seconds_by_hand():
     read = 0.25 + 0.125 + 8 * 4 / 4  # one piece, whole rows
     overhead = 2 * 1.0 + 2 * 0.5
     gather, total = algorithms["gather"](t, t), multiply + read + overhead
-    assert cost(gather, 4, 8, ROUND) == ProductCost(
-        multiply, read, 0.0, overhead, total, 2 * (multiply,)
-    )
+    parts = multiply, read, 0.0, overhead, total, 2 * (multiply,)
+    assert cost(gather, 4, 8, ROUND) == ProductCost(*parts)
     beside = replace(ROUND, overlapped=True)
     assert cost(gather, 4, 8, beside).total == multiply + overhead
     slow = replace(beside, read=0.01)

@@ -1,5 +1,7 @@
 """Plans of products in files: complete, within memory, exactly counted."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -60,14 +62,13 @@ def test_a_plan_covers_c_once_within_its_memory(part, sizes, chunks, slots, room
         # nobody else writes to a tile's chunks
         assert top % chunks[2][0] == left % chunks[2][1] == 0
     assert (covered == 1).all()
-    k = sizes[2]
-    assert plan.bytes_read == itemsize * sum(
-        elements(of, region)
-        for rows, columns in tiles
-        for start in range(0, k, plan.cuts.panel)
-        for depth in [(start, min(k, start + plan.cuts.panel))]
-        for of, region in ((chunks[0], (rows, depth)), (chunks[1], (depth, columns)))
+    k, panel = sizes[2], plan.cuts.panel
+    depths = [(start, min(k, start + panel)) for start in range(0, k, panel)]
+    fetched = sum(
+        elements(chunks[0], (rows, depth)) + elements(chunks[1], (depth, columns))
+        for (rows, columns), depth in product(tiles, depths)
     )
+    assert plan.bytes_read == itemsize * fetched
     if {*chunks} == {(1, 1)}:
         assert sum(map(bool, plan.tiles)) == min(slots, sizes[0] * sizes[1])
 
@@ -93,20 +94,16 @@ def test_what_is_left_is_dealt_anew():
 
 
 BIG = (4096, 4096, 10)
+WIDE = problem(*BIG, chunks=((1, 1), (1, 1), BIG[:2]))
+ONE = Cuts((0, 4096), (0, 4096), 10)
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
         (lambda: plan_stream(problem(10, 10, 10), 1, 10**6), r"at least 8\.38.* MB .* are 1 MB"),
-        (
-            lambda: plan_stream(problem(*BIG, chunks=((1, 1), (1, 1), BIG[:2])), 1, 20_000_000),
-            "smaller chunks",
-        ),
-        (
-            lambda: plan_cuts(problem(*BIG), Cuts((0, 4096), (0, 4096), 10), 1, 20_000_000),
-            "cut smaller",
-        ),
+        (lambda: plan_stream(WIDE, 1, 20_000_000), "smaller chunks"),
+        (lambda: plan_cuts(problem(*BIG), ONE, 1, 20_000_000), "cut smaller"),
         *(
             (lambda edges=edges: Cuts(edges, (0, 4), 1), "cuts|panel")
             for edges in ((0,), (0, 4, 2), (1, 4), (0, 4.0), (0, 0, 4))
