@@ -22,15 +22,13 @@ EVERY = list(product(KINDS, ALGORITHMS))
 
 def replayed(kind, algorithm, n, root=0):
     """What every rank has after the rounds: chunk -> bag of contributions, like (rank, chunk)."""
-    everything = range(n * n) if kind == "all_to_all" else range(n)
-    if kind in ("all_gather", "barrier"):
-        has = [{r: [(r, r)]} for r in range(n)]
-    elif kind == "broadcast":
-        has = [{c: [(r, c)] for c in everything} if r == root else {} for r in range(n)]
-    elif kind == "all_to_all":
-        has = [{n * r + d: [(r, n * r + d)] for d in range(n)} for r in range(n)]
-    else:
-        has = [{c: [(r, c)] for c in everything} for r in range(n)]
+    chunks = {  # of rank r at first
+        "all_gather": lambda r: [r],
+        "barrier": lambda r: [r],
+        "broadcast": lambda r: range(n) if r == root else [],
+        "all_to_all": lambda r: range(n * r, n * r + n),
+    }.get(kind, lambda r: range(n))
+    has = [{c: [(r, c)] for c in chunks(r)} for r in range(n)]
     for moves in rounds(kind, algorithm, n, root):
         # what is sent in a round was there before it
         posted = [(m, [list(has[m.source][c]) for c in m.chunks]) for m in moves]
@@ -60,32 +58,15 @@ def test_every_collective_brings_what_it_is_for(algorithm, n):
     assert all(has[n * s + d] == [(s, n * s + d)] for d, has in enumerate(dealt) for s in range(n))
 
 
-def chunk_counts(kind, n):
-    size = n * n if kind == "all_to_all" else n
-    return st.lists(st.integers(0, 7), min_size=size, max_size=size)
-
-
 @given(st.data(), st.sampled_from(EVERY), st.integers(1, 9), st.sampled_from([1, 2, 8]))
 def test_moves_carry_what_the_closed_forms_say(data, which, n, itemsize):
     kind, algorithm = which
-    counts, root = data.draw(chunk_counts(kind, n)), data.draw(st.integers(0, n - 1))
+    size, root = n * n if kind == "all_to_all" else n, data.draw(st.integers(0, n - 1))
+    counts = data.draw(st.lists(st.integers(0, 7), min_size=size, max_size=size))
     counted = cost(kind, algorithm, counts, itemsize, root)
     sizes = [c * itemsize for c in counts]
-    if kind == "barrier":
-        assert not any(counted.sent)
+    assert kind != "barrier" or not any(counted.sent)
     assert (counted.sent, counted.received) == bytes_of(kind, algorithm, sizes, root)
-    assert sum(counted.sent) == sum(counted.received)
-
-
-@given(st.data(), st.sampled_from(ALGORITHMS), st.integers(1, 9))
-def test_all_reduce_is_reduce_scatter_and_all_gather(data, algorithm, n):
-    counts = data.draw(chunk_counts("all_reduce", n))
-    kinds = ("reduce_scatter", "all_gather", "all_reduce")
-    scatter, gather, both = (cost(kind, algorithm, counts, 4) for kind in kinds)
-    assert (scatter.sent, scatter.received) == (gather.received, gather.sent)
-    assert (
-        tuple(map(sum, zip(scatter.sent, gather.sent, strict=True))) == both.sent == both.received
-    )
 
 
 @pytest.mark.parametrize("n", range(2, 10))
