@@ -172,18 +172,6 @@ def test_a_partition_is_judged_to_be_what_it_says(data):
         assert verdict.crossings == sum(a != b for a, b in pairwise(cut.place))
 
 
-@pytest.mark.parametrize("sends", [None, [3, 1, 4, 1, 5]])
-def test_every_split_has_the_bottleneck_that_counting_gives(sends):
-    costs, speeds, seen = [3, 1, 4, 1, 5, 9], [1, 2], set()
-    for bounds in contiguous_splits(6, 4):
-        groups = [range(a + 1, b + 1) for a, b in pairwise(bounds)]
-        times = stage_times(bounds, costs, speeds, sends or [0] * 5)
-        verdict = judge(groups, None, 2, costs, speeds, communication=sends, chunks=2)
-        assert (verdict.ok, verdict.bottleneck) == (True, max(times))
-        seen.add(verdict.bottleneck)
-    assert min(seen) == verdict.optimum < max(seen)
-
-
 def test_stages_devices_and_places_say_the_same():
     by_device, places = "1-3, 7-9 | 4-6, 10-12", [0, 0, 0, 1, 1, 1] * 2
     verdicts = [judge(a, 12, 2, chunks=2) for a in (DEALT, by_device, places)]
