@@ -1,16 +1,20 @@
-"""Programs of LeNet's step and of split convolutions: right and counted.
+"""Programs of layers and of LeNet's step: right, counted, and what closed forms say to the byte.
 
 Holds `tiledask.plan.program.making.lenet`, `tiledask.plan.program.making.convolutions` and
 `tiledask.plan.program.making.layer`.
 """
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import closed_layers as L
 
+import tiledask as td
+from tiledask.errors import ConfigError
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.rows import split_rows
 from tiledask.plan.inputs.recipes import load_recipe
@@ -79,3 +83,31 @@ def test_what_members_of_a_collective_send():
     assert moved_by(halo)[0][0].tolist() == [[0, 0, 4 * 4], [0, 0, 0], [2 * 16, 0, 0]]
     swap = Op("all_to_all", args=(("counts", (1, 2, 3, 4)), ("itemsize", 8)))
     assert moved_by(swap)[1] == [(16, 24, 1), (24, 16, 1)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("layer", ["mlp", "self_attention", "decoder_block"])
+def test_every_call_is_that_of_the_closed_form(layer, ranks):
+    heads = (10, 2, 4) if layer == "self_attention" else (8, 8, 4)
+    for sequence, fused, gated in product((False, True), repeat=3):
+        x = L.Stream(2, 7, 16, ranks, sequence)
+        plan = {
+            "mlp": L.swiglu_mlp(x, fused) if gated else L.mlp(x),
+            "self_attention": L.self_attention(x, *heads, fused),
+            "decoder_block": L.decoder_block(x, *heads, fused, gated, norm_bias=not gated),
+        }[layer]
+        wanted = {}
+        for call in plan.calls:
+            sent = wanted.setdefault(call.label, (call.kind, [0] * ranks))[1]
+            for member, nbytes in zip(call.members, call.cost(8).sent, strict=True):
+                sent[member] += nbytes
+        of = {"batch": 2, "tokens": 7, "width": 16, "heads": heads}
+        found = td.layer_calls(
+            layer, ranks=ranks, gated=gated, fused=fused, sequence=sequence, **of
+        )
+        assert {c.label: (c.kind, list(c.sent)) for c in found} == wanted
+
+
+def test_a_layer_that_is_none():
+    with pytest.raises(ConfigError, match=r"layers are decoder_block, .* got 'moe'"):
+        td.layer_calls("moe", ranks=2, batch=1, tokens=1, width=1)
