@@ -215,7 +215,7 @@ CUTS = [
         {
             "ask 34": ask(34, "crossings round robin"),
             "ask 36, 12 more": lambda voice: 12 + ask(36, "crossings round robin")(voice),
-            "nb 06": shown(6, "changes of device under round robin"),
+            "nb 06": shown(6, "crossings under round robin"),
         },
     ),
     Row(
