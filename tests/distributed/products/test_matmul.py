@@ -263,7 +263,7 @@ def idle(cluster):
 def blocks_held(cluster):
     """Per slot, the results in Dask's memory; anchors are empty and stay with their array."""
     return cluster.run(
-        lambda dask_worker: sum(not key.startswith("dependency-") for key in dask_worker.data)
+        lambda dask_worker: sum(not key.startswith("to_make_again-") for key in dask_worker.data)
     )
 
 
