@@ -191,7 +191,7 @@ def plan_cuts(problem: Problem, cuts: Cuts, slots: int, memory_limit: int) -> St
     (tm, tn), tiles = cuts.tile, _dealt(cuts.regions, slots)
     classes = problem.classes(tm, tn, min(cuts.panel, problem.extents[2]))
     ledger = Ledger.of(
-        Row(slot, name, ALWAYS, size)
+        Row(slot, name, ALWAYS if name in ("accumulator", "panels") else "product", size)
         for slot, mine in enumerate(tiles)
         for name, size in classes.items()
         if mine and size
