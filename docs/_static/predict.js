@@ -26,7 +26,7 @@ function size(word, unit) {
 // The number in "12,000,000 B", "3.5 TB", "2 x 4 kB", "234 ms", "27 %" or "3/11", in the unit.
 function number(text, unit) {
   const [, figures, word] = text.trim().match(FIGURES);
-  if (word.trim() && !figures.trim().endsWith(")") && /[\d)] *[-+−]/.test(figures)) return NaN;
+  if (word.trim() && /\d *[-+−]/.test(figures.replace(/\(.*\)/, "0"))) return NaN;
   const bare = figures.trim().replace(GROUPS, (group) => group.replace(/[, ]/g, ""));
   const sum = bare.replaceAll("−", "-").replace(/[×·x]/gi, "*").replaceAll("^", "**");
   if (!/^[-+\d.*/()e\s]+$/i.test(sum)) return NaN;
