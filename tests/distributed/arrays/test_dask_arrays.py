@@ -400,6 +400,7 @@ def test_what_cannot_change_hands(cluster, client):
 def test_what_another_client_persisted_is_taken_too(cluster):
     with Client(cluster.client.scheduler.address, set_as_default=False) as other:
         x = other.persist(da.ones((8, 8), chunks=4))
+        wait(x)  # two clients' messages reach the scheduler in any order
         made = from_dask(x + 1, td.Mesh(cluster, (2,)), (Shard(0),))
         np.testing.assert_array_equal(td.to_numpy(made), np.full((8, 8), 2.0))
 
