@@ -102,6 +102,7 @@ def test_a_function_that_asserts_is_the_judge_of_an_exercise():
         ("def sums(group):\n    return group.all_reduce(1 / 0)", "your line 2: ZeroDivisionErr"),
         ("def sums(group):\n    yield 1\n    assert 0, 'mine.'", "your line 3: mine."),
         ("def sums(group):\n    if group.rank:\n        group.barrier()", "your line 3: Coll"),
+        ("def sums(g):\n    def part():\n        1 / 0\n    part()", "your line 3: ZeroDivisionE"),
         ("def sums():\n    return 3", "TypeError: sums() takes 0 positional arguments but 1 was"),
     ],
 )
