@@ -18,6 +18,7 @@ from oracles.waiting import wait_until
 import tiledask as td
 from tiledask import Replicate, Shard
 from tiledask.distributed.cluster import counters
+from tiledask.distributed.cluster.counters import TO_MAKE_AGAIN
 from tiledask.distributed.cluster.tasks import slot_on
 from tiledask.distributed.products.rates import rates_of
 from tiledask.distributed.transport import blocks
@@ -263,7 +264,7 @@ def idle(cluster):
 def blocks_held(cluster):
     """Per slot, the results in Dask's memory; anchors are empty and stay with their array."""
     return cluster.run(
-        lambda dask_worker: sum(not key.startswith("to_make_again-") for key in dask_worker.data)
+        lambda dask_worker: sum(not key.startswith(f"{TO_MAKE_AGAIN}-") for key in dask_worker.data)
     )
 
 

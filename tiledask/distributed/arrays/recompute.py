@@ -19,6 +19,7 @@ import numpy as np
 from distributed import Future, Reschedule, Worker, get_client, get_worker
 
 from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.cluster.counters import TO_MAKE_AGAIN
 from tiledask.distributed.cluster.tasks import slot_of
 from tiledask.errors import DeadlineError
 from tiledask.plan.products.regions import Region, slices
@@ -40,7 +41,7 @@ _asked: dict[str, tuple[float, dict[Wanted, Future[Any]]]] = {}
 def anchors_of(cluster: Cluster, blocks: Sequence[Future[Any]]) -> list[Future[Any]]:
     """What keeps Dask able to make each of ``blocks`` again."""
     held = {slot_of(block): (block,) for block in blocks}
-    return cluster.submit_all(_anchor, held, name="to_make_again", beside=True)
+    return cluster.submit_all(_anchor, held, name=TO_MAKE_AGAIN, beside=True)
 
 
 def _anchor(block: Any) -> None:

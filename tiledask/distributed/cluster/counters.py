@@ -18,7 +18,10 @@ from tiledask.errors import DeadlineError
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.products.traffic import Traffic
 
-__all__ = ["Call", "Counted", "Load", "Transfer", "counting", "measuring_load"]
+__all__ = ["TO_MAKE_AGAIN", "Call", "Counted", "Load", "Transfer", "counting", "measuring_load"]
+
+TO_MAKE_AGAIN = "to_make_again"
+"""Name of tasks without a result, which only say what depends on what: they are not counted."""
 
 ANSWER = 20.0
 """Seconds that the workers have to say what they counted, once the work is done."""
@@ -171,8 +174,8 @@ async def _report(token: str, backend: str, last: Sequence[Call], dask_worker: A
     """What came in since the mark, and the peak. A restarted worker has a new log and no mark."""
     came, peak = [], host_memory.peak_bytes(backend)
     for entry in list(dask_worker.transfer_incoming_log)[_marks.pop(token, 0) :]:
-        # these are empty, and only say what depends on what
-        sizes = {key: n for key, n in entry["keys"].items() if not key.startswith("to_make_again-")}
+        keys = entry["keys"].items()
+        sizes = {key: n for key, n in keys if not key.startswith(f"{TO_MAKE_AGAIN}-")}
         came.append((entry["who"], sizes, entry["start"], entry["stop"]))
     return _Report(dask_worker.address, peak, came, await _called(last, dask_worker))
 

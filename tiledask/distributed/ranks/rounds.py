@@ -172,6 +172,7 @@ def reduction(
     sums = sums_of(dtype, op, wide)
     # partial sums that go straight to where they are added are as exact in their own type
     travel = dtype if algorithm == "direct" else sums
+    # how many of the first rounds add: all of a reduction, the first half of an all_reduce
     adds = sum(any(m.adds for m in moves) for moves in rounds(kind, algorithm, len(counts)))
     mine = rank_rounds(kind, algorithm, len(counts), me, root, counts)
     chunks = tuple(slice(*ends) for ends in pairwise(ends_of(counts)))
