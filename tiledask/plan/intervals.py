@@ -1,4 +1,7 @@
-"""What is cut evenly, and where parts begin and end: 0 1 2 | 3 4 5 | 6 7 | 8 9 is 10 over 4."""
+"""What is cut evenly, and where parts begin and end: whoever shares out indices does it by this.
+
+10 over 4     0 1 2 | 3 4 5 | 6 7 | 8 9       the first get one more, as of numpy.array_split
+"""
 
 from collections.abc import Iterable
 from functools import lru_cache

@@ -1,5 +1,9 @@
 """What a whole number is: the one check of every count, extent, step and seed that is given.
 
+whole_number    the value as an int, or an error with the rule, the value and a way out
+is_whole        whether a value is one, where a message is about more than the number
+whole_rule      the words of the rule
+
 Python's and NumPy's integers are whole numbers. True is none, 2.0 is none, and neither is "4".
 """
 
@@ -26,8 +30,15 @@ def whole_number(
     error: type[Exception] = ConfigError,
 ) -> int:
     """``value`` as an int; ``error`` for what is no whole number from ``least`` to ``most``.
+
     ``of``: what is counted. ``way_out``: what to do where there are more than ``most``.
 
+    >>> whole_number("steps", 4, 0)
+    4
+    >>> whole_number("steps", 2.5, 0)
+    Traceback (most recent call last):
+        ...
+    tiledask.errors.ConfigError: steps must be a whole number of 0 or more, got 2.5
     >>> whole_number("dp", "4", 1)
     Traceback (most recent call last):
         ...

@@ -1,4 +1,8 @@
-"""What is wrong with a plan, and what would be better: every line with its numbers."""
+"""What is wrong with a plan, and what would be better: every line with its numbers.
+
+a layout  ->  fits? balanced? how much is waiting, and for what?      each Judged
+          ->  one change at a time, costed: memory and seconds   ->   the advice, best first
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields

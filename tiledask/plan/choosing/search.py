@@ -1,4 +1,9 @@
-"""Every layout of a cluster, pruned by memory, ranked by time."""
+"""Every layout of a cluster, pruned by memory, ranked by time.
+
+dp x tp x pp x cp = devices          peaks              times
+      x ep x micro-batch    ------>  more than a  --->  of those that fit,  --->  fastest first
+      x chunks x ZeRO x ...          device has?        all at once
+"""
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,9 @@
-"""Which constraint binds: the best plan again, with one limit of the cluster relaxed at a time."""
+"""Which constraint binds: the best plan again, with one limit of the cluster relaxed at a time.
+
+best plan now                    48.0 s
+memory x 2          48.0 -> 45.1 s    1.06 x faster
+between nodes x 2   48.0 -> 47.9 s    1.00 x
+"""
 
 import math
 from dataclasses import dataclass, replace

@@ -1,7 +1,8 @@
 """What a collective moves, counted from its moves: bytes and messages of every rank.
 
 A message without an element is not sent where every rank knows that there is none: in reductions,
-to which all bring arrays of one shape.
+to which all bring arrays of one shape. Of 1 element in an all_reduce of 4 ranks only one chunk
+has any, and 6 messages are left of 24.
 """
 
 from collections.abc import Iterator, Sequence

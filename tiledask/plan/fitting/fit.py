@@ -1,4 +1,9 @@
-"""Does it fit? A verdict, what decides it, and the smallest change that makes it fit."""
+"""Does it fit? A verdict, what decides it, and the smallest change that makes it fit.
+
+0 .... estimate .... + CUDA context ........ + whole overhead     capacity right of all: "fits"
+                                                                  between the last two:  "tight"
+                                                                  left of the context:   "no"
+"""
 
 import re
 from collections import Counter

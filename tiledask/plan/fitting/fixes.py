@@ -1,4 +1,12 @@
-"""What makes a layout fit: the nearest change, and the fewest devices, every layout to the byte."""
+"""What makes a layout fit: the nearest change, and the fewest devices, every layout to the byte.
+
+fields changed  1        2            3                        the first column where one fits: of
+              zero 2   tp 8, pp 4   tp 8, pp 10, dp 2  ...  -> these the batch kept, then the least
+              pp 4     tp 8, dp 2   ...                        seconds of a sequence
+
+tp x pp x cp x ep x ZeRO x recompute x ...  ->  each with the smallest dp that fits  ->  the fewest
+                                                (bisection, all layouts at once)
+"""
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress

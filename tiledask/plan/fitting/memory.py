@@ -1,6 +1,10 @@
 """Bytes on every pipeline stage: a ledger row per tensor class and moment.
 
-peak = always + the fullest moment: forward, loss, backward or optimizer step
+             always                    forward      loss         backward        optimizer step
+stage s   weights, gradients,       activations  activations  activations      (activations
+          master weights, momentum,              logits       + one layer's     are gone)
+          variance                                            gradients
+peak = always + the fullest moment
 """
 
 import re
@@ -126,13 +130,20 @@ def estimate_memory(
     ``model`` may be a name, as `load_model` reads it. States follow the recipe and ZeRO
     (Rajbhandari et al. 2020, Table 1), activations Korthikanti et al. 2022 (Table 2) times the
     micro-batches in flight. Beside these stand the logits, the gradients of one layer's
-    activations, what ZeRO and sequence parallelism gather for one layer, and what the recipe works
-    with; not what the driver, the libraries and the allocator take: see ``fits``. A recipe without
-    gradients is one forward pass, beside the keys and values of ``cached`` tokens, of all sequences
-    that a copy serves. ``framework``: a name in data/calibration/framework (default: the one that
-    the recipe is written after, else nobody's own).
+    activations during its backward (an upper bound: all of them at once), what ZeRO and sequence
+    parallelism gather for one layer, and what the recipe works with. A recipe without gradients is
+    one forward pass, the tensors of one layer at a time, beside the keys and values of ``cached``
+    tokens: those of all sequences that a copy serves, in all layers, as if none forgot what has
+    left a sliding window. Not in here:
+    what the driver, the libraries and the allocator take; see ``fits``. ``framework``, a name in
+    data/calibration/framework, says what the loss and the inputs of FP8 products and adapters hold
+    (default: the one that the recipe is written after, else nobody's own).
 
-    >>> estimate_memory("gpt-200b", Layout(tp=8, pp=10, recompute="full"))
+    A tensor parallelism that the heads do not allow, or an expert parallelism that the
+    experts do not, is a ConfigError, more stages than layers a PartitionError.
+
+    >>> from tiledask.plan.inputs.load import load_model
+    >>> estimate_memory(load_model("gpt-200b"), Layout(tp=8, pp=10, recompute="full"))
     MemoryEstimate(gpt-200b, dp=1 tp=8 pp=10 recompute=full, mixed-adam-16, sequence 2048: peak 42.9 GB per device)
     """  # noqa: E501
     model, recipe = as_model(model), load_recipe(recipe)

@@ -1,5 +1,8 @@
 """Every term of the memory, once: tensor class and moment, bytes, formula and source.
 
+every stage of one layout     Python integers, exact however large     ->  rows of its ledger
+one stage of many layouts     columns of 64 bits                       ->  peaks, for a search
+
 one stage's devices      dp x cp copies                dense weights: shards over dp x cp
                          = ep expert groups            experts: 1/ep of them on each device,
                            x dp x cp / ep copies       their shards over dp x cp / ep

@@ -1,6 +1,9 @@
 """Peaks of many layouts at once: layouts as columns of numbers, and the ledger's arithmetic.
 
-What depends on few fields is costed once for each combination of them that occurs.
+layouts x 1  ->  combinations of (tp, cp, ...) that occur, each costed once  ->  layouts x 1
+
+What depends on few fields (a layer's tensors on tp, cp, ...) is costed by the ledger's own
+functions, once for each combination that occurs; the rest is arithmetic over columns.
 """
 
 from collections.abc import Callable, Iterable

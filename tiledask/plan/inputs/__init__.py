@@ -1,5 +1,11 @@
-"""What a plan starts from: a model and its weights, a cluster, a recipe, a layout.
+"""What a plan starts from: a model, its weights, a cluster, a recipe, a layout.
 
-load.py reads models and clusters by name, size or file, hf_config.py a Hugging Face config.json (a
-family is a row of data/families.json); run.py says which of all go together.
+load.py         a model and a cluster, by shipped name, by its size or from a file
+model.py        a model as a list of weights: its fields, and the rules that they obey
+  weights.py      the weights of a layer, one matrix, bias or norm at a time
+  hf_config.py    a Hugging Face config.json as a model: a family is a row of data/families.json
+hardware.py     devices, links and clusters
+recipes.py      bytes per parameter, and which of them ZeRO shards
+layout.py       degrees of parallelism, micro-batches, schedule
+run.py          a model, a layout and a sequence that can go together
 """

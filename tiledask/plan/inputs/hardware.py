@@ -152,11 +152,12 @@ def load_cluster(spec: str | os.PathLike[str]) -> ClusterSpec:
     Of devices known by their memory alone, "80x40GB", speed and links are assumed to be those of
     the shipped device that has it, or of the nearest, as ``assumed`` says; they have that memory
     to the byte, and nothing beyond it.
-    A file holds ``devices`` (their number) and ``device``: a shipped name or an object like those
-    in data/hardware; all else in it replaces the device's own: ``devices_per_node``,
-    ``within_node``, ``between_nodes``, ``host_bytes``, ``nvme_bytes``. A link has a ``name``,
-    ``bytes_per_second`` of one device in one direction, and may have ``latency`` (seconds, LATENCY
-    if absent) and ``share`` (of the bandwidth that collectives reach, SHARE if absent).
+    A file holds ``devices`` (their number) and ``device``: a shipped name or an object
+    like those in data/hardware; all else in it replaces the device's own: ``devices_per_node``,
+    ``within_node``, ``between_nodes``, or ``host_bytes`` and ``nvme_bytes``, the memory and the
+    disks of a node for what is offloaded. A link has a ``name``, ``bytes_per_second`` of
+    one device in one direction, and may have ``latency`` (seconds, LATENCY if absent) and
+    ``share`` (the part of the bandwidth that collectives reach, SHARE if absent).
 
     >>> str(load_cluster("8xH100"))
     '8 x H100 (80 GB each)'

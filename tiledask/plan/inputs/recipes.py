@@ -205,7 +205,8 @@ def offload(
     """``recipe`` with some of its ``states`` in the memory of the node's host, ``to="cpu"``, or on
     its disks, "nvme"; "weights" need ZeRO-3, which brings them a layer at a time.
 
-    ``states``: names of what it keeps, by default all that its optimizer does.
+    ``states``: names of what it keeps, by default all that its optimizer does. Its name then says
+    what lies where.
 
     Source: Ren et al. 2021, ZeRO-Offload, arXiv:2101.06840; Rajbhandari et al. 2021, ZeRO-Infinity,
     arXiv:2104.07857.

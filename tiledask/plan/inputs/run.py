@@ -59,7 +59,14 @@ def caches(recipe: Recipe, cached: int) -> Recipe:
 
 
 def precision_of(device: Device, recipe: Recipe, width: int = 0) -> str:
-    """The precision of ``device`` for products of ``recipe``, or of numbers of ``width`` bytes."""
+    """The precision of ``device`` that the products of ``recipe`` run in, or numbers of ``width``
+    bytes; ConfigError where it has none.
+
+    >>> from tiledask.plan.inputs.hardware import load_device
+    >>> from tiledask.plan.inputs.recipes import load_recipe
+    >>> [precision_of(load_device(name), load_recipe("mixed-adam-16")) for name in ("H100", "T4")]
+    ['bf16', 'fp16']
+    """
     width = width or recipe.operand_bytes
     order = {4: ("tf32", "fp32"), 2: ("bf16", "fp16"), 1: ("fp8",)}.get(width, ())
     peaks = dict(device.peak_flops)

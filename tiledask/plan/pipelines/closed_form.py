@@ -1,5 +1,7 @@
-"""What pencil and paper say of p devices, m micro-batches, v chunks per device; F, B and c the
-seconds of a stage's forward and backward, and between two stages. Two shares are in use:
+"""What pencil and paper say about pipelines: bubbles and bounds.
+
+p devices, m micro-batches, v chunks per device, F and B the seconds of a stage's forward and
+full backward, c the seconds between two stages. Two shares are in use; they are not the same:
   fraction   idle / (devices x makespan)   of all device-time
   overhead   idle / busy                   over the ideal
 """

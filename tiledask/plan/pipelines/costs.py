@@ -1,5 +1,8 @@
-"""How long all in a schedule takes, and when it is: an action starts when the one before it on its
-device has ended and each result that it needs is there, with the way that it has."""
+"""How long everything in a schedule takes, and when it happens.
+
+start(a)       max( end of the action before a on its device,
+                    end of each result a needs  [+ its way, if it comes from another device] )
+"""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

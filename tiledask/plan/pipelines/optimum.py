@@ -5,7 +5,8 @@ Every action is an interval on its device's line, where none may overlap:
     rank 0     [F0][F1]      [B0][B1]
     rank 1         [F0][B0][F1][B1]       minimise the last end
 
-subject to the data (each result, and its way, before who needs it) and to memory.
+subject to the data (each result, and its way, before who needs it) and to memory: from the start
+of its F to the end of its B or W an activation takes one of ``memory_limit`` places.
 """
 
 from collections.abc import Sequence

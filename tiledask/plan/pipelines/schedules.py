@@ -1,11 +1,14 @@
 """The table of schedules by name, and the one function that makes any of them.
 
-Most are in rounds: some forwards to warm up, then a forward and a backward in turns. 1F1B, 3
-stages, 4 micro-batches, and ZB-H1, which splits the backward in I and W:
+Most are in rounds, a row of numbers: some forwards to warm up, then a forward and a backward in
+turns. 1F1B, 3 stages, 4 micro-batches, and ZB-H1, which splits the backward in I and W:
 
     rank 0     F0 F1 F2 B0 F3 B1 B2 B3         F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3
     rank 1     F0 F1 B0 F2 B1 F3 B2 B3         F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3
     rank 2     F0 B0 F1 B1 F2 B2 F3 B3         F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
+
+I, the gradient of the input, is what the stage before waits for; W, the gradient of the weights,
+nobody waits for: it comes as many turns late as there are stages before.
 """
 
 import inspect
@@ -135,15 +138,18 @@ def layout_schedule(name: str, stages: int, microbatches: int, devices: int) -> 
 def schedule(
     name: str, stages: int, microbatches: int, *, forward_only: bool = False, **options: Any
 ) -> Schedule:
-    """The schedule called ``name`` (see :data:`schedules`), or by PyTorch, "Interleaved1F1B";
-    the orders are PyTorch's, but for the backwards of "LoopedBFS".
+    """The schedule called ``name`` (see :data:`schedules`), for any number of each.
+
+    PyTorch's names are taken too, as "Interleaved1F1B"; the orders are PyTorch's, but for the
+    backwards of "LoopedBFS", which it does from the last micro-batch to the first.
 
     ``stages`` counts all stages of the model. "interleaved", "looped-bfs" and "interleaved-zb" put
     several on a device and need ``devices=``; "zb-v", "v-half", "v-min" and "dualpipev" put two on
     each. "zb-auto" is made for the seconds ``forward``, ``backward_input``, ``backward_weight`` and
     ``latency`` within a ``memory_limit``. ``forward_only`` leaves the backwards out.
     Raises ScheduleError for an unknown name or option, a count below 1, stages that do not
-    divide over the devices, and a forward-only "naive" of several micro-batches, which is GPipe's.
+    divide over the devices, and a forward-only "naive" with several micro-batches, which as
+    an order of actions is GPipe's.
 
     >>> print(schedule("1f1b", stages=2, microbatches=3).to_text())
     0F0,0F1,0B0,0F2,0B1,0B2

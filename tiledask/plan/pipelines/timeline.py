@@ -50,7 +50,12 @@ COLUMNS = ("device", "kind", "stage", "microbatch", "start", "end")
 @dataclass(frozen=True, eq=False, repr=False)
 class IdleTime:
     """Pieces of idle time in flat columns. On each device they are apart, in the order of their
-    starts, and with its compute spans they make up the makespan."""
+    starts, and with its compute spans they make up the makespan.
+
+    >>> from tiledask.plan.pipelines.simulate import simulate
+    >>> simulate("gpipe", 2, 2).idle_time
+    IdleTime(2 devices, 6 s: not yet filled 1 s, waits for other stages 3 s, draining 2 s)
+    """
 
     devices: int
     device: np.ndarray

@@ -29,8 +29,12 @@ __all__ = ["chimera", "dualpipe", "dualpipev", "in_blocks", "zb_v"]
 
 
 def zb_v(stages: int, microbatches: int) -> Schedule:
-    """ZB-V: no bubble within a device's span, in the memory of 1F1B (arXiv 2401.10241, section 6):
-    (p-1) F + m (time of both chunks) if F, I and W take equally long and m >= 2p - 1."""
+    """ZB-V: no bubble within a device's span, in the memory of 1F1B (arXiv 2401.10241, section 6).
+
+    When F, I and W of a chunk take equally long and m >= 2p - 1, the makespan is the least there
+    is: (p-1) F + m (time of both chunks). A device keeps at most 2p chunk activations, each half
+    of a 1F1B stage's. Raises ScheduleError for an odd number of stages.
+    """
     places, p = _v_places(stages), stages // 2
     n = max(microbatches, 2 * p - 1)  # as PyTorch: with fewer, those beyond m are left out
 
@@ -51,9 +55,13 @@ def zb_v(stages: int, microbatches: int) -> Schedule:
 
 
 def dualpipe(stages: int, microbatches: int) -> Schedule:
-    """DualPipe: a stage and its mirror image on each device (DeepSeek-V3, arXiv 2412.19437, figure
-    5), as DeepSeek's for an even m of at least 2p. In their table (F&B the seconds of a pair) a
-    device idles (p/2 - 1)(F&B + B - 3W), and keeps at most p + 1 activations."""
+    """DualPipe: one stage and its mirror image on each device, so that all weights are there twice
+    (DeepSeek-V3, arXiv 2412.19437, figure 5).
+
+    As DeepSeek's for an even m of at least 2p. A device keeps at most p + 1 activations. In
+    the README's table (F&B the seconds of a pair, B of a full backward) a device idles
+    (p/2 - 1)(F&B + B - 3W). Raises ScheduleError for an odd number of stages.
+    """
     if stages % 2:
         raise ScheduleError(
             f"two directions meet in the middle, and {stages} devices have none; use {stages + 1} "

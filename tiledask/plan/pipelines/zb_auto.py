@@ -32,10 +32,17 @@ def zb_auto(
     allows, then F and I in turns, with W in the gaps and where memory needs it. Of three choices it
     leaves open all combinations are tried, for the shortest span.
 
-    ``activation`` is the memory that F takes, in any unit (the paper's M_B), ``weight_part`` what
-    of it is kept from I to W (M_W), and ``memory_limit`` the most of a device: by default stages *
-    activation, as of 1F1B (ZB-1p); twice that gives ZB-2p. Raises ScheduleError if not even one
-    micro-batch fits, or for a wrong number of times.
+    forward, backward_input, backward_weight   seconds of F, I and W
+    latency        seconds from one stage to the next
+    activation     memory that F takes, in any unit (the paper's M_B)
+    weight_part    what of it is kept from I to W (the paper's M_W)
+    memory_limit   most memory of a device, same unit. Default: stages * activation, which is
+                   what 1F1B takes (ZB-1p); twice that gives ZB-2p.
+
+    Raises ScheduleError if not even one micro-batch fits, or for a wrong number of times.
+
+    >>> zb_auto(4, 8)
+    Schedule(zb-auto: 4 stages on 4 devices, 8 micro-batches, 96 actions)
     """
     limit = stages * activation if memory_limit is None else memory_limit
     if not weight_part <= activation <= limit:

@@ -1,8 +1,18 @@
 """How an array lies on a mesh of ranks: one placement per mesh axis, and who owns which block.
 
-The words are those of PyTorch's DTensor. With (Shard(0), Shard(1)) rank (i, j) of a mesh holds rows
-I_i and columns J_j, cut as by array_split. What is not even are Shards: the kv heads of 10 query
-heads over 5 ranks, or gate | up side by side, each rank with its part of both.
+A mesh (2, 2) with (Shard(0), Shard(1)), the words of PyTorch's DTensor:
+
+              mesh axis 1
+               0    1             rank (i, j) holds rows   I_i  (array_split of dim 0 over axis 0)
+    axis 0  0 [00] [01]                       and columns  J_j  (array_split of dim 1 over axis 1)
+            1 [10] [11]
+
+Who holds which indices of one dimension, if that is not even, are Shards:
+
+                    rank 0   rank 1   rank 2   rank 3
+even(10, 4)         0 1 2    3 4 5    6 7      8 9
+side by side        gate 0 1 2 | up 0 1 2, ...            each rank has its part of both
+10 heads over 5     kv 0 1   1 2      3        4          kv head 1 is on ranks 0 and 1
 """
 
 from collections.abc import Iterator, Sequence

@@ -13,14 +13,21 @@ fetches what that part needs of A and B from wherever it lies, and adds up what 
 A is [..., k]: any number of leading dimensions (tokens, batches), none for a vector. B is [k, n],
 or a vector [k]. The plan alone says what moves; the same plan is executed.
 
-summa    C stays; panels of A and B pass by, the same one at every rank at a time (van de Geijn and
-         Watts, 1997)
-cannon   C stays; rank (i, j) begins i + j blocks further, so that on a square grid no block has two
-         readers at a time; blocks are read from their owners, not passed on (Cannon, 1969)
-2.5d     a grid (p, q, c): each of c layers works like SUMMA on its share of k, and the partial sums
-         are summed by a reduce-scatter along the last axis (Solomonik and Demmel, 2011)
+summa    C stays; panels of A and B pass by, the same one at every rank at a time. On a p x q grid,
+         with A, B and C all (Shard(0), Shard(1)), each rank receives (q-1)/q of a row of A and
+         (p-1)/p of a column of B (van de Geijn and Watts, "SUMMA", 1997)
+cannon   C stays; on a square grid no block has two readers at a time: rank (i, j) begins i + j
+         blocks further. Blocks are read from their owners, not passed on, so there is no first
+         skew to move. On a p x q grid k is cut where A's and B's blocks end, and some blocks have
+         two readers (Cannon, "A cellular computer to implement the Kalman filter algorithm", 1969)
+2.5d     a grid (p, q, c): each of c layers works like SUMMA on its share of k, a c-th of every
+         block, and the partial sums are summed by a reduce-scatter along the last axis. Costs least
+         if A and B are (Shard(0), Shard(1), Replicate()) (Solomonik and Demmel,
+         "Communication-optimal parallel 2.5D matrix multiplication and LU factorization
+         algorithms", 2011)
 3d       a grid (p, q, r): rank (i, j, l) takes an r-th of every block of A[I_i, K] and B[K, J_j],
-         and r partial sums of each block of C are summed (Agarwal et al., 1995)
+         and r partial sums of each block of C are summed. The fewest bytes where memory allows
+         (Agarwal et al., "A three-dimensional approach to parallel matrix multiplication", 1995)
 """
 
 from collections.abc import Iterable, Iterator, Mapping

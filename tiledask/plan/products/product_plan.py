@@ -1,7 +1,10 @@
-"""What every rank of a product multiplies, reads and sums: the panels that are executed.
+"""What every rank of a product multiplies, reads and sums, known before anything runs.
 
-rank 3    A[rows, 0:512] from 2, B[0:512, columns] from 1;  C += their product       panel 0
-          C's partial sums of its part from 3, 7                                      sum
+    rank 3    A[rows, 0:512] from 2, B[0:512, columns] from 1;  C += their product       panel 0
+              A[rows, 512:...                                                             panel 1
+              C's partial sums of its part from 3, 7                                      sum
+
+The same panels predict the traffic and are executed.
 """
 
 from dataclasses import dataclass

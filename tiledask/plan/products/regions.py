@@ -1,6 +1,9 @@
 """Regions of arrays: which indices somebody holds, wants or writes.
 
-A block of ((0, 8), (0, 6)) is ((4, 8), (0, 3)): one (start, stop) per dimension.
+whole array   ((0, 8), (0, 6))       one (start, stop) per dimension
+a block       ((4, 8), (0, 3))
+what is wanted of it, as the block counts:  ends_within(((4, 6), (1, 3)), block)
+several blocks        TensorSlice      what a rank holds, one behind the other in its own array
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,9 @@
-"""Bytes and messages between ranks; and which pieces of blocks must move, planned and executed."""
+"""Bytes and messages between ranks, predicted or counted; and which pieces of blocks must move,
+from the placements alone.
+
+The same list of pieces predicts the traffic and is executed, so the two can only differ
+if the cluster moves something else.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -111,8 +116,16 @@ class Piece:
 
 
 def fetch(tiling: Tiling, rank: int, wanted: Region, keep: tuple[int, ...] = ()) -> list[Piece]:
-    """The pieces of ``wanted`` for a rank, in the order of the ranks that hold them: along copies
-    those of its own row or column, along partial sums all, or its own along axes of ``keep``."""
+    """The pieces of ``wanted`` for a rank, in the order of the ranks that hold them.
+
+    From replicated axes the rank's own row or column is asked, so what is at hand is used first.
+    From partial axes every partial sum is asked, except on those in ``keep``, where the rank goes
+    on with its own. Empty pieces are left out.
+
+    >>> t = Tiling((8, 8), (2, 4), (Shard(0), Shard(1)))
+    >>> [(p.source, p.region) for p in fetch(t, 6, ((4, 8), (3, 5)))]
+    [(5, ((4, 8), (3, 4))), (6, ((4, 8), (4, 5)))]
+    """
     found = [(0, tuple((0, n) for n in tiling.shape))]
     for axis, (size, i) in enumerate(zip(tiling.mesh, tiling.coordinates[rank], strict=True)):
         placement, before, found = tiling.placements[axis], found, []

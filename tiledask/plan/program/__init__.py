@@ -1,8 +1,8 @@
 """Programs: ops per rank, made from shapes alone, and what reads them.
 
 ops.py       the nouns: ops, blocks, roles, orders
-program.py   a program: these and its readers; as text that people read
+program.py   a program: these and its readers; as text that people read, and back
+making/      programs of schedules, layers, trainings, LeNet
 walk.py      what is wrong
 count.py     bytes and messages between ranks; what each rank calls, in order, and what it holds
-making/      programs of schedules, layers, trainings, LeNet: each module says what it makes
 """

@@ -1,7 +1,12 @@
-"""The readers that count: bytes and messages between ranks; what each rank calls; what it holds.
+"""The readers that count: bytes and messages between ranks, what each rank calls, in order, and
+what it holds, op by op.
 
-x1 kept0 = do forward    + x1 + kept0    a buffer is there from the op that writes it
-send x1 to 1             - x1            to the end of the last that reads it
+0F0   embedding/forward, layer 0/attention/wo/forward, ..., send          block by block, each
+0B0   recv, layer 0/mlp/w_1/backward, ..., layer 0/gradients (ZeRO 2, 3)  with its micro-batch
+update   embedding/gradients, ..., embedding/weights (ZeRO 1, 2)
+
+x1 kept0 = do forward      + x1 + kept0       a buffer is there from the op that writes it to the
+send x1 to 1               - x1               end of the last that reads it
 """
 
 from collections import Counter

@@ -1,7 +1,8 @@
 """Layers onto devices: the best contiguous split, every split there is, and a judge of answers.
 
-layers   1  2  3  4  5  6 | 7  8  9 10 11 12 |13 14 15 16 17 18
-bounds   0                  6                 12                 18
+layers   1  2  3  4  5  6 | 7  8  9 10 11 12 |13 14 15 16 17 18 |19 20 21 22 23 24
+device        0           |        1         |        2         |        3
+bounds   0                  6                 12                 18                24
 """
 
 import math
@@ -100,8 +101,8 @@ def partition(
                    them; a stage takes the cost of its layers / the speed of its device
     memory         bytes of each layer; capacity: bytes of every device, or one per device
     communication  time (cost / speed) to send the activations between two layers if they are
-                   cut apart: one number, or one for each of the len(costs) - 1 places; a single
-                   device sends nothing
+                   cut apart: one number, or one for each of the len(costs) - 1 places. A stage
+                   sends after its last layer; the last stage and a single device send nothing.
     chunks         stages per device: ``stages`` counts all of them, stage s is on device
                    s mod (stages / chunks), and the stages of one device share its capacity
 
@@ -113,6 +114,10 @@ def partition(
     Partition([1-6][7-12][13-18][19-24], bottleneck 6)
     >>> partition([0.5] + 22 * [1] + [2], stages=4).times  # embedding, 22 layers, head
     (6.5, 6.0, 6.0, 6.0)
+    >>> partition([4, 1, 1, 4], stages=2, communication=[0, 3, 0]).sizes
+    (3, 1)
+    >>> partition([1.0] * 8, stages=4, chunks=2).place
+    (0, 0, 1, 1, 0, 0, 1, 1)
     """
     chunks, stages = count(chunks, "chunks"), count(stages, "stages")
     costs = layer_costs(costs)

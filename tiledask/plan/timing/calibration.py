@@ -4,6 +4,10 @@ data/calibration/device/h100.json          share of the peak in products, of the
                  kernel/cudnn.json         share of the peak in the attention core, by device
                  framework/megatron-2025   what of each collective is waited for, the host, the
                                            loss, what it holds in memory
+
+Whose numbers, of seconds and of memory: the calibration's that is given, or the framework's that
+is named; else the one's that the recipe is written after; if it is after none, the device's usual
+program's. Where no device is named, memory is nobody's own: what the arithmetic says.
 """
 
 import json
@@ -221,12 +225,13 @@ def calibration_of(
     framework: str | None = None,
     mixture: bool = False,
 ) -> Calibration:
-    """The numbers that a run on ``device`` is estimated with; ``why`` says whose they are.
+    """The numbers that a run on ``device`` is estimated with.
 
     ``calibration``: one that was made (`tiledask.calibrate`), or the path of a saved one.
     ``framework``: a name in data/calibration/framework; by default the one that the recipe is
-    written after, else the one that the device was calibrated with. ConfigError for a recipe that
-    casts to a width that ``device`` has no units for.
+    written after, else the one that the device was calibrated with; ``why`` says which it is.
+    The one rule of seconds and memory. ConfigError for a recipe that casts to a width that
+    ``device`` has no units for.
 
     >>> from tiledask.plan.inputs.hardware import load_device
     >>> from tiledask.plan.inputs.recipes import load_recipe

@@ -105,8 +105,11 @@ def p2p(moved: Values, size: Values, stride: Values, cluster: ClusterSpec) -> Va
 
 def zero_passes(zero: Values, microbatches: Values = 1) -> tuple[Values, Values]:
     """(of gradients, of weights): how often a step of a stage of ZeRO moves all of them through a
-    ring: an all-reduce twice. From ZeRO-2 on the gradients are summed, and in ZeRO-3 the weights
-    gathered twice, for every micro-batch (Rajbhandari et al. 2020, arXiv:1910.02054, section 7).
+    ring, numbers or columns. Each time every rank sends (n-1)/n of the bytes, in a reduce-scatter
+    or an all-gather; an all-reduce is one of each.
+
+    From ZeRO-2 on the gradients are summed, and in ZeRO-3 the weights gathered twice, for every
+    micro-batch (Rajbhandari et al. 2020, arXiv:1910.02054, section 7).
 
     >>> [tuple(map(int, zero_passes(zero, microbatches=8))) for zero in range(4)]
     [(2, 0), (1, 1), (8, 1), (8, 16)]

@@ -75,8 +75,9 @@ def gemm_seconds(
 
 
 def halvings(*sizes: Values) -> Values:
-    """How often 32 is halved until it divides all ``sizes``: rows that begin on no such border
-    are read in smaller pieces (Anthony et al. 2024, arXiv:2401.14489, section 3).
+    """How often 32 is halved until it divides all ``sizes``: rows that do not begin on a border
+    of so many numbers are read in smaller pieces (NVIDIA, Matrix Multiplication Background User's
+    Guide, section 2.2; Anthony et al. 2024, arXiv:2401.14489, section 3).
 
     >>> [int(halvings(14400, columns)) for columns in (4096, 7200, 1800, 150)]
     [0, 0, 2, 4]

@@ -165,13 +165,16 @@ def calibrate(
 
 
 def pipeline_seconds(layout: Layout, forward: list[float], backward: list[float]) -> float:
-    """Seconds from the first forward to the last backward pass.
+    """Seconds from the first forward to the last backward pass, by simulation: of 1F1B until its
+    rounds repeat themselves.
 
     ``forward``, ``backward``: seconds of a micro-batch in each chunk, in model order. For p
     equal stages of v chunks in 1F1B it is (m + (p-1)/v) micro-batches.
 
     >>> pipeline_seconds(Layout(pp=4, microbatches=8), [1.0] * 4, [2.0] * 4)
     33.0
+    >>> pipeline_seconds(Layout(pp=4, microbatches=8, schedule="zb-h1"), [1.0] * 4, [2.0] * 4)
+    27.0
     """
     name, m, chunks = layout.schedule, layout.microbatches, layout.chunks
     if name in ("naive", "gpipe"):

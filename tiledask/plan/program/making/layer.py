@@ -9,7 +9,8 @@ What a tensor-parallel layer calls is counted from it:
 by columns       -            | all_gather x       all_reduce dx | reduce_scatter dx
 by rows          all_reduce y | reduce_scatter y   -             | all_gather dy
 
-Behind a bar: where tokens are sharded between layers (Korthikanti et al., arXiv:2205.05198).
+Behind a bar stands the form in which tokens are sharded between layers. An all_reduce is a
+reduce_scatter and an all_gather (Korthikanti et al., arXiv:2205.05198): both move the same bytes.
 """
 
 from functools import lru_cache

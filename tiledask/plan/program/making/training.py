@@ -1,13 +1,14 @@
 """The programs of a training of a decoder over a (dp, tp, pp) mesh: made from shapes alone.
 
-rank 0: begin.0 0F.0 0F.1 0B.0 0B.1 update.0
-rank 1: begin.0 1F.0 1B.0 1F.1 1B.1 update.0
+    rank 0: begin.0 0F.0 0F.1 0B.0 0B.1 update.0
+    rank 1: begin.0 1F.0 1B.0 1F.1 1B.1 update.0
 
-F(s)     x of the stage before, its units' layers, x of the next or the loss
-B(s)     the rules of their tape, from the last to the first: I and W where backwards are split
-begin    gradients are cleared         update   sums over the copies, norm, optimizer's step
-end      after the last step: what was sharded is whole again, is written, and is brought
+    F(s)     x of the stage before, its units' layers, x of the next or the loss
+    B(s)     the rules of their tape, from the last to the first: I and W where backwards are split
+    begin    gradients are cleared         update   sums over the copies, norm, optimizer's step
+    end      after the last step: what was sharded is whole again, is written, and is brought
 
+Ranks whose blocks have equal shapes share a role: made once, whatever the mesh.
 """
 
 from collections.abc import Iterator, Sequence
