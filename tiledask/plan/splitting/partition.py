@@ -9,9 +9,9 @@ import math
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property, partial
+from functools import partial
 from itertools import accumulate, combinations, groupby, pairwise
 from typing import Any, SupportsIndex
 
@@ -35,47 +35,34 @@ class Partition:
     communication: tuple[float, ...] = ()
     """Time to send across each place between two layers; empty for none."""
 
-    @property
-    def stages(self) -> int:
-        return len(self.bounds) - 1
+    stages: int = field(init=False, compare=False)
+    devices: int = field(init=False, compare=False)
+    layers: tuple[range, ...] = field(init=False, compare=False)
+    """Of each stage, from 0."""
+    sizes: tuple[int, ...] = field(init=False, compare=False)
+    """Number of layers of each stage."""
+    place: tuple[int, ...] = field(init=False, compare=False)
+    """The device of each layer, from 0."""
+    times: tuple[float, ...] = field(init=False, compare=False)
+    """Of each stage, cost over its device's speed, plus the sending after its last layer."""
+    device_times: tuple[float, ...] = field(init=False, compare=False)
+    """Of each device, the sum of its stages' times."""
+    bottleneck: float = field(init=False, compare=False)
+    """The largest stage time."""
 
-    @property
-    def devices(self) -> int:
-        return len(self.speeds)
-
-    @property
-    def layers(self) -> tuple[range, ...]:
-        """Of each stage, from 0."""
-        return tuple(range(a, b) for a, b in pairwise(self.bounds))
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Number of layers of each stage."""
-        return tuple(map(len, self.layers))
-
-    @cached_property
-    def times(self) -> tuple[float, ...]:
-        """Of each stage, cost over its device's speed, plus the sending after its last layer."""
+    def __post_init__(self) -> None:
+        stages, devices = len(self.bounds) - 1, len(self.speeds)
+        layers = tuple(range(a, b) for a, b in pairwise(self.bounds))
+        sizes = tuple(map(len, layers))
+        place = tuple(s % devices for s, size in enumerate(sizes) for _ in range(size))
         sends = (*self.communication, 0.0) if self.communication else (0.0,) * len(self.costs)
-        return tuple(
-            math.fsum(self.costs[r.start : r.stop]) / self.speeds[s % self.devices] + sends[r[-1]]
-            for s, r in enumerate(self.layers)
+        times = tuple(
+            math.fsum(self.costs[r.start : r.stop]) / self.speeds[s % devices] + sends[r[-1]]
+            for s, r in enumerate(layers)
         )
-
-    @property
-    def device_times(self) -> tuple[float, ...]:
-        """Of each device, the sum of its stages' times."""
-        return tuple(math.fsum(self.times[d :: self.devices]) for d in range(self.devices))
-
-    @property
-    def bottleneck(self) -> float:
-        """The largest stage time."""
-        return max(self.times)
-
-    @property
-    def place(self) -> tuple[int, ...]:
-        """The device of each layer, from 0."""
-        return tuple(s % self.devices for s, size in enumerate(self.sizes) for _ in range(size))
+        device_times = tuple(math.fsum(times[d::devices]) for d in range(devices))
+        vars(self).update(stages=stages, devices=devices, layers=layers, sizes=sizes, place=place)
+        vars(self).update(times=times, device_times=device_times, bottleneck=max(times))
 
     def __str__(self) -> str:
         ends = [sorted({r.start + 1, r.stop}) for r in self.layers]
@@ -420,7 +407,17 @@ def read_assignment(
         given = [int(word) for word in groups[0] if word.isdecimal() and len(word) < 10]
         placed = layers in (len(given), sum(given), *given[-1:]) and stages != 1
         if not placed or len(groups) > 1 or len(given) < len(groups[0]):
-            return [[n for word in group for n in _range(word)] for group in groups]
+            read: list[list[int]] = [[] for _ in groups]
+            for mine, words in zip(read, groups, strict=True):
+                for word in words:
+                    match = re.fullmatch(r"(\d{1,12})(?:[-–](\d{1,12}))?", word)
+                    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, MOST)
+                    if abs(last - first) >= MOST:
+                        way = "write layers as in '1-6' or '1,4,7'"
+                        raise PartitionError(f"cannot read {short(word)}; {way}")
+                    step = 1 if first <= last else -1  # in the order written
+                    mine += range(first, last + step, step)
+            return read
     if given and all(is_whole(number) and 0 <= number < MOST for number in given):
         bounds = given if given[0] == 0 else [*accumulate(given, initial=0)]
         if stages != layers == bounds[-1] and len(bounds) == (stages or 0) + 1:
@@ -434,15 +431,6 @@ def read_assignment(
         raise PartitionError(f"no assignment: {short(assignment)}; {way}")
     whole = partial(whole_number, "a layer", of="counted from 1", error=PartitionError)
     return [list(map(whole, group)) for group in given]
-
-
-def _range(word: str) -> Iterable[int]:
-    """The layers of "3" or "7-12", in the order written."""
-    match = re.fullmatch(r"(\d{1,12})(?:[-–](\d{1,12}))?", word)
-    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, MOST)
-    if abs(last - first) >= MOST:
-        raise PartitionError(f"cannot read {short(word)}; write layers as in '1-6' or '1,4,7'")
-    return range(first, last + 1) if first <= last else range(first, last - 1, -1)
 
 
 def stages_of(groups: Sequence[Sequence[int]], devices: int, chunks: int) -> list[list[int]]:
