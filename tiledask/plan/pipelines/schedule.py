@@ -65,14 +65,29 @@ class Schedule:
     """int32 [actions], device after device: positions in KINDS."""
     stage: np.ndarray = field(init=False, compare=False)
     microbatch: np.ndarray = field(init=False, compare=False)
+    device: np.ndarray = field(init=False, compare=False)
+    """int32 [actions]: the device of each."""
+    turns: np.ndarray = field(init=False, compare=False)
+    """int64 [devices + 1]: where each device's actions begin, and where the last one's end."""
+    devices: int = field(init=False, compare=False)
+    stages: int = field(init=False, compare=False)
+    microbatches: int = field(init=False, compare=False)
+    """One more than the largest micro-batch number."""
+    trains: bool = field(init=False, compare=False)
+    """Whether there is any backward."""
 
     def __post_init__(self) -> None:
         kinds, *numbers = zip(*self, strict=True) if len(self) else ((), (), ())
         if unknown := {*kinds} - {*KINDS}:
             raise ScheduleError(f"the kinds are F, B, I and W, got {', '.join(sorted(unknown))}")
         columns = map(KINDS.index, kinds), *numbers
-        for name, column in zip(("kind", "stage", "microbatch"), columns, strict=True):
-            object.__setattr__(self, name, np.fromiter(column, np.int32, len(self)))
+        kind, stage, microbatch = (np.fromiter(each, np.int32, len(self)) for each in columns)
+        vars(self).update(kind=kind, stage=stage, microbatch=microbatch)
+        turns = np.cumsum([0, *map(len, self.orders)], dtype=np.int64)
+        device = np.repeat(np.arange(len(self.orders), dtype=np.int32), np.diff(turns))
+        vars(self).update(device=device, turns=turns, devices=len(self.orders))
+        microbatches, trains = 1 + int(microbatch.max(initial=-1)), bool(kind.any())
+        vars(self).update(stages=len(self.places[0]), microbatches=microbatches, trains=trains)
 
     @classmethod
     def of(
@@ -86,24 +101,6 @@ class Schedule:
         ``place``, or of several rows of it. Raises ScheduleError for other kinds."""
         places = np.atleast_2d(np.array(list(place), int)).tolist()
         return cls(tuple(map(tuple, orders)), tuple(map(tuple, places)), frozenset(pairs), name)
-
-    @property
-    def devices(self) -> int:
-        return len(self.orders)
-
-    @property
-    def stages(self) -> int:
-        return len(self.places[0])
-
-    @cached_property
-    def microbatches(self) -> int:
-        """One more than the largest micro-batch number."""
-        return 1 + int(self.microbatch.max(initial=-1))
-
-    @cached_property
-    def trains(self) -> bool:
-        """Whether there is any backward."""
-        return bool(self.kind.any())
 
     @property
     def replicas(self) -> int:
@@ -142,16 +139,6 @@ class Schedule:
         )
 
     @cached_property
-    def turns(self) -> np.ndarray:
-        """int64 [devices + 1]: where each device's actions begin, and where the last one's end."""
-        return np.cumsum([0, *map(len, self.orders)], dtype=np.int64)
-
-    @cached_property
-    def device(self) -> np.ndarray:
-        """int32 [actions]: the device of each."""
-        return np.repeat(np.arange(self.devices, dtype=np.int32), np.diff(self.turns))
-
-    @cached_property
     def paired(self) -> np.ndarray:
         """bool [actions]: whether the device does this and the action after it at once."""
         both = (action in self.pairs for action in self) if self.pairs else repeat(False, len(self))
@@ -166,8 +153,39 @@ class Schedule:
 
     @cached_property
     def fault(self) -> str:
-        """What is first of all that is wrong, but for the turns; "" if nothing is."""
-        return next(_faults(self), "")
+        """What is wrong first, but for the turns; "" if nothing is: an action of no stage or
+        micro-batch, on another device, of no pair, missing, or there twice."""
+        kind, stage, number = self.kind, self.stage, self.microbatch
+        stages, microbatches, device = self.stages, self.microbatches, self.device
+        actions = list(self)
+        if not actions:
+            return "the schedule has no action; a stage and micro-batch has two or more, as 0F0,0B0"
+        for n in np.flatnonzero((stage < 0) | (stage >= stages) | (number < 0)):
+            there = f"there are {stages} stages and {microbatches} micro-batches, counted from 0"
+            return f"{actions[n]} on rank {device[n]} is unknown: {there}"
+        placed = np.array(self.places)[number % len(self.places), stage]
+        for n in np.flatnonzero(placed != device):
+            of = f"stage {stage[n]} of micro-batch {number[n]} is placed on rank {placed[n]}"
+            return f"{actions[n]} is on rank {device[n]}, but {of}: move it there"
+        after = np.append(np.where(device[1:] == device[:-1], kind[1:], 0), 0)
+        for n in np.flatnonzero(self.paired & ((kind > 0) | (after == 0) | (after == 3))):
+            turn = n - self.turns[device[n]]
+            both = " and ".join(map(str, self.orders[device[n]][turn : turn + 2]))
+            what = f"at turn {turn} of rank {device[n]} it is {both}"
+            return f"a device does a forward and then a backward (B or I) at once; {what}"
+        key = stage.astype(np.int64) * microbatches + number
+        F, B, I, W = (np.sort(key[kind == k]) for k in range(len(KINDS)))
+        once = [F, np.sort(np.append(B, W))] if self.trains else [F]
+        whole = all(len(x) == stages * microbatches and (np.diff(x) > 0).all() for x in once)
+        kinds = defaultdict[tuple[int, int], str](str)
+        for action in actions if not whole or not np.array_equal(I, W) else []:
+            kinds[action[1:]] += action.kind
+        for s, i in product(range(stages), range(microbatches)) if kinds else []:
+            if "".join(sorted(kinds[s, i])) not in (("BF", "FIW") if self.trains else ("F",)):
+                does = ", ".join(f"{s}{kind}{i}" for kind in kinds[s, i]) or "nothing"
+                of = f"stage {s} and micro-batch {i} rank {self.holder(s, i)}"
+                return f"of {of} does {does}; it is F and B, or F, I and W, once each"
+        return ""
 
     @cached_property
     def waits(self) -> tuple[list[int], list[int], list[int]]:
@@ -254,41 +272,6 @@ class Schedule:
         if len(counts := {len(place) for place in places}) > 1:
             raise ScheduleError(f"lines of @ have a device for every stage, got {sorted(counts)}")
         return cls.of(orders, places, name, pairs)
-
-
-def _faults(schedule: Schedule) -> Iterator[str]:
-    """What is of no stage or micro-batch, on another device, no pair, missing, or there twice."""
-    kind, stage, number = schedule.kind, schedule.stage, schedule.microbatch
-    stages, microbatches, device = schedule.stages, schedule.microbatches, schedule.device
-    actions = list(schedule)
-    if not actions:
-        yield "the schedule has no action; a stage and micro-batch has two or more, as 0F0,0B0"
-        return
-    for n in np.flatnonzero((stage < 0) | (stage >= stages) | (number < 0)):
-        there = f"there are {stages} stages and {microbatches} micro-batches, counted from 0"
-        yield f"{actions[n]} on rank {device[n]} is unknown: {there}"
-    placed = np.array(schedule.places)[number % len(schedule.places), stage]
-    for n in np.flatnonzero(placed != device):
-        of = f"stage {stage[n]} of micro-batch {number[n]} is placed on rank {placed[n]}"
-        yield f"{actions[n]} is on rank {device[n]}, but {of}: move it there"
-    after = np.append(np.where(device[1:] == device[:-1], kind[1:], 0), 0)
-    for n in np.flatnonzero(schedule.paired & ((kind > 0) | (after == 0) | (after == 3))):
-        turn = n - schedule.turns[device[n]]
-        both = " and ".join(map(str, schedule.orders[device[n]][turn : turn + 2]))
-        what = f"at turn {turn} of rank {device[n]} it is {both}"
-        yield f"a device does a forward and then a backward (B or I) at once; {what}"
-    key = stage.astype(np.int64) * microbatches + number
-    F, B, I, W = (np.sort(key[kind == k]) for k in range(len(KINDS)))
-    once = [F, np.sort(np.append(B, W))] if schedule.trains else [F]
-    whole = all(len(x) == stages * microbatches and (np.diff(x) > 0).all() for x in once)
-    kinds = defaultdict[tuple[int, int], str](str)
-    for action in actions if not whole or not np.array_equal(I, W) else []:
-        kinds[action[1:]] += action.kind
-    for s, i in product(range(stages), range(microbatches)) if kinds else []:
-        if "".join(sorted(kinds[s, i])) not in (("BF", "FIW") if schedule.trains else ("F",)):
-            does = ", ".join(f"{s}{kind}{i}" for kind in kinds[s, i]) or "nothing"
-            of = f"stage {s} and micro-batch {i} rank {schedule.holder(s, i)}"
-            yield f"of {of} does {does}; it is F and B, or F, I and W, once each"
 
 
 def sources(kind: np.ndarray, stage: np.ndarray, microbatch: np.ndarray) -> np.ndarray:

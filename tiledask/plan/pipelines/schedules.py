@@ -29,72 +29,73 @@ __all__ = ["called", "is_looped", "layout_schedule", "schedule", "schedules"]
 
 MOST_BLOCKS = 10**6  # stages x micro-batches: some seconds and a gigabyte; more is a typing error
 ALL = 10**9  # forwards ahead: every one there is
+HALF = (0, 0, 2), (3, -2, -1), (3, -1, 2), (6, -2, -1)  # slots of a block, as `in_blocks` says
+THIRD = (0, 0, 1), (2, -1, -1), (2, 0, 1), (4, -1, -1)
 _count = partial(whole_number, error=ScheduleError)
 
 
-def in_rounds(
-    name: str, ahead: int, late: int | None = None, looped: bool = False
-) -> Callable[..., Schedule]:
-    """What makes the schedule with stage s on device s mod devices: ``ahead`` forwards for each
-    device behind, then a forward and a backward in turns, then what is left. ``late``: turns from I
-    to W for each device before. ``looped``: groups of ``devices`` micro-batches, or as even larger
-    ones, go through all chunks of a device, one after the other."""
+def looped(
+    name: str, ahead: int, late: int | None, stages: int, microbatches: int, devices: int
+) -> Schedule:
+    """The schedule with stage s on device s mod devices: ``ahead`` forwards for each device behind,
+    then a forward and a backward in turns, then what is left. ``late``: turns from I to W for each
+    device before. Groups of ``devices`` micro-batches, or as even larger ones, go through all
+    chunks of a device, one after the other."""
+    chunks, rest = divmod(stages, _count("devices", devices, 1, MOST_COUNT))
+    if rest:
+        near = sorted({stages - rest, stages + devices - rest} - {0})
+        raise ScheduleError(
+            f"every device needs equally many stages, and {stages} stages do not divide over "
+            f"{devices} devices; use {' or '.join(map(str, near))} stages"
+        )
+    parts = 1 if ahead == ALL else max(1, microbatches // devices)
+    groups = [range(*ends) for ends in split(0, microbatches, parts)]
+    orders, kind = list[list[Action]](), "B" if late is None else "I"
+    for d in range(devices):
+        mine, delay = range(d, stages, devices), (late or 0) * d
+        forwards = [Action("F", s, i) for group in groups for s in mine for i in group]
+        back = [Action(kind, s, i) for group in groups for s in reversed(mine) for i in group]
+        weights = [] if late is None else [Action("W", s, i) for _, s, i in back]
+        begun = ahead * (devices - d - (ahead != ALL)) + (chunks - 1) * len(groups[0])
+        done, to_do = forwards[:begun], forwards[begun:]
+        for turn, action in enumerate(back):
+            done += to_do[turn : turn + 1]
+            done.append(action)
+            done += weights[turn - delay : turn - delay + 1] if turn >= delay else []
+        orders.append(done + weights[max(0, len(back) - delay) :])
+    return Schedule.of(orders, (s % devices for s in range(stages)), name)
 
-    def make(stages: int, microbatches: int, devices: int) -> Schedule:
-        chunks, rest = divmod(stages, _count("devices", devices, 1, MOST_COUNT))
-        if rest:
-            near = sorted({stages - rest, stages + devices - rest} - {0})
-            raise ScheduleError(
-                f"every device needs equally many stages, and {stages} stages do not divide over "
-                f"{devices} devices; use {' or '.join(map(str, near))} stages"
-            )
-        parts = 1 if ahead == ALL else max(1, microbatches // devices)
-        groups = [range(*ends) for ends in split(0, microbatches, parts)]
 
-        def order(d: int) -> list[Action]:
-            mine, delay = range(d, stages, devices), (late or 0) * d
-            kind = "B" if late is None else "I"
-            forwards = [Action("F", s, i) for group in groups for s in mine for i in group]
-            back = [Action(kind, s, i) for group in groups for s in reversed(mine) for i in group]
-            weights = [] if late is None else [Action("W", s, i) for _, s, i in back]
-            begun = ahead * (devices - d - (ahead != ALL)) + (chunks - 1) * len(groups[0])
-            done, rest = forwards[:begun], forwards[begun:]
-            for turn, action in enumerate(back):
-                done += rest[turn : turn + 1]
-                done.append(action)
-                done += weights[turn - delay : turn - delay + 1] if turn >= delay else []
-            return done + weights[max(0, len(back) - delay) :]
-
-        return Schedule.of(map(order, range(devices)), (s % devices for s in range(stages)), name)
-
-    return make if looped else lambda stages, microbatches: make(stages, microbatches, stages)
+def in_rounds(name: str, ahead: int, late: int | None, stages: int, microbatches: int) -> Schedule:
+    """The same with a device for each stage."""
+    return looped(name, ahead, late, stages, microbatches, stages)
 
 
 schedules: dict[str, Callable[..., Schedule]] = {
     # layer-wise: one micro-batch goes all the way forward and back, then the next
-    "naive": in_rounds("naive", 0),
+    "naive": partial(in_rounds, "naive", 0, None),
     # all forwards, then all backwards (GPipe, arXiv 1811.06965, figure 2c)
-    "gpipe": in_rounds("gpipe", ALL),
+    "gpipe": partial(in_rounds, "gpipe", ALL, None),
     # a backward as soon as there is one (PipeDream-flush; arXiv 2104.04473, figure 3)
-    "1f1b": in_rounds("1f1b", 1),
+    "1f1b": partial(in_rounds, "1f1b", 1, None),
     # twice as many forwards ahead, which hide the latency (arXiv 2211.05322)
-    "eager-1f1b": in_rounds("eager-1f1b", 2),
+    "eager-1f1b": partial(in_rounds, "eager-1f1b", 2, None),
     # 1F1B with chunks: a group of micro-batches through each (arXiv 2104.04473, section 2.2)
-    "interleaved": in_rounds("interleaved", 2, looped=True),
+    "interleaved": partial(looped, "interleaved", 2, None),
     # GPipe with chunks, breadth first (arXiv 2211.05953)
-    "looped-bfs": in_rounds("looped-bfs", ALL, looped=True),
+    "looped-bfs": partial(looped, "looped-bfs", ALL, None),
     # zero bubble in the memory of 1F1B, and in about twice that (arXiv 2401.10241)
-    "zb-h1": in_rounds("zb-h1", 1, 1),
-    "zb-h2": in_rounds("zb-h2", 2, 2),
+    "zb-h1": partial(in_rounds, "zb-h1", 1, 1),
+    "zb-h2": partial(in_rounds, "zb-h2", 2, 2),
     # the best of several orders for given times within a memory (section 3.1)
     "zb-auto": zb_auto,
     # ZB-H1 with chunks, as PyTorch has it: one forward ahead for each device behind, not two
-    "interleaved-zb": in_rounds("interleaved-zb", 1, 1, looped=True),
+    "interleaved-zb": partial(looped, "interleaved-zb", 1, 1),
     # down the stages and back: two on each device
     "zb-v": zb_v,
     # in about half and a third of the memory of 1F1B
-    "v-half": in_blocks("v-half", 2, 3, (0, 0, 2), (3, -2, -1), (3, -1, 2), (6, -2, -1)),
-    "v-min": in_blocks("v-min", 3, 2, (0, 0, 1), (2, -1, -1), (2, 0, 1), (4, -1, -1)),
+    "v-half": partial(in_blocks, "v-half", 2, 3, HALF),
+    "v-min": partial(in_blocks, "v-min", 3, 2, THIRD),
     # two streams of micro-batches that meet; of the first two every stage is on two devices
     "chimera": chimera,
     "dualpipe": dualpipe,

@@ -12,7 +12,7 @@ it uses is being sent to it; the rest is overhead, of whoever starts actions.
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -25,7 +25,7 @@ from tiledask.plan.pipelines.schedule import Schedule, sources
 from tiledask.plan.tables import frame
 from tiledask.plan.units import format_seconds
 
-__all__ = ["Footprint", "IdleTime", "Span", "Timeline", "idle_time", "memory_over_time"]
+__all__ = ["Footprint", "IdleTime", "Span", "Timeline", "memory_over_time"]
 
 COMPUTE = ("F", "B", "I", "W", "U", "M")
 """Kinds of compute: forward, full backward, input gradient, weight gradient; and of no stage the
@@ -67,18 +67,18 @@ class IdleTime:
     overhead: np.ndarray
     """Of each compute span, seconds in which it could have started, with all that it uses."""
 
-    @cached_property
-    def per_device(self) -> dict[str, tuple[float, ...]]:
-        """Cause -> seconds of each device; they sum to its idle time."""
+    per_device: dict[str, tuple[float, ...]] = field(init=False)
+    """Cause -> seconds of each device; they sum to its idle time."""
+    total: dict[str, float] = field(init=False)
+    """Cause -> device-seconds, all devices together."""
+
+    def __post_init__(self) -> None:
         at = self.device * len(CAUSES) + self.code
         seconds = np.bincount(at, self.end - self.start, minlength=self.devices * len(CAUSES))
-        by_cause = seconds.reshape(self.devices, len(CAUSES)).T.tolist()
-        return {cause: tuple(each) for cause, each in zip(CAUSES, by_cause, strict=True)}
-
-    @property
-    def total(self) -> dict[str, float]:
-        """Cause -> device-seconds, all devices together."""
-        return {cause: sum(each) for cause, each in self.per_device.items()}
+        rows = map(tuple, seconds.reshape(self.devices, len(CAUSES)).T.tolist())
+        per_device = dict(zip(CAUSES, rows, strict=True))
+        total = {cause: sum(each) for cause, each in per_device.items()}
+        vars(self).update(per_device=per_device, total=total)
 
     def __repr__(self) -> str:
         parts = [f"{CAUSES[cause]} {format_seconds(s)}" for cause, s in self.total.items() if s]
@@ -95,18 +95,16 @@ class Footprint:
     makespan: float
     origin: str = "simulated"
 
-    @cached_property
-    def peaks(self) -> tuple[float, ...]:
-        """The most that each device holds."""
-        return tuple(held.max().item() for _, held in self.steps)
+    peaks: tuple[float, ...] = field(init=False)
+    """The most that each device holds."""
+    peak: tuple[float, int, float] = field(init=False)
+    """(the most that any device holds, that device, seconds until it first does)."""
 
-    @cached_property
-    def peak(self) -> tuple[float, int, float]:
-        """(the most that any device holds, that device, seconds until it first does)."""
+    def __post_init__(self) -> None:
+        peaks = tuple(held.max().item() for _, held in self.steps)
         first = [times[int(np.argmax(held))].item() for times, held in self.steps]
-        most = max(self.peaks)
-        time, device = min((t, d) for d, t in enumerate(first) if self.peaks[d] == most)
-        return most, device, time
+        time, device = min((t, d) for d, t in enumerate(first) if peaks[d] == max(peaks))
+        vars(self).update(peaks=peaks, peak=(max(peaks), device, time))
 
     def __repr__(self) -> str:
         most, device, time = self.peak
@@ -236,8 +234,37 @@ class Timeline:
 
     @cached_property
     def idle_time(self) -> IdleTime:
-        """Every moment in which a device does not compute, with its cause."""
-        return idle_time(self)
+        """Every moment in which a device does not compute, with its cause.
+
+        Of a simulation, all waiting of an action that could start is its transfers'. Of a measured
+        run, its transfers are the spans of kind T on its device with its micro-batch, and as stage
+        the one that made the block: the stage before for a forward, the stage behind for a
+        backward. A forward and a backward that start and end together are done at once, and wait
+        together.
+        """
+        acts, (free, last) = self.acts, self.acts.free
+        # the positions of the backwards that are done at once with the forward before them
+        alike = (acts.start < acts.end)[1:] & (acts.code[:-1] == 0) & np.isin(acts.code[1:], (1, 2))
+        for column in (acts.device, acts.start, acts.end):
+            alike &= column[1:] == column[:-1]
+        second = 1 + np.flatnonzero(alike)
+        # when each could start: its device is free, what it or the second of its pair uses is made
+        uses = sources(acts.code, acts.stage, acts.microbatch)
+        made = np.append(acts.end, 0.0)[uses].max(axis=1, initial=0.0)
+        made[second - 1] = np.maximum(made[second - 1], made[second])
+        begin = np.maximum(acts.start, free)
+        ready = np.minimum(np.maximum(free, made), begin)
+        why = np.where(np.diff(acts.device, prepend=-1) > 0, _WARM_UP, _DEPENDENCY)
+        travel, sent = begin - ready, (acts.device, _TRANSFER, ready, begin)
+        if self.origin != "simulated":
+            travel, sent = _transfers(self, ready, begin, second)
+        drain = np.arange(self.devices), _DRAINING, last, self.makespan
+        pieces: list[Any] = [(acts.device, why, free, ready), sent, drain]
+        rows = np.concatenate([np.stack(np.broadcast_arrays(*piece), axis=1) for piece in pieces])
+        rows = rows[rows[:, 3] > rows[:, 2]]
+        where, cause, starts, ends = rows[np.lexsort((rows[:, 2], rows[:, 0]))].T
+        overhead = begin - ready - travel
+        return IdleTime(self.devices, where.astype(int), cause.astype(int), starts, ends, overhead)
 
     @property
     def overhead_per_action(self) -> float:
@@ -291,39 +318,6 @@ class Timeline:
             f"devices, makespan {format_seconds(self.makespan)}, "
             f"{100 * self.bubble_fraction:.1f} % of device-time idle)"
         )
-
-
-def idle_time(timeline: Timeline) -> IdleTime:
-    """The IdleTime of a Timeline.
-
-    Of a simulation, all waiting of an action that could start is its transfers'. Of a measured run,
-    its transfers are the spans of kind T on its device with its micro-batch, and as stage the one
-    that made the block: the stage before for a forward, the stage behind for a backward. A forward
-    and a backward that start and end together are done at once, and wait together.
-    """
-    acts, (free, last) = timeline.acts, timeline.acts.free
-    # the positions of the backwards that are done at once with the forward before them
-    alike = (acts.start < acts.end)[1:] & (acts.code[:-1] == 0) & np.isin(acts.code[1:], (1, 2))
-    for column in (acts.device, acts.start, acts.end):
-        alike &= column[1:] == column[:-1]
-    second = 1 + np.flatnonzero(alike)
-    # when each could start: its device is free, and what it or the second of its pair uses is made
-    uses = sources(acts.code, acts.stage, acts.microbatch)
-    made = np.append(acts.end, 0.0)[uses].max(axis=1, initial=0.0)
-    made[second - 1] = np.maximum(made[second - 1], made[second])
-    begin = np.maximum(acts.start, free)
-    ready = np.minimum(np.maximum(free, made), begin)
-    why = np.where(np.diff(acts.device, prepend=-1) > 0, _WARM_UP, _DEPENDENCY)
-    travel, sent = begin - ready, (acts.device, _TRANSFER, ready, begin)
-    if timeline.origin != "simulated":
-        travel, sent = _transfers(timeline, ready, begin, second)
-    drain = np.arange(timeline.devices), _DRAINING, last, timeline.makespan
-    pieces: list[Any] = [(acts.device, why, free, ready), sent, drain]
-    rows = np.concatenate([np.stack(np.broadcast_arrays(*piece), axis=1) for piece in pieces])
-    rows = rows[rows[:, 3] > rows[:, 2]]
-    where, cause, starts, ends = rows[np.lexsort((rows[:, 2], rows[:, 0]))].T
-    overhead = begin - ready - travel
-    return IdleTime(timeline.devices, where.astype(int), cause.astype(int), starts, ends, overhead)
 
 
 def _transfers(

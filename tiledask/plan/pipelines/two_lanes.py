@@ -14,8 +14,7 @@ F0 F0 F1 I1 W1 F0+B1      the next F0 takes lane 0's next micro-batch; F0+B1 is 
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from itertools import count
 
@@ -37,9 +36,8 @@ def zb_v(stages: int, microbatches: int) -> Schedule:
     """
     places, p = _v_places(stages), stages // 2
     n = max(microbatches, 2 * p - 1)  # as PyTorch: with fewer, those beyond m are left out
-
-    def steps(d: int) -> list[str]:
-        return [
+    steps = [
+        [
             *["F0"] * (2 * (p - d) - 1),
             *["F1", "F0"] * d,
             *["F1", "I1", "W1"] * (p - d),
@@ -50,7 +48,8 @@ def zb_v(stages: int, microbatches: int) -> Schedule:
             *["W1"] * d,
             *["W0"] * d,
         ]
-
+        for d in range(p)
+    ]
     return _from_steps(steps, [places], microbatches, "zb-v")
 
 
@@ -69,19 +68,15 @@ def dualpipe(stages: int, microbatches: int) -> Schedule:
         )
     half, each = stages // 2, max(-(-microbatches // 2), stages)
     down, other = list(range(stages)), str.maketrans("01", "10")
-
-    def steps(d: int) -> Iterator[str]:
-        if d < half:
-            return _meeting(half, each, d)
-        return (word.translate(other) for word in _meeting(half, each, stages - 1 - d))
-
+    steps = [list(_meeting(half, each, d)) for d in range(half)]
+    steps += [[word.translate(other) for word in words] for words in reversed(steps)]
     return _from_steps(steps, [down, down[::-1]], microbatches, "dualpipe")
 
 
 def dualpipev(stages: int, microbatches: int) -> Schedule:
     """DualPipeV, DualPipe cut in half: each stage is there once. As DeepSeek's for m >= 2p."""
-    places = _v_places(stages)
-    steps = partial(_meeting, stages // 2, max(microbatches, stages))
+    places, half = _v_places(stages), stages // 2
+    steps = [_meeting(half, max(microbatches, stages), d) for d in range(half)]
     return _from_steps(steps, [places], microbatches, "dualpipev")
 
 
@@ -107,12 +102,12 @@ def _meeting(p: int, n: int, d: int) -> Iterator[str]:
 
 
 def _from_steps(
-    steps: Callable[[int], Iterable[str]], places: list[list[int]], microbatches: int, name: str
+    steps: Iterable[Iterable[str]], places: list[list[int]], microbatches: int, name: str
 ) -> Schedule:
-    """The schedule whose device d does ``steps(d)``. Micro-batches from ``microbatches`` on are
+    """The schedule whose devices do these ``steps``. Micro-batches from ``microbatches`` on are
     left out, so that steps for more serve for fewer; what is left of a pair is then done alone."""
     orders, pairs = list[list[Action]](), list[Action]()
-    for device in range(1 + max(places[0])):
+    for device, words in enumerate(steps):
         lanes = [
             (stage, count(r, len(places)), deque[int](), deque[int]())
             for r, row in enumerate(places)
@@ -120,7 +115,7 @@ def _from_steps(
             if there == device
         ]
         orders.append([])
-        for word in steps(device):
+        for word in words:
             block = []
             for part in word.split("+"):
                 kind, (stage, numbers, forwards, inputs) = part[0], lanes[int(part[1:])]
@@ -182,54 +177,54 @@ def chimera(stages: int, microbatches: int) -> Schedule:
 
 
 def in_blocks(
-    name: str, each: int, gap: int, *offsets: tuple[int, int, int]
-) -> Callable[[int, int], Schedule]:
-    """What makes a V of building blocks, one every 6 slots (arXiv 2405.15362). ``offsets``: of F0,
-    F1, I1 and I0 a slot, so many p, and so many more, and d; W has the rest. Where p is a multiple
-    of ``each``, I1 and I0 are ``gap`` slots later. Then a device that would wait does the next
-    thing that it can, in the memory of the blocks; W in turn, but once the forwards of its first
-    chunk are through, only when it can do nothing else."""
+    name: str,
+    each: int,
+    gap: int,
+    offsets: tuple[tuple[int, int, int], ...],
+    stages: int,
+    microbatches: int,
+) -> Schedule:
+    """A V of building blocks, one every 6 slots (arXiv 2405.15362). ``offsets``: of F0, F1, I1 and
+    I0 a slot, so many p, and so many more, and d; W has the rest. Where p is a multiple of
+    ``each``, I1 and I0 are ``gap`` slots later. Then a device that would wait does the next thing
+    that it can, in the memory of the blocks; W in turn, but once the forwards of its first chunk
+    are through, only when it can do nothing else."""
+    places, p = _v_places(stages), stages // 2
+    later = np.array([0, 0, gap, gap]) * (p % each == 0)
+    left = [
+        _blocks(later + np.array(offsets) @ (p, 1, d), d, microbatches, stages) for d in range(p)
+    ]
+    blocks = Schedule.of(left, places)
+    waits, most = needs(blocks), max(peak_in_flight(blocks))
+    orders: list[list[Action]] = [[] for _ in left]
+    kept, done, change = [0] * p, set[Action](), {"F": 1, "I": 0, "W": -1}
 
-    def make(stages: int, microbatches: int) -> Schedule:
-        places, p = _v_places(stages), stages // 2
-        later = np.array([0, 0, gap, gap]) * (p % each == 0)
-        left = [
-            _blocks(later + np.array(offsets) @ (p, 1, d), d, microbatches, stages)
-            for d in range(p)
-        ]
-        blocks = Schedule.of(left, places)
-        waits, most = needs(blocks), max(peak_in_flight(blocks))
-        orders: list[list[Action]] = [[] for _ in left]
-        kept, done, change = [0] * p, set[Action](), {"F": 1, "I": 0, "W": -1}
+    def chosen(device: int) -> Action | None:
+        """What of the rest is done now. Of each kind and stage only the first can be."""
+        height = peak = kept[device]
+        seen, weight = set[tuple[str, int]](), None
+        for a in left[device]:
+            if a[:2] not in seen:
+                seen.add(a[:2])
+                fits = a is left[device][0] or a.kind != "F" or peak < most
+                if fits and done.issuperset(waits[a]):
+                    if a.kind != "W" or ("F", device, microbatches - 1) not in done:
+                        return a
+                    weight = weight or a
+                if len(seen) == 6:  # F, I and W of two chunks
+                    break
+            height += change[a.kind]
+            peak = max(peak, height)
+        return weight
 
-        def chosen(device: int) -> Action | None:
-            """What of the rest is done now. Of each kind and stage only the first can be."""
-            height = peak = kept[device]
-            seen, weight = set[tuple[str, int]](), None
-            for a in left[device]:
-                if a[:2] not in seen:
-                    seen.add(a[:2])
-                    fits = a is left[device][0] or a.kind != "F" or peak < most
-                    if fits and done.issuperset(waits[a]):
-                        if a.kind != "W" or ("F", device, microbatches - 1) not in done:
-                            return a
-                        weight = weight or a
-                    if len(seen) == 6:  # F, I and W of two chunks
-                        break
-                height += change[a.kind]
-                peak = max(peak, height)
-            return weight
-
-        while any(left):
-            slot = [(d, a) for d, rest in enumerate(left) if rest and (a := chosen(d))]
-            for device, action in slot:
-                left[device].remove(action)
-                orders[device].append(action)
-                kept[device] += change[action.kind]
-            done |= {action for _, action in slot}
-        return Schedule.of(orders, places, name)
-
-    return make
+    while any(left):
+        slot = [(d, a) for d, rest in enumerate(left) if rest and (a := chosen(d))]
+        for device, action in slot:
+            left[device].remove(action)
+            orders[device].append(action)
+            kept[device] += change[action.kind]
+        done |= {action for _, action in slot}
+    return Schedule.of(orders, places, name)
 
 
 def _blocks(slots: np.ndarray, device: int, microbatches: int, stages: int) -> list[Action]:

@@ -83,8 +83,23 @@ class _Draft:
         ``greedy``: a W goes into a gap that is shorter, even on a stage with time to spare."""
         for s in self.stages:
             self.put("F", s)
-        for s, more in enumerate(self.warmup(microbatches, punctual)):
-            self.put("F", s, more)
+        # between F0 and I0 as many forwards as fit in memory and time
+        extra, ready = [0 for _ in self.stages], -float("inf")
+        for s in reversed(self.stages):
+            clock, F = self.clock[s], self.seconds["F"][s]
+            while (
+                1 + extra[s] < microbatches
+                and self.kept(s, forwards=extra[s] + 1) <= self.limit
+                and (clock + F <= ready if punctual else clock < ready)
+            ):
+                extra[s] += 1
+                clock += F
+            ready = max(clock, ready) + self.seconds["I"][s] + self.latency
+        for s in self.stages[1:]:  # each stage fewer than the one before, or all there are
+            everything = 1 + extra[s - 1] == microbatches
+            extra[s] = min(extra[s], extra[s - 1] if everything else max(0, extra[s - 1] - 1))
+        for s in self.stages:
+            self.put("F", s, extra[s])
         for s in reversed(self.stages):
             self.put("I", s)
         for _ in range(1, microbatches):
@@ -140,24 +155,6 @@ class _Draft:
         after = self.pending(s) + inputs
         before = len(self.ends["F"][s]) + forwards - len(self.ends["I"][s]) - inputs
         return before * self.activation + after * self.weight_part
-
-    def warmup(self, microbatches: int, punctual: bool) -> list[int]:
-        """Per stage, the forwards between F0 and I0: as many as fit in memory and time."""
-        extra, ready = [0 for _ in self.stages], -float("inf")
-        for s in reversed(self.stages):
-            clock, F = self.clock[s], self.seconds["F"][s]
-            while (
-                1 + extra[s] < microbatches
-                and self.kept(s, forwards=extra[s] + 1) <= self.limit
-                and (clock + F <= ready if punctual else clock < ready)
-            ):
-                extra[s] += 1
-                clock += F
-            ready = max(clock, ready) + self.seconds["I"][s] + self.latency
-        for s in self.stages[1:]:  # each stage fewer than the one before, or all there are
-            everything = 1 + extra[s - 1] == microbatches
-            extra[s] = min(extra[s], extra[s - 1] if everything else max(0, extra[s - 1] - 1))
-        return extra
 
     def is_ahead(self, s: int) -> bool:
         """Whether the next stage has enough to do without another forward from ``s``."""
