@@ -29,21 +29,10 @@ class PipelineCosts(NamedTuple):
     hop: np.ndarray
     """[pipelines, stages + 1]: on the way over the boundary before each stage; 0 within a device,
     before the first stage and behind the last."""
-
-    def of_actions(self, schedule: Schedule) -> np.ndarray:
-        """[actions]: by how much each adds to its device's work; a pair's are its forward's."""
-        work: np.ndarray = self.seconds[schedule.kind, schedule.stage, schedule.microbatch]
-        if schedule.pairs and (self.together >= 0).any():
-            first = np.flatnonzero(schedule.paired)
-            work[first + 1] = 0.0
-            work[first] = self.together[schedule.stage[first], schedule.microbatch[first]]
-        return work
-
-    def of_ways(self, schedule: Schedule) -> np.ndarray:
-        """[actions]: what the result that each waits for takes from another stage."""
-        boundary = schedule.stage + (schedule.kind != 0)  # F from the stage before, others behind
-        way: np.ndarray = self.hop[schedule.microbatch % len(schedule.places), boundary]
-        return np.where(schedule.kind == 3, 0.0, way)
+    work: np.ndarray
+    """[actions]: by how much each adds to its device's work; a pair's are its forward's."""
+    way: np.ndarray
+    """[actions]: what the result that each waits for takes from another stage."""
 
 
 def costs_of(
@@ -85,14 +74,21 @@ def costs_of(
     places = np.array(schedule.places)
     delay = numbers(latency, "latency", between, "seconds")
     hop = np.where(places[:, 1:] != places[:, :-1], delay, 0.0)
-    return PipelineCosts(seconds, together, np.pad(hop, ((0, 0), (1, 1))))
+    hop = np.pad(hop, ((0, 0), (1, 1)))
+    kind, stage, number = schedule.kind, schedule.stage, schedule.microbatch
+    work, first = seconds[kind, stage, number], np.flatnonzero(schedule.paired)
+    if overlapped is not None and len(first):
+        work[first], work[first + 1] = together[stage[first], number[first]], 0.0
+    # F waits for the stage before, others for that behind, W for its own
+    way = np.where(kind == 3, 0.0, hop[number % len(places), stage + (kind != 0)])
+    return PipelineCosts(seconds, together, hop, work, way)
 
 
 def finish_times(schedule: Schedule, costs: PipelineCosts) -> tuple[np.ndarray, np.ndarray]:
     """(starts, ends) of the actions of a schedule that runs, seconds [actions]."""
-    work, first = costs.of_actions(schedule), np.flatnonzero(schedule.paired)
+    work, first = costs.work.copy(), np.flatnonzero(schedule.paired)
     work[first], work[first + 1] = work[first] + work[first + 1], 0.0
-    took, way = work.tolist(), costs.of_ways(schedule).tolist()
+    took, way = work.tolist(), costs.way.tolist()
     start, end = [0.0] * len(took), [0.0] * (len(took) + 1)  # the last is of nothing
     before, maker, second = schedule.waits
     for n in schedule.steps:

@@ -97,7 +97,7 @@ def optimal_schedule(
     schedule = Schedule.of(orders, places)
     times = forward, backward, latency, backward_input, backward_weight
     costs = costs_of(schedule, *times)
-    seconds = np.stack([costs.of_actions(schedule), costs.of_ways(schedule)])
+    seconds = np.stack([costs.work, costs.way])
     # units per second; where they do not make all whole, half a unit is lost on an action or a way
     values = set(seconds.ravel().tolist())
     unit: float = lcm(*(Fraction(x).limit_denominator(_UNITS).denominator for x in values))

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, product, repeat
+from itertools import chain, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from tiledask.errors import ScheduleError, short
 __all__ = ["KINDS", "Action", "Schedule", "sources"]
 
 KINDS = "FBIW"  # a column of kinds holds positions in this word
+_CODES = str.maketrans(KINDS, "\0\1\2\3")
 
 
 class Action(NamedTuple):
@@ -75,19 +76,22 @@ class Schedule:
     """One more than the largest micro-batch number."""
     trains: bool = field(init=False, compare=False)
     """Whether there is any backward."""
+    replicas: int = field(init=False, compare=False)
+    """On how many devices a stage is, at most."""
 
     def __post_init__(self) -> None:
         kinds, *numbers = zip(*self, strict=True) if len(self) else ((), (), ())
         if unknown := {*kinds} - {*KINDS}:
             raise ScheduleError(f"the kinds are F, B, I and W, got {', '.join(sorted(unknown))}")
-        columns = map(KINDS.index, kinds), *numbers
-        kind, stage, microbatch = (np.fromiter(each, np.int32, len(self)) for each in columns)
-        vars(self).update(kind=kind, stage=stage, microbatch=microbatch)
+        codes = "".join(kinds).translate(_CODES).encode()
+        kind = np.frombuffer(codes, np.uint8).astype(np.int32)
+        stage, microbatch = (np.fromiter(each, np.int32, len(self)) for each in numbers)
         turns = np.cumsum([0, *map(len, self.orders)], dtype=np.int64)
         device = np.repeat(np.arange(len(self.orders), dtype=np.int32), np.diff(turns))
-        vars(self).update(device=device, turns=turns, devices=len(self.orders))
-        microbatches, trains = 1 + int(microbatch.max(initial=-1)), bool(kind.any())
-        vars(self).update(stages=len(self.places[0]), microbatches=microbatches, trains=trains)
+        vars(self).update(kind=kind, stage=stage, microbatch=microbatch, device=device, turns=turns)
+        replicas = max((len({*each}) for each in zip(*self.places, strict=True)), default=0)
+        vars(self).update(devices=len(self.orders), stages=len(self.places[0]), replicas=replicas)
+        vars(self).update(microbatches=1 + int(microbatch.max(initial=-1)), trains=bool(kind.any()))
 
     @classmethod
     def of(
@@ -101,11 +105,6 @@ class Schedule:
         ``place``, or of several rows of it. Raises ScheduleError for other kinds."""
         places = np.atleast_2d(np.array(list(place), int)).tolist()
         return cls(tuple(map(tuple, orders)), tuple(map(tuple, places)), frozenset(pairs), name)
-
-    @property
-    def replicas(self) -> int:
-        """On how many devices a stage is, at most."""
-        return max(len(self.holders(stage)) for stage in range(self.stages))
 
     @property
     def place(self) -> tuple[int, ...]:
@@ -180,7 +179,8 @@ class Schedule:
         kinds = defaultdict[tuple[int, int], str](str)
         for action in actions if not whole or not np.array_equal(I, W) else []:
             kinds[action[1:]] += action.kind
-        for s, i in product(range(stages), range(microbatches)) if kinds else []:
+        each = ((s, i) for s in range(stages) for i in range(microbatches))
+        for s, i in each if kinds else []:
             if "".join(sorted(kinds[s, i])) not in (("BF", "FIW") if self.trains else ("F",)):
                 does = ", ".join(f"{s}{kind}{i}" for kind in kinds[s, i]) or "nothing"
                 of = f"stage {s} and micro-batch {i} rank {self.holder(s, i)}"

@@ -138,6 +138,37 @@ class Timeline:
     """Of a simulation: what it came from. Its actions are the spans, in this order."""
     costs: PipelineCosts | None = None
     """And the seconds that they took."""
+    computes: np.ndarray = field(init=False)
+    """bool: which spans are compute."""
+    makespan: float = field(init=False)
+    """Seconds from time 0 to the end of the last compute span."""
+    busy_per_device: tuple[float, ...] = field(init=False)
+    """Seconds in which each device computes (the union of its compute spans)."""
+    idle_per_device: tuple[float, ...] = field(init=False)
+    """Seconds in which each device does not compute."""
+    busy: float = field(init=False)
+    """Device-seconds of compute, all devices together."""
+    idle: float = field(init=False)
+    """Device-seconds without compute: devices x makespan - busy."""
+    utilisation: float = field(init=False)
+    """busy / (devices x makespan)."""
+    bubble_fraction: float = field(init=False)
+    """idle / (devices x makespan): the share of all device-time that is lost."""
+    bubble_overhead: float = field(init=False)
+    """idle / busy: the loss over the ideal, (p-1)/m for GPipe and 1F1B (SC21)."""
+
+    def __post_init__(self) -> None:
+        vars(self).update(computes=self.code < len(COMPUTE))
+        acts = self.acts
+        alone = np.maximum(acts.end - np.maximum(acts.start, acts.free[0]), 0.0)
+        busy = np.bincount(acts.device, alone, minlength=self.devices).tolist()
+        makespan = float(acts.end.max(initial=0.0))
+        vars(self).update(makespan=makespan, busy=sum(busy), busy_per_device=tuple(busy))
+        whole, idle = self.devices * makespan, self.devices * makespan - self.busy
+        vars(self).update(idle=idle, idle_per_device=tuple(makespan - each for each in busy))
+        utilisation, fraction = (x / whole if whole else 0.0 for x in (self.busy, idle))
+        vars(self).update(utilisation=utilisation, bubble_fraction=fraction)
+        vars(self).update(bubble_overhead=idle / self.busy if self.busy else 0.0)
 
     @classmethod
     def of(cls, devices: int, spans: Iterable[Span], origin: str = "simulated") -> "Timeline":
@@ -157,15 +188,11 @@ class Timeline:
         times = columns[4] - zero, columns[5] - zero
         return cls(devices, whole[0], whole[1].astype(np.int8), whole[2], whole[3], *times, origin)
 
-    @cached_property
-    def computes(self) -> np.ndarray:
-        """bool: which spans are compute."""
-        return self.code < len(COMPUTE)
-
-    @cached_property
+    @property
     def acts(self) -> "Timeline":
         """The compute spans alone."""
-        own = self.computes
+        if (own := self.computes).all():
+            return self
         columns = self.device[own], self.code[own], self.stage[own], self.microbatch[own]
         return Timeline(self.devices, *columns, self.start[own], self.end[own], self.origin)
 
@@ -178,11 +205,6 @@ class Timeline:
             reach = np.maximum.accumulate(np.append(0.0, self.end[a:b]))
             free[a:b], last[d] = reach[:-1], reach[-1]
         return free, last
-
-    @cached_property
-    def makespan(self) -> float:
-        """Seconds from time 0 to the end of the last compute span."""
-        return float(self.acts.end.max(initial=0.0))
 
     @cached_property
     def kind(self) -> np.ndarray:
@@ -207,30 +229,8 @@ class Timeline:
         before, after = np.full((2, self.devices), np.inf)
         np.minimum.at(before, self.device, ends - self.costs.seconds[at])
         np.minimum.at(after, self.device, (done[0, self.microbatch] - ends) * (self.code != 3))
-        work = np.bincount(self.device, self.costs.of_actions(order), minlength=self.devices)
+        work = np.bincount(self.device, self.costs.work, minlength=self.devices)
         return float(max(ends.max(), (before + work + after)[work > 0].max(initial=0.0)))
-
-    @cached_property
-    def busy_per_device(self) -> tuple[float, ...]:
-        """Seconds in which each device computes (the union of its compute spans)."""
-        acts = self.acts
-        alone = np.maximum(acts.end - np.maximum(acts.start, acts.free[0]), 0.0)
-        return tuple(np.bincount(acts.device, alone, minlength=self.devices).tolist())
-
-    @property
-    def idle_per_device(self) -> tuple[float, ...]:
-        """Seconds in which each device does not compute."""
-        return tuple(self.makespan - busy for busy in self.busy_per_device)
-
-    @property
-    def busy(self) -> float:
-        """Device-seconds of compute, all devices together."""
-        return sum(self.busy_per_device)
-
-    @property
-    def idle(self) -> float:
-        """Device-seconds without compute: devices x makespan - busy."""
-        return self.devices * self.makespan - self.busy
 
     @cached_property
     def idle_time(self) -> IdleTime:
@@ -270,21 +270,6 @@ class Timeline:
     def overhead_per_action(self) -> float:
         """Median seconds from when an action could start, with its blocks there, to its start."""
         return float(np.median(self.idle_time.overhead)) if len(self.acts.end) else 0.0
-
-    @property
-    def utilisation(self) -> float:
-        """busy / (devices x makespan)."""
-        return self.busy / (self.devices * self.makespan) if self.makespan else 0.0
-
-    @property
-    def bubble_fraction(self) -> float:
-        """idle / (devices x makespan): the share of all device-time that is lost."""
-        return self.idle / (self.devices * self.makespan) if self.makespan else 0.0
-
-    @property
-    def bubble_overhead(self) -> float:
-        """idle / busy: the loss over the ideal, (p-1)/m for GPipe and 1F1B (SC21)."""
-        return self.idle / self.busy if self.busy else 0.0
 
     @property
     def span_bubble(self) -> float:

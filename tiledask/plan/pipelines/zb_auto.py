@@ -74,6 +74,8 @@ class _Draft:
         # of each stage: seconds until its last end, until its first start, and of waiting since
         self.clock, self.begin, self.idle = ([0.0 for _ in self.stages] for _ in range(3))
         self.most = 0.0
+        # how many W of each stage could be done
+        self.pending = [0 for _ in self.stages]
         # when each action written so far ends: [kind][stage][micro-batch]
         self.ends = {kind: [list[float]() for _ in self.stages] for kind in "FIW"}
 
@@ -112,7 +114,7 @@ class _Draft:
             for s in reversed(self.stages):
                 self.put_after_weights("I", s, greedy)
         for s in self.stages:
-            self.put("W", s, self.pending(s))
+            self.put("W", s, self.pending[s])
 
     def put(self, kind: str, s: int, count: int = 1) -> None:
         """Writes the next actions of ``kind`` on stage ``s``."""
@@ -126,16 +128,17 @@ class _Draft:
             self.orders[s].append(Action(kind, s, len(ends)))
             self.clock[s] = start + self.seconds[kind][s]
             ends.append(self.clock[s])
+            self.pending[s] += (kind == "I") - (kind == "W")
             self.most = max(self.most, self.kept(s))
 
     def put_after_weights(self, kind: str, s: int, greedy: bool) -> None:
         """Writes ``kind``, and before it the W that memory needs or that fit into the gap."""
         more, W = (1, 0) if kind == "F" else (0, 1), self.seconds["W"][s]
         ready = self.arrival(kind, s)
-        while self.pending(s) and (self.kept(s, *more) > self.limit or self.clock[s] + W <= ready):
+        while self.pending[s] and (self.kept(s, *more) > self.limit or self.clock[s] + W <= ready):
             self.put("W", s)
         gap, spare = ready - self.clock[s], max(self.idle) - self.idle[s]
-        if self.pending(s) and gap > 0 and (greedy or gap > spare):
+        if self.pending[s] and gap > 0 and (greedy or gap > spare):
             self.put("W", s)
         self.put(kind, s)
 
@@ -146,13 +149,9 @@ class _Draft:
             return 0.0
         return ends[neighbour][len(ends[s])] + self.latency
 
-    def pending(self, s: int) -> int:
-        """How many W of stage ``s`` could be done."""
-        return len(self.ends["I"][s]) - len(self.ends["W"][s])
-
     def kept(self, s: int, forwards: int = 0, inputs: int = 0) -> float:
         """The memory of what is kept after so many more actions."""
-        after = self.pending(s) + inputs
+        after = self.pending[s] + inputs
         before = len(self.ends["F"][s]) + forwards - len(self.ends["I"][s]) - inputs
         return before * self.activation + after * self.weight_part
 
@@ -164,6 +163,6 @@ class _Draft:
         F, I, W = (self.seconds[kind] for kind in "FIW")
         deadline = self.clock[after] + F[after] + I[after] + self.latency
         over, spare = self.kept(s, forwards=1) - self.limit, max(self.idle) - self.idle[s]
-        first = min(self.pending(s), ceil(over / max(self.weight_part, _SMALL))) if over > 0 else 0
+        first = min(self.pending[s], ceil(over / max(self.weight_part, _SMALL))) if over > 0 else 0
         late = self.clock[s] + F[s] + first * W[s] > deadline
         return self.clock[s] >= deadline or (late and deadline - self.clock[s] <= spare)

@@ -53,16 +53,15 @@ class Partition:
     def __post_init__(self) -> None:
         stages, devices = len(self.bounds) - 1, len(self.speeds)
         layers = tuple(range(a, b) for a, b in pairwise(self.bounds))
-        sizes = tuple(map(len, layers))
-        place = tuple(s % devices for s, size in enumerate(sizes) for _ in range(size))
+        place = tuple(s % devices for s, r in enumerate(layers) for _ in r)
         sends = (*self.communication, 0.0) if self.communication else (0.0,) * len(self.costs)
         times = tuple(
             math.fsum(self.costs[r.start : r.stop]) / self.speeds[s % devices] + sends[r[-1]]
             for s, r in enumerate(layers)
         )
-        device_times = tuple(math.fsum(times[d::devices]) for d in range(devices))
-        vars(self).update(stages=stages, devices=devices, layers=layers, sizes=sizes, place=place)
-        vars(self).update(times=times, device_times=device_times, bottleneck=max(times))
+        vars(self).update(stages=stages, devices=devices, layers=layers, place=place)
+        vars(self).update(sizes=tuple(map(len, layers)), times=times, bottleneck=max(times))
+        vars(self).update(device_times=tuple(math.fsum(times[d::devices]) for d in range(devices)))
 
     def __str__(self) -> str:
         ends = [sorted({r.start + 1, r.stop}) for r in self.layers]
@@ -172,9 +171,8 @@ def _best_bounds(
                     kept = rest if s >= len(room) else 0  # nothing more comes to this device
                     left = *free[:device], kept, *free[device + 1 :]
                     value = squares + time * time, (-end, *behind)
-                    if held[start] <= sum(left) and value < grown.get(
-                        (start, left), (math.inf, ())
-                    ):
+                    known = grown.get((start, left), (math.inf, ()))
+                    if held[start] <= sum(left) and value < known:
                         grown[start, left] = value
             if len(grown) > MOST_STATES:
                 many = f"more than {MOST_STATES:,} partial splits"
@@ -277,14 +275,11 @@ class Verdict:
     bottleneck: float | None = None
     stages: tuple[tuple[int, ...], ...] = ()
     times: tuple[float, ...] = ()
+    best: bool = False
+    """Legal, and no legal split is faster."""
 
     def __bool__(self) -> bool:
         return self.ok
-
-    @property
-    def best(self) -> bool:
-        """Legal, and no legal split is faster."""
-        return self.ok and math.isclose(self.bottleneck or 0.0, self.optimum, rel_tol=1e-12)
 
 
 def judge(
@@ -346,7 +341,8 @@ def judge(
     )
     what, least = "device" if chunks == 1 else "chunk", best.bottleneck
     reason = reason or f"The slowest {what} takes {max(times):g}; the best possible is {least:g}."
-    found = least, sum(crosses), max(times), tuple(map(tuple, stages)), times
+    fastest = not rule and math.isclose(max(times), least, rel_tol=1e-12)
+    found = least, sum(crosses), max(times), tuple(map(tuple, stages)), times, fastest
     return Verdict(not rule, rule, reason, *found)
 
 
@@ -415,8 +411,8 @@ def read_assignment(
                     if abs(last - first) >= MOST:
                         way = "write layers as in '1-6' or '1,4,7'"
                         raise PartitionError(f"cannot read {short(word)}; {way}")
-                    step = 1 if first <= last else -1  # in the order written
-                    mine += range(first, last + step, step)
+                    # in the order written
+                    mine += range(first, last + 1) or range(first, last - 1, -1)
             return read
     if given and all(is_whole(number) and 0 <= number < MOST for number in given):
         bounds = given if given[0] == 0 else [*accumulate(given, initial=0)]
