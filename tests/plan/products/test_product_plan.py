@@ -120,8 +120,8 @@ def refused(name, a, b):
         pairs = zip(a.placements, b.placements, strict=False)
         moves = name == "local" and not all(stays(a, *pair) for pair in pairs)
         return a.mesh != b.mesh or moves
-    vector = len(b.shape) == 1
-    return vector and (name == "column_parallel" or (algorithms[name].axes and len(a.shape) == 1))
+    on_grid = "grid" in algorithms[name].options
+    return len(b.shape) == 1 and (name == "column_parallel" or (on_grid and len(a.shape) == 1))
 
 
 def check(name, a, b, **options):
@@ -161,7 +161,7 @@ def operands(draw):
 def choices(draw, name, ranks):
     """Options of ``name``, or none."""
     of = algorithms[name]
-    values = {"panel": [None, 1, 2, 3, 5], "grid": [None, *grids(ranks, of.axes or 1)]}
+    values = {"panel": [None, 1, 2, 3, 5], "grid": [None, *grids(ranks, len(of.cuts) or 1)]}
     return {option: draw(st.sampled_from(values[option])) for option in of.options}
 
 

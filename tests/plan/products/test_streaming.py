@@ -47,12 +47,12 @@ extent = st.integers(1, 40)
 @example(sizes=(1, 1, 3), chunks=((1, 1),) * 3, slots=3, room=1000, itemsize=4)
 def test_a_plan_covers_c_once_within_its_memory(part, sizes, chunks, slots, room, itemsize):
     asked = problem(*sizes, itemsize, chunks, workspace=lambda m, n, k: 2 * m * k)
-    limit = asked.memory(1, 1, 1) + room
+    limit = sum(asked.classes(1, 1, 1).values()) + room
     try:
         plan = plan_stream(asked, slots, limit)
     except DoesNotFitError:
         smallest = (min(pair) for pair in zip(chunks[2], sizes, strict=False))
-        assert asked.memory(*smallest, 1) > limit
+        assert sum(asked.classes(*smallest, 1).values()) > limit
         return
     assert plan.ledger.peak <= limit
     covered = np.zeros(sizes[:2], int)

@@ -16,7 +16,7 @@ side by side        gate 0 1 2 | up 0 1 2, ...            each rank has its part
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import pairwise, product
 from math import prod
@@ -40,20 +40,17 @@ class Shards:
     extent: int
     parts: tuple[tuple[Interval, ...], ...]
 
-    @property
-    def ranks(self) -> int:
-        return len(self.parts)
+    ranks: int = field(init=False, compare=False, repr=False)
+    counts: tuple[int, ...] = field(init=False, compare=False, repr=False)
+    """Indices that each rank holds."""
+    in_a_row: bool = field(init=False, compare=False, repr=False)
+    """Whether the parts, one rank's after the other's, are the dimension."""
 
-    @cached_property
-    def counts(self) -> tuple[int, ...]:
-        """Indices that each rank holds."""
-        return tuple(sum(stop - start for start, stop in part) for part in self.parts)
-
-    @cached_property
-    def in_a_row(self) -> bool:
-        """Whether the parts, one rank's after the other's, are the dimension."""
+    def __post_init__(self) -> None:
+        counts = tuple(sum(stop - start for start, stop in part) for part in self.parts)
         flat = [at for part in self.parts for at in part]
-        return [0, *(stop for _, stop in flat)] == [*(start for start, _ in flat), self.extent]
+        joined = [0, *(stop for _, stop in flat)] == [*(start for start, _ in flat), self.extent]
+        vars(self).update(ranks=len(self.parts), counts=counts, in_a_row=joined)
 
     def scaled(self, width: int) -> "Shards":
         """The same parts, each index being ``width`` indices: heads as columns."""
@@ -146,6 +143,7 @@ class Tiling:
     shape: tuple[int, ...]
     mesh: tuple[int, ...]
     placements: tuple[Placement, ...]
+    ranks: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         sharded = [p.dim for p in self.placements if isinstance(p, Shard)]
@@ -163,36 +161,30 @@ class Tiling:
             if not isinstance(placement, Placement):
                 rule = "a placement is Shard(dim), Replicate() or Partial()"
                 raise PlacementError(f"{rule}, got {placement!r}")
-            if isinstance(placement, Shard):
-                self._check_shard(placement, ranks, sharded)
-
-    def _check_shard(self, placement: Shard, ranks: int, sharded: list[int]) -> None:
-        """Refuse what does not fit; shards that are even are left out."""
-        dim, shards = placement.dim, placement.shards
-        if not 0 <= dim < len(self.shape):
-            raise PlacementError(
-                f"Shard({dim}) needs a dimension 0..{len(self.shape) - 1} of an array of shape "
-                f"{self.shape}; choose one of those"
-            )
-        if shards is None:
-            return
-        extent = self.shape[dim]
-        if shards == even_shards(extent, ranks):
-            even = (Shard(dim) if p is placement else p for p in self.placements)
-            object.__setattr__(self, "placements", tuple(even))
-        elif (shards.ranks, shards.extent) != (ranks, extent) or sharded.count(dim) > 1:
-            raise PlacementError(
-                f"shards of {shards.extent} indices over {shards.ranks} ranks do not fit dimension "
-                f"{dim} of an array of {list(self.shape)} over {ranks}, if along several axes then "
-                f"evenly; make them by even_shards({extent}, {ranks})"
-            )
+            if not isinstance(placement, Shard):
+                continue
+            dim, shards = placement.dim, placement.shards
+            if not 0 <= dim < len(self.shape):
+                raise PlacementError(
+                    f"Shard({dim}) needs a dimension 0..{len(self.shape) - 1} of an array of shape "
+                    f"{self.shape}; choose one of those"
+                )
+            if shards is None:
+                continue
+            extent = self.shape[dim]
+            if shards == even_shards(extent, ranks):  # what is even is not said
+                even = (Shard(dim) if p is placement else p for p in self.placements)
+                vars(self).update(placements=tuple(even))
+            elif (shards.ranks, shards.extent) != (ranks, extent) or sharded.count(dim) > 1:
+                raise PlacementError(
+                    f"shards of {shards.extent} indices over {shards.ranks} ranks do not fit "
+                    f"dimension {dim} of an array of {list(self.shape)} over {ranks}, if along "
+                    f"several axes then evenly; make them by even_shards({extent}, {ranks})"
+                )
+        vars(self).update(ranks=prod(self.mesh))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Tiling, (self.shape, self.mesh, self.placements)
-
-    @property
-    def ranks(self) -> int:
-        return prod(self.mesh)
 
     @cached_property
     def coordinates(self) -> tuple[tuple[int, ...], ...]:

@@ -66,15 +66,7 @@ class Algorithm:
     placements cut, and C may stay partial sums."""
     words: str = ""
     """The choices within it."""
-
-    @property
-    def axes(self) -> int:
-        """Of the grid that it takes; 0: it takes none."""
-        return len(self.cuts) if len(self.cuts) > 1 else 0
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        return (*["panel"] * ("{panel}" in self.words), *["grid"] * (self.axes > 0))
+    options: tuple[str, ...] = ()
 
     def __call__(self, a: Tiling, b: Tiling, **options: Any) -> ProductPlan:
         """The plan; options that are None are left out. Raises PlacementError."""
@@ -84,91 +76,105 @@ class Algorithm:
                 f"{self.name} has no option {', '.join(unknown)}; it takes "
                 f"{', '.join(self.options) or 'none at all'}"
             )
-        _check_operands(a, b)
+        right = all(t.shape and 0 not in t.shape for t in (a, b)) and len(b.shape) <= 2
+        if not right or a.shape[-1] != b.shape[0]:
+            raise PlacementError(
+                f"A {a.shape} and B {b.shape} do not multiply: A is [..., k] and B a matrix [k, n] "
+                f"or a vector [k], with every extent 1 or more; transpose one of them with .T?"
+            )
+        if a.ranks != b.ranks:
+            raise PlacementError(
+                f"A lies on {a.ranks} ranks and B on {b.ranks}; distribute both on one mesh"
+            )
+        for name, operand in (("A", a), ("B", b)):
+            if Partial() in operand.placements:
+                axis = operand.placements.index(Partial())
+                raise PlacementError(
+                    f"{name} is Partial() along mesh axis {axis}, and its partial sums are added "
+                    f"first: td.redistribute it to Replicate() or a Shard"
+                )
         panel = whole_number(
             "panel", given.get("panel", PANEL), 1, of="columns of A", error=PlacementError
         )
-        mesh = self._grid(a, b, given.get("grid")) if self.axes else a.mesh
-        placed = self._cut(a, b) if self.cuts else self._in_place(a, b)
+        mesh = self._grid(a, b, given.get("grid")) if "grid" in self.options else a.mesh
+        placed = self._placed(a, b)
         work = Tiling((*a.shape[:-1], *b.shape[1:]), mesh, tuple(placed))
-        result = _summed(work) if self.cuts else work
-        summed = (n > 1 for n, p in zip(mesh, placed, strict=True) if p == Partial())
-        sums, ranks = bool(self.cuts) and any(summed), range(work.ranks)
-        blocks = [self._blocks(a, b, work, rank) for rank in ranks]
-        panels = self._panels(blocks, work, panel if "panel" in self.options else None)
+        result, sums, ranks = work, False, range(work.ranks)
+        if self.cuts:  # after the reduce-scatter cut along the first dimension, if that is enough
+            scattered: Placement = Replicate()
+            if shape := work.shape:
+                longest = max(range(len(shape)), key=shape.__getitem__)
+                scattered = Shard(0 if shape[0] >= work.ranks else longest)
+            result = work.replaced(*(scattered if p == Partial() else p for p in placed))
+            sums = any(n > 1 for n, p in zip(mesh, placed, strict=True) if p == Partial())
+        panels = self._panels(a, b, work, panel if "panel" in self.options else None)
         partials = (fetch(work, rank, result.regions[rank]) if sums else () for rank in ranks)
         words = self.words.format(panel=panel, replication=mesh[-1])
         return ProductPlan(
             self.name, words, a, b, work, result, sums, tuple(panels), tuple(map(tuple, partials))
         )
 
-    def _blocks(self, a: Tiling, b: Tiling, work: Tiling, rank: int) -> list[ProductPanel]:
-        """What a rank multiplies, cut where the owner of a piece that it takes changes; on three
-        axes it has a part of each block of k, and those that get one more take turns."""
-        lead, region, layer, layers = len(a.shape) - 1, work.regions[rank], 0, 1
-        axes = (Shard(0) if p == Partial() else Replicate() for p in work.placements)
-        (depth,) = Tiling(a.shape[-1:], work.mesh, tuple(axes)).region(work.coordinates[rank])
-        if self.axes == 3:
-            depth, layer, layers = (0, a.shape[-1]), work.coordinates[rank][-1], work.mesh[-1]
-        of_a = tuple(fetch(a, rank, (*region[:lead], depth)))
-        of_b = tuple(fetch(b, rank, (depth, *region[lead:])))
-        if not of_a or not of_b:
-            return []
-        ends = {*depth, *chain(*(p.region[-1] for p in of_a), *(p.region[0] for p in of_b))}
-        whole, found = ProductPanel(depth, of_a, of_b), []
-        for start, stop in pairwise(sorted(ends)):
-            found.append(whole.part(*part_of(start, stop, layers, layer)))
-            layer = (layer - (stop - start)) % layers
-        return found
-
     def _panels(
-        self, blocks: list[list[ProductPanel]], work: Tiling, width: int | None
+        self, a: Tiling, b: Tiling, work: Tiling, width: int | None
     ) -> Iterator[tuple[ProductPanel, ...]]:
-        """By rank its blocks, panel by panel; whole where nothing of them is fetched. If all have
-        one, each begins with a block of which it has all, and fetches the next meanwhile."""
-        own = [
-            next((n for n, each in enumerate(mine) if each.size and not each.fetched(rank)), None)
-            for rank, mine in enumerate(blocks)
-        ]
-        for rank, mine in enumerate(blocks):
+        """By rank what it multiplies, panel by panel: blocks, cut where the owner of a piece that
+        it takes changes; whole where nothing of them is fetched. If all have one, each begins with
+        a block of which it has all, and fetches the next meanwhile. On three axes a rank has a part
+        of each block of k, and those that get one more take turns."""
+        lead, blocks, own = len(a.shape) - 1, list[list[ProductPanel]](), list[int | None]()
+        axes = tuple(Shard(0) if p == Partial() else Replicate() for p in work.placements)
+        depths = Tiling(a.shape[-1:], work.mesh, axes).regions
+        for rank, region in enumerate(work.regions):
+            (depth,), layer, layers = depths[rank], 0, 1
+            if len(self.cuts) == 3:
+                depth, layer, layers = (0, a.shape[-1]), work.coordinates[rank][-1], work.mesh[-1]
+            of_a = tuple(fetch(a, rank, (*region[:lead], depth)))
+            of_b = tuple(fetch(b, rank, (depth, *region[lead:])))
+            ends = {*depth, *chain(*(p.region[-1] for p in of_a), *(p.region[0] for p in of_b))}
+            whole, found = ProductPanel(depth, of_a, of_b), list[ProductPanel]()
+            for start, stop in pairwise(sorted(ends)) if of_a and of_b else ():
+                found.append(whole.part(*part_of(start, stop, layers, layer)))
+                layer = (layer - (stop - start)) % layers
+            blocks.append(found)
+            mine = (n for n, each in enumerate(found) if each.size and not each.fetched(rank))
+            own.append(next(mine, None))
+        for rank, found in enumerate(blocks):
             first, panels = 0 if None in own else own[rank] or 0, list[ProductPanel]()
-            if self.axes and width is None and mine:
-                first = sum(work.coordinates[rank]) * len(mine) // max(work.mesh) % len(mine)
-            for block in (each for each in (*mine[first:], *mine[:first]) if each.size):
+            if "grid" in self.options and width is None and found:
+                first = sum(work.coordinates[rank]) * len(found) // max(work.mesh) % len(found)
+            for block in (each for each in (*found[first:], *found[:first]) if each.size):
                 parts = -(-block.size // width) if width and block.fetched(rank) else 1
                 panels += (block.part(*depth) for depth in split(*block.depth, parts))
             yield tuple(panels)
 
-    def _cut(self, a: Tiling, b: Tiling) -> list[Placement]:
-        """By axis, what C is while ranks multiply: rows are the leading dimension that A is cut
-        along already, or its longest."""
-        rows, columns = len(a.shape) - 1, len(b.shape) - 1
-        if (self.cuts == "n" and not columns) or (self.axes and not rows + columns):
+    def _placed(self, a: Tiling, b: Tiling) -> list[Placement]:
+        """By axis, what C is while ranks multiply: as A and B lie, or as it is cut. Its rows are
+        the leading dimension that A is cut along already, or its longest."""
+        if not self.cuts:
+            if a.mesh != b.mesh:
+                raise PlacementError(
+                    f"{self.name} multiplies along one mesh, A lies on {a.mesh} and B on {b.mesh}; "
+                    f"distribute both on one mesh, or name another algorithm"
+                )
+            found = _as_they_lie(a, b)
+            axis = next((axis for axis, (_, stays) in enumerate(found) if not stays), None)
+            if axis is not None and self.name == "local":
+                raise PlacementError(
+                    f"mesh axis {axis}: {a.placements[axis]} @ {b.placements[axis]} cannot be "
+                    f"multiplied where it lies; use td.redistribute, or algorithm='gather'"
+                )
+            return [placement for placement, _ in found]
+        rows, columns, on_grid = len(a.shape) - 1, len(b.shape) - 1, "grid" in self.options
+        if (self.cuts == "n" and not columns) or (on_grid and not rows + columns):
             raise PlacementError(
-                f"{self.name} cuts {'rows and ' * (self.axes > 0)}columns of C, and the product of "
+                f"{self.name} cuts {'rows and ' * on_grid}columns of C, and the product of "
                 f"A {a.shape} and B {b.shape} has none; use row_parallel or gather"
             )
         taken = [p.dim for p in a.placements if isinstance(p, Shard) and p.dim < rows]
         longest = max(range(rows), key=lambda d: (d in taken, a.shape[d]), default=rows)
         along: dict[str, Placement] = {"m": Shard(longest), "k": Partial()}
         along["n"] = Shard(rows if columns else longest)
-        return [along[letter] for letter in (self.cuts if self.axes else self.cuts * len(a.mesh))]
-
-    def _in_place(self, a: Tiling, b: Tiling) -> list[Placement]:
-        """By axis, what C is as A and B lie."""
-        if a.mesh != b.mesh:
-            raise PlacementError(
-                f"{self.name} multiplies along one mesh, A lies on {a.mesh} and B on {b.mesh}; "
-                f"distribute both on one mesh, or name another algorithm"
-            )
-        found = _as_they_lie(a, b)
-        axis = next((axis for axis, (_, stays) in enumerate(found) if not stays), None)
-        if axis is not None and self.name == "local":
-            raise PlacementError(
-                f"mesh axis {axis}: {a.placements[axis]} @ {b.placements[axis]} cannot be "
-                f"multiplied where it lies; use td.redistribute, or algorithm='gather'"
-            )
-        return [placement for placement, _ in found]
+        return [along[letter] for letter in (self.cuts if on_grid else self.cuts * len(a.mesh))]
 
     def _grid(self, a: Tiling, b: Tiling, wanted: Any) -> tuple[int, ...]:
         """The grid: the one asked for, the mesh if it fits, or the one that moves least."""
@@ -180,13 +186,14 @@ class Algorithm:
             # of alike ones 2.5d keeps the mesh's rows: more of A is where it is multiplied
             return received, self.name == "2.5d" and p != a.mesh[0], grid
 
-        usable = list(grids(a.ranks, self.axes))
+        usable = list(grids(a.ranks, len(self.cuts)))
         if wanted is not None:
             grid = tuple(wanted) if isinstance(wanted, Iterable) else (wanted,)
             if grid not in usable or not all(map(is_whole, grid)):
                 raise PlacementError(
-                    f"{self.name} on {a.ranks} ranks needs a grid of {self.axes} extents whose "
-                    f"product is {a.ranks}, got {wanted!r}; for example {min(usable, key=moved)}"
+                    f"{self.name} on {a.ranks} ranks needs a grid of {len(self.cuts)} extents "
+                    f"whose product is {a.ranks}, got {wanted!r}; for example "
+                    f"{min(usable, key=moved)}"
                 )
             return grid
         if a.mesh == b.mesh and a.mesh in usable:
@@ -199,12 +206,12 @@ class Algorithm:
 
 _TABLE = (
     Algorithm("local"),
-    Algorithm("column_parallel", "n", "panel {panel}"),
-    Algorithm("row_parallel", "k", "panel {panel}"),
-    Algorithm("summa", "mn", "panel {panel}"),
-    Algorithm("cannon", "mn", "blocks"),
-    Algorithm("2.5d", "mnk", "replication {replication}, panel {panel}"),
-    Algorithm("3d", "mnk"),
+    Algorithm("column_parallel", "n", "panel {panel}", ("panel",)),
+    Algorithm("row_parallel", "k", "panel {panel}", ("panel",)),
+    Algorithm("summa", "mn", "panel {panel}", ("panel", "grid")),
+    Algorithm("cannon", "mn", "blocks", ("grid",)),
+    Algorithm("2.5d", "mnk", "replication {replication}, panel {panel}", ("panel", "grid")),
+    Algorithm("3d", "mnk", "", ("grid",)),
     Algorithm("gather"),
 )
 algorithms: Mapping[str, Algorithm] = MappingProxyType({each.name: each for each in _TABLE})
@@ -242,31 +249,3 @@ def _as_they_lie(a: Tiling, b: Tiling) -> list[tuple[Placement, bool]]:
         else:
             found.append((Replicate(), of_a == of_b))
     return found
-
-
-def _check_operands(a: Tiling, b: Tiling) -> None:
-    right = all(t.shape and 0 not in t.shape for t in (a, b)) and len(b.shape) <= 2
-    if not right or a.shape[-1] != b.shape[0]:
-        raise PlacementError(
-            f"A {a.shape} and B {b.shape} do not multiply: A is [..., k] and B a matrix [k, n] or "
-            f"a vector [k], with every extent 1 or more; transpose one of them with .T?"
-        )
-    if a.ranks != b.ranks:
-        raise PlacementError(
-            f"A lies on {a.ranks} ranks and B on {b.ranks}; distribute both on one mesh"
-        )
-    for name, operand in (("A", a), ("B", b)):
-        if Partial() in operand.placements:
-            raise PlacementError(
-                f"{name} is Partial() along mesh axis {operand.placements.index(Partial())}, and "
-                f"its partial sums are added first: td.redistribute it to Replicate() or a Shard"
-            )
-
-
-def _summed(work: Tiling) -> Tiling:
-    """Where C lies after the reduce-scatter: cut along its first dimension, if that is enough."""
-    if not work.shape:
-        return work.replaced(*(Replicate() for _ in work.mesh))
-    enough = work.shape[0] >= work.ranks
-    dim = 0 if enough else max(range(len(work.shape)), key=lambda d: work.shape[d])
-    return work.replaced(*(Shard(dim) if p == Partial() else p for p in work.placements))

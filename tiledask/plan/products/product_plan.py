@@ -7,8 +7,7 @@
 The same panels predict the traffic and are executed.
 """
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from itertools import chain
 from math import prod
 
@@ -47,16 +46,15 @@ class ProductPanel:
 
     def part(self, start: int, stop: int) -> "ProductPanel":
         """The step of indices start..stop of k, in which no piece begins or ends."""
-        depth = start, stop
-
-        def cut(pieces: Pieces, axis: int) -> Pieces:
-            return tuple(
-                Piece(p.source, p.destination, (*p.region[:axis], depth, *p.region[axis + 1 :]))
+        a, b = (
+            tuple(
+                Piece(p.source, p.destination, (*p.region[:k], (start, stop), *p.region[k + 1 :]))
                 for p in pieces
-                if p.region[axis][0] <= start < p.region[axis][1]
+                if p.region[k][0] <= start < p.region[k][1]
             )
-
-        return ProductPanel(depth, cut(self.a, len(self.a[0].region) - 1), cut(self.b, 0))
+            for pieces, k in ((self.a, len(self.a[0].region) - 1), (self.b, 0))
+        )
+        return ProductPanel((start, stop), a, b)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -77,28 +75,21 @@ class ProductPlan:
     """By rank, its panels in the order it takes them."""
     partials: tuple[Pieces, ...]
     """By rank, the pieces of ``work`` that it sums up; empty where nothing is summed."""
+    ranks: int = field(init=False)
+    fetched: tuple[Pieces, ...] = field(init=False)
+    """By rank, the pieces of A and B that it reads from other ranks."""
+    summed: tuple[Pieces, ...] = field(init=False)
+    """By rank, the partial sums that it reads from other ranks."""
+    sums_in_place: bool = field(init=False)
+    """Whether each rank adds its own product last, on top of the others' partial sums."""
 
-    @property
-    def ranks(self) -> int:
-        return self.result.ranks
-
-    @property
-    def sums_in_place(self) -> bool:
-        """Whether each rank adds its own product last, on top of the others' partial sums."""
-        return self.sums and bool(self.result.shape) and not any(self.fetched)
-
-    @cached_property
-    def fetched(self) -> tuple[Pieces, ...]:
-        """By rank, the pieces of A and B that it reads from other ranks."""
-        return tuple(
-            tuple(chain.from_iterable(panel.fetched(rank) for panel in mine))
-            for rank, mine in enumerate(self.panels)
-        )
-
-    @cached_property
-    def summed(self) -> tuple[Pieces, ...]:
-        """By rank, the partial sums that it reads from other ranks."""
-        return tuple(tuple(p for p in of if p.source != r) for r, of in enumerate(self.partials))
+    def __post_init__(self) -> None:
+        panels = enumerate(self.panels)
+        fetched = tuple(tuple(chain(*(panel.fetched(r) for panel in mine))) for r, mine in panels)
+        summed = tuple(tuple(p for p in of if p.source != r) for r, of in enumerate(self.partials))
+        in_place = self.sums and bool(self.result.shape) and not any(fetched)
+        vars(self).update(ranks=self.result.ranks, fetched=fetched, summed=summed)
+        vars(self).update(sums_in_place=in_place)
 
     def traffic(self, itemsize: int, sum_itemsize: int | None = None) -> Traffic:
         """Bytes and messages from rank to rank, of operands and of partial sums."""

@@ -7,7 +7,7 @@ several blocks        TensorSlice      what a rank holds, one behind the other i
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise, product
 from math import prod
 from typing import Any
@@ -69,6 +69,8 @@ class TensorSlice:
 
     shape: tuple[int, ...]
     parts: tuple[tuple[Interval, ...], ...]
+    local_shape: tuple[int, ...] = field(init=False, compare=False)
+    boxes: tuple[Region, ...] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         ends = zip(self.shape, self.parts, strict=False)
@@ -78,14 +80,8 @@ class TensorSlice:
                 f"a piece of an array of shape {self.shape} has intervals start < stop inside it "
                 f"for each axis, () where nothing is held; got {self.parts}"
             )
-
-    @property
-    def local_shape(self) -> tuple[int, ...]:
-        return tuple(sum(b - a for a, b in part) for part in self.parts)
-
-    @property
-    def boxes(self) -> tuple[Region, ...]:
-        return tuple(product(*self.parts))
+        local_shape = tuple(sum(b - a for a, b in part) for part in self.parts)
+        vars(self).update(local_shape=local_shape, boxes=tuple(product(*self.parts)))
 
     def views(self, local: Any) -> Iterator[tuple[Region, Any]]:
         """(box, the view of ``local`` that holds it)."""

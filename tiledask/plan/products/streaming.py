@@ -92,9 +92,6 @@ class Problem:
         }
         return found | {"runtime": RUNTIME + sum(found.values()) // 50}
 
-    def memory(self, m: int, n: int, w: int) -> int:
-        return sum(self.classes(m, n, w).values())
-
 
 @dataclass(frozen=True, repr=False)
 class StreamPlan:
@@ -141,7 +138,7 @@ def plan_stream(problem: Problem, slots: int, memory_limit: int) -> StreamPlan:
     for along_k, widest in product((chunk if chunk <= k else 1, 1), (PANEL, 1)):
         if cuts := _largest_tiles(problem, along_k, widest, slots, memory_limit):
             return plan_cuts(problem, cuts, slots, memory_limit)
-    smallest = problem.memory(min(of_c[0], m), min(of_c[1], n), 1)
+    smallest = sum(problem.classes(min(of_c[0], m), min(of_c[1], n), 1).values())
     raise DoesNotFitError(
         f"a tile of C and {AHEAD} pairs of panels take at least {format_up(smallest)} a slot, "
         f"allowed are {format_bytes(memory_limit)}; raise memory_limit, or store chunked matrices "
@@ -165,10 +162,7 @@ def _largest_tiles(
         return min(k, max(1, -(-narrow // along_k)) * along_k)
 
     def fits(p: int, q: int, width: int) -> bool:
-        return problem.memory(*tile(p, q), width) <= limit
-
-    def edges(extent: int, unit: int, units: int, parts: int) -> tuple[int, ...]:
-        return tuple(min(extent, edge * unit) for edge in ends_of(even(units, parts)))
+        return sum(problem.classes(*tile(p, q), width).values()) <= limit
 
     if not fits(most_p, most_q, panel(most_p, most_q)):
         return None
@@ -183,7 +177,9 @@ def _largest_tiles(
     width = panel(p, q)
     while width < k and fits(p, q, min(2 * width, k)):
         width = min(2 * width, k)
-    return Cuts(edges(m, along_m, most_p, p), edges(n, along_n, most_q, q), width)
+    rows_of, columns_of = ends_of(even(most_p, p)), ends_of(even(most_q, q))
+    edges = tuple(min(m, edge * along_m) for edge in rows_of)
+    return Cuts(edges, tuple(min(n, edge * along_n) for edge in columns_of), width)
 
 
 def plan_cuts(problem: Problem, cuts: Cuts, slots: int, memory_limit: int) -> StreamPlan:
