@@ -200,12 +200,12 @@ def test_who_reads_what(rows, size, stride, dilation, pads):
     assert split.before <= (reach - 1) // 2
     assert split.after <= reach // 2
     done = 0
-    for made, slab in zip(split.out, split.slabs, strict=True):
+    for made, ends, zeros in zip(split.out, split.reads, split.zeros, strict=True):
         wanted = {r for first in firsts[done : done + made] for r in range(first, first + reach)}
-        read = {*range(slab.start, slab.stop)}
+        read = {*range(*ends)}
         assert {r for r in wanted if 0 <= r < h} <= read
         if made:
-            assert slab.above + len(read) + slab.below == max(wanted) + 1 - min(wanted)
+            assert len(read) + sum(zeros) == max(wanted) + 1 - min(wanted)
         done += made
 
 

@@ -39,6 +39,7 @@ Rounds = tuple[tuple[Move, ...], ...]
 """By round, its moves. A rank begins a round when all it receives in the one before is there."""
 
 
+@cache
 def rounds(kind: str, algorithm: str, n: int, root: int = 0) -> Rounds:
     """The rounds of a collective among ``n`` ranks; none for a single rank.
 
@@ -54,7 +55,11 @@ def rounds(kind: str, algorithm: str, n: int, root: int = 0) -> Rounds:
             raise ConfigError(f"no {what} {name!r}; there are {', '.join(known)}")
     if not 0 <= root < n:
         raise ConfigError(f"root {root} is none of the group's ranks 0..{n - 1}; choose one")
-    return _rounds(kind, algorithm, n, root if kind in ROOTED else 0)
+    (makers, change), first = _MADE_FROM[kind], root if kind in ROOTED else 0
+    return tuple(
+        tuple(Move((s + first) % n, (d + first) % n, chunks, adds) for s, d, chunks, adds in moves)
+        for moves in change(makers[algorithm](n))
+    )
 
 
 def default(kind: str, n: int) -> str:
@@ -69,15 +74,6 @@ def default(kind: str, n: int) -> str:
     """
     most = n if kind == "all_to_all" else 2 if kind in ROOTED else 8
     return "direct" if n <= most else "tree"
-
-
-@cache
-def _rounds(kind: str, algorithm: str, n: int, root: int) -> Rounds:
-    makers, change = _MADE_FROM[kind]
-    return tuple(
-        tuple(Move((s + root) % n, (d + root) % n, chunks, adds) for s, d, chunks, adds in moves)
-        for moves in change(makers[algorithm](n))
-    )
 
 
 # -- rounds among n ranks, with root 0 -------------------------------------------------------------

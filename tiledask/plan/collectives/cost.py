@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from math import isqrt
-from typing import Any
 
 from tiledask.plan.collectives.algorithms import Move, rounds
 from tiledask.plan.intervals import even
@@ -30,10 +29,11 @@ class Cost:
     messages: tuple[int, ...]
 
 
+@lru_cache(10_000)  # a training has few different ones, of every rank in every micro-batch
 def cost(
     kind: str,
     algorithm: str,
-    counts: Sequence[int],
+    counts: tuple[int, ...],
     itemsize: int,
     root: int = 0,
     sum_itemsize: int | None = None,
@@ -43,16 +43,12 @@ def cost(
     ``counts``: one per rank; of an all_to_all one per pair, n*s + d from rank s to rank d.
     ``sum_itemsize``: bytes of an element of a sum under way, where that is wider than the array's.
 
-    >>> cost("all_reduce", "ring", [2, 1, 1], 8).sent
+    >>> cost("all_reduce", "ring", (2, 1, 1), 8).sent
     (40, 48, 40)
     """
-    return _cost(kind, algorithm, tuple(counts), itemsize, root, sum_itemsize)
-
-
-@lru_cache(10_000)  # a training has few different ones, of every rank in every micro-batch
-def _cost(kind: str, algorithm: str, counts: tuple[int, ...], *sizes: Any) -> Cost:
     sent, received, messages = ([0] * ranks_of(kind, counts) for _ in range(3))
-    for move, nbytes in chain.from_iterable(loads(kind, algorithm, counts, *sizes)):
+    moved = loads(kind, algorithm, counts, itemsize, root, sum_itemsize)
+    for move, nbytes in chain.from_iterable(moved):
         sent[move.source] += nbytes
         received[move.destination] += nbytes
         messages[move.source] += 1

@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tiledask.errors import ConfigError, PlacementError
-from tiledask.plan.intervals import ends_of
+from tiledask.plan.intervals import Interval, ends_of
 
-__all__ = ["RowSplit", "Slab", "Strip", "halo_strips", "halo_widths", "split_rows"]
+__all__ = ["RowSplit", "Strip", "halo_strips", "halo_widths", "split_rows"]
 
 
 class Strip(NamedTuple):
@@ -58,38 +58,24 @@ def halo_widths(extents: Sequence[int], rank: int, before: int, after: int) -> t
     return (min(before, start), min(after, behind)) if extents[rank] else (0, 0)
 
 
-class Slab(NamedTuple):
-    """The rows of the image that the windows of one rank read, and rows of zeros around them."""
-
-    start: int
-    stop: int
-    above: int
-    below: int
-
-
 @dataclass(frozen=True)
 class RowSplit:
-    """Made by `split_rows`."""
+    """Made by `split_rows`; each by rank."""
 
-    rows: tuple[int, ...]  # of the image, by rank; ``out`` are those of the output
+    rows: tuple[int, ...]  # of the image; ``out`` are those of the output
     out: tuple[int, ...]
-    slabs: tuple[Slab, ...]  # what each rank reads; nothing where it makes no output row
+    reads: tuple[Interval, ...]
+    """The rows of the image that its windows read; none where it makes no output row."""
+    zeros: tuple[tuple[int, int], ...]
+    """Rows of zeros above and below these."""
     before: int  # the most rows that any rank needs before its own: the halo that all get
     after: int
-
-    @property
-    def strips(self) -> tuple[Strip, ...]:
-        """Every loan of rows, from whoever has them; none where no window crosses."""
-        return halo_strips(self.rows, self.before, self.after)
-
-    def widths(self, rank: int) -> tuple[int, int]:
-        """Rows that ``rank`` borrows before and behind its own."""
-        return halo_widths(self.rows, rank, self.before, self.after)
-
-    def local(self, rank: int) -> slice:
-        """Where the slab of ``rank`` lies in its own rows with their halos."""
-        origin = sum(self.rows[:rank]) - self.widths(rank)[0]
-        return slice(self.slabs[rank].start - origin, self.slabs[rank].stop - origin)
+    strips: tuple[Strip, ...]
+    """Every loan of rows, from whoever has them; none where no window crosses."""
+    widths: tuple[tuple[int, int], ...]
+    """Rows that it borrows before and behind its own."""
+    local: tuple[Interval, ...]
+    """Where what it reads lies in its own rows with their halos."""
 
 
 def split_rows(
@@ -119,16 +105,18 @@ def split_rows(
     firsts = np.arange((padded - reach) // stride + 1) * stride - padding[0]
     middles = np.clip(firsts + (reach - 1) // 2, 0, max(h - 1, 0))
     owners = np.searchsorted(ends[1:], middles, side="right") if h else np.zeros(len(firsts), int)
-    slabs = []
+    reads, zeros = list[Interval](), list[tuple[int, int]]()
     for rank in range(len(rows)):
         mine = firsts[owners == rank].tolist()
-        if not mine:
-            slabs.append(Slab(ends[rank], ends[rank], 0, 0))
-            continue
-        start, stop = mine[0], mine[-1] + reach
+        start, stop = (mine[0], mine[-1] + reach) if mine else (ends[rank], ends[rank])
         above, below = (min(max(beyond, 0), stop - start) for beyond in (-start, stop - h))
-        slabs.append(Slab(min(max(start, 0), h), min(max(stop, 0), h), above, below))
+        zeros.append((above, below))
+        reads.append((min(max(start, 0), h), min(max(stop, 0), h)))
     out = tuple(np.bincount(owners, minlength=len(rows)).tolist())
-    before = max(0, *(first - slab.start for first, slab in zip(ends, slabs, strict=False)))
-    after = max(0, *(slab.stop - last for last, slab in zip(ends[1:], slabs, strict=True)))
-    return RowSplit(tuple(rows), out, tuple(slabs), before, after)
+    before = max(0, *(own - start for own, (start, _) in zip(ends, reads, strict=False)))
+    after = max(0, *(stop - own for own, (_, stop) in zip(ends[1:], reads, strict=True)))
+    widths = tuple(halo_widths(rows, rank, before, after) for rank in range(len(rows)))
+    origins = [own - ahead for own, (ahead, _) in zip(ends, widths, strict=False)]
+    local = tuple((a - at, b - at) for (a, b), at in zip(reads, origins, strict=True))
+    halos = before, after, halo_strips(rows, before, after)
+    return RowSplit(tuple(rows), out, tuple(reads), tuple(zeros), *halos, widths, local)

@@ -79,24 +79,31 @@ Shardings = dict[str, Replicate | Shard]
 """Placements by the weight's name. Names that weights do not have, such as biases, may be there."""
 
 
+def _layout(columns: dict[str, Shards], rows: dict[str, Shards]) -> Shardings:
+    """Of the matrices of a layer, and their biases: by columns or by rows."""
+    found: Shardings = {f"w{name}": Shard(1, shards) for name, shards in columns.items()}
+    found |= {f"b{name}": Shard(0, shards) for name, shards in columns.items()}
+    found |= {f"w{name}": Shard(0, shards) for name, shards in rows.items()}
+    return found | {f"b{name}": Replicate() for name in rows}
+
+
 def mlp_layout(inner: int, ranks: int) -> Shardings:
     """The layout of `mlp` and `swiglu_mlp`, gate and up apart or fused, ``inner`` columns wide."""
     shards = even_shards(inner, ranks)
     into = {"_1": shards, "_gate": shards, "_up": shards, "_gate_up": side_by_side(shards, shards)}
-    return _by_columns(into) | _by_rows("_2", shards) | _by_rows("_down", shards)
+    return _layout(into, {"_2": shards, "_down": shards})
 
 
 def attention_layout(heads: Any, ranks: int) -> Shardings:
     """The layout of `self_attention`, fused or not; kv heads on every rank that looks at them."""
     q, kv = (each.scaled(heads.width) for each in deal_heads(heads.query, heads.kv, ranks))
-    into = {"q": q, "k": kv, "v": kv, "qkv": side_by_side(q, kv, kv)}
-    return _by_columns(into) | _by_rows("o", q)
+    return _layout({"q": q, "k": kv, "v": kv, "qkv": side_by_side(q, kv, kv)}, {"o": q})
 
 
 def embedding_layout(vocabulary: int, ranks: int) -> Shardings:
     """The layout of a table [V, h], by rows, and of ``w_head`` [h, V] to logits, by columns."""
     shards = even_shards(vocabulary, ranks)
-    return {"table": Shard(0, shards)} | _by_columns({"_head": shards})
+    return {"table": Shard(0, shards)} | _layout({"_head": shards}, {})
 
 
 def block_layout(heads: Any, inner: int, ranks: int) -> Shardings:
@@ -106,12 +113,3 @@ def block_layout(heads: Any, inner: int, ranks: int) -> Shardings:
     for name, layer in layers.items():
         found |= {f"{name}.{weight}": placement for weight, placement in layer.items()}
     return found
-
-
-def _by_columns(names: dict[str, Shards]) -> Shardings:
-    found: Shardings = {f"w{name}": Shard(1, shards) for name, shards in names.items()}
-    return found | {f"b{name}": Shard(0, shards) for name, shards in names.items()}
-
-
-def _by_rows(name: str, shards: Shards) -> Shardings:
-    return {f"w{name}": Shard(0, shards), f"b{name}": Replicate()}

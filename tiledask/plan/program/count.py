@@ -109,17 +109,16 @@ def calls(program: ProgramData, rank: int) -> list[PlannedCall]:
     0B0 recv 0 8 0
     """
     role = program.role(rank)
-
-    def moved(op: Op) -> tuple[int, int, int]:
-        if op.kind == "collective":
-            return moved_by(nameless(op))[1][program.members(rank, op).index(rank)]
-        size = role.sizes[op.buffer]
-        return (size, 0, 1) if op.name == "send" else (0, size, 0)
-
-    each = {
-        name: [(op, moved(op)) for op in ops if op.kind in ("collective", "message")]
-        for name, ops in role.blocks.items()
-    }
+    each: dict[str, list[tuple[Op, tuple[int, int, int]]]] = {}
+    for name, ops in role.blocks.items():
+        each[name] = []
+        for op in ops:
+            if op.kind == "collective":
+                me = program.members(rank, op).index(rank)
+                each[name].append((op, moved_by(nameless(op))[1][me]))
+            elif op.kind == "message":
+                size = role.sizes[op.buffer]
+                each[name].append((op, (size, 0, 1) if op.name == "send" else (0, size, 0)))
     found = []
     for name, microbatch, _ in program.orders[rank]:
         label = label_of(name, microbatch)

@@ -15,7 +15,7 @@ axes of the mesh and coordinates along them, so that ranks with blocks of equal 
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cache, cached_property, lru_cache
+from functools import cache, lru_cache
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
@@ -179,22 +179,25 @@ class ProgramData:
     name: str = ""
     mesh: tuple[int, ...] = ()
     """(): all ranks along one axis."""
+    ranks: int = field(init=False, compare=False)
+    shape: tuple[int, ...] = field(init=False, compare=False)
+    """Of the mesh, of one axis too."""
+    coordinates: tuple[tuple[int, ...], ...] = field(init=False, compare=False)
+    """Where in the mesh each rank is."""
+    alike: list[list[int]] = field(init=False, compare=False)
+    """The ranks, by what they do: with one role and one order."""
 
-    @property
-    def ranks(self) -> int:
-        return len(self.orders)
+    def __post_init__(self) -> None:
+        alike: dict[tuple[int, int], list[int]] = {}
+        for rank, order in enumerate(self.orders):
+            alike.setdefault((self.role_of[rank], id(order)), []).append(rank)
+        shape = self.mesh or (len(self.orders),)
+        coordinates = tuple(product(*map(range, shape)))
+        vars(self).update(ranks=len(self.orders), shape=shape, coordinates=coordinates)
+        vars(self).update(alike=list(alike.values()))
 
     def role(self, rank: int) -> ProgramRole:
         return self.roles[self.role_of[rank]]
-
-    @cached_property
-    def shape(self) -> tuple[int, ...]:
-        return self.mesh or (self.ranks,)
-
-    @cached_property
-    def coordinates(self) -> tuple[tuple[int, ...], ...]:
-        """Where in the mesh each rank is."""
-        return tuple(product(*map(range, self.shape)))
 
     def peer(self, rank: int, op: Op) -> int:
         """The rank at the other end of a message."""
@@ -209,14 +212,6 @@ class ProgramData:
     def along(self, rank: int, axes: tuple[int, ...]) -> tuple[int, ...]:
         """The ranks that differ from ``rank`` along some axes only."""
         return _groups(self.shape, axes)[rank]
-
-    @cached_property
-    def alike(self) -> list[list[int]]:
-        """The ranks, by what they do: with one role and one order."""
-        found: dict[tuple[int, int], list[int]] = {}
-        for rank, order in enumerate(self.orders):
-            found.setdefault((self.role_of[rank], id(order)), []).append(rank)
-        return list(found.values())
 
     def sent(self, source: int, target: int) -> Iterator[tuple[str, int]]:
         """What a rank sends to another, in its order: the buffer and the micro-batch."""

@@ -40,7 +40,7 @@ from tiledask.plan.program.ops import (
     action_of,
     message,
 )
-from tiledask.plan.program.walk import Walk
+from tiledask.plan.program.walk import walk
 
 __all__ = ["Program"]
 
@@ -98,7 +98,7 @@ class Program(ProgramData):
             ...
         tiledask.errors.ProgramError: deadlock: turn 2 of rank 0, 0B.0: 'dx1 = recv from 1 @from_1' waits for rank 1; turn 0 of rank 1, 1F.0: 'x1 = recv from 0 @from_0' waits for rank 0, which never sends it to rank 1
         """  # noqa: E501
-        Walk(self).go()
+        walk(self)
         return self
 
     @cached_property
@@ -149,8 +149,24 @@ class Program(ProgramData):
         for ranks in self.alike:
             words = " ".join(map(str, ranks))
             text.append(f"rank {words}: {self.line_text(ranks[0])}".rstrip())
-        first = map(self.role_of.index, sorted({*self.role_of}))
-        return "\n".join([*text, *map(self.role_text, first)])
+        for number in sorted({*self.role_of}):
+            role = self.roles[number]
+            words = " ".join(str(rank) for rank, of in enumerate(self.role_of) if of == number)
+            text.append(f"of rank {words}: {_sizes(role.sizes)}".rstrip())
+            changed = role.state.keys() - role.accumulators - role.constants
+            kinds = {"stays": changed, "scratch": role.accumulators, "given": role.constants}
+            for word, names in kinds.items():
+                if sizes := {name: size for name, size in role.state.items() if name in names}:
+                    text.append(f"  {word} {_sizes(sizes)}")
+            for name, items in role.items.items():
+                shapes = (f"{item} {'x'.join(map(str, shape))}".rstrip() for item, shape in items)
+                text.append(f"  in {name}: {', '.join(shapes)}")
+            for base in dict.fromkeys(role.alias.values()):
+                here = (name for name, of in role.alias.items() if of == base)
+                text.append(f"  within {base}: {', '.join(here)}")
+            for name, block in role.blocks.items():
+                text += [f"  {name}", *(f"    {op!r}" for op in block)]
+        return "\n".join(text)
 
     def line_text(self, rank: int) -> str:
         """The order of a rank: blocks, each with its micro-batch.
@@ -165,26 +181,6 @@ class Program(ProgramData):
             words.append(f"({word}" if paired else f"{word})" if opened else word)
             opened = paired
         return " ".join(words)
-
-    def role_text(self, rank: int) -> str:
-        """The role of a rank, with all that have it: its buffers, and blocks with their ops."""
-        role, number = self.role(rank), self.role_of[rank]
-        ranks = [rank for rank, of in enumerate(self.role_of) if of == number]
-        text = [f"of rank {' '.join(map(str, ranks))}: {_sizes(role.sizes)}".rstrip()]
-        changed = role.state.keys() - role.accumulators - role.constants
-        kinds = {"stays": changed, "scratch": role.accumulators, "given": role.constants}
-        for word, names in kinds.items():
-            if sizes := {name: size for name, size in role.state.items() if name in names}:
-                text.append(f"  {word} {_sizes(sizes)}")
-        for name, items in role.items.items():
-            shapes = (f"{item} {'x'.join(map(str, shape))}".rstrip() for item, shape in items)
-            text.append(f"  in {name}: {', '.join(shapes)}")
-        for base in dict.fromkeys(role.alias.values()):
-            here = (name for name, of in role.alias.items() if of == base)
-            text.append(f"  within {base}: {', '.join(here)}")
-        for name, block in role.blocks.items():
-            text += [f"  {name}", *(f"    {op!r}" for op in block)]
-        return "\n".join(text)
 
     @classmethod
     def from_text(cls, text: str) -> Self:
@@ -214,8 +210,16 @@ class Program(ProgramData):
             elif found and found["block"] and roles:
                 roles[-1].blocks[line] = ()
             elif found and not found["block"] and roles and roles[-1].blocks:
-                block = [*roles[-1].blocks][-1]
-                roles[-1].blocks[block] += (_op(found),)
+                if buffer := found["sent"] or found["came"]:
+                    if buffer not in roles[-1].sizes:
+                        way = f"write its size, as in 'of rank 0: {buffer} 8 B'"
+                        raise ProgramError(f"line {number}: {buffer} is no buffer of it; {way}")
+                    kind, stream = "send" if found["sent"] else "recv", found["stream"]
+                    op = message(kind, buffer, int(found["peer"]), 0, stream or COMPUTE_STREAM)
+                else:
+                    writes = tuple((found["writes"] or "").split())
+                    op = Op(found["kernel"], tuple(found["reads"].split()), writes)
+                roles[-1].blocks[[*roles[-1].blocks][-1]] += (op,)
             else:
                 words = f"line {number} cannot be read: {short(line)}; write {_USUAL_LINES}"
                 raise ProgramError(words)
@@ -226,8 +230,19 @@ class Program(ProgramData):
                 f"ranks {sorted(steps)} and parts of {sorted(role_of)}"
             )
         numbers = tuple(role_of[rank] for rank in ranks)
-        orders = {(numbers[r], steps[r]): _order(steps[r], roles[numbers[r]], r) for r in ranks}
-        given = tuple(orders[numbers[r], steps[r]] for r in ranks)
+        orders: dict[tuple[int, str], Order] = {}
+        for rank in ranks:
+            blocks, order = roles[numbers[rank]].blocks, list[Step]()
+            for word in steps[rank].split():
+                match = _STEP.fullmatch(word)
+                if not match or match[2] not in blocks:
+                    raise ProgramError(
+                        f"rank {rank} has no part {short(word)}; write a part and its frame, as in "
+                        f"0F.3; its parts are {', '.join(blocks)}"
+                    )
+                order.append(Step(match[2], int(match[3]), bool(match[1])))
+            orders.setdefault((numbers[rank], steps[rank]), tuple(order))
+        given = tuple(orders[numbers[rank], steps[rank]] for rank in ranks)
         return cls(tuple(roles), given, numbers, name)
 
     __str__ = to_text
@@ -239,24 +254,3 @@ class Program(ProgramData):
 
 def _sizes(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {size} B" for name, size in sizes.items())
-
-
-def _order(text: str, role: ProgramRole, rank: int) -> Order:
-    found = []
-    for word in text.split():
-        match = _STEP.fullmatch(word)
-        if not match or match[2] not in role.blocks:
-            raise ProgramError(
-                f"rank {rank} has no part {short(word)}; write a part and its frame, as in 0F.3; "
-                f"its parts are {', '.join(role.blocks)}"
-            )
-        found.append(Step(match[2], int(match[3]), bool(match[1])))
-    return tuple(found)
-
-
-def _op(found: re.Match[str]) -> Op:
-    if buffer := found["sent"] or found["came"]:
-        kind, stream = "send" if found["sent"] else "recv", found["stream"] or COMPUTE_STREAM
-        return message(kind, buffer, int(found["peer"]), 0, stream)
-    writes = tuple((found["writes"] or "").split())
-    return Op(found["kernel"], tuple(found["reads"].split()), writes)

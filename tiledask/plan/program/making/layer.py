@@ -21,9 +21,9 @@ from tiledask.plan.collectives.shards import HeadCounts, block_layout
 from tiledask.plan.intervals import even
 from tiledask.plan.products.placement import Replicate, Shard, Tiling
 from tiledask.plan.program.count import calls
-from tiledask.plan.program.making.convolutions import ConvolutionLayers
+from tiledask.plan.program.making.convolutions import conv, pool
 from tiledask.plan.program.making.decoder import block_shapes
-from tiledask.plan.program.making.layers import LayerWeights
+from tiledask.plan.program.making.layers import LayerWeights, TensorLayers
 from tiledask.plan.program.making.tape import Tape, Value
 from tiledask.plan.program.ops import ProgramRole, Step
 from tiledask.plan.program.program import Program
@@ -46,41 +46,33 @@ def layer_program(
 ) -> Program:
     """The Program of a layer's forward and backward, on a mesh of (1, ranks).
 
-    layer       the method that writes it, of `ConvolutionLayers` or `TensorLayers`
+    layer       what writes it: a method of `TensorLayers`, "conv" or "pool"
     given       what it takes, and the gradient of the first of which it gives, if it has one
     options     what its method takes besides, by name
     terms       tokens, heads and regather of `TensorLayers`
     """
-    order = Step("forward", 0), Step("backward", 0)
-    roles = []
+    order, roles = (Step("forward", 0), Step("backward", 0)), list[ProgramRole]()
+    write: Any = {"conv": conv, "pool": pool}.get(layer) or getattr(TensorLayers, layer)
     for rank in range(ranks):
         xs, ws = (
             [Value(name, tiling.block_shape((rank,)), each) for name, tiling, each in part]
             for part in (given, weights)
         )
-        held = LayerWeights({w.name: w for w in ws})
-        layers = ConvolutionLayers(Tape(itemsize), held, ranks, rank, *terms)
-        roles.append(_role(layers, layer, xs, options))
+        held, tape = LayerWeights({w.name: w for w in ws}), Tape(itemsize)
+        tape.do("arguments", (), [tape.named(x.name, x.shape, x.itemsize) for x in xs])
+        y = write(TensorLayers(tape, held, ranks, rank, *terms), *xs, **dict(options))
+        tape.do("returns", (y,))
+        blocks = {"forward": tape.take()}
+        dy = tape.value("dy", y.shape, y.itemsize)
+        tape.do("arguments", (), (dy,))
+        found = tape.backward({y: dy})
+        tape.catch_up()
+        of_x = [found[xs[0]]] if xs[0] in found else []
+        tape.do("returns", [*of_x, *(held.gradients[name] for name in held.values)])
+        state = {name: w.size * w.itemsize for name, w in held.values.items()}
+        blocks["backward"] = tape.take()
+        roles.append(tape.role(blocks, state, constants=frozenset(state)))
     return Program(tuple(roles), (order,) * ranks, tuple(range(ranks)), layer, (1, ranks))
-
-
-def _role(
-    layers: ConvolutionLayers, layer: str, xs: list[Value], options: tuple[tuple[str, Any], ...]
-) -> ProgramRole:
-    tape, weights = layers.tape, layers.weights
-    tape.do("arguments", (), [tape.named(x.name, x.shape, x.itemsize) for x in xs])
-    y = getattr(layers, layer)(*xs, **dict(options))
-    tape.do("returns", (y,))
-    forward, rules = tape.take(), tape.take_rules()
-    dy = tape.value("dy", y.shape, y.itemsize)
-    tape.do("arguments", (), (dy,))
-    found = tape.backward(rules, {y: dy})
-    tape.catch_up()
-    of_x = [found[xs[0]]] if xs[0] in found else []
-    tape.do("returns", [*of_x, *(weights.gradients[name] for name in weights.values)])
-    state = {name: w.size * w.itemsize for name, w in weights.values.items()}
-    blocks = {"forward": forward, "backward": tape.take()}
-    return tape.role(blocks, state, constants=frozenset(state))
 
 
 LAYERS = {

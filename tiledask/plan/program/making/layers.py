@@ -28,10 +28,9 @@ class LayerWeights:
 
     def __init__(self, values: Mapping[str, Value]) -> None:
         self.values, self.gradients = values, dict[str, Value]()
-
-    def has(self, unit: str, name: str) -> bool:
-        """Whether a unit has such an array."""
-        return name in self.values
+        self.shapes: Mapping[str, Mapping[str, tuple[int, ...]]]
+        self.shapes = {"": {name: value.shape for name, value in values.items()}}
+        """By unit and name."""
 
     def weight(self, unit: str, name: str) -> Value:
         """An array of a unit as it is now: forward or backward."""
@@ -87,21 +86,13 @@ class TensorLayers:
 
     def summed(self, x: Value, label: str, ranks: int = 0, **more: Any) -> Value:
         """The sum over the ranks, or ``ranks`` of them."""
-        if self.ranks == 1:
-            return x
         return self.tape.all_reduce(x, label, (self.axis,), ranks or self.ranks, "tp", **more)
-
-    def summed_small(self, found: dict[str, Value], label: str) -> dict[str, Value]:
-        """The sums over the ranks of gradients by name, in one array."""
-        if self.ranks == 1:
-            return found
-        return self.tape.sum_small(found, None, label, (self.axis,), self.ranks, "tp")
 
     def with_bias(self, unit: str, w: str) -> list[str]:
         """The names of ``w`` and of its bias, if the unit has one."""
         room, dot, name = w.rpartition(".")
         b = f"{room}{dot}b{name[1:]}"
-        return [w, b] if self.weights.has(unit, b) else [w]
+        return [w, b] if b in self.weights.shapes[unit] else [w]
 
     # -- linear layers --------------------------------------------------------------------------
 
@@ -131,10 +122,9 @@ class TensorLayers:
             tape.do("cut", (dy,), parts, widths=widths)
         for d, whole, pair, label in zip(parts, wholes, pairs, labels, strict=True):
             again = self.gather_tokens(x, f"{label}/backward") if self.regather else whole
-            dx = self._dx(d, unit, pair[0], again.shape, turned)
-            of_x.append((x, self.reduce_output(dx, f"{label}/backward")))
-            with tape.gradients_of_weights():
-                found |= self._dw(d, again, unit, pair, turned)
+            dx, more = self._gradients(d, again, unit, pair, f"{label}/backward", turned)
+            of_x.append((x, dx))
+            found |= more
         with tape.gradients_of_weights():
             self.weights.bring(unit, self._shared(found, unit) if by_heads else found)
         return of_x
@@ -148,9 +138,9 @@ class TensorLayers:
             y = self.tape.make("add_bias", (y, self.weights.weight(unit, *b)), "y", y.shape)
         dy = yield y
         whole = self.gather_tokens(dy, f"{label}/backward")
-        dx = self._dx(whole, unit, w, x.shape)
+        dx, found = self._gradients(whole, x, unit, pair)
         with self.tape.gradients_of_weights():
-            self.weights.bring(unit, self._dw(whole, x, unit, pair))
+            self.weights.bring(unit, found)
         return [(x, dx)]
 
     def _linear(self, x: Value, pair: Sequence[str], unit: str, turned: bool = False) -> Value:
@@ -159,26 +149,25 @@ class TensorLayers:
         args: dict[str, Any] = {"turned": turned or None, "product": (rows, x.shape[-1], y[-1])}
         return self.tape.make("linear", (x, w, *b), "y", y, **args)
 
-    def _dx(
-        self, dy: Value, unit: str, w: str, shape: tuple[int, ...], turned: bool = False
-    ) -> Value:
-        product = prod(dy.shape[:-1]), dy.shape[-1], shape[-1]
-        args: dict[str, Any] = {"turned": turned or None, "product": product}
-        reads = dy, self.weights.weight(unit, w)
-        return self.tape.make("linear_grad_input", reads, "dx", shape, **args)
-
-    def _dw(
-        self, dy: Value, x: Value, unit: str, pair: Sequence[str], turned: bool = False
-    ) -> dict[str, Value]:
-        """The gradients of w and its bias, by name."""
-        found = {
-            name: self.tape.value(hint, self.weights.weight(unit, name).shape)
-            for name, hint in zip(pair, ("dw", "db"), strict=False)
-        }
-        product = x.shape[-1], prod(x.shape[:-1]), dy.shape[-1]
-        args: dict[str, Any] = {"turned": turned or None, "product": product}
-        self.tape.do("linear_grad_weight", (dy, x), tuple(found.values()), **args)
-        return found
+    def _gradients(
+        self, dy: Value, x: Value, unit: str, pair: Sequence[str], label: str = "",
+        turned: bool = False,
+    ) -> tuple[Value, dict[str, Value]]:  # fmt: skip
+        """dx, summed over the ranks if it has a ``label``; those of w and its bias, by name."""
+        tape, rows, (k, n) = self.tape, prod(dy.shape[:-1]), (x.shape[-1], dy.shape[-1])
+        args: dict[str, Any] = {"turned": turned or None, "product": (rows, n, k)}
+        reads = dy, self.weights.weight(unit, pair[0])
+        dx = tape.make("linear_grad_input", reads, "dx", x.shape, **args)
+        if label:
+            dx = self.reduce_output(dx, label)
+        with tape.gradients_of_weights():
+            found = {
+                name: tape.value(hint, self.weights.weight(unit, name).shape)
+                for name, hint in zip(pair, ("dw", "db"), strict=False)
+            }
+            args["product"] = k, rows, n
+            tape.do("linear_grad_weight", (dy, x), tuple(found.values()), **args)
+        return dx, found
 
     # -- norms, sums, activations ---------------------------------------------------------------
 
@@ -189,7 +178,7 @@ class TensorLayers:
         """RMSNorm if ``gated``, else LayerNorm; over each token's width."""
         tape, kernel, weight = self.tape, "rms_norm" if gated else "layer_norm", self.weights.weight
         names = [f"{name}.{kind}" for kind in ("w" if gated else "wb")]
-        names = [n for n in names if self.weights.has(unit, n)]
+        names = [n for n in names if n in self.weights.shapes[unit]]
         y, each = tape.value("y", x.shape), x.resized(-1, 1)
         kept = [tape.value("inverse", each, tape.accum_itemsize)]
         kept += [] if gated else [tape.value("mean", each, tape.accum_itemsize)]
@@ -201,7 +190,8 @@ class TensorLayers:
         tape.do(f"{kernel}_grad", (dy, x, *kept, *weights), (dx, *found.values()))
         with tape.gradients_of_weights(later=True):
             if self.tokens:  # each rank has seen its own tokens only
-                found = self.summed_small(found, f"{label}/backward")
+                among = f"{label}/backward", (self.axis,), self.ranks, "tp"
+                found = tape.sum_small(found, None, *among)
             self.weights.bring(unit, found)
         return [(x, dx)]
 
@@ -302,7 +292,7 @@ class TensorLayers:
 
     def _into(self, x: Value, unit: str, room: str, one: str, *several: str) -> Value:
         """A `column_linear` of the layer called ``room``, by one matrix if it has that."""
-        mine = (one,) if self.weights.has(unit, f"{room}.{one}") else several
+        mine = (one,) if f"{room}.{one}" in self.weights.shapes[unit] else several
         labels, names = (
             [f"{start}{name}" for name in mine] for start in (f"{unit}/{room}/", f"{room}.")
         )

@@ -19,7 +19,7 @@ Zhang et al., Dive into Deep Learning, "Training on Multiple GPUs": the shapes o
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from itertools import starmap
 from math import prod
@@ -33,7 +33,8 @@ from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.intervals import even, split
 from tiledask.plan.products.placement import Replicate, Shard, Tiling
 from tiledask.plan.program.count import STEP, PlannedCall, calls
-from tiledask.plan.program.making.convolutions import ConvolutionLayers, WindowTerms
+from tiledask.plan.program.making.convolutions import WindowTerms, conv, flat, part, pool
+from tiledask.plan.program.making.layers import TensorLayers
 from tiledask.plan.program.making.tape import Tape, Value, Written, layer, needed
 from tiledask.plan.program.making.zero import DATA, UnitStates, flat_name
 from tiledask.plan.program.ops import ProgramRole, Step
@@ -82,6 +83,13 @@ class Split:
     """Parts of a stage."""
     in_space: bool = False
     """Whether a part has some rows of the images; otherwise some units of the layers."""
+    shape: tuple[int, int, int] = field(init=False, compare=False)
+    """(copies, stages, parts)."""
+    ranks: int = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        shape = self.copies, self.stages, self.parts
+        vars(self).update(shape=shape, ranks=prod(shape))
 
     @classmethod
     def of(cls, ways: Mapping[str, int] | str, ranks: int = 1) -> "Split":
@@ -102,14 +110,6 @@ class Split:
         stages_of(stages)
         return cls(copies, stages, units * rows, in_space="space" in ways)
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return self.copies, self.stages, self.parts
-
-    @property
-    def ranks(self) -> int:
-        return prod(self.shape)
-
     def at(self, rank: int) -> tuple[int, int, int]:
         """(copy, stage, part) of a rank."""
         copy, stage, part = map(int, np.unravel_index(rank, self.shape))
@@ -123,10 +123,6 @@ class Split:
             )
             for kind, shape in SHAPES[name].items()
         }
-
-    def shapes(self, name: str, part: int) -> dict[str, tuple[int, ...]]:
-        """Of what a part has of a layer's weights."""
-        return {k: tiling.block_shape((part,)) for k, tiling in self.tilings(name).items()}
 
     def __str__(self) -> str:
         names = *WAYS[:2], WAYS[3 if self.in_space else 2]
@@ -177,13 +173,15 @@ class _Step:
         self.parts, self.layers = ways.parts, stages_of(ways.stages)[self.stage]
         self.space, self.whole = ways.in_space, ways.parts == 1
         self.tape = Tape(itemsize)
-        shapes = {NAMES[i]: ways.shapes(NAMES[i], self.part) for i in self.layers}
+        tilings = {NAMES[i]: ways.tilings(NAMES[i]) for i in self.layers}
+        at = (self.part,)
+        shapes = {n: {k: t.block_shape(at) for k, t in of.items()} for n, of in tilings.items()}
         axes = (DATA, PARTS) if self.space else (DATA,)
         given = self.tape, shapes, recipe, 0, prod(ways.shape[axis] for axis in axes), 0
         self.states = UnitStates(*given, together=("gradients", axes))
-        self.alone = ConvolutionLayers(self.tape, self.states, 1, 0, axis=PARTS)
+        self.alone = TensorLayers(self.tape, self.states, 1, 0, axis=PARTS)
         """What a part does by itself."""
-        self.all = ConvolutionLayers(self.tape, self.states, self.parts, self.part, axis=PARTS)
+        self.all = TensorLayers(self.tape, self.states, self.parts, self.part, axis=PARTS)
 
     def role(self) -> ProgramRole:
         """All of a step, in one block."""
@@ -197,16 +195,38 @@ class _Step:
             shape = self.images, 1, SIDE, SIDE
             x = begun = tape.make("images", (), "images", shape, rows=self.images)
             x = self._own(x, 2, even(SIDE, self.parts)) if self.space else x
+        layers, splits = (self.all, rows_of(self.parts)) if self.space else (self.alone, {})
+        means = WindowTerms((2, 2), (2, 2))
         for i in self.layers:
-            with states.scope(NAMES[i]):
-                x = self._layer(i, x)
-        if last == LAST:
-            seed = x = self._loss(x)
+            name = NAMES[i]
+            with states.scope(name):
+                if i and not self.space and not self.whole:
+                    x = self._gathered(x, i - 1)
+                if i == DENSE:
+                    x = flat(self.alone, self._to_images(x) if self.space and not self.whole else x)
+                if i < DENSE:
+                    rows, columns = SHAPES[name]["w"][2:]
+                    window, split = WindowTerms((rows, columns)), splits.get(name)
+                    x = conv(layers, x, name, window, split, f"{name}/", summed=False)
+                else:
+                    x = self.alone.column_linear(x, name, ("w",), ("",))
+                if i < LAST:
+                    x = self.alone.through("relu", x, x.shape[-1])
+                if i < DENSE:
+                    x = pool(layers, x, means, splits.get(f"{name}/pool"), f"{name}/pool/")
+        if last == LAST:  # by units every part has the loss of all images, in space of its own
+            n, classes_of = self.images, (UNITS[NAMES[LAST]],)
+            classes = tape.make("classes", (), "classes", (n,), 8, rows=n)
+            if self.space:
+                classes = self._own(classes, 0, even(n, self.parts))
+            elif not self.whole:
+                x = self._gathered(x, LAST)
+            seed = x = self.alone.loss(x, classes, classes_of, self.batch)
             tape.do("add_loss", (total, x), (total,), shares=1 if self.space else self.parts)
         else:
             tape.goes(x, f"{NAMES[last]}/forward/y", stage + 1, STAGES)
             seed = self._comes(last, "backward/dy", stage + 1)
-        found = tape.backward(tape.take_rules(), {x: seed})
+        found = tape.backward({x: seed})
         if first:
             tape.goes(found[begun], f"{NAMES[first - 1]}/backward/dy", stage - 1, STAGES)
         states.update({})
@@ -215,35 +235,9 @@ class _Step:
         accumulators = frozenset(states.accumulators | {"loss"})
         return tape.role({STEP: ops}, state, accumulators=accumulators)
 
-    def _layer(self, i: int, x: Value) -> Value:
-        name, alone = NAMES[i], self.alone
-        if i and not self.space and not self.whole:
-            x = self._gathered(x, i - 1)
-        if i == DENSE:
-            x = alone.flat(self._to_images(x) if self.space and not self.whole else x)
-        if i >= DENSE:
-            y = alone.column_linear(x, name, ("w",), ("",))
-            return y if i == LAST else alone.through("relu", y, y.shape[-1])
-        layers, splits = (self.all, rows_of(self.parts)) if self.space else (alone, {})
-        rows, columns = SHAPES[name]["w"][2:]
-        window, pool = WindowTerms((rows, columns)), WindowTerms((2, 2), (2, 2))
-        y = layers.conv(x, name, window, splits.get(name), f"{name}/", summed=False)
-        y = layers.through("relu", y, y.shape[-1])
-        return layers.pool(y, pool, splits.get(f"{name}/pool"), f"{name}/pool/")
-
-    def _loss(self, y: Value) -> Value:
-        """By units every part has that of all images, in space that of its own."""
-        n = self.images
-        classes = self.tape.make("classes", (), "classes", (n,), 8, rows=n)
-        if self.space:
-            classes = self._own(classes, 0, even(n, self.parts))
-        elif not self.whole:
-            y = self._gathered(y, LAST)
-        return self.alone.loss(y, classes, (UNITS[NAMES[LAST]],), self.batch)
-
     def _own(self, x: Value, dim: int, counts: tuple[int, ...]) -> Value:
         """This part's share of what all have."""
-        return self.all.part(x, dim, ("part", PARTS, counts), counts[self.part])
+        return part(self.tape, x, dim, ("part", PARTS, counts), counts[self.part])
 
     # -- between the parts of a stage -----------------------------------------------------------
 

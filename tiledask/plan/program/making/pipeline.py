@@ -11,7 +11,7 @@ x_s is what comes into stage s, dx_s the gradient of it, kept_s what the forward
 backward; for_w_s the part of that which the gradient of the weights needs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -62,30 +62,24 @@ def program(
     sizes = {f"{name}{s}": size for s in range(last + 1) for name, size in kept.items()}
     for s, size in enumerate(np.broadcast_to(given, last).tolist()):
         sizes |= {f"x{s + 1}": size, f"dx{s + 1}": size}
-    ranks = range(schedule.devices)
-    roles, orders = zip(*(_rank(schedule, rank, sizes, split) for rank in ranks), strict=True)
-    return Program(roles, orders, tuple(ranks), schedule.name)
-
-
-def _rank(
-    schedule: Schedule, device: int, sizes: Mapping[str, int], split: bool
-) -> tuple[ProgramRole, Order]:
-    """What a device's role is, and its order."""
-    actions, pipelines = schedule.orders[device], len(schedule.places)
-    keys = {(a.stage, a.microbatch % pipelines, KINDS.index(a.kind)) for a in actions}
-    blocks: Blocks = {}
-    name_of = {
-        (stage, pipeline, KINDS[k]): add_block(
-            blocks, f"{stage}{KINDS[k]}", _ops(schedule, KINDS[k], stage, pipeline, split)
+    pipelines, roles, orders = len(schedule.places), list[ProgramRole](), list[Order]()
+    for actions in schedule.orders:
+        keys = {(a.stage, a.microbatch % pipelines, KINDS.index(a.kind)) for a in actions}
+        blocks: Blocks = {}
+        name_of = dict[tuple[int, int, str], str]()
+        for stage, pipeline, k in sorted(keys):
+            kind = KINDS[k]
+            ops = _ops(schedule, kind, stage, pipeline, split)
+            name_of[stage, pipeline, kind] = add_block(blocks, f"{stage}{kind}", ops)
+        orders.append(
+            tuple(
+                Step(name_of[s, i % pipelines, kind], i, (kind, s, i) in schedule.pairs)
+                for kind, s, i in actions
+            )
         )
-        for stage, pipeline, k in sorted(keys)
-    }
-    steps = [
-        Step(name_of[a.stage, a.microbatch % pipelines, a.kind], a.microbatch, a in schedule.pairs)
-        for a in actions
-    ]
-    written = [name for ops in blocks.values() for op in ops for name in op.writes]
-    return ProgramRole(blocks, {name: sizes[name] for name in written}), tuple(steps)
+        written = (name for ops in blocks.values() for op in ops for name in op.writes)
+        roles.append(ProgramRole(blocks, {name: sizes[name] for name in written}))
+    return Program(tuple(roles), tuple(orders), tuple(range(len(roles))), schedule.name)
 
 
 def _ops(schedule: Schedule, kind: str, s: int, pipeline: int, split: bool) -> tuple[Op, ...]:

@@ -84,6 +84,7 @@ class Tape:
         self.sizes: dict[str, int] = {}
         self.items: dict[str, Items] = {}
         self.alias: dict[str, str] = {}
+        """By buffer that takes the place of state, or of a part of it."""
         self._names: dict[str, int] = {}
         self.rules: Rules = []
         self._later: list[Op] = []
@@ -144,11 +145,6 @@ class Tape:
         self.sizes[name] = prod(shape) * itemsize
         return Value(name, tuple(shape), itemsize)
 
-    def put_within(self, value: Value, state: Value) -> Value:
-        """``value``, a buffer that takes the place of ``state``, or of a part of it."""
-        self.alias[value.name] = self.alias.get(state.name, state.name)
-        return value
-
     # -- ops --------------------------------------------------------------------------------------
 
     def do(
@@ -181,13 +177,11 @@ class Tape:
 
     def goes(self, x: Value, name: str, peer: int, axis: int = 0) -> None:
         """``x``, made in this block, goes under a name that other ranks know."""
-        old, x.name = x.name, name
-        self.sizes[name] = self.sizes.pop(old)
-
-        def new(names: tuple[str, ...]) -> tuple[str, ...]:
-            return tuple(name if n == old else n for n in names)
-
-        self.ops[:] = [replace(op, reads=new(op.reads), writes=new(op.writes)) for op in self.ops]
+        new = {x.name: name}
+        self.sizes[name], x.name = self.sizes.pop(x.name), name
+        for at, op in enumerate(self.ops):
+            reads, writes = (tuple(new.get(n, n) for n in names) for names in (op.reads, op.writes))
+            self.ops[at] = replace(op, reads=reads, writes=writes)
         self.ops.append(message("send", name, peer, axis))
 
     def together(
@@ -215,30 +209,37 @@ class Tape:
     def all_reduce(
         self, x: Value, label: str, axes: tuple[int, ...], ranks: int, stream: str, **args: Any
     ) -> Value:
-        """The sum over ``ranks`` ranks, in even chunks."""
+        """The sum over ``ranks`` ranks, in even chunks; of one rank ``x`` itself."""
+        if ranks == 1:
+            return x
         counts = even(x.size, ranks)
         return self.together("all_reduce", x, label, axes, counts=counts, stream=stream, **args)
 
     def sum_small(
-        self, values: Mapping[str, Value], itemsize: int | None, label: str, *among: Any
+        self,
+        values: dict[str, Value],
+        itemsize: int | None,
+        label: str,
+        axes: tuple[int, ...],
+        ranks: int,
+        stream: str,
     ) -> dict[str, Value]:
         """The sums of values by name, in one array; as of `all_reduce`."""
+        if ranks == 1:
+            return values
         items = tuple((name, value.shape) for name, value in values.items())
         flat = self.value("packed", (sum(v.size for v in values.values()),), itemsize, items)
         self.do("pack", list(values.values()), (flat,))
-        total = self.all_reduce(flat, label, *among)
+        total = self.all_reduce(flat, label, axes, ranks, stream)
         return {n: Value(f"{total.name}[{n}]", shape, total.itemsize) for n, shape in items}
 
     # -- backwards --------------------------------------------------------------------------------
 
-    def take_rules(self, since: int = 0) -> Rules:
-        """What is on the tape, from rule ``since`` on, taken off."""
-        rules, self.rules = self.rules[since:], self.rules[:since]
-        return rules
-
-    def backward(self, rules: Rules, gradients: Mapping[Value, Value]) -> dict[Value, Value]:
-        """Write the backward of some rules; the gradients of all that they began with."""
-        found = dict(gradients)
+    def backward(self, gradients: Mapping[Value, Value], since: int = 0) -> dict[Value, Value]:
+        """Write the backward of what is on the tape, from rule ``since`` on, and take it off; the
+        gradients of all that it began with."""
+        found, rules = dict(gradients), self.rules[since:]
+        del self.rules[since:]
         for y, rule in reversed(rules):
             if y is None:
                 rule(found)

@@ -11,7 +11,7 @@
 Ranks whose blocks have equal shapes share a role: made once, whatever the mesh.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import product
@@ -79,20 +79,6 @@ class TrainingTerms:
         mine = {unit for s in here for unit in self.model.stage_units(s, self.cut)}
         return tuple(unit for unit in self.model.units if unit in mine)
 
-    def holders(self, unit: str) -> tuple[int, ...]:
-        """The pipeline ranks that hold a unit."""
-        stages = range(self.schedule.stages)
-        here = (s for s in stages if unit in self.model.stage_units(s, self.cut))
-        return tuple(sorted({device for s in here for device in self.schedule.holders(s)}))
-
-    @property
-    def guarded(self) -> tuple[int, ...]:
-        """The mesh's axes over which the norm of all gradients is added up, if it is: copies of
-        the model have the same ones, unless ZeRO shards these."""
-        if not self.scaled and not self.clipped:
-            return ()
-        return (0, 1, 2) if self.zero else (1, 2)
-
 
 def step_program(terms: TrainingTerms, mesh: tuple[int, int, int]) -> Program:
     """The Program of a step of a training on a (dp, tp, pp) mesh; nothing is computed."""
@@ -108,8 +94,8 @@ def end_program(terms: TrainingTerms, mesh: tuple[int, int, int], saved: bool) -
     """The Program of what a mesh does after the last step; ``saved``: a checkpoint is written, of
     whole arrays, so that it is taken up again under any other layout."""
     tensors = [s.tensor for s in terms.recipe.states if s.tensor != "gradients"]
-
-    def made(rank: int) -> ProgramRole:
+    (first, role_of), roles = _alike(terms, mesh), list[ProgramRole]()
+    for rank in first:
         tape, states = _states(terms, mesh, rank)
         found = {
             (tensor, unit): states.whole(tensor, unit)
@@ -118,17 +104,14 @@ def end_program(terms: TrainingTerms, mesh: tuple[int, int, int], saved: bool) -
         }
         state = states.state
         if saved:
-            state, loss, ranks = state | {"loss": 8}, LOSS, mesh[DATA] * mesh[PIPELINE]
-            if ranks > 1:
-                loss = tape.all_reduce(loss, "loss", (DATA, PIPELINE), ranks, "all")
+            state, ranks = state | {"loss": 8}, mesh[DATA] * mesh[PIPELINE]
+            loss = tape.all_reduce(LOSS, "loss", (DATA, PIPELINE), ranks, "all")
             tape.do("write_checkpoint", (loss, *found.values()), what=tuple(found))
         weights = {unit: whole for (tensor, unit), whole in found.items() if tensor == "weights"}
         tape.do("bring", list(weights.values()), units=tuple(weights))
-        return tape.role({"end": tape.ops}, state, constants=frozenset(state))
-
-    first, role_of = _alike(terms, mesh)
+        roles.append(tape.role({"end": tape.ops}, state, constants=frozenset(state)))
     order, name = (Step("end", 0),), "checkpoint" if saved else "weights brought back"
-    return Program(tuple(map(made, first)), (order,) * prod(mesh), role_of, name, mesh)
+    return Program(tuple(roles), (order,) * prod(mesh), role_of, name, mesh)
 
 
 def _states(
@@ -145,8 +128,16 @@ def _alike(
 ) -> tuple[list[int], tuple[int, ...]]:
     """(the first rank of each role, by rank the number of its role): of equal shapes of blocks and
     of what ZeRO leaves them, and equal ``of_copy``."""
-    dp, tp, pp = mesh
-    blocks = [_blocks(terms, tp, t) for t in range(tp)]
+    (dp, tp, pp), model, blocks = mesh, terms.model, list[Any]()
+    heads, units = model.head_counts, ("embedding", "layer 0", "head")
+    tilings = [each for unit in units for each in model.tilings(unit, tp).values()]
+    for t in range(tp):
+        held = [of for each in tilings if (of := each.shards())]
+        counts = [(of.counts[t], *(ranks for ranks, _ in of.shared() if t in ranks)) for of in held]
+        tokens = even(model.sequence, tp)[t] if terms.sequence_parallel else 0
+        looks = part_of(0, heads.query, tp, t)[0] % (heads.query // heads.kv)
+        # the last: where, among the kv heads here, queries begin to look
+        blocks.append((tuple(counts), tokens, looks))
     kept: dict[tuple[int, int], tuple[tuple[int, ...], ...]] = {}
     for t, p in product(range(tp), range(pp)) if terms.zero else ():
         shapes = (terms.model.shapes(unit, tp, t).values() for unit in terms.units(p))
@@ -158,21 +149,6 @@ def _alike(
     first: dict[Any, tuple[int, int]] = {}
     role_of = [first.setdefault(key, (len(first), rank))[0] for rank, key in enumerate(keys)]
     return [rank for _, rank in first.values()], tuple(role_of)
-
-
-def _blocks(terms: TrainingTerms, ranks: int, rank: int) -> Any:
-    """What the shapes on a tensor rank follow from."""
-    model, found = terms.model, []
-    for unit in ("embedding", "layer 0", "head"):
-        for tiling in model.tilings(unit, ranks).values():
-            if held := tiling.shards():
-                shared = [ranks for ranks, _ in held.shared() if rank in ranks]
-                found.append((held.counts[rank], *shared))
-    tokens = even(model.sequence, ranks)[rank] if terms.sequence_parallel else 0
-    heads = model.head_counts
-    first, _ = part_of(0, heads.query, ranks, rank)
-    looks = first % (heads.query // heads.kv)  # where, among the kv heads here, queries begin to
-    return tuple(found), tokens, looks
 
 
 # -- one role --------------------------------------------------------------------------------------
@@ -190,9 +166,13 @@ class _Stages:
         self.tape, self.states = _states(terms, mesh, rank, split)
         self.came: set[Value] = set()
         """What the stage under way has not made in its layers."""
+        # the axes over which the norm of all gradients is added up, if it is: copies of the model
+        # have the same ones, unless ZeRO shards these
+        axes = (0, 1, 2) if terms.zero else (1, 2)
+        self.guarded: tuple[int, ...] = axes if terms.scaled or terms.clipped else ()
         width = self.model.head_counts.width
         angles = self.model.sequence * width * self.tape.accum_itemsize if self.model.gated else 0
-        numbers = {"loss": 8, "updates": 8, "scale": 8 * bool(terms.guarded), "angles": angles}
+        numbers = {"loss": 8, "updates": 8, "scale": 8 * bool(self.guarded), "angles": angles}
         self.numbers = {name: size for name, size in numbers.items() if size}
         """What else stays: the losses' sum, the number of updates, the scale, the angles."""
 
@@ -209,9 +189,35 @@ class _Stages:
             made = self._stage(stage, n, suffix)
             kinds = [kind for kind in KINDS if (kind, stage) in self.actions]
             for kind, i in product(kinds, here):
-                sent = self._to_ranks(made[kind], places[i])
-                names[kind, stage, n, i] = add_block(blocks, f"{stage}{kind}", sent, suffix)
-        self._update()
+                ops = list[Op]()
+                for op in made[kind]:  # to and from ranks of stages, where these are others
+                    rank = places[i][op["peer"]] if op.kind == "message" else None
+                    if rank is not None:
+                        op = message(op.name, op.buffer, rank, PIPELINE)
+                    ops += [op] if rank != self.device else []
+                names[kind, stage, n, i] = add_block(blocks, f"{stage}{kind}", ops, suffix)
+        terms, model = self.terms, self.model
+        holders: dict[str, tuple[int, ...]] = {}  # the pipeline ranks that hold each unit
+        for unit in self.states.shapes:
+            stages = range(self.last + 1)
+            there = (s for s in stages if unit in model.stage_units(s, terms.cut))
+            holders[unit] = tuple(sorted({d for s in there for d in self.schedule.holders(s)}))
+        among = {
+            unit: ("tied table" if model.tied and unit == "embedding" else f"{unit}/replicas", of)
+            for unit, of in holders.items()
+            if len(of) > 1
+        }
+        norm, axes, ranks = None, self.guarded, self.mesh[TENSOR]
+        if axes:  # some numbers of a unit may be held by several tensor ranks, and count on one
+            norm = {
+                unit: any(
+                    any(held.shared()) if (held := tiling.shards()) else ranks > 1
+                    for tiling in model.tilings(unit, ranks).values()
+                )
+                for unit, of in holders.items()
+                if of[0] == self.device
+            }
+        self.states.update(among, norm, axes, prod(self.mesh[axis] for axis in axes))
         blocks["update"] = tuple(tape.take())
         steps = [
             Step(
@@ -226,26 +232,6 @@ class _Stages:
         constants = frozenset(states.constants | ({"angles"} & state.keys()))
         role = tape.role(blocks, state, accumulators=accumulators, constants=constants)
         return role, (Step("begin", 0), *steps, Step("update", 0))
-
-    def _update(self) -> None:
-        terms, model, mine = self.terms, self.model, self.states.shapes
-        holders = {unit: terms.holders(unit) for unit in mine}
-        among = {
-            unit: ("tied table" if model.tied and unit == "embedding" else f"{unit}/replicas", of)
-            for unit, of in holders.items()
-            if len(of) > 1
-        }
-        norm, axes, ranks = None, terms.guarded, self.mesh[TENSOR]
-        if axes:  # some numbers of a unit may be held by several tensor ranks, and count on one
-            norm = {
-                unit: any(
-                    any(held.shared()) if (held := tiling.shards()) else ranks > 1
-                    for tiling in model.tilings(unit, ranks).values()
-                )
-                for unit, of in holders.items()
-                if of[0] == self.device
-            }
-        self.states.update(among, norm, axes, prod(self.mesh[axis] for axis in axes))
 
     # -- a stage ----------------------------------------------------------------------------------
 
@@ -292,11 +278,11 @@ class _Stages:
             y = self._goes(x, f"x{s + 1}{suffix}", s + 1)
             if y is not x:
                 tape.rules.append((y, lambda d: [(first, d)]))
-        forward, rules = tape.take(), tape.take_rules()
+        forward = tape.take()
         if s != self.last:
             dy = tape.comes(f"dx{s + 1}{suffix}", shape, s + 1)
             self.came.add(dy)
-        tape.backward(rules, {y: dy})
+        tape.backward({y: dy})
         of_weights, backward = tape.of_weights, tape.take()
         sent = {f"x{s + 1}{suffix}": 0, f"dx{s}{suffix}": 0}  # whoever takes them reads them
         needed([forward, backward, of_weights], self.states.state | self.numbers | sent)
@@ -315,11 +301,11 @@ class _Stages:
         """A block whose forward is done again in its backward."""
         tape, before = self.tape, len(self.tape.rules)
         y = self._block(layers, x, unit)
-        tape.take_rules(before)
+        del tape.rules[before:]
         dy = yield y
         before = len(tape.rules)
         again = self._block(layers, x, unit, "backward", again=False)
-        return [(x, tape.backward(tape.take_rules(before), {again: dy})[x])]
+        return [(x, tape.backward({again: dy}, before)[x])]
 
     def _loss(self, layers: TensorLayers, x: Value, targets: Value) -> Value:
         model, states = self.model, self.states
@@ -341,11 +327,3 @@ class _Stages:
             x = self.tape.make("hand_on", (x,), "handed", x.shape, x.itemsize)
         self.tape.goes(x, name, other)
         return x
-
-    def _to_ranks(self, ops: Sequence[Op], place: Sequence[int]) -> Iterator[Op]:
-        """The same, with messages to and from the ranks of stages, where these are others."""
-        for op in ops:
-            if op.kind != "message":
-                yield op
-            elif (rank := place[op["peer"]]) != self.device:
-                yield message(op.name, op.buffer, rank, PIPELINE)

@@ -117,10 +117,6 @@ class UnitStates(LayerWeights):
         flat = self._flat[unit]
         return Value(f"{flat.name}[{name}]", self.shapes[unit][name], flat.itemsize)
 
-    def has(self, unit: str, name: str) -> bool:
-        """Whether a unit has such an array."""
-        return name in self.shapes[unit]
-
     def bring(self, unit: str, found: Mapping[str, Value]) -> None:
         """Gradients are added up; where these are sharded, when the unit's are all there."""
         if self.sharded["gradients"]:
@@ -165,9 +161,9 @@ class UnitStates(LayerWeights):
         mine = {unit: self._kept("gradients", unit) for unit in self.shapes}
         for unit, (label, holders) in among.items():
             g = mine[unit]
-            total = tape.all_reduce(g, label, (PIPELINE,), len(holders), "pp", among=holders)
-            mine[unit] = tape.put_within(total, g)
-        if self.together and self.copies > 1:  # one behind the other in one array
+            mine[unit] = tape.all_reduce(g, label, (PIPELINE,), len(holders), "pp", among=holders)
+            tape.alias[mine[unit].name] = g.name
+        if self.together:  # one behind the other in one array
             each = self.bytes["gradients"]
             mine = tape.sum_small(mine, each, *self.together, self.copies, "dp")
         else:
@@ -181,8 +177,8 @@ class UnitStates(LayerWeights):
             kept = [self._kept(name, unit) for name in names]
             writes = list(kept)
             if self.zero in (1, 2):
-                made = tape.value("new", g.shape, self.bytes["weights"])
-                new[unit] = tape.put_within(made, self._kept("weights", unit))
+                new[unit] = tape.value("new", g.shape, self.bytes["weights"])
+                tape.alias[new[unit].name] = self._kept("weights", unit).name
                 writes[names.index("weights")] = new[unit]
             part = ("part", DATA, self.extents[unit]) if self.zero in (1, 2) else None
             tape.do("step", (updates, g, *kept, *guards), writes, states=names, part=part)
@@ -199,7 +195,8 @@ class UnitStates(LayerWeights):
         else:
             label = f"{unit}/gradients"
             total = self.tape.all_reduce(g, label, (DATA,), self.copies, "dp")
-        return self.tape.put_within(total, g)
+        self.tape.alias[total.name] = self.tape.alias.get(g.name, g.name)
+        return total
 
     def _guard(
         self, mine: Mapping[str, Value], norm: Mapping[str, bool], axes: tuple[int, ...], ranks: int
@@ -216,8 +213,7 @@ class UnitStates(LayerWeights):
                 reads += [owned]
         masked = tuple(norm.values())
         total = tape.make("square_sum", reads, "squares", (), 8, masked=masked)
-        if ranks > 1:
-            total = tape.all_reduce(total, "norm", axes, ranks, "all")
+        total = tape.all_reduce(total, "norm", axes, ranks, "all")
         scale = Value("scale", (), 8)
         names = ("factor", "divisor") if mine else ("factor",)  # some ranks hold nothing
         guards = [tape.value(name, (), 8) for name in names]
