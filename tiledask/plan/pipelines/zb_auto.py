@@ -83,20 +83,21 @@ class _Draft:
         """The whole order. ``punctual``: the warm-up never delays the first I; otherwise it leaves
         no gap before it. ``hold``: a stage that is ahead of the next may leave out a forward.
         ``greedy``: a W goes into a gap that is shorter, even on a stage with time to spare."""
+        done, (F, I, W) = self.ends["F"], (self.seconds[kind] for kind in "FIW")
         for s in self.stages:
             self.put("F", s)
         # between F0 and I0 as many forwards as fit in memory and time
         extra, ready = [0 for _ in self.stages], -float("inf")
         for s in reversed(self.stages):
-            clock, F = self.clock[s], self.seconds["F"][s]
+            clock = self.clock[s]
             while (
                 1 + extra[s] < microbatches
                 and self.kept(s, forwards=extra[s] + 1) <= self.limit
-                and (clock + F <= ready if punctual else clock < ready)
+                and (clock + F[s] <= ready if punctual else clock < ready)
             ):
                 extra[s] += 1
-                clock += F
-            ready = max(clock, ready) + self.seconds["I"][s] + self.latency
+                clock += F[s]
+            ready = max(clock, ready) + I[s] + self.latency
         for s in self.stages[1:]:  # each stage fewer than the one before, or all there are
             everything = 1 + extra[s - 1] == microbatches
             extra[s] = min(extra[s], extra[s - 1] if everything else max(0, extra[s - 1] - 1))
@@ -106,8 +107,17 @@ class _Draft:
             self.put("I", s)
         for _ in range(1, microbatches):
             left = [s for s in self.stages if len(self.ends["F"][s]) < microbatches]
-            # never a forward without one of the stage behind
-            held = max((s for s in left if hold and self.is_ahead(s)), default=-1)
+            held = -1  # never a forward without one of the stage behind
+            for s in left if hold else []:
+                # the next stage has enough to do without another forward from this
+                if s + 1 not in self.stages or len(done[s]) < len(done[s + 1]) + 2:
+                    continue
+                deadline = self.clock[s + 1] + F[s + 1] + I[s + 1] + self.latency
+                over, spare = self.kept(s, forwards=1) - self.limit, max(self.idle) - self.idle[s]
+                first = ceil(over / max(self.weight_part, _SMALL)) if over > 0 else 0
+                late = self.clock[s] + F[s] + min(self.pending[s], first) * W[s] > deadline
+                if self.clock[s] >= deadline or (late and deadline - self.clock[s] <= spare):
+                    held = s
             for s in left:
                 if s > held:
                     self.put_after_weights("F", s, greedy)
@@ -154,15 +164,3 @@ class _Draft:
         after = self.pending[s] + inputs
         before = len(self.ends["F"][s]) + forwards - len(self.ends["I"][s]) - inputs
         return before * self.activation + after * self.weight_part
-
-    def is_ahead(self, s: int) -> bool:
-        """Whether the next stage has enough to do without another forward from ``s``."""
-        after, done = s + 1, self.ends["F"]
-        if after not in self.stages or len(done[s]) < len(done[after]) + 2:
-            return False
-        F, I, W = (self.seconds[kind] for kind in "FIW")
-        deadline = self.clock[after] + F[after] + I[after] + self.latency
-        over, spare = self.kept(s, forwards=1) - self.limit, max(self.idle) - self.idle[s]
-        first = min(self.pending[s], ceil(over / max(self.weight_part, _SMALL))) if over > 0 else 0
-        late = self.clock[s] + F[s] + first * W[s] > deadline
-        return self.clock[s] >= deadline or (late and deadline - self.clock[s] <= spare)

@@ -154,28 +154,26 @@ def _largest_tiles(
     (m, n, k), (*_, (along_m, along_n)) = problem.extents, problem.chunks
     most_p, most_q = -(-m // along_m), -(-n // along_n)
 
-    def tile(p: int, q: int) -> tuple[int, int]:
-        return min(m, -(-most_p // p) * along_m), min(n, -(-most_q // q) * along_n)
+    def tried(p: int, q: int, wide: int = 0) -> tuple[Sides, int, bool]:
+        """Of p x q parts a tile, the panel (``wide`` if it is given), and whether they fit."""
+        rows, columns = min(m, -(-most_p // p) * along_m), min(n, -(-most_q // q) * along_n)
+        narrow = min(widest, max(rows, columns) // 4)
+        width = wide or min(k, max(1, -(-narrow // along_k)) * along_k)
+        return (rows, columns), width, sum(problem.classes(rows, columns, width).values()) <= limit
 
-    def panel(p: int, q: int) -> int:
-        narrow = min(widest, max(tile(p, q)) // 4)
-        return min(k, max(1, -(-narrow // along_k)) * along_k)
-
-    def fits(p: int, q: int, width: int) -> bool:
-        return sum(problem.classes(*tile(p, q), width).values()) <= limit
-
-    if not fits(most_p, most_q, panel(most_p, most_q)):
+    if not tried(most_p, most_q)[-1]:
         return None
     p = q = 1
-    while not fits(p, q, panel(p, q)) or p * q < min(slots, most_p * most_q):
-        rows, columns = tile(p, q)
+    (rows, columns), width, fits = tried(p, q)
+    while not fits or p * q < min(slots, most_p * most_q):
         if p < most_p and (rows >= columns or q == most_q):
             p += 1
         else:
             q += 1
+        (rows, columns), width, fits = tried(p, q)
     q = next((more for more in range(q, min(most_q, 2 * q) + 1) if p * more % slots == 0), q)
-    width = panel(p, q)
-    while width < k and fits(p, q, min(2 * width, k)):
+    _, width, _ = tried(p, q)
+    while width < k and tried(p, q, min(2 * width, k))[-1]:
         width = min(2 * width, k)
     rows_of, columns_of = ends_of(even(most_p, p)), ends_of(even(most_q, q))
     edges = tuple(min(m, edge * along_m) for edge in rows_of)

@@ -21,7 +21,7 @@ from tiledask.plan.collectives.cost import loads, ranks_of
 from tiledask.plan.collectives.rows import halo_strips
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.products.traffic import Traffic
-from tiledask.plan.program.ops import Op, Order, ProgramData, ProgramRole, action_of, buffer_of
+from tiledask.plan.program.ops import Op, ProgramData, action_of, buffer_of
 
 __all__ = ["STEP", "PlannedCall", "call_label", "calls", "count", "label_of", "memory", "moved_by"]
 __all__ += ["nameless"]
@@ -134,38 +134,33 @@ def memory(program: ProgramData) -> Ledger:
     """
     rows: dict[int, list[tuple[str, str, int, str]]] = {}
     for ranks in program.alike:
-        rows |= dict.fromkeys(ranks, _fullest(program.role(ranks[0]), program.orders[ranks[0]]))
+        role, order = program.role(ranks[0]), program.orders[ranks[0]]
+        ops = [(step, op) for step in order for op in role.blocks[step.block]]
+        born: dict[tuple[str, int], int] = {}
+        dies: dict[tuple[str, int], int] = {}
+        change = [0] * (len(ops) + 1)
+        for at, (step, op) in enumerate(ops):
+            for name in op.writes:
+                born[buffer_of(name), step.microbatch] = at
+            for name in (*op.reads, *op.writes):
+                dies[buffer_of(name), step.microbatch] = at
+            if op.args:
+                change[at] += op["work"]
+                change[at + 1] -= op["work"]
+        own = role.sizes.keys() - role.alias.keys()
+        born = {key: at for key, at in born.items() if key[0] in own}
+        for key, at in born.items():
+            change[at] += role.sizes[key[0]]
+            change[dies[key] + 1] -= role.sizes[key[0]]
+        moment, when = int(np.argmax(list(accumulate(change)))), ALWAYS
+        found = [(name, ALWAYS, size, "stays") for name, size in role.state.items()]
+        if ops:
+            step, op = ops[moment]
+            when = f"{step.block}.{step.microbatch}"
+            alive = Counter(key[0] for key, at in born.items() if at <= moment <= dies[key])
+            for name, size in role.sizes.items():
+                if number := alive[name]:
+                    found.append((name, when, number * size, f"{number} x {size:g}"))
+            found += [("work space", when, op["work"], op.name)] if op["work"] else []
+        rows |= dict.fromkeys(ranks, found or [("nothing", when, 0, "")])
     return Ledger.of(Row(rank, *row) for rank in sorted(rows) for row in rows[rank])
-
-
-def _fullest(role: ProgramRole, order: Order) -> list[tuple[str, str, int, str]]:
-    """(what, when, bytes, of how many) is held then."""
-    found = [(name, ALWAYS, size, "stays") for name, size in role.state.items()]
-    ops = [(step, op) for step in order for op in role.blocks[step.block]]
-    if not ops:
-        return found or [("nothing", ALWAYS, 0, "")]
-    born: dict[tuple[str, int], int] = {}
-    dies: dict[tuple[str, int], int] = {}
-    change = [0] * (len(ops) + 1)
-    for at, (step, op) in enumerate(ops):
-        for name in op.writes:
-            born[buffer_of(name), step.microbatch] = at
-        for name in (*op.reads, *op.writes):
-            dies[buffer_of(name), step.microbatch] = at
-        if op.args:
-            change[at] += op["work"]
-            change[at + 1] -= op["work"]
-    own = role.sizes.keys() - role.alias.keys()
-    born = {key: at for key, at in born.items() if key[0] in own}
-    for key, at in born.items():
-        change[at] += role.sizes[key[0]]
-        change[dies[key] + 1] -= role.sizes[key[0]]
-    moment = int(np.argmax(list(accumulate(change))))
-    step, op = ops[moment]
-    when = f"{step.block}.{step.microbatch}"
-    alive = Counter(key[0] for key, at in born.items() if at <= moment <= dies[key])
-    for name, size in role.sizes.items():
-        if number := alive[name]:
-            found.append((name, when, number * size, f"{number} x {size:g}"))
-    found += [("work space", when, op["work"], op.name)] if op["work"] else []
-    return found or [("nothing", when, 0, "")]

@@ -152,12 +152,14 @@ class Program(ProgramData):
         for number in sorted({*self.role_of}):
             role = self.roles[number]
             words = " ".join(str(rank) for rank, of in enumerate(self.role_of) if of == number)
-            text.append(f"of rank {words}: {_sizes(role.sizes)}".rstrip())
             changed = role.state.keys() - role.accumulators - role.constants
             kinds = {"stays": changed, "scratch": role.accumulators, "given": role.constants}
+            heads: dict[str, Mapping[str, int]] = {f"of rank {words}:": role.sizes}
             for word, names in kinds.items():
-                if sizes := {name: size for name, size in role.state.items() if name in names}:
-                    text.append(f"  {word} {_sizes(sizes)}")
+                heads[f"  {word}"] = {n: size for n, size in role.state.items() if n in names}
+            for head, sizes in heads.items():
+                of_each = ", ".join(f"{name} {size} B" for name, size in sizes.items())
+                text += [f"{head} {of_each}".rstrip()] if sizes or head[0] == "o" else []
             for name, items in role.items.items():
                 shapes = (f"{item} {'x'.join(map(str, shape))}".rstrip() for item, shape in items)
                 text.append(f"  in {name}: {', '.join(shapes)}")
@@ -250,7 +252,3 @@ class Program(ProgramData):
     def __repr__(self) -> str:
         name = f"{self.name}: " if self.name else ""
         return f"{type(self).__name__}({name}{self.ranks} ranks)"
-
-
-def _sizes(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {size} B" for name, size in sizes.items())

@@ -124,6 +124,10 @@ class Split:
             for kind, shape in SHAPES[name].items()
         }
 
+    def shapes(self, name: str, part: int) -> dict[str, tuple[int, ...]]:
+        """Of what a part has of a layer's weights."""
+        return {k: tiling.block_shape((part,)) for k, tiling in self.tilings(name).items()}
+
     def __str__(self) -> str:
         names = *WAYS[:2], WAYS[3 if self.in_space else 2]
         each = (f"{name} {n}" for name, n in zip(names, self.shape, strict=True) if n > 1)
@@ -173,9 +177,7 @@ class _Step:
         self.parts, self.layers = ways.parts, stages_of(ways.stages)[self.stage]
         self.space, self.whole = ways.in_space, ways.parts == 1
         self.tape = Tape(itemsize)
-        tilings = {NAMES[i]: ways.tilings(NAMES[i]) for i in self.layers}
-        at = (self.part,)
-        shapes = {n: {k: t.block_shape(at) for k, t in of.items()} for n, of in tilings.items()}
+        shapes = {NAMES[i]: ways.shapes(NAMES[i], self.part) for i in self.layers}
         axes = (DATA, PARTS) if self.space else (DATA,)
         given = self.tape, shapes, recipe, 0, prod(ways.shape[axis] for axis in axes), 0
         self.states = UnitStates(*given, together=("gradients", axes))
@@ -194,7 +196,9 @@ class _Step:
         else:
             shape = self.images, 1, SIDE, SIDE
             x = begun = tape.make("images", (), "images", shape, rows=self.images)
-            x = self._own(x, 2, even(SIDE, self.parts)) if self.space else x
+            if self.space:
+                own = even(SIDE, self.parts)
+                x = part(tape, x, 2, ("part", PARTS, own), own[self.part])
         layers, splits = (self.all, rows_of(self.parts)) if self.space else (self.alone, {})
         means = WindowTerms((2, 2), (2, 2))
         for i in self.layers:
@@ -218,7 +222,8 @@ class _Step:
             n, classes_of = self.images, (UNITS[NAMES[LAST]],)
             classes = tape.make("classes", (), "classes", (n,), 8, rows=n)
             if self.space:
-                classes = self._own(classes, 0, even(n, self.parts))
+                own = even(n, self.parts)
+                classes = part(tape, classes, 0, ("part", PARTS, own), own[self.part])
             elif not self.whole:
                 x = self._gathered(x, LAST)
             seed = x = self.alone.loss(x, classes, classes_of, self.batch)
@@ -235,10 +240,6 @@ class _Step:
         accumulators = frozenset(states.accumulators | {"loss"})
         return tape.role({STEP: ops}, state, accumulators=accumulators)
 
-    def _own(self, x: Value, dim: int, counts: tuple[int, ...]) -> Value:
-        """This part's share of what all have."""
-        return part(self.tape, x, dim, ("part", PARTS, counts), counts[self.part])
-
     # -- between the parts of a stage -----------------------------------------------------------
 
     @layer
@@ -247,7 +248,7 @@ class _Step:
         units = even(UNITS[name], self.parts)
         dy = yield self.all.along("all_gather", x, f"{name}/forward/y", 1, units, UNITS[name])
         if boundary == LAST:  # every part had all of the loss
-            return [(x, self._own(dy, 1, units))]
+            return [(x, part(self.tape, dy, 1, ("part", PARTS, units), units[self.part]))]
         label, mine = f"{name}/backward/dy", units[self.part]
         dx = self.all.along("reduce_scatter", dy, label, 1, units, mine, extents=units)
         return [(x, dx)]
