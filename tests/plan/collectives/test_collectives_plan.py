@@ -69,19 +69,6 @@ def test_moves_carry_what_the_closed_forms_say(data, which, n, itemsize):
     assert (counted.sent, counted.received) == bytes_of(kind, algorithm, sizes, root)
 
 
-@pytest.mark.parametrize("n", range(2, 10))
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_published_factors_where_it_divides(algorithm, n):
-    """NVIDIA nccl-tests, doc/PERFORMANCE.md; Thakur, Rabenseifner and Gropp 2005, section 4."""
-    elements = n * n * 10
-    for kind, times in (("all_gather", 1), ("reduce_scatter", 1), ("all_reduce", 2)):
-        found = cost(kind, algorithm, even(elements, n), 8)
-        assert set(found.sent) == set(found.received) == {times * (n - 1) * elements // n * 8}
-    dealt = cost("all_to_all", "direct", even(elements, n) * n, 8)
-    assert set(dealt.sent) == {(n - 1) * elements // n * 8}
-    assert max(cost("broadcast", "ring", even(elements, n), 8).sent) == elements * 8
-
-
 @pytest.mark.parametrize(("n", "most"), [(2, 1), (3, 2), (4, 2), (5, 3), (8, 3), (9, 4)])
 def test_rounds(n, most):
     lengths = {"ring": n - 1, "tree": most, "direct": 1}

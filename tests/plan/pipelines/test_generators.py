@@ -7,10 +7,9 @@ from itertools import product
 
 import pytest
 
-from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import memory_over_time
-from tiledask.plan.pipelines.two_lanes import chimera, dualpipe, zb_v
+from tiledask.plan.pipelines.two_lanes import zb_v
 from tiledask.plan.pipelines.validate import peak_in_flight, validate
 from tiledask.plan.pipelines.zb_auto import zb_auto
 
@@ -34,17 +33,6 @@ def test_auto_stays_within_its_memory(limit, times):
         assert max(memory_over_time(simulate(built), 1.0, 0.4).peaks) <= limit + 1e-9
 
 
-@pytest.mark.parametrize(("p", "m"), [(1, 1), (2, 3), (4, 12), (5, 9), (8, 24)])
-def test_closed_forms_of_the_bubble(p, m):
-    """Seconds by which the longest span of a device exceeds its work."""
-    for F, I, W, lanes in product((2.0, 3.0, 4.0), (2.0, 3.0, 4.0), (1.0, 2.0, 3.0, 4.0), (1, 2)):
-        if W <= F and (lanes == 1 or W <= I):
-            t = simulate(schedule(f"zb-h{lanes}", p, m), F, None, 0.0, I, W)
-            work = m * (F + I + W)
-            bubble = (p - 1) * (F + I - lanes * W)
-            assert work / (1 - t.span_bubble) - work == pytest.approx(bubble)
-
-
 @pytest.mark.parametrize("p", range(1, 7))
 def test_zb_v_attains_the_lower_bound(p):
     """(p-1) F + m (time of both chunks): no order is faster on the last device."""
@@ -54,22 +42,3 @@ def test_zb_v_attains_the_lower_bound(p):
         assert t.makespan == (p - 1) + 6 * m
         assert t.span_bubble == pytest.approx(0.0, abs=1e-12)
         assert max(peak_in_flight(built)) == min(2 * p, 2 * m)
-
-
-@pytest.mark.parametrize("p", [2, 4, 6, 8])
-def test_dualpipe_idles_as_its_table_says(p):
-    """(PP/2 - 1)(F&B + B - 3W), for every even m from 2p on."""
-    for m, pair in product(range(2 * p, 3 * p + 1, 2), (2.5, 3.0)):
-        t = simulate(dualpipe(p, m), 1.0, 2.0, overlapped=pair)
-        assert t.idle_per_device[p // 2] == pytest.approx((p / 2 - 1) * (pair + 2 - 3))
-        assert max(t.peak_in_flight) == p + 1
-
-
-@pytest.mark.parametrize("p", range(1, 9))
-def test_chimera(p):
-    """(2m + p - 2) F with F = B (arXiv 2107.06925); between p/2 + 1 and p activations."""
-    for m in range(1, 4 * p + 1):
-        t = simulate(validate(chimera(p, m), memory_limit=p), 1.0, 1.0)
-        assert t.makespan == 2 * m + p - 2 or p % 2 or m % p
-        assert m != p or p % 2 or min(t.peak_in_flight) == p // 2 + 1
-        assert m != p or p % 2 or max(t.peak_in_flight) == p

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tiledask.errors import ScheduleError
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import OF_PYTORCH, layout_schedule, schedule
@@ -33,8 +32,3 @@ def test_what_pytorch_wrote_is_read_and_is_our_order(file):
     for theirs in (name.upper(), "Schedule" + name):
         options = {"devices": ranks} if "Inter" in name or "Loop" in name else {}
         assert schedule(theirs, stages, microbatches, **options).name == ours
-
-
-def test_a_class_of_pytorchs_that_is_no_order():
-    with pytest.raises(ScheduleError, match="Interleaved1F1B"):
-        schedule("PipelineScheduleMulti", 4, 4)

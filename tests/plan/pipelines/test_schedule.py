@@ -84,6 +84,7 @@ def test_pipelines_are_placed_by_lines_of_their_own():
     ("call", "message"),
     [
         (lambda: schedule("2f2b", 2, 2), "no schedule '2f2b'; there are naive, gpipe"),
+        (lambda: schedule("PipelineScheduleMulti", 4, 4), "Interleaved1F1B"),
         (lambda: schedule("1f1b", 2, 0), "microbatches must be"),
         (lambda: schedule("1f1b", True, 2), "stages must be"),
         (lambda: schedule("interleaved", 4, 2), "argument: .devices."),
@@ -93,6 +94,8 @@ def test_pipelines_are_placed_by_lines_of_their_own():
         (lambda: Schedule.from_text("@0,1; @0,x; 0F0; 1F0"), "cannot read 'x'"),
         (lambda: Schedule.from_text("@0,1; @0; 0F0; 1F0"), r"for every stage, got \[1, 2\]"),
         (lambda: Schedule.of([[Action("X", 0, 0)]], [0]), "kinds are F, B, I and W, got X"),
+        (lambda: validate(Schedule.of([[Action("F", 0, -1)]], [0])), "0F-1 on rank 0 is unknown"),
+        (lambda: validate(schedule("1f1b", 3, 8), stages=4), r"has 3 stages and 8 .* should be 4"),
     ],
 )
 def test_refuses(call, message):
@@ -111,6 +114,7 @@ def test_refuses(call, message):
         ("0F0,0I0", "rank 0 does 0F0, 0I0; it is"),
         ("0F0,0B0 ; 1F0", "stage 1 and micro-batch 0 rank 1 does 1F0"),
         ("0F1,0B1", "micro-batch 0 rank 0 does nothing"),
+        ("0F0,0B99999999", "stage 0 and micro-batch 0 rank 0 does 0F0;"),
         ("@2,1;", "the schedule has no action"),
         ("@0,1; @1,0; 0F0,1F1,1B1,0B0,1F0; 0F1,1B0,0B1", "1F0 is on rank 0, but stage 1 of mi"),
         ("0F0,0F1,(0B0;0B1)OVERLAP_F_B", "at turn 2 of rank 0 it is 0B0 and 0B1"),
@@ -154,13 +158,6 @@ def test_any_single_fault_planted_in_a_good_schedule_is_seen(seed):
         orders[device].reverse()
     with pytest.raises(ScheduleError):
         validate(Schedule.of(orders, s.place), s.stages, s.microbatches)
-
-
-def test_what_is_of_no_micro_batch_or_of_another_model_is_refused():
-    with pytest.raises(ScheduleError, match="0F-1 on rank 0 is unknown"):
-        validate(Schedule.of([[Action("F", 0, -1)]], [0]))
-    with pytest.raises(ScheduleError, match=r"has 3 stages and 8 .* should be 4"):
-        validate(schedule("1f1b", 3, 8), stages=4)
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,12 @@
 Holds `tiledask.plan.pipelines.timeline`.
 """
 
-from itertools import product
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledask.errors import ScheduleError
-from tiledask.lab.sweep import schedule_on
-from tiledask.plan.pipelines.schedules import schedules
-from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import CAUSES, KINDS, Timeline
 
 
@@ -122,27 +117,6 @@ def test_every_idle_half_second_has_the_cause_that_the_words_say(part, rows):
     pieces = zip(found.device, found.code, 2 * found.start, 2 * found.end, strict=True)
     seen = {(d, n): [*CAUSES][c] for d, c, a, b in pieces for n in range(int(a), int(b))}
     assert seen == why_idle(rows)
-
-
-@pytest.mark.few(6)
-@pytest.mark.parametrize("name", sorted(schedules))
-def test_causes_partition_idle_time_and_hardly_differ_for_hardly_other_stages(name):
-    rng = np.random.default_rng(len(name))
-    for p, m, latency in product((1, 2, 4), (1, 3, 8), (0.0, 0.3)):
-        try:
-            s = schedule_on(name, p, m)
-        except ScheduleError:  # not for so many
-            continue
-        even = simulate(s, 1.0, 2.0, latency)
-        check(even)
-        assert even.idle_time.total["overhead"] == 0
-        assert latency or even.idle_time.total["transfer"] == 0
-        nearly = 1 + 1e-7 * rng.random(s.stages)
-        hardly = simulate(s, nearly, 2 * nearly, latency)
-        check(hardly)
-        assert hardly.idle_time.total == pytest.approx(even.idle_time.total, abs=1e-4)
-        forward, backward = rng.uniform(0.5, 2, (2, s.stages))
-        check(simulate(s, forward, backward, latency))
 
 
 def test_two_ways_of_one_block_count_once_and_another_blocks_excuses_nobody():
