@@ -24,7 +24,6 @@ from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.program.ops import Op, ProgramData, action_of, buffer_of
 
 __all__ = ["STEP", "PlannedCall", "call_label", "calls", "count", "label_of", "memory", "moved_by"]
-__all__ += ["nameless"]
 
 STEP = "step"
 """The kind of a block that is all of a training's step."""
@@ -50,8 +49,11 @@ def count(program: ProgramData) -> Traffic:
         role, often = program.role(ranks[0]), Counter[Op]()
         for name, times in Counter(step.block for step in program.orders[ranks[0]]).items():
             for op in role.blocks[name]:
-                if op.name == "send" or op.kind == "collective":
-                    often[op if op.name == "send" else nameless(op)] += times
+                if op.name == "send":
+                    often[op] += times
+                elif op.kind == "collective":
+                    args = tuple(arg for arg in op.args if arg[0] != "label")
+                    often[Op(op.name, args=args)] += times
         for rank, (op, times) in product(ranks, often.items()):
             if op.name == "send":
                 moved[:, rank, program.peer(rank, op)] += times * role.sizes[op.buffer], times
@@ -61,15 +63,10 @@ def count(program: ProgramData) -> Traffic:
     return Traffic(*moved)
 
 
-def nameless(op: Op) -> Op:
-    """The same for all collectives that move as much: without buffers and label."""
-    return Op(op.name, (), (), tuple(arg for arg in op.args if arg[0] != "label"))
-
-
 @lru_cache(10_000)
 def moved_by(op: Op) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
-    """Of a nameless collective: [bytes or messages, from, to]; and by member (bytes sent, bytes
-    received, messages)."""
+    """Of a collective without buffers and label: [bytes or messages, from, to]; and by member
+    (bytes sent, bytes received, messages)."""
     n, counts = ranks_of(op.name, op["counts"]), op["counts"]
     if op.name.startswith("halo"):
         row = op["itemsize"] * (sum(counts) // max(1, sum(op["extents"])))
@@ -114,8 +111,9 @@ def calls(program: ProgramData, rank: int) -> list[PlannedCall]:
         each[name] = []
         for op in ops:
             if op.kind == "collective":
+                args = tuple(arg for arg in op.args if arg[0] != "label")
                 me = program.members(rank, op).index(rank)
-                each[name].append((op, moved_by(nameless(op))[1][me]))
+                each[name].append((op, moved_by(Op(op.name, args=args))[1][me]))
             elif op.kind == "message":
                 size = role.sizes[op.buffer]
                 each[name].append((op, (size, 0, 1) if op.name == "send" else (0, size, 0)))

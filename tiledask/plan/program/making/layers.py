@@ -88,12 +88,6 @@ class TensorLayers:
         """The sum over the ranks, or ``ranks`` of them."""
         return self.tape.all_reduce(x, label, (self.axis,), ranks or self.ranks, "tp", **more)
 
-    def with_bias(self, unit: str, w: str) -> list[str]:
-        """The names of ``w`` and of its bias, if the unit has one."""
-        room, dot, name = w.rpartition(".")
-        b = f"{room}{dot}b{name[1:]}"
-        return [w, b] if b in self.weights.shapes[unit] else [w]
-
     # -- linear layers --------------------------------------------------------------------------
 
     @layer
@@ -110,8 +104,9 @@ class TensorLayers:
         kept; ``by_heads``: some columns are on several ranks."""
         tape = self.tape
         wholes = [self.gather_tokens(x, f"{label}/forward") for label in labels]
-        pairs = [self.with_bias(unit, name) for name in names]
-        ys = [self._linear(*each, unit, turned) for each in zip(wholes, pairs, strict=True)]
+        each = zip(wholes, names, strict=True)
+        made = [self._linear(whole, unit, name, turned) for whole, name in each]
+        ys = [part for part, _ in made]
         y, widths = ys[0], tuple(part.shape[-1] for part in ys)
         if len(ys) > 1:
             y = tape.make("join", ys, "y", y.resized(-1, sum(widths)))
@@ -120,7 +115,7 @@ class TensorLayers:
         if len(ys) > 1:
             parts = [tape.value("dy", part.shape) for part in ys]
             tape.do("cut", (dy,), parts, widths=widths)
-        for d, whole, pair, label in zip(parts, wholes, pairs, labels, strict=True):
+        for d, whole, (_, pair), label in zip(parts, wholes, made, labels, strict=True):
             again = self.gather_tokens(x, f"{label}/backward") if self.regather else whole
             dx, more = self._gradients(d, again, unit, pair, f"{label}/backward", turned)
             of_x.append((x, dx))
@@ -132,9 +127,9 @@ class TensorLayers:
     @layer
     def row_linear(self, x: Value, unit: str, w: str, label: str) -> Written:
         """The sum of all ranks' x w by rows, + b."""
-        w, *b = pair = self.with_bias(unit, w)
-        y = self.reduce_output(self._linear(x, [w], unit), f"{label}/forward")
-        if b:
+        part, pair = self._linear(x, unit, w, biased=False)
+        y = self.reduce_output(part, f"{label}/forward")
+        if b := pair[1:]:
             y = self.tape.make("add_bias", (y, self.weights.weight(unit, *b)), "y", y.shape)
         dy = yield y
         whole = self.gather_tokens(dy, f"{label}/backward")
@@ -143,11 +138,17 @@ class TensorLayers:
             self.weights.bring(unit, found)
         return [(x, dx)]
 
-    def _linear(self, x: Value, pair: Sequence[str], unit: str, turned: bool = False) -> Value:
-        w, *b = (self.weights.weight(unit, name) for name in pair)
+    def _linear(
+        self, x: Value, unit: str, name: str, turned: bool = False, biased: bool = True
+    ) -> tuple[Value, list[str]]:
+        """x w, and its bias if there is one and it is ``biased``; and the names of both."""
+        room, dot, last = name.rpartition(".")
+        bias = f"{room}{dot}b{last[1:]}"
+        pair = [name, bias] if bias in self.weights.shapes[unit] else [name]
+        w, *b = (self.weights.weight(unit, each) for each in pair[: 1 + biased])
         y, rows = x.resized(-1, w.shape[0 if turned else 1]), prod(x.shape[:-1])
         args: dict[str, Any] = {"turned": turned or None, "product": (rows, x.shape[-1], y[-1])}
-        return self.tape.make("linear", (x, w, *b), "y", y, **args)
+        return self.tape.make("linear", (x, w, *b), "y", y, **args), pair
 
     def _gradients(
         self, dy: Value, x: Value, unit: str, pair: Sequence[str], label: str = "",
