@@ -42,10 +42,8 @@ class Optimum:
     """Seconds that no order within the limits goes below, as far as the solver has shown."""
     proven: bool
     """Whether nothing is faster, but for rounding; if not, time ran out."""
-
-    @property
-    def makespan(self) -> float:
-        return self.timeline.makespan
+    makespan: float
+    """Of its timeline."""
 
     def __repr__(self) -> str:
         word = "the optimum" if self.proven else f"none below {format_seconds(self.least)}"
@@ -108,7 +106,8 @@ def optimal_schedule(
     start, bound, proven = _solve(schedule, units, limits, even, timeout)
     orders = [sorted(order, key=start.__getitem__) for order in orders]
     best = validate(Schedule.of(orders, places, "optimum"), memory_limit=limits)
-    return Optimum(best, simulate(best, *times), (bound - rough * len(schedule)) / unit, proven)
+    timeline, least = simulate(best, *times), (bound - rough * len(schedule)) / unit
+    return Optimum(best, timeline, least, proven, timeline.makespan)
 
 
 def _solve(

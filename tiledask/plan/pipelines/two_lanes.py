@@ -154,25 +154,22 @@ def chimera(stages: int, microbatches: int) -> Schedule:
     down = list(range(stages))
     places, kept = [down, down[::-1]], [0] * stages
     orders: list[list[Action]] = [[] for _ in down]
-    ready: list[list[tuple[bool, int, int, int]]] = [
-        [] for _ in down
-    ]  # heaps, the first goes first
-
-    def offer(forward: bool, stage: int, microbatch: int) -> None:
-        rank = forward, microbatch // stages, -stage, microbatch
-        heappush(ready[places[microbatch % 2][stage]], rank)
-
-    for i in range(microbatches):
-        offer(True, 0, i)
-    while any(ready):
-        able = [d for d in down if ready[d] and (not ready[d][0][0] or kept[d] < stages)]
-        for device, (forward, _, up, i) in [(d, heappop(ready[d])) for d in able]:
+    # heaps of (forward, unit, minus the stage, micro-batch): the first goes first
+    ready: list[list[tuple[bool, int, int, int]]] = [[] for _ in down]
+    able = [(True, 0, i) for i in range(microbatches)]
+    while able or any(ready):
+        for forward, stage, i in able:
+            heappush(ready[places[i % 2][stage]], (forward, i // stages, -stage, i))
+        able = []
+        free = [d for d in down if ready[d] and (not ready[d][0][0] or kept[d] < stages)]
+        for device in free:
+            forward, _, up, i = heappop(ready[device])
             orders[device].append(Action("BF"[forward], -up, i))
             kept[device] += 1 if forward else -1
             if forward:
-                offer(1 - up < stages, min(1 - up, stages - 1), i)
+                able.append((1 - up < stages, min(1 - up, stages - 1), i))
             elif up:
-                offer(False, -up - 1, i)
+                able.append((False, -up - 1, i))
     return Schedule.of(orders, places, "chimera")
 
 
@@ -198,27 +195,26 @@ def in_blocks(
     waits, most = needs(blocks), max(peak_in_flight(blocks))
     orders: list[list[Action]] = [[] for _ in left]
     kept, done, change = [0] * p, set[Action](), {"F": 1, "I": 0, "W": -1}
-
-    def chosen(device: int) -> Action | None:
-        """What of the rest is done now. Of each kind and stage only the first can be."""
-        height = peak = kept[device]
-        seen, weight = set[tuple[str, int]](), None
-        for a in left[device]:
-            if a[:2] not in seen:
-                seen.add(a[:2])
-                fits = a is left[device][0] or a.kind != "F" or peak < most
-                if fits and done.issuperset(waits[a]):
-                    if a.kind != "W" or ("F", device, microbatches - 1) not in done:
-                        return a
-                    weight = weight or a
-                if len(seen) == 6:  # F, I and W of two chunks
-                    break
-            height += change[a.kind]
-            peak = max(peak, height)
-        return weight
-
     while any(left):
-        slot = [(d, a) for d, rest in enumerate(left) if rest and (a := chosen(d))]
+        slot = list[tuple[int, Action]]()
+        for device, rest in enumerate(left):
+            height = peak = kept[device]
+            seen, found, weight = set[tuple[str, int]](), None, None
+            for a in rest:  # of each kind and stage only the first can be done now
+                if a[:2] not in seen:
+                    seen.add(a[:2])
+                    fits = a is rest[0] or a.kind != "F" or peak < most
+                    if fits and done.issuperset(waits[a]):
+                        weight = weight or a
+                        if a.kind != "W" or ("F", device, microbatches - 1) not in done:
+                            found = a
+                            break
+                    if len(seen) == 6:  # F, I and W of two chunks
+                        break
+                height += change[a.kind]
+                peak = max(peak, height)
+            if action := found or weight:
+                slot.append((device, action))
         for device, action in slot:
             left[device].remove(action)
             orders[device].append(action)

@@ -179,21 +179,19 @@ class Algorithm:
     def _grid(self, a: Tiling, b: Tiling, wanted: Any) -> tuple[int, ...]:
         """The grid: the one asked for, the mesh if it fits, or the one that moves least."""
         m, n, k = prod(a.shape[:-1]), prod(b.shape[1:]), a.shape[-1]
-
-        def moved(grid: tuple[int, ...]) -> tuple[float, bool, tuple[int, ...]]:
+        moved = list[tuple[float, bool, tuple[int, ...]]]()
+        for grid in grids(a.ranks, len(self.cuts)):
             p, q, r = (*grid, 1)[:3]
             received = m * k / (p * r) + k * n / (q * r) + (m * n / (p * q) if r > 1 else 0)
             # of alike ones 2.5d keeps the mesh's rows: more of A is where it is multiplied
-            return received, self.name == "2.5d" and p != a.mesh[0], grid
-
-        usable = list(grids(a.ranks, len(self.cuts)))
+            moved.append((received, self.name == "2.5d" and p != a.mesh[0], grid))
+        usable = [grid for *_, grid in sorted(moved)]
         if wanted is not None:
             grid = tuple(wanted) if isinstance(wanted, Iterable) else (wanted,)
             if grid not in usable or not all(map(is_whole, grid)):
                 raise PlacementError(
                     f"{self.name} on {a.ranks} ranks needs a grid of {len(self.cuts)} extents "
-                    f"whose product is {a.ranks}, got {wanted!r}; for example "
-                    f"{min(usable, key=moved)}"
+                    f"whose product is {a.ranks}, got {wanted!r}; for example {usable[0]}"
                 )
             return grid
         if a.mesh == b.mesh and a.mesh in usable:
@@ -201,7 +199,7 @@ class Algorithm:
         if self.name == "2.5d":
             # two layers where there can be: one is SUMMA, and every further one is another copy
             usable = [g for g in usable if g[2] == 2] or usable
-        return min(usable, key=moved)
+        return usable[0]
 
 
 _TABLE = (
