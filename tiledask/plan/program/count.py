@@ -1,17 +1,11 @@
-"""The readers that count: bytes and messages between ranks, what each rank calls, in order, and
-what it holds, op by op.
+"""What each rank calls, in order, and the bytes and messages of a collective.
 
 0F0   embedding/forward, layer 0/attention/wo/forward, ..., send          block by block, each
 0B0   recv, layer 0/mlp/w_1/backward, ..., layer 0/gradients (ZeRO 2, 3)  with its micro-batch
 update   embedding/gradients, ..., embedding/weights (ZeRO 1, 2)
-
-x1 kept0 = do forward      + x1 + kept0       a buffer is there from the op that writes it to the
-send x1 to 1               - x1               end of the last that reads it
 """
 
-from collections import Counter
 from functools import lru_cache
-from itertools import accumulate, product
 from typing import NamedTuple
 
 import numpy as np
@@ -19,11 +13,9 @@ import numpy as np
 from tiledask.plan.collectives.algorithms import default
 from tiledask.plan.collectives.cost import loads, ranks_of
 from tiledask.plan.collectives.rows import halo_strips
-from tiledask.plan.ledger import ALWAYS, Ledger, Row
-from tiledask.plan.products.traffic import Traffic
-from tiledask.plan.program.ops import Op, ProgramData, action_of, buffer_of
+from tiledask.plan.program.ops import Op, ProgramData, action_of
 
-__all__ = ["STEP", "PlannedCall", "call_label", "calls", "count", "label_of", "memory", "moved_by"]
+__all__ = ["STEP", "PlannedCall", "call_label", "calls", "label_of", "moved_by"]
 
 STEP = "step"
 """The kind of a block that is all of a training's step."""
@@ -40,27 +32,6 @@ class PlannedCall(NamedTuple):
     """Bytes."""
     messages: int
     """That it sends."""
-
-
-def count(program: ProgramData) -> Traffic:
-    """The Traffic of ``program``: what is sent, and collectives' messages."""
-    moved = np.zeros((2, program.ranks, program.ranks), np.int64)
-    for ranks in program.alike:
-        role, often = program.role(ranks[0]), Counter[Op]()
-        for name, times in Counter(step.block for step in program.orders[ranks[0]]).items():
-            for op in role.blocks[name]:
-                if op.name == "send":
-                    often[op] += times
-                elif op.kind == "collective":
-                    args = tuple(arg for arg in op.args if arg[0] != "label")
-                    often[Op(op.name, args=args)] += times
-        for rank, (op, times) in product(ranks, often.items()):
-            if op.name == "send":
-                moved[:, rank, program.peer(rank, op)] += times * role.sizes[op.buffer], times
-            else:
-                members = program.members(rank, op)
-                moved[:, rank, members] += times * moved_by(op)[0][:, members.index(rank)]
-    return Traffic(*moved)
 
 
 @lru_cache(10_000)
@@ -122,43 +93,3 @@ def calls(program: ProgramData, rank: int) -> list[PlannedCall]:
         label = label_of(name, microbatch)
         found += [PlannedCall(call_label(label, op), op.name, *of) for op, of in each[name]]
     return found
-
-
-def memory(program: ProgramData) -> Ledger:
-    """The Ledger of every rank's fullest moment: a row per buffer, for all micro-batches together.
-
-    Ops are taken in their order, whatever their stream, so that a send lets its buffer go at its
-    turn. State is there at every moment, and what lies within it is no more.
-    """
-    rows: dict[int, list[tuple[str, str, int, str]]] = {}
-    for ranks in program.alike:
-        role, order = program.role(ranks[0]), program.orders[ranks[0]]
-        ops = [(step, op) for step in order for op in role.blocks[step.block]]
-        born: dict[tuple[str, int], int] = {}
-        dies: dict[tuple[str, int], int] = {}
-        change = [0] * (len(ops) + 1)
-        for at, (step, op) in enumerate(ops):
-            for name in op.writes:
-                born[buffer_of(name), step.microbatch] = at
-            for name in (*op.reads, *op.writes):
-                dies[buffer_of(name), step.microbatch] = at
-            if op.args:
-                change[at] += op["work"]
-                change[at + 1] -= op["work"]
-        own = role.sizes.keys() - role.alias.keys()
-        born = {key: at for key, at in born.items() if key[0] in own}
-        for key, at in born.items():
-            change[at] += role.sizes[key[0]]
-            change[dies[key] + 1] -= role.sizes[key[0]]
-        moment, when = int(np.argmax(list(accumulate(change)))), ALWAYS
-        found = [(name, ALWAYS, size, "stays") for name, size in role.state.items()]
-        if ops:
-            step, op = ops[moment]
-            when = f"{step.block}.{step.microbatch}"
-            alive = Counter(key[0] for key, at in born.items() if at <= moment <= dies[key])
-            for name, size in role.sizes.items():
-                if number := alive[name]:
-                    found.append((name, when, number * size, f"{number} x {size:g}"))
-            found += [("work space", when, op["work"], op.name)] if op["work"] else []
-        rows |= dict.fromkeys(ranks, found or [("nothing", when, 0, "")])
-    return Ledger.of(Row(rank, *row) for rank in sorted(rows) for row in rows[rank])

@@ -17,19 +17,22 @@ A schedule's program is read back; those with state and collectives are for read
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate, chain, product
 from typing import Any, Self
 
+import numpy as np
+
 from tiledask.errors import ProgramError, short
-from tiledask.plan.ledger import Ledger
+from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.products.traffic import Traffic
-from tiledask.plan.program.count import count, memory
+from tiledask.plan.program.count import moved_by
 from tiledask.plan.program.ops import (
     COMPUTE_STREAM,
     Op,
@@ -38,6 +41,7 @@ from tiledask.plan.program.ops import (
     ProgramRole,
     Step,
     action_of,
+    buffer_of,
     message,
 )
 from tiledask.plan.program.walk import walk
@@ -103,13 +107,67 @@ class Program(ProgramData):
 
     @cached_property
     def traffic(self) -> Traffic:
-        """The bytes and messages between ranks: counted, order by order."""
-        return count(self)
+        """The bytes and messages between ranks: what is sent, and collectives' messages."""
+        moved = np.zeros((2, self.ranks, self.ranks), np.int64)
+        for ranks in self.alike:
+            role, often = self.role(ranks[0]), Counter[Op]()
+            for name, times in Counter(step.block for step in self.orders[ranks[0]]).items():
+                for op in role.blocks[name]:
+                    if op.name == "send":
+                        often[op] += times
+                    elif op.kind == "collective":
+                        args = tuple(arg for arg in op.args if arg[0] != "label")
+                        often[Op(op.name, args=args)] += times
+            for rank, (op, times) in product(ranks, often.items()):
+                if op.name == "send":
+                    moved[:, rank, self.peer(rank, op)] += times * role.sizes[op.buffer], times
+                else:
+                    members = self.members(rank, op)
+                    moved[:, rank, members] += times * moved_by(op)[0][:, members.index(rank)]
+        return Traffic(*moved)
 
     @cached_property
     def memory(self) -> Ledger:
-        """What each rank holds at its fullest moment, as its order goes on."""
-        return memory(self)
+        """What each rank holds at its fullest moment: a row per buffer, for all micro-batches.
+
+            x1 kept0 = do forward    + x1 + kept0    a buffer is there from the op that writes it
+            send x1 to 1             - x1            to the end of the last that reads it
+
+        Ops are taken in their order, whatever their stream, so that a send lets its buffer go at
+        its turn. State is there at every moment, and what lies within it is no more.
+        """
+        rows: dict[int, list[tuple[str, str, int, str]]] = {}
+        for ranks in self.alike:
+            role, order = self.role(ranks[0]), self.orders[ranks[0]]
+            ops = [(step, op) for step in order for op in role.blocks[step.block]]
+            born: dict[tuple[str, int], int] = {}
+            dies: dict[tuple[str, int], int] = {}
+            change = [0] * (len(ops) + 1)
+            for at, (step, op) in enumerate(ops):
+                for name in op.writes:
+                    born[buffer_of(name), step.microbatch] = at
+                for name in (*op.reads, *op.writes):
+                    dies[buffer_of(name), step.microbatch] = at
+                if op.args:
+                    change[at] += op["work"]
+                    change[at + 1] -= op["work"]
+            own = role.sizes.keys() - role.alias.keys()
+            born = {key: at for key, at in born.items() if key[0] in own}
+            for key, at in born.items():
+                change[at] += role.sizes[key[0]]
+                change[dies[key] + 1] -= role.sizes[key[0]]
+            moment, when = int(np.argmax(list(accumulate(change)))), ALWAYS
+            found = [(name, ALWAYS, size, "stays") for name, size in role.state.items()]
+            if ops:
+                step, op = ops[moment]
+                when = f"{step.block}.{step.microbatch}"
+                alive = Counter(key[0] for key, at in born.items() if at <= moment <= dies[key])
+                for name, size in role.sizes.items():
+                    if number := alive[name]:
+                        found.append((name, when, number * size, f"{number} x {size:g}"))
+                found += [("work space", when, op["work"], op.name)] if op["work"] else []
+            rows |= dict.fromkeys(ranks, found or [("nothing", when, 0, "")])
+        return Ledger.of(Row(rank, *row) for rank in sorted(rows) for row in rows[rank])
 
     def timeline(self, seconds: Mapping[str, Any], latency: Any = 0.0) -> Timeline:
         """When the actions of a schedule's program happen.
@@ -149,26 +207,8 @@ class Program(ProgramData):
         for ranks in self.alike:
             words = " ".join(map(str, ranks))
             text.append(f"rank {words}: {self.line_text(ranks[0])}".rstrip())
-        for number in sorted({*self.role_of}):
-            role = self.roles[number]
-            words = " ".join(str(rank) for rank, of in enumerate(self.role_of) if of == number)
-            changed = role.state.keys() - role.accumulators - role.constants
-            kinds = {"stays": changed, "scratch": role.accumulators, "given": role.constants}
-            heads: dict[str, Mapping[str, int]] = {f"of rank {words}:": role.sizes}
-            for word, names in kinds.items():
-                heads[f"  {word}"] = {n: size for n, size in role.state.items() if n in names}
-            for head, sizes in heads.items():
-                of_each = ", ".join(f"{name} {size} B" for name, size in sizes.items())
-                text += [f"{head} {of_each}".rstrip()] if sizes or head[0] == "o" else []
-            for name, items in role.items.items():
-                shapes = (f"{item} {'x'.join(map(str, shape))}".rstrip() for item, shape in items)
-                text.append(f"  in {name}: {', '.join(shapes)}")
-            for base in dict.fromkeys(role.alias.values()):
-                here = (name for name, of in role.alias.items() if of == base)
-                text.append(f"  within {base}: {', '.join(here)}")
-            for name, block in role.blocks.items():
-                text += [f"  {name}", *(f"    {op!r}" for op in block)]
-        return "\n".join(text)
+        first = map(self.role_of.index, sorted({*self.role_of}))
+        return "\n".join([*text, *map(self.role_text, first)])
 
     def line_text(self, rank: int) -> str:
         """The order of a rank: blocks, each with its micro-batch.
@@ -183,6 +223,29 @@ class Program(ProgramData):
             words.append(f"({word}" if paired else f"{word})" if opened else word)
             opened = paired
         return " ".join(words)
+
+    def role_text(self, rank: int) -> str:
+        """The role of a rank, with all that have it: its buffers, and blocks with their ops."""
+        role, number = self.role(rank), self.role_of[rank]
+        ranks = " ".join(str(rank) for rank, of in enumerate(self.role_of) if of == number)
+        changed = role.state.keys() - role.accumulators - role.constants
+        kinds = {"stays": changed, "scratch": role.accumulators, "given": role.constants}
+        heads: dict[str, Mapping[str, int]] = {f"of rank {ranks}:": role.sizes}
+        for word, names in kinds.items():
+            heads[f"  {word}"] = {n: size for n, size in role.state.items() if n in names}
+        text = list[str]()
+        for head, sizes in heads.items():
+            each = ", ".join(f"{name} {size} B" for name, size in sizes.items())
+            text += [f"{head} {each}".rstrip()] if sizes or not text else []
+        for name, items in role.items.items():
+            shapes = (f"{item} {'x'.join(map(str, shape))}".rstrip() for item, shape in items)
+            text.append(f"  in {name}: {', '.join(shapes)}")
+        for base in dict.fromkeys(role.alias.values()):
+            here = (name for name, of in role.alias.items() if of == base)
+            text.append(f"  within {base}: {', '.join(here)}")
+        for name, block in role.blocks.items():
+            text += [f"  {name}", *(f"    {op!r}" for op in block)]
+        return "\n".join(text)
 
     @classmethod
     def from_text(cls, text: str) -> Self:
