@@ -104,9 +104,9 @@ def changed(schedule, old, new):
         (lambda s: td.program(s).timeline({"F": 1}), ProgramError, "blocks of B, F and seconds"),
         (lambda s: Program.from_text("rank 0: 0F.0"), ProgramError, "each has parts"),
         (lambda s: Program.from_text("hello"), ProgramError, "line 1 cannot be read: 'hello'"),
-        (lambda s: changed(s, "do forward", "jump"), ProgramError, "do kernel x"),
         (lambda s: changed(s, "0F.1", "2F.1"), ProgramError, "rank 0 has no part '2F.1'"),
         (lambda s: changed(s, "dx1 0 B", "d1 0 B"), ProgramError, "of rank 0: dx1 8 B"),
+        (lambda s: changed(s, "to 1", "to 7"), ProgramError, "0 to 1, and it says 'send x1 to 7"),
     ],
 )
 def test_requests_that_make_no_sense(call, error, words):

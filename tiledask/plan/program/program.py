@@ -294,6 +294,9 @@ class Program(ProgramData):
                 f"ranks are numbered from 0, and each has parts ('of rank ...'); got lines of "
                 f"ranks {sorted(steps)} and parts of {sorted(role_of)}"
             )
+        for op in (op for role in roles for op in role.ops if op.kind == "message"):
+            if op["peer"] not in ranks:
+                raise ProgramError(f"there are ranks 0 to {len(ranks) - 1}, and it says '{op!r}'")
         numbers = tuple(role_of[rank] for rank in ranks)
         orders: dict[tuple[int, str], Order] = {}
         for rank in ranks:
