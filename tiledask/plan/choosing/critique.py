@@ -60,25 +60,14 @@ class Critique(Printable):
     lines: tuple[Judged, ...]
     advice: tuple[Plan, ...]
     """Layouts that fit, differ in one choice and make a step 1 % shorter or more, best first."""
-
-    @property
-    def step(self) -> StepEstimate | None:
-        """None for a layout that does not fit."""
-        return None if self.fit.verdict == "no" else self.fit.step
+    step: StepEstimate | None
+    """None for a layout that does not fit."""
 
     def __bool__(self) -> bool:
-        return all(line.good for line in self.lines) and not self.advice
-
-    def _changes(self) -> Iterator[dict[str, Any]]:
-        """Of each advice what changes and what it brings."""
-        before = np.inf if self.step is None else self.step.total
-        for plan in self.advice:
-            change, speedup = change_of(self.fit.layout, plan.layout), before / plan.seconds
-            found = {"change": change, "layout": str(plan.layout), "peak": plan.peak}
-            yield found | {"seconds": plan.seconds, "speedup": speedup}
+        return all(line.holds for line in self.lines) and not self.advice
 
     def __repr__(self) -> str:
-        faults = sum(not line.good for line in self.lines)
+        faults = sum(not line.holds for line in self.lines)
         best = f"; first: {self.advice[0]}" if self.advice else ""
         return f"Critique({self.fit.layout}: {faults} faults{best})"
 
@@ -87,21 +76,26 @@ class Critique(Printable):
 
     def printed(self) -> Iterator[Part]:
         yield from (f"  {line}" for line in self.lines)
-        for each in list(self._changes())[:PRINTED]:
+        for each in self.to_dict()["advice"][:PRINTED]:
             fast = f"{each['speedup']:.3g} times as fast" if self.step else "then it fits"
             takes = f"{format_seconds(each['seconds'])} a step, {fast}"
             yield f"  → {each['change']}: {takes}, {format_bytes(each['peak'])} a device"
         if not self.advice and self.step is not None:
             yield "  no single change makes it 1 % faster"
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, Any]:
         """The same as plain values, for JSON; the speedup is infinite if it did not fit before."""
+        before, advice = np.inf if self.step is None else self.step.total, []
+        for plan in self.advice:
+            change, speedup = change_of(self.fit.layout, plan.layout), before / plan.seconds
+            found = {"change": change, "layout": str(plan.layout), "peak": plan.peak}
+            advice.append(found | {"seconds": plan.seconds, "speedup": speedup})
         return {
             "layout": str(self.fit.layout),
             "verdict": self.fit.verdict,
             "seconds": None if self.step is None else self.step.total,
-            "lines": [{"about": j.claim, "good": j.good, "why": j.why} for j in self.lines],
-            "advice": list(self._changes()),
+            "lines": [{"about": j.claim, "good": j.holds, "why": j.why} for j in self.lines],
+            "advice": advice,
         }
 
 
@@ -123,17 +117,35 @@ def critique(
     what they raise.
 
     >>> found = critique("gpt2-xl", Layout(pp=8, microbatches=8), "8xA100-80GB", sequence=1024)
-    >>> [line.claim for line in found.lines if not line.good]
+    >>> [line.claim for line in found.lines if not line.holds]
     ['bubble', 'utilisation']
     >>> found.advice[0].seconds < found.step.total
     True
     """
     recipe = load_recipe(recipe)
     check_trains(recipe)
-    run = model, layout, cluster, recipe, sequence
-    fit = fits(*run, calibration=calibration, framework=framework)
-    advice = tuple(_advice(fit))
-    return Critique(fit, tuple(Judged(*line) for line in _lines(fit)), advice)
+    given = model, layout, cluster, recipe, sequence
+    fit = fits(*given, calibration=calibration, framework=framework)
+    lines, step = tuple(Judged(*line) for line in _lines(fit)), None
+    if fit.verdict != "no":
+        step = fit.step
+    # the layouts that differ in one choice; those that are fastest by formula are simulated
+    memory, cluster, before = fit.memory, fit.cluster, np.inf if step is None else step.total
+    own: dict[str, Any] = {each.name: (getattr(layout, each.name),) for each in fields(Space)}
+    own["partition"] = (ITEMS if layout.partition == ITEMS else None,)
+    own["schedule"] = (layout.schedule if layout.schedule in ORDERS else "1f1b",)
+    run = memory.model, cluster, layout.sequences, memory.sequence
+    devices = sorted({min(layout.devices, cluster.devices), cluster.devices})
+    found = [layouts_of(*run, Space(**own | free), devices) for free in FREE]
+    nearest = fit.smallest_fix if step is None else None
+    if nearest and not nearest.missing and nearest.layout.schedule in ORDERS:
+        numbers = vars(Numbers.of(nearest.layout))
+        found.append({name: np.array([numbers[name]]) for name in COLUMNS})
+    n = {name: np.concatenate([each[name] for each in found]) for name in COLUMNS}
+    plans = Plans((*run[:3], memory.recipe, memory.sequence), fit.by, n, {}).settle(ADVISED)
+    good = (p for p in plans.settled if p.verdict == "fits" and p.layout != layout)
+    worth = {p.layout: p for p in good if p.seconds <= (1 - WORTH_IT) * before}
+    return Critique(fit, lines, tuple(worth.values()), step)
 
 
 def _lines(fit: Fit) -> Iterator[tuple[str, bool, str]]:
@@ -168,24 +180,3 @@ def _lines(fit: Fit) -> Iterator[tuple[str, bool, str]]:
     work = f"MFU {100 * step.mfu:.1f} %: {step.flops:.3g} FLOP in {format_seconds(total)}"
     where = f"on {layout.devices} x {cluster.device.name}; below 30 % is a fault"
     yield "utilisation", step.mfu >= 0.3, f"{work} {where}"
-
-
-def _advice(fit: Fit) -> Iterator[Plan]:
-    """Of the layouts that differ in one choice, those that are fastest by formula, simulated."""
-    layout, memory, cluster = fit.layout, fit.memory, fit.cluster
-    own: dict[str, Any] = {each.name: (getattr(layout, each.name),) for each in fields(Space)}
-    own["partition"] = (ITEMS if layout.partition == ITEMS else None,)
-    own["schedule"] = (layout.schedule if layout.schedule in ORDERS else "1f1b",)
-    run = memory.model, cluster, layout.sequences, memory.sequence
-    devices = sorted({min(layout.devices, cluster.devices), cluster.devices})
-    found = [layouts_of(*run, Space(**own | free), devices) for free in FREE]
-    nearest = fit.smallest_fix if fit.verdict == "no" else None
-    if nearest and not nearest.missing and nearest.layout.schedule in ORDERS:
-        numbers = vars(Numbers.of(nearest.layout))
-        found.append({name: np.array([numbers[name]]) for name in COLUMNS})
-    n = {name: np.concatenate([each[name] for each in found]) for name in COLUMNS}
-    plans = Plans((*run[:3], memory.recipe, memory.sequence), fit.by, n, {}).settle(ADVISED)
-    before = np.inf if fit.verdict == "no" else fit.step.total
-    good = (p for p in plans.settled if p.verdict == "fits" and p.layout != layout)
-    worth = {p.layout: p for p in good if p.seconds <= (1 - WORTH_IT) * before}
-    yield from worth.values()

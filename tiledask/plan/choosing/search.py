@@ -26,7 +26,7 @@ from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run, check_timed, check_trains
 from tiledask.plan.tables import Part, Printable, Table, format_value, frame
 from tiledask.plan.timing.calibration import BESIDE, Calibration, calibration_of
-from tiledask.plan.timing.step import StepEstimate, estimate_steps
+from tiledask.plan.timing.step import StepEstimate, estimate_step, estimate_steps
 from tiledask.plan.timing.step_time import step_parts
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.plan.whole import is_whole, whole_number
@@ -51,6 +51,8 @@ HEADS = {name: name for name in ("dp", "tp", "pp", "cp", "ep")} | {
 """Field of a layout -> its column."""
 LEAST = ("flash", "SP", "expert tp", "v", "ZeRO", "b")
 """The columns that go where 80 characters are not enough for all, in this order."""
+Run = tuple[Model, ClusterSpec, int, Recipe, int]
+"""Model, cluster, sequences of a step, recipe, tokens of a sequence."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -81,7 +83,9 @@ class Plan:
     @cached_property
     def step(self) -> StepEstimate:
         """Where the time goes; the stages as they are, simulated."""
-        return self.found.steps([self.layout])[0]
+        found = self.found
+        of = found.model, self.layout, found.cluster, found.recipe, found.sequence
+        return estimate_step(*of, **found.assumed)
 
     def to_dict(self) -> dict[str, Any]:
         """The layout, also as `tiledask fit` takes it, and what it takes, as plain values for JSON;
@@ -115,11 +119,12 @@ class Plans(Sequence[Plan], Printable):
 
     ``considered``: how many layouts were looked at; ``counts``: how many have each verdict;
     ``left_out``: how many were not, as the framework that was named does not run them, by why.
+    ``columns``: fields of all layouts and what they take; ``order``: their rows, the best first.
     """
 
     def __init__(
         self,
-        run: tuple[Model, ClusterSpec, int, Recipe, int],
+        run: Run,
         assumed: dict[str, Any],
         n: Columns,
         left_out: dict[str, int],
@@ -138,53 +143,37 @@ class Plans(Sequence[Plan], Printable):
             of = self.model, cluster, some, recipe, self.sequence
             seconds[inside] = step_parts(*of, **assumed).total
         devices = n["dp"] * n["tp"] * n["pp"] * n["cp"]
-        self._columns = n | {"devices": devices, "by_formula": seconds, "verdict": verdict}
-        self._order = np.lexsort((n["peak"], seconds, verdict))
+        self.columns = n | {"devices": devices, "by_formula": seconds, "verdict": verdict}
+        self.order = np.lexsort((n["peak"], seconds, verdict))
         self.settled: list[Plan] = []
         self.considered = len(self)
         self.counts = {word: int((verdict == at).sum()) for at, word in enumerate(VERDICTS)}
 
-    def on(self, cluster: ClusterSpec, times: float) -> "Plans":
-        """Those of these layouts that may be the first on another cluster of as many devices, where
-        each takes 1/``times`` of its seconds at least: their memory is known."""
-        seconds, verdict = self._columns["by_formula"], self._columns["verdict"]
-        last = self._order[len(self.settle().settled) - 1]
-        rows = (verdict == verdict[last]) & (seconds <= times * seconds[last])
-        rows |= verdict < verdict[last]
-        if cluster.device.memory_bytes > self.cluster.device.memory_bytes:
-            rows |= verdict > verdict[last]
-        n = {name: self._columns[name][rows] for name in (*COLUMNS, "peak")}
-        run = self.model, cluster, self.global_batch, self.recipe, self.sequence
-        return Plans(run, self.assumed, n, self.left_out)
-
     def settle(self, first: int = SIMULATED) -> "Plans":
         """These plans, with the ``first`` in the order of their simulated seconds, some
         milliseconds each. Whoever looks at a plan gets the first 14 settled."""
-        known, first = len(self.settled), min(first, len(self))
-        if first > known:
-            plans = self.settled + [self._plan(at) for at in range(known, first)]
-            new = [plan for plan in plans[known:] if plan.verdict != "no"]
-            for plan, step in zip(new, self.steps([p.layout for p in new]), strict=True):
+        fresh = [self._plan(at) for at in range(len(self.settled), min(first, len(self)))]
+        if timed := [plan for plan in fresh if plan.verdict != "no"]:
+            run = self.cluster, self.recipe, self.sequence
+            steps = estimate_steps(self.model, [p.layout for p in timed], *run, **self.assumed)
+            for plan, step in zip(timed, steps, strict=True):
                 vars(plan)["step"] = step  # where a cached property keeps it
+        if fresh:
+            plans = self.settled + fresh
             verdicts = [VERDICTS.index(plan.verdict) for plan in plans]
-            order = sorted(range(first), key=lambda n: (verdicts[n], plans[n].seconds))
-            self._order[:first] = self._order[order]
+            order = sorted(range(len(plans)), key=lambda n: (verdicts[n], plans[n].seconds))
+            self.order[: len(plans)] = self.order[order]
             self.settled = [plans[n] for n in order]
         return self
 
-    def steps(self, layouts: Sequence[Layout]) -> list[StepEstimate]:
-        """The StepEstimate of each, all worked out together."""
-        run = self.cluster, self.recipe, self.sequence
-        return estimate_steps(self.model, layouts, *run, **self.assumed) if layouts else []
-
     def _plan(self, at: int) -> Plan:
-        row = {name: each[self._order[at]].item() for name, each in self._columns.items()}
+        row = {name: each[self.order[at]].item() for name, each in self.columns.items()}
         fields = {name: row[name] for name in COLUMNS[:-1]}
         layout = Layout(**fields, partition=ITEMS if row["items"] else None)
         return Plan(self, layout, VERDICTS[row["verdict"]], row["peak"], row["by_formula"])
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self.order)
 
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
@@ -217,8 +206,8 @@ class Plans(Sequence[Plan], Printable):
     def to_frame(self, first: int | None = 1000) -> Any:
         """A pandas DataFrame: a row per plan, the fields of its layout, its devices, peak bytes,
         verdict, and its seconds by formula."""
-        order = self.settle()._order[:first]
-        rows = {name: column[order] for name, column in self._columns.items()}
+        order = self.settle().order[:first]
+        rows = {name: column[order] for name, column in self.columns.items()}
         return frame(rows | {"verdict": np.array(VERDICTS)[rows["verdict"]]})
 
     def __repr__(self) -> str:
@@ -275,10 +264,28 @@ def search(
     >>> plans.best.verdict, plans.best.seconds <= plans[1].seconds
     ('fits', True)
     """
-    model, cluster, space = as_model(model), as_cluster(cluster), space or Space()
     assumed: dict[str, Any] = {"calibration": calibration, "framework": framework}
+    given: dict[str, Any] = {"sequence": sequence, "recipe": recipe, "space": space}
+    given["devices"] = devices
+    return Plans(*considered(model, cluster, global_batch, **given, **assumed))
+
+
+def considered(
+    model: Model | str,
+    cluster: ClusterSpec | str,
+    global_batch: int,
+    *,
+    sequence: int | None = None,
+    recipe: str | Recipe | None = None,
+    space: Space | None = None,
+    devices: Any = None,
+    **assumed: Any,
+) -> tuple[Run, dict[str, Any], Columns, dict[str, int]]:
+    """What `search` looks at, checked: what runs, by whose calibration or framework, the layouts,
+    and how many are left out, by why."""
+    model, cluster, space = as_model(model), as_cluster(cluster), space or Space()
     named = None
-    if framework is not None or calibration is not None:
+    if any(each is not None for each in assumed.values()):
         named = calibration_of(cluster.device, load_recipe("mixed-adam-16"), **assumed)
     recipe = load_recipe(recipe or (named.trains if named else "mixed-adam-16"))
     meant, what = "is it a number of tokens?", "sequences"
@@ -299,16 +306,16 @@ def search(
             f"{', '.join(map(short, counts[:8]))}; name a larger cluster"
         )
     columns = layouts_of(model, cluster, batch, sequence, space, [int(n) for n in counts])
-    left_out, program = {}, named.framework if named else ""
+    left_out = {}
     for name, values in named.runs.items() if named else ():  # what the framework does not run
         idle = {BESIDE: columns["pp"] == 1, "sequence_parallel": columns["tp"] == 1}
         runs = np.isin(columns["zero" if name == BESIDE else name], values)
         runs |= idle.get(name, False)  # where that field does nothing
         columns = {each: column[runs] for each, column in columns.items()}
-        if not runs.all():
-            words = f"{program} runs {name} {' or '.join(map(str, values))}"
+        if named and not runs.all():
+            words = f"{named.framework} runs {name} {' or '.join(map(str, values))}"
             left_out[words] = int((~runs).sum())
-    return Plans((model, cluster, batch, recipe, sequence), assumed, columns, left_out)
+    return (model, cluster, batch, recipe, sequence), assumed, columns, left_out
 
 
 def plan_table(plans: Sequence[Any], title: str) -> Table:

@@ -9,14 +9,22 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from tiledask.errors import ConfigError, short
-from tiledask.plan.choosing.search import Plan, Plans, search
+from tiledask.plan.choosing.search import SIMULATED, Plan, Plans, Run, considered, search
 from tiledask.plan.fitting.fixes import changes
+from tiledask.plan.fitting.space import COLUMNS, Columns
 from tiledask.plan.inputs.hardware import ClusterSpec
+from tiledask.plan.inputs.layout import Numbers
 from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
+from tiledask.plan.timing.step_time import step_parts
 
 __all__ = ["Relaxed", "sensitivity"]
+
+FASTEST = 4000
+"""Of so many layouts, those of the least time, memory is known first."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -27,18 +35,11 @@ class Relaxed:
     times: float
     before: Plan
     after: Plan
-
-    @property
-    def speedup(self) -> float:
-        """Seconds before over seconds after: above 1, the limit binds. Infinite if only now
-        anything fits; 1 if nothing fits before or after, or the best stays."""
-        nothing = self.after.verdict == "no"
-        return 1.0 if nothing else max(1.0, self.before.seconds / self.after.seconds)
-
-    @property
-    def changed(self) -> tuple[str, ...]:
-        """The fields in which the best layout then differs."""
-        return changes(self.before.layout, self.after.layout)
+    speedup: float
+    """Seconds before over seconds after: above 1, the limit binds. Infinite if only now anything
+    fits; 1 if nothing fits before or after, or the best stays."""
+    changed: tuple[str, ...]
+    """The fields in which the best layout then differs."""
 
     def to_dict(self) -> dict[str, Any]:
         """The limit, what it buys, and the fields in which the best layout then differs."""
@@ -79,36 +80,64 @@ def sensitivity(
     model, cluster = as_model(model), as_cluster(cluster)
     now = plans or search(model, cluster, global_batch, **options)
     best, found = now.best, []
-    for limit, other in _relaxed(cluster, times).items():
+    seconds, verdict = now.columns["by_formula"], now.columns["verdict"]
+    last = now.order[len(now.settled) - 1]
+    # the same layouts may be first only where their time, shortened, is that of the settled ones
+    near = (verdict == verdict[last]) & (seconds <= times * seconds[last])
+    rows = near | (verdict < verdict[last])
+    for limit, change in _relaxed(cluster, times).items():
+        other = replace(cluster, **change)
         if limit == "devices" and options.get("devices") is not None:
             continue
         if limit.startswith("devices"):  # other layouts, not only other numbers of these
-            then = search(model, other, global_batch, **options)
+            then = _fastest(*considered(model, other, global_batch, **options))
         else:
-            then = now.on(other, times)
-        found += [Relaxed(limit, times, best, then.best)] if len(then) else []
+            there = rows | (verdict > verdict[last]) if limit == "memory" else rows
+            n = {name: now.columns[name][there] for name in (*COLUMNS, "peak")}
+            run = model, other, now.global_batch, now.recipe, now.sequence
+            then = Plans(run, now.assumed, n, now.left_out)
+        if not len(then):
+            continue
+        after, speedup = then.best, 1.0
+        if after.verdict != "no":
+            speedup = max(1.0, best.seconds / after.seconds)
+        changed = changes(best.layout, after.layout)
+        found.append(Relaxed(limit, times, best, after, speedup, changed))
     return sorted(found, key=lambda relaxed: -relaxed.speedup)
 
 
-def _relaxed(cluster: ClusterSpec, times: float) -> dict[str, ClusterSpec]:
+def _fastest(run: Run, assumed: dict[str, Any], n: Columns, left_out: dict[str, int]) -> Plans:
+    """The Plans of which the first are right: of the fastest layouts alone, where enough of these
+    fit, so that the memory of the others need not be known."""
+    model, cluster, _, recipe, sequence = run
+    if len(n["dp"]) > FASTEST:
+        of = model, cluster, Numbers(**n), recipe, sequence
+        seconds = step_parts(*of, **assumed).total
+        rows = seconds <= np.partition(seconds, FASTEST)[FASTEST]
+        few = {name: column[rows] for name, column in n.items()}
+        plans = Plans(run, assumed, few, left_out)
+        if plans.counts["fits"] >= SIMULATED:
+            return plans
+    return Plans(run, assumed, n, left_out)
+
+
+def _relaxed(cluster: ClusterSpec, times: float) -> dict[str, dict[str, Any]]:
+    """Limit -> the fields of ``cluster`` that change."""
     device, within, between = cluster.device, cluster.within_node, cluster.between_nodes
     peaks = tuple((name, n * times) for name, n in device.peak_flops)
     memory, bandwidth = round(device.memory_bytes * times), device.memory_bandwidth * times
-
-    def more(name: str) -> dict[str, int]:
-        count = getattr(cluster, name)
-        return {name: max(count + 1, round(count * times))}
-
-    def faster(name: str, link: Any) -> dict[str, Any]:
-        return {name: replace(link, bytes_per_second=link.bytes_per_second * times)}
-
-    changed: dict[str, dict[str, Any]] = {
+    fast, far = (
+        replace(link, bytes_per_second=link.bytes_per_second * times) for link in (within, between)
+    )
+    node, devices = (
+        max(n + 1, round(n * times)) for n in (cluster.devices_per_node, cluster.devices)
+    )
+    return {
         "memory": {"device": replace(device, memory_bytes=memory)},
         "peak FLOP/s": {"device": replace(device, peak_flops=peaks)},
         "memory bandwidth": {"device": replace(device, memory_bandwidth=bandwidth)},
-        "bandwidth within nodes": faster("within_node", within),
-        "bandwidth between nodes": faster("between_nodes", between),
-        "devices in a node": more("devices_per_node"),
-        "devices": more("devices"),
+        "bandwidth within nodes": {"within_node": fast},
+        "bandwidth between nodes": {"between_nodes": far},
+        "devices in a node": {"devices_per_node": node},
+        "devices": {"devices": devices},
     }
-    return {limit: replace(cluster, **change) for limit, change in changed.items()}
