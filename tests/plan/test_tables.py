@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.plan.tables import Judged, Table, format_value
+from tiledask.plan.tables import Judged, Printable, Table, format_value
 
 
 def test_values_as_people_read_them():
-    assert format_value(0.0003, "percent") == "0.03 %"
-    assert (format_value(12345.6, ""), format_value(3.2e-06, "")) == ("12,346", "3.2e-06")
-    assert format_value("does not fit", "bytes") == "does not fit"
-    assert format_value((0.0015, 2.5), "seconds") == "1.5 ms, 2.5 s"
+    shown = {(0.0003, "percent"): "0.03 %", (12345.6, ""): "12,346", (3.2e-06, ""): "3.2e-06"}
+    shown |= {("no", "bytes"): "no", ((0.0015, 2.5), "seconds"): "1.5 ms, 2.5 s"}
+    assert {each: format_value(*each) for each in shown} == shown
     assert (str(Judged("a", True, "1 < 2")), str(Judged("", False, "x"))) == ("✓ a: 1 < 2", "✗ x")
 
 
@@ -41,14 +40,26 @@ def test_a_table_cuts_no_word_and_keeps_to_its_width(rows, width):
 def test_a_table_shows_each_column_in_its_unit_on_paper_and_on_a_page():
     rows = {"<a>": {"sent": 4096, "kind": "ring"}, "b": {"sent": np.int64(2), "idle": 0.5}}
     shown = td.table(rows, sent="bytes", idle="percent")
-    assert [line.split() for line in repr(shown).splitlines()] == [
-        ["sent", "kind", "idle"],
-        ["<a>", "4.096", "kB", "ring", "—"],
-        ["b", "2", "B", "—", *td.table([{"idle": 0.5}], idle="percent").rows[0][0].split()],
+    assert repr(shown).splitlines() == [
+        "         sent  kind    idle",
+        "<a>  4.096 kB  ring       —",
+        "b         2 B  —     50.0 %",
     ]
     page = shown._repr_html_()
     assert "&lt;a&gt;" in page
     assert "4.096 kB</td>" in page
-    assert td.table([{"sent": 1}, {"sent": 12_345}]).rows == [["1"], ["12,345"]]
     with pytest.raises(ConfigError, match="no column 'send' to show in bytes; columns are sent"):
         td.table([{"sent": 1}], send="bytes")
+
+
+def test_prose_wraps_and_commands_do_not():
+    class Shown(Printable):
+        def printed(self):
+            yield "so many", " words that stand in one line"
+            yield from ("two\nlines, one of them long", "tiledask fit a-model-of-a-long-name")
+
+    assert Shown().to_text(15).splitlines() == [
+        *("so many words", "that stand in", "one line"),
+        *("two", "lines, one of them long", "tiledask fit a-model-of-a-long-name"),
+    ]
+    assert Shown()._repr_html_().startswith("<p><b>so many</b> words that stand in one line</p>")

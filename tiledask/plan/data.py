@@ -105,6 +105,15 @@ def read(path: str | os.PathLike[str]) -> "Fields":
     return Fields(values, str(path))
 
 
+def _getter(kind: type[T], rule: str, good: Callable[[Any], bool]) -> Callable[..., T]:
+    """The method of Fields that takes out a ``kind``, by its key, or the default."""
+
+    def get(self: "Fields", key: str, default: object = _REQUIRED) -> T:
+        return kind(self._read(key, default, good, rule))  # type: ignore[call-arg]
+
+    return get
+
+
 class Fields:
     """A JSON object whose values are taken out by type; every error names file and key."""
 
@@ -136,21 +145,27 @@ class Fields:
         rule = partial(is_whole, least=minimum), whole_rule(minimum)
         return int(self._read(key, default, *rule))
 
-    def integers(self, key: str, default: object = _REQUIRED) -> tuple[int, ...]:
-        return tuple(self._read(key, default, _list_of(is_whole), "a list of whole numbers"))
-
-    def number(self, key: str, default: object = _REQUIRED) -> float:
-        return float(self._read(key, default, _is_number, "a finite number of 0 or more"))
-
-    def boolean(self, key: str, default: object = _REQUIRED) -> bool:
-        return bool(self._read(key, default, lambda v: isinstance(v, bool), "true or false"))
-
-    def text(self, key: str, default: object = _REQUIRED) -> str:
-        return str(self._read(key, default, lambda v: isinstance(v, str), "text"))
-
-    def texts(self, key: str, default: object = _REQUIRED) -> tuple[str, ...]:
-        good = _list_of(lambda v: isinstance(v, str))
-        return tuple(self._read(key, default, good, "a list of texts"))
+    integers = _getter(
+        tuple[int, ...],
+        "a list of whole numbers",
+        lambda value: isinstance(value, list | tuple) and all(map(is_whole, value)),
+    )
+    texts = _getter(
+        tuple[str, ...],
+        "a list of texts",
+        lambda value: isinstance(value, list | tuple) and all(isinstance(v, str) for v in value),
+    )
+    number = _getter(
+        float,
+        "a finite number of 0 or more",
+        lambda value: (
+            not isinstance(value, bool)
+            and isinstance(value, int | float)
+            and 0 <= value <= sys.float_info.max
+        ),
+    )
+    boolean = _getter(bool, "true or false", lambda value: isinstance(value, bool))
+    text = _getter(str, "text", lambda value: isinstance(value, str))
 
     def object(self, key: str) -> "Fields":
         value = self._read(key, _REQUIRED, lambda v: isinstance(v, dict), "a JSON object")
@@ -193,15 +208,6 @@ class Fields:
         """Refuse keys that nothing asked for: a misspelt key must not be ignored."""
         if left := self.left():
             raise self.fail(left[0], f"is not known here; known: {sorted(self._taken)}")
-
-
-def _is_number(value: Any) -> bool:
-    plain = isinstance(value, int | float) and not isinstance(value, bool)
-    return plain and 0 <= value <= sys.float_info.max
-
-
-def _list_of(good: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list | tuple) and all(map(good, value))
 
 
 def _kind(value: object) -> str:

@@ -27,16 +27,14 @@ def table(
     '<table><tr><th>stage</th><th>bytes</th></tr><tr><td>0</td><td>&lt;1 GB</td></tr></table>'
     """
 
-    def tagged(tag: str, inner: str, css: str = "") -> str:
-        return f"<{tag}" + (f" style='{words(css)}'" if css else "") + f">{inner}</{tag}>"
-
-    titles = "".join(tagged("th", words(title)) for title in head)
-    parts = [tagged("caption", words(caption))] if caption else []
-    parts += [tagged("tr", titles)] if titles else []
+    styles = {column: f" style='{words(css)}'" for column, css in (style or {}).items()}
+    titles = "".join(f"<th>{words(title)}</th>" for title in head)
+    page = f"<caption>{words(caption)}</caption>" if caption else ""
+    page += f"<tr>{titles}</tr>" if titles else ""
     for number, row in enumerate(rows):
-        cells = (
-            tagged("td" if column else first, words(value), (style or {}).get(column, ""))
-            for column, value in enumerate(row)
-        )
-        parts.append(tagged("tr", "".join(cells), "font-weight:bold" * (number in bold)))
-    return tagged("table", "".join(parts))
+        page += "<tr style='font-weight:bold'>" if number in bold else "<tr>"
+        for column, value in enumerate(row):
+            tag = "td" if column else first
+            page += f"<{tag}{styles.get(column, '')}>{words(value)}</{tag}>"
+        page += "</tr>"
+    return f"<table>{page}</table>"

@@ -23,6 +23,8 @@ __all__ += ["format_value", "frame", "table"]
 
 GAP = "  "
 """Between columns."""
+WORD = re.compile(r"^\s*\S+|\S+")
+"""A word of a line, the first with its indent."""
 Value = int | float | str | bool | tuple[Any, ...] | None
 """What a table's cell is made of; None where there is nothing."""
 
@@ -40,27 +42,23 @@ class Table:
 
     def to_text(self, width: int = 100) -> str:
         """The table as plain text, no line longer than ``width`` where words can be wrapped."""
-        widths, lines = self._widths(width), _wrapped(self.title, width) if self.title else []
+        widths, least = [], []  # each column as wide as it likes, and the longest word of words
+        for i, (name, *cells) in enumerate(zip(self.head, *self.rows, strict=True)):
+            lines = "\n".join(map(str, cells)).split("\n")
+            parts = [w for line in lines for w in WORD.findall(line)] if i in self.left else lines
+            widths.append(max(map(len, (name, *lines))))
+            least.append(max(map(len, ("", *WORD.findall(name), *parts))))
+        for _ in range(sum(widths) + len(GAP) * (len(widths) - 1) - width):
+            widest = max(range(len(widths)), key=lambda i: (widths[i] > least[i], widths[i]))
+            widths[widest] = max(least[widest], widths[widest] - 1)
+        lines = _wrapped(self.title, width) if self.title else []
         sides = ["<" if i in self.left else ">" for i in range(len(self.head))]
         for row in (self.head, *self.rows):
-            parts = [_wrapped(str(cell), w) for cell, w in zip(row, widths, strict=True)]
-            for line in zip_longest(*parts, fillvalue=""):
+            cells = [_wrapped(str(cell), w) for cell, w in zip(row, widths, strict=True)]
+            for line in zip_longest(*cells, fillvalue=""):
                 each = zip(line, sides, widths, strict=True)
                 lines.append(GAP.join(f"{c:{side}{w}}" for c, side, w in each).rstrip())
         return "\n".join([*lines, "", *(_wrapped(self.below, width) if self.below else [])]) + "\n"
-
-    def _widths(self, most: int) -> list[int]:
-        """The width of each column: as it likes, or down to the longest word of words."""
-        widths, least = [], []
-        for i, (name, *cells) in enumerate(zip(self.head, *self.rows, strict=True)):
-            lines = "\n".join(map(str, cells)).split("\n")
-            parts = [word for line in lines for word in _words(line)] if i in self.left else lines
-            widths.append(max(map(len, (name, *lines))))
-            least.append(max(map(len, ("", *_words(name), *parts))))
-        for _ in range(sum(widths) + len(GAP) * (len(widths) - 1) - most):
-            widest = max(range(len(widths)), key=lambda i: (widths[i] > least[i], widths[i]))
-            widths[widest] = max(least[widest], widths[widest] - 1)
-        return widths
 
     def __repr__(self) -> str:
         return self.to_text(80).rstrip("\n")
@@ -71,10 +69,6 @@ class Table:
         style = {i: left if i in self.left else right for i in range(len(self.head))}
         title = f"{self.title} ({self.below})" if self.title and self.below else self.title
         return html.table(self.head, self.rows, title or self.below, style=style, bold=self.bold)
-
-
-def _words(line: str) -> list[str]:
-    return re.findall(r"^\s*\S+|\S+", line)  # the first with its indent
 
 
 def _wrapped(text: str, width: int) -> list[str]:
@@ -96,10 +90,6 @@ class Judged:
     holds: bool | None
     why: str = ""
 
-    @property
-    def good(self) -> bool:
-        return self.holds is True
-
     def __str__(self) -> str:
         claim = self.claim and f"{self.claim}:"
         return " ".join(filter(None, (MARKS[self.holds], claim, self.why)))
@@ -117,7 +107,15 @@ class Printable:
         return "".join(_text(part, width) for part in self.printed())
 
     def _repr_html_(self) -> str:
-        return "".join(map(_html, self.printed()))
+        page = ""
+        for part in self.printed():
+            if isinstance(part, Table):
+                page += part._repr_html_()
+                continue
+            first, words = part if isinstance(part, tuple) else ("", part)
+            bold = f"<b>{html.words(first)}</b>" if first else ""
+            page += f"<p>{bold}{html.words(words)}</p>"
+        return page
 
 
 def _text(part: Part, width: int) -> str:
@@ -128,13 +126,6 @@ def _text(part: Part, width: int) -> str:
     if "\n" not in text and "tiledask " not in text:
         text = "\n".join(_wrapped(text, width))
     return f"{text}\n"
-
-
-def _html(part: Part) -> str:
-    if isinstance(part, Table):
-        return part._repr_html_()
-    first, words = part if isinstance(part, tuple) else ("", part)
-    return f"<p>{f'<b>{html.words(first)}</b>' if first else ''}{html.words(words)}</p>"
 
 
 def frame(columns: Mapping[str, Any]) -> Any:
