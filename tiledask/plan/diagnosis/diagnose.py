@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tiledask.plan.diagnosis.infer import EXACT, MANY, TraceFit, fit_labelled, fit_rows
-from tiledask.plan.diagnosis.remedies import Remedy, equal_stages, remedies
-from tiledask.plan.diagnosis.timed import TimedSchedule
+from tiledask.plan.diagnosis.infer import EXACT, MANY, Fit, fit_labelled, fit_rows
+from tiledask.plan.diagnosis.remedies import Remedy, equal_stages, every_remedy, remedies
+from tiledask.plan.diagnosis.timed import TimedSchedule, title
 from tiledask.plan.diagnosis.trace import Trace
 from tiledask.plan.diagnosis.trace_files import read_trace
 from tiledask.plan.pipelines.timeline import CAUSES as IDLE
@@ -31,6 +31,8 @@ MEASURE = (
     'torch.profiler.record_function("0F3"): forward of micro-batch 3 on stage 0'
 )
 """The measurement that would tell what a trace does not."""
+TURNS = 0.1
+"""Share of the busy time with two devices or more at once, below which they take turns."""
 LITTLE = 0.05
 """Share of device-time: less idle time than this is nothing to mend."""
 CAUSES = {
@@ -51,14 +53,6 @@ class Finding(NamedTuple):
     value: Any  # a number, a tuple with one per stage, or text; None if it cannot be told
     sure: str = UNSURE  # "exact", "likely" or "cannot be told"
     why: str = ""
-
-    def __str__(self) -> str:
-        value = self.value
-        if self.name == "imbalance":
-            return f"{100 * value:.1f} %"
-        if isinstance(value, tuple):
-            return ", ".join([*map(format_seconds, value[:6]), "..."][: len(value)])
-        return format_seconds(value) if isinstance(value, float) else str(value or "-")
 
 
 class Cause(NamedTuple):
@@ -113,9 +107,9 @@ class Diagnosis(Printable):
         if self.plan is None:
             sentences.append(f"To tell more: {MEASURE}.")
         elif self.remedies:
-            best = self.remedies[0]
+            best, now = self.remedies[0], format_seconds(self.plan.timeline.makespan)
             sentences.append(
-                f"Best remedy: {best.change}. Predicted: {format_seconds(self.plan.makespan)} "
+                f"Best remedy: {best.change}. Predicted: {now} "
                 f"becomes {format_seconds(best.makespan)} ({100 * best.gain:.0f} % saved)."
             )
         return tuple(sentences)
@@ -123,13 +117,20 @@ class Diagnosis(Printable):
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON can hold it; seconds and shares."""
         names = ("source", "devices", "makespan", "idle", "idle_share")
+        remedies: list[dict[str, Any]] = []
+        for change, plan, makespan, gain, memory in self.remedies:
+            order = plan.schedule
+            facts: dict[str, Any] = {"microbatches": order.microbatches, "stages": order.stages}
+            facts |= {"change": change, "schedule": title(order), "makespan": makespan}
+            facts["idle_share"] = plan.idle / (self.devices * makespan)
+            remedies.append(facts | {"gain": gain, "memory": memory})
         return {name: getattr(self, name) for name in names} | {
             "findings": {
                 name: {"value": v, "sure": s, "why": w} for name, v, s, w in self.findings
             },
             "causes": {c.name: c.seconds for c in self.causes},
             "summary": list(self.summary),
-            "remedies": [r.to_dict() for r in self.remedies],
+            "remedies": remedies,
         }
 
     def __repr__(self) -> str:
@@ -145,7 +146,14 @@ class Diagnosis(Printable):
             f"{100 * self.idle_share:.1f} % of device-time idle"
         )
         yield from self.summary
-        found = [(f.name, str(f), ": ".join(filter(None, (f.sure, f.why)))) for f in self.findings]
+        found = []
+        for name, value, sure, why in self.findings:
+            shown = format_seconds(value) if isinstance(value, float) else str(value or "-")
+            if name == "imbalance":
+                shown = f"{100 * value:.1f} %"
+            elif isinstance(value, tuple):
+                shown = ", ".join([*map(format_seconds, value[:6]), "..."][: len(value)])
+            found.append((name, shown, ": ".join(filter(None, (sure, why)))))
         yield Table(("inferred", "value", "how sure"), found, left=range(3))
         idle = {
             c.name: {"device-seconds": c.seconds, "share": c.seconds / self.idle, "while": c.words}
@@ -155,12 +163,16 @@ class Diagnosis(Printable):
         if idle:
             units = {"device-seconds": "seconds", "share": "percent"}
             yield table(idle, "where the idle time comes from", **units)
-        if self.remedies and (plan := self.plan):
-            now = Remedy("(as it is)", plan, 0.0, plan.memory * plan.schedule.microbatches)
+        if self.remedies and self.plan:
+            _, now = next(every_remedy(self.plan))
             changes = {
-                r.change: {"makespan": r.makespan, "idle": r.plan.idle_share}
-                | {"saved": r.gain, "memory": r.memory}
-                for r in (now, *self.remedies)
+                change: {
+                    "makespan": makespan,
+                    "idle": plan.idle / (self.devices * makespan),
+                    "saved": gain,
+                    "memory": memory,
+                }
+                for change, plan, makespan, gain, memory in (now, *self.remedies)
             }
             units = {"makespan": "seconds", "idle": "percent", "saved": "percent"}
             yield table(changes, "remedies, simulated", **units)
@@ -188,32 +200,40 @@ def diagnose(trace: Timeline | str | PathLike[str] | Any) -> Diagnosis:
     """
     read = read_trace(trace)
     fit = fit_labelled(read) if read.is_labelled else fit_rows(read)
-    plan, run = fit.plan if fit else None, (read.source, read.devices, read.makespan, read.idle)
+    plan, run = fit[0] if fit else None, (read.source, read.devices, read.makespan, read.idle)
     return Diagnosis(*run, tuple(_findings(read, fit)), _causes(read, plan), plan)
 
 
-def _findings(trace: Trace, fit: TraceFit | None) -> Iterator[Finding]:
+def _findings(trace: Trace, fit: Fit | None) -> Iterator[Finding]:
     """What the trace shows; what it does not has the value None."""
     yield Finding("devices", trace.devices, "exact", "in this order: " + ", ".join(trace.names))
-    timed = "exact" if fit is None or fit.error <= EXACT * trace.makespan else "likely"
     found: dict[str, Any] = dict.fromkeys(("forward", "backward", "imbalance"))
     found |= {"latency": None, "overhead": None}
-    work = trace.busy_per_device
+    work, timed = trace.busy, "exact"
     if fit is None:
         why = "no schedule of the table has these edges; is this one step, and all of it?"
         yield Finding("microbatches", None, why=why)
         yield Finding("schedule", None)
     else:
-        plan, order, form = fit.plan, fit.plan.schedule, fit.plan.form
-        counted, named, why = _sureness(trace, fit, timed)
+        plan, error, others = fit
+        order, hops = plan.schedule, tuple(plan.hops.tolist())
+        timed = "exact" if error <= EXACT * trace.makespan else "likely"
+        counted = named = "exact"
+        why = "the order of its actions"
+        if not trace.is_labelled:
+            each = [f"{title(one)} (micro-batches: {one.microbatches})" for one in others[:3]]
+            why = f"simulated edges are within {format_seconds(error)} of the trace's"
+            why += f"; so are those of {' and '.join(each)}" if each else ""
+            same = all(one.microbatches == order.microbatches for one in others)
+            counted = timed if same else "likely"
+            named = timed if not others and len(trace.start) <= MANY else "likely"
         yield Finding("microbatches", order.microbatches, counted, why)
-        yield Finding("schedule", str(form) if form else "own order", named, why)
+        yield Finding("schedule", title(order), named, why)
         work = np.bincount(order.device, plan.seconds[order.kind, order.stage])
         found["forward"], found["backward"], *_ = (tuple(t.tolist()) for t in plan.seconds)
-        if fit.has_hops or trace.devices == 1:
-            hops = tuple(plan.hops.tolist())
-            found["latency"] = hops[0] if len(set(hops)) == 1 else hops or 0.0
-        found["overhead"] = plan.overhead if fit.has_turns else None
+        if "latency" not in plan.untold or trace.devices == 1:
+            found["latency"] = hops[0] if len({*hops}) == 1 else hops or 0.0
+        found["overhead"] = None if "overhead" in plan.untold else plan.overhead
     found["imbalance"] = float(work.max() / work.mean() - 1) if work.any() else 0.0
     most = f"device {trace.names[int(work.argmax())]} has the most work, over the mean"
     for name, value in found.items():
@@ -221,22 +241,19 @@ def _findings(trace: Trace, fit: TraceFit | None) -> Iterator[Finding]:
         yield Finding(name, value, UNSURE if value is None else timed, why)
 
 
-def _sureness(trace: Trace, fit: TraceFit, timed: str) -> tuple[str, str, str]:
-    """How sure the number of micro-batches is, and the schedule, and why."""
-    if trace.is_labelled:
-        return "exact", "exact", "the order of its actions"
-    each = [f"{form} (micro-batches: {form.microbatches})" for form in fit.others[:3]]
-    why = f"simulated edges are within {format_seconds(fit.error)} of the trace's"
-    why += f"; so are those of {' and '.join(each)}" if each else ""
-    counts = {form.microbatches for form in fit.others} - {fit.plan.schedule.microbatches}
-    is_first = fit.others or len(trace.start) > MANY
-    return "likely" if counts else timed, "likely" if is_first else timed, why
-
-
 def _causes(trace: Trace, plan: TimedSchedule | None) -> tuple[Cause, ...]:
     """The parts of the idle time, largest first: what it shrinks by as each cause is taken out;
     without a plan only when devices begin and end, and how much they work."""
-    waits = "one at a time" if trace.is_one_at_a_time else "ramp"
+    # do devices take turns, hardly ever two at once, whatever the noise? Where one has most of the
+    # work, the others' is little beside it: there the rule is stricter
+    at = np.concatenate([trace.start, trace.end])
+    order = np.argsort(at, kind="stable")
+    at_once = np.cumsum(np.repeat([1, -1], len(trace.start))[order])[:-1]
+    shared = np.bincount(np.clip(at_once, 0, 2), np.diff(at[order]), minlength=3)
+    most, work = float(trace.busy.max()), float(trace.busy.sum())
+    uneven = trace.devices * most - work >= trace.devices * (trace.makespan - most)
+    in_turn = float(shared[2] / shared[1:].sum()) < (TURNS / 5 if uneven else TURNS)
+    waits = "one at a time" if in_turn and trace.devices > 1 else "ramp"
     if plan:
         no_overhead = replace(plan, overhead=0.0)
         no_latency = replace(no_overhead, hops=0.0 * plan.hops)
@@ -248,11 +265,11 @@ def _causes(trace: Trace, plan: TimedSchedule | None) -> tuple[Cause, ...]:
             "overhead": plan.idle - no_overhead.idle,
         }
     else:
-        busy = trace.busy_per_device
+        busy = trace.busy
         first, last = trace.start[trace.turns[:-1]], trace.end[trace.turns[1:] - 1]
-        uneven = np.minimum(last - first - busy, busy.max() - busy).sum()
+        slower = np.minimum(last - first - busy, busy.max() - busy).sum()
         ramp = float((first + trace.makespan - last).sum())
-        seconds = {waits: ramp, "imbalance": max(0.0, float(uneven))}
+        seconds = {waits: ramp, "imbalance": max(0.0, float(slower))}
     tiny = 1e-9 * trace.devices * trace.makespan
     seconds = {name: s if abs(s) > tiny else 0.0 for name, s in seconds.items()}
     rest = trace.idle - sum(seconds.values())

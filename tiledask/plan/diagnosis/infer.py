@@ -8,18 +8,17 @@ and the guess is right if the simulator, told these times, puts every row where 
 """
 
 import math
-from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
 from tiledask.errors import ConfigError
-from tiledask.plan.diagnosis.timed import Form, TimedSchedule, forms, made
+from tiledask.plan.diagnosis.timed import OWN, Form, TimedSchedule, forms, made
 from tiledask.plan.diagnosis.trace import Trace
 from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
 from tiledask.plan.pipelines.validate import validate
 
-__all__ = ["EXACT", "MANY", "TraceFit", "fit_labelled", "fit_rows"]
+__all__ = ["EXACT", "MANY", "Fit", "fit_labelled", "fit_rows"]
 
 EXACT = 1e-9
 """Share of the makespan within which a simulated time is that of the trace."""
@@ -29,23 +28,14 @@ NEARLY = 0.05
 """Share of the makespan beyond which no plan explains rows."""
 CHUNKS = 8
 """Most stages of a device in the schedules that are tried."""
+Fit = tuple[TimedSchedule, float, list[Schedule]]
+"""(a plan that explains a trace, seconds by which its edges are off at most, the other orders of
+the table that fit as well)."""
 
 
-@dataclass(frozen=True)
-class TraceFit:
-    """A plan that may be behind a trace."""
-
-    plan: TimedSchedule
-    error: float = 0.0  # seconds: the largest distance of an edge from its simulated place
-    merit: float = 0.0
-    """Bayesian information criterion: the smaller the better, times read off are a price."""
-    has_hops: bool = True  # whether some action waited for a result from another device
-    has_turns: bool = True  # whether some action waited for the one before it on its device
-    others: tuple[Form, ...] = ()  # other orders of the table that fit as well
-
-
-def _fit(order: Schedule | None, trace: Trace, form: Form | None = None) -> TraceFit | None:
-    """The TraceFit of ``trace`` if its rows can be the actions of ``order``, else None."""
+def _fit(order: Schedule | None, trace: Trace) -> tuple[float, float, TimedSchedule] | None:
+    """(merit, error, plan) if the rows of ``trace`` can be the actions of ``order``, else None.
+    The merit is a Bayesian information criterion: less is better, times read off are a price."""
     if order is None or not np.array_equal(order.turns, trace.turns) or order.paired.any():
         return None
     mine = order.kind, order.stage, order.microbatch
@@ -62,7 +52,7 @@ def _fit(order: Schedule | None, trace: Trace, form: Form | None = None) -> Trac
     little = EXACT * trace.makespan
     if since.min(initial=np.inf) < -little - trace.grain:
         return None  # a result is used before it is there
-    hops, overhead, hop, turn = _read_off(since, before, boundary, order.stages, little)
+    hops, overhead, untold = _read_off(since, before, boundary, order.stages, little)
     # the median length of each kind on each stage; 0 where there is none
     length, key = trace.end - trace.start, order.kind.astype(np.int64) * order.stages + order.stage
     count = np.bincount(key, minlength=4 * order.stages)
@@ -75,26 +65,26 @@ def _fit(order: Schedule | None, trace: Trace, form: Form | None = None) -> Trac
     whole = np.where(done[1], whole, inputs + weights)
     halves = (np.where(done[2], half, whole / 2) for half in (inputs, weights))
     seconds = np.stack([forward, whole, *halves])
-    plan = TimedSchedule(order, seconds, hops, overhead, form)
+    plan = TimedSchedule(order, seconds, hops, overhead, untold)
     error = float(np.abs(plan.timeline.end - overhead - trace.end).max())
     # the mean distance of a length from its median, and of a start from when, after what really
     # came before it, it should have been
     ready = np.minimum(before, since - np.append(hops, 0.0)[boundary])
     late = np.where(np.isfinite(ready), ready - overhead, 0.0)
     spread = float(np.abs(np.concatenate([length - typical[key], late])).mean())
-    if form is not None and spread > NEARLY * trace.makespan and not trace.is_labelled:
+    if spread > NEARLY * trace.makespan and not trace.is_labelled:
         return None
-    read_off = int(done.sum()) + hop * len(set(hops.tolist())) + (overhead > 0)
+    links = len(set(hops.tolist())) if "latency" not in untold else 0
+    read_off = int(done.sum()) + links + (overhead > 0)
     rows, off = 2 * len(length), max(spread, little)
-    merit = rows * math.log(off) + read_off * math.log(rows)
-    return TraceFit(plan, error, merit, hop, turn)
+    return rows * math.log(off) + read_off * math.log(rows), error, plan
 
 
 def _read_off(
     since: np.ndarray, before: np.ndarray, boundary: np.ndarray, stages: int, little: float
-) -> tuple[np.ndarray, float, bool, bool]:
-    """Medians of what came last: (seconds over each boundary, overhead of an action, whether any
-    action waited for a result, and for its turn)."""
+) -> tuple[np.ndarray, float, tuple[str, ...]]:
+    """Medians of what came last: (seconds over each boundary, overhead of an action, which of the
+    two is not told, as no action waited for a result, or for its turn)."""
     hop = (boundary >= 0) & (since < before)
     of_boundary = np.zeros(stages)  # the last is of what comes over none
     of_boundary[:-1] = np.median(since[hop]) if hop.any() else 0.0
@@ -107,15 +97,17 @@ def _read_off(
     hops[hops <= little] = 0.0
     if len(hops) and np.ptp(hops) <= little:
         hops[:] = hops[0]
-    return hops, overhead, bool(hop.any()), bool(turn.any())
+    waits = {"latency": hop, "overhead": turn}
+    return hops, overhead, tuple(name for name, waited in waits.items() if not waited.any())
 
 
-def fit_labelled(trace: Trace) -> TraceFit:
-    """The TraceFit of a trace that says each row's action. Raises ScheduleError if it cannot be."""
+def fit_labelled(trace: Trace) -> Fit:
+    """The Fit of a trace that says each row's action. Raises ScheduleError if it cannot be."""
     m, stages = 1 + int(trace.microbatch.max()), 1 + int(trace.stage.max())
-    for form in forms(trace.devices, m, most=stages // trace.devices):
-        if form.chunks * trace.devices == stages and (found := _fit(made(form), trace, form)):
-            return found
+    for name, devices, chunks in forms(trace.devices, most=stages // trace.devices):
+        order = made(name, devices, chunks, m) if chunks * devices == stages else None
+        if fit := _fit(order, trace):
+            return fit[2], fit[1], []
     # none of the table: an order of its own
     place = np.full((m, stages), -1)
     place[trace.microbatch, trace.stage] = trace.device
@@ -130,37 +122,31 @@ def fit_labelled(trace: Trace) -> TraceFit:
     kinds = [KINDS[k] for k in trace.code.tolist()]
     actions = list(map(Action, kinds, trace.stage.tolist(), trace.microbatch.tolist()))
     orders = [actions[a:b] for a, b in pairwise(trace.turns)]
-    times = _fit(validate(Schedule.of(orders, place[:pipelines].tolist(), "own order")), trace)
-    if times is None:
+    fit = _fit(validate(Schedule.of(orders, place[:pipelines].tolist(), OWN)), trace)
+    if fit is None:
         raise ConfigError(
             f"{trace.source} has an action that starts before the result it needs is there; "
             f"check its labels and the clocks of its devices"
         )
-    return times
+    return fit[2], fit[1], []
 
 
-def fit_rows(trace: Trace) -> TraceFit | None:
-    """The best TraceFit of rows whose labels are missing, in part or all; None if nothing fits."""
-    floor, found = EXACT * trace.makespan, list[TraceFit]()
-    for form in _candidates(trace):
-        if one := _fit(made(form), trace, form):
-            found.append(one)
-            if one.error <= floor and len(trace.start) > MANY:
+def fit_rows(trace: Trace) -> Fit | None:
+    """The best Fit of rows whose labels are missing, in part or all; None if nothing fits."""
+    rows, tried = np.diff(trace.turns), list[tuple[int, Form, int]]()
+    for name, devices, chunks in forms(trace.devices, CHUNKS):
+        split = name.startswith(("zb", "v-")) or name.endswith("zb")
+        actions = chunks * (3 if split else 2)  # of a micro-batch
+        if rows.min() == rows.max() and rows[0] % actions == 0:
+            tried.append((actions, (name, devices, chunks), int(rows[0]) // actions))
+    floor, found = EXACT * trace.makespan, list[tuple[float, float, TimedSchedule]]()
+    for _, form, m in sorted(tried, key=lambda each: each[0]):  # those with fewer times first
+        if fit := _fit(made(*form, m), trace):
+            found.append(fit)
+            if fit[1] <= floor and len(trace.start) > MANY:
                 break
     if not found:
         return None
-    best = min(found, key=lambda one: one.merit)
-    close = (one.plan for one in found if one.merit <= best.merit + 2.0 or one.error <= floor)
-    others = (plan.form for plan in close if plan.schedule.orders != best.plan.schedule.orders)
-    return replace(best, others=tuple(form for form in others if form is not None))
-
-
-def _candidates(trace: Trace) -> list[Form]:
-    """Forms with as many actions as there are rows, those with fewer times first."""
-    rows, found = np.diff(trace.turns), list[tuple[int, Form]]()
-    for form in forms(trace.devices, 1, CHUNKS):
-        split = form.name.startswith(("zb", "v-")) or form.name.endswith("zb")
-        actions = form.chunks * (3 if split else 2)  # of a micro-batch
-        if rows.min() == rows.max() and rows[0] % actions == 0:
-            found.append((actions, form._replace(microbatches=int(rows[0]) // actions)))
-    return [form for _, form in sorted(found, key=lambda pair: pair[0])]
+    best, error, plan = min(found, key=lambda fit: fit[0])
+    close = (one.schedule for merit, off, one in found if merit <= best + 2.0 or off <= floor)
+    return plan, error, [order for order in close if order.orders != plan.schedule.orders]

@@ -3,12 +3,13 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
+from itertools import chain, product
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tiledask.plan.diagnosis.timed import TIMES, Form, TimedSchedule, forms, made
+from tiledask.plan.diagnosis.timed import TIMES, Form, TimedSchedule, forms, made, title
+from tiledask.plan.pipelines.validate import peak_in_flight
 
 __all__ = ["Remedy", "equal_stages", "every_remedy", "remedies"]
 
@@ -31,22 +32,10 @@ class Remedy(NamedTuple):
 
     change: str
     plan: TimedSchedule  # what runs after the change; ``plan.timeline`` is the simulation
+    makespan: float  # seconds
     gain: float  # share of the simulated makespan that is saved; below 0 if it gets longer
     memory: float
     """Activations of the fullest device, in micro-batches of the trace on its share of layers."""
-
-    @property
-    def makespan(self) -> float:
-        """Seconds."""
-        return self.plan.makespan
-
-    def to_dict(self) -> dict[str, object]:
-        """Everything but the plan's times, as JSON can hold it."""
-        order = self.plan.schedule
-        facts = {name: getattr(order, name) for name in ("microbatches", "stages")}
-        facts |= {"change": self.change, "schedule": str(self.plan.form or order.name)}
-        facts |= {"makespan": self.makespan, "idle_share": self.plan.idle_share}
-        return facts | {"gain": self.gain, "memory": self.memory}
 
 
 def remedies(plan: TimedSchedule) -> tuple[Remedy, ...]:
@@ -59,55 +48,54 @@ def remedies(plan: TimedSchedule) -> tuple[Remedy, ...]:
     for lever, remedy in every_remedy(plan):
         if remedy.gain > LEAST:
             of_lever[lever].append(remedy)
-    found = map(_plainest, of_lever.values())
-    return tuple(sorted(found, key=lambda r: (-round(r.gain, 9), r.memory))[:MOST])
-
-
-def _plainest(found: list[Remedy]) -> Remedy:
-    """Of those that save nearly what the best one does the one with least to build and keep."""
 
     def most(some: list[Remedy], part: float) -> list[Remedy]:
         return [r for r in some if r.gain >= part * max(o.gain for o in some)]
 
-    def effort(r: Remedy) -> tuple[bool, int]:
-        return bool((r.plan.schedule.kind > 1).any()), r.plan.schedule.stages
-
-    near = most(found, NEARLY**2)
-    enough = most([r for r in near if r.plan.schedule.replicas == 1] or near, NEARLY)
-    least = min(map(effort, enough))
-    alike = most([r for r in enough if effort(r) == least], 0.9)
-    return min(alike, key=lambda r: (r.memory, -round(r.gain, 9)))
+    found = []
+    for tried in of_lever.values():  # of those that save nearly as much what is least to build
+        near = most(tried, NEARLY**2)
+        enough = most([r for r in near if r.plan.schedule.replicas == 1] or near, NEARLY)
+        orders = [r.plan.schedule for r in enough]
+        efforts = [(bool((order.kind > 1).any()), order.stages) for order in orders]
+        least = [r for r, n in zip(enough, efforts, strict=True) if n == min(efforts)]
+        alike = most(least, 0.9)
+        found.append(min(alike, key=lambda r: (r.memory, -round(r.gain, 9))))
+    return tuple(sorted(found, key=lambda r: (-round(r.gain, 9), r.memory))[:MOST])
 
 
 def every_remedy(plan: TimedSchedule) -> Iterator[tuple[str, Remedy]]:
-    """(lever, Remedy) for every change that is tried, also those that save nothing."""
-    base, m = plan.makespan, plan.schedule.microbatches
-    for lever, change, after in _changes(plan):
-        gain = 1 - after.makespan / base if base else 0.0
-        yield lever, Remedy(change, after, gain, after.memory * m)
+    """(lever, Remedy) for every change that is tried, also those that save nothing; before them
+    the plan as it is."""
+    base, m = plan.timeline.makespan, plan.schedule.microbatches
+    for lever, change, after in chain([("", "(as it is)", plan)], _changes(plan)):
+        makespan, s = after.timeline.makespan, after.schedule
+        # of the whole batch, on equal stages: GPipe keeps 1, 1F1B p / m
+        memory = max(peak_in_flight(s)) * s.devices / s.stages / s.microbatches
+        gain = 1 - makespan / base if base else 0.0
+        yield lever, Remedy(change, after, makespan, gain, memory * m)
 
 
 def _changes(plan: TimedSchedule) -> Iterator[tuple[str, str, TimedSchedule]]:
     """(lever, words, plan); finer micro-batches take less time, their hops and overhead do not."""
-    order, own = plan.schedule, plan.form
+    order = plan.schedule
     m, p = order.microbatches, order.devices
     most = max(FINER, 2 * p / m)  # or two per device
     parts = [1] + [2**k for k in range(1, 31) if 2 ** (k - 1) < most]
-    if p > 1:
-        yield "stages", "equal stages", equal_stages(plan)
-    for part, form in product(parts, forms(p, m) if order.trains else ()):
-        many = form._replace(microbatches=part * m)
-        other = _rescheduled(replace(plan, seconds=plan.seconds / part), many)
+    yield "stages", "equal stages", equal_stages(plan)
+    for part, form in product(parts, forms(p) if order.trains else ()):
+        other = _rescheduled(replace(plan, seconds=plan.seconds / part), form, part * m)
         if other is None or other.schedule == order:
             continue
         finer = f"{part * m} micro-batches of 1/{part} the size"
-        twice = ", weights twice" if other.schedule.replicas > 1 else ""
-        if own is not None and form[:3] == own[:3]:
+        named = f"schedule {title(other.schedule)}"
+        named += ", weights twice" if other.schedule.replicas > 1 else ""
+        if title(other.schedule) == title(order):
             yield "micro-batches", finer, other
         elif p > 1 and part == 1:
-            yield "schedule", f"schedule {form}{twice}", other
+            yield "schedule", named, other
         elif p > 1:
-            yield "micro-batches and schedule", f"{finer}, schedule {form}{twice}", other
+            yield "micro-batches and schedule", f"{finer}, {named}", other
     for times in FASTER if plan.hops.any() else ():
         yield "links", f"links {times} times as fast", replace(plan, hops=plan.hops / times)
     if plan.overhead:
@@ -120,11 +108,12 @@ def equal_stages(plan: TimedSchedule) -> TimedSchedule:
     return replace(plan, seconds=np.repeat(mean, plan.schedule.stages, axis=1))
 
 
-def _rescheduled(plan: TimedSchedule, form: Form) -> TimedSchedule | None:
+def _rescheduled(plan: TimedSchedule, form: Form, microbatches: int) -> TimedSchedule | None:
     """``plan``'s work in the order of another Form; None if that has no such counts, or is large.
     Other stages are cut at equal depth out of the present ones, with the mean latency."""
-    stages, now = form.devices * form.chunks, plan.schedule.stages
-    if 3 * stages * form.microbatches > MOST_ACTIONS:
+    name, devices, chunks = form
+    stages, now = devices * chunks, plan.schedule.stages
+    if 3 * stages * microbatches > MOST_ACTIONS:
         return None
     mean = float(plan.hops.mean()) if len(plan.hops) else 0.0
     if stages != now:
@@ -133,8 +122,8 @@ def _rescheduled(plan: TimedSchedule, form: Form) -> TimedSchedule | None:
         cut = np.diff([np.interp(cuts, depth, each) for each in done])
         plan = replace(plan, seconds=cut, hops=np.full(stages - 1, mean))
     times: dict[str, Any] = {}
-    if form.name == "zb-auto":
+    if name == "zb-auto":
         times = {name: tuple(plan.times[name].tolist()) for name in TIMES if name != "backward"}
         times["latency"] = mean
-    order = made(form, **times)
-    return None if order is None else replace(plan, schedule=order, form=form)
+    order = made(name, devices, chunks, microbatches, **times)
+    return None if order is None else replace(plan, schedule=order)

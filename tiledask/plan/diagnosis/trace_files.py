@@ -15,7 +15,7 @@ from typing import Any
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.diagnosis.chrome import of_chrome
-from tiledask.plan.diagnosis.trace import Row, Trace, of_timeline
+from tiledask.plan.diagnosis.trace import Row, Trace
 from tiledask.plan.pipelines.schedule import KINDS
 from tiledask.plan.pipelines.timeline import TRANSFER, Timeline
 
@@ -29,43 +29,40 @@ def read_trace(trace: Any) -> Trace:
     """The Trace in a Timeline, a pandas DataFrame with the columns of one, a file, or the files of
     all ranks: a list of paths, or their folder. Raises ConfigError for what cannot be read, naming
     the line."""
-    if isinstance(trace, Timeline):
-        return of_timeline(trace)
-    rows: Iterable[Any]
+    if isinstance(trace, Timeline):  # with its labels, without its transfers
+        t, works = trace, trace.kind != TRANSFER
+        columns = t.device.astype(str), t.start, t.end, t.kind, t.stage, t.microbatch
+        rows = zip(*(column[works].tolist() for column in columns), strict=True)
+        names = [str(device) for device in range(t.devices)]
+        return Trace.of(rows, names, source=f"the {t.origin} timeline")
+    table: Iterable[Any]
     if hasattr(trace, "columns") and hasattr(trace, "to_dict"):
-        rows, source = trace.to_dict("records"), "the table"
+        table, source = trace.to_dict("records"), "the table"
     else:
-        paths, source = _paths(trace)
+        given = trace if isinstance(trace, list | tuple) else [trace]
+        if not given or not all(isinstance(each, str | PathLike) for each in given):
+            raise ConfigError(
+                f"a trace is a Timeline, a table with the columns device, start, end, the path of "
+                f"a file, or those of all ranks; got {type(trace).__name__}"
+            )
+        paths = [Path(each) for each in given]
+        folder, source = paths[0], f"{len(paths)} files" if len(paths) > 1 else paths[0].name
+        if len(paths) == 1 and os.path.isdir(folder):  # a name that is too long is none
+            paths = sorted(p for p in folder.iterdir() if p.name.endswith((".json", ".json.gz")))
+            if not paths:
+                rule = "no .json or .json.gz of a rank in"
+                raise ConfigError(f"{rule} {source}, as torch.profiler's")
         texts = [(path.name, _text(path)) for path in paths]
         if len(texts) > 1 or texts[0][1].lstrip()[0] in "[{":
             return of_chrome(texts, source)
-        rows = csv.DictReader(texts[0][1].splitlines(), skipinitialspace=True)
+        table = csv.DictReader(texts[0][1].splitlines(), skipinitialspace=True)
     source += " (times taken as seconds)"
     try:
-        read = [*_rows(rows, source)]
+        read = [*_rows(table, source)]
     except csv.Error as error:
         raise ConfigError(f"{source} cannot be read as CSV: {error}") from None
     work = [row for row in read if row[3] != TRANSFER]
     return Trace.of(work, [row[0] for row in read], source=source)
-
-
-def _paths(trace: Any) -> tuple[list[Path], str]:
-    """The files of a path, of a list of paths or of a folder, and what they are called."""
-    given = trace if isinstance(trace, list | tuple) else [trace]
-    if not given or not all(isinstance(each, str | PathLike) for each in given):
-        raise ConfigError(
-            f"a trace is a Timeline, a table with the columns device, start, end, the path of a "
-            f"file, or those of all ranks; got {type(trace).__name__}"
-        )
-    paths = [Path(each) for each in given]
-    if len(paths) > 1:
-        return paths, f"{len(paths)} files"
-    source, folder = paths[0].name, paths[0]
-    if os.path.isdir(folder):  # a name that is too long is none
-        paths = sorted(p for p in folder.iterdir() if p.name.endswith((".json", ".json.gz")))
-        if not paths:
-            raise ConfigError(f"no .json or .json.gz of a rank in {source}, as torch.profiler's")
-    return paths, source
 
 
 def _text(path: Path) -> str:
