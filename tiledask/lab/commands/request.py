@@ -63,9 +63,8 @@ class Request:
 
     @property
     def sources(self) -> list[str]:
-        """Lines of where the model's numbers come from, if that is known, and of what was read."""
-        source = [f"{self.model.name}: {self.model.source}"] if self.model.source else []
-        return [*source, *self.read.get("assumed", ())]
+        """A line of where the model's numbers come from, if that is known."""
+        return [f"{self.model.name}: {self.model.source}"] if self.model.source else []
 
     def batch(self) -> int:
         """Sequences of a step; those that nobody said are among what is assumed."""
@@ -184,14 +183,14 @@ def _imported(args: argparse.Namespace, typed: dict[str, Any], name: str, cluste
     layout = replace(layout, **_microbatches(args, layout.dp, layout.microbatch))
     chosen = args.recipe is not None or args.lora_rank is not None
     recipe = recipe_of(args, cluster.device) if chosen else td.load_recipe(found.recipe)
-    notes = [f"{found.model!r}, {shlex.join(layout.options)}, read from {name}"]
+    options = shlex.join(layout.options)
+    notes = [f"{found.model!r}, {options}, recipe {recipe.name}, read from {name}"]
     sequence = args.sequence or found.sequence
     args.framework = args.framework or (None if args.calibration else found.framework)
-    read = {"layout": vars(layout), "recipe": found.recipe, "assumed": [*found.assumed]}
+    read = {"layout": vars(layout), "recipe": recipe.name, "assumed": [*found.assumed]}
     request = Request(args, found.model, cluster, recipe, sequence, layout, notes, read)
     known = calibration_of(cluster.device, recipe, **request.by)
-    uncounted = (words for words in found.assumed if words.startswith("computed with"))
-    request.notes += [f"run by {known.framework}", *uncounted]
+    request.notes += [f"run by {known.framework}", *found.assumed]
     return request
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.data import shipped_json
-from tiledask.plan.frameworks.table import Imported, Read, Settings
+from tiledask.plan.frameworks.table import Imported, Read, Settings, flat
 from tiledask.plan.inputs.model import Model
 
 __all__ = ["TABLE", "read", "text"]
@@ -33,11 +33,7 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
         raise ConfigError(f"a DeepSpeed JSON is an object, got {short(nested)}")
     if model is None:
         raise ConfigError("a DeepSpeed JSON does not say the model; give it beside the file")
-    flat: Settings = {}
-    for name, value in nested.items():
-        inner = value if isinstance(value, dict) else None
-        flat |= {name: value} if inner is None else {f"{name}.{k}": v for k, v in inner.items()}
-    found = Read("the JSON", flat, devices, TABLE)
+    found = Read("the JSON", dict(flat(nested)), devices, TABLE)
     halves = ("bf16.enabled", "fp16.enabled")
     auto = not any(map(found.get, halves)) and "auto" in map(found.settings.get, halves)
     if auto:
@@ -56,4 +52,7 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     f["microbatch"] = size or 1
     f["batch"] = batch or f["dp"] * f["microbatch"] * (steps or 1)
     layout = found.layout(f, (model.layers,), model.layers)
+    places = {"optimizer": f["optimizer_place"], "weights": f["weights_place"]}
+    places["gradients"] = f["optimizer_place"] if f["zero"] >= 2 else ""
+    f["places"] = {what: place for what, place in places.items() if place}
     return found.imported(model, layout, f, "optimizer.type")

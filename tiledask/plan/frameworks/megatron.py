@@ -3,6 +3,8 @@
 import re
 import shlex
 from dataclasses import fields
+from itertools import pairwise
+from pathlib import PurePath
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.data import shipped_json
@@ -14,6 +16,8 @@ from tiledask.plan.inputs.model import Model
 __all__ = ["TABLE", "facts", "read", "text"]
 
 TABLE = shipped_json("frameworks", "megatron.json")
+WIDTHS = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+"""Bytes of the optimizer's number formats."""
 
 
 def facts(model: Model, layout: Layout, sequence: int) -> Settings:
@@ -48,41 +52,65 @@ def text(parts: list[Settings]) -> str:
 
 def read(text: str, model: Model | None, devices: int | None) -> Imported:
     """The model, layout and recipe of the flags of pretrain_gpt.py, torchrun's before them too."""
-    flags, unsure = _flags(text)
-    per_node, nodes = flags.pop("nproc_per_node", None), flags.pop("nnodes", 1)
-    if devices is None and all(re.fullmatch("[0-9]{1,7}", str(n)) for n in (per_node, nodes)):
-        devices = int(str(per_node)) * int(str(nodes))
-    found = Read("the command", flags, devices, TABLE)
+    flags, unsure, unset = _flags(text)
+    where = f"the command, in which nothing sets {', '.join(unset)}," if unset else "the command"
+    found = Read(where, flags, devices, TABLE)
+    started = [str(found.get("nproc_per_node", "")), str(found.get("nnodes", 1))]
+    if all(re.fullmatch("[0-9]{1,7}", each) for each in started):
+        many = int(started[0]) * int(started[1])
+        if devices not in (None, many):
+            found.assumed.append(f"on {devices:,} devices, where the script starts {many:,}")
+        found.devices = devices or many
     model = _model_of(found, model)
-    known = {"unsure": ", ".join(unsure), "usual": model.usual_sequence}
+    known = {"unsure": ", ".join(unsure), "unset": ", ".join(unset), "usual": model.usual_sequence}
     f = found.facts("layout", **known, recipe=found.choice("recipe"))
     f["expert_tp"] = f["expert_tp"] if model.experts else 0
     way_out = "give devices=, or torchrun's --nproc-per-node, --nnodes"
     f["dp"] = found.copies(f["tp"] * f["pp"] * f["cp"], way_out)
+    if f["packed"]:
+        f |= {"sequence": f["packed_tokens"] * f["cp"], "microbatch": 1}
     f["batch"] = f["dp"] * f["microbatch"] if f["batch"] == -1 else f["batch"]
     layout = found.layout(f, _chunks(f, model.layers), model.layers)
-    f["recipe"] = "mixed-adam-18-fp8" if f["fp8"] else f["recipe"]
-    return found.imported(model, layout, f, "optimizer")
+    widths = {"gradients": 2 if f["half_gradients"] and f["fp8"] else 0}
+    if f["own_widths"]:
+        for state in ("momentum", "variance", "gradients", "master weights"):
+            widths[state] = WIDTHS.get(f[f"{state} as"], 0)
+        if f["remainders"] and widths["master weights"] in (0, 4):
+            widths["master weights"] = 2  # half precision weights are the other half
+    places = {"optimizer": "cpu"} if f["offloaded"] else {}
+    return found.imported(model, layout, f | {"widths": widths, "places": places}, "optimizer")
 
 
-def _flags(text: str) -> tuple[Settings, tuple[str, ...]]:
-    """The flags, and the variables that a condition of the script may set otherwise."""
+def _flags(text: str) -> tuple[Settings, tuple[str, ...], list[str]]:
+    """The flags, variables that a condition of the script may set otherwise, and those that nothing
+    sets; ConfigError for a program whose settings are not Megatron's."""
     words, unsure = launched(text)
     flags: Settings = {}
-    name = ""
-    for word in words:
-        if match := re.match(r"--([A-Za-z][\w-]*):?(?:=(.*))?$", word):
+    unset = []
+    name = program = ""
+    for before, word in pairwise(["", *words]):
+        if match := re.match(r"--([A-Za-z][\w-]*):?(?:=(.*))?$", word, re.DOTALL):
             name = match[1].replace("-", "_")
             flags[name] = True if match[2] is None else match[2]
-        elif word.endswith(".py") or word == "-m":
-            name = ""  # torchrun ends, the program begins
+        elif not program and (word.endswith(".py") or (before == "-m" and "torch." not in word)):
+            program, name = PurePath(word).stem, ""
+            flags = {key: flags[key] for key in TABLE["launcher"] if key in flags}
+        elif (alone := re.fullmatch(r"\$\{?\w+(\[[@*]\])?\}?", word)) and (
+            alone[1] or flags.get(name) is not True
+        ):
+            unset += [word] * (word != "$COMMAND")
         elif name:
             flags[name] = word if flags[name] is True else f"{flags[name]} {word}"
+    for names, sentence in TABLE["foreign"]:
+        if any(re.fullmatch(names, each) for each in (program, *flags)):
+            raise ConfigError(sentence)
     if not flags:
+        none = f"; nothing sets {', '.join(unset)}" if unset else ""
         raise ConfigError(
             f"Megatron's flags look like --tensor-model-parallel-size 8 --swiglu; got {short(text)}"
+            f"{none}"
         )
-    return flags, unsure
+    return flags, unsure, unset
 
 
 def _chunks(f: Settings, layers: int) -> tuple[int, ...]:
@@ -122,29 +150,33 @@ def _model_of(found: Read, given: Model | None) -> Model:
     """The model of the flags; or the one ``given``, and that the flags describe another."""
     try:
         read = _read_model(found)
-    except ConfigError:
+    except ConfigError as error:
         if given is None:
             raise
-        read = given  # the flags that are there do not describe one
-    if given is not None:
+        if "num_layers" in found.settings:
+            found.assumed.append(f"the model is the one given: {error}")
+        return given
+    if given is not None and given.parameters != read.parameters:
         mine, theirs = f"{given.parameters:,}", f"{read.parameters:,}"
-        said = (
+        found.assumed.append(
             f"the model is the one given, of {mine} parameters; the flags describe one of {theirs}"
         )
-        found.assumed[:] = [said] * (mine != theirs)
     return given or read
 
 
 def _read_model(found: Read) -> Model:
-    for name in ("num_layers", "hidden_size", "num_attention_heads"):
-        found.whole(name)
     others = "|".join(TABLE["other_layers"])
     other = [key for key in sorted(found.settings) if re.fullmatch(others, key)]
-    if other := [key for key in other if found.get(key) is not None]:
+    if other := [key for key in other if found.get(key) not in (None, False, "0", "none")]:
+        flags = ", ".join(f"--{key.replace('_', '-')}" for key in other)
         raise ConfigError(
-            f"{found.where} has --{other[0].replace('_', '-')}, which makes other layers than are "
-            f"read here; describe the model by hand, td.Model(...) or its config.json"
+            f"{found.where} has {flags}, for layers that are not read here; describe the "
+            f"model by hand, td.Model(...) or its config.json"
         )
+    for name in ("num_layers", "hidden_size", "num_attention_heads"):
+        if found.get(name) is None:
+            flag = name.replace("_", "-")
+            raise ConfigError(f"{found.where} has no --{flag}; name the model beside it, or add it")
     f = found.facts("model")
     hidden, vocab = f["hidden"], f["padded_vocab"] or f["vocab"]
     f["vocab"] = f["usual_vocab"] if vocab == -1 else vocab

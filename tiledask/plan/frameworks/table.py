@@ -15,18 +15,19 @@ or null for what the framework does otherwise, when, and a sentence.
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from typing import Any
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
+from tiledask.plan.inputs.recipes import Recipe, load_recipe, offload
 from tiledask.plan.intervals import even
 from tiledask.plan.whole import is_whole
 
-__all__ = ["Imported", "Read", "Settings", "is_even", "written"]
+__all__ = ["Imported", "Read", "Settings", "flat", "is_even", "written"]
 
 Settings = dict[str, Any]
 """A framework's own names, or facts, and their values."""
@@ -77,7 +78,7 @@ class Imported:
 
     model: Model
     layout: Layout
-    recipe: str
+    recipe: str | Recipe  # its name; the Recipe itself where none is shipped that is like it
     sequence: int
     assumed: tuple[str, ...]  # a sentence for each thing that is not said or not counted
     framework: str | None = None  # whose measurements estimate it, where that is said
@@ -88,19 +89,20 @@ class Read:
 
     def __init__(self, where: str, settings: Settings, devices: int | None, table: Settings):
         self.where, self.devices, self.table, self.settings = where, devices, table, settings
-        for older, name in table.get("renamed", ()):
-            self.settings = {re.sub(f"^{older}$", name, k): v for k, v in self.settings.items()}
         self.used: set[str] = set()
         self.assumed: list[str] = []
+        for older, name in table.get("renamed", ()):
+            self.settings = {re.sub(f"^{older}$", name, k): v for k, v in self.settings.items()}
+        for names, implied, words in table.get("implied", ()):
+            if any(re.fullmatch(names, name) for name in self.settings):
+                self.settings = implied | self.settings
+                self.assumed.append(words)
 
     def get(self, name: str, default: Any = None) -> Any:
         self.used.add(name)
-        value = self._value(name)
-        return default if value is None or value == "auto" else value
-
-    def _value(self, name: str) -> Any:
         value = self.settings.get(name)
-        return {"true": True, "false": False}.get(str(value).lower(), value)
+        value = {"true": True, "false": False, "auto": None}.get(str(value).lower(), value)
+        return default if value is None else value
 
     def whole(self, name: str, default: int | None = None) -> int:
         """A whole number; without a default it has to be there, and -1 is one that is left open."""
@@ -187,8 +189,8 @@ class Read:
         kind = str(self.get(optimizer, "Adam"))
         if "adam" in facts["recipe"] and "adam" not in kind.lower():
             uncounted.append(f"computed with Adam's states ({optimizer} is {short(kind)})")
-        left = sorted(self.settings.keys() - self.used)
-        left = [n for n in left if self._value(n) not in (False, None, "none", "", "auto")]
+        off = (False, None, "none", "")
+        left = [n for n in sorted(self.settings.keys() - self.used) if self.get(n) not in off]
         for what, patterns in self.table["decides"].items():
             if names := [name for name in left if re.fullmatch("|".join(patterns), name)]:
                 uncounted.append(f"computed without {what} ({', '.join(names)})")
@@ -197,6 +199,35 @@ class Read:
         harmless += [f"{word}(_.*)?" for word in self.table.get("harmless_words", ())]
         if left := [name for name in left if not re.fullmatch("|".join(harmless), name)]:
             self.assumed.append(f"not looked at: {', '.join(left)}")
-        recipe, sequence, framework = facts["recipe"], facts["sequence"], facts.get("framework")
-        sequence = model.usual_sequence if sequence == -1 else sequence
-        return Imported(model, layout, recipe, sequence, (*uncounted, *self.assumed), framework)
+        sequence = model.usual_sequence if facts["sequence"] == -1 else facts["sequence"]
+        said = (*uncounted, *self.assumed)
+        return Imported(model, layout, _altered(facts), sequence, said, facts.get("framework"))
+
+
+def _altered(facts: Settings) -> str | Recipe:
+    """The recipe of the facts, its states in other "widths", or in other "places", if they say so."""
+    recipe = plain = load_recipe(facts["recipe"])
+    widths = {tensor: width for tensor, width in facts.get("widths", {}).items() if width}
+    states = tuple(replace(s, bytes=widths.get(s.tensor, s.bytes)) for s in recipe.states)
+    if states != recipe.states:
+        other = (s for s, before in zip(states, recipe.states, strict=True) if s != before)
+        name = f"{recipe.name} with {', '.join(f'{s.tensor} of {s.bytes} B' for s in other)}"
+        recipe = replace(recipe, name=name, states=states)
+    placed: dict[str, list[str]] = {}
+    for what, place in facts.get("places", {}).items():
+        for state in states:
+            optimizer = state.zero == 1
+            if optimizer if what == "optimizer" else what in state.tensor and not optimizer:
+                placed.setdefault(place, []).append(state.tensor)
+    for place, tensors in placed.items():
+        recipe = offload(recipe, tuple(tensors), to=place)
+    return plain.name if recipe is plain else recipe
+
+
+def flat(table: Settings, path: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted name, value) of everything in a table of tables."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value

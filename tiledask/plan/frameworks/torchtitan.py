@@ -3,12 +3,11 @@
 import json
 import re
 import tomllib
-from collections.abc import Iterator
 from typing import Any
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.data import shipped_json
-from tiledask.plan.frameworks.table import Imported, Read, Settings, is_even
+from tiledask.plan.frameworks.table import Imported, Read, Settings, flat, is_even
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import load_model
 from tiledask.plan.inputs.model import Model
@@ -68,7 +67,7 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # TOMLDecodeError, numbers of 5,000 digits
         raise ConfigError(f"the TOML cannot be read: {error}") from None
-    found = Read("the TOML", dict(_flat(tables)), devices, TABLE)
+    found = Read("the TOML", dict(flat(tables)), devices, TABLE)
     if not any(key.startswith(f"{table}.") for table in TABLES for key in found.settings):
         raise ConfigError(f"a torchtitan TOML has tables such as [{'], ['.join(TABLES)}]")
     named = found.facts("model")
@@ -81,8 +80,10 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     model = model or load_model(next(ours for ours, each in FLAVORS.items() if each == flavor))
     converters = " ".join(map(str, found.get("model.converters", ())))
     fp8 = re.search("float8|mx", converters) or found.get("float8.enable_float8_linear")
-    loss = "loss" in found.get("compile.components", ("model", "loss"))
-    f = found.facts("layout", fp8=bool(fp8), loss=loss)
+    if not fp8:  # its tables do nothing
+        found.used |= {key for key in found.settings if re.match("(quantize|float8|mx)[.]", key)}
+    parts = {part: True for part in found.get("compile.components", ("model", "loss"))}
+    f = found.facts("layout", **parts, fp8=bool(fp8))
     f["expert_tp"] = f["expert_slices"] if f["ep"] > 1 else 0
     copy = f["tp"] * f["pp"] * f["cp"]
     if f["shards"] == -1:
@@ -97,26 +98,20 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     f["schedule"], sizes = _stages(f, model.layers)
     layout = found.layout(f, sizes, model.layers)
     f = found.facts("precision", **f, hsdp=1 < f["shards"] < f["dp"])
+    if f["on_host"] and f["zero"]:
+        f["places"] = dict.fromkeys(("weights", "gradients", "optimizer"), "cpu")
     return found.imported(model, layout, f, "optimizer.name")
-
-
-def _flat(table: Settings, path: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted name, value) of everything in a table of tables."""
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}", value
 
 
 def _stages(f: Settings, layers: int) -> tuple[str, tuple[int, ...]]:
     """The schedule, and the layers of each chunk."""
     if f["pp"] == 1:
         return "1f1b", (layers,)
-    if f["asked"].lower() not in OF_PYTORCH:
+    asked = f["asked"].replace("_", "")  # as names were written once
+    if asked.lower() not in OF_PYTORCH:
         names = ", ".join(NAMES.values())
         raise ConfigError(f"torch's schedules are {names}; got {short(f['asked'])}")
-    name = called(f["asked"])
+    name = called(asked)
     several = name in ("interleaved", "looped-bfs", "interleaved-zb", *V_SHAPED)
     first, last = (1 if f[end] == -1 else f[end] for end in ("first", "last"))
     effective = layers + first + last
