@@ -52,7 +52,4 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     f["microbatch"] = size or 1
     f["batch"] = batch or f["dp"] * f["microbatch"] * (steps or 1)
     layout = found.layout(f, (model.layers,), model.layers)
-    places = {"optimizer": f["optimizer_place"], "weights": f["weights_place"]}
-    places["gradients"] = f["optimizer_place"] if f["zero"] >= 2 else ""
-    f["places"] = {what: place for what, place in places.items() if place}
     return found.imported(model, layout, f, "optimizer.type")

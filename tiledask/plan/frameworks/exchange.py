@@ -21,15 +21,11 @@ FRAMEWORKS = {"megatron": megatron, "torchtitan": torchtitan, "deepspeed": deeps
 """Of each the TABLE of settings; ``text`` of those, ``facts`` for some; and ``read`` of a text."""
 KNOWN = ", ".join(FRAMEWORKS)
 MOST_BYTES = 1_000_000
-MOST_SOURCED = 3
-"""Of scripts that take in scripts that take in scripts."""
-SOURCED = r"(?m)^[ \t]*(?:source|\.)[ \t]+[^\n#]*?([\w./-]+\.(?:sh|bash|env))\"?[ \t]*$"
-YAML = r"(?m)\A(?!.*--\w)(?:\s*#.*\n|\s*\n)*[A-Za-z_]\w*:(?:\s|$)"
-NOT_YAML = (
-    "a YAML, such as LLaMA-Factory's, axolotl's or accelerate's, is not read, but the DeepSpeed JSON "
-    "that it names is; or describe it: tiledask fit MODEL CLUSTER --zero 3 --microbatch 1 --sequence "
-    "4096, --lora-rank 16 for adapters"
+MOST_SOURCED = 3  # of scripts that take in scripts that take in scripts
+SOURCED = (
+    r"(?m)^([ \t]*(?:source|\.|bash|sbatch)[ \t][^\n#]*?([\w./-]+\.(?:sh|bash|env))\"?[ \t]*)$"
 )
+YAML = r"(?m)\A(?!.*--\w)(?:\s*#.*\n|\s*\n)*[A-Za-z_]\w*:(?:\s|$)"
 
 
 @dataclass(frozen=True)
@@ -110,19 +106,14 @@ def import_config(
                 f"configuration, or its text"
             )
         text = path.read_text("utf-8", errors="replace")
-        for _ in range(MOST_SOURCED):  # scripts that it takes in, from beside it
-            text = re.sub(SOURCED, lambda found: _beside(path, found), text)
-    if re.search(YAML, text) and framework != "torchtitan":
-        raise ConfigError(NOT_YAML)
+        for _ in range(MOST_SOURCED):
+            for line, name in re.findall(SOURCED, text):
+                beside = path.parent / name.lstrip("/")
+                if beside.is_file() and beside.stat().st_size <= MOST_BYTES:
+                    text = text.replace(line, beside.read_text("utf-8", errors="replace") + "\n")
+    if re.search(YAML, text):
+        raise ConfigError(deepspeed.TABLE["yaml"])
     given = None if model is None else as_model(model)
     found: Imported = FRAMEWORKS[framework].read(text, given, devices)
     check_run(found.model, found.layout, found.sequence)
     return found
-
-
-def _beside(script: Path, found: re.Match[str]) -> str:
-    """The text of the script that a line of ``script`` takes in, or that line."""
-    other = script.parent / found[1].lstrip("/")
-    if not other.is_file() or other.stat().st_size > MOST_BYTES:
-        return found[0]
-    return other.read_text("utf-8", errors="replace") + "\n"

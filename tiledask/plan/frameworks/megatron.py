@@ -16,8 +16,6 @@ from tiledask.plan.inputs.model import Model
 __all__ = ["TABLE", "facts", "read", "text"]
 
 TABLE = shipped_json("frameworks", "megatron.json")
-WIDTHS = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
-"""Bytes of the optimizer's number formats."""
 
 
 def facts(model: Model, layout: Layout, sequence: int) -> Settings:
@@ -61,7 +59,18 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
         if devices not in (None, many):
             found.assumed.append(f"on {devices:,} devices, where the script starts {many:,}")
         found.devices = devices or many
-    model = _model_of(found, model)
+    try:
+        described = _described(found)
+    except ConfigError as error:
+        if model is None:
+            raise
+        described = model
+        if "num_layers" in found.settings:
+            found.assumed.append(f"the model is the one given: {error}")
+    model = model or described
+    if model.parameters != described.parameters:
+        mine, theirs = f"{model.parameters:,}", f"{described.parameters:,}"
+        found.assumed.append(f"the model given has {mine} parameters, that of the flags {theirs}")
     known = {"unsure": ", ".join(unsure), "unset": ", ".join(unset), "usual": model.usual_sequence}
     f = found.facts("layout", **known, recipe=found.choice("recipe"))
     f["expert_tp"] = f["expert_tp"] if model.experts else 0
@@ -71,14 +80,7 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
         f |= {"sequence": f["packed_tokens"] * f["cp"], "microbatch": 1}
     f["batch"] = f["dp"] * f["microbatch"] if f["batch"] == -1 else f["batch"]
     layout = found.layout(f, _chunks(f, model.layers), model.layers)
-    widths = {"gradients": 2 if f["half_gradients"] and f["fp8"] else 0}
-    if f["own_widths"]:
-        for state in ("momentum", "variance", "gradients", "master weights"):
-            widths[state] = WIDTHS.get(f[f"{state} as"], 0)
-        if f["remainders"] and widths["master weights"] in (0, 4):
-            widths["master weights"] = 2  # half precision weights are the other half
-    places = {"optimizer": "cpu"} if f["offloaded"] else {}
-    return found.imported(model, layout, f | {"widths": widths, "places": places}, "optimizer")
+    return found.imported(model, layout, f, "optimizer")
 
 
 def _flags(text: str) -> tuple[Settings, tuple[str, ...], list[str]]:
@@ -105,10 +107,9 @@ def _flags(text: str) -> tuple[Settings, tuple[str, ...], list[str]]:
         if any(re.fullmatch(names, each) for each in (program, *flags)):
             raise ConfigError(sentence)
     if not flags:
-        none = f"; nothing sets {', '.join(unset)}" if unset else ""
+        got = f"nothing that sets {', '.join(unset)}" if unset else short(text)
         raise ConfigError(
-            f"Megatron's flags look like --tensor-model-parallel-size 8 --swiglu; got {short(text)}"
-            f"{none}"
+            f"Megatron's flags look like --tensor-model-parallel-size 8 --swiglu; got {got}"
         )
     return flags, unsure, unset
 
@@ -146,25 +147,8 @@ def _unrolled(text: str, group: str) -> str:
     return text
 
 
-def _model_of(found: Read, given: Model | None) -> Model:
-    """The model of the flags; or the one ``given``, and that the flags describe another."""
-    try:
-        read = _read_model(found)
-    except ConfigError as error:
-        if given is None:
-            raise
-        if "num_layers" in found.settings:
-            found.assumed.append(f"the model is the one given: {error}")
-        return given
-    if given is not None and given.parameters != read.parameters:
-        mine, theirs = f"{given.parameters:,}", f"{read.parameters:,}"
-        found.assumed.append(
-            f"the model is the one given, of {mine} parameters; the flags describe one of {theirs}"
-        )
-    return given or read
-
-
-def _read_model(found: Read) -> Model:
+def _described(found: Read) -> Model:
+    """The model of the flags."""
     others = "|".join(TABLE["other_layers"])
     other = [key for key in sorted(found.settings) if re.fullmatch(others, key)]
     if other := [key for key in other if found.get(key) not in (None, False, "0", "none")]:

@@ -7,7 +7,7 @@
 
 Variables, arrays, what is added to them, defaults and sums are filled in, as text; conditions and
 counting loops are followed where it is known what they test. What is not, the output of a program
-or an argument of the script, stays as it is written, ``$NAME``, for the reader of the words to name.
+or an argument of the script, stays as it is written, ``$NAME``, for the reader of words to name.
 """
 
 import re
@@ -19,16 +19,14 @@ from tiledask.errors import ConfigError
 
 __all__ = ["launched"]
 
-MOST_LETTERS = 1_000_000
-"""Of what a variable holds."""
-MOST_STEPS = 100_000
-"""Statements that are followed, those of a loop again and again."""
+MOST_LETTERS = 1_000_000  # of what a variable holds
+MOST_STEPS = 100_000  # statements that are followed, those of a loop again and again
 _QUOTED = r""""(?:[^"\\]|\\.)*+"|'[^']*+'"""
 _ARRAY = rf"\((?:[^()\"']|{_QUOTED})*+\)"
 _TEST = r"\[\[\s(?:(?!\]\]).)*+\]\]|\(\((?:[^()]|\([^()]*+\))*+\)\)"
 _STATEMENT = re.compile(
-    rf"(?P<words>(?:\\.|{_TEST}|\d?>&\d|&>|[^\\;&|()\n\"']|{_QUOTED}|(?<==){_ARRAY})*+)"
-    r"(?P<sign>&&|\|\||;;|[;&|()\n]|$)",
+    rf"((?:\\.|{_TEST}|\d?>&\d|&>|[^\\;&|()\n\"']|{_QUOTED}|(?<==){_ARRAY})*+)"
+    r"(&&|\|\||;;|[;&|()\n]|$)",
     re.DOTALL,
 )
 _KEYWORD = re.compile(
@@ -43,10 +41,10 @@ _VARIABLE = re.compile(
 )
 _DOCUMENT = re.compile(r"(?ms)(?<!<)<<-?\s*(['\"]?)(\w+)\1([^\n]*\n)(.*?)^\s*\2\s*$")
 _LAUNCHES = re.compile(r"(?m)^\s*(srun|torchrun|python3?|deepspeed|mpirun|bash|ray)\s")
-_COMMENT = re.compile(rf"(?ms)(\\.|{_QUOTED})|^[ \t]*#[^\n]*\n?|(?<=\s)#[^\n]*")
+_COMMENT = r"""(?m)(\\.|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')|^[ \t]*#.*\n?|(?<=\s)#.*$"""
 _SUM = r"\$\(\(((?:[^()\n]|\([^()\n]*\))*)\)\)"
 _PRINTED = r"\$\(([^()]*)\)|`([^`]*)`"
-_COUNTS = r"\s*(\w+)\s*(?:(\+\+|--)|([-+]?)=(?!=)(.*))"
+_COUNTS = r"\(\(\s*(\w+)\s*(?:(\+\+|--)|([-+]?)=(?!=)(.*))\)\)"
 _SIGNS = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": ">="}
 
 
@@ -69,11 +67,13 @@ def launched(text: str) -> tuple[list[str], tuple[str, ...]]:
     script = _Script()
     script.follow(text)
     programs = [each for each in script.commands if re.search(r"\.py\b|\s-m\s", each[0])]
-    if programs:
-        command, names = max(programs, key=lambda each: each[0].count("--"))
-    else:
-        command, names = " ".join(each for each, _ in script.commands), {*script.unsure}
-        command = command if "--" in command else " ".join(script.variables.values())
+    command, names = max(programs, key=lambda each: each[0].count("--"), default=("", set()))
+    if not programs:  # flags alone, or in variables of a script that others take in
+        known = (each for each, _ in script.commands), script.variables.values()
+        command, names = (
+            max(map(" ".join, known), key=lambda each: each.count("--")),
+            {*script.unsure},
+        )
     words: list[str] = []
     for word in _words(command):  # one may be several: "--x 1" in an array, bash -c "..."
         words += _words(word) if re.match(r"(?s)--[\w-]+\s|.*\.py\s", word) else [word]
@@ -91,11 +91,6 @@ class _Block:
     pattern: str | None = None  # of a case, as far as it is read
     start: int = 0  # the loop's first statement
 
-    def branch(self, held: bool | None) -> None:
-        """A branch begins that runs if ``held``, and none before it did."""
-        self.runs = False if self.over else None if self.over is None and held else held
-        self.over = self.over or held or (None if None in (self.over, held) else False)
-
 
 @dataclass
 class _Script:
@@ -110,25 +105,23 @@ class _Script:
 
     def follow(self, text: str) -> None:
         """Go through the statements, in the order in which they run."""
-        statements = [(found["words"], found["sign"]) for found in _STATEMENT.finditer(text)]
-        at, before = 0, ""
+        statements, at, before = _STATEMENT.findall(text), 0, ""
         for _ in range(MOST_STEPS):
             if at >= len(statements):
                 return
-            (words, sign), case = statements[at], self.blocks[-1] if self.blocks else None
+            (words, sign), case = statements[at], self.blocks[-1] if self.blocks else _Block("")
             at += 1
-            if case and case.pattern is not None and words.strip() != "esac":
+            if case.pattern is not None and words.strip() != "esac":
                 case.pattern += words + sign
                 if sign == ")":
                     masks = [each.strip(" \n\"'") for each in case.pattern[:-1].split("|")]
-                    known = "$" not in case.about[0]
-                    one_does = any(fnmatchcase(case.about[0], each) for each in masks)
-                    case.branch(one_does if known else None)
-                    case.pattern = None
+                    same = any(fnmatchcase(case.about[0], each) for each in masks)
+                    self.held, case.pattern = None if "$" in case.about[0] else same, None
+                    self._turn("then", "", at)
                 continue
             while keyword := _KEYWORD.match(words):
                 words, at = self._turn(keyword[1], words[keyword.end() :], at)
-            skipped = before == "&&" and self.held is False or before == "||" and self.held is True
+            skipped = (before, self.held) in (("&&", False), ("||", True))
             runs = [block.runs for block in self.blocks]
             if words.strip() and not skipped and False not in runs:
                 doubted = before in ("&&", "||") and self.held is None
@@ -144,27 +137,27 @@ class _Script:
         if word in ("if", "while", "until", "for", "case"):
             self.blocks.append(block := _Block(word))
             if word == "case":
-                found = re.match(r"(?s)\s*(.*?)\s+in(?:\s+(.*))?$", words)
-                block.about = (self._filled(found[1] if found else "").strip("\"'"),)
-                block.pattern = ""
-                return "", at
-            if counts := re.match(r"(?s)\s*\(\((.*);(.*);(.*)\)\)", words):
+                subject = self._filled(re.sub(r"\s+in\s*$", "", words))
+                block.about, block.pattern, words = (subject.strip(" \"'"),), "", ""
+            elif counts := re.match(r"(?s)\s*\(\((.*);(.*);(.*)\)\)", words):
                 self._do(f"(({counts[1]}))", True)
-                block.about, words = counts.groups()[1:], ""
-            elif word == "for" and (found := re.match(r"(?s)\s*(\w+)(?:\s+in\s+(.*))?", words)):
-                each = _words(self._filled(found[2] or ""))
-                self.variables[found[1]] = each[0] if each else f"${found[1]}"
-                self.unsure |= {found[1]: None} if len(each) > 1 else {}
+                block.about, words = (counts[2], counts[3]), ""
+            elif word == "for":
+                name, _, *each = [*_words(self._filled(words)), "in"]
+                self.variables[name] = each[0] if each[1:] else f"${name}"
+                self.unsure |= {name: None} if each[2:] else {}
                 words = ""
-        elif word == "then":
-            block.branch(self.held)
+        elif word == "then":  # or a branch of a case: it runs if none before it did
+            over, held = block.over, self.held
+            block.runs = False if over else None if over is None and held else held
+            block.over = over or held or (None if None in (over, held) else False)
         elif word == "elif":
             block.runs = block.over is not True
         elif word == "else":
             block.runs = None if block.over is None else not block.over
         elif word == "do" and block.about:
             block.runs, block.start = self._holds(f"(({block.about[0]}))"), at - 1
-        elif word == "do" and block.kind in ("while", "until"):
+        elif word == "do" and block.kind != "for":
             block.runs = None if self.held in (None, block.kind == "while") else False
         elif word == "done" and block.about and block.runs:
             self._do(f"(({block.about[1]}))", True)
@@ -176,13 +169,14 @@ class _Script:
     def _do(self, words: str, sure: bool) -> bool | None:
         """A test, assignments or a command: whether it holds. What nobody is ``sure`` to happen
         sets only what is not set, or adds to it."""
-        if counts := re.fullmatch(rf"\(\({_COUNTS}\)\)", words, re.DOTALL):
+        if counts := re.fullmatch(_COUNTS, words, re.DOTALL):
             name, step, adds, value = counts.groups()
             old = self.variables.get(name, "0")
             value = f"{old} {step[0]} 1" if step else f"{old} {adds} ({value})" if adds else value
             words = f"{name}={_sum(value, self.variables)}"
         if re.fullmatch(rf"\[\s.*\s\]|{_TEST}", words, re.DOTALL):
             return self._holds(words)
+        words = re.sub(r"\"(\$\{?\w+(?:\[[@*]\])?\}?)\"", r"\1", words)  # is split into words too
         if printed := re.match(r"(?s)printf\s+-v\s+(\w+)\s+(.*)", words):
             form, *each = _words(self._filled(printed[2]))
             words = f'{printed[1]}="{form.replace("%s", " ".join(each))}"'
@@ -191,12 +185,12 @@ class _Script:
         named = named.union(*(self.behind.get(name, ()) for name in named))
         while found := _ASSIGNMENT.match(words):
             words, name, value = words[found.end() :], found["name"], found["value"]
-            among = value.startswith("(")
+            between = " " * value.startswith("(")
             if re.fullmatch(rf"{_ARRAY}|{_QUOTED}", value, re.DOTALL):
                 value = value[1:-1]
             before, value = self.variables.get(name), self._filled(value)
             if found["adds"] and before is not None:
-                value = f"{before}{' ' * among}{value}"
+                value = f"{before}{between}{value}"
             if not sure and before != value:
                 self.unsure[name] = None
             if sure or before is None or "$" in before or value.startswith(before):
@@ -220,30 +214,25 @@ class _Script:
         if inner.startswith("! "):
             held = self._holds(f"[ {inner[2:]} ]")
             return None if held is None else not held
-        words = _words(self._filled(inner, kept=True))
+        words = _words(self._filled(inner))
         if any("$" in word for word in words):
             return None
         match words:
             case ["-z"] | ["-z" | "-n", _] | [_]:
                 return (words[-1] in ("", "-z")) == (words[0] == "-z")
-            case [one, "=" | "==", other]:
-                return fnmatchcase(one, other)
-            case [one, "!=", other]:
-                return not fnmatchcase(one, other)
+            case [one, "=" | "==" | "!=" as sign, other]:
+                return fnmatchcase(one, other) == (sign != "!=")
             case [one, sign, other] if sign in _SIGNS:
                 return self._holds(f"(({one} {_SIGNS[sign]} {other}))")
         return None
 
-    def _filled(self, text: str, kept: bool = False) -> str:
-        """``text`` with what the variables in it hold; a name that none has stays. ``kept``: the
-        quotes about a variable alone too; else what it holds is split into words all the same."""
-        if not kept:
-            text = re.sub(r"\"(\$\{?\w+(?:\[[@*]\])?\}?)\"", r"\1", text)
+    def _filled(self, text: str) -> str:
+        """``text`` with what the variables in it hold; a name that none has stays."""
         pieces, at = [], 0
         for found in _VARIABLE.finditer(text):
-            name, default = found["name"] or found["bare"], found["default"]
-            usual = found[0] if default is None else self._filled(default)
-            pieces += [text[at : found.start()], self.variables.get(name, usual)]
+            usual = found[0] if found["default"] is None else self._filled(found["default"])
+            held = self.variables.get(found["name"] or found["bare"], usual)
+            pieces += [text[at : found.start()], held]
             at = found.end()
         filled = "".join([*pieces, text[at:]])
         if len(filled) > MOST_LETTERS:
@@ -257,11 +246,10 @@ def _plain(text: str) -> str:
     text = _DOCUMENT.sub(
         lambda found: found[3] + found[4] * bool(_LAUNCHES.search(found[4])), text.replace("\r", "")
     )
-    inside = r"(?m)^[ \t]*#.*\n?|(?<=\s)#.*$"  # a quoted text of several lines has comments too
-    text = _COMMENT.sub(lambda found: re.sub(inside, "", found[1]) if found[1] else "", text)
+    text = re.sub(_COMMENT, lambda found: found[1] or "", text)
     text = re.sub(r"\\[ \t]*\n", " ", text)
     text = re.sub(_SUM, lambda found: f"$[{''.join(found[1].split())}]", text)
-    while (printed := re.search(_PRINTED, text)) is not None:
+    while printed := re.search(_PRINTED, text):
         echo = re.fullmatch(r"(?s)(?:[^;]*;)?\s*echo\s+([^;|&<>]*)", printed[1] or printed[2] or "")
         text = text.replace(printed[0], echo[1].strip(" \"'") if echo else "$COMMAND")
     if re.search(r"[\"']|=\(", re.sub(rf"\\.|=?{_ARRAY}|{_QUOTED}", "", text, flags=re.DOTALL)):

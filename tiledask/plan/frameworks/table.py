@@ -23,7 +23,7 @@ from typing import Any
 from tiledask.errors import ConfigError, short
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
-from tiledask.plan.inputs.recipes import Recipe, load_recipe, offload
+from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.intervals import even
 from tiledask.plan.whole import is_whole
 
@@ -205,23 +205,19 @@ class Read:
 
 
 def _altered(facts: Settings) -> str | Recipe:
-    """The recipe of the facts, its states in other "widths", or in other "places", if they say so."""
-    recipe = plain = load_recipe(facts["recipe"])
-    widths = {tensor: width for tensor, width in facts.get("widths", {}).items() if width}
-    states = tuple(replace(s, bytes=widths.get(s.tensor, s.bytes)) for s in recipe.states)
-    if states != recipe.states:
-        other = (s for s, before in zip(states, recipe.states, strict=True) if s != before)
-        name = f"{recipe.name} with {', '.join(f'{s.tensor} of {s.bytes} B' for s in other)}"
-        recipe = replace(recipe, name=name, states=states)
-    placed: dict[str, list[str]] = {}
-    for what, place in facts.get("places", {}).items():
-        for state in states:
-            optimizer = state.zero == 1
-            if optimizer if what == "optimizer" else what in state.tensor and not optimizer:
-                placed.setdefault(place, []).append(state.tensor)
-    for place, tensors in placed.items():
-        recipe = offload(recipe, tuple(tensors), to=place)
-    return plain.name if recipe is plain else recipe
+    """The recipe of the facts, with the "bytes of" a state and the "place of" one that they say."""
+    recipe, states = load_recipe(facts["recipe"]), []
+    changes: dict[str, None] = {}
+    for state in recipe.states:
+        part = "optimizer" if state.zero == 1 else state.tensor
+        width = facts.get(f"bytes of {state.tensor}") or state.bytes
+        place = facts.get(f"place of {part}") or state.place
+        states.append(replace(state, bytes=width, place=place))
+        changes |= {f"{state.tensor} of {width} B": None} if width != state.bytes else {}
+        changes |= {f"{part} on {place}": None} if place != state.place else {}
+    if not changes:
+        return recipe.name
+    return replace(recipe, name=f"{recipe.name} with {', '.join(changes)}", states=tuple(states))
 
 
 def flat(table: Settings, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -3,7 +3,6 @@
 import json
 import re
 import tomllib
-from typing import Any
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.data import shipped_json
@@ -82,7 +81,7 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     fp8 = re.search("float8|mx", converters) or found.get("float8.enable_float8_linear")
     if not fp8:  # its tables do nothing
         found.used |= {key for key in found.settings if re.match("(quantize|float8|mx)[.]", key)}
-    parts = {part: True for part in found.get("compile.components", ("model", "loss"))}
+    parts = dict.fromkeys(found.get("compile.components", ("model", "loss")), True)
     f = found.facts("layout", **parts, fp8=bool(fp8))
     f["expert_tp"] = f["expert_slices"] if f["ep"] > 1 else 0
     copy = f["tp"] * f["pp"] * f["cp"]
@@ -98,8 +97,6 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     f["schedule"], sizes = _stages(f, model.layers)
     layout = found.layout(f, sizes, model.layers)
     f = found.facts("precision", **f, hsdp=1 < f["shards"] < f["dp"])
-    if f["on_host"] and f["zero"]:
-        f["places"] = dict.fromkeys(("weights", "gradients", "optimizer"), "cpu")
     return found.imported(model, layout, f, "optimizer.name")
 
 
