@@ -85,8 +85,8 @@ def import_config(
     model: Model | str | None = None,
     devices: int | None = None,
 ) -> Imported:
-    """What a configuration trains: Megatron-LM's flags, a torchtitan TOML, a DeepSpeed JSON, as
-    text or as the path of a file.
+    """What a configuration trains: Megatron-LM's flags, or the script that launches them with those
+    that it takes in from beside it; a torchtitan TOML, a DeepSpeed JSON. As text, or as a path.
 
     ``model``: where the configuration does not say it; ``devices``: on how many it runs, where it
     says only a part of the layout. What it leaves open is assumed, and said in ``assumed``.

@@ -50,9 +50,10 @@ def text(parts: list[Settings]) -> str:
 
 def read(text: str, model: Model | None, devices: int | None) -> Imported:
     """The model, layout and recipe of the flags of pretrain_gpt.py, torchrun's before them too."""
-    flags, unsure, unset = _flags(text)
-    where = f"the command, in which nothing sets {', '.join(unset)}," if unset else "the command"
+    flags, notes, unset = _flags(text)
+    where = f"the command (without {', '.join(unset)})" if unset else "the command"
     found = Read(where, flags, devices, TABLE)
+    found.assumed += notes
     started = [str(found.get("nproc_per_node", "")), str(found.get("nnodes", 1))]
     if all(re.fullmatch("[0-9]{1,7}", each) for each in started):
         many = int(started[0]) * int(started[1])
@@ -71,7 +72,7 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     if model.parameters != described.parameters:
         mine, theirs = f"{model.parameters:,}", f"{described.parameters:,}"
         found.assumed.append(f"the model given has {mine} parameters, that of the flags {theirs}")
-    known = {"unsure": ", ".join(unsure), "unset": ", ".join(unset), "usual": model.usual_sequence}
+    known = {"unset": ", ".join(unset), "usual": model.usual_sequence}
     f = found.facts("layout", **known, recipe=found.choice("recipe"))
     f["expert_tp"] = f["expert_tp"] if model.experts else 0
     way_out = "give devices=, or torchrun's --nproc-per-node, --nnodes"
@@ -83,20 +84,23 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     return found.imported(model, layout, f, "optimizer")
 
 
-def _flags(text: str) -> tuple[Settings, tuple[str, ...], list[str]]:
-    """The flags, variables that a condition of the script may set otherwise, and those that nothing
-    sets; ConfigError for a program whose settings are not Megatron's."""
-    words, unsure = launched(text)
+def _flags(text: str) -> tuple[Settings, list[str], list[str]]:
+    """The flags, what is not certain of them, and the variables and scripts of which nothing is
+    known; ConfigError for a program whose settings are not Megatron's."""
+    words, notes = launched(text)
     flags: Settings = {}
-    unset = []
+    unset: list[str] = []
     name = program = ""
     for before, word in pairwise(["", *words]):
+        word = re.sub(r"^(['\"])(.*)\1$", r"\2", word)  # quoted once more
         if match := re.match(r"--([A-Za-z][\w-]*):?(?:=(.*))?$", word, re.DOTALL):
             name = match[1].replace("-", "_")
             flags[name] = True if match[2] is None else match[2]
         elif not program and (word.endswith(".py") or (before == "-m" and "torch." not in word)):
-            program, name = PurePath(word).stem, ""
+            program, name, unset = PurePath(word).stem, "", []
             flags = {key: flags[key] for key in TABLE["launcher"] if key in flags}
+        elif word.endswith(".sh") and not name:
+            unset.append(word)
         elif (alone := re.fullmatch(r"\$\{?\w+(\[[@*]\])?\}?", word)) and (
             alone[1] or flags.get(name) is not True
         ):
@@ -104,14 +108,14 @@ def _flags(text: str) -> tuple[Settings, tuple[str, ...], list[str]]:
         elif name:
             flags[name] = word if flags[name] is True else f"{flags[name]} {word}"
     for names, sentence in TABLE["foreign"]:
-        if any(re.fullmatch(names, each) for each in (program, *flags)):
+        if any(re.fullmatch(names, each) for each in (f"{program}.py", *flags)):
             raise ConfigError(sentence)
     if not flags:
-        got = f"nothing that sets {', '.join(unset)}" if unset else short(text)
+        got = f"{', '.join(unset)}, which nothing in it sets" if unset else short(text)
         raise ConfigError(
             f"Megatron's flags look like --tensor-model-parallel-size 8 --swiglu; got {got}"
         )
-    return flags, unsure, unset
+    return flags, notes, unset
 
 
 def _chunks(f: Settings, layers: int) -> tuple[int, ...]:
@@ -161,6 +165,8 @@ def _described(found: Read) -> Model:
         if found.get(name) is None:
             flag = name.replace("_", "-")
             raise ConfigError(f"{found.where} has no --{flag}; name the model beside it, or add it")
+    if found.get("num_experts") == "1":
+        del found.settings["num_experts"]  # a dense model
     f = found.facts("model")
     hidden, vocab = f["hidden"], f["padded_vocab"] or f["vocab"]
     f["vocab"] = f["usual_vocab"] if vocab == -1 else vocab

@@ -44,40 +44,43 @@ _LAUNCHES = re.compile(r"(?m)^\s*(srun|torchrun|python3?|deepspeed|mpirun|bash|r
 _COMMENT = r"""(?m)(\\.|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')|^[ \t]*#.*\n?|(?<=\s)#.*$"""
 _SUM = r"\$\(\(((?:[^()\n]|\([^()\n]*\))*)\)\)"
 _PRINTED = r"\$\(([^()]*)\)|`([^`]*)`"
-_COUNTS = r"\(\(\s*(\w+)\s*(?:(\+\+|--)|([-+]?)=(?!=)(.*))\)\)"
+_COUNTS = r"\s*\(\(\s*(\w+)\s*=(.*);(.*);\s*(?:\1\+\+|\+\+\1|\1\+=1)\s*\)\)"
 _SIGNS = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": ">="}
 
 
-def launched(text: str) -> tuple[list[str], tuple[str, ...]]:
-    """Words of the launched program's command, and variables of it that a condition which cannot be
-    judged, or a loop, may set otherwise.
+def launched(text: str) -> tuple[list[str], list[str]]:
+    """Words of the launched program's command, and a sentence for what is not certain of them.
 
     The command is the one with a ``.py`` file or a module in it and the most ``--flags``; text
     without such a command, nor variables, is flags from end to end. ConfigError for quotes or
     arrays that are left open.
 
     >>> launched("N=4\\nA=(--x $N)\\nA+=(--y)\\npython train.py ${A[@]} --z $M")
-    (['python', 'train.py', '--x', '4', '--y', '--z', '$M'], ())
+    (['python', 'train.py', '--x', '4', '--y', '--z', '$M'], [])
     >>> launched("--x 1\\n--y")
-    (['--x', '1', '--y'], ())
+    (['--x', '1', '--y'], [])
     """
     text = _plain(text)
     if not re.search(r"(?m)\.py\b|\s-m\s|^\s*\w+\+?=", text):
-        return _words(text), ()
+        return _words(text), []
     script = _Script()
     script.follow(text)
-    programs = [each for each in script.commands if re.search(r"\.py\b|\s-m\s", each[0])]
-    command, names = max(programs, key=lambda each: each[0].count("--"), default=("", set()))
+    program = re.compile(r"(?s)(?!\s*echo\s).*(\.py\b|\s-m\s)")
+    programs = [each for each in script.commands if program.match(each[0])]
     if not programs:  # flags alone, or in variables of a script that others take in
         known = (each for each, _ in script.commands), script.variables.values()
-        command, names = (
-            max(map(" ".join, known), key=lambda each: each.count("--")),
-            {*script.unsure},
-        )
+        programs = [(" ".join(each), {*script.unsure}) for each in known]
+    command, names = max(programs, key=lambda each: each[0].count("--"))
+    notes = []
+    like = sum(2 * each.count("--") >= command.count("--") for each, _ in programs)
+    if like > 1 and program.match(command):
+        notes.append(f"of {like} commands like it the one with the most flags")
+    if unsure := [name for name in script.unsure if name in names]:
+        notes.append(f"the script's conditions are not judged: {', '.join(unsure)} as set first")
     words: list[str] = []
     for word in _words(command):  # one may be several: "--x 1" in an array, bash -c "..."
         words += _words(word) if re.match(r"(?s)--[\w-]+\s|.*\.py\s", word) else [word]
-    return words, tuple(name for name in script.unsure if name in names)
+    return words, notes
 
 
 @dataclass
@@ -86,8 +89,8 @@ class _Block:
 
     kind: str
     runs: bool | None = True  # what stands in it; None: that cannot be said
-    over: bool | None = False  # an earlier branch ran
-    about: tuple[str, ...] = ()  # the word of a case; test and step of a loop that counts
+    over: bool = False  # an earlier branch ran, or may have
+    about: tuple[str, ...] = ()  # the word of a case; what a loop counts, and its test
     pattern: str | None = None  # of a case, as far as it is read
     start: int = 0  # the loop's first statement
 
@@ -100,7 +103,7 @@ class _Script:
     behind: dict[str, set[str]] = field(default_factory=dict)  # names of which a variable is made
     unsure: dict[str, None] = field(default_factory=dict)
     commands: list[tuple[str, set[str]]] = field(default_factory=list)
-    blocks: list[_Block] = field(default_factory=list)
+    blocks: list[_Block] = field(default_factory=lambda: [_Block("script")])
     held: bool | None = None  # the last test
 
     def follow(self, text: str) -> None:
@@ -109,14 +112,14 @@ class _Script:
         for _ in range(MOST_STEPS):
             if at >= len(statements):
                 return
-            (words, sign), case = statements[at], self.blocks[-1] if self.blocks else _Block("")
+            (words, sign), block = statements[at], self.blocks[-1]
             at += 1
-            if case.pattern is not None and words.strip() != "esac":
-                case.pattern += words + sign
+            if block.pattern is not None and words.strip() != "esac":
+                block.pattern += words + sign
                 if sign == ")":
-                    masks = [each.strip(" \n\"'") for each in case.pattern[:-1].split("|")]
-                    same = any(fnmatchcase(case.about[0], each) for each in masks)
-                    self.held, case.pattern = None if "$" in case.about[0] else same, None
+                    masks = [each.strip(" \n\"'") for each in block.pattern[:-1].split("|")]
+                    same = any(fnmatchcase(block.about[0], each) for each in masks)
+                    self.held, block.pattern = None if "$" in block.about[0] else same, None
                     self._turn("then", "", at)
                 continue
             while keyword := _KEYWORD.match(words):
@@ -127,53 +130,45 @@ class _Script:
                 doubted = before in ("&&", "||") and self.held is None
                 self.held = self._do(words.strip(), None not in runs and not doubted)
             before = sign
-            if sign == ";;" and self.blocks:
+            if sign == ";;":
                 self.blocks[-1].pattern = ""
         raise ConfigError(f"a script of more than {MOST_STEPS:,} steps is not followed")
 
     def _turn(self, word: str, words: str, at: int) -> tuple[str, int]:
         """Open, turn or end a block at its keyword: what is left of its statement, and the next."""
-        block = self.blocks[-1] if self.blocks else _Block("")
+        block = self.blocks[-1]
         if word in ("if", "while", "until", "for", "case"):
             self.blocks.append(block := _Block(word))
             if word == "case":
                 subject = self._filled(re.sub(r"\s+in\s*$", "", words))
                 block.about, block.pattern, words = (subject.strip(" \"'"),), "", ""
-            elif counts := re.match(r"(?s)\s*\(\((.*);(.*);(.*)\)\)", words):
-                self._do(f"(({counts[1]}))", True)
-                block.about, words = (counts[2], counts[3]), ""
+            elif counts := re.match(_COUNTS, words):
+                self.variables[counts[1]] = _sum(counts[2], self.variables)
+                block.about, words = (counts[1], counts[3]), ""
             elif word == "for":
                 name, _, *each = [*_words(self._filled(words)), "in"]
                 self.variables[name] = each[0] if each[1:] else f"${name}"
                 self.unsure |= {name: None} if each[2:] else {}
                 words = ""
-        elif word == "then":  # or a branch of a case: it runs if none before it did
-            over, held = block.over, self.held
-            block.runs = False if over else None if over is None and held else held
-            block.over = over or held or (None if None in (over, held) else False)
-        elif word == "elif":
-            block.runs = block.over is not True
-        elif word == "else":
-            block.runs = None if block.over is None else not block.over
+        elif word == "then":  # or a branch of a case
+            block.runs = False if block.over else self.held
+            block.over = block.over or self.held is not False
+        elif word in ("elif", "else"):
+            block.runs = not block.over
         elif word == "do" and block.about:
-            block.runs, block.start = self._holds(f"(({block.about[0]}))"), at - 1
+            block.runs, block.start = self._holds(f"(({block.about[1]}))"), at - 1
         elif word == "do" and block.kind != "for":
             block.runs = None if self.held in (None, block.kind == "while") else False
         elif word == "done" and block.about and block.runs:
-            self._do(f"(({block.about[1]}))", True)
-            at = block.start
-        elif word in ("fi", "esac", "done") and self.blocks:
+            name, at = block.about[0], block.start
+            self.variables[name] = _sum(f"{name}+1", self.variables)
+        elif word in ("fi", "esac", "done") and len(self.blocks) > 1:
             self.blocks.pop()
         return words, at
 
     def _do(self, words: str, sure: bool) -> bool | None:
         """A test, assignments or a command: whether it holds. What nobody is ``sure`` to happen
         sets only what is not set, or adds to it."""
-        if counts := re.fullmatch(_COUNTS, words, re.DOTALL):
-            name, step, adds, value = counts.groups()
-            old = self.variables.get(name, "0")
-            value = f"{old} {step[0]} 1" if step else f"{old} {adds} ({value})" if adds else value
-            words = f"{name}={_sum(value, self.variables)}"
         if re.fullmatch(rf"\[\s.*\s\]|{_TEST}", words, re.DOTALL):
             return self._holds(words)
         words = re.sub(r"\"(\$\{?\w+(?:\[[@*]\])?\}?)\"", r"\1", words)  # is split into words too
@@ -196,7 +191,9 @@ class _Script:
             if sure or before is None or "$" in before or value.startswith(before):
                 self.variables[name] = value
             self.behind[name] = self.behind.get(name, set()) | named | {name}
-        if words.strip():
+        if re.match(r"exit\b", words) and len(self.blocks) > 1:  # that is for mistakes
+            self.blocks[-1].runs = self.blocks[-1].over = False
+        elif words.strip():
             command = re.sub(r"\s(\d|&)?>>?\s*[^\s;|&<>]+|\d?>&\d", " ", self._filled(words))
             self.commands.append((command, named))
         return {"": True, "true": True, ":": True, "false": False}.get(words.strip())
@@ -215,11 +212,13 @@ class _Script:
             held = self._holds(f"[ {inner[2:]} ]")
             return None if held is None else not held
         words = _words(self._filled(inner))
+        if words and words[0] in ("-z", "-n"):
+            return (words[-1] in ("", words[0]) or "$" in words[-1]) == (words[0] == "-z")
         if any("$" in word for word in words):
             return None
         match words:
-            case ["-z"] | ["-z" | "-n", _] | [_]:
-                return (words[-1] in ("", "-z")) == (words[0] == "-z")
+            case [one]:
+                return one != ""
             case [one, "=" | "==" | "!=" as sign, other]:
                 return fnmatchcase(one, other) == (sign != "!=")
             case [one, sign, other] if sign in _SIGNS:

@@ -12,6 +12,10 @@ number (null: it has to be there; -1: it may be left open), a switch or text. A 
 default is only written, and so is one whose fact is null: always, as its default. "when" is all
 that has to hold: "fact, fact=value|value, fact!=value". "lost" has what is not written: the field,
 or null for what the framework does otherwise, when, and a sentence.
+
+Of what is read, "renamed" has older names, "implied" what a name brings along. Of the names that no
+row has, memory depends on those that "decides" lists by what they are, and not on "harmless" ones.
+The facts "bytes of" and "place of" a state alter the recipe.
 """
 
 import re
@@ -91,12 +95,12 @@ class Read:
         self.where, self.devices, self.table, self.settings = where, devices, table, settings
         self.used: set[str] = set()
         self.assumed: list[str] = []
-        for older, name in table.get("renamed", ()):
-            self.settings = {re.sub(f"^{older}$", name, k): v for k, v in self.settings.items()}
         for names, implied, words in table.get("implied", ()):
             if any(re.fullmatch(names, name) for name in self.settings):
                 self.settings = implied | self.settings
-                self.assumed.append(words)
+                self.assumed += [words] * bool(words)
+        for older, name in table.get("renamed", ()):
+            self.settings = {re.sub(f"^{older}$", name, k): v for k, v in self.settings.items()}
 
     def get(self, name: str, default: Any = None) -> Any:
         self.used.add(name)
@@ -191,6 +195,7 @@ class Read:
             uncounted.append(f"computed with Adam's states ({optimizer} is {short(kind)})")
         off = (False, None, "none", "")
         left = [n for n in sorted(self.settings.keys() - self.used) if self.get(n) not in off]
+        left = [n for n in left if not n.endswith("_size") or self.get(n) not in (1, "1")]
         for what, patterns in self.table["decides"].items():
             if names := [name for name in left if re.fullmatch("|".join(patterns), name)]:
                 uncounted.append(f"computed without {what} ({', '.join(names)})")
