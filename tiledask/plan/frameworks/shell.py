@@ -20,7 +20,7 @@ from tiledask.errors import ConfigError
 __all__ = ["launched"]
 
 MOST_LETTERS = 1_000_000  # of what a variable holds
-MOST_STEPS = 100_000  # statements that are followed, those of a loop again and again
+MOST_STEPS = 10_000  # statements that are followed, those of a loop again and again
 _QUOTED = r""""(?:[^"\\]|\\.)*+"|'[^']*+'"""
 _ARRAY = rf"\((?:[^()\"']|{_QUOTED})*+\)"
 _TEST = r"\[\[\s(?:(?!\]\]).)*+\]\]|\(\((?:[^()]|\([^()]*+\))*+\)\)"
@@ -112,9 +112,12 @@ class _Script:
         for _ in range(MOST_STEPS):
             if at >= len(statements):
                 return
-            (words, sign), block = statements[at], self.blocks[-1]
+            words, sign = statements[at]
             at += 1
-            if block.pattern is not None and words.strip() != "esac":
+            if self.blocks[-1].pattern is None or words.strip() == "esac":
+                while keyword := _KEYWORD.match(words):
+                    words, at = self._turn(keyword[1], words[keyword.end() :], at)
+            if (block := self.blocks[-1]).pattern is not None:
                 block.pattern += words + sign
                 if sign == ")":
                     masks = [each.strip(" \n\"'") for each in block.pattern[:-1].split("|")]
@@ -122,15 +125,13 @@ class _Script:
                     self.held, block.pattern = None if "$" in block.about[0] else same, None
                     self._turn("then", "", at)
                 continue
-            while keyword := _KEYWORD.match(words):
-                words, at = self._turn(keyword[1], words[keyword.end() :], at)
             skipped = (before, self.held) in (("&&", False), ("||", True))
             runs = [block.runs for block in self.blocks]
             if words.strip() and not skipped and False not in runs:
                 doubted = before in ("&&", "||") and self.held is None
                 self.held = self._do(words.strip(), None not in runs and not doubted)
             before = sign
-            if sign == ";;":
+            if sign == ";;" and block.kind == "case":
                 self.blocks[-1].pattern = ""
         raise ConfigError(f"a script of more than {MOST_STEPS:,} steps is not followed")
 
@@ -140,8 +141,8 @@ class _Script:
         if word in ("if", "while", "until", "for", "case"):
             self.blocks.append(block := _Block(word))
             if word == "case":
-                subject = self._filled(re.sub(r"\s+in\s*$", "", words))
-                block.about, block.pattern, words = (subject.strip(" \"'"),), "", ""
+                subject, _, words = words.partition(" in")
+                block.about, block.pattern = (self._filled(subject).strip(" \"'"),), ""
             elif counts := re.match(_COUNTS, words):
                 self.variables[counts[1]] = _sum(counts[2], self.variables)
                 block.about, words = (counts[1], counts[3]), ""
@@ -155,11 +156,11 @@ class _Script:
             block.over = block.over or self.held is not False
         elif word in ("elif", "else"):
             block.runs = not block.over
-        elif word == "do" and block.about:
+        elif word == "do" and len(block.about) > 1:
             block.runs, block.start = self._holds(f"(({block.about[1]}))"), at - 1
         elif word == "do" and block.kind != "for":
             block.runs = None if self.held in (None, block.kind == "while") else False
-        elif word == "done" and block.about and block.runs:
+        elif word == "done" and len(block.about) > 1 and block.runs:
             name, at = block.about[0], block.start
             self.variables[name] = _sum(f"{name}+1", self.variables)
         elif word in ("fi", "esac", "done") and len(self.blocks) > 1:
