@@ -147,9 +147,9 @@ class _Script:
                 self.variables[counts[1]] = _sum(counts[2], self.variables)
                 block.about, words = (counts[1], counts[3]), ""
             elif word == "for":
-                name, _, *each = [*_words(self._filled(words)), "in"]
-                self.variables[name] = each[0] if each[1:] else f"${name}"
-                self.unsure |= {name: None} if each[2:] else {}
+                name, _, first, *more = [*_words(self._filled(words)), "", "", ""]
+                self.variables[name] = first or f"${name}"
+                self.unsure |= {name: None} if more[2:] else {}
                 words = ""
         elif word == "then":  # or a branch of a case
             block.runs = False if block.over else self.held
