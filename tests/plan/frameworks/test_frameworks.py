@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tiledask as td
+from tiledask.cli import main
 from tiledask.errors import ConfigError
 from tiledask.plan.data import names
 from tiledask.plan.frameworks.exchange import FRAMEWORKS
@@ -267,6 +268,21 @@ def test_what_people_post_is_read_or_named(tmp_path, case):
     states = {state.tensor: state.bytes for state in recipe.states}
     assert all(f"{states[t]} B" in recipe.name for t in states if f"{t} of" in recipe.name)
     td.fits(found.model, found.layout, "8xH100", recipe, found.sequence, framework=found.framework)
+
+
+def test_the_first_line_of_an_answer_has_what_was_assumed_and_left_out(capsys):
+    flags = "--num-layers 2 --hidden-size 256 --num-attention-heads 4 --vocab-size 500 --fp8-y 1"
+    main(["fit", "8xH100", "--megatron", f"{flags} --seq-length 64 --keep-fp8-weight-y --lr 1"])
+    first = " ".join(capsys.readouterr().out.split()).split(" fits")[0]
+    for words in (
+        "recipe fp32-adam",
+        "run by megatron-2025",
+        "neither --bf16 nor --fp16: everything in fp32",
+        "computed without FP8 weights (keep_fp8_weight_y)",
+        "not looked at: fp8_y",
+    ):
+        assert words in first
+    assert "lr" not in first.split("not looked at")[1]
 
 
 def test_scripts_are_read_with_torchruns_devices_arrays_and_conditions():

@@ -99,12 +99,10 @@ def _flags(text: str) -> tuple[Settings, list[str], list[str]]:
         elif not program and (word.endswith(".py") or (before == "-m" and "torch." not in word)):
             program, name, unset = PurePath(word).stem, "", []
             flags = {key: flags[key] for key in TABLE["launcher"] if key in flags}
-        elif word.endswith(".sh") and not name:
-            unset.append(word)
-        elif (alone := re.fullmatch(r"\$\{?\w+(\[[@*]\])?\}?", word)) and (
-            alone[1] or flags.get(name) is not True
+        elif re.fullmatch(r"\$\{\w+\[[@*]\]\}", word) or (
+            flags.get(name) is not True and re.fullmatch(r"\$\{?\w+\}?|.*\.sh", word)
         ):
-            unset += [word] * (word != "$COMMAND")
+            unset.append(word)
         elif name:
             flags[name] = word if flags[name] is True else f"{flags[name]} {word}"
     for names, sentence in TABLE["foreign"]:

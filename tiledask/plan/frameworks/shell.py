@@ -251,7 +251,7 @@ def _plain(text: str) -> str:
     text = re.sub(_SUM, lambda found: f"$[{''.join(found[1].split())}]", text)
     while printed := re.search(_PRINTED, text):
         echo = re.fullmatch(r"(?s)(?:[^;]*;)?\s*echo\s+([^;|&<>]*)", printed[1] or printed[2] or "")
-        text = text.replace(printed[0], echo[1].strip(" \"'") if echo else "$COMMAND")
+        text = text.replace(printed[0], echo[1].strip(" \"'") if echo else "$<command>")
     if re.search(r"[\"']|=\(", re.sub(rf"\\.|=?{_ARRAY}|{_QUOTED}", "", text, flags=re.DOTALL)):
         raise ConfigError(
             "the flags cannot be read as a shell reads them: quotes or brackets are left open"
@@ -270,8 +270,8 @@ def _sum(text: str, variables: dict[str, str]) -> str:
     """The value of $((...)): whole numbers, names of variables, signs and nothing else."""
     text = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda found: variables.get(found[1], "$"), text)
     if len(text) > 100 or "**" in text or not re.fullmatch(r"[\d\s+*/%()<>=!-]+", text):
-        return "$SUM"
+        return "$<sum>"
     try:
         return str(int(eval(text.replace("/", "//"), {"__builtins__": {}})))  # digits and signs
     except (SyntaxError, ZeroDivisionError, TypeError):
-        return "$SUM"
+        return "$<sum>"
