@@ -23,6 +23,15 @@ __all__ = ["Request", "request_of", "usual_batch"]
 
 MOST_TOKENS = 4_000_000
 """Of a step whose batch nobody gave, where that is a sequence a device or more."""
+SETTLED = {
+    "tokens assumed": "sequence",
+    "--flash-attention": "flash_attention",
+    "--recompute full": "recompute",
+    "1 sequence assumed": "microbatch",
+    "everything in fp32": "recipe",
+    "to the trainer": "recipe",
+}
+"""Words of what is assumed of another program's configuration, and the option that settles it."""
 
 
 @dataclass
@@ -190,7 +199,9 @@ def _imported(args: argparse.Namespace, typed: dict[str, Any], name: str, cluste
     read = {"layout": vars(layout), "recipe": recipe.name, "assumed": [*found.assumed]}
     request = Request(args, found.model, cluster, recipe, sequence, layout, notes, read)
     known = calibration_of(cluster.device, recipe, **request.by)
-    request.notes += [f"run by {known.framework}", *found.assumed]
+    settled = [words for words, name in SETTLED.items() if typed.get(name, vars(args).get(name))]
+    said = [each for each in found.assumed if not any(words in each for words in settled)]
+    request.notes += [f"run by {known.framework}", *said]
     return request
 
 
