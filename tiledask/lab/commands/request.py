@@ -23,15 +23,6 @@ __all__ = ["Request", "request_of", "usual_batch"]
 
 MOST_TOKENS = 4_000_000
 """Of a step whose batch nobody gave, where that is a sequence a device or more."""
-SETTLED = {
-    "tokens assumed": "sequence",
-    "--flash-attention": "flash_attention",
-    "--recompute full": "recompute",
-    "1 sequence assumed": "microbatch",
-    "everything in fp32": "recipe",
-    "to the trainer": "recipe",
-}
-"""Words of what is assumed of another program's configuration, and the option that settles it."""
 
 
 @dataclass
@@ -192,15 +183,15 @@ def _imported(args: argparse.Namespace, typed: dict[str, Any], name: str, cluste
     layout = replace(layout, **_microbatches(args, layout.dp, layout.microbatch))
     chosen = args.recipe is not None or args.lora_rank is not None
     recipe = recipe_of(args, cluster.device) if chosen else td.load_recipe(found.recipe)
-    options = shlex.join(layout.options)
-    notes = [f"{found.model!r}, {options}, recipe {recipe.name}, read from {name}"]
+    words = shlex.join(layout.options)
+    notes = [f"{found.model!r}, {words}, recipe {recipe.name}, read from {name}"]
     sequence = args.sequence or found.sequence
     args.framework = args.framework or (None if args.calibration else found.framework)
     read = {"layout": vars(layout), "recipe": recipe.name, "assumed": [*found.assumed]}
     request = Request(args, found.model, cluster, recipe, sequence, layout, notes, read)
     known = calibration_of(cluster.device, recipe, **request.by)
-    settled = [words for words, name in SETTLED.items() if typed.get(name, vars(args).get(name))]
-    said = [each for each in found.assumed if not any(words in each for words in settled)]
+    options = {f"--{name.replace('_', '-')}" for name, each in vars(args).items() if each}
+    said = [each for each in found.assumed if not options & {*re.findall("--[a-z-]+", each)}]
     request.notes += [f"run by {known.framework}", *said]
     return request
 

@@ -48,7 +48,7 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
         f["dp"] = found.copies(f["tp"], f"give devices=, or {', '.join(BATCH)}, all three")
     size = size or (batch // (f["dp"] * steps) if batch and steps else 0)
     if not size:
-        found.assumed.append(f"no {BATCH[1]}: 1 sequence assumed")
+        found.assumed.append(f"no {BATCH[1]}: 1 sequence assumed, or --microbatch")
     f["microbatch"] = size or 1
     f["batch"] = batch or f["dp"] * f["microbatch"] * (steps or 1)
     layout = found.layout(f, (model.layers,), model.layers)
