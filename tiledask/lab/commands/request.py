@@ -183,8 +183,7 @@ def _imported(args: argparse.Namespace, typed: dict[str, Any], name: str, cluste
     layout = replace(layout, **_microbatches(args, layout.dp, layout.microbatch))
     chosen = args.recipe is not None or args.lora_rank is not None
     recipe = recipe_of(args, cluster.device) if chosen else td.load_recipe(found.recipe)
-    words = shlex.join(layout.options)
-    notes = [f"{found.model!r}, {words}, recipe {recipe.name}, read from {name}"]
+    notes = [f"{found.model!r}, {shlex.join(layout.options)}, recipe {recipe.name}"]
     sequence = args.sequence or found.sequence
     args.framework = args.framework or (None if args.calibration else found.framework)
     read = {"layout": vars(layout), "recipe": recipe.name, "assumed": [*found.assumed]}
@@ -192,7 +191,7 @@ def _imported(args: argparse.Namespace, typed: dict[str, Any], name: str, cluste
     known = calibration_of(cluster.device, recipe, **request.by)
     options = {f"--{name.replace('_', '-')}" for name, each in vars(args).items() if each}
     said = [each for each in found.assumed if not options & {*re.findall("--[a-z-]+", each)}]
-    request.notes += [f"run by {known.framework}", *said]
+    request.notes += [f"read from {name}; run by {known.framework}", *said]
     return request
 
 
