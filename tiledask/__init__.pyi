@@ -24,7 +24,7 @@ from tiledask.distributed.out_of_core.stored import create_array as create_array
 from tiledask.distributed.out_of_core.stored import open_array as open_array
 from tiledask.distributed.pipelines import stages as stages
 from tiledask.distributed.pipelines.pipeline import run_schedule as run_schedule
-from tiledask.distributed.pipelines.program_run import run_program as run_program
+from tiledask.distributed.pipelines.pipeline import run_program as run_program
 from tiledask.distributed.products.check import check_product as check_product
 from tiledask.distributed.products.matmul import explain as explain
 from tiledask.distributed.products.matmul import matmul as matmul

@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,8 +22,7 @@ import tiledask as td
 from tiledask.distributed.cluster.progress import RUNS
 from tiledask.distributed.cluster.room import MARGIN, SLACK
 from tiledask.distributed.pipelines import pipeline
-from tiledask.distributed.pipelines.device import Action, Arrival, arrived
-from tiledask.distributed.pipelines.engines import TaskRunner
+from tiledask.distributed.pipelines.engines import DeviceRunner, StageBlock, _act
 from tiledask.distributed.pipelines.stages import stack
 from tiledask.errors import (
     ClusterLostError,
@@ -33,6 +33,7 @@ from tiledask.errors import (
     ScheduleError,
 )
 from tiledask.lab.sweep import schedule_on
+from tiledask.plan.program.ops import Step, message
 
 pytestmark = pytest.mark.cluster
 
@@ -364,10 +365,8 @@ def test_a_schedule_runs_again_with_the_same_bits_when_a_worker_died(cluster, na
 
 
 def test_a_task_that_dask_runs_again_is_a_lost_worker():
-    runner = object.__new__(TaskRunner)
-    runner.next, runner.index = 3, 0
     with pytest.raises(ClusterLostError, match="rank 0"):
-        runner.act([2], [])
+        _act(SimpleNamespace(next=3, index=0), 2, None)
 
 
 def test_a_loop_says_that_a_worker_died_when_no_time_is_left(cluster):
@@ -390,9 +389,12 @@ def test_a_run_says_what_its_slots_held(cluster):
 
 @pytest.mark.parametrize("left", [-0.5, 0.5])
 def test_a_block_does_not_come_before_it_left_by_clocks_that_are_apart(left):
-    way = 7.0 + left, 7.0
-    spans = arrived(1, Action("F", 1, 0), 0.0, Arrival(None, 7.0, way))
-    assert list(spans) == [(1, "T", 0, 0, min(way), 7.0)]
+    runner, way = object.__new__(DeviceRunner), (7.0 + left, 7.0)
+    runner.order, runner.turn, runner.index = [Step("1F", 0)], 0, 1
+    runner.pace, runner.ways = SimpleNamespace(hop=np.zeros((1, 3))), []
+    runner.receive = lambda op: StageBlock(np.zeros(1), 7.0, way)
+    runner._message(message("recv", "x1", 0), 0)([None])
+    assert runner.ways == [(1, "T", 0, 0, min(way), 7.0)]
 
 
 def test_stages_that_do_not_fit_are_refused_before_anything_runs(cluster):

@@ -1,4 +1,4 @@
-"""One run of a schedule by an engine: each device a task that loops, or each action a Dask task.
+"""A schedule run by an engine: each device a task that loops, or each action a Dask task.
 
     "loop"     rank 0     [F0]send[F1]send.........recv[B0]      a rank function: no message to the
                rank 1         recv[F0][B0]send recv[F1][B1]      scheduler between two actions
@@ -7,291 +7,278 @@
                                      | x1     | x1             |    the block that one sends to
                rank 1     begin ---> F0 ----> F1 ---->         v    another device
 
-What a device has lies in its worker while the run lasts. A worker that takes a dead one's place has
-none of it and says so; then the schedule runs again. The order of tasks never rests on priorities,
-so Dask's task stream is the Gantt chart of the schedule.
+Under both, a device's runner does its next action: it waits for its block, works, keeps the device
+until its time is over, and reports. Two at once are done one after the other, from one start to one
+end. The order of tasks never rests on priorities, so Dask's task stream is the Gantt chart.
+
+    block made        block there
+       |---- latency ----|
+       '------ sent -----|start ===== work =====.... paced ....|end
+
+A runner lies in its worker while the run lasts. A worker that takes a dead one's place can have
+none, and says so; then the schedule runs again.
 """
 
 import operator
 import threading
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
+from weakref import WeakValueDictionary
 
 from dask.sizeof import sizeof
 from dask.typing import Key
-from distributed import Future
+from distributed import Future, get_worker
 from distributed.protocol.serialize import register_generic
 
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster.clocks import now, time_there
 from tiledask.distributed.cluster.cluster import Cluster
-from tiledask.distributed.pipelines.device import (
-    Arrival,
-    DeviceDone,
-    PacedRunner,
-    StageKernels,
-    at_once,
-    sleep_until,
-)
+from tiledask.distributed.pipelines.device import StageRunner, StagesMade
 from tiledask.distributed.ranks.mismatch import CollectiveCall
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.ranks.run import run_ranks
 from tiledask.distributed.transport.endpoint import lost
 from tiledask.plan.pipelines.costs import PipelineCosts
-from tiledask.plan.pipelines.schedule import Schedule
-from tiledask.plan.pipelines.timeline import TRANSFER
+from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
+from tiledask.plan.pipelines.timeline import TRANSFER, Span
+from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.program.making.pipeline import KERNELS
 from tiledask.plan.program.ops import Op, action_of
-from tiledask.plan.program.program import Program
+from tiledask.tile.backend import aligned
 
-__all__ = ["ENGINES", "PipelineJob"]
+__all__ = ["ENGINES", "PATIENCE", "DeviceRunner", "StageBlock", "users"]
 
 LEAD = 0.05
 """Seconds from the word to begin until all do: the word must have reached every device."""
 PATIENCE = 20.0
 """Seconds that setting up and reporting may take even if the run's own timeout is shorter."""
-
-
-@dataclass(frozen=True)
-class PipelineJob:
-    """One run of a schedule."""
-
-    schedule: Schedule
-    program: Program
-    cluster: Cluster
-    pace: PipelineCosts
-    timeout: float
-    """Seconds that the actions may take, all together."""
-    topic: str = field(default_factory=lambda: f"tiledask-run-{uuid.uuid4().hex}")
-    """The run's name, and the topic of its events."""
-    sent: dict[Key, tuple[str, int, int]] = field(default_factory=dict)
-    """Dask's name of a block -> what a span of its transfer says: kind, stage, micro-batch."""
-
-    @property
-    def patience(self) -> float:
-        """Seconds for what comes before and after the actions; not less because those are short."""
-        return max(self.timeout, PATIENCE)
-
-
-def run_loops(job: PipelineJob, kernels: Sequence[Future[Any]]) -> list[DeviceDone]:
-    """Each device is a rank that goes through its order; blocks are messages between ranks."""
-    mesh = Mesh(job.cluster, (job.program.ranks,), slots=range(job.program.ranks))
-    given = job.topic, job.program, job.pace
-    options: dict[str, Any] = {"timeout": job.timeout, "transport": "posts"}
-    return run_ranks(_loop, mesh, *given, per_rank=kernels, **options).results
-
-
-def run_tasks(job: PipelineJob, kernels: Sequence[Future[Any]]) -> list[DeviceDone]:
-    """Each action is a task, and blocks are their results."""
-    cluster, topic, patience = job.cluster, job.topic, job.patience
-    try:
-        cluster.run(_open, topic, timeout=patience)
-        ends = _submitted(job, kernels)
-        cluster.run(_start, topic, time_there(cluster, patience) + LEAD, timeout=patience)
-        return cluster.gather(ends, f"{job.schedule!r}", job.timeout, cancel=True)
-    finally:
-        with suppress(Exception):  # of a cluster that is gone: nobody is left there
-            cluster.run(_close, topic, timeout=10.0)
-
-
-ENGINES: dict[str, Callable[[PipelineJob, Sequence[Future[Any]]], list[DeviceDone]]] = {
-    "tasks": run_tasks,
-    "loop": run_loops,
-}
-"""By name, what runs a job with futures of every device's `StageKernels`."""
-
-
-# -- tasks -----------------------------------------------------------------------------------------
-
-
-def _submitted(job: PipelineJob, kernels: Sequence[Future[Any]]) -> list[Future[DeviceDone]]:
-    """A task for each action, or two that are done at once; and for each device what it made.
-
-    All other futures are dropped here, so that activations go as soon as they are used.
-    """
-    program, submit, topic = job.program, job.cluster.submit, job.topic
-    # all is submitted before anything starts: the scheduler would be slow to answer meanwhile.
-    # the client's own limit comes before theirs
-    given = job.patience + job.timeout, program, job.pace
-    before = [
-        submit(device, _begin, topic, device, *given, mine, name="begin")
-        for device, mine in enumerate(kernels)
-    ]
-    sent: dict[tuple[int, str, int], Future[Any]] = {}  # device it goes to, buffer, micro-batch
-    for device, turns in _in_order(job):
-        blocks, order = program.role(device).blocks, program.orders[device]
-        steps = [order[n] for n in turns]
-        came = [
-            sent.pop((device, op.buffer, i))
-            for block, i, _ in steps
-            for op in blocks[block]
-            if op.name == "recv"
-        ]
-        name = KERNELS[action_of(steps[0].block)[0]] if len(steps) == 1 else "overlapped"
-        ran = submit(device, _act, topic, device, turns, before[device], *came, name=name)
-        before[device] = ran
-        for n, (block, i, _) in enumerate(steps):
-            for op in (op for op in blocks[block] if op.name == "send"):
-                hand = ran
-                if len(steps) > 1:
-                    hand = submit(device, operator.getitem, ran, n, name="hand", beside=True)
-                sent[op["peer"], op.buffer, i] = hand
-                job.sent[hand.key] = TRANSFER, action_of(block)[1], i
-    return [
-        submit(device, _ended, topic, device, last, name="result", beside=True)
-        for device, last in enumerate(before)
-    ]
-
-
-def _in_order(job: PipelineJob) -> Iterator[tuple[int, list[int]]]:
-    """A device and its turns that are done at once, each after what it receives from."""
-    for n in job.schedule.steps:
-        device = int(job.schedule.device[n])
-        turn = n - int(job.schedule.turns[device])
-        yield device, [turn, turn + 1] if job.schedule.paired[n] else [turn]
+REPORT_AFTER = 0.02
+"""Seconds after its end at which an action is reported."""
+SPIN = 3e-4
+"""Seconds before a moment in which a thread watches the clock: a sleep ends about so much late."""
+EngineRun = tuple[list[StagesMade], dict[Key, tuple[str, int, int]], Traffic]
+"""What the devices made; by Dask's name of a block what a span of its transfer says (kind, stage,
+micro-batch); what moved past Dask."""
 
 
 @dataclass
-class _StageBlock:
-    """What an action sends: activations, or the gradient of its input."""
+class StageBlock:
+    """What an action sends, activations or a gradient; times are by the scheduler's clock."""
 
     array: Any
     made: float
-    """When, by the scheduler's clock."""
+    way: tuple[float, float] | None = None
+    """When it left and when it was there, if that is known here."""
 
 
-register_generic(_StageBlock)
-sizeof.register(_StageBlock, lambda block: int(block.array.nbytes))
+register_generic(StageBlock)
+sizeof.register(StageBlock, lambda block: int(block.array.nbytes))
 
 
-class TaskRunner(PacedRunner):
-    """Blocks are results of tasks."""
+class DeviceRunner(StageRunner):
+    """A device's actions, one after the other, in their time.
 
-    blocks: Iterator[_StageBlock] = iter(())
-    """What the task was given."""
-    next = 0
-    """The turn that was not begun."""
+    ``address``: of the worker that was there when the run began. ``topic``: the run's name, and the
+    topic on which actions are reported.
+    """
 
-    def act(self, turns: Sequence[int], blocks: Sequence[_StageBlock]) -> list[_StageBlock | None]:
-        """What each of a task's actions sends. Dask runs a task again whose result a lost worker
-        had: what it used is gone here, so the schedule runs again."""
-        if turns[0] != self.next:
-            raise lost(self.index, "what it had sent is asked for again")
-        self.next = turns[-1] + 1
-        self.blocks, self.sends = iter(blocks), dict[int, Any]()
-        self.do(turns)
-        sends, self.sends = self.sends, {}
-        return [_StageBlock(sends[t], self.end) if t in sends else None for t in turns]
+    def __init__(
+        self, address: str, device: int, topic: str, pace: PipelineCosts, *given: Any
+    ) -> None:
+        if get_worker().address != address:
+            raise lost(device)
+        self.topic, self.pace, self.next = topic, pace, 0
+        self.begins, self.moment = threading.Event(), 0.0
+        """Whether it is known at which moment the first action begins."""
+        self.end, self.ways = 0.0, list[Span]()
+        """Of what was done last; in which blocks came for what is done next."""
+        self.receive: Any = None
+        self.send: Any = None
+        _runners[topic] = self
+        super().__init__(SimpleNamespace(index=device), *given)
 
-    def send(self, op: Op, array: Any) -> None:
-        self.sends[self.turn] = array
+    def action(self, turn: int) -> Action:
+        """What a schedule calls a turn."""
+        block, microbatch, _ = self.order[turn]
+        return Action(*action_of(block), microbatch)
 
-    def receive(self, op: Op) -> Arrival:
-        block = next(self.blocks)
-        return Arrival(block.array, block.made)
+    def do(self, receive: Callable[[Op], StageBlock], send: Callable[[Op, Any], Any]) -> None:
+        """Do the next action, or the two that are next at once.
 
+        ``receive`` gets the block that an op brings from another device, ``send`` lets one have it.
+        """
+        turns = range(self.next, self.next + 1 + self.order[self.next].paired)
+        actions, self.next = [self.action(turn) for turn in turns], turns.stop
+        self.receive, self.send = receive, send
+        self._go(turns, "recv")
+        start = now()
+        self._go(turns, "kernel")
+        seconds = sum(float(self.pace.seconds[KINDS.index(kind), s, i]) for kind, s, i in actions)
+        if len(actions) > 1 and (both := float(self.pace.together[actions[0][1:]])) >= 0:
+            seconds = both
+        # a paced device is free after its time to the instant; a thread that the system wakes later
+        # is no work of that device, but overhead before its next action
+        self.end = max(now(), start + seconds)
+        sleep_until(self.end)
+        worker = get_worker()
+        for action in actions:
+            spans: list[Span] = [(self.index, *action, start, self.end), *self.ways]
+            self.made.spans.extend(spans)
+            # a little later, because a worker's messages go out 2 ms apart: the news that this is
+            # done, for which another device may be waiting, shall not queue behind its time of day
+            event = worker.log_event, self.topic, {"run": self.topic, "spans": spans}
+            worker.loop.add_callback(worker.loop.call_later, REPORT_AFTER, *event)
+            self.ways = []
+        self._go(turns, "send")
+        self.receive = self.send = None  # blocks that they have are no longer needed
 
-@dataclass
-class _Run:
-    """What a worker has of a run while that lasts; one that took another's place has none."""
+    def _message(self, op: Op, x: int) -> Callable[[list[Any]], None]:
+        def take(env: list[Any]) -> None:
+            block, (kind, stage, i), hop = self.receive(op), self.action(self.turn), self.pace.hop
+            env[x] = aligned(block.array)
+            latency = float(hop[i % len(hop), stage + (kind != "F")])
+            ways = [block.way] if block.way else []
+            ways += [(block.made, block.made + latency)] if latency else []
+            source = stage + (-1 if kind == "F" else 1)
+            # a way begins by another worker's clock, and by their error it may seem to end before
+            self.ways += [(self.index, TRANSFER, source, i, min(way), way[1]) for way in ways]
+            sleep_until(block.made + latency)
 
-    started: threading.Event = field(default_factory=threading.Event)
-    moment: float = 0.0
-    """At which it begins, by the scheduler's clock."""
-    runner: Any = None
-
-
-_runs: dict[str, _Run] = {}
-"""By topic."""
-
-
-def _run_of(topic: str, device: int) -> _Run:
-    if topic not in _runs:
-        raise lost(device)
-    return _runs[topic]
-
-
-def _open(topic: str) -> None:
-    _runs[topic] = _Run()
-
-
-def _start(topic: str, moment: float) -> None:
-    """Let the tasks of a run begin at a moment."""
-    if topic in _runs:
-        _runs[topic].moment = moment
-        _runs[topic].started.set()
-
-
-def _close(topic: str) -> None:
-    """Forget a run; a task that still waits for its beginning ends."""
-    if topic in _runs:
-        _runs.pop(topic).started.set()
-
-
-def _begin(topic: str, device: int, seconds: float, *given: Any) -> None:
-    run = _run_of(topic, device)
-    run.runner = TaskRunner(topic, device, *given)
-    if run.started.wait(seconds):
-        sleep_until(run.moment)
-
-
-def _act(topic: str, device: int, turns: Sequence[int], before: Any, *blocks: Any) -> Any:
-    """What is sent, of two actions at once a list; ``before`` only makes it wait for its turn."""
-    sent = _run_of(topic, device).runner.act(turns, blocks)
-    return sent if len(turns) > 1 else sent[0]
+        return take if op.name == "recv" else lambda env: self.send(op, env[x])
 
 
-def _ended(topic: str, device: int, last: Any) -> DeviceDone:
-    done: DeviceDone = _run_of(topic, device).runner.done()
-    return done
+_runners: WeakValueDictionary[str, DeviceRunner] = WeakValueDictionary()
+"""Of the runs under way in this worker, by topic."""
+
+
+def sleep_until(moment: float) -> None:
+    """Return at ``moment`` of the scheduler's clock."""
+    while (left := moment - now()) > 0:
+        time.sleep(max(0.0, left - SPIN))
 
 
 # -- loops -----------------------------------------------------------------------------------------
 
 
-class _LoopRunner(PacedRunner):
-    """Blocks are messages, which say when they were made and sent."""
+def run_loops(
+    cluster: Cluster, schedule: Schedule, runners: Sequence[Future[Any]], topic: str, timeout: float
+) -> EngineRun:
+    """Each device is a rank that goes through its order; blocks are messages between ranks."""
+    mesh = Mesh(cluster, (schedule.devices,), slots=range(schedule.devices))
+    ranks = run_ranks(_loop, mesh, per_rank=runners, timeout=timeout, transport="posts")
+    return ranks.results, {}, ranks.traffic.on(cluster.hosts)
 
-    def __init__(
-        self, rank: Rank, topic: str, program: Program, pace: Any, kernels: dict[int, StageKernels]
-    ) -> None:
-        self.port = rank.transport.port(tuple(range(rank.ranks)), "blocks")
-        self.early: dict[tuple[str, int], Arrival] = {}
-        """By buffer and micro-batch, of what came and was not used."""
-        super().__init__(topic, rank.index, program, pace, kernels)
 
-    def run(self) -> bool:
-        port = self.port
-        start = CollectiveCall(self.index, "start", port.members, 0, "", ())
-        sleep_until(port.meet(start, lambda: now() + LEAD))
-        for turns in at_once(self.order):
-            action = str(self.action(turns[0]))
-            begun = port.enter(CollectiveCall(self.index, "step", port.members, 0, action, ()))
-            self.do(turns)
-            port.leave(begun)
-        return True
+def _loop(rank: Rank, runner: DeviceRunner) -> StagesMade:
+    port, early = rank.transport.port(tuple(range(rank.ranks)), "blocks"), dict[Any, StageBlock]()
 
-    def send(self, op: Op, array: Any) -> None:
-        self.port.put(op["peer"], [array], (self.end, now()), lend=True)
-
-    def receive(self, op: Op) -> Arrival:
+    def receive(op: Op) -> StageBlock:
         """Messages come in the order of their sender; what is early is kept."""
-        peer, wanted = op["peer"], (op.buffer, self.microbatch)
-        coming = self._arriving.setdefault(peer, self.program.sent(peer, self.index))
-        while wanted not in self.early:
-            buffer, microbatch = next(coming)
-            (message,) = self.port.get((peer,))
-            self.moves.append((peer, message.nbytes))
-            made, left = message.call
-            self.early[buffer, microbatch] = Arrival(message.parts[0], made, (left, message.there))
-        return self.early.pop(wanted)
+        while (wanted := (op.buffer, runner.microbatch)) not in early:
+            (message,) = port.get((op["peer"],))
+            name, made, left = message.call
+            early[name] = StageBlock(message.parts[0], made, (left, message.there))
+        return early.pop(wanted)
 
+    def send(op: Op, array: Any) -> None:
+        about = (op.buffer, runner.microbatch), runner.end, now()
+        port.put(op["peer"], [array], about, lend=True)
 
-def _loop(rank: Rank, *given: Any) -> DeviceDone:
-    """A rank's way through its order."""
-    runner = _LoopRunner(rank, *given)
-    runner.run()
+    call = CollectiveCall(rank.index, "start", port.members, 0, "", ())
+    sleep_until(port.meet(call, lambda: now() + LEAD))
+    while runner.next < len(runner.order):
+        begun = port.enter(call._replace(kind="step", label=str(runner.action(runner.next))))
+        runner.do(receive, send)
+        port.leave(begun)
     return runner.done()
+
+
+# -- tasks -----------------------------------------------------------------------------------------
+
+
+def run_tasks(
+    cluster: Cluster, schedule: Schedule, runners: Sequence[Future[Any]], topic: str, timeout: float
+) -> EngineRun:
+    """Each action is a task, and blocks are their results."""
+    patience, names = max(timeout, PATIENCE), dict[Key, tuple[str, int, int]]()
+    try:
+        # all is submitted before anything starts: the scheduler would be slow to answer meanwhile
+        ends = _submitted(cluster, schedule, runners, patience + timeout, names)
+        moment = time_there(cluster, patience) + LEAD
+        cluster.run(_start, topic, moment, timeout=patience)
+        made = cluster.gather(ends, f"{schedule!r}", timeout, cancel=True)
+        return made, names, Traffic.of(cluster.slots)
+    finally:
+        with suppress(Exception):  # of a cluster that is gone: nobody waits there for the beginning
+            cluster.run(_start, topic, 0.0, timeout=10.0)
+
+
+def _submitted(
+    cluster: Cluster,
+    schedule: Schedule,
+    runners: Sequence[Future[Any]],
+    seconds: float,
+    names: dict[Key, tuple[str, int, int]],
+) -> list[Future[StagesMade]]:
+    """A task for each action, or two that are done at once; and for each device what it made.
+
+    All other futures are dropped here, so that activations go as soon as they are used.
+    """
+    actions, device, turns = list(schedule), schedule.device.tolist(), schedule.turns.tolist()
+    submit, user, blocks = cluster.submit, users(schedule), dict[int, Future[Any]]()
+    before = [submit(d, _begin, mine, seconds, name="begin") for d, mine in enumerate(runners)]
+    for n in schedule.steps:
+        at, d = range(n, n + 1 + int(schedule.paired[n])), device[n]
+        came = [blocks.pop(k) for k in at if k in blocks]
+        name = KERNELS[actions[n].kind] if len(at) == 1 else "overlapped"
+        before[d] = sent = submit(d, _act, runners[d], n - turns[d], before[d], *came, name=name)
+        for k in filter(user.__contains__, at):
+            if len(at) > 1:
+                sent = submit(d, operator.getitem, before[d], k - n, name="hand", beside=True)
+            blocks[user[k]], names[sent.key] = sent, (TRANSFER, *actions[k][1:])
+    ends = enumerate(zip(runners, before, strict=True))
+    return [submit(d, _end, *both, name="result", beside=True) for d, both in ends]
+
+
+def users(schedule: Schedule) -> dict[int, int]:
+    """By the position of what sends its result to another device, that of what uses it there."""
+    device, maker = schedule.device.tolist(), schedule.maker.tolist()
+    return {m: n for n, m in enumerate(maker) if m >= 0 and device[m] != device[n]}
+
+
+def _begin(runner: DeviceRunner, seconds: float) -> None:
+    if runner.begins.wait(seconds):  # the client's own limit comes before
+        sleep_until(runner.moment)
+
+
+def _start(topic: str, moment: float) -> None:
+    """Let the tasks of a run begin at a moment."""
+    if runner := _runners.get(topic):
+        runner.moment = moment
+        runner.begins.set()
+
+
+def _act(runner: DeviceRunner, turn: int, before: Any, *blocks: StageBlock) -> Any:
+    """What is sent, of two actions at once a list; ``before`` only makes it wait for its turn."""
+    if turn != runner.next:  # Dask runs a task again whose result a lost worker had
+        raise lost(runner.index, "what it had sent is asked for again")
+    coming, sent = iter(blocks), dict[int, StageBlock]()
+
+    def send(_: Op, array: Any) -> None:
+        sent[runner.turn] = StageBlock(array, runner.end)
+
+    runner.do(lambda _: next(coming), send)
+    made = [sent.get(n) for n in range(turn, runner.next)]
+    return made if len(made) > 1 else made[0]
+
+
+def _end(runner: DeviceRunner, last: Any) -> StagesMade:
+    return runner.done()
+
+
+ENGINES: dict[str, Callable[..., EngineRun]] = {"tasks": run_tasks, "loop": run_loops}
+"""By name, what runs a schedule with futures of every device's `DeviceRunner`."""

@@ -1,13 +1,14 @@
 """Run a pipeline schedule on workers: real layers or dummies, by tasks or by loops.
 
-    schedule --checked--> Job --engine--> results          "tasks": each action is a Dask task
-                           |                               "loop":  each device is one
-                           '--> events of every action --> Timeline
+    schedule --checked--> runners --engine--> results      "tasks": each action is a Dask task
+                             |                             "loop":  each device is one
+                             '--> events of every action --> Timeline
 
 Stage s reads and writes what :func:`tiledask.plan.pipelines.validate.needs` says, and nothing else.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 from distributed import Client
 
 from tiledask.distributed.arrays.array import Both
+from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster.clocks import Clock, set_clocks
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.counters import counting, measuring_load
@@ -22,25 +24,29 @@ from tiledask.distributed.cluster.progress import announced, ended, subscribed
 from tiledask.distributed.cluster.room import check_room
 from tiledask.distributed.connecting.connect import cluster_of
 from tiledask.distributed.deadlines import bounded, seconds_of
-from tiledask.distributed.pipelines.device import DeviceDone, joined, operands, shares
-from tiledask.distributed.pipelines.engines import ENGINES, PipelineJob
-from tiledask.distributed.pipelines.run import PipelineRun, replay
+from tiledask.distributed.pipelines.device import StageRunner, StagesMade, joined, shares
+from tiledask.distributed.pipelines.engines import ENGINES, PATIENCE, DeviceRunner, EngineRun, users
+from tiledask.distributed.pipelines.run import PipelineRun, ProgramRun, replay
 from tiledask.distributed.pipelines.stages import Dummy
+from tiledask.distributed.ranks.rank import Rank
+from tiledask.distributed.ranks.run import run_ranks
+from tiledask.distributed.ranks.threads import run_threads
 from tiledask.distributed.retry import retry_lost
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.intervals import split
-from tiledask.plan.pipelines.costs import PerBoundary, PipelineCosts, Times, costs_of
+from tiledask.plan.pipelines.costs import PerBoundary, Times, costs_of
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.pipelines.validate import validate
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.program.making.pipeline import program
+from tiledask.plan.program.ops import action_of
 from tiledask.plan.program.program import Program
 from tiledask.plan.units import format_bytes
 from tiledask.tile.progress import is_watched, showing
 
-__all__ = ["ENGINES", "PipelineRun", "run_schedule"]
+__all__ = ["ENGINES", "PipelineRun", "run_program", "run_schedule"]
 
 
 @bounded
@@ -108,57 +114,67 @@ def run_schedule(
             if cluster is None
             else f"no engine {engine!r}; there are {', '.join(ENGINES)}"
         )
-    workers = cluster_of(cluster, "a pipeline")
-    halves = {"backward_input": backward_input, "backward_weight": backward_weight}
-    times = {"forward": forward, "backward": backward, **halves}
-    travel: dict[str, Any] = {"latency": latency, "overlapped": overlapped}
+    workers, seconds = cluster_of(cluster, "a pipeline"), seconds_of(timeout)
     dummies = stages is None
     if stages is None:
         batch = np.zeros((schedule.microbatches, 1)) if batch is None else batch
         if target is None and schedule.trains:
             target = np.zeros_like(batch)
         stages = [Dummy(np.shape(batch)[-1])] * schedule.stages
-    costs = _costs(validate(schedule, stages=len(stages)), times, travel)
-    batch = _check(schedule, stages, batch, target, workers)
-    simulated = None
-    if any(each is not None for each in times.values()):
-        seconds: dict[str, Any] = dict(zip(times, costs.seconds, strict=True))
-        simulated = simulate(schedule, **seconds, **travel)
-    made, kept = _sized(schedule, stages, batch)
-    planned = PipelineJob(schedule, made, workers, costs, seconds_of(timeout))
-    _check_room(planned, stages, kept)
-    given = shares(made, stages, batch, target, workers.backend)
+    validate(schedule, stages=len(stages))
+    # 0 where an action takes what it takes
+    whole = None if None not in (backward_input, backward_weight) else 0.0
+    given = 0.0 if forward is None else forward, whole if backward is None else backward
+    rest: Any = latency, backward_input, backward_weight
+    pace = costs_of(schedule, *given, *rest, overlapped)
+    devices, simulated = range(schedule.devices), None
     predicted: dict[str, Any] = {"actions": len(schedule)}
-    if simulated is not None:
-        predicted["idle"] = [
-            each / (simulated.makespan or 1.0) for each in simulated.idle_per_device
-        ]
+    if schedule.devices > workers.slots:
+        raise PlacementError(
+            f"the schedule has {schedule.devices} devices, the cluster {workers.slots} slots; "
+            f"{workers.with_slots(schedule.devices)}"
+        )
+    _check(stages, batch, target, schedule.microbatches, schedule.trains)
+    assert batch is not None
+    if any(each is not None for each in (forward, backward, backward_input, backward_weight)):
+        simulated = simulate(schedule, *given, *rest, overlapped=overlapped)
+        idle = np.array(simulated.idle_per_device) / (simulated.makespan or 1.0)
+        predicted["idle"] = idle.tolist()
+    made = _with_room(schedule, stages, batch, workers, seconds)
+    mine = shares(made, stages, batch, target, workers.backend)
 
-    def attempt(_: int, left: float) -> tuple[PipelineJob, list[DeviceDone], tuple[Clock, ...]]:
-        job = PipelineJob(schedule, made, workers, costs, left)
-        clocks = set_clocks(workers, job.patience)
-        ready = [
-            workers.submit(device, operands, *mine, name="weights")
-            for device, mine in enumerate(given)
+    def attempt(_: int, left: float) -> tuple[EngineRun, tuple[Clock, ...]]:
+        topic, patience = f"tiledask-run-{uuid.uuid4().hex}", max(left, PATIENCE)
+        clocks = set_clocks(workers, patience)
+        there = workers.wait_for_slots(devices, patience)
+        runners = [
+            workers.submit(
+                *(d, DeviceRunner, there[d]["address"], d, topic, pace, made, *mine[d]),
+                name="weights",
+            )
+            for d in devices
         ]
-        with _shown(job, predicted):
-            workers.wait(ready, "weights and micro-batches", job.patience, cancel=True)
-            return job, ENGINES[engine](job, ready), clocks
+        with _shown(workers, schedule, topic, predicted):
+            workers.wait(runners, "weights and micro-batches", patience, cancel=True)
+            return ENGINES[engine](workers, schedule, runners, topic, left), clocks
 
-    with counting(workers, planned.patience) as counted, measuring_load() as load_so_far:
-        devices = range(schedule.devices)
-        job, done, clocks = retry_lost(workers, devices, planned.timeout, attempt)
+    with counting(workers, max(seconds, PATIENCE)) as counted, measuring_load() as load_so_far:
+        (done, names, moved), clocks = retry_lost(workers, devices, seconds, attempt)
         load = load_so_far()
     spans = [span for each in done for span in each.spans]
     spans += [
-        (transfer.destination, *job.sent[key], transfer.start, transfer.stop)
+        (transfer.destination, *names[key], transfer.start, transfer.stop)
         for transfer in counted.transfers
         for key in transfer.keys
-        if key in job.sent
+        if key in names
     ]
-    outputs, loss, gradients = joined(each.made for each in done)
+    outputs, loss, gradients = joined(done)
     measured = Timeline.of(schedule.devices, spans, "measured")
-    moves = [(source, to, n) for to, each in enumerate(done) for source, n in each.moves]
+    rows = [stop - start for start, stop in split(0, len(batch), schedule.microbatches)]
+    moves = [
+        (schedule.device[n], schedule.device[to], rows[schedule.microbatch[n]] * batch[0].nbytes)
+        for n, to in users(schedule).items()
+    ]
     return PipelineRun(
         measured,
         simulated,
@@ -166,7 +182,10 @@ def run_schedule(
         outputs,
         None if target is None or dummies else loss,
         gradients,
-        Both(_predicted_traffic(job, batch), counted.moved(workers.slots, moves)),
+        Both(
+            Traffic.of(workers.slots, moves).on(workers.hosts),
+            counted.traffic and counted.traffic + moved,
+        ),
         counted.ledger({}),
         clocks,
         engine,
@@ -175,111 +194,150 @@ def run_schedule(
 
 
 @contextmanager
-def _shown(job: PipelineJob, predicted: dict[str, Any]) -> Iterator[None]:
+def _shown(
+    cluster: Cluster, schedule: Schedule, topic: str, predicted: dict[str, Any]
+) -> Iterator[None]:
     """The run on the dashboard's page while the block runs; and a bar of its actions, where
     somebody looks on."""
-    schedule, done = job.schedule, set[tuple[Any, ...]]()
+    done = set[tuple[Any, ...]]()
     what = f"{schedule.name} on {schedule.devices} devices"
-    about = {
-        "lanes": [f"device {d}" for d in range(schedule.devices)],
-        "facts": {"schedule": schedule.name, "micro-batches": str(schedule.microbatches)},
-        "predicted": predicted,
-    }
+    lanes = [f"device {d}" for d in range(schedule.devices)]
+    facts = {"schedule": schedule.name, "micro-batches": str(schedule.microbatches)}
+    about: dict[str, Any] = {"lanes": lanes, "facts": facts, "predicted": predicted}
     with ExitStack() as stack:
-        stack.enter_context(announced(job.cluster, job.topic, kind="pipeline", **about))
+        stack.enter_context(announced(cluster, topic, kind="pipeline", **about))
         if is_watched():
             stack.enter_context(showing(what, lambda: (len(done), len(schedule), ""), "actions"))
-            follow = subscribed(job.cluster, job.topic, lambda e: done.add((*e["spans"][0][1:4],)))
+            follow = subscribed(cluster, topic, lambda e: done.add((*e["spans"][0][1:4],)))
             stack.enter_context(follow)
         yield
         done.update(schedule)  # events may come late
-    ended(job.cluster, job.topic)
+    ended(cluster, topic)
 
 
-def _costs(
-    schedule: Schedule, times: Mapping[str, Times | None], travel: Mapping[str, Any]
-) -> PipelineCosts:
-    """The PipelineCosts; 0 where an action takes what it takes."""
-    given: dict[str, Any] = {name: t for name, t in times.items() if t is not None}
-    whole = {"backward"} if {"backward_input", "backward_weight"} <= given.keys() else set()
-    rest = dict.fromkeys({"forward", "backward"} - given.keys() - whole, 0.0)
-    return costs_of(schedule, **given, **rest, **travel)
-
-
-def _check(
-    schedule: Schedule,
-    stages: Sequence[Any],
-    batch: np.ndarray | None,
-    target: np.ndarray | None,
-    cluster: Cluster,
-) -> np.ndarray:
-    """``batch``, if it, the ``target`` and the ``stages`` go together; else PlacementError."""
-    shape = () if batch is None else np.shape(batch)
-    wanted, widths = None if target is None else np.shape(target), {each.width for each in stages}
-    wrong = ""
-    if schedule.devices > cluster.slots:
-        wrong = (
-            f"the schedule has {schedule.devices} devices, the cluster {cluster.slots} slots; "
-            f"{cluster.with_slots(schedule.devices)}"
-        )
-    elif len(shape) != 2 or widths != {shape[1]}:
-        wrong = (
-            f"the batch has shape {shape} and the stages take "
-            f"[tokens, {' or '.join(map(str, sorted(widths)))}]; make all widths equal"
-        )
-    elif shape[0] < schedule.microbatches:
-        wrong = (
-            f"{shape[0]} tokens cannot be cut into {schedule.microbatches} micro-batches; give at "
-            f"least one token each"
-        )
-    elif schedule.trains and wanted is None:
-        wrong = "a schedule with backwards needs target=, the outputs it trains for"
-    elif wanted not in (None, shape):
-        wrong = f"the target has shape {wanted}, the outputs have {shape}; they must be equal"
-    if wrong or batch is None:
-        raise PlacementError(wrong)
-    return batch
-
-
-def _sized(schedule: Schedule, stages: Sequence[Any], batch: np.ndarray) -> tuple[Program, int]:
-    """The program of ``schedule`` with its bytes; and those that a stage keeps of a micro-batch, 0
-    if none says its ``kept_bytes``."""
+def _with_room(
+    schedule: Schedule, stages: Sequence[Any], batch: np.ndarray, cluster: Cluster, timeout: float
+) -> Program:
+    """The program of ``schedule``, if each device's worker has room for its stages' weights, their
+    gradients, and what is kept of micro-batches that are under way; else DoesNotFitError. Of stages
+    that do not say their ``weight_bytes`` nothing is known."""
     rows = -(-len(batch) // schedule.microbatches)
     kept = max(stage.kept_bytes(rows) if hasattr(stage, "kept_bytes") else 0 for stage in stages)
     # a backward that is in two parts keeps as much again of gradients for the second
     parts = 2 if any(action.kind == "W" for action in schedule) else 1
-    nbytes = rows * batch[0].nbytes
-    return program(schedule, block_bytes=nbytes, activation=parts * kept), kept
-
-
-def _check_room(job: PipelineJob, stages: Sequence[Any], kept: int) -> None:
-    """None if each device's worker has room for its stages' weights, their gradients, and what is
-    kept of micro-batches that are under way; else DoesNotFitError. Of stages that do not say their
-    ``weight_bytes`` nothing is known."""
-    schedule = job.schedule
+    made = program(schedule, block_bytes=rows * batch[0].nbytes, activation=parts * kept)
     weights = [getattr(stage, "weight_bytes", 0) for stage in stages]
-    if not any(weights):
-        return
-    held, sizes = job.program.memory, np.array(weights) * (2 if schedule.trains else 1)
-    peaks = [
-        held.per_place.get(device, 0)
-        + 2 * kept  # while one is worked on
-        + sum(int(n) for s, n in enumerate(sizes) if device in schedule.holders(s))
-        for device in range(schedule.devices)
-    ]
-    what = f"{schedule.name} with weights of {format_bytes(max(weights))} a stage"
-    check_room(job.cluster, range(schedule.devices), peaks, what, job.timeout)
+    if any(weights):
+        held, copies = made.memory.per_place, 2 if schedule.trains else 1
+        peaks = [
+            held.get(device, 0)
+            + 2 * kept  # while one is worked on
+            + sum(copies * n for s, n in enumerate(weights) if device in schedule.holders(s))
+            for device in range(schedule.devices)
+        ]
+        what = f"{schedule.name} with weights of {format_bytes(max(weights))} a stage"
+        check_room(cluster, range(schedule.devices), peaks, what, timeout)
+    return made
 
 
-def _predicted_traffic(job: PipelineJob, batch: np.ndarray) -> Traffic:
-    """Activations [rows, width] to the next stage's device, gradients of that shape back."""
-    program, row = job.program, batch[0].nbytes
-    rows = [stop - start for start, stop in split(0, len(batch), job.schedule.microbatches)]
-    moves = [
-        (device, op["peer"], rows[step.microbatch] * row)
-        for device, order in enumerate(program.orders)
-        for step in order
-        for op in program.role(device).blocks[step.block]
-        if op.name == "send"
-    ]
-    return Traffic.of(job.cluster.slots, moves).on(job.cluster.hosts)
+@bounded
+def run_program(
+    program: Program,
+    stages: Sequence[Any],
+    batch: np.ndarray,
+    mesh: Mesh | None = None,
+    *,
+    target: np.ndarray | None = None,
+    timeout: float = 60.0,
+) -> ProgramRun:
+    """The ProgramRun of ``program``: on threads of this process, or on the workers of ``mesh``.
+
+    stages    what computes (see :mod:`tiledask.distributed.pipelines.stages`), one per stage
+    batch     [tokens, width], cut into micro-batches as numpy.array_split does
+    target    [tokens, width]; needed for backwards. The loss is the mean square error of the batch.
+
+    The program is checked before anything runs. Raises ProgramError for what is wrong with it,
+    PlacementError for stages, a mesh, a batch or a target that do not go with it, DeadlineError
+    after ``timeout`` seconds. When a worker dies, the program runs again in that time, with the
+    same bits.
+
+    >>> import tiledask as td
+    >>> layers = td.stages.stack((0, 1, 2), width=4, hidden=8)
+    >>> program = td.program(td.schedule("1f1b", 2, 3), block_bytes=2 * 4 * 4)
+    >>> x = np.ones((6, 4), np.float32)
+    >>> done = run_program(program, layers, x, target=x)
+    >>> done.traffic.predicted == done.traffic.measured
+    True
+    """
+    program.check()
+    actions = [action_of(name) for role in program.roles for name in role.blocks]
+    trains, count = any(kind != "F" for kind, _ in actions), 1 + max(s for _, s in actions)
+    if len(stages) != count or (mesh is not None and mesh.ranks != program.ranks):
+        raise PlacementError(
+            f"the program has {count} stages and {program.ranks} ranks, got {len(stages)} stages"
+            f"{f', and a mesh of {mesh.ranks}' if mesh else ''}; give one for each, and "
+            f"td.Mesh(cluster, ({program.ranks},))"
+        )
+    microbatches = 1 + max(step.microbatch for order in program.orders for step in order)
+    _check(stages, batch, target, microbatches, trains)
+    given = shares(
+        program,
+        stages,
+        batch,
+        target if trains else None,
+        mesh.cluster.backend if mesh else "numpy",
+    )
+    options: dict[str, Any] = {"per_rank": given, "timeout": timeout}
+    if mesh is None:
+        ranks = run_threads(_rank, program.ranks, program, **options)
+    else:
+        ranks = run_ranks(_rank, mesh, program, again=True, **options)
+    outputs, loss, gradients = joined(ranks.results)
+    counted = program.traffic if mesh is None else program.traffic.on(mesh.hosts)
+    traffic = Both(counted, ranks.traffic)
+    return ProgramRun(outputs, loss if trains else None, gradients, traffic, ranks.records)
+
+
+def _rank(rank: Rank, program: Program, mine: tuple[Any, ...]) -> StagesMade:
+    runner = StageRunner(rank, program, *mine)
+    runner.run()
+    return runner.done()
+
+
+def _check(
+    stages: Sequence[Any],
+    batch: np.ndarray | None,
+    target: np.ndarray | None,
+    microbatches: int,
+    trains: bool,
+) -> None:
+    """Raise PlacementError if ``stages``, ``batch`` and ``target`` do not go together."""
+    shape, widths = () if batch is None else np.shape(batch), {each.width for each in stages}
+    takes, wanted = (
+        " or ".join(map(str, sorted(widths))),
+        target if target is None else np.shape(target),
+    )
+    rows = shape[0] if shape else 0
+    rules = (
+        (
+            len(shape) == 2 and widths == {shape[1]},
+            f"the batch has shape {shape} and the stages take [tokens, {takes}]; make all widths "
+            f"equal",
+        ),
+        (
+            rows >= microbatches,
+            f"{rows} tokens cannot be cut into {microbatches} micro-batches; give at least one "
+            f"token each",
+        ),
+        (
+            not trains or wanted is not None,
+            "an order with backwards needs target=, the outputs it trains for",
+        ),
+        (
+            wanted in (None, shape),
+            f"the target has shape {wanted}, the outputs have {shape}; they must be equal",
+        ),
+    )
+    for holds, words in rules:
+        if not holds:
+            raise PlacementError(words)

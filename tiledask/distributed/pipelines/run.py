@@ -1,4 +1,4 @@
-"""What came out of running a schedule: results, when each action ran, and what that took."""
+"""What came out of running a schedule or a program: results, when each action ran, what it took."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -9,6 +9,7 @@ import numpy as np
 from tiledask.distributed.arrays.array import Both
 from tiledask.distributed.cluster.clocks import Clock
 from tiledask.distributed.cluster.counters import Load
+from tiledask.distributed.ranks.records import Records
 from tiledask.plan import html
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.pipelines.schedule import KINDS, Schedule
@@ -16,7 +17,7 @@ from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.units import format_seconds
 
-__all__ = ["PipelineRun", "replay"]
+__all__ = ["PipelineRun", "ProgramRun", "replay"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -35,7 +36,8 @@ class PipelineRun:
     loss: float | None
     """Mean square error against the target; None for a forward-only schedule and for dummies."""
     gradients: tuple[Any, ...]
-    """Per stage, the gradients of its weights summed over micro-batches; () if forward only."""
+    """Per stage, the gradients of its weights summed over micro-batches; () if forward only. Those
+    of a stage that is on several devices are summed where they come together."""
     traffic: Both
     """Traffic between devices, predicted and measured; after a worker died and its work was done
     again, more is measured than predicted. None is measured if a worker did not say."""
@@ -55,21 +57,23 @@ class PipelineRun:
         return sum(sorted(clock.error for clock in self.clocks)[-2:])
 
     def __repr__(self) -> str:
-        overhead = format_seconds(self.timeline.overhead_per_action)
-        simulated = (
-            f" ({100 * self.simulated.bubble_fraction:.1f} % simulated)" if self.simulated else ""
-        )
+        overhead, simulated = format_seconds(self.timeline.overhead_per_action), self.simulated
+        idle = f" ({100 * simulated.bubble_fraction:.1f} % simulated)" if simulated else ""
         return (
-            f"PipelineRun({self.timeline!r}{simulated}, overhead {overhead} per action, "
+            f"PipelineRun({self.timeline!r}{idle}, overhead {overhead} per action, "
             f"loss {self.loss}, {self.traffic.measured or 'traffic not counted'!s})"
         )
 
     def _repr_html_(self) -> str:
+        """The parts of all device-time, which sum to 1."""
         columns = {"measured": self.timeline, "replayed without delays": self.replayed}
-        if self.simulated:
-            columns["simulated"] = self.simulated
-        each = [_shares(timeline) for timeline in columns.values()]
-        rows = [(name, *(f"{100 * shares[name]:.1f} %" for shares in each)) for name in each[0]]
+        columns |= {"simulated": self.simulated} if self.simulated else {}
+        rows = [["busy"], ["exposed transfer"], ["overhead"], ["true idle"]]
+        for t in columns.values():
+            delays = [t.idle_time.total[cause] for cause in ("transfer", "overhead")]
+            seconds = t.busy, *delays, max(0.0, t.idle - sum(delays))
+            for row, each in zip(rows, seconds, strict=True):
+                row.append(f"{100 * each / (t.devices * t.makespan or 1.0):.1f} %")
         table = html.table(("share of device-time", *columns), rows, repr(self), first="th")
         return (
             f"{table}<p>Overhead per action: median "
@@ -77,6 +81,23 @@ class PipelineRun:
             f"clocks of the workers known to {format_seconds(self.clock_error)}; {self.load}, "
             f"of which other processes had {self.load.others:.1f}.</p>"
         )
+
+
+@dataclass(frozen=True, repr=False)
+class ProgramRun:
+    """What came out of running a program."""
+
+    outputs: np.ndarray
+    """These are as of a PipelineRun."""
+    loss: float | None
+    gradients: tuple[Any, ...]
+    traffic: Both
+    """Bytes and messages between ranks: counted in the program, and as they were received."""
+    records: Records
+    """Every message, with its block and micro-batch."""
+
+    def __repr__(self) -> str:
+        return f"ProgramRun(loss {self.loss}, {self.traffic.measured!r})"
 
 
 def replay(schedule: Schedule, measured: Timeline) -> Timeline:
@@ -88,29 +109,14 @@ def replay(schedule: Schedule, measured: Timeline) -> Timeline:
     9.0
     """
     seconds = np.zeros((len(KINDS), schedule.stages, schedule.microbatches))
-    ran = measured.computes
-    at = measured.code[ran], measured.stage[ran], measured.microbatch[ran]
-    seconds[at] = (measured.end - measured.start)[ran]
-    both = None
+    acts, both = measured.acts, None
+    seconds[acts.code, acts.stage, acts.microbatch] = acts.end - acts.start
     if schedule.pairs:  # of a pair each half has the time of both
         both = np.full(seconds.shape[1:], seconds.max())
         for first, second in pairwise(schedule):
-            if first not in schedule.pairs:
-                continue
-            both[first[1:]] = seconds[(KINDS.index("F"), *first[1:])]
-            for kind, *where in (first, second):
-                seconds[(KINDS.index(kind), *where)] = 0.0
+            if first in schedule.pairs:
+                both[first[1:]] = seconds[(0, *first[1:])]
+                for kind, *where in (first, second):
+                    seconds[(KINDS.index(kind), *where)] = 0.0
     F, B, I, W = seconds
     return simulate(schedule, F, B, backward_input=I, backward_weight=W, overlapped=both)
-
-
-def _shares(timeline: Timeline) -> dict[str, float]:
-    """The parts of all device-time: they sum to 1."""
-    whole, why = timeline.devices * timeline.makespan or 1.0, timeline.idle_time.total
-    seconds = {
-        "busy": timeline.busy,
-        "exposed transfer": why["transfer"],
-        "overhead": why["overhead"],
-        "true idle": max(0.0, timeline.idle - why["transfer"] - why["overhead"]),
-    }
-    return {name: each / whole for name, each in seconds.items()}

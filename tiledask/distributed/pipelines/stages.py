@@ -1,17 +1,23 @@
 """Pipeline stages that really compute: consecutive layers, their weights made from a seed.
 And a stand-in that only keeps its device busy.
 
-A stage is a frozen value that travels to its worker; its weights are made there, by a task,
-and made again if the worker dies. ``forward`` returns what ``backward`` needs, so that several
-micro-batches can be in flight. Of the first stage nobody needs dx: its ``backward_first``, where it
-has one, does without the product.
+    init(backend)                          the weights, on the device
+    forward(weights, x)                    (y, saved); x and y are [tokens, width]
+    backward_input(weights, saved, dy)     (dx, saved for the weights)
+    backward_weight(saved)                 their gradients: a list with a dict of arrays per layer
+
+A stage is a frozen value with a ``width`` that travels to its worker; its weights are made there,
+by a task, and made again if the worker dies. ``forward`` returns what ``backward`` needs, so that
+several micro-batches can be in flight. One without gradients lacks the last two. Of the first stage
+nobody needs dx: ``backward_first(weights, saved, dy)``, where there is one, does without.
+``weight_bytes`` and ``kept_bytes(rows)``, where it has them, are what a run must have room for.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -19,28 +25,7 @@ from tiledask.plan.intervals import split
 from tiledask.tile.backend import array_namespace, namespace
 from tiledask.tile.epilogue import gelu, gelu_grad
 
-__all__ = ["Dummy", "FeedForward", "HalfFeedForward", "Stage", "first_that_fails", "flat", "stack"]
-
-
-class Stage(Protocol):
-    """What ``run_schedule`` asks of a stage; one without gradients lacks the last two. One may also
-    have ``backward_first(weights, saved, dy)``: what is saved for the weights, without dx."""
-
-    width: int
-    """Features of its input and its output: [tokens, width]."""
-
-    def init(self, backend: str) -> Any:
-        """The weights, on the device."""
-
-    def forward(self, weights: Any, x: Any) -> tuple[Any, Any]:
-        """(y, saved)."""
-
-    def backward_input(self, weights: Any, saved: Any, dy: Any) -> tuple[Any, Any]:
-        """(dx, saved for the weights)."""
-
-    def backward_weight(self, saved: Any) -> Any:
-        """Gradients of the weights: a list with a dict of arrays per layer."""
-
+__all__ = ["Dummy", "FeedForward", "HalfFeedForward", "first_that_fails", "flat", "stack"]
 
 Arrays = dict[str, Any]
 """Arrays of a layer by name: NumPy's, or CuPy's."""

@@ -58,8 +58,8 @@ class Interpreter:
         self.index = 0 if rank is None else rank.index if group is None else group.rank
         """Which rank of the program this is."""
         self.role, self.order = program.role(self.index), program.orders[self.index]
-        self.microbatch = 0
-        """The one under way."""
+        self.turn = self.microbatch = 0
+        """Those under way."""
         self._bind, self._label = bind, ""
         self._groups: dict[Any, Group] = {}
         self._slots: dict[str, int] = {}
@@ -100,9 +100,7 @@ class Interpreter:
         self._envs.clear()
         self._arriving.clear()
         try:
-            for n, calls in enumerate(self._bound):
-                self._go(n, calls)
-                self._leave(n)
+            self._go(range(len(self.order)))
         except StepLeftOut:
             return False
         return True
@@ -111,26 +109,24 @@ class Interpreter:
         """Let go of all arrays at once, and of what would be called."""
         self._bound, self._state, self._envs = [], [], {}
 
-    def _go(self, n: int, calls: Iterable[tuple[Op, _Call]]) -> None:
-        """Do ops of step ``n``."""
-        name, self.microbatch, _ = self.order[n]
-        env = self._env(self.microbatch)
-        self._label = label_of(name, self.microbatch)
-        op: Op | None = None
-        try:
-            for op, call in calls:  # noqa: B007
-                call(env)
-        except StepLeftOut:
-            raise
-        except Exception as error:
-            error.add_note(f"in {name}.{self.microbatch} of rank {self.index}: {op!r}")
-            raise
-
-    def _leave(self, n: int) -> None:
-        """Let go of a micro-batch whose last step this was."""
-        microbatch = self.order[n].microbatch
-        if self._last[microbatch] == n:
-            del self._envs[microbatch]
+    def _go(self, turns: Iterable[int], part: str = "") -> None:
+        """Do the ops of turns; of a ``part``, such as "kernel" or "send", those alone."""
+        for self.turn in turns:
+            name, self.microbatch, _ = self.order[self.turn]
+            env = self._env(self.microbatch)
+            self._label = label_of(name, self.microbatch)
+            op: Op | None = None
+            try:
+                for op, call in self._bound[self.turn]:
+                    if not part or part in (op.kind, op.name):
+                        call(env)
+            except StepLeftOut:
+                raise
+            except Exception as error:
+                error.add_note(f"in {name}.{self.microbatch} of rank {self.index}: {op!r}")
+                raise
+            if part in ("", "send") and self._last[self.microbatch] == self.turn:
+                del self._envs[self.microbatch]
 
     # -- ops, bound -------------------------------------------------------------------------------
 
