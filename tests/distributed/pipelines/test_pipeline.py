@@ -189,22 +189,14 @@ TWO, STAGES = td.schedule("gpipe", 2, 2), stack((0, 1, 2), **SHAPE)
         (
             {"schedule": td.schedule("gpipe", 5, 2), "stages": stack(range(6), **SHAPE)},
             PlacementError,
-            "5 devices, the cluster 4 slots",
+            "5 ranks, the cluster has 4 slots",
         ),
-        (
-            {"batch": BATCH[:, :5]},
-            PlacementError,
-            r"shape \(11, 5\) and the stages take \[tokens, 12\]",
-        ),
-        (
-            {"batch": BATCH[:1], "target": TARGET[:1]},
-            PlacementError,
-            "1 tokens cannot be cut into 2",
-        ),
-        ({"target": None}, PlacementError, "needs target="),
-        ({"target": TARGET[:3]}, PlacementError, r"target has shape \(3, 12\)"),
+        ({"batch": BATCH[:, :5]}, PlacementError, r"of width 12 .* got a batch of \(11, 5\)"),
+        ({"batch": BATCH[:1], "target": TARGET[:1]}, PlacementError, "2 tokens or more"),
+        ({"target": None}, PlacementError, "a target of None"),
+        ({"target": TARGET[:3]}, PlacementError, r"a target of \(3, 12\)"),
         ({"engine": "threads"}, ConfigError, "no engine 'threads'; there are tasks, loop"),
-        ({"cluster": None}, ConfigError, "needs cluster="),
+        ({"cluster": None}, TypeError, "td.start_cluster"),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )

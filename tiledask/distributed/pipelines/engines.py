@@ -24,19 +24,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from dask.sizeof import sizeof
 from dask.typing import Key
 from distributed import Future, get_worker
-from distributed.protocol.serialize import register_generic
 
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster.clocks import now, time_there
-from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.pipelines.device import StageRunner, StagesMade
 from tiledask.distributed.ranks.mismatch import CollectiveCall
 from tiledask.distributed.ranks.rank import Rank
@@ -65,8 +62,7 @@ EngineRun = tuple[list[StagesMade], dict[Key, tuple[str, int, int]], Traffic]
 micro-batch); what moved past Dask."""
 
 
-@dataclass
-class StageBlock:
+class StageBlock(NamedTuple):
     """What an action sends, activations or a gradient; times are by the scheduler's clock."""
 
     array: Any
@@ -75,7 +71,6 @@ class StageBlock:
     """When it left and when it was there, if that is known here."""
 
 
-register_generic(StageBlock)
 sizeof.register(StageBlock, lambda block: int(block.array.nbytes))
 
 
@@ -165,12 +160,11 @@ def sleep_until(moment: float) -> None:
 
 
 def run_loops(
-    cluster: Cluster, schedule: Schedule, runners: Sequence[Future[Any]], topic: str, timeout: float
+    mesh: Mesh, schedule: Schedule, runners: Sequence[Future[Any]], topic: str, timeout: float
 ) -> EngineRun:
     """Each device is a rank that goes through its order; blocks are messages between ranks."""
-    mesh = Mesh(cluster, (schedule.devices,), slots=range(schedule.devices))
     ranks = run_ranks(_loop, mesh, per_rank=runners, timeout=timeout, transport="posts")
-    return ranks.results, {}, ranks.traffic.on(cluster.hosts)
+    return ranks.results, {}, ranks.traffic.on(mesh.cluster.hosts)
 
 
 def _loop(rank: Rank, runner: DeviceRunner) -> StagesMade:
@@ -201,13 +195,13 @@ def _loop(rank: Rank, runner: DeviceRunner) -> StagesMade:
 
 
 def run_tasks(
-    cluster: Cluster, schedule: Schedule, runners: Sequence[Future[Any]], topic: str, timeout: float
+    mesh: Mesh, schedule: Schedule, runners: Sequence[Future[Any]], topic: str, timeout: float
 ) -> EngineRun:
     """Each action is a task, and blocks are their results."""
-    patience, names = max(timeout, PATIENCE), dict[Key, tuple[str, int, int]]()
+    cluster, patience = mesh.cluster, max(timeout, PATIENCE)
     try:
         # all is submitted before anything starts: the scheduler would be slow to answer meanwhile
-        ends = _submitted(cluster, schedule, runners, patience + timeout, names)
+        ends, names = _submitted(mesh, schedule, runners, patience + timeout)
         moment = time_there(cluster, patience) + LEAD
         cluster.run(_start, topic, moment, timeout=patience)
         made = cluster.gather(ends, f"{schedule!r}", timeout, cancel=True)
@@ -218,18 +212,16 @@ def run_tasks(
 
 
 def _submitted(
-    cluster: Cluster,
-    schedule: Schedule,
-    runners: Sequence[Future[Any]],
-    seconds: float,
-    names: dict[Key, tuple[str, int, int]],
-) -> list[Future[StagesMade]]:
-    """A task for each action, or two that are done at once; and for each device what it made.
+    mesh: Mesh, schedule: Schedule, runners: Sequence[Future[Any]], seconds: float
+) -> tuple[list[Future[StagesMade]], dict[Key, tuple[str, int, int]]]:
+    """A task for each action, or two that are done at once, and for each device what it made; by
+    Dask's name of a block what a span of its transfer says.
 
     All other futures are dropped here, so that activations go as soon as they are used.
     """
     actions, device, turns = list(schedule), schedule.device.tolist(), schedule.turns.tolist()
-    submit, user, blocks = cluster.submit, users(schedule), dict[int, Future[Any]]()
+    submit, user, names = mesh.cluster.submit, users(schedule), dict[Key, tuple[str, int, int]]()
+    blocks = dict[int, Future[Any]]()  # by the position of the action that uses each
     before = [submit(d, _begin, mine, seconds, name="begin") for d, mine in enumerate(runners)]
     for n in schedule.steps:
         at, d = range(n, n + 1 + int(schedule.paired[n])), device[n]
@@ -241,7 +233,7 @@ def _submitted(
                 sent = submit(d, operator.getitem, before[d], k - n, name="hand", beside=True)
             blocks[user[k]], names[sent.key] = sent, (TRANSFER, *actions[k][1:])
     ends = enumerate(zip(runners, before, strict=True))
-    return [submit(d, _end, *both, name="result", beside=True) for d, both in ends]
+    return [submit(d, _end, *both, name="result", beside=True) for d, both in ends], names
 
 
 def users(schedule: Schedule) -> dict[int, int]:

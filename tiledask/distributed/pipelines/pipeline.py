@@ -1,10 +1,10 @@
-"""Run a pipeline schedule on workers: real layers or dummies, by tasks or by loops.
+"""Run a pipeline schedule on workers, or a program of one: real layers or dummies.
 
-    schedule --checked--> runners --engine--> results      "tasks": each action is a Dask task
-                             |                             "loop":  each device is one
-                             '--> events of every action --> Timeline
+schedule --checked--> runners --engine--> results      "tasks": each action is a Dask task
+                         |                             "loop":  each device is one
+                         '--> events of every action --> Timeline
 
-Stage s reads and writes what :func:`tiledask.plan.pipelines.validate.needs` says, and nothing else.
+program --checked--> results                           on threads, or on workers
 """
 
 import uuid
@@ -17,15 +17,14 @@ from distributed import Client
 
 from tiledask.distributed.arrays.array import Both
 from tiledask.distributed.arrays.mesh import Mesh
-from tiledask.distributed.cluster.clocks import Clock, set_clocks
+from tiledask.distributed.cluster.clocks import set_clocks
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.counters import counting, measuring_load
 from tiledask.distributed.cluster.progress import announced, ended, subscribed
 from tiledask.distributed.cluster.room import check_room
-from tiledask.distributed.connecting.connect import cluster_of
 from tiledask.distributed.deadlines import bounded, seconds_of
 from tiledask.distributed.pipelines.device import StageRunner, StagesMade, joined, shares
-from tiledask.distributed.pipelines.engines import ENGINES, PATIENCE, DeviceRunner, EngineRun, users
+from tiledask.distributed.pipelines.engines import ENGINES, PATIENCE, DeviceRunner, users
 from tiledask.distributed.pipelines.run import PipelineRun, ProgramRun, replay
 from tiledask.distributed.pipelines.stages import Dummy
 from tiledask.distributed.ranks.rank import Rank
@@ -40,13 +39,13 @@ from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.pipelines.validate import validate
 from tiledask.plan.products.traffic import Traffic
-from tiledask.plan.program.making.pipeline import program
+from tiledask.plan.program.making.pipeline import program as program_of
 from tiledask.plan.program.ops import action_of
 from tiledask.plan.program.program import Program
 from tiledask.plan.units import format_bytes
 from tiledask.tile.progress import is_watched, showing
 
-__all__ = ["ENGINES", "PipelineRun", "run_program", "run_schedule"]
+__all__ = ["run_program", "run_schedule"]
 
 
 @bounded
@@ -66,8 +65,8 @@ def run_schedule(
     engine: str = "tasks",
     timeout: float | None = None,
 ) -> PipelineRun:
-    """The Run of ``schedule`` on ``cluster``, whose slot d is the schedule's device d; a Dask
-    client, or a scheduler's address, is connected to (`tiledask.connect`).
+    """The PipelineRun of ``schedule`` on ``cluster``, whose slot d is the schedule's device d; a
+    Dask client, or a scheduler's address, is connected to (`tiledask.connect`).
 
     stages
         Real stages (see :mod:`tiledask.distributed.pipelines.stages`), or None for dummies: they
@@ -96,9 +95,6 @@ def run_schedule(
         short actions. The results are the same to the bit; when a worker dies, the whole schedule
         runs again in its time.
 
-    The gradients of a stage that is on several devices are summed when they are brought back; a
-    program that is told their bytes sums them among the devices (:func:`tiledask.program`).
-
     Where the dashboard has tiledask's page, every run is announced on Dask's topic "tiledask-runs";
     each action is reported on the run's own topic when it is done, with its times on the
     scheduler's clock.
@@ -108,71 +104,55 @@ def run_schedule(
     DoesNotFitError where a device's stages and what they keep would not fit its worker,
     DeadlineError after ``timeout`` seconds (default 300).
     """
-    if cluster is None or engine not in ENGINES:
-        raise ConfigError(
-            "run_schedule needs cluster=, for example of td.start_cluster()"
-            if cluster is None
-            else f"no engine {engine!r}; there are {', '.join(ENGINES)}"
-        )
-    workers, seconds = cluster_of(cluster, "a pipeline"), seconds_of(timeout)
-    dummies = stages is None
+    if engine not in ENGINES:
+        raise ConfigError(f"no engine {engine!r}; there are {', '.join(ENGINES)}")
+    devices, seconds, given = range(schedule.devices), seconds_of(timeout), stages
+    where: Any = cluster
+    mesh = Mesh(where, (len(devices),), slots=devices)
     if stages is None:
         batch = np.zeros((schedule.microbatches, 1)) if batch is None else batch
-        if target is None and schedule.trains:
-            target = np.zeros_like(batch)
+        target = np.zeros_like(batch) if target is None and schedule.trains else target
         stages = [Dummy(np.shape(batch)[-1])] * schedule.stages
     validate(schedule, stages=len(stages))
-    # 0 where an action takes what it takes
-    whole = None if None not in (backward_input, backward_weight) else 0.0
-    given = 0.0 if forward is None else forward, whole if backward is None else backward
-    rest: Any = latency, backward_input, backward_weight
-    pace = costs_of(schedule, *given, *rest, overlapped)
-    devices, simulated = range(schedule.devices), None
-    predicted: dict[str, Any] = {"actions": len(schedule)}
-    if schedule.devices > workers.slots:
-        raise PlacementError(
-            f"the schedule has {schedule.devices} devices, the cluster {workers.slots} slots; "
-            f"{workers.with_slots(schedule.devices)}"
-        )
-    _check(stages, batch, target, schedule.microbatches, schedule.trains)
-    assert batch is not None
-    if any(each is not None for each in (forward, backward, backward_input, backward_weight)):
-        simulated = simulate(schedule, *given, *rest, overlapped=overlapped)
+    # what has no time takes as long as it does
+    times = forward, backward, backward_input, backward_weight
+    F = 0.0 if forward is None else forward
+    B = 0.0 if backward is None and any(half is None for half in times[2:]) else backward
+    pace = costs_of(schedule, F, B, latency, *times[2:], overlapped)
+    batch = _checked(stages, batch, target, schedule.microbatches, schedule.trains)
+    simulated, predicted = None, dict[str, Any](actions=len(schedule))
+    if any(each is not None for each in times):
+        simulated = simulate(schedule, F, B, latency, *times[2:], overlapped=overlapped)
         idle = np.array(simulated.idle_per_device) / (simulated.makespan or 1.0)
         predicted["idle"] = idle.tolist()
-    made = _with_room(schedule, stages, batch, workers, seconds)
-    mine = shares(made, stages, batch, target, workers.backend)
+    rows = [stop - start for start, stop in split(0, len(batch), schedule.microbatches)]
+    program = _with_room(schedule, stages, max(rows), batch[0].nbytes, mesh, seconds)
+    mine = shares(program, stages, batch, target, mesh.cluster.backend)
 
-    def attempt(_: int, left: float) -> tuple[EngineRun, tuple[Clock, ...]]:
+    def attempt(_: int, left: float) -> Any:
         topic, patience = f"tiledask-run-{uuid.uuid4().hex}", max(left, PATIENCE)
-        clocks = set_clocks(workers, patience)
-        there = workers.wait_for_slots(devices, patience)
-        runners = [
-            workers.submit(
-                *(d, DeviceRunner, there[d]["address"], d, topic, pace, made, *mine[d]),
-                name="weights",
-            )
-            for d in devices
-        ]
+        clocks, there = set_clocks(workers, patience), workers.wait_for_slots(devices, patience)
+        runners = []
+        for d in devices:
+            made = there[d]["address"], d, topic, pace, program, *mine[d]
+            runners.append(workers.submit(d, DeviceRunner, *made, name="weights"))
         with _shown(workers, schedule, topic, predicted):
             workers.wait(runners, "weights and micro-batches", patience, cancel=True)
-            return ENGINES[engine](workers, schedule, runners, topic, left), clocks
+            return clocks, *ENGINES[engine](mesh, schedule, runners, topic, left)
 
+    workers = mesh.cluster
     with counting(workers, max(seconds, PATIENCE)) as counted, measuring_load() as load_so_far:
-        (done, names, moved), clocks = retry_lost(workers, devices, seconds, attempt)
+        clocks, done, names, moved = retry_lost(workers, devices, seconds, attempt)
         load = load_so_far()
     spans = [span for each in done for span in each.spans]
-    spans += [
-        (transfer.destination, *names[key], transfer.start, transfer.stop)
-        for transfer in counted.transfers
-        for key in transfer.keys
-        if key in names
-    ]
+    for came in counted.transfers:
+        sent = [names[key] for key in came.keys if key in names]
+        spans += [(came.destination, *what, came.start, came.stop) for what in sent]
+    measured = Timeline.of(len(devices), spans, "measured")
     outputs, loss, gradients = joined(done)
-    measured = Timeline.of(schedule.devices, spans, "measured")
-    rows = [stop - start for start, stop in split(0, len(batch), schedule.microbatches)]
+    device, numbers = schedule.device, schedule.microbatch
     moves = [
-        (schedule.device[n], schedule.device[to], rows[schedule.microbatch[n]] * batch[0].nbytes)
+        (device[n], device[to], rows[numbers[n]] * batch[0].nbytes)
         for n, to in users(schedule).items()
     ]
     return PipelineRun(
@@ -180,7 +160,7 @@ def run_schedule(
         simulated,
         replay(schedule, measured),
         outputs,
-        None if target is None or dummies else loss,
+        None if target is None or given is None else loss,
         gradients,
         Both(
             Traffic.of(workers.slots, moves).on(workers.hosts),
@@ -199,13 +179,13 @@ def _shown(
 ) -> Iterator[None]:
     """The run on the dashboard's page while the block runs; and a bar of its actions, where
     somebody looks on."""
-    done = set[tuple[Any, ...]]()
-    what = f"{schedule.name} on {schedule.devices} devices"
-    lanes = [f"device {d}" for d in range(schedule.devices)]
+    done, what = set[Any](), f"{schedule.name} on {schedule.devices} devices"
     facts = {"schedule": schedule.name, "micro-batches": str(schedule.microbatches)}
-    about: dict[str, Any] = {"lanes": lanes, "facts": facts, "predicted": predicted}
+    about = {"lanes": [f"device {d}" for d in range(schedule.devices)], "facts": facts}
     with ExitStack() as stack:
-        stack.enter_context(announced(cluster, topic, kind="pipeline", **about))
+        stack.enter_context(
+            announced(cluster, topic, kind="pipeline", predicted=predicted, **about)
+        )
         if is_watched():
             stack.enter_context(showing(what, lambda: (len(done), len(schedule), ""), "actions"))
             follow = subscribed(cluster, topic, lambda e: done.add((*e["spans"][0][1:4],)))
@@ -216,28 +196,49 @@ def _shown(
 
 
 def _with_room(
-    schedule: Schedule, stages: Sequence[Any], batch: np.ndarray, cluster: Cluster, timeout: float
+    schedule: Schedule, stages: Sequence[Any], rows: int, row: int, mesh: Mesh, timeout: float
 ) -> Program:
     """The program of ``schedule``, if each device's worker has room for its stages' weights, their
     gradients, and what is kept of micro-batches that are under way; else DoesNotFitError. Of stages
-    that do not say their ``weight_bytes`` nothing is known."""
-    rows = -(-len(batch) // schedule.microbatches)
+    that do not say their ``weight_bytes`` nothing is known.
+
+    ``rows``: the most of a micro-batch, of so many bytes a ``row``.
+    """
     kept = max(stage.kept_bytes(rows) if hasattr(stage, "kept_bytes") else 0 for stage in stages)
     # a backward that is in two parts keeps as much again of gradients for the second
     parts = 2 if any(action.kind == "W" for action in schedule) else 1
-    made = program(schedule, block_bytes=rows * batch[0].nbytes, activation=parts * kept)
+    program = program_of(schedule, block_bytes=rows * row, activation=parts * kept)
     weights = [getattr(stage, "weight_bytes", 0) for stage in stages]
     if any(weights):
-        held, copies = made.memory.per_place, 2 if schedule.trains else 1
-        peaks = [
-            held.get(device, 0)
-            + 2 * kept  # while one is worked on
-            + sum(copies * n for s, n in enumerate(weights) if device in schedule.holders(s))
-            for device in range(schedule.devices)
-        ]
+        most, copies = program.memory.per_place, 2 if schedule.trains else 1
+        needs = [most.get(device, 0) + 2 * kept for device in mesh.at]  # 2: of the one at work
+        for stage, size in enumerate(weights):
+            for device in schedule.holders(stage):
+                needs[device] += copies * size
         what = f"{schedule.name} with weights of {format_bytes(max(weights))} a stage"
-        check_room(cluster, range(schedule.devices), peaks, what, timeout)
-    return made
+        check_room(mesh.cluster, mesh.at, needs, what, timeout)
+    return program
+
+
+def _checked(
+    stages: Sequence[Any],
+    batch: np.ndarray | None,
+    target: np.ndarray | None,
+    microbatches: int,
+    trains: bool,
+) -> np.ndarray:
+    """``batch``, if it goes with the ``stages`` and the ``target`` with it; else PlacementError."""
+    widths = {stage.width for stage in stages}
+    shape, aim = (None if x is None else np.shape(x) for x in (batch, target))
+    right = shape is not None and len(shape) == 2 and {shape[1]} == widths
+    aimed = aim == shape if trains or aim is not None else True
+    if batch is None or not right or len(batch) < microbatches or not aimed:
+        raise PlacementError(
+            f"stages of width {' and '.join(map(str, sorted(widths)))} take a batch [tokens, width]"
+            f" of {microbatches} tokens or more, at least one for each micro-batch, and for "
+            f"backwards target= of its shape; got a batch of {shape} and a target of {aim}"
+        )
+    return batch
 
 
 @bounded
@@ -273,28 +274,21 @@ def run_program(
     actions = [action_of(name) for role in program.roles for name in role.blocks]
     trains, count = any(kind != "F" for kind, _ in actions), 1 + max(s for _, s in actions)
     if len(stages) != count or (mesh is not None and mesh.ranks != program.ranks):
+        got = f"{len(stages)} stages{f' and a mesh of {mesh.ranks}' if mesh else ''}"
         raise PlacementError(
-            f"the program has {count} stages and {program.ranks} ranks, got {len(stages)} stages"
-            f"{f', and a mesh of {mesh.ranks}' if mesh else ''}; give one for each, and "
-            f"td.Mesh(cluster, ({program.ranks},))"
+            f"the program has {count} stages and {program.ranks} ranks, got {got}; give as many, "
+            f"and td.Mesh(cluster, ({program.ranks},))"
         )
     microbatches = 1 + max(step.microbatch for order in program.orders for step in order)
-    _check(stages, batch, target, microbatches, trains)
-    given = shares(
-        program,
-        stages,
-        batch,
-        target if trains else None,
-        mesh.cluster.backend if mesh else "numpy",
-    )
-    options: dict[str, Any] = {"per_rank": given, "timeout": timeout}
+    batch = _checked(stages, batch, target, microbatches, trains)
+    backend = "numpy" if mesh is None else mesh.cluster.backend
+    given = shares(program, stages, batch, target if trains else None, backend)
     if mesh is None:
-        ranks = run_threads(_rank, program.ranks, program, **options)
+        ranks = run_threads(_rank, program.ranks, program, per_rank=given, timeout=timeout)
     else:
-        ranks = run_ranks(_rank, mesh, program, again=True, **options)
+        ranks = run_ranks(_rank, mesh, program, per_rank=given, timeout=timeout, again=True)
     outputs, loss, gradients = joined(ranks.results)
-    counted = program.traffic if mesh is None else program.traffic.on(mesh.hosts)
-    traffic = Both(counted, ranks.traffic)
+    traffic = Both(program.traffic.on(mesh.hosts) if mesh else program.traffic, ranks.traffic)
     return ProgramRun(outputs, loss if trains else None, gradients, traffic, ranks.records)
 
 
@@ -302,42 +296,3 @@ def _rank(rank: Rank, program: Program, mine: tuple[Any, ...]) -> StagesMade:
     runner = StageRunner(rank, program, *mine)
     runner.run()
     return runner.done()
-
-
-def _check(
-    stages: Sequence[Any],
-    batch: np.ndarray | None,
-    target: np.ndarray | None,
-    microbatches: int,
-    trains: bool,
-) -> None:
-    """Raise PlacementError if ``stages``, ``batch`` and ``target`` do not go together."""
-    shape, widths = () if batch is None else np.shape(batch), {each.width for each in stages}
-    takes, wanted = (
-        " or ".join(map(str, sorted(widths))),
-        target if target is None else np.shape(target),
-    )
-    rows = shape[0] if shape else 0
-    rules = (
-        (
-            len(shape) == 2 and widths == {shape[1]},
-            f"the batch has shape {shape} and the stages take [tokens, {takes}]; make all widths "
-            f"equal",
-        ),
-        (
-            rows >= microbatches,
-            f"{rows} tokens cannot be cut into {microbatches} micro-batches; give at least one "
-            f"token each",
-        ),
-        (
-            not trains or wanted is not None,
-            "an order with backwards needs target=, the outputs it trains for",
-        ),
-        (
-            wanted in (None, shape),
-            f"the target has shape {wanted}, the outputs have {shape}; they must be equal",
-        ),
-    )
-    for holds, words in rules:
-        if not holds:
-            raise PlacementError(words)
