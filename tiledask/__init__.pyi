@@ -23,8 +23,8 @@ from tiledask.distributed.memory.claims import run_claim as run_claim
 from tiledask.distributed.out_of_core.stored import create_array as create_array
 from tiledask.distributed.out_of_core.stored import open_array as open_array
 from tiledask.distributed.pipelines import stages as stages
-from tiledask.distributed.pipelines.pipeline import run_schedule as run_schedule
 from tiledask.distributed.pipelines.pipeline import run_program as run_program
+from tiledask.distributed.pipelines.pipeline import run_schedule as run_schedule
 from tiledask.distributed.products.check import check_product as check_product
 from tiledask.distributed.products.matmul import explain as explain
 from tiledask.distributed.products.matmul import matmul as matmul

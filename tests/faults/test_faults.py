@@ -158,7 +158,7 @@ def frozen(bench: Workbench, workload: str) -> Outcome:
     """A call with a timeout of 2 s ends by it and names the slot. Seconds beyond the timeout."""
     ready, slot = bench.ready(workload), int(bench.rng.integers(bench.cluster.slots))
     slots_are_full(bench.cluster)
-    pid = processes(bench.cluster.given)[slot]
+    pid = bench.cluster.run(os.getpid, timeout=30)[slot]  # workers that came again may have swapped
     send(pid, signal.SIGSTOP)
     try:
         found = outcome(lambda: ready.run(timeout=2.0), ready.right, 2.0 + LATE, timed=True)

@@ -14,7 +14,7 @@ def in_collectives(patch, label, change):
         call = honest(self, each)
         if not each["label"].endswith(label):
             return call
-        x, y = self._slots[each.reads[0]], self._slots[each.writes[0]]
+        (x,), (y,) = each.reads, each.writes
 
         def called(env):
             mine = env[x].copy()  # the sum may take its place

@@ -6,7 +6,6 @@ Holds `tiledask.distributed.pipelines.device`, `tiledask.distributed.pipelines.e
 """
 
 import os
-import re
 import signal
 import threading
 import time
@@ -185,14 +184,14 @@ TWO, STAGES = td.schedule("gpipe", 2, 2), stack((0, 1, 2), **SHAPE)
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"stages": STAGES[:1]}, ScheduleError, "has 2 stages and"),
+        ({"stages": STAGES[:1]}, PlacementError, "got 1 stages"),
         (
             {"schedule": td.schedule("gpipe", 5, 2), "stages": stack(range(6), **SHAPE)},
             PlacementError,
             "5 ranks, the cluster has 4 slots",
         ),
-        ({"batch": BATCH[:, :5]}, PlacementError, r"of width 12 .* got a batch of \(11, 5\)"),
-        ({"batch": BATCH[:1], "target": TARGET[:1]}, PlacementError, "2 tokens or more"),
+        ({"batch": BATCH[:, :5]}, PlacementError, r"of width 12, a batch of \(11, 5\)"),
+        ({"batch": BATCH[:1], "target": TARGET[:1]}, PlacementError, "at least 2 tokens"),
         ({"target": None}, PlacementError, "a target of None"),
         ({"target": TARGET[:3]}, PlacementError, r"a target of \(3, 12\)"),
         ({"engine": "threads"}, ConfigError, "no engine 'threads'; there are tasks, loop"),
@@ -270,16 +269,6 @@ def test_idle_time_is_split_without_rest(cluster, engine):
     # nothing else made it longer than its actions and their order
     assert run.replayed.makespan <= t.makespan
     assert run.replayed.busy == pytest.approx(t.busy)
-    # and its page says so: measured, replayed and simulated beside each other, each whole
-    cells = re.findall(r"<td>([\d.]+) %</td>", run._repr_html_())
-    measured, replayed, simulated = (np.array(cells[n::3], float) for n in range(3))
-    whole = 4 * t.makespan / 100
-    true_idle = t.idle - causes["transfer"] - causes["overhead"]
-    parts = t.busy, causes["transfer"], causes["overhead"], true_idle
-    assert measured == pytest.approx(np.array(parts) / whole, abs=0.051)
-    for each in (measured, replayed, simulated):
-        assert each.sum() == pytest.approx(100, abs=0.21)
-    assert simulated[0] == pytest.approx(100 * run.simulated.utilisation, abs=0.051)
 
 
 # -- what others hear of it -----------------------------------------------------------------------
@@ -358,7 +347,7 @@ def test_a_schedule_runs_again_with_the_same_bits_when_a_worker_died(cluster, na
 
 def test_a_task_that_dask_runs_again_is_a_lost_worker():
     with pytest.raises(ClusterLostError, match="rank 0"):
-        _act(SimpleNamespace(next=3, index=0), 2, None)
+        _act(SimpleNamespace(next=3, index=0, sent={}), 2, None)
 
 
 def test_a_loop_says_that_a_worker_died_when_no_time_is_left(cluster):
@@ -385,7 +374,7 @@ def test_a_block_does_not_come_before_it_left_by_clocks_that_are_apart(left):
     runner.order, runner.turn, runner.index = [Step("1F", 0)], 0, 1
     runner.pace, runner.ways = SimpleNamespace(hop=np.zeros((1, 3))), []
     runner.receive = lambda op: StageBlock(np.zeros(1), 7.0, way)
-    runner._message(message("recv", "x1", 0), 0)([None])
+    runner._message(message("recv", "x1", 0))({})
     assert runner.ways == [(1, "T", 0, 0, min(way), 7.0)]
 
 

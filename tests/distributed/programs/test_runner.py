@@ -31,13 +31,16 @@ def watched(patch):
     peaks, honest = {}, Interpreter._freed
 
     def freed(self, way, calls):
-        frames = [s for n, s in self._slots.items() if buffer_of(n) not in self.role.state]
-
         def measured(call):
             def called(env):
                 call(env)
-                arrays = [env[s] for env in self._envs.values() for s in frames]
-                owners = map(owner, (x for x in arrays if isinstance(x, np.ndarray)))
+                held = [
+                    x
+                    for env in self._envs.values()
+                    for name, x in env.items()
+                    if buffer_of(name) not in self.role.state and isinstance(x, np.ndarray)
+                ]
+                owners = map(owner, held)
                 held = sum({id(x): x.nbytes for x in owners}.values())
                 peaks[self.rank.index] = max(peaks.get(self.rank.index, 0), held)
 

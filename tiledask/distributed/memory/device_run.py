@@ -226,42 +226,42 @@ class _ClaimRunner(Interpreter):
         self.classes = tensor_classes(program.role(rank.index))
         super().__init__(rank.through, program, state, trainer._bind)  # type: ignore[attr-defined]
 
-    def _call(self, op: Op, block: str) -> Callable[[list[Any]], None]:
+    def _call(self, op: Op, block: str) -> Callable[[dict[str, Any]], None]:
         call, role, moment = super()._call(op, block), self.role, MOMENTS.get(action_of(block)[0])
         if op.name == "send":
             return call
         new = role.sizes.keys() - role.alias.keys()
         made = [n for n in op.writes if n in new]
         sizes = [(self.classes[name], role.sizes[name]) for name in made]
-        slots, work = [self._slot(n) for n in made], op["work"]
+        work = op["work"]
 
-        def counted(env: list[Any]) -> None:
+        def counted(env: dict[str, Any]) -> None:
             if moment and moment != self.pool.moment:
                 self.pool.enter(moment)
 
             def make() -> Sequence[Any]:
                 call(env)
-                return [env[slot] for slot in slots]
+                return [env[name] for name in made]
 
             self.pool.made(sizes, make, work)
 
         return counted
 
-    def _message(self, op: Op, x: int) -> Callable[[list[Any]], None]:
-        through_host = super()._message(op, x)
+    def _message(self, op: Op) -> Callable[[dict[str, Any]], None]:
+        through_host, x = super()._message(op), op.buffer
 
-        def send(env: list[Any]) -> None:
+        def send(env: dict[str, Any]) -> None:
             way = env.copy()
             way[x] = np.array(to_numpy(env[x]))  # a copy: this device's memory is free again
             through_host(way)
 
-        def take(env: list[Any]) -> None:
+        def take(env: dict[str, Any]) -> None:
             through_host(env)
             env[x] = self.pool.xp.array(env[x])
 
         return send if op.name == "send" else take
 
-    def _collective(self, op: Op) -> Callable[[list[Any]], None]:
+    def _collective(self, op: Op) -> Callable[[dict[str, Any]], None]:
         if op.name == "all_gather" and op.writes[0] in self.role.state:
             return lambda env: None  # its own part is there, and nobody brings more
         return super()._collective(op)

@@ -5,13 +5,13 @@ kept1 = do forward x1          an output, where none is behind it; and its loss
 dx1 = do backward kept1        the gradient of that
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tiledask.distributed.programs.runner import Interpreter
-from tiledask.errors import ProgramError
+from tiledask.errors import PlacementError, ProgramError
 from tiledask.plan.intervals import split
 from tiledask.plan.pipelines.timeline import Span
 from tiledask.plan.program.making.pipeline import KERNELS
@@ -35,24 +35,11 @@ class StagesMade(NamedTuple):
 
 
 class StageRunner(Interpreter):
-    """A rank's way through its order with the kernels of its stages.
+    """A rank's way through its order with the kernels of its stages, from its share of `shares`."""
 
-    ``inputs`` and ``targets``: the rows of the micro-batches that the rank begins with, and ends
-    with; ``size``: elements of the whole batch, by which losses and gradients are divided, so that
-    they add up.
-    """
-
-    def __init__(
-        self,
-        rank: Any,
-        program: ProgramData,
-        stages: Mapping[int, Any],
-        inputs: Mapping[int, np.ndarray],
-        targets: Mapping[int, np.ndarray],
-        size: int,
-        backend: str,
-    ) -> None:
-        self.xp, self.size = namespace(backend), size
+    def __init__(self, rank: Any, program: ProgramData, share: tuple[Any, ...]) -> None:
+        stages, inputs, targets, self.size, backend = share
+        self.xp = namespace(backend)
         self.stages = {s: (stage, stage.init(backend)) for s, stage in stages.items()}
         self.inputs, self.targets = (
             {i: aligned(self.xp.asarray(rows)) for i, rows in part.items()}
@@ -97,7 +84,7 @@ class StageRunner(Interpreter):
 
         return run
 
-    def done(self) -> StagesMade:
+    def done(self, _: Any = None) -> StagesMade:
         """What its stages made, in NumPy; nothing else is kept."""
         outputs, losses, gradients, spans = self.made
         self.close()
@@ -115,8 +102,9 @@ def _added(first: Gradients | None, second: Gradients) -> Gradients:
     return [{name: a[name] + b[name] for name in b} for a, b in zip(first, second, strict=True)]
 
 
-def joined(parts: Iterable[StagesMade]) -> tuple[np.ndarray, float, tuple[Gradients, ...]]:
-    """(outputs, loss, gradients by stage) of the whole batch, from what every device made."""
+def joined(parts: Iterable[StagesMade]) -> tuple[np.ndarray, float | None, tuple[Gradients, ...]]:
+    """(outputs, loss, gradients by stage) of the whole batch, from what every device made; the loss
+    is None where there are no gradients."""
     outputs, losses, sums = dict[int, Any](), dict[int, float](), dict[int, Gradients]()
     for part in parts:
         outputs |= part.outputs
@@ -124,24 +112,38 @@ def joined(parts: Iterable[StagesMade]) -> tuple[np.ndarray, float, tuple[Gradie
         for stage, mine in part.gradients.items():
             sums[stage] = _added(sums.get(stage), mine)
     batch = np.concatenate([outputs[i] for i in sorted(outputs)])
-    loss = float(sum(losses[i] for i in sorted(losses)))
+    loss = float(sum(losses[i] for i in sorted(losses))) if sums else None
     return batch, loss, tuple(sums[stage] for stage in sorted(sums))
 
 
 def shares(
     program: ProgramData,
     stages: Sequence[Any],
-    batch: np.ndarray,
+    batch: np.ndarray | None,
     target: np.ndarray | None,
     backend: str,
 ) -> list[tuple[Any, ...]]:
-    """By rank, what its `StageRunner` takes after the program."""
-    orders, last = program.orders, len(stages) - 1
-    count = 1 + max(step.microbatch for order in orders for step in order)
-    rows, found = [slice(*each) for each in split(0, len(batch), count)], []
-    for order in orders:
-        held = sorted({(action_of(step.block)[1], step.microbatch) for step in order})
+    """By rank: its stages by number; by micro-batch the rows of those that begin there, and of
+    those that end there; the elements of the whole batch, by which losses and gradients are divided
+    so that they add up; and what makes its arrays. Raises PlacementError for stages, a batch or a
+    target that do not go with the program."""
+    does = [{(*action_of(step.block), step.microbatch) for step in o} for o in program.orders]
+    kinds, numbers, microbatches = zip(*set().union(*does), strict=True)
+    count, m, widths = 1 + max(numbers), 1 + max(microbatches), {each.width for each in stages}
+    shape, aim = (() if x is None else np.shape(x) for x in (batch, target))
+    fits = len(shape) == 2 and shape[0] >= m and {shape[1]} == widths and len(stages) == count
+    if batch is None or not fits or aim not in ({shape} if {*kinds} > {"F"} else {shape, ()}):
+        raise PlacementError(
+            f"{count} stages of one width and {m} micro-batches take a batch [tokens, width] of at "
+            f"least {m} tokens, and for backwards target= of its shape; got {len(stages)} stages "
+            f"of width {' and '.join(map(str, sorted(widths)))}, a batch of {shape or None} and a "
+            f"target of {aim or None}"
+        )
+    rows, found = [slice(*each) for each in split(0, len(batch), m)], []
+    for actions in does:
+        held = {(s, i) for _, s, i in actions}
+        mine = {s: stages[s] for s in sorted({s for s, _ in held})}
         x = {i: batch[rows[i]] for s, i in held if s == 0}
-        y = {} if target is None else {i: target[rows[i]] for s, i in held if s == last}
-        found.append(({s: stages[s] for s, _ in held}, x, y, batch.size, backend))
+        y = {i: target[rows[i]] for s, i in held if s == count - 1} if target is not None else {}
+        found.append((mine, x, y, batch.size, backend))
     return found

@@ -15,14 +15,12 @@ end. The order of tasks never rests on priorities, so Dask's task stream is the 
        |---- latency ----|
        '------ sent -----|start ===== work =====.... paced ....|end
 
-A runner lies in its worker while the run lasts. A worker that takes a dead one's place can have
-none, and says so; then the schedule runs again.
+A worker that takes a dead one's place has no runner, and says so; then the schedule runs again.
 """
 
-import operator
-import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future as Moment
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -87,10 +85,12 @@ class DeviceRunner(StageRunner):
         if get_worker().address != address:
             raise lost(device)
         self.topic, self.pace, self.next = topic, pace, 0
-        self.begins, self.moment = threading.Event(), 0.0
-        """Whether it is known at which moment the first action begins."""
+        self.moment: Moment[float] = Moment()
+        """At which the first action begins, once that is known."""
         self.end, self.ways = 0.0, list[Span]()
         """Of what was done last; in which blocks came for what is done next."""
+        self.sent: dict[int, StageBlock] = {}
+        """By turn, what was not taken yet."""
         self.receive: Any = None
         self.send: Any = None
         _runners[topic] = self
@@ -131,10 +131,10 @@ class DeviceRunner(StageRunner):
         self._go(turns, "send")
         self.receive = self.send = None  # blocks that they have are no longer needed
 
-    def _message(self, op: Op, x: int) -> Callable[[list[Any]], None]:
-        def take(env: list[Any]) -> None:
+    def _message(self, op: Op) -> Callable[[dict[str, Any]], None]:
+        def take(env: dict[str, Any]) -> None:
             block, (kind, stage, i), hop = self.receive(op), self.action(self.turn), self.pace.hop
-            env[x] = aligned(block.array)
+            env[op.buffer] = aligned(block.array)
             latency = float(hop[i % len(hop), stage + (kind != "F")])
             ways = [block.way] if block.way else []
             ways += [(block.made, block.made + latency)] if latency else []
@@ -143,7 +143,7 @@ class DeviceRunner(StageRunner):
             self.ways += [(self.index, TRANSFER, source, i, min(way), way[1]) for way in ways]
             sleep_until(block.made + latency)
 
-        return take if op.name == "recv" else lambda env: self.send(op, env[x])
+        return take if op.name == "recv" else lambda env: self.send(op, env[op.buffer])
 
 
 _runners: WeakValueDictionary[str, DeviceRunner] = WeakValueDictionary()
@@ -227,13 +227,15 @@ def _submitted(
         at, d = range(n, n + 1 + int(schedule.paired[n])), device[n]
         came = [blocks.pop(k) for k in at if k in blocks]
         name = KERNELS[actions[n].kind] if len(at) == 1 else "overlapped"
-        before[d] = sent = submit(d, _act, runners[d], n - turns[d], before[d], *came, name=name)
+        turn = n - turns[d]
+        before[d] = ran = submit(d, _act, runners[d], turn, before[d], *came, name=name)
         for k in filter(user.__contains__, at):
-            if len(at) > 1:
-                sent = submit(d, operator.getitem, before[d], k - n, name="hand", beside=True)
-            blocks[user[k]], names[sent.key] = sent, (TRANSFER, *actions[k][1:])
+            if k > n:  # the first task has done both
+                ran = submit(d, _act, runners[d], turn + 1, before[d], name="hand", beside=True)
+            blocks[user[k]], names[ran.key] = ran, (TRANSFER, *actions[k][1:])
     ends = enumerate(zip(runners, before, strict=True))
-    return [submit(d, _end, *both, name="result", beside=True) for d, both in ends], names
+    done = [submit(d, DeviceRunner.done, *both, name="result", beside=True) for d, both in ends]
+    return done, names
 
 
 def users(schedule: Schedule) -> dict[int, int]:
@@ -243,33 +245,26 @@ def users(schedule: Schedule) -> dict[int, int]:
 
 
 def _begin(runner: DeviceRunner, seconds: float) -> None:
-    if runner.begins.wait(seconds):  # the client's own limit comes before
-        sleep_until(runner.moment)
+    sleep_until(runner.moment.result(seconds))  # the client's own limit comes before
 
 
 def _start(topic: str, moment: float) -> None:
     """Let the tasks of a run begin at a moment."""
-    if runner := _runners.get(topic):
-        runner.moment = moment
-        runner.begins.set()
+    if (runner := _runners.get(topic)) and not runner.moment.done():
+        runner.moment.set_result(moment)
 
 
-def _act(runner: DeviceRunner, turn: int, before: Any, *blocks: StageBlock) -> Any:
-    """What is sent, of two actions at once a list; ``before`` only makes it wait for its turn."""
-    if turn != runner.next:  # Dask runs a task again whose result a lost worker had
+def _act(runner: DeviceRunner, turn: int, before: Any, *blocks: StageBlock) -> StageBlock | None:
+    """What the action of a turn sends; ``before`` only makes it wait for its turn."""
+    if turn == runner.next:
+        coming = iter(blocks)
+        runner.do(
+            lambda _: next(coming),
+            lambda _, x: runner.sent.update({runner.turn: StageBlock(x, runner.end)}),
+        )
+    elif turn not in runner.sent:  # Dask runs a task again whose result a lost worker had
         raise lost(runner.index, "what it had sent is asked for again")
-    coming, sent = iter(blocks), dict[int, StageBlock]()
-
-    def send(_: Op, array: Any) -> None:
-        sent[runner.turn] = StageBlock(array, runner.end)
-
-    runner.do(lambda _: next(coming), send)
-    made = [sent.get(n) for n in range(turn, runner.next)]
-    return made if len(made) > 1 else made[0]
-
-
-def _end(runner: DeviceRunner, last: Any) -> StagesMade:
-    return runner.done()
+    return runner.sent.pop(turn, None)
 
 
 ENGINES: dict[str, Callable[..., EngineRun]] = {"tasks": run_tasks, "loop": run_loops}

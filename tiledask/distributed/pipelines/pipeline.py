@@ -9,7 +9,8 @@ program --checked--> results                           on threads, or on workers
 
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,33 +20,70 @@ from tiledask.distributed.arrays.array import Both
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster.clocks import set_clocks
 from tiledask.distributed.cluster.cluster import Cluster
-from tiledask.distributed.cluster.counters import counting, measuring_load
+from tiledask.distributed.cluster.counters import Load, counting, measuring_load
 from tiledask.distributed.cluster.progress import announced, ended, subscribed
 from tiledask.distributed.cluster.room import check_room
 from tiledask.distributed.deadlines import bounded, seconds_of
 from tiledask.distributed.pipelines.device import StageRunner, StagesMade, joined, shares
 from tiledask.distributed.pipelines.engines import ENGINES, PATIENCE, DeviceRunner, users
-from tiledask.distributed.pipelines.run import PipelineRun, ProgramRun, replay
 from tiledask.distributed.pipelines.stages import Dummy
 from tiledask.distributed.ranks.rank import Rank
+from tiledask.distributed.ranks.records import Records
 from tiledask.distributed.ranks.run import run_ranks
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.distributed.retry import retry_lost
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.intervals import split
+from tiledask.plan.ledger import Ledger
 from tiledask.plan.pipelines.costs import PerBoundary, Times, costs_of
-from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.plan.pipelines.schedule import KINDS, Schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
-from tiledask.plan.pipelines.validate import validate
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.program.making.pipeline import program as program_of
-from tiledask.plan.program.ops import action_of
 from tiledask.plan.program.program import Program
-from tiledask.plan.units import format_bytes
+from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.tile.progress import is_watched, showing
 
-__all__ = ["run_program", "run_schedule"]
+__all__ = ["PipelineRun", "ProgramRun", "replay", "run_program", "run_schedule"]
+
+
+@dataclass(frozen=True, repr=False)
+class PipelineRun:
+    """What came out of running a schedule, and when each action ran."""
+
+    timeline: Timeline
+    """Measured: compute spans by the workers' clocks, transfers beneath them."""
+    simulated: Timeline | None
+    """What `td.simulate` says of the same schedule and times; None if no times were given."""
+    replayed: Timeline
+    """Simulated: the actions as long as they took, each started as soon as it could. What
+    overhead and transfers cost, and the waiting that they caused elsewhere, is left out."""
+    outputs: np.ndarray
+    """[tokens, width]: the last stage's output for the whole batch."""
+    loss: float | None
+    """Mean square error against the target; None for a forward-only schedule and for dummies."""
+    gradients: tuple[Any, ...]
+    """Per stage, the gradients of its weights summed over micro-batches; () if forward only. Those
+    of a stage that is on several devices are summed where they come together."""
+    traffic: Both
+    """Traffic between devices, predicted and measured; after a worker died and its work was done
+    again, more is measured than predicted. None is measured if a worker did not say."""
+    memory: Ledger | None
+    """Measured: bytes by which each slot grew, weights included; None if a worker did not say."""
+    clock_error: float
+    """Seconds by which times of two devices may be wrong against each other: each may be off by its
+    own clock's error, and the other way."""
+    load: Load
+    """Of this machine meanwhile; workers elsewhere may have had more room or less."""
+
+    def __repr__(self) -> str:
+        overhead, simulated = format_seconds(self.timeline.overhead_per_action), self.simulated
+        idle = f" ({100 * simulated.bubble_fraction:.1f} % simulated)" if simulated else ""
+        return (
+            f"PipelineRun({self.timeline!r}{idle}, overhead {overhead} per action, "
+            f"loss {self.loss}, {self.traffic.measured or 'traffic not counted'!s})"
+        )
 
 
 @bounded
@@ -106,69 +144,62 @@ def run_schedule(
     """
     if engine not in ENGINES:
         raise ConfigError(f"no engine {engine!r}; there are {', '.join(ENGINES)}")
-    devices, seconds, given = range(schedule.devices), seconds_of(timeout), stages
     where: Any = cluster
-    mesh = Mesh(where, (len(devices),), slots=devices)
+    mesh = Mesh(where, (schedule.devices,), slots=range(schedule.devices))
+    dummies, seconds, workers = stages is None, seconds_of(timeout), mesh.cluster
     if stages is None:
         batch = np.zeros((schedule.microbatches, 1)) if batch is None else batch
         target = np.zeros_like(batch) if target is None and schedule.trains else target
         stages = [Dummy(np.shape(batch)[-1])] * schedule.stages
-    validate(schedule, stages=len(stages))
+    program = program_of(schedule)
+    mine = shares(program, stages, batch, target, workers.backend)
     # what has no time takes as long as it does
-    times = forward, backward, backward_input, backward_weight
-    F = 0.0 if forward is None else forward
-    B = 0.0 if backward is None and any(half is None for half in times[2:]) else backward
-    pace = costs_of(schedule, F, B, latency, *times[2:], overlapped)
-    batch = _checked(stages, batch, target, schedule.microbatches, schedule.trains)
-    simulated, predicted = None, dict[str, Any](actions=len(schedule))
-    if any(each is not None for each in times):
-        simulated = simulate(schedule, F, B, latency, *times[2:], overlapped=overlapped)
+    F, halves = 0.0 if forward is None else forward, (backward_input, backward_weight)
+    B = 0.0 if backward is None and any(half is None for half in halves) else backward
+    pace, simulated = costs_of(schedule, F, B, latency, *halves, overlapped), None
+    predicted: dict[str, Any] = {"actions": len(schedule)}
+    if any(each is not None for each in (forward, backward, *halves)):
+        simulated = simulate(schedule, F, B, latency, *halves, overlapped=overlapped)
         idle = np.array(simulated.idle_per_device) / (simulated.makespan or 1.0)
         predicted["idle"] = idle.tolist()
-    rows = [stop - start for start, stop in split(0, len(batch), schedule.microbatches)]
-    program = _with_room(schedule, stages, max(rows), batch[0].nbytes, mesh, seconds)
-    mine = shares(program, stages, batch, target, mesh.cluster.backend)
+    assert batch is not None
+    tokens = [stop - start for start, stop in split(0, len(batch), schedule.microbatches)]
+    sizes = [n * batch[0].nbytes for n in tokens]
+    _check_room(schedule, stages, max(tokens), max(sizes), mesh, seconds)
 
     def attempt(_: int, left: float) -> Any:
         topic, patience = f"tiledask-run-{uuid.uuid4().hex}", max(left, PATIENCE)
-        clocks, there = set_clocks(workers, patience), workers.wait_for_slots(devices, patience)
+        clocks, there = set_clocks(workers, patience), workers.wait_for_slots(mesh.at, patience)
         runners = []
-        for d in devices:
-            made = there[d]["address"], d, topic, pace, program, *mine[d]
+        for d in mesh.at:
+            made = there[d]["address"], d, topic, pace, program, mine[d]
             runners.append(workers.submit(d, DeviceRunner, *made, name="weights"))
         with _shown(workers, schedule, topic, predicted):
             workers.wait(runners, "weights and micro-batches", patience, cancel=True)
             return clocks, *ENGINES[engine](mesh, schedule, runners, topic, left)
 
-    workers = mesh.cluster
     with counting(workers, max(seconds, PATIENCE)) as counted, measuring_load() as load_so_far:
-        clocks, done, names, moved = retry_lost(workers, devices, seconds, attempt)
+        clocks, done, names, moved = retry_lost(workers, mesh.at, seconds, attempt)
         load = load_so_far()
     spans = [span for each in done for span in each.spans]
     for came in counted.transfers:
         sent = [names[key] for key in came.keys if key in names]
         spans += [(came.destination, *what, came.start, came.stop) for what in sent]
-    measured = Timeline.of(len(devices), spans, "measured")
+    measured = Timeline.of(schedule.devices, spans, "measured")
     outputs, loss, gradients = joined(done)
     device, numbers = schedule.device, schedule.microbatch
-    moves = [
-        (device[n], device[to], rows[numbers[n]] * batch[0].nbytes)
-        for n, to in users(schedule).items()
-    ]
+    moves = [(device[n], device[to], sizes[numbers[n]]) for n, to in users(schedule).items()]
+    traffic = Traffic.of(workers.slots, moves).on(workers.hosts)
     return PipelineRun(
         measured,
         simulated,
         replay(schedule, measured),
         outputs,
-        None if target is None or given is None else loss,
+        None if dummies else loss,
         gradients,
-        Both(
-            Traffic.of(workers.slots, moves).on(workers.hosts),
-            counted.traffic and counted.traffic + moved,
-        ),
+        Both(traffic, counted.traffic and counted.traffic + moved),
         counted.ledger({}),
-        clocks,
-        engine,
+        sum(sorted(clock.error for clock in clocks)[-2:]),
         load,
     )
 
@@ -180,65 +211,78 @@ def _shown(
     """The run on the dashboard's page while the block runs; and a bar of its actions, where
     somebody looks on."""
     done, what = set[Any](), f"{schedule.name} on {schedule.devices} devices"
+    lanes = [f"device {d}" for d in range(schedule.devices)]
     facts = {"schedule": schedule.name, "micro-batches": str(schedule.microbatches)}
-    about = {"lanes": [f"device {d}" for d in range(schedule.devices)], "facts": facts}
-    with ExitStack() as stack:
-        stack.enter_context(
-            announced(cluster, topic, kind="pipeline", predicted=predicted, **about)
-        )
+    about: dict[str, Any] = {"lanes": lanes, "facts": facts, "predicted": predicted}
+    with announced(cluster, topic, kind="pipeline", **about):
         if is_watched():
-            stack.enter_context(showing(what, lambda: (len(done), len(schedule), ""), "actions"))
-            follow = subscribed(cluster, topic, lambda e: done.add((*e["spans"][0][1:4],)))
-            stack.enter_context(follow)
-        yield
-        done.update(schedule)  # events may come late
+            bar = showing(what, lambda: (len(done), len(schedule), ""), "actions")
+            with bar, subscribed(cluster, topic, lambda e: done.add((*e["spans"][0][1:4],))):
+                yield
+                done.update(schedule)  # events may come late
+        else:
+            yield
     ended(cluster, topic)
 
 
-def _with_room(
-    schedule: Schedule, stages: Sequence[Any], rows: int, row: int, mesh: Mesh, timeout: float
-) -> Program:
-    """The program of ``schedule``, if each device's worker has room for its stages' weights, their
-    gradients, and what is kept of micro-batches that are under way; else DoesNotFitError. Of stages
-    that do not say their ``weight_bytes`` nothing is known.
-
-    ``rows``: the most of a micro-batch, of so many bytes a ``row``.
-    """
-    kept = max(stage.kept_bytes(rows) if hasattr(stage, "kept_bytes") else 0 for stage in stages)
+def _check_room(
+    schedule: Schedule, stages: Sequence[Any], tokens: int, block: int, mesh: Mesh, timeout: float
+) -> None:
+    """None if each device's worker has room for its stages' weights, their gradients, and what is
+    kept of micro-batches that are under way, of so many ``tokens`` in ``block`` bytes; else
+    DoesNotFitError. Of stages that do not say their ``weight_bytes`` nothing is known."""
+    weights = [getattr(stage, "weight_bytes", 0) for stage in stages]
+    if not any(weights):
+        return
+    kept = max(stage.kept_bytes(tokens) if hasattr(stage, "kept_bytes") else 0 for stage in stages)
     # a backward that is in two parts keeps as much again of gradients for the second
     parts = 2 if any(action.kind == "W" for action in schedule) else 1
-    program = program_of(schedule, block_bytes=rows * row, activation=parts * kept)
-    weights = [getattr(stage, "weight_bytes", 0) for stage in stages]
-    if any(weights):
-        most, copies = program.memory.per_place, 2 if schedule.trains else 1
-        needs = [most.get(device, 0) + 2 * kept for device in mesh.at]  # 2: of the one at work
-        for stage, size in enumerate(weights):
-            for device in schedule.holders(stage):
-                needs[device] += copies * size
-        what = f"{schedule.name} with weights of {format_bytes(max(weights))} a stage"
-        check_room(mesh.cluster, mesh.at, needs, what, timeout)
-    return program
+    held = program_of(schedule, block_bytes=block, activation=parts * kept).memory.per_place
+    needs = [held.get(device, 0) + 2 * kept for device in mesh.at]  # 2: while one is worked on
+    for stage, size in enumerate(weights):
+        for device in schedule.holders(stage):
+            needs[device] += size * (2 if schedule.trains else 1)
+    what = f"{schedule.name} with weights of {format_bytes(max(weights))} a stage"
+    check_room(mesh.cluster, mesh.at, needs, what, timeout)
 
 
-def _checked(
-    stages: Sequence[Any],
-    batch: np.ndarray | None,
-    target: np.ndarray | None,
-    microbatches: int,
-    trains: bool,
-) -> np.ndarray:
-    """``batch``, if it goes with the ``stages`` and the ``target`` with it; else PlacementError."""
-    widths = {stage.width for stage in stages}
-    shape, aim = (None if x is None else np.shape(x) for x in (batch, target))
-    right = shape is not None and len(shape) == 2 and {shape[1]} == widths
-    aimed = aim == shape if trains or aim is not None else True
-    if batch is None or not right or len(batch) < microbatches or not aimed:
-        raise PlacementError(
-            f"stages of width {' and '.join(map(str, sorted(widths)))} take a batch [tokens, width]"
-            f" of {microbatches} tokens or more, at least one for each micro-batch, and for "
-            f"backwards target= of its shape; got a batch of {shape} and a target of {aim}"
-        )
-    return batch
+def replay(schedule: Schedule, measured: Timeline) -> Timeline:
+    """The Timeline of ``schedule`` if each action took what it did, and nothing held it up.
+
+    >>> from tiledask.plan.pipelines.schedules import schedule
+    >>> gpipe = schedule("gpipe", stages=2, microbatches=2)
+    >>> replay(gpipe, simulate(gpipe, 1.0, 2.0, latency=0.5)).makespan
+    9.0
+    """
+    seconds = np.zeros((len(KINDS), schedule.stages, schedule.microbatches))
+    acts, both = measured.acts, None
+    seconds[acts.code, acts.stage, acts.microbatch] = acts.end - acts.start
+    if schedule.pairs:  # of a pair each half has the time of both
+        both = seconds[0].copy()
+        pairs = np.flatnonzero(np.append(False, schedule.paired[:-1]) | schedule.paired)
+        seconds[schedule.kind[pairs], schedule.stage[pairs], schedule.microbatch[pairs]] = 0.0
+    F, B, I, W = seconds
+    return simulate(schedule, F, B, backward_input=I, backward_weight=W, overlapped=both)
+
+
+# -- programs --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class ProgramRun:
+    """What came out of running a program."""
+
+    outputs: np.ndarray
+    """These are as of a PipelineRun."""
+    loss: float | None
+    gradients: tuple[Any, ...]
+    traffic: Both
+    """Bytes and messages between ranks: counted in the program, and as they were received."""
+    records: Records
+    """Every message, with its block and micro-batch."""
+
+    def __repr__(self) -> str:
+        return f"ProgramRun(loss {self.loss}, {self.traffic.measured!r})"
 
 
 @bounded
@@ -271,28 +315,23 @@ def run_program(
     True
     """
     program.check()
-    actions = [action_of(name) for role in program.roles for name in role.blocks]
-    trains, count = any(kind != "F" for kind, _ in actions), 1 + max(s for _, s in actions)
-    if len(stages) != count or (mesh is not None and mesh.ranks != program.ranks):
-        got = f"{len(stages)} stages{f' and a mesh of {mesh.ranks}' if mesh else ''}"
+    if mesh is not None and mesh.ranks != program.ranks:
         raise PlacementError(
-            f"the program has {count} stages and {program.ranks} ranks, got {got}; give as many, "
-            f"and td.Mesh(cluster, ({program.ranks},))"
+            f"the program has {program.ranks} ranks, the mesh {mesh.ranks}; "
+            f"td.Mesh(cluster, ({program.ranks},))"
         )
-    microbatches = 1 + max(step.microbatch for order in program.orders for step in order)
-    batch = _checked(stages, batch, target, microbatches, trains)
     backend = "numpy" if mesh is None else mesh.cluster.backend
-    given = shares(program, stages, batch, target if trains else None, backend)
+    given = shares(program, stages, batch, target, backend)
+    options: dict[str, Any] = {"per_rank": given, "timeout": timeout}
     if mesh is None:
-        ranks = run_threads(_rank, program.ranks, program, per_rank=given, timeout=timeout)
+        counted, ranks = program.traffic, run_threads(_rank, program.ranks, program, **options)
     else:
-        ranks = run_ranks(_rank, mesh, program, per_rank=given, timeout=timeout, again=True)
-    outputs, loss, gradients = joined(ranks.results)
-    traffic = Both(program.traffic.on(mesh.hosts) if mesh else program.traffic, ranks.traffic)
-    return ProgramRun(outputs, loss if trains else None, gradients, traffic, ranks.records)
+        counted = program.traffic.on(mesh.hosts)
+        ranks = run_ranks(_rank, mesh, program, again=True, **options)
+    return ProgramRun(*joined(ranks.results), Both(counted, ranks.traffic), ranks.records)
 
 
-def _rank(rank: Rank, program: Program, mine: tuple[Any, ...]) -> StagesMade:
-    runner = StageRunner(rank, program, *mine)
+def _rank(rank: Rank, program: Program, share: tuple[Any, ...]) -> StagesMade:
+    runner = StageRunner(rank, program, share)
     runner.run()
     return runner.done()

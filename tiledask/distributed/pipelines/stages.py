@@ -54,13 +54,13 @@ class FeedForward:
     @property
     def weight_bytes(self) -> int:
         """Bytes of this stage's weights."""
-        per_layer = 2 * self.width * self.hidden + self.width + self.hidden
-        return len(self.layers) * per_layer * np.dtype(self.dtype).itemsize
+        each = 2 * self.width * self.hidden + self.width + self.hidden
+        return len(self.layers) * each * np.dtype(self.dtype).itemsize
 
     def kept_bytes(self, rows: int) -> int:
         """Bytes that a forward of ``rows`` tokens leaves to its backward."""
-        per_layer = rows * (self.width + self.hidden)
-        return len(self.layers) * per_layer * np.dtype(self.dtype).itemsize
+        each = rows * (self.width + self.hidden)
+        return len(self.layers) * each * np.dtype(self.dtype).itemsize
 
     def init(self, backend: str) -> list[Arrays]:
         """By layer w1 [width, hidden], b1, w2 [hidden, width], b2.
@@ -148,17 +148,14 @@ class HalfFeedForward:
         return self.rows * max(self.width, self.hidden) * 4
 
     def init(self, backend: str) -> list[tuple[Any, Any]]:
+        w1, w2 = (self.width, self.hidden), (self.hidden, self.width)
         return [
-            (
-                self._draw(i, 0, (self.width, self.hidden), backend),
-                self._draw(i, 1, (self.hidden, self.width), backend),
-            )
+            (self._draw((self.seed, i, 0), w1, backend), self._draw((self.seed, i, 1), w2, backend))
             for i in self.layers
         ]
 
-    def _draw(self, layer: int, which: int, shape: tuple[int, int], backend: str) -> Any:
-        rng = np.random.default_rng((self.seed, layer, which))
-        weights = namespace(backend).empty(shape, np.float16)
+    def _draw(self, seed: tuple[int, ...], shape: tuple[int, int], backend: str) -> Any:
+        rng, weights = np.random.default_rng(seed), namespace(backend).empty(shape, np.float16)
         for start, stop in self._chunks(shape[0]):
             # of one variance whatever the distribution; an even one is drawn three times as fast
             part = rng.random((stop - start, shape[1]), np.float32)

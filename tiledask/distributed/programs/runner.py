@@ -4,9 +4,9 @@
     do linear    a kernel, on what is kept
     send x2      and what nothing reads any more is let go
 
-Every buffer has a slot in a list per micro-batch, and every op is bound once to its slots: what
-runs is a call per op. Ops are gone through in their order, which is right whatever their streams; a
-collective is met by its members in that order too.
+Every op is bound once to what it reads and writes: what runs is a call per op. Ops are gone through
+in their order, which is right whatever their streams; a collective is met by its members in that
+order too.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,8 +28,8 @@ __all__ = ["Bind", "Interpreter"]
 Bind = Callable[[Op, str, dict[str, Any]], Callable[..., Any]]
 """From an op, its block's name and its args to what is called with its arrays. That returns what is
 written of a micro-batch (a tuple if several), and changes state in place."""
-_Env = list[Any]
-"""The arrays of a micro-batch, by slot."""
+_Env = dict[str, Any]
+"""The arrays of a micro-batch, by name, and the state of the rank."""
 _Call = Callable[[_Env], None]
 _OF_READERS = ("product", "work")
 """Args that are for other readers."""
@@ -62,38 +62,27 @@ class Interpreter:
         """Those under way."""
         self._bind, self._label = bind, ""
         self._groups: dict[Any, Group] = {}
-        self._slots: dict[str, int] = {}
-        self._state: _Env = []
+        self._state: _Env = {}
         for name in self.role.state:
-            self._slot(name, state[name])
-            for item, view in self._views(name, state[name]):
-                self._slot(item, view)
+            self._keep(self._state, name, state[name])
         self._envs: dict[int, _Env] = {}
         self._last = {step.microbatch: n for n, step in enumerate(self.order)}
         self._bound = self._bind_order()
         self._arriving: dict[int, Iterator[tuple[str, int]]] = {}
 
-    # -- what is kept -----------------------------------------------------------------------------
+    # -- going through ----------------------------------------------------------------------------
 
-    def _slot(self, name: str, value: Any = None) -> int:
-        if name not in self._slots:
-            self._slots[name] = len(self._state)
-            self._state.append(value)
-        return self._slots[name]
-
-    def _views(self, name: str, flat: Any) -> Iterator[tuple[str, Any]]:
-        """The arrays in a flat one."""
-        items = self.role.items.get(name, ())
+    def _keep(self, env: _Env, name: str, array: Any) -> None:
+        """Put an array under its name, and if it is flat those in it under theirs."""
+        env[name], items = array, self.role.items.get(name, ())
         ends = ends_of(prod(shape) for _, shape in items)
         for (item, shape), (a, b) in zip(items, pairwise(ends), strict=True):
-            yield f"{name}[{item}]", flat[a:b].reshape(shape)
+            env[f"{name}[{item}]"] = array[a:b].reshape(shape)
 
     def _env(self, microbatch: int) -> _Env:
         if microbatch not in self._envs:
             self._envs[microbatch] = self._state.copy()
         return self._envs[microbatch]
-
-    # -- going through ----------------------------------------------------------------------------
 
     def run(self) -> bool:
         """Whether the order was gone through to its end: a "stop" may have stopped it."""
@@ -107,7 +96,7 @@ class Interpreter:
 
     def close(self) -> None:
         """Let go of all arrays at once, and of what would be called."""
-        self._bound, self._state, self._envs = [], [], {}
+        self._bound, self._state, self._envs = [], {}, {}
 
     def _go(self, turns: Iterable[int], part: str = "") -> None:
         """Do the ops of turns; of a ``part``, such as "kernel" or "send", those alone."""
@@ -146,15 +135,13 @@ class Interpreter:
         """The calls of a micro-batch's blocks, each letting go what it is the last to use."""
         seen, made = set(self.role.state), dict[str, list[tuple[Op, _Call]]]()
         for name in reversed(way):
-            pairs = zip(self.role.blocks[name], calls[name], strict=True)
             made[name] = []
-            for op, call in reversed(list(pairs)):
+            for op, call in reversed([*zip(self.role.blocks[name], calls[name], strict=True)]):
                 gone = {buffer_of(each) for each in (*op.reads, *op.writes)} - seen
                 seen |= gone
-                parts = [(each, self.role.items.get(each, ())) for each in gone]
-                names = [f"{each}[{i}]" for each, items in parts for i, _ in items]
-                slots = [self._slots[n] for n in (*gone, *names) if n in self._slots]
-                made[name].append((op, _then_free(call, slots) if slots else call))
+                items = [(each, item) for each in gone for item, _ in self.role.items.get(each, ())]
+                names = [*gone, *(f"{each}[{item}]" for each, item in items)]
+                made[name].append((op, _then_free(call, names) if names else call))
             made[name].reverse()
         return made
 
@@ -163,12 +150,11 @@ class Interpreter:
             return self._kernel(op, block)
         if op.kind == "collective":
             return self._collective(op)
-        x = self._slot(op.buffer)
-        return self._message(op, x) if op.kind == "message" else lambda env: _stop(env[x])
+        return self._message(op) if op.kind == "message" else lambda env: _stop(env[op.buffer])
 
-    def _message(self, op: Op, x: int) -> _Call:
-        """What sends a slot, or fills it."""
-        axis, peer, program = (op["axis"],), op["peer"], self.program
+    def _message(self, op: Op) -> _Call:
+        """What sends a buffer, or brings it."""
+        x, axis, peer, program = op.buffer, (op["axis"],), op["peer"], self.program
         group = self._group(axis, program.along(self.index, axis))
         if op.name == "send":
             return lambda env: group.send(
@@ -180,10 +166,10 @@ class Interpreter:
             """Messages come in the order of their sender; what is early is kept."""
             if source not in self._arriving:
                 self._arriving[source] = program.sent(source, self.index)
-            while env[x] is None:
+            while x not in env:
                 name, microbatch = next(self._arriving[source])
                 came = aligned(group.recv(peer, label=call_label(self._label, op)))
-                self._env(microbatch)[self._slots[name]] = came
+                self._env(microbatch)[name] = came
 
         return take
 
@@ -191,15 +177,15 @@ class Interpreter:
         args = {n: self._resolved(value) for n, value in op.args if n not in _OF_READERS}
         kernel = self._bind(op, block, args)
         in_place = [n for n in op.writes if n not in op.reads and n in self.role.state]
-        reads = [self._slot(name) for name in (*op.reads, *in_place)]
-        writes = [self._slot(name) for name in op.writes if buffer_of(name) in self.role.sizes]
+        reads = (*op.reads, *in_place)
+        writes = [name for name in op.writes if buffer_of(name) in self.role.sizes]
 
         def call(env: _Env) -> None:
             made = kernel(*[env[x] for x in reads])
             if len(writes) == 1 and type(made) is not tuple:
                 made = (made,)
-            for slot, value in zip(writes, made if writes else (), strict=False):
-                env[slot] = value
+            for name, value in zip(writes, made if writes else (), strict=False):
+                env[name] = value
 
         return call
 
@@ -214,10 +200,7 @@ class Interpreter:
 
     def _collective(self, op: Op) -> _Call:
         ((brought,), (name,)), role = (op.reads, op.writes), self.role
-        x, y = self._slot(brought), self._slot(name)
-        items = [self._slot(f"{name}[{item}]") for item, _ in role.items.get(name, ())]
-        base = self._slot(role.alias[name]) if name in role.alias else None
-        here = slice(None)
+        base, here = role.alias.get(name), slice(None)
         if op.name == "reduce_scatter":
             here = self._resolved(("part", op["axes"][0], op["counts"])).here
         # what is of a micro-batch is never written again, here and elsewhere, if its place is its
@@ -226,17 +209,15 @@ class Interpreter:
         run = _run_of(self._together(op), op, keep)
 
         def call(env: _Env) -> None:
-            made = run(env[x], label=call_label(self._label, op))
+            made = run(env[brought], label=call_label(self._label, op))
             if name in role.state:
-                env[y][...] = made
+                env[name][...] = made
                 return
             if base is not None:
                 place = env[base][here]
                 place[...] = made
                 made = place
-            env[y] = made
-            for slot, (_, view) in zip(items, self._views(name, made), strict=False):
-                env[slot] = view
+            self._keep(env, name, made)
 
         return call
 
@@ -274,10 +255,10 @@ def _stop(x: Any) -> None:
         raise StepLeftOut
 
 
-def _then_free(call: _Call, slots: Iterable[int]) -> _Call:
+def _then_free(call: _Call, names: Iterable[str]) -> _Call:
     def called(env: _Env) -> None:
         call(env)
-        for slot in slots:
-            env[slot] = None
+        for name in names:
+            env.pop(name, None)
 
     return called

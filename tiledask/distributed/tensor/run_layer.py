@@ -72,7 +72,7 @@ class _Key(NamedTuple):
 class KeptLayer(NamedTuple):
     """What a layer keeps for its gradient."""
 
-    arrays: tuple[Any, ...]
+    arrays: dict[str, Any]
     key: _Key
 
 
@@ -105,7 +105,7 @@ class BoundLayer(Interpreter):
         )
         state: dict[str, Any] = dict.fromkeys(name for name, *_ in operands)
         super().__init__(group.owner, program, state, self._of_layer, group=group)
-        self._of_weights = {name: self._slots[rule.prefix + name] for name in there}
+        self._of_weights = {name: rule.prefix + name for name in there}
 
     def _of_layer(self, op: Op, _: str, told: dict[str, Any]) -> Callable[..., Any]:
         if op.name == "arguments":
@@ -119,19 +119,19 @@ class BoundLayer(Interpreter):
         self._returned = arrays
 
     def through(
-        self, turn: int, kept: Sequence[Any], arguments: tuple[Any, ...], weights: Weights
-    ) -> tuple[Sequence[Any], tuple[Any, ...]]:
+        self, turn: int, kept: dict[str, Any], arguments: tuple[Any, ...], weights: Weights
+    ) -> tuple[Sequence[Any], dict[str, Any]]:
         """(what forward, turn 0, or backward returns, what it keeps besides)."""
-        env, self._arguments = list(kept or self._state), arguments
-        for name, slot in self._of_weights.items():
+        env, self._arguments = dict(kept or self._state), arguments
+        for name, buffer in self._of_weights.items():
             w = weights[name]
-            env[slot] = w and w.local
+            env[buffer] = w and w.local
         for _, call in self._bound[turn]:
             call(env)
-        for slot in self._of_weights.values():
-            env[slot] = None
+        for buffer in self._of_weights.values():
+            env[buffer] = None
         returned, self._arguments, self._returned = self._returned, (), ()
-        return returned, tuple(env)
+        return returned, env
 
 
 def forward(
@@ -148,7 +148,7 @@ def forward(
         rule(group, given, weights, *options)  # what has no placement is refused there
         raise
     layer = _bound(group, key)
-    (y,), kept = layer.through(0, (), tuple([x.local for x in given]), weights)
+    (y,), kept = layer.through(0, {}, tuple([x.local for x in given]), weights)
     return Placed(y, layer.rule.y.tiling), KeptLayer(kept, key)
 
 
