@@ -227,10 +227,8 @@ class Interpreter:
 
     def _group(self, axes: tuple[int, ...], members: tuple[int, ...]) -> Group:
         if (axes, members) not in self._groups:
-            if self.group is not None:
-                self._groups[axes, members] = self.group.among(members)
-            else:
-                self._groups[axes, members] = Group(self.rank, axes, members, stream="")
+            made = self.group.among(members) if self.group else None
+            self._groups[axes, members] = made or Group(self.rank, axes, members, stream="")
         return self._groups[axes, members]
 
 
