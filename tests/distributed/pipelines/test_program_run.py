@@ -45,28 +45,6 @@ def test_every_schedule_gives_one_devices_gradients_and_the_bytes_that_were_coun
     }
 
 
-class WithoutInput(td.stages.FeedForward):
-    """A stage of one layer that makes no gradient of its input."""
-
-    def backward_input(self, weights, saved, dy):
-        assert not weights, "nobody needs dx of the first layer"
-        return dy, []
-
-
-@pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
-def test_the_gradient_of_the_first_input_is_not_made(name):
-    """And the others are those that they are with it, to the bit."""
-    schedule, layers, x, y = made(name, devices=2)
-    first = WithoutInput(**vars(layers[0]))
-    without, whole = (
-        run_program(td.program(schedule), stages, x, target=y)
-        for stages in ([first, *layers[1:]], layers)
-    )
-    assert flat(without.gradients).tobytes() == flat(whole.gradients).tobytes()
-    with pytest.raises(Exception, match="nobody needs dx"):
-        run_program(td.program(schedule), [layers[0], WithoutInput(**vars(layers[1]))], x, target=y)
-
-
 def test_a_program_of_another_order_is_run():
     """Forwards only, the second rank takes what comes late first."""
     made = td.program(td.schedule("gpipe", 2, 2, forward_only=True), block_bytes=48)

@@ -57,25 +57,22 @@ class StageRunner(Interpreter):
         (stage, weights), made, here = self.stages[number], self.made, self.xp.empty(0)
         # of which kind buffers are: "x" of x1
         reads, writes = ([n.rstrip("0123456789") for n in names] for names in (op.reads, op.writes))
-        is_end = not {"x", "dx"} & {*writes}  # the last forward, or the first stage's backward
+        is_last = "x" not in writes  # of a forward
 
         def run(*arrays: Any) -> tuple[Any, ...]:
             i, env = self.microbatch, dict(zip(reads, arrays, strict=True))
             if op.name == "forward":
                 y, saved = stage.forward(weights, env["x"] if "x" in env else self.inputs[i])
-                env |= {"x": y, "kept": (saved, y if is_end else None), "for_w": None}
-                if is_end:
+                env |= {"x": y, "kept": (saved, y if is_last else None), "for_w": None}
+                if is_last:
                     made.outputs[i] = y
-                if is_end and i in self.targets:
+                if is_last and i in self.targets:
                     difference = y - self.targets[i]
                     made.losses[i] = float((difference * difference).sum() / self.size)
             elif op.name != "backward_weight":
                 saved, y = env["kept"]
                 dy = env["dx"] if y is None else (y - self.targets[i]) * (2 / self.size)
-                if is_end and hasattr(stage, "backward_first"):
-                    env["dy"] = stage.backward_first(weights, saved, dy)
-                else:
-                    env["dx"], env["dy"] = stage.backward_input(weights, saved, dy)
+                env["dx"], env["dy"] = stage.backward_input(weights, saved, dy)
             if op.name in ("backward", "backward_weight"):
                 found = stage.backward_weight(env["dy"])
                 made.gradients[number] = _added(made.gradients.get(number), found)
@@ -88,6 +85,7 @@ class StageRunner(Interpreter):
         """What its stages made, in NumPy; nothing else is kept."""
         outputs, losses, gradients, spans = self.made
         self.close()
+        self.stages, self.inputs, self.targets = {}, {}, {}
         in_numpy = {
             stage: [{name: to_numpy(g) for name, g in layer.items()} for layer in layers]
             for stage, layers in gradients.items()

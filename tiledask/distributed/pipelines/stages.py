@@ -8,9 +8,8 @@ And a stand-in that only keeps its device busy.
 
 A stage is a frozen value with a ``width`` that travels to its worker; its weights are made there,
 by a task, and made again if the worker dies. ``forward`` returns what ``backward`` needs, so that
-several micro-batches can be in flight. One without gradients lacks the last two. Of the first stage
-nobody needs dx: ``backward_first(weights, saved, dy)``, where there is one, does without.
-``weight_bytes`` and ``kept_bytes(rows)``, where it has them, are what a run must have room for.
+several micro-batches can be in flight. One without gradients lacks the last two. ``weight_bytes``
+and ``kept_bytes(rows)``, where it has them, are what a run must have room for.
 """
 
 import math
@@ -98,28 +97,19 @@ class FeedForward:
         self, weights: list[Arrays], saved: list[Arrays], dy: Any
     ) -> tuple[Any, list[Arrays]]:
         kept = []
-        for layer, of_layer in zip(reversed(weights), reversed(saved), strict=True):
-            kept.append(_for_weights(layer, of_layer, dy))
-            dx = kept[-1]["dz"] @ layer["w1"].T  # [tokens, width]
+        for layer, of in zip(reversed(weights), reversed(saved), strict=True):
+            dz = gelu_grad(dy @ layer["w2"].T, of["z"])  # [tokens, hidden]
+            kept.append({"x": of["x"], "h": gelu(of["z"]), "dz": dz, "dy": dy})
+            dx = dz @ layer["w1"].T  # [tokens, width]
             dx += dy
             dy = dx
         return dy, kept[::-1]
-
-    def backward_first(self, weights: list[Arrays], saved: list[Arrays], dy: Any) -> list[Arrays]:
-        dy, behind = self.backward_input(weights[1:], saved[1:], dy)
-        return [_for_weights(weights[0], saved[0], dy), *behind]
 
     def backward_weight(self, saved: list[Arrays]) -> list[Arrays]:
         return [
             {"w1": x.T @ dz, "b1": dz.sum(axis=0), "w2": h.T @ dy, "b2": dy.sum(axis=0)}
             for x, h, dz, dy in (kept.values() for kept in saved)
         ]
-
-
-def _for_weights(weights: Arrays, saved: Arrays, dy: Any) -> Arrays:
-    """What a layer saves for the gradients of its weights."""
-    dz = gelu_grad(dy @ weights["w2"].T, saved["z"])  # [tokens, hidden]
-    return {"x": saved["x"], "h": gelu(saved["z"]), "dz": dz, "dy": dy}
 
 
 @dataclass(frozen=True)
