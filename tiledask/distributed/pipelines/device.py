@@ -125,7 +125,7 @@ def shares(
     those that end there; the elements of the whole batch, by which losses and gradients are divided
     so that they add up; and what makes its arrays. Raises PlacementError for stages, a batch or a
     target that do not go with the program."""
-    does = [{(*action_of(step.block), step.microbatch) for step in o} for o in program.orders]
+    does = [{(*action_of(s.block), s.microbatch) for s in order} for order in program.orders]
     kinds, numbers, microbatches = zip(*set().union(*does), strict=True)
     count, m, widths = 1 + max(numbers), 1 + max(microbatches), {each.width for each in stages}
     shape, aim = (() if x is None else np.shape(x) for x in (batch, target))
