@@ -13,6 +13,7 @@ import pytest
 
 import tiledask as td
 from tiledask import Partial, Replicate, Shard
+from tiledask.distributed.arrays import array as arrays_module
 from tiledask.errors import DoesNotFitError, PlacementError
 from tiledask.plan.products.placement import Shards
 
@@ -86,7 +87,7 @@ def refused(cluster):
         (ones, (Shard(0, TOLD), Replicate()), "arrays on workers are sharded evenly"),
         (ones, (Shard(0),), "2 axes .* got 1"),
         (ones, (Shard(0), Shard(5)), r"Shard\(5\) needs a dimension"),
-        (np.ones(4, complex), (Shard(0), Replicate()), "dtype complex128"),
+        (np.ones(4, complex), (Shard(0), Replicate()), r"complex128; .* its \.real and"),
         (np.array(["a"]), (Shard(0), Replicate()), "dtype <U1"),
         (np.array([None]), (Shard(0), Replicate()), "dtype object"),
         (np.ma.masked_array(ones, mask=np.eye(4)), (Shard(0), Shard(1)), "masked.*filled"),
@@ -94,7 +95,7 @@ def refused(cluster):
         yield message, lambda a=a, placements=placements: td.distribute(a, mesh, placements)
     for value, dtype, message in (
         (np.ones((1, 1)), "f8", r"gave a block of shape \(1, 1\)"),
-        (np.full((2, 2), 1j), "f8", "which would lose"),
+        (np.full((2, 2), 1j), "f8", r"which would lose.* return its \.real"),
         (np.full((2, 2), 1.7), "i4", "which would lose"),
     ):
         made = lambda index, value=value: value  # noqa: E731
@@ -143,6 +144,13 @@ def test_a_block_that_no_worker_can_hold_is_refused_before_it_is_made(cluster, m
     with pytest.raises(DoesNotFitError, match=message):
         td.from_function(lambda index: 1 / 0, (8, 64), "f8", mesh, (td.Shard(0),))
     td.distribute(np.ones((7, 17)), mesh, (td.Shard(0),))
+
+
+def test_an_array_that_this_process_cannot_hold_is_not_collected(cluster, monkeypatch):
+    array = td.distribute(np.ones((40, 6)), td.Mesh(cluster, (2,)), (Shard(0),))
+    monkeypatch.setattr(arrays_module, "MEMORY_LIMIT", 2000)
+    with pytest.raises(DoesNotFitError, match=r"have 2\.88 kB.*may hold 2 kB.*to_zarr"):
+        td.to_numpy(array)
 
 
 def test_it_says_what_it_is(cluster):

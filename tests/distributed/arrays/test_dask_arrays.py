@@ -8,6 +8,8 @@ import pickle
 import random
 import signal
 import tracemalloc
+import warnings
+from collections import Counter
 from itertools import pairwise, product
 
 import dask
@@ -174,7 +176,7 @@ def wrong():
     yield "x .* 6 columns and y .* 4 rows", x, x
     yield "x is float64 and y is float32", x, y.astype("f4")
     yield r"x is int64 and y is int64, the kernel", x.astype(int), y.astype(int)
-    yield "y is complex128", x, y.astype(complex)
+    yield r"y is complex128.*dask's own x @ y", x, y.astype(complex)
     yield "must have 1 dimension or more and y 1 or 2", x, da.ones((2, 6, 4))
     yield "must have 1 dimension or more and y 1 or 2", da.ones(()), y
     yield r"x has shape \(nan.*compute_chunk_sizes", x[x[:, 0] > 0], y
@@ -233,25 +235,68 @@ def test_what_a_task_of_a_tall_product_holds_does_not_grow_with_it(threads):
         np.testing.assert_array_equal(c.compute(), a.T @ a)
 
 
+@pytest.mark.parametrize("tall", ["k", "m"])
+def test_threads_hold_no_more_of_a_taller_product(tall):
+    """Blocks are made as they are needed, and each once."""
+    living, most, made = Counter(), Counter(), Counter()
+
+    class Block(np.ndarray):
+        def __array_finalize__(self, _):
+            living["n"] += 1
+            most["n"] = max(most["n"], living["n"])
+
+        def __del__(self):
+            living["n"] -= 1
+
+    def block(block_info=None):
+        info = block_info[None]
+        made[info["chunk-location"]] += 1
+        return np.ones(info["chunk-shape"], "f4").view(Block)
+
+    counts = []
+    for blocks in (40, 160):
+        x = da.map_blocks(block, chunks=((500,) * blocks, (100,)), dtype="f4")
+        for count in (living, most, made):
+            count.clear()
+        with dask.config.set(num_workers=2):
+            c = multiply(x.T, x) if tall == "k" else multiply(x, np.ones((100, 100), "f4"))
+            assert c.sum().compute() == (500 * blocks * 100**2)
+        counts.append(most["n"])
+        assert set(made.values()) == {1}
+    assert counts[1] <= counts[0] + 8 < 40
+
+
+def test_a_result_that_would_not_fit_where_it_is_gathered_is_said_before_it_runs(monkeypatch):
+    monkeypatch.setattr(lazy, "MEMORY_LIMIT", 1_000_000)
+    x = da.ones((1000, 10), chunks=100)
+    with pytest.warns(RuntimeWarning, match=r"has 8 MB.*this process.*1 MB.*\.to_zarr.*mesh"):
+        multiply(x, x.T, memory_limit="1GB")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        multiply(x.T, x)
+
+
 @pytest.mark.parametrize(("m", "k", "n"), [(16_384, 16_384, 16_384), (10**6, 1000, 1000),
                                            (1000, 10**6, 1000)])  # fmt: skip
 @pytest.mark.parametrize("threads", [1, 4, 6, 16])
 def test_large_products_occupy_every_thread_evenly_and_the_long_side_is_read_once(m, k, n, threads):
     x, y = da.ones((m, k), chunks=1000), da.ones((k, n), chunks=1000)
     plan = lazy._plan(x, y, threads, 10**12, "blas", None)
-    assert np.prod(plan.rows) * plan.columns == threads
+    assert len(plan.rows[0]) * len(plan.panels) * len(plan.columns) % threads == 0
     if m == 10**6:
-        assert plan.columns == 1
+        assert len(plan.columns) == 1
+    if k == 10**6:
+        assert len(plan.rows[0]) * len(plan.columns) == 1
 
 
-def test_less_memory_more_panels_and_then_finer_tiles():
+def test_less_memory_finer_tasks():
     x, counts = da.ones((4096, 4096), chunks=512, dtype="f4"), []
     for limit in (10**9, 6 * 10**7, 2 * 10**7, 5 * 10**6):
         plan = lazy._plan(x, x, 2, limit, "blas", None)
         assert plan.peak <= limit
-        counts.append((plan.rows[0] * plan.columns, -(-4096 // plan.depth)))
-    assert counts[0][1] == 1 < counts[1][1]
-    assert [tiles for tiles, _ in counts] == sorted(tiles for tiles, _ in counts)
+        counts.append(len(plan.rows[0]) * len(plan.panels) * len(plan.columns))
+    assert counts[0] == 2
+    assert counts == sorted({*counts})
 
 
 def test_a_block_that_is_too_large_is_refused_and_small_products_are_one_task():
@@ -282,7 +327,7 @@ def test_lazy_and_persisted_operands_on_a_cluster(client):
 def test_a_plan_is_for_all_slots_of_the_cluster_whoever_is_away(cluster, client, monkeypatch):
     """And so are the bits of the product: who is lost comes back."""
     x = da.ones((900, 900), chunks=300, dtype="f4")
-    name, (threads, may_hold) = multiply(x, x, kernel="tiled").name, lazy._threads(x, x)
+    name, (threads, may_hold) = multiply(x, x, kernel="tiled").name, lazy._active(x, x)[:2]
     assert threads == cluster.slots
     assert 0 < may_hold < cluster.memory_limit
     monkeypatch.setattr(lazy, "workers_of", lambda client: {})

@@ -153,6 +153,7 @@ SQUARE = HEADER((16, 16), np.dtype("f4")) + bytes(1024)
 @pytest.mark.parametrize(
     ("made", "words"),
     [
+        (np.ones((2, 2), complex), r"is complex128, .*; store its \.real and its \.imag"),
         (np.ones((2, 2), int), "is int64, stored matrices are float16"),
         (np.array([[1, "a"]], object), "is object"),
         (np.zeros((2, 2), "f4,f8"), "bytes without a meaning"),

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from dask.base import tokenize
 from distributed import Future
+from distributed.system import MEMORY_LIMIT
 
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.arrays.recompute import anchors_of
 from tiledask.distributed.cluster.tasks import slot_of
 from tiledask.distributed.deadlines import bounded
-from tiledask.errors import PlacementError
+from tiledask.errors import DoesNotFitError, PlacementError
 from tiledask.plan import html
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiled, Tiling
 from tiledask.plan.products.regions import Region, slices
@@ -189,12 +190,19 @@ def to_numpy(array: ShardedArray, timeout: float | None = None) -> np.ndarray:
     """The whole array in this machine's memory; partial sums are summed in rank order.
 
     Blocks come one after the other, so that there is room here for the array and two of them;
-    those of GPUs by way of their workers' host memory, and this process needs no GPU.
-    Raises DeadlineError after ``timeout`` seconds (default 300), ClusterLostError if a slot has
-    lost its worker; the array stays what it is, and can be asked for again.
+    those of GPUs by way of their workers' host memory, and this process needs no GPU. Raises
+    DoesNotFitError where this process may not hold as much, DeadlineError after ``timeout`` seconds
+    (default 300), ClusterLostError if a slot has lost its worker; the array stays what it is, and
+    can be asked for again.
     """
     if not isinstance(array, ShardedArray):
         return off_device(array)
+    if (needs := array.nbytes + max(array.block_bytes)) > MEMORY_LIMIT:
+        raise DoesNotFitError(
+            f"{array!r} and one of its blocks have {format_bytes(needs)}, this process may hold "
+            f"{format_bytes(MEMORY_LIMIT)}; leave it on its mesh, or write it to a disk: "
+            f"array.to_dask().to_zarr(path)"
+        )
     partial = any(isinstance(p, Partial) for p in array.placements)
     ranks = zip(array.tiling.coordinates, array.blocks, array.block_bytes, strict=True)
     replicated = [isinstance(p, Replicate) for p in array.placements]

@@ -175,9 +175,12 @@ def _tiling(
         )
     tiling = Tiling(shape, mesh.shape, placements)
     if dtype.kind not in "fiu" and dtype.name != "bfloat16":
+        way = "convert first, for example with astype('float32')"
+        if dtype.kind == "c":
+            way = "distribute its .real and its .imag, an array each"
         raise PlacementError(
             f"blocks hold real numbers (float16/32/64, bfloat16 or integers), got dtype {dtype}; "
-            f"convert first, for example with astype('float32')"
+            f"{way}"
         )
     return tiling
 
@@ -239,9 +242,10 @@ def _make_block(function: Callable[..., Any], region: Region, dtype: str, backen
     found = as_dtype(dtype)
     block = namespace(backend).asarray(function(slices(region)), order="C")
     if not np.can_cast(block.dtype, found, "same_kind"):
+        way = "return its .real" if block.dtype.kind == "c" else "cast it in the function"
         raise PlacementError(
             f"the function gave {block.dtype} for an array of {dtype}, which would lose "
-            f"what is not {found.kind!r}; cast it in the function if you mean it"
+            f"what is not {found.kind!r}; {way} if you mean it"
         )
     if block.shape != (expected := extents_of(region)):
         raise PlacementError(

@@ -270,9 +270,14 @@ def _checked(name: str, shape: Any, dtype: Any) -> tuple[tuple[int, int], np.dty
     except KernelError as error:
         raise ConfigError(f"{name}: {error}") from None
     if found.name not in DTYPES or not found.isnative:
+        way = (
+            "store its .real and its .imag, a file each"
+            if found.kind == "c"
+            else "convert it with astype"
+        )
         raise ConfigError(
             f"{name} is {found.name if found.isnative else f'{found} (foreign byte order)'}, "
-            f"stored matrices are {', '.join(DTYPES)}; convert it with astype"
+            f"stored matrices are {', '.join(DTYPES)}; {way}"
         )
     shape = tuple(shape)
     if len(shape) != 2 or not all(is_whole(n, 1) for n in shape):

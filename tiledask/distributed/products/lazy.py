@@ -1,15 +1,18 @@
 """x @ y as a lazy dask.array, for dask.arrays of any chunks and any scheduler.
 
-              y    [  |  ]      x and y are rechunked to a few tiles, as many as there are threads.
-                   [  |  ]      A task adds one panel to its tile, k ascending:
+              y    [  |  ]      x and y are rechunked to a few tiles and panels. A task multiplies
+                   [  |  ]      two of them, and what belongs to one tile of C is added up:
     x  [__|__|__]  [C |C ]
-       [__|__|__]  [C |C ]      C = x0 @ y0    C' = C + x1 @ y1    C'' = C' + x2 @ y2
+       [__|__|__]  [C |C ]      x0 @ y0    x1 @ y1    x2 @ y2    ->    C
 
+Every panel is done as soon as it is there, so what is held does not grow along a long dimension.
 dask.array's own product makes every x_ik @ y_kj an array and adds those up.
 """
 
+import warnings
 from collections.abc import Sequence
-from itertools import pairwise, product
+from functools import lru_cache
+from itertools import count, product
 from math import ceil, prod
 from typing import Any, NamedTuple
 
@@ -39,23 +42,28 @@ SHARE = 0.3
 """The share of a worker's memory that its product tasks may hold; the blocks of x and y that
 live there, and whatever else it keeps, have the rest."""
 SMALL = 10**8
-"""FLOP below which a tile is not cut: a task costs as much as so few."""
+"""FLOP below which a task is not cut: to run it costs as much as so few."""
 FINEST = 2**16
-"""Tiles that are tried at most."""
+"""Tasks that are tried at most."""
+ALIKE = 1.1
+"""How much more than the least may move, where tasks then hold less."""
+FAN = 4
+"""Panels that one task adds up."""
+Cut = tuple[int, ...]
+"""Extents of the parts of one dimension."""
 
 
 class LazyPlan(NamedTuple):
     """How a product is cut into tasks."""
 
-    moved: int
-    """Bytes that tasks receive, about."""
     peak: int
     """Bytes that a task holds at most, those that it receives included."""
-    rows: tuple[int, ...]
-    """Tiles along each dimension that C has from x."""
-    columns: int
-    depth: int
-    """Of a panel, along k."""
+    moved: int
+    """Bytes that tasks receive, about."""
+    rows: tuple[Cut, ...]
+    """Of each dimension that C has from x."""
+    panels: Cut
+    columns: Cut
 
 
 def multiply(
@@ -70,7 +78,8 @@ def multiply(
 
     x is (..., m, k) or (k) and y is (k, n) or (k), both float16, bfloat16, float32 or float64; one
     of them may be a NumPy array. The chunks of the result are tiles that were chosen for the
-    scheduler that is active now; any scheduler can run it.
+    scheduler that is active now; any scheduler can run it. A result that the process or the worker
+    could not hold which ``compute`` gathers it in is warned of.
 
     memory_limit
         Bytes that one task may hold. Default: 30 % of what a thread of the active scheduler has.
@@ -95,42 +104,54 @@ def multiply(
     if 0 in (*x.shape, *y.shape):
         empty: da.Array = da.zeros_like(meta, shape=shape, chunks=-1)
         return empty
-    threads, limit = _threads(x, y)
-    limit = limit if memory_limit is None else parse_bytes(memory_limit)
+    active = _active(x, y)
+    limit = active.limit if memory_limit is None else parse_bytes(memory_limit)
     if (largest := max(prod(z.chunksize) * z.dtype.itemsize for z in (x, y))) > limit:
         raise DoesNotFitError(
             f"the largest block of x and y has {format_bytes(largest)}, a task may hold "
             f"{format_bytes(limit)}; rechunk to smaller blocks, or give memory_limit= a larger "
             f"number"
         )
-    plan = _plan(x, y, threads, limit, kernel, tile)
-    rows = [_even(n, parts) for n, parts in zip(x.shape, plan.rows, strict=False)]
-    columns = _even(y.shape[1], plan.columns)
-    panels = _even(y.shape[0], ceil(y.shape[0] / plan.depth))
-    x, y = x.rechunk((*rows, panels)), y.rechunk((panels, columns))
+    plan = _plan(x, y, active.threads, limit, kernel, tile)
+    x, y = x.rechunk((*plan.rows, plan.panels)), y.rechunk((plan.panels, plan.columns))
     # Dask learns from its prefix how long a task takes: products of other sizes have other names
     size, how = len(str(2 * prod(x.chunksize) * y.chunksize[1])) - 1, (kernel, tile)
     name = f"tiledask_matmul_1e{size}-{tokenize(x, y, how)}"
     graph = HighLevelGraph.from_collections(name, _tasks(name, x, y, how), dependencies=[x, y])
-    return da.Array(graph, name, (*rows, columns), meta=meta)
+    c = da.Array(graph, name, (*plan.rows, plan.columns), meta=meta)
+    needs = c.nbytes * (1 + (c.npartitions > 1))
+    if needs > active.gathers:
+        warnings.warn(
+            f"the result of {x.shape} @ {y.shape} has {format_bytes(c.nbytes)}; to compute() it "
+            f"takes {format_bytes(needs)}, in blocks and put together, in {active.where}, which "
+            f"has {format_bytes(active.gathers)}. Leave it in blocks: .to_zarr(path), .persist() "
+            f"on a cluster, or operands on a mesh, td.from_dask(x, mesh, placements)",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+    return c
 
 
 def _tasks(name: str, x: da.Array, y: da.Array, how: tuple[str, Any]) -> dict[Any, Any]:
-    """A chain of tasks for each tile of C."""
-    panels, tasks = x.numblocks[-1], dict[Any, Any]()
+    """For each tile of C a task for every panel, and those that add them up."""
+    tasks, panels = dict[Any, Any](), range(x.numblocks[-1])
     for at in product(*map(range, (*x.numblocks[:-1], y.numblocks[1]))):
-        before = None
-        for k in range(panels):
-            last = k == panels - 1
-            key = (name, *at) if last else (f"{name}-panel", *at, k)
-            blocks = (x.name, *at[:-1], k), (y.name, k, at[-1])
-            tasks[key] = (_step, before, *blocks, how, x.dtype.name if last else None)
-            before = key
+        final, made = x.dtype.name if len(panels) == 1 else "", list[Any]()
+        for k in panels:
+            made.append((_multiply, (x.name, *at[:-1], k), (y.name, k, at[-1]), how, final))
+        for level in count():
+            if len(made) == 1:
+                break
+            keys = [(f"{name}-{level}", *at, i) for i in range(len(made))]
+            tasks |= zip(keys, made, strict=True)
+            final = x.dtype.name if len(keys) <= FAN else ""
+            made = [(_add, keys[i : i + FAN], final) for i in range(0, len(keys), FAN)]
+        (tasks[name, *at],) = made
     return tasks
 
 
-def _step(before: Any, x: Any, y: Any, how: tuple[str, Any], final: str | None) -> Any:
-    """``before`` and x @ y, in the type that it is summed in; or rounded, if it is ``final``.
+def _multiply(x: Any, y: Any, how: tuple[str, Any], final: str) -> Any:
+    """x @ y in the type that it is summed in; or rounded to the ``final`` one.
 
     No task changes what it receives, so any scheduler may run one twice or keep what it likes.
     """
@@ -138,71 +159,89 @@ def _step(before: Any, x: Any, y: Any, how: tuple[str, Any], final: str | None) 
     with on_device(x):
         # BLAS rounds otherwise what has come unaligned from another worker
         x, y = aligned(x), aligned(y)
-        shape = (*x.shape[:-1], y.shape[1])
-        c = xp.empty(shape, accumulator(x.dtype)) if before is None else before.copy()
-        flat = c.reshape(-1, shape[-1])
-        x, beta = x.reshape(-1, x.shape[-1]), float(before is not None)
-        tile_matmul(x, y, kernel=kernel, tile=tile, out=flat, beta=beta)
-        return c if final is None else c.astype(as_dtype(final), copy=False)
+        c = xp.empty((*x.shape[:-1], y.shape[1]), accumulator(x.dtype))
+        flat = c.reshape(-1, c.shape[-1])
+        tile_matmul(x.reshape(-1, x.shape[-1]), y, kernel=kernel, tile=tile, out=flat)
+        return c.astype(as_dtype(final), copy=False) if final else c
+
+
+def _add(parts: list[Any], final: str) -> Any:
+    """The sum of the parts, in order; rounded to the ``final`` type if there is one."""
+    with on_device(parts[0]):
+        c = parts[0].copy()
+        for part in parts[1:]:
+            c += part
+        return c.astype(as_dtype(final), copy=False) if final else c
 
 
 # -- the plan ------------------------------------------------------------------------------------
 
 
 def _plan(x: da.Array, y: da.Array, threads: int, limit: int, kernel: str, tile: Any) -> LazyPlan:
-    """The plan that moves fewest bytes, of those that keep all threads busy within the limit."""
-    lead, (k, n), least = x.shape[:-1], y.shape, 0
-    count = min(threads, ceil(2 * prod(lead) * n * k / SMALL))
-    while count <= min(FINEST, 2 * threads * prod(lead) * n):
+    """Of the plans that keep all threads busy within the limit and move about the least, the one
+    whose tasks hold least."""
+    lead, (k, n), fitting, least = x.shape[:-1], y.shape, list[LazyPlan](), 0
+    flop = 2 * prod(lead) * n * k
+    tasks = min(threads, ceil(flop / SMALL))
+    while tasks <= min(FINEST, threads * flop) and not (fitting and flop < tasks * SMALL):
         found = [
-            _cut(x, y, _rows(lead, rows), min(columns, n), limit, (kernel, tile))
-            for rows, columns in grids(count, 2)
+            _cut(x, y, _rows(lead, rows), min(panels, k), min(columns, n), (kernel, tile))
+            for rows, panels, columns in grids(tasks, 3)
         ]
-        if fitting := [plan for plan in found if plan.peak <= limit]:
-            return min(fitting)
-        least, count = min(plan.peak for plan in found), 2 * count
-    raise DoesNotFitError(
-        f"the smallest task of this product would hold {format_bytes(least)}, a task may hold "
-        f"{format_bytes(limit)}; give memory_limit= a larger number"
-    )
+        fitting += [plan for plan in found if plan.peak <= limit]
+        least, tasks = min(plan.peak for plan in found), 2 * tasks
+    if not fitting:
+        raise DoesNotFitError(
+            f"the smallest task of this product would hold {format_bytes(least)}, a task may hold "
+            f"{format_bytes(limit)}; give memory_limit= a larger number"
+        )
+    most = ALIKE * min(plan.moved for plan in fitting)
+    return min(plan for plan in fitting if plan.moved <= most)
 
 
 def _cut(
     x: da.Array,
     y: da.Array,
     rows: tuple[int, ...],
+    panels: int,
     columns: int,
-    limit: int,
     how: tuple[str, Any],
 ) -> LazyPlan:
-    """The plan of these cuts with the deepest panels that fit, or of one number if none does.
+    """The plan of so many parts of each dimension.
 
-    A task holds a panel of each operand, C, and C again that it goes on with; before it one that
-    rechunks holds a panel in parts and put together.
+    A task holds a panel of each operand and a tile of C; before it one that rechunks holds a panel
+    in parts and put together, after it one that adds up holds some tiles.
     """
-    itemsize, wide, (k, n) = x.dtype.itemsize, accumulator(x.dtype).itemsize, y.shape
-    m = prod(ceil(extent / parts) for extent, parts in zip(x.shape[:-1], rows, strict=True))
-    n = ceil(n / columns)
+    itemsize, wide = x.dtype.itemsize, accumulator(x.dtype).itemsize
+    cut = [_even(*each) for each in zip(x.shape[:-1], rows, x.chunks[:-1], strict=True)]
+    k = _even(y.shape[0], panels, x.chunks[-1] if x.nbytes > y.nbytes else y.chunks[0])
+    n = _even(y.shape[1], columns, y.chunks[1])
+    tall, deep, broad = prod(map(max, cut)), max(k), max(n)
+    tile, rounded = tall * broad * wide, tall * broad * itemsize * (wide > itemsize)
+    work = workspace(tall, broad, deep, itemsize, *how, out_itemsize=wide)
+    multiplies = (tall + broad) * deep * itemsize + tile + max(work, rounded)
+    rechunks, adds = 2 * max(tall, broad) * deep * itemsize, (1 + min(FAN, len(k))) * tile
+    c = prod(x.shape[:-1]) * y.shape[1] * wide
+    moved = len(n) * x.nbytes + prod(map(len, cut)) * y.nbytes + 2 * (len(k) - 1) * c
+    peak = max(multiplies, rechunks, adds + rounded if len(k) > 1 else 0)
+    return LazyPlan(int(peak), int(moved), tuple(cut), k, n)
 
-    def peak(depth: int) -> int:
-        c = m * n * (wide * (2 if depth < k else 1) + itemsize * (wide > itemsize))
-        work = workspace(m, n, depth, itemsize, *how, accumulate=True, out_itemsize=wide)
-        return int(max((m + n) * depth * itemsize + c + work, 2 * max(m, n) * depth * itemsize))
 
-    depth = k
-    while depth > 1 and peak(depth) > limit:
-        depth = ceil(depth / 2)
-    moved = int(columns * x.nbytes + prod(rows) * y.nbytes)
-    return LazyPlan(moved, peak(depth), rows, columns, depth)
+@lru_cache(1024)
+def _even(extent: int, parts: int, chunks: Cut) -> Cut:
+    """``extent`` in even parts, which end where ``chunks`` do if those are much smaller.
 
-
-def _even(extent: int, parts: int) -> tuple[int, ...]:
-    """``extent`` in even parts.
-
-    >>> _even(10, 3)
-    (3, 3, 4)
+    >>> _even(10, 3, (10,)), _even(10, 2, (2,) * 5)
+    ((3, 3, 4), (4, 6))
     """
-    return tuple(b - a for a, b in pairwise(i * extent // parts for i in range(parts + 1)))
+    ends = np.arange(parts + 1) * extent // parts
+    edges = np.cumsum((0, *chunks))
+    if 2 * max(chunks) * parts <= extent:
+        after = np.searchsorted(edges, ends)
+        before = np.maximum(after - 1, 0)
+        nearer = ends - edges[before] <= edges[after] - ends
+        ends = edges[np.where(nearer, before, after)]
+    return tuple(np.diff(ends).tolist())
 
 
 def _rows(lead: Sequence[int], parts: int) -> tuple[int, ...]:
@@ -214,11 +253,24 @@ def _rows(lead: Sequence[int], parts: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _threads(x: da.Array, y: da.Array) -> tuple[int, int]:
-    """(tasks that the active scheduler runs at a time, bytes that each of them may hold)."""
+class _Active(NamedTuple):
+    """What the active scheduler has."""
+
+    threads: int
+    """Tasks that it runs at a time."""
+    limit: int
+    """Bytes that each of them may hold."""
+    where: str
+    """What gathers a result that is computed."""
+    gathers: int
+    """Bytes that this has."""
+
+
+def _active(x: da.Array, y: da.Array) -> _Active:
+    """What the scheduler has that is active now."""
     get = get_scheduler(collections=[x, y])
     client = getattr(get, "__self__", None)
-    processes, threads, memory = 1, 1, MEMORY_LIMIT
+    processes, threads, memory, where = 1, 1, MEMORY_LIMIT, "this process"
     ours = next((c for c in RUNNING if c.client is client), None)
     if ours is not None:  # of all slots, whoever is away now: plans, and so bits, stay the same
         ours.check_alive()
@@ -228,11 +280,14 @@ def _threads(x: da.Array, y: da.Array) -> tuple[int, int]:
         memory = min(w["memory_limit"] or MEMORY_LIMIT // processes for w in workers)
     elif get is not dask.local.get_sync:
         threads = dask.config.get("num_workers", None) or CPU_COUNT
+    if isinstance(client, Client):
+        where = "one worker"
+    gathers = memory
     devices = () if array_namespace(x._meta) is np else probe().devices
     if devices:
         share = int(min(d.memory for d in devices) * min(1, len(devices) / processes))
         memory = min(memory, share) if any(d.integrated for d in devices) else share
-    return threads, int(SHARE * memory * processes / threads)
+    return _Active(threads, int(SHARE * memory * processes / threads), where, gathers)
 
 
 # -- what is refused -----------------------------------------------------------------------------
@@ -250,6 +305,11 @@ def _operands(x: Any, y: Any, kernel: str) -> tuple[da.Array, da.Array]:
         raise PlacementError(
             f"x {x.shape} has {x.shape[-1]} columns and y {y.shape} has {y.shape[0]} rows, they "
             f"must be equal; transpose one of them?"
+        )
+    if "c" in (x.dtype.kind, y.dtype.kind):
+        raise PlacementError(
+            f"x is {x.dtype} and y is {y.dtype}, td.matmul is for real numbers; dask's own x @ y "
+            f"takes complex ones"
         )
     check_kernel(kernel, array_namespace(x._meta).__name__)
     check_types(x.dtype, y.dtype, kernel, ("x", "y"))
