@@ -292,12 +292,12 @@ def _records():
     from tiledask.distributed.out_of_core.journal import Journal
 
     def read(path: Path, given: str) -> None:
-        path.mkdir()
-        (path / "plan.json").write_bytes(given.encode("utf-8", "surrogatepass"))
+        journal = Journal(str(path))
+        journal.path.write_bytes(given.encode("utf-8", "surrogatepass"))
         with contextlib.suppress(ConfigError):
-            Journal(str(path)).cuts({}, (4, 4))
+            journal.read({}, (4, 4))
 
-    return [json.dumps({"A": {"shape": [4, 4]}, "cuts": {"rows": [0, 4]}})], read
+    return [json.dumps({"A": {"shape": [4, 4]}, "cuts": {"rows": [0, 4]}}) + "\n"], read
 
 
 def _learner():

@@ -1,113 +1,113 @@
-"""What an unfinished product remembers, in a folder beside its result: ``<result>.tiledask/``
+"""What an unfinished product remembers, in a file beside its result: ``<result>.tiledask``
 
-    plan.json            the operands, the cuts and the kernel: what the sums depend on
-    tile-3072-0.done     the tile at that row and column is finished
-    client.lock          held, as long as it lives, by the process that works on it
+    {"A": ..., "B": ..., "result": ..., "kernel": ..., "cuts": ...}    what the sums depend on
+    [[0, 3072], [0, 3072]]                                             this tile is finished
+    [[0, 3072], [3072, 6144]]                                          and this one
 
-The journal says less than the result holds and never more: a tile is on the disk before its file
-here is. Plain files: a second attempt at a worker's tiles, after it died, skips what is finished.
+It says less than the result holds and never more: a tile is on the disk before its line is. The
+client alone writes it, and holds a lock on it as long as it lives.
 """
 
 import fcntl
 import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tiledask.distributed.out_of_core.disk import sync, writing
 from tiledask.errors import ConfigError, short
-from tiledask.files import atomic_write
 from tiledask.plan.products.regions import Region
 from tiledask.plan.products.streaming import Cuts
 
 __all__ = ["Journal", "differences"]
 
-_BLOCK = 4096
-"""Bytes on the disk, about, of a file in it."""
+_LINE = 4096
+"""Bytes on the disk that a line may take."""
 _DAMAGE = ValueError, LookupError, TypeError, AttributeError, RecursionError
 
 
-class Journal(NamedTuple):
-    """The folder."""
+class Journal:
+    """The file beside the result at ``path``."""
 
-    folder: str
+    def __init__(self, path: str) -> None:
+        self.result, self.path = path, Path(f"{path}.tiledask")
 
     @property
     def exists(self) -> bool:
         """Whether a product was begun and not finished."""
-        return Path(self.folder, "plan.json").exists()
+        return self.path.exists() and b"\n" in self.path.read_bytes()
 
-    def cuts(self, about: Mapping[str, Any], shape: tuple[int, int]) -> Cuts:
-        """The cuts of a result of ``shape`` that was begun with the same ``about``; ConfigError if
-        it was begun with other input, or its record is damaged."""
-        text = Path(self.folder, "plan.json").read_bytes().decode(errors="replace")
+    def read(self, about: Mapping[str, Any], shape: tuple[int, int]) -> tuple[Cuts, set[Region]]:
+        """The cuts of a result of ``shape`` that was begun with the same ``about``, and the tiles
+        that are finished; ConfigError if it was begun with other input, or this is damaged."""
+        text = self.path.read_bytes().decode(errors="replace")
         try:
-            was = json.loads(text)
+            was, *lines = map(json.loads, text.split("\n")[:-1])  # the last may be half written
             value = was.pop("cuts")
             cuts = Cuts(tuple(value["rows"]), tuple(value["columns"]), value["panel"])
             changed = differences(was, about)
+            finished: set[Region] = {((a, b), (c, d)) for (a, b), (c, d) in lines}
             if not changed and (cuts.rows[-1], cuts.columns[-1]) != shape:
                 raise ValueError(f"the result is {shape}")
         except _DAMAGE as error:
             raise ConfigError(
-                f"{self.folder}/plan.json is damaged ({error}), it says {short(text)}; "
-                f"resume=False starts over"
+                f"{self.path} is damaged ({error}), it says {short(text)}; resume=False starts over"
             ) from None
         if changed:
             raise ConfigError(
-                f"{self.folder.removesuffix('.tiledask')} was begun with other input: "
-                f"{'; '.join(changed)}. Bring that back to go on, or start over with resume=False"
+                f"{self.result} was begun with other input: {'; '.join(changed)}. Bring that back "
+                f"to go on, or start over with resume=False"
             )
-        return cuts
+        return cuts, finished
 
     def begin(self, about: Mapping[str, Any], cuts: Cuts) -> None:
         """None, once a product is recorded; what was of any earlier one is gone."""
         self.forget()
-        self._write("plan.json", json.dumps({**about, "cuts": asdict(cuts)}))
-
-    def forget(self) -> None:
-        """Remove all that is recorded; first what says that there is anything."""
-        Path(self.folder, "plan.json").unlink(missing_ok=True)
-        for file in Path(self.folder).glob("tile-*"):
-            file.unlink(missing_ok=True)
-
-    def finished(self, region: Region) -> bool:
-        """Whether the tile at ``region`` is finished."""
-        return Path(self.folder, _name(region)).exists()
+        self._append({**about, "cuts": asdict(cuts)})
 
     def finish(self, region: Region) -> None:
         """None, once it is recorded of the tile at ``region``, and would survive a power loss."""
-        self._write(_name(region), "")
+        self._append(region)
+
+    def forget(self) -> None:
+        """Remove all that is recorded."""
+        os.truncate(self.path, 0)
+
+    def _append(self, line: Any) -> None:
+        with writing(self.path, lambda: _LINE), open(self.path, "r+b") as file:
+            whole = file.read().rpartition(b"\n")
+            file.seek(len(whole[0] + whole[1]))
+            file.write(json.dumps(line).encode() + b"\n")
+            file.truncate()
+            file.flush()
+            os.fsync(file.fileno())
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
         """This process alone works on the product inside the block; ConfigError if another one
         that lives is at it."""
-        with writing(self.folder, lambda: _BLOCK):
-            os.makedirs(self.folder, exist_ok=True)
-        with open(f"{self.folder}/client.lock", "a") as lock:
+        with writing(self.path, lambda: _LINE):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            lock = open(self.path, "ab")  # noqa: SIM115
+            sync(str(self.path.parent))
+        with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+                if not os.path.samestat(os.fstat(lock.fileno()), self.path.stat()):
+                    raise FileNotFoundError  # the other one has just ended
+            except (BlockingIOError, FileNotFoundError):
                 raise ConfigError(
-                    f"another process is working on {self.folder.removesuffix('.tiledask')} "
-                    f"right now; wait for it, or name another result"
+                    f"another process is working on {self.result} right now; wait for it, or name "
+                    f"another result"
                 ) from None
             try:
                 yield
             finally:
                 if not self.exists:
-                    shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _write(self, name: str, text: str) -> None:
-        """None, once the file is there with all of ``text``, also after a loss of power."""
-        with writing(self.folder, lambda: _BLOCK):
-            atomic_write(Path(self.folder, name), text.encode())
-            sync(self.folder)
+                    self.path.unlink(missing_ok=True)
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -116,18 +116,9 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     >>> differences({"a": {"bytes": 3, "dtype": "f4"}}, {"a": {"bytes": 5, "dtype": "f4"}})
     ['a bytes was 3 and is 5']
     """
-    found = []
-    for of in sorted(was.keys() | now.keys()):
-        before, after = was.get(of), now.get(of)
-        if not isinstance(before, Mapping) or not isinstance(after, Mapping):
-            before, after = {"": before}, {"": after}
-        for key in sorted(before.keys() | after.keys()):
-            if before.get(key) != after.get(key):
-                name = f"{of} {key}".strip()
-                found.append(f"{name} was {before.get(key)} and is {after.get(key)}")
-    return found
-
-
-def _name(region: Region) -> str:
-    (top, _), (left, _) = region
-    return f"tile-{top}-{left}.done"
+    return [
+        f"{of} {key} was {was[of].get(key)} and is {now[of].get(key)}"
+        for of in now
+        for key in sorted(was[of].keys() | now[of].keys())
+        if was[of].get(key) != now[of].get(key)
+    ]

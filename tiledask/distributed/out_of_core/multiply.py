@@ -1,24 +1,35 @@
 """The product of two stored matrices, panel by panel, in less memory than any of them takes.
 
-    A, B  --each worker reads the panels it needs-->  a tile at a time  --each writes its own-->  C
+    A, B  --each worker reads the panels it needs-->  a tile of C  --it writes its own-->  C
+    client    the tiles that are finished, beside C                        journal.py
 
-Nothing moves between workers. Finished tiles are recorded beside the result, so that a product
-that was killed goes on from there, in another process and with other workers.
+    fetch     [read 1][read 2]     [read 3]           two pairs of panels, in turn
+    compute   [multiply 0][multiply 1] ... [write]    C tile += A panel @ B panel
+    beside                                    [fsync] and then it is recorded
+
+Nothing moves between workers. A product that was killed goes on from what is recorded, in another
+process and with other workers.
 """
 
 import os
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from typing import Any
+from itertools import chain, zip_longest
+from typing import Any, NamedTuple
 
-from distributed import Client
+import numpy as np
+from dask.context import thread_state
+from distributed import Client, Future, get_worker
 
 from tiledask.distributed.arrays.array import Both
+from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.counters import Counted, counting
-from tiledask.distributed.cluster.progress import Progress, watching
+from tiledask.distributed.cluster.progress import Progress, Reporter, watching
 from tiledask.distributed.cluster.room import room_of
+from tiledask.distributed.cluster.tasks import slot_of
 from tiledask.distributed.connecting.connect import cluster_of
 from tiledask.distributed.connecting.shared import check_shared
 from tiledask.distributed.deadlines import DEADLINE, seconds_of
@@ -31,13 +42,18 @@ from tiledask.distributed.out_of_core.stored import (
     open_array,
     remove,
 )
-from tiledask.distributed.out_of_core.tiles import StoredOperands, multiply_tiles, warm
 from tiledask.distributed.products.operands import check_kernel, check_types
+from tiledask.distributed.products.panels import finish, prefetched
 from tiledask.errors import ConfigError, DoesNotFitError, PlacementError
+from tiledask.plan.intervals import Interval
+from tiledask.plan.products.product_plan import AHEAD
+from tiledask.plan.products.regions import Region, extents_of, region_size
 from tiledask.plan.products.streaming import Cuts, Problem, StreamPlan, plan_cuts, plan_stream
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.units import format_bytes, parse_bytes
-from tiledask.tile import workspace
+from tiledask.tile import accumulator, workspace
+from tiledask.tile import matmul as tile_matmul
+from tiledask.tile.backend import namespace, on_device, to_numpy
 from tiledask.tile.levels import as_tile
 
 __all__ = ["StoredProduct", "multiply_stored"]
@@ -64,6 +80,28 @@ class StoredProduct(StoredArray):
     """How long this run took, measured by the client."""
     resumed_tiles: int = 0
     """Tiles that an earlier run had finished."""
+
+
+class _Product(NamedTuple):
+    """What is multiplied, into what, and how."""
+
+    a: StoredArray
+    b: StoredArray
+    c: StoredArray
+    kernel: str
+    tile: Any
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the sums depend on, besides the cuts; for JSON."""
+        c, tile = self.c, self.tile
+        lies = {"kind": c.kind, "chunks": list(c.chunks) if c.chunks else None}
+        return {
+            "A": self.a.identity(),
+            "B": self.b.identity(),
+            "result": {"shape": list(c.shape), "dtype": c.dtype.name, **lies},
+            "kernel": {"name": self.kernel, "tile": tile and list(as_tile(tile))},
+        }
 
 
 def multiply_stored(
@@ -113,10 +151,10 @@ def multiply_stored(
     check_kernel(kernel, cluster.backend)
     a, b = _operands(a, b, kernel)
     workspace(1, 1, 1, a.dtype.itemsize, kernel, tile)  # raises for what does not go together
-    product = StoredOperands(a, b, _target(out, a, b, resume), kernel, tile)
+    product = _Product(a, b, _target(out, a, b, resume), kernel, tile)
     target, given = product.c, isinstance(out, StoredArray)
     check_shared(cluster, [a.path, b.path], [os.path.dirname(target.path)])
-    journal = _journal(target)
+    journal = Journal(target.path)
     if os.path.lexists(target.path) and not (given or overwrite or journal.exists):
         raise ConfigError(
             f"{target.path} exists and is no unfinished product; overwrite=True replaces it, "
@@ -125,25 +163,24 @@ def multiply_stored(
     with journal.claimed():
         if not (resume and os.path.lexists(target.path)):
             journal.forget()
-        about, begun = _about(product), journal.exists
-        cuts = journal.cuts(about, target.shape) if begun else None
+        about, begun = product.about, journal.exists
+        cuts, finished = journal.read(about, target.shape) if begun else (None, set())
         plan = _planned(product, cluster, memory_limit, cuts, timeout)
         if not begun:
             _begin(target, about, plan.cuts, journal, create=not given)
-        finished = {region for region in plan.cuts.regions if journal.finished(region)}
         left = plan.remaining(finished)
         if seconds is None:
             m, n, k = left.problem.extents
             seconds = DEADLINE + 2 * m * n * k / cluster.slots / _SLOW
         nbytes, counted = _run(cluster, product, left, journal, seconds, progress)
-        if changed := differences(about, _about(product)):
+        if changed := differences(about, product.about):
             raise ConfigError(
                 f"while it was multiplied, {'; '.join(changed)}: {target.path} mixes before and "
                 f"after. Run it again with resume=False"
             )
         journal.forget()
     return StoredProduct(
-        **_fields(target),
+        **{field.name: getattr(target, field.name) for field in fields(StoredArray)},
         plan=left,
         traffic=Both(Traffic.of(cluster.slots).on(cluster.hosts), counted.traffic),
         memory=Both(left.ledger, counted.ledger({})),
@@ -153,18 +190,18 @@ def multiply_stored(
     )
 
 
-# -- what is asked for ---------------------------------------------------------------------------
+# -- what is multiplied --------------------------------------------------------------------------
 
 
 def _operands(a: Any, b: Any, kernel: str) -> tuple[StoredArray, StoredArray]:
     """A and B as their files are now, which multiply."""
     a, b = _now("A", a), _now("B", b)
     for name, operand in (("A", a), ("B", b)):
-        if (journal := _journal(operand)).exists:
+        if (journal := Journal(operand.path)).exists:
             raise ConfigError(
                 f"{name}, {operand.path}, is the result of a product that is not finished: make "
                 f"the same call again to finish it, or, if it was written otherwise since, remove "
-                f"{journal.folder}"
+                f"{journal.path}"
             )
     if a.shape[1] != b.shape[0]:
         raise PlacementError(
@@ -194,7 +231,7 @@ def _target(out: Any, a: StoredArray, b: StoredArray, resume: bool) -> StoredArr
     given = isinstance(out, StoredArray)
     target = _now("out", out) if given else describe(out, shape, a.dtype)
     there = os.path.exists(target.path)
-    if there and resume and _journal(target).exists:
+    if there and resume and Journal(target.path).exists:
         target = open_array(target.path)
     if (target.shape, target.dtype) != (shape, a.dtype):
         raise PlacementError(
@@ -210,27 +247,11 @@ def _target(out: Any, a: StoredArray, b: StoredArray, resume: bool) -> StoredArr
     return target
 
 
-def _journal(array: StoredArray) -> Journal:
-    return Journal(f"{array.path}.tiledask")
-
-
-def _about(product: StoredOperands) -> dict[str, Any]:
-    """What the sums depend on, besides the cuts; for JSON."""
-    a, b, c, kernel, tile = product
-    lies = {"kind": c.kind, "chunks": list(c.chunks) if c.chunks else None}
-    return {
-        "A": a.identity(),
-        "B": b.identity(),
-        "result": {"shape": list(c.shape), "dtype": c.dtype.name, **lies},
-        "kernel": {"name": kernel, "tile": None if tile is None else list(as_tile(tile))},
-    }
-
-
 # -- the plan, new or recorded -------------------------------------------------------------------
 
 
 def _planned(
-    product: StoredOperands,
+    product: _Product,
     cluster: Cluster,
     memory_limit: int | str | None,
     cuts: Cuts | None,
@@ -241,13 +262,14 @@ def _planned(
     limit = cluster.memory_limit // 2 if memory_limit is None else parse_bytes(memory_limit)
     while memory_limit is None and limit > room.bytes > 0:
         limit //= 2  # and not the room itself: the same product shall be cut alike another time
-    (a, b, c, kernel, tile), wide = product, product.summed_in.itemsize
+    a, b, c, kernel, tile = product
+    itemsize, wide = a.dtype.itemsize, accumulator(a.dtype).itemsize
 
     def work(m: int, n: int, k: int) -> int:
-        return workspace(m, n, k, a.dtype.itemsize, kernel, tile, True, wide)
+        return workspace(m, n, k, itemsize, kernel, tile, True, wide)
 
     extents, chunks = (*c.shape, a.shape[1]), (a.grid, b.grid, c.grid)
-    problem = Problem(extents, a.dtype.itemsize, chunks, wide, work)
+    problem = Problem(extents, itemsize, chunks, wide, work)
     if cuts is None:
         plan = plan_stream(problem, cluster.slots, limit)
     else:
@@ -285,36 +307,104 @@ def _begin(
 
 def _run(
     cluster: Cluster,
-    product: StoredOperands,
+    product: _Product,
     plan: StreamPlan,
     journal: Journal,
     seconds: float,
     progress: Progress,
 ) -> tuple[int, Counted]:
     """(bytes that all workers read, what was counted meanwhile)."""
-    if not any(plan.tiles):  # the last run was killed between its last tile and its end
-        with counting(cluster) as counted:
-            return 0, counted
+    if "zarr" in (product.a.kind, product.b.kind, product.c.kind):
+        cluster.run(_load_zarr)  # before memory is counted
     run, (m, n, k) = uuid.uuid4().hex, plan.problem.extents
-    panels = [len(mine) * len(plan.cuts.panels(k)) for mine in plan.tiles]
-    tiles = {slot: mine for slot, mine in enumerate(plan.tiles) if mine}
+    depths = plan.cuts.panels(k)
+    panels = [len(depths)] * len([*chain(*plan.tiles)])
     what = f"product {m}x{k} @ {k}x{n} into {os.path.basename(product.c.path)}"
-    loaded = cluster.submit_all(warm, dict.fromkeys(tiles, (product, cluster.backend)), name="load")
-    cluster.wait(loaded, f"loading what the {what} needs", min(seconds, DEADLINE), cancel=True)
-    jobs = {
-        slot: (product, plan.cuts, mine, journal, run, slot, cluster.backend)
-        for slot, mine in tiles.items()
-    }
+    left, numbers = dict[Region, Future[int]](), iter(range(len(panels)))
     with counting(cluster) as counted, watching(progress, run, panels, what, cluster):
-        futures = cluster.submit_all(multiply_tiles, jobs, name="stream")
         try:
-            return sum(cluster.gather(futures, what, seconds, cancel=True)), counted
+            for turn in zip_longest(*plan.tiles):
+                mine = {slot: region for slot, region in enumerate(turn) if region}
+                given = {
+                    slot: (product, region, depths, run, next(numbers), cluster.backend)
+                    for slot, region in mine.items()
+                }
+                tiles = cluster.submit_all(_multiply_tile, given, name="stream")
+                ends = {slot_of(tile): (tile, product.c, mine[slot_of(tile)]) for tile in tiles}
+                on_disk = cluster.submit_all(_sync, ends, name="sync", beside=True)
+                left |= zip(mine.values(), on_disk, strict=True)
+            futures = [*left.values()]
+
+            def record(*_: int) -> None:
+                for region, future in [*left.items()]:
+                    if future.status == "finished":
+                        journal.finish(region)
+                        del left[region]
+
+            cluster.wait(futures, what, seconds, record, cancel=True)
+            record()
+            return sum(cluster.gather(futures, what, seconds)), counted
         except BaseException:
             with suppress(Exception):  # what was cancelled wrote to the result: until it stopped
-                ends = [cluster.submit(slot, int) for slot in jobs]
-                cluster.gather(ends, "the end", _LETTING_GO)
+                stopped = [cluster.submit(slot, int) for slot in range(cluster.slots)]
+                cluster.gather(stopped, "the end", _LETTING_GO)
             raise
 
 
-def _fields(array: StoredArray) -> dict[str, Any]:
-    return {f.name: getattr(array, f.name) for f in fields(StoredArray)}
+# -- on a worker ---------------------------------------------------------------------------------
+
+
+def _load_zarr() -> None:
+    import zarr.buffer.cpu  # noqa: F401
+
+
+def _multiply_tile(
+    product: _Product,
+    region: Region,
+    depths: Sequence[Interval],
+    run: str,
+    number: int,
+    backend: str,
+) -> int:
+    """Bytes read, once the tile of C at ``region`` is written."""
+    (rows, columns), (m, n), dtype = region, extents_of(region), product.a.dtype
+    width, xp, nbytes = depths[0][1], namespace(backend), list[int]()
+    buffers = [
+        [host_memory.empty((extent * width,), dtype) for extent in (m, n)] for _ in depths[:AHEAD]
+    ]
+    allocate = host_memory.empty if backend == "numpy" else xp.empty
+    tile, reporter = allocate((m, n), accumulator(dtype)), Reporter(run, number, len(depths))
+
+    def fetch(depth: Interval, buffer: list[np.ndarray]) -> list[Any]:
+        panels, parts = [], ((rows, depth), (depth, columns))
+        for x, part, space in zip(product[:2], parts, buffer, strict=True):
+            panel = space[: region_size(part)].reshape(extents_of(part))
+            nbytes.append(x.read(part, panel))
+            panels.append(xp.asarray(panel))
+        return panels
+
+    with prefetched(depths, fetch, buffers) as fetched:
+        for start, _ in depths:
+            x, y = next(fetched)
+            _check_wanted()
+            with on_device(tile):
+                tile_matmul(x, y, product.kernel, product.tile, tile, beta=float(start > 0))
+            finish(tile)
+            del x, y  # on a GPU they are memory that the next panel takes
+            reporter.one_more()
+    product.c.write(region, to_numpy(tile))
+    reporter.report()
+    return sum(nbytes)
+
+
+def _sync(nbytes: int, c: StoredArray, region: Region) -> int:
+    """``nbytes``, once the tile at ``region`` would survive a loss of power."""
+    c.sync(region)
+    return nbytes
+
+
+def _check_wanted() -> None:
+    """Raise once nobody wants what this task makes."""
+    task = get_worker().state.tasks.get(thread_state.key)
+    if task is None or task.state == "cancelled":
+        raise RuntimeError(f"{thread_state.key} was cancelled; what is finished is recorded")

@@ -214,7 +214,7 @@ def create_array(
         raise ConfigError(
             f"{array.path} exists; td.open_array opens it, overwrite=True replaces it"
         )
-    shutil.rmtree(f"{array.path}.tiledask", ignore_errors=True)  # of an unfinished product
+    Path(f"{array.path}.tiledask").unlink(missing_ok=True)  # of an unfinished product
     materialize(array)
     if array.kind == "zarr":
         with writing(array.path, lambda: array.nbytes):
