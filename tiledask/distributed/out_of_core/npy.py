@@ -6,7 +6,7 @@ row 0 | row 1 | ...            a region is a run per row, or a single one if its
 import os
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -39,26 +39,29 @@ def create(array: Any) -> None:
         Path(partial).unlink(missing_ok=True)
 
 
-def look(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype, int, int]:
-    """(shape, Fortran order?, dtype, bytes before the data, bytes in all) of an open .npy file.
-
-    ValueError if it is none. Nothing in it is executed or believed: what its header promises is
-    for the caller to compare with the bytes there are.
-    """
-    readers = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }
-    version = np.lib.format.read_magic(file)
-    if version not in readers:  # 3.0 is for names of fields, which a matrix has none of
-        raise ValueError(f"format {version} is not 1.0 or 2.0")
+def look(path: str) -> tuple[tuple[int, ...], np.dtype, dict[str, int]]:
+    """(shape, dtype, {"offset": bytes before the data}); ConfigError if the file is no array by
+    rows, or has more or fewer bytes than its header says."""
     try:
-        shape, fortran, dtype = readers[version](file)
-    except (ValueError, OSError):
+        found: Any = np.lib.format.open_memmap(path, mode="r")
+    except OSError:
         raise
-    except Exception as error:  # of the tokenizer that NumPy tries last
-        raise ValueError(f"its header cannot be read ({error})") from None
-    return shape, fortran, dtype, file.tell(), os.fstat(file.fileno()).st_size
+    except Exception as error:  # of the tokenizer that NumPy tries last, too
+        raise ConfigError(
+            f"{path} cannot be read as .npy: {str(error)[:300]}; it was cut short or is damaged, "
+            f"or is no such file: numpy.save writes one, and a zarr array is a folder"
+        ) from None
+    if found.ndim == 2 and not found.flags.c_contiguous:
+        raise ConfigError(
+            f"{path} lies column by column; store it by rows, as numpy.ascontiguousarray has it"
+        )
+    needs, has = found.offset + found.nbytes, os.path.getsize(path)
+    if has != needs:
+        raise ConfigError(
+            f"{path} says it is {found.shape} {found.dtype}, {needs} bytes with its header, and "
+            f"has {has}: it is damaged; write it again"
+        )
+    return found.shape, found.dtype, {"offset": found.offset}
 
 
 def read(array: Any, region: Region, out: np.ndarray) -> int:
@@ -100,7 +103,6 @@ def _transfer(call: Any, file: Any, array: Any, region: Region, block: np.ndarra
     start, step = array.offset + (top * line + left) * block.itemsize, line * block.itemsize
     whole = right - left == line and block.flags.c_contiguous
     runs = [block.reshape(-1).view(np.uint8)] if whole else block.view(np.uint8)
-    total = 0
     for i, run in enumerate(runs):
         done = 0
         while done < len(run):  # in as many calls as the system wants
@@ -112,5 +114,4 @@ def _transfer(call: Any, file: Any, array: Any, region: Region, block: np.ndarra
                     f"too early; something else cut it short"
                 )
             done += more
-        total += done
-    return total
+    return block.nbytes

@@ -28,6 +28,7 @@ from tiledask.tile import as_dtype
 __all__ = ["StoredArray", "create_array", "describe", "materialize", "open_array", "remove"]
 
 DTYPES = ("float16", "float32", "float64")
+_MODULES: dict[str, Any] = {"npy": npy, "zarr": zarr}
 CHUNK = 1024
 """Extent of the chunks of a zarr array that is created without chunks=."""
 
@@ -66,16 +67,15 @@ class StoredArray:
     def read(self, region: Region, out: np.ndarray) -> int:
         """Bytes read, once ``out`` holds the elements of ``region`` ((top, bottom), (left, right)).
 
-        ``out`` is of the region's shape and of this dtype. The bytes are counted read by read; of
-        zarr arrays they are those of the decoded chunks. A .npy file fills contiguous rows of
-        ``out`` without a copy. Raises ConfigError where the file ends too
-        early, or a chunk is missing or does not decode.
+        ``out`` is of the region's shape and of this dtype. Of zarr arrays the bytes are those of
+        the decoded chunks. Raises ConfigError where the file ends too early, or a chunk is missing
+        or does not decode.
         """
         self._check(region, out)
         if out.dtype != self.dtype:
             raise ConfigError(f"{self.path} holds {self.dtype}, the buffer is {out.dtype}")
         with reading(self.path):
-            read: int = self._module.read(self, region, out)
+            read: int = _MODULES[self.kind].read(self, region, out)
             return read
 
     def write(self, region: Region, block: np.ndarray) -> None:
@@ -87,17 +87,12 @@ class StoredArray:
         """
         self._check(region, block)
         with writing(self.path, self.unwritten):
-            self._module.write(self, region, block)
-
-    @property
-    def _module(self) -> Any:
-        """What knows this kind of file."""
-        return npy if self.kind == "npy" else zarr
+            _MODULES[self.kind].write(self, region, block)
 
     def sync(self, region: Region) -> None:
         """None, once what was written to ``region`` would survive a loss of power."""
         with writing(self.path, self.unwritten):
-            for name in self._module.files(self, region):
+            for name in _MODULES[self.kind].files(self, region):
                 sync(name)
 
     def identity(self) -> dict[str, Any]:
@@ -165,33 +160,12 @@ def open_array(path: str | os.PathLike[str]) -> StoredArray:
     checksum if they have one, when they are read; one that is missing is an error then.
     """
     name = os.path.abspath(path)
+    kind: Literal["npy", "zarr"] = "zarr" if os.path.isdir(name) else "npy"
     with reading(name):
-        if os.path.isdir(name):
-            extents, found, chunks = zarr.look(name)
-            shape, dtype = _checked(name, extents, found)
-            return StoredArray(name, "zarr", shape, dtype, (chunks[0], chunks[1]))
         if not os.path.exists(name):
             raise ConfigError(f"there is no file {name}; td.create_array makes one")
-        try:
-            with open(name, "rb") as file:
-                extents, fortran, found, offset, size = npy.look(file)
-        except ValueError as error:
-            raise ConfigError(
-                f"{name} cannot be read as .npy: {str(error)[:300]}; numpy.save writes one, and a "
-                f"zarr array is a folder"
-            ) from None
-    shape, dtype = _checked(name, extents, found)
-    if fortran and 1 not in shape:  # a matrix of one row or column lies the same in both orders
-        raise ConfigError(
-            f"{name} lies column by column; store it by rows, as numpy.ascontiguousarray has it"
-        )
-    array = StoredArray(name, "npy", shape, dtype, offset=offset)
-    if size != offset + array.nbytes:
-        raise ConfigError(
-            f"{name} says it is {shape[0]}x{shape[1]} {dtype}, {offset + array.nbytes} bytes with "
-            f"its header, and has {size}: it was cut short or is damaged; write it again"
-        )
-    return array
+        shape, dtype, lies = _MODULES[kind].look(name)
+    return StoredArray(name, kind, *_checked(name, shape, dtype), **lies)
 
 
 def create_array(
@@ -252,7 +226,7 @@ def materialize(array: StoredArray) -> None:
     with writing(array.path, lambda: array.offset):
         Path(array.path).parent.mkdir(parents=True, exist_ok=True)
         remove(array)
-        array._module.create(array)
+        _MODULES[array.kind].create(array)
 
 
 def remove(array: StoredArray) -> None:

@@ -22,11 +22,11 @@ from tiledask.plan.products.streaming import read_bytes
 __all__ = ["create", "files", "fill_with_zeros", "look", "read", "write"]
 
 
-def look(path: str) -> tuple[tuple[int, ...], np.dtype, tuple[int, ...]]:
-    """(shape, dtype, chunks) of a zarr array; of a sharded one, its shards, whose chunks are
-    written together."""
+def look(path: str) -> tuple[tuple[int, ...], np.dtype, dict[str, tuple[int, ...]]]:
+    """(shape, dtype, {"chunks": extents}) of a zarr array; of a sharded one its shards, whose
+    chunks are written together."""
     found = _open(path)
-    return found.shape, found.dtype, tuple(found.shards or found.chunks)
+    return found.shape, found.dtype, {"chunks": tuple(found.shards or found.chunks)}
 
 
 def create(array: Any) -> None:
@@ -34,14 +34,9 @@ def create(array: Any) -> None:
     with needed_for("a zarr array"):
         import zarr
         from zarr.codecs import Crc32cCodec, ZstdCodec
-    zarr.create_array(
-        array.path,
-        shape=array.shape,
-        dtype=array.dtype,
-        chunks=array.chunks,
-        fill_value=0,
-        compressors=[ZstdCodec(), Crc32cCodec()],
-    )
+    compressors = [ZstdCodec(), Crc32cCodec()]
+    about = {"shape": array.shape, "dtype": array.dtype, "chunks": array.chunks, "fill_value": 0}
+    zarr.create_array(array.path, **about, compressors=compressors)
 
 
 def fill_with_zeros(array: Any) -> None:
@@ -82,13 +77,10 @@ def files(array: Any, region: Region) -> list[str]:
 
 def _chunks(array: Any, stored: Any, region: Region) -> Iterator[tuple[str, Region, Region]]:
     """(name of a chunk, where it lies, the part of ``region`` in it), row by row."""
-    grid = array.grid
-    rows, columns = (
-        range(start // c, -(-stop // c)) for (start, stop), c in zip(region, grid, strict=True)
-    )
-    for at in product(rows, columns):
+    ends = zip(region, array.chunks, strict=True)
+    for at in product(*(range(start // c, -(-stop // c)) for (start, stop), c in ends)):
         # beyond the array's edges too
-        chunk = tuple((i * c, (i + 1) * c) for i, c in zip(at, grid, strict=True))
+        chunk = tuple((i * c, (i + 1) * c) for i, c in zip(at, array.chunks, strict=True))
         if (part := overlap(chunk, region)) is not None:
             yield stored.metadata.encode_chunk_key(at), chunk, part
 
