@@ -6,14 +6,12 @@
 """
 
 from collections.abc import Iterable
-from functools import partial
 from itertools import pairwise
 
 from tiledask.distributed.arrays.array import Both, ShardedArray, operators, placements_of
-from tiledask.distributed.arrays.recompute import anchors_of
 from tiledask.distributed.cluster.counters import counting
-from tiledask.distributed.deadlines import bounded
-from tiledask.distributed.products.worker import Lent, moves, submit_ranks
+from tiledask.distributed.deadlines import bounded, seconds_of
+from tiledask.distributed.products.worker import Lent, moves, reads_of, run_stages
 from tiledask.distributed.transport.blocks import lending
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling
 from tiledask.plan.products.traffic import Traffic, collective, redistribution, traffic_of
@@ -44,29 +42,27 @@ def redistribute(
     cluster, at, ranks = array.mesh.cluster, array.mesh.at, array.mesh.ranks
     moved = (traffic_of(ranks, pieces, array.dtype.itemsize) for *_, pieces in plans)
     predicted = sum(moved, Traffic.of(ranks)).on(cluster.hosts, at)
-    blocks, anchors = list(array.blocks), lambda: array.anchors
-    cluster.again(blocks)
-    cluster.wait(blocks, f"the blocks of {array!r}", timeout)
-    with lending(cluster) as lender, counting(cluster, timeout, last=[lender.ends]) as counted:
-        for old, new, pieces in plans:
-            tickets = lender.lend([blocks], timeout)
-            lent = {"partial": Lent([tickets[slot][0] for slot in at], anchors)}
-            given = array.dtype.name, cluster.backend
-            works = [moves(old, new, pieces, rank, *given) for rank in range(ranks)]
-            own = [(None, None, block) for block in blocks]
-            blocks = submit_ranks(lender, at, works, lent, own, name.replace("none", "no_move"))
-            cluster.wait(blocks, f"{name} of {array!r}", timeout, cancel=True)
-            anchors = partial(anchors_of, cluster, blocks)
-        lender.close()
-    facts = [found for (found,) in counted.last]
-    reads = [(src, dst, n) for dst, found in enumerate(facts) for src, n in found.reads]
+    stages = [
+        (name.replace("none", "no_move"), [moves(*plan, rank, array.dtype.name, cluster.backend)
+                                           for rank in range(ranks)])
+        for plan in plans
+    ]  # fmt: skip
+    cluster.again(array.blocks)
+    cluster.wait(array.blocks, f"the blocks of {array!r}", timeout)
+    with (
+        lending(cluster) as lender,
+        counting(cluster, timeout, [lender.lends([array.blocks])], [lender.ends]) as counted,
+    ):
+        lent = {"partial": Lent([counted.first[slot][0][0] for slot in at], lambda: array.anchors)}
+        own, what = {"partial": array.blocks}, f"{name} of {array!r}"
+        blocks = run_stages(lender, at, stages, lent, own, what, lambda: seconds_of(timeout))
     return ShardedArray(
         array.mesh,
         target,
         array.dtype,
         tuple(blocks),
         name,
-        traffic=Both(predicted, counted.moved(cluster.slots, reads)),
+        traffic=Both(predicted, counted.moved(cluster.slots, reads_of(counted))),
         seconds=counted.seconds,
     )
 

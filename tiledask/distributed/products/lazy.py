@@ -104,28 +104,21 @@ def multiply(
     if 0 in (*x.shape, *y.shape):
         empty: da.Array = da.zeros_like(meta, shape=shape, chunks=-1)
         return empty
-    active = _active(x, y)
-    limit = active.limit if memory_limit is None else parse_bytes(memory_limit)
-    if (largest := max(prod(z.chunksize) * z.dtype.itemsize for z in (x, y))) > limit:
-        raise DoesNotFitError(
-            f"the largest block of x and y has {format_bytes(largest)}, a task may hold "
-            f"{format_bytes(limit)}; rechunk to smaller blocks, or give memory_limit= a larger "
-            f"number"
-        )
-    plan = _plan(x, y, active.threads, limit, kernel, tile)
+    threads, limit, where, gathers = _active(x, y)
+    limit = limit if memory_limit is None else parse_bytes(memory_limit)
+    plan = _plan(x, y, threads, limit, kernel, tile)
     x, y = x.rechunk((*plan.rows, plan.panels)), y.rechunk((plan.panels, plan.columns))
     # Dask learns from its prefix how long a task takes: products of other sizes have other names
     size, how = len(str(2 * prod(x.chunksize) * y.chunksize[1])) - 1, (kernel, tile)
     name = f"tiledask_matmul_1e{size}-{tokenize(x, y, how)}"
     graph = HighLevelGraph.from_collections(name, _tasks(name, x, y, how), dependencies=[x, y])
     c = da.Array(graph, name, (*plan.rows, plan.columns), meta=meta)
-    needs = c.nbytes * (1 + (c.npartitions > 1))
-    if needs > active.gathers:
+    if (needs := c.nbytes * (1 + (c.npartitions > 1))) > gathers:
         warnings.warn(
             f"the result of {x.shape} @ {y.shape} has {format_bytes(c.nbytes)}; to compute() it "
-            f"takes {format_bytes(needs)}, in blocks and put together, in {active.where}, which "
-            f"has {format_bytes(active.gathers)}. Leave it in blocks: .to_zarr(path), .persist() "
-            f"on a cluster, or operands on a mesh, td.from_dask(x, mesh, placements)",
+            f"takes {format_bytes(needs)}, in blocks and put together, in {where}, which has "
+            f"{format_bytes(gathers)}. Leave it in blocks: .to_zarr(path), .persist() on a "
+            f"cluster, or operands on a mesh, td.from_dask(x, mesh, placements)",
             RuntimeWarning,
             stacklevel=4,
         )
@@ -180,6 +173,12 @@ def _add(parts: list[Any], final: str) -> Any:
 def _plan(x: da.Array, y: da.Array, threads: int, limit: int, kernel: str, tile: Any) -> LazyPlan:
     """Of the plans that keep all threads busy within the limit and move about the least, the one
     whose tasks hold least."""
+    if (largest := max(prod(z.chunksize) * z.dtype.itemsize for z in (x, y))) > limit:
+        raise DoesNotFitError(
+            f"the largest block of x and y has {format_bytes(largest)}, a task may hold "
+            f"{format_bytes(limit)}; rechunk to smaller blocks, or give memory_limit= a larger "
+            f"number"
+        )
     lead, (k, n), fitting, least = x.shape[:-1], y.shape, list[LazyPlan](), 0
     flop = 2 * prod(lead) * n * k
     tasks = min(threads, ceil(flop / SMALL))
@@ -235,12 +234,9 @@ def _even(extent: int, parts: int, chunks: Cut) -> Cut:
     ((3, 3, 4), (4, 6))
     """
     ends = np.arange(parts + 1) * extent // parts
-    edges = np.cumsum((0, *chunks))
     if 2 * max(chunks) * parts <= extent:
-        after = np.searchsorted(edges, ends)
-        before = np.maximum(after - 1, 0)
-        nearer = ends - edges[before] <= edges[after] - ends
-        ends = edges[np.where(nearer, before, after)]
+        edges = np.cumsum((0, *chunks))
+        ends = edges[np.searchsorted((edges[1:] + edges[:-1]) / 2, ends)]
     return tuple(np.diff(ends).tolist())
 
 
@@ -253,24 +249,12 @@ def _rows(lead: Sequence[int], parts: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-class _Active(NamedTuple):
-    """What the active scheduler has."""
-
-    threads: int
-    """Tasks that it runs at a time."""
-    limit: int
-    """Bytes that each of them may hold."""
-    where: str
-    """What gathers a result that is computed."""
-    gathers: int
-    """Bytes that this has."""
-
-
-def _active(x: da.Array, y: da.Array) -> _Active:
-    """What the scheduler has that is active now."""
+def _active(x: da.Array, y: da.Array) -> tuple[int, int, str, int]:
+    """Of the scheduler that is active now, (tasks that it runs at a time, bytes that each of them
+    may hold, what gathers a result that is computed, bytes that this has)."""
     get = get_scheduler(collections=[x, y])
     client = getattr(get, "__self__", None)
-    processes, threads, memory, where = 1, 1, MEMORY_LIMIT, "this process"
+    processes, threads, memory = 1, 1, MEMORY_LIMIT
     ours = next((c for c in RUNNING if c.client is client), None)
     if ours is not None:  # of all slots, whoever is away now: plans, and so bits, stay the same
         ours.check_alive()
@@ -280,14 +264,13 @@ def _active(x: da.Array, y: da.Array) -> _Active:
         memory = min(w["memory_limit"] or MEMORY_LIMIT // processes for w in workers)
     elif get is not dask.local.get_sync:
         threads = dask.config.get("num_workers", None) or CPU_COUNT
-    if isinstance(client, Client):
-        where = "one worker"
     gathers = memory
     devices = () if array_namespace(x._meta) is np else probe().devices
     if devices:
         share = int(min(d.memory for d in devices) * min(1, len(devices) / processes))
         memory = min(memory, share) if any(d.integrated for d in devices) else share
-    return _Active(threads, int(SHARE * memory * processes / threads), where, gathers)
+    where = "one worker" if isinstance(client, Client) else "this process"
+    return threads, int(SHARE * memory * processes / threads), where, gathers
 
 
 # -- what is refused -----------------------------------------------------------------------------

@@ -10,12 +10,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from tiledask.distributed.arrays.array import Both, ShardedArray, operators
 from tiledask.distributed.arrays.mesh import Mesh
-from tiledask.distributed.arrays.recompute import anchors_of
 from tiledask.distributed.cluster.counters import Counted, counting
 from tiledask.distributed.cluster.progress import Progress, announced, ended, watching
 from tiledask.distributed.cluster.room import as_room, asks_room, room_of
@@ -24,7 +23,14 @@ from tiledask.distributed.products.alternatives import refusal
 from tiledask.distributed.products.explain import CACHE, Choice, Explanation, ProductQuestion
 from tiledask.distributed.products.operands import check_kernel, check_types
 from tiledask.distributed.products.rates import rates_of
-from tiledask.distributed.products.worker import Lent, RankWork, multiplies, submit_ranks, sums
+from tiledask.distributed.products.worker import (
+    Lent,
+    RankWork,
+    multiplies,
+    reads_of,
+    run_stages,
+    sums,
+)
 from tiledask.distributed.transport.blocks import lending, said_of, transport_of
 from tiledask.errors import PlacementError
 from tiledask.plan.products.product import algorithms, moves_nothing
@@ -195,8 +201,8 @@ class _Ready(NamedTuple):
     """By operand, bytes of each rank's block."""
     about: dict[str, Any]
     """For the dashboard's page."""
-    stages: tuple[list[RankWork], ...]
-    """One; where k is shared out a second, that sums."""
+    stages: list[tuple[str, list[RankWork]]]
+    """Names of tasks and each rank's work: one; where k is shared out a second, that sums."""
 
 
 @lru_cache(CACHE)
@@ -206,8 +212,11 @@ def _ready(choice: Choice, dtype: str, backend: str) -> _Ready:
     assert ledger is not None
     predicted = plan.traffic(one.itemsize, accumulator(one).itemsize)
     ranks = range(plan.ranks)
-    kinds = (multiplies, sums) if plan.sums else (multiplies,)
-    stages = tuple([make(plan, rank, dtype, backend) for rank in ranks] for make in kinds)
+    kinds = [(f"multiply_{choice.algorithm}", multiplies), ("reduce_scatter", sums)]
+    stages = [
+        (name, [make(plan, rank, dtype, backend) for rank in ranks])
+        for name, make in kinds[: 2 if plan.sums else 1]
+    ]
     a, b = ("x".join(f"{n:,}" for n in tiling.shape) for tiling in (plan.a, plan.b))
     about = {
         "kind": "product",
@@ -273,18 +282,8 @@ def _multiply(
                 "A": Lent([tickets[slot][0] for slot in slots], lambda: a.anchors),
                 "B": Lent([tickets[slot][1] for slot in slots], lambda: b.anchors),
             }
-            blocks: Sequence[Any] = [None] * len(slots)
-            for number, works in enumerate(ready.stages):
-                if number:  # a second, which sums
-                    of_c = lender.lend([blocks], left())
-                    anchors = partial(anchors_of, cluster, blocks)
-                    lent["partial"] = Lent([of_c[slot][0] for slot in slots], anchors)
-                name = "reduce_scatter" if number else f"multiply_{choice.algorithm}"
-                own = list(zip(a.blocks, b.blocks, blocks, strict=True))
-                how = question.kernel, question.tile, on_page
-                blocks = submit_ranks(lender, slots, works, lent, own, name, *how)
-                cluster.wait(blocks, what, left(), cancel=True)
-        lender.close()
+            own, how = {"A": a.blocks, "B": b.blocks}, (question.kernel, question.tile, on_page)
+            blocks = run_stages(lender, slots, ready.stages, lent, own, what, left, how)
     return _counted(a, choice, ready, blocks, counted, lender.name if on_page else "")
 
 
@@ -302,8 +301,8 @@ def _counted(
     facts = [found for (found,) in counted.last]
     if plan.result.mesh != mesh.shape:
         mesh = Mesh(cluster, plan.result.mesh, slots=slots)
-    reads = [(src, dst, n) for dst, found in enumerate(facts) for src, n in found.reads]
-    traffic = Both(ready.predicted.on(cluster.hosts, slots), counted.moved(cluster.slots, reads))
+    measured = counted.moved(cluster.slots, reads_of(counted))
+    traffic = Both(ready.predicted.on(cluster.hosts, slots), measured)
     memory = Both(choice.ledger, counted.ledger(ready.resident, slots))
     if on_page:
         received = traffic.measured and traffic.measured.received

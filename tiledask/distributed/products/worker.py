@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from distributed import Future
 
+from tiledask.distributed.arrays.recompute import anchors_of
 from tiledask.distributed.cluster import host_memory
+from tiledask.distributed.cluster.counters import Counted
 from tiledask.distributed.cluster.progress import Reporter
 from tiledask.distributed.products.panels import (
     Held,
@@ -39,7 +41,8 @@ __all__ = [
     "RankWork",
     "moves",
     "multiplies",
-    "submit_ranks",
+    "reads_of",
+    "run_stages",
     "summed_in",
     "sums",
 ]
@@ -140,28 +143,47 @@ class _Call(NamedTuple):
     """Whether the dashboard's page shows how far it is."""
 
 
-def submit_ranks(
+def run_stages(
     lender: Lender,
     slots: Sequence[int],
-    works: Sequence[RankWork],
-    lent: Mapping[str, Lent],
-    own: Sequence[tuple[Future[Any] | None, ...]],
-    name: str,
-    kernel: str = "blas",
-    tile: Any = None,
-    on_page: bool = False,
+    stages: Sequence[tuple[str, Sequence[RankWork]]],
+    lent: dict[str, Lent],
+    own: Mapping[str, Sequence[Future[Any]]],
+    what: str,
+    left: Callable[[], float],
+    how: tuple[str, Any, bool] = ("blas", None, False),
 ) -> list[Future[Any]]:
-    """The block that each rank makes; ``own`` are its blocks of A, B and the partial sums."""
-    args, anchors = {}, dict[str, Sequence[Future[Any]]]()
-    for slot, work, mine in zip(slots, works, own, strict=True):
-        reads = sorted({(array, piece.source) for array, piece in work.reads()})
-        tickets = {(array, source): lent[array].tickets[source] for array, source in reads}
-        for array, _ in reads:
-            anchors[array] = anchors.get(array) or lent[array].anchors()
-        call = _Call(lender.name, lender.transport, tickets, kernel, tile, on_page)
-        after = [anchors[array][source] for array, source in reads]
-        args[slot] = dumps((work, call)), *mine, *after
-    return lender.cluster.submit_all(_run_rank, args, name=name)
+    """By rank, the blocks that the last of the ``stages``, (name of its tasks, work by rank), made.
+
+    ``own`` are the blocks of "A", "B" and "partial" where they lie. What one stage leaves are the
+    partial sums of the next. ``how``: the kernel, its tile, and whether the page shows it.
+    """
+    cluster, none = lender.cluster, [None] * len(slots)
+    blocks: Sequence[Any] = own.get("partial", none)
+    for number, (name, works) in enumerate(stages):
+        if number:
+            tickets = lender.lend([blocks], left())
+            of_last = [tickets[slot][0] for slot in slots]
+            lent["partial"] = Lent(of_last, partial(anchors_of, cluster, blocks))
+        anchors, args = dict[str, Sequence[Future[Any]]](), dict[int, Sequence[Any]]()
+        for rank, (slot, work) in enumerate(zip(slots, works, strict=True)):
+            reads = sorted({(array, piece.source) for array, piece in work.reads()})
+            for array, _ in reads:
+                anchors[array] = anchors.get(array) or lent[array].anchors()
+            held = {(array, source): lent[array].tickets[source] for array, source in reads}
+            given = dumps((work, _Call(lender.name, lender.transport, held, *how)))
+            mine = own.get("A", none)[rank], own.get("B", none)[rank], blocks[rank]
+            args[slot] = given, *mine, *(anchors[array][source] for array, source in reads)
+        blocks = cluster.submit_all(_run_rank, args, name=name)
+        cluster.wait(blocks, what, left(), cancel=True)
+    lender.close()
+    return [*blocks]
+
+
+def reads_of(counted: Counted) -> list[tuple[int, int, int]]:
+    """(source slot, destination slot, bytes) of all that ranks read past Dask."""
+    facts = [found for (found,) in counted.last]
+    return [(source, slot, n) for slot, found in enumerate(facts) for source, n in found.reads]
 
 
 def _run_rank(given: bytes, own_a: Any, own_b: Any, own_partial: Any, *_anchors: Any) -> Any:
