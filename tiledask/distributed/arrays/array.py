@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from math import prod
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     import dask.array as da
 
 SLAB = 2**25
-"""Bytes of blocks that are fetched at a time, at least."""
+"""Bytes of blocks up to which all are fetched at once."""
 
 
 class Both(NamedTuple):
@@ -98,11 +99,16 @@ class ShardedArray(Tiled):
                 f"only a matrix is transposed, this array has {self.ndim} dimensions {self.shape}"
             )
         turned = (Shard(1 - p.dim) if isinstance(p, Shard) else p for p in self.tiling.placements)
-        cluster = self.mesh.cluster
-        held = {slot_of(block): (block,) for block in self.blocks}
-        blocks = cluster.submit_all(_transposed, held, name="transpose")
         tiling = Tiling(self.shape[::-1], self.mesh.shape, tuple(turned))
-        return ShardedArray(self.mesh, tiling, self.dtype, tuple(blocks), "transpose")
+        return self.mapped(attrgetter("T"), tiling, "transpose")
+
+    def mapped(
+        self, function: Callable[[Any], Any], tiling: Tiling, made_by: str
+    ) -> "ShardedArray":
+        """The array under ``tiling`` whose blocks are those of this one after ``function``."""
+        held = {slot_of(block): (block,) for block in self.blocks}
+        blocks = self.mesh.cluster.submit_all(function, held, name=made_by)
+        return ShardedArray(self.mesh, tiling, self.dtype, tuple(blocks), made_by)
 
     def to_dask(self) -> "da.Array":
         """A dask.array of the blocks where they are: a chunk per block, of replicas one.
@@ -204,40 +210,21 @@ def to_numpy(array: ShardedArray, timeout: float | None = None) -> np.ndarray:
             f"array.to_dask().to_zarr(path)"
         )
     partial = any(isinstance(p, Partial) for p in array.placements)
-    ranks = zip(array.tiling.coordinates, array.blocks, array.block_bytes, strict=True)
     replicated = [isinstance(p, Replicate) for p in array.placements]
-    wanted = [  # of replicas the first
-        (block, size, slices(array.tiling.region(at)))
-        for at, block, size in ranks
-        if not any(i and same for i, same in zip(at, replicated, strict=True))
-    ]
+    blocks, places = list[Future[Any]](), list[tuple[slice, ...]]()
+    for at, block in zip(array.tiling.coordinates, array.blocks, strict=True):
+        if not any(i and same for i, same in zip(at, replicated, strict=True)):
+            blocks.append(block)  # of replicas the first
+            places.append(slices(array.tiling.region(at)))
     cluster = array.mesh.cluster
-    cluster.again(block for block, _, _ in wanted)
+    cluster.again(blocks)
     whole = (np.zeros if partial else np.empty)(array.shape, array.dtype)
-    places = (where for _, _, where in wanted)
-    parts = _parts([block for block, _, _ in wanted], [size for _, size, _ in wanted])
-    for blocks in cluster.gather_parts(parts, f"collecting {array!r}", timeout):
-        while blocks:  # none is held when the next is fetched
-            where = next(places)
+    parts = [[block] for block in blocks] if sum(array.block_bytes) > SLAB else [blocks]
+    for found in cluster.gather_parts(parts, f"collecting {array!r}", timeout):
+        while found:  # none is held when the next is fetched
+            where = places.pop(0)
             if partial:
-                whole[where] += blocks.pop(0)
+                whole[where] += found.pop(0)
             else:
-                whole[where] = blocks.pop(0)
+                whole[where] = found.pop(0)
     return whole
-
-
-def _parts(blocks: list[Future[Any]], sizes: list[int]) -> list[list[Future[Any]]]:
-    """``blocks`` in order, as many at a time as take no more bytes than the largest, or SLAB."""
-    parts: list[list[Future[Any]]] = []
-    most, room = max(SLAB, *sizes, 0), 0
-    for block, size in zip(blocks, sizes, strict=True):
-        if not parts or size > room:
-            parts.append([])
-            room = most
-        parts[-1].append(block)
-        room -= size
-    return parts
-
-
-def _transposed(block: Any) -> Any:
-    return block.T

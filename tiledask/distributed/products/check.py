@@ -12,12 +12,11 @@ import numpy as np
 from tiledask.distributed.arrays.array import ShardedArray, to_numpy
 from tiledask.distributed.arrays.creation import distribute
 from tiledask.distributed.arrays.redistribute import redistribute
-from tiledask.distributed.cluster.tasks import slot_of
 from tiledask.distributed.deadlines import bounded
 from tiledask.distributed.products.matmul import matmul
 from tiledask.errors import PlacementError
 from tiledask.plan.products.placement import Partial, Replicate, Shard
-from tiledask.tile.backend import accumulator, array_namespace
+from tiledask.tile.backend import accumulator
 
 __all__ = ["ProductCheck", "check_product"]
 
@@ -36,15 +35,11 @@ class ProductCheck:
     rounding: float
     """What rounding explains of that."""
 
-    @property
-    def right(self) -> bool:
+    def __bool__(self) -> bool:
         return bool(self.off <= self.rounding)
 
-    def __bool__(self) -> bool:
-        return self.right
-
     def __str__(self) -> str:
-        word = "right" if self.right else "wrong"
+        word = "right" if self else "wrong"
         at = ", ".join(map(str, self.row))
         return f"{word}: row {at} is off by {self.off:.3g}, rounding explains {self.rounding:.3g}"
 
@@ -104,21 +99,11 @@ def check_product(
         return to_numpy(matmul(x, vector, timeout=timeout), timeout)
 
     expected, found = times(A, times(B, w)).astype(float), times(C, w).astype(float)
-    sizes = times(_absolute(A), times(_absolute(B), np.ones(n))).astype(float)
+    sizes_a, sizes_b = (x.mapped(abs, x.tiling, "absolute") for x in (A, B))
+    sizes = times(sizes_a, times(sizes_b, np.ones(n))).astype(float)
     wide, own = (ROUNDOFF[each.name] for each in (accumulator(dtype), dtype))
     allowed = (2 * SURE * (np.sqrt(k) + np.sqrt(n)) * wide + 3 * own) * sizes
     off = np.abs(expected - found)
     excess = np.nan_to_num(off / np.maximum(allowed, np.finfo(float).tiny), nan=np.inf)
     row = np.unravel_index(int(excess.argmax()), off.shape)
     return ProductCheck(tuple(map(int, row)), float(off[row]), float(allowed[row]))
-
-
-def _absolute(x: ShardedArray) -> ShardedArray:
-    held = {slot_of(block): (block,) for block in x.blocks}
-    blocks = x.mesh.cluster.submit_all(_absolute_block, held, name="absolute")
-    return ShardedArray(x.mesh, x.tiling, x.dtype, tuple(blocks), "absolute")
-
-
-def _absolute_block(block: np.ndarray) -> np.ndarray:
-    absolute: np.ndarray = array_namespace(block).abs(block)
-    return absolute

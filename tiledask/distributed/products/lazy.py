@@ -41,12 +41,14 @@ __all__ = ["multiply"]
 SHARE = 0.3
 """The share of a worker's memory that its product tasks may hold; the blocks of x and y that
 live there, and whatever else it keeps, have the rest."""
-SMALL = 10**8
-"""FLOP below which a task is not cut: to run it costs as much as so few."""
+SMALL, LIGHT = 10**8, 2**24
+"""FLOP, and bytes of operands, below which a task is not cut: to run it costs as much as so few."""
 FINEST = 2**16
 """Tasks that are tried at most."""
 ALIKE = 1.1
 """How much more than the least may move, where tasks then hold less."""
+MANY = 32
+"""Parts of a dimension that need not be even: threads have several each."""
 FAN = 4
 """Panels that one task adds up."""
 Cut = tuple[int, ...]
@@ -181,8 +183,9 @@ def _plan(x: da.Array, y: da.Array, threads: int, limit: int, kernel: str, tile:
         )
     lead, (k, n), fitting, least = x.shape[:-1], y.shape, list[LazyPlan](), 0
     flop = 2 * prod(lead) * n * k
-    tasks = min(threads, ceil(flop / SMALL))
-    while tasks <= min(FINEST, threads * flop) and not (fitting and flop < tasks * SMALL):
+    most = max(ceil(flop / SMALL), (x.nbytes + y.nbytes) // LIGHT)
+    tasks = min(threads, most)
+    while tasks <= min(FINEST, threads * flop) and not (fitting and most < tasks):
         found = [
             _cut(x, y, _rows(lead, rows), min(panels, k), min(columns, n), (kernel, tile))
             for rows, panels, columns in grids(tasks, 3)
@@ -194,8 +197,10 @@ def _plan(x: da.Array, y: da.Array, threads: int, limit: int, kernel: str, tile:
             f"the smallest task of this product would hold {format_bytes(least)}, a task may hold "
             f"{format_bytes(limit)}; give memory_limit= a larger number"
         )
-    most = ALIKE * min(plan.moved for plan in fitting)
-    return min(plan for plan in fitting if plan.moved <= most)
+    least = min(plan.moved for plan in fitting)
+    alike = [plan for plan in fitting if plan.moved <= ALIKE * least]
+    # what is cut finer than the blocks are holds no less: they are there
+    return min(alike, key=lambda plan: (max(plan.peak, 3 * largest), plan.moved))
 
 
 def _cut(
@@ -228,14 +233,17 @@ def _cut(
 
 @lru_cache(1024)
 def _even(extent: int, parts: int, chunks: Cut) -> Cut:
-    """``extent`` in even parts, which end where ``chunks`` do if those are much smaller.
+    """``extent`` in even parts, which end where ``chunks`` do if those are much smaller; and in
+    chunks as they are, if many parts would be a little longer.
 
     >>> _even(10, 3, (10,)), _even(10, 2, (2,) * 5)
     ((3, 3, 4), (4, 6))
     """
+    longest, edges = max(chunks), np.cumsum((0, *chunks))
+    if parts >= MANY and longest * parts <= extent < 2 * longest * parts:
+        return tuple(filter(None, chunks))
     ends = np.arange(parts + 1) * extent // parts
-    if 2 * max(chunks) * parts <= extent:
-        edges = np.cumsum((0, *chunks))
+    if 2 * longest * parts <= extent:
         ends = edges[np.searchsorted((edges[1:] + edges[:-1]) / 2, ends)]
     return tuple(np.diff(ends).tolist())
 
