@@ -1,7 +1,6 @@
 """What a worker may still hold is measured, and what a refusal promises is accepted when taken.
 
-Holds `tiledask.distributed.products.explain`, `tiledask.distributed.products.alternatives` and
-`tiledask.plan.units`.
+Holds `tiledask.distributed.products.explain` and `tiledask.plan.units`.
 """
 
 import gc
@@ -19,8 +18,7 @@ import tiledask as td
 from tiledask import Replicate, Shard
 from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.room import MARGIN, Room, room_of
-from tiledask.distributed.products.alternatives import refusal
-from tiledask.distributed.products.explain import ProductQuestion
+from tiledask.distributed.products.explain import ProductQuestion, refusal
 from tiledask.distributed.products.memory import ledger_of
 from tiledask.errors import DoesNotFitError
 from tiledask.plan.products.placement import Tiling

@@ -19,8 +19,13 @@ from tiledask.distributed.cluster.counters import Counted, counting
 from tiledask.distributed.cluster.progress import Progress, announced, ended, watching
 from tiledask.distributed.cluster.room import as_room, asks_room, room_of
 from tiledask.distributed.deadlines import bounded, seconds_of
-from tiledask.distributed.products.alternatives import refusal
-from tiledask.distributed.products.explain import CACHE, Choice, Explanation, ProductQuestion
+from tiledask.distributed.products.explain import (
+    CACHE,
+    Choice,
+    Explanation,
+    ProductQuestion,
+    refusal,
+)
 from tiledask.distributed.products.operands import check_kernel, check_types
 from tiledask.distributed.products.rates import rates_of
 from tiledask.distributed.products.worker import (
@@ -99,13 +104,12 @@ def matmul(
             f"a product of sharded arrays has no {', '.join(elsewhere)}: out and cluster are for "
             f"files, td.open_array(path)"
         )
-    _check(a, b, kernel)
     deadline = time.monotonic() + seconds_of(timeout)
+    question = _question(a, b, kernel, algorithm, panel, tile)
     if algorithm is None and moves_nothing(a.tiling, b.tiling):
-        algorithm = "local"
-    if algorithm is None:  # one algorithm's time is worth no measuring
-        rates_of(a.mesh.cluster, a.dtype)
-    question = _question(a, b, algorithm, panel, kernel, tile)
+        question = replace(question, algorithm="local")
+    elif algorithm is None:  # one algorithm's time is worth no measuring
+        question = replace(question, rates=rates_of(a.mesh.cluster, a.dtype))
     return _multiply(a, b, question, memory_limit, progress, deadline)
 
 
@@ -122,28 +126,40 @@ def explain(
     in all, messages, peak bytes of the fullest rank, and seconds from this cluster's measured
     rates. And how they will move: from memory to memory, from GPU to GPU, or as messages, and why.
     """
-    _check(a, b, kernel)
-    cluster = a.mesh.cluster
+    question, cluster = _question(a, b, kernel), a.mesh.cluster
     room = room_of(cluster, [a.blocks, b.blocks], memory_limit)
-    rates_of(cluster, a.dtype)
-    found = _question(a, b, None, None, kernel, None).weigh(room.bytes)
+    found = replace(question, rates=rates_of(cluster, a.dtype)).weigh(room.bytes)
     return replace(found, moved=said_of(cluster))
 
 
 def _question(
-    a: ShardedArray,
-    b: ShardedArray,
-    algorithm: str | None,
-    panel: int | None,
+    a: Any,
+    b: Any,
     kernel: str,
-    tile: Any,
+    algorithm: str | None = None,
+    panel: int | None = None,
+    tile: Any = None,
 ) -> ProductQuestion:
-    """The question of a product, with the rates that are known by now."""
+    """The question of a product of arrays that multiply, with the rates that are known by now."""
+    for name, x in (("A", a), ("B", b)):
+        if not isinstance(x, ShardedArray):
+            raise TypeError(
+                f"{name} is a {type(x).__name__}; td.matmul multiplies two sharded arrays, two "
+                f"dask.arrays or two files: td.distribute(x, mesh, placements) makes the first, "
+                f"td.open_array(path) the last, and td.tile.matmul takes plain arrays"
+            )
+    cluster = a.mesh.cluster
+    if cluster is not b.mesh.cluster or a.mesh.at != b.mesh.at:
+        raise PlacementError(
+            f"rank r of A and of B must be in one slot, and theirs are {a.mesh.at} of "
+            f"{cluster} and {b.mesh.at} of {b.mesh.cluster}; distribute both on one mesh"
+        )
+    check_kernel(kernel, cluster.backend)
+    check_types(a.dtype, b.dtype, kernel)
     if algorithm is not None and algorithm not in algorithms:
         raise PlacementError(
             f"no algorithm {algorithm!r}; td.algorithms has {', '.join(algorithms)}"
         )
-    cluster = a.mesh.cluster
     return ProductQuestion(
         a.tiling,
         b.tiling,
@@ -171,23 +187,6 @@ def _of_other_arrays(a: Any, b: Any) -> Callable[..., Any] | None:
 
         return lazy.multiply
     return None
-
-
-def _check(a: Any, b: Any, kernel: str) -> None:
-    for name, x in (("A", a), ("B", b)):
-        if not isinstance(x, ShardedArray):
-            raise TypeError(
-                f"{name} is a {type(x).__name__}; td.matmul multiplies two sharded arrays, two "
-                f"dask.arrays or two files: td.distribute(x, mesh, placements) makes the first, "
-                f"td.open_array(path) the last, and td.tile.matmul takes plain arrays"
-            )
-    if a.mesh.cluster is not b.mesh.cluster or a.mesh.at != b.mesh.at:
-        raise PlacementError(
-            f"rank r of A and of B must be in one slot, and theirs are {a.mesh.at} of "
-            f"{a.mesh.cluster} and {b.mesh.at} of {b.mesh.cluster}; distribute both on one mesh"
-        )
-    check_kernel(kernel, a.mesh.cluster.backend)
-    check_types(a.dtype, b.dtype, kernel)
 
 
 # -- running a plan ------------------------------------------------------------------------------
