@@ -4,10 +4,6 @@ Holds `tiledask.distributed.arrays.creation`, `tiledask.distributed.arrays.mesh`
 `tiledask.distributed.arrays.redistribute`.
 """
 
-import subprocess
-import sys
-from textwrap import dedent
-
 import numpy as np
 import pytest
 
@@ -45,15 +41,6 @@ def test_arrays_come_back_as_they_went(cluster):
         assert back.dtype == array.dtype == a.dtype.newbyteorder("=")
         assert (array.shape, array.nbytes) == (a.shape, a.nbytes)
         assert Replicate() in placements or sum(array.block_bytes) == a.nbytes
-
-
-def test_whoever_makes_an_array_brings_along_what_multiplies_it():
-    code = """
-        from tiledask.distributed.arrays import creation
-        from tiledask.distributed.arrays.array import operators
-        assert operators["@"].__name__ == "matmul"
-    """
-    subprocess.run([sys.executable, "-c", dedent(code)], check=True)
 
 
 def test_two_axes_may_split_one_dimension(cluster):

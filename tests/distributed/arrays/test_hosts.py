@@ -64,18 +64,6 @@ def test_one_host_and_even_rows_leave_ranks_in_order():
     assert arranged("AABB", (2, 2), (0, 1)) == (0, 2, 1, 3)
 
 
-def test_tensor_then_pipeline_then_data_on_two_hosts_of_four():
-    slots = arranged("AAAABBBB", (2, 2, 2), heaviest_first(3, ("dp", "tp", "pp")))
-    assert slots == tuple(range(8))  # each copy of the model on a host
-    slots = arranged("AAAABBBB", (1, 4, 2), heaviest_first(3, ("dp", "tp", "pp")))
-    assert np.reshape(slots, (4, 2)).T.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
-
-
-def test_a_host_with_room_for_all_is_taken_before_two_that_have_it_together():
-    assert arranged("AABBCCCC", (2, 2), (1, 0)) == (4, 5, 6, 7)
-    assert arranged("ABBBBCCC", (2, 4), (1, 0)) == (1, 2, 3, 4, 0, 5, 6, 7)
-
-
 def test_traffic_between_hosts_is_counted_by_rank_and_by_slot():
     moved = Traffic.of(3, [(0, 1, 5), (1, 2, 7), (2, 0, 11)])
     assert moved.between_hosts == 0

@@ -115,8 +115,8 @@ class Explanation(Printable):
             | {"seconds": c.cost.total if c.cost else None}
             for c in self.choices
         ]
-        words = ("chosen", "why", "advice", "moved")
-        return {name: getattr(self, name) for name in words} | {"choices": rows}
+        words = {name: getattr(self, name) for name in ("chosen", "why", "advice", "moved")}
+        return words | {"choices": rows}
 
     def printed(self) -> Iterator[Part]:
         """The table, and why."""
@@ -162,8 +162,9 @@ class ProductQuestion:
 
     def remembered(self, allowed: int) -> Explanation:
         """What `weigh` finds: known of equal operands, if all that was found for them would fit."""
-        found, most = _in_plenty(self)
-        return found if found.chosen and most <= allowed else self.weigh(allowed)
+        found = _in_plenty(self)
+        fits = max(choice.peak for choice in found.choices) <= allowed
+        return found if found.chosen and fits else self.weigh(allowed)
 
     def _within(self, name: str, allowed: int) -> tuple[ProductPlan, Ledger]:
         """The plan of ``name``, with panels as wide as fit unless their width was asked for."""
@@ -214,10 +215,9 @@ class ProductQuestion:
 
 
 @lru_cache(CACHE)
-def _in_plenty(question: ProductQuestion) -> tuple[Explanation, int]:
-    """(what `weigh` finds in any amount of memory, the most bytes that any of it takes)."""
-    found = question.weigh(sys.maxsize)
-    return found, max(choice.peak for choice in found.choices)
+def _in_plenty(question: ProductQuestion) -> Explanation:
+    """What `weigh` finds in any amount of memory."""
+    return question.weigh(sys.maxsize)
 
 
 def _chosen(choices: tuple[Choice, ...], allowed: int, only: str | None) -> tuple[str, str]:
@@ -232,7 +232,8 @@ def _chosen(choices: tuple[Choice, ...], allowed: int, only: str | None) -> tupl
     fastest = min(c.seconds for c in fitting)
     alike = [c for c in fitting if c.seconds <= ALIKE * fastest]
     # of equally fast ones, what leaves C cut as A is, and then what needs least memory
-    best = min(alike, key=lambda c: (not _keeps_placements(c.plan), c.peak))
+    moved = {c: c.plan and c.plan.result.placements != c.plan.a.placements for c in alike}
+    best = min(alike, key=lambda c: (moved[c], c.peak))
     if best.cost is None:
         return best.algorithm, (
             f"{best.algorithm}: needs least memory, {format_bytes(best.peak)}, of those that leave "
@@ -247,11 +248,6 @@ def _chosen(choices: tuple[Choice, ...], allowed: int, only: str | None) -> tupl
         f"{best.algorithm}: predicted {format_seconds(best.seconds)}, "
         f"{format_bytes(best.received)} to the rank that receives most; {behind}."
     )
-
-
-def _keeps_placements(plan: ProductPlan | None) -> bool:
-    """Whether C is cut as A is."""
-    return plan is not None and plan.result.placements == plan.a.placements
 
 
 # -- what would fit instead; each way out is planned before it is named ---------------------------

@@ -51,8 +51,6 @@ MANY = 32
 """Parts of a dimension that need not be even: threads have several each."""
 FAN = 4
 """Panels that one task adds up."""
-Cut = tuple[int, ...]
-"""Extents of the parts of one dimension."""
 
 
 class LazyPlan(NamedTuple):
@@ -62,19 +60,14 @@ class LazyPlan(NamedTuple):
     """Bytes that a task holds at most, those that it receives included."""
     moved: int
     """Bytes that tasks receive, about."""
-    rows: tuple[Cut, ...]
-    """Of each dimension that C has from x."""
-    panels: Cut
-    columns: Cut
+    rows: tuple[tuple[int, ...], ...]
+    """Extents of the parts of each dimension that C has from x."""
+    panels: tuple[int, ...]
+    columns: tuple[int, ...]
 
 
 def multiply(
-    x: Any,
-    y: Any,
-    *,
-    memory_limit: int | str | None = None,
-    kernel: str = "blas",
-    tile: Any = None,
+    x: Any, y: Any, *, memory_limit: int | str | None = None, kernel: str = "blas", tile: Any = None
 ) -> da.Array:
     """x @ y as a lazy dask.array, for dask.arrays of any chunks.
 
@@ -204,12 +197,7 @@ def _plan(x: da.Array, y: da.Array, threads: int, limit: int, kernel: str, tile:
 
 
 def _cut(
-    x: da.Array,
-    y: da.Array,
-    rows: tuple[int, ...],
-    panels: int,
-    columns: int,
-    how: tuple[str, Any],
+    x: da.Array, y: da.Array, rows: tuple[int, ...], panels: int, columns: int, how: tuple[str, Any]
 ) -> LazyPlan:
     """The plan of so many parts of each dimension.
 
@@ -232,7 +220,7 @@ def _cut(
 
 
 @lru_cache(1024)
-def _even(extent: int, parts: int, chunks: Cut) -> Cut:
+def _even(extent: int, parts: int, chunks: tuple[int, ...]) -> tuple[int, ...]:
     """``extent`` in even parts, which end where ``chunks`` do if those are much smaller; and in
     chunks as they are, if many parts would be a little longer.
 
@@ -284,9 +272,25 @@ def _active(x: da.Array, y: da.Array) -> tuple[int, int, str, int]:
 # -- what is refused -----------------------------------------------------------------------------
 
 
-def _operands(x: Any, y: Any, kernel: str) -> tuple[da.Array, da.Array]:
+def _operands(x: Any, y: Any, kernel: str) -> list[da.Array]:
     """x and y as dask.arrays that multiply, of native byte order; else PlacementError."""
-    x, y = _operand("x", x), _operand("y", y)
+    found = []
+    for name, z in (("x", x), ("y", y)):
+        if not isinstance(z, da.Array) and not hasattr(z, "__array_function__"):
+            raise TypeError(
+                f"{name} is a {type(z).__name__}, must be a dask.array: see da.asarray, or "
+                f".to_dask() of a sharded array"
+            )
+        z = z if isinstance(z, da.Array) else da.from_array(z, chunks="auto")
+        plain = hasattr(z._meta, "strides") and not isinstance(z._meta, np.ma.MaskedArray)
+        if any(np.isnan(z.shape)) or not plain:
+            raise PlacementError(
+                f"{name} has shape {z.shape} and blocks of {type(z._meta).__name__}, must have "
+                f"known chunks of NumPy's or CuPy's arrays: see {name}.compute_chunk_sizes(), "
+                f"{name}.map_blocks and da.ma.filled({name}, 0)"
+            )
+        found.append(z if z.dtype.isnative else z.astype(z.dtype.newbyteorder("=")))
+    x, y = found
     if x.ndim < 1 or y.ndim not in (1, 2):
         raise PlacementError(
             f"x must have 1 dimension or more and y 1 or 2, as in (..., k) @ (k, n), got {x.shape} "
@@ -304,22 +308,4 @@ def _operands(x: Any, y: Any, kernel: str) -> tuple[da.Array, da.Array]:
         )
     check_kernel(kernel, array_namespace(x._meta).__name__)
     check_types(x.dtype, y.dtype, kernel, ("x", "y"))
-    return x, y
-
-
-def _operand(name: str, z: Any) -> da.Array:
-    if not isinstance(z, da.Array) and not hasattr(z, "__array_function__"):
-        raise TypeError(
-            f"{name} is a {type(z).__name__}, must be a dask.array: see da.asarray, or .to_dask() "
-            f"of a sharded array"
-        )
-    z = z if isinstance(z, da.Array) else da.from_array(z, chunks="auto")
-    plain = hasattr(z._meta, "strides") and not isinstance(z._meta, np.ma.MaskedArray)
-    if any(np.isnan(z.shape)) or not plain:
-        raise PlacementError(
-            f"{name} has shape {z.shape} and blocks of {type(z._meta).__name__}, must have known "
-            f"chunks of NumPy's or CuPy's arrays: see {name}.compute_chunk_sizes(), "
-            f"{name}.map_blocks and da.ma.filled({name}, 0)"
-        )
-    native: da.Array = z if z.dtype.isnative else z.astype(z.dtype.newbyteorder("="))
-    return native
+    return found

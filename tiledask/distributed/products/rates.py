@@ -1,7 +1,8 @@
 """How fast this cluster multiplies, reads and answers, measured once in a fraction of a second."""
 
-import time
 from statistics import median
+from time import perf_counter
+from timeit import repeat, timeit
 from typing import Any
 
 import numpy as np
@@ -43,20 +44,14 @@ def _measure(cluster: Cluster, dtype: str) -> MachineRates:
         jobs = cluster.submit_all(_try, given, name="measure_rates")
         found = cluster.gather(jobs, "measuring rates", 60.0, cancel=True)
         lender.end()
-    begun = time.perf_counter()
-    cluster.run(_nothing)
-    request = time.perf_counter() - begun
-    begun = time.perf_counter()
-    empty = [cluster.submit(0, _nothing, name="empty") for _ in range(_TASKS)]
+    request = timeit(lambda: cluster.run(int), number=1)
+    begun = perf_counter()
+    empty = [cluster.submit(0, int, name="empty") for _ in range(_TASKS)]
     cluster.wait(empty, "empty tasks", cancel=True)
-    task = (time.perf_counter() - begun) / _TASKS
+    task = (perf_counter() - begun) / _TASKS
     middle = {key: median(one[key] for one in found) for key in found[0]}
     free = cluster.backend == "cupy" or cluster.slots < CPU_COUNT
     return MachineRates(**middle, task=task, request=request, overlapped=free)
-
-
-def _nothing() -> None:
-    return None
 
 
 def _prepare(name: str, backend: str, dask_worker: Any) -> Ticket:
@@ -72,7 +67,8 @@ def _try(exchange: str, transport: str, ticket: Ticket, dtype: str, backend: str
     synchronize(buffer)
 
     def read(rows: int, columns: int) -> float:
-        return _best(lambda: reader.read(ticket, ((0, rows), (0, columns)), buffer))
+        part = (0, rows), (0, columns)
+        return min(repeat(lambda: reader.read(ticket, part, buffer), number=1, repeat=3))
 
     def product(m: int, n: int, k: int) -> float:
         a, b = (xp.ones(shape, as_dtype(dtype)) for shape in ((m, k), (k, n)))
@@ -83,7 +79,7 @@ def _try(exchange: str, transport: str, ticket: Ticket, dtype: str, backend: str
             synchronize(c)
 
         once()
-        return _best(once)
+        return min(repeat(once, number=1, repeat=3))
 
     call = product(8, 8, 8)
     thin = max(1e-9, product(_CUBE, _CUBE, _THIN) - call)
@@ -99,12 +95,3 @@ def _try(exchange: str, transport: str, ticket: Ticket, dtype: str, backend: str
     run = max(0.0, (half - message - _ROWS * _ROW // 2 * a_byte) / _ROWS)
     times = {"call": call, "message": message, "run": run}
     return times | {"flops": flops, "touch": touch, "read": 1 / a_byte}
-
-
-def _best(function: Any, times: int = 3) -> float:
-    best = float("inf")
-    for _ in range(times):
-        begun = time.perf_counter()
-        function()
-        best = min(best, time.perf_counter() - begun)
-    return best

@@ -36,15 +36,8 @@ from tiledask.tile import TileCount, TileTraffic, accumulator, as_dtype
 from tiledask.tile.backend import namespace, synchronize
 
 __all__ = [
-    "SUM_BYTES",
-    "Lent",
-    "RankWork",
-    "moves",
-    "multiplies",
-    "reads_of",
-    "run_stages",
-    "summed_in",
-    "sums",
+    *("SUM_BYTES", "Lent", "RankWork", "moves", "multiplies", "reads_of", "run_stages"),
+    *("summed_in", "sums"),
 ]
 
 SUM_BYTES = {"memory": 2**20, "mixed": 2**20, "comm": 2**20, "ipc": 2**25}
@@ -98,8 +91,7 @@ def multiplies(plan: ProductPlan, rank: int, dtype: str, backend: str) -> RankWo
     strips = tuple(around(region, plan.result.regions[rank])) if own_last else (region,)
     wide = summed_in(as_dtype(dtype), backend, len(panels), plan.sums).name
     types = dtype, wide, wide if plan.sums else dtype
-    tilings = {"A": plan.a, "B": plan.b}
-    return RankWork(rank, tilings, region, strips, panels, (), types, backend)
+    return RankWork(rank, {"A": plan.a, "B": plan.b}, region, strips, panels, (), types, backend)
 
 
 def sums(plan: ProductPlan, rank: int, dtype: str, backend: str) -> RankWork:
@@ -117,8 +109,8 @@ def moves(
     source: Tiling, target: Tiling, pieces: Iterable[Piece], rank: int, dtype: str, backend: str
 ) -> RankWork:
     """The rank's block under another tiling: its pieces, those for the same place added."""
-    mine, region = tuple(p for p in pieces if p.destination == rank), target.regions[rank]
-    return RankWork(rank, {"partial": source}, region, (), (), mine, (dtype,) * 3, backend)
+    mine, tilings = tuple(p for p in pieces if p.destination == rank), {"partial": source}
+    return RankWork(rank, tilings, target.regions[rank], (), (), mine, (dtype,) * 3, backend)
 
 
 class Lent(NamedTuple):
@@ -233,8 +225,7 @@ class _Rank:
 
     def _own(self, name: str, piece: Piece) -> Any:
         """A view of the piece of the rank's own block."""
-        whole = self.work.tilings[name].regions[piece.source]
-        return self.own[name][place_in(piece.region, whole)]
+        return self.own[name][place_in(piece.region, self.work.tilings[name].regions[piece.source])]
 
     # -- panels -----------------------------------------------------------------------------------
 
@@ -284,27 +275,31 @@ class _Rank:
 
     def _sum(self) -> bool:
         """Whether there were partial sums; C holds their sum."""
-        work, begun_regions = self.work, set[Region]()
-        size, most = self.c.itemsize, SUM_BYTES[self.call.transport]
-        # by piece, the rows that are read at a time, and their bytes
-        rows = {p: max(1, most // (region_size(p.region[1:]) * size)) for p in work.addends}
+        work, begun_regions, size = self.work, set[Region](), self.c.itemsize
+        most = SUM_BYTES[self.call.transport]
+
+        def rows(piece: Piece) -> int:  # that are read at a time
+            return int(max(1, most // (region_size(piece.region[1:]) * size)))
+
         others = [
-            min(p.size, n * region_size(p.region[1:])) * size
-            for p, n in rows.items()
-            if p.source != work.rank
+            min(piece.size, rows(piece) * region_size(piece.region[1:])) * size
+            for piece in work.addends
+            if piece.source != work.rank
         ]
         buffer = self._buffer(max(others)) if others else None
         for piece in work.addends:
             begun, place = time(), self.c[place_in(piece.region, work.region)]
-            adds = piece.region in begun_regions
-            if piece.source == work.rank:
-                _put(place, self._own("partial", piece), adds)
-                finish(self.c)
-            else:
+            parts = iter([(0, self._own("partial", piece))])
+            if piece.source != work.rank:
                 lent = self._lent("partial", piece)
-                for first, part in self.reader.read_by_rows(*lent, buffer, rows[piece]):
-                    _put(place[first : first + len(part)] if place.ndim else place, part, adds)
-                    finish(self.c)  # the next rows take their place
+                parts = self.reader.read_by_rows(*lent, buffer, rows(piece))
+            for first, part in parts:
+                there = place[first : first + len(part)] if place.ndim else place
+                if piece.region in begun_regions:
+                    there += part
+                else:  # assigned, not added to zero: the sign of a zero stays
+                    there[...] = part
+                finish(self.c)  # the next rows take their place
             begun_regions.add(piece.region)
             self.spans.append(Span("sum", begun, time()))
         return bool(work.addends)
@@ -312,9 +307,8 @@ class _Rank:
     # -- memory ------------------------------------------------------------------------------------
 
     def _empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        if self.work.backend == "numpy":
-            return host_memory.empty(shape, dtype)
-        return namespace(self.work.backend).empty(shape, dtype)
+        numpy = self.work.backend == "numpy"
+        return (host_memory if numpy else namespace(self.work.backend)).empty(shape, dtype)
 
     def _buffer(self, nbytes: int) -> Any:
         """Bytes to read into; None where messages bring their own."""
@@ -336,10 +330,3 @@ def _counted(work: RankWork, reader: Reader) -> tuple[list[Any], dict[str, Any]]
         spans.append((work.rank, each.kind, panel, each.start + delay, each.stop + delay))
     received = sum(nbytes for _, nbytes in facts.reads)
     return spans, {"received": received, "peak": host_memory.peak_bytes(work.backend)}
-
-
-def _put(place: Any, part: Any, adds: bool) -> None:
-    if adds:
-        place += part
-    else:  # assigned, not added to zero: the sign of a zero stays
-        place[...] = part
