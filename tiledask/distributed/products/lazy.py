@@ -12,7 +12,7 @@ dask.array's own product makes every x_ik @ y_kj an array and adds those up.
 import warnings
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import count, product
+from itertools import product
 from math import ceil, prod
 from typing import Any, NamedTuple
 
@@ -73,8 +73,8 @@ def multiply(
 
     x is (..., m, k) or (k) and y is (k, n) or (k), both float16, bfloat16, float32 or float64; one
     of them may be a NumPy array. The chunks of the result are tiles that were chosen for the
-    scheduler that is active now; any scheduler can run it. A result that the process or the worker
-    could not hold which ``compute`` gathers it in is warned of.
+    scheduler that is active now; any scheduler can run it. A RuntimeWarning says so if the result
+    would not fit into the process or worker that ``compute`` gathers it in.
 
     memory_limit
         Bytes that one task may hold. Default: 30 % of what a thread of the active scheduler has.
@@ -124,16 +124,15 @@ def _tasks(name: str, x: da.Array, y: da.Array, how: tuple[str, Any]) -> dict[An
     """For each tile of C a task for every panel, and those that add them up."""
     tasks, panels = dict[Any, Any](), range(x.numblocks[-1])
     for at in product(*map(range, (*x.numblocks[:-1], y.numblocks[1]))):
-        final, made = x.dtype.name if len(panels) == 1 else "", list[Any]()
+        final, level, made = x.dtype.name if len(panels) == 1 else "", 0, list[Any]()
         for k in panels:
             made.append((_multiply, (x.name, *at[:-1], k), (y.name, k, at[-1]), how, final))
-        for level in count():
-            if len(made) == 1:
-                break
+        while len(made) > 1:
             keys = [(f"{name}-{level}", *at, i) for i in range(len(made))]
             tasks |= zip(keys, made, strict=True)
             final = x.dtype.name if len(keys) <= FAN else ""
             made = [(_add, keys[i : i + FAN], final) for i in range(0, len(keys), FAN)]
+            level += 1
         (tasks[name, *at],) = made
     return tasks
 
