@@ -21,21 +21,19 @@ from distributed import Future, Reschedule, Worker, get_client, get_worker
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.counters import TO_MAKE_AGAIN
 from tiledask.distributed.cluster.tasks import slot_of
-from tiledask.errors import DeadlineError
+from tiledask.distributed.deadlines import DEADLINE
 from tiledask.plan.products.regions import Region, slices
 from tiledask.tile.backend import array_namespace
 
 __all__ = ["Wanted", "anchors_of", "recovered"]
 
-PATIENCE = 300.0
-"""Seconds until blocks must have been made again."""
 _STEP = 0.1  # seconds in the slot per run
 
 Wanted = tuple[str, int, Region]
 """A part: the block's key, its slot, and where it lies in the block."""
 
-_asked: dict[str, tuple[float, dict[Wanted, Future[Any]]]] = {}
-"""What each task of this worker waits for, and since when."""
+_asked: dict[str, dict[Wanted, Future[Any]]] = {}
+"""What each task of this worker waits for, as long as somebody waits for the task."""
 
 
 def anchors_of(cluster: Cluster, blocks: Sequence[Future[Any]]) -> list[Future[Any]]:
@@ -50,28 +48,17 @@ def _anchor(block: Any) -> None:
 
 def recovered(task: str, parts: Iterable[Wanted]) -> dict[Wanted, Any]:
     """The ``parts`` for the running ``task``; raises Reschedule until they are there."""
-    parts, now = list(parts), time.monotonic()
-    if not parts:
+    if not (parts := [*parts]):
         return {}
     if task not in _asked:
-        _asked[task] = now, {part: _ask(*part) for part in parts}
+        _asked[task] = {part: _ask(*part) for part in parts}
         get_worker().loop.add_callback(_dropped, get_worker(), task)
-    since, futures = _asked[task]
-    while not all(future.done() for future in futures.values()):
-        if time.monotonic() < now + _STEP:
-            time.sleep(_STEP / 20)
-            continue
-        slots = sorted({slot for (_, slot, _), future in futures.items() if not future.done()})
-        del futures  # the worker may keep the traceback, and that what its frames hold
-        if now - since < PATIENCE:
+    end = time.monotonic() + _STEP
+    while not all(future.done() for future in _asked[task].values()):
+        if time.monotonic() > end:
             raise Reschedule
-        _asked.pop(task, None)
-        raise DeadlineError(
-            f"blocks of slots {slots} went down with their worker and were not made again within "
-            f"{PATIENCE:g} s; look at the workers' output, or start a new cluster"
-        )
-    _asked.pop(task, None)
-    found = {part: future.result(timeout=PATIENCE) for part, future in futures.items()}
+        time.sleep(_STEP / 20)
+    found = {part: future.result(DEADLINE) for part, future in _asked.pop(task).items()}
     # what Dask brings is not aligned, and then sums round differently
     return {
         part: np.require(x, requirements=["C", "A"]) if isinstance(x, np.ndarray) else x
