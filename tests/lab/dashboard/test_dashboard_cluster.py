@@ -114,7 +114,7 @@ def test_a_product_fails_by_itself_and_never_by_the_page(cluster, monkeypatch):
     def fails(*_):
         raise PlacementError("planted")
 
-    monkeypatch.setattr(matmul, "submit_ranks", fails)
+    monkeypatch.setattr(matmul, "run_stages", fails)
     with pytest.raises(PlacementError, match="planted"):
         td.matmul(a, a, algorithm="summa")
     assert last(cluster)[0] == "failed: PlacementError: planted"
