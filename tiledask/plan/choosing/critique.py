@@ -20,7 +20,7 @@ from tiledask.plan.inputs.layout import ITEMS, RECOMPUTE, Layout, Numbers
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_trains
-from tiledask.plan.tables import Judged, Part, Printable
+from tiledask.plan.tables import MARKS, Judged, Part, Printable, Table
 from tiledask.plan.timing.calibration import Calibration
 from tiledask.plan.timing.step import StepEstimate
 from tiledask.plan.units import format_bytes, format_seconds
@@ -75,13 +75,23 @@ class Critique(Printable):
         return self.to_text().rstrip("\n")
 
     def printed(self) -> Iterator[Part]:
-        yield from (f"  {line}" for line in self.lines)
-        for each in self.to_dict()["advice"][:PRINTED]:
-            fast = f"{each['speedup']:.3g} times as fast" if self.step else "then it fits"
-            takes = f"{format_seconds(each['seconds'])} a step, {fast}"
-            yield f"  → {each['change']}: {takes}, {format_bytes(each['peak'])} a device"
-        if not self.advice and self.step is not None:
-            yield "  no single change makes it 1 % faster"
+        # the formula and its source, a second sentence, where something is wrong
+        whys = (j.why.partition(". ")[0] if j.holds else j.why for j in self.lines)
+        found = [(MARKS[j.holds], j.claim, why) for j, why in zip(self.lines, whys, strict=True)]
+        yield Table(("", "looked at", "found"), found, left=(0, 1, 2))
+        if advice := self.to_dict()["advice"][:PRINTED]:
+            rows = [
+                (
+                    each["change"],
+                    format_seconds(each["seconds"]),
+                    f"{each['speedup']:.3g} x" if self.step else "then it fits",
+                    format_bytes(each["peak"]),
+                )
+                for each in advice
+            ]
+            yield Table(("→ change", "a step", "as fast", "a device"), rows)
+        elif self.step is not None:
+            yield "no single change makes it 1 % faster"
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain values, for JSON; the speedup is infinite if it did not fit before."""
