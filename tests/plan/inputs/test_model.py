@@ -16,7 +16,7 @@ MIXED = Model(**TINY, experts=8, top_k=2, expert_ffn=48, shared_ffn=96, dense_la
 
 
 def test_dense_layers_stand_among_mixtures():
-    (dense, two, own), (mixture, four, routed) = MIXED.layer_kinds
+    (dense, two, own, *_), (mixture, four, routed, *_) = MIXED.layer_kinds
     assert (dense, two, mixture, four) == ("dense layer", 2, "mixture layer", 4)
     assert MIXED.kind_of == (0, 1, 1, 0, 1, 1)
     assert MIXED.layer is routed

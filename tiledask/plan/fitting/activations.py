@@ -15,7 +15,7 @@ import numpy as np
 
 from tiledask.plan.arrays import unbeaten
 from tiledask.plan.inputs.layout import SELECTIVE_OP, Layout
-from tiledask.plan.inputs.model import MIXTURE_LAYER, Model
+from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.inputs.run import chunk_kinds
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, layout_schedule
@@ -34,14 +34,11 @@ class Saved(NamedTuple):
     sliced: bool  # tensor parallelism cuts it
     core: bool = False  # in the attention core, which selective recomputation drops
     flows: bool = True  # a gradient of this size flows back into it: not into masks, statistics
+    op: int = 0  # recomputation op by op keeps it
 
 
 INPUTS = "attention input|attention output input|(shared )?mlp (input|product|activation output)"
 """Names of the tensors that are inputs of a layer's matrix products."""
-INSIDE: dict[str, tuple[str, ...]] = {"gelu": ("activation input", "activation output")}
-INSIDE["swiglu"] = ("gate", "activated gate", "up", "product")
-NORMED = ("attention", "mlp", "attention output", "mlp output")
-"""What the norms of a layer stand at, as many as it has."""
 
 
 @lru_cache(maxsize=4096)
@@ -62,47 +59,20 @@ def saved_tensors(
     and token (Dao et al. 2022, arXiv:2205.14135, algorithm 1). ``kind``: the layer's place
     in ``model.layer_kinds``. ``recipe``: whose framework keeps some otherwise.
     """
-    mixture = model.layer_kinds[kind][0] == MIXTURE_LAYER
-    h, heads = model.hidden, -(-model.heads // tp)
-    groups = heads if model.latent else -(-model.kv_heads // tp)
-    whole = {"attention input": h}
-    sliced = {"query": heads * model.qk_dim, "key": groups * model.qk_dim}
-    sliced |= {"value": groups * model.v_dim, "attention output input": heads * model.v_dim}
-    if model.latent:  # each latent before and after its norm, whole on every device
-        kv, query = model.kv_lora_rank, model.q_lora_rank
-        whole |= {"kv latent norm input": kv + model.qk_rope_head_dim, "kv latent": kv}
-        whole |= {"query latent norm input": query, "query latent": query} if query else {}
-    if model.qk_norm:
-        sliced |= {f"{name} norm input": sliced[name] for name in ("query", "key")}
-    if mixture:  # each token, its copies for top_k experts, their answers before they are summed
-        k = model.top_k * model.imbalance
-        copies = ceil(h * k)
-        whole |= {"mlp input": copies, "router input": h, "expert outputs": copies}
-        sliced |= _inside(model, "mlp", ceil(k * -(-model.expert_ffn // tp)))
-        sliced |= _inside(model, "shared mlp", -(-model.shared_ffn // tp))
-    else:
-        whole |= {"mlp input": h} if model.layer_norms > 1 else {}  # or it is the attention's
-        sliced |= _inside(model, "mlp", -(-model.ffn // tp))
-    if model.norm != "none":
-        whole |= {f"{at} norm input": h for at in NORMED[: model.layer_norms]}
-    tensors = [Saved(name, n, width, False) for name, n in whole.items()]
-    tensors += [Saved(name, n, width, True) for name, n in sliced.items()]
-    if mixture:
-        tensors.append(Saved("router probabilities", model.experts, 4, False))
-    scores = Saved("softmax output", heads * sequence, width, True, core=True)
-    row = Saved("softmax row statistic", heads, 4, True, core=True, flows=False)
-    tensors.append(row if flash else scores)
-    if model.dropout:  # two on the residual stream, one on the scores
-        tensors += [Saved(f"{at} dropout mask", h, 1, False, flows=False) for at in NORMED[:2]]
-    if model.dropout and not flash:
-        mask = scores._replace(name="softmax dropout mask", itemsize=1, flows=False)
-        tensors += [mask, scores._replace(name="softmax dropout output")]
+    found, tensors = model.layer_kinds[kind], list[Saved]()
+    for name, units, size, split, core, flows, itemsize, op in found.kept:
+        many = ceil(size * (-(-units // tp) if split else units))
+        if many and op < 2:
+            tensors.append(Saved(name, many, itemsize or width, split, core, flows, op))
+    for core in (core for core in found.cores if core.visible and core.v):
+        heads = -(-core.heads // tp)
+        scores = Saved("softmax output", heads * sequence, width, True, core=True)
+        row = Saved("softmax row statistic", heads, 4, True, core=True, flows=False, op=1)
+        tensors.append(row if flash else scores)
+        if model.dropout and not flash:
+            mask = scores._replace(name="softmax dropout mask", itemsize=1, flows=False)
+            tensors += [mask, scores._replace(name="softmax dropout output")]
     return tuple(tensors if recipe is None else _otherwise(tensors, model, tp, kind, recipe))
-
-
-def _inside(model: Model, name: str, width: int) -> dict[str, int]:
-    """What an MLP keeps between its products; nothing of one without width."""
-    return {f"{name} {part}": width for part in INSIDE[model.mlp]} if width else {}
 
 
 def _otherwise(
@@ -118,7 +88,7 @@ def _otherwise(
             narrow = fp8 and re.fullmatch(f"{INPUTS}|(kv|query) latent", each.name)
             yield each._replace(itemsize=width) if narrow else each
     beside = recipe.adapters.matrices if recipe.adapters and held.adapter_input_bytes else ()
-    for weight in (w for w in model.layer_kinds[kind][2] if w.name in beside):
+    for weight in (w for w in model.layer_kinds[kind].weights if w.name in beside):
         cut = weight.split and weight.row
         many = (-(-weight.inputs // tp) if cut else weight.inputs) * weight.active
         name = f"{weight.name} adapter input"
@@ -145,18 +115,15 @@ def layer_bytes(
     13.00390625
     """
     recompute, flash = recompute or layout.recompute, layout.flash_attention
-    whole = Saved("layer input", model.hidden, width, False)
+    whole = Saved("layer input", model.hidden * model.streams, width, False)
     kept = saved_tensors(model, sequence, layout.tp, width, flash, kind, recipe)
     if recompute == "full":
         kept = (whole,)
     elif recompute == "selective":
         kept = tuple(t for t in kept if not t.core)
     elif recompute == SELECTIVE_OP:  # outputs of attention and of every second matrix product
-        first, mixture = INSIDE[model.mlp][0], model.layer_kinds[kind][0] == MIXTURE_LAYER
-        names = ["query", "value", "attention output input", "softmax row statistic"]
-        names += [f"mlp {first}", *[f"shared mlp {first}", "expert outputs"] * mixture]
-        ends = [whole] * (1 + (model.mlp == "swiglu" and not mixture))  # also the MLP's output
-        kept = (*(t for t in kept if t.name in names), *ends)
+        ends = 1 + any(each.op == 2 for each in model.layer_kinds[kind].kept)
+        kept = (*(t for t in kept if t.op), *[whole] * ends)
     return sum(_sizes(layout, sequence, kept))
 
 
@@ -182,7 +149,7 @@ def layer_costs(
     """Of a layer of each kind."""
     width, found = recipe.compute_bytes, []
     run, flash = (model, layout, sequence, width), layout.flash_attention
-    stream = width * model.hidden * tokens_of(layout, sequence)[1]
+    stream = width * model.hidden * model.streams * tokens_of(layout, sequence)[1]
     for kind in range(len(model.layer_kinds)):
         every = saved_tensors(model, sequence, layout.tp, width, flash, kind)
         flows = sorted(_sizes(layout, sequence, (t for t in every if t.flows)))

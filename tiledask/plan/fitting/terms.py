@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tiledask.plan.fitting.activations import InFlight, LayerBytes
+from tiledask.plan.inputs.kinds import Kept
 from tiledask.plan.inputs.layout import Layout, Numbers
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import DEVICE, Recipe, State
@@ -34,6 +35,7 @@ ZERO = "Rajbhandari et al. 2020, arXiv:1910.02054, Table 1"
 KORTHIKANTI = "Korthikanti et al. 2022, arXiv:2205.05198"
 ENDS = f"{KORTHIKANTI}, section 4.3"
 CACHE = "keys and values, 2 x heads x width, or the latent: DeepSeek-V2, arXiv:2405.04434"
+STATES = "state of each head, 4 B, and the short convolution's window: arXiv:2405.21060"
 LOGITS = "{} B x {:,} logits"
 
 
@@ -189,7 +191,7 @@ class Terms:
         if np.any(ends):
             yield from self._logits(ends)
         source, again = f"{KORTHIKANTI}, section 4.2.2", self.recomputes
-        whole = self.model.hidden * self.tokens
+        whole = self.model.hidden * self.model.streams * self.tokens
         if np.any(cut):
             words, factors = "one layer's input, whole", (width, whole)
             yield _product("gathered sequence", FORWARD, cut, words, factors, source)
@@ -261,15 +263,38 @@ class Terms:
         """Keys and values, latent ones whole on every device; one forward pass, layer by layer."""
         model, width, layers = self.model, self.recipe.compute_bytes, sum(self.held.layers)
         if cached := self.recipe.cached:
-            each = -(-model.kv_heads // self.layout.tp) * 2 * model.head_dim
-            each = model.kv_lora_rank + model.qk_rope_head_dim if model.latent else each
-            factors: tuple[Any, ...] = layers, -(-cached // self.layout.cp), width, each
-            words = "{} layers x {:,} tokens x {} B x {:,} numbers of a token"
-            yield _product("key-value cache", ALWAYS, 1, words, factors, CACHE)
+            here, kinds = self.held.layers, model.layer_kinds
+            each = [self._numbers(kind.cached, 1) for kind in kinds]
+            some = sum(n for n, one in zip(here, each, strict=True) if np.any(one))
+            all_ = sum(map(mul, here, each))
+            tokens = -(-cached // self.layout.cp)
+            words = "{3} layers x {0:,} tokens x {1} B x {2:,} numbers of a token"
+            factors: tuple[Any, ...] = tokens, width, all_ // _larger(some, 1)
+            size = tokens * width * all_
+            source = CACHE
+            yield Term("key-value cache", ALWAYS, 1, size, (words, *factors, some), source)
+            if any(kind.state for kind in kinds):
+                of = [self._numbers(kind.state, width) for kind in kinds]
+                many = -(-cached // (self.tokens // self.layout.microbatch * self.layout.cp))
+                words, factors = (
+                    "{:,} sequences x {:,} B in all layers",
+                    (many, sum(map(mul, here, of))),
+                )
+                yield _product("recurrent states", ALWAYS, 1, words, factors, STATES)
         why, size = ("tensors of one layer, all at once",), self._largest_layer.served
         yield Term("working activations", FORWARD, _has(layers), size, why, "upper bound")
         source, factors = "one forward pass over the whole sequence", (width, self._elements)
         yield _product("logits", FORWARD, _has(self.held.heads), LOGITS, factors, source)
+
+    def _numbers(self, kept: Iterable[Kept], width: int) -> Any:
+        """Numbers of the tensors ``kept`` on a device, times their bytes or ``width``."""
+        tp = self.layout.tp
+        return sum(
+            ((-(-each.units // tp)) if each.split else each.units)
+            * each.size
+            * (each.itemsize or width)
+            for each in kept
+        )
 
 
 def _shards(state: State, layout: Layout | Numbers) -> Any:

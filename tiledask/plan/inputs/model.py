@@ -5,33 +5,39 @@ embedding | layer 1 | ... | layer L | head      items, in the order of a pipelin
 """
 
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from tiledask.errors import ConfigError, short
-from tiledask.plan.inputs.weights import Weight, attention, count, mixture, mlp, norm
+from tiledask.plan.inputs.kinds import MIXERS, LayerKind, layer_kind
+from tiledask.plan.inputs.weights import Weight, count, norm
 from tiledask.plan.units import divisors
 from tiledask.plan.whole import whole_number
 
-__all__ = ["MIXTURE_LAYER", "MOST_LAYERS", "Model", "Weight", "count"]
+__all__ = ["MOST_LAYERS", "Model", "Weight", "count"]
 
 MOST, MOST_LAYERS = 10**9, 4096
 LARGEST = dict.fromkeys(("layers", "windowed_layers"), MOST_LAYERS)
 LARGEST |= dict.fromkeys(("heads", "kv_heads", "experts", "top_k"), 100_000)
 """Field -> its largest value where that is not MOST; beyond lies no model but a typing error."""
 WORDS: dict[str, tuple[Any, ...]] = {
-    "mlp": ("gelu", "swiglu"),
+    "mlp": ("gelu", "swiglu", "none"),
     "norm": ("layernorm", "rmsnorm", "none"),
     "qk_norm": (None, "per_head", "full", "own"),
     "layer_norms": (1, 2, 4),
 }
-MIXTURE_LAYER = "mixture layer"
-"""The kind of layer whose MLP is a mixture of experts."""
-LATENT = ("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-MIXTURE = ("shared_ffn", "shared_gate", "router_bias", "dense_layers")
+LATENT = ("qk_nope_head_dim", "qk_rope_head_dim")
+MIXTURE = ("shared_ffn", "shared_gate", "router_bias", "expert_hidden", "dense_layers")
+SCAN = ("ssm_heads", "ssm_head_dim", "ssm_state", "conv_kernel")
+"""What mixers need that read the tokens in turn."""
+OF_ALL = ("hidden", "layers", "vocab", "name", "source", "kinds", "pattern", "dense_layers")
+"""Fields that all layers of a model share."""
+DENSE: dict[str, Any] = dict.fromkeys(("experts", "top_k", "expert_ffn", "shared_ffn"), 0)
+DENSE |= {"expert_hidden": 0, "shared_gate": False, "router_bias": False, "imbalance": 1.0}
+"""What the dense layers of a mixture model have not."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,7 +88,7 @@ class Model:
     q_lora_rank: int = 0  # Width of the query latent; 0 projects queries directly
     qk_nope_head_dim: int = 0  # Width of a latent-attention head's query and key without position
     qk_rope_head_dim: int = 0  # Width of its rotary part, which all heads of a key share
-    v_head_dim: int = 0  # Width of a latent-attention head's value
+    v_head_dim: int = 0  # Width of a head's value; 0 means head_dim
     layer_norms: int = 2
     """Norms of a layer on the residual stream: 2; 1 where attention and MLP read the same normed
     input, side by side; 4 where what they add is normed, too."""
@@ -97,6 +103,39 @@ class Model:
     imbalance: float = 1.0
     """Tokens of the fullest device of experts over the mean: what routing leaves uneven, or the
     capacity factor that tokens are dropped or padded to."""
+    # -- layers of several kinds
+    kinds: tuple[Any, ...] = ()
+    """Of each kind of layer the fields above or below in which it differs from the model."""
+    pattern: tuple[int, ...] = ()  # Of each layer its place in ``kinds``; () where all are alike
+    mixer: str = "attention"
+    """What mixes tokens: "attention", "latent" (so where kv_lora_rank is), "compressed", "mamba2",
+    "mamba", "delta", "conv", "none", or two side by side with "+" between them."""
+    output_gate: int = 0  # Numbers of a head that gate its output: head_dim, 1, or none
+    key_is_value: bool = False  # Keys are the values, too
+    index_heads: int = 0  # Heads of an indexer that chooses which tokens are seen; 0: none
+    index_dim: int = 0
+    index_topk: int = 0  # Tokens that it chooses
+    compress: int = 0  # Tokens of a piece that is seen as one; 0: none
+    output_groups: int = 0  # Groups of heads whose outputs go down to output_rank each
+    output_rank: int = 0
+    ssm_heads: int = 0  # Heads (of mamba: channels) of a scan
+    ssm_groups: int = 0  # Heads of its keys and queries (B and C)
+    ssm_head_dim: int = 1  # Width of a value
+    ssm_state: int = 0  # Width of a key
+    ssm_norm: bool = False  # A norm before the output (mamba2), or of step, B and C (mamba)
+    ssm_bias: bool = False
+    conv_kernel: int = 0  # Tokens that a short convolution sees
+    conv_bias: bool = False
+    decay_channels: bool = False  # The delta rule forgets by channel, not by head
+    decay_rank: int = 0  # Rank of its decay's product, or of mamba's steps; 0: full
+    gate_rank: int = 0
+    expert_hidden: int = 0  # Width of the space that experts work in; 0 means hidden
+    streams: int = 1  # Residual streams, side by side
+    more: tuple[Weight, ...] = ()  # What else a layer, the embedding or the head has
+    embedding_more: tuple[Weight, ...] = ()
+    head_more: tuple[Weight, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What of the model that was meant is not counted or planned."""
 
     def __post_init__(self) -> None:
         where = "model" if self.name == "model" else f"model {self.name}"
@@ -112,7 +151,11 @@ class Model:
             elif field.type is bool and not isinstance(value, bool):
                 rule = f"{name} must be true or false, got {short(value)}"
                 raise ConfigError(f"{where}: {rule}")
-        vars(self).update(own, kv_heads=own["kv_heads"] or own["heads"])
+        latent = "latent" if own["kv_lora_rank"] and self.mixer == "attention" else self.mixer
+        kinds = tuple(tuple(sorted(dict(kind).items())) for kind in self.kinds)
+        pattern = tuple(self.pattern) or tuple(range(len(kinds))) * (len(kinds) == own["layers"])
+        vars(self).update(own, kv_heads=own["kv_heads"] or own["heads"], mixer=latent)
+        vars(self).update(kinds=kinds, pattern=pattern)
         if broken := next((rule for is_broken, rule in _rules(self) if is_broken), None):
             raise ConfigError(f"{where}: {broken}")
         name, last = f"{where}: dense_layers", self.layers - 1
@@ -133,17 +176,33 @@ class Model:
 
     def visible(self, sequence: Any) -> Any:
         """The part of a layer's s x s scores that its mask leaves, of long sequences; the mean over
-        all layers: 1/2 under a causal mask, w/s - (w/s)^2/2 in a window of w tokens.
+        all layers: 1/2 under a causal mask, w/s - (w/s)^2/2 in a window of w tokens. Where tokens
+        are chosen, index_topk are a window; pieces of tokens are seen beside one.
 
         >>> sizes = dict(hidden=64, layers=4, heads=4, ffn=256, vocab=100)
         >>> Model(**sizes, window=100, windowed_layers=2).visible(1000)
         0.2975
         """
-        whole = 0.5 if self.causal else 1.0
-        near = np.minimum(1.0, self.window / sequence)
-        seen = near - near**2 / 2 if self.causal else np.minimum(1.0, 2 * near - near**2)
-        part = self.windowed_layers / self.layers
-        return float(part * seen + (1 - part) * whole)
+
+        def within(width: Any) -> Any:
+            near = np.minimum(1.0, width / sequence)
+            return near - near**2 / 2 if self.causal else np.minimum(1.0, 2 * near - near**2)
+
+        part, whole = self.windowed_layers / self.layers, 0.5 if self.causal else 1.0
+        if pieces := self.compress:
+            far = within(pieces * self.index_topk) if self.index_topk else whole
+            return float(part * within(self.window) + far / pieces)
+        whole = within(self.index_topk) if self.index_topk else whole
+        return float(part * within(self.window) + (1 - part) * whole)
+
+    def scored(self, sequence: Any) -> float:
+        """The part of the s x s scores that the indexer works out, of single tokens or pieces."""
+        return (0.5 if self.causal else 1.0) / (self.compress or 1)
+
+    @property
+    def chooses(self) -> bool:
+        """Whether a token sees chosen tokens, or pieces of them, and no more."""
+        return self.index_heads > 0 or self.compress > 0
 
     @property
     def latent(self) -> bool:
@@ -158,7 +217,7 @@ class Model:
     @property
     def v_dim(self) -> int:
         """Width of a head's value."""
-        return self.v_head_dim if self.latent else self.head_dim
+        return self.v_head_dim or self.head_dim
 
     @cached_property
     def embedding(self) -> tuple[Weight, ...]:
@@ -166,35 +225,44 @@ class Model:
         weights: tuple[Weight, ...] = (Weight("token embedding", self.vocab, self.hidden),)
         if rows := self.learned_pos:
             weights += (Weight("position embedding", rows, self.hidden, split=False),)
-        return weights + (norm(self, "embedding norm", self.hidden) if self.embedding_norm else ())
+        weights += norm(self, "embedding norm", self.hidden) if self.embedding_norm else ()
+        return weights + self.embedding_more
 
     @cached_property
-    def layer_kinds(self) -> tuple[tuple[str, int, tuple[Weight, ...]], ...]:
-        """The kinds of layer that it has: (name, how many, weights of one)."""
-        mixtures = self.layers - len(self.dense_layers) if self.experts else 0
-        usual = "dense layer" if mixtures else "layer"
-        kinds = (usual, self.layers - mixtures, mlp), (MIXTURE_LAYER, mixtures, mixture)
-        return tuple((name, n, self._around(inner(self))) for name, n, inner in kinds if n)
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """The kinds of layer that it has, each by what tells it from the others."""
+        dense, views = {*self.dense_layers}, []
+        own = self.pattern or (0,) * self.layers
+        found = sorted({(kind, layer not in dense) for layer, kind in enumerate(own)})
+        for kind, routed in found:
+            fields_ = dict(self.kinds[kind] if self.kinds else ()) | (DENSE if not routed else {})
+            alike: dict[str, Any] = {"kinds": (), "pattern": (), "dense_layers": ()}
+            views.append(replace(self, **alike | fields_))
+        names: list[str] = []
+        mixers, windows = {each.mixer for each in views}, {each.windowed_layers for each in views}
+        for each in views:
+            words = [each.mixer] * (len(mixers) > 1)
+            words += [("sliding" if each.window else "full")] * (len(windows) > 1)
+            if each.mlp != "none":
+                routed = "mixture" if each.experts else "dense" * any(v.experts for v in views)
+                words += [routed] * bool(routed)
+            name = " ".join([*words, "layer"])
+            names.append(f"{name} {names.count(name) + 1}" if name in names else name)
+        each_ = [(kind, layer not in dense) for layer, kind in enumerate(own)]
+        counts = map(each_.count, found)
+        return tuple(map(layer_kind, views, names, counts))
 
     @cached_property
     def kind_of(self) -> tuple[int, ...]:
         """Of each layer, the first one first, its place in ``layer_kinds``."""
-        several, dense = len(self.layer_kinds) > 1, {*self.dense_layers}
-        return tuple(int(several and layer not in dense) for layer in range(self.layers))
+        own, dense = self.pattern or (0,) * self.layers, {*self.dense_layers}
+        each = [(kind, layer not in dense) for layer, kind in enumerate(own)]
+        return tuple(map(sorted({*each}).index, each))
 
     @property
     def layer(self) -> tuple[Weight, ...]:
         """Weights of the last layer."""
-        return self.layer_kinds[self.kind_of[-1]][2]
-
-    def _around(self, inner: tuple[Weight, ...]) -> tuple[Weight, ...]:
-        """``inner`` with attention before it, and the norms of both."""
-
-        def normed(name: str, least: int) -> tuple[Weight, ...]:
-            return norm(self, name, self.hidden) if self.layer_norms >= least else ()
-
-        before = normed("attention norm", 1) + attention(self) + normed("attention output norm", 4)
-        return before + normed("mlp norm", 2) + inner + normed("mlp output norm", 4)
+        return self.layer_kinds[self.kind_of[-1]].weights
 
     @cached_property
     def head(self) -> tuple[Weight, ...]:
@@ -204,12 +272,12 @@ class Model:
             weights += (Weight("output projection", self.vocab, self.hidden, inputs=self.hidden),)
         if self.head_bias:
             weights += (Weight("output projection bias", self.vocab, 1, kind="bias"),)
-        return weights
+        return weights + self.head_more
 
     @property
     def item_parameters(self) -> tuple[int, ...]:
         """Parameters of the embedding, each layer and the head: layers + 2 numbers."""
-        each = [count(weights) for *_, weights in self.layer_kinds]
+        each = [count(kind.weights) for kind in self.layer_kinds]
         return (count(self.embedding), *(each[kind] for kind in self.kind_of), count(self.head))
 
     @cached_property
@@ -221,20 +289,28 @@ class Model:
     def active_parameters(self) -> int:
         """Parameters that one token uses: all, embedding and head too, less the experts it does
         not visit."""
-        every = ((n, w) for _, n, weights in self.layer_kinds for w in weights)
+        every = ((kind.many, w) for kind in self.layer_kinds for w in kind.weights)
         return self.parameters - sum(n * (w.copies - w.active) * w.units * w.size for n, w in every)
 
     def allows_tp(self, tp: int) -> bool:
         """Whether attention heads, and groups of them, can be divided over ``tp`` devices."""
-        a, g = self.heads, self.kv_heads
-        return a % tp == 0 and (g % tp == 0 or tp % g == 0)
+        return all(a % tp == 0 and (g % tp == 0 or tp % g == 0) for a, g in self.dealt)
+
+    @cached_property
+    def dealt(self) -> set[tuple[int, int]]:
+        """(heads, groups) of every core of its layers."""
+        cores = {core[:2] for kind in self.layer_kinds for core in kind.cores if core.v}
+        return cores or {(self.heads, self.kv_heads)}
 
     def check_tp(self, tp: int, most: int = MOST) -> None:
         if not self.allows_tp(tp):
             near = [t for t in divisors(self.heads, most) if self.allows_tp(t)]
+            heads, groups = (
+                ", ".join(map(str, sorted({*n}))) for n in zip(*self.dealt, strict=True)
+            )
             raise ConfigError(
-                f"tp={tp} does not divide the {self.heads} attention heads of {self.name}, or its "
-                f"{self.kv_heads} key-value heads unevenly; tp may be one of {near}"
+                f"tp={tp} does not divide the {heads} attention heads of {self.name}, or its "
+                f"{groups} key-value heads unevenly; tp may be one of {near}"
             )
 
     def __repr__(self) -> str:
@@ -266,16 +342,40 @@ def _rules(m: Model) -> Iterator[tuple[Any, str]]:
     yield m.shared_gate and not m.shared_ffn, rule
     for name in () if m.experts else MIXTURE:
         yield getattr(m, name), f"{name} belongs to a mixture, which needs experts of 1 or more"
+    yield from _hybrid_rules(m)
     if not m.latent:
         for name in LATENT:
             yield getattr(m, name), f"{name} belongs to latent attention, which needs kv_lora_rank"
         rule = f"hidden ({m.hidden}) must be a multiple of heads ({m.heads})"
         yield not m.head_dim and m.hidden % m.heads, rule
         return
-    for name in LATENT[1:]:
+    for name in (*LATENT, "v_head_dim"):
         yield not getattr(m, name), f"{name} must be 1 or more in latent attention, got 0"
     own = "in latent attention; leave it out"
     yield kv != m.heads, f"kv_heads ({kv}) must equal heads ({m.heads}) {own}"
     yield m.qk_norm, f"qk_norm must be None {own}"
     rule = f"head_dim ({m.head_dim}) must be qk_nope_head_dim + qk_rope_head_dim ({m.qk_dim}) {own}"
     yield m.head_dim not in (0, m.qk_dim), rule
+
+
+def _hybrid_rules(m: Model) -> Iterator[tuple[Any, str]]:
+    """The rules of layers of several kinds, and of mixers other than attention."""
+    mixers, layers = m.mixer.split("+"), m.layers
+    rule = f"mixer must be one of {(*MIXERS, 'none')}, or two of them with '+' between, got "
+    yield not {*mixers} <= {*MIXERS, "none"} or len(mixers) > 2, rule + short(m.mixer)
+    yield m.mixer == m.mlp == "none", "a layer has a mixer or an MLP; one of them is 'none'"
+    for name in (
+        SCAN if {"mamba2", "mamba", "delta"} & {*mixers} else SCAN[-1:] * ("conv" in mixers)
+    ):
+        yield not getattr(m, name), f"{name} must be 1 or more with mixer {m.mixer!r}, got 0"
+    heads, groups = m.ssm_heads, m.ssm_groups
+    rule = f"ssm_heads ({heads}) must be a multiple of ssm_groups ({groups})"
+    yield groups and heads % groups, rule
+    for name in ("index_dim", "index_topk") if m.index_heads else ():
+        yield not getattr(m, name), f"{name} must be 1 or more with an indexer, got 0"
+    own = {field.name for field in fields(Model)} - {*OF_ALL}
+    unknown = {name for kind in m.kinds for name, _ in kind} - own
+    yield unknown, f"kinds can differ in {', '.join(sorted(own))}; not in {short(sorted(unknown))}"
+    rule = f"pattern has, of each of {layers} layers, which of the {len(m.kinds)} kinds it is, got "
+    listed = len(m.pattern) == layers * bool(m.kinds)
+    yield not listed or not {*m.pattern} <= {*range(len(m.kinds))}, rule + short(m.pattern)

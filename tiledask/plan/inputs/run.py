@@ -86,7 +86,8 @@ def check_held(recipe: Recipe, model: Model, layout: Layout) -> None:
             f"recipe {recipe.name!r} keeps its weights off the device, from where zero=3 alone "
             f"brings them, got zero={layout.zero}; offload optimizer states alone"
         )
-    there = [weight.name for weight in model.layer if weight.inputs]
+    every = (weight for kind in model.layer_kinds for weight in kind.weights)
+    there = list(dict.fromkeys(weight.name for weight in every if weight.inputs))
     beside = recipe.adapters.matrices if recipe.adapters is not None else ()
     if missing := [name for name in beside if name not in there]:
         raise ConfigError(
@@ -138,7 +139,7 @@ def item_parameters(
     ``expert_tp`` slices of each expert."""
     # the last of several stages holds the table again, where the output projection is that matrix
     copy = (Weight("token embedding copy", model.vocab, model.hidden),) if model.tied else ()
-    items = *(weights for *_, weights in model.layer_kinds), model.embedding, model.head, copy
+    items = *(kind.weights for kind in model.layer_kinds), model.embedding, model.head, copy
     return tuple(_item_parameters(weights, recipe, tp, ep, expert_tp) for weights in items)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from tiledask.plan.arrays import Array, Values, stacked
 from tiledask.plan.inputs.hardware import ClusterSpec
+from tiledask.plan.inputs.kinds import Core, LayerKind
 from tiledask.plan.inputs.layout import Numbers
 from tiledask.plan.inputs.model import Model, Weight
 from tiledask.plan.inputs.recipes import Recipe
@@ -133,33 +134,37 @@ class LayerTime:
             back = back + of_weight
         return stacked(there, back)
 
-    def attention_core(self) -> Array:
+    def core(self, core: Core) -> Array:
         """Seconds of scores, softmax and context: a piece of the sequence against all of it.
 
         Without flash attention: two batched products over all keys, and passes over the scores,
         softmax's (2 forward, 3 backward) and dropout's (2 and a mask of one byte, each way). With
         it: one kernel that skips what the mask hides, and computes the scores again backward: 5
-        products for the 2 of the forward pass (Dao 2023, arXiv:2307.08691, section 3.1)."""
-        n, model, rates, width = self.n, self.model, self.rates, self.width
+        products for the 2 of the forward pass (Dao 2023, arXiv:2307.08691, section 3.1). A scan's
+        products of chunks are taken to be as fast, and their backward to cost as much more."""
+        n, rates, width = self.n, self.rates, self.width
         queries, keys = ceil_div(self.sequence, n.cp), self.sequence
-        batch = n.microbatch * ceil_div(model.heads, n.tp)
+        batch = n.microbatch * ceil_div(core.heads, n.tp)
+        if core.visible is None:
+            flop = 1.0 * batch * queries * core.flop
+            return stacked(flop / rates.flash, 2.5 * flop / rates.flash_backward)
         scores = 1.0 * batch * queries * keys
         (score, grad_query, grad_key), (grad_score, context, grad_value) = (
             [  # [q, d] x [d, s], [q, s] x [s, d] and [s, q] x [q, d]
-                gemm_seconds(a, b, c, rates, width, batch)
+                gemm_seconds(a, b, c, rates, width, batch) if d else 0.0
                 for a, b, c in ((queries, d, keys), (queries, keys, d), (keys, queries, d))
             ]
-            for d in (model.qk_dim, model.v_dim)
+            for d in (core.qk, core.v)
         )
         both = stacked(score + context, grad_score + grad_query + grad_key + grad_value)
-        masked = 2 * width + 1 if model.dropout else 0
+        masked = 2 * width + 1 if self.model.dropout else 0
         eager = both + stacked(2 * width + masked, 3 * width + masked) * scores / rates.memory
-        flop = 2.0 * scores * (model.qk_dim + model.v_dim) * model.visible(keys)
+        flop = 2.0 * scores * (core.qk + core.v) * core.visible(keys)
         filled = 1 + rates.flash_fill / (batch * queries / 128)
         fused = stacked(filled * flop / rates.flash, 2.5 * flop / rates.flash_backward)
         return np.where(n.flash_attention, fused, eager)
 
-    def passes(self, weights: tuple[Weight, ...]) -> Array:
+    def passes(self, kind: LayerKind) -> Array:
         """Seconds of the element-wise kernels outside the attention core, limited by memory.
 
         Passes, each of ``width`` bytes a number, forward and backward:
@@ -167,25 +172,14 @@ class LayerTime:
         norm 2, 3 | residual sum 3, 3 | its dropout a mask, 2 and a mask | a bias 0, 1
         activation 2, 3; gated 3, 5 | context turned from heads to rows 2, 2
         gradients of q, k, v joined 0, 2 | mixture: tokens sorted to their experts and back 4, 4
+        short convolution 2, 3 | a mixer's gate 3, 5
         """
-        model, tp, mask = self.model, self.n.tp, self.model.dropout / self.width
-        norms, gated = model.layer_norms * (model.norm != "none"), model.mlp == "swiglu"
-        there = norms * 2 + 2 * (3 + mask)
-        back = norms * 3 + 2 * (3 + 2 * model.dropout + mask) + model.out_bias + model.mlp_bias
-        if any(w.copies > 1 for w in weights):
-            sorted_ = 4 * model.imbalance * model.top_k
-            there, back = there + sorted_, back + sorted_
-        a, g = ceil_div(model.heads, tp), ceil_div(model.kv_heads, tp)
-        context, qkv = a * model.v_dim, a * model.qk_dim + g * (model.qk_dim + model.v_dim)
-        inner: Values = sum(
-            ceil_div(w.inputs, tp) * w.active * (model.imbalance if w.copies > 1 else 1)
-            for w in weights
-            if w.row and "mlp" in w.name
-        )
-        passed = ((3 if gated else 2) * inner, ((5 if gated else 3) + model.mlp_bias) * inner)
-        inside = stacked(*passed) + stacked(2 * context, 2 * context + (2 + model.qkv_bias) * qkv)
-        stream = model.hidden * stacked(there, back) * self.own_tokens
-        return self.width * (stream + inside * self.tokens) / self.rates.memory
+        moved = np.zeros((2, 1))
+        for units, size, forward, backward, split, itemsize in kind.passes:
+            many = ceil_div(units, self.n.tp) * self.tokens if split else units * self.own_tokens
+            each = size * (itemsize or self.width)
+            moved = moved + stacked(each * forward, each * backward) * many
+        return moved / self.rates.memory
 
     def adapter_passes(self, weights: tuple[Weight, ...]) -> Array:
         """Seconds of low-rank adapters, limited by memory: beside a product [t, k] x [k, n] they

@@ -33,11 +33,13 @@ def step_flops(model: Model, sequences: int, sequence: int, frozen: bool = False
     tokens 2 s (d_qk + d_v) a token and head forward, and twice that backward: of a GPT
     72 B L s h^2 (1 + s/6h + V/12hL), Korthikanti et al. 2022 (arXiv:2205.05198), Appendix A.
     """
-    layers = sum(
-        many * sum(w.units * w.size * w.active for w in weights if w.inputs)
-        for _, many, weights in model.layer_kinds
-    )
-    core = 6.0 * sequence * model.heads * (model.qk_dim + model.v_dim) * model.layers
+    layers = core = 0.0
+    for kind in model.layer_kinds:
+        layers += kind.many * sum(w.units * w.size * w.active for w in kind.weights if w.inputs)
+        for one in kind.cores:
+            seen = 2 * one.visible(sequence) if model.chooses and one.visible else 1
+            flop = 2.0 * sequence * seen * (one.qk + one.v) if one.visible else one.flop
+            core += 3 * kind.many * one.heads * flop
     each = (4 if frozen else 6) * (layers + model.hidden * model.vocab) + core
     return sequences * sequence * each
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from tiledask.plan.arrays import Array, Values, combinations, numbered, stacked
 from tiledask.plan.inputs.hardware import ClusterSpec
+from tiledask.plan.inputs.kinds import LayerKind
 from tiledask.plan.inputs.layout import SELECTIVE_OP, Numbers
 from tiledask.plan.inputs.model import Model, Weight
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
@@ -67,14 +68,15 @@ def _piece(**seconds: Array) -> Array:
 class StepTime(LayerTime):
     """What the time of a step is made of, for one layout or for arrays of them."""
 
-    def layer(self, weights: tuple[Weight, ...]) -> Array:
-        """One layer of ``weights``."""
-        n, known, core = self.n, self.calibration, self.attention_core()
+    def layer(self, kind: LayerKind) -> Array:
+        """One layer of a kind."""
+        n, known, weights, mixture = self.n, self.calibration, kind.weights, kind.mixture
+        core = sum(map(self.core, kind.cores), np.zeros((2, 1)))
         core = (1 + (1 / known.ring_part - 1) * (1 - 1 / np.asarray(n.cp))) * core
-        matrices, mixture = self.weight_products(weights), any(w.copies > 1 for w in weights)
+        matrices = self.weight_products(weights)
         host = known.launch_layer + known.layer_seconds + mixture * known.mixture_seconds
         beside = self.adapter_passes(weights) + stacked(host / 3, host * 2 / 3)
-        compute = matrices + core + beside + known.eager_passes * self.passes(weights)
+        compute = matrices + core + beside + known.eager_passes * self.passes(kind)
         recompute = np.asarray(n.recompute)
         full, scores = recompute == "full", recompute == "selective"
         again = np.select(
@@ -82,7 +84,7 @@ class StepTime(LayerTime):
             [compute[0], core[0], compute[0] - core[0] - matrices[0] / 2],
             0.0,
         )
-        collectives = {"tp": self._tensor(weights), "cp": self._context(core)}
+        collectives = {"tp": self._tensor(kind), "cp": self._context(kind, core)}
         if mixture:
             collectives["ep"] = self._experts(stacked(compute[0], compute[1] + again))
         repeated = {name: stacked(c[0], c[1] + full * c[0]) for name, c in collectives.items()}
@@ -94,7 +96,7 @@ class StepTime(LayerTime):
     @cached_property
     def kinds(self) -> list[tuple[str, int, Array]]:
         """(name, how many there are, the seconds of one) of each kind of layer."""
-        return [(name, n, self.layer(weights)) for name, n, weights in self.model.layer_kinds]
+        return [(kind.name, kind.many, self.layer(kind)) for kind in self.model.layer_kinds]
 
     def mean_layer(self) -> Array:
         """The mean over all layers of the model."""
@@ -106,20 +108,19 @@ class StepTime(LayerTime):
         stream = 1.0 * self.tokens * self.model.hidden * self.width
         return all_reduce(stream, self.n.tp, 1, self.cluster)
 
-    def _tensor(self, weights: tuple[Weight, ...]) -> Array:
+    def _tensor(self, kind: LayerKind) -> Array:
         """Sums of the residual stream over tp, attention's and the MLP's, each way; with sequence
         parallelism an all-gather and a reduce-scatter in place of each (Korthikanti et al. 2022,
         section 4.2.2). A mixture's are of the tokens that come to its experts, over its slices."""
         n, known, waits = self.n, self.calibration, self.calibration.exposed
         cut, tp, slices = np.asarray(n.sequence_parallel), np.asarray(n.tp), n.expert_slices
-        each, count = self._sum(), 2 * (tp > 1)
-        sums = 2 * each
-        if any(weight.copies > 1 for weight in weights):
+        each, count = self._sum(), kind.sums * (tp > 1)
+        sums = kind.sums * each
+        if kind.mixture:
             came = self.expert_tokens * self.model.top_k * self.tokens
             own = all_reduce(1.0 * came * self.model.hidden * self.width, slices, 1, self.cluster)
-            shared = any(weight.name.startswith("shared") for weight in weights)
-            count = np.where(cut, (1 + shared) * (tp > 1) + (slices > 1), count)
-            sums = np.where(cut, (1 + shared) * each + own, sums)
+            count = np.where(cut, kind.own_sums * (tp > 1) + (slices > 1), count)
+            sums = np.where(cut, kind.own_sums * each + own, sums)
         launch = known.launch_collective + known.launch_rank * (np.maximum(tp, slices) - 1)
         launch = np.where(cut, 2, 1) * count * launch
         if known.gathers_operands:  # half of what moves is gathered, the other half sums
@@ -130,10 +131,10 @@ class StepTime(LayerTime):
         )
         return stacked(there, back)
 
-    def _context(self, core: Array) -> Array:
+    def _context(self, kind: LayerKind, core: Array) -> Array:
         """Keys and values pass round the ring while the core computes on those at hand."""
-        n, model = self.n, self.model
-        heads = ceil_div(model.kv_heads, n.tp) * (model.qk_dim + model.v_dim)
+        n, rings = self.n, (each for each in kind.cores if each.visible)
+        heads = sum(ceil_div(each.groups, n.tp) * (each.qk + each.v) for each in rings)
         ring = (n.cp - 1) * p2p(1.0 * heads * self.width * self.tokens, n.cp, n.tp, self.cluster)
         waited: Array = np.maximum(0.0, stacked(ring, 2 * ring) - core)
         return waited
@@ -162,7 +163,8 @@ class StepTime(LayerTime):
         """Waiting for neighbours. Each tensor-parallel rank sends a slice to its peer, and gathers
         the slices unless the sequence is cut (Narayanan et al. 2021, section 4.1)."""
         n, known, pp = self.n, self.calibration, np.asarray(self.n.pp)
-        slice_ = 1.0 * ceil_div(self.tokens, n.tp) * self.model.hidden * self.width
+        wide = self.model.hidden * self.model.streams * self.width
+        slice_ = 1.0 * ceil_div(self.tokens, n.tp) * wide
         hop = p2p(slice_, n.pp, n.tp * n.cp * n.dp, self.cluster)
         gather = all_gather(slice_ * n.tp, n.tp, 1, self.cluster)
         gather = np.where(np.asarray(n.sequence_parallel) | (pp == 1), 0.0, gather)
@@ -191,7 +193,7 @@ class StepTime(LayerTime):
         if not model.tied:
             tables = np.where((np.asarray(n.pp) == 1) | self.both_ways, 2 * tables, tables)
         dense, experts = (
-            sum(many / model.layers * count(weights, of) for _, many, weights in kinds)
+            sum(kind.many / model.layers * count(kind.weights, of) for kind in kinds)
             for of in (False, True)
         )
         return stacked(layers * dense + tables, layers * experts)
