@@ -167,6 +167,16 @@ class Fields:
     boolean = _getter(bool, "true or false", lambda value: isinstance(value, bool))
     text = _getter(str, "text", lambda value: isinstance(value, str))
 
+    def like(self, key: str, default: Any) -> Any:
+        """A value of the type that ``default`` is of; of None a whole number that must be there."""
+        plain = {bool: self.boolean, str: self.text, float: self.number}
+        if default is None or type(default) is int:
+            return self.integer(key, _REQUIRED if default is None else default, minimum=0)
+        if type(default) in plain:
+            return plain[type(default)](key, default)
+        rule = f"a {'JSON object' if isinstance(default, dict) else 'list'}"
+        return self._read(key, default, lambda v: isinstance(v, type(default)), rule)
+
     def object(self, key: str) -> "Fields":
         value = self._read(key, _REQUIRED, lambda v: isinstance(v, dict), "a JSON object")
         return Fields(value, f"{self.where}: key {key!r}")

@@ -68,8 +68,8 @@ BAD = {
     "latent head": ({**DEEPSEEK, "head_dim": 7}, r"'head_dim' must be 64 or 192 in"),
     "mlp bias": ({**DEEPSEEK, "mlp_bias": True}, "'mlp_bias' is True, which changes"),
     "other alias": ({**GPT2, "hidden_size": 769}, "says otherwise than"),
-    "own code": ({**LLAMA, "internal": 1, "auto_map": {"AutoModel": "m.M"}}, "'internal' is not"),
-    "packed": ({**LLAMA, "quantization_config": {"quant_method": "gptq"}}, "quant_method 'gptq'"),
+    "own code": ({**LLAMA, "num_more": 1, "auto_map": {"AutoModel": "m.M"}}, "'num_more' is not"),
+    "typing error": ({**LLAMA, "num_key_value_head": 2}, "is not understood .* did you mean"),
 }
 
 

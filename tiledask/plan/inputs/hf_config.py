@@ -1,4 +1,4 @@
-"""A Hugging Face config.json as a Model: every key is understood, harmless, ignored or refused.
+"""A Hugging Face config.json as a Model: every key is understood, harmless, noted or refused.
 
 data/families.json has
 
@@ -6,21 +6,33 @@ data/families.json has
     same       the model_type whose language model has the same weights
     neutral    keys that add or drop weights unless they hold one of these values
     harmless   patterns of keys that no parameter count depends on
-    families   a row for each model_type, or what it has that another, which it is "like", has not
+    texts      keys of the language model's own config, in that of a model of images or sounds
+    none       model_types that are no decoders of text, and what they are
+    unseen     keys of what is not counted, and the note that says so
+    parts      what several families have in common
+    families   a row for each model_type, or what it has that others, which it is "like", have not
 
 A row has "fixed" fields of a Model; those that its keys give, "required" and "optional"; its
 "switches": a key, its "default", the fields that it "sets" or that are so where it is "true" or
-"false"; "dropout" keys and their defaults; whether the output projection is "tied" by default; the
-"classes" with exactly these weights; which layers have the "window", 0: all; n: all but each n-th;
-and "readers", functions of this module for the rest.
+"false"; other "keys" and their defaults, null where there must be one, and those that it "needs" to
+hold, if only null; "dropout" keys and their defaults; whether the output projection is "tied" by
+default; the "classes" with exactly these weights; the list whose length is the number of layers,
+where nothing else says it, "layers_of"; what is so of a "mixture" alone. Fields are
+"derived" from these by expressions, those of "each" layer by its number i; "rules" say what must be
+so, of which key, and what else; "more" weights of a layer, the embedding or the head have units,
+size and inputs.
 """
 
 import re
+from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import cache, partial, reduce
 from typing import Any
 
 from tiledask.errors import ConfigError, short
-from tiledask.plan.data import Fields, shipped_json
-from tiledask.plan.inputs.model import MOST_LAYERS, Model
+from tiledask.plan.data import Fields, meant, shipped_json
+from tiledask.plan.inputs.model import MIXTURE, MOST_LAYERS, Model
+from tiledask.plan.inputs.weights import Weight
 
 __all__ = ["families", "model_from_config"]
 
@@ -29,15 +41,14 @@ Row = dict[str, Any]
 KEYS: Row = shipped_json("families.json")
 families: dict[str, Row] = {}
 """``model_type`` -> its family, of those that are understood."""
-for _name, _own in KEYS["families"].items():
-    _like = families.get(_own.get("like", ""), {})
-    families[_name] = _like | {  # tables are added to, the rest is replaced
-        key: _like.get(key, {}) | value if isinstance(value, dict) else value
-        for key, value in _own.items()
-    }
-
 BASE = ("hidden", "layers", "heads", "vocab")
 """Fields of a Model that every config gives."""
+FIELDS = {field.name for field in fields(Model)}
+SOME = ("llama", "qwen3", "qwen3_next", "deepseek_v3", "gemma3", "nemotron_h")
+BUILTINS = {
+    each.__name__: each for each in (len, min, max, range, any, all, sum, set, int, dict, str, bool)
+}
+"""What expressions of the file can use."""
 STRUCTURE = (
     r"(.*_)?(num|n|size|dims?|ranks?|heads?|layers?|experts?|bias|norms?|width|hidden|intermediate"
     r"|mlp|ffn|attn|attention|conv|ssm|mamba|state|lora|adapters?|tied?|gated?|moe|shared|blocks?"
@@ -51,13 +62,30 @@ BY_HAND = (
 """How to go on with a model that is not understood."""
 
 
+def _merged(one: Any, other: Any, add: bool = False) -> Any:
+    """``one`` with what ``other`` has: tables are added to, and lists if ``add``; all else is
+    replaced."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one | {k: _merged(one[k], v, add) if k in one else v for k, v in other.items()}
+    return one + other if add and isinstance(one, list) else other
+
+
+for _name, _own in KEYS["families"].items():
+    _like = _own.get("like", [])
+    _rows = [
+        {**KEYS["parts"], **families}[n] for n in ([_like] if isinstance(_like, str) else _like)
+    ]
+    families[_name] = reduce(_merged, [*_rows, _own], {})
+
+
 def model_from_config(config: Fields, name: str) -> Model:
     """The Model that ``config`` describes.
 
-    A family or a key that may change the count and is not understood is a ConfigError. Counts are
-    of trainable parameters. The load-balancing bias of DeepSeek-V3's router is one, as in its
-    published 671 B; its multi-token-prediction layer is not counted. Of a model of images and text
-    it is the language model alone, with its output projection, as its ``name`` says.
+    A family or a key that may change the count and is not understood is a ConfigError, which has
+    all of them. Counts are of trainable parameters. The load-balancing bias of DeepSeek-V3's router
+    is one, as in its published 671 B; layers that predict further tokens are not counted, and
+    ``notes`` say so. Of a model of images and text it is the language model alone, with its output
+    projection, as its ``name`` says.
 
     >>> config = Fields({"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12,
     ...                  "n_positions": 1024, "vocab_size": 50257}, "config.json")
@@ -65,59 +93,91 @@ def model_from_config(config: Fields, name: str) -> Model:
     124439808
     """
     if (inner := _language(config)) is not None:
-        return model_from_config(inner, f"{name}, text alone")
-    kind = _kind(config.text("model_type"))
-    if kind not in families:
-        rule = f"is {short(kind)}; the families understood are {', '.join(families)}. {BY_HAND}"
-        raise config.fail("model_type", rule)
+        model = model_from_config(inner, f"{name}, text alone")
+        alone = "text alone: what reads images or sounds is not counted"
+        return replace(model, notes=(alone, *model.notes))
+    known = {key for names in KEYS["aliases"].values() for key in names}
+    config = Fields(
+        {k: _single(v) if k in known else v for k, v in config.values.items()}, config.where
+    )
+    kind = _understood(config)
     source = config.text("source", "") or config.where
     family = families[kind]
+    if any(config.values.get(key) for key in KEYS["aliases"]["experts"]):
+        family = _merged(family, family.get("mixture", {}), add=True)
+    wrong: list[str] = []
     for head in config.texts("architectures", ()):
         if head not in family["classes"]:
-            rule = f"names {short(head)}, whose head may hold other weights; for {kind!r} the count"
-            rule += f" is known of {', '.join(family['classes'])}. {BY_HAND}"
-            raise config.fail("architectures", rule)
-    required = *BASE, *family.get("required", ())
-    values: Row = family["fixed"] | {key: _aliased(config, key) for key in required}
-    values |= {key: _aliased(config, key, 0) for key in family.get("optional", ())}
-    if values["layers"] > MOST_LAYERS:  # readers count through them
-        given = short(values["layers"])
-        raise ConfigError(f"{config.where}: layers must be at most {MOST_LAYERS:,}, got {given}")
-    values["ffn"] = values.get("ffn") or 4 * values["hidden"]
-    for key, switch in family.get("switches", {}).items():
-        on = config.boolean(key, switch["default"])
-        values |= dict.fromkeys(switch.get("sets", ()), on) | switch.get(str(on).lower(), {})
-    for reader in family.get("readers", ()):
-        values |= _READERS[reader](config, family, values)
-    if family.get("rounds_head_dim"):
-        values["head_dim"] = values["head_dim"] or values["hidden"] // values["heads"]
-    if family.get("window") is not None and "sliding_window" in config:
-        values |= _window(config, family["window"], values["layers"])
-    rates = [config.number(key, default) for key, default in family["dropout"].items()]
-    values["tied"] = config.boolean("tie_word_embeddings", family.get("tied", False))
-    if ignored := _check_rest(config, family):
-        source += f"; not read, as the family's class has no such key: {', '.join(ignored)}"
+            rule = (
+                f"key 'architectures' names {short(head)}, whose head may hold other weights; for"
+            )
+            rule += f" {kind!r} the count is known of {', '.join(family['classes'])}. {BY_HAND}"
+            wrong.append(rule)
+    values, names = _values(config, family, wrong)
+    notes, ignored = _rest(config, family, wrong)
+    if wrong:
+        raise ConfigError(f"{config.where}: {'; '.join(wrong)}")
+    values |= _of_layers(config, family, values, names)
+    if not values.get("experts"):  # every layer is dense
+        values = {key: value for key, value in values.items() if key not in (*MIXTURE, "top_k")}
+    if ignored:
+        notes.append(f"not read, as the family's class has no such key: {', '.join(ignored)}")
+        source += f"; {notes[-1]}"
     try:
-        return Model(**values, dropout=any(rates), name=name, source=source)
+        return Model(**values, name=name, source=source, notes=tuple(notes))
     except ConfigError as error:
         raise ConfigError(f"{config.where}: {error}") from None
+
+
+def _understood(config: Fields) -> str:
+    """The family of a config, by its model_type, or by its class where it has none."""
+    classes = {head: kind for kind, family in families.items() for head in family["classes"]}
+    if made := config.values.get("_class_name"):
+        rule = (
+            "is a part of an image or video pipeline of diffusers, no decoder of text, and is not"
+        )
+        raise ConfigError(f"{config.where}: {short(made)} {rule} planned. {BY_HAND}")
+    heads = config.values.get("architectures")
+    guessed = (
+        [classes.get(head) for head in heads if isinstance(head, str)]
+        if isinstance(heads, list)
+        else []
+    )
+    kind = _kind(config.text("model_type", guessed[0] if guessed and guessed[0] else "none given"))
+    if kind in families:
+        return str(kind)
+    if "model_type" not in config:
+        raise config.fail("model_type", "is missing; add it")
+    other = KEYS["none"].get(kind, "")
+    rule = f"is {short(kind)}, {other}" if other else f"is {short(kind)}"
+    rule += f"; {meant(kind, families)}the families understood are rows of data/families.json: "
+    raise config.fail("model_type", f"{rule}{len(families)}, such as {', '.join(SOME)}. {BY_HAND}")
 
 
 def _language(config: Fields) -> Fields | None:
     """The config of the language model in that of a model of images and text, if it is one that is
     understood: under "text_config", or in older files among the others' keys."""
-    outer, inner = config.values, config.values.get("text_config")
+    outer = config.values
     kind = _kind(outer.get("model_type"))
-    within = _kind(inner.get("model_type")) if isinstance(inner, dict) else None
-    if isinstance(inner, dict) and within in families and kind not in families:
+    where, inner = next(
+        ((k, outer[k]) for k in KEYS["texts"] if isinstance(outer.get(k), dict)), ("", {})
+    )
+    within = _kind(inner.get("model_type", f"{kind}_text"))
+    if within in families and not any(outer.get(key) for key in KEYS["aliases"]["layers"]):
         # which of both says whether the output projection is the embedding's table
         shared = ["quantization_config", *["tie_word_embeddings"] * (kind != "llama4")]
         inner = inner | {key: outer[key] for key in shared if outer.get(key) is not None}
-        return Fields(inner, f"{config.where}, text_config")
-    if inner is None and "vision_config" in outer and f"{kind}_text" in families:
+        return Fields(inner | {"model_type": within}, f"{config.where}, {where}")
+    if not inner and "vision_config" in outer and f"{kind}_text" in families:
         others = {"architectures": None, "vision_config": None, "model_type": f"{kind}_text"}
         return Fields({k: v for k, v in (outer | others).items() if v is not None}, config.where)
     return None
+
+
+def _single(value: Any) -> Any:
+    """A list of equal numbers, of each layer, as that number."""
+    one = isinstance(value, list) and value and value.count(value[0]) == len(value)
+    return value[0] if one else value
 
 
 def _kind(model_type: Any) -> Any:
@@ -126,7 +186,8 @@ def _kind(model_type: Any) -> Any:
 
 def _aliased(config: Fields, key: str, default: int | None = None) -> int:
     first, *others = names = KEYS["aliases"][key]
-    found = {name: config.integer(name) for name in names if name in config}
+    least = int(default is None)
+    found = {name: config.integer(name, minimum=least) for name in names if name in config}
     if key == "learned_pos":
         found = dict(list(found.items())[:1])  # n_ctx repeats n_positions in old configs
     if len(set(found.values())) > 1:
@@ -139,123 +200,119 @@ def _aliased(config: Fields, key: str, default: int | None = None) -> int:
     return next(iter(found.values()), default or 0)
 
 
-def _window(config: Fields, every: int, layers: int) -> Row:
-    """The window, and the layers that have it: as listed, or all but each ``every``-th."""
-    every = config.integer("sliding_window_pattern", every, minimum=0)
-    usual = ["full_attention" if every and not (i + 1) % every else "" for i in range(layers)]
-    kinds = config.texts("layer_types", usual)[:layers]
-    near = sum(kind != "full_attention" for kind in kinds)
-    width = config.integer("sliding_window")
-    return {"window": width, "windowed_layers": near} if near else {}
+def _values(config: Fields, family: Row, wrong: list[str]) -> tuple[Row, Row]:
+    """(the fields of a Model, all names of expressions), and what is wrong of their keys."""
+
+    def ask(read: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return read(*args)
+        except ConfigError as error:
+            wrong.append(str(error).removeprefix(f"{config.where}: "))
+            return 0
+
+    values: Row = dict(family["fixed"])
+    listed = config.values.get(family.get("layers_of"))  # as many as this list is long
+    for key in (*BASE, *family.get("required", ())):
+        many = len(listed) if key == "layers" and isinstance(listed, list) else None
+        values[key] = ask(_aliased, config, key, many)
+    for key in family.get("optional", ()):
+        values[key] = ask(_aliased, config, key, 0)
+    values["ffn"] = values.get("ffn") or 4 * values["hidden"]
+    for key, switch in family.get("switches", {}).items():
+        on = bool(ask(config.boolean, key, switch["default"]))
+        values |= dict.fromkeys(switch.get("sets", ()), on) | switch.get(str(on).lower(), {})
+    rates = [ask(config.number, key, default) for key, default in family["dropout"].items()]
+    values["dropout"] = any(rates)
+    values["tied"] = ask(config.boolean, "tie_word_embeddings", family.get("tied", False))
+    if values["layers"] > MOST_LAYERS:  # expressions count through them
+        wrong.append(f"layers must be at most {MOST_LAYERS:,}, got {short(values['layers'])}")
+    names = dict(values)
+    for key, default in family.get("keys", {}).items():
+        names[key] = ask(config.like, key, default)
+    for key in family.get("needs", ()):
+        if key not in config.values:
+            wrong.append(f"key {key!r} is missing; add it, null if there is none")
+    return values, names
 
 
-def _sparse_step(config: Fields, family: Row, values: Row) -> Row:
-    """Qwen's mixtures: every decoder_sparse_step-th layer, less mlp_only_layers."""
-    step = config.integer("decoder_sparse_step", 1)
-    listed = set(config.integers("mlp_only_layers", ()))
-    layers = range(values["layers"])
-    return {"dense_layers": tuple(i for i in layers if i in listed or (i + 1) % step)}
+def _of_layers(config: Fields, family: Row, values: Row, names: Row) -> Row:
+    """The fields that follow from other keys, and those of each layer; ConfigError for all rules
+    that are broken."""
+
+    def work_out(text: str) -> Any:
+        try:
+            return eval(_code(text), names)  # of a row of ours, of names that hold values alone
+        except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
+            keys = [key for key in dict.fromkeys(re.findall(r"\w+", text)) if key in config.values]
+            rule = f"do not go together with {values['layers']} layers: {error}"
+            raise ConfigError(f"{config.where}: keys {', '.join(keys)} {rule}") from None
+
+    names["__builtins__"] = BUILTINS
+    for field, text in family.get("derived", {}).items():
+        names[field] = work_out(text)
+        values |= {field: names[field]} if field in FIELDS else {}
+    broken = [(key, rule) for text, key, rule in family.get("rules", ()) if not work_out(text)]
+    if broken:
+        words = (f"key {key!r} {rule.format_map(names)}" for key, rule in broken)
+        raise ConfigError(f"{config.where}: {'; '.join(words)}")
+    for place, weights in family.get("more", {}).items():
+        found = [(name, *map(work_out, sizes)) for name, sizes in weights.items()]
+        values[place] = tuple(
+            Weight(name, units, size, False, "matrix" if inputs else "bias", inputs=inputs)
+            for name, units, size, inputs in found
+            if units * size
+        )
+    each = []
+    for layer in range(values["layers"] if "each" in family else 0):
+        names["i"] = layer
+        each.append({field: work_out(text) for field, text in family["each"].items()})
+    return _pattern(values["layers"], each)
 
 
-def _dense_first(config: Fields, family: Row, values: Row) -> Row:
-    """DeepSeek's mixtures: first_k_dense_replace dense layers, then one in moe_layer_freq."""
-    read: Row = {key: _aliased(config, key, 0) for key in ("experts", "expert_ffn", "top_k")}
-    every = config.integer("moe_layer_freq", 1)
-    shared = config.integer("n_shared_experts", 0, minimum=0)
-    first = config.integer("first_k_dense_replace", 0, minimum=0)
-    router = family.get("router", "greedy")
-    method = config.text("topk_method", router)
-    if not read["experts"]:  # null: every layer is dense
-        return {}
-    for key in ("moe_intermediate_size", "num_experts_per_tok", "first_k_dense_replace"):
-        config.integer(key, minimum=0)  # what transformers would assume differs by version
-    if "n_shared_experts" not in config.values:
-        raise config.fail("n_shared_experts", "is missing; add it, null if there are none")
-    if (method == "noaux_tc") != (router == "noaux_tc"):
-        rule = f"is {short(method)}; the count is known of {router!r} and its like"
-        raise config.fail("topk_method", rule)
-    read |= {"shared_ffn": shared * read["expert_ffn"], "router_bias": method == "noaux_tc"}
-    dense = (i for i in range(values["layers"]) if i < first or i % every)
-    return read | {"dense_layers": tuple(dense)}
+def _pattern(layers: int, each: list[Row]) -> Row:
+    """Of the fields of each layer those of the model: which layers are dense, how many have a
+    window, and the kinds of layer where these differ in anything else."""
+    found: Row = {"dense_layers": tuple(i for i, row in enumerate(each) if row.pop("dense", False))}
+    windows = [row.pop("window", 0) for row in each]
+    if {*map(str, each)} <= {"{}"} and len({*windows} - {0}) < 2:
+        near = sum(map(bool, windows))
+        return found | ({"window": max(windows), "windowed_layers": near} if near else {})
+    for row, window in zip(each, windows, strict=True):
+        row |= {"window": window, "windowed_layers": layers if window else 0}
+    kinds = list({str(row): row for row in each}.values())
+    if len(kinds) == 1:
+        return found | kinds[0]
+    return found | {"kinds": tuple(kinds), "pattern": tuple(map(kinds.index, each))}
 
 
-def _latent(config: Fields, family: Row, values: Row) -> Row:
-    """Multi-head latent attention; q_lora_rank must be there, null where queries are direct."""
-    if "q_lora_rank" not in config.values:
-        raise config.fail("q_lora_rank", "is missing; add it, null if queries are not compressed")
-    keys = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    read = {key: config.integer(key) for key in keys}
-    rotary = read["qk_rope_head_dim"]
-    whole = read["qk_nope_head_dim"] + rotary
-    # transformers writes what follows from the others, and calls the rotary part head_dim
-    for key, allowed in (("head_dim", (rotary, whole)), ("qk_head_dim", (whole,))):
-        if config.integer(key, allowed[0]) not in allowed:
-            rule = f"must be {' or '.join(map(str, allowed))} in latent attention; leave it out"
-            raise config.fail(key, rule)
-    return read | {"q_lora_rank": config.integer("q_lora_rank") if "q_lora_rank" in config else 0}
+_code = cache(partial(compile, filename="data/families.json", mode="eval"))
 
 
-def _opt(config: Fields, family: Row, values: Row) -> Row:
-    """Two rows more than positions; an embedding as wide as the layers."""
-    if config.integer("word_embed_proj_dim", values["hidden"]) != values["hidden"]:
-        raise config.fail("word_embed_proj_dim", "must be hidden_size: narrower is not planned")
-    return {"learned_pos": values["learned_pos"] + 2, "unused_pos": 2}
-
-
-def _falcon(config: Fields, family: Row, values: Row) -> Row:
-    """One key-value head, groups, or all; attention and MLP side by side, or in turn."""
-    groups = config.integer("num_kv_heads", values["heads"])
-    new = config.boolean("new_decoder_architecture", False)
-    one = config.boolean("multi_query", True) and not new
-    side = config.boolean("parallel_attn", True)
-    norms = config.integer("num_ln_in_parallel_attn", 1 + new)
-    groups = groups if new else values["heads"]
-    return {"kv_heads": 1 if one else groups, "layer_norms": 1 if side and norms != 2 else 2}
-
-
-def _llama4(config: Fields, family: Row, values: Row) -> Row:
-    """Mixtures in the layers listed, or in every n-th; a shared expert as wide as the others."""
-    step, width = config.integer("interleave_moe_layer_step", 1), values["ffn"]
-    layers = values["layers"]
-    mixtures = set(config.integers("moe_layers", tuple(range(step - 1, layers, step))))
-    read: Row = {"ffn": config.integer("intermediate_size_mlp")}
-    if not mixtures & {*range(layers)}:
-        return read | {"experts": 0, "top_k": 0}
-    dense = tuple(i for i in range(layers) if i not in mixtures)
-    return read | {"expert_ffn": width, "shared_ffn": width, "dense_layers": dense}
-
-
-_READERS = {
-    "sparse step": _sparse_step,
-    "dense first": _dense_first,
-    "latent": _latent,
-    "opt": _opt,
-    "falcon": _falcon,
-    "llama4": _llama4,
-}
-
-
-def _check_rest(config: Fields, family: Row) -> list[str]:
-    """The keys that are ignored; ConfigError for all those at once that may change weights."""
-    if "quantization_config" in config:
-        # fp8 and mxfp4 change the bytes of a weight and add scales, which are no parameters
-        method = config.object("quantization_config").values.get("quant_method")
-        if method not in ("fp8", "mxfp4"):
-            rule = f"has quant_method {short(method)}, whose packed weights are not counted here"
-            rule += "; take the config.json of the model before it was quantized"
-            raise config.fail("quantization_config", rule)
+def _rest(config: Fields, family: Row, wrong: list[str]) -> tuple[list[str], list[str]]:
+    """(what of the file is not counted, keys that are ignored); into ``wrong`` those of the other
+    keys that may change weights."""
     neutral, harmless = KEYS["neutral"] | family.get("neutral", {}), "|".join(KEYS["harmless"])
-    ignored, wrong = [], []
+    absent = {*family.get("keys", ()), *family.get("switches", ())} - {*config.values}
+    for field in (*BASE, *family.get("required", ()), *family.get("optional", ())):
+        names = {*KEYS["aliases"][field]}
+        absent |= set() if any(name in config for name in names) else names
+    notes, ignored = [], []
     for key in config.left():
         value = config.values[key]
-        if key in neutral:
-            if not any(value is held or value == held for held in neutral[key]):
-                wrong.append(f"{key!r} is {short(value)}, which changes the parameter count here")
+        if key in KEYS["unseen"]:
+            notes += [KEYS["unseen"][key].format(short(value))] * bool(value)
+        elif key in neutral:
+            if value is not None and not any(
+                value is held or value == held for held in neutral[key]
+            ):
+                wrong.append(
+                    f"key {key!r} is {short(value)}, which changes the parameter count here"
+                )
         elif value and not re.fullmatch(harmless, key):
-            if "auto_map" in config or re.fullmatch(STRUCTURE, key):
-                wrong.append(f"{key!r} is not understood and may change the parameter count")
+            near = meant(key, absent)
+            if re.fullmatch(STRUCTURE, key) and ("auto_map" in config or near):
+                what = f"is not understood and may change the parameter count; {near}"
+                wrong.append(f"key {key!r} {what}remove what does not")
             else:
                 ignored.append(key)
-    if wrong:
-        raise ConfigError(f"{config.where}: key {'; key '.join(wrong)}; remove what does not")
-    return ignored
+    return notes, ignored

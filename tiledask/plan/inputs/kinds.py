@@ -1,4 +1,4 @@
-"""The kinds of layers: a row for each mixer of tokens and each MLP, which counts, memory and time read.
+"""The kinds of layers: a row for each mixer of tokens and each MLP; counts, memory, time read it.
 
 mixer   attention | latent | compressed | mamba2 | mamba | delta | conv      "+": side by side
 MLP     gelu, swiglu | mixture of experts | none
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
-from tiledask.plan.inputs.weights import Weight, bias, count, norm
+from tiledask.plan.inputs.weights import Weight, bias, norm
 
 __all__ = ["Core", "Kept", "LayerKind", "Part", "Pass", "layer_kind"]
 
@@ -92,13 +92,14 @@ def attention(m: Any) -> Part:
     """Heads, or groups of heads; queries may have an output gate, keys be values as well
     (Vaswani et al. 2017, arXiv:1706.03762; Ainslie et al. 2023, arXiv:2305.13245)."""
     h, a, g, e, v = m.hidden, m.heads, m.kv_heads, m.head_dim, m.v_dim
-    heads = [("query", a, e), ("key", g, e), ("value", g, v)][: 3 - m.key_is_value]
+    heads = [("query", a, e), ("key", g, e), ("value", g, v)]
+    heads = heads[:1] if m.shares_keys else heads[: 3 - m.key_is_value]
     weights = [Weight(name, n, width * h, inputs=h) for name, n, width in heads]
     if m.output_gate:
         weights.append(Weight("attention gate", a, m.output_gate * h, inputs=h))
     if m.qkv_bias:
         weights += [Weight(f"{name} bias", n, width, kind="bias") for name, n, width in heads]
-    for name, n, _ in heads[:2]:
+    for name, n in (each[:2] for each in heads[:2]):
         if m.qk_norm == "own":
             weights.append(Weight(f"{name} norm", n, e, kind="norm"))
         elif m.qk_norm is not None:
@@ -110,7 +111,8 @@ def attention(m: Any) -> Part:
     normed = [each._replace(name=f"{each.name} norm input", op=0) for each in kept[:2]]
     kept += normed if m.qk_norm else []
     core = Core(a, g, e, v, m.visible)
-    return _attended(m, weights, kept, core, (Kept("key", g, e + v),))
+    cached = () if m.shares_keys else (Kept("key", g, e + v),)
+    return _attended(m, weights, kept, core, cached)
 
 
 def latent(m: Any) -> Part:

@@ -112,6 +112,8 @@ class Model:
     "mamba", "delta", "conv", "none", or two side by side with "+" between them."""
     output_gate: int = 0  # Numbers of a head that gate its output: head_dim, 1, or none
     key_is_value: bool = False  # Keys are the values, too
+    shares_keys: bool = False  # Keys and values are those of an earlier layer
+    chunked: bool = False  # Windows are chunks of the sequence, which see themselves alone
     index_heads: int = 0  # Heads of an indexer that chooses which tokens are seen; 0: none
     index_dim: int = 0
     index_topk: int = 0  # Tokens that it chooses
@@ -189,6 +191,8 @@ class Model:
             return near - near**2 / 2 if self.causal else np.minimum(1.0, 2 * near - near**2)
 
         part, whole = self.windowed_layers / self.layers, 0.5 if self.causal else 1.0
+        if self.chunked:
+            return float((1 - part + part * np.minimum(1.0, self.window / sequence)) * whole)
         if pieces := self.compress:
             far = within(pieces * self.index_topk) if self.index_topk else whole
             return float(part * within(self.window) + far / pieces)
