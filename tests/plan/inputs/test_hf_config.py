@@ -69,7 +69,10 @@ BAD = {
     "mlp bias": ({**DEEPSEEK, "mlp_bias": True}, "'mlp_bias' is True, which changes"),
     "other alias": ({**GPT2, "hidden_size": 769}, "says otherwise than"),
     "own code": ({**LLAMA, "num_more": 1, "auto_map": {"AutoModel": "m.M"}}, "'num_more' is not"),
-    "typing error": ({**LLAMA, "num_key_value_head": 2}, "is not understood .* did you mean"),
+    "typing error": (
+        {**LLAMA, "num_key_value_heads": None, "num_key_value_head": 2},
+        "is not understood .* did you mean",
+    ),
 }
 
 

@@ -15,7 +15,7 @@ data/families.json has
 A row has "fixed" fields of a Model; those that its keys give, "required" and "optional"; its
 "switches": a key, its "default", the fields that it "sets" or that are so where it is "true" or
 "false"; other "keys" and their defaults, null where there must be one, and those that it "needs" to
-hold, if only null; "dropout" keys and their defaults; whether the output projection is "tied" by
+hold, if only null; "untyped" ones are a number or text; "dropout" keys and their defaults; whether the output projection is "tied" by
 default; the "classes" with exactly these weights; the list whose length is the number of layers,
 where nothing else says it, "layers_of"; what is so of a "mixture" alone. Fields are
 "derived" from these by expressions, those of "each" layer by its number i; "rules" say what must be
@@ -229,6 +229,9 @@ def _values(config: Fields, family: Row, wrong: list[str]) -> tuple[Row, Row]:
     names = dict(values)
     for key, default in family.get("keys", {}).items():
         names[key] = ask(config.like, key, default)
+    for key, usual in family.get("untyped", {}).items():
+        read = config.integer if isinstance(config.values.get(key), int) else config.text
+        names[key] = ask(read, key, usual)
     for key in family.get("needs", ()):
         if key not in config.values:
             wrong.append(f"key {key!r} is missing; add it, null if there is none")
@@ -296,12 +299,14 @@ def _rest(config: Fields, family: Row, wrong: list[str]) -> tuple[list[str], lis
     for field in (*BASE, *family.get("required", ()), *family.get("optional", ())):
         names = {*KEYS["aliases"][field]}
         absent |= set() if any(name in config for name in names) else names
-    notes, ignored = [], []
+    unseen = ((key, config.values.get(key)) for key in KEYS["unseen"])
+    notes = [KEYS["unseen"][key].format(short(value)) for key, value in unseen if value]
+    ignored = []
     for key in config.left():
         value = config.values[key]
         if key in KEYS["unseen"]:
-            notes += [KEYS["unseen"][key].format(short(value))] * bool(value)
-        elif key in neutral:
+            continue
+        if key in neutral:
             if value is not None and not any(
                 value is held or value == held for held in neutral[key]
             ):

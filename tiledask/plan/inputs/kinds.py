@@ -98,7 +98,8 @@ def attention(m: Any) -> Part:
     if m.output_gate:
         weights.append(Weight("attention gate", a, m.output_gate * h, inputs=h))
     if m.qkv_bias:
-        weights += [Weight(f"{name} bias", n, width, kind="bias") for name, n, width in heads]
+        heads_ = [*heads, *[("attention gate", a, m.output_gate)] * (m.output_gate > 0)]
+        weights += [Weight(f"{name} bias", n, width, kind="bias") for name, n, width in heads_]
     for name, n in (each[:2] for each in heads[:2]):
         if m.qk_norm == "own":
             weights.append(Weight(f"{name} norm", n, e, kind="norm"))
@@ -361,6 +362,7 @@ def mixture(m: Any) -> Part:
     if m.expert_hidden:
         weights.append(Weight("latent down", inner, h, split=False, inputs=h))
         weights.append(Weight("latent up", h, inner, split=False, inputs=inner))
+        weights += norm(m, "latent norm", inner * m.expert_norm)
         kept.append(Kept("expert latents", 2 * inner, split=False))
     weights.append(Weight("router", n, h, split=False, inputs=h))
     weights += bias(m.router_bias, "router", n)

@@ -30,13 +30,26 @@ WORDS: dict[str, tuple[Any, ...]] = {
     "layer_norms": (1, 2, 4),
 }
 LATENT = ("qk_nope_head_dim", "qk_rope_head_dim")
-MIXTURE = ("shared_ffn", "shared_gate", "router_bias", "expert_hidden", "dense_layers")
+MIXTURE = (
+    "shared_ffn",
+    "shared_gate",
+    "router_bias",
+    "expert_hidden",
+    "expert_norm",
+    "dense_layers",
+)
 SCAN = ("ssm_heads", "ssm_head_dim", "ssm_state", "conv_kernel")
 """What mixers need that read the tokens in turn."""
 OF_ALL = ("hidden", "layers", "vocab", "name", "source", "kinds", "pattern", "dense_layers")
 """Fields that all layers of a model share."""
 DENSE: dict[str, Any] = dict.fromkeys(("experts", "top_k", "expert_ffn", "shared_ffn"), 0)
-DENSE |= {"expert_hidden": 0, "shared_gate": False, "router_bias": False, "imbalance": 1.0}
+DENSE |= {
+    "expert_hidden": 0,
+    "expert_norm": False,
+    "shared_gate": False,
+    "router_bias": False,
+    "imbalance": 1.0,
+}
 """What the dense layers of a mixture model have not."""
 
 
@@ -132,6 +145,7 @@ class Model:
     decay_rank: int = 0  # Rank of its decay's product, or of mamba's steps; 0: full
     gate_rank: int = 0
     expert_hidden: int = 0  # Width of the space that experts work in; 0 means hidden
+    expert_norm: bool = False  # A norm before they leave it
     streams: int = 1  # Residual streams, side by side
     more: tuple[Weight, ...] = ()  # What else a layer, the embedding or the head has
     embedding_more: tuple[Weight, ...] = ()
@@ -165,6 +179,8 @@ class Model:
         width = self.qk_dim or self.hidden // self.heads
         inner = self.expert_ffn or self.ffn
         vars(self).update(dense_layers=tuple(dense), head_dim=width, expert_ffn=inner)
+        if self.kinds and self.layer_kinds:  # each kind keeps the rules, too
+            self.check_tp(1)
 
     @property
     def positions(self) -> int:
