@@ -1,7 +1,7 @@
 """Count the parameters of small models with transformers, for tests/plan/inputs/test_families.py.
 
     python tests/oracles/transformers_counts.py                all families again
-    python tests/oracles/transformers_counts.py lfm2 bamba     these anew: each key changed by itself
+    python tests/oracles/transformers_counts.py lfm2 bamba     these anew, each key changed alone
 
 Needs torch and transformers, in an environment of their own; nothing is allocated. The balancing
 biases of routers, which are buffers in transformers, are counted with the parameters.
@@ -102,11 +102,12 @@ def anew(kind: str) -> dict[str, Any]:
     config, _ = counted(kind, base)
     for key in FOLLOW if "kv_lora_rank" in config else ():
         config.pop(key, None)
-    neutral = FAMILIES["families"][kind].get("neutral", ())
+    row = FAMILIES["families"][kind]
+    refused = [*row.get("neutral", ()), *FIXED, *(key for _, key, _ in row.get("rules", ()))]
     parameters = counted(kind, config)[1]
     cases: list[Any] = [[{}, parameters]]
     for key, value in config.items():
-        if type(value) not in (bool, int) or key in (*neutral, *FIXED) or key.endswith("_id"):
+        if type(value) not in (bool, int) or key in refused or key.endswith("_id"):
             continue
         change = {key: not value if type(value) is bool else 3 if value == 2 else 2 * value or 1}
         try:

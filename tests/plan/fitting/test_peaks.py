@@ -23,7 +23,12 @@ MIXED = replace(PLAIN, ffn=2000, experts=8, top_k=2, expert_ffn=96, shared_ffn=6
 MIXED = replace(MIXED, dense_layers=(0, 1, 2))
 EVERY_OTHER = replace(MIXED, expert_ffn=16, dense_layers=(0, 2, 4, 6, 8, 10))
 EXPERTS = replace(MIXED, expert_ffn=512, shared_ffn=0, dense_layers=())
-MODELS = [DENSE, GATED, MIXED, EVERY_OTHER, EXPERTS]
+SCAN = {"mixer": "mamba2", "mlp": "none", "layer_norms": 1}
+HYBRID = replace(EXPERTS, ssm_heads=8, ssm_groups=2, ssm_head_dim=6, ssm_state=10, conv_kernel=4)
+KINDS = SCAN, {}, {"mixer": "delta", "window": 9, "windowed_layers": 12}
+HYBRID = replace(HYBRID, kinds=KINDS, pattern=(0, 1, 2, 2) * 3)
+HYBRID = replace(HYBRID, index_heads=2, index_dim=4, index_topk=16)
+MODELS = [DENSE, GATED, MIXED, EVERY_OTHER, EXPERTS, HYBRID]
 
 
 WAYS = [

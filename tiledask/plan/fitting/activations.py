@@ -60,10 +60,10 @@ def saved_tensors(
     in ``model.layer_kinds``. ``recipe``: whose framework keeps some otherwise.
     """
     found, tensors = model.layer_kinds[kind], list[Saved]()
-    for name, units, size, split, core, flows, itemsize, op in found.kept:
-        many = ceil(size * (-(-units // tp) if split else units))
-        if many and op < 2:
-            tensors.append(Saved(name, many, itemsize or width, split, core, flows, op))
+    for each in (each for each in found.kept if each.op < 2):
+        many = ceil(each.size * (-(-each.units // tp) if each.split else each.units))
+        wide = each.itemsize or width
+        tensors.append(Saved(each.name, many, wide, each.split, False, each.flows, each.op))
     for core in (core for core in found.cores if core.visible and core.v):
         heads = -(-core.heads // tp)
         scores = Saved("softmax output", heads * sequence, width, True, core=True)

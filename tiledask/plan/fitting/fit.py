@@ -32,6 +32,8 @@ from tiledask.plan.whole import whole_number
 __all__ = ["TIGHT", "Fit", "Fix", "fits", "used"]
 
 TIGHT = "tight: it fits without all of the overhead, or if the estimate is not too low"
+UNCHECKED = 0.25
+"""The part of the activations that layers which no published run checks may be off by: a guess."""
 OPTIMIZER = "optimizer states"
 """What the verdict between "fits" and "no" means; and what ZeRO-1 shards, as one class."""
 
@@ -147,7 +149,14 @@ class Fit(Printable):
         had = (
             f"runs by {name} had room where this has none: not counted is {saved}" if saved else ""
         )
-        return tuple(filter(None, (had, self.cluster.uneven)))
+        model, kept = self.memory.model, 0
+        if model.unchecked:
+            stage = self.memory.ledger.binding[0]
+            kept = int(UNCHECKED * self.memory.ledger.by_tensor(stage).get("activations", 0))
+        wide = f"no published run checks what its layers of {model.unchecked} keep"
+        wide += f": {format_bytes(kept)} either way" if kept else ""
+        found = had, self.cluster.uneven, *model.notes, wide * bool(model.unchecked)
+        return tuple(filter(None, found))
 
     @cached_property
     def step(self) -> StepEstimate:

@@ -7,7 +7,6 @@ data/families.json has
     neutral    keys that add or drop weights unless they hold one of these values
     harmless   patterns of keys that no parameter count depends on
     texts      keys of the language model's own config, in that of a model of images or sounds
-    none       model_types that are no decoders of text, and what they are
     unseen     keys of what is not counted, and the note that says so
     parts      what several families have in common
     families   a row for each model_type, or what it has that others, which it is "like", have not
@@ -15,12 +14,12 @@ data/families.json has
 A row has "fixed" fields of a Model; those that its keys give, "required" and "optional"; its
 "switches": a key, its "default", the fields that it "sets" or that are so where it is "true" or
 "false"; other "keys" and their defaults, null where there must be one, and those that it "needs" to
-hold, if only null; "untyped" ones are a number or text; "dropout" keys and their defaults; whether the output projection is "tied" by
-default; the "classes" with exactly these weights; the list whose length is the number of layers,
-where nothing else says it, "layers_of"; what is so of a "mixture" alone. Fields are
-"derived" from these by expressions, those of "each" layer by its number i; "rules" say what must be
-so, of which key, and what else; "more" weights of a layer, the embedding or the head have units,
-size and inputs.
+hold, if only null; "untyped" ones are a number or text; "dropout" keys and their defaults; whether
+the output projection is "tied" by default; the "classes" with exactly these weights; a list that is
+as long as there are layers, where nothing else says it, "layers_of"; what is so of a "mixture"
+alone. Fields are "derived" from these by expressions, those of "each" layer by its number i;
+"rules" say what must be so, of which key, and what else; "more" weights of a layer, the embedding
+or the head have units, size and inputs.
 """
 
 import re
@@ -41,6 +40,7 @@ Row = dict[str, Any]
 KEYS: Row = shipped_json("families.json")
 families: dict[str, Row] = {}
 """``model_type`` -> its family, of those that are understood."""
+ALONE = ", text alone"
 BASE = ("hidden", "layers", "heads", "vocab")
 """Fields of a Model that every config gives."""
 FIELDS = {field.name for field in fields(Model)}
@@ -93,9 +93,9 @@ def model_from_config(config: Fields, name: str) -> Model:
     124439808
     """
     if (inner := _language(config)) is not None:
-        model = model_from_config(inner, f"{name}, text alone")
-        alone = "text alone: what reads images or sounds is not counted"
-        return replace(model, notes=(alone, *model.notes))
+        model = model_from_config(inner, f"{name.removesuffix(ALONE)}{ALONE}")
+        note = "text alone: what reads images or sounds is not counted"
+        return replace(model, notes=(note, *(each for each in model.notes if each != note)))
     known = {key for names in KEYS["aliases"].values() for key in names}
     config = Fields(
         {k: _single(v) if k in known else v for k, v in config.values.items()}, config.where
@@ -148,9 +148,8 @@ def _understood(config: Fields) -> str:
         return str(kind)
     if "model_type" not in config:
         raise config.fail("model_type", "is missing; add it")
-    other = KEYS["none"].get(kind, "")
-    rule = f"is {short(kind)}, {other}" if other else f"is {short(kind)}"
-    rule += f"; {meant(kind, families)}the families understood are rows of data/families.json: "
+    rule = f"is {short(kind)}; {meant(kind, families)}the families understood are rows of "
+    rule += "data/families.json: "
     raise config.fail("model_type", f"{rule}{len(families)}, such as {', '.join(SOME)}. {BY_HAND}")
 
 
@@ -159,11 +158,13 @@ def _language(config: Fields) -> Fields | None:
     understood: under "text_config", or in older files among the others' keys."""
     outer = config.values
     kind = _kind(outer.get("model_type"))
+    none: tuple[str, Row] = "", {}
     where, inner = next(
-        ((k, outer[k]) for k in KEYS["texts"] if isinstance(outer.get(k), dict)), ("", {})
+        ((k, outer[k]) for k in KEYS["texts"] if isinstance(outer.get(k), dict)), none
     )
     within = _kind(inner.get("model_type", f"{kind}_text"))
-    if within in families and not any(outer.get(key) for key in KEYS["aliases"]["layers"]):
+    own = any(outer.get(key) for key in KEYS["aliases"]["layers"])
+    if inner and not own and (within in families or kind not in families):
         # which of both says whether the output projection is the embedding's table
         shared = ["quantization_config", *["tie_word_embeddings"] * (kind != "llama4")]
         inner = inner | {key: outer[key] for key in shared if outer.get(key) is not None}

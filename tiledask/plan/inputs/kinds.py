@@ -30,7 +30,6 @@ class Kept(NamedTuple):
     units: int
     size: Any = 1  # numbers of a unit
     split: bool = True  # tensor parallelism cuts the units
-    core: bool = False  # in the attention core, which selective recomputation drops
     flows: bool = True  # a gradient of this size flows back into it: not into masks, statistics
     itemsize: int = 0  # bytes of a number; 0: as wide as activations are
     op: int = 0  # recomputation op by op keeps it, too (1), or it alone (2)
@@ -171,7 +170,7 @@ def _attended(
     """What all attention ends in; beside it the indexer that chooses what a token sees (DeepSeek-
     V3.2's lightning indexer, its queries from the latent, or MiniMax-M3's, from the input)."""
     h, a, v, g = m.hidden, m.heads, m.v_dim, m.output_gate
-    cores = (core,)
+    cores: tuple[Core, ...] = (core,)
     if many := m.index_heads:
         width, scored = m.index_dim, m.q_lora_rank or m.hidden
         weights.append(Weight("index query", many, width * scored, False, inputs=scored))
@@ -354,9 +353,8 @@ def mixture(m: Any) -> Part:
     h, n, load = m.hidden, m.experts, m.top_k * m.imbalance
     inner = m.expert_hidden or h
     weights, kept, passes = mlp(m, "mlp", m.expert_ffn, n, m.top_k, load)
-    shared, *rest = mlp(m, "shared mlp", m.shared_ffn)
-    weights += shared
-    kept, passes = kept + rest[0], passes + rest[1]
+    shared = mlp(m, "shared mlp", m.shared_ffn)
+    weights, kept, passes = weights + shared[0], kept + shared[1], passes + shared[2]
     if m.shared_gate:
         weights.append(Weight("shared expert gate", 1, h, split=False, inputs=h))
     if m.expert_hidden:

@@ -40,6 +40,8 @@ MIXTURE = (
 )
 SCAN = ("ssm_heads", "ssm_head_dim", "ssm_state", "conv_kernel")
 """What mixers need that read the tokens in turn."""
+CHECKED = {"attention", "latent", "none"}
+"""Mixers of the models whose runs are published (data/published)."""
 OF_ALL = ("hidden", "layers", "vocab", "name", "source", "kinds", "pattern", "dense_layers")
 """Fields that all layers of a model share."""
 DENSE: dict[str, Any] = dict.fromkeys(("experts", "top_k", "expert_ffn", "shared_ffn"), 0)
@@ -220,6 +222,17 @@ class Model:
         return (0.5 if self.causal else 1.0) / (self.compress or 1)
 
     @property
+    def unchecked(self) -> str:
+        """What of its layers no published run was compared with, in a few words."""
+        mixers = {dict(kind).get("mixer", self.mixer) for kind in self.kinds} or {self.mixer}
+        parts = {part for mixer in mixers for part in mixer.split("+")} - CHECKED
+        found = [*sorted(parts), *["chosen tokens"] * self.chooses]
+        found += ["parallel streams"] * (self.streams > 1) + ["output gates"] * bool(
+            self.output_gate
+        )
+        return ", ".join(found)
+
+    @property
     def chooses(self) -> bool:
         """Whether a token sees chosen tokens, or pieces of them, and no more."""
         return self.index_heads > 0 or self.compress > 0
@@ -249,35 +262,43 @@ class Model:
         return weights + self.embedding_more
 
     @cached_property
-    def layer_kinds(self) -> tuple[LayerKind, ...]:
-        """The kinds of layer that it has, each by what tells it from the others."""
-        dense, views = {*self.dense_layers}, []
-        own = self.pattern or (0,) * self.layers
-        found = sorted({(kind, layer not in dense) for layer, kind in enumerate(own)})
-        for kind, routed in found:
-            fields_ = dict(self.kinds[kind] if self.kinds else ()) | (DENSE if not routed else {})
-            alike: dict[str, Any] = {"kinds": (), "pattern": (), "dense_layers": ()}
-            views.append(replace(self, **alike | fields_))
-        names: list[str] = []
-        mixers, windows = {each.mixer for each in views}, {each.windowed_layers for each in views}
-        for each in views:
-            words = [each.mixer] * (len(mixers) > 1)
-            words += [("sliding" if each.window else "full")] * (len(windows) > 1)
-            if each.mlp != "none":
-                routed = "mixture" if each.experts else "dense" * any(v.experts for v in views)
-                words += [routed] * bool(routed)
-            name = " ".join([*words, "layer"])
-            names.append(f"{name} {names.count(name) + 1}" if name in names else name)
-        each_ = [(kind, layer not in dense) for layer, kind in enumerate(own)]
-        counts = map(each_.count, found)
-        return tuple(map(layer_kind, views, names, counts))
+    def _own(self) -> tuple[tuple[int, bool], ...]:
+        """Of each layer (its place in ``kinds``, whether a mixture has its experts there)."""
+        dense = {*self.dense_layers}
+        each = enumerate(self.pattern or (0,) * self.layers)
+        return tuple((kind, layer not in dense) for layer, kind in each)
 
     @cached_property
     def kind_of(self) -> tuple[int, ...]:
         """Of each layer, the first one first, its place in ``layer_kinds``."""
-        own, dense = self.pattern or (0,) * self.layers, {*self.dense_layers}
-        each = [(kind, layer not in dense) for layer, kind in enumerate(own)]
-        return tuple(map(sorted({*each}).index, each))
+        return tuple(map(sorted({*self._own}).index, self._own))
+
+    @cached_property
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """The kinds of layer that it has, each by what tells it from the others."""
+        alike: dict[str, Any] = {"kinds": (), "pattern": (), "dense_layers": ()}
+        every, views = sorted({*self._own}), list[Model]()
+        for kind, routed in every:
+            differs = dict(self.kinds[kind]) if self.kinds else {}
+            views.append(replace(self, **alike | differs | ({} if routed else DENSE)))
+        told: dict[str, tuple[str, ...]] = {
+            "mixer": tuple(view.mixer.replace("none", "MLP") for view in views)
+        }
+        told["window"] = tuple("sliding" if view.window else "full" for view in views)
+        mlps = (("mixture" if view.experts else "dense") * (view.mlp != "none") for view in views)
+        told["mlp"] = tuple(mlps)
+        names: list[str] = []
+        for at, view in enumerate(views):
+            words = [each[at] for each in told.values() if len({*each}) > 1 and each[at]]
+            name = " ".join([*words, "layer"])
+            if view.experts and name == "layer":
+                name = "mixture layer"
+            names.append(name)
+        twice = [
+            f" {names[:at].count(name) + 1}" * (name in names[:at]) for at, name in enumerate(names)
+        ]
+        names = [f"{name}{number}" for name, number in zip(names, twice, strict=True)]
+        return tuple(map(layer_kind, views, names, map(self._own.count, every)))
 
     @property
     def layer(self) -> tuple[Weight, ...]:

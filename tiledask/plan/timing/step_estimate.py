@@ -85,6 +85,8 @@ class StepEstimate(Parts, Printable):
         found, layout = dict(self.calibration.errors), self.layout
         if self.calibration.usual:
             found["framework and release not named"] = 0.05
+        if self.model.unchecked:
+            found[f"no published run checks {self.model.unchecked}"] = 0.25  # a guess
         if layout.pp > 1 and layout.microbatches < 2 * layout.pp:
             found["fewer than 2 micro-batches a stage"] = 0.10
         return found
@@ -109,6 +111,7 @@ class StepEstimate(Parts, Printable):
             spread = f"{fullest:g} x the mean on the fullest" if fullest > 1 else "spread evenly"
             words += f", experts' tokens {spread}"
         words += f": within {100 * self.error:.0f} %, most of it: {max(doubts, key=doubts.get)}"  # type: ignore[arg-type]
+        words += "".join(f"; {note}" for note in self.model.notes)
         if saved := uncounted(known.framework):
             words += f"; its memory may be less than td.fits says, by {saved}"
         return words
