@@ -99,7 +99,7 @@ def test_experts_are_dealt_out_and_their_states_over_what_is_left(ep):
 def test_imbalance_is_more_tokens_on_the_fullest_device_of_experts():
     even, full = (replace(MIXED, imbalance=each) for each in (1.0, 1.5))
     of = {m.imbalance: saved_tensors(m, 32, 1, 2, flash=True) for m in (even, full)}
-    more = {a.name: b.elements / a.elements for a, b in zip(of[1.0], of[1.5], strict=True)}
+    more = {a.name: b.units / a.units for a, b in zip(of[1.0], of[1.5], strict=True)}
     routed = {name for name, times in more.items() if times > 1}
     inside = {"gate", "activated gate", "up", "product"}
     assert routed == {"mlp input", "expert outputs", *(f"mlp {part}" for part in inside)}

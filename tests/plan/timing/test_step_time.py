@@ -49,13 +49,13 @@ def test_a_product_is_its_waves_of_tiles_counted_one_by_one_or_its_bytes(m, k, n
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_products_and_steps_hold_every_weight(name, tp):
     model = td.load_model(name)
-    for _, _, weights, *_ in model.layer_kinds:
+    for weights in (kind.weights for kind in model.layer_kinds):
         matrices = tuple(w for w in weights if w.inputs)
         held = sum(np.prod(shape_of(p, tp)) * p[0].copies for p in products(weights))
         assert held == count(matrices, tp)
     time = step_time(model, 2048, tp=tp)
     held = float(time.held(model.layers).sum())
-    layers = sum(many * count(weights, tp) for _, many, weights, *_ in model.layer_kinds)
+    layers = sum(kind.many * count(kind.weights, tp) for kind in model.layer_kinds)
     known = layers + count(model.embedding, tp) + count(model.head, tp)
     assert held == pytest.approx(known, rel=1e-4)  # the final norm is left out
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tiledask.plan.arrays import unbeaten
+from tiledask.plan.inputs.kinds import Kept
 from tiledask.plan.inputs.layout import SELECTIVE_OP, Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe
@@ -21,20 +22,8 @@ from tiledask.plan.inputs.run import chunk_kinds
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, layout_schedule
 from tiledask.plan.timing.calibration import holds
 
-__all__ = ["InFlight", "LayerBytes", "Saved", "alive", "layer_bytes", "layer_costs"]
+__all__ = ["InFlight", "LayerBytes", "alive", "layer_bytes", "layer_costs"]
 __all__ += ["saved_tensors", "stages_in_flight", "tokens_of"]
-
-
-class Saved(NamedTuple):
-    """A tensor of one layer that is kept, per token of the batch."""
-
-    name: str
-    elements: int  # those on the fullest of tp devices, where it is ``sliced``
-    itemsize: int
-    sliced: bool  # tensor parallelism cuts it
-    core: bool = False  # in the attention core, which selective recomputation drops
-    flows: bool = True  # a gradient of this size flows back into it: not into masks, statistics
-    op: int = 0  # recomputation op by op keeps it
 
 
 INPUTS = "attention input|attention output input|(shared )?mlp (input|product|activation output)"
@@ -50,8 +39,9 @@ def saved_tensors(
     flash: bool = False,
     kind: int = -1,
     recipe: Recipe | None = None,
-) -> tuple[Saved, ...]:
-    """Tensors that one layer keeps, as eager execution with fused norms does.
+) -> tuple[Kept, ...]:
+    """Tensors that one layer keeps, as eager execution with fused norms does: their ``units`` are
+    the numbers of a token on the fullest of ``tp`` devices.
 
     ``width`` is the bytes of one number; dropout masks take one byte. For a GPT with dropout at
     width 2 they sum to s*b*h*(34 + 5*a*s/h) bytes (Korthikanti et al. 2022, arXiv:2205.05198,
@@ -59,15 +49,14 @@ def saved_tensors(
     and token (Dao et al. 2022, arXiv:2205.14135, algorithm 1). ``kind``: the layer's place
     in ``model.layer_kinds``. ``recipe``: whose framework keeps some otherwise.
     """
-    found, tensors = model.layer_kinds[kind], list[Saved]()
+    found, tensors = model.layer_kinds[kind], list[Kept]()
     for each in (each for each in found.kept if each.op < 2):
         many = ceil(each.size * (-(-each.units // tp) if each.split else each.units))
-        wide = each.itemsize or width
-        tensors.append(Saved(each.name, many, wide, each.split, False, each.flows, each.op))
+        tensors.append(each._replace(units=many, size=1, itemsize=each.itemsize or width))
     for core in (core for core in found.cores if core.visible and core.v):
         heads = -(-core.heads // tp)
-        scores = Saved("softmax output", heads * sequence, width, True, core=True)
-        row = Saved("softmax row statistic", heads, 4, True, core=True, flows=False, op=1)
+        scores = Kept("softmax output", heads * sequence, core=True, itemsize=width)
+        row = Kept("softmax row statistic", heads, core=True, flows=False, itemsize=4, op=1)
         tensors.append(row if flash else scores)
         if model.dropout and not flash:
             mask = scores._replace(name="softmax dropout mask", itemsize=1, flows=False)
@@ -76,8 +65,8 @@ def saved_tensors(
 
 
 def _otherwise(
-    tensors: list[Saved], model: Model, tp: int, kind: int, recipe: Recipe
-) -> Iterator[Saved]:
+    tensors: list[Kept], model: Model, tp: int, kind: int, recipe: Recipe
+) -> Iterator[Kept]:
     """``tensors`` as the framework of ``recipe`` keeps them."""
     held, fp8 = holds(recipe.framework), recipe.operand_bytes < recipe.compute_bytes
     width = min(held.fp8_input_bytes, recipe.compute_bytes)
@@ -92,7 +81,7 @@ def _otherwise(
         cut = weight.split and weight.row
         many = (-(-weight.inputs // tp) if cut else weight.inputs) * weight.active
         name = f"{weight.name} adapter input"
-        yield Saved(name, many, held.adapter_input_bytes, cut, flows=False)
+        yield Kept(name, many, 1, cut, flows=False, itemsize=held.adapter_input_bytes)
 
 
 def layer_bytes(
@@ -115,7 +104,7 @@ def layer_bytes(
     13.00390625
     """
     recompute, flash = recompute or layout.recompute, layout.flash_attention
-    whole = Saved("layer input", model.hidden * model.streams, width, False)
+    whole = Kept("layer input", model.hidden * model.streams, split=False, itemsize=width)
     kept = saved_tensors(model, sequence, layout.tp, width, flash, kind, recipe)
     if recompute == "full":
         kept = (whole,)
@@ -127,9 +116,9 @@ def layer_bytes(
     return sum(_sizes(layout, sequence, kept))
 
 
-def _sizes(layout: Layout, sequence: int, tensors: Iterable[Saved]) -> list[int]:
+def _sizes(layout: Layout, sequence: int, tensors: Iterable[Kept]) -> list[int]:
     tokens, cut = tokens_of(layout, sequence)
-    return [t.itemsize * t.elements * (tokens if t.sliced else cut) for t in tensors]
+    return [t.itemsize * t.units * (tokens if t.split else cut) for t in tensors]
 
 
 class LayerBytes(NamedTuple):

@@ -160,7 +160,7 @@ class Terms:
             for n, item in zip(self._many, self.items, strict=True)
         )
         sizes.append(head + tied)
-        names = *(name for name, *_ in self.model.layer_kinds), "embedding", "head"
+        names = *(kind.name for kind in self.model.layer_kinds), "embedding", "head"
         largest = self._most(each.largest for each in self.items)
         moments = MOMENTS if recipe.trains else MOMENTS[:1]
         weights = recipe.gathered_bytes, framework.live_weights
@@ -325,8 +325,8 @@ def _kept_formula(
     kinds: tuple[Any, ...], recompute: str, schedule: str, here: int, *numbers: int
 ) -> str:
     terms = [
-        f"{size:,} B a {name.removeprefix('dense ')} and micro-batch x {n}"
-        for (name, *_), n, size in zip(kinds, numbers, numbers[len(kinds) :], strict=False)
+        f"{size:,} B a {kind.name.removeprefix('dense ')} and micro-batch x {n}"
+        for kind, n, size in zip(kinds, numbers, numbers[len(kinds) :], strict=False)
         if n or len(kinds) == 1
     ]
     how = f"(recompute {recompute}, {schedule}, {here} layers here)"

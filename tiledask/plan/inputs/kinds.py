@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from tiledask.plan.inputs.weights import Weight, bias, norm
 
-__all__ = ["Core", "Kept", "LayerKind", "Part", "Pass", "layer_kind"]
+__all__ = ["Core", "Kept", "LayerKind", "Pass", "layer_kind"]
 
 CHUNK = 128
 """Tokens of a piece in which the kernels of a scan multiply matrices (mamba_ssm's chunk_size)."""
@@ -30,6 +30,7 @@ class Kept(NamedTuple):
     units: int
     size: Any = 1  # numbers of a unit
     split: bool = True  # tensor parallelism cuts the units
+    core: bool = False  # in the attention core, which selective recomputation drops
     flows: bool = True  # a gradient of this size flows back into it: not into masks, statistics
     itemsize: int = 0  # bytes of a number; 0: as wide as activations are
     op: int = 0  # recomputation op by op keeps it, too (1), or it alone (2)
@@ -57,37 +58,26 @@ class Core(NamedTuple):
     flop: float = 0.0  # of a scan, forward, for a head and a token
 
 
-class Part(NamedTuple):
-    """A mixer, or an MLP."""
+class LayerKind(NamedTuple):
+    """The layers of one kind, or a part of them: a mixer or an MLP."""
 
-    weights: Iterable[Weight]
-    kept: Iterable[Kept]
-    passes: Iterable[Pass] = ()
+    weights: tuple[Weight, ...]
+    kept: tuple[Kept, ...]
+    passes: tuple[Pass, ...] = ()
     cores: tuple[Core, ...] = ()
     cached: tuple[Kept, ...] = ()  # of a token, in generation
     state: tuple[Kept, ...] = ()  # of a sequence
-
-
-class LayerKind(NamedTuple):
-    """A layer of one kind, and how many of them a model has."""
-
-    name: str
-    many: int
-    weights: tuple[Weight, ...]
-    kept: tuple[Kept, ...]
-    passes: tuple[Pass, ...]
-    cores: tuple[Core, ...]
-    cached: tuple[Kept, ...]
-    state: tuple[Kept, ...]
-    mixture: bool
-    sums: int  # of the residual stream over tp
-    own_sums: int  # of them those that are not of routed experts
+    name: str = ""
+    many: int = 0  # layers of it that a model has
+    mixture: bool = False
+    sums: int = 0  # of the residual stream over tp
+    own_sums: int = 0  # of them those that are not of routed experts
 
 
 # --- mixers ---------------------------------------------------------------------------------------
 
 
-def attention(m: Any) -> Part:
+def attention(m: Any) -> LayerKind:
     """Heads, or groups of heads; queries may have an output gate, keys be values as well
     (Vaswani et al. 2017, arXiv:1706.03762; Ainslie et al. 2023, arXiv:2305.13245)."""
     h, a, g, e, v = m.hidden, m.heads, m.kv_heads, m.head_dim, m.v_dim
@@ -115,7 +105,7 @@ def attention(m: Any) -> Part:
     return _attended(m, weights, kept, core, cached)
 
 
-def latent(m: Any) -> Part:
+def latent(m: Any) -> LayerKind:
     """Multi-head latent attention: down to a latent vector that every device needs whole, up from
     it by heads (DeepSeek-V2, arXiv:2405.04434, section 2.1)."""
     h, a, q, kv, rope = m.hidden, m.heads, m.q_lora_rank, m.kv_lora_rank, m.qk_rope_head_dim
@@ -140,7 +130,7 @@ def latent(m: Any) -> Part:
     return _attended(m, weights, kept, core, (Kept("latent", kv + rope, split=False),))
 
 
-def compressed(m: Any) -> Part:
+def compressed(m: Any) -> LayerKind:
     """One head of keys that are values as well, of near tokens, and of far ones in pieces of
     ``compress`` tokens; outputs by groups (DeepSeek-V4, as transformers' modeling_deepseek_v4)."""
     h, a, e, q, c = m.hidden, m.heads, m.head_dim, m.q_lora_rank, m.compress
@@ -166,7 +156,7 @@ def compressed(m: Any) -> Part:
 
 def _attended(
     m: Any, weights: list[Weight], kept: list[Kept], core: Core, cached: tuple[Kept, ...]
-) -> Part:
+) -> LayerKind:
     """What all attention ends in; beside it the indexer that chooses what a token sees (DeepSeek-
     V3.2's lightning indexer, its queries from the latent, or MiniMax-M3's, from the input)."""
     h, a, v, g = m.hidden, m.heads, m.v_dim, m.output_gate
@@ -194,7 +184,7 @@ def _attended(
     turned = [Pass(a, v, 2, 2), Pass(a, core.qk, 0, 2 + m.qkv_bias)]
     turned += [Pass(groups, core.qk + v, 0, 2 + m.qkv_bias), Pass(h, 1, 0, m.out_bias, False)]
     turned += [Pass(a, v, 3, 5)] if g else []
-    return Part(weights, kept, turned, cores, cached)
+    return LayerKind(tuple(weights), tuple(kept), tuple(turned), cores, cached)
 
 
 def _scan(
@@ -204,7 +194,7 @@ def _scan(
     out: tuple[Weight, ...],
     kept: Iterable[Kept],
     flop: float,
-) -> Part:
+) -> LayerKind:
     """A mixer that reads the tokens in turn and keeps a state. ``rows``: (what, units, width) of
     the products of its input; ``flop``: of its chunked kernel, for a head and a token."""
     h, a, inner = m.hidden, m.ssm_heads, m.ssm_heads * m.ssm_head_dim
@@ -223,10 +213,10 @@ def _scan(
     state = [Kept("state", a, m.ssm_head_dim * m.ssm_state, itemsize=4)] if m.ssm_state else []
     state += [Kept("window", a, m.conv_kernel * m.ssm_head_dim)]
     state += [Kept("window", g, m.conv_kernel * bc)] if g and bc and name != "mamba" else []
-    return Part(weights, tensors, passes, core, (), tuple(state))
+    return LayerKind(tuple(weights), tuple(tensors), tuple(passes), core, (), tuple(state))
 
 
-def mamba2(m: Any) -> Part:
+def mamba2(m: Any) -> LayerKind:
     """Mamba-2: x, z and a step of each head, B and C of each group, a short convolution (Dao and Gu
     2024, arXiv:2405.21060; kept: what mamba_ssm's ssd_combined.py saves, its products' input)."""
     a, g, p, n, k = m.ssm_heads, m.ssm_groups, m.ssm_head_dim, m.ssm_state, m.conv_kernel
@@ -243,7 +233,7 @@ def mamba2(m: Any) -> Part:
     return _scan(m, "mamba2", rows, tuple(inside), (), 2 * CHUNK * (n + p) + 4 * n * p)
 
 
-def mamba(m: Any) -> Part:
+def mamba(m: Any) -> LayerKind:
     """Mamba: a state of ``ssm_state`` numbers for each channel, and steps of a low rank (Gu and Dao
     2023, arXiv:2312.00752); ``ssm_norm``: of step, B and C, as in Jamba."""
     a, n, k, rank = m.ssm_heads, m.ssm_state, m.conv_kernel, m.decay_rank
@@ -264,7 +254,7 @@ def mamba(m: Any) -> Part:
     return _scan(m, "mamba", [("x z", a, 2)], tuple(inside), kept, 9.0 * n)
 
 
-def delta(m: Any) -> Part:
+def delta(m: Any) -> LayerKind:
     """The gated delta rule: queries and keys of each group, values and a gate of each head, which
     forgets by a number, or by one a channel (Yang et al. 2024, arXiv:2412.06464; Kimi Linear,
     arXiv:2510.26692; kept: what flash-linear-attention saves, a chunk's matrix with it)."""
@@ -287,7 +277,7 @@ def delta(m: Any) -> Part:
     return _scan(m, "delta", rows, tuple(inside), kept, CHUNK * (3 * n + 2 * p) + 6 * n * p)
 
 
-def conv(m: Any) -> Part:
+def conv(m: Any) -> LayerKind:
     """A short convolution between two gates of the input (LFM2, arXiv:2511.23404)."""
     h, k = m.hidden, m.conv_kernel
     weights = [Weight("conv in", h, 3 * h, inputs=h), Weight("conv kernel", h, k)]
@@ -295,10 +285,12 @@ def conv(m: Any) -> Part:
     weights += [Weight("conv kernel bias", h, 1, kind="bias")] * m.conv_bias
     weights += [Weight("conv output", h, h, inputs=h, row=True), *bias(m.conv_bias, "conv", h)]
     kept = [Kept("conv gates", h, 3, op=1), Kept("conv input", h), Kept("conv output input", h, 2)]
-    return Part(weights, kept, [Pass(h, 1, 9, 15)], (), (), (Kept("window", h, k),))
+    return LayerKind(
+        tuple(weights), tuple(kept), (Pass(h, 1, 9, 15),), state=(Kept("window", h, k),)
+    )
 
 
-MIXERS: dict[str, Callable[[Any], Part]] = {
+MIXERS: dict[str, Callable[[Any], LayerKind]] = {
     "attention": attention,
     "latent": latent,
     "compressed": compressed,
@@ -336,17 +328,18 @@ def mlp(
     return weights, kept, [passes]
 
 
-def dense(m: Any) -> Part:
+def dense(m: Any) -> LayerKind:
     """A dense MLP, plain or gated (Shazeer 2020, arXiv:2002.05202)."""
     weights, kept, passes = mlp(m, "mlp", m.ffn)
     if m.layer_norms > 1 or m.mixer == "none":  # or it is the mixer's
         kept.append(Kept("mlp input", m.hidden, split=False))
     if m.mlp == "swiglu":
         kept.append(Kept("mlp output", m.hidden, split=False, op=2))
-    return Part(weights, kept, [*passes, Pass(m.hidden, 1, 0, m.mlp_bias, False)])
+    passes.append(Pass(m.hidden, 1, 0, m.mlp_bias, False))
+    return LayerKind(tuple(weights), tuple(kept), tuple(passes))
 
 
-def mixture(m: Any) -> Part:
+def mixture(m: Any) -> LayerKind:
     """A mixture of experts: router, experts, and what every token passes (DeepSeekMoE,
     arXiv:2401.06066). A token's copies for its experts, and their answers before they are summed,
     are kept; the experts may work in a narrower space."""
@@ -370,7 +363,7 @@ def mixture(m: Any) -> Part:
     kept.append(Kept("router probabilities", n, split=False, itemsize=4))
     sorted_ = 4 * m.imbalance * m.top_k  # tokens to their experts and back
     passes += [Pass(inner, sorted_, 1, 1, False), Pass(h, 1, 0, m.mlp_bias, False)]
-    return Part(weights, kept, passes)
+    return LayerKind(tuple(weights), tuple(kept), tuple(passes))
 
 
 NORMED = ("attention", "mlp", "attention output", "mlp output")
@@ -402,15 +395,15 @@ def layer_kind(m: Any, name: str, many: int) -> LayerKind:
     passes += [Pass(wide, sums, 3, 3 + 2 * m.dropout, False)]  # onto the residual stream
     passes += [Pass(h, sums, 1, 1, False, 1)] * m.dropout
     return LayerKind(
-        name,
-        many,
         tuple(weights),
         (*kept.values(), *ends),
         tuple(passes),
         tuple(core for part in parts for core in part.cores),
         tuple(each for part in parts for each in part.cached),
         tuple(each for part in parts for each in part.state),
-        bool(m.experts and inner),
-        sums,
-        bool(mixers) + bool(m.shared_ffn if m.experts else inner),
+        name=name,
+        many=many,
+        mixture=bool(m.experts and inner),
+        sums=sums,
+        own_sums=bool(mixers) + bool(m.shared_ffn if m.experts else inner),
     )

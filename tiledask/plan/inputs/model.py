@@ -226,16 +226,11 @@ class Model:
         """What of its layers no published run was compared with, in a few words."""
         mixers = {dict(kind).get("mixer", self.mixer) for kind in self.kinds} or {self.mixer}
         parts = {part for mixer in mixers for part in mixer.split("+")} - CHECKED
-        found = [*sorted(parts), *["chosen tokens"] * self.chooses]
+        found = [*sorted(parts), *["chosen tokens"] * bool(self.index_topk)]
         found += ["parallel streams"] * (self.streams > 1) + ["output gates"] * bool(
             self.output_gate
         )
         return ", ".join(found)
-
-    @property
-    def chooses(self) -> bool:
-        """Whether a token sees chosen tokens, or pieces of them, and no more."""
-        return self.index_heads > 0 or self.compress > 0
 
     @property
     def latent(self) -> bool:
@@ -381,9 +376,26 @@ def _rules(m: Model) -> Iterator[tuple[Any, str]]:
     yield not number or not 1 <= uneven <= max(1, m.experts / max(1, m.top_k)), rule
     rule = "shared_gate scales a shared expert, which needs shared_ffn"
     yield m.shared_gate and not m.shared_ffn, rule
+    mixers = m.mixer.split("+")
+    rule = f"mixer must be one of {(*MIXERS, 'none')}, or two of them with '+' between, got "
+    yield not {*mixers} <= {*MIXERS, "none"} or len(mixers) > 2, rule + short(m.mixer)
+    yield m.mixer == m.mlp == "none", "a layer has a mixer or an MLP; one of them is 'none'"
+    scans = {"mamba2", "mamba", "delta"} & {*mixers}
+    for name in SCAN if scans else SCAN[-1:] * ("conv" in mixers):
+        yield not getattr(m, name), f"{name} must be 1 or more with mixer {m.mixer!r}, got 0"
+    heads, groups = m.ssm_heads, m.ssm_groups
+    rule = f"ssm_heads ({heads}) must be a multiple of ssm_groups ({groups})"
+    yield groups and heads % groups, rule
+    for name in ("index_dim", "index_topk") if m.index_heads else ():
+        yield not getattr(m, name), f"{name} must be 1 or more with an indexer, got 0"
+    own = {field.name for field in fields(Model)} - {*OF_ALL}
+    unknown = sorted({name for kind in m.kinds for name, _ in kind} - own)
+    yield unknown, f"kinds can differ in {', '.join(sorted(own))}; not in {short(unknown)}"
+    rule = f"pattern has, of each of {layers} layers, which of the {len(m.kinds)} kinds it is, got "
+    listed = len(m.pattern) == layers * bool(m.kinds)
+    yield not listed or not {*m.pattern} <= {*range(len(m.kinds))}, rule + short(m.pattern)
     for name in () if m.experts else MIXTURE:
         yield getattr(m, name), f"{name} belongs to a mixture, which needs experts of 1 or more"
-    yield from _hybrid_rules(m)
     if not m.latent:
         for name in LATENT:
             yield getattr(m, name), f"{name} belongs to latent attention, which needs kv_lora_rank"
@@ -392,31 +404,8 @@ def _rules(m: Model) -> Iterator[tuple[Any, str]]:
         return
     for name in (*LATENT, "v_head_dim"):
         yield not getattr(m, name), f"{name} must be 1 or more in latent attention, got 0"
-    own = "in latent attention; leave it out"
-    yield kv != m.heads, f"kv_heads ({kv}) must equal heads ({m.heads}) {own}"
-    yield m.qk_norm, f"qk_norm must be None {own}"
-    rule = f"head_dim ({m.head_dim}) must be qk_nope_head_dim + qk_rope_head_dim ({m.qk_dim}) {own}"
+    out = "in latent attention; leave it out"
+    yield kv != m.heads, f"kv_heads ({kv}) must equal heads ({m.heads}) {out}"
+    yield m.qk_norm, f"qk_norm must be None {out}"
+    rule = f"head_dim ({m.head_dim}) must be qk_nope_head_dim + qk_rope_head_dim ({m.qk_dim}) {out}"
     yield m.head_dim not in (0, m.qk_dim), rule
-
-
-def _hybrid_rules(m: Model) -> Iterator[tuple[Any, str]]:
-    """The rules of layers of several kinds, and of mixers other than attention."""
-    mixers, layers = m.mixer.split("+"), m.layers
-    rule = f"mixer must be one of {(*MIXERS, 'none')}, or two of them with '+' between, got "
-    yield not {*mixers} <= {*MIXERS, "none"} or len(mixers) > 2, rule + short(m.mixer)
-    yield m.mixer == m.mlp == "none", "a layer has a mixer or an MLP; one of them is 'none'"
-    for name in (
-        SCAN if {"mamba2", "mamba", "delta"} & {*mixers} else SCAN[-1:] * ("conv" in mixers)
-    ):
-        yield not getattr(m, name), f"{name} must be 1 or more with mixer {m.mixer!r}, got 0"
-    heads, groups = m.ssm_heads, m.ssm_groups
-    rule = f"ssm_heads ({heads}) must be a multiple of ssm_groups ({groups})"
-    yield groups and heads % groups, rule
-    for name in ("index_dim", "index_topk") if m.index_heads else ():
-        yield not getattr(m, name), f"{name} must be 1 or more with an indexer, got 0"
-    own = {field.name for field in fields(Model)} - {*OF_ALL}
-    unknown = {name for kind in m.kinds for name, _ in kind} - own
-    yield unknown, f"kinds can differ in {', '.join(sorted(own))}; not in {short(sorted(unknown))}"
-    rule = f"pattern has, of each of {layers} layers, which of the {len(m.kinds)} kinds it is, got "
-    listed = len(m.pattern) == layers * bool(m.kinds)
-    yield not listed or not {*m.pattern} <= {*range(len(m.kinds))}, rule + short(m.pattern)

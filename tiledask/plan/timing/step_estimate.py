@@ -37,8 +37,11 @@ def step_flops(model: Model, sequences: int, sequence: int, frozen: bool = False
     for kind in model.layer_kinds:
         layers += kind.many * sum(w.units * w.size * w.active for w in kind.weights if w.inputs)
         for one in kind.cores:
-            seen = 2 * one.visible(sequence) if model.chooses and one.visible else 1
-            flop = 2.0 * sequence * seen * (one.qk + one.v) if one.visible else one.flop
+            flop = one.flop
+            if one.visible is not None:
+                chosen = model.index_heads or model.compress
+                seen = 2 * one.visible(sequence) if chosen else 1
+                flop = 2.0 * sequence * seen * (one.qk + one.v)
             core += 3 * kind.many * one.heads * flop
     each = (4 if frozen else 6) * (layers + model.hidden * model.vocab) + core
     return sequences * sequence * each
