@@ -7,6 +7,7 @@ data/families.json has
     neutral    keys that add or drop weights unless they hold one of these values
     harmless   patterns of keys that no parameter count depends on
     texts      keys of the language model's own config, in that of a model of images or sounds
+    others     keys that only other files have, and what these are
     unseen     keys of what is not counted, and the note that says so
     parts      what several families have in common
     families   a row for each model_type, or what it has that others, which it is "like", have not
@@ -18,7 +19,8 @@ hold, if only null; "untyped" ones are a number or text; "dropout" keys and thei
 the output projection is "tied" by default; the "classes" with exactly these weights; a list that is
 as long as there are layers, where nothing else says it, "layers_of"; what is so of a "mixture"
 alone. Fields are "derived" from these by expressions, those of "each" layer by its number i;
-"rules" say what must be so, of which key, and what else; "more" weights of a layer, the embedding
+"rules" say what must be so, of which key, and what else; "class" has what transformers takes where
+a wrapper's own config does not say it; "more" weights of a layer, the embedding
 or the head have units, size and inputs.
 """
 
@@ -132,11 +134,9 @@ def model_from_config(config: Fields, name: str) -> Model:
 def _understood(config: Fields) -> str:
     """The family of a config, by its model_type, or by its class where it has none."""
     classes = {head: kind for kind, family in families.items() for head in family["classes"]}
-    if made := config.values.get("_class_name"):
-        rule = (
-            "is a part of an image or video pipeline of diffusers, no decoder of text, and is not"
-        )
-        raise ConfigError(f"{config.where}: {short(made)} {rule} planned. {BY_HAND}")
+    for key, what in KEYS["others"].items():
+        if made := config.values.get(key):
+            raise ConfigError(f"{config.where}: {short(made)} {what}")
     heads = config.values.get("architectures")
     guessed = (
         [classes.get(head) for head in heads if isinstance(head, str)]
@@ -147,7 +147,8 @@ def _understood(config: Fields) -> str:
     if kind in families:
         return str(kind)
     if "model_type" not in config:
-        raise config.fail("model_type", "is missing; add it")
+        rule = "is missing, and so are architectures; every config.json of transformers has them"
+        raise config.fail("model_type", rule)
     rule = f"is {short(kind)}; {meant(kind, families)}the families understood are rows of "
     rule += "data/families.json: "
     raise config.fail("model_type", f"{rule}{len(families)}, such as {', '.join(SOME)}. {BY_HAND}")
@@ -163,11 +164,15 @@ def _language(config: Fields) -> Fields | None:
         ((k, outer[k]) for k in KEYS["texts"] if isinstance(outer.get(k), dict)), none
     )
     within = _kind(inner.get("model_type", f"{kind}_text"))
-    own = any(outer.get(key) for key in KEYS["aliases"]["layers"])
-    if inner and not own and (within in families or kind not in families):
+    flat = any(outer.get(key) for key in KEYS["aliases"]["layers"])
+    if inner and not flat and (within in families or kind not in families):
         # which of both says whether the output projection is the embedding's table
         shared = ["quantization_config", *["tie_word_embeddings"] * (kind != "llama4")]
         inner = inner | {key: outer[key] for key in shared if outer.get(key) is not None}
+        own = {key for key, value in inner.items() if value is not None}
+        usual = families.get(within, {}).get("class", {})  # the file has what differs from it
+        taken = {key: value for key, value in usual.items() if key not in own}
+        inner = inner | taken | ({"_taken": ", ".join(taken)} if taken else {})
         return Fields(inner | {"model_type": within}, f"{config.where}, {where}")
     if not inner and "vision_config" in outer and f"{kind}_text" in families:
         others = {"architectures": None, "vision_config": None, "model_type": f"{kind}_text"}
