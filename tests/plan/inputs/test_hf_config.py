@@ -1,7 +1,10 @@
 """A config.json as a model: what is understood, what is refused, and every bad file."""
 
+import gzip
 import json
 import os
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -22,6 +25,9 @@ FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128,
 GPT2 = shipped("gpt2") | {"n_inner": None, "n_ctx": 1024, "architectures": ["GPT2LMHeadModel"]}
 LLAMA = shipped("llama-3.1-8b") | {"rope_scaling": {"factor": 8.0}, "torch_dtype": "bfloat16"}
 QWEN_MOE, DEEPSEEK = shipped("qwen3-30b-a3b"), shipped("deepseek-v3") | FP8
+FILE = Path(__file__).parents[2] / "oracles" / "posted_configs.json.gz"
+POSTED = [row["config"] for row in json.loads(gzip.decompress(FILE.read_bytes()))]
+HYBRIDS = [one for one in POSTED if one.get("model_type") in ("nemotron_h", "deepseek_v4")]
 
 
 def model_of(config):
@@ -47,6 +53,33 @@ def test_the_keys_of_a_published_file_are_understood():
     more = {"aux_loss_alpha": 0.001, "ep_size": 1, "n_group": 8, "rope_scaling": {"type": "yarn"}}
     more |= {"auto_map": {"AutoModel": "modeling_deepseek.DeepseekV2Model"}}
     assert model_of(shipped("deepseek-v2") | more).parameters == 235_741_434_880
+
+
+def test_all_complaints_come_at_once_and_other_files_are_known():
+    wrong = {"architectures": ["LlamaForTokenClassification"], "vocab_size": None}
+    with pytest.raises(ConfigError) as error:
+        model_of({**LLAMA, **wrong, "num_key_value_heads": "8", "attention_bias": 3})
+    told = str(error.value)
+    keys = "architectures", "vocab_size", "num_key_value_heads", "attention_bias"
+    assert all(f"key '{key}'" in told for key in keys)
+    assert told.index("architectures") < told.index("vocab_size")
+    with pytest.raises(
+        ConfigError, match="'FluxTransformer2DModel' is a part of a pipeline of dif"
+    ):
+        model_of({"_class_name": "FluxTransformer2DModel", "num_layers": 19})
+    with pytest.raises(ConfigError, match="text_config: key 'model_type' is 'foo'; the families"):
+        model_of({"model_type": "foo_vl", "text_config": {"model_type": "foo"}})
+
+
+def test_a_wrapper_leaves_to_the_class_what_it_does_not_say():
+    """Gemma-3-4B as posted: 3,880,263,168 parameters of text."""
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240}
+    text |= {"num_hidden_layers": 34, "sliding_window": 1024}
+    packed = {"quantization_config": {"quant_method": "modelopt"}}
+    found = model_of({"model_type": "gemma3", "vision_config": {}, "text_config": text} | packed)
+    assert found.parameters == 3_880_263_168
+    notes = "; ".join(found.notes)
+    assert re.search("text alone.*quantized.*num_attention_heads.* those of transformers", notes)
 
 
 def test_keys_that_say_nothing_are_passed_over_and_others_than_the_classes_named(tmp_path):
@@ -86,7 +119,8 @@ def test_a_config_that_cannot_be_read_without_guessing_names_file_and_key(tmp_pa
     assert len(str(error.value)) < len(str(path)) + 600
 
 
-KEYS = sorted({*GPT2, *LLAMA, *QWEN_MOE, *DEEPSEEK})
+BASES = [GPT2, LLAMA, QWEN_MOE, DEEPSEEK, *HYBRIDS]
+KEYS = sorted({key for base in BASES for key in base})
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
@@ -95,7 +129,7 @@ anything = st.recursive(
 
 
 @given(
-    st.sampled_from([GPT2, LLAMA, QWEN_MOE, DEEPSEEK]),
+    st.sampled_from(BASES),
     st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=8), anything, max_size=3),
 )
 def test_any_values_make_a_model_or_a_config_error(config, change):

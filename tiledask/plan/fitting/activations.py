@@ -206,23 +206,20 @@ def alive(name: str, p: int, m: int, v: int, stage: int) -> tuple[tuple[int, ...
     """
     if name in ("gpipe", "looped-bfs"):
         return ((m,) * v,)
+    if name in ("naive", "1f1b") and v == 1:
+        return ((1 if name == "naive" else min(p - stage, m),),)
     if name in ("naive", "1f1b"):
-        most = 1 if name == "naive" else min(p - stage, m)
-        return ((most,),) if v == 1 else _interleaved(p, m, v, stage)
+        m = min(m, 4 * p)  # the middle of the schedule repeats every p micro-batches
+        warmup = min(2 * (p - stage - 1) + (v - 1) * p, m * v)
+        now, states = [0] * v, set()
+        for forward in range(m * v):
+            now[forward % (p * v) // p] += 1
+            states.add(tuple(now))
+            if forward >= warmup:
+                now[v - 1 - (forward - warmup) % (p * v) // p] -= 1
+        return _fullest(np.array(list(states)))
     # all others repeat themselves: more micro-batches only make the middle longer
     return _counted(name, p, min(m, 4 * p * v + m % 2), v)[stage]
-
-
-def _interleaved(p: int, m: int, v: int, stage: int) -> tuple[tuple[int, ...], ...]:
-    m = min(m, 4 * p)  # the middle of the schedule repeats every p micro-batches
-    warmup = min(2 * (p - stage - 1) + (v - 1) * p, m * v)
-    now, states = [0] * v, set()
-    for forward in range(m * v):
-        now[forward % (p * v) // p] += 1
-        states.add(tuple(now))
-        if forward >= warmup:
-            now[v - 1 - (forward - warmup) % (p * v) // p] -= 1
-    return _fullest(np.array(list(states)))
 
 
 @lru_cache(maxsize=256)

@@ -140,7 +140,26 @@ class Fit(Printable):
         needs += f" and a CUDA context of {format_bytes(context)}" if context else ""
         lacks = f"{format_bytes(self.shortfall)} more than the {capacity} of {device}"
         also = f"{self.few}, and even so " * bool(self.few)
-        return f"{also}{needs}, {lacks}; {largest}: {_why(self.memory, tensor)}"
+        # what that class grows with, or what is left of it, or what would shard it
+        recipe, zero = self.memory.recipe, {OPTIMIZER: 1}
+        zero |= {state.tensor: state.zero for state in recipe.states}
+        if tensor == "key-value cache":
+            why = (
+                f"it grows with the {recipe.cached:,} cached tokens of a copy; cp, pp and tp cut it"
+            )
+        elif tensor not in zero:
+            size = f"{layout.microbatch} x {self.memory.sequence} tokens"
+            why = f"it grows with the micro-batch, {size}"
+        elif layout.zero >= zero[tensor]:
+            why = f"that is what is left after ZeRO-{layout.zero} sharded it over dp {layout.dp}"
+        else:
+            slices = layout.tp * layout.pp
+            whole = f"all of {'it' if slices == 1 else f'its 1/{slices} of the model'}"
+            why = (
+                f"every data-parallel copy holds {whole}, so more data-parallel devices do not help"
+            )
+            why += f" (ZeRO-{zero[tensor]} would shard it over dp)"
+        return f"{also}{needs}, {lacks}; {largest}: {why}"
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -294,19 +313,3 @@ def fits(
         overhead = whole_number("overhead", overhead, 0, 10**24, of="bytes")
     memory = estimate_memory(model, layout, known.holding(recipe), sequence, cached=cached)
     return Fit(memory, cluster, overhead, by, known.why)
-
-
-def _why(memory: MemoryEstimate, tensor: str) -> str:
-    """What the class that binds grows with, or what is left of it, or what would shard it."""
-    layout, recipe = memory.layout, memory.recipe
-    zero = {state.tensor: state.zero for state in recipe.states} | {OPTIMIZER: 1}
-    if tensor == "key-value cache":
-        return f"it grows with the {recipe.cached:,} cached tokens of a copy; cp, pp and tp cut it"
-    if tensor not in zero:
-        return f"it grows with the micro-batch, {layout.microbatch} x {memory.sequence} tokens"
-    if layout.zero >= zero[tensor]:
-        return f"that is what is left after ZeRO-{layout.zero} sharded it over dp {layout.dp}"
-    slices = layout.tp * layout.pp
-    whole = f"all of {'it' if slices == 1 else f'its 1/{slices} of the model'}"
-    none = f"every data-parallel copy holds {whole}, so more data-parallel devices do not help"
-    return f"{none} (ZeRO-{zero[tensor]} would shard it over dp)"

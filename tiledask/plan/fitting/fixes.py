@@ -63,20 +63,27 @@ class Search:
     def nearest(self) -> Layout | None:
         """The fewest changes, of a field or of the global batch, on the cluster's devices; of these
         the batch kept, the least seconds of a sequence, the fewest devices, the order of FIELDS."""
-        start = self.start
+        start, memory = self.start, self.memory
         if start.microbatch * start.microbatches > MOST_OF_ANY:
             return None
         n = self._neighbours()
+        run, timed = (memory.model, self.cluster), memory.recipe.trains and not memory.recipe.places
         moved = np.array([n[name] != getattr(start, name) for name in FIELDS])
         other = n["dp"] * n["microbatch"] * n["microbatches"] != start.sequences
         code = (~moved).T @ (2 ** np.arange(len(FIELDS))[::-1])  # those that change FIELDS' first
-        level = moved.sum(axis=0) + other + (start != self.memory.layout)
+        level = moved.sum(axis=0) + other + (start != memory.layout)
         for each in range(1, len(FIELDS) + 3):
             at = np.flatnonzero(level == each)
             at = at[self._beyond(_rows(n, at)) <= 0]
             some = _rows(n, at)
             devices = some["dp"] * some["tp"] * some["pp"]
-            order = np.lexsort((code[at], devices, self._seconds(some), other[at]))
+            seconds = np.zeros(len(at))  # of a sequence; so where the time model knows none
+            with suppress(ConfigError):  # the device has no units for the recipe's products
+                if timed and len(at):
+                    numbers = replace(Numbers.of(start), **some)
+                    step = step_parts(*run, numbers, memory.recipe, memory.sequence).total
+                    seconds = step / (some["dp"] * some["microbatch"] * some["microbatches"])
+            order = np.lexsort((code[at], devices, seconds, other[at]))
             if layout := next(self._layouts(_rows(some, order)), None):
                 return layout
         return None
@@ -112,15 +119,6 @@ class Search:
             good &= (n["pp"] > 1) & (m % n["pp"] == 0)
         n["microbatches"] = m
         return {name: np.broadcast_to(column, good.shape)[good] for name, column in n.items()}
-
-    def _seconds(self, n: Columns) -> Array:
-        """Of a sequence in each layout; 0 where the time model knows none."""
-        memory, batch = self.memory, n["dp"] * n["microbatch"] * n["microbatches"]
-        run = memory.model, self.cluster, replace(Numbers.of(self.start), **n), memory.recipe
-        if memory.recipe.trains and not memory.recipe.places and len(batch):
-            with suppress(ConfigError):  # the device has no units for the recipe's products
-                return np.asarray(step_parts(*run, memory.sequence).total / batch)
-        return np.zeros(len(batch))
 
     def _beyond(self, n: Columns) -> Array:
         """Bytes beyond the device's, of the start with these columns; 0 or less fits."""

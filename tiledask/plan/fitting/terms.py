@@ -119,16 +119,6 @@ class Terms:
         pairs = zip(self._many, numbers, strict=False)
         return reduce(_larger, (_has(n) * each for n, each in pairs))
 
-    @property
-    def _largest_layer(self) -> LayerBytes:
-        """The most of each kind of bytes that a layer of the stage has."""
-        return LayerBytes(*map(self._most, zip(*self.layers, strict=True)))
-
-    @property
-    def _elements(self) -> Any:
-        """Logits of a micro-batch on one device."""
-        return self.tokens * -(-self.model.vocab // self.layout.tp)
-
     def states(self, place: str) -> Iterator[Term]:
         """Weights and what training keeps for each: a term for each state that lies there."""
         layout, held = self.layout, {}
@@ -197,7 +187,8 @@ class Terms:
             yield _product("gathered sequence", FORWARD, cut, words, factors, source)
             words = "one layer's input, gathered again, and its gradient, whole"
             yield _product("gathered sequence", BACKWARD, cut, words, (2, *factors), source)
-        there, layer = _has(sum(self.held.layers)), self._largest_layer
+        there = _has(sum(self.held.layers))
+        layer = LayerBytes(*map(self._most, zip(*self.layers, strict=True)))
         why = ("of the residual stream and of the two largest tensors of one layer",)
         yield Term("activation gradients", BACKWARD, there, layer.gradients, why, "upper bound")
         if np.any(again):
@@ -243,7 +234,8 @@ class Terms:
 
     def _logits(self, ends: Any) -> Iterator[Term]:
         """Logits up to their gradient, and what else the framework's loss holds."""
-        recipe, waiting, elements = self.recipe, self.held.kept_heads, self._elements
+        recipe, waiting = self.recipe, self.held.kept_heads
+        elements = self.tokens * -(-self.model.vocab // self.layout.tp)  # of a micro-batch
         loss, words = holds(recipe.framework).loss_bytes, f"{LOGITS} x {{}} micro-batches"
         each, cast = min(4, loss - 2), "cast back to the precision of the product"
         for moment in MOMENTS:
@@ -262,6 +254,7 @@ class Terms:
     def _serving(self) -> Iterator[Term]:
         """Keys and values, latent ones whole on every device; one forward pass, layer by layer."""
         model, width, layers = self.model, self.recipe.compute_bytes, sum(self.held.layers)
+        elements = self.tokens * -(-model.vocab // self.layout.tp)
         if cached := self.recipe.cached:
             here, kinds = self.held.layers, model.layer_kinds
             each = [self._numbers(kind.cached, 1) for kind in kinds]
@@ -281,9 +274,12 @@ class Terms:
                     (many, sum(map(mul, here, of))),
                 )
                 yield _product("recurrent states", ALWAYS, 1, words, factors, STATES)
-        why, size = ("tensors of one layer, all at once",), self._largest_layer.served
+        why, size = (
+            ("tensors of one layer, all at once",),
+            self._most(n.served for n in self.layers),
+        )
         yield Term("working activations", FORWARD, _has(layers), size, why, "upper bound")
-        source, factors = "one forward pass over the whole sequence", (width, self._elements)
+        source, factors = "one forward pass over the whole sequence", (width, elements)
         yield _product("logits", FORWARD, _has(self.held.heads), LOGITS, factors, source)
 
     def _numbers(self, kept: Iterable[Kept], width: int) -> Any:

@@ -196,10 +196,12 @@ def _of_memory(count: int, text: str) -> ClusterSpec:
     if not size:
         raise ConfigError(f"a device has 1 byte of memory or more, got {short(text)}")
 
-    def distance(name: str) -> tuple[int, bool, str]:  # of equally near ones, GPUs first
-        return abs(_find(name).integer("memory_bytes") - size), name.startswith("tpu"), name
-
-    near = _cluster(count, _find(min(names("hardware"), key=distance)))
+    # of equally near ones, GPUs first
+    far = (abs(_find(name).integer("memory_bytes") - size) for name in names("hardware"))
+    ranked = (
+        (n, name.startswith("tpu"), name) for n, name in zip(far, names("hardware"), strict=True)
+    )
+    near = _cluster(count, _find(min(ranked)[-1]))
     same = near.device.memory_bytes == size
     name = near.device.name if same else text.replace(" ", "")
     device = replace(near.device, name=name, memory_bytes=size, memory_mib=None)

@@ -99,9 +99,16 @@ def model_from_config(config: Fields, name: str) -> Model:
         note = "text alone: what reads images or sounds is not counted"
         return replace(model, notes=(note, *(each for each in model.notes if each != note)))
     known = {key for names in KEYS["aliases"].values() for key in names}
-    config = Fields(
-        {k: _single(v) if k in known else v for k, v in config.values.items()}, config.where
-    )
+    given = dict(config.values)
+    for key, value in given.items():  # a list of equal numbers, of each layer, is that number
+        if (
+            key in known
+            and isinstance(value, list)
+            and value
+            and value.count(value[0]) == len(value)
+        ):
+            given[key] = value[0]
+    config = Fields(given, config.where)
     kind = _understood(config)
     source = config.text("source", "") or config.where
     family = families[kind]
@@ -178,12 +185,6 @@ def _language(config: Fields) -> Fields | None:
         others = {"architectures": None, "vision_config": None, "model_type": f"{kind}_text"}
         return Fields({k: v for k, v in (outer | others).items() if v is not None}, config.where)
     return None
-
-
-def _single(value: Any) -> Any:
-    """A list of equal numbers, of each layer, as that number."""
-    one = isinstance(value, list) and value and value.count(value[0]) == len(value)
-    return value[0] if one else value
 
 
 def _kind(model_type: Any) -> Any:
@@ -265,22 +266,18 @@ def _of_layers(config: Fields, family: Row, values: Row, names: Row) -> Row:
         words = (f"key {key!r} {rule.format_map(names)}" for key, rule in broken)
         raise ConfigError(f"{config.where}: {'; '.join(words)}")
     for place, weights in family.get("more", {}).items():
-        found = [(name, *map(work_out, sizes)) for name, sizes in weights.items()]
+        sized = [(name, *map(work_out, sizes)) for name, sizes in weights.items()]
         values[place] = tuple(
             Weight(name, units, size, False, "matrix" if inputs else "bias", inputs=inputs)
-            for name, units, size, inputs in found
+            for name, units, size, inputs in sized
             if units * size
         )
     each = []
     for layer in range(values["layers"] if "each" in family else 0):
         names["i"] = layer
         each.append({field: work_out(text) for field, text in family["each"].items()})
-    return _pattern(values["layers"], each)
-
-
-def _pattern(layers: int, each: list[Row]) -> Row:
-    """Of the fields of each layer those of the model: which layers are dense, how many have a
-    window, and the kinds of layer where these differ in anything else."""
+    # which layers are dense, how many have a window, and kinds where they differ in anything else
+    layers = values["layers"]
     found: Row = {"dense_layers": tuple(i for i, row in enumerate(each) if row.pop("dense", False))}
     windows = [row.pop("window", 0) for row in each]
     if {*map(str, each)} <= {"{}"} and len({*windows} - {0}) < 2:
@@ -306,7 +303,7 @@ def _rest(config: Fields, family: Row, wrong: list[str]) -> tuple[list[str], lis
         names = {*KEYS["aliases"][field]}
         absent |= set() if any(name in config for name in names) else names
     unseen = ((key, config.values.get(key)) for key in KEYS["unseen"])
-    notes = [KEYS["unseen"][key].format(short(value)) for key, value in unseen if value]
+    notes = [KEYS["unseen"][key].format(f"{value}"[:150]) for key, value in unseen if value]
     ignored = []
     for key in config.left():
         value = config.values[key]

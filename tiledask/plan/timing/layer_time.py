@@ -11,6 +11,7 @@ weight's [k, t] x [t, n]. Numbers of the layout may be NumPy arrays; what comes 
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 
@@ -36,11 +37,12 @@ def products(weights: tuple[Weight, ...]) -> list[tuple[Weight, ...]]:
      ('mlp up', (64, 128)), ('mlp down', (128, 64))]
     """
 
-    def alike(w: Weight) -> tuple[str, int, int, int]:
-        alone = w.name if w.row or not w.split else ""
-        return alone, w.inputs, w.copies, w.active
-
-    return [tuple(group) for _, group in groupby((w for w in weights if w.inputs), alike)]
+    matrices = [w for w in weights if w.inputs]
+    alike = [
+        (w.name if w.row or not w.split else "", w.inputs, w.copies, w.active) for w in matrices
+    ]
+    pairs = zip(alike, matrices, strict=True)
+    return [tuple(w for _, w in group) for _, group in groupby(pairs, key=itemgetter(0))]
 
 
 def shape_of(product: tuple[Weight, ...], tp: Values) -> tuple[Values, Values]:
@@ -180,22 +182,3 @@ class LayerTime:
             each = size * (itemsize or self.width)
             moved = moved + stacked(each * forward, each * backward) * many
         return moved / self.rates.memory
-
-    def adapter_passes(self, weights: tuple[Weight, ...]) -> Array:
-        """Seconds of low-rank adapters, limited by memory: beside a product [t, k] x [k, n] they
-        move k + 4 n numbers a token forward, and 4 k + 2 n backward."""
-        matrices = self.recipe.adapters.matrices if self.recipe.adapters else ()
-        moved = np.zeros((2, 1))
-        for weight in (w for w in weights if w.inputs and w.name in matrices):
-            k, n = shape_of((weight,), self.n.tp)
-            moved = moved + weight.active * stacked(k + 4 * n, 4 * k + 2 * n)
-        return self.width * self.tokens * moved / self.rates.memory
-
-    def logits(self) -> Array:
-        """Seconds of logits and cross-entropy: the product, and passes over fp32 logits: cast,
-        maximum, exponential, sum and quotient forward (24 + width bytes a logit), gradient and cast
-        backward (12 + width); a fused loss does a part."""
-        columns = ceil_div(self.model.vocab, self.n.tp)
-        passed = self.calibration.loss_passes * stacked(24 + self.width, 12 + self.width)
-        product = self.product(self.tokens, self.model.hidden, columns, self.rates, self.width)
-        return product + passed * self.tokens * columns / self.rates.memory

@@ -21,7 +21,7 @@ from tiledask.plan.inputs.run import check_timed
 from tiledask.plan.pipelines.schedules import BOTH_WAYS
 from tiledask.plan.timing.calibration import Calibration, calibration_of
 from tiledask.plan.timing.collective_time import all_gather, all_reduce, exchange, p2p, zero_passes
-from tiledask.plan.timing.layer_time import LayerTime, products
+from tiledask.plan.timing.layer_time import LayerTime, products, shape_of
 from tiledask.plan.timing.roofline import ceil_div
 
 __all__ = ["PIECE", "Parts", "StepTime", "stage_layers", "step_parts"]
@@ -75,7 +75,14 @@ class StepTime(LayerTime):
         core = (1 + (1 / known.ring_part - 1) * (1 - 1 / np.asarray(n.cp))) * core
         matrices = self.weight_products(weights)
         host = known.launch_layer + known.layer_seconds + mixture * known.mixture_seconds
-        beside = self.adapter_passes(weights) + stacked(host / 3, host * 2 / 3)
+        # low-rank adapters beside a product [t, k] x [k, n] move k + 4 n numbers a token forward,
+        # and 4 k + 2 n backward, limited by memory
+        names, moved = self.recipe.adapters.matrices if self.recipe.adapters else (), NOTHING
+        for weight in (w for w in weights if w.inputs and w.name in names):
+            k, columns = shape_of((weight,), n.tp)
+            moved = moved + weight.active * stacked(k + 4 * columns, 4 * k + 2 * columns)
+        beside = self.width * self.tokens * moved / self.rates.memory
+        beside = beside + stacked(host / 3, host * 2 / 3)
         compute = matrices + core + beside + known.eager_passes * self.passes(kind)
         recompute = np.asarray(n.recompute)
         full, scores = recompute == "full", recompute == "selective"
@@ -156,8 +163,14 @@ class StepTime(LayerTime):
         return _piece(compute=compute, tp=stacked(self._sum(), 0.0))
 
     def head(self) -> Array:
-        """Logits, loss, and the sum of their gradient over tp."""
-        return _piece(compute=self.logits(), tp=stacked(0.0, self._sum()))
+        """Logits and cross-entropy, and the sum of their gradient over tp: the product, and passes
+        over fp32 logits: cast, maximum, exponential, sum and quotient forward (24 + width bytes a
+        logit), gradient and cast backward (12 + width); a fused loss does a part."""
+        columns = ceil_div(self.model.vocab, self.n.tp)
+        passed = self.calibration.loss_passes * stacked(24 + self.width, 12 + self.width)
+        product = self.product(self.tokens, self.model.hidden, columns, self.rates, self.width)
+        logits = product + passed * self.tokens * columns / self.rates.memory
+        return _piece(compute=logits, tp=stacked(0.0, self._sum()))
 
     def transfer(self) -> Array:
         """Waiting for neighbours. Each tensor-parallel rank sends a slice to its peer, and gathers
