@@ -141,6 +141,21 @@ def test_a_token_that_is_served_keeps_keys_and_values(model, each):
     assert fit.memory.peak - td.estimate_memory(*run).peak == 65_536 * each
 
 
+def test_a_scan_keeps_its_inputs_and_output_and_serves_from_a_state():
+    """What mamba_ssm's fused kernel saves: z, x, B, C and step, its output, and what the output
+    projection reads; a state of each sequence, however long."""
+    sizes = {"ssm_heads": 6, "ssm_head_dim": 8, "ssm_groups": 2, "ssm_state": 16, "conv_kernel": 4}
+    kinds = {"mixer": "mamba2", "mlp": "none", "layer_norms": 1}, {}
+    model = replace(SMALL, layers=8, kinds=kinds, pattern=(0, 0, 0, 1) * 2, dropout=False, **sizes)
+    scan, tokens = 2 * 48 + 2 * 32 + 6 + 48 + 48, 2 * 32
+    of_layer = layer_bytes(model, Layout(microbatch=2), 32, kind=0)
+    assert of_layer == 2 * tokens * (scan + 2 * model.hidden)  # its input before and after the norm
+    served = load_recipe("fp16-weights")
+    by = {n: td.estimate_memory(model, Layout(), served, 32, cached=32 * n).ledger for n in (5, 9)}
+    states = [ledger.by_tensor(0)["recurrent states"] for ledger in by.values()]
+    assert states == [6 * n * (6 * 8 * 16 * 4 + 2 * 4 * (48 + 2 * 32)) for n in by]
+
+
 def test_what_is_offloaded_lies_in_the_node_and_must_have_room_there():
     model, layout = "llama-2-7b", Layout(dp=8, zero=2, recompute="full")
     away = td.offload("mixed-adam-16")

@@ -148,8 +148,8 @@ class Fit(Printable):
                 f"it grows with the {recipe.cached:,} cached tokens of a copy; cp, pp and tp cut it"
             )
         elif tensor not in zero:
-            size = f"{layout.microbatch} x {self.memory.sequence} tokens"
-            why = f"it grows with the micro-batch, {size}"
+            kept = f"{layout.microbatch} x {self.memory.sequence} tokens"
+            why = f"it grows with the micro-batch, {kept}"
         elif layout.zero >= zero[tensor]:
             why = f"that is what is left after ZeRO-{layout.zero} sharded it over dp {layout.dp}"
         else:

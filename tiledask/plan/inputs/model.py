@@ -170,8 +170,14 @@ class Model:
                 rule = f"{name} must be true or false, got {short(value)}"
                 raise ConfigError(f"{where}: {rule}")
         latent = "latent" if own["kv_lora_rank"] and self.mixer == "attention" else self.mixer
-        kinds = tuple(tuple(sorted(dict(kind).items())) for kind in self.kinds)
-        pattern = tuple(self.pattern) or tuple(range(len(kinds))) * (len(kinds) == own["layers"])
+        try:
+            kinds = tuple(tuple(sorted(dict(kind).items())) for kind in self.kinds)
+            pattern = tuple(map(int, self.pattern))
+        except (TypeError, ValueError):
+            rule = (
+                "kinds are a tuple of dicts, of fields and values, and pattern one of whole numbers"
+            )
+            raise ConfigError(f"{where}: {rule}, got {short(self.kinds)}") from None
         vars(self).update(own, kv_heads=own["kv_heads"] or own["heads"], mixer=latent)
         vars(self).update(kinds=kinds, pattern=pattern)
         if broken := next((rule for is_broken, rule in _rules(self) if is_broken), None):
