@@ -9,7 +9,6 @@ from tiledask.errors import ConfigError
 from tiledask.plan.inputs.load import load_model
 from tiledask.plan.inputs.model import count
 
-
 COUNTS = json.loads((Path(__file__).parents[2] / "oracles" / "shipped_counts.json").read_text())
 PUBLISHED, ACTIVE = COUNTS["parameters"], COUNTS["active"]
 

@@ -96,9 +96,12 @@ def _peaks(model: Model, recipe: Recipe, sequence: int, n: Columns) -> Array:
         here = [column[held_of[at]] for column in stage]
         here[kinds + 3 :] = (times[at] * column for column in here[kinds + 3 :])  # micro-batches
         whole, cut, *costs = (n["microbatch"][at] * column[layer_of[at]] for column in sizes)
-        of = _tuples(ItemParameters, (column[items_of[at]] for column in parameters))
+        many = iter([column[items_of[at]] for column in parameters])
+        of = tuple(starmap(ItemParameters, zip(*[many] * len(ItemParameters._fields), strict=True)))
+        some = iter(costs)
+        layers = tuple(starmap(LayerBytes, zip(*[some] * len(LayerBytes._fields), strict=True)))
         layouts = Numbers(**{name: n[name][at] for name in COUNTED})
-        run = model, recipe, layouts, whole, cut, _tuples(LayerBytes, costs), of, again[at] * 1
+        run = model, recipe, layouts, whole, cut, layers, of, again[at] * 1
         most[at] = np.maximum(most[at], fullest(Terms(*run, InFlight.of(here))))
     return most
 
@@ -109,10 +112,6 @@ def _table(columns: Columns, function: Callable[..., Iterable[int]]) -> tuple[Ar
     rows = zip(*(column[first].tolist() for column in columns.values()), strict=True)
     results = [tuple(function(**dict(zip(columns, row, strict=True)))) for row in rows]
     return np.array(results, np.int64).T, which
-
-
-def _tuples(kind: Any, columns: Iterable[Array]) -> tuple[Any, ...]:
-    return tuple(starmap(kind, zip(*[iter(columns)] * len(kind._fields), strict=True)))
 
 
 def _in_flight(

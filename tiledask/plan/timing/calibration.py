@@ -142,21 +142,11 @@ class Calibration:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write what every ``calibration=`` reads again: the names of its files, and its scale."""
-        saved = {each.name: getattr(self, each.name) for each in fields(_Saved)}
+        names = "device", "framework", "scale", "errors"
+        saved: dict[str, Any] = {name: getattr(self, name) for name in names}
         text = json.dumps(saved | {"why": self.why.partition(", read from")[0]}, indent=2)
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(f"{text}\n", encoding="utf-8")
-
-
-@dataclass(frozen=True)
-class _Saved:
-    """The file of a Calibration that was made of a measured step."""
-
-    device: str
-    framework: str
-    scale: float
-    errors: tuple[tuple[str, float], ...]
-    why: str = "a measured step"
 
 
 # --- the shipped files ----------------------------------------------------------------------------
@@ -264,12 +254,14 @@ def _given(device: Device, calibration: Calibration | str | os.PathLike[str]) ->
     """The calibration that was made, or that the file has."""
     if isinstance(calibration, str | os.PathLike):
         given = read(calibration)
-        saved = given.record(_Saved)
-        if not saved.scale:
+        measured, framework = given.text("device"), given.text("framework")
+        if not (scale := given.number("scale")):
             raise given.fail("scale", "must be above 0, got 0")
-        why = f"{saved.why}, read from {calibration}"
-        joined = _joined(saved.device, saved.framework, why, "dense")
-        calibration = replace(joined, scale=saved.scale, errors=dict(saved.errors))
+        off, why = given.object("errors"), given.text("why", "a measured step")
+        given.done()
+        joined = _joined(measured, framework, f"{why}, read from {calibration}", "dense")
+        errors = {name: off.number(name) for name in off.values}
+        calibration = replace(joined, scale=scale, errors=errors)
     elif not isinstance(calibration, Calibration):
         rule = "a calibration is what td.calibrate made, or the path of its file"
         raise ConfigError(f"{rule}; got {short(calibration)}")

@@ -88,12 +88,6 @@ class LayerTime:
         each = ceil_div(ceil_div(self.sequence, self.n.cp), self.n.tp)
         return np.where(self.n.sequence_parallel, self.n.microbatch * each, self.tokens)
 
-    @property
-    def expert_tokens(self) -> Values:
-        """Tokens that come to the fullest device's experts, for each own token and its experts."""
-        share: Values = self.model.imbalance * self.n.expert_slices / self.n.tp
-        return share
-
     def weight_products(self, weights: tuple[Weight, ...]) -> Array:
         """Seconds of all products with weights. Experts' are small: moving their weights comes on
         top. Operands of 8 bits are cast in passes over inputs, forward, and gradients, backward."""
@@ -106,7 +100,8 @@ class LayerTime:
             batch: Values = 1
             if copies > 1:
                 batch, slices = ceil_div(copies, n.ep), n.expert_slices
-                rows = self.expert_tokens * self.tokens * product[0].active * n.ep / copies
+                each = product[0].active * n.ep / copies  # tokens to the fullest device's experts
+                rows = self.model.imbalance * n.expert_slices / n.tp * self.tokens * each
             k, columns = shape_of(product, slices)
             moved = 4.0 * casts * batch * rows * stacked(k, columns)
             if copies > 1:

@@ -124,7 +124,7 @@ class StepTime(LayerTime):
         each, count = self._sum(), kind.sums * (tp > 1)
         sums = kind.sums * each
         if kind.mixture:
-            came = self.expert_tokens * self.model.top_k * self.tokens
+            came = self.model.imbalance * slices / n.tp * self.model.top_k * self.tokens
             own = all_reduce(1.0 * came * self.model.hidden * self.width, slices, 1, self.cluster)
             count = np.where(cut, kind.own_sums * (tp > 1) + (slices > 1), count)
             sums = np.where(cut, kind.own_sums * each + own, sums)
@@ -263,20 +263,17 @@ class StepTime(LayerTime):
         waited: Values = summed + gathered - np.minimum(ahead * gathered, hiding * work[0])
         if trained and np.any(self.both_ways):
             # two devices that have the same stages sum up their gradients, all that each keeps
-            left = np.where(zero >= 2, self._shard(held), held.sum(0)) * recipe.gradient_bytes
+            shard = held[0] / (n.dp * n.cp) + held[1] / n.expert_copies
+            left = np.where(zero >= 2, shard, held.sum(0)) * recipe.gradient_bytes
             sums = all_reduce(left, 2, n.tp * n.dp * n.cp, self.cluster)
             waited = waited + self.both_ways * sums
         return waited
 
-    def _shard(self, held: Array) -> Values:
-        """Of the (dense, expert) weights on a device, those that are its own under ZeRO."""
-        mine: Values = held[0] / (self.n.dp * self.n.cp) + held[1] / self.n.expert_copies
-        return mine
-
     def optimizer(self, held: Array) -> Values:
         """Seconds of the update, limited by memory: states read and written once, weights written,
         gradients read for their norm, their cast and the update, and set to zero."""
-        recipe, zero, shard = self.recipe, np.asarray(self.n.zero), self._shard(held)
+        n, recipe, zero = self.n, self.recipe, np.asarray(self.n.zero)
+        shard = held[0] / (n.dp * n.cp) + held[1] / n.expert_copies  # its own under ZeRO
         mine, reduced = (np.where(zero >= least, shard, held.sum(0)) for least in (1, 2))
         gradient = recipe.gradient_bytes  # 0: the weights are frozen, and adapters are small
         states = recipe.bytes_per_parameter - gradient - recipe.weight_bytes
