@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tiledask.plan.arrays import unbeaten
-from tiledask.plan.inputs.kinds import Kept
+from tiledask.plan.inputs.kinds import Saved
 from tiledask.plan.inputs.layout import SELECTIVE_OP, Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe
@@ -39,7 +39,7 @@ def saved_tensors(
     flash: bool = False,
     kind: int = -1,
     recipe: Recipe | None = None,
-) -> tuple[Kept, ...]:
+) -> tuple[Saved, ...]:
     """Tensors that one layer keeps, as eager execution with fused norms does: their ``units`` are
     the numbers of a token on the fullest of ``tp`` devices.
 
@@ -49,14 +49,14 @@ def saved_tensors(
     and token (Dao et al. 2022, arXiv:2205.14135, algorithm 1). ``kind``: the layer's place
     in ``model.layer_kinds``. ``recipe``: whose framework keeps some otherwise.
     """
-    found, tensors = model.layer_kinds[kind], list[Kept]()
+    found, tensors = model.layer_kinds[kind], list[Saved]()
     for each in (each for each in found.kept if each.op < 2):
         many = ceil(each.size * (-(-each.units // tp) if each.split else each.units))
         tensors.append(each._replace(units=many, size=1, itemsize=each.itemsize or width))
     for core in (core for core in found.cores if core.visible and core.v):
         heads = -(-core.heads // tp)
-        scores = Kept("softmax output", heads * sequence, core=True, itemsize=width)
-        row = Kept("softmax row statistic", heads, core=True, flows=False, itemsize=4, op=1)
+        scores = Saved("softmax output", heads * sequence, core=True, itemsize=width)
+        row = Saved("softmax row statistic", heads, core=True, flows=False, itemsize=4, op=1)
         tensors.append(row if flash else scores)
         if model.dropout and not flash:
             mask = scores._replace(name="softmax dropout mask", itemsize=1, flows=False)
@@ -65,8 +65,8 @@ def saved_tensors(
 
 
 def _otherwise(
-    tensors: list[Kept], model: Model, tp: int, kind: int, recipe: Recipe
-) -> Iterator[Kept]:
+    tensors: list[Saved], model: Model, tp: int, kind: int, recipe: Recipe
+) -> Iterator[Saved]:
     """``tensors`` as the framework of ``recipe`` keeps them."""
     held, fp8 = holds(recipe.framework), recipe.operand_bytes < recipe.compute_bytes
     width = min(held.fp8_input_bytes, recipe.compute_bytes)
@@ -81,7 +81,7 @@ def _otherwise(
         cut = weight.split and weight.row
         many = (-(-weight.inputs // tp) if cut else weight.inputs) * weight.active
         name = f"{weight.name} adapter input"
-        yield Kept(name, many, 1, cut, flows=False, itemsize=held.adapter_input_bytes)
+        yield Saved(name, many, 1, cut, flows=False, itemsize=held.adapter_input_bytes)
 
 
 def layer_bytes(
@@ -104,7 +104,7 @@ def layer_bytes(
     13.00390625
     """
     recompute, flash = recompute or layout.recompute, layout.flash_attention
-    whole = Kept("layer input", model.hidden * model.streams, split=False, itemsize=width)
+    whole = Saved("layer input", model.hidden * model.streams, split=False, itemsize=width)
     kept = saved_tensors(model, sequence, layout.tp, width, flash, kind, recipe)
     if recompute == "full":
         kept = (whole,)
@@ -116,7 +116,7 @@ def layer_bytes(
     return sum(_sizes(layout, sequence, kept))
 
 
-def _sizes(layout: Layout, sequence: int, tensors: Iterable[Kept]) -> list[int]:
+def _sizes(layout: Layout, sequence: int, tensors: Iterable[Saved]) -> list[int]:
     tokens, cut = tokens_of(layout, sequence)
     return [t.itemsize * t.units * (tokens if t.split else cut) for t in tensors]
 

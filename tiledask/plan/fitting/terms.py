@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tiledask.plan.fitting.activations import InFlight, LayerBytes
-from tiledask.plan.inputs.kinds import Kept
+from tiledask.plan.inputs.kinds import Saved
 from tiledask.plan.inputs.layout import Layout, Numbers
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import DEVICE, Recipe, State
@@ -282,7 +282,7 @@ class Terms:
         source, factors = "one forward pass over the whole sequence", (width, elements)
         yield _product("logits", FORWARD, _has(self.held.heads), LOGITS, factors, source)
 
-    def _numbers(self, kept: Iterable[Kept], width: int) -> Any:
+    def _numbers(self, kept: Iterable[Saved], width: int) -> Any:
         """Numbers of the tensors ``kept`` on a device, times their bytes or ``width``."""
         tp = self.layout.tp
         return sum(

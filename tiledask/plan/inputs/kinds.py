@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 from tiledask.plan.inputs.weights import Weight, bias, norm
 
-__all__ = ["Core", "Kept", "LayerKind", "Pass", "layer_kind"]
+__all__ = ["Core", "LayerKind", "Pass", "Saved", "layer_kind"]
 
 CHUNK = 128
 """Tokens of a piece in which the kernels of a scan multiply matrices (mamba_ssm's chunk_size)."""
 
 
-class Kept(NamedTuple):
+class Saved(NamedTuple):
     """A tensor of one layer that is kept, per token of the batch."""
 
     name: str
@@ -62,11 +62,11 @@ class LayerKind(NamedTuple):
     """The layers of one kind, or a part of them: a mixer or an MLP."""
 
     weights: tuple[Weight, ...]
-    kept: tuple[Kept, ...]
+    kept: tuple[Saved, ...]
     passes: tuple[Pass, ...] = ()
     cores: tuple[Core, ...] = ()
-    cached: tuple[Kept, ...] = ()  # of a token, in generation
-    state: tuple[Kept, ...] = ()  # of a sequence
+    cached: tuple[Saved, ...] = ()  # of a token, in generation
+    state: tuple[Saved, ...] = ()  # of a sequence
     name: str = ""
     many: int = 0  # layers of it that a model has
     mixture: bool = False
@@ -97,11 +97,11 @@ def attention(m: Any) -> LayerKind:
             weights += norm(m, f"{name} norm", n * e if whole else e, whole)
     if m.attention_sinks:
         weights.append(Weight("attention sinks", a, 1, kind="bias"))
-    kept = [Kept("query", a, e, op=1), Kept("key", g, e), Kept("value", g, v, op=1)]
+    kept = [Saved("query", a, e, op=1), Saved("key", g, e), Saved("value", g, v, op=1)]
     normed = [each._replace(name=f"{each.name} norm input", op=0) for each in kept[:2]]
     kept += normed if m.qk_norm else []
     core = Core(a, g, e, v, m.visible)
-    cached = () if m.shares_keys else (Kept("key", g, e + v),)
+    cached = () if m.shares_keys else (Saved("key", g, e + v),)
     return _attended(m, weights, kept, core, cached)
 
 
@@ -110,15 +110,15 @@ def latent(m: Any) -> LayerKind:
     it by heads (DeepSeek-V2, arXiv:2405.04434, section 2.1)."""
     h, a, q, kv, rope = m.hidden, m.heads, m.q_lora_rank, m.kv_lora_rank, m.qk_rope_head_dim
     weights: list[Weight] = []
-    kept = [Kept("query", a, m.qk_dim, op=1), Kept("key", a, m.qk_dim)]
-    kept += [Kept("value", a, m.v_dim, op=1)]
+    kept = [Saved("query", a, m.qk_dim, op=1), Saved("key", a, m.qk_dim)]
+    kept += [Saved("value", a, m.v_dim, op=1)]
     for name, n, normed in (("query", q, q), ("kv", kv + rope, kv)):
         if n:  # each latent before and after its norm
             down = Weight(f"{name} down", n, h, False, inputs=h)
             weights += [down, *bias(m.qkv_bias, f"{name} down", n)]
             weights += norm(m, f"{name} latent norm", normed)
-            kept += [Kept(f"{name} latent norm input", n, split=False)]
-            kept += [Kept(f"{name} latent", normed, split=False)]
+            kept += [Saved(f"{name} latent norm input", n, split=False)]
+            kept += [Saved(f"{name} latent", normed, split=False)]
         if name == "query":
             up = "query up" if q else "query"
             weights.append(Weight(up, a, m.qk_dim * (q or h), inputs=q or h))
@@ -127,7 +127,7 @@ def latent(m: Any) -> LayerKind:
     if m.output_gate:
         weights.append(Weight("attention gate", a, m.output_gate * h, inputs=h))
     core = Core(a, a, m.qk_dim, m.v_dim, m.visible)
-    return _attended(m, weights, kept, core, (Kept("latent", kv + rope, split=False),))
+    return _attended(m, weights, kept, core, (Saved("latent", kv + rope, split=False),))
 
 
 def compressed(m: Any) -> LayerKind:
@@ -139,9 +139,9 @@ def compressed(m: Any) -> LayerKind:
     weights += [Weight("query up", a, e * q, inputs=q), Weight("key", e, h, False, inputs=h)]
     weights += [*norm(m, "key norm", e), Weight("attention sinks", a, 1, kind="bias")]
     weights.append(Weight("output down", m.output_groups, m.output_rank * grouped, inputs=grouped))
-    kept = [Kept("query latent norm input", q, split=False), Kept("query latent", q, split=False)]
-    kept += [Kept("query", a, e, op=1), Kept("key", e, split=False)]
-    kept += [Kept("output latent", m.output_groups, m.output_rank)]
+    kept = [Saved("query latent norm input", q, split=False), Saved("query latent", q, split=False)]
+    kept += [Saved("query", a, e, op=1), Saved("key", e, split=False)]
+    kept += [Saved("output latent", m.output_groups, m.output_rank)]
     places = [("piece", e, c, 1 + bool(m.index_heads))] if c else []
     places += [("index", m.index_dim, c, 2)] if c and m.index_heads else []
     for name, width, pieces, each in places:  # overlapping pieces are twice as wide
@@ -149,13 +149,13 @@ def compressed(m: Any) -> LayerKind:
         weights += [Weight(f"{name} {what}", wide, h, False, inputs=h) for what in ("key", "gate")]
         weights += [Weight(f"{name} positions", pieces, wide, False, "bias")]
         weights += norm(m, f"{name} norm", width)
-        kept += [Kept(f"{name} {what}", wide, split=False) for what in ("key", "gate")]
+        kept += [Saved(f"{name} {what}", wide, split=False) for what in ("key", "gate")]
     core = Core(a, 1, e, e, m.visible)
-    return _attended(m, weights, kept, core, (Kept("key", e, split=False),))
+    return _attended(m, weights, kept, core, (Saved("key", e, split=False),))
 
 
 def _attended(
-    m: Any, weights: list[Weight], kept: list[Kept], core: Core, cached: tuple[Kept, ...]
+    m: Any, weights: list[Weight], kept: list[Saved], core: Core, cached: tuple[Saved, ...]
 ) -> LayerKind:
     """What all attention ends in; beside it the indexer that chooses what a token sees (DeepSeek-
     V3.2's lightning indexer, its queries from the latent, or MiniMax-M3's, from the input)."""
@@ -170,16 +170,16 @@ def _attended(
             weights += [Weight(f"index {at} norm", width, n, False, "norm") for at, n in norms]
         if m.latent or m.compress:
             weights.append(Weight("index weights", many, h, False, inputs=h))
-        kept.append(Kept("index query", many, width, False))
-        kept.append(Kept("chosen tokens", m.index_topk, 1, False, flows=False, itemsize=8))
+        kept.append(Saved("index query", many, width, False))
+        kept.append(Saved("chosen tokens", m.index_topk, 1, False, flows=False, itemsize=8))
         cores += (Core(many, 1, width, 0, m.scored),)
-        cached += (Kept("index key", width, split=False),)
+        cached += (Saved("index key", width, split=False),)
     inputs = m.output_groups * m.output_rank or a * v
     units = m.output_groups or a
     weights.append(Weight("attention output", units, inputs // units * h, inputs=inputs, row=True))
     weights += bias(m.out_bias, "attention output", h)
-    kept.append(Kept("attention output input", a, v, op=1))
-    kept += [Kept("gate", a, g), Kept("ungated output", a, v)] if g else []
+    kept.append(Saved("attention output input", a, v, op=1))
+    kept += [Saved("gate", a, g), Saved("ungated output", a, v)] if g else []
     groups = core.groups
     turned = [Pass(a, v, 2, 2), Pass(a, core.qk, 0, 2 + m.qkv_bias)]
     turned += [Pass(groups, core.qk + v, 0, 2 + m.qkv_bias), Pass(h, 1, 0, m.out_bias, False)]
@@ -192,7 +192,7 @@ def _scan(
     name: str,
     rows: list[tuple[str, int, int]],
     out: tuple[Weight, ...],
-    kept: Iterable[Kept],
+    kept: Iterable[Saved],
     flop: float,
 ) -> LayerKind:
     """A mixer that reads the tokens in turn and keeps a state. ``rows``: (what, units, width) of
@@ -204,15 +204,15 @@ def _scan(
         weights += [Weight(f"{name} {what} bias", n, w, kind="bias") for what, n, w in rows]
     weights += [*out, Weight(f"{name} output", a, m.ssm_head_dim * h, inputs=inner, row=True)]
     weights += bias(m.ssm_bias, f"{name} output", h)
-    tensors = [Kept(f"{name} {what}", n, width, op=1) for what, n, width in rows]
-    tensors += [*kept, Kept(f"{name} scanned", a, m.ssm_head_dim)]
-    tensors += [Kept(f"{name} output input", a, m.ssm_head_dim)]
+    tensors = [Saved(f"{name} {what}", n, width, op=1) for what, n, width in rows]
+    tensors += [*kept, Saved(f"{name} scanned", a, m.ssm_head_dim)]
+    tensors += [Saved(f"{name} output input", a, m.ssm_head_dim)]
     passes = [Pass(n, width, 2, 3) for _, n, width in rows]
     passes += [Pass(a, m.ssm_head_dim, 3, 5)]  # the gate, with its norm
     core = (Core(a, g, m.ssm_state, m.ssm_head_dim, flop=flop),) if flop else ()
-    state = [Kept("state", a, m.ssm_head_dim * m.ssm_state, itemsize=4)] if m.ssm_state else []
-    state += [Kept("window", a, m.conv_kernel * m.ssm_head_dim)]
-    state += [Kept("window", g, m.conv_kernel * bc)] if g and bc and name != "mamba" else []
+    state = [Saved("state", a, m.ssm_head_dim * m.ssm_state, itemsize=4)] if m.ssm_state else []
+    state += [Saved("window", a, m.conv_kernel * m.ssm_head_dim)]
+    state += [Saved("window", g, m.conv_kernel * bc)] if g and bc and name != "mamba" else []
     return LayerKind(tuple(weights), tuple(tensors), tuple(passes), core, (), tuple(state))
 
 
@@ -247,9 +247,9 @@ def mamba(m: Any) -> LayerKind:
     ]
     inside += norm(m, "mamba norms", (rank + 2 * n) * m.ssm_norm)
     kept = [
-        Kept("mamba convolved", a),
-        Kept("mamba steps", a),
-        Kept("mamba B C", rank + 2 * n, 1, False),
+        Saved("mamba convolved", a),
+        Saved("mamba steps", a),
+        Saved("mamba B C", rank + 2 * n, 1, False),
     ]
     return _scan(m, "mamba", [("x z", a, 2)], tuple(inside), kept, 9.0 * n)
 
@@ -272,8 +272,8 @@ def delta(m: Any) -> LayerKind:
     inside.append(Weight("delta query key convolution", g, 2 * n * m.conv_kernel))
     inside.append(Weight("delta A, decay bias", a, 1 + forget, kind="bias"))
     inside += norm(m, "delta norm", p)
-    kept = [Kept("delta convolved query key", g, 2 * n), Kept("delta convolved value", a, p)]
-    kept += [Kept("delta chunk", a, CHUNK // 2), Kept("delta decay sum", a, forget, itemsize=4)]
+    kept = [Saved("delta convolved query key", g, 2 * n), Saved("delta convolved value", a, p)]
+    kept += [Saved("delta chunk", a, CHUNK // 2), Saved("delta decay sum", a, forget, itemsize=4)]
     return _scan(m, "delta", rows, tuple(inside), kept, CHUNK * (3 * n + 2 * p) + 6 * n * p)
 
 
@@ -284,9 +284,13 @@ def conv(m: Any) -> LayerKind:
     weights += [Weight("conv in bias", h, 3, kind="bias")] * m.conv_bias
     weights += [Weight("conv kernel bias", h, 1, kind="bias")] * m.conv_bias
     weights += [Weight("conv output", h, h, inputs=h, row=True), *bias(m.conv_bias, "conv", h)]
-    kept = [Kept("conv gates", h, 3, op=1), Kept("conv input", h), Kept("conv output input", h, 2)]
+    kept = [
+        Saved("conv gates", h, 3, op=1),
+        Saved("conv input", h),
+        Saved("conv output input", h, 2),
+    ]
     return LayerKind(
-        tuple(weights), tuple(kept), (Pass(h, 1, 9, 15),), state=(Kept("window", h, k),)
+        tuple(weights), tuple(kept), (Pass(h, 1, 9, 15),), state=(Saved("window", h, k),)
     )
 
 
@@ -309,7 +313,7 @@ INSIDE["swiglu"] = ("gate", "activated gate", "up", "product")
 
 def mlp(
     m: Any, name: str, width: int, copies: int = 1, active: int = 1, load: float = 1
-) -> tuple[list[Weight], list[Kept], list[Pass]]:
+) -> tuple[list[Weight], list[Saved], list[Pass]]:
     """Weights of an MLP of this ``width``, or of ``copies`` of one; what it keeps and passes over,
     ``load`` times a token; nothing of one without width."""
     h, gated = (m.expert_hidden or m.hidden) if copies > 1 else m.hidden, m.mlp == "swiglu"
@@ -322,7 +326,7 @@ def mlp(
     if m.mlp_bias:
         weights += [held(f"{part} bias", width, 1, kind="bias") for part in into]
         weights.append(held(f"{name} down bias", h, 1, False, "bias"))
-    kept = [Kept(f"{name} {part}", width, load) for part in INSIDE[m.mlp]]
+    kept = [Saved(f"{name} {part}", width, load) for part in INSIDE[m.mlp]]
     kept[0] = kept[0]._replace(op=1)
     passes = Pass(width, load, 3 if gated else 2, (5 if gated else 3) + m.mlp_bias)
     return weights, kept, [passes]
@@ -332,9 +336,9 @@ def dense(m: Any) -> LayerKind:
     """A dense MLP, plain or gated (Shazeer 2020, arXiv:2002.05202)."""
     weights, kept, passes = mlp(m, "mlp", m.ffn)
     if m.layer_norms > 1 or m.mixer == "none":  # or it is the mixer's
-        kept.append(Kept("mlp input", m.hidden, split=False))
+        kept.append(Saved("mlp input", m.hidden, split=False))
     if m.mlp == "swiglu":
-        kept.append(Kept("mlp output", m.hidden, split=False, op=2))
+        kept.append(Saved("mlp output", m.hidden, split=False, op=2))
     passes.append(Pass(m.hidden, 1, 0, m.mlp_bias, False))
     return LayerKind(tuple(weights), tuple(kept), tuple(passes))
 
@@ -354,13 +358,13 @@ def mixture(m: Any) -> LayerKind:
         weights.append(Weight("latent down", inner, h, split=False, inputs=h))
         weights.append(Weight("latent up", h, inner, split=False, inputs=inner))
         weights += norm(m, "latent norm", inner * m.expert_norm)
-        kept.append(Kept("expert latents", 2 * inner, split=False))
+        kept.append(Saved("expert latents", 2 * inner, split=False))
     weights.append(Weight("router", n, h, split=False, inputs=h))
     weights += bias(m.router_bias, "router", n)
-    kept.append(Kept("mlp input", inner, load, False))
-    kept.append(Kept("router input", h, split=False))
-    kept.append(Kept("expert outputs", inner, load, False, op=1))
-    kept.append(Kept("router probabilities", n, split=False, itemsize=4))
+    kept.append(Saved("mlp input", inner, load, False))
+    kept.append(Saved("router input", h, split=False))
+    kept.append(Saved("expert outputs", inner, load, False, op=1))
+    kept.append(Saved("router probabilities", n, split=False, itemsize=4))
     sorted_ = 4 * m.imbalance * m.top_k  # tokens to their experts and back
     passes += [Pass(inner, sorted_, 1, 1, False), Pass(h, 1, 0, m.mlp_bias, False)]
     return LayerKind(tuple(weights), tuple(kept), tuple(passes))
@@ -384,10 +388,12 @@ def layer_kind(m: Any, name: str, many: int) -> LayerKind:
     weights += [*(w for part in inner for w in part.weights), *norms["mlp output"], *m.more]
     kept = {each.name: each for part in parts for each in part.kept}
     wide = h * m.streams
-    ends = [Kept("attention input", h, split=False)] * bool(mixers)
-    ends += [Kept(f"{at} norm input", wide, split=False) for at in NORMED[: m.layer_norms * normed]]
+    ends = [Saved("attention input", h, split=False)] * bool(mixers)
+    ends += [
+        Saved(f"{at} norm input", wide, split=False) for at in NORMED[: m.layer_norms * normed]
+    ]
     masks = [
-        Kept(f"{at} dropout mask", h, 1, False, flows=False, itemsize=1) for at in NORMED[:sums]
+        Saved(f"{at} dropout mask", h, 1, False, flows=False, itemsize=1) for at in NORMED[:sums]
     ]
     ends += masks if m.dropout else []
     passes = [each for part in parts for each in part.passes]
