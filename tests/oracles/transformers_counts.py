@@ -46,6 +46,7 @@ OWN: dict[str, dict[str, Any]] = {
     "jamba": {"attn_layer_period": 3, "attn_layer_offset": 1, "use_mamba_kernels": False},
     "dots1": {"n_shared_experts": 1},
     "helium": {"head_dim": 8},
+    "mamba2": {"num_heads": 6, "head_dim": 16, "state_size": 8, "n_groups": 2},
     "mimo_v2_flash": {"num_attention_heads": 8, "num_key_value_heads": 1},
 }
 FOLLOW = ("head_dim", "qk_head_dim", "num_key_value_heads")

@@ -8,6 +8,7 @@ data/families.json has
     harmless   patterns of keys that no parameter count depends on
     texts      keys of the language model's own config, in that of a model of images or sounds
     others     keys that only other files have, and what these are
+    refused    model_types that are known and not planned, and why
     unseen     keys of what is not counted, and the note that says so
     parts      what several families have in common
     families   a row for each model_type, or what it has that others, which it is "like", have not
@@ -156,9 +157,11 @@ def _understood(config: Fields) -> str:
     if "model_type" not in config:
         rule = "is missing, and so are architectures; every config.json of transformers has them"
         raise config.fail("model_type", rule)
+    if why := KEYS["refused"].get(kind, ""):
+        raise config.fail("model_type", f"is {short(kind)}, {why}")
     rule = f"is {short(kind)}; {meant(kind, families)}the families understood are rows of "
-    rule += "data/families.json: "
-    raise config.fail("model_type", f"{rule}{len(families)}, such as {', '.join(SOME)}. {BY_HAND}")
+    rule += f"data/families.json: {len(families)}, such as {', '.join(SOME)}. {BY_HAND}"
+    raise config.fail("model_type", rule)
 
 
 def _language(config: Fields) -> Fields | None:
