@@ -50,16 +50,10 @@ def test_published_runs_of_hybrids_lie_within_the_band():
     """None is fitted. The one that does not trains layers (MTP), too, that are not counted."""
     posted = {name: row["config"] for row in POSTED for name in row["names"]}
     ratios, within = [], []
+    program = {"recipe": "mixed-adam-18-fp8", "framework": "megatron-bridge-2026"}
     for row in RUNS["rows"]:
-        tp, each = row["tp"], row["batch"] * row["tp"] // (row["microbatch"] * row["devices"])
-        layout = td.Layout(
-            dp=row["devices"] // tp, tp=tp, ep=row["ep"], expert_tp=1, microbatches=each, zero=1,
-            microbatch=row["microbatch"], sequence_parallel=tp > 1, flash_attention=True,
-        )  # fmt: skip
-        run = model_of(posted[row["model"]]), layout, f"{row['devices']}x{row['device']}"
-        program = {"recipe": "mixed-adam-18-fp8", "framework": "megatron-bridge-2026"}
-        step = td.estimate_step(*run, sequence=row["sequence"], **program)
-        seconds = row["batch"] * row["sequence"] / row["tokens"] / row["devices"]
+        run = model_of(posted[row["model"]]), td.Layout(**row["layout"]), row["run"]
+        step, seconds = td.estimate_step(*run, sequence=row["sequence"], **program), row["seconds"]
         ratios.append(step.total / seconds - 1)
         within.append(step.band[0] < seconds < step.band[1])
     assert within.count(False) == 1, ratios

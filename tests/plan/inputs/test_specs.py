@@ -1,6 +1,7 @@
 """Shipped models: published counts, to the last parameter; and names for them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,12 @@ def test_active_parameters_agree_with_what_is_printed(name):
     assert float(ACTIVE[name]) in rounded | {
         int(n / 1e9 * 10**digits) / 10**digits for n in looked_up
     }
+
+
+def test_a_layer_that_predicts_a_further_token_is_that_of_the_checkpoint():
+    """DeepSeek-V3's has 684,531,386,000 elements, with copies of both tables and scales of fp8."""
+    more = replace(load_model("deepseek-v3"), mtp_layers=1).parameters + 2 * 129_280 * 7168
+    assert 0 < 684_531_386_000 - more < 671e9 / 128**2 * 1.02
 
 
 def test_shipped_models_are_found_by_their_name_on_the_hub():

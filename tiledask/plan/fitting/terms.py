@@ -36,6 +36,7 @@ KORTHIKANTI = "Korthikanti et al. 2022, arXiv:2205.05198"
 ENDS = f"{KORTHIKANTI}, section 4.3"
 CACHE = "keys and values, 2 x heads x width, or the latent: DeepSeek-V2, arXiv:2405.04434"
 STATES = "state of each head, 4 B, and the short convolution's window: arXiv:2405.21060"
+MTP = "DeepSeek-V3, arXiv:2412.19437, section 2.2"
 LOGITS = "{} B x {:,} logits"
 
 
@@ -229,13 +230,18 @@ class Terms:
             yield _product("sent activations", FORWARD, _has(n), words, (width, n, tokens), source)
         words = "inputs of the final norm and of the output projection, {} B each, x {} micro-"
         words, inputs = f"{words}batches", 1 + (model.final_norm and model.norm != "none")
-        factors = width, held.kept_heads, tokens, inputs
+        factors = width, held.kept_heads, tokens, (1 + model.mtp_layers) * inputs
         yield _product("head activations", FORWARD, _has(held.heads), words, factors, ENDS)
+        if model.mtp_layers:
+            words = "{} B of each of {} layers that predict further tokens, x {} micro-batches"
+            further = each[model.kind_of[-1]], model.mtp_layers, held.kept_heads
+            yield _product("MTP activations", FORWARD, _has(held.heads), words, further, MTP)
 
     def _logits(self, ends: Any) -> Iterator[Term]:
         """Logits up to their gradient, and what else the framework's loss holds."""
         recipe, waiting = self.recipe, self.held.kept_heads
         elements = self.tokens * -(-self.model.vocab // self.layout.tp)  # of a micro-batch
+        elements = (1 + self.model.mtp_layers) * elements
         loss, words = holds(recipe.framework).loss_bytes, f"{LOGITS} x {{}} micro-batches"
         each, cast = min(4, loss - 2), "cast back to the precision of the product"
         for moment in MOMENTS:

@@ -42,7 +42,17 @@ SCAN = ("ssm_heads", "ssm_head_dim", "ssm_state", "conv_kernel")
 """What mixers need that read the tokens in turn."""
 CHECKED = {"attention", "latent", "none"}
 """Mixers of the models whose runs are published (data/published)."""
-OF_ALL = ("hidden", "layers", "vocab", "name", "source", "kinds", "pattern", "dense_layers")
+OF_ALL = (
+    "hidden",
+    "layers",
+    "mtp_layers",
+    "vocab",
+    "name",
+    "source",
+    "kinds",
+    "pattern",
+    "dense_layers",
+)
 """Fields that all layers of a model share."""
 DENSE: dict[str, Any] = dict.fromkeys(("experts", "top_k", "expert_ffn", "shared_ffn"), 0)
 DENSE |= {
@@ -152,6 +162,9 @@ class Model:
     more: tuple[Weight, ...] = ()  # What else a layer, the embedding or the head has
     embedding_more: tuple[Weight, ...] = ()
     head_more: tuple[Weight, ...] = ()
+    mtp_layers: int = 0
+    """Layers after the last that predict further tokens, each with a projection of two inputs and
+    logits of its own (DeepSeek-V3, arXiv:2412.19437, section 2.2); a config.json's are left out."""
     notes: tuple[str, ...] = ()
     """What of the model that was meant is not counted or planned."""
 
@@ -314,6 +327,9 @@ class Model:
             weights += (Weight("output projection", self.vocab, self.hidden, inputs=self.hidden),)
         if self.head_bias:
             weights += (Weight("output projection bias", self.vocab, 1, kind="bias"),)
+        joined = Weight("MTP projection", self.hidden, 2 * self.hidden, inputs=2 * self.hidden)
+        further = (joined, *norm(self, "MTP norms", 3 * self.hidden), *self.layer)
+        weights += self.mtp_layers * further
         return weights + self.head_more
 
     @property

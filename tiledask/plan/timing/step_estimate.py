@@ -34,16 +34,19 @@ def step_flops(model: Model, sequences: int, sequence: int, frozen: bool = False
     72 B L s h^2 (1 + s/6h + V/12hL), Korthikanti et al. 2022 (arXiv:2205.05198), Appendix A.
     """
     layers = core = 0.0
-    for kind in model.layer_kinds:
-        layers += kind.many * sum(w.units * w.size * w.active for w in kind.weights if w.inputs)
+    further = model.mtp_layers
+    for at, kind in enumerate(model.layer_kinds):
+        many = kind.many + further * (at == model.kind_of[-1])
+        layers += many * sum(w.units * w.size * w.active for w in kind.weights if w.inputs)
         for one in kind.cores:
             flop = one.flop
             if one.visible is not None:
                 chosen = model.index_heads or model.compress
                 seen = 2 * one.visible(sequence) if chosen else 1
                 flop = 2.0 * sequence * seen * (one.qk + one.v)
-            core += 3 * kind.many * one.heads * flop
-    each = (4 if frozen else 6) * (layers + model.hidden * model.vocab) + core
+            core += 3 * many * one.heads * flop
+    ends = (1 + further) * model.hidden * model.vocab + 2 * further * model.hidden**2
+    each = (4 if frozen else 6) * (layers + ends) + core
     return sequences * sequence * each
 
 

@@ -170,7 +170,13 @@ class StepTime(LayerTime):
         passed = self.calibration.loss_passes * stacked(24 + self.width, 12 + self.width)
         product = self.product(self.tokens, self.model.hidden, columns, self.rates, self.width)
         logits = product + passed * self.tokens * columns / self.rates.memory
-        return _piece(compute=logits, tp=stacked(0.0, self._sum()))
+        head = _piece(compute=logits, tp=stacked(0.0, self._sum()))
+        if not (further := self.model.mtp_layers):
+            return head
+        joined = self.weight_products(tuple(w for w in self.model.head if "MTP" in w.name)[:1])
+        layer = self.kinds[self.model.kind_of[-1]][-1] + _piece(compute=joined)
+        total: Array = head + further * (head + layer)
+        return total
 
     def transfer(self) -> Array:
         """Waiting for neighbours. Each tensor-parallel rank sends a slice to its peer, and gathers
