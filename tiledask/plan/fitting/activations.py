@@ -5,7 +5,7 @@ stage 0   F0 F1 F2 B0 F3 B1 B2 B3       stage 0 holds at most 3 of them,
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from math import ceil
 from operator import mul
@@ -27,6 +27,7 @@ __all__ += ["saved_tensors", "stages_in_flight", "tokens_of"]
 
 
 INPUTS = "attention input|attention output input|(shared )?mlp (input|product|activation output)"
+INPUTS += "|(kv|query) latent|(mamba2?|delta|conv) output input"
 """Names of the tensors that are inputs of a layer's matrix products."""
 
 
@@ -61,27 +62,24 @@ def saved_tensors(
         if model.dropout and not flash:
             mask = scores._replace(name="softmax dropout mask", itemsize=1, flows=False)
             tensors += [mask, scores._replace(name="softmax dropout output")]
-    return tuple(tensors if recipe is None else _otherwise(tensors, model, tp, kind, recipe))
-
-
-def _otherwise(
-    tensors: list[Saved], model: Model, tp: int, kind: int, recipe: Recipe
-) -> Iterator[Saved]:
-    """``tensors`` as the framework of ``recipe`` keeps them."""
+    if recipe is None:
+        return tuple(tensors)
     held, fp8 = holds(recipe.framework), recipe.operand_bytes < recipe.compute_bytes
-    width = min(held.fp8_input_bytes, recipe.compute_bytes)
+    narrow = min(held.fp8_input_bytes, recipe.compute_bytes)
     dropped = [] if held.keeps_expert_outputs else ["expert outputs"]
     dropped += ["mlp activated gate", "shared mlp activated gate"] * held.fused_gate
-    for each in tensors:
-        if each.name not in dropped:
-            narrow = fp8 and re.fullmatch(f"{INPUTS}|(kv|query) latent", each.name)
-            yield each._replace(itemsize=width) if narrow else each
+    tensors = [
+        each._replace(itemsize=narrow) if fp8 and re.fullmatch(INPUTS, each.name) else each
+        for each in tensors
+        if each.name not in dropped
+    ]
     beside = recipe.adapters.matrices if recipe.adapters and held.adapter_input_bytes else ()
-    for weight in (w for w in model.layer_kinds[kind].weights if w.name in beside):
+    for weight in (w for w in found.weights if w.name in beside):
         cut = weight.split and weight.row
         many = (-(-weight.inputs // tp) if cut else weight.inputs) * weight.active
-        name = f"{weight.name} adapter input"
-        yield Saved(name, many, 1, cut, flows=False, itemsize=held.adapter_input_bytes)
+        given: dict[str, Any] = {"flows": False, "itemsize": held.adapter_input_bytes}
+        tensors.append(Saved(f"{weight.name} adapter input", many, 1, cut, **given))
+    return tuple(tensors)
 
 
 def layer_bytes(

@@ -109,8 +109,24 @@ class Layout(_Experts):
         for error, broken, rule in _rules(self):
             if broken:
                 raise error(rule)
-        if self.partition not in (None, ITEMS):
-            vars(self).update(partition=_bounds(self.partition, self.chunks))
+        if (given := self.partition) in (None, ITEMS):
+            return
+        if isinstance(given, str):
+            sizes = given.split(",")
+            if not all(re.fullmatch(r"\s*\d{1,6}\s*", size) for size in sizes):
+                rule = f"write the layers of each stage, such as '5, 6, 6, 5', or {ITEMS!r}"
+                raise PartitionError(f"partition {short(given)}: {rule}")
+            given = tuple(accumulate(map(int, sizes), initial=0))
+        bounds: tuple[Any, ...] = tuple(given) if isinstance(given, Iterable) else (None,)
+        inner = [b - a for a, b in pairwise(bounds)] if all(map(is_whole, bounds)) else []
+        chunks = self.chunks
+        if len(inner) != chunks or bounds[0] != 0 or min(inner) < 0 or 0 in inner[1:-1]:
+            raise PartitionError(
+                f"partition must be a sequence of whole numbers, {chunks + 1} for {chunks} chunks "
+                f"(pp x interleave), that must start at 0 and rise, got {short(bounds)}; only the "
+                f"first and the last chunk may be without layers"
+            )
+        vars(self).update(partition=tuple(map(int, bounds)))
 
     @property
     def devices(self) -> int:
@@ -213,25 +229,6 @@ def _rules(layout: Layout) -> Iterator[tuple[type[ValueError], bool, str]]:
     # Megatron-LM sends groups of pp micro-batches through each chunk in turn
     rule = f"{of} in {v} chunks needs microbatches to be a multiple of pp, got {m} and {p}; "
     yield ScheduleError, v > 1 and name == "1f1b" and m % p > 0, rule + f"{-(-m // p) * p} works"
-
-
-def _bounds(given: Any, chunks: int) -> tuple[int, ...]:
-    """The bounds that a partition says, as text or as numbers."""
-    if isinstance(given, str):
-        sizes = given.split(",")
-        if not all(re.fullmatch(r"\s*\d{1,6}\s*", size) for size in sizes):
-            rule = f"write the layers of each stage, such as '5, 6, 6, 5', or {ITEMS!r}"
-            raise PartitionError(f"partition {short(given)}: {rule}")
-        given = accumulate(map(int, sizes), initial=0)
-    bounds: tuple[Any, ...] = tuple(given) if isinstance(given, Iterable) else (None,)
-    inner = [b - a for a, b in pairwise(bounds)] if all(map(is_whole, bounds)) else []
-    if len(inner) != chunks or bounds[0] != 0 or min(inner) < 0 or 0 in inner[1:-1]:
-        raise PartitionError(
-            f"partition must be a sequence of whole numbers, {chunks + 1} for {chunks} chunks "
-            f"(pp x interleave), that must start at 0 and rise, got {short(bounds)}; only the "
-            f"first and the last chunk may be without layers"
-        )
-    return tuple(map(int, bounds))
 
 
 @dataclass(frozen=True)

@@ -91,9 +91,20 @@ class StepTime(LayerTime):
             [compute[0], core[0], compute[0] - core[0] - matrices[0] / 2],
             0.0,
         )
-        collectives = {"tp": self._tensor(kind), "cp": self._context(kind, core)}
-        if mixture:
-            collectives["ep"] = self._experts(stacked(compute[0], compute[1] + again))
+        # keys and values pass round the ring while the core computes on those at hand
+        rings = (each for each in kind.cores if each.visible)
+        heads = sum(ceil_div(each.groups, n.tp) * (each.qk + each.v) for each in rings)
+        ring = (n.cp - 1) * p2p(1.0 * heads * self.width * self.tokens, n.cp, n.tp, self.cluster)
+        waited = np.maximum(0.0, stacked(ring, 2 * ring) - core)
+        collectives = {"tp": self._tensor(kind), "cp": waited}
+        if mixture:  # two exchanges of tokens each way: what is exposed of them is waited for, or
+            # what the work of the opposite pass cannot hide
+            others = stacked(compute[0], compute[1] + again)
+            token = self.model.imbalance * self.own_tokens * self.model.hidden * self.width
+            links = n.ep, n.expert_slices, self.cluster, known.exchange_share, known.most_nodes
+            twice = 2 * exchange(token, self.model.top_k, *links)
+            least = np.where(self.both_ways, SENDING, known.exposed["ep"]) * twice
+            collectives["ep"] = np.maximum(least, twice - others[::-1])
         repeated = {name: stacked(c[0], c[1] + full * c[0]) for name, c in collectives.items()}
         if known.floor_seconds:
             short = np.maximum(0.0, known.floor_seconds - compute.sum(0) - again)
@@ -137,24 +148,6 @@ class StepTime(LayerTime):
             for way in ("", "_backward")
         )
         return stacked(there, back)
-
-    def _context(self, kind: LayerKind, core: Array) -> Array:
-        """Keys and values pass round the ring while the core computes on those at hand."""
-        n, rings = self.n, (each for each in kind.cores if each.visible)
-        heads = sum(ceil_div(each.groups, n.tp) * (each.qk + each.v) for each in rings)
-        ring = (n.cp - 1) * p2p(1.0 * heads * self.width * self.tokens, n.cp, n.tp, self.cluster)
-        waited: Array = np.maximum(0.0, stacked(ring, 2 * ring) - core)
-        return waited
-
-    def _experts(self, others: Array) -> Array:
-        """Two exchanges of tokens each way: what is exposed of them is waited for, or what
-        ``others``, the work of the opposite pass, cannot hide."""
-        n, known, model = self.n, self.calibration, self.model
-        token = model.imbalance * self.own_tokens * model.hidden * self.width
-        run = n.ep, n.expert_slices, self.cluster, known.exchange_share, known.most_nodes
-        twice = 2 * exchange(token, model.top_k, *run)
-        least = np.where(self.both_ways, SENDING, known.exposed["ep"]) * twice
-        return np.maximum(least, twice - others[::-1])
 
     def embedding(self) -> Array:
         """Rows of the table summed over tp, and their gradients scattered back."""
