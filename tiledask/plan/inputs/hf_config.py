@@ -184,8 +184,8 @@ def _language(config: Fields) -> Fields | None:
         taken = {key: value for key, value in usual.items() if key not in own}
         inner = inner | taken | ({"_taken": ", ".join(taken)} if taken else {})
         return Fields(inner | {"model_type": within}, f"{config.where}, {where}")
-    if not inner and "vision_config" in outer and f"{kind}_text" in families:
-        others = {"architectures": None, "vision_config": None, "model_type": f"{kind}_text"}
+    if not inner and "vision_config" in outer and kind not in families and within in families:
+        others = {"architectures": None, "vision_config": None, "model_type": within}
         return Fields({k: v for k, v in (outer | others).items() if v is not None}, config.where)
     return None
 

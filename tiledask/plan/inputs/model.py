@@ -70,11 +70,19 @@ class Model:
     """A decoder-only transformer, or an encoder of the same blocks (``causal=False``).
 
     Heads, groups of heads or latent attention; dense MLPs or mixtures of experts, whose
-    first layers may be dense. Sizes that contradict each other are a ConfigError.
+    first layers may be dense; or layers of other kinds, in any order. Sizes that contradict each other are a ConfigError.
 
     >>> gpt2 = Model(hidden=768, layers=12, heads=12, ffn=3072, vocab=50257, learned_pos=1024)
     >>> gpt2.parameters
     124439808
+
+    Layers of several kinds differ from the model, and from each other, in fields of ``kinds``:
+
+    >>> sizes = dict(hidden=1024, layers=4, heads=16, ffn=4096, vocab=1000)
+    >>> scan = dict(ssm_heads=32, ssm_head_dim=64, ssm_groups=8, ssm_state=128, conv_kernel=4)
+    >>> hybrid = Model(**sizes, **scan, kinds=({"mixer": "mamba2"}, {}), pattern=(0, 0, 0, 1))
+    >>> [(kind.name, kind.many) for kind in hybrid.layer_kinds]
+    [('mamba2 layer', 3), ('attention layer', 1)]
     """
 
     hidden: int  # Width of the residual stream, h
