@@ -70,7 +70,8 @@ class Model:
     """A decoder-only transformer, or an encoder of the same blocks (``causal=False``).
 
     Heads, groups of heads or latent attention; dense MLPs or mixtures of experts, whose
-    first layers may be dense; or layers of other kinds, in any order. Sizes that contradict each other are a ConfigError.
+    first layers may be dense; or layers of other kinds, in any order. Sizes that contradict each
+    other are a ConfigError.
 
     >>> gpt2 = Model(hidden=768, layers=12, heads=12, ffn=3072, vocab=50257, learned_pos=1024)
     >>> gpt2.parameters
