@@ -137,7 +137,9 @@ def request_of(args: argparse.Namespace) -> Request:
     known = calibration_of(cluster.device, recipe, **request.by)
     sized = f"{model.layers} layers of width {model.hidden:,}, {model.parameters:,} parameters"
     request.notes += [sized] * model.source.startswith(ASSUMED)
-    request.notes += [*model.notes, *[cluster.assumed] * bool(cluster.assumed)]
+    unfitted = f"layers of {model.unchecked} are fitted to no run: 35 % more either way"
+    request.notes += [*model.notes, *[unfitted] * bool(model.unchecked)]
+    request.notes += [cluster.assumed] * bool(cluster.assumed)
     request.notes += [f"run by {known.framework} ({known.why})"] * known.usual
     if typed:
         model.check_tp(typed.get("tp", 1), cluster.devices)

@@ -254,10 +254,8 @@ class Model:
         """What of its layers no published run was compared with, in a few words."""
         mixers = {dict(kind).get("mixer", self.mixer) for kind in self.kinds} or {self.mixer}
         parts = {part for mixer in mixers for part in mixer.split("+")} - CHECKED
-        found = [*sorted(parts), *["chosen tokens"] * bool(self.index_topk)]
-        found += ["parallel streams"] * (self.streams > 1) + ["output gates"] * bool(
-            self.output_gate
-        )
+        found = [*sorted(parts), *["sparse attention"] * bool(self.index_topk)]
+        found += ["parallel streams"] * (self.streams > 1)
         return ", ".join(found)
 
     @property
