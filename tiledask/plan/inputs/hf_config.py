@@ -25,6 +25,7 @@ a wrapper's own config does not say it; "more" weights of a layer, the embedding
 or the head have units, size and inputs.
 """
 
+import difflib
 import re
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -49,7 +50,8 @@ BASE = ("hidden", "layers", "heads", "vocab")
 FIELDS = {field.name for field in fields(Model)}
 SOME = ("llama", "qwen3", "qwen3_next", "deepseek_v3", "gemma3", "nemotron_h")
 BUILTINS = {
-    each.__name__: each for each in (len, min, max, range, any, all, sum, set, int, dict, str, bool)
+    each.__name__: each
+    for each in (len, min, max, range, any, all, sum, set, int, dict, str, bool, type)
 }
 """What expressions of the file can use."""
 STRUCTURE = (
@@ -58,6 +60,8 @@ STRUCTURE = (
     r"|pattern|kernel|proj|projection|embeddings?|embed|mtp|nextn|indexer|index)(_.*)?"
 )
 """Words in the keys that may add or drop weights."""
+TYPING_ERROR = 0.75
+"""How alike a key that nobody knows is to one that is missing, at least, where that was meant."""
 BY_HAND = (
     "A model like one of them is described by hand: "
     "td.Model(layers=..., hidden=..., heads=..., ffn=..., vocab=...)"
@@ -240,8 +244,8 @@ def _values(config: Fields, family: Row, wrong: list[str]) -> tuple[Row, Row]:
     for key, default in family.get("keys", {}).items():
         names[key] = ask(config.like, key, default)
     for key, usual in family.get("untyped", {}).items():
-        read = config.integer if isinstance(config.values.get(key), int) else config.text
-        names[key] = ask(read, key, usual)
+        given = config.values.get(key) if key in config else usual
+        names[key] = ask(config.like, key, given if isinstance(given, int) else f"{usual}")
     for key in family.get("needs", ()):
         if key not in config.values:
             wrong.append(f"key {key!r} is missing; add it, null if there is none")
@@ -313,17 +317,16 @@ def _rest(config: Fields, family: Row, wrong: list[str]) -> tuple[list[str], lis
         if key in KEYS["unseen"]:
             continue
         if key in neutral:
-            if value is not None and not any(
-                value is held or value == held for held in neutral[key]
-            ):
-                wrong.append(
-                    f"key {key!r} is {short(value)}, which changes the parameter count here"
-                )
+            every = [value, *value] if isinstance(value, list) else [value]  # or of each layer
+            good = [any(each is held or each == held for held in neutral[key]) for each in every]
+            if value is not None and not (good[0] or all(good[1:] or [False])):
+                rule = f"is {short(value)}, which changes the parameter count here"
+                wrong.append(f"key {key!r} {rule}")
         elif value and not re.fullmatch(harmless, key):
-            near = meant(key, absent)
-            if re.fullmatch(STRUCTURE, key) and ("auto_map" in config or near):
-                what = f"is not understood and may change the parameter count; {near}"
-                wrong.append(f"key {key!r} {what}remove what does not")
+            near = difflib.get_close_matches(key, absent, 1, TYPING_ERROR)
+            if near and re.fullmatch(STRUCTURE, key):
+                what = "is not understood and may change the parameter count; did you mean"
+                wrong.append(f"key {key!r} {what} {near[0]!r}? Remove what does not")
             else:
                 ignored.append(key)
     return notes, ignored
