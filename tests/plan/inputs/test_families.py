@@ -38,7 +38,7 @@ def test_every_family_has_the_parameters_that_transformers_counts(kind):
 
 @pytest.mark.parametrize("row", POSTED, ids=[row["names"][0] for row in POSTED])
 def test_a_posted_model_is_counted_and_planned(row):
-    """Of 86 files that aiconfigurator ships the keys that decide the count; 20 typed like others."""
+    """Of 86 files that aiconfigurator ships the keys that decide the count; and 20 like others."""
     model, layout = model_of(row["config"]), td.Layout(dp=32, pp=4, zero=1, microbatches=8)
     assert model.parameters == row["parameters"], row["by"]
     fit = td.fits(model, layout, "128xB200", sequence=4096)
