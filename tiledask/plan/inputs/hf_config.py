@@ -21,8 +21,8 @@ the output projection is "tied" by default; the "classes" with exactly these wei
 as long as there are layers, where nothing else says it, "layers_of"; what is so of a "mixture"
 alone. Fields are "derived" from these by expressions, those of "each" layer by its number i;
 "rules" say what must be so, of which key, and what else; "class" has what transformers takes where
-a wrapper's own config does not say it; "more" weights of a layer, the embedding
-or the head have units, size and inputs.
+a wrapper's own config does not say it; "more" weights of a layer, the embedding or the head have
+units, size and inputs.
 """
 
 import difflib
@@ -79,9 +79,8 @@ def _merged(one: Any, other: Any, add: bool = False) -> Any:
 
 for _name, _own in KEYS["families"].items():
     _like = _own.get("like", [])
-    _rows = [
-        {**KEYS["parts"], **families}[n] for n in ([_like] if isinstance(_like, str) else _like)
-    ]
+    _names = [_like] if isinstance(_like, str) else _like
+    _rows = [{**KEYS["parts"], **families}[each] for each in _names]
     families[_name] = reduce(_merged, [*_rows, _own], {})
 
 
@@ -106,12 +105,8 @@ def model_from_config(config: Fields, name: str) -> Model:
     known = {key for names in KEYS["aliases"].values() for key in names}
     given = dict(config.values)
     for key, value in given.items():  # a list of equal numbers, of each layer, is that number
-        if (
-            key in known
-            and isinstance(value, list)
-            and value
-            and value.count(value[0]) == len(value)
-        ):
+        alike = isinstance(value, list) and value and value.count(value[0]) == len(value)
+        if alike and key in known:
             given[key] = value[0]
     config = Fields(given, config.where)
     kind = _understood(config)
@@ -122,10 +117,8 @@ def model_from_config(config: Fields, name: str) -> Model:
     wrong: list[str] = []
     for head in config.texts("architectures", ()):
         if head not in family["classes"]:
-            rule = (
-                f"key 'architectures' names {short(head)}, whose head may hold other weights; for"
-            )
-            rule += f" {kind!r} the count is known of {', '.join(family['classes'])}. {BY_HAND}"
+            rule = f"key 'architectures' names {short(head)}, whose head may hold other weights; "
+            rule += f"for {kind!r} the count is known of {', '.join(family['classes'])}. {BY_HAND}"
             wrong.append(rule)
     values, names = _values(config, family, wrong)
     notes, ignored = _rest(config, family, wrong)
@@ -150,12 +143,9 @@ def _understood(config: Fields) -> str:
         if made := config.values.get(key):
             raise ConfigError(f"{config.where}: {short(made)} {what}")
     heads = config.values.get("architectures")
-    guessed = (
-        [classes.get(head) for head in heads if isinstance(head, str)]
-        if isinstance(heads, list)
-        else []
-    )
-    kind = _kind(config.text("model_type", guessed[0] if guessed and guessed[0] else "none given"))
+    named = [head for head in heads if isinstance(head, str)] if isinstance(heads, list) else []
+    guessed = next((classes[head] for head in named if head in classes), "none given")
+    kind = _kind(config.text("model_type", guessed))
     if kind in families:
         return str(kind)
     if "model_type" not in config:
@@ -173,10 +163,8 @@ def _language(config: Fields) -> Fields | None:
     understood: under "text_config", or in older files among the others' keys."""
     outer = config.values
     kind = _kind(outer.get("model_type"))
-    none: tuple[str, Row] = "", {}
-    where, inner = next(
-        ((k, outer[k]) for k in KEYS["texts"] if isinstance(outer.get(k), dict)), none
-    )
+    where = next((key for key in KEYS["texts"] if isinstance(outer.get(key), dict)), "")
+    inner: Row = outer[where] if where else {}
     within = _kind(inner.get("model_type", f"{kind}_text"))
     flat = any(outer.get(key) for key in KEYS["aliases"]["layers"])
     if inner and not flat and (within in families or kind not in families):
