@@ -56,6 +56,7 @@ class Core(NamedTuple):
     v: int
     visible: Callable[[Any], Any] | None = None  # part of the s x s scores; None: a scan
     flop: float = 0.0  # of a scan, forward, for a head and a token
+    sparse: bool = False  # a token sees chosen ones, or pieces: MFU counts what it sees alone
 
 
 class LayerKind(NamedTuple):
@@ -150,7 +151,7 @@ def compressed(m: Any) -> LayerKind:
         weights += [Weight(f"{name} positions", pieces, wide, False, "bias")]
         weights += norm(m, f"{name} norm", width)
         kept += [Saved(f"{name} {what}", wide, split=False) for what in ("key", "gate")]
-    core = Core(a, 1, e, e, m.visible)
+    core = Core(a, 1, e, e, m.visible, sparse=True)
     return _attended(m, weights, kept, core, (Saved("key", e, split=False),))
 
 
@@ -160,7 +161,7 @@ def _attended(
     """What all attention ends in; beside it the indexer that chooses what a token sees (DeepSeek-
     V3.2's lightning indexer, its queries from the latent, or MiniMax-M3's, from the input)."""
     h, a, v, g = m.hidden, m.heads, m.v_dim, m.output_gate
-    cores: tuple[Core, ...] = (core,)
+    cores: tuple[Core, ...] = (core._replace(sparse=core.sparse or m.index_topk > 0),)
     if many := m.index_heads:
         width, scored = m.index_dim, m.q_lora_rank or m.hidden
         weights.append(Weight("index query", many, width * scored, False, inputs=scored))
@@ -172,7 +173,7 @@ def _attended(
             weights.append(Weight("index weights", many, h, False, inputs=h))
         kept.append(Saved("index query", many, width, False))
         kept.append(Saved("chosen tokens", m.index_topk, 1, False, flows=False, itemsize=8))
-        cores += (Core(many, 1, width, 0, m.scored),)
+        cores += (Core(many, 1, width, 0, m.scored, sparse=True),)
         cached += (Saved("index key", width, split=False),)
     inputs = m.output_groups * m.output_rank or a * v
     units = m.output_groups or a

@@ -30,7 +30,8 @@ def step_flops(model: Model, sequences: int, sequence: int, frozen: bool = False
     backward, all s x s scores counted. ``frozen``: weights get no gradients, as beside adapters.
 
     A matrix of P parameters costs 2 P a token forward and 4 P backward; scores and context of s
-    tokens 2 s (d_qk + d_v) a token and head forward, and twice that backward: of a GPT
+    tokens 2 s (d_qk + d_v) a token and head forward, and twice that backward; of sparse attention
+    those that a token sees: of a GPT
     72 B L s h^2 (1 + s/6h + V/12hL), Korthikanti et al. 2022 (arXiv:2205.05198), Appendix A.
     """
     layers = core = 0.0
@@ -41,8 +42,7 @@ def step_flops(model: Model, sequences: int, sequence: int, frozen: bool = False
         for one in kind.cores:
             flop = one.flop
             if one.visible is not None:
-                chosen = model.index_heads or model.compress
-                seen = 2 * one.visible(sequence) if chosen else 1
+                seen = one.visible(sequence) if one.sparse else 1
                 flop = 2.0 * sequence * seen * (one.qk + one.v)
             core += 3 * many * one.heads * flop
     ends = (1 + further) * model.hidden * model.vocab + 2 * further * model.hidden**2
@@ -92,7 +92,7 @@ class StepEstimate(Parts, Printable):
         if self.calibration.usual:
             found["framework and release not named"] = 0.05
         if self.model.unchecked:
-            # what covers 7 of 8 published runs of hybrids: tests/oracles/hybrid_runs.json
+            # what covers 8 published runs of hybrids: tests/oracles/hybrid_runs.json
             found[f"layers of {self.model.unchecked}, whose time no run has fitted"] = 0.35
         if layout.pp > 1 and layout.microbatches < 2 * layout.pp:
             found["fewer than 2 micro-batches a stage"] = 0.10
