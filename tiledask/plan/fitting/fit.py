@@ -174,7 +174,10 @@ class Fit(Printable):
             kept = int(UNCHECKED * self.memory.ledger.by_tensor(stage).get("activations", 0))
         wide = f"no published run checks what its layers of {model.unchecked} keep"
         wide += f": {format_bytes(kept)} either way" if kept else ""
-        found = had, self.cluster.uneven, *model.notes, wide * bool(model.unchecked)
+        scans = any(core.visible is None for kind in model.layer_kinds for core in kind.cores)
+        passed = "that scans pass states on over cp is not planned"
+        passed *= scans and self.layout.cp > 1
+        found = had, self.cluster.uneven, *model.notes, wide * bool(model.unchecked), passed
         return tuple(filter(None, found))
 
     @cached_property
