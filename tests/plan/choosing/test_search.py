@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 import tiledask as td
@@ -29,7 +28,6 @@ def test_what_fits_comes_first_and_the_fastest_of_it():
     for rank in (0, 1, 2):
         rest = [plan for n, plan in enumerate(found) if ranks[n] == rank and n >= 20]
         assert rest == sorted(rest, key=lambda p: p.peak if rank == 2 else p.by_formula)
-        assert (rest[-1].seconds < np.inf) == (rank < 2)
 
 
 @pytest.mark.parametrize("case", [("mixtral-8x7b", "16xH100", 64), ("gpt2", "4xH100", 512)])
@@ -52,7 +50,6 @@ def test_of_a_table_no_more_columns_are_left_out_than_must_be(case):
 @pytest.mark.parametrize("few", [0, 200, 4000])
 @pytest.mark.parametrize("case", [("llama-3.1-70b", "8xH100", 64), ("mixtral-8x7b", "16xH100", 64)])
 def test_what_a_limit_buys_is_the_best_of_a_search_without_it(monkeypatch, few, case):
-    """However few layouts are looked at first."""
     monkeypatch.setattr(sensitivity, "FASTEST", few)
     now, there = search(*case), td.load_cluster(case[1])
     found = sensitivity.sensitivity(*case, plans=now if few else None)
@@ -74,14 +71,13 @@ def test_faults_are_named_and_the_advice_is_true():
     bad = {line.claim for line in found.lines if not line.holds}
     assert bad >= {"bubble", "devices", "utilisation"}
     assert not found
-    before = td.estimate_step(model, found.fit.layout, CLUSTER, sequence=1024).total
-    for advice in found.advice:
-        after = td.estimate_step(model, advice.layout, CLUSTER, sequence=1024).total
-        assert (advice.fit.verdict, advice.seconds) == ("fits", after)
-        assert after < 0.99 * before
-        assert advice.layout.sequences == found.fit.layout.sequences
     again = critique(model, found.advice[0].layout, CLUSTER, sequence=1024)
-    assert len(again.advice) < len(found.advice)
+    for each in (found, again):
+        for advice in each.advice:
+            after = td.estimate_step(model, advice.layout, CLUSTER, sequence=1024).total
+            assert (advice.fit.verdict, advice.seconds) == ("fits", after)
+            assert after < 0.99 * each.step.total
+            assert advice.layout.sequences == found.fit.layout.sequences
     found = critique("gpt-200b", Layout(dp=160), "160xA100-40GB")
     assert (found.step, found.to_dict()["verdict"]) == (None, "no")
     assert found.advice[0].fit.verdict == "fits"
