@@ -10,7 +10,7 @@ Blocks are made by tasks (from the file or the argument, by a function, of parts
 when a worker dies, Dask runs the task again and the block is back.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +56,6 @@ def distribute(
     the cluster's spool folder, or into the tasks of workers that do not see that.
     Raises PlacementError for placements that the mesh or the shape does not allow.
     """
-    _check_mesh(mesh)
     if isinstance(array, np.ma.MaskedArray):
         raise PlacementError(
             "a masked array has values that do not count, and blocks hold only values; "
@@ -64,15 +63,10 @@ def distribute(
         )
     array = np.asarray(off_device(array))
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
-    tiling = _tiling(array.shape, array.dtype, mesh, placements)
-    _check_fits(mesh, tiling, array.dtype, timeout)
-    kept, how = mesh.cluster.keep(array), (array.dtype.name, mesh.cluster.backend)
-    given = {
-        slot: (kept.part(slot, region), region, *how)
-        for slot, region in zip(mesh.at, tiling.regions, strict=True)
-    }
-    what = f"distributing {array.shape} over {mesh.shape}"
-    return _made("distribute", _read_block, given, mesh, tiling, array.dtype, what, timeout)
+    tiling = _placed(array.shape, array.dtype, mesh, placements, timeout)
+    kept, ranks = mesh.cluster.keep(array), zip(mesh.at, tiling.regions, strict=True)
+    given = [(kept.part(slot, region), region) for slot, region in ranks]
+    return _made("distribute", _read_block, given, mesh, tiling, array.dtype, timeout)
 
 
 @bounded
@@ -90,16 +84,10 @@ def from_function(
     ``function`` must give the same block whenever it is called with the same slices (a lost
     block is made again), in the shape of the slices; the result is cast to ``dtype``.
     """
-    _check_mesh(mesh)
     found = as_dtype(dtype)
-    tiling = _tiling(tuple(shape), found, mesh, placements)
-    _check_fits(mesh, tiling, found, timeout)
-    given = {
-        slot: (function, region, found.name, mesh.cluster.backend)
-        for slot, region in zip(mesh.at, tiling.regions, strict=True)
-    }
-    what = f"making {tiling.shape} on {mesh.shape}"
-    return _made("from_function", _make_block, given, mesh, tiling, found, what, timeout)
+    tiling = _placed(tuple(shape), found, mesh, placements, timeout)
+    given = [(function, region) for region in tiling.regions]
+    return _made("from_function", _make_block, given, mesh, tiling, found, timeout)
 
 
 @bounded
@@ -125,48 +113,44 @@ def from_dask(
         raise TypeError(
             f"from_dask takes a dask.array, got {type(x).__name__}; td.distribute takes NumPy's"
         )
-    _check_mesh(mesh)
     if any(np.isnan(x.shape)):
         raise PlacementError(
             f"x has chunks of unknown size, its shape is {x.shape}, and blocks need numbers; "
             f"x.compute_chunk_sizes() finds them out"
         )
-    tiling, client = _tiling(x.shape, x.dtype, mesh, placements), mesh.cluster.client
     x = x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
+    tiling = _placed(x.shape, x.dtype, mesh, placements, timeout, x)
     # parts are cut where the chunks lie, so that only they travel, and put together in the slots
-    copies = 2 if any(x[slices(region)].npartitions > 1 for region in tiling.regions) else 1
-    _check_fits(mesh, tiling, x.dtype, timeout, copies)
+    client = mesh.cluster.client
     x = client.persist(x)
     parts = client.persist([x[slices(region)] for region in tiling.regions])
     futures = {future.key: future for future in futures_of(parts)}
-    given = {}
-    for slot, part in zip(mesh.at, parts, strict=True):
-        chunks = [futures[key] for key in flatten(part.__dask_keys__())]
-        given[slot] = (part.chunks, x.dtype.name, mesh.cluster.backend, *chunks)
-    what = f"taking over {x.npartitions} chunks of {x.shape}"
-    return _made("from_dask", _assemble, given, mesh, tiling, x.dtype, what, timeout)
+    given = [
+        (part.chunks, *(futures[key] for key in flatten(part.__dask_keys__()))) for part in parts
+    ]
+    return _made("from_dask", _assemble, given, mesh, tiling, x.dtype, timeout)
 
 
 # -- what is refused, and what all have in common --------------------------------------------------
 
 
-def _check_mesh(mesh: Any) -> None:
-    """None if ``mesh`` is a Mesh of a cluster that runs; else TypeError or ClusterLostError."""
+def _placed(
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    mesh: Any,
+    placements: Placement | Iterable[Placement],
+    timeout: float | None,
+    chunked: Any = None,
+) -> Tiling:
+    """How such an array lies, refused before anything runs: TypeError for what is no Mesh,
+    PlacementError for what no blocks can be, DoesNotFitError where a worker could not hold its
+    block, twice where it is put together of parts of a ``chunked`` one."""
     if not isinstance(mesh, Mesh):
         kind = Cluster if isinstance(mesh, Cluster) else type(mesh)
         raise TypeError(
             f"arrays lie on a mesh, got {kind.__name__}; td.Mesh(cluster, (2, 2)) makes one"
         )
     mesh.cluster.check_alive()
-
-
-def _tiling(
-    shape: tuple[int, ...],
-    dtype: np.dtype,
-    mesh: Mesh,
-    placements: Placement | Iterable[Placement],
-) -> Tiling:
-    """How such an array lies; PlacementError for what no blocks can be."""
     placements = placements_of(placements)
     if Partial() in placements:
         raise PlacementError(
@@ -182,37 +166,35 @@ def _tiling(
             f"blocks hold real numbers (float16/32/64, bfloat16 or integers), got dtype {dtype}; "
             f"{way}"
         )
-    return tiling
-
-
-def _check_fits(
-    mesh: Mesh, tiling: Tiling, dtype: np.dtype, timeout: float | None, copies: int = 1
-) -> None:
-    """Raise DoesNotFitError, before anything runs, if a worker could not hold so many ``copies`` of
-    its block."""
     room = room_of(mesh.cluster, alone=True, timeout=timeout, slots=mesh.at)
-    largest = max(map(region_size, tiling.regions)) * dtype.itemsize * copies
-    if largest > room.bytes:
-        twice = " in parts and put together" * (copies > 1)
+    largest = max(map(region_size, tiling.regions)) * dtype.itemsize
+    in_parts = chunked is not None and any(
+        chunked[slices(region)].npartitions > 1 for region in tiling.regions
+    )
+    if (needs := largest * (1 + in_parts)) > room.bytes:
         raise DoesNotFitError(
-            f"the largest block of {tiling.shape} {dtype} under {tiling.placements} has{twice} "
-            f"{format_bytes(largest)}, a worker may hold {room}; shard it over "
-            f"at least {-(-largest // max(1, room.bytes))} times as many ranks"
+            f"the largest block of {shape} {dtype} under {placements} has"
+            f"{' in parts and put together' * in_parts} {format_bytes(needs)}, a worker may hold "
+            f"{room}; shard it over at least {-(-needs // max(1, room.bytes))} times as many ranks"
         )
+    return tiling
 
 
 def _made(
     made_by: str,
     function: Callable[..., Any],
-    given: Mapping[int, Sequence[Any]],
+    given: Iterable[Sequence[Any]],
     mesh: Mesh,
     tiling: Tiling,
     dtype: np.dtype,
-    what: str,
     timeout: float | None,
 ) -> ShardedArray:
-    """The array, once ``function`` has made the block of each slot of what it is ``given``."""
-    blocks = mesh.cluster.submit_all(function, given, name=made_by)
+    """The array, once ``function`` has made each rank's block of what that is ``given``."""
+    ranks, how = zip(mesh.at, given, strict=True), (dtype.name, mesh.cluster.backend)
+    blocks = mesh.cluster.submit_all(
+        function, {slot: (*how, *mine) for slot, mine in ranks}, name=made_by
+    )
+    what = f"{made_by} of {tiling.shape} on {mesh.shape}"
     mesh.cluster.wait(blocks, what, timeout, cancel=True)
     return ShardedArray(mesh, tiling, dtype, tuple(blocks), made_by)
 
@@ -220,7 +202,7 @@ def _made(
 # -- on a worker -----------------------------------------------------------------------------------
 
 
-def _read_block(source: str | np.ndarray, region: Region, dtype: str, backend: str) -> Any:
+def _read_block(dtype: str, backend: str, source: str | np.ndarray, region: Region) -> Any:
     """A block of a file in the spool, or of what a `KeptArray` gave the task."""
     found, xp = as_dtype(dtype), namespace(backend)
     if not isinstance(source, str):
@@ -237,7 +219,7 @@ def _read_block(source: str | np.ndarray, region: Region, dtype: str, backend: s
     return block
 
 
-def _make_block(function: Callable[..., Any], region: Region, dtype: str, backend: str) -> Any:
+def _make_block(dtype: str, backend: str, function: Callable[..., Any], region: Region) -> Any:
     """A block that ``function`` makes of its region."""
     found = as_dtype(dtype)
     block = namespace(backend).asarray(function(slices(region)), order="C")
@@ -255,7 +237,7 @@ def _make_block(function: Callable[..., Any], region: Region, dtype: str, backen
     return block.astype(found, copy=False)
 
 
-def _assemble(chunks: tuple[tuple[int, ...], ...], dtype: str, backend: str, *parts: Any) -> Any:
+def _assemble(dtype: str, backend: str, chunks: tuple[tuple[int, ...], ...], *parts: Any) -> Any:
     """A block of the parts of chunks that it consists of."""
     from dask.array.core import slices_from_chunks
 
