@@ -45,7 +45,7 @@ class Journal:
         that are finished; ConfigError if it was begun with other input, or this is damaged."""
         text = self.path.read_bytes().decode(errors="replace")
         try:
-            was, *lines = map(json.loads, text.split("\n")[:-1])  # the last may be half written
+            was, *lines = map(json.loads, text.splitlines())
             value = was.pop("cuts")
             cuts = Cuts(tuple(value["rows"]), tuple(value["columns"]), value["panel"])
             changed = differences(was, about)
@@ -77,11 +77,8 @@ class Journal:
         os.truncate(self.path, 0)
 
     def _append(self, line: Any) -> None:
-        with writing(self.path, lambda: _LINE), open(self.path, "r+b") as file:
-            whole = file.read().rpartition(b"\n")
-            file.seek(len(whole[0] + whole[1]))
+        with writing(self.path, lambda: _LINE), open(self.path, "ab") as file:
             file.write(json.dumps(line).encode() + b"\n")
-            file.truncate()
             file.flush()
             os.fsync(file.fileno())
 
@@ -103,6 +100,7 @@ class Journal:
                     f"another process is working on {self.result} right now; wait for it, or name "
                     f"another result"
                 ) from None
+            os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)  # to its whole lines
             try:
                 yield
             finally:
