@@ -341,11 +341,12 @@ def _run(
                         journal.finish(region)
                         del left[region]
 
-            cluster.wait(futures, what, seconds, record, cancel=True)
+            cluster.wait(futures, what, seconds, record)
             record()
-            return sum(cluster.gather(futures, what, seconds)), counted
+            return sum(cluster.gather(futures, what, seconds, cancel=True)), counted
         except BaseException:
-            with suppress(Exception):  # what was cancelled wrote to the result: until it stopped
+            with suppress(Exception):  # what is cancelled writes to the result until it stops
+                cluster.client.cancel([*left.values()], force=True)
                 stopped = [cluster.submit(slot, int) for slot in range(cluster.slots)]
                 cluster.gather(stopped, "the end", _LETTING_GO)
             raise
