@@ -18,7 +18,7 @@ from tiledask.distributed.checkpoints import open_checkpoint as open_checkpoint
 from tiledask.distributed.checkpoints import save_checkpoint as save_checkpoint
 from tiledask.distributed.cluster.start import start_cluster as start_cluster
 from tiledask.distributed.connecting.connect import connect as connect
-from tiledask.distributed.convolution.lenet_train import train_lenet as train_lenet
+from tiledask.distributed.convolution.lenet import train_lenet as train_lenet
 from tiledask.distributed.memory.claims import run_claim as run_claim
 from tiledask.distributed.out_of_core.stored import create_array as create_array
 from tiledask.distributed.out_of_core.stored import open_array as open_array

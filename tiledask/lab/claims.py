@@ -21,8 +21,9 @@ import psutil
 
 import tiledask as td
 from tiledask.distributed.arrays.array import ShardedArray
-from tiledask.distributed.convolution.lenet_train import TrainedLeNet, train_lenet
+from tiledask.distributed.convolution.lenet import train_lenet
 from tiledask.distributed.memory.claims import TOLERANCE, ClaimRun
+from tiledask.distributed.training import Trained
 from tiledask.errors import DoesNotFitError
 from tiledask.plan.program.making.lenet import PARAMETERS, Need, need
 from tiledask.plan.units import format_bytes
@@ -177,10 +178,9 @@ def lenet_claims(
         predicted = need(name, images, ranks, itemsize)
         # the largest distance from the single device, of the loss or of any gradient
         errors = [abs(done.losses[0] / alone.losses[0] - 1)]
-        for layer, each in alone.weights.items():
-            for kind, g in each.items():
-                far = np.max(np.abs(done.weights[layer][kind] - g))
-                errors.append(float(far / np.max(np.abs(g))))
+        for weight, g in alone.weights.items():
+            far = np.max(np.abs(done.weights[weight] - g))
+            errors.append(float(far / np.max(np.abs(g))))
         rows += _rows(name, predicted, done, max(errors), dtype)
         sent[name] = sum(predicted.sent), sum(r.sent for r in done.records)
     if sent.get("network", (0,))[0] and "layerwise" in sent:
@@ -190,9 +190,7 @@ def lenet_claims(
     return td.Comparison(f"d2l's LeNet on {ranks} devices, {images} images", rows)
 
 
-def _rows(
-    name: str, predicted: Need, done: TrainedLeNet, error: float, dtype: str
-) -> list[td.Check]:
+def _rows(name: str, predicted: Need, done: Trained, error: float, dtype: str) -> list[td.Check]:
     """What a step moves and has on each device: in its program, and run."""
     held, flops = [each["weights"] for each in done.held], done.flops
     sent = [sum(r.sent for r in done.records.where(rank=i)) for i in range(len(held))]

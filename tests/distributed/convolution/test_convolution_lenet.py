@@ -14,11 +14,11 @@ from test_convolution import check_conv as check_rows
 
 import tiledask as td
 from tiledask.distributed.convolution import layers as C
-from tiledask.distributed.convolution.lenet import LENET
+from tiledask.distributed.convolution.lenet import LeNet
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.lab import claims as lab
 from tiledask.plan.collectives.cost import even
-from tiledask.plan.program.making.lenet import EACH, NAMES, PARAMETERS, UNITS, need
+from tiledask.plan.program.making.lenet import EACH, NAMES, PARAMETERS, UNITS, Split, need
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -48,7 +48,8 @@ def expected(case_id):
 
 def test_d2l_says_who_holds_who_works_and_who_sends_how_much():
     by = {"conv1": 200, "conv2": 25_050, "fc1": 102_528, "fc2": 1_290}
-    assert {layer.name: layer.size for layer in LENET} == by
+    parts = {name: LeNet(Split()).parameters(name).values() for name in NAMES}
+    assert {name: sum(p.size for p in each) for name, each in parts.items()} == by
     assert sum(by.values()) == PARAMETERS == expected("d2l_lenet_params")["params"]
     network, layerwise, data = (
         need(n, 256, 4, 4) for n in ("network", "layerwise", "data parallel")

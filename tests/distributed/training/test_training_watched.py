@@ -72,7 +72,7 @@ def test_a_function_that_raises_is_called_no_more_and_ends_nothing(error):
 
 def test_a_bar_says_how_far_it_is():
     config = replace(configured(MODEL, (2, 1, 1), batch=BATCH), steps=10, first=5)
-    steps = progress._WholeSteps(config, ranks=2)
+    steps = progress._WholeSteps(config)
     assert steps.look() == (0, None, "first step")
     for rank, loss in enumerate((1.0, 1.5)):
         rows = [(rank, "step", n, loss, 0, 0, 0, n) for n in (5, 6)]

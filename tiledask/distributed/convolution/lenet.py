@@ -1,69 +1,198 @@
-"""The LeNet of Dive into Deep Learning's chapter on several GPUs, layer by layer on one device.
+"""LeNet trained step after step on the ranks of any split: every split has the same losses.
 
-Its shapes, and how it is split over ranks: tiledask.plan.program.making.lenet.
+    >>> import tiledask as td
+    >>> digits, _ = td.load_images("digits").split()
+    >>> alone, split = (train_lenet(digits, ways, steps=2, batch=6, dtype="float64")
+    ...                 for ways in ({}, {"data parallel": 2, "by output units": 2}))
+    >>> bool(abs(alone.losses - split.losses).max() < 1e-12)
+    True
+
+layerwise        each layer's output units on all ranks: gathered, and summed on the way back
+network          consecutive layers on each rank: activations go on, gradients come back
+data parallel    all layers on every rank, and some of the images: gradients are added up once
+space            all layers on every rank, and some rows of each image
+
+It is a model of a training as a GPT is, whose units are the layers. A step's program is that of
+plan/program/making/lenet.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from tiledask.plan.program.making.lenet import NAMES, SHAPES
+import numpy as np
+
+from tiledask.distributed.arrays.mesh import Mesh
+from tiledask.distributed.deadlines import bounded, seconds_of
+from tiledask.distributed.training.config import RankConfig, recipe_for
+from tiledask.distributed.training.run import Trained, run_training
+from tiledask.distributed.training.trainer import Trainer
+from tiledask.errors import ConfigError, PlacementError
+from tiledask.plan.intervals import split as cut
+from tiledask.plan.products.placement import Tiling
+from tiledask.plan.program.making.lenet import (
+    NAMES,
+    PARAMETERS,
+    PARTS,
+    SHAPES,
+    SIDE,
+    STAGES,
+    UNITS,
+    Split,
+    lenet_program,
+    stages_of,
+    unit_dim,
+)
+from tiledask.plan.program.making.zero import DATA
+from tiledask.plan.program.ops import Op
+from tiledask.plan.whole import whole_number
 from tiledask.tile import layers as L
+from tiledask.tile.datasets import Images
+from tiledask.tile.optimizers import Adam, Rule
 
-__all__ = ["LENET", "Layer"]
+__all__ = ["LeNet", "LeNetConfig", "LeNetTrainer", "train_lenet"]
 
 
 @dataclass(frozen=True)
-class Layer:
-    """One layer of the chain: a convolution, relu and the mean of 2x2; or x w + b, and relu unless
-    it is the last."""
+class LeNet:
+    """The LeNet of Dive into Deep Learning's chapter on several GPUs, in units of a layer."""
 
-    name: str
+    split: Split
+    units: ClassVar[tuple[str, ...]] = NAMES
+    size: ClassVar[int] = PARAMETERS
+    gated: ClassVar[bool] = False
 
-    @property
-    def parameters(self) -> Mapping[str, L.Parameter]:
-        """Those of one device, by name."""
-        inputs, outputs, *window = SHAPES[self.name]["w"]
+    def parameters(self, unit: str) -> dict[str, L.Parameter]:
+        """Those of a layer on one device, by name."""
+        inputs, outputs, *window = SHAPES[unit]["w"]
         if window:  # of a convolution outputs come first
             rows, columns = window
             return L.conv2d_parameters(outputs, inputs, (rows, columns))
         return L.matrix("", inputs, outputs, bias=True)
 
-    @property
-    def size(self) -> int:
-        """How many numbers its weights have."""
-        return sum(p.size for p in self.parameters.values())
+    def tilings(self, unit: str, ranks: int) -> dict[str, Tiling]:
+        return self.split.tilings(unit)
 
-    def forward(self, weights: Mapping[str, Any], x: Any) -> tuple[Any, Any]:
-        """(y, kept)."""
-        w, b = weights["w"], weights["b"]
-        if w.ndim == 4:
-            y, conv = L.conv2d(x, w, b)
-            y, activation = L.relu(y)
-            y, pool = L.avg_pool2d(y, 2)
-            return y, (conv, activation, pool)
-        flat, shape = L.flatten(x)
-        y, linear = L.linear(flat, w, b)
-        if self.name == NAMES[-1]:
-            return y, (linear, None, shape)
-        y, activation = L.relu(y)
-        return y, (linear, activation, shape)
-
-    def backward(
-        self, weights: Mapping[str, Any], dy: Any, kept: Any
-    ) -> tuple[Any, dict[str, Any]]:
-        """(dx, gradients by name); the images of the first layer have no dx, it is None."""
-        w, b = weights["w"], weights["b"]
-        product, activation, last = kept
-        if w.ndim == 4:
-            dy = L.relu_grad(L.avg_pool2d_grad(dy, last), activation)
-            dw, db = L.conv2d_grad_weight(dy, product)
-            dx = None if self.name == NAMES[0] else L.conv2d_grad_input(dy, product, w)
-            return dx, {"w": dw, "b": db}
-        dy = dy if activation is None else L.relu_grad(dy, activation)
-        dx, dw, db = L.linear_grad(dy, product, w, b)
-        return L.flatten_grad(dx, last), {"w": dw, "b": db}
+    def shapes(self, unit: str, ranks: int, rank: int) -> dict[str, tuple[int, ...]]:
+        return self.split.shapes(unit, rank)
 
 
-LENET = tuple(map(Layer, NAMES))
-"""The layers, 129,068 parameters."""
+class LeNetTrainer(Trainer):
+    """One rank's part of LeNet; FLOP are counted from the arrays that are multiplied."""
+
+    def step(self, batch: Any) -> float:
+        self.flops = 0
+        return super().step(batch)
+
+    def _bind(self, op: Op, block: str, options: dict[str, Any]) -> Callable[..., Any]:
+        kernel = super()._bind(op, block, options)
+
+        def counted(*arrays: Any) -> Any:
+            made = kernel(*arrays)
+            # 2 for each weight that goes into each number of y, or of dy
+            y, w = made, arrays[1]
+            if op.name.endswith("_grad_weight"):
+                y, w = arrays[0], made[0]
+            elif op.name.endswith("_grad_input"):
+                y, w = arrays[0], arrays[-1]
+            self.flops += 2 * y.size * w.size // max(1, w.shape[unit_dim(w.shape)])
+            return made
+
+        return counted if op["product"] else kernel
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeNetConfig(RankConfig):
+    """Of a LeNet."""
+
+    batch: int
+    axes: ClassVar[tuple[int, int, int]] = (DATA, PARTS, STAGES)
+    trainer: ClassVar[type[Trainer]] = LeNetTrainer
+
+    def units(self, stage: int) -> tuple[str, ...]:
+        """The layers of a stage."""
+        return tuple(NAMES[i] for i in stages_of(self.model.split.stages)[stage])
+
+    def draw(self, number: int, copy: int, microbatch: int) -> tuple[np.ndarray, np.ndarray]:
+        """(images, classes) of a copy's rows of a step's batch."""
+        rows = slice(*cut(0, self.batch, self.model.split.copies)[copy])
+        images: Images = self.data
+        return images.batch(self.seed, number, self.batch, rows, self.dtype)
+
+    def with_loss(self) -> list[tuple[int, int]]:
+        """(part, stage) of each of a copy's ranks that has a share of its loss."""
+        _, stages, parts = self.shape
+        return [(part, stages - 1) for part in range(parts)]
+
+    def __str__(self) -> str:
+        return str(self.model.split)
+
+
+@bounded
+def train_lenet(
+    data: Images,
+    ways: Mapping[str, int],
+    mesh: Mesh | None = None,
+    *,
+    steps: int,
+    batch: int,
+    rule: Rule | None = None,
+    dtype: str = "float32",
+    seed: int = 0,
+    timeout: float = 300.0,
+) -> Trained:
+    """Losses, weights and records of d2l's LeNet, trained on the ranks of a split.
+
+    data
+        Images of 28 x 28 of up to 10 classes, as `tiledask.load_images` loads them.
+    ways
+        How many ranks each way: "data parallel", "network", and "by output units" or "space".
+        They multiply; {} is a single device.
+    mesh
+        Of as many workers, in any shape; or, without one, threads of this process.
+    batch
+        Images of a step, whatever the split. None of the ways must divide what it splits: some
+        ranks get one more, or none.
+    rule
+        The optimizer; default: Adam().
+    dtype
+        "float32" or "float64", of everything.
+
+    With equal seeds the result is that of a single device, whatever the split, but for the order
+    in which sums are rounded. When a worker dies, the training is done again from its beginning, in
+    its time. Raises ConfigError or PlacementError for what does not go together, and what
+    `run_ranks` raises.
+    """
+    if isinstance(ways, str):
+        raise ConfigError(f"ways say how many ranks each has: {{{ways!r}: 4}}, got {ways!r} alone")
+    split, most = Split.of(ways), UNITS[NAMES[-1]]
+    if data.pixels.shape[1:] != (SIDE, SIDE) or data.classes > most:
+        raise ConfigError(
+            f"LeNet takes images of {SIDE} x {SIDE} and up to {most} classes, got {data!r}; "
+            f'td.load_images("digits") has such'
+        )
+    whole_number("steps", steps, 0)
+    whole_number("batch", batch, 1, of="images")
+    if dtype not in ("float32", "float64"):
+        raise ConfigError(f"dtype is 'float32' or 'float64', got {dtype!r}")
+    if mesh is not None and mesh.ranks != split.ranks:
+        raise PlacementError(
+            f"{split} takes {split.ranks} ranks, and the mesh has {mesh.ranks}: use "
+            f"td.Mesh(cluster, ({split.ranks},)), or other ways"
+        )
+    rule = rule or Adam()
+    config = LeNetConfig(
+        model=LeNet(split),
+        shape=split.shape,
+        recipe=recipe_for(rule, dtype),
+        rule=rule,
+        dtype=dtype,
+        data=data,
+        steps=steps,
+        seed=seed,
+        batch=batch,
+    )
+    program = lenet_program(split, batch, config.recipe, np.dtype(dtype).itemsize).check()
+    if mesh is not None:
+        mesh = Mesh(mesh.cluster, split.shape, slots=mesh.at)
+    return run_training(config, program, None, mesh, seconds_of(timeout))

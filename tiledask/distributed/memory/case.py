@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from tiledask.distributed.training.config import TrainingConfig
 from tiledask.plan.collectives.shards import shards
 from tiledask.plan.fitting.memory import estimate_memory
 from tiledask.plan.inputs.layout import Layout
@@ -26,10 +27,10 @@ from tiledask.plan.program.making.training import TrainingTerms, step_program
 from tiledask.plan.program.making.zero import UnitStates, flat_name
 from tiledask.plan.program.ops import ProgramRole, Step, action_of, buffer_of
 from tiledask.plan.program.program import Program
-from tiledask.tile.optimizers import Rule, rule_for
+from tiledask.tile.optimizers import rule_for
 
 __all__ = [
-    *("UNIT", "ClaimJob", "DeviceRole", "MemoryCase", "states_program", "tensor_classes"),
+    *("UNIT", "DeviceRole", "MemoryCase", "states_program", "tensor_classes"),
     "training_terms",
 ]
 
@@ -47,18 +48,6 @@ class DeviceRole(NamedTuple):
     """Rank of tensor parallelism."""
     copy: int = 0
     """Rank of data parallelism."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClaimJob(TrainingTerms):
-    """What the trainer of a claim is given."""
-
-    model: Any
-    rule: Rule
-    dtype: str
-    seed: int = 0
-    scale: None = None
-    clip: None = None
 
 
 @dataclass(frozen=True)
@@ -117,9 +106,10 @@ class MemoryCase:
         )
 
     @cached_property
-    def job(self) -> ClaimJob:
+    def job(self) -> TrainingConfig:
         """What its ranks are given."""
         recipe, layout = self.recipe, self.layout
+        given: dict[str, Any]
         if isinstance(self.what, Model):
             given = vars(training_terms(self.what, layout, recipe, self.sequence))
         else:
@@ -132,7 +122,8 @@ class MemoryCase:
                 "itemsize": recipe.compute_bytes,
                 "zero": layout.zero,
             }
-        return ClaimJob(**given, rule=rule_for(recipe), dtype=f"float{8 * recipe.compute_bytes}")
+        rule, dtype = rule_for(recipe), f"float{8 * recipe.compute_bytes}"
+        return TrainingConfig(**given, rule=rule, dtype=dtype, shape=self.mesh)
 
     @cached_property
     def program(self) -> Program:

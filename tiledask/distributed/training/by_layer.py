@@ -24,7 +24,7 @@ from tiledask.plan.program.count import PlannedCall
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["CallSite", "Sums", "by_layer", "frame_of", "ordered", "place_of", "tally", "together"]
+__all__ = ["CallSite", "by_layer", "frame_of", "place_of"]
 
 _OF_HEAD = ("norm", "w_head", "cross_entropy")
 
@@ -44,31 +44,6 @@ class CallSite(NamedTuple):
         return self.layer.partition("/")[0]
 
 
-class Sums(NamedTuple):
-    """The sums of several collectives and messages."""
-
-    calls: float = 0
-    barriers: float = 0
-    """Calls in which a rank waits for others of its group; a send or recv is none."""
-    sent: float = 0
-    """Bytes."""
-    messages: float = 0
-    """Sent."""
-    seconds: float = 0.0
-    """Seconds in these calls, waiting included."""
-
-    def plus(self, other: "Sums") -> "Sums":
-        """Both together."""
-        calls, barriers, sent, messages, seconds = other
-        return Sums(
-            self.calls + calls,
-            self.barriers + barriers,
-            self.sent + sent,
-            self.messages + messages,
-            self.seconds + seconds,
-        )
-
-
 @cache
 def place_of(label: str, kind: str) -> CallSite:
     """Where a training's call of this label is.
@@ -79,6 +54,8 @@ def place_of(label: str, kind: str) -> CallSite:
     (CallSite(layer='stages 0-1', when='backward', parallel='pipeline'), 'stages 1-2')
     """
     action, *layer = label.split("/")
+    if not (action[:1].isdigit() or action == "update"):
+        return CallSite(label, "", "")  # a LeNet's
     if kind in ("send", "recv"):
         stage, is_forward = int(action.partition("FB"["B" in action])[0]), "F" in action
         low = stage if is_forward == (kind == "send") else stage - 1
@@ -98,41 +75,6 @@ def place_of(label: str, kind: str) -> CallSite:
         inside = ["head"] if layer[0] in _OF_HEAD else []
         return CallSite("/".join(inside + layer), when, "tensor")
     return CallSite("all layers", when, "all ranks")
-
-
-def tally(calls: Iterable[Record | PlannedCall]) -> dict[CallSite, Sums]:
-    """The Sums of each CallSite, in the order in which they come; nobody predicts the seconds."""
-    found: dict[CallSite, Sums] = {}
-    for call in calls:
-        if isinstance(call, Record):
-            waits, seconds = call.barrier is not None, call.end - call.begin
-        else:
-            waits, seconds = call.kind not in ("send", "recv"), 0.0
-        place = place_of(call.label, call.kind)
-        mine = Sums(1, int(waits), call.sent, call.messages, seconds)
-        found[place] = found[place].plus(mine) if place in found else mine
-    return found
-
-
-def together(ranks: Iterable[dict[CallSite, Sums]]) -> dict[CallSite, Sums]:
-    """The Sums of all ranks: calls, bytes and messages added up.
-
-    Barriers and seconds are of the rank that has most of them: ranks wait at the same time.
-    """
-    found: dict[CallSite, Sums] = {}
-    for mine in ranks:
-        for place, sums in mine.items():
-            before = found.get(place, Sums())
-            barriers = max(before.barriers, sums.barriers)
-            seconds = max(before.seconds, sums.seconds)
-            found[place] = before.plus(sums)._replace(barriers=barriers, seconds=seconds)
-    return found
-
-
-def ordered(places: Iterable[CallSite], units: Sequence[str]) -> list[CallSite]:
-    """``places`` as the model has its units; what is no unit of its own comes last."""
-    rank = {unit: n for n, unit in enumerate(units)}
-    return sorted(places, key=lambda place: rank.get(place.unit, len(rank)))
 
 
 def frame_of(records: Records, losses: Iterable[float], first: int = 0) -> "pd.DataFrame":
@@ -159,25 +101,41 @@ def by_layer(
 ) -> "pd.DataFrame":
     """A row per (layer, when): of one of ``steps``, what was counted beside what was planned.
 
-    Of all ranks together: calls, bytes (sent) and messages; of the rank that has most of them:
-    barriers, and seconds, waiting included.
+    Of all ranks together: calls, bytes (sent) and messages; of the rank that has most of them, for
+    ranks wait at the same time: barriers, and seconds, waiting included.
     """
+    steps = set(steps)
+    ran = [(r.rank, r, r.barrier is not None, r.seconds) for r in records if r.step in steps]
+    said = [
+        (rank, call, call.kind not in ("send", "recv"), 0.0)
+        for rank, calls in enumerate(planned)
+        for call in calls
+    ]
+    counted, expected, count = _sums(ran), _sums(said), max(1, len(steps))
+    order = {unit: n for n, unit in enumerate(units)}
+    every = expected.index.append(counted.index).unique()
+    places = sorted(every, key=lambda at: order.get(CallSite(*at).unit, len(order)))
+    counted, expected = (each.reindex(places, fill_value=0) for each in (counted, expected))
+    frame = counted[[]].copy()
+    for name in ("calls", "barriers", "bytes", "messages", "seconds"):
+        of_all = counted[name]  # of one step: whole numbers, if all steps can have the same
+        frame[name] = of_all // count if (of_all % count == 0).all() else of_all / count
+        if name in ("barriers", "bytes", "messages"):
+            frame[f"predicted_{name}"] = expected[name]
+    return frame.reset_index("parallel")
+
+
+def _sums(calls: Iterable[tuple[int, Record | PlannedCall, bool, float]]) -> "pd.DataFrame":
+    """By place, of (rank, call, whether it waits for others, its seconds)."""
     with needed_for("a frame"):
         import pandas as pd
 
-    steps = set(steps)
-    ranks: list[list[Record]] = [[] for _ in planned]
-    for r in records:
-        if r.step in steps:
-            ranks[r.rank].append(r)
-    counted, expected = together(map(tally, ranks)), together(map(tally, planned))
-    rows, count = [], max(1, len(steps))
-    for place in ordered({**expected, **counted}, units):
-        mine, said = counted.get(place, Sums()), expected.get(place, Sums())
-        # of one step: whole numbers, if all steps can have the same
-        calls, barriers, sent, messages = (n / count if n % count else n // count for n in mine[:4])
-        moved = sent, said.sent, messages, said.messages
-        rows.append((*place, calls, barriers, said.barriers, *moved, mine.seconds / count))
-    names = "layer when parallel calls barriers predicted_barriers bytes predicted_bytes messages"
-    columns = [*names.split(), "predicted_messages", "seconds"]
-    return pd.DataFrame(rows, columns=columns).set_index(["layer", "when"])
+    names = ["rank", *CallSite._fields, "calls", "barriers", "bytes", "messages", "seconds"]
+    rows = [
+        (rank, *place_of(call.label, call.kind), 1, int(waits), call.sent, call.messages, seconds)
+        for rank, call, waits, seconds in calls
+    ]
+    frame = pd.DataFrame(rows, columns=names)
+    ranks = frame.groupby(["rank", *CallSite._fields], sort=False).sum()
+    how = dict.fromkeys(names[4:], "sum") | {"barriers": "max", "seconds": "max"}
+    return ranks.groupby(list(CallSite._fields), sort=False).agg(how)

@@ -9,10 +9,13 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
+
+import numpy as np
 
 from tiledask.distributed.checkpoints import steps_in
 from tiledask.distributed.training.gpt import GPT
+from tiledask.distributed.training.trainer import Trainer
 from tiledask.errors import CheckpointError, ConfigError
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
@@ -20,7 +23,9 @@ from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import called, schedules
 from tiledask.plan.pipelines.schedules import schedule as schedule_named
 from tiledask.plan.pipelines.validate import validate
+from tiledask.plan.program.making.layers import TENSOR
 from tiledask.plan.program.making.training import TrainingTerms
+from tiledask.plan.program.making.zero import DATA, PIPELINE
 from tiledask.plan.whole import is_whole, whole_number
 from tiledask.tile.backend import as_dtype
 from tiledask.tile.optimizers import (
@@ -32,7 +37,7 @@ from tiledask.tile.optimizers import (
     rule_for,
 )
 
-__all__ = ["AXES", "TrainingConfig", "recipe_for"]
+__all__ = ["AXES", "RankConfig", "TrainingConfig", "recipe_for"]
 
 AXES = ("dp", "tp", "pp")
 """Of a training's mesh."""
@@ -45,12 +50,14 @@ KINDS: dict[str, tuple[Any, str]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingConfig(TrainingTerms):
-    """What every rank of a training is given; the options are explained at `tiledask.train`."""
+class RankConfig:
+    """What every rank of a training is given, whatever its model."""
 
-    model: GPT
+    model: Any
+    """Units, and of each its parameters, and their shapes and tilings: a GPT, or what has these."""
     shape: tuple[int, int, int]
-    """(dp, tp, pp)."""
+    """Of the mesh: (dp, tp, pp)."""
+    recipe: Recipe
     rule: Rule
     dtype: str
     scale: LossScale | None = None
@@ -59,6 +66,7 @@ class TrainingConfig(TrainingTerms):
     data: Any = None
     steps: int = 0
     seed: int = 0
+    zero: int = 0
     folder: str | None = None
     """Where checkpoints are."""
     first: int = 0
@@ -68,6 +76,19 @@ class TrainingConfig(TrainingTerms):
     """How often it was begun before, until a worker was lost."""
     history: str = ""
     """The folder of what ranks measured before each checkpoint, to go on from there."""
+    axes: ClassVar[tuple[int, int, int]] = (DATA, TENSOR, PIPELINE)
+    """Of the mesh, for data, tensor and pipeline parallelism."""
+    trainer: ClassVar[type[Trainer]] = Trainer
+
+    def is_saved(self, done: int) -> bool:
+        """Whether there is a checkpoint after so many steps, and more to do."""
+        every = self.save_every
+        return every is not None and done % every == 0 and self.first < done < self.steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig(RankConfig, TrainingTerms):
+    """Of a GPT; the options are explained at `tiledask.train`."""
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
@@ -155,10 +176,38 @@ class TrainingConfig(TrainingTerms):
             )
         return replace(self, folder=path, first=first, save_every=save_every)
 
-    def is_saved(self, done: int) -> bool:
-        """Whether there is a checkpoint after so many steps, and more to do."""
-        every = self.save_every
-        return every is not None and done % every == 0 and self.first < done < self.steps
+    def draw(self, number: int, copy: int, microbatch: int) -> tuple[np.ndarray, np.ndarray]:
+        """(ids, targets) of some rows of a step's batch. ConfigError if they are not those."""
+        sequence, rows = self.model.sequence, self.rows(self.shape[0], copy, microbatch)
+        ids, targets = self.data.batch(self.seed, number, self.batch, sequence, rows)
+        wanted = (rows.stop - rows.start, sequence)
+        if not np.shape(ids) == np.shape(targets) == wanted:
+            raise ConfigError(
+                f"data.batch gives ids and targets of the rows that it is asked for: rows "
+                f"{rows.start} up to {rows.stop} of {sequence} tokens are {wanted}, got "
+                f"{np.shape(ids)} and {np.shape(targets)}"
+            )
+        return ids, targets
+
+    @property
+    def tokens(self) -> int:
+        """Of a step's batch."""
+        return self.batch * int(self.model.sequence)
+
+    @property
+    def floor(self) -> float | None:
+        """The best loss there is, if the data knows it."""
+        floor: float | None = getattr(self.data, "floor", None)
+        return floor
+
+    def with_loss(self) -> list[tuple[int, int]]:
+        """(tensor rank, pipeline rank) of each of a copy's that has a part of its loss; those of a
+        tensor-parallel group all have the same."""
+        return [(0, device) for device in self.schedule.holders(self.schedule.stages - 1)]
+
+    def __str__(self) -> str:
+        dp, tp, pp = self.shape
+        return f"{dp * tp * pp} ranks (dp={dp}, tp={tp}, pp={pp})"
 
 
 def _shape_of(ranks: Any) -> tuple[int, int, int]:

@@ -10,10 +10,7 @@ from tiledask.distributed import tensor as T
 from tiledask.distributed.arrays.digests import digest_of
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.training import saved
-from tiledask.distributed.training.config import TrainingConfig
 from tiledask.distributed.training.progress import Report, StepReporter
-from tiledask.distributed.training.trainer import Trainer
-from tiledask.errors import ConfigError
 from tiledask.plan.program.program import Program
 from tiledask.tile.backend import to_numpy
 
@@ -44,16 +41,21 @@ class TrainedRank(NamedTuple):
     digest: bytes
     """Of the weights, where there are copies to compare; else none."""
     held: dict[str, int]
+    flops: int
     kept: StateKept
 
 
 def train_rank(
-    rank: Rank, config: TrainingConfig, program: Program, end: Program, say: Report | None = None
+    rank: Rank,
+    config: Any,
+    program: Program,
+    end: Program | None = None,
+    say: Report | None = None,
 ) -> TrainedRank:
-    """What a rank does with its ``program``, step after step, and at the ``end``; steps are
-    reported to ``say``."""
+    """What a rank does with the ``program`` of a RankConfig, step after step, and at the ``end``;
+    steps are reported to ``say``."""
     copies = rank.group(0)
-    trainer = Trainer(rank, config, program, end)
+    trainer = config.trainer(rank, config, program, end)
     losses, scales, saves = list[float](), list[float](), list[float]()
     growing: tuple[list[Any], ...] = rank.records, rank.steps, losses, scales, trainer.guard.norms
     history = saved.History(config.history, rank, growing)
@@ -63,17 +65,14 @@ def train_rank(
         history.load(config.first)
 
     def save(step: int) -> dict[str, T.Placed]:
-        return trainer.end(partial(saved.save, trainer, config, step))
+        weights: dict[str, T.Placed] = trainer.end(partial(saved.save, trainer, config, step))
+        return weights
 
     for number in range(config.first, config.steps):
-
-        def batch(microbatch: int, number: int = number) -> tuple[np.ndarray, np.ndarray]:
-            return _drawn(config, number, config.rows(copies.size, copies.rank, microbatch))
-
         scales.append(trainer.guard.loss_scale)
         # what overflows becomes infinite, as on a GPU; the norm finds it
         with rank.step(number), np.errstate(over="ignore", invalid="ignore"):
-            losses.append(trainer.step(batch))
+            losses.append(trainer.step(partial(config.draw, number, copies.rank)))
         if reporter:
             reporter.update(losses, at_once=number + 1 == config.steps)
         if config.is_saved(number + 1):
@@ -89,19 +88,6 @@ def train_rank(
         None if copies.rank else weights,
         digest_of(w.local for w in weights.values()) if copies.size > 1 else b"",
         trainer.held,
+        trainer.flops,
         StateKept(len(saves), sum(saves)),
     )
-
-
-def _drawn(config: TrainingConfig, number: int, rows: slice) -> tuple[np.ndarray, np.ndarray]:
-    """(ids, targets) of some rows of a step's batch. Raises ConfigError if they are not those."""
-    sequence = config.model.sequence
-    ids, targets = config.data.batch(config.seed, number, config.batch, sequence, rows)
-    wanted = (rows.stop - rows.start, sequence)
-    if not np.shape(ids) == np.shape(targets) == wanted:
-        raise ConfigError(
-            f"data.batch gives ids and targets of the rows that it is asked for: rows "
-            f"{rows.start} up to {rows.stop} of {sequence} tokens are {wanted}, got "
-            f"{np.shape(ids)} and {np.shape(targets)}"
-        )
-    return ids, targets

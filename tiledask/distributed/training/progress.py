@@ -4,8 +4,8 @@
     rank 1   step  step  step ... report ---+--> the page; a queue, at which the others look
     rank 2   step  step  step ... report --'
 
-A report has a row for each step since the last one, and the sums of all collectives so far, layer
-by layer. There are at most ten a second from a rank, however short its steps are.
+A report has a row for each step since the last one. There are at most ten a second from a rank,
+however short its steps are.
 """
 
 import threading
@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
+from math import prod
 from queue import SimpleQueue
 from time import monotonic, sleep
 from typing import Any
@@ -24,12 +25,8 @@ from typing import Any
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster.progress import announced, ended, report, subscribed
 from tiledask.distributed.ranks.rank import Rank
-from tiledask.distributed.ranks.records import Record
-from tiledask.distributed.training.by_layer import CallSite, Sums, tally, together
 from tiledask.distributed.training.config import TrainingConfig
 from tiledask.errors import ConfigError
-from tiledask.plan.program.count import calls
-from tiledask.plan.program.program import Program
 from tiledask.tile.progress import is_watched, showing
 
 __all__ = ["Listener", "Progress", "Report", "StepReporter", "watched"]
@@ -79,37 +76,27 @@ class StepReporter:
         self.begin = rank.transport.now()
         self._seen, self._done, self._last = 0, 0, self.begin - EVERY
         self._rows: list[tuple[Any, ...]] = []
-        self._sums: dict[CallSite, Sums] = {}
 
     def update(self, losses: Sequence[float], at_once: bool = False) -> None:
         """Report the steps that are done, of which this rank has these parts of the ``losses``."""
-        rank, records = self.rank, defaultdict[int | None, list[Record]](list)
-        for each in rank.records[self._seen :]:
-            records[each.step].append(each)
+        rank, records = self.rank, self.rank.records[self._seen :]
         for step, loss in zip(rank.steps[self._done :], losses[self._done :], strict=True):
-            mine = tally(records[step.step])
-            for place, sums in mine.items():
-                self._sums[place] = self._sums.get(place, Sums()).plus(sums)
-            whole = reduce(Sums.plus, mine.values(), Sums())
+            mine = [each for each in records if each.step == step.step]
+            moved = sum(each.sent for each in mine), sum(each.messages for each in mine)
+            barriers = sum(each.barrier is not None for each in mine)
             # the ranks of a tensor-parallel group all have the loss of the same rows
             part = 0.0 if rank.coordinates[1] else loss
-            row = step.step, part, whole.sent, whole.messages, whole.barriers, step.end
-            self._rows.append((rank.index, "step", *row))
+            self._rows.append((rank.index, "step", step.step, part, *moved, barriers, step.end))
         self._seen, self._done = len(rank.records), len(rank.steps)
         now = rank.transport.now()
-        if self._rows and (at_once or now - self._last >= EVERY):
-            rows = [(*place, *mine) for place, mine in self._sums.items()]
-            counted = {"begin": self.begin, "steps": self._done, "sums": rows}
-            self.say({"spans": self._rows, "counted": [(rank.index, counted)]})
+        if at_once or now - self._last >= EVERY:
+            self.say({"spans": self._rows, "counted": [(rank.index, {"begin": self.begin})]})
             self._last, self._rows = now, []
 
 
 @contextmanager
 def watched(
-    progress: bool | Listener | None,
-    config: TrainingConfig,
-    program: Program,
-    ranks: Mesh | Sequence[int],
+    progress: bool | Listener | None, config: TrainingConfig, ranks: Mesh | Sequence[int]
 ) -> Iterator[Report | None]:
     """What the ranks of a training report to while the block runs; None if nobody looks on.
 
@@ -122,7 +109,7 @@ def watched(
             f"print is one"
         )
     with ExitStack() as stack:
-        steps = _WholeSteps(config, program.ranks)
+        steps = _WholeSteps(config)
         if wanted is True:
             stack.enter_context(showing("training", steps.look, "steps"))
         elif wanted:
@@ -132,12 +119,12 @@ def watched(
             return
         cluster, run = ranks.cluster, f"tiledask-training-{uuid.uuid4().hex[:12]}"
         cluster.check_alive()
-        on_page = stack.enter_context(announced(cluster, run, **_about(config, program)))
+        on_page = stack.enter_context(announced(cluster, run, **_about(config)))
         if wanted:
             stack.enter_context(subscribed(cluster, run, steps.reports.put))
         yield partial(report, run) if on_page or wanted else None
         deadline = monotonic() + ON_THE_WAY
-        while callable(wanted) and steps.left and monotonic() < deadline:
+        while callable(wanted) and steps.next < config.steps and monotonic() < deadline:
             sleep(LOOK)
     ended(cluster, run)
 
@@ -149,17 +136,15 @@ def _called(listener: Listener, steps: "_WholeSteps") -> Iterator[None]:
     over, wrong = threading.Event(), list[str]()
 
     def call() -> None:
-        while not wrong:
-            is_last = over.is_set()
+        is_last = False
+        while not is_last:
+            is_last = over.wait(LOOK)
             for each in steps.whole():
                 try:
                     listener(each)
                 except BaseException as error:  # nobody else sees what a thread raises
                     wrong.append(f"raised {type(error).__name__} at step {each.step}: {error}")
                     return
-            if is_last:
-                return
-            over.wait(LOOK)
 
     # what it prints or shows belongs to the notebook cell that is running
     thread = threading.Thread(target=copy_context().run, args=(call,), daemon=True)
@@ -180,34 +165,27 @@ def _called(listener: Listener, steps: "_WholeSteps") -> Iterator[None]:
         )
 
 
-def _about(config: TrainingConfig, program: Program) -> dict[str, Any]:
-    """What the page shows before the first step: what it is, what is predicted of a step."""
-    model, schedule, (dp, tp, pp) = config.model, config.schedule, program.shape
-    planned = together(tally(calls(program, rank)) for rank in range(program.ranks))
+def _about(config: TrainingConfig) -> dict[str, Any]:
+    """What the page shows before the first step."""
+    model, schedule, (dp, tp, pp) = config.model, config.schedule, config.shape
     return {
         "kind": "training",
-        "lanes": [f"worker {rank}" for rank in range(program.ranks)],
+        "lanes": [f"worker {rank}" for rank in range(dp * tp * pp)],
         "facts": {
             "layout": f"dp {dp}, tp {tp}, pp {pp}",
             "ZeRO": str(config.zero),
             "schedule": f"{schedule.name}, {schedule.microbatches} micro-batches",
             "parameters": f"{model.size:,}, {config.dtype}",
         },
-        "predicted": {
-            "steps": config.steps,
-            "tokens": config.batch * model.sequence,
-            "floor": _floor(config),
-            "units": list(model.units),
-            "sums": [(*place, *sums) for place, sums in planned.items()],
-        },
+        "predicted": {"steps": config.steps, "tokens": config.tokens, "floor": config.floor},
     }
 
 
 class _WholeSteps:
     """The steps that all ranks have done, from their reports; for one who looks now and then."""
 
-    def __init__(self, config: TrainingConfig, ranks: int) -> None:
-        self.config, self.ranks = config, ranks
+    def __init__(self, config: TrainingConfig) -> None:
+        self.config = config
         self.reports = SimpleQueue[dict[str, Any]]()
         self.next = config.first
         """The step that is done next; those before it were, by an earlier attempt if by none."""
@@ -216,29 +194,22 @@ class _WholeSteps:
         self._end = float("inf")
         self._latest: deque[Progress] = deque(maxlen=10)
 
-    @property
-    def left(self) -> int:
-        """Steps that are not done."""
-        return self.config.steps - self.next
-
     def whole(self) -> Iterator[Progress]:
         """Those that were not given before, in their order."""
+        config = self.config
         while not self.reports.empty():
             event = self.reports.get()
-            if self.next == self.config.first:
+            if self.next == config.first:
                 self._end = min(self._end, *(counted["begin"] for _, counted in event["counted"]))
             for rank, _, number, *row in event["spans"]:
                 self._rows[number][rank] = row
-            while len(self._rows[self.next]) == self.ranks:
+            while len(self._rows[self.next]) == prod(config.shape):
                 rows = self._rows.pop(self.next).values()
                 losses, sent, messages, barriers, ends = zip(*rows, strict=True)
-                begin, self._end = self._end, max(ends)
-                config, number = self.config, self.next
-                moved = sum(sent), sum(messages), max(barriers)
-                tokens, floor = config.batch * config.model.sequence, _floor(config)
+                begin, self._end, number = self._end, max(ends), self.next
+                seen = number, config.steps, sum(losses), self._end - begin, config.tokens
                 self.next += 1
-                steps, took = config.steps, self._end - begin
-                yield Progress(number, steps, sum(losses), took, tokens, *moved, floor)
+                yield Progress(*seen, sum(sent), sum(messages), max(barriers), config.floor)
 
     def look(self) -> tuple[int, int | None, str]:
         """(steps done, of how many, what else there is to say)."""
@@ -248,9 +219,3 @@ class _WholeSteps:
         last, took = self._latest[-1], sum(each.seconds for each in self._latest)
         rate = len(self._latest) * last.tokens / took if took else 0.0
         return last.step + 1, last.steps, f"loss {last.loss:.4f}  {rate:,.0f} tokens/s"
-
-
-def _floor(config: TrainingConfig) -> float | None:
-    """The best loss there is, if the data knows it."""
-    floor: float | None = getattr(config.data, "floor", None)
-    return floor

@@ -14,7 +14,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ from tiledask.distributed.ranks.run import run_ranks
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.distributed.retry import retry_lost
 from tiledask.distributed.training.by_layer import by_layer, frame_of
-from tiledask.distributed.training.config import AXES, TrainingConfig
+from tiledask.distributed.training.config import AXES, RankConfig, TrainingConfig
 from tiledask.distributed.training.gpt import GPT
 from tiledask.distributed.training.job import StateKept, TrainedRank, train_rank
 from tiledask.distributed.training.progress import Listener, Report, watched
@@ -52,14 +52,14 @@ from tiledask.tile.optimizers import LossScale, Rule
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Trained", "configured", "train", "training_program"]
+__all__ = ["Trained", "configured", "run_training", "train", "training_program"]
 
 
 @dataclass(frozen=True, repr=False)
 class Trained:
     """What came of a training."""
 
-    config: TrainingConfig
+    config: Any
     """Its options, checked: ``model``, ``shape`` (dp, tp, pp), ``recipe``, ..."""
     losses: np.ndarray
     """[steps] float64: the mean over all tokens of each step's batch, before its update."""
@@ -71,8 +71,8 @@ class Trained:
     """Every collective and message."""
     program: Program
     """What every rank did in a step, instruction by instruction."""
-    end: Program
-    """What every rank did after the last step."""
+    end: Program | None
+    """What every rank did after the last step, if they did anything together."""
     norms: np.ndarray
     """[steps] of all gradients, before they were clipped; empty if nobody asked for them."""
     scales: np.ndarray
@@ -84,23 +84,26 @@ class Trained:
     kept: StateKept | None = None
     """How often the state was saved, and where the training went on when a worker was lost; None
     of threads, which are lost with their process."""
+    flops: list[int] = field(default_factory=list)
+    """FLOP of each rank's products in a step, where they are counted: of a LeNet."""
 
     @property
     def first(self) -> int:
         """The number of the first of its steps: 0, or where a checkpoint was."""
-        return self.config.first
+        first: int = self.config.first
+        return first
 
     @property
     def saves(self) -> int:
         """How many checkpoints were written before the last step."""
-        return sum(map(self.config.is_saved, range(self.config.steps)))
+        return len([step for step in range(self.config.steps) if self.config.is_saved(step)])
 
     @cached_property
     def traffic(self) -> Both:
         """Traffic of all steps and of the end, predicted and measured; a step that was left out
         moves less than predicted."""
-        ends = [self.end.traffic] * (1 + self.saves)
-        steps = [*[self.program.traffic] * len(self.losses), *ends]
+        steps = [self.program.traffic] * len(self.losses)
+        steps += [self.end.traffic] * (1 + self.saves) if self.end else []
         none = Traffic.of(self.program.ranks)
         hosts = self.measured.hosts
         return Both(sum(steps, none).on(hosts), self.measured)
@@ -138,14 +141,13 @@ class Trained:
         return by_layer(records, planned, self.config.model.units, full)
 
     def __repr__(self) -> str:
-        (dp, tp, pp), size = self.config.shape, self.config.model.size
         ends = "no loss"
         if len(self.losses):
             ends = f"loss {self.losses[0]:.4f} -> {self.losses[-1]:.4f}"
         left_out = f", {len(self.skipped)} left out" if self.skipped else ""
         return (
-            f"Trained({len(self.losses)} steps{left_out} on {dp * tp * pp} ranks (dp={dp}, "
-            f"tp={tp}, pp={pp}), {ends}, {size:,} parameters{self.measured.crossed()})"
+            f"Trained({len(self.losses)} steps{left_out} on {self.config}, {ends}, "
+            f"{self.config.model.size:,} parameters{self.measured.crossed()})"
         )
 
     def _repr_html_(self) -> str:
@@ -263,17 +265,15 @@ def train(
         return step_program(terms, config.shape), end_program(terms, config.shape, saves)
 
     program, end = (each.check() for each in programs(config))
-    resumed, placed = None, ""
-    with watched(progress, config, program, ranks) as say:
+    with watched(progress, config, ranks) as say:
         if mesh is None:
-            done = run_threads(train_rank, config.shape, config, program, end, say, timeout=timeout)
-        else:
-            seconds = seconds_of(timeout)
-            _check_memory(mesh, config, (program, end), programs, seconds)
-            done, resumed = _on_workers(mesh, config, program, end, say, seconds)
-            hosts = mesh.cluster.hosts
-            placed = said_of_hosts(program.traffic, hosts, config.shape, AXES, mesh.at)
-    return _collected(config, program, end, done, placed, resumed)
+            return run_training(config, program, end, None, timeout, say)
+        seconds = seconds_of(timeout)
+        _check_memory(mesh, config, (program, end), programs, seconds)
+        done = run_training(config, program, end, mesh, seconds, say)
+        hosts = mesh.cluster.hosts
+        placed = said_of_hosts(program.traffic, hosts, config.shape, AXES, mesh.at)
+        return replace(done, placed=placed)
 
 
 def training_program(
@@ -335,15 +335,22 @@ def _check_memory(
     check_room(mesh.cluster, mesh.at, needs, f"this training, most of it {most},", seconds, other)
 
 
-def _on_workers(
-    mesh: Mesh,
-    config: TrainingConfig,
+def run_training(
+    config: RankConfig,
     program: Program,
-    end: Program,
-    say: Report | None,
+    end: Program | None,
+    mesh: Mesh | None,
     seconds: float,
-) -> tuple[Ranks, tuple[int, ...]]:
-    """(what the ranks bring back, the steps from which they went on when a worker was lost)."""
+    say: Report | None = None,
+) -> Trained:
+    """Run the steps of ``program`` and then ``end`` on the workers of a mesh; on None, on threads.
+
+    When a worker is lost, all ranks go on from the newest checkpoint.
+    """
+    given = program, end, say
+    if mesh is None:
+        done = run_threads(train_rank, config.shape, config, *given, timeout=seconds)
+        return _collected(config, program, end, done, None)
     resumed: list[int] = []
     folder, history = config.folder, ""
     if folder is not None and config.save_every is not None:
@@ -356,28 +363,29 @@ def _on_workers(
         if number:
             resumed.append(first)
         now = replace(config, first=first, attempt=number, history=history)
-        return run_ranks(train_rank, mesh, now, program, end, say, timeout=left)
+        return run_ranks(train_rank, mesh, now, *given, timeout=left)
 
     try:
         done = retry_lost(mesh.cluster, mesh.at, seconds, attempt, lambda: resumed[-1:])
     finally:
         if history:
             shutil.rmtree(history, ignore_errors=True)
-    return done, tuple(resumed)
+    return _collected(config, program, end, done, tuple(resumed))
 
 
 def _collected(
-    config: TrainingConfig,
+    config: Any,
     program: Program,
-    end: Program,
+    end: Program | None,
     done: Ranks,
-    placed: str,
     resumed: tuple[int, ...] | None,
 ) -> Trained:
     """All ranks' parts together. Raises PlacementError if copies of the model differ."""
     each: list[TrainedRank] = done.results
-    parts = dict(zip(np.ndindex(config.shape), each, strict=True))
-    copies, slices, devices = map(range, config.shape)
+    # in the order of the ranks, (copy, part, stage) of each
+    first, second, third = config.axes
+    places = [(at[first], at[second], at[third]) for at in np.ndindex(config.shape)]
+    parts = dict(zip(places, each, strict=True))
     for (copy, slice_, device), part in parts.items():
         if part.digest != parts[0, slice_, device].digest:
             raise PlacementError(
@@ -385,12 +393,12 @@ def _collected(
                 f"steps, on tensor rank {slice_} and pipeline rank {device}: what was summed over "
                 f"dp was not the same on both"
             )
-    lasts = config.schedule.holders(config.schedule.stages - 1)
-    losses = np.sum([parts[c, 0, last].losses for c in copies for last in lasts], axis=0)
+    copies, with_loss = range(config.shape[first]), config.with_loss()
+    losses = np.sum([parts[copy, *at].losses for copy in copies for at in with_loss], axis=0)
     weights: dict[str, np.ndarray] = {}
-    for device in devices:
-        first = [parts[0, slice_, device].weights or {} for slice_ in slices]
-        for name, w in T.put_together(first).items():
+    for device in range(config.shape[third]):
+        found = [parts[0, slice_, device].weights or {} for slice_ in range(config.shape[second])]
+        for name, w in T.put_together(found).items():
             if not np.array_equal(weights.setdefault(name, w), w, equal_nan=True):
                 raise PlacementError(
                     f"{name} is on several pipeline ranks, and differs there by up to "
@@ -411,6 +419,6 @@ def _collected(
         np.asarray(each[0].norms),
         np.asarray(each[0].scales),
         done.traffic,
-        placed,
-        kept,
+        kept=kept,
+        flops=[part.flops for part in each],
     )

@@ -23,8 +23,7 @@ from tiledask.distributed.programs.runner import Interpreter
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.plan.intervals import ends_of
-from tiledask.plan.program.making.layers import TENSOR
-from tiledask.plan.program.making.zero import DATA, PIPELINE, flat_name, sharded_parts
+from tiledask.plan.program.making.zero import flat_name, sharded_parts
 from tiledask.plan.program.ops import Op
 from tiledask.plan.program.program import Program
 from tiledask.tile import layers as tile
@@ -122,11 +121,12 @@ def squares(flat: Any, mine: Any) -> float:
 class Trainer:
     """One rank's part of a model, with newly drawn weights: those that one device would draw.
 
-    ``job``: a TrainingConfig, or what has the same; ``program``: of a step of it; ``end``: of
-    what follows the last, if anything does; ``pool``: in which its states lie. ``axes``: of the
-    program's mesh, for data, tensor and pipeline parallelism; the mesh of the run may have another
-    shape.
+    ``job``: a RankConfig; ``program``: of a step of it; ``end``: of what follows the last, if
+    anything does; ``pool``: in which its states lie.
     """
+
+    flops = 0
+    """Of the last step's products, where they are counted."""
 
     def __init__(
         self,
@@ -135,12 +135,11 @@ class Trainer:
         program: Program,
         end: Program | None = None,
         pool: Pool | None = None,
-        axes: tuple[int, int, int] = (DATA, TENSOR, PIPELINE),
     ) -> None:
         self.rank, self.job = rank, job
         self.pool = Pool(backend=rank.backend) if pool is None else pool
         self.guard = Guard(job.scale, job.clip)
-        copies, self.tensor, stages = (self._along(program, axis) for axis in axes)
+        copies, self.tensor, stages = (self._along(program, axis) for axis in job.axes)
         self.units = job.units(stages.rank)
         self.tilings = {unit: job.model.tilings(unit, self.tensor.size) for unit in self.units}
         self.packings = {
@@ -195,7 +194,9 @@ class Trainer:
         """The weights by "unit.name", whole but for the tensor ranks' blocks; ``write`` is called
         with what a checkpoint is made of, if there is one."""
         self._write = write
-        if self._end is not None:
+        if self._end is None:
+            self._bring(*self.arrays["weights"].values(), units=self.units)
+        else:
             self._end.run()
         return self._brought
 
