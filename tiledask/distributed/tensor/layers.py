@@ -36,7 +36,7 @@ from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.tensor.placed import EVERYWHERE, Placed, Weights, replicate
 from tiledask.distributed.tensor.propagate import fits, need, propagate, refuse
 from tiledask.distributed.tensor.run_layer import KeptLayer, LayerRule, backward, forward
-from tiledask.distributed.tensor.tp_region import ONCE, check_gather
+from tiledask.distributed.tensor.tp_region import check_gather
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.collectives.shards import HeadCounts, block_layout
 from tiledask.plan.products.placement import (
@@ -62,10 +62,8 @@ __all__ = [
     "decoder_block_grad",
     "embedding",
     "embedding_grad",
-    "layer_norm",
     "mlp",
     "mlp_grad",
-    "rms_norm",
     "row_linear",
     "row_linear_grad",
     "self_attention",
@@ -89,11 +87,11 @@ ROWS = (
     "every rank has its own rows of w, shard(group, w, 0), which multiply its own columns of x: "
     "take shard(group, x, -1), or column_linear; b is on every rank, added once, after the sum"
 )
-NORM = (
-    "the norm of a sum is not the sum of norms, nor is that of a token's columns that of its "
-    "own part; sum first, by g(group, x), or gather it, or shard its tokens"
-)
 TOKENS = "sum a Partial first, by g(group, x); of shards, only those of tokens go in and come out"
+ONCE = (
+    "a bias that each of {0} ranks adds to its partial sum is in the sum {0} times; sum first, by "
+    "g(group, x)"
+)
 ALONE = tile.Heads(1, 1, 1)
 Given = tuple[Placed, ...]
 """What a layer takes beside its weights."""
@@ -199,40 +197,6 @@ def column_linear_grad(
 row_linear_grad = column_linear_grad
 
 
-# -- norms -----------------------------------------------------------------------------------------
-
-
-def layer_norm(
-    group: Group,
-    x: Placed,
-    w: Placed,
-    b: Placed | None = None,
-    eps: float = 1e-5,
-    name: str = "layer_norm",
-) -> tuple[Placed, KeptLayer]:
-    """(y, kept) for x [..., h], on every rank or sharded along its tokens; w and b on every rank.
-
-    ``name`` labels the collective of the backward.
-    """
-    return forward(_norm, group, (x,), {"w": w, "b": b}, False, eps, name)
-
-
-def rms_norm(
-    group: Group, x: Placed, w: Placed, eps: float = 1e-6, name: str = "rms_norm"
-) -> tuple[Placed, KeptLayer]:
-    """(y, kept), as `layer_norm`, without a mean and a bias."""
-    return forward(_norm, group, (x,), {"w": w}, True, eps, name)
-
-
-def _norm(
-    group: Group, given: Given, weights: Weights, gated: bool, eps: float, name: str
-) -> LayerRule:
-    w, b = weights["w"], weights.get("b")
-    y = propagate(group, name, "*H H H -> *H", NORM, x=given[0], w=w, b=b)
-    options = {"unit": "", "name": "norm", "label": name, "gated": gated, "eps": eps}
-    return LayerRule("norm", y, options, name, "", y, "norm.")
-
-
 # -- feed-forward, attention, decoder block --------------------------------------------------------
 
 LAYERS = {
@@ -249,16 +213,14 @@ def mlp(
 ) -> tuple[Placed, KeptLayer]:
     """(y, kept) for x [..., h]; y is placed as x is. Weights as `mlp_layout` places them."""
     tile.find_activation(activation)
-    options = (("kernel", activation),)
-    return forward(_of_layout, group, (x,), weights, "mlp", ALONE, False, regather, options)
+    return _by_layout("mlp", group, (x,), weights, regather, kernel=activation)
 
 
 def swiglu_mlp(
     group: Group, x: Placed, weights: Weights, *, regather: bool = False
 ) -> tuple[Placed, KeptLayer]:
     """(y, kept) for x [..., h]; y is placed as x is. Weights as `mlp_layout` places them."""
-    options = (("kernel", "swiglu"),)
-    return forward(_of_layout, group, (x,), weights, "swiglu_mlp", ALONE, True, regather, options)
+    return _by_layout("swiglu_mlp", group, (x,), weights, regather, kernel="swiglu")
 
 
 def self_attention(
@@ -275,12 +237,8 @@ def self_attention(
     ``heads`` are those of the whole layer; weights as `attention_layout` places them. ``angles``
     are of all tokens: every rank has all of them when it attends.
     """
-    told = "self_attention", heads, False, regather, ()
-    return forward(_of_layout, group, _with_angles(x, angles), weights, *told)
-
-
-mlp_grad = swiglu_mlp_grad = self_attention_grad = backward
-"""(dx, the gradient of each weight by its name); kv heads' are whole on each of their ranks."""
+    given = _with_angles(x, angles)
+    return _by_layout("self_attention", group, given, weights, regather, heads)
 
 
 @dataclass(frozen=True)
@@ -302,9 +260,14 @@ def decoder_block(
     angles: tile.Angles | None = None,
 ) -> tuple[Placed, KeptLayer]:
     """(y [b, s, h], kept); y is placed as x is. Weights as `block_layout` places them."""
-    given, options = _with_angles(x, angles), (("gated", block.gated),)
-    told = "decoder_block", block.heads, block.gated, block.regather, options
-    return forward(_of_layout, group, given, weights, *told)
+    how = block.regather, block.heads
+    return _by_layout(
+        "decoder_block", group, _with_angles(x, angles), weights, *how, gated=block.gated
+    )
+
+
+mlp_grad = swiglu_mlp_grad = self_attention_grad = backward
+"""(dx, the gradient of each weight by its name); kv heads' are whole on each of their ranks."""
 
 
 def decoder_block_grad(
@@ -320,17 +283,28 @@ def _with_angles(x: Placed, angles: tile.Angles | None) -> Given:
     return (x,) if angles is None else (x, Placed.of(angles, EVERYWHERE, ()))
 
 
+def _by_layout(
+    layer: str,
+    group: Group,
+    given: Given,
+    weights: Weights,
+    regather: bool,
+    heads: tile.Heads = ALONE,
+    **options: Any,
+) -> tuple[Placed, KeptLayer]:
+    """The forward of a layer whose weights are placed as a layout says."""
+    return forward(_of_layout, group, given, weights, layer, heads, regather, (*options.items(),))
+
+
 def _of_layout(
     group: Group,
     given: Given,
     weights: Weights,
     layer: str,
     heads: tile.Heads,
-    gated: bool,
     regather: bool,
     options: tuple[tuple[str, Any], ...],
 ) -> LayerRule:
-    """Of a layer whose weights are placed as a layout says."""
     if tuple(heads.kv_of) != tile.shared_heads(heads.query, heads.kv):
         raise PlacementError(
             f"over ranks, equally many neighbouring query heads share a kv head; got kv_of="
@@ -339,10 +313,11 @@ def _of_layout(
     writer, prefix, _ = LAYERS[layer]
     y = propagate(group, layer, "*H -> *H", TOKENS, x=given[0])
     check_gather(group, y)
-    counts = HeadCounts(heads.query, heads.kv, heads.width)
+    counts, told = HeadCounts(heads.query, heads.kv, heads.width), {"unit": "", **dict(options)}
+    gated = layer == "swiglu_mlp" or told.get("gated", False)
     _check_layout(group, layer, y.shape[-1], weights, counts, gated)
-    no_angles = {"angles": None} if len(given) == 1 and prefix != "mlp." else {}
-    told = {"unit": "", **dict(options), **no_angles}
+    if len(given) == 1 and prefix != "mlp.":
+        told["angles"] = None
     return LayerRule(writer, y, told, layer, OF_A_SUM, y, prefix, counts, regather)
 
 
