@@ -78,7 +78,8 @@ def training(given: dict[str, Any]) -> Any:
             td.load_images("digits"), given["ways"], steps=given["steps"], batch=given["batch"],
             rule=optimizer(**given["rule"]), dtype=given["dtype"],
         )  # fmt: skip
-        return losses_of(done, prod(given["ways"].values()), precise=True)
+        found = losses_of(done, prod(given["ways"].values()), precise=True)
+        return {name: value for name, value in found.items() if name != "scales"}
     model, text = td.GPT(**MODELS[given["model"]]), td.load_text("tales")
     told = {"steps": given["steps"], "batch": given["batch"], "progress": False, **options(given)}
     precise = told["dtype"] == "float64"
@@ -104,10 +105,7 @@ def training(given: dict[str, Any]) -> Any:
 
 
 def losses_of(done: Any, ranks: int, precise: bool) -> dict[str, Any]:
-    by_name = dict(done.weights.items())
-    if isinstance(next(iter(by_name.values())), dict):  # LeNet's, by layer
-        by_name = {f"{n}.{k}": w for n, layer in by_name.items() for k, w in layer.items()}
-    weights = [np.asarray(w) for _, w in sorted(by_name.items())]
+    weights = [np.asarray(w) for _, w in sorted(done.weights.items())]
     flat = np.concatenate([w.astype("float64").ravel() for w in weights])
     found = {"calls": digest(records_of(done, ranks)), "parameters": flat.size}
     for name in ("norms", "scales", "skipped"):

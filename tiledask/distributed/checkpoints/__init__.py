@@ -9,20 +9,10 @@ read.py      open_checkpoint: the newest whole one; each rank reads its pieces, 
       rank-0.bin ...             the numbers of the boxes that a rank wrote, one after the other
 """
 
-from tiledask.distributed.checkpoints.index import Index, Stored, StoredBox, whole
+from tiledask.distributed.checkpoints.index import Stored, StoredBox, whole
 from tiledask.distributed.checkpoints.read import Checkpoint, open_checkpoint, steps_in
 from tiledask.distributed.checkpoints.write import save_checkpoint
 from tiledask.plan.products.regions import Region, TensorSlice
 
-__all__ = [
-    "Checkpoint",
-    "Index",
-    "Region",
-    "Stored",
-    "StoredBox",
-    "TensorSlice",
-    "open_checkpoint",
-    "save_checkpoint",
-    "steps_in",
-    "whole",
-]
+__all__ = ["Checkpoint", "Region", "Stored", "StoredBox", "TensorSlice", "open_checkpoint"]
+__all__ += ["save_checkpoint", "steps_in", "whole"]

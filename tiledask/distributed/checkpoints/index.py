@@ -2,27 +2,23 @@
 
 import json
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from tiledask.errors import CheckpointError, short
 from tiledask.plan.products.placement import Tiling
-from tiledask.plan.products.regions import Region, TensorSlice, region_size
+from tiledask.plan.products.regions import Region, TensorSlice, overlap, region_size
 from tiledask.plan.whole import is_whole
 from tiledask.tile.backend import as_dtype
 
-__all__ = ["Index", "Stored", "StoredBox", "check_cover", "read_index", "whole", "write_index"]
+__all__ = ["Stored", "StoredBox", "check_cover", "read_index", "whole", "write_index"]
 
 FILE = "index.json"
 FORMAT = 3
 _DAMAGE = LookupError, TypeError, ValueError, OverflowError, AttributeError, OSError, RecursionError
-_CELLS = 2**28
-"""Parts, at most, into which the boxes of an array cut it."""
 
 
 class StoredBox(NamedTuple):
@@ -57,16 +53,6 @@ class Stored:
         return prod(self.shape) * as_dtype(self.dtype).itemsize
 
 
-@dataclass(frozen=True)
-class Index:
-    """What a checkpoint holds."""
-
-    step: int
-    arrays: dict[str, Stored]
-    about: dict[str, Any]
-    """What the caller added: anything that JSON can hold."""
-
-
 def whole(shape: tuple[int, ...]) -> TensorSlice:
     """All of an array, as each replica holds it.
 
@@ -76,21 +62,20 @@ def whole(shape: tuple[int, ...]) -> TensorSlice:
     return Tiling(tuple(shape), (), ()).slice(())
 
 
-def write_index(folder: Path, index: Index) -> Path:
+def write_index(
+    folder: Path, step: int, arrays: dict[str, Stored], about: dict[str, Any] | None
+) -> Path:
     """The index's file, with a checksum of its own; not yet forced to the disk."""
-    arrays = {name: vars(each) for name, each in index.arrays.items()}
-    body = {"format": FORMAT, "step": index.step, "about": index.about, "arrays": arrays}
-    text = _canonical(body)
+    body = {"format": FORMAT, "step": step, "about": about or {}}
+    text = _canonical(body | {"arrays": {name: vars(each) for name, each in arrays.items()}})
     path = folder / FILE
     path.write_text(f'{{"crc32": {zlib.crc32(text.encode())}, "index": {text}}}\n')
     return path
 
 
-def read_index(folder: Path) -> Index:
-    """The index in ``folder``; CheckpointError if it is damaged, or is not of these files.
-
-    What it names is in files of the folder, and together they are the arrays.
-    """
+def read_index(folder: Path) -> tuple[int, dict[str, Stored], dict[str, Any]]:
+    """(step, arrays, what the caller added) of the index in ``folder``; CheckpointError if it is
+    damaged, or is not of these files: what it names is in them, and together it is the arrays."""
     path = folder / FILE
     try:
         given = json.loads(path.read_text())
@@ -105,7 +90,7 @@ def read_index(folder: Path) -> Index:
         if not folder.name.endswith(f"-{body['step']:08d}"):
             raise ValueError(f"its step is {body['step']}")
         arrays = {name: _stored(folder, name, each) for name, each in body["arrays"].items()}
-        return Index(int(body["step"]), arrays, dict(body["about"]))
+        return int(body["step"]), arrays, dict(body["about"])
     except _DAMAGE as error:
         raise CheckpointError(
             f"{path} cannot be read as a checkpoint's index, damaged or not of what is beside "
@@ -138,7 +123,7 @@ def _stored(folder: Path, name: str, each: dict[str, Any]) -> Stored:
     return Stored(shape, each["dtype"], tuple(parts))
 
 
-def check_cover(name: str, shape: Sequence[int], boxes: Iterable[Region]) -> None:
+def check_cover(name: str, shape: tuple[int, ...], boxes: Iterable[Region]) -> None:
     """None; raises CheckpointError unless the boxes together are the array.
 
     >>> check_cover("w", (4,), [((0, 1),), ((2, 4),)])
@@ -146,29 +131,26 @@ def check_cover(name: str, shape: Sequence[int], boxes: Iterable[Region]) -> Non
         ...
     tiledask.errors.CheckpointError: no rank holds ((1, 2),) of 'w', which is [4]; all ranks together must hold all of it: is a stage or a shard left out?
     """  # noqa: E501
-    boxes = list(boxes)
-    if not prod(shape):
-        return
-    ends = [
-        sorted({0, n, *(end for box in boxes for end in box[axis])}) for axis, n in enumerate(shape)
-    ]
-    cells = [len(each) - 1 for each in ends]
-    if prod(cells) > _CELLS:
-        raise CheckpointError(
-            f"the {len(boxes)} boxes of {name!r} cut it into {prod(cells)} cells, up to {_CELLS} "
-            f"can be looked through; cut it along fewer axes"
-        )
-    held = np.zeros(cells, bool)
+    left = [tuple((0, n) for n in shape)] if prod(shape) else []
     for box in boxes:
-        at = (slice(each.index(a), each.index(b)) for each, (a, b) in zip(ends, box, strict=True))
-        held[tuple(at)] = True
-    if not held.all():
-        first = np.argwhere(~held)[0] if held.ndim else ()
-        gap = tuple((each[i], each[i + 1]) for each, i in zip(ends, first, strict=True))
+        left = [rest for region in left for rest in _without(region, box)]
+    if left:
         raise CheckpointError(
-            f"no rank holds {gap} of {name!r}, which is {list(shape)}; all ranks together must "
-            f"hold all of it: is a stage or a shard left out?"
+            f"no rank holds {min(left)} of {name!r}, which is {list(shape)}; all ranks together "
+            f"must hold all of it: is a stage or a shard left out?"
         )
+
+
+def _without(region: Region, box: Region) -> list[Region]:
+    """What of ``region`` is not in ``box``, in boxes."""
+    if (both := overlap(region, box)) is None:
+        return [region]
+    found: list[Region] = []
+    for axis, ((start, stop), (first, last)) in enumerate(zip(region, both, strict=True)):
+        for ends in (start, first), (last, stop):
+            if ends[0] < ends[1]:
+                found.append((*both[:axis], ends, *region[axis + 1 :]))
+    return found
 
 
 def _canonical(body: dict[str, Any]) -> str:

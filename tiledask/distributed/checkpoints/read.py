@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tiledask.distributed.arrays.digests import crc_of
-from tiledask.distributed.checkpoints.index import Index, Stored, StoredBox, read_index, whole
+from tiledask.distributed.checkpoints.index import Stored, StoredBox, read_index, whole
 from tiledask.distributed.checkpoints.write import UNFINISHED, folder_of
 from tiledask.errors import CheckpointError
 from tiledask.plan.products.regions import TensorSlice, extents_of, overlap, region_size, within
@@ -32,21 +32,11 @@ class Checkpoint:
     """A checkpoint on the disk; nothing is loaded."""
 
     path: Path
-    index: Index
-
-    @property
-    def step(self) -> int:
-        return self.index.step
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """What was saved along."""
-        return self.index.about
-
-    @property
-    def arrays(self) -> dict[str, Stored]:
-        """Shapes and types by name."""
-        return self.index.arrays
+    step: int
+    arrays: dict[str, Stored]
+    """Shapes and types by name."""
+    about: dict[str, Any]
+    """What was saved along."""
 
     @property
     def nbytes(self) -> int:
@@ -125,7 +115,7 @@ def open_checkpoint(folder: str | os.PathLike[str], step: int | None = None) -> 
         rest = f", and {', '.join(torn)} that was never finished" if torn else ""
         raise CheckpointError(f"there is not {wanted} in {folder}: it has {has}{rest}")
     path = folder_of(folder, there[-1] if step is None else step)
-    return Checkpoint(path, read_index(path))
+    return Checkpoint(path, *read_index(path))
 
 
 def steps_in(folder: str | os.PathLike[str]) -> tuple[int, ...]:

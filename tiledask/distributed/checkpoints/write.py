@@ -12,7 +12,7 @@ that has least to write so far. Until the rename the folder has a name that nobo
 import os
 import pickle
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ import numpy as np
 
 from tiledask.distributed.arrays.digests import crc_of
 from tiledask.distributed.checkpoints.index import (
-    Index,
     Stored,
     StoredBox,
     check_cover,
@@ -99,7 +98,14 @@ def save_checkpoint(
         held: list[Held] = _gathered(everyone, _held(arrays, pieces))
         writers = _writers(held)
         if rank.index == 0:
-            _make_room(final, partial)
+            if final.exists():
+                raise CheckpointError(
+                    f"{final} is there already; a step is saved once: remove it, or save to "
+                    f"another folder"
+                )
+            shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
+            with writing(final, lambda: _BLOCK, CheckpointError):
+                partial.mkdir(parents=True)
         everyone.barrier()
         mine = [
             (name, box, view)
@@ -107,10 +113,21 @@ def save_checkpoint(
             for box, view in pieces[name].views(local)
             if writers[name, box] == rank.index
         ]
-        written = _write_boxes(partial, rank.index, mine)
-        every = _gathered(everyone, written)
+        parts = dict[str, list[StoredBox]]()
+        for written in _gathered(everyone, _write_boxes(partial, rank.index, mine)):
+            for name, part in written:
+                parts.setdefault(name, []).append(part)
         if rank.index == 0:
-            _finish(partial, final, Index(step, _stored(held, every), about or {}))
+            facts = {name: each for of_rank in held for name, each in of_rank.items()}
+            stored = {
+                name: Stored(shape, dtype, tuple(parts.get(name, ())))
+                for name, (shape, dtype, _) in sorted(facts.items())
+            }
+            with writing(final, lambda: _BLOCK, CheckpointError):
+                sync(str(write_index(partial, step, stored, about)))
+                sync(str(partial))
+                os.rename(partial, final)
+                sync(str(final.parent))
         everyone.barrier()
     return final
 
@@ -144,39 +161,29 @@ def _gathered(everyone: Group, mine: Any) -> list[Any]:
 def _writers(held: list[Held]) -> dict[tuple[str, Region], int]:
     """The rank that writes each box: of those that hold it the one with least to write so far."""
     holders: dict[str, dict[Region, list[int]]] = {}
-    known: dict[str, tuple[int, tuple[tuple[int, ...], str]]] = {}
+    known: dict[str, tuple[int, tuple[int, ...], str]] = {}
     for rank, each in enumerate(held):
         for name, (shape, dtype, boxes) in each.items():
-            first, fact = known.setdefault(name, (rank, (shape, dtype)))
-            if fact != (shape, dtype):
+            first, *fact = known.setdefault(name, (rank, shape, dtype))
+            if fact != [shape, dtype]:
                 raise CheckpointError(
-                    f"{name!r} is {fact[1]} {list(fact[0])} on rank {first} and {dtype} "
+                    f"{name!r} is {fact[1]} {list(known[name][1])} on rank {first} and {dtype} "
                     f"{list(shape)} on rank {rank}; one name is one array"
                 )
             for box in boxes:
                 holders.setdefault(name, {}).setdefault(box, []).append(rank)
-    for name, (_, (shape, _)) in known.items():
+    for name, (_, shape, _) in known.items():
         check_cover(name, shape, holders.get(name, ()))
     every = [(name, box, ranks) for name, mine in holders.items() for box, ranks in mine.items()]
     load, writers = [0] * len(held), {}
-    for name, box, ranks in sorted(every, key=lambda item: -region_size(item[1])):
+    for name, box, ranks in sorted(every, key=lambda each: -region_size(each[1])):
         writers[name, box] = writer = min(ranks, key=lambda rank: (load[rank], rank))
         load[writer] += region_size(box)
     return writers
 
 
-def _make_room(final: Path, partial: Path) -> None:
-    if final.exists():
-        raise CheckpointError(
-            f"{final} is there already; a step is saved once: remove it, or save to another folder"
-        )
-    shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
-    with writing(final, lambda: _BLOCK, CheckpointError):
-        partial.mkdir(parents=True)
-
-
 def _write_boxes(
-    folder: Path, rank: int, mine: Sequence[tuple[str, Region, Any]]
+    folder: Path, rank: int, mine: list[tuple[str, Region, Any]]
 ) -> list[tuple[str, StoredBox]]:
     """(array, where it is) of each box of ``mine``, once the rank's file is on the disk."""
     path, written, offset = folder / f"rank-{rank}.bin", list[tuple[str, StoredBox]](), 0
@@ -191,23 +198,3 @@ def _write_boxes(
         file.flush()
         os.fsync(file.fileno())
     return written
-
-
-def _stored(held: list[Held], every: list[list[tuple[str, StoredBox]]]) -> dict[str, Stored]:
-    parts: dict[str, list[StoredBox]] = {}
-    for written in every:
-        for name, part in written:
-            parts.setdefault(name, []).append(part)
-    facts = {name: each for h in held for name, each in h.items()}
-    return {
-        name: Stored(shape, dtype, tuple(parts.get(name, ())))
-        for name, (shape, dtype, _) in sorted(facts.items())
-    }
-
-
-def _finish(partial: Path, final: Path, index: Index) -> None:
-    with writing(final, lambda: _BLOCK, CheckpointError):
-        sync(str(write_index(partial, index)))
-        sync(str(partial))
-        os.rename(partial, final)
-        sync(str(final.parent))
