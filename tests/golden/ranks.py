@@ -161,13 +161,12 @@ def collectives(given: dict[str, Any]) -> Any:
         for op in ("sum", "max"):
             found[f"all_reduce {op}"] = group.all_reduce(x, op)
             found[f"reduce_scatter {op}"] = group.reduce_scatter(x, 1, op)
-        found["all_reduce wide"] = group.all_reduce(x, wide=True)
         found["all_gather"] = group.all_gather(x, 1)
         found["all_to_all"] = group.all_to_all(x, 1, 0)
-        found["broadcast"] = group.broadcast(x if rank.index == 0 else None)
+        found["broadcast"] = group.broadcast(x)
         reduced = group.reduce(x)
         found["reduce"] = x if reduced is None else reduced
-        found["halo_exchange"] = group.halo_exchange(x, 0, 1, 2)
+        found["halo_exchange"] = group.halo_exchange(x, 0, 1, 2, extents=(7,) * n)
         if n > 1:
             found["sendrecv"] = group.sendrecv(x, (rank.index + 1) % n, (rank.index - 1) % n)
         return found

@@ -27,11 +27,10 @@ def everything(rank, dtype="float64"):
     x, made = rank.on_device(x), []
     for name in ALGORITHMS:
         made += [g.all_reduce(x, algorithm=name), g.all_reduce(x[:1, :1], "max", algorithm=name)]
-        made += [g.all_reduce(x, algorithm=name, wide=True), g.reduce(x, n - 1, algorithm=name)]
+        made += [g.reduce(x, n - 1, algorithm=name), g.broadcast(x, n - 1, algorithm=name)]
         made += [g.reduce_scatter(x, 1, algorithm=name), g.reduce_scatter(x, algorithm=name)]
         made += [g.all_gather(x[: r % 3, 1:4], algorithm=name), g.all_gather(x, 1, algorithm=name)]
         made += [g.all_to_all(x, algorithm=name), g.all_to_all(x[:r], 1, 0, algorithm=name)]
-        made += [g.broadcast(x if r == n - 1 else None, n - 1, algorithm=name)]
     rows = [1 + k % 2 for k in range(n)]
     wide = g.halo_exchange(x[: rows[r]], 0, 1, 2, extents=rows)
     made += [wide, g.halo_reduce(wide, 0, 1, 2, extents=rows)]
@@ -45,7 +44,7 @@ def own(rank, dtype="float32"):
     whole = np.random.default_rng(r).integers(-9, 9, (2 * n, 3, n)).astype(as_dtype(dtype))
     x = rank.on_device(whole)
     name = {"algorithm": "nccl"}
-    return [g.all_reduce(x, **name), g.all_reduce(x, "max", wide=True, **name)]
+    return [g.all_reduce(x, **name), g.all_reduce(x, "max", **name)]
 
 
 def own_by_ring(rank, dtype="float32"):

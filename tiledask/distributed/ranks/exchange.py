@@ -8,7 +8,7 @@ import numpy as np
 from tiledask.distributed.ranks.mismatch import CollectiveCall
 from tiledask.distributed.ranks.records import NCCL, Record, Terms, predicted
 from tiledask.distributed.ranks.rounds import RankReduction, RankRound, rank_rounds, reduction
-from tiledask.distributed.transport.transport import Port, Steps, driven
+from tiledask.distributed.transport.transport import Port, Steps
 from tiledask.tile.backend import name_of
 
 __all__ = ["Exchange"]
@@ -72,30 +72,19 @@ class Exchange:
         return rank_rounds(self.kind, self.algorithm, len(self.members), self.me, root)
 
     def reduction(
-        self, counts: tuple[int, ...], dtype: np.dtype, op: str, wide: bool, root: int = 0
+        self, counts: tuple[int, ...], dtype: np.dtype, op: str, root: int = 0
     ) -> RankReduction:
         """This rank's part, for chunks of ``counts`` elements."""
-        plan = reduction(self.kind, self.algorithm, self.me, counts, dtype, op, wide, root)
+        plan = reduction(self.kind, self.algorithm, self.me, counts, dtype, op, root)
         self.terms = plan.terms
         return plan
 
     def swap(
-        self,
-        sends: Sequence[tuple[int, Sequence[Any]]],
-        sources: Sequence[int],
-        lend: bool = False,
+        self, sends: Sequence[tuple[int, Sequence[Any]]], sources: Sequence[int], lend: bool = False
     ) -> list[Sequence[Any]]:
         """A round: send (number, arrays) each; the arrays that come from each of ``sources``."""
-        for to, parts in sends:
-            self.port.put(to, parts, self.call, lend)
-        messages = self.port.get(sources) if sources else []
-        for message in messages:  # what only the root knew is passed on
-            if self.call and message.call and message.call.about is not None:
-                self.call = self.call._replace(about=message.call.about)
-        return [message.parts for message in messages]
+        return self.port.swap(sends, sources, lend, self.call)
 
     def carry(self, steps: Steps) -> Any:
         """The result of ``steps``."""
-        if self.kind == "broadcast":
-            return driven(steps, self.swap)
         return self.port.transport.carry(self.port, steps, self.call, self.payload)

@@ -108,15 +108,13 @@ class Group:
         op: str = "sum",
         *,
         algorithm: str | None = None,
-        wide: bool = False,
         label: str | None = None,
         keep: bool = False,
     ) -> Any:
         """The sum of all ranks' ``x`` (equal shapes), on every rank. ``op``: also "max", "min".
 
         The flattened array is cut in as many chunks as there are ranks, whatever its shape.
-        Halves are summed as they are, where 60000 + 60000 is inf; ``wide`` sums them in float32
-        and rounds once.
+        Halves are summed as they are, where 60000 + 60000 is inf.
 
         >>> from tiledask.distributed.ranks.threads import run_threads
         >>> run_threads(lambda rank: rank.group().all_reduce(2.0**rank.index).item(), 4).results
@@ -127,10 +125,10 @@ class Group:
         if algorithm is None and self.owner.transport.devices is not None and on_gpu(x):
             algorithm = NCCL if self.size > 1 and x.dtype.name in REDUCES else None
         host, back = self._brought(x, algorithm)
-        with self.call("all_reduce", host, algorithm, label, op=op, wide=wide or None) as exchange:
+        with self.call("all_reduce", host, algorithm, label, op=op) as exchange:
             if exchange.algorithm == NCCL:
-                return nccl.all_reduce(exchange, host, op, wide)
-            plan = exchange.reduction(even(host.size, self.size), host.dtype, op, wide)
+                return nccl.all_reduce(exchange, host, op)
+            plan = exchange.reduction(even(host.size, self.size), host.dtype, op)
             host = exchange.carry(all_reduced(plan, host, keep and not self.checked))
         return back(host)
 
@@ -142,14 +140,13 @@ class Group:
         *,
         extents: Sequence[int] | None = None,
         algorithm: str | None = None,
-        wide: bool = False,
         label: str | None = None,
         keep: bool = False,
     ) -> Any:
         """This rank's part, along ``dim``, of the sum of all ranks' ``x`` (equal shapes).
 
         ``extents``: of the parts along ``dim``, by rank; default: those of numpy.array_split.
-        ``op`` and ``wide`` as for `all_reduce`. The adjoint of `all_gather`.
+        ``op`` as for `all_reduce`. The adjoint of `all_gather`.
 
         >>> from tiledask.distributed.ranks.threads import run_threads
         >>> run_threads(lambda rank: rank.group().reduce_scatter(np.arange(5)).tolist(), 3).results
@@ -159,33 +156,26 @@ class Group:
             return x if keep else x.copy()
         host, back = self._brought(x)
         dim, extents = _dim(host, dim), self._extents(host, dim, extents)
-        agreed: dict[str, Any] = {"op": op, "wide": wide or None, "dim": dim, "extents": extents}
+        agreed: dict[str, Any] = {"op": op, "dim": dim, "extents": extents}
         with self.call("reduce_scatter", host, algorithm, label, **agreed) as exchange:
             parts = cut(host, dim, extents)
             counts = tuple(part.size for part in parts.values())
-            plan = exchange.reduction(counts, host.dtype, op, wide)
+            plan = exchange.reduction(counts, host.dtype, op)
             held = exchange.carry(reduced(plan, parts, keep and not self.checked))
             host = held[self.rank] if self.size > 1 else host.copy()
         return back(host)
 
     def reduce(
-        self,
-        x: Any,
-        root: int = 0,
-        op: str = "sum",
-        *,
-        algorithm: str | None = None,
-        wide: bool = False,
+        self, x: Any, root: int = 0, op: str = "sum", *, algorithm: str | None = None
     ) -> Any:
         """The sum of all ranks' ``x`` (equal shapes) on the group's rank ``root``, else None.
 
-        ``op`` and ``wide`` as for `all_reduce`. The adjoint of `broadcast`.
+        ``op`` as for `all_reduce`. The adjoint of `broadcast`.
         """
         host, back = self._brought(x)
-        agreed: dict[str, Any] = {"op": op, "wide": wide or None, "root": root}
-        with self.call("reduce", host, algorithm, **agreed) as exchange:
+        with self.call("reduce", host, algorithm, op=op, root=root) as exchange:
             counts = even(host.size, self.size)
-            plan = exchange.reduction(counts, host.dtype, op, wide, root)
+            plan = exchange.reduction(counts, host.dtype, op, root)
             parts = cut(host.reshape(-1), 0, counts)
             host = joined(exchange.carry(reduced(plan, parts)), host.shape)
         return back(host) if self.rank == root else None
@@ -258,27 +248,18 @@ class Group:
             host = np.concatenate([held[n * s + me] for s in range(n)], axis=concat_dim)
         return back(host)
 
-    def broadcast(self, x: Any = None, root: int = 0, *, algorithm: str | None = None) -> Any:
-        """``x`` of the group's rank ``root``, on every rank; the others pass None.
+    def broadcast(self, x: Any, root: int = 0, *, algorithm: str | None = None) -> Any:
+        """``x`` of the group's rank ``root``, on every rank; the others pass one of its shape.
 
-        The others' copies are on their ranks' devices. The adjoint of `reduce`.
+        The adjoint of `reduce`.
         """
-        if (x is None) is (self.rank == root):
-            raise ConfigError(
-                f"a broadcast takes x from its root, rank {root} of the group, and None from all "
-                f"others; rank {self.rank} passed {'None' if x is None else 'an array'}"
-            )
-        host, back = None, self.owner.on_device
-        if x is not None:
-            host, back = self._brought(x)
-        agreed: dict[str, Any] = {"shape": None, "dtype": None, "root": root}
-        with self.call("broadcast", host, algorithm, **agreed) as exchange:
-            held = {} if host is None else cut(host.reshape(-1), 0, even(host.size, self.size))
+        host, back = self._brought(x)
+        with self.call("broadcast", host, algorithm, root=root) as exchange:
+            counts = even(host.size, self.size)
+            held = cut(host.reshape(-1), 0, counts) if self.rank == root else {}
             exchange.carry(through(exchange.rounds(root), held))
-            assert exchange.call is not None  # ranks agree on each broadcast
-            host = joined(held, exchange.call.about)
-            exchange.dtype, exchange.payload = host.dtype, host.nbytes
-            exchange.terms = even(host.size, self.size), host.dtype.itemsize, root
+            exchange.terms = counts, host.dtype.itemsize, root
+            host = joined(held, host.shape)
         return back(host)
 
     def barrier(self, *, algorithm: str | None = None) -> None:
@@ -296,24 +277,23 @@ class Group:
         before: int,
         after: int,
         *,
-        extents: Sequence[int] | None = None,
+        extents: Sequence[int],
         label: str | None = None,
     ) -> Any:
         """``x`` with up to ``before`` rows of the ranks before it, and ``after`` of those behind.
 
-        ``x`` is this rank's part of an array that is cut along ``dim``. There is nothing beyond
-        the array's two ends. ``extents``: rows of every rank, needed where some have fewer than
-        others want of them; a rank without rows gets none.
+        ``x`` is this rank's part of an array that is cut along ``dim``, of which every rank has
+        ``extents`` rows. There is nothing beyond the array's two ends; a rank without rows gets
+        none.
 
         >>> from tiledask.distributed.ranks.threads import run_threads
         >>> wider = lambda rank: rank.group().halo_exchange(
-        ...     2 * rank.index + np.arange(2), 0, before=1, after=1).tolist()
+        ...     2 * rank.index + np.arange(2), 0, before=1, after=1, extents=(2, 2, 2)).tolist()
         >>> run_threads(wider, 3).results
         [[0, 1, 2], [1, 2, 3, 4], [3, 4, 5]]
         """
         host, back = self._brought(x)
-        halo = _dim(host, dim), before, after, None if extents is None else (*extents,)
-        return back(halos.widened(self, host, halo, label))
+        return back(halos.widened(self, host, (_dim(host, dim), before, after, (*extents,)), label))
 
     def halo_reduce(
         self,
@@ -322,7 +302,7 @@ class Group:
         before: int,
         after: int,
         *,
-        extents: Sequence[int] | None = None,
+        extents: Sequence[int],
         label: str | None = None,
     ) -> Any:
         """The own rows of ``y``, to which other ranks add what they have there in their halos.
@@ -330,8 +310,7 @@ class Group:
         The adjoint of `halo_exchange`, with its arguments. Sums: own first, then by rank.
         """
         host, back = self._brought(y)
-        halo = _dim(host, dim), before, after, None if extents is None else (*extents,)
-        return back(halos.folded(self, host, halo, label))
+        return back(halos.folded(self, host, (_dim(host, dim), before, after, (*extents,)), label))
 
     def send(self, x: Any, to: int, *, label: str | None = None, keep: bool = False) -> None:
         """Send ``x`` to the group's rank ``to``, which calls `recv`. Does not wait for it."""
@@ -405,16 +384,12 @@ class Group:
             members = tuple(sorted((members[other], owner.index)))
             stream, agreed = stream and f"{stream}pair", {"shape": None, "dtype": None}
         call = None
-        # of a broadcast only the root knows the shape; NCCL must never wait for a program
-        if self.checked or kind == "broadcast" or algorithm == NCCL:
+        if self.checked or algorithm == NCCL:  # NCCL must never wait for a program
             facts: dict[str, Any] = {"algorithm": algorithm or None}
             if array is not None:
                 facts |= {"dtype": name_of(array.dtype), "shape": array.shape}
-            about = array.shape if kind == "broadcast" and array is not None else None
-            alike = tuple(
-                (name, fact) for name, fact in (facts | agreed).items() if fact is not None
-            )
-            call = CollectiveCall(owner.index, kind, members, number, label, alike, about)
+            alike = tuple([each for each in (facts | agreed).items() if each[1] is not None])
+            call = CollectiveCall(owner.index, kind, members, number, label, alike)
         port = owner.transport.port(members, stream)
         return Exchange(self, port, kind, algorithm, array, label, call)
 

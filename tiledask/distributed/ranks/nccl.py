@@ -27,7 +27,7 @@ from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from tiledask.distributed.ranks.exchange import Exchange
-from tiledask.distributed.ranks.rounds import sums_of
+from tiledask.distributed.ranks.rounds import check_op
 from tiledask.distributed.transport.transport import Transport
 from tiledask.errors import ConfigError, DeadlineError
 from tiledask.plan.collectives.algorithms import algorithms
@@ -157,12 +157,12 @@ def check(kind: str, array: Any, devices: Any, ranks: int) -> None:
         )
 
 
-def all_reduce(exchange: Exchange, x: Any, op: str, wide: bool) -> Any:
-    """The sum on every rank, as `Group.all_reduce`; ``wide`` halves travel as float32."""
-    sums = sums_of(x.dtype, op, wide)
-    nccl.check_dtype(sums)
-    exchange.terms = even(x.size, len(exchange.members)), sums.itemsize
-    given = nccl.contiguous(x.astype(sums, copy=False))
+def all_reduce(exchange: Exchange, x: Any, op: str) -> Any:
+    """The sum on every rank, as `Group.all_reduce`."""
+    check_op(op)
+    nccl.check_dtype(x.dtype)
+    exchange.terms = even(x.size, len(exchange.members)), x.dtype.itemsize
+    given = nccl.contiguous(x)
     out = nccl.empty(given.shape, given.dtype)
     exchange.devices.all_reduce(exchange, given, out, op)
-    return out.astype(x.dtype, copy=False)
+    return out

@@ -23,12 +23,13 @@ from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.collectives.algorithms import rounds
 from tiledask.plan.collectives.cost import SHAPES_AGREE
 from tiledask.plan.intervals import ends_of
-from tiledask.tile.backend import accumulator, array_namespace, to_numpy
+from tiledask.tile.backend import array_namespace, to_numpy
 
 __all__ = [
     "RankReduction",
     "RankRound",
     "all_reduced",
+    "check_op",
     "cut",
     "in_host_memory",
     "joined",
@@ -36,7 +37,6 @@ __all__ = [
     "reduced",
     "reduction",
     "same",
-    "sums_of",
     "through",
 ]
 
@@ -97,19 +97,18 @@ def through(
     held: Held,
     lend: bool = False,
     operate: Any = None,
-    dtype: np.dtype | None = None,
     room: Any = None,
 ) -> Steps:
     """Go through rounds; chunks that come are put in ``held``, or added to what is there.
 
-    All parts of a sum are added from the left, by ``operate`` in ``dtype``. ``room``: for the sum
-    of the last round, if there is one.
+    All parts of a sum are added from the left, by ``operate``. ``room``: for the sum of the last
+    round, if there is one.
 
     >>> from tiledask.distributed.transport.transport import driven
     >>> mine, theirs = np.array([60, 1], np.float16), np.array([1, 2], np.float16)
     >>> held = {0: mine, 1: mine}
     >>> given = rank_rounds("reduce_scatter", "direct", 2, me=0)
-    >>> steps = through(given, held, operate=np.add, dtype=mine.dtype)
+    >>> steps = through(given, held, operate=np.add)
     >>> driven(steps, lambda *_: [[theirs]])
     >>> held[0]
     array([61.,  3.], dtype=float16)
@@ -121,13 +120,11 @@ def through(
             partials = [held[chunk] if at is None else came[at[0]][at[1]] for at in order]
             place = room if each is given[-1] else None
             if place is None and not lend:
-                spare = partials[order[0] is None]  # what came is this rank's own
-                place = spare if spare.dtype == dtype else None
-            held[chunk] = partials[0].astype(dtype, copy=False)
+                place = partials[order[0] is None]  # what came is this rank's own
+            held[chunk] = partials[0]
             with np.errstate(over="ignore", invalid="ignore"):  # a sum that is no half is inf
                 for part in partials[1:]:
-                    place = operate(held[chunk], part.astype(dtype, copy=False), out=place)
-                    held[chunk] = place
+                    held[chunk] = place = operate(held[chunk], part, out=place)
         if not each.sums:
             for chunks, parts in zip(each.chunks, came, strict=True):
                 held.update(zip(chunks, parts, strict=True))
@@ -144,10 +141,6 @@ class RankReduction(NamedTuple):
     operate: Any
     """What adds two arrays."""
     dtype: np.dtype
-    travel: np.dtype
-    """The type of the partial sums on their way."""
-    sums: np.dtype
-    """The type in which they are added."""
     chunks: tuple[slice, ...]
     """Of the flattened array, unless it is cut in another way."""
     me: int
@@ -162,33 +155,24 @@ def reduction(
     counts: tuple[int, ...],
     dtype: np.dtype,
     op: str = "sum",
-    wide: bool = False,
     root: int = 0,
 ) -> RankReduction:
     """The RankReduction of rank ``me`` for chunks of ``counts`` elements.
 
     Raises ConfigError for an ``op`` that does not exist.
     """
-    sums = sums_of(dtype, op, wide)
-    # partial sums that go straight to where they are added are as exact in their own type
-    travel = dtype if algorithm == "direct" else sums
+    check_op(op)
     # how many of the first rounds add: all of a reduction, the first half of an all_reduce
     adds = sum(any(m.adds for m in moves) for moves in rounds(kind, algorithm, len(counts)))
     mine = rank_rounds(kind, algorithm, len(counts), me, root, counts)
     chunks = tuple(slice(*ends) for ends in pairwise(ends_of(counts)))
-    terms = counts, dtype.itemsize, root, travel.itemsize
-    ways = mine[:adds], mine[adds:], OPERATIONS[op]
-    return RankReduction(*ways, dtype, travel, sums, chunks, me, terms)
+    terms = counts, dtype.itemsize, root
+    return RankReduction(mine[:adds], mine[adds:], OPERATIONS[op], dtype, chunks, me, terms)
 
 
 def reduced(plan: RankReduction, held: Held, keep: bool = False, room: Any = None) -> Steps:
     """``held`` after all rounds. ``keep``: nobody changes what was held or will be."""
-    if plan.travel != plan.dtype:
-        held = {c: part.astype(plan.travel) for c, part in held.items()}
-    yield from through(plan.adding, held, keep, plan.operate, plan.sums, room)
-    if plan.sums != plan.dtype:
-        with np.errstate(over="ignore"):  # a sum that is no half is infinite
-            held = {c: part.astype(plan.dtype, copy=False) for c, part in held.items()}
+    yield from through(plan.adding, held, keep, plan.operate, room)
     yield from through(plan.copying, held, True)  # sums, which only this call knows
     return held
 
@@ -199,7 +183,7 @@ def all_reduced(plan: RankReduction, x: Any, keep: bool = False) -> Steps:
     held = {c: flat[chunk] for c, chunk in enumerate(plan.chunks)}
     new = np.empty if x.nbytes < LARGE else host_memory.empty
     whole = new((x.size,), x.dtype)
-    room = whole[plan.chunks[plan.me]] if keep and plan.sums == plan.dtype else None
+    room = whole[plan.chunks[plan.me]] if keep else None
     held = yield from reduced(plan, held, keep, room)
     for c, chunk in enumerate(plan.chunks):
         if held[c] is not room:
@@ -207,11 +191,9 @@ def all_reduced(plan: RankReduction, x: Any, keep: bool = False) -> Steps:
     return whole.reshape(x.shape)
 
 
-def sums_of(dtype: np.dtype, op: str, wide: bool) -> np.dtype:
-    """The type in which ``dtype`` is added by ``op``: itself, or float32 for halves if ``wide``."""
+def check_op(op: str) -> None:
     if op not in OPERATIONS:
         raise ConfigError(f"no operation {op!r}; there are {', '.join(OPERATIONS)}")
-    return accumulator(dtype.name) if wide else dtype
 
 
 # -- parts of arrays ------------------------------------------------------------------------------
