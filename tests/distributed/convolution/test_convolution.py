@@ -5,7 +5,7 @@ Holds `tiledask.distributed.convolution.layers`,
 `tiledask.tile.layers.windows`.
 """
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
@@ -16,21 +16,17 @@ from oracles.calls import assert_calls, assert_close
 from oracles.gradients import draw
 
 import tiledask as td
-from tiledask.distributed.convolution import layers as C
-from tiledask.distributed.convolution import layers as S
+from tiledask.distributed import tensor as T
+from tiledask.distributed.convolution import conv2d, conv2d_grad
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.rows import split_rows
+from tiledask.plan.products.placement import Shards
 from tiledask.plan.program.count import calls
 from tiledask.tile import layers as L
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-# name: forward, backward, what is planned, and the dimension that is cut of x, w, b and y
-WAYS = {
-    "by output": (C.by_output, C.by_output_grad, P.by_output, (None, 0, 0, 1)),
-}
 
 
 def planned(x, w, stride=1, padding=0, dilation=1, groups=1, bias=True):
@@ -39,12 +35,10 @@ def planned(x, w, stride=1, padding=0, dilation=1, groups=1, bias=True):
     return P.Convolution(*sizes, laid.stride, laid.padding, laid.dilation, groups, bias)
 
 
-def assert_parts(results, expected, dims):
-    """What every rank has is all of an expected array, or its part along a dimension."""
-    for i, (whole, dim) in enumerate(zip(expected, dims, strict=True)):
-        parts = [result[i] for result in results]
-        for got in parts if dim is None else [np.concatenate(parts, axis=dim)]:
-            assert_close(got, whole)
+def assert_parts(results, expected):
+    """What all ranks have is the expected array."""
+    for parts, whole in zip(zip(*results, strict=True), expected, strict=True):
+        assert_close(T.whole_of(parts), whole)
 
 
 def over_ranks(rank, program, *args):
@@ -59,32 +53,26 @@ def over_ranks(rank, program, *args):
 # -- by channels -----------------------------------------------------------------------------------
 
 
-def by_channels(group, way, x, w, b, dy, options):
-    forward, backward, _, dims = WAYS[way]
-    x, w, b, dy = (
-        a if dim is None else C.part(group, a, dim)
-        for a, dim in zip((x, w, b, dy), dims, strict=True)
-    )
-    y, kept = forward(group, x, w, b, **options)
-    return y, *backward(group, dy, kept, w, b)
+def by_output(group, x, w, b, dy, options):
+    w, b = T.shard(group, w, 0), T.shard(group, b, 0)
+    y, kept = conv2d(group, T.replicate(x), w, b, **options)
+    return y, *conv2d_grad(group, T.shard(group, dy, 1), kept, w, b)
 
 
-def check(way, x, w, b, ranks, run=run_threads, **options):
+def check(x, w, b, ranks, run=run_threads, **options):
     y, kept = L.conv2d(x, w, b, **options)
     (dy,) = draw(y.shape, seed=9)
-    done = run(over_ranks, ranks, by_channels, way, x, w, b, dy, options)
-    *_, plan, (of_x, of_w, of_b, of_y) = WAYS[way]
-    assert_parts(done.results, (y, *L.conv2d_grad(dy, kept, w, b)), (of_y, of_x, of_w, of_b))
-    assert_calls(done.records, plan(planned(x, w, **options), ranks, 8), ranks)
+    done = run(over_ranks, ranks, by_output, x, w, b, dy, options)
+    assert_parts(done.results, (y, *L.conv2d_grad(dy, kept, w, b)))
+    assert_calls(done.records, P.by_output(planned(x, w, **options), ranks, 8), ranks)
 
 
 OPTIONS = {"stride": (2, 1), "padding": ((1, 0), (2, 1)), "dilation": (1, 2)}
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("units", "ranks"), [(10, 4), (3, 4), (5, 1)])
-def test_every_way_is_that_of_one_device(way, units, ranks):
-    check(way, *draw((2, 6, 7, 5), (units, 6, 3, 2), (units,)), ranks, **OPTIONS)
+def test_by_output_is_that_of_one_device(units, ranks):
+    check(*draw((2, 6, 7, 5), (units, 6, 3, 2), (units,)), ranks, **OPTIONS)
 
 
 @settings(max_examples=25, deadline=None)
@@ -98,23 +86,24 @@ def test_every_way_is_that_of_one_device(way, units, ranks):
 )
 def test_any_channels_on_any_ranks(channels, out, ranks, size, stride, padding):
     x, w, b = draw((2, channels, 5, 4), (out, channels, *size), (out,))
-    for way in WAYS:
-        check(way, x, w, b, ranks, stride=stride, padding=padding)
+    check(x, w, b, ranks, stride=stride, padding=padding)
 
 
 # -- by rows ---------------------------------------------------------------------------------------
 
 
-def cut(x, rows):
-    """By rank, its rows of x [n, c, h, w]."""
-    return np.split(x, list(accumulate(rows))[:-1], axis=2)
+def shards(rows):
+    """So many rows on each rank, one behind the other."""
+    ends = [0, *accumulate(rows)]
+    parts = tuple(((a, b),) if a < b else () for a, b in pairwise(ends))
+    return Shards(ends[-1], parts)
 
 
 def in_rows(group, x, w, b, dy, rows, options):
-    y, kept = S.conv2d_in_rows(group, cut(x, rows)[group.rank], w, b, rows=rows, **options)
-    assert y.shape[2] == kept.split.out[group.rank]
-    dy = cut(dy, kept.split.out)[group.rank]
-    return y, *S.conv2d_in_rows_grad(group, dy, kept, w, b)
+    w, b = T.replicate(w), b if b is None else T.replicate(b)
+    y, kept = conv2d(group, T.shard(group, x, 2, shards(rows)), w, b, **options)
+    dx, dw, db = conv2d_grad(group, T.shard(group, dy, 2, y.shards), kept, w, b)
+    return y, dx, dw, *([] if b is None else [db])
 
 
 def check_conv(x, w, b, rows, run=run_threads, **options):
@@ -122,9 +111,7 @@ def check_conv(x, w, b, rows, run=run_threads, **options):
     (dy,) = draw(y.shape, seed=9)
     done = run(over_ranks, len(rows), in_rows, x, w, b, dy, rows, options)
     grads = L.conv2d_grad(dy, kept, w, b)
-    known = 4 - (b is None)
-    results = [result[:known] for result in done.results]
-    assert_parts(results, (y, *grads)[:known], (2, 2, None, None)[:known])
+    assert_parts(done.results, (y, *grads)[: 4 - (b is None)])
     plan = planned(x, w, bias=b is not None, **options)
     assert_calls(done.records, P.in_rows(plan, rows, 8), len(rows))
     return done
@@ -215,18 +202,16 @@ def test_who_reads_what(rows, size, stride, dilation, pads):
 def test_arrays_of_a_device(xp):
     """What comes back lies where what was passed lay."""
     x, w, b = (xp.asarray(a) for a in draw((2, 3, 11, 5), (4, 3, 3, 3), (4,)))
-    rows, whole = even(11, 4), L.conv2d(x, w, b, padding=1)[0]
+    whole = L.conv2d(x, w, b, padding=1)[0]
 
     def program(rank):
-        first = sum(rows[: rank.index])
-        mine = x[:, :, first : first + rows[rank.index]]
-        y, kept = S.conv2d_in_rows(rank.group(), mine, w, b, rows=rows, padding=1)
-        made = y, *S.conv2d_in_rows_grad(rank.group(), y, kept, w, b)
-        assert all(isinstance(each, xp.ndarray) for each in made)
-        return td.tile.to_numpy(y)
+        group, kernel = rank.group(), (T.replicate(w), T.replicate(b))
+        y, kept = conv2d(group, T.shard(group, x, 2), *kernel, padding=1)
+        made = y, *conv2d_grad(group, y, kept, *kernel)
+        assert all(isinstance(each.local, xp.ndarray) for each in made)
+        return y
 
-    y = np.concatenate(run_threads(program, 4).results, axis=2)
-    assert_close(y, td.tile.to_numpy(whole))
+    assert_close(T.whole_of(run_threads(program, 4).results), td.tile.to_numpy(whole))
 
 
 @pytest.mark.cluster
@@ -234,27 +219,22 @@ def test_on_workers(cluster):
     def run(program, ranks, *args):
         return td.run_ranks(program, td.Mesh(cluster, (ranks,)), *args, timeout=240)
 
-    check("by output", *draw((2, 6, 7, 5), (10, 6, 3, 3), (10,)), 4, run, padding=1)
+    check(*draw((2, 6, 7, 5), (10, 6, 3, 3), (10,)), 4, run, padding=1)
     check_conv(*draw((2, 4, 11, 7), (6, 4, 3, 3), (6,)), even(11, 4), run, padding=1)
 
 
-def told_rows(held, said, size, **options):
-    def call(group):
-        x, w = draw((1, 1, sum(held), 4), (1, 1, size, 1))
-        S.conv2d_in_rows(group, cut(x, held)[group.rank], w, rows=said, **options)
-
-    return len(held), call
-
-
-X, W = draw((1, 3, 5, 5), (4, 3, 3, 3))
+X, W = draw((1, 3, 8, 5), (4, 3, 3, 3))
+TALL = T.replicate(np.ones((4, 3, 9, 1)))
 REFUSED = [
-    ("got 2; give each rank whole groups", 2, lambda g: C.by_output(g, X, W, groups=2)),
-    (r"rank [01] has 4; got \(3, 5\)", *told_rows((4, 4), (3, 5), 3, padding=1)),
-    (r"of 9 rows.*the 8 that", *told_rows((4, 3), (4, 3), 9, padding=((0, 1), (0, 0)))),
+    ("w and b are sharded along their output", lambda g: (T.replicate(X), T.replicate(W))),
+    ("x is sharded along its rows", lambda g: (T.shard(g, X, 2), T.shard(g, W, 0))),
+    ("along another dimension", lambda g: (T.shard(g, X, 1), T.replicate(W))),
+    ("they must be alike", lambda g: (T.replicate(X), T.shard(g, W[:, :2], 0))),
+    (r"of 9 rows.*the 8 that", lambda g: (T.shard(g, X, 2), TALL)),
 ]
 
 
-@pytest.mark.parametrize(("words", "ranks", "call"), REFUSED, ids=lambda each: str(each)[:20])
-def test_refusals(words, ranks, call):
+@pytest.mark.parametrize(("words", "operands"), REFUSED, ids=lambda each: str(each)[:20])
+def test_refusals(words, operands):
     with pytest.raises(PlacementError, match=words):
-        run_threads(lambda rank: call(rank.group()), ranks)
+        run_threads(lambda rank: conv2d(rank.group(), *operands(rank.group())), 2)

@@ -13,7 +13,7 @@ from test_convolution import check as check_channels
 from test_convolution import check_conv as check_rows
 
 import tiledask as td
-from tiledask.distributed.convolution import layers as C
+from tiledask.distributed import tensor as T
 from tiledask.distributed.convolution.lenet import LeNet
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.lab import claims as lab
@@ -73,7 +73,7 @@ def test_d2l_says_who_holds_who_works_and_who_sends_how_much():
 def test_64_channels_on_4():
     case = CASES["d2l_64ch"]
     x = np.arange(case["inputs"]["C"])
-    parts = run_threads(lambda rank: C.part(rank.group(), x, 0), 4).results
+    parts = run_threads(lambda rank: T.shard(rank.group(), x, 0).local, 4).results
     assert {len(each) for each in parts} == {case["expected"]["per_gpu"]}
 
 
@@ -90,7 +90,7 @@ def test_a_padded_convolution_of_a_shard():
     case = CASES["dtensor_conv_spatial"]
     x, w, b = draw(case["inputs"]["x"], (8, 8, 3, 3), (8,))
     done = check_rows(x, w, b, even(x.shape[2], 2), padding=1)
-    shape = np.concatenate([result[0] for result in done.results], axis=2).shape
+    shape = T.whole_of([result[0] for result in done.results]).shape
     assert list(shape) == case["expected"]["correct"] != case["expected"]["dtensor"]
 
 
@@ -98,6 +98,6 @@ def test_uneven_splits_in_double_precision():
     """10 filters, 6 channels and 11 rows on 4 ranks: within 2e-14 of the largest element, where
     1e-13 was measured."""
     x, w, b = draw((4, 6, 11, 11), (10, 6, 3, 3), (10,))
-    check_channels("by output", x, w, b, 4, padding=1)
+    check_channels(x, w, b, 4, padding=1)
     check_rows(x, w, b, even(11, 4), padding=1)
     assert max(expected("conv_channel_equal")[way] for way in ("out", "spatial")) <= 1e-13
