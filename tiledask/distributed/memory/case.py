@@ -58,10 +58,10 @@ class _Parameters:
     units = (UNIT,)
     gated = False
 
-    def stage_units(self, stage: int, cut: Any) -> tuple[str, ...]:
+    def stage_units(self, *_: Any) -> tuple[str, ...]:
         return self.units
 
-    def shapes(self, unit: str, ranks: int, rank: int) -> Mapping[str, tuple[int, ...]]:
+    def shapes(self, *_: Any) -> Mapping[str, tuple[int, ...]]:
         return {"w": (self.count,)}
 
     def tilings(self, unit: str, ranks: int) -> dict[str, Tiling]:
@@ -109,21 +109,24 @@ class MemoryCase:
     def job(self) -> TrainingConfig:
         """What its ranks are given."""
         recipe, layout = self.recipe, self.layout
-        given: dict[str, Any]
+        told: dict[str, Any] = {
+            "recipe": recipe,
+            "rule": rule_for(recipe),
+            "dtype": f"float{8 * recipe.compute_bytes}",
+            "shape": self.mesh,
+        }
         if isinstance(self.what, Model):
-            given = vars(training_terms(self.what, layout, recipe, self.sequence))
-        else:
-            given = {
-                "model": _Parameters(self.share),
-                "schedule": schedule("gpipe", layout.pp, 1),
-                "cut": (0,) * layout.pp,
-                "batch": layout.dp,
-                "recipe": recipe,
-                "itemsize": recipe.compute_bytes,
-                "zero": layout.zero,
-            }
-        rule, dtype = rule_for(recipe), f"float{8 * recipe.compute_bytes}"
-        return TrainingConfig(**given, rule=rule, dtype=dtype, shape=self.mesh)
+            terms = training_terms(self.what, layout, recipe, self.sequence)
+            return TrainingConfig(**vars(terms) | told)
+        return TrainingConfig(
+            model=_Parameters(self.share),
+            schedule=schedule("gpipe", layout.pp, 1),
+            cut=(0,) * layout.pp,
+            batch=layout.dp,
+            itemsize=recipe.compute_bytes,
+            zero=layout.zero,
+            **told,
+        )
 
     @cached_property
     def program(self) -> Program:
@@ -141,9 +144,8 @@ class MemoryCase:
             program, orders=program.orders[:own], role_of=program.role_of[:own], mesh=()
         )
         rows = [row for row in first.memory.rows if row.tensor not in HOSTED]
-        if own < stages:
-            rows = [replace(row, place=s) for s in range(stages) for row in rows]
-        return Ledger.of(rows)
+        more = [replace(row, place=s) for s in range(own, stages) for row in rows]
+        return Ledger.of([*rows, *more])
 
 
 def training_terms(model: Model, layout: Layout, recipe: Recipe, sequence: int) -> TrainingTerms:
@@ -184,28 +186,28 @@ def states_program(count: int, recipe: Recipe, zero: int = 0, copies: int = 1) -
     >>> kept.by_tensor(0)["momentum/parameters"], kept.peak  # 4 B of each, 12 B of a quarter
     (1000, 7008)
     """
+
+    def role(copy: int) -> ProgramRole:
+        tape = Tape(recipe.compute_bytes)
+        states = UnitStates(tape, {UNIT: {"w": (count,)}}, recipe, zero, copies, copy)
+        if not recipe.trains:
+            return ProgramRole({}, {}, states.state, constants=frozenset(states.state))
+        states.begin()
+        blocks = {"begin": tape.take()}
+        tape.do("gradients", (), (Value(flat_name("gradients", UNIT), (), 0),))
+        blocks["backward"] = tape.take()
+        states.update({})
+        blocks["update"] = tape.take()
+        accumulators = frozenset(states.accumulators)
+        return tape.role(blocks, states.state | {"updates": 8}, accumulators=accumulators)
+
     (extents,) = shards([count], copies)
     numbers = list(dict.fromkeys(extents))
-    roles = [_states(count, recipe, zero, copies, extents.index(extent)) for extent in numbers]
+    roles = [role(extents.index(extent)) for extent in numbers]
     order = tuple(Step(name, 0) for name in roles[0].blocks)
     role_of = tuple(numbers.index(extent) for extent in extents)
     name = f"states of {count:,} parameters"
     return Program(tuple(roles), (order,) * copies, role_of, name, (copies, 1, 1))
-
-
-def _states(count: int, recipe: Recipe, zero: int, copies: int, copy: int) -> ProgramRole:
-    tape = Tape(recipe.compute_bytes)
-    states = UnitStates(tape, {UNIT: {"w": (count,)}}, recipe, zero, copies, copy)
-    if not recipe.trains:
-        return ProgramRole({}, {}, states.state, constants=frozenset(states.state))
-    states.begin()
-    begin = tape.take()
-    tape.do("gradients", (), (Value(flat_name("gradients", UNIT), (), 0),))
-    backward = tape.take()
-    states.update({})
-    each = {"begin": begin, "backward": backward, "update": tape.take()}
-    accumulators = frozenset(states.accumulators)
-    return tape.role(each, states.state | {"updates": 8}, accumulators=accumulators)
 
 
 # -- buffers, by a ledger's words ------------------------------------------------------------------

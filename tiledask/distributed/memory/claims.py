@@ -116,27 +116,18 @@ class ClaimRun:
         return f"ClaimRun({self})"
 
     def _repr_html_(self) -> str:
-        said, every = self.predicted.per_place, self.case.layout.devices
+        said, every, ran = self.predicted.per_place, self.case.layout.devices, len(self.devices)
+        head = ("stage", "slice", "copy", "worker", "predicted", "held at most", "end")
         rows = [
-            (
-                d.role.stage,
-                d.role.slice,
-                d.role.copy,
-                d.slot,
-                format_bytes(said[d.role.stage]),
-                format_bytes(d.peak),
-                d.outcome,
-            )
+            (*d.role, d.slot, format_bytes(said[d.role.stage]), format_bytes(d.peak), d.outcome)
             for d in self.devices
         ]
-        head = ("stage", "slice", "copy", "worker", "predicted", "held at most", "end")
-        others = ""
-        if (ran := len(self.devices)) < every:
-            others = (
-                f"; {ran} of {every} devices were run; the others hold the same, or a rounding "
-                f"less, or stopped when this one was refused"
-            )
-        return html.table(head, rows, f"{self}{others}", style={6: "text-align:left"})
+        others = (
+            f"; {ran} of {every} devices were run; the others hold the same, or a rounding less, "
+            f"or stopped when this one was refused"
+        )
+        words = f"{self}{others if ran < every else ''}"
+        return html.table(head, rows, words, style={6: "text-align:left"})
 
 
 def _verdict(fits: bool) -> str:
@@ -197,17 +188,16 @@ def run_claim(
 
 
 def _scale(what: Model | int, scale: int | None) -> int:
-    is_model = isinstance(what, Model)
-    if not is_model and not is_whole(what, 1):
+    if not isinstance(what, Model) and not is_whole(what, 1):
         raise ConfigError(
             f"a claim is about a Model or a number of parameters of 1 or more, got {what!r}; "
             f"td.load_model(name).parameters is such a number"
         )
-    scale = whole_number("scale", (1 if is_model else 1000) if scale is None else scale, 1)
-    if isinstance(what, Model):
-        if scale > 1:
-            raise ConfigError(f"a Model is run as it is, at scale 1, got {scale}")
-    elif what < scale:
+    usual = 1 if isinstance(what, Model) else 1000
+    scale = whole_number("scale", usual if scale is None else scale, 1)
+    if isinstance(what, Model) and scale > 1:
+        raise ConfigError(f"a Model is run as it is, at scale 1, got {scale}")
+    if not isinstance(what, Model) and what < scale:
         raise ConfigError(f"{what} parameters at 1:{scale} are less than one; scale less")
     return scale
 
