@@ -4,7 +4,6 @@ Holds `tiledask.distributed.convolution.lenet`, `tiledask.plan.program.making.le
 `tiledask.distributed.ranks.rank` and `tiledask.lab.exercises.convolutions`.
 """
 
-from math import prod
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 import tiledask as td
 from tiledask.distributed.convolution.lenet import LeNet, LeNetTrainer, train_lenet
 from tiledask.errors import ConfigError, PlacementError
-from tiledask.lab.precision import acceptable
 from tiledask.plan.program.making.lenet import NAMES, PARAMETERS, Split, need
 from tiledask.tile import layers as tile
 from tiledask.tile.datasets import load_images
@@ -169,30 +167,17 @@ def test_some_copies_and_some_parts_have_more_images_than_others_or_none(ways, b
 
 
 def test_it_learns():
-    """Digits that it has not seen: 8 of 10 are named after 30 steps on 32 of 1,600."""
+    """Digits that it has not seen, in single precision: 8 of 10 after 30 steps on 32 of 1,600."""
     ways = {"network": 2, "by output units": 2}
     got = train_lenet(DIGITS, ways, steps=30, batch=32, rule=Adam(3e-3))
+    assert_planned(got, ways, batch=32)
+    assert got.weights["conv1.w"].dtype == np.float32
+    in_double = reference(30, 32, Adam(3e-3))[0]
+    assert 0 < np.abs(got.losses[:3] / in_double[:3] - 1).max() < 1e-5
     assert got.losses[-5:].mean() < 0.7 < 2.2 < got.losses[0]
     weights = {name: {n: got.weights[f"{name}.{n}"] for n in "wb"} for name in NAMES}
     named = forward(weights, HELD_OUT.inputs())[0].argmax(axis=1)
     assert np.mean(named == HELD_OUT.labels) > 0.8
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize(
-    "ways", [{"by output units": 4}, {"data parallel": 2, "space": 2}, {"network": 4}], ids=label
-)
-def test_float32_is_round_off_away(ways):
-    alone, split = (
-        train_lenet(DIGITS, each, steps=10, batch=BATCH, rule=SGD(0.05)) for each in ({}, ways)
-    )
-    assert split.weights["conv1.w"].dtype == np.float32
-    assert_planned(split, ways)
-    for n, losses in enumerate(zip(alone.losses, split.losses, strict=True), 1):
-        said = acceptable(*losses, n, "float32", prod(ways.values()), layers=len(NAMES))
-        assert said.grade == "round-off", n
-    in_double = reference(10, BATCH, SGD(0.05))[0]
-    assert 0 < np.abs(split.losses / in_double - 1).max() < 1e-5
 
 
 @pytest.mark.cluster
@@ -236,36 +221,20 @@ def test_the_result_says_what_it_is():
     assert none.losses.shape == (0,)
 
 
-@pytest.mark.parametrize(
-    ("ways", "options", "error", "words"),
-    [
-        ({"tensor": 2}, {}, ConfigError, "'space', got 'tensor'"),
-        (
-            {"network": 0},
-            {},
-            ConfigError,
-            "network must be .* 1 or more ranks, got 0",
-        ),
-        (
-            {"by output units": 2, "space": 2},
-            {},
-            ConfigError,
-            "in space, got .*; keep one",
-        ),
-        ({"network": 5}, {}, PlacementError, "LeNet has 4: got 5"),
-        ("by output units", {}, ConfigError, r"how many ranks each has: \{'by output units': 4\}"),
-        ({}, {"data": WIDE}, ConfigError, "images of 28 x 28 and up to 10 classes, got Images"),
-        ({}, {"batch": 0}, ConfigError, "batch must be a whole number of 1 or more images, got 0"),
-        ({}, {"dtype": "float16"}, ConfigError, "'float32' or 'float64', got 'float16'"),
-        (
-            {"by output units": 2},
-            {"mesh": SimpleNamespace(ranks=4)},
-            PlacementError,
-            "by output units 2 takes 2 ranks, and the mesh has 4",
-        ),
-    ],
-    ids=str,
-)
+REFUSED = [
+    ({"tensor": 2}, {}, ConfigError, "'space', got 'tensor'"),
+    ({"network": 0}, {}, ConfigError, "network must be .* 1 or more ranks, got 0"),
+    ({"by output units": 2, "space": 2}, {}, ConfigError, "in space, got .*; keep one"),
+    ({"network": 5}, {}, PlacementError, "LeNet has 4: got 5"),
+    ("by output units", {}, ConfigError, r"how many ranks each has: \{'by output units': 4\}"),
+    ({}, {"data": WIDE}, ConfigError, "images of 28 x 28 and up to 10 classes, got Images"),
+    ({}, {"batch": 0}, ConfigError, "batch must be a whole number of 1 or more images, got 0"),
+    ({}, {"dtype": "float16"}, ConfigError, "'float32' or 'float64', got 'float16'"),
+    ({}, {"mesh": SimpleNamespace(ranks=4)}, PlacementError, "takes 1 ranks, and the mesh has 4"),
+]
+
+
+@pytest.mark.parametrize(("ways", "options", "error", "words"), REFUSED, ids=str)
 def test_refusals(ways, options, error, words):
     with pytest.raises(error, match=words):
         train_lenet(**{"data": DIGITS, "ways": ways, "steps": 1, "batch": 2} | options)

@@ -10,7 +10,7 @@ from oracles.single_gpt import TEXT, assert_single
 import tiledask as td
 from tiledask.distributed.training import GPT, train
 from tiledask.errors import CheckpointError, ConfigError, PartitionError, ScheduleError
-from tiledask.tile.optimizers import SGD, Adam
+from tiledask.tile.optimizers import SGD
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -191,16 +191,6 @@ def test_sizes_that_do_not_fit_are_right_all_the_same(shape, model, batch, optio
     rule = SGD(0.1, momentum=0.9)
     got = go(shape, model, steps=2, batch=batch, rule=rule, dtype="float64", **options)
     assert_single(got, batch, rule)
-
-
-@pytest.mark.parametrize("zero", [0, 3])
-def test_a_tied_table_on_the_first_and_the_last_of_several_stages_a_device(zero):
-    """Interleaved: two stages each, so that the table is on two devices."""
-    model, rule = GPT(59, 8, 3, 2, 4, tied=True), Adam(1e-2, tiny=1e-6)
-    made = td.schedule("interleaved", 4, 3, devices=2)
-    options = {"schedule": made, "cut": (0, 2, 0, 1), "rule": rule, "zero": zero}
-    got = go((2, 1, 2), model, steps=2, batch=5, dtype="float64", **options)
-    assert_single(got, 5, rule)
 
 
 def test_no_steps_leave_what_was_drawn():

@@ -39,9 +39,7 @@ EVERY = [shape for n in (1, 2, 4, 8) for shape in factorisations(n)]
 def check(shape, model=SMALL, steps=2, batch=BATCH, rule=RULE, **options):
     """A training that has the single device's losses and weights, and the predicted traffic."""
     options = {"microbatches": MICROBATCHES, "dtype": "float64", "timeout": 240} | options
-    cluster = options.pop("cluster", None)
-    ranks = td.Mesh(cluster, shape) if cluster else shape
-    got = train(model, TEXT, ranks, steps=steps, batch=batch, rule=rule, **options)
+    got = train(model, TEXT, shape, steps=steps, batch=batch, rule=rule, **options)
     assert len(got.losses) == steps - got.first
     assert list(got.weights) == [f"{u}.{n}" for u in model.units for n in model.parameters(u)]
     assert {w.dtype for w in got.weights.values()} == {np.dtype(options["dtype"])}
@@ -71,16 +69,6 @@ def test_norms_and_angles_are_those_that_are_asked_for(gated, tmp_path):
     with pytest.raises(CheckpointError, match=r"eps is 0\.5 there and none here"):
         check((1, 1, 1), replace(model, eps=None), steps=3, **told)
     check((1, 1, 1), model, steps=3, **told)
-
-
-@pytest.mark.cluster
-@pytest.mark.slow
-def test_on_eight_workers():
-    with td.start_cluster(workers=8, device="cpu", quiet=True) as cluster:
-        got = check(
-            (2, 2, 2), cluster=cluster, steps=3, microbatches=2, sequence_parallel=True, zero=1
-        )
-        assert got.config.shape == (2, 2, 2)
 
 
 # -- every schedule --------------------------------------------------------------------------------
@@ -141,28 +129,6 @@ def test_the_result_says_what_it_is():
     assert frame.bytes_sent.tolist() == [frame.bytes_sent[0]] * 2
     assert frame.bytes_sent[0] == sum(r.sent for r in got.records if r.step == 0) > 0
     assert "bytes_sent" in got._repr_html_()
-
-
-def test_messages_between_stages_are_the_activations():
-    options = {"steps": 1, "batch": 6, "microbatches": 3, "dtype": "float64"}
-    for sharded, each in ((False, 8), (True, 4)):
-        got = train(SMALL, TEXT, (1, 2, 3), sequence_parallel=sharded, **options)
-        sends = [r for r in got.records if r.kind == "send"]
-        assert len(sends) == 2 * 2 * 3 * 2  # tensor ranks, links, micro-batches, ways
-        assert {r.sent for r in sends} == {2 * each * 16 * 8}  # rows, tokens, hidden, bytes
-
-
-@pytest.mark.parametrize("zero", [0, 1, 2, 3])
-def test_bytes_held(zero):
-    """Momentum is sharded from ZeRO-1 on, gradients from 2, weights from 3."""
-    got = train(SMALL, TEXT, (4, 1, 1), steps=1, batch=4, rule=RULE, zero=zero)
-    for tensor, dealt in (("momentum", 1), ("gradients", 2), ("weights", 3)):
-        held = [h[tensor] for h in got.held]
-        if zero >= dealt:
-            assert sum(held) == 4 * SMALL.size
-            assert max(held) - min(held) <= 4
-        else:
-            assert held == [4 * SMALL.size] * 4
 
 
 # -- copies that came apart, and orders that cannot be -------------------------------------------

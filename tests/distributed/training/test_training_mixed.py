@@ -11,7 +11,6 @@ from oracles.planned_calls import assert_planned
 from oracles.single_gpt import TEXT
 
 from tiledask.distributed.training import GPT, train
-from tiledask.plan.inputs.recipes import load_recipe
 from tiledask.tile.optimizers import SGD, Adam, LossScale
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -26,26 +25,7 @@ def run(model=SMALL, shape=(1, 1, 1), data=TEXT, **options):
     return train(model, data, shape, **usual | {"timeout": 240} | options)
 
 
-def test_what_nobody_asks_for_is_not_exchanged():
-    got = run(shape=(1, 2, 1))
-    assert not len(got.norms)
-    assert not len(got.records.where("norm", kind="all_reduce", rank=0).where("update"))
-    assert "norm" not in got.to_frame()
-
-
 # -- halves ----------------------------------------------------------------------------------------
-
-
-def test_bytes_are_those_of_the_planners_recipe():
-    """16 B a parameter with gradients in halves, 18 B with gradients in single precision."""
-    for name, each in (("mixed-adam-16", 16), ("mixed-adam-18", 18)):
-        got = run(dtype="bfloat16", recipe=name, rule=None, steps=1)
-        assert got.held == [{s.tensor: s.bytes * SMALL.size for s in load_recipe(name).states}]
-        assert sum(got.held[0].values()) == each * SMALL.size
-    dealt = run(
-        shape=(4, 1, 1), dtype="float16", recipe="mixed-adam-16", rule=None, steps=1, zero=3
-    )
-    assert sum(sum(h.values()) for h in dealt.held) == 16 * SMALL.size
 
 
 def test_gradients_in_single_precision_travel_so():

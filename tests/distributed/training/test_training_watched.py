@@ -139,18 +139,3 @@ def test_a_label_says_along_which_axis_it_is(zero):
         assert (place.when in ("gradients", "weights")) == (
             place.parallel == "data" or place.unit == "tied table"
         ), r.label
-
-
-def test_a_missing_collective_is_seen_by_layer():
-    """The planted fault of all: what is counted is not what is predicted."""
-    got = run((1, 2, 1), False)
-    (role,) = got.program.roles
-    blocks = {
-        name: tuple(op for op in ops if op["label"] != "layer 1/mlp/w_2/forward")
-        for name, ops in role.blocks.items()
-    }
-    other = replace(got.program, roles=(replace(role, blocks=blocks),))
-    frame = replace(got, program=other).layers()
-    wrong = frame[frame["bytes"] != frame["predicted_bytes"]]
-    assert wrong.index.tolist() == [("layer 1/mlp/w_2", "forward")]
-    assert wrong["predicted_barriers"].tolist() == [0]

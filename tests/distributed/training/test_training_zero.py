@@ -5,10 +5,8 @@ Holds `tiledask.plan.collectives.shards` and `tiledask.plan.program.making.zero`
 
 from collections import Counter
 
-import numpy as np
 import pytest
 from oracles import closed_zero as D
-from oracles.calls import assert_close
 from oracles.single_gpt import TEXT
 
 import tiledask as td
@@ -57,22 +55,12 @@ def test_weights_are_the_plain_replicas_to_the_bit(name, stage):
     assert_same(run_zero(name, stage, 4, batch=9), run_zero(name, 0, 4, batch=9))
 
 
-@pytest.mark.few(4)
-@pytest.mark.parametrize(("ranks", "batch"), [(3, 8), (4, 2), (7, 3)])
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_training_is_that_of_a_single_device(stage, ranks, batch):
-    """Whatever rows a rank has, none included."""
-    got, alone = (run_zero("float64 momentum", z, n, batch) for z, n in ((stage, ranks), (0, 1)))
-    np.testing.assert_allclose(got.losses, alone.losses, rtol=1e-13)
-    for name, w in got.weights.items():
-        assert_close(w, alone.weights[name], 1e-11)
-
-
 @pytest.mark.few(8)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-@pytest.mark.parametrize("name", ["fp32-adam", "mixed-adam-16", "fp16-sgd"])
+@pytest.mark.parametrize("name", ["fp32-adam", "mixed-adam-16", "mixed-adam-18", "fp16-sgd"])
 def test_bytes_held_are_the_planners(name, stage, ranks):
+    """Momentum is sharded from ZeRO-1 on, gradients from 2, weights from 3."""
     got, (_, recipe, _) = run_zero(name, stage, ranks, steps=1), RECIPES[name]
     planned = state_bytes(MODEL.size, recipe, stage, ranks)
     assert {tensor: max(held[tensor] for held in got.held) for tensor in got.held[0]} == planned
@@ -100,13 +88,3 @@ def test_traffic_is_the_closed_form_s(name, of, stage):
                 said[call.kind, cost.sent[rank], cost.received[rank], cost.messages[rank]] += 1
         assert ran == said
     assert got.records.barriers[1] == (4, 8, 8, 10)[stage]
-
-
-@pytest.mark.cluster
-def test_on_workers(cluster):
-    mesh = td.Mesh(cluster, (4, 1, 1))
-    dtype, recipe, rule = RECIPES["mixed-adam-16"]
-    options = {"steps": 3, "batch": 6, "dtype": dtype, "recipe": recipe, "rule": rule}
-    got = td.train(MODEL, TEXT, mesh, zero=3, progress=False, timeout=240, **options)
-    assert_same(got, run_zero("mixed-adam-16", 0, 4))
-    assert not len(got.records.mismatches)
