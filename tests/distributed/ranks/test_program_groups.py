@@ -21,10 +21,10 @@ MESHES = (1,), (2,), (3,), (2, 2), (9,)
 DTYPES = "float64", "float32", "float16", "bfloat16", "int32", "complex128"
 
 
-def program_group(rank, axis=None):
-    """The ranks along ``axis`` whose calls were checked before."""
+def group_of(rank, checked, axis=None):
+    """The ranks along ``axis``; unless ``checked`` those whose calls were checked before."""
     whole = rank.group(axis)
-    return Group(rank, whole.axes, whole.members, stream="")
+    return whole if checked else Group(rank, whole.axes, whole.members, stream="")
 
 
 def array(rank, shape, dtype):
@@ -32,40 +32,10 @@ def array(rank, shape, dtype):
     return x.astype(td.tile.as_dtype(dtype))
 
 
-def by_group(rank, case):
-    """All kinds of a program's collectives, by a Group's calls."""
-    shape, dtype, dim, op, _ = case
-    g, x = rank.group(0), array(rank.index, shape, dtype)
-    n, rows = g.size, [r % 3 for r in range(g.size)]
-    whole = array(rank.index, (sum(rows), 2), dtype)
-    with rank.step(3), rank.label("layer"):
-        with rank.label("sum"):
-            made = [g.all_reduce(x, op)]
-        with rank.label("gather"):
-            made.append(g.all_gather(x, dim))
-        with rank.label("scatter"):
-            made.append(g.reduce_scatter(whole, 0, op, extents=rows))
-        with rank.label("halo"):
-            mine = whole[: rows[g.rank]]
-            made.append(g.halo_exchange(mine, 0, 1, 1, extents=rows))
-            made.append(g.halo_reduce(made[-1], 0, 1, 1, extents=rows))
-        with rank.label("swap"):
-            made.append(g.all_to_all(whole, 0, 1, extents=rows))
-        with rank.label("root"):
-            made.append(g.broadcast(x, n - 1))
-            total = g.reduce(x, n // 2, op)
-            made += [] if total is None else [total]
-        if n > 1:
-            with rank.label("shift"):
-                g.send(x, (g.rank + 1) % n)
-                made.append(g.recv((g.rank - 1) % n))
-    return made
-
-
-def by_program(rank, case):
-    """The same by a program's."""
+def everything(rank, case, checked=False):
+    """All kinds of collectives."""
     shape, dtype, dim, op, keep = case
-    g, x = program_group(rank, 0), array(rank.index, shape, dtype)
+    g, x = group_of(rank, checked, 0), array(rank.index, shape, dtype)
     n, rows = g.size, [r % 3 for r in range(g.size)]
     whole = array(rank.index, (sum(rows), 2), dtype)
     how = {"keep": keep}
@@ -115,8 +85,8 @@ CASES = st.tuples(
 def test_bits_bytes_and_records_of_a_group(mesh, case):
     if case[1] == "complex128":
         case = (*case[:3], "sum", case[4])
-    done = run_threads(by_program, mesh, case, timeout=240)
-    reference = run_threads(by_group, mesh, case, timeout=240)
+    done = run_threads(everything, mesh, case, timeout=240)
+    reference = run_threads(everything, mesh, case, True, timeout=240)
     assert bits(done.results) == bits(reference.results)
     assert facts(done.records) == facts(reference.records)
     assert done.traffic == reference.traffic
@@ -128,7 +98,7 @@ def test_what_is_kept_is_not_copied_and_what_is_not_may_be_changed():
     sent = {}
 
     def program(rank, keep):
-        g, x = program_group(rank), np.full(4, float(rank.index))
+        g, x = group_of(rank, False), np.full(4, float(rank.index))
         if rank.index == 0:
             sent[keep] = x
             g.send(x, 1, keep=keep)
@@ -143,7 +113,7 @@ def test_what_is_kept_is_not_copied_and_what_is_not_may_be_changed():
     assert run_threads(program, 2, False).results == [None, False]
 
     def summed(rank):
-        g, kept = program_group(rank), []
+        g, kept = group_of(rank, False), []
         for make in (g.all_reduce, g.all_gather, lambda x: g.reduce_scatter(x, extents=[4, 4])):
             x = np.ones(8)
             kept.append(make(x))
@@ -160,7 +130,7 @@ def test_what_is_kept_is_not_copied_and_what_is_not_may_be_changed():
 
 def waiting(rank, raises):
     """Rank 1 does not come to the second sum."""
-    g = program_group(rank)
+    g = group_of(rank, False)
     g.all_reduce(np.ones(3), label="first")
     if rank.index == 1:
         time.sleep(0.2)
@@ -190,8 +160,8 @@ def test_on_workers_as_on_threads(cluster, way, keep):
     """Large enough to be read from their owners' memory, too."""
     for shape in ((7, 5), (300, 400)):
         case = shape, "float32", 1, "sum", keep
-        done = td.run_ranks(by_program, td.Mesh(cluster, (4,)), case, transport=way, timeout=240)
-        reference = run_threads(by_group, 4, case)
+        done = td.run_ranks(everything, td.Mesh(cluster, (4,)), case, transport=way, timeout=240)
+        reference = run_threads(everything, 4, case, True)
         assert bits(done.results) == bits(reference.results)
         assert facts(done.records) == facts(reference.records)
         assert done.traffic == reference.traffic

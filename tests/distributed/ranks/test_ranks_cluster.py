@@ -19,7 +19,7 @@ from tiledask.distributed.cluster.clocks import now
 from tiledask.distributed.ranks import run
 from tiledask.distributed.ranks.run import TRANSPORTS
 from tiledask.distributed.ranks.threads import run_threads
-from tiledask.errors import ClusterLostError, CollectiveError, ConfigError, DeadlineError
+from tiledask.errors import ClusterLostError, CollectiveError, DeadlineError
 
 pytestmark = pytest.mark.cluster
 WAYS = pytest.mark.parametrize("way", TRANSPORTS)
@@ -130,15 +130,6 @@ def test_a_rank_that_never_calls(cluster, way):
     _works(cluster, way)
 
 
-def test_a_circle_is_found(cluster):
-    def program(rank):
-        for axis in (0, 1) if rank.index in (0, 3) else (1, 0):
-            rank.group(axis).all_reduce(1.0)
-
-    with pytest.raises(CollectiveError, match="they wait for each other"):
-        td.run_ranks(program, td.Mesh(cluster, (2, 2)), timeout=240)
-
-
 @pytest.mark.few(1)
 @WAYS
 def test_a_worker_that_is_killed(cluster, way):
@@ -152,11 +143,6 @@ def test_a_worker_that_is_killed(cluster, way):
     with pytest.raises(ClusterLostError, match="Run"):
         td.run_ranks(program, td.Mesh(cluster, (4,)), transport=way, timeout=240)
     _works(cluster, way)
-
-
-def test_what_does_not_exist_is_said(cluster):
-    with pytest.raises(ConfigError, match="no transport 'pigeon'; there are sockets, posts"):
-        td.run_ranks(_sum, td.Mesh(cluster, (2,)), transport="pigeon")
 
 
 def test_nothing_is_left_behind(cluster, monkeypatch):

@@ -9,7 +9,7 @@ from oracles import closed_layers as plan
 from oracles.closed_layers import Stream
 from oracles.gradients import draw
 from oracles.single_gpt import block, block_grad
-from oracles.tensor_cases import LIES, RANKS, B, S, assert_close, check, spread
+from oracles.tensor_cases import LIES, RANKS, B, S, check, spread
 
 import tiledask as td
 from tiledask.distributed import tensor as T
@@ -98,39 +98,3 @@ def test_weights_that_no_block_has_are_not_left_out_in_silence():
 
     with pytest.raises(td.errors.ConfigError, match=r"scale_1\.gamma is none of them"):
         run_threads(program, 2)
-
-
-def block_on_a_worker(rank, heads, weights, sequence):
-    group, one = rank.group(1), T.DecoderBlock(heads)
-    mine = T.shard_weights(group, weights, T.block_layout(heads, INNER, group.size))
-    with rank.label("layer 0"), rank.step(0):
-        y, kept = T.decoder_block(group, spread(group, X, sequence), mine, one)
-        dx, grads = T.decoder_block_grad(group, spread(group, DY, sequence), kept, mine, one)
-    return {"y": y, "dx": dx, **grads}
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize("shape", [(2, 2), (1, 4)], ids=str)
-@pytest.mark.parametrize("sequence", [False, True])
-def test_on_workers_as_on_threads_to_the_bit(cluster, sequence, shape):
-    """Tensor-parallel groups along the second axis of a mesh."""
-    heads, t = tile.Heads(6, 2, 4), shape[1]
-    weights = drawn(True, True, heads)
-    args = heads, weights, sequence
-    done = td.run_ranks(block_on_a_worker, td.Mesh(cluster, shape), *args, timeout=240)
-    threads = run_threads(block_on_a_worker, shape, *args, timeout=240)
-    for mine, theirs in zip(done.results, threads.results, strict=True):
-        for name, each in mine.items():
-            assert each.local.tobytes() == theirs[name].local.tobytes(), name
-    for first in range(0, 4, t):
-        for name, value in on_one_device(weights, True, heads, None).items():
-            blocks = [r[name] for r in done.results[first : first + t]]
-            assert_close(T.whole_of(blocks), value, name)
-    assert not len(done.records.mismatches)
-    calls = planned(Stream(B, S, H, t, sequence), heads).calls
-    each = [sum(r in call.members for call in calls) for r in range(t)]
-    assert done.records.barriers == {0: max(each)}
-    sent, received = plan.bytes_by_rank(calls, t, 8)
-    totals = done.records.where("layer 0/").totals("rank")
-    assert [totals[r].sent for r in range(4)] == list(sent) * (4 // t)
-    assert [totals[r].received for r in range(4)] == list(received) * (4 // t)

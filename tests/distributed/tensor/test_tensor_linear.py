@@ -86,17 +86,6 @@ def test_uneven_cuts_of_ones_own():
     check(3, program, expected, None)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_other_element_types(dtype):
-    operands, expected = reference(6, 5)
-    cast = [each.astype(dtype) for each in operands]
-    done = run_threads(lambda rank: by_rows(rank.group(), cast), 3)
-    for name, value in expected.items():
-        got = T.whole_of([result[name] for result in done.results])
-        assert got.dtype == dtype
-        np.testing.assert_allclose(got, value, atol=100 * np.finfo(dtype).eps, rtol=0)
-
-
 def test_g_adds_up_and_gathered_joins():
     ys, z = draw(*[(3, 5)] * 4, seed=1), draw((3, 5), seed=2)[0]
 

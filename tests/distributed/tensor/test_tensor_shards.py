@@ -14,7 +14,7 @@ from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError
 from tiledask.plan.collectives.shards import deal_heads, side_by_side
-from tiledask.plan.products.placement import Tiling, even_shards
+from tiledask.plan.products.placement import even_shards
 from tiledask.tile import layers as tile
 
 # -- arithmetic ------------------------------------------------------------------------------------
@@ -32,18 +32,6 @@ def test_heads_lie_with_those_they_look_at(kv, share, ranks):
     holders = {h: tuple(r for r in range(ranks) if h in kvs.indices(r)) for h in range(kv)}
     shared = {h: who for who, (start, stop) in kvs.shared() for h in range(start, stop)}
     assert shared == {h: who for h, who in holders.items() if len(who) > 1}
-
-
-@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 6))
-def test_every_number_is_owned_by_one_rank(kv, share, ranks):
-    """Of matrices that are cut, kv heads that ranks share, and biases that all ranks hold."""
-    heads = tile.Heads(query=kv * share, kv=kv, width=2)
-    out, width = 2 * heads.query, 2 * (heads.query + 2 * kv)
-    layout = T.attention_layout(heads, ranks)
-    for name, shape in {"wqkv": (3, width), "bqkv": (width,), "wo": (out, 3), "bo": (3,)}.items():
-        tiling = Tiling(shape, (ranks,), (layout[name],))
-        owned = [tiling.owned(rank) for rank in range(ranks)]
-        assert sum(each.sum() for each in owned) == np.prod(shape), name
 
 
 def test_side_by_side_by_hand():
