@@ -32,33 +32,24 @@ class GPT(Decoder):
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value is None and name not in (
-                "vocabulary",
-                "hidden",
-                "layers",
-                "heads",
-                "sequence",
-            ):
+            if value is None and name in ("kv_heads", "ffn", "eps", "head_dim", "learned"):
                 continue
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if name in ("gated", "tied"):
-                right, kind = isinstance(value, bool), "True or False"
-            elif name in ("eps", "base"):
+            right, kind = isinstance(value, bool), "True or False"
+            if name in ("eps", "base"):
+                number = isinstance(value, int | float) and not right
                 right, kind = number and 0 < value < float("inf"), "a number above 0"
-            else:
+            elif name not in ("gated", "tied"):
                 whole_number(f"a GPT's {name}", value, 1)
                 continue
             if not right:
                 raise ConfigError(f"a GPT's {name} is {kind}, got {short(value)}")
         kv, width = self.kv_heads or self.heads, self.hidden // self.heads
-        for wrong, words in (
-            (self.hidden % self.heads, f"hidden is a multiple of heads={self.heads}"),
-            (self.heads % kv, f"heads={self.heads} is a multiple of kv_heads={kv}"),
-            (
-                self.gated and width % 2,
-                "rotary angles turn columns in pairs: hidden / heads is even",
-            ),
-        ):
+        rules = {
+            f"hidden is a multiple of heads={self.heads}": self.hidden % self.heads,
+            f"heads={self.heads} is a multiple of kv_heads={kv}": self.heads % kv,
+            "rotary angles turn columns in pairs: hidden / heads is even": self.gated and width % 2,
+        }
+        for words, wrong in rules.items():
             if wrong:
                 raise ConfigError(f"of a GPT {words}; got hidden={self.hidden}, heads={self.heads}")
 
