@@ -3,10 +3,7 @@
 Holds `tiledask.plan.collectives.shards` and `tiledask.plan.program.making.zero`.
 """
 
-from collections import Counter
-
 import pytest
-from oracles import closed_zero as D
 from oracles.single_gpt import TEXT
 
 import tiledask as td
@@ -67,24 +64,3 @@ def test_bytes_held_are_the_planners(name, stage, ranks):
     for state in recipe.states:
         copies = 1 if state.sharded(stage) and ranks > 1 else ranks
         assert sum(h[state.tensor] for h in got.held) == state.bytes * MODEL.size * copies
-
-
-def step_calls(stage, ranks, weights, gradients):
-    return D.zero_step(SIZES, ranks, stage, weights, gradients)
-
-
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-@pytest.mark.parametrize(("name", "of"), [("float64 Adam", (8, 8)), ("mixed-adam-18", (2, 4))])
-def test_traffic_is_the_closed_form_s(name, of, stage):
-    """But for the weights that a table's gradient would gather and nothing reads."""
-    got, spared = run_zero(name, stage, 4), {"embedding/backward", "positions/backward"}
-    for rank in range(4):
-        ran, said = (Counter() for _ in range(2))
-        for r in got.records.where(rank=rank, step=1):
-            ran[r.kind, r.sent, r.received, r.messages] += 1
-        for call in step_calls(stage, 4, *of):
-            if call.label not in spared:
-                cost = call.cost
-                said[call.kind, cost.sent[rank], cost.received[rank], cost.messages[rank]] += 1
-        assert ran == said
-    assert got.records.barriers[1] == (4, 8, 8, 10)[stage]

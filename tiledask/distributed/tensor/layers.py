@@ -44,7 +44,6 @@ from tiledask.plan.products.placement import (
     Placement,
     Replicate,
     Shard,
-    Shards,
     Tiling,
     even_shards,
 )
@@ -107,13 +106,12 @@ def column_linear(
     b: Placed | None = None,
     *,
     regather: bool = False,
-    name: str = "column_linear",
 ) -> tuple[Placed, KeptLayer]:
     """(y [..., out] sharded along its columns, kept) for w [in, out] and b [out], sharded so.
 
     x [..., in] is on every rank, or sharded along its tokens: then it is gathered, and with
     ``regather`` only this rank's tokens are kept and they are gathered again in the backward. An
-    x that is sharded along its columns is refused. ``name`` labels the collectives.
+    x that is sharded along its columns is refused.
 
     >>> import numpy as np
     >>> from tiledask.distributed.ranks.threads import run_threads
@@ -125,40 +123,30 @@ def column_linear(
     >>> run_threads(program, 2).results
     [[[3.0, 5.0]], [[7.0]]]
     """
-    return forward(_column_linear, group, (x,), {"w": w, "b": b}, regather, name)
+    return forward(_column_linear, group, (x,), {"w": w, "b": b}, regather)
 
 
-def _column_linear(group: Group, given: Given, of: Weights, regather: bool, name: str) -> LayerRule:
-    w, b = of["w"], of["b"]
-    y = propagate(group, name, "*K Kn! n! -> *n!", COLUMNS, x=given[0], w=w, b=b)
+def _column_linear(group: Group, given: Given, of: Weights, regather: bool) -> LayerRule:
+    name = "column_linear"
+    y = propagate(group, name, "*K Kn! n! -> *n!", COLUMNS, x=given[0], w=of["w"], b=of["b"])
     check_gather(group, given[0])
     options: dict[str, Any] = {"unit": "", "names": ("w",), "labels": (name,)}
-    return LayerRule("column_linear", y, options, name, AS_Y, given[0], regather=regather)
+    return LayerRule(name, y, options, name, AS_Y, given[0], regather=regather)
 
 
 def row_linear(
-    group: Group,
-    x: Placed,
-    w: Placed,
-    b: Placed | None = None,
-    *,
-    to: Placement = EVERYWHERE,
-    shards: Shards | None = None,
-    name: str = "row_linear",
+    group: Group, x: Placed, w: Placed, b: Placed | None = None, *, to: Placement = EVERYWHERE
 ) -> tuple[Placed, KeptLayer]:
     """(y [..., out], kept) for x [..., in] and w [in, out], both sharded along in, alike.
 
-    ``to``: where y is: on every rank, or sharded along a dimension of its tokens, evenly or by
-    ``shards``. b is on every rank, added once, after the sum. An x that every rank has in full is
-    refused.
+    ``to``: where y is: on every rank, or evenly sharded along a dimension of its tokens. b is on
+    every rank, added once, after the sum. An x that every rank has in full is refused.
     """
-    return forward(_row_linear, group, (x,), {"w": w, "b": b}, to, shards, name)
+    return forward(_row_linear, group, (x,), {"w": w, "b": b}, to)
 
 
-def _row_linear(
-    group: Group, given: Given, of: Weights, to: Placement, shards: Shards | None, name: str
-) -> LayerRule:
-    w, b = of["w"], of["b"]
+def _row_linear(group: Group, given: Given, of: Weights, to: Placement) -> LayerRule:
+    w, b, name = of["w"], of["b"], "row_linear"
     y = propagate(group, name, "*k! k!N N -> *N", ROWS, x=given[0], w=w, b=b)
     _, rows = w.split
     if sum(rows.counts) != w.shape[0]:
@@ -167,12 +155,12 @@ def _row_linear(
             f"w's {w.shape[0]} rows are sharded as {rows}, together {sum(rows.counts)}: "
             f"what several ranks hold would be in the sum several times; give each row one rank",
         )
-    y = _summed(group, y, to, shards)
+    y = _summed(group, y, to)
     propagate(group, "add_bias", "*n n -> *n", ONCE.format(group.size), x=y, b=b)
-    return LayerRule("row_linear", y, {"unit": "", "w": "w", "label": name}, name, OF_A_SUM, y)
+    return LayerRule(name, y, {"unit": "", "w": "w", "label": name}, name, OF_A_SUM, y)
 
 
-def _summed(group: Group, y: Placed, to: Placement, shards: Shards | None) -> Placed:
+def _summed(group: Group, y: Placed, to: Placement) -> Placed:
     """The placement of the Partial ``y`` after an all_reduce, or a reduce_scatter."""
     if isinstance(to, Partial):
         refuse("to=Partial()", f"{y} is summed up here; say to=Replicate(), or Shard(dim) of it")
@@ -180,10 +168,8 @@ def _summed(group: Group, y: Placed, to: Placement, shards: Shards | None) -> Pl
         return Placed.of(None, EVERYWHERE, y.shape)
     if not -y.ndim <= to.dim < y.ndim:
         refuse("reduce_scatter", f"{y} has no dimension {to.dim}, only {y.ndim} of them")
-    shards, dim = shards or even_shards(y.shape[to.dim], group.size), to.dim % y.ndim
-    if not shards.in_a_row:
-        refuse("reduce_scatter", f"ranks get indices one behind the other, got shards of {shards}")
-    return Placed.of(None, Shard(dim), y.shape, shards)
+    shards = even_shards(y.shape[to.dim], group.size)
+    return Placed.of(None, Shard(to.dim % y.ndim), y.shape, shards)
 
 
 def column_linear_grad(
@@ -359,18 +345,13 @@ def _check_layout(
 
 
 def embedding(
-    group: Group,
-    tokens: Any,
-    table: Placed,
-    *,
-    to: Placement = EVERYWHERE,
-    shards: Shards | None = None,
+    group: Group, tokens: Any, table: Placed, *, to: Placement = EVERYWHERE
 ) -> tuple[Placed, KeptLayer]:
     """(y [..., h], kept) for tokens [...], which every rank has, and a table [V, h] in Shard(0).
 
     ``to``: where y is, as for `row_linear`. Raises KernelError for tokens outside of V.
     """
-    return forward(_embedding, group, (replicate(tokens),), {"table": table}, to, shards)
+    return forward(_embedding, group, (replicate(tokens),), {"table": table}, to)
 
 
 def embedding_grad(group: Group, dy: Placed, kept: KeptLayer, table: Placed) -> Placed:
@@ -379,13 +360,11 @@ def embedding_grad(group: Group, dy: Placed, kept: KeptLayer, table: Placed) -> 
     return dtable
 
 
-def _embedding(
-    group: Group, given: Given, weights: Weights, to: Placement, shards: Shards | None
-) -> LayerRule:
+def _embedding(group: Group, given: Given, weights: Weights, to: Placement) -> LayerRule:
     table, why = weights["table"], "each rank has its part of dimension 0"
     y = propagate(group, "embedding", "* v!H -> *H", why, tokens=given[0], table=table)
     check_gather(group, table)
-    y = _summed(group, y, to, shards)
+    y = _summed(group, y, to)
     return LayerRule("embedding", y, {"counts": table.split[1].counts}, "embedding", "", y)
 
 
