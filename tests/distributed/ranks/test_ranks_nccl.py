@@ -63,7 +63,7 @@ def meets(rank, calls):
     g = rank.group()
     begun = time.perf_counter()
     for call in range(calls):
-        with g.call("barrier", None, "direct") as exchange:
+        with g.call("barrier", None, {"algorithm": "direct"}) as exchange:
             told = exchange.port.meet(exchange.call, lambda call=call: ("id", call))
             exchange.carry(rounds.through(exchange.rounds(), {}))
             exchange.terms = (0,) * g.size, 1

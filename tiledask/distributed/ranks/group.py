@@ -12,7 +12,7 @@ it, sent, and the result is copied back; but where every rank has a GPU of its o
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -35,7 +35,21 @@ from tiledask.plan.collectives.cost import even
 from tiledask.tile.backend import name_of
 from tiledask.tile.nccl import REDUCES, on_gpu
 
-__all__ = ["Group"]
+__all__ = ["Group", "How"]
+
+
+class How(TypedDict, total=False):
+    """How a collective is done, whichever it is."""
+
+    algorithm: str | None
+    """"ring", "tree" or "direct" (plan/collectives/algorithms.py draws them); None takes the one
+    that `tiledask.plan.collectives.algorithms.default` names. Between GPUs an all_reduce has also
+    "nccl", NCCL's own: see nccl.py."""
+    label: str | None
+    """For the record, behind the rank's labels of now."""
+    keep: bool
+    """Whether neither what is passed nor what comes back is ever changed, by anybody: then, in a
+    program, ranks that share memory need no copies, and nobody waits until others have read."""
 
 
 class Group:
@@ -45,26 +59,16 @@ class Group:
     on all ranks and in every run: see rounds.py for the order of summation. What a call
     returns belongs to the caller, and arrays that were passed may be changed as soon as it returns.
 
-    ``algorithm``: "ring", "tree" or "direct" (plan/collectives/algorithms.py draws them); None
-    takes the one that `tiledask.plan.collectives.algorithms.default` names. Between GPUs an
-    all_reduce has also "nccl", NCCL's own: see nccl.py.
-    Between GPUs no collective begins before all ranks of the group have called it.
+    All collectives take the options of `How`. Between GPUs none begins before all ranks of the
+    group have called it.
 
     Ranks that do not call the same raise CollectiveError, which names both calls. Not those of a
     ``stream`` of a checked program, which call the same: there what comes would be wrong, or the
     deadline end the run. One thread uses a stream, and its messages are in order.
-
-    ``label`` is for the record, behind the rank's labels of now. ``keep`` says that neither what
-    is passed nor what comes back is ever changed, by anybody: then, in a program, ranks that share
-    memory need no copies, and nobody waits until others have read.
     """
 
     def __init__(
-        self,
-        rank: Any,
-        axes: tuple[int, ...],
-        members: tuple[int, ...],
-        stream: str | None = None,
+        self, rank: Any, axes: tuple[int, ...], members: tuple[int, ...], stream: str | None = None
     ) -> None:
         self.axes, self.members = axes, members
         self.size = len(members)
@@ -102,15 +106,7 @@ class Group:
 
     # -- reductions ---------------------------------------------------------------------------
 
-    def all_reduce(
-        self,
-        x: Any,
-        op: str = "sum",
-        *,
-        algorithm: str | None = None,
-        label: str | None = None,
-        keep: bool = False,
-    ) -> Any:
+    def all_reduce(self, x: Any, op: str = "sum", **how: Unpack[How]) -> Any:
         """The sum of all ranks' ``x`` (equal shapes), on every rank. ``op``: also "max", "min".
 
         The flattened array is cut in as many chunks as there are ranks, whatever its shape.
@@ -121,15 +117,15 @@ class Group:
         [15.0, 15.0, 15.0, 15.0]
         """
         if self._alone:
-            return x if keep else x.copy()
-        if algorithm is None and self.owner.transport.devices is not None and on_gpu(x):
-            algorithm = NCCL if self.size > 1 and x.dtype.name in REDUCES else None
-        host, back = self._brought(x, algorithm)
-        with self.call("all_reduce", host, algorithm, label, op=op) as exchange:
+            return x if how.get("keep") else x.copy()
+        if how.get("algorithm") is None and self.owner.transport.devices is not None and on_gpu(x):
+            how["algorithm"] = NCCL if self.size > 1 and x.dtype.name in REDUCES else None
+        host, back = self._brought(x, how.get("algorithm"))
+        with self.call("all_reduce", host, how, op=op) as exchange:
             if exchange.algorithm == NCCL:
                 return nccl.all_reduce(exchange, host, op)
             plan = exchange.reduction(even(host.size, self.size), host.dtype, op)
-            host = exchange.carry(all_reduced(plan, host, keep and not self.checked))
+            host = exchange.carry(all_reduced(plan, host, self._lends(how)))
         return back(host)
 
     def reduce_scatter(
@@ -139,9 +135,7 @@ class Group:
         op: str = "sum",
         *,
         extents: Sequence[int] | None = None,
-        algorithm: str | None = None,
-        label: str | None = None,
-        keep: bool = False,
+        **how: Unpack[How],
     ) -> Any:
         """This rank's part, along ``dim``, of the sum of all ranks' ``x`` (equal shapes).
 
@@ -153,27 +147,25 @@ class Group:
         [[0, 3], [6, 9], [12]]
         """
         if self._alone:
-            return x if keep else x.copy()
+            return x if how.get("keep") else x.copy()
         host, back = self._brought(x)
         dim, extents = _dim(host, dim), self._extents(host, dim, extents)
         agreed: dict[str, Any] = {"op": op, "dim": dim, "extents": extents}
-        with self.call("reduce_scatter", host, algorithm, label, **agreed) as exchange:
+        with self.call("reduce_scatter", host, how, **agreed) as exchange:
             parts = cut(host, dim, extents)
             counts = tuple(part.size for part in parts.values())
             plan = exchange.reduction(counts, host.dtype, op)
-            held = exchange.carry(reduced(plan, parts, keep and not self.checked))
+            held = exchange.carry(reduced(plan, parts, self._lends(how)))
             host = held[self.rank] if self.size > 1 else host.copy()
         return back(host)
 
-    def reduce(
-        self, x: Any, root: int = 0, op: str = "sum", *, algorithm: str | None = None
-    ) -> Any:
+    def reduce(self, x: Any, root: int = 0, op: str = "sum", **how: Unpack[How]) -> Any:
         """The sum of all ranks' ``x`` (equal shapes) on the group's rank ``root``, else None.
 
         ``op`` as for `all_reduce`. The adjoint of `broadcast`.
         """
         host, back = self._brought(x)
-        with self.call("reduce", host, algorithm, op=op, root=root) as exchange:
+        with self.call("reduce", host, how, op=op, root=root) as exchange:
             counts = even(host.size, self.size)
             plan = exchange.reduction(counts, host.dtype, op, root)
             parts = cut(host.reshape(-1), 0, counts)
@@ -182,15 +174,7 @@ class Group:
 
     # -- gathering and scattering -------------------------------------------------------------
 
-    def all_gather(
-        self,
-        x: Any,
-        dim: int = 0,
-        *,
-        algorithm: str | None = None,
-        label: str | None = None,
-        keep: bool = False,
-    ) -> Any:
+    def all_gather(self, x: Any, dim: int = 0, **how: Unpack[How]) -> Any:
         """All ranks' ``x``, one after the other along ``dim``; there their extents may differ.
 
         The adjoint of `reduce_scatter`.
@@ -200,15 +184,15 @@ class Group:
         [6, 6, 6, 6]
         """
         if self._alone:
-            return x if keep else x.copy()
+            return x if how.get("keep") else x.copy()
         host, back = self._brought(x)
         dim = _dim(host, dim)
         # along ``dim`` every rank may have another extent
         shape = (*host.shape[:dim], "any", *host.shape[dim + 1 :])
         agreed: dict[str, Any] = {"dim": dim, "shape": shape}
-        with self.call("all_gather", host, algorithm, label, **agreed) as exchange:
+        with self.call("all_gather", host, how, **agreed) as exchange:
             held = {self.rank: host}
-            exchange.carry(through(exchange.rounds(), held, keep and not self.checked))
+            exchange.carry(through(exchange.rounds(), held, self._lends(how)))
             parts = [held[c] for c in range(self.size)]
             exchange.terms = tuple([part.size for part in parts]), host.dtype.itemsize
             host = np.concatenate(parts, axis=dim)
@@ -221,8 +205,7 @@ class Group:
         concat_dim: int = 0,
         *,
         extents: Sequence[int] | None = None,
-        algorithm: str | None = None,
-        label: str | None = None,
+        **how: Unpack[How],
     ) -> Any:
         """What every rank has for this one: its part of their ``x`` along ``split_dim``, joined
         along ``concat_dim``.
@@ -239,7 +222,7 @@ class Group:
         parts = cut(host, split_dim, self._extents(host, split_dim, extents))
         n, me = self.size, self.rank
         agreed: dict[str, Any] = {"shape": (), "split_dim": split_dim, "concat_dim": concat_dim}
-        with self.call("all_to_all", host, algorithm, label, **agreed) as exchange:
+        with self.call("all_to_all", host, how, **agreed) as exchange:
             held = {n * me + d: part for d, part in parts.items()}
             exchange.carry(through(exchange.rounds(), held))
             # chunks that never came by cost this rank nothing
@@ -248,13 +231,13 @@ class Group:
             host = np.concatenate([held[n * s + me] for s in range(n)], axis=concat_dim)
         return back(host)
 
-    def broadcast(self, x: Any, root: int = 0, *, algorithm: str | None = None) -> Any:
+    def broadcast(self, x: Any, root: int = 0, **how: Unpack[How]) -> Any:
         """``x`` of the group's rank ``root``, on every rank; the others pass one of its shape.
 
         The adjoint of `reduce`.
         """
         host, back = self._brought(x)
-        with self.call("broadcast", host, algorithm, root=root) as exchange:
+        with self.call("broadcast", host, how, root=root) as exchange:
             counts = even(host.size, self.size)
             held = cut(host.reshape(-1), 0, counts) if self.rank == root else {}
             exchange.carry(through(exchange.rounds(root), held))
@@ -262,9 +245,9 @@ class Group:
             host = joined(held, host.shape)
         return back(host)
 
-    def barrier(self, *, algorithm: str | None = None) -> None:
+    def barrier(self, **how: Unpack[How]) -> None:
         """Return when all ranks of the group have called this."""
-        with self.call("barrier", None, algorithm) as exchange:
+        with self.call("barrier", None, how) as exchange:
             exchange.carry(through(exchange.rounds(), {}))
             exchange.terms = (0,) * self.size, 1
 
@@ -278,7 +261,7 @@ class Group:
         after: int,
         *,
         extents: Sequence[int],
-        label: str | None = None,
+        **how: Unpack[How],
     ) -> Any:
         """``x`` with up to ``before`` rows of the ranks before it, and ``after`` of those behind.
 
@@ -293,7 +276,7 @@ class Group:
         [[0, 1, 2], [1, 2, 3, 4], [3, 4, 5]]
         """
         host, back = self._brought(x)
-        return back(halos.widened(self, host, (_dim(host, dim), before, after, (*extents,)), label))
+        return back(halos.widened(self, host, (_dim(host, dim), before, after, (*extents,)), how))
 
     def halo_reduce(
         self,
@@ -303,27 +286,27 @@ class Group:
         after: int,
         *,
         extents: Sequence[int],
-        label: str | None = None,
+        **how: Unpack[How],
     ) -> Any:
         """The own rows of ``y``, to which other ranks add what they have there in their halos.
 
         The adjoint of `halo_exchange`, with its arguments. Sums: own first, then by rank.
         """
         host, back = self._brought(y)
-        return back(halos.folded(self, host, (_dim(host, dim), before, after, (*extents,)), label))
+        return back(halos.folded(self, host, (_dim(host, dim), before, after, (*extents,)), how))
 
-    def send(self, x: Any, to: int, *, label: str | None = None, keep: bool = False) -> None:
+    def send(self, x: Any, to: int, **how: Unpack[How]) -> None:
         """Send ``x`` to the group's rank ``to``, which calls `recv`. Does not wait for it."""
         host, _ = self._brought(x)
-        with self.call("send", host, label=label, other=to) as exchange:
+        with self.call("send", host, how, other=to) as exchange:
             there = exchange.members.index(self.members[to])
-            exchange.swap([(there, [host])], (), keep and not self.checked)
+            exchange.swap([(there, [host])], (), self._lends(how))
             exchange.terms = host.nbytes, None
 
-    def recv(self, source: int, *, label: str | None = None) -> Any:
+    def recv(self, source: int, **how: Unpack[How]) -> Any:
         """What the group's rank ``source`` sends to this one next; not to be changed if it keeps
         it."""
-        with self.call("recv", None, label=label, other=source) as exchange:
+        with self.call("recv", None, how, other=source) as exchange:
             ((host,),) = exchange.swap((), (exchange.members.index(self.members[source]),))
             exchange.dtype, exchange.terms = host.dtype, (None, host.nbytes)
         return self.owner.on_device(host)
@@ -349,6 +332,10 @@ class Group:
         """Whether this is a program's only rank, whose sums are its own arrays."""
         return self.size == 1 and not self.checked
 
+    def _lends(self, how: How) -> bool:
+        """Whether others may have what is passed itself, and no copy."""
+        return how.get("keep", False) and not self.checked
+
     def _brought(self, x: Any, algorithm: str | None = None) -> tuple[Any, Callable[[Any], Any]]:
         """(``x`` where its collective takes it from, what takes a result to where ``x`` was)."""
         if algorithm == NCCL and self.size > 1:
@@ -356,19 +343,16 @@ class Group:
         return (x, same) if type(x) is np.ndarray and not x.dtype.hasobject else in_host_memory(x)
 
     def call(
-        self,
-        kind: str,
-        array: Any,
-        algorithm: str | None = None,
-        label: str | None = None,
-        other: int | None = None,
-        **agreed: Any,
+        self, kind: str, array: Any, how: How, other: int | None = None, **agreed: Any
     ) -> Exchange:
         """An Exchange for the group's next collective, or a message to or from an ``other``, which
         may overtake a program's collectives. ``agreed``: what is the same on all ranks."""
-        owner, label = self.owner, "/".join(filter(None, (self.owner.here, label)))
+        if odd := how.keys() - How.__annotations__.keys():
+            raise TypeError(f"{kind} takes {', '.join(How.__annotations__)}, got {min(odd)!r}")
+        owner = self.owner
+        label = "/".join(filter(None, (owner.here, how.get("label"))))
         members, stream, number = self.members, self._stream, 0
-        algorithm = self._algorithm(kind, algorithm, array) if kind in KINDS else ""
+        algorithm = self._algorithm(kind, how.get("algorithm"), array) if kind in KINDS else ""
         if not 0 <= agreed.get("root", 0) < self.size:
             raise ConfigError(
                 f"root {agreed['root']} is none of the group's ranks 0..{self.size - 1}; choose one"

@@ -18,9 +18,9 @@ Halo = tuple[int, int, int, tuple[int, ...]]
 """(dimension, rows before, rows behind, rows of every rank)."""
 
 
-def widened(group: Any, x: np.ndarray, halo: Halo, label: str | None) -> np.ndarray:
+def widened(group: Any, x: np.ndarray, halo: Halo, how: Any) -> np.ndarray:
     """``x`` with its halos; see `Group.halo_exchange`."""
-    with _call(group, "halo_exchange", x, halo, label) as exchange:
+    with _call(group, "halo_exchange", x, halo, how) as exchange:
         (dim, before, after, rows), me = halo, group.rank
         strips, first = halo_strips(rows, before, after), sum(rows[:me])
         mine, into = ([s for s in strips if s[end] == me] for end in (0, 1))
@@ -30,9 +30,9 @@ def widened(group: Any, x: np.ndarray, halo: Halo, label: str | None) -> np.ndar
         return np.concatenate([part for _, part in sorted(parts, key=lambda at: at[0])], axis=dim)
 
 
-def folded(group: Any, y: np.ndarray, halo: Halo, label: str | None) -> np.ndarray:
+def folded(group: Any, y: np.ndarray, halo: Halo, how: Any) -> np.ndarray:
     """The own rows of ``y`` with others' added; see `Group.halo_reduce`."""
-    with _call(group, "halo_reduce", y, halo, label) as exchange:
+    with _call(group, "halo_reduce", y, halo, how) as exchange:
         (dim, before, after, rows), me = halo, group.rank
         strips, first = halo_strips(rows, before, after), sum(rows[:me])
         ahead, _ = halo_widths(rows, me, before, after)
@@ -48,7 +48,7 @@ def folded(group: Any, y: np.ndarray, halo: Halo, label: str | None) -> np.ndarr
     return own
 
 
-def _call(group: Any, kind: str, x: np.ndarray, halo: Halo, label: str | None) -> Any:
+def _call(group: Any, kind: str, x: np.ndarray, halo: Halo, how: Any) -> Any:
     """The Exchange of such a call."""
     (dim, before, after, rows), me = halo, group.rank
     wanted = -1
@@ -63,7 +63,7 @@ def _call(group: Any, kind: str, x: np.ndarray, halo: Halo, label: str | None) -
         )
     shape = (*x.shape[:dim], "any", *x.shape[dim + 1 :])
     agreed = {"dim": dim, "before": before, "after": after, "extents": rows, "shape": shape}
-    exchange = group.call(kind, x, label=label, **agreed)
+    exchange = group.call(kind, x, how, **agreed)
     row = np.prod(x.shape[:dim] + x.shape[dim + 1 :], dtype=np.int64)
     exchange.terms = rows, int(row) * x.itemsize, before, after
     return exchange
