@@ -44,12 +44,7 @@ BLOCK = 2**16
 """Numbers that are drawn at once."""
 DEVIATION = 0.02
 """Standard deviation of the weights that are drawn."""
-MOMENTS = {
-    "F": "forward",
-    "B": "backward",
-    "backward": "backward",
-    "update": "optimizer step",
-}
+MOMENTS = {"F": "forward", "B": "backward", "backward": "backward", "update": "optimizer step"}
 """By a part's kind, the planner's word."""
 
 

@@ -254,14 +254,7 @@ class Group:
     # -- between neighbours and pairs ---------------------------------------------------------
 
     def halo_exchange(
-        self,
-        x: Any,
-        dim: int,
-        before: int,
-        after: int,
-        *,
-        extents: Sequence[int],
-        **how: Unpack[How],
+        self, x: Any, dim: int, before: int, after: int, extents: Sequence[int], **how: Unpack[How]
     ) -> Any:
         """``x`` with up to ``before`` rows of the ranks before it, and ``after`` of those behind.
 
@@ -279,14 +272,7 @@ class Group:
         return back(halos.widened(self, host, (_dim(host, dim), before, after, (*extents,)), how))
 
     def halo_reduce(
-        self,
-        y: Any,
-        dim: int,
-        before: int,
-        after: int,
-        *,
-        extents: Sequence[int],
-        **how: Unpack[How],
+        self, y: Any, dim: int, before: int, after: int, extents: Sequence[int], **how: Unpack[How]
     ) -> Any:
         """The own rows of ``y``, to which other ranks add what they have there in their halos.
 

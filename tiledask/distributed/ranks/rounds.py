@@ -65,12 +65,7 @@ class RankRound(NamedTuple):
 
 @lru_cache(10_000)
 def rank_rounds(
-    kind: str,
-    algorithm: str,
-    n: int,
-    me: int,
-    root: int = 0,
-    counts: tuple[int, ...] | None = None,
+    kind: str, algorithm: str, n: int, me: int, root: int = 0, counts: tuple[int, ...] | None = None
 ) -> tuple[RankRound, ...]:
     """The part of rank ``me`` in the rounds of a collective.
 

@@ -100,12 +100,7 @@ Given = tuple[Placed, ...]
 
 
 def column_linear(
-    group: Group,
-    x: Placed,
-    w: Placed,
-    b: Placed | None = None,
-    *,
-    regather: bool = False,
+    group: Group, x: Placed, w: Placed, b: Placed | None = None, *, regather: bool = False
 ) -> tuple[Placed, KeptLayer]:
     """(y [..., out] sharded along its columns, kept) for w [in, out] and b [out], sharded so.
 

@@ -45,11 +45,7 @@ class Placed(Tiled):
 
     @classmethod
     def of(
-        cls,
-        local: Any,
-        placement: Placement,
-        shape: Sequence[int],
-        shards: Shards | None = None,
+        cls, local: Any, placement: Placement, shape: Sequence[int], shards: Shards | None = None
     ) -> "Placed":
         """On one group, along one axis; of a Shard ``shards`` say who holds what."""
         if isinstance(placement, Shard):

@@ -28,14 +28,7 @@ from tiledask.plan.program.making.training import TrainingTerms
 from tiledask.plan.program.making.zero import DATA, PIPELINE
 from tiledask.plan.whole import is_whole, whole_number
 from tiledask.tile.backend import as_dtype
-from tiledask.tile.optimizers import (
-    Adam,
-    LossScale,
-    Rule,
-    check_states,
-    clip_factor,
-    rule_for,
-)
+from tiledask.tile.optimizers import Adam, LossScale, Rule, check_states, clip_factor, rule_for
 
 __all__ = ["AXES", "RankConfig", "TrainingConfig", "recipe_for"]
 

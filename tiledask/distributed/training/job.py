@@ -46,11 +46,7 @@ class TrainedRank(NamedTuple):
 
 
 def train_rank(
-    rank: Rank,
-    config: Any,
-    program: Program,
-    end: Program | None = None,
-    say: Report | None = None,
+    rank: Rank, config: Any, program: Program, end: Program | None = None, say: Report | None = None
 ) -> TrainedRank:
     """What a rank does with the ``program`` of a RankConfig, step after step, and at the ``end``;
     steps are reported to ``say``."""

@@ -374,11 +374,7 @@ def run_training(
 
 
 def _collected(
-    config: Any,
-    program: Program,
-    end: Program | None,
-    done: Ranks,
-    resumed: tuple[int, ...] | None,
+    config: Any, program: Program, end: Program | None, done: Ranks, resumed: tuple[int, ...] | None
 ) -> Trained:
     """All ranks' parts together. Raises PlacementError if copies of the model differ."""
     each: list[TrainedRank] = done.results
