@@ -4,9 +4,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from functools import partial
-from queue import Empty, Queue
 from typing import Any
 
 import numpy as np
@@ -179,35 +178,24 @@ def run_threads(
     boxes = [Mailbox("threads", r) for r in range(len(given))]
     deadline = time.monotonic() + timeout
     transports = [Threads(r, boxes, deadline) for r in range(len(given))]
-    parts: dict[int, RankResult] = {}
-    errors: dict[int, BaseException] = {}
-    ended: Queue[int] = Queue()
+    ended: list[Future[RankResult]] = [Future() for _ in given]
 
     def work(r: int) -> None:
         try:
-            parts[r] = ran(function, shape, transports[r], "numpy", given[r])
+            ended[r].set_result(ran(function, shape, transports[r], "numpy", given[r]))
         except BaseException as error:
-            errors[r] = error
-        ended.put(r)
+            ended[r].set_exception(error)
 
-    threads = [
-        threading.Thread(target=work, args=(r,), name=f"rank {r}", daemon=True)
-        for r in range(len(given))
-    ]
-    for thread in threads:
-        thread.start()
-    end = deadline + GRACE
-    for _ in threads:
-        if not errors:
-            with suppress(Empty):
-                ended.get(timeout=max(0.0, end - time.monotonic()))
-    if errors:
-        end = min(end, time.monotonic() + GRACE)
-    for thread in threads:
-        thread.join(max(0.0, end - time.monotonic()))
-    if failed := sorted(errors):
-        raise errors[next((r for r in failed if not transports[r].heard), failed[0])]
-    if late := [r for r in range(len(given)) if r not in parts]:
+    for r in range(len(given)):
+        threading.Thread(target=work, args=(r,), name=f"rank {r}", daemon=True).start()
+    wait(ended, max(0.0, deadline + GRACE - time.monotonic()), FIRST_EXCEPTION)
+    if any(each.done() and each.exception() for each in ended):
+        wait(ended, GRACE)
+    late = [r for r, each in enumerate(ended) if not each.done()]
+    failed = [r for r, each in enumerate(ended) if r not in late and each.exception()]
+    if failed:
+        ended[next((r for r in failed if not transports[r].heard), failed[0])].result()
+    if late:
         words = "; ".join(boxes[r].doing().words(r, time.time()) for r in late)
         over = DeadlineError(
             f"ranks {late} have not returned after {timeout:g} s: {words}. Give the run longer "
@@ -216,4 +204,4 @@ def run_threads(
         for box in boxes:
             box.end(over)
         raise over
-    return collected([parts[r] for r in range(len(given))])
+    return collected([each.result() for each in ended])
