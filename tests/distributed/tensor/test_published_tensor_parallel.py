@@ -21,11 +21,6 @@ from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError
 from tiledask.plan.collectives.cost import cost, even
-from tiledask.plan.fitting.activations import layer_bytes
-from tiledask.plan.inputs.layout import Layout
-from tiledask.plan.inputs.model import Model
-from tiledask.plan.pipelines.schedules import schedule
-from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.products.placement import even_shards
 from tiledask.tile import layers as tile
 from tiledask.tile.layers.cross_entropy import RankPart, cross_entropy, loss, loss_sums
@@ -37,7 +32,9 @@ NOT_COVERED = {
     r"owt_8gpu|optimus|ultrascale_tp(_sp)?": "speeds measured on GPUs",
     r"alpa_counts_conv|dtensor_conv_.*|conv_channel_equal|d2l_lenet_.*": "in test_convolution_*.py",
     r"colossal_.*": "no layer here is split over a grid of ranks",
-    r"mem_.*": "memory of training states, by the tests of the planner",
+    r"mem_.*|kor_mtnlg": "memory of states and activations, by the tests of the planner",
+    r"sc21_bubble_.*|sc21_interleave|idle_p24": "pipelines, by the tests of schedules",
+    r"fp32_nonassoc": "arithmetic of floats, which is NumPy's",
 }
 """What this part of tiledask does not have, by the ids of the cases."""
 
@@ -191,19 +188,6 @@ def logits_not_gathered(case):
     assert ratio == pytest.approx(e["ring_ratio"], rel=1e-5)
 
 
-def activations(case):
-    """Bytes that one layer keeps, as the planner has them."""
-    i, e = case["inputs"], case["expected"]
-    h, s, t = i["h"], i["s"], i["t"]
-    model = Model(hidden=h, layers=1, heads=i["a"], ffn=4 * h, vocab=51200, dropout=True)
-    sharded = Layout(tp=t, sequence_parallel=True)
-    assert 5 * i["a"] * s / h == e["5as_over_h"]
-    assert layer_bytes(model, Layout(), s) == e["none"]
-    assert layer_bytes(model, Layout(tp=t), s) == e["tp"]
-    assert layer_bytes(model, sharded, s) == e["tp_sp"]
-    assert layer_bytes(model, sharded, s, recompute="selective") == e["tp_sp_selective"]
-
-
 def channels(case):
     i = case["inputs"]
     assert set(even_shards(i["C"], i["k"]).counts) == {case["expected"]["per_gpu"]}
@@ -255,33 +239,6 @@ def uneven_feed_forward(case):
             check_layer(feed_forward(kind, inner), t)
 
 
-# -- pipelines and arithmetic, in the same file ----------------------------------------------------
-
-
-def bubbles(case):
-    i, e = case["inputs"], case["expected"]
-    if "v" in i:
-        t = simulate(schedule("interleaved", i["p"] * i["v"], i["m"], devices=i["p"]))
-        assert t.bubble_overhead == pytest.approx(e["bubble_over_ideal"], abs=1e-12)
-        return
-    for name in ("gpipe", "1f1b"):
-        t = simulate(schedule(name, i["p"], i["m"]))
-        assert t.bubble_overhead == pytest.approx(e["bubble_over_ideal"], abs=1e-12)
-        assert t.bubble_fraction == pytest.approx(e["idle_fraction"], abs=5e-7)
-        assert t.utilisation == pytest.approx(e["utilisation"], abs=5e-7)
-
-
-def naive_pipeline(case):
-    t = simulate(schedule("naive", case["inputs"]["p"], 1))
-    assert t.utilisation == pytest.approx(case["expected"]["util"], abs=5e-7)
-
-
-def not_associative(case):
-    one, large = np.float32(1), np.float32(1e8)
-    assert (one + large) - large == case["expected"]["a"]
-    assert one + (large - large) == case["expected"]["b"]
-
-
 CHECKS = {
     r"nccl_factor_.*": nccl_factor,
     r"ring_identity": ring_identity,
@@ -290,8 +247,6 @@ CHECKS = {
     r"m19_vocab_pad": vocabulary_padded,
     r"m19_logits": logits_not_gathered,
     r"sc21_tp_volume": volume_of_a_layer,
-    r"sc21_bubble_.*|sc21_interleave": bubbles,
-    r"kor_mtnlg": activations,
     r"kor_sp_.*": volume_of_sharded_tokens,
     r"pytorch_transformer_counts": pytorch_transformer,
     r"alpa_counts_bert": alpa_bert,
@@ -301,8 +256,6 @@ CHECKS = {
     r"vocab_pad_shift": padding_shifts_the_loss,
     r"dtensor_uneven_ffn": uneven_feed_forward,
     r"d2l_64ch": channels,
-    r"idle_p24": naive_pipeline,
-    r"fp32_nonassoc": not_associative,
 }
 
 
@@ -314,4 +267,4 @@ def test_reproduces(case):
 
 
 def test_nothing_is_skipped_in_silence():
-    assert_nothing_in_silence(CASES, CHECKS, NOT_COVERED, total=54, uncovered=23)
+    assert_nothing_in_silence(CASES, CHECKS, NOT_COVERED, total=54, uncovered=33)
