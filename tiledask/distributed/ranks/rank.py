@@ -1,7 +1,7 @@
 """What a rank function is given: which rank it is, its groups, and labels for what it sends."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from itertools import product
 from math import prod
 from typing import Any
@@ -76,9 +76,14 @@ class Rank:
             self._groups[chosen] = Group(self, chosen, members)
         return self._groups[chosen]
 
-    def label(self, text: str) -> AbstractContextManager[None]:
+    @contextmanager
+    def label(self, text: str) -> Iterator[None]:
         """Collectives inside the block carry ``text``; blocks in blocks are joined by "/"."""
-        return _Labelled(self._labels, text)
+        self._labels.append(text)
+        try:
+            yield
+        finally:
+            self._labels.pop()
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
@@ -103,18 +108,3 @@ class Rank:
 
     def __repr__(self) -> str:
         return f"Rank({self.index} of {self.ranks}, at {self.coordinates} of {self.shape})"
-
-
-class _Labelled:
-    """A label on the pile for as long as a block lasts; a step has thousands of them."""
-
-    __slots__ = ("pile", "text")
-
-    def __init__(self, pile: list[str], text: str) -> None:
-        self.pile, self.text = pile, text
-
-    def __enter__(self) -> None:
-        self.pile.append(self.text)
-
-    def __exit__(self, *_: Any) -> None:
-        self.pile.pop()
