@@ -17,14 +17,14 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from tiledask.distributed.ranks.records import Record, Records
+from tiledask.distributed.ranks.records import Record
 from tiledask.extras import needed_for
 from tiledask.plan.program.count import PlannedCall
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["CallSite", "by_layer", "frame_of", "place_of"]
+__all__ = ["CallSite", "by_layer", "place_of"]
 
 _OF_HEAD = ("norm", "w_head", "cross_entropy")
 
@@ -75,22 +75,6 @@ def place_of(label: str, kind: str) -> CallSite:
         inside = ["head"] if layer[0] in _OF_HEAD else []
         return CallSite("/".join(inside + layer), when, "tensor")
     return CallSite("all layers", when, "all ranks")
-
-
-def frame_of(records: Records, losses: Iterable[float], first: int = 0) -> "pd.DataFrame":
-    """A row per step, the first of number ``first``: loss, bytes sent and messages of all ranks,
-    barriers of the busiest."""
-    with needed_for("a frame"):
-        import pandas as pd
-
-    totals, barriers = records.totals("step"), records.barriers
-    rows = [
-        (step, loss, t.sent if t else 0, t.messages if t else 0, barriers.get(step, 0))
-        for step, loss in enumerate(losses, first)
-        for t in [totals.get(step)]
-    ]
-    names = ["step", "loss", "bytes_sent", "messages", "barriers"]
-    return pd.DataFrame(rows, columns=names).set_index("step")
 
 
 def by_layer(

@@ -29,17 +29,18 @@ from tiledask.distributed.cluster.room import MARGIN, SLACK, check_room
 from tiledask.distributed.connecting.shared import check_shared
 from tiledask.distributed.deadlines import bounded, seconds_of
 from tiledask.distributed.ranks.rank_function import Ranks
-from tiledask.distributed.ranks.records import Records
+from tiledask.distributed.ranks.records import Records, Total
 from tiledask.distributed.ranks.run import run_ranks
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.distributed.retry import retry_lost
-from tiledask.distributed.training.by_layer import by_layer, frame_of
+from tiledask.distributed.training.by_layer import by_layer
 from tiledask.distributed.training.config import AXES, RankConfig, TrainingConfig
 from tiledask.distributed.training.gpt import GPT
 from tiledask.distributed.training.job import StateKept, TrainedRank, train_rank
 from tiledask.distributed.training.progress import Listener, Report, watched
 from tiledask.distributed.training.saved import new_folder, newest_step
 from tiledask.errors import PlacementError
+from tiledask.extras import needed_for
 from tiledask.plan import html
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.pipelines.schedule import Schedule
@@ -123,7 +124,19 @@ class Trained:
     def to_frame(self) -> "pd.DataFrame":
         """A row per step: loss, bytes sent and messages of all ranks, barriers of the busiest;
         the gradients' norm and the loss scale, if there were any."""
-        frame = frame_of(self.records, self.losses, self.first)
+        with needed_for("a frame"):
+            import pandas as pd
+
+        steps = range(self.first, self.first + len(self.losses))
+        totals, barriers = self.records.totals("step"), self.records.barriers
+        each = [totals.get(step, Total()) for step in steps]
+        columns: dict[str, Any] = {
+            "loss": self.losses,
+            "bytes_sent": [total.sent for total in each],
+            "messages": [total.messages for total in each],
+            "barriers": [barriers.get(step, 0) for step in steps],
+        }
+        frame = pd.DataFrame(columns, index=pd.Index(steps, name="step"))
         if len(self.norms):
             frame["norm"] = self.norms
         if self.config.scale is not None:
