@@ -43,9 +43,8 @@ def feed_forward(d: int, d_h: int, devices: int, tokens: int) -> Names:
 @question(26)
 def network(images: int, devices: int) -> Names:
     """d2l's four claims: memory, synchronisation, balance, transfers; a line of numbers each."""
-    stages, found = stages_of(devices), need("network", images, devices, 4)
-    sizes = need("network", images, len(NAMES), 4).parameters
-    names = [" + ".join(f"{NAMES[i]} {sizes[i]:,}" for i in part) for part in stages]
+    stages, found, one = stages_of(devices), *(need("network", images, n, 4) for n in (devices, 4))
+    names = [" + ".join(f"{NAMES[i]} {one.parameters[i]:,}" for i in part) for part in stages]
     held = [(n, n / PARAMETERS, of) for n, of in zip(found.parameters, names, strict=True)]
     last = [(n, UNITS[n], EACH[n]) for n in (NAMES[part[-1]] for part in stages[:-1])]
     crossed = [images * units * each * 4 for _, units, each in last]
