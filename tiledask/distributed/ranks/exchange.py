@@ -75,7 +75,7 @@ class Exchange:
         self, counts: tuple[int, ...], dtype: np.dtype, op: str, root: int = 0
     ) -> RankReduction:
         """This rank's part, for chunks of ``counts`` elements."""
-        plan = reduction(self.kind, self.algorithm, self.me, counts, dtype, op, root)
+        plan = reduction(self.kind, self.algorithm, self.me, counts, dtype.itemsize, op, root)
         self.terms = plan.terms
         return plan
 

@@ -129,13 +129,12 @@ def through(
 
 
 class RankReduction(NamedTuple):
-    """One rank's part in reductions of one kind, size and type."""
+    """One rank's part in reductions of one kind and size."""
 
     adding: tuple[RankRound, ...]
     copying: tuple[RankRound, ...]
     operate: Any
     """What adds two arrays."""
-    dtype: np.dtype
     chunks: tuple[slice, ...]
     """Of the flattened array, unless it is cut in another way."""
     me: int
@@ -144,13 +143,7 @@ class RankReduction(NamedTuple):
 
 @lru_cache(10_000)
 def reduction(
-    kind: str,
-    algorithm: str,
-    me: int,
-    counts: tuple[int, ...],
-    dtype: np.dtype,
-    op: str = "sum",
-    root: int = 0,
+    kind: str, algorithm: str, me: int, counts: tuple[int, ...], itemsize: int, op: str, root: int
 ) -> RankReduction:
     """The RankReduction of rank ``me`` for chunks of ``counts`` elements.
 
@@ -161,8 +154,8 @@ def reduction(
     adds = sum(any(m.adds for m in moves) for moves in rounds(kind, algorithm, len(counts)))
     mine = rank_rounds(kind, algorithm, len(counts), me, root, counts)
     chunks = tuple(slice(*ends) for ends in pairwise(ends_of(counts)))
-    terms = counts, dtype.itemsize, root
-    return RankReduction(mine[:adds], mine[adds:], OPERATIONS[op], dtype, chunks, me, terms)
+    terms = counts, itemsize, root
+    return RankReduction(mine[:adds], mine[adds:], OPERATIONS[op], chunks, me, terms)
 
 
 def reduced(plan: RankReduction, held: Held, keep: bool = False, room: Any = None) -> Steps:

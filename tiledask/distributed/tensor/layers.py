@@ -30,7 +30,7 @@ are summed up:
 
 from dataclasses import dataclass
 from math import log
-from typing import Any, NamedTuple
+from typing import Any
 
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.tensor.placed import EVERYWHERE, Placed, Weights, replicate
@@ -363,14 +363,6 @@ def _embedding(group: Group, given: Given, weights: Weights, to: Placement) -> L
     return LayerRule("embedding", y, {"counts": table.split[1].counts}, "embedding", "", y)
 
 
-class KeptShardedLoss(NamedTuple):
-    """What the loss keeps."""
-
-    layer: KeptLayer
-    divisor: float
-    """What the sum of the tokens' losses was divided by."""
-
-
 def cross_entropy(
     group: Group,
     logits: Placed,
@@ -378,7 +370,7 @@ def cross_entropy(
     smoothing: float = 0.0,
     ignore: int = -100,
     count: float | None = None,
-) -> tuple[Any, KeptShardedLoss]:
+) -> tuple[Any, tuple[KeptLayer, float]]:
     """(loss, kept): the same scalar on every rank; logits [..., V] in Shard(-1), targets [...].
 
     As tile's `cross_entropy`: the mean over the targets that are not ``ignore``, or their sum over
@@ -398,13 +390,13 @@ def cross_entropy(
     count = counted if count is None else count
     check_count(count)
     y, kept = forward(_loss, group, (logits, replicate(targets)), {}, smoothing, ignore)
-    return y.local / count, KeptShardedLoss(kept, count)
+    return y.local / count, (kept, count)
 
 
-def cross_entropy_grad(group: Group, dloss: float, kept: KeptShardedLoss) -> Placed:
+def cross_entropy_grad(group: Group, dloss: float, kept: tuple[KeptLayer, float]) -> Placed:
     """dlogits, placed as the logits are. Nothing is exchanged."""
-    seed = Placed.of(dloss / kept.divisor, EVERYWHERE, ())
-    dlogits: Placed = backward(group, seed, kept.layer, {})[0]
+    layer, count = kept
+    dlogits: Placed = backward(group, Placed.of(dloss / count, EVERYWHERE, ()), layer, {})[0]
     return dlogits
 
 
