@@ -1,7 +1,11 @@
-"""Linear layers over ranks: as on one device, to the last digits; collectives as planned.
+"""Linear layers over ranks: as on one device, to the last digits; collectives as planned; what is
+kept, and ranks that call different layers.
 
-Holds `tiledask.distributed.tensor.tp_region` and `tiledask.distributed.tensor.layers`.
+Holds `tiledask.distributed.tensor.tp_region`, `tiledask.distributed.tensor.run_layer` and
+`tiledask.plan.program.making.layer`.
 """
+
+import pickle
 
 import numpy as np
 import pytest
@@ -14,6 +18,7 @@ from oracles.tensor_cases import LIES, RANKS, B, S, check, spread
 
 from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.threads import run_threads
+from tiledask.errors import CollectiveError
 from tiledask.plan.products.placement import Replicate, Shard, Shards
 from tiledask.tile import layers as tile
 
@@ -97,3 +102,34 @@ def test_g_adds_up_and_gathered_joins():
     for total, joined in run_threads(program, 4).results:
         np.testing.assert_allclose(total, sum(ys), rtol=1e-13)
         np.testing.assert_array_equal(joined, z)
+
+
+XS, WS = np.arange(12.0).reshape(3, 4), np.arange(24.0).reshape(4, 6)
+
+
+def test_what_is_kept_serves_twice_and_travels_and_weights_are_those_of_the_gradient():
+    def program(rank):
+        group, dy = rank.group(), np.ones((3, 6))
+        w = T.shard(group, WS, 0)
+        _, kept = T.row_linear(group, T.shard(group, XS, 1), w)
+        there = pickle.loads(pickle.dumps(kept))
+        group.bound.clear()
+        found = [T.row_linear_grad(group, T.replicate(dy), k, w) for k in (kept, there, kept)]
+        for dx, dw, db in found:
+            assert db is None
+            assert (dx.local == (dy @ WS.T)[:, 2 * rank.index :][:, :2]).all()
+            assert (dw.local == (XS.T @ dy)[2 * rank.index :][:2]).all()
+        twice = T.row_linear_grad(group, T.replicate(dy), kept, w.like(2 * w.local))[0]
+        return (twice.local == 2 * found[0][0].local).all()
+
+    assert all(run_threads(program, 2).results)
+
+
+def test_ranks_that_call_different_layers_are_told():
+    def program(rank):
+        group = rank.group()
+        x = T.shard(group, XS[: 3 - rank.index], 1)
+        T.row_linear(group, x, T.shard(group, WS, 0))
+
+    with pytest.raises(CollectiveError, match="shape"):
+        run_threads(program, 2)
