@@ -375,16 +375,12 @@ def test_all_devices_run_where_there_are_workers_enough(cluster):
 
 @ON_CLUSTER
 def test_a_recipe_that_keeps_18_bytes_where_16_are_predicted_is_noticed(cluster):
-    small = 10**9
-    honest = run_claim(small, Layout(), "1TB", cluster)
-    assert (honest.ratio, honest.agrees) == (1.0, True)
-    more = run_claim(small, Layout(), "1TB", cluster, kept="mixed-adam-18")
-    assert (more.ratio, more.agrees) == (18 / 16, False)
-    assert not compare_claims("18 for 16", {"more": more}).ok
-    over = run_claim(small, Layout(), "17GB", cluster, kept="mixed-adam-18")
-    assert (over.predicted_verdict, over.executed_verdict) == ("fits", "does not fit")
-    assert not over.agrees
-    assert not compare_claims("18 for 16", {"over": over}).ok
+    for capacity, ratio in ("1TB", 18 / 16), ("17GB", None):
+        run = run_claim(10**9, Layout(), capacity, cluster, recipe="mixed-adam-18")
+        assert run.agrees
+        told = replace(run, case=replace(run.case, recipe=load_recipe("mixed-adam-16")))
+        assert (told.ratio, told.predicted_verdict, told.agrees) == (ratio, "fits", False)
+        assert not compare_claims("18 for 16", {"told": told}).ok
 
 
 @ON_CLUSTER

@@ -9,7 +9,8 @@ Devices that hold the same are run once; with fewer workers than devices, in tur
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 
 from distributed import Client
 
@@ -49,13 +50,19 @@ class ClaimRun:
     name: str
     scale: int
     """Bytes and parameters of the claim per byte and parameter run."""
-    predicted: Ledger
-    """Places are stages; of one device each."""
-    simulated: Ledger
-    """What its program holds, instruction by instruction; places are stages."""
     devices: tuple[DeviceRun, ...]
     """Those that were run."""
     seconds: float
+
+    @cached_property
+    def predicted(self) -> Ledger:
+        """What the planner says; places are stages; of one device each."""
+        return self.case.predicted
+
+    @cached_property
+    def simulated(self) -> Ledger:
+        """What its program holds, instruction by instruction; places are stages."""
+        return self.case.simulated
 
     @property
     def measured(self) -> Ledger:
@@ -144,7 +151,6 @@ def run_claim(
     recipe: str | Recipe = "mixed-adam-16",
     sequence: int = 128,
     scale: int | None = None,
-    kept: str | Recipe | None = None,
     timeout: float | None = None,
 ) -> ClaimRun:
     """One training step's memory on ``cluster``, beside what the planner says of it.
@@ -160,8 +166,6 @@ def run_claim(
     scale
         Parameters and capacity are divided by it. Default: 1000 for a number of parameters; a
         Model is run at 1.
-    kept
-        What devices really keep, if that is not the ``recipe`` that the planner is told.
     timeout
         Seconds until a DeadlineError (default 300).
 
@@ -173,18 +177,16 @@ def run_claim(
     Raises ConfigError for what cannot be run, PlacementError for fewer workers than stages of a
     Model, ClusterLostError if a worker dies meanwhile.
     """
-    cap, recipe, is_model = parse_bytes(capacity), load_recipe(recipe), isinstance(what, Model)
+    cap, is_model = parse_bytes(capacity), isinstance(what, Model)
     scale = _scale(what, scale)
     whole = what if isinstance(what, Model) else int(what) // scale
-    case = MemoryCase(whole, layout, recipe, sequence, cap // scale)
-    predicted = case.predicted
-    really = replace(case, recipe=recipe if kept is None else load_recipe(kept))
+    case = MemoryCase(whole, layout, load_recipe(recipe), sequence, cap // scale)
     workers = cluster_of(cluster, "a claim")
-    _check(really, workers)
+    _check(case, workers)
     begun = time.monotonic()
-    devices = (run_pipeline if is_model else run_states)(really, workers, seconds_of(timeout))
+    devices = (run_pipeline if is_model else run_states)(case, workers, seconds_of(timeout))
     name = what.name if isinstance(what, Model) else f"{what:,} parameters"
-    return ClaimRun(case, name, scale, predicted, case.simulated, devices, time.monotonic() - begun)
+    return ClaimRun(case, name, scale, devices, time.monotonic() - begun)
 
 
 def _scale(what: Model | int, scale: int | None) -> int:
