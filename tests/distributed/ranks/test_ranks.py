@@ -421,7 +421,11 @@ def test_a_message_that_nobody_takes():
     ("call", "error", "words"),
     [
         (lambda g: g.all_reduce(1.0, algorithm="star"), ConfigError, "no algorithm 'star' for all"),
-        (lambda g: g.all_reduce(1.0, algoritm="ring"), TypeError, "label, keep, got 'algoritm'"),
+        (
+            lambda g: g.all_reduce(1.0, algoritm="ring"),
+            TypeError,
+            "keep, label, got algoritm",
+        ),
         (lambda g: g.all_reduce(1.0, "mean"), ConfigError, "no operation 'mean'; there are sum"),
         (lambda g: g.reduce(1.0, root=3), ConfigError, "root 3 is none of the group's ranks 0..1"),
         (lambda g: g.all_gather(1.0), PlacementError, "dim 0 is none of an array of shape ()"),

@@ -52,6 +52,9 @@ class How(TypedDict, total=False):
     program, ranks that share memory need no copies, and nobody waits until others have read."""
 
 
+OPTIONS = frozenset(How.__annotations__)
+
+
 class Group:
     """Some ranks of a mesh, one of which is this; ranks inside a group are numbered from 0.
 
@@ -333,8 +336,8 @@ class Group:
     ) -> Exchange:
         """An Exchange for the group's next collective, or a message to or from an ``other``, which
         may overtake a program's collectives. ``agreed``: what is the same on all ranks."""
-        if odd := how.keys() - How.__annotations__.keys():
-            raise TypeError(f"{kind} takes {', '.join(How.__annotations__)}, got {min(odd)!r}")
+        if not OPTIONS.issuperset(how):
+            raise TypeError(f"{kind} takes {', '.join(sorted(OPTIONS))}, got {', '.join(how)}")
         owner = self.owner
         label = "/".join(filter(None, (owner.here, how.get("label"))))
         members, stream, number = self.members, self._stream, 0
