@@ -109,7 +109,7 @@ class MemoryCase:
     def job(self) -> TrainingConfig:
         """What its ranks are given."""
         recipe, layout = self.recipe, self.layout
-        told: dict[str, Any] = {
+        shared: dict[str, Any] = {
             "recipe": recipe,
             "rule": rule_for(recipe),
             "dtype": f"float{8 * recipe.compute_bytes}",
@@ -117,7 +117,7 @@ class MemoryCase:
         }
         if isinstance(self.what, Model):
             terms = training_terms(self.what, layout, recipe, self.sequence)
-            return TrainingConfig(**vars(terms) | told)
+            return TrainingConfig(**vars(terms) | shared)
         return TrainingConfig(
             model=_Parameters(self.share),
             schedule=schedule("gpipe", layout.pp, 1),
@@ -125,7 +125,7 @@ class MemoryCase:
             batch=layout.dp,
             itemsize=recipe.compute_bytes,
             zero=layout.zero,
-            **told,
+            **shared,
         )
 
     @cached_property
