@@ -180,21 +180,6 @@ def test_who_reads_what(rows, size, stride, dilation, pads):
 # -- on either library, on workers, without dx, refused --------------------------------------------
 
 
-def test_arrays_of_a_device(xp):
-    """What comes back lies where what was passed lay."""
-    x, w, b = (xp.asarray(a) for a in draw((2, 3, 11, 5), (4, 3, 3, 3), (4,)))
-    whole = L.conv2d(x, w, b, padding=1)[0]
-
-    def program(rank):
-        group, kernel = rank.group(), (T.replicate(w), T.replicate(b))
-        y, kept = conv2d(group, T.shard(group, x, 2), *kernel, padding=1)
-        made = y, *conv2d_grad(group, y, kept, *kernel)
-        assert all(isinstance(each.local, xp.ndarray) for each in made)
-        return y
-
-    assert_close(T.whole_of(run_threads(program, 4).results), td.tile.to_numpy(whole))
-
-
 @pytest.mark.cluster
 def test_on_workers(cluster):
     def run(program, ranks, *args):

@@ -176,19 +176,6 @@ def test_directly_sums_are_those_in_rank_order():
     assert other.results[0].tobytes() != expected.tobytes()  # or the test above shows nothing
 
 
-def test_arrays_of_a_device(xp):
-    """What comes back lies where what was passed lay."""
-
-    def program(rank):
-        g, x = rank.group(), xp.arange(6.0).reshape(2, 3) + rank.index
-        made = [g.all_reduce(x), g.all_gather(x, 1), g.reduce_scatter(x), g.all_to_all(x)]
-        made.append(g.halo_exchange(x, 0, 1, 1, extents=(2, 2)))
-        assert all(isinstance(each, xp.ndarray) for each in made)
-        return td.tile.to_numpy(made[0]).tolist()
-
-    assert run(program, 2).results == [[[1, 3, 5], [7, 9, 11]]] * 2
-
-
 def test_what_was_passed_may_be_changed_and_what_came_is_ones_own():
     def program(rank):
         g, kept = rank.group(), []

@@ -72,22 +72,6 @@ def test_block(t, sequence, regather, fused, gated):
     check_block(t, gated, fused, sequence, regather)
 
 
-def test_block_of_either_library(xp):
-    """NumPy's arrays, then CuPy's: what comes out lies where the weights do."""
-    weights = drawn(True, True, HEADS)
-    there, one = {name: xp.asarray(w) for name, w in weights.items()}, T.DecoderBlock(HEADS)
-
-    def program(group):
-        mine = T.shard_weights(group, there, T.block_layout(HEADS, INNER, 3))
-        y, kept = T.decoder_block(group, T.replicate(xp.asarray(X)), mine, one)
-        dx, grads = T.decoder_block_grad(group, T.replicate(xp.asarray(DY)), kept, mine, one)
-        assert all(isinstance(g.local, xp.ndarray) for g in (y, dx, *grads.values()))
-        return {"y": y, "dx": dx, **grads}
-
-    expected = on_one_device(weights, True, HEADS, None)
-    check(3, program, expected, planned(Stream(B, S, H, 3), HEADS))
-
-
 def test_weights_that_no_block_has_are_not_left_out_in_silence():
     weights, one = drawn(True, True, HEADS), T.DecoderBlock(HEADS, True)
 
