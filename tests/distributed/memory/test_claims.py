@@ -197,6 +197,20 @@ def test_shards_are_cast_and_gathered_to_the_byte(tied, layout, recipe):
     assert {op["itemsize"] for op in gathers} == {2}
 
 
+def test_a_copy_that_is_cast_computes_what_half_weights_do():
+    """The same loss to the bit, whatever the shards' width."""
+    losses = []
+    for recipe in ("mixed-adam-16", "fsdp-adam"):
+        layout = Layout(dp=2, zero=3, microbatches=2)
+        trainer = trainer_of(case_of(TINY, layout, recipe))
+        before = trainer.arrays["weights"]["layer 0"].copy()
+        losses.append(trainer.trained())
+        assert np.any(trainer.arrays["weights"]["layer 0"] != before)
+        trainer.close()
+    assert len(set(losses)) == 1
+    assert losses[0] == pytest.approx(np.log(TINY.vocab), rel=0.02)
+
+
 GATHERED = Layout(dp=2, zero=3, pp=2, microbatches=4, schedule="gpipe")
 
 
