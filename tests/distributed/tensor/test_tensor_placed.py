@@ -17,7 +17,7 @@ from tiledask.plan.products.placement import Partial, Shard, Shards, Tiling, eve
 from tiledask.tile import layers as tile
 
 X = np.arange(24.0).reshape(2, 3, 4)
-W, IDS = np.ones((4, 8)), np.zeros((2, 3), int)
+W, ONES, IDS = np.ones((4, 8)), np.ones(4), np.zeros((2, 3), int)
 WHOLE, PARTIAL = T.replicate(X), T.partial(X)
 MIXED = side_by_side(*[even_shards(4, 4)] * 2)
 SHARED = Shards(4, (((0, 2),), ((1, 3),), ((3, 4),), ()))
@@ -35,6 +35,14 @@ def attend(g):
 
 
 REFUSED = [
+    ("gelu of a sum is not the sum of gelus", lambda g: T.activate(PARTIAL, "gelu")),
+    ("the norm of a sum", lambda g: T.rms_norm(g, PARTIAL, T.replicate(ONES))),
+    (
+        "the norm of its own part|that of its own part",
+        lambda g: T.layer_norm(g, cut(g, X, -1), T.replicate(ONES)),
+    ),
+    ("in the sum 4 times", lambda g: T.add_bias(g, PARTIAL, T.replicate(ONES))),
+    ("must have the same placement", lambda g: T.add(WHOLE, PARTIAL)),
     ("4 times too large", lambda g: T.g(g, WHOLE)),
     ("must be Partial, got Shard", lambda g: T.g(g, cut(g, X, 1))),
     ("only shards are", lambda g: T.gathered(g, WHOLE)),
@@ -125,3 +133,14 @@ def test_gradients_are_checked_too():
         return True
 
     assert all(run_threads(lambda rank: program(rank.group()), 4).results)
+
+
+def test_what_may_be_done_on_shards_is_done():
+    def program(rank):
+        group = rank.group()
+        x = T.shard(group, X, 1)
+        return T.add(x, x), T.add_bias(group, x, T.replicate(np.ones(4)))
+
+    results = run_threads(program, 2).results
+    np.testing.assert_array_equal(T.whole_of([r[0] for r in results]), 2 * X)
+    np.testing.assert_array_equal(T.whole_of([r[1] for r in results]), X + 1)

@@ -36,7 +36,7 @@ from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.tensor.placed import EVERYWHERE, Placed, Weights, replicate
 from tiledask.distributed.tensor.propagate import fits, need, propagate, refuse
 from tiledask.distributed.tensor.run_layer import KeptLayer, LayerRule, backward, forward
-from tiledask.distributed.tensor.tp_region import check_gather
+from tiledask.distributed.tensor.tp_region import ONCE, check_gather
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.collectives.shards import HeadCounts, block_layout
 from tiledask.plan.products.placement import (
@@ -61,8 +61,10 @@ __all__ = [
     "decoder_block_grad",
     "embedding",
     "embedding_grad",
+    "layer_norm",
     "mlp",
     "mlp_grad",
+    "rms_norm",
     "row_linear",
     "row_linear_grad",
     "self_attention",
@@ -86,11 +88,11 @@ ROWS = (
     "every rank has its own rows of w, shard(group, w, 0), which multiply its own columns of x: "
     "take shard(group, x, -1), or column_linear; b is on every rank, added once, after the sum"
 )
-TOKENS = "sum a Partial first, by g(group, x); of shards, only those of tokens go in and come out"
-ONCE = (
-    "a bias that each of {0} ranks adds to its partial sum is in the sum {0} times; sum first, by "
-    "g(group, x)"
+NORM = (
+    "the norm of a sum is not the sum of norms, nor is that of a token's columns that of its "
+    "own part; sum first, by g(group, x), or gather it, or shard its tokens"
 )
+TOKENS = "sum a Partial first, by g(group, x); of shards, only those of tokens go in and come out"
 ALONE = tile.Heads(1, 1, 1)
 Given = tuple[Placed, ...]
 """What a layer takes beside its weights."""
@@ -176,6 +178,40 @@ def column_linear_grad(
 
 
 row_linear_grad = column_linear_grad
+
+
+# -- norms -----------------------------------------------------------------------------------------
+
+
+def layer_norm(
+    group: Group,
+    x: Placed,
+    w: Placed,
+    b: Placed | None = None,
+    eps: float = 1e-5,
+    name: str = "layer_norm",
+) -> tuple[Placed, KeptLayer]:
+    """(y, kept) for x [..., h], on every rank or sharded along its tokens; w and b on every rank.
+
+    ``name`` labels the collective of the backward.
+    """
+    return forward(_norm, group, (x,), {"w": w, "b": b}, False, eps, name)
+
+
+def rms_norm(
+    group: Group, x: Placed, w: Placed, eps: float = 1e-6, name: str = "rms_norm"
+) -> tuple[Placed, KeptLayer]:
+    """(y, kept), as `layer_norm`, without a mean and a bias."""
+    return forward(_norm, group, (x,), {"w": w}, True, eps, name)
+
+
+def _norm(
+    group: Group, given: Given, weights: Weights, gated: bool, eps: float, name: str
+) -> LayerRule:
+    w, b = weights["w"], weights.get("b")
+    y = propagate(group, name, "*H H H -> *H", NORM, x=given[0], w=w, b=b)
+    options = {"unit": "", "name": "norm", "label": name, "gated": gated, "eps": eps}
+    return LayerRule("norm", y, options, name, "", y, "norm.")
 
 
 # -- feed-forward, attention, decoder block --------------------------------------------------------

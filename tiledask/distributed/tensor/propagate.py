@@ -2,7 +2,7 @@
 
     column_linear   *K Kn! n! -> *n!    K is whole; n is sharded, of b as of w, and so is y
     row_linear      *k! k!N N -> *N     k is sharded, of x as of w: y is a sum over ranks
-    mlp, attention  *H -> *H            only tokens (*) may be sharded; y is placed as x is
+    norm            *H H H -> *H        only tokens (*) may be sharded; y is placed as x is
 
 Nothing may be Partial: gelu(a + b) is not gelu(a) + gelu(b), and a bias added to t partial sums is
 there t times.

@@ -1,4 +1,4 @@
-"""Where values enter and leave the ranks' own work.
+"""Where values enter and leave the ranks' own work, and what is done to each element there.
 
             takes       gives       forward            backward
 f           Replicate   Replicate   -                  all_reduce dx
@@ -12,16 +12,24 @@ and its dW is exactly t times too large. (Shoeybi et al., arXiv:1909.08053, sect
 with sharded tokens: Korthikanti et al., arXiv:2205.05198, section 4.2.)
 """
 
+from typing import Any
+
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.tensor.placed import Placed, replicate
-from tiledask.distributed.tensor.propagate import fits, need, refuse
+from tiledask.distributed.tensor.propagate import fits, need, propagate, refuse, same_placement
 from tiledask.plan.products.placement import Partial, Replicate, Shard
+from tiledask.tile import layers as tile
+from tiledask.tile.layers.operands import rounded, wide
 
-__all__ = ["f", "g", "gathered"]
+__all__ = ["activate", "add", "add_bias", "f", "g", "gathered"]
 
 TWICE = (
     "it is the same on every rank, so its sum is {0} times too large; leave the all_reduce out. "
     "If it is this rank's partial sum, say so: partial(x)"
+)
+ONCE = (
+    "a bias that each of {0} ranks adds to its partial sum is in the sum {0} times; sum first, by "
+    "g(group, x)"
 )
 
 
@@ -64,3 +72,30 @@ def check_gather(group: Group, x: Placed) -> None:
             f"the ranks' parts of {x} are not one behind the other ({x.shards}), and a gather "
             f"would mix up its columns; take its halves apart first, or put_together",
         )
+
+
+def activate(x: Placed, activation: str) -> tuple[Placed, Any]:
+    """(y, kept): relu, gelu or silu of ``x``, placed as x is. Refuses a Partial."""
+    need(
+        activation,
+        "x",
+        x,
+        (Replicate, Shard),
+        f"{activation} of a sum is not the sum of {activation}s; sum first, by g(group, x), or cut "
+        f"the matrix before it along its columns",
+    )
+    y, kept = tile.find_activation(activation)(x.local)
+    return x.like(y), kept
+
+
+def add(x: Placed, y: Placed) -> Placed:
+    """x + y; both have the same placement, so that nothing is added on every rank to one sum."""
+    same_placement("add", "x", x, "y", y)
+    return x.like(rounded(wide(x.local) + wide(y.local), x.local))
+
+
+def add_bias(group: Group, x: Placed, b: Placed | None) -> Placed:
+    """x + b over the last axis, or x without a bias; a Partial, where b would be there t times,
+    is refused."""
+    propagate(group, "add_bias", "*n n -> *n", ONCE.format(group.size), x=x, b=b)
+    return x if b is None else x.like(rounded(wide(x.local) + wide(b.local), x.local))
