@@ -41,15 +41,9 @@ def test_as_on_threads_to_the_bit_and_the_byte(cluster, way, dtype):
     assert abs(max(begun) - now()) < 60.0  # one clock, that of the day
 
 
-@pytest.mark.parametrize(
-    ("way", "memory"),
-    [("sockets", "all"), ("sockets", "none"), ("posts", "all")],
-)
-def test_arrays_that_fill_every_buffer(cluster, way, memory, monkeypatch):
-    """Everybody sends more to everybody at once than any socket holds; with and without leave to
-    read each other's memory."""
-    if memory == "none":
-        monkeypatch.setattr(cluster, "transport", "comm")
+@WAYS
+def test_arrays_that_fill_every_buffer(cluster, way):
+    """Everybody sends more to everybody at once than any socket holds."""
 
     def program(rank):
         g = rank.group()
@@ -147,7 +141,7 @@ def test_a_worker_that_is_killed(cluster, way):
 
 def test_nothing_is_left_behind(cluster, monkeypatch):
     _works(cluster, "sockets")
-    for name in ("set_clocks", "transport_of"):  # whatever it is that a run fails of
+    for name in ("set_clocks", "opened"):  # whatever it is that a run fails of
         with monkeypatch.context() as patched:
             patched.setattr(run, name, raises_late)
             with pytest.raises(DeadlineError):

@@ -5,7 +5,6 @@ import contextlib
 import copy
 import math
 import os
-import pickle
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -16,7 +15,6 @@ from typing import Any, TypeVar
 import numpy as np
 from distributed import Client, Future, KilledWorker, as_completed
 from distributed.comm.core import CommClosedError
-from distributed.protocol.pickle import dumps
 from distributed.scheduler import NoValidWorkerError, NoWorkerError
 from distributed.utils import has_arg
 
@@ -76,23 +74,20 @@ def keys_of(blocks: Iterable[Future[Any]]) -> dict[int, str]:
 
 
 def enter(function: Callable[..., Any], *args: Any) -> Any:
-    """Every task starts here, on its worker."""
-    try:
-        return function(*map(_aligned, args))
-    except (SystemExit, KeyboardInterrupt) as error:
-        # these would end the worker's thread, and nobody would ever know how the task ended
-        raise RuntimeError(f"the task raised {type(error).__name__}: {error}") from None
-
-
-def _aligned(value: Any) -> Any:
-    """``value``, and if it is a NumPy array then aligned and contiguous in C or Fortran order.
+    """Every task starts here, on its worker: arrays aligned, and contiguous in C or Fortran order.
 
     Blocks that were sent or spilled come back unaligned, and then sums round differently.
     """
-    if not isinstance(value, np.ndarray):
-        return value
-    by_columns = value.flags.f_contiguous and not value.flags.c_contiguous
-    return np.require(value, requirements=["F" if by_columns else "C", "A"])
+    given = list(args)
+    for at, value in enumerate(given):
+        if isinstance(value, np.ndarray):
+            by_columns = value.flags.f_contiguous and not value.flags.c_contiguous
+            given[at] = np.require(value, requirements=["F" if by_columns else "C", "A"])
+    try:
+        return function(*given)
+    except (SystemExit, KeyboardInterrupt) as error:
+        # these would end the worker's thread, and nobody would ever know how the task ended
+        raise RuntimeError(f"the task raised {type(error).__name__}: {error}") from None
 
 
 # -- waits and failures ---------------------------------------------------------------------------
@@ -245,32 +240,32 @@ def run_everywhere(
     """What ``function(*args)`` returns on the worker of each slot (`Cluster.run`)."""
     deadline, found = time.monotonic() + left.seconds, dict[int, Any]()
     lost: OSError | None = None
-
-    def late() -> str:
-        silent = ", ".join(states(cluster, range(cluster.slots), _SILENT)[:8])
-        name = getattr(function, "__name__", str(function)).strip("_").replace("_", " ")
-        return (
-            f"{silent or f'all {cluster.slots} workers'} did not answer within {left.said:.3g} s "
-            f"({name!r}, asked of every worker): frozen, busy or gone. Give it longer with timeout="
-        )
-
+    late = False
     while missing := set(range(cluster.slots)) - found.keys():
-        if time.monotonic() > deadline and lost is not None:
+        seconds = deadline - time.monotonic()
+        if late or (lost is not None and seconds < 0):
+            silent = ", ".join(states(cluster, range(cluster.slots), _SILENT)[:8])
+            name = getattr(function, "__name__", str(function)).strip("_").replace("_", " ")
+            words = f"{silent or f'all {cluster.slots} workers'} did not answer within "
+            words += f"{left.said:.3g} s ({name!r}, asked of every worker): frozen, busy or gone. "
+            if late:
+                raise DeadlineError(f"{words}Give it longer with timeout=") from None
             raise ClusterLostError(
-                f"{late()} ({lost}); arrays are not lost by that: do it again when all slots "
-                f"have workers"
+                f"{words}{lost}; arrays are not lost by that: do it again when all slots have "
+                f"workers"
             )
         run = partial(cluster.client._run, _in_slot, missing, function, args, on_error="return")
         answers: dict[str, Any] = {}
         try:
-            answers = cluster.ask(run, max(0.1, deadline - time.monotonic()))
+            answers = cluster.ask(run, max(0.1, seconds))
         except TimeoutError:
-            raise DeadlineError(late()) from None
+            late = True
+            continue
         except CommClosedError as error:
             lost = error
         for address, answer in answers.items():
-            if isinstance(answer, bytes):
-                found.update([pickle.loads(answer)])
+            if isinstance(answer, tuple):
+                found.update([answer])
             elif isinstance(answer, OSError) and (
                 address in str(answer) or isinstance(answer, CommClosedError)
             ):
@@ -285,11 +280,10 @@ def run_everywhere(
 
 async def _in_slot(
     slots: set[int], function: Callable[..., Any], args: tuple[Any, ...], dask_worker: Any
-) -> bytes | None:
-    """(slot, what ``function`` returns), pickled; None on a worker in none of ``slots``."""
+) -> tuple[int, Any] | None:
+    """(slot, what ``function`` returns); None on a worker in none of ``slots``."""
     if (slot := slot_on(dask_worker)) not in slots:
         return None
     worker = {"dask_worker": dask_worker} if has_arg(function, "dask_worker") else {}
     made = function(*args, **worker)
-    pickled: bytes = dumps((slot, await made if isawaitable(made) else made))
-    return pickled
+    return slot, await made if isawaitable(made) else made

@@ -8,7 +8,6 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 from distributed import get_worker
@@ -22,10 +21,8 @@ from tiledask.distributed.out_of_core.disk import writing
 from tiledask.distributed.ranks.nccl import Devices
 from tiledask.distributed.ranks.rank_function import RankResult, Ranks, arguments, collected, ran
 from tiledask.distributed.retry import retry_lost
-from tiledask.distributed.transport import messages
-from tiledask.distributed.transport.blocks import transport_of
-from tiledask.distributed.transport.endpoint import endpoint_of, opened
-from tiledask.distributed.transport.messages import Where, WorkerMessages
+from tiledask.distributed.transport.endpoint import Where, endpoint_of, opened
+from tiledask.distributed.transport.messages import WorkerMessages
 from tiledask.errors import ConfigError
 from tiledask.tile.nccl import Place, place, stay_near, why_not
 
@@ -122,9 +119,7 @@ def _run(
     try:
         with writing(folder, lambda: 0):
             folder.mkdir()
-        reads = transport_of(cluster) in ("memory", "mixed")
-        prepare = partial(messages.prepare, str(folder), reads)
-        with opened(cluster, run, mesh.at, patience, prepare) as where:
+        with opened(cluster, run, mesh.at, folder, patience) as where:
             tasks = []
             left = left_of(seconds).seconds - GRACE  # they say it before this call does
             where = () if transport == "posts" else where

@@ -27,9 +27,9 @@ import os
 import secrets
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from distributed import Future
@@ -49,8 +49,6 @@ __all__ = [
     *("Facts", "Lender", "Loans", "Span", "end_all", "exchanges", "lend_array", "lending"),
     *("said_of", "serve", "ticket_of", "transport_of"),
 ]
-
-T = TypeVar("T")
 
 _WORDS = {
     "memory": "are read from memory to memory, or go as messages where the kernel forbids that",
@@ -126,8 +124,7 @@ class Lender:
     def end(self, timeout: float = 20.0) -> list[Facts]:
         """What every slot read and did; nothing is lent any more, and tasks that go on stop."""
         self.close(timeout)
-        function, args = self.ends
-        return self.cluster.run(function, *args, timeout=timeout)
+        return self.cluster.run(_end, self.name, timeout=timeout)
 
     def close(self, timeout: float = 20.0) -> None:
         """Return when no slot has memory of another's GPU open."""
@@ -152,12 +149,11 @@ def transport_of(cluster: Cluster) -> str:
     """How its blocks are read, by the name that is drawn above."""
     if not cluster.transport:
         hosts = len({*cluster.hosts})
+        cluster.transport = "memory" if hosts == 1 else "mixed"
         if cluster.backend == "cupy":
             cluster.transport = "ipc"
         elif sys.platform != "linux" or hosts == cluster.slots > 1:
             cluster.transport = "comm"
-        else:
-            cluster.transport = "memory" if hosts == 1 else "mixed"
     return cluster.transport
 
 
@@ -181,12 +177,7 @@ async def _lend(name: str, keys: list[dict[int, str]], dask_worker: Any) -> list
 
     if all(isinstance(block, np.ndarray) for block in blocks.values()):
         return tickets()
-    return await _beside(tickets)  # a GPU may have much to finish first
-
-
-async def _beside(function: Callable[..., T], *args: Any) -> T:
-    """What ``function`` returns on another thread: meanwhile the worker answers others."""
-    return await asyncio.get_running_loop().run_in_executor(None, function, *args)
+    return await asyncio.to_thread(tickets)  # a GPU may have much to finish first
 
 
 def ticket_of(loans: Loans, block: Any, key: Any, worker: Any, slot: int = -1) -> Ticket:
@@ -227,7 +218,7 @@ async def _close(name: str) -> None:
     open."""
     if name in exchanges:
         exchanges[name].cancelled.set()
-        await _beside(exchanges[name].opened.close)
+        await asyncio.to_thread(exchanges[name].opened.close)
 
 
 def _end(name: str, dask_worker: Any = None) -> Facts:
@@ -257,7 +248,7 @@ async def serve(exchange: str, key: str, ends: Region, to_host: bool = False) ->
     block, _ = exchanges[exchange].lent[key]
     if to_host and not isinstance(block, np.ndarray):
         lies = part_of(ends, block.strides, block.dtype.itemsize)
-        part: Any = await _beside(ipc.to_host, block, lies)
+        part: Any = await asyncio.to_thread(ipc.to_host, block, lies)
     else:  # not ascontiguousarray, which gives what has no dimensions one
         part = block[tuple(slice(*e) for e in ends)]
         part = array_namespace(part).asarray(part, order="C")

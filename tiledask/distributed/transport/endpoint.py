@@ -7,25 +7,42 @@
 It is known by the run's name. A worker that was replaced meanwhile has none, and says so.
 """
 
+import os
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+import socket
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from distributed.protocol.serialize import to_serialize
 
 from tiledask.distributed.cluster.clocks import now
 from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.cluster.spool import this_host
 from tiledask.distributed.transport.mailbox import CancelledError, Mailbox, answered
 from tiledask.distributed.transport.transport import take_in
 from tiledask.errors import ClusterLostError
 from tiledask.tile.backend import array_namespace, as_dtype, name_of
 
-__all__ = ["endpoint_of", "lost", "opened", "send_message"]
+__all__ = ["Where", "endpoint_of", "lost", "opened", "send_message"]
 
+_LONGEST = 100
+"""Characters that the path of a socket may have; systems stop at 104 or 108."""
 _endpoints: dict[str, Mailbox] = {}
 """Of the runs under way in this worker, by name."""
+
+
+class Where(NamedTuple):
+    """Where a rank is."""
+
+    path: str
+    """Of the socket that it receives from; empty if it has none."""
+    host: str
+    """See `this_host`."""
+    pid: int
 
 
 def endpoint_of(run: str, rank: int) -> Mailbox:
@@ -60,8 +77,11 @@ async def send_message(
         raise lost(to)
 
 
+# -- handlers of the worker ------------------------------------------------------------------------
+
+
 async def _take_message(run: str, about: bytes, parts: list[Any]) -> dict[str, Any]:
-    """Take in what another rank sends (a handler of the worker)."""
+    """Take in what another rank sends."""
     here, there = _endpoints.get(run), now()
     if here is not None:
         key, note = pickle.loads(about)
@@ -74,28 +94,29 @@ async def _take_message(run: str, about: bytes, parts: list[Any]) -> dict[str, A
     return {"status": "OK", "taken": here is not None}
 
 
-# -- the client ----------------------------------------------------------------------------------
+async def _tell_doing(run: str) -> dict[str, Any]:
+    """What the rank of ``run`` here does."""
+    here = _endpoints.get(run)
+    return {"status": "OK", "doing": pickle.dumps(here and here.doing())}
+
+
+# -- the client ------------------------------------------------------------------------------------
 
 
 @contextmanager
 def opened(
-    cluster: Cluster,
-    run: str,
-    slots: Sequence[int],
-    timeout: float,
-    prepare: Callable[[Mailbox, Any], Any] | None = None,
-) -> Iterator[tuple[Any, ...]]:
+    cluster: Cluster, run: str, slots: Sequence[int], folder: Path, timeout: float
+) -> Iterator[tuple[Where, ...]]:
     """The mailboxes of ``run``, rank r's in ``slots[r]``, inside the block; however it ends, they
-    are closed. By rank, what ``prepare`` returned: it is called with the Mailbox and the worker,
-    in each, before anything can arrive."""
+    are closed. By rank, where it is: its socket is in ``folder``, if its worker sees that."""
     workers = cluster.wait_for_slots(slots, timeout)
     addresses = tuple(workers[slot]["address"] for slot in slots)
     try:
-        found = cluster.run(_open, run, addresses, prepare, timeout=timeout)
+        found = cluster.run(_open, run, addresses, str(folder), timeout=timeout)
         for rank, slot in enumerate(slots):
             if found[slot] is None:  # another worker is there by now
                 raise lost(rank)
-        yield tuple(found[slot][1] for slot in slots)
+        yield tuple(found[slot] for slot in slots)
     except ClusterLostError:
         with suppress(Exception):  # where they are now: who is gone would be waited for
             cluster.wait_for_slots(slots, 0.0)
@@ -105,19 +126,22 @@ def opened(
             cluster.run(_close, run, timeout=10.0)
 
 
-def _open(
-    run: str,
-    addresses: tuple[str, ...],
-    prepare: Callable[[Mailbox, Any], Any] | None,
-    dask_worker: Any,
-) -> tuple[int, Any] | None:
-    """(the rank of this worker, what ``prepare`` returns); None if it has none."""
+def _open(run: str, addresses: tuple[str, ...], folder: str, dask_worker: Any) -> Where | None:
+    """Where the rank of this worker is; None if it has none."""
     dask_worker.handlers["tiledask_message"] = _take_message
+    dask_worker.handlers["tiledask_doing"] = _tell_doing
     if dask_worker.address not in addresses:
         return None
     rank = addresses.index(dask_worker.address)
     _endpoints[run] = here = Mailbox(run, rank, addresses)
-    return rank, None if prepare is None else prepare(here, dask_worker)
+    path = f"{folder}/{rank}"
+    if sys.platform != "linux" or len(path) > _LONGEST or not Path(folder).is_dir():
+        return Where("", this_host(), os.getpid())
+    here.local = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    here.at_end.append(here.local.close)
+    Path(path).unlink(missing_ok=True)
+    here.local.bind(path)
+    return Where(path, this_host(), os.getpid())
 
 
 def _close(run: str) -> None:

@@ -15,15 +15,12 @@ import os
 import pickle
 import socket
 import struct
-import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_all
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -31,93 +28,49 @@ from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.clocks import now
 from tiledask.distributed.cluster.spool import this_host
 from tiledask.distributed.ranks.mismatch import Doing
-from tiledask.distributed.transport.blocks import Loans, ticket_of
-from tiledask.distributed.transport.endpoint import endpoint_of, lost, send_message
+from tiledask.distributed.transport.blocks import Loans, exchanges, ticket_of
+from tiledask.distributed.transport.endpoint import Where, lost, send_message
 from tiledask.distributed.transport.mailbox import Mailbox, call_worker
-from tiledask.distributed.transport.process_memory import check_lent, read_memory
-from tiledask.distributed.transport.tickets import LoanLostError, Ticket
+from tiledask.distributed.transport.reader import read_part
+from tiledask.distributed.transport.tickets import LoanLostError
 from tiledask.distributed.transport.transport import LOOK, Transport, take_in
-from tiledask.errors import ClusterLostError, CollectiveError, DeadlineError
+from tiledask.errors import CollectiveError, DeadlineError
 from tiledask.tile.backend import as_dtype, name_of
 
-__all__ = ["Where", "WorkerMessages", "prepare"]
+__all__ = ["WorkerMessages"]
 
 _ANSWER = 2.0
 """Seconds that a worker gets to say what its rank does."""
 _LENT = 1 << 17
-"""Bytes from which on a message's arrays are lent, where ranks may read each other's memory."""
+"""Bytes from which on a message's arrays are lent to a rank of the same host."""
 _ROOM = 1 << 18
 """Bytes of the longest datagram that is received."""
-_LONGEST = 100
-"""Characters that the path of a socket may have; systems stop at 104 or 108."""
 _SIZE = struct.Struct("<I")
-
-
-class Where(NamedTuple):
-    """Where a rank is."""
-
-    path: str
-    """Of the socket that it receives from; empty if it has none."""
-    probe: Ticket
-    """Of nothing, to find out whether this rank's memory can be read."""
-    reads: bool
-    """Whether ranks may try."""
-
-    def may_be_read(self) -> bool:
-        """Whether the kernel lets this process read memory of the rank."""
-        try:
-            check_lent(self.probe)
-        except PermissionError:
-            return False
-        except LoanLostError:  # of a rank that is gone, which others will say
-            pass
-        return self.reads
-
-
-_PROBE = Loans()
-
-
-def prepare(folder: str, reads: bool, here: Mailbox, worker: Any) -> Where:
-    """Let messages of other ranks come; called as a run opens in the worker."""
-    worker.handlers["tiledask_doing"] = _tell_doing
-    path, probe = f"{folder}/{here.device}", ticket_of(_PROBE, np.empty(0), "probe", worker)
-    if sys.platform != "linux" or len(path) > _LONGEST or not Path(folder).is_dir():
-        return Where("", probe, reads)
-    here.local = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    here.at_end.append(here.local.close)
-    Path(path).unlink(missing_ok=True)
-    here.local.bind(path)
-    return Where(path, probe, reads)
 
 
 class WorkerMessages(Transport):
     """Messages between workers. What is lent counts as sent; the reader counts what came."""
 
     def __init__(
-        self,
-        rank: int,
-        here: Mailbox,
-        deadline: float,
-        worker: Any,
-        where: Sequence[Where] = (),
+        self, rank: int, here: Mailbox, deadline: float, worker: Any, where: Sequence[Where] = ()
     ) -> None:
         """``where``: of all ranks, if those of one host may use sockets."""
-        self._here, self._worker, self._where = here, worker, where
+        super().__init__(rank, len(here.addresses), here, deadline)
+        self._worker, self._where = worker, where
         self._near = {
             other: each.path
             for other, each in enumerate(where)
-            if here.local is not None and each.path and each.probe.host == this_host()
+            if here.local is not None and each.path and each.host == this_host()
         }
-        self._reads = all(where[other].may_be_read() for other in self._near)
         self._sending: set[Future[Any]] = set()
-        self._lent: dict[tuple[Any, ...], Loans] = {}
-        """By the key of their acknowledgement, arrays that others read."""
-        self._own: list[tuple[int, tuple[Any, ...]]] = []
-        """(reader, acknowledgement) of what the sender wants back before it goes on."""
+        self._loans = exchanges.setdefault(here.run, Loans())
+        self._lent: dict[tuple[Any, ...], list[str]] = {}
+        """By the key of their acknowledgement, names of arrays that another rank reads."""
+        self._own: list[tuple[Any, ...]] = []
+        """The acknowledgements of what the sender wants back before it goes on."""
         self._out = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if self._near else None
         self._room = bytearray(_ROOM if self._near else 0)
         here.at_end.append(self._close)
-        super().__init__(rank, len(here.addresses), here, deadline)
 
     def now(self) -> float:
         return now()
@@ -139,7 +92,7 @@ class WorkerMessages(Transport):
             return nbytes
         kept = parts if lend else [part.copy() for part in parts]  # they are sent later
         sending = asyncio.run_coroutine_threadsafe(
-            send_message(self._worker, self._here, to, key, note, kept),
+            send_message(self._worker, self.box, to, key, note, kept),
             self._worker.loop.asyncio_loop,
         )
         self._sending.add(sending)
@@ -151,22 +104,20 @@ class WorkerMessages(Transport):
     ) -> bool:
         """Whether the message went as one."""
         flat = [part.reshape(-1).view(np.uint8) for part in parts]
-        kinds: list[Any] = [(name_of(part.dtype), part.shape, None) for part in parts]
-        loans = Loans() if nbytes >= _LENT else None
-        if loans:  # tickets go; without one, the bytes follow
-            if not self._reads:
-                return False
-            tickets = [ticket_of(loans, part, i, self._worker) for i, part in enumerate(flat)]
-            kinds = [(*kind[:2], ticket) for kind, ticket in zip(kinds, tickets, strict=True)]
-            flat = []
-        head = pickle.dumps((self.rank, key, note, kinds))
-        if not self._send(to, [_SIZE.pack(len(head)), head, *(part.data for part in flat)]):
-            return False
-        if loans:
-            self._lent["read", to, key] = loans
-            if not lend:
-                self._own.append((to, ("read", to, key)))
-        return True
+        kinds = [(name_of(part.dtype), part.shape) for part in parts]
+        acknowledged, tickets = ("read", to, key), []
+        if nbytes >= _LENT:  # tickets go; without them, the bytes follow
+            names = [f"{to} {key} {i}" for i in range(len(flat))]
+            given = zip(flat, names, strict=True)
+            tickets = [ticket_of(self._loans, part, name, self._worker) for part, name in given]
+            self._lent[acknowledged], flat = names, []
+        head = pickle.dumps((self.rank, key, note, kinds, tickets))
+        sent = self._send(to, [_SIZE.pack(len(head)), head, *(part.data for part in flat)])
+        if tickets and not sent:
+            self._take_back(acknowledged)
+        elif tickets and not lend:
+            self._own.append(acknowledged)
+        return sent
 
     def _send(self, to: int, views: Sequence[Any]) -> bool:
         """Whether a datagram was taken."""
@@ -182,7 +133,7 @@ class WorkerMessages(Transport):
     def _check_there(self, rank: int) -> None:
         """End the run if the process of a rank on this host is gone."""
         try:
-            os.kill(self._where[rank].probe.pid, 0)
+            os.kill(self._where[rank].pid, 0)
         except ProcessLookupError as error:
             self.box.end(lost(rank, error))
 
@@ -196,13 +147,18 @@ class WorkerMessages(Transport):
     def flying(self) -> bool:
         return bool(self._sending)
 
+    def _take_back(self, acknowledged: tuple[Any, ...]) -> None:
+        for name in self._lent.pop(acknowledged):
+            del self._loans.lent[name]
+
     def settle(self) -> None:
         while self._own:
-            to, acknowledged = self._own.pop()
+            acknowledged = self._own.pop()
             while not self.wait(None, min(self.deadline, monotonic() + LOOK), [acknowledged]):
-                self._may_wait(to)
+                self._may_wait(acknowledged[1])
         for acknowledged in self._lent.keys() & self.box.parcels.keys():
-            del self._lent[acknowledged], self.box.parcels[acknowledged]
+            self._take_back(acknowledged)
+            del self.box.parcels[acknowledged]
 
     def _may_wait(self, to: int) -> None:
         """Raise if there is no hope that rank ``to`` takes what is lent to it."""
@@ -217,7 +173,7 @@ class WorkerMessages(Transport):
             )
 
     def arrived(self) -> None:
-        self._own = [(to, (kind, to, key)) for kind, to, key in self._lent]
+        self._own = [*self._lent]
         self.settle()
         left = wait_for_all(list(self._sending), max(0.0, self.deadline - monotonic())).not_done
         self.box.check()
@@ -243,30 +199,32 @@ class WorkerMessages(Transport):
 
     def acquire(self, timeout: float) -> None:
         """Take in a datagram, if one comes in time."""
-        self._here.local.settimeout(min(timeout, 3600.0))  # systems take no more than weeks
+        self.box.local.settimeout(min(timeout, 3600.0))  # systems take no more than weeks
         try:
-            size = self._here.local.recv_into(self._room)
+            size = self.box.local.recv_into(self._room)
         except OSError:  # nothing came, or the run was closed
             return
         if not size:
             return
         view = memoryview(self._room)[:size]
         at = _SIZE.size + _SIZE.unpack_from(view)[0]
-        source, key, note, kinds = pickle.loads(view[_SIZE.size : at])
-        parts = []
-        for name, shape, ticket in kinds:
-            parts.append(host_memory.empty(shape, as_dtype(name)))
-            flat = parts[-1].reshape(-1).view(np.uint8)
-            if ticket is None:
-                flat[:] = np.frombuffer(view[at : at + flat.nbytes], np.uint8)
-                at += flat.nbytes
-                continue
+        source, key, note, kinds, tickets = pickle.loads(view[_SIZE.size : at])
+        parts = [host_memory.empty(shape, as_dtype(name)) for name, shape in kinds]
+        flat = [part.reshape(-1).view(np.uint8) for part in parts]
+        if not tickets:
+            for each in flat:
+                each[:] = np.frombuffer(view[at : at + each.nbytes], np.uint8)
+                at += each.nbytes
+        for ticket, each in zip(tickets, flat, strict=bool(tickets)):
             try:
-                read_memory(ticket, ((0, flat.nbytes),), flat)
+                where = self._worker, self.box.run, ticket, ((0, each.nbytes),)
+                part = read_part(*where, each, self._loans.opened)
             except LoanLostError as error:
                 self.box.end(lost(source, error))
                 return
-        if any(ticket for *_, ticket in kinds):
+            if part.ctypes.data != each.ctypes.data:  # it came as a message
+                each[:] = part
+        if tickets:
             self.deliver(source, ("read", self.rank, key), None, [])
         take_in(self.box, key, note, parts, sum(part.nbytes for part in parts), now())
 
@@ -275,9 +233,9 @@ class WorkerMessages(Transport):
     def ask(self, rank: int) -> Doing | None:
         if rank in self._near:
             self._check_there(rank)
-        given = self._worker, self._here.addresses[rank], "tiledask_doing", _ANSWER
+        given = self._worker, self.box.addresses[rank], "tiledask_doing", _ANSWER
         try:
-            doing: Doing | None = pickle.loads(call_worker(*given, run=self._here.run)["doing"])
+            doing: Doing | None = pickle.loads(call_worker(*given, run=self.box.run)["doing"])
         except (OSError, TimeoutError):  # of a worker that is frozen or gone
             return None
         return doing
@@ -286,11 +244,5 @@ class WorkerMessages(Transport):
         if self._out is not None:
             self.release()  # wakes the task, if it still waits
             self._out.close()
-        self._lent.clear()
-
-
-async def _tell_doing(run: str) -> dict[str, Any]:
-    doing = None
-    with suppress(ClusterLostError):
-        doing = endpoint_of(run, 0).doing()
-    return {"status": "OK", "doing": pickle.dumps(doing)}
+        exchanges.pop(self.box.run, None)
+        self._loans.lent.clear()

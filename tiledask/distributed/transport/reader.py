@@ -19,7 +19,7 @@ from tiledask.errors import DeadlineError
 from tiledask.plan.products.regions import Region
 from tiledask.tile import as_dtype, ipc
 
-__all__ = ["Reader"]
+__all__ = ["Reader", "read_part"]
 
 PATIENCE = 30.0
 """Seconds that a borrower waits for an owner's answer."""
@@ -79,53 +79,61 @@ class Reader:
             return
         if not ticket.token:
             raise LoanLostError(f"slot {ticket.slot} had lost {ticket.key} before it could lend it")
-        total = 0
-        start, stop = ends[0] if ends else (0, 1)
+        opened = None if self.transport == "comm" else self.loans.opened
+        (start, stop), total = ends[0] if ends else (0, 1), 0
         for first in range(start, stop, rows or max(1, stop - start)):
             self.check()
             begun, some = time(), ends
             if rows and ends:
                 some = ((first, min(first + rows, stop)), *ends[1:])
-            part = self._part(ticket, some, buffer)
+            part = read_part(self.worker, self.exchange, ticket, some, buffer, opened)
             total += part.nbytes
             self.facts.spans.append(Span("read", begun, time()))
             yield first - start, part
         self.facts.reads.append((ticket.slot, total))
 
-    def _part(self, ticket: Ticket, ends: Region, buffer: Any) -> Any:
-        here = self.transport != "comm" and ticket.host == this_host()
-        if here and ticket.pid not in _refused:
-            try:
-                if ticket.pointer:
-                    return read_memory(ticket, ends, buffer)
-                if ticket.shared:
-                    return _read_gpu(self.loans.opened, ticket, ends, buffer)
-            except (PermissionError, ipc.Unreachable):
-                _refused.add(ticket.pid)
-        to_host = not ticket.pointer  # of a GPU the bytes go, moved by neither's event loop
-        given = {"exchange": self.exchange, "key": ticket.key, "ends": ends, "to_host": to_host}
+
+def read_part(
+    worker: Any,
+    exchange: str,
+    ticket: Ticket,
+    ends: Region,
+    buffer: Any,
+    opened: ipc.Opened | None,
+) -> Any:
+    """A part of a block: from its owner's memory or GPU into ``buffer``, else by Dask.
+
+    ``opened``: what is open of others' GPU memory; None takes nothing but messages.
+    """
+    if opened is not None and ticket.host == this_host() and ticket.pid not in _refused:
         try:
-            answer = call_worker(self.worker, ticket.address, "tiledask_read", PATIENCE, **given)
-        except TimeoutError:
-            raise DeadlineError(
-                f"the worker at {ticket.address} did not send a block's part within "
-                f"{PATIENCE:g} s; it is frozen or gone. Start a new cluster"
-            ) from None
-        except OSError as error:  # Dask's comm errors are
-            raise LoanLostError(
-                f"the worker at {ticket.address} cannot be asked any more: {error}"
-            ) from None
-        part = answer["part"]
-        if part is None:
-            raise LoanLostError(
-                f"the worker at {ticket.address} does not lend {ticket.key} any more"
-            )
-        if to_host:
-            ipc.from_host(np.require(part, requirements="C"), buffer)
-            return laid_out(ticket, ends, buffer)
-        if isinstance(part, np.ndarray):  # messages arrive unaligned, and then sums round otherwise
-            part = np.require(part, requirements=["C", "A"])
-        return part
+            if ticket.pointer:
+                return read_memory(ticket, ends, buffer)
+            if ticket.shared:
+                return _read_gpu(opened, ticket, ends, buffer)
+        except (PermissionError, ipc.Unreachable):
+            _refused.add(ticket.pid)
+    to_host = not ticket.pointer  # of a GPU the bytes go, moved by neither's event loop
+    given = {"exchange": exchange, "key": ticket.key, "ends": ends, "to_host": to_host}
+    try:
+        answer = call_worker(worker, ticket.address, "tiledask_read", PATIENCE, **given)
+    except TimeoutError:
+        raise DeadlineError(
+            f"the worker at {ticket.address} did not send a block's part within {PATIENCE:g} s; "
+            f"it is frozen or gone. Start a new cluster"
+        ) from None
+    except OSError as error:  # Dask's comm errors are
+        raise LoanLostError(
+            f"the worker at {ticket.address} cannot be asked any more: {error}"
+        ) from None
+    if (part := answer["part"]) is None:
+        raise LoanLostError(f"the worker at {ticket.address} does not lend {ticket.key} any more")
+    if to_host:
+        ipc.from_host(np.require(part, requirements="C"), buffer)
+        return laid_out(ticket, ends, buffer)
+    if isinstance(part, np.ndarray):  # messages arrive unaligned, and then sums round otherwise
+        part = np.require(part, requirements=["C", "A"])
+    return part
 
 
 def _read_gpu(opened: ipc.Opened, ticket: Ticket, ends: Region, buffer: Any) -> Any:
