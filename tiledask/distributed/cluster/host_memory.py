@@ -5,7 +5,7 @@ finds it first. So the memory of a block that nobody uses any more is kept a whi
 
     empty(shape) -> block -> no view of it is left -> kept KEEP_SECONDS -> the system's again
                       ^                                 |
-                      '---- a block of about its size --'
+                      '------- a block of its size -----'
 
 CuPy's memory pool does this on a GPU (device_memory.py). What is kept is not held: the peaks leave
 it out. Where Dask would step in, new memory takes the place of what is kept.
@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Iterator
 from math import prod
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import psutil
@@ -33,7 +33,7 @@ from tornado.ioloop import PeriodicCallback
 from tiledask.distributed.cluster import device_memory
 
 __all__ = [
-    *("KEEP_SECONDS", "LARGE", "RESERVE", "Cap", "cap_memory", "capped", "empty", "held", "keep"),
+    *("KEEP_SECONDS", "LARGE", "RESERVE", "cap_memory", "capped", "empty", "held", "keep"),
     *("keep_nothing", "kept_by_malloc", "peak_bytes", "reset_peak"),
 ]
 
@@ -43,8 +43,6 @@ KEEP_SHARE = 1 / 8
 """The most of a worker's memory that is kept, as a share of its limit."""
 SMALLEST = 2**20
 """Bytes of the smallest block whose memory is kept."""
-LOOSE = 1.25
-"""How many times its size the memory of a block may have."""
 RESERVE = 8 * 2**20
 """Bytes that a capped worker sets aside for its own messages: its event loop must not be
 refused memory because a task took the last of it."""
@@ -63,27 +61,19 @@ _most = float("inf")
 _lock = threading.Lock()
 _returned: deque[np.ndarray] = deque()
 """Memory whose block is gone; whichever thread saw it go only says so here."""
-_kept: list["_Kept"] = []
-"""Memory to use again, oldest first."""
+_kept: list[tuple[np.ndarray, float]] = []
+"""(memory to use again, since when), oldest first."""
 _cap: tuple[int, int] | None = None
 """(limit, bytes of the process when it was set) of the cap; None without one."""
 _peak: int | None = None
 """The most bytes held since ``reset_peak``, as far as it was looked at; None before the first."""
 
 
-class _Kept(NamedTuple):
-    memory: np.ndarray
-    since: float
-    resident: int
-    """Bytes of it that were ever touched: the rest takes no memory yet."""
-
-
 class _Lease:
     """What a block's array rests on: goes when the last view of the block does."""
 
-    def __init__(self, memory: np.ndarray, nbytes: int) -> None:
-        self.memory = memory
-        self.__array_interface__ = memory[:nbytes].__array_interface__
+    def __init__(self, memory: np.ndarray) -> None:
+        self.memory, self.__array_interface__ = memory, memory.__array_interface__
 
     def __del__(self, give_back: Any = _returned.append) -> None:
         give_back(self.memory)
@@ -96,24 +86,18 @@ def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         return np.empty(shape, dtype)
     with _lock:
         _settle()
-        sizes = [(kept.memory.nbytes, at) for at, kept in enumerate(_kept)]
-        fitting = [(size, at) for size, at in sizes if nbytes <= size <= LOOSE * nbytes]
+        fitting = [at for at, (memory, _) in enumerate(_kept) if memory.nbytes == nbytes]
         if fitting:
-            memory = _kept.pop(min(fitting)[1]).memory
-            # the system may have the pages behind the first nbytes
-            start = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-            if start < memory.nbytes:
-                view: Any = memory.base  # of the mapping; NumPy's types say that bases are arrays
-                view.obj.madvise(mmap.MADV_DONTNEED, start)
+            memory, _ = _kept.pop(fitting[-1])
         else:
-            if sizes and _status("VmRSS") + nbytes > _most:
-                _let_go(len(sizes))
+            if _kept and _status("VmRSS") + nbytes > _most:
+                _let_go(len(_kept))
             # not malloc's: when it goes it goes to the system, and is seen to go
             mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             with contextlib.suppress(OSError):  # a kernel without huge pages
                 mapping.madvise(mmap.MADV_HUGEPAGE)
             memory = np.frombuffer(mapping, np.uint8)
-    return np.asarray(_Lease(memory, nbytes)).view(dtype).reshape(shape)
+    return np.asarray(_Lease(memory)).view(dtype).reshape(shape)
 
 
 def keep(worker: Any) -> None:
@@ -166,17 +150,18 @@ def _forget() -> None:
     """Give back to the system what nobody wanted for KEEP_SECONDS."""
     with _lock:
         _settle()
-        _let_go(sum(kept.since < monotonic() - KEEP_SECONDS for kept in _kept))
+        _let_go(sum(since < monotonic() - KEEP_SECONDS for _, since in _kept))
 
 
 def _settle() -> None:
     """Take in what was returned, and let go the oldest beyond the room for it."""
     _look()
     while _returned:
-        memory = _returned.popleft()
-        _kept.append(_Kept(memory, monotonic(), _resident(memory)))
-    sizes = [kept.memory.nbytes for kept in _kept]
-    _let_go(sum(sum(sizes[at:]) > _room for at in range(len(sizes))))
+        _kept.append((_returned.popleft(), monotonic()))
+    beyond = 0
+    while _kept_bytes(beyond) > _room:
+        beyond += 1
+    _let_go(beyond)
 
 
 def _let_go(count: int) -> None:
@@ -187,17 +172,9 @@ def _let_go(count: int) -> None:
         _clear_peak()  # or what has just gone would count as held
 
 
-def _kept_bytes() -> int:
-    return sum(kept.resident for kept in _kept)
-
-
-def _resident(memory: np.ndarray) -> int:
-    """Bytes of mapped ``memory`` that lie in RAM: mincore(2) looks at every page."""
-    pages = np.empty(-(-memory.nbytes // mmap.PAGESIZE), np.uint8)
-    address, length = ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(memory.nbytes)
-    if _LIBC.mincore(address, length, ctypes.c_void_p(pages.ctypes.data)):
-        return memory.nbytes
-    return int(np.count_nonzero(pages & 1)) * mmap.PAGESIZE
+def _kept_bytes(oldest: int = 0) -> int:
+    """Bytes of what is kept, but for so many of the ``oldest``: blocks were filled to the end."""
+    return sum(memory.nbytes for memory, _ in _kept[oldest:])
 
 
 # -- how much it holds ---------------------------------------------------------------------------
@@ -272,18 +249,9 @@ def _status(field: str) -> int:
 # -- a cap on it ---------------------------------------------------------------------------------
 
 
-class Cap(NamedTuple):
-    """A cap on this process's allocations."""
-
-    limit: int
-    """Bytes that they may have."""
-    taken: int
-    """Bytes that they have now."""
-
-
-def capped() -> Cap | None:
-    """The cap on this process; None if there is none."""
-    return _cap and Cap(_cap[0], max(0, _status("VmData") - _cap[1]))
+def capped() -> tuple[int, int] | None:
+    """(bytes that this process's allocations may have, those that they have); None if no cap."""
+    return _cap and (_cap[0], max(0, _status("VmData") - _cap[1]))
 
 
 def cap_memory(limit: int) -> None:

@@ -185,8 +185,9 @@ def _room(
     else:
         process, capped = host_memory.held(), host_memory.capped()
         if capped is not None:
-            words, held = f"memory_cap={format_bytes(capped.limit)}", capped.taken - own
-            rules.append((capped.limit, held, words, "memory_cap", 1.0))
+            most, taken = capped
+            words = f"memory_cap={format_bytes(most)}"
+            rules.append((most, taken - own, words, "memory_cap", 1.0))
         rules.append((limit, 0, f"a worker has {format_bytes(limit)}", "memory_limit", 1.0))
     if process:
         rules += _dask_rules(dask_worker.memory_manager, fast, process, own, alone)
@@ -194,8 +195,13 @@ def _room(
     words = f"slot {slot}: {words}"
     words += f", and {format_bytes(held)} are held already" if held > 0 else ""
     same = [rule for rule in rules if rule[3] == option]
-    most, least = max(rule[1] for rule in same), min(rule[4] for rule in same)
-    return Room(max(0, at - max(0, held)), words, option, most, least)
+    return Room(
+        max(0, at - max(0, held)),
+        words,
+        option,
+        max(rule[1] for rule in same),
+        min(rule[4] for rule in same),
+    )
 
 
 def _dask_rules(
