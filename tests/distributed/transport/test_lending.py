@@ -1,8 +1,8 @@
 """Blocks lent to other processes: read right, counted, and never read once they are taken back.
 
 Holds `tiledask.distributed.transport.blocks`, `tiledask.distributed.transport.mailbox`,
-`tiledask.distributed.transport.process_memory`, `tiledask.distributed.transport.reader`,
-`tiledask.distributed.transport.tickets` and `tiledask.tile.ipc`.
+`tiledask.distributed.transport.reader`, `tiledask.distributed.transport.tickets` and
+`tiledask.tile.ipc`.
 """
 
 import asyncio
@@ -19,11 +19,10 @@ from distributed.core import ConnectionPool
 from oracles.memory_orders import arrays
 
 import tiledask as td
-from tiledask.distributed.transport import blocks, process_memory
+from tiledask.distributed.transport import blocks, tickets
 from tiledask.distributed.transport.blocks import Loans
 from tiledask.distributed.transport.mailbox import answered
-from tiledask.distributed.transport.process_memory import read_memory
-from tiledask.distributed.transport.tickets import LoanLostError, Ticket
+from tiledask.distributed.transport.tickets import LoanLostError, Ticket, read_memory
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="process_vm_readv is Linux's")
 
@@ -63,7 +62,7 @@ def test_more_stretches_and_longer_ones_than_one_call_takes(monkeypatch):
     rows = (((0, 5000), (1, 3)), None), (((10, 4000), (0, 6)), 1000), (((3, 7), (1, 6)), 13)
     for ends, most in rows:
         if most:
-            monkeypatch.setattr(process_memory, "_MOST_BYTES", most)
+            monkeypatch.setattr(tickets, "_MOST_BYTES", most)
         expected = x[tuple(slice(*each) for each in ends)]
         part = read_memory(ticket_of(x), ends, np.empty(expected.nbytes, np.uint8))
         np.testing.assert_array_equal(part, expected)
@@ -100,7 +99,7 @@ def test_a_process_that_is_gone_or_another():
 @pytest.mark.cluster
 def test_where_the_kernel_forbids_it_blocks_come_as_messages(cluster):
     def forbid(forbidden):
-        from tiledask.distributed.transport import process_memory, reader
+        from tiledask.distributed.transport import reader, tickets
 
         reader._refused.clear()
 
@@ -109,9 +108,9 @@ def test_where_the_kernel_forbids_it_blocks_come_as_messages(cluster):
             return -1
 
         if forbidden:
-            process_memory._allowed, process_memory._readv = process_memory._readv, lambda: denied
+            tickets._allowed, tickets._readv = tickets._readv, lambda: denied
         else:
-            process_memory._readv = process_memory._allowed
+            tickets._readv = tickets._allowed
 
     def refused():
         from tiledask.distributed.transport import reader

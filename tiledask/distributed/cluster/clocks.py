@@ -17,7 +17,7 @@ from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.deadlines import seconds_of
 from tiledask.errors import DeadlineError
 
-__all__ = ["Clock", "draw_by_this_clock", "now", "scheduler_time", "set_clocks", "time_there"]
+__all__ = ["Clock", "draw_by_this_clock", "now", "set_clocks", "time_there"]
 
 ROUNDS = 8
 """Round trips of which the shortest counts."""
@@ -86,11 +86,6 @@ def draw_by_this_clock(here: bool = True) -> None:
         setattr(Worker, "scheduler_delay", offset)  # noqa: B010 - Dask says float
     elif "scheduler_delay" in vars(Worker):
         del Worker.scheduler_delay
-
-
-def scheduler_time() -> float:
-    """What the scheduler answers (slots.py)."""
-    return time.time()
 
 
 async def _set(dask_worker: Any) -> Clock:

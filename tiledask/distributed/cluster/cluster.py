@@ -7,8 +7,6 @@ pinned by either waits for ever (dask/distributed issues 8600 and 7346). A resou
 slot through a restart.
 """
 
-import asyncio
-import concurrent.futures
 import contextlib
 import os
 import threading
@@ -20,11 +18,8 @@ from typing import Any, TypeVar
 
 import dask
 import numpy as np
-from dask._expr import LLGExpr
-from dask._task_spec import Task, parse_input
 from distributed import Client, Future
 from distributed.comm.addressing import get_address_host
-from distributed.spans import SpanMetadata
 
 from tiledask.distributed.cluster.spool import KeptArray, open_spool
 from tiledask.distributed.cluster.tasks import (
@@ -102,8 +97,6 @@ class Cluster:
         """Whether the dashboard has tiledask's page."""
         self._comm, self._end, self._ended, self._process = comm, end, "", os.getpid()
         self._named_hosts, self._hosts = hosts, dict[int, str]()
-        self._order = asyncio.Lock()
-        self._notified: concurrent.futures.Future[None] | None = None
         # Dask's client gathers messages for 10 ms before it sends them, which is most of the time
         # of a small product
         comm.interval = 0.001
@@ -244,34 +237,23 @@ class Cluster:
         name: str = "task",
         beside: bool = False,
     ) -> list[Future[Any]]:
-        """A Future for every slot of ``args``, like `submit`; Dask is told of all at once."""
+        """A Future for every slot of ``args``, like `submit`."""
         self.check_alive()
         self.again(x for mine in args.values() for x in mine if isinstance(x, Future))
-        token, resource = uuid.uuid4().hex, "beside" if beside else "slot"
-        keys, tasks, needs = dict[int, str](), dict[str, Task](), dict[str, dict[str, int]]()
-        for slot, mine in args.items():
+        for slot in args:
             if not is_whole(slot, 0, self.slots - 1):
                 raise ConfigError(
                     f"slot {slot!r} does not exist: this cluster has slots 0..{self.slots - 1}; "
                     f"{self.with_slots('...')} makes more"
                 )
-            keys[int(slot)] = key = f"{name}-{token}-{int(slot)}"
-            tasks[key] = Task(key, enter, function, *map(parse_input, mine))
-            needs[key] = {f"{resource}{int(slot)}": 1}
-        # as Client.submit does it, for several tasks. Blocks go as arguments to workers that do not
-        # see the spool: Dask need not warn of them
+        token, resource, made = uuid.uuid4().hex, "beside" if beside else "slot", []
+        # blocks go as arguments to workers that do not see the spool: Dask need not warn of them
         with dask.config.set({"distributed.admin.large-graph-warning-threshold": 2**60}):
-            made = self.client._graph_to_futures(
-                LLGExpr(tasks, _determ_token=token),
-                list(tasks),
-                internal_priority={key: number for number, key in enumerate(tasks)},
-                resources=needs.__getitem__,
-                fifo_timeout="100 ms",
-                span_metadata=SpanMetadata(collections=[{"type": "Future"}]),
-            )
-        for slot, key in keys.items():
-            vars(made[key])["slot"] = slot
-        return [made[key] for key in keys.values()]
+            for slot, mine in args.items():
+                options = {"key": f"{name}-{token}-{slot}", "resources": {f"{resource}{slot}": 1}}
+                made.append(self.client.submit(enter, function, *mine, pure=False, **options))
+                vars(made[-1])["slot"] = int(slot)
+        return made
 
     def again(self, futures: Iterable[Future[Any]]) -> None:
         """Have Dask try those of ``futures`` again that it gave up for want of a worker.
@@ -408,29 +390,15 @@ class Cluster:
         return frozenset(slot for slot, sees in enumerate(found) if sees)
 
     def notify_page(self, topic: str, event: dict[str, Any]) -> bool:
-        """Whether the dashboard has tiledask's page, which then gets this event of Dask's.
-
-        Nobody waits for that: an answer would take a small product's time.
-        """
-        if self.page:
+        """Whether the dashboard has tiledask's page, which then gets this event of Dask's."""
+        if self.page and self.started_here:  # its scheduler is in this process, and in this loop
             loop: Any = self.client.loop
-            notify = self._notify(topic, event)
-            self._notified = asyncio.run_coroutine_threadsafe(notify, loop.asyncio_loop)
-        return self.page
-
-    async def _notify(self, topic: str, event: dict[str, Any]) -> None:
-        async with self._order:  # one after the other
-            if self.started_here:  # its scheduler is in this process, and in this loop
-                self.given.scheduler.log_event(topic, event)
-                return
+            loop.add_callback(self.given.scheduler.log_event, topic, event)
+        elif self.page:
             scheduler: Any = self.client.scheduler
-            await scheduler.log_event(topic=topic, msg=event)
-
-    def await_page(self) -> None:
-        """Return when the page has all events."""
-        if self._notified is not None:
-            with contextlib.suppress(Exception):  # a page is worth no more than that
-                self._notified.result(2.0)
+            call = partial(scheduler.log_event, topic=topic, msg=event)
+            self.ask(call, left_of(2.0).seconds)
+        return self.page
 
     # -- end --------------------------------------------------------------
 
@@ -445,8 +413,6 @@ class Cluster:
             RUNNING.remove(self)
         if self._ended:
             return
-        if self.status == "running":
-            self.await_page()
         self._ended = "closed" if self.status == "running" else "lost"
         self._end(self._ended == "closed")
         self._remove_spool()

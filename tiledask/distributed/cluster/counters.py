@@ -126,12 +126,12 @@ def counting(
                 stacklevel=3,
             )
             return
-        counted.last = [report.made for report in reports]
-        grown = zip(counted.held, reports, strict=True)
-        counted.growth = tuple(max(0, report.peak - held) for held, report in grown)
-        slot_of, moves = {report.address: slot for slot, report in enumerate(reports)}, []
-        for slot, report in enumerate(reports):
-            for who, sizes, start, stop in report.came:
+        addresses, peaks, logs, counted.last = map(list, zip(*reports, strict=True))
+        grown = zip(counted.held, peaks, strict=True)
+        counted.growth = tuple(max(0, peak - held) for held, peak in grown)
+        slot_of, moves = {address: slot for slot, address in enumerate(addresses)}, []
+        for slot, came in enumerate(logs):
+            for who, sizes, start, stop in came:
                 source = slot_of.get(who, slot)  # of a worker that died since: nobody's bytes
                 moves += [(source, slot, size) for size in sizes.values()]
                 counted.transfers.append(Transfer(source, slot, start, stop, tuple(sizes)))
@@ -144,17 +144,6 @@ def counting(
 
 _marks: dict[str, int] = {}
 """Where the log of this worker's incoming transfers stood when each counting began."""
-
-
-class _Report(NamedTuple):
-    """What a worker counted."""
-
-    address: str
-    peak: int
-    came: list[tuple[str, dict[str, int], float, float]]
-    """(address of the sender, bytes by key, start, stop) of what came in."""
-    made: list[Any]
-    """What the last calls returned."""
 
 
 async def _mark(
@@ -170,14 +159,17 @@ async def _mark(
     return host_memory.reset_peak(backend), await _called(first, dask_worker)
 
 
-async def _report(token: str, backend: str, last: Sequence[Call], dask_worker: Any) -> _Report:
-    """What came in since the mark, and the peak. A restarted worker has a new log and no mark."""
+async def _report(
+    token: str, backend: str, last: Sequence[Call], dask_worker: Any
+) -> tuple[str, int, list[tuple[str, dict[str, int], float, float]], list[Any]]:
+    """(this worker's address, its peak, what came in since the mark: sender, bytes by key, start
+    and stop; what ``last`` returned). A restarted worker has a new log and no mark."""
     came, peak = [], host_memory.peak_bytes(backend)
     for entry in list(dask_worker.transfer_incoming_log)[_marks.pop(token, 0) :]:
         keys = entry["keys"].items()
         sizes = {key: n for key, n in keys if not key.startswith(f"{TO_MAKE_AGAIN}-")}
         came.append((entry["who"], sizes, entry["start"], entry["stop"]))
-    return _Report(dask_worker.address, peak, came, await _called(last, dask_worker))
+    return dask_worker.address, peak, came, await _called(last, dask_worker)
 
 
 async def _called(calls: Sequence[Call], dask_worker: Any) -> list[Any]:

@@ -48,7 +48,8 @@ def _register() -> None:
     with suppress(Exception):
         import distributed.protocol.cupy  # noqa: F401
     dask_serialize.register(cupy.ndarray, _sent)
-    dask_deserialize.register(cupy.ndarray, _received)
+    arrived = lambda header, frames: _arrived(_on_the_host(header, frames))  # noqa: E731
+    dask_deserialize.register(cupy.ndarray, arrived)
     if not _on_host:  # within other objects, which are pickled
         copyreg.pickle(cupy.ndarray, lambda x: (_arrived, (_on_the_host(*_sent(x)),)))
 
@@ -78,10 +79,6 @@ def _sent(x: Any) -> tuple[dict[str, Any], list[Any]]:
             part.get(out=slab[: part.size])
             made[at : at + SLAB] = slab[: part.size]
     return header, [made.data]
-
-
-def _received(header: dict[str, Any], frames: list[Any]) -> Any:
-    return _arrived(_on_the_host(header, frames))
 
 
 def _on_the_host(header: dict[str, Any], frames: list[Any]) -> np.ndarray:

@@ -81,11 +81,10 @@ def gpu_cluster(slots: int, per_gpu: int, options: dict[str, Any]) -> SpecCluste
     class CudaSlots(LocalCUDACluster):  # type: ignore[misc]  # it has no types
         """LocalCUDACluster whose workers are given to it: it knows one per GPU, and no deadline."""
 
+        _update_worker_status = BaseCluster._update_worker_status  # as of the CPU workers
+
         def scale(self, *_args: Any, **_options: Any) -> None:
             pass
-
-        def _update_worker_status(self, op: str, msg: Any) -> None:  # as of the CPU workers
-            BaseCluster._update_worker_status(self, op, msg)
 
     gpus, devices, host = _visible_gpus(), probe().devices, options["memory_limit"]
     config, env = options.pop("config"), options.pop("env")

@@ -165,12 +165,13 @@ def _room(
     dask_worker: Any,
 ) -> Room:
     """The Room of this worker, its blocks of ``keys`` not counted as held."""
-    slot, data = slot_on(dask_worker), dask_worker.data
+    slot, data, manager = slot_on(dask_worker), dask_worker.data, dask_worker.memory_manager
     # what is not on the disk, nor moved from the GPU to the host
     fast = getattr(data, "device", getattr(data, "fast", data))
     mine = [each[slot] for each in keys if each.get(slot) in fast]
     own, limit = sum(getattr(fast[key], "nbytes", 0) for key in mine), limits[slot]
-    rules, process = list[tuple[int, int, str, str, float]](), 0
+    process, rules = 0, list[tuple[int, int, str, str, float]]()
+    # bytes that must not be passed, bytes held, words, option, share of its bytes
     if backend == "cupy":
         used, cap = device_memory.held() - own, device_memory.cap()
         if cap is not None:
@@ -189,49 +190,25 @@ def _room(
             words = f"memory_cap={format_bytes(most)}"
             rules.append((most, taken - own, words, "memory_cap", 1.0))
         rules.append((limit, 0, f"a worker has {format_bytes(limit)}", "memory_limit", 1.0))
-    if process:
-        rules += _dask_rules(dask_worker.memory_manager, fast, process, own, alone)
+    if process and (total := manager.memory_limit):  # where Dask steps in
+        managed, blocks = getattr(fast, "total_weight", 0), hasattr(fast, "total_weight")
+        spill, target = manager.memory_spill_fraction, manager.memory_target_fraction
+        kill = dask.config.get("distributed.worker.memory.terminate")
+        own, blocks = (managed, False) if alone else (own, blocks)
+        for share, held, name, does in (
+            (kill, process, "terminate", "kills the worker"),
+            (manager.memory_pause_fraction, process, "pause", "pauses the worker"),
+            (blocks and spill, process, "spill", "moves blocks to disk"),
+            (blocks and target, managed, "target", "moves blocks, by their sum, to disk"),
+        ):
+            if share:
+                words = f"Dask {does} from "
+                words += f"{format_bytes(share * total)} on, {100 * share:.0f} % of the worker's "
+                words += f"memory_limit of {format_bytes(total)} (distributed.worker.memory.{name})"
+                rules.append((int(share * total), held - own, words, "memory_limit", share))
     at, held, words, option, _ = min(rules, key=lambda rule: rule[0] - max(0, rule[1]))
     words = f"slot {slot}: {words}"
     words += f", and {format_bytes(held)} are held already" if held > 0 else ""
     same = [rule for rule in rules if rule[3] == option]
-    return Room(
-        max(0, at - max(0, held)),
-        words,
-        option,
-        max(rule[1] for rule in same),
-        min(rule[4] for rule in same),
-    )
-
-
-def _dask_rules(
-    manager: Any, fast: Any, process: int, own: int, alone: bool
-) -> list[tuple[int, int, str, str, float]]:
-    """Where Dask steps in, for what the ``process`` holds and for the blocks among it: (bytes that
-    must not be passed, bytes held, words, option, share of its bytes)."""
-    total = manager.memory_limit
-    if not total:
-        return []
-    spills, managed = hasattr(fast, "total_weight"), getattr(fast, "total_weight", 0)
-    if alone:
-        own, spills = managed, False
-    kill = dask.config.get("distributed.worker.memory.terminate")
-    spill, target = manager.memory_spill_fraction, manager.memory_target_fraction
-    table = [
-        (kill, process, "terminate", "kills the worker"),
-        (manager.memory_pause_fraction, process, "pause", "pauses the worker"),
-        (spills and spill, process, "spill", "moves blocks to disk"),
-        (spills and target, managed, "target", "moves blocks, by their sum, to disk"),
-    ]
-    return [
-        (
-            int(share * total),
-            held - own,
-            f"Dask {does} from {format_bytes(share * total)} on, {100 * share:.0f} % of the "
-            f"worker's memory_limit of {format_bytes(total)} (distributed.worker.memory.{name})",
-            "memory_limit",
-            share,
-        )
-        for share, held, name, does in table
-        if share
-    ]
+    most, least = max(rule[1] for rule in same), min(rule[4] for rule in same)
+    return Room(max(0, at - max(0, held)), words, option, most, least)

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from distributed import Client, SchedulerPlugin, WorkerPlugin
-from distributed.comm.addressing import get_address_host, get_address_host_port
+from distributed.comm.addressing import get_address_host
 from distributed.metrics import time
 from distributed.utils import offload
 from distributed.worker_state_machine import TaskErredMsg
@@ -63,11 +63,15 @@ class Slots(SchedulerPlugin):
         self.page = self.leaving = False
         """Whether what collects for the dashboard's page was put there with this; and whether all
         is being taken back."""
-        for address in sorted(scheduler.workers, key=partial(_place, scheduler)):
+        by_host = [
+            (known.host, known.name if isinstance(known.name, int) else 0, address)
+            for address, known in scheduler.workers.items()
+        ]
+        for *_, address in sorted(by_host):
             self.add_worker(scheduler, address)
         scheduler.handlers["tiledask_slot"] = lambda address: self.slots[address]
         scheduler.handlers["tiledask_ready"] = self.ready
-        scheduler.handlers["tiledask_clock"] = clocks.scheduler_time
+        scheduler.handlers["tiledask_clock"] = lambda: time()
 
     def add_worker(self, scheduler: Any, worker: str) -> None:
         """Give a worker that has come its slot, for which it will ask."""
@@ -117,15 +121,6 @@ class Slots(SchedulerPlugin):
             scheduler.remove_plugin(PAGE)
 
 
-def _place(scheduler: Any, address: str) -> tuple[str, int, int]:
-    """By host, then by the number that is its name, then by port."""
-    name = scheduler.workers[address].name
-    host, port = address, 0
-    with suppress(ValueError):  # of a worker in the scheduler's process
-        host, port = get_address_host_port(address)
-    return host, name if isinstance(name, int) else 0, port
-
-
 async def join(client: str, page: bool, dask_scheduler: Any) -> bool:
     """Number the workers for ``client``, on the scheduler; whether the dashboard has the page."""
     while (plugin := dask_scheduler.plugins.get(Slots.name)) is not None and plugin.leaving:
@@ -171,10 +166,10 @@ def take_slots(client: Client, equip: "Equip", seconds: float, page: bool = True
     return there
 
 
-def give_back(client: Client, seconds: float = 10.0) -> None:
+def give_back(client: Client) -> None:
     """Let ``client`` go without its slots."""
     with suppress(Exception):  # of a scheduler that is gone: nothing is left there
-        asked(client, partial(client._run_on_scheduler, leave, client.id), seconds)
+        asked(client, partial(client._run_on_scheduler, leave, client.id), 10.0)
 
 
 # -- on a worker -----------------------------------------------------------------------------------
@@ -203,12 +198,18 @@ class Equip(WorkerPlugin):
 
     async def setup(self, worker: Any) -> None:
         """Equip ``worker``, and let it have the tasks of its slot."""
-        from tiledask.distributed.transport import blocks, process_memory
+        from tiledask.distributed.transport import blocks, tickets
 
         self.worker = worker
         slot = await worker.scheduler.tiledask_slot(address=worker.address)
-        if self.threads is not None:
-            _own(self.threads)
+        if self.threads is not None:  # it is ours alone
+            # interrupting a notebook sends SIGINT to the whole process group: the kernel shall
+            # stop, its workers shall not
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+            os.environ.update(dict.fromkeys(BLAS_THREADS, str(self.threads)))
+            threadpool_limits(self.threads)  # a fork has its server's
+            np.random.seed()
         if self.hosts:
             os.environ[AS_HOST] = self.hosts[slot]
             this_host.cache_clear()
@@ -217,7 +218,7 @@ class Equip(WorkerPlugin):
             clocks.draw_by_this_clock()  # it is the scheduler's
         worker._deque_handler.addFilter(_without_frames)
         worker.handlers["tiledask_read"] = blocks.serve
-        process_memory.let_siblings_read()
+        tickets.let_siblings_read()
         host_memory.keep(worker)
         log = worker.transfer_incoming_log
         worker.transfer_incoming_log = deque(log, max(_TRANSFERS, log.maxlen or 0))
@@ -256,19 +257,6 @@ class Equip(WorkerPlugin):
             del worker.handlers[name]
         host_memory.keep_nothing(worker)
         clocks.draw_by_this_clock(False)
-
-
-def _own(threads: int) -> None:
-    """Make this process a worker of tiledask's alone.
-
-    Interrupting a notebook sends SIGINT to the whole process group: the kernel shall stop, its
-    workers shall not.
-    """
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ.update(dict.fromkeys(BLAS_THREADS, str(threads)))
-    threadpool_limits(threads)  # a fork has its server's
-    np.random.seed()
 
 
 def _without_frames(record: logging.LogRecord) -> bool:

@@ -35,7 +35,7 @@ from tiledask.distributed.cluster.cluster import RUNNING, Cluster
 from tiledask.distributed.cluster.gpus import choose_device, gpu_cluster
 from tiledask.distributed.cluster.slots import BLAS_THREADS, Equip
 from tiledask.distributed.cluster.web import HOST, asked_port, free_port, origins
-from tiledask.distributed.connecting.attach import attach
+from tiledask.distributed.connecting.connect import attach
 from tiledask.distributed.deadlines import seconds_of
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.extras import install
@@ -61,6 +61,9 @@ _IDLE_WORKER = 150_000_000
 """Bytes of a worker process that does nothing, rounded up."""
 _LEAST_CAP = 8_000_000
 """Bytes."""
+_ORIGINS = "distributed.scheduler.dashboard.bokeh-application.allow_websocket_origin"
+_ROUTES = "distributed.scheduler.http.routes"
+"""Workers have no pages of their own to pass on, and what would do it takes long to load."""
 _SETTINGS = {
     # pinned work stays where it was put
     "distributed.scheduler.work-stealing": False,
@@ -169,7 +172,8 @@ def start_cluster(
         # and a fork server has those of its start
         "env": {**os.environ, **dict.fromkeys(BLAS_THREADS, str(threads))},
     }
-    with dask.config.set(_settings(port)):
+    pages = [page for page in dask.config.get(_ROUTES) if page != "distributed.http.proxy"]
+    with dask.config.set({**_SETTINGS, _ORIGINS: origins(port), _ROUTES: pages}):
         options["config"] = copy.deepcopy(dask.config.config)
         if on_gpus:
             owned = gpu_cluster(slots, per_gpu, options)
@@ -185,7 +189,11 @@ def start_cluster(
     client = None
     try:
         device_arrays.register(on_host=True)
-        client = Client(owned, set_as_default=not _users_is_default())
+        users = False  # a client that is none of these clusters' stays Dask's default
+        with contextlib.suppress(ValueError):  # there is none
+            found = default_client()
+            users = all(cluster.client is not found for cluster in RUNNING)
+        client = Client(owned, set_as_default=not users)
         cluster = attach(
             client,
             owned,
@@ -235,23 +243,14 @@ def _end(client: Client | None, owned: SpecCluster, in_order: bool) -> None:
                 nanny.process.process._process.kill()
 
 
-def _users_is_default() -> bool:
-    """Whether a client that is none of these clusters' is Dask's default."""
-    try:
-        found = default_client()
-    except ValueError:
-        return False
-    return all(cluster.client is not found for cluster in RUNNING)
-
-
 class _LocalSlots(LocalCluster):
-    """Keeps the slots: a worker that is away for a while is one that its nanny restarts."""
+    """Keeps the slots: a worker that is away for a while is one that its nanny restarts.
 
-    def _update_worker_status(self, op: str, msg: Any) -> None:
-        # SpecCluster would close the nanny of a worker that is away 15 s after an earlier death
-        # (distributed.deploy.lost-worker-timeout), and nothing would ever refill the slot
-        update: Any = BaseCluster._update_worker_status
-        update(self, op, msg)
+    SpecCluster would close the nanny of a worker that is away 15 s after an earlier death
+    (distributed.deploy.lost-worker-timeout), and nothing would ever refill the slot.
+    """
+
+    _update_worker_status = BaseCluster._update_worker_status
 
 
 class _ForkingNanny(Nanny):
@@ -362,12 +361,3 @@ def _security(tls: bool) -> Any:
         return Security.temporary()
     except ImportError:
         raise ConfigError(f"tls=True needs the package 'cryptography': {install('tls')}") from None
-
-
-def _settings(dashboard_port: int) -> dict[str, Any]:
-    """Dask's settings while a cluster is started."""
-    websockets = "distributed.scheduler.dashboard.bokeh-application.allow_websocket_origin"
-    routes = "distributed.scheduler.http.routes"
-    # workers have no pages of their own to pass on, and what would do it takes long to load
-    pages = [each for each in dask.config.get(routes) if each != "distributed.http.proxy"]
-    return {**_SETTINGS, websockets: origins(dashboard_port), routes: pages}

@@ -36,7 +36,7 @@ from tiledask.distributed.pipelines.device import StageRunner, StagesMade
 from tiledask.distributed.ranks.mismatch import CollectiveCall
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.ranks.run import run_ranks
-from tiledask.distributed.transport.endpoint import lost
+from tiledask.distributed.transport.messages import lost
 from tiledask.plan.pipelines.costs import PipelineCosts
 from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
 from tiledask.plan.pipelines.timeline import TRANSFER, Span

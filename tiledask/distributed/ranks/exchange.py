@@ -46,7 +46,7 @@ class Exchange:
         if self.call is not None:
             self.rank.transport.box.check()
         plain = CollectiveCall(self.rank.index, self.kind, self.members, 0, self.label, ())
-        self._begun = self.port.enter(self.call or plain)
+        self._before = self.port.enter(self.call or plain)
         if self.devices is not None:
             self.devices.open(self)
         return self
@@ -54,18 +54,18 @@ class Exchange:
     def __exit__(self, error: type[BaseException] | None, *_: Any) -> None:
         if error is not None:
             return
-        done, rank = self.port.leave(self._begun), self.rank
+        (*counted, begin), rank = self.port.leave(self._before), self.rank
         if len(self.members) == 1:
             return
         assert self.terms, f"{self.kind} has nothing to predict its bytes from"
-        barrier, moved = None, done[:3]
+        barrier, moved = None, tuple(counted)
         if self.kind not in ("send", "recv"):
             barrier, rank.barriers = rank.barriers, rank.barriers + 1
         if self.algorithm == NCCL:  # which goes its own way
             moved = predicted(self.kind, NCCL, self.me, self.terms)
         name = "" if self.dtype is None else name_of(self.dtype)
         what = self.kind, self.algorithm, self.members, self.axes, name, self.payload
-        when = rank.at_step, barrier, self.label, done.begin, self.port.since
+        when = rank.at_step, barrier, self.label, begin, self.port.since
         rank.records.append(Record._make((rank.index, *what, *moved, *when, self.terms)))
 
     def rounds(self, root: int = 0) -> tuple[RankRound, ...]:

@@ -21,8 +21,12 @@ from tiledask.distributed.out_of_core.disk import writing
 from tiledask.distributed.ranks.nccl import Devices
 from tiledask.distributed.ranks.rank_function import RankResult, Ranks, arguments, collected, ran
 from tiledask.distributed.retry import retry_lost
-from tiledask.distributed.transport.endpoint import Where, endpoint_of, opened
-from tiledask.distributed.transport.messages import WorkerMessages
+from tiledask.distributed.transport.messages import (
+    Where,
+    WorkerMessages,
+    endpoint_of,
+    opened,
+)
 from tiledask.errors import ConfigError
 from tiledask.tile.nccl import Place, place, stay_near, why_not
 

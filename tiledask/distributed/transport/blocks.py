@@ -121,16 +121,16 @@ class Lender:
         function, args = self.lends(arrays)
         return self.cluster.run(function, *args, timeout=timeout)
 
-    def end(self, timeout: float = 20.0) -> list[Facts]:
+    def end(self) -> list[Facts]:
         """What every slot read and did; nothing is lent any more, and tasks that go on stop."""
-        self.close(timeout)
-        return self.cluster.run(_end, self.name, timeout=timeout)
+        self.close()
+        return self.cluster.run(_end, self.name, timeout=20.0)
 
-    def close(self, timeout: float = 20.0) -> None:
+    def close(self) -> None:
         """Return when no slot has memory of another's GPU open."""
         if self.transport == "ipc":
             with contextlib.suppress(DeadlineError):  # of one that is frozen: it is asked again
-                self.cluster.run(_close, self.name, timeout=timeout)
+                self.cluster.run(_close, self.name, timeout=20.0)
 
 
 @contextlib.contextmanager

@@ -1,10 +1,15 @@
 """Messages from rank to rank of a run on workers, in the task that waits for them.
 
+    client      opened ................................ closed
+    rank 0          mailbox ---- send ----.
+    rank 1          mailbox <-------------'
+
     one host        a datagram: its head and small arrays; of large ones a ticket, by which the
                     receiver reads them from the sender's memory, one copy, and acknowledges it
     several hosts   Dask's connections, from worker to worker: encrypted where Dask encrypts
 
-The sockets are files in a folder that only the user may enter. A message that a datagram cannot
+The mailboxes are known by the run's name. A worker that was replaced meanwhile has none, and says
+so. The sockets are files in a folder that only the user may enter. A message that a datagram cannot
 take, because it is too long or the queue of its receiver is full, goes by Dask; messages have
 numbers, so one may overtake another. Nobody waits for room to send, and so two ranks may send to
 each other at the same time.
@@ -15,29 +20,33 @@ import os
 import pickle
 import socket
 import struct
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_all
+from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from distributed.protocol.serialize import to_serialize
 
 from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.clocks import now
+from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.spool import this_host
 from tiledask.distributed.ranks.mismatch import Doing
 from tiledask.distributed.transport.blocks import Loans, exchanges, ticket_of
-from tiledask.distributed.transport.endpoint import Where, lost, send_message
-from tiledask.distributed.transport.mailbox import Mailbox, call_worker
+from tiledask.distributed.transport.mailbox import CancelledError, Mailbox, answered, call_worker
 from tiledask.distributed.transport.reader import read_part
 from tiledask.distributed.transport.tickets import LoanLostError
 from tiledask.distributed.transport.transport import LOOK, Transport, take_in
-from tiledask.errors import CollectiveError, DeadlineError
-from tiledask.tile.backend import as_dtype, name_of
+from tiledask.errors import ClusterLostError, CollectiveError, DeadlineError
+from tiledask.tile.backend import array_namespace, as_dtype, name_of
 
-__all__ = ["WorkerMessages"]
+__all__ = ["Where", "WorkerMessages", "endpoint_of", "lost", "opened"]
 
 _ANSWER = 2.0
 """Seconds that a worker gets to say what its rank does."""
@@ -45,7 +54,111 @@ _LENT = 1 << 17
 """Bytes from which on a message's arrays are lent to a rank of the same host."""
 _ROOM = 1 << 18
 """Bytes of the longest datagram that is received."""
+_LONGEST = 100
+"""Characters that the path of a socket may have; systems stop at 104 or 108."""
 _SIZE = struct.Struct("<I")
+_endpoints: dict[str, Mailbox] = {}
+"""Of the runs under way in this worker, by name."""
+
+
+class Where(NamedTuple):
+    """Where a rank is."""
+
+    path: str
+    """Of the socket that it receives from; empty if it has none."""
+    host: str
+    """See `this_host`."""
+    pid: int
+
+
+def endpoint_of(run: str, rank: int) -> Mailbox:
+    """The Mailbox of ``run`` in this worker. Raises ClusterLostError if there is none."""
+    if run not in _endpoints:
+        raise lost(rank)
+    return _endpoints[run]
+
+
+def lost(rank: int, why: object = "another has taken its place") -> ClusterLostError:
+    """The error of a run whose rank ``rank`` is gone."""
+    return ClusterLostError(
+        f"the worker of rank {rank} died while the run was under way ({why}); what it had for the "
+        f"run is gone. Run it again"
+    )
+
+
+# -- the client ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def opened(
+    cluster: Cluster, run: str, slots: Sequence[int], folder: Path, timeout: float
+) -> Iterator[tuple[Where, ...]]:
+    """The mailboxes of ``run``, rank r's in ``slots[r]``, inside the block; however it ends, they
+    are closed. By rank, where it is: its socket is in ``folder``, if its worker sees that."""
+    workers = cluster.wait_for_slots(slots, timeout)
+    addresses = tuple(workers[slot]["address"] for slot in slots)
+    try:
+        found = cluster.run(_open, run, addresses, str(folder), timeout=timeout)
+        for rank, slot in enumerate(slots):
+            if found[slot] is None:  # another worker is there by now
+                raise lost(rank)
+        yield tuple(found[slot] for slot in slots)
+    except ClusterLostError:
+        with suppress(Exception):  # where they are now: who is gone would be waited for
+            cluster.wait_for_slots(slots, 0.0)
+        raise
+    finally:
+        with suppress(Exception):  # of a cluster that is gone: nobody is left there
+            cluster.run(_close, run, timeout=10.0)
+
+
+def _open(run: str, addresses: tuple[str, ...], folder: str, dask_worker: Any) -> Where | None:
+    """Where the rank of this worker is; None if it has none."""
+    dask_worker.handlers["tiledask_message"] = _take_message
+    dask_worker.handlers["tiledask_doing"] = _tell_doing
+    if dask_worker.address not in addresses:
+        return None
+    rank = addresses.index(dask_worker.address)
+    _endpoints[run] = here = Mailbox(run, rank, addresses)
+    path = f"{folder}/{rank}"
+    if sys.platform != "linux" or len(path) > _LONGEST or not Path(folder).is_dir():
+        return Where("", this_host(), os.getpid())
+    here.local = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    here.at_end.append(here.local.close)
+    Path(path).unlink(missing_ok=True)
+    here.local.bind(path)
+    return Where(path, this_host(), os.getpid())
+
+
+def _close(run: str) -> None:
+    here = _endpoints.pop(run, None)
+    if here is not None:
+        here.end(CancelledError(f"{run} was ended while rank {here.device} worked for it"))
+        for end in here.at_end:
+            end()
+
+
+# -- handlers of the worker ------------------------------------------------------------------------
+
+
+async def _take_message(run: str, about: bytes, parts: list[Any]) -> dict[str, Any]:
+    """Take in what another rank sends."""
+    here, there = _endpoints.get(run), now()
+    if here is not None:
+        key, note = pickle.loads(about)
+        # messages arrive unaligned, and then sums round otherwise
+        arrays = [
+            array_namespace(flat).array(flat).view(as_dtype(name)).reshape(shape)
+            for flat, name, shape in parts
+        ]
+        take_in(here, key, note, arrays, sum(flat.nbytes for flat, *_ in parts), there)
+    return {"status": "OK", "taken": here is not None}
+
+
+async def _tell_doing(run: str) -> dict[str, Any]:
+    """What the rank of ``run`` here does."""
+    here = _endpoints.get(run)
+    return {"status": "OK", "doing": pickle.dumps(here and here.doing())}
 
 
 class WorkerMessages(Transport):
@@ -92,12 +205,25 @@ class WorkerMessages(Transport):
             return nbytes
         kept = parts if lend else [part.copy() for part in parts]  # they are sent later
         sending = asyncio.run_coroutine_threadsafe(
-            send_message(self._worker, self.box, to, key, note, kept),
-            self._worker.loop.asyncio_loop,
+            self._by_dask(to, key, note, kept), self._worker.loop.asyncio_loop
         )
         self._sending.add(sending)
         sending.add_done_callback(partial(self._sent, to))
         return nbytes
+
+    async def _by_dask(self, to: int, key: Any, note: Any, parts: Sequence[Any]) -> None:
+        """Return when the mailbox of rank ``to`` has the message."""
+        message = self._worker.rpc(self.box.addresses[to]).tiledask_message(
+            run=self.box.run,
+            about=pickle.dumps((key, note)),
+            parts=[
+                (to_serialize(part.reshape(-1).view(np.uint8)), name_of(part.dtype), part.shape)
+                for part in parts
+            ],
+        )
+        answer = await answered(message)
+        if not answer["taken"]:
+            raise lost(to)
 
     def _by_datagram(
         self, to: int, key: Any, note: Any, parts: list[np.ndarray], nbytes: int, lend: bool
@@ -107,6 +233,8 @@ class WorkerMessages(Transport):
         kinds = [(name_of(part.dtype), part.shape) for part in parts]
         acknowledged, tickets = ("read", to, key), []
         if nbytes >= _LENT:  # tickets go; without them, the bytes follow
+            if not all(isinstance(part, np.ndarray) for part in parts):
+                return False
             names = [f"{to} {key} {i}" for i in range(len(flat))]
             given = zip(flat, names, strict=True)
             tickets = [ticket_of(self._loans, part, name, self._worker) for part, name in given]

@@ -13,8 +13,14 @@ from tiledask.distributed.arrays.recompute import Wanted, recovered
 from tiledask.distributed.cluster.spool import this_host
 from tiledask.distributed.transport.blocks import Loans, Span, exchanges
 from tiledask.distributed.transport.mailbox import CancelledError, call_worker
-from tiledask.distributed.transport.process_memory import check_lent, read_memory
-from tiledask.distributed.transport.tickets import LoanLostError, Ticket, laid_out, part_of
+from tiledask.distributed.transport.tickets import (
+    LoanLostError,
+    Ticket,
+    check_lent,
+    laid_out,
+    part_of,
+    read_memory,
+)
 from tiledask.errors import DeadlineError
 from tiledask.plan.products.regions import Region
 from tiledask.tile import as_dtype, ipc

@@ -24,8 +24,7 @@ from tiledask.distributed.transport.mailbox import Mailbox
 from tiledask.errors import CollectiveError, DeadlineError
 
 __all__ = [
-    *("SOON", "Begun", "Message", "Port", "PortCounts", "Steps", "Transport", "driven"),
-    *("portable", "take_in"),
+    *("SOON", "Message", "Port", "PortCounts", "Steps", "Transport", "driven", "take_in"),
 ]
 
 SOON = 0.05
@@ -49,21 +48,9 @@ class Message(NamedTuple):
     """When it came, by the run's clock."""
 
 
-class Begun(NamedTuple):
-    """A collective under way: what its port had moved before; and then what it moved itself."""
-
-    sent: int
-    """Bytes."""
-    received: int
-    """Bytes."""
-    messages: int
-    """That it sent."""
-    begin: float
-    """Seconds since 1970, by the run's clock."""
-    cpu: float
-    """Seconds that the thread had computed."""
-
-
+Moved = tuple[int, int, int, float]
+"""Bytes sent and received, messages sent, and when that began, by the run's clock: by a collective,
+or by its port before it."""
 Round = tuple[Sequence[tuple[int, Sequence[Any]]], Sequence[int], bool]
 """(number, arrays) to send each; numbers to get from; whether what is sent is lent, that is never
 changed."""
@@ -205,23 +192,18 @@ class Port:
 
     # -- collectives --------------------------------------------------------------------------
 
-    def enter(self, what: CollectiveCall) -> Begun:
-        """A collective begins."""
+    def enter(self, what: CollectiveCall) -> Moved:
+        """A collective begins; what was moved before."""
         self.now, self.since = what, self.transport.now()
-        came = sum(self.counts.came)
-        return Begun(self.sent, came, self.messages, self.since, time.thread_time())
+        return self.sent, sum(self.counts.came), self.messages, self.since
 
-    def leave(self, begun: Begun) -> Begun:
-        """It is done: what it moved, when it began, and seconds of the CPU."""
+    def leave(self, before: Moved) -> Moved:
+        """It is done: what it moved."""
         self.transport.settle()
         self.now, self.last, self.since = None, self.now, self.transport.now()
-        return Begun(
-            self.sent - begun.sent,
-            sum(self.counts.came) - begun.received,
-            self.messages - begun.messages,
-            begun.begin,
-            time.thread_time() - begun.cpu,
-        )
+        sent, came, messages, begin = before
+        moved = self.sent - sent, sum(self.counts.came) - came, self.messages - messages
+        return *moved, begin
 
     def doing(self) -> Doing:
         """What this rank does here."""
@@ -384,19 +366,26 @@ class Transport(ABC):
         self.settle()
         self.arrived()
         self._end = "returned"
-        for other in self._others():
-            self.deliver(other, ("end", self.rank), self.doing(), [])
+        for other in range(self.ranks):
+            if other != self.rank:
+                self.deliver(other, ("end", self.rank), self.doing(), [])
         self.arrived()
 
     def fail(self, error: BaseException) -> None:
         """Tell all others that the run is over, and why."""
         self.box.end(error)
-        for other in self._others():
-            with suppress(Exception):  # of a rank that is gone: the others shall hear
-                self.deliver(other, ("over", self.rank), portable(error), [])
-
-    def _others(self) -> list[int]:
-        return [r for r in range(self.ranks) if r != self.rank]
+        try:
+            sent = pickle.dumps(error)
+            pickle.loads(sent)
+        except Exception:  # it goes as its words
+            plain = RuntimeError(f"{type(error).__name__}: {error}")
+            for note in getattr(error, "__notes__", ()):
+                plain.add_note(note)
+            sent = pickle.dumps(plain)
+        for other in range(self.ranks):
+            if other != self.rank:
+                with suppress(Exception):  # of a rank that is gone: the others shall hear
+                    self.deliver(other, ("over", self.rank), sent, [])
 
 
 def take_in(
@@ -415,16 +404,3 @@ def take_in(
         box.ring(True)
     else:
         box.put(key, Message(note, parts, nbytes, there))
-
-
-def portable(error: BaseException) -> bytes:
-    """``error`` for another process; one that cannot be pickled goes as its words."""
-    try:
-        sent = pickle.dumps(error)
-        pickle.loads(sent)
-    except Exception:
-        plain = RuntimeError(f"{type(error).__name__}: {error}")
-        for note in getattr(error, "__notes__", ()):
-            plain.add_note(note)
-        sent = pickle.dumps(plain)
-    return sent

@@ -22,7 +22,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.metrics import time
 from distributed.utils import log_errors
 
-from tiledask.distributed.cluster.cluster import PAGE, RUNNING
+from tiledask.distributed.cluster.cluster import PAGE
 from tiledask.distributed.cluster.tasks import asked
 from tiledask.distributed.deadlines import DEADLINE
 from tiledask.errors import ConfigError, DeadlineError
@@ -234,9 +234,6 @@ def report(path: str | os.PathLike[str], cluster: Any, *, title: str = "Who comp
     if not hasattr(client, "run_on_scheduler"):
         kind = type(client).__name__
         raise ConfigError(f"report shows a cluster or a Dask client, got {kind}; td.plots draws it")
-    for each in RUNNING:
-        if each.client is client:
-            each.await_page()
     try:
         views = asked(client, partial(client._run_on_scheduler, _views_there), DEADLINE)
     except TimeoutError:
