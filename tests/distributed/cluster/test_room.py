@@ -147,10 +147,7 @@ def ones(cluster, n):
 
 def alive(cluster):
     """Process ids, and bytes that each process has held at most."""
-    return (
-        cluster.run(os.getpid),
-        max(cluster.run(host_memory._status, "VmHWM")),
-    )
+    return (cluster.run(os.getpid), max(cluster.run(host_memory._status, "VmHWM")))
 
 
 def blocks_held(dask_worker):

@@ -1,6 +1,6 @@
 """Blocks lent to other processes: read right, counted, and never read once they are taken back.
 
-Holds `tiledask.distributed.transport.blocks`, `tiledask.distributed.transport.mailbox`,
+Holds `tiledask.distributed.transport.blocks`,
 `tiledask.distributed.transport.reader`, `tiledask.distributed.transport.tickets` and
 `tiledask.tile.ipc`.
 """
@@ -21,7 +21,7 @@ from oracles.memory_orders import arrays
 import tiledask as td
 from tiledask.distributed.transport import blocks, tickets
 from tiledask.distributed.transport.blocks import Loans
-from tiledask.distributed.transport.mailbox import answered
+from tiledask.distributed.transport.reader import answered
 from tiledask.distributed.transport.tickets import LoanLostError, Ticket, read_memory
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="process_vm_readv is Linux's")

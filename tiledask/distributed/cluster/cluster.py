@@ -18,8 +18,11 @@ from typing import Any, TypeVar
 
 import dask
 import numpy as np
+from dask._expr import LLGExpr
+from dask._task_spec import Task, parse_input
 from distributed import Client, Future
 from distributed.comm.addressing import get_address_host
+from distributed.spans import SpanMetadata
 
 from tiledask.distributed.cluster.spool import KeptArray, open_spool
 from tiledask.distributed.cluster.tasks import (
@@ -237,23 +240,34 @@ class Cluster:
         name: str = "task",
         beside: bool = False,
     ) -> list[Future[Any]]:
-        """A Future for every slot of ``args``, like `submit`."""
+        """A Future for every slot of ``args``, like `submit`; Dask is told of all at once."""
         self.check_alive()
         self.again(x for mine in args.values() for x in mine if isinstance(x, Future))
-        for slot in args:
+        token, resource = uuid.uuid4().hex, "beside" if beside else "slot"
+        keys, tasks, needs = dict[int, str](), dict[str, Task](), dict[str, dict[str, int]]()
+        for slot, mine in args.items():
             if not is_whole(slot, 0, self.slots - 1):
                 raise ConfigError(
                     f"slot {slot!r} does not exist: this cluster has slots 0..{self.slots - 1}; "
                     f"{self.with_slots('...')} makes more"
                 )
-        token, resource, made = uuid.uuid4().hex, "beside" if beside else "slot", []
-        # blocks go as arguments to workers that do not see the spool: Dask need not warn of them
+            keys[int(slot)] = key = f"{name}-{token}-{int(slot)}"
+            tasks[key] = Task(key, enter, function, *map(parse_input, mine))
+            needs[key] = {f"{resource}{int(slot)}": 1}
+        # as Client.submit does it, for several tasks. Blocks go as arguments to workers that do not
+        # see the spool: Dask need not warn of them
         with dask.config.set({"distributed.admin.large-graph-warning-threshold": 2**60}):
-            for slot, mine in args.items():
-                options = {"key": f"{name}-{token}-{slot}", "resources": {f"{resource}{slot}": 1}}
-                made.append(self.client.submit(enter, function, *mine, pure=False, **options))
-                vars(made[-1])["slot"] = int(slot)
-        return made
+            made = self.client._graph_to_futures(
+                LLGExpr(tasks, _determ_token=token),
+                list(tasks),
+                internal_priority={key: number for number, key in enumerate(tasks)},
+                resources=needs.__getitem__,
+                fifo_timeout="100 ms",
+                span_metadata=SpanMetadata(collections=[{"type": "Future"}]),
+            )
+        for slot, key in keys.items():
+            vars(made[key])["slot"] = slot
+        return [made[key] for key in keys.values()]
 
     def again(self, futures: Iterable[Future[Any]]) -> None:
         """Have Dask try those of ``futures`` again that it gave up for want of a worker.

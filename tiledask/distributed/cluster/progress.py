@@ -21,7 +21,7 @@ from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.tile.progress import is_watched, showing
 
 __all__ = [
-    *("RUNS", "Progress", "Reporter", "announced", "ended", "report", "subscribed", "watching"),
+    *("RUNS", "Progress", "Reporter", "announced", "ended", "report", "subscribed", "watching")
 ]
 
 Progress = bool | Callable[[int, int], None] | None

@@ -158,11 +158,7 @@ def as_room(
 
 
 def _room(
-    keys: list[dict[int, str]],
-    backend: str,
-    limits: Sequence[int],
-    alone: bool,
-    dask_worker: Any,
+    keys: list[dict[int, str]], backend: str, limits: Sequence[int], alone: bool, dask_worker: Any
 ) -> Room:
     """The Room of this worker, its blocks of ``keys`` not counted as held."""
     slot, data, manager = slot_on(dask_worker), dask_worker.data, dask_worker.memory_manager

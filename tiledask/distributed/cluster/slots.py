@@ -224,7 +224,17 @@ class Equip(WorkerPlugin):
         worker.transfer_incoming_log = deque(log, max(_TRANSFERS, log.maxlen or 0))
         await offload(warm_up)
         if self.cap is not None:
-            await _start_threads(worker)
+            # the threads that the worker is known to use, first: stacks are memory too. Any other
+            # that comes later gets a stack of 1 MiB instead of the system's 8
+            threading.stack_size(2**20)
+            loop = asyncio.get_running_loop()
+            # asyncio's own pool looks up the addresses of peers
+            for pool, threads in ((worker.executors["default"], worker.state.nthreads), (None, 4)):
+                together = threading.Barrier(threads).wait
+                await asyncio.gather(
+                    *(loop.run_in_executor(pool, together) for _ in range(threads))
+                )
+            await offload(int)
             host_memory.cap_memory(self.cap)
         for name in _resources(slot):
             worker.state.total_resources[name] = worker.state.available_resources[name] = 1
@@ -277,17 +287,3 @@ def warm_up() -> None:
         matmul(a, a, out=np.zeros((256, 256), np.result_type(dtype, np.float32)), beta=1.0)
         if dtype is not np.float16:  # there is no BLAS of these, and it takes 50 ms
             a @ a
-
-
-async def _start_threads(worker: Any) -> None:
-    """Start the threads that the worker is known to use: stacks are memory too.
-
-    Any other that comes later gets a stack of 1 MiB instead of the system's 8.
-    """
-    threading.stack_size(2**20)
-    loop = asyncio.get_running_loop()
-    # asyncio's own pool looks up the addresses of peers
-    for pool, threads in ((worker.executors["default"], worker.state.nthreads), (None, 4)):
-        together = threading.Barrier(threads)
-        await asyncio.gather(*(loop.run_in_executor(pool, together.wait) for _ in range(threads)))
-    await offload(int)

@@ -12,15 +12,7 @@ from pathlib import Path
 from tiledask.errors import ConfigError
 from tiledask.plan import html
 
-__all__ = [
-    "HOST",
-    "ORIGINS",
-    "SCRIPT",
-    "asked_port",
-    "free_port",
-    "origins",
-    "panel",
-]
+__all__ = ["HOST", "ORIGINS", "SCRIPT", "asked_port", "free_port", "origins", "panel"]
 
 HOST = "127.0.0.1"
 ORIGINS = "TILEDASK_DASHBOARD_ORIGINS"

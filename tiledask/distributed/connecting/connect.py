@@ -109,16 +109,9 @@ def connect(
         try:
             _wait_for_workers(made, wanted or 1, seconds)
             _check_versions(made, seconds)
-            return attach(
-                made,
-                client,
-                end,
-                Equip(),
-                device=device,
-                why=f"workers of {_address(made)} were connected to",
-                workers=wanted,
-                seconds=seconds,
-            )
+            why = f"workers of {_address(made)} were connected to"
+            given = made, client, end, Equip()
+            return attach(*given, device=device, why=why, workers=wanted, seconds=seconds)
         except BaseException:
             give_back(made)
             end(True)

@@ -44,7 +44,7 @@ class Exchange:
 
     def __enter__(self) -> "Exchange":
         if self.call is not None:
-            self.rank.transport.box.check()
+            self.rank.transport.check()
         plain = CollectiveCall(self.rank.index, self.kind, self.members, 0, self.label, ())
         self._before = self.port.enter(self.call or plain)
         if self.devices is not None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from tiledask.distributed.ranks.mismatch import CollectiveCall
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.ranks.records import Record, Records, StepRecord
-from tiledask.distributed.transport.mailbox import CancelledError
+from tiledask.distributed.transport.tickets import CancelledError
 from tiledask.distributed.transport.transport import PortCounts, Transport
 from tiledask.errors import ClusterLostError, CollectiveError, ConfigError, DeadlineError
 from tiledask.plan.products.traffic import Traffic
@@ -73,7 +73,7 @@ def ran(
     rank = Rank(shape, transport, backend, names)
     try:
         result = function(rank, *args)
-        transport.box.check()
+        transport.check()
         transport.finish()
     except BaseException as error:
         raise _told(transport, error) from None
@@ -90,7 +90,7 @@ def _told(transport: Transport, error: BaseException) -> BaseException:
     """``error``, with where this rank was; if it is this rank's own, all others know it now."""
     doing = transport.doing()
     where = f"in {doing.call}" if doing.call else "outside of its collectives"
-    if error is transport.box.over:
+    if error is transport.over:
         transport.heard = True
         error.add_note(f"rank {transport.rank} heard of it {where}")
         return error

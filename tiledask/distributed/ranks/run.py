@@ -10,8 +10,6 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from distributed import get_worker
-
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.clocks import set_clocks
@@ -23,7 +21,6 @@ from tiledask.distributed.ranks.rank_function import RankResult, Ranks, argument
 from tiledask.distributed.retry import retry_lost
 from tiledask.distributed.transport.messages import (
     Where,
-    WorkerMessages,
     endpoint_of,
     opened,
 )
@@ -162,11 +159,10 @@ def _places(
 
 def _work(plan: _Plan, function: Callable[..., Any], *args: Any) -> RankResult:
     """The function on this worker (a task)."""
-    deadline, here = time.monotonic() + plan.seconds, endpoint_of(plan.run, plan.rank)
-    transport = WorkerMessages(plan.rank, here, deadline, get_worker(), plan.where)
+    deadline, transport = time.monotonic() + plan.seconds, endpoint_of(plan.run, plan.rank)
+    transport.begin(deadline, plan.where)
     if plan.places:
         stay_near(plan.places)
         transport.devices = Devices(transport)
-        here.at_end.append(transport.devices.close)  # when all ranks are done with it
     with host_memory.kept_by_malloc():
         return ran(function, plan.shape, transport, plan.backend, args, plan.names)

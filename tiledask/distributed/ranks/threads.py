@@ -1,4 +1,4 @@
-"""A rank function on threads of this process: no Dask, no cluster, one mailbox per rank."""
+"""A rank function on threads of this process: no Dask, no cluster."""
 
 import threading
 import time
@@ -12,7 +12,6 @@ import numpy as np
 
 from tiledask.distributed.ranks.mismatch import Doing
 from tiledask.distributed.ranks.rank_function import RankResult, Ranks, arguments, collected, ran
-from tiledask.distributed.transport.mailbox import Mailbox
 from tiledask.distributed.transport.transport import (
     SOON,
     Message,
@@ -20,7 +19,6 @@ from tiledask.distributed.transport.transport import (
     Steps,
     Transport,
     driven,
-    take_in,
 )
 from tiledask.errors import ConfigError, DeadlineError
 from tiledask.plan.whole import is_whole
@@ -49,7 +47,7 @@ class _Task:
 
     def advance(self) -> bool:
         """Go on while all messages are there; whether it is over."""
-        port, box = self.port, self.transport.box
+        port, here = self.port, self.transport
         try:
             while True:
                 came: Any = None
@@ -60,8 +58,8 @@ class _Task:
                     port.put(to, parts, self.note, lend)
                 self.keys = port.keys(self.sources)
                 # it lies there before it looks, so whoever brings something meanwhile sees it
-                box.tasks[self] = missing = set(self.keys)
-                if not box.parcels.keys() >= missing or box.tasks.pop(self, None) is None:
+                here.tasks[self] = missing = set(self.keys)
+                if not here.parcels.keys() >= missing or here.tasks.pop(self, None) is None:
                     return False
         except StopIteration as done:
             self.result = done.value
@@ -71,17 +69,19 @@ class _Task:
 
 
 class Threads(Transport):
-    """A transport between threads: messages are put into the others' mailboxes, as copies.
+    """A transport between threads: messages are put into the others' parcels, as copies.
 
     To wake a thread up takes longer than all else about a small message. So a thread that brings
     another rank what that waits for goes on with its collective, and only the result wakes it.
     """
 
-    def __init__(self, rank: int, boxes: Sequence[Mailbox], deadline: float) -> None:
-        self._boxes = boxes
+    def __init__(self, rank: int, ranks: int, everybody: list["Threads"], deadline: float) -> None:
+        self._everybody = everybody
         self.ready: deque[_Task] = deque()
         """What has got its last message from here."""
-        super().__init__(rank, len(boxes), boxes[rank], deadline)
+        self.tasks: dict[_Task, set[Any]] = {}
+        """What waits here for messages, and is carried on by the thread that brings the last."""
+        super().__init__(rank, ranks, deadline)
 
     now = staticmethod(time.time)
 
@@ -98,15 +98,15 @@ class Threads(Transport):
         nbytes = 0
         for part in parts:
             nbytes += part.nbytes
-        box = self._boxes[to]
+        there = self._everybody[to]
         if len(key) == 2:  # the end of a rank, or of the run
-            take_in(box, key, note, parts, nbytes)
+            there.arrive(key, note, parts, nbytes)
             return 0
-        box.parcels[key] = Message(note, parts, nbytes)  # notes are frozen values
-        if box.waiters:
-            box.ring()
-        for task, keys in list(box.tasks.items()):
-            if box.parcels.keys() >= keys and box.tasks.pop(task, None) is not None:
+        there.parcels[key] = Message(note, parts, nbytes)  # notes are frozen values
+        if there.waiters:
+            there.ring()
+        for task, keys in list(there.tasks.items()):
+            if there.parcels.keys() >= keys and there.tasks.pop(task, None) is not None:
                 self.ready.append(task)  # it is this thread's now, and nobody else's
         return nbytes
 
@@ -119,7 +119,7 @@ class Threads(Transport):
         while mine not in ended:
             if mine.bell.acquire(timeout=SOON):
                 break
-            if self.box.tasks.pop(mine, None) is not None:
+            if self.tasks.pop(mine, None) is not None:
                 # something is late: wait for it in the way that says so
                 swap = partial(port.swap, note=note)
                 return driven(steps, swap, swap((), mine.sources))
@@ -151,8 +151,7 @@ class Threads(Transport):
         return super().wait(*what)
 
     def ask(self, rank: int) -> Doing | None:
-        doing: Doing = self._boxes[rank].doing()
-        return doing
+        return self._everybody[rank].doing()
 
 
 def run_threads(
@@ -175,9 +174,8 @@ def run_threads(
     if not shape or not all(is_whole(n, 1) for n in shape):
         raise ConfigError(f"a mesh shape is whole numbers of 1 or more, got {shape}")
     given = arguments(shape, args, per_rank)
-    boxes = [Mailbox("threads", r) for r in range(len(given))]
-    deadline = time.monotonic() + timeout
-    transports = [Threads(r, boxes, deadline) for r in range(len(given))]
+    deadline, transports = time.monotonic() + timeout, list[Threads]()
+    transports += [Threads(r, len(given), transports, deadline) for r in range(len(given))]
     ended: list[Future[RankResult]] = [Future() for _ in given]
 
     def work(r: int) -> None:
@@ -196,12 +194,12 @@ def run_threads(
     if failed:
         ended[next((r for r in failed if not transports[r].heard), failed[0])].result()
     if late:
-        words = "; ".join(boxes[r].doing().words(r, time.time()) for r in late)
+        words = "; ".join(transports[r].doing().words(r, time.time()) for r in late)
         over = DeadlineError(
             f"ranks {late} have not returned after {timeout:g} s: {words}. Give the run longer "
             f"with timeout="
         )
-        for box in boxes:
-            box.end(over)
+        for each in transports:
+            each.end(over)
         raise over
     return collected([each.result() for each in ended])

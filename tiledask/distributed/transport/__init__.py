@@ -3,7 +3,6 @@
 blocks.py     blocks are lent, and how others may read them
 tickets.py    where they lie; parts of them read from another process's memory
 reader.py     the same for a task, and counted
-mailbox.py    what was sent to a rank and not taken yet
 transport.py  messages between ranks, and what is said when they do not come
 messages.py   the same between workers, and where they receive: datagrams on one host, else by Dask
 """

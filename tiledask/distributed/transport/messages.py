@@ -1,14 +1,14 @@
 """Messages from rank to rank of a run on workers, in the task that waits for them.
 
     client      opened ................................ closed
-    rank 0          mailbox ---- send ----.
-    rank 1          mailbox <-------------'
+    rank 0          parcels ---- send ----.
+    rank 1          parcels <-------------'
 
     one host        a datagram: its head and small arrays; of large ones a ticket, by which the
                     receiver reads them from the sender's memory, one copy, and acknowledges it
     several hosts   Dask's connections, from worker to worker: encrypted where Dask encrypts
 
-The mailboxes are known by the run's name. A worker that was replaced meanwhile has none, and says
+The ends are known by the run's name. A worker that was replaced meanwhile has none, and says
 so. The sockets are files in a folder that only the user may enter. A message that a datagram cannot
 take, because it is too long or the queue of its receiver is full, goes by Dask; messages have
 numbers, so one may overtake another. Nobody waits for room to send, and so two ranks may send to
@@ -39,10 +39,9 @@ from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.spool import this_host
 from tiledask.distributed.ranks.mismatch import Doing
 from tiledask.distributed.transport.blocks import Loans, exchanges, ticket_of
-from tiledask.distributed.transport.mailbox import CancelledError, Mailbox, answered, call_worker
-from tiledask.distributed.transport.reader import read_part
-from tiledask.distributed.transport.tickets import LoanLostError
-from tiledask.distributed.transport.transport import LOOK, Transport, take_in
+from tiledask.distributed.transport.reader import answered, call_worker, read_part
+from tiledask.distributed.transport.tickets import CancelledError, LoanLostError
+from tiledask.distributed.transport.transport import LOOK, Transport
 from tiledask.errors import ClusterLostError, CollectiveError, DeadlineError
 from tiledask.tile.backend import array_namespace, as_dtype, name_of
 
@@ -57,7 +56,7 @@ _ROOM = 1 << 18
 _LONGEST = 100
 """Characters that the path of a socket may have; systems stop at 104 or 108."""
 _SIZE = struct.Struct("<I")
-_endpoints: dict[str, Mailbox] = {}
+_endpoints: dict[str, "WorkerMessages"] = {}
 """Of the runs under way in this worker, by name."""
 
 
@@ -71,8 +70,8 @@ class Where(NamedTuple):
     pid: int
 
 
-def endpoint_of(run: str, rank: int) -> Mailbox:
-    """The Mailbox of ``run`` in this worker. Raises ClusterLostError if there is none."""
+def endpoint_of(run: str, rank: int) -> "WorkerMessages":
+    """The end of ``run`` in this worker. Raises ClusterLostError if there is none."""
     if run not in _endpoints:
         raise lost(rank)
     return _endpoints[run]
@@ -93,8 +92,8 @@ def lost(rank: int, why: object = "another has taken its place") -> ClusterLostE
 def opened(
     cluster: Cluster, run: str, slots: Sequence[int], folder: Path, timeout: float
 ) -> Iterator[tuple[Where, ...]]:
-    """The mailboxes of ``run``, rank r's in ``slots[r]``, inside the block; however it ends, they
-    are closed. By rank, where it is: its socket is in ``folder``, if its worker sees that."""
+    """The ends of ``run``, rank r's in ``slots[r]``, inside the block; however it ends, they are
+    closed. By rank, where it is: its socket is in ``folder``, if its worker sees that."""
     workers = cluster.wait_for_slots(slots, timeout)
     addresses = tuple(workers[slot]["address"] for slot in slots)
     try:
@@ -119,23 +118,15 @@ def _open(run: str, addresses: tuple[str, ...], folder: str, dask_worker: Any) -
     if dask_worker.address not in addresses:
         return None
     rank = addresses.index(dask_worker.address)
-    _endpoints[run] = here = Mailbox(run, rank, addresses)
-    path = f"{folder}/{rank}"
-    if sys.platform != "linux" or len(path) > _LONGEST or not Path(folder).is_dir():
-        return Where("", this_host(), os.getpid())
-    here.local = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    here.at_end.append(here.local.close)
-    Path(path).unlink(missing_ok=True)
-    here.local.bind(path)
-    return Where(path, this_host(), os.getpid())
+    _endpoints[run] = here = WorkerMessages(run, rank, addresses, dask_worker, f"{folder}/{rank}")
+    return Where(here.path, this_host(), os.getpid())
 
 
 def _close(run: str) -> None:
     here = _endpoints.pop(run, None)
     if here is not None:
-        here.end(CancelledError(f"{run} was ended while rank {here.device} worked for it"))
-        for end in here.at_end:
-            end()
+        here.end(CancelledError(f"{run} was ended while rank {here.rank} worked for it"))
+        here.close()
 
 
 # -- handlers of the worker ------------------------------------------------------------------------
@@ -151,7 +142,7 @@ async def _take_message(run: str, about: bytes, parts: list[Any]) -> dict[str, A
             array_namespace(flat).array(flat).view(as_dtype(name)).reshape(shape)
             for flat, name, shape in parts
         ]
-        take_in(here, key, note, arrays, sum(flat.nbytes for flat, *_ in parts), there)
+        here.arrive(key, note, arrays, sum(flat.nbytes for flat, *_ in parts), there)
     return {"status": "OK", "taken": here is not None}
 
 
@@ -165,25 +156,32 @@ class WorkerMessages(Transport):
     """Messages between workers. What is lent counts as sent; the reader counts what came."""
 
     def __init__(
-        self, rank: int, here: Mailbox, deadline: float, worker: Any, where: Sequence[Where] = ()
+        self, run: str, rank: int, addresses: tuple[str, ...], worker: Any, path: str
     ) -> None:
-        """``where``: of all ranks, if those of one host may use sockets."""
-        super().__init__(rank, len(here.addresses), here, deadline)
-        self._worker, self._where = worker, where
-        self._near = {
-            other: each.path
-            for other, each in enumerate(where)
-            if here.local is not None and each.path and each.host == this_host()
-        }
+        """``path``: of the socket that it receives from, if there can be one."""
+        super().__init__(rank, len(addresses))
+        self.run, self._addresses, self._worker, self.path = run, addresses, worker, ""
+        self._where: Sequence[Where] = ()
+        self._near: dict[int, str] = {}
+        """Path of the socket of each rank of this host."""
         self._sending: set[Future[Any]] = set()
-        self._loans = exchanges.setdefault(here.run, Loans())
+        self._loans = exchanges.setdefault(run, Loans())
         self._lent: dict[tuple[Any, ...], list[str]] = {}
         """By the key of their acknowledgement, names of arrays that another rank reads."""
         self._own: list[tuple[Any, ...]] = []
         """The acknowledgements of what the sender wants back before it goes on."""
-        self._out = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if self._near else None
-        self._room = bytearray(_ROOM if self._near else 0)
-        here.at_end.append(self._close)
+        if sys.platform == "linux" and len(path) <= _LONGEST and Path(path).parent.is_dir():
+            self.path, self._room = path, bytearray(_ROOM)
+            self._in, self._out = (socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in "io")
+            Path(path).unlink(missing_ok=True)
+            self._in.bind(path)
+
+    def begin(self, deadline: float, where: Sequence[Where]) -> None:
+        """The function begins. ``where``: of all ranks, if those of one host may use sockets."""
+        self.deadline, self._where = deadline, where
+        for other, each in enumerate(where):
+            if self.path and each.path and each.host == this_host():
+                self._near[other] = each.path
 
     def now(self) -> float:
         return now()
@@ -212,9 +210,9 @@ class WorkerMessages(Transport):
         return nbytes
 
     async def _by_dask(self, to: int, key: Any, note: Any, parts: Sequence[Any]) -> None:
-        """Return when the mailbox of rank ``to`` has the message."""
-        message = self._worker.rpc(self.box.addresses[to]).tiledask_message(
-            run=self.box.run,
+        """Return when rank ``to`` has the message."""
+        message = self._worker.rpc(self._addresses[to]).tiledask_message(
+            run=self.run,
             about=pickle.dumps((key, note)),
             parts=[
                 (to_serialize(part.reshape(-1).view(np.uint8)), name_of(part.dtype), part.shape)
@@ -249,7 +247,6 @@ class WorkerMessages(Transport):
 
     def _send(self, to: int, views: Sequence[Any]) -> bool:
         """Whether a datagram was taken."""
-        assert self._out is not None
         try:
             self._out.sendmsg(views, [], socket.MSG_DONTWAIT, self._near[to])
         except OSError as error:  # too long, no room for it, or nobody there
@@ -263,12 +260,12 @@ class WorkerMessages(Transport):
         try:
             os.kill(self._where[rank].pid, 0)
         except ProcessLookupError as error:
-            self.box.end(lost(rank, error))
+            self.end(lost(rank, error))
 
     def _sent(self, to: int, sending: Future[Any]) -> None:
         error = None if sending.cancelled() else sending.exception()
         if error is not None:
-            self.box.end(lost(to, error))
+            self.end(lost(to, error))
         self._sending.discard(sending)
 
     @property
@@ -284,15 +281,15 @@ class WorkerMessages(Transport):
             acknowledged = self._own.pop()
             while not self.wait(None, min(self.deadline, monotonic() + LOOK), [acknowledged]):
                 self._may_wait(acknowledged[1])
-        for acknowledged in self._lent.keys() & self.box.parcels.keys():
+        for acknowledged in self._lent.keys() & self.parcels.keys():
             self._take_back(acknowledged)
-            del self.box.parcels[acknowledged]
+            del self.parcels[acknowledged]
 
     def _may_wait(self, to: int) -> None:
         """Raise if there is no hope that rank ``to`` takes what is lent to it."""
         self._check_there(to)
-        self.box.check()
-        late, over = monotonic() > self.deadline, ("end", to) in self.box.parcels
+        self.check()
+        late, over = monotonic() > self.deadline, ("end", to) in self.parcels
         if late or over:
             raise (DeadlineError if late else CollectiveError)(
                 f"rank {self.rank} could not send all to rank {to} in {self.doing().call}: "
@@ -304,7 +301,7 @@ class WorkerMessages(Transport):
         self._own = [*self._lent]
         self.settle()
         left = wait_for_all(list(self._sending), max(0.0, self.deadline - monotonic())).not_done
-        self.box.check()
+        self.check()
         if left:
             raise DeadlineError(
                 f"{len(left)} messages that rank {self.rank} sent had not arrived at the run's "
@@ -317,9 +314,9 @@ class WorkerMessages(Transport):
 
     # -- in -----------------------------------------------------------------------------------
 
-    def wait(self, ready: Any, deadline: float, keys: Sequence[Any] = ()) -> bool:
+    def wait(self, ready: Any, deadline: float, keys: Sequence[Any] = (), bell: Any = None) -> bool:
         # who brings something by Dask meanwhile rings by a datagram of nothing
-        return self.box.wait(ready, deadline, keys, self if self._near else None)
+        return super().wait(ready, deadline, keys, self if self._near else None)
 
     def release(self) -> None:
         """Wake the task, if it waits for a datagram."""
@@ -327,9 +324,9 @@ class WorkerMessages(Transport):
 
     def acquire(self, timeout: float) -> None:
         """Take in a datagram, if one comes in time."""
-        self.box.local.settimeout(min(timeout, 3600.0))  # systems take no more than weeks
+        self._in.settimeout(min(timeout, 3600.0))  # systems take no more than weeks
         try:
-            size = self.box.local.recv_into(self._room)
+            size = self._in.recv_into(self._room)
         except OSError:  # nothing came, or the run was closed
             return
         if not size:
@@ -345,32 +342,37 @@ class WorkerMessages(Transport):
                 at += each.nbytes
         for ticket, each in zip(tickets, flat, strict=bool(tickets)):
             try:
-                where = self._worker, self.box.run, ticket, ((0, each.nbytes),)
+                where = self._worker, self.run, ticket, ((0, each.nbytes),)
                 part = read_part(*where, each, self._loans.opened)
             except LoanLostError as error:
-                self.box.end(lost(source, error))
+                self.end(lost(source, error))
                 return
             if part.ctypes.data != each.ctypes.data:  # it came as a message
                 each[:] = part
         if tickets:
             self.deliver(source, ("read", self.rank, key), None, [])
-        take_in(self.box, key, note, parts, sum(part.nbytes for part in parts), now())
+        self.arrive(key, note, parts, sum(part.nbytes for part in parts), now())
 
     # -- what others do -----------------------------------------------------------------------
 
     def ask(self, rank: int) -> Doing | None:
         if rank in self._near:
             self._check_there(rank)
-        given = self._worker, self.box.addresses[rank], "tiledask_doing", _ANSWER
+        given = self._worker, self._addresses[rank], "tiledask_doing", _ANSWER
         try:
-            doing: Doing | None = pickle.loads(call_worker(*given, run=self.box.run)["doing"])
+            doing: Doing | None = pickle.loads(call_worker(*given, run=self.run)["doing"])
         except (OSError, TimeoutError):  # of a worker that is frozen or gone
             return None
         return doing
 
-    def _close(self) -> None:
-        if self._out is not None:
+    def close(self) -> None:
+        """End what is left of it here; nobody needs it any more."""
+        if self._near:
             self.release()  # wakes the task, if it still waits
+        if self.path:
+            self._in.close()
             self._out.close()
-        exchanges.pop(self.box.run, None)
+        exchanges.pop(self.run, None)
         self._loans.lent.clear()
+        if self.devices is not None:
+            self.devices.close()

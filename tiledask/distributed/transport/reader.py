@@ -1,9 +1,10 @@
 """The borrower's side of lent blocks: a task reads parts of them, and they are counted."""
 
+import asyncio
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Iterable, Iterator
 from time import time
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from dask.context import thread_state
@@ -12,8 +13,8 @@ from distributed import Reschedule, get_worker
 from tiledask.distributed.arrays.recompute import Wanted, recovered
 from tiledask.distributed.cluster.spool import this_host
 from tiledask.distributed.transport.blocks import Loans, Span, exchanges
-from tiledask.distributed.transport.mailbox import CancelledError, call_worker
 from tiledask.distributed.transport.tickets import (
+    CancelledError,
     LoanLostError,
     Ticket,
     check_lent,
@@ -25,8 +26,9 @@ from tiledask.errors import DeadlineError
 from tiledask.plan.products.regions import Region
 from tiledask.tile import as_dtype, ipc
 
-__all__ = ["Reader", "read_part"]
+__all__ = ["Reader", "answered", "call_worker", "read_part"]
 
+T = TypeVar("T")
 PATIENCE = 30.0
 """Seconds that a borrower waits for an owner's answer."""
 _failed: set[str] = set()
@@ -100,12 +102,7 @@ class Reader:
 
 
 def read_part(
-    worker: Any,
-    exchange: str,
-    ticket: Ticket,
-    ends: Region,
-    buffer: Any,
-    opened: ipc.Opened | None,
+    worker: Any, exchange: str, ticket: Ticket, ends: Region, buffer: Any, opened: ipc.Opened | None
 ) -> Any:
     """A part of a block: from its owner's memory or GPU into ``buffer``, else by Dask.
 
@@ -160,3 +157,28 @@ def _read_gpu(opened: ipc.Opened, ticket: Ticket, ends: Region, buffer: Any) -> 
         raise
     check_lent(ticket)
     return laid_out(ticket, ends, buffer)
+
+
+# -- other workers ---------------------------------------------------------------------------------
+
+
+async def answered(call: Awaitable[T]) -> T:
+    """What another worker answers; OSError if this one is being closed, as if the other one were:
+    Dask's pool of connections then raises a RuntimeError."""
+    try:
+        return await call
+    except RuntimeError as error:
+        if "ConnectionPool is closed" not in str(error):
+            raise
+        raise OSError("this worker is being closed") from None
+
+
+def call_worker(worker: Any, address: str, operation: str, seconds: float, **given: Any) -> Any:
+    """What the worker at ``address`` answers to one of its handlers, asked from a task of
+    ``worker``; raises TimeoutError after ``seconds``, and OSError if one of both is gone."""
+
+    async def ask() -> Any:
+        call = getattr(worker.rpc(address), operation)(**given)
+        return await asyncio.wait_for(answered(call), seconds)
+
+    return asyncio.run_coroutine_threadsafe(ask(), worker.loop.asyncio_loop).result(2 * seconds)

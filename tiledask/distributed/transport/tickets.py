@@ -20,12 +20,16 @@ from tiledask.plan.products.regions import Region
 from tiledask.tile import as_dtype, ipc
 
 __all__ = [
-    *("LoanLostError", "Ticket", "check_lent", "laid_out", "let_siblings_read", "part_of"),
-    "read_memory",
+    *("CancelledError", "LoanLostError", "Ticket", "check_lent", "laid_out", "let_siblings_read"),
+    *("part_of", "read_memory"),
 ]
 
 _MOST_PIECES = 1024  # IOV_MAX of Linux: pieces of memory in one call
 _MOST_BYTES = 2**30  # in one call; Linux stops at 2 GiB - 4 KiB
+
+
+class CancelledError(RuntimeError):
+    """The run or the exchange was ended while a device still worked for it."""
 
 
 class LoanLostError(ClusterLostError):

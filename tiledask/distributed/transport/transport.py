@@ -1,7 +1,10 @@
 """How messages go from rank to rank, and what is said when they do not come.
 
-    rank 0  put --- deliver ---> mailbox of rank 1 --- get      messages between two ranks of a
+    rank 0  put --- deliver ---> parcels of rank 1 --- get      messages between two ranks of a
             counted                         counted             port are taken in their order
+
+What came lies in the parcels until it is taken. Whoever waits says for what, and is woken once,
+when all of it is there: to wake a thread up takes longer than all else about a small message.
 
 A message may carry the sender's `CollectiveCall`. The receiver compares it with its own, so two
 ranks that call different things find out at the first message. A message of a program, which was
@@ -9,10 +12,12 @@ checked before, carries none. A rank that returns says so to all others, a rank 
 error to all, and ranks that wait for each other in a circle are found by asking what they do.
 """
 
+import math
 import pickle
+import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,12 +25,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tiledask.distributed.ranks.mismatch import CollectiveCall, Doing, mismatch
-from tiledask.distributed.transport.mailbox import Mailbox
 from tiledask.errors import CollectiveError, DeadlineError
 
-__all__ = [
-    *("SOON", "Message", "Port", "PortCounts", "Steps", "Transport", "driven", "take_in"),
-]
+__all__ = ["SOON", "Message", "Port", "PortCounts", "Steps", "Transport", "driven"]
 
 SOON = 0.05
 """Seconds within which most messages come: nothing is looked up or told before."""
@@ -90,7 +92,7 @@ class Port:
 
     def __init__(self, transport: "Transport", members: tuple[int, ...], stream: str) -> None:
         self.members, self.rank = members, transport.rank
-        self.transport, self._box = transport, transport.box
+        self.transport, self._parcels = transport, transport.parcels
         self._name = f"{stream} {members}"  # a string keeps its hash
         self.sent = self.messages = 0
         """Bytes and messages that left."""
@@ -116,7 +118,7 @@ class Port:
     ) -> None:
         """Send ``parts`` to number ``to``; ``lend``: nobody will ever change them. A ``signal`` is
         counted nowhere."""
-        self._box.check()
+        self.transport.check()
         posted = self.counts.posted
         key = self._name, self.rank, posted[to]
         sent = self.transport.deliver(self.members[to], key, note, parts, lend)
@@ -132,14 +134,14 @@ class Port:
         wait for each other; DeadlineError when the run's time is over; and what ended the run.
         """
         keys, transport = self.keys(sources), self.transport
-        if not self._box.parcels.keys() >= set(keys):
+        if not self._parcels.keys() >= set(keys):
             soon = min(transport.deadline, time.monotonic() + SOON)
             if not transport.wait(None, soon, keys):
                 transport.await_all(self, keys)
         return self.pop(sources, keys, signals)
 
     def keys(self, sources: Sequence[int]) -> list[tuple[Any, ...]]:
-        """Under which the next messages of ``sources`` will be in the mailbox."""
+        """Under which the next messages of ``sources`` will be in the parcels."""
         taken = self.counts.taken
         return [(self._name, self.members[source], taken[source]) for source in sources]
 
@@ -147,8 +149,8 @@ class Port:
         self, sources: Sequence[int], keys: Sequence[tuple[Any, ...]], signals: bool = False
     ) -> list[Message]:
         """The next messages of ``sources``, which are there."""
-        counts, parcels = self.counts, self._box.parcels
-        found: list[Message] = [parcels.pop(key) for key in keys]
+        counts = self.counts
+        found: list[Message] = [self._parcels.pop(key) for key in keys]
         for source, message in zip(sources, found, strict=True):
             counts.taken[source] += 1
             if not signals:
@@ -207,7 +209,7 @@ class Port:
 
     def doing(self) -> Doing:
         """What this rank does here."""
-        missing = [rank for rank, key in self.waits if key not in self._box.parcels]
+        missing = [rank for rank, key in self.waits if key not in self._parcels]
         waits_for, taken = missing[0] if missing else None, sum(self.counts.taken)
         flying = self.transport.flying
         return Doing(self.now, waits_for, taken, self.last, self.since, flying)
@@ -216,8 +218,16 @@ class Port:
 class Transport(ABC):
     """A rank's way to the others of its run; counts what goes through."""
 
-    def __init__(self, rank: int, ranks: int, box: Mailbox, deadline: float) -> None:
-        self.rank, self.ranks, self.box, self.deadline = rank, ranks, box, deadline
+    def __init__(self, rank: int, ranks: int, deadline: float = math.inf) -> None:
+        self.rank, self.ranks, self.deadline = rank, ranks, deadline
+        self.parcels: dict[Hashable, Any] = {}
+        """What came and was not taken yet, by its key."""
+        self.over: BaseException | None = None
+        """Why nothing is to be done here any more."""
+        self.waiters: list[tuple[set[Hashable], Any]] = []
+        """Of who waits here: the keys without which there is no need to wake up; and what is
+        released to wake it, a lock that is taken. Not a SimpleQueue: asked to wait for less time
+        than its thread is kept from running, its get waits for ever in Python 3.11."""
         self.ports: dict[tuple[tuple[int, ...], str], Port] = {}
         """By members and stream."""
         self.devices: Any = None
@@ -225,7 +235,6 @@ class Transport(ABC):
         self.heard = False
         """Whether it was another rank that ended the run."""
         self._begun, self._end = self.now(), ""
-        box.doing = self.doing
 
     # -- what each transport does in its own way ---------------------------------------------
 
@@ -242,7 +251,7 @@ class Transport(ABC):
         parts: Sequence[np.ndarray],
         lend: bool = False,
     ) -> int:
-        """Bring ``parts`` to rank ``to``'s mailbox, by `take_in`; bytes that left.
+        """Bring ``parts`` to rank ``to``, which has them `arrive`; bytes that left.
 
         The caller changes the arrays only after `settle`, and if it lends them never.
         """
@@ -259,17 +268,64 @@ class Transport(ABC):
         """Return when all that was delivered has arrived, where it may overtake each other."""
         return
 
+    # -- what came ----------------------------------------------------------------------------
+
+    def arrive(
+        self, key: Any, note: Any, parts: Sequence[np.ndarray], nbytes: int, there: float = 0.0
+    ) -> None:
+        """Put what was delivered into the parcels; ``there``: when it came."""
+        if key[0] == "over":
+            self.end(pickle.loads(note))
+            return
+        self.parcels[key] = note if key[0] == "end" else Message(note, parts, nbytes, there)
+        self.ring(key[0] == "end")
+
+    def end(self, error: BaseException) -> None:
+        """End the run here, because of ``error``; the first one stays."""
+        self.over = self.over or error
+        self.ring(True)
+
+    def ring(self, all_of_them: bool = False) -> None:
+        """Wake who misses nothing more, or ``all_of_them``; called after parcels were put in."""
+        # who waits shows that first and looks for its parcels then, so one of both sees the other
+        for keys, bell in list(self.waiters):
+            if all_of_them or self.parcels.keys() >= keys:
+                with suppress(RuntimeError):  # it was rung already
+                    bell.release()
+
+    def check(self) -> None:
+        """Raise why this run is over, if it is."""
+        if self.over is not None:
+            raise self.over
+
     def wait(
         self,
         ready: Callable[[], bool] | None,
         deadline: float,
-        keys: Sequence[tuple[Any, ...]] = (),
+        keys: Sequence[Hashable] = (),
+        bell: Any = None,
     ) -> bool:
-        """Whether ``ready`` came true before ``deadline``; raises if the run is over.
+        """Whether ``ready`` came true before ``deadline`` (time.monotonic); raises if the run is
+        over.
 
-        ``keys``: of messages without all of which it is not ready; None is ready when they came.
+        ``keys``: of messages without all of which it is not ready, unless all are rung for; None is
+        ready when they are there. ``bell``: of the thread that waits, if it has one.
         """
-        return self.box.wait(ready, deadline, keys)
+        if bell is None:
+            bell = threading.Lock()
+            bell.acquire()
+        waiter = set(keys), bell
+        self.waiters.append(waiter)
+        try:
+            while True:
+                done = self.parcels.keys() >= waiter[0] if ready is None else ready()
+                self.check()
+                left = deadline - time.monotonic()
+                if done or left <= 0:
+                    return done
+                bell.acquire(timeout=min(left, threading.TIMEOUT_MAX))
+        finally:
+            self.waiters.remove(waiter)
 
     @property
     def flying(self) -> bool:
@@ -294,7 +350,7 @@ class Transport(ABC):
 
     def await_all(self, port: Port, keys: Sequence[tuple[Any, ...]]) -> None:
         """Return when the messages of ``keys``, for ``port``, are there; raises as `Port.get`."""
-        parcels, waits = self.box.parcels, [(key[1], key) for key in keys]
+        parcels, waits = self.parcels, [(key[1], key) for key in keys]
         port.waits = waits
 
         def returned() -> list[int]:
@@ -373,7 +429,7 @@ class Transport(ABC):
 
     def fail(self, error: BaseException) -> None:
         """Tell all others that the run is over, and why."""
-        self.box.end(error)
+        self.end(error)
         try:
             sent = pickle.dumps(error)
             pickle.loads(sent)
@@ -386,21 +442,3 @@ class Transport(ABC):
             if other != self.rank:
                 with suppress(Exception):  # of a rank that is gone: the others shall hear
                     self.deliver(other, ("over", self.rank), sent, [])
-
-
-def take_in(
-    box: Mailbox,
-    key: tuple[Any, ...],
-    note: Any,
-    parts: Sequence[np.ndarray],
-    nbytes: int,
-    there: float = 0.0,
-) -> None:
-    """Put what was delivered into the mailbox, where it arrived; ``there``: when it did."""
-    if key[0] == "over":
-        box.end(pickle.loads(note))
-    elif key[0] == "end":
-        box.parcels[key] = note
-        box.ring(True)
-    else:
-        box.put(key, Message(note, parts, nbytes, there))
