@@ -70,8 +70,8 @@ def export_config(
     parts, lost, said = written(made.TABLE, facts)
     if places := " and ".join(recipe.places):
         lost["offload"] = f"states offloaded to {places} are not written: add that by hand"
-    own = model.kinds or model.unchecked or model.more or model.mtp_layers
-    if own and framework != "deepspeed":
+    further = model.mtp_layers and framework != "megatron"
+    if (model.kinds or model.unchecked or model.more or further) and framework != "deepspeed":
         other = "the text is of another model, so add them by hand"
         lost["kinds"] = f"layers of such kinds as {model.name} has are not written: {other}"
     heads, tp = model.kv_heads, layout.tp
