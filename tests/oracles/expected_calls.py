@@ -34,7 +34,7 @@ def expected(
     if n == 1:
         return ()
     chosen = algorithm or default(kind, n)
-    return (Expected(label, kind, cost(kind, chosen, counts, itemsize, 0, sum_itemsize)),)
+    return (Expected(label, kind, cost(kind, chosen, tuple(counts), itemsize, 0, sum_itemsize)),)
 
 
 def all_reduced(

@@ -105,7 +105,7 @@ SIZES = [(40, 30, 20, None), (1, 1, 1, None), (10, 10, 10, (64, 64)), (40, 30, 2
 def test_the_least_that_a_product_of_files_is_promised_is_what_its_planner_takes(m, n, k, chunks):
     chunks = chunks or (1, 1)
     problem = Problem((m, n, k), 4, (chunks,) * 3, accumulator=4)
-    least = problem.memory(min(chunks[0], m), min(chunks[1], n), 1)
+    least = sum(problem.classes(min(chunks[0], m), min(chunks[1], n), 1).values())
     assert plan_stream(problem, 2, least).ledger.peak <= least
     with pytest.raises(DoesNotFitError, match="take at least"):
         plan_stream(problem, 2, least - 1)
