@@ -78,18 +78,18 @@ class Critique(Printable):
         # the formula and its source, a second sentence, where something is wrong
         whys = (j.why.partition(". ")[0] if j.holds else j.why for j in self.lines)
         found = [(MARKS[j.holds], j.claim, why) for j, why in zip(self.lines, whys, strict=True)]
-        yield Table(("", "looked at", "found"), found, left=(0, 1, 2))
+        yield Table(("", "point", "found"), found, left=(0, 1, 2))
         if advice := self.to_dict()["advice"][:PRINTED]:
             rows = [
                 (
                     each["change"],
                     format_seconds(each["seconds"]),
-                    f"{each['speedup']:.3g} x" if self.step else "then it fits",
+                    f"{each['speedup']:.3g}" if self.step else "then it fits",
                     format_bytes(each["peak"]),
                 )
                 for each in advice
             ]
-            yield Table(("→ change", "a step", "as fast", "a device"), rows)
+            yield Table(("→ change", "a step", "times as fast", "a device"), rows)
         elif self.step is not None:
             yield "no single change makes it 1 % faster"
 
@@ -175,7 +175,7 @@ def _lines(fit: Fit) -> Iterator[tuple[str, bool, str]]:
     for name, (most, what) in WAITS.items():
         if (row := rows[name]).seconds > 0:
             part = f"{100 * row.seconds / total:.1f} % of a step ({format_seconds(row.seconds)})"
-            rule = f"above {100 * most:.0f} % is a fault. {row.formula} ({row.source})"
+            rule = f"above {100 * most:.0f} % is a fault. Formula: {row.formula} ({row.source})"
             yield name, row.seconds / total <= most, f"{part} is waiting for {what}; {rule}"
     if layout.pp > 1:
         layers = fit.memory.model.layers
