@@ -69,19 +69,11 @@ def gemm_seconds(
         computed = reduce(np.minimum, tiles)
     products = 2.0 * k * computed / rates.flops * (1 + rates.depth / k)
     if rates.misaligned:
-        products = products * (1 + rates.misaligned * halvings(m, k, n))
+        # how often 32 is halved until it divides all sizes: rows that do not begin on a border of
+        # so many numbers are read in smaller pieces (the same guide, section 2.2; Anthony et al.
+        # 2024, arXiv:2401.14489, section 3); 14400 x 4096: 0, x 1800: 2, x 150: 4
+        sizes = (np.ceil(size).astype(np.int64) for size in (m, k, n))
+        halvings = np.log2(32 // reduce(np.gcd, sizes, np.asarray(32)))
+        products = products * (1 + rates.misaligned * halvings)
     seconds: Values = np.maximum(products, gemm_bytes(m, k, n, width, batch) / rates.memory)
     return seconds
-
-
-def halvings(*sizes: Values) -> Values:
-    """How often 32 is halved until it divides all ``sizes``: rows that do not begin on a border
-    of so many numbers are read in smaller pieces (NVIDIA, Matrix Multiplication Background User's
-    Guide, section 2.2; Anthony et al. 2024, arXiv:2401.14489, section 3).
-
-    >>> [int(halvings(14400, columns)) for columns in (4096, 7200, 1800, 150)]
-    [0, 0, 2, 4]
-    """
-    common = reduce(np.gcd, (np.ceil(size).astype(np.int64) for size in sizes), np.asarray(32))
-    times: Values = np.log2(32 // common)
-    return times
