@@ -176,25 +176,20 @@ def pipeline_seconds(layout: Layout, forward: list[float], backward: list[float]
     >>> pipeline_seconds(Layout(pp=4, microbatches=8, schedule="zb-h1"), [1.0] * 4, [2.0] * 4)
     27.0
     """
-    name, m, chunks = layout.schedule, layout.microbatches, layout.chunks
+    name, p, m, chunks = layout.schedule, layout.pp, layout.microbatches, layout.chunks
     if name in ("naive", "gpipe"):
         once = sum(forward) + sum(backward)
         slowest = max(forward) + max(backward)
         return once + (m - 1) * (once if name == "naive" else slowest)
-    if name in ("1f1b", "interleaved"):
-        return _rounds(layout, forward, backward)
-    return simulate(_order(name, chunks, m, layout.pp), forward, backward).makespan
-
-
-def _rounds(layout: Layout, forward: list[float], backward: list[float]) -> float:
-    """Seconds of a 1F1B of however many micro-batches. Between filling and draining all rounds of p
-    micro-batches are alike: if all actions of one begin the same seconds after those before, so do
-    all that follow. Else, from MOST_ACTIONS on, the mean of the least and the most is taken."""
-    p, chunks, m = layout.pp, layout.chunks, layout.microbatches
+    if name not in ("1f1b", "interleaved"):
+        return simulate(_order(name, chunks, m, p), forward, backward).makespan
+    # between filling and draining all rounds of p micro-batches are alike: if all actions of one
+    # begin the same seconds after those before, so do all that follow; else, from MOST_ACTIONS on,
+    # the mean of the least and the most is taken
     rounds, length = (3 if layout.interleave == 1 else 4), 2 * chunks
     while True:
         few = min(m, rounds * p + m % p)
-        order = _order(layout.schedule, chunks, few, p)
+        order = _order(name, chunks, few, p)
         run = simulate(order, forward, backward)
         if few == m:
             return run.makespan
