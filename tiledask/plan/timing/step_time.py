@@ -210,21 +210,6 @@ class StepTime(LayerTime):
         )
         return stacked(layers * dense + tables, layers * experts)
 
-    def _over_copies(self, held: Array, layers: Values) -> Array:
-        """Seconds in which the model's copies sum up gradients of weights, and gather weights."""
-        n, known, recipe = self.n, self.calibration, self.recipe
-        widths = np.array([[recipe.gradient_bytes], [recipe.gathered_bytes]]) / known.copies_share
-        groups = (n.dp * n.cp, n.tp), (n.expert_copies, n.ep * n.expert_slices)
-        each, total = len(products(self.model.layer)) if known.prefetch else 1, np.zeros((2, 1))
-        for mine, (size, apart) in zip(held, groups, strict=True):
-            if mine.any():
-                buckets = np.ceil(mine / np.maximum(BUCKET, BUCKET_OF_COPY * size))
-                # a call is a bucket, in ZeRO-3 a layer or one of its matrices
-                calls = np.where(np.asarray(n.zero) == 3, each * layers, buckets)
-                run = size, apart, self.cluster, known.own_adapter, calls
-                total = total + (mine > 0) * all_gather(mine * widths, *run)
-        return total
-
     def reduction(self, held: Array, layers: Values, work: Array) -> Values:
         """Seconds that the reduction of gradients (and ZeRO's weights) is waited for.
 
@@ -232,7 +217,7 @@ class StepTime(LayerTime):
         micro-batch; its backward pass can hide the reduction, its forward pass the gathering of
         weights, in 1 + (p-1)(v-1)/v passes: each other chunk is done p stages earlier.
         """
-        n, recipe, waits = self.n, self.recipe, self.calibration.exposed
+        n, recipe, known, waits = self.n, self.recipe, self.calibration, self.calibration.exposed
         zero, sharded = np.asarray(n.zero), np.asarray(n.zero) == 3
         kept = recipe.holds("unreduced gradients")  # summed once a step
         resharded = not recipe.holds("gathered weights")  # after the forward pass
@@ -245,12 +230,22 @@ class StepTime(LayerTime):
         again = np.where(np.asarray(n.recompute) == "full", own, 0)  # gathered for it, once more
         beside = np.where(sharded & resharded, of_weights / 2 + again, 0)
         before = np.where(sharded, of_weights / 2, trained * of_weights)
-        gradients, weights = self._over_copies(held, layers)
-        gradients = trained * gradients
+        # the model's copies sum up gradients, and gather weights: a call is a bucket, in ZeRO-3 a
+        # layer or one of its matrices
+        widths = np.array([[recipe.gradient_bytes], [recipe.gathered_bytes]]) / known.copies_share
+        groups = (n.dp * n.cp, n.tp), (n.expert_copies, n.ep * n.expert_slices)
+        matrices, seconds = len(products(self.model.layer)) if known.prefetch else 1, NOTHING
+        for mine, (size, apart) in zip(held, groups, strict=True):
+            if mine.any():
+                buckets = np.ceil(mine / np.maximum(BUCKET, BUCKET_OF_COPY * size))
+                calls = np.where(sharded, matrices * layers, buckets)
+                run = size, apart, self.cluster, known.own_adapter, calls
+                seconds = seconds + (mine > 0) * all_gather(mine * widths, *run)
+        gradients, weights = trained * seconds[0], seconds[1]
         part = 1 - np.where(sharded, waits["fsdp"], waits["dp"])
         # of the gathered weights those hidden behind others' work: of ZeRO-3 what is fetched ahead,
         # a layer, or one matrix or as many as the prefetch bucket holds
-        ahead, fetched = part, self.calibration.prefetch
+        ahead, fetched = part, known.prefetch
         if fetched:
             sizes = [1.0 * w.size * w.units * w.copies for w in self.model.layer]
             ahead = part * np.where(sharded, min(1.0, max(fetched, *sizes) / sum(sizes)), 1.0)
