@@ -90,7 +90,15 @@ def _peaks(model: Model, recipe: Recipe, sequence: int, n: Columns) -> Array:
     held, held_of = _in_flight(model, n, cost, list(kept))
     times = np.where(n["schedule"] == "gpipe", n["microbatches"], 1)
     most, again = np.zeros(len(cost), np.int64), n["recompute"] != "none"
-    for stage, left_out in zip(held, _no_fuller(held, kinds), strict=True):
+    # left out are stages that hold no more of anything than another of as many layers and heads, on
+    # which hangs what is sent on; of equal ones all but the first
+    layers_of, heads = held[:, :kinds].sum(axis=1), held[:, kinds + 1]
+    no_fuller = np.zeros(layers_of.shape, np.bool_)
+    for one, other in permutations(range(len(held)), 2):
+        alike = (layers_of[one] == layers_of[other]) & (heads[one] == heads[other])
+        within = alike & (held[one] <= held[other]).all(axis=0)
+        no_fuller[one] |= within & ((other < one) | (held[one] < held[other]).any(axis=0))
+    for stage, left_out in zip(held, no_fuller, strict=True):
         if not (at := np.flatnonzero(~left_out[held_of])).size:
             continue
         here = [column[held_of[at]] for column in stage]
@@ -144,15 +152,3 @@ def _held(
     layout = Layout(**pipe, microbatches=m, partition=ITEMS if items else None)
     places = [layout.pp - 1, *(min(stage, layout.pp - 1) for stage in range(stages))]
     return stages_in_flight(model, layout, places, cost)
-
-
-def _no_fuller(held: Array, kinds: int) -> Array:
-    """Which stages hold no more of anything than another of as many layers and heads, on which
-    hangs what is sent on; of equal ones all but the first."""
-    layers, heads = held[:, :kinds].sum(axis=1), held[:, kinds + 1]
-    found = np.zeros(layers.shape, np.bool_)
-    for stage, other in permutations(range(len(held)), 2):
-        alike = (layers[stage] == layers[other]) & (heads[stage] == heads[other])
-        within = alike & (held[stage] <= held[other]).all(axis=0)
-        found[stage] |= within & ((other < stage) | (held[stage] < held[other]).any(axis=0))
-    return found
