@@ -176,8 +176,18 @@ def load_cluster(spec: str | os.PathLike[str]) -> ClusterSpec:
         if not 1 <= count <= MOST_DEVICES:
             rule = f"a cluster has 1 device or more, and {MOST_DEVICES:,} at most"
             raise ConfigError(f"{rule}; got {short(text)}")
-        of_memory = re.fullmatch(r"[0-9.]+ *[kmgtp]i?b", match[2], re.IGNORECASE)
-        return _of_memory(count, match[2]) if of_memory else _cluster(count, _find(match[2]))
+        if not re.fullmatch(r"[0-9.]+ *[kmgtp]i?b", match[2], re.IGNORECASE):
+            return _cluster(count, _find(match[2]))
+        if not (size := parse_bytes(match[2])):
+            raise ConfigError(f"a device has 1 byte of memory or more, got {short(match[2])}")
+        # all else is the nearest shipped device's; of equally near ones, GPUs first
+        far = {each: abs(_find(each).integer("memory_bytes") - size) for each in names("hardware")}
+        nearest = min(far, key=lambda each: (far[each], each.startswith("tpu"), each))
+        near = _cluster(count, _find(nearest))
+        same, shipped = near.device.memory_bytes == size, near.device.name
+        name = shipped if same else match[2].replace(" ", "")
+        device = replace(near.device, name=name, memory_bytes=size, memory_mib=None)
+        return replace(near, device=device, assumed=f"speed and links of {shipped}")
     if file or (len(text) < 4096 and Path(text).is_file()):
         fields = read(text)
         named = isinstance(fields.values.get("device"), str)
@@ -188,24 +198,6 @@ def load_cluster(spec: str | os.PathLike[str]) -> ClusterSpec:
         f"cannot read {short(text)} as a cluster; write COUNTxNAME such as '80xA100-40GB', "
         f"COUNTxMEMORY such as '80x40GB', or the path of a JSON file"
     )
-
-
-def _of_memory(count: int, text: str) -> ClusterSpec:
-    """``count`` devices of so much memory; all else is the nearest shipped device's."""
-    size = parse_bytes(text)
-    if not size:
-        raise ConfigError(f"a device has 1 byte of memory or more, got {short(text)}")
-
-    # of equally near ones, GPUs first
-    far = (abs(_find(name).integer("memory_bytes") - size) for name in names("hardware"))
-    ranked = (
-        (n, name.startswith("tpu"), name) for n, name in zip(far, names("hardware"), strict=True)
-    )
-    near = _cluster(count, _find(min(ranked)[-1]))
-    same = near.device.memory_bytes == size
-    name = near.device.name if same else text.replace(" ", "")
-    device = replace(near.device, name=name, memory_bytes=size, memory_mib=None)
-    return replace(near, device=device, assumed=f"speed and links of {near.device.name}")
 
 
 def _find(name: str) -> Fields:
