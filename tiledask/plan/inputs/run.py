@@ -132,6 +132,7 @@ class ItemParameters(NamedTuple):
     matrices: Any  # Parameters of its matrices, of a single expert
 
 
+@lru_cache(maxsize=16384)
 def item_parameters(
     model: Model, recipe: Recipe, tp: int, ep: int, expert_tp: int
 ) -> tuple[ItemParameters, ...]:
@@ -140,21 +141,18 @@ def item_parameters(
     # the last of several stages holds the table again, where the output projection is that matrix
     copy = (Weight("token embedding copy", model.vocab, model.hidden),) if model.tied else ()
     items = *(kind.weights for kind in model.layer_kinds), model.embedding, model.head, copy
-    return tuple(_item_parameters(weights, recipe, tp, ep, expert_tp) for weights in items)
-
-
-@lru_cache(maxsize=16384)
-def _item_parameters(
-    weights: tuple[Weight, ...], recipe: Recipe, tp: int, ep: int, expert_tp: int
-) -> ItemParameters:
-    dense, expert, largest, matrices = [0, 0], [0, 0], 0, 0
-    for w in weights:
-        held, slices, found = -(-w.copies // ep), expert_tp, expert
-        if w.copies == 1:
-            held, slices, found = 1, tp, dense
-        one = w.count(slices) // w.copies
-        adapters = recipe.adapters.parameters((w,), slices) if recipe.adapters else 0
-        found[0] += one * held
-        found[1] += adapters // w.copies * held
-        largest, matrices = max(largest, one), matrices + one * (w.inputs > 0)
-    return ItemParameters(dense[0], expert[0], dense[1], expert[1], largest, matrices)
+    every = list[ItemParameters]()
+    for weights in items:
+        dense, expert, largest, matrices = [0, 0], [0, 0], 0, 0
+        for w in weights:
+            held, slices, found = -(-w.copies // ep), expert_tp, expert
+            if w.copies == 1:
+                held, slices, found = 1, tp, dense
+            one = w.count(slices) // w.copies
+            adapters = recipe.adapters.parameters((w,), slices) if recipe.adapters else 0
+            found[0] += one * held
+            found[1] += adapters // w.copies * held
+            largest, matrices = max(largest, one), matrices + one * (w.inputs > 0)
+        each = ItemParameters(dense[0], expert[0], dense[1], expert[1], largest, matrices)
+        every.append(each)
+    return tuple(every)
