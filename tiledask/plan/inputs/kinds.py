@@ -81,7 +81,7 @@ class LayerKind(NamedTuple):
 def attention(m: Any) -> LayerKind:
     """Heads, or groups of heads; queries may have an output gate, keys be values as well
     (Vaswani et al. 2017, arXiv:1706.03762; Ainslie et al. 2023, arXiv:2305.13245)."""
-    h, a, g, e, v = m.hidden, m.heads, m.kv_heads, m.head_dim, m.v_dim
+    h, a, g, e, v = m.hidden, m.heads, m.kv_heads, m.head_dim, m.v_head_dim or m.head_dim
     heads = [("query", a, e), ("key", g, e), ("value", g, v)]
     heads = heads[:1] if m.shares_keys else heads[: 3 - m.key_is_value]
     weights = [Weight(name, n, width * h, inputs=h) for name, n, width in heads]
@@ -110,9 +110,13 @@ def latent(m: Any) -> LayerKind:
     """Multi-head latent attention: down to a latent vector that every device needs whole, up from
     it by heads (DeepSeek-V2, arXiv:2405.04434, section 2.1)."""
     h, a, q, kv, rope = m.hidden, m.heads, m.q_lora_rank, m.kv_lora_rank, m.qk_rope_head_dim
+    v = m.v_head_dim or m.head_dim
     weights: list[Weight] = []
-    kept = [Saved("query", a, m.qk_dim, op=1), Saved("key", a, m.qk_dim)]
-    kept += [Saved("value", a, m.v_dim, op=1)]
+    kept = [
+        Saved("query", a, m.qk_dim, op=1),
+        Saved("key", a, m.qk_dim),
+        Saved("value", a, v, op=1),
+    ]
     for name, n, normed in (("query", q, q), ("kv", kv + rope, kv)):
         if n:  # each latent before and after its norm
             down = Weight(f"{name} down", n, h, False, inputs=h)
@@ -127,7 +131,7 @@ def latent(m: Any) -> LayerKind:
     weights.append(Weight("kv up", a, up * kv, inputs=kv))
     if m.output_gate:
         weights.append(Weight("attention gate", a, m.output_gate * h, inputs=h))
-    core = Core(a, a, m.qk_dim, m.v_dim, m.visible)
+    core = Core(a, a, m.qk_dim, v, m.visible)
     return _attended(m, weights, kept, core, (Saved("latent", kv + rope, split=False),))
 
 
@@ -160,7 +164,7 @@ def _attended(
 ) -> LayerKind:
     """What all attention ends in; beside it the indexer that chooses what a token sees (DeepSeek-
     V3.2's lightning indexer, its queries from the latent, or MiniMax-M3's, from the input)."""
-    h, a, v, g = m.hidden, m.heads, m.v_dim, m.output_gate
+    h, a, v, g = m.hidden, m.heads, m.v_head_dim or m.head_dim, m.output_gate
     cores: tuple[Core, ...] = (core._replace(sparse=core.sparse or m.index_topk > 0),)
     if many := m.index_heads:
         width, scored = m.index_dim, m.q_lora_rank or m.hidden

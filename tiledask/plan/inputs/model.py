@@ -268,11 +268,6 @@ class Model:
         """Width of a head's query and key."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim if self.latent else self.head_dim
 
-    @property
-    def v_dim(self) -> int:
-        """Width of a head's value."""
-        return self.v_head_dim or self.head_dim
-
     @cached_property
     def embedding(self) -> tuple[Weight, ...]:
         """Weights of the first item: token rows, position rows, norm."""
