@@ -73,11 +73,6 @@ class LayerTime:
         return self.calibration.rates(self.cluster.device, self.recipe)
 
     @cached_property
-    def width(self) -> int:
-        """Bytes of an activation."""
-        return self.recipe.compute_bytes
-
-    @cached_property
     def tokens(self) -> Values:
         """Tokens of a micro-batch on one device."""
         return self.n.microbatch * ceil_div(self.sequence, self.n.cp)
@@ -139,7 +134,7 @@ class LayerTime:
         it: one kernel that skips what the mask hides, and computes the scores again backward: 5
         products for the 2 of the forward pass (Dao 2023, arXiv:2307.08691, section 3.1). A scan's
         products of chunks are taken to be as fast, and their backward to cost as much more."""
-        n, rates, width = self.n, self.rates, self.width
+        n, rates, width = self.n, self.rates, self.recipe.compute_bytes
         queries, keys = ceil_div(self.sequence, n.cp), self.sequence
         batch = n.microbatch * ceil_div(core.heads, n.tp)
         if core.visible is None:
@@ -174,6 +169,6 @@ class LayerTime:
         moved = np.zeros((2, 1))
         for units, size, forward, backward, split, itemsize in kind.passes:
             many = ceil_div(units, self.n.tp) * self.tokens if split else units * self.own_tokens
-            each = size * (itemsize or self.width)
+            each = size * (itemsize or self.recipe.compute_bytes)
             moved = moved + stacked(each * forward, each * backward) * many
         return moved / self.rates.memory

@@ -71,6 +71,7 @@ class StepTime(LayerTime):
     def layer(self, kind: LayerKind) -> Array:
         """One layer of a kind."""
         n, known, weights, mixture = self.n, self.calibration, kind.weights, kind.mixture
+        width = self.recipe.compute_bytes
         core = sum(map(self.core, kind.cores), np.zeros((2, 1)))
         core = (1 + (1 / known.ring_part - 1) * (1 - 1 / np.asarray(n.cp))) * core
         matrices = self.weight_products(weights)
@@ -81,7 +82,7 @@ class StepTime(LayerTime):
         for weight in (w for w in weights if w.inputs and w.name in names):
             k, columns = shape_of((weight,), n.tp)
             moved = moved + weight.active * stacked(k + 4 * columns, 4 * k + 2 * columns)
-        beside = self.width * self.tokens * moved / self.rates.memory
+        beside = width * self.tokens * moved / self.rates.memory
         beside = beside + stacked(host / 3, host * 2 / 3)
         compute = matrices + core + beside + known.eager_passes * self.passes(kind)
         recompute = np.asarray(n.recompute)
@@ -94,13 +95,13 @@ class StepTime(LayerTime):
         # keys and values pass round the ring while the core computes on those at hand
         rings = (each for each in kind.cores if each.visible)
         heads = sum(ceil_div(each.groups, n.tp) * (each.qk + each.v) for each in rings)
-        ring = (n.cp - 1) * p2p(1.0 * heads * self.width * self.tokens, n.cp, n.tp, self.cluster)
+        ring = (n.cp - 1) * p2p(1.0 * heads * width * self.tokens, n.cp, n.tp, self.cluster)
         waited = np.maximum(0.0, stacked(ring, 2 * ring) - core)
         collectives = {"tp": self._tensor(kind), "cp": waited}
         if mixture:  # two exchanges of tokens each way: what is exposed of them is waited for, or
             # what the work of the opposite pass cannot hide
             others = stacked(compute[0], compute[1] + again)
-            token = self.model.imbalance * self.own_tokens * self.model.hidden * self.width
+            token = self.model.imbalance * self.own_tokens * self.model.hidden * width
             links = n.ep, n.expert_slices, self.cluster, known.exchange_share, known.most_nodes
             twice = 2 * exchange(token, self.model.top_k, *links)
             least = np.where(self.both_ways, SENDING, known.exposed["ep"]) * twice
@@ -123,7 +124,7 @@ class StepTime(LayerTime):
 
     def _sum(self) -> Values:
         """Seconds of a sum of a micro-batch's residual stream over tp."""
-        stream = 1.0 * self.tokens * self.model.hidden * self.width
+        stream = 1.0 * self.tokens * self.model.hidden * self.recipe.compute_bytes
         return all_reduce(stream, self.n.tp, 1, self.cluster)
 
     def _tensor(self, kind: LayerKind) -> Array:
@@ -132,17 +133,17 @@ class StepTime(LayerTime):
         section 4.2.2). A mixture's are of the tokens that come to its experts, over its slices."""
         n, known, waits = self.n, self.calibration, self.calibration.exposed
         cut, tp, slices = np.asarray(n.sequence_parallel), np.asarray(n.tp), n.expert_slices
-        each, count = self._sum(), kind.sums * (tp > 1)
+        each, count, width = self._sum(), kind.sums * (tp > 1), self.recipe.compute_bytes
         sums = kind.sums * each
         if kind.mixture:
             came = self.model.imbalance * slices / n.tp * self.model.top_k * self.tokens
-            own = all_reduce(1.0 * came * self.model.hidden * self.width, slices, 1, self.cluster)
+            own = all_reduce(1.0 * came * self.model.hidden * width, slices, 1, self.cluster)
             count = np.where(cut, kind.own_sums * (tp > 1) + (slices > 1), count)
             sums = np.where(cut, kind.own_sums * each + own, sums)
         launch = known.launch_collective + known.launch_rank * (np.maximum(tp, slices) - 1)
         launch = np.where(cut, 2, 1) * count * launch
         if known.gathers_operands:  # half of what moves is gathered, the other half sums
-            sums = sums * np.where(cut, (1 + self.recipe.operand_bytes / self.width) / 2, 1)
+            sums = sums * np.where(cut, (1 + self.recipe.operand_bytes / width) / 2, 1)
         there, back = (
             sums * np.where(cut, waits[f"tp{way}"], waits[f"sum{way}"]) + launch
             for way in ("", "_backward")
@@ -151,7 +152,7 @@ class StepTime(LayerTime):
 
     def embedding(self) -> Array:
         """Rows of the table summed over tp, and their gradients scattered back."""
-        moved = 2.0 * self.width * self.model.hidden * self.tokens
+        moved = 2.0 * self.recipe.compute_bytes * self.model.hidden * self.tokens
         compute = stacked(moved, 2 * moved) / self.rates.memory
         return _piece(compute=compute, tp=stacked(self._sum(), 0.0))
 
@@ -159,9 +160,9 @@ class StepTime(LayerTime):
         """Logits and cross-entropy, and the sum of their gradient over tp: the product, and passes
         over fp32 logits: cast, maximum, exponential, sum and quotient forward (24 + width bytes a
         logit), gradient and cast backward (12 + width); a fused loss does a part."""
-        columns = ceil_div(self.model.vocab, self.n.tp)
-        passed = self.calibration.loss_passes * stacked(24 + self.width, 12 + self.width)
-        product = self.product(self.tokens, self.model.hidden, columns, self.rates, self.width)
+        columns, width = ceil_div(self.model.vocab, self.n.tp), self.recipe.compute_bytes
+        passed = self.calibration.loss_passes * stacked(24 + width, 12 + width)
+        product = self.product(self.tokens, self.model.hidden, columns, self.rates, width)
         logits = product + passed * self.tokens * columns / self.rates.memory
         head = _piece(compute=logits, tp=stacked(0.0, self._sum()))
         if not (further := self.model.mtp_layers):
@@ -175,7 +176,7 @@ class StepTime(LayerTime):
         """Waiting for neighbours. Each tensor-parallel rank sends a slice to its peer, and gathers
         the slices unless the sequence is cut (Narayanan et al. 2021, section 4.1)."""
         n, known, pp = self.n, self.calibration, np.asarray(self.n.pp)
-        wide = self.model.hidden * self.model.streams * self.width
+        wide = self.model.hidden * self.model.streams * self.recipe.compute_bytes
         slice_ = 1.0 * ceil_div(self.tokens, n.tp) * wide
         hop = p2p(slice_, n.pp, n.tp * n.cp * n.dp, self.cluster)
         gather = all_gather(slice_ * n.tp, n.tp, 1, self.cluster)
