@@ -96,7 +96,21 @@ def estimate_steps(
     pieces = *kinds, time.transfer(), time.embedding(), time.head(), time.mean_layer()
     shape = len(PIECE), 2, len(layouts)
     every = np.moveaxis(np.stack([np.broadcast_to(piece, shape) for piece in pieces]), -1, 0)
-    stages = [_slowest(model, *pair) for pair in zip(layouts, every[:, :-1], strict=True)]
+    stages = list[tuple[Array, float, int]]()
+    for layout, here in zip(layouts, every[:, :-1], strict=True):
+        # how many a chunk has: layers of each kind, what it sends, embeddings, heads
+        counts = np.array(chunk_kinds(model, layout))
+        counts = np.column_stack([counts, np.ones(len(counts)), np.zeros((len(counts), 2))])
+        counts[0, -2] = counts[-1, -1] = 1
+        run = 0.0  # from the first forward to the last backward pass
+        if layout.pp > 1:
+            run = pipeline_seconds(layout, *(counts @ here.sum(1)).T.tolist())
+        of_stage = sum(counts[chunk] for chunk in layout.stage_chunks(np.arange(layout.pp)))
+        # both copies of a stage get half of the micro-batches each
+        part = 0.5 if layout.schedule in BOTH_WAYS else 1
+        busiest = part * of_stage[np.argmax(of_stage @ here.sum((1, 2)))]
+        fullest_here = int(of_stage[:, :-3].sum(1).max())  # layers
+        stages.append((np.tensordot(busiest, here, 1), run, fullest_here))
     slowest, runs, fullest = map(np.array, zip(*stages, strict=True))
     m = np.array([layout.microbatches for layout in layouts])
     parts = dict(zip(PIECE, m * slowest.sum(2).T, strict=True))
@@ -110,21 +124,6 @@ def estimate_steps(
         StepEstimate(**given, **dict(zip(parts, row, strict=True)), layout=each, layer_seconds=mean)
         for each, row, mean in zip(layouts, rows, means, strict=True)
     ]
-
-
-def _slowest(model: Model, layout: Layout, pieces: Array) -> tuple[Array, float, int]:
-    """(seconds of a micro-batch on the slowest stage, seconds from the first forward to the last
-    backward pass, layers of the fullest stage). ``pieces``: a layer of each kind, what a chunk
-    sends, the embedding, the head."""
-    kinds = np.array(chunk_kinds(model, layout))
-    counts = np.column_stack([kinds, np.ones(len(kinds)), np.zeros((len(kinds), 2))])
-    counts[0, -2] = counts[-1, -1] = 1
-    forward, backward = (counts @ pieces.sum(1)).T.tolist()
-    of_stage = sum(counts[chunk] for chunk in layout.stage_chunks(np.arange(layout.pp)))
-    slowest = of_stage[np.argmax(of_stage @ pieces.sum((1, 2)))]
-    part = 0.5 if layout.schedule in BOTH_WAYS else 1  # each copy gets half of the micro-batches
-    run = pipeline_seconds(layout, forward, backward) if layout.pp > 1 else 0.0
-    return part * np.tensordot(slowest, pieces, 1), run, int(of_stage[:, :-3].sum(1).max())
 
 
 def calibrate(
