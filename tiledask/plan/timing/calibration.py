@@ -236,7 +236,26 @@ def calibration_of(
                 f"a calibration names its framework; leave framework={framework!r} out, or give "
                 f"no calibration"
             )
-        return _given(device, calibration)
+        if isinstance(calibration, str | os.PathLike):
+            given = read(calibration)
+            measured, framework = given.text("device"), given.text("framework")
+            if not (scale := given.number("scale")):
+                raise given.fail("scale", "must be above 0, got 0")
+            off, why = given.object("errors"), given.text("why", "a measured step")
+            given.done()
+            joined = _joined(measured, framework, f"{why}, read from {calibration}", "dense")
+            errors = {name: off.number(name) for name in off.values}
+            calibration = replace(joined, scale=scale, errors=errors)
+        elif not isinstance(calibration, Calibration):
+            rule = "a calibration is what td.calibrate made, or the path of its file"
+            raise ConfigError(f"{rule}; got {short(calibration)}")
+        if calibration.device != device.calibration:
+            raise ConfigError(
+                f"a calibration is of one kind of device: this one was measured on "
+                f"{calibration.device}, and {device.name} is {device.calibration}; measure a step "
+                f"there, or give no calibration"
+            )
+        return calibration
     if framework is not None and not isinstance(framework, str):
         raise ConfigError(f"framework is a name such as 'megatron-2025', got {framework!r:.40}")
     kind = "mixture" if mixture else "fp8" if recipe.operand_bytes == 1 else "dense"
@@ -248,27 +267,3 @@ def calibration_of(
         framework = _file("device", device.calibration)["framework"]
         why = f"the default for {device.name}"
     return _joined(device.calibration, framework, why, kind)
-
-
-def _given(device: Device, calibration: Calibration | str | os.PathLike[str]) -> Calibration:
-    """The calibration that was made, or that the file has."""
-    if isinstance(calibration, str | os.PathLike):
-        given = read(calibration)
-        measured, framework = given.text("device"), given.text("framework")
-        if not (scale := given.number("scale")):
-            raise given.fail("scale", "must be above 0, got 0")
-        off, why = given.object("errors"), given.text("why", "a measured step")
-        given.done()
-        joined = _joined(measured, framework, f"{why}, read from {calibration}", "dense")
-        errors = {name: off.number(name) for name in off.values}
-        calibration = replace(joined, scale=scale, errors=errors)
-    elif not isinstance(calibration, Calibration):
-        rule = "a calibration is what td.calibrate made, or the path of its file"
-        raise ConfigError(f"{rule}; got {short(calibration)}")
-    if calibration.device != device.calibration:
-        raise ConfigError(
-            f"a calibration is of one kind of device: this one was measured on "
-            f"{calibration.device}, and {device.name} is {device.calibration}; measure a step "
-            f"there, or give no calibration"
-        )
-    return calibration
