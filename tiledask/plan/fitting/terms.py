@@ -275,15 +275,11 @@ class Terms:
             if any(kind.state for kind in kinds):
                 of = [self._numbers(kind.state, width) for kind in kinds]
                 many = -(-cached // (self.tokens // self.layout.microbatch * self.layout.cp))
-                words, factors = (
-                    "{:,} sequences x {:,} B in all layers",
-                    (many, sum(map(mul, here, of))),
-                )
+                words = "{:,} sequences x {:,} B in all layers"
+                factors = many, sum(map(mul, here, of))
                 yield _product("recurrent states", ALWAYS, 1, words, factors, STATES)
-        why, size = (
-            ("tensors of one layer, all at once",),
-            self._most(n.served for n in self.layers),
-        )
+        why = ("tensors of one layer, all at once",)
+        size = self._most(n.served for n in self.layers)
         yield Term("working activations", FORWARD, _has(layers), size, why, "upper bound")
         source, factors = "one forward pass over the whole sequence", (width, elements)
         yield _product("logits", FORWARD, _has(self.held.heads), LOGITS, factors, source)
