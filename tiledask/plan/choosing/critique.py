@@ -81,8 +81,8 @@ class Critique(Printable):
         yield Table(("", "point", "found"), found, left=(0, 1, 2))
         if advice := self.to_dict()["advice"][:PRINTED]:
             rows = [
-                (
-                    each["change"],
+                (  # a line ends between fields: a name stays with its values
+                    each["change"].replace(" ", "\u00a0").replace(",\u00a0", ", "),
                     format_seconds(each["seconds"]),
                     f"{each['speedup']:.3g}" if self.step else "then it fits",
                     format_bytes(each["peak"]),
