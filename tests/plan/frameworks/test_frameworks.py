@@ -323,6 +323,7 @@ def test_files_of_other_people_are_read(tmp_path):
 MEGATRON = {
     "gpt": "Megatron's flags look like",
     ARRAYS.replace("$((GPUS * NODES * 2))", "$GBS"): "'$GBS'; nothing in it sets that variable",
+    ARRAYS.replace("GPUS * NODES * 2", "1 << 99999"): "'$<sum>'; nothing in it sets that variable",
     ARRAYS.replace("--geglu", "--spec a b"): "--spec, for layers that are not read",
     SCRIPT.replace("--fp16", "--use-kda 1"): "--use-kda",
     ARRAYS.replace("([0]*1+[1]*3)", "([0]*1+[1]*4)"): "list of 4 zeros and ones",

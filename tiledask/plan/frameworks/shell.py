@@ -269,9 +269,9 @@ def _words(text: str) -> list[str]:
 def _sum(text: str, variables: dict[str, str]) -> str:
     """The value of $((...)): whole numbers, names of variables, signs and nothing else."""
     text = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda found: variables.get(found[1], "$"), text)
-    if len(text) > 100 or "**" in text or not re.fullmatch(r"[\d\s+*/%()<>=!-]+", text):
+    if len(text) > 100 or not re.fullmatch(r"(?s)(?!.*(\*\*|<<|>>))[\d\s+*/%()<>=!-]+", text):
         return "$<sum>"
     try:
-        return str(int(eval(text.replace("/", "//"), {"__builtins__": {}})))  # digits and signs
+        return str(int(eval(text.replace("/", "//"), {"__builtins__": {}})))  # of signs: no powers
     except (SyntaxError, ZeroDivisionError, TypeError):
         return "$<sum>"
