@@ -67,6 +67,9 @@ def test_tp_is_refused_unless_heads_and_groups_can_be_dealt_out(groups, each, tp
         ({"experts": 4, "top_k": 1, "dense_layers": (-1,)}, "must be a whole number of 0"),
         ({"experts": 4, "top_k": 1, "dense_layers": 2}, "must be a tuple of at most 6 layer"),
         ({**LATENT, "qk_norm": "full"}, "qk_norm must be None in latent"),
+        ({"mixer": "compressed", "q_lora_rank": 8, "output_rank": 8}, "output_groups must be 1"),
+        ({"ssm_groups": 2, "ssm_heads": 3}, "ssm_heads .3. must be a multiple"),
+        ({"output_groups": 3}, "must be a multiple of output_groups"),
     ],
 )
 def test_model_fields_are_checked(change, message):

@@ -40,6 +40,7 @@ MIXTURE = (
 )
 SCAN = ("ssm_heads", "ssm_head_dim", "ssm_state", "conv_kernel")
 """What mixers need that read the tokens in turn."""
+COMPRESSED = ("q_lora_rank", "output_groups", "output_rank")
 CHECKED = {"attention", "latent", "none"}
 """Mixers of the models whose runs are published (data/published)."""
 OF_ALL = (
@@ -405,11 +406,12 @@ def _rules(m: Model) -> Iterator[tuple[Any, str]]:
     yield not {*mixers} <= {*MIXERS, "none"} or len(mixers) > 2, rule + short(m.mixer)
     yield m.mixer == m.mlp == "none", "a layer has a mixer or an MLP; one of them is 'none'"
     scans = {"mamba2", "mamba", "delta"} & {*mixers}
-    for name in SCAN if scans else SCAN[-1:] * ("conv" in mixers):
+    needed = SCAN if scans else SCAN[-1:] * ("conv" in mixers)
+    for name in needed + COMPRESSED * ("compressed" in mixers):
         yield not getattr(m, name), f"{name} must be 1 or more with mixer {m.mixer!r}, got 0"
-    heads, groups = m.ssm_heads, m.ssm_groups
-    rule = f"ssm_heads ({heads}) must be a multiple of ssm_groups ({groups})"
-    yield groups and heads % groups, rule
+    for heads, groups in (("ssm_heads", "ssm_groups"), ("heads", "output_groups")):
+        many, of = getattr(m, heads), getattr(m, groups)
+        yield of and many % of, f"{heads} ({many}) must be a multiple of {groups} ({of})"
     for name in ("index_dim", "index_topk") if m.index_heads else ():
         yield not getattr(m, name), f"{name} must be 1 or more with an indexer, got 0"
     own = {field.name for field in fields(Model)} - {*OF_ALL}
