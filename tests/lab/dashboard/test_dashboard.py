@@ -51,6 +51,7 @@ def made(monkeypatch) -> Recorder:
     Dask's that is held back for 2 ms by a clock at 100 would wait until 1970 comes again.
     """
     monkeypatch.setattr("tiledask.lab.dashboard.page.time", lambda: 100.0)
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
     made = Recorder()
     workers = {f"tcp://{n}": SimpleNamespace(name=i) for i, n in enumerate("ab")}
     made.scheduler = SimpleNamespace(workers=workers)
@@ -199,6 +200,11 @@ def test_one_board_shows_any_run(made):
     assert sorted({*time.hatched.data["hatch_pattern"]}) == [".", "/", "\\"]
     assert idle.marks.data["x"].tolist() == [25, 50]
     assert time.plot.xaxis[0].axis_label == "time since the start (s)"
+
+
+def test_the_page_says_which_notebook_has_started_its_cluster(monkeypatch):
+    monkeypatch.setenv("JPY_SESSION_NAME", "/learn/05_split_a_layer.ipynb")
+    assert view_of(Recorder()).title.startswith("05_split_a_layer: Nothing has run yet")
 
 
 def test_tasks_are_drawn_by_worker_when_no_run_is_newer(made):

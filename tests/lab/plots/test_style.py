@@ -17,6 +17,7 @@ def test_no_two_names_of_the_package_have_the_same_colour_and_none_is_that_of_id
     own = [rgb(colour_named(name)) for name in _OWN]
     assert all(np.abs(one - rgb(PALE)).max() >= 16 for one in own)
     assert all(np.abs(a - b).max() >= 16 for a, b in combinations(own, 2))
+    assert np.abs(rgb(colour_named("to_make_again")) - rgb(colour_named("all_reduce"))).max() > 9
     names = "forward", "backward", "backward_input", "backward_weight", "update", "multiply"
     assert [colour for _, colour in KINDS.values()] == [*map(colour_named, names)]
     assert colour_named("anything") == colour_named("anything") != colour_named("something")

@@ -73,6 +73,8 @@ class Recorder(SchedulerPlugin):
         self.tasks: deque[Task] = deque(maxlen=KEPT_TASKS)
         self.names: dict[str, str] = {}
         """Of workers, by address."""
+        self.notebook = Path(os.environ.get("JPY_SESSION_NAME", "")).stem
+        """The one whose cluster this is, if its kernel started it."""
         self.gone: dict[str, float] = {}
         """When a worker of this name has ended, until there is another."""
         self.changes = 0
@@ -135,9 +137,9 @@ def view_of(recorder: Recorder, choice: str = _NEWEST) -> View:
         if run and (run.state != "running" or run.is_silent(now)):
             begun = max((task.start for task in recorder.tasks), default=0.0)
             run = None if begun > run.last + _AFTER else run
-    if run is None:
-        return view_of_tasks(recorder.tasks, recorder.workers)
-    return view_of_run(run, now)
+    view = view_of_run(run, now) if run else view_of_tasks(recorder.tasks, recorder.workers)
+    view.title = f"{recorder.notebook}: {view.title}".removeprefix(": ")
+    return view
 
 
 def _put_into(scheduler: "Scheduler") -> None:
@@ -196,8 +198,7 @@ def _page(framed: bool, scheduler: "Scheduler", extra: dict[str, Any], doc: "Doc
             (r.id, f"{title_of(r, r.last)}: {next(iter(r.facts.values()), '')} on {len(r.lanes)}")
             for r in reversed(recorder.runs.values())
         ]
-        others = (_NEWEST, "the newest, whatever it is"), ("tasks", "tasks per worker")
-        choice.options = [others[0], *runs, others[1]]
+        choice.options = [(_NEWEST, "the newest"), *runs, ("tasks", "tasks per worker")]
         seen, pause_ends = state, perf_counter() + (thread_time() - begun) * (1 / _SHARE - 1)
 
     draw()

@@ -32,7 +32,6 @@ KEPT_SPANS = 4_000
 _SILENT = 30.0
 """Seconds without a report after which a run may have ended."""
 
-
 GONE = "a worker ended, and another began"
 """The key of the time between."""
 
@@ -144,8 +143,7 @@ class View:
         marks = [100 * share for share in predicted or ()]
         drawn = [*boxes] or [span(lane, 0, 1, PALE, gid=IDLE) for lane in range(len(lanes))]
         self.charts["time"] = Chart("Who computes when", "time since the start", "s", lanes, drawn)
-        about = "Idle share of each", "idle / makespan", "%"
-        self.charts["idle"] = Chart(*about, names, bars, marks)
+        self.charts["idle"] = Chart("Idle share", "idle / makespan", "%", names, bars, marks)
         self.legend += [(gid, box) for gid, box in means.items() if gid not in causes]
         self.legend += [(f"{gid}: {share:.1f} %", means[gid]) for gid, share in causes.items()]
         if until:

@@ -24,6 +24,7 @@ _OWN = {
     "forward": BLUE, "backward": ORANGE, "backward_input": YELLOW, "backward_weight": GREEN,
     "update": "#8FA3AD", "multiply": SKY, "sum": "#66C5AB", "wait": "#F6EF8E", "read": RED,
     "load": "#00674B", "hand": "#EDD0E0", "result": "#F6DDA6", "pipeline_loop": "#66AAD1",
+    "to_make_again": "#C5CBD3",
 }  # fmt: skip
 """What the package's tasks and lanes are called -> their colours."""
 
