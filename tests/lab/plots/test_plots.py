@@ -401,7 +401,7 @@ def test_an_array_is_drawn_as_the_parts_that_ranks_have():
     assert (gids.count("whole"), gids.count("rank 2: all")) == (1, 1)
     holders = sum(len(ranks) for ranks, _ in shared.shared())
     assert sum(gid.startswith("shared") for gid in gids) == holders > 1
-    assert {"24 x 32", "32 x 127", "127 x 32", "on several workers"} <= set(words(figure))
+    assert {"24 × 32", "32 × 127", "127 × 32", "on several workers"} <= set(words(figure))
     collective = next(t for t in figure.axes[0].texts if t.get_text() == "all_reduce")
     assert collective.get_color() == plots.RED
 
@@ -411,11 +411,11 @@ def test_owners_are_drawn_to_scale():
     a, b = plots.owners({"A": cut((1001, 1024), S0, S1), "B": copies}).axes
     drawn = sorted(places(a, "block"), key=lambda at: at[1::-1])
     assert drawn == [(x, y, 512, h) for y, h in ((0, 501), (501, 500)) for x in (0, 512)]
-    assert [t.get_text() for t in a.texts][::3] == ["worker 0\n501 x 512", "worker 3\n500 x 512"]
+    assert [t.get_text() for t in a.texts][::3] == ["worker 0\n501 × 512", "worker 3\n500 × 512"]
     assert [t.get_text() for t in b.texts] == [
-        f"workers {r}\n1,001 x 512" for r in ("0, 2", "1, 3")
+        f"workers {r}\n1,001 × 512" for r in ("0, 2", "1, 3")
     ]
-    assert (a.get_title(loc="left"), a.get_aspect()) == ("A, 1,001 x 1,024", 1)
+    assert (a.get_title(loc="left"), a.get_aspect()) == ("A, 1,001 × 1,024", 1)
     assert len({tuple(c.get_facecolor()[0]) for c in a.collections}) == 4
 
 

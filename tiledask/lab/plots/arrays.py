@@ -130,7 +130,7 @@ def _formula(axes: Any, row: Sequence[Any], middle: float, inch: float, ranks: i
             at = (left, middle - height / 2, width, height)
             boxes += _cut(at, shape, placement, ranks)
             draw.note(axes, (left + width / 2, at[1]), name, (0, 2))
-            words = " x ".join(map(str, shape))
+            words = " × ".join(map(str, shape))
             draw.note(axes, (left + width / 2, at[1] + height), words, (0, -2), 8, color=GREY)
         left += width + gap
     return boxes
@@ -184,7 +184,7 @@ def _blocks(tiling: Tiling, left: float, top: float, shift: float) -> Iterator[B
         holders.setdefault(region, []).append(rank)
     for ((first, below), (start, end)), ranks in holders.items():
         every, last = ", ".join(map(str, ranks)), ranks[-1]
-        size, look = f"{below - first:,} x {end - start:,}", {"linewidth": 1.2}
+        size, look = f"{below - first:,} × {end - start:,}", {"linewidth": 1.2}
         at = (left + start, top + first, end - start, below - first)
         if any(isinstance(each, Partial) for each in tiling.placements):
             for upon, rank in enumerate(ranks):
@@ -224,7 +224,7 @@ def owners(
         boxes = [*_blocks(tiling, 0, 0, _SHIFT * max(m, n))]
         aspect = (max(1, n) / max(1, m)) ** (1 - power)
         draw.plane(axes, (0, 0, n, m), boxes, aspect=aspect, anchor="N")
-        axes.set_title(f"{name}, {m:,} x {n:,}")
+        axes.set_title(f"{name}, {m:,} × {n:,}")
         drawn.append((axes, boxes))
     return draw.write(figure, drawn, 8.5)
 
@@ -281,7 +281,7 @@ def corner(
     axes, boxes, titles = figure.subplots(), list[Box](), []
     for name, (left, top, *_), tiling in zip(names, places, tilings, strict=True):
         boxes += _blocks(tiling, left, top, _SHIFT * max(across, down))
-        titles.append(f"{name}, {' x '.join(f'{side:,}' for side in tiling.shape)}")
+        titles.append(f"{name}, {' × '.join(f'{side:,}' for side in tiling.shape)}")
     _draw_product(axes, places, boxes, titles)
     look: draw.Look = {"color": RED, "linewidth": 2.2}
     in_x = sorted({region[1][0] for region in tilings[0].regions} - {0})
@@ -335,8 +335,8 @@ def tile_step(
         inside = tuple(end - begin for begin, end in step)
         side = tuple(map(min, as_tile(inner), inside))
         _draw_step(every[1], names, inside, side, [(0, s) for s in side])
-        every[0].set_title(f"a block of {inside[0]} x {inside[1]} of {m} x {n}", pad=16)
-        every[1].set_title(f"in it a tile of {side[0]} x {side[1]}", pad=16)
+        every[0].set_title(f"a block of {inside[0]} × {inside[1]} of {m} × {n}", pad=16)
+        every[1].set_title(f"in it a tile of {side[0]} × {side[1]}", pad=16)
     means: list[tuple[str, Any]] = [("computed now", _MADE), ("loaded now", _LOADED)]
     means += [("loaded in the steps before", _NEEDED)] * bool(step[2][0])
     draw.legend(figure, [draw.patch_entry(*each) for each in means])
@@ -358,7 +358,7 @@ def _draw_step(axes: Axes, names: Any, sizes: Any, tile: Any, step: Any) -> None
     boxes = [Box(at, PALE, look={"edgecolor": GREY}) for at in places]
     for gid, at, colour in parts:
         boxes += [Box(at, colour, gid=gid, look={"edgecolor": "none"})] if all(at[2:]) else []
-    words = [f"{name}  {at[3]} x {at[2]}" for name, at in zip(names, places, strict=True)]
+    words = [f"{name}  {at[3]} × {at[2]}" for name, at in zip(names, places, strict=True)]
     _draw_product(axes, places, boxes, words, anchor="C")
     rows, columns, depths = map(range, tile, sizes, tile)
     look: draw.Look = {"colors": "white", "linewidth": 0.7, "zorder": 3}

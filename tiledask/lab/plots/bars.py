@@ -223,7 +223,7 @@ def step_breakdown(
         title,
         [("", [""] * len(steps), boxes)],
         entries,
-        xlabel=f"time of a step x devices / {per}" if per else "time of a step",
+        xlabel=f"time of a step × devices / {per}" if per else "time of a step",
         across=(0, 1.16 * max(ends)),
         pitch=0.6 + 0.3 * max(name.count("\n") for name in names),
     )
