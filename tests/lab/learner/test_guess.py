@@ -50,18 +50,18 @@ def test_a_learners_copy_keeps_its_predictions_whoever_opens_it(tmp_path, monkey
 ROWS = [
     ("B", 12e6, 12e6, 3, "exact"),
     ("B", 12.04e6, 12e6, 3, "exact"),
-    ("B", 12.06e6, 12e6, 2, "1 x, within 10 %"),
-    ("B", 13e6, 12e6, 2, "1.08 x, within 10 %"),
-    ("B", 8e6, 12e6, 1, "0.667 x, within a factor of 2"),
-    ("B", 24e6, 12e6, 1, "2 x, within a factor of 2"),
-    ("B", 36e6, 12e6, 0, "3 x, off"),
-    ("B", 0, 12e6, 0, "0 x, off"),
+    ("B", 12.06e6, 12e6, 2, "1 ×, within 10 %"),
+    ("B", 13e6, 12e6, 2, "1.08 ×, within 10 %"),
+    ("B", 8e6, 12e6, 1, "0.667 ×, within a factor of 2"),
+    ("B", 24e6, 12e6, 1, "2 ×, within a factor of 2"),
+    ("B", 36e6, 12e6, 0, "3 ×, off"),
+    ("B", 0, 12e6, 0, "0 ×, off"),
     ("B", 0, 0, 3, "exact"),
     ("B", 5, 0, 0, "no"),
     ("", 1771, 1771, 3, "exact"),
     ("", 1770, 1771, 0, "no"),
     ("", 0.273, 3 / 11, 3, "exact"),
-    ("", 0.29, 3 / 11, 2, "1.06 x, within 10 %"),
+    ("", 0.29, 3 / 11, 2, "1.06 ×, within 10 %"),
 ]
 
 
@@ -106,7 +106,7 @@ def test_a_number_with_a_unit_is_not_negative():
 
 
 def test_something_is_there_to_compare_a_prediction_with():
-    with pytest.raises(ConfigError, match="0 of 3 values"):
+    with pytest.raises(ConfigError, match="0 of 4 values"):
         td.predict("idle", "3/11").compare()
 
 

@@ -89,7 +89,7 @@ def _learners_cell(cell: dict[str, Any]) -> dict[str, Any]:
     source, tags = "".join(cell["source"]), cell["metadata"].get("tags", ())
     words = ""
     if "solution" in tags:
-        code = re.sub(r"\A.*\n|\n+td\.task\(judge\)\.result\(mine\)\.require\(\)\Z", "", source)
+        code = re.sub(r"\A.*\n|\n+td\.task\(judge\)\.result\(\w+\)\.require\(\)\Z", "", source)
         fence = f"```python\n{code}\n```"
         words = f"<details><summary>Show a solution</summary>\n\n{fence}\n\n</details>"
     elif re.fullmatch(r"\s*\w+\.close\(\)\s*", source):

@@ -56,7 +56,7 @@ def predict(
     Raises ConfigError for a value that is no number, or none of the choices.
 
     >>> predict("bytes sent", "8 MB", unit="B").compare(formula=12e6, measured=12e6).verdict
-    '0.667 x, within a factor of 2'
+    '0.667 ×, within a factor of 2'
     >>> predict("which are refused", choices=("all", "one")).compare(measured="all")
     which are refused | yours - | measured all
     """
@@ -111,24 +111,26 @@ class Guess:
         self,
         *,
         formula: Value | None = None,
+        planned: Value | None = None,
         simulated: Value | None = None,
         measured: Value | None = None,
         why: str = "",
     ) -> "GuessRow":
-        """The row of the prediction, the formula's, the simulated and the measured value; below it
-        ``why``, which would be the answer if it stood in the text.
+        """The row of the prediction, and of the formula's value, the planner's, the simulator's and
+        the measured one; below it ``why``, which would be the answer if it stood in the text.
 
         Exact is a number that equals one of them to as many digits as were asked for; as good is
         one as near to them as they are to each other; a count is right or not. The stars are kept
         for the score. Raises ConfigError if there is no value, or a number where one of the choices
         was predicted, or the other way.
         """
-        values = {"formula": formula, "simulated": simulated, "measured": measured}
-        known = {name: value for name, value in values.items() if value is not None}
+        given = ("formula", formula), ("planned", planned), ("simulated", simulated)
+        values = *given, ("measured", measured)
+        known = {name: value for name, value in values if value is not None}
         if not known:
             raise ConfigError(
-                f"{self.question}: 0 of 3 values to compare the prediction with; give formula=, "
-                f"simulated= or measured="
+                f"{self.question}: 0 of 4 values to compare the prediction with; give formula=, "
+                f"planned=, simulated= or measured="
             )
         yours, actual = self.value, [*known.values()][-1]
         if isinstance(actual, str) != bool(self.choices):
@@ -138,7 +140,7 @@ class Guess:
             )
         stars, verdict = self._judged(yours, known)
         first = _compared.setdefault((here().notebook, self.question), known)
-        if any(first.get(name) != known.get(name) for name in ("formula", "simulated")):
+        if any(first.get(name) != known.get(name) for name, _ in given):
             stars, verdict = None, "other results: run the cell with their field again"
         elif not self.judged:
             here().put(self.question, stars=stars)
@@ -170,7 +172,7 @@ class Guess:
             return 0, "no"
         ratio = yours / actual
         stars = 2 if off <= NEAR * abs(actual) else int(1 / FACTOR <= ratio <= FACTOR)
-        return stars, f"{ratio:.3g} x, {STARS[stars]}"
+        return stars, f"{ratio:.3g} ×, {STARS[stars]}"
 
     def __repr__(self) -> str:
         """True also on the next day, when only the text of an output is left."""
@@ -198,7 +200,7 @@ class GuessRow:
 
     question: str
     cells: dict[str, str]
-    """Yours, and of formula, simulated and measured those that there are."""
+    """Yours, and of formula, planned, simulated and measured those that there are."""
     stars: int | None
     """0 to 3, as `STARS` says; None without a prediction."""
     verdict: str
@@ -211,9 +213,7 @@ class GuessRow:
         return f"{row}\n{self.why}".rstrip()
 
     def _repr_html_(self) -> str:
-        unbroken = {
-            name: shown.replace(" ", "\N{NO-BREAK SPACE}") for name, shown in self.cells.items()
-        }
+        unbroken = {name: text.replace(" ", "\u00a0") for name, text in self.cells.items()}
         cells = {"prediction": self.question, **unbroken}
         if self.verdict:
             stars = "" if self.stars is None else "★" * self.stars + "☆" * (3 - self.stars)
