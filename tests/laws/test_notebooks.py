@@ -4,7 +4,8 @@ A cell whose output is a fact carries the tags `nbval-check-output` and `keep_ou
 outputs are stripped. An exercise is five cells in a row, each with its tag: task (Markdown), answer
 (`answer = None`), draw, check, solution (collapsed; raises unless every target is met); or four,
 where asserts are the judge, each with what is wrong in words: task, attempt, asserts (`def judge`,
-`td.task(judge).check(answer)`), solution. A prediction is `guess = td.predict("question")`, what is
+`td.task(judge).check(answer)`), solution; what else the judge needs is folded before the asserts.
+A prediction is `guess = td.predict("question")`, what is
 run, and a collapsed `guess.compare(...)`; what it teaches is its ``why``, or stands behind it.
 """
 
@@ -112,7 +113,8 @@ def exercises(cells: list[Cell]) -> Iterator[str]:
         if tuple(part for _, part in mine) != wanted:
             yield f"an exercise is {', '.join(EXERCISE)}, or {', '.join(PLAIN)}"
             break
-        if mine[-1][0] - mine[0][0] != len(wanted) - 1:
+        between = {*range(mine[0][0], mine[-1][0])} - {i for i, _ in mine}
+        if not all(is_hidden(cells[i]) for i in between):
             yield "an exercise is in one piece"
     for i, part in parts:
         source = cells[i].source
@@ -323,7 +325,7 @@ def test_a_copy_answers_nothing_before_it_is_run_and_its_links_lead_somewhere(tm
                 begin, solved, end = cell.source.split("```")
                 assert (begin[:18], end.strip()) == ("<details><summary>", "</details>")
                 shown = SOLUTION + solved.removeprefix("python\n").rstrip()
-                assert re.sub(r"\n+td\.task\(judge\)\.result\(mine\).*\Z", "", was.source) == shown
+                assert re.sub(r"\n+td\.task\(judge\)\.result\(\w+\).*\Z", "", was.source) == shown
             else:
                 links = re.findall(r"\]\((?!\w+:|#)([^)#]+)", cell.source)
                 assert [each for each in links if not (learn / each).exists()] == []
