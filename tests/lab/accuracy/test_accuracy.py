@@ -19,6 +19,7 @@ from tiledask.plan.fitting.overhead import CUDA_CONTEXT, overhead_of
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.timing.calibration import uncounted
+from tiledask.plan.timing.step import estimate_step
 
 NOT_EXPLAINED = "bloom-206B-bf16-dp8tp4pp12mbs2-h128"
 """Ran out of memory; the estimate is as large as that of the 203 B row, which ran in 67 GB."""
@@ -54,6 +55,20 @@ def test_each_row_and_each_goal(key):
         both = zip(group.rows, published_runs()[key], strict=True)
         fitted = {run.key for row, run in both if row.calibration}
         assert fitted == {run.key for run in published_runs()[key]} & published.fitted_keys()
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_nine_of_ten_published_steps_lie_in_the_band(named):
+    every = [run for runs in published_runs().values() for run in runs]
+    steps = [run for run in every if run.is_timed and not run.is_layer]
+    inside = 0
+    for run in steps:
+        step = estimate_step(*run[:5], framework=run.framework if named else None)
+        low, high = step.band
+        inside += low <= run.measured / (1e3 if run.unit == "ms" else 1) <= high
+        assert named or not run.framework or step.late
+    assert len(steps) > 280
+    assert inside / len(steps) >= 0.9
 
 
 def test_a_row_that_is_off_is_not_exact_and_fails_its_group():

@@ -102,7 +102,7 @@ class Request:
         if step is not None and args.tokens is not None:
             cost = step.budget(args.tokens, args.price, saving.stretch)
             lost = format_percent(cost.stretch - 1)
-            off = f"{100 * cost.error:.0f} % either way, {lost} for savings and losses in it"
+            off = f"{step.within}, {lost} for savings and losses in it"
             yield f"{cost.line}: {off}"
             result["budget"] = cost._asdict()
         if args.export:

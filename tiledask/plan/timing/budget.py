@@ -124,7 +124,7 @@ class Budget(NamedTuple):
     price: float | None  # of a device for an hour, in any currency, as ``cost``; None: not asked
     cost: float | None
     stretch: float  # wall time over the work's, for savings and losses
-    error: float  # share by which all of it may be wrong, either way
+    error: tuple[float, float]  # shares by which all of it may be less, and more
 
     @property
     def line(self) -> str:
@@ -133,7 +133,7 @@ class Budget(NamedTuple):
         parts += [] if self.cost is None else [(self.cost, f"at {self.price:g} an hour")]
         words = []
         for n, unit in parts:
-            low, high = (format_count(n * (1 + e)) for e in (-self.error, self.error))
+            low, high = (format_count(n * (1 + e)) for e in (-self.error[0], self.error[1]))
             words.append(f"{format_count(n)} {unit} ({low} to {high})")
         return f"{format_count(self.tokens)} tokens: {', '.join(words)}"
 
@@ -142,13 +142,13 @@ def budget(
     tokens: float,
     tokens_per_second: float,
     devices: int,
-    error: float,
+    error: tuple[float, float],
     price: float | None = None,
     stretch: float = 1.0,
 ) -> Budget:
     """The Budget of ``devices`` that together take so many tokens a second.
 
-    >>> budget(15e12, 400 * 16_384, 16_384, error=0.15, price=2.5).line
+    >>> budget(15e12, 400 * 16_384, 16_384, (0.15, 0.15), price=2.5).line
     '15T tokens: 26.5 days (22.5 to 30.5), 10.4M device-hours (8.85M to 12M), 26M at 2.5 an hour \
 (22.1M to 29.9M)'
     """
