@@ -14,7 +14,7 @@ import tiledask as td
 from tiledask.cli import main
 from tiledask.errors import ConfigError
 from tiledask.plan.data import names
-from tiledask.plan.frameworks.exchange import FRAMEWORKS
+from tiledask.plan.frameworks.exchange import WRITTEN
 from tiledask.plan.inputs.recipes import load_recipe
 
 ACCEPTED = json.loads((Path(__file__).parent / "own/accepted.json").read_text())
@@ -100,7 +100,7 @@ def back(framework, model, layout, recipe, sequence):
         assert read.sequence == sequence
 
 
-@given(st.sampled_from(sorted(FRAMEWORKS)), st.sampled_from(WHERE), st.data())
+@given(st.sampled_from(sorted(WRITTEN)), st.sampled_from(WHERE), st.data())
 def test_what_is_exported_is_read_as_the_same_layout(framework, where, data):
     found = plans(*where)
     layout = found._plan(data.draw(st.integers(0, len(found) - 1))).layout
@@ -118,7 +118,7 @@ CUT = (
 
 
 @pytest.mark.parametrize("layout", CUT, ids=str)
-@pytest.mark.parametrize("framework", sorted(FRAMEWORKS))
+@pytest.mark.parametrize("framework", sorted(WRITTEN))
 def test_cuts_and_orders_of_pipelines_come_back(framework, layout):
     back(framework, "llama-3.1-8b", td.Layout(**layout), "fsdp-adam", 4096)
 
@@ -190,7 +190,7 @@ ADAMS = {
 
 
 @pytest.mark.parametrize(("optimizer", "other"), [("adamw", False), ("Lion", True)])
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", WRITTEN)
 def test_an_optimizer_with_other_states_than_adams_is_said(framework, optimizer, other):
     text = re.sub("(?i)adamw?", optimizer, ADAMS[framework])
     found = td.import_config(framework, text, model="llama-3.1-8b", devices=8).assumed

@@ -228,6 +228,6 @@ def check_cost(args: argparse.Namespace) -> None:
             whole_number(typed.replace("_", "-"), value, 1)
     if args.tokens is not None:
         args.tokens = parse_count(args.tokens)
-        budget(args.tokens, 1.0, 1, 0.0, args.price)  # a mistake in them is the answer
+        budget(args.tokens, 1.0, 1, (0.0, 0.0), args.price)  # a mistake in them is the answer
     elif args.price is not None:
         raise ConfigError("--price is for --tokens, such as --tokens 15T --price 2.5")

@@ -4,5 +4,6 @@ exchange.py    export_config, import_config: the table of frameworks
   megatron.py    Megatron-LM's flags
   torchtitan.py  its TOML
   deepspeed.py   its JSON
+  trainer.py     what LLaMA-Factory, axolotl and commands of Hugging Face's trainer set; read alone
   table.py       between our fields and their settings, by a table read both ways
 """

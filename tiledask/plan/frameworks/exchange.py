@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from tiledask.errors import ConfigError, short
-from tiledask.plan.frameworks import deepspeed, megatron, torchtitan
+from tiledask.plan.frameworks import deepspeed, megatron, torchtitan, trainer
 from tiledask.plan.frameworks.table import Imported, written
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import as_model
@@ -17,9 +17,10 @@ from tiledask.plan.inputs.run import check_run, check_trains
 
 __all__ = ["FRAMEWORKS", "Exported", "export_config", "import_config"]
 
-FRAMEWORKS = {"megatron": megatron, "torchtitan": torchtitan, "deepspeed": deepspeed}
-"""Of each the TABLE of settings; ``text`` of those, ``facts`` for some; and ``read`` of a text."""
-KNOWN = ", ".join(FRAMEWORKS)
+WRITTEN = {"megatron": megatron, "torchtitan": torchtitan, "deepspeed": deepspeed}
+FRAMEWORKS = WRITTEN | {"trainer": trainer}
+"""Of each the TABLE of settings, and ``read`` of a text; of those that are written, ``text`` of
+settings, and ``facts`` for some."""
 MOST_BYTES = 1_000_000
 MOST_SOURCED = 3  # of scripts that take in scripts that take in scripts
 SOURCED = (
@@ -58,11 +59,11 @@ def export_config(
     >>> print(export_config("gpt2", Layout(dp=4, zero=1), "deepspeed").notes)
     ()
     """
-    if framework not in FRAMEWORKS:
-        raise ConfigError(f"a layout is exported to {KNOWN}; got {short(framework)}")
+    if framework not in WRITTEN:
+        raise ConfigError(f"a layout is exported to {', '.join(WRITTEN)}; got {short(framework)}")
     model, recipe = as_model(model), load_recipe(recipe)
     check_trains(recipe)
-    sequence, made = check_run(model, layout, sequence), FRAMEWORKS[framework]
+    sequence, made = check_run(model, layout, sequence), WRITTEN[framework]
     facts = {each.name: getattr(run, each.name) for run in (model, layout) for each in fields(run)}
     facts |= {"sequence": sequence, "batch": layout.sequences, "recipe": recipe.name}
     if hasattr(made, "facts"):
@@ -90,7 +91,8 @@ def import_config(
     devices: int | None = None,
 ) -> Imported:
     """What a configuration trains: Megatron-LM's flags, or the script that launches them with those
-    that it takes in from beside it; a torchtitan TOML, a DeepSpeed JSON. As text, or as a path.
+    that it takes in from beside it; a torchtitan TOML, a DeepSpeed JSON; "trainer": the YAML of
+    LLaMA-Factory or axolotl, a command of Hugging Face's trainer. As text, or as a path.
 
     ``model``: where the configuration does not say it; ``devices``: on how many it runs, where it
     says only a part of the layout. What it leaves open is assumed, and said in ``assumed``.
@@ -100,7 +102,8 @@ def import_config(
     Layout(dp=4, tp=2, microbatches=4, flash_attention=True)
     """
     if framework not in FRAMEWORKS:
-        raise ConfigError(f"configurations of {KNOWN} are read; got {short(framework)}")
+        known = ", ".join(FRAMEWORKS)
+        raise ConfigError(f"configurations of {known} are read; got {short(framework)}")
     text = os.fspath(config)
     if isinstance(config, os.PathLike) or ("\n" not in text and os.path.isfile(text)):
         path = Path(text)
@@ -115,7 +118,7 @@ def import_config(
                 beside = path.parent / name.lstrip("/")
                 if beside.is_file() and beside.stat().st_size <= MOST_BYTES:
                     text = text.replace(line, beside.read_text("utf-8", errors="replace") + "\n")
-    if re.search(YAML, text):
+    if framework != "trainer" and re.search(YAML, text):
         raise ConfigError(deepspeed.TABLE["yaml"])
     given = None if model is None else as_model(model)
     found: Imported = FRAMEWORKS[framework].read(text, given, devices)

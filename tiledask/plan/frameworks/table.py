@@ -191,7 +191,7 @@ class Read:
         nothing on the "harmless" ones. ``optimizer``: the name under which it stands."""
         uncounted = []
         kind = str(self.get(optimizer, "Adam"))
-        if "adam" in facts["recipe"] and "adam" not in kind.lower():
+        if "adam" in load_recipe(facts["recipe"]).name and "adam" not in kind.lower():
             uncounted.append(f"computed with Adam's states ({optimizer} is {short(kind)})")
         off = (False, None, "none", "")
         left = [n for n in sorted(self.settings.keys() - self.used) if self.get(n) not in off]
@@ -211,7 +211,8 @@ class Read:
 
 def _altered(facts: Settings) -> str | Recipe:
     """The recipe of the facts, with the "bytes of" a state and the "place of" one that they say."""
-    recipe, states = load_recipe(facts["recipe"]), []
+    known: str | Recipe = facts["recipe"]
+    recipe, states = load_recipe(known), []
     changes: dict[str, None] = {}
     for state in recipe.states:
         part = "optimizer" if state.zero == 1 else state.tensor
@@ -221,7 +222,7 @@ def _altered(facts: Settings) -> str | Recipe:
         changes |= {f"{state.tensor} of {width} B": None} if width != state.bytes else {}
         changes |= {f"{part} on {place}": None} if place != state.place else {}
     if not changes:
-        return recipe.name
+        return known
     return replace(recipe, name=f"{recipe.name} with {', '.join(changes)}", states=tuple(states))
 
 

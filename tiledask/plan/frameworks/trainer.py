@@ -1,0 +1,104 @@
+"""Hugging Face's Trainer as people set it: LLaMA-Factory's and axolotl's YAML, flags of a command.
+
+Read alone: what such a trainer does beside its settings is not ours to write.
+"""
+
+import json
+import re
+from typing import Any
+
+from tiledask.errors import ConfigError, short
+from tiledask.plan.data import shipped_json
+from tiledask.plan.frameworks.shell import launched
+from tiledask.plan.frameworks.table import Imported, Read, Settings, flat
+from tiledask.plan.inputs.load import load_model
+from tiledask.plan.inputs.model import Model
+from tiledask.plan.inputs.recipes import lora
+
+__all__ = ["TABLE", "read"]
+
+TABLE = shipped_json("frameworks", "trainer.json")
+_LINE = re.compile(
+    r"( *)(- +)?(?:([\w.-]+) *:(?:\s+|$))?(\"[^\"]*\"|'[^']*'|.*?)\s*(?:(?<!\S)#.*)?"
+)
+
+
+def read(text: str, model: Model | None, devices: int | None) -> Imported:
+    """The model, layout and recipe of a YAML, of its JSON, or of the flags of a command."""
+    settings = _settings(text)
+    of = "axolotl" if "base_model" in settings else "LLaMA-Factory"
+    of = of if {"base_model", "stage", "finetuning_type"} & settings.keys() else "the trainer"
+    where = f"the configuration of {of}"
+    found = Read(where, settings, devices, TABLE)
+    name = str(found.get("model_name_or_path", ""))
+    if model is None:
+        if not name:
+            raise ConfigError(f"{where} has no model_name_or_path; name the model beside it")
+        model = load_model(name)
+    named = f"{found.get('deepspeed', '')} z{found.get('zero_stage', '')}"
+    stage = re.search(r"(?:z|zero|stage)[_-]?([0-3])", named.lower())
+    half = "bf16" in settings and str(found.get("bf16")) != "False"  # "auto" is where it can be
+    zero = int(stage[1]) if stage else 0
+    f = found.facts("layout", of=of, where=where, bf16=half, zero=zero)
+    if f["deepspeed"] and not stage:
+        f["zero"] = 2
+        found.assumed.append(f"{short(f['deepspeed'])} does not say its stage: 2, or --zero")
+    if "offload" in f"{f['deepspeed']} {f['fsdp']}" or f["offloads"]:
+        held = ("optimizer", "gradients", "weights")[: 3 if f["zero"] == 3 else 2]
+        f |= {f"place of {part}": "cpu" for part in held}
+    if re.search("8bit", str(found.get("optim", ""))):
+        f |= {"bytes of momentum": 1, "bytes of variance": 1}
+    f["pp"], f["dp"] = 1, found.copies(f["tp"] * f["cp"], "give devices=")
+    f["batch"] = f["dp"] * f["microbatch"] * f["microbatches"]
+    if f["adapters"]:
+        matrices = _matrices(found, f, model)
+        found.assumed.append(f"adapters of rank {f['rank']} beside {', '.join(matrices)}")
+        f["recipe"] = lora(f["rank"], matrices, f["recipe"])
+    layout = found.layout(f, (model.layers,), model.layers)
+    return found.imported(model, layout, f, "optim")
+
+
+def _settings(text: str) -> Settings:
+    """Names, with dots for what they stand in, and values of a YAML, a JSON or flags."""
+    settings: Settings = {}
+    if text.lstrip().startswith("{"):
+        try:
+            return dict(flat(json.loads(text)))
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"the JSON cannot be read: {error}") from None
+    if not re.search(r"(?m)^[A-Za-z_]\w*:(\s|$)", text):
+        words = launched(text)[0]
+        at = [i for i, word in enumerate(words) if word.startswith("--")]
+        for i, end in zip(at, [*at[1:], len(words)], strict=False):
+            name, _, value = words[i][2:].partition("=")
+            settings[name.replace("-", "_")] = value or " ".join(words[i + 1 : end]) or True
+        return settings
+    above: list[tuple[int, str]] = []  # how far the names are indented under which a line stands
+    for line in text.splitlines():
+        match = _LINE.fullmatch(line.rstrip())
+        indent, item, key, value = match.groups() if match else ("", "", "", "")
+        value = value.strip("\"'[]").replace(",", " ") if value != "null" else ""
+        depth = len(indent) + len(item or "")
+        while above and above[-1][0] >= depth and (key or above[-1][0] > depth):
+            above.pop()
+        if key:
+            above.append((depth, key))
+        name = ".".join(name for _, name in above)
+        if value and name:
+            settings[name] = value if key else f"{settings.get(name, '')} {value}".lstrip()
+    if not settings:
+        raise ConfigError(f"a trainer's YAML has lines such as 'bf16: true', got {short(text)}")
+    return settings
+
+
+def _matrices(found: Read, f: Settings, model: Model) -> tuple[str, ...]:
+    """Those of a layer that get adapters: all; as they are named; or PEFT's usual."""
+    theirs: dict[str, Any] = TABLE["matrices"]
+    every = tuple(w.name for w in model.layer if w.inputs and "router" not in w.name)
+    asked = re.findall(r"[\w-]+", f["targets"])
+    if f["all_targets"] or "all" in f["targets"] or not (asked or f["of"] != "LLaMA-Factory"):
+        return every
+    named = [ours for name in asked for ours in theirs.get(name, ())]
+    if unknown := dict.fromkeys(name for name in asked if name not in theirs):
+        found.assumed.append(f"computed without adapters of {', '.join(unknown)}")
+    return tuple(dict.fromkeys(n for n in named if n in every)) or ("query", "value")
