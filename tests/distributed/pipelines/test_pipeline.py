@@ -21,8 +21,10 @@ import tiledask as td
 from tiledask.distributed.cluster.progress import RUNS
 from tiledask.distributed.cluster.room import MARGIN, SLACK
 from tiledask.distributed.pipelines import pipeline
-from tiledask.distributed.pipelines.engines import DeviceRunner, StageBlock, _act
+from tiledask.distributed.pipelines.engines import DeviceRunner, _act
 from tiledask.distributed.pipelines.stages import flat, stack
+from tiledask.distributed.programs.runner import Interpreter
+from tiledask.distributed.transport.transport import Message
 from tiledask.errors import (
     ClusterLostError,
     ConfigError,
@@ -303,7 +305,7 @@ def test_a_schedule_runs_again_with_the_same_bits_when_a_worker_died(cluster, na
 
 def test_a_task_that_dask_runs_again_is_a_lost_worker():
     with pytest.raises(ClusterLostError, match="rank 0"):
-        _act(SimpleNamespace(next=3, index=0, sent={}), 2, None)
+        _act(SimpleNamespace(next=3, index=0), 2)
 
 
 def test_a_run_says_what_its_slots_held(cluster):
@@ -314,13 +316,15 @@ def test_a_run_says_what_its_slots_held(cluster):
 
 
 @pytest.mark.parametrize("left", [-0.5, 0.5])
-def test_a_block_does_not_come_before_it_left_by_clocks_that_are_apart(left):
-    runner, way = object.__new__(DeviceRunner), (7.0 + left, 7.0)
+def test_a_block_does_not_come_before_it_left_by_clocks_that_are_apart(monkeypatch, left):
+    runner, block = object.__new__(DeviceRunner), np.zeros(1)
     runner.order, runner.turn, runner.index = [Step("1F", 0)], 0, 1
-    runner.pace, runner.ways = SimpleNamespace(hop=np.zeros((1, 3))), []
-    runner.receive = lambda op: StageBlock(np.zeros(1), 7.0, way)
-    runner._message(message("recv", "x1", 0))({})
-    assert runner.ways == [(1, "T", 0, 0, min(way), 7.0)]
+    runner.pace, runner.ways = [(0.0, 0.0)], []
+    came = {"x1": Message((7.0, 7.0 + left), [block], block.nbytes, 7.0)}
+    monkeypatch.setattr(Interpreter, "_message", lambda self, op: lambda env: None)
+    runner._message(message("recv", "x1", 0))(came)
+    assert runner.ways == [(1, "T", 0, 0, min(7.0 + left, 7.0), 7.0)]
+    assert came["x1"] is block
 
 
 def test_stages_that_do_not_fit_are_refused_before_anything_runs(cluster):

@@ -32,6 +32,8 @@ class StagesMade(NamedTuple):
     gradients: dict[int, Gradients]
     spans: list[Span]
     """Of its actions, and of the blocks that they waited for, where these are timed."""
+    moves: list[tuple[int, int, int]]
+    """(source, this device, bytes) of those blocks."""
 
 
 class StageRunner(Interpreter):
@@ -45,7 +47,7 @@ class StageRunner(Interpreter):
             {i: aligned(self.xp.asarray(rows)) for i, rows in part.items()}
             for part in (inputs, targets)
         )
-        self.made = StagesMade({}, {}, {}, [])
+        self.made = StagesMade({}, {}, {}, [], [])
         super().__init__(rank, program, {}, self._kernel_of)
 
     def _kernel_of(self, op: Op, block: str, _: dict[str, Any]) -> Callable[..., Any]:
@@ -81,16 +83,17 @@ class StageRunner(Interpreter):
 
         return run
 
-    def done(self, _: Any = None) -> StagesMade:
+    def done(self) -> StagesMade:
         """What its stages made, in NumPy; nothing else is kept."""
-        outputs, losses, gradients, spans = self.made
+        made = self.made
         self.close()
         self.stages, self.inputs, self.targets = {}, {}, {}
-        in_numpy = {
+        gradients = {
             stage: [{name: to_numpy(g) for name, g in layer.items()} for layer in layers]
-            for stage, layers in gradients.items()
+            for stage, layers in made.gradients.items()
         }
-        return StagesMade({i: to_numpy(y) for i, y in outputs.items()}, losses, in_numpy, spans)
+        outputs = {i: to_numpy(y) for i, y in made.outputs.items()}
+        return made._replace(outputs=outputs, gradients=gradients)
 
 
 def _added(first: Gradients | None, second: Gradients) -> Gradients:

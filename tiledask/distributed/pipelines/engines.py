@@ -1,15 +1,16 @@
 """A schedule run by an engine: each device a task that loops, or each action a Dask task.
 
-    "loop"     rank 0     [F0]send[F1]send.........recv[B0]      a rank function: no message to the
-               rank 1         recv[F0][B0]send recv[F1][B1]      scheduler between two actions
+    "loop"     rank 0     [F0][F1].............[B0]         one task, and no message to the
+               rank 1         [F0][B0]....[F1][B1]          scheduler between two actions
 
     "tasks"    rank 0     begin --> F0 ----> F1 ----> ...    ---->  the action before it there
-                                     | x1     | x1             |    the block that one sends to
-               rank 1     begin ---> F0 ----> F1 ---->         v    another device
+                                     |        |                |    the one whose block it uses
+               rank 1     begin ---> F0 ----> F1 ---->         v
 
 Under both, a device's runner does its next action: it waits for its block, works, keeps the device
-until its time is over, and reports. Two at once are done one after the other, from one start to one
-end. The order of tasks never rests on priorities, so Dask's task stream is the Gantt chart.
+until its time is over, reports, and posts what it made to the device that uses it. Two at once are
+done one after the other, from one start to one end. The order of tasks never rests on priorities,
+so Dask's task stream is the Gantt chart.
 
     block made        block there
        |---- latency ----|
@@ -20,32 +21,30 @@ A worker that takes a dead one's place has no runner, and says so; then the sche
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future as Moment
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
-from weakref import WeakValueDictionary
+from typing import Any
 
-from dask.sizeof import sizeof
-from dask.typing import Key
 from distributed import Future, get_worker
 
 from tiledask.distributed.arrays.mesh import Mesh
-from tiledask.distributed.cluster.clocks import now, time_there
+from tiledask.distributed.cluster import host_memory
+from tiledask.distributed.cluster.clocks import now
+from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.pipelines.device import StageRunner, StagesMade
+from tiledask.distributed.programs.runner import Call
 from tiledask.distributed.ranks.mismatch import CollectiveCall
-from tiledask.distributed.ranks.rank import Rank
-from tiledask.distributed.ranks.run import run_ranks
-from tiledask.distributed.transport.messages import lost
-from tiledask.plan.pipelines.costs import PipelineCosts
-from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
+from tiledask.distributed.transport.messages import endpoint_of, lost, opened
+from tiledask.distributed.transport.transport import Message
+from tiledask.errors import ClusterLostError
+from tiledask.plan.pipelines.schedule import Action, Schedule
 from tiledask.plan.pipelines.timeline import TRANSFER, Span
-from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.program.making.pipeline import KERNELS
 from tiledask.plan.program.ops import Op, action_of
 from tiledask.tile.backend import aligned
 
-__all__ = ["ENGINES", "PATIENCE", "DeviceRunner", "StageBlock", "users"]
+__all__ = ["ENGINES", "PATIENCE", "DeviceRunner", "run_engine", "users"]
 
 LEAD = 0.05
 """Seconds from the word to begin until all do: the word must have reached every device."""
@@ -55,45 +54,31 @@ REPORT_AFTER = 0.02
 """Seconds after its end at which an action is reported."""
 SPIN = 3e-4
 """Seconds before a moment in which a thread watches the clock: a sleep ends about so much late."""
-EngineRun = tuple[list[StagesMade], dict[Key, tuple[str, int, int]], Traffic]
-"""What the devices made; by Dask's name of a block what a span of its transfer says (kind, stage,
-micro-batch); what moved past Dask."""
-
-
-class StageBlock(NamedTuple):
-    """What an action sends, activations or a gradient; times are by the scheduler's clock."""
-
-    array: Any
-    made: float
-    way: tuple[float, float] | None = None
-    """When it left and when it was there, if that is known here."""
-
-
-sizeof.register(StageBlock, lambda block: int(block.array.nbytes))
+START = ("start",)
+"""Under which the moment to begin comes to a device."""
 
 
 class DeviceRunner(StageRunner):
-    """A device's actions, one after the other, in their time.
+    """A device's actions, one after the other, in their time; from task to task.
 
-    ``address``: of the worker that was there when the run began. ``topic``: the run's name, and the
-    topic on which actions are reported.
+    ``run``: its name, and the topic on which actions are reported. ``seconds``: after which a wait
+    is given up. ``pace``: by turn, the seconds of an action, and the latency of what it receives.
     """
 
     def __init__(
-        self, address: str, device: int, topic: str, pace: PipelineCosts, *given: Any
+        self,
+        device: int,
+        run: str,
+        seconds: float,
+        pace: Sequence[tuple[float, float]],
+        *given: Any,
     ) -> None:
-        if get_worker().address != address:
-            raise lost(device)
-        self.topic, self.pace, self.next = topic, pace, 0
-        self.moment: Moment[float] = Moment()
-        """At which the first action begins, once that is known."""
+        self.transport = endpoint_of(run, device)
+        self.transport.begin(time.monotonic() + seconds, ())
+        self.port = self.transport.port(tuple(range(self.transport.ranks)), "blocks")
+        self.name, self.pace, self.next = run, pace, 0
         self.end, self.ways = 0.0, list[Span]()
         """Of what was done last; in which blocks came for what is done next."""
-        self.sent: dict[int, StageBlock] = {}
-        """By turn, what was not taken yet."""
-        self.receive: Any = None
-        self.send: Any = None
-        _runners[topic] = self
         super().__init__(SimpleNamespace(index=device), *given)
 
     def action(self, turn: int) -> Action:
@@ -101,53 +86,60 @@ class DeviceRunner(StageRunner):
         block, microbatch, _ = self.order[turn]
         return Action(*action_of(block), microbatch)
 
-    def do(self, receive: Callable[[Op], StageBlock], send: Callable[[Op, Any], Any]) -> None:
-        """Do the next action, or the two that are next at once.
+    def begin(self) -> None:
+        """Return when the first action is to begin."""
+        self.transport.wait(None, self.transport.deadline, [START])
+        sleep_until(self.transport.parcels.pop(START).call)
 
-        ``receive`` gets the block that an op brings from another device, ``send`` lets one have it.
-        """
+    def do(self) -> None:
+        """Do the next action, or the two that are next at once."""
         turns = range(self.next, self.next + 1 + self.order[self.next].paired)
-        actions, self.next = [self.action(turn) for turn in turns], turns.stop
-        self.receive, self.send = receive, send
+        self.next, label = turns.stop, str(self.action(self.next))
+        self.port.enter(CollectiveCall(self.index, "step", self.port.members, 0, label, ()))
         self._go(turns, "recv")
         start = now()
         self._go(turns, "kernel")
-        seconds = sum(float(self.pace.seconds[KINDS.index(kind), s, i]) for kind, s, i in actions)
-        if len(actions) > 1 and (both := float(self.pace.together[actions[0][1:]])) >= 0:
-            seconds = both
         # a paced device is free after its time to the instant; a thread that the system wakes later
         # is no work of that device, but overhead before its next action
-        self.end = max(now(), start + seconds)
+        self.end = max(now(), start + sum(self.pace[turn][0] for turn in turns))
         sleep_until(self.end)
-        worker = get_worker()
-        for action in actions:
-            spans: list[Span] = [(self.index, *action, start, self.end), *self.ways]
-            self.made.spans.extend(spans)
-            # a little later, because a worker's messages go out 2 ms apart: the news that this is
-            # done, for which another device may be waiting, shall not queue behind its time of day
-            event = worker.log_event, self.topic, {"run": self.topic, "spans": spans}
-            worker.loop.add_callback(worker.loop.call_later, REPORT_AFTER, *event)
-            self.ways = []
+        spans = [(self.index, *self.action(turn), start, self.end) for turn in turns] + self.ways
+        self.made.spans.extend(spans)
+        self.ways, worker = [], get_worker()
+        # a little later, because a worker's messages go out 2 ms apart: the news that this is
+        # done, for which another device may be waiting, shall not queue behind its time of day
+        event = worker.log_event, self.name, {"run": self.name, "spans": spans}
+        worker.loop.add_callback(worker.loop.call_later, REPORT_AFTER, *event)
         self._go(turns, "send")
-        self.receive = self.send = None  # blocks that they have are no longer needed
 
-    def _message(self, op: Op) -> Callable[[dict[str, Any]], None]:
+    def _send(self, op: Op, array: Any) -> None:
+        self.port.put(op["peer"], [array], (self.end, now()), lend=True)
+
+    def _receive(self, op: Op) -> Message:
+        (message,) = self.port.get((op["peer"],))
+        self.made.moves.append((op["peer"], self.index, message.nbytes))
+        return message
+
+    def _message(self, op: Op) -> Call:
+        moved = super()._message(op)
+
         def take(env: dict[str, Any]) -> None:
-            block, (kind, stage, i), hop = self.receive(op), self.action(self.turn), self.pace.hop
-            env[op.buffer] = aligned(block.array)
-            latency = float(hop[i % len(hop), stage + (kind != "F")])
-            ways = [block.way] if block.way else []
-            ways += [(block.made, block.made + latency)] if latency else []
+            moved(env)
+            message, (kind, stage, i) = env[op.buffer], self.action(self.turn)
+            (made, left), (_, latency) = message.call, self.pace[self.turn]
+            env[op.buffer] = aligned(message.parts[0])
+            ways = [(left, message.there)] + ([(made, made + latency)] if latency else [])
             source = stage + (-1 if kind == "F" else 1)
             # a way begins by another worker's clock, and by their error it may seem to end before
             self.ways += [(self.index, TRANSFER, source, i, min(way), way[1]) for way in ways]
-            sleep_until(block.made + latency)
+            sleep_until(made + latency)
 
-        return take if op.name == "recv" else lambda env: self.send(op, env[op.buffer])
+        return take if op.name == "recv" else moved
 
-
-_runners: WeakValueDictionary[str, DeviceRunner] = WeakValueDictionary()
-"""Of the runs under way in this worker, by topic."""
+    def done(self, _: Any = None) -> StagesMade:
+        """What its stages made, once all that it sent has arrived."""
+        self.transport.arrived()
+        return super().done()
 
 
 def sleep_until(moment: float) -> None:
@@ -156,86 +148,69 @@ def sleep_until(moment: float) -> None:
         time.sleep(max(0.0, left - SPIN))
 
 
-# -- loops -----------------------------------------------------------------------------------------
+def run_engine(
+    engine: str,
+    mesh: Mesh,
+    schedule: Schedule,
+    run: str,
+    given: Sequence[tuple[Any, ...]],
+    seconds: float,
+) -> list[StagesMade]:
+    """What the devices made in ``seconds``; setting up may take longer. ``given``: by device, what
+    its `DeviceRunner` is made of."""
+    cluster, patience = mesh.cluster, max(seconds, PATIENCE)
+    # a name that is no folder: all blocks go by Dask's connections, which note when they arrive
+    with opened(cluster, run, mesh.at, Path(run), patience):
+        facts = {d: (d, run, patience + seconds, *given[d]) for d in mesh.at}
+        runners = cluster.submit_all(DeviceRunner, facts, name="weights")
+        cluster.wait(runners, "weights and micro-batches", patience, cancel=True)
+        # all is submitted before anything starts: the scheduler would be slow to answer meanwhile
+        ends = ENGINES[engine](cluster, schedule, runners)
+        moment = max(cluster.run(now, timeout=patience)) + LEAD
+        cluster.run(_start, run, moment, timeout=patience)
+        made: list[StagesMade] = cluster.gather(ends, f"{schedule!r}", seconds, cancel=True)
+        return made
 
 
-def run_loops(
-    mesh: Mesh, schedule: Schedule, runners: Sequence[Future[Any]], topic: str, timeout: float
-) -> EngineRun:
-    """Each device is a rank that goes through its order; blocks are messages between ranks."""
-    ranks = run_ranks(_loop, mesh, per_rank=runners, timeout=timeout, transport="posts")
-    return ranks.results, {}, ranks.traffic.on(mesh.cluster.hosts)
+def _start(run: str, moment: float) -> None:
+    """Let a run begin at a moment."""
+    with suppress(ClusterLostError):  # where no device is
+        endpoint_of(run, 0).arrive(START, moment, (), 0)
 
 
-def _loop(rank: Rank, runner: DeviceRunner) -> StagesMade:
-    port, early = rank.transport.port(tuple(range(rank.ranks)), "blocks"), dict[Any, StageBlock]()
+def _loops(cluster: Cluster, schedule: Schedule, runners: Sequence[Future[Any]]) -> list[Any]:
+    """Each device goes through its order."""
+    return cluster.submit_all(_loop, {d: [mine] for d, mine in enumerate(runners)}, name="loop")
 
-    def receive(op: Op) -> StageBlock:
-        """Messages come in the order of their sender; what is early is kept."""
-        while (wanted := (op.buffer, runner.microbatch)) not in early:
-            (message,) = port.get((op["peer"],))
-            name, made, left = message.call
-            early[name] = StageBlock(message.parts[0], made, (left, message.there))
-        return early.pop(wanted)
 
-    def send(op: Op, array: Any) -> None:
-        about = (op.buffer, runner.microbatch), runner.end, now()
-        port.put(op["peer"], [array], about, lend=True)
-
-    call = CollectiveCall(rank.index, "start", port.members, 0, "", ())
-    sleep_until(port.meet(call, lambda: now() + LEAD))
-    while runner.next < len(runner.order):
-        begun = port.enter(call._replace(kind="step", label=str(runner.action(runner.next))))
-        runner.do(receive, send)
-        port.leave(begun)
+def _loop(runner: DeviceRunner) -> StagesMade:
+    runner.begin()
+    with host_memory.kept_by_malloc():
+        while runner.next < len(runner.order):
+            runner.do()
     return runner.done()
 
 
-# -- tasks -----------------------------------------------------------------------------------------
-
-
-def run_tasks(
-    mesh: Mesh, schedule: Schedule, runners: Sequence[Future[Any]], topic: str, timeout: float
-) -> EngineRun:
-    """Each action is a task, and blocks are their results."""
-    cluster, patience = mesh.cluster, max(timeout, PATIENCE)
-    try:
-        # all is submitted before anything starts: the scheduler would be slow to answer meanwhile
-        ends, names = _submitted(mesh, schedule, runners, patience + timeout)
-        moment = time_there(cluster, patience) + LEAD
-        cluster.run(_start, topic, moment, timeout=patience)
-        made = cluster.gather(ends, f"{schedule!r}", timeout, cancel=True)
-        return made, names, Traffic.of(cluster.slots)
-    finally:
-        with suppress(Exception):  # of a cluster that is gone: nobody waits there for the beginning
-            cluster.run(_start, topic, 0.0, timeout=10.0)
-
-
-def _submitted(
-    mesh: Mesh, schedule: Schedule, runners: Sequence[Future[Any]], seconds: float
-) -> tuple[list[Future[StagesMade]], dict[Key, tuple[str, int, int]]]:
-    """A task for each action, or two that are done at once, and for each device what it made; by
-    Dask's name of a block what a span of its transfer says.
-
-    All other futures are dropped here, so that activations go as soon as they are used.
-    """
+def _tasks(cluster: Cluster, schedule: Schedule, runners: Sequence[Future[Any]]) -> list[Any]:
+    """A task for each action, or two that are done at once, and for each device what it made."""
     actions, device, turns = list(schedule), schedule.device.tolist(), schedule.turns.tolist()
-    submit, user, names = mesh.cluster.submit, users(schedule), dict[Key, tuple[str, int, int]]()
-    blocks = dict[int, Future[Any]]()  # by the position of the action that uses each
-    before = [submit(d, _begin, mine, seconds, name="begin") for d, mine in enumerate(runners)]
+    submit, user, makers = cluster.submit, users(schedule), dict[int, Future[Any]]()
+    before = [submit(d, DeviceRunner.begin, mine, name="begin") for d, mine in enumerate(runners)]
     for n in schedule.steps:
         at, d = range(n, n + 1 + int(schedule.paired[n])), device[n]
-        came = [blocks.pop(k) for k in at if k in blocks]
+        made = [makers.pop(k) for k in at if k in makers]  # by the position of what uses each
         name = KERNELS[actions[n].kind] if len(at) == 1 else "overlapped"
-        turn = n - turns[d]
-        before[d] = ran = submit(d, _act, runners[d], turn, before[d], *came, name=name)
-        for k in filter(user.__contains__, at):
-            if k > n:  # the first task has done both
-                ran = submit(d, _act, runners[d], turn + 1, before[d], name="hand", beside=True)
-            blocks[user[k]], names[ran.key] = ran, (TRANSFER, *actions[k][1:])
+        before[d] = submit(d, _act, runners[d], n - turns[d], before[d], *made, name=name)
+        makers |= {user[k]: before[d] for k in at if k in user}
     ends = enumerate(zip(runners, before, strict=True))
-    done = [submit(d, DeviceRunner.done, *both, name="result", beside=True) for d, both in ends]
-    return done, names
+    return [submit(d, DeviceRunner.done, *both, name="result", beside=True) for d, both in ends]
+
+
+def _act(runner: DeviceRunner, turn: int, *_: None) -> None:
+    """The action of a turn, once those that it waits for are done."""
+    if turn != runner.next:  # Dask does a task again that a lost worker had done
+        raise lost(runner.index, "what it had done is asked for again")
+    runner.do()
 
 
 def users(schedule: Schedule) -> dict[int, int]:
@@ -244,28 +219,5 @@ def users(schedule: Schedule) -> dict[int, int]:
     return {m: n for n, m in enumerate(maker) if m >= 0 and device[m] != device[n]}
 
 
-def _begin(runner: DeviceRunner, seconds: float) -> None:
-    sleep_until(runner.moment.result(seconds))  # the client's own limit comes before
-
-
-def _start(topic: str, moment: float) -> None:
-    """Let the tasks of a run begin at a moment."""
-    if (runner := _runners.get(topic)) and not runner.moment.done():
-        runner.moment.set_result(moment)
-
-
-def _act(runner: DeviceRunner, turn: int, before: Any, *blocks: StageBlock) -> StageBlock | None:
-    """What the action of a turn sends; ``before`` only makes it wait for its turn."""
-    if turn == runner.next:
-        coming = iter(blocks)
-        runner.do(
-            lambda _: next(coming),
-            lambda _, x: runner.sent.update({runner.turn: StageBlock(x, runner.end)}),
-        )
-    elif turn not in runner.sent:  # Dask runs a task again whose result a lost worker had
-        raise lost(runner.index, "what it had sent is asked for again")
-    return runner.sent.pop(turn, None)
-
-
-ENGINES: dict[str, Callable[..., EngineRun]] = {"tasks": run_tasks, "loop": run_loops}
-"""By name, what runs a schedule with futures of every device's `DeviceRunner`."""
+ENGINES: dict[str, Callable[..., list[Any]]] = {"tasks": _tasks, "loop": _loops}
+"""By name: from the runners of a schedule's devices to the tasks that bring what they made."""

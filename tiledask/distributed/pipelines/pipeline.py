@@ -8,9 +8,9 @@ program --checked--> results                           on threads, or on workers
 """
 
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,14 +21,13 @@ from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster.clocks import set_clocks
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.counters import Load, counting, measuring_load
-from tiledask.distributed.cluster.progress import announced, ended, subscribed
+from tiledask.distributed.cluster.progress import announced, ended
 from tiledask.distributed.cluster.room import check_room
 from tiledask.distributed.deadlines import bounded, seconds_of
 from tiledask.distributed.pipelines.device import StageRunner, StagesMade, joined, shares
-from tiledask.distributed.pipelines.engines import ENGINES, PATIENCE, DeviceRunner, users
+from tiledask.distributed.pipelines.engines import ENGINES, PATIENCE, run_engine, users
 from tiledask.distributed.pipelines.stages import Dummy
 from tiledask.distributed.ranks.rank import Rank
-from tiledask.distributed.ranks.records import Records
 from tiledask.distributed.ranks.run import run_ranks
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.distributed.retry import retry_lost
@@ -36,20 +35,37 @@ from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.intervals import split
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.pipelines.costs import PerBoundary, Times, costs_of
-from tiledask.plan.pipelines.schedule import KINDS, Schedule
-from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.plan.pipelines.simulate import simulate, timed
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.program.making.pipeline import program as program_of
 from tiledask.plan.program.program import Program
 from tiledask.plan.units import format_bytes, format_seconds
-from tiledask.tile.progress import is_watched, showing
 
 __all__ = ["PipelineRun", "ProgramRun", "replay", "run_program", "run_schedule"]
 
 
 @dataclass(frozen=True, repr=False)
-class PipelineRun:
+class ProgramRun:
+    """What came out of running a program."""
+
+    outputs: np.ndarray
+    """[tokens, width]: the last stage's output for the whole batch."""
+    loss: float | None
+    """Mean square error against the target; None without backwards, and for dummies."""
+    gradients: tuple[Any, ...]
+    """Per stage, the gradients of its weights summed over micro-batches; () without backwards.
+    Those of a stage that is on several devices are summed where they come together."""
+    traffic: Both
+    """Bytes and messages between devices, predicted, and as they were received."""
+
+    def __repr__(self) -> str:
+        return f"ProgramRun(loss {self.loss}, {self.traffic.measured!r})"
+
+
+@dataclass(frozen=True, repr=False)
+class PipelineRun(ProgramRun):
     """What came out of running a schedule, and when each action ran."""
 
     timeline: Timeline
@@ -59,16 +75,6 @@ class PipelineRun:
     replayed: Timeline
     """Simulated: the actions as long as they took, each started as soon as it could. What
     overhead and transfers cost, and the waiting that they caused elsewhere, is left out."""
-    outputs: np.ndarray
-    """[tokens, width]: the last stage's output for the whole batch."""
-    loss: float | None
-    """Mean square error against the target; None for a forward-only schedule and for dummies."""
-    gradients: tuple[Any, ...]
-    """Per stage, the gradients of its weights summed over micro-batches; () if forward only. Those
-    of a stage that is on several devices are summed where they come together."""
-    traffic: Both
-    """Traffic between devices, predicted and measured; after a worker died and its work was done
-    again, more is measured than predicted. None is measured if a worker did not say."""
     memory: Ledger | None
     """Measured: bytes by which each slot grew, weights included; None if a worker did not say."""
     clock_error: float
@@ -129,9 +135,9 @@ def run_schedule(
     engine
         "tasks": each action is a Dask task pinned to its device, its turn a real dependency, so
         that Dask's task stream is the Gantt chart. "loop": each device is one task that goes
-        through its actions, and blocks are posted from worker to worker past the scheduler: for
-        short actions. The results are the same to the bit; when a worker dies, the whole schedule
-        runs again in its time.
+        through its actions: for short ones. Under both, blocks are posted from worker to worker
+        past the scheduler, and the results are the same to the bit; when a worker dies, the whole
+        schedule runs again in its time.
 
     Where the dashboard has tiledask's page, every run is announced on Dask's topic "tiledask-runs";
     each action is reported on the run's own topic when it is done, with its times on the
@@ -156,73 +162,55 @@ def run_schedule(
     # what has no time takes as long as it does
     F, halves = 0.0 if forward is None else forward, (backward_input, backward_weight)
     B = 0.0 if backward is None and any(half is None for half in halves) else backward
-    pace, simulated = costs_of(schedule, F, B, latency, *halves, overlapped), None
+    times, simulated = (F, B, latency, *halves), None
+    costs, turns = costs_of(schedule, *times, overlapped), pairwise(schedule.turns.tolist())
+    pace = [
+        [*zip(costs.work[a:b].tolist(), costs.way[a:b].tolist(), strict=True)] for a, b in turns
+    ]
     predicted: dict[str, Any] = {"actions": len(schedule)}
     if any(each is not None for each in (forward, backward, *halves)):
-        simulated = simulate(schedule, F, B, latency, *halves, overlapped=overlapped)
+        simulated = simulate(schedule, *times, overlapped=overlapped)
         idle = np.array(simulated.idle_per_device) / (simulated.makespan or 1.0)
         predicted["idle"] = idle.tolist()
     assert batch is not None
     tokens = [stop - start for start, stop in split(0, len(batch), schedule.microbatches)]
     sizes = [n * batch[0].nbytes for n in tokens]
     _check_room(schedule, stages, max(tokens), max(sizes), mesh, seconds)
+    about = {
+        "lanes": [f"device {d}" for d in mesh.at],
+        "facts": {"schedule": schedule.name, "micro-batches": str(schedule.microbatches)},
+        "predicted": predicted,
+    }
+    given = [(pace[d], program, mine[d]) for d in mesh.at]
 
     def attempt(_: int, left: float) -> Any:
-        topic, patience = f"tiledask-run-{uuid.uuid4().hex}", max(left, PATIENCE)
-        clocks, there = set_clocks(workers, patience), workers.wait_for_slots(mesh.at, patience)
-        runners = []
-        for d in mesh.at:
-            made = there[d]["address"], d, topic, pace, program, mine[d]
-            runners.append(workers.submit(d, DeviceRunner, *made, name="weights"))
-        with _shown(workers, schedule, topic, predicted):
-            workers.wait(runners, "weights and micro-batches", patience, cancel=True)
-            return clocks, *ENGINES[engine](mesh, schedule, runners, topic, left)
+        topic, clocks = f"tiledask-run-{uuid.uuid4().hex}", set_clocks(workers, max(left, PATIENCE))
+        with announced(workers, topic, kind="pipeline", **about):
+            made = run_engine(engine, mesh, schedule, topic, given, left)
+        ended(workers, topic)
+        return clocks, made
 
     with counting(workers, max(seconds, PATIENCE)) as counted, measuring_load() as load_so_far:
-        clocks, done, names, moved = retry_lost(workers, mesh.at, seconds, attempt)
+        clocks, done = retry_lost(workers, mesh.at, seconds, attempt)
         load = load_so_far()
-    spans = [span for each in done for span in each.spans]
-    for came in counted.transfers:
-        sent = [names[key] for key in came.keys if key in names]
-        spans += [(came.destination, *what, came.start, came.stop) for what in sent]
-    measured = Timeline.of(schedule.devices, spans, "measured")
+    measured = Timeline.of(schedule.devices, [s for each in done for s in each.spans], "measured")
     outputs, loss, gradients = joined(done)
     device, numbers = schedule.device, schedule.microbatch
     moves = [(device[n], device[to], sizes[numbers[n]]) for n, to in users(schedule).items()]
-    traffic = Traffic.of(workers.slots, moves).on(workers.hosts)
+    received = [move for each in done for move in each.moves]
+    traffic = (Traffic.of(workers.slots, each).on(workers.hosts) for each in (moves, received))
     return PipelineRun(
-        measured,
-        simulated,
-        replay(schedule, measured),
         outputs,
         None if dummies else loss,
         gradients,
-        Both(traffic, counted.traffic and counted.traffic + moved),
+        Both(*traffic),
+        measured,
+        simulated,
+        replay(schedule, measured),
         counted.ledger({}),
         sum(sorted(clock.error for clock in clocks)[-2:]),
         load,
     )
-
-
-@contextmanager
-def _shown(
-    cluster: Cluster, schedule: Schedule, topic: str, predicted: dict[str, Any]
-) -> Iterator[None]:
-    """The run on the dashboard's page while the block runs; and a bar of its actions, where
-    somebody looks on."""
-    done, what = set[Any](), f"{schedule.name} on {schedule.devices} devices"
-    lanes = [f"device {d}" for d in range(schedule.devices)]
-    facts = {"schedule": schedule.name, "micro-batches": str(schedule.microbatches)}
-    about: dict[str, Any] = {"lanes": lanes, "facts": facts, "predicted": predicted}
-    with announced(cluster, topic, kind="pipeline", **about):
-        if is_watched():
-            bar = showing(what, lambda: (len(done), len(schedule), ""), "actions")
-            with bar, subscribed(cluster, topic, lambda e: done.add((*e["spans"][0][1:4],))):
-                yield
-                done.update(schedule)  # events may come late
-        else:
-            yield
-    ended(cluster, topic)
 
 
 def _check_room(
@@ -254,35 +242,12 @@ def replay(schedule: Schedule, measured: Timeline) -> Timeline:
     >>> replay(gpipe, simulate(gpipe, 1.0, 2.0, latency=0.5)).makespan
     9.0
     """
-    seconds = np.zeros((len(KINDS), schedule.stages, schedule.microbatches))
-    acts, both = measured.acts, None
-    seconds[acts.code, acts.stage, acts.microbatch] = acts.end - acts.start
-    if schedule.pairs:  # of a pair each half has the time of both
-        both = seconds[0].copy()
-        pairs = np.flatnonzero(np.append(False, schedule.paired[:-1]) | schedule.paired)
-        seconds[schedule.kind[pairs], schedule.stage[pairs], schedule.microbatch[pairs]] = 0.0
-    F, B, I, W = seconds
-    return simulate(schedule, F, B, backward_input=I, backward_weight=W, overlapped=both)
+    took = measured.acts.end - measured.acts.start
+    took[1:][schedule.paired[:-1]] = 0.0  # of a pair each half has the time of both
+    return timed(schedule, costs_of(schedule, 0.0, 0.0)._replace(work=took))
 
 
 # -- programs --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, repr=False)
-class ProgramRun:
-    """What came out of running a program."""
-
-    outputs: np.ndarray
-    """These are as of a PipelineRun."""
-    loss: float | None
-    gradients: tuple[Any, ...]
-    traffic: Both
-    """Bytes and messages between ranks: counted in the program, and as they were received."""
-    records: Records
-    """Every message, with its block and micro-batch."""
-
-    def __repr__(self) -> str:
-        return f"ProgramRun(loss {self.loss}, {self.traffic.measured!r})"
 
 
 @bounded
@@ -328,7 +293,7 @@ def run_program(
     else:
         counted = program.traffic.on(mesh.hosts)
         ranks = run_ranks(_rank, mesh, program, again=True, **options)
-    return ProgramRun(*joined(ranks.results), Both(counted, ranks.traffic), ranks.records)
+    return ProgramRun(*joined(ranks.results), Both(counted, ranks.traffic))
 
 
 def _rank(rank: Rank, program: Program, share: tuple[Any, ...]) -> StagesMade:

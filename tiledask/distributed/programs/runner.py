@@ -23,14 +23,15 @@ from tiledask.plan.program.ops import Op, ProgramData, buffer_of
 from tiledask.tile.backend import aligned
 from tiledask.tile.layers.by_name import RankPart
 
-__all__ = ["Bind", "Interpreter"]
+__all__ = ["Bind", "Call", "Interpreter"]
 
 Bind = Callable[[Op, str, dict[str, Any]], Callable[..., Any]]
 """From an op, its block's name and its args to what is called with its arrays. That returns what is
 written of a micro-batch (a tuple if several), and changes state in place."""
 _Env = dict[str, Any]
 """The arrays of a micro-batch, by name, and the state of the rank."""
-_Call = Callable[[_Env], None]
+Call = Callable[[_Env], None]
+"""An op, bound to what it reads and writes."""
 _OF_READERS = ("product", "work")
 """Args that are for other readers."""
 
@@ -119,7 +120,7 @@ class Interpreter:
 
     # -- ops, bound -------------------------------------------------------------------------------
 
-    def _bind_order(self) -> list[list[tuple[Op, _Call]]]:
+    def _bind_order(self) -> list[list[tuple[Op, Call]]]:
         """By step, the calls. Blocks are bound once for all micro-batches that go the same way."""
         ways: dict[int, list[str]] = {}
         for name, microbatch, _ in self.order:
@@ -130,10 +131,10 @@ class Interpreter:
         return [bound[tuple(ways[step.microbatch])][step.block] for step in self.order]
 
     def _freed(
-        self, way: tuple[str, ...], calls: Mapping[str, list[_Call]]
-    ) -> dict[str, list[tuple[Op, _Call]]]:
+        self, way: tuple[str, ...], calls: Mapping[str, list[Call]]
+    ) -> dict[str, list[tuple[Op, Call]]]:
         """The calls of a micro-batch's blocks, each letting go what it is the last to use."""
-        seen, made = set(self.role.state), dict[str, list[tuple[Op, _Call]]]()
+        seen, made = set(self.role.state), dict[str, list[tuple[Op, Call]]]()
         for name in reversed(way):
             made[name] = []
             for op, call in reversed([*zip(self.role.blocks[name], calls[name], strict=True)]):
@@ -145,35 +146,42 @@ class Interpreter:
             made[name].reverse()
         return made
 
-    def _call(self, op: Op, block: str) -> _Call:
+    def _call(self, op: Op, block: str) -> Call:
         if op.kind == "kernel":
             return self._kernel(op, block)
         if op.kind == "collective":
             return self._collective(op)
         return self._message(op) if op.kind == "message" else lambda env: _stop(env[op.buffer])
 
-    def _message(self, op: Op) -> _Call:
+    def _message(self, op: Op) -> Call:
         """What sends a buffer, or brings it."""
-        x, axis, peer, program = op.buffer, (op["axis"],), op["peer"], self.program
-        group = self._group(axis, program.along(self.index, axis))
+        x, source = op.buffer, self.program.peer(self.index, op)
         if op.name == "send":
-            return lambda env: group.send(
-                env[x], peer, label=call_label(self._label, op), keep=True
-            )
-        source = program.peer(self.index, op)
+            return lambda env: self._send(op, env[x])
 
         def take(env: _Env) -> None:
             """Messages come in the order of their sender; what is early is kept."""
             if source not in self._arriving:
-                self._arriving[source] = program.sent(source, self.index)
+                self._arriving[source] = self.program.sent(source, self.index)
             while x not in env:
                 name, microbatch = next(self._arriving[source])
-                came = aligned(group.recv(peer, label=call_label(self._label, op)))
-                self._env(microbatch)[name] = came
+                self._env(microbatch)[name] = self._receive(op)
 
         return take
 
-    def _kernel(self, op: Op, block: str) -> _Call:
+    def _send(self, op: Op, array: Any) -> None:
+        label = call_label(self._label, op)
+        self._ends(op).send(array, op["peer"], label=label, keep=True)
+
+    def _receive(self, op: Op) -> Any:
+        return aligned(self._ends(op).recv(op["peer"], label=call_label(self._label, op)))
+
+    def _ends(self, op: Op) -> Group:
+        """Whose numbers are those of a message's peers."""
+        axes = (op["axis"],)
+        return self._group(axes, self.program.along(self.index, axes))
+
+    def _kernel(self, op: Op, block: str) -> Call:
         args = {n: self._resolved(value) for n, value in op.args if n not in _OF_READERS}
         kernel = self._bind(op, block, args)
         in_place = [n for n in op.writes if n not in op.reads and n in self.role.state]
@@ -198,7 +206,7 @@ class Interpreter:
         ends = ends_of(counts)
         return RankPart(ends[at], ends[at + 1], ends[-1])
 
-    def _collective(self, op: Op) -> _Call:
+    def _collective(self, op: Op) -> Call:
         ((brought,), (name,)), role = (op.reads, op.writes), self.role
         base, here = role.alias.get(name), slice(None)
         if op.name == "reduce_scatter":
@@ -253,7 +261,7 @@ def _stop(x: Any) -> None:
         raise StepLeftOut
 
 
-def _then_free(call: _Call, names: Iterable[str]) -> _Call:
+def _then_free(call: Call, names: Iterable[str]) -> Call:
     def called(env: _Env) -> None:
         call(env)
         for name in names:

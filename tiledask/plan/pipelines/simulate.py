@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from tiledask.errors import ScheduleError, short
-from tiledask.plan.pipelines.costs import PerBoundary, Times, costs_of, finish_times
+from tiledask.plan.pipelines.costs import PerBoundary, PipelineCosts, Times, costs_of, finish_times
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import schedule as by_name
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.pipelines.validate import runnable
 
-__all__ = ["simulate"]
+__all__ = ["simulate", "timed"]
 
 
 def _or_named(simulated: Callable[..., Timeline]) -> Callable[..., Timeline]:
@@ -70,6 +70,11 @@ def simulate(
         raise ScheduleError(f"a schedule is as td.schedule('1f1b', 4, 8), got {short(schedule)}")
     halves = backward_input, backward_weight
     costs = costs_of(runnable(schedule), forward, backward, latency, *halves, overlapped)
-    start, end = finish_times(schedule, costs)
+    return timed(schedule, costs)
+
+
+def timed(schedule: Schedule, costs: PipelineCosts) -> Timeline:
+    """The Timeline of a schedule that runs."""
     columns = schedule.device, schedule.kind.astype(np.int8), schedule.stage, schedule.microbatch
-    return Timeline(schedule.devices, *columns, start, end, schedule=schedule, costs=costs)
+    times = finish_times(schedule, costs)
+    return Timeline(schedule.devices, *columns, *times, schedule=schedule, costs=costs)
