@@ -35,6 +35,7 @@ from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.pipelines.device import StageRunner, StagesMade
 from tiledask.distributed.programs.runner import Call
 from tiledask.distributed.ranks.mismatch import CollectiveCall
+from tiledask.distributed.ranks.run import PATIENCE
 from tiledask.distributed.transport.messages import endpoint_of, lost, opened
 from tiledask.distributed.transport.transport import Message
 from tiledask.errors import ClusterLostError
@@ -44,12 +45,10 @@ from tiledask.plan.program.making.pipeline import KERNELS
 from tiledask.plan.program.ops import Op, action_of
 from tiledask.tile.backend import aligned
 
-__all__ = ["ENGINES", "PATIENCE", "DeviceRunner", "run_engine", "users"]
+__all__ = ["ENGINES", "DeviceRunner", "run_engine"]
 
 LEAD = 0.05
 """Seconds from the word to begin until all do: the word must have reached every device."""
-PATIENCE = 20.0
-"""Seconds that setting up and reporting may take even if the run's own timeout is shorter."""
 REPORT_AFTER = 0.02
 """Seconds after its end at which an action is reported."""
 SPIN = 3e-4
@@ -112,12 +111,17 @@ class DeviceRunner(StageRunner):
         worker.loop.add_callback(worker.loop.call_later, REPORT_AFTER, *event)
         self._go(turns, "send")
 
-    def _send(self, op: Op, array: Any) -> None:
-        self.port.put(op["peer"], [array], (self.end, now()), lend=True)
+    def _group(self, *_: Any) -> Any:
+        return self
 
-    def _receive(self, op: Op) -> Message:
-        (message,) = self.port.get((op["peer"],))
-        self.made.moves.append((op["peer"], self.index, message.nbytes))
+    def send(self, array: Any, to: int, **_: Any) -> None:
+        """Post a block to the device that uses it."""
+        self.port.put(to, [array], (self.end, now()), lend=True)
+
+    def recv(self, source: int, **_: Any) -> Message:
+        """The next block that a device has posted to this one."""
+        (message,) = self.port.get((source,))
+        self.made.moves.append((source, self.index, message.nbytes))
         return message
 
     def _message(self, op: Op) -> Call:
@@ -194,15 +198,15 @@ def _loop(runner: DeviceRunner) -> StagesMade:
 def _tasks(cluster: Cluster, schedule: Schedule, runners: Sequence[Future[Any]]) -> list[Any]:
     """A task for each action, or two that are done at once, and for each device what it made."""
     actions, device, turns = list(schedule), schedule.device.tolist(), schedule.turns.tolist()
-    submit, user, makers = cluster.submit, users(schedule), dict[int, Future[Any]]()
-    before = [submit(d, DeviceRunner.begin, mine, name="begin") for d, mine in enumerate(runners)]
+    submit, maker, ran = cluster.submit, schedule.maker.tolist(), dict[int, Future[Any]]()
+    last = [submit(d, DeviceRunner.begin, mine, name="begin") for d, mine in enumerate(runners)]
     for n in schedule.steps:
         at, d = range(n, n + 1 + int(schedule.paired[n])), device[n]
-        made = [makers.pop(k) for k in at if k in makers]  # by the position of what uses each
+        makers = [ran[maker[k]] for k in at if maker[k] >= 0 and device[maker[k]] != d]
         name = KERNELS[actions[n].kind] if len(at) == 1 else "overlapped"
-        before[d] = submit(d, _act, runners[d], n - turns[d], before[d], *made, name=name)
-        makers |= {user[k]: before[d] for k in at if k in user}
-    ends = enumerate(zip(runners, before, strict=True))
+        last[d] = submit(d, _act, runners[d], n - turns[d], last[d], *makers, name=name)
+        ran |= dict.fromkeys(at, last[d])
+    ends = enumerate(zip(runners, last, strict=True))
     return [submit(d, DeviceRunner.done, *both, name="result", beside=True) for d, both in ends]
 
 
@@ -211,12 +215,6 @@ def _act(runner: DeviceRunner, turn: int, *_: None) -> None:
     if turn != runner.next:  # Dask does a task again that a lost worker had done
         raise lost(runner.index, "what it had done is asked for again")
     runner.do()
-
-
-def users(schedule: Schedule) -> dict[int, int]:
-    """By the position of what sends its result to another device, that of what uses it there."""
-    device, maker = schedule.device.tolist(), schedule.maker.tolist()
-    return {m: n for n, m in enumerate(maker) if m >= 0 and device[m] != device[n]}
 
 
 ENGINES: dict[str, Callable[..., list[Any]]] = {"tasks": _tasks, "loop": _loops}

@@ -10,7 +10,7 @@ program --checked--> results                           on threads, or on workers
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, permutations
 from typing import Any
 
 import numpy as np
@@ -25,10 +25,10 @@ from tiledask.distributed.cluster.progress import announced, ended
 from tiledask.distributed.cluster.room import check_room
 from tiledask.distributed.deadlines import bounded, seconds_of
 from tiledask.distributed.pipelines.device import StageRunner, StagesMade, joined, shares
-from tiledask.distributed.pipelines.engines import ENGINES, PATIENCE, run_engine, users
+from tiledask.distributed.pipelines.engines import ENGINES, run_engine
 from tiledask.distributed.pipelines.stages import Dummy
 from tiledask.distributed.ranks.rank import Rank
-from tiledask.distributed.ranks.run import run_ranks
+from tiledask.distributed.ranks.run import PATIENCE, run_ranks
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.distributed.retry import retry_lost
 from tiledask.errors import ConfigError, PlacementError
@@ -195,8 +195,8 @@ def run_schedule(
         load = load_so_far()
     measured = Timeline.of(schedule.devices, [s for each in done for s in each.spans], "measured")
     outputs, loss, gradients = joined(done)
-    device, numbers = schedule.device, schedule.microbatch
-    moves = [(device[n], device[to], sizes[numbers[n]]) for n, to in users(schedule).items()]
+    sent = ((*ends, program.sent(*ends)) for ends in permutations(mesh.at, 2))
+    moves = [(source, to, sizes[i]) for source, to, blocks in sent for _, i in blocks]
     received = [move for each in done for move in each.moves]
     traffic = (Traffic.of(workers.slots, each).on(workers.hosts) for each in (moves, received))
     return PipelineRun(
@@ -220,18 +220,17 @@ def _check_room(
     kept of micro-batches that are under way, of so many ``tokens`` in ``block`` bytes; else
     DoesNotFitError. Of stages that do not say their ``weight_bytes`` nothing is known."""
     weights = [getattr(stage, "weight_bytes", 0) for stage in stages]
-    if not any(weights):
-        return
     kept = max(stage.kept_bytes(tokens) if hasattr(stage, "kept_bytes") else 0 for stage in stages)
     # a backward that is in two parts keeps as much again of gradients for the second
     parts = 2 if any(action.kind == "W" for action in schedule) else 1
     held = program_of(schedule, block_bytes=block, activation=parts * kept).memory.per_place
     needs = [held.get(device, 0) + 2 * kept for device in mesh.at]  # 2: while one is worked on
-    for stage, size in enumerate(weights):
-        for device in schedule.holders(stage):
-            needs[device] += size * (2 if schedule.trains else 1)
-    what = f"{schedule.name} with weights of {format_bytes(max(weights))} a stage"
-    check_room(mesh.cluster, mesh.at, needs, what, timeout)
+    for device, order in enumerate(schedule.orders):
+        here = sum(weights[stage] for stage in {action.stage for action in order})
+        needs[device] += here * (2 if schedule.trains else 1)
+    if any(weights):
+        what = f"{schedule.name} with weights of {format_bytes(max(weights))} a stage"
+        check_room(mesh.cluster, mesh.at, needs, what, timeout)
 
 
 def replay(schedule: Schedule, measured: Timeline) -> Timeline:

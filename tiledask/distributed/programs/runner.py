@@ -155,9 +155,13 @@ class Interpreter:
 
     def _message(self, op: Op) -> Call:
         """What sends a buffer, or brings it."""
-        x, source = op.buffer, self.program.peer(self.index, op)
+        x, axes, peer = op.buffer, (op["axis"],), op["peer"]
+        group = self._group(axes, self.program.along(self.index, axes))
         if op.name == "send":
-            return lambda env: self._send(op, env[x])
+            return lambda env: group.send(
+                env[x], peer, label=call_label(self._label, op), keep=True
+            )
+        source = self.program.peer(self.index, op)
 
         def take(env: _Env) -> None:
             """Messages come in the order of their sender; what is early is kept."""
@@ -165,21 +169,10 @@ class Interpreter:
                 self._arriving[source] = self.program.sent(source, self.index)
             while x not in env:
                 name, microbatch = next(self._arriving[source])
-                self._env(microbatch)[name] = self._receive(op)
+                came = aligned(group.recv(peer, label=call_label(self._label, op)))
+                self._env(microbatch)[name] = came
 
         return take
-
-    def _send(self, op: Op, array: Any) -> None:
-        label = call_label(self._label, op)
-        self._ends(op).send(array, op["peer"], label=label, keep=True)
-
-    def _receive(self, op: Op) -> Any:
-        return aligned(self._ends(op).recv(op["peer"], label=call_label(self._label, op)))
-
-    def _ends(self, op: Op) -> Group:
-        """Whose numbers are those of a message's peers."""
-        axes = (op["axis"],)
-        return self._group(axes, self.program.along(self.index, axes))
 
     def _kernel(self, op: Op, block: str) -> Call:
         args = {n: self._resolved(value) for n, value in op.args if n not in _OF_READERS}
@@ -240,20 +233,23 @@ class Interpreter:
         return self._groups[axes, members]
 
 
+_HALO = "dim", "before", "after", "extents"
+_TAKES: dict[str, tuple[str, ...]] = {
+    "all_reduce": ("op", "keep"),
+    "all_gather": ("dim", "keep"),
+    "reduce_scatter": ("dim", "extents", "keep"),
+    "all_to_all": ("split_dim", "concat_dim", "extents"),
+    "halo_exchange": _HALO,
+    "halo_reduce": _HALO,
+}
+"""By collective, what the method of a group takes."""
+
+
 def _run_of(group: Any, op: Op, keep: bool) -> Callable[..., Any]:
     """The method of a group that is a collective."""
-    if op.name == "all_reduce":
-        return partial(group.all_reduce, op=op["op"], keep=keep)
-    if op.name == "all_gather":
-        return partial(group.all_gather, dim=op["dim"], keep=keep)
-    if op.name == "reduce_scatter":
-        extents = op["extents"] or op["counts"]
-        return partial(group.reduce_scatter, dim=op["dim"], extents=extents, keep=keep)
-    if op.name == "all_to_all":
-        told = {"split_dim": op["split_dim"], "concat_dim": op["dim"]}
-    else:
-        told = {name: op[name] for name in ("dim", "before", "after")}
-    return partial(getattr(group, op.name), extents=op["extents"], **told)
+    said = {"keep": keep, "concat_dim": op["dim"], "extents": op["extents"] or op["counts"]}
+    args = {name: said.get(name, op[name]) for name in _TAKES[op.name]}
+    return partial(getattr(group, op.name), **args)
 
 
 def _stop(x: Any) -> None:
