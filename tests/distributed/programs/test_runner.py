@@ -28,27 +28,25 @@ def owner(array):
 def watched(patch):
     """By rank, the most bytes of arrays that its frames held, while a kernel's operands and
     results are both there."""
-    peaks, honest = {}, Interpreter._freed
+    peaks, honest = {}, Interpreter._call
 
-    def freed(self, way, calls):
-        def measured(call):
-            def called(env):
-                call(env)
-                held = [
-                    x
-                    for env in self._envs.values()
-                    for name, x in env.items()
-                    if buffer_of(name) not in self.role.state and isinstance(x, np.ndarray)
-                ]
-                owners = map(owner, held)
-                held = sum({id(x): x.nbytes for x in owners}.values())
-                peaks[self.rank.index] = max(peaks.get(self.rank.index, 0), held)
+    def bound(self, op, block):
+        call = honest(self, op, block)
 
-            return called
+        def measured(env):
+            call(env)
+            held = [
+                x
+                for env in self._envs.values()
+                for name, x in env.items()
+                if buffer_of(name) not in self.role.state and isinstance(x, np.ndarray)
+            ]
+            held = sum({id(x): x.nbytes for x in map(owner, held)}.values())
+            peaks[self.rank.index] = max(peaks.get(self.rank.index, 0), held)
 
-        return honest(self, way, {n: list(map(measured, each)) for n, each in calls.items()})
+        return measured
 
-    patch.setattr(Interpreter, "_freed", freed)
+    patch.setattr(Interpreter, "_call", bound)
     return peaks
 
 

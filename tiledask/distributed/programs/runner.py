@@ -121,30 +121,19 @@ class Interpreter:
     # -- ops, bound -------------------------------------------------------------------------------
 
     def _bind_order(self) -> list[list[tuple[Op, Call]]]:
-        """By step, the calls. Blocks are bound once for all micro-batches that go the same way."""
-        ways: dict[int, list[str]] = {}
-        for name, microbatch, _ in self.order:
-            ways.setdefault(microbatch, []).append(name)
-        blocks = self.role.blocks.items()
-        calls = {name: [self._call(op, name) for op in ops] for name, ops in blocks}
-        bound = {way: self._freed(way, calls) for way in dict.fromkeys(map(tuple, ways.values()))}
-        return [bound[tuple(ways[step.microbatch])][step.block] for step in self.order]
-
-    def _freed(
-        self, way: tuple[str, ...], calls: Mapping[str, list[Call]]
-    ) -> dict[str, list[tuple[Op, Call]]]:
-        """The calls of a micro-batch's blocks, each letting go what it is the last to use."""
-        seen, made = set(self.role.state), dict[str, list[tuple[Op, Call]]]()
-        for name in reversed(way):
-            made[name] = []
-            for op, call in reversed([*zip(self.role.blocks[name], calls[name], strict=True)]):
-                gone = {buffer_of(each) for each in (*op.reads, *op.writes)} - seen
-                seen |= gone
-                items = [(each, item) for each in gone for item, _ in self.role.items.get(each, ())]
-                names = [*gone, *(f"{each}[{item}]" for each, item in items)]
-                made[name].append((op, _then_free(call, names) if names else call))
-            made[name].reverse()
-        return made
+        """By step, the calls of its block, each letting go what it is the last to use."""
+        role, bound = self.role, list[list[tuple[Op, Call]]]()
+        calls = {name: [self._call(op, name) for op in ops] for name, ops in role.blocks.items()}
+        used = {step.microbatch: {*role.state} for step in self.order}
+        for name, microbatch, _ in reversed(self.order):
+            bound.append([])
+            for op, call in reversed([*zip(role.blocks[name], calls[name], strict=True)]):
+                gone = {buffer_of(each) for each in (*op.reads, *op.writes)} - used[microbatch]
+                used[microbatch] |= gone
+                items = [f"{each}[{item}]" for each in gone for item, _ in role.items.get(each, ())]
+                bound[-1].append((op, _then_free(call, [*gone, *items]) if gone else call))
+            bound[-1].reverse()
+        return bound[::-1]
 
     def _call(self, op: Op, block: str) -> Call:
         if op.kind == "kernel":
